@@ -1,0 +1,106 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The error tree: every error says where it is, what is wrong and how to mend it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Iterable, Optional, Tuple
+
+#: What a failed apply leaves behind: the old layout, the new one, or something a person must look at.
+OUTCOMES = ("old", "new", "unknown")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One finding. `where` names the place, e.g. ``gpu_layout[2].mig[0].profile`` or a GPU's UUID."""
+
+    where: str
+    problem: str
+    cure: str = ""
+
+    def __str__(self) -> str:
+        place = self.where + ": " if self.where else ""
+        # The stop between problem and cure is ours, so that texts with and without one read alike.
+        return (place + self.problem.rstrip(".") + ". " + self.cure).rstrip()
+
+
+class FleetError(Exception):
+    """Base of all errors of the collection that a user can do something about."""
+
+    def __init__(self, where: str, problem: str, cure: str = "") -> None:
+        super().__init__(where, problem, cure)
+        self.where = where
+        self.problem = problem
+        self.cure = cure
+
+    def __str__(self) -> str:
+        return str(Problem(self.where, self.problem, self.cure))
+
+
+class LayoutError(FleetError):
+    """`gpu_layout` is malformed. Carries all problems found; where, problem and cure are the first one's."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems: Tuple[Problem, ...] = tuple(problems)
+        if not self.problems:
+            raise ValueError("a LayoutError needs at least one problem")
+        first = self.problems[0]
+        super().__init__(first.where, first.problem, first.cure)
+        self.args = (self.problems,)
+
+    def __str__(self) -> str:
+        return "\n".join(str(problem) for problem in self.problems)
+
+
+class SelectorError(FleetError):
+    """A well-formed selector that does not name GPUs of this host, or names one twice."""
+
+
+class PlanError(FleetError):
+    """A well-formed layout that cannot be had on these GPUs."""
+
+
+class NvmlError(FleetError):
+    """An NVML call failed. `code` and `code_name` are NVML's, `gpu` is a UUID or index, or None."""
+
+    def __init__(
+        self,
+        where: str,
+        problem: str,
+        cure: str = "",
+        *,
+        call: Optional[str] = None,
+        code: Optional[int] = None,
+        code_name: Optional[str] = None,
+        gpu: Optional[str] = None,
+    ) -> None:
+        super().__init__(where, problem, cure)
+        self.call = call
+        self.code = code
+        self.code_name = code_name
+        self.gpu = gpu
+
+
+class DriverAbsentError(NvmlError):
+    """There is no NVIDIA driver, no NVML library, or no Python binding for it on the host."""
+
+
+class ApplyError(FleetError):
+    """A plan could not be carried out. `outcome` (one of OUTCOMES) says what stands now; `steps_done` what was done."""
+
+    def __init__(
+        self,
+        where: str,
+        problem: str,
+        cure: str = "",
+        *,
+        outcome: str = "unknown",
+        steps_done: Iterable[str] = (),
+    ) -> None:
+        if outcome not in OUTCOMES:
+            raise ValueError("outcome must be one of %s, not %r" % (", ".join(OUTCOMES), outcome))
+        super().__init__(where, problem, cure)
+        self.outcome = outcome
+        self.steps_done: Tuple[str, ...] = tuple(steps_done)
