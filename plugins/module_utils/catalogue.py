@@ -1,0 +1,391 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The catalogue of GPU models: one JSON file each under models/, described in models/README.md.
+
+Pure data: nothing here asks a driver. On a host with GPUs NVML is what counts; the catalogue is for
+questions asked without the hardware (does this layout fit?) and for the simulated NVML.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import zipfile
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Iterator, Mapping
+
+from .errors import FleetError
+
+SCHEMA_VERSION = 1
+
+#: Used where a board's reserved memory was not seen: boards that were read have 448 to 728 MiB.
+ASSUMED_RESERVED_MIB = 512
+
+#: Real profile memories are whole multiples of 64 MiB; derived ones are kept to the next coarser step.
+DERIVED_MEMORY_STEP_MIB = 128
+
+_PROFILE_NAME = re.compile(r"^(?P<slices>\d+)g\.(?P<gb>\d+)gb(?P<attribute>\+me\.all|\+me|\+gfx|-me)?$")
+
+
+class CatalogueError(FleetError):
+    """A model file is malformed, or a model does not exist."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A stretch of placement units (GPU instances) or of compute slices (compute instances)."""
+
+    start: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Board:
+    """A product of the model: its name as NVML gives it, and its PCI device id (four hex digits, lower case)."""
+
+    name: str
+    pci_device_id: str
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A GPU instance profile.
+
+    `nvml_profile` is the enum that asks NVML about the profile, `profile_id` the number that the create, list
+    and placement calls take. `memory_mib` is None where it is not known; Model.profile_memory_mib gives a value then.
+    """
+
+    name: str
+    nvml_profile: int
+    profile_id: int
+    compute_slices: int
+    memory_mib: int | None
+    multiprocessors: int
+    copy_engines: int
+    decoders: int
+    encoders: int
+    jpeg_engines: int
+    ofa_engines: int
+    max_instances: int
+    placement_size: int
+    placement_starts: tuple[int, ...]
+    unconfirmed: Mapping[str, str]
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        return tuple(Placement(start, self.placement_size) for start in self.placement_starts)
+
+    @property
+    def attribute(self) -> str:
+        """What follows the size in the name: "", "+me", "+me.all", "+gfx" or "-me"."""
+        match = _PROFILE_NAME.match(self.name)
+        return (match.group("attribute") or "") if match else ""
+
+
+@dataclass(frozen=True)
+class ComputeInstanceProfile:
+    """How a compute instance of `compute_slices` fits into a GPU instance; placements count compute slices."""
+
+    compute_slices: int
+    nvml_profile: int
+    profile_id: int
+    max_instances: int
+    placement_starts: tuple[int, ...]
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        return tuple(Placement(start, self.compute_slices) for start in self.placement_starts)
+
+
+@dataclass(frozen=True)
+class Engines:
+    """Media engines, in counts."""
+
+    decoders: int
+    encoders: int
+    jpeg_engines: int
+    ofa_engines: int
+
+
+@dataclass(frozen=True)
+class Model:
+    """A GPU model. Units are in the names; None means not known (models/README.md says field by field)."""
+
+    key: str
+    boards: tuple[Board, ...]
+    pci_subsystem_id: str | None
+    brand: str
+    architecture: str
+    compute_capability: str
+    multiprocessors: int
+    memory_total_mib: int
+    memory_reserved_mib: int | None
+    bar1_total_mib: int | None
+    power_watts: Mapping[str, int | None]
+    clocks_mhz: Mapping[str, int | None]
+    temperatures_celsius: Mapping[str, int | None]
+    pcie: Mapping[str, int]
+    nvlink_links: int
+    vbios_version: str | None
+    board_part_number: str | None
+    mig_capable: bool
+    mig_needs_reset: bool
+    compute_slices: int | None
+    placement_units: int | None
+    max_gpu_instances: int | None
+    profiles: tuple[Profile, ...]
+    compute_instance_profiles: Mapping[int, tuple[ComputeInstanceProfile, ...]]
+    unconfirmed: Mapping[str, str]
+    sources: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The name NVML gives the first, that is the simulated, board."""
+        return self.boards[0].name
+
+    def profile(self, name: str) -> Profile:
+        """The GPU instance profile of this name; CatalogueError if the model has none."""
+        for profile in self.profiles:
+            if profile.name == name:
+                return profile
+        known = ", ".join(p.name for p in self.profiles)
+        raise CatalogueError(
+            self.key,
+            f"no profile {name}",
+            f"Its profiles are {known}" if known else "The model has no MIG",
+        )
+
+    def reserved_mib(self) -> int:
+        """Memory that the driver keeps, in MiB; ASSUMED_RESERVED_MIB where it was not seen."""
+        return ASSUMED_RESERVED_MIB if self.memory_reserved_mib is None else self.memory_reserved_mib
+
+    def profile_memory_mib(self, profile: Profile) -> int:
+        """The profile's memory in MiB; where it is not known, one that leads to the profile's true name.
+
+        The rule: the profile's share of placement units of what the driver does not keep, rounded down to a
+        multiple of DERIVED_MEMORY_STEP_MIB. Rounding down keeps it below its eighth, so that naming holds.
+        """
+        if profile.memory_mib is not None:
+            return profile.memory_mib
+        units = self.placement_units or profile.placement_size
+        share = (self.memory_total_mib - self.reserved_mib()) * profile.placement_size // units
+        return share // DERIVED_MEMORY_STEP_MIB * DERIVED_MEMORY_STEP_MIB
+
+    def media_engines(self) -> Engines:
+        """The engines of the whole GPU: the most that instances of any one profile can hold together.
+
+        Not simply those of the largest profile: the MIG User Guide gives B200's 7g.180gb one decoder, and
+        seven 1g.23gb with one each.
+        """
+
+        def most(count: str) -> int:
+            return max([getattr(p, count) * p.max_instances for p in self.profiles] or [0])
+
+        return Engines(most("decoders"), most("encoders"), most("jpeg_engines"), most("ofa_engines"))
+
+    def compute_instance_multiprocessors(self, profile: Profile, compute_slices: int) -> int:
+        """SMs of a compute instance: its share of the GPU instance's, in whole pairs (a TPC has two SMs)."""
+        if compute_slices == profile.compute_slices:
+            return profile.multiprocessors
+        return profile.multiprocessors * compute_slices // profile.compute_slices // 2 * 2
+
+
+def profile_name(compute_slices: int, memory_mib: int, memory_total_mib: int, attribute: str = "") -> str:
+    """A profile's name from what NVML reports of it, as NVIDIA's go-nvlib derives it (pkg/nvlib/device/mig_profile.go).
+
+    The memory is rounded up to eighths of the GPU, and halves of a GB are rounded up: 1/8 of 180 GB is 23 GB.
+    """
+    eighths = math.ceil(memory_mib * 8 / memory_total_mib)
+    total_gib = math.ceil(memory_total_mib / 1024)
+    return f"{compute_slices}g.{math.floor(eighths * total_gib / 8 + 0.5)}gb{attribute}"
+
+
+def load_models(directory: str | None = None) -> dict[str, Model]:
+    """All models by key, in the order of their keys; from `directory`, else from models/ beside this file.
+
+    Raises CatalogueError naming file and field if a file is malformed or two files have one key.
+    """
+    models: dict[str, Model] = {}
+    for source, text in sorted(_model_files(directory)):
+        model = parse_model(text, source)
+        if model.key in models:
+            raise CatalogueError(source, f"a second model with key {model.key}", "Give each model one file")
+        models[model.key] = model
+    return dict(sorted(models.items()))
+
+
+def find_model(key: str, directory: str | None = None) -> Model:
+    """The model of this key, in any case; CatalogueError names those that exist."""
+    models = load_models(directory)
+    for candidate, model in models.items():
+        if candidate.lower() == key.lower():
+            return model
+    raise CatalogueError(f"model {key}", "not in the catalogue", "It has {}".format(", ".join(models)))
+
+
+def parse_model(text: str | bytes, source: str) -> Model:
+    """One model from the text of its file. `source` is the file's path, named in errors."""
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise CatalogueError(source, f"not JSON: {error}", "Mend the file") from error
+    reader = _Reader(source, "", data)
+    version = reader.take("schema", int)
+    if version != SCHEMA_VERSION:
+        reader.fail("schema", f"is {version}", f"This catalogue reads version {SCHEMA_VERSION}")
+    model = reader.build(Model)
+    _check(model, source)
+    return model
+
+
+def _model_files(directory: str | None) -> Iterator[tuple[str, bytes]]:
+    """(path, content) of each model file. Inside a zipapp the files are members of the archive."""
+    archive = getattr(globals().get("__loader__"), "archive", None)
+    if directory is None and archive:
+        folder = Path(__file__).parent.relative_to(archive) / "models"
+        with zipfile.ZipFile(archive) as bundle:
+            for member in bundle.namelist():
+                if Path(member).parent == folder and member.endswith(".json"):
+                    yield str(Path(archive) / member), bundle.read(member)
+        return
+    path = Path(directory) if directory else Path(__file__).resolve().parent / "models"
+    try:
+        files = [file for file in path.iterdir() if file.suffix == ".json"]
+    except OSError as error:
+        cure = "Name a directory of model files"
+        raise CatalogueError(str(path), f"cannot be read: {error.strerror}", cure) from error
+    for file in files:
+        yield str(file), file.read_bytes()
+
+
+#: How a field is read, by its annotation in the dataclasses above: (type, None allowed).
+_PLAIN = {
+    "str": (str, False),
+    "int": (int, False),
+    "bool": (bool, False),
+    "int | None": (int, True),
+    "str | None": (str, True),
+}
+_LISTS = {"tuple[Board, ...]": Board, "tuple[Profile, ...]": Profile}
+_PLAIN_LISTS = {"tuple[int, ...]": int, "tuple[str, ...]": str}
+_MAPPINGS = {
+    "Mapping[str, str]": (str, False),
+    "Mapping[str, int]": (int, False),
+    "Mapping[str, int | None]": (int, True),
+}
+
+
+class _Reader:
+    """Takes the fields of one JSON object into a dataclass and names file and field in errors."""
+
+    def __init__(self, source: str, place: str, data: Any) -> None:
+        self.source, self.place = source, place
+        if not isinstance(data, dict):
+            self.fail("", "is not an object")
+        self.rest = dict(data)
+
+    def fail(self, field: str, problem: str, cure: str = "models/README.md describes the format") -> None:
+        place = ".".join(part for part in (self.place, field) if part)
+        raise CatalogueError(f"{self.source}: {place or 'the file'}", problem, cure)
+
+    def take(self, field: str, kind: type, nullable: bool = False) -> Any:
+        if field not in self.rest:
+            self.fail(field, "is missing")
+        value = self.rest.pop(field)
+        if value is None and nullable:
+            return None
+        # bool is an int in Python, never in a model file.
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            self.fail(field, f"is {json.dumps(value)}, not {kind.__name__}")
+        if kind is int and value < 0:
+            self.fail(field, "is negative")
+        return value
+
+    def build(self, kind: type) -> Any:
+        values = {field.name: self.read(field.name, str(field.type)) for field in fields(kind)}
+        for name in self.rest:
+            self.fail(name, "is not a field of a model")
+        return kind(**values)
+
+    def read(self, field: str, annotation: str) -> Any:
+        if annotation in _PLAIN:
+            return self.take(field, *_PLAIN[annotation])
+        if annotation in _LISTS:
+            items = self.take(field, list)
+            kind = _LISTS[annotation]
+            return tuple(self.inner(f"{field}[{i}]", item).build(kind) for i, item in enumerate(items))
+        if annotation in _MAPPINGS:
+            inner = self.inner(field, self.take(field, dict))
+            return {name: inner.take(name, *_MAPPINGS[annotation]) for name in list(inner.rest)}
+        if annotation in _PLAIN_LISTS:
+            kind = _PLAIN_LISTS[annotation]
+            items = self.take(field, list)
+            return tuple(self.inner(field, {str(i): item}).take(str(i), kind) for i, item in enumerate(items))
+        return self.compute_instance_profiles(field)
+
+    def compute_instance_profiles(self, field: str) -> Mapping[int, tuple[ComputeInstanceProfile, ...]]:
+        result: dict[int, tuple[ComputeInstanceProfile, ...]] = {}
+        for slices, items in self.take(field, dict).items():
+            place = f"{field}.{slices}"
+            if not slices.isdigit() or not isinstance(items, list):
+                self.fail(place, "wants the GPU instance's compute slices as key and a list as value")
+            result[int(slices)] = tuple(
+                self.inner(f"{place}[{i}]", item).build(ComputeInstanceProfile) for i, item in enumerate(items)
+            )
+        return result
+
+    def inner(self, field: str, data: Any) -> _Reader:
+        return _Reader(self.source, ".".join(part for part in (self.place, field) if part), data)
+
+
+def _check(model: Model, source: str) -> None:
+    """What the fields must be to each other."""
+    problems: list[tuple[str, str]] = []
+    if not model.boards:
+        problems.append(("boards", "is empty"))
+    if Path(source).name != model.key.lower() + ".json":
+        problems.append(("key", f"{model.key} does not match the file's name, {model.key.lower()}.json"))
+    for name in model.unconfirmed:
+        if name not in {field.name for field in fields(Model)}:
+            problems.append(("unconfirmed", f"names a field that does not exist: {name}"))
+    for mapping, wanted in (
+        ("power_watts", {"default", "min", "max", "idle"}),
+        ("clocks_mhz", {"graphics", "sm", "memory", "video"}),
+        ("temperatures_celsius", {"idle", "max_operating", "slowdown", "shutdown"}),
+        ("pcie", {"generation", "width"}),
+    ):
+        if set(getattr(model, mapping)) != wanted:
+            problems.append((mapping, "wants exactly the fields {}".format(", ".join(sorted(wanted)))))
+    geometry = (model.compute_slices, model.placement_units, model.max_gpu_instances)
+    if model.mig_capable != bool(model.profiles) or model.mig_capable != all(geometry):
+        problems.append(("mig_capable", "must be true with profiles, slices and units, false without them"))
+    for i, profile in enumerate(model.profiles):
+        problems += [(f"profiles[{i}].{field}", text) for field, text in _profile_problems(model, profile)]
+    for number in ("nvml_profile", "profile_id", "name"):
+        values = [getattr(profile, number) for profile in model.profiles]
+        if len(set(values)) != len(values):
+            problems.append(("profiles", f"two of them have the same {number}"))
+    if problems:
+        field, text = problems[0]
+        raise CatalogueError(f"{source}: {field}", text, "models/README.md describes the format")
+
+
+def _profile_problems(model: Model, profile: Profile) -> Iterator[tuple[str, str]]:
+    match = _PROFILE_NAME.match(profile.name)
+    if not match or int(match.group("slices")) != profile.compute_slices:
+        yield "name", f"{profile.name} is no profile name of {profile.compute_slices} compute slices"
+    for start in profile.placement_starts:
+        if start + profile.placement_size > (model.placement_units or 0):
+            yield "placement_starts", f"{start} does not leave room for {profile.placement_size} units"
+    if not profile.placement_starts or not profile.placement_size:
+        yield "placement_starts", "a profile needs a placement"
+    if profile.compute_slices not in model.compute_instance_profiles:
+        yield "compute_slices", f"compute_instance_profiles has no entry for {profile.compute_slices}"
+    for name in profile.unconfirmed:
+        if name not in {field.name for field in fields(Profile)}:
+            yield "unconfirmed", f"names a field that does not exist: {name}"
+    if profile.memory_mib is None and "memory_mib" not in profile.unconfirmed:
+        yield "memory_mib", "an unknown value must be listed under unconfirmed"

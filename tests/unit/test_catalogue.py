@@ -1,0 +1,175 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The catalogue: every model file is sound, and errors name file and field."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.module_utils import catalogue
+
+MODELS = catalogue.load_models()
+MODULE_UTILS = Path(catalogue.__file__).resolve().parent
+PROFILES = [pytest.param(m, p, id=f"{m.key}-{p.name}") for m in MODELS.values() for p in m.profiles]
+# nvml.h: NVML_GPU_INSTANCE_PROFILE_*, (slices, attribute) of each enum that a model may use.
+NVML_PROFILES = {
+    (1, ""): {0, 9}, (2, ""): {1}, (3, ""): {2}, (4, ""): {3}, (7, ""): {4},
+    (1, "+me"): {7}, (2, "+me"): {8}, (1, "+gfx"): {10}, (2, "+gfx"): {11}, (4, "+gfx"): {12},
+    (1, "-me"): {13}, (2, "-me"): {14}, (1, "+me.all"): {15}, (2, "+me.all"): {16},
+}  # fmt: skip
+
+
+def test_the_promised_models_are_there():
+    assert set(MODELS) >= {
+        "A100-40GB", "A100-80GB", "A30-24GB", "H100-80GB", "H200-141GB", "B200-180GB", "RTXPRO6000-96GB",
+        "L40S-48GB", "T4-16GB",
+    }  # fmt: skip
+    assert {key for key, model in MODELS.items() if not model.mig_capable} == {"L40S-48GB", "T4-16GB"}
+    assert {key for key, model in MODELS.items() if model.mig_needs_reset} == {"A100-40GB", "A100-80GB", "A30-24GB"}
+
+
+@pytest.mark.parametrize("model, profile", PROFILES)
+def test_the_name_follows_from_the_memory(model, profile):
+    memory_mib = model.profile_memory_mib(profile)
+    name = catalogue.profile_name(profile.compute_slices, memory_mib, model.memory_total_mib, profile.attribute)
+    assert name == profile.name
+
+
+@pytest.mark.parametrize("model, profile", PROFILES)
+def test_identifiers_are_those_of_nvml_h(model, profile):
+    assert profile.nvml_profile in NVML_PROFILES[profile.compute_slices, profile.attribute]
+
+
+@pytest.mark.parametrize("model, profile", PROFILES)
+def test_max_instances_is_what_the_grid_allows(model, profile):
+    apart, end = 0, 0
+    for placement in sorted(profile.placements, key=lambda p: p.start):
+        if placement.start >= end:
+            apart, end = apart + 1, placement.start + placement.size
+    by_slices = model.compute_slices // profile.compute_slices
+    allowed = min(apart, by_slices)
+    # Attributes are a resource of their own (one +me per GPU), so there the grid is only an upper bound.
+    assert profile.max_instances == allowed if not profile.attribute else profile.max_instances <= allowed
+
+
+@pytest.mark.parametrize("model", [m for m in MODELS.values() if m.mig_capable], ids=lambda m: m.key)
+def test_compute_instances_fit_into_their_gpu_instance(model):
+    for slices, profiles in model.compute_instance_profiles.items():
+        assert profiles[-1].compute_slices == slices, "the whole GPU instance as one compute instance is missing"
+        for profile in profiles:
+            assert all(p.start + p.size <= slices for p in profile.placements)
+            assert profile.max_instances == len(profile.placements) <= slices // profile.compute_slices
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=lambda m: m.key)
+def test_memory_is_plausible(model):
+    whole = [p for p in model.profiles if p.placement_size == model.placement_units]
+    assert all(model.profile_memory_mib(p) <= model.memory_total_mib for p in whole)
+    assert bool(whole) == model.mig_capable
+
+
+def test_one_whole_gpu_of_engines_suffices_for_every_profile():
+    b200 = MODELS["B200-180GB"]
+    assert b200.media_engines().decoders == 7, "the guide gives seven 1g.23gb one decoder each"
+    rtx = MODELS["RTXPRO6000-96GB"]
+    assert rtx.media_engines() == catalogue.Engines(4, 4, 4, 1)
+
+
+def test_a_derived_memory_stays_unconfirmed():
+    unknown = [(m, p) for m in MODELS.values() for p in m.profiles if p.memory_mib is None]
+    assert unknown, "with no unknown memory left, the rule for deriving it can go"
+    assert all("memory_mib" in p.unconfirmed for _, p in unknown)
+
+
+def test_a_compute_instance_gets_its_share_of_multiprocessors():
+    h100 = MODELS["H100-80GB"]
+    assert h100.compute_instance_multiprocessors(h100.profile("3g.40gb"), 3) == 60
+    assert h100.compute_instance_multiprocessors(h100.profile("3g.40gb"), 1) == 20
+    assert h100.compute_instance_multiprocessors(h100.profile("7g.80gb"), 1) == 18
+
+
+def test_find_model_in_any_case_and_says_what_there_is():
+    assert catalogue.find_model("h100-80gb").key == "H100-80GB"
+    with pytest.raises(catalogue.CatalogueError, match=r"H999.*not in the catalogue.*H100-80GB"):
+        catalogue.find_model("H999")
+    with pytest.raises(catalogue.CatalogueError, match=r"no profile 9g.99gb.*1g.10gb"):
+        MODELS["H100-80GB"].profile("9g.99gb")
+    with pytest.raises(catalogue.CatalogueError, match="no MIG"):
+        MODELS["T4-16GB"].profile("1g.10gb")
+
+
+def changed(**changes):
+    data = json.loads((MODULE_UTILS / "models" / "h100-80gb.json").read_text())
+    for path, value in changes.items():
+        *parents, last = path.split("__")
+        place = data
+        for parent in parents:
+            place = place[int(parent) if parent.isdigit() else parent]
+        if value is KeyError:
+            del place[last]
+        else:
+            place[last] = value
+    return json.dumps(data)
+
+
+@pytest.mark.parametrize(
+    "changes, where, problem",
+    [
+        ({"schema": 2}, "schema", "is 2"),
+        ({"multiprocessors": KeyError}, "multiprocessors", "is missing"),
+        ({"multiprocessors": "132"}, "multiprocessors", 'is "132", not int'),
+        ({"multiprocessors": True}, "multiprocessors", "is true, not int"),
+        ({"memory_total_mib": -1}, "memory_total_mib", "is negative"),
+        ({"colour": "green"}, "colour", "is not a field"),
+        ({"key": "H100"}, "key", "does not match"),
+        ({"boards": []}, "boards", "is empty"),
+        ({"unconfirmed__colour": "no"}, "unconfirmed", "colour"),
+        ({"power_watts__peak": 9}, "power_watts", "exactly"),
+        ({"mig_capable": False}, "mig_capable", "false without them"),
+        ({"profiles__4__placement_starts": [0, 6]}, "profiles[4].placement_starts", "6 does not leave room"),
+        ({"profiles__4__placement_starts": ["0"]}, "profiles[4].placement_starts.0", "not int"),
+        ({"profiles__4__memory_mib": None}, "profiles[4].memory_mib", "under unconfirmed"),
+        ({"profiles__4__name": "40gb"}, "profiles[4].name", "no profile name"),
+        ({"profiles__4__profile_id": 19}, "profiles", "same profile_id"),
+        ({"profiles": "none"}, "profiles", "not list"),
+        ({"compute_instance_profiles__three": []}, "compute_instance_profiles.three", "as key"),
+        ({"compute_instance_profiles__3": KeyError}, "profiles[4].compute_slices", "no entry for 3"),
+    ],
+)
+def test_a_malformed_model_names_file_and_field(changes, where, problem):
+    with pytest.raises(catalogue.CatalogueError) as caught:
+        catalogue.parse_model(changed(**changes), "/somewhere/h100-80gb.json")
+    assert caught.value.where == "/somewhere/h100-80gb.json: " + where
+    assert problem in caught.value.problem
+    assert caught.value.cure
+
+
+def test_text_that_is_not_json_or_no_object():
+    for text in ("{", "[]"):
+        with pytest.raises(catalogue.CatalogueError, match=r"h100-80gb\.json"):
+            catalogue.parse_model(text, "h100-80gb.json")
+
+
+def test_a_new_model_is_one_more_file(tmp_path):
+    (tmp_path / "x1-80gb.json").write_text(changed(key="X1-80GB"))
+    assert list(catalogue.load_models(str(tmp_path))) == ["X1-80GB"]
+    with pytest.raises(catalogue.CatalogueError, match="cannot be read"):
+        catalogue.load_models(str(tmp_path / "nowhere"))
+
+
+def test_it_loads_from_inside_a_zipapp(tmp_path):
+    target = tmp_path / "tool.pyz"
+    with zipfile.ZipFile(target, "w") as bundle:
+        bundle.writestr("fleet/__init__.py", "")
+        for name in ("catalogue.py", "errors.py"):
+            bundle.write(MODULE_UTILS / name, "fleet/" + name)
+        bundle.write(MODULE_UTILS / "models" / "t4-16gb.json", "fleet/models/t4-16gb.json")
+        bundle.writestr("__main__.py", "from fleet.catalogue import load_models\nprint(*load_models())\n")
+    ran = subprocess.run([sys.executable, str(target)], stdout=subprocess.PIPE, check=True, cwd=str(tmp_path))
+    assert ran.stdout.decode().split() == ["T4-16GB"]
