@@ -1,0 +1,55 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""GPUs as the catalogue knows them, for plans made before a driver answers on a host."""
+
+from __future__ import annotations
+
+from typing import Dict, Optional, Sequence, Tuple
+
+from . import catalogue
+from .model import Gpu, GpuInstanceProfile, Mig, Placement
+
+MIB = 1 << 20
+
+
+def assumed_gpus(keys: Sequence[str], models: Optional[Dict[str, catalogue.Model]] = None) -> Tuple[Gpu, ...]:
+    """Empty GPUs of the models with these catalogue keys, in index order; MIG mode off, default compute mode.
+
+    Their UUIDs and PCI addresses are placeholders, so selectors by UUID or PCI address cannot match them.
+    Raises CatalogueError for a key that the catalogue does not have.
+    """
+    known = {} if models is None else models
+    return tuple(_gpu(index, known.get(key) or catalogue.find_model(key)) for index, key in enumerate(keys))
+
+
+def _gpu(index: int, model: catalogue.Model) -> Gpu:
+    profiles = tuple(_profile(model, profile) for profile in model.profiles)
+    return Gpu(
+        index=index,
+        uuid="assumed-%d" % index,
+        name=model.name,
+        pci_address="assumed-%d" % index,
+        memory_total_bytes=model.memory_total_mib * MIB,
+        mig=Mig(capable=model.mig_capable, profiles=profiles),
+        architecture=model.architecture.lower(),
+        compute_capability=model.compute_capability,
+        compute_mode="default",
+    )
+
+
+def _profile(model: catalogue.Model, profile: catalogue.Profile) -> GpuInstanceProfile:
+    return GpuInstanceProfile(
+        name=profile.name,
+        enum=profile.nvml_profile,
+        profile_id=profile.profile_id,
+        compute_slices=profile.compute_slices,
+        memory_mib=model.profile_memory_mib(profile),
+        multiprocessors=profile.multiprocessors,
+        decoders=profile.decoders,
+        encoders=profile.encoders,
+        jpegs=profile.jpeg_engines,
+        ofas=profile.ofa_engines,
+        max_instances=profile.max_instances,
+        placements=tuple(Placement(p.start, p.size) for p in profile.placements),
+    )

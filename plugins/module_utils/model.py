@@ -1,0 +1,177 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a host's GPUs are, as read from NVML: plain frozen values, free of NVML and of Ansible.
+
+Units are in the names. A value of None means that the driver could not tell ("no data"), never zero.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Dict, Optional, Tuple
+
+
+@dataclass(frozen=True, order=True)
+class Placement:
+    """Where an instance sits. For a GPU instance in memory placement units, for a compute instance in compute slices."""
+
+    start: int
+    size: int
+
+    @property
+    def mask(self) -> int:
+        """The units it takes, one bit each."""
+        return ((1 << self.size) - 1) << self.start
+
+
+@dataclass(frozen=True)
+class GpuInstanceProfile:
+    """A GPU instance profile of one GPU, as NVML reports it.
+
+    `enum` is the argument of nvmlDeviceGetGpuInstanceProfileInfo, `profile_id` the number that create and list take:
+    two different numbers. `placements` are all that the hardware has, whether free or not.
+    """
+
+    name: str
+    enum: int
+    profile_id: int
+    compute_slices: int
+    memory_mib: int
+    multiprocessors: int
+    decoders: int
+    encoders: int
+    jpegs: int
+    ofas: int
+    max_instances: int
+    placements: Tuple[Placement, ...]
+
+    #: Fields that count media engines; a GPU has a fixed number of each to give away.
+    ENGINES = ("decoders", "encoders", "jpegs", "ofas")
+
+    @property
+    def units(self) -> int:
+        """Memory placement units that an instance of this profile takes."""
+        return self.placements[0].size if self.placements else 0
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process that NVML lists. `kind` is compute, graphics or mps; `gpu_memory_bytes` is None where NVML does not say."""
+
+    pid: int
+    kind: str
+    name: Optional[str] = None
+    gpu_memory_bytes: Optional[int] = None
+    gpu_instance_id: Optional[int] = None
+    compute_instance_id: Optional[int] = None
+
+
+@dataclass(frozen=True)
+class ComputeInstance:
+    """A compute instance: one MIG device. `placement` counts compute slices within its GPU instance."""
+
+    id: int
+    compute_slices: int
+    placement: Placement
+    mig_uuid: Optional[str] = None
+    processes: Tuple[Process, ...] = ()
+
+
+@dataclass(frozen=True)
+class GpuInstance:
+    """A GPU instance with its compute instances and with the processes that NVML lists in it."""
+
+    id: int
+    profile: str
+    placement: Placement
+    compute_instances: Tuple[ComputeInstance, ...] = ()
+    processes: Tuple[Process, ...] = ()
+    #: Where a compute instance of so many slices may start, as this GPU instance reports it.
+    compute_placements: Tuple[Tuple[int, Tuple[Placement, ...]], ...] = ()
+
+
+@dataclass(frozen=True)
+class Mig:
+    """The MIG side of a GPU. Where `capable` is False the rest is empty.
+
+    `enabled` and `pending` differ while a mode change waits for a reset. `profiles` is empty where the driver cannot
+    list them while MIG mode is off (driver 535 cannot).
+    """
+
+    capable: bool = False
+    enabled: bool = False
+    pending: bool = False
+    profiles: Tuple[GpuInstanceProfile, ...] = ()
+    instances: Tuple[GpuInstance, ...] = ()
+
+
+@dataclass(frozen=True)
+class NvLink:
+    """One active NVLink: the link's number and the PCI address at its other end (None: the driver does not say)."""
+
+    link: int
+    remote_pci_address: Optional[str] = None
+
+
+@dataclass(frozen=True)
+class Telemetry:
+    """What a GPU is doing just now. Utilisation is the share of the last sample period in which a kernel ran, not load."""
+
+    memory_used_bytes: Optional[int] = None
+    memory_free_bytes: Optional[int] = None
+    gpu_utilization_percent: Optional[int] = None
+    memory_utilization_percent: Optional[int] = None
+    power_watts: Optional[float] = None
+    power_limit_watts: Optional[float] = None
+    temperature_celsius: Optional[int] = None
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One physical GPU. `compute_mode` is default, exclusive_process or prohibited, None where MIG hides it."""
+
+    index: int
+    uuid: str
+    name: str
+    pci_address: str
+    memory_total_bytes: int
+    mig: Mig = Mig()
+    serial: Optional[str] = None
+    architecture: Optional[str] = None
+    compute_capability: Optional[str] = None
+    compute_mode: Optional[str] = None
+    persistence_mode: Optional[bool] = None
+    numa_node: Optional[int] = None
+    nvlinks: Tuple[NvLink, ...] = ()
+    processes: Tuple[Process, ...] = ()
+    telemetry: Optional[Telemetry] = None
+
+    @property
+    def label(self) -> str:
+        """How messages name this GPU."""
+        return "gpu %d (%s, %s)" % (self.index, self.name, self.uuid)
+
+
+@dataclass(frozen=True)
+class Host:
+    """All that one NVML session saw on a host. GPUs are in index order."""
+
+    driver_version: str
+    nvml_version: str
+    cuda_version: Optional[str]
+    simulated: bool
+    gpus: Tuple[Gpu, ...]
+
+
+def to_data(value: Any) -> Any:
+    """The value as dictionaries, lists and scalars, fit for JSON and for a module's return."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields: Dict[str, Any] = {}
+        for field in dataclasses.fields(value):
+            fields[field.name] = to_data(getattr(value, field.name))
+        return fields
+    if isinstance(value, (tuple, list)):
+        return [to_data(item) for item in value]
+    return value

@@ -1,0 +1,398 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The only file that imports pynvml (the package nvidia-ml-py): reads `model` values, performs single actions.
+
+One Session per process run. Every failure becomes an NvmlError that names the call, NVML's code and the GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+from .errors import DriverAbsentError, NvmlError
+from .model import (
+    ComputeInstance,
+    Gpu,
+    GpuInstance,
+    GpuInstanceProfile,
+    Host,
+    Mig,
+    NvLink,
+    Placement,
+    Process,
+    Telemetry,
+)
+
+#: Where the role gpu_layout puts pynvml.py, for whatever interpreter Ansible happens to use.
+BINDING_DIRECTORY = "/usr/local/lib/openfleet-gpu/python"
+
+#: Return codes that are answers rather than faults (nvml.h, nvmlReturn_t).
+SUCCESS, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 0, 3, 4, 6
+FUNCTION_NOT_FOUND, RESET_REQUIRED, IN_USE = 13, 16, 19
+INVALID_ARGUMENT, DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND = 2, 9, 12
+_ABSENT = (NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, FUNCTION_NOT_FOUND)
+
+_ARCHITECTURES = {5: "volta", 6: "turing", 7: "ampere", 8: "ada", 9: "hopper", 10: "blackwell", 13: "rubin"}
+_COMPUTE_MODES = {0: "default", 2: "prohibited", 3: "exclusive_process"}
+#: NVML's way to say "no such instance" in process lists, and "no value" in sizes.
+_NO_ID, _NO_SIZE = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
+#: Longer than any list of instances or placements of a GPU (at most 15 GPU instances of 8 compute instances each).
+_LIST_LENGTH = 32
+
+
+def _binding() -> Any:
+    """pynvml, from the interpreter's own path or from BINDING_DIRECTORY. Raises DriverAbsentError with call=import."""
+    try:
+        import pynvml
+    except ImportError:
+        sys.path.append(BINDING_DIRECTORY)
+        try:
+            import pynvml
+        except ImportError:
+            raise DriverAbsentError(
+                "python %s" % sys.executable, "the Python module pynvml (package nvidia-ml-py) is not there",
+                "Let the role gpu_layout install it (gpu_layout_nvml_source), or install nvidia-ml-py for this interpreter.",
+                call="import",
+            )
+        finally:
+            sys.path.remove(BINDING_DIRECTORY)
+    return pynvml
+
+
+class Session:
+    """One NVML session, as a context manager. Not safe for several threads at once."""
+
+    def __init__(self) -> None:
+        self._nvml = _binding()
+        self._handles: Dict[str, Any] = {}
+        self._profiles: Dict[Tuple[str, int], Tuple[GpuInstanceProfile, ...]] = {}
+
+    def __enter__(self) -> "Session":
+        try:
+            self._nvml.nvmlInit()
+        except self._nvml.NVMLError as error:
+            kind = DriverAbsentError if error.value in (DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND) else NvmlError
+            raise kind(
+                "this host", "NVML does not start: %s" % error, "Install and load the NVIDIA driver.",
+                call="nvmlInit", code=error.value, code_name=str(error),
+            )
+        return self
+
+    def __exit__(self, *_exc: Any) -> None:
+        self._nvml.nvmlShutdown()
+
+    # ------------------------------------------------------------------ reading
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the library is the collection's simulated one, which exports a symbol of its own."""
+        return hasattr(self._nvml.nvmlLib, "gpusimVersion")
+
+    def observe(self, telemetry: bool = False) -> Host:
+        """Everything that planning needs; with `telemetry` also what the GPUs are doing just now."""
+        cuda = self._optional("nvmlSystemGetCudaDriverVersion_v2")
+        return Host(
+            driver_version=self._call("nvmlSystemGetDriverVersion"),
+            nvml_version=self._call("nvmlSystemGetNVMLVersion"),
+            cuda_version=None if cuda is None else "%d.%d" % (cuda // 1000, cuda % 1000 // 10),
+            simulated=self.simulated,
+            gpus=tuple(self._gpu(index, telemetry) for index in range(self._call("nvmlDeviceGetCount"))),
+        )
+
+    def _gpu(self, index: int, telemetry: bool) -> Gpu:
+        handle = self._call("nvmlDeviceGetHandleByIndex", index, gpu=str(index))
+        uuid = self._call("nvmlDeviceGetUUID", handle, gpu=str(index))
+        self._handles[uuid] = handle
+        pci = self._call("nvmlDeviceGetPciInfo", handle, gpu=uuid)
+        memory_total_bytes = self._call("nvmlDeviceGetMemoryInfo", handle, gpu=uuid).total
+        architecture = self._optional("nvmlDeviceGetArchitecture", handle)
+        capability = self._optional("nvmlDeviceGetCudaComputeCapability", handle)
+        compute_mode = self._optional("nvmlDeviceGetComputeMode", handle)
+        persistence = self._optional("nvmlDeviceGetPersistenceMode", handle)
+        name = self._call("nvmlDeviceGetName", handle, gpu=uuid)
+        processes = self._processes(handle)
+        mig = self._mig(handle, uuid, (name, pci.pciDeviceId), processes)
+        address = _pci_address(pci)
+        return Gpu(
+            index=index,
+            uuid=uuid,
+            name=name,
+            pci_address=address,
+            memory_total_bytes=memory_total_bytes,
+            mig=mig,
+            serial=self._optional("nvmlDeviceGetSerial", handle),
+            architecture=None if architecture is None else _ARCHITECTURES.get(architecture, "unknown (%d)" % architecture),
+            compute_capability=None if capability is None else "%d.%d" % tuple(capability),
+            compute_mode=None if mig.enabled or compute_mode is None else _COMPUTE_MODES.get(compute_mode),
+            persistence_mode=None if persistence is None else bool(persistence),
+            numa_node=self._numa_node(handle, address),
+            nvlinks=self._nvlinks(handle) if telemetry else (),
+            processes=processes,
+            telemetry=self._telemetry(handle) if telemetry else None,
+        )
+
+    def _numa_node(self, handle: Any, address: str) -> Optional[int]:
+        # The kernel knows where the card is plugged in; NVML knows it of cards with memory of their own on the host.
+        try:
+            with open("/sys/bus/pci/devices/%s/numa_node" % address) as file:
+                node: Optional[int] = int(file.read())
+        except (OSError, ValueError):
+            node = self._optional("nvmlDeviceGetNumaNodeId", handle)
+        return node if node is not None and node >= 0 else None
+
+    def _nvlinks(self, handle: Any) -> Tuple[NvLink, ...]:
+        links = []
+        for link in range(self._nvml.NVML_NVLINK_MAX_LINKS):
+            state = self._optional("nvmlDeviceGetNvLinkState", handle, link, also=(INVALID_ARGUMENT,))
+            if state is None:
+                break
+            if state:
+                remote = self._optional("nvmlDeviceGetNvLinkRemotePciInfo", handle, link, also=(INVALID_ARGUMENT,))
+                links.append(NvLink(link, None if remote is None else _pci_address(remote)))
+        return tuple(links)
+
+    def _telemetry(self, handle: Any) -> Telemetry:
+        memory = self._optional("nvmlDeviceGetMemoryInfo", handle)
+        rates = self._optional("nvmlDeviceGetUtilizationRates", handle)
+        power = self._optional("nvmlDeviceGetPowerUsage", handle)
+        limit = self._optional("nvmlDeviceGetEnforcedPowerLimit", handle)
+        return Telemetry(
+            memory_used_bytes=None if memory is None else memory.used,
+            memory_free_bytes=None if memory is None else memory.free,
+            gpu_utilization_percent=None if rates is None else rates.gpu,
+            memory_utilization_percent=None if rates is None else rates.memory,
+            power_watts=None if power is None else power / 1000.0,
+            power_limit_watts=None if limit is None else limit / 1000.0,
+            temperature_celsius=self._optional("nvmlDeviceGetTemperature", handle, self._nvml.NVML_TEMPERATURE_GPU),
+        )
+
+    def _processes(self, handle: Any) -> Tuple[Process, ...]:
+        """Processes of a GPU; with MIG on, of all its instances (nvml.h: aggregate for callers with the right to it)."""
+        found = []
+        for kind, call in (("compute", "Compute"), ("graphics", "Graphics"), ("mps", "MPSCompute")):
+            for entry in self._optional("nvmlDeviceGet%sRunningProcesses" % call, handle) or ():
+                gpu_instance, compute_instance = (getattr(entry, n, _NO_ID) for n in ("gpuInstanceId", "computeInstanceId"))
+                found.append(
+                    Process(
+                        pid=entry.pid,
+                        kind=kind,
+                        name=self._optional("nvmlSystemGetProcessName", entry.pid),
+                        gpu_memory_bytes=None if entry.usedGpuMemory in (None, _NO_SIZE) else entry.usedGpuMemory,
+                        gpu_instance_id=None if gpu_instance == _NO_ID else gpu_instance,
+                        compute_instance_id=None if compute_instance == _NO_ID else compute_instance,
+                    )
+                )
+        return tuple(found)
+
+    # ------------------------------------------------------------------ reading MIG
+
+    def _mig(self, handle: Any, uuid: str, model: Tuple[str, int], processes: Sequence[Process]) -> Mig:
+        modes = self._optional("nvmlDeviceGetMigMode", handle)
+        if modes is None:
+            return Mig()
+        enabled, pending = bool(modes[0]), bool(modes[1])
+        # GPUs of one model and one host have the same profiles; on an 8-GPU host this saves most of the calls.
+        profiles = self._profiles.get(model) or self._gpu_instance_profiles(handle)
+        self._profiles[model] = profiles
+        instances = self._gpu_instances(handle, uuid, profiles, processes) if enabled else ()
+        return Mig(True, enabled, pending, profiles, instances)
+
+    def _gpu_instance_profiles(self, handle: Any) -> Tuple[GpuInstanceProfile, ...]:
+        profiles = []
+        for enum in range(self._nvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
+            info = self._optional("nvmlDeviceGetGpuInstanceProfileInfo", handle, enum, also=(INVALID_ARGUMENT,))
+            if info is None:
+                continue
+            placements = self._list(
+                self._nvml.c_nvmlGpuInstancePlacement_t, "nvmlDeviceGetGpuInstancePossiblePlacements", handle, info.id
+            )
+            profiles.append(
+                GpuInstanceProfile(
+                    name=info.name.decode().replace("MIG ", ""),
+                    enum=enum,
+                    profile_id=info.id,
+                    compute_slices=info.sliceCount,
+                    memory_mib=info.memorySizeMB,
+                    multiprocessors=info.multiprocessorCount,
+                    decoders=info.decoderCount,
+                    encoders=info.encoderCount,
+                    jpegs=info.jpegCount,
+                    ofas=info.ofaCount,
+                    max_instances=info.instanceCount,
+                    placements=tuple(sorted(Placement(p.start, p.size) for p in placements)),
+                )
+            )
+        return tuple(profiles)
+
+    def _gpu_instances(
+        self, handle: Any, uuid: str, profiles: Sequence[GpuInstanceProfile], processes: Sequence[Process]
+    ) -> Tuple[GpuInstance, ...]:
+        mig_uuids = self._mig_uuids(handle)
+        instances = []
+        for profile in profiles:
+            for found in self._list(self._nvml.c_nvmlGpuInstance_t, "nvmlDeviceGetGpuInstances", handle, profile.profile_id):
+                info = self._call("nvmlGpuInstanceGetInfo", found, gpu=uuid)
+                inside = tuple(p for p in processes if p.gpu_instance_id == info.id)
+                compute, places = self._compute_instances(found, info.id, mig_uuids, inside)
+                placement = Placement(info.placement.start, info.placement.size)
+                instances.append(GpuInstance(info.id, profile.name, placement, compute, inside, places))
+        return tuple(sorted(instances, key=lambda i: i.placement))
+
+    def _mig_uuids(self, handle: Any) -> Dict[Tuple[int, int], str]:
+        """(GPU instance id, compute instance id) -> UUID of the MIG device. Slots may be empty anywhere."""
+        uuids = {}
+        for index in range(self._call("nvmlDeviceGetMaxMigDeviceCount", handle)):
+            device = self._optional("nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
+            if device is not None:
+                ids = self._call("nvmlDeviceGetGpuInstanceId", device), self._call("nvmlDeviceGetComputeInstanceId", device)
+                uuids[ids] = self._call("nvmlDeviceGetUUID", device)
+        return uuids
+
+    def _compute_instances(
+        self, instance: Any, instance_id: int, mig_uuids: Dict[Tuple[int, int], str], processes: Sequence[Process]
+    ) -> Tuple[Tuple[ComputeInstance, ...], Tuple[Tuple[int, Tuple[Placement, ...]], ...]]:
+        found: List[ComputeInstance] = []
+        places: Dict[int, Tuple[Placement, ...]] = {}
+        for profile in self._compute_profiles(instance):
+            if profile.sliceCount not in places:
+                possible = self._list(
+                    self._nvml.c_nvmlComputeInstancePlacement_t,
+                    "nvmlGpuInstanceGetComputeInstancePossiblePlacements", instance, profile.id,
+                )
+                places[profile.sliceCount] = tuple(sorted(Placement(p.start, p.size) for p in possible))
+            for compute in self._list(
+                self._nvml.c_nvmlComputeInstance_t, "nvmlGpuInstanceGetComputeInstances", instance, profile.id
+            ):
+                info = self._call("nvmlComputeInstanceGetInfo_v2", compute)
+                found.append(
+                    ComputeInstance(
+                        id=info.id,
+                        compute_slices=profile.sliceCount,
+                        placement=Placement(info.placement.start, info.placement.size),
+                        mig_uuid=mig_uuids.get((instance_id, info.id)),
+                        processes=tuple(p for p in processes if p.compute_instance_id == info.id),
+                    )
+                )
+        return tuple(sorted(found, key=lambda c: c.placement)), tuple(sorted(places.items()))
+
+    def _compute_profiles(self, instance: Any) -> List[Any]:
+        infos = []
+        for enum in range(self._nvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
+            info = self._optional(
+                "nvmlGpuInstanceGetComputeInstanceProfileInfo", instance, enum,
+                self._nvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED, also=(INVALID_ARGUMENT,),
+            )
+            if info is not None:
+                infos.append(info)
+        return infos
+
+    # ------------------------------------------------------------------ single actions
+
+    def set_mig_mode(self, gpu: str, enabled: bool) -> int:
+        """Ask for a MIG mode. Returns the activation status: SUCCESS, or IN_USE or RESET_REQUIRED (then it is pending)."""
+        return self._call("nvmlDeviceSetMigMode", self._handle(gpu), int(enabled), gpu=gpu)
+
+    def mig_mode(self, gpu: str) -> Tuple[bool, bool]:
+        """(current, pending)."""
+        current, pending = self._call("nvmlDeviceGetMigMode", self._handle(gpu), gpu=gpu)
+        return bool(current), bool(pending)
+
+    def set_compute_mode(self, gpu: str, mode: str) -> None:
+        codes = {name: code for code, name in _COMPUTE_MODES.items()}
+        self._call("nvmlDeviceSetComputeMode", self._handle(gpu), codes[mode], gpu=gpu)
+
+    def create_gpu_instance(self, gpu: str, profile_id: int, placement: Placement) -> None:
+        where = self._nvml.c_nvmlGpuInstancePlacement_t(placement.start, placement.size)
+        self._call("nvmlDeviceCreateGpuInstanceWithPlacement", self._handle(gpu), profile_id, ctypes.byref(where), gpu=gpu)
+
+    def destroy_gpu_instance(self, gpu: str, gpu_instance_id: int) -> None:
+        self._call("nvmlGpuInstanceDestroy", self._gpu_instance(gpu, gpu_instance_id), gpu=gpu)
+
+    def create_compute_instance(
+        self, gpu: str, profile_id: int, gpu_instance_start: int, compute_slices: int, start: Optional[int]
+    ) -> None:
+        """Create a compute instance in the GPU instance of that profile that starts there; `start` pins it within."""
+        instance = self._gpu_instance_at(gpu, profile_id, gpu_instance_start)
+        profile = next((p for p in self._compute_profiles(instance) if p.sliceCount == compute_slices), None)
+        if profile is None:
+            raise NvmlError(
+                "gpu %s" % gpu, "the GPU instance at %d offers no compute instance of %d slices" % (gpu_instance_start, compute_slices),
+                gpu=gpu,
+            )
+        if start is None:
+            self._call("nvmlGpuInstanceCreateComputeInstance", instance, profile.id, gpu=gpu)
+        else:
+            where = self._nvml.c_nvmlComputeInstancePlacement_t(start, compute_slices)
+            call = "nvmlGpuInstanceCreateComputeInstanceWithPlacement"
+            self._call(call, instance, profile.id, ctypes.byref(where), gpu=gpu)
+
+    def destroy_compute_instance(self, gpu: str, gpu_instance_id: int, compute_instance_id: int) -> None:
+        instance = self._gpu_instance(gpu, gpu_instance_id)
+        compute = self._call("nvmlGpuInstanceGetComputeInstanceById", instance, compute_instance_id, gpu=gpu)
+        self._call("nvmlComputeInstanceDestroy", compute, gpu=gpu)
+
+    def forget(self, gpu: str) -> None:
+        """Drop what is cached of a GPU: a reset invalidates its handle."""
+        self._handles.pop(gpu, None)
+
+    # ------------------------------------------------------------------ calling
+
+    def _handle(self, gpu: str) -> Any:
+        if gpu not in self._handles:
+            # Asked by UUID again: an index may mean another GPU after a reset.
+            self._handles[gpu] = self._call("nvmlDeviceGetHandleByUUID", gpu, gpu=gpu)
+        return self._handles[gpu]
+
+    def _gpu_instance(self, gpu: str, gpu_instance_id: int) -> Any:
+        return self._call("nvmlDeviceGetGpuInstanceById", self._handle(gpu), gpu_instance_id, gpu=gpu)
+
+    def _gpu_instance_at(self, gpu: str, profile_id: int, start: int) -> Any:
+        for found in self._list(self._nvml.c_nvmlGpuInstance_t, "nvmlDeviceGetGpuInstances", self._handle(gpu), profile_id):
+            if self._call("nvmlGpuInstanceGetInfo", found, gpu=gpu).placement.start == start:
+                return found
+        raise NvmlError("gpu %s" % gpu, "no GPU instance of profile id %d starts at placement %d" % (profile_id, start), gpu=gpu)
+
+    def _list(self, item: Any, call: str, owner: Any, profile_id: int) -> List[Any]:
+        """Call a list function that fills a buffer of `item` for a profile of a device or of a GPU instance."""
+        buffer, count = (item * _LIST_LENGTH)(), ctypes.c_uint(_LIST_LENGTH)
+        self._call(call, owner, profile_id, buffer, ctypes.byref(count))
+        return [buffer[i] for i in range(count.value)]
+
+    def _optional(self, call: str, *args: Any, also: Tuple[int, ...] = ()) -> Any:
+        """The call's result, or None where NVML answers that this GPU, driver or caller does not have it."""
+        try:
+            return self._function(call)(*args)
+        except self._nvml.NVMLError as error:
+            if error.value in _ABSENT or error.value in also:
+                return None
+            raise self._error(call, error, None)
+
+    def _call(self, call: str, *args: Any, gpu: Optional[str] = None) -> Any:
+        try:
+            return self._function(call)(*args)
+        except self._nvml.NVMLError as error:
+            raise self._error(call, error, gpu)
+
+    def _function(self, call: str) -> Callable[..., Any]:
+        return getattr(self._nvml, call)
+
+    def _error(self, call: str, error: Any, gpu: Optional[str]) -> NvmlError:
+        name = type(error).__name__.replace("NVMLError_", "")
+        cures = {
+            NO_PERMISSION: "Run as root (become: true).",
+            IN_USE: "Something still uses it; see gpu_info for the processes.",
+            RESET_REQUIRED: "Reset the GPU or reboot the host.",
+            15: "The GPU has fallen off the bus; look at the kernel log and power-cycle the host.",
+        }
+        return NvmlError(
+            "gpu %s" % gpu if gpu else "this host", "%s failed: %s (NVML code %d)" % (call, error, error.value),
+            cures.get(error.value, ""), call=call, code=error.value, code_name=name, gpu=gpu,
+        )
+
+
+def _pci_address(pci: Any) -> str:
+    """domain:bus:device.function as sysfs writes it; NVML pads the domain to eight digits."""
+    return "%04x:%02x:%02x.0" % (pci.domain, pci.bus, pci.device)

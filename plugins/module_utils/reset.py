@@ -1,0 +1,35 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Reset a GPU: the one step of a MIG mode change for which NVML has no call.
+
+On hardware nvidia-smi does it. On a simulated NVML nvidia-smi's reset refuses, so there the simulator's own tool does.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+from .errors import NvmlError
+
+#: Driver resets of an 8-GPU baseboard take tens of seconds; past this something hangs.
+TIMEOUT_SECONDS = 300
+
+
+def reset_gpu(gpu: str, simulated: bool) -> None:
+    """Reset the GPU with this UUID. Raises NvmlError with the tool's own words where it refuses (it does while in use)."""
+    command = ["gpusim", "reset", gpu] if simulated else ["nvidia-smi", "--gpu-reset", "-i", gpu]
+    where, cure = "gpu %s" % gpu, "Stop what uses the GPU and run again, or reboot the host."
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=TIMEOUT_SECONDS,
+            env=dict(os.environ, LANG="C", LC_ALL="C"), check=False,
+        )
+    except FileNotFoundError:
+        raise NvmlError(where, "%s is not there to reset it" % command[0], "Install it, or reboot the host.", gpu=gpu)
+    except subprocess.TimeoutExpired:
+        raise NvmlError(where, "%s did not end within %d s" % (" ".join(command), TIMEOUT_SECONDS), cure, gpu=gpu)
+    if done.returncode != 0:
+        said = " ".join(done.stdout.decode(errors="replace").split())
+        raise NvmlError(where, "%s refused: %s" % (" ".join(command), said), cure, gpu=gpu)

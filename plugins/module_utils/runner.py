@@ -1,0 +1,45 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Between a module's body and Ansible: the one place where errors become fail_json, and where modules respawn."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict
+
+from ansible.module_utils.common.respawn import has_respawned, probe_interpreters_for_module, respawn_module
+
+from .errors import ApplyError, DriverAbsentError, FleetError, LayoutError, NvmlError
+
+#: Interpreters for which distributions package pynvml (python3-pynvml on Debian and Ubuntu).
+INTERPRETERS = ("/usr/bin/python3", "/usr/libexec/platform-python")
+
+
+def run(module: Any, body: Callable[[], Dict[str, Any]]) -> None:
+    """Run `body` and exit the module with what it returns, or with an error that says where, what and how to mend it."""
+    try:
+        module.exit_json(**body())
+    except FleetError as error:
+        if isinstance(error, DriverAbsentError) and error.call == "import":
+            respawn_with_pynvml()
+        module.fail_json(msg=str(error), **details(error))
+
+
+def respawn_with_pynvml() -> None:
+    """Run the module again under an interpreter that has pynvml, if there is one; does not come back then."""
+    if not has_respawned():
+        interpreter = probe_interpreters_for_module(list(INTERPRETERS), "pynvml")
+        if interpreter:
+            respawn_module(interpreter)
+
+
+def details(error: FleetError) -> Dict[str, Any]:
+    """The error's parts, for playbooks that act on them."""
+    found: Dict[str, Any] = {"where": error.where, "problem": error.problem, "cure": error.cure}
+    if isinstance(error, LayoutError):
+        found["problems"] = [{"where": p.where, "problem": p.problem, "cure": p.cure} for p in error.problems]
+    if isinstance(error, NvmlError):
+        found["nvml"] = {"call": error.call, "code": error.code, "code_name": error.code_name, "gpu": error.gpu}
+    if isinstance(error, ApplyError):
+        found.update(outcome=error.outcome, steps_done=list(error.steps_done))
+    return found

@@ -1,0 +1,208 @@
+#!/usr/bin/python
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: gpu_info
+short_description: Report a host's NVIDIA GPUs, MIG instances and GPU processes
+version_added: "0.1.0"
+description:
+  - Reads NVML once and returns the GPUs of the host with their MIG mode, GPU instances, compute instances, processes,
+    links and present use.
+  - On a host without a driver it does not fail but says so in RV(driver_present) and RV(driver_absent_reason).
+  - Reading needs no special rights, but without root NVML may hide processes of other users on GPUs in MIG mode.
+author:
+  - openfleet.gpu contributors (!UNKNOWN)
+requirements:
+  - nvidia-ml-py on the host (the role P(openfleet.gpu.gpu_layout#role) brings it)
+options:
+  telemetry:
+    description: Also read memory use, utilisation, power, temperature and NVLinks of each GPU.
+    type: bool
+    default: true
+  profiles:
+    description: Also return the MIG profiles that each GPU offers, with all their placements.
+    type: bool
+    default: false
+extends_documentation_fragment:
+  - ansible.builtin.action_common_attributes
+attributes:
+  check_mode:
+    support: full
+  diff_mode:
+    support: none
+  platform:
+    platforms: linux
+seealso:
+  - module: openfleet.gpu.mig
+"""
+
+EXAMPLES = r"""
+- name: See what the GPUs of this host are and do
+  openfleet.gpu.gpu_info:
+  register: result
+
+- name: Stop where a GPU is in use
+  ansible.builtin.assert:
+    that: result.gpus | map(attribute='processes') | flatten | length == 0
+    fail_msg: "{{ result.gpus | map(attribute='processes') | flatten }}"
+"""
+
+RETURN = r"""
+driver_present:
+  description: Whether NVML answers. Where it does not, RV(gpus) is empty and the version values are null.
+  returned: always
+  type: bool
+driver_absent_reason:
+  description: Why NVML does not answer, and how to mend it.
+  returned: when RV(driver_present) is false
+  type: str
+driver_version:
+  description: The driver's version.
+  returned: always
+  type: str
+  sample: "580.65.06"
+nvml_version:
+  description: The NVML library's version.
+  returned: always
+  type: str
+  sample: "13.580.65.06"
+cuda_version:
+  description: The newest CUDA version that the driver serves.
+  returned: always
+  type: str
+  sample: "13.0"
+simulated:
+  description: Whether this is the collection's simulated NVML and there is no hardware.
+  returned: always
+  type: bool
+gpus:
+  description: One entry per GPU, in index order. A value of null means that the driver does not tell.
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    index:
+      description: NVML's index. It can change between boots; UUID and PCI address do not.
+      type: int
+    uuid:
+      description: The GPU's UUID.
+      type: str
+    name:
+      description: NVML's name of the model.
+      type: str
+    pci_address:
+      description: PCI address as sysfs writes it.
+      type: str
+      sample: "0000:3b:00.0"
+    serial:
+      description: Serial number of the board.
+      type: str
+    architecture:
+      description: Architecture, in lower case.
+      type: str
+      sample: hopper
+    compute_capability:
+      description: CUDA compute capability.
+      type: str
+      sample: "9.0"
+    memory_total_bytes:
+      description: Framebuffer in all.
+      type: int
+    compute_mode:
+      description: V(default), V(exclusive_process) or V(prohibited); null with MIG on.
+      type: str
+    persistence_mode:
+      description: Whether the driver keeps the GPU initialised without clients.
+      type: bool
+    numa_node:
+      description: The NUMA node that the card is attached to.
+      type: int
+    nvlinks:
+      description: Active NVLinks, each with C(link) and C(remote_pci_address).
+      type: list
+      elements: dict
+    processes:
+      description: >-
+        Processes on this GPU and its instances, each with C(pid), C(kind) (compute, graphics, mps), C(name),
+        C(gpu_memory_bytes), C(gpu_instance_id), C(compute_instance_id).
+      type: list
+      elements: dict
+    telemetry:
+      description: >-
+        C(memory_used_bytes), C(memory_free_bytes), C(gpu_utilization_percent), C(memory_utilization_percent),
+        C(power_watts), C(power_limit_watts), C(temperature_celsius) just now; null where O(telemetry) is off.
+      type: dict
+    mig:
+      description: >-
+        C(capable), C(enabled), C(pending) (differs from C(enabled) while a mode change waits for a reset), C(instances),
+        and C(profiles) where O(profiles) asks for them.
+      type: dict
+      contains:
+        instances:
+          description: GPU instances in order of placement.
+          type: list
+          elements: dict
+          contains:
+            id:
+              description: GPU instance id.
+              type: int
+            profile:
+              description: Name of the profile.
+              type: str
+              sample: 3g.40gb
+            placement:
+              description: C(start) and C(size) in memory placement units.
+              type: dict
+            compute_instances:
+              description: >-
+                Compute instances, each with C(id), C(compute_slices), C(placement), C(mig_uuid) and C(processes).
+              type: list
+              elements: dict
+            processes:
+              description: Processes in this instance.
+              type: list
+              elements: dict
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ..module_utils.errors import DriverAbsentError
+from ..module_utils.model import to_data
+from ..module_utils.nvml import Session
+from ..module_utils.runner import respawn_with_pynvml, run
+
+
+def argspec():
+    return {"telemetry": {"type": "bool", "default": True}, "profiles": {"type": "bool", "default": False}}
+
+
+def read(params):
+    """The module's return values."""
+    try:
+        with Session() as session:
+            host = to_data(session.observe(telemetry=params["telemetry"]))
+    except DriverAbsentError as error:
+        if error.call == "import":
+            respawn_with_pynvml()
+        nothing = dict.fromkeys(("driver_version", "nvml_version", "cuda_version"))
+        return dict(nothing, driver_present=False, driver_absent_reason=str(error), simulated=False, gpus=[])
+    for gpu in host["gpus"]:
+        if not params["profiles"]:
+            del gpu["mig"]["profiles"]
+        for instance in gpu["mig"]["instances"]:
+            # Where compute instances may start is the planner's business, and long.
+            del instance["compute_placements"]
+    return dict(host, driver_present=True)
+
+
+def main():
+    module = AnsibleModule(argument_spec=argspec(), supports_check_mode=True)
+    run(module, lambda: read(module.params))
+
+
+if __name__ == "__main__":
+    main()

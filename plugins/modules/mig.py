@@ -1,0 +1,174 @@
+#!/usr/bin/python
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: mig
+short_description: Partition a host's GPUs into MIG instances as its layout says
+version_added: "0.1.0"
+description:
+  - Compares the GPUs with the layout, plans the steps between the two, carries them out and looks again.
+  - GPUs that the layout names with C(sharing) V(mig) get MIG mode and exactly the instances listed. GPUs named with
+    V(exclusive) or V(shared) get MIG mode off and the compute mode that this means.
+    GPUs that no entry names are left as they are.
+  - Every instance that the layout can use where it stands stays, with its UUID and with what runs in it. Every new GPU
+    instance is created at a placement named in the plan.
+  - A plan that would end a running process is refused before anything changes.
+  - Where a step fails, the layout of before is brought back, and the error says so (RV(outcome)).
+  - Where a GPU needs a reset for its MIG mode (Ampere), the mode is only changed on a GPU that nothing uses.
+author:
+  - openfleet.gpu contributors (!UNKNOWN)
+requirements:
+  - nvidia-ml-py on the host (the role P(openfleet.gpu.gpu_layout#role) brings it)
+  - root
+options:
+  layout:
+    description:
+      - The variable C(gpu_layout), whole. Its contract, key by key, stands in C(docs/gpu_layout.md).
+      - Entries whose C(sharing) is V(mps), V(time_slicing) or V(vgpu) are checked and then refused by this release.
+    type: list
+    elements: dict
+    required: true
+extends_documentation_fragment:
+  - ansible.builtin.action_common_attributes
+attributes:
+  check_mode:
+    support: full
+    details: On a host without a driver the layout is checked by itself, RV(driver_present) is false and nothing is planned.
+  diff_mode:
+    support: full
+    details: Shows the state of each GPU before and after, and the exact steps.
+  platform:
+    platforms: linux
+seealso:
+  - module: openfleet.gpu.gpu_info
+"""
+
+EXAMPLES = r"""
+- name: Partition the GPUs as the inventory says
+  openfleet.gpu.mig:
+    layout: "{{ gpu_layout }}"
+  become: true
+
+- name: Two GPUs in MIG mode, the others whole
+  openfleet.gpu.mig:
+    layout:
+      - gpus: [0, 1]
+        sharing: mig
+        mig:
+          - {profile: 3g.40gb}
+          - {profile: 1g.10gb, count: 2, placement: 4}
+      - gpus: [2, 3]
+        sharing: shared
+  become: true
+"""
+
+RETURN = r"""
+plan:
+  description: The plan, one line per GPU that the layout names.
+  returned: when a driver is present
+  type: list
+  elements: str
+  sample: ["gpu 3: keep 3g.40gb@0 (2 processes), destroy 1g.10gb@4, create 2g.20gb@4"]
+counts:
+  description: GPU instances to C(create), C(destroy) and C(keep), and C(gpus_changed).
+  returned: when a driver is present
+  type: dict
+gpus:
+  description: >-
+    For each GPU that the layout names what was asked for (C(asked), from C(entry) of the layout), the state C(before) the
+    run and C(after) it (verified against NVML after a change; predicted in check mode), and whether it C(changed).
+    C(instances) lists the GPU instances that are there now.
+  returned: when a driver is present
+  type: list
+  elements: dict
+driver_present:
+  description: Whether NVML answers.
+  returned: success
+  type: bool
+outcome:
+  description: On failure, which layout stands now. V(old) or V(unknown).
+  returned: when the plan could not be carried out
+  type: str
+steps_done:
+  description: On failure, the steps that had been done before they were taken back.
+  returned: when the plan could not be carried out
+  type: list
+  elements: str
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ..module_utils import mig_apply, mig_plan
+from ..module_utils.errors import DriverAbsentError
+from ..module_utils.layout import parse_layout
+from ..module_utils.model import to_data
+from ..module_utils.nvml import Session
+from ..module_utils.runner import respawn_with_pynvml, run
+from ..module_utils.selector import targets
+
+
+def argspec():
+    return {"layout": {"type": "list", "elements": "dict", "required": True}}
+
+
+def partition(layout_data, check_mode):
+    """The module's return values."""
+    layout = parse_layout(layout_data)
+    try:
+        with Session() as session:
+            host = session.observe()
+            plan = mig_plan.plan(host.gpus, targets(layout, host.gpus))
+            if plan.disturbs or (plan.changes and not check_mode):
+                host = mig_apply.apply(session, plan)
+    except DriverAbsentError as error:
+        if error.call == "import":
+            respawn_with_pynvml()
+        if not check_mode:
+            raise
+        return {"changed": True, "driver_present": False, "msg": "%s Only the form of the layout was checked." % error}
+    return {
+        "changed": plan.changes,
+        "driver_present": True,
+        "plan": plan.lines(),
+        "counts": plan.counts(),
+        "gpus": report(plan, {gpu.uuid: gpu for gpu in host.gpus}),
+        "diff": {
+            "before": "".join(gpu.before() + "\n" for gpu in plan.gpus),
+            "after": "".join(gpu.after() + "\n" for gpu in plan.gpus),
+            "prepared": "\n".join(plan.lines()) if plan.changes else "",
+        },
+    }
+
+
+def report(plan, observed):
+    """Per GPU: what was asked, what was there, what is there now."""
+    return [
+        {
+            "index": gpu.gpu.index,
+            "uuid": gpu.gpu.uuid,
+            "name": gpu.gpu.name,
+            "entry": gpu.target.where,
+            "asked": str(gpu.target),
+            "before": gpu.before(),
+            "after": gpu.after(),
+            "changed": bool(gpu.steps),
+            "instances": [
+                {"profile": i.profile, "placement": to_data(i.placement), "mig_uuids": [c.mig_uuid for c in i.compute_instances]}
+                for i in observed[gpu.gpu.uuid].mig.instances
+            ],
+        }
+        for gpu in plan.gpus
+    ]
+
+
+def main():
+    module = AnsibleModule(argument_spec=argspec(), supports_check_mode=True)
+    run(module, lambda: partition(module.params["layout"], module.check_mode))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a GPU allows, written down a second time and on purpose not by way of the planner's own search.
+
+A `Card` carries a plan's steps out as the driver would and raises Illegal for each that the driver would refuse.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+from ansible_collections.openfleet.gpu.plugins.module_utils import mig_plan
+from ansible_collections.openfleet.gpu.plugins.module_utils.model import ComputeInstance, Gpu, GpuInstance, Placement
+
+
+class Illegal(AssertionError):
+    """The driver would have refused this step."""
+
+
+def units(placement):
+    return set(range(placement.start, placement.start + placement.size))
+
+
+def legal(gpu: Gpu, instances) -> bool:
+    """Whether (profile name, Placement) pairs can be on the GPU together."""
+    profiles = {p.name: p for p in gpu.mig.profiles}
+    for (_, a), (_, b) in itertools.combinations(instances, 2):
+        if units(a) & units(b):
+            return False
+    chosen = [profiles[name] for name, _ in instances]
+    if sum(p.compute_slices for p in chosen) > max(p.compute_slices for p in profiles.values()):
+        return False
+    for kind in ("decoders", "encoders", "jpegs", "ofas"):
+        most = max(getattr(p, kind) * p.max_instances for p in profiles.values())
+        if sum(getattr(p, kind) for p in chosen) > most:
+            return False
+    return all(placement in profiles[name].placements for name, placement in instances)
+
+
+class Card:
+    """A GPU that steps are carried out on."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu = gpu
+        self.enabled = gpu.mig.enabled
+        self.mode = gpu.compute_mode
+        self.instances = {i.id: i for i in gpu.mig.instances}
+
+    def run(self, steps) -> "Card":
+        for step in steps:
+            getattr(self, "_" + type(step).__name__)(step)
+        return self
+
+    def observed(self) -> Gpu:
+        mig = dataclasses.replace(
+            self.gpu.mig, enabled=self.enabled, pending=self.enabled,
+            instances=tuple(sorted(self.instances.values(), key=lambda i: i.placement)),
+        )
+        return dataclasses.replace(self.gpu, mig=mig, compute_mode=None if self.enabled else self.mode)
+
+    def pairs(self):
+        return [(i.profile, i.placement) for i in self.instances.values()]
+
+    def _SetMigMode(self, step):
+        if self.instances:
+            raise Illegal("MIG mode changes with instances present")
+        self.enabled = step.enabled
+
+    def _SetComputeMode(self, step):
+        if self.enabled:
+            raise Illegal("compute mode of a GPU in MIG mode")
+        self.mode = step.mode
+
+    def _DestroyComputeInstance(self, step):
+        instance = self.instances[step.gpu_instance_id]
+        left = tuple(c for c in instance.compute_instances if c.id != step.compute_instance_id)
+        if len(left) == len(instance.compute_instances):
+            raise Illegal("no such compute instance")
+        self.instances[instance.id] = dataclasses.replace(instance, compute_instances=left)
+
+    def _DestroyGpuInstance(self, step):
+        if self.instances.pop(step.gpu_instance_id).compute_instances:
+            raise Illegal("compute instances go before their GPU instance")
+
+    def _CreateGpuInstance(self, step):
+        if not self.enabled:
+            raise Illegal("MIG mode is off")
+        if not legal(self.gpu, self.pairs() + [(step.profile, step.placement)]):
+            raise Illegal("%s does not fit" % step)
+        new = next(i for i in itertools.count() if i not in self.instances)
+        self.instances[new] = GpuInstance(new, step.profile, step.placement, (), (), compute_places(self.gpu, step.profile))
+
+    def _CreateComputeInstance(self, step):
+        instance = next(i for i in self.instances.values() if i.placement.start == step.gpu_instance_start)
+        taken = set().union(*(units(c.placement) for c in instance.compute_instances)) if instance.compute_instances else set()
+        free = [
+            p for p in dict(instance.compute_placements)[step.compute_slices]
+            if not units(p) & taken and step.start in (None, p.start)
+        ]
+        if not free:
+            raise Illegal("%s does not fit" % step)
+        new = next(i for i in itertools.count() if i not in {c.id for c in instance.compute_instances})
+        compute = instance.compute_instances + (ComputeInstance(new, step.compute_slices, free[0]),)
+        self.instances[instance.id] = dataclasses.replace(instance, compute_instances=compute)
+
+
+def compute_places(gpu, profile):
+    """Compute-instance placements as the MIG User Guide draws them: aligned to their size, 3 slices also at 4 of 7."""
+    total = next(p.compute_slices for p in gpu.mig.profiles if p.name == profile)
+    starts = {1: range(total), 2: range(0, total - 1, 2), 3: (0, 4), 4: (0,), 7: (0,)}
+    sizes = [n for n in (1, 2, 3, 4, 7) if n <= total]
+    return tuple((n, tuple(Placement(s, n) for s in starts[n] if s + n <= total)) for n in sizes)
+
+
+def with_instances(gpu: Gpu, pairs, busy=()) -> Gpu:
+    """The GPU with MIG on and these instances, made by Card, so legal. `busy` lists placements' starts with a process."""
+    card = Card(dataclasses.replace(gpu, mig=dataclasses.replace(gpu.mig, enabled=True, pending=True)))
+    ids = {p.name: p.profile_id for p in gpu.mig.profiles}
+    slices = {p.name: p.compute_slices for p in gpu.mig.profiles}
+    for name, placement in pairs:
+        card.run([
+            mig_plan.CreateGpuInstance(name, ids[name], placement),
+            mig_plan.CreateComputeInstance(name, ids[name], placement.start, slices[name]),
+        ])
+    observed = card.observed()
+    instances = tuple(
+        dataclasses.replace(i, processes=processes(i) if i.placement.start in busy else (), compute_instances=tuple(
+            dataclasses.replace(c, processes=processes(i) if i.placement.start in busy else ()) for c in i.compute_instances
+        )) for i in observed.mig.instances
+    )
+    return dataclasses.replace(observed, mig=dataclasses.replace(observed.mig, instances=instances))
+
+
+def processes(instance):
+    from ansible_collections.openfleet.gpu.plugins.module_utils.model import Process
+
+    return (Process(1000 + instance.placement.start, "compute", "python3", 1 << 30, instance.id, 0),)
+
+
+def every_arrangement(gpu: Gpu, names):
+    """All legal ways to place these profiles, by trying every combination of placements."""
+    profiles = {p.name: p for p in gpu.mig.profiles}
+    for choice in itertools.product(*(profiles[name].placements for name in names)):
+        pairs = list(zip(names, choice))
+        if legal(gpu, pairs):
+            yield pairs

@@ -1,0 +1,203 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Plans are legal, reach their target, and destroy no more than the best arrangement found by trying them all."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import pytest
+from ansible_collections.openfleet.gpu.plugins.module_utils import mig_plan
+from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
+from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import load_models
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError
+from ansible_collections.openfleet.gpu.plugins.module_utils.mig_plan import Target, WantedInstance
+from ansible_collections.openfleet.gpu.plugins.module_utils.model import Placement, Process
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parent))
+from mig_rules import Card, every_arrangement, legal, with_instances  # noqa: E402
+
+MODELS = load_models()
+MIG_MODELS = [key for key, model in MODELS.items() if model.mig_capable]
+
+
+def gpu_of(key):
+    return assumed_gpus([key], MODELS)[0]
+
+
+def mig(gpu, *names, where="gpu_layout[0]"):
+    wanted = [WantedInstance(n, int(s) if s else None) for n, _, s in (name.partition("@") for name in names)]
+    return Target(gpu.uuid, where, "mig", True, tuple(wanted))
+
+
+def whole(gpu, sharing="shared"):
+    return Target(gpu.uuid, "gpu_layout[0]", sharing, False, (), {"shared": "default", "exclusive": "exclusive_process"}[sharing])
+
+
+@st.composite
+def situations(draw):
+    """(GPU in some legal state, names of profiles that fit an empty GPU of its model)."""
+    gpu = gpu_of(draw(st.sampled_from(MIG_MODELS)))
+    pairs = [(p.name, placement) for p in gpu.mig.profiles for placement in p.placements]
+
+    def grow(chosen):
+        kept = []
+        for pair in chosen:
+            if legal(gpu, [*kept, pair]):
+                kept.append(pair)
+        return kept
+
+    have = grow(draw(st.lists(st.sampled_from(pairs), max_size=10)))
+    want = grow(draw(st.lists(st.sampled_from(pairs), max_size=10)))
+    busy = draw(st.sets(st.sampled_from([p.start for _, p in have]))) if have else set()
+    return with_instances(gpu, have, busy), [name for name, _ in want]
+
+
+@settings(max_examples=300, deadline=None)
+@given(situations())
+def test_a_plan_is_legal_and_reaches_the_target(situation):
+    gpu, names = situation
+    target = mig(gpu, *names)
+    plan = mig_plan.plan_gpu(gpu, target)
+    after = Card(gpu).run(plan.steps).observed()
+    assert sorted(i.profile for i in after.mig.instances) == sorted(names)
+    assert all(len(i.compute_instances) == 1 for i in after.mig.instances)
+    assert not mig_plan.plan_gpu(after, target).steps
+
+
+@settings(max_examples=150, deadline=None)
+@given(situations())
+def test_no_arrangement_destroys_less(situation):
+    gpu, names = situation
+    assume(len(names) <= 5)
+    standing = {(i.profile, i.placement): bool(i.processes) for i in gpu.mig.instances}
+
+    def cost(pairs):
+        lost = set(standing) - set(pairs)
+        return sum(standing[pair] for pair in lost), len(lost)
+
+    least = min(cost(pairs) for pairs in every_arrangement(gpu, names))
+    plan = mig_plan.plan_gpu(gpu, mig(gpu, *names))
+    destroyed = [s for s in plan.steps if isinstance(s, mig_plan.DestroyGpuInstance)]
+    assert (len(plan.disturbs), len(destroyed)) == least
+
+
+@settings(max_examples=100, deadline=None)
+@given(situations(), situations())
+def test_the_way_back_leads_back(situation, other):
+    gpu, names = situation
+    back = mig_plan.target_of(gpu)
+    after = Card(gpu).run(mig_plan.plan_gpu(gpu, mig(gpu, *names)).steps).observed()
+    again = Card(after).run(mig_plan.plan_gpu(after, back).steps).observed()
+    assert [(i.profile, i.placement) for i in again.mig.instances] == [(i.profile, i.placement) for i in gpu.mig.instances]
+
+
+@pytest.mark.parametrize("key", MIG_MODELS)
+def test_every_profile_alone_and_as_often_as_it_goes(key):
+    gpu = gpu_of(key)
+    for profile in gpu.mig.profiles:
+        plan = mig_plan.plan_gpu(gpu, mig(gpu, *[profile.name] * profile.max_instances))
+        after = Card(gpu).run(plan.steps).observed()
+        assert len(after.mig.instances) == profile.max_instances
+
+
+def test_it_reads_as_people_would_say_it():
+    gpu = with_instances(gpu_of("H100-80GB"), [("3g.40gb", Placement(0, 4)), ("1g.10gb", Placement(4, 1))], busy={0})
+    plan = mig_plan.plan_gpu(gpu, mig(gpu, "3g.40gb", "2g.20gb@4"))
+    assert str(plan) == "gpu 0: keep 3g.40gb@0 (1 process), destroy 1g.10gb@4, create 2g.20gb@4"
+    assert plan.before() == "gpu 0: MIG on: 3g.40gb@0, 1g.10gb@4"
+    assert plan.after() == "gpu 0: MIG on: 3g.40gb@0, 2g.20gb@4"
+    assert plan.disturbs == ()
+
+
+def test_what_runs_is_named_before_it_would_end():
+    gpu = with_instances(gpu_of("H100-80GB"), [("3g.40gb", Placement(0, 4))], busy={0})
+    plan = mig_plan.plan(([gpu]), [mig(gpu, "7g.80gb")])
+    assert [str(d) for d in plan.disturbs] == ["gpu 0: 3g.40gb@0 (1 process) is in use by pid 1000 (python3)"]
+
+
+def test_a_mode_change_disturbs_what_runs_on_the_whole_gpu():
+    gpu = dataclasses.replace(gpu_of("H100-80GB"), processes=(Process(7, "compute"),))
+    assert len(mig_plan.plan_gpu(gpu, mig(gpu, "7g.80gb")).disturbs) == 1
+    assert mig_plan.plan_gpu(gpu, whole(gpu)).disturbs == ()
+
+
+def test_new_instances_leave_room_for_the_largest():
+    gpu = with_instances(gpu_of("H100-80GB"), [])
+    (create, _compute) = mig_plan.plan_gpu(gpu, mig(gpu, "1g.10gb")).steps
+    assert create.placement.start in (4, 5, 6), "placements 0 to 3 would make 4g.40gb impossible"
+
+
+def test_mig_off_removes_instances_first_and_sets_the_compute_mode():
+    gpu = with_instances(gpu_of("A100-80GB"), [("7g.80gb", Placement(0, 8))])
+    plan = mig_plan.plan_gpu(gpu, whole(gpu, "exclusive"))
+    assert str(plan) == "gpu 0: destroy 7g.80gb@0, disable MIG mode, set compute mode exclusive_process"
+    after = Card(gpu).run(plan.steps).observed()
+    assert not mig_plan.plan_gpu(after, whole(after, "exclusive")).steps
+
+
+def test_mig_on_takes_an_exclusive_gpu_back_to_the_default_mode():
+    gpu = dataclasses.replace(gpu_of("H100-80GB"), compute_mode="exclusive_process")
+    assert str(mig_plan.plan_gpu(gpu, mig(gpu))) == "gpu 0: set compute mode default, enable MIG mode"
+
+
+def test_a_pending_mode_change_is_taken_back():
+    gpu = gpu_of("A100-80GB")
+    pending = dataclasses.replace(gpu, mig=dataclasses.replace(gpu.mig, pending=True))
+    assert str(mig_plan.plan_gpu(pending, whole(gpu))) == "gpu 0: disable MIG mode"
+
+
+def test_splits_keep_the_compute_instances_they_can_use():
+    gpu = with_instances(gpu_of("H100-80GB"), [("3g.40gb", Placement(0, 4))])
+    split = Target(gpu.uuid, "gpu_layout[0]", "mig", True, (WantedInstance("3g.40gb", None, (2, 1)),))
+    plan = mig_plan.plan_gpu(gpu, split)
+    assert str(plan) == (
+        "gpu 0: keep 3g.40gb@0, destroy 3c of 3g.40gb (instance 0), create 2c in 3g.40gb@0, create 1c in 3g.40gb@0"
+    )
+    assert plan.after() == "gpu 0: MIG on: 3g.40gb@0 [2c, 1c]"
+    after = Card(gpu).run(plan.steps).observed()
+    assert not mig_plan.plan_gpu(after, split).steps
+    three = Target(gpu.uuid, "gpu_layout[0]", "mig", True, (WantedInstance("3g.40gb", None, (1, 1, 1)),))
+    steps = mig_plan.plan_gpu(after, three).steps
+    assert [type(s).__name__ for s in steps] == ["DestroyComputeInstance", "CreateComputeInstance", "CreateComputeInstance"]
+    Card(after).run(steps)
+
+
+@pytest.mark.parametrize(
+    ("key", "wanted", "problem", "cure"),
+    [
+        ("L40S-48GB", ["1g.10gb"], "this GPU has no MIG", "Choose another sharing"),
+        ("H100-80GB", ["1g.5gb"], "there is no profile 1g.5gb", "1g.10gb, 1g.10gb+me, 1g.20gb, 2g.20gb, 3g.40gb, 4g.40gb, 7g.80gb"),
+        ("H100-80GB", ["3g.40gb"] * 3, "9 compute slices are asked for and the GPU has 7", "2x 3g.40gb"),
+        ("H100-80GB", ["1g.10gb+me"] * 2, "media engines (ofas)", "1x 1g.10gb+me"),
+        ("H100-80GB", ["3g.40gb", "3g.40gb", "1g.10gb"], "their placements overlap", "2x 3g.40gb"),
+        ("H100-80GB", ["3g.40gb@1"], "cannot start at placement 1", "It can start at: 0, 4."),
+        ("H100-80GB", ["3g.40gb@0", "4g.40gb"], "do not fit with the placements given", "Without `placement` they would fit"),
+        ("RTXPRO6000-96GB", ["1g.24gb+me.all", "1g.24gb"], "media engines", "The largest part that fits is"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_with_place_and_cure(key, wanted, problem, cure):
+    gpu = gpu_of(key)
+    with pytest.raises(PlanError) as caught:
+        mig_plan.plan_gpu(gpu, mig(gpu, *wanted, where="gpu_layout[3]"))
+    assert "gpu_layout[3] on gpu 0" in caught.value.where
+    assert problem in caught.value.problem
+    assert cure in caught.value.cure
+
+
+def test_a_driver_that_cannot_tell_profiles_gets_a_cure():
+    gpu = gpu_of("H100-80GB")
+    silent = dataclasses.replace(gpu, mig=dataclasses.replace(gpu.mig, profiles=()))
+    with pytest.raises(PlanError, match="550"):
+        mig_plan.plan_gpu(silent, mig(gpu, "7g.80gb"))
+
+
+def test_counts_and_order():
+    first, second = assumed_gpus(["H100-80GB", "H100-80GB"], MODELS)
+    plan = mig_plan.plan([first, second], [mig(second, "7g.80gb"), mig(first, "3g.40gb", "3g.40gb")])
+    assert [p.gpu.index for p in plan.gpus] == [0, 1]
+    assert plan.counts() == {"create": 3, "destroy": 0, "keep": 0, "gpus_changed": 2}
