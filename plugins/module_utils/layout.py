@@ -1,0 +1,355 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The one parser of `gpu_layout`: data as YAML gives it to typed values, and back.
+
+Pure: knows neither Ansible nor NVML, so what it checks holds for any host. Whether a profile exists, a combination
+fits or a selector matches is found out against the GPUs. It reads the whole contract, also parts that a given release
+does not apply.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Dict, Hashable, List, Optional, Tuple
+
+from .errors import LayoutError, Problem
+from .layout_gpus import parse_selector, parse_single_gpu
+from .layout_reader import Fields, Key, Node, is_integer, quoted
+from .layout_types import (
+    LAYOUT_VERSION,
+    PARTS,
+    SHARINGS,
+    TIME_SLICES,
+    VGPU_POLICIES,
+    Entry,
+    Layout,
+    MigInstance,
+    Mps,
+    Selector,
+    Tenant,
+    TimeSlicing,
+    Vgpu,
+)
+from .layout_vgpu import check_tenants
+from .layout_writer import layout_to_data
+from .profile_name import ProfileName, ProfileNameError, parse_profile_name
+from .sizes import SizeError, parse_size_bytes
+
+__all__ = [
+    "LAYOUT_VERSION",
+    "SHARINGS",
+    "Entry",
+    "Layout",
+    "MigInstance",
+    "Mps",
+    "Selector",
+    "Tenant",
+    "TimeSlicing",
+    "Vgpu",
+    "layout_to_data",
+    "parse_layout",
+]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+
+_MPS_EXAMPLE = "mps: {name: inference, clients: 4, active_thread_percentage: 25}"
+_TENANT_EXAMPLE = "{name: notebook-a, memory: 8GiB, sm_percent: 30}"
+
+_ENTRY = {
+    "gpus": Key("gpus: [0, 1]", required=True),
+    "sharing": Key("sharing: mig", required=True),
+    "mig": Key("mig: [{profile: 3g.40gb}]"),
+    "mps": Key(_MPS_EXAMPLE),
+    "time_slicing": Key("time_slicing: {slice: long}"),
+    "vgpu": Key("vgpu: {tenants: [%s]}" % _TENANT_EXAMPLE),
+}
+_MIG_INSTANCE = {
+    "profile": Key("profile: 3g.40gb", required=True),
+    "count": Key("count: 2"),
+    "placement": Key("placement: 4"),
+    "compute_instances": Key("compute_instances: [1c.3g.40gb, 2c.3g.40gb]"),
+    "mps": Key(_MPS_EXAMPLE),
+}
+_MPS = {
+    "name": Key("name: inference", required=True),
+    "clients": Key("clients: 4", required=True),
+    "active_thread_percentage": Key("active_thread_percentage: 25", required=True),
+    "pinned_memory_limit": Key("pinned_memory_limit: 18GiB"),
+    "oversubscribe": Key("oversubscribe: true"),
+}
+_TIME_SLICING = {
+    "slice": Key("slice: long", required=True),
+    "replicas": Key("replicas: 4"),
+}
+_VGPU = {
+    "policy": Key("policy: fixed"),
+    "oversubscribe": Key("oversubscribe: {memory: 1.5, sm: 2.0}"),
+    "tenants": Key("tenants: [%s]" % _TENANT_EXAMPLE, required=True),
+}
+_OVERSUBSCRIBE = {
+    "memory": Key("memory: 1.5"),
+    "sm": Key("sm: 2.0"),
+}
+_TENANT = {
+    "name": Key("name: notebook-a", required=True),
+    "memory": Key("memory: 8GiB", required=True),
+    "sm_percent": Key("sm_percent: 30", required=True),
+    "priority": Key("priority: 0"),
+    "gpus": Key("gpus: 2"),
+    "gpu": Key("gpu: 6"),
+}
+
+
+def parse_layout(data: Any) -> Layout:
+    """The layout that `data` (lists, mappings and scalars) describes. Raises LayoutError with all problems found.
+
+    An empty list is a layout: every GPU is left as it is.
+    """
+    problems: List[Problem] = []
+    root = Node(data, "gpu_layout", problems, "gpu_layout: [{gpus: all, sharing: shared}]")
+    entries = _Parser().entries(root)
+    if problems:
+        raise LayoutError(problems)
+    return Layout(tuple(entries))
+
+
+class _Parser:
+    """Reads one layout. What a problem spoilt is None in the values built; they are dropped when any was found."""
+
+    def __init__(self) -> None:
+        self._gpus: Dict[Hashable, str] = {}
+        self._mps_names: Dict[Hashable, str] = {}
+        self._tenants: Dict[Hashable, str] = {}
+
+    def entries(self, root: Node) -> List[Entry]:
+        nodes = root.items(at_least=0) or []
+        entries = [self._entry(node, index) for index, node in enumerate(nodes)]
+        self._check_all_stands_alone(root)
+        return entries
+
+    def _entry(self, node: Node, index: int) -> Entry:
+        fields = node.fields(_ENTRY)
+        if fields is None:
+            return Entry(index, (), "")
+        selectors = fields.read("gpus", self._selectors, ())
+        sharing = fields.read("sharing", lambda field: field.choice(SHARINGS))
+        if sharing is not None:
+            _check_parts(node, fields, sharing)
+        return Entry(
+            index,
+            selectors,
+            sharing,
+            mig=fields.read("mig", self._mig),
+            mps=fields.read("mps", self._mps),
+            time_slicing=fields.read("time_slicing", _time_slicing),
+            vgpu=fields.read("vgpu", lambda field: self._vgpu(field, selectors)),
+        )
+
+    def _selectors(self, node: Node) -> Tuple[Optional[Selector], ...]:
+        # One string or mapping may stand alone; a number may not, for `gpus: 2` could as well mean two GPUs.
+        if isinstance(node.value, (str, Mapping)):
+            nodes = [node]
+        elif is_integer(node.value):
+            node.report(
+                "a number alone could be an index or a count",
+                "Write gpus: [%d] for the GPU of index %d." % (node.value, node.value),
+            )
+            return ()
+        else:
+            nodes = node.items(at_least=1) or []
+        selectors = tuple(parse_selector(each) for each in nodes)
+        for each, selector in zip(nodes, selectors):
+            if selector is not None:
+                _claim(self._gpus, selector, each, str(selector), "Name each GPU once.")
+        return selectors
+
+    def _check_all_stands_alone(self, root: Node) -> None:
+        place = self._gpus.get(Selector("all"))
+        if place is not None and len(self._gpus) > 1:
+            other = next(where for where in self._gpus.values() if where != place)
+            problem = "all names every GPU, and %s names some of them again" % other
+            root.problems.append(Problem(place, problem, "Keep all alone, or list the GPUs of each entry."))
+
+    def _mig(self, node: Node) -> Optional[Tuple[MigInstance, ...]]:
+        nodes = node.items(at_least=0)
+        return None if nodes is None else tuple(self._mig_instance(each) for each in nodes)
+
+    def _mig_instance(self, node: Node) -> Optional[MigInstance]:
+        fields = node.fields(_MIG_INSTANCE)
+        if fields is None:
+            return None
+        profile = fields.read("profile", _gpu_instance_profile)
+        count = fields.read("count", lambda field: field.integer(1), 1)
+        placement = fields.read("placement", lambda field: field.integer(0))
+        if placement is not None and count is not None and count > 1:
+            fields["placement"].report(
+                "one start cannot serve %d instances" % count,
+                "Write one element for each instance, each with its placement, or take placement away.",
+            )
+        split = fields.read("compute_instances", lambda field: _compute_instances(field, profile), ())
+        return MigInstance(str(profile), count, placement, split, fields.read("mps", self._mps))
+
+    def _mps(self, node: Node) -> Optional[Mps]:
+        fields = node.fields(_MPS)
+        if fields is None:
+            return None
+        clients = fields.read("clients", lambda field: field.integer(1))
+        percent = fields.read("active_thread_percentage", _percent)
+        oversubscribe = fields.read("oversubscribe", Node.boolean, False)
+        if oversubscribe is False and clients and percent and clients * percent > 100:
+            node.report(
+                "%d clients of %d percent are %d percent of the SMs" % (clients, percent, clients * percent),
+                "Lower clients or active_thread_percentage, or set oversubscribe: true.",
+            )
+        return Mps(
+            fields.read("name", lambda field: _unique_name(field, self._mps_names, "MPS daemon")),
+            clients,
+            percent,
+            fields.read("pinned_memory_limit", _size_bytes),
+            oversubscribe,
+        )
+
+    def _vgpu(self, node: Node, selectors: Tuple[Optional[Selector], ...]) -> Optional[Vgpu]:
+        fields = node.fields(_VGPU)
+        if fields is None:
+            return None
+        memory_ratio, sm_ratio = fields.read("oversubscribe", _oversubscribe, (1.0, 1.0))
+        nodes = fields.read("tenants", lambda field: field.items(at_least=1)) or []
+        tenants = [self._tenant(each) for each in nodes]
+        check_tenants(node, nodes, tenants, selectors, sm_ratio)
+        return Vgpu(
+            tuple(tenants),
+            fields.read("policy", lambda field: field.choice(VGPU_POLICIES), "fixed"),
+            memory_ratio,
+            sm_ratio,
+        )
+
+    def _tenant(self, node: Node) -> Optional[Tenant]:
+        fields = node.fields(_TENANT)
+        if fields is None:
+            return None
+        return Tenant(
+            fields.read("name", lambda field: _unique_name(field, self._tenants, "tenant")),
+            fields.read("memory", _size_bytes),
+            fields.read("sm_percent", _percent),
+            fields.read("priority", lambda field: field.integer(0), 0),
+            fields.read("gpus", lambda field: field.integer(1), 1),
+            fields.read("gpu", parse_single_gpu),
+        )
+
+
+def _claim(taken: Dict[Hashable, str], key: Hashable, node: Node, what: str, cure: str) -> None:
+    """Reports the second place that names the same thing."""
+    if key in taken:
+        node.report("%s is already named by %s" % (what, taken[key]), cure)
+    else:
+        taken[key] = node.where
+
+
+def _check_parts(node: Node, fields: Fields, sharing: str) -> None:
+    if sharing in PARTS and sharing not in fields:
+        node.report(
+            "sharing: %s needs the key %s" % (sharing, sharing), "Add it, for example `%s`." % _ENTRY[sharing].example
+        )
+    for part in PARTS:
+        if part != sharing and part in fields:
+            fields[part].report(
+                "the part %s does not belong to sharing: %s" % (part, sharing),
+                "Take it away, or set sharing: %s." % part,
+            )
+
+
+def _percent(node: Node) -> Optional[int]:
+    if isinstance(node.value, str) and node.value.endswith("%"):
+        node.report("percentages are numbers", "Write it like `%s`, without quotes and sign." % node.example)
+        return None
+    return node.integer(1, 100)
+
+
+def _size_bytes(node: Node) -> Optional[int]:
+    if is_integer(node.value):
+        node.report("the bare number %d has no unit" % node.value, "Write it like `%s`, in MiB or GiB." % node.example)
+        return None
+    text = node.text()
+    try:
+        return None if text is None else parse_size_bytes(text)
+    except SizeError as error:
+        node.report(error.problem, error.cure)
+        return None
+
+
+def _unique_name(node: Node, taken: Dict[Hashable, str], what: str) -> Optional[str]:
+    name = node.text()
+    if name is None:
+        return None
+    if not _NAME.fullmatch(name):
+        node.report(
+            "%s cannot be a name" % quoted(name),
+            "Names become unit, file and label names: up to 63 letters, digits, _ . and -, a letter or digit first.",
+        )
+        return None
+    _claim(taken, name, node, "the %s %s" % (what, name), "Give each one its own name on a host.")
+    return name
+
+
+def _profile_name(node: Node) -> Optional[ProfileName]:
+    text = node.text()
+    try:
+        return None if text is None else parse_profile_name(text)
+    except ProfileNameError as error:
+        node.report(error.problem, error.cure)
+        return None
+
+
+def _gpu_instance_profile(node: Node) -> Optional[ProfileName]:
+    name = _profile_name(node)
+    if name is not None and node.value != name.gpu_instance:
+        node.report(
+            "%s names a compute instance" % quoted(node.value),
+            "Write profile: %s, and list compute instances in compute_instances." % name.gpu_instance,
+        )
+        return None
+    return name
+
+
+def _compute_instances(node: Node, profile: Optional[ProfileName]) -> Tuple[str, ...]:
+    """The names of the parts of a split; none where a single part spans the instance, which is what no split means."""
+    nodes = node.items(at_least=1) or []
+    names = [_profile_name(each) for each in nodes]
+    if profile is None or None in names or not names:
+        return ()
+    for each, name in zip(nodes, names):
+        if name.gpu_instance != profile.gpu_instance:
+            each.report(
+                "%s is no part of a %s" % (name, profile),
+                "Parts of it are named like 1c.%s." % profile.gpu_instance,
+            )
+    slices = sum(name.compute_slices for name in names)
+    if slices > profile.gpu_slices:
+        node.report(
+            "the parts take %d compute slices, a %s has %d" % (slices, profile, profile.gpu_slices),
+            "Take parts away, or choose smaller ones.",
+        )
+    return () if names == [profile] else tuple(str(name) for name in names)
+
+
+def _time_slicing(node: Node) -> Optional[TimeSlicing]:
+    fields = node.fields(_TIME_SLICING)
+    if fields is None:
+        return None
+    return TimeSlicing(
+        fields.read("slice", lambda field: field.choice(TIME_SLICES)),
+        fields.read("replicas", lambda field: field.integer(1), 1),
+    )
+
+
+def _oversubscribe(node: Node) -> Tuple[Optional[float], Optional[float]]:
+    fields = node.fields(_OVERSUBSCRIBE)
+    if fields is None:
+        return None, None
+    return (
+        fields.read("memory", lambda field: field.ratio(1.0), 1.0),
+        fields.read("sm", lambda field: field.ratio(1.0), 1.0),
+    )

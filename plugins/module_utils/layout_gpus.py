@@ -1,0 +1,96 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How `gpu_layout` names GPUs: the forms of a selector. Which GPUs they match is not known here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Optional
+
+from .layout_reader import Key, Node, described, is_integer, nearest, quoted
+from .layout_types import Selector
+
+_UUID = re.compile(r"GPU-([0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12})")
+# NVML pads the domain to eight digits, sysfs to four, lspci leaves it out. A GPU is function 0 of its device.
+_PCI = re.compile(r"(?:([0-9A-Fa-f]{4,8}):)?([0-9A-Fa-f]{2}):([01][0-9A-Fa-f])\.0")
+
+_MODEL = {"model": Key('{model: "H100*"}', required=True)}
+_FORMS = (
+    'Write all, an index (0), a UUID ("GPU-" and 36 characters, see nvidia-smi -L), '
+    'a PCI address ("0000:3b:00.0") or {model: "H100*"}.'
+)
+
+
+def parse_selector(node: Node) -> Optional[Selector]:
+    """The selector that one element of `gpus` is, normalised; None after reporting why it is none."""
+    value = node.value
+    if is_integer(value):
+        index = node.integer(0)
+        return None if index is None else Selector("index", index)
+    if isinstance(value, Mapping):
+        return _parse_model(node)
+    if isinstance(value, str):
+        return _parse_text(node, str(value))
+    if isinstance(value, float):
+        # To YAML 1.1, which Ansible reads, 03:00.0 is a number in base 60.
+        node.report("expected a GPU, got %s" % described(value), "If it is a PCI address, put quotes around it.")
+    else:
+        node.report("expected a GPU, got %s" % described(value), _FORMS)
+    return None
+
+
+def parse_single_gpu(node: Node) -> Optional[Selector]:
+    """As parse_selector, for places that need exactly one GPU."""
+    selector = parse_selector(node)
+    if selector is not None and not selector.names_one_gpu:
+        node.report("%s may name several GPUs" % selector, "Name one by its index, UUID or PCI address.")
+        return None
+    return selector
+
+
+def _parse_model(node: Node) -> Optional[Selector]:
+    fields = node.fields(_MODEL)
+    pattern = fields.read("model", Node.text) if fields is not None else None
+    if pattern is None:
+        return None
+    model = fields["model"]
+    if not pattern.strip():
+        model.report("the pattern is empty", 'Write a glob on the GPU\'s name, like "H100*".')
+    elif pattern.startswith("NVIDIA "):
+        model.report("names are compared without NVIDIA", "Write %s." % quoted(pattern[len("NVIDIA ") :]))
+    else:
+        return Selector("model", pattern)
+    return None
+
+
+def _parse_text(node: Node, text: str) -> Optional[Selector]:
+    if text == "all":
+        return Selector("all")
+    uuid, pci = _UUID.fullmatch(text), _PCI.fullmatch(text)
+    if uuid:
+        return Selector("uuid", "GPU-" + uuid.group(1).lower())
+    if pci:
+        domain, bus, device = (int(part or "0", 16) for part in pci.groups())
+        return Selector("pci", "%04x:%02x:%02x.0" % (domain, bus, device))
+    if text.startswith("MIG-"):
+        node.report(
+            "%s is a MIG device, not a GPU" % quoted(text), "Name the GPU that holds it; nvidia-smi -L shows which."
+        )
+    elif text.strip().isdigit():
+        node.report("the index %s is a string" % quoted(text), "Write it without quotes: %s." % text.strip())
+    elif nearest(text, ["all"]):
+        node.report("%s names no GPU" % quoted(text), "Did you mean all?")
+    else:
+        node.report("%s names no GPU" % quoted(text), _FORMS)
+    return None
+
+
+def selector_to_data(selector: Selector) -> Any:
+    """What parse_selector reads as this selector."""
+    if selector.kind == "all":
+        return "all"
+    if selector.kind == "model":
+        return {"model": selector.value}
+    return selector.value

@@ -1,0 +1,181 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Reads YAML-like data into typed values and collects every problem on the way, each with its place and cure.
+
+Knows nothing of `gpu_layout`. A read that fails reports the problem and returns None, so that reading goes on.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, TypeVar
+
+from .errors import Problem
+
+T = TypeVar("T")
+
+_LONGEST_QUOTE = 60
+
+
+class Key(NamedTuple):
+    """A key that a mapping may or must have. `example` shows it written, for messages."""
+
+    example: str
+    required: bool = False
+
+
+def quoted(value: object) -> str:
+    """The value between quotes, cut where a message would drown in it."""
+    text = str(value)
+    return '"%s"' % (text if len(text) <= _LONGEST_QUOTE else text[:_LONGEST_QUOTE] + "...")
+
+
+def described(value: object) -> str:
+    """What came, in words of YAML."""
+    if value is None:
+        return "nothing (null)"
+    if isinstance(value, bool):
+        return "the boolean %s" % str(value).lower()
+    if isinstance(value, (int, float)):
+        return "the number %s" % value
+    if isinstance(value, str):
+        return "the string %s" % quoted(value)
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, (list, tuple)):
+        return "a list" if value else "an empty list"
+    return "a %s" % type(value).__name__
+
+
+def nearest(word: object, known: Iterable[str]) -> Optional[str]:
+    """The known word that `word` most likely was to be."""
+    matches = difflib.get_close_matches(str(word).lower(), list(known), n=1)
+    return matches[0] if matches else None
+
+
+def is_integer(value: object) -> bool:
+    """Whether it is a whole number: to Python a boolean is one too."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+class Node:
+    """A value, its place (``gpu_layout[0].mig``), an example of how it is written, and where problems go."""
+
+    def __init__(self, value: Any, where: str, problems: List[Problem], example: str = "") -> None:
+        self.value = value
+        self.where = where
+        self.example = example
+        self.problems = problems
+
+    def report(self, problem: str, cure: str) -> None:
+        self.problems.append(Problem(self.where, problem, cure))
+
+    def report_type(self, wanted: str) -> None:
+        """The value is not of the type wanted."""
+        self.report("expected %s, got %s" % (wanted, described(self.value)), self._type_cure())
+
+    def _type_cure(self) -> str:
+        hint = ""
+        if isinstance(self.value, bool):
+            hint = " (YAML reads yes, no, on, off, true and false as booleans; quotes make them text)"
+        elif isinstance(self.value, str) and self.value.strip().isdigit():
+            hint = " (without quotes: between them a number is text)"
+        return "Write it like `%s`%s." % (self.example, hint)
+
+    def text(self) -> Optional[str]:
+        if isinstance(self.value, str):
+            return str(self.value)
+        self.report_type("a string")
+        return None
+
+    def boolean(self) -> Optional[bool]:
+        if isinstance(self.value, bool):
+            return self.value
+        self.report_type("true or false")
+        return None
+
+    def integer(self, minimum: int, maximum: Optional[int] = None) -> Optional[int]:
+        span = "of %d or more" % minimum if maximum is None else "from %d to %d" % (minimum, maximum)
+        if not is_integer(self.value):
+            self.report_type("a whole number " + span)
+        elif self.value < minimum or (maximum is not None and self.value > maximum):
+            self.report("%d is out of range" % self.value, "Write a whole number %s." % span)
+        else:
+            return int(self.value)
+        return None
+
+    def ratio(self, minimum: float) -> Optional[float]:
+        if not is_integer(self.value) and not isinstance(self.value, float):
+            self.report_type("a number")
+        elif not minimum <= self.value < math.inf:
+            self.report("%s is out of range" % self.value, "Write a number of %s or more." % minimum)
+        else:
+            return float(self.value)
+        return None
+
+    def choice(self, options: Sequence[str]) -> Optional[str]:
+        text = self.text()
+        if text is None or text in options:
+            return text
+        guess = nearest(text, options)
+        meant = "Did you mean %s? " % guess if guess else ""
+        self.report("unknown value %s" % quoted(text), "%sIt is one of %s." % (meant, ", ".join(options)))
+        return None
+
+    def items(self, at_least: int) -> Optional[List[Node]]:
+        """The elements of a list; `at_least` is 0 where an empty one has a meaning."""
+        if not isinstance(self.value, (list, tuple)):
+            self.report_type("a list")
+            return None
+        if len(self.value) < at_least:
+            self.report("the list is empty", self._type_cure())
+            return None
+        return [
+            Node(value, "%s[%d]" % (self.where, number), self.problems, self.example)
+            for number, value in enumerate(self.value)
+        ]
+
+    def fields(self, keys: Dict[str, Key]) -> Optional[Fields]:
+        """The mapping's fields, after reporting unknown keys and required ones that are missing."""
+        if not isinstance(self.value, Mapping):
+            self.report_type("a mapping")
+            return None
+        for key in self.value:
+            if key not in keys:
+                guess = nearest(key, keys)
+                meant = "Did you mean %s? " % guess if guess else ""
+                place = Node(None, self._place(key), self.problems)
+                place.report("unknown key", "%sKeys here are %s." % (meant, ", ".join(keys)))
+        for key, meaning in keys.items():
+            if meaning.required and key not in self.value:
+                self.report("the key %s is missing" % key, "Add it, for example `%s`." % meaning.example)
+        return Fields(
+            {
+                key: Node(self.value[key], self._place(key), self.problems, keys[key].example)
+                for key in keys
+                if key in self.value
+            }
+        )
+
+    def _place(self, key: object) -> str:
+        return "%s.%s" % (self.where, key)
+
+
+class Fields:
+    """The known fields of a mapping."""
+
+    def __init__(self, nodes: Dict[str, Node]) -> None:
+        self._nodes = nodes
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._nodes
+
+    def __getitem__(self, key: str) -> Node:
+        return self._nodes[key]
+
+    def read(self, key: str, reader: Callable[[Node], Optional[T]], default: Optional[T] = None) -> Optional[T]:
+        """What `reader` makes of the field, or the default where it is absent."""
+        return reader(self._nodes[key]) if key in self._nodes else default

@@ -1,0 +1,133 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What `gpu_layout` says, as plain frozen values. `layout` reads and writes them; nothing here checks anything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Optional, Tuple, Union
+
+from .profile_name import parse_profile_name
+
+#: Raised when a layout that was valid becomes invalid, or means something else.
+LAYOUT_VERSION = 1
+
+#: The ways of sharing that have a part of their own name in the entry, and those that need none.
+PARTS = ("mig", "mps", "time_slicing", "vgpu")
+SHARINGS = ("exclusive", "shared", *PARTS)
+
+#: The driver's own four (nvidia-smi compute-policy --help), in the order of its numbers 0 to 3.
+TIME_SLICES = ("default", "short", "medium", "long")
+
+VGPU_POLICIES = ("fixed", "contended", "burst")
+
+
+@dataclass(frozen=True)
+class Selector:
+    """Names GPUs of a host.
+
+    kind   value
+    all    None
+    index  NVML's index, a number from 0
+    uuid   ``GPU-`` and a UUID in lower case, as NVML writes it
+    pci    domain:bus:device.function as sysfs writes it, ``0000:3b:00.0``
+    model  a glob on NVML's name without ``NVIDIA ``
+    """
+
+    kind: str
+    value: Union[None, int, str] = None
+
+    @property
+    def names_one_gpu(self) -> bool:
+        """Whether it names one GPU, known without looking at the host."""
+        return self.kind in ("index", "uuid", "pci")
+
+    def __str__(self) -> str:
+        forms = {"index": "GPU %s", "uuid": "%s", "pci": "GPU %s", "model": 'model "%s"'}
+        return forms[self.kind] % self.value if self.kind in forms else self.kind
+
+
+@dataclass(frozen=True)
+class Mps:
+    """An MPS daemon and the caps of its clients. A `pinned_memory_limit_bytes` of None sets no limit."""
+
+    name: str
+    clients: int
+    active_thread_percentage: int
+    pinned_memory_limit_bytes: Optional[int] = None
+    oversubscribe: bool = False
+
+
+@dataclass(frozen=True)
+class MigInstance:
+    """`count` GPU instances of one profile. `placement` is the start in memory units, None leaves it to the planner.
+
+    `compute_instances` names the parts of a split, in the order written; empty means one that spans the GPU instance.
+    """
+
+    profile: str
+    count: int = 1
+    placement: Optional[int] = None
+    compute_instances: Tuple[str, ...] = ()
+    mps: Optional[Mps] = None
+
+    @property
+    def compute_slices(self) -> Tuple[int, ...]:
+        """The slices of each part of the split; empty without one."""
+        return tuple(parse_profile_name(name).compute_slices for name in self.compute_instances)
+
+
+@dataclass(frozen=True)
+class TimeSlicing:
+    """`slice` is one of TIME_SLICES, `replicas` how many clients the GPU is offered to."""
+
+    slice: str
+    replicas: int = 1
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """A quota of `memory_bytes` and `sm_percent` on each of `gpus` GPUs of the entry. `gpu` pins it to one."""
+
+    name: str
+    memory_bytes: int
+    sm_percent: int
+    priority: int = 0
+    gpus: int = 1
+    gpu: Optional[Selector] = None
+
+
+@dataclass(frozen=True)
+class Vgpu:
+    """Tenants that are held to quotas. The ratios say how much more than a GPU has may be promised: 1.0 is none."""
+
+    tenants: Tuple[Tenant, ...]
+    policy: str = "fixed"
+    oversubscribe_memory_ratio: float = 1.0
+    oversubscribe_sm_ratio: float = 1.0
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry of the list. Exactly the part that `sharing` names is set; exclusive and shared have none."""
+
+    index: int
+    selectors: Tuple[Selector, ...]
+    sharing: str
+    mig: Optional[Tuple[MigInstance, ...]] = None
+    mps: Optional[Mps] = None
+    time_slicing: Optional[TimeSlicing] = None
+    vgpu: Optional[Vgpu] = None
+
+    @property
+    def where(self) -> str:
+        """How messages name this entry."""
+        return "gpu_layout[%d]" % self.index
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The whole variable. GPUs that no entry names are left as they are."""
+
+    entries: Tuple[Entry, ...]

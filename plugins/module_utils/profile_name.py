@@ -1,0 +1,64 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Names of MIG profiles: ``3g.40gb``, ``1g.10gb+me`` and, for a part of an instance, ``1c.3g.40gb``.
+
+Only the form of a name is known here. Which profiles a GPU has is asked of its NVML when a layout is applied.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from .errors import FleetError
+
+_NAME = re.compile(r"(?:([1-9][0-9]*)c\.)?([1-9][0-9]*)g\.([1-9][0-9]*)gb(\+me\.all|\+me|\+gfx|-me)?")
+
+
+class ProfileNameError(FleetError):
+    """A text that is no profile name."""
+
+
+@dataclass(frozen=True)
+class ProfileName:
+    """`compute_slices` are those of the compute instance; they equal `gpu_slices` where it spans the GPU instance."""
+
+    compute_slices: int
+    gpu_slices: int
+    memory_gb: int
+    #: ``+me``, ``+me.all``, ``+gfx``, ``-me`` or empty.
+    attribute: str = ""
+
+    @property
+    def gpu_instance(self) -> str:
+        """The name of the GPU instance profile alone."""
+        return "%dg.%dgb%s" % (self.gpu_slices, self.memory_gb, self.attribute)
+
+    @property
+    def is_split(self) -> bool:
+        """Whether the name stands for a part of a GPU instance."""
+        return self.compute_slices != self.gpu_slices
+
+    def __str__(self) -> str:
+        return ("%dc." % self.compute_slices if self.is_split else "") + self.gpu_instance
+
+
+def parse_profile_name(text: str) -> ProfileName:
+    """Raises ProfileNameError, whose `where` is empty: only the caller knows it."""
+    match = _NAME.fullmatch(text)
+    if not match:
+        raise ProfileNameError(
+            "",
+            '"%s" is not the name of a MIG profile' % text,
+            "Write it as nvidia-smi mig -lgip does: 1g.10gb, 3g.40gb, 1g.10gb+me, 1g.24gb+me.all, 1g.24gb+gfx, 1g.24gb-me.",
+        )
+    compute, slices, memory, attribute = match.groups()
+    name = ProfileName(int(compute or slices), int(slices), int(memory), attribute or "")
+    if name.compute_slices > name.gpu_slices:
+        raise ProfileNameError(
+            "",
+            '"%s" has more compute slices (%d) than its GPU instance (%d)' % (text, name.compute_slices, name.gpu_slices),
+            "The number before c cannot exceed the one before g.",
+        )
+    return name
