@@ -1,0 +1,122 @@
+#!/usr/bin/env python3
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Holds what the inventory asks for (gpu_layout in host_vars) against what nvidia-smi says on each lab host.
+
+usage: verify_layout.py [HOST...]     all hosts of inventories/simulated if none is named; status 1 if one differs
+
+Written apart from the collection, on purpose: it shares no code with what it checks. It knows the parts of gpu_layout
+that are applied so far (sharing: mig, exclusive, shared).
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+sys.path.insert(0, str(Path(__file__).parent))
+from nvidia_smi import Gpu, NvidiaSmiError, Run, read_gpus
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+HOST_VARS = REPOSITORY / "inventories" / "simulated" / "host_vars"
+
+COMPUTE_MODE = {"exclusive": "Exclusive_Process", "shared": "Default"}
+
+
+def selects(selector, gpu: Gpu) -> bool:
+    """Whether a selector of gpu_layout means this GPU."""
+    if isinstance(selector, dict):
+        return fnmatch.fnmatchcase(gpu.name.replace("NVIDIA ", "", 1), selector["model"])
+    if selector == "all" or selector == gpu.index or selector == gpu.uuid:
+        return True
+    return isinstance(selector, str) and gpu.pci_address.lower().endswith(selector.lower())
+
+
+def wanted_instances(mig: list[dict]) -> list[tuple[str, tuple[str, ...], int | None]]:
+    """(profile, compute instances' profiles, pinned start or None) of each instance asked for."""
+    return [
+        (item["profile"], tuple(sorted(item.get("compute_instances", [item["profile"]]))), item.get("placement"))
+        for item in mig
+        for _ in range(item.get("count", 1))
+    ]
+
+
+def differences_of_gpu(entry: dict, gpu: Gpu) -> list[str]:
+    """What on `gpu` is not as `entry` asks, a sentence each."""
+    found = []
+    mig = entry["sharing"] == "mig"
+    # A GPU that cannot do MIG says N/A, which is as good as Disabled.
+    if (gpu.mig_mode == "Enabled") != mig or gpu.mig_mode_pending != gpu.mig_mode:
+        found.append(f"MIG mode is {gpu.mig_mode} (pending {gpu.mig_mode_pending}), asked for sharing: {entry['sharing']}")
+    if not mig and gpu.compute_mode != COMPUTE_MODE[entry["sharing"]]:
+        found.append(f"compute mode is {gpu.compute_mode}, asked for {COMPUTE_MODE[entry['sharing']]}")
+
+    wanted = wanted_instances(entry["mig"]) if mig else []
+    there = [(i.profile, tuple(i.compute_instances), i.start) for i in gpu.instances.values()]
+    if sorted(item[:2] for item in wanted) != sorted(item[:2] for item in there):
+        found.append(f"instances are {sorted(there)}, asked for {wanted}")
+    found += [f"no {item[0]} starts at {item[2]}" for item in wanted if item[2] is not None and item not in there]
+    devices = sum(len(compute_instances) for _, compute_instances, _ in wanted)
+    if len(set(gpu.mig_device_uuids)) != devices:
+        found.append(f"{len(set(gpu.mig_device_uuids))} MIG devices have a UUID of their own, {devices} were to")
+    return found
+
+
+def differences(variables: dict, gpus: list[Gpu]) -> list[str]:
+    """What on a host is not as its variables ask, a sentence each that begins with the GPU."""
+    count = sum(item.get("count", 1) for item in variables["gpu_simulator_gpus"])
+    found = [] if len(gpus) == count else [f"{len(gpus)} GPUs are there, {count} were asked for"]
+    for number, entry in enumerate(variables["gpu_layout"]):
+        chosen = [gpu for gpu in gpus if any(selects(selector, gpu) for selector in _as_list(entry["gpus"]))]
+        if not chosen:
+            found.append(f"gpu_layout[{number}] selects no GPU of the host")
+        found += [f"GPU {gpu.index}: {sentence}" for gpu in chosen for sentence in differences_of_gpu(entry, gpu)]
+    return found
+
+
+def _as_list(selectors) -> list:
+    return selectors if isinstance(selectors, list) else [selectors]
+
+
+def podman_run(host_name: str) -> Run:
+    """What runs a shell command on a lab host."""
+    container = f"openfleet-{os.environ.get('OPENFLEET_LAB') or 'demo'}-{host_name}"
+
+    def run(command: str) -> tuple[int, str]:
+        done = subprocess.run(
+            [str(REPOSITORY / ".lab" / "bin" / "podman"), "exec", container, "sh", "-c", command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        return done.returncode, done.stdout
+
+    return run
+
+
+def main(names: list[str]) -> int:
+    status = 0
+    for name in names or sorted(path.stem for path in HOST_VARS.glob("*.yml")):
+        variables = yaml.safe_load((HOST_VARS / f"{name}.yml").read_text())
+        try:
+            gpus = read_gpus(podman_run(name))
+            found = differences(variables, gpus)
+        except NvidiaSmiError as error:
+            gpus, found = [], [str(error)]
+        if found:
+            status = 1
+            print(f"{name}: NOT as asked", *found, sep="\n  ")
+        else:
+            instances = sum(len(gpu.instances) for gpu in gpus)
+            print(f"{name}: {len(gpus)} GPUs with {instances} GPU instances, exactly as asked")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
