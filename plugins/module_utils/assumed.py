@@ -23,6 +23,12 @@ def assumed_gpus(keys: Sequence[str], models: Optional[Dict[str, catalogue.Model
     return tuple(_gpu(index, known.get(key) or catalogue.find_model(key)) for index, key in enumerate(keys))
 
 
+def keys_of_pci(device_ids: Sequence[str], models: Dict[str, catalogue.Model]) -> Tuple[Optional[str], ...]:
+    """The catalogue key of each PCI device id (four hex digits), None for boards that the catalogue does not know."""
+    boards = {board.pci_device_id: key for key, model in models.items() for board in model.boards}
+    return tuple(boards.get(device_id) for device_id in device_ids)
+
+
 def _gpu(index: int, model: catalogue.Model) -> Gpu:
     profiles = tuple(_profile(model, profile) for profile in model.profiles)
     return Gpu(

@@ -273,7 +273,7 @@ def _plan_mig(gpu: Gpu, target: Target) -> GpuPlan:
     destroy: List[Step] = []
     create: List[Step] = []
     disturbs: List[Disturbance] = []
-    for wanted, placement in placed:
+    for wanted, placement in sorted(placed, key=lambda pair: pair[1]):
         instance = at.pop((wanted.profile, placement), None)
         profile = capacity.profiles[wanted.profile]
         slices = wanted.compute_slices or (profile.compute_slices,)

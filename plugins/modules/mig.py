@@ -29,8 +29,7 @@ options:
     description:
       - The variable C(gpu_layout), whole. Its contract, key by key, stands in C(docs/gpu_layout.md).
       - Entries whose C(sharing) is V(mps), V(time_slicing) or V(vgpu) are checked and then refused by this release.
-    type: list
-    elements: dict
+    type: raw
     required: true
 extends_documentation_fragment:
   - ansible.builtin.action_common_attributes
@@ -81,7 +80,7 @@ gpus:
   description: >-
     For each GPU that the layout names what was asked for (C(asked), from C(entry) of the layout), the state C(before) the
     run and C(after) it (verified against NVML after a change; predicted in check mode), and whether it C(changed).
-    C(instances) lists the GPU instances that are there now.
+    C(instances) lists the GPU instances that are there now, C(placement_units) how many memory units a placement counts in.
   returned: when a driver is present
   type: list
   elements: dict
@@ -89,6 +88,11 @@ driver_present:
   description: Whether NVML answers.
   returned: success
   type: bool
+pci_gpus:
+  description: C(address) and C(device_id) of the NVIDIA GPUs on the PCI bus.
+  returned: when no driver answers, in check mode
+  type: list
+  elements: dict
 outcome:
   description: On failure, which layout stands now. V(old) or V(unknown).
   returned: when the plan could not be carried out
@@ -107,12 +111,14 @@ from ..module_utils.errors import DriverAbsentError
 from ..module_utils.layout import parse_layout
 from ..module_utils.model import to_data
 from ..module_utils.nvml import Session
+from ..module_utils.pci import nvidia_gpus
 from ..module_utils.runner import respawn_with_pynvml, run
 from ..module_utils.selector import targets
 
 
 def argspec():
-    return {"layout": {"type": "list", "elements": "dict", "required": True}}
+    # raw: the layout's own parser says what is wrong with it, entry by entry.
+    return {"layout": {"type": "raw", "required": True}}
 
 
 def partition(layout_data, check_mode):
@@ -129,7 +135,8 @@ def partition(layout_data, check_mode):
             respawn_with_pynvml()
         if not check_mode:
             raise
-        return {"changed": True, "driver_present": False, "msg": "%s Only the form of the layout was checked." % error}
+        msg = "%s Only the form of the layout was checked." % error
+        return {"changed": True, "driver_present": False, "pci_gpus": nvidia_gpus(), "msg": msg}
     return {
         "changed": plan.changes,
         "driver_present": True,
@@ -156,6 +163,7 @@ def report(plan, observed):
             "before": gpu.before(),
             "after": gpu.after(),
             "changed": bool(gpu.steps),
+            "placement_units": max((p.start + p.size for profile in gpu.gpu.mig.profiles for p in profile.placements), default=0),
             "instances": [
                 {"profile": i.profile, "placement": to_data(i.placement), "mig_uuids": [c.mig_uuid for c in i.compute_instances]}
                 for i in observed[gpu.gpu.uuid].mig.instances

@@ -1,0 +1,69 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""One report over the fleet from what each host's run of the mig module returned."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: fleet_report
+short_description: Sum up what the layouts of all hosts asked for, found and changed
+version_added: "0.1.0"
+author:
+  - openfleet.gpu contributors (!UNKNOWN)
+description:
+  - Takes the results of the module M(openfleet.gpu.mig) by host and returns rows and totals for the report templates.
+options:
+  _input:
+    description: Result of the module by host name. A host without a result is reported as such.
+    type: dict
+    required: true
+"""
+
+EXAMPLES = r"""
+- name: Print the totals
+  ansible.builtin.debug:
+    msg: "{{ {inventory_hostname: gpu_layout_result} | openfleet.gpu.fleet_report }}"
+"""
+
+RETURN = r"""
+_value:
+  description:
+    - C(schema), the version of this form; C(hosts), by name, each with C(gpus) as the module returned them and C(note)
+      where there are none; C(totals) with C(hosts), C(hosts_changed), C(gpus), C(gpus_changed), C(instances),
+      C(create), C(destroy) and C(keep); C(summary), the totals in one line.
+  type: dict
+"""
+
+SCHEMA = 1
+COUNTS = ("create", "destroy", "keep", "gpus_changed")
+
+
+def fleet_report(results):
+    """See DOCUMENTATION."""
+    hosts = [_host(name, result or {}) for name, result in results.items()]
+    totals = {count: sum(host["counts"].get(count, 0) for host in hosts) for count in COUNTS}
+    totals.update(
+        hosts=len(hosts),
+        hosts_changed=sum(host["counts"].get("gpus_changed", 0) > 0 for host in hosts),
+        gpus=sum(len(host["gpus"]) for host in hosts),
+        instances=sum(len(gpu["instances"]) for host in hosts for gpu in host["gpus"]),
+    )
+    summary = (
+        "{gpus} GPUs on {hosts} hosts, {instances} MIG instances: {create} created, {destroy} destroyed, {keep} kept; "
+        "{hosts_changed} of {hosts} hosts changed"
+    ).format(**totals)
+    return {"schema": SCHEMA, "hosts": hosts, "totals": totals, "summary": summary}
+
+
+def _host(name, result):
+    gpus = result.get("gpus", [])
+    note = "" if gpus else result.get("msg") or "nothing was applied on this host"
+    return {"name": name, "gpus": gpus, "counts": result.get("counts", {}), "note": note}
+
+
+class FilterModule:
+    """Ansible's entry point."""
+
+    def filters(self):
+        return {"fleet_report": fleet_report}

@@ -1,0 +1,87 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Plan a layout for a host whose driver does not answer yet, from the catalogue."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: plan_without_driver
+short_description: Check a GPU layout against the catalogue of GPU models, before a driver is there
+version_added: "0.1.0"
+author:
+  - openfleet.gpu contributors (!UNKNOWN)
+description:
+  - Plans the layout as the module M(openfleet.gpu.mig) would on empty GPUs of the given models.
+  - Returns problems rather than failing, so that the caller can name the host.
+options:
+  _input:
+    description: The variable C(gpu_layout).
+    type: raw
+    required: true
+  expected_gpus:
+    description: Catalogue keys of the host's GPUs in index order, for example C(H100-80GB).
+    type: list
+    elements: str
+    default: []
+  pci_gpus:
+    description: What the module M(openfleet.gpu.mig) found on the PCI bus; used where O(expected_gpus) is empty.
+    type: list
+    elements: dict
+    default: []
+"""
+
+EXAMPLES = r"""
+- name: Show what a layout would mean
+  ansible.builtin.debug:
+    msg: "{{ gpu_layout | openfleet.gpu.plan_without_driver(expected_gpus=['H100-80GB', 'H100-80GB']) }}"
+"""
+
+RETURN = r"""
+_value:
+  description:
+    - C(problems), a list of messages, empty where the layout can be had;
+      C(plan), one line per GPU; C(checked), whether the GPU models were known, and so whether anything but the form
+      of the layout was checked.
+  type: dict
+"""
+
+from ..module_utils import assumed, catalogue, mig_plan
+from ..module_utils.errors import FleetError, LayoutError
+from ..module_utils.layout import parse_layout
+from ..module_utils.layout_types import Layout
+from ..module_utils.selector import targets
+
+
+def plan_without_driver(layout_data, expected_gpus=(), pci_gpus=()):
+    """See DOCUMENTATION."""
+    try:
+        layout = parse_layout(layout_data)
+        keys = _keys(expected_gpus, pci_gpus)
+        if not keys or None in keys:
+            return {"problems": [], "plan": [], "checked": False}
+        gpus = assumed.assumed_gpus(keys)
+        plan = mig_plan.plan(gpus, targets(_by_place(layout), gpus))
+    except LayoutError as error:
+        return {"problems": [str(problem) for problem in error.problems], "plan": [], "checked": True}
+    except FleetError as error:
+        return {"problems": [str(error)], "plan": [], "checked": True}
+    return {"problems": [], "plan": plan.lines(), "checked": True}
+
+
+def _keys(expected_gpus, pci_gpus):
+    if expected_gpus:
+        return tuple(expected_gpus)
+    return assumed.keys_of_pci([gpu["device_id"] for gpu in pci_gpus], catalogue.load_models())
+
+
+def _by_place(layout):
+    """The layout without entries that name GPUs by UUID or PCI address: only the driver can say which these are."""
+    return Layout(tuple(e for e in layout.entries if all(s.kind not in ("uuid", "pci") for s in e.selectors)))
+
+
+class FilterModule:
+    """Ansible's entry point."""
+
+    def filters(self):
+        return {"plan_without_driver": plan_without_driver}

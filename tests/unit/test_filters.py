@@ -1,0 +1,87 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The filters that site.yml uses on the controller, and what they read."""
+
+from __future__ import annotations
+
+from ansible_collections.openfleet.gpu.plugins.filter.fleet_report import fleet_report
+from ansible_collections.openfleet.gpu.plugins.filter.gpu_models import gpu_models
+from ansible_collections.openfleet.gpu.plugins.filter.plan_without_driver import plan_without_driver
+from ansible_collections.openfleet.gpu.plugins.module_utils.pci import nvidia_gpus
+
+SEVENTHS = [{"gpus": "all", "sharing": "mig", "mig": [{"profile": "1g.10gb", "count": 7}]}]
+
+
+def pci_tree(root, devices):
+    for address, (vendor, pci_class, device) in devices.items():
+        folder = root / address
+        folder.mkdir()
+        for name, value in (("vendor", vendor), ("class", pci_class), ("device", device)):
+            (folder / name).write_text(value + "\n")
+    return str(root)
+
+
+def test_gpu_models_are_listed_in_index_order():
+    groups = [{"model": "H100-80GB", "count": 2}, {"model": "L40S-48GB"}]
+    assert gpu_models(groups) == ["H100-80GB", "H100-80GB", "L40S-48GB"]
+
+
+def test_only_nvidia_gpus_are_found_on_the_bus(tmp_path):
+    tree = pci_tree(tmp_path, {
+        "0000:3b:00.0": ("0x10de", "0x030200", "0x2330"),
+        "0000:1b:00.0": ("0x10de", "0x030000", "0x20b2"),
+        "0000:05:00.0": ("0x10de", "0x068000", "0x22a3"),
+        "0000:00:02.0": ("0x8086", "0x030000", "0x46a6"),
+    })
+    assert nvidia_gpus(tree) == [
+        {"address": "0000:1b:00.0", "device_id": "20b2"},
+        {"address": "0000:3b:00.0", "device_id": "2330"},
+    ]
+    assert nvidia_gpus(str(tmp_path / "none")) == []
+
+
+def test_a_layout_is_planned_on_expected_gpus():
+    found = plan_without_driver(SEVENTHS, ["H100-80GB"])
+    assert found["problems"] == []
+    assert found["checked"]
+    assert found["plan"][0].startswith("gpu 0: enable MIG mode, create 1g.10gb@0")
+
+
+def test_gpus_on_the_bus_stand_in_for_expected_ones():
+    found = plan_without_driver(SEVENTHS, [], [{"address": "0000:1b:00.0", "device_id": "20b2"}])
+    assert found["checked"]
+    assert found["problems"] == []
+
+
+def test_unknown_boards_leave_the_layout_unchecked_and_say_so():
+    assert plan_without_driver(SEVENTHS, [], [{"address": "0000:1b:00.0", "device_id": "ffff"}])["checked"] is False
+    assert plan_without_driver(SEVENTHS)["checked"] is False
+
+
+def test_all_problems_of_form_and_the_first_of_fit_are_returned():
+    form = plan_without_driver([{"gpus": [0], "sharing": "nope"}, {"gpu": [1], "sharing": "shared"}])
+    assert len(form["problems"]) >= 2
+    assert "gpu_layout[0]" in form["problems"][0]
+    fit = plan_without_driver([{"gpus": [0], "sharing": "mig", "mig": [{"profile": "1g.5gb"}]}], ["H100-80GB"])
+    assert "there is no profile 1g.5gb" in fit["problems"][0]
+    model = plan_without_driver(SEVENTHS, ["H900"])
+    assert "H900" in model["problems"][0]
+
+
+def test_entries_by_uuid_wait_for_the_driver():
+    by_uuid = [{"gpus": ["GPU-5c89d3fa-0000-4000-8000-000000000001"], "sharing": "mig", "mig": [{"profile": "9g.90gb"}]}]
+    assert plan_without_driver(by_uuid, ["H100-80GB"])["problems"] == []
+
+
+def test_the_report_adds_up():
+    gpu = {"index": 0, "instances": [{}, {}], "changed": True}
+    report = fleet_report({
+        "a": {"gpus": [gpu, gpu], "counts": {"create": 3, "destroy": 1, "keep": 1, "gpus_changed": 2}},
+        "b": {"gpus": [gpu], "counts": {"create": 0, "destroy": 0, "keep": 2, "gpus_changed": 0}},
+        "c": None,
+    })
+    assert report["totals"] == {
+        "create": 3, "destroy": 1, "keep": 3, "gpus_changed": 2, "hosts": 3, "hosts_changed": 1, "gpus": 3, "instances": 6,
+    }
+    assert report["summary"] == "3 GPUs on 3 hosts, 6 MIG instances: 3 created, 1 destroyed, 3 kept; 1 of 3 hosts changed"
+    assert report["hosts"][2]["note"] == "nothing was applied on this host"

@@ -1,0 +1,113 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which GPUs an entry means, found when the layout is applied."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError, SelectorError
+from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
+from ansible_collections.openfleet.gpu.plugins.module_utils.selector import targets
+
+UUID = "GPU-5c89d3fa-0000-4000-8000-00000000000%d"
+
+
+@pytest.fixture(name="gpus")
+def four_gpus():
+    gpus = assumed_gpus(["H100-80GB", "H100-80GB", "A100-80GB", "L40S-48GB"])
+    return [dataclasses.replace(g, uuid=UUID % g.index, pci_address="0000:%02x:00.0" % (0x10 + g.index)) for g in gpus]
+
+
+def named(gpus, *selectors, sharing="shared"):
+    layout = parse_layout([{"gpus": list(selectors), "sharing": sharing}])
+    uuids = {target.gpu_uuid for target in targets(layout, gpus)}
+    return [gpu.index for gpu in gpus if gpu.uuid in uuids]
+
+
+@pytest.mark.parametrize(
+    ("selector", "indexes"),
+    [
+        (0, [0]),
+        (3, [3]),
+        (UUID % 1, [1]),
+        (("GPU-" + (UUID % 1)[4:].upper()), [1]),
+        ("0000:12:00.0", [2]),
+        ("00000000:12:00.0", [2]),
+        ("13:00.0", [3]),
+        ({"model": "H100*"}, [0, 1]),
+        ({"model": "*80GB*"}, [0, 1, 2]),
+        ("all", [0, 1, 2, 3]),
+    ],
+)
+def test_each_kind_of_selector(gpus, selector, indexes):
+    assert named(gpus, selector) == indexes
+
+
+def test_gpus_that_no_entry_names_have_no_target(gpus):
+    assert named(gpus, 1, {"model": "A100*"}) == [1, 2]
+    assert targets(parse_layout([]), gpus) == ()
+
+
+@pytest.mark.parametrize("selector", [4, "GPU-00000000-0000-4000-8000-000000000000", "0000:99:00.0", {"model": "B200*"}])
+def test_a_selector_that_matches_nothing_says_what_there_is(gpus, selector):
+    with pytest.raises(SelectorError) as caught:
+        named(gpus, 0, selector)
+    assert caught.value.where == "gpu_layout[0].gpus[1]"
+    assert "0: NVIDIA H100 80GB HBM3, %s, 0000:10:00.0" % (UUID % 0) in caught.value.cure
+
+
+def test_a_host_without_gpus_says_so():
+    with pytest.raises(SelectorError, match="no GPU at all"):
+        named([], 0)
+
+
+def test_a_gpu_named_by_two_kinds_of_selector_is_found(gpus):
+    layout = parse_layout([
+        {"gpus": [2], "sharing": "shared"},
+        {"gpus": [0, {"model": "A100*"}], "sharing": "exclusive"},
+    ])
+    with pytest.raises(SelectorError) as caught:
+        targets(layout, gpus)
+    assert caught.value.where == "gpu_layout[1].gpus[1]"
+    assert "gpu_layout[0].gpus[0]" in caught.value.problem
+    assert "gpu 2" in caught.value.problem
+
+
+def test_what_each_sharing_means(gpus):
+    layout = parse_layout([
+        {"gpus": [0], "sharing": "mig", "mig": [{"profile": "1g.10gb", "count": 2}, {"profile": "3g.40gb", "placement": 4}]},
+        {"gpus": [1], "sharing": "exclusive"},
+        {"gpus": [2], "sharing": "shared"},
+    ])
+    mig, exclusive, shared = targets(layout, gpus)
+    assert (mig.mig_enabled, mig.compute_mode) == (True, None)
+    assert [(i.profile, i.start) for i in mig.instances] == [("1g.10gb", None), ("1g.10gb", None), ("3g.40gb", 4)]
+    assert str(mig) == "mig: 2x 1g.10gb, 1x 3g.40gb@4"
+    assert (exclusive.mig_enabled, exclusive.compute_mode) == (False, "exclusive_process")
+    assert (shared.mig_enabled, shared.compute_mode) == (False, "default")
+
+
+def test_splits_become_compute_slices(gpus):
+    layout = parse_layout([
+        {"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb", "compute_instances": ["1c.3g.40gb", "2c.3g.40gb"]}]},
+    ])
+    assert targets(layout, gpus)[0].instances[0].compute_slices == (2, 1)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"gpus": [0], "sharing": "mps", "mps": {"name": "a", "clients": 2, "active_thread_percentage": 50}},
+        {"gpus": [0], "sharing": "time_slicing", "time_slicing": {"slice": "long", "replicas": 2}},
+        {"gpus": [0], "sharing": "vgpu", "vgpu": {"tenants": [{"name": "a", "memory": "1GiB", "sm_percent": 10}]}},
+        {"gpus": [0], "sharing": "mig", "mig": [
+            {"profile": "7g.80gb", "mps": {"name": "a", "clients": 2, "active_thread_percentage": 50}}
+        ]},
+    ],
+)
+def test_what_this_release_does_not_apply_is_refused_not_skipped(gpus, entry):
+    with pytest.raises(PlanError, match="does not apply it yet"):
+        targets(parse_layout([entry]), gpus)
