@@ -184,8 +184,8 @@ class _Parser:
         count = fields.read("count", lambda field: field.integer(1), 1)
         placement = fields.read("placement", lambda field: field.integer(0))
         if placement is not None and count is not None and count > 1:
-            fields["placement"].report(
-                "one start cannot serve %d instances" % count,
+            node.report(
+                "one placement cannot serve %d instances" % count,
                 "Write one element for each instance, each with its placement, or take placement away.",
             )
         split = fields.read("compute_instances", lambda field: _compute_instances(field, profile), ())

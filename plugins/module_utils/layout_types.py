@@ -36,7 +36,7 @@ class Selector:
     """
 
     kind: str
-    value: Union[None, int, str] = None
+    value: Union[int, str, None] = None
 
     @property
     def names_one_gpu(self) -> bool:

@@ -48,9 +48,7 @@ def _check_pin(node: Node, tenant: Tenant, selectors: Sequence[Optional[Selector
         )
 
 
-def _check_percent(
-    node: Node, tenants: List[Tenant], selectors: Sequence[Optional[Selector]], sm_ratio: float
-) -> None:
+def _check_percent(node: Node, tenants: List[Tenant], selectors: Sequence[Optional[Selector]], sm_ratio: float) -> None:
     known = [tenant for tenant in tenants if tenant.sm_percent is not None and tenant.gpus is not None]
     pinned: Dict[Selector, int] = {}
     for tenant in known:

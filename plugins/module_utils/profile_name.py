@@ -51,14 +51,15 @@ def parse_profile_name(text: str) -> ProfileName:
         raise ProfileNameError(
             "",
             '"%s" is not the name of a MIG profile' % text,
-            "Write it as nvidia-smi mig -lgip does: 1g.10gb, 3g.40gb, 1g.10gb+me, 1g.24gb+me.all, 1g.24gb+gfx, 1g.24gb-me.",
+            "Write it as nvidia-smi mig -lgip does, like 3g.40gb, 1g.10gb+me, 1g.24gb+me.all, 1g.24gb+gfx or 1g.24gb-me.",
         )
     compute, slices, memory, attribute = match.groups()
     name = ProfileName(int(compute or slices), int(slices), int(memory), attribute or "")
     if name.compute_slices > name.gpu_slices:
         raise ProfileNameError(
             "",
-            '"%s" has more compute slices (%d) than its GPU instance (%d)' % (text, name.compute_slices, name.gpu_slices),
+            '"%s" has %d compute slices, more than the %d of its GPU instance'
+            % (text, name.compute_slices, name.gpu_slices),
             "The number before c cannot exceed the one before g.",
         )
     return name

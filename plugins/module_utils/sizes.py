@@ -26,7 +26,9 @@ def parse_size_bytes(text: str) -> int:
     if match:
         return int(match.group(1)) * BYTES_PER_UNIT[match.group(2)]
     if _BARE_NUMBER.fullmatch(text):
-        raise SizeError("", "the size %s has no unit" % text, "Write %sGiB or %sMiB, whichever is meant." % (text, text))
+        raise SizeError(
+            "", "the size %s has no unit" % text, "Write %sGiB or %sMiB, whichever is meant." % (text, text)
+        )
     raise SizeError(
         "",
         'the size "%s" is not a positive whole number with the unit MiB or GiB' % text,

@@ -1,0 +1,259 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The JSON schema of gpu_layout agrees with the parser: on examples place by place, on any layout in the verdict."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ansible_collections.openfleet.gpu.plugins.module_utils import layout_types as types
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import LayoutError
+from ansible_collections.openfleet.gpu.plugins.module_utils.layout import LAYOUT_VERSION, layout_to_data, parse_layout
+
+REPOSITORY = Path(__file__).parents[2]
+DATA = Path(__file__).parent / "data"
+GOOD = yaml.safe_load((DATA / "good_layouts.yml").read_text(encoding="utf-8"))
+BAD = yaml.safe_load((DATA / "bad_layouts.yml").read_text(encoding="utf-8"))
+SCHEMA = json.loads((REPOSITORY / "docs" / "gpu_layout.schema.json").read_text(encoding="utf-8"))
+VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
+
+
+def schema_errors(data):
+    """Every error and what is below it, as paths like ('gpu_layout', 0, 'mig')."""
+    waiting = list(VALIDATOR.iter_errors({"gpu_layout": data}))
+    paths = []
+    while waiting:
+        error = waiting.pop()
+        paths.append(tuple(error.absolute_path))
+        waiting.extend(error.context)
+    return paths
+
+
+def path_of(where):
+    """gpu_layout[0].mig as ('gpu_layout', 0, 'mig')."""
+    steps = re.findall(r"\[(\d+)\]|(\w+)", where)
+    return tuple(int(number) if number else word for number, word in steps)
+
+
+def test_the_schema_is_one():
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    assert SCHEMA["$id"].endswith(":%d" % LAYOUT_VERSION)
+
+
+def test_other_variables_are_none_of_its_business():
+    assert VALIDATOR.is_valid({"ntp_servers": ["a"], "gpu_layout": []})
+
+
+@pytest.mark.parametrize("case", GOOD, ids=lambda case: case["name"])
+def test_schema_accepts_what_the_parser_accepts(case):
+    assert schema_errors(case["layout"]) == []
+
+
+@pytest.mark.parametrize("case", [case for case in BAD if "beyond_schema" not in case], ids=lambda case: case["name"])
+def test_schema_objects_where_the_parser_does(case):
+    """At the same value, at the mapping or list around it, or at a key within it."""
+    found = schema_errors(case["layout"])
+    for where in case["finds"]:
+        path = path_of(where)
+        assert any(each in (path, path[:-1]) or each[:-1] == path for each in found), (where, found)
+
+
+@pytest.mark.parametrize("case", [case for case in BAD if "beyond_schema" in case], ids=lambda case: case["name"])
+def test_what_is_called_beyond_the_schema_is(case):
+    assert schema_errors(case["layout"]) == []
+
+
+def keys_of(definition):
+    return set(SCHEMA["$defs"][definition]["properties"])
+
+
+def test_schema_and_parser_know_the_same_words():
+    from ansible_collections.openfleet.gpu.plugins.module_utils import layout
+
+    assert keys_of("entry") == set(layout._ENTRY)
+    assert keys_of("mig_instance") == set(layout._MIG_INSTANCE)
+    assert keys_of("mps") == set(layout._MPS)
+    assert keys_of("time_slicing") == set(layout._TIME_SLICING)
+    assert keys_of("vgpu") == set(layout._VGPU)
+    assert keys_of("tenant") == set(layout._TENANT)
+    assert SCHEMA["$defs"]["entry"]["properties"]["sharing"]["enum"] == list(types.SHARINGS)
+    assert SCHEMA["$defs"]["time_slicing"]["properties"]["slice"]["enum"] == list(types.TIME_SLICES)
+    assert SCHEMA["$defs"]["vgpu"]["properties"]["policy"]["enum"] == list(types.VGPU_POLICIES)
+
+
+# -- arbitrary layouts ------------------------------------------------------------------------------------------------
+
+names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", fullmatch=True)
+sizes_bytes = st.integers(1, 4096).map(lambda mib: mib * 2**20)
+
+
+@st.composite
+def selectors(draw):
+    """A non-empty tuple of selectors that name different GPUs, as far as can be seen."""
+    if draw(st.integers(0, 9)) == 0:
+        return (types.Selector("all"),)
+    one = st.one_of(
+        st.integers(0, 31).map(lambda index: types.Selector("index", index)),
+        st.uuids().map(lambda uuid: types.Selector("uuid", "GPU-%s" % uuid)),
+        st.integers(0, 255).map(lambda bus: types.Selector("pci", "0000:%02x:00.0" % bus)),
+        st.sampled_from(["H100*", "A100-SXM4-80GB", "*"]).map(lambda glob: types.Selector("model", glob)),
+    )
+    return tuple(draw(st.lists(one, min_size=1, max_size=4, unique=True)))
+
+
+@st.composite
+def mps(draw):
+    clients = draw(st.integers(1, 60))
+    percent = draw(st.integers(1, 100))
+    return types.Mps(
+        draw(names),
+        clients,
+        percent,
+        draw(st.none() | sizes_bytes),
+        oversubscribe=clients * percent > 100 or draw(st.booleans()),
+    )
+
+
+@st.composite
+def mig_instances(draw):
+    slices, memory_gb = draw(st.integers(1, 7)), draw(st.integers(1, 180))
+    tail = "%dg.%dgb%s" % (slices, memory_gb, draw(st.sampled_from(["", "+me", "+me.all", "+gfx", "-me"])))
+    parts = []
+    while draw(st.booleans()) and sum(parts) < slices:
+        parts.append(draw(st.integers(1, slices - sum(parts))))
+    if parts == [slices]:
+        parts = []
+    count = draw(st.integers(1, 7))
+    return types.MigInstance(
+        tail,
+        count,
+        draw(st.integers(0, 11)) if count == 1 and draw(st.booleans()) else None,
+        tuple(tail if part == slices else "%dc.%s" % (part, tail) for part in parts),
+        draw(st.none() | mps()),
+    )
+
+
+@st.composite
+def vgpus(draw, chosen):
+    """Tenants that fit: those pinned to a GPU share its percent, the others take what is sure to be there."""
+    countable = all(selector.names_one_gpu for selector in chosen)
+    tenants = []
+    for name in draw(st.lists(names, min_size=1, max_size=4, unique=True)):
+        pin = draw(st.sampled_from(chosen)) if countable and draw(st.booleans()) else None
+        gpus = 1 if pin or not draw(st.booleans()) else draw(st.integers(1, len(chosen)))
+        percent = draw(st.integers(1, 25))
+        tenants.append(types.Tenant(name, draw(sizes_bytes), percent, draw(st.integers(0, 3)), gpus, pin))
+    ratios = st.floats(1.0, 8.0)
+    return types.Vgpu(tuple(tenants), draw(st.sampled_from(types.VGPU_POLICIES)), draw(ratios), draw(ratios))
+
+
+def renamed(layout, numbers):
+    """Every daemon and tenant with a name of its own: drawn names may collide."""
+
+    def fresh(value):
+        if value is None or not hasattr(value, "__dataclass_fields__"):
+            return tuple(map(fresh, value)) if isinstance(value, tuple) else value
+        fields = {name: fresh(getattr(value, name)) for name in value.__dataclass_fields__}
+        if isinstance(value, (types.Mps, types.Tenant)):
+            fields["name"] = "%s%d" % (value.name[:50], next(numbers))
+        return type(value)(**fields)
+
+    return fresh(layout)
+
+
+@st.composite
+def layouts(draw):
+    entries = []
+    taken = set()
+    for _ in range(draw(st.integers(0, 4))):
+        chosen = tuple(selector for selector in draw(selectors()) if selector not in taken)
+        if not chosen or (taken and types.Selector("all") in chosen) or types.Selector("all") in taken:
+            continue
+        taken.update(chosen)
+        sharing = draw(st.sampled_from(types.SHARINGS))
+        parts = {
+            "mig": st.lists(mig_instances(), max_size=4).map(tuple),
+            "mps": mps(),
+            "time_slicing": st.builds(types.TimeSlicing, st.sampled_from(types.TIME_SLICES), st.integers(1, 16)),
+            "vgpu": vgpus(chosen),
+        }
+        part = {sharing: draw(parts[sharing])} if sharing in parts else {}
+        entries.append(types.Entry(len(entries), chosen, sharing, **part))
+    return renamed(types.Layout(tuple(entries)), iter(range(1000)))
+
+
+@given(layouts())
+def test_canonical_form_says_all(layout):
+    data = layout_to_data(layout)
+    assert parse_layout(data) == layout
+    assert schema_errors(data) == []
+    assert parse_layout(json.loads(json.dumps(data))) == layout
+
+
+def places(value, path=()):
+    yield path
+    if isinstance(value, dict):
+        for key in value:
+            yield from places(value[key], (*path, key))
+    elif isinstance(value, list):
+        for number, each in enumerate(value):
+            yield from places(each, (*path, number))
+
+
+words = st.sampled_from(
+    ["", "all", "mig", "0", "1g.10gb", "1c.3g.40gb", "3g.40gb+me", "8GiB", "8GB", "GPU-1", "3b:00.0", "long", "a b"]
+)
+scalars = st.none() | st.booleans() | st.integers(-2, 200) | st.floats() | words | st.text(max_size=5)
+keys = st.sampled_from(["gpus", "sharing", "mig", "name", "count", "model", "x"])
+anything = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@st.composite
+def spoilt(draw):
+    """A good layout with one or two values replaced, taken away, or doubled."""
+    data = layout_to_data(draw(layouts()))
+    for _ in range(draw(st.integers(1, 2))):
+        path = draw(st.sampled_from(list(places(data))))
+        if not path:
+            continue
+        holder = data
+        for step in path[:-1]:
+            holder = holder[step]
+        action = draw(st.sampled_from(["replace", "remove", "double"]))
+        if action == "replace":
+            holder[path[-1]] = draw(anything)
+        elif action == "remove":
+            del holder[path[-1]]
+        elif isinstance(holder, list):
+            holder.append(copy.deepcopy(holder[path[-1]]))
+        else:
+            holder["x" + str(path[-1])] = holder[path[-1]]
+    return data
+
+
+@settings(max_examples=300)
+@given(spoilt() | anything)
+def test_whatever_comes_the_parser_answers_and_the_schema_is_never_stricter(data):
+    before = copy.deepcopy(data)
+    try:
+        layout = parse_layout(data)
+    except LayoutError as error:
+        for problem in error.problems:
+            assert problem.where.startswith("gpu_layout") and problem.problem and problem.cure
+    else:
+        assert schema_errors(data) == []
+        assert parse_layout(layout_to_data(layout)) == layout
+    assert repr(data) == repr(before)
