@@ -6,6 +6,7 @@
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
+.ONESHELL:
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 
@@ -68,22 +69,22 @@ require-python:
 
 $(venv_stamp):
 	@echo 'venv: .venv with $(PYTHON)'
-	@rm -rf .venv && mkdir -p .cache
-	@$(PYTHON) -m venv .venv
-	@.venv/bin/pip install -qq --no-compile --requirement requirements.txt
-	@touch $@
+	rm -rf .venv && mkdir -p .cache
+	$(PYTHON) -m venv .venv
+	.venv/bin/pip install -qq --no-compile --requirement requirements.txt
+	touch $@
 
 $(venv_test_stamp): $(venv_stamp)
 	@echo 'venv: test tools into .venv'
-	@.venv/bin/pip install -qq --no-compile --requirement requirements-test.txt
-	@touch $@
+	.venv/bin/pip install -qq --no-compile --requirement requirements-test.txt
+	touch $@
 
 $(venv_newest_stamp):
 	@echo 'venv: .venv-newest with $(NEWEST_PYTHON)'
-	@rm -rf .venv-newest && mkdir -p .cache
-	@$(NEWEST_PYTHON) -m venv .venv-newest
-	@.venv-newest/bin/pip install -qq --no-compile --requirement requirements-newest.txt
-	@touch $@
+	rm -rf .venv-newest && mkdir -p .cache
+	$(NEWEST_PYTHON) -m venv .venv-newest
+	.venv-newest/bin/pip install -qq --no-compile --requirement requirements-newest.txt
+	touch $@
 
 .PHONY: image
 image:
@@ -95,6 +96,19 @@ setup: packages ## all that a run needs: Debian packages, virtual environment, b
 
 setup-test: packages-test
 	@$(MAKE) -s -j2 $(venv_test_stamp) image
+
+# --- The main job ---------------------------------------------------------------------------------------------------
+
+.PHONY: demo
+demo: ## start the simulated fleet, run site.yml on it twice, show what came of it
+	@started=$$(date +%s.%N)
+	case "$$([ ! -e $(venv_stamp) ] || echo venv)+$$(.lab/bin/podman image exists localhost/openfleet-lab:$(LAB_RELEASE) 2>/dev/null && echo image)" in
+	    +) temperature=cold ;;
+	    venv+image) temperature=warm ;;
+	    *) temperature=partly ;;
+	esac
+	$(MAKE) setup
+	OPENFLEET_LAB=demo .venv/bin/python tests/lab/demo.py --started "$$started" --temperature "$$temperature"
 
 # --- The lab --------------------------------------------------------------------------------------------------------
 
