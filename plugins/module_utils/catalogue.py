@@ -101,16 +101,6 @@ class ComputeInstanceProfile:
 
 
 @dataclass(frozen=True)
-class Engines:
-    """Media engines, in counts."""
-
-    decoders: int
-    encoders: int
-    jpeg_engines: int
-    ofa_engines: int
-
-
-@dataclass(frozen=True)
 class Model:
     """A GPU model. Units are in the names; None means not known (models/README.md says field by field)."""
 
@@ -173,24 +163,6 @@ class Model:
         units = self.placement_units or profile.placement_size
         share = (self.memory_total_mib - self.reserved_mib()) * profile.placement_size // units
         return share // DERIVED_MEMORY_STEP_MIB * DERIVED_MEMORY_STEP_MIB
-
-    def media_engines(self) -> Engines:
-        """The engines of the whole GPU: the most that instances of any one profile can hold together.
-
-        Not simply those of the largest profile: the MIG User Guide gives B200's 7g.180gb one decoder, and
-        seven 1g.23gb with one each.
-        """
-
-        def most(count: str) -> int:
-            return max([getattr(p, count) * p.max_instances for p in self.profiles] or [0])
-
-        return Engines(most("decoders"), most("encoders"), most("jpeg_engines"), most("ofa_engines"))
-
-    def compute_instance_multiprocessors(self, profile: Profile, compute_slices: int) -> int:
-        """SMs of a compute instance: its share of the GPU instance's, in whole pairs (a TPC has two SMs)."""
-        if compute_slices == profile.compute_slices:
-            return profile.multiprocessors
-        return profile.multiprocessors * compute_slices // profile.compute_slices // 2 * 2
 
 
 def profile_name(compute_slices: int, memory_mib: int, memory_total_mib: int, attribute: str = "") -> str:

@@ -74,24 +74,10 @@ def test_memory_is_plausible(model):
     assert bool(whole) == model.mig_capable
 
 
-def test_one_whole_gpu_of_engines_suffices_for_every_profile():
-    b200 = MODELS["B200-180GB"]
-    assert b200.media_engines().decoders == 7, "the guide gives seven 1g.23gb one decoder each"
-    rtx = MODELS["RTXPRO6000-96GB"]
-    assert rtx.media_engines() == catalogue.Engines(4, 4, 4, 1)
-
-
 def test_a_derived_memory_stays_unconfirmed():
     unknown = [(m, p) for m in MODELS.values() for p in m.profiles if p.memory_mib is None]
     assert unknown, "with no unknown memory left, the rule for deriving it can go"
     assert all("memory_mib" in p.unconfirmed for _, p in unknown)
-
-
-def test_a_compute_instance_gets_its_share_of_multiprocessors():
-    h100 = MODELS["H100-80GB"]
-    assert h100.compute_instance_multiprocessors(h100.profile("3g.40gb"), 3) == 60
-    assert h100.compute_instance_multiprocessors(h100.profile("3g.40gb"), 1) == 20
-    assert h100.compute_instance_multiprocessors(h100.profile("7g.80gb"), 1) == 18
 
 
 def test_find_model_in_any_case_and_says_what_there_is():
