@@ -1,0 +1,221 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The command line of gpusim."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+
+from . import configuration, load, show, target
+from .catalogue import load_models
+from .control import DRIVER_NOT_LOADED, IN_USE, WHOLE, Control, ControlError
+from .errors import FleetError
+
+MODELS_DIRECTORY = "/usr/local/share/gpusim/models"
+
+#: How faults other than a return code are said in gpusim.h.
+KILLS = ("kill", "kill-inside", "kill-after")
+
+SWITCHES = {"on": "1", "off": "0"}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    try:
+        return options.run(options) or 0
+    except FleetError as error:
+        print(f"gpusim: {error}", file=sys.stderr)
+        return 1
+
+
+def _init(options: argparse.Namespace) -> None:
+    wanted = configuration.read(options.config)
+    text = configuration.to_text(wanted, load_models(options.models))
+    control = Control()
+    there = None
+    try:
+        there = control.dump()["host"].get("digest")
+    except ControlError as error:
+        if error.code != DRIVER_NOT_LOADED:
+            raise
+    gpus = f"{sum(entry.get('count', 1) for entry in wanted['gpus'])} simulated GPUs of {wanted['host']}"
+    if there == configuration.digest_of(text):
+        print(f"unchanged: {gpus} as configured")
+    elif options.check:
+        print(f"changed: would lay out {gpus}")
+    else:
+        try:
+            control.create(text)
+        except ControlError as error:
+            if error.code != IN_USE:
+                raise
+            cure = "Stop the processes that gpusim show lists, and run again"
+            raise ControlError(options.config, "GPUs are in use and cannot be laid out anew", cure, IN_USE) from error
+        print(f"changed: laid out {gpus}")
+
+
+def _show(options: argparse.Namespace) -> None:
+    state = Control().dump()
+    print(json.dumps(state, indent=2) if options.json else show.to_text(state))
+
+
+def _load(options: argparse.Namespace) -> None:
+    control = Control()
+    place = target.find(control.dump(), options.target)
+    values = (options.utilization, options.memory, options.power)
+    if options.clear:
+        text = None
+    elif options.pattern in load.PATTERNS:
+        text = load.pattern_text(options.pattern, *values, options.period)
+    elif any(value is not None for value in (*values, options.period)):
+        cure = "Leave --utilization, --memory, --power and --period out"
+        raise FleetError(f"--pattern {options.pattern}", "a recorded load brings its own values", cure)
+    else:
+        text = load.samples_text(options.pattern, options.interval)
+    control.load(place.gpu, place.gpu_instance, text)
+
+
+def _run(options: argparse.Namespace) -> None:
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if not command:
+        raise FleetError("run", "no command was given", "Write gpusim run --gpu 0 --memory 4GiB -- COMMAND")
+    control = Control()
+    place = target.find(control.dump(), options.gpu)
+    gpu_instance = place.gpu_instance if options.gi is None else options.gi
+    compute_instance = place.compute_instance if options.ci is None else options.ci
+    if gpu_instance != WHOLE and compute_instance == WHOLE:
+        compute_instance = 0
+    # The entry belongs to this process; exec keeps pid and start time, so it lives just as long as the command.
+    pid = os.getpid()
+    control.attach(pid, place.gpu, gpu_instance, compute_instance, options.type, load.memory_bytes(options.memory))
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        control.detach(pid)
+        raise FleetError(command[0], f"cannot be run: {error.strerror}", "Name a program") from error
+
+
+def _reset(options: argparse.Namespace) -> None:
+    control = Control()
+    state = control.dump()
+    for place in [target.find_gpu(state, text) for text in options.gpus]:
+        control.reset(place)
+        print(f"GPU {place} was reset")
+
+
+def _reboot(options: argparse.Namespace) -> None:
+    Control().reboot()
+
+
+def _fail(options: argparse.Namespace) -> None:
+    control = Control()
+    if options.clear:
+        control.clear_failures()
+    elif options.call is None or options.code is None:
+        raise FleetError("fail", "CALL or --code is missing", "Write gpusim fail nvmlDeviceSetMigMode --code IN_USE")
+    else:
+        function = options.call if options.call.startswith("nvml") else f"nvml{options.call}"
+        control.fail(function, options.nth, options.code if options.code in KILLS else options.code.upper())
+
+
+def _set(options: argparse.Namespace) -> None:
+    control = Control()
+    *gpu, key, value = ["", *options.words][-max(len(options.words), 2) :]
+    if len(gpu) > 1:
+        raise FleetError("set", "takes a GPU, or none, a key and a value", "Write gpusim set 0 passthrough on")
+    index = target.find_gpu(control.dump(), gpu[0]) if gpu else WHOLE
+    if key == "cuda_version":
+        value = str(configuration.cuda_number(value))
+    control.set(index, key, SWITCHES.get(value, value))
+
+
+def _models(options: argparse.Namespace) -> None:
+    for key, model in load_models(options.models).items():
+        profiles = " ".join(profile.name for profile in model.profiles) or "no MIG"
+        print(f"{key:16} {model.name}\n{'':16} {profiles}")
+
+
+def _calls(options: argparse.Namespace) -> None:
+    control = Control()
+    if options.clear:
+        control.clear_calls()
+        return
+    for function, count in sorted(control.dump()["calls"].items()):
+        print(f"{count:9} {function}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gpusim",
+        description="The simulated GPUs of this host: lay them out, load them, break them, look at them.",
+        epilog="A GPU is named by index, UUID or PCI address. GPUSIM_STATE names another state file, "
+        "GPUSIM_LIBRARY another library, GPUSIM_MODELS another directory of models.",
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def command(name: str, run, text: str, **more) -> argparse.ArgumentParser:
+        child = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", **more)
+        child.set_defaults(run=run)
+        return child
+
+    models = {"metavar": "DIR", "default": os.environ.get("GPUSIM_MODELS") or MODELS_DIRECTORY}
+
+    child = command("init", _init, "lay out the GPUs of a configuration file, unless they are already laid out so")
+    child.add_argument("--config", required=True, metavar="FILE", help='JSON: {"gpus": [{"model": …, "count": …}]}')
+    child.add_argument("--models", help=f"model files, {MODELS_DIRECTORY} by default", **models)
+    child.add_argument("--check", action="store_true", help="only say whether something would change")
+
+    child = command("show", _show, "print GPUs, MIG modes, instances, processes, loads and waiting faults")
+    child.add_argument("--json", action="store_true", help="the whole state as JSON")
+
+    child = command("load", _load, "let a GPU or a GPU instance look busy")
+    child.add_argument("target", metavar="GPU[/GI]", help="a GPU, or one of its GPU instances; or a MIG device's UUID")
+    kind = child.add_mutually_exclusive_group(required=True)
+    kind.add_argument("--pattern", metavar="constant|square|sine|FILE.csv", help="shape, or a recording")
+    kind.add_argument("--clear", action="store_true", help="take the load away")
+    child.add_argument("--utilization", metavar="PERCENT", help="as 80, or as a range 10..80")
+    child.add_argument("--memory", metavar="SIZE", help="as 4GiB, or as a range 1GiB..4GiB")
+    child.add_argument("--power", metavar="WATTS", help="as 300, or as a range 100..300; default: follows utilisation")
+    child.add_argument("--period", metavar="SECONDS", type=_seconds, help="of square and sine, 60 by default")
+    child.add_argument("--interval", metavar="SECONDS", type=_seconds, default=1.0, help="between recorded samples")
+
+    child = command("run", _run, "run a command that counts as a process on a GPU for as long as it lives")
+    child.add_argument("--gpu", required=True, help="the GPU, GPU/GI, or a MIG device's UUID")
+    child.add_argument("--gi", type=int, help="GPU instance id, in MIG mode")
+    child.add_argument("--ci", type=int, help="compute instance id, 0 by default")
+    child.add_argument("--memory", default="0", metavar="SIZE", help="GPU memory it uses, as 4GiB")
+    child.add_argument("--type", choices=("compute", "graphics", "mps"), default="compute")
+    child.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND …")
+
+    child = command("reset", _reset, "reset GPUs: a pending MIG mode becomes current, instances go")
+    child.add_argument("gpus", nargs="+", metavar="GPU")
+
+    command("reboot", _reboot, "drop what a restart of the host drops")
+
+    child = command("fail", _fail, "let one coming call of an NVML function fail, or its caller die in it")
+    child.add_argument("call", nargs="?", metavar="CALL", help="nvmlDeviceCreateGpuInstance, with or without nvml")
+    child.add_argument("--nth", type=int, default=1, metavar="N", help="which call from now, the next by default")
+    codes = f"IN_USE or another NVML error, or one of {', '.join(KILLS)}"
+    child.add_argument("--code", metavar="CODE", help=codes)
+    child.add_argument("--clear", action="store_true", help="forget all faults that still wait")
+
+    child = command("set", _set, "change a switch of a GPU, or of the host")
+    words = "GPU KEY VALUE, as 0 passthrough on; or for the host KEY VALUE, as driver_version 570.148.08"
+    child.add_argument("words", nargs="+", metavar="WORD", help=words)
+
+    child = command("models", _models, "list the models that can be simulated")
+    child.add_argument("--models", help=f"model files, {MODELS_DIRECTORY} by default", **models)
+
+    child = command("calls", _calls, "print how often each NVML function was called on this host")
+    child.add_argument("--clear", action="store_true", help="start counting anew")
+    return parser
+
+
+def _seconds(text: str) -> float:
+    if not re.fullmatch(r"\d+(\.\d+)?", text) or not float(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return float(text)

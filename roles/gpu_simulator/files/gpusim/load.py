@@ -1,0 +1,109 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Load patterns: what a command line or a recorded CSV says, as the text that gpusimLoad takes."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Iterator
+
+from .errors import FleetError
+from .sizes import BYTES_PER_UNIT, parse_size_bytes
+
+PATTERNS = ("constant", "square", "sine")
+
+#: Columns of a recorded load; only the first must be there.
+UTILIZATION, MEMORY, POWER = "utilization_percent", "memory_mib", "power_watts"
+
+#: gpusim.h: the power of this sample follows its utilisation.
+POWER_FOLLOWS = -1
+
+
+class LoadError(FleetError):
+    """A load that cannot be read."""
+
+
+def pattern_text(
+    pattern: str, utilization: str | None, memory: str | None, power: str | None, period: float | None
+) -> str:
+    """A constant, square or sine load. Values are `HIGH` or `LOW..HIGH`."""
+    lines = [f"pattern {pattern}"]
+    if period is not None:
+        lines.append(f"period_seconds {period:g}")
+    for option, text, key, unit in (
+        ("--utilization", utilization, "utilization", "_percent"),
+        ("--memory", memory, "memory", "_mib"),
+        ("--power", power, "power", "_mw"),
+    ):
+        if text is None:
+            continue
+        low, high = _bounds(option, text)
+        if low is not None:
+            if pattern == "constant":
+                raise LoadError(option, "a constant load has no range", "Give one value, or another --pattern")
+            lines.append(f"{key}_low{unit} {low}")
+        lines.append(f"{key}{unit} {high}")
+    return "\n".join(lines) + "\n"
+
+
+def samples_text(path: str, interval: float) -> str:
+    """A recorded load: a CSV file with the header utilization_percent[,memory_mib][,power_watts]."""
+    lines = ["pattern samples", f"interval_seconds {interval:g}"]
+    lines += [f"sample {utilization} {memory} {power}" for utilization, memory, power in _samples(path)]
+    if len(lines) == 2:
+        raise LoadError(path, "has no samples", "Put at least one line under the header")
+    return "\n".join(lines) + "\n"
+
+
+def _samples(path: str) -> Iterator[tuple[int, int, int]]:
+    """(percent, MiB, milliwatts) of each line."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        cure = f"Name one of {', '.join(PATTERNS)}, or a readable CSV file"
+        raise LoadError(f"--pattern {path}", f"cannot be read: {error.strerror}", cure) from error
+    reader = csv.DictReader(text.splitlines())
+    header = reader.fieldnames or []
+    if UTILIZATION not in header or set(header) - {UTILIZATION, MEMORY, POWER}:
+        cure = f"Make it {UTILIZATION},{MEMORY},{POWER}; the last two may be left out"
+        raise LoadError(f"{path}:1", f"the header is {','.join(header) or 'empty'}", cure)
+    for row in reader:
+        try:
+            power = row.get(POWER)
+            yield (
+                round(float(row[UTILIZATION])),
+                round(float(row.get(MEMORY) or 0)),
+                round(float(power) * 1000) if power else POWER_FOLLOWS,
+            )
+        except (TypeError, ValueError) as error:
+            raise LoadError(f"{path}:{reader.line_num}", "is not a line of numbers", "Mend the file") from error
+
+
+def _bounds(option: str, text: str) -> tuple[int | None, int]:
+    """(low or None, high) in the library's unit: percent, MiB or milliwatts."""
+    low, dots, high = text.rpartition("..")
+    return (_number(option, low) if dots else None), _number(option, high)
+
+
+def _number(option: str, text: str) -> int:
+    if option == "--memory":
+        return memory_bytes(text) // BYTES_PER_UNIT["MiB"]
+    try:
+        number = float(text)
+        if number < 0 or (option == "--utilization" and number > 100):
+            raise ValueError
+    except ValueError:
+        unit = "percent, 0 to 100" if option == "--utilization" else "watts"
+        raise LoadError(option, f"{text!r} is not a number of {unit}", "Give VALUE or LOW..HIGH") from None
+    return round(number * 1000) if option == "--power" else round(number)
+
+
+def memory_bytes(text: str) -> int:
+    """A size with its unit, in bytes; a plain 0 is none at all."""
+    if text == "0":
+        return 0
+    try:
+        return parse_size_bytes(text)
+    except FleetError as error:
+        raise LoadError("--memory", error.problem, error.cure) from error

@@ -1,0 +1,217 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Installs the simulated GPUs on the host it runs on, or takes them away. The role gpu_simulator runs it.
+
+All of an installation comes as one JSON object on standard input, so that a run that changes nothing costs one
+command on the host, not one for each file:
+
+    {"state": "present", "hide_real_gpus": false, "configuration": {…},
+     "source": {name: text}, "tool": {name: text}, "models": {name: text}}
+
+Prints {"changed": bool, "done": [text], "missing": [programs]}. Exit status 3: programs are missing,
+and nothing was done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import io
+import json
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+LIBRARY_NAME = "libnvidia-ml.so.1"
+BUILD_PROGRAMS = ("cc", "make")
+EXIT_MISSING = 3
+
+#: There once a real NVIDIA driver is loaded and the host may use it.
+REAL_DRIVER = Path("/dev/nvidiactl")
+
+#: Everything an installation consists of, below the root given.
+LIBRARY_DIRECTORY = "usr/local/lib/gpusim"
+TOOL = "usr/local/bin/gpusim"
+SHARE_DIRECTORY = "usr/local/share/gpusim"
+CONFIGURATION_DIRECTORY = "etc/gpusim"
+LOADER_CONFIGURATION = "etc/ld.so.conf.d/000-gpusim.conf"
+STATE_DIRECTORY = "var/lib/gpusim"
+
+
+class Installation:
+    """The files below `root`; with `check` nothing is changed, only said."""
+
+    def __init__(self, root: Path, check: bool) -> None:
+        self.root, self.check = root, check
+        self.done: list[str] = []
+
+    def path(self, relative: str) -> Path:
+        return self.root / relative
+
+    def write(self, relative: str, content: bytes, mode: int = 0o644) -> bool:
+        """True if the file was not so. A reader finds the old file or the new one, never part of one."""
+        path = self.path(relative)
+        if path.is_file() and path.read_bytes() == content and stat.S_IMODE(path.stat().st_mode) == mode:
+            return False
+        self.done.append(f"write {path}")
+        if not self.check:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            new = path.with_name(path.name + ".new")
+            new.write_bytes(content)
+            new.chmod(mode)
+            new.replace(path)
+        return True
+
+    def remove(self, relative: str) -> bool:
+        path = self.path(relative)
+        if not (path.exists() or path.is_symlink()):
+            return False
+        self.done.append(f"remove {path}")
+        if not self.check:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        return True
+
+    def refresh_loader(self) -> None:
+        """The dynamic loader's cache is the host's own: below another root there is none to refresh."""
+        if self.root == Path("/") and not self.check:
+            run(["ldconfig"])
+
+
+def run(command: list[str], **more) -> str:
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **more)
+    output = done.stdout.decode(errors="replace")
+    if done.returncode:
+        sys.exit(f"{' '.join(command)} failed with status {done.returncode}:\n{output}")
+    return output
+
+
+def install(target: Installation, bundle: dict) -> None:
+    build_library(target, bundle["source"])
+    target.write(TOOL, archive(bundle), 0o755)
+    models = {f"{SHARE_DIRECTORY}/models/{name}": text for name, text in bundle["models"].items()}
+    for relative, text in models.items():
+        target.write(relative, text.encode())
+    for path in sorted(target.path(f"{SHARE_DIRECTORY}/models").glob("*.json")):
+        relative = str(path.relative_to(target.root))
+        if relative not in models:
+            target.remove(relative)
+    if target.write(LOADER_CONFIGURATION, f"/{LIBRARY_DIRECTORY}\n".encode()):
+        target.refresh_loader()
+    content = json.dumps(bundle["configuration"], indent=2, sort_keys=True).encode() + b"\n"
+    target.write(f"{CONFIGURATION_DIRECTORY}/gpus.json", content)
+    lay_out(target)
+
+
+def build_library(target: Installation, source: dict[str, str]) -> None:
+    """Builds with the host's own compiler for its own C library; not again while both are the same."""
+    stamp = f"{LIBRARY_DIRECTORY}/source.sha256"
+    wanted = (digest(source) + "\n").encode()
+    library = target.path(f"{LIBRARY_DIRECTORY}/{LIBRARY_NAME}")
+    if library.is_file() and target.path(stamp).is_file() and target.path(stamp).read_bytes() == wanted:
+        return
+    if not target.check:
+        with tempfile.TemporaryDirectory(prefix="gpusim-build-") as directory:
+            for name, text in source.items():
+                (Path(directory) / name).write_text(text, encoding="utf-8")
+            run(["make", "-s", "-j2", "-C", directory, "BUILD=build"])
+            built = (Path(directory) / "build" / LIBRARY_NAME).read_bytes()
+        target.write(f"{LIBRARY_DIRECTORY}/{LIBRARY_NAME}", built, 0o755)
+        link = target.path(f"{LIBRARY_DIRECTORY}/libnvidia-ml.so")
+        if not link.is_symlink():
+            link.symlink_to(LIBRARY_NAME)
+        target.refresh_loader()
+    else:
+        target.done.append(f"build {library}")
+    # The stamp comes last: an interrupted build is done again.
+    target.write(stamp, wanted)
+
+
+def digest(source: dict[str, str]) -> str:
+    parts = [*platform.libc_ver(), platform.machine(), *(part for item in sorted(source.items()) for part in item)]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def archive(bundle: dict) -> bytes:
+    """The tool as one executable file. The same input gives the same bytes, so that it is written only on a change."""
+    members = {f"gpusim/{name}": text for name, text in bundle["tool"].items()}
+    members["__main__.py"] = members.pop("gpusim/__main__.py")
+    content = io.BytesIO(b"#!/usr/bin/env python3\n")
+    content.seek(0, io.SEEK_END)
+    with zipfile.ZipFile(content, "a", zipfile.ZIP_DEFLATED) as bundled:
+        for name, text in sorted(members.items()):
+            bundled.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), text, zipfile.ZIP_DEFLATED)
+    return content.getvalue()
+
+
+def lay_out(target: Installation) -> None:
+    """The state file belongs to the tool. It can be asked for a prediction only once it is installed."""
+    tool, library = target.path(TOOL), target.path(f"{LIBRARY_DIRECTORY}/{LIBRARY_NAME}")
+    states = target.path(STATE_DIRECTORY)
+    if target.check and target.done:
+        target.done.append("lay out GPUs if they are not as configured")
+        return
+    if not target.check:
+        states.mkdir(parents=True, exist_ok=True)
+    environment = {
+        **os.environ,
+        "GPUSIM_LIBRARY": str(library),
+        "GPUSIM_STATE": str(states / "state"),
+        "GPUSIM_MODELS": str(target.path(f"{SHARE_DIRECTORY}/models")),
+    }
+    command = [sys.executable, str(tool), "init", "--config", str(target.path(f"{CONFIGURATION_DIRECTORY}/gpus.json"))]
+    said = run(command + ["--check"] * target.check, env=environment).strip()
+    if not said.startswith("unchanged"):
+        target.done.append(said.partition(": ")[2])
+
+
+def uninstall(target: Installation) -> None:
+    """Running clients keep what they have mapped."""
+    removed = [
+        target.remove(relative)
+        for relative in (
+            LOADER_CONFIGURATION,
+            LIBRARY_DIRECTORY,
+            TOOL,
+            SHARE_DIRECTORY,
+            CONFIGURATION_DIRECTORY,
+            STATE_DIRECTORY,
+        )
+    ]
+    if any(removed):
+        target.refresh_loader()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="change nothing, only say what would change")
+    parser.add_argument("--root", type=Path, default=Path("/"), help="install below this directory")
+    options = parser.parse_args()
+    bundle = json.load(sys.stdin)
+    target = Installation(options.root, options.check)
+    missing: list[str] = []
+    if bundle["state"] == "absent":
+        uninstall(target)
+    else:
+        if REAL_DRIVER.exists() and not bundle["hide_real_gpus"]:
+            sys.exit(f"{REAL_DRIVER} says that this host has real GPUs, which simulated ones would hide from every client. "
+                     "Leave the host out, or set gpu_simulator_hide_real_gpus: true")
+        missing = [program for program in BUILD_PROGRAMS if not shutil.which(program)]
+        if missing and options.check:
+            target.done.append(f"install packages for {', '.join(missing)}")
+        if not missing or options.check:
+            install(target, bundle)
+    print(json.dumps({"changed": bool(target.done), "done": target.done, "missing": missing}))
+    return EXIT_MISSING if missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
