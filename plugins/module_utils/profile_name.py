@@ -51,7 +51,7 @@ def parse_profile_name(text: str) -> ProfileName:
         raise ProfileNameError(
             "",
             '"%s" is not the name of a MIG profile' % text,
-            "Write it as nvidia-smi mig -lgip does, like 3g.40gb, 1g.10gb+me, 1g.24gb+me.all, 1g.24gb+gfx or 1g.24gb-me.",
+            "Write it like nvidia-smi mig -lgip: 3g.40gb, 1g.10gb+me, 1g.24gb+me.all, 1g.24gb+gfx or 1g.24gb-me.",
         )
     compute, slices, memory, attribute = match.groups()
     name = ProfileName(int(compute or slices), int(slices), int(memory), attribute or "")
