@@ -1,48 +1,16 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Fixtures of the tests that need running lab hosts: `make lab-up` starts them, OPENFLEET_LAB says which fleet."""
-
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
-import testinfra
-import yaml
+from lab_fixtures import host_vars, lab_host
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-INVENTORY = REPOSITORY / "inventories" / "simulated"
-
-# The podman that tests/lab/prepare made for this machine, for whoever runs pytest by hand.
-os.environ["PATH"] = f"{REPOSITORY / '.lab' / 'bin'}:{os.environ['PATH']}"
-
-
-def container_name(host_name: str) -> str:
-    """The container that is the lab host `host_name` (as `h100`)."""
-    return f"openfleet-{os.environ.get('OPENFLEET_LAB') or 'demo'}-{host_name}"
+__all__ = ["host_vars", "lab_host"]
 
 
 def pytest_collection_modifyitems(items):
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.lab)
-
-
-@pytest.fixture(scope="session")
-def lab_host():
-    """A function from the name of a lab host (as `h100`) to its testinfra host."""
-
-    def connect(host_name: str):
-        host = testinfra.get_host(f"podman://{container_name(host_name)}")
-        if host.run("true").rc != 0:
-            pytest.fail(f"lab host {container_name(host_name)} does not answer: start it with `make lab-up`")
-        return host
-
-    return connect
-
-
-@pytest.fixture(scope="session")
-def host_vars():
-    """A function from the name of a lab host to its variables in inventories/simulated."""
-    return lambda host_name: yaml.safe_load((INVENTORY / "host_vars" / f"{host_name}.yml").read_text())

@@ -3,8 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The demonstration that `make demo` gives, once all is set up.
 
-Starts a bare fleet, runs site.yml on it, runs it again, and holds the result against nvidia-smi. Status 0 only if the second
-run changed nothing and every host is exactly as the inventory asks. The times go to .lab/times.json, for `make bench`.
+Starts a bare fleet, runs site.yml on it, runs it again, and holds the result against nvidia-smi. Status 0 only if
+the second run changed nothing and every host is exactly as the inventory asks. The times go to .lab/times.json, for
+`make bench`.
 """
 
 from __future__ import annotations
@@ -91,7 +92,9 @@ def main() -> int:
         return 1
     note_times(options.temperature, total)
     print("The second run changed nothing, and every GPU is exactly as the inventory asks.")
-    print(f"The report: {LAB / 'report'}. A host: .lab/bin/podman exec -it openfleet-demo-h100 bash. All away: make clean.")
+    print(f"The report:  {REPORT} (also .json, .html)")
+    print("A host:      .lab/bin/podman exec -it openfleet-demo-h100 bash")
+    print("All away:    make clean")
     return 0
 
 

@@ -40,7 +40,9 @@ class Run:
 def play(playbook: str, *arguments: str) -> float:
     """Runs a playbook before the eyes of whoever looks on; gives the seconds it took. Raises FleetError."""
     started = time.monotonic()
-    done = subprocess.run(["ansible-playbook", playbook, *arguments], cwd=REPOSITORY, check=False, stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        ["ansible-playbook", playbook, *arguments], cwd=REPOSITORY, check=False, stdin=subprocess.DEVNULL
+    )
     if done.returncode != 0:
         raise FleetError(f"{playbook} ended with status {done.returncode}, see above")
     return time.monotonic() - started
@@ -52,7 +54,12 @@ def play_quietly(playbook: str, log_name: str) -> float:
     log = LAB / log_name
     with log.open("w") as output:
         done = subprocess.run(
-            ["ansible-playbook", playbook], cwd=REPOSITORY, check=False, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            ["ansible-playbook", playbook],
+            cwd=REPOSITORY,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
         )
     if done.returncode != 0:
         raise FleetError(f"{playbook} ended with status {done.returncode}, see {log}:\n{log.read_text()[-2000:]}")
@@ -60,7 +67,7 @@ def play_quietly(playbook: str, log_name: str) -> float:
 
 
 def play_and_read(playbook: str, log_name: str, *arguments: str) -> Run:
-    """Runs a playbook and reads its results from the json callback's output, kept as .lab/LOG_NAME. Raises FleetError."""
+    """Runs a playbook and reads what it changed from the json callback's output, .lab/LOG_NAME. Raises FleetError."""
     log = LAB / log_name
     environment = dict(os.environ, ANSIBLE_STDOUT_CALLBACK="ansible.posix.json")
     started = time.monotonic()

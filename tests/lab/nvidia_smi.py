@@ -23,7 +23,7 @@ COMPUTE_INSTANCE = re.compile(r"^\|\s+(\d+)\s+(\d+)\s+MIG (\S+)\s+(\d+)\s+(\d+)\
 
 @dataclass
 class GpuInstance:
-    """A GPU instance: its profile's name, first memory slice, and the profiles' names of its compute instances, sorted."""
+    """A GPU instance: its profile, its first memory slice, the profiles of its compute instances, sorted."""
 
     profile: str
     start: int
@@ -93,5 +93,5 @@ def read_gpus(run: Run) -> list[Gpu]:
 
 
 def _has_instances(run: Run) -> bool:
-    """Whether a GPU instance without any compute instance stands: such a one is no MIG device, and -L tells nothing of it."""
+    """Whether a GPU instance stands; one without a compute instance is no MIG device, and -L tells nothing of it."""
     return run("nvidia-smi mig -lgi")[0] == 0

@@ -52,7 +52,8 @@ def differences_of_gpu(entry: dict, gpu: Gpu) -> list[str]:
     mig = entry["sharing"] == "mig"
     # A GPU that cannot do MIG says N/A, which is as good as Disabled.
     if (gpu.mig_mode == "Enabled") != mig or gpu.mig_mode_pending != gpu.mig_mode:
-        found.append(f"MIG mode is {gpu.mig_mode} (pending {gpu.mig_mode_pending}), asked for sharing: {entry['sharing']}")
+        mode = f"{gpu.mig_mode} (pending {gpu.mig_mode_pending})"
+        found.append(f"MIG mode is {mode}, asked for sharing: {entry['sharing']}")
     if not mig and gpu.compute_mode != COMPUTE_MODE[entry["sharing"]]:
         found.append(f"compute mode is {gpu.compute_mode}, asked for {COMPUTE_MODE[entry['sharing']]}")
 

@@ -1,0 +1,6 @@
+#!/bin/sh
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+set -eux
+
+nvidia-smi -i 1 -c PROHIBITED
