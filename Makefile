@@ -110,6 +110,64 @@ demo: ## start the simulated fleet, run site.yml on it twice, show what came of 
 	$(MAKE) setup
 	OPENFLEET_LAB=demo .venv/bin/python tests/lab/demo.py --started "$$started" --temperature "$$temperature"
 
+# --- Tests and figures ----------------------------------------------------------------------------------------------
+
+# One leg of the tests: says what it is and how long it took, so that a log can be read.
+leg = printf '\n=== %s\n' "$(1)"; started=$$SECONDS; $(2); printf -- '--- %s: %s s\n' "$(1)" $$((SECONDS - started))
+
+.PHONY: test
+test: ## every test: lint, unit, integration, the fleet under molecule
+	@$(MAKE) setup-test
+	$(MAKE) lint-all test-unit test-integration test-newest test-oldest test-fleet
+	printf '\nEvery test passed in %s s.\n' "$$SECONDS"
+
+.PHONY: test-fast
+test-fast: $(venv_test_stamp) ## the minute between edits: ruff and the unit tests
+	@$(call leg,ruff,ruff check --quiet)
+	$(call leg,unit tests,pytest --quiet tests/unit)
+
+.PHONY: lint lint-all
+lint: setup-test lint-all ## ruff, yamllint, ansible-lint (production profile), antsibull-changelog
+
+lint-all:
+	@$(call leg,ruff,ruff check)
+	$(call leg,yamllint,yamllint --strict .)
+	$(call leg,ansible-lint,ansible-lint --quiet)
+	$(call leg,antsibull-changelog,antsibull-changelog lint)
+
+.PHONY: test-unit test-integration test-newest test-oldest
+test-unit:
+	@$(call leg,unit tests,pytest --quiet tests/unit)
+
+test-integration:
+	@$(call leg,integration tests,pytest --quiet tests/integration)
+
+test-newest: $(if $(NEWEST_PYTHON),$(venv_newest_stamp))
+ifeq ($(NEWEST_PYTHON),)
+	@printf '\n=== newest ansible-core: left out, no Python 3.12 or later found (NEWEST_PYTHON= names one)\n'
+else
+	@$(call leg,unit and integration tests on the newest ansible-core ($(NEWEST_PYTHON)),.venv-newest/bin/python -m pytest --quiet tests/unit tests/integration)
+endif
+
+test-oldest:
+ifeq ($(OLDEST_PYTHON),)
+	@printf '\n=== hosts with Python 3.8: left out, none found (OLDEST_PYTHON= names one)\n'
+else
+	@$(call leg,integration tests with $(OLDEST_PYTHON) on the host,OPENFLEET_HOST_PYTHON=$(OLDEST_PYTHON) pytest --quiet tests/integration)
+endif
+
+# One fleet for molecule and for the tests of the lab, apart from the demo's, so that a demo may stand beside it.
+.PHONY: test-fleet
+test-fleet:
+	@export OPENFLEET_LAB=test
+	trap 'ansible-playbook tests/lab/destroy.yml >.lab/destroy.log' EXIT
+	$(call leg,site.yml on the simulated fleet (molecule),molecule test --destroy=never)
+	$(call leg,the lab and real clients,pytest --quiet tests/lab)
+
+.PHONY: bench
+bench: setup-test ## figures, one `name value unit` a line (BENCH=group for one group)
+	@.venv/bin/python tests/benchmark/run.py $(BENCH)
+
 # --- The lab --------------------------------------------------------------------------------------------------------
 
 .PHONY: lab-up lab-down
@@ -118,3 +176,7 @@ lab-up: setup ## start the hosts of inventories/simulated (OPENFLEET_LAB=name fo
 
 lab-down: ## remove them
 	@ansible-playbook tests/lab/destroy.yml
+
+.PHONY: clean
+clean: ## remove all that was made here: containers, images, environments, caches
+	@tests/lab/clean

@@ -1,0 +1,70 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Figures of a run of site.yml on the lab: what a run that changes nothing costs, and the times of the demo."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from fleet import LAB, FleetError, play_and_read, play_quietly
+
+
+def figures(options):
+    """Yields (name, value, unit) or (name, None, reason)."""
+    yield from demo_times()
+    yield from run_without_changes()
+
+
+def demo_times():
+    """The times that the last cold and the last warm `make demo` noted."""
+    noted = LAB / "times.json"
+    times = json.loads(noted.read_text()) if noted.exists() else {}
+    for name, how in (("demo_cold", "`make clean demo`"), ("demo_warm", "`make demo` a second time")):
+        yield (name, times[name], "s") if name in times else (name, None, f"not measured yet: {how} measures it")
+
+
+def run_without_changes():
+    """A run on a fleet of its own that is already as asked, so that no demo's fleet is disturbed."""
+    names = ("site_module_executions_noop", "site_seconds_per_host_noop")
+    os.environ["OPENFLEET_LAB"] = "bench"
+    try:
+        play_quietly("tests/lab/create.yml", "bench-create.log")
+        try:
+            print("bench: site.yml on a bare fleet, then twice more", file=sys.stderr)
+            play_and_read("site.yml", "bench-first.json")
+            counter = PodmanCounter(LAB / "bin" / "podman-counted", LAB / "podman-calls")
+            counted = play_and_read("site.yml", "bench-counted.json", "-e", f"ansible_podman_executable={counter.path}")
+            # Timed apart from the count, which costs a little of its own.
+            timed = play_and_read("site.yml", "bench-timed.json")
+        finally:
+            play_quietly("tests/lab/destroy.yml", "bench-destroy.log")
+    except FleetError as error:
+        reason = str(error).splitlines()[0]
+        yield from ((name, None, reason) for name in names)
+        return
+    if counted.changes or timed.changes:
+        yield from ((name, None, "the run was to change nothing, and did") for name in names)
+        return
+    hosts = len(timed.hosts)
+    yield names[0], counter.module_executions() / hosts, "count per host"
+    yield names[1], timed.seconds / hosts, "s"
+
+
+class PodmanCounter:
+    """A podman that notes each call: each module that Ansible runs on a host is one Python started there."""
+
+    def __init__(self, path: Path, calls: Path) -> None:
+        self.path, self.calls = path, calls
+        calls.unlink(missing_ok=True)
+        path.write_text(
+            f"#!/bin/sh\nprintf '%s\\n' \"$(echo $*)\" >>'{calls}'\nexec '{LAB / 'bin' / 'podman'}' \"$@\"\n"
+        )
+        path.chmod(0o755)
+
+    def module_executions(self) -> int:
+        """How many modules ran on all hosts together since the counter was made."""
+        lines = self.calls.read_text().splitlines() if self.calls.exists() else []
+        return sum("exec " in line and "python3" in line for line in lines)

@@ -1,0 +1,52 @@
+#!/usr/bin/env python3
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Measures figures and prints them, `name value unit` a line; everything else goes to standard error.
+
+usage: run.py [GROUP]      every group if none is named
+
+A figure that cannot be measured is `name n/a reason`. A group is a module bench_GROUP.py beside this file with a
+function figures(options), which yields (name, value, unit), or (name, None, reason); the options are the environment
+variables SEED, SIZE, CASES, TRACE, PODS and NODES, as far as they are set.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+OPTIONS = ("SEED", "SIZE", "CASES", "TRACE", "PODS", "NODES")
+
+sys.path[:0] = [str(HERE), str(HERE.parent / "lab"), str(HERE.parents[1] / "collections")]
+
+
+def groups() -> list[str]:
+    """The names of the groups that can be measured."""
+    return sorted(path.stem.replace("bench_", "", 1) for path in HERE.glob("bench_*.py"))
+
+
+def as_line(name: str, value: float | int | None, unit: str) -> str:
+    """A figure as it is printed; the unit of a figure without a value is the reason for that."""
+    if value is None:
+        return f"{name} n/a {unit}"
+    return f"{name} {value if isinstance(value, int) else f'{value:.4g}'} {unit}"
+
+
+def main(arguments: list[str]) -> int:
+    unknown = [name for name in arguments if name not in groups()]
+    if unknown:
+        print(f"bench: there is no group {unknown[0]!r}; the groups are {', '.join(groups())}", file=sys.stderr)
+        return 2
+    options = {name: os.environ[name] for name in OPTIONS if os.environ.get(name)}
+    for group in arguments or groups():
+        print(f"bench: group {group}", file=sys.stderr)
+        for name, value, unit in importlib.import_module(f"bench_{group}").figures(options):
+            print(as_line(name, value, unit), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

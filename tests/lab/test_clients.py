@@ -1,0 +1,239 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The simulated NVML under clients that nobody here wrote: nvidia-smi, nvidia-ml-py, gpustat, nvitop, nvtop.
+
+They find the library as any program of the host does. The GPUs are a set of their own, in a state file of their own
+(GPUSIM_STATE), so that the layout of the lab host stays as it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+REPOSITORY = HERE.parents[1]
+HOST = "l40s"
+
+GPUS = [{"model": "H100-80GB", "count": 2}, {"model": "A100-80GB"}, {"model": "L40S-48GB"}]
+NAMES = ["NVIDIA H100 80GB HBM3"] * 2 + ["NVIDIA A100-SXM4-80GB", "NVIDIA L40S"]
+MEMORY_MIB = [81559, 81559, 81920, 46068]
+ENVIRONMENT = "GPUSIM_STATE=/var/tmp/openfleet-clients/state"
+
+
+def make_wheels() -> Path:
+    """The Python clients with all they need, for a host without a network; made once and kept."""
+    requirements = HERE / "clients.txt"
+    digest = hashlib.sha256(requirements.read_bytes()).hexdigest()[:12]
+    directory = REPOSITORY / ".cache" / f"client-wheels-{digest}"
+    if not (directory / "complete").exists():
+        command = [sys.executable, "-m", "pip", "wheel", "-q", "-r", str(requirements), "-w", str(directory)]
+        subprocess.run(command, check=True)
+        (directory / "complete").touch()
+    return directory
+
+
+@pytest.fixture(scope="session")
+def client_host(lab_host):
+    """The lab host with the Python clients in /var/tmp/openfleet-clients/venv."""
+    host = lab_host(HOST)
+    if not host.exists("gpusim"):
+        pytest.fail(f"lab host {HOST} has no simulated GPUs: run site.yml on it (make demo)")
+    host.check_output("rm -rf /var/tmp/openfleet-clients && mkdir -p /var/tmp/openfleet-clients")
+    wheels = make_wheels()
+    container = host.backend.name
+    subprocess.run(["podman", "cp", str(wheels), f"{container}:/var/tmp/openfleet-clients/wheels"], check=True)
+    host.check_output("python3 -m venv /var/tmp/openfleet-clients/venv")
+    host.check_output(
+        "/var/tmp/openfleet-clients/venv/bin/pip install -q --no-index "
+        "--find-links /var/tmp/openfleet-clients/wheels gpustat nvitop"
+    )
+    yield host
+    host.run("rm -rf /var/tmp/openfleet-clients")
+
+
+@pytest.fixture
+def client(client_host):
+    """A function that runs a command on the host against freshly laid out GPUs and gives its standard output."""
+
+    def run(command: str, status: int = 0) -> str:
+        done = client_host.run(f"export {ENVIRONMENT} PATH=$PATH:/var/tmp/openfleet-clients/venv/bin; {command}")
+        assert done.rc == status, f"{command}: status {done.rc}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    for driver in ("1", "580.105.08"):
+        # Two layouts that differ: the second drops whatever a test before this one left behind.
+        configuration = json.dumps({"host": "clients", "driver_version": driver, "gpus": GPUS})
+        run(f"echo '{configuration}' | gpusim init --config -")
+    return run
+
+
+def state(client) -> dict:
+    return json.loads(client("gpusim show --json"))
+
+
+def uuids(client) -> list:
+    return [gpu["uuid"] for gpu in state(client)["gpus"]]
+
+
+# --- nvidia-smi ---------------------------------------------------------------------------------
+
+
+def test_nvidia_smi_lists_the_gpus(client):
+    listed = re.findall(r"^GPU (\d): (.+) \(UUID: (GPU-[0-9a-f-]{36})\)$", client("nvidia-smi -L"), re.MULTILINE)
+    assert listed == [(str(i), name, uuid) for i, (name, uuid) in enumerate(zip(NAMES, uuids(client)))]
+
+
+def test_nvidia_smi_prints_its_table(client):
+    client("gpusim load 0 --pattern constant --utilization 80 --memory 4GiB --power 300")
+    table = client("nvidia-smi")
+    assert "Driver Version: 580.105.08" in table and "CUDA Version: 13.0" in table
+    memory = re.findall(r"(\d+)MiB / +(\d+)MiB", table)
+    assert [int(total) for _, total in memory] == MEMORY_MIB
+    assert int(memory[0][0]) >= 4096 and "300W / 700W" in table and "80%" in table
+    # The last column of each GPU: MIG can be had on three of them.
+    assert re.findall(r"(Disabled|N/A) \|$", table, re.MULTILINE)[-4:] == ["Disabled"] * 3 + ["N/A"]
+
+
+def test_nvidia_smi_reports_what_was_configured(client):
+    log = ElementTree.fromstring(client("nvidia-smi -q -x"))
+    assert log.findtext("driver_version") == "580.105.08" and log.findtext("attached_gpus") == "4"
+    gpus = log.findall("gpu")
+    assert [gpu.findtext("product_name") for gpu in gpus] == NAMES
+    assert [gpu.findtext("uuid") for gpu in gpus] == uuids(client)
+    assert [gpu.findtext("fb_memory_usage/total") for gpu in gpus] == [f"{size} MiB" for size in MEMORY_MIB]
+    assert [gpu.findtext("mig_mode/current_mig") for gpu in gpus] == ["Disabled"] * 3 + ["N/A"]
+    assert [gpu.findtext("pci/pci_device_id") for gpu in gpus] == ["233010DE", "233010DE", "20B210DE", "26B910DE"]
+    assert [gpu.findtext("product_architecture") for gpu in gpus] == ["Hopper", "Hopper", "Ampere", "Ada Lovelace"]
+    assert [gpu.get("id") for gpu in gpus] == [gpu["pci_address"] for gpu in state(client)["gpus"]]
+    assert gpus[0].findtext("max_clocks/graphics_clock") == "1980 MHz"
+
+
+def test_nvidia_smi_lists_profiles_and_placements(client):
+    client("nvidia-smi -i 0 -mig 1")
+    profiles = re.findall(r"^\|\s+0\s+MIG (\S+)\s+(\d+)\s+(\d)/(\d)\s+([\d.]+)", client("nvidia-smi mig -i 0 -lgip"), re.MULTILINE)
+    assert profiles == [
+        ("1g.10gb", "19", "7", "7", "9.75"),
+        ("1g.10gb+me", "20", "1", "1", "9.75"),
+        ("1g.20gb", "15", "4", "4", "19.62"),
+        ("2g.20gb", "14", "3", "3", "19.62"),
+        ("3g.40gb", "9", "2", "2", "39.50"),
+        ("4g.40gb", "5", "1", "1", "39.50"),
+        ("7g.80gb", "0", "1", "1", "79.25"),
+    ]
+    placements = re.findall(r"Profile ID\s+(\d+) Placements?\s*:\s*\{([\d,]+)\}:(\d)", client("nvidia-smi mig -i 0 -lgipp"))
+    assert placements == [
+        ("19", "0,1,2,3,4,5,6", "1"),
+        ("20", "0,1,2,3,4,5,6", "1"),
+        ("15", "0,2,4,6", "2"),
+        ("14", "0,2,4", "2"),
+        ("9", "0,4", "4"),
+        ("5", "0", "4"),
+        ("0", "0", "8"),
+    ]
+
+
+def test_nvidia_smi_partitions_a_gpu_and_clears_it(client):
+    client("nvidia-smi -i 0 -mig 1")
+    client("nvidia-smi mig -i 0 -cgi 9,19,19,14 -C")
+    instances = re.findall(
+        r"^\|\s+0\s+MIG (\S+)\s+(\d+)\s+(\d+)\s+(\d+):(\d+)", client("nvidia-smi mig -i 0 -lgi"), re.MULTILINE
+    )
+    assert sorted(name for name, *_ in instances) == ["1g.10gb", "1g.10gb", "2g.20gb", "3g.40gb"]
+    taken = sorted(unit for *_, start, size in instances for unit in range(int(start), int(start) + int(size)))
+    assert len(taken) == len(set(taken)) == 8
+    parts = re.findall(r"^\|\s+0\s+(\d+)\s+MIG (\S+)\s+(\d+)", client("nvidia-smi mig -i 0 -lci"), re.MULTILINE)
+    assert sorted(gpu_instance for gpu_instance, *_ in parts) == sorted(number for _, _, number, *_ in instances)
+    devices = re.findall(r"^  MIG (\S+)\s+Device\s+(\d): \(UUID: (MIG-[0-9a-f-]{36})\)$", client("nvidia-smi -L"), re.MULTILINE)
+    assert sorted(name for name, *_ in devices) == ["1g.10gb", "1g.10gb", "2g.20gb", "3g.40gb"]
+    assert len({uuid for *_, uuid in devices}) == 4
+    # A GPU instance stays while it holds a compute instance.
+    assert "In use" in client("nvidia-smi mig -i 0 -dgi", status=19)
+    client("nvidia-smi mig -i 0 -dci")
+    client("nvidia-smi mig -i 0 -dgi")
+    assert "MIG" not in client("nvidia-smi -L")
+    client("nvidia-smi -i 0 -mig 0")
+    assert [gpu["mig_mode"]["current"] for gpu in state(client)["gpus"]] == [0, 0, 0, None]
+
+
+def test_nvidia_smi_runs_into_the_order_trap(client):
+    client("nvidia-smi -i 0,1 -mig 1")
+    assert "Insufficient Resources" in client("nvidia-smi mig -i 0 -cgi 19,19,14,9 -C", status=23)
+    client("nvidia-smi mig -i 1 -cgi 9,19,19,14 -C")
+
+
+def test_nvidia_smi_does_not_touch_what_has_no_mig(client):
+    said = client("nvidia-smi -i 3 -mig 1", status=3)
+    assert "Not Supported" in said
+
+
+# --- Python clients -----------------------------------------------------------------------------
+
+
+def test_nvidia_ml_py_walks_the_mig_devices(client):
+    client("nvidia-smi -i 1 -mig 1 && nvidia-smi mig -i 1 -cgi 9,14 -C")
+    program = """
+import json, pynvml as N
+N.nvmlInit()
+found = []
+for i in range(N.nvmlDeviceGetCount()):
+    gpu = N.nvmlDeviceGetHandleByIndex(i)
+    devices = []
+    try:
+        room = N.nvmlDeviceGetMaxMigDeviceCount(gpu)
+    except N.NVMLError_NotSupported:
+        room = 0
+    for j in range(room):
+        try:
+            device = N.nvmlDeviceGetMigDeviceHandleByIndex(gpu, j)
+        except N.NVMLError_NotFound:
+            continue
+        attributes = N.nvmlDeviceGetAttributes(device)
+        devices.append([attributes.gpuInstanceSliceCount, attributes.memorySizeMB, attributes.multiprocessorCount])
+    found.append([N.nvmlDeviceGetUUID(gpu), sorted(devices)])
+print(json.dumps(found))
+"""
+    found = json.loads(client(f"python - <<'END'\n{program}\nEND".replace("python -", "/var/tmp/openfleet-clients/venv/bin/python -")))
+    assert [uuid for uuid, _ in found] == uuids(client)
+    assert [devices for _, devices in found] == [[], [[2, 20096, 32], [3, 40448, 60]], [], []]
+
+
+def test_gpustat_agrees(client):
+    client("gpusim load 2 --pattern constant --utilization 42 --memory 8GiB --power 250")
+    # In the background and with its output away from ours: testinfra would wait for it.
+    client("gpusim run --gpu 3 --memory 2GiB -- sleep 60 > /dev/null 2>&1 & echo $! > /var/tmp/openfleet-clients/pid; sleep 0.5")
+    try:
+        found = json.loads(client("gpustat --json"))["gpus"]
+        assert [gpu["name"] for gpu in found] == NAMES
+        assert [gpu["uuid"] for gpu in found] == uuids(client)
+        assert [gpu["memory.total"] for gpu in found] == MEMORY_MIB
+        assert (found[2]["utilization.gpu"], round(found[2]["power.draw"])) == (42, 250)
+        assert found[2]["memory.used"] >= 8192
+        (process,) = found[3]["processes"]
+        assert (process["command"], process["gpu_memory_usage"]) == ("sleep", 2048)
+    finally:
+        client("kill $(cat /var/tmp/openfleet-clients/pid)")
+    assert json.loads(client("gpustat --json"))["gpus"][3]["processes"] == []
+
+
+def test_nvitop_sees_gpus_and_mig_devices(client):
+    client("nvidia-smi -i 0 -mig 1 && nvidia-smi mig -i 0 -cgi 9 -C")
+    shown = client("nvitop -1 --ascii --no-unicode 2>&1 || nvitop -1 --ascii")
+    assert "580.105.08" in shown
+    for part in ("H100", "A100", "L40S", "3g.40gb"):
+        assert part in shown
+
+
+def test_nvtop_draws_all_gpus(client):
+    # nvtop has no output but a terminal's; script(1) gives it one, and what it draws is read.
+    client("gpusim load 3 --pattern constant --utilization 33")
+    drawn = client("TERM=xterm COLUMNS=160 LINES=60 script -qec 'stty cols 160 rows 60; timeout 3 nvtop' /dev/null || true")
+    for part in ("H100 80GB HBM3", "A100-SXM4-80GB", "L40S"):
+        assert part in drawn
