@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Optional, Sequence, Tuple
+from typing import Sequence
 
 from . import catalogue
 from .model import Gpu, GpuInstanceProfile, Mig, Placement
@@ -13,7 +13,7 @@ from .model import Gpu, GpuInstanceProfile, Mig, Placement
 MIB = 1 << 20
 
 
-def assumed_gpus(keys: Sequence[str], models: Optional[Dict[str, catalogue.Model]] = None) -> Tuple[Gpu, ...]:
+def assumed_gpus(keys: Sequence[str], models: dict[str, catalogue.Model] | None = None) -> tuple[Gpu, ...]:
     """Empty GPUs of the models with these catalogue keys, in index order; MIG mode off, default compute mode.
 
     Their UUIDs and PCI addresses are placeholders, so selectors by UUID or PCI address cannot match them.
@@ -23,7 +23,7 @@ def assumed_gpus(keys: Sequence[str], models: Optional[Dict[str, catalogue.Model
     return tuple(_gpu(index, known.get(key) or catalogue.find_model(key)) for index, key in enumerate(keys))
 
 
-def keys_of_pci(device_ids: Sequence[str], models: Dict[str, catalogue.Model]) -> Tuple[Optional[str], ...]:
+def keys_of_pci(device_ids: Sequence[str], models: dict[str, catalogue.Model]) -> tuple[str | None, ...]:
     """The catalogue key of each PCI device id (four hex digits), None for boards that the catalogue does not know."""
     boards = {board.pci_device_id: key for key, model in models.items() for board in model.boards}
     return tuple(boards.get(device_id) for device_id in device_ids)

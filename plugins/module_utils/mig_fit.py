@@ -18,7 +18,7 @@ import itertools
 from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterable, Sequence, Tuple
 
 from .model import GpuInstanceProfile, Placement
 
@@ -28,17 +28,17 @@ Score = Tuple[int, ...]
 
 @dataclass(frozen=True)
 class Want:
-    """One instance to place. Wants with equal `kind` are interchangeable; `placements` are those open to it, ascending."""
+    """One instance to place, at one of `placements` (ascending). Wants with equal `kind` are interchangeable."""
 
     kind: Any
-    placements: Tuple[Placement, ...]
+    placements: tuple[Placement, ...]
 
 
 def arrange(
     wants: Sequence[Want],
     gain: Callable[[Want, Placement], Score],
-    outlook: Callable[[int], Tuple[int, ...]] = lambda taken: (),
-) -> Optional[Tuple[Placement, ...]]:
+    outlook: Callable[[int], tuple[int, ...]] = lambda taken: (),
+) -> tuple[Placement, ...] | None:
     """Choose a placement for every want so that none overlap, or return None where that cannot be done.
 
     Of all arrangements it returns one with the greatest sum of `gain(want, placement)`; among these one with the
@@ -46,11 +46,13 @@ def arrange(
     The result is in the order of `wants`.
     """
     # Interchangeable wants stand side by side and take ascending placements: each set of placements is tried once.
-    order = sorted(range(len(wants)), key=lambda i: (-_width(wants[i]), len(wants[i].placements), repr(wants[i].kind), i))
+    order = sorted(
+        range(len(wants)), key=lambda i: (-_width(wants[i]), len(wants[i].placements), repr(wants[i].kind), i)
+    )
     queue = [wants[i] for i in order]
 
     @lru_cache(maxsize=None)
-    def best(position: int, taken: int, floor: int) -> Optional[Tuple[Score, Tuple[int, ...], Tuple[Placement, ...]]]:
+    def best(position: int, taken: int, floor: int) -> tuple[Score, tuple[int, ...], tuple[Placement, ...]] | None:
         if position == len(queue):
             return (), outlook(taken), ()
         want = queue[position]
@@ -71,7 +73,7 @@ def arrange(
     answer = best(0, 0, 0)
     if answer is None:
         return None
-    placed: List[Optional[Placement]] = [None] * len(wants)
+    placed: list[Placement | None] = [None] * len(wants)
     for i, placement in zip(order, answer[2]):
         placed[i] = placement
     return tuple(placed)  # type: ignore[arg-type]
@@ -85,17 +87,18 @@ class Capacity:
     """What a GPU has to give, derived from the profiles that it reports: nothing here is a table of models."""
 
     def __init__(self, profiles: Iterable[GpuInstanceProfile]) -> None:
-        self.profiles: Dict[str, GpuInstanceProfile] = {profile.name: profile for profile in profiles}
+        self.profiles: dict[str, GpuInstanceProfile] = {profile.name: profile for profile in profiles}
         every = self.profiles.values()
         self.compute_slices = max((p.compute_slices for p in every), default=0)
         # The whole-GPU profile does not always own every engine (a 7g of an A100-40GB has 5 decoders, as many as all
         # others together may hold), so the total is the most that instances of any one profile hold at once.
         self.engines = {
-            kind: max((getattr(p, kind) * p.max_instances for p in every), default=0) for kind in GpuInstanceProfile.ENGINES
+            kind: max((getattr(p, kind) * p.max_instances for p in every), default=0)
+            for kind in GpuInstanceProfile.ENGINES
         }
         self._largest_first = sorted(every, key=lambda p: (-p.compute_slices, -p.units, p.name))
 
-    def shortage(self, names: Sequence[str]) -> Optional[str]:
+    def shortage(self, names: Sequence[str]) -> str | None:
         """Why these profiles cannot be together wherever they sit; None where counting does not forbid it."""
         chosen = [self.profiles[name] for name in names]
         slices = sum(p.compute_slices for p in chosen)
@@ -107,7 +110,7 @@ class Capacity:
                 return "%d media engines (%s) are asked for and the GPU has %d" % (asked, kind, self.engines[kind])
         return None
 
-    def outlook(self, taken: int) -> Tuple[int, ...]:
+    def outlook(self, taken: int) -> tuple[int, ...]:
         """How many more instances of each profile, largest first, have room beside the units in `taken`."""
         counts = []
         for profile in self._largest_first:
@@ -121,17 +124,19 @@ class Capacity:
 
     def fits(self, names: Sequence[str]) -> bool:
         """Whether an empty GPU can hold these profiles at once."""
-        return self.shortage(names) is None and arrange([self.want(name) for name in names], lambda w, p: ()) is not None
+        return (
+            self.shortage(names) is None and arrange([self.want(name) for name in names], lambda w, p: ()) is not None
+        )
 
     def want(self, name: str) -> Want:
         return Want(name, self.profiles[name].placements)
 
-    def largest_part(self, names: Sequence[str]) -> Tuple[str, ...]:
-        """The largest part of these profiles that does fit: most compute slices, then most memory units, then most instances."""
+    def largest_part(self, names: Sequence[str]) -> tuple[str, ...]:
+        """The largest part of these profiles that fits: most compute slices, then memory units, then instances."""
         counts = Counter(names)
         kinds = sorted(counts, key=list(names).index)
         limits = [min(counts[kind], len(self.profiles[kind].placements)) for kind in kinds]
-        best: Tuple[Tuple[int, int, int], Tuple[str, ...]] = ((0, 0, 0), ())
+        best: tuple[tuple[int, int, int], tuple[str, ...]] = ((0, 0, 0), ())
         for taken in itertools.product(*(range(limit, -1, -1) for limit in limits)):
             part = tuple(kind for kind, count in zip(kinds, taken) for _ in range(count))
             members = [self.profiles[name] for name in part]

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Dict, Optional, Tuple
+from typing import Any
 
 
 @dataclass(frozen=True, order=True)
 class Placement:
-    """Where an instance sits. For a GPU instance in memory placement units, for a compute instance in compute slices."""
+    """Where an instance sits: a GPU instance in memory placement units, a compute instance in compute slices."""
 
     start: int
     size: int
@@ -45,7 +45,7 @@ class GpuInstanceProfile:
     jpegs: int
     ofas: int
     max_instances: int
-    placements: Tuple[Placement, ...]
+    placements: tuple[Placement, ...]
 
     #: Fields that count media engines; a GPU has a fixed number of each to give away.
     ENGINES = ("decoders", "encoders", "jpegs", "ofas")
@@ -58,14 +58,14 @@ class GpuInstanceProfile:
 
 @dataclass(frozen=True)
 class Process:
-    """A process that NVML lists. `kind` is compute, graphics or mps; `gpu_memory_bytes` is None where NVML does not say."""
+    """A process that NVML lists. `kind` is compute, graphics or mps."""
 
     pid: int
     kind: str
-    name: Optional[str] = None
-    gpu_memory_bytes: Optional[int] = None
-    gpu_instance_id: Optional[int] = None
-    compute_instance_id: Optional[int] = None
+    name: str | None = None
+    gpu_memory_bytes: int | None = None
+    gpu_instance_id: int | None = None
+    compute_instance_id: int | None = None
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ class ComputeInstance:
     id: int
     compute_slices: int
     placement: Placement
-    mig_uuid: Optional[str] = None
-    processes: Tuple[Process, ...] = ()
+    mig_uuid: str | None = None
+    processes: tuple[Process, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -86,10 +86,10 @@ class GpuInstance:
     id: int
     profile: str
     placement: Placement
-    compute_instances: Tuple[ComputeInstance, ...] = ()
-    processes: Tuple[Process, ...] = ()
+    compute_instances: tuple[ComputeInstance, ...] = ()
+    processes: tuple[Process, ...] = ()
     #: Where a compute instance of so many slices may start, as this GPU instance reports it.
-    compute_placements: Tuple[Tuple[int, Tuple[Placement, ...]], ...] = ()
+    compute_placements: tuple[tuple[int, tuple[Placement, ...]], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,8 @@ class Mig:
     capable: bool = False
     enabled: bool = False
     pending: bool = False
-    profiles: Tuple[GpuInstanceProfile, ...] = ()
-    instances: Tuple[GpuInstance, ...] = ()
+    profiles: tuple[GpuInstanceProfile, ...] = ()
+    instances: tuple[GpuInstance, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -112,20 +112,20 @@ class NvLink:
     """One active NVLink: the link's number and the PCI address at its other end (None: the driver does not say)."""
 
     link: int
-    remote_pci_address: Optional[str] = None
+    remote_pci_address: str | None = None
 
 
 @dataclass(frozen=True)
 class Telemetry:
-    """What a GPU is doing just now. Utilisation is the share of the last sample period in which a kernel ran, not load."""
+    """What a GPU is doing just now. Utilisation is the share of the sample period in which a kernel ran, not load."""
 
-    memory_used_bytes: Optional[int] = None
-    memory_free_bytes: Optional[int] = None
-    gpu_utilization_percent: Optional[int] = None
-    memory_utilization_percent: Optional[int] = None
-    power_watts: Optional[float] = None
-    power_limit_watts: Optional[float] = None
-    temperature_celsius: Optional[int] = None
+    memory_used_bytes: int | None = None
+    memory_free_bytes: int | None = None
+    gpu_utilization_percent: int | None = None
+    memory_utilization_percent: int | None = None
+    power_watts: float | None = None
+    power_limit_watts: float | None = None
+    temperature_celsius: int | None = None
 
 
 @dataclass(frozen=True)
@@ -138,15 +138,15 @@ class Gpu:
     pci_address: str
     memory_total_bytes: int
     mig: Mig = Mig()
-    serial: Optional[str] = None
-    architecture: Optional[str] = None
-    compute_capability: Optional[str] = None
-    compute_mode: Optional[str] = None
-    persistence_mode: Optional[bool] = None
-    numa_node: Optional[int] = None
-    nvlinks: Tuple[NvLink, ...] = ()
-    processes: Tuple[Process, ...] = ()
-    telemetry: Optional[Telemetry] = None
+    serial: str | None = None
+    architecture: str | None = None
+    compute_capability: str | None = None
+    compute_mode: str | None = None
+    persistence_mode: bool | None = None
+    numa_node: int | None = None
+    nvlinks: tuple[NvLink, ...] = ()
+    processes: tuple[Process, ...] = ()
+    telemetry: Telemetry | None = None
 
     @property
     def label(self) -> str:
@@ -160,15 +160,15 @@ class Host:
 
     driver_version: str
     nvml_version: str
-    cuda_version: Optional[str]
+    cuda_version: str | None
     simulated: bool
-    gpus: Tuple[Gpu, ...]
+    gpus: tuple[Gpu, ...]
 
 
 def to_data(value: Any) -> Any:
     """The value as dictionaries, lists and scalars, fit for JSON and for a module's return."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields: Dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         for field in dataclasses.fields(value):
             fields[field.name] = to_data(getattr(value, field.name))
         return fields

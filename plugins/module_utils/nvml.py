@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from pathlib import Path
+from typing import Any, Callable, Sequence
 
 from .errors import DriverAbsentError, NvmlError
 from .model import (
@@ -44,7 +45,7 @@ _LIST_LENGTH = 32
 
 
 def _binding() -> Any:
-    """pynvml, from the interpreter's own path or from BINDING_DIRECTORY. Raises DriverAbsentError with call=import."""
+    """pynvml, from the interpreter's own path or BINDING_DIRECTORY. Raises DriverAbsentError with call=import."""
     try:
         import pynvml
     except ImportError:
@@ -53,10 +54,11 @@ def _binding() -> Any:
             import pynvml
         except ImportError:
             raise DriverAbsentError(
-                "python %s" % sys.executable, "the Python module pynvml (package nvidia-ml-py) is not there",
+                "python %s" % sys.executable,
+                "the Python module pynvml (package nvidia-ml-py) is not there",
                 "Let the role gpu_layout install it (gpu_layout_nvml_source), or install nvidia-ml-py for this interpreter.",
                 call="import",
-            )
+            ) from None
         finally:
             sys.path.remove(BINDING_DIRECTORY)
     return pynvml
@@ -67,18 +69,22 @@ class Session:
 
     def __init__(self) -> None:
         self._nvml = _binding()
-        self._handles: Dict[str, Any] = {}
-        self._profiles: Dict[Tuple[str, int], Tuple[GpuInstanceProfile, ...]] = {}
+        self._handles: dict[str, Any] = {}
+        self._profiles: dict[tuple[str, int], tuple[GpuInstanceProfile, ...]] = {}
 
-    def __enter__(self) -> "Session":
+    def __enter__(self) -> Session:
         try:
             self._nvml.nvmlInit()
         except self._nvml.NVMLError as error:
             kind = DriverAbsentError if error.value in (DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND) else NvmlError
             raise kind(
-                "this host", "NVML does not start: %s" % error, "Install and load the NVIDIA driver.",
-                call="nvmlInit", code=error.value, code_name=str(error),
-            )
+                "this host",
+                "NVML does not start: %s" % error,
+                "Install and load the NVIDIA driver.",
+                call="nvmlInit",
+                code=error.value,
+                code_name=str(error),
+            ) from error
         return self
 
     def __exit__(self, *_exc: Any) -> None:
@@ -124,7 +130,9 @@ class Session:
             memory_total_bytes=memory_total_bytes,
             mig=mig,
             serial=self._optional("nvmlDeviceGetSerial", handle),
-            architecture=None if architecture is None else _ARCHITECTURES.get(architecture, "unknown (%d)" % architecture),
+            architecture=None
+            if architecture is None
+            else _ARCHITECTURES.get(architecture, "unknown (%d)" % architecture),
             compute_capability=None if capability is None else "%d.%d" % tuple(capability),
             compute_mode=None if mig.enabled or compute_mode is None else _COMPUTE_MODES.get(compute_mode),
             persistence_mode=None if persistence is None else bool(persistence),
@@ -134,16 +142,15 @@ class Session:
             telemetry=self._telemetry(handle) if telemetry else None,
         )
 
-    def _numa_node(self, handle: Any, address: str) -> Optional[int]:
+    def _numa_node(self, handle: Any, address: str) -> int | None:
         # The kernel knows where the card is plugged in; NVML knows it of cards with memory of their own on the host.
         try:
-            with open("/sys/bus/pci/devices/%s/numa_node" % address) as file:
-                node: Optional[int] = int(file.read())
+            node: int | None = int(Path("/sys/bus/pci/devices", address, "numa_node").read_text())
         except (OSError, ValueError):
             node = self._optional("nvmlDeviceGetNumaNodeId", handle)
         return node if node is not None and node >= 0 else None
 
-    def _nvlinks(self, handle: Any) -> Tuple[NvLink, ...]:
+    def _nvlinks(self, handle: Any) -> tuple[NvLink, ...]:
         links = []
         for link in range(self._nvml.NVML_NVLINK_MAX_LINKS):
             state = self._optional("nvmlDeviceGetNvLinkState", handle, link, also=(INVALID_ARGUMENT,))
@@ -169,12 +176,14 @@ class Session:
             temperature_celsius=self._optional("nvmlDeviceGetTemperature", handle, self._nvml.NVML_TEMPERATURE_GPU),
         )
 
-    def _processes(self, handle: Any) -> Tuple[Process, ...]:
+    def _processes(self, handle: Any) -> tuple[Process, ...]:
         """Processes of a GPU; with MIG on, of all its instances (nvml.h: aggregate for callers with the right to it)."""
         found = []
         for kind, call in (("compute", "Compute"), ("graphics", "Graphics"), ("mps", "MPSCompute")):
             for entry in self._optional("nvmlDeviceGet%sRunningProcesses" % call, handle) or ():
-                gpu_instance, compute_instance = (getattr(entry, n, _NO_ID) for n in ("gpuInstanceId", "computeInstanceId"))
+                gpu_instance, compute_instance = (
+                    getattr(entry, n, _NO_ID) for n in ("gpuInstanceId", "computeInstanceId")
+                )
                 found.append(
                     Process(
                         pid=entry.pid,
@@ -189,7 +198,7 @@ class Session:
 
     # ------------------------------------------------------------------ reading MIG
 
-    def _mig(self, handle: Any, uuid: str, model: Tuple[str, int], processes: Sequence[Process]) -> Mig:
+    def _mig(self, handle: Any, uuid: str, model: tuple[str, int], processes: Sequence[Process]) -> Mig:
         modes = self._optional("nvmlDeviceGetMigMode", handle)
         if modes is None:
             return Mig()
@@ -200,7 +209,7 @@ class Session:
         instances = self._gpu_instances(handle, uuid, profiles, processes) if enabled else ()
         return Mig(True, enabled, pending, profiles, instances)
 
-    def _gpu_instance_profiles(self, handle: Any) -> Tuple[GpuInstanceProfile, ...]:
+    def _gpu_instance_profiles(self, handle: Any) -> tuple[GpuInstanceProfile, ...]:
         profiles = []
         for enum in range(self._nvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
             info = self._optional("nvmlDeviceGetGpuInstanceProfileInfo", handle, enum, also=(INVALID_ARGUMENT,))
@@ -229,11 +238,13 @@ class Session:
 
     def _gpu_instances(
         self, handle: Any, uuid: str, profiles: Sequence[GpuInstanceProfile], processes: Sequence[Process]
-    ) -> Tuple[GpuInstance, ...]:
+    ) -> tuple[GpuInstance, ...]:
         mig_uuids = self._mig_uuids(handle)
         instances = []
         for profile in profiles:
-            for found in self._list(self._nvml.c_nvmlGpuInstance_t, "nvmlDeviceGetGpuInstances", handle, profile.profile_id):
+            for found in self._list(
+                self._nvml.c_nvmlGpuInstance_t, "nvmlDeviceGetGpuInstances", handle, profile.profile_id
+            ):
                 info = self._call("nvmlGpuInstanceGetInfo", found, gpu=uuid)
                 inside = tuple(p for p in processes if p.gpu_instance_id == info.id)
                 compute, places = self._compute_instances(found, info.id, mig_uuids, inside)
@@ -241,26 +252,31 @@ class Session:
                 instances.append(GpuInstance(info.id, profile.name, placement, compute, inside, places))
         return tuple(sorted(instances, key=lambda i: i.placement))
 
-    def _mig_uuids(self, handle: Any) -> Dict[Tuple[int, int], str]:
+    def _mig_uuids(self, handle: Any) -> dict[tuple[int, int], str]:
         """(GPU instance id, compute instance id) -> UUID of the MIG device. Slots may be empty anywhere."""
         uuids = {}
         for index in range(self._call("nvmlDeviceGetMaxMigDeviceCount", handle)):
             device = self._optional("nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
             if device is not None:
-                ids = self._call("nvmlDeviceGetGpuInstanceId", device), self._call("nvmlDeviceGetComputeInstanceId", device)
+                ids = (
+                    self._call("nvmlDeviceGetGpuInstanceId", device),
+                    self._call("nvmlDeviceGetComputeInstanceId", device),
+                )
                 uuids[ids] = self._call("nvmlDeviceGetUUID", device)
         return uuids
 
     def _compute_instances(
-        self, instance: Any, instance_id: int, mig_uuids: Dict[Tuple[int, int], str], processes: Sequence[Process]
-    ) -> Tuple[Tuple[ComputeInstance, ...], Tuple[Tuple[int, Tuple[Placement, ...]], ...]]:
-        found: List[ComputeInstance] = []
-        places: Dict[int, Tuple[Placement, ...]] = {}
+        self, instance: Any, instance_id: int, mig_uuids: dict[tuple[int, int], str], processes: Sequence[Process]
+    ) -> tuple[tuple[ComputeInstance, ...], tuple[tuple[int, tuple[Placement, ...]], ...]]:
+        found: list[ComputeInstance] = []
+        places: dict[int, tuple[Placement, ...]] = {}
         for profile in self._compute_profiles(instance):
             if profile.sliceCount not in places:
                 possible = self._list(
                     self._nvml.c_nvmlComputeInstancePlacement_t,
-                    "nvmlGpuInstanceGetComputeInstancePossiblePlacements", instance, profile.id,
+                    "nvmlGpuInstanceGetComputeInstancePossiblePlacements",
+                    instance,
+                    profile.id,
                 )
                 places[profile.sliceCount] = tuple(sorted(Placement(p.start, p.size) for p in possible))
             for compute in self._list(
@@ -278,12 +294,15 @@ class Session:
                 )
         return tuple(sorted(found, key=lambda c: c.placement)), tuple(sorted(places.items()))
 
-    def _compute_profiles(self, instance: Any) -> List[Any]:
+    def _compute_profiles(self, instance: Any) -> list[Any]:
         infos = []
         for enum in range(self._nvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
             info = self._optional(
-                "nvmlGpuInstanceGetComputeInstanceProfileInfo", instance, enum,
-                self._nvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED, also=(INVALID_ARGUMENT,),
+                "nvmlGpuInstanceGetComputeInstanceProfileInfo",
+                instance,
+                enum,
+                self._nvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED,
+                also=(INVALID_ARGUMENT,),
             )
             if info is not None:
                 infos.append(info)
@@ -295,7 +314,7 @@ class Session:
         """Ask for a MIG mode. Returns the activation status: SUCCESS, or IN_USE or RESET_REQUIRED (then it is pending)."""
         return self._call("nvmlDeviceSetMigMode", self._handle(gpu), int(enabled), gpu=gpu)
 
-    def mig_mode(self, gpu: str) -> Tuple[bool, bool]:
+    def mig_mode(self, gpu: str) -> tuple[bool, bool]:
         """(current, pending)."""
         current, pending = self._call("nvmlDeviceGetMigMode", self._handle(gpu), gpu=gpu)
         return bool(current), bool(pending)
@@ -306,20 +325,23 @@ class Session:
 
     def create_gpu_instance(self, gpu: str, profile_id: int, placement: Placement) -> None:
         where = self._nvml.c_nvmlGpuInstancePlacement_t(placement.start, placement.size)
-        self._call("nvmlDeviceCreateGpuInstanceWithPlacement", self._handle(gpu), profile_id, ctypes.byref(where), gpu=gpu)
+        self._call(
+            "nvmlDeviceCreateGpuInstanceWithPlacement", self._handle(gpu), profile_id, ctypes.byref(where), gpu=gpu
+        )
 
     def destroy_gpu_instance(self, gpu: str, gpu_instance_id: int) -> None:
         self._call("nvmlGpuInstanceDestroy", self._gpu_instance(gpu, gpu_instance_id), gpu=gpu)
 
     def create_compute_instance(
-        self, gpu: str, profile_id: int, gpu_instance_start: int, compute_slices: int, start: Optional[int]
+        self, gpu: str, profile_id: int, gpu_instance_start: int, compute_slices: int, start: int | None
     ) -> None:
         """Create a compute instance in the GPU instance of that profile that starts there; `start` pins it within."""
         instance = self._gpu_instance_at(gpu, profile_id, gpu_instance_start)
         profile = next((p for p in self._compute_profiles(instance) if p.sliceCount == compute_slices), None)
         if profile is None:
             raise NvmlError(
-                "gpu %s" % gpu, "the GPU instance at %d offers no compute instance of %d slices" % (gpu_instance_start, compute_slices),
+                "gpu %s" % gpu,
+                "the GPU instance at %d offers no compute instance of %d slices" % (gpu_instance_start, compute_slices),
                 gpu=gpu,
             )
         if start is None:
@@ -350,36 +372,40 @@ class Session:
         return self._call("nvmlDeviceGetGpuInstanceById", self._handle(gpu), gpu_instance_id, gpu=gpu)
 
     def _gpu_instance_at(self, gpu: str, profile_id: int, start: int) -> Any:
-        for found in self._list(self._nvml.c_nvmlGpuInstance_t, "nvmlDeviceGetGpuInstances", self._handle(gpu), profile_id):
+        for found in self._list(
+            self._nvml.c_nvmlGpuInstance_t, "nvmlDeviceGetGpuInstances", self._handle(gpu), profile_id
+        ):
             if self._call("nvmlGpuInstanceGetInfo", found, gpu=gpu).placement.start == start:
                 return found
-        raise NvmlError("gpu %s" % gpu, "no GPU instance of profile id %d starts at placement %d" % (profile_id, start), gpu=gpu)
+        raise NvmlError(
+            "gpu %s" % gpu, "no GPU instance of profile id %d starts at placement %d" % (profile_id, start), gpu=gpu
+        )
 
-    def _list(self, item: Any, call: str, owner: Any, profile_id: int) -> List[Any]:
+    def _list(self, item: Any, call: str, owner: Any, profile_id: int) -> list[Any]:
         """Call a list function that fills a buffer of `item` for a profile of a device or of a GPU instance."""
         buffer, count = (item * _LIST_LENGTH)(), ctypes.c_uint(_LIST_LENGTH)
         self._call(call, owner, profile_id, buffer, ctypes.byref(count))
         return [buffer[i] for i in range(count.value)]
 
-    def _optional(self, call: str, *args: Any, also: Tuple[int, ...] = ()) -> Any:
+    def _optional(self, call: str, *args: Any, also: tuple[int, ...] = ()) -> Any:
         """The call's result, or None where NVML answers that this GPU, driver or caller does not have it."""
         try:
             return self._function(call)(*args)
         except self._nvml.NVMLError as error:
             if error.value in _ABSENT or error.value in also:
                 return None
-            raise self._error(call, error, None)
+            raise self._error(call, error, None) from error
 
-    def _call(self, call: str, *args: Any, gpu: Optional[str] = None) -> Any:
+    def _call(self, call: str, *args: Any, gpu: str | None = None) -> Any:
         try:
             return self._function(call)(*args)
         except self._nvml.NVMLError as error:
-            raise self._error(call, error, gpu)
+            raise self._error(call, error, gpu) from error
 
     def _function(self, call: str) -> Callable[..., Any]:
         return getattr(self._nvml, call)
 
-    def _error(self, call: str, error: Any, gpu: Optional[str]) -> NvmlError:
+    def _error(self, call: str, error: Any, gpu: str | None) -> NvmlError:
         name = type(error).__name__.replace("NVMLError_", "")
         cures = {
             NO_PERMISSION: "Run as root (become: true).",
@@ -388,8 +414,13 @@ class Session:
             15: "The GPU has fallen off the bus; look at the kernel log and power-cycle the host.",
         }
         return NvmlError(
-            "gpu %s" % gpu if gpu else "this host", "%s failed: %s (NVML code %d)" % (call, error, error.value),
-            cures.get(error.value, ""), call=call, code=error.value, code_name=name, gpu=gpu,
+            "gpu %s" % gpu if gpu else "this host",
+            "%s failed: %s (NVML code %d)" % (call, error, error.value),
+            cures.get(error.value, ""),
+            call=call,
+            code=error.value,
+            code_name=name,
+            gpu=gpu,
         )
 
 

@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-import os
-from typing import Dict, List
+from pathlib import Path
 
 DEVICES = "/sys/bus/pci/devices"
 _NVIDIA = "0x10de"
@@ -14,19 +13,19 @@ _NVIDIA = "0x10de"
 _DISPLAY = "0x03"
 
 
-def nvidia_gpus(devices: str = DEVICES) -> List[Dict[str, str]]:
-    """`address` and `device_id` (four hex digits) of each NVIDIA GPU in order of address; empty where sysfs is not there."""
+def nvidia_gpus(devices: str = DEVICES) -> list[dict[str, str]]:
+    """`address` and `device_id` (four hex digits) of each NVIDIA GPU, in order of address; none without sysfs."""
     found = []
-    for address in sorted(os.listdir(devices)) if os.path.isdir(devices) else ():
-        attributes = {name: _read(os.path.join(devices, address, name)) for name in ("vendor", "class", "device")}
+    folder = Path(devices)
+    for device in sorted(folder.iterdir()) if folder.is_dir() else ():
+        attributes = {name: _read(device / name) for name in ("vendor", "class", "device")}
         if attributes["vendor"] == _NVIDIA and attributes["class"].startswith(_DISPLAY):
-            found.append({"address": address, "device_id": attributes["device"][2:]})
+            found.append({"address": device.name, "device_id": attributes["device"][2:]})
     return found
 
 
-def _read(path: str) -> str:
+def _read(path: Path) -> str:
     try:
-        with open(path) as file:
-            return file.read().strip().lower()
+        return path.read_text().strip().lower()
     except OSError:
         return ""

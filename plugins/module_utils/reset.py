@@ -18,18 +18,26 @@ TIMEOUT_SECONDS = 300
 
 
 def reset_gpu(gpu: str, simulated: bool) -> None:
-    """Reset the GPU with this UUID. Raises NvmlError with the tool's own words where it refuses (it does while in use)."""
+    """Reset the GPU with this UUID. Raises NvmlError with the tool's own words where it refuses, as it does while in use."""
     command = ["gpusim", "reset", gpu] if simulated else ["nvidia-smi", "--gpu-reset", "-i", gpu]
     where, cure = "gpu %s" % gpu, "Stop what uses the GPU and run again, or reboot the host."
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=TIMEOUT_SECONDS,
-            env=dict(os.environ, LANG="C", LC_ALL="C"), check=False,
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=TIMEOUT_SECONDS,
+            env=dict(os.environ, LANG="C", LC_ALL="C"),
+            check=False,
         )
     except FileNotFoundError:
-        raise NvmlError(where, "%s is not there to reset it" % command[0], "Install it, or reboot the host.", gpu=gpu)
+        raise NvmlError(
+            where, "%s is not there to reset it" % command[0], "Install it, or reboot the host.", gpu=gpu
+        ) from None
     except subprocess.TimeoutExpired:
-        raise NvmlError(where, "%s did not end within %d s" % (" ".join(command), TIMEOUT_SECONDS), cure, gpu=gpu)
+        raise NvmlError(
+            where, "%s did not end within %d s" % (" ".join(command), TIMEOUT_SECONDS), cure, gpu=gpu
+        ) from None
     if done.returncode != 0:
-        said = " ".join(done.stdout.decode(errors="replace").split())
+        said = " ".join((done.stdout + done.stderr).decode(errors="replace").split())
         raise NvmlError(where, "%s refused: %s" % (" ".join(command), said), cure, gpu=gpu)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict
+from typing import Any, Callable
 
 from ansible.module_utils.common.respawn import has_respawned, probe_interpreters_for_module, respawn_module
 
@@ -15,8 +15,8 @@ from .errors import ApplyError, DriverAbsentError, FleetError, LayoutError, Nvml
 INTERPRETERS = ("/usr/bin/python3", "/usr/libexec/platform-python")
 
 
-def run(module: Any, body: Callable[[], Dict[str, Any]]) -> None:
-    """Run `body` and exit the module with what it returns, or with an error that says where, what and how to mend it."""
+def run(module: Any, body: Callable[[], dict[str, Any]]) -> None:
+    """Run `body`; exit the module with what it returns, or with an error that says where, what and how to mend it."""
     try:
         module.exit_json(**body())
     except FleetError as error:
@@ -33,9 +33,9 @@ def respawn_with_pynvml() -> None:
             respawn_module(interpreter)
 
 
-def details(error: FleetError) -> Dict[str, Any]:
+def details(error: FleetError) -> dict[str, Any]:
     """The error's parts, for playbooks that act on them."""
-    found: Dict[str, Any] = {"where": error.where, "problem": error.problem, "cure": error.cure}
+    found: dict[str, Any] = {"where": error.where, "problem": error.problem, "cure": error.cure}
     if isinstance(error, LayoutError):
         found["problems"] = [{"where": p.where, "problem": p.problem, "cure": p.cure} for p in error.problems]
     if isinstance(error, NvmlError):

@@ -9,11 +9,11 @@ Selectors are resolved to UUIDs each time a layout is applied: an index can mean
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
-from typing import Dict, List, Sequence, Tuple
+from typing import Sequence
 
 from .errors import PlanError, SelectorError
 from .layout_types import Entry, Layout, MigInstance, Selector
-from .mig_plan import DEFAULT, EXCLUSIVE_PROCESS, Target, WantedInstance
+from .mig_steps import DEFAULT, EXCLUSIVE_PROCESS, Target, WantedInstance
 from .model import Gpu
 
 #: What this release carries out. The rest of the contract is parsed and checked, then refused, so that no run claims
@@ -21,31 +21,35 @@ from .model import Gpu
 COMPUTE_MODES = {"mig": None, "exclusive": EXCLUSIVE_PROCESS, "shared": DEFAULT}
 
 
-def targets(layout: Layout, gpus: Sequence[Gpu]) -> Tuple[Target, ...]:
+def targets(layout: Layout, gpus: Sequence[Gpu]) -> tuple[Target, ...]:
     """One target for each GPU that the layout names, in the order of the GPUs.
 
     Raises SelectorError where a selector matches nothing or a GPU is named twice, PlanError where an entry asks for a
     sharing that this release does not apply.
     """
-    named: Dict[str, Tuple[str, Entry]] = {}
+    named: dict[str, tuple[str, Entry]] = {}
     for entry in layout.entries:
         for position, selector in enumerate(entry.selectors):
             where = "%s.gpus[%d]" % (entry.where, position)
             for gpu in select(selector, gpus, where):
                 if gpu.uuid in named:
                     raise SelectorError(
-                        where, "%s is named here and by %s too" % (gpu.label, named[gpu.uuid][0]),
+                        where,
+                        "%s is named here and by %s too" % (gpu.label, named[gpu.uuid][0]),
                         "Name each GPU in one entry only.",
                     )
                 named[gpu.uuid] = (where, entry)
     return tuple(_target(gpu, named[gpu.uuid][1]) for gpu in gpus if gpu.uuid in named)
 
 
-def select(selector: Selector, gpus: Sequence[Gpu], where: str) -> List[Gpu]:
+def select(selector: Selector, gpus: Sequence[Gpu], where: str) -> list[Gpu]:
     """The GPUs that a selector names, never none: raises SelectorError with what there is to choose from."""
     found = [gpu for gpu in gpus if _matches(selector, gpu)]
     if not found:
-        there = ", ".join("%d: %s, %s, %s" % (gpu.index, gpu.name, gpu.uuid, gpu.pci_address) for gpu in gpus) or "no GPU at all"
+        there = (
+            ", ".join("%d: %s, %s, %s" % (gpu.index, gpu.name, gpu.uuid, gpu.pci_address) for gpu in gpus)
+            or "no GPU at all"
+        )
         raise SelectorError(where, "no GPU of this host matches %s" % selector, "There is %s." % there)
     return found
 
@@ -59,7 +63,7 @@ def _matches(selector: Selector, gpu: Gpu) -> bool:
         return gpu.uuid.lower() == str(selector.value).lower()
     if selector.kind == "pci":
         return gpu.pci_address.lower() == selector.value
-    name = gpu.name[len("NVIDIA "):] if gpu.name.startswith("NVIDIA ") else gpu.name
+    name = gpu.name[len("NVIDIA ") :] if gpu.name.startswith("NVIDIA ") else gpu.name
     return fnmatchcase(name, str(selector.value))
 
 
@@ -67,20 +71,22 @@ def _target(gpu: Gpu, entry: Entry) -> Target:
     where = entry.where
     if entry.sharing not in COMPUTE_MODES:
         raise PlanError(
-            where, "this release checks `sharing: %s` but does not apply it yet" % entry.sharing,
+            where,
+            "this release checks `sharing: %s` but does not apply it yet" % entry.sharing,
             "Use one of %s, or take the GPU out of gpu_layout." % ", ".join(sorted(COMPUTE_MODES)),
         )
-    wanted: List[WantedInstance] = []
+    wanted: list[WantedInstance] = []
     for position, instance in enumerate(entry.mig or ()):
         if instance.mps is not None:
             raise PlanError(
-                "%s.mig[%d].mps" % (where, position), "this release checks MPS inside an instance but does not apply it yet",
+                "%s.mig[%d].mps" % (where, position),
+                "this release checks MPS inside an instance but does not apply it yet",
                 "Take the mps part out.",
             )
         wanted += _wanted(instance)
     return Target(gpu.uuid, where, entry.sharing, entry.sharing == "mig", tuple(wanted), COMPUTE_MODES[entry.sharing])
 
 
-def _wanted(instance: MigInstance) -> List[WantedInstance]:
+def _wanted(instance: MigInstance) -> list[WantedInstance]:
     slices = tuple(sorted(instance.compute_slices, reverse=True))
     return [WantedInstance(instance.profile, instance.placement, slices)] * instance.count

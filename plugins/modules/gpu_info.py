@@ -134,7 +134,7 @@ gpus:
     telemetry:
       description: >-
         C(memory_used_bytes), C(memory_free_bytes), C(gpu_utilization_percent), C(memory_utilization_percent),
-        C(power_watts), C(power_limit_watts), C(temperature_celsius) just now; null where O(telemetry) is off.
+        C(power_watts), C(power_limit_watts), C(temperature_celsius) just now; null without O(telemetry).
       type: dict
     mig:
       description: >-

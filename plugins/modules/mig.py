@@ -163,9 +163,15 @@ def report(plan, observed):
             "before": gpu.before(),
             "after": gpu.after(),
             "changed": bool(gpu.steps),
-            "placement_units": max((p.start + p.size for profile in gpu.gpu.mig.profiles for p in profile.placements), default=0),
+            "placement_units": max(
+                (p.start + p.size for profile in gpu.gpu.mig.profiles for p in profile.placements), default=0
+            ),
             "instances": [
-                {"profile": i.profile, "placement": to_data(i.placement), "mig_uuids": [c.mig_uuid for c in i.compute_instances]}
+                {
+                    "profile": i.profile,
+                    "placement": to_data(i.placement),
+                    "mig_uuids": [c.mig_uuid for c in i.compute_instances],
+                }
                 for i in observed[gpu.gpu.uuid].mig.instances
             ],
         }

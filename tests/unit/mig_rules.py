@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import mig_plan
+from ansible_collections.openfleet.gpu.plugins.module_utils import mig_steps
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import ComputeInstance, Gpu, GpuInstance, Placement
 
 
@@ -47,14 +47,16 @@ class Card:
         self.mode = gpu.compute_mode
         self.instances = {i.id: i for i in gpu.mig.instances}
 
-    def run(self, steps) -> "Card":
+    def run(self, steps) -> Card:
         for step in steps:
             getattr(self, "_" + type(step).__name__)(step)
         return self
 
     def observed(self) -> Gpu:
         mig = dataclasses.replace(
-            self.gpu.mig, enabled=self.enabled, pending=self.enabled,
+            self.gpu.mig,
+            enabled=self.enabled,
+            pending=self.enabled,
             instances=tuple(sorted(self.instances.values(), key=lambda i: i.placement)),
         )
         return dataclasses.replace(self.gpu, mig=mig, compute_mode=None if self.enabled else self.mode)
@@ -86,22 +88,29 @@ class Card:
     def _CreateGpuInstance(self, step):
         if not self.enabled:
             raise Illegal("MIG mode is off")
-        if not legal(self.gpu, self.pairs() + [(step.profile, step.placement)]):
+        if not legal(self.gpu, [*self.pairs(), (step.profile, step.placement)]):
             raise Illegal("%s does not fit" % step)
         new = next(i for i in itertools.count() if i not in self.instances)
-        self.instances[new] = GpuInstance(new, step.profile, step.placement, (), (), compute_places(self.gpu, step.profile))
+        self.instances[new] = GpuInstance(
+            new, step.profile, step.placement, (), (), compute_places(self.gpu, step.profile)
+        )
 
     def _CreateComputeInstance(self, step):
         instance = next(i for i in self.instances.values() if i.placement.start == step.gpu_instance_start)
-        taken = set().union(*(units(c.placement) for c in instance.compute_instances)) if instance.compute_instances else set()
+        taken = (
+            set().union(*(units(c.placement) for c in instance.compute_instances))
+            if instance.compute_instances
+            else set()
+        )
         free = [
-            p for p in dict(instance.compute_placements)[step.compute_slices]
+            p
+            for p in dict(instance.compute_placements)[step.compute_slices]
             if not units(p) & taken and step.start in (None, p.start)
         ]
         if not free:
             raise Illegal("%s does not fit" % step)
         new = next(i for i in itertools.count() if i not in {c.id for c in instance.compute_instances})
-        compute = instance.compute_instances + (ComputeInstance(new, step.compute_slices, free[0]),)
+        compute = (*instance.compute_instances, ComputeInstance(new, step.compute_slices, free[0]))
         self.instances[instance.id] = dataclasses.replace(instance, compute_instances=compute)
 
 
@@ -114,20 +123,28 @@ def compute_places(gpu, profile):
 
 
 def with_instances(gpu: Gpu, pairs, busy=()) -> Gpu:
-    """The GPU with MIG on and these instances, made by Card, so legal. `busy` lists placements' starts with a process."""
+    """The GPU with MIG on and these instances, made by Card, so legal. `busy`: starts of those with a process."""
     card = Card(dataclasses.replace(gpu, mig=dataclasses.replace(gpu.mig, enabled=True, pending=True)))
     ids = {p.name: p.profile_id for p in gpu.mig.profiles}
     slices = {p.name: p.compute_slices for p in gpu.mig.profiles}
     for name, placement in pairs:
-        card.run([
-            mig_plan.CreateGpuInstance(name, ids[name], placement),
-            mig_plan.CreateComputeInstance(name, ids[name], placement.start, slices[name]),
-        ])
+        card.run(
+            [
+                mig_steps.CreateGpuInstance(name, ids[name], placement),
+                mig_steps.CreateComputeInstance(name, ids[name], placement.start, slices[name]),
+            ]
+        )
     observed = card.observed()
     instances = tuple(
-        dataclasses.replace(i, processes=processes(i) if i.placement.start in busy else (), compute_instances=tuple(
-            dataclasses.replace(c, processes=processes(i) if i.placement.start in busy else ()) for c in i.compute_instances
-        )) for i in observed.mig.instances
+        dataclasses.replace(
+            i,
+            processes=processes(i) if i.placement.start in busy else (),
+            compute_instances=tuple(
+                dataclasses.replace(c, processes=processes(i) if i.placement.start in busy else ())
+                for c in i.compute_instances
+            ),
+        )
+        for i in observed.mig.instances
     )
     return dataclasses.replace(observed, mig=dataclasses.replace(observed.mig, instances=instances))
 

@@ -27,12 +27,15 @@ def test_gpu_models_are_listed_in_index_order():
 
 
 def test_only_nvidia_gpus_are_found_on_the_bus(tmp_path):
-    tree = pci_tree(tmp_path, {
-        "0000:3b:00.0": ("0x10de", "0x030200", "0x2330"),
-        "0000:1b:00.0": ("0x10de", "0x030000", "0x20b2"),
-        "0000:05:00.0": ("0x10de", "0x068000", "0x22a3"),
-        "0000:00:02.0": ("0x8086", "0x030000", "0x46a6"),
-    })
+    tree = pci_tree(
+        tmp_path,
+        {
+            "0000:3b:00.0": ("0x10de", "0x030200", "0x2330"),
+            "0000:1b:00.0": ("0x10de", "0x030000", "0x20b2"),
+            "0000:05:00.0": ("0x10de", "0x068000", "0x22a3"),
+            "0000:00:02.0": ("0x8086", "0x030000", "0x46a6"),
+        },
+    )
     assert nvidia_gpus(tree) == [
         {"address": "0000:1b:00.0", "device_id": "20b2"},
         {"address": "0000:3b:00.0", "device_id": "2330"},
@@ -69,19 +72,32 @@ def test_all_problems_of_form_and_the_first_of_fit_are_returned():
 
 
 def test_entries_by_uuid_wait_for_the_driver():
-    by_uuid = [{"gpus": ["GPU-5c89d3fa-0000-4000-8000-000000000001"], "sharing": "mig", "mig": [{"profile": "9g.90gb"}]}]
+    by_uuid = [
+        {"gpus": ["GPU-5c89d3fa-0000-4000-8000-000000000001"], "sharing": "mig", "mig": [{"profile": "9g.90gb"}]}
+    ]
     assert plan_without_driver(by_uuid, ["H100-80GB"])["problems"] == []
 
 
 def test_the_report_adds_up():
     gpu = {"index": 0, "instances": [{}, {}], "changed": True}
-    report = fleet_report({
-        "a": {"gpus": [gpu, gpu], "counts": {"create": 3, "destroy": 1, "keep": 1, "gpus_changed": 2}},
-        "b": {"gpus": [gpu], "counts": {"create": 0, "destroy": 0, "keep": 2, "gpus_changed": 0}},
-        "c": None,
-    })
+    report = fleet_report(
+        {
+            "a": {"gpus": [gpu, gpu], "counts": {"create": 3, "destroy": 1, "keep": 1, "gpus_changed": 2}},
+            "b": {"gpus": [gpu], "counts": {"create": 0, "destroy": 0, "keep": 2, "gpus_changed": 0}},
+            "c": None,
+        }
+    )
     assert report["totals"] == {
-        "create": 3, "destroy": 1, "keep": 3, "gpus_changed": 2, "hosts": 3, "hosts_changed": 1, "gpus": 3, "instances": 6,
+        "create": 3,
+        "destroy": 1,
+        "keep": 3,
+        "gpus_changed": 2,
+        "hosts": 3,
+        "hosts_changed": 1,
+        "gpus": 3,
+        "instances": 6,
     }
-    assert report["summary"] == "3 GPUs on 3 hosts, 6 MIG instances: 3 created, 1 destroyed, 3 kept; 1 of 3 hosts changed"
+    assert (
+        report["summary"] == "3 GPUs on 3 hosts, 6 MIG instances: 3 created, 1 destroyed, 3 kept; 1 of 3 hosts changed"
+    )
     assert report["hosts"][2]["note"] == "nothing was applied on this host"

@@ -9,17 +9,18 @@ import sys
 from pathlib import Path
 
 import pytest
-from ansible_collections.openfleet.gpu.plugins.module_utils import mig_plan
-from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
-from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import load_models
-from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError
-from ansible_collections.openfleet.gpu.plugins.module_utils.mig_plan import Target, WantedInstance
-from ansible_collections.openfleet.gpu.plugins.module_utils.model import Placement, Process
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from ansible_collections.openfleet.gpu.plugins.module_utils import mig_plan, mig_steps
+from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
+from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import load_models
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError
+from ansible_collections.openfleet.gpu.plugins.module_utils.mig_steps import Target, WantedInstance
+from ansible_collections.openfleet.gpu.plugins.module_utils.model import Placement, Process
+
 sys.path.insert(0, str(Path(__file__).parent))
-from mig_rules import Card, every_arrangement, legal, with_instances  # noqa: E402
+from mig_rules import Card, every_arrangement, legal, with_instances
 
 MODELS = load_models()
 MIG_MODELS = [key for key, model in MODELS.items() if model.mig_capable]
@@ -35,7 +36,9 @@ def mig(gpu, *names, where="gpu_layout[0]"):
 
 
 def whole(gpu, sharing="shared"):
-    return Target(gpu.uuid, "gpu_layout[0]", sharing, False, (), {"shared": "default", "exclusive": "exclusive_process"}[sharing])
+    return Target(
+        gpu.uuid, "gpu_layout[0]", sharing, False, (), {"shared": "default", "exclusive": "exclusive_process"}[sharing]
+    )
 
 
 @st.composite
@@ -82,7 +85,7 @@ def test_no_arrangement_destroys_less(situation):
 
     least = min(cost(pairs) for pairs in every_arrangement(gpu, names))
     plan = mig_plan.plan_gpu(gpu, mig(gpu, *names))
-    destroyed = [s for s in plan.steps if isinstance(s, mig_plan.DestroyGpuInstance)]
+    destroyed = [s for s in plan.steps if isinstance(s, mig_steps.DestroyGpuInstance)]
     assert (len(plan.disturbs), len(destroyed)) == least
 
 
@@ -93,7 +96,9 @@ def test_the_way_back_leads_back(situation, other):
     back = mig_plan.target_of(gpu)
     after = Card(gpu).run(mig_plan.plan_gpu(gpu, mig(gpu, *names)).steps).observed()
     again = Card(after).run(mig_plan.plan_gpu(after, back).steps).observed()
-    assert [(i.profile, i.placement) for i in again.mig.instances] == [(i.profile, i.placement) for i in gpu.mig.instances]
+    assert [(i.profile, i.placement) for i in again.mig.instances] == [
+        (i.profile, i.placement) for i in gpu.mig.instances
+    ]
 
 
 @pytest.mark.parametrize("key", MIG_MODELS)
@@ -163,7 +168,11 @@ def test_splits_keep_the_compute_instances_they_can_use():
     assert not mig_plan.plan_gpu(after, split).steps
     three = Target(gpu.uuid, "gpu_layout[0]", "mig", True, (WantedInstance("3g.40gb", None, (1, 1, 1)),))
     steps = mig_plan.plan_gpu(after, three).steps
-    assert [type(s).__name__ for s in steps] == ["DestroyComputeInstance", "CreateComputeInstance", "CreateComputeInstance"]
+    assert [type(s).__name__ for s in steps] == [
+        "DestroyComputeInstance",
+        "CreateComputeInstance",
+        "CreateComputeInstance",
+    ]
     Card(after).run(steps)
 
 
@@ -171,12 +180,22 @@ def test_splits_keep_the_compute_instances_they_can_use():
     ("key", "wanted", "problem", "cure"),
     [
         ("L40S-48GB", ["1g.10gb"], "this GPU has no MIG", "Choose another sharing"),
-        ("H100-80GB", ["1g.5gb"], "there is no profile 1g.5gb", "1g.10gb, 1g.10gb+me, 1g.20gb, 2g.20gb, 3g.40gb, 4g.40gb, 7g.80gb"),
+        (
+            "H100-80GB",
+            ["1g.5gb"],
+            "there is no profile 1g.5gb",
+            "1g.10gb, 1g.10gb+me, 1g.20gb, 2g.20gb, 3g.40gb, 4g.40gb, 7g.80gb",
+        ),
         ("H100-80GB", ["3g.40gb"] * 3, "9 compute slices are asked for and the GPU has 7", "2x 3g.40gb"),
         ("H100-80GB", ["1g.10gb+me"] * 2, "media engines (ofas)", "1x 1g.10gb+me"),
         ("H100-80GB", ["3g.40gb", "3g.40gb", "1g.10gb"], "their placements overlap", "2x 3g.40gb"),
         ("H100-80GB", ["3g.40gb@1"], "cannot start at placement 1", "It can start at: 0, 4."),
-        ("H100-80GB", ["3g.40gb@0", "4g.40gb"], "do not fit with the placements given", "Without `placement` they would fit"),
+        (
+            "H100-80GB",
+            ["3g.40gb@0", "4g.40gb"],
+            "do not fit with the placements given",
+            "Without `placement` they would fit",
+        ),
         ("RTXPRO6000-96GB", ["1g.24gb+me.all", "1g.24gb"], "media engines", "The largest part that fits is"),
     ],
 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError, SelectorError
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
@@ -51,7 +52,9 @@ def test_gpus_that_no_entry_names_have_no_target(gpus):
     assert targets(parse_layout([]), gpus) == ()
 
 
-@pytest.mark.parametrize("selector", [4, "GPU-00000000-0000-4000-8000-000000000000", "0000:99:00.0", {"model": "B200*"}])
+@pytest.mark.parametrize(
+    "selector", [4, "GPU-00000000-0000-4000-8000-000000000000", "0000:99:00.0", {"model": "B200*"}]
+)
 def test_a_selector_that_matches_nothing_says_what_there_is(gpus, selector):
     with pytest.raises(SelectorError) as caught:
         named(gpus, 0, selector)
@@ -65,10 +68,12 @@ def test_a_host_without_gpus_says_so():
 
 
 def test_a_gpu_named_by_two_kinds_of_selector_is_found(gpus):
-    layout = parse_layout([
-        {"gpus": [2], "sharing": "shared"},
-        {"gpus": [0, {"model": "A100*"}], "sharing": "exclusive"},
-    ])
+    layout = parse_layout(
+        [
+            {"gpus": [2], "sharing": "shared"},
+            {"gpus": [0, {"model": "A100*"}], "sharing": "exclusive"},
+        ]
+    )
     with pytest.raises(SelectorError) as caught:
         targets(layout, gpus)
     assert caught.value.where == "gpu_layout[1].gpus[1]"
@@ -77,11 +82,17 @@ def test_a_gpu_named_by_two_kinds_of_selector_is_found(gpus):
 
 
 def test_what_each_sharing_means(gpus):
-    layout = parse_layout([
-        {"gpus": [0], "sharing": "mig", "mig": [{"profile": "1g.10gb", "count": 2}, {"profile": "3g.40gb", "placement": 4}]},
-        {"gpus": [1], "sharing": "exclusive"},
-        {"gpus": [2], "sharing": "shared"},
-    ])
+    layout = parse_layout(
+        [
+            {
+                "gpus": [0],
+                "sharing": "mig",
+                "mig": [{"profile": "1g.10gb", "count": 2}, {"profile": "3g.40gb", "placement": 4}],
+            },
+            {"gpus": [1], "sharing": "exclusive"},
+            {"gpus": [2], "sharing": "shared"},
+        ]
+    )
     mig, exclusive, shared = targets(layout, gpus)
     assert (mig.mig_enabled, mig.compute_mode) == (True, None)
     assert [(i.profile, i.start) for i in mig.instances] == [("1g.10gb", None), ("1g.10gb", None), ("3g.40gb", 4)]
@@ -91,9 +102,15 @@ def test_what_each_sharing_means(gpus):
 
 
 def test_splits_become_compute_slices(gpus):
-    layout = parse_layout([
-        {"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb", "compute_instances": ["1c.3g.40gb", "2c.3g.40gb"]}]},
-    ])
+    layout = parse_layout(
+        [
+            {
+                "gpus": [0],
+                "sharing": "mig",
+                "mig": [{"profile": "3g.40gb", "compute_instances": ["1c.3g.40gb", "2c.3g.40gb"]}],
+            },
+        ]
+    )
     assert targets(layout, gpus)[0].instances[0].compute_slices == (2, 1)
 
 
@@ -103,9 +120,11 @@ def test_splits_become_compute_slices(gpus):
         {"gpus": [0], "sharing": "mps", "mps": {"name": "a", "clients": 2, "active_thread_percentage": 50}},
         {"gpus": [0], "sharing": "time_slicing", "time_slicing": {"slice": "long", "replicas": 2}},
         {"gpus": [0], "sharing": "vgpu", "vgpu": {"tenants": [{"name": "a", "memory": "1GiB", "sm_percent": 10}]}},
-        {"gpus": [0], "sharing": "mig", "mig": [
-            {"profile": "7g.80gb", "mps": {"name": "a", "clients": 2, "active_thread_percentage": 50}}
-        ]},
+        {
+            "gpus": [0],
+            "sharing": "mig",
+            "mig": [{"profile": "7g.80gb", "mps": {"name": "a", "clients": 2, "active_thread_percentage": 50}}],
+        },
     ],
 )
 def test_what_this_release_does_not_apply_is_refused_not_skipped(gpus, entry):

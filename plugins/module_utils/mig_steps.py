@@ -1,0 +1,251 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The plan as an object: what a GPU shall become, the steps to it, and how both read.
+
+Check mode, diff, reports and the executor use the same object. Nothing here decides anything: `mig_plan` does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Sequence, Union
+
+from .model import Gpu, GpuInstance, Placement, Process
+
+DEFAULT, EXCLUSIVE_PROCESS = "default", "exclusive_process"
+
+
+@dataclass(frozen=True)
+class WantedInstance:
+    """One GPU instance that shall exist. `start` pins it; `compute_slices` are its compute instances, largest first."""
+
+    profile: str
+    start: int | None = None
+    #: Empty: one compute instance over the whole GPU instance.
+    compute_slices: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Target:
+    """What one GPU shall become. `where` is the layout entry that says so, for messages."""
+
+    gpu_uuid: str
+    where: str
+    sharing: str
+    mig_enabled: bool
+    instances: tuple[WantedInstance, ...] = ()
+    #: default or exclusive_process; None leaves it, as with MIG on, where it belongs to the instances.
+    compute_mode: str | None = None
+
+    def __str__(self) -> str:
+        if not self.mig_enabled:
+            return self.sharing
+        return "%s: %s" % (
+            self.sharing,
+            listing([i.profile + ("" if i.start is None else "@%d" % i.start) for i in self.instances]),
+        )
+
+
+@dataclass(frozen=True)
+class SetMigMode:
+    """Turn MIG mode on or off. Where the GPU needs a reset for it, the executor sees to that."""
+
+    enabled: bool
+
+    def __str__(self) -> str:
+        return "%s MIG mode" % ("enable" if self.enabled else "disable")
+
+
+@dataclass(frozen=True)
+class SetComputeMode:
+    mode: str
+
+    def __str__(self) -> str:
+        return "set compute mode %s" % self.mode
+
+
+@dataclass(frozen=True)
+class DestroyComputeInstance:
+    profile: str
+    gpu_instance_id: int
+    compute_instance_id: int
+    compute_slices: int
+    start: int
+
+    def __str__(self) -> str:
+        return "destroy %dc of %s (instance %d)" % (self.compute_slices, self.profile, self.gpu_instance_id)
+
+
+@dataclass(frozen=True)
+class DestroyGpuInstance:
+    profile: str
+    gpu_instance_id: int
+    placement: Placement
+
+    def __str__(self) -> str:
+        return "destroy %s@%d" % (self.profile, self.placement.start)
+
+
+@dataclass(frozen=True)
+class CreateGpuInstance:
+    profile: str
+    profile_id: int
+    placement: Placement
+
+    def __str__(self) -> str:
+        return "create %s@%d" % (self.profile, self.placement.start)
+
+
+@dataclass(frozen=True)
+class CreateComputeInstance:
+    """Create a compute instance in the GPU instance at `gpu_instance_start`, whose id is not known before it exists.
+
+    `start` is None in a GPU instance that is new: there the driver's own first fit, largest first, is right.
+    """
+
+    profile: str
+    profile_id: int
+    gpu_instance_start: int
+    compute_slices: int
+    start: int | None = None
+
+    def __str__(self) -> str:
+        return "create %dc in %s@%d" % (self.compute_slices, self.profile, self.gpu_instance_start)
+
+
+Step = Union[
+    SetMigMode, SetComputeMode, DestroyComputeInstance, DestroyGpuInstance, CreateGpuInstance, CreateComputeInstance
+]
+
+
+@dataclass(frozen=True)
+class Disturbance:
+    """Something that runs and that the plan would end: `what` it runs in, and who it is."""
+
+    what: str
+    processes: tuple[Process, ...]
+
+    def __str__(self) -> str:
+        who = ", ".join("pid %d%s" % (p.pid, " (%s)" % p.name if p.name else "") for p in self.processes)
+        return "%s is in use by %s" % (self.what, who)
+
+
+@dataclass(frozen=True)
+class GpuPlan:
+    """The steps for one GPU, in order, and what stays."""
+
+    gpu: Gpu
+    target: Target
+    steps: tuple[Step, ...] = ()
+    kept: tuple[GpuInstance, ...] = ()
+    disturbs: tuple[Disturbance, ...] = ()
+
+    def __str__(self) -> str:
+        words = ["keep %s" % standing(instance) for instance in self.kept]
+        words += [str(step) for step in self.steps if not self._implied(step)]
+        return "gpu %d: %s" % (self.gpu.index, ", ".join(words) or "nothing to do")
+
+    def before(self) -> str:
+        """The GPU as observed, in one line."""
+        instances = ["%s@%d%s" % (i.profile, i.placement.start, _split(i)) for i in self.gpu.mig.instances]
+        return self._state(self.gpu.mig.enabled, instances, self.gpu.compute_mode)
+
+    def after(self) -> str:
+        """The GPU as it will be when every step is done, in the words of `before`."""
+        slices: dict[int, list[int]] = {
+            i.placement.start: [c.compute_slices for c in i.compute_instances] for i in self.kept
+        }
+        named = {i.placement.start: i.profile for i in self.kept}
+        for step in self.steps:
+            if isinstance(step, CreateGpuInstance):
+                named[step.placement.start], slices[step.placement.start] = step.profile, []
+            elif isinstance(step, CreateComputeInstance):
+                slices[step.gpu_instance_start].append(step.compute_slices)
+            elif isinstance(step, DestroyComputeInstance) and step.gpu_instance_id in {i.id for i in self.kept}:
+                start = next(i.placement.start for i in self.kept if i.id == step.gpu_instance_id)
+                slices[start].remove(step.compute_slices)
+        instances = ["%s@%d%s" % (named[start], start, _split_text(slices[start])) for start in sorted(named)]
+        mode = self.gpu.compute_mode if self.target.compute_mode is None else self.target.compute_mode
+        return self._state(self.target.mig_enabled, instances, mode)
+
+    def _state(self, mig_enabled: bool, instances: Sequence[str], compute_mode: str | None) -> str:
+        if mig_enabled:
+            what = "MIG on: %s" % (", ".join(instances) or "no instances")
+        else:
+            what = "MIG off, compute mode %s" % (compute_mode or "unknown")
+        return "gpu %d: %s" % (self.gpu.index, what)
+
+    def _implied(self, step: Step) -> bool:
+        # The one compute instance of a whole new or doomed GPU instance goes without saying.
+        if isinstance(step, CreateComputeInstance):
+            made = [
+                s
+                for s in self.steps
+                if isinstance(s, CreateGpuInstance) and s.placement.start == step.gpu_instance_start
+            ]
+            siblings = [
+                s
+                for s in self.steps
+                if isinstance(s, CreateComputeInstance) and s.gpu_instance_start == step.gpu_instance_start
+            ]
+            return bool(made) and len(siblings) == 1
+        if isinstance(step, DestroyComputeInstance):
+            return any(
+                isinstance(s, DestroyGpuInstance) and s.gpu_instance_id == step.gpu_instance_id for s in self.steps
+            )
+        return False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a host needs, GPU by GPU in index order. GPUs that the layout does not name are not in it."""
+
+    gpus: tuple[GpuPlan, ...] = ()
+
+    @property
+    def changes(self) -> bool:
+        return any(gpu.steps for gpu in self.gpus)
+
+    @property
+    def disturbs(self) -> tuple[Disturbance, ...]:
+        return tuple(found for gpu in self.gpus for found in gpu.disturbs)
+
+    def lines(self) -> list[str]:
+        """The plan for people, one line a GPU."""
+        return [str(gpu) for gpu in self.gpus]
+
+    def counts(self) -> dict[str, int]:
+        """GPU instances to create, to destroy and kept, and GPUs that change."""
+        steps = [step for gpu in self.gpus for step in gpu.steps]
+        return {
+            "create": sum(isinstance(step, CreateGpuInstance) for step in steps),
+            "destroy": sum(isinstance(step, DestroyGpuInstance) for step in steps),
+            "keep": sum(len(gpu.kept) for gpu in self.gpus),
+            "gpus_changed": sum(bool(gpu.steps) for gpu in self.gpus),
+        }
+
+
+def standing(instance: GpuInstance) -> str:
+    count = len(instance.processes)
+    return "%s@%d%s" % (
+        instance.profile,
+        instance.placement.start,
+        " (%d process%s)" % (count, "" if count == 1 else "es") if count else "",
+    )
+
+
+def _split(instance: GpuInstance) -> str:
+    return _split_text([compute.compute_slices for compute in instance.compute_instances])
+
+
+def _split_text(slices: Sequence[int]) -> str:
+    """Empty for the usual case, one compute instance over the whole GPU instance."""
+    if len(slices) == 1:
+        return ""
+    return " [%s]" % ", ".join("%dc" % n for n in sorted(slices, reverse=True))
+
+
+def listing(names: Sequence[str]) -> str:
+    kinds = sorted(set(names), key=list(names).index)
+    return ", ".join("%dx %s" % (list(names).count(kind), kind) for kind in kinds) or "nothing"

@@ -1,0 +1,86 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The module gpu_info against the simulated NVML."""
+
+from __future__ import annotations
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import find_model
+
+
+def test_what_the_host_has(host):
+    host.create([{"model": "H100-80GB", "count": 2}, {"model": "L40S-48GB", "count": 1}], driver_version="580.65.06")
+    info = host.module("gpu_info")
+    assert info["driver_present"]
+    assert info["simulated"]
+    assert info["driver_version"] == "580.65.06"
+    assert [g["index"] for g in info["gpus"]] == [0, 1, 2]
+    model = find_model("H100-80GB")
+    h100, l40s = info["gpus"][0], info["gpus"][2]
+    assert h100["name"] == model.name
+    assert h100["memory_total_bytes"] == model.memory_total_mib << 20
+    assert (h100["architecture"], h100["compute_capability"]) == ("hopper", "9.0")
+    assert h100["mig"] == {"capable": True, "enabled": False, "pending": False, "instances": []}
+    assert l40s["mig"]["capable"] is False
+    assert len({g["uuid"] for g in info["gpus"]} | {g["pci_address"] for g in info["gpus"]}) == 6
+    assert len(h100["nvlinks"]) == model.nvlink_links
+    assert l40s["nvlinks"] == []
+
+
+def test_telemetry_follows_a_load_and_can_be_left_out(host):
+    host.create([{"model": "L40S-48GB", "count": 1}])
+    host.gpusim("load", "0", "--pattern", "constant", "--utilization", "80", "--memory", "4GiB", "--power", "200")
+    seen = host.module("gpu_info")["gpus"][0]["telemetry"]
+    assert seen["gpu_utilization_percent"] == 80
+    assert seen["memory_used_bytes"] >= 4 << 30
+    assert abs(seen["power_watts"] - 200) < 10
+    assert host.module("gpu_info", telemetry=False)["gpus"][0]["telemetry"] is None
+
+
+def test_instances_profiles_and_processes(host):
+    host.create([{"model": "H100-80GB", "count": 1}])
+    host.module(
+        "mig", layout=[{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}, {"profile": "1g.10gb"}]}]
+    )
+    gpu = host.module("gpu_info", profiles=True)["gpus"][0]
+    assert [p["name"] for p in gpu["mig"]["profiles"]] == [
+        "1g.10gb",
+        "2g.20gb",
+        "3g.40gb",
+        "4g.40gb",
+        "7g.80gb",
+        "1g.10gb+me",
+        "1g.20gb",
+    ]
+    small = next(p for p in gpu["mig"]["profiles"] if p["name"] == "1g.10gb")
+    assert (small["profile_id"], small["enum"], len(small["placements"])) == (19, 0, 7)
+    big = next(i for i in gpu["mig"]["instances"] if i["profile"] == "3g.40gb")
+    assert big["placement"]["size"] == 4
+    process = host.popen(
+        ["gpusim", "run", "--gpu", "0", "--gi", str(big["id"]), "--memory", "2GiB", "--", "sleep", "60"]
+    )
+    try:
+        for _ in range(100):
+            gpu = host.module("gpu_info")["gpus"][0]
+            if gpu["processes"]:
+                break
+        (found,) = gpu["processes"]
+        assert (found["kind"], found["gpu_instance_id"]) == ("compute", big["id"])
+        assert found["gpu_memory_bytes"] == 2 << 30
+        inside = {i["profile"]: len(i["processes"]) for i in gpu["mig"]["instances"]}
+        assert inside == {"3g.40gb": 1, "1g.10gb": 0}
+    finally:
+        process.kill()
+        process.wait()
+    assert host.module("gpu_info")["gpus"][0]["processes"] == []
+
+
+def test_no_driver_is_an_answer_and_not_a_failure(host):
+    info = host.module("gpu_info")
+    assert not info.get("failed")
+    assert (info["driver_present"], info["gpus"], info["driver_version"]) == (False, [], None)
+    assert "driver" in info["driver_absent_reason"]
+
+
+def test_anyone_may_read(host):
+    host.create([{"model": "L40S-48GB", "count": 1}])
+    assert len(host.module("gpu_info", user=65534)["gpus"]) == 1

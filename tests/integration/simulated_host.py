@@ -1,0 +1,88 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A host of simulated GPUs without a container: the library, the tool and a state file in one folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SIMULATOR = ROOT / "roles" / "gpu_simulator" / "files"
+MODELS = ROOT / "plugins" / "module_utils" / "models"
+
+
+class SimulatedHost:
+    """Runs commands and modules as processes that see the folder's GPUs."""
+
+    def __init__(self, folder: Path, library: Path) -> None:
+        self.folder, self.library = folder, library
+        self.bin = folder / "bin"
+        self.bin.mkdir(parents=True, exist_ok=True)
+        tool = self.bin / "gpusim"
+        tool.write_text('#!/bin/sh\nPYTHONPATH="%s" exec "%s" -m gpusim "$@"\n' % (SIMULATOR, sys.executable))
+        tool.chmod(0o755)
+        # Modules run under the interpreter that hosts may have, with the controller's Ansible code beside it.
+        self.python = os.environ.get("OPENFLEET_HOST_PYTHON") or sys.executable
+
+    @classmethod
+    def build(cls, folder: Path) -> SimulatedHost:
+        """Build the library with this machine's compiler."""
+        library = folder / "lib"
+        subprocess.run(["make", "-s", "-C", str(SIMULATOR / "src"), f"BUILD={library}"], check=True)
+        return cls(folder, library)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        import ansible
+        import pynvml
+
+        packages = {str(Path(ansible.__file__).parents[1]), str(Path(pynvml.__file__).parent)}
+        return dict(
+            os.environ,
+            PATH=f"{self.bin}:{os.environ['PATH']}",
+            LD_LIBRARY_PATH=str(self.library),
+            GPUSIM_STATE=str(self.folder / "state"),
+            GPUSIM_LIBRARY=str(self.library / "libnvidia-ml.so.1"),
+            PYTHONPATH=":".join([str(ROOT / "collections"), *sorted(packages)]),
+            LC_ALL="C.UTF-8",
+        )
+
+    def create(self, gpus: list[dict], **settings) -> SimulatedHost:
+        """Lay out the host's GPUs, as the role would."""
+        configuration = self.folder / "gpus.json"
+        configuration.write_text(json.dumps(dict(settings, gpus=gpus)))
+        self.gpusim("init", "--config", str(configuration), "--models", str(MODELS))
+        return self
+
+    def gpusim(self, *arguments: str) -> str:
+        return self.run([str(self.bin / "gpusim"), *arguments]).stdout
+
+    def run(self, command: list[str], check: bool = True, **options) -> subprocess.CompletedProcess:
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False, **options)
+        if check and done.returncode != 0:
+            raise AssertionError("%s: exit %d\n%s%s" % (command, done.returncode, done.stdout, done.stderr))
+        return done
+
+    def popen(self, command: list[str], **options) -> subprocess.Popen:
+        return subprocess.Popen(command, env=self.environment, **options)
+
+    def module(self, name: str, check: bool = False, user: int | None = None, **arguments) -> dict:
+        """Run a module of the collection as Ansible does, less the connection; returns its result."""
+        arguments.update(_ansible_check_mode=check, _ansible_diff=True)
+        command = [self.python, "-m", f"ansible_collections.openfleet.gpu.plugins.modules.{name}"]
+        done = self.run(command, check=False, input=json.dumps({"ANSIBLE_MODULE_ARGS": arguments}), user=user)
+        try:
+            return json.loads(done.stdout)
+        except ValueError:
+            raise AssertionError("%s: exit %d\n%s%s" % (name, done.returncode, done.stdout, done.stderr)) from None
+
+    def seen(self) -> dict[int, list[tuple[str, int]]]:
+        """What NVML shows, read by a process that shares no code with the modules: {index: [(profile name, start)]}."""
+        script = Path(__file__).with_name("read_nvml.py")
+        return {
+            int(k): [tuple(i) for i in v] for k, v in json.loads(self.run([sys.executable, str(script)]).stdout).items()
+        }
