@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Iterable, Optional, Tuple
+from typing import Iterable
 
 #: What a failed apply leaves behind: the old layout, the new one, or something a person must look at.
 OUTCOMES = ("old", "new", "unknown")
@@ -43,7 +43,7 @@ class LayoutError(FleetError):
     """`gpu_layout` is malformed. Carries all problems found; where, problem and cure are the first one's."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
-        self.problems: Tuple[Problem, ...] = tuple(problems)
+        self.problems: tuple[Problem, ...] = tuple(problems)
         if not self.problems:
             raise ValueError("a LayoutError needs at least one problem")
         first = self.problems[0]
@@ -71,10 +71,10 @@ class NvmlError(FleetError):
         problem: str,
         cure: str = "",
         *,
-        call: Optional[str] = None,
-        code: Optional[int] = None,
-        code_name: Optional[str] = None,
-        gpu: Optional[str] = None,
+        call: str | None = None,
+        code: int | None = None,
+        code_name: str | None = None,
+        gpu: str | None = None,
     ) -> None:
         super().__init__(where, problem, cure)
         self.call = call
@@ -103,4 +103,4 @@ class ApplyError(FleetError):
             raise ValueError("outcome must be one of %s, not %r" % (", ".join(OUTCOMES), outcome))
         super().__init__(where, problem, cure)
         self.outcome = outcome
-        self.steps_done: Tuple[str, ...] = tuple(steps_done)
+        self.steps_done: tuple[str, ...] = tuple(steps_done)

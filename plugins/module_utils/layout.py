@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Dict, Hashable, List, Optional, Tuple
+from typing import Any, Hashable
 
 from .errors import LayoutError, Problem
 from .layout_gpus import parse_selector, parse_single_gpu
@@ -107,7 +107,7 @@ def parse_layout(data: Any) -> Layout:
 
     An empty list is a layout: every GPU is left as it is.
     """
-    problems: List[Problem] = []
+    problems: list[Problem] = []
     root = Node(data, "gpu_layout", problems, "gpu_layout: [{gpus: all, sharing: shared}]")
     entries = _Parser().entries(root)
     if problems:
@@ -119,11 +119,11 @@ class _Parser:
     """Reads one layout. What a problem spoilt is None in the values built; they are dropped when any was found."""
 
     def __init__(self) -> None:
-        self._gpus: Dict[Hashable, str] = {}
-        self._mps_names: Dict[Hashable, str] = {}
-        self._tenants: Dict[Hashable, str] = {}
+        self._gpus: dict[Hashable, str] = {}
+        self._mps_names: dict[Hashable, str] = {}
+        self._tenants: dict[Hashable, str] = {}
 
-    def entries(self, root: Node) -> List[Entry]:
+    def entries(self, root: Node) -> list[Entry]:
         nodes = root.items(at_least=0) or []
         entries = [self._entry(node, index) for index, node in enumerate(nodes)]
         self._check_all_stands_alone(root)
@@ -147,7 +147,7 @@ class _Parser:
             vgpu=fields.read("vgpu", lambda field: self._vgpu(field, selectors)),
         )
 
-    def _selectors(self, node: Node) -> Tuple[Optional[Selector], ...]:
+    def _selectors(self, node: Node) -> tuple[Selector | None, ...]:
         # One string or mapping may stand alone; a number may not, for `gpus: 2` could as well mean two GPUs.
         if isinstance(node.value, (str, Mapping)):
             nodes = [node]
@@ -172,11 +172,11 @@ class _Parser:
             problem = "all names every GPU, and %s names some of them again" % other
             root.problems.append(Problem(place, problem, "Keep all alone, or list the GPUs of each entry."))
 
-    def _mig(self, node: Node) -> Optional[Tuple[MigInstance, ...]]:
+    def _mig(self, node: Node) -> tuple[MigInstance, ...] | None:
         nodes = node.items(at_least=0)
         return None if nodes is None else tuple(self._mig_instance(each) for each in nodes)
 
-    def _mig_instance(self, node: Node) -> Optional[MigInstance]:
+    def _mig_instance(self, node: Node) -> MigInstance | None:
         fields = node.fields(_MIG_INSTANCE)
         if fields is None:
             return None
@@ -191,7 +191,7 @@ class _Parser:
         split = fields.read("compute_instances", lambda field: _compute_instances(field, profile), ())
         return MigInstance(str(profile), count, placement, split, fields.read("mps", self._mps))
 
-    def _mps(self, node: Node) -> Optional[Mps]:
+    def _mps(self, node: Node) -> Mps | None:
         fields = node.fields(_MPS)
         if fields is None:
             return None
@@ -211,7 +211,7 @@ class _Parser:
             oversubscribe,
         )
 
-    def _vgpu(self, node: Node, selectors: Tuple[Optional[Selector], ...]) -> Optional[Vgpu]:
+    def _vgpu(self, node: Node, selectors: tuple[Selector | None, ...]) -> Vgpu | None:
         fields = node.fields(_VGPU)
         if fields is None:
             return None
@@ -226,7 +226,7 @@ class _Parser:
             sm_ratio,
         )
 
-    def _tenant(self, node: Node) -> Optional[Tenant]:
+    def _tenant(self, node: Node) -> Tenant | None:
         fields = node.fields(_TENANT)
         if fields is None:
             return None
@@ -240,7 +240,7 @@ class _Parser:
         )
 
 
-def _claim(taken: Dict[Hashable, str], key: Hashable, node: Node, what: str, cure: str) -> None:
+def _claim(taken: dict[Hashable, str], key: Hashable, node: Node, what: str, cure: str) -> None:
     """Reports the second place that names the same thing."""
     if key in taken:
         node.report("%s is already named by %s" % (what, taken[key]), cure)
@@ -261,14 +261,14 @@ def _check_parts(node: Node, fields: Fields, sharing: str) -> None:
             )
 
 
-def _percent(node: Node) -> Optional[int]:
+def _percent(node: Node) -> int | None:
     if isinstance(node.value, str) and node.value.endswith("%"):
         node.report("percentages are numbers", "Write it like `%s`, without quotes and sign." % node.example)
         return None
     return node.integer(1, 100)
 
 
-def _size_bytes(node: Node) -> Optional[int]:
+def _size_bytes(node: Node) -> int | None:
     if is_integer(node.value):
         node.report("the bare number %d has no unit" % node.value, "Write it like `%s`, in MiB or GiB." % node.example)
         return None
@@ -280,7 +280,7 @@ def _size_bytes(node: Node) -> Optional[int]:
         return None
 
 
-def _unique_name(node: Node, taken: Dict[Hashable, str], what: str) -> Optional[str]:
+def _unique_name(node: Node, taken: dict[Hashable, str], what: str) -> str | None:
     name = node.text()
     if name is None:
         return None
@@ -294,7 +294,7 @@ def _unique_name(node: Node, taken: Dict[Hashable, str], what: str) -> Optional[
     return name
 
 
-def _profile_name(node: Node) -> Optional[ProfileName]:
+def _profile_name(node: Node) -> ProfileName | None:
     text = node.text()
     try:
         return None if text is None else parse_profile_name(text)
@@ -303,7 +303,7 @@ def _profile_name(node: Node) -> Optional[ProfileName]:
         return None
 
 
-def _gpu_instance_profile(node: Node) -> Optional[ProfileName]:
+def _gpu_instance_profile(node: Node) -> ProfileName | None:
     name = _profile_name(node)
     if name is not None and node.value != name.gpu_instance:
         node.report(
@@ -314,7 +314,7 @@ def _gpu_instance_profile(node: Node) -> Optional[ProfileName]:
     return name
 
 
-def _compute_instances(node: Node, profile: Optional[ProfileName]) -> Tuple[str, ...]:
+def _compute_instances(node: Node, profile: ProfileName | None) -> tuple[str, ...]:
     """The names of the parts of a split; none where a single part spans the instance, which is what no split means."""
     nodes = node.items(at_least=1) or []
     names = [_profile_name(each) for each in nodes]
@@ -335,7 +335,7 @@ def _compute_instances(node: Node, profile: Optional[ProfileName]) -> Tuple[str,
     return () if names == [profile] else tuple(str(name) for name in names)
 
 
-def _time_slicing(node: Node) -> Optional[TimeSlicing]:
+def _time_slicing(node: Node) -> TimeSlicing | None:
     fields = node.fields(_TIME_SLICING)
     if fields is None:
         return None
@@ -345,7 +345,7 @@ def _time_slicing(node: Node) -> Optional[TimeSlicing]:
     )
 
 
-def _oversubscribe(node: Node) -> Tuple[Optional[float], Optional[float]]:
+def _oversubscribe(node: Node) -> tuple[float | None, float | None]:
     fields = node.fields(_OVERSUBSCRIBE)
     if fields is None:
         return None, None

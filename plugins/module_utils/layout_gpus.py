@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Optional
+from typing import Any
 
 from .layout_reader import Key, Node, described, is_integer, nearest, quoted
 from .layout_types import Selector
@@ -23,7 +23,7 @@ _FORMS = (
 )
 
 
-def parse_selector(node: Node) -> Optional[Selector]:
+def parse_selector(node: Node) -> Selector | None:
     """The selector that one element of `gpus` is, normalised; None after reporting why it is none."""
     value = node.value
     if is_integer(value):
@@ -41,7 +41,7 @@ def parse_selector(node: Node) -> Optional[Selector]:
     return None
 
 
-def parse_single_gpu(node: Node) -> Optional[Selector]:
+def parse_single_gpu(node: Node) -> Selector | None:
     """As parse_selector, for places that need exactly one GPU."""
     selector = parse_selector(node)
     if selector is not None and not selector.names_one_gpu:
@@ -50,7 +50,7 @@ def parse_single_gpu(node: Node) -> Optional[Selector]:
     return selector
 
 
-def _parse_model(node: Node) -> Optional[Selector]:
+def _parse_model(node: Node) -> Selector | None:
     fields = node.fields(_MODEL)
     pattern = fields.read("model", Node.text) if fields is not None else None
     if pattern is None:
@@ -65,7 +65,7 @@ def _parse_model(node: Node) -> Optional[Selector]:
     return None
 
 
-def _parse_text(node: Node, text: str) -> Optional[Selector]:
+def _parse_text(node: Node, text: str) -> Selector | None:
     if text == "all":
         return Selector("all")
     uuid, pci = _UUID.fullmatch(text), _PCI.fullmatch(text)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Mapping
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, TypeVar
+from typing import Any, Callable, Iterable, NamedTuple, Sequence, TypeVar
 
 from .errors import Problem
 
@@ -50,7 +50,7 @@ def described(value: object) -> str:
     return "a %s" % type(value).__name__
 
 
-def nearest(word: object, known: Iterable[str]) -> Optional[str]:
+def nearest(word: object, known: Iterable[str]) -> str | None:
     """The known word that `word` most likely was to be."""
     matches = difflib.get_close_matches(str(word).lower(), list(known), n=1)
     return matches[0] if matches else None
@@ -64,7 +64,7 @@ def is_integer(value: object) -> bool:
 class Node:
     """A value, its place (``gpu_layout[0].mig``), an example of how it is written, and where problems go."""
 
-    def __init__(self, value: Any, where: str, problems: List[Problem], example: str = "") -> None:
+    def __init__(self, value: Any, where: str, problems: list[Problem], example: str = "") -> None:
         self.value = value
         self.where = where
         self.example = example
@@ -85,19 +85,19 @@ class Node:
             hint = " (without quotes: between them a number is text)"
         return "Write it like `%s`%s." % (self.example, hint)
 
-    def text(self) -> Optional[str]:
+    def text(self) -> str | None:
         if isinstance(self.value, str):
             return str(self.value)
         self.report_type("a string")
         return None
 
-    def boolean(self) -> Optional[bool]:
+    def boolean(self) -> bool | None:
         if isinstance(self.value, bool):
             return self.value
         self.report_type("true or false")
         return None
 
-    def integer(self, minimum: int, maximum: Optional[int] = None) -> Optional[int]:
+    def integer(self, minimum: int, maximum: int | None = None) -> int | None:
         span = "of %d or more" % minimum if maximum is None else "from %d to %d" % (minimum, maximum)
         if not is_integer(self.value):
             self.report_type("a whole number " + span)
@@ -107,7 +107,7 @@ class Node:
             return int(self.value)
         return None
 
-    def ratio(self, minimum: float) -> Optional[float]:
+    def ratio(self, minimum: float) -> float | None:
         if not is_integer(self.value) and not isinstance(self.value, float):
             self.report_type("a number")
         elif not minimum <= self.value < math.inf:
@@ -116,7 +116,7 @@ class Node:
             return float(self.value)
         return None
 
-    def choice(self, options: Sequence[str]) -> Optional[str]:
+    def choice(self, options: Sequence[str]) -> str | None:
         text = self.text()
         if text is None or text in options:
             return text
@@ -125,7 +125,7 @@ class Node:
         self.report("unknown value %s" % quoted(text), "%sIt is one of %s." % (meant, ", ".join(options)))
         return None
 
-    def items(self, at_least: int) -> Optional[List[Node]]:
+    def items(self, at_least: int) -> list[Node] | None:
         """The elements of a list; `at_least` is 0 where an empty one has a meaning."""
         if not isinstance(self.value, (list, tuple)):
             self.report_type("a list")
@@ -138,7 +138,7 @@ class Node:
             for number, value in enumerate(self.value)
         ]
 
-    def fields(self, keys: Dict[str, Key]) -> Optional[Fields]:
+    def fields(self, keys: dict[str, Key]) -> Fields | None:
         """The mapping's fields, after reporting unknown keys and required ones that are missing."""
         if not isinstance(self.value, Mapping):
             self.report_type("a mapping")
@@ -167,7 +167,7 @@ class Node:
 class Fields:
     """The known fields of a mapping."""
 
-    def __init__(self, nodes: Dict[str, Node]) -> None:
+    def __init__(self, nodes: dict[str, Node]) -> None:
         self._nodes = nodes
 
     def __contains__(self, key: str) -> bool:
@@ -176,6 +176,6 @@ class Fields:
     def __getitem__(self, key: str) -> Node:
         return self._nodes[key]
 
-    def read(self, key: str, reader: Callable[[Node], Optional[T]], default: Optional[T] = None) -> Optional[T]:
+    def read(self, key: str, reader: Callable[[Node], T | None], default: T | None = None) -> T | None:
         """What `reader` makes of the field, or the default where it is absent."""
         return reader(self._nodes[key]) if key in self._nodes else default

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Optional, Tuple, Union
 
 from .profile_name import parse_profile_name
 
@@ -36,7 +35,7 @@ class Selector:
     """
 
     kind: str
-    value: Union[int, str, None] = None
+    value: int | str | None = None
 
     @property
     def names_one_gpu(self) -> bool:
@@ -55,7 +54,7 @@ class Mps:
     name: str
     clients: int
     active_thread_percentage: int
-    pinned_memory_limit_bytes: Optional[int] = None
+    pinned_memory_limit_bytes: int | None = None
     oversubscribe: bool = False
 
 
@@ -68,12 +67,12 @@ class MigInstance:
 
     profile: str
     count: int = 1
-    placement: Optional[int] = None
-    compute_instances: Tuple[str, ...] = ()
-    mps: Optional[Mps] = None
+    placement: int | None = None
+    compute_instances: tuple[str, ...] = ()
+    mps: Mps | None = None
 
     @property
-    def compute_slices(self) -> Tuple[int, ...]:
+    def compute_slices(self) -> tuple[int, ...]:
         """The slices of each part of the split; empty without one."""
         return tuple(parse_profile_name(name).compute_slices for name in self.compute_instances)
 
@@ -95,14 +94,14 @@ class Tenant:
     sm_percent: int
     priority: int = 0
     gpus: int = 1
-    gpu: Optional[Selector] = None
+    gpu: Selector | None = None
 
 
 @dataclass(frozen=True)
 class Vgpu:
     """Tenants that are held to quotas. The ratios say how much more than a GPU has may be promised: 1.0 is none."""
 
-    tenants: Tuple[Tenant, ...]
+    tenants: tuple[Tenant, ...]
     policy: str = "fixed"
     oversubscribe_memory_ratio: float = 1.0
     oversubscribe_sm_ratio: float = 1.0
@@ -113,12 +112,12 @@ class Entry:
     """One entry of the list. Exactly the part that `sharing` names is set; exclusive and shared have none."""
 
     index: int
-    selectors: Tuple[Selector, ...]
+    selectors: tuple[Selector, ...]
     sharing: str
-    mig: Optional[Tuple[MigInstance, ...]] = None
-    mps: Optional[Mps] = None
-    time_slicing: Optional[TimeSlicing] = None
-    vgpu: Optional[Vgpu] = None
+    mig: tuple[MigInstance, ...] | None = None
+    mps: Mps | None = None
+    time_slicing: TimeSlicing | None = None
+    vgpu: Vgpu | None = None
 
     @property
     def where(self) -> str:
@@ -130,4 +129,4 @@ class Entry:
 class Layout:
     """The whole variable. GPUs that no entry names are left as they are."""
 
-    entries: Tuple[Entry, ...]
+    entries: tuple[Entry, ...]

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Sequence
+from typing import Sequence
 
 from .layout_reader import Node
 from .layout_types import Selector, Tenant
@@ -17,9 +17,9 @@ _ROUNDING_PERCENT = 1e-6
 def check_tenants(
     node: Node,
     tenant_nodes: Sequence[Node],
-    tenants: Sequence[Optional[Tenant]],
-    selectors: Sequence[Optional[Selector]],
-    sm_ratio: Optional[float],
+    tenants: Sequence[Tenant | None],
+    selectors: Sequence[Selector | None],
+    sm_ratio: float | None,
 ) -> None:
     """Reports tenants that contradict themselves or their entry. Skips what an earlier problem left unknown."""
     pairs = [(each, tenant) for each, tenant in zip(tenant_nodes, tenants) if tenant is not None]
@@ -29,7 +29,7 @@ def check_tenants(
         _check_percent(node, [tenant for _, tenant in pairs], selectors, sm_ratio)
 
 
-def _check_pin(node: Node, tenant: Tenant, selectors: Sequence[Optional[Selector]]) -> None:
+def _check_pin(node: Node, tenant: Tenant, selectors: Sequence[Selector | None]) -> None:
     if tenant.gpu is None:
         if tenant.gpus is not None and _counted(selectors) and tenant.gpus > len(selectors):
             node.report(
@@ -48,9 +48,9 @@ def _check_pin(node: Node, tenant: Tenant, selectors: Sequence[Optional[Selector
         )
 
 
-def _check_percent(node: Node, tenants: List[Tenant], selectors: Sequence[Optional[Selector]], sm_ratio: float) -> None:
+def _check_percent(node: Node, tenants: list[Tenant], selectors: Sequence[Selector | None], sm_ratio: float) -> None:
     known = [tenant for tenant in tenants if tenant.sm_percent is not None and tenant.gpus is not None]
-    pinned: Dict[Selector, int] = {}
+    pinned: dict[Selector, int] = {}
     for tenant in known:
         if tenant.gpu is not None:
             pinned[tenant.gpu] = pinned.get(tenant.gpu, 0) + tenant.sm_percent
@@ -69,6 +69,6 @@ def _report_excess(node: Node, who: str, percent: int, limit_percent: float) -> 
         )
 
 
-def _counted(selectors: Sequence[Optional[Selector]]) -> bool:
+def _counted(selectors: Sequence[Selector | None]) -> bool:
     """Whether the number of GPUs is known: each selector names one."""
     return bool(selectors) and all(selector is not None and selector.names_one_gpu for selector in selectors)

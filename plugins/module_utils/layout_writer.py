@@ -5,21 +5,21 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List
+from typing import Any
 
 from .layout_gpus import selector_to_data
 from .layout_types import Entry, Layout, MigInstance, Mps, Tenant, Vgpu
 from .sizes import format_size
 
 
-def layout_to_data(layout: Layout) -> List[Dict[str, Any]]:
+def layout_to_data(layout: Layout) -> list[dict[str, Any]]:
     """The layout in its canonical form, fit for YAML and JSON: what equals a default is left out."""
     return [_entry_to_data(entry) for entry in layout.entries]
 
 
-def _entry_to_data(entry: Entry) -> Dict[str, Any]:
+def _entry_to_data(entry: Entry) -> dict[str, Any]:
     selectors = [selector_to_data(selector) for selector in entry.selectors]
-    data: Dict[str, Any] = {"gpus": "all" if selectors == ["all"] else selectors, "sharing": entry.sharing}
+    data: dict[str, Any] = {"gpus": "all" if selectors == ["all"] else selectors, "sharing": entry.sharing}
     if entry.mig is not None:
         data["mig"] = [_mig_instance_to_data(instance) for instance in entry.mig]
     if entry.mps is not None:
@@ -33,8 +33,8 @@ def _entry_to_data(entry: Entry) -> Dict[str, Any]:
     return data
 
 
-def _mig_instance_to_data(instance: MigInstance) -> Dict[str, Any]:
-    data: Dict[str, Any] = {"profile": instance.profile}
+def _mig_instance_to_data(instance: MigInstance) -> dict[str, Any]:
+    data: dict[str, Any] = {"profile": instance.profile}
     if instance.count != 1:
         data["count"] = instance.count
     if instance.placement is not None:
@@ -46,8 +46,8 @@ def _mig_instance_to_data(instance: MigInstance) -> Dict[str, Any]:
     return data
 
 
-def _mps_to_data(mps: Mps) -> Dict[str, Any]:
-    data: Dict[str, Any] = {
+def _mps_to_data(mps: Mps) -> dict[str, Any]:
+    data: dict[str, Any] = {
         "name": mps.name,
         "clients": mps.clients,
         "active_thread_percentage": mps.active_thread_percentage,
@@ -59,8 +59,8 @@ def _mps_to_data(mps: Mps) -> Dict[str, Any]:
     return data
 
 
-def _vgpu_to_data(vgpu: Vgpu) -> Dict[str, Any]:
-    data: Dict[str, Any] = {}
+def _vgpu_to_data(vgpu: Vgpu) -> dict[str, Any]:
+    data: dict[str, Any] = {}
     if vgpu.policy != "fixed":
         data["policy"] = vgpu.policy
     ratios = {"memory": vgpu.oversubscribe_memory_ratio, "sm": vgpu.oversubscribe_sm_ratio}
@@ -70,8 +70,8 @@ def _vgpu_to_data(vgpu: Vgpu) -> Dict[str, Any]:
     return data
 
 
-def _tenant_to_data(tenant: Tenant) -> Dict[str, Any]:
-    data: Dict[str, Any] = {
+def _tenant_to_data(tenant: Tenant) -> dict[str, Any]:
+    data: dict[str, Any] = {
         "name": tenant.name,
         "memory": format_size(tenant.memory_bytes),
         "sm_percent": tenant.sm_percent,
