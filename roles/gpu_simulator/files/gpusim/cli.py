@@ -54,7 +54,7 @@ def _init(options: argparse.Namespace) -> None:
             if error.code != IN_USE:
                 raise
             cure = "Stop the processes that gpusim show lists, and run again"
-            raise ControlError(options.config, "GPUs are in use and cannot be laid out anew", cure, IN_USE) from error
+            raise ControlError("", "GPUs are in use and cannot be laid out anew", cure, IN_USE) from error
         print(f"changed: laid out {gpus}")
 
 
@@ -165,7 +165,8 @@ def _parser() -> argparse.ArgumentParser:
     models = {"metavar": "DIR", "default": os.environ.get("GPUSIM_MODELS") or MODELS_DIRECTORY}
 
     child = command("init", _init, "lay out the GPUs of a configuration file, unless they are already laid out so")
-    child.add_argument("--config", required=True, metavar="FILE", help='JSON: {"gpus": [{"model": …, "count": …}]}')
+    form = 'JSON, or - for standard input: {"gpus": [{"model": …, "count": …}]}'
+    child.add_argument("--config", required=True, metavar="FILE", help=form)
     child.add_argument("--models", help=f"model files, {MODELS_DIRECTORY} by default", **models)
     child.add_argument("--check", action="store_true", help="only say whether something would change")
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import socket
+import sys
 import uuid
 from pathlib import Path
 from typing import Any, Iterable, Iterator
@@ -49,14 +50,15 @@ class ConfigurationError(FleetError):
 
 
 def read(path: str) -> dict[str, Any]:
-    """The configuration file's content, checked."""
+    """The configuration file's content, checked; `-` is standard input."""
+    name = "standard input" if path == "-" else path
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        data = json.loads(sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigurationError(path, f"cannot be read: {error.strerror}", "Name a readable file") from error
+        raise ConfigurationError(name, f"cannot be read: {error.strerror}", "Name a readable file") from error
     except ValueError as error:
-        raise ConfigurationError(path, f"not JSON: {error}", "Mend the file") from error
-    return check(data, path)
+        raise ConfigurationError(name, f"not JSON: {error}", "Mend the file") from error
+    return check(data, name)
 
 
 def check(data: Any, where: str) -> dict[str, Any]:
