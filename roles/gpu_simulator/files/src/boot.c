@@ -1,0 +1,79 @@
+/*
+ * SPDX-License-Identifier: Apache-2.0
+ * Copyright: (c) openfleet.gpu contributors
+ *
+ */
+#include "boot.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "mig.h"
+#include "process.h"
+#include "state.h"
+#include "telemetry.h"
+
+/* A restarted lab host (a container) keeps the kernel's boot id and gets a new PID 1; a restarted
+ * machine gets both anew. */
+void boot_identity(char identity[128])
+{
+	const char *given = getenv("GPUSIM_BOOT");
+	if (given && *given) {
+		snprintf(identity, 128, "%s", given);
+		return;
+	}
+	char boot_id[64] = "unknown";
+	FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
+	if (file) {
+		if (fscanf(file, "%63s", boot_id) != 1)
+			strcpy(boot_id, "unknown");
+		fclose(file);
+	}
+	snprintf(identity, 128, "%s %llu", boot_id, (unsigned long long)process_start_ticks(1));
+}
+
+void boot_restart(host_t *host, const char *identity)
+{
+	memset(host->processes, 0, sizeof host->processes);
+	for (int i = 0; i < host->gpu_count; i++) {
+		gpu_t *gpu = &host->gpus[i];
+		telemetry_settle_energy(host, gpu);
+		/* Instances never survive a restart (MIG User Guide, "Device Nodes and Capabilities" and
+		 * "Persistence"); MIG mode does on Ampere and is a setting elsewhere. */
+		mig_drop_instances(gpu);
+		if (gpu->mig_survives_reboot)
+			gpu->mig_current = gpu->mig_pending;
+		else
+			gpu->mig_current = gpu->mig_pending = 0;
+		gpu->load = (load_t){ .pattern = LOAD_NONE };
+		gpu->compute_mode = COMPUTE_DEFAULT;
+		gpu->persistence_mode = 0;
+		gpu->power_limit_mw = gpu->power_default_mw;
+		gpu->energy_mj = 0;
+	}
+	host->sample_count = 0;
+	snprintf(host->boot, sizeof host->boot, "%s", identity);
+}
+
+static bool is_current(const char *identity)
+{
+	host_t *host READING = state_read();
+	return host && strcmp(host->boot, identity) == 0;
+}
+
+nvmlReturn_t boot_follow(void)
+{
+	char identity[128];
+	boot_identity(identity);
+	if (is_current(identity))
+		return NVML_SUCCESS;
+	host_t *host CHANGING = state_begin();
+	if (!host)
+		return NVML_ERROR_UNKNOWN;
+	/* Another client may have been faster. */
+	if (strcmp(host->boot, identity) == 0)
+		return NVML_SUCCESS;
+	boot_restart(host, identity);
+	return state_commit();
+}

@@ -1,0 +1,95 @@
+/*
+ * SPDX-License-Identifier: Apache-2.0
+ * Copyright: (c) openfleet.gpu contributors
+ */
+#include "call.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "fault.h"
+
+static _Atomic int initializations;
+
+void call_set_initialized(int by)
+{
+	atomic_fetch_add(&initializations, by);
+}
+
+bool call_is_initialized(void)
+{
+	return atomic_load(&initializations) > 0;
+}
+
+call_t call_enter_uninitialized(function_t function)
+{
+	call_t call = { NVML_SUCCESS, false };
+	traffic_t *traffic = state_traffic();
+	if (!traffic)
+		return call;
+	atomic_fetch_add_explicit(&traffic->calls[function], 1, memory_order_relaxed);
+	switch (fault_strikes(traffic, function, &call.result)) {
+	case ACTION_KILL:
+		raise(SIGKILL);
+		break;
+	case ACTION_KILL_INSIDE:
+		state_die_inside = true;
+		break;
+	case ACTION_KILL_AFTER:
+		call.die_on_return = true;
+		break;
+	case ACTION_NONE:
+	case ACTION_RESULT:
+		break;
+	}
+	return call;
+}
+
+call_t call_enter(function_t function)
+{
+	if (!call_is_initialized())
+		return (call_t){ NVML_ERROR_UNINITIALIZED, false };
+	return call_enter_uninitialized(function);
+}
+
+void call_leave(call_t *call)
+{
+	if (call->die_on_return || state_die_inside)
+		raise(SIGKILL);
+}
+
+nvmlReturn_t call_unsupported(function_t function)
+{
+	CALL_AS(function);
+	return NVML_ERROR_NOT_SUPPORTED;
+}
+
+nvmlReturn_t give(unsigned *out, int64_t value)
+{
+	if (!out)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if (value == UNKNOWN)
+		return NVML_ERROR_NOT_SUPPORTED;
+	*out = (unsigned)value;
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t give_text(char *out, unsigned length, const char *text)
+{
+	if (!out)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if (!*text)
+		return NVML_ERROR_NOT_SUPPORTED;
+	if (strlen(text) >= length)
+		return NVML_ERROR_INSUFFICIENT_SIZE;
+	strcpy(out, text);
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t give_list(unsigned *count, unsigned found, const void *buffer)
+{
+	unsigned room = buffer ? *count : 0;
+	*count = found;
+	return room < found ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+}

@@ -1,0 +1,247 @@
+/*
+ * SPDX-License-Identifier: Apache-2.0
+ * Copyright: (c) openfleet.gpu contributors
+ *
+ * Which GPUs there are, and what never changes about them.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "call.h"
+#include "mig.h"
+#include "pci.h"
+
+static nvmlReturn_t count(function_t function, unsigned *out)
+{
+	CALL_AS(function);
+	host_t *host READING = state_read();
+	return host ? give(out, host->gpu_count) : NVML_ERROR_UNKNOWN;
+}
+
+nvmlReturn_t nvmlDeviceGetCount(unsigned *out) { return count(F_nvmlDeviceGetCount, out); }
+nvmlReturn_t nvmlDeviceGetCount_v2(unsigned *out) { return count(F_nvmlDeviceGetCount_v2, out); }
+
+static nvmlReturn_t give_handle(nvmlDevice_t *out, nvmlDevice_t handle)
+{
+	*out = handle;
+	return handle ? NVML_SUCCESS : NVML_ERROR_MEMORY;
+}
+
+static nvmlReturn_t by_index(function_t function, unsigned index, nvmlDevice_t *out)
+{
+	CALL_AS(function);
+	host_t *host READING = state_read();
+	if (!host || !out || index >= (unsigned)host->gpu_count)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	return give_handle(out, handle_of_gpu(index));
+}
+
+nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned index, nvmlDevice_t *out)
+{
+	return by_index(F_nvmlDeviceGetHandleByIndex, index, out);
+}
+
+nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *out)
+{
+	return by_index(F_nvmlDeviceGetHandleByIndex_v2, index, out);
+}
+
+static nvmlReturn_t by_pci_bus_id(function_t function, const char *text, nvmlDevice_t *out)
+{
+	CALL_AS(function);
+	host_t *host READING = state_read();
+	pci_address_t wanted;
+	if (!host || !out || !text || !pci_parse(text, &wanted))
+		return NVML_ERROR_INVALID_ARGUMENT;
+	for (int i = 0; i < host->gpu_count; i++) {
+		pci_address_t address;
+		if (pci_parse(host->gpus[i].pci_address, &address) && memcmp(&address, &wanted, sizeof address) == 0)
+			return give_handle(out, handle_of_gpu(i));
+	}
+	return NVML_ERROR_NOT_FOUND;
+}
+
+nvmlReturn_t nvmlDeviceGetHandleByPciBusId(const char *text, nvmlDevice_t *out)
+{
+	return by_pci_bus_id(F_nvmlDeviceGetHandleByPciBusId, text, out);
+}
+
+nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *text, nvmlDevice_t *out)
+{
+	return by_pci_bus_id(F_nvmlDeviceGetHandleByPciBusId_v2, text, out);
+}
+
+nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *out)
+{
+	CALL(nvmlDeviceGetHandleByUUID);
+	host_t *host READING = state_read();
+	if (!host || !uuid || !out)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	for (int i = 0; i < host->gpu_count; i++) {
+		target_t on = { .gpu = &host->gpus[i], .gpu_index = i };
+		if (strcasecmp(on.gpu->uuid, uuid) == 0)
+			return give_handle(out, handle_of_gpu(i));
+		for (int n = 0; mig_device_at(on.gpu, n, &on.gi_id, &on.ci_id); n++) {
+			on.gi = &on.gpu->gis[on.gi_id];
+			on.ci = &on.gi->cis[on.ci_id];
+			if (strcasecmp(on.ci->uuid, uuid) == 0)
+				return give_handle(out, handle_of_mig_device(&on));
+		}
+	}
+	return NVML_ERROR_NOT_FOUND;
+}
+
+nvmlReturn_t nvmlDeviceGetHandleBySerial(const char *serial, nvmlDevice_t *out)
+{
+	CALL(nvmlDeviceGetHandleBySerial);
+	host_t *host READING = state_read();
+	if (!host || !serial || !*serial || !out)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	for (int i = 0; i < host->gpu_count; i++)
+		if (strcmp(host->gpus[i].serial, serial) == 0)
+			return give_handle(out, handle_of_gpu(i));
+	return NVML_ERROR_NOT_FOUND;
+}
+
+/* nvtop and nvitop ask a MIG device for its index among its GPU's and find none without an answer. */
+nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned *index)
+{
+	QUERY(nvmlDeviceGetIndex);
+	if (!on.ci)
+		return give(index, on.gpu_index);
+	int gi, ci;
+	for (int n = 0; mig_device_at(on.gpu, n, &gi, &ci); n++)
+		if (gi == on.gi_id && ci == on.ci_id)
+			return give(index, n);
+	return NVML_ERROR_NOT_FOUND;
+}
+
+/* A MIG device's name is its GPU's and its profile's: "NVIDIA H100 80GB HBM3 MIG 3g.40gb". */
+nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *out, unsigned length)
+{
+	QUERY(nvmlDeviceGetName);
+	if (!on.ci)
+		return give_text(out, length, on.gpu->name);
+	char name[192];
+	const gi_profile_t *gi = &on.gpu->gi_profiles[on.gi->profile];
+	const ci_profile_t *ci = &on.gpu->ci_profiles[on.ci->profile];
+	if (ci->slices == ci->gi_slices)
+		snprintf(name, sizeof name, "%s MIG %s", on.gpu->name, gi->name);
+	else
+		snprintf(name, sizeof name, "%s MIG %dc.%s", on.gpu->name, (int)ci->slices, gi->name);
+	return give_text(out, length, name);
+}
+
+nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *out, unsigned length)
+{
+	QUERY(nvmlDeviceGetUUID);
+	return give_text(out, length, on.ci ? on.ci->uuid : on.gpu->uuid);
+}
+
+nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned *minor)
+{
+	QUERY(nvmlDeviceGetMinorNumber);
+	return give(minor, on.gpu->minor_number);
+}
+
+nvmlReturn_t nvmlDeviceGetBrand(nvmlDevice_t device, unsigned *brand)
+{
+	QUERY(nvmlDeviceGetBrand);
+	return give(brand, on.gpu->brand);
+}
+
+nvmlReturn_t nvmlDeviceGetArchitecture(nvmlDevice_t device, unsigned *architecture)
+{
+	QUERY(nvmlDeviceGetArchitecture);
+	return give(architecture, on.gpu->architecture);
+}
+
+nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *minor)
+{
+	QUERY(nvmlDeviceGetCudaComputeCapability);
+	if (!major || !minor)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	return sscanf(on.gpu->compute_capability, "%d.%d", major, minor) == 2 ? NVML_SUCCESS : NVML_ERROR_UNKNOWN;
+}
+
+nvmlReturn_t nvmlDeviceGetNumGpuCores(nvmlDevice_t device, unsigned *cores)
+{
+	QUERY_GPU(nvmlDeviceGetNumGpuCores);
+	bool known = on.gpu->cores_per_multiprocessor != UNKNOWN;
+	return give(cores, known ? on.gpu->cores_per_multiprocessor * on.gpu->multiprocessors : UNKNOWN);
+}
+
+/* A question whose answer is a member of the GPU, for the GPU alone or for its MIG devices too. */
+#define GPU_NUMBER(name, member) \
+	nvmlReturn_t name(nvmlDevice_t device, unsigned *out) { QUERY_GPU(name); return give(out, on.gpu->member); }
+#define GPU_TEXT(name, member) \
+	nvmlReturn_t name(nvmlDevice_t device, char *out, unsigned length) \
+	{ QUERY_GPU(name); return give_text(out, length, on.gpu->member); }
+
+GPU_TEXT(nvmlDeviceGetSerial, serial)
+GPU_TEXT(nvmlDeviceGetVbiosVersion, vbios_version)
+GPU_TEXT(nvmlDeviceGetBoardPartNumber, board_part_number)
+GPU_NUMBER(nvmlDeviceGetBoardId, board_id)
+GPU_NUMBER(nvmlDeviceGetNumaNodeId, numa_node)
+GPU_NUMBER(nvmlDeviceGetMemoryBusWidth, memory_bus_width_bits)
+GPU_NUMBER(nvmlDeviceGetCurrPcieLinkGeneration, pcie_generation)
+GPU_NUMBER(nvmlDeviceGetMaxPcieLinkGeneration, pcie_generation)
+GPU_NUMBER(nvmlDeviceGetGpuMaxPcieLinkGeneration, pcie_generation)
+GPU_NUMBER(nvmlDeviceGetCurrPcieLinkWidth, pcie_width)
+GPU_NUMBER(nvmlDeviceGetMaxPcieLinkWidth, pcie_width)
+GPU_NUMBER(nvmlDeviceGetDisplayActive, display)
+GPU_NUMBER(nvmlDeviceGetDisplayMode, display)
+
+nvmlReturn_t nvmlDeviceGetNumFans(nvmlDevice_t device, unsigned *out)
+{
+	QUERY_GPU(nvmlDeviceGetNumFans);
+	return give(out, on.gpu->fan ? 1 : 0);
+}
+
+/* 0: none, bare metal. */
+nvmlReturn_t nvmlDeviceGetVirtualizationMode(nvmlDevice_t device, unsigned *mode)
+{
+	QUERY_GPU(nvmlDeviceGetVirtualizationMode);
+	return give(mode, 0);
+}
+
+nvmlReturn_t nvmlDeviceGetMultiGpuBoard(nvmlDevice_t device, unsigned *multi)
+{
+	QUERY_GPU(nvmlDeviceGetMultiGpuBoard);
+	return give(multi, 0);
+}
+
+nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t device, unsigned *current, unsigned *pending)
+{
+	QUERY_GPU(nvmlDeviceGetEccMode);
+	if (!current || !pending)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	*current = *pending = on.gpu->ecc;
+	return NVML_SUCCESS;
+}
+
+/* Simulated memory does not fail: every counter is zero, where there is ECC at all. */
+static nvmlReturn_t ecc_count(const target_t *on, unsigned error, unsigned counter, unsigned long long *out)
+{
+	if (!out || error > 1 || counter > 1)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if (!on->gpu->ecc)
+		return NVML_ERROR_NOT_SUPPORTED;
+	*out = 0;
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, unsigned error, unsigned counter, unsigned long long *out)
+{
+	QUERY(nvmlDeviceGetTotalEccErrors);
+	return ecc_count(&on, error, counter, out);
+}
+
+nvmlReturn_t nvmlDeviceGetMemoryErrorCounter(nvmlDevice_t device, unsigned error, unsigned counter, unsigned location,
+                                             unsigned long long *out)
+{
+	QUERY(nvmlDeviceGetMemoryErrorCounter);
+	return location > 7 ? NVML_ERROR_INVALID_ARGUMENT : ecc_count(&on, error, counter, out);
+}

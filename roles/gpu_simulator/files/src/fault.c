@@ -1,0 +1,112 @@
+/*
+ * SPDX-License-Identifier: Apache-2.0
+ * Copyright: (c) openfleet.gpu contributors
+ *
+ * No lock: a process may die between any two of these steps and only its own call is affected.
+ */
+#include "fault.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define FUNCTION(name) #name,
+static const char *const NAMES[] = {
+#include "functions.h"
+};
+#undef FUNCTION
+
+int function_by_name(const char *name)
+{
+	for (int i = 0; i < F_COUNT; i++)
+		if (strcmp(NAMES[i], name) == 0)
+			return i;
+	return -1;
+}
+
+const char *function_name(function_t function)
+{
+	return NAMES[function];
+}
+
+static const struct { int32_t action; const char *name; } ACTIONS[] = {
+	{ ACTION_KILL, "kill" }, { ACTION_KILL_INSIDE, "kill-inside" }, { ACTION_KILL_AFTER, "kill-after" },
+	{ 1, "UNINITIALIZED" }, { 2, "INVALID_ARGUMENT" }, { 3, "NOT_SUPPORTED" }, { 4, "NO_PERMISSION" },
+	{ 5, "ALREADY_INITIALIZED" }, { 6, "NOT_FOUND" }, { 7, "INSUFFICIENT_SIZE" }, { 8, "INSUFFICIENT_POWER" },
+	{ 9, "DRIVER_NOT_LOADED" }, { 10, "TIMEOUT" }, { 11, "IRQ_ISSUE" }, { 12, "LIBRARY_NOT_FOUND" },
+	{ 13, "FUNCTION_NOT_FOUND" }, { 14, "CORRUPTED_INFOROM" }, { 15, "GPU_IS_LOST" }, { 16, "RESET_REQUIRED" },
+	{ 17, "OPERATING_SYSTEM" }, { 18, "LIB_RM_VERSION_MISMATCH" }, { 19, "IN_USE" }, { 20, "MEMORY" }, { 21, "NO_DATA" },
+	{ 22, "VGPU_ECC_NOT_SUPPORTED" }, { 23, "INSUFFICIENT_RESOURCES" }, { 24, "FREQ_NOT_SUPPORTED" },
+	{ 25, "ARGUMENT_VERSION_MISMATCH" }, { 26, "DEPRECATED" }, { 27, "NOT_READY" }, { 28, "GPU_NOT_FOUND" },
+	{ 29, "INVALID_STATE" }, { 30, "RESET_TYPE_NOT_SUPPORTED" }, { 999, "UNKNOWN" },
+};
+
+bool fault_action_by_name(const char *name, int32_t *action)
+{
+	static const char prefix[] = "NVML_ERROR_";
+	if (strncmp(name, prefix, sizeof prefix - 1) == 0)
+		name += sizeof prefix - 1;
+	for (size_t i = 0; i < sizeof ACTIONS / sizeof *ACTIONS; i++) {
+		*action = ACTIONS[i].action;
+		if (strcmp(ACTIONS[i].name, name) == 0)
+			return true;
+	}
+	char *end;
+	long number = strtol(name, &end, 10);
+	*action = number;
+	return end != name && !*end && number > 0 && number <= 999;
+}
+
+const char *fault_action_name(int32_t action, char words[32])
+{
+	snprintf(words, 32, "%d", action);
+	for (size_t i = 0; i < sizeof ACTIONS / sizeof *ACTIONS; i++)
+		if (ACTIONS[i].action == action)
+			snprintf(words, 32, "%s", ACTIONS[i].name);
+	return words;
+}
+
+action_t fault_strikes(traffic_t *traffic, function_t function, nvmlReturn_t *result)
+{
+	if (atomic_load_explicit(&traffic->armed, memory_order_relaxed) == 0)
+		return ACTION_NONE;
+	for (int i = 0; i < MAX_FAULTS; i++) {
+		fault_t *fault = &traffic->faults[i];
+		if (atomic_load(&fault->function) != (int32_t)function + 1)
+			continue;
+		/* Exactly one of all callers sees it fall from 1 to 0. */
+		if (atomic_fetch_sub(&fault->remaining, 1) != 1)
+			continue;
+		int32_t action = fault->action;
+		atomic_store(&fault->function, 0);
+		if (action < ACTION_NONE)
+			return action;
+		*result = action;
+		return ACTION_RESULT;
+	}
+	return ACTION_NONE;
+}
+
+bool fault_arm(traffic_t *traffic, function_t function, int32_t nth, int32_t action)
+{
+	for (int i = 0; i < MAX_FAULTS; i++) {
+		fault_t *fault = &traffic->faults[i];
+		int32_t unused = 0;
+		/* -1 reserves the place while its other words are written. */
+		if (!atomic_compare_exchange_strong(&fault->function, &unused, -1))
+			continue;
+		fault->action = action;
+		atomic_store(&fault->remaining, nth);
+		atomic_store(&fault->function, (int32_t)function + 1);
+		atomic_store(&traffic->armed, 1);
+		return true;
+	}
+	return false;
+}
+
+void fault_clear(traffic_t *traffic)
+{
+	atomic_store(&traffic->armed, 0);
+	for (int i = 0; i < MAX_FAULTS; i++)
+		atomic_store(&traffic->faults[i].function, 0);
+}

@@ -1,0 +1,37 @@
+/*
+ * SPDX-License-Identifier: Apache-2.0
+ * Copyright: (c) openfleet.gpu contributors
+ *
+ * Faults that wait for the nth call of a function by any process of the host.
+ */
+#ifndef FAULT_H
+#define FAULT_H
+
+#include "state.h"
+
+/* How a fault acts. Non-negative numbers in fault_t.action are return codes. */
+typedef enum {
+	ACTION_RESULT = 0,
+	ACTION_NONE = -1,
+	ACTION_KILL = -2,
+	ACTION_KILL_INSIDE = -3,
+	ACTION_KILL_AFTER = -4,
+} action_t;
+
+/* Number of a function by name, or -1. */
+int function_by_name(const char *name);
+const char *function_name(function_t function);
+
+/* The words of the control interface: "kill", "kill-inside", "kill-after", an NVML error's name with or
+ * without its prefix, or its number. False: none of them. */
+bool fault_action_by_name(const char *name, int32_t *action);
+const char *fault_action_name(int32_t action, char words[32]);
+
+/* Counts a call of `function` down; ACTION_RESULT sets *result. */
+action_t fault_strikes(traffic_t *traffic, function_t function, nvmlReturn_t *result);
+
+/* False when all places are taken. `action`: an action_t below ACTION_NONE, or a return code. */
+bool fault_arm(traffic_t *traffic, function_t function, int32_t nth, int32_t action);
+void fault_clear(traffic_t *traffic);
+
+#endif

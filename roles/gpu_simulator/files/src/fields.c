@@ -1,0 +1,90 @@
+/*
+ * SPDX-License-Identifier: Apache-2.0
+ * Copyright: (c) openfleet.gpu contributors
+ *
+ * Field values: many figures by number in one call (numbers: nvml.h, NVML_FI_DEV_*).
+ */
+#include <time.h>
+
+#include "call.h"
+#include "telemetry.h"
+
+enum {
+	FIELD_ECC_CURRENT = 1, FIELD_ECC_PENDING = 2, FIELD_TOTAL_ENERGY = 83, FIELD_NVLINK_COUNT = 91, FIELD_NVLINK_VERSION = 166,
+	FIELD_NVLINK_STATE = 165, FIELD_RESETLESS_MIG = 184, FIELD_POWER_AVERAGE = 185, FIELD_POWER_INSTANT = 186,
+	FIELD_POWER_MIN = 187, FIELD_POWER_MAX = 188, FIELD_POWER_DEFAULT = 189, FIELD_POWER_CURRENT_LIMIT = 190,
+	FIELD_ENERGY = 191, FIELD_POWER_REQUESTED_LIMIT = 192, FIELD_PROFILES_WITHOUT_MIG = 199,
+};
+
+/* The scope of the power fields is 0 for the GPU (1 module, 2 memory); of link fields, the link. */
+static nvmlReturn_t figure(const host_t *host, const target_t *on, unsigned field, unsigned scope, int64_t *out)
+{
+	const gpu_t *gpu = on->gpu;
+	if (field >= FIELD_POWER_AVERAGE && field <= FIELD_POWER_REQUESTED_LIMIT && scope != 0)
+		return NVML_ERROR_NOT_SUPPORTED;
+	switch (field) {
+	case FIELD_ECC_CURRENT:
+	case FIELD_ECC_PENDING:
+		*out = gpu->ecc;
+		break;
+	case FIELD_TOTAL_ENERGY:
+	case FIELD_ENERGY:
+		*out = telemetry_energy_mj(host, gpu);
+		break;
+	case FIELD_NVLINK_COUNT:
+		*out = gpu->nvlink_links > 0 ? gpu->nvlink_links : UNKNOWN;
+		break;
+	case FIELD_NVLINK_STATE:
+		*out = scope < gpu->nvlink_links ? gpu->nvlink_peers[scope] != PEER_NONE : UNKNOWN;
+		break;
+	case FIELD_NVLINK_VERSION:
+		*out = scope < gpu->nvlink_links ? gpu->nvlink_version : UNKNOWN;
+		break;
+	case FIELD_RESETLESS_MIG:
+		*out = gpu->mig_capable ? !gpu->mig_needs_reset : UNKNOWN;
+		break;
+	case FIELD_PROFILES_WITHOUT_MIG:
+		*out = gpu->mig_capable ? gpu->profiles_without_mig : UNKNOWN;
+		break;
+	case FIELD_POWER_AVERAGE:
+	case FIELD_POWER_INSTANT:
+		*out = telemetry_of(host, on->gpu_index).power_mw;
+		break;
+	case FIELD_POWER_MIN:
+		*out = gpu->power_min_mw;
+		break;
+	case FIELD_POWER_MAX:
+		*out = gpu->power_max_mw;
+		break;
+	case FIELD_POWER_DEFAULT:
+		*out = gpu->power_default_mw;
+		break;
+	case FIELD_POWER_CURRENT_LIMIT:
+	case FIELD_POWER_REQUESTED_LIMIT:
+		*out = gpu->power_limit_mw;
+		break;
+	default:
+		*out = UNKNOWN;
+	}
+	return *out == UNKNOWN ? NVML_ERROR_NOT_SUPPORTED : NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvmlFieldValue_t *values)
+{
+	QUERY(nvmlDeviceGetFieldValues);
+	if (count < 0 || !values)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	struct timespec now;
+	clock_gettime(CLOCK_REALTIME, &now);
+	for (int i = 0; i < count; i++) {
+		nvmlFieldValue_t *value = &values[i];
+		int64_t number = 0;
+		value->timestamp_us = now.tv_sec * 1000000LL + now.tv_nsec / 1000;
+		value->latency_us = 0;
+		value->result = on.gi ? NVML_ERROR_NOT_SUPPORTED : figure(host, &on, value->field, value->scope, &number);
+		bool wide = value->field == FIELD_TOTAL_ENERGY || value->field == FIELD_ENERGY;
+		value->value_type = wide ? VALUE_ULONGLONG : VALUE_UINT;
+		value->value.ull = value->result == NVML_SUCCESS ? number : 0;
+	}
+	return NVML_SUCCESS;
+}

@@ -1,0 +1,124 @@
+/*
+ * SPDX-License-Identifier: Apache-2.0
+ * Copyright: (c) openfleet.gpu contributors
+ *
+ * What a simulated host consists of. Plain data without pointers: it lives in the state file.
+ * Any change of these types is a new STATE_SCHEMA (state.h).
+ */
+#ifndef HOST_H
+#define HOST_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum {
+	MAX_GPUS = 32,
+	MAX_GI_PROFILES = 18,
+	MAX_CI_PROFILES = 32,
+	MAX_PLACEMENTS = 16,
+	MAX_GIS = 15,		/* GPU instance ids are 0..14 */
+	MAX_CIS = 8,		/* compute instance ids are 0..7 */
+	MAX_LINKS = 18,
+	MAX_PROCESSES = 512,
+	MAX_SAMPLES = 65536,
+};
+
+/* Figures that a configuration leaves out: the queries they would answer are NOT_SUPPORTED. */
+#define UNKNOWN (-1)
+
+/* An NVLink whose other end is a switch, and one that is not connected. */
+enum { PEER_SWITCH = -2, PEER_NONE = -1 };
+
+typedef struct { int32_t start, size; } span_t;
+typedef struct { int32_t count; span_t at[MAX_PLACEMENTS]; } spans_t;
+
+typedef struct {
+	int64_t enumeration, id, compute_slices, memory_mib, multiprocessors, max_instances;
+	int64_t copy_engines, decoders, encoders, jpeg, ofa, p2p, graphics;
+	spans_t placements;
+	char name[40];
+} gi_profile_t;
+
+typedef struct {
+	int64_t gi_slices, enumeration, id, slices, max_instances, multiprocessors;
+	spans_t placements;
+} ci_profile_t;
+
+typedef enum { LOAD_NONE, LOAD_CONSTANT, LOAD_SQUARE, LOAD_SINE, LOAD_SAMPLES } pattern_t;
+
+/* One instant of a load. power_mw UNKNOWN: it follows utilisation. */
+typedef struct { float utilization_percent; int32_t memory_mib, power_mw; } sample_t;
+
+typedef struct {
+	int32_t pattern;
+	int32_t memory_utilization_percent;	/* UNKNOWN: half of the utilisation */
+	int64_t since_ns;			/* CLOCK_BOOTTIME of the attachment */
+	int64_t period_ns;			/* of the whole pattern, or between samples */
+	sample_t low, high;
+	int32_t first_sample, sample_count;	/* in host_t.samples */
+} load_t;
+
+/* `serial` is 0 in a free slot; otherwise it tells an instance from all others ever made here. */
+typedef struct {
+	uint64_t serial;
+	int32_t profile;			/* index in gpu_t.ci_profiles */
+	int32_t compute_mode;
+	span_t placement;
+	char uuid[48];
+} ci_t;
+
+typedef struct {
+	uint64_t serial;
+	int32_t profile;			/* index in gpu_t.gi_profiles */
+	span_t placement;
+	load_t load;
+	ci_t cis[MAX_CIS];			/* indexed by id */
+} gi_t;
+
+typedef struct {
+	/* configuration */
+	char name[96], model[48], uuid[48], serial[32], board_part_number[32], vbios_version[32];
+	char compute_capability[8], pci_address[32];
+	int64_t brand, architecture, pci_device_id, pci_subsystem_id, minor_number, numa_node, board_id;
+	int64_t memory_total_mib, memory_reserved_mib, bar1_total_mib;
+	int64_t multiprocessors, cores_per_multiprocessor, memory_bus_width_bits, ecc;
+	int64_t power_default_mw, power_min_mw, power_max_mw, power_idle_mw;
+	int64_t clock_graphics_max_mhz, clock_graphics_idle_mhz, clock_memory_max_mhz, clock_video_max_mhz;
+	int64_t pcie_generation, pcie_width, nvlink_links, nvlink_version;
+	int64_t temperature_idle_c, temperature_max_c, temperature_slowdown_c, temperature_shutdown_c;
+	int64_t fan, display;
+	int64_t mig_capable, mig_needs_reset, mig_survives_reboot, profiles_without_mig, passthrough;
+	int64_t max_mig_devices, compute_slices, placement_units;
+	int32_t nvlink_peers[MAX_LINKS];
+	int32_t gi_profile_count, ci_profile_count;
+	gi_profile_t gi_profiles[MAX_GI_PROFILES];
+	ci_profile_t ci_profiles[MAX_CI_PROFILES];
+
+	/* what changes */
+	int64_t mig_current, mig_pending, compute_mode, persistence_mode, power_limit_mw;
+	int64_t energy_mj, energy_since_ns;	/* up to energy_since_ns; later energy is computed */
+	load_t load;
+	gi_t gis[MAX_GIS];			/* indexed by id */
+} gpu_t;
+
+typedef enum { PROCESS_COMPUTE, PROCESS_GRAPHICS, PROCESS_MPS } process_type_t;
+
+/* Counts only while a process `pid` with this start time lives. Free slot: pid 0. */
+typedef struct {
+	int32_t pid, gpu, gi, ci, type;
+	uint64_t started_ticks;
+	int64_t memory_bytes;
+} process_t;
+
+typedef struct {
+	char boot[128];
+	char driver_version[32], nvml_version[32], digest[96];
+	int64_t cuda_version;
+	uint64_t next_serial;
+	int32_t gpu_count, sample_count;
+	process_t processes[MAX_PROCESSES];
+	gpu_t gpus[MAX_GPUS];
+	sample_t samples[MAX_SAMPLES];
+} host_t;
+
+#endif

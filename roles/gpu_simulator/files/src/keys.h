@@ -1,0 +1,47 @@
+/*
+ * SPDX-License-Identifier: Apache-2.0
+ * Copyright: (c) openfleet.gpu contributors
+ *
+ * The keys of the configuration (gpusim.h describes them): one table per section, which the parser,
+ * gpusimSet and gpusimDump all follow.
+ */
+#ifndef KEYS_H
+#define KEYS_H
+
+#include <stddef.h>
+
+#include "host.h"
+
+typedef enum { KEY_INTEGER, KEY_TEXT, KEY_SPANS, KEY_PEERS } key_kind_t;
+
+/* May be omitted, must not be, or may even be changed later (gpusimSet). */
+enum { OPTIONAL = 0, MANDATORY = 1, ADJUSTABLE = 2 };
+
+typedef struct {
+	const char *name;
+	key_kind_t kind;
+	int flags;
+	size_t offset, size;
+	int64_t initial;	/* of an omitted integer */
+} config_key_t;
+
+typedef struct {
+	const char *name;
+	const config_key_t *keys;
+	size_t count;
+} section_t;
+
+extern const section_t SECTION_HOST, SECTION_GPU, SECTION_GI_PROFILE, SECTION_CI_PROFILE;
+
+const config_key_t *key_by_name(const section_t *section, const char *name);
+
+/* Gives every member its initial value. */
+void key_defaults(const section_t *section, void *object);
+
+/* Stores the text of a value; NULL when it went well, else what is wrong with it. */
+const char *key_store(const config_key_t *key, void *object, const char *text);
+
+/* Parses a whole decimal or 0x number. */
+bool key_parse_integer(const char *text, int64_t *number);
+
+#endif

@@ -1,0 +1,156 @@
+/*
+ * SPDX-License-Identifier: Apache-2.0
+ * Copyright: (c) openfleet.gpu contributors
+ *
+ * The binary interface of NVML as far as this library speaks it: own declarations of the layouts
+ * and numbers that the NVML API reference (docs.nvidia.com/deploy/nvml-api) and nvml.h publish.
+ */
+#ifndef NVML_ABI_H
+#define NVML_ABI_H
+
+#include <assert.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef enum {
+	NVML_SUCCESS = 0,
+	NVML_ERROR_UNINITIALIZED = 1,
+	NVML_ERROR_INVALID_ARGUMENT = 2,
+	NVML_ERROR_NOT_SUPPORTED = 3,
+	NVML_ERROR_NO_PERMISSION = 4,
+	NVML_ERROR_NOT_FOUND = 6,
+	NVML_ERROR_INSUFFICIENT_SIZE = 7,
+	NVML_ERROR_DRIVER_NOT_LOADED = 9,
+	NVML_ERROR_TIMEOUT = 10,
+	NVML_ERROR_GPU_IS_LOST = 15,
+	NVML_ERROR_RESET_REQUIRED = 16,
+	NVML_ERROR_OPERATING_SYSTEM = 17,
+	NVML_ERROR_IN_USE = 19,
+	NVML_ERROR_MEMORY = 20,
+	NVML_ERROR_INSUFFICIENT_RESOURCES = 23,
+	NVML_ERROR_ARGUMENT_VERSION_MISMATCH = 25,
+	NVML_ERROR_UNKNOWN = 999
+} nvmlReturn_t;
+
+typedef struct handle *nvmlDevice_t, *nvmlGpuInstance_t, *nvmlComputeInstance_t;
+typedef struct event_set *nvmlEventSet_t;
+
+/* The version word of a versioned struct: its size, and the version in the top byte. */
+#define STRUCT_VERSION(type, version) ((unsigned)sizeof(type) | (version) << 24)
+
+enum { NVML_INIT_FLAG_NO_GPUS = 1 };
+enum { COMPUTE_DEFAULT, COMPUTE_EXCLUSIVE_THREAD, COMPUTE_PROHIBITED, COMPUTE_EXCLUSIVE_PROCESS };
+enum { CLOCK_KIND_GRAPHICS, CLOCK_KIND_SM, CLOCK_KIND_MEMORY, CLOCK_KIND_VIDEO };
+enum { THRESHOLD_SHUTDOWN, THRESHOLD_SLOWDOWN, THRESHOLD_MEMORY_MAX, THRESHOLD_GPU_MAX };
+enum { TOPOLOGY_INTERNAL = 0, TOPOLOGY_HOSTBRIDGE = 30, TOPOLOGY_NODE = 40, TOPOLOGY_SYSTEM = 50 };
+enum { VALUE_DOUBLE, VALUE_UINT, VALUE_ULONG, VALUE_ULONGLONG, VALUE_LONGLONG, VALUE_INT };
+enum { PROFILE_CAPABILITY_P2P = 1, PROFILE_CAPABILITY_GRAPHICS = 2 };
+enum { GI_PROFILE_COUNT = 18, CI_PROFILE_COUNT = 8, CI_ENGINE_PROFILE_COUNT = 1 };
+
+typedef struct {
+	char bus_id_legacy[16];
+	unsigned domain, bus, device, pci_device_id, pci_subsystem_id;
+	char bus_id[32];
+} nvmlPciInfo_t;
+
+/* The first two generations end in four reserved words, where the third has the long bus id. */
+typedef struct {
+	char bus_id_legacy[16];
+	unsigned domain, bus, device, pci_device_id, pci_subsystem_id, reserved[4];
+} nvmlPciInfo_v2_t;
+
+typedef struct {
+	unsigned version, domain, bus, device, pci_device_id, pci_subsystem_id, base_class, sub_class;
+	char bus_id[32];
+} nvmlPciInfoExt_v1_t;
+
+typedef struct { unsigned long long total, free, used; } nvmlMemory_t, nvmlBAR1Memory_t;
+typedef struct { unsigned version; unsigned long long total, reserved, free, used; } nvmlMemory_v2_t;
+typedef struct { unsigned gpu, memory; } nvmlUtilization_t;
+typedef struct { unsigned version, sensor; int temperature; } nvmlTemperature_v1_t;
+typedef struct { unsigned version, scope, milliwatts; } nvmlPowerValue_v2_t;
+
+typedef struct { unsigned pid; unsigned long long memory_bytes; } nvmlProcessInfo_v1_t;
+typedef struct {
+	unsigned pid;
+	unsigned long long memory_bytes;
+	unsigned gpu_instance, compute_instance;
+} nvmlProcessInfo_t;
+typedef struct {
+	unsigned pid;
+	unsigned long long timestamp_us;
+	unsigned sm_percent, memory_percent, encoder_percent, decoder_percent;
+} nvmlProcessUtilizationSample_t;
+
+typedef struct {
+	unsigned multiprocessors, copy_engines, decoders, encoders, jpeg, ofa;
+	unsigned gpu_instance_slices, compute_instance_slices;
+	unsigned long long memory_mib;
+} nvmlDeviceAttributes_t;
+
+typedef struct { unsigned start, size; } nvmlPlacement_t;
+
+typedef struct {
+	unsigned id, p2p, slices, instances, multiprocessors, copy_engines, decoders, encoders, jpeg, ofa;
+	unsigned long long memory_mib;
+} nvmlGpuInstanceProfileInfo_t;
+typedef struct {
+	unsigned version, id, p2p, slices, instances, multiprocessors, copy_engines, decoders, encoders, jpeg, ofa;
+	unsigned long long memory_mib;
+	char name[96];
+} nvmlGpuInstanceProfileInfo_v2_t;
+typedef struct {
+	unsigned version, id, slices, instances, multiprocessors, copy_engines, decoders, encoders, jpeg, ofa;
+	unsigned long long memory_mib;
+	char name[96];
+	unsigned capabilities;
+} nvmlGpuInstanceProfileInfo_v3_t;
+typedef struct {
+	nvmlDevice_t device;
+	unsigned id, profile_id;
+	nvmlPlacement_t placement;
+} nvmlGpuInstanceInfo_t;
+
+typedef struct {
+	unsigned id, slices, instances, multiprocessors, copy_engines, decoders, encoders, jpeg, ofa;
+} nvmlComputeInstanceProfileInfo_t;
+typedef struct {
+	unsigned version, id, slices, instances, multiprocessors, copy_engines, decoders, encoders, jpeg, ofa;
+	char name[96];
+} nvmlComputeInstanceProfileInfo_v2_t;
+typedef struct {
+	unsigned version, id, slices, instances, multiprocessors, copy_engines, decoders, encoders, jpeg, ofa;
+	char name[96];
+	unsigned capabilities;
+} nvmlComputeInstanceProfileInfo_v3_t;
+typedef struct {
+	nvmlDevice_t device;
+	nvmlGpuInstance_t gpu_instance;
+	unsigned id, profile_id;
+	nvmlPlacement_t placement;
+} nvmlComputeInstanceInfo_t;
+
+typedef struct {
+	unsigned field, scope;
+	long long timestamp_us, latency_us;
+	unsigned value_type;
+	nvmlReturn_t result;
+	union { double d; int i; unsigned u; unsigned long ul; unsigned long long ull; long long ll; } value;
+} nvmlFieldValue_t;
+
+typedef struct {
+	nvmlDevice_t device;
+	unsigned long long type, data;
+	unsigned gpu_instance, compute_instance;
+} nvmlEventData_t;
+
+/* The version words that clients were seen to send (nvidia-ml-py 13.615). */
+static_assert(STRUCT_VERSION(nvmlMemory_v2_t, 2u) == 0x02000028, "nvmlMemory_v2");
+static_assert(STRUCT_VERSION(nvmlPciInfoExt_v1_t, 1u) == 0x01000040, "nvmlPciInfoExt_v1");
+static_assert(STRUCT_VERSION(nvmlTemperature_v1_t, 1u) == 0x0100000c, "nvmlTemperature_v1");
+static_assert(STRUCT_VERSION(nvmlPowerValue_v2_t, 2u) == 0x0200000c, "nvmlPowerValue_v2");
+static_assert(STRUCT_VERSION(nvmlGpuInstanceProfileInfo_v2_t, 2u) == 0x02000098, "nvmlGpuInstanceProfileInfo_v2");
+static_assert(STRUCT_VERSION(nvmlComputeInstanceProfileInfo_v2_t, 2u) == 0x02000088, "nvmlComputeInstanceProfileInfo_v2");
+static_assert(sizeof(nvmlProcessInfo_v1_t) == 16 && sizeof(nvmlProcessInfo_t) == 24, "nvmlProcessInfo");
+
+#endif

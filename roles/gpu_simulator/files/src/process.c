@@ -1,0 +1,180 @@
+/*
+ * SPDX-License-Identifier: Apache-2.0
+ * Copyright: (c) openfleet.gpu contributors
+ *
+ */
+#include "process.h"
+
+#include <ctype.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "call.h"
+#include "telemetry.h"
+
+uint64_t process_start_ticks(int pid)
+{
+	char name[32], line[1024];
+	snprintf(name, sizeof name, "/proc/%d/stat", pid);
+	FILE *file = fopen(name, "re");
+	if (!file)
+		return 0;
+	size_t length = fread(line, 1, sizeof line - 1, file);
+	fclose(file);
+	line[length] = 0;
+	/* proc(5): the name, in parentheses, may hold any character; state is field 3, start time 22. */
+	char *rest = strrchr(line, ')'), state;
+	unsigned long long ticks;
+	if (!rest || sscanf(rest + 1, " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
+	                    &state, &ticks) != 2)
+		return 0;
+	/* A zombie has released its GPUs already. PID 1 of a kernel thread's kind may start at tick 0. */
+	return state == 'Z' || state == 'X' ? 0 : ticks + 1;
+}
+
+bool process_is_alive(const process_t *process)
+{
+	return process->pid && process_start_ticks(process->pid) == process->started_ticks;
+}
+
+bool process_uses(const host_t *host, int gpu, int gi, int ci)
+{
+	for (int i = 0; i < MAX_PROCESSES; i++) {
+		const process_t *p = &host->processes[i];
+		if (p->pid && p->gpu == gpu && (gi < 0 || p->gi == gi) && (ci < 0 || p->ci == ci) && process_is_alive(p))
+			return true;
+	}
+	return false;
+}
+
+int64_t process_memory_bytes(const host_t *host, int gpu, int gi)
+{
+	int64_t bytes = 0;
+	for (int i = 0; i < MAX_PROCESSES; i++) {
+		const process_t *p = &host->processes[i];
+		if (p->pid && p->gpu == gpu && (gi < 0 || p->gi == gi) && process_is_alive(p))
+			bytes += p->memory_bytes;
+	}
+	return bytes;
+}
+
+void process_forget_dead(host_t *host)
+{
+	for (int i = 0; i < MAX_PROCESSES; i++)
+		if (host->processes[i].pid && !process_is_alive(&host->processes[i]))
+			host->processes[i] = (process_t){ 0 };
+}
+
+bool process_is_on(const process_t *process, const target_t *target)
+{
+	return process->pid && process->gpu == target->gpu_index
+	    && (!target->gi || (process->gi == target->gi_id && process->ci == target->ci_id))
+	    && process_is_alive(process);
+}
+
+static const char *const TYPES[] = { "compute", "graphics", "mps" };
+
+int process_type_by_name(const char *name)
+{
+	for (int i = 0; i < 3; i++)
+		if (strcmp(TYPES[i], name) == 0)
+			return i;
+	return -1;
+}
+
+const char *process_type_name(int type)
+{
+	return TYPES[type];
+}
+
+/* The layouts of a list's entries: the first has no instance ids; the second and third are alike. */
+typedef enum { LAYOUT_V1, LAYOUT_V3 } layout_t;
+
+static nvmlReturn_t processes(function_t function, nvmlDevice_t device, int type, layout_t layout, unsigned *count, void *out)
+{
+	QUERY_AS(function);
+	if (!count)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	unsigned room = out ? *count : 0, found = 0;
+	for (int i = 0; i < MAX_PROCESSES; i++) {
+		const process_t *p = &host->processes[i];
+		if (p->type != type || !process_is_on(p, &on))
+			continue;
+		if (found < room && layout == LAYOUT_V1)
+			((nvmlProcessInfo_v1_t *)out)[found] = (nvmlProcessInfo_v1_t){ p->pid, p->memory_bytes };
+		else if (found < room)
+			((nvmlProcessInfo_t *)out)[found] = (nvmlProcessInfo_t){ p->pid, p->memory_bytes, p->gi, p->ci };
+		found++;
+	}
+	return give_list(count, found, out);
+}
+
+/* Each list exists without a version (the first layout), as _v2 and as _v3. */
+#define PROCESS_LIST(name, type) \
+	nvmlReturn_t name(nvmlDevice_t device, unsigned *count, void *out) \
+	{ return processes(F_##name, device, type, LAYOUT_V1, count, out); } \
+	nvmlReturn_t name##_v2(nvmlDevice_t device, unsigned *count, void *out) \
+	{ return processes(F_##name##_v2, device, type, LAYOUT_V3, count, out); } \
+	nvmlReturn_t name##_v3(nvmlDevice_t device, unsigned *count, void *out) \
+	{ return processes(F_##name##_v3, device, type, LAYOUT_V3, count, out); }
+
+PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses, PROCESS_COMPUTE)
+PROCESS_LIST(nvmlDeviceGetGraphicsRunningProcesses, PROCESS_GRAPHICS)
+PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses, PROCESS_MPS)
+
+/* The processes of a GPU share its utilisation evenly: nothing says which of them a load stands for. */
+nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *out, unsigned *count,
+                                             unsigned long long last_seen_us)
+{
+	QUERY(nvmlDeviceGetProcessUtilization);
+	if (!count)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if (on.gpu->mig_current)
+		return NVML_ERROR_NOT_SUPPORTED;
+	struct timespec now;
+	clock_gettime(CLOCK_REALTIME, &now);
+	unsigned long long now_us = now.tv_sec * 1000000ULL + now.tv_nsec / 1000;
+	unsigned room = out ? *count : 0, found = 0;
+	for (int i = 0; i < MAX_PROCESSES && last_seen_us < now_us; i++) {
+		if (!process_is_on(&host->processes[i], &on))
+			continue;
+		if (found < room)
+			out[found] = (nvmlProcessUtilizationSample_t){ .pid = host->processes[i].pid, .timestamp_us = now_us };
+		found++;
+	}
+	nvmlReturn_t result = give_list(count, found, out);
+	if (found == 0)
+		return NVML_ERROR_NOT_FOUND;
+	telemetry_t telemetry = telemetry_of(host, on.gpu_index);
+	for (unsigned i = 0; result == NVML_SUCCESS && i < found; i++) {
+		out[i].sm_percent = telemetry.utilization_percent / found;
+		out[i].memory_percent = telemetry.memory_utilization_percent / found;
+	}
+	return result;
+}
+
+nvmlReturn_t nvmlSystemGetProcessName(unsigned pid, char *out, unsigned length)
+{
+	CALL(nvmlSystemGetProcessName);
+	if (!out || length == 0)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	char path[32], name[4096];
+	snprintf(path, sizeof path, "/proc/%u/exe", pid);
+	ssize_t size = readlink(path, name, sizeof name - 1);
+	if (size < 0) {
+		/* Another user's process: its name is all that may be seen. */
+		snprintf(path, sizeof path, "/proc/%u/comm", pid);
+		FILE *file = fopen(path, "re");
+		if (!file)
+			return NVML_ERROR_NOT_FOUND;
+		size = fread(name, 1, sizeof name - 1, file);
+		fclose(file);
+		while (size > 0 && isspace((unsigned char)name[size - 1]))
+			size--;
+	}
+	name[size] = 0;
+	/* As the driver does, a long name is cut short and not refused. */
+	snprintf(out, length, "%s", name);
+	return NVML_SUCCESS;
+}

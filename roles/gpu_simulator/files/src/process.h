@@ -1,0 +1,34 @@
+/*
+ * SPDX-License-Identifier: Apache-2.0
+ * Copyright: (c) openfleet.gpu contributors
+ *
+ * The table of processes that use GPUs.
+ */
+#ifndef PROCESS_H
+#define PROCESS_H
+
+#include "handle.h"
+#include "host.h"
+
+/* Start time of a process in clock ticks since the kernel's start; 0: no such process, or a dead one. */
+uint64_t process_start_ticks(int pid);
+
+bool process_is_alive(const process_t *process);
+
+/* Is a live process on the GPU; in its GPU instance; in that one's compute instance? (-1: any.) */
+bool process_uses(const host_t *host, int gpu, int gi, int ci);
+
+/* Memory of live processes, of a GPU (gi -1) or a GPU instance. */
+int64_t process_memory_bytes(const host_t *host, int gpu, int gi);
+
+/* Frees the entries of dead processes. */
+void process_forget_dead(host_t *host);
+
+/* Which places a list of processes is asked for: all of a GPU, or one compute instance. */
+bool process_is_on(const process_t *process, const target_t *target);
+
+/* The words of the control interface; -1: none of them. */
+int process_type_by_name(const char *name);
+const char *process_type_name(int type);
+
+#endif

@@ -1,0 +1,199 @@
+/*
+ * SPDX-License-Identifier: Apache-2.0
+ * Copyright: (c) openfleet.gpu contributors
+ *
+ * The NVML questions about what happens on a GPU now.
+ */
+#include <math.h>
+
+#include "call.h"
+#include "telemetry.h"
+
+nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *out)
+{
+	QUERY(nvmlDeviceGetUtilizationRates);
+	if (!out)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	/* Utilisation rates do not exist in MIG mode, for the GPU as for its instances. */
+	if (on.gpu->mig_current)
+		return NVML_ERROR_NOT_SUPPORTED;
+	telemetry_t now = telemetry_of(host, on.gpu_index);
+	*out = (nvmlUtilization_t){ lround(now.utilization_percent), lround(now.memory_utilization_percent) };
+	return NVML_SUCCESS;
+}
+
+/* Loads do not use the media engines: their utilisation is a true zero. */
+static nvmlReturn_t media_utilization(function_t function, nvmlDevice_t device, unsigned *percent, unsigned *period_us)
+{
+	QUERY_AS(function);
+	if (!percent || !period_us)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if (on.gpu->mig_current)
+		return NVML_ERROR_NOT_SUPPORTED;
+	*percent = 0;
+	*period_us = 1000000;
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetEncoderUtilization(nvmlDevice_t device, unsigned *percent, unsigned *period_us)
+{
+	return media_utilization(F_nvmlDeviceGetEncoderUtilization, device, percent, period_us);
+}
+
+nvmlReturn_t nvmlDeviceGetDecoderUtilization(nvmlDevice_t device, unsigned *percent, unsigned *period_us)
+{
+	return media_utilization(F_nvmlDeviceGetDecoderUtilization, device, percent, period_us);
+}
+
+nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *out)
+{
+	QUERY(nvmlDeviceGetMemoryInfo);
+	if (!out)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	/* The first version has no word for what is reserved and counts it as used (nvml.h). */
+	framebuffer_t memory = telemetry_framebuffer(host, &on);
+	*out = (nvmlMemory_t){ memory.total, memory.free, memory.used + memory.reserved };
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *out)
+{
+	QUERY(nvmlDeviceGetMemoryInfo_v2);
+	if (!out)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if (out->version != STRUCT_VERSION(nvmlMemory_v2_t, 2u))
+		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+	framebuffer_t memory = telemetry_framebuffer(host, &on);
+	*out = (nvmlMemory_v2_t){ out->version, memory.total, memory.reserved, memory.free, memory.used };
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *out)
+{
+	QUERY(nvmlDeviceGetBAR1MemoryInfo);
+	if (!out)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if (on.gpu->bar1_total_mib == UNKNOWN)
+		return NVML_ERROR_NOT_SUPPORTED;
+	uint64_t total = (uint64_t)on.gpu->bar1_total_mib << 20, used = 1 << 20;
+	*out = (nvmlBAR1Memory_t){ total, total - used, used };
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetPowerUsage(nvmlDevice_t device, unsigned *milliwatts)
+{
+	QUERY_GPU(nvmlDeviceGetPowerUsage);
+	return give(milliwatts, telemetry_of(host, on.gpu_index).power_mw);
+}
+
+nvmlReturn_t nvmlDeviceGetTotalEnergyConsumption(nvmlDevice_t device, unsigned long long *millijoules)
+{
+	QUERY_GPU(nvmlDeviceGetTotalEnergyConsumption);
+	if (!millijoules)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	*millijoules = telemetry_energy_mj(host, on.gpu);
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, unsigned sensor, unsigned *celsius)
+{
+	QUERY_GPU(nvmlDeviceGetTemperature);
+	if (sensor != 0)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	return give(celsius, telemetry_of(host, on.gpu_index).temperature_c);
+}
+
+nvmlReturn_t nvmlDeviceGetTemperatureV(nvmlDevice_t device, nvmlTemperature_v1_t *out)
+{
+	QUERY_GPU(nvmlDeviceGetTemperatureV);
+	if (!out || out->sensor != 0)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if (out->version != STRUCT_VERSION(nvmlTemperature_v1_t, 1u))
+		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+	out->temperature = telemetry_of(host, on.gpu_index).temperature_c;
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetTemperatureThreshold(nvmlDevice_t device, unsigned kind, unsigned *celsius)
+{
+	QUERY_GPU(nvmlDeviceGetTemperatureThreshold);
+	switch (kind) {
+	case THRESHOLD_SHUTDOWN:
+		return give(celsius, on.gpu->temperature_shutdown_c);
+	case THRESHOLD_SLOWDOWN:
+		return give(celsius, on.gpu->temperature_slowdown_c);
+	case THRESHOLD_GPU_MAX:
+		return give(celsius, on.gpu->temperature_max_c);
+	default:
+		return NVML_ERROR_NOT_SUPPORTED;
+	}
+}
+
+nvmlReturn_t nvmlDeviceGetFanSpeed(nvmlDevice_t device, unsigned *percent)
+{
+	QUERY_GPU(nvmlDeviceGetFanSpeed);
+	if (!on.gpu->fan)
+		return NVML_ERROR_NOT_SUPPORTED;
+	int64_t celsius = telemetry_of(host, on.gpu_index).temperature_c;
+	return give(percent, celsius < 30 ? 30 : celsius);
+}
+
+static int64_t clock_mhz(const host_t *host, const target_t *on, unsigned kind, bool maximum)
+{
+	telemetry_t now = telemetry_of(host, on->gpu_index);
+	switch (kind) {
+	case CLOCK_KIND_GRAPHICS:
+	case CLOCK_KIND_SM:
+		return maximum ? on->gpu->clock_graphics_max_mhz : now.clock_graphics_mhz;
+	case CLOCK_KIND_MEMORY:
+		return maximum ? on->gpu->clock_memory_max_mhz : now.clock_memory_mhz;
+	default:
+		return on->gpu->clock_video_max_mhz;
+	}
+}
+
+nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t device, unsigned kind, unsigned *mhz)
+{
+	QUERY_GPU(nvmlDeviceGetClockInfo);
+	return kind > CLOCK_KIND_VIDEO ? NVML_ERROR_INVALID_ARGUMENT : give(mhz, clock_mhz(host, &on, kind, false));
+}
+
+nvmlReturn_t nvmlDeviceGetMaxClockInfo(nvmlDevice_t device, unsigned kind, unsigned *mhz)
+{
+	QUERY_GPU(nvmlDeviceGetMaxClockInfo);
+	return kind > CLOCK_KIND_VIDEO ? NVML_ERROR_INVALID_ARGUMENT : give(mhz, clock_mhz(host, &on, kind, true));
+}
+
+nvmlReturn_t nvmlDeviceGetPerformanceState(nvmlDevice_t device, unsigned *state)
+{
+	QUERY_GPU(nvmlDeviceGetPerformanceState);
+	return give(state, 0);
+}
+
+/* nvml.h: bit 0 idle, bit 2 software power cap. */
+static nvmlReturn_t clocks_event_reasons(function_t function, nvmlDevice_t device, unsigned long long *reasons)
+{
+	QUERY_GPU_AS(function);
+	if (!reasons)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	telemetry_t now = telemetry_of(host, on.gpu_index);
+	*reasons = now.power_capped ? 4 : now.clock_graphics_mhz == on.gpu->clock_graphics_idle_mhz ? 1 : 0;
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetCurrentClocksEventReasons(nvmlDevice_t device, unsigned long long *reasons)
+{
+	return clocks_event_reasons(F_nvmlDeviceGetCurrentClocksEventReasons, device, reasons);
+}
+
+nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(nvmlDevice_t device, unsigned long long *reasons)
+{
+	return clocks_event_reasons(F_nvmlDeviceGetCurrentClocksThrottleReasons, device, reasons);
+}
+
+/* No traffic is simulated. */
+nvmlReturn_t nvmlDeviceGetPcieThroughput(nvmlDevice_t device, unsigned counter, unsigned *kib_per_second)
+{
+	QUERY_GPU(nvmlDeviceGetPcieThroughput);
+	return counter > 1 ? NVML_ERROR_INVALID_ARGUMENT : give(kib_per_second, 0);
+}

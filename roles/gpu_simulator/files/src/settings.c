@@ -1,0 +1,98 @@
+/*
+ * SPDX-License-Identifier: Apache-2.0
+ * Copyright: (c) openfleet.gpu contributors
+ *
+ * What an administrator sets on a GPU: persistence mode, compute mode, power limit.
+ */
+#include "call.h"
+#include "telemetry.h"
+
+nvmlReturn_t nvmlDeviceGetPersistenceMode(nvmlDevice_t device, unsigned *mode)
+{
+	QUERY_GPU(nvmlDeviceGetPersistenceMode);
+	return give(mode, on.gpu->persistence_mode);
+}
+
+nvmlReturn_t nvmlDeviceSetPersistenceMode(nvmlDevice_t device, unsigned mode)
+{
+	CHANGE(nvmlDeviceSetPersistenceMode);
+	if (mode > 1 || on.gi)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	on.gpu->persistence_mode = mode;
+	return state_commit();
+}
+
+/* With MIG on, the mode belongs to each MIG device; the GPU itself is always in the default mode. */
+nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t device, unsigned *mode)
+{
+	QUERY(nvmlDeviceGetComputeMode);
+	return give(mode, on.ci ? on.ci->compute_mode : on.gpu->mig_current ? COMPUTE_DEFAULT : on.gpu->compute_mode);
+}
+
+nvmlReturn_t nvmlDeviceSetComputeMode(nvmlDevice_t device, unsigned mode)
+{
+	CHANGE(nvmlDeviceSetComputeMode);
+	if (mode > COMPUTE_EXCLUSIVE_PROCESS)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	/* EXCLUSIVE_THREAD went away with CUDA 8. */
+	if (mode == COMPUTE_EXCLUSIVE_THREAD || (!on.ci && on.gpu->mig_current))
+		return NVML_ERROR_NOT_SUPPORTED;
+	if (on.ci)
+		on.ci->compute_mode = mode;
+	else
+		on.gpu->compute_mode = mode;
+	return state_commit();
+}
+
+/* 1: power management is supported. */
+nvmlReturn_t nvmlDeviceGetPowerManagementMode(nvmlDevice_t device, unsigned *mode)
+{
+	QUERY_GPU(nvmlDeviceGetPowerManagementMode);
+	return give(mode, 1);
+}
+
+#define POWER_LIMIT(name, member) \
+	nvmlReturn_t name(nvmlDevice_t device, unsigned *milliwatts) { QUERY_GPU(name); return give(milliwatts, on.gpu->member); }
+
+POWER_LIMIT(nvmlDeviceGetPowerManagementLimit, power_limit_mw)
+POWER_LIMIT(nvmlDeviceGetEnforcedPowerLimit, power_limit_mw)
+POWER_LIMIT(nvmlDeviceGetPowerManagementDefaultLimit, power_default_mw)
+
+nvmlReturn_t nvmlDeviceGetPowerManagementLimitConstraints(nvmlDevice_t device, unsigned *min, unsigned *max)
+{
+	QUERY_GPU(nvmlDeviceGetPowerManagementLimitConstraints);
+	if (!min || !max)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	*min = on.gpu->power_min_mw;
+	*max = on.gpu->power_max_mw;
+	return NVML_SUCCESS;
+}
+
+static nvmlReturn_t set_power_limit(function_t function, nvmlDevice_t device, unsigned milliwatts)
+{
+	CHANGE_AS(function);
+	if (on.gi)
+		return NVML_ERROR_NOT_SUPPORTED;
+	if (milliwatts < on.gpu->power_min_mw || milliwatts > on.gpu->power_max_mw)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	telemetry_settle_energy(host, on.gpu);
+	on.gpu->power_limit_mw = milliwatts;
+	return state_commit();
+}
+
+nvmlReturn_t nvmlDeviceSetPowerManagementLimit(nvmlDevice_t device, unsigned milliwatts)
+{
+	return set_power_limit(F_nvmlDeviceSetPowerManagementLimit, device, milliwatts);
+}
+
+nvmlReturn_t nvmlDeviceSetPowerManagementLimit_v2(nvmlDevice_t device, const nvmlPowerValue_v2_t *value)
+{
+	if (!value)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if (value->version != STRUCT_VERSION(nvmlPowerValue_v2_t, 2u))
+		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+	/* Scope 0 is the GPU; 1 and 2 are a module and memory, which these GPUs do not tell apart. */
+	if (value->scope != 0)
+		return NVML_ERROR_NOT_SUPPORTED;
+	return set_power_limit(F_nvmlDeviceSetPowerManagementLimit_v2, device, value->milliwatts);
+}

@@ -1,0 +1,239 @@
+/*
+ * SPDX-License-Identifier: Apache-2.0
+ * Copyright: (c) openfleet.gpu contributors
+ */
+#include "state.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static const char MAGIC[8] = "GPUSIM\r\n";
+
+/* The library that made a file knows its layout by the schema and, against a forgotten increment
+ * of it, by the size of a copy and the number of functions. */
+typedef struct {
+	char magic[8];
+	uint32_t schema, functions;
+	uint64_t host_bytes;
+} head_t;
+
+typedef struct {
+	head_t head;
+	_Atomic uint32_t generation;	/* host[generation % 2] is valid */
+	traffic_t traffic;
+	host_t host[2];
+} file_t;
+
+_Thread_local bool state_die_inside;
+
+static struct {
+	int descriptor;
+	file_t *file;
+	dev_t device;
+	ino_t inode;
+} map = { .descriptor = -1 };
+
+/* flock belongs to the open file, which threads share: within the process a mutex does its work. */
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+
+/* A child of fork shares its parent's open file and so its locks, until it opens its own. */
+static void fork_prepare(void) { pthread_mutex_lock(&mutex); }
+static void fork_parent(void) { pthread_mutex_unlock(&mutex); }
+static void fork_child(void)
+{
+	if (map.descriptor >= 0) {
+		char name[32];
+		snprintf(name, sizeof name, "/proc/self/fd/%d", map.descriptor);
+		int own = open(name, O_RDWR | O_CLOEXEC);
+		close(map.descriptor);
+		map.descriptor = own;
+	}
+	pthread_mutex_unlock(&mutex);
+}
+
+__attribute__((constructor(202))) static void watch_forks(void)
+{
+	pthread_atfork(fork_prepare, fork_parent, fork_child);
+}
+
+const char *state_path(void)
+{
+	const char *path = getenv("GPUSIM_STATE");
+	return path && *path ? path : "/var/lib/gpusim/state";
+}
+
+static void lock(int how)
+{
+	while (flock(map.descriptor, how) != 0 && errno == EINTR)
+		;
+}
+
+/* The mapping itself stays: another thread may be counting a call in it. Files are replaced rarely. */
+static void forget_file(void)
+{
+	if (map.descriptor >= 0)
+		close(map.descriptor);
+	map.file = NULL;
+	map.descriptor = -1;
+}
+
+static bool is_ours(int descriptor)
+{
+	head_t head;
+	struct stat status;
+	return pread(descriptor, &head, sizeof head, 0) == (ssize_t)sizeof head
+	    && memcmp(head.magic, MAGIC, sizeof MAGIC) == 0 && head.schema == STATE_SCHEMA
+	    && head.functions == F_COUNT && head.host_bytes == sizeof(host_t)
+	    && fstat(descriptor, &status) == 0 && status.st_size == (off_t)sizeof(file_t);
+}
+
+static nvmlReturn_t open_locked(void)
+{
+	struct stat status;
+	if (stat(state_path(), &status) != 0) {
+		forget_file();
+		return NVML_ERROR_DRIVER_NOT_LOADED;
+	}
+	if (map.file && status.st_dev == map.device && status.st_ino == map.inode)
+		return NVML_SUCCESS;
+	forget_file();
+	int descriptor = open(state_path(), O_RDWR | O_CLOEXEC);
+	if (descriptor < 0)
+		return errno == EACCES ? NVML_ERROR_NO_PERMISSION : NVML_ERROR_DRIVER_NOT_LOADED;
+	if (!is_ours(descriptor)) {
+		static bool told;
+		if (!told)
+			fprintf(stderr, "gpusim: %s was not made by this version of the simulated NVML (state schema %d); "
+			        "run `gpusim init` of the same installation again\n", state_path(), STATE_SCHEMA);
+		told = true;
+		close(descriptor);
+		return NVML_ERROR_DRIVER_NOT_LOADED;
+	}
+	void *file = mmap(NULL, sizeof(file_t), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+	if (file == MAP_FAILED) {
+		close(descriptor);
+		return NVML_ERROR_OPERATING_SYSTEM;
+	}
+	fstat(descriptor, &status);
+	map.descriptor = descriptor;
+	map.file = file;
+	map.device = status.st_dev;
+	map.inode = status.st_ino;
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t state_open(void)
+{
+	pthread_mutex_lock(&mutex);
+	nvmlReturn_t result = open_locked();
+	pthread_mutex_unlock(&mutex);
+	return result;
+}
+
+/* An empty host is all zeros, so the file is a hole but for its head; it gets its name when complete. */
+static nvmlReturn_t write_new_file(void)
+{
+	char name[4096];
+	if (snprintf(name, sizeof name, "%s.%d", state_path(), (int)getpid()) >= (int)sizeof name)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	int descriptor = open(name, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+	if (descriptor < 0)
+		return NVML_ERROR_UNKNOWN;
+	head_t head = { .schema = STATE_SCHEMA, .functions = F_COUNT, .host_bytes = sizeof(host_t) };
+	memcpy(head.magic, MAGIC, sizeof MAGIC);
+	/* Clients of every user change it, as they do through the driver's device files. */
+	bool done = fchmod(descriptor, 0666) == 0 && pwrite(descriptor, &head, sizeof head, 0) == (ssize_t)sizeof head
+	         && ftruncate(descriptor, sizeof(file_t)) == 0 && rename(name, state_path()) == 0;
+	close(descriptor);
+	if (!done)
+		unlink(name);
+	return done ? NVML_SUCCESS : NVML_ERROR_UNKNOWN;
+}
+
+nvmlReturn_t state_create(void)
+{
+	pthread_mutex_lock(&mutex);
+	int descriptor = open(state_path(), O_RDONLY | O_CLOEXEC);
+	bool usable = descriptor >= 0 && is_ours(descriptor);
+	if (descriptor >= 0)
+		close(descriptor);
+	nvmlReturn_t result = usable ? NVML_SUCCESS : write_new_file();
+	if (result == NVML_SUCCESS)
+		result = open_locked();
+	pthread_mutex_unlock(&mutex);
+	return result;
+}
+
+traffic_t *state_traffic(void)
+{
+	return map.file ? &map.file->traffic : NULL;
+}
+
+static host_t *enter(int how)
+{
+	pthread_mutex_lock(&mutex);
+	if (!map.file || map.descriptor < 0) {
+		pthread_mutex_unlock(&mutex);
+		return NULL;
+	}
+	lock(how);
+	return &map.file->host[atomic_load(&map.file->generation) % 2];
+}
+
+static void leave(void)
+{
+	lock(LOCK_UN);
+	pthread_mutex_unlock(&mutex);
+}
+
+host_t *state_read(void)
+{
+	return enter(LOCK_SH);
+}
+
+void state_read_end(host_t **host)
+{
+	if (*host)
+		leave();
+}
+
+/* Only what is in use is copied: a host with two GPUs pays for two. */
+static void copy_host(host_t *to, const host_t *from)
+{
+	memcpy(to, from, offsetof(host_t, gpus) + from->gpu_count * sizeof(gpu_t));
+	memcpy(to->samples, from->samples, from->sample_count * sizeof(sample_t));
+}
+
+host_t *state_begin(void)
+{
+	host_t *valid = enter(LOCK_EX);
+	if (!valid)
+		return NULL;
+	host_t *spare = valid == &map.file->host[0] ? &map.file->host[1] : &map.file->host[0];
+	copy_host(spare, valid);
+	return spare;
+}
+
+nvmlReturn_t state_commit(void)
+{
+	if (state_die_inside)
+		raise(SIGKILL);
+	atomic_fetch_add(&map.file->generation, 1);
+	return NVML_SUCCESS;
+}
+
+void state_end(host_t **host)
+{
+	if (*host)
+		leave();
+}

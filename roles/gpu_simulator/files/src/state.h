@@ -1,0 +1,62 @@
+/*
+ * SPDX-License-Identifier: Apache-2.0
+ * Copyright: (c) openfleet.gpu contributors
+ *
+ * The state file: two copies of host_t, of which one word says which is valid.
+ *
+ * A change copies the valid one to the other, works there, and flips the word: whoever is killed
+ * at any instruction leaves the old state or the new one. Readers hold the file lock shared,
+ * writers exclusively; the kernel drops a lock with its holder.
+ */
+#ifndef STATE_H
+#define STATE_H
+
+#include <stdatomic.h>
+
+#include "functions_enum.h"
+#include "host.h"
+#include "nvml_abi.h"
+
+enum { STATE_SCHEMA = 1, MAX_FAULTS = 16 };
+
+/* Faults and counts change with every call and must not cost a transaction: they live beside the
+ * two copies and are touched by single atomic operations only. */
+typedef struct {
+	_Atomic int32_t function;	/* 0: free; else function + 1, written last when arming */
+	_Atomic int32_t remaining;	/* calls until it strikes */
+	int32_t action;			/* action_t, or a return code */
+} fault_t;
+
+typedef struct {
+	fault_t faults[MAX_FAULTS];
+	_Atomic uint32_t armed;		/* a hint: no fault is pending when 0 */
+	_Atomic uint32_t calls[F_COUNT];
+} traffic_t;
+
+/* Maps the state file, again if another file has taken its name since. DRIVER_NOT_LOADED without one. */
+nvmlReturn_t state_open(void);
+
+/* Makes the file if there is none (or one of another schema), with no GPU in it, and maps it. */
+nvmlReturn_t state_create(void);
+
+const char *state_path(void);
+
+/* Faults and counts of the mapped file; NULL when none is mapped. */
+traffic_t *state_traffic(void);
+
+/* Between these, the calling thread sees one consistent state. NULL when no file is mapped. */
+host_t *state_read(void);
+void state_read_end(host_t **host);
+
+/* A transaction: what is done to the returned copy happens when state_commit is called, or never. */
+host_t *state_begin(void);
+nvmlReturn_t state_commit(void);
+void state_end(host_t **host);		/* gives an uncommitted change up */
+
+#define READING __attribute__((cleanup(state_read_end)))
+#define CHANGING __attribute__((cleanup(state_end)))
+
+/* Set by a fault: the next commit of this thread dies before it becomes visible. */
+extern _Thread_local bool state_die_inside;
+
+#endif

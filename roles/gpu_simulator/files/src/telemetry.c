@@ -1,0 +1,131 @@
+/*
+ * SPDX-License-Identifier: Apache-2.0
+ * Copyright: (c) openfleet.gpu contributors
+ *
+ *
+ * The model, chosen for plausibility and not measured: power rises linearly with utilisation from
+ * idle to the default limit; a lower limit caps it and the graphics clock with it; temperature
+ * follows power; clocks rest while nothing runs.
+ */
+#include "telemetry.h"
+
+#include <math.h>
+
+#include "process.h"
+
+static int64_t memory_total_mib(const target_t *on)
+{
+	return on->gi ? on->gpu->gi_profiles[on->gi->profile].memory_mib : on->gpu->memory_total_mib;
+}
+
+/* Of a GPU instance, or of a GPU with all its instances. */
+static int64_t memory_used_bytes(const host_t *host, const target_t *on)
+{
+	int64_t now = load_now_ns(), mib = 0;
+	if (on->gi)
+		mib = load_level(host, &on->gi->load, now).memory_mib;
+	else if (!on->gpu->mig_current)
+		mib = load_level(host, &on->gpu->load, now).memory_mib;
+	else
+		for (int i = 0; i < MAX_GIS; i++)
+			if (on->gpu->gis[i].serial)
+				mib += load_level(host, &on->gpu->gis[i].load, now).memory_mib;
+	return (mib << 20) + process_memory_bytes(host, on->gpu_index, on->gi ? on->gi_id : -1);
+}
+
+framebuffer_t telemetry_framebuffer(const host_t *host, const target_t *on)
+{
+	framebuffer_t memory = {
+		.total = (uint64_t)memory_total_mib(on) << 20,
+		.reserved = on->gi ? 0 : (uint64_t)on->gpu->memory_reserved_mib << 20,
+		.used = memory_used_bytes(host, on),
+	};
+	/* A load may ask for more than processes leave; the hardware has no more than it has. */
+	if (memory.used > memory.total - memory.reserved)
+		memory.used = memory.total - memory.reserved;
+	memory.free = memory.total - memory.reserved - memory.used;
+	return memory;
+}
+
+/* A load that acts on a GPU, and the part of the GPU that it acts on. */
+typedef struct { const load_t *load; double share; } acting_t;
+
+/* The GPU's own load or, with MIG on, those of its instances. Returns their number. */
+static int acting_loads(const gpu_t *gpu, acting_t loads[MAX_GIS])
+{
+	int count = 0;
+	if (!gpu->mig_current && gpu->load.pattern != LOAD_NONE)
+		loads[count++] = (acting_t){ &gpu->load, 1 };
+	for (int i = 0; gpu->mig_current && i < MAX_GIS; i++) {
+		const gi_t *gi = &gpu->gis[i];
+		if (gi->serial && gi->load.pattern != LOAD_NONE)
+			loads[count++] = (acting_t){ &gi->load,
+				(double)gpu->gi_profiles[gi->profile].compute_slices / gpu->compute_slices };
+	}
+	return count;
+}
+
+static double dynamic_range_mw(const gpu_t *gpu)
+{
+	return gpu->power_default_mw - gpu->power_idle_mw;
+}
+
+telemetry_t telemetry_of(const host_t *host, int gpu_index)
+{
+	const gpu_t *gpu = &host->gpus[gpu_index];
+	telemetry_t t = { 0 };
+	int64_t now = load_now_ns();
+	double power = gpu->power_idle_mw;
+	acting_t loads[MAX_GIS];
+	for (int i = acting_loads(gpu, loads) - 1; i >= 0; i--) {
+		const load_t *load = loads[i].load;
+		double share = loads[i].share;
+		level_t level = load_level(host, load, now);
+		t.utilization_percent += level.utilization_percent * share;
+		t.memory_utilization_percent += level.memory_utilization_percent * share;
+		power += level.power_mw == UNKNOWN
+			? level.utilization_percent / 100 * share * dynamic_range_mw(gpu)
+			: level.power_mw - gpu->power_idle_mw * share;
+	}
+	t.power_capped = power > gpu->power_limit_mw;
+	double cap = t.power_capped ? gpu->power_limit_mw / power : 1;
+	t.power_mw = llround(power * cap);
+	double warmth = dynamic_range_mw(gpu) > 0 ? (t.power_mw - gpu->power_idle_mw) / dynamic_range_mw(gpu) : 0;
+	t.temperature_c = llround(gpu->temperature_idle_c
+	                          + fmin(fmax(warmth, 0), 1) * (gpu->temperature_max_c - 5 - gpu->temperature_idle_c));
+	bool busy = t.utilization_percent > 0 || process_uses(host, gpu_index, -1, -1);
+	t.clock_graphics_mhz = busy ? llround(gpu->clock_graphics_max_mhz * cap) : gpu->clock_graphics_idle_mhz;
+	t.clock_memory_mhz = gpu->clock_memory_max_mhz;
+	return t;
+}
+
+/* Idle energy is left out: callers subtract two of these. */
+static double dynamic_energy_mj(const host_t *host, const gpu_t *gpu, int64_t now_ns)
+{
+	double energy = 0;
+	acting_t loads[MAX_GIS];
+	for (int i = acting_loads(gpu, loads) - 1; i >= 0; i--) {
+		const load_t *load = loads[i].load;
+		double share = loads[i].share;
+		work_t work = load_work(host, load, now_ns);
+		double t = (now_ns - load->since_ns) / 1e9;
+		energy += work.states_power ? work.power - gpu->power_idle_mw * share * t
+		                            : work.utilization / 100 * share * dynamic_range_mw(gpu);
+	}
+	return energy;
+}
+
+int64_t telemetry_energy_mj(const host_t *host, const gpu_t *gpu)
+{
+	int64_t now = load_now_ns(), since = gpu->energy_since_ns;
+	double seconds = (now - since) / 1e9;
+	double energy = gpu->power_idle_mw * seconds
+	              + dynamic_energy_mj(host, gpu, now) - dynamic_energy_mj(host, gpu, since);
+	return gpu->energy_mj + llround(fmin(fmax(energy, 0), gpu->power_limit_mw * seconds));
+}
+
+void telemetry_settle_energy(host_t *host, gpu_t *gpu)
+{
+	gpu->energy_mj = telemetry_energy_mj(host, gpu);
+	gpu->energy_since_ns = load_now_ns();
+}

@@ -1,0 +1,30 @@
+/*
+ * SPDX-License-Identifier: Apache-2.0
+ * Copyright: (c) openfleet.gpu contributors
+ *
+ * What a GPU measures of itself, derived from the loads and processes on it.
+ */
+#ifndef TELEMETRY_H
+#define TELEMETRY_H
+
+#include "handle.h"
+#include "load.h"
+
+/* Framebuffer of a GPU or a MIG device, in bytes: total = reserved + used + free. */
+typedef struct { uint64_t total, reserved, used, free; } framebuffer_t;
+framebuffer_t telemetry_framebuffer(const host_t *host, const target_t *target);
+
+typedef struct {
+	double utilization_percent, memory_utilization_percent;
+	int64_t power_mw, temperature_c, clock_graphics_mhz, clock_memory_mhz;
+	bool power_capped;
+} telemetry_t;
+telemetry_t telemetry_of(const host_t *host, int gpu_index);
+
+/* Since the energy count began. */
+int64_t telemetry_energy_mj(const host_t *host, const gpu_t *gpu);
+
+/* To be called before anything changes that power depends on: what was used so far stays counted. */
+void telemetry_settle_energy(host_t *host, gpu_t *gpu);
+
+#endif
