@@ -59,7 +59,7 @@ EXAMPLES = r"""
         sharing: mig
         mig:
           - {profile: 3g.40gb}
-          - {profile: 1g.10gb, count: 2, placement: 4}
+          - {profile: 2g.20gb, count: 2}
       - gpus: [2, 3]
         sharing: shared
   become: true
