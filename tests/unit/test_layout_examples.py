@@ -1,0 +1,102 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the documents and inventories show is what the parser and the schema accept, and what the models can do."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from ansible_collections.openfleet.gpu.plugins.filter.plan_without_driver import plan_without_driver
+from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import load_models
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import LayoutError
+from ansible_collections.openfleet.gpu.plugins.module_utils.layout import SHARINGS, parse_layout
+
+REPOSITORY = Path(__file__).parents[2]
+VALIDATOR = jsonschema.Draft202012Validator(
+    json.loads((REPOSITORY / "docs" / "gpu_layout.schema.json").read_text(encoding="utf-8"))
+)
+EXAMPLE = REPOSITORY / "inventories" / "example"
+REFERENCE = (REPOSITORY / "docs" / "gpu_layout.md").read_text(encoding="utf-8")
+README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(text, language):
+    return re.findall(r"^```%s\n(.*?)^```$" % language, text, flags=re.MULTILINE | re.DOTALL)
+
+
+def layouts_shown():
+    for name, text in (("gpu_layout.md", REFERENCE), ("README.md", README)):
+        for number, block in enumerate(blocks(text, "yaml")):
+            variables = yaml.safe_load(block)
+            if "gpu_layout" in variables:
+                yield pytest.param(variables, id="%s block %d" % (name, number))
+    for path in sorted((REPOSITORY / "inventories").glob("*/*_vars/**/*.yml")):
+        variables = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        if "gpu_layout" in variables:
+            yield pytest.param(variables, id=str(path.relative_to(REPOSITORY)))
+
+
+@pytest.mark.parametrize("variables", list(layouts_shown()))
+def test_layouts_shown_are_valid(variables):
+    assert len(parse_layout(variables["gpu_layout"]).entries) == len(variables["gpu_layout"])
+    VALIDATOR.validate(variables)
+
+
+def test_the_reference_shows_every_sharing():
+    shown = {entry["sharing"] for block in blocks(REFERENCE, "yaml") for entry in yaml.safe_load(block)["gpu_layout"]}
+    assert shown == set(SHARINGS)
+
+
+def test_messages_shown_are_those_given():
+    with pytest.raises(LayoutError) as caught:
+        parse_layout(
+            [
+                {"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}, {"profile": "1g.10gb", "count": "2"}]},
+                {"gpus": [2], "sharing": "exlusive"},
+            ]
+        )
+    assert str(caught.value) + "\n" in blocks(REFERENCE, "text")
+
+
+def test_the_example_fits_on_the_gpus_it_speaks_of():
+    group = yaml.safe_load((EXAMPLE / "group_vars" / "gpu_h100.yml").read_text(encoding="utf-8"))
+    answer = plan_without_driver(group["gpu_layout"], ["H100-80GB"] * 8)
+    assert answer["checked"] and answer["problems"] == []
+    assert len(answer["plan"]) == 8
+
+
+def variables():
+    """Every variable that a role's argument_specs or site.yml takes from the inventory."""
+    for path in sorted(REPOSITORY.glob("roles/*/meta/argument_specs.yml")):
+        for entry_point in yaml.safe_load(path.read_text(encoding="utf-8"))["argument_specs"].values():
+            yield from entry_point.get("options", {})
+    yield from ("gpu_site_waves", "gpu_report_dir")
+
+
+@pytest.mark.parametrize("variable", sorted(set(variables())))
+def test_the_example_explains_every_variable(variable):
+    lines = [line for path in EXAMPLE.glob("*_vars/*.yml") for line in path.read_text(encoding="utf-8").splitlines()]
+    assert any(re.match(r"(# )?%s:" % variable, line) for line in lines)
+
+
+def test_the_readme_lists_the_catalogue():
+    """A new model is one data file; the table of the README must not fall behind it."""
+    listed = re.findall(r"`([A-Z0-9]+-\d+GB)`", README)
+    assert sorted(listed) == sorted(load_models())
+
+
+def test_the_readme_is_right_about_plans_and_problems():
+    shown = "".join(blocks(README, "text"))
+    layout = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}, {"profile": "2g.20gb", "count": 2}]}]
+    (plan,) = plan_without_driver(layout, ["H100-80GB"])["plan"]
+    assert plan + "\n" in shown
+
+    layout[0]["mig"] = [{"profile": "3g.40gb", "count": 3}]
+    (problem,) = plan_without_driver(layout, ["H100-80GB"])["problems"]
+    assert problem.replace("assumed-0", "…") + "\n" in shown
