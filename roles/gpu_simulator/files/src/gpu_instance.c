@@ -135,17 +135,19 @@ nvmlReturn_t nvmlDeviceGetGpuInstancePossiblePlacements_v2(nvmlDevice_t device, 
 	return possible_placements(F_nvmlDeviceGetGpuInstancePossiblePlacements_v2, device, id, out, count);
 }
 
+/*
+ * With MIG mode off this is NOT_SUPPORTED where profiles cannot be asked for either: so nvml.h has it.
+ * Where they can, nvidia-smi 550 goes on to ask and gives up unless told SUCCESS and 0.
+ */
 nvmlReturn_t nvmlDeviceGetGpuInstanceRemainingCapacity(nvmlDevice_t device, unsigned id, unsigned *count)
 {
 	QUERY_GPU(nvmlDeviceGetGpuInstanceRemainingCapacity);
 	int profile;
 	if (!count)
 		return NVML_ERROR_INVALID_ARGUMENT;
-	if (!on.gpu->mig_current)
-		return NVML_ERROR_NOT_SUPPORTED;
 	if ((call.result = profile_by_id(on.gpu, id, &profile)) != NVML_SUCCESS)
 		return call.result;
-	*count = mig_gi_remaining(on.gpu, profile);
+	*count = on.gpu->mig_current ? mig_gi_remaining(on.gpu, profile) : 0;
 	return NVML_SUCCESS;
 }
 
