@@ -51,14 +51,14 @@ nvmlReturn_t nvmlGpuInstanceGetComputeInstanceProfileInfo(nvmlGpuInstance_t inst
 	return NVML_SUCCESS;
 }
 
-/* "3g.40gb" when it is the whole GPU instance, "1c.3g.40gb" when it is a part. */
+/* "MIG 3g.40gb" when it is the whole GPU instance, "MIG 1c.3g.40gb" when it is a part. */
 static void profile_name(const target_t *on, const ci_profile_t *profile, char name[96])
 {
 	const char *gi = on->gpu->gi_profiles[on->gi->profile].name;
-	if (profile->slices == profile->gi_slices || !*gi)
-		snprintf(name, 96, "%s", gi);
+	if (profile->slices == profile->gi_slices)
+		snprintf(name, 96, "MIG %s", gi);
 	else
-		snprintf(name, 96, "%dc.%s", (int)profile->slices, gi);
+		snprintf(name, 96, "MIG %dc.%s", (int)profile->slices, gi);
 }
 
 nvmlReturn_t nvmlGpuInstanceGetComputeInstanceProfileInfoV(nvmlGpuInstance_t instance, unsigned enumeration, unsigned engines,

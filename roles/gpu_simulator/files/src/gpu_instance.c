@@ -4,7 +4,7 @@
  *
  * The NVML calls about GPU instances.
  */
-#include <string.h>
+#include <stdio.h>
 
 #include "call.h"
 #include "mig.h"
@@ -54,6 +54,12 @@ nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfo(nvmlDevice_t device, unsigned e
 	return NVML_SUCCESS;
 }
 
+/* The driver's name of a profile, as nvidia-smi prints it: "MIG 1g.10gb". */
+static void copy_name(char name[96], const gi_profile_t *profile)
+{
+	snprintf(name, 96, "MIG %s", profile->name);
+}
+
 /* The versioned structs: `out` begins with the version word, which says what it is. */
 static nvmlReturn_t give_profile(const gi_profile_t *p, void *out)
 {
@@ -62,13 +68,13 @@ static nvmlReturn_t give_profile(const gi_profile_t *p, void *out)
 		nvmlGpuInstanceProfileInfo_v2_t *info = out;
 		*info = (nvmlGpuInstanceProfileInfo_v2_t){ version, p->id, p->p2p, p->compute_slices, p->max_instances,
 			p->multiprocessors, p->copy_engines, p->decoders, p->encoders, p->jpeg, p->ofa, p->memory_mib, "" };
-		strcpy(info->name, p->name);
+		copy_name(info->name, p);
 	} else {
 		nvmlGpuInstanceProfileInfo_v3_t *info = out;
 		*info = (nvmlGpuInstanceProfileInfo_v3_t){ version, p->id, p->compute_slices, p->max_instances,
 			p->multiprocessors, p->copy_engines, p->decoders, p->encoders, p->jpeg, p->ofa, p->memory_mib, "",
 			(p->p2p ? PROFILE_CAPABILITY_P2P : 0) | (p->graphics ? PROFILE_CAPABILITY_GRAPHICS : 0) };
-		strcpy(info->name, p->name);
+		copy_name(info->name, p);
 	}
 	return NVML_SUCCESS;
 }

@@ -91,7 +91,7 @@ const char *gpusimMessage(void);
  * profile                           (of the last gpu; a GPU instance profile, at most 18)
  *   enum *                          argument of nvmlDeviceGetGpuInstanceProfileInfo, 0..17
  *   id *                            profile id, the number that create and list calls take
- *   name                            "3g.40gb"; default: derived by no one, the field stays empty
+ *   name                            "3g.40gb"; NVML's names are "MIG " and this
  *   compute_slices *, memory_mib *, multiprocessors *, max_instances *
  *   copy_engines, decoders, encoders, jpeg, ofa                       default 0
  *   p2p                             boolean, default 0; graphics: boolean, default 0
@@ -101,17 +101,34 @@ const char *gpusimMessage(void);
  *   gi_slices *                     compute slices of the GPU instances that offer this profile
  *   enum *, id *, slices *          nvml enum 0..7, profile id, compute slices
  *   max_instances                   default: number of placements
- *   multiprocessors                 default: those of the GPU instance times slices / gi_slices
+ *   multiprocessors                 default: the whole GPU instance's; of a part, per slice those of
+ *                                   the smallest GPU instance
  *   placements *                    "start:size ..." in compute slices
  *
- * Media engines of the whole GPU are those of its largest profile. A profile whose media engines
- * equal the whole GPU's (+me.all) so excludes every profile that has any.
+ * Media engines of the whole GPU are the most that instances of any one profile hold at once
+ * (engines times max_instances). A profile that has them all (+me.all) so excludes every profile
+ * that has any.
  */
 int gpusimCreate(const char *configuration);
 
 /*
- * The whole state as JSON text (NUL-terminated): host, GPUs with their configuration, MIG modes,
- * GPU and compute instances, live processes, loads, pending faults, counts of calls.
+ * The whole state as JSON text (NUL-terminated): an object of
+ *   schema, boot                    numbers and the identity of the boot that the state belongs to
+ *   host                            the keys of the section host
+ *   gpus                            each: index, the keys of the sections gpu, with `profiles` and
+ *                                   `compute_profiles` (placements as {start, size}, unknown figures null);
+ *                                   mig {current, pending} 0 or 1; compute_mode DEFAULT | PROHIBITED |
+ *                                   EXCLUSIVE_PROCESS; persistence_mode 0 or 1; power_limit_mw, power_mw,
+ *                                   energy_mj, temperature_c, utilization_percent; memory {total_bytes,
+ *                                   reserved_bytes, used_bytes, free_bytes}; load; gpu_instances, each: id,
+ *                                   profile_id, profile, placement, memory_mib, load, compute_instances,
+ *                                   each: id, profile_id, slices, placement, uuid, mig_index, compute_mode
+ *   processes                       live ones: pid, gpu, gpu_instance, compute_instance (null: none), type,
+ *                                   memory_bytes
+ *   faults                          waiting: function, nth (calls until it strikes), action
+ *   calls                           {function: number of calls}, those that were called
+ * A load is null or: pattern, age_seconds, period_seconds or interval_seconds and samples, what
+ * it does now (utilization_percent, memory_mib, power_mw, null: follows), its high and low values.
  * *size: in, bytes of `buffer`; out, bytes needed including the NUL. INSUFFICIENT_SIZE when the
  * buffer is too small (buffer may be NULL); ask again then, the state may have grown meanwhile.
  */

@@ -30,11 +30,20 @@ int64_t mig_gi_slices(const gpu_t *gpu, const gi_t *gi)
 	return gpu->gi_profiles[gi->profile].compute_slices;
 }
 
+/*
+ * A compute instance that is the whole GPU instance has all its SMs. A part has as many per slice as
+ * the smallest GPU instance has: so on A100 (MIG User Guide: 14 in 1c.3g.20gb); elsewhere unconfirmed,
+ * which is why a configuration may state the number.
+ */
 int64_t mig_ci_multiprocessors(const gpu_t *gpu, const gi_t *gi, const ci_profile_t *profile)
 {
 	if (profile->multiprocessors != UNKNOWN)
 		return profile->multiprocessors;
-	return gpu->gi_profiles[gi->profile].multiprocessors * profile->slices / profile->gi_slices;
+	int64_t whole = gpu->gi_profiles[gi->profile].multiprocessors, part = whole * profile->slices / profile->gi_slices;
+	for (int i = 0; i < gpu->gi_profile_count; i++)
+		if (gpu->gi_profiles[i].compute_slices == 1 && gpu->gi_profiles[i].multiprocessors * profile->slices < part)
+			part = gpu->gi_profiles[i].multiprocessors * profile->slices;
+	return profile->slices == profile->gi_slices ? whole : part;
 }
 
 static uint64_t units(span_t at)
