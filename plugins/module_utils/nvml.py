@@ -220,7 +220,7 @@ class Session:
             )
             profiles.append(
                 GpuInstanceProfile(
-                    name=info.name.decode().replace("MIG ", ""),
+                    name=_text(info.name).replace("MIG ", ""),
                     enum=enum,
                     profile_id=info.id,
                     compute_slices=info.sliceCount,
@@ -422,6 +422,11 @@ class Session:
             code_name=name,
             gpu=gpu,
         )
+
+
+def _text(value: bytes | str) -> str:
+    """Older releases of nvidia-ml-py leave the texts inside structures as bytes."""
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def _pci_address(pci: Any) -> str:

@@ -27,6 +27,6 @@ for index in range(n.nvmlDeviceGetCount()):
         n.nvmlDeviceGetGpuInstances(device, info.id, handles, ctypes.byref(count))
         for handle in handles[: count.value]:
             start = n.nvmlGpuInstanceGetInfo(handle).placement.start
-            found[index].append([info.name.decode().replace("MIG ", ""), start])
+            found[index].append([info.name.replace("MIG ", ""), start])
     found[index].sort(key=lambda pair: pair[1])
 print(json.dumps(found))

@@ -73,8 +73,12 @@ class SimulatedHost:
     def module(self, name: str, check: bool = False, user: int | None = None, **arguments) -> dict:
         """Run a module of the collection as Ansible does, less the connection; returns its result."""
         arguments.update(_ansible_check_mode=check, _ansible_diff=True)
-        command = [self.python, "-m", f"ansible_collections.openfleet.gpu.plugins.modules.{name}"]
-        done = self.run(command, check=False, input=json.dumps({"ANSIBLE_MODULE_ARGS": arguments}), user=user)
+        module = f"ansible_collections.openfleet.gpu.plugins.modules.{name}"
+        command = [self.python, "-m", module]
+        if user is not None:
+            # The interpreter may lie where another user cannot read (root's home): load first, then become that user.
+            command = [self.python, "-c", f"import os, pynvml, {module} as m; os.setgid({user}); os.setuid({user}); m.main()"]
+        done = self.run(command, check=False, input=json.dumps({"ANSIBLE_MODULE_ARGS": arguments}))
         try:
             return json.loads(done.stdout)
         except ValueError:

@@ -16,7 +16,9 @@ from simulated_host import SimulatedHost
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory):
-    return SimulatedHost.build(tmp_path_factory.mktemp("library")).library
+    folder = tmp_path_factory.mktemp("library")
+    folder.chmod(0o755)
+    return SimulatedHost.build(folder).library
 
 
 @pytest.fixture
@@ -25,6 +27,6 @@ def host(library, tmp_path):
     if os.geteuid() != 0:
         pytest.skip("partitioning GPUs needs root, also on the simulator: run as root")
     # Other users must reach the state and the tools here, as on a host.
-    for folder in (tmp_path, *tmp_path.parents[:3]):
+    for folder in (tmp_path, *tmp_path.parents[:2]):
         folder.chmod(0o755)
     return SimulatedHost(tmp_path, library)

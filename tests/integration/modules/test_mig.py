@@ -162,7 +162,7 @@ def test_ampere_changes_mode_when_idle_and_refuses_when_not(host):
 
 def test_a_mode_that_waits_for_a_reset_gets_one(host):
     host.create([{"model": "A100-80GB", "count": 2}])
-    host.gpusim("set", "passthrough", "on")
+    host.gpusim("set", "0", "passthrough", "on")
     result = host.module("mig", layout=[mig(0, "7g.80gb")])
     assert result["changed"], result
     assert host.seen() == {0: [("7g.80gb", 0)], 1: []}
@@ -210,7 +210,7 @@ def test_a_failed_step_brings_the_old_layout_back(host, call, nth):
         ([mig(0, "4g.40gb", "4g.40gb")], ["gpu_layout[0]", "do not fit", "The largest part that fits is: 1x 4g.40gb"]),
         ([mig(0, "7g.80gb"), {"gpus": [0], "sharing": "shared"}], ["gpu_layout[1].gpus[0]", "gpu_layout[0].gpus[0]"]),
         ([mig(0, "7g.80gb"), {"gpus": [{"model": "H100*"}], "sharing": "shared"}], ["gpu_layout[1].gpus[0]", "gpu 0"]),
-        ([mig(5, "7g.80gb")], ["gpu_layout[0].gpus[0]", "index 5", "There is 0: NVIDIA H100"]),
+        ([mig(5, "7g.80gb")], ["gpu_layout[0].gpus[0]", "matches GPU 5", "There is 0: NVIDIA H100"]),
         ([mig(2, "1g.10gb")], ["gpu_layout[0]", "gpu 2", "no MIG"]),
         (
             [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "1g.10gb", "count": "two"}]}],
