@@ -118,7 +118,8 @@ def test_nvidia_smi_reports_what_was_configured(client):
 
 def test_nvidia_smi_lists_profiles_and_placements(client):
     client("nvidia-smi -i 0 -mig 1")
-    profiles = re.findall(r"^\|\s+0\s+MIG (\S+)\s+(\d+)\s+(\d)/(\d)\s+([\d.]+)", client("nvidia-smi mig -i 0 -lgip"), re.MULTILINE)
+    row = r"^\|\s+0\s+MIG (\S+)\s+(\d+)\s+(\d)/(\d)\s+([\d.]+)"
+    profiles = re.findall(row, client("nvidia-smi mig -i 0 -lgip"), re.MULTILINE)
     assert profiles == [
         ("1g.10gb", "19", "7", "7", "9.75"),
         ("1g.10gb+me", "20", "1", "1", "9.75"),
@@ -128,7 +129,9 @@ def test_nvidia_smi_lists_profiles_and_placements(client):
         ("4g.40gb", "5", "1", "1", "39.50"),
         ("7g.80gb", "0", "1", "1", "79.25"),
     ]
-    placements = re.findall(r"Profile ID\s+(\d+) Placements?\s*:\s*\{([\d,]+)\}:(\d)", client("nvidia-smi mig -i 0 -lgipp"))
+    placements = re.findall(
+        r"Profile ID\s+(\d+) Placements?\s*:\s*\{([\d,]+)\}:(\d)", client("nvidia-smi mig -i 0 -lgipp")
+    )
     assert placements == [
         ("19", "0,1,2,3,4,5,6", "1"),
         ("20", "0,1,2,3,4,5,6", "1"),
@@ -151,7 +154,8 @@ def test_nvidia_smi_partitions_a_gpu_and_clears_it(client):
     assert len(taken) == len(set(taken)) == 8
     parts = re.findall(r"^\|\s+0\s+(\d+)\s+MIG (\S+)\s+(\d+)", client("nvidia-smi mig -i 0 -lci"), re.MULTILINE)
     assert sorted(gpu_instance for gpu_instance, *_ in parts) == sorted(number for _, _, number, *_ in instances)
-    devices = re.findall(r"^  MIG (\S+)\s+Device\s+(\d): \(UUID: (MIG-[0-9a-f-]{36})\)$", client("nvidia-smi -L"), re.MULTILINE)
+    row = r"^  MIG (\S+)\s+Device\s+(\d): \(UUID: (MIG-[0-9a-f-]{36})\)$"
+    devices = re.findall(row, client("nvidia-smi -L"), re.MULTILINE)
     assert sorted(name for name, *_ in devices) == ["1g.10gb", "1g.10gb", "2g.20gb", "3g.40gb"]
     assert len({uuid for *_, uuid in devices}) == 4
     # A GPU instance stays while it holds a compute instance.
@@ -160,7 +164,7 @@ def test_nvidia_smi_partitions_a_gpu_and_clears_it(client):
     client("nvidia-smi mig -i 0 -dgi")
     assert "MIG" not in client("nvidia-smi -L")
     client("nvidia-smi -i 0 -mig 0")
-    assert [gpu["mig_mode"]["current"] for gpu in state(client)["gpus"]] == [0, 0, 0, None]
+    assert [gpu["mig"] for gpu in state(client)["gpus"]] == [{"current": 0, "pending": 0}] * 4
 
 
 def test_nvidia_smi_runs_into_the_order_trap(client):
@@ -200,7 +204,7 @@ for i in range(N.nvmlDeviceGetCount()):
     found.append([N.nvmlDeviceGetUUID(gpu), sorted(devices)])
 print(json.dumps(found))
 """
-    found = json.loads(client(f"python - <<'END'\n{program}\nEND".replace("python -", "/var/tmp/openfleet-clients/venv/bin/python -")))
+    found = json.loads(client(f"/var/tmp/openfleet-clients/venv/bin/python - <<'END'\n{program}\nEND"))
     assert [uuid for uuid, _ in found] == uuids(client)
     assert [devices for _, devices in found] == [[], [[2, 20096, 32], [3, 40448, 60]], [], []]
 
@@ -208,7 +212,8 @@ print(json.dumps(found))
 def test_gpustat_agrees(client):
     client("gpusim load 2 --pattern constant --utilization 42 --memory 8GiB --power 250")
     # In the background and with its output away from ours: testinfra would wait for it.
-    client("gpusim run --gpu 3 --memory 2GiB -- sleep 60 > /dev/null 2>&1 & echo $! > /var/tmp/openfleet-clients/pid; sleep 0.5")
+    start = "gpusim run --gpu 3 --memory 2GiB -- sleep 60 > /dev/null 2>&1 & echo $! > /var/tmp/openfleet-clients/pid"
+    client(f"{start}; sleep 0.5")
     try:
         found = json.loads(client("gpustat --json"))["gpus"]
         assert [gpu["name"] for gpu in found] == NAMES
@@ -234,6 +239,8 @@ def test_nvitop_sees_gpus_and_mig_devices(client):
 def test_nvtop_draws_all_gpus(client):
     # nvtop has no output but a terminal's; script(1) gives it one, and what it draws is read.
     client("gpusim load 3 --pattern constant --utilization 33")
-    drawn = client("TERM=xterm COLUMNS=160 LINES=60 script -qec 'stty cols 160 rows 60; timeout 3 nvtop' /dev/null || true")
+    drawn = client(
+        "TERM=xterm COLUMNS=160 LINES=60 script -qec 'stty cols 160 rows 60; timeout 3 nvtop' /dev/null || true"
+    )
     for part in ("H100 80GB HBM3", "A100-SXM4-80GB", "L40S"):
         assert part in drawn

@@ -106,9 +106,10 @@ def install(target: Installation, bundle: dict) -> None:
             target.remove(relative)
     if target.write(LOADER_CONFIGURATION, f"/{LIBRARY_DIRECTORY}\n".encode()):
         target.refresh_loader()
-    content = json.dumps(bundle["configuration"], indent=2, sort_keys=True).encode() + b"\n"
-    target.write(f"{CONFIGURATION_DIRECTORY}/gpus.json", content)
-    lay_out(target)
+    configuration = json.dumps(bundle["configuration"], indent=2, sort_keys=True) + "\n"
+    lay_out(target, configuration)
+    # Last, so that the file never says what the tool refused to lay out.
+    target.write(f"{CONFIGURATION_DIRECTORY}/gpus.json", configuration.encode())
 
 
 def build_library(target: Installation, source: dict[str, str]) -> None:
@@ -152,23 +153,22 @@ def archive(bundle: dict) -> bytes:
     return content.getvalue()
 
 
-def lay_out(target: Installation) -> None:
+def lay_out(target: Installation, configuration: str) -> None:
     """The state file belongs to the tool. It can be asked for a prediction only once it is installed."""
-    tool, library = target.path(TOOL), target.path(f"{LIBRARY_DIRECTORY}/{LIBRARY_NAME}")
     states = target.path(STATE_DIRECTORY)
     if target.check and target.done:
-        target.done.append("lay out GPUs if they are not as configured")
+        target.done.append("lay out the GPUs if they are not as configured")
         return
     if not target.check:
         states.mkdir(parents=True, exist_ok=True)
     environment = {
         **os.environ,
-        "GPUSIM_LIBRARY": str(library),
+        "GPUSIM_LIBRARY": str(target.path(f"{LIBRARY_DIRECTORY}/{LIBRARY_NAME}")),
         "GPUSIM_STATE": str(states / "state"),
         "GPUSIM_MODELS": str(target.path(f"{SHARE_DIRECTORY}/models")),
     }
-    command = [sys.executable, str(tool), "init", "--config", str(target.path(f"{CONFIGURATION_DIRECTORY}/gpus.json"))]
-    said = run(command + ["--check"] * target.check, env=environment).strip()
+    command = [sys.executable, str(target.path(TOOL)), "init", "--config", "-"] + ["--check"] * target.check
+    said = run(command, env=environment, input=configuration.encode()).strip()
     if not said.startswith("unchanged"):
         target.done.append(said.partition(": ")[2])
 
@@ -202,8 +202,10 @@ def main() -> int:
         uninstall(target)
     else:
         if REAL_DRIVER.exists() and not bundle["hide_real_gpus"]:
-            sys.exit(f"{REAL_DRIVER} says that this host has real GPUs, which simulated ones would hide from every client. "
-                     "Leave the host out, or set gpu_simulator_hide_real_gpus: true")
+            sys.exit(
+                f"{REAL_DRIVER} says that this host has real GPUs, which simulated ones would hide from every client. "
+                "Leave the host out, or set gpu_simulator_hide_real_gpus: true"
+            )
         missing = [program for program in BUILD_PROGRAMS if not shutil.which(program)]
         if missing and options.check:
             target.done.append(f"install packages for {', '.join(missing)}")

@@ -124,9 +124,9 @@ def _fail(options: argparse.Namespace) -> None:
 
 def _set(options: argparse.Namespace) -> None:
     control = Control()
-    *gpu, key, value = ["", *options.words][-max(len(options.words), 2) :]
-    if len(gpu) > 1:
+    if len(options.words) not in (2, 3):
         raise FleetError("set", "takes a GPU, or none, a key and a value", "Write gpusim set 0 passthrough on")
+    *gpu, key, value = options.words
     index = target.find_gpu(control.dump(), gpu[0]) if gpu else WHOLE
     if key == "cuda_version":
         value = str(configuration.cuda_number(value))

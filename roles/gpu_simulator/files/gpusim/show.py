@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from typing import Any, Iterator
 
-MODES = {0: "off", 1: "on", None: "not supported"}
-COMPUTE_MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
+SWITCH = ("off", "on")
+MIB = 2**20
 
 
 def to_text(state: dict[str, Any]) -> str:
@@ -16,24 +16,65 @@ def to_text(state: dict[str, Any]) -> str:
 
 
 def _lines(state: dict[str, Any]) -> Iterator[str]:
-    host = state["host"]
-    yield f"driver {host['driver_version']}, {len(state['gpus'])} GPUs"
+    yield f"driver {state['host']['driver_version']}, {len(state['gpus'])} GPUs"
     for gpu in state["gpus"]:
         yield ""
         yield from _gpu(gpu)
     if state["processes"]:
         yield ""
         yield "processes"
-        for process in state["processes"]:
-            place = "/".join(str(process[part]) for part in ("gpu", "gpu_instance", "compute_instance") if process[part] >= 0)
-            yield f"  {process['pid']:>8}  GPU {place:9} {process['type']:9} {_mib(process['memory_bytes'] / 2**20)}"
+        yield from map(_process, state["processes"])
     if state["faults"]:
         yield ""
         yield "waiting faults"
         for fault in state["faults"]:
-            yield f"  {fault['function']}: {fault['action']}, in {fault['remaining']} calls"
+            yield f"  {fault['function']}: {fault['action']}, on call {fault['nth']} from now"
 
 
 def _gpu(gpu: dict[str, Any]) -> Iterator[str]:
-    yield f"GPU {gpu['index']}  {gpu['name']}  {gpu['uuid']}  {gpu['pci_address']}"
-    yield f"  compute mode {COMPUTE_MODES[gpu['compute_mode']]}, persistence {MODES[gpu['persistence_mode']]}, power limit {gpu['power_limit_mw'] // 1000} W"
+    yield f"GPU {gpu['index']}: {gpu['name']}  {gpu['uuid']}  {gpu['pci_address']}"
+    persistence, limit = SWITCH[gpu["persistence_mode"]], gpu["power_limit_mw"] / 1000
+    yield f"  MIG {_mig(gpu)}, compute mode {_words(gpu['compute_mode'])}, persistence {persistence}, limit {limit:.0f} W"
+    memory = gpu["memory"]
+    yield (
+        f"  {gpu['utilization_percent']:.0f} %, {gpu['power_mw'] / 1000:.0f} W, {gpu['temperature_c']} °C, "
+        f"{memory['used_bytes'] // MIB} of {memory['total_bytes'] // MIB} MiB used"
+    )
+    yield from _load("  ", gpu["load"])
+    for instance in gpu["gpu_instances"]:
+        place = instance["placement"]
+        yield f"  GPU instance {instance['id']}: {instance['profile']} at {place['start']}:{place['size']}"
+        yield from _load("    ", instance["load"])
+        for part in instance["compute_instances"]:
+            place = part["placement"]
+            slices = f"{part['slices']} slices at {place['start']}:{place['size']}"
+            yield f"    compute instance {part['id']}: {slices}, {part['uuid']}, {_words(part['compute_mode'])}"
+
+
+def _mig(gpu: dict[str, Any]) -> str:
+    if not gpu["mig_capable"]:
+        return "not supported"
+    current, pending = gpu["mig"]["current"], gpu["mig"]["pending"]
+    return SWITCH[current] + (f" ({SWITCH[pending]} pending)" if pending != current else "")
+
+
+def _load(indent: str, load: dict[str, Any] | None) -> Iterator[str]:
+    if load is None:
+        return
+    every = load.get("period_seconds", load.get("interval_seconds"))
+    length = f"{load['samples']} samples, one" if "samples" in load else "one turn"
+    rhythm = "" if load["pattern"] == "constant" else f" ({length} every {every:g} s)"
+    power = "" if load["power_mw"] is None else f", {load['power_mw'] / 1000:.0f} W"
+    now = f"{load['utilization_percent']:.0f} %, {load['memory_mib']} MiB{power}"
+    yield f"{indent}load {load['pattern']}{rhythm}: now {now}"
+
+
+def _process(process: dict[str, Any]) -> str:
+    place = f"GPU {process['gpu']}"
+    if process["gpu_instance"] is not None:
+        place += f", GPU instance {process['gpu_instance']}, compute instance {process['compute_instance']}"
+    return f"  {process['pid']}: {process['type']} on {place}, {process['memory_bytes'] // MIB} MiB"
+
+
+def _words(name: str) -> str:
+    return name.lower().replace("_", " ")

@@ -1,0 +1,139 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""install.py: what the role gpu_simulator does on a host, in a directory that stands for one."""
+
+from __future__ import annotations
+
+import json
+
+T4 = {"model": "T4-16GB"}
+PLACES = ("usr/local/lib/gpusim", "usr/local/share/gpusim", "etc/gpusim", "var/lib/gpusim")
+
+
+def files_of(host):
+    return {str(p.relative_to(host.root)) for p in host.root.rglob("*") if not p.is_dir()}
+
+
+def test_a_bare_host_gets_everything_and_a_second_run_changes_nothing(empty_host, bundle):
+    first = empty_host.installed(bundle(T4))
+    assert first["changed"] is True
+    assert "laid out 1 simulated GPUs of h1" in first["done"]
+    assert {
+        "usr/local/lib/gpusim/libnvidia-ml.so.1",
+        "usr/local/lib/gpusim/libnvidia-ml.so",
+        "usr/local/bin/gpusim",
+        "usr/local/share/gpusim/models/t4-16gb.json",
+        "etc/ld.so.conf.d/000-gpusim.conf",
+        "etc/gpusim/gpus.json",
+        "var/lib/gpusim/state",
+    } <= files_of(empty_host)
+    assert empty_host.nvml("result = N.nvmlDeviceGetName(gpu)") == "Tesla T4"
+    before = {path: (empty_host.root / path).stat().st_mtime_ns for path in files_of(empty_host)}
+    assert empty_host.installed(bundle(T4)) == {"changed": False, "done": [], "missing": []}
+    assert {path: (empty_host.root / path).stat().st_mtime_ns for path in files_of(empty_host)} == before
+
+
+def test_check_mode_on_a_bare_host_predicts_and_touches_nothing(empty_host, bundle):
+    said = empty_host.installed(bundle(T4), "--check")
+    assert said["changed"] is True
+    assert any(step.startswith("build ") for step in said["done"])
+    assert not empty_host.root.exists()
+
+
+def test_check_mode_on_an_installed_host_says_what_would_change(installed_host, bundle):
+    host = installed_host
+    assert host.installed(bundle(T4), "--check")["changed"] is False
+    said = host.installed(bundle({"model": "T4-16GB", "count": 2}), "--check")
+    assert said["changed"] is True and "would lay out 2 simulated GPUs of h1" in said["done"]
+    assert host.nvml("result = N.nvmlDeviceGetCount()") == 1
+
+
+def test_changed_gpus_are_laid_out_anew(installed_host, bundle):
+    host = installed_host
+    uuid = host.nvml("result = N.nvmlDeviceGetUUID(gpu)")
+    done = host.installed(bundle(T4, {"model": "L40S-48GB"}))["done"]
+    assert not any(step.startswith("build") for step in done)
+    assert host.nvml("result = N.nvmlDeviceGetCount()") == 2
+    assert host.nvml("result = N.nvmlDeviceGetUUID(gpu)") == uuid
+
+
+def test_gpus_in_use_are_not_laid_out_anew(installed_host, bundle):
+    host = installed_host
+    child = host.start("--gpu", "0", "--", "cat")
+    child.stdin.write(b"x\n")
+    child.stdin.flush()
+    assert child.stdout.readline() == b"x\n"
+    refused = host.install(bundle({"model": "T4-16GB", "count": 2}))
+    assert refused.returncode == 1
+    assert "in use" in refused.stderr and "Stop the processes" in refused.stderr
+    assert host.nvml("result = N.nvmlDeviceGetCount()") == 1
+    assert json.loads((host.root / "etc/gpusim/gpus.json").read_text())["gpus"] == [T4]
+
+
+def test_the_library_is_built_only_from_changed_source_and_replaced_by_renaming(installed_host, bundle):
+    host = installed_host
+    library = host.library
+    before = library.stat().st_ino
+    wanted = bundle(T4)
+    wanted["source"]["another_release.c"] = 'const char another_release[] = "2";\n'
+    with library.open("rb") as client:
+        assert host.installed(wanted)["changed"] is True
+        assert library.stat().st_ino != before
+        # A client that had it open keeps the old one whole.
+        assert client.read(4) == b"\x7fELF"
+    assert host.installed(wanted)["changed"] is False
+
+
+def test_an_interrupted_build_is_done_again(installed_host, bundle):
+    host = installed_host
+    (host.library.parent / "source.sha256").unlink()
+    assert host.installed(bundle(T4))["changed"] is True
+
+
+def test_a_source_that_does_not_compile_leaves_the_host_as_it_was(installed_host, bundle):
+    host = installed_host
+    before = host.library.read_bytes()
+    wanted = bundle(T4)
+    wanted["source"]["broken.c"] = "int main(void) { return }\n"
+    failed = host.install(wanted)
+    assert failed.returncode == 1 and "broken.c" in failed.stderr
+    assert host.library.read_bytes() == before
+    assert host.installed(bundle(T4))["changed"] is False
+
+
+def test_a_file_changed_by_hand_is_put_right(installed_host, bundle):
+    host = installed_host
+    model = host.root / "usr/local/share/gpusim/models/t4-16gb.json"
+    model.write_text("{}")
+    stray = model.with_name("stray.json")
+    stray.write_text("{}")
+    done = host.installed(bundle(T4))["done"]
+    assert len(done) == 2 and not stray.exists() and json.loads(model.read_text())["key"] == "T4-16GB"
+
+
+def test_a_missing_compiler_is_told_by_name(empty_host, bundle, tmp_path):
+    (tmp_path / "bin").mkdir()
+    poor = {**empty_host.environment, "PATH": str(tmp_path / "bin")}
+    done = empty_host.install(bundle(T4), env=poor)
+    assert done.returncode == 3
+    assert json.loads(done.stdout) == {"changed": False, "done": [], "missing": ["cc", "make"]}
+    predicted = json.loads(empty_host.install(bundle(T4), "--check", env=poor).stdout)
+    assert predicted["changed"] is True and predicted["done"][0] == "install packages for cc, make"
+    assert not empty_host.root.exists()
+
+
+def test_absent_removes_every_trace(installed_host, bundle):
+    host = installed_host
+    would = host.installed(bundle(state="absent"), "--check")
+    assert would["changed"] is True and host.library.exists()
+    assert host.installed(bundle(state="absent")) == would
+    assert files_of(host) == set()
+    assert host.installed(bundle(state="absent"))["changed"] is False
+    assert not any((host.root / place).exists() for place in PLACES)
+
+
+def test_an_unknown_model_is_refused_with_those_there_are(installed_host, bundle):
+    host = installed_host
+    refused = host.install(bundle({"model": "H9000"}))
+    assert refused.returncode == 1
+    assert "gpus[0].model: H9000 is not in the catalogue" in refused.stderr and "H100-80GB" in refused.stderr
