@@ -152,6 +152,10 @@ class Model:
         """Memory that the driver keeps, in MiB; ASSUMED_RESERVED_MIB where it was not seen."""
         return ASSUMED_RESERVED_MIB if self.memory_reserved_mib is None else self.memory_reserved_mib
 
+    def bar1_mib(self) -> int:
+        """The size of the BAR1 window in MiB; where it was not seen, the power of two that the whole memory fits in."""
+        return self.bar1_total_mib or 1 << (self.memory_total_mib - 1).bit_length()
+
     def profile_memory_mib(self, profile: Profile) -> int:
         """The profile's memory in MiB; where it is not known, one that leads to the profile's true name.
 

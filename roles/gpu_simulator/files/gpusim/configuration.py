@@ -153,7 +153,7 @@ def _model(model: Model) -> Iterator[str]:
             "multiprocessors": model.multiprocessors,
             "memory_total_mib": model.memory_total_mib,
             "memory_reserved_mib": model.reserved_mib(),
-            "bar1_total_mib": model.bar1_total_mib,
+            "bar1_total_mib": model.bar1_mib(),
             "power_default_mw": power["default"],
             # The library needs a range; models/README.md documents the halving.
             "power_min_mw": power["default"] // 2 if power["min"] is None else power["min"],
