@@ -17,6 +17,7 @@ export OPENFLEET_LAB ?= demo
 # The base image of the lab hosts; see tests/lab/image/build.
 export LAB_RELEASE ?= bookworm
 export LAB_MIRROR LAB_BASE_IMAGE
+lab_image := localhost/openfleet-lab:$(LAB_RELEASE)
 # The Python of .venv: ansible-core 2.19 runs on 3.11 to 3.13.
 PYTHON := $(or $(PYTHON),$(shell tests/lab/find-python first 3.11 3.13))
 # The Python of .venv-newest, for the leg of `make test` on the newest ansible-core.
@@ -102,11 +103,8 @@ setup-test: packages-test
 .PHONY: demo
 demo: ## start the simulated fleet, run site.yml on it twice, show what came of it
 	@started=$$(date +%s.%N)
-	case "$$([ ! -e $(venv_stamp) ] || echo venv)+$$(.lab/bin/podman image exists localhost/openfleet-lab:$(LAB_RELEASE) 2>/dev/null && echo image)" in
-	    +) temperature=cold ;;
-	    venv+image) temperature=warm ;;
-	    *) temperature=partly ;;
-	esac
+	there=$$(ls $(venv_stamp) 2>/dev/null | wc -l)$$(.lab/bin/podman image exists $(lab_image) 2>/dev/null && echo 1 || echo 0)
+	case $$there in 00) temperature=cold ;; 11) temperature=warm ;; *) temperature=partly ;; esac
 	$(MAKE) setup
 	OPENFLEET_LAB=demo .venv/bin/python tests/lab/demo.py --started "$$started" --temperature "$$temperature"
 

@@ -15,18 +15,25 @@ from xml.etree import ElementTree
 # Runs a shell command on a host and gives (exit status, standard output).
 Run = Callable[[str], "tuple[int, str]"]
 
-# nvidia-smi's rows of `mig -lgi`: |   0  MIG 3g.40gb          9        2          4:4     |
-GPU_INSTANCE = re.compile(r"^\|\s+(\d+)\s+MIG (\S+)\s+(\d+)\s+(\d+)\s+(\d+):(\d+)\s+\|$", re.MULTILINE)
-# ... and of `mig -lci`:            |   0      2       MIG 2c.4g.40gb   1         0          0:2     |
-COMPUTE_INSTANCE = re.compile(r"^\|\s+(\d+)\s+(\d+)\s+MIG (\S+)\s+(\d+)\s+(\d+)\s+(\d+):(\d+)\s+\|$", re.MULTILINE)
+# A row of `nvidia-smi mig -lgi`:  |   0  MIG 3g.40gb          9        2          4:4     |
+GPU_INSTANCE = re.compile(r"^\|\s+(\d+)\s+MIG (\S+)\s+\d+\s+(\d+)\s+(\d+):\d+\s+\|$", re.MULTILINE)
+# Lines of `nvidia-smi -L`:  GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-...)
+#                              MIG 2c.4g.40gb  Device  0: (UUID: MIG-...)
+LISTED = re.compile(
+    r"^GPU (?P<gpu>\d+): |^  MIG (?P<name>\S+) +Device +(?P<device>\d+): \(UUID: (?P<uuid>[^)]+)\)$", re.MULTILINE
+)
 
 
 @dataclass
 class GpuInstance:
-    """A GPU instance: its profile, its first memory slice, the profiles of its compute instances, sorted."""
+    """A GPU instance: its profile, its first memory slice, the profiles of its compute instances, sorted.
+
+    The start is None where nvidia-smi does not list the GPU instance, only the MIG devices on it: 535 does not know the
+    profiles that came after it (+gfx, -me, +me.all).
+    """
 
     profile: str
-    start: int
+    start: int | None
     compute_instances: list[str] = field(default_factory=list)
 
 
@@ -58,14 +65,7 @@ def _ask(run: Run, arguments: str) -> str:
 
 def read_gpus(run: Run) -> list[Gpu]:
     """The GPUs of a host in the order of their index; raises NvidiaSmiError."""
-    log = ElementTree.fromstring(_ask(run, "-q -x"))
-    uuids = re.findall(r"(?m)^\s+MIG .*\(UUID: (MIG-\S+)\)$|^(GPU \d+): ", _ask(run, "-L"))
-    mig_uuids: list[list[str]] = []
-    for mig_uuid, gpu in uuids:
-        if gpu:
-            mig_uuids.append([])
-        else:
-            mig_uuids[-1].append(mig_uuid)
+    devices = _listed_devices(_ask(run, "-L"))
     gpus = [
         Gpu(
             index=index,
@@ -75,23 +75,37 @@ def read_gpus(run: Run) -> list[Gpu]:
             mig_mode=element.findtext("mig_mode/current_mig", ""),
             mig_mode_pending=element.findtext("mig_mode/pending_mig", ""),
             compute_mode=element.findtext("compute_mode", ""),
-            mig_device_uuids=mig_uuids[index],
+            mig_device_uuids=[uuid for _, uuid in devices[index].values()],
+            instances=_instances(element, devices[index]),
         )
-        for index, element in enumerate(log.findall("gpu"))
+        for index, element in enumerate(ElementTree.fromstring(_ask(run, "-q -x")).findall("gpu"))
     ]
-    # Where no GPU is in MIG mode, or none has an instance, the lists end with an error of their own.
-    if any(gpu.mig_device_uuids for gpu in gpus) or _has_instances(run):
-        for gpu, profile, _, instance, start, _ in GPU_INSTANCE.findall(_ask(run, "mig -lgi")):
-            gpus[int(gpu)].instances[int(instance)] = GpuInstance(profile, int(start))
-    if any(gpu.mig_device_uuids for gpu in gpus):
-        for gpu, instance, profile, *_ in COMPUTE_INSTANCE.findall(_ask(run, "mig -lci")):
-            gpus[int(gpu)].instances[int(instance)].compute_instances.append(profile)
-    for gpu in gpus:
-        for instance in gpu.instances.values():
-            instance.compute_instances.sort()
+    # The list ends with an error of its own where there is no instance at all.
+    status, table = run("nvidia-smi mig -lgi")
+    for gpu, profile, instance, start in GPU_INSTANCE.findall(table) if status == 0 else ():
+        # One without a compute instance is no MIG device: only this list tells of it.
+        gpus[int(gpu)].instances.setdefault(int(instance), GpuInstance(profile, None)).start = int(start)
     return gpus
 
 
-def _has_instances(run: Run) -> bool:
-    """Whether a GPU instance stands; one without a compute instance is no MIG device, and -L tells nothing of it."""
-    return run("nvidia-smi mig -lgi")[0] == 0
+def _listed_devices(listing: str) -> list[dict[int, tuple[str, str]]]:
+    """By GPU and by number of the MIG device on it: its name and its UUID."""
+    devices: list[dict[int, tuple[str, str]]] = []
+    for line in LISTED.finditer(listing):
+        if line["gpu"]:
+            devices.append({})
+        else:
+            devices[-1][int(line["device"])] = (line["name"], line["uuid"])
+    return devices
+
+
+def _instances(gpu: ElementTree.Element, devices: dict[int, tuple[str, str]]) -> dict[int, GpuInstance]:
+    """The GPU instances of a GPU as its MIG devices show them, by their id."""
+    instances: dict[int, GpuInstance] = {}
+    for element in gpu.iterfind(".//mig_device"):
+        name, _ = devices[int(element.findtext("index", ""))]
+        # A compute instance that is not all of its GPU instance has its own share in front: 2c.4g.40gb.
+        profile = re.sub(r"^\d+c\.", "", name)
+        instance = instances.setdefault(int(element.findtext("gpu_instance_id", "")), GpuInstance(profile, None))
+        instance.compute_instances = sorted([*instance.compute_instances, name])
+    return instances

@@ -60,7 +60,7 @@ def differences_of_gpu(entry: dict, gpu: Gpu) -> list[str]:
     wanted = wanted_instances(entry["mig"]) if mig else []
     there = [(i.profile, tuple(i.compute_instances), i.start) for i in gpu.instances.values()]
     if sorted(item[:2] for item in wanted) != sorted(item[:2] for item in there):
-        found.append(f"instances are {sorted(there)}, asked for {wanted}")
+        found.append(f"instances are {sorted(there, key=str)}, asked for {wanted}")
     found += [f"no {item[0]} starts at {item[2]}" for item in wanted if item[2] is not None and item not in there]
     devices = sum(len(compute_instances) for _, compute_instances, _ in wanted)
     if len(set(gpu.mig_device_uuids)) != devices:
