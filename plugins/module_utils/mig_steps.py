@@ -25,6 +25,10 @@ class WantedInstance:
     #: Empty: one compute instance over the whole GPU instance.
     compute_slices: tuple[int, ...] = ()
 
+    def __str__(self) -> str:
+        split = _split_text(self.compute_slices) if self.compute_slices else ""
+        return self.profile + ("" if self.start is None else "@%d" % self.start) + split
+
 
 @dataclass(frozen=True)
 class Target:
@@ -41,10 +45,7 @@ class Target:
     def __str__(self) -> str:
         if not self.mig_enabled:
             return self.sharing
-        return "%s: %s" % (
-            self.sharing,
-            listing([i.profile + ("" if i.start is None else "@%d" % i.start) for i in self.instances]),
-        )
+        return "%s: %s" % (self.sharing, listing([str(instance) for instance in self.instances]))
 
 
 @dataclass(frozen=True)
