@@ -13,10 +13,13 @@ import json
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import find_model, load_models
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
@@ -25,6 +28,7 @@ HOST = "l40s"
 GPUS = [{"model": "H100-80GB", "count": 2}, {"model": "A100-80GB"}, {"model": "L40S-48GB"}]
 NAMES = ["NVIDIA H100 80GB HBM3"] * 2 + ["NVIDIA A100-SXM4-80GB", "NVIDIA L40S"]
 MEMORY_MIB = [81559, 81559, 81920, 46068]
+LAST_PROFILE_OF_NVIDIA_SMI_535 = 9
 ENVIRONMENT = "GPUSIM_STATE=/var/tmp/openfleet-clients/state"
 
 
@@ -68,11 +72,15 @@ def client(client_host):
         assert done.rc == status, f"{command}: status {done.rc}\n{done.stdout}{done.stderr}"
         return done.stdout
 
-    for driver in ("1", "580.105.08"):
-        # Two layouts that differ: the second drops whatever a test before this one left behind.
-        configuration = json.dumps({"host": "clients", "driver_version": driver, "gpus": GPUS})
-        run(f"echo '{configuration}' | gpusim init --config -")
+    # Two layouts that differ: the second drops whatever a test before this one left behind.
+    lay_out(run, GPUS[:1])
+    lay_out(run, GPUS)
     return run
+
+
+def lay_out(client, gpus: list) -> None:
+    configuration = json.dumps({"host": "clients", "driver_version": "580.105.08", "gpus": gpus})
+    client(f"echo '{configuration}' | gpusim init --config -")
 
 
 def state(client) -> dict:
@@ -81,6 +89,18 @@ def state(client) -> dict:
 
 def uuids(client) -> list:
     return [gpu["uuid"] for gpu in state(client)["gpus"]]
+
+
+def start_process(client, gpu: int) -> None:
+    """A process on a GPU with 2 GiB of its memory; its output is not ours, or testinfra would wait for its end."""
+    client(
+        f"gpusim run --gpu {gpu} --memory 2GiB -- sleep 60 > /dev/null 2>&1 & echo $! > /var/tmp/openfleet-clients/pid"
+    )
+    client(f"timeout 10 sh -c 'until gpusim show | grep -q \"compute on GPU {gpu}\"; do sleep 0.1; done'")
+
+
+def stop_process(client) -> None:
+    client("pid=$(cat /var/tmp/openfleet-clients/pid); kill $pid; while kill -0 $pid 2>/dev/null; do sleep 0.1; done")
 
 
 # --- nvidia-smi ---------------------------------------------------------------------------------
@@ -143,6 +163,28 @@ def test_nvidia_smi_lists_profiles_and_placements(client):
     ]
 
 
+@pytest.mark.parametrize("key", [key for key, model in load_models().items() if model.mig_capable])
+def test_nvidia_smi_lists_the_profiles_of_every_model(client, key):
+    lay_out(client, [{"model": key}])
+    client("nvidia-smi -mig 1")
+    row = r"^\|\s+0\s+MIG (\S+)\s+(\d+)\s+\d+/(\d+)\s+([\d.]+)\s+No\s+(\d+)\s+(\d+)\s+(\d+)"
+    model = find_model(key)
+    # Profiles that are younger than this nvidia-smi are beyond its last enum.
+    known = [profile for profile in model.profiles if profile.nvml_profile <= LAST_PROFILE_OF_NVIDIA_SMI_535]
+    assert re.findall(row, client("nvidia-smi mig -lgip"), re.MULTILINE) == [
+        (
+            profile.name,
+            str(profile.profile_id),
+            str(profile.max_instances),
+            f"{model.profile_memory_mib(profile) / 1024:.2f}",
+            str(profile.multiprocessors),
+            str(profile.decoders),
+            str(profile.encoders),
+        )
+        for profile in known
+    ]
+
+
 def test_nvidia_smi_partitions_a_gpu_and_clears_it(client):
     client("nvidia-smi -i 0 -mig 1")
     client("nvidia-smi mig -i 0 -cgi 9,19,19,14 -C")
@@ -173,9 +215,22 @@ def test_nvidia_smi_runs_into_the_order_trap(client):
     client("nvidia-smi mig -i 1 -cgi 9,19,19,14 -C")
 
 
-def test_nvidia_smi_does_not_touch_what_has_no_mig(client):
-    said = client("nvidia-smi -i 3 -mig 1", status=3)
-    assert "Not Supported" in said
+def test_nvidia_smi_is_told_what_has_no_mig(client):
+    # Its exit status is 0 nevertheless: what it says is all there is to go by.
+    assert "Unable to enable MIG Mode for GPU 00000000:44:00.0: Not Supported" in client("nvidia-smi -i 3 -mig 1")
+
+
+def test_nvidia_smi_leaves_the_mode_of_an_ampere_gpu_in_use_pending(client):
+    start_process(client, 2)
+    try:
+        client("nvidia-smi -i 2 -mig 1")
+        log = ElementTree.fromstring(client("nvidia-smi -q -x"))
+        modes = log.findall("gpu")[2].find("mig_mode")
+        assert [modes.findtext("current_mig"), modes.findtext("pending_mig")] == ["Disabled", "Enabled"]
+    finally:
+        stop_process(client)
+    client("gpusim reset 2")
+    assert state(client)["gpus"][2]["mig"] == {"current": 1, "pending": 1}
 
 
 # --- Python clients -----------------------------------------------------------------------------
@@ -211,9 +266,7 @@ print(json.dumps(found))
 
 def test_gpustat_agrees(client):
     client("gpusim load 2 --pattern constant --utilization 42 --memory 8GiB --power 250")
-    # In the background and with its output away from ours: testinfra would wait for it.
-    start = "gpusim run --gpu 3 --memory 2GiB -- sleep 60 > /dev/null 2>&1 & echo $! > /var/tmp/openfleet-clients/pid"
-    client(f"{start}; sleep 0.5")
+    start_process(client, 3)
     try:
         found = json.loads(client("gpustat --json"))["gpus"]
         assert [gpu["name"] for gpu in found] == NAMES
@@ -224,7 +277,7 @@ def test_gpustat_agrees(client):
         (process,) = found[3]["processes"]
         assert (process["command"], process["gpu_memory_usage"]) == ("sleep", 2048)
     finally:
-        client("kill $(cat /var/tmp/openfleet-clients/pid)")
+        stop_process(client)
     assert json.loads(client("gpustat --json"))["gpus"][3]["processes"] == []
 
 
@@ -237,10 +290,30 @@ def test_nvitop_sees_gpus_and_mig_devices(client):
 
 
 def test_nvtop_draws_all_gpus(client):
-    # nvtop has no output but a terminal's; script(1) gives it one, and what it draws is read.
-    client("gpusim load 3 --pattern constant --utilization 33")
-    drawn = client(
-        "TERM=xterm COLUMNS=160 LINES=60 script -qec 'stty cols 160 rows 60; timeout 3 nvtop' /dev/null || true"
-    )
-    for part in ("H100 80GB HBM3", "A100-SXM4-80GB", "L40S"):
-        assert part in drawn
+    client("gpusim load 3 --pattern constant --utilization 33 --power 123")
+    # nvtop has no output but a terminal's: script(1) gives it one, and what it draws is read.
+    drawn = client("TERM=xterm script -qec 'stty cols 160 rows 60; timeout --foreground 3 nvtop || true' /dev/null")
+    text = re.sub(r"\x1b(\[[0-9;?]*[A-Za-z]|\([A-Z0-9]|[=>])", "", drawn)
+    names = re.findall(r"Device (\d) \[(.+?)\]", text)
+    assert sorted(set(names)) == [(str(i), name) for i, name in enumerate(NAMES)]
+    assert re.search(r"POW +123 / 350 W", text) and "33%" in text
+
+
+# --- a restart of the host ----------------------------------------------------------------------
+
+
+def test_a_restart_of_the_host_is_a_reboot_of_its_gpus(client, client_host):
+    client("nvidia-smi -i 0,2 -mig 1 && nvidia-smi mig -i 0 -cgi 9 -C && nvidia-smi -i 3 -c EXCLUSIVE_PROCESS")
+    started = client_host.check_output("stat -c %Y /proc/1")
+    time.sleep(1)  # the start of PID 1 is told in whole seconds
+    client_host.run("systemctl reboot")
+    deadline = time.monotonic() + 30
+    while client_host.run("stat -c %Y /proc/1").stdout.strip() in ("", started):
+        assert time.monotonic() < deadline, "the host did not come back within 30 s"
+        time.sleep(0.2)
+    log = ElementTree.fromstring(client("nvidia-smi -q -x"))
+    gpus = log.findall("gpu")
+    assert "MIG" not in client("nvidia-smi -L")
+    # Ampere keeps its MIG mode.
+    assert [gpu.findtext("mig_mode/current_mig") for gpu in gpus] == ["Disabled", "Disabled", "Enabled", "N/A"]
+    assert gpus[3].findtext("compute_mode") == "Default"

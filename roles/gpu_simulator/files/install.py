@@ -33,7 +33,7 @@ BUILD_PROGRAMS = ("cc", "make")
 EXIT_MISSING = 3
 
 #: There once a real NVIDIA driver is loaded and the host may use it.
-REAL_DRIVER = Path("/dev/nvidiactl")
+REAL_DRIVER = "dev/nvidiactl"
 
 #: Everything an installation consists of, below the root given.
 LIBRARY_DIRECTORY = "usr/local/lib/gpusim"
@@ -201,9 +201,9 @@ def main() -> int:
     if bundle["state"] == "absent":
         uninstall(target)
     else:
-        if REAL_DRIVER.exists() and not bundle["hide_real_gpus"]:
+        if target.path(REAL_DRIVER).exists() and not bundle["hide_real_gpus"]:
             sys.exit(
-                f"{REAL_DRIVER} says that this host has real GPUs, which simulated ones would hide from every client. "
+                f"/{REAL_DRIVER} says that this host has real GPUs, which simulated ones would hide from every client. "
                 "Leave the host out, or set gpu_simulator_hide_real_gpus: true"
             )
         missing = [program for program in BUILD_PROGRAMS if not shutil.which(program)]

@@ -47,8 +47,8 @@ def _gpu(gpu: dict[str, Any]) -> Iterator[str]:
         yield from _load("    ", instance["load"])
         for part in instance["compute_instances"]:
             place = part["placement"]
-            slices = f"{part['slices']} slices at {place['start']}:{place['size']}"
-            yield f"    compute instance {part['id']}: {slices}, {part['uuid']}, {_words(part['compute_mode'])}"
+            at = f"at {place['start']}:{place['size']}"
+            yield f"    compute instance {part['id']} {at}: {part['uuid']}, compute mode {_words(part['compute_mode'])}"
 
 
 def _mig(gpu: dict[str, Any]) -> str:

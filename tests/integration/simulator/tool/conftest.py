@@ -33,7 +33,7 @@ def texts(pattern: str) -> dict[str, str]:
 def make_bundle(*gpus: dict, **more) -> dict:
     return {
         "state": "present",
-        "hide_real_gpus": True,
+        "hide_real_gpus": False,
         "source": texts("roles/gpu_simulator/files/src/*"),
         "tool": texts("roles/gpu_simulator/files/gpusim/*.py"),
         "models": texts("plugins/module_utils/models/*.json"),
