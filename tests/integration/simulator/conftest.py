@@ -60,47 +60,57 @@ COMPUTE_PROFILES = """
 KEYS = "enum id name compute_slices memory_mib multiprocessors max_instances copy_engines decoders encoders jpeg ofa placements"
 COMPUTE_KEYS = "gi_slices enum id slices placements"
 
+# The figures of each model that the tests look at, as keys of the configuration.
 MODELS = {
-    "a100": dict(
-        name="NVIDIA A100-SXM4-40GB", architecture=7, compute_capability="8.0", pci_device_id="0x20B010DE", memory_total_mib=40960,
-        multiprocessors=108, power_default_mw=400000, power_min_mw=100000, power_max_mw=400000, mig_capable=1, mig_needs_reset=1,
-        compute_slices=7, placement_units=8, profiles=A100_PROFILES,
+    "a100": (
+        A100_PROFILES,
+        "name=NVIDIA A100-SXM4-40GB, architecture=7, compute_capability=8.0, pci_device_id=0x20B010DE, memory_total_mib=40960, "
+        "multiprocessors=108, power_default_mw=400000, power_min_mw=100000, power_max_mw=400000, "
+        "mig_capable=1, mig_needs_reset=1, compute_slices=7, placement_units=8",
     ),
-    "h100": dict(
-        name="NVIDIA H100 80GB HBM3", architecture=9, compute_capability="9.0", pci_device_id="0x233010DE", memory_total_mib=81559,
-        memory_reserved_mib=551, multiprocessors=132, power_default_mw=700000, power_min_mw=200000, power_max_mw=700000,
-        mig_capable=1, compute_slices=7, placement_units=8, nvlink_links=18, nvlink_version=4, profiles=H100_PROFILES,
+    "h100": (
+        H100_PROFILES,
+        "name=NVIDIA H100 80GB HBM3, architecture=9, compute_capability=9.0, pci_device_id=0x233010DE, memory_total_mib=81559, "
+        "memory_reserved_mib=551, multiprocessors=132, power_default_mw=700000, power_min_mw=200000, power_max_mw=700000, "
+        "mig_capable=1, compute_slices=7, placement_units=8, nvlink_links=18, nvlink_version=4",
     ),
-    "pro6000": dict(
-        name="NVIDIA RTX PRO 6000 Blackwell Server Edition", architecture=10, compute_capability="12.0",
-        pci_device_id="0x2BB510DE", memory_total_mib=97887, multiprocessors=188, power_default_mw=600000, power_min_mw=300000,
-        power_max_mw=600000, mig_capable=1, compute_slices=4, placement_units=12, profiles=PRO6000_PROFILES,
+    "pro6000": (
+        PRO6000_PROFILES,
+        "name=NVIDIA RTX PRO 6000 Blackwell Server Edition, architecture=10, compute_capability=12.0, pci_device_id=0x2BB510DE, "
+        "memory_total_mib=97887, multiprocessors=188, power_default_mw=600000, power_min_mw=300000, power_max_mw=600000, "
+        "mig_capable=1, compute_slices=4, placement_units=12",
     ),
-    "l40s": dict(
-        name="NVIDIA L40S", architecture=8, compute_capability="8.9", pci_device_id="0x26B910DE", memory_total_mib=46068,
-        multiprocessors=142, power_default_mw=350000, power_min_mw=100000, power_max_mw=350000, profiles="",
+    "l40s": (
+        "",
+        "name=NVIDIA L40S, architecture=8, compute_capability=8.9, pci_device_id=0x26B910DE, memory_total_mib=46068, "
+        "multiprocessors=142, power_default_mw=350000, power_min_mw=100000, power_max_mw=350000",
     ),
 }
+EVERY_GPU = "clock_graphics_max_mhz=1980, clock_memory_max_mhz=2619, pcie_generation=5, pcie_width=16"
+
+
+def keys_of(text: str) -> dict[str, object]:
+    return dict(pair.split("=") for pair in text.split(", "))
 
 
 def configuration(*models: str, **overrides: object) -> str:
     """A host with these GPUs; overrides are keys of every GPU, None leaves a key out."""
     lines = ["host", "driver_version 580.65.06", "cuda_version 13000"]
     for index, model in enumerate(models):
-        gpu = dict(
-            uuid="GPU-00000000-0000-0000-0000-%012d" % index, serial=f"165{index}", pci_address=f"00000000:{index + 16:02X}:00.0",
-            clock_graphics_max_mhz=1980, clock_memory_max_mhz=2619, pcie_generation=5, pcie_width=16, numa_node=index % 2,
-            **MODELS[model],
-        )
-        gpu.update(overrides)
-        profiles = gpu.pop("profiles")
-        if gpu.get("nvlink_links"):
+        profiles, figures = MODELS[model]
+        gpu = {**keys_of(EVERY_GPU), **keys_of(figures)}
+        gpu["uuid"] = f"GPU-00000000-0000-0000-0000-{index:012}"
+        gpu["serial"] = f"165{index}"
+        gpu["pci_address"] = f"00000000:{index + 16:02X}:00.0"
+        gpu["numa_node"] = index % 2
+        if "nvlink_links" in gpu and len(models) > 1:
             gpu["nvlink_peers"] = " ".join(str(peer) for peer in range(len(models)) if peer != index)
-        lines += ["gpu", *(f"{key} {value}" for key, value in gpu.items() if value is not None and value != "")]
+        gpu.update(overrides)
+        lines += ["gpu", *(f"{key} {value}" for key, value in gpu.items() if value is not None)]
         for section, keys, table in (("profile", KEYS, profiles), ("compute_profile", COMPUTE_KEYS, COMPUTE_PROFILES)):
-            for row in table.strip().splitlines() if gpu.get("mig_capable") else ():
-                count = len(keys.split())
-                lines += [section, *map(" ".join, zip(keys.split(), row.split(None, count - 1)))]
+            names = keys.split()
+            for row in table.strip().splitlines() if profiles else ():
+                lines += [section, *map(" ".join, zip(names, row.split(None, len(names) - 1)))]
     return "\n".join(lines) + "\n"
 
 
@@ -145,11 +155,12 @@ class Simulator:
         """A client of its own: `code` with NVML initialised and the first GPU in `gpu`."""
         import pynvml
 
-        script = "import sys, time; from pynvml import *; nvmlInit(); gpu = nvmlDeviceGetHandleByIndex(0)\n" + code
+        # The interpreter starts as this user: another one may not reach it where the checkout is private.
+        become = "" if user is None else f"os.setuid({user}); "
+        script = f"import os, time; from pynvml import *; {become}nvmlInit(); gpu = nvmlDeviceGetHandleByIndex(0)\n" + code
         environment = dict(self.environment, PYTHONPATH=str(Path(pynvml.__file__).parent), PYTHONDONTWRITEBYTECODE="1")
         child = subprocess.Popen(
-            [*prefix, sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True,
-            preexec_fn=None if user is None else lambda: os.setuid(user),
+            [*prefix, sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True
         )
         self.children.append(child)
         return child

@@ -88,8 +88,8 @@ static int replace_host(host_t *fresh)
 		return fail(NVML_ERROR_UNKNOWN, "the state file %s could not be locked", state_path());
 	if (any_process_lives(host))
 		return fail(NVML_ERROR_IN_USE, "a process uses a GPU of this host; end it (gpusim show names it) and try again");
-	/* Handles of instances from before must not come to mean new ones. */
-	fresh->next_serial = host->next_serial;
+	/* Handles of instances from before must not come to mean new ones, of another state file neither. */
+	fresh->next_serial = host->next_serial ? host->next_serial : (uint64_t)load_now_ns();
 	memcpy(host, fresh, sizeof *host);
 	boot_identity(host->boot);
 	fault_clear(state_traffic());

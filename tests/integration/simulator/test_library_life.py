@@ -1,0 +1,258 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What happens on a GPU over time: loads, what it measures of them, and processes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+MIB, GIB = 1 << 20, 1 << 30
+NOT_FOUND, IN_USE, INSUFFICIENT_RESOURCES = 6, 19, 23
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="NVML's setters need root, the simulated one's too: run as root")
+
+
+@pytest.fixture
+def gpu(simulator, nvml):
+    simulator.create("h100", "l40s")
+    nvml.nvmlInit()
+    return nvml.nvmlDeviceGetHandleByIndex(0)
+
+
+def attach(simulator, pid, gpu=0, gi=-1, ci=-1, kind="compute", memory=0):
+    return simulator.call("gpusimAttach", pid, gpu, gi, ci, kind, ctypes.c_uint64(memory))
+
+
+# --- loads
+
+
+def test_an_idle_gpu_is_idle(nvml, gpu):
+    assert nvml.nvmlDeviceGetUtilizationRates(gpu).gpu == 0
+    assert nvml.nvmlDeviceGetPowerUsage(gpu) == 70000
+    assert nvml.nvmlDeviceGetTemperature(gpu, 0) == 32
+    memory = nvml.nvmlDeviceGetMemoryInfo(gpu, version=nvml.nvmlMemory_v2)
+    assert (memory.used, memory.reserved, memory.total) == (0, 551 * MIB, 81559 * MIB)
+
+
+def test_a_constant_load(simulator, nvml, gpu):
+    simulator.do("gpusimLoad", 0, -1, "pattern constant\nutilization_percent 50\nmemory_mib 1000\n")
+    rates = nvml.nvmlDeviceGetUtilizationRates(gpu)
+    assert (rates.gpu, rates.memory) == (50, 25)
+    assert nvml.nvmlDeviceGetPowerUsage(gpu) == 70000 + (700000 - 70000) // 2
+    assert 32 < nvml.nvmlDeviceGetTemperature(gpu, 0) < 85
+    assert nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM) == 1980
+    assert nvml.nvmlDeviceGetMemoryInfo(gpu).used == (1000 + 551) * MIB
+    simulator.do("gpusimLoad", 0, -1, None)
+    assert nvml.nvmlDeviceGetUtilizationRates(gpu).gpu == 0 and simulator.dump()["gpus"][0]["load"] is None
+
+
+def test_stated_power_overrides_utilisation(simulator, nvml, gpu):
+    simulator.do("gpusimLoad", 0, -1, "pattern constant\nutilization_percent 90\npower_mw 123456\nmemory_utilization_percent 7\n")
+    assert nvml.nvmlDeviceGetPowerUsage(gpu) == 123456
+    assert nvml.nvmlDeviceGetUtilizationRates(gpu).memory == 7
+
+
+def watch(seconds, read):
+    seen, end = [], time.monotonic() + seconds
+    while time.monotonic() < end:
+        seen.append(read())
+        time.sleep(0.005)
+    return seen
+
+
+def test_a_square_load_is_either_high_or_low(simulator, nvml, gpu):
+    simulator.do("gpusimLoad", 0, -1, "pattern square\nperiod_seconds 0.2\nutilization_percent 80\nutilization_low_percent 10\n")
+    seen = watch(0.5, lambda: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu)
+    assert set(seen) == {10, 80} and seen[0] == 80
+    assert 0.3 < seen.count(80) / len(seen) < 0.8
+
+
+def test_a_sine_load_rises_from_low_to_high(simulator, nvml, gpu):
+    simulator.do("gpusimLoad", 0, -1, "pattern sine\nperiod_seconds 0.4\nutilization_percent 100\n")
+    seen = watch(0.25, lambda: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu)
+    assert seen[0] < 20 and max(seen) > 95 and len(set(seen)) > 8
+    top = seen.index(max(seen))
+    assert seen[: top + 1] == sorted(seen[: top + 1])
+
+
+def test_recorded_samples_come_in_order_and_again(simulator, nvml, gpu):
+    samples = "sample 10 100 -1\nsample 20 200 -1\nsample 30 300 200000\n"
+    simulator.do("gpusimLoad", 0, -1, "pattern samples\ninterval_seconds 0.1\n" + samples)
+    seen = watch(0.65, lambda: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu)
+    turns = [value for i, value in enumerate(seen) if i == 0 or seen[i - 1] != value]
+    assert turns[:6] == [10, 20, 30, 10, 20, 30]
+
+
+def test_samples_of_several_loads_do_not_mix(simulator, nvml, gpu):
+    other = nvml.nvmlDeviceGetHandleByIndex(1)
+    simulator.do("gpusimLoad", 0, -1, "pattern samples\n" + "sample 11 0 -1\n" * 40000)
+    simulator.do("gpusimLoad", 1, -1, "pattern samples\n" + "sample 22 0 -1\n" * 20000)
+    assert simulator.call("gpusimLoad", 0, -1, "pattern samples\n" + "sample 33 0 -1\n" * 50000) == INSUFFICIENT_RESOURCES
+    assert nvml.nvmlDeviceGetUtilizationRates(gpu).gpu == 11, "a refused load replaces none"
+    simulator.do("gpusimLoad", 0, -1, "pattern samples\n" + "sample 33 0 -1\n" * 45000)
+    assert [nvml.nvmlDeviceGetUtilizationRates(handle).gpu for handle in (gpu, other)] == [33, 22]
+
+
+@pytest.mark.parametrize(
+    "load, code",
+    [
+        ("utilization_percent 10\n", 2),
+        ("pattern zigzag\n", 2),
+        ("pattern constant\nutilization_percent 101\n", 2),
+        ("pattern constant\nutilization 10\n", 2),
+        ("pattern square\nperiod_seconds 0\n", 2),
+        ("pattern samples\n", 2),
+        ("pattern samples\nsample 10 10\n", 2),
+        ("pattern constant\nmemory_mib 81300\n", INSUFFICIENT_RESOURCES),
+    ],
+)
+def test_loads_that_make_no_sense_are_refused(simulator, gpu, load, code):
+    assert simulator.call("gpusimLoad", 0, -1, load) == code and simulator.message()
+    assert simulator.call("gpusimLoad", 2, -1, "pattern constant\n") == NOT_FOUND
+    assert simulator.call("gpusimLoad", 0, 3, "pattern constant\n") == NOT_FOUND
+
+
+def test_energy_is_the_integral_of_power(simulator, nvml, gpu):
+    simulator.do("gpusimLoad", 0, -1, "pattern constant\nutilization_percent 100\n")
+    begin, first = time.monotonic(), nvml.nvmlDeviceGetTotalEnergyConsumption(gpu)
+    time.sleep(0.5)
+    end, second = time.monotonic(), nvml.nvmlDeviceGetTotalEnergyConsumption(gpu)
+    assert second - first == pytest.approx(700000 * (end - begin), rel=0.05)
+    simulator.do("gpusimLoad", 0, -1, None)
+    assert nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) >= second, "energy never falls"
+
+
+@needs_root
+def test_a_power_limit_caps_power_and_clock(simulator, nvml, gpu):
+    simulator.do("gpusimLoad", 0, -1, "pattern constant\nutilization_percent 100\n")
+    nvml.nvmlDeviceSetPowerManagementLimit(gpu, 350000)
+    assert nvml.nvmlDeviceGetPowerUsage(gpu) == 350000
+    assert nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM) == 990
+    assert nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu) == nvml.nvmlClocksEventReasonSwPowerCap
+
+
+@needs_root
+def test_a_load_on_an_instance(simulator, nvml, gpu):
+    nvml.nvmlDeviceSetMigMode(gpu, 1)
+    instance = nvml.nvmlDeviceCreateGpuInstance(gpu, 9)
+    nvml.nvmlGpuInstanceCreateComputeInstance(instance, 2)
+    gi = nvml.nvmlGpuInstanceGetInfo(instance).id
+    device = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, 0)
+    simulator.do("gpusimLoad", 0, gi, "pattern constant\nutilization_percent 70\nmemory_mib 1024\n")
+    assert nvml.nvmlDeviceGetMemoryInfo(device).used == GIB
+    assert nvml.nvmlDeviceGetMemoryInfo(gpu).used == GIB + 551 * MIB
+    assert nvml.nvmlDeviceGetPowerUsage(gpu) == 70000 + round(630000 * 0.7 * 3 / 7)
+    for handle in (gpu, device):
+        with pytest.raises(nvml.NVMLError_NotSupported):
+            nvml.nvmlDeviceGetUtilizationRates(handle)
+    assert simulator.call("gpusimLoad", 0, gi, "pattern constant\nmemory_mib 40449\n") == INSUFFICIENT_RESOURCES
+
+
+# --- processes
+
+
+def test_a_process_counts_while_it_lives(simulator, nvml, gpu):
+    worker = simulator.idle_process()
+    assert attach(simulator, worker.pid, memory=4 * GIB) == 0
+    (seen,) = nvml.nvmlDeviceGetComputeRunningProcesses(gpu)
+    assert (seen.pid, seen.usedGpuMemory) == (worker.pid, 4 * GIB)
+    assert nvml.nvmlDeviceGetMemoryInfo(gpu).used == 4 * GIB + 551 * MIB
+    assert nvml.nvmlSystemGetProcessName(worker.pid).endswith("sleep")
+    worker.kill()
+    worker.wait()
+    assert nvml.nvmlDeviceGetComputeRunningProcesses(gpu) == []
+    assert nvml.nvmlDeviceGetMemoryInfo(gpu).used == 551 * MIB and simulator.dump()["processes"] == []
+
+
+def test_a_killed_process_is_gone_before_its_parent_has_noticed(simulator, nvml, gpu):
+    worker = simulator.idle_process()
+    attach(simulator, worker.pid)
+    worker.kill()
+    deadline = time.monotonic() + 5
+    while nvml.nvmlDeviceGetComputeRunningProcesses(gpu) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert nvml.nvmlDeviceGetComputeRunningProcesses(gpu) == []
+    stat = Path(f"/proc/{worker.pid}/stat").read_text()
+    assert stat.split(")")[1].split()[0] == "Z", "the test is about a zombie"
+
+
+def test_kinds_of_processes_have_lists_of_their_own(simulator, nvml, gpu):
+    worker = simulator.idle_process()
+    lists = {
+        "compute": nvml.nvmlDeviceGetComputeRunningProcesses,
+        "graphics": nvml.nvmlDeviceGetGraphicsRunningProcesses,
+        "mps": nvml.nvmlDeviceGetMPSComputeRunningProcesses,
+    }
+    for kind in lists:
+        assert attach(simulator, worker.pid, kind=kind) == 0
+        assert {name: len(read(gpu)) for name, read in lists.items()} == {name: int(name == kind) for name in lists}
+    simulator.do("gpusimDetach", worker.pid)
+    assert simulator.call("gpusimDetach", worker.pid) == NOT_FOUND
+
+
+def test_memory_that_is_not_free_is_refused(simulator, nvml, gpu):
+    first, second = simulator.idle_process(), simulator.idle_process()
+    assert attach(simulator, first.pid, memory=70 * GIB) == 0
+    assert attach(simulator, second.pid, memory=10 * GIB) == INSUFFICIENT_RESOURCES
+    assert "free" in simulator.message()
+    assert attach(simulator, first.pid, memory=72 * GIB) == 0, "a process may grow"
+    assert attach(simulator, second.pid, memory=7 * GIB) == 0
+
+
+@needs_root
+def test_compute_modes_admit_one_or_none(simulator, nvml, gpu):
+    first, second = simulator.idle_process(), simulator.idle_process()
+    nvml.nvmlDeviceSetComputeMode(gpu, nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS)
+    assert attach(simulator, first.pid) == 0
+    assert attach(simulator, first.pid, memory=GIB) == 0
+    assert attach(simulator, second.pid) == IN_USE
+    first.kill()
+    first.wait()
+    assert attach(simulator, second.pid) == 0
+    nvml.nvmlDeviceSetComputeMode(gpu, nvml.NVML_COMPUTEMODE_PROHIBITED)
+    assert attach(simulator, simulator.idle_process().pid) == IN_USE
+
+
+@needs_root
+def test_with_mig_on_a_process_needs_an_instance(simulator, nvml, gpu):
+    worker = simulator.idle_process()
+    assert attach(simulator, worker.pid, gi=1, ci=0) == NOT_FOUND
+    nvml.nvmlDeviceSetMigMode(gpu, 1)
+    instance = nvml.nvmlDeviceCreateGpuInstance(gpu, 19)
+    nvml.nvmlGpuInstanceCreateComputeInstance(instance, 0)
+    gi = nvml.nvmlGpuInstanceGetInfo(instance).id
+    assert attach(simulator, worker.pid) == 2
+    assert attach(simulator, worker.pid, gi=gi, ci=1) == NOT_FOUND
+    assert attach(simulator, worker.pid, gi=gi, ci=0, memory=10 * GIB) == INSUFFICIENT_RESOURCES
+    assert attach(simulator, worker.pid, gi=gi, ci=0, memory=9 * GIB) == 0
+    for handle in (gpu, nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, 0)):
+        (seen,) = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        assert (seen.pid, seen.gpuInstanceId, seen.computeInstanceId) == (worker.pid, gi, 0)
+
+
+def test_processes_share_the_gpu_s_utilisation(simulator, nvml, gpu):
+    with pytest.raises(nvml.NVMLError_NotFound):
+        nvml.nvmlDeviceGetProcessUtilization(gpu, 0)
+    for _ in range(2):
+        attach(simulator, simulator.idle_process().pid)
+    simulator.do("gpusimLoad", 0, -1, "pattern constant\nutilization_percent 60\n")
+    assert [sample.smUtil for sample in nvml.nvmlDeviceGetProcessUtilization(gpu, 0)] == [30, 30]
+
+
+def test_a_host_in_use_is_not_laid_out_anew(simulator, gpu):
+    attach(simulator, simulator.idle_process().pid)
+    assert simulator.call("gpusimCreate", "host\ndriver_version 1\ncuda_version 1\n") == IN_USE
+
+
+def test_dead_and_strange_processes_are_refused(simulator, gpu):
+    worker = simulator.idle_process()
+    worker.kill()
+    worker.wait()
+    assert attach(simulator, worker.pid) == NOT_FOUND
+    assert attach(simulator, -1) == NOT_FOUND
+    assert attach(simulator, os.getpid(), kind="video") == 2

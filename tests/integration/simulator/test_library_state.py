@@ -1,0 +1,287 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""One state for all clients of a host: changes seen by others, clients killed anywhere, faults, boots, permissions."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import shutil
+import signal
+import subprocess
+import threading
+import time
+
+import pytest
+
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif(os.geteuid() != 0, reason="NVML's setters need root, the simulated one's too: run as root"),
+]
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def gpu(simulator, nvml):
+    simulator.create("h100", "h100")
+    nvml.nvmlInit()
+    handle = nvml.nvmlDeviceGetHandleByIndex(0)
+    nvml.nvmlDeviceSetMigMode(handle, 1)
+    return handle
+
+
+def instances(simulator):
+    return [(i["id"], i["profile"]) for i in simulator.dump()["gpus"][0]["gpu_instances"]]
+
+
+def wait_for_line(child):
+    return child.stdout.readline().strip()
+
+
+def ended(child):
+    child.wait(timeout=20)
+    return child.returncode
+
+
+# --- several clients
+
+
+def test_processes_see_each_other_s_changes(simulator, nvml, gpu):
+    create = "print(nvmlGpuInstanceGetInfo(nvmlDeviceCreateGpuInstance(gpu, 9)).id, flush=True)"
+    child = simulator.python(create + "; time.sleep(60)")
+    made = int(wait_for_line(child))
+    instance = nvml.nvmlDeviceGetGpuInstanceById(gpu, made)
+    nvml.nvmlGpuInstanceDestroy(instance)
+    other = simulator.python("print(nvmlDeviceGetGpuInstanceRemainingCapacity(gpu, 9))")
+    assert wait_for_line(other) == "2"
+
+
+def test_many_clients_at_once_never_overbook(simulator, gpu):
+    code = """
+made = 0
+for _ in range(40):
+    try:
+        gi = nvmlDeviceCreateGpuInstance(gpu, 19)
+        made += 1
+        nvmlGpuInstanceDestroy(gi)
+    except NVMLError_InsufficientResources:
+        pass
+print(made)
+"""
+    clients = [simulator.python(code) for _ in range(9)]
+    counts = [int(wait_for_line(client)) for client in clients]
+    assert all(ended(client) == 0 for client in clients) and sum(counts) > 40
+    assert instances(simulator) == []
+
+
+def test_threads_of_a_client_do_not_disturb_each_other(nvml, gpu):
+    wrong = []
+
+    def work():
+        try:
+            for _ in range(100):
+                instance = nvml.nvmlDeviceCreateGpuInstance(gpu, 19)
+                assert nvml.nvmlGpuInstanceGetInfo(instance).profileId == 19
+                nvml.nvmlGpuInstanceDestroy(instance)
+        except Exception as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_a_forked_child_has_locks_of_its_own(simulator, gpu):
+    code = """
+done = []
+for _ in range(4):
+    if not (pid := os.fork()):
+        for _ in range(200):
+            nvmlGpuInstanceDestroy(nvmlDeviceCreateGpuInstance(gpu, 19))
+        os._exit(0)
+    done.append(pid)
+print([os.waitpid(pid, 0)[1] for pid in done])
+"""
+    child = simulator.python(code)
+    assert wait_for_line(child) == "[0, 0, 0, 0]"
+    assert instances(simulator) == []
+
+
+# --- clients killed
+
+
+def test_a_client_killed_at_a_random_instant_leaves_a_whole_state(simulator, nvml, gpu):
+    code = """
+print("ready", flush=True)
+while True:
+    gi = nvmlDeviceCreateGpuInstance(gpu, 19)
+    ci = nvmlGpuInstanceCreateComputeInstance(gi, 0)
+    nvmlComputeInstanceDestroy(ci)
+    nvmlGpuInstanceDestroy(gi)
+"""
+    chance = random.Random(2)
+    ends = set()
+    deadline = time.monotonic() + 3
+    while time.monotonic() < deadline:
+        child = simulator.python(code)
+        assert wait_for_line(child) == "ready"
+        time.sleep(chance.uniform(0, 0.02))
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        state = simulator.dump()
+        left = state["gpus"][0]["gpu_instances"]
+        assert state["gpus"][1]["gpu_instances"] == [] and len(left) <= 1
+        for instance in left:
+            assert (instance["profile_id"], instance["placement"]["size"]) == (19, 1)
+            assert all(part["uuid"].startswith("MIG-") for part in instance["compute_instances"])
+        ends.add(sum(1 + len(instance["compute_instances"]) for instance in left))
+        simulator.do("gpusimReset", 0)
+        # The lock of the dead is free, and the state can be changed.
+        nvml.nvmlGpuInstanceDestroy(nvml.nvmlDeviceCreateGpuInstance(gpu, 0))
+    assert ends >= {0, 1}, "no client was killed in the middle of its work"
+
+
+CREATE = "nvmlDeviceCreateGpuInstance(gpu, 9); print('lived', flush=True)"
+
+
+@pytest.mark.parametrize("action, left", [("kill", []), ("kill-inside", []), ("kill-after", [(2, "3g.40gb")])])
+def test_a_client_can_be_killed_before_inside_and_after_a_change(simulator, nvml, gpu, action, left):
+    simulator.do("gpusimFail", "nvmlDeviceCreateGpuInstance", 1, action)
+    child = simulator.python(CREATE)
+    assert (ended(child), child.stdout.read()) == (-signal.SIGKILL, "")
+    assert instances(simulator) == left
+    # The next client finds a state that works, and no fault.
+    nvml.nvmlDeviceCreateGpuInstance(gpu, 9)
+    assert len(instances(simulator)) == len(left) + 1 and simulator.dump()["faults"] == []
+
+
+def test_a_client_can_be_killed_in_a_call_that_changes_nothing(simulator, gpu):
+    for action in ("kill", "kill-inside", "kill-after"):
+        simulator.do("gpusimFail", "nvmlDeviceGetName", 1, action)
+        assert ended(simulator.python("nvmlDeviceGetName(gpu)")) == -signal.SIGKILL
+
+
+# --- faults
+
+
+def test_the_nth_call_fails_once(simulator, nvml, gpu):
+    simulator.do("gpusimFail", "nvmlDeviceCreateGpuInstance", 2, "NVML_ERROR_IN_USE")
+    assert simulator.dump()["faults"] == [{"function": "nvmlDeviceCreateGpuInstance", "nth": 2, "action": "IN_USE"}]
+    nvml.nvmlDeviceCreateGpuInstance(gpu, 19)
+    with pytest.raises(nvml.NVMLError_InUse):
+        nvml.nvmlDeviceCreateGpuInstance(gpu, 19)
+    nvml.nvmlDeviceCreateGpuInstance(gpu, 19)
+    assert len(instances(simulator)) == 2
+
+
+def test_calls_of_all_processes_count(simulator, nvml, gpu):
+    simulator.do("gpusimFail", "nvmlDeviceGetName", 3, "999")
+    assert ended(simulator.python("nvmlDeviceGetName(gpu)")) == 0
+    nvml.nvmlDeviceGetName(gpu)
+    with pytest.raises(nvml.NVMLError_Unknown):
+        nvml.nvmlDeviceGetName(gpu)
+
+
+def test_any_function_can_fail_also_those_without_an_implementation(simulator, nvml, gpu):
+    simulator.do("gpusimFail", "nvmlVgpuTypeGetName", 1, "GPU_IS_LOST")
+    assert [simulator.library.nvmlVgpuTypeGetName() for _ in range(2)] == [15, 3]
+    simulator.do("gpusimFail", "nvmlInitWithFlags", 1, "TIMEOUT")
+    with pytest.raises(nvml.NVMLError_Timeout):
+        nvml.nvmlInit()
+
+
+def test_faults_are_refused_and_cleared(simulator, nvml, gpu):
+    assert simulator.call("gpusimFail", "nvmlNoSuchThing", 1, "IN_USE") == 6
+    assert simulator.call("gpusimFail", "nvmlDeviceGetName", 0, "IN_USE") == 2
+    assert simulator.call("gpusimFail", "nvmlDeviceGetName", 1, "OOPS") == 2
+    assert "OOPS" in simulator.message()
+    for _ in range(16):
+        simulator.do("gpusimFail", "nvmlDeviceGetName", 1, "IN_USE")
+    assert simulator.call("gpusimFail", "nvmlDeviceGetName", 1, "IN_USE") == 23
+    simulator.do("gpusimFailClear")
+    nvml.nvmlDeviceGetName(gpu)
+
+
+def test_calls_are_counted(simulator, nvml, gpu):
+    simulator.do("gpusimClearCalls")
+    for _ in range(3):
+        nvml.nvmlDeviceGetName(gpu)
+    assert ended(simulator.python("nvmlDeviceGetName(gpu)")) == 0
+    calls = simulator.dump()["calls"]
+    assert (calls["nvmlDeviceGetName"], calls["nvmlInitWithFlags"]) == (4, 1)
+
+
+# --- boots
+
+
+def test_the_first_client_of_another_boot_performs_the_restart(simulator, nvml, gpu, monkeypatch):
+    nvml.nvmlDeviceCreateGpuInstance(gpu, 9)
+    monkeypatch.setenv("GPUSIM_BOOT", simulator.dump()["boot"])
+    assert len(instances(simulator)) == 1
+    monkeypatch.setenv("GPUSIM_BOOT", "another")
+    assert ended(simulator.python("pass", user=NOBODY)) == 0
+    state = simulator.dump()
+    assert (state["boot"], state["gpus"][0]["gpu_instances"], state["gpus"][0]["mig"]["current"]) == ("another", [], 0)
+
+
+def test_a_new_pid_1_is_another_boot(simulator, nvml, gpu):
+    prefix = ("unshare", "--pid", "--mount-proc", "--fork")
+    if not shutil.which("unshare") or subprocess.run([*prefix, "true"], capture_output=True).returncode != 0:
+        pytest.skip("this machine permits no new PID namespace (unshare --pid --mount-proc)")
+    nvml.nvmlDeviceCreateGpuInstance(gpu, 9)
+    assert ended(simulator.python("pass")) == 0
+    assert len(instances(simulator)) == 1, "a client of the same boot changes nothing"
+    child = simulator.python("print(nvmlDeviceGetMigMode(gpu), flush=True)", prefix=prefix)
+    assert wait_for_line(child) == "[0, 0]"
+
+
+# --- permissions
+
+
+def test_nobody_may_look_and_not_touch(simulator, nvml, gpu):
+    nvml.nvmlGpuInstanceCreateComputeInstance(nvml.nvmlDeviceCreateGpuInstance(gpu, 19), 0)
+    code = """
+mig = nvmlDeviceGetMigDeviceHandleByIndex(gpu, 0)
+gi = nvmlDeviceGetGpuInstanceById(gpu, 13)
+ci = nvmlGpuInstanceGetComputeInstanceById(gi, 0)
+place = c_nvmlGpuInstancePlacement_t(0, 4)
+calls = [
+    lambda: nvmlDeviceSetMigMode(gpu, 0),
+    lambda: nvmlDeviceSetPersistenceMode(gpu, 1),
+    lambda: nvmlDeviceSetComputeMode(mig, 3),
+    lambda: nvmlDeviceSetPowerManagementLimit(gpu, 300000),
+    lambda: nvmlDeviceCreateGpuInstance(gpu, 19),
+    lambda: nvmlDeviceCreateGpuInstanceWithPlacement(gpu, 9, byref(place)),
+    lambda: nvmlGpuInstanceCreateComputeInstance(gi, 0),
+    lambda: nvmlComputeInstanceDestroy(ci),
+    lambda: nvmlGpuInstanceDestroy(gi),
+]
+codes = []
+for call in calls:
+    try:
+        call()
+        codes.append(0)
+    except NVMLError as error:
+        codes.append(error.value)
+print(codes, nvmlDeviceGetUUID(mig)[:4])
+"""
+    child = simulator.python(code, user=NOBODY)
+    assert wait_for_line(child) == f"{[nvml.NVML_ERROR_NO_PERMISSION] * 9} MIG-"
+
+
+def test_power_limits_have_bounds(nvml, gpu):
+    for milliwatts in (199999, 700001):
+        with pytest.raises(nvml.NVMLError_InvalidArgument):
+            nvml.nvmlDeviceSetPowerManagementLimit(gpu, milliwatts)
+    nvml.nvmlDeviceSetPowerManagementLimit(gpu, 200000)
+    assert nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) == 200000
+    value = (ctypes.c_uint * 3)(0x0200000C, 0, 650000)
+    assert nvml.nvmlLib.nvmlDeviceSetPowerManagementLimit_v2(gpu, value) == 0
+    value[0] += 1
+    assert nvml.nvmlLib.nvmlDeviceSetPowerManagementLimit_v2(gpu, value) == nvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH
+    assert nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) == 650000
