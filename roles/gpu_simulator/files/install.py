@@ -32,8 +32,9 @@ LIBRARY_NAME = "libnvidia-ml.so.1"
 BUILD_PROGRAMS = ("cc", "make")
 EXIT_MISSING = 3
 
-#: There once a real NVIDIA driver is loaded and the host may use it.
-REAL_DRIVER = "dev/nvidiactl"
+#: Both are there where a real driver is loaded and this host may use it. A container sees the former of its machine's
+#: driver, and the real library makes the latter without any driver.
+REAL_DRIVER = ("proc/driver/nvidia/version", "dev/nvidiactl")
 
 #: Everything an installation consists of, below the root given.
 LIBRARY_DIRECTORY = "usr/local/lib/gpusim"
@@ -201,9 +202,9 @@ def main() -> int:
     if bundle["state"] == "absent":
         uninstall(target)
     else:
-        if target.path(REAL_DRIVER).exists() and not bundle["hide_real_gpus"]:
+        if not bundle["hide_real_gpus"] and all(target.path(sign).exists() for sign in REAL_DRIVER):
             sys.exit(
-                f"/{REAL_DRIVER} says that this host has real GPUs, which simulated ones would hide from every client. "
+                "This host has real NVIDIA GPUs, which simulated ones would hide from every client. "
                 "Leave the host out, or set gpu_simulator_hide_real_gpus: true"
             )
         missing = [program for program in BUILD_PROGRAMS if not shutil.which(program)]

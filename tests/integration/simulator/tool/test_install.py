@@ -140,10 +140,13 @@ def test_an_unknown_model_is_refused_with_those_there_are(installed_host, bundle
 
 
 def test_a_host_with_real_gpus_is_refused_unless_told_to_hide_them(installed_host, bundle):
-    (installed_host.root / "dev").mkdir()
-    (installed_host.root / "dev/nvidiactl").touch()
+    signs = ("proc/driver/nvidia/version", "dev/nvidiactl")
+    for sign in signs:
+        assert installed_host.installed(bundle(T4))["changed"] is False
+        (installed_host.root / sign).parent.mkdir(parents=True)
+        (installed_host.root / sign).touch()
     for options in ([], ["--check"]):
         refused = installed_host.install(bundle(T4), *options)
-        assert refused.returncode == 1 and "real GPUs" in refused.stderr
+        assert refused.returncode == 1 and "real NVIDIA GPUs" in refused.stderr
     assert installed_host.installed(bundle(T4, hide_real_gpus=True))["changed"] is False
     assert installed_host.installed(bundle(state="absent"))["changed"] is True
