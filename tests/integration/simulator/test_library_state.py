@@ -285,3 +285,12 @@ def test_power_limits_have_bounds(nvml, gpu):
     value[0] += 1
     assert nvml.nvmlLib.nvmlDeviceSetPowerManagementLimit_v2(gpu, value) == nvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH
     assert nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) == 650000
+
+
+def test_a_client_that_may_only_read_the_state_sees_everything_and_changes_nothing(simulator, nvml, gpu):
+    """So a service with ProtectSystem=strict, to which /var/lib is read-only."""
+    nvml.nvmlDeviceCreateGpuInstance(gpu, 19)
+    simulator.state.chmod(0o444)
+    code = "print(nvmlDeviceGetMigMode(gpu), nvmlDeviceGetGpuInstanceRemainingCapacity(gpu, 19), nvmlDeviceGetName(gpu))"
+    child = simulator.python(code, user=NOBODY)
+    assert wait_for_line(child) == "[1, 1] 6 NVIDIA H100 80GB HBM3"

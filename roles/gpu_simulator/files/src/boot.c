@@ -70,7 +70,7 @@ nvmlReturn_t boot_follow(void)
 		return NVML_SUCCESS;
 	host_t *host CHANGING = state_begin();
 	if (!host)
-		return NVML_ERROR_UNKNOWN;
+		return NVML_ERROR_DRIVER_NOT_LOADED;
 	/* Another client may have been faster. */
 	if (strcmp(host->boot, identity) == 0)
 		return NVML_SUCCESS;

@@ -60,6 +60,8 @@ bool call_is_initialized(void);
 		return NVML_ERROR_NO_PERMISSION; \
 	host_t *host CHANGING = state_begin(); \
 	target_t on; \
+	if (!host) \
+		return NVML_ERROR_NO_PERMISSION; \
 	if ((call.result = handle_device(host, device, &on)) != NVML_SUCCESS) \
 		return call.result
 #define CHANGE(name) CHANGE_AS(F_##name)
@@ -68,10 +70,8 @@ bool call_is_initialized(void);
 nvmlReturn_t give(unsigned *out, int64_t value);
 nvmlReturn_t give_text(char *out, unsigned length, const char *text);
 
-/*
- * Lists: `count` holds the room in and the number of entries out. False with call->result set when
- * the buffer is too small (or absent though there are entries).
- */
+/* Lists: `count` holds the room in and the number of entries out. INSUFFICIENT_SIZE when the buffer
+ * is too small, or absent though there are entries. */
 nvmlReturn_t give_list(unsigned *count, unsigned found, const void *buffer);
 
 #endif

@@ -123,6 +123,8 @@ static nvmlReturn_t create(function_t function, nvmlGpuInstance_t instance, unsi
 		return NVML_ERROR_NO_PERMISSION;
 	host_t *host CHANGING = state_begin();
 	target_t on;
+	if (!host)
+		return NVML_ERROR_NO_PERMISSION;
 	if ((call.result = handle_gpu_instance(host, instance, &on)) != NVML_SUCCESS)
 		return call.result;
 	if (!out || (placed && !placement))
@@ -171,6 +173,8 @@ nvmlReturn_t nvmlComputeInstanceDestroy(nvmlComputeInstance_t instance)
 		return NVML_ERROR_NO_PERMISSION;
 	host_t *host CHANGING = state_begin();
 	target_t on;
+	if (!host)
+		return NVML_ERROR_NO_PERMISSION;
 	if ((call.result = handle_compute_instance(host, instance, &on)) != NVML_SUCCESS)
 		return call.result;
 	if (process_uses(host, on.gpu_index, on.gi_id, on.ci_id))

@@ -62,7 +62,7 @@ static int start(void)
 		return result_; \
 	host_t *host CHANGING = state_begin(); \
 	if (!host) \
-		return fail(NVML_ERROR_UNKNOWN, "the state file %s could not be locked", state_path())
+		return fail(NVML_ERROR_UNKNOWN, "the state file %s cannot be written", state_path())
 
 #define CHANGE_GPU(gpu_index) \
 	CHANGE; \
@@ -85,7 +85,7 @@ static int replace_host(host_t *fresh)
 		return fail(result, "the state file %s cannot be made; does its directory exist, and may you write there?", state_path());
 	host_t *host CHANGING = state_begin();
 	if (!host)
-		return fail(NVML_ERROR_UNKNOWN, "the state file %s could not be locked", state_path());
+		return fail(NVML_ERROR_UNKNOWN, "the state file %s cannot be written", state_path());
 	if (any_process_lives(host))
 		return fail(NVML_ERROR_IN_USE, "a process uses a GPU of this host; end it (gpusim show names it) and try again");
 	/* Handles of instances from before must not come to mean new ones, of another state file neither. */
@@ -275,9 +275,18 @@ int gpusimReboot(void)
 	return state_commit();
 }
 
+/* Faults and counts need a file that may be written. */
+static int start_traffic(void)
+{
+	int result = start();
+	if (result == NVML_SUCCESS && !state_traffic())
+		return fail(NVML_ERROR_UNKNOWN, "the state file %s cannot be written", state_path());
+	return result;
+}
+
 int gpusimFail(const char *function, unsigned nth, const char *action)
 {
-	int result = start(), number = function ? function_by_name(function) : -1;
+	int result = start_traffic(), number = function ? function_by_name(function) : -1;
 	int32_t code;
 	if (result != NVML_SUCCESS)
 		return result;
@@ -294,7 +303,7 @@ int gpusimFail(const char *function, unsigned nth, const char *action)
 
 int gpusimFailClear(void)
 {
-	int result = start();
+	int result = start_traffic();
 	if (result == NVML_SUCCESS)
 		fault_clear(state_traffic());
 	return result;
@@ -302,7 +311,7 @@ int gpusimFailClear(void)
 
 int gpusimClearCalls(void)
 {
-	int result = start();
+	int result = start_traffic();
 	for (int i = 0; result == NVML_SUCCESS && i < F_COUNT; i++)
 		atomic_store(&state_traffic()->calls[i], 0);
 	return result;

@@ -203,7 +203,7 @@ static void faults(FILE *out, traffic_t *traffic)
 {
 	const char *comma = "";
 	fputc('[', out);
-	for (int i = 0; i < MAX_FAULTS; i++) {
+	for (int i = 0; traffic && i < MAX_FAULTS; i++) {
 		const fault_t *fault = &traffic->faults[i];
 		int32_t function = atomic_load(&fault->function);
 		if (function <= 0)
@@ -221,7 +221,7 @@ static void calls(FILE *out, traffic_t *traffic)
 {
 	const char *comma = "";
 	fputc('{', out);
-	for (int i = 0; i < F_COUNT; i++) {
+	for (int i = 0; traffic && i < F_COUNT; i++) {
 		uint32_t count = atomic_load(&traffic->calls[i]);
 		if (!count)
 			continue;

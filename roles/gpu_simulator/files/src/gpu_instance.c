@@ -207,6 +207,8 @@ nvmlReturn_t nvmlGpuInstanceDestroy(nvmlGpuInstance_t instance)
 		return NVML_ERROR_NO_PERMISSION;
 	host_t *host CHANGING = state_begin();
 	target_t on;
+	if (!host)
+		return NVML_ERROR_NO_PERMISSION;
 	if ((call.result = handle_gpu_instance(host, instance, &on)) != NVML_SUCCESS)
 		return call.result;
 	if (mig_gi_has_compute_instances(on.gi) || process_uses(host, on.gpu_index, on.gi_id, -1))

@@ -38,6 +38,7 @@ _Thread_local bool state_die_inside;
 
 static struct {
 	int descriptor;
+	bool writable;
 	file_t *file;
 	dev_t device;
 	ino_t inode;
@@ -54,7 +55,7 @@ static void fork_child(void)
 	if (map.descriptor >= 0) {
 		char name[32];
 		snprintf(name, sizeof name, "/proc/self/fd/%d", map.descriptor);
-		int own = open(name, O_RDWR | O_CLOEXEC);
+		int own = open(name, (map.writable ? O_RDWR : O_RDONLY) | O_CLOEXEC);
 		close(map.descriptor);
 		map.descriptor = own;
 	}
@@ -107,9 +108,13 @@ static nvmlReturn_t open_locked(void)
 	if (map.file && status.st_dev == map.device && status.st_ino == map.inode)
 		return NVML_SUCCESS;
 	forget_file();
+	/* A service in a read-only system (ProtectSystem=strict) can still look, as it could at a real GPU. */
 	int descriptor = open(state_path(), O_RDWR | O_CLOEXEC);
+	bool writable = descriptor >= 0;
+	if (!writable)
+		descriptor = open(state_path(), O_RDONLY | O_CLOEXEC);
 	if (descriptor < 0)
-		return errno == EACCES ? NVML_ERROR_NO_PERMISSION : NVML_ERROR_DRIVER_NOT_LOADED;
+		return NVML_ERROR_DRIVER_NOT_LOADED;
 	if (!is_ours(descriptor)) {
 		static bool told;
 		if (!told)
@@ -119,13 +124,14 @@ static nvmlReturn_t open_locked(void)
 		close(descriptor);
 		return NVML_ERROR_DRIVER_NOT_LOADED;
 	}
-	void *file = mmap(NULL, sizeof(file_t), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+	void *file = mmap(NULL, sizeof(file_t), PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, descriptor, 0);
 	if (file == MAP_FAILED) {
 		close(descriptor);
 		return NVML_ERROR_OPERATING_SYSTEM;
 	}
 	fstat(descriptor, &status);
 	map.descriptor = descriptor;
+	map.writable = writable;
 	map.file = file;
 	map.device = status.st_dev;
 	map.inode = status.st_ino;
@@ -176,13 +182,13 @@ nvmlReturn_t state_create(void)
 
 traffic_t *state_traffic(void)
 {
-	return map.file ? &map.file->traffic : NULL;
+	return map.file && map.writable ? &map.file->traffic : NULL;
 }
 
 static host_t *enter(int how)
 {
 	pthread_mutex_lock(&mutex);
-	if (!map.file || map.descriptor < 0) {
+	if (!map.file || map.descriptor < 0 || (how == LOCK_EX && !map.writable)) {
 		pthread_mutex_unlock(&mutex);
 		return NULL;
 	}

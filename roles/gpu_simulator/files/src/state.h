@@ -41,14 +41,15 @@ nvmlReturn_t state_create(void);
 
 const char *state_path(void);
 
-/* Faults and counts of the mapped file; NULL when none is mapped. */
+/* Faults and counts of the mapped file; NULL when none is mapped, or it may only be read. */
 traffic_t *state_traffic(void);
 
 /* Between these, the calling thread sees one consistent state. NULL when no file is mapped. */
 host_t *state_read(void);
 void state_read_end(host_t **host);
 
-/* A transaction: what is done to the returned copy happens when state_commit is called, or never. */
+/* A transaction; NULL when no file is mapped, or it may only be read. What is done to the returned copy
+ * happens when state_commit is called, or never. */
 host_t *state_begin(void);
 nvmlReturn_t state_commit(void);
 void state_end(host_t **host);		/* gives an uncommitted change up */
