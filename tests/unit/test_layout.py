@@ -164,6 +164,12 @@ def test_canonical_form_leaves_out_defaults():
     )
     assert data == [{"gpus": "all", "sharing": "mig", "mig": [{"profile": "1g.10gb"}]}]
 
+    data = layout_to_data(
+        parse_layout(next(case["layout"] for case in GOOD if case["name"].startswith("every default")))
+    )
+    assert data[0]["time_slicing"] == {"slice": "short"}
+    assert data[1]["vgpu"] == {"tenants": [{"name": "a", "memory": "8GiB", "sm_percent": 30}]}
+
 
 def test_values_are_frozen_and_usable_as_keys():
     layout = parsed("[{gpus: [0], sharing: shared}]")
