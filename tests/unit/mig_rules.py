@@ -7,6 +7,7 @@ A `Card` carries a plan's steps out as the driver would and raises Illegal for e
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 
@@ -28,14 +29,22 @@ def legal(gpu: Gpu, instances) -> bool:
     for (_, a), (_, b) in itertools.combinations(instances, 2):
         if units(a) & units(b):
             return False
-    chosen = [profiles[name] for name, _ in instances]
+    if not legal_together(gpu, [name for name, _ in instances]):
+        return False
+    return all(placement in profiles[name].placements for name, placement in instances)
+
+
+def legal_together(gpu: Gpu, names) -> bool:
+    """Whether compute slices and media engines suffice for these profiles, wherever they sit."""
+    profiles = {p.name: p for p in gpu.mig.profiles}
+    chosen = [profiles[name] for name in names]
     if sum(p.compute_slices for p in chosen) > max(p.compute_slices for p in profiles.values()):
         return False
     for kind in ("decoders", "encoders", "jpegs", "ofas"):
         most = max(getattr(p, kind) * p.max_instances for p in profiles.values())
         if sum(getattr(p, kind) for p in chosen) > most:
             return False
-    return all(placement in profiles[name].placements for name, placement in instances)
+    return True
 
 
 class Card:
@@ -156,9 +165,31 @@ def processes(instance):
 
 
 def every_arrangement(gpu: Gpu, names):
-    """All legal ways to place these profiles, by trying every combination of placements."""
+    """All legal ways to place these profiles: each combination of placements of each profile, none left out."""
     profiles = {p.name: p for p in gpu.mig.profiles}
-    for choice in itertools.product(*(profiles[name].placements for name in names)):
-        pairs = list(zip(names, choice))
-        if legal(gpu, pairs):
-            yield pairs
+    if not legal_together(gpu, names):
+        return
+
+    def place(kinds, taken):
+        if not kinds:
+            yield []
+            return
+        (name, count), rest = kinds[0], kinds[1:]
+        for chosen in itertools.combinations(profiles[name].placements, count):
+            covered = [unit for placement in chosen for unit in units(placement)]
+            if len(set(covered)) == len(covered) and not taken.intersection(covered):
+                for others in place(rest, taken.union(covered)):
+                    yield [(name, placement) for placement in chosen] + others
+
+    yield from place(list(collections.Counter(names).items()), frozenset())
+
+
+def least_destroyed(gpu: Gpu, names):
+    """(busy instances destroyed, instances destroyed) of the best arrangement, found by trying them all."""
+    standing = {(i.profile, i.placement): bool(i.processes) for i in gpu.mig.instances}
+
+    def cost(pairs):
+        lost = set(standing) - set(pairs)
+        return sum(standing[pair] for pair in lost), len(lost)
+
+    return min(cost(pairs) for pairs in every_arrangement(gpu, names))

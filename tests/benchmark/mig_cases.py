@@ -1,0 +1,90 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Transitions of one GPU from a layout to another: random ones, or read from a file."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Iterator, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))
+
+from mig_rules import least_destroyed, legal, with_instances
+
+from ansible_collections.openfleet.gpu.plugins.module_utils import mig_plan, mig_steps
+from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
+from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import load_models
+from ansible_collections.openfleet.gpu.plugins.module_utils.model import Gpu
+
+MODELS = load_models()
+MIG_MODELS = sorted(key for key, model in MODELS.items() if model.mig_capable)
+
+
+class Case(NamedTuple):
+    """A GPU with instances, some of them busy, and the target it shall reach."""
+
+    gpu: Gpu
+    target: mig_steps.Target
+
+
+class Outcome(NamedTuple):
+    """Instances destroyed and the busy ones among them: by the plan, at the least, and by re-creating everything."""
+
+    destroyed: int
+    busy_destroyed: int
+    least_destroyed: int
+    least_busy_destroyed: int
+    recreated: int
+
+
+def random_cases(seed: int, count: int) -> Iterator[Case]:
+    """Random legal states and random layouts that fit, over all models with MIG; the same for the same seed."""
+    rng = random.Random(seed)
+    for _ in range(count):
+        gpu = assumed_gpus([rng.choice(MIG_MODELS)], MODELS)[0]
+        pairs = [(p.name, placement) for p in gpu.mig.profiles for placement in p.placements]
+        have, want = _some(rng, gpu, pairs), _some(rng, gpu, pairs)
+        busy = {placement.start for _, placement in have if rng.random() < 0.3}
+        yield _case(gpu, have, busy, [name for name, _ in want])
+
+
+def _some(rng, gpu, pairs):
+    chosen = []
+    for pair in rng.sample(pairs, rng.randint(0, min(8, len(pairs)))):
+        if legal(gpu, [*chosen, pair]):
+            chosen.append(pair)
+    return chosen
+
+
+def read_cases(path: str) -> Iterator[Case]:
+    """Cases from a file, one JSON object a line.
+
+    {"model": key, "have": [[profile, start], ...], "busy": [[profile, start], ...], "want": [profile, ...]}
+    """
+    for number, line in enumerate(Path(path).read_text().splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            data = json.loads(line)
+            gpu = assumed_gpus([data["model"]], MODELS)[0]
+            at = {(p.name, placement.start): placement for p in gpu.mig.profiles for placement in p.placements}
+            have = [(name, at[name, start]) for name, start in data["have"]]
+            yield _case(gpu, have, {start for _, start in data.get("busy", [])}, data["want"])
+        except (ValueError, KeyError) as error:
+            raise SystemExit(f"{path}:{number}: not a case ({error!r})") from error
+
+
+def _case(gpu, have, busy, names):
+    wanted = tuple(mig_steps.WantedInstance(name) for name in names)
+    return Case(with_instances(gpu, have, busy), mig_steps.Target(gpu.uuid, "gpu_layout[0]", "mig", True, wanted))
+
+
+def judge(case: Case) -> Outcome:
+    """Plan the case, and hold the plan against the best of all arrangements."""
+    plan = mig_plan.plan_gpu(*case)
+    destroyed = sum(isinstance(step, mig_steps.DestroyGpuInstance) for step in plan.steps)
+    least_busy, least = least_destroyed(case.gpu, [wanted.profile for wanted in case.target.instances])
+    return Outcome(destroyed, len(plan.disturbs), least, least_busy, len(case.gpu.mig.instances) if plan.steps else 0)
