@@ -158,8 +158,11 @@ endif
 .PHONY: test-fleet
 test-fleet:
 	@export OPENFLEET_LAB=test
-	trap 'ansible-playbook tests/lab/destroy.yml >.lab/destroy.log' EXIT
-	$(call leg,site.yml on the simulated fleet (molecule),molecule test --destroy=never)
+	[ -t 1 ] || export NO_COLOR=1
+	destroy() { molecule destroy --no-command-borders >.lab/molecule-destroy.log 2>&1; }
+	destroy
+	trap destroy EXIT
+	$(call leg,site.yml on the simulated fleet (molecule),molecule test --no-command-borders --destroy=never)
 	$(call leg,the lab and real clients,pytest --quiet tests/lab)
 
 .PHONY: bench

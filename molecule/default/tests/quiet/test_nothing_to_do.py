@@ -1,0 +1,22 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""On the finished fleet: a dry run finds nothing to do, and the report tells of all hosts."""
+
+from __future__ import annotations
+
+import json
+
+from fleet import LAB, play_and_read
+
+HOSTS = ["a100", "h100", "l40s", "pro6000"]
+
+
+def test_a_dry_run_on_the_finished_fleet_finds_nothing_to_do():
+    run = play_and_read("site.yml", "check-finished.json", "--check", "--diff")
+    assert sorted(run.hosts) == HOSTS
+    assert run.changes == ()
+
+
+def test_the_report_tells_of_every_host():
+    report = json.loads((LAB / "report-test" / "report.json").read_text())
+    assert all(name in json.dumps(report) for name in HOSTS)
