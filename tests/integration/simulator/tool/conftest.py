@@ -21,11 +21,6 @@ FILES = REPOSITORY / "roles" / "gpu_simulator" / "files"
 HOST_PYTHON = os.environ.get("OPENFLEET_HOST_PYTHON") or sys.executable
 
 
-def pytest_configure(config):
-    if not shutil.which("cc") or not shutil.which("make"):
-        pytest.exit("the simulated NVML is built with cc and make: install gcc, libc6-dev and make", returncode=1)
-
-
 def texts(pattern: str) -> dict[str, str]:
     return {path.name: path.read_text() for path in sorted(REPOSITORY.glob(pattern)) if path.is_file()}
 
@@ -138,6 +133,8 @@ def bundle():
 @pytest.fixture(scope="session")
 def built(tmp_path_factory):
     """A root with everything installed, to be copied: the library is built once for all tests."""
+    if not shutil.which("cc") or not shutil.which("make"):
+        pytest.fail("the simulated NVML is built with cc and make: install gcc, libc6-dev and make")
     host = Host(tmp_path_factory.mktemp("built"))
     host.installed(make_bundle({"model": "T4-16GB"}))
     return host.root
