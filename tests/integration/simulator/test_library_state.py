@@ -86,7 +86,7 @@ def test_threads_of_a_client_do_not_disturb_each_other(nvml, gpu):
 
     def work():
         try:
-            for _ in range(100):
+            for _ in range(1500):
                 instance = nvml.nvmlDeviceCreateGpuInstance(gpu, 19)
                 assert nvml.nvmlGpuInstanceGetInfo(instance).profileId == 19
                 nvml.nvmlGpuInstanceDestroy(instance)
