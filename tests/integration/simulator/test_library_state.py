@@ -299,3 +299,24 @@ def test_a_client_that_may_only_read_the_state_sees_everything_and_changes_nothi
     code = "print(nvmlDeviceGetMigMode(gpu), nvmlDeviceGetGpuInstanceRemainingCapacity(gpu, 19), nvmlDeviceGetName(gpu))"
     child = simulator.python(code, user=NOBODY)
     assert wait_for_line(child) == "[1, 1] 6 NVIDIA H100 80GB HBM3"
+
+
+def test_a_client_from_which_processes_are_hidden_takes_nothing_for_gone(simulator, nvml, gpu):
+    """So a service with ProtectProc=invisible: it sees neither PID 1 nor other users' processes in /proc."""
+    hide = ("unshare", "--mount", "sh", "-c", 'mount -t proc -o hidepid=2 proc /proc && exec "$@"', "sh")
+    if not shutil.which("unshare") or subprocess.run([*hide, "true"], capture_output=True).returncode != 0:
+        pytest.skip("this machine permits no mount of /proc with hidepid")
+    nvml.nvmlDeviceCreateGpuInstance(gpu, 19)
+    second = nvml.nvmlDeviceGetHandleByIndex(1)
+    worker = simulator.idle_process()
+    simulator.do("gpusimAttach", worker.pid, 1, -1, -1, "compute", ctypes.c_uint64(0))
+    code = """
+assert not os.path.exists("/proc/1")
+second = nvmlDeviceGetHandleByIndex(1)
+print(nvmlDeviceGetMigMode(gpu), [process.pid for process in nvmlDeviceGetComputeRunningProcesses(second)])
+"""
+    child = simulator.python(code, user=NOBODY, prefix=hide)
+    assert wait_for_line(child) == f"[1, 1] [{worker.pid}]"
+    worker.kill()
+    worker.wait()
+    assert nvml.nvmlDeviceGetComputeRunningProcesses(second) == [] and len(instances(simulator)) == 1

@@ -16,21 +16,22 @@
 
 /* A restarted lab host (a container) keeps the kernel's boot id and gets a new PID 1; a restarted
  * machine gets both anew. */
-void boot_identity(char identity[128])
+bool boot_identity(char identity[128])
 {
 	const char *given = getenv("GPUSIM_BOOT");
 	if (given && *given) {
 		snprintf(identity, 128, "%s", given);
-		return;
+		return true;
 	}
-	char boot_id[64] = "unknown";
+	char boot_id[64];
+	unsigned long long started = process_start_ticks(1);
 	FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
-	if (file) {
-		if (fscanf(file, "%63s", boot_id) != 1)
-			strcpy(boot_id, "unknown");
+	bool seen = file && fscanf(file, "%63s", boot_id) == 1 && started;
+	if (file)
 		fclose(file);
-	}
-	snprintf(identity, 128, "%s %llu", boot_id, (unsigned long long)process_start_ticks(1));
+	if (seen)
+		snprintf(identity, 128, "%s %llu", boot_id, started);
+	return seen;
 }
 
 void boot_restart(host_t *host, const char *identity)
@@ -65,8 +66,7 @@ static bool is_current(const char *identity)
 nvmlReturn_t boot_follow(void)
 {
 	char identity[128];
-	boot_identity(identity);
-	if (is_current(identity))
+	if (!boot_identity(identity) || is_current(identity))
 		return NVML_SUCCESS;
 	host_t *host CHANGING = state_begin();
 	if (!host)

@@ -10,10 +10,10 @@
 #include "host.h"
 #include "nvml_abi.h"
 
-/* Writes the identity of the running boot, up to 127 bytes. */
-void boot_identity(char identity[128]);
+/* Writes the identity of the running boot. False where it cannot be seen: PID 1 may be hidden from the caller. */
+bool boot_identity(char identity[128]);
 
-/* Performs the restart in a state that belongs to another boot than the running one. */
+/* Performs the restart in a state that belongs to another boot than the running one, if that can be seen. */
 nvmlReturn_t boot_follow(void);
 
 /* What a restart does to a host; sets its boot to `identity`. */

@@ -90,8 +90,11 @@ static int replace_host(host_t *fresh)
 		return fail(NVML_ERROR_IN_USE, "a process uses a GPU of this host; end it (gpusim show names it) and try again");
 	/* Handles of instances from before must not come to mean new ones, of another state file neither. */
 	fresh->next_serial = host->next_serial ? host->next_serial : (uint64_t)load_now_ns();
+	char identity[128];
+	if (!boot_identity(identity))
+		return fail(NVML_ERROR_UNKNOWN, "/proc does not show when this host started; run this where PID 1 is visible");
+	snprintf(fresh->boot, sizeof fresh->boot, "%s", identity);
 	memcpy(host, fresh, sizeof *host);
-	boot_identity(host->boot);
 	fault_clear(state_traffic());
 	for (int i = 0; i < F_COUNT; i++)
 		atomic_store(&state_traffic()->calls[i], 0);
@@ -270,7 +273,7 @@ int gpusimReboot(void)
 {
 	CHANGE;
 	char identity[128];
-	boot_identity(identity);
+	snprintf(identity, sizeof identity, "%s", host->boot);
 	boot_restart(host, identity);
 	return state_commit();
 }

@@ -5,7 +5,6 @@
  * Which GPUs there are, and what never changes about them.
  */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 

@@ -183,7 +183,7 @@ int gpusimReset(int gpu);
  * power limit are dropped; a pending MIG mode becomes current, then MIG mode stays only where
  * mig_survives_reboot says so. A real restart has the same effect: the state remembers its boot
  * (kernel boot id and start time of PID 1), and the first client of another one performs this
- * before anything else. A container that shares its host's GPUs has its own PID 1: give it the
+ * before anything else (one from which /proc hides PID 1 leaves that to others). A container that shares its host's GPUs has its own PID 1: give it the
  * host's identity in the environment variable GPUSIM_BOOT (any text; gpusimDump shows the value).
  */
 int gpusimReboot(void);

@@ -6,6 +6,8 @@
 #include "process.h"
 
 #include <ctype.h>
+#include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -29,13 +31,24 @@ uint64_t process_start_ticks(int pid)
 	if (!rest || sscanf(rest + 1, " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
 	                    &state, &ticks) != 2)
 		return 0;
-	/* A zombie has released its GPUs already. PID 1 of a kernel thread's kind may start at tick 0. */
+	/* A zombie has released its GPUs already. One is added because PID 1 of a machine starts at tick 0. */
 	return state == 'Z' || state == 'X' ? 0 : ticks + 1;
+}
+
+/* /proc may hide other users' processes (hidepid, ProtectProc=); signals still tell that they exist. */
+static bool is_hidden(int pid)
+{
+	char name[32];
+	snprintf(name, sizeof name, "/proc/%d/stat", pid);
+	return access(name, F_OK) != 0 && (kill(pid, 0) == 0 || errno == EPERM);
 }
 
 bool process_is_alive(const process_t *process)
 {
-	return process->pid && process_start_ticks(process->pid) == process->started_ticks;
+	if (!process->pid)
+		return false;
+	uint64_t started = process_start_ticks(process->pid);
+	return started ? started == process->started_ticks : is_hidden(process->pid);
 }
 
 bool process_uses(const host_t *host, int gpu, int gi, int ci)

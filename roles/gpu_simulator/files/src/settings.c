@@ -68,31 +68,30 @@ nvmlReturn_t nvmlDeviceGetPowerManagementLimitConstraints(nvmlDevice_t device, u
 	return NVML_SUCCESS;
 }
 
-static nvmlReturn_t set_power_limit(function_t function, nvmlDevice_t device, unsigned milliwatts)
+static nvmlReturn_t set_power_limit(host_t *host, const target_t *on, unsigned milliwatts)
 {
-	CHANGE_AS(function);
-	if (on.gi)
+	if (on->gi)
 		return NVML_ERROR_NOT_SUPPORTED;
-	if (milliwatts < on.gpu->power_min_mw || milliwatts > on.gpu->power_max_mw)
+	if (milliwatts < on->gpu->power_min_mw || milliwatts > on->gpu->power_max_mw)
 		return NVML_ERROR_INVALID_ARGUMENT;
-	telemetry_settle_energy(host, on.gpu);
-	on.gpu->power_limit_mw = milliwatts;
+	telemetry_settle_energy(host, on->gpu);
+	on->gpu->power_limit_mw = milliwatts;
 	return state_commit();
 }
 
 nvmlReturn_t nvmlDeviceSetPowerManagementLimit(nvmlDevice_t device, unsigned milliwatts)
 {
-	return set_power_limit(F_nvmlDeviceSetPowerManagementLimit, device, milliwatts);
+	CHANGE(nvmlDeviceSetPowerManagementLimit);
+	return set_power_limit(host, &on, milliwatts);
 }
 
 nvmlReturn_t nvmlDeviceSetPowerManagementLimit_v2(nvmlDevice_t device, const nvmlPowerValue_v2_t *value)
 {
+	CHANGE(nvmlDeviceSetPowerManagementLimit_v2);
 	if (!value)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	if (value->version != STRUCT_VERSION(nvmlPowerValue_v2_t, 2u))
 		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
 	/* Scope 0 is the GPU; 1 and 2 are a module and memory, which these GPUs do not tell apart. */
-	if (value->scope != 0)
-		return NVML_ERROR_NOT_SUPPORTED;
-	return set_power_limit(F_nvmlDeviceSetPowerManagementLimit_v2, device, value->milliwatts);
+	return value->scope == 0 ? set_power_limit(host, &on, value->milliwatts) : NVML_ERROR_NOT_SUPPORTED;
 }

@@ -4,9 +4,6 @@
  *
  * Start, end, versions and words for return codes.
  */
-#include <stdio.h>
-#include <string.h>
-
 #include "boot.h"
 #include "call.h"
 
