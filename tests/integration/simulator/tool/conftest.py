@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -21,8 +22,14 @@ FILES = REPOSITORY / "roles" / "gpu_simulator" / "files"
 HOST_PYTHON = os.environ.get("OPENFLEET_HOST_PYTHON") or sys.executable
 
 
-def texts(pattern: str) -> dict[str, str]:
+@functools.lru_cache(maxsize=None)
+def _texts(pattern: str) -> dict[str, str]:
+    # Read once: a file that is edited while the tests run must not look like a change of the host.
     return {path.name: path.read_text() for path in sorted(REPOSITORY.glob(pattern)) if path.is_file()}
+
+
+def texts(pattern: str) -> dict[str, str]:
+    return dict(_texts(pattern))
 
 
 def make_bundle(*gpus: dict, **more) -> dict:
