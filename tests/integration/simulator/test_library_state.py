@@ -131,8 +131,9 @@ while True:
 """
     chance = random.Random(2)
     ends = set()
-    deadline = time.monotonic() + 3
-    while time.monotonic() < deadline:
+    for kills in range(60):
+        if kills >= 10 and ends >= {0, 1}:
+            break
         child = simulator.python(code)
         assert wait_for_line(child) == "ready"
         time.sleep(chance.uniform(0, 0.02))
@@ -148,7 +149,8 @@ while True:
         simulator.do("gpusimReset", 0)
         # The lock of the dead is free, and the state can be changed.
         nvml.nvmlGpuInstanceDestroy(nvml.nvmlDeviceCreateGpuInstance(gpu, 0))
-    assert ends >= {0, 1}, "no client was killed in the middle of its work"
+    else:
+        pytest.fail("no client was killed in the middle of its work")
 
 
 CREATE = "nvmlDeviceCreateGpuInstance(gpu, 9); print('lived', flush=True)"
