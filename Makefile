@@ -130,7 +130,7 @@ lint: setup-test lint-all ## ruff, yamllint, ansible-lint (production profile), 
 lint-all:
 	@$(call leg,ruff,ruff check)
 	$(call leg,yamllint,yamllint --strict .)
-	$(call leg,ansible-lint,ansible-lint --quiet)
+	$(call leg,ansible-lint,ansible-lint -q)
 	$(call leg,antsibull-changelog,antsibull-changelog lint)
 
 .PHONY: test-unit test-integration test-newest test-oldest
