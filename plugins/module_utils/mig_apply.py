@@ -1,7 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Carry a plan out, look again, and go back to the old layout where a step fails."""
+"""Carry a plan out and look again: a host ends with the new layout or the old one, and the caller learns which.
+
+The journal is written before the first step and removed once the layout was seen to be whole. A run that finds a
+journal finishes what the run before it could not: see `recover`.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +17,17 @@ from .mig_steps import GpuPlan, Plan, Target
 from .model import Host
 from .nvml import IN_USE, SUCCESS, Session
 from .reset import reset_gpu
+from .transaction import Journal
+
+Reset = Callable[[str, bool], None]
 
 
-def apply(session: Session, plan: Plan, reset: Callable[[str, bool], None] = reset_gpu) -> Host:
+def apply(session: Session, plan: Plan, journal: Journal, reset: Reset = reset_gpu) -> Host:
     """Carry out `plan` and return the host as it was observed afterwards.
 
     Raises ApplyError: before the first step where the plan would end something that runs; after a failed step, then
-    with outcome "old" (the layout of before is back), or "unknown" where even that failed.
+    with outcome "old" (the layout of before is back), or "unknown" where even that failed (the journal then stays, and
+    the next run tries again).
     """
     if plan.disturbs:
         raise ApplyError(
@@ -28,36 +36,59 @@ def apply(session: Session, plan: Plan, reset: Callable[[str, bool], None] = res
             "Stop it, or change gpu_layout so that this instance stays.",
             outcome="old",
         )
+    changed = [gpu for gpu in plan.gpus if gpu.steps]
+    before, after = [mig_plan.target_of(gpu.gpu) for gpu in changed], [gpu.target for gpu in changed]
+    journal.begin(before, after)
     done: list[str] = []
-    for gpu_plan in plan.gpus:
-        try:
+    try:
+        for gpu_plan in changed:
             _run(session, gpu_plan, reset, done)
-        except FleetError as error:
-            _undo(session, plan, error, done, reset)
-    after = session.observe()
-    left = _remaining(after, [gpu.target for gpu in plan.gpus])
-    if left.changes:
-        raise ApplyError(
-            "this host",
-            "every step succeeded, yet NVML shows another layout than the one asked for: %s" % "; ".join(left.lines()),
-            "Look for another tool that partitions these GPUs (mig-parted, a GPU operator).",
-            outcome="unknown",
-            steps_done=done,
-        )
-    return after
+        host = session.observe()
+        _expect(host, after)
+    except BaseException as error:
+        _undo(session, journal, before, error, done, reset)
+        raise
+    journal.end()
+    return host
 
 
-def _remaining(host: Host, targets: Sequence[Target]) -> Plan:
-    return mig_plan.plan(host.gpus, targets)
+def recover(session: Session, journal: Journal, reset: Reset = reset_gpu) -> str | None:
+    """Finish what a run that was cut off left: None where there is nothing, else which layout stands now, old or new.
+
+    The new layout stands where the run had got as far as that. Otherwise the old one is brought back. Raises ApplyError
+    where that would end something that runs, or fails.
+    """
+    entry = journal.read()
+    if entry is None:
+        return None
+    gpus = session.observe().gpus
+    there = {gpu.uuid for gpu in gpus}
+    before, after = ([t for t in targets if t.gpu_uuid in there] for targets in (entry.before, entry.after))
+    outcome = "new"
+    if mig_plan.plan(gpus, after).changes:
+        _go_back(session, before, reset)
+        outcome = "old"
+    journal.end()
+    return outcome
 
 
-def _run(session: Session, gpu_plan: GpuPlan, reset: Callable[[str, bool], None], done: list[str]) -> None:
+def _run(session: Session, gpu_plan: GpuPlan, reset: Reset, done: list[str]) -> None:
     for step in gpu_plan.steps:
         _step(session, gpu_plan.gpu.uuid, step, reset)
         done.append("gpu %d: %s" % (gpu_plan.gpu.index, step))
 
 
-def _step(session: Session, gpu: str, step: mig_steps.Step, reset: Callable[[str, bool], None]) -> None:
+def _expect(host: Host, targets: Sequence[Target]) -> None:
+    left = mig_plan.plan(host.gpus, targets)
+    if left.changes:
+        raise NvmlError(
+            "this host",
+            "every step succeeded, yet NVML shows another layout: %s" % "; ".join(left.lines()),
+            "Look for another tool that partitions these GPUs (mig-parted, a GPU operator).",
+        )
+
+
+def _step(session: Session, gpu: str, step: mig_steps.Step, reset: Reset) -> None:
     if isinstance(step, mig_steps.SetMigMode):
         _set_mig_mode(session, gpu, step.enabled, reset)
     elif isinstance(step, mig_steps.SetComputeMode):
@@ -74,51 +105,57 @@ def _step(session: Session, gpu: str, step: mig_steps.Step, reset: Callable[[str
         raise TypeError("not a step: %r" % (step,))
 
 
-def _set_mig_mode(session: Session, gpu: str, enabled: bool, reset: Callable[[str, bool], None]) -> None:
+def _set_mig_mode(session: Session, gpu: str, enabled: bool, reset: Reset) -> None:
     """Set the mode and see it active. The call succeeds even where the mode stays pending: the status tells."""
     before = session.mig_mode(gpu)[0]
     status = session.set_mig_mode(gpu, enabled)
+    where = "gpu %s" % gpu
     try:
         if status == IN_USE:
-            raise NvmlError(
-                "gpu %s" % gpu,
-                "it is in use, so its MIG mode cannot change now",
-                "Stop what uses it and run again.",
-                gpu=gpu,
-            )
+            problem = "it is in use, so its MIG mode cannot change now"
+            raise NvmlError(where, problem, "Stop what uses it and run again.", gpu=gpu)
         if status != SUCCESS or session.mig_mode(gpu)[0] != enabled:
             reset(gpu, session.simulated)
         session.forget(gpu)
         if session.mig_mode(gpu)[0] != enabled:
-            raise NvmlError(
-                "gpu %s" % gpu, "its MIG mode is still pending after a reset", "Reboot the host and run again.", gpu=gpu
-            )
+            problem = "its MIG mode is still pending after a reset"
+            raise NvmlError(where, problem, "Reboot the host and run again.", gpu=gpu)
     except FleetError:
         # A mode left pending would take effect at the next reset, behind everybody's back.
         session.set_mig_mode(gpu, before)
         raise
 
 
-def _undo(session: Session, plan: Plan, cause: FleetError, done: list[str], reset: Callable[[str, bool], None]) -> None:
-    """Go back to what was observed before the run, by a plan made from what is there now; then raise ApplyError."""
-    before = [mig_plan.target_of(gpu_plan.gpu) for gpu_plan in plan.gpus if gpu_plan.steps]
+def _undo(
+    session: Session, journal: Journal, before: Sequence[Target], cause: BaseException, done: list[str], reset: Reset
+) -> None:
+    """Go back after a failed step. Raises ApplyError for a FleetError; returns for any other exception."""
+    known = cause if isinstance(cause, FleetError) else FleetError("this host", "interrupted by %r" % cause)
     try:
-        back = mig_plan.plan(session.observe().gpus, before)
-        for gpu_plan in back.gpus:
-            _run(session, gpu_plan, reset, [])
-        left = _remaining(session.observe(), before)
-        if left.changes:
-            raise NvmlError(
-                "this host", "after going back NVML still shows another layout: %s" % "; ".join(left.lines())
-            )
+        _go_back(session, before, reset)
     except FleetError as error:
         raise ApplyError(
-            cause.where,
-            "%s; going back failed as well: %s" % (cause.problem, error),
-            "Look at the host with nvidia-smi before anything else runs on it.",
+            known.where,
+            "%s; going back failed as well: %s" % (known.problem, error),
+            "Run again: the journal is kept. If that fails too, look at the host with nvidia-smi.",
             outcome="unknown",
             steps_done=done,
         ) from cause
-    raise ApplyError(
-        cause.where, "%s; the layout of before is back" % cause.problem, cause.cure, outcome="old", steps_done=done
-    ) from cause
+    journal.end()
+    if known is cause:
+        problem = "%s; the layout of before is back" % known.problem
+        raise ApplyError(known.where, problem, known.cure, outcome="old", steps_done=done) from cause
+
+
+def _go_back(session: Session, before: Sequence[Target], reset: Reset) -> None:
+    """Back to the layout of before, by a plan made from what is there now."""
+    back: Plan = mig_plan.plan(session.observe().gpus, before)
+    if back.disturbs:
+        raise ApplyError(
+            "; ".join(str(found) for found in back.disturbs),
+            "the layout of before cannot be brought back without ending what runs there",
+            "Stop it and run again.",
+        )
+    for gpu_plan in back.gpus:
+        _run(session, gpu_plan, reset, [])
+    _expect(session.observe(), before)

@@ -18,6 +18,8 @@ description:
     instance is created at a placement named in the plan.
   - A plan that would end a running process is refused before anything changes.
   - Where a step fails, the layout of before is brought back, and the error says so (RV(outcome)).
+    Where the run itself is cut off (killed, power lost), the next one does that first (RV(recovered)).
+  - Two runs on one host do not interleave; the second one waits (O(lock_timeout)).
   - Where a GPU needs a reset for its MIG mode (Ampere), the mode is only changed on a GPU that nothing uses.
 author:
   - openfleet.gpu contributors (!UNKNOWN)
@@ -31,6 +33,16 @@ options:
       - Entries whose C(sharing) is V(mps), V(time_slicing) or V(vgpu) are checked and then refused by this release.
     type: raw
     required: true
+  lock_timeout:
+    description: >-
+      How many seconds to wait where another run is changing this host's layout. Then the module fails and names that run.
+    type: int
+    default: 60
+  state_directory:
+    description: >-
+      Directory on the host for the lock and the journal. Wherever a host's layout is changed from, it must be the same one.
+    type: path
+    default: /var/lib/openfleet-gpu
 extends_documentation_fragment:
   - ansible.builtin.action_common_attributes
 attributes:
@@ -88,6 +100,12 @@ driver_present:
   description: Whether NVML answers.
   returned: success
   type: bool
+recovered:
+  description: >-
+    Where an earlier run was cut off half way, the layout that stood after this run had cleared up and before it went on:
+    V(old) or V(new).
+  returned: when an earlier run was cut off, not in check mode
+  type: str
 pci_gpus:
   description: C(address) and C(device_id) of the NVIDIA GPUs on the PCI bus.
   returned: when no driver answers, in check mode
@@ -104,6 +122,8 @@ steps_done:
   elements: str
 """
 
+import contextlib
+
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils import mig_apply, mig_plan
@@ -114,22 +134,33 @@ from ..module_utils.nvml import Session
 from ..module_utils.pci import nvidia_gpus
 from ..module_utils.runner import respawn_with_pynvml, run
 from ..module_utils.selector import targets
+from ..module_utils.transaction import DIRECTORY, Journal, locked
 
 
 def argspec():
-    # raw: the layout's own parser says what is wrong with it, entry by entry.
-    return {"layout": {"type": "raw", "required": True}}
+    return {
+        # raw: the layout's own parser says what is wrong with it, entry by entry.
+        "layout": {"type": "raw", "required": True},
+        "lock_timeout": {"type": "int", "default": 60},
+        "state_directory": {"type": "path", "default": DIRECTORY},
+    }
 
 
-def partition(layout_data, check_mode):
+def partition(params, check_mode):
     """The module's return values."""
-    layout = parse_layout(layout_data)
+    layout = parse_layout(params["layout"])
+    directory = params["state_directory"]
     try:
-        with Session() as session:
+        with contextlib.ExitStack() as held:
+            if not check_mode:
+                held.enter_context(locked(directory, params["lock_timeout"]))
+            session = held.enter_context(Session())
+            journal = Journal(directory)
+            recovered = None if check_mode else mig_apply.recover(session, journal)
             host = session.observe()
             plan = mig_plan.plan(host.gpus, targets(layout, host.gpus))
             if plan.disturbs or (plan.changes and not check_mode):
-                host = mig_apply.apply(session, plan)
+                host = mig_apply.apply(session, plan, journal)
     except DriverAbsentError as error:
         if error.call == "import":
             respawn_with_pynvml()
@@ -137,9 +168,13 @@ def partition(layout_data, check_mode):
             raise
         msg = "%s Only the form of the layout was checked." % error
         return {"changed": True, "driver_present": False, "pci_gpus": nvidia_gpus(), "msg": msg}
+    told = {"recovered": recovered} if recovered else {}
+    return dict(told, driver_present=True, **_told(plan, host, recovered))
+
+
+def _told(plan, host, recovered):
     return {
-        "changed": plan.changes,
-        "driver_present": True,
+        "changed": plan.changes or recovered == "old",
         "plan": plan.lines(),
         "counts": plan.counts(),
         "gpus": report(plan, {gpu.uuid: gpu for gpu in host.gpus}),
@@ -181,7 +216,7 @@ def report(plan, observed):
 
 def main():
     module = AnsibleModule(argument_spec=argspec(), supports_check_mode=True)
-    run(module, lambda: partition(module.params["layout"], module.check_mode))
+    run(module, lambda: partition(module.params, module.check_mode))
 
 
 if __name__ == "__main__":

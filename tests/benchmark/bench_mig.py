@@ -3,7 +3,8 @@
 """Figures of the MIG planner and of the module: plans held against the optimum, planning time, whole module runs.
 
 SEED chooses the random transitions, SIZE the GPUs of the fleet that is planned at once; CASES=FILE takes transitions
-from a file instead and prints the outcome of each on standard error.
+from a file instead and prints the outcome of each on standard error. FAULTS is the number of transitions in the sweep
+of faults.
 """
 
 from __future__ import annotations
@@ -20,7 +21,12 @@ from mig_cases import judge, random_cases, read_cases
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import mig_plan
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration"))
+
 TRANSITIONS = 10_000
+#: Transitions whose every NVML call is made to fail and to die; a run takes about 20 s for each.
+FAULT_TRANSITIONS = 10
+ROOT_ONLY = "partitioning needs root, also on the simulator"
 #: Runs of a whole process per figure; the median is printed.
 RUNS = 7
 
@@ -36,8 +42,9 @@ def figures(options):
     size = int(options.get("SIZE") or 10_000)
     yield f"mig_plan_{size}_gpus", _plan_fleet(cases, size), "s"
     yield from _module()
-    for name in ("mig_apply_8_gpus", "mig_apply_noop", "mig_fault_cases", "mig_fault_bad_endings"):
-        yield name, None, "there is no gpu-layout command and no journal yet"
+    for name in ("mig_apply_8_gpus", "mig_apply_noop"):
+        yield name, None, "there is no gpu-layout command yet"
+    yield from _faults(int(options.get("SEED") or 1), int(options.get("FAULTS") or FAULT_TRANSITIONS))
 
 
 def _transitions(cases, verbose):
@@ -79,13 +86,34 @@ def _plan_fleet(cases, size):
     return time.perf_counter() - start
 
 
+def _faults(seed, count):
+    if os.geteuid() != 0:
+        yield "mig_fault_cases", None, ROOT_ONLY
+        yield "mig_fault_bad_endings", None, ROOT_ONLY
+        return
+    from fault_sweep import Sweep, random_transitions
+    from simulated_host import SimulatedHost
+
+    cases = bad = 0
+    with tempfile.TemporaryDirectory() as folder:
+        library = SimulatedHost.build(Path(folder)).library
+        for number, transition in enumerate(random_transitions(seed, count), 1):
+            for ending in Sweep(Path(folder) / str(number), library).transition(*transition):
+                cases += 1
+                if ending.wrong:
+                    bad += 1
+                    print(f"transition {number}: {ending}", file=sys.stderr)
+            print(f"transition {number} of {count}: {cases} faults so far, {bad} bad endings", file=sys.stderr)
+    yield "mig_fault_cases", cases, "count"
+    yield "mig_fault_bad_endings", bad, "count"
+
+
 def _module():
     """Whole runs of the module's process on eight simulated H100, without Ansible's connection."""
     if os.geteuid() != 0:
-        yield "mig_module_noop", None, "partitioning needs root, also on the simulator"
-        yield "mig_module_apply", None, "partitioning needs root, also on the simulator"
+        yield "mig_module_noop", None, ROOT_ONLY
+        yield "mig_module_apply", None, ROOT_ONLY
         return
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration"))
     from simulated_host import SimulatedHost
 
     with tempfile.TemporaryDirectory() as folder:

@@ -7,7 +7,7 @@ usage: run.py [GROUP]      every group if none is named
 
 A figure that cannot be measured is `name n/a reason`. A group is a module bench_GROUP.py beside this file with a
 function figures(options), which yields (name, value, unit), or (name, None, reason); the options are the environment
-variables SEED, SIZE, CASES, TRACE, PODS and NODES, as far as they are set.
+variables SEED, SIZE, CASES, FAULTS, TRACE, PODS and NODES, as far as they are set.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-OPTIONS = ("SEED", "SIZE", "CASES", "TRACE", "PODS", "NODES")
+OPTIONS = ("SEED", "SIZE", "CASES", "FAULTS", "TRACE", "PODS", "NODES")
 
 sys.path[:0] = [str(HERE), str(HERE.parent / "lab"), str(HERE.parents[1] / "collections")]
 

@@ -73,6 +73,8 @@ class SimulatedHost:
     def module(self, name: str, check: bool = False, user: int | None = None, **arguments) -> dict:
         """Run a module of the collection as Ansible does, less the connection; returns its result."""
         arguments.update(_ansible_check_mode=check, _ansible_diff=True)
+        if name == "mig":
+            arguments.setdefault("state_directory", str(self.folder / "state.d"))
         module = f"ansible_collections.openfleet.gpu.plugins.modules.{name}"
         command = [self.python, "-m", module]
         if user is not None:

@@ -26,10 +26,11 @@ class Fleet:
             name: SimulatedHost(folder / name, library).create([{"model": "H100-80GB", "count": 1}]) for name in names
         }
 
-    def play(self, layouts, *arguments, playbook="site.yml"):
+    def play(self, layouts, *arguments, waves=None, playbook="site.yml"):
         inventory = {name: self.variables(name, layout) for name, layout in layouts.items()}
         file = self.folder / "hosts.yml"
-        file.write_text(yaml.safe_dump({"gpu_hosts": {"hosts": inventory}}))
+        group = {"hosts": inventory, "vars": {"gpu_site_waves": waves} if waves else {}}
+        file.write_text(yaml.safe_dump({"gpu_hosts": group}))
         command = [
             str(Path(sys.executable).with_name("ansible-playbook")),
             "-i",
@@ -55,6 +56,7 @@ class Fleet:
             "gpu_layout": layout,
             # Nothing is installed on the machine that runs the tests.
             "gpu_layout_nvml_source": "none",
+            "gpu_layout_state_directory": str(self.hosts[name].folder / "state.d"),
         }
 
     def interpreter(self, name):
@@ -107,10 +109,16 @@ def test_the_typo_of_the_last_host_stops_the_run_before_the_first_is_touched(fle
 
 def test_a_host_that_fails_stops_the_waves_after_it(fleet):
     fleet.hosts["one"].gpusim("fail", "nvmlDeviceCreateGpuInstanceWithPlacement", "--code", "UNKNOWN")
-    run = fleet.play(dict.fromkeys(fleet.hosts, LAYOUT), "-e", '{"gpu_site_waves": [1]}')
+    run = fleet.play(dict.fromkeys(fleet.hosts, LAYOUT), waves=[1])
     assert run.returncode != 0
     assert "the layout of before is back" in run.stdout + run.stderr
     assert fleet.seen() == {"one": [], "two": [], "three": []}
+
+
+@pytest.mark.parametrize(("waves", "plays"), [([1], 3), ([3], 1), (None, 3)])
+def test_waves_come_from_the_inventory(fleet, waves, plays):
+    run = fleet.play(dict.fromkeys(fleet.hosts, LAYOUT), "--check", waves=waves)
+    assert run.stdout.count("PLAY [Apply (in waves, a canary first)]") == plays
 
 
 def test_a_dry_run_shows_the_steps_and_changes_nothing(fleet):

@@ -1,0 +1,226 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Let every NVML call of a transition fail once, and die once, and see how each run ends.
+
+Runs are forks of this process on a simulated host, so that thousands of them take minutes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import os
+import random
+import sys
+from pathlib import Path
+from typing import Any, Callable, Iterator, NamedTuple
+
+from simulated_host import SIMULATOR, SimulatedHost
+
+from ansible_collections.openfleet.gpu.plugins.module_utils import mig_apply, mig_plan
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError, FleetError
+from ansible_collections.openfleet.gpu.plugins.module_utils.mig_steps import Target, WantedInstance
+from ansible_collections.openfleet.gpu.plugins.module_utils.transaction import Journal, locked
+
+sys.path[:0] = [str(SIMULATOR), str(Path(__file__).resolve().parents[1] / "unit")]
+
+ACTIONS = ("UNKNOWN", "kill", "kill-inside", "kill-after")
+
+
+class Ending(NamedTuple):
+    """How one run with a fault ended."""
+
+    call: str
+    nth: int
+    action: str
+    #: What is wrong with the ending; empty for a good one.
+    wrong: str
+
+
+class Sweep:
+    """One simulated host, its state file kept and put back between runs."""
+
+    def __init__(self, folder: Path, library: Path) -> None:
+        import pynvml
+        from gpusim.control import Control
+
+        self.host = SimulatedHost(folder, library)
+        self.directory = str(folder / "state.d")
+        os.environ["GPUSIM_STATE"] = str(folder / "state")
+        self.control = Control(str(library / "libnvidia-ml.so.1"))
+        pynvml.nvmlLib = ctypes.CDLL(str(library / "libnvidia-ml.so.1"))
+
+    def transition(
+        self, model: str, have: list[tuple[str, int]], busy: set[int], want: list[str], most: int | None = None
+    ) -> Iterator[Ending]:
+        """Every fault in every call of the change from `have` to `want`, or a sample of `most` of them.
+
+        Instances of `have` that start in `busy` have a process.
+        """
+        self.host.create([{"model": model, "count": 2}])
+        old = [WantedInstance(name, start) for name, start in have]
+        self._fork(lambda: self._apply(old))
+        held = self._attach(busy)
+        snapshot = (self.host.folder / "state").read_bytes()
+        before = self._seen()
+        new = [WantedInstance(name) for name in want]
+        self.control.clear_calls()
+        status, said = self._fork(lambda: self._apply(new))
+        if status != 0:
+            # Refused before anything changed (it would end a process): there is no transition to disturb.
+            assert self._seen() == before, said
+            return
+        after = self._seen()
+        calls = sorted(self.control.dump()["calls"].items())
+        faults = [(call, nth, action) for call, count in calls for nth in range(1, count + 1) for action in ACTIONS]
+        if most is not None and most < len(faults):
+            faults = random.Random(len(faults)).sample(faults, most)
+        for call, nth, action in faults:
+            self._restore(snapshot)
+            self.control.fail(call, nth, action)
+            yield Ending(call, nth, action, self._judge(lambda: self._apply(new), before, after, held))
+
+    def _judge(self, run: Callable[[], Any], before: Any, after: Any, held: set[tuple[int, int]]) -> str:
+        status, said = self._fork(run)
+        # Where the run took another path, its fault waits still, and would meet those who look.
+        self.control.clear_failures()
+        left = (Path(self.directory) / "journal.json").exists()
+        if not self._lock_is_free():
+            return "the lock is still held"
+        if status == 0 and self._seen() != after:
+            return "success was reported, and the new layout is not there"
+        if status == 1 and self._seen() != before:
+            return "the old layout was reported, and it is not there: %s" % said
+        if status == 1 and left:
+            return "a journal is left beside a whole layout"
+        status, said = self._fork(self._recover)
+        if status != 0:
+            return "the next run could not clear up: %s" % said
+        seen = self._seen()
+        if seen not in (before, after):
+            return "neither old nor new: %s" % seen
+        if not held <= {tuple(place) for place in seen["processes"]}:
+            return "a process lost its instance"
+        return ""
+
+    def _restore(self, snapshot: bytes) -> None:
+        # In place: this process and its forks have the file mapped.
+        with (self.host.folder / "state").open("r+b") as file:
+            file.write(snapshot)
+        Journal(self.directory).end()
+
+    def _attach(self, busy: set[int]) -> set[tuple[int, int]]:
+        """Give instances of GPU 0 a process (this one); return (GPU, placement start) of each."""
+        for start, identity in self._seen()["ids"]:
+            if start in busy:
+                self.control.attach(os.getpid(), 0, identity, 0, "compute", 1 << 20)
+        return {(0, start) for start, _ in self._seen()["ids"] if start in busy}
+
+    # ------------------------------------------------------------------ what runs in a fork
+
+    def _apply(self, wanted: list[WantedInstance]) -> None:
+        """GPU 0 gets these instances; where they are not pinned, GPU 1 changes its compute mode in the same run."""
+        from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import Session
+
+        with locked(self.directory, 0), Session() as session:
+            journal = Journal(self.directory)
+            mig_apply.recover(session, journal)
+            gpus = session.observe().gpus
+            targets = [Target(gpus[0].uuid, "gpu_layout[0]", "mig", True, tuple(wanted))]
+            if any(instance.start is None for instance in wanted):
+                targets.append(Target(gpus[1].uuid, "gpu_layout[1]", "exclusive", False, (), "exclusive_process"))
+            mig_apply.apply(
+                session, mig_plan.plan(gpus, targets[: 1 if all(w.start is not None for w in wanted) else 2]), journal
+            )
+
+    def _recover(self) -> None:
+        from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import Session
+
+        with locked(self.directory, 0), Session() as session:
+            mig_apply.recover(session, Journal(self.directory))
+
+    def _seen(self) -> Any:
+        """What NVML shows: per GPU mode and instances; processes as (GPU, placement start); ids of GPU 0's instances."""
+        status, said = self._fork(_read)
+        assert status == 0, said
+        return said
+
+    def _fork(self, run: Callable[[], Any]) -> tuple[int, Any]:
+        """Run it in a fork: (0, result), (1, message) for "nothing changed" or "old", (2, message) else, (-9, "") killed."""
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            status, said = 0, None
+            try:
+                said = run()
+            except ApplyError as error:
+                status, said = (1 if error.outcome == "old" else 2), str(error)
+            except FleetError as error:
+                status, said = 1, str(error)
+            except BaseException as error:  # pylint: disable=broad-except
+                status, said = 2, repr(error)
+            os.write(writer, json.dumps(said).encode())
+            os._exit(status)
+        os.close(writer)
+        with os.fdopen(reader) as stream:
+            text = stream.read()
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        return status, json.loads(text) if text else ""
+
+    def _lock_is_free(self) -> bool:
+        with (Path(self.directory) / "lock").open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                return False
+            return True
+
+
+def _read() -> Any:
+    from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import Session
+
+    with Session() as session:
+        gpus = session.observe().gpus
+    return {
+        "gpus": [
+            [
+                gpu.mig.enabled,
+                gpu.mig.pending,
+                gpu.compute_mode,
+                [
+                    [i.profile, i.placement.start, [c.compute_slices for c in i.compute_instances]]
+                    for i in gpu.mig.instances
+                ],
+            ]
+            for gpu in gpus
+        ],
+        "processes": [[g.index, i.placement.start] for g in gpus for i in g.mig.instances if i.processes],
+        "ids": [[i.placement.start, i.id] for i in gpus[0].mig.instances],
+    }
+
+
+def random_transitions(seed: int, count: int) -> Iterator[tuple[str, list[tuple[str, int]], set[int], list[str]]]:
+    """(model, have, busy, want) of random transitions in which something changes."""
+    from mig_rules import legal
+
+    from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
+    from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import load_models
+
+    models = load_models()
+    rng = random.Random(seed)
+    keys = sorted(key for key, model in models.items() if model.mig_capable)
+    for _ in range(count):
+        key = rng.choice(keys)
+        gpu = assumed_gpus([key], models)[0]
+        pairs = [(p.name, placement) for p in gpu.mig.profiles for placement in p.placements]
+        chosen: list[list[Any]] = [[], []]
+        for some in chosen:
+            for pair in rng.sample(pairs, rng.randint(1, min(5, len(pairs)))):
+                if legal(gpu, [*some, pair]):
+                    some.append(pair)
+        have, want = ([(name, placement.start) for name, placement in some] for some in chosen)
+        wanted = [name for name, _ in want]
+        # A process where the new layout can keep its instance; where it cannot, the run would be refused.
+        busy = {start for name, start in have[:1] if name in wanted}
+        yield key, have, busy, wanted
