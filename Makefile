@@ -138,20 +138,20 @@ test-unit:
 	@$(call leg,unit tests,pytest --quiet tests/unit)
 
 test-integration:
-	@$(call leg,integration tests,pytest --quiet tests/integration)
+	@$(call leg,integration tests,pytest --quiet --numprocesses auto tests/integration)
 
 test-newest: $(if $(NEWEST_PYTHON),$(venv_newest_stamp))
 ifeq ($(NEWEST_PYTHON),)
 	@printf '\n=== newest ansible-core: left out, no Python 3.12 or later found (NEWEST_PYTHON= names one)\n'
 else
-	@$(call leg,unit and integration tests on the newest ansible-core ($(NEWEST_PYTHON)),.venv-newest/bin/python -m pytest --quiet tests/unit tests/integration)
+	@$(call leg,unit and integration tests on the newest ansible-core ($(NEWEST_PYTHON)),.venv-newest/bin/python -m pytest --quiet --numprocesses auto tests/unit tests/integration)
 endif
 
 test-oldest:
 ifeq ($(OLDEST_PYTHON),)
 	@printf '\n=== hosts with Python 3.8: left out, none found (OLDEST_PYTHON= names one)\n'
 else
-	@$(call leg,integration tests with $(OLDEST_PYTHON) on the host,OPENFLEET_HOST_PYTHON=$(OLDEST_PYTHON) pytest --quiet tests/integration)
+	@$(call leg,integration tests with $(OLDEST_PYTHON) on the host,OPENFLEET_HOST_PYTHON=$(OLDEST_PYTHON) pytest --quiet --numprocesses auto tests/integration)
 endif
 
 # One fleet for molecule and for the tests of the lab, apart from the demo's, so that a demo may stand beside it.

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,19 +16,24 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from simulated_host import SimulatedHost
 
 
+@contextmanager
+def open_folder():
+    """A folder that other users reach too, as they do on a host; pytest's own are for their owner alone."""
+    with tempfile.TemporaryDirectory(prefix="openfleet-") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
 @pytest.fixture(scope="session")
-def library(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("library")
-    folder.chmod(0o755)
-    return SimulatedHost.build(folder).library
+def library():
+    with open_folder() as folder:
+        yield SimulatedHost.build(folder).library
 
 
 @pytest.fixture
-def host(library, tmp_path):
+def host(library):
     """An empty folder with the library; call create() on it."""
     if os.geteuid() != 0:
         pytest.skip("partitioning GPUs needs root, also on the simulator: run as root")
-    # Other users must reach the state and the tools here, as on a host.
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
-    return SimulatedHost(tmp_path, library)
+    with open_folder() as folder:
+        yield SimulatedHost(folder, library)
