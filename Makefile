@@ -31,12 +31,14 @@ BENCH ?=
 # --- Nothing is written outside the checkout ------------------------------------------------------------------------
 
 export PATH := $(CURDIR)/.venv/bin:$(CURDIR)/.lab/bin:$(PATH)
+$(shell mkdir -p .cache/tmp)
 export XDG_CACHE_HOME := $(CURDIR)/.cache
 export PIP_CACHE_DIR := $(CURDIR)/.cache/pip
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 export ANSIBLE_HOME := $(CURDIR)/.cache/ansible
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/.cache/hypothesis
+export PYTEST_DEBUG_TEMPROOT := $(CURDIR)/.cache/tmp
 export RUFF_CACHE_DIR := $(CURDIR)/.cache/ruff
 
 # --- Stamps: a virtual environment is made anew when its requirements or its Python change --------------------------
