@@ -14,28 +14,32 @@ from typing import Callable, Sequence
 from . import mig_plan, mig_steps
 from .errors import ApplyError, FleetError, NvmlError
 from .mig_steps import GpuPlan, Plan, Target
-from .model import Host
+from .model import Gpu, Host
 from .nvml import IN_USE, SUCCESS, Session
+from .ownership import Ownership, Record
 from .reset import reset_gpu
 from .transaction import Journal
 
 Reset = Callable[[str, bool], None]
 
 
-def apply(session: Session, plan: Plan, journal: Journal, reset: Reset = reset_gpu) -> Host:
-    """Carry out `plan` and return the host as it was observed afterwards.
+def apply(
+    session: Session,
+    plan: Plan,
+    journal: Journal,
+    reset: Reset = reset_gpu,
+    ownership: Ownership = mig_plan.ALL_OURS,
+    record: Record | None = None,
+) -> Host:
+    """Carry out `plan`, made under `ownership`, and return the host as it was observed afterwards.
+
+    Where there is a `record`, it knows the instances that stand at the end as soon as the journal is gone.
 
     Raises ApplyError: before the first step where the plan would end something that runs; after a failed step, then
     with outcome "old" (the layout of before is back), or "unknown" where even that failed (the journal then stays, and
     the next run tries again).
     """
-    if plan.disturbs:
-        raise ApplyError(
-            "; ".join(str(found) for found in plan.disturbs),
-            "the plan would end what runs there, and nothing was changed",
-            "Stop it, or change gpu_layout so that this instance stays.",
-            outcome="old",
-        )
+    refuse_disturbance(plan)
     changed = [gpu for gpu in plan.gpus if gpu.steps]
     before, after = [mig_plan.target_of(gpu.gpu) for gpu in changed], [gpu.target for gpu in changed]
     journal.begin(before, after)
@@ -44,15 +48,29 @@ def apply(session: Session, plan: Plan, journal: Journal, reset: Reset = reset_g
         for gpu_plan in changed:
             _run(session, gpu_plan, reset, done)
         host = session.observe()
-        _expect(host, after)
+        _expect(host, after, ownership)
     except BaseException as error:
-        _undo(session, journal, before, error, done, reset)
+        _undo(session, journal, before, error, done, reset, record)
         raise
+    if record is not None:
+        seen = {gpu.uuid: gpu for gpu in host.gpus}
+        record.adopt((seen[gpu_plan.gpu.uuid], gpu_plan.left) for gpu_plan in changed)
     journal.end()
     return host
 
 
-def recover(session: Session, journal: Journal, reset: Reset = reset_gpu) -> str | None:
+def refuse_disturbance(plan: Plan) -> None:
+    """Raise ApplyError, naming who, where the plan would end something that runs."""
+    if plan.disturbs:
+        raise ApplyError(
+            "; ".join(str(found) for found in plan.disturbs),
+            "the plan would end what runs there, and nothing was changed",
+            "Stop it, or change gpu_layout so that this instance stays.",
+            outcome="old",
+        )
+
+
+def recover(session: Session, journal: Journal, reset: Reset = reset_gpu, record: Record | None = None) -> str | None:
     """Finish what a run that was cut off left: None where there is nothing, else which layout stands now, old or new.
 
     The new layout stands where the run had got as far as that. Otherwise the old one is brought back. Raises ApplyError
@@ -65,11 +83,28 @@ def recover(session: Session, journal: Journal, reset: Reset = reset_gpu) -> str
     there = {gpu.uuid for gpu in gpus}
     before, after = ([t for t in targets if t.gpu_uuid in there] for targets in (entry.before, entry.after))
     outcome = "new"
-    if mig_plan.plan(gpus, after).changes:
-        _go_back(session, before, reset)
+    if not _reached(gpus, after):
+        try:
+            host = _go_back(session, before, reset)
+        except FleetError as error:
+            raise ApplyError(
+                error.where,
+                "a run was cut off half way, and the layout before it cannot be brought back: %s" % error.problem,
+                "%s Or remove %s to go on from what stands now." % (error.cure, journal.path),
+            ) from error
         outcome = "old"
+        if record is not None:
+            record.renew(host.gpus)
     journal.end()
     return outcome
+
+
+def _reached(gpus: Sequence[Gpu], targets: Sequence[Target]) -> bool:
+    try:
+        return not mig_plan.plan(gpus, targets).changes
+    except FleetError:
+        # What was possible when the run began no longer is: another driver, another card.
+        return False
 
 
 def _run(session: Session, gpu_plan: GpuPlan, reset: Reset, done: list[str]) -> None:
@@ -78,8 +113,8 @@ def _run(session: Session, gpu_plan: GpuPlan, reset: Reset, done: list[str]) -> 
         done.append("gpu %d: %s" % (gpu_plan.gpu.index, step))
 
 
-def _expect(host: Host, targets: Sequence[Target]) -> None:
-    left = mig_plan.plan(host.gpus, targets)
+def _expect(host: Host, targets: Sequence[Target], ownership: Ownership = mig_plan.ALL_OURS) -> None:
+    left = mig_plan.plan(host.gpus, targets, ownership)
     if left.changes:
         raise NvmlError(
             "this host",
@@ -127,12 +162,18 @@ def _set_mig_mode(session: Session, gpu: str, enabled: bool, reset: Reset) -> No
 
 
 def _undo(
-    session: Session, journal: Journal, before: Sequence[Target], cause: BaseException, done: list[str], reset: Reset
+    session: Session,
+    journal: Journal,
+    before: Sequence[Target],
+    cause: BaseException,
+    done: list[str],
+    reset: Reset,
+    record: Record | None,
 ) -> None:
     """Go back after a failed step. Raises ApplyError for a FleetError; returns for any other exception."""
     known = cause if isinstance(cause, FleetError) else FleetError("this host", "interrupted by %r" % cause)
     try:
-        _go_back(session, before, reset)
+        host = _go_back(session, before, reset)
     except FleetError as error:
         raise ApplyError(
             known.where,
@@ -141,13 +182,15 @@ def _undo(
             outcome="unknown",
             steps_done=done,
         ) from cause
+    if record is not None:
+        record.renew(host.gpus)
     journal.end()
     if known is cause:
         problem = "%s; the layout of before is back" % known.problem
         raise ApplyError(known.where, problem, known.cure, outcome="old", steps_done=done) from cause
 
 
-def _go_back(session: Session, before: Sequence[Target], reset: Reset) -> None:
+def _go_back(session: Session, before: Sequence[Target], reset: Reset) -> Host:
     """Back to the layout of before, by a plan made from what is there now."""
     back: Plan = mig_plan.plan(session.observe().gpus, before)
     if back.disturbs:
@@ -158,4 +201,6 @@ def _go_back(session: Session, before: Sequence[Target], reset: Reset) -> None:
         )
     for gpu_plan in back.gpus:
         _run(session, gpu_plan, reset, [])
-    _expect(session.observe(), before)
+    host = session.observe()
+    _expect(host, before)
+    return host

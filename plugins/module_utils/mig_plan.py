@@ -11,6 +11,7 @@ instance that it creates: left to itself the driver may place instances so that 
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Iterable, Sequence
 
 from .errors import PlanError
@@ -33,22 +34,75 @@ from .mig_steps import (
     standing,
 )
 from .model import Gpu, GpuInstance, Placement
+from .ownership import Ownership
+
+#: Every instance counts as the collection's own: the way back to a state, and plans for GPUs that are not there yet.
+ALL_OURS = Ownership("remove")
 
 
-def plan(gpus: Sequence[Gpu], targets: Iterable[Target]) -> Plan:
+def plan(gpus: Sequence[Gpu], targets: Iterable[Target], ownership: Ownership = ALL_OURS) -> Plan:
     """Plan every target on the GPUs observed.
 
-    Raises PlanError, naming the GPU and the entry, where a target cannot be had. A plan that would end something that
-    runs is returned, not refused: `Plan.disturbs` names it, and whoever carries plans out decides.
+    Raises PlanError, naming the GPU and the entry, where a target cannot be had, or where it would remove instances that
+    are somebody else's and `ownership` does not allow that. A plan that would end something that runs is returned, not
+    refused: `Plan.disturbs` names it, and whoever carries plans out decides.
     """
     by_uuid = {gpu.uuid: gpu for gpu in gpus}
-    plans = [plan_gpu(by_uuid[target.gpu_uuid], target) for target in targets]
+    plans = [plan_gpu(by_uuid[target.gpu_uuid], target, ownership) for target in targets]
     return Plan(tuple(sorted(plans, key=lambda p: p.gpu.index)))
 
 
-def plan_gpu(gpu: Gpu, target: Target) -> GpuPlan:
+def plan_gpu(gpu: Gpu, target: Target, ownership: Ownership = ALL_OURS) -> GpuPlan:
     """Plan one GPU; see `plan`."""
-    return _plan_mig(gpu, target) if target.mig_enabled else _plan_whole(gpu, target)
+    foreign: tuple[GpuInstance, ...] = ()
+    if ownership.policy != "remove":
+        foreign = tuple(instance for instance in gpu.mig.instances if ownership.foreign(gpu, instance))
+    if not target.mig_enabled:
+        _spare(gpu, target, foreign)
+        return _plan_whole(gpu, target)
+    if ownership.policy == "keep":
+        return dataclasses.replace(_plan_mig(gpu, *_beside(gpu, target, foreign)), target=target)
+    made = _plan_mig(gpu, target)
+    _spare(gpu, target, [instance for instance in foreign if instance not in made.kept])
+    return made
+
+
+def _spare(gpu: Gpu, target: Target, doomed: Sequence[GpuInstance]) -> None:
+    """Refuse to remove what is somebody else's."""
+    if not doomed:
+        return
+    names = ", ".join(
+        "%s (%s)" % (standing(i), ", ".join(str(c.mig_uuid) for c in i.compute_instances) or "no compute instance")
+        for i in doomed
+    )
+    raise PlanError(
+        "%s on %s" % (target.where, gpu.label),
+        "there are instances that the layout does not name and that this collection did not create: %s" % names,
+        "Name them in gpu_layout, or set gpu_layout_unlisted to remove%s."
+        % (" or to keep" if target.mig_enabled else "; they cannot stay on a GPU without MIG mode"),
+    )
+
+
+def _beside(gpu: Gpu, target: Target, foreign: Sequence[GpuInstance]) -> tuple[Target, tuple[GpuInstance, ...]]:
+    """The target with every foreign instance staying where it is: (target, the instances that it does not name).
+
+    A foreign instance is adopted where the layout asks for one like it and the collection has too few of its own.
+    """
+    own = [i.profile for i in gpu.mig.instances if i not in foreign]
+    wanted: list[WantedInstance] = list(target.instances)
+    adopted: list[WantedInstance] = []
+    left = []
+    for instance in foreign:
+        profile, start = instance.profile, instance.placement.start
+        here = [w for w in wanted if w.profile == profile and w.start == start]
+        anywhere = [w for w in wanted if w.profile == profile and w.start is None]
+        if not here and len(anywhere) <= own.count(profile):
+            left.append(instance)
+            continue
+        chosen = (here or anywhere)[0]
+        wanted.remove(chosen)
+        adopted.append(dataclasses.replace(chosen, start=start))
+    return dataclasses.replace(target, instances=(*wanted, *adopted)), tuple(left)
 
 
 def target_of(gpu: Gpu) -> Target:
@@ -85,10 +139,11 @@ def _plan_whole(gpu: Gpu, target: Target) -> GpuPlan:
     return GpuPlan(gpu, target, tuple(steps), (), tuple(disturbs))
 
 
-def _plan_mig(gpu: Gpu, target: Target) -> GpuPlan:
+def _plan_mig(gpu: Gpu, target: Target, left: tuple[GpuInstance, ...] = ()) -> GpuPlan:
+    """Plan the target beside the instances in `left`, which are not to be touched."""
     capacity = _capacity(gpu, target)
-    present = gpu.mig.instances if gpu.mig.enabled else ()
-    placed = _place(gpu, target, capacity, present)
+    present = tuple(i for i in gpu.mig.instances if i not in left) if gpu.mig.enabled else ()
+    placed = _place(gpu, target, capacity, present, left)
 
     at = {(instance.profile, instance.placement): instance for instance in present}
     kept: list[GpuInstance] = []
@@ -126,9 +181,8 @@ def _plan_mig(gpu: Gpu, target: Target) -> GpuPlan:
             mode.insert(0, SetComputeMode(DEFAULT))
         if gpu.processes:
             disturbs.append(Disturbance("gpu %d (its MIG mode would change)" % gpu.index, gpu.processes))
-    return GpuPlan(
-        gpu, target, tuple(mode + destroy + create), tuple(sorted(kept, key=lambda i: i.placement)), tuple(disturbs)
-    )
+    kept.sort(key=lambda instance: instance.placement)
+    return GpuPlan(gpu, target, tuple(mode + destroy + create), tuple(kept), tuple(disturbs), left)
 
 
 def _capacity(gpu: Gpu, target: Target) -> Capacity:
@@ -173,7 +227,7 @@ def _capacity(gpu: Gpu, target: Target) -> Capacity:
 
 
 def _place(
-    gpu: Gpu, target: Target, capacity: Capacity, present: Sequence[GpuInstance]
+    gpu: Gpu, target: Target, capacity: Capacity, present: Sequence[GpuInstance], left: Sequence[GpuInstance]
 ) -> list[tuple[WantedInstance, Placement]]:
     """Placements for all wanted instances. What runs is kept before what is idle, and what is kept whole before the rest."""
     at = {(instance.profile, instance.placement): instance for instance in present}
@@ -192,10 +246,19 @@ def _place(
         return (int(spared), 1, -len(gone))
 
     names = [wanted.profile for wanted in target.instances]
-    shortage = capacity.shortage(names)
+    shortage = capacity.shortage(names + [instance.profile for instance in left])
     # Equal wants are interchangeable, so the wanted instance itself is the kind.
-    found = None if shortage else arrange([Want(w, open_to(w)) for w in target.instances], gain, capacity.outlook)
+    wants = [Want(wanted, open_to(wanted)) for wanted in target.instances]
+    fixed = [Want(WantedInstance(i.profile, i.placement.start), (i.placement,)) for i in left]
+    found = None if shortage else arrange(wants + fixed, gain, capacity.outlook)
     if found is None:
+        if left and capacity.fits(names):
+            raise PlanError(
+                "%s on %s" % (target.where, gpu.label),
+                "%s do not fit beside what stands there and is not the layout's: %s"
+                % (listing(names), ", ".join(map(standing, left))),
+                "Name these instances in gpu_layout, or set gpu_layout_unlisted to remove.",
+            )
         pinned = any(wanted.start is not None for wanted in target.instances)
         part = capacity.largest_part(names)
         if shortage is None:

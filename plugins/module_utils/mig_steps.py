@@ -141,9 +141,12 @@ class GpuPlan:
     steps: tuple[Step, ...] = ()
     kept: tuple[GpuInstance, ...] = ()
     disturbs: tuple[Disturbance, ...] = ()
+    #: Instances that are not the collection's and that no layout names, left where they are.
+    left: tuple[GpuInstance, ...] = ()
 
     def __str__(self) -> str:
         words = ["keep %s" % standing(instance) for instance in self.kept]
+        words += ["leave %s" % standing(instance) for instance in self.left]
         words += [str(step) for step in self.steps if not self._implied(step)]
         return "gpu %d: %s" % (self.gpu.index, ", ".join(words) or "nothing to do")
 
@@ -154,10 +157,9 @@ class GpuPlan:
 
     def after(self) -> str:
         """The GPU as it will be when every step is done, in the words of `before`."""
-        slices: dict[int, list[int]] = {
-            i.placement.start: [c.compute_slices for c in i.compute_instances] for i in self.kept
-        }
-        named = {i.placement.start: i.profile for i in self.kept}
+        staying = self.kept + self.left
+        slices = {i.placement.start: [c.compute_slices for c in i.compute_instances] for i in staying}
+        named = {i.placement.start: i.profile for i in staying}
         for step in self.steps:
             if isinstance(step, CreateGpuInstance):
                 named[step.placement.start], slices[step.placement.start] = step.profile, []

@@ -33,6 +33,17 @@ options:
       - Entries whose C(sharing) is V(mps), V(time_slicing) or V(vgpu) are checked and then refused by this release.
     type: raw
     required: true
+  unlisted:
+    description:
+      - >-
+        What to do with instances, on GPUs that the layout puts in MIG mode, that it does not name and that this collection
+        neither created nor adopted (it adopts what a layout names).
+      - V(fail) stops before anything changes and names them. V(remove) removes them if nothing runs in them.
+        V(keep) leaves them and places the layout's instances beside them.
+      - Instances of this collection that the layout no longer names are removed in any case, if nothing runs in them.
+    type: str
+    choices: [fail, remove, keep]
+    default: fail
   lock_timeout:
     description: >-
       How many seconds to wait where another run is changing this host's layout. Then the module fails and names that run.
@@ -40,7 +51,8 @@ options:
     default: 60
   state_directory:
     description: >-
-      Directory on the host for the lock and the journal. Wherever a host's layout is changed from, it must be the same one.
+      Directory on the host for the lock, the journal and the record of this collection's instances. Wherever a host's layout
+      is changed from, it must be the same one.
     type: path
     default: /var/lib/openfleet-gpu
 extends_documentation_fragment:
@@ -122,25 +134,23 @@ steps_done:
   elements: str
 """
 
-import contextlib
-
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils import mig_apply, mig_plan
+from ..module_utils.converge import converge, foresee
 from ..module_utils.errors import DriverAbsentError
 from ..module_utils.layout import parse_layout
 from ..module_utils.model import to_data
-from ..module_utils.nvml import Session
+from ..module_utils.ownership import POLICIES
 from ..module_utils.pci import nvidia_gpus
 from ..module_utils.runner import respawn_with_pynvml, run
-from ..module_utils.selector import targets
-from ..module_utils.transaction import DIRECTORY, Journal, locked
+from ..module_utils.transaction import DIRECTORY
 
 
 def argspec():
     return {
         # raw: the layout's own parser says what is wrong with it, entry by entry.
         "layout": {"type": "raw", "required": True},
+        "unlisted": {"type": "str", "choices": list(POLICIES), "default": POLICIES[0]},
         "lock_timeout": {"type": "int", "default": 60},
         "state_directory": {"type": "path", "default": DIRECTORY},
     }
@@ -149,18 +159,12 @@ def argspec():
 def partition(params, check_mode):
     """The module's return values."""
     layout = parse_layout(params["layout"])
-    directory = params["state_directory"]
+    directory, unlisted = params["state_directory"], params["unlisted"]
     try:
-        with contextlib.ExitStack() as held:
-            if not check_mode:
-                held.enter_context(locked(directory, params["lock_timeout"]))
-            session = held.enter_context(Session())
-            journal = Journal(directory)
-            recovered = None if check_mode else mig_apply.recover(session, journal)
-            host = session.observe()
-            plan = mig_plan.plan(host.gpus, targets(layout, host.gpus))
-            if plan.disturbs or (plan.changes and not check_mode):
-                host = mig_apply.apply(session, plan, journal)
+        if check_mode:
+            done = foresee(layout, directory, unlisted)
+        else:
+            done = converge(layout, directory, unlisted, params["lock_timeout"])
     except DriverAbsentError as error:
         if error.call == "import":
             respawn_with_pynvml()
@@ -168,22 +172,22 @@ def partition(params, check_mode):
             raise
         msg = "%s Only the form of the layout was checked." % error
         return {"changed": True, "driver_present": False, "pci_gpus": nvidia_gpus(), "msg": msg}
-    told = {"recovered": recovered} if recovered else {}
-    return dict(told, driver_present=True, **_told(plan, host, recovered))
-
-
-def _told(plan, host, recovered):
-    return {
-        "changed": plan.changes or recovered == "old",
+    plan = done.plan
+    told = {
+        "changed": done.changed,
+        "driver_present": True,
         "plan": plan.lines(),
         "counts": plan.counts(),
-        "gpus": report(plan, {gpu.uuid: gpu for gpu in host.gpus}),
+        "gpus": report(plan, {gpu.uuid: gpu for gpu in done.host.gpus}),
         "diff": {
             "before": "".join(gpu.before() + "\n" for gpu in plan.gpus),
             "after": "".join(gpu.after() + "\n" for gpu in plan.gpus),
             "prepared": "\n".join(plan.lines()) if plan.changes else "",
         },
     }
+    if done.recovered:
+        told["recovered"] = done.recovered
+    return told
 
 
 def report(plan, observed):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 import yaml
+
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
 from ansible_collections.openfleet.gpu.plugins.modules import gpu_info, mig
 

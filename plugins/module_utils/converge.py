@@ -1,0 +1,61 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""One run over a host, whoever asks for it: clear up after a run that was cut off, observe, plan, apply, record."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+
+from . import mig_apply, mig_plan
+from .layout_types import Layout
+from .mig_steps import Plan
+from .model import Host
+from .nvml import Session
+from .ownership import Ownership, Record
+from .selector import targets
+from .transaction import Journal, locked
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run planned, what it saw last, and which layout stood after it had cleared up (old, new, or None)."""
+
+    plan: Plan
+    host: Host
+    recovered: str | None = None
+
+    @property
+    def changed(self) -> bool:
+        return self.plan.changes or self.recovered == "old"
+
+
+def foresee(layout: Layout, directory: str, unlisted: str) -> Run:
+    """What a run would do. Changes nothing, and needs no lock. Raises as `converge` does, as far as it can be known."""
+    with Session() as session:
+        host = session.observe()
+        plan = mig_plan.plan(host.gpus, targets(layout, host.gpus), Ownership(unlisted, Record(directory).read()))
+        mig_apply.refuse_disturbance(plan)
+        return Run(plan, host)
+
+
+def converge(layout: Layout, directory: str, unlisted: str, lock_timeout_seconds: float) -> Run:
+    """Make the host's GPUs what the layout says.
+
+    Raises DriverAbsentError, SelectorError, PlanError before anything has changed; ApplyError with its outcome after.
+    """
+    with contextlib.ExitStack() as held:
+        held.enter_context(locked(directory, lock_timeout_seconds))
+        session = held.enter_context(Session())
+        journal, record = Journal(directory), Record(directory)
+        recovered = mig_apply.recover(session, journal, record=record)
+        host = session.observe()
+        ownership = Ownership(unlisted, record.read())
+        plan = mig_plan.plan(host.gpus, targets(layout, host.gpus), ownership)
+        if plan.changes:
+            host = mig_apply.apply(session, plan, journal, ownership=ownership, record=record)
+        # What stood there already and is named by the layout is adopted too.
+        seen = {gpu.uuid: gpu for gpu in host.gpus}
+        record.adopt((seen[gpu.gpu.uuid], gpu.left) for gpu in plan.gpus)
+        return Run(plan, host, recovered)

@@ -1,0 +1,103 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which MIG instances are this collection's, so that nobody else's is removed unasked.
+
+An instance is ours when a layout created it or named it (then it is adopted). The record is kept on the host; the
+instance's MIG UUIDs tell it from another one that somebody made later at the same place.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Iterable, Sequence
+
+from .errors import ApplyError
+from .model import Gpu, GpuInstance, to_data
+
+SCHEMA = 1
+
+#: What to do with instances that are not ours and that the layout does not name.
+POLICIES = ("fail", "remove", "keep")
+
+
+@dataclass(frozen=True)
+class Owned:
+    """One instance that is ours: where it is, and the UUIDs of its MIG devices when it was last seen."""
+
+    gpu_uuid: str
+    profile: str
+    start: int
+    mig_uuids: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Ownership:
+    """The record, and the policy for all that is not in it."""
+
+    policy: str
+    owned: frozenset[Owned] = frozenset()
+
+    def foreign(self, gpu: Gpu, instance: GpuInstance) -> bool:
+        """Whether this instance is somebody else's."""
+        there = {c.mig_uuid for c in instance.compute_instances}
+        for ours in self.owned:
+            if (ours.gpu_uuid, ours.profile, ours.start) == (gpu.uuid, instance.profile, instance.placement.start):
+                # Ours without a compute instance left has nothing to be told by, and nothing that could run in it.
+                return bool(there) and not there.intersection(ours.mig_uuids)
+        return True
+
+
+class Record:
+    """The record of one host, as a file."""
+
+    def __init__(self, directory: str) -> None:
+        self.path = Path(directory) / "owned.json"
+
+    def read(self) -> frozenset[Owned]:
+        """Empty where nothing was ever applied. Raises ApplyError for a file of a later release."""
+        try:
+            data = json.loads(self.path.read_text())
+        except FileNotFoundError:
+            return frozenset()
+        if data["schema"] != SCHEMA:
+            raise ApplyError(
+                str(self.path),
+                "it has schema %s and this release reads %d" % (data["schema"], SCHEMA),
+                "Use the release that wrote it, or remove it: then every instance counts as somebody else's.",
+                outcome="old",
+            )
+        return frozenset(Owned(**dict(item, mig_uuids=tuple(item["mig_uuids"]))) for item in data["instances"])
+
+    def adopt(self, seen: Iterable[tuple[Gpu, Sequence[GpuInstance]]]) -> None:
+        """Record all instances of these GPUs as ours, but for the ones beside each GPU, which were left to others.
+
+        What the record says of other GPUs stays.
+        """
+        seen = list(seen)
+        named = {gpu.uuid for gpu, _ in seen}
+        ours = {item for item in self.read() if item.gpu_uuid not in named}
+        for gpu, left in seen:
+            places = {instance.placement for instance in left}
+            ours.update(_owned(gpu, i) for i in gpu.mig.instances if i.placement not in places)
+        self._write(ours)
+
+    def renew(self, gpus: Iterable[Gpu]) -> None:
+        """After instances were put back where they had been: note the UUIDs that ours have now."""
+        there = {(gpu.uuid, i.profile, i.placement.start): _owned(gpu, i) for gpu in gpus for i in gpu.mig.instances}
+        self._write({there.get((item.gpu_uuid, item.profile, item.start), item) for item in self.read()})
+
+    def _write(self, ours: set[Owned]) -> None:
+        items = sorted((to_data(item) for item in ours), key=lambda item: (item["gpu_uuid"], item["start"]))
+        text = json.dumps({"schema": SCHEMA, "instances": items}, indent=1)
+        if not self.path.exists() or self.path.read_text() != text:
+            new = self.path.with_name(self.path.name + ".new")
+            new.write_text(text)
+            new.replace(self.path)
+
+
+def _owned(gpu: Gpu, instance: GpuInstance) -> Owned:
+    uuids = tuple(sorted(c.mig_uuid for c in instance.compute_instances if c.mig_uuid))
+    return Owned(gpu.uuid, instance.profile, instance.placement.start, uuids)
