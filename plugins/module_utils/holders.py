@@ -1,0 +1,172 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Whoever counts as using a GPU or one of its instances: what NVML lists is only a part of it.
+
+A job between two kernels, a container that was given a GPU, a scheduler's allocation hold it as well, and what cannot
+be determined counts as held. Look again right before each destructive step: a look takes milliseconds, and what it
+saw is true for as long.
+"""
+
+from __future__ import annotations
+
+from typing import Iterable, Tuple
+
+from .holders_containers import containers
+from .holders_devices import Devices, Place
+from .holders_kubelet import DIRECTORY as KUBELET_DIRECTORY
+from .holders_kubelet import kubelet
+from .holders_model import (
+    CONTAINER,
+    DEVICE_HANDLE,
+    KUBELET,
+    MPS,
+    PROCESS,
+    SLURM,
+    UNKNOWN,
+    Holder,
+    Run,
+    run_tool,
+    unknown,
+)
+from .holders_mps import is_mps, mps
+from .holders_proc import NAME_LENGTH, Processes, scan
+from .holders_slurm import slurm
+from .model import Host
+
+#: What a holder can be, as `Holder.kind`.
+KINDS = (PROCESS, DEVICE_HANDLE, CONTAINER, SLURM, KUBELET, MPS, UNKNOWN)
+
+#: Programs that keep GPUs open and run nothing on them: they talk to NVML or to the driver and never make a context. A
+#: change of instances passes them by; a reset and a change of MIG mode want them gone (nvml.h, nvmlDeviceSetMigMode).
+#: One that has an instance's capability open is in that instance, and then counts like anybody.
+WATCHERS = (
+    "nvidia-persistenced",
+    "nv-hostengine",
+    "dcgm-exporter",
+    "nv-fabricmanager",
+    "nvidia-device-plugin",
+    "gpu-feature-discovery",
+    "nvidia-smi",
+    "nvtop",
+)
+_WATCHERS = frozenset(name[:NAME_LENGTH] for name in WATCHERS)
+
+#: What a message has room for.
+_COMMAND_LENGTH, _PIDS_SHOWN = 80, 5
+
+
+def find_holders(
+    host: Host,
+    proc: str = "/proc",
+    dev: str = "/dev",
+    run: Run = run_tool,
+    kubelet_directory: str = KUBELET_DIRECTORY,
+) -> Tuple[Holder, ...]:
+    """All holders of the host's GPUs, by GPU (in the host's order), instance, kind and pid.
+
+    `host` is as just observed; this process itself is left out. Raises nothing for what it cannot see: that is a
+    holder of kind unknown, which says how to mend it.
+    """
+    if not host.gpus:
+        return ()
+    devices = Devices(host, proc, dev)
+    processes = scan(devices, proc)
+    found = [
+        *_of_processes(host, devices, processes),
+        *containers(devices, processes, host.gpus),
+        *mps(devices, processes, host.gpus, run),
+        *slurm(devices, processes, host.gpus, run),
+        *kubelet(host, processes, kubelet_directory),
+        *_not_seen(host, devices, processes),
+    ]
+    order = {gpu.uuid: gpu.index for gpu in host.gpus}
+    return tuple(sorted(_without_repeats(found), key=lambda h: (order[h.gpu_uuid], *_sort_key(h))))
+
+
+def blocking(holders: Iterable[Holder], gpu_uuid: str, gpu_instance_id: int | None = None) -> Tuple[Holder, ...]:
+    """Those in the way of destroying that GPU instance; without one, of a reset or a change of MIG mode of the GPU."""
+    return tuple(h for h in holders if h.gpu_uuid == gpu_uuid and h.blocks(gpu_instance_id))
+
+
+def _of_processes(host: Host, devices: Devices, processes: Processes) -> list[Holder]:
+    """Those that NVML lists, and those that have a node open; one that is both counts once, as NVML has it."""
+    kinds: dict[int, dict[Place, str]] = {}
+    names: dict[int, str | None] = {}
+    for pid, seen in processes.seen.items():
+        places = {place for place in map(devices.place, seen.nodes) if place}
+        inside = {gpu for gpu, instance in places if instance is not None}
+        for gpu, instance in places:
+            # Whoever works in an instance has the node of its GPU open as well, and that says no more.
+            if instance is not None or gpu not in inside:
+                kinds.setdefault(pid, {})[gpu, instance] = DEVICE_HANDLE
+    for gpu in host.gpus:
+        for process in gpu.processes:
+            kind = MPS if process.kind == "mps" or is_mps(processes, process.pid) else PROCESS
+            places_of = kinds.setdefault(process.pid, {})
+            places_of.pop((gpu.uuid, None), None)
+            places_of[gpu.uuid, process.gpu_instance_id] = kind
+            names[process.pid] = process.name
+    return [
+        _process(processes, pid, names.get(pid), place, kind)
+        for pid, places in kinds.items()
+        for place, kind in places.items()
+    ]
+
+
+def _process(processes: Processes, pid: int, name: str | None, place: Place, kind: str) -> Holder:
+    command, user, origin = processes.command(pid) or name, processes.user(pid), processes.origin(pid)
+    about = [text for text in (_short(command), user and "user %s" % user, origin.unit_or_container) if text]
+    who = "pid %d" % pid + (" (%s)" % ", ".join(about) if about else "")
+    watches = False
+    if kind == DEVICE_HANDLE:
+        watches = place[1] is None and processes.seen[pid].name in _WATCHERS
+        who += ", which only watches the GPU" if watches else ", which has its device node open"
+    return Holder(
+        place[0],
+        place[1],
+        kind,
+        who,
+        pid,
+        user,
+        command,
+        origin.unit_or_container,
+        origin.job or origin.pod,
+        watches,
+    )
+
+
+def _not_seen(host: Host, devices: Devices, processes: Processes) -> list[Holder]:
+    cure = "Run as root (become: true); within a container, give it the capability CAP_SYS_PTRACE."
+    holders = []
+    if processes.unreadable:
+        pids = processes.unreadable
+        shown = ", ".join(str(pid) for pid in pids[:_PIDS_SHOWN]) + (", ..." if len(pids) > _PIDS_SHOWN else "")
+        problem = "the open files of %d processes cannot be seen (pid %s)" % (len(pids), shown)
+        holders += unknown(host.gpus, problem, cure)
+    elif not processes.complete:
+        holders += unknown(host.gpus, "the processes of other users cannot be seen", cure)
+    if devices.uncertain:
+        problem = "/proc/driver/nvidia does not tell the number of its device node"
+        holders += unknown(devices.uncertain, problem, "Reload the driver, or reboot the host.")
+    return holders
+
+
+def _without_repeats(holders: Iterable[Holder]) -> list[Holder]:
+    """One holder for each pid and place: the first source that named it knows the most."""
+    found: dict[tuple[object, ...], Holder] = {}
+    for holder in holders:
+        key = (holder.gpu_uuid, holder.gpu_instance_id, holder.pid if holder.pid is not None else holder)
+        found.setdefault(key, holder)
+    return list(found.values())
+
+
+def _sort_key(holder: Holder) -> tuple[int, int, int, str]:
+    instance = -1 if holder.gpu_instance_id is None else holder.gpu_instance_id
+    return instance, KINDS.index(holder.kind), holder.pid or 0, holder.who
+
+
+def _short(text: str | None) -> str | None:
+    if text is None or len(text) <= _COMMAND_LENGTH:
+        return text
+    return text[: _COMMAND_LENGTH - 3] + "..."

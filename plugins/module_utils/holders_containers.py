@@ -1,0 +1,128 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+#
+# Thousands of files are looked at in one pass, and pathlib would take most of its time.
+# ruff: noqa: PTH116, PTH121, PTH123, PTH208
+"""Containers that were given a GPU, whether they have it open or not.
+
+Every runtime gives a GPU by putting its device node into the container's own /dev, and every container has a mount
+namespace of its own, so /proc/PID/root/dev of one of its processes tells, for podman, docker, containerd, CRI-O, LXC and
+nspawn alike, and in whatever way the container toolkit did it (CDI, its hook, its legacy mode). The runtimes' own records
+differ in all of that; and with cgroup v2 the device cgroup is a BPF program that cannot be read back.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+
+from .holders_devices import Devices, Place
+from .holders_model import CONTAINER, Holder, unknown
+from .holders_proc import Processes, Seen
+from .model import Gpu
+
+#: What a privileged container has of its own in /dev, as terminals and consoles, or that differs from boot to boot.
+_OWN_NODES = re.compile(r"^(tty|pty|vcs|pts|ptmx|console|loop\d|dm-|core|fd|std|shm|mqueue|log|nvidia)")
+#: Driver files that the container toolkit brings along with the GPU.
+_DRIVER_FILES = ("libnvidia-ml.so", "libcuda.so", "nvidia-smi")
+
+
+def containers(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...]) -> list[Holder]:
+    """A holder for each container and each GPU or GPU instance that it was given."""
+    by_namespace: dict[str, list[Seen]] = {}
+    for process in processes.seen.values():
+        if process.mount_namespace not in (None, processes.own_mount_namespace):
+            by_namespace.setdefault(process.mount_namespace or "", []).append(process)
+    holders: list[Holder] = []
+    for members in by_namespace.values():
+        for member in sorted(members, key=lambda process: process.pid):
+            try:
+                places = _given(devices, "%s/%d" % (processes.proc, member.pid))
+            except (FileNotFoundError, ProcessLookupError):
+                # It has ended meanwhile, or shows no /dev; another one of the same namespace may do.
+                continue
+            except OSError as error:
+                problem = "the devices of the container of pid %d cannot be seen (%s)" % (member.pid, error.strerror)
+                holders += unknown(gpus, problem, "Run as root, with the capability CAP_SYS_PTRACE.", pid=member.pid)
+            else:
+                holders += [_holder(processes, member, place) for place in places]
+            break
+    return holders
+
+
+def _holder(processes: Processes, first: Seen, place: Place) -> Holder:
+    origin = processes.origin(first.pid)
+    command = processes.command(first.pid)
+    what = origin.unit_or_container or "a container"
+    who = "%s (pid %d: %s), which was given the device" % (what, first.pid, command)
+    return Holder(
+        place[0],
+        place[1],
+        CONTAINER,
+        who,
+        first.pid,
+        processes.user(first.pid),
+        command,
+        origin.unit_or_container,
+        origin.job or origin.pod,
+    )
+
+
+def _given(devices: Devices, process: str) -> list[Place]:
+    """The GPUs and GPU instances whose nodes are in a process's own /dev; none where it has the host's."""
+    folder = process + "/root/dev"
+    if os.path.samefile(folder, devices.dev):
+        return []
+    names = _nodes(folder)
+    places = set()
+    for name in names + ["nvidia-caps/" + name for name in _nodes(folder + "/nvidia-caps")]:
+        if "nvidia" not in name and not _is_character_device(folder + "/" + name):
+            continue
+        node = devices.node(folder + "/" + name, _status(folder + "/" + name))
+        place = node and devices.place(node)
+        if place:
+            places.add(place)
+    if places and _has_every_device(devices.dev, names) and not _has_driver(process):
+        # A privileged container gets whatever the host has (every node agent and storage driver of a cluster does):
+        # nobody gave it a GPU. If it opens one all the same, its handle tells.
+        return []
+    inside = {gpu for gpu, instance in places if instance is not None}
+    return sorted(
+        (place for place in places if place[1] is not None or place[0] not in inside), key=lambda p: (p[0], p[1] or 0)
+    )
+
+
+def _has_every_device(dev: str, names: list[str]) -> bool:
+    of_host = {name for name in _nodes(dev) if not _OWN_NODES.match(name) and _is_character_device(dev + "/" + name)}
+    # Every container has null, zero, full, random, urandom and tty: a host without more could not tell them apart.
+    return len(of_host) > 5 and of_host <= set(names)
+
+
+def _has_driver(process: str) -> bool:
+    try:
+        with open(process + "/mountinfo", errors="replace") as file:
+            mounts = file.read()
+    except OSError:
+        return True
+    return any(name in mounts for name in _DRIVER_FILES)
+
+
+def _nodes(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _is_character_device(path: str) -> bool:
+    status = _status(path)
+    return status is not None and stat.S_ISCHR(status.st_mode)
+
+
+def _status(path: str) -> os.stat_result | None:
+    try:
+        return os.lstat(path)
+    except OSError:
+        return None

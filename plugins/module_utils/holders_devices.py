@@ -1,0 +1,118 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Device nodes and what they stand for: /dev/nvidiaN is a GPU, /dev/nvidia-caps/nvidia-capM a part of its MIG side.
+
+The nodes' numbers are of the driver's own counting: N is the device minor, which need not be NVML's index (that follows
+PCI order). Both are in /proc/driver/nvidia; see the chapter on device nodes of NVIDIA's MIG user guide,
+https://docs.nvidia.com/datacenter/tesla/mig-user-guide/.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from pathlib import Path
+
+from .model import Gpu, Host
+
+#: The driver's fixed major number (nv-linux.h, NV_MAJOR_DEVICE_NUMBER); its minors from 254 on are no GPUs.
+_GPU_MAJOR, _FIRST_OTHER_MINOR = 195, 254
+_NODE = re.compile(r"/nvidia(\d+)$")
+_CAPABILITY_NODE = re.compile(r"/nvidia-cap(\d+)$")
+_ACCESS = re.compile(r"gpu(\d+)/gi(\d+)/(?:ci\d+/)?access (\d+)$")
+#: The minors' layout where the driver does not list them: 15 GPU instances a GPU, each itself and 8 compute instances.
+_FIRST_CAPABILITY, _CAPABILITIES_PER_GPU, _CAPABILITIES_PER_INSTANCE = 3, 135, 9
+
+GPU, CAPABILITY = "gpu", "capability"
+#: (GPU or CAPABILITY, minor number)
+Node = "tuple[str, int]"
+#: (GPU UUID, GPU instance id or None for the GPU as a whole)
+Place = "tuple[str, int | None]"
+
+
+class Devices:
+    """The host's GPUs by the numbers of their device nodes."""
+
+    def __init__(self, host: Host, proc: str = "/proc", dev: str = "/dev") -> None:
+        self._proc, self.dev = Path(proc), dev
+        self.uncertain: list[Gpu] = []
+        self._by_minor: dict[int, Gpu] = {}
+        for gpu in host.gpus:
+            minor = self._minor(gpu)
+            if minor is None:
+                self.uncertain.append(gpu)
+            else:
+                self._by_minor[minor] = gpu
+        self._capability_major = self._major("nvidia-caps")
+        self._listed: dict[int, tuple[int, int]] | None = None
+
+    def in_minor_order(self) -> list[Gpu]:
+        return [self._by_minor[minor] for minor in sorted(self._by_minor)]
+
+    def node(self, path: str, status: os.stat_result | None) -> Node | None:
+        """The node behind a path, by its device number where it has one of the driver's, else by its name.
+
+        A container may show a node under another name, and a node may be another file than it was when it was opened;
+        the number is what the driver sees.
+        """
+        if status is not None and stat.S_ISCHR(status.st_mode):
+            major, minor = os.major(status.st_rdev), os.minor(status.st_rdev)
+            if major == _GPU_MAJOR:
+                return (GPU, minor) if minor < _FIRST_OTHER_MINOR else None
+            if major == self._capability_major:
+                return CAPABILITY, minor
+        for pattern, kind in ((_NODE, GPU), (_CAPABILITY_NODE, CAPABILITY)):
+            found = pattern.search(path)
+            if found:
+                return kind, int(found.group(1))
+        return None
+
+    def place(self, node: Node) -> Place | None:
+        """The GPU or GPU instance that a node opens; None for one of none of these GPUs.
+
+        The capabilities 1 (configure MIG) and 2 (watch it) belong to no instance: what is configured with the first
+        shows as instances, and the second only reads.
+        """
+        kind, minor = node
+        if kind == GPU:
+            gpu = self._by_minor.get(minor)
+            return None if gpu is None else (gpu.uuid, None)
+        if minor < _FIRST_CAPABILITY:
+            return None
+        gpu_minor, instance = self._capability(minor)
+        gpu = self._by_minor.get(gpu_minor)
+        return None if gpu is None else (gpu.uuid, instance)
+
+    def _capability(self, minor: int) -> tuple[int, int]:
+        if self._listed is None:
+            self._listed = {}
+            for line in _read(self._proc / "driver/nvidia-caps/mig-minors").splitlines():
+                found = _ACCESS.match(line)
+                if found:
+                    gpu, instance, number = (int(n) for n in found.groups())
+                    self._listed[number] = (gpu, instance)
+        if minor in self._listed:
+            return self._listed[minor]
+        gpu, rest = divmod(minor - _FIRST_CAPABILITY, _CAPABILITIES_PER_GPU)
+        return gpu, rest // _CAPABILITIES_PER_INSTANCE
+
+    def _minor(self, gpu: Gpu) -> int | None:
+        gpus = self._proc / "driver/nvidia/gpus"
+        if not gpus.is_dir():
+            # No kernel side, as with simulated GPUs: there the nodes, where somebody made some, follow the index.
+            return gpu.index
+        found = re.search(r"^Device Minor:\s*(\d+)", _read(gpus / gpu.pci_address / "information"), re.MULTILINE)
+        return int(found.group(1)) if found else None
+
+    def _major(self, name: str) -> int | None:
+        found = re.search(r"^\s*(\d+) %s$" % re.escape(name), _read(self._proc / "devices"), re.MULTILINE)
+        return int(found.group(1)) if found else None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,71 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Clients of the MPS daemons that run here. A client between two kernels need not show in NVML; its server knows it.
+
+The daemon is asked as its operator would: commands on the standard input of nvidia-cuda-mps-control, which finds the
+daemon by CUDA_MPS_PIPE_DIRECTORY (https://docs.nvidia.com/deploy/mps/, chapter on nvidia-cuda-mps-control).
+"""
+
+from __future__ import annotations
+
+from .holders_devices import Devices
+from .holders_model import MPS, Holder, Run, ask, unknown
+from .holders_proc import Processes
+from .model import Gpu
+
+_CONTROL, _SERVER, _PIPE = "nvidia-cuda-mps-control", "nvidia-cuda-mps-server", "CUDA_MPS_PIPE_DIRECTORY"
+
+
+def mps(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...], run: Run) -> list[Holder]:
+    """A holder for each client of each MPS server, on what the server has open."""
+    holders: list[Holder] = []
+    # Both names are longer than the kernel keeps, and are one and the same when cut.
+    running = [process for process in processes.named(_CONTROL) if _program(processes, process.pid) == _CONTROL]
+    for daemon in running:
+        directory = processes.environment(daemon.pid).get(_PIPE)
+        variables = {_PIPE: directory} if directory else {}
+        try:
+            for server in _numbers(run, "get_server_list", variables):
+                for client in _numbers(run, "get_client_list %d" % server, variables):
+                    holders += _client(devices, processes, gpus, server, client)
+        except (FileNotFoundError, _NoAnswer) as error:
+            problem = "an MPS daemon (pid %d) runs here, and its clients are not known: %s" % (daemon.pid, error)
+            holders += unknown(gpus, problem, "Stop it (echo quit | %s) if nobody needs it." % _CONTROL, pid=daemon.pid)
+    return holders
+
+
+def is_mps(processes: Processes, pid: int) -> bool:
+    """Whether a process is a daemon or server of MPS itself."""
+    return _program(processes, pid) in (_CONTROL, _SERVER)
+
+
+class _NoAnswer(Exception):
+    pass
+
+
+def _client(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...], server: int, client: int) -> list[Holder]:
+    command, user = processes.command(client), processes.user(client)
+    origin = processes.origin(client)
+    who = "pid %d (%s%s), a client of the MPS server %d" % (client, command, ", user %s" % user if user else "", server)
+    nodes = processes.seen[server].nodes if server in processes.seen else ()
+    places = {place for place in (devices.place(node) for node in nodes) if place}
+    inside = {uuid for uuid, instance in places if instance is not None}
+    # A server that shows no open device cannot be matched with a GPU: its clients hold any.
+    held = [place for place in places if place[1] is not None or place[0] not in inside]
+    return [
+        Holder(uuid, instance, MPS, who, client, user, command, origin.unit_or_container, origin.job or origin.pod)
+        for uuid, instance in held or [(gpu.uuid, None) for gpu in gpus]
+    ]
+
+
+def _numbers(run: Run, command: str, variables: dict[str, str]) -> list[int]:
+    text, problem = ask(run, [_CONTROL], input=command + "\n", env=variables)
+    if text is None:
+        raise _NoAnswer(problem)
+    return [int(line) for line in text.split() if line.isdigit()]
+
+
+def _program(processes: Processes, pid: int) -> str:
+    words = processes.arguments(pid)
+    return words[0].rpartition("/")[2] if words else ""

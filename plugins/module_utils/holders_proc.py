@@ -1,0 +1,202 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+#
+# Thousands of files are looked at in one pass, and pathlib would take most of its time.
+# ruff: noqa: PTH116, PTH121, PTH123, PTH208
+"""One pass over /proc: which process has which device nodes open, and in which mount namespace it lives (proc(5))."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import re
+from dataclasses import dataclass
+from typing import Iterator
+
+from .holders_devices import Devices, Node
+
+#: The kernel cuts the name of a process after 15 characters.
+NAME_LENGTH = 15
+
+_CONTAINER = re.compile(r"(?:(docker|libpod|crio|cri-containerd|nerdctl)-|/(docker|lxc)/)?\b([0-9a-f]{64})\b")
+_NAMED_CONTAINER = re.compile(r"/(?:lxc\.payload\.|lxc/|systemd-nspawn@|machine-)([^/]+?)(?:\.service|\.scope)?(?:/|$)")
+_RUNTIMES = {"libpod": "podman", "cri-containerd": "containerd", "crio": "cri-o"}
+_UNIT = re.compile(r"([^/]+\.(?:service|scope))(?:/|$)")
+_SLURM_JOB = re.compile(r"/job_(\d+)(?:/|$)")
+#: Kubernetes puts a pod's cgroup as pod<uid>; the systemd driver writes the uid's dashes as underscores.
+_POD = re.compile(r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12})")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A process as the pass saw it. `mount_namespace` is None where /proc does not say."""
+
+    pid: int
+    name: str
+    nodes: tuple[Node, ...] = ()
+    mount_namespace: str | None = None
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What started a process, as far as its cgroup tells."""
+
+    unit_or_container: str | None = None
+    container_id: str | None = None
+    job: str | None = None
+    pod: str | None = None
+
+
+@dataclass(frozen=True)
+class Processes:
+    """All processes. `unreadable` are those whose open files this caller may not see."""
+
+    proc: str
+    seen: dict[int, Seen]
+    unreadable: tuple[int, ...]
+    #: Whether /proc shows the processes of others at all (mount option hidepid).
+    complete: bool
+    own_mount_namespace: str | None
+
+    def named(self, name: str) -> list[Seen]:
+        return [process for process in self.seen.values() if process.name == name[:NAME_LENGTH]]
+
+    def user(self, pid: int) -> str | None:
+        uid = self._status(pid, "Uid")
+        if uid is None:
+            return None
+        try:
+            return pwd.getpwuid(int(uid)).pw_name
+        except (KeyError, ValueError):
+            return uid
+
+    def parent(self, pid: int) -> int | None:
+        parent = self._status(pid, "PPid")
+        return int(parent) if parent else None
+
+    def command(self, pid: int) -> str | None:
+        """The command line, or the name in brackets where there is none, as ps shows it."""
+        words = self.arguments(pid)
+        if words:
+            return " ".join(words)
+        return "[%s]" % self.seen[pid].name if pid in self.seen else None
+
+    def arguments(self, pid: int) -> list[str]:
+        return [word for word in self._text(pid, "cmdline").split("\0") if word]
+
+    def environment(self, pid: int) -> dict[str, str]:
+        pairs = (entry.partition("=") for entry in self._text(pid, "environ").split("\0"))
+        return {name: value for name, equals, value in pairs if equals}
+
+    def origin(self, pid: int) -> Origin:
+        """From the cgroup; for a container without cgroups of its own, from the monitor that podman keeps above it."""
+        origin = parse_cgroup(self._text(pid, "cgroup"))
+        name = self._podman_name(pid)
+        if name:
+            return Origin("podman container %s" % name, origin.container_id, origin.job, origin.pod)
+        return origin
+
+    def pods(self) -> set[str]:
+        """The UIDs of the pods of which a process runs."""
+        origins = (parse_cgroup(self._text(pid, "cgroup")) for pid in self.seen)
+        return {origin.pod for origin in origins if origin.pod}
+
+    def _podman_name(self, pid: int) -> str | None:
+        above: int | None = pid
+        for _level in range(64):
+            if above is None or above <= 1:
+                return None
+            if above in self.seen and self.seen[above].name == "conmon":
+                words = self.arguments(above)
+                return words[words.index("-n") + 1] if "-n" in words[:-1] else None
+            above = self.parent(above)
+        return None
+
+    def _status(self, pid: int, key: str) -> str | None:
+        found = re.search(r"^%s:\s*(\d+)" % key, self._text(pid, "status"), re.MULTILINE)
+        return found.group(1) if found else None
+
+    def _text(self, pid: int, name: str) -> str:
+        return _read("%s/%d/%s" % (self.proc, pid, name))
+
+
+def parse_cgroup(text: str) -> Origin:
+    """Unit, container, Slurm job and pod from /proc/PID/cgroup, on cgroup v1, v2 and both."""
+    container = _CONTAINER.search(text)
+    named = _NAMED_CONTAINER.search(text)
+    units = [unit for unit in _UNIT.findall(text) if not unit.startswith(("init.scope", "session-"))]
+    job = _SLURM_JOB.search(text)
+    pod = _POD.search(text)
+    what = units[-1] if units else None
+    if named and not container:
+        what = "container %s" % named.group(1)
+    if container:
+        runtime = container.group(1) or container.group(2) or ""
+        what = ("%s container %s" % (_RUNTIMES.get(runtime, runtime), container.group(3)[:12])).strip()
+    return Origin(
+        what,
+        container.group(3) if container else named.group(1) if named else None,
+        job.group(1) if job else None,
+        pod.group(1).replace("_", "-") if pod else None,
+    )
+
+
+def scan(devices: Devices, proc: str = "/proc") -> Processes:
+    """Look at every process but this one once. Processes that end meanwhile are left out."""
+    seen: dict[int, Seen] = {}
+    unreadable = []
+    own = os.getpid()
+    for pid in _pids(proc):
+        if pid == own and proc == "/proc":
+            # This process has the GPUs open itself, through NVML.
+            continue
+        folder = "%s/%d" % (proc, pid)
+        nodes: tuple[Node, ...] = ()
+        try:
+            nodes = tuple(sorted(set(_open_nodes(folder + "/fd", devices))))
+        except PermissionError:
+            unreadable.append(pid)
+        except OSError:
+            continue
+        name = _read(folder + "/comm").rstrip("\n")
+        seen[pid] = Seen(pid, name, nodes, _link(folder + "/ns/mnt"))
+    complete = os.geteuid() == 0 or 1 in seen
+    return Processes(proc, seen, tuple(unreadable), complete, _link(proc + "/self/ns/mnt"))
+
+
+def _pids(proc: str) -> Iterator[int]:
+    for name in os.listdir(proc):
+        if name.isdigit():
+            yield int(name)
+
+
+def _open_nodes(folder: str, devices: Devices) -> Iterator[Node]:
+    prefixes = (devices.dev + "/", "/dev/")
+    for descriptor in os.listdir(folder):
+        path = "%s/%s" % (folder, descriptor)
+        target = _link(path)
+        if target is None or not target.startswith(prefixes) or target.startswith(("/dev/null", "/dev/pts/")):
+            continue
+        status = None
+        with contextlib.suppress(OSError):
+            status = os.stat(path)
+        node = devices.node(target.replace(" (deleted)", ""), status)
+        if node is not None:
+            yield node
+
+
+def _link(path: str) -> str | None:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return None
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""

@@ -1,0 +1,163 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What Slurm has given to jobs on this host, whether they use it just now or not.
+
+Asked only where slurmd runs. The node's record says whether anything is given at all (one call, the usual case), the
+jobs' records say what and to whom. Formats: https://slurm.schedmd.com/scontrol.html (show node, show job, with -d).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Iterable, Sequence
+
+from .holders_devices import Devices
+from .holders_model import SLURM, Holder, Run, ask, unknown
+from .holders_proc import Processes
+from .model import Gpu
+
+#: Generic resources that are GPUs or parts of them (https://slurm.schedmd.com/gres.html).
+_GPU_RESOURCES = ("gpu", "mps", "shard")
+_FIELD = re.compile(r"(\S+?)=(\S*)")
+#: One resource in a list: name, then type or count, then what of it: gpu:h100:2(IDX:0-1), gpu(IDX:0-1), gpu:8(S:0-1).
+_RESOURCE = re.compile(r"([A-Za-z_]\w*)((?::[^,(]+)*)(?:\(([^)]*)\))?(?:,|$)")
+_JOB_STATES = "RUNNING,SUSPENDED,COMPLETING,CONFIGURING,STOPPED,SIGNALING,STAGE_OUT"
+_CURE = "See whether slurmctld answers here (scontrol ping), then run again."
+
+
+def slurm(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...], run: Run) -> list[Holder]:
+    """A holder for each job of this node and each GPU that it was given."""
+    daemons = processes.named("slurmd")
+    if not daemons:
+        return []
+    node = _node_name(processes.arguments(daemons[0].pid))
+    try:
+        text, problem = ask(run, ["scontrol", "--detail", "--oneliner", "show", "node", node])
+        if text is None:
+            return unknown(gpus, "slurmd runs here, and what it gave to jobs is not known: %s" % problem, _CURE)
+        record = fields(text)
+        used = [r for r in resources(record.get("GresUsed", "")) if r[1] != 0]
+        if not used and "gres/gpu" not in record.get("AllocTRES", ""):
+            return []
+        text, problem = ask(
+            run, ["squeue", "--noheader", "--nodelist", node, "--states", _JOB_STATES, "--format", "%A"]
+        )
+        if text is None:
+            return unknown(gpus, "the Slurm jobs on this host are not known: %s" % problem, _CURE)
+        order = _order(devices, gpus, record)
+        holders: list[Holder] = []
+        for job in sorted(set(text.split())):
+            holders += _of_job(job, node, order, gpus, run)
+    except FileNotFoundError as error:
+        return unknown(
+            gpus, "slurmd runs here, but %s is not installed" % error.filename, "Install Slurm's client commands."
+        )
+    # A job that was just given its GPUs, or has just ended, shows in one record and not yet in the other.
+    return holders or unknown(
+        gpus, "Slurm counts %s as given, and names no job that has it" % record.get("GresUsed", ""), "Run again."
+    )
+
+
+def _of_job(job: str, node: str, order: Sequence[Gpu] | None, gpus: tuple[Gpu, ...], run: Run) -> list[Holder]:
+    text, problem = ask(run, ["scontrol", "--detail", "--oneliner", "show", "job", job])
+    if text is None:
+        if "Invalid job id" in problem:
+            # It has ended and was forgotten since squeue named it.
+            return []
+        return unknown(gpus, "Slurm job %s is here, and its GPUs are not known: %s" % (job, problem), _CURE, job=job)
+    record = fields(text)
+    user = record.get("UserId", "").partition("(")[0] or None
+    who = "Slurm job %s (%s) of %s" % (job, record.get("JobName", "no name"), user or "an unknown user")
+    given = given_on(text, node)
+    if not given:
+        return []
+    indexes = [index for _name, _count, found in given for index in found or ()]
+    sure = order is not None and all(found is not None for _name, _count, found in given)
+    if not sure or order is None or any(index >= len(order) for index in indexes):
+        who += ", which has %s; which GPUs these are cannot be told here" % _text(given)
+        return [Holder(gpu.uuid, None, SLURM, who, user=user, job=job) for gpu in gpus]
+    return [Holder(order[i].uuid, None, SLURM, who, user=user, job=job) for i in sorted(set(indexes))]
+
+
+def _order(devices: Devices, gpus: tuple[Gpu, ...], record: dict[str, str]) -> Sequence[Gpu] | None:
+    """The GPUs as Slurm counts them, or None where that cannot be told.
+
+    Slurm numbers what gres.conf lists, whole GPUs in the order of their nodes. With MIG the list holds MIG devices,
+    in an order that depends on how they were found.
+    """
+    listed = sum(count for name, count, _ in resources(record.get("Gres", "")) if name == "gpu")
+    order = devices.in_minor_order()
+    if any(gpu.mig.enabled for gpu in gpus) or not listed == len(gpus) == len(order):
+        return None
+    return order
+
+
+def fields(record: str) -> dict[str, str]:
+    """The first value of each Key=value of a record."""
+    found: dict[str, str] = {}
+    for key, value in _FIELD.findall(record):
+        found.setdefault(key, value)
+    return found
+
+
+def given_on(record: str, node: str) -> list[tuple[str, int, tuple[int, ...] | None]]:
+    """The GPU resources of a job (as `resources`) on one node; a detailed record has one Nodes= … GRES= for each."""
+    found = []
+    for part in re.split(r"\s(?=Nodes=)", record)[1:]:
+        values = fields(part)
+        if node in hostnames(values["Nodes"]):
+            # Until Slurm 17.02 the field was GRES_IDX.
+            found += resources(values.get("GRES") or values.get("GRES_IDX") or "")
+    return found
+
+
+def resources(text: str) -> list[tuple[str, int, tuple[int, ...] | None]]:
+    """(name, count, indexes or None where they are not said) of the GPU resources of a Gres, GresUsed or GRES value."""
+    found = []
+    for name, counted, detail in _RESOURCE.findall(text):
+        if name not in _GPU_RESOURCES:
+            continue
+        last = counted.rpartition(":")[2]
+        indexes = numbers(detail[len("IDX:") :]) if detail.startswith("IDX:") else None
+        count = int(last) if last.isdigit() else len(indexes or ()) or 1
+        found.append((name, count, indexes))
+    return found
+
+
+def numbers(text: str) -> tuple[int, ...] | None:
+    """0-1,3 as numbers; None for anything else, as N/A."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, _dash, last = part.partition("-")
+        if not first.isdigit() or (last and not last.isdigit()):
+            return None
+        found += range(int(first), int(last or first) + 1)
+    return tuple(found)
+
+
+def hostnames(text: str) -> set[str]:
+    """The names in a Slurm host list such as gpu[01-03,7],login1 (one bracket a name, as node names have)."""
+    found: set[str] = set()
+    for prefix, inside, suffix in re.findall(r"([^\[,]+)(?:\[([^\]]*)\])?([^\[,]*)(?:,|$)", text):
+        if not inside:
+            found.add(prefix)
+        for part in inside.split(",") if inside else ():
+            first, _dash, last = part.partition("-")
+            for number in range(int(first), int(last or first) + 1):
+                found.add("%s%0*d%s" % (prefix, len(first), number, suffix))
+    return found
+
+
+def _node_name(arguments: Sequence[str]) -> str:
+    for index, word in enumerate(arguments):
+        if word == "-N" and index + 1 < len(arguments):
+            return arguments[index + 1]
+        if word.startswith("-N"):
+            return word[2:]
+    return os.uname().nodename.partition(".")[0]
+
+
+def _text(given: Iterable[tuple[str, int, tuple[int, ...] | None]]) -> str:
+    return ", ".join("%s:%d" % (name, count) for name, count, _indexes in given)
