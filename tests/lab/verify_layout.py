@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from nvidia_smi import Gpu, NvidiaSmiError, Run, read_gpus
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-HOST_VARS = REPOSITORY / "inventories" / "simulated" / "host_vars"
+INVENTORY = REPOSITORY / "inventories" / "simulated"
 
 COMPUTE_MODE = {"exclusive": "Exclusive_Process", "shared": "Default"}
 
@@ -103,8 +103,8 @@ def podman_run(host_name: str) -> Run:
 
 def main(names: list[str]) -> int:
     status = 0
-    for name in names or sorted(path.stem for path in HOST_VARS.glob("*.yml")):
-        variables = yaml.safe_load((HOST_VARS / f"{name}.yml").read_text())
+    for name in names or yaml.safe_load((INVENTORY / "hosts.yml").read_text())["gpu_hosts"]["hosts"]:
+        variables = yaml.safe_load((INVENTORY / "host_vars" / f"{name}.yml").read_text())
         try:
             gpus = read_gpus(podman_run(name))
             found = differences(variables, gpus)
