@@ -73,9 +73,9 @@ def find_holders(
     devices = Devices(host, proc, dev)
     processes = scan(devices, proc)
     found = [
+        *mps(devices, processes, host.gpus, run),
         *_of_processes(host, devices, processes),
         *containers(devices, processes, host.gpus),
-        *mps(devices, processes, host.gpus, run),
         *slurm(devices, processes, host.gpus, run),
         *kubelet(host, processes, kubelet_directory),
         *_not_seen(host, devices, processes),

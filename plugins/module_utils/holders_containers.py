@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 #
 # Thousands of files are looked at in one pass, and pathlib would take most of its time.
-# ruff: noqa: PTH116, PTH121, PTH123, PTH208
+# ruff: noqa: PTH121, PTH123, PTH208
 """Containers that were given a GPU, whether they have it open or not.
 
 Every runtime gives a GPU by putting its device node into the container's own /dev, and every container has a mount

@@ -34,7 +34,7 @@ def slurm(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...], run: Ru
         return []
     node = _node_name(processes.arguments(daemons[0].pid))
     try:
-        text, problem = ask(run, ["scontrol", "--detail", "--oneliner", "show", "node", node])
+        text, problem = ask(run, ["scontrol", "--details", "--oneliner", "show", "node", node])
         if text is None:
             return unknown(gpus, "slurmd runs here, and what it gave to jobs is not known: %s" % problem, _CURE)
         record = fields(text)
@@ -61,7 +61,7 @@ def slurm(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...], run: Ru
 
 
 def _of_job(job: str, node: str, order: Sequence[Gpu] | None, gpus: tuple[Gpu, ...], run: Run) -> list[Holder]:
-    text, problem = ask(run, ["scontrol", "--detail", "--oneliner", "show", "job", job])
+    text, problem = ask(run, ["scontrol", "--details", "--oneliner", "show", "job", job])
     if text is None:
         if "Invalid job id" in problem:
             # It has ended and was forgotten since squeue named it.

@@ -13,7 +13,8 @@ description:
   - Reads NVML once and returns the GPUs of the host with their MIG mode, GPU instances, compute instances, processes,
     links and present use.
   - On a host without a driver it does not fail but says so in RV(driver_present) and RV(driver_absent_reason).
-  - Reading needs no special rights, but without root NVML may hide processes of other users on GPUs in MIG mode.
+  - Reading needs no special rights, but without root NVML may hide processes of other users on GPUs in MIG mode, and
+    their open files cannot be seen, which counts as a holder of kind V(unknown) of every GPU.
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 requirements:
@@ -27,6 +28,13 @@ options:
     description: Also return the MIG profiles that each GPU offers, with all their placements.
     type: bool
     default: false
+  holders:
+    description:
+      - Also look for whoever holds a GPU or an instance without a process in NVML; processes with an open device node,
+        containers, Slurm jobs, pods, MPS clients.
+      - Takes some milliseconds; longer where Slurm or MPS runs, whose tools are asked.
+    type: bool
+    default: true
 extends_documentation_fragment:
   - ansible.builtin.action_common_attributes
 attributes:
@@ -45,10 +53,10 @@ EXAMPLES = r"""
   openfleet.gpu.gpu_info:
   register: result
 
-- name: Stop where a GPU is in use
+- name: Stop where somebody uses a GPU
   ansible.builtin.assert:
-    that: result.gpus | map(attribute='processes') | flatten | length == 0
-    fail_msg: "{{ result.gpus | map(attribute='processes') | flatten }}"
+    that: result.gpus | map(attribute='holders') | flatten | rejectattr('watches') | length == 0
+    fail_msg: "{{ result.gpus | map(attribute='holders') | flatten | map(attribute='who') | unique | join('; ') }}"
 """
 
 RETURN = r"""
@@ -131,6 +139,46 @@ gpus:
         C(gpu_memory_bytes), C(gpu_instance_id), C(compute_instance_id).
       type: list
       elements: dict
+    holders:
+      description: >-
+        Whoever counts as using this GPU or one of its instances; null without O(holders). What cannot be determined is
+        a holder too, of kind V(unknown).
+      type: list
+      elements: dict
+      contains:
+        kind:
+          description: V(process), V(device_handle), V(container), V(slurm), V(kubelet), V(mps) or V(unknown).
+          type: str
+        who:
+          description: The holder in words; for V(unknown) what could not be determined, and how to mend that.
+          type: str
+          sample: pid 4711 (python3 train.py, user alice, train.service), which has its device node open
+        gpu_uuid:
+          description: The GPU.
+          type: str
+        gpu_instance_id:
+          description: The GPU instance; null for the GPU as a whole, or where it cannot be told.
+          type: int
+        pid:
+          description: Process id.
+          type: int
+        user:
+          description: Whose it is.
+          type: str
+        command:
+          description: Command line of the process.
+          type: str
+        unit_or_container:
+          description: The systemd unit or the container that it belongs to.
+          type: str
+        job:
+          description: Id of the Slurm job, or UID of the pod.
+          type: str
+        watches:
+          description: >-
+            Whether it only keeps the GPU open, as nvidia-persistenced and DCGM do. Such a one is in the way of a reset and
+            of a change of MIG mode, and not of a change of instances.
+          type: bool
     telemetry:
       description: >-
         C(memory_used_bytes), C(memory_free_bytes), C(gpu_utilization_percent), C(memory_utilization_percent),
@@ -166,37 +214,53 @@ gpus:
               description: Processes in this instance.
               type: list
               elements: dict
+            holders:
+              description: >-
+                The GPU's holders that are in the way of destroying this instance, its own and those of which it cannot
+                be told; null without O(holders).
+              type: list
+              elements: dict
 """
 
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.errors import DriverAbsentError
+from ..module_utils.holders import blocking, find_holders
 from ..module_utils.model import to_data
 from ..module_utils.nvml import Session
 from ..module_utils.runner import respawn_with_pynvml, run
 
 
 def argspec():
-    return {"telemetry": {"type": "bool", "default": True}, "profiles": {"type": "bool", "default": False}}
+    return {
+        "telemetry": {"type": "bool", "default": True},
+        "profiles": {"type": "bool", "default": False},
+        "holders": {"type": "bool", "default": True},
+    }
 
 
 def read(params):
     """The module's return values."""
     try:
         with Session() as session:
-            host = to_data(session.observe(telemetry=params["telemetry"]))
+            host = session.observe(telemetry=params["telemetry"])
+            holders = find_holders(host) if params["holders"] else None
     except DriverAbsentError as error:
         if error.call == "import":
             respawn_with_pynvml()
         nothing = dict.fromkeys(("driver_version", "nvml_version", "cuda_version"))
         return dict(nothing, driver_present=False, driver_absent_reason=str(error), simulated=False, gpus=[])
-    for gpu in host["gpus"]:
+    data = to_data(host)
+    for gpu in data["gpus"]:
+        gpu["holders"] = None if holders is None else to_data(blocking(holders, gpu["uuid"]))
         if not params["profiles"]:
             del gpu["mig"]["profiles"]
         for instance in gpu["mig"]["instances"]:
+            in_the_way = None if holders is None else to_data(blocking(holders, gpu["uuid"], instance["id"]))
+            instance["holders"] = in_the_way
             # Where compute instances may start is the planner's business, and long.
             del instance["compute_placements"]
-    return dict(host, driver_present=True)
+    return dict(data, driver_present=True)
 
 
 def main():
