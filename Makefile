@@ -91,7 +91,7 @@ $(venv_newest_stamp):
 
 .PHONY: image
 image:
-	@tests/lab/image/build
+	@flock .lab/image.lock tests/lab/image/build # one at a time: all builds use the same directory
 
 .PHONY: setup setup-test
 setup: packages ## all that a run needs: Debian packages, virtual environment, base image
