@@ -46,7 +46,7 @@ _value:
   type: dict
 """
 
-from ..module_utils import assumed, catalogue, mig_plan
+from ..module_utils import assumed, mig_plan
 from ..module_utils.errors import FleetError, LayoutError
 from ..module_utils.layout import parse_layout
 from ..module_utils.layout_types import Layout
@@ -57,22 +57,18 @@ def plan_without_driver(layout_data, expected_gpus=(), pci_gpus=()):
     """See DOCUMENTATION."""
     try:
         layout = parse_layout(layout_data)
-        keys = _keys(expected_gpus, pci_gpus)
-        if not keys or None in keys:
+        if expected_gpus:
+            gpus = assumed.assumed_gpus(expected_gpus)
+        else:
+            gpus = assumed.gpus_on_the_bus([gpu["device_id"] for gpu in pci_gpus])
+        if not gpus:
             return {"problems": [], "plan": [], "checked": False}
-        gpus = assumed.assumed_gpus(keys)
         plan = mig_plan.plan(gpus, targets(_by_place(layout), gpus))
     except LayoutError as error:
         return {"problems": [str(problem) for problem in error.problems], "plan": [], "checked": True}
     except FleetError as error:
         return {"problems": [str(error)], "plan": [], "checked": True}
     return {"problems": [], "plan": plan.lines(), "checked": True}
-
-
-def _keys(expected_gpus, pci_gpus):
-    if expected_gpus:
-        return tuple(expected_gpus)
-    return assumed.keys_of_pci([gpu["device_id"] for gpu in pci_gpus], catalogue.load_models())
 
 
 def _by_place(layout):

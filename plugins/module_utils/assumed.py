@@ -16,25 +16,30 @@ MIB = 1 << 20
 def assumed_gpus(keys: Sequence[str], models: dict[str, catalogue.Model] | None = None) -> tuple[Gpu, ...]:
     """Empty GPUs of the models with these catalogue keys, in index order; MIG mode off, default compute mode.
 
-    Their UUIDs and PCI addresses are placeholders, so selectors by UUID or PCI address cannot match them.
-    Raises CatalogueError for a key that the catalogue does not have.
+    Their UUIDs and PCI addresses are placeholders, so selectors by UUID or PCI address cannot match them; their names are
+    those of each model's first board. Raises CatalogueError for a key that the catalogue does not have.
     """
     known = {} if models is None else models
-    return tuple(_gpu(index, known.get(key) or catalogue.find_model(key)) for index, key in enumerate(keys))
+    found = [known.get(key) or catalogue.find_model(key) for key in keys]
+    return tuple(_gpu(index, model, model.name) for index, model in enumerate(found))
 
 
-def keys_of_pci(device_ids: Sequence[str], models: dict[str, catalogue.Model]) -> tuple[str | None, ...]:
-    """The catalogue key of each PCI device id (four hex digits), None for boards that the catalogue does not know."""
-    boards = {board.pci_device_id: key for key, model in models.items() for board in model.boards}
-    return tuple(boards.get(device_id) for device_id in device_ids)
+def gpus_on_the_bus(device_ids: Sequence[str]) -> tuple[Gpu, ...]:
+    """Like `assumed_gpus`, from PCI device ids (four hex digits); none at all where one is not in the catalogue."""
+    boards = {
+        board.pci_device_id: (model, board.name) for model in catalogue.load_models().values() for board in model.boards
+    }
+    if any(device_id not in boards for device_id in device_ids):
+        return ()
+    return tuple(_gpu(index, *boards[device_id]) for index, device_id in enumerate(device_ids))
 
 
-def _gpu(index: int, model: catalogue.Model) -> Gpu:
+def _gpu(index: int, model: catalogue.Model, name: str) -> Gpu:
     profiles = tuple(_profile(model, profile) for profile in model.profiles)
     return Gpu(
         index=index,
         uuid="assumed-%d" % index,
-        name=model.name,
+        name=name,
         pci_address="assumed-%d" % index,
         memory_total_bytes=model.memory_total_mib * MIB,
         mig=Mig(capable=model.mig_capable, profiles=profiles),

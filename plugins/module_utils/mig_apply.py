@@ -9,13 +9,14 @@ journal finishes what the run before it could not: see `recover`.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Callable, Sequence
 
 from . import mig_plan, mig_steps
 from .errors import ApplyError, FleetError, NvmlError
 from .mig_steps import GpuPlan, Plan, Target
 from .model import Gpu, Host
-from .nvml import IN_USE, SUCCESS, Session
+from .nvml import IN_USE, RESET_REQUIRED, SUCCESS, Session
 from .ownership import Ownership, Record
 from .reset import reset_gpu
 from .transaction import Journal
@@ -83,7 +84,8 @@ def recover(session: Session, journal: Journal, reset: Reset = reset_gpu, record
     there = {gpu.uuid for gpu in gpus}
     before, after = ([t for t in targets if t.gpu_uuid in there] for targets in (entry.before, entry.after))
     outcome = "new"
-    if not _reached(gpus, after):
+    reached = _reached(gpus, after)
+    if reached is None:
         try:
             host = _go_back(session, before, reset)
         except FleetError as error:
@@ -95,16 +97,20 @@ def recover(session: Session, journal: Journal, reset: Reset = reset_gpu, record
         outcome = "old"
         if record is not None:
             record.renew(host.gpus)
+    elif record is not None:
+        record.adopt((gpu.gpu, [i for i in gpu.gpu.mig.instances if i not in gpu.kept]) for gpu in reached.gpus)
     journal.end()
     return outcome
 
 
-def _reached(gpus: Sequence[Gpu], targets: Sequence[Target]) -> bool:
+def _reached(gpus: Sequence[Gpu], targets: Sequence[Target]) -> Plan | None:
+    """The plan to these targets if it has nothing left to do."""
     try:
-        return not mig_plan.plan(gpus, targets).changes
+        plan = mig_plan.plan(gpus, targets)
     except FleetError:
         # What was possible when the run began no longer is: another driver, another card.
-        return False
+        return None
+    return None if plan.changes else plan
 
 
 def _run(session: Session, gpu_plan: GpuPlan, reset: Reset, done: list[str]) -> None:
@@ -148,16 +154,20 @@ def _set_mig_mode(session: Session, gpu: str, enabled: bool, reset: Reset) -> No
     try:
         if status == IN_USE:
             problem = "it is in use, so its MIG mode cannot change now"
-            raise NvmlError(where, problem, "Stop what uses it and run again.", gpu=gpu)
-        if status != SUCCESS or session.mig_mode(gpu)[0] != enabled:
-            reset(gpu, session.simulated)
-        session.forget(gpu)
+            cure = "Stop what uses it and run again. NVML does not list nvidia-persistenced, DCGM and nvidia_drm: see fuser."
+            raise NvmlError(where, problem, cure, gpu=gpu)
+        if status not in (SUCCESS, RESET_REQUIRED):
+            raise NvmlError(where, "its MIG mode did not change (activation status %d)" % status, gpu=gpu)
+        if session.mig_mode(gpu)[0] != enabled:
+            with session.suspended():
+                reset(gpu, session.simulated)
         if session.mig_mode(gpu)[0] != enabled:
             problem = "its MIG mode is still pending after a reset"
             raise NvmlError(where, problem, "Reboot the host and run again.", gpu=gpu)
     except FleetError:
         # A mode left pending would take effect at the next reset, behind everybody's back.
-        session.set_mig_mode(gpu, before)
+        with contextlib.suppress(FleetError):
+            session.set_mig_mode(gpu, before)
         raise
 
 

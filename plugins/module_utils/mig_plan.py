@@ -33,8 +33,18 @@ from .mig_steps import (
     listing,
     standing,
 )
-from .model import Gpu, GpuInstance, Placement
+from .model import Gpu, GpuInstance, GpuInstanceProfile, Placement
 from .ownership import Ownership
+
+#: Compute slices of a GPU instance -> {slices of a compute instance: where it may start}. From the compute-instance tables
+#: of NVIDIA's MIG User Guide (supported-mig-profiles) and of go-nvml's A100 and H100; the starts were not seen on hardware.
+COMPUTE_STARTS = {
+    1: {1: (0,)},
+    2: {1: (0, 1), 2: (0,)},
+    3: {1: (0, 1, 2), 2: (0,), 3: (0,)},
+    4: {1: (0, 1, 2, 3), 2: (0, 2), 4: (0,)},
+    7: {1: (0, 1, 2, 3, 4, 5, 6), 2: (0, 2, 4), 3: (0, 4), 4: (0,), 7: (0,)},
+}
 
 #: Every instance counts as the collection's own: the way back to a state, and plans for GPUs that are not there yet.
 ALL_OURS = Ownership("remove")
@@ -48,7 +58,13 @@ def plan(gpus: Sequence[Gpu], targets: Iterable[Target], ownership: Ownership = 
     refused: `Plan.disturbs` names it, and whoever carries plans out decides.
     """
     by_uuid = {gpu.uuid: gpu for gpu in gpus}
-    plans = [plan_gpu(by_uuid[target.gpu_uuid], target, ownership) for target in targets]
+    plans = []
+    for target in targets:
+        if target.gpu_uuid not in by_uuid:
+            raise PlanError(
+                "gpu %s" % target.gpu_uuid, "it is gone", "Look at the kernel log; the GPU may have fallen off the bus."
+            )
+        plans.append(plan_gpu(by_uuid[target.gpu_uuid], target, ownership))
     return Plan(tuple(sorted(plans, key=lambda p: p.gpu.index)))
 
 
@@ -153,9 +169,9 @@ def _plan_mig(gpu: Gpu, target: Target, left: tuple[GpuInstance, ...] = ()) -> G
     for wanted, placement in sorted(placed, key=lambda pair: pair[1]):
         instance = at.pop((wanted.profile, placement), None)
         profile = capacity.profiles[wanted.profile]
-        slices = wanted.compute_slices or (profile.compute_slices,)
+        slices = _slices(wanted, profile)
         if instance is None:
-            new = [(n, None) for n in sorted(slices, reverse=True)]
+            new = _split(gpu, profile, slices)
             create.append(CreateGpuInstance(profile.name, profile.profile_id, placement))
         else:
             kept.append(instance)
@@ -217,11 +233,14 @@ def _capacity(gpu: Gpu, target: Target) -> Capacity:
                 "%s cannot start at placement %d" % (wanted.profile, wanted.start),
                 "It can start at: %s." % starts,
             )
-        if sum(wanted.compute_slices) > profile.compute_slices:
+        slices = _slices(wanted, profile)
+        if _arrange_split(gpu, profile, slices) is None:
+            sizes = ", ".join("%dc" % size for size in sorted(_compute_placements(gpu, profile)))
             raise PlanError(
                 where,
-                "compute instances of %d slices are asked for in a %s" % (sum(wanted.compute_slices), wanted.profile),
-                "It has %d compute slices." % profile.compute_slices,
+                "a %s cannot be split into compute instances of %s slices"
+                % (wanted.profile, " + ".join(map(str, slices))),
+                "It has %d compute slices, for compute instances of %s." % (profile.compute_slices, sizes),
             )
     return capacity
 
@@ -240,7 +259,7 @@ def _place(
         instance = at.get((wanted.profile, placement))
         if instance is None:
             return (0, 0, 0)
-        slices = wanted.compute_slices or (capacity.profiles[wanted.profile].compute_slices,)
+        slices = _slices(wanted, capacity.profiles[wanted.profile])
         gone, _new = _replan_compute(instance, slices)
         spared = bool(instance.processes) and not any(compute.processes for compute in gone)
         return (int(spared), 1, -len(gone))
@@ -275,6 +294,36 @@ def _place(
             "The largest part that fits is: %s." % listing(part),
         )
     return list(zip(target.instances, found))
+
+
+def _slices(wanted: WantedInstance, profile: GpuInstanceProfile) -> tuple[int, ...]:
+    """The compute instances asked for; one over the whole where the layout says nothing of them."""
+    return (profile.compute_slices,) if wanted.compute_slices is None else wanted.compute_slices
+
+
+def _compute_placements(gpu: Gpu, profile: GpuInstanceProfile) -> dict[int, tuple[Placement, ...]]:
+    """Where compute instances may start in a GPU instance that is not there yet, by their slices.
+
+    NVML tells only of GPU instances that exist: one of the same profile speaks for the new one, else the table does.
+    """
+    for instance in gpu.mig.instances:
+        if instance.profile == profile.name and instance.compute_placements:
+            return dict(instance.compute_placements)
+    starts = COMPUTE_STARTS.get(profile.compute_slices, {profile.compute_slices: (0,)})
+    return {size: tuple(Placement(start, size) for start in at) for size, at in starts.items()}
+
+
+def _arrange_split(gpu: Gpu, profile: GpuInstanceProfile, slices: Sequence[int]) -> tuple[Placement, ...] | None:
+    places = _compute_placements(gpu, profile)
+    return arrange([Want(size, places.get(size, ())) for size in slices], lambda want, placement: ())
+
+
+def _split(gpu: Gpu, profile: GpuInstanceProfile, slices: Sequence[int]) -> list[tuple[int, int | None]]:
+    """(slices, start) of each compute instance of a new GPU instance."""
+    if tuple(slices) == (profile.compute_slices,):
+        return [(profile.compute_slices, None)]
+    placements = _arrange_split(gpu, profile, slices) or ()
+    return [(size, placement.start) for size, placement in zip(slices, placements)]
 
 
 def _replan_compute(instance: GpuInstance, slices: Sequence[int]):

@@ -22,11 +22,11 @@ class WantedInstance:
 
     profile: str
     start: int | None = None
-    #: Empty: one compute instance over the whole GPU instance.
-    compute_slices: tuple[int, ...] = ()
+    #: None: one compute instance over the whole GPU instance. Empty: no compute instance.
+    compute_slices: tuple[int, ...] | None = None
 
     def __str__(self) -> str:
-        split = _split_text(self.compute_slices) if self.compute_slices else ""
+        split = "" if self.compute_slices is None else _split_text(self.compute_slices)
         return self.profile + ("" if self.start is None else "@%d" % self.start) + split
 
 
@@ -102,7 +102,7 @@ class CreateGpuInstance:
 class CreateComputeInstance:
     """Create a compute instance in the GPU instance at `gpu_instance_start`, whose id is not known before it exists.
 
-    `start` is None in a GPU instance that is new: there the driver's own first fit, largest first, is right.
+    `start` is None where it spans a GPU instance that is new.
     """
 
     profile: str
@@ -128,7 +128,10 @@ class Disturbance:
     processes: tuple[Process, ...]
 
     def __str__(self) -> str:
-        who = ", ".join("pid %d%s" % (p.pid, " (%s)" % p.name if p.name else "") for p in self.processes)
+        who = ", ".join(
+            "pid %d%s" % (p.pid, " (%s)" % p.name if p.name else "") if p.pid else "somebody, perhaps (%s)" % p.name
+            for p in self.processes
+        )
         return "%s is in use by %s" % (self.what, who)
 
 

@@ -8,10 +8,11 @@ One Session per process run. Every failure becomes an NvmlError that names the c
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import sys
 from pathlib import Path
-from typing import Any, Callable, Sequence
+from typing import Any, Iterator, Sequence
 
 from .errors import DriverAbsentError, NvmlError
 from .model import (
@@ -36,8 +37,18 @@ FUNCTION_NOT_FOUND, RESET_REQUIRED, IN_USE = 13, 16, 19
 INVALID_ARGUMENT, DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND = 2, 9, 12
 _ABSENT = (NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, FUNCTION_NOT_FOUND)
 
+_CURES = {
+    NO_PERMISSION: "Run as root (become: true).",
+    IN_USE: "Something still uses it; see gpu_info for the processes.",
+    RESET_REQUIRED: "Reset the GPU or reboot the host.",
+    15: "The GPU has fallen off the bus; look at the kernel log and power-cycle the host.",
+    18: "The driver was upgraded under its loaded kernel module: reload the module or reboot the host.",
+}
+
 _ARCHITECTURES = {5: "volta", 6: "turing", 7: "ampere", 8: "ada", 9: "hopper", 10: "blackwell", 13: "rubin"}
 _COMPUTE_MODES = {0: "default", 2: "prohibited", 3: "exclusive_process"}
+#: Kind of the process that stands for those that NVML does not list.
+UNKNOWN = "unknown"
 #: NVML's way to say "no such instance" in process lists, and "no value" in sizes.
 _NO_ID, _NO_SIZE = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
 #: Longer than any list of instances or placements of a GPU (at most 15 GPU instances of 8 compute instances each).
@@ -45,22 +56,20 @@ _LIST_LENGTH = 32
 
 
 def _binding() -> Any:
-    """pynvml, from the interpreter's own path or BINDING_DIRECTORY. Raises DriverAbsentError with call=import."""
+    """pynvml, from BINDING_DIRECTORY or the interpreter's own path. Raises DriverAbsentError with call=import."""
+    # What the role installed goes before what the interpreter happens to have, which may be years old.
+    sys.path.insert(0, BINDING_DIRECTORY)
     try:
         import pynvml
     except ImportError:
-        sys.path.append(BINDING_DIRECTORY)
-        try:
-            import pynvml
-        except ImportError:
-            raise DriverAbsentError(
-                "python %s" % sys.executable,
-                "the Python module pynvml (package nvidia-ml-py) is not there",
-                "Let the role gpu_layout install it (gpu_layout_nvml_source), or install nvidia-ml-py for this interpreter.",
-                call="import",
-            ) from None
-        finally:
-            sys.path.remove(BINDING_DIRECTORY)
+        raise DriverAbsentError(
+            "python %s" % sys.executable,
+            "the Python module pynvml (package nvidia-ml-py) is not there",
+            "Let the role gpu_layout install it (gpu_layout_nvml_source), or install nvidia-ml-py for this interpreter.",
+            call="import",
+        ) from None
+    finally:
+        sys.path.remove(BINDING_DIRECTORY)
     return pynvml
 
 
@@ -76,14 +85,14 @@ class Session:
         try:
             self._nvml.nvmlInit()
         except self._nvml.NVMLError as error:
-            kind = DriverAbsentError if error.value in (DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND) else NvmlError
-            raise kind(
+            absent = error.value in (DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND)
+            raise (DriverAbsentError if absent else NvmlError)(
                 "this host",
                 "NVML does not start: %s" % error,
-                "Install and load the NVIDIA driver.",
+                _CURES.get(error.value, "Install and load the NVIDIA driver."),
                 call="nvmlInit",
                 code=error.value,
-                code_name=str(error),
+                code_name=_code_name(error),
             ) from error
         return self
 
@@ -99,7 +108,7 @@ class Session:
 
     def observe(self, telemetry: bool = False) -> Host:
         """Everything that planning needs; with `telemetry` also what the GPUs are doing just now."""
-        cuda = self._optional("nvmlSystemGetCudaDriverVersion_v2")
+        cuda = self._told("nvmlSystemGetCudaDriverVersion_v2")
         return Host(
             driver_version=self._call("nvmlSystemGetDriverVersion"),
             nvml_version=self._call("nvmlSystemGetNVMLVersion"),
@@ -114,10 +123,10 @@ class Session:
         self._handles[uuid] = handle
         pci = self._call("nvmlDeviceGetPciInfo", handle, gpu=uuid)
         memory_total_bytes = self._call("nvmlDeviceGetMemoryInfo", handle, gpu=uuid).total
-        architecture = self._optional("nvmlDeviceGetArchitecture", handle)
-        capability = self._optional("nvmlDeviceGetCudaComputeCapability", handle)
+        architecture = self._told("nvmlDeviceGetArchitecture", handle)
+        capability = self._told("nvmlDeviceGetCudaComputeCapability", handle)
         compute_mode = self._optional("nvmlDeviceGetComputeMode", handle)
-        persistence = self._optional("nvmlDeviceGetPersistenceMode", handle)
+        persistence = self._told("nvmlDeviceGetPersistenceMode", handle)
         name = self._call("nvmlDeviceGetName", handle, gpu=uuid)
         processes = self._processes(handle)
         mig = self._mig(handle, uuid, (name, pci.pciDeviceId), processes)
@@ -129,7 +138,7 @@ class Session:
             pci_address=address,
             memory_total_bytes=memory_total_bytes,
             mig=mig,
-            serial=self._optional("nvmlDeviceGetSerial", handle),
+            serial=self._told("nvmlDeviceGetSerial", handle),
             architecture=None
             if architecture is None
             else _ARCHITECTURES.get(architecture, "unknown (%d)" % architecture),
@@ -147,25 +156,25 @@ class Session:
         try:
             node: int | None = int(Path("/sys/bus/pci/devices", address, "numa_node").read_text())
         except (OSError, ValueError):
-            node = self._optional("nvmlDeviceGetNumaNodeId", handle)
+            node = self._told("nvmlDeviceGetNumaNodeId", handle)
         return node if node is not None and node >= 0 else None
 
     def _nvlinks(self, handle: Any) -> tuple[NvLink, ...]:
         links = []
         for link in range(self._nvml.NVML_NVLINK_MAX_LINKS):
-            state = self._optional("nvmlDeviceGetNvLinkState", handle, link, also=(INVALID_ARGUMENT,))
+            state = self._told("nvmlDeviceGetNvLinkState", handle, link)
             if state is None:
                 break
             if state:
-                remote = self._optional("nvmlDeviceGetNvLinkRemotePciInfo", handle, link, also=(INVALID_ARGUMENT,))
+                remote = self._told("nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
                 links.append(NvLink(link, None if remote is None else _pci_address(remote)))
         return tuple(links)
 
     def _telemetry(self, handle: Any) -> Telemetry:
-        memory = self._optional("nvmlDeviceGetMemoryInfo", handle)
-        rates = self._optional("nvmlDeviceGetUtilizationRates", handle)
-        power = self._optional("nvmlDeviceGetPowerUsage", handle)
-        limit = self._optional("nvmlDeviceGetEnforcedPowerLimit", handle)
+        memory = self._told("nvmlDeviceGetMemoryInfo", handle)
+        rates = self._told("nvmlDeviceGetUtilizationRates", handle)
+        power = self._told("nvmlDeviceGetPowerUsage", handle)
+        limit = self._told("nvmlDeviceGetEnforcedPowerLimit", handle)
         return Telemetry(
             memory_used_bytes=None if memory is None else memory.used,
             memory_free_bytes=None if memory is None else memory.free,
@@ -173,28 +182,30 @@ class Session:
             memory_utilization_percent=None if rates is None else rates.memory,
             power_watts=None if power is None else power / 1000.0,
             power_limit_watts=None if limit is None else limit / 1000.0,
-            temperature_celsius=self._optional("nvmlDeviceGetTemperature", handle, self._nvml.NVML_TEMPERATURE_GPU),
+            temperature_celsius=self._told("nvmlDeviceGetTemperature", handle, self._nvml.NVML_TEMPERATURE_GPU),
         )
 
     def _processes(self, handle: Any) -> tuple[Process, ...]:
         """Processes of a GPU; with MIG on, of all its instances (nvml.h: aggregate for callers with the right to it)."""
         found = []
         for kind, call in (("compute", "Compute"), ("graphics", "Graphics"), ("mps", "MPSCompute")):
-            for entry in self._optional("nvmlDeviceGet%sRunningProcesses" % call, handle) or ():
-                gpu_instance, compute_instance = (
-                    getattr(entry, n, _NO_ID) for n in ("gpuInstanceId", "computeInstanceId")
-                )
-                found.append(
-                    Process(
-                        pid=entry.pid,
-                        kind=kind,
-                        name=self._optional("nvmlSystemGetProcessName", entry.pid),
-                        gpu_memory_bytes=None if entry.usedGpuMemory in (None, _NO_SIZE) else entry.usedGpuMemory,
-                        gpu_instance_id=None if gpu_instance == _NO_ID else gpu_instance,
-                        compute_instance_id=None if compute_instance == _NO_ID else compute_instance,
-                    )
-                )
+            listed = self._optional("nvmlDeviceGet%sRunningProcesses" % call, handle)
+            if listed is None and kind == "compute":
+                # Who cannot be named may still be there: what is not known counts as held.
+                found.append(Process(0, UNKNOWN, "NVML does not list the processes of this GPU"))
+            found += [self._process(kind, entry) for entry in listed or ()]
         return tuple(found)
+
+    def _process(self, kind: str, entry: Any) -> Process:
+        gpu_instance, compute_instance = (getattr(entry, n, _NO_ID) for n in ("gpuInstanceId", "computeInstanceId"))
+        return Process(
+            pid=entry.pid,
+            kind=kind,
+            name=self._told("nvmlSystemGetProcessName", entry.pid),
+            gpu_memory_bytes=None if entry.usedGpuMemory in (None, _NO_SIZE) else entry.usedGpuMemory,
+            gpu_instance_id=None if gpu_instance == _NO_ID else gpu_instance,
+            compute_instance_id=None if compute_instance == _NO_ID else compute_instance,
+        )
 
     # ------------------------------------------------------------------ reading MIG
 
@@ -246,7 +257,7 @@ class Session:
                 self._nvml.c_nvmlGpuInstance_t, "nvmlDeviceGetGpuInstances", handle, profile.profile_id
             ):
                 info = self._call("nvmlGpuInstanceGetInfo", found, gpu=uuid)
-                inside = tuple(p for p in processes if p.gpu_instance_id == info.id)
+                inside = tuple(p for p in processes if p.kind == UNKNOWN or p.gpu_instance_id == info.id)
                 compute, places = self._compute_instances(found, info.id, mig_uuids, inside)
                 placement = Placement(info.placement.start, info.placement.size)
                 instances.append(GpuInstance(info.id, profile.name, placement, compute, inside, places))
@@ -277,6 +288,7 @@ class Session:
                     "nvmlGpuInstanceGetComputeInstancePossiblePlacements",
                     instance,
                     profile.id,
+                    optional=True,
                 )
                 places[profile.sliceCount] = tuple(sorted(Placement(p.start, p.size) for p in possible))
             for compute in self._list(
@@ -289,7 +301,7 @@ class Session:
                         compute_slices=profile.sliceCount,
                         placement=Placement(info.placement.start, info.placement.size),
                         mig_uuid=mig_uuids.get((instance_id, info.id)),
-                        processes=tuple(p for p in processes if p.compute_instance_id == info.id),
+                        processes=tuple(p for p in processes if p.kind == UNKNOWN or p.compute_instance_id == info.id),
                     )
                 )
         return tuple(sorted(found, key=lambda c: c.placement)), tuple(sorted(places.items()))
@@ -356,9 +368,15 @@ class Session:
         compute = self._call("nvmlGpuInstanceGetComputeInstanceById", instance, compute_instance_id, gpu=gpu)
         self._call("nvmlComputeInstanceDestroy", compute, gpu=gpu)
 
-    def forget(self, gpu: str) -> None:
-        """Drop what is cached of a GPU: a reset invalidates its handle."""
-        self._handles.pop(gpu, None)
+    @contextlib.contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Let go of all GPUs meanwhile: a reset is refused while any client, this one too, has the GPU open."""
+        self._nvml.nvmlShutdown()
+        self._handles.clear()
+        try:
+            yield
+        finally:
+            self._call("nvmlInit")
 
     # ------------------------------------------------------------------ calling
 
@@ -381,47 +399,64 @@ class Session:
             "gpu %s" % gpu, "no GPU instance of profile id %d starts at placement %d" % (profile_id, start), gpu=gpu
         )
 
-    def _list(self, item: Any, call: str, owner: Any, profile_id: int) -> list[Any]:
+    def _list(self, item: Any, call: str, owner: Any, profile_id: int, optional: bool = False) -> list[Any]:
         """Call a list function that fills a buffer of `item` for a profile of a device or of a GPU instance."""
         buffer, count = (item * _LIST_LENGTH)(), ctypes.c_uint(_LIST_LENGTH)
-        self._call(call, owner, profile_id, buffer, ctypes.byref(count))
+        ask = self._optional if optional else self._call
+        if ask(call, owner, profile_id, buffer, ctypes.byref(count)) is None:
+            return []
         return [buffer[i] for i in range(count.value)]
 
     def _optional(self, call: str, *args: Any, also: tuple[int, ...] = ()) -> Any:
         """The call's result, or None where NVML answers that this GPU, driver or caller does not have it."""
+        function = getattr(self._nvml, call, None)
+        if function is None:
+            # An nvidia-ml-py older than the call.
+            return None
         try:
-            return self._function(call)(*args)
+            return function(*args)
         except self._nvml.NVMLError as error:
             if error.value in _ABSENT or error.value in also:
                 return None
             raise self._error(call, error, None) from error
 
-    def _call(self, call: str, *args: Any, gpu: str | None = None) -> Any:
+    def _told(self, call: str, *args: Any) -> Any:
+        """The call's result, or None for any reason: for what is nice to know, and no reason to fail."""
         try:
-            return self._function(call)(*args)
+            return self._optional(call, *args)
+        except NvmlError:
+            return None
+
+    def _call(self, call: str, *args: Any, gpu: str | None = None) -> Any:
+        function = getattr(self._nvml, call, None)
+        if function is None:
+            raise NvmlError(
+                "python %s" % sys.executable,
+                "its pynvml has no %s" % call,
+                "Install a newer nvidia-ml-py.",
+                call=call,
+                gpu=gpu,
+            )
+        try:
+            return function(*args)
         except self._nvml.NVMLError as error:
             raise self._error(call, error, gpu) from error
 
-    def _function(self, call: str) -> Callable[..., Any]:
-        return getattr(self._nvml, call)
-
     def _error(self, call: str, error: Any, gpu: str | None) -> NvmlError:
-        name = type(error).__name__.replace("NVMLError_", "")
-        cures = {
-            NO_PERMISSION: "Run as root (become: true).",
-            IN_USE: "Something still uses it; see gpu_info for the processes.",
-            RESET_REQUIRED: "Reset the GPU or reboot the host.",
-            15: "The GPU has fallen off the bus; look at the kernel log and power-cycle the host.",
-        }
         return NvmlError(
             "gpu %s" % gpu if gpu else "this host",
             "%s failed: %s (NVML code %d)" % (call, error, error.value),
-            cures.get(error.value, ""),
+            _CURES.get(error.value, ""),
             call=call,
             code=error.value,
-            code_name=name,
+            code_name=_code_name(error),
             gpu=gpu,
         )
+
+
+def _code_name(error: Any) -> str:
+    """NVML's name of the code without NVML_ERROR_, as nvidia-ml-py spells it in its exceptions."""
+    return type(error).__name__.replace("NVMLError_", "")
 
 
 def _text(value: bytes | str) -> str:

@@ -9,12 +9,11 @@ instance's MIG UUIDs tell it from another one that somebody made later at the sa
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Iterable, Sequence
 
-from .errors import ApplyError
+from . import durable
 from .model import Gpu, GpuInstance, to_data
 
 SCHEMA = 1
@@ -57,19 +56,10 @@ class Record:
         self.path = Path(directory) / "owned.json"
 
     def read(self) -> frozenset[Owned]:
-        """Empty where nothing was ever applied. Raises ApplyError for a file of a later release."""
-        try:
-            data = json.loads(self.path.read_text())
-        except FileNotFoundError:
-            return frozenset()
-        if data["schema"] != SCHEMA:
-            raise ApplyError(
-                str(self.path),
-                "it has schema %s and this release reads %d" % (data["schema"], SCHEMA),
-                "Use the release that wrote it, or remove it: then every instance counts as somebody else's.",
-                outcome="old",
-            )
-        return frozenset(Owned(**dict(item, mig_uuids=tuple(item["mig_uuids"]))) for item in data["instances"])
+        """Empty where nothing was ever applied. Raises ApplyError for a file that this release cannot read."""
+        data = durable.read(self.path, SCHEMA)
+        items = [] if data is None else data["instances"]
+        return frozenset(Owned(**dict(item, mig_uuids=tuple(item["mig_uuids"]))) for item in items)
 
     def adopt(self, seen: Iterable[tuple[Gpu, Sequence[GpuInstance]]]) -> None:
         """Record all instances of these GPUs as ours, but for the ones beside each GPU, which were left to others.
@@ -91,11 +81,9 @@ class Record:
 
     def _write(self, ours: set[Owned]) -> None:
         items = sorted((to_data(item) for item in ours), key=lambda item: (item["gpu_uuid"], item["start"]))
-        text = json.dumps({"schema": SCHEMA, "instances": items}, indent=1)
-        if not self.path.exists() or self.path.read_text() != text:
-            new = self.path.with_name(self.path.name + ".new")
-            new.write_text(text)
-            new.replace(self.path)
+        data = {"schema": SCHEMA, "instances": items}
+        if durable.read(self.path, SCHEMA) != data:
+            durable.write(self.path, data)
 
 
 def _owned(gpu: Gpu, instance: GpuInstance) -> Owned:

@@ -88,5 +88,5 @@ def _target(gpu: Gpu, entry: Entry) -> Target:
 
 
 def _wanted(instance: MigInstance) -> list[WantedInstance]:
-    slices = tuple(sorted(instance.compute_slices, reverse=True))
+    slices = tuple(sorted(instance.compute_slices, reverse=True)) or None
     return [WantedInstance(instance.profile, instance.placement, slices)] * instance.count

@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import Any, Iterator, Sequence
 
+from . import durable
 from .errors import ApplyError
 from .mig_steps import Target, WantedInstance
 from .model import to_data
@@ -34,8 +35,9 @@ def locked(directory: str, timeout_seconds: float) -> Iterator[None]:
     folder = Path(directory)
     try:
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-        file = (folder / "lock").open("a+")
-    except PermissionError as error:
+        # Not for others to open: whoever can may hold the lock, and so block every change.
+        file = os.fdopen(os.open(str(folder / "lock"), os.O_RDWR | os.O_CREAT, 0o600), "r+")
+    except OSError as error:
         raise ApplyError(
             directory, "the lock cannot be taken: %s" % error, "Run as root (become: true).", outcome="old"
         ) from None
@@ -88,57 +90,26 @@ class Journal:
 
     def begin(self, before: Sequence[Target], after: Sequence[Target]) -> None:
         """Write it, so that it is on the disk before anything changes."""
-        self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        new = self.path.with_name(self.path.name + ".new")
-        with new.open("w") as file:
-            json.dump(
-                {"schema": SCHEMA, "before": to_data(tuple(before)), "after": to_data(tuple(after))}, file, indent=1
-            )
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(self.path)
-        self._sync_directory()
+        durable.write(self.path, {"schema": SCHEMA, "before": to_data(tuple(before)), "after": to_data(tuple(after))})
 
     def end(self) -> None:
         """Remove it: the layout is the old one or the new one, whole."""
-        if self.path.exists():
-            self.path.unlink()
-            self._sync_directory()
+        durable.remove(self.path)
 
     def read(self) -> Entry | None:
-        """What a run that was cut off left, or None. Raises ApplyError for a journal of a later release."""
-        try:
-            data = json.loads(self.path.read_text())
-        except FileNotFoundError:
-            return None
-        except ValueError:
-            # begin() renames a whole file into place, so this is none of ours.
-            raise self._unreadable("is not JSON") from None
-        if data.get("schema") != SCHEMA:
-            raise self._unreadable("has schema %s and this release reads %d" % (data.get("schema"), SCHEMA))
-        return Entry(_targets(data["before"]), _targets(data["after"]))
-
-    def _unreadable(self, problem: str) -> ApplyError:
-        return ApplyError(
-            str(self.path),
-            "a run was cut off, and its journal %s" % problem,
-            "Use the release that wrote it, or look at the GPUs with nvidia-smi and remove the file.",
-            outcome="unknown",
-        )
-
-    def _sync_directory(self) -> None:
-        directory = os.open(str(self.path.parent), os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        """What a run that was cut off left, or None. Raises ApplyError for a journal that this release cannot read."""
+        data = durable.read(self.path, SCHEMA)
+        return None if data is None else Entry(_targets(data["before"]), _targets(data["after"]))
 
 
 def _targets(data: list[dict[str, Any]]) -> tuple[Target, ...]:
     targets = []
     for target in data:
         instances = tuple(
-            WantedInstance(i["profile"], i["start"], tuple(i["compute_slices"])) for i in target["instances"]
+            WantedInstance(
+                i["profile"], i["start"], None if i["compute_slices"] is None else tuple(i["compute_slices"])
+            )
+            for i in target["instances"]
         )
         targets.append(Target(**dict(target, instances=instances)))
     return tuple(targets)

@@ -124,10 +124,10 @@ class Card:
 
 
 def compute_places(gpu, profile):
-    """Compute-instance placements as the MIG User Guide draws them: aligned to their size, 3 slices also at 4 of 7."""
+    """Compute-instance placements: aligned to their size, 3 slices also at 4 of 7; a GPU instance of 4 has none of 3."""
     total = next(p.compute_slices for p in gpu.mig.profiles if p.name == profile)
     starts = {1: range(total), 2: range(0, total - 1, 2), 3: (0, 4), 4: (0,), 7: (0,)}
-    sizes = [n for n in (1, 2, 3, 4, 7) if n <= total]
+    sizes = [n for n in (1, 2, 3, 4, 7) if n <= total and (n, total) != (3, 4)]
     return tuple((n, tuple(Placement(s, n) for s in starts[n] if s + n <= total)) for n in sizes)
 
 

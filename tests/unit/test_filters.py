@@ -56,6 +56,13 @@ def test_gpus_on_the_bus_stand_in_for_expected_ones():
     assert found["problems"] == []
 
 
+def test_a_board_on_the_bus_is_called_by_its_own_name():
+    by_model = [{"gpus": [{"model": "A100 80GB PCIe"}], "sharing": "shared"}]
+    assert plan_without_driver(by_model, [], [{"address": "0000:1b:00.0", "device_id": "20b5"}])["problems"] == []
+    sxm = plan_without_driver(by_model, [], [{"address": "0000:1b:00.0", "device_id": "20b2"}])
+    assert "no GPU of this host matches" in sxm["problems"][0]
+
+
 def test_unknown_boards_leave_the_layout_unchecked_and_say_so():
     assert plan_without_driver(SEVENTHS, [], [{"address": "0000:1b:00.0", "device_id": "ffff"}])["checked"] is False
     assert plan_without_driver(SEVENTHS)["checked"] is False

@@ -200,6 +200,53 @@ def test_what_cannot_be_had_is_refused_with_place_and_cure(key, wanted, problem,
     assert cure in caught.value.cure
 
 
+@pytest.mark.parametrize(
+    ("profile", "slices", "starts"),
+    [
+        ("7g.80gb", (3, 2, 2), {(3, 4), (2, 0), (2, 2)}),
+        ("4g.40gb", (2, 1, 1), {(2, 2), (1, 0), (1, 1)}),
+        ("2g.20gb", (), set()),
+    ],
+)
+def test_a_split_of_a_new_instance_is_placed(profile, slices, starts):
+    gpu = gpu_of("H100-80GB")
+    target = Target(gpu.uuid, "gpu_layout[0]", "mig", True, (WantedInstance(profile, None, slices),))
+    plan = mig_plan.plan_gpu(gpu, target)
+    made = {(s.compute_slices, s.start) for s in plan.steps if isinstance(s, mig_steps.CreateComputeInstance)}
+    assert {size for size, _ in made} == {size for size, _ in starts}
+    after = Card(gpu).run(plan.steps).observed()
+    assert not mig_plan.plan_gpu(after, target).steps
+    assert made == starts or profile == "4g.40gb"
+
+
+@pytest.mark.parametrize(("profile", "slices"), [("4g.40gb", (3, 1)), ("3g.40gb", (2, 2)), ("2g.20gb", (4,))])
+def test_a_split_that_no_gpu_instance_has_is_refused(profile, slices):
+    gpu = gpu_of("H100-80GB")
+    target = Target(gpu.uuid, "gpu_layout[0]", "mig", True, (WantedInstance(profile, None, slices),))
+    with pytest.raises(PlanError, match="cannot be split") as caught:
+        mig_plan.plan_gpu(gpu, target)
+    assert "for compute instances of 1c, 2c" in caught.value.cure
+
+
+def test_processes_that_cannot_be_listed_count_as_held():
+    gpu = with_instances(gpu_of("H100-80GB"), [("3g.40gb", Placement(0, 4))])
+    unknown = (Process(0, "unknown", "NVML does not list the processes of this GPU"),)
+    instance = dataclasses.replace(gpu.mig.instances[0], processes=unknown)
+    gpu = dataclasses.replace(gpu, mig=dataclasses.replace(gpu.mig, instances=(instance,)))
+    assert len(mig_plan.plan_gpu(gpu, mig(gpu, "7g.80gb")).disturbs) == 1
+
+
+def test_a_bare_gpu_instance_is_part_of_the_way_back():
+    gpu = with_instances(gpu_of("H100-80GB"), [("2g.20gb", Placement(0, 2))])
+    bare = dataclasses.replace(gpu.mig.instances[0], compute_instances=())
+    gpu = dataclasses.replace(gpu, mig=dataclasses.replace(gpu.mig, instances=(bare,)))
+    back = mig_plan.target_of(gpu)
+    assert not mig_plan.plan_gpu(gpu, back).steps
+    after = Card(gpu).run(mig_plan.plan_gpu(gpu, mig(gpu, "7g.80gb")).steps).observed()
+    again = Card(after).run(mig_plan.plan_gpu(after, back).steps).observed()
+    assert again.mig.instances[0].compute_instances == ()
+
+
 def test_a_driver_that_cannot_tell_profiles_gets_a_cure():
     gpu = gpu_of("H100-80GB")
     silent = dataclasses.replace(gpu, mig=dataclasses.replace(gpu.mig, profiles=()))

@@ -148,6 +148,16 @@ def test_compute_instances_split_a_gpu_instance(host):
     assert not host.module("mig", layout=split)["changed"]
 
 
+@pytest.mark.parametrize(("profile", "parts"), [("7g.80gb", (3, 2, 2)), ("7g.80gb", (4, 3)), ("4g.40gb", (2, 1, 1))])
+def test_splits_that_need_their_places_chosen(host, profile, parts):
+    host.create(H100)
+    names = [f"{part}c.{profile}" for part in parts]
+    layout = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": profile, "compute_instances": names}]}]
+    assert host.module("mig", layout=layout)["changed"]
+    compute = host.module("gpu_info")["gpus"][0]["mig"]["instances"][0]["compute_instances"]
+    assert sorted(c["compute_slices"] for c in compute) == sorted(parts)
+
+
 def test_ampere_changes_mode_when_idle_and_refuses_when_not(host):
     host.create([{"model": "A100-80GB", "count": 1}])
     process = busy(host, "--gpu", "0")

@@ -61,6 +61,38 @@ def test_a_run_killed_after_its_last_step_has_reached_the_new_layout(host):
     assert host.seen() == there
 
 
+def test_a_dry_run_after_a_cut_off_run_sees_its_instances_as_own_ones(host):
+    host.create(H100)
+    host.module("mig", layout=OLD)
+    host.gpusim("fail", "nvmlGpuInstanceCreateComputeInstance", "--nth", "1", "--code", "kill-after")
+    with pytest.raises(AssertionError, match="exit -9"):
+        host.module("mig", layout=NEW)
+    assert not host.module("mig", check=True, layout=OLD).get("failed")
+
+
+def test_what_a_cut_off_run_made_is_its_own(host):
+    host.create(H100)
+    host.module("mig", layout=OLD)
+    host.gpusim("fail", "nvmlGpuInstanceCreateComputeInstance", "--nth", "3", "--code", "kill-after")
+    with pytest.raises(AssertionError, match="exit -9"):
+        host.module("mig", layout=NEW)
+    assert host.module("mig", layout=OLD)["recovered"] == "new"
+    assert not host.module("mig", layout=OLD)["changed"]
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[1]"])
+@pytest.mark.parametrize("name", ["journal.json", "owned.json"])
+def test_a_damaged_file_is_named_and_nothing_changes(host, name, content):
+    host.create(H100)
+    (host.folder / "state.d").mkdir()
+    (host.folder / "state.d" / name).write_text(content)
+    result = host.module("mig", layout=NEW)
+    assert result["failed"]
+    assert name in result["msg"]
+    assert "is damaged" in result["msg"]
+    assert host.seen() == {0: [], 1: []}
+
+
 def test_power_loss_is_like_a_kill_and_a_reboot(host):
     host.create(H100)
     host.module("mig", layout=OLD)

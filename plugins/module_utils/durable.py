@@ -1,0 +1,64 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Small JSON files that are whole after a crash: the old content or the new, and on the disk when the call returns."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from .errors import ApplyError
+
+
+def write(path: Path, data: Any) -> None:
+    """Write `data` as JSON. Raises ApplyError (nothing has changed on the GPUs yet) where the file system refuses."""
+    try:
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        new = path.with_name(path.name + ".new")
+        with new.open("w") as file:
+            json.dump(data, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+        _sync(path.parent)
+    except OSError as error:
+        raise ApplyError(
+            str(path), "it cannot be written: %s" % error, "Make room for it, as root.", outcome="old"
+        ) from error
+
+
+def remove(path: Path) -> None:
+    """Remove the file if it is there."""
+    if path.exists():
+        path.unlink()
+        _sync(path.parent)
+
+
+def read(path: Path, schema: int) -> Any:
+    """The file's mapping, or None where there is no file. Raises ApplyError for anything but a mapping of this schema."""
+    try:
+        data = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        data = None
+    found = data.get("schema") if isinstance(data, dict) else None
+    if found != schema:
+        problem = "is damaged" if found is None else "has schema %s, and this release reads %d" % (found, schema)
+        raise ApplyError(
+            str(path),
+            "the file %s" % problem,
+            "Use the release that wrote it; or look at the GPUs with nvidia-smi, remove the file and run again.",
+        )
+    return data
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(str(folder), os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
