@@ -40,6 +40,7 @@ static struct {
 	int descriptor;
 	bool writable;
 	file_t *file;
+	_Atomic(traffic_t *) traffic;	/* of the file, NULL when it may only be read; calls count without the mutex */
 	dev_t device;
 	ino_t inode;
 } map = { .descriptor = -1 };
@@ -47,7 +48,18 @@ static struct {
 /* flock belongs to the open file, which threads share: within the process a mutex does its work. */
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
-/* A child of fork shares its parent's open file and so its locks, until it opens its own. */
+/* The mapping itself stays: another thread may be counting a call in it. Files are replaced rarely. */
+static void forget_file(void)
+{
+	if (map.descriptor >= 0)
+		close(map.descriptor);
+	atomic_store(&map.traffic, NULL);
+	map.file = NULL;
+	map.descriptor = -1;
+}
+
+/* A child of fork shares its parent's open file and so its locks, until it opens its own. Where it
+ * cannot, it has none: its next nvmlInit tries again. */
 static void fork_prepare(void) { pthread_mutex_lock(&mutex); }
 static void fork_parent(void) { pthread_mutex_unlock(&mutex); }
 static void fork_child(void)
@@ -58,6 +70,8 @@ static void fork_child(void)
 		int own = open(name, (map.writable ? O_RDWR : O_RDONLY) | O_CLOEXEC);
 		close(map.descriptor);
 		map.descriptor = own;
+		if (own < 0)
+			forget_file();
 	}
 	pthread_mutex_unlock(&mutex);
 }
@@ -73,19 +87,10 @@ const char *state_path(void)
 	return path && *path ? path : "/var/lib/gpusim/state";
 }
 
-static void lock(int how)
+static void lock(int descriptor, int how)
 {
-	while (flock(map.descriptor, how) != 0 && errno == EINTR)
+	while (flock(descriptor, how) != 0 && errno == EINTR)
 		;
-}
-
-/* The mapping itself stays: another thread may be counting a call in it. Files are replaced rarely. */
-static void forget_file(void)
-{
-	if (map.descriptor >= 0)
-		close(map.descriptor);
-	map.file = NULL;
-	map.descriptor = -1;
 }
 
 static bool is_ours(int descriptor)
@@ -133,6 +138,7 @@ static nvmlReturn_t open_locked(void)
 	map.descriptor = descriptor;
 	map.writable = writable;
 	map.file = file;
+	atomic_store(&map.traffic, writable ? &map.file->traffic : NULL);
 	map.device = status.st_dev;
 	map.inode = status.st_ino;
 	return NVML_SUCCESS;
@@ -146,43 +152,78 @@ nvmlReturn_t state_open(void)
 	return result;
 }
 
-/* An empty host is all zeros, so the file is a hole but for its head; it gets its name when complete. */
-static nvmlReturn_t write_new_file(void)
+/* An empty host is all zeros, so the file is a hole but for its head. */
+static bool write_empty_file(const char *name)
 {
-	char name[4096];
-	if (snprintf(name, sizeof name, "%s.%d", state_path(), (int)getpid()) >= (int)sizeof name)
-		return NVML_ERROR_INVALID_ARGUMENT;
 	int descriptor = open(name, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
 	if (descriptor < 0)
-		return NVML_ERROR_UNKNOWN;
+		return false;
 	head_t head = { .schema = STATE_SCHEMA, .functions = F_COUNT, .host_bytes = sizeof(host_t) };
 	memcpy(head.magic, MAGIC, sizeof MAGIC);
 	/* Clients of every user change it, as they do through the driver's device files. */
 	bool done = fchmod(descriptor, 0666) == 0 && pwrite(descriptor, &head, sizeof head, 0) == (ssize_t)sizeof head
-	         && ftruncate(descriptor, sizeof(file_t)) == 0 && rename(name, state_path()) == 0;
+	         && ftruncate(descriptor, sizeof(file_t)) == 0;
 	close(descriptor);
-	if (!done)
-		unlink(name);
-	return done ? NVML_SUCCESS : NVML_ERROR_UNKNOWN;
+	return done;
+}
+
+static bool has_the_name(int descriptor)
+{
+	struct stat file, named;
+	return fstat(descriptor, &file) == 0 && stat(state_path(), &named) == 0
+	    && file.st_dev == named.st_dev && file.st_ino == named.st_ino;
+}
+
+/*
+ * Sees to it that the file of that name is ours. A complete file gets the name, and of several
+ * processes one: where there is no file, by link; where one of another schema is, under its lock.
+ * The others take what that one made, or its GPUs would be laid out in a file that nobody sees.
+ */
+static bool provide_file(const char *complete)
+{
+	for (int attempt = 0; attempt < 10; attempt++) {
+		int descriptor = open(state_path(), O_RDONLY | O_CLOEXEC);
+		if (descriptor < 0) {
+			if (errno != ENOENT)
+				return false;
+			if (link(complete, state_path()) == 0)
+				return true;
+			if (errno != EEXIST)
+				return false;
+			continue;
+		}
+		lock(descriptor, LOCK_EX);
+		bool current = has_the_name(descriptor);
+		bool done = current && (is_ours(descriptor) || rename(complete, state_path()) == 0);
+		close(descriptor);
+		if (current)
+			return done;
+	}
+	return false;
 }
 
 nvmlReturn_t state_create(void)
 {
+	char complete[4096];
+	if (snprintf(complete, sizeof complete, "%s.%d", state_path(), (int)getpid()) >= (int)sizeof complete)
+		return NVML_ERROR_INVALID_ARGUMENT;
 	pthread_mutex_lock(&mutex);
 	int descriptor = open(state_path(), O_RDONLY | O_CLOEXEC);
-	bool usable = descriptor >= 0 && is_ours(descriptor);
+	bool provided = descriptor >= 0 && is_ours(descriptor);
 	if (descriptor >= 0)
 		close(descriptor);
-	nvmlReturn_t result = usable ? NVML_SUCCESS : write_new_file();
-	if (result == NVML_SUCCESS)
-		result = open_locked();
+	if (!provided) {
+		provided = write_empty_file(complete) && provide_file(complete);
+		unlink(complete);
+	}
+	nvmlReturn_t result = provided ? open_locked() : NVML_ERROR_UNKNOWN;
 	pthread_mutex_unlock(&mutex);
 	return result;
 }
 
 traffic_t *state_traffic(void)
 {
-	return map.file && map.writable ? &map.file->traffic : NULL;
+	return atomic_load(&map.traffic);
 }
 
 static host_t *enter(int how)
@@ -192,13 +233,13 @@ static host_t *enter(int how)
 		pthread_mutex_unlock(&mutex);
 		return NULL;
 	}
-	lock(how);
+	lock(map.descriptor, how);
 	return &map.file->host[atomic_load(&map.file->generation) % 2];
 }
 
 static void leave(void)
 {
-	lock(LOCK_UN);
+	lock(map.descriptor, LOCK_UN);
 	pthread_mutex_unlock(&mutex);
 }
 
