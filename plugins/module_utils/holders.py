@@ -10,6 +10,7 @@ saw is true for as long.
 
 from __future__ import annotations
 
+import os
 from typing import Iterable, Tuple
 
 from .holders_containers import containers
@@ -76,7 +77,7 @@ def find_holders(
         *mps(devices, processes, host.gpus, run),
         *_of_processes(host, devices, processes),
         *containers(devices, processes, host.gpus),
-        *slurm(devices, processes, host.gpus, run),
+        *slurm(host, devices, processes, run),
         *kubelet(host, processes, kubelet_directory),
         *_not_seen(host, devices, processes),
     ]
@@ -139,13 +140,19 @@ def _process(processes: Processes, pid: int, name: str | None, place: Place, kin
 def _not_seen(host: Host, devices: Devices, processes: Processes) -> list[Holder]:
     cure = "Run as root (become: true); within a container, give it the capability CAP_SYS_PTRACE."
     holders = []
-    if processes.unreadable:
+    if not devices.can_be_open:
+        pass
+    elif processes.unreadable:
         pids = processes.unreadable
         shown = ", ".join(str(pid) for pid in pids[:_PIDS_SHOWN]) + (", ..." if len(pids) > _PIDS_SHOWN else "")
         problem = "the open files of %d processes cannot be seen (pid %s)" % (len(pids), shown)
         holders += unknown(host.gpus, problem, cure)
     elif not processes.complete:
         holders += unknown(host.gpus, "the processes of other users cannot be seen", cure)
+    if os.geteuid() != 0:
+        # nvml.h, nvmlDeviceGetComputeRunningProcesses_v3: on a GPU in MIG mode not all are listed to such a caller.
+        instances = [gpu for gpu in host.gpus if gpu.mig.enabled]
+        holders += unknown(instances, "NVML lists the processes of other users to root only", cure)
     if devices.uncertain:
         problem = "/proc/driver/nvidia does not tell the number of its device node"
         holders += unknown(devices.uncertain, problem, "Reload the driver, or reboot the host.")

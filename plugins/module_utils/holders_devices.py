@@ -48,6 +48,16 @@ class Devices:
         self._capability_major = self._major("nvidia-caps")
         self._listed: dict[int, tuple[int, int]] | None = None
 
+    @property
+    def can_be_open(self) -> bool:
+        """Whether there can be an open device node at all: not so with simulated GPUs, which have no kernel side."""
+        if (self._proc / "driver/nvidia").is_dir() or str(_GPU_MAJOR) in _read(self._proc / "devices").split():
+            return True
+        try:
+            return any(_NODE.search("/" + entry.name) for entry in Path(self.dev).iterdir())
+        except OSError as error:
+            return not isinstance(error, FileNotFoundError)
+
     def in_minor_order(self) -> list[Gpu]:
         return [self._by_minor[minor] for minor in sorted(self._by_minor)]
 

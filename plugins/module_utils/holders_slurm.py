@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Iterable, Sequence
+import sys
+from typing import Sequence
 
-from .holders_devices import Devices
-from .holders_model import SLURM, Holder, Run, ask, unknown
+from .holders_devices import Devices, Place
+from .holders_model import SLURM, Holder, Run, ask, place_of, unknown
 from .holders_proc import Processes
-from .model import Gpu
+from .model import Gpu, Host
 
 #: Generic resources that are GPUs or parts of them (https://slurm.schedmd.com/gres.html).
 _GPU_RESOURCES = ("gpu", "mps", "shard")
@@ -24,15 +25,18 @@ _FIELD = re.compile(r"(\S+?)=(\S*)")
 #: One resource in a list: name, then type or count, then what of it: gpu:h100:2(IDX:0-1), gpu(IDX:0-1), gpu:8(S:0-1).
 _RESOURCE = re.compile(r"([A-Za-z_]\w*)((?::[^,(]+)*)(?:\(([^)]*)\))?(?:,|$)")
 _JOB_STATES = "RUNNING,SUSPENDED,COMPLETING,CONFIGURING,STOPPED,SIGNALING,STAGE_OUT"
+_NO_INDEX = sys.maxsize
+#: (name, how many, their indexes or None where they are not said)
+Resource = "tuple[str, int, tuple[int, ...] | None]"
 _CURE = "See whether slurmctld answers here (scontrol ping), then run again."
 
 
-def slurm(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...], run: Run) -> list[Holder]:
+def slurm(host: Host, devices: Devices, processes: Processes, run: Run) -> list[Holder]:
     """A holder for each job of this node and each GPU that it was given."""
     daemons = processes.named("slurmd")
     if not daemons:
         return []
-    node = _node_name(processes.arguments(daemons[0].pid))
+    gpus, node = host.gpus, _node_name(processes.arguments(daemons[0].pid))
     try:
         text, problem = ask(run, ["scontrol", "--details", "--oneliner", "show", "node", node])
         if text is None:
@@ -49,7 +53,7 @@ def slurm(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...], run: Ru
         order = _order(devices, gpus, record)
         holders: list[Holder] = []
         for job in sorted(set(text.split())):
-            holders += _of_job(job, node, order, gpus, run)
+            holders += _of_job(host, processes, job, node, order, run)
     except FileNotFoundError as error:
         return unknown(
             gpus, "slurmd runs here, but %s is not installed" % error.filename, "Install Slurm's client commands."
@@ -60,25 +64,51 @@ def slurm(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...], run: Ru
     )
 
 
-def _of_job(job: str, node: str, order: Sequence[Gpu] | None, gpus: tuple[Gpu, ...], run: Run) -> list[Holder]:
+def _of_job(
+    host: Host, processes: Processes, job: str, node: str, order: Sequence[Gpu] | None, run: Run
+) -> list[Holder]:
     text, problem = ask(run, ["scontrol", "--details", "--oneliner", "show", "job", job])
     if text is None:
         if "Invalid job id" in problem:
             # It has ended and was forgotten since squeue named it.
             return []
-        return unknown(gpus, "Slurm job %s is here, and its GPUs are not known: %s" % (job, problem), _CURE, job=job)
-    record = fields(text)
-    user = record.get("UserId", "").partition("(")[0] or None
-    who = "Slurm job %s (%s) of %s" % (job, record.get("JobName", "no name"), user or "an unknown user")
+        return unknown(
+            host.gpus, "Slurm job %s is here, and its GPUs are not known: %s" % (job, problem), _CURE, job=job
+        )
     given = given_on(text, node)
     if not given:
         return []
-    indexes = [index for _name, _count, found in given for index in found or ()]
-    sure = order is not None and all(found is not None for _name, _count, found in given)
-    if not sure or order is None or any(index >= len(order) for index in indexes):
-        who += ", which has %s; which GPUs these are cannot be told here" % _text(given)
-        return [Holder(gpu.uuid, None, SLURM, who, user=user, job=job) for gpu in gpus]
-    return [Holder(order[i].uuid, None, SLURM, who, user=user, job=job) for i in sorted(set(indexes))]
+    name, user = re.search(r"JobName=(.*?) UserId=([^( ]+)", text).groups() if " UserId=" in text else ("?", None)
+    who = "Slurm job %s (%s) of user %s" % (job, name, user or "unknown")
+    places = _by_index(order, given) or _by_tasks(host, processes, job, sum(count for _name, count, _ in given))
+    if places is None:
+        what = ", ".join("%s:%d" % (name, count) for name, count, _indexes in given)
+        who += ", which has %s; which of the GPUs that is cannot be told" % what
+        places = {(gpu.uuid, None) for gpu in host.gpus}
+    return [Holder(uuid, instance, SLURM, who, user=user, job=job) for uuid, instance in places]
+
+
+def _by_index(order: Sequence[Gpu] | None, given: Sequence[Resource]) -> set[Place] | None:
+    indexes = [index for _name, _count, found in given for index in found or (_NO_INDEX,)]
+    if order is None or any(index >= len(order) for index in indexes):
+        return None
+    return {(order[index].uuid, None) for index in indexes}
+
+
+def _by_tasks(host: Host, processes: Processes, job: str, count: int) -> set[Place] | None:
+    """What the job's processes were told to use, if that is as many devices as the job has; None if not.
+
+    Where slurmd found the devices by itself (AutoDetect=nvml) it names MIG devices to the tasks by UUID.
+    """
+    told: set[str] = set()
+    for pid in processes.seen:
+        variables = processes.environment(pid)
+        if variables.get("SLURM_JOB_ID") == job:
+            told |= set(variables.get("CUDA_VISIBLE_DEVICES", "").split(",")) - {""}
+    places = {place_of(host, device) for device in told}
+    if len(told) != count or None in places:
+        return None
+    return {place for place in places if place}
 
 
 def _order(devices: Devices, gpus: tuple[Gpu, ...], record: dict[str, str]) -> Sequence[Gpu] | None:
@@ -102,7 +132,7 @@ def fields(record: str) -> dict[str, str]:
     return found
 
 
-def given_on(record: str, node: str) -> list[tuple[str, int, tuple[int, ...] | None]]:
+def given_on(record: str, node: str) -> list[Resource]:
     """The GPU resources of a job (as `resources`) on one node; a detailed record has one Nodes= … GRES= for each."""
     found = []
     for part in re.split(r"\s(?=Nodes=)", record)[1:]:
@@ -113,8 +143,8 @@ def given_on(record: str, node: str) -> list[tuple[str, int, tuple[int, ...] | N
     return found
 
 
-def resources(text: str) -> list[tuple[str, int, tuple[int, ...] | None]]:
-    """(name, count, indexes or None where they are not said) of the GPU resources of a Gres, GresUsed or GRES value."""
+def resources(text: str) -> list[Resource]:
+    """The GPU resources of a Gres, GresUsed or GRES value."""
     found = []
     for name, counted, detail in _RESOURCE.findall(text):
         if name not in _GPU_RESOURCES:
@@ -157,7 +187,3 @@ def _node_name(arguments: Sequence[str]) -> str:
         if word.startswith("-N"):
             return word[2:]
     return os.uname().nodename.partition(".")[0]
-
-
-def _text(given: Iterable[tuple[str, int, tuple[int, ...] | None]]) -> str:
-    return ", ".join("%s:%d" % (name, count) for name, count, _indexes in given)

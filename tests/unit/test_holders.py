@@ -8,72 +8,44 @@ driver's. What needs such numbers, or a /proc of another host, builds one in a f
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import getpass
-import subprocess
+import multiprocessing
+import os
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders import Holder, blocking, find_holders
-from ansible_collections.openfleet.gpu.plugins.module_utils.model import (
-    ComputeInstance,
-    Gpu,
-    GpuInstance,
-    Host,
-    Mig,
-    Placement,
-    Process,
-)
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders_proc import Origin, parse_cgroup
+from ansible_collections.openfleet.gpu.plugins.module_utils.model import Process
 
-OPEN = "import sys\nfiles = [open(f) for f in sys.argv[1:]]\nprint('open', flush=True)\nsys.stdin.read()"
-
-
-def instance(number: int, start: int, size: int = 2) -> GpuInstance:
-    compute = ComputeInstance(0, size, Placement(0, size), "MIG-%d" % number)
-    return GpuInstance(number, "%dg" % size, Placement(start, size), (compute,))
-
-
-def gpu(index: int, *instances: GpuInstance, processes=()) -> Gpu:
-    mig = Mig(True, bool(instances), bool(instances), (), instances)
-    address = "0000:%02x:00.0" % (0x3B + index)
-    return Gpu(index, "GPU-%d" % index, "NVIDIA H100 80GB HBM3", address, 80 << 30, mig, processes=tuple(processes))
-
-
-def host(*gpus: Gpu) -> Host:
-    return Host("580.65.06", "13.580.65.06", "13.0", True, gpus)
-
-
-def no_tools(command, **_options):
-    raise FileNotFoundError(2, "No such file or directory", command[0])
-
-
-@contextlib.contextmanager
-def opened(*files: Path, program: str = sys.executable):
-    """A process that has these files open; ends with the block."""
-    command = [program, "-c", OPEN, *map(str, files)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == "open\n"
-        yield process
-        process.stdin.close()
+sys.path.insert(0, str(Path(__file__).parent))
+from holder_hosts import OPEN, Proc, gpu, host, instance, named, no_tools, opened
 
 
 @pytest.fixture
-def dev(tmp_path) -> Path:
-    folder = tmp_path / "dev"
-    (folder / "nvidia-caps").mkdir(parents=True)
+def empty_dev():
+    """A folder that other users reach as well; pytest's own are for their owner alone."""
+    with tempfile.TemporaryDirectory(prefix="openfleet-") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+@pytest.fixture
+def dev(empty_dev) -> Path:
+    (empty_dev / "nvidia-caps").mkdir()
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "nvidia-caps/nvidia-cap2"):
-        (folder / name).touch()
-    return folder
+        (empty_dev / name).touch()
+    return empty_dev
 
 
 @pytest.fixture
 def find(dev, tmp_path):
     """find_holders on this machine's processes, of those holders that are this test's."""
 
-    def look(of: Host, *processes) -> list[Holder]:
+    def look(of, *processes) -> list[Holder]:
         pids = {process.pid for process in processes}
         found = find_holders(of, dev=str(dev), run=no_tools, kubelet_directory=str(tmp_path / "kubelet"))
         return [holder for holder in found if holder.pid in pids]
@@ -120,20 +92,125 @@ def test_one_in_nvml_is_named_once_and_by_what_the_system_knows(dev, find):
 
 def test_one_in_nvml_counts_though_proc_does_not_show_it(find):
     listed = [Process(2**22 + 1, "graphics", "Xorg")]
-    (holder,) = find(host(gpu(0, processes=listed)), dataclasses.replace(listed[0]))
+    (holder,) = find(host(gpu(0, processes=listed)), listed[0])
     assert (holder.kind, holder.command, holder.user) == ("process", "Xorg", None)
 
 
 def test_a_watcher_is_in_the_way_of_a_reset_only(dev, find, tmp_path):
-    watcher = tmp_path / "nv-hostengine"
-    watcher.symlink_to(sys.executable)
+    watcher = named(tmp_path, "nv-hostengine")
     (dev / "nvidia-caps/nvidia-cap12").touch()
     of = host(gpu(0, instance(1, 0)))
-    with opened(dev / "nvidia0", program=str(watcher)) as process:
+    with opened(dev / "nvidia0", program=watcher) as process:
         (holder,) = find(of, process)
         assert holder.watches
         assert (holder.blocks(), holder.blocks(1)) == (True, False)
-    with opened(dev / "nvidia0", dev / "nvidia-caps/nvidia-cap12", program=str(watcher)) as process:
+    with opened(dev / "nvidia0", dev / "nvidia-caps/nvidia-cap12", program=watcher) as process:
         (holder,) = find(of, process)
         assert holder.gpu_instance_id == 1
         assert holder.blocks(1), "a watcher that went into an instance is in its way"
+
+
+def test_the_driver_counts_its_nodes_in_its_own_order(dev, tmp_path):
+    proc = Proc(tmp_path / "proc")
+    for index, minor in ((0, 1), (1, 0)):
+        information = "Model: \t\t NVIDIA H100\nGPU UUID: \t GPU-%d\nDevice Minor: \t %d\n" % (index, minor)
+        proc.write("driver/nvidia/gpus/0000:%02x:00.0/information" % (0x3B + index), information)
+    proc.process(7, "train", dev / "nvidia0")
+    (holder,) = find_holders(host(gpu(0), gpu(1)), str(proc.folder), str(dev), no_tools)
+    assert (holder.pid, holder.gpu_uuid) == (7, "GPU-1")
+    (proc.folder / "driver/nvidia/gpus/0000:3b:00.0/information").write_text("Model: \t\t NVIDIA H100\n")
+    found = find_holders(host(gpu(0), gpu(1)), str(proc.folder), str(dev), no_tools)
+    assert [(h.gpu_uuid, h.kind) for h in found] == [("GPU-0", "unknown"), ("GPU-1", "device_handle")]
+
+
+def test_the_drivers_list_of_capabilities_goes_before_the_rule(dev, tmp_path):
+    proc = Proc(tmp_path / "proc")
+    proc.write("driver/nvidia-caps/mig-minors", "config 1\nmonitor 2\ngpu0/gi5/access 3\ngpu0/gi5/ci0/access 4\n")
+    for minor, of in ((4, 5), (12, 1)):
+        node = dev / "nvidia-caps" / ("nvidia-cap%d" % minor)
+        node.touch()
+        proc.process(minor + 10, "train", node)
+        found = find_holders(host(gpu(0, instance(1, 0), instance(5, 2))), str(proc.folder), str(dev), no_tools)
+        assert [h.gpu_instance_id for h in found if h.pid == minor + 10] == [of]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="making device nodes needs root")
+def test_the_number_of_a_node_counts_and_not_its_name(dev, tmp_path):
+    proc, node = Proc(tmp_path / "proc"), dev / "nvidia0"
+    node.unlink()
+    try:
+        os.mknod(node, 0o20600, os.makedev(195, 1))
+    except PermissionError:
+        pytest.skip("this container may not make device nodes")
+    proc.process(7, "train", node)
+    os.mknod(dev / "accelerator", 0o20600, os.makedev(195, 0))
+    proc.process(8, "other", dev / "accelerator")
+    os.mknod(dev / "control", 0o20600, os.makedev(195, 255))
+    proc.process(9, "control", dev / "control")
+    found = find_holders(host(gpu(0), gpu(1)), str(proc.folder), str(dev), no_tools)
+    assert [(h.pid, h.gpu_uuid) for h in found] == [(8, "GPU-0"), (7, "GPU-1")]
+
+
+def as_nobody(look, *arguments):
+    """What a function returns to a user without rights; called as it is where the tests run without any."""
+
+    def become() -> None:
+        if os.geteuid() == 0:
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+
+    with multiprocessing.get_context("fork").Pool(1, become) as pool:
+        return pool.apply(look, arguments)
+
+
+def test_what_cannot_be_seen_counts_as_held(dev):
+    of = host(gpu(0), gpu(1))
+    found = as_nobody(find_holders, of, "/proc", str(dev), no_tools)
+    unknown = [holder for holder in found if holder.kind == "unknown"]
+    assert [holder.gpu_uuid for holder in unknown] == ["GPU-0", "GPU-1"]
+    for holder in unknown:
+        assert "cannot be seen" in holder.who
+        assert "Run as root" in holder.who
+        assert holder.blocks(1)
+
+
+def test_where_there_are_no_nodes_none_is_open(empty_dev):
+    """Simulated GPUs have no kernel side; what a process has open then cannot be a GPU, whether it can be seen or not."""
+    if Path("/proc/driver/nvidia").exists():
+        pytest.skip("this machine has a driver")
+    assert as_nobody(find_holders, host(gpu(0)), "/proc", str(empty_dev), no_tools) == ()
+    (holder,) = as_nobody(find_holders, host(gpu(0, instance(1, 0))), "/proc", str(empty_dev), no_tools)
+    assert "to root only" in holder.who
+
+
+ID = "3f2a" * 16
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "origin"),
+    [
+        ("0::/system.slice/train.service", Origin("train.service")),
+        ("0::/user.slice/user-1000.slice/session-3.scope", Origin()),
+        ("0::/user.slice/user-1000.slice/user@1000.service/app.slice/jupyter.service", Origin("jupyter.service")),
+        ("0::/init.scope", Origin()),
+        ("0::/system.slice/docker-%s.scope" % ID, Origin("docker container 3f2a3f2a3f2a", ID)),
+        ("5:devices:/docker/%s\n0::/" % ID, Origin("docker container 3f2a3f2a3f2a", ID)),
+        ("0::/machine.slice/libpod-%s.scope/container" % ID, Origin("podman container 3f2a3f2a3f2a", ID)),
+        ("0::/lxc.payload.gpubox/system.slice/x.service", Origin("container gpubox", "gpubox")),
+        ("0::/machine.slice/systemd-nspawn@box.service/payload", Origin("container box", "box")),
+        ("0::/system.slice/slurmstepd.scope/job_17/step_0/user/task_0", Origin("slurmstepd.scope", job="17")),
+        ("5:devices:/slurm/uid_1000/job_17/step_batch\n0::/", Origin(job="17")),
+        (
+            "0::/kubepods.slice/kubepods-burstable.slice/"
+            "kubepods-burstable-pod9a15d2b5_c152_46b9_96e0_d57032629e1f.slice/cri-containerd-%s.scope" % ID,
+            Origin("containerd container 3f2a3f2a3f2a", ID, pod="9a15d2b5-c152-46b9-96e0-d57032629e1f"),
+        ),
+        (
+            "5:devices:/kubepods/pod9a15d2b5-c152-46b9-96e0-d57032629e1f/%s\n" % ID,
+            Origin("container 3f2a3f2a3f2a", ID, pod="9a15d2b5-c152-46b9-96e0-d57032629e1f"),
+        ),
+    ],
+)
+def test_a_cgroup_tells_what_started_a_process(cgroup, origin):
+    assert parse_cgroup(cgroup + "\n") == origin

@@ -1,0 +1,44 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Write into what was observed who holds what, in the words that messages use. Pure; the planner reads it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Iterable
+
+from .holders_model import PROCESS, Holder
+from .model import ComputeInstance, Gpu, GpuInstance, Host
+
+
+def mark(host: Host, holders: Iterable[Holder]) -> Host:
+    """The host with `held_by` of its GPUs, GPU instances and compute instances set."""
+    holders = tuple(holders)
+    return dataclasses.replace(
+        host, gpus=tuple(_gpu(gpu, [h for h in holders if h.gpu_uuid == gpu.uuid]) for gpu in host.gpus)
+    )
+
+
+def _gpu(gpu: Gpu, holders: list[Holder]) -> Gpu:
+    instances = tuple(_instance(i, [h for h in holders if h.blocks(i.id)]) for i in gpu.mig.instances)
+    mig = dataclasses.replace(gpu.mig, instances=instances)
+    return dataclasses.replace(gpu, mig=mig, held_by=_words(h for h in holders if h.blocks()))
+
+
+def _instance(instance: GpuInstance, holders: list[Holder]) -> GpuInstance:
+    compute = tuple(_compute(c, instance, holders) for c in instance.compute_instances)
+    return dataclasses.replace(instance, compute_instances=compute, held_by=_words(holders))
+
+
+def _compute(compute: ComputeInstance, instance: GpuInstance, holders: list[Holder]) -> ComputeInstance:
+    """NVML says which compute instance a process is in; of all others only the GPU instance is known."""
+    here = {process.pid for process in compute.processes}
+    elsewhere = {process.pid for process in instance.processes} - here
+    return dataclasses.replace(
+        compute, held_by=_words(h for h in holders if h.kind != PROCESS or h.pid not in elsewhere)
+    )
+
+
+def _words(holders: Iterable[Holder]) -> tuple[str, ...]:
+    return tuple(sorted({str(holder) for holder in holders}))

@@ -1,0 +1,81 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the tests of holders share: hosts as NVML shows them, and real processes that have real files open."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.model import (
+    ComputeInstance,
+    Gpu,
+    GpuInstance,
+    Host,
+    Mig,
+    Placement,
+)
+
+OPEN = "import sys\nfiles = [open(f) for f in sys.argv[1:] if f[0] == '/']\nprint('open', flush=True)\nsys.stdin.read()"
+
+
+def instance(number: int, start: int, size: int = 2) -> GpuInstance:
+    compute = ComputeInstance(0, size, Placement(0, size), "MIG-%d" % number)
+    return GpuInstance(number, "%dg" % size, Placement(start, size), (compute,))
+
+
+def gpu(index: int, *instances: GpuInstance, processes=()) -> Gpu:
+    mig = Mig(True, bool(instances), bool(instances), (), instances)
+    address = "0000:%02x:00.0" % (0x3B + index)
+    return Gpu(index, "GPU-%d" % index, "NVIDIA H100 80GB HBM3", address, 80 << 30, mig, processes=tuple(processes))
+
+
+def host(*gpus: Gpu) -> Host:
+    return Host("580.65.06", "13.580.65.06", "13.0", True, gpus)
+
+
+def no_tools(command, **_options):
+    raise FileNotFoundError(2, "No such file or directory", command[0])
+
+
+def named(folder: Path, name: str) -> Path:
+    """A program of that name, which the kernel then shows as the process's name."""
+    program = folder / name
+    program.symlink_to(sys.executable)
+    return program
+
+
+@contextlib.contextmanager
+def opened(*files: object, program: Path = Path(sys.executable), **variables: str):
+    """A process that has these files open; other arguments only show in its command line. Ends with the block."""
+    command = [str(program), "-c", OPEN, *map(str, files)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=dict(os.environ, **variables), **pipes) as process:
+        assert process.stdout.readline() == "open\n"
+        yield process
+        process.stdin.close()
+
+
+class Proc:
+    """A /proc of another host, in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.process(1, "systemd")
+
+    def write(self, name: str, text: str) -> None:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def process(self, pid: int, name: str, *opened: Path, cgroup: str = "0::/init.scope") -> None:
+        self.write("%d/comm" % pid, name + "\n")
+        self.write("%d/cmdline" % pid, name + "\0--flag\0")
+        self.write("%d/cgroup" % pid, cgroup + "\n")
+        self.write("%d/status" % pid, "Name:\t%s\nPPid:\t1\nUid:\t0\t0\t0\t0\n" % name)
+        (self.folder / str(pid) / "fd").mkdir()
+        for number, file in enumerate(opened):
+            (self.folder / str(pid) / "fd" / str(number)).symlink_to(file)

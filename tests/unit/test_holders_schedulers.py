@@ -1,0 +1,257 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Slurm's jobs, the kubelet's pods and MPS clients.
+
+data/holders/slurm-*.txt are what scontrol of Slurm 22.05.8 (Debian 12) printed on a node of four GPUs; the records of
+other releases below follow https://slurm.schedmd.com/scontrol.html. The kubelet's checkpoint follows kubernetes/kubernetes,
+pkg/kubelet/cm/devicemanager/checkpoint. What MPS answers follows https://docs.nvidia.com/deploy/mps/.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders import find_holders
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders_slurm import given_on, hostnames, resources
+
+sys.path.insert(0, str(Path(__file__).parent))
+from holder_hosts import Proc, gpu, host, instance, named, no_tools, opened
+
+DATA = Path(__file__).parent / "data" / "holders"
+NODE_IDLE, NODE_USED, JOB = ((DATA / ("slurm-%s.txt" % n)).read_text() for n in ("node-idle", "node-used", "job-1"))
+FOUR = host(*(gpu(i) for i in range(4)))
+
+
+class Slurm:
+    """Answers as scontrol and squeue do, from records."""
+
+    def __init__(self, node: str = NODE_USED, squeue: str = "1\n", **jobs: str) -> None:
+        self.node, self.squeue, self.jobs = node, squeue, jobs or {"job1": JOB}
+        self.called: list[str] = []
+
+    def __call__(self, command, **_options):
+        self.called.append(" ".join(command))
+        if command[0] == "squeue":
+            assert command[command.index("--nodelist") + 1] == "gpu-a"
+            return subprocess.CompletedProcess(command, 0, self.squeue, "")
+        assert command[:4] == ["scontrol", "--details", "--oneliner", "show"]
+        found = self.node if command[4:] == ["node", "gpu-a"] else self.jobs.get("".join(command[4:]))
+        if found is None:
+            return subprocess.CompletedProcess(command, 1, "", "slurm_load_jobs error: Invalid job id specified\n")
+        return subprocess.CompletedProcess(command, 0, found, "")
+
+
+@pytest.fixture
+def slurmd(tmp_path):
+    with opened("-N", "gpu-a", program=named(tmp_path, "slurmd")):
+        yield
+
+
+@pytest.fixture
+def jobs(tmp_path, slurmd):
+    """What Slurm's part of find_holders says; `dev` is empty, so nothing else is found."""
+
+    def look(of, run):
+        return find_holders(of, dev=str(tmp_path / "dev"), run=run, kubelet_directory=str(tmp_path))
+
+    (tmp_path / "dev").mkdir()
+    return look
+
+
+def test_a_job_holds_the_gpus_that_it_was_given(jobs):
+    found = jobs(FOUR, Slurm())
+    assert [(h.gpu_uuid, h.gpu_instance_id, h.kind, h.job, h.user) for h in found] == [
+        ("GPU-0", None, "slurm", "1", "root"),
+        ("GPU-1", None, "slurm", "1", "root"),
+    ]
+    assert found[0].who == "Slurm job 1 (train) of user root"
+
+
+def test_an_idle_node_costs_one_question(jobs):
+    run = Slurm(node=NODE_IDLE)
+    assert jobs(FOUR, run) == ()
+    assert len(run.called) == 1
+
+
+def test_gpus_that_cannot_be_told_are_all_held(jobs):
+    found = jobs(host(*(gpu(i) for i in range(5))), Slurm())
+    assert [(h.gpu_uuid, h.job) for h in found] == [("GPU-%d" % i, "1") for i in range(5)]
+    assert "cannot be told" in found[0].who
+    unsaid = JOB.replace("(IDX:0-1)", "")
+    assert len(jobs(FOUR, Slurm(job1=unsaid))) == 4
+
+
+def test_with_mig_the_jobs_processes_tell_its_devices(jobs):
+    of = host(gpu(0, instance(1, 0), instance(2, 2)), gpu(1, instance(3, 0)), gpu(2), gpu(3))
+    assert {h.gpu_uuid for h in jobs(of, Slurm())} == {"GPU-0", "GPU-1", "GPU-2", "GPU-3"}
+    with opened(SLURM_JOB_ID="1", CUDA_VISIBLE_DEVICES="MIG-2,MIG-3"):
+        assert [(h.gpu_uuid, h.gpu_instance_id) for h in jobs(of, Slurm())] == [("GPU-0", 2), ("GPU-1", 3)]
+    with opened(SLURM_JOB_ID="1", CUDA_VISIBLE_DEVICES="MIG-2"):
+        assert len(jobs(of, Slurm())) == 4, "a step that has one of a job's two devices does not tell the other"
+
+
+def test_a_job_that_ended_meanwhile_leaves_the_rest_unknown(jobs):
+    found = jobs(FOUR, Slurm(squeue="99\n"))
+    assert [h.kind for h in found] == ["unknown"] * 4
+    assert "names no job" in found[0].who
+
+
+def test_a_controller_that_does_not_answer_leaves_all_unknown(jobs):
+    def hangs(command, **_options):
+        raise subprocess.TimeoutExpired(command, 10)
+
+    def down(command, **_options):
+        said = "slurm_load_node error: Unable to contact slurm controller (connect failure)\n"
+        return subprocess.CompletedProcess(command, 1, "", said)
+
+    for run, words in ((hangs, "timed out"), (down, "Unable to contact"), (no_tools, "scontrol is not installed")):
+        found = jobs(FOUR, run)
+        assert [(h.gpu_uuid, h.kind) for h in found] == [("GPU-%d" % i, "unknown") for i in range(4)]
+        assert words in found[0].who
+
+
+def test_without_slurmd_nobody_asks_slurm(tmp_path):
+    def never(command, **_options):
+        raise AssertionError(command)
+
+    proc = Proc(tmp_path / "proc")
+    assert find_holders(FOUR, str(proc.folder), str(tmp_path), never, str(tmp_path)) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("gpu:h100:2(IDX:0-1)", [("gpu", 2, (0, 1))]),
+        ("gpu(IDX:0,3-4)", [("gpu", 3, (0, 3, 4))]),
+        ("gpu:a100:0(IDX:N/A),gpu:h100:1(IDX:7)", [("gpu", 0, None), ("gpu", 1, (7,))]),
+        ("gpu:1,license:2", [("gpu", 1, None)]),
+        ("gpu:h100:8(S:0-1)", [("gpu", 8, None)]),
+        ("mps:100", [("mps", 100, None)]),
+        ("(null)", []),
+        ("N/A", []),
+        ("", []),
+    ],
+)
+def test_resources(text, found):
+    assert resources(text) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("gpu-a", {"gpu-a"}),
+        ("gpu[01-03,07]", {"gpu01", "gpu02", "gpu03", "gpu07"}),
+        ("rack[1-2]-gpu,login1", {"rack1-gpu", "rack2-gpu", "login1"}),
+        ("a1,b[8-10]", {"a1", "b8", "b9", "b10"}),
+    ],
+)
+def test_host_lists(text, names):
+    assert hostnames(text) == names
+
+
+def test_a_job_on_several_nodes_is_read_for_this_one():
+    record = (
+        "JobId=9 JobName=x UserId=a(1) NumNodes=3 Nodes=gpu[01-02] CPU_IDs=0 Mem=1 GRES=gpu:2(IDX:0-1) "
+        "Nodes=gpu07 CPU_IDs=4 Mem=1 GRES=gpu(IDX:3) Features=(null)"
+    )
+    assert given_on(record, "gpu02") == [("gpu", 2, (0, 1))]
+    assert given_on(record, "gpu07") == [("gpu", 1, (3,))]
+    assert given_on(record, "gpu03") == []
+
+
+POD = "9a15d2b5-c152-46b9-96e0-d57032629e1f"
+
+
+@pytest.fixture
+def pods(tmp_path):
+    """What the kubelet's part of find_holders says of these entries."""
+    proc, folder = Proc(tmp_path / "proc"), tmp_path / "lib" / "kubelet"
+    checkpoint = folder / "device-plugins" / "kubelet_internal_checkpoint"
+    checkpoint.parent.mkdir(parents=True)
+
+    def look(of, *entries, text=None):
+        data = {"PodDeviceEntries": list(entries), "RegisteredDevices": {"nvidia.com/gpu": ["GPU-0"]}}
+        checkpoint.write_text(text or json.dumps({"Data": data, "Checksum": 3660592824}))
+        return find_holders(of, str(proc.folder), str(tmp_path), no_tools, str(folder))
+
+    look.proc, look.folder = proc, folder
+    (folder / "pods" / POD).mkdir(parents=True)
+    return look
+
+
+def entry(devices, resource="nvidia.com/gpu"):
+    return {"PodUID": POD, "ContainerName": "app", "ResourceName": resource, "DeviceIDs": devices, "AllocResp": "Cg=="}
+
+
+def test_a_pod_holds_what_the_kubelet_gave_it(pods):
+    of = host(gpu(0), gpu(1, instance(1, 0), instance(2, 2)))
+    (holder,) = pods(of, entry({"-1": ["GPU-0"]}), entry({"0": ["0000:00:1f.0"]}, "intel.com/sriov"))
+    assert (holder.gpu_uuid, holder.gpu_instance_id, holder.kind) == ("GPU-0", None, "kubelet")
+    assert (holder.job, holder.unit_or_container) == (POD, "app")
+    # A list until Kubernetes 1.19, NUMA nodes since; a replica of a shared GPU has its number behind it.
+    (holder,) = pods(of, entry(["MIG-2"], "nvidia.com/mig-2g.20gb"))
+    assert (holder.gpu_uuid, holder.gpu_instance_id) == ("GPU-1", 2)
+    (holder,) = pods(of, entry({"0": ["GPU-0::3"], "1": ["GPU-0::4"]}, "nvidia.com/gpu.shared"))
+    assert holder.gpu_uuid == "GPU-0"
+    assert pods(of, entry({"0": ["GPU-of-a-board-that-was-taken-out"]})) == ()
+
+
+def test_a_pod_that_is_gone_holds_nothing(pods):
+    of = host(gpu(0))
+    (holder,) = pods(of, entry({"0": ["GPU-0"]}))
+    assert "nothing runs just now" in holder.who
+    pods.proc.process(70, "python3", cgroup="0::/kubepods.slice/kubepods-pod%s.slice/x" % POD.replace("-", "_"))
+    (holder,) = pods(of, entry({"0": ["GPU-0"]}))
+    assert "nothing runs" not in holder.who
+    (pods.folder / "pods" / POD).rmdir()
+    assert len(pods(of, entry({"0": ["GPU-0"]}))) == 1
+    pods.proc.write("70/cgroup", "0::/system.slice/other.service\n")
+    assert pods(of, entry({"0": ["GPU-0"]})) == ()
+
+
+def test_a_pod_goes_by_its_name_where_the_logs_tell_it(pods, tmp_path):
+    (tmp_path / "log" / "pods" / ("ml_train-0_" + POD)).mkdir(parents=True)
+    (holder,) = pods(host(gpu(0)), entry({"0": ["GPU-0"]}))
+    assert "container app of pod ml/train-0 (nvidia.com/gpu)" in holder.who
+
+
+def test_a_checkpoint_that_cannot_be_understood_holds_every_gpu(pods):
+    for text in ("{", "{}", '{"Data": {"PodDeviceEntries": [{"PodUID": "x"}]}}'):
+        found = pods(host(gpu(0), gpu(1)), text=text)
+        assert [h.kind for h in found] == ["unknown", "unknown"]
+        assert "kubelet_internal_checkpoint" in found[0].who
+
+
+def test_a_client_of_mps_holds_what_its_server_has_open(tmp_path):
+    dev = tmp_path / "dev"
+    (dev / "nvidia-caps").mkdir(parents=True)
+    for name in ("nvidia0", "nvidia1", "nvidia-caps/nvidia-cap156"):
+        (dev / name).touch()
+    asked = []
+
+    def control(command, input, env):
+        assert command == ["nvidia-cuda-mps-control"]
+        asked.append((input, env))
+        answers = {"get_server_list\n": "%d\n" % server.pid, "get_client_list %d\n" % server.pid: "%d\n" % client.pid}
+        return subprocess.CompletedProcess(command, 0, answers[input], "")
+
+    of = host(gpu(0), gpu(1, instance(1, 0), instance(2, 2)))
+    daemon, program = named(tmp_path, "nvidia-cuda-mps-control"), named(tmp_path, "nvidia-cuda-mps-server")
+    with opened(program=daemon, CUDA_MPS_PIPE_DIRECTORY="/run/mps") as running, opened() as client:
+        with opened(dev / "nvidia1", dev / "nvidia-caps/nvidia-cap156", program=program) as server:
+            found = find_holders(of, dev=str(dev), run=control, kubelet_directory=str(tmp_path))
+            (holder,) = (h for h in found if h.pid == client.pid)
+            assert (holder.gpu_uuid, holder.gpu_instance_id, holder.kind) == ("GPU-1", 2, "mps")
+            (holder,) = (h for h in found if h.pid == server.pid)
+            assert (holder.gpu_uuid, holder.gpu_instance_id) == ("GPU-1", 2)
+            assert [env for _input, env in asked] == [{"CUDA_MPS_PIPE_DIRECTORY": "/run/mps"}] * 2
+        found = find_holders(of, dev=str(dev), run=no_tools, kubelet_directory=str(tmp_path))
+        assert [(h.gpu_uuid, h.kind) for h in found if h.pid == running.pid] == [
+            ("GPU-0", "unknown"),
+            ("GPU-1", "unknown"),
+        ]
