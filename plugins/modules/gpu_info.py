@@ -259,7 +259,7 @@ def read(params):
             in_the_way = None if holders is None else to_data(blocking(holders, gpu["uuid"], instance["id"]))
             instance["holders"] = in_the_way
             # Where compute instances may start is the planner's business, and long.
-            del instance["compute_placements"]
+            instance.pop("compute_placements", None)
     return dict(data, driver_present=True)
 
 

@@ -1,0 +1,143 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Holders as gpu_info reports them, and containers of the real podman."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import uuid
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders import find_holders
+from ansible_collections.openfleet.gpu.plugins.module_utils.model import Gpu, Host
+
+ROOT = Path(__file__).resolve().parents[3]
+MIG = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}, {"profile": "2g.20gb"}]}]
+
+#: An interpreter in whose /dev are the nodes that a driver would have made. Beside it run one process that has the first
+#: GPU open, and one in that GPU's instance which has the capability {minor}.
+WITH_NODES = """#!/usr/bin/env -S unshare --mount sh
+set -e
+dev={folder}
+mount -t tmpfs tmpfs "$dev"
+mknod -m 666 "$dev/null" c 1 3
+mknod -m 666 "$dev/urandom" c 1 9
+mkdir "$dev/nvidia-caps"
+touch "$dev/nvidia0" "$dev/nvidia1" "$dev/nvidia-caps/nvidia-cap{minor}"
+mount --bind "$dev" /dev
+sleep 60 3</dev/nvidia0 & whole=$!
+sleep 61 3</dev/nvidia0 4</dev/nvidia-caps/nvidia-cap{minor} & inside=$!
+trap 'kill $whole $inside' EXIT
+{python} "$@"
+"""
+
+
+def can(*command: str) -> bool:
+    """Whether this machine and user may do that."""
+    try:
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+def instances(gpu) -> list[int]:
+    """Ids of the 3g.40gb and of the 2g.20gb."""
+    found = {instance["profile"]: instance["id"] for instance in gpu["mig"]["instances"]}
+    return [found["3g.40gb"], found["2g.20gb"]]
+
+
+def test_who_holds_a_gpu_is_in_gpu_info(host):
+    host.create([{"model": "H100-80GB", "count": 2}])
+    host.module("mig", layout=MIG)
+    gpu = host.module("gpu_info")["gpus"][0]
+    assert gpu["holders"] == []
+    big, small = instances(gpu)
+    process = host.popen(["gpusim", "run", "--gpu", "0", "--gi", str(big), "--memory", "1GiB", "--", "sleep", "60"])
+    try:
+        while not (gpu := host.module("gpu_info")["gpus"][0])["holders"]:
+            assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
+    (holder,) = gpu["holders"]
+    assert (holder["kind"], holder["gpu_instance_id"], holder["user"]) == ("process", big, "root")
+    assert "sleep 60" in holder["command"]
+    assert {i["id"]: len(i["holders"]) for i in gpu["mig"]["instances"]} == {big: 1, small: 0}
+    gpu = host.module("gpu_info", holders=False)["gpus"][0]
+    assert gpu["holders"] is None
+    assert [i["holders"] for i in gpu["mig"]["instances"]] == [None, None]
+
+
+def test_an_open_node_holds_without_a_process_in_nvml(host, tmp_path):
+    if not can("unshare", "--mount", "true"):
+        pytest.skip("this container may not mount")
+    host.create([{"model": "H100-80GB", "count": 2}])
+    host.module("mig", layout=MIG)
+    big, small = instances(host.module("gpu_info")["gpus"][0])
+    interpreter = host.bin / "python-with-nodes"
+    interpreter.write_text(WITH_NODES.format(folder=tmp_path, python=host.python, minor=3 + 9 * big))
+    interpreter.chmod(0o755)
+    host.python = str(interpreter)
+    first, second = host.module("gpu_info")["gpus"]
+    assert first["processes"] == []
+    handles = {h["command"]: (h["kind"], h["gpu_instance_id"]) for h in first["holders"] if h["kind"] != "unknown"}
+    assert handles == {"sleep 60": ("device_handle", None), "sleep 61": ("device_handle", big)}
+    in_the_way = {
+        instance["id"]: {h["command"] for h in instance["holders"] if h["kind"] != "unknown"}
+        for instance in first["mig"]["instances"]
+    }
+    assert in_the_way == {big: {"sleep 60", "sleep 61"}, small: {"sleep 60"}}
+    assert [h for h in second["holders"] if h["kind"] != "unknown"] == []
+
+
+@pytest.fixture
+def container(tmp_path):
+    """Starts containers of the real podman, on this machine's own programs; returns what find_holders says of them."""
+    podman = next((p for p in (str(ROOT / ".lab/bin/podman"), shutil.which("podman")) if p and can(p, "info")), None)
+    if os.geteuid() != 0 or podman is None:
+        pytest.skip("needs podman, and root")
+    root, name = tmp_path / "root", "openfleet-holders-%s" % uuid.uuid4().hex[:8]
+    for folder in ("usr", "proc", "sys", "dev", "tmp", "etc", "run"):
+        (root / folder).mkdir(parents=True)
+    for folder in ("bin", "sbin", "lib", "lib64"):
+        (root / folder).symlink_to("usr/" + folder)
+
+    def start(*options: str):
+        command = [podman, "run", "--detach", "--rm", "--network", "none", "--name", name, "--volume", "/usr:/usr:ro"]
+        started = subprocess.run([*command, *options, "--rootfs", str(root), "sleep", "300"], capture_output=True)
+        assert started.returncode == 0, started.stderr
+        gpus = tuple(Gpu(i, "GPU-%d" % i, "NVIDIA H100", "0000:%02x:00.0" % (0x3B + i), 80 << 30) for i in range(2))
+        found = find_holders(Host("580.65.06", "13.580.65.06", "13.0", True, gpus))
+        subprocess.run([podman, "rm", "--force", "--time", "0", name], capture_output=True, check=False)
+        return name, [h for h in found if h.kind == "container" and name in h.who]
+
+    yield start
+    subprocess.run([podman, "rm", "--force", "--ignore", "--time", "0", name], capture_output=True, check=False)
+
+
+def test_a_container_holds_what_it_was_given_and_never_opened(container):
+    name, (holder,) = container("--device", "/dev/null:/dev/nvidia1")
+    assert (holder.gpu_uuid, holder.gpu_instance_id, holder.command) == ("GPU-1", None, "sleep 300")
+    assert holder.unit_or_container == "podman container " + name
+
+
+def test_a_container_in_an_instance_holds_that(container):
+    nodes = ("nvidia0", "nvidia-caps/nvidia-cap39", "nvidia-caps/nvidia-cap40")
+    _name, (holder,) = container(*(o for node in nodes for o in ("--device", "/dev/null:/dev/" + node)))
+    assert (holder.gpu_uuid, holder.gpu_instance_id) == ("GPU-0", 4)
+
+
+def test_a_container_without_a_gpu_holds_none(container):
+    assert container("--device", "/dev/null:/dev/something")[1] == []
+
+
+def test_a_privileged_container_holds_a_gpu_only_if_somebody_gave_it_one(container, tmp_path):
+    (tmp_path / "nvidia0").touch()
+    node = ("--privileged", "--volume", "%s:/dev/nvidia0" % (tmp_path / "nvidia0"))
+    assert container(*node)[1] == []
+    driver = ("--volume", "%s:/run/libcuda.so.1" % (tmp_path / "nvidia0"))
+    assert [holder.gpu_uuid for holder in container(*node, *driver)[1]] == ["GPU-0"]
