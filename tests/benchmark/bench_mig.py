@@ -27,6 +27,11 @@ TRANSITIONS = 10_000
 #: Transitions whose every NVML call is made to fail and to die; a run takes about 20 s for each.
 FAULT_TRANSITIONS = 10
 ROOT_ONLY = "partitioning needs root, also on the simulator"
+#: Two layouts of eight H100 that have no instance in common.
+RELAYOUTS = (
+    [{"gpus": "all", "sharing": "mig", "mig": [{"profile": "3g.40gb"}, {"profile": "2g.20gb", "count": 2}]}],
+    [{"gpus": "all", "sharing": "mig", "mig": [{"profile": "1g.10gb", "count": 7}]}],
+)
 #: Runs of a whole process per figure; the median is printed.
 RUNS = 7
 
@@ -42,8 +47,7 @@ def figures(options):
     size = int(options.get("SIZE") or 10_000)
     yield f"mig_plan_{size}_gpus", _plan_fleet(cases, size), "s"
     yield from _module()
-    for name in ("mig_apply_8_gpus", "mig_apply_noop"):
-        yield name, None, "there is no gpu-layout command yet"
+    yield from _command()
     yield from _faults(int(options.get("SEED") or 1), int(options.get("FAULTS") or FAULT_TRANSITIONS))
 
 
@@ -118,17 +122,39 @@ def _module():
 
     with tempfile.TemporaryDirectory() as folder:
         host = SimulatedHost.build(Path(folder)).create([{"model": "H100-80GB", "count": 8}])
-        layouts = [
-            [{"gpus": "all", "sharing": "mig", "mig": [{"profile": "3g.40gb"}, {"profile": "2g.20gb", "count": 2}]}],
-            [{"gpus": "all", "sharing": "mig", "mig": [{"profile": "1g.10gb", "count": 7}]}],
-        ]
         apply, noop = [], []
         for run in range(RUNS):
             for seconds, changed in ((apply, True), (noop, False)):
                 start = time.perf_counter()
-                result = host.module("mig", layout=layouts[run % 2])
+                result = host.module("mig", layout=RELAYOUTS[run % 2])
                 seconds.append(time.perf_counter() - start)
                 if result["changed"] is not changed:
                     raise RuntimeError("the run did not do what it was to measure: %s" % json.dumps(result))
         yield "mig_module_noop", statistics.median(noop), "s"
         yield "mig_module_apply", statistics.median(apply), "s"
+
+
+def _command():
+    """Whole runs of `gpu-layout apply`, as it is installed, on eight simulated H100."""
+    if os.geteuid() != 0:
+        yield "mig_apply_8_gpus", None, ROOT_ONLY
+        yield "mig_apply_noop", None, ROOT_ONLY
+        return
+    from command_host import CommandHost, build_command
+    from simulated_host import SimulatedHost
+
+    with tempfile.TemporaryDirectory() as folder:
+        simulated = SimulatedHost.build(Path(folder)).create([{"model": "H100-80GB", "count": 8}])
+        host = CommandHost(simulated, build_command(Path(folder) / "gpu-layout"))
+        files = [host.layout(layout, f"{number}.json") for number, layout in enumerate(RELAYOUTS)]
+        apply, noop = [], []
+        # One run more than is measured: the first one turns MIG mode on.
+        for run in range(RUNS + 1):
+            for seconds, changed in ((apply, True), (noop, False)):
+                start = time.perf_counter()
+                done = host("apply", "--layout", files[run % 2], "--json")
+                seconds.append(time.perf_counter() - start)
+                if json.loads(done.stdout)["changed"] is not changed:
+                    raise RuntimeError("the run did not do what it was to measure: %s" % done.stdout)
+        yield "mig_apply_8_gpus", statistics.median(apply[1:]), "s"
+        yield "mig_apply_noop", statistics.median(noop[1:]), "s"

@@ -56,6 +56,7 @@ class Fleet:
             "gpu_layout": layout,
             # Nothing is installed on the machine that runs the tests.
             "gpu_layout_nvml_source": "none",
+            "gpu_layout__root": str(self.hosts[name].folder / "root"),
             "gpu_layout_state_directory": str(self.hosts[name].folder / "state.d"),
         }
 
@@ -87,6 +88,9 @@ def test_it_applies_reports_and_is_idempotent(fleet, tmp_path):
     first = fleet.play(dict.fromkeys(fleet.hosts, LAYOUT), "-e", f"gpu_report_dir={report}")
     assert first.returncode == 0, first.stdout + first.stderr
     assert all(seen == [("3g.40gb", 0), ("3g.40gb", 4)] for seen in fleet.seen().values())
+    for host in fleet.hosts.values():
+        assert json.loads((host.folder / "root/etc/openfleet-gpu/layout.json").read_text()) == LAYOUT
+        assert (host.folder / "root/etc/systemd/system/gpu-layout.service").exists()
     written = json.loads((report / "report.json").read_text())
     assert written["totals"]["create"] == 6
     assert written["totals"]["hosts_changed"] == 3

@@ -1,0 +1,150 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Arguments, errors and exit status of gpu-layout. Each subcommand's work is in a module that only it imports."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import signal
+import sys
+from typing import Any, Sequence
+
+from ..errors import ApplyError, FleetError
+
+LAYOUT = "/etc/openfleet-gpu/layout.json"
+STATE_DIRECTORY = "/var/lib/openfleet-gpu"
+EXIT_ERROR, EXIT_USAGE, EXIT_CHANGES = 1, 2, 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status: 0 done, 1 error, 2 usage (`plan --exit-code`: something would change)."""
+    options = _parser().parse_args(arguments)
+    # At the end of a boot that is given up, systemd sends SIGTERM: as an exception it brings the old layout back first.
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    module, function = options.run
+    try:
+        return getattr(importlib.import_module(module, __package__), function)(options)
+    except FleetError as error:
+        return _failed(options, error, _details(error))
+    except BrokenPipeError:
+        # The reader has seen enough. What is buffered still must not be written at exit.
+        sys.stdout = None  # type: ignore[assignment]
+        return EXIT_ERROR
+    except OSError as error:
+        return _failed(options, error, {"where": error.filename, "problem": error.strerror, "cure": ""})
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def _failed(options: argparse.Namespace, error: Exception, details: dict[str, Any]) -> int:
+    if options.json:
+        print(json.dumps({"error": details}, indent=2))
+    print("gpu-layout: %s" % error, file=sys.stderr)
+    return EXIT_ERROR
+
+
+def _details(error: FleetError) -> dict[str, Any]:
+    found: dict[str, Any] = {"where": error.where, "problem": error.problem, "cure": error.cure}
+    if isinstance(error, ApplyError):
+        found.update(outcome=error.outcome, steps_done=list(error.steps_done))
+    return found
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gpu-layout",
+        description="How the NVIDIA GPUs of this host are shared: look, plan, apply, adopt.",
+        epilog="Exit status: 0 done, 1 error, 2 wrong usage. docs/gpu-layout-command.md tells more.",
+    )
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
+
+    show = _command(commands, "show", ".on_gpus:show", "what the GPUs are and who uses them")
+    show.add_argument(
+        "--telemetry", action="store_true", help="with memory, power, temperature and load just now (JSON)"
+    )
+
+    plan = _command(commands, "plan", ".on_gpus:plan", "what apply would do; changes nothing")
+    plan.add_argument("--exit-code", action="store_true", help="exit with 2 where something would change")
+    _layout(plan)
+
+    apply = _command(commands, "apply", ".on_gpus:apply", "make the GPUs what the layout says")
+    _layout(apply)
+    apply.add_argument(
+        "--lock-timeout",
+        type=seconds,
+        default=60.0,
+        metavar="SECONDS",
+        help="wait so long for another run that is changing this host (default: 60)",
+    )
+    apply.add_argument(
+        "--driver-timeout",
+        type=seconds,
+        default=0.0,
+        metavar="SECONDS",
+        help="wait so long for the driver to answer, as at boot (default: 0)",
+    )
+
+    export = _command(commands, "export", ".on_gpus:export", "the state of the GPUs as gpu_layout, in YAML")
+    export.add_argument("--pin-placements", action="store_true", help="with the placement of every instance")
+    export.add_argument(
+        "--select-by",
+        choices=["index", "uuid", "pci"],
+        default="index",
+        help="how GPUs are named (default: index, which serves hosts that are alike; the others name this host's own)",
+    )
+
+    fits = _command(commands, "fits", ".without_gpus:fits", "whether MIG profiles fit on a GPU model; needs no GPU")
+    fits.add_argument(
+        "model", metavar="MODEL", help="key of the catalogue or name of the GPU: H100-80GB, 'NVIDIA H200'"
+    )
+    fits.add_argument(
+        "profiles",
+        metavar="PROFILE",
+        nargs="+",
+        help="3g.40gb, 2x1g.10gb for two of them, 3g.40gb@4 at placement 4",
+    )
+
+    parted = _command(
+        commands, "import", ".without_gpus:import_", "gpu_layout from a configuration of nvidia-mig-parted"
+    )
+    parted.add_argument("file", metavar="FILE", help="the configuration (YAML or JSON; - reads standard input)")
+    parted.add_argument("--label", metavar="NAME", help="only the configuration of this name")
+    return parser
+
+
+def _command(commands: Any, name: str, run: str, text: str) -> argparse.ArgumentParser:
+    command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    command.add_argument("--json", action="store_true", help="print JSON, also for errors")
+    command.set_defaults(run=run.split(":"))
+    return command
+
+
+def _layout(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--layout",
+        default=LAYOUT,
+        metavar="FILE",
+        help="the layout: gpu_layout as JSON, or as YAML where PyYAML is there; - reads standard input (default: %(default)s)",
+    )
+    command.add_argument(
+        "--unlisted",
+        choices=["fail", "remove", "keep"],
+        default="fail",
+        help="what to do with MIG instances that neither the layout names nor an earlier run made (default: fail)",
+    )
+    command.add_argument(
+        "--state-directory",
+        default=STATE_DIRECTORY,
+        metavar="DIRECTORY",
+        help="lock, journal and record of this host (default: %(default)s)",
+    )
+
+
+def seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds < float("inf"):
+        raise ValueError(text)
+    return seconds

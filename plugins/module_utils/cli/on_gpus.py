@@ -1,0 +1,157 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""show, plan, apply, export: the subcommands that ask the driver."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from argparse import Namespace
+from typing import Any, Callable, TypeVar
+
+from ..errors import DriverAbsentError
+from ..model import Gpu, Host, to_data
+from ..nvml import Session
+
+T = TypeVar("T")
+_POLL_SECONDS = 0.2
+
+
+def show(options: Namespace) -> int:
+    """Print the GPUs with their instances and processes."""
+    with Session() as session:
+        host = session.observe(telemetry=options.telemetry)
+    if options.json:
+        data = to_data(host)
+        for gpu in data["gpus"]:
+            # What a GPU could be is the planner's business, and long.
+            gpu["mig"].pop("profiles", None)
+            for instance in gpu["mig"]["instances"]:
+                instance.pop("compute_placements", None)
+        print(json.dumps(data, indent=2))
+        return 0
+    print(_headline(host))
+    for gpu in host.gpus:
+        print("\n".join(_described(gpu)))
+    return 0
+
+
+def plan(options: Namespace) -> int:
+    """Print what apply would do."""
+    from ..converge import foresee
+    from ..layout import parse_layout
+    from ..transaction import Journal
+    from .files import read_layout
+    from .main import EXIT_CHANGES
+
+    run = foresee(parse_layout(read_layout(options.layout)), options.state_directory, options.unlisted)
+    cut_off = Journal(options.state_directory).path.exists()
+    if cut_off:
+        print("gpu-layout: a run was cut off before; apply clears up after it first", file=sys.stderr)
+    if options.json:
+        print(json.dumps(dict(_told(run), cut_off=cut_off), indent=2))
+    else:
+        print("\n".join([*run.plan.lines(), _summary("Plan", run.plan.counts())]))
+    return EXIT_CHANGES if options.exit_code and (run.changed or cut_off) else 0
+
+
+def apply(options: Namespace) -> int:
+    """Make the GPUs what the layout says; print the plan that was carried out."""
+    from ..converge import converge
+    from ..layout import parse_layout
+    from .files import read_layout
+
+    layout = parse_layout(read_layout(options.layout))
+    run = _patient(
+        lambda: converge(layout, options.state_directory, options.unlisted, options.lock_timeout),
+        options.driver_timeout,
+    )
+    if options.json:
+        print(json.dumps(dict(_told(run), recovered=run.recovered), indent=2))
+        return 0
+    if run.recovered:
+        print("a run was cut off before; the %s layout stood when this one began" % run.recovered)
+    print("\n".join([*run.plan.lines(), _summary("Done", run.plan.counts())]))
+    return 0
+
+
+def export(options: Namespace) -> int:
+    """Print the state of the GPUs as gpu_layout."""
+    from ..export import exported
+    from ..layout import layout_to_data
+    from ..layout_yaml import layout_yaml
+
+    with Session() as session:
+        found = exported(session.observe().gpus, options.pin_placements, options.select_by)
+    data = layout_to_data(found.layout)
+    if options.json:
+        print(json.dumps({"gpu_layout": data, "left_out": list(found.left_out)}, indent=2))
+    else:
+        print(layout_yaml(data), end="")
+    for sentence in found.left_out:
+        print("gpu-layout: %s" % sentence, file=sys.stderr)
+    return 0
+
+
+def _patient(attempt: Callable[[], T], seconds: float) -> T:
+    """The attempt's result; while there is no driver it is made again, for so many seconds."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return attempt()
+        except DriverAbsentError as error:
+            # A Python module that is missing does not come by waiting.
+            if error.call == "import" or time.monotonic() >= deadline:
+                raise
+        time.sleep(_POLL_SECONDS)
+
+
+def _told(run: Any) -> dict[str, Any]:
+    return {"changed": run.changed, "plan": run.plan.lines(), "counts": run.plan.counts()}
+
+
+def _summary(word: str, counts: dict[str, int]) -> str:
+    changed = counts["gpus_changed"]
+    return "%s: %d to create, %d to destroy, %d kept; %s" % (
+        word,
+        counts["create"],
+        counts["destroy"],
+        counts["keep"],
+        "%d GPU%s to change" % (changed, "" if changed == 1 else "s") if changed else "nothing to change",
+    )
+
+
+def _headline(host: Host) -> str:
+    return "NVIDIA driver %s, CUDA %s, %d GPU%s%s" % (
+        host.driver_version,
+        host.cuda_version or "unknown",
+        len(host.gpus),
+        "" if len(host.gpus) == 1 else "s",
+        ", simulated" if host.simulated else "",
+    )
+
+
+def _described(gpu: Gpu) -> list[str]:
+    if gpu.mig.enabled:
+        state = "MIG on" + ("" if gpu.mig.instances else ", no instances")
+    else:
+        state = ("MIG off, " if gpu.mig.capable else "") + "compute mode %s" % (gpu.compute_mode or "unknown")
+    if gpu.mig.pending != gpu.mig.enabled:
+        state += ", MIG %s pending until a reset" % ("on" if gpu.mig.pending else "off")
+    lines = ["gpu %d  %s  %s  %s  %s" % (gpu.index, gpu.name, gpu.uuid, gpu.pci_address, state)]
+    for instance in gpu.mig.instances:
+        for compute in instance.compute_instances:
+            part = "" if len(instance.compute_instances) == 1 else " %dc" % compute.compute_slices
+            line = "  %s@%d%s  %s" % (instance.profile, instance.placement.start, part, compute.mig_uuid or "no UUID")
+            lines.append(line + _users(compute.processes))
+        if not instance.compute_instances:
+            lines.append("  %s@%d  no compute instance" % (instance.profile, instance.placement.start))
+    if not gpu.mig.enabled and gpu.processes:
+        lines.append(" " + _users(gpu.processes))
+    return lines
+
+
+def _users(processes: Any) -> str:
+    return "".join("  pid %d%s" % (p.pid, " (%s)" % p.name if p.name else "") for p in processes)

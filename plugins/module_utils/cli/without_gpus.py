@@ -1,0 +1,128 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""fits and import: the subcommands that answer from the catalogue, on any machine."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from argparse import Namespace
+from typing import Any, Sequence
+
+from .. import catalogue, mig_plan
+from ..assumed import assumed_gpus
+from ..errors import FleetError, PlanError
+from ..mig_fit import Capacity
+from ..mig_steps import CreateGpuInstance, Target, WantedInstance, listing
+from ..profile_name import ProfileNameError, parse_profile_name
+
+_PROFILE = re.compile(r"(?:([1-9][0-9]*)x)?([^@]+)(?:@([0-9]+))?")
+
+
+def fits(options: Namespace) -> int:
+    """Whether these profiles fit on an empty GPU of the model: status 0 with placements, 1 with the largest part."""
+    models = catalogue.load_models()
+    model = _model(options.model, models)
+    gpu = assumed_gpus([model.key], models)[0]
+    wanted = [instance for text in options.profiles for instance in _wanted(text)]
+    target = Target(gpu.uuid, model.key, "mig", True, tuple(wanted))
+    unconfirmed = _unconfirmed(model, {instance.profile for instance in wanted})
+    try:
+        steps = mig_plan.plan_gpu(gpu, target).steps
+    except PlanError as error:
+        # The planner names a GPU of a host; here is none.
+        refused = PlanError(model.key, error.problem, error.cure)
+        if options.json:
+            part = _largest_part(gpu, wanted)
+            _print(model, False, unconfirmed, problem=refused.problem, cure=refused.cure, largest_part=part)
+        else:
+            print(refused)
+            _print_unconfirmed(unconfirmed)
+        return 1
+    placed = [step for step in steps if isinstance(step, CreateGpuInstance)]
+    if options.json:
+        instances = [{"profile": step.profile, "placement": step.placement.start} for step in placed]
+        _print(model, True, unconfirmed, instances=instances)
+    else:
+        names = listing([instance.profile for instance in wanted])
+        places = ", ".join("%s@%d" % (step.profile, step.placement.start) for step in placed)
+        print("%s: %s fit%s, as %s" % (model.key, names, "s" if len(wanted) == 1 else "", places))
+        _print_unconfirmed(unconfirmed)
+    return 0
+
+
+def import_(options: Namespace) -> int:
+    """Print the configurations of a mig-parted file as layouts, and what of them no layout can express."""
+    from ..layout_yaml import layout_yaml
+    from ..mig_parted import convert
+    from .files import read_data
+
+    found = convert(read_data(options.file), options.file, catalogue.load_models())
+    if options.label is not None:
+        if options.label not in found:
+            raise FleetError(
+                options.file,
+                "it has no configuration %s" % options.label,
+                "It has: %s." % ", ".join(found),
+            )
+        found = {options.label: found[options.label]}
+    if options.json:
+        data = {name: {"gpu_layout": one.layout, "problems": list(one.problems)} for name, one in found.items()}
+        print(json.dumps(data, indent=2))
+    for name, one in found.items():
+        if not options.json:
+            # A file of several documents, each a layout of its own.
+            print("---\n# %s" % name)
+            print("".join("# NOT AS THERE: %s\n" % problem for problem in one.problems), end="")
+            print(layout_yaml(one.layout), end="")
+        for problem in one.problems:
+            print("gpu-layout: %s" % problem, file=sys.stderr)
+    return 0
+
+
+def _model(name: str, models: dict[str, catalogue.Model]) -> catalogue.Model:
+    """By key or by a board's name, in any case, with or without NVIDIA."""
+    plain = name.lower().replace("nvidia ", "", 1)
+    for model in models.values():
+        names = [model.key, *(board.name.replace("NVIDIA ", "", 1) for board in model.boards)]
+        if plain in [known.lower() for known in names]:
+            return model
+    raise catalogue.CatalogueError("model %s" % name, "it is not in the catalogue", "It has: %s." % ", ".join(models))
+
+
+def _wanted(text: str) -> list[WantedInstance]:
+    match = _PROFILE.fullmatch(text)
+    count, name, start = match.groups() if match else (None, text, None)
+    try:
+        profile = parse_profile_name(name)
+    except ProfileNameError as error:
+        raise FleetError(text, error.problem, error.cure) from None
+    if profile.is_split:
+        cure = "Ask for %s: its compute instances take no room of their own." % profile.gpu_instance
+        raise FleetError(text, "it is a compute instance", cure)
+    return [WantedInstance(name, None if start is None else int(start))] * int(count or 1)
+
+
+def _largest_part(gpu: Any, wanted: Sequence[WantedInstance]) -> list[str]:
+    capacity = Capacity(gpu.mig.profiles)
+    return list(capacity.largest_part([w.profile for w in wanted if w.profile in capacity.profiles]))
+
+
+def _unconfirmed(model: catalogue.Model, profiles: set[str]) -> dict[str, str]:
+    """The values that the answer rests on and that nobody has confirmed, each with where it comes from."""
+    found = dict(model.unconfirmed)
+    for profile in model.profiles:
+        if profile.name in profiles:
+            found.update(("%s.%s" % (profile.name, field), why) for field, why in profile.unconfirmed.items())
+    return found
+
+
+def _print(model: catalogue.Model, fitting: bool, unconfirmed: dict[str, str], **more: Any) -> None:
+    print(json.dumps(dict(more, model=model.key, fits=fitting, unconfirmed=unconfirmed), indent=2))
+
+
+def _print_unconfirmed(unconfirmed: dict[str, str]) -> None:
+    for field, why in unconfirmed.items():
+        print("not confirmed: %s (%s)" % (field, why))

@@ -1,0 +1,204 @@
+#!/usr/bin/env python3
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Installs the command gpu-layout, the host's layout and the unit that restores it at boot, or takes them away.
+
+The role gpu_layout runs it on the host, with all of an installation as one JSON object on standard input, so that a run
+that changes nothing costs one command on the host, not one for each file:
+
+    {"state": "present", "modules": {path: text}, "layout": [...], "unit": text, "state_directory": path}
+
+Prints {"changed": bool, "done": [text]}.
+
+In a checkout `install.py --build FILE` makes the command alone, pynvml included: one file for hosts without Ansible.
+
+The command is a zip archive that Python runs. Python keeps no bytecode of modules in an archive, which would cost
+0.1 s at each start, so the archive carries the bytecode that the installing interpreter made; any other falls back to
+the source beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import io
+import json
+import py_compile
+import stat
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+#: Everything an installation consists of, below the root given.
+COMMAND = "usr/local/bin/gpu-layout"
+LAYOUT = "etc/openfleet-gpu/layout.json"
+UNIT = "gpu-layout.service"
+UNIT_FILE = "etc/systemd/system/" + UNIT
+
+PACKAGE = "openfleet_gpu"
+MAIN = "import sys\n\nfrom %s.cli.main import main\n\nsys.exit(main())\n" % PACKAGE
+#: Of module_utils, what only modules need: it imports Ansible.
+LEFT_OUT = ("runner.py",)
+
+
+class Installation:
+    """The files below `root`; with `check` nothing is changed, only said."""
+
+    def __init__(self, root: Path, check: bool) -> None:
+        self.root, self.check = root, check
+        self.done: list[str] = []
+
+    def path(self, relative: str) -> Path:
+        return self.root / relative
+
+    def write(self, relative: str, content: bytes, mode: int = 0o644) -> None:
+        """A reader finds the old file or the new one, never part of one."""
+        path = self.path(relative)
+        if path.is_file() and path.read_bytes() == content and stat.S_IMODE(path.stat().st_mode) == mode:
+            return
+        self.done.append("write %s" % path)
+        if not self.check:
+            path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            new = path.with_name(path.name + ".new")
+            new.write_bytes(content)
+            new.chmod(mode)
+            new.replace(path)
+
+    def remove(self, relative: str) -> None:
+        path = self.path(relative)
+        if path.is_file() or path.is_symlink():
+            self.done.append("remove %s" % path)
+            if not self.check:
+                path.unlink()
+
+    def systemctl(self, *arguments: str) -> None:
+        """systemd is the host's own: below another root there is none to tell."""
+        if self.root == Path("/") and not self.check:
+            run(["systemctl", *arguments])
+
+
+def run(command: list[str]) -> None:
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    if done.returncode:
+        log = subprocess.run(
+            ["journalctl", "--no-pager", "--output=cat", "--lines=20", "--unit", UNIT],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+        said = (done.stdout + log.stdout).decode(errors="replace")
+        sys.exit("%s failed with status %d:\n%s" % (" ".join(command), done.returncode, said))
+
+
+def install(target: Installation, bundle: dict) -> None:
+    modules = bundle["modules"]
+    digest = fingerprint(modules)
+    command = target.path(COMMAND)
+    if not is_built(command, digest):
+        target.write(COMMAND, b"" if target.check else archive(modules, digest, sys.executable), 0o755)
+    target.write(LAYOUT, (json.dumps(bundle["layout"], indent=2) + "\n").encode())
+    target.write(UNIT_FILE, bundle["unit"].encode())
+    if target.done:
+        target.systemctl("daemon-reload")
+        target.systemctl("enable", "--quiet", UNIT)
+        # The layout stands already, so this changes no GPU: it proves that the next boot can do it.
+        target.systemctl("restart", UNIT)
+
+
+def uninstall(target: Installation) -> None:
+    if target.path(UNIT_FILE).exists():
+        target.systemctl("disable", "--quiet", "--now", UNIT)
+    for relative in (UNIT_FILE, LAYOUT, COMMAND):
+        target.remove(relative)
+    if target.done:
+        target.systemctl("daemon-reload")
+
+
+def fingerprint(modules: dict[str, str]) -> bytes:
+    """What the command is made from: the sources, and the interpreter whose bytecode it carries."""
+    parts = [sys.version, sys.executable, MAIN, *(part for item in sorted(modules.items()) for part in item)]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest().encode()
+
+
+def is_built(command: Path, digest: bytes) -> bool:
+    # Bytecode of the same source need not be the same bytes, so the archive is known by what it was made from.
+    try:
+        with zipfile.ZipFile(str(command)) as built:
+            return built.comment == digest and stat.S_IMODE(command.stat().st_mode) == 0o755
+    except (OSError, zipfile.BadZipFile):
+        return False
+
+
+def archive(modules: dict[str, str], comment: bytes, interpreter: str) -> bytes:
+    """The command: `modules` (texts by path below the package), each Python file also as bytecode."""
+    members = {"__main__.py": MAIN, "%s/__init__.py" % PACKAGE: ""}
+    members.update(("%s/%s" % (PACKAGE, path), text) for path, text in modules.items())
+    content = io.BytesIO()
+    content.write(b"#!%s\n" % interpreter.encode())
+    with zipfile.ZipFile(content, "a") as bundled:
+        bundled.comment = comment
+        for path, text in sorted(members.items()):
+            add(bundled, path, text.encode())
+            if path.endswith(".py"):
+                # Stored, not deflated: this is what every start reads.
+                add(bundled, path + "c", bytecode(path, text), zipfile.ZIP_STORED)
+    return content.getvalue()
+
+
+def add(bundled: zipfile.ZipFile, path: str, content: bytes, compression: int = zipfile.ZIP_DEFLATED) -> None:
+    bundled.writestr(zipfile.ZipInfo(path, (1980, 1, 1, 0, 0, 0)), content, compression)
+
+
+def bytecode(path: str, text: str) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="gpu-layout-") as folder:
+        source, compiled = Path(folder, "source.py"), Path(folder, "compiled.pyc")
+        source.write_text(text, encoding="utf-8")
+        mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+        py_compile.compile(str(source), str(compiled), dfile=path, doraise=True, invalidation_mode=mode)
+        return compiled.read_bytes()
+
+
+def modules_of_checkout() -> dict[str, str]:
+    """What the role sends: the collection's module_utils and the catalogue."""
+    utils = Path(__file__).resolve().parents[3] / "plugins" / "module_utils"
+    files = [*utils.glob("*.py"), *utils.glob("cli/*.py"), *utils.glob("models/*.json")]
+    return {str(f.relative_to(utils)): f.read_text(encoding="utf-8") for f in files if f.name not in LEFT_OUT}
+
+
+def build(file: Path) -> None:
+    """The command as one file that brings pynvml along."""
+    import pynvml
+
+    modules = modules_of_checkout()
+    content = archive(modules, fingerprint(modules), "/usr/bin/env python3")
+    file.write_bytes(content)
+    with zipfile.ZipFile(str(file), "a") as bundled:
+        binding = Path(pynvml.__file__).read_text(encoding="utf-8")
+        add(bundled, "pynvml.py", binding.encode())
+        add(bundled, "pynvml.pyc", bytecode("pynvml.py", binding), zipfile.ZIP_STORED)
+    file.chmod(0o755)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="change nothing, only say what would change")
+    parser.add_argument("--root", type=Path, default=Path("/"), help="install below this directory")
+    parser.add_argument("--build", type=Path, metavar="FILE", help="in a checkout: make the command as one file")
+    options = parser.parse_args()
+    if options.build:
+        build(options.build)
+        return 0
+    bundle = json.load(sys.stdin)
+    target = Installation(options.root, options.check)
+    if bundle["state"] == "present":
+        install(target, bundle)
+    else:
+        uninstall(target)
+    print(json.dumps({"changed": bool(target.done), "done": target.done}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

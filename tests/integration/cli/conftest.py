@@ -1,0 +1,36 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Fixtures: gpu-layout as the role installs it, run on hosts of simulated GPUs."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from command_host import CommandHost, build_command
+from simulated_host import SimulatedHost
+
+
+@pytest.fixture(scope="session")
+def library():
+    with tempfile.TemporaryDirectory(prefix="openfleet-") as folder:
+        yield SimulatedHost.build(Path(folder)).library
+
+
+@pytest.fixture(scope="session")
+def command(tmp_path_factory):
+    """The command as one file, pynvml included."""
+    return build_command(tmp_path_factory.mktemp("command") / "gpu-layout")
+
+
+@pytest.fixture
+def host(library, command):
+    if os.geteuid() != 0:
+        pytest.skip("partitioning GPUs needs root, also on the simulator: run as root")
+    with tempfile.TemporaryDirectory(prefix="openfleet-") as folder:
+        yield CommandHost(SimulatedHost(Path(folder), library), command)

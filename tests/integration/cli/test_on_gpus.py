@@ -1,0 +1,244 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""show, plan, apply and export of gpu-layout against the simulated NVML."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+import time
+
+import pytest
+import yaml
+
+H100 = [{"model": "H100-80GB", "count": 2}]
+HALVES = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}]
+LINE = "gpu 0: enable MIG mode, create 3g.40gb@0, create 3g.40gb@4"
+
+
+def test_plan_tells_and_changes_nothing(host):
+    host.simulated.create(H100)
+    layout = host.layout(HALVES)
+    assert host("plan", "--layout", layout).stdout.splitlines() == [
+        LINE,
+        "Plan: 2 to create, 0 to destroy, 0 kept; 1 GPU to change",
+    ]
+    host("plan", "--layout", layout, "--exit-code", status=2)
+    told = json.loads(host("plan", "--layout", layout, "--json").stdout)
+    assert told == {
+        "changed": True,
+        "plan": [LINE],
+        "counts": {"create": 2, "destroy": 0, "keep": 0, "gpus_changed": 1},
+        "cut_off": False,
+    }
+    assert host.seen() == {0: [], 1: []}
+
+
+def test_apply_does_it_once_and_the_module_agrees(host):
+    host.simulated.create(H100)
+    layout = host.layout(HALVES)
+    assert LINE in host("apply", "--layout", layout).stdout
+    assert host.seen() == {0: [("3g.40gb", 0), ("3g.40gb", 4)], 1: []}
+    assert json.loads(host("apply", "--layout", layout, "--json").stdout)["changed"] is False
+    host("plan", "--layout", layout, "--exit-code")
+    assert host.module("mig", layout=HALVES)["changed"] is False
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps({"gpu_layout": HALVES}),
+        yaml.safe_dump(HALVES),
+        "# my host\ngpu_layout:\n  - {gpus: [0], sharing: mig, mig: [{profile: 3g.40gb, count: 2}]}\n",
+    ],
+)
+def test_a_layout_may_be_json_or_yaml_alone_or_under_its_name(host, text):
+    host.simulated.create(H100)
+    assert LINE in host("plan", "--layout", host.layout(text, "layout")).stdout
+    assert LINE in host("plan", "--layout", "-", input=text).stdout
+
+
+def test_without_pyyaml_a_yaml_layout_is_refused_with_the_way_out(host):
+    host.simulated.create(H100)
+    (host.folder / "yaml.py").write_text("raise ImportError('as on a host without PyYAML')\n")
+    # The folder of the command's script comes first on Python's path; a zip archive is that folder itself.
+    program = f"import sys, runpy; sys.path.insert(0, {str(host.folder)!r}); sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0])"
+    arguments = host.words("plan", "--layout", host.layout("- {gpus: [0], sharing: shared}", "layout.yml"))
+    done = host.simulated.run([arguments[0], "-c", program, *arguments[1:]], check=False)
+    assert done.returncode == 1
+    assert "has no PyYAML" in done.stderr and "python3-yaml" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[{", "not valid JSON"),
+        ("a: [", "not valid YAML"),
+        ('[{"gpus": [0], "sharing": "migg"}]', "Did you mean mig?"),
+        ('[{"gpus": [7], "sharing": "shared"}]', "gpu_layout[0].gpus[0]: no GPU of this host matches GPU 7"),
+        (
+            '[{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 3}]}]',
+            "The largest part that fits is",
+        ),
+    ],
+)
+def test_a_wrong_layout_is_an_error_that_says_so_and_changes_nothing(host, text, said):
+    host.simulated.create(H100)
+    done = host("apply", "--layout", host.layout(text), "--json", status=1)
+    assert said in done.stderr
+    assert json.loads(done.stdout)["error"]["problem"]
+    assert host.seen() == {0: [], 1: []}
+
+
+def test_a_file_that_is_not_there_is_named(host):
+    host.simulated.create(H100)
+    assert (
+        "/nowhere/layout.json: there is no such file"
+        in host("plan", "--layout", "/nowhere/layout.json", status=1).stderr
+    )
+
+
+def test_a_failed_step_brings_the_old_layout_back(host):
+    host.simulated.create(H100)
+    host("apply", "--layout", host.layout(HALVES))
+    there = host.seen()
+    host.gpusim("fail", "nvmlDeviceCreateGpuInstanceWithPlacement", "--nth", "2", "--code", "UNKNOWN")
+    other = host.layout([{"gpus": [0], "sharing": "mig", "mig": [{"profile": "1g.10gb", "count": 7}]}])
+    done = host("apply", "--layout", other, "--json", status=1)
+    assert json.loads(done.stdout)["error"]["outcome"] == "old"
+    assert "the layout of before is back" in done.stderr
+    assert host.seen() == there
+
+
+def test_a_run_after_one_that_was_cut_off_clears_up(host):
+    host.simulated.create(H100)
+    host("apply", "--layout", host.layout(HALVES))
+    host.gpusim("fail", "nvmlDeviceCreateGpuInstanceWithPlacement", "--nth", "2", "--code", "kill")
+    other = host.layout([{"gpus": [0], "sharing": "mig", "mig": [{"profile": "1g.10gb", "count": 7}]}], "other.json")
+    host("apply", "--layout", other, status=-9)
+    assert "a run was cut off" in host("plan", "--layout", other, "--exit-code", status=2).stderr
+    assert "the old layout stood when this one began" in host("apply", "--layout", other).stdout
+    assert host.seen()[0] == [("1g.10gb", start) for start in range(7)]
+
+
+def test_a_layout_that_another_run_is_changing_is_left_alone(host):
+    host.simulated.create(H100)
+    layout = host.layout(HALVES)
+    (host.folder / "state.d").mkdir()
+    with (host.folder / "state.d" / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        done = host("apply", "--layout", layout, "--lock-timeout", "0", status=1)
+    assert "another run is changing the layout" in done.stderr
+    assert host.seen() == {0: [], 1: []}
+
+
+def test_apply_waits_for_a_driver_that_comes_late(host):
+    host.simulated.create(H100)
+    late = host.folder / "late"
+    late.mkdir()
+    here, host.simulated.library = host.simulated.library, late
+    words = [*host.words("apply", "--layout", host.layout(HALVES)), "--driver-timeout"]
+    assert "NVML does not start" in host.simulated.run([*words, "0"], check=False).stderr
+    run = host.simulated.popen([*words, "20"])
+    time.sleep(1)
+    assert run.poll() is None, "it did not wait"
+    shutil.copy(here / "libnvidia-ml.so.1", late / "new")
+    (late / "new").rename(late / "libnvidia-ml.so.1")
+    assert run.wait(timeout=20) == 0
+    assert host.seen()[0] == [("3g.40gb", 0), ("3g.40gb", 4)]
+
+
+LAYOUTS = {
+    "H100-80GB": [
+        {"gpus": [0], "sharing": "mig", "mig": [{"profile": "1g.10gb", "count": 2}, {"profile": "3g.40gb"}]},
+        {
+            "gpus": [1],
+            "sharing": "mig",
+            "mig": [
+                {"profile": "4g.40gb", "compute_instances": ["1c.4g.40gb", "2c.4g.40gb"]},
+                {"profile": "1g.10gb+me", "placement": 6},
+            ],
+        },
+        {"gpus": [2], "sharing": "exclusive"},
+        {"gpus": [3], "sharing": "mig", "mig": []},
+    ],
+    "A100-80GB": [{"gpus": "all", "sharing": "mig", "mig": [{"profile": "2g.20gb", "count": 3}]}],
+    "RTXPRO6000-96GB": [
+        {
+            "gpus": [0, 2],
+            "sharing": "mig",
+            "mig": [{"profile": "1g.24gb+me.all"}, {"profile": "1g.24gb-me", "count": 3}],
+        },
+        {"gpus": [1, 3], "sharing": "mig", "mig": [{"profile": "2g.48gb"}, {"profile": "1g.24gb+gfx"}]},
+    ],
+    "L40S-48GB": [{"gpus": [0], "sharing": "exclusive"}],
+}
+
+
+@pytest.mark.parametrize("model", LAYOUTS)
+@pytest.mark.parametrize("options", [[], ["--pin-placements"], ["--select-by", "uuid"], ["--select-by", "pci"]])
+def test_what_export_prints_leads_to_an_empty_plan(host, model, options):
+    host.simulated.create([{"model": model, "count": 4}])
+    host("apply", "--layout", host.layout(LAYOUTS[model]))
+    there = host.seen()
+    done = host("export", *options)
+    assert done.stderr == ""
+    told = host("plan", "--layout", host.layout(done.stdout, "export.yml"), "--exit-code").stdout
+    assert "nothing to change" in told
+    data = yaml.safe_load(done.stdout)["gpu_layout"]
+    assert data == json.loads(host("export", *options, "--json").stdout)["gpu_layout"]
+    named = [s for entry in data for s in (range(4) if entry["gpus"] == "all" else entry["gpus"])]
+    assert len(named) == 4, "every GPU of the host is named, once"
+    pinned = {i.get("placement") is not None for entry in data for i in entry.get("mig", ())}
+    assert pinned <= {options == ["--pin-placements"]}
+    # On GPUs that are empty again, a pinned export brings every instance back to its place.
+    if options == ["--pin-placements"]:
+        host("apply", "--layout", host.layout([{"gpus": "all", "sharing": "shared"}]))
+        host("apply", "--layout", str(host.folder / "export.yml"))
+        assert host.seen() == there
+
+
+def test_export_says_what_no_layout_can_say(host):
+    host.simulated.create(H100)
+    program = "import pynvml as n; n.nvmlInit(); n.nvmlDeviceSetComputeMode(n.nvmlDeviceGetHandleByIndex(1), 2)"
+    host.simulated.run([host.simulated.python, "-c", program])
+    done = host("export")
+    assert "gpu 1" in done.stderr and "prohibited" in done.stderr
+    assert yaml.safe_load(done.stdout) == {"gpu_layout": [{"gpus": [0], "sharing": "shared"}]}
+
+
+def test_show_names_what_is_there_and_who_uses_it(host):
+    host.simulated.create(H100)
+    host("apply", "--layout", host.layout(HALVES))
+    process = host.simulated.popen(["gpusim", "run", "--gpu", "1", "--memory", "1GiB", "--", "sleep", "60"])
+    try:
+        deadline = time.monotonic() + 10
+        while "pid %d" % process.pid not in (shown := host("show").stdout):
+            assert time.monotonic() < deadline, shown
+            time.sleep(0.1)
+    finally:
+        process.kill()
+        process.wait()
+    lines = shown.splitlines()
+    assert lines[0].endswith("2 GPUs, simulated")
+    info = host.module("gpu_info")
+    uuids = [c["mig_uuid"] for i in info["gpus"][0]["mig"]["instances"] for c in i["compute_instances"]]
+    assert [line.split()[:2] for line in lines[2:4]] == [["3g.40gb@0", uuids[0]], ["3g.40gb@4", uuids[1]]]
+    told = json.loads(host("show", "--json", "--telemetry").stdout)
+    assert [gpu["uuid"] for gpu in told["gpus"]] == [gpu["uuid"] for gpu in info["gpus"]]
+    assert told["gpus"][0]["telemetry"]["power_watts"] > 0
+
+
+@pytest.mark.parametrize(
+    "arguments", [["plan", "--lock"], ["aply"], ["apply", "--lock-timeout", "-1"], ["fits"], ["show", "x"]]
+)
+def test_wrong_usage_is_status_2(host, arguments):
+    assert "usage: gpu-layout" in host.simulated.run([*host.words("show")[:2], *arguments], check=False).stderr
+    assert host.simulated.run([*host.words("show")[:2], *arguments], check=False).returncode == 2
+
+
+@pytest.mark.parametrize("name", ["show", "plan", "apply", "export", "fits", "import"])
+def test_every_subcommand_has_help(host, name):
+    done = host.simulated.run([*host.words("show")[:2], name, "--help"])
+    assert "--json" in done.stdout and "usage: gpu-layout %s" % name in done.stdout

@@ -1,0 +1,97 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""fits and import of gpu-layout, on a machine without a GPU, a driver or pynvml."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+import yaml
+from command_host import PYTHON
+
+
+@pytest.fixture
+def bare(command):
+    def run(*arguments: str, status: int = 0, **options) -> subprocess.CompletedProcess:
+        # Nothing but the standard library.
+        words = [PYTHON, "-I", "-S", str(command), *arguments]
+        done = subprocess.run(words, capture_output=True, text=True, check=False, **options)
+        assert done.returncode == status, done.stdout + done.stderr
+        assert "Traceback" not in done.stderr, done.stderr
+        return done
+
+    return run
+
+
+def test_what_fits_comes_with_its_placements(bare):
+    said = bare("fits", "H100-80GB", "3g.40gb", "2x2g.20gb").stdout.splitlines()
+    assert said[0] == "H100-80GB: 1x 3g.40gb, 2x 2g.20gb fit, as 2g.20gb@0, 2g.20gb@2, 3g.40gb@4"
+    assert all(line.startswith("not confirmed: ") for line in said[1:]) and len(said) > 1
+
+
+def test_what_does_not_fit_comes_with_the_largest_part_that_does(bare):
+    said = bare("fits", "h100-80gb", "3x3g.40gb", status=1).stdout
+    assert "3x 3g.40gb do not fit together" in said and "The largest part that fits is: 2x 3g.40gb." in said
+    told = json.loads(bare("fits", "H100-80GB", "3x3g.40gb", "--json", status=1).stdout)
+    assert (told["fits"], told["largest_part"]) == (False, ["3g.40gb", "3g.40gb"])
+
+
+def test_a_pinned_profile_keeps_its_place_or_is_refused(bare):
+    told = json.loads(bare("fits", "A100-40GB", "3g.20gb@4", "4g.20gb", "--json").stdout)
+    assert told["instances"] == [{"profile": "4g.20gb", "placement": 0}, {"profile": "3g.20gb", "placement": 4}]
+    assert "Without `placement` they would fit" in bare("fits", "A100-40GB", "3g.20gb@0", "4g.20gb", status=1).stdout
+
+
+def test_a_model_has_its_boards_names_too(bare):
+    by_name = bare("fits", "NVIDIA H100 80GB HBM3", "7g.80gb").stdout
+    assert by_name == bare("fits", "H100-80GB", "7g.80gb").stdout
+
+
+def test_it_says_what_of_a_model_is_not_confirmed(bare):
+    told = json.loads(bare("fits", "B200-180GB", "1g.23gb", "--json").stdout)
+    assert "1g.23gb.placement_starts" in told["unconfirmed"]
+    # Profiles that were not asked for are nobody's concern.
+    assert not any(field.startswith("7g.180gb") for field in told["unconfirmed"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["H900", "3g.40gb"], "It has: A100-40GB"),
+        (["H100-80GB", "3g.4"], "is not the name of a MIG profile"),
+        (["H100-80GB", "1c.3g.40gb"], "it is a compute instance"),
+    ],
+)
+def test_what_nobody_knows_is_an_error(bare, arguments, said):
+    assert said in bare("fits", *arguments, status=1).stderr
+
+
+def test_a_gpu_without_mig_fits_nothing(bare):
+    assert "this GPU has no MIG" in bare("fits", "L40S-48GB", "3g.40gb", status=1).stdout
+
+
+MIG_PARTED = {
+    "version": "v1",
+    "mig-configs": {
+        "all-disabled": [{"devices": "all", "mig-enabled": False}],
+        "mixed": [
+            {"devices": [0, 1], "mig-enabled": True, "mig-devices": {"1g.10gb": 7}},
+            {"devices": [2], "mig-enabled": True, "mig-devices": {"1c.3g.40gb": 2}},
+        ],
+    },
+}
+
+
+def test_import_prints_a_layout_for_each_label(bare, tmp_path):
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(MIG_PARTED))
+    done = bare("import", str(file))
+    halves = [{"gpus": [0, 1], "sharing": "mig", "mig": [{"profile": "1g.10gb", "count": 7}]}]
+    layouts = [document["gpu_layout"] for document in yaml.safe_load_all(done.stdout)]
+    assert layouts == [[{"gpus": "all", "sharing": "shared"}], [*halves, {"gpus": [2], "sharing": "mig", "mig": []}]]
+    assert "mixed[1]: 1c.3g.40gb is a part of a 3g.40gb" in done.stderr
+    one = bare("import", "-", "--label", "mixed", "--json", input=json.dumps(MIG_PARTED))
+    assert list(json.loads(one.stdout)) == ["mixed"]
+    assert "It has: all-disabled, mixed" in bare("import", str(file), "--label", "x", status=1).stderr
