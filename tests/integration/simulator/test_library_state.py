@@ -250,12 +250,27 @@ def test_a_new_pid_1_is_another_boot(simulator, nvml, gpu):
 # --- permissions
 
 
+CODES = """
+def codes(calls):
+    found = []
+    for call in calls:
+        try:
+            call()
+            found.append(0)
+        except NVMLError as error:
+            found.append(error.value)
+    return found
+
+"""
+
+
 def test_nobody_may_look_and_not_touch(simulator, nvml, gpu):
     nvml.nvmlGpuInstanceCreateComputeInstance(nvml.nvmlDeviceCreateGpuInstance(gpu, 19), 0)
     code = """
 mig = nvmlDeviceGetMigDeviceHandleByIndex(gpu, 0)
 gi = nvmlDeviceGetGpuInstanceById(gpu, 13)
 ci = nvmlGpuInstanceGetComputeInstanceById(gi, 0)
+os.seteuid(%d)
 place = c_nvmlGpuInstancePlacement_t(0, 4)
 calls = [
     lambda: nvmlDeviceSetMigMode(gpu, 0),
@@ -268,17 +283,73 @@ calls = [
     lambda: nvmlComputeInstanceDestroy(ci),
     lambda: nvmlGpuInstanceDestroy(gi),
 ]
-codes = []
-for call in calls:
-    try:
-        call()
-        codes.append(0)
-    except NVMLError as error:
-        codes.append(error.value)
-print(codes, nvmlDeviceGetUUID(mig)[:4])
+print(codes(calls), nvmlDeviceGetUUID(mig)[:4])
 """
-    child = simulator.python(code, user=NOBODY)
+    child = simulator.python(CODES + code % NOBODY)
     assert wait_for_line(child) == f"{[nvml.NVML_ERROR_NO_PERMISSION] * 9} MIG-"
+
+
+def test_placements_capacities_and_instances_are_told_to_root_alone(simulator, nvml, gpu):
+    """Just those of nvml.h's questions that say "Requires privileged user"."""
+    nvml.nvmlGpuInstanceCreateComputeInstance(nvml.nvmlDeviceCreateGpuInstance(gpu, 19), 0)
+    code = """
+gi = nvmlDeviceGetGpuInstanceById(gpu, 13)
+ci = nvmlGpuInstanceGetComputeInstanceById(gi, 0)
+import pynvml
+room = lambda: byref(c_uint(32))
+places, instances = (c_nvmlGpuInstancePlacement_t * 32)(), (c_nvmlGpuInstance_t * 32)()
+compute_places, compute_instances = (c_nvmlComputeInstancePlacement_t * 32)(), (c_nvmlComputeInstance_t * 32)()
+told_to_root = [
+    lambda: nvmlDeviceGetGpuInstancePossiblePlacements(gpu, 19, places, room()),
+    lambda: pynvml._nvmlCheckReturn(pynvml.nvmlLib.nvmlDeviceGetGpuInstancePossiblePlacements_v2(gpu, 19, places, room())),
+    lambda: nvmlDeviceGetGpuInstanceRemainingCapacity(gpu, 19),
+    lambda: nvmlDeviceGetGpuInstances(gpu, 19, instances, room()),
+    lambda: nvmlDeviceGetGpuInstanceById(gpu, 13),
+    lambda: nvmlGpuInstanceGetComputeInstanceRemainingCapacity(gi, 0),
+    lambda: nvmlGpuInstanceGetComputeInstancePossiblePlacements(gi, 0, compute_places, room()),
+    lambda: nvmlGpuInstanceGetComputeInstances(gi, 0, compute_instances, room()),
+    lambda: nvmlGpuInstanceGetComputeInstanceById(gi, 0),
+]
+told_to_all = [
+    lambda: nvmlDeviceGetMigMode(gpu),
+    lambda: nvmlDeviceGetGpuInstanceProfileInfo(gpu, 0),
+    lambda: nvmlDeviceGetMaxMigDeviceCount(gpu),
+    lambda: nvmlGpuInstanceGetInfo(gi),
+    lambda: nvmlGpuInstanceGetComputeInstanceProfileInfo(gi, 0, 0),
+    lambda: nvmlComputeInstanceGetInfo(ci),
+]
+print(codes(told_to_root), codes(told_to_all))
+os.seteuid(%d)
+print(codes(told_to_root), codes(told_to_all))
+"""
+    child = simulator.python(CODES + code % NOBODY)
+    assert wait_for_line(child) == f"{[0] * 9} {[0] * 6}"
+    assert wait_for_line(child) == f"{[nvml.NVML_ERROR_NO_PERMISSION] * 9} {[0] * 6}"
+
+
+def test_what_all_instances_use_together_is_told_to_root_alone(simulator, nvml, gpu):
+    """nvml.h: "In MIG mode, if device handle is provided, the API returns aggregate information, only if the caller has
+    appropriate privileges"; a MIG device, and a GPU out of MIG mode, tells everybody."""
+    nvml.nvmlGpuInstanceCreateComputeInstance(nvml.nvmlDeviceCreateGpuInstance(gpu, 19), 0)
+    code = """
+def questions(device):
+    return [
+        lambda: nvmlDeviceGetMemoryInfo(device),
+        lambda: nvmlDeviceGetMemoryInfo(device, version=nvmlMemory_v2),
+        lambda: nvmlDeviceGetComputeRunningProcesses(device),
+        lambda: nvmlDeviceGetGraphicsRunningProcesses(device),
+        lambda: nvmlDeviceGetMPSComputeRunningProcesses(device),
+    ]
+
+mig, whole = nvmlDeviceGetMigDeviceHandleByIndex(gpu, 0), nvmlDeviceGetHandleByIndex(1)
+for device in (gpu, mig, whole):
+    print(codes(questions(device)))
+print(codes([lambda: nvmlDeviceGetBAR1MemoryInfo(gpu)]))
+"""
+    child = simulator.python(CODES + code, user=NOBODY)
+    assert [wait_for_line(child) for _ in range(4)] == ["[4, 4, 4, 4, 4]", "[0, 0, 0, 0, 0]", "[0, 0, 0, 0, 0]", "[4]"]
+    child = simulator.python(CODES + code)
+    assert [wait_for_line(child) for _ in range(3)] == ["[0, 0, 0, 0, 0]"] * 3
 
 
 def test_power_limits_have_bounds(nvml, gpu):
@@ -296,11 +367,14 @@ def test_power_limits_have_bounds(nvml, gpu):
 
 def test_a_client_that_may_only_read_the_state_sees_everything_and_changes_nothing(simulator, nvml, gpu):
     """So a service with ProtectSystem=strict, to which /var/lib is read-only."""
-    nvml.nvmlDeviceCreateGpuInstance(gpu, 19)
+    nvml.nvmlGpuInstanceCreateComputeInstance(nvml.nvmlDeviceCreateGpuInstance(gpu, 19), 0)
     simulator.state.chmod(0o444)
-    code = "print(nvmlDeviceGetMigMode(gpu), nvmlDeviceGetGpuInstanceRemainingCapacity(gpu, 19), nvmlDeviceGetName(gpu))"
+    code = """
+mig = nvmlDeviceGetMigDeviceHandleByIndex(gpu, 0)
+print(nvmlDeviceGetMigMode(gpu), nvmlDeviceGetUUID(mig)[:4], nvmlDeviceGetName(gpu))
+"""
     child = simulator.python(code, user=NOBODY)
-    assert wait_for_line(child) == "[1, 1] 6 NVIDIA H100 80GB HBM3"
+    assert wait_for_line(child) == "[1, 1] MIG- NVIDIA H100 80GB HBM3"
 
 
 def test_a_client_from_which_processes_are_hidden_takes_nothing_for_gone(simulator, nvml, gpu):

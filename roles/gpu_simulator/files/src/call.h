@@ -53,11 +53,23 @@ bool call_is_initialized(void);
 		return NVML_ERROR_NOT_SUPPORTED
 #define QUERY_GPU(name) QUERY_GPU_AS(F_##name)
 
+/* What only root may do and see. Of the questions these are those that nvml.h (release 12.4) marks with
+ * "Requires privileged user": placements, capacities and instances; not the profiles, and not an
+ * instance's own information. */
+#define ROOT_ONLY \
+	if (geteuid() != 0) \
+		return NVML_ERROR_NO_PERMISSION
+
+/* What a GPU in MIG mode answers for all its instances together, "only if the caller has appropriate
+ * privileges" (nvml.h, nvmlDeviceGetMemoryInfo); anybody may ask each MIG device. */
+#define AGGREGATE \
+	if (!on.ci && on.gpu->mig_current) \
+		ROOT_ONLY
+
 /* A change of `device`: root's alone, as with the driver. */
 #define CHANGE_AS(function) \
 	CALL_AS(function); \
-	if (geteuid() != 0) \
-		return NVML_ERROR_NO_PERMISSION; \
+	ROOT_ONLY; \
 	host_t *host CHANGING = state_begin(); \
 	target_t on; \
 	if (!host) \

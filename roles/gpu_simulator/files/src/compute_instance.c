@@ -88,6 +88,7 @@ nvmlReturn_t nvmlGpuInstanceGetComputeInstanceProfileInfoV(nvmlGpuInstance_t ins
 nvmlReturn_t nvmlGpuInstanceGetComputeInstanceRemainingCapacity(nvmlGpuInstance_t instance, unsigned id, unsigned *count)
 {
 	GI_QUERY(nvmlGpuInstanceGetComputeInstanceRemainingCapacity);
+	ROOT_ONLY;
 	int profile = profile_by_id(&on, id);
 	if (!count)
 		return NVML_ERROR_INVALID_ARGUMENT;
@@ -101,6 +102,7 @@ nvmlReturn_t nvmlGpuInstanceGetComputeInstancePossiblePlacements(nvmlGpuInstance
                                                                  unsigned *count)
 {
 	GI_QUERY(nvmlGpuInstanceGetComputeInstancePossiblePlacements);
+	ROOT_ONLY;
 	int profile = profile_by_id(&on, id);
 	if (!count)
 		return NVML_ERROR_INVALID_ARGUMENT;
@@ -119,8 +121,7 @@ static nvmlReturn_t create(function_t function, nvmlGpuInstance_t instance, unsi
                            const nvmlPlacement_t *placement, nvmlComputeInstance_t *out)
 {
 	CALL_AS(function);
-	if (geteuid() != 0)
-		return NVML_ERROR_NO_PERMISSION;
+	ROOT_ONLY;
 	host_t *host CHANGING = state_begin();
 	target_t on;
 	if (!host)
@@ -169,8 +170,7 @@ nvmlReturn_t nvmlGpuInstanceCreateComputeInstanceWithPlacement(nvmlGpuInstance_t
 nvmlReturn_t nvmlComputeInstanceDestroy(nvmlComputeInstance_t instance)
 {
 	CALL(nvmlComputeInstanceDestroy);
-	if (geteuid() != 0)
-		return NVML_ERROR_NO_PERMISSION;
+	ROOT_ONLY;
 	host_t *host CHANGING = state_begin();
 	target_t on;
 	if (!host)
@@ -187,6 +187,7 @@ nvmlReturn_t nvmlGpuInstanceGetComputeInstances(nvmlGpuInstance_t instance, unsi
                                                 unsigned *count)
 {
 	GI_QUERY(nvmlGpuInstanceGetComputeInstances);
+	ROOT_ONLY;
 	int profile = profile_by_id(&on, id);
 	if (!out || !count)
 		return NVML_ERROR_INVALID_ARGUMENT;
@@ -205,6 +206,7 @@ nvmlReturn_t nvmlGpuInstanceGetComputeInstances(nvmlGpuInstance_t instance, unsi
 nvmlReturn_t nvmlGpuInstanceGetComputeInstanceById(nvmlGpuInstance_t instance, unsigned id, nvmlComputeInstance_t *out)
 {
 	GI_QUERY(nvmlGpuInstanceGetComputeInstanceById);
+	ROOT_ONLY;
 	if (!out)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	if (id >= MAX_CIS || !on.gi->cis[id].serial)

@@ -117,6 +117,7 @@ nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfoByIdV(nvmlDevice_t device, unsig
 static nvmlReturn_t possible_placements(function_t function, nvmlDevice_t device, unsigned id, nvmlPlacement_t *out, unsigned *count)
 {
 	QUERY_GPU_AS(function);
+	ROOT_ONLY;
 	int profile;
 	if (!count)
 		return NVML_ERROR_INVALID_ARGUMENT;
@@ -148,6 +149,7 @@ nvmlReturn_t nvmlDeviceGetGpuInstancePossiblePlacements_v2(nvmlDevice_t device, 
 nvmlReturn_t nvmlDeviceGetGpuInstanceRemainingCapacity(nvmlDevice_t device, unsigned id, unsigned *count)
 {
 	QUERY_GPU(nvmlDeviceGetGpuInstanceRemainingCapacity);
+	ROOT_ONLY;
 	int profile;
 	if (!count)
 		return NVML_ERROR_INVALID_ARGUMENT;
@@ -203,8 +205,7 @@ nvmlReturn_t nvmlDeviceCreateGpuInstanceWithPlacement(nvmlDevice_t device, unsig
 nvmlReturn_t nvmlGpuInstanceDestroy(nvmlGpuInstance_t instance)
 {
 	CALL(nvmlGpuInstanceDestroy);
-	if (geteuid() != 0)
-		return NVML_ERROR_NO_PERMISSION;
+	ROOT_ONLY;
 	host_t *host CHANGING = state_begin();
 	target_t on;
 	if (!host)
@@ -222,6 +223,7 @@ nvmlReturn_t nvmlGpuInstanceDestroy(nvmlGpuInstance_t instance)
 nvmlReturn_t nvmlDeviceGetGpuInstances(nvmlDevice_t device, unsigned id, nvmlGpuInstance_t *out, unsigned *count)
 {
 	QUERY_GPU(nvmlDeviceGetGpuInstances);
+	ROOT_ONLY;
 	if (!out || !count)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	if (!on.gpu->mig_current)
@@ -242,6 +244,7 @@ nvmlReturn_t nvmlDeviceGetGpuInstances(nvmlDevice_t device, unsigned id, nvmlGpu
 nvmlReturn_t nvmlDeviceGetGpuInstanceById(nvmlDevice_t device, unsigned id, nvmlGpuInstance_t *out)
 {
 	QUERY_GPU(nvmlDeviceGetGpuInstanceById);
+	ROOT_ONLY;
 	if (!out)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	if (!on.gpu->mig_current)

@@ -106,6 +106,7 @@ typedef enum { LAYOUT_V1, LAYOUT_V3 } layout_t;
 static nvmlReturn_t processes(function_t function, nvmlDevice_t device, int type, layout_t layout, unsigned *count, void *out)
 {
 	QUERY_AS(function);
+	AGGREGATE;
 	if (!count)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	unsigned room = out ? *count : 0, found = 0;

@@ -48,6 +48,7 @@ nvmlReturn_t nvmlDeviceGetDecoderUtilization(nvmlDevice_t device, unsigned *perc
 nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *out)
 {
 	QUERY(nvmlDeviceGetMemoryInfo);
+	AGGREGATE;
 	if (!out)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	/* The first version has no word for what is reserved and counts it as used (nvml.h). */
@@ -59,6 +60,7 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *out)
 nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *out)
 {
 	QUERY(nvmlDeviceGetMemoryInfo_v2);
+	AGGREGATE;
 	if (!out)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	if (out->version != STRUCT_VERSION(nvmlMemory_v2_t, 2u))
@@ -71,6 +73,7 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *ou
 nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *out)
 {
 	QUERY(nvmlDeviceGetBAR1MemoryInfo);
+	AGGREGATE;
 	if (!out)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	if (on.gpu->bar1_total_mib == UNKNOWN)
