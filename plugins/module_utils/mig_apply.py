@@ -23,6 +23,9 @@ from .transaction import Journal
 
 Reset = Callable[[str, bool], None]
 
+#: Steps that end what runs in the instance, or on the GPU.
+ENDING_STEPS = (mig_steps.SetMigMode, mig_steps.DestroyComputeInstance, mig_steps.DestroyGpuInstance)
+
 
 def apply(
     session: Session,
@@ -31,8 +34,12 @@ def apply(
     reset: Reset = reset_gpu,
     ownership: Ownership = mig_plan.ALL_OURS,
     record: Record | None = None,
+    look: Callable[[], Host] | None = None,
 ) -> Host:
     """Carry out `plan`, made under `ownership`, and return the host as it was observed afterwards.
+
+    `look` observes the host with its holders; it is asked again right before the first step of each GPU that could end
+    something, because a job may have begun since the plan was made.
 
     Where there is a `record`, it knows the instances that stand at the end as soon as the journal is gone.
 
@@ -47,6 +54,8 @@ def apply(
     done: list[str] = []
     try:
         for gpu_plan in changed:
+            if look is not None:
+                _refuse_newcomers(gpu_plan, look, ownership)
             _run(session, gpu_plan, reset, done)
         host = session.observe()
         _expect(host, after, ownership)
@@ -69,6 +78,15 @@ def refuse_disturbance(plan: Plan) -> None:
             "Stop it, or change gpu_layout so that this instance stays.",
             outcome="old",
         )
+
+
+def _refuse_newcomers(gpu_plan: GpuPlan, look: Callable[[], Host], ownership: Ownership) -> None:
+    if not any(isinstance(step, ENDING_STEPS) for step in gpu_plan.steps):
+        return
+    now = mig_plan.plan(look().gpus, [gpu_plan.target], ownership)
+    if now.disturbs:
+        where = "; ".join(str(found) for found in now.disturbs)
+        raise NvmlError(where, "it came into use while the run went on", "Run again.")
 
 
 def recover(session: Session, journal: Journal, reset: Reset = reset_gpu, record: Record | None = None) -> str | None:

@@ -33,7 +33,7 @@ from .mig_steps import (
     listing,
     standing,
 )
-from .model import Gpu, GpuInstance, GpuInstanceProfile, Placement
+from .model import ComputeInstance, Gpu, GpuInstance, GpuInstanceProfile, Placement
 from .ownership import Ownership
 
 #: Compute slices of a GPU instance -> {slices of a compute instance: where it may start}. From the compute-instance tables
@@ -146,6 +146,8 @@ def _plan_whole(gpu: Gpu, target: Target) -> GpuPlan:
     for instance in gpu.mig.instances:
         steps += _destroy(instance)
         disturbs += _in_use(gpu, instance)
+    if gpu.mig.enabled and _holders(gpu) and not disturbs:
+        disturbs.append(Disturbance("gpu %d (its MIG mode would change)" % gpu.index, _holders(gpu)))
     if gpu.mig.enabled or gpu.mig.pending:
         # Where MIG mode is off but pending, this only takes the pending change back.
         steps.append(SetMigMode(False))
@@ -178,9 +180,9 @@ def _plan_mig(gpu: Gpu, target: Target, left: tuple[GpuInstance, ...] = ()) -> G
             gone, new = _replan_compute(instance, slices)
             destroy += [_destroy_compute(instance, compute) for compute in gone]
             disturbs += [
-                Disturbance("gpu %d: compute instance %d of %s" % (gpu.index, c.id, standing(instance)), c.processes)
+                Disturbance("gpu %d: compute instance %d of %s" % (gpu.index, c.id, standing(instance)), _holders(c))
                 for c in gone
-                if c.processes
+                if _holders(c)
             ]
         create += [
             CreateComputeInstance(profile.name, profile.profile_id, placement.start, n, start) for n, start in new
@@ -195,8 +197,8 @@ def _plan_mig(gpu: Gpu, target: Target, left: tuple[GpuInstance, ...] = ()) -> G
     if not gpu.mig.enabled:
         if gpu.compute_mode not in (None, DEFAULT):
             mode.insert(0, SetComputeMode(DEFAULT))
-        if gpu.processes:
-            disturbs.append(Disturbance("gpu %d (its MIG mode would change)" % gpu.index, gpu.processes))
+        if _holders(gpu):
+            disturbs.append(Disturbance("gpu %d (its MIG mode would change)" % gpu.index, _holders(gpu)))
     kept.sort(key=lambda instance: instance.placement)
     return GpuPlan(gpu, target, tuple(mode + destroy + create), tuple(kept), tuple(disturbs), left)
 
@@ -261,7 +263,7 @@ def _place(
             return (0, 0, 0)
         slices = _slices(wanted, capacity.profiles[wanted.profile])
         gone, _new = _replan_compute(instance, slices)
-        spared = bool(instance.processes) and not any(compute.processes for compute in gone)
+        spared = bool(_holders(instance)) and not any(_holders(compute) for compute in gone)
         return (int(spared), 1, -len(gone))
 
     names = [wanted.profile for wanted in target.instances]
@@ -333,7 +335,7 @@ def _replan_compute(instance: GpuInstance, slices: Sequence[int]):
 
     def gain(want: Want, placement: Placement) -> tuple[int, ...]:
         compute = at.get((want.kind, placement.start))
-        return (0, 0) if compute is None else (int(bool(compute.processes)), 1)
+        return (0, 0) if compute is None else (int(bool(_holders(compute))), 1)
 
     found = arrange([Want(n, places.get(n, ())) for n in slices], gain)
     if found is None:
@@ -362,6 +364,11 @@ def _destroy_compute(instance: GpuInstance, compute) -> DestroyComputeInstance:
 
 
 def _in_use(gpu: Gpu, instance: GpuInstance) -> list[Disturbance]:
-    if not instance.processes:
+    if not _holders(instance):
         return []
-    return [Disturbance("gpu %d: %s" % (gpu.index, standing(instance)), instance.processes)]
+    return [Disturbance("gpu %d: %s" % (gpu.index, standing(instance)), _holders(instance))]
+
+
+def _holders(thing: Gpu | GpuInstance | ComputeInstance) -> tuple[str, ...]:
+    """Who holds it. What was looked up includes NVML's processes; where nobody looked, these are all that is known."""
+    return thing.held_by or tuple(str(process) for process in thing.processes)

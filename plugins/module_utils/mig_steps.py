@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Sequence, Union
 
-from .model import Gpu, GpuInstance, Placement, Process
+from .model import Gpu, GpuInstance, Placement
 
 DEFAULT, EXCLUSIVE_PROCESS = "default", "exclusive_process"
 
@@ -122,17 +122,13 @@ Step = Union[
 
 @dataclass(frozen=True)
 class Disturbance:
-    """Something that runs and that the plan would end: `what` it runs in, and who it is."""
+    """Something that the plan would end: `what` is held, and by whom."""
 
     what: str
-    processes: tuple[Process, ...]
+    who: tuple[str, ...]
 
     def __str__(self) -> str:
-        who = ", ".join(
-            "pid %d%s" % (p.pid, " (%s)" % p.name if p.name else "") if p.pid else "somebody, perhaps (%s)" % p.name
-            for p in self.processes
-        )
-        return "%s is in use by %s" % (self.what, who)
+        return "%s is in use by %s" % (self.what, ", ".join(self.who))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ Units are in the names. A value of None means that the driver could not tell ("n
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -67,6 +67,20 @@ class Process:
     gpu_instance_id: int | None = None
     compute_instance_id: int | None = None
 
+    def __str__(self) -> str:
+        if not self.pid:
+            return "somebody, perhaps (%s)" % self.name
+        return "pid %d%s" % (self.pid, " (%s)" % self.name if self.name else "")
+
+
+#: Marks fields that are the planner's business and that `to_data` leaves out.
+INTERNAL = {"internal": True}
+
+
+def _held_by() -> Any:
+    """Who counts as using the thing, in words, as `holders.mark` found; empty where it did not look."""
+    return field(default=(), metadata=INTERNAL)
+
 
 @dataclass(frozen=True)
 class ComputeInstance:
@@ -77,6 +91,7 @@ class ComputeInstance:
     placement: Placement
     mig_uuid: str | None = None
     processes: tuple[Process, ...] = ()
+    held_by: tuple[str, ...] = _held_by()
 
 
 @dataclass(frozen=True)
@@ -89,7 +104,8 @@ class GpuInstance:
     compute_instances: tuple[ComputeInstance, ...] = ()
     processes: tuple[Process, ...] = ()
     #: Where a compute instance of so many slices may start, as this GPU instance reports it.
-    compute_placements: tuple[tuple[int, tuple[Placement, ...]], ...] = ()
+    compute_placements: tuple[tuple[int, tuple[Placement, ...]], ...] = field(default=(), metadata=INTERNAL)
+    held_by: tuple[str, ...] = _held_by()
 
 
 @dataclass(frozen=True)
@@ -147,6 +163,8 @@ class Gpu:
     nvlinks: tuple[NvLink, ...] = ()
     processes: tuple[Process, ...] = ()
     telemetry: Telemetry | None = None
+    #: For a change of MIG mode, which wants the whole GPU free.
+    held_by: tuple[str, ...] = _held_by()
 
     @property
     def label(self) -> str:
@@ -168,10 +186,8 @@ class Host:
 def to_data(value: Any) -> Any:
     """The value as dictionaries, lists and scalars, fit for JSON and for a module's return."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields: dict[str, Any] = {}
-        for field in dataclasses.fields(value):
-            fields[field.name] = to_data(getattr(value, field.name))
-        return fields
+        told = (f.name for f in dataclasses.fields(value) if not f.metadata.get("internal"))
+        return {name: to_data(getattr(value, name)) for name in told}
     if isinstance(value, (tuple, list)):
         return [to_data(item) for item in value]
     return value

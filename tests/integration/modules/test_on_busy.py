@@ -1,0 +1,104 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A holder that NVML does not list stops a change as a process does; so does one that comes while the run goes on."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders_mark import mark
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders_model import (
+    CONTAINER,
+    DEVICE_HANDLE,
+    PROCESS,
+    Holder,
+)
+from ansible_collections.openfleet.gpu.plugins.module_utils.mig_plan import plan_gpu
+from ansible_collections.openfleet.gpu.plugins.module_utils.mig_steps import Target, WantedInstance
+from ansible_collections.openfleet.gpu.plugins.module_utils.model import Host, Placement
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "unit"))
+from mig_rules import with_instances
+
+
+@pytest.fixture
+def gpu():
+    return with_instances(assumed_gpus(["H100-80GB"])[0], [("3g.40gb", Placement(0, 4)), ("3g.40gb", Placement(4, 4))])
+
+
+def disturbs(gpu, holders, *profiles):
+    marked = mark(Host("1", "1", None, True, (gpu,)), holders).gpus[0]
+    wanted = tuple(WantedInstance(profile) for profile in profiles)
+    return [str(found) for found in plan_gpu(marked, Target(gpu.uuid, "gpu_layout[0]", "mig", True, wanted)).disturbs]
+
+
+def test_a_container_that_was_given_an_instance_holds_it_and_no_other(gpu):
+    container = Holder(gpu.uuid, gpu.mig.instances[1].id, CONTAINER, "container trainer")
+    # One 3g stays: the planner keeps the one that is held.
+    assert disturbs(gpu, [container], "3g.40gb") == []
+    assert disturbs(gpu, [container], "7g.80gb") == ["gpu 0: 3g.40gb@4 is in use by container trainer"]
+
+
+def test_who_holds_the_whole_gpu_holds_every_instance(gpu):
+    job = Holder(gpu.uuid, None, DEVICE_HANDLE, "pid 12 (python3)")
+    assert len(disturbs(gpu, [job], "7g.80gb")) == 2
+
+
+def test_who_only_watches_is_in_the_way_of_a_mode_change_alone(gpu):
+    watcher = Holder(gpu.uuid, None, DEVICE_HANDLE, "nvidia-persistenced", watches=True)
+    assert disturbs(gpu, [watcher], "7g.80gb") == []
+    off = mark(Host("1", "1", None, True, (gpu,)), [watcher]).gpus[0]
+    plan = plan_gpu(off, Target(gpu.uuid, "gpu_layout[0]", "shared", False, (), "default"))
+    assert [str(found) for found in plan.disturbs] == [
+        "gpu 0 (its MIG mode would change) is in use by nvidia-persistenced"
+    ]
+
+
+def test_a_process_holds_its_compute_instance_and_leaves_its_neighbour_free(gpu):
+    process = Holder(gpu.uuid, gpu.mig.instances[0].id, PROCESS, "pid 7 (python3)", pid=7)
+    marked = mark(Host("1", "1", None, True, (gpu,)), [process]).gpus[0]
+    assert marked.mig.instances[0].held_by == ("pid 7 (python3)",)
+    assert marked.mig.instances[1].held_by == ()
+
+
+def test_a_job_that_begins_after_the_plan_is_not_ended(host):
+    host.create([{"model": "H100-80GB", "count": 2}])
+    host.module("mig", layout=[{"gpus": "all", "sharing": "mig", "mig": [{"profile": "7g.80gb"}]}])
+    there = host.seen()
+    assert host.run([sys.executable, "-c", LATE, str(host.folder / "state.d")]).stdout.split() == [
+        "old",
+        "GPU-1-changed:False",
+    ]
+    assert host.seen() == there
+
+
+LATE = """
+import subprocess, sys
+from ansible_collections.openfleet.gpu.plugins.module_utils import mig_apply, mig_plan
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError
+from ansible_collections.openfleet.gpu.plugins.module_utils.mig_steps import Target, WantedInstance
+from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import Session
+from ansible_collections.openfleet.gpu.plugins.module_utils.transaction import Journal
+
+with Session() as session:
+    gpus = session.observe().gpus
+    plan = mig_plan.plan(gpus, [Target(g.uuid, "", "mig", True, (WantedInstance("3g.40gb"),)) for g in gpus])
+    looks = []
+    def look():
+        # By the second look the first GPU has its new layout, and a job has begun on the other one.
+        if looks:
+            job = subprocess.Popen(["gpusim", "run", "--gpu", "1", "--gi", "0", "--memory", "1MiB", "--", "sleep", "30"])
+            while not session.observe().gpus[1].processes:
+                assert job.poll() is None
+        looks.append(1)
+        return session.observe()
+    try:
+        mig_apply.apply(session, plan, Journal(sys.argv[1]), look=look)
+    except ApplyError as error:
+        print(error.outcome)
+    print("GPU-1-changed:%s" % (session.observe().gpus[1].mig.instances[0].profile != "7g.80gb"))
+"""
