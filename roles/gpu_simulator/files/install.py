@@ -55,10 +55,14 @@ class Installation:
     def path(self, relative: str) -> Path:
         return self.root / relative
 
+    def has(self, relative: str, content: bytes, mode: int = 0o644) -> bool:
+        path = self.path(relative)
+        return path.is_file() and path.read_bytes() == content and stat.S_IMODE(path.stat().st_mode) == mode
+
     def write(self, relative: str, content: bytes, mode: int = 0o644) -> bool:
         """True if the file was not so. A reader finds the old file or the new one, never part of one."""
         path = self.path(relative)
-        if path.is_file() and path.read_bytes() == content and stat.S_IMODE(path.stat().st_mode) == mode:
+        if self.has(relative, content, mode):
             return False
         self.done.append(f"write {path}")
         if not self.check:
@@ -82,9 +86,10 @@ class Installation:
         return True
 
     def refresh_loader(self) -> None:
-        """The dynamic loader's cache is the host's own: below another root there is none to refresh."""
-        if self.root == Path("/") and not self.check:
-            run(["ldconfig"])
+        """Below another root only where that is a system with a dynamic loader of its own."""
+        if self.path("etc/ld.so.conf").exists() and not self.check:
+            # It lies where the PATH of others than root does not look.
+            run([shutil.which("ldconfig") or "/sbin/ldconfig", "-r", str(self.root)])
 
 
 def run(command: list[str], **more) -> str:
@@ -96,7 +101,7 @@ def run(command: list[str], **more) -> str:
 
 
 def install(target: Installation, bundle: dict) -> None:
-    build_library(target, bundle["source"])
+    install_library(target, bundle["source"])
     target.write(TOOL, archive(bundle), 0o755)
     models = {f"{SHARE_DIRECTORY}/models/{name}": text for name, text in bundle["models"].items()}
     for relative, text in models.items():
@@ -105,36 +110,42 @@ def install(target: Installation, bundle: dict) -> None:
         relative = str(path.relative_to(target.root))
         if relative not in models:
             target.remove(relative)
-    if target.write(LOADER_CONFIGURATION, f"/{LIBRARY_DIRECTORY}\n".encode()):
-        target.refresh_loader()
     configuration = json.dumps(bundle["configuration"], indent=2, sort_keys=True) + "\n"
     lay_out(target, configuration)
     # Last, so that the file never says what the tool refused to lay out.
     target.write(f"{CONFIGURATION_DIRECTORY}/gpus.json", configuration.encode())
 
 
-def build_library(target: Installation, source: dict[str, str]) -> None:
-    """Builds with the host's own compiler for its own C library; not again while both are the same."""
+def install_library(target: Installation, source: dict[str, str]) -> None:
+    """Built with the host's own compiler for its own C library, and found by its loader; not again while all is so."""
+    library = f"{LIBRARY_DIRECTORY}/{LIBRARY_NAME}"
     stamp = f"{LIBRARY_DIRECTORY}/source.sha256"
     wanted = (digest(source) + "\n").encode()
-    library = target.path(f"{LIBRARY_DIRECTORY}/{LIBRARY_NAME}")
-    if library.is_file() and target.path(stamp).is_file() and target.path(stamp).read_bytes() == wanted:
+    found_in = f"/{LIBRARY_DIRECTORY}\n".encode()
+    built = target.path(library).is_file() and target.has(stamp, wanted)
+    if built and target.has(LOADER_CONFIGURATION, found_in):
         return
-    if not target.check:
-        with tempfile.TemporaryDirectory(prefix="gpusim-build-") as directory:
-            for name, text in source.items():
-                (Path(directory) / name).write_text(text, encoding="utf-8")
-            run(["make", "-s", "-j2", "-C", directory, "BUILD=build"])
-            built = (Path(directory) / "build" / LIBRARY_NAME).read_bytes()
-        target.write(f"{LIBRARY_DIRECTORY}/{LIBRARY_NAME}", built, 0o755)
-        link = target.path(f"{LIBRARY_DIRECTORY}/libnvidia-ml.so")
-        if not link.is_symlink():
-            link.symlink_to(LIBRARY_NAME)
-        target.refresh_loader()
-    else:
-        target.done.append(f"build {library}")
-    # The stamp comes last: an interrupted build is done again.
+    if target.check:
+        target.done.append(f"install {target.path(library)}")
+        return
+    content = target.path(library).read_bytes() if built else compiled(source)
+    # The stamp goes first and comes last: whatever is interrupted in between is done again.
+    target.path(stamp).unlink(missing_ok=True)
+    target.write(library, content, 0o755)
+    link = target.path(f"{LIBRARY_DIRECTORY}/libnvidia-ml.so")
+    if not link.is_symlink():
+        link.symlink_to(LIBRARY_NAME)
+    target.write(LOADER_CONFIGURATION, found_in)
+    target.refresh_loader()
     target.write(stamp, wanted)
+
+
+def compiled(source: dict[str, str]) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="gpusim-build-") as directory:
+        for name, text in source.items():
+            (Path(directory) / name).write_text(text, encoding="utf-8")
+        run(["make", "-s", "-j2", "-C", directory, "BUILD=build"])
+        return (Path(directory) / "build" / LIBRARY_NAME).read_bytes()
 
 
 def digest(source: dict[str, str]) -> str:
@@ -176,19 +187,11 @@ def lay_out(target: Installation, configuration: str) -> None:
 
 def uninstall(target: Installation) -> None:
     """Running clients keep what they have mapped."""
-    removed = [
-        target.remove(relative)
-        for relative in (
-            LOADER_CONFIGURATION,
-            LIBRARY_DIRECTORY,
-            TOOL,
-            SHARE_DIRECTORY,
-            CONFIGURATION_DIRECTORY,
-            STATE_DIRECTORY,
-        )
-    ]
-    if any(removed):
+    # The library's directory goes after the refresh, which is done again as long as it is there.
+    if target.remove(LOADER_CONFIGURATION) or target.path(LIBRARY_DIRECTORY).exists():
         target.refresh_loader()
+    for relative in (LIBRARY_DIRECTORY, TOOL, SHARE_DIRECTORY, CONFIGURATION_DIRECTORY, STATE_DIRECTORY):
+        target.remove(relative)
 
 
 def main() -> int:

@@ -5,6 +5,12 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
+import subprocess
+
+import pytest
 
 T4 = {"model": "T4-16GB"}
 PLACES = ("usr/local/lib/gpusim", "usr/local/share/gpusim", "etc/gpusim", "var/lib/gpusim")
@@ -36,7 +42,7 @@ def test_a_bare_host_gets_everything_and_a_second_run_changes_nothing(empty_host
 def test_check_mode_on_a_bare_host_predicts_and_touches_nothing(empty_host, bundle):
     said = empty_host.installed(bundle(T4), "--check")
     assert said["changed"] is True
-    assert any(step.startswith("build ") for step in said["done"])
+    assert any(step.startswith("install ") for step in said["done"])
     assert not empty_host.root.exists()
 
 
@@ -52,7 +58,7 @@ def test_changed_gpus_are_laid_out_anew(installed_host, bundle):
     host = installed_host
     uuid = host.nvml("result = N.nvmlDeviceGetUUID(gpu)")
     done = host.installed(bundle(T4, {"model": "L40S-48GB"}))["done"]
-    assert not any(step.startswith("build") for step in done)
+    assert not any(step.startswith("install") for step in done)
     assert host.nvml("result = N.nvmlDeviceGetCount()") == 2
     assert host.nvml("result = N.nvmlDeviceGetUUID(gpu)") == uuid
 
@@ -88,6 +94,48 @@ def test_an_interrupted_build_is_done_again(installed_host, bundle):
     host = installed_host
     (host.library.parent / "source.sha256").unlink()
     assert host.installed(bundle(T4))["changed"] is True
+
+
+LDCONFIG = shutil.which("ldconfig") or "/sbin/ldconfig"
+
+
+def loader_cache(host):
+    said = subprocess.run([LDCONFIG, "-r", host.root, "-p"], capture_output=True, text=True, check=True)
+    return [line.strip().split(" ")[0] for line in said.stdout.splitlines() if "=> /usr/local/lib/gpusim/" in line]
+
+
+def kill_in_place_of_ldconfig(host, directory):
+    """The environment of an installation that is killed when it has come to refresh the loader's cache."""
+    directory.mkdir()
+    (directory / "ldconfig").write_text("#!/bin/sh\nkill -KILL $PPID\n")
+    (directory / "ldconfig").chmod(0o755)
+    return {**host.environment, "PATH": f"{directory}:{os.environ['PATH']}"}
+
+
+@pytest.mark.parametrize("gone", ["the library", "the loader's configuration"])
+def test_the_loader_finds_the_library_after_an_installation_that_was_killed(installed_host, bundle, tmp_path, gone):
+    host = installed_host
+    (host.root / "etc/ld.so.conf").write_text("include /etc/ld.so.conf.d/*.conf\n")
+    configuration = host.root / "etc/ld.so.conf.d/000-gpusim.conf"
+    configuration.unlink()
+    if gone == "the library":
+        host.library.unlink()
+    killed = host.install(bundle(T4), env=kill_in_place_of_ldconfig(host, tmp_path / "bin"))
+    assert killed.returncode == -signal.SIGKILL and configuration.exists() and host.library.exists()
+    assert host.installed(bundle(T4))["changed"] is True
+    assert loader_cache(host) == ["libnvidia-ml.so.1", "libnvidia-ml.so"]
+    assert host.installed(bundle(T4))["changed"] is False
+
+
+def test_the_loader_forgets_the_library_after_a_removal_that_was_killed(installed_host, bundle, tmp_path):
+    host = installed_host
+    (host.root / "etc/ld.so.conf").write_text("include /etc/ld.so.conf.d/*.conf\n")
+    subprocess.run([LDCONFIG, "-r", host.root], check=True)
+    assert loader_cache(host)
+    killed = host.install(bundle(state="absent"), env=kill_in_place_of_ldconfig(host, tmp_path / "bin"))
+    assert killed.returncode == -signal.SIGKILL
+    assert host.installed(bundle(state="absent"))["changed"] is True
+    assert loader_cache(host) == [] and not any((host.root / place).exists() for place in PLACES)
 
 
 def test_a_source_that_does_not_compile_leaves_the_host_as_it_was(installed_host, bundle):
