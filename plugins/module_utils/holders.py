@@ -28,6 +28,7 @@ from .holders_model import (
     Holder,
     Run,
     run_tool,
+    short,
     unknown,
 )
 from .holders_mps import is_mps, mps
@@ -54,7 +55,7 @@ WATCHERS = (
 _WATCHERS = frozenset(name[:NAME_LENGTH] for name in WATCHERS)
 
 #: What a message has room for.
-_COMMAND_LENGTH, _PIDS_SHOWN = 80, 5
+_PIDS_SHOWN = 5
 
 
 def find_holders(
@@ -117,7 +118,7 @@ def _of_processes(host: Host, devices: Devices, processes: Processes) -> list[Ho
 
 def _process(processes: Processes, pid: int, name: str | None, place: Place, kind: str) -> Holder:
     command, user, origin = processes.command(pid) or name, processes.user(pid), processes.origin(pid)
-    about = [text for text in (_short(command), user and "user %s" % user, origin.unit_or_container) if text]
+    about = [text for text in (short(command), user and "user %s" % user, origin.unit_or_container) if text]
     who = "pid %d" % pid + (" (%s)" % ", ".join(about) if about else "")
     watches = False
     if kind == DEVICE_HANDLE:
@@ -171,9 +172,3 @@ def _without_repeats(holders: Iterable[Holder]) -> list[Holder]:
 def _sort_key(holder: Holder) -> tuple[int, int, int, str]:
     instance = -1 if holder.gpu_instance_id is None else holder.gpu_instance_id
     return instance, KINDS.index(holder.kind), holder.pid or 0, holder.who
-
-
-def _short(text: str | None) -> str | None:
-    if text is None or len(text) <= _COMMAND_LENGTH:
-        return text
-    return text[: _COMMAND_LENGTH - 3] + "..."

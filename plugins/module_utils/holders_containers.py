@@ -19,7 +19,7 @@ import re
 import stat
 
 from .holders_devices import Devices, Place
-from .holders_model import CONTAINER, Holder, unknown
+from .holders_model import CONTAINER, Holder, short, unknown
 from .holders_proc import Processes, Seen
 from .model import Gpu
 
@@ -56,7 +56,7 @@ def _holder(processes: Processes, first: Seen, place: Place) -> Holder:
     origin = processes.origin(first.pid)
     command = processes.command(first.pid)
     what = origin.unit_or_container or "a container"
-    who = "%s (pid %d: %s), which was given the device" % (what, first.pid, command)
+    who = "%s (pid %d: %s), which was given the device" % (what, first.pid, short(command))
     return Holder(
         place[0],
         place[1],

@@ -22,6 +22,9 @@ PROCESS, DEVICE_HANDLE, CONTAINER, SLURM, KUBELET, MPS, UNKNOWN = (
     "unknown",
 )
 
+#: How much of a command line a message has room for.
+_COMMAND_LENGTH = 80
+
 #: How long a scheduler's or runtime's tool may take; one whose controller does not answer counts as failed after it.
 TOOL_TIMEOUT_SECONDS = 10
 
@@ -63,6 +66,13 @@ def unknown(gpus: Iterable[Gpu], problem: str, cure: str, **details: Any) -> lis
     """What could not be determined holds every GPU that it may concern."""
     who = "%s. %s" % (problem.rstrip("."), cure)
     return [Holder(gpu.uuid, None, UNKNOWN, who, **details) for gpu in gpus]
+
+
+def short(command: str | None) -> str | None:
+    """A command line as messages show it."""
+    if command is None or len(command) <= _COMMAND_LENGTH:
+        return command
+    return command[: _COMMAND_LENGTH - 3] + "..."
 
 
 def place_of(host: Host, device_uuid: str) -> tuple[str, int | None] | None:

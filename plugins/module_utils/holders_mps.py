@@ -10,7 +10,7 @@ daemon by CUDA_MPS_PIPE_DIRECTORY (https://docs.nvidia.com/deploy/mps/, chapter 
 from __future__ import annotations
 
 from .holders_devices import Devices
-from .holders_model import MPS, Holder, Run, ask, unknown
+from .holders_model import MPS, Holder, Run, ask, short, unknown
 from .holders_proc import Processes
 from .model import Gpu
 
@@ -47,7 +47,8 @@ class _NoAnswer(Exception):
 def _client(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...], server: int, client: int) -> list[Holder]:
     command, user = processes.command(client), processes.user(client)
     origin = processes.origin(client)
-    who = "pid %d (%s%s), a client of the MPS server %d" % (client, command, ", user %s" % user if user else "", server)
+    about = short(command) or "of a process that /proc does not show"
+    who = "pid %d (%s%s), a client of the MPS server %d" % (client, about, ", user %s" % user if user else "", server)
     nodes = processes.seen[server].nodes if server in processes.seen else ()
     places = {place for place in (devices.place(node) for node in nodes) if place}
     inside = {uuid for uuid, instance in places if instance is not None}

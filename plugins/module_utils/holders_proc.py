@@ -61,6 +61,8 @@ class Processes:
     #: Whether /proc shows the processes of others at all (mount option hidepid).
     complete: bool
     own_mount_namespace: str | None
+    #: The container that this process runs in.
+    own_container: str | None = None
 
     def named(self, name: str) -> list[Seen]:
         return [process for process in self.seen.values() if process.name == name[:NAME_LENGTH]]
@@ -94,7 +96,7 @@ class Processes:
 
     def origin(self, pid: int) -> Origin:
         """From the cgroup; for a container without cgroups of its own, from the monitor that podman keeps above it."""
-        origin = parse_cgroup(self._text(pid, "cgroup"))
+        origin = parse_cgroup(self._text(pid, "cgroup"), self.own_container)
         name = self._podman_name(pid)
         if name:
             return Origin("podman container %s" % name, origin.container_id, origin.job, origin.pod)
@@ -102,7 +104,7 @@ class Processes:
 
     def pods(self) -> set[str]:
         """The UIDs of the pods of which a process runs."""
-        origins = (parse_cgroup(self._text(pid, "cgroup")) for pid in self.seen)
+        origins = (parse_cgroup(self._text(pid, "cgroup"), self.own_container) for pid in self.seen)
         return {origin.pod for origin in origins if origin.pod}
 
     def _podman_name(self, pid: int) -> str | None:
@@ -124,8 +126,13 @@ class Processes:
         return _read("%s/%d/%s" % (self.proc, pid, name))
 
 
-def parse_cgroup(text: str) -> Origin:
-    """Unit, container, Slurm job and pod from /proc/PID/cgroup, on cgroup v1, v2 and both."""
+def parse_cgroup(text: str, inside: str | None = None) -> Origin:
+    """Unit, container, Slurm job and pod from /proc/PID/cgroup, on cgroup v1, v2 and both.
+
+    `inside` is the id of the container that the caller runs in itself: that one is the host, and says nothing.
+    """
+    if inside:
+        text = re.sub(r"/[^\n]*%s[^/\n]*" % re.escape(inside), "", text)
     container = _CONTAINER.search(text)
     named = _NAMED_CONTAINER.search(text)
     units = [unit for unit in _UNIT.findall(text) if not unit.startswith(("init.scope", "session-"))]
@@ -165,7 +172,8 @@ def scan(devices: Devices, proc: str = "/proc") -> Processes:
         name = _read(folder + "/comm").rstrip("\n")
         seen[pid] = Seen(pid, name, nodes, _link(folder + "/ns/mnt"))
     complete = os.geteuid() == 0 or 1 in seen
-    return Processes(proc, seen, tuple(unreadable), complete, _link(proc + "/self/ns/mnt"))
+    container = parse_cgroup(_read(proc + "/self/cgroup")).container_id
+    return Processes(proc, seen, tuple(unreadable), complete, _link(proc + "/self/ns/mnt"), container)
 
 
 def _pids(proc: str) -> Iterator[int]:

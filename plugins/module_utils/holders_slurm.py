@@ -28,57 +28,48 @@ _JOB_STATES = "RUNNING,SUSPENDED,COMPLETING,CONFIGURING,STOPPED,SIGNALING,STAGE_
 _NO_INDEX = sys.maxsize
 #: (name, how many, their indexes or None where they are not said)
 Resource = "tuple[str, int, tuple[int, ...] | None]"
-_CURE = "See whether slurmctld answers here (scontrol ping), then run again."
 
 
 def slurm(host: Host, devices: Devices, processes: Processes, run: Run) -> list[Holder]:
-    """A holder for each job of this node and each GPU that it was given."""
-    daemons = processes.named("slurmd")
-    if not daemons:
-        return []
-    gpus, node = host.gpus, _node_name(processes.arguments(daemons[0].pid))
+    """A holder for each job of this node and each GPU or GPU instance that it was given."""
+    # One machine may be several nodes, each with a slurmd.
+    nodes = sorted({_node_name(processes.arguments(daemon.pid)) for daemon in processes.named("slurmd")})
+    return [holder for node in nodes for holder in _of_node(host, devices, processes, node, run)]
+
+
+def _of_node(host: Host, devices: Devices, processes: Processes, node: str, run: Run) -> list[Holder]:
     try:
-        text, problem = ask(run, ["scontrol", "--details", "--oneliner", "show", "node", node])
-        if text is None:
-            return unknown(gpus, "slurmd runs here, and what it gave to jobs is not known: %s" % problem, _CURE)
-        record = fields(text)
-        used = [r for r in resources(record.get("GresUsed", "")) if r[1] != 0]
-        if not used and "gres/gpu" not in record.get("AllocTRES", ""):
+        record = _tell(run, "scontrol", "--details", "--oneliner", "show", "node", node)
+        used = sum(count for _name, count, _indexes in resources(fields(record).get("GresUsed", "")))
+        if not used:
             return []
-        text, problem = ask(
-            run, ["squeue", "--noheader", "--nodelist", node, "--states", _JOB_STATES, "--format", "%A"]
-        )
-        if text is None:
-            return unknown(gpus, "the Slurm jobs on this host are not known: %s" % problem, _CURE)
-        order = _order(devices, gpus, record)
-        holders: list[Holder] = []
-        for job in sorted(set(text.split())):
-            holders += _of_job(host, processes, job, node, order, run)
+        jobs = _tell(run, "squeue", "--noheader", "--nodelist", node, "--states", _JOB_STATES, "--format", "%A").split()
+        records = {job: _record(run, job) for job in sorted(set(jobs))}
     except FileNotFoundError as error:
-        return unknown(
-            gpus, "slurmd runs here, but %s is not installed" % error.filename, "Install Slurm's client commands."
+        problem = "slurmd runs here, but %s is not installed" % error.filename
+        return unknown(host.gpus, problem, "Install Slurm's client commands.")
+    except _NoAnswer as error:
+        problem = "slurmd runs here, and what it gave to jobs is not known: %s" % error
+        return unknown(host.gpus, problem, "See whether slurmctld answers here (scontrol ping), then run again.")
+    order = _order(devices, host.gpus, fields(record))
+    holders: list[Holder] = []
+    for job, text in records.items():
+        given = given_on(text, node)
+        used -= sum(count for _name, count, _indexes in given)
+        holders += _of_job(host, processes, job, text, given, order) if given else ()
+    if used > 0:
+        # A job that is just given its GPUs, or just ends, shows in one record and not yet, or no more, in the other.
+        holders += unknown(
+            host.gpus, "Slurm has given %d more GPUs of this host than its jobs say they have" % used, "Run again."
         )
-    # A job that was just given its GPUs, or has just ended, shows in one record and not yet in the other.
-    return holders or unknown(
-        gpus, "Slurm counts %s as given, and names no job that has it" % record.get("GresUsed", ""), "Run again."
-    )
+    return holders
 
 
 def _of_job(
-    host: Host, processes: Processes, job: str, node: str, order: Sequence[Gpu] | None, run: Run
+    host: Host, processes: Processes, job: str, text: str, given: Sequence[Resource], order: Sequence[Gpu] | None
 ) -> list[Holder]:
-    text, problem = ask(run, ["scontrol", "--details", "--oneliner", "show", "job", job])
-    if text is None:
-        if "Invalid job id" in problem:
-            # It has ended and was forgotten since squeue named it.
-            return []
-        return unknown(
-            host.gpus, "Slurm job %s is here, and its GPUs are not known: %s" % (job, problem), _CURE, job=job
-        )
-    given = given_on(text, node)
-    if not given:
-        return []
-    name, user = re.search(r"JobName=(.*?) UserId=([^( ]+)", text).groups() if " UserId=" in text else ("?", None)
+    named = re.search(r"JobName=(.*?) UserId=([^( ]+)", text)
+    name, user = named.groups() if named else ("no name", None)
     who = "Slurm job %s (%s) of user %s" % (job, name, user or "unknown")
     places = _by_index(order, given) or _by_tasks(host, processes, job, sum(count for _name, count, _ in given))
     if places is None:
@@ -86,6 +77,27 @@ def _of_job(
         who += ", which has %s; which of the GPUs that is cannot be told" % what
         places = {(gpu.uuid, None) for gpu in host.gpus}
     return [Holder(uuid, instance, SLURM, who, user=user, job=job) for uuid, instance in places]
+
+
+class _NoAnswer(Exception):
+    pass
+
+
+def _tell(run: Run, *command: str) -> str:
+    text, problem = ask(run, list(command))
+    if text is None:
+        raise _NoAnswer(problem)
+    return text
+
+
+def _record(run: Run, job: str) -> str:
+    try:
+        return _tell(run, "scontrol", "--details", "--oneliner", "show", "job", job)
+    except _NoAnswer as error:
+        if "Invalid job id" in str(error):
+            # It has ended and was forgotten since squeue named it.
+            return ""
+        raise
 
 
 def _by_index(order: Sequence[Gpu] | None, given: Sequence[Resource]) -> set[Place] | None:
@@ -168,15 +180,20 @@ def numbers(text: str) -> tuple[int, ...] | None:
 
 
 def hostnames(text: str) -> set[str]:
-    """The names in a Slurm host list such as gpu[01-03,7],login1 (one bracket a name, as node names have)."""
-    found: set[str] = set()
-    for prefix, inside, suffix in re.findall(r"([^\[,]+)(?:\[([^\]]*)\])?([^\[,]*)(?:,|$)", text):
-        if not inside:
-            found.add(prefix)
-        for part in inside.split(",") if inside else ():
-            first, _dash, last = part.partition("-")
-            for number in range(int(first), int(last or first) + 1):
-                found.add("%s%0*d%s" % (prefix, len(first), number, suffix))
+    """The names in a Slurm host list such as rack[1-2]-gpu[01-03,7],login1."""
+    return {name for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text) for name in _expand(part)}
+
+
+def _expand(name: str) -> list[str]:
+    prefix, bracket, rest = name.partition("[")
+    if not bracket:
+        return [prefix]
+    inside, _bracket, suffix = rest.partition("]")
+    found = []
+    for part in inside.split(","):
+        first, _dash, last = part.partition("-")
+        for number in range(int(first), int(last or first) + 1):
+            found += ["%s%0*d%s" % (prefix, len(first), number, end) for end in _expand(suffix)]
     return found
 
 

@@ -214,3 +214,11 @@ ID = "3f2a" * 16
 )
 def test_a_cgroup_tells_what_started_a_process(cgroup, origin):
     assert parse_cgroup(cgroup + "\n") == origin
+
+
+def test_the_container_that_is_the_host_is_nobodys_origin():
+    inside = "0::/machine.slice/libpod-%s.scope/system.slice/train.service\n" % ID
+    assert parse_cgroup(inside, ID) == Origin("train.service")
+    other = "0::/machine.slice/libpod-%s.scope/machine.slice/libpod-%s.scope\n" % (ID, "a" * 64)
+    assert parse_cgroup(other, ID) == Origin("podman container aaaaaaaaaaaa", "a" * 64)
+    assert parse_cgroup("0::/machine.slice/libpod-%s.scope\n" % ID, ID) == Origin()

@@ -98,7 +98,12 @@ def test_with_mig_the_jobs_processes_tell_its_devices(jobs):
 def test_a_job_that_ended_meanwhile_leaves_the_rest_unknown(jobs):
     found = jobs(FOUR, Slurm(squeue="99\n"))
     assert [h.kind for h in found] == ["unknown"] * 4
-    assert "names no job" in found[0].who
+    assert "2 more GPUs" in found[0].who
+
+
+def test_a_job_that_does_not_say_all_that_slurm_counts_is_not_believed(jobs):
+    found = jobs(FOUR, Slurm(job1=JOB.replace("GRES=gpu:h100:2(IDX:0-1)", "GRES=gpu:h100:1(IDX:0)")))
+    assert [(h.gpu_uuid, h.kind) for h in found] == [("GPU-0", "slurm")] + [("GPU-%d" % i, "unknown") for i in range(4)]
 
 
 def test_a_controller_that_does_not_answer_leaves_all_unknown(jobs):
@@ -148,6 +153,7 @@ def test_resources(text, found):
         ("gpu[01-03,07]", {"gpu01", "gpu02", "gpu03", "gpu07"}),
         ("rack[1-2]-gpu,login1", {"rack1-gpu", "rack2-gpu", "login1"}),
         ("a1,b[8-10]", {"a1", "b8", "b9", "b10"}),
+        ("r[1-2]n[01-02]", {"r1n01", "r1n02", "r2n01", "r2n02"}),
     ],
 )
 def test_host_lists(text, names):
