@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
+from typing import Any, Mapping
 
-from . import mig_apply, mig_plan
+from . import mig_apply, mig_plan, plan_file
 from .layout_types import Layout
 from .mig_steps import Plan
 from .model import Host
@@ -31,17 +32,23 @@ class Run:
         return self.plan.changes or self.recovered == "old"
 
 
-def foresee(layout: Layout, directory: str, unlisted: str) -> Run:
+def foresee(layout: Layout, directory: str, unlisted: str, saved: Mapping[str, Any] | None = None) -> Run:
     """What a run would do. Changes nothing, and needs no lock. Raises as `converge` does, as far as it can be known."""
     with Session() as session:
         host = session.observe()
-        plan = mig_plan.plan(host.gpus, targets(layout, host.gpus), Ownership(unlisted, Record(directory).read()))
+        plan = _plan(layout, host, Ownership(unlisted, Record(directory).read()), saved)
         mig_apply.refuse_disturbance(plan)
         return Run(plan, host)
 
 
-def converge(layout: Layout, directory: str, unlisted: str, lock_timeout_seconds: float) -> Run:
-    """Make the host's GPUs what the layout says.
+def converge(
+    layout: Layout,
+    directory: str,
+    unlisted: str,
+    lock_timeout_seconds: float,
+    saved: Mapping[str, Any] | None = None,
+) -> Run:
+    """Make the host's GPUs what the layout says, by the plan that was `saved` for it where there is one.
 
     Raises DriverAbsentError, SelectorError, PlanError before anything has changed; ApplyError with its outcome after.
     """
@@ -52,10 +59,17 @@ def converge(layout: Layout, directory: str, unlisted: str, lock_timeout_seconds
         recovered = mig_apply.recover(session, journal, record=record)
         host = session.observe()
         ownership = Ownership(unlisted, record.read())
-        plan = mig_plan.plan(host.gpus, targets(layout, host.gpus), ownership)
+        plan = _plan(layout, host, ownership, saved)
         if plan.changes:
             host = mig_apply.apply(session, plan, journal, ownership=ownership, record=record)
         # What stood there already and is named by the layout is adopted too.
         seen = {gpu.uuid: gpu for gpu in host.gpus}
         record.adopt((seen[gpu.gpu.uuid], gpu.left) for gpu in plan.gpus)
         return Run(plan, host, recovered)
+
+
+def _plan(layout: Layout, host: Host, ownership: Ownership, saved: Mapping[str, Any] | None) -> Plan:
+    wanted = targets(layout, host.gpus)
+    if saved is None:
+        return mig_plan.plan(host.gpus, wanted, ownership)
+    return plan_file.restore(saved, host, wanted, ownership)

@@ -44,6 +44,13 @@ options:
     type: str
     choices: [fail, remove, keep]
     default: fail
+  plan:
+    description:
+      - A plan that an earlier run in check mode returned as RV(plan_data) for the same host. It is carried out exactly as it
+        is, or refused with the names of what moved since then (GPUs, instances, modes, the driver, or the layout).
+      - A host on which it was carried out already is left as it is.
+      - A driver must be there, in check mode too.
+    type: dict
   lock_timeout:
     description: >-
       How many seconds to wait where another run is changing this host's layout. Then the module fails and names that run.
@@ -76,6 +83,19 @@ EXAMPLES = r"""
     layout: "{{ gpu_layout }}"
   become: true
 
+- name: Plan, without changing anything
+  openfleet.gpu.mig:
+    layout: "{{ gpu_layout }}"
+  check_mode: true
+  register: planned
+  become: true
+
+- name: Carry out exactly that plan
+  openfleet.gpu.mig:
+    layout: "{{ gpu_layout }}"
+    plan: "{{ planned.plan_data }}"
+  become: true
+
 - name: Two GPUs in MIG mode, the others whole
   openfleet.gpu.mig:
     layout:
@@ -96,6 +116,12 @@ plan:
   type: list
   elements: str
   sample: ["gpu 3: keep 3g.40gb@0 (2 processes), destroy 1g.10gb@4, create 2g.20gb@4"]
+plan_data:
+  description: >-
+    The plan as data, to be saved and given to O(plan) later: what was observed, what was asked for, and the steps. Its form
+    is described in C(docs/plans.md).
+  returned: in check mode, when a driver is present
+  type: dict
 counts:
   description: GPU instances to C(create), C(destroy) and C(keep), and C(gpus_changed).
   returned: when a driver is present
@@ -136,6 +162,7 @@ steps_done:
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ..module_utils import plan_file
 from ..module_utils.converge import converge, foresee
 from ..module_utils.errors import DriverAbsentError
 from ..module_utils.layout import parse_layout
@@ -151,6 +178,7 @@ def argspec():
         # raw: the layout's own parser says what is wrong with it, entry by entry.
         "layout": {"type": "raw", "required": True},
         "unlisted": {"type": "str", "choices": list(POLICIES), "default": POLICIES[0]},
+        "plan": {"type": "dict"},
         "lock_timeout": {"type": "int", "default": 60},
         "state_directory": {"type": "path", "default": DIRECTORY},
     }
@@ -159,16 +187,16 @@ def argspec():
 def partition(params, check_mode):
     """The module's return values."""
     layout = parse_layout(params["layout"])
-    directory, unlisted = params["state_directory"], params["unlisted"]
+    directory, unlisted, saved = params["state_directory"], params["unlisted"], params["plan"]
     try:
         if check_mode:
-            done = foresee(layout, directory, unlisted)
+            done = foresee(layout, directory, unlisted, saved)
         else:
-            done = converge(layout, directory, unlisted, params["lock_timeout"])
+            done = converge(layout, directory, unlisted, params["lock_timeout"], saved)
     except DriverAbsentError as error:
         if error.call == "import":
             respawn_with_pynvml()
-        if not check_mode:
+        if saved is not None or not check_mode:
             raise
         msg = "%s Only the form of the layout was checked." % error
         return {"changed": True, "driver_present": False, "pci_gpus": nvidia_gpus(), "msg": msg}
@@ -185,6 +213,8 @@ def partition(params, check_mode):
             "prepared": "\n".join(plan.lines()) if plan.changes else "",
         },
     }
+    if check_mode:
+        told["plan_data"] = plan_file.save(plan, done.host)
     if done.recovered:
         told["recovered"] = done.recovered
     return told

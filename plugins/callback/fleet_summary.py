@@ -1,0 +1,144 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""One line at the end of a run: what was planned or applied on the whole fleet."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: fleet_summary
+type: aggregate
+short_description: Print what a run planned or applied on the whole fleet
+version_added: "0.1.0"
+author:
+  - openfleet.gpu contributors (!UNKNOWN)
+description:
+  - >-
+    At the end of a run that used the module M(openfleet.gpu.mig), prints how many MIG instances were to be created, to be
+    destroyed and kept (check mode), or were (otherwise), and on how many hosts.
+  - A host counts once, however many plays planned it.
+  - Hosts that failed or were unreachable follow, each with the first line of the reason.
+requirements:
+  - >-
+    Enable it, for example C(callbacks_enabled = openfleet.gpu.fleet_summary) under C([defaults]) of C(ansible.cfg),
+    or in the environment, E(ANSIBLE_CALLBACKS_ENABLED).
+"""
+
+from dataclasses import dataclass, field
+
+from ansible import constants as C
+from ansible import context
+from ansible.plugins.callback import CallbackBase
+
+MODULE = "openfleet.gpu.mig"
+
+
+@dataclass
+class Counts:
+    """One host's instances."""
+
+    create: int = 0
+    destroy: int = 0
+    keep: int = 0
+    changed: bool = False
+
+
+@dataclass
+class Summary:
+    """What is known of a run so far. Knows nothing of Ansible's objects."""
+
+    check_mode: bool
+    #: Every host on which the module ran, to an end or not.
+    hosts: set = field(default_factory=set)
+    counts: dict = field(default_factory=dict)
+    without_driver: set = field(default_factory=set)
+    reasons: dict = field(default_factory=dict)
+
+    def ran(self, host, result, check_mode):
+        """The module came to its end. A task in check mode only tells of a plan."""
+        self.hosts.add(host)
+        if result.get("driver_present"):
+            self.without_driver.discard(host)
+        elif self.check_mode:
+            self.without_driver.add(host)
+        found = result.get("counts")
+        if not found or check_mode != self.check_mode:
+            return
+        new = Counts(found["create"], found["destroy"], found["keep"], found["gpus_changed"] > 0)
+        old = self.counts.get(host)
+        if old and not self.check_mode:
+            # Applied twice in one run: changes add up, and kept is what stood through both. A plan told twice is one.
+            new = Counts(
+                old.create + new.create, old.destroy + new.destroy, min(old.keep, new.keep), old.changed or new.changed
+            )
+        self.counts[host] = new
+
+    def failed(self, host, msg):
+        """A task failed there."""
+        self.reasons[host] = (str(msg).strip() or "no reason given").splitlines()[0]
+
+    def line(self):
+        """The one line for all hosts."""
+        counts = self.counts.values()
+        if not counts and not self.check_mode:
+            return "Applied: nothing, on 0 of %d hosts" % len(self.hosts)
+        text = "Plan: %d to create, %d to destroy" if self.check_mode else "Applied: %d created, %d destroyed"
+        text = (text + ", %d kept, on %d of %d hosts") % (
+            sum(c.create for c in counts),
+            sum(c.destroy for c in counts),
+            sum(c.keep for c in counts),
+            sum(c.changed for c in counts),
+            len(self.hosts),
+        )
+        if self.without_driver:
+            text += " (no driver yet, so only checked: %s)" % ", ".join(sorted(self.without_driver))
+        return text
+
+
+class CallbackModule(CallbackBase):
+    """Ansible's entry point."""
+
+    CALLBACK_VERSION = 2.0
+    CALLBACK_TYPE = "aggregate"
+    CALLBACK_NAME = "openfleet.gpu.fleet_summary"
+    CALLBACK_NEEDS_ENABLED = True
+
+    def __init__(self):
+        super().__init__()
+        self._summary = Summary(bool(context.CLIARGS.get("check")))
+
+    def v2_runner_on_ok(self, result):
+        if not self._is_ours(result.task):
+            return
+        # A task with a loop has one result for each item.
+        for item in result.result.get("results", [result.result]):
+            self._summary.ran(result.host.get_name(), item, bool(result.task.check_mode))
+
+    def v2_runner_on_failed(self, result, ignore_errors=False):
+        self._failed(result)
+
+    def v2_runner_on_unreachable(self, result):
+        self._failed(result)
+
+    def v2_playbook_on_stats(self, stats):
+        if not self._summary.hosts:
+            return
+        self._display.banner("GPU FLEET")
+        self._display.display(self._summary.line())
+        for host in sorted(stats.processed):
+            ended = stats.summarize(host)
+            # What a rescue or ignore_errors took care of is no failure.
+            if ended["failures"] or ended["unreachable"]:
+                reason = self._summary.reasons.get(host, "see above")
+                self._display.display("Failed: %s: %s" % (host, reason), color=C.COLOR_ERROR)
+
+    def _failed(self, result):
+        host = result.host.get_name()
+        if self._is_ours(result.task):
+            self._summary.hosts.add(host)
+        failed = [item for item in result.result.get("results", []) if item.get("failed")]
+        self._summary.failed(host, (failed or [result.result])[0].get("msg", ""))
+
+    @staticmethod
+    def _is_ours(task):
+        return MODULE in (task.action, task.resolved_action)

@@ -1,0 +1,53 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The content of a file that keeps the plans of all hosts."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: fleet_plan
+short_description: Put the plans of several hosts together, to be saved as one file
+version_added: "0.1.0"
+author:
+  - openfleet.gpu contributors (!UNKNOWN)
+description:
+  - Takes what the module M(openfleet.gpu.mig) returned in check mode on each host and gives the content of a plan file.
+options:
+  _input:
+    description: Result of the module by host name. Each must hold C(plan_data).
+    type: dict
+    required: true
+seealso:
+  - plugin: openfleet.gpu.host_plan
+    plugin_type: filter
+"""
+
+EXAMPLES = r"""
+- name: Save one host's plan
+  ansible.builtin.copy:
+    content: "{{ {inventory_hostname: planned} | openfleet.gpu.fleet_plan | to_nice_json }}"
+    dest: plan.json
+    mode: "0644"
+  delegate_to: localhost
+"""
+
+RETURN = r"""
+_value:
+  description: C(schema), the version of the form, and C(hosts), each host's plan by name.
+  type: dict
+"""
+
+from ..module_utils.plan_file import fleet
+
+
+def fleet_plan(results):
+    """See DOCUMENTATION."""
+    return fleet({name: result["plan_data"] for name, result in results.items()})
+
+
+class FilterModule:
+    """Ansible's entry point."""
+
+    def filters(self):
+        return {"fleet_plan": fleet_plan}

@@ -1,0 +1,65 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""One host's plan out of a file that keeps the plans of many."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: host_plan
+short_description: Take one host's plan out of a saved plan
+version_added: "0.1.0"
+author:
+  - openfleet.gpu contributors (!UNKNOWN)
+description:
+  - Takes the text of a file that P(openfleet.gpu.fleet_plan#filter) made and gives one host's part of it.
+  - Returns a problem rather than failing where the host is not in the file, or the file has another schema version.
+positional: host
+options:
+  _input:
+    description: The text of the file.
+    type: str
+    required: true
+  host:
+    description: Name of the host in the inventory.
+    type: str
+    required: true
+seealso:
+  - plugin: openfleet.gpu.fleet_plan
+    plugin_type: filter
+"""
+
+EXAMPLES = r"""
+- name: Carry out a saved plan
+  openfleet.gpu.mig:
+    layout: "{{ gpu_layout }}"
+    # Where there is a problem there is no plan, and so the task fails.
+    plan: "{{ (lookup('ansible.builtin.file', '/srv/plan.json') | openfleet.gpu.host_plan(inventory_hostname)).plan }}"
+  become: true
+"""
+
+RETURN = r"""
+_value:
+  description: >-
+    C(problem), a message, empty where there is none; otherwise C(plan) is not there, which is what the option
+    O(openfleet.gpu.mig#module:plan) takes.
+  type: dict
+"""
+
+from ..module_utils.errors import PlanError
+from ..module_utils.plan_file import host_part
+
+
+def host_plan(text, host):
+    """See DOCUMENTATION."""
+    try:
+        return {"plan": host_part(text, host), "problem": ""}
+    except PlanError as error:
+        return {"problem": str(error)}
+
+
+class FilterModule:
+    """Ansible's entry point."""
+
+    def filters(self):
+        return {"host_plan": host_plan}

@@ -1,0 +1,246 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Plans that are kept: written as data, read by people, and carried out later exactly as they were, or not at all.
+
+A saved plan holds what was observed, what the layout asked for, and the steps between the two. It is never carried out
+from the file: the planner makes it once more, with every placement pinned to the saved one, and what comes out must be
+the saved steps. So what the planner refuses (a process in the way, somebody else's instance) is refused here too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any, Iterable, Mapping, Sequence
+
+from . import mig_plan
+from .errors import PlanError
+from .mig_steps import (
+    CreateComputeInstance,
+    CreateGpuInstance,
+    DestroyComputeInstance,
+    GpuPlan,
+    Plan,
+    Target,
+    WantedInstance,
+)
+from .model import Gpu, Host, to_data
+from .ownership import Ownership
+
+SCHEMA = 1
+_WHERE = "the saved plan"
+_ANEW = "Look at the difference and save a new plan (-e gpu_layout_plan_out=FILE)."
+
+
+def save(plan: Plan, host: Host) -> dict[str, Any]:
+    """A host's plan as data, with what was observed when it was made."""
+    return {
+        "schema": SCHEMA,
+        "driver_version": host.driver_version,
+        "gpus": [
+            {
+                "uuid": gpu.gpu.uuid,
+                "index": gpu.gpu.index,
+                "name": gpu.gpu.name,
+                "plan": str(gpu),
+                "asked": _asked(gpu.target),
+                "observed": _observed(gpu.gpu),
+                "steps": _steps(gpu),
+                "planned": to_data(_planned(gpu)),
+            }
+            for gpu in plan.gpus
+        ],
+    }
+
+
+def restore(saved: Mapping[str, Any], host: Host, targets: Iterable[Target], ownership: Ownership) -> Plan:
+    """The saved plan as a plan for the host as it is now; one without steps where it was carried out already.
+
+    Raises PlanError, naming what moved, where the host or what the layout asks of it is not what it was.
+    """
+    try:
+        check_schema(saved, _WHERE)
+        return _restore(saved, host, tuple(targets), ownership)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise PlanError(_WHERE, "it was not written by this collection (%r)" % error, _ANEW) from None
+
+
+def fleet(plans: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The content of a file with the plans of these hosts, by name."""
+    return {"schema": SCHEMA, "hosts": dict(plans)}
+
+
+def host_part(text: str, host: str) -> dict[str, Any]:
+    """One host's plan out of the text of such a file. Raises PlanError where there is none to be had."""
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise PlanError(_WHERE, "the file is not JSON (%s)" % error, _ANEW) from None
+    check_schema(data, _WHERE)
+    hosts = data.get("hosts", {})
+    if host not in hosts:
+        raise PlanError(
+            _WHERE,
+            "%s is not in it" % host,
+            "Save a plan with it, or leave it out of this run (--limit). The file has: %s."
+            % (", ".join(sorted(hosts)) or "no host"),
+        )
+    return hosts[host]
+
+
+def check_schema(data: Any, where: str) -> None:
+    """Raise PlanError for data of another release's form."""
+    schema = data.get("schema") if isinstance(data, Mapping) else None
+    if schema != SCHEMA:
+        raise PlanError(
+            where,
+            "it has schema %s and this release reads %d" % (schema, SCHEMA),
+            "Save it anew with this release (-e gpu_layout_plan_out=FILE), or apply it with the release that wrote it.",
+        )
+
+
+def _restore(saved: Mapping[str, Any], host: Host, targets: Sequence[Target], ownership: Ownership) -> Plan:
+    other_layout = _asked_otherwise(saved, {gpu.uuid: gpu for gpu in host.gpus}, targets)
+    if other_layout:
+        raise PlanError(_WHERE, "gpu_layout asks for something else now: %s" % "; ".join(other_layout), _ANEW)
+    moved = differences(saved, host)
+    if any(gpu["uuid"] not in {now.uuid for now in host.gpus} for gpu in saved["gpus"]):
+        raise _moved(moved)
+    planned = {gpu["uuid"]: gpu for gpu in saved["gpus"]}
+    pinned = [
+        dataclasses.replace(target, instances=tuple(_wanted(i) for i in planned[target.gpu_uuid]["planned"]))
+        for target in targets
+    ]
+    if moved:
+        if _reached(host, pinned, ownership):
+            return mig_plan.plan(host.gpus, pinned, ownership)
+        raise _moved(moved)
+    plan = mig_plan.plan(host.gpus, pinned, ownership)
+    other = [
+        "%s (saved: %s)" % (g, planned[g.gpu.uuid]["plan"])
+        for g in plan.gpus
+        if _steps(g) != planned[g.gpu.uuid]["steps"]
+    ]
+    if other:
+        raise PlanError(_WHERE, "the steps would be others now: %s" % "; ".join(other), _ANEW)
+    return plan
+
+
+def _reached(host: Host, pinned: Sequence[Target], ownership: Ownership) -> bool:
+    """Whether every GPU is what the saved plan would make of it."""
+    try:
+        return not mig_plan.plan(host.gpus, pinned, ownership).changes
+    except PlanError:
+        return False
+
+
+def _moved(moved: Sequence[str]) -> PlanError:
+    return PlanError(_WHERE, "the host is not what it was when the plan was made: %s" % "; ".join(moved), _ANEW)
+
+
+def differences(saved: Mapping[str, Any], host: Host) -> list[str]:
+    """What moved on the planned GPUs since then, one text each, empty for nothing."""
+    found = []
+    if saved["driver_version"] != host.driver_version:
+        found.append("the driver was %s and is %s" % (saved["driver_version"], host.driver_version))
+    there = {gpu.uuid: gpu for gpu in host.gpus}
+    for gpu in saved["gpus"]:
+        now = there.get(gpu["uuid"])
+        if now is None:
+            found.append("gpu %d (%s, %s) is gone" % (gpu["index"], gpu["name"], gpu["uuid"]))
+        else:
+            found += ["gpu %d: %s" % (now.index, text) for text in _differences(gpu["observed"], _observed(now))]
+    return found
+
+
+def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterable[str]:
+    for mode, name in (("mig_enabled", "MIG mode"), ("mig_pending", "the pending MIG mode")):
+        if then[mode] != now[mode]:
+            yield "%s was %s and is %s" % (name, *("on" if m[mode] else "off" for m in (then, now)))
+    if then["compute_mode"] != now["compute_mode"]:
+        yield "compute mode was %s and is %s" % (then["compute_mode"], now["compute_mode"])
+    old, new = ({(i["profile"], i["start"]): i for i in m["instances"]} for m in (then, now))
+    for place in sorted({*old, *new}, key=lambda place: (place[1], place[0])):
+        name = "%s@%d" % place
+        if place not in new:
+            yield "%s is gone" % name
+        elif place not in old:
+            yield "%s appeared" % name
+        elif old[place]["id"] != new[place]["id"]:
+            yield "%s was made anew (instance %d then, %d now)" % (name, old[place]["id"], new[place]["id"])
+        elif old[place] != new[place]:
+            yield "the compute instances of %s were %s and are %s" % (name, _compute(old[place]), _compute(new[place]))
+
+
+def _compute(instance: Mapping[str, Any]) -> str:
+    return ", ".join("%(compute_slices)dc@%(start)d" % c for c in instance["compute_instances"]) or "none"
+
+
+def _asked_otherwise(saved: Mapping[str, Any], gpus: Mapping[str, Gpu], targets: Sequence[Target]) -> list[str]:
+    """Where the layout of now asks for other than the one that the plan was made for."""
+    then = {gpu["uuid"]: gpu for gpu in saved["gpus"]}
+    found = []
+    for target in targets:
+        gpu = then.pop(target.gpu_uuid, None)
+        if gpu is None:
+            found.append("%s is named by %s and is not in the plan" % (gpus[target.gpu_uuid].label, target.where))
+        elif gpu["asked"] != _asked(target):
+            found.append("%s is to be %s" % (gpus[target.gpu_uuid].label, target))
+    # A GPU that is gone is told as such, whether the layout still could name it or not.
+    found += ["gpu %d (%s) is not named any more" % (g["index"], uuid) for uuid, g in then.items() if uuid in gpus]
+    return found
+
+
+def _asked(target: Target) -> dict[str, Any]:
+    """What a layout asks of a GPU, without the place of the entry: to move an entry changes nothing."""
+    asked = to_data(target)
+    del asked["gpu_uuid"], asked["where"]
+    asked["instances"].sort(key=lambda i: json.dumps(i, sort_keys=True))
+    return asked
+
+
+def _observed(gpu: Gpu) -> dict[str, Any]:
+    """All of a GPU's state that a plan depends on, but for what runs on it: that is looked up when a plan is made."""
+    return {
+        "mig_enabled": gpu.mig.enabled,
+        "mig_pending": gpu.mig.pending,
+        "compute_mode": gpu.compute_mode,
+        "instances": [
+            {
+                "id": instance.id,
+                "profile": instance.profile,
+                "start": instance.placement.start,
+                "compute_instances": [
+                    {"id": c.id, "compute_slices": c.compute_slices, "start": c.placement.start}
+                    for c in instance.compute_instances
+                ],
+            }
+            for instance in gpu.mig.instances
+        ],
+    }
+
+
+def _steps(gpu: GpuPlan) -> list[dict[str, Any]]:
+    return [dict(to_data(step), step=type(step).__name__) for step in gpu.steps]
+
+
+def _planned(gpu: GpuPlan) -> tuple[WantedInstance, ...]:
+    """The instances that the plan keeps and creates, each pinned where it will be."""
+    profiles = {i.placement.start: i.profile for i in gpu.kept}
+    slices = {i.placement.start: [c.compute_slices for c in i.compute_instances] for i in gpu.kept}
+    starts = {i.id: i.placement.start for i in gpu.kept}
+    for step in gpu.steps:
+        if isinstance(step, CreateGpuInstance):
+            profiles[step.placement.start], slices[step.placement.start] = step.profile, []
+        elif isinstance(step, CreateComputeInstance):
+            slices[step.gpu_instance_start].append(step.compute_slices)
+        elif isinstance(step, DestroyComputeInstance) and step.gpu_instance_id in starts:
+            slices[starts[step.gpu_instance_id]].remove(step.compute_slices)
+    return tuple(
+        WantedInstance(profiles[start], start, tuple(sorted(slices[start], reverse=True))) for start in sorted(profiles)
+    )
+
+
+def _wanted(data: Mapping[str, Any]) -> WantedInstance:
+    return WantedInstance(data["profile"], data["start"], tuple(data["compute_slices"]))

@@ -1,0 +1,212 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Plans that are saved by one run and applied by another: exactly, or not at all."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from simulated_fleet import Fleet
+
+H100 = [{"model": "H100-80GB", "count": 2}]
+HALVES = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}]
+
+
+@pytest.fixture
+def fleet(host, library, tmp_path):
+    return Fleet(tmp_path, library, ["one", "two", "three"])
+
+
+@pytest.fixture
+def saved(fleet, tmp_path):
+    """A file with the plan that makes two halves of every GPU of the fleet."""
+    file = tmp_path / "plan.json"
+    run = fleet.play(dict.fromkeys(fleet.hosts, HALVES), "--check", "-e", f"gpu_layout_plan_out={file}")
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "Plan: 6 to create, 0 to destroy, 0 kept, on 3 of 3 hosts" in run.stdout
+    assert untouched(fleet)
+    return file
+
+
+def untouched(fleet):
+    return fleet.seen() == {"one": [], "two": [], "three": []}
+
+
+def said(run):
+    """All that a run said, in one line: YAML folds long messages."""
+    return " ".join((run.stdout + run.stderr).split())
+
+
+def test_a_saved_plan_is_applied_and_then_left_alone(fleet, saved):
+    first = fleet.play(dict.fromkeys(fleet.hosts, HALVES), "-e", f"gpu_layout_plan={saved}")
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert all(seen == [("3g.40gb", 0), ("3g.40gb", 4)] for seen in fleet.seen().values())
+    assert "Applied: 6 created, 0 destroyed, 0 kept, on 3 of 3 hosts" in first.stdout
+    second = fleet.play(dict.fromkeys(fleet.hosts, HALVES), "-e", f"gpu_layout_plan={saved}")
+    assert second.returncode == 0, second.stdout + second.stderr
+    assert second.stdout.count("changed=0") == 3
+    assert "Applied: 0 created, 0 destroyed, 6 kept, on 0 of 3 hosts" in second.stdout
+
+
+def test_one_host_that_moved_stops_the_fleet_and_is_named(fleet, saved):
+    fleet.hosts["three"].module("mig", layout=[{"gpus": [0], "sharing": "exclusive"}])
+    run = fleet.play(dict.fromkeys(fleet.hosts, HALVES), "-e", f"gpu_layout_plan={saved}")
+    assert run.returncode != 0
+    assert "gpu 0: compute mode was default and is exclusive_process" in said(run)
+    assert "Failed: three: the saved plan: the host is not what it was" in run.stdout
+    assert "Applied: nothing, on 0 of 3 hosts" in run.stdout
+    assert untouched(fleet)
+
+
+def test_a_host_that_is_not_in_the_file_stops_the_fleet(fleet, saved):
+    data = json.loads(saved.read_text())
+    del data["hosts"]["two"]
+    saved.write_text(json.dumps(data))
+    run = fleet.play(dict.fromkeys(fleet.hosts, HALVES), "-e", f"gpu_layout_plan={saved}")
+    assert run.returncode != 0
+    assert "fatal: [two]" in run.stdout
+    assert "the saved plan: two is not in it" in said(run)
+    assert "The file has: one, three." in said(run)
+    assert untouched(fleet)
+
+
+def test_a_plan_of_another_schema_version_is_refused_with_a_cure(fleet, saved):
+    data = json.loads(saved.read_text())
+    saved.write_text(json.dumps(dict(data, schema=2)))
+    run = fleet.play(dict.fromkeys(fleet.hosts, HALVES), "-e", f"gpu_layout_plan={saved}")
+    assert run.returncode != 0
+    assert "it has schema 2 and this release reads 1. Save it anew with this release" in said(run)
+    assert untouched(fleet)
+
+
+def test_a_run_that_fails_tells_how_far_the_fleet_got(fleet):
+    # The inventory lists them as one, three, two.
+    fleet.hosts["three"].gpusim("fail", "nvmlDeviceCreateGpuInstanceWithPlacement", "--code", "UNKNOWN")
+    run = fleet.play(dict.fromkeys(fleet.hosts, HALVES), waves=[1])
+    assert run.returncode != 0
+    assert "Applied: 2 created, 0 destroyed, 0 kept, on 1 of 3 hosts" in run.stdout
+    assert "Failed: three: gpu GPU-" in run.stdout
+    assert run.stdout.count("Failed: ") == 1
+
+
+# ---------------------------------------------------------------------- one host, by the module alone
+
+
+def mig(gpu, *profiles):
+    return {"gpus": [gpu], "sharing": "mig", "mig": [{"profile": p} for p in profiles]}
+
+
+OLD = [mig(0, "3g.40gb", "2g.20gb", "1g.10gb"), {"gpus": [1], "sharing": "shared"}]
+NEW = [mig(0, "3g.40gb", "1g.20gb", "1g.20gb"), mig(1, "4g.40gb")]
+
+
+@pytest.fixture
+def planned(host):
+    """The plan from OLD, which is there, to NEW. It went through JSON, as every saved plan does."""
+    host.create(H100)
+    host.module("mig", layout=OLD)
+    return json.loads(json.dumps(host.module("mig", check=True, layout=NEW)["plan_data"]))
+
+
+def refused(host, plan, layout=NEW):
+    """What both a dry run and a real run say; neither changes anything."""
+    before = host.seen()
+    (said,) = {host.module("mig", check=check, layout=layout, plan=plan)["msg"] for check in (True, False)}
+    assert host.seen() == before
+    return said
+
+
+def test_exactly_the_saved_steps_are_carried_out(host, planned):
+    there = {i["placement"]["start"]: i for i in host.module("gpu_info")["gpus"][0]["mig"]["instances"]}
+    done = host.module("mig", layout=NEW, plan=planned)
+    assert done["changed"], done
+    assert done["plan"] == [gpu["plan"] for gpu in planned["gpus"]]
+    assert host.seen()[1] == [("4g.40gb", 0)]
+    (kept,) = [i for i in host.module("gpu_info")["gpus"][0]["mig"]["instances"] if i["profile"] == "3g.40gb"]
+    assert kept == there[kept["placement"]["start"]]
+    again = host.module("mig", layout=NEW, plan=planned)
+    assert not again["changed"] and not again.get("failed")
+
+
+def test_every_instance_that_moved_is_named(host, planned):
+    host.module("mig", layout=[mig(0, "3g.40gb", "1g.10gb"), {"gpus": [1], "sharing": "exclusive"}])
+    host.module("mig", layout=[mig(0, "3g.40gb", "1g.10gb", "1g.10gb+me")])
+    was, now = (dict(map(reversed, seen)) for seen in (planned_instances(planned), host.seen()[0]))
+    said = refused(host, planned)
+    for start in set(was) | set(now):
+        if was.get(start) != now.get(start):
+            assert start not in was or "gpu 0: %s@%d is gone" % (was[start], start) in said
+            assert start not in now or "gpu 0: %s@%d appeared" % (now[start], start) in said
+        else:
+            assert "%s@%d" % (was[start], start) not in said
+    assert "gpu 1: compute mode was default and is exclusive_process" in said
+    assert "Look at the difference and save a new plan" in said
+
+
+def planned_instances(plan):
+    return [(i["profile"], i["start"]) for i in plan["gpus"][0]["observed"]["instances"]]
+
+
+def test_a_mode_that_changed_is_named(host, planned):
+    host.module("mig", layout=[mig(1, "7g.80gb")])
+    said = refused(host, planned)
+    assert "gpu 1: MIG mode was off and is on" in said
+    assert "gpu 1: 7g.80gb@0 appeared" in said
+    assert "gpu 0" not in said
+
+
+def test_another_driver_and_a_card_that_is_gone_are_named(host):
+    host.create(H100, driver_version="570.86.15")
+    plan = host.module("mig", check=True, layout=NEW[:1])["plan_data"]
+    host.create([{"model": "H100-80GB", "count": 2}], driver_version="580.105.08")
+    assert "the driver was 570.86.15 and is 580.105.08" in refused(host, plan, NEW[:1])
+    gone = dict(plan, gpus=[dict(plan["gpus"][0], uuid="GPU-00000000-0000-0000-0000-000000000000")])
+    assert "(NVIDIA H100 80GB HBM3, GPU-00000000-0000-0000-0000-000000000000) is gone" in refused(host, gone, [])
+
+
+def test_another_layout_needs_another_plan(host, planned):
+    moved_entries = list(reversed(NEW))
+    assert host.module("mig", check=True, layout=moved_entries, plan=planned)["changed"]
+    said = refused(host, planned, [NEW[0], mig(1, "3g.40gb")])
+    assert "gpu_layout asks for something else now: gpu 1" in said
+    assert "is to be mig: 1x 3g.40gb" in said
+    assert "is not named any more" in refused(host, planned, NEW[:1])
+
+
+def test_what_started_to_run_since_then_is_not_ended(host, planned):
+    doomed = next(step for step in planned["gpus"][0]["steps"] if step["step"] == "DestroyGpuInstance")
+    process = host.popen(
+        ["gpusim", "run", "--gpu", "0", "--gi", str(doomed["gpu_instance_id"]), "--memory", "1GiB", "--", "sleep", "60"]
+    )
+    deadline = time.monotonic() + 10
+    while not host.module("gpu_info")["gpus"][0]["processes"]:
+        assert time.monotonic() < deadline, "the process never showed up in NVML"
+        time.sleep(0.05)
+    try:
+        assert "%s@%d" % (doomed["profile"], doomed["placement"]["start"]) in refused(host, planned)
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
+    assert host.module("mig", layout=NEW, plan=planned)["changed"]
+
+
+def test_steps_that_the_planner_would_not_take_are_refused(host, planned):
+    """A plan is no back door: what is in the file is compared with what the planner makes, never carried out from it."""
+    planned["gpus"][0]["steps"].pop()
+    assert "the steps would be others now: gpu 0: " in refused(host, planned)
+    assert "it was not written by this collection" in refused(host, {"schema": 1})
+    assert "it has schema None" in refused(host, {})
+
+
+def test_a_run_that_was_killed_is_cleared_up_before_the_plan_is_looked_at(host, planned):
+    host.gpusim("fail", "nvmlDeviceCreateGpuInstanceWithPlacement", "--code", "kill")
+    with pytest.raises(AssertionError, match="exit -9"):
+        host.module("mig", layout=NEW, plan=planned)
+    assert "is gone" in host.module("mig", check=True, layout=NEW, plan=planned)["msg"]
+    done = host.module("mig", layout=NEW, plan=planned)
+    assert done["recovered"] == "old", done
+    assert done["plan"] == [gpu["plan"] for gpu in planned["gpus"]]
+    assert host.seen()[1] == [("4g.40gb", 0)]

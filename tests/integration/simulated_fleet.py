@@ -1,0 +1,73 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Playbooks by the real ansible-playbook, on hosts that are folders of this machine, with a state file each."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+from simulated_host import ROOT, SimulatedHost
+
+
+class Fleet:
+    """A few hosts and the inventory that names them."""
+
+    def __init__(self, folder: Path, library: Path, names) -> None:
+        self.folder = folder
+        self.hosts = {
+            name: SimulatedHost(folder / name, library).create([{"model": "H100-80GB", "count": 1}]) for name in names
+        }
+
+    def play(self, layouts, *arguments, waves=None, playbook="site.yml"):
+        inventory = {name: self.variables(name, layout) for name, layout in layouts.items()}
+        file = self.folder / "hosts.yml"
+        group = {"hosts": inventory, "vars": {"gpu_site_waves": waves} if waves else {}}
+        file.write_text(yaml.safe_dump({"gpu_hosts": group}))
+        command = [
+            str(Path(sys.executable).with_name("ansible-playbook")),
+            "-i",
+            str(file),
+            str(ROOT / playbook),
+            *arguments,
+        ]
+        environment = dict(
+            os.environ,
+            ANSIBLE_CONFIG=str(ROOT / "ansible.cfg"),
+            ANSIBLE_STDOUT_CALLBACK="default",
+            ANSIBLE_COLLECTIONS_PATH=str(ROOT / "collections"),
+            ANSIBLE_CACHE_PLUGIN="memory",
+            ANSIBLE_NOCOLOR="1",
+        )
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=ROOT)
+
+    def variables(self, name, layout):
+        return {
+            "ansible_connection": "local",
+            "ansible_become": False,
+            "ansible_python_interpreter": str(self.interpreter(name)),
+            "gpu_layout": layout,
+            # Nothing is installed on the machine that runs the tests.
+            "gpu_layout_nvml_source": "none",
+            "gpu_layout__root": str(self.hosts[name].folder / "root"),
+            "gpu_layout_state_directory": str(self.hosts[name].folder / "state.d"),
+        }
+
+    def interpreter(self, name):
+        """A Python that sees the GPUs of one host."""
+        host = self.hosts[name]
+        environment = host.environment
+        wrapper = host.bin / "python3"
+        exports = "".join(
+            f"export {key}='{environment[key]}'\n"
+            for key in ("PATH", "LD_LIBRARY_PATH", "GPUSIM_STATE", "GPUSIM_LIBRARY", "PYTHONPATH")
+        )
+        wrapper.write_text(f'#!/bin/sh\n{exports}exec "{host.python}" "$@"\n')
+        wrapper.chmod(0o755)
+        return wrapper
+
+    def seen(self):
+        return {name: host.seen()[0] for name, host in self.hosts.items()}

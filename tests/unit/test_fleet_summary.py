@@ -1,0 +1,62 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The one line about the fleet: every host counts once."""
+
+from __future__ import annotations
+
+from ansible_collections.openfleet.gpu.plugins.callback.fleet_summary import Summary
+
+
+def result(create, destroy, keep):
+    counts = {"create": create, "destroy": destroy, "keep": keep, "gpus_changed": int(bool(create or destroy))}
+    return {"driver_present": True, "counts": counts}
+
+
+def test_a_plan_that_two_plays_tell_counts_once():
+    summary = Summary(check_mode=True)
+    for _play in ("plan", "apply"):
+        summary.ran("a", result(12, 3, 1), check_mode=True)
+        summary.ran("b", result(0, 0, 70), check_mode=True)
+    assert summary.line() == "Plan: 12 to create, 3 to destroy, 71 kept, on 1 of 2 hosts"
+
+
+def test_what_was_planned_is_not_what_was_applied():
+    summary = Summary(check_mode=False)
+    for host in ("a", "b", "c"):
+        summary.ran(host, result(2, 1, 4), check_mode=True)
+    assert summary.line() == "Applied: nothing, on 0 of 3 hosts"
+    summary.ran("a", result(2, 1, 4), check_mode=False)
+    # The health check looks once more, and finds all of it kept.
+    summary.ran("a", result(0, 0, 6), check_mode=True)
+    assert summary.line() == "Applied: 2 created, 1 destroyed, 4 kept, on 1 of 3 hosts"
+
+
+def test_two_changes_of_one_host_add_up():
+    summary = Summary(check_mode=False)
+    summary.ran("a", result(2, 0, 1), check_mode=False)
+    summary.ran("a", result(1, 1, 2), check_mode=False)
+    summary.ran("a", result(0, 0, 3), check_mode=False)
+    assert summary.line() == "Applied: 3 created, 1 destroyed, 1 kept, on 1 of 1 hosts"
+
+
+def test_a_mode_change_alone_is_a_change():
+    summary = Summary(check_mode=True)
+    counts = {"create": 0, "destroy": 0, "keep": 0, "gpus_changed": 2}
+    summary.ran("a", {"driver_present": True, "counts": counts}, check_mode=True)
+    assert summary.line().endswith("on 1 of 1 hosts")
+
+
+def test_hosts_without_a_driver_are_named_and_not_counted_as_unchanged():
+    summary = Summary(check_mode=True)
+    summary.ran("new", {"driver_present": False}, check_mode=True)
+    summary.ran("old", result(1, 0, 0), check_mode=True)
+    assert summary.line() == (
+        "Plan: 1 to create, 0 to destroy, 0 kept, on 1 of 2 hosts (no driver yet, so only checked: new)"
+    )
+
+
+def test_of_a_reason_the_first_line_is_told():
+    summary = Summary(check_mode=False)
+    summary.failed("a", "\n the GPU is in use\nby pid 7")
+    summary.failed("b", "")
+    assert summary.reasons == {"a": "the GPU is in use", "b": "no reason given"}

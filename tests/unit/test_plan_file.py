@@ -1,0 +1,168 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A plan that went through a file is the same plan, or it is refused with the name of what moved."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ansible_collections.openfleet.gpu.plugins.filter.fleet_plan import fleet_plan
+from ansible_collections.openfleet.gpu.plugins.filter.host_plan import host_plan
+from ansible_collections.openfleet.gpu.plugins.module_utils import mig_plan, plan_file
+from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
+from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import load_models
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError
+from ansible_collections.openfleet.gpu.plugins.module_utils.mig_steps import Target, WantedInstance
+from ansible_collections.openfleet.gpu.plugins.module_utils.model import Host, Placement
+
+sys.path.insert(0, str(Path(__file__).parent))
+from mig_rules import Card, legal, with_instances
+
+MODELS = load_models()
+MIG_MODELS = [key for key, model in MODELS.items() if model.mig_capable]
+
+
+def host_of(*gpus):
+    return Host("580.105.08", "12.580.105.08", "13.0", True, gpus)
+
+
+def target(gpu, *names, splits=()):
+    wanted = [WantedInstance(name) for name in names]
+    wanted += [WantedInstance(name, None, slices) for name, slices in splits]
+    return Target(gpu.uuid, "gpu_layout[0]", "mig", True, tuple(wanted))
+
+
+def through_json(value):
+    return json.loads(json.dumps(value))
+
+
+def save(gpu, wanted, ownership=mig_plan.ALL_OURS):
+    plan = mig_plan.plan([gpu], [wanted], ownership)
+    return plan, through_json(plan_file.save(plan, host_of(gpu)))
+
+
+def restore(saved, gpu, wanted, ownership=mig_plan.ALL_OURS):
+    return plan_file.restore(saved, host_of(gpu), [wanted], ownership)
+
+
+@st.composite
+def situations(draw):
+    """(GPU in some legal state with some instances in use, target that fits an empty GPU of its model)."""
+    gpu = assumed_gpus([draw(st.sampled_from(MIG_MODELS))], MODELS)[0]
+    pairs = [(p.name, placement) for p in gpu.mig.profiles for placement in p.placements]
+    slices = {p.name: p.compute_slices for p in gpu.mig.profiles}
+
+    def grow(chosen):
+        kept = []
+        for pair in chosen:
+            if legal(gpu, [*kept, pair]):
+                kept.append(pair)
+        return kept
+
+    have = grow(draw(st.lists(st.sampled_from(pairs), max_size=8)))
+    names = [name for name, _ in grow(draw(st.lists(st.sampled_from(pairs), max_size=8)))]
+    busy = draw(st.sets(st.sampled_from([p.start for _, p in have]))) if have else set()
+    split = {name for name in names if draw(st.booleans())}
+    wanted = target(
+        gpu,
+        *(name for name in names if name not in split),
+        splits=[(name, (1,) * slices[name]) for name in names if name in split],
+    )
+    return with_instances(gpu, have, busy), wanted
+
+
+@settings(max_examples=150, deadline=None)
+@given(situations())
+def test_a_plan_comes_back_from_a_file_as_it_was(situation):
+    gpu, wanted = situation
+    plan, saved = save(gpu, wanted)
+    back = restore(saved, gpu, wanted)
+    assert [g.steps for g in back.gpus] == [g.steps for g in plan.gpus]
+    assert back.counts() == plan.counts()
+    assert [g.after() for g in back.gpus] == [g.after() for g in plan.gpus]
+    assert back.disturbs == plan.disturbs
+
+
+@settings(max_examples=100, deadline=None)
+@given(situations())
+def test_a_plan_that_was_carried_out_has_nothing_left_to_do(situation):
+    gpu, wanted = situation
+    plan, saved = save(gpu, wanted)
+    done = Card(gpu).run(plan.gpus[0].steps).observed()
+    assert not restore(saved, done, wanted).changes
+
+
+def test_the_saved_placement_holds_where_the_planner_is_free_to_choose():
+    """The target of the restored plan pins every instance, so what is verified at the end is the saved plan too."""
+    gpu = assumed_gpus(["H100-80GB"], MODELS)[0]
+    _, saved = save(gpu, target(gpu, "1g.10gb", "3g.40gb"))
+    back = restore(saved, gpu, target(gpu, "1g.10gb", "3g.40gb"))
+    created = {(s.profile, s.placement.start) for s in back.gpus[0].steps if hasattr(s, "placement")}
+    assert {(i.profile, i.start) for i in back.gpus[0].target.instances} == created
+
+
+def test_each_thing_that_moves_is_named_alone():
+    empty = assumed_gpus(["H100-80GB"], MODELS)[0]
+    standing = [("3g.40gb", Placement(0, 4)), ("1g.10gb", Placement(4, 1))]
+    gpu = with_instances(empty, standing)
+    wanted = target(gpu, "3g.40gb", "2g.20gb")
+    _, saved = save(gpu, wanted)
+    half, seventh = gpu.mig.instances
+
+    def mig(**fields):
+        return dataclasses.replace(gpu, mig=dataclasses.replace(gpu.mig, **fields))
+
+    other_id = dataclasses.replace(seventh, id=9)
+    bare = dataclasses.replace(half, compute_instances=())
+    cases = {
+        "gpu 0: 1g.10gb@4 is gone": mig(instances=(half,)),
+        "gpu 0: 1g.10gb@4 was made anew (instance %d then, 9 now)" % seventh.id: mig(instances=(half, other_id)),
+        "gpu 0: the compute instances of 3g.40gb@0 were 3c@0 and are none": mig(instances=(bare, seventh)),
+        "gpu 0: the pending MIG mode was on and is off": mig(pending=False),
+        "gpu 0: 1g.10gb@6 appeared": with_instances(empty, [*standing, ("1g.10gb", Placement(6, 1))]),
+    }
+    for said, now in cases.items():
+        assert plan_file.differences(saved, host_of(now)) == [said]
+        with pytest.raises(PlanError, match="the host is not what it was when the plan was made"):
+            restore(saved, now, wanted)
+
+
+def test_what_stays_and_is_not_moved_is_no_difference():
+    gpu = assumed_gpus(["H100-80GB"], MODELS)[0]
+    _, saved = save(gpu, target(gpu, "3g.40gb"))
+    # Its number in the list is not the card, and what it is doing just now is not its layout.
+    moved = dataclasses.replace(gpu, index=5, persistence_mode=True)
+    assert plan_file.differences(saved, host_of(moved)) == []
+
+
+def test_a_file_keeps_the_plans_of_many_hosts():
+    gpu = assumed_gpus(["H100-80GB"], MODELS)[0]
+    _, saved = save(gpu, target(gpu, "3g.40gb"))
+    text = json.dumps(fleet_plan({"a": {"plan_data": saved}, "b": {"plan_data": saved}}))
+    assert host_plan(text, "b") == {"plan": saved, "problem": ""}
+    missing = host_plan(text, "c")
+    assert "plan" not in missing
+    assert "c is not in it" in missing["problem"] and "The file has: a, b." in missing["problem"]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{", "not JSON"),
+        ("[]", "schema None"),
+        ('{"hosts": {}}', "schema None"),
+        ('{"schema": 0, "hosts": {"a": {}}}', "schema 0 and this release reads 1"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_refused_with_a_cure(text, problem):
+    found = host_plan(text, "a")
+    assert problem in found["problem"]
+    assert "-e gpu_layout_plan_out=FILE" in found["problem"]
+    assert "plan" not in found
