@@ -13,6 +13,7 @@ author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
   - Turns C([{model, count}]), the form of C(gpu_simulator_gpus), into one catalogue key per GPU, in index order.
+  - Input of another form is an error that names C(gpu_simulator_gpus), the entry, and what to write instead.
 options:
   _input:
     description: Groups of GPUs, each with C(model) and C(count) (default 1).
@@ -35,10 +36,35 @@ _value:
   elements: str
 """
 
+from ansible.errors import AnsibleFilterError
+
 
 def gpu_models(groups):
     """See DOCUMENTATION."""
-    return [group["model"] for group in groups for _ in range(int(group.get("count", 1)))]
+    if not isinstance(groups, list):
+        raise _problem("gpu_simulator_gpus", f"is {groups!r}, not a list of GPUs", "[{model: H100-80GB, count: 8}]")
+    return [model for index, group in enumerate(groups) for model in _models(f"gpu_simulator_gpus[{index}]", group)]
+
+
+def _models(where, group):
+    example = "{model: H100-80GB, count: 8}"
+    if not isinstance(group, dict):
+        raise _problem(where, f"is {group!r}, not a model and a count", example)
+    unknown = [str(key) for key in group if key not in ("model", "count")]
+    if unknown:
+        raise _problem(where, f"has {', '.join(unknown)}, where only model and count may be", example)
+    model, count = group.get("model"), group.get("count", 1)
+    if not isinstance(model, str) or not model:
+        problem = "has no model" if model is None else f"has the model {model!r}, which is no name"
+        raise _problem(where, problem, example)
+    # A templated number may come as text.
+    if isinstance(count, bool) or not str(count).isdecimal() or int(count) < 1:
+        raise _problem(where, f"has the count {count!r}, which is no whole number from 1", example)
+    return [model] * int(count)
+
+
+def _problem(where, problem, example):
+    return AnsibleFilterError(f"{where} {problem}. Write for example {example}")
 
 
 class FilterModule:

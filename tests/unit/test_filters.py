@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+import pytest
+from ansible.errors import AnsibleFilterError
+
 from ansible_collections.openfleet.gpu.plugins.filter.fleet_report import fleet_report
 from ansible_collections.openfleet.gpu.plugins.filter.gpu_models import gpu_models
 from ansible_collections.openfleet.gpu.plugins.filter.plan_without_driver import plan_without_driver
@@ -108,3 +111,35 @@ def test_the_report_adds_up():
         report["summary"] == "3 GPUs on 3 hosts, 6 MIG instances: 3 created, 1 destroyed, 3 kept; 1 of 3 hosts changed"
     )
     assert report["hosts"][2]["note"] == "nothing was applied on this host"
+
+
+@pytest.mark.parametrize(
+    ("groups", "words"),
+    [
+        (
+            {"model": "H100-80GB", "count": 8},
+            ["gpu_simulator_gpus is {", "not a list", "[{model: H100-80GB, count: 8}]"],
+        ),
+        (None, ["gpu_simulator_gpus is None", "not a list"]),
+        (["H100-80GB"], ["gpu_simulator_gpus[0] is 'H100-80GB'", "Write for example {model: H100-80GB"]),
+        ([{"model": "T4-16GB"}, {"count": 2}], ["gpu_simulator_gpus[1] has no model", "Write for example"]),
+        ([{"modle": "T4-16GB"}], ["gpu_simulator_gpus[0] has modle", "only model and count"]),
+        ([{"model": "T4-16GB", "cuont": 2}], ["gpu_simulator_gpus[0] has cuont", "only model and count"]),
+        ([{"model": ["T4-16GB"]}], ["gpu_simulator_gpus[0] has the model ['T4-16GB']", "no name"]),
+        ([{"model": "T4-16GB", "count": "x"}], ["gpu_simulator_gpus[0] has the count 'x'", "whole number"]),
+        ([{"model": "T4-16GB", "count": 0}], ["gpu_simulator_gpus[0] has the count 0", "whole number from 1"]),
+        ([{"model": "T4-16GB", "count": -1}], ["gpu_simulator_gpus[0] has the count -1", "whole number"]),
+        ([{"model": "T4-16GB", "count": 1.5}], ["gpu_simulator_gpus[0] has the count 1.5", "whole number"]),
+        ([{"model": "T4-16GB", "count": None}], ["gpu_simulator_gpus[0] has the count None", "whole number"]),
+        ([{"model": "T4-16GB", "count": True}], ["gpu_simulator_gpus[0] has the count True", "whole number"]),
+    ],
+)
+def test_bad_simulated_gpus_are_refused_by_place_problem_and_cure(groups, words):
+    with pytest.raises(AnsibleFilterError) as refused:
+        gpu_models(groups)
+    for word in words:
+        assert word in str(refused.value)
+
+
+def test_a_count_may_be_text_as_templates_make_it():
+    assert gpu_models([{"model": "T4-16GB", "count": "2"}]) == ["T4-16GB"] * 2
