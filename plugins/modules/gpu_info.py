@@ -13,8 +13,9 @@ description:
   - Reads NVML once and returns the GPUs of the host with their MIG mode, GPU instances, compute instances, processes,
     links and present use.
   - On a host without a driver it does not fail but says so in RV(driver_present) and RV(driver_absent_reason).
-  - Reading needs no special rights, but without root NVML may hide processes of other users on GPUs in MIG mode, and
-    their open files cannot be seen, which counts as a holder of kind V(unknown) of every GPU.
+  - Needs root on a host with a GPU that can do MIG, since NVML tells placements and instances to privileged users alone;
+    as another user the module fails there and says so. Elsewhere anyone may read, but other users' open files cannot be
+    seen without root, which counts as a holder of kind V(unknown) of every GPU.
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 requirements:
@@ -51,6 +52,7 @@ seealso:
 EXAMPLES = r"""
 - name: See what the GPUs of this host are and do
   openfleet.gpu.gpu_info:
+  become: true
   register: result
 
 - name: Stop where somebody uses a GPU
@@ -258,8 +260,6 @@ def read(params):
         for instance in gpu["mig"]["instances"]:
             in_the_way = None if holders is None else to_data(blocking(holders, gpu["uuid"], instance["id"]))
             instance["holders"] = in_the_way
-            # Where compute instances may start is the planner's business, and long.
-            instance.pop("compute_placements", None)
     return dict(data, driver_present=True)
 
 

@@ -81,6 +81,13 @@ def test_no_driver_is_an_answer_and_not_a_failure(host):
     assert "driver" in info["driver_absent_reason"]
 
 
-def test_anyone_may_read(host):
+def test_where_no_gpu_can_do_mig_anyone_may_read(host):
     host.create([{"model": "L40S-48GB", "count": 1}])
     assert len(host.module("gpu_info", user=65534)["gpus"]) == 1
+
+
+def test_where_a_gpu_can_do_mig_reading_needs_root_and_says_so(host):
+    host.create([{"model": "H100-80GB", "count": 1}])
+    result = host.module("gpu_info", user=65534)
+    assert result["failed"]
+    assert "become: true" in result["msg"]
