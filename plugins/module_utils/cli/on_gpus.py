@@ -53,7 +53,7 @@ def plan(options: Namespace) -> int:
     if options.json:
         print(json.dumps(dict(_told(run), cut_off=cut_off), indent=2))
     else:
-        print("\n".join([*run.plan.lines(), _summary("Plan", run.plan.counts())]))
+        print("\n".join([*run.plan.lines(), _planned(run.plan.counts())]))
     return EXIT_CHANGES if options.exit_code and (run.changed or cut_off) else 0
 
 
@@ -73,7 +73,7 @@ def apply(options: Namespace) -> int:
         return 0
     if run.recovered:
         print("a run was cut off before; the %s layout stood when this one began" % run.recovered)
-    print("\n".join([*run.plan.lines(), _summary("Done", run.plan.counts())]))
+    print("\n".join([*run.plan.lines(), _done(run.plan.counts())]))
     return 0
 
 
@@ -112,23 +112,30 @@ def _told(run: Any) -> dict[str, Any]:
     return {"changed": run.changed, "plan": run.plan.lines(), "counts": run.plan.counts()}
 
 
-def _summary(word: str, counts: dict[str, int]) -> str:
-    changed = counts["gpus_changed"]
-    return "%s: %d to create, %d to destroy, %d kept; %s" % (
-        word,
+def _planned(counts: dict[str, int]) -> str:
+    gpus = "%s to change" % _gpus(counts["gpus_changed"]) if counts["gpus_changed"] else "nothing to change"
+    return "Plan: %d to create, %d to destroy, %d kept; %s" % (
         counts["create"],
         counts["destroy"],
         counts["keep"],
-        "%d GPU%s to change" % (changed, "" if changed == 1 else "s") if changed else "nothing to change",
+        gpus,
     )
 
 
+def _done(counts: dict[str, int]) -> str:
+    gpus = "%s changed" % _gpus(counts["gpus_changed"]) if counts["gpus_changed"] else "nothing changed"
+    return "Done: %d created, %d destroyed, %d kept; %s" % (counts["create"], counts["destroy"], counts["keep"], gpus)
+
+
+def _gpus(count: int) -> str:
+    return "%d GPU%s" % (count, "" if count == 1 else "s")
+
+
 def _headline(host: Host) -> str:
-    return "NVIDIA driver %s, CUDA %s, %d GPU%s%s" % (
+    return "NVIDIA driver %s, CUDA %s, %s%s" % (
         host.driver_version,
         host.cuda_version or "unknown",
-        len(host.gpus),
-        "" if len(host.gpus) == 1 else "s",
+        _gpus(len(host.gpus)),
         ", simulated" if host.simulated else "",
     )
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import fcntl
 import json
 import shutil
+import signal
 import time
 
 import pytest
@@ -38,7 +39,10 @@ def test_plan_tells_and_changes_nothing(host):
 def test_apply_does_it_once_and_the_module_agrees(host):
     host.simulated.create(H100)
     layout = host.layout(HALVES)
-    assert LINE in host("apply", "--layout", layout).stdout
+    assert host("apply", "--layout", layout).stdout.splitlines() == [
+        LINE,
+        "Done: 2 created, 0 destroyed, 0 kept; 1 GPU changed",
+    ]
     assert host.seen() == {0: [("3g.40gb", 0), ("3g.40gb", 4)], 1: []}
     assert json.loads(host("apply", "--layout", layout, "--json").stdout)["changed"] is False
     host("plan", "--layout", layout, "--exit-code")
@@ -130,6 +134,20 @@ def test_a_layout_that_another_run_is_changing_is_left_alone(host):
         fcntl.flock(file, fcntl.LOCK_EX)
         done = host("apply", "--layout", layout, "--lock-timeout", "0", status=1)
     assert "another run is changing the layout" in done.stderr
+    assert host.seen() == {0: [], 1: []}
+
+
+def test_a_run_that_is_told_to_stop_ends_at_once(host):
+    host.simulated.create(H100)
+    words = host.words("apply", "--layout", host.layout(HALVES), "--lock-timeout", "30")
+    (host.folder / "state.d").mkdir()
+    with (host.folder / "state.d" / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        run = host.simulated.popen(words)
+        time.sleep(1)
+        assert run.poll() is None, "it did not wait for the lock"
+        run.terminate()
+        assert run.wait(timeout=5) == 128 + signal.SIGTERM
     assert host.seen() == {0: [], 1: []}
 
 
