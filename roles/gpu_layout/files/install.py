@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Installs the command gpu-layout, the host's layout and the unit that restores it at boot, or takes them away.

@@ -1,0 +1,77 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Layouts from GPUs: what is alike is one entry, and what no layout can say is told. The rest is tested on real plans."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
+from ansible_collections.openfleet.gpu.plugins.module_utils.export import exported
+from ansible_collections.openfleet.gpu.plugins.module_utils.layout import layout_to_data, parse_layout
+from ansible_collections.openfleet.gpu.plugins.module_utils.model import ComputeInstance, GpuInstance, Placement
+
+
+def gpus(count=1):
+    return assumed_gpus(["H100-80GB"] * count)
+
+
+def partitioned(gpu, *instances, pending=True):
+    mig = dataclasses.replace(gpu.mig, enabled=True, pending=pending, instances=instances)
+    return dataclasses.replace(gpu, mig=mig, compute_mode=None)
+
+
+def half(start, *slices):
+    compute = tuple(ComputeInstance(number, n, Placement(number, n)) for number, n in enumerate(slices))
+    return GpuInstance(start, "3g.40gb", Placement(start, 4), compute)
+
+
+def data(found):
+    layout = layout_to_data(found.layout)
+    # Whatever is exported is a layout.
+    assert parse_layout(layout) == found.layout
+    return layout
+
+
+def test_gpus_that_are_alike_share_an_entry():
+    one, two, three = gpus(3)
+    busy = dataclasses.replace(two, compute_mode="exclusive_process")
+    assert data(exported([one, busy, three])) == [
+        {"gpus": [0, 2], "sharing": "shared"},
+        {"gpus": [1], "sharing": "exclusive"},
+    ]
+    assert data(exported([one, two, three])) == [{"gpus": "all", "sharing": "shared"}]
+
+
+def test_instances_that_are_alike_are_counted_unless_they_are_pinned():
+    gpu = partitioned(gpus()[0], half(0, 3), half(4, 3))
+    assert data(exported([gpu]))[0]["mig"] == [{"profile": "3g.40gb", "count": 2}]
+    assert data(exported([gpu], pin_placements=True))[0]["mig"] == [
+        {"profile": "3g.40gb", "placement": 0},
+        {"profile": "3g.40gb", "placement": 4},
+    ]
+
+
+def test_a_split_is_named_part_by_part():
+    gpu = partitioned(gpus()[0], half(0, 1, 2), half(4, 1))
+    assert data(exported([gpu]))[0]["mig"] == [
+        {"profile": "3g.40gb", "compute_instances": ["2c.3g.40gb", "1c.3g.40gb"]},
+        {"profile": "3g.40gb", "compute_instances": ["1c.3g.40gb"]},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "said", "left"),
+    [
+        (lambda gpu: partitioned(gpu, half(0)), "3g.40gb@0 has no compute instance", 1),
+        (lambda gpu: partitioned(gpu, half(0, 3), pending=False), "MIG mode is pending", 0),
+        (lambda gpu: dataclasses.replace(gpu, compute_mode="prohibited"), "prohibited", 0),
+        (lambda gpu: dataclasses.replace(gpu, compute_mode=None), "not told", 0),
+    ],
+)
+def test_what_no_layout_can_say_is_told(change, said, left):
+    found = exported([change(gpus()[0])])
+    assert len(found.left_out) == 1 and said in found.left_out[0]
+    assert len(data(found)) == left
