@@ -142,6 +142,9 @@ lint-all:
 	$(call leg,ansible-lint,ansible-lint -q)
 	$(call leg,antsibull-changelog,antsibull-changelog lint)
 
+# Where the interpreter of the host matters: modules, the command, the simulator's tool.
+host_python_tests := tests/integration/modules tests/integration/cli tests/integration/simulator/tool
+
 .PHONY: test-unit test-integration test-newest test-oldest
 test-unit:
 	@$(call leg,unit tests,pytest --quiet tests/unit)
@@ -153,14 +156,14 @@ test-newest: $(if $(NEWEST_PYTHON),$(venv_newest_stamp))
 ifeq ($(NEWEST_PYTHON),)
 	@printf '\n=== newest ansible-core: left out, no Python 3.12 or later found (NEWEST_PYTHON= names one)\n'
 else
-	@$(call leg,unit and integration tests on the newest ansible-core ($(NEWEST_PYTHON)),$(as_root) .venv-newest/bin/python -m pytest --quiet --numprocesses auto tests/unit tests/integration)
+	@$(call leg,unit and integration tests on the newest ansible-core ($(NEWEST_PYTHON)),$(as_root) .venv-newest/bin/python -m pytest --quiet --numprocesses auto -m 'not sweep' tests/unit tests/integration)
 endif
 
 test-oldest:
 ifeq ($(OLDEST_PYTHON),)
 	@printf '\n=== hosts with Python 3.8: left out, none found (OLDEST_PYTHON= names one)\n'
 else
-	@$(call leg,integration tests with $(OLDEST_PYTHON) on the host,$(as_root) env OPENFLEET_HOST_PYTHON=$(OLDEST_PYTHON) pytest --quiet --numprocesses auto tests/integration)
+	@$(call leg,integration tests with $(OLDEST_PYTHON) on the host,$(as_root) env OPENFLEET_HOST_PYTHON=$(OLDEST_PYTHON) pytest --quiet --numprocesses auto -m 'not sweep' $(host_python_tests))
 endif
 
 # One fleet for molecule and for the tests of the lab, apart from the demo's, so that a demo may stand beside it.

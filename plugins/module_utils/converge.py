@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Mapping
 
 from . import mig_apply, mig_plan, plan_file
+from .holders import find_holders
+from .holders_mark import mark
 from .layout_types import Layout
 from .mig_steps import Plan
 from .model import Host
@@ -35,8 +37,11 @@ class Run:
 def foresee(layout: Layout, directory: str, unlisted: str, saved: Mapping[str, Any] | None = None) -> Run:
     """What a run would do. Changes nothing, and needs no lock. Raises as `converge` does, as far as it can be known."""
     with Session() as session:
-        host = session.observe()
-        plan = _plan(layout, host, Ownership(unlisted, Record(directory).read()), saved)
+        host = _observe(session)
+        # Where a run was cut off, the next one clears up before it asks whose instances these are.
+        cut_off = Journal(directory).read() is not None
+        ownership = mig_plan.ALL_OURS if cut_off else Ownership(unlisted, Record(directory).read())
+        plan = _plan(layout, host, ownership, saved)
         mig_apply.refuse_disturbance(plan)
         return Run(plan, host)
 
@@ -57,15 +62,23 @@ def converge(
         session = held.enter_context(Session())
         journal, record = Journal(directory), Record(directory)
         recovered = mig_apply.recover(session, journal, record=record)
-        host = session.observe()
+        host = _observe(session)
         ownership = Ownership(unlisted, record.read())
         plan = _plan(layout, host, ownership, saved)
         if plan.changes:
-            host = mig_apply.apply(session, plan, journal, ownership=ownership, record=record)
+            host = mig_apply.apply(
+                session, plan, journal, ownership=ownership, record=record, look=lambda: _observe(session)
+            )
         # What stood there already and is named by the layout is adopted too.
         seen = {gpu.uuid: gpu for gpu in host.gpus}
         record.adopt((seen[gpu.gpu.uuid], gpu.left) for gpu in plan.gpus)
         return Run(plan, host, recovered)
+
+
+def _observe(session: Session) -> Host:
+    """The host, with everybody who holds one of its GPUs or instances."""
+    host = session.observe()
+    return mark(host, find_holders(host))
 
 
 def _plan(layout: Layout, host: Host, ownership: Ownership, saved: Mapping[str, Any] | None) -> Plan:

@@ -168,7 +168,8 @@ def test_what_cannot_be_seen_counts_as_held(dev):
     of = host(gpu(0), gpu(1))
     found = as_nobody(find_holders, of, "/proc", str(dev), no_tools)
     unknown = [holder for holder in found if holder.kind == "unknown"]
-    assert [holder.gpu_uuid for holder in unknown] == ["GPU-0", "GPU-1"]
+    # Once for the processes; once more where this machine runs containers, whose devices nobody may see either.
+    assert {holder.gpu_uuid for holder in unknown} == {"GPU-0", "GPU-1"}
     for holder in unknown:
         assert "cannot be seen" in holder.who
         assert "Run as root" in holder.who

@@ -22,6 +22,7 @@ OLD = [mig(0, "3g.40gb", "2g.20gb", "1g.10gb")]
 NEW = [mig(0, "3g.40gb", "1g.20gb", "1g.20gb"), mig(1, "4g.40gb")]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("seed", range(4))
 def test_a_fault_anywhere_ends_in_the_old_layout_or_the_new_one(host, library, seed, monkeypatch):
     """A sample; `make bench BENCH=mig` sweeps every call of many transitions."""
