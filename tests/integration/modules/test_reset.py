@@ -1,0 +1,51 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""playbooks/reset.yml takes away what site.yml brought, and leaves the GPUs unless asked."""
+
+from __future__ import annotations
+
+import pytest
+from simulated_fleet import Fleet
+
+LAYOUT = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}]
+
+
+@pytest.fixture
+def fleet(host, library, tmp_path):
+    fleet = Fleet(tmp_path, library, ["one"])
+    run = fleet.play({"one": LAYOUT})
+    assert run.returncode == 0, run.stdout + run.stderr
+    return fleet
+
+
+def reset(fleet, tmp_path, *arguments):
+    # pynvml's folder is this machine's: another one stands for it.
+    brought = tmp_path / "openfleet-gpu" / "python"
+    brought.mkdir(parents=True, exist_ok=True)
+    return fleet.play(
+        {"one": LAYOUT}, "-e", f"gpu_layout_nvml_directory={brought}", *arguments, playbook="playbooks/reset.yml"
+    )
+
+
+def traces(fleet, tmp_path):
+    root = fleet.hosts["one"].folder / "root"
+    state = fleet.hosts["one"].folder / "state.d"
+    files = [str(path) for path in root.rglob("*") if path.is_file()]
+    return files + [str(path) for path in (state, tmp_path / "openfleet-gpu") if path.exists()]
+
+
+def test_nothing_is_left_but_the_gpus_as_they_were(fleet, tmp_path):
+    assert traces(fleet, tmp_path)
+    dry = reset(fleet, tmp_path, "--check")
+    assert dry.returncode == 0, dry.stdout + dry.stderr
+    assert traces(fleet, tmp_path)
+    run = reset(fleet, tmp_path)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert traces(fleet, tmp_path) == []
+    assert fleet.seen()["one"] == [("3g.40gb", 0), ("3g.40gb", 4)]
+
+
+def test_instances_go_where_that_is_asked(fleet, tmp_path):
+    run = reset(fleet, tmp_path, "-e", '{"gpu_layout_reset_instances": true}')
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert fleet.seen()["one"] == []
