@@ -16,7 +16,8 @@ from . import mig_plan, mig_steps
 from .errors import ApplyError, FleetError, NvmlError
 from .mig_steps import GpuPlan, Plan, Target
 from .model import Gpu, Host
-from .nvml import IN_USE, RESET_REQUIRED, SUCCESS, Session
+from .nvml import Session
+from .nvml_calls import IN_USE, RESET_REQUIRED, SUCCESS
 from .ownership import Ownership, Record
 from .reset import reset_gpu
 from .transaction import Journal

@@ -1,20 +1,15 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The only file that imports pynvml (the package nvidia-ml-py): reads `model` values, performs single actions.
-
-One Session per process run. Every failure becomes an NvmlError that names the call, NVML's code and the GPU.
-"""
+"""One NVML session: reads `model` values, performs single actions. One Session per process run."""
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import sys
 from pathlib import Path
-from typing import Any, Iterator, Sequence
+from typing import Any, Sequence
 
-from .errors import DriverAbsentError, NvmlError
+from .errors import NvmlError
 from .model import (
     ComputeInstance,
     Gpu,
@@ -27,23 +22,7 @@ from .model import (
     Process,
     Telemetry,
 )
-
-#: Where the role gpu_layout puts pynvml.py, for whatever interpreter Ansible happens to use.
-BINDING_DIRECTORY = "/usr/local/lib/openfleet-gpu/python"
-
-#: Return codes that are answers rather than faults (nvml.h, nvmlReturn_t).
-SUCCESS, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 0, 3, 4, 6
-FUNCTION_NOT_FOUND, RESET_REQUIRED, IN_USE = 13, 16, 19
-INVALID_ARGUMENT, DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND = 2, 9, 12
-_ABSENT = (NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, FUNCTION_NOT_FOUND)
-
-_CURES = {
-    NO_PERMISSION: "Run as root (become: true).",
-    IN_USE: "Something still uses it; see gpu_info for the processes.",
-    RESET_REQUIRED: "Reset the GPU or reboot the host.",
-    15: "The GPU has fallen off the bus; look at the kernel log and power-cycle the host.",
-    18: "The driver was upgraded under its loaded kernel module: reload the module or reboot the host.",
-}
+from .nvml_calls import INVALID_ARGUMENT, Calls
 
 _ARCHITECTURES = {5: "volta", 6: "turing", 7: "ampere", 8: "ada", 9: "hopper", 10: "blackwell", 13: "rubin"}
 _COMPUTE_MODES = {0: "default", 2: "prohibited", 3: "exclusive_process"}
@@ -51,53 +30,14 @@ _COMPUTE_MODES = {0: "default", 2: "prohibited", 3: "exclusive_process"}
 UNKNOWN = "unknown"
 #: NVML's way to say "no such instance" in process lists, and "no value" in sizes.
 _NO_ID, _NO_SIZE = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
-#: Longer than any list of instances or placements of a GPU (at most 15 GPU instances of 8 compute instances each).
-_LIST_LENGTH = 32
 
 
-def _binding() -> Any:
-    """pynvml, from BINDING_DIRECTORY or the interpreter's own path. Raises DriverAbsentError with call=import."""
-    # What the role installed goes before what the interpreter happens to have, which may be years old.
-    sys.path.insert(0, BINDING_DIRECTORY)
-    try:
-        import pynvml
-    except ImportError:
-        raise DriverAbsentError(
-            "python %s" % sys.executable,
-            "the Python module pynvml (package nvidia-ml-py) is not there",
-            "Let the role gpu_layout install it (gpu_layout_nvml_source), or install nvidia-ml-py for this interpreter.",
-            call="import",
-        ) from None
-    finally:
-        sys.path.remove(BINDING_DIRECTORY)
-    return pynvml
-
-
-class Session:
+class Session(Calls):
     """One NVML session, as a context manager. Not safe for several threads at once."""
 
     def __init__(self) -> None:
-        self._nvml = _binding()
-        self._handles: dict[str, Any] = {}
+        super().__init__()
         self._profiles: dict[tuple[str, int], tuple[GpuInstanceProfile, ...]] = {}
-
-    def __enter__(self) -> Session:
-        try:
-            self._nvml.nvmlInit()
-        except self._nvml.NVMLError as error:
-            absent = error.value in (DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND)
-            raise (DriverAbsentError if absent else NvmlError)(
-                "this host",
-                "NVML does not start: %s" % error,
-                _CURES.get(error.value, "Install and load the NVIDIA driver."),
-                call="nvmlInit",
-                code=error.value,
-                code_name=_code_name(error),
-            ) from error
-        return self
-
-    def __exit__(self, *_exc: Any) -> None:
-        self._nvml.nvmlShutdown()
 
     # ------------------------------------------------------------------ reading
 
@@ -368,17 +308,7 @@ class Session:
         compute = self._call("nvmlGpuInstanceGetComputeInstanceById", instance, compute_instance_id, gpu=gpu)
         self._call("nvmlComputeInstanceDestroy", compute, gpu=gpu)
 
-    @contextlib.contextmanager
-    def suspended(self) -> Iterator[None]:
-        """Let go of all GPUs meanwhile: a reset is refused while any client, this one too, has the GPU open."""
-        self._nvml.nvmlShutdown()
-        self._handles.clear()
-        try:
-            yield
-        finally:
-            self._call("nvmlInit")
-
-    # ------------------------------------------------------------------ calling
+    # ------------------------------------------------------------------ finding
 
     def _handle(self, gpu: str) -> Any:
         if gpu not in self._handles:
@@ -398,65 +328,6 @@ class Session:
         raise NvmlError(
             "gpu %s" % gpu, "no GPU instance of profile id %d starts at placement %d" % (profile_id, start), gpu=gpu
         )
-
-    def _list(self, item: Any, call: str, owner: Any, profile_id: int, optional: bool = False) -> list[Any]:
-        """Call a list function that fills a buffer of `item` for a profile of a device or of a GPU instance."""
-        buffer, count = (item * _LIST_LENGTH)(), ctypes.c_uint(_LIST_LENGTH)
-        ask = self._optional if optional else self._call
-        if ask(call, owner, profile_id, buffer, ctypes.byref(count)) is None:
-            return []
-        return [buffer[i] for i in range(count.value)]
-
-    def _optional(self, call: str, *args: Any, also: tuple[int, ...] = ()) -> Any:
-        """The call's result, or None where NVML answers that this GPU, driver or caller does not have it."""
-        function = getattr(self._nvml, call, None)
-        if function is None:
-            # An nvidia-ml-py older than the call.
-            return None
-        try:
-            return function(*args)
-        except self._nvml.NVMLError as error:
-            if error.value in _ABSENT or error.value in also:
-                return None
-            raise self._error(call, error, None) from error
-
-    def _told(self, call: str, *args: Any) -> Any:
-        """The call's result, or None for any reason: for what is nice to know, and no reason to fail."""
-        try:
-            return self._optional(call, *args)
-        except NvmlError:
-            return None
-
-    def _call(self, call: str, *args: Any, gpu: str | None = None) -> Any:
-        function = getattr(self._nvml, call, None)
-        if function is None:
-            raise NvmlError(
-                "python %s" % sys.executable,
-                "its pynvml has no %s" % call,
-                "Install a newer nvidia-ml-py.",
-                call=call,
-                gpu=gpu,
-            )
-        try:
-            return function(*args)
-        except self._nvml.NVMLError as error:
-            raise self._error(call, error, gpu) from error
-
-    def _error(self, call: str, error: Any, gpu: str | None) -> NvmlError:
-        return NvmlError(
-            "gpu %s" % gpu if gpu else "this host",
-            "%s failed: %s (NVML code %d)" % (call, error, error.value),
-            _CURES.get(error.value, ""),
-            call=call,
-            code=error.value,
-            code_name=_code_name(error),
-            gpu=gpu,
-        )
-
-
-def _code_name(error: Any) -> str:
-    """NVML's name of the code without NVML_ERROR_, as nvidia-ml-py spells it in its exceptions."""
-    return type(error).__name__.replace("NVMLError_", "")
 
 
 def _text(value: bytes | str) -> str:
