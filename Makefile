@@ -142,6 +142,9 @@ lint-all:
 	$(call leg,ansible-lint,ansible-lint -q)
 	$(call leg,antsibull-changelog,antsibull-changelog lint)
 
+# The tests at (2) by the pytest (1), of those the ones that (3) leaves: on all cores, and then those that must be alone.
+on_all_cores = $(1) --quiet --numprocesses auto -m '$(3)not alone' $(2); $(1) --quiet -m '$(3)alone' $(2)
+
 # Where the interpreter of the host matters: modules, the command, the simulator's tool.
 host_python_tests := tests/integration/modules tests/integration/cli tests/integration/simulator/tool
 
@@ -150,20 +153,20 @@ test-unit:
 	@$(call leg,unit tests,pytest --quiet tests/unit)
 
 test-integration:
-	@$(call leg,integration tests,$(as_root) pytest --quiet --numprocesses auto tests/integration)
+	@$(call leg,integration tests,$(call on_all_cores,$(as_root) pytest,tests/integration))
 
 test-newest: $(if $(NEWEST_PYTHON),$(venv_newest_stamp))
 ifeq ($(NEWEST_PYTHON),)
 	@printf '\n=== newest ansible-core: left out, no Python 3.12 or later found (NEWEST_PYTHON= names one)\n'
 else
-	@$(call leg,unit and integration tests on the newest ansible-core ($(NEWEST_PYTHON)),$(as_root) .venv-newest/bin/python -m pytest --quiet --numprocesses auto -m 'not sweep' tests/unit tests/integration)
+	@$(call leg,unit and integration tests on the newest ansible-core ($(NEWEST_PYTHON)),$(call on_all_cores,$(as_root) .venv-newest/bin/python -m pytest,tests/unit tests/integration,not sweep and ))
 endif
 
 test-oldest:
 ifeq ($(OLDEST_PYTHON),)
 	@printf '\n=== hosts with Python 3.8: left out, none found (OLDEST_PYTHON= names one)\n'
 else
-	@$(call leg,integration tests with $(OLDEST_PYTHON) on the host,$(as_root) env OPENFLEET_HOST_PYTHON=$(OLDEST_PYTHON) pytest --quiet --numprocesses auto -m 'not sweep' $(host_python_tests))
+	@$(call leg,integration tests with $(OLDEST_PYTHON) on the host,$(call on_all_cores,$(as_root) env OPENFLEET_HOST_PYTHON=$(OLDEST_PYTHON) pytest,$(host_python_tests),not sweep and ))
 endif
 
 # One fleet for molecule and for the tests of the lab, apart from the demo's, so that a demo may stand beside it.

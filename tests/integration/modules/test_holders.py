@@ -15,6 +15,8 @@ import pytest
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders import find_holders
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Gpu, Host
 
+pytestmark = pytest.mark.alone
+
 ROOT = Path(__file__).resolve().parents[3]
 MIG = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}, {"profile": "2g.20gb"}]}]
 
