@@ -18,6 +18,10 @@ options:
     description: Result of the module by host name. A host without a result is reported as such.
     type: dict
     required: true
+  planned:
+    description: Whether the results come from a dry run, so that the summary speaks of what would be.
+    type: bool
+    default: false
 """
 
 EXAMPLES = r"""
@@ -36,10 +40,18 @@ _value:
 """
 
 SCHEMA = 1
+DONE = (
+    "{gpus} GPUs on {hosts} hosts, {instances} MIG instances: {create} created, {destroy} destroyed, {keep} kept; "
+    "{hosts_changed} of {hosts} hosts changed"
+)
+PLANNED = (
+    "{gpus} GPUs on {hosts} hosts, {instances} MIG instances now: {create} to create, {destroy} to destroy, {keep} to keep; "
+    "{hosts_changed} of {hosts} hosts would change"
+)
 COUNTS = ("create", "destroy", "keep", "gpus_changed")
 
 
-def fleet_report(results):
+def fleet_report(results, planned=False):
     """See DOCUMENTATION."""
     hosts = [_host(name, result or {}) for name, result in results.items()]
     totals = {count: sum(host["counts"].get(count, 0) for host in hosts) for count in COUNTS}
@@ -49,11 +61,12 @@ def fleet_report(results):
         gpus=sum(len(host["gpus"]) for host in hosts),
         instances=sum(len(gpu["instances"]) for host in hosts for gpu in host["gpus"]),
     )
-    summary = (
-        "{gpus} GPUs on {hosts} hosts, {instances} MIG instances: {create} created, {destroy} destroyed, {keep} kept; "
-        "{hosts_changed} of {hosts} hosts changed"
-    ).format(**totals)
-    return {"schema": SCHEMA, "hosts": hosts, "totals": totals, "summary": summary}
+    return {
+        "schema": SCHEMA,
+        "hosts": hosts,
+        "totals": totals,
+        "summary": (PLANNED if planned else DONE).format(**totals),
+    }
 
 
 def _host(name, result):
