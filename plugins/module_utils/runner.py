@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Between a module's body and Ansible: the one place where errors become fail_json, and where modules respawn."""
+"""Between a module's body and Ansible: where errors become fail_json, and how a module respawns under another Python."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Callable
 
 from ansible.module_utils.common.respawn import has_respawned, probe_interpreters_for_module, respawn_module
 
-from .errors import ApplyError, DriverAbsentError, FleetError, LayoutError, NvmlError
+from .errors import ApplyError, FleetError, LayoutError, NvmlError
 
 #: Interpreters for which distributions package pynvml (python3-pynvml on Debian and Ubuntu).
 INTERPRETERS = ("/usr/bin/python3", "/usr/libexec/platform-python")
@@ -20,8 +20,6 @@ def run(module: Any, body: Callable[[], dict[str, Any]]) -> None:
     try:
         module.exit_json(**body())
     except FleetError as error:
-        if isinstance(error, DriverAbsentError) and error.call == "import":
-            respawn_with_pynvml()
         module.fail_json(msg=str(error), **details(error))
 
 
