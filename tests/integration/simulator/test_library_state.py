@@ -173,6 +173,18 @@ def test_a_client_can_be_killed_in_a_call_that_changes_nothing(simulator, gpu):
         assert ended(simulator.python("nvmlDeviceGetName(gpu)")) == -signal.SIGKILL
 
 
+def test_a_client_can_be_stopped_ahead_of_a_change_and_blocks_nobody(simulator, nvml, gpu):
+    simulator.do("gpusimFail", "nvmlDeviceCreateGpuInstance", 1, "stop")
+    child = simulator.python(CREATE)
+    _pid, status = os.waitpid(child.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status) and instances(simulator) == []
+    # What another client does meanwhile is done; the call that waits then finds what came of it.
+    nvml.nvmlDeviceCreateGpuInstance(gpu, 9)
+    child.send_signal(signal.SIGCONT)
+    assert (ended(child), child.stdout.read()) == (0, "lived\n")
+    assert len(instances(simulator)) == 2
+
+
 # --- faults
 
 

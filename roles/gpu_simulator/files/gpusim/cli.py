@@ -18,7 +18,7 @@ from .errors import FleetError
 MODELS_DIRECTORY = "/usr/local/share/gpusim/models"
 
 #: How faults other than a return code are said in gpusim.h.
-KILLS = ("kill", "kill-inside", "kill-after")
+SIGNALS = ("kill", "kill-inside", "kill-after", "stop")
 
 SWITCHES = {"on": "1", "off": "0"}
 
@@ -119,7 +119,7 @@ def _fail(options: argparse.Namespace) -> None:
         raise FleetError("fail", "CALL or --code is missing", "Write gpusim fail nvmlDeviceSetMigMode --code IN_USE")
     else:
         function = options.call if options.call.startswith("nvml") else f"nvml{options.call}"
-        control.fail(function, options.nth, options.code if options.code in KILLS else options.code.upper())
+        control.fail(function, options.nth, options.code if options.code in SIGNALS else options.code.upper())
 
 
 def _set(options: argparse.Namespace) -> None:
@@ -197,10 +197,10 @@ def _parser() -> argparse.ArgumentParser:
 
     command("reboot", _reboot, "drop what a restart of the host drops")
 
-    child = command("fail", _fail, "let one coming call of an NVML function fail, or its caller die in it")
+    child = command("fail", _fail, "let one coming call of an NVML function fail, or its caller die or stop in it")
     child.add_argument("call", nargs="?", metavar="CALL", help="nvmlDeviceCreateGpuInstance, with or without nvml")
     child.add_argument("--nth", type=int, default=1, metavar="N", help="which call from now, the next by default")
-    codes = f"IN_USE or another NVML error, or one of {', '.join(KILLS)}"
+    codes = f"IN_USE or another NVML error, or one of {', '.join(SIGNALS)}"
     child.add_argument("--code", metavar="CODE", help=codes)
     child.add_argument("--clear", action="store_true", help="forget all faults that still wait")
 

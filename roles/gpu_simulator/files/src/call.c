@@ -39,6 +39,10 @@ call_t call_enter_uninitialized(function_t function)
 	case ACTION_KILL_AFTER:
 		call.die_on_return = true;
 		break;
+	case ACTION_STOP:
+		/* No lock is held here: the host's other clients go on. */
+		raise(SIGSTOP);
+		break;
 	case ACTION_NONE:
 	case ACTION_RESULT:
 		break;

@@ -298,7 +298,7 @@ int gpusimFail(const char *function, unsigned nth, const char *action)
 	if (nth < 1 || nth > INT32_MAX)
 		return fail(NVML_ERROR_INVALID_ARGUMENT, "calls are counted from 1");
 	if (!action || !fault_action_by_name(action, &code))
-		return fail(NVML_ERROR_INVALID_ARGUMENT, "%s is no NVML error, nor kill, kill-inside or kill-after", action ? action : "nothing");
+		return fail(NVML_ERROR_INVALID_ARGUMENT, "%s is no NVML error, nor kill, kill-inside, kill-after or stop", action ? action : "nothing");
 	if (!fault_arm(state_traffic(), number, nth, code))
 		return fail(NVML_ERROR_INSUFFICIENT_RESOURCES, "%d faults wait already", MAX_FAULTS);
 	return NVML_SUCCESS;

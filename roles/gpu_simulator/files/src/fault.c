@@ -31,6 +31,7 @@ const char *function_name(function_t function)
 
 static const struct { int32_t action; const char *name; } ACTIONS[] = {
 	{ ACTION_KILL, "kill" }, { ACTION_KILL_INSIDE, "kill-inside" }, { ACTION_KILL_AFTER, "kill-after" },
+	{ ACTION_STOP, "stop" },
 	{ 1, "UNINITIALIZED" }, { 2, "INVALID_ARGUMENT" }, { 3, "NOT_SUPPORTED" }, { 4, "NO_PERMISSION" },
 	{ 5, "ALREADY_INITIALIZED" }, { 6, "NOT_FOUND" }, { 7, "INSUFFICIENT_SIZE" }, { 8, "INSUFFICIENT_POWER" },
 	{ 9, "DRIVER_NOT_LOADED" }, { 10, "TIMEOUT" }, { 11, "IRQ_ISSUE" }, { 12, "LIBRARY_NOT_FOUND" },

@@ -16,14 +16,15 @@ typedef enum {
 	ACTION_KILL = -2,
 	ACTION_KILL_INSIDE = -3,
 	ACTION_KILL_AFTER = -4,
+	ACTION_STOP = -5,
 } action_t;
 
 /* Number of a function by name, or -1. */
 int function_by_name(const char *name);
 const char *function_name(function_t function);
 
-/* The words of the control interface: "kill", "kill-inside", "kill-after", an NVML error's name with or
- * without its prefix, or its number. False: none of them. */
+/* The words of the control interface: "kill", "kill-inside", "kill-after", "stop", an NVML error's name
+ * with or without its prefix, or its number. False: none of them. */
 bool fault_action_by_name(const char *name, int32_t *action);
 const char *fault_action_name(int32_t action, char words[32]);
 

@@ -194,7 +194,8 @@ int gpusimReboot(void);
  * action: "NVML_ERROR_IN_USE" or "IN_USE" (any NVML error name) or its number: returned without
  * effect; "kill": the caller dies of SIGKILL before any effect; "kill-inside": it dies inside its
  * first transaction, before the change is visible (or on return, of a call that changes nothing);
- * "kill-after": it dies on return, the effect being complete.
+ * "kill-after": it dies on return, the effect being complete; "stop": it stops before any effect, as if
+ * the driver hung, and goes on with the call at SIGCONT.
  */
 int gpusimFail(const char *function, unsigned nth, const char *action);
 int gpusimFailClear(void);
