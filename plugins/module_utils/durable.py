@@ -8,9 +8,12 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Callable, Dict, Mapping
 
 from .errors import ApplyError
+
+Upgrades = Mapping[int, Callable[[Dict[str, Any]], Dict[str, Any]]]
 
 
 def write(path: Path, data: Any) -> None:
@@ -37,8 +40,12 @@ def remove(path: Path) -> None:
         _sync(path.parent)
 
 
-def read(path: Path, schema: int) -> Any:
-    """The file's mapping, or None where there is no file. Raises ApplyError for anything but a mapping of this schema."""
+def read(path: Path, schema: int, upgrades: Upgrades = MappingProxyType({})) -> Any:
+    """The file's mapping in this schema, or None where there is no file.
+
+    A file of an older release is upgraded, a schema at a time: `upgrades` maps each older schema that can be read to the
+    function that makes it the next. Raises ApplyError for anything else than a mapping of such a schema.
+    """
     try:
         data = json.loads(path.read_text())
     except FileNotFoundError:
@@ -46,6 +53,9 @@ def read(path: Path, schema: int) -> Any:
     except ValueError:
         data = None
     found = data.get("schema") if isinstance(data, dict) else None
+    while found != schema and isinstance(found, int) and found in upgrades:
+        data = upgrades[found](data)
+        found = data["schema"]
     if found != schema:
         problem = "is damaged" if found is None else "has schema %s, and this release reads %d" % (found, schema)
         raise ApplyError(

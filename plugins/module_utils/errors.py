@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Iterable
+from typing import Any, Iterable
 
 #: What a failed apply leaves behind: the old layout, the new one, or something a person must look at.
 OUTCOMES = ("old", "new", "unknown")
@@ -87,8 +87,15 @@ class DriverAbsentError(NvmlError):
     """There is no NVIDIA driver, no NVML library, or no Python binding for it on the host."""
 
 
+class ResetRefusedError(NvmlError):
+    """A GPU cannot be reset, and so does not get the MIG mode that waits for it. A reboot of the host resets it too."""
+
+
 class ApplyError(FleetError):
-    """A plan could not be carried out. `outcome` (one of OUTCOMES) says what stands now; `steps_done` what was done."""
+    """A plan could not be carried out. `outcome` (one of OUTCOMES) says what stands now; `steps_done` what was done.
+
+    `reboot_needed` where a reset was refused, so that only a reboot of the host brings the new layout about.
+    """
 
     def __init__(
         self,
@@ -98,9 +105,36 @@ class ApplyError(FleetError):
         *,
         outcome: str = "unknown",
         steps_done: Iterable[str] = (),
+        reboot_needed: bool = False,
     ) -> None:
         if outcome not in OUTCOMES:
             raise ValueError("outcome must be one of %s, not %r" % (", ".join(OUTCOMES), outcome))
         super().__init__(where, problem, cure)
         self.outcome = outcome
         self.steps_done: tuple[str, ...] = tuple(steps_done)
+        self.reboot_needed = reboot_needed
+
+
+class BusyError(ApplyError):
+    """What the plan would end is in use. `disturbs` are the plan's Disturbances; the old layout stands."""
+
+    def __init__(
+        self, disturbs: Iterable[Any], problem: str, cure: str = "", *, steps_done: Iterable[str] = ()
+    ) -> None:
+        self.disturbs = tuple(disturbs)
+        where = "; ".join(str(found) for found in self.disturbs)
+        super().__init__(where, problem, cure, outcome="old", steps_done=steps_done)
+
+
+class FollowError(ApplyError):
+    """The new layout stands, but something that had to follow the change did not. Carries all problems found."""
+
+    def __init__(self, problems: Iterable[Problem], *, steps_done: Iterable[str] = ()) -> None:
+        self.problems: tuple[Problem, ...] = tuple(problems)
+        if not self.problems:
+            raise ValueError("a FollowError needs at least one problem")
+        first = self.problems[0]
+        super().__init__(first.where, first.problem, first.cure, outcome="new", steps_done=steps_done)
+
+    def __str__(self) -> str:
+        return "\n".join(str(problem) for problem in self.problems)

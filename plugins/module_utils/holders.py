@@ -25,7 +25,6 @@ from .holders_model import (
     PROCESS,
     SLURM,
     UNKNOWN,
-    Holder,
     Run,
     run_tool,
     short,
@@ -34,7 +33,7 @@ from .holders_model import (
 from .holders_mps import is_mps, mps
 from .holders_proc import NAME_LENGTH, Processes, scan
 from .holders_slurm import slurm
-from .model import Host
+from .model import Holder, Host
 
 #: What a holder can be, as `Holder.kind`.
 KINDS = (PROCESS, DEVICE_HANDLE, CONTAINER, SLURM, KUBELET, MPS, UNKNOWN)

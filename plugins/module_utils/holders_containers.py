@@ -19,9 +19,9 @@ import re
 import stat
 
 from .holders_devices import Devices, Place
-from .holders_model import CONTAINER, Holder, short, unknown
+from .holders_model import CONTAINER, short, unknown
 from .holders_proc import Processes, Seen
-from .model import Gpu
+from .model import Gpu, Holder
 
 #: What a privileged container has of its own in /dev, as terminals and consoles, or that differs from boot to boot.
 _OWN_NODES = re.compile(r"^(tty|pty|vcs|pts|ptmx|console|loop\d|dm-|core|fd|std|shm|mqueue|log|nvidia)")

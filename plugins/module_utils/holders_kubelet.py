@@ -14,9 +14,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .holders_model import KUBELET, Holder, place_of, unknown
+from .holders_model import KUBELET, place_of, unknown
 from .holders_proc import Processes
-from .model import Host
+from .model import Holder, Host
 
 DIRECTORY = "/var/lib/kubelet"
 _RESOURCES = "nvidia.com/"

@@ -1,15 +1,15 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write into what was observed who holds what, in the words that messages use. Pure; the planner reads it."""
+"""Write into what was observed who holds what. Pure; the planner reads it."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Iterable
 
-from .holders_model import PROCESS, Holder
-from .model import ComputeInstance, Gpu, GpuInstance, Host
+from .holders_model import PROCESS
+from .model import ComputeInstance, Gpu, GpuInstance, Holder, Host
 
 
 def mark(host: Host, holders: Iterable[Holder]) -> Host:
@@ -23,12 +23,12 @@ def mark(host: Host, holders: Iterable[Holder]) -> Host:
 def _gpu(gpu: Gpu, holders: list[Holder]) -> Gpu:
     instances = tuple(_instance(i, [h for h in holders if h.blocks(i.id)]) for i in gpu.mig.instances)
     mig = dataclasses.replace(gpu.mig, instances=instances)
-    return dataclasses.replace(gpu, mig=mig, held_by=_words(h for h in holders if h.blocks()))
+    return dataclasses.replace(gpu, mig=mig, held_by=_once(h for h in holders if h.blocks()))
 
 
 def _instance(instance: GpuInstance, holders: list[Holder]) -> GpuInstance:
     compute = tuple(_compute(c, instance, holders) for c in instance.compute_instances)
-    return dataclasses.replace(instance, compute_instances=compute, held_by=_words(holders))
+    return dataclasses.replace(instance, compute_instances=compute, held_by=_once(holders))
 
 
 def _compute(compute: ComputeInstance, instance: GpuInstance, holders: list[Holder]) -> ComputeInstance:
@@ -36,9 +36,10 @@ def _compute(compute: ComputeInstance, instance: GpuInstance, holders: list[Hold
     here = {process.pid for process in compute.processes}
     elsewhere = {process.pid for process in instance.processes} - here
     return dataclasses.replace(
-        compute, held_by=_words(h for h in holders if h.kind != PROCESS or h.pid not in elsewhere)
+        compute, held_by=_once(h for h in holders if h.kind != PROCESS or h.pid not in elsewhere)
     )
 
 
-def _words(holders: Iterable[Holder]) -> tuple[str, ...]:
-    return tuple(sorted({str(holder) for holder in holders}))
+def _once(holders: Iterable[Holder]) -> tuple[Holder, ...]:
+    """Each once as messages name them, in the order of their names."""
+    return tuple(holder for _who, holder in sorted({str(holder): holder for holder in holders}.items()))

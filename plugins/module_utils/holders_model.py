@@ -1,16 +1,15 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a holder is, and what the sources of holders share: texts and a way to run a host's tools. Free of I/O but that."""
+"""What the sources of holders share: kinds, texts and a way to run a host's tools. Free of I/O but that."""
 
 from __future__ import annotations
 
 import os
 import subprocess
-from dataclasses import dataclass
 from typing import Any, Callable, Iterable
 
-from .model import Gpu, Host
+from .model import Gpu, Holder, Host
 
 PROCESS, DEVICE_HANDLE, CONTAINER, SLURM, KUBELET, MPS, UNKNOWN = (
     "process",
@@ -30,36 +29,6 @@ TOOL_TIMEOUT_SECONDS = 10
 
 #: Called as run(command, input=text, env=variables to add); returns what subprocess.run with text=True returns.
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-@dataclass(frozen=True)
-class Holder:
-    """Whoever counts as using a GPU or one of its GPU instances.
-
-    `gpu_instance_id` None is the whole GPU, or one that cannot be told. `who` names it in messages. A holder that
-    `watches` keeps the GPU open without running anything on it: it is in the way of a reset and of a change of MIG
-    mode, which want the GPU closed, and not of a change of instances.
-    """
-
-    gpu_uuid: str
-    gpu_instance_id: int | None
-    kind: str
-    who: str
-    pid: int | None = None
-    user: str | None = None
-    command: str | None = None
-    unit_or_container: str | None = None
-    job: str | None = None
-    watches: bool = False
-
-    def __str__(self) -> str:
-        return self.who
-
-    def blocks(self, gpu_instance_id: int | None = None) -> bool:
-        """Whether it is in the way of destroying that GPU instance; None asks for a reset or a change of MIG mode."""
-        if gpu_instance_id is None:
-            return True
-        return not self.watches and self.gpu_instance_id in (None, gpu_instance_id)
 
 
 def unknown(gpus: Iterable[Gpu], problem: str, cure: str, **details: Any) -> list[Holder]:
@@ -89,7 +58,12 @@ def place_of(host: Host, device_uuid: str) -> tuple[str, int | None] | None:
     return None
 
 
-def run_tool(command: list[str], input: str = "", env: dict[str, str] | None = None) -> Any:
+def run_tool(
+    command: list[str],
+    input: str = "",
+    env: dict[str, str] | None = None,
+    timeout_seconds: float = TOOL_TIMEOUT_SECONDS,
+) -> Any:
     """Run a tool of the host. Raises FileNotFoundError where it is not installed, TimeoutExpired where it hangs."""
     return subprocess.run(
         command,
@@ -97,7 +71,7 @@ def run_tool(command: list[str], input: str = "", env: dict[str, str] | None = N
         capture_output=True,
         text=True,
         errors="replace",
-        timeout=TOOL_TIMEOUT_SECONDS,
+        timeout=timeout_seconds,
         env=dict(os.environ, LANG="C", LC_ALL="C", **(env or {})),
         check=False,
     )

@@ -10,9 +10,9 @@ daemon by CUDA_MPS_PIPE_DIRECTORY (https://docs.nvidia.com/deploy/mps/, chapter 
 from __future__ import annotations
 
 from .holders_devices import Devices
-from .holders_model import MPS, Holder, Run, ask, short, unknown
+from .holders_model import MPS, Run, ask, short, unknown
 from .holders_proc import Processes
-from .model import Gpu
+from .model import Gpu, Holder
 
 _CONTROL, _SERVER, _PIPE = "nvidia-cuda-mps-control", "nvidia-cuda-mps-server", "CUDA_MPS_PIPE_DIRECTORY"
 

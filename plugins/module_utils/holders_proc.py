@@ -76,6 +76,10 @@ class Processes:
         except (KeyError, ValueError):
             return uid
 
+    def in_container(self, pid: int) -> bool:
+        """Whether it has a PID namespace that is not the caller's: its pid is another one there (proc(5), NSpid)."""
+        return bool(re.search(r"^NSpid:\s*\d+\s+\d", self._text(pid, "status"), re.MULTILINE))
+
     def parent(self, pid: int) -> int | None:
         parent = self._status(pid, "PPid")
         return int(parent) if parent else None

@@ -15,9 +15,9 @@ import sys
 from typing import Sequence
 
 from .holders_devices import Devices, Place
-from .holders_model import SLURM, Holder, Run, ask, place_of, unknown
+from .holders_model import SLURM, Run, ask, place_of, unknown
 from .holders_proc import Processes
-from .model import Gpu, Host
+from .model import Gpu, Holder, Host
 
 #: Generic resources that are GPUs or parts of them (https://slurm.schedmd.com/gres.html).
 _GPU_RESOURCES = ("gpu", "mps", "shard")
@@ -32,8 +32,9 @@ Resource = "tuple[str, int, tuple[int, ...] | None]"
 
 def slurm(host: Host, devices: Devices, processes: Processes, run: Run) -> list[Holder]:
     """A holder for each job of this node and each GPU or GPU instance that it was given."""
-    # One machine may be several nodes, each with a slurmd.
-    nodes = sorted({_node_name(processes.arguments(daemon.pid)) for daemon in processes.named("slurmd")})
+    # One machine may be several nodes, each with a slurmd. What one in a container gives away, the container was given.
+    daemons = [daemon.pid for daemon in processes.named("slurmd") if not processes.in_container(daemon.pid)]
+    nodes = sorted({_node_name(processes.arguments(daemon)) for daemon in daemons})
     return [holder for node in nodes for holder in _of_node(host, devices, processes, node, run)]
 
 

@@ -13,8 +13,8 @@ import contextlib
 from typing import Callable, Sequence
 
 from . import mig_plan, mig_steps
-from .errors import ApplyError, FleetError, NvmlError
-from .mig_steps import GpuPlan, Plan, Target
+from .errors import ApplyError, BusyError, FleetError, NvmlError, ResetRefusedError
+from .mig_steps import Disturbance, GpuPlan, Plan, Target
 from .model import Gpu, Host
 from .nvml import Session
 from .nvml_calls import IN_USE, RESET_REQUIRED, SUCCESS
@@ -23,9 +23,15 @@ from .reset import reset_gpu
 from .transaction import Journal
 
 Reset = Callable[[str, bool], None]
+Look = Callable[[], Host]
+#: Ends those who are in the way; says whether there was anybody whom it could end.
+Clear = Callable[[Sequence[Disturbance]], bool]
 
 #: Steps that end what runs in the instance, or on the GPU.
 ENDING_STEPS = (mig_steps.SetMigMode, mig_steps.DestroyComputeInstance, mig_steps.DestroyGpuInstance)
+
+#: How often those in the way are ended before it is said that they come back.
+_ROUNDS = 3
 
 
 def apply(
@@ -35,33 +41,37 @@ def apply(
     reset: Reset = reset_gpu,
     ownership: Ownership = mig_plan.ALL_OURS,
     record: Record | None = None,
-    look: Callable[[], Host] | None = None,
+    look: Look | None = None,
+    clear: Clear | None = None,
 ) -> Host:
     """Carry out `plan`, made under `ownership`, and return the host as it was observed afterwards.
 
     `look` observes the host with its holders; it is asked again right before the first step of each GPU that could end
-    something, because a job may have begun since the plan was made.
+    something, because a job may have begun since the plan was made. With `clear` (which needs `look`), whoever is in
+    the way there is ended, GPU by GPU, instead of ending the run.
 
     Where there is a `record`, it knows the instances that stand at the end as soon as the journal is gone.
 
-    Raises ApplyError: before the first step where the plan would end something that runs; after a failed step, then
-    with outcome "old" (the layout of before is back), or "unknown" where even that failed (the journal then stays, and
-    the next run tries again).
+    Raises BusyError where the plan would end something that runs, before the first step or, where it began later, with
+    the layout of before brought back. Raises ApplyError after a failed step, then with outcome "old" (the layout of
+    before is back), or "unknown" where even that failed (the journal then stays, and the next run tries again).
     """
-    refuse_disturbance(plan)
-    changed = [gpu for gpu in plan.gpus if gpu.steps]
+    if clear is None:
+        refuse_disturbance(plan)
+    # Those whose mode changes first: a reset that is refused is known before anything else was done.
+    changed = sorted((gpu for gpu in plan.gpus if gpu.steps), key=lambda gpu: not mode_changes(gpu))
     before, after = [mig_plan.target_of(gpu.gpu) for gpu in changed], [gpu.target for gpu in changed]
     journal.begin(before, after)
     done: list[str] = []
     try:
         for gpu_plan in changed:
             if look is not None:
-                _refuse_newcomers(gpu_plan, look, ownership)
+                _make_way(gpu_plan, look, ownership, clear)
             _run(session, gpu_plan, reset, done)
         host = session.observe()
         _expect(host, after, ownership)
     except BaseException as error:
-        _undo(session, journal, before, error, done, reset, record)
+        _undo(session, journal, before, error, done, reset, record, look)
         raise
     if record is not None:
         seen = {gpu.uuid: gpu for gpu in host.gpus}
@@ -71,55 +81,109 @@ def apply(
 
 
 def refuse_disturbance(plan: Plan) -> None:
-    """Raise ApplyError, naming who, where the plan would end something that runs."""
+    """Raise BusyError, naming who, where the plan would end something that runs."""
     if plan.disturbs:
-        raise ApplyError(
-            "; ".join(str(found) for found in plan.disturbs),
+        raise BusyError(
+            plan.disturbs,
             "the plan would end what runs there, and nothing was changed",
-            "Stop it, or change gpu_layout so that this instance stays.",
-            outcome="old",
+            "Stop it, or change gpu_layout so that this instance stays; gpu_layout_on_busy can wait for it, drain or end it.",
         )
 
 
-def _refuse_newcomers(gpu_plan: GpuPlan, look: Callable[[], Host], ownership: Ownership) -> None:
+def mode_changes(gpu_plan: GpuPlan) -> bool:
+    """Whether the plan turns this GPU's MIG mode on or off."""
+    return any(isinstance(step, mig_steps.SetMigMode) for step in gpu_plan.steps)
+
+
+def leave_pending(session: Session, plan: Plan) -> None:
+    """Set the MIG modes that the plan changes and leave them pending: a reboot of the host, and no less, is to follow."""
+    for gpu_plan in filter(mode_changes, plan.gpus):
+        session.set_mig_mode(gpu_plan.gpu.uuid, gpu_plan.target.mig_enabled)
+
+
+def _make_way(gpu_plan: GpuPlan, look: Look, ownership: Ownership, clear: Clear | None) -> None:
+    """Look again who is in the way on this GPU, and refuse, or end them where there is leave to."""
     if not any(isinstance(step, ENDING_STEPS) for step in gpu_plan.steps):
         return
-    now = mig_plan.plan(look().gpus, [gpu_plan.target], ownership)
-    if now.disturbs:
-        where = "; ".join(str(found) for found in now.disturbs)
-        raise NvmlError(where, "it came into use while the run went on", "Run again.")
+    for _round in range(_ROUNDS):
+        disturbs = mig_plan.plan(look().gpus, [gpu_plan.target], ownership).disturbs
+        if not disturbs:
+            return
+        if clear is None:
+            raise BusyError(disturbs, "it came into use while the run went on", "Run again.")
+        if not clear(disturbs):
+            return
+    raise BusyError(disturbs, "it was ended and came back", "Stop the service that starts it (gpu_drain_services).")
 
 
-def recover(session: Session, journal: Journal, reset: Reset = reset_gpu, record: Record | None = None) -> str | None:
+def recover(
+    session: Session,
+    journal: Journal,
+    reset: Reset = reset_gpu,
+    record: Record | None = None,
+    look: Look | None = None,
+    clear: Clear | None = None,
+) -> str | None:
     """Finish what a run that was cut off left: None where there is nothing, else which layout stands now, old or new.
 
-    The new layout stands where the run had got as far as that. Otherwise the old one is brought back. Raises ApplyError
-    where that would end something that runs, or fails.
+    The new layout stands where the run had got as far as that. Otherwise the old one is brought back; where that would
+    end something that runs (a job that began since), the rest of the new one is made if that ends nothing. Where both
+    would, `clear` ends it, or without one BusyError is raised. Raises ApplyError where it fails. The journal then stays
+    as it was.
     """
     entry = journal.read()
     if entry is None:
         return None
-    gpus = session.observe().gpus
+    look = look or session.observe
+    gpus = look().gpus
     there = {gpu.uuid for gpu in gpus}
     before, after = ([t for t in targets if t.gpu_uuid in there] for targets in (entry.before, entry.after))
     outcome = "new"
     reached = _reached(gpus, after)
     if reached is None:
         try:
-            host = _go_back(session, before, reset)
+            host, reached = _back_or_on(session, before, after, reset, look, clear)
         except FleetError as error:
-            raise ApplyError(
-                error.where,
-                "a run was cut off half way, and the layout before it cannot be brought back: %s" % error.problem,
-                "%s Or remove %s to go on from what stands now." % (error.cure, journal.path),
-            ) from error
-        outcome = "old"
-        if record is not None:
-            record.renew(host.gpus)
-    elif record is not None:
+            problem = "%s, and the layout before it cannot be brought back: %s" % (entry.cut_off(), error.problem)
+            cure = "%s Or remove %s to go on from what stands now." % (error.cure, journal.path)
+            if isinstance(error, BusyError):
+                raise BusyError(error.disturbs, problem, cure) from error
+            raise ApplyError(error.where, problem, cure) from error
+        if reached is None:
+            outcome = "old"
+            if record is not None:
+                record.renew(host.gpus)
+    if reached is not None and record is not None:
         record.adopt((gpu.gpu, [i for i in gpu.gpu.mig.instances if i not in gpu.kept]) for gpu in reached.gpus)
     journal.end()
     return outcome
+
+
+def _back_or_on(
+    session: Session,
+    before: Sequence[Target],
+    after: Sequence[Target],
+    reset: Reset,
+    look: Look,
+    clear: Clear | None,
+) -> tuple[Host, Plan | None]:
+    """Back to the old layout, or else on to the new one: the host, and where it was on, the plan that has nothing to do."""
+    try:
+        return _go_back(session, before, reset, look), None
+    except BusyError as busy:
+        try:
+            on = mig_plan.plan(look().gpus, after)
+        except FleetError:
+            on = None
+        if on is None or on.disturbs:
+            if clear is None or not clear(busy.disturbs):
+                raise
+            return _go_back(session, before, reset, look), None
+    for gpu_plan in on.gpus:
+        _run(session, gpu_plan, reset, [])
+    host = session.observe()
+    _expect(host, after)
+    return host, _reached(host.gpus, after)
 
 
 def _reached(gpus: Sequence[Gpu], targets: Sequence[Target]) -> Plan | None:
@@ -182,7 +246,7 @@ def _set_mig_mode(session: Session, gpu: str, enabled: bool, reset: Reset) -> No
                 reset(gpu, session.simulated)
         if session.mig_mode(gpu)[0] != enabled:
             problem = "its MIG mode is still pending after a reset"
-            raise NvmlError(where, problem, "Reboot the host and run again.", gpu=gpu)
+            raise ResetRefusedError(where, problem, "Look at the kernel log.", gpu=gpu)
     except FleetError:
         # A mode left pending would take effect at the next reset, behind everybody's back.
         with contextlib.suppress(FleetError):
@@ -198,11 +262,12 @@ def _undo(
     done: list[str],
     reset: Reset,
     record: Record | None,
+    look: Look | None,
 ) -> None:
     """Go back after a failed step. Raises ApplyError for a FleetError; returns for any other exception."""
     known = cause if isinstance(cause, FleetError) else FleetError("this host", "interrupted by %r" % cause)
     try:
-        host = _go_back(session, before, reset)
+        host = _go_back(session, before, reset, look or session.observe)
     except FleetError as error:
         raise ApplyError(
             known.where,
@@ -214,20 +279,25 @@ def _undo(
     if record is not None:
         record.renew(host.gpus)
     journal.end()
-    if known is cause:
-        problem = "%s; the layout of before is back" % known.problem
-        raise ApplyError(known.where, problem, known.cure, outcome="old", steps_done=done) from cause
+    if known is not cause:
+        return
+    problem = "%s; the layout of before is back" % known.problem
+    if isinstance(known, BusyError):
+        raise BusyError(known.disturbs, problem, known.cure, steps_done=done) from cause
+    refused = isinstance(known, ResetRefusedError)
+    cure = known.cure
+    if refused:
+        problem = "reboot needed: %s" % problem
+        cure = "%s gpu_layout_reboot: true lets the run reboot the host for it." % cure
+    raise ApplyError(known.where, problem, cure, outcome="old", steps_done=done, reboot_needed=refused) from cause
 
 
-def _go_back(session: Session, before: Sequence[Target], reset: Reset) -> Host:
-    """Back to the layout of before, by a plan made from what is there now."""
-    back: Plan = mig_plan.plan(session.observe().gpus, before)
+def _go_back(session: Session, before: Sequence[Target], reset: Reset, look: Look) -> Host:
+    """Back to the layout of before, by a plan made from what is there now. Raises BusyError where that ends something."""
+    back = mig_plan.plan(look().gpus, before)
     if back.disturbs:
-        raise ApplyError(
-            "; ".join(str(found) for found in back.disturbs),
-            "the layout of before cannot be brought back without ending what runs there",
-            "Stop it and run again.",
-        )
+        problem = "the layout of before cannot be brought back without ending what runs there"
+        raise BusyError(back.disturbs, problem, "Stop it and run again.")
     for gpu_plan in back.gpus:
         _run(session, gpu_plan, reset, [])
     host = session.observe()

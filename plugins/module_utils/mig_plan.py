@@ -33,7 +33,7 @@ from .mig_steps import (
     listing,
     standing,
 )
-from .model import ComputeInstance, Gpu, GpuInstance, GpuInstanceProfile, Placement
+from .model import ComputeInstance, Gpu, GpuInstance, GpuInstanceProfile, Holder, Placement, Process
 from .ownership import Ownership
 
 #: Compute slices of a GPU instance -> {slices of a compute instance: where it may start}. From the compute-instance tables
@@ -369,6 +369,6 @@ def _in_use(gpu: Gpu, instance: GpuInstance) -> list[Disturbance]:
     return [Disturbance("gpu %d: %s" % (gpu.index, standing(instance)), _holders(instance))]
 
 
-def _holders(thing: Gpu | GpuInstance | ComputeInstance) -> tuple[str, ...]:
+def _holders(thing: Gpu | GpuInstance | ComputeInstance) -> tuple[Holder | Process, ...]:
     """Who holds it. What was looked up includes NVML's processes; where nobody looked, these are all that is known."""
-    return thing.held_by or tuple(str(process) for process in thing.processes)
+    return thing.held_by or thing.processes

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Sequence, Union
 
-from .model import Gpu, GpuInstance, Placement
+from .model import Gpu, GpuInstance, Holder, Placement, Process
 
 DEFAULT, EXCLUSIVE_PROCESS = "default", "exclusive_process"
 
@@ -125,10 +125,10 @@ class Disturbance:
     """Something that the plan would end: `what` is held, and by whom."""
 
     what: str
-    who: tuple[str, ...]
+    who: tuple[Holder | Process, ...]
 
     def __str__(self) -> str:
-        return "%s is in use by %s" % (self.what, ", ".join(self.who))
+        return "%s is in use by %s" % (self.what, ", ".join(map(str, self.who)))
 
 
 @dataclass(frozen=True)

@@ -73,12 +73,42 @@ class Process:
         return "pid %d%s" % (self.pid, " (%s)" % self.name if self.name else "")
 
 
+@dataclass(frozen=True)
+class Holder:
+    """Whoever counts as using a GPU or one of its GPU instances.
+
+    `gpu_instance_id` None is the whole GPU, or one that cannot be told. `who` names it in messages. A holder that
+    `watches` keeps the GPU open without running anything on it: it is in the way of a reset and of a change of MIG
+    mode, which want the GPU closed, and not of a change of instances.
+    """
+
+    gpu_uuid: str
+    gpu_instance_id: int | None
+    kind: str
+    who: str
+    pid: int | None = None
+    user: str | None = None
+    command: str | None = None
+    unit_or_container: str | None = None
+    job: str | None = None
+    watches: bool = False
+
+    def __str__(self) -> str:
+        return self.who
+
+    def blocks(self, gpu_instance_id: int | None = None) -> bool:
+        """Whether it is in the way of destroying that GPU instance; None asks for a reset or a change of MIG mode."""
+        if gpu_instance_id is None:
+            return True
+        return not self.watches and self.gpu_instance_id in (None, gpu_instance_id)
+
+
 #: Marks fields that are the planner's business and that `to_data` leaves out.
 INTERNAL = {"internal": True}
 
 
 def _held_by() -> Any:
-    """Who counts as using the thing, in words, as `holders.mark` found; empty where it did not look."""
+    """Who counts as using the thing, as `holders_mark.mark` wrote it down; empty where nobody looked."""
     return field(default=(), metadata=INTERNAL)
 
 
@@ -91,7 +121,7 @@ class ComputeInstance:
     placement: Placement
     mig_uuid: str | None = None
     processes: tuple[Process, ...] = ()
-    held_by: tuple[str, ...] = _held_by()
+    held_by: tuple[Holder, ...] = _held_by()
 
 
 @dataclass(frozen=True)
@@ -105,7 +135,7 @@ class GpuInstance:
     processes: tuple[Process, ...] = ()
     #: Where a compute instance of so many slices may start, as this GPU instance reports it.
     compute_placements: tuple[tuple[int, tuple[Placement, ...]], ...] = field(default=(), metadata=INTERNAL)
-    held_by: tuple[str, ...] = _held_by()
+    held_by: tuple[Holder, ...] = _held_by()
 
 
 @dataclass(frozen=True)
@@ -164,7 +194,7 @@ class Gpu:
     processes: tuple[Process, ...] = ()
     telemetry: Telemetry | None = None
     #: For a change of MIG mode, which wants the whole GPU free.
-    held_by: tuple[str, ...] = _held_by()
+    held_by: tuple[Holder, ...] = _held_by()
 
     @property
     def label(self) -> str:

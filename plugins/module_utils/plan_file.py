@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any, Iterable, Mapping, Sequence
+from typing import Any, Callable, Iterable, Mapping, Sequence
 
 from . import mig_plan
 from .errors import PlanError
@@ -28,7 +28,8 @@ from .mig_steps import (
 from .model import Gpu, Host, to_data
 from .ownership import Ownership
 
-SCHEMA = 1
+#: 2: who was in the way of the plan when it was made.
+SCHEMA = 2
 _WHERE = "the saved plan"
 _ANEW = "Look at the difference and save a new plan (-e gpu_layout_plan_out=FILE)."
 
@@ -44,6 +45,7 @@ def save(plan: Plan, host: Host) -> dict[str, Any]:
                 "index": gpu.gpu.index,
                 "name": gpu.gpu.name,
                 "plan": str(gpu),
+                "busy": [{"what": found.what, "who": [str(holder) for holder in found.who]} for found in gpu.disturbs],
                 "asked": _asked(gpu.target),
                 "observed": _observed(gpu.gpu),
                 "steps": _steps(gpu),
@@ -60,8 +62,7 @@ def restore(saved: Mapping[str, Any], host: Host, targets: Iterable[Target], own
     Raises PlanError, naming what moved, where the host or what the layout asks of it is not what it was.
     """
     try:
-        check_schema(saved, _WHERE)
-        return _restore(saved, host, tuple(targets), ownership)
+        return _restore(_upgraded(saved, _host_from_1), host, tuple(targets), ownership)
     except (KeyError, TypeError, AttributeError) as error:
         raise PlanError(_WHERE, "it was not written by this collection (%r)" % error, _ANEW) from None
 
@@ -77,8 +78,7 @@ def host_part(text: str, host: str) -> dict[str, Any]:
         data = json.loads(text)
     except ValueError as error:
         raise PlanError(_WHERE, "the file is not JSON (%s)" % error, _ANEW) from None
-    check_schema(data, _WHERE)
-    hosts = data.get("hosts", {})
+    hosts = _upgraded(data, _fleet_from_1).get("hosts", {})
     if host not in hosts:
         raise PlanError(
             _WHERE,
@@ -89,15 +89,27 @@ def host_part(text: str, host: str) -> dict[str, Any]:
     return hosts[host]
 
 
-def check_schema(data: Any, where: str) -> None:
-    """Raise PlanError for data of another release's form."""
+def _upgraded(data: Any, from_1: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Mapping[str, Any]:
+    """The data in this release's form. Raises PlanError for what neither this release nor one before it wrote."""
     schema = data.get("schema") if isinstance(data, Mapping) else None
+    if schema == 1:
+        return from_1(data)
     if schema != SCHEMA:
         raise PlanError(
-            where,
-            "it has schema %s and this release reads %d" % (schema, SCHEMA),
+            _WHERE,
+            "it has schema %s and this release reads 1 to %d" % (schema, SCHEMA),
             "Save it anew with this release (-e gpu_layout_plan_out=FILE), or apply it with the release that wrote it.",
         )
+    return data
+
+
+def _host_from_1(data: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(data, schema=2, gpus=[dict(gpu, busy=[]) for gpu in data["gpus"]])
+
+
+def _fleet_from_1(data: Mapping[str, Any]) -> dict[str, Any]:
+    # The hosts' parts have a schema of their own each.
+    return dict(data, schema=2)
 
 
 def _restore(saved: Mapping[str, Any], host: Host, targets: Sequence[Target], ownership: Ownership) -> Plan:

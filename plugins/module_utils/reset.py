@@ -11,14 +11,14 @@ from __future__ import annotations
 import os
 import subprocess
 
-from .errors import NvmlError
+from .errors import ResetRefusedError
 
 #: Driver resets of an 8-GPU baseboard take tens of seconds; past this something hangs.
 TIMEOUT_SECONDS = 300
 
 
 def reset_gpu(gpu: str, simulated: bool) -> None:
-    """Reset the GPU with this UUID. Raises NvmlError with the tool's own words where it refuses, as it does while in use."""
+    """Reset the GPU with this UUID. Raises ResetRefusedError with the tool's own words, as it does while in use."""
     command = ["gpusim", "reset", gpu] if simulated else ["nvidia-smi", "--gpu-reset", "-i", gpu]
     where, cure = "gpu %s" % gpu, "Stop what uses the GPU and run again, or reboot the host."
     try:
@@ -31,13 +31,13 @@ def reset_gpu(gpu: str, simulated: bool) -> None:
             check=False,
         )
     except FileNotFoundError:
-        raise NvmlError(
+        raise ResetRefusedError(
             where, "%s is not there to reset it" % command[0], "Install it, or reboot the host.", gpu=gpu
         ) from None
     except subprocess.TimeoutExpired:
-        raise NvmlError(
+        raise ResetRefusedError(
             where, "%s did not end within %d s" % (" ".join(command), TIMEOUT_SECONDS), cure, gpu=gpu
         ) from None
     if done.returncode != 0:
         said = " ".join((done.stdout + done.stderr).decode(errors="replace").split())
-        raise NvmlError(where, "%s refused: %s" % (" ".join(command), said), cure, gpu=gpu)
+        raise ResetRefusedError(where, "%s refused: %s" % (" ".join(command), said), cure, gpu=gpu)

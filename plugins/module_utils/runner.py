@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import Any, Callable, Iterable
 
 from ansible.module_utils.common.respawn import has_respawned, probe_interpreters_for_module, respawn_module
 
-from .errors import ApplyError, FleetError, LayoutError, NvmlError
+from .errors import ApplyError, BusyError, FleetError, LayoutError, NvmlError
 
 #: Interpreters for which distributions package pynvml (python3-pynvml on Debian and Ubuntu).
 INTERPRETERS = ("/usr/bin/python3", "/usr/libexec/platform-python")
@@ -39,5 +39,12 @@ def details(error: FleetError) -> dict[str, Any]:
     if isinstance(error, NvmlError):
         found["nvml"] = {"call": error.call, "code": error.code, "code_name": error.code_name, "gpu": error.gpu}
     if isinstance(error, ApplyError):
-        found.update(outcome=error.outcome, steps_done=list(error.steps_done))
+        found.update(outcome=error.outcome, steps_done=list(error.steps_done), reboot_required=error.reboot_needed)
+    if isinstance(error, BusyError):
+        found["busy"] = told_of(error.disturbs)
     return found
+
+
+def told_of(disturbs: Iterable[Any]) -> list[dict[str, Any]]:
+    """A plan's Disturbances as data."""
+    return [{"what": found.what, "who": [str(holder) for holder in found.who]} for found in disturbs]

@@ -25,7 +25,8 @@ from .mig_steps import Target, WantedInstance
 from .model import to_data
 
 DIRECTORY = "/var/lib/openfleet-gpu"
-SCHEMA = 1
+#: 2: the journal names the run that began it, as the lock does.
+SCHEMA = 2
 _POLL_SECONDS = 0.2
 
 
@@ -52,7 +53,7 @@ def locked(directory: str, timeout_seconds: float) -> Iterator[None]:
                     raise _taken(file) from None
                 time.sleep(_POLL_SECONDS)
         file.truncate(0)
-        json.dump({"schema": SCHEMA, "pid": os.getpid(), "command": " ".join(sys.argv), "since": time.time()}, file)
+        json.dump(dict(_this_run(), schema=SCHEMA), file)
         file.flush()
         yield
 
@@ -60,12 +61,7 @@ def locked(directory: str, timeout_seconds: float) -> Iterator[None]:
 def _taken(file: Any) -> ApplyError:
     file.seek(0)
     try:
-        holder = json.loads(file.read())
-        who = "pid %d (%s) since %s UTC" % (
-            holder["pid"],
-            holder["command"],
-            time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(holder["since"])),
-        )
+        who = _name(json.loads(file.read()))
     except (ValueError, KeyError, TypeError):
         # Between taking the lock and writing its name, or a release that wrote it otherwise.
         who = "a process that did not leave its name (see: fuser %s)" % file.name
@@ -74,12 +70,26 @@ def _taken(file: Any) -> ApplyError:
     )
 
 
+def _this_run() -> dict[str, Any]:
+    return {"pid": os.getpid(), "command": " ".join(sys.argv), "since": time.time()}
+
+
+def _name(run: dict[str, Any]) -> str:
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(run["since"]))
+    return "pid %d (%s) since %s UTC" % (run["pid"], run["command"], since)
+
+
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A journal's content: the GPUs' targets that lead back, and those that lead on."""
+    """A journal's content: the GPUs' targets that lead back, those that lead on, and the name of the run."""
 
     before: tuple[Target, ...]
     after: tuple[Target, ...]
+    run: str | None = None
+
+    def cut_off(self) -> str:
+        """The sentence that begins every message about it."""
+        return "a run was cut off half way%s" % (" (%s)" % self.run if self.run else "")
 
 
 class Journal:
@@ -90,7 +100,13 @@ class Journal:
 
     def begin(self, before: Sequence[Target], after: Sequence[Target]) -> None:
         """Write it, so that it is on the disk before anything changes."""
-        durable.write(self.path, {"schema": SCHEMA, "before": to_data(tuple(before)), "after": to_data(tuple(after))})
+        content = {
+            "schema": SCHEMA,
+            "run": _this_run(),
+            "before": to_data(tuple(before)),
+            "after": to_data(tuple(after)),
+        }
+        durable.write(self.path, content)
 
     def end(self) -> None:
         """Remove it: the layout is the old one or the new one, whole."""
@@ -98,8 +114,15 @@ class Journal:
 
     def read(self) -> Entry | None:
         """What a run that was cut off left, or None. Raises ApplyError for a journal that this release cannot read."""
-        data = durable.read(self.path, SCHEMA)
-        return None if data is None else Entry(_targets(data["before"]), _targets(data["after"]))
+        data = durable.read(self.path, SCHEMA, {1: _from_1})
+        if data is None:
+            return None
+        run = data["run"]
+        return Entry(_targets(data["before"]), _targets(data["after"]), None if run is None else _name(run))
+
+
+def _from_1(data: dict[str, Any]) -> dict[str, Any]:
+    return dict(data, schema=2, run=None)
 
 
 def _targets(data: list[dict[str, Any]]) -> tuple[Target, ...]:

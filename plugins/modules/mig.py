@@ -52,6 +52,36 @@ options:
       - A host on which it was carried out already is left as it is.
       - A driver must be there, in check mode too.
     type: dict
+  on_busy:
+    description:
+      - What to do where something that the plan would end is held (C(docs/holders.md)).
+      - V(fail) stops before anything changes, and names who holds it (RV(busy)).
+      - >-
+        V(wait) looks again until nobody does, for O(busy_timeout) seconds, and then fails likewise. Meanwhile the host is
+        not locked. A task's C(until) around a short O(busy_timeout) shows progress; the role gpu_layout has that.
+      - >-
+        V(force) ends the processes that hold it, and no other, with SIGTERM and after O(grace_period) with SIGKILL, GPU by
+        GPU right before its steps (RV(ended)). A holder without a process (a scheduler's allocation) is passed over.
+      - In check mode, V(wait) and V(force) plan without failing, and RV(busy) names who is in the way.
+    type: str
+    choices: [fail, wait, force]
+    default: fail
+  busy_timeout:
+    description: For O(on_busy=wait), how many seconds to wait.
+    type: int
+    default: 600
+  grace_period:
+    description: For O(on_busy=force), how many seconds a process has between SIGTERM and SIGKILL.
+    type: int
+    default: 30
+  allow_reboot:
+    description:
+      - Where the reset that a change of MIG mode needs is refused, leave the new modes pending instead of failing, and return
+        RV(reboot_required). The rest of the plan is then not carried out.
+      - The module does not reboot the host. The caller has to, and to run the module again after it.
+      - Refused where anything runs on any GPU of the host, until O(on_busy) allows that.
+    type: bool
+    default: false
   lock_timeout:
     description: >-
       How many seconds to wait where another run is changing this host's layout. Then the module fails and names that run.
@@ -150,6 +180,27 @@ pci_gpus:
   returned: when no driver answers, in check mode
   type: list
   elements: dict
+busy:
+  description: >-
+    What the plan would end, and who holds it. On failure, the reason; in check mode with O(on_busy) V(wait) or V(force),
+    who would be waited for or ended.
+  returned: when something is in the way
+  type: list
+  elements: dict
+  sample:
+    - what: "gpu 3: 1g.10gb@4 (1 process)"
+      who: ["pid 4711 (python3 train.py, user alice, train.service)"]
+ended:
+  description: The processes that were ended, by O(on_busy=force).
+  returned: when there are any
+  type: list
+  elements: str
+reboot_required:
+  description: >-
+    Whether MIG modes wait for a reboot of the host (O(allow_reboot)). On failure, whether a reset was refused, so that only
+    a reboot brings the layout about.
+  returned: success, and on failure when the plan could not be carried out
+  type: bool
 outcome:
   description: On failure, which layout stands now. V(old) or V(unknown).
   returned: when the plan could not be carried out
@@ -163,14 +214,14 @@ steps_done:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils import plan_file
+from ..module_utils import busy, plan_file
 from ..module_utils.converge import converge, foresee
 from ..module_utils.errors import DriverAbsentError
 from ..module_utils.layout import parse_layout
 from ..module_utils.model import to_data
 from ..module_utils.ownership import POLICIES
 from ..module_utils.pci import nvidia_gpus
-from ..module_utils.runner import respawn_with_pynvml, run
+from ..module_utils.runner import respawn_with_pynvml, run, told_of
 from ..module_utils.transaction import DIRECTORY
 
 
@@ -180,6 +231,10 @@ def argspec():
         "layout": {"type": "raw", "required": True},
         "unlisted": {"type": "str", "choices": list(POLICIES), "default": POLICIES[0]},
         "plan": {"type": "dict"},
+        "on_busy": {"type": "str", "choices": list(busy.POLICIES), "default": busy.FAIL},
+        "busy_timeout": {"type": "int", "default": 600},
+        "grace_period": {"type": "int", "default": 30},
+        "allow_reboot": {"type": "bool", "default": False},
         "lock_timeout": {"type": "int", "default": 60},
         "state_directory": {"type": "path", "default": DIRECTORY},
     }
@@ -191,9 +246,10 @@ def partition(params, check_mode):
     directory, unlisted, saved = params["state_directory"], params["unlisted"], params["plan"]
     try:
         if check_mode:
-            done = foresee(layout, directory, unlisted, saved)
+            done = foresee(layout, directory, unlisted, saved, params["on_busy"])
         else:
-            done = converge(layout, directory, unlisted, params["lock_timeout"], saved)
+            on_busy = busy.OnBusy(params["on_busy"], params["busy_timeout"], params["grace_period"])
+            done = converge(layout, directory, unlisted, params["lock_timeout"], saved, on_busy, params["allow_reboot"])
     except DriverAbsentError as error:
         if error.call == "import":
             respawn_with_pynvml()
@@ -208,6 +264,7 @@ def partition(params, check_mode):
         "plan": plan.lines(),
         "counts": plan.counts(),
         "gpus": report(plan, {gpu.uuid: gpu for gpu in done.host.gpus}),
+        "reboot_required": done.reboot_required,
         "diff": {
             "before": "".join(gpu.before() + "\n" for gpu in plan.gpus),
             "after": "".join(gpu.after() + "\n" for gpu in plan.gpus),
@@ -216,6 +273,10 @@ def partition(params, check_mode):
     }
     if check_mode:
         told["plan_data"] = plan_file.save(plan, done.host)
+        if plan.disturbs:
+            told["busy"] = told_of(plan.disturbs)
+    if done.ended:
+        told["ended"] = list(done.ended)
     if done.recovered:
         told["recovered"] = done.recovered
     return told

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Sequence
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import (
     ComputeInstance,
@@ -49,9 +50,12 @@ def named(folder: Path, name: str) -> Path:
 
 
 @contextlib.contextmanager
-def opened(*files: object, program: Path = Path(sys.executable), **variables: str):
-    """A process that has these files open; other arguments only show in its command line. Ends with the block."""
-    command = [str(program), "-c", OPEN, *map(str, files)]
+def opened(*files: object, program: Path = Path(sys.executable), within: Sequence[str] = (), **variables: str):
+    """A process that has these files open; other arguments only show in its command line. Ends with the block.
+
+    `within` is a command that starts it, as in a namespace.
+    """
+    command = [*within, str(program), "-c", OPEN, *map(str, files)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, env=dict(os.environ, **variables), **pipes) as process:
         assert process.stdout.readline() == "open\n"

@@ -10,6 +10,7 @@ pkg/kubelet/cm/devicemanager/checkpoint. What MPS answers follows https://docs.n
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -120,10 +121,17 @@ def test_a_controller_that_does_not_answer_leaves_all_unknown(jobs):
         assert words in found[0].who
 
 
-def test_without_slurmd_nobody_asks_slurm(tmp_path):
-    def never(command, **_options):
-        raise AssertionError(command)
+def never(command, **_options):
+    raise AssertionError(command)
 
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes a PID namespace")
+def test_a_slurmd_in_a_container_is_the_containers_affair(tmp_path):
+    with opened("-N", "gpu-a", program=named(tmp_path, "slurmd"), within=["unshare", "--pid", "--fork"]):
+        assert find_holders(FOUR, dev=str(tmp_path / "dev"), run=never, kubelet_directory=str(tmp_path)) == ()
+
+
+def test_without_slurmd_nobody_asks_slurm(tmp_path):
     proc = Proc(tmp_path / "proc")
     assert find_holders(FOUR, str(proc.folder), str(tmp_path), never, str(tmp_path)) == ()
 

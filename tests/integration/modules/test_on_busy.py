@@ -15,11 +15,10 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.holders_model import
     CONTAINER,
     DEVICE_HANDLE,
     PROCESS,
-    Holder,
 )
 from ansible_collections.openfleet.gpu.plugins.module_utils.mig_plan import plan_gpu
 from ansible_collections.openfleet.gpu.plugins.module_utils.mig_steps import Target, WantedInstance
-from ansible_collections.openfleet.gpu.plugins.module_utils.model import Host, Placement
+from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder, Host, Placement
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "unit"))
 from mig_rules import with_instances
@@ -61,7 +60,7 @@ def test_who_only_watches_is_in_the_way_of_a_mode_change_alone(gpu):
 def test_a_process_holds_its_compute_instance_and_leaves_its_neighbour_free(gpu):
     process = Holder(gpu.uuid, gpu.mig.instances[0].id, PROCESS, "pid 7 (python3)", pid=7)
     marked = mark(Host("1", "1", None, True, (gpu,)), [process]).gpus[0]
-    assert marked.mig.instances[0].held_by == ("pid 7 (python3)",)
+    assert marked.mig.instances[0].held_by == (process,)
     assert marked.mig.instances[1].held_by == ()
 
 

@@ -74,10 +74,10 @@ def test_a_host_that_is_not_in_the_file_stops_the_fleet(fleet, saved):
 
 def test_a_plan_of_another_schema_version_is_refused_with_a_cure(fleet, saved):
     data = json.loads(saved.read_text())
-    saved.write_text(json.dumps(dict(data, schema=2)))
+    saved.write_text(json.dumps(dict(data, schema=3)))
     run = fleet.play(dict.fromkeys(fleet.hosts, HALVES), "-e", f"gpu_layout_plan={saved}")
     assert run.returncode != 0
-    assert "it has schema 2 and this release reads 1. Save it anew with this release" in said(run)
+    assert "it has schema 3 and this release reads 1 to 2. Save it anew with this release" in said(run)
     assert untouched(fleet)
 
 
@@ -205,7 +205,7 @@ def test_a_run_that_was_killed_is_cleared_up_before_the_plan_is_looked_at(host, 
     host.gpusim("fail", "nvmlDeviceCreateGpuInstanceWithPlacement", "--code", "kill")
     with pytest.raises(AssertionError, match="exit -9"):
         host.module("mig", layout=NEW, plan=planned)
-    assert "is gone" in host.module("mig", check=True, layout=NEW, plan=planned)["msg"]
+    assert "gpu 1: MIG mode was off and is on" in host.module("mig", check=True, layout=NEW, plan=planned)["msg"]
     done = host.module("mig", layout=NEW, plan=planned)
     assert done["recovered"] == "old", done
     assert done["plan"] == [gpu["plan"] for gpu in planned["gpus"]]

@@ -4,13 +4,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from fault_sweep import Sweep, random_transitions
 
+MAKE = str(Path(__file__).resolve().parents[1] / "make_instance.py")
+SCHEMA_1 = Path(__file__).resolve().parents[1] / "data" / "schema-1"
 H100 = [{"model": "H100-80GB", "count": 2}]
 
 
@@ -160,3 +165,106 @@ def test_a_journal_of_a_later_release_is_not_guessed_at(host):
     assert "schema 99" in result["msg"]
     assert host.seen() == {0: [], 1: []}
     assert (directory / "journal.json").exists()
+
+
+def busy_in(host, gpu, start):
+    """A process in the instance that starts there."""
+    instances = host.module("gpu_info")["gpus"][gpu]["mig"]["instances"]
+    (found,) = [i["id"] for i in instances if i["placement"]["start"] == start]
+    command = [str(host.bin / "gpusim"), "run", "--gpu", str(gpu), "--gi", str(found), "--memory", "1MiB"]
+    job = host.popen([*command, "--", "sleep", "300"])
+    while job.pid not in {p["pid"] for p in json.loads(host.gpusim("show", "--json"))["processes"]}:
+        assert job.poll() is None
+    return job
+
+
+def test_where_the_way_back_would_end_a_job_the_way_on_is_taken(host):
+    """A job that began in a new instance after the run was killed: the old layout has no room for it, the new one has."""
+    host.create(H100)
+    host.module("mig", layout=OLD)
+    host.gpusim("fail", "nvmlDeviceCreateGpuInstanceWithPlacement", "--nth", "2", "--code", "kill")
+    with pytest.raises(AssertionError, match="exit -9"):
+        host.module("mig", layout=[*NEW[:1]])
+    (made,) = [start for name, start in host.seen()[0] if name == "1g.20gb"]
+    job = busy_in(host, 0, made)
+    try:
+        done = host.module("mig", layout=NEW[:1])
+        assert done["recovered"] == "new", done
+        assert sorted(name for name, _ in host.seen()[0]) == ["1g.20gb", "1g.20gb", "3g.40gb"]
+        assert job.poll() is None
+        # What it made on the way is the collection's own.
+        job.kill()
+        job.wait()
+        assert host.module("mig", layout=OLD)["changed"]
+    finally:
+        job.kill()
+        job.wait()
+
+
+def test_where_both_ways_would_end_a_job_the_run_says_so(host):
+    host.create(H100)
+    host.module("mig", layout=OLD)
+    before = host.seen()[0]
+    host.gpusim("fail", "nvmlGpuInstanceDestroy", "--nth", "1", "--code", "kill-after")
+    with pytest.raises(AssertionError, match="exit -9"):
+        host.module("mig", layout=[mig(0, "7g.80gb")])
+    # Meanwhile somebody works by hand: another instance in the place of the one that went, and a job in it.
+    (gone,) = set(before) - set(host.seen()[0])
+    other = "1g.10gb" if gone[0] != "1g.10gb" else "1g.10gb+me"
+    host.run([sys.executable, MAKE, "0", other, str(gone[1])])
+    job = busy_in(host, 0, gone[1])
+    there = host.seen()
+    try:
+        stopped = host.module("mig", layout=OLD)
+        assert "a run was cut off half way (pid" in stopped["msg"]
+        assert "pid %d" % job.pid in stopped["msg"]
+        assert stopped["busy"]
+        assert host.seen() == there
+        assert (host.folder / "state.d" / "journal.json").exists()
+        forced = host.module("mig", layout=OLD, on_busy="force")
+        assert forced["recovered"] == "old", forced
+        assert host.seen()[0] == before
+    finally:
+        job.kill()
+        job.wait()
+
+
+# --- files of an older release: what the release that had schema 1 left of a run that was killed ---------------------
+
+
+@pytest.fixture
+def left_behind(host):
+    """The host on which it was killed, as it left it."""
+    host.create(H100, host="gpu-1")
+    for profile, start in (("3g.40gb", 4), ("1g.20gb", 0)):
+        host.run([sys.executable, MAKE, "0", profile, str(start)])
+    shutil.copytree(SCHEMA_1, host.folder / "state.d")
+    return host
+
+
+def test_the_journal_of_an_older_release_leads_back(left_behind):
+    done = left_behind.module("mig", layout=OLD)
+    assert done["recovered"] == "old", done
+    assert left_behind.seen() == {0: [("2g.20gb", 0), ("1g.10gb", 2), ("3g.40gb", 4)], 1: []}
+    # Its record too was understood: all of these are the collection's own, and go without a word.
+    assert left_behind.module("mig", layout=[mig(0, "7g.80gb")])["changed"]
+
+
+def test_the_plan_of_an_older_release_is_carried_out(left_behind):
+    plan = json.loads((SCHEMA_1 / "plan.json").read_text())
+    done = left_behind.module("mig", layout=NEW, plan=plan)
+    assert done["recovered"] == "old", done
+    assert done["plan"] == [gpu["plan"] for gpu in plan["gpus"]]
+
+
+def test_an_older_release_that_holds_the_lock_is_named(host):
+    host.create(H100)
+    shutil.copytree(SCHEMA_1, host.folder / "state.d")
+    (host.folder / "state.d" / "journal.json").unlink()
+    with (host.folder / "state.d" / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        refused = host.module("mig", layout=NEW, lock_timeout=0)
+    assert (
+        "another run is changing the layout: pid 103 (/usr/local/bin/gpu-layout apply) since 2026-11-21"
+        in refused["msg"]
+    )

@@ -261,6 +261,8 @@ int gpusimReset(int gpu_index)
 	CHANGE_GPU(gpu_index);
 	if (process_uses(host, gpu_index, -1, -1))
 		return fail(NVML_ERROR_IN_USE, "a process uses GPU %d; end it (gpusim show names it) and try again", gpu_index);
+	if (gpu->reset_refused)
+		return fail(NVML_ERROR_NOT_SUPPORTED, "GPU %d cannot be reset here; a reboot of the host does it", gpu_index);
 	telemetry_settle_energy(host, gpu);
 	mig_drop_instances(gpu);
 	gpu->load = (load_t){ .pattern = LOAD_NONE };

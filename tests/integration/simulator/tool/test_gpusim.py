@@ -323,6 +323,16 @@ def test_passthrough_leaves_the_mode_pending_until_a_reset(a100, as_root):
     assert a100.nvml("result = N.nvmlDeviceGetMigMode(gpu)") == [1, 1]
 
 
+def test_a_mode_that_no_reset_brings_about_comes_with_the_reboot(a100, as_root):
+    a100.gpusim("set", 0, "passthrough", "on")
+    a100.gpusim("set", 0, "reset_refused", "on")
+    a100.nvml("result = N.nvmlDeviceSetMigMode(gpu, 1)")
+    assert "a reboot of the host does it" in a100.refused("reset", 0)
+    assert a100.nvml("result = N.nvmlDeviceGetMigMode(gpu)") == [0, 1]
+    a100.gpusim("reboot")
+    assert a100.nvml("result = N.nvmlDeviceGetMigMode(gpu)") == [1, 1]
+
+
 def test_reboot_drops_what_a_reboot_drops(h100, as_root):
     h100.nvml(MIG_ON + "create(9, 0); N.nvmlDeviceSetPersistenceMode(gpu, 1); result = 0")
     h100.gpusim("load", 1, "--pattern", "constant", "--utilization", 50)

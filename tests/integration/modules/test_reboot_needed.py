@@ -1,0 +1,86 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A reset that is refused: the old layout and a clear word, or, with leave, modes that wait for the reboot."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+NEW = [
+    {"gpus": [0], "sharing": "mig", "mig": [{"profile": "7g.80gb"}]},
+    {"gpus": [1], "sharing": "exclusive"},
+]
+
+
+@pytest.fixture
+def stuck(host):
+    """Two Ampere GPUs that cannot be reset, the second one with somebody else's business: it needs none."""
+    host.create([{"model": "A100-80GB", "count": 2}])
+    for gpu in "01":
+        host.gpusim("set", gpu, "passthrough", "on")
+        host.gpusim("set", gpu, "reset_refused", "on")
+    return host
+
+
+def modes(host) -> list[tuple[bool, bool]]:
+    gpus = host.module("gpu_info")["gpus"]
+    return [(gpu["mig"]["enabled"], gpu["mig"]["pending"]) for gpu in gpus]
+
+
+def test_without_leave_the_old_layout_stands_and_the_word_is_clear(stuck):
+    failed = stuck.module("mig", layout=NEW)
+    assert failed["failed"]
+    assert failed["outcome"] == "old"
+    assert failed["reboot_required"]
+    assert "reboot needed: gpusim reset" in failed["msg"]
+    assert "gpu_layout_reboot: true" in failed["msg"]
+    assert modes(stuck) == [(False, False), (False, False)]
+    assert [gpu["compute_mode"] for gpu in stuck.module("gpu_info")["gpus"]] == ["default", "default"]
+
+
+def test_with_leave_the_mode_waits_for_the_reboot(stuck):
+    waits = stuck.module("mig", layout=NEW, allow_reboot=True)
+    assert not waits.get("failed"), waits
+    assert waits["changed"]
+    assert waits["reboot_required"]
+    assert modes(stuck) == [(False, True), (False, False)]
+    stuck.gpusim("reboot")
+    done = stuck.module("mig", layout=NEW, allow_reboot=True)
+    assert done["changed"]
+    assert not done["reboot_required"]
+    assert stuck.seen() == {0: [("7g.80gb", 0)], 1: []}
+    assert not stuck.module("mig", layout=NEW)["changed"]
+
+
+def test_mig_goes_off_by_a_reboot_too(stuck):
+    stuck.module("mig", layout=NEW, allow_reboot=True)
+    stuck.gpusim("reboot")
+    stuck.module("mig", layout=NEW)
+    off = [{"gpus": "all", "sharing": "shared"}]
+    failed = stuck.module("mig", layout=off)
+    assert failed["reboot_required"]
+    assert stuck.seen()[0] == [("7g.80gb", 0)], "the instance is back"
+    assert stuck.module("mig", layout=off, allow_reboot=True)["reboot_required"]
+    stuck.gpusim("reboot")
+    assert not stuck.module("mig", layout=off, allow_reboot=True)["reboot_required"]
+    assert modes(stuck) == [(False, False), (False, False)]
+
+
+def test_who_runs_on_a_gpu_that_stays_as_it_is_holds_the_reboot_up(stuck):
+    layout = NEW[:1]
+    job = stuck.popen([str(stuck.bin / "gpusim"), "run", "--gpu", "1", "--memory", "1MiB", "--", "sleep", "300"])
+    try:
+        while not json.loads(stuck.gpusim("show", "--json"))["processes"]:
+            assert job.poll() is None
+        failed = stuck.module("mig", layout=layout, allow_reboot=True)
+        assert failed["failed"]
+        assert "gpu 1 (the host would reboot) is in use by pid %d" % job.pid in failed["msg"]
+        assert modes(stuck) == [(False, False), (False, False)]
+        forced = stuck.module("mig", layout=layout, allow_reboot=True, on_busy="force")
+        assert forced["reboot_required"]
+        assert job.poll() is None, "the reboot ends it, in its order"
+    finally:
+        job.kill()
+        job.wait()

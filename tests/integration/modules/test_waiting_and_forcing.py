@@ -1,0 +1,177 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""on_busy: what is in the way is waited for, or ended; and who is in nobody's way lives on."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+H100 = [{"model": "H100-80GB", "count": 2}]
+HALVES = [{"gpus": "all", "sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}]
+WHOLE = [{"gpus": "all", "sharing": "mig", "mig": [{"profile": "7g.80gb"}]}]
+
+#: Does not end by SIGTERM.
+STUBBORN = [sys.executable, "-c", "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()"]
+
+
+@pytest.fixture
+def jobs(host):
+    """Starts a process on a GPU and waits until NVML lists it; ends all of them."""
+    started = []
+
+    def start(gpu: int, command=("sleep", "300"), instance: int = 0) -> subprocess.Popen:
+        place = ["--gpu", str(gpu), "--gi", str(instance), "--memory", "1MiB"]
+        job = host.popen([str(host.bin / "gpusim"), "run", *place, "--", *command])
+        started.append(job)
+        while job.pid not in pids(host):
+            assert job.poll() is None
+        return job
+
+    yield start
+    for job in started:
+        job.kill()
+        job.wait()
+
+
+def pids(host) -> set[int]:
+    state = json.loads(host.gpusim("show", "--json"))
+    return {process["pid"] for process in state["processes"]}
+
+
+@pytest.fixture
+def whole(host):
+    host.create(H100)
+    assert host.module("mig", layout=WHOLE)["changed"]
+    return host
+
+
+def test_a_run_that_waits_goes_on_when_the_job_has_ended(whole, jobs):
+    job = jobs(1)
+    threading.Timer(1.5, job.kill).start()
+    threading.Thread(target=job.wait, daemon=True).start()
+    done = whole.module("mig", layout=HALVES, on_busy="wait", busy_timeout=60)
+    assert done["changed"], done
+    assert whole.seen() == {0: [("3g.40gb", 0), ("3g.40gb", 4)], 1: [("3g.40gb", 0), ("3g.40gb", 4)]}
+
+
+def test_a_run_that_waited_in_vain_names_who_and_changed_nothing(whole, jobs):
+    job = jobs(1)
+    there = whole.seen()
+    failed = whole.module("mig", layout=HALVES, on_busy="wait", busy_timeout=1)
+    assert failed["failed"]
+    assert "pid %d" % job.pid in failed["msg"]
+    assert [found["what"] for found in failed["busy"]] == ["gpu 1: 7g.80gb@0 (1 process)"]
+    assert whole.seen() == there
+    assert job.poll() is None
+
+
+def test_who_waits_locks_nobody_out(whole, jobs):
+    jobs(1)
+    waiting = threading.Thread(
+        target=whole.module, args=("mig",), kwargs={"layout": HALVES, "on_busy": "wait", "busy_timeout": 8}
+    )
+    waiting.start()
+    try:
+        deadline = time.monotonic() + 6
+        while waiting.is_alive() and time.monotonic() < deadline:
+            # As soon as the other run waits, this one gets the lock at once.
+            if not whole.module("mig", layout=WHOLE, lock_timeout=0).get("failed"):
+                break
+        assert waiting.is_alive()
+    finally:
+        waiting.join()
+
+
+def test_a_dry_run_under_wait_or_force_tells_who_is_in_the_way(whole, jobs):
+    job = jobs(0)
+    for policy in ("wait", "force"):
+        planned = whole.module("mig", check=True, layout=HALVES, on_busy=policy)
+        assert planned["changed"]
+        assert "pid %d" % job.pid in planned["busy"][0]["who"][0]
+    assert job.poll() is None
+    assert "busy" not in whole.module("mig", check=True, layout=WHOLE, on_busy="wait")
+
+
+def test_force_ends_who_is_in_the_way_and_nobody_else(whole, jobs):
+    host = whole
+    host.module("mig", layout=[dict(HALVES[0], gpus=[0])])
+    doomed, spared = jobs(1), jobs(0, instance=1)
+    done = host.module("mig", layout=HALVES, on_busy="force")
+    assert done["changed"], done
+    assert doomed.wait(5) == -signal.SIGTERM
+    assert spared.poll() is None
+    assert len(done["ended"]) == 1
+    assert "pid %d" % doomed.pid in done["ended"][0]
+    assert host.seen()[1] == [("3g.40gb", 0), ("3g.40gb", 4)]
+
+
+def test_force_gives_a_process_its_time_and_no_more(whole, jobs):
+    job = jobs(0, STUBBORN)
+    threading.Thread(target=job.wait, daemon=True).start()
+    done = whole.module("mig", layout=HALVES, on_busy="force", grace_period=1)
+    assert done["changed"], done
+    job.wait(5)
+    assert job.returncode == -signal.SIGKILL
+
+
+def test_force_never_ends_the_run_itself(whole):
+    """What a person started the run from may have a GPU open itself."""
+    # gpusim has a PYTHONPATH of its own.
+    python = ["env", "PYTHONPATH=" + whole.environment["PYTHONPATH"], sys.executable]
+    inside = [str(whole.bin / "gpusim"), "run", "--gpu", "0", "--gi", "0", "--", *python]
+    done = whole.run([*inside, "-c", FORCE, str(whole.folder / "state.d")])
+    assert "it is this run itself" in done.stdout
+    assert whole.seen()[0] == [("7g.80gb", 0)]
+
+
+FORCE = """
+import sys
+from ansible_collections.openfleet.gpu.plugins.module_utils import busy, converge, layout
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError
+asked = layout.parse_layout([{"gpus": "all", "sharing": "mig", "mig": [{"profile": "3g.40gb"}]}])
+try:
+    converge.converge(asked, sys.argv[1], "fail", 0, None, busy.OnBusy("force"))
+except ApplyError as error:
+    print(error)
+"""
+
+
+def test_force_gives_up_on_what_comes_back(whole, jobs):
+    """As a service does that restarts at once: here whoever is in the way outlives every attempt to end it."""
+    jobs(1)
+    there = whole.seen()
+    done = whole.run([sys.executable, "-c", COMES_BACK, str(whole.folder / "state.d")])
+    assert done.stdout.splitlines() == [
+        "ended",
+        "ended",
+        "ended",
+        "old: it was ended and came back; the layout of before is back",
+    ]
+    assert whole.seen() == there
+
+
+COMES_BACK = """
+import sys
+from ansible_collections.openfleet.gpu.plugins.module_utils import mig_apply, mig_plan
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import BusyError
+from ansible_collections.openfleet.gpu.plugins.module_utils.mig_steps import Target, WantedInstance
+from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import Session
+from ansible_collections.openfleet.gpu.plugins.module_utils.transaction import Journal
+
+with Session() as session:
+    gpus = session.observe().gpus
+    plan = mig_plan.plan(gpus, [Target(g.uuid, "", "mig", True, (WantedInstance("3g.40gb"),)) for g in gpus])
+    try:
+        mig_apply.apply(
+            session, plan, Journal(sys.argv[1]), look=session.observe, clear=lambda disturbs: print("ended") is None
+        )
+    except BusyError as error:
+        print("%s: %s" % (error.outcome, error.problem))
+"""
