@@ -1,0 +1,234 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What follows a change of a host's MIG devices or MIG modes: CDI specifications made anew, services restarted.
+
+`look` sees what there is, `steps` decides (it is pure), `follow` does it. docs/after-a-change.md tells it to users.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Sequence, Union
+
+from . import cdi, durable
+from .errors import FollowError, Problem
+from .holders_model import Run, ask, run_tool
+
+#: Keeps /var/run/cdi/nvidia.yaml, since release 1.18 of the container toolkit. It does not notice MIG devices:
+#: https://github.com/NVIDIA/nvidia-container-toolkit/issues/1828
+REFRESH = "nvidia-cdi-refresh.service"
+#: The unit by which the role gpu_layout restores the layout at boot; this very process may be it.
+BOOT = "gpu-layout.service"
+
+#: Services that look for devices when they start, unless told otherwise; the second may be a client of the first. What
+#: NVIDIA's own MIG manager stops and starts besides is there to have the GPUs free, or Kubernetes' (NVIDIA/mig-parted,
+#: deployments/systemd/hooks.sh).
+SERVICES = ("nvidia-dcgm.service", "dcgm-exporter.service")
+
+#: systemd's own defaults are 90 s for a service to stop and 90 s to start (systemd-system.conf(5)).
+_RESTART_SECONDS = 300
+_PROPERTIES = ("Id", "LoadState", "ActiveState", "UnitFileState", "InvocationID")
+_SCHEMA = 1
+
+
+class Owing:
+    """A mark on the disk: the devices have changed, or may have, and what follows is not done yet.
+
+    Set before the change and taken away when `follow` has succeeded, so that the next run makes up for one that was cut
+    off, or whose follow-up failed.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self.path = Path(directory) / "follow.json"
+
+    def begin(self) -> None:
+        durable.write(self.path, {"schema": _SCHEMA})
+
+    def end(self) -> None:
+        durable.remove(self.path)
+
+    def due(self) -> bool:
+        """Whether it is set. Its content does not count: a damaged mark is a mark."""
+        return self.path.exists()
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What systemd says of a unit. `name` is the unit's own, by whichever alias it was asked for."""
+
+    name: str
+    load: str
+    active: str
+    enabled: str
+    #: Another one for each start.
+    invocation: str
+
+    @property
+    def running(self) -> bool:
+        return self.active not in ("inactive", "failed", "deactivating", "maintenance")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What there is on a host that lists devices. `starting`: jobs of systemd may be waiting for this process to end."""
+
+    toolkit: bool = False
+    specs: tuple[cdi.Spec, ...] = ()
+    passing_specs: tuple[cdi.Spec, ...] = ()
+    refresh: Unit | None = None
+    services: tuple[Unit, ...] = ()
+    starting: bool = False
+
+
+@dataclass(frozen=True)
+class Restart:
+    """Restart a unit; without `wait` only ask systemd to do so as soon as it can."""
+
+    unit: Unit
+    #: restart starts what does not run, try-restart does not.
+    verb: str
+    wait: bool
+
+
+@dataclass(frozen=True)
+class Renew:
+    """Make a specification anew, unless somebody else did so since it was found."""
+
+    spec: cdi.Spec
+
+
+Step = Union[Restart, Renew]
+
+
+def follow(services: Sequence[str], run: Run = run_tool, root: str = "/", again: bool = False) -> tuple[str, ...]:
+    """Do what follows, and return a text for each thing done. Call it when the new devices are there.
+
+    `services` are restarted where they run; with `again`, when it makes up for a run before (`Owing.due`), also where they
+    have failed, as after a restart that did not succeed. Raises FollowError with all that could not be done: the layout
+    itself stands.
+    """
+    done: list[str] = []
+    problems: list[Problem] = []
+    seen, problem = look(services, run, Path(root))
+    for step in steps(seen, again):
+        text, failed = _restart(step, run) if isinstance(step, Restart) else _renew(step, run)
+        done += [text] if text else []
+        problems += [failed] if failed else []
+    problems += [problem] if problem else []
+    if problems:
+        raise FollowError(problems, steps_done=done)
+    return tuple(done)
+
+
+def steps(seen: Seen, again: bool = False) -> tuple[Step, ...]:
+    """What to do, in this order: containers are given devices by specifications, and some services are containers."""
+    wait = not seen.starting
+    found: list[Step] = []
+    specs = seen.specs + seen.passing_specs
+    if seen.toolkit:
+        if seen.refresh is not None and _refreshes(seen.refresh):
+            # It stays active after its work, so that starting it would do nothing.
+            found.append(Restart(seen.refresh, "restart", wait))
+            if not wait:
+                # It comes after this process and with its own settings, and writes there.
+                specs = seen.specs
+        found += map(Renew, specs)
+    for unit in seen.services:
+        if unit.running:
+            found.append(Restart(unit, "try-restart", wait))
+        elif again and unit.active == "failed":
+            found.append(Restart(unit, "restart", wait))
+    return tuple(found)
+
+
+def _refreshes(unit: Unit) -> bool:
+    """Whether the administrator lets it do its work."""
+    return unit.load == "loaded" and (
+        unit.running or unit.active == "failed" or unit.enabled.startswith(("enabled", "linked"))
+    )
+
+
+def look(services: Sequence[str], run: Run, root: Path) -> tuple[Seen, Problem | None]:
+    """What there is, and what could not be seen of it."""
+    toolkit = True
+    try:
+        ask(run, [cdi.TOOL, "--version"])
+    except FileNotFoundError:
+        toolkit = False
+    specs = tuple(cdi.find_specs(root / cdi.LASTING)) if toolkit else ()
+    passing = tuple(cdi.find_specs(root / cdi.PASSING)) if toolkit else ()
+    seen = Seen(toolkit, specs, passing)
+    # Where systemd is not the init system, there is nothing to restart (sd_booted(3)).
+    if not (root / "run/systemd/system").is_dir():
+        return seen, None
+    try:
+        boot, refresh, *asked = _units([BOOT, REFRESH, *services], run)
+        state = _tell(run, ["systemctl", "show", "--property=SystemState"]).strip()
+    except FileNotFoundError:
+        return seen, None
+    except _NoAnswerError as error:
+        problem = "which services have to be restarted is not known: %s" % error
+        cure = "Restart those that list MIG devices by hand, or mend systemd and run again."
+        return seen, Problem("this host", problem, cure)
+    by_name = {unit.name: unit for unit in asked if unit.name not in (BOOT, REFRESH)}
+    # Units are ordered behind the boot's targets, and clients of GPUs behind BOOT: one that is waited for would wait for
+    # this process, or, where BOOT waits for the lock that this process holds, for both.
+    starting = state in ("SystemState=initializing", "SystemState=starting") or boot.active == "activating"
+    return Seen(toolkit, specs, passing, refresh, tuple(by_name.values()), starting), None
+
+
+class _NoAnswerError(Exception):
+    pass
+
+
+def _tell(run: Run, command: list[str]) -> str:
+    text, problem = ask(run, command)
+    if text is None:
+        raise _NoAnswerError(problem)
+    return text
+
+
+def _units(names: Sequence[str], run: Run) -> list[Unit]:
+    """One for each name, in the same order; a unit that is not there has the LoadState not-found."""
+    text = _tell(run, ["systemctl", "show", "--property=%s" % ",".join(_PROPERTIES), "--", *names])
+    units = []
+    for block in text.strip().split("\n\n"):
+        said = dict(line.partition("=")[::2] for line in block.splitlines())
+        units.append(Unit(*(said.get(key, "") for key in _PROPERTIES)))
+    if len(units) != len(names):
+        raise _NoAnswerError("systemctl show answered for %d units of %d" % (len(units), len(names)))
+    return units
+
+
+def _restart(step: Restart, run: Run) -> tuple[str | None, Problem | None]:
+    """(what was done, what went wrong)"""
+    name = step.unit.name
+    if not step.wait:
+        _text, problem = ask(run, ["systemctl", "--no-block", step.verb, "--", name])
+        return (None, _not_restarted(name, problem)) if problem else ("%s is to be restarted by systemd" % name, None)
+    try:
+        now = _units([name], run)[0]
+    except _NoAnswerError as error:
+        return None, _not_restarted(name, str(error))
+    if now.running and now.invocation != step.unit.invocation:
+        # Units that need one another are restarted together.
+        return "%s restarted" % name, None
+    _text, problem = ask(run, ["systemctl", step.verb, "--", name], timeout_seconds=_RESTART_SECONDS)
+    return (None, _not_restarted(name, problem)) if problem else ("%s restarted" % name, None)
+
+
+def _not_restarted(name: str, problem: str) -> Problem:
+    return Problem(
+        name,
+        "it was to be restarted, because its devices have changed: %s" % problem,
+        "See journalctl --unit %s, mend it and run again." % name,
+    )
+
+
+def _renew(step: Renew, run: Run) -> tuple[str | None, Problem | None]:
+    if not cdi.unchanged(step.spec):
+        return None, None
+    changed, problem = cdi.renew(step.spec, run)
+    return ("CDI: %s written anew" % step.spec.path if changed else None), problem

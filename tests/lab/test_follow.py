@@ -1,0 +1,167 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What follows a change of devices, on a host with systemd. Needs a host that site.yml was run on.
+
+systemd, its units and the devices are real (the devices as far as nvidia-smi can tell); nvidia-ctk is a stand-in. Its unit
+has the directives of the toolkit's that matter here (NVIDIA/nvidia-container-toolkit, deployments/systemd).
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from pathlib import Path
+
+import pytest
+from test_boot import UNIT as BOOT
+from test_boot import reboot
+
+STAND_IN = Path(__file__).with_name("stand_in_nvidia_ctk.py")
+LASTING, PASSING = "/etc/cdi/nvidia.yaml", "/run/cdi/nvidia.yaml"
+REFRESH = """[Unit]
+Description=Stand-in for the container toolkit's unit
+ConditionPathExists=/usr/bin/nvidia-ctk
+After=multi-user.target
+[Service]
+Type=oneshot
+Environment=NVIDIA_CTK_CDI_OUTPUT_FILE_PATH=/var/run/cdi/nvidia.yaml
+ExecStart=/usr/bin/nvidia-ctk cdi generate
+RemainAfterExit=yes
+[Install]
+WantedBy=multi-user.target
+"""
+#: The name of a real one, so that the boot unit is ordered before it; it lists the devices once, as that does.
+LISTER = """[Unit]
+Description=Lists the devices when it starts, and never again
+[Service]
+Type=notify
+NotifyAccess=all
+ExecStart=/bin/sh -c 'nvidia-smi -L >/run/listed && [ ! -e /run/refuse ] && systemd-notify --ready && exec sleep infinity'
+[Install]
+WantedBy=multi-user.target
+"""
+#: The follow-up as a second command of the boot unit: in its sandbox, and before its clients start.
+IN_THE_BOOT_UNIT = """[Service]
+Environment=PYTHONPATH=/usr/local/bin/gpu-layout
+ExecStart=/usr/bin/python3 -c 'from openfleet_gpu.follow import follow; print(*follow(["dcgm-exporter.service"]), sep="; ")'
+ReadWritePaths=-/etc/cdi -/run/cdi
+TimeoutStartSec=30
+"""
+FOLLOW = """
+import sys
+from openfleet_gpu.errors import FollowError
+from openfleet_gpu.follow import follow
+try:
+    print(*follow(sys.argv[2:], again=sys.argv[1] == "again"), sep="\\n")
+except FollowError as error:
+    sys.exit("%s\\ndone: %s" % (error, "; ".join(error.steps_done)))
+"""
+
+
+class Clients:
+    """A host with the toolkit, a service that lists devices and one that is stopped."""
+
+    def __init__(self, host) -> None:
+        self.host = host
+        self.write("/usr/bin/nvidia-ctk", STAND_IN.read_text(), "755")
+        self.write("/etc/systemd/system/nvidia-cdi-refresh.service", REFRESH)
+        for name in ("dcgm-exporter", "openfleet-stopped"):
+            self.write(f"/etc/systemd/system/{name}.service", LISTER)
+        host.check_output("mkdir -p /etc/cdi && systemctl daemon-reload")
+        host.check_output("systemctl enable --now --quiet nvidia-cdi-refresh dcgm-exporter")
+        host.check_output(f"nvidia-ctk cdi generate --device-name-strategy=type-index --output={LASTING}")
+
+    def write(self, path: str, text: str, mode: str = "644") -> None:
+        self.host.check_output(
+            f"mkdir -p {Path(path).parent} && printf %s {shlex.quote(text)} >{path} && chmod {mode} {path}"
+        )
+
+    def follow(self, *arguments: str):
+        return self.host.run(
+            f"PYTHONPATH=/usr/local/bin/gpu-layout timeout 60 python3 -c {shlex.quote(FOLLOW)} {shlex.join(arguments)}"
+        )
+
+    def take_gpu_4_apart(self) -> None:
+        """The devices change, by other hands than the collection's."""
+        self.host.check_output("nvidia-smi mig -i 4 -dci && nvidia-smi mig -i 4 -dgi")
+
+    def lists_gpu_4(self) -> list[bool]:
+        """Whether the lasting specification, the passing one and the service have MIG devices of GPU 4."""
+        return [
+            "mig4:0" in self.host.check_output(f"cat {LASTING}"),
+            '"4:0"' in self.host.check_output(f"cat {PASSING}"),
+            "MIG" in self.host.check_output("cat /run/listed").partition("GPU 4:")[2].partition("GPU 5:")[0],
+        ]
+
+    def remove(self) -> None:
+        units = "nvidia-cdi-refresh dcgm-exporter openfleet-stopped"
+        self.host.run(f"systemctl disable --now --quiet {units}; systemctl reset-failed {units}")
+        self.host.run(
+            f"rm -rf /etc/systemd/system/{BOOT}.d /etc/cdi /run/cdi /usr/bin/nvidia-ctk /run/listed /run/refuse"
+        )
+        self.host.run("cd /etc/systemd/system && rm -f " + " ".join(f"{unit}.service" for unit in units.split()))
+        self.host.run(f"systemctl daemon-reload; systemctl restart {BOOT}")
+
+
+@pytest.fixture
+def clients(lab_host):
+    host = lab_host("h100")
+    if not host.file(f"/etc/systemd/system/{BOOT}").exists:
+        pytest.fail(f"lab host h100 has no {BOOT}: run site.yml on it")
+    clients = Clients(host)
+    yield clients
+    clients.remove()
+
+
+def test_who_lists_devices_lists_those_that_are_there(clients):
+    assert clients.lists_gpu_4() == [True, True, True]
+    clients.take_gpu_4_apart()
+    # The control: nobody of them notices by itself.
+    assert clients.lists_gpu_4() == [True, True, True]
+    done = clients.follow("once", "dcgm-exporter", "openfleet-stopped", "absent.service")
+    assert done.rc == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "nvidia-cdi-refresh.service restarted",
+        f"CDI: {LASTING} written anew",
+        "dcgm-exporter.service restarted",
+    ]
+    assert clients.lists_gpu_4() == [False, False, False]
+    assert clients.host.run("systemctl is-active openfleet-stopped").stdout.strip() == "inactive"
+
+
+def test_a_service_that_does_not_start_is_told_and_started_by_the_next_run(clients):
+    clients.host.check_output("touch /run/refuse")
+    done = clients.follow("once", "dcgm-exporter.service")
+    assert done.rc == 1
+    assert done.stderr.startswith("dcgm-exporter.service: it was to be restarted") and "journalctl" in done.stderr
+    assert "done: nvidia-cdi-refresh.service restarted" in done.stderr
+    clients.host.check_output("rm /run/refuse")
+    assert "dcgm-exporter.service restarted" in clients.follow("again", "dcgm-exporter.service").stdout.splitlines()
+    assert clients.host.check_output("systemctl is-active dcgm-exporter") == "active"
+
+
+def without_gpu_4(clients) -> None:
+    clients.take_gpu_4_apart()
+    assert clients.follow("once", "dcgm-exporter.service").rc == 0
+    assert clients.lists_gpu_4() == [False, False, False]
+
+
+def test_the_boot_unit_does_not_wait_for_those_that_wait_for_it(clients):
+    clients.write(f"/etc/systemd/system/{BOOT}.d/follow.conf", IN_THE_BOOT_UNIT)
+    without_gpu_4(clients)
+    clients.host.check_output(f"systemctl daemon-reload && timeout 60 systemctl restart {BOOT}")
+    log = clients.host.check_output(f"journalctl --unit {BOOT} --output=cat --lines=20 --no-pager")
+    assert "nvidia-cdi-refresh.service is to be restarted by systemd" in log
+    # What systemd was asked for comes now, by itself.
+    deadline = time.monotonic() + 30
+    while clients.lists_gpu_4() != [True, True, True]:
+        assert time.monotonic() < deadline, clients.lists_gpu_4()
+        time.sleep(0.2)
+
+
+def test_after_a_reboot_the_devices_that_are_there_are_listed(clients):
+    clients.write(f"/etc/systemd/system/{BOOT}.d/follow.conf", IN_THE_BOOT_UNIT)
+    without_gpu_4(clients)
+    reboot(clients.host)
+    assert clients.host.check_output("systemctl is-system-running") == "running"
+    assert clients.lists_gpu_4() == [True, True, True]

@@ -1,0 +1,378 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What follows a change of devices: what is decided, and what becomes of CDI specifications.
+
+nvidia-ctk is a stand-in (tests/lab/stand_in_nvidia_ctk.py), run as a process. What systemctl says has the form of systemd
+252; the real one is in tests/lab/test_follow.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.module_utils import cdi
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FollowError
+from ansible_collections.openfleet.gpu.plugins.module_utils.follow import (
+    BOOT,
+    REFRESH,
+    Owing,
+    Renew,
+    Restart,
+    Seen,
+    Unit,
+    follow,
+    steps,
+)
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders_model import run_tool
+
+STAND_IN = Path(__file__).resolve().parents[1] / "lab" / "stand_in_nvidia_ctk.py"
+WHOLE = "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-aa)\nGPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-bb)\n"
+SPLIT = WHOLE + "  MIG 3g.40gb     Device  0: (UUID: MIG-cc)\n  MIG 1g.10gb     Device  1: (UUID: MIG-dd)\n"
+
+
+def unit(name, active="active", enabled="enabled", load="loaded", invocation="1"):
+    return Unit(name, load, active, enabled, invocation)
+
+
+def spec(path, written=(1, 1)):
+    return cdi.Spec(Path(path), "yaml", ("index",), written)
+
+
+LASTING, PASSING = spec("/etc/cdi/nvidia.yaml"), spec("/run/cdi/nvidia.yaml")
+
+
+# --- What is decided ----------------------------------------------------------------------------------------------
+
+
+def test_nothing_follows_where_nothing_lists_devices():
+    assert steps(Seen()) == ()
+
+
+def test_without_the_toolkit_specifications_are_left_alone():
+    assert steps(Seen(False, (LASTING,), (PASSING,), unit(REFRESH))) == ()
+
+
+def test_specifications_come_before_services_that_may_be_containers():
+    dcgm, exporter = unit("nvidia-dcgm.service"), unit("dcgm-exporter.service")
+    assert steps(Seen(True, (LASTING,), (PASSING,), None, (dcgm, exporter))) == (
+        Renew(LASTING),
+        Renew(PASSING),
+        Restart(dcgm, "try-restart", True),
+        Restart(exporter, "try-restart", True),
+    )
+
+
+@pytest.mark.parametrize(
+    ("refresh", "restarted"),
+    [
+        (unit(REFRESH), True),
+        (unit(REFRESH, "inactive"), True),
+        (unit(REFRESH, "inactive", "enabled-runtime"), True),
+        (unit(REFRESH, "active", "disabled"), True),
+        (unit(REFRESH, "failed", "disabled"), True),
+        (unit(REFRESH, "inactive", "disabled"), False),
+        (unit(REFRESH, "inactive", "masked", "masked"), False),
+        (unit(REFRESH, "inactive", "", "not-found"), False),
+    ],
+)
+def test_the_toolkits_own_unit_is_restarted_where_it_is_let_work(refresh, restarted):
+    found = steps(Seen(True, (LASTING,), (PASSING,), refresh))
+    assert found == ((Restart(refresh, "restart", True),) if restarted else ()) + (Renew(LASTING), Renew(PASSING))
+
+
+@pytest.mark.parametrize("active", ["active", "activating", "reloading"])
+def test_services_that_run_are_restarted(active):
+    running = unit("a.service", active)
+    assert steps(Seen(services=(running,))) == (Restart(running, "try-restart", True),)
+
+
+@pytest.mark.parametrize("active", ["inactive", "failed", "deactivating"])
+def test_services_that_do_not_run_are_not(active):
+    assert steps(Seen(services=(unit("a.service", active),))) == ()
+
+
+def test_a_run_that_makes_up_for_another_starts_what_failed_but_not_what_was_stopped():
+    failed, stopped = unit("a.service", "failed"), unit("b.service", "inactive")
+    assert steps(Seen(services=(failed, stopped)), again=True) == (Restart(failed, "restart", True),)
+
+
+def test_at_boot_nothing_is_waited_for_and_what_the_refresh_will_write_is_left_to_it():
+    refresh, service = unit(REFRESH, "inactive"), unit("a.service")
+    assert steps(Seen(True, (LASTING,), (PASSING,), refresh, (service,), starting=True)) == (
+        Restart(refresh, "restart", False),
+        Renew(LASTING),
+        Restart(service, "try-restart", False),
+    )
+    assert Renew(PASSING) in steps(Seen(True, (), (PASSING,), None, starting=True))
+
+
+# --- CDI specifications ---------------------------------------------------------------------------------------------
+
+
+class Toolkit:
+    """A host below a folder: its CDI directories, and the stand-in on PATH."""
+
+    def __init__(self, root: Path, monkeypatch) -> None:
+        self.root, self.etc, self.run = root, root / "etc/cdi", root / "var/run/cdi"
+        self.devices, self.setenv = root / "devices", monkeypatch.setenv
+        for folder in (self.etc, self.run, root / "bin"):
+            folder.mkdir(parents=True)
+        (root / "bin/nvidia-ctk").symlink_to(STAND_IN)
+        monkeypatch.setenv("PATH", "%s:%s" % (root / "bin", os.environ["PATH"]))
+        monkeypatch.setenv("STAND_IN_DEVICES", str(self.devices))
+        monkeypatch.delenv("NVIDIA_CTK_CDI_OUTPUT_FILE_PATH", raising=False)
+        self.devices.write_text(WHOLE)
+
+    def generate(self, path: Path, *options: str) -> Path:
+        subprocess.run(
+            ["nvidia-ctk", "cdi", "generate", "--output=%s" % path, *options], check=True, stderr=subprocess.DEVNULL
+        )
+        return path
+
+    def follow(self, **options):
+        return follow([], root=str(self.root), **options)
+
+
+@pytest.fixture
+def toolkit(tmp_path, monkeypatch):
+    return Toolkit(tmp_path, monkeypatch)
+
+
+def names(path: Path) -> list[str]:
+    if path.suffix == ".json":
+        return [device["name"] for device in json.loads(path.read_text())["devices"]]
+    return [line.split("name: ")[1].strip('"') for line in path.read_text().splitlines() if " name: " in line]
+
+
+@pytest.mark.parametrize("format", ["yaml", "json"])
+@pytest.mark.parametrize(
+    ("strategies", "before", "after"),
+    [
+        (["index"], ["0", "1", "all"], ["0", "1:0", "1:1", "all"]),
+        (["type-index"], ["gpu0", "gpu1", "all"], ["gpu0", "mig1:0", "mig1:1", "all"]),
+        (["uuid"], ["GPU-aa", "GPU-bb", "all"], ["GPU-aa", "MIG-cc", "MIG-dd", "all"]),
+        (
+            ["index", "uuid"],
+            ["0", "1", "GPU-aa", "GPU-bb", "all"],
+            ["0", "1:0", "1:1", "GPU-aa", "MIG-cc", "MIG-dd", "all"],
+        ),
+    ],
+)
+def test_a_specification_is_made_anew_with_the_same_kind_of_names(toolkit, format, strategies, before, after):
+    options = ["--device-name-strategy=%s" % strategy for strategy in strategies]
+    path = toolkit.generate(toolkit.etc / ("nvidia.%s" % format), "--format=%s" % format, *options)
+    assert names(path) == before
+    toolkit.devices.write_text(SPLIT)
+    assert toolkit.follow() == ("CDI: %s written anew" % path,)
+    assert names(path) == after
+
+
+def test_both_directories_are_served_and_a_second_time_changes_nothing(toolkit):
+    one, other = toolkit.generate(toolkit.etc / "nvidia.yaml"), toolkit.generate(toolkit.run / "gpus.yaml")
+    toolkit.devices.write_text(SPLIT)
+    assert toolkit.follow() == tuple("CDI: %s written anew" % path for path in (one, other))
+    written = [(path.stat().st_ino, path.stat().st_mtime_ns) for path in (one, other)]
+    assert toolkit.follow() == ()
+    assert [(path.stat().st_ino, path.stat().st_mtime_ns) for path in (one, other)] == written
+
+
+def test_the_file_is_replaced_at_once_and_keeps_its_mode(toolkit):
+    path = toolkit.generate(toolkit.etc / "nvidia.yaml")
+    path.chmod(0o640)
+    toolkit.devices.write_text(SPLIT)
+    with path.open() as reader:
+        old = path.read_text()
+        toolkit.follow()
+        assert reader.read() == old
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert sorted(file.name for file in toolkit.etc.iterdir()) == ["nvidia.yaml"]
+
+
+def test_a_link_stays_a_link(toolkit):
+    path = toolkit.generate(toolkit.root / "elsewhere")
+    link = toolkit.etc / "nvidia.yaml"
+    link.symlink_to(path)
+    toolkit.devices.write_text(SPLIT)
+    assert toolkit.follow() == ("CDI: %s written anew" % path,)
+    assert link.is_symlink() and "1:0" in names(path)
+
+
+OTHERS = {
+    "kind.yaml": "cdiVersion: 0.5.0\nkind: k8s.device-plugin.nvidia.com/gpu\ndevices: []\n# nvidia-cdi-hook\n",
+    "hand.yaml": "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n- name: mine\n",
+    "empty.yaml": "",
+    "broken.json": '{"kind": "nvidia.com/gpu", "hooks": "nvidia-cdi-hook"',
+    "list.json": '["nvidia.com/gpu", "nvidia-cdi-hook"]',
+    "nvidia.yaml.new": "kind: nvidia.com/gpu\n# nvidia-cdi-hook\n",
+}
+
+
+def test_what_nvidia_ctk_did_not_make_is_left_alone(toolkit):
+    for name, text in OTHERS.items():
+        (toolkit.etc / name).write_text(text)
+    (toolkit.etc / "dangling.yaml").symlink_to("nowhere")
+    assert toolkit.follow() == ()
+    assert {path.name: path.read_text() for path in toolkit.etc.iterdir() if path.exists()} == OTHERS
+
+
+def test_none_is_made_where_there_was_none(toolkit):
+    assert toolkit.follow() == ()
+    assert list(toolkit.etc.iterdir()) == list(toolkit.run.iterdir()) == []
+
+
+def test_an_output_path_in_the_environment_leads_nothing_astray(toolkit):
+    path, other = toolkit.generate(toolkit.etc / "nvidia.yaml"), toolkit.root / "other.yaml"
+    toolkit.setenv("NVIDIA_CTK_CDI_OUTPUT_FILE_PATH", str(other))
+    toolkit.devices.write_text(SPLIT)
+    assert toolkit.follow() == ("CDI: %s written anew" % path,)
+    assert not other.exists()
+
+
+def test_a_failure_names_the_file_and_leaves_it_and_the_others_are_written(toolkit):
+    one, other = toolkit.generate(toolkit.etc / "a.yaml"), toolkit.generate(toolkit.etc / "b.json", "--format=json")
+    toolkit.devices.write_text(SPLIT)
+
+    def run(command, **options):
+        if "--format=yaml" in command:
+            options["env"] = {"STAND_IN_FAILS": "1"}
+        return run_tool(command, **options)
+
+    old = one.read_text()
+    with pytest.raises(FollowError) as error:
+        toolkit.follow(run=run)
+    assert error.value.outcome == "new"
+    assert error.value.where == str(one)
+    assert "failed to generate CDI spec" in str(error.value) and "nvidia-ctk cdi generate --output=%s" % one in str(
+        error.value
+    )
+    assert error.value.steps_done == ("CDI: %s written anew" % other,)
+    assert one.read_text() == old and "1:0" in names(other)
+
+
+def test_an_answer_that_is_no_specification_is_not_written(toolkit):
+    path = toolkit.generate(toolkit.etc / "nvidia.yaml")
+    old = path.read_text()
+    with pytest.raises(FollowError, match="printed no specification"):
+        toolkit.follow(run=lambda command, **_options: subprocess.CompletedProcess(command, 0, "Usage: ...", ""))
+    assert path.read_text() == old
+
+
+# --- systemd ----------------------------------------------------------------------------------------------------------
+
+
+class Systemd:
+    """Answers as systemctl does. `breaks` are the units whose restart fails; `together` restart with each other."""
+
+    def __init__(self, *units: Unit, state="running", breaks=(), together=()) -> None:
+        self.units = {u.name: u for u in units}
+        self.state, self.breaks, self.together = state, breaks, together
+        self.called: list[str] = []
+
+    def __call__(self, command, **_options):
+        if command[0] != "systemctl":
+            raise FileNotFoundError(2, "No such file or directory", command[0])
+        if command[1] != "show":
+            self.called.append(" ".join(command[1:]))
+            return self.restart(command, command[-1])
+        if "--" not in command:
+            return subprocess.CompletedProcess(command, 0, "SystemState=%s\n" % self.state, "")
+        blocks = [self.block(name) for name in command[command.index("--") + 1 :]]
+        return subprocess.CompletedProcess(command, 0, "\n".join(blocks), "")
+
+    def block(self, name):
+        u = self.units.get(name) or unit(name, "inactive", "", "not-found", "")
+        values = {"Id": u.name, "LoadState": u.load, "ActiveState": u.active, "UnitFileState": u.enabled}
+        return "".join("%s=%s\n" % item for item in dict(values, InvocationID=u.invocation).items())
+
+    def restart(self, command, name):
+        if name in self.breaks:
+            return subprocess.CompletedProcess(command, 1, "", "Job for %s failed.\n" % name)
+        for other in {name, *(self.together if name in self.together else ())}:
+            self.units[other] = unit(other, invocation="2")
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+
+@pytest.fixture
+def root(tmp_path):
+    (tmp_path / "run/systemd/system").mkdir(parents=True)
+    return str(tmp_path)
+
+
+def test_services_are_restarted_in_the_order_given_and_once_each(root):
+    systemd = Systemd(unit("a.service"), unit("b.service"), unit("c.service", "inactive"))
+    systemd.units["alias.service"] = systemd.units["a.service"]
+    done = follow(["b.service", "a.service", "alias.service", "c.service", "absent.service"], systemd, root)
+    assert done == ("b.service restarted", "a.service restarted")
+    assert systemd.called == ["try-restart -- b.service", "try-restart -- a.service"]
+
+
+def test_a_service_that_was_restarted_with_another_is_not_restarted_again(root):
+    systemd = Systemd(unit("a.service"), unit("b.service"), together=("a.service", "b.service"))
+    assert follow(["a.service", "b.service"], systemd, root) == ("a.service restarted", "b.service restarted")
+    assert systemd.called == ["try-restart -- a.service"]
+
+
+def test_a_service_that_does_not_come_back_is_named_and_the_others_are_restarted(root):
+    systemd = Systemd(unit("a.service"), unit("b.service"), breaks=("a.service",))
+    with pytest.raises(FollowError) as error:
+        follow(["a.service", "b.service"], systemd, root)
+    assert error.value.where == "a.service" and "journalctl --unit a.service" in error.value.cure
+    assert error.value.steps_done == ("b.service restarted",)
+
+
+@pytest.mark.parametrize("state", ["initializing", "starting"])
+def test_nothing_is_waited_for_while_the_host_boots(root, state):
+    systemd = Systemd(unit("a.service"), state=state)
+    assert follow(["a.service"], systemd, root) == ("a.service is to be restarted by systemd",)
+    assert systemd.called == ["--no-block try-restart -- a.service"]
+
+
+def test_nothing_is_waited_for_while_the_boot_unit_runs(root):
+    systemd = Systemd(unit("a.service"), unit(BOOT, "activating"))
+    follow(["a.service"], systemd, root)
+    assert systemd.called == ["--no-block try-restart -- a.service"]
+
+
+def test_the_units_that_are_this_collections_or_the_toolkits_are_no_services(root):
+    systemd = Systemd(unit(BOOT), unit(REFRESH))
+    assert follow([BOOT, REFRESH], systemd, root) == ()
+
+
+def test_without_systemd_there_is_nothing_to_restart(tmp_path):
+    systemd = Systemd(unit("a.service"))
+    assert follow(["a.service"], systemd, str(tmp_path)) == ()
+    assert systemd.called == []
+
+
+def test_a_systemd_that_does_not_answer_is_an_error_with_a_cure(root):
+    def run(command, **_options):
+        if command[0] != "systemctl":
+            raise FileNotFoundError(2, "No such file or directory", command[0])
+        return subprocess.CompletedProcess(command, 1, "", "Failed to connect to bus\n")
+
+    with pytest.raises(FollowError, match=r"Failed to connect to bus.*by hand"):
+        follow(["a.service"], run, root)
+
+
+# --- The mark ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_mark_stands_until_it_is_taken_away(tmp_path):
+    owing = Owing(str(tmp_path / "state"))
+    assert not owing.due()
+    owing.begin()
+    owing.begin()
+    assert Owing(str(tmp_path / "state")).due()
+    owing.end()
+    owing.end()
+    assert not owing.due()
+
+
+def test_a_damaged_mark_is_a_mark(tmp_path):
+    (tmp_path / "follow.json").write_text("{")
+    assert Owing(str(tmp_path)).due()
