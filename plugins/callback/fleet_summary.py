@@ -18,6 +18,7 @@ description:
     destroyed and kept (check mode), or were (otherwise), and on how many hosts.
   - A host counts once, however many plays planned it.
   - Hosts that failed or were unreachable follow, each with the first line of the reason.
+  - While a host waits for what is in use (C(gpu_layout_on_busy=wait)), prints who is waited for whenever Ansible tries again.
 requirements:
   - >-
     Enable it, for example C(callbacks_enabled = openfleet.gpu.fleet_summary) under C([defaults]) of C(ansible.cfg),
@@ -52,6 +53,8 @@ class Summary:
     hosts: set = field(default_factory=set)
     counts: dict = field(default_factory=dict)
     without_driver: set = field(default_factory=set)
+    #: Hosts of which MIG modes wait for a reboot.
+    rebooting: set = field(default_factory=set)
     reasons: dict = field(default_factory=dict)
 
     def ran(self, host, result, check_mode):
@@ -64,6 +67,12 @@ class Summary:
         found = result.get("counts")
         if not found or check_mode != self.check_mode:
             return
+        if host in self.rebooting:
+            # What was planned before the reboot is there after it, whether the boot did it or this run.
+            self.rebooting.remove(host)
+            return
+        if result.get("reboot_required"):
+            self.rebooting.add(host)
         new = Counts(found["create"], found["destroy"], found["keep"], found["gpus_changed"] > 0)
         old = self.counts.get(host)
         if old and not self.check_mode:
@@ -95,6 +104,11 @@ class Summary:
         return text
 
 
+def waiting(host, result):
+    """Who a host waits for, a line each."""
+    return ["%s: waiting: %s is in use by %s" % (host, b["what"], ", ".join(b["who"])) for b in result.get("busy", [])]
+
+
 class CallbackModule(CallbackBase):
     """Ansible's entry point."""
 
@@ -113,6 +127,12 @@ class CallbackModule(CallbackBase):
         # A task with a loop has one result for each item.
         for item in result.result.get("results", [result.result]):
             self._summary.ran(result.host.get_name(), item, bool(result.task.check_mode))
+
+    def v2_runner_retry(self, result):
+        # Ansible says that it tries again; this says what for.
+        if self._is_ours(result.task):
+            for line in waiting(result.host.get_name(), result.result):
+                self._display.display(line)
 
     def v2_runner_on_failed(self, result, ignore_errors=False):
         self._failed(result)

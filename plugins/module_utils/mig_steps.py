@@ -9,7 +9,7 @@ Check mode, diff, reports and the executor use the same object. Nothing here dec
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Sequence, Union
+from typing import Any, Sequence, Union
 
 from .model import Gpu, GpuInstance, Holder, Placement, Process
 
@@ -129,6 +129,9 @@ class Disturbance:
 
     def __str__(self) -> str:
         return "%s is in use by %s" % (self.what, ", ".join(map(str, self.who)))
+
+    def to_data(self) -> dict[str, Any]:
+        return {"what": self.what, "who": [str(holder) for holder in self.who]}
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ def save(plan: Plan, host: Host) -> dict[str, Any]:
                 "index": gpu.gpu.index,
                 "name": gpu.gpu.name,
                 "plan": str(gpu),
-                "busy": [{"what": found.what, "who": [str(holder) for holder in found.who]} for found in gpu.disturbs],
+                "busy": [disturbance.to_data() for disturbance in gpu.disturbs],
                 "asked": _asked(gpu.target),
                 "observed": _observed(gpu.gpu),
                 "steps": _steps(gpu),

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterable
+from typing import Any, Callable
 
 from ansible.module_utils.common.respawn import has_respawned, probe_interpreters_for_module, respawn_module
 
@@ -41,10 +41,5 @@ def details(error: FleetError) -> dict[str, Any]:
     if isinstance(error, ApplyError):
         found.update(outcome=error.outcome, steps_done=list(error.steps_done), reboot_required=error.reboot_needed)
     if isinstance(error, BusyError):
-        found["busy"] = told_of(error.disturbs)
+        found["busy"] = [disturbance.to_data() for disturbance in error.disturbs]
     return found
-
-
-def told_of(disturbs: Iterable[Any]) -> list[dict[str, Any]]:
-    """A plan's Disturbances as data."""
-    return [{"what": found.what, "who": [str(holder) for holder in found.who]} for found in disturbs]

@@ -221,7 +221,7 @@ from ..module_utils.layout import parse_layout
 from ..module_utils.model import to_data
 from ..module_utils.ownership import POLICIES
 from ..module_utils.pci import nvidia_gpus
-from ..module_utils.runner import respawn_with_pynvml, run, told_of
+from ..module_utils.runner import respawn_with_pynvml, run
 from ..module_utils.transaction import DIRECTORY
 
 
@@ -274,7 +274,7 @@ def partition(params, check_mode):
     if check_mode:
         told["plan_data"] = plan_file.save(plan, done.host)
         if plan.disturbs:
-            told["busy"] = told_of(plan.disturbs)
+            told["busy"] = [disturbance.to_data() for disturbance in plan.disturbs]
     if done.ended:
         told["ended"] = list(done.ended)
     if done.recovered:

@@ -79,7 +79,11 @@ class SimulatedHost:
         command = [self.python, "-m", module]
         if user is not None:
             # The interpreter may lie where another user cannot read (root's home): load first, then become that user.
-            command = [self.python, "-c", f"import os, pynvml, {module} as m; os.setgid({user}); os.setuid({user}); m.main()"]
+            command = [
+                self.python,
+                "-c",
+                f"import os, pynvml, {module} as m; os.setgid({user}); os.setuid({user}); m.main()",
+            ]
         done = self.run(command, check=False, input=json.dumps({"ANSIBLE_MODULE_ARGS": arguments}))
         try:
             return json.loads(done.stdout)

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from ansible_collections.openfleet.gpu.plugins.callback.fleet_summary import Summary
+from ansible_collections.openfleet.gpu.plugins.callback.fleet_summary import Summary, waiting
 
 
 def result(create, destroy, keep):
@@ -37,6 +37,20 @@ def test_two_changes_of_one_host_add_up():
     summary.ran("a", result(1, 1, 2), check_mode=False)
     summary.ran("a", result(0, 0, 3), check_mode=False)
     assert summary.line() == "Applied: 3 created, 1 destroyed, 1 kept, on 1 of 1 hosts"
+
+
+def test_what_waits_for_a_reboot_counts_once_and_whoever_does_the_rest():
+    for after in (result(0, 0, 3), result(2, 0, 1)):
+        summary = Summary(check_mode=False)
+        summary.ran("a", dict(result(2, 1, 1), reboot_required=True), check_mode=False)
+        summary.ran("a", after, check_mode=False)
+        assert summary.line() == "Applied: 2 created, 1 destroyed, 1 kept, on 1 of 1 hosts"
+
+
+def test_who_is_waited_for_is_named():
+    busy = [{"what": "gpu 3: 1g.10gb@4", "who": ["pid 7 (python3)", "Slurm job 12"]}]
+    assert waiting("a", {"busy": busy}) == ["a: waiting: gpu 3: 1g.10gb@4 is in use by pid 7 (python3), Slurm job 12"]
+    assert waiting("a", {"failed": True}) == []
 
 
 def test_a_mode_change_alone_is_a_change():

@@ -12,7 +12,7 @@ import signal
 import sys
 from typing import Any, Sequence
 
-from ..errors import ApplyError, FleetError
+from ..errors import ApplyError, BusyError, FleetError
 
 LAYOUT = "/etc/openfleet-gpu/layout.json"
 STATE_DIRECTORY = "/var/lib/openfleet-gpu"
@@ -49,7 +49,9 @@ def _failed(options: argparse.Namespace, error: Exception, details: dict[str, An
 def _details(error: FleetError) -> dict[str, Any]:
     found: dict[str, Any] = {"where": error.where, "problem": error.problem, "cure": error.cure}
     if isinstance(error, ApplyError):
-        found.update(outcome=error.outcome, steps_done=list(error.steps_done))
+        found.update(outcome=error.outcome, steps_done=list(error.steps_done), reboot_required=error.reboot_needed)
+    if isinstance(error, BusyError):
+        found["busy"] = [disturbance.to_data() for disturbance in error.disturbs]
     return found
 
 
@@ -72,6 +74,20 @@ def _parser() -> argparse.ArgumentParser:
 
     apply = _command(commands, "apply", ".on_gpus:apply", "make the GPUs what the layout says")
     _layout(apply)
+    apply.add_argument(
+        "--busy-timeout",
+        type=seconds,
+        default=600.0,
+        metavar="SECONDS",
+        help="--on-busy wait: wait so long (default: 600)",
+    )
+    apply.add_argument(
+        "--grace-period",
+        type=seconds,
+        default=30.0,
+        metavar="SECONDS",
+        help="--on-busy force: so long between SIGTERM and SIGKILL (default: 30)",
+    )
     apply.add_argument(
         "--lock-timeout",
         type=seconds,
@@ -134,6 +150,12 @@ def _layout(command: argparse.ArgumentParser) -> None:
         choices=["fail", "remove", "keep"],
         default="fail",
         help="what to do with MIG instances that neither the layout names nor an earlier run made (default: fail)",
+    )
+    command.add_argument(
+        "--on-busy",
+        choices=["fail", "wait", "force"],
+        default="fail",
+        help="where something that has to go is in use: stop, wait for it, or end its processes (default: fail)",
     )
     command.add_argument(
         "--state-directory",

@@ -46,33 +46,38 @@ def plan(options: Namespace) -> int:
     from .files import read_layout
     from .main import EXIT_CHANGES
 
-    run = foresee(parse_layout(read_layout(options.layout)), options.state_directory, options.unlisted)
+    layout = parse_layout(read_layout(options.layout))
+    run = foresee(layout, options.state_directory, options.unlisted, on_busy=options.on_busy)
     cut_off = Journal(options.state_directory).path.exists()
     if cut_off:
         print("gpu-layout: a run was cut off before; apply clears up after it first", file=sys.stderr)
     if options.json:
         print(json.dumps(dict(_told(run), cut_off=cut_off), indent=2))
     else:
-        print("\n".join([*run.plan.lines(), _planned(run.plan.counts())]))
+        print("\n".join([*run.plan.lines(), *_in_the_way(run), _planned(run.plan.counts())]))
     return EXIT_CHANGES if options.exit_code and (run.changed or cut_off) else 0
 
 
 def apply(options: Namespace) -> int:
     """Make the GPUs what the layout says; print the plan that was carried out."""
+    from ..busy import OnBusy
     from ..converge import converge
     from ..layout import parse_layout
     from .files import read_layout
 
     layout = parse_layout(read_layout(options.layout))
+    on_busy = OnBusy(options.on_busy, options.busy_timeout, options.grace_period, _say)
     run = _patient(
-        lambda: converge(layout, options.state_directory, options.unlisted, options.lock_timeout),
+        lambda: converge(layout, options.state_directory, options.unlisted, options.lock_timeout, on_busy=on_busy),
         options.driver_timeout,
     )
     if options.json:
-        print(json.dumps(dict(_told(run), recovered=run.recovered), indent=2))
+        print(json.dumps(dict(_told(run), recovered=run.recovered, ended=list(run.ended)), indent=2))
         return 0
     if run.recovered:
         print("a run was cut off before; the %s layout stood when this one began" % run.recovered)
+    for who in run.ended:
+        print("ended: %s" % who)
     print("\n".join([*run.plan.lines(), _done(run.plan.counts())]))
     return 0
 
@@ -108,8 +113,18 @@ def _patient(attempt: Callable[[], T], seconds: float) -> T:
         time.sleep(_POLL_SECONDS)
 
 
+def _say(text: str) -> None:
+    """Progress, apart from what is printed as the result."""
+    print("gpu-layout: %s" % text, file=sys.stderr, flush=True)
+
+
 def _told(run: Any) -> dict[str, Any]:
-    return {"changed": run.changed, "plan": run.plan.lines(), "counts": run.plan.counts()}
+    busy = [disturbance.to_data() for disturbance in run.plan.disturbs]
+    return {"changed": run.changed, "plan": run.plan.lines(), "counts": run.plan.counts(), "busy": busy}
+
+
+def _in_the_way(run: Any) -> list[str]:
+    return ["in the way: %s" % disturbance for disturbance in run.plan.disturbs]
 
 
 def _planned(counts: dict[str, int]) -> str:

@@ -8,6 +8,7 @@ import fcntl
 import json
 import shutil
 import signal
+import threading
 import time
 
 import pytest
@@ -31,6 +32,7 @@ def test_plan_tells_and_changes_nothing(host):
         "changed": True,
         "plan": [LINE],
         "counts": {"create": 2, "destroy": 0, "keep": 0, "gpus_changed": 1},
+        "busy": [],
         "cut_off": False,
     }
     assert host.seen() == {0: [], 1: []}
@@ -260,3 +262,27 @@ def test_wrong_usage_is_status_2(host, arguments):
 def test_every_subcommand_has_help(host, name):
     done = host.simulated.run([*host.words("show")[:2], name, "--help"])
     assert "--json" in done.stdout and "usage: gpu-layout %s" % name in done.stdout
+
+
+def test_what_is_in_use_stops_it_is_waited_for_or_is_ended(host):
+    host.simulated.create(H100)
+    host("apply", "--layout", host.layout([{"gpus": [0], "sharing": "mig", "mig": [{"profile": "7g.80gb"}]}]))
+    gpusim = str(host.simulated.bin / "gpusim")
+    job = host.simulated.popen([gpusim, "run", "--gpu", "0", "--gi", "0", "--memory", "1MiB", "--", "sleep", "300"])
+    try:
+        while not json.loads(host.simulated.gpusim("show", "--json"))["processes"]:
+            assert job.poll() is None
+        layout = host.layout(HALVES)
+        refused = host("apply", "--layout", layout, "--json", status=1)
+        assert "pid %d" % job.pid in json.loads(refused.stdout)["error"]["busy"][0]["who"][0]
+        planned = host("plan", "--layout", layout, "--on-busy", "wait").stdout
+        assert "in the way: gpu 0: 7g.80gb@0 (1 process) is in use by pid %d" % job.pid in planned
+        waited = host("apply", "--layout", layout, "--on-busy", "wait", "--busy-timeout", "0.5", status=1)
+        assert "gpu-layout: waiting: gpu 0: 7g.80gb@0" in waited.stderr
+        threading.Thread(target=job.wait, daemon=True).start()
+        done = host("apply", "--layout", layout, "--on-busy", "force").stdout
+        assert "ended: pid %d" % job.pid in done
+        assert host.seen()[0] == [("3g.40gb", 0), ("3g.40gb", 4)]
+    finally:
+        job.kill()
+        job.wait()

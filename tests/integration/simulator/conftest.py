@@ -157,7 +157,9 @@ class Simulator:
 
         # The interpreter starts as this user: another one may not reach it where the checkout is private.
         become = "" if user is None else f"os.setgroups([]); os.setgid({user}); os.setuid({user}); "
-        script = f"import os, time; from pynvml import *; {become}nvmlInit(); gpu = nvmlDeviceGetHandleByIndex(0)\n" + code
+        script = (
+            f"import os, time; from pynvml import *; {become}nvmlInit(); gpu = nvmlDeviceGetHandleByIndex(0)\n" + code
+        )
         environment = dict(self.environment, PYTHONPATH=str(Path(pynvml.__file__).parent), PYTHONDONTWRITEBYTECODE="1")
         child = subprocess.Popen(
             [*prefix, sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True

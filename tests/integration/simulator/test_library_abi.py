@@ -22,7 +22,9 @@ def gpu(simulator, nvml):
 
 
 def symbols(library: Path) -> set[str]:
-    out = subprocess.run(["nm", "-D", "--defined-only", str(library)], check=True, capture_output=True, text=True).stdout
+    out = subprocess.run(
+        ["nm", "-D", "--defined-only", str(library)], check=True, capture_output=True, text=True
+    ).stdout
     return {line.split()[-1].split("@")[0] for line in out.splitlines()}
 
 
@@ -40,7 +42,9 @@ def test_nothing_else_is_exported(nvml_library):
 
 def test_unversioned_names_of_the_header_are_exported(nvml_library):
     hidden = "Init DeviceGetCount DeviceGetHandleByIndex DeviceGetPciInfo EventSetWait DeviceGetAttributes ComputeInstanceGetInfo"
-    hidden += " DeviceGetComputeRunningProcesses DeviceGetMPSComputeRunningProcesses DeviceRemoveGpu InternalGetExportTable"
+    hidden += (
+        " DeviceGetComputeRunningProcesses DeviceGetMPSComputeRunningProcesses DeviceRemoveGpu InternalGetExportTable"
+    )
     assert {"nvml" + name for name in hidden.split()} <= symbols(nvml_library)
 
 
@@ -84,7 +88,9 @@ def test_a_state_file_of_another_schema_is_refused_with_words(simulator):
         file.seek(8)
         file.write(b"\xff")
     code = "import ctypes; l = ctypes.CDLL('libnvidia-ml.so.1'); print(l.nvmlInit_v2(), l.nvmlInit_v2())"
-    done = subprocess.run(["python3", "-c", code], env=simulator.environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["python3", "-c", code], env=simulator.environment, capture_output=True, text=True, check=True
+    )
     assert done.stdout.split() == ["9", "9"]
     assert done.stderr.count(str(simulator.state)) == 1 and "gpusim init" in done.stderr
     simulator.create("h100")

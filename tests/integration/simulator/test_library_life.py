@@ -15,7 +15,9 @@ import pytest
 MIB, GIB = 1 << 20, 1 << 30
 NOT_FOUND, IN_USE, INSUFFICIENT_RESOURCES = 6, 19, 23
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="NVML's setters need root, the simulated one's too: run as root")
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0, reason="NVML's setters need root, the simulated one's too: run as root"
+)
 
 
 @pytest.fixture
@@ -53,7 +55,9 @@ def test_a_constant_load(simulator, nvml, gpu):
 
 
 def test_stated_power_overrides_utilisation(simulator, nvml, gpu):
-    simulator.do("gpusimLoad", 0, -1, "pattern constant\nutilization_percent 90\npower_mw 123456\nmemory_utilization_percent 7\n")
+    simulator.do(
+        "gpusimLoad", 0, -1, "pattern constant\nutilization_percent 90\npower_mw 123456\nmemory_utilization_percent 7\n"
+    )
     assert nvml.nvmlDeviceGetPowerUsage(gpu) == 123456
     assert nvml.nvmlDeviceGetUtilizationRates(gpu).memory == 7
 
@@ -76,7 +80,9 @@ def away_from_edges(pairs, step):
 
 
 def test_a_square_load_is_high_first_and_low_then(simulator, nvml, gpu):
-    simulator.do("gpusimLoad", 0, -1, "pattern square\nperiod_seconds 0.2\nutilization_percent 80\nutilization_low_percent 10\n")
+    simulator.do(
+        "gpusimLoad", 0, -1, "pattern square\nperiod_seconds 0.2\nutilization_percent 80\nutilization_low_percent 10\n"
+    )
     for age, value in away_from_edges(watch(simulator, nvml, gpu, {10, 80}), 0.1):
         assert value == (80 if age % 0.2 < 0.1 else 10)
 
@@ -100,7 +106,9 @@ def test_samples_of_several_loads_do_not_mix(simulator, nvml, gpu):
     other = nvml.nvmlDeviceGetHandleByIndex(1)
     simulator.do("gpusimLoad", 0, -1, "pattern samples\n" + "sample 11 0 -1\n" * 40000)
     simulator.do("gpusimLoad", 1, -1, "pattern samples\n" + "sample 22 0 -1\n" * 20000)
-    assert simulator.call("gpusimLoad", 0, -1, "pattern samples\n" + "sample 33 0 -1\n" * 50000) == INSUFFICIENT_RESOURCES
+    assert (
+        simulator.call("gpusimLoad", 0, -1, "pattern samples\n" + "sample 33 0 -1\n" * 50000) == INSUFFICIENT_RESOURCES
+    )
     assert nvml.nvmlDeviceGetUtilizationRates(gpu).gpu == 11, "a refused load replaces none"
     simulator.do("gpusimLoad", 0, -1, "pattern samples\n" + "sample 33 0 -1\n" * 45000)
     assert [nvml.nvmlDeviceGetUtilizationRates(handle).gpu for handle in (gpu, other)] == [33, 22]

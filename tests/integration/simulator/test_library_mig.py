@@ -105,7 +105,15 @@ def test_the_order_trap(nvml, gpu_of):
 
 def test_the_driver_s_own_placements_are_those_of_the_user_guide(gpu_of):
     gpu = gpu_of("a100")
-    assert [gpu.info(gpu.create(19))[::2] for _ in range(7)] == [(13, 6), (11, 4), (12, 5), (7, 0), (8, 1), (9, 2), (10, 3)]
+    assert [gpu.info(gpu.create(19))[::2] for _ in range(7)] == [
+        (13, 6),
+        (11, 4),
+        (12, 5),
+        (7, 0),
+        (8, 1),
+        (9, 2),
+        (10, 3),
+    ]
     gpu.clear()
     assert [gpu.info(gpu.create(9))[::2] for _ in range(2)] == [(2, 4), (1, 0)]
     gpu.clear()
@@ -196,7 +204,9 @@ def test_compute_instance_names_and_sms(nvml, gpu_of):
     instance = gpu.create(9)
     infos = [nvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(instance, enum, 0) for enum in (0, 1, 2)]
     assert [(i.name.decode() if isinstance(i.name, bytes) else i.name, i.multiprocessorCount) for i in infos] == [
-        ("MIG 1c.3g.20gb", 14), ("MIG 2c.3g.20gb", 28), ("MIG 3g.20gb", 42),
+        ("MIG 1c.3g.20gb", 14),
+        ("MIG 2c.3g.20gb", 28),
+        ("MIG 3g.20gb", 42),
     ]
     with pytest.raises(nvml.NVMLError_InvalidArgument):
         nvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(instance, 8, 0)
@@ -250,7 +260,10 @@ def test_a_mig_device_is_a_compute_instance(nvml, gpu_of):
     nvml.nvmlGpuInstanceCreateComputeInstance(instance, 1)
     (device,) = devices(nvml, gpu)
     assert [nvml.nvmlDeviceIsMigDeviceHandle(handle).value for handle in (device, gpu.handle)] == [1, 0]
-    assert (nvml.nvmlDeviceGetGpuInstanceId(device), nvml.nvmlDeviceGetComputeInstanceId(device)) == (gpu.info(instance)[0], 0)
+    assert (nvml.nvmlDeviceGetGpuInstanceId(device), nvml.nvmlDeviceGetComputeInstanceId(device)) == (
+        gpu.info(instance)[0],
+        0,
+    )
     parent = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(device)
     assert nvml.nvmlDeviceGetUUID(parent) == nvml.nvmlDeviceGetUUID(gpu.handle)
     attributes = nvml.nvmlDeviceGetAttributes(device)
@@ -376,7 +389,9 @@ def test_instances_outlive_clients_and_nothing_outlives_a_reboot_but_ampere_s_mo
         simulator.do("gpusimReboot")
         assert devices(nvml, gpu) == [] and gpu.modes == after
         assert nvml.nvmlDeviceGetPersistenceMode(gpu.handle) == 0
-        assert nvml.nvmlDeviceGetPowerManagementLimit(gpu.handle) == nvml.nvmlDeviceGetPowerManagementDefaultLimit(gpu.handle)
+        assert nvml.nvmlDeviceGetPowerManagementLimit(gpu.handle) == nvml.nvmlDeviceGetPowerManagementDefaultLimit(
+            gpu.handle
+        )
         nvml.nvmlShutdown()
 
 
