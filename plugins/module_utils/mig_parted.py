@@ -5,18 +5,20 @@
 
 What such a file can say: `version: v1` and `mig-configs`, for each label a list of elements with `devices` (all, or
 indices), optionally `device-filter` (PCI ids, device before vendor: 0x233010DE), `mig-enabled`, and `mig-devices` (a
-count for each profile). https://github.com/NVIDIA/mig-parted
+count for each profile, also for parts of an instance: 1c.3g.20gb). https://github.com/NVIDIA/mig-parted, api/spec/v1
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
-from typing import Any, Mapping
+from itertools import combinations
+from typing import Any, Mapping, Sequence
 
 from .catalogue import Model
 from .errors import FleetError
 from .layout_reader import is_integer
-from .profile_name import ProfileNameError, parse_profile_name
+from .profile_name import ProfileName, ProfileNameError, parse_profile_name
 
 VERSION = "v1"
 _VENDOR = "10de"
@@ -49,6 +51,21 @@ def convert(data: Any, source: str, models: Mapping[str, Model]) -> dict[str, Co
     }
 
 
+@dataclass(frozen=True)
+class _Gpus:
+    """What an element says of its GPUs: at these indices, of these models; None says nothing. A GPU has to be both."""
+
+    place: str
+    indices: tuple[int, ...] | None
+    models: tuple[str, ...] | None
+
+    def share_a_model(self, other: _Gpus) -> bool:
+        return self.models is None or other.models is None or bool(set(self.models) & set(other.models))
+
+    def shared_indices(self, other: _Gpus) -> list[int]:
+        return sorted(set(self.indices or ()) & set(other.indices or ()))
+
+
 class _Config:
     """Reads the configuration of one label."""
 
@@ -59,7 +76,7 @@ class _Config:
     def read(self, config: Any) -> Converted:
         if not isinstance(config, list):
             raise self._no("", "a list of elements", config)
-        layout = []
+        layout, named = [], []
         for number, element in enumerate(config):
             place = "[%d]" % number
             if not isinstance(element, Mapping):
@@ -67,42 +84,67 @@ class _Config:
             for key in sorted(set(map(str, element)) - _KEYS):
                 self._differs(place, "the key %s is not known, and left out" % key)
             gpus = self._gpus(place, element)
-            if gpus:
-                layout.append(dict({"gpus": gpus}, **self._sharing(place, element)))
-        if len(layout) > 1 and any(entry["gpus"] == "all" for entry in layout):
+            selectors = self._selectors(gpus)
+            if selectors:
+                named.append(gpus)
+                layout.append(dict({"gpus": selectors}, **self._sharing(place, element)))
+        self._check_together(named)
+        return Converted(layout, tuple(self._problems))
+
+    def _gpus(self, place: str, element: Mapping[str, Any]) -> _Gpus:
+        devices, ids = element.get("devices"), element.get("device-filter")
+        if devices != "all" and not (
+            isinstance(devices, list) and all(is_integer(index) and index >= 0 for index in devices)
+        ):
+            raise self._no(place + ".devices", "all or a list of indices", devices)
+        models = None
+        if ids not in (None, "", []):
+            # One board may have several ids.
+            models = tuple(dict.fromkeys(map(self._model, ids if isinstance(ids, list) else [ids])))
+        return _Gpus(place, None if devices == "all" else tuple(dict.fromkeys(devices)), models)
+
+    def _model(self, pci_id: Any) -> str:
+        """The name, without NVIDIA, of the board with this PCI id; the id where the catalogue has none."""
+        # YAML reads a bare 0x233010DE as a number.
+        number = "%08x" % pci_id if is_integer(pci_id) else str(pci_id).lower().replace("0x", "", 1)
+        name = self._boards.get(number[:4]) if number[4:] == _VENDOR else None
+        return "PCI id %s" % pci_id if name is None else name.replace("NVIDIA ", "", 1)
+
+    def _selectors(self, gpus: _Gpus) -> Any:
+        """The selectors of an element; an empty list where none can say what it says."""
+        if gpus.indices is not None:
+            if gpus.models is not None and gpus.indices:
+                self._differs(
+                    gpus.place,
+                    "a layout names GPUs by index or by model, not by both: device-filter is left out. Use it on hosts whose "
+                    "%s %s" % (_numbers(gpus.indices), " or ".join(gpus.models)),
+                )
+            return list(gpus.indices)
+        if gpus.models is None:
+            return "all"
+        names = {board.replace("NVIDIA ", "", 1) for board in self._boards.values()}
+        for model in gpus.models:
+            if model not in names:
+                self._differs(gpus.place, "the catalogue has no GPU with the %s, which is left out" % model)
+        return [{"model": model} for model in gpus.models if model in names]
+
+    def _check_together(self, named: Sequence[_Gpus]) -> None:
+        """Say where the entries cannot stand in one layout, which names a GPU once and only GPUs that are there."""
+        if len(named) > 1 and any(gpus.indices is None and gpus.models is None for gpus in named):
             self._differs("", "all stands beside other GPUs, which a layout refuses: list the GPUs of each entry")
-        models = [selector for entry in layout for selector in entry["gpus"] if isinstance(selector, dict)]
-        if len(models) > 1:
+            return
+        if len({model for gpus in named if gpus.indices is None for model in gpus.models or ()}) > 1:
             self._differs(
                 "", "it serves several models, and a host's layout names only GPUs that it has: keep those on each host"
             )
-        return Converted(layout, tuple(self._problems))
-
-    def _gpus(self, place: str, element: Mapping[str, Any]) -> Any:
-        """The selectors of an element; an empty list where none can say what it says."""
-        devices = element.get("devices")
-        ids = element.get("device-filter")
-        names = self._names(place, ids) if ids not in (None, "", []) else None
-        if devices == "all":
-            return "all" if names is None else [{"model": name} for name in names]
-        if not isinstance(devices, list) or not all(is_integer(index) and index >= 0 for index in devices):
-            raise self._no(place + ".devices", "all or a list of indices", devices)
-        if names is not None:
-            self._differs(place, "a layout names GPUs by index or by model, not by both: device-filter is left out")
-        return list(devices)
-
-    def _names(self, place: str, ids: Any) -> list[str]:
-        """The names, without NVIDIA, of the boards that the filter lets through."""
-        names = []
-        for text in ids if isinstance(ids, list) else [ids]:
-            # YAML reads a bare 0x233010DE as a number.
-            number = "%08x" % text if is_integer(text) else str(text).lower().replace("0x", "", 1)
-            name = self._boards.get(number[:4]) if number[4:] == _VENDOR else None
-            if name is None:
-                self._differs(place, "the catalogue has no GPU with the PCI id %s, which is left out" % text)
-            else:
-                names.append(name.replace("NVIDIA ", "", 1))
-        return names
+        for one, other in combinations(named, 2):
+            both, shared = "%s and %s" % (one.place, other.place), one.shared_indices(other)
+            if shared and not one.share_a_model(other):
+                numbers = ", ".join(map(str, shared))
+                what = "%s name GPU %s, each of another model: keep on each host the entry of its own"
+                self._differs("", what % (both, numbers))
+            elif shared or (one.share_a_model(other) and None in (one.indices, other.indices)):
+                self._differs("", "%s name the same GPUs, which a layout refuses: leave them to one entry" % both)
 
     def _sharing(self, place: str, element: Mapping[str, Any]) -> dict[str, Any]:
         enabled = element.get("mig-enabled")
@@ -112,30 +154,87 @@ class _Config:
         if not isinstance(devices, Mapping):
             raise self._no(place + ".mig-devices", "a mapping of profiles to counts", devices)
         if not enabled:
+            if devices:
+                raise self._no(place + ".mig-devices", "none where mig-enabled is false", devices)
             return {"sharing": "shared"}
-        return {"sharing": "mig", "mig": [i for i in (self._instance(place, *item) for item in devices.items()) if i]}
+        return {"sharing": "mig", "mig": self._instances(place, devices)}
 
-    def _instance(self, place: str, name: Any, count: Any) -> dict[str, Any] | None:
-        if not is_integer(count) or count < 0:
-            raise self._no("%s.mig-devices.%s" % (place, name), "a count", count)
-        try:
-            profile = parse_profile_name(str(name))
-        except ProfileNameError as error:
-            self._differs(place, "%s, and is left out" % error.problem)
-            return None
-        if profile.is_split:
+    def _instances(self, place: str, devices: Mapping[Any, Any]) -> list[dict[str, Any]]:
+        whole: Counter[str] = Counter()
+        parts: dict[str, list[ProfileName]] = {}
+        for name, count in devices.items():
+            if not is_integer(count) or count < 0:
+                raise self._no("%s.mig-devices.%s" % (place, name), "a count", count)
+            try:
+                profile = parse_profile_name(str(name))
+            except ProfileNameError as error:
+                self._differs(place, "%s, and is left out" % error.problem)
+                continue
+            if profile.is_split:
+                parts.setdefault(profile.gpu_instance, []).extend([profile] * count)
+            # Also without a whole one: instances come in the order in which the file names their profiles.
+            whole[profile.gpu_instance] += 0 if profile.is_split else count
+        found = []
+        for gpu_instance, count in whole.items():
+            found += [_instance(gpu_instance, count)] if count else []
+            found += self._split(place, parts, gpu_instance)
+        return found
+
+    def _split(self, place: str, parts: Mapping[str, list[ProfileName]], gpu_instance: str) -> list[dict[str, Any]]:
+        """The GPU instances that the parts of one profile make up."""
+        asked = parts.get(gpu_instance)
+        if not asked:
+            return []
+        slices = asked[0].gpu_slices
+        shares = sharing([profile.compute_slices for profile in asked], slices)
+        alike = [name for name, others in parts.items() if others and others[0].gpu_slices == slices]
+        if shares is None or len(alike) > 1:
+            names = ", ".join("%dx %s" % (number, name) for name, number in Counter(map(str, asked)).items())
             self._differs(
                 place,
-                "%s is a part of a %s: say with compute_instances which parts share one; left out"
-                % (name, profile.gpu_instance),
+                "which of %s share an instance is decided by the hardware there: say it with compute_instances; left out"
+                % names,
             )
-            return None
-        if count == 0:
-            return None
-        return {"profile": str(name)} if count == 1 else {"profile": str(name), "count": count}
+            return []
+        return [
+            _instance(gpu_instance, count, ["%dc.%s" % (part, gpu_instance) for part in share])
+            for share, count in Counter(shares).items()
+        ]
 
     def _differs(self, place: str, what: str) -> None:
         self._problems.append("%s%s: %s" % (self._where, place, what))
 
     def _no(self, place: str, wanted: str, value: Any) -> FleetError:
         return FleetError(self._where + place, "expected %s, got %r" % (wanted, value), "Mend it there.")
+
+
+def sharing(parts: Sequence[int], slices: int) -> list[tuple[int, ...]] | None:
+    """How mig-parted puts compute instances of so many slices into GPU instances of `slices`; None where that varies.
+
+    It creates the largest first, each in the GPU instance that it created last, or in a new one where it has no room
+    there (pkg/mig/config). Where the GPU has no room for all of these, it tries every other order in turn: the outcome
+    then hangs on the GPU, unless no order needs fewer of them.
+    """
+    shares: list[tuple[int, ...]] = []
+    for part in sorted(parts, reverse=True):
+        if shares and sum(shares[-1]) + part <= slices:
+            shares[-1] += (part,)
+        else:
+            shares.append((part,))
+    fewest = -(-sum(parts) // slices)
+    alone = all(2 * part > slices for part in parts)
+    return shares if len(shares) == fewest or alone else None
+
+
+def _instance(profile: str, count: int, compute_instances: Sequence[str] = ()) -> dict[str, Any]:
+    found: dict[str, Any] = {"profile": profile}
+    if count > 1:
+        found["count"] = count
+    if compute_instances:
+        found["compute_instances"] = list(compute_instances)
+    return found
+
+
+def _numbers(indices: Sequence[int]) -> str:
+    listed = ", ".join(map(str, indices))
+    return "GPU %s is of" % listed if len(indices) == 1 else "GPUs %s are of" % listed

@@ -4,12 +4,14 @@
 
 from __future__ import annotations
 
+from itertools import combinations_with_replacement, permutations
+
 import pytest
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import load_models
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
-from ansible_collections.openfleet.gpu.plugins.module_utils.mig_parted import convert
+from ansible_collections.openfleet.gpu.plugins.module_utils.mig_parted import convert, sharing
 
 MODELS = load_models()
 
@@ -51,6 +53,96 @@ def test_a_device_filter_becomes_the_models_name(pci_id):
     assert [layout[0]["gpus"], problems] == [[{"model": "H100 80GB HBM3"}], []]
 
 
+def test_a_board_with_several_pci_ids_is_named_once():
+    layout, problems = one(element(profiles={"1g.5gb": 7}, **{"device-filter": ["0x20B110DE", "0x20F110DE"]}))
+    assert [layout[0]["gpus"], problems] == [[{"model": "A100-PCIE-40GB"}], []]
+
+
+def test_indices_of_a_model_come_over_with_a_word_on_where_they_hold():
+    """As in the configuration of a DGX Station, whose display GPU has an index among the others."""
+    layout, problems = one(
+        element([0, 1], enabled=False, **{"device-filter": "0x20B210DE"}),
+        element([2, 4], profiles={"3g.40gb": 2}, **{"device-filter": "0x20B210DE"}),
+        element([3], enabled=False, **{"device-filter": "0x1FB010DE"}),
+    )
+    assert [entry["gpus"] for entry in layout] == [[0, 1], [2, 4], [3]]
+    assert len(problems) == 3 and all("device-filter is left out" in problem for problem in problems)
+    assert problems[1].endswith("on hosts whose GPUs 2, 4 are of A100-SXM4-80GB")
+    assert problems[2].endswith("on hosts whose GPU 3 is of PCI id 0x1FB010DE")
+
+
+def test_parts_that_share_an_instance_come_over_as_its_compute_instances():
+    layout, problems = one(
+        element(profiles={"1c.3g.40gb": 4, "2c.3g.40gb": 1, "1g.10gb": 1}),
+    )
+    assert problems == []
+    assert layout[0]["mig"] == [
+        {"profile": "3g.40gb", "compute_instances": ["2c.3g.40gb", "1c.3g.40gb"]},
+        {"profile": "3g.40gb", "compute_instances": ["1c.3g.40gb", "1c.3g.40gb", "1c.3g.40gb"]},
+        {"profile": "1g.10gb"},
+    ]
+
+
+def test_instances_that_are_split_alike_are_one_entry_beside_the_whole_ones():
+    layout, problems = one(element(profiles={"2c.4g.20gb": 4, "4g.20gb": 1, "1c.1g.5gb": 2, "1c.2g.10gb": 0}))
+    assert problems == []
+    assert layout[0]["mig"] == [
+        {"profile": "4g.20gb"},
+        {"profile": "4g.20gb", "count": 2, "compute_instances": ["2c.4g.20gb", "2c.4g.20gb"]},
+        {"profile": "1g.5gb", "count": 2},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("parts", "slices", "shares"),
+    [
+        ([1], 3, [(1,)]),
+        ([1, 1], 3, [(1, 1)]),
+        ([1, 2], 3, [(2, 1)]),
+        ([1] * 7, 3, [(1, 1, 1), (1, 1, 1), (1,)]),
+        ([2, 2], 3, [(2,), (2,)]),
+        ([4, 4, 4], 7, [(4,), (4,), (4,)]),
+        ([3, 4], 7, [(4, 3)]),
+        ([1, 2, 4], 7, [(4, 2, 1)]),
+        # In two instances as well as in three: which, hangs on whether three have room on the GPU.
+        ([2, 2, 1, 1], 3, None),
+    ],
+)
+def test_which_parts_share_an_instance(parts, slices, shares):
+    assert sharing(parts, slices) == shares
+
+
+def created(order, slices, room):
+    """What mig-parted makes of this order on a GPU with room for so many instances; None where that fails."""
+    shares = []
+    for part in order:
+        if shares and sum(shares[-1]) + part <= slices:
+            shares[-1].append(part)
+        elif len(shares) == room:
+            return None
+        else:
+            shares.append([part])
+    return sorted(sorted(share) for share in shares)
+
+
+@pytest.mark.parametrize("slices", [2, 3, 4, 7])
+def test_however_much_room_a_gpu_has_the_parts_share_as_said(slices):
+    settled = 0
+    for number in range(1, 6):
+        for parts in combinations_with_replacement(range(1, slices), number):
+            shares = sharing(parts, slices)
+            if shares is None:
+                continue
+            settled += 1
+            expected = sorted(sorted(share) for share in shares)
+            # It takes the first order that succeeds, beginning with the largest part.
+            orders = sorted(set(permutations(parts)), reverse=True)
+            for room in range(1, number + 1):
+                outcomes = (created(order, slices, room) for order in orders)
+                assert next((outcome for outcome in outcomes if outcome), expected) == expected, (parts, room)
+    assert settled > 3
+
+
 def test_filters_for_several_models_come_over_with_a_word_of_warning():
     layout, problems = one(
         element(profiles={"1g.10gb": 7}, **{"device-filter": ["0x233010DE"]}),
@@ -66,7 +158,7 @@ def test_filters_for_several_models_come_over_with_a_word_of_warning():
 @pytest.mark.parametrize(
     ("elements", "said"),
     [
-        ([element(profiles={"1c.3g.20gb": 2})], "[0]: 1c.3g.20gb is a part of a 3g.20gb"),
+        ([element(profiles={"2c.3g.20gb": 2, "1c.3g.20gb": 2})], "[0]: which of 2x 2c.3g.20gb, 2x 1c.3g.20gb share"),
         ([element(profiles={"nonsense": 2})], '[0]: "nonsense" is not the name of a MIG profile'),
         ([element(**{"device-filter": "0xFFFF10DE"})], "no GPU with the PCI id 0xFFFF10DE"),
         ([element(**{"device-filter": "0x23308086"})], "no GPU with the PCI id 0x23308086"),
@@ -80,9 +172,39 @@ def test_what_no_layout_can_say_is_said(elements, said):
     assert problems[0].startswith("config.yaml: mig-configs.label")
 
 
-def test_all_beside_others_is_said():
-    data = {"version": "v1", "mig-configs": {"label": [element(), element([0], enabled=False)]}}
-    assert "all stands beside other GPUs" in convert(data, "config.yaml", MODELS)["label"].problems[0]
+def said_of(*elements):
+    """The problems of a label whose layout the parser may refuse."""
+    return convert({"version": "v1", "mig-configs": {"label": list(elements)}}, "config.yaml", MODELS)["label"].problems
+
+
+H100, A100 = {"device-filter": "0x233010DE"}, {"device-filter": "0x20B010DE"}
+
+
+@pytest.mark.parametrize(
+    ("elements", "said"),
+    [
+        ([element(), element([0], enabled=False)], "all stands beside other GPUs"),
+        ([element([0, 1]), element([1, 2])], "[0] and [1] name the same GPUs"),
+        ([element([0], **H100), element([0])], "[0] and [1] name the same GPUs"),
+        ([element(**H100), element([0])], "[0] and [1] name the same GPUs"),
+        ([element(**H100), element(enabled=False, **H100)], "[0] and [1] name the same GPUs"),
+        ([element([0, 2], **H100), element([2, 0], **A100)], "[0] and [1] name GPU 0, 2, each of another model"),
+    ],
+)
+def test_entries_that_no_layout_can_hold_together_are_said(elements, said):
+    problems = [problem for problem in said_of(*elements) if "device-filter" not in problem]
+    assert len(problems) == 1 and said in problems[0]
+
+
+def test_entries_of_different_gpus_stand_together():
+    assert one(element([0]), element([1], enabled=False))[1] == []
+    problems = one(element(**H100), element([3], enabled=False, **A100))[1]
+    assert len(problems) == 1 and "device-filter is left out" in problems[0]
+
+
+def test_two_profiles_of_parts_with_the_same_slices_are_left_to_a_person():
+    layout, problems = one(element(profiles={"1c.2g.48gb": 2, "1c.2g.48gb+gfx": 2}))
+    assert layout[0]["mig"] == [] and len(problems) == 2
 
 
 @pytest.mark.parametrize(
@@ -97,6 +219,10 @@ def test_all_beside_others_is_said():
         ({"version": "v1", "mig-configs": {"a": [element([True])]}}, "a[0].devices: expected all or a list"),
         ({"version": "v1", "mig-configs": {"a": [element(enabled="yes")]}}, "a[0].mig-enabled: expected true or false"),
         ({"version": "v1", "mig-configs": {"a": [element(profiles={"1g.5gb": "7"})]}}, "1g.5gb: expected a count"),
+        (
+            {"version": "v1", "mig-configs": {"a": [element(enabled=False, profiles={"1g.5gb": 7})]}},
+            "a[0].mig-devices: expected none where mig-enabled is false",
+        ),
     ],
 )
 def test_a_file_that_is_no_such_configuration_is_refused(data, said):

@@ -79,6 +79,7 @@ MIG_PARTED = {
         "mixed": [
             {"devices": [0, 1], "mig-enabled": True, "mig-devices": {"1g.10gb": 7}},
             {"devices": [2], "mig-enabled": True, "mig-devices": {"1c.3g.40gb": 2}},
+            {"devices": [3], "mig-enabled": True, "mig-devices": {"2c.3g.40gb": 2, "1c.3g.40gb": 2}},
         ],
     },
 }
@@ -88,10 +89,15 @@ def test_import_prints_a_layout_for_each_label(bare, tmp_path):
     file = tmp_path / "config.json"
     file.write_text(json.dumps(MIG_PARTED))
     done = bare("import", str(file))
-    halves = [{"gpus": [0, 1], "sharing": "mig", "mig": [{"profile": "1g.10gb", "count": 7}]}]
+    split = {"profile": "3g.40gb", "compute_instances": ["1c.3g.40gb", "1c.3g.40gb"]}
+    mixed = [([0, 1], [{"profile": "1g.10gb", "count": 7}]), ([2], [split]), ([3], [])]
     layouts = [document["gpu_layout"] for document in yaml.safe_load_all(done.stdout)]
-    assert layouts == [[{"gpus": "all", "sharing": "shared"}], [*halves, {"gpus": [2], "sharing": "mig", "mig": []}]]
-    assert "mixed[1]: 1c.3g.40gb is a part of a 3g.40gb" in done.stderr
+    assert layouts == [
+        [{"gpus": "all", "sharing": "shared"}],
+        [{"gpus": gpus, "sharing": "mig", "mig": mig} for gpus, mig in mixed],
+    ]
+    assert "mixed[2]: which of 2x 2c.3g.40gb, 2x 1c.3g.40gb share an instance" in done.stderr
+    assert "# NOT AS THERE: " in done.stdout
     one = bare("import", "-", "--label", "mixed", "--json", input=json.dumps(MIG_PARTED))
     assert list(json.loads(one.stdout)) == ["mixed"]
     assert "It has: all-disabled, mixed" in bare("import", str(file), "--label", "x", status=1).stderr
