@@ -9,12 +9,14 @@ Who is in the way is somebody else's question: `busy.OnBusy` has the answer.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from dataclasses import dataclass
 from typing import Any, Mapping, Sequence
 
 from . import mig_apply, mig_plan, plan_file
 from .busy import FAIL, FORCE, REFUSE, OnBusy, end_holders, patiently
 from .errors import ApplyError, BusyError
+from .follow import Owing, follow, foretell
 from .holders import find_holders
 from .holders_mark import mark
 from .layout_types import Layout
@@ -30,8 +32,8 @@ from .transaction import Journal, locked
 class Run:
     """What one run planned, what it saw last, and which layout stood after it had cleared up (old, new, or None).
 
-    `ended` names the processes that it ended. With `reboot_required` the plan is not carried out: MIG modes that it
-    changes wait for a reboot of the host.
+    `ended` names the processes that it ended, `followed` what else was done because devices changed. With
+    `reboot_required` the plan is not carried out: MIG modes that it changes wait for a reboot of the host.
     """
 
     plan: Plan
@@ -39,10 +41,11 @@ class Run:
     recovered: str | None = None
     ended: tuple[str, ...] = ()
     reboot_required: bool = False
+    followed: tuple[str, ...] = ()
 
     @property
     def changed(self) -> bool:
-        return self.plan.changes or self.recovered == "old"
+        return self.plan.changes or self.recovered == "old" or bool(self.followed)
 
 
 def foresee(
@@ -51,6 +54,7 @@ def foresee(
     unlisted: str,
     saved: Mapping[str, Any] | None = None,
     on_busy: str = FAIL,
+    services: Sequence[str] = (),
 ) -> Run:
     """What a run would do. Changes nothing, and needs no lock. Raises as `converge` does, as far as it can be known."""
     with Session() as session:
@@ -61,7 +65,9 @@ def foresee(
         plan = _plan(layout, host, ownership, saved)
         if on_busy == FAIL:
             mig_apply.refuse_disturbance(plan)
-        return Run(plan, host)
+        owed = Owing(directory).due()
+        follows = (plan.changes_devices or owed) and not session.private
+        return Run(plan, host, followed=foretell(services, again=owed) if follows else ())
 
 
 def converge(
@@ -72,23 +78,28 @@ def converge(
     saved: Mapping[str, Any] | None = None,
     on_busy: OnBusy = REFUSE,
     allow_reboot: bool = False,
+    services: Sequence[str] = (),
 ) -> Run:
     """Make the host's GPUs what the layout says, by the plan that was `saved` for it where there is one.
 
-    With `allow_reboot`, where the reset of a GPU is refused, the caller is going to reboot the host: see
+    Where devices came or went, CDI specifications are made anew and `services` restarted (docs/after-a-change.md). With
+    `allow_reboot`, where the reset of a GPU is refused, the caller is going to reboot the host: see
     `Run.reboot_required`.
 
     Raises DriverAbsentError, SelectorError, PlanError before anything has changed; BusyError and ApplyError with its
-    outcome after.
+    outcome after; FollowError where the layout stands and the rest could not be done.
     """
     # What was learned of the host outlives an attempt: one that waits does not try a refused reset over and over.
     learned = _Learned()
+    owing = Owing(directory)
+    owed = owing.due()
 
     def attempt() -> Run:
         with contextlib.ExitStack() as held:
             held.enter_context(locked(directory, lock_timeout_seconds))
             session = held.enter_context(Session())
-            return _attempt(session, layout, directory, unlisted, saved, on_busy, allow_reboot, learned)
+            run = _attempt(session, layout, directory, unlisted, saved, on_busy, allow_reboot, learned)
+            return run if run.reboot_required else _follow(session, run, owing, owed, services)
 
     return patiently(attempt, on_busy)
 
@@ -126,6 +137,10 @@ def _attempt(
     ownership = Ownership(unlisted, record.read())
     plan = _plan(layout, host, ownership, saved)
     if plan.changes:
+        if force is None:
+            mig_apply.refuse_disturbance(plan)
+        if plan.changes_devices:
+            Owing(directory).begin()
         try:
             if not learned.reset_refused:
                 host = mig_apply.apply(
@@ -143,6 +158,15 @@ def _attempt(
     seen = {gpu.uuid: gpu for gpu in host.gpus}
     record.adopt((seen[gpu.gpu.uuid], gpu.left) for gpu in plan.gpus)
     return Run(plan, host, learned.recovered, tuple(learned.ended))
+
+
+def _follow(session: Session, run: Run, owing: Owing, owed: bool, services: Sequence[str]) -> Run:
+    """Do what follows a change of devices of this run, or `owed` by one that was cut off or could not do it."""
+    if not owing.due():
+        return run
+    followed = () if session.private else follow(services, again=owed)
+    owing.end()
+    return dataclasses.replace(run, followed=followed)
 
 
 def _ready_for_reboot(host: Host, on_busy: OnBusy) -> None:

@@ -122,6 +122,15 @@ def follow(services: Sequence[str], run: Run = run_tool, root: str = "/", again:
     return tuple(done)
 
 
+def foretell(services: Sequence[str], run: Run = run_tool, root: str = "/", again: bool = False) -> tuple[str, ...]:
+    """What `follow` would do, a text each. Changes nothing."""
+    seen, _problem = look(services, run, Path(root))
+    return tuple(
+        "restart %s" % step.unit.name if isinstance(step, Restart) else "write %s anew" % step.spec.path
+        for step in steps(seen, again)
+    )
+
+
 def steps(seen: Seen, again: bool = False) -> tuple[Step, ...]:
     """What to do, in this order: containers are given devices by specifications, and some services are containers."""
     wait = not seen.starting

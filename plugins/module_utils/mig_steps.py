@@ -213,6 +213,11 @@ class Plan:
         return any(gpu.steps for gpu in self.gpus)
 
     @property
+    def changes_devices(self) -> bool:
+        """Whether devices come or go: any step but to set a compute mode."""
+        return any(not isinstance(step, SetComputeMode) for gpu in self.gpus for step in gpu.steps)
+
+    @property
     def disturbs(self) -> tuple[Disturbance, ...]:
         return tuple(found for gpu in self.gpus for found in gpu.disturbs)
 

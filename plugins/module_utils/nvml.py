@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from pathlib import Path
 from typing import Any, Sequence
 
@@ -45,6 +46,11 @@ class Session(Calls):
     def simulated(self) -> bool:
         """Whether the library is the collection's simulated one, which exports a symbol of its own."""
         return hasattr(self._nvml.nvmlLib, "gpusimVersion")
+
+    @property
+    def private(self) -> bool:
+        """Whether these are simulated GPUs of this process's own (docs/simulator.md), which no service or container has."""
+        return self.simulated and "GPUSIM_STATE" in os.environ
 
     def observe(self, telemetry: bool = False) -> Host:
         """Everything that planning needs; with `telemetry` also what the GPUs are doing just now."""

@@ -9,7 +9,7 @@ from typing import Any, Callable
 
 from ansible.module_utils.common.respawn import has_respawned, probe_interpreters_for_module, respawn_module
 
-from .errors import ApplyError, BusyError, FleetError, LayoutError, NvmlError
+from .errors import ApplyError, BusyError, FleetError, FollowError, LayoutError, NvmlError
 
 #: Interpreters for which distributions package pynvml (python3-pynvml on Debian and Ubuntu).
 INTERPRETERS = ("/usr/bin/python3", "/usr/libexec/platform-python")
@@ -34,7 +34,7 @@ def respawn_with_pynvml() -> None:
 def details(error: FleetError) -> dict[str, Any]:
     """The error's parts, for playbooks that act on them."""
     found: dict[str, Any] = {"where": error.where, "problem": error.problem, "cure": error.cure}
-    if isinstance(error, LayoutError):
+    if isinstance(error, (LayoutError, FollowError)):
         found["problems"] = [{"where": p.where, "problem": p.problem, "cure": p.cure} for p in error.problems]
     if isinstance(error, NvmlError):
         found["nvml"] = {"call": error.call, "code": error.code, "code_name": error.code_name, "gpu": error.gpu}

@@ -82,6 +82,14 @@ options:
       - Refused where anything runs on any GPU of the host, until O(on_busy) allows that.
     type: bool
     default: false
+  restart_services:
+    description:
+      - Units of systemd that list MIG devices when they start. Where the run made devices come or go, those of them that run
+        are restarted after it, in this order, and CDI specifications of the NVIDIA container toolkit are made anew.
+      - A run that finds this not done by the run before makes up for it. C(docs/after-a-change.md) tells more.
+    type: list
+    elements: str
+    default: [nvidia-dcgm.service, dcgm-exporter.service]
   lock_timeout:
     description: >-
       How many seconds to wait where another run is changing this host's layout. Then the module fails and names that run.
@@ -195,6 +203,13 @@ ended:
   returned: when there are any
   type: list
   elements: str
+followed:
+  description: >-
+    What was done because devices came or went, a text each; in check mode what would be.
+  returned: when there is anything
+  type: list
+  elements: str
+  sample: ["CDI: /etc/cdi/nvidia.yaml written anew", "nvidia-dcgm.service restarted"]
 reboot_required:
   description: >-
     Whether MIG modes wait for a reboot of the host (O(allow_reboot)). On failure, whether a reset was refused, so that only
@@ -202,7 +217,7 @@ reboot_required:
   returned: success, and on failure when the plan could not be carried out
   type: bool
 outcome:
-  description: On failure, which layout stands now. V(old) or V(unknown).
+  description: On failure, which layout stands now. V(old), V(unknown), or V(new) where only what follows a change failed.
   returned: when the plan could not be carried out
   type: str
 steps_done:
@@ -217,6 +232,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ..module_utils import busy, plan_file
 from ..module_utils.converge import converge, foresee
 from ..module_utils.errors import DriverAbsentError
+from ..module_utils.follow import SERVICES
 from ..module_utils.layout import parse_layout
 from ..module_utils.model import to_data
 from ..module_utils.ownership import POLICIES
@@ -235,6 +251,7 @@ def argspec():
         "busy_timeout": {"type": "int", "default": 600},
         "grace_period": {"type": "int", "default": 30},
         "allow_reboot": {"type": "bool", "default": False},
+        "restart_services": {"type": "list", "elements": "str", "default": list(SERVICES)},
         "lock_timeout": {"type": "int", "default": 60},
         "state_directory": {"type": "path", "default": DIRECTORY},
     }
@@ -244,12 +261,15 @@ def partition(params, check_mode):
     """The module's return values."""
     layout = parse_layout(params["layout"])
     directory, unlisted, saved = params["state_directory"], params["unlisted"], params["plan"]
+    services = params["restart_services"]
     try:
         if check_mode:
-            done = foresee(layout, directory, unlisted, saved, params["on_busy"])
+            done = foresee(layout, directory, unlisted, saved, params["on_busy"], services)
         else:
             on_busy = busy.OnBusy(params["on_busy"], params["busy_timeout"], params["grace_period"])
-            done = converge(layout, directory, unlisted, params["lock_timeout"], saved, on_busy, params["allow_reboot"])
+            done = converge(
+                layout, directory, unlisted, params["lock_timeout"], saved, on_busy, params["allow_reboot"], services
+            )
     except DriverAbsentError as error:
         if error.call == "import":
             respawn_with_pynvml()
@@ -268,13 +288,15 @@ def partition(params, check_mode):
         "diff": {
             "before": "".join(gpu.before() + "\n" for gpu in plan.gpus),
             "after": "".join(gpu.after() + "\n" for gpu in plan.gpus),
-            "prepared": "\n".join(plan.lines()) if plan.changes else "",
+            "prepared": "\n".join([*plan.lines(), *map("then {}".format, done.followed)]) if plan.changes else "",
         },
     }
     if check_mode:
         told["plan_data"] = plan_file.save(plan, done.host)
         if plan.disturbs:
             told["busy"] = [disturbance.to_data() for disturbance in plan.disturbs]
+    if done.followed:
+        told["followed"] = list(done.followed)
     if done.ended:
         told["ended"] = list(done.ended)
     if done.recovered:

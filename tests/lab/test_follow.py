@@ -40,13 +40,6 @@ ExecStart=/bin/sh -c 'nvidia-smi -L >/run/listed && [ ! -e /run/refuse ] && syst
 [Install]
 WantedBy=multi-user.target
 """
-#: The follow-up as a second command of the boot unit: in its sandbox, and before its clients start.
-IN_THE_BOOT_UNIT = """[Service]
-Environment=PYTHONPATH=/usr/local/bin/gpu-layout
-ExecStart=/usr/bin/python3 -c 'from openfleet_gpu.follow import follow; print(*follow(["dcgm-exporter.service"]), sep="; ")'
-ReadWritePaths=-/etc/cdi -/run/cdi
-TimeoutStartSec=30
-"""
 FOLLOW = """
 import sys
 from openfleet_gpu.errors import FollowError
@@ -96,9 +89,7 @@ class Clients:
     def remove(self) -> None:
         units = "nvidia-cdi-refresh dcgm-exporter openfleet-stopped"
         self.host.run(f"systemctl disable --now --quiet {units}; systemctl reset-failed {units}")
-        self.host.run(
-            f"rm -rf /etc/systemd/system/{BOOT}.d /etc/cdi /run/cdi /usr/bin/nvidia-ctk /run/listed /run/refuse"
-        )
+        self.host.run(f"rm -rf /etc/cdi /run/cdi /usr/bin/nvidia-ctk /run/listed /run/refuse")
         self.host.run("cd /etc/systemd/system && rm -f " + " ".join(f"{unit}.service" for unit in units.split()))
         self.host.run(f"systemctl daemon-reload; systemctl restart {BOOT}")
 
@@ -140,6 +131,35 @@ def test_a_service_that_does_not_start_is_told_and_started_by_the_next_run(clien
     assert clients.host.check_output("systemctl is-active dcgm-exporter") == "active"
 
 
+def test_gpu_layout_brings_them_up_to_date_where_it_changed_devices(clients):
+    """The whole command: what it does by hand, a second time, and in the words of a dry run."""
+    layout = "/etc/openfleet-gpu/layout.json"
+    assert (
+        clients.host.check_output(f"gpu-layout apply --layout {layout}").splitlines()[-1].startswith("Done: 0 created")
+    )
+    clients.take_gpu_4_apart()
+    listed = clients.host.check_output("cat /run/listed")
+    done = clients.host.check_output(f"gpu-layout apply --layout {layout}").splitlines()
+    # The specification reads as before: the new device has the place and the name of the old one.
+    assert done[-3:-1] == ["nvidia-cdi-refresh.service restarted", "dcgm-exporter.service restarted"]
+    assert clients.lists_gpu_4() == [True, True, True]
+    assert clients.host.check_output("cat /run/listed") != listed, "the UUID is another one"
+
+
+def test_a_run_makes_up_for_one_that_could_not_do_it(clients):
+    clients.host.check_output("touch /run/refuse")
+    clients.take_gpu_4_apart()
+    failed = clients.host.run("gpu-layout apply --json")
+    assert failed.rc == 1
+    assert "dcgm-exporter.service: it was to be restarted" in failed.stderr
+    assert '"outcome": "new"' in failed.stdout
+    assert "MIG 7g.80gb" in clients.host.check_output("nvidia-smi -L"), "the layout stands"
+    clients.host.check_output("rm /run/refuse")
+    assert "dcgm-exporter.service restarted" in clients.host.check_output("gpu-layout apply")
+    assert clients.host.check_output("systemctl is-active dcgm-exporter") == "active"
+    assert "restarted" not in clients.host.check_output("gpu-layout apply")
+
+
 def without_gpu_4(clients) -> None:
     clients.take_gpu_4_apart()
     assert clients.follow("once", "dcgm-exporter.service").rc == 0
@@ -147,9 +167,8 @@ def without_gpu_4(clients) -> None:
 
 
 def test_the_boot_unit_does_not_wait_for_those_that_wait_for_it(clients):
-    clients.write(f"/etc/systemd/system/{BOOT}.d/follow.conf", IN_THE_BOOT_UNIT)
     without_gpu_4(clients)
-    clients.host.check_output(f"systemctl daemon-reload && timeout 60 systemctl restart {BOOT}")
+    clients.host.check_output(f"timeout 60 systemctl restart {BOOT}")
     log = clients.host.check_output(f"journalctl --unit {BOOT} --output=cat --lines=20 --no-pager")
     assert "nvidia-cdi-refresh.service is to be restarted by systemd" in log
     # What systemd was asked for comes now, by itself.
@@ -160,7 +179,6 @@ def test_the_boot_unit_does_not_wait_for_those_that_wait_for_it(clients):
 
 
 def test_after_a_reboot_the_devices_that_are_there_are_listed(clients):
-    clients.write(f"/etc/systemd/system/{BOOT}.d/follow.conf", IN_THE_BOOT_UNIT)
     without_gpu_4(clients)
     reboot(clients.host)
     assert clients.host.check_output("systemctl is-system-running") == "running"

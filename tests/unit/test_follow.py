@@ -26,6 +26,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.follow import (
     Seen,
     Unit,
     follow,
+    foretell,
     steps,
 )
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders_model import run_tool
@@ -309,6 +310,13 @@ def test_services_are_restarted_in_the_order_given_and_once_each(root):
     done = follow(["b.service", "a.service", "alias.service", "c.service", "absent.service"], systemd, root)
     assert done == ("b.service restarted", "a.service restarted")
     assert systemd.called == ["try-restart -- b.service", "try-restart -- a.service"]
+
+
+def test_a_dry_run_says_the_same_and_does_nothing(root):
+    systemd = Systemd(unit("a.service"), unit("b.service", "failed"))
+    assert foretell(["a.service", "b.service"], systemd, root) == ("restart a.service",)
+    assert foretell(["a.service", "b.service"], systemd, root, again=True) == ("restart a.service", "restart b.service")
+    assert systemd.called == []
 
 
 def test_a_service_that_was_restarted_with_another_is_not_restarted_again(root):

@@ -89,6 +89,13 @@ def _parser() -> argparse.ArgumentParser:
         help="--on-busy force: so long between SIGTERM and SIGKILL (default: 30)",
     )
     apply.add_argument(
+        "--restart-services",
+        type=lambda text: [name for name in text.split(",") if name],
+        default="nvidia-dcgm.service,dcgm-exporter.service",
+        metavar="UNIT,UNIT",
+        help="those that list MIG devices when they start; restarted if they run and devices changed (default: %(default)s)",
+    )
+    apply.add_argument(
         "--lock-timeout",
         type=seconds,
         default=60.0,

@@ -68,17 +68,25 @@ def apply(options: Namespace) -> int:
     layout = parse_layout(read_layout(options.layout))
     on_busy = OnBusy(options.on_busy, options.busy_timeout, options.grace_period, _say)
     run = _patient(
-        lambda: converge(layout, options.state_directory, options.unlisted, options.lock_timeout, on_busy=on_busy),
+        lambda: converge(
+            layout,
+            options.state_directory,
+            options.unlisted,
+            options.lock_timeout,
+            on_busy=on_busy,
+            services=options.restart_services,
+        ),
         options.driver_timeout,
     )
     if options.json:
-        print(json.dumps(dict(_told(run), recovered=run.recovered, ended=list(run.ended)), indent=2))
+        done = {"recovered": run.recovered, "ended": list(run.ended), "followed": list(run.followed)}
+        print(json.dumps(dict(_told(run), **done), indent=2))
         return 0
     if run.recovered:
         print("a run was cut off before; the %s layout stood when this one began" % run.recovered)
     for who in run.ended:
         print("ended: %s" % who)
-    print("\n".join([*run.plan.lines(), _done(run.plan.counts())]))
+    print("\n".join([*run.plan.lines(), *run.followed, _done(run.plan.counts())]))
     return 0
 
 
