@@ -26,7 +26,8 @@ def kubelet(host: Host, processes: Processes, directory: str = DIRECTORY) -> lis
     """A holder for each container of a pod and each GPU or GPU instance that it was given.
 
     The kubelet strikes out the allocations of pods that have ended only when it admits the next one. So an entry counts
-    while a process of its pod runs, as the cgroups tell, or while the kubelet keeps the pod's folder.
+    while a process of its pod runs, as the cgroups tell, or while the kubelet keeps the pod's folder. What the file says
+    of before the boot holds nothing until the kubelet runs again, which then gives devices out anew.
     """
     checkpoint = Path(directory, "device-plugins/kubelet_internal_checkpoint")
     try:
@@ -42,10 +43,12 @@ def kubelet(host: Host, processes: Processes, directory: str = DIRECTORY) -> lis
         problem = "%s is not what a kubelet writes" % checkpoint
         return unknown(host.gpus, problem, "Restart the kubelet, which writes it anew; drain the node first.")
     running_pods = processes.pods() if given else set()
+    past = given and not processes.named("kubelet") and checkpoint.stat().st_mtime < (processes.booted() or 0)
     holders = []
     for pod, container, resource, devices in given:
         running = pod in running_pods
-        if not resource.startswith(_RESOURCES) or not (running or Path(directory, "pods", pod).is_dir()):
+        kept = not past and Path(directory, "pods", pod).is_dir()
+        if not resource.startswith(_RESOURCES) or not (running or kept):
             continue
         who = "container %s of pod %s (%s)" % (container, _pod_name(directory, pod), resource)
         if not running:

@@ -111,6 +111,15 @@ class Processes:
         origins = (parse_cgroup(self._text(pid, "cgroup"), self.own_container) for pid in self.seen)
         return {origin.pod for origin in origins if origin.pod}
 
+    def booted(self) -> float | None:
+        """When the host started, as a Unix time: its first process, for the host may itself be a container (proc(5))."""
+        kernel = re.search(r"^btime (\d+)$", _read(self.proc + "/stat"), re.MULTILINE)
+        # The name may have blanks and brackets in it. The 22nd field of all, the 20th after the name.
+        fields = self._text(1, "stat").rpartition(")")[2].split()
+        if not kernel or len(fields) < 20:
+            return None
+        return int(kernel.group(1)) + int(fields[19]) / os.sysconf("SC_CLK_TCK")
+
     def _podman_name(self, pid: int) -> str | None:
         above: int | None = pid
         for _level in range(64):

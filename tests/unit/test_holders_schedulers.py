@@ -13,6 +13,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -226,6 +227,19 @@ def test_a_pod_that_is_gone_holds_nothing(pods):
     assert len(pods(of, entry({"0": ["GPU-0"]}))) == 1
     pods.proc.write("70/cgroup", "0::/system.slice/other.service\n")
     assert pods(of, entry({"0": ["GPU-0"]})) == ()
+
+
+def test_what_was_given_before_the_boot_holds_nothing_until_the_kubelet_runs(pods):
+    def booted(seconds_ago):
+        pods.proc.write("stat", "cpu 0 0\nbtime %d\n" % (time.time() - seconds_ago))
+        pods.proc.write("1/stat", "1 (a (name) S) S " + " ".join(["0"] * 49))
+        return pods(host(gpu(0)), entry({"0": ["GPU-0"]}))
+
+    assert len(booted(3600)) == 1
+    # The file is an hour older than the boot.
+    assert booted(-3600) == ()
+    pods.proc.process(80, "kubelet")
+    assert len(booted(-3600)) == 1
 
 
 def test_a_pod_goes_by_its_name_where_the_logs_tell_it(pods, tmp_path):
