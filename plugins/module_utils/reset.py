@@ -39,5 +39,5 @@ def reset_gpu(gpu: str, simulated: bool) -> None:
             where, "%s did not end within %d s" % (" ".join(command), TIMEOUT_SECONDS), cure, gpu=gpu
         ) from None
     if done.returncode != 0:
-        said = " ".join((done.stdout + done.stderr).decode(errors="replace").split())
+        said = " ".join((done.stdout + done.stderr).decode(errors="replace").split()).rstrip(".")
         raise ResetRefusedError(where, "%s refused: %s" % (" ".join(command), said), cure, gpu=gpu)

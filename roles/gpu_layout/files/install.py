@@ -5,7 +5,7 @@
 The role gpu_layout runs it on the host, with all of an installation as one JSON object on standard input, so that a run
 that changes nothing costs one command on the host, not one for each file:
 
-    {"state": "present", "modules": {path: text}, "layout": [...], "unit": text, "state_directory": path}
+    {"state": "present", "modules": {path: text}, "layout": [...], "unit": text, "try": true}
 
 Prints {"changed": bool, "done": [text]}.
 
@@ -102,8 +102,9 @@ def install(target: Installation, bundle: dict) -> None:
     if target.done:
         target.systemctl("daemon-reload")
         target.systemctl("enable", "--quiet", UNIT)
-        # The layout stands already, so this changes no GPU: it proves that the next boot can do it.
-        target.systemctl("restart", UNIT)
+        if bundle["try"]:
+            # The layout stands already, so this changes no GPU: it proves that the next boot can do it.
+            target.systemctl("restart", UNIT)
 
 
 def uninstall(target: Installation) -> None:

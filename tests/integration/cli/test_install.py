@@ -24,7 +24,7 @@ def modules() -> dict:
 @pytest.fixture
 def install(tmp_path):
     def run(*arguments: str, **changes) -> dict:
-        bundle = {"state": "present", "modules": modules(), "layout": LAYOUT, "unit": "[Unit]\n"}
+        bundle = {"state": "present", "modules": modules(), "layout": LAYOUT, "unit": "[Unit]\n", "try": True}
         done = run_installer("--root", str(tmp_path), *arguments, input=json.dumps(dict(bundle, **changes)))
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
