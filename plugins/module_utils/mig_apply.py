@@ -14,6 +14,7 @@ from typing import Callable, Sequence
 
 from . import mig_plan, mig_steps
 from .errors import ApplyError, BusyError, FleetError, NvmlError, ResetRefusedError
+from .holders_model import UNKNOWN
 from .mig_steps import Disturbance, GpuPlan, Plan, Target
 from .model import Gpu, Host
 from .nvml import Session
@@ -267,7 +268,7 @@ def _undo(
     """Go back after a failed step. Raises ApplyError for a FleetError; returns for any other exception."""
     known = cause if isinstance(cause, FleetError) else FleetError("this host", "interrupted by %r" % cause)
     try:
-        host = _go_back(session, before, reset, look or session.observe)
+        host = _go_back(session, before, reset, look or session.observe, at_once=True)
     except FleetError as error:
         raise ApplyError(
             known.where,
@@ -292,12 +293,17 @@ def _undo(
     raise ApplyError(known.where, problem, cure, outcome="old", steps_done=done, reboot_needed=refused) from cause
 
 
-def _go_back(session: Session, before: Sequence[Target], reset: Reset, look: Look) -> Host:
-    """Back to the layout of before, by a plan made from what is there now. Raises BusyError where that ends something."""
+def _go_back(session: Session, before: Sequence[Target], reset: Reset, look: Look, at_once: bool = False) -> Host:
+    """Back to the layout of before, by a plan made from what is there now. Raises BusyError where that ends something.
+
+    `at_once`: what it takes away was made by this very run. Then what cannot be determined is no reason to leave it half
+    way; only somebody who was seen there is.
+    """
     back = mig_plan.plan(look().gpus, before)
-    if back.disturbs:
+    disturbs = [d for d in back.disturbs if not at_once or any(holder.kind != UNKNOWN for holder in d.who)]
+    if disturbs:
         problem = "the layout of before cannot be brought back without ending what runs there"
-        raise BusyError(back.disturbs, problem, "Stop it and run again.")
+        raise BusyError(disturbs, problem, "Stop it and run again.")
     for gpu_plan in back.gpus:
         _run(session, gpu_plan, reset, [])
     host = session.observe()

@@ -64,6 +64,43 @@ def test_a_process_holds_its_compute_instance_and_leaves_its_neighbour_free(gpu)
     assert marked.mig.instances[1].held_by == ()
 
 
+def test_what_cannot_be_determined_does_not_keep_a_failed_run_half_way(host):
+    """Slurm's controller goes away while the run does: nobody can say who holds what, and a step fails."""
+    host.create([{"model": "H100-80GB", "count": 1}])
+    host.module("mig", layout=[{"gpus": "all", "sharing": "mig", "mig": [{"profile": "7g.80gb"}]}])
+    there = host.seen()
+    host.gpusim("fail", "nvmlDeviceCreateGpuInstanceWithPlacement", "--nth", "2", "--code", "UNKNOWN")
+    assert host.run([sys.executable, "-c", BLIND, str(host.folder / "state.d")]).stdout == "2 looks, outcome old\n"
+    assert host.seen() == there
+
+
+BLIND = """
+import sys
+from ansible_collections.openfleet.gpu.plugins.module_utils import mig_apply, mig_plan
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders_mark import mark
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders_model import unknown
+from ansible_collections.openfleet.gpu.plugins.module_utils.mig_steps import Target, WantedInstance
+from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import Session
+from ansible_collections.openfleet.gpu.plugins.module_utils.transaction import Journal
+
+with Session() as session:
+    gpus = session.observe().gpus
+    halves = (WantedInstance("3g.40gb"),) * 2
+    plan = mig_plan.plan(gpus, [Target(g.uuid, "", "mig", True, halves) for g in gpus])
+    looks = []
+    def look():
+        host = session.observe()
+        looks.append(host)
+        # The first look, before the first step, sees well.
+        return mark(host, unknown(host.gpus, "nobody knows", "") if len(looks) > 1 else ())
+    try:
+        mig_apply.apply(session, plan, Journal(sys.argv[1]), look=look)
+    except ApplyError as error:
+        print("%d looks, outcome %s" % (len(looks), error.outcome))
+"""
+
+
 def test_a_job_that_begins_after_the_plan_is_not_ended(host):
     host.create([{"model": "H100-80GB", "count": 2}])
     host.module("mig", layout=[{"gpus": "all", "sharing": "mig", "mig": [{"profile": "7g.80gb"}]}])
