@@ -1,0 +1,265 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Carry out a plan: fetch first, then change, and go back to the old driver where that does not end well.
+
+A journal is on the disk before the first change: after a kill or a lost power supply the next run finishes what was begun.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+from typing import Any, Callable, Sequence
+
+from .. import durable
+from ..errors import ApplyError
+from .model import Host, Plan, Request, Step
+from .observe import Run, run
+from .repack import repack
+
+SCHEMA = 1
+JOURNAL = "driver.json"
+#: Where the packages from before a change lie while it goes on.
+KEPT = "driver-old"
+
+
+class Work:
+    """One change of one host. `manager` is an Apt or a Dnf, `look` reads the host anew."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        host: Host,
+        request: Request,
+        manager: Any,
+        look: Callable[[], Host],
+        state: Path,
+        keyring: tuple[str, bytes],
+        runfile: Sequence[str] = (),
+        call: Run = run,
+    ) -> None:
+        self.plan, self.host, self.request, self.manager, self.look = plan, host, request, manager, look
+        self.journal, self.kept = state / JOURNAL, state / KEPT
+        self.keyring, self.runfile, self.call = keyring, runfile, call
+        self.done: list[str] = []
+
+    def run(self) -> Host:
+        """Do all steps; gives the host as it then is. Raises ApplyError, with the old driver back wherever that can be."""
+        transaction = self.plan.transaction
+        packages = self._steps("packages")
+        if packages and transaction and transaction.installs:
+            self.manager.download(transaction)
+        self._begin(packages)
+        try:
+            for step in self._steps("key"):
+                _write(self.keyring[0], self.keyring[1])
+                self._did([step])
+            for step in self._steps("write"):
+                _write(step.items[0], step.items[1].encode())
+                self._did([step])
+            self._change(packages)
+        except ApplyError as error:
+            self._go_back(error)
+        for kind, do in (("delete", self._delete), ("initramfs", self._initramfs), ("hold", self._hold),
+                         ("release", self._hold), ("enable", self._systemctl), ("load", self._load),
+                         ("start", self._systemctl)):  # fmt: skip
+            for step in self._steps(kind):
+                do(step)
+                self._did([step])
+        durable.remove(self.journal)
+        shutil.rmtree(str(self.kept), ignore_errors=True)
+        return self.look()
+
+    def _steps(self, *kinds: str) -> list[Step]:
+        return [step for step in self.plan.steps if step.kind in kinds]
+
+    def _did(self, steps: Sequence[Step]) -> None:
+        self.done += [step.text for step in steps]
+
+    def _must(
+        self, problem: str, what: str, steps: Sequence[Step], cure: str = "See the package manager's log."
+    ) -> None:
+        if problem:
+            raise ApplyError("driver", "%s: %s" % (what, problem), cure, outcome="unknown", steps_done=self.done)
+        self._did(steps)
+
+    # -- what can be taken back ----------------------------------------------------------------------------------------
+
+    def _begin(self, packages: Sequence[Step]) -> None:
+        """Keep the way back: the old packages as files, the old files as text."""
+        shutil.rmtree(str(self.kept), ignore_errors=True)
+        old = [(step.items[0], step.items[1]) for step in packages if step.items[1]]
+        if old:
+            self.kept.mkdir(mode=0o700, parents=True)
+            problems = [repack(name, self.kept, self.call) for name in self.manager.keep(old, self.kept)]
+            if any(problems):
+                shutil.rmtree(str(self.kept), ignore_errors=True)
+                raise ApplyError(
+                    "packages",
+                    "the old driver could not be kept for the way back: %s" % "; ".join(filter(None, problems)),
+                    "Make it available in a source of the host. Nothing was changed.",
+                    outcome="old",
+                )
+        durable.write(
+            self.journal,
+            {
+                "schema": SCHEMA,
+                "to": self.plan.version,
+                "from": self.host.library,
+                "packages": [list(step.items) for step in packages],
+                "held": [package.name for package in self.host.packages if package.held],
+                "files": self.host.files,
+            },
+        )
+
+    def _change(self, packages: Sequence[Step]) -> None:
+        transaction = self.plan.transaction
+        if packages and transaction:
+            if transaction.installs:
+                self.manager.refresh()
+                problem = self.manager.install(transaction)
+            else:
+                problem = self.manager.remove(transaction)
+            self._must(problem, "the packages could not be changed", packages)
+        for step in self._steps("runfile"):
+            self._must(self._run_installer(step), "the installer failed", [step], "See /var/log/nvidia-installer.log.")
+        for step in self._steps("modules"):
+            done = self.call(["dkms", "autoinstall", "-k", step.items[1]])
+            self._must(done.stderr.strip() if done.returncode else "", "the modules could not be built", [step])
+        if (
+            (packages or self._steps("runfile", "modules"))
+            and self.plan.version
+            and self.request.kernel_modules != "none"
+        ):
+            self._look_at_modules()
+
+    def _look_at_modules(self) -> None:
+        """A package can be installed whole and have built nothing, as without headers of the running kernel."""
+        now = self.look()
+        if now.on_disk != self.plan.version:
+            raise ApplyError(
+                "kernel modules",
+                "after the installation there is %s for kernel %s, not %s"
+                % (now.on_disk or "none", now.kernel, self.plan.version),
+                "See that the headers of this kernel are there, and /var/lib/dkms/nvidia for the build's log.",
+                outcome="unknown",
+            )
+
+    def _go_back(self, error: ApplyError) -> None:
+        """To the old packages and files. Always raises."""
+        changed = [step.items for step in self._steps("packages")]
+        before = {package.name for package in self.host.packages}
+        there = {package.name for package in self.look().packages}
+        added = [name for name, _old, _new in changed if name not in before and name in there]
+        kept = sorted(str(path) for path in self.kept.glob("*.deb")) if self.kept.is_dir() else []
+        problem = self.manager.put_back(kept, added) if changed else ""
+        self._restore_files()
+        held = [package.name for package in self.host.packages if package.held]
+        if held and not problem:
+            problem = self.manager.hold(held)
+        # Packages stop their services when they go, and come back without starting them.
+        active = [name for name, unit in self.host.units.items() if unit.active]
+        if active and not problem:
+            self.call(["systemctl", "start", *active])
+        now = self.look()
+        if problem or now.library != self.host.library or any(package.broken for package in now.packages):
+            raise ApplyError(
+                error.where,
+                "%s; and the old driver could not be brought back: %s" % (error.problem, problem or "it is not whole"),
+                "Its packages lie in %s. %s" % (self.kept, error.cure),
+                outcome="unknown",
+                steps_done=self.done,
+            ) from error
+        durable.remove(self.journal)
+        shutil.rmtree(str(self.kept), ignore_errors=True)
+        old = "The host is on %s again." % self.host.library if self.host.library else "Nothing is left of it."
+        raise ApplyError(
+            error.where, error.problem, "%s %s" % (old, error.cure), outcome="old", steps_done=()
+        ) from error
+
+    def _restore_files(self) -> None:
+        for step in self._steps("write"):
+            path = step.items[0]
+            if path in self.host.files:
+                _write(path, self.host.files[path].encode())
+            elif Path(path).exists():
+                Path(path).unlink()
+        if self._steps("key") and not self.host.key_fingerprints and Path(self.keyring[0]).exists():
+            Path(self.keyring[0]).unlink()
+
+    def _run_installer(self, step: Step) -> str:
+        if not step.items:
+            done = self.call([self.host.runfile, "--silent"])
+            return "" if done.returncode == 0 else _last_words(done.stdout + done.stderr)
+        path, sha256 = self.runfile[0], self.runfile[1]
+        found = hashlib.sha256(Path(path).read_bytes()).hexdigest() if Path(path).is_file() else "no file"
+        if found != sha256.lower():
+            return "%s is not the file with SHA-256 %s: it is %s" % (path, sha256, found)
+        done = self.call(["sh", path, *self.runfile[2:]])
+        return "" if done.returncode == 0 else _last_words(done.stdout + done.stderr)
+
+    # -- what follows --------------------------------------------------------------------------------------------------
+
+    def _delete(self, step: Step) -> None:
+        if Path(step.items[0]).exists():
+            Path(step.items[0]).unlink()
+
+    def _initramfs(self, step: Step) -> None:
+        self._must(self.manager.initramfs(), "the initramfs could not be rebuilt", ())
+
+    def _hold(self, step: Step) -> None:
+        do = self.manager.hold if step.kind == "hold" else self.manager.release
+        self._must(do(list(step.items)), step.text, ())
+
+    def _load(self, step: Step) -> None:
+        done = self.call(["modprobe", "nvidia"])
+        cure = "See dmesg. With Secure Boot on, the module must be signed with an enrolled key; nouveau must not be loaded."
+        self._must(done.stderr.strip() if done.returncode else "", "the kernel module does not load", (), cure)
+
+    def _systemctl(self, step: Step) -> None:
+        done = self.call(["systemctl", step.kind, *step.items])
+        if done.returncode != 0:
+            units = [word for name in step.items for word in ("--unit", name)]
+            journal = self.call(["journalctl", "--no-pager", "--output=cat", "--lines=10", *units])
+            said = _last_words(done.stderr + journal.stdout)
+            self._must(said, "could not %s" % step.text, (), "See systemctl status %s." % " ".join(step.items))
+
+
+def finish(manager: Any, state: Path) -> None:
+    """Finish what an earlier run began, or go back to the packages that it kept. Raises ApplyError where neither works."""
+    journal, kept = state / JOURNAL, state / KEPT
+    problem = manager.repair()
+    if problem:
+        data = durable.read(journal, SCHEMA) or {"packages": []}
+        files = sorted(str(path) for path in kept.glob("*.deb")) if kept.is_dir() else []
+        added = [name for name, old, _new in data["packages"] if not old]
+        problem = manager.put_back(files, added) if files or added else problem
+    if problem:
+        raise ApplyError(
+            "packages",
+            "a change was interrupted, and can neither be finished nor taken back: %s" % problem,
+            "See dpkg --audit. The packages from before lie in %s." % kept,
+            outcome="unknown",
+        )
+    durable.remove(journal)
+    shutil.rmtree(str(kept), ignore_errors=True)
+
+
+def _write(path: str, content: bytes) -> None:
+    """A reader finds the old file or the new one."""
+    new = Path(path + ".new")
+    try:
+        new.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        new.write_bytes(content)
+        new.chmod(0o644)
+        new.replace(path)
+    except OSError as error:
+        raise ApplyError(
+            path, "it cannot be written: %s" % error, "Make room for it, as root.", outcome="old"
+        ) from error
+
+
+def _last_words(said: str) -> str:
+    return " ".join(line.strip() for line in said.splitlines()[-10:] if line.strip()) or "it gave no reason"

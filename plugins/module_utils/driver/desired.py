@@ -1,0 +1,275 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""One driver on one host: from the module's parameters to a plan, and to what came of it."""
+
+from __future__ import annotations
+
+import os
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from .. import durable
+from ..errors import PlanError
+from . import files, plan, rules
+from .apply import JOURNAL, Work, finish
+from .apt import Apt
+from .dnf import Dnf
+from .model import Host, Plan, Request, Transaction, Wanted
+from .observe import distribution, look
+from .openpgp import KeyFormatError, binary, fingerprints
+
+_UNITS = (rules.SERVICE_PERSISTENCED, rules.SERVICE_FABRIC_MANAGER, rules.SERVICE_IMEX)
+#: Written when clients are off for a change of the driver.
+DRAINED = "driver-drained.json"
+#: A key ring has some kilobytes; whatever is larger is something else.
+_KEY_LIMIT_BYTES = 1 << 20
+
+
+class Driver:
+    """The driver of this host. Whoever makes one closes it."""
+
+    def __init__(self, params: dict[str, Any]) -> None:
+        self.params = params
+        name = distribution(Path("/etc/os-release").read_text(encoding="utf-8"))
+        known = params["distributions"]
+        if name not in known:
+            raise PlanError(
+                "this host",
+                "its distribution is %s, which nvidia_driver does not know" % name,
+                "It knows %s. A file in vars/distributions adds one." % ", ".join(sorted(known)),
+            )
+        self.catalogue = known[name]
+        self.manager: Any = Apt() if self.catalogue["manager"] == "apt" else Dnf()
+        self.request = _request(params)
+        self.repository = _repository(params["repository"], self.catalogue)
+        self.catalogue = dict(self.catalogue, repository=self.repository)
+        self.state = Path(params["state_directory"])
+        self.keyring = files.KEYRINGS[self.manager.manager]
+        self.key = b""
+        self.flavor = "none"
+
+    def close(self) -> None:
+        self.manager.close()
+
+    def look(self) -> Host:
+        manager = self.manager.manager
+        return look(manager, files.MANAGED[manager], self.keyring, _UNITS, (self.state / JOURNAL).exists())
+
+    def plan(self) -> Plan:
+        self.host = self.look()
+        if not self.request.present:
+            return self._plan_absent()
+        rules.check_version(self.request.version)
+        wanted = self._wanted()
+        self.flavor = wanted.flavor
+        version = plan.settled(self.host, self.request, wanted)
+        transaction = None
+        if self._must_ask(version):
+            version, transaction = self._ask(wanted)
+        desired = files.wanted(
+            self.manager.manager,
+            self.request.source,
+            version,
+            self.catalogue,
+            self.host.architecture,
+            wanted.flavor,
+            tuple(self.params["imex_nodes"]) if self.request.imex else (),
+        )
+        return plan.present(
+            self.host,
+            self.request,
+            wanted,
+            version,
+            transaction,
+            desired,
+            self.repository["fingerprints"],
+            self.catalogue["patterns"],
+            signed=_is_signed(wanted),
+        )
+
+    def _wanted(self) -> Wanted:
+        branch = rules.branch_of(self.request.version)
+        if self.request.source == "runfile":
+            if self.request.version.count(".") < 1:
+                raise PlanError("nvidia_driver_version", "a .run file is of one exact version", "Name it.")
+            flavor = rules.flavor(self.host.gpus, self.request.kernel_modules, branch)
+            return Wanted(flavor, (), ())
+        return rules.wanted(self.host, self.request, self.catalogue, branch)
+
+    def _must_ask(self, version: str) -> bool:
+        """A host that is right is not asked for anything that lies outside of it."""
+        if self.request.source == "runfile":
+            return False
+        exact = version == self.request.version
+        moved = self.request.source == "repository" and (
+            not self._trusts_its_keyring()
+            or self.host.files.get(files.SOURCES if self.manager.manager == "apt" else files.REPO) != self._sources()
+        )
+        return not version or moved or (self.request.upgrade and not exact)
+
+    def _trusts_its_keyring(self) -> bool:
+        return bool(self.host.key_fingerprints) and set(self.host.key_fingerprints) <= set(
+            self.repository["fingerprints"]
+        )
+
+    def _sources(self) -> str:
+        url = files.repository_url(self.repository, self.host.architecture)
+        return files.sources(url, self.keyring) if self.manager.manager == "apt" else files.repo(url, self.keyring)
+
+    def _ask(self, wanted: Wanted) -> tuple[str, Transaction]:
+        url = ""
+        if self.request.source == "repository":
+            url = files.repository_url(self.repository, self.host.architecture)
+            self.key = self._verified_key()
+        self.manager.open_private(url, self.key)
+        here = plan.settled(self.host, self.request, wanted)
+        keep = here if here and not self.request.upgrade else ""
+        transaction = self.manager.resolve(self.host, self.request, wanted, self.catalogue["patterns"], keep)
+        return transaction.version, transaction
+
+    def _verified_key(self) -> bytes:
+        """The repository's key, once its fingerprint is one of those to be trusted. Raises PlanError."""
+        trusted = self.repository["fingerprints"]
+        if not trusted:
+            raise PlanError(
+                "nvidia_driver_repository_fingerprints",
+                "there is no fingerprint to trust: none is recorded for this distribution",
+                "Look it up at NVIDIA and set it.",
+            )
+        if self._trusts_its_keyring():
+            return Path(self.keyring).read_bytes()
+        where = files.key_url(self.repository, self.host.architecture)
+        content = self.repository["key"].encode() if self.repository["key_given"] else _fetch(where)
+        try:
+            found = fingerprints(content)
+        except KeyFormatError as error:
+            raise PlanError(where, "this is no key: %s" % error, "See nvidia_driver_repository_key_url.") from None
+        if not set(found) <= set(trusted):
+            raise PlanError(
+                where,
+                "the key has the fingerprint %s, and %s is to be trusted" % (", ".join(found), ", ".join(trusted)),
+                "If NVIDIA has a new key, set nvidia_driver_repository_fingerprints; else somebody is in between.",
+            )
+        return binary(content)
+
+    def _plan_absent(self) -> Plan:
+        self.manager.open_private("", b"")
+        transaction = self.manager.resolve_removal(self.host, self.catalogue["patterns"])
+        return plan.absent(
+            self.host, self.request, self.manager.manager, self.keyring, transaction, self.catalogue["patterns"]
+        )
+
+    # -- outcome -----------------------------------------------------------------------------------------------------
+
+    def fetch(self, made: Plan) -> None:
+        """Have all packages on the host before clients have to leave. Raises ApplyError; nothing else is changed."""
+        if made.transaction and made.transaction.installs:
+            self.manager.download(made.transaction)
+
+    def apply(self, made: Plan) -> dict[str, Any]:
+        if any(step.kind == "repair" for step in made.steps):
+            finish(self.manager, self.state)
+            made = self.plan()
+        if made.disruptive and self._drain():
+            durable.write(self.state / DRAINED, {"schema": 1, "drain": self._drain()})
+        work = Work(
+            made,
+            self.host,
+            self.request,
+            self.manager,
+            self.look,
+            self.state,
+            (self.keyring, self.key),
+            self._installer(),
+        )
+        now = work.run()
+        return dict(self.result(made), loaded_version=now.loaded)
+
+    def _drain(self) -> list[int]:
+        """What tells one drain of the host from another: its record, as the role gpu_drain wrote it last."""
+        record = self.state / "drain.json"
+        return [record.stat().st_ino, record.stat().st_mtime_ns] if record.exists() else []
+
+    def _drained(self) -> bool:
+        """Whether the clients are off for a change of the driver, and not because somebody else wants them off."""
+        mark = durable.read(self.state / DRAINED, 1)
+        return bool(mark and self._drain() and mark["drain"] == self._drain())
+
+    def _installer(self) -> list[str]:
+        """The .run file, its checksum, and the installer's options (its --advanced-options lists them)."""
+        options = ["--silent", "--ui=none", "--no-questions", "--accept-license", "--dkms", "--disable-nouveau"]
+        if self.flavor == "none":
+            options = [*options[:4], "--no-kernel-modules"]
+        else:
+            options.append("--kernel-module-type=%s" % self.flavor)
+        if self.request.variant == "headless":
+            options += ["--no-opengl-files", "--no-x-check"]
+        return [self.params["runfile"], self.params["runfile_sha256"], *options]
+
+    def result(self, made: Plan) -> dict[str, Any]:
+        needed = bool(made.steps) or bool(made.reboot and self.request.reboot == "now")
+        return {
+            "changed": needed,
+            "needed": needed,
+            "version": made.version,
+            "steps": [step.text for step in made.steps],
+            "disruptive": made.disruptive,
+            "reboot": made.reboot,
+            "drained": self._drained(),
+            "runfile_needed": any(step.kind == "runfile" and step.items for step in made.steps),
+            "kernel_modules": self.flavor,
+            "loaded_version": self.host.loaded,
+            "notes": list(made.notes),
+        }
+
+
+def _request(params: dict[str, Any]) -> Request:
+    return Request(
+        version="" if params["state"] == "absent" else params["version"],
+        source=params["source"],
+        variant=params["variant"],
+        kernel_modules=params["kernel_modules"],
+        upgrade=params["upgrade"],
+        hold=params["hold"],
+        persistenced=params["persistenced"],
+        fabric_manager=params["fabric_manager"],
+        imex=params["imex"],
+        reboot=params["reboot"],
+        allow_removal=tuple(params["allow_removal"]),
+    )
+
+
+def _repository(given: dict[str, Any], catalogue: dict[str, Any]) -> dict[str, Any]:
+    """What the distribution's entry says, with what was given instead."""
+    entry = dict(catalogue["repository"])
+    asked = given.get("fingerprints") or entry["fingerprints"]
+    entry["fingerprints"] = [text.replace(" ", "").upper() for text in asked]
+    entry["url"] = given.get("url") or ""
+    entry["key_url"] = given.get("key_url") or ""
+    entry["key_given"] = bool(given.get("key"))
+    if given.get("key"):
+        entry["key"] = given["key"]
+    return entry
+
+
+def _is_signed(wanted: Wanted) -> bool:
+    """Whether the modules come built and signed by the distribution."""
+    return any(name.startswith("linux-modules-nvidia-") for name in wanted.free)
+
+
+def _fetch(url: str) -> bytes:
+    request = urllib.request.Request(url, headers={"User-Agent": "openfleet.gpu"})
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            content = answer.read(_KEY_LIMIT_BYTES)
+    except (urllib.error.URLError, OSError, ValueError) as error:
+        raise PlanError(
+            url,
+            "the repository's key cannot be fetched: %s" % error,
+            "See that the address answers (proxies: %s), or give the key with nvidia_driver_repository_key. "
+            "Nothing was changed." % (os.environ.get("https_proxy") or "none is set"),
+        ) from None
+    return content

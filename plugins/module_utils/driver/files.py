@@ -1,0 +1,89 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The files that the role nvidia_driver keeps on a host, as text. Nothing is read or written here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+NAME = "openfleet-nvidia-driver"
+BLACKLIST = "/etc/modprobe.d/%s.conf" % NAME
+SOURCES = "/etc/apt/sources.list.d/%s.sources" % NAME
+PREFERENCES = "/etc/apt/preferences.d/%s" % NAME
+APT_KEYRING = "/etc/apt/keyrings/%s.gpg" % NAME
+REPO = "/etc/yum.repos.d/%s.repo" % NAME
+RPM_KEYRING = "/etc/pki/rpm-gpg/RPM-GPG-KEY-%s" % NAME
+IMEX_NODES = "/etc/nvidia-imex/nodes_config.cfg"
+MANAGED = {
+    "apt": (SOURCES, PREFERENCES, BLACKLIST, IMEX_NODES),
+    "dnf": (REPO, BLACKLIST, IMEX_NODES),
+}
+KEYRINGS = {"apt": APT_KEYRING, "dnf": RPM_KEYRING}
+
+_HEAD = "# Written by Ansible (openfleet.gpu.nvidia_driver); changes made here are overwritten.\n"
+
+
+def repository_url(repository: dict[str, Any], architecture: str) -> str:
+    """BASE/debian12/x86_64, the layout of NVIDIA's (guide, "Network Repository"); a mirror keeps it or gives all of it."""
+    return repository["url"].format(
+        directory=repository["directory"], architecture=repository["architectures"].get(architecture, architecture)
+    )
+
+
+def key_url(repository: dict[str, Any], architecture: str) -> str:
+    return repository["key_url"] or "%s/%s" % (repository_url(repository, architecture).rstrip("/"), repository["key"])
+
+
+def sources(url: str, keyring: str) -> str:
+    """A flat repository: the suite is a path, and there are no components (sources.list(5))."""
+    return "%sTypes: deb\nURIs: %s/\nSuites: /\nSigned-By: %s\n" % (_HEAD, url.rstrip("/"), keyring)
+
+
+def preferences(version: str, patterns: list[str]) -> str:
+    """Above 1000, so that a downgrade counts too (apt_preferences(5)). No other version of the driver can come in."""
+    return "%sPackage: %s\nPin: version %s-*\nPin-Priority: 1001\n" % (_HEAD, " ".join(patterns), version)
+
+
+def repo(url: str, keyring: str) -> str:
+    """NVIDIA signs packages and repomd.xml (https://github.com/NVIDIA/cuda-repo-management).
+
+    With module_hotfixes the streams of its module nvidia-driver hide no version: the version is chosen exactly, and
+    locked, for which streams are too coarse (dnf.conf(5)).
+    """
+    return (
+        "%s[%s]\nname=NVIDIA driver\nbaseurl=%s/\nenabled=1\ngpgcheck=1\nrepo_gpgcheck=1\ngpgkey=file://%s\n"
+        "module_hotfixes=1\n" % (_HEAD, NAME, url.rstrip("/"), keyring)
+    )
+
+
+def blacklist() -> str:
+    """nouveau must not bind GPUs before the driver does (guide, "Disabling nouveau")."""
+    return _HEAD + "blacklist nouveau\noptions nouveau modeset=0\n"
+
+
+def wanted(
+    manager: str,
+    source: str,
+    version: str,
+    catalogue: dict[str, Any],
+    architecture: str,
+    flavor: str,
+    imex_nodes: tuple[str, ...] = (),
+) -> dict[str, str]:
+    """Path and text of every file that is to be there, for the driver in this version."""
+    found = {}
+    repository = catalogue["repository"]
+    if source == "repository":
+        url = repository_url(repository, architecture)
+        if manager == "apt":
+            found[SOURCES] = sources(url, APT_KEYRING)
+        else:
+            found[REPO] = repo(url, RPM_KEYRING)
+    if manager == "apt" and source != "runfile":
+        found[PREFERENCES] = preferences(version, catalogue["patterns"])
+    if flavor != "none":
+        found[BLACKLIST] = blacklist()
+    if imex_nodes:
+        found[IMEX_NODES] = "".join(node + "\n" for node in imex_nodes)
+    return found

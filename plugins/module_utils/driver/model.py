@@ -1,0 +1,141 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the decisions about a driver are made of: the host as it was seen, what is asked for, what is to be done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Package:
+    """An installed package. `broken`: its installation was begun and did not end well."""
+
+    name: str
+    version: str
+    held: bool = False
+    broken: bool = False
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU on the PCI bus; `device_id` are four hex digits."""
+
+    address: str
+    device_id: str
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A systemd service; one that does not exist is neither enabled nor active."""
+
+    exists: bool = False
+    enabled: bool = False
+    active: bool = False
+
+
+@dataclass(frozen=True)
+class SecureBoot:
+    """`certificate` is the one that modules built on this host are signed with, `enrolled` whether the firmware trusts it."""
+
+    enabled: bool = False
+    certificate: str = ""
+    enrolled: bool = False
+
+
+@dataclass(frozen=True)
+class Host:
+    """What was seen. Versions are the driver's, as 580.105.08, and empty where there is none."""
+
+    distribution: str
+    architecture: str
+    kernel: str
+    gpus: tuple[Gpu, ...] = ()
+    nvswitches: int = 0
+    nvlink_bridges: int = 0
+    loaded: str = ""
+    on_disk: str = ""
+    library: str = ""
+    nouveau_loaded: bool = False
+    headers: bool = False
+    secure_boot: SecureBoot = SecureBoot()
+    packages: tuple[Package, ...] = ()
+    units: dict[str, Unit] = field(default_factory=dict)
+    #: Text of the files that this role writes, where they are there.
+    files: dict[str, str] = field(default_factory=dict)
+    #: Fingerprints of the keys in the key ring of the driver's repository; empty where there is none.
+    key_fingerprints: tuple[str, ...] = ()
+    runfile: str = ""
+    #: An earlier change did not come to its end.
+    interrupted: bool = False
+
+    def package(self, name: str) -> Package | None:
+        return next((package for package in self.packages if package.name == name), None)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for. `version` is a branch (580), an exact version (580.105.08), or empty where the driver is to go."""
+
+    version: str
+    source: str = "repository"
+    variant: str = "headless"
+    kernel_modules: str = "auto"
+    upgrade: bool = False
+    hold: bool = True
+    persistenced: bool = True
+    fabric_manager: str = "auto"
+    imex: bool = False
+    reboot: str = "never"
+    allow_removal: tuple[str, ...] = ()
+
+    @property
+    def present(self) -> bool:
+        return bool(self.version)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Packages and services that make the request true on this host."""
+
+    flavor: str
+    #: Of exactly the driver's version.
+    locked: tuple[str, ...]
+    #: Of whatever version the sources have.
+    free: tuple[str, ...] = ()
+    #: Not to be there: the other flavour's modules.
+    unwanted: tuple[str, ...] = ()
+    units: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Transaction:
+    """What the package manager would do: (name, old version or "", new version) and (name, old version)."""
+
+    version: str
+    installs: tuple[tuple[str, str, str], ...] = ()
+    removals: tuple[tuple[str, str], ...] = ()
+    #: What to ask of the package manager for just this: name=version, name, name-.
+    arguments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing to do. `kind` is one of plan.KINDS, `items` what it is done to."""
+
+    kind: str
+    text: str
+    items: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Steps in order. `disruptive`: clients must leave the GPUs first. `reboot`: why one is needed afterwards, or empty."""
+
+    version: str
+    steps: tuple[Step, ...] = ()
+    disruptive: bool = False
+    reboot: str = ""
+    notes: tuple[str, ...] = ()
+    transaction: Transaction | None = None

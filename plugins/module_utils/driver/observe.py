@@ -1,0 +1,184 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What is there: packages, modules, devices, firmware and files of a host, read and not judged."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Callable, Iterable, Sequence
+
+from ..errors import PlanError
+from ..pci import DEVICES, nvidia_gpus
+from .model import Gpu, Host, Package, SecureBoot, Unit
+from .openpgp import KeyFormatError, fingerprints
+
+#: NVSwitches are bridges of NVIDIA's: V100, A100 and H100 generations (https://pci-ids.ucw.cz/read/PC/10de).
+_NVSWITCH_IDS = frozenset(("0x1ac0", "0x1ac2", "0x1af1", "0x22a3"))
+#: Those of Blackwell boards are no PCI devices. ConnectX-7 functions lead to them, whose vital product data says SW_MNG
+#: (Fabric Manager guide, "Systems Using Fourth Generation NVSwitches").
+_CONNECTX_7 = ("0x15b3", "0x1021")
+_BRIDGE_MARK = b"SW_MNG"
+_LIBRARY_DIRECTORIES = ("/usr/lib/%s-linux-gnu", "/usr/lib64", "/usr/lib")
+_EFI = "/sys/firmware/efi/efivars"
+_SECURE_BOOT = _EFI + "/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
+#: Of dkms itself, and of Ubuntu's shim.
+_CERTIFICATES = ("/var/lib/dkms/mok.pub", "/var/lib/shim-signed/mok/MOK.der")
+_BROKEN = frozenset(("half-installed", "unpacked", "half-configured"))
+
+#: Runs a command and gives its status, output and errors.
+Run = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
+
+
+def run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Without questions and in English, so that what comes back can be read; 127 where there is no such command."""
+    environment = dict(os.environ, LC_ALL="C", LANG="C", DEBIAN_FRONTEND="noninteractive", NEEDRESTART_SUSPEND="1")
+    environment["PATH"] = environment.get("PATH", "") + ":/usr/local/sbin:/usr/sbin:/sbin"
+    try:
+        return subprocess.run(
+            list(command),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            env=environment,
+            check=False,
+        )
+    except FileNotFoundError:
+        return subprocess.CompletedProcess(list(command), 127, "", "%s is not installed" % command[0])
+
+
+def distribution(release: str) -> str:
+    """debian-12, ubuntu-24.04, el-9 from the text of os-release; a derivative of RHEL counts as RHEL."""
+    fields = dict(line.split("=", 1) for line in release.splitlines() if "=" in line and not line.startswith("#"))
+    fields = {name: value.strip().strip("\"'") for name, value in fields.items()}
+    name, version = fields.get("ID", ""), fields.get("VERSION_ID", "")
+    if name in ("debian", "ubuntu"):
+        return "%s-%s" % (name, version)
+    if name == "rhel" or "rhel" in fields.get("ID_LIKE", "").split():
+        return "el-%s" % version.split(".")[0]
+    return "%s-%s" % (name or "unknown", version)
+
+
+def look(
+    manager: str, paths: Iterable[str], keyring: str, units: Sequence[str], interrupted: bool, call: Run = run
+) -> Host:
+    """The host as it is now. `paths` are the files whose text is wanted."""
+    system = platform.uname()
+    switches, bridges = _fabric()
+    return Host(
+        distribution=distribution(_text("/etc/os-release") or ""),
+        architecture=system.machine,
+        kernel=system.release,
+        gpus=tuple(Gpu(found["address"], found["device_id"]) for found in nvidia_gpus()),
+        nvswitches=switches,
+        nvlink_bridges=bridges,
+        loaded=(_text("/sys/module/nvidia/version") or "").strip(),
+        on_disk=_module_version(system.release, call),
+        library=_library_version(system.machine),
+        nouveau_loaded=Path("/sys/module/nouveau").exists(),
+        headers=Path("/lib/modules", system.release, "build").exists(),
+        secure_boot=_secure_boot(),
+        packages=_dpkg(call) if manager == "apt" else _rpm(call),
+        units=_units(units, call),
+        files={path: text for path, text in ((path, _text(path)) for path in paths) if text is not None},
+        key_fingerprints=_keys(keyring),
+        runfile="/usr/bin/nvidia-uninstall" if Path("/usr/bin/nvidia-uninstall").exists() else "",
+        interrupted=interrupted,
+    )
+
+
+def _text(path: str) -> str | None:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+
+
+def _bytes(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError:
+        return b""
+
+
+def _keys(path: str) -> tuple[str, ...]:
+    content = _bytes(path)
+    try:
+        return fingerprints(content) if content else ()
+    except KeyFormatError:
+        return ("damaged",)
+
+
+def _fabric(devices: str = DEVICES) -> tuple[int, int]:
+    """How many NVSwitches sit on the PCI bus, and how many bridges to such as do not."""
+    switches = bridges = 0
+    for folder in sorted(Path(devices).glob("*")):
+        ids = tuple((_text(str(folder / name)) or "").strip().lower() for name in ("vendor", "device"))
+        switches += ids[0] == "0x10de" and ids[1] in _NVSWITCH_IDS
+        bridges += ids == _CONNECTX_7 and _BRIDGE_MARK in _bytes(str(folder / "vpd"))
+    return switches, bridges
+
+
+def _module_version(kernel: str, call: Run) -> str:
+    if not Path("/lib/modules", kernel).is_dir():
+        return ""
+    done = call(["modinfo", "-k", kernel, "-F", "version", "nvidia"])
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _library_version(machine: str) -> str:
+    for pattern in _LIBRARY_DIRECTORIES:
+        folder = pattern % machine if "%" in pattern else pattern
+        path = Path(folder, "libnvidia-ml.so.1")
+        if path.exists():
+            return path.resolve().name.partition(".so.")[2]
+    return ""
+
+
+def _secure_boot() -> SecureBoot:
+    # Four bytes of attributes, then the value.
+    enabled = _bytes(_SECURE_BOOT)[4:5] == b"\x01"
+    certificate = next((path for path in _CERTIFICATES if _bytes(path)), "")
+    # Certificates lie in the firmware's lists as they are, in DER: the user's own (MOK), and the vendor's (db).
+    lists = [path for name in ("MokListRT", "db-") for path in Path(_EFI).glob(name + "*")] if enabled else []
+    enrolled = bool(certificate) and any(_bytes(certificate) in _bytes(str(path)) for path in lists)
+    return SecureBoot(enabled, certificate, enrolled)
+
+
+def _dpkg(call: Run) -> tuple[Package, ...]:
+    done = call(["dpkg-query", "-W", "-f", "${Package}\\t${Version}\\t${db:Status-Want}\\t${db:Status-Status}\\n"])
+    if done.returncode != 0:
+        raise PlanError(
+            "dpkg", done.stderr.strip() or "it does not answer", "Mend the package database, then run again."
+        )
+    return tuple(
+        Package(name, version, held=want == "hold", broken=status in _BROKEN)
+        for name, version, want, status in (line.split("\t") for line in done.stdout.splitlines())
+        if version and status not in ("not-installed", "config-files")
+    )
+
+
+def _rpm(call: Run) -> tuple[Package, ...]:
+    done = call(["rpm", "-qa", "--qf", "%{NAME}\\t%{VERSION}-%{RELEASE}\\n"])
+    if done.returncode != 0:
+        raise PlanError(
+            "rpm", done.stderr.strip() or "it does not answer", "Mend the package database, then run again."
+        )
+    locked = _text("/etc/dnf/plugins/versionlock.list") or ""
+    packages = (line.split("\t") for line in done.stdout.splitlines())
+    return tuple(Package(name, version, held="%s-0:" % name in locked) for name, version in packages)
+
+
+def _units(names: Sequence[str], call: Run) -> dict[str, Unit]:
+    done = call(["systemctl", "show", "--property=Id,LoadState,UnitFileState,ActiveState", *names])
+    found = {}
+    for block in done.stdout.strip().split("\n\n"):
+        fields = dict(line.partition("=")[::2] for line in block.splitlines())
+        if fields.get("LoadState") == "loaded":
+            state = fields.get("UnitFileState", "")
+            found[fields["Id"]] = Unit(True, state in ("enabled", "static"), fields.get("ActiveState") == "active")
+    return found

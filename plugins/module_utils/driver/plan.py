@@ -1,0 +1,181 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""From the host as it was seen to what has to be done, in order. Pure: no I/O, no clock; check mode shows just this."""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+from ..errors import PlanError
+from . import rules
+from .files import BLACKLIST, IMEX_NODES, MANAGED
+from .model import Host, Plan, Request, Step, Transaction, Unit, Wanted
+
+#: The steps there are, in the order in which they are done.
+KINDS = ("repair", "key", "write", "delete", "packages", "runfile", "initramfs", "modules", "hold", "release", "enable",
+         "load", "start")  # fmt: skip
+
+
+def settled(host: Host, request: Request, wanted: Wanted) -> str:
+    """The driver's version where all wanted packages are there in one version that was asked for; empty elsewhere."""
+    if request.source == "runfile":
+        return host.library if host.runfile and host.library == request.version else ""
+    found = [host.package(name) for name in wanted.locked]
+    versions = {rules.upstream(package.version) if package else "" for package in found}
+    there = all(host.package(name) for name in wanted.free) and not any(host.package(name) for name in wanted.unwanted)
+    broken = any(package and package.broken for package in found)
+    if len(versions) != 1 or broken or not there:
+        return ""
+    version = versions.pop()
+    return version if rules.satisfies(version, request.version) else ""
+
+
+def present(
+    host: Host,
+    request: Request,
+    wanted: Wanted,
+    version: str,
+    transaction: Transaction | None,
+    files: dict[str, str],
+    keys: Sequence[str],
+    patterns: Sequence[str],
+    signed: bool = False,
+) -> Plan:
+    """What makes the driver `version` be there. Raises PlanError where that must not or cannot be done."""
+    own_modules = wanted.flavor != "none"
+    changes = bool(transaction and (transaction.installs or transaction.removals))
+    if changes or host.on_disk != version:
+        problem = rules.secure_boot_problem(host, wanted.flavor, signed)
+        if problem:
+            raise problem
+    steps = []
+    if host.interrupted or any(package.broken for package in host.packages):
+        steps.append(Step("repair", "finish what was interrupted"))
+    if request.source == "repository" and not (host.key_fingerprints and set(host.key_fingerprints) <= set(keys)):
+        steps.append(Step("key", "trust the repository's key %s" % ", ".join(keys)))
+    steps += [Step("write", "write %s" % path, (path, text)) for path, text in files.items()
+              if host.files.get(path) != text]  # fmt: skip
+    if transaction and changes:
+        _refuse_removals(transaction, request, host, patterns, wanted)
+        steps += _packages(transaction)
+    if request.source == "runfile" and not settled(host, request, wanted):
+        steps.append(Step("runfile", "run the installer of %s" % version, (version,)))
+        changes = True
+    if files.get(BLACKLIST) != host.files.get(BLACKLIST):
+        steps.append(Step("initramfs", "rebuild the initramfs, so that nouveau stays away from the next boot on"))
+    if own_modules and not changes and host.on_disk != version:
+        text = "build the kernel modules %s for %s" % (version, host.kernel)
+        steps.append(Step("modules", text, (version, host.kernel)))
+    steps += _holds(host, request, wanted, version, transaction, patterns)
+    reboot = _reboot(host, wanted, version) if own_modules else ""
+    if reboot and request.reboot == "never":
+        raise PlanError(
+            "nvidia_driver_reboot",
+            "a reboot is needed: %s" % reboot,
+            "Say now (reboot when it is done) or later (you will), or reboot the host and run again. Nothing was changed.",
+        )
+    steps += _services(host, wanted, version, changes, bool(reboot))
+    ordered = tuple(sorted(steps, key=lambda step: KINDS.index(step.kind)))
+    notes = () if own_modules or not rules.skew(host) else (rules.skew(host),)
+    if own_modules and not host.gpus:
+        notes += ("no NVIDIA GPU is on the PCI bus",)
+    return Plan(version, ordered, bool(reboot or (changes and host.loaded)), reboot, notes, transaction)
+
+
+def absent(host: Host, request: Request, manager: str, keyring: str, transaction: Transaction | None,
+           patterns: Sequence[str]) -> Plan:  # fmt: skip
+    """What takes the driver away, and every file of this role."""
+    steps = []
+    changes = bool(transaction and transaction.removals)
+    if host.interrupted or any(package.broken for package in host.packages):
+        steps.append(Step("repair", "finish what was interrupted"))
+    if transaction and changes:
+        _refuse_removals(transaction, request, host, patterns, None)
+        steps += _packages(transaction)
+    if host.runfile:
+        steps.append(Step("runfile", "run %s" % host.runfile, ()))
+        changes = True
+    ours = [path for path in MANAGED[manager] if path in host.files and path != IMEX_NODES]
+    ours += [keyring] if host.key_fingerprints else []
+    steps += [Step("delete", "delete %s" % path, (path,)) for path in ours]
+    if BLACKLIST in host.files:
+        steps.append(Step("initramfs", "rebuild the initramfs, so that nouveau is in it again"))
+    reboot = "the kernel module %s is loaded still" % host.loaded if changes and host.loaded else ""
+    if reboot and request.reboot == "never":
+        raise PlanError(
+            "nvidia_driver_reboot",
+            "a reboot is needed: %s" % reboot,
+            "Say now (reboot when it is done) or later (you will). Nothing was changed.",
+        )
+    # The files go last: until the packages are gone, the pin keeps other versions out.
+    ordered = tuple(sorted(steps, key=lambda step: (step.kind in ("delete", "initramfs"), KINDS.index(step.kind))))
+    return Plan("", ordered, bool(changes and host.loaded), reboot, (), transaction)
+
+
+def _packages(transaction: Transaction) -> list[Step]:
+    steps = []
+    for name, old, new in transaction.installs:
+        verb = "install" if not old else "upgrade" if rules.order(old) < rules.order(new) else "downgrade"
+        text = "%s %s %s" % (verb, name, new) if not old else "%s %s %s to %s" % (verb, name, old, new)
+        steps.append(Step("packages", text, (name, old, new)))
+    return steps + [
+        Step("packages", "remove %s %s" % (name, old), (name, old, "")) for name, old in transaction.removals
+    ]
+
+
+def _refuse_removals(transaction: Transaction, request: Request, host: Host, patterns: Sequence[str],
+                     wanted: Wanted | None) -> None:  # fmt: skip
+    """What belongs to others goes only when they said so."""
+    own = {package.name for package in host.packages if rules.of_the_driver(package, patterns)}
+    own |= set(wanted.unwanted) if wanted else set()
+    foreign = [name for name, _old in transaction.removals if name not in own | set(request.allow_removal)]
+    if foreign:
+        raise PlanError(
+            "packages",
+            "this would remove %s too, which is no part of the driver and depends on it" % ", ".join(foreign),
+            "Remove it yourself, or add it to nvidia_driver_allow_removal. Nothing was changed.",
+        )
+
+
+def _holds(host: Host, request: Request, wanted: Wanted, version: str, transaction: Transaction | None,
+           patterns: Sequence[str]) -> list[Step]:  # fmt: skip
+    after = {package.name: package for package in host.packages}
+    touched = set()
+    if transaction:
+        touched = {name for name, _old, _new in transaction.installs}
+        for name, _old in transaction.removals:
+            after.pop(name, None)
+    parts = {name: package for name, package in after.items() if rules.of_the_driver(package, patterns)}
+    driver = {
+        name for name, package in parts.items() if rules.upstream(package.version) == version or name in wanted.free
+    }
+    if transaction:
+        driver |= {name for name, _old, new in transaction.installs if rules.upstream(new) == version}
+    driver |= set(wanted.locked)
+    # apt lets go of what it changes on demand.
+    held = {name for name, package in after.items() if package.held and name not in touched}
+    if request.hold:
+        names = tuple(sorted(driver - held))
+        return [Step("hold", "hold %s" % ", ".join(names), names)] if names else []
+    names = tuple(sorted(driver & held))
+    return [Step("release", "no longer hold %s" % ", ".join(names), names)] if names else []
+
+
+def _reboot(host: Host, wanted: Wanted, version: str) -> str:
+    if host.loaded and host.loaded != version:
+        return "the loaded kernel module is %s, and the driver's other parts are %s" % (host.loaded, version)
+    if host.nouveau_loaded:
+        return "nouveau is loaded and holds the GPUs"
+    return ""
+
+
+def _services(host: Host, wanted: Wanted, version: str, changes: bool, reboot: bool) -> list[Step]:
+    enable = tuple(name for name in wanted.units if not host.units.get(name, Unit()).enabled)
+    steps = [Step("enable", "enable %s" % ", ".join(enable), enable)] if enable else []
+    if wanted.flavor == "none" or reboot or not host.gpus:
+        return steps
+    if not host.loaded:
+        steps.append(Step("load", "load the kernel module"))
+    start = tuple(name for name in wanted.units if not host.units.get(name, Unit()).active)
+    return steps + ([Step("start", "start %s" % ", ".join(start), start)] if start else [])

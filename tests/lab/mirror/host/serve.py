@@ -1,0 +1,29 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Serves /srv/mirror on the loopback interface. While /srv/mirror/.dies exists it is a mirror that dies half way: of each
+package it sends the first half, and then nothing more."""
+
+from __future__ import annotations
+
+import http.server
+from pathlib import Path
+
+ROOT = "/srv/mirror"
+
+
+class Handler(http.server.SimpleHTTPRequestHandler):
+    def __init__(self, *arguments, **more):
+        super().__init__(*arguments, directory=ROOT, **more)
+
+    def copyfile(self, source, outputfile):
+        if self.path.endswith(".deb") and Path(ROOT, ".dies").exists():
+            content = source.read()
+            outputfile.write(content[: len(content) // 2])
+            outputfile.flush()
+            self.close_connection = True
+            return
+        super().copyfile(source, outputfile)
+
+
+if __name__ == "__main__":
+    http.server.ThreadingHTTPServer(("127.0.0.1", 8080), Handler).serve_forever()

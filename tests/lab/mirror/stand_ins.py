@@ -1,0 +1,187 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The stand-in packages: NVIDIA's names and versions, with small things inside that behave as theirs do.
+
+Names, versions and what each package is for: https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/debian.html
+and the lists of https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/. Which of them hang together by
+exact versions is NVIDIA's rule ("Version locking" there); conflicts with Debian's own packages are drawn from the two sets
+not being meant to be mixed, not read from NVIDIA's control files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+#: Released versions of two branches. The last one is made so that its kernel modules do not build.
+VERSIONS = ("580.95.05", "580.105.08", "590.48.01", "590.44.01")
+BROKEN = "590.44.01"
+
+#: Debian's own packages that hosts get from the mirror, for real.
+DEBIAN = ("dkms", "initramfs-tools", "libcuda1", "nvidia-smi", "nvidia-persistenced", "kmod")
+
+LIBRARIES = "usr/lib/x86_64-linux-gnu"
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """One package. Texts may hold {version}; `files` are path to (text, mode), `copies` path to a built file's name."""
+
+    name: str
+    depends: tuple[str, ...] = ()
+    fields: dict[str, str] = field(default_factory=dict)
+    files: dict[str, tuple[str, int]] = field(default_factory=dict)
+    copies: dict[str, str] = field(default_factory=dict)
+    links: dict[str, str] = field(default_factory=dict)
+    scripts: dict[str, str] = field(default_factory=dict)
+    version: str = "{version}-1"
+
+
+def same(*names: str) -> tuple[str, ...]:
+    return tuple(name + " (= {version}-1)" for name in names)
+
+
+SMI = """#!/usr/bin/python3
+# A stand-in for nvidia-smi: what NVML says, by its C interface.
+import ctypes, sys
+try:
+    nvml = ctypes.CDLL("libnvidia-ml.so.1")
+except OSError as error:
+    sys.exit("NVIDIA-SMI could not find libnvidia-ml.so: %s" % error)
+text = ctypes.create_string_buffer(96)
+def ask(name, *arguments):
+    code = getattr(nvml, name)(*arguments)
+    if code:
+        nvml.nvmlErrorString.restype = ctypes.c_char_p
+        sys.exit("%s: %s" % (name, nvml.nvmlErrorString(code).decode()))
+ask("nvmlInit_v2")
+ask("nvmlSystemGetDriverVersion", text, 96)
+print("Driver Version: " + text.value.decode())
+count, handle = ctypes.c_uint(), ctypes.c_void_p()
+ask("nvmlDeviceGetCount_v2", ctypes.byref(count))
+for index in range(count.value):
+    ask("nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(handle))
+    ask("nvmlDeviceGetName", handle, text, 96)
+    print("GPU %d: %s" % (index, text.value.decode()))
+"""
+
+# As the real ones do: they end where the loaded kernel module is not of their version.
+DAEMON = """#!/bin/sh
+loaded=$(cat /sys/module/nvidia/version 2>/dev/null)
+[ "$loaded" = "{version}" ] || { echo "$0 {version}: the loaded driver is '${loaded:-none}', not {version}" >&2; exit 1; }
+exec sleep infinity
+"""
+
+UNIT = """[Unit]
+Description=%s
+After=simulated-hardware.service
+
+[Service]
+ExecStart=%s
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def daemon(name: str, what: str, depends: tuple[str, ...] = ()) -> StandIn:
+    program = "usr/bin/" + name
+    return StandIn(
+        name,
+        depends,
+        files={
+            program: (DAEMON, 0o755),
+            "usr/lib/systemd/system/%s.service" % name: (UNIT % (what, "/" + program), 0o644),
+        },
+        scripts={
+            "postinst": "systemctl daemon-reload",
+            "prerm": "systemctl stop %s.service 2>/dev/null || true" % name,
+            "postrm": '[ "$1" != purge ] || systemctl disable %s.service 2>/dev/null || true\nsystemctl daemon-reload'
+            % name,
+        },
+    )
+
+
+MODULE = """/* A stand-in for nvidia.ko: no code, only what modinfo reads. */
+#define INFO(name, text) \\
+    static const char info_##name[] __attribute__((section(".modinfo"), used)) = #name "=" text
+INFO(version, "{version}");
+INFO(license, "{license}");
+INFO(name, "nvidia");
+"""
+BAD_MODULE = "#error this release does not build on any kernel: it is here to fail\n"
+DKMS = """PACKAGE_NAME="nvidia"
+PACKAGE_VERSION="{version}"
+BUILT_MODULE_NAME[0]="nvidia"
+DEST_MODULE_LOCATION[0]="/updates/dkms"
+MAKE[0]="make"
+CLEAN="rm -f nvidia.ko"
+AUTOINSTALL="yes"
+"""
+MAKEFILE = "nvidia.ko: nvidia.c\n\tcc -c -o $@ $<\n"
+BUILD = """if [ "$1" = configure ]; then
+    dkms status -m nvidia -v {version} | grep -q . || dkms add -m nvidia -v {version}
+    dkms install --force -m nvidia -v {version} -k "$(uname -r)"
+fi"""
+UNBUILD = "dkms remove -m nvidia -v {version} --all || true"
+
+
+def modules(name: str, other: str, license: str) -> StandIn:
+    folder = "usr/src/nvidia-{version}/"
+    return StandIn(
+        name,
+        ("dkms", *same("nvidia-kernel-support", "firmware-nvidia-gsp")),
+        {"Conflicts": other, "Provides": "nvidia-kernel-{version}"},
+        files={
+            folder + "nvidia.c": (MODULE.replace("{license}", license), 0o644),
+            folder + "Makefile": (MAKEFILE, 0o644),
+            folder + "dkms.conf": (DKMS, 0o644),
+        },
+        scripts={"postinst": BUILD, "prerm": UNBUILD},
+    )
+
+
+STAND_INS = (
+    StandIn(
+        "libnvidia-ml1",
+        ("libc6",),
+        {"Provides": "libnvidia-ml.so.1 (= {version})", "Conflicts": "nvidia-alternative"},
+        copies={LIBRARIES + "/libnvidia-ml.so.{version}": "libnvidia-ml.so.1"},
+        links={LIBRARIES + "/libnvidia-ml.so.1": "libnvidia-ml.so.{version}"},
+        scripts={"postinst": "ldconfig", "postrm": "ldconfig"},
+    ),
+    StandIn(
+        "libcuda1",
+        same("libnvidia-ml1"),
+        {"Provides": "libcuda.so.1 (= {version})"},
+        files={LIBRARIES + "/libcuda.so.{version}": ("a stand-in: nothing computes here\n", 0o644)},
+        links={LIBRARIES + "/libcuda.so.1": "libcuda.so.{version}"},
+    ),
+    StandIn(
+        "nvidia-driver-cuda",
+        ("python3", *same("libcuda1", "libnvidia-ml1", "nvidia-persistenced")),
+        {"Conflicts": "nvidia-smi", "Replaces": "nvidia-smi"},
+        files={"usr/bin/nvidia-smi": (SMI, 0o755)},
+    ),
+    StandIn("nvidia-driver", same("nvidia-driver-libs")),
+    StandIn("nvidia-driver-libs"),
+    StandIn("firmware-nvidia-gsp", files={"usr/lib/firmware/nvidia/{version}/gsp_ga10x.bin": ("a stand-in\n", 0o644)}),
+    StandIn("nvidia-kernel-support"),
+    modules("nvidia-kernel-open-dkms", "nvidia-kernel-dkms", "Dual MIT/GPL"),
+    modules("nvidia-kernel-dkms", "nvidia-kernel-open-dkms", "NVIDIA"),
+    daemon("nvidia-persistenced", "NVIDIA Persistence Daemon (stand-in)"),
+    daemon("nvidia-fabricmanager", "NVIDIA fabric manager service (stand-in)"),
+    daemon("nvidia-imex", "NVIDIA IMEX service (stand-in)"),
+    StandIn("nvlsm", version="2025.06.11-1"),
+)
+
+
+def headers(kernel: str) -> StandIn:
+    """The headers of the kernel that lab hosts run on, which is the outer machine's and in no archive."""
+    folder = "usr/src/linux-headers-%s/" % kernel
+    return StandIn(
+        "linux-headers-" + kernel,
+        files={folder + "Makefile": ("all:\n", 0o644), folder + "include/generated/uapi/linux/version.h": ("", 0o644),
+               folder + ".config": ("", 0o644)},
+        links={"usr/lib/modules/%s/build" % kernel: "/usr/src/linux-headers-" + kernel},
+        version="1",
+    )  # fmt: skip

@@ -1,0 +1,216 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the driver's package managers are told and what is read from them; keys; distributions' files."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.driver import apt, openpgp, rules
+from ansible_collections.openfleet.gpu.plugins.module_utils.driver.dnf import Dnf
+from ansible_collections.openfleet.gpu.plugins.module_utils.driver.model import Host, Request
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError
+from ansible_collections.openfleet.gpu.plugins.modules import driver
+
+sys.path.insert(0, str(Path(__file__).parent))
+from driver_hosts import DISTRIBUTIONS, gpus, host, packages
+
+# -- apt ---------------------------------------------------------------------------------------------------------------
+
+SIMULATED = """NOTE: This is only a simulation!
+Inst libnvidia-ml1 [535.261.03-1] (580.95.05-1 lab:/ [amd64]) []
+Inst libgdbm6:amd64 (1.23-3 lab:/ [amd64])
+Inst nvidia-driver-cuda (580.95.05-1 lab:/ [amd64])
+Remv nvidia-smi [535.261.03-1]
+Purg nvidia-alternative [535.261.03-1]
+Conf libnvidia-ml1 (580.95.05-1 lab:/ [amd64])
+"""
+
+
+def test_what_apt_would_do():
+    found = apt.parse("580.95.05", SIMULATED, ("x",))
+    assert found.installs == (
+        ("libgdbm6", "", "1.23-3"),
+        ("libnvidia-ml1", "535.261.03-1", "580.95.05-1"),
+        ("nvidia-driver-cuda", "", "580.95.05-1"),
+    )
+    assert found.removals == (("nvidia-alternative", "535.261.03-1"), ("nvidia-smi", "535.261.03-1"))
+
+
+# -- dnf ---------------------------------------------------------------------------------------------------------------
+
+
+class Said:
+    """Answers `repoquery` as DNF does, and notes every command."""
+
+    def __init__(self, offered, fails=()):
+        self.offered, self.fails, self.commands = offered, fails, []
+
+    def __call__(self, command):
+        self.commands.append(list(command))
+        failed = any(word in command for word in self.fails)
+        text = "".join(found + "\n" for found in self.offered.get(command[-1], ())) if "repoquery" in command else ""
+        return subprocess.CompletedProcess(command, int(failed), text, "Error: it broke\n" if failed else "")
+
+
+VERSIONS = ("580.95.05-1.el9", "580.105.08-1.el9", "590.48.01-1.el9")
+OFFERED = dict.fromkeys(("nvidia-driver-cuda", "kmod-nvidia-open-dkms", "nvidia-fabricmanager"), VERSIONS)
+
+
+def resolve(said, asked="580", **more):
+    seen = host("el-9", **more)
+    request = Request(asked)
+    names = rules.wanted(seen, request, DISTRIBUTIONS["el-9"], rules.branch_of(asked))
+    manager = Dnf(said)
+    manager.open_private("https://mirror.example.org/rhel9/x86_64", b"key")
+    try:
+        return manager.resolve(seen, request, names, DISTRIBUTIONS["el-9"]["patterns"]), manager
+    finally:
+        manager.close()
+
+
+def test_dnf_gets_exact_versions_the_newest_of_the_branch():
+    found, _manager = resolve(Said(OFFERED), nvswitches=4)
+    assert found.version == "580.105.08"
+    assert found.arguments[:3] == (
+        "nvidia-driver-cuda-580.105.08-1.el9",
+        "kmod-nvidia-open-dkms-580.105.08-1.el9",
+        "nvidia-fabricmanager-580.105.08-1.el9",
+    )
+
+
+def test_dnf_asks_a_repository_that_is_verified_in_every_way():
+    said = Said(OFFERED)
+    resolve(said)
+    settings = said.commands[0]
+    assert "--repofrompath=openfleet-nvidia-driver,https://mirror.example.org/rhel9/x86_64" in settings
+    assert "--setopt=openfleet-nvidia-driver.gpgcheck=1" in settings
+    assert "--setopt=openfleet-nvidia-driver.repo_gpgcheck=1" in settings
+    assert not any("nogpgcheck" in word or word.endswith("gpgcheck=0") for command in said.commands for word in command)
+
+
+def test_dnf_refuses_a_version_that_is_not_there_and_a_repository_that_fails():
+    with pytest.raises(PlanError, match=r"There is: 590\.48\.01, 580\.105\.08, 580\.95\.05"):
+        resolve(Said(OFFERED), "595.1.2")
+    with pytest.raises(PlanError, match="the repository cannot be used: Error: it broke"):
+        resolve(Said(OFFERED, fails=("makecache",)))
+
+
+def test_dnf_changes_holds_and_takes_back():
+    said = Said(OFFERED)
+    found, manager = resolve(said)
+    assert manager.install(found) == ""
+    assert said.commands[-1][-len(found.arguments) :] == list(found.arguments)
+    assert manager.hold(["nvidia-driver-cuda"]) == ""
+    assert said.commands[-1] == ["dnf", "--quiet", "versionlock", "add", "nvidia-driver-cuda"]
+    manager.put_back([], [])
+    assert said.commands[-1][-3:] == ["history", "undo", "last"]
+    assert Dnf(Said({}, fails=("install",))).install(found) == "Error: it broke"
+
+
+def test_dnf_removes_what_is_the_drivers():
+    seen = Host("el-9", "x86_64", "5.14", gpus("2330"), packages=packages("580.95.05-1.el9", "nvidia-driver-cuda"))
+    found = Dnf(Said({})).resolve_removal(seen, DISTRIBUTIONS["el-9"]["patterns"])
+    assert found.removals == (("nvidia-driver-cuda", "580.95.05-1.el9"),)
+
+
+# -- Keys --------------------------------------------------------------------------------------------------------------
+
+#: A version 4 packet: tag 6 in the new format, one octet of length. Its fingerprint by RFC 9580, 5.5.4.2.
+BODY = bytes([4, 0x65, 0, 0, 0, 22, 9]) + b"an Ed25519 key, or so"
+PACKET = bytes([0xC0 | 6, len(BODY)]) + BODY
+
+
+FINGERPRINT = hashlib.sha1(b"\x99" + len(BODY).to_bytes(2, "big") + BODY).hexdigest().upper()
+
+
+def armoured(content, header="Version: GnuPG v2\n\n"):
+    lines = base64.encodebytes(content).decode()
+    return (
+        "-----BEGIN PGP PUBLIC KEY BLOCK-----\n%s%s=abcd\n-----END PGP PUBLIC KEY BLOCK-----\n" % (header, lines)
+    ).encode()
+
+
+@pytest.mark.parametrize("content", [PACKET, armoured(PACKET), armoured(PACKET, "\n"), armoured(PACKET, "")])
+def test_fingerprints_of_keys_in_both_forms(content):
+    assert openpgp.fingerprints(content) == (FINGERPRINT,)
+    assert openpgp.binary(content) == PACKET
+
+
+def test_every_key_of_a_ring_counts():
+    assert openpgp.fingerprints(PACKET + PACKET) == (FINGERPRINT, FINGERPRINT)
+    assert openpgp.fingerprints(armoured(PACKET) + armoured(PACKET)) == (FINGERPRINT, FINGERPRINT)
+
+
+NO_KEY_BUT_A_NAME = bytes([0xC0 | 13, 1, 65])
+NO_KEYS = [
+    b"<html>404</html>",
+    PACKET[:-1],
+    armoured(PACKET)[:-40],
+    b"-----BEGIN PGP MESSAGE-----\n",
+    NO_KEY_BUT_A_NAME,
+    b"",
+]
+
+
+@pytest.mark.parametrize("content", NO_KEYS)
+def test_what_is_no_key(content):
+    with pytest.raises(openpgp.KeyFormatError):
+        openpgp.fingerprints(content)
+
+
+RINGS = sorted(Path("/usr/share/keyrings").glob("debian-archive-*.gpg"))
+
+
+@pytest.mark.skipif(not RINGS or not shutil.which("gpg"), reason="no Debian keys, or no gpg, on this machine")
+def test_real_key_rings_as_gpg_reads_them():
+    for ring in RINGS:
+        told = subprocess.run(
+            ["gpg", "--show-keys", "--with-colons", str(ring)], capture_output=True, text=True, check=True
+        )
+        # One part a key; of its fingerprints the first is the primary key's.
+        parts = ("\n" + told.stdout).split("\npub:")[1:]
+        primary = [part.split("\nfpr:")[1].split(":")[8] for part in parts]
+        assert sorted(openpgp.fingerprints(ring.read_bytes())) == sorted(primary)
+
+
+# -- What is written down ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(DISTRIBUTIONS))
+def test_files_of_distributions_are_whole(name):
+    entry = DISTRIBUTIONS[name]
+    assert set(entry) == {"manager", "repository", "patterns", "build", "packages"}
+    assert set(entry["repository"]) == {"directory", "architectures", "key", "fingerprints"}
+    for fingerprint in entry["repository"]["fingerprints"]:
+        assert fingerprint.endswith(entry["repository"]["key"].split(".")[0].upper())
+        assert len(fingerprint) == 40
+    for source, sets in entry["packages"].items():
+        for known in sets:
+            assert {"since", "headless", "full", "modules"} <= set(known), source
+        spans = [(known["since"], known.get("until", 9999)) for known in sets]
+        assert all(before[1] < after[0] for before, after in zip(spans, spans[1:])), "branches overlap"
+
+
+def test_the_module_documents_its_options():
+    documented = yaml.safe_load(driver.DOCUMENTATION)["options"]
+    spec = driver.argspec()
+    assert set(documented) == set(spec)
+    for name, option in spec.items():
+        for key in ("type", "default", "required", "choices", "elements"):
+            assert documented[name].get(key) == option.get(key), (name, key)
+
+
+def test_the_roles_defaults_are_those_of_its_specification():
+    role = Path(__file__).parents[2] / "roles" / "nvidia_driver"
+    spec = yaml.safe_load((role / "meta" / "argument_specs.yml").read_text())["argument_specs"]["main"]["options"]
+    defaults = yaml.safe_load((role / "defaults" / "main.yml").read_text())
+    assert {name: option["default"] for name, option in spec.items()} == defaults

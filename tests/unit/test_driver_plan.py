@@ -1,0 +1,259 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""From a host and a request to steps: what is done, in which order, what is refused."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.driver import files, plan, rules
+from ansible_collections.openfleet.gpu.plugins.module_utils.driver.model import (
+    Package,
+    Request,
+    SecureBoot,
+    Transaction,
+    Unit,
+)
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError
+
+sys.path.insert(0, str(Path(__file__).parent))
+from driver_hosts import DISTRIBUTIONS, HEADLESS, TRUSTED, finished, gpus, host, packages
+
+CATALOGUE = DISTRIBUTIONS["debian-12"]
+PATTERNS = CATALOGUE["patterns"]
+REPOSITORY = dict(CATALOGUE["repository"], url="https://mirror.example.org/{directory}/{architecture}", key_url="")
+
+
+def desired(version, flavor="open", source="repository", manager="apt", imex_nodes=()):
+    catalogue = dict(CATALOGUE, repository=REPOSITORY)
+    return files.wanted(manager, source, version, catalogue, "x86_64", flavor, imex_nodes)
+
+
+def make(seen, request, transaction=None, version="580.95.05"):
+    names = rules.wanted(seen, request, CATALOGUE, rules.branch_of(request.version))
+    text = desired(version, names.flavor, request.source)
+    return plan.present(seen, request, names, version, transaction, text, [TRUSTED], PATTERNS)
+
+
+def change(version, seen, *names, removals=()):
+    installs = [(name, (seen.package(name) or Package(name, "")).version, version + "-1") for name in names]
+    return Transaction(version, tuple(installs), tuple(removals), ())
+
+
+def kinds(made):
+    return [step.kind for step in made.steps]
+
+
+def right(**more):
+    return finished(files=desired("580.95.05"), **more)
+
+
+# -- A host that is right ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("asked", ["580.95.05", "580"])
+def test_nothing_is_done_where_all_is_right(asked):
+    made = make(right(), Request(asked))
+    assert (made.steps, made.disruptive, made.reboot) == ((), False, "")
+
+
+@pytest.mark.parametrize(
+    ("seen", "asked", "version"),
+    [
+        (right(), "580", "580.95.05"),
+        (right(), "580.105.08", ""),
+        (right(), "590", ""),
+        (right(packages=packages("580.95.05-1", "nvidia-driver-cuda")), "580", ""),
+        (right(packages=packages("580.95.05-1", *HEADLESS, "nvidia-kernel-dkms")), "580", ""),
+        (right(packages=packages("580.95.05-1", *HEADLESS[1:]) + packages("580.105.08-1", HEADLESS[0])), "580", ""),
+        (right(packages=(replace(Package(HEADLESS[0], "580.95.05-1"), broken=True), *packages("580.95.05-1", *HEADLESS[1:]))),
+         "580", ""),
+        (host(), "580", ""),
+    ],
+)  # fmt: skip
+def test_packages_are_right_when_all_are_there_in_one_version_that_was_asked_for(seen, asked, version):
+    request = Request(asked)
+    names = rules.wanted(seen, request, CATALOGUE, rules.branch_of(asked))
+    assert plan.settled(seen, request, names) == version
+
+
+# -- Installing --------------------------------------------------------------------------------------------------------
+
+
+def test_a_bare_host_gets_everything_in_order():
+    seen = host(packages=packages("5.1-1", "bash", held=False))
+    made = make(seen, Request("580"), change("580.95.05", seen, *HEADLESS))
+    assert kinds(made) == ["key", "write", "write", "write", "packages", "packages", "packages", "initramfs", "hold",
+                           "enable", "load", "start"]  # fmt: skip
+    assert not made.disruptive
+    assert made.reboot == ""
+    (hold,) = [step for step in made.steps if step.kind == "hold"]
+    assert hold.items == HEADLESS
+
+
+def test_nouveau_takes_a_reboot_and_until_then_nothing_is_loaded_or_started():
+    seen = host(nouveau_loaded=True)
+    made = make(seen, Request("580", reboot="now"), change("580.95.05", seen, *HEADLESS))
+    assert made.reboot == "nouveau is loaded and holds the GPUs"
+    assert not {"load", "start"} & set(kinds(made))
+    assert "enable" in kinds(made)
+
+
+def test_without_gpus_the_module_is_not_loaded():
+    seen = host(gpus=())
+    made = make(seen, Request("580"), change("580.95.05", seen, *HEADLESS))
+    assert "load" not in kinds(made)
+    assert made.notes == ("no NVIDIA GPU is on the PCI bus",)
+
+
+def test_a_reboot_that_is_not_allowed_is_refused_before_anything_changes():
+    seen = right()
+    with pytest.raises(PlanError, match=r"580\.95\.05, and the driver's other parts are 580\.105\.08") as caught:
+        make(seen, Request("580.105.08"), change("580.105.08", seen, *HEADLESS), "580.105.08")
+    assert caught.value.where == "nvidia_driver_reboot"
+    assert "Nothing was changed" in caught.value.cure
+
+
+@pytest.mark.parametrize(
+    ("to", "verb"), [("580.105.08", "upgrade"), ("580.65.06", "downgrade"), ("590.48.01", "upgrade")]
+)
+def test_a_driver_in_use_is_changed_with_the_clients_off_and_a_reboot(to, verb):
+    seen = right()
+    made = make(seen, Request(to, reboot="now"), change(to, seen, *HEADLESS), to)
+    assert made.disruptive
+    assert made.reboot == "the loaded kernel module is 580.95.05, and the driver's other parts are %s" % to
+    assert "%s nvidia-driver-cuda 580.95.05-1 to %s-1" % (verb, to) in [step.text for step in made.steps]
+    # apt forgets the hold of what it is told to change.
+    assert [step.items for step in made.steps if step.kind == "hold"] == [HEADLESS]
+    assert [step.items[0] for step in made.steps if step.kind == "write"] == [files.PREFERENCES]
+
+
+def test_skew_that_somebody_else_left_is_cured_by_a_reboot():
+    seen = right(loaded="580.65.06")
+    made = make(seen, Request("580", reboot="now"))
+    assert (made.steps, made.disruptive) == ((), True)
+    assert made.reboot.startswith("the loaded kernel module is 580.65.06")
+    with pytest.raises(PlanError, match="a reboot is needed"):
+        make(seen, Request("580"))
+
+
+def test_a_new_kernel_without_modules_gets_them_built():
+    made = make(right(on_disk="", loaded=""), Request("580"))
+    assert [step.kind for step in made.steps] == ["modules", "load"]
+    assert made.steps[0].items == ("580.95.05", "6.1.0-40-amd64")
+
+
+def test_what_was_interrupted_is_finished_first():
+    seen = right(interrupted=True)
+    assert kinds(make(seen, Request("580"))) == ["repair"]
+    torn = right(packages=(*packages("580.95.05-1", *HEADLESS), Package("libcuda1", "580.95.05-1", True, broken=True)))
+    assert kinds(make(torn, Request("580"))) == ["repair"]
+
+
+def test_secure_boot_refuses_before_anything_else():
+    seen = host(secure_boot=SecureBoot(True))
+    with pytest.raises(PlanError, match="Nothing was installed"):
+        make(seen, Request("580"), change("580.95.05", seen, *HEADLESS))
+    # A driver that is there and runs is left alone: it got in somehow.
+    assert make(right(secure_boot=SecureBoot(True)), Request("580")).steps == ()
+
+
+def test_packages_of_others_are_not_removed_unasked():
+    seen = right(packages=(*packages("580.95.05-1", *HEADLESS), Package("slurm-gpu-plugin", "1.0-1")))
+    moved = change("580.105.08", seen, *HEADLESS, removals=[("slurm-gpu-plugin", "1.0-1")])
+    request = Request("580.105.08", reboot="now")
+    with pytest.raises(PlanError, match="would remove slurm-gpu-plugin too"):
+        make(seen, request, moved, "580.105.08")
+    allowed = replace(request, allow_removal=("slurm-gpu-plugin",))
+    assert "remove slurm-gpu-plugin 1.0-1" in [step.text for step in make(seen, allowed, moved, "580.105.08").steps]
+
+
+def test_holds_are_put_back_and_taken_off_as_asked():
+    loose = right(packages=packages("580.95.05-1", *HEADLESS, held=False))
+    assert kinds(make(loose, Request("580"))) == ["hold"]
+    assert kinds(make(loose, Request("580", hold=False))) == []
+    assert kinds(make(right(), Request("580", hold=False))) == ["release"]
+
+
+def test_a_key_that_is_not_trusted_any_more_is_replaced():
+    assert kinds(make(right(key_fingerprints=("0" * 40,)), Request("580"))) == ["key"]
+    assert kinds(make(right(key_fingerprints=(TRUSTED, "0" * 40)), Request("580"))) == ["key"]
+
+
+def test_a_service_that_is_down_is_started():
+    down = right(units={"nvidia-persistenced.service": Unit(True, True, False)})
+    assert kinds(make(down, Request("580"))) == ["start"]
+
+
+# -- Removing ----------------------------------------------------------------------------------------------------------
+
+
+def remove(seen, request=None):
+    names = [(package.name, package.version) for package in seen.packages if rules.of_the_driver(package, PATTERNS)]
+    transaction = Transaction("", (), tuple(names))
+    return plan.absent(seen, request or Request("", reboot="now"), "apt", files.APT_KEYRING, transaction, PATTERNS)
+
+
+def test_everything_of_the_driver_goes_and_nothing_else():
+    seen = right(packages=(*packages("580.95.05-1", *HEADLESS), Package("nvidia-container-toolkit", "1.19.1-1")))
+    made = remove(seen)
+    assert [step.items[0] for step in made.steps if step.kind == "packages"] == list(HEADLESS)
+    gone = [step.items[0] for step in made.steps if step.kind == "delete"]
+    assert gone == [files.SOURCES, files.PREFERENCES, files.BLACKLIST, files.APT_KEYRING]
+    assert kinds(made)[-1] == "initramfs"
+    assert made.disruptive
+    assert made.reboot == "the kernel module 580.95.05 is loaded still"
+
+
+def test_where_nothing_is_there_nothing_goes():
+    made = remove(host())
+    assert (made.steps, made.disruptive, made.reboot) == ((), False, "")
+
+
+def test_removal_that_takes_a_reboot_needs_leave_as_well():
+    with pytest.raises(PlanError, match="a reboot is needed"):
+        remove(right(), Request(""))
+
+
+# -- Files -------------------------------------------------------------------------------------------------------------
+
+
+def test_files_on_debian():
+    text = desired("580.95.05")
+    assert text[files.SOURCES].endswith(
+        "Types: deb\nURIs: https://mirror.example.org/debian12/x86_64/\nSuites: /\n"
+        "Signed-By: /etc/apt/keyrings/openfleet-nvidia-driver.gpg\n"
+    )
+    assert "Pin: version 580.95.05-*\nPin-Priority: 1001\n" in text[files.PREFERENCES]
+    assert "blacklist nouveau\n" in text[files.BLACKLIST]
+
+
+def test_files_on_red_hat_are_signed_too_and_arm_is_sbsa():
+    repository = dict(DISTRIBUTIONS["el-9"]["repository"], url=REPOSITORY["url"], key_url="")
+    catalogue = dict(DISTRIBUTIONS["el-9"], repository=repository)
+    text = files.wanted("dnf", "repository", "580.95.05", catalogue, "aarch64", "open")
+    assert sorted(text) == [files.BLACKLIST, files.REPO]
+    lines = text[files.REPO].splitlines()
+    assert "baseurl=https://mirror.example.org/rhel9/sbsa/" in lines
+    assert {"gpgcheck=1", "repo_gpgcheck=1", "gpgkey=file://" + files.RPM_KEYRING} <= set(lines)
+
+
+def test_the_distributions_own_packages_bring_no_source_and_libraries_alone_no_blacklist():
+    assert sorted(desired("535.261.03", "open", "distribution")) == sorted([files.PREFERENCES, files.BLACKLIST])
+    assert sorted(desired("535.261.03", "none", "distribution")) == [files.PREFERENCES]
+    assert sorted(desired("580.95.05", "open", "runfile")) == [files.BLACKLIST]
+
+
+def test_imex_gets_its_nodes():
+    text = desired("580.95.05", imex_nodes=("10.0.0.1", "10.0.0.2"))
+    assert text[files.IMEX_NODES] == "10.0.0.1\n10.0.0.2\n"
+
+
+def test_steps_come_in_the_order_of_their_kinds():
+    seen = host(gpus=gpus("2330"), nvswitches=4, interrupted=True)
+    made = make(seen, Request("580"), change("580.95.05", seen, *HEADLESS))
+    assert kinds(made) == sorted(kinds(made), key=plan.KINDS.index)

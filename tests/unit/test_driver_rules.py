@@ -1,0 +1,255 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The rules of NVIDIA's drivers: versions, open or proprietary modules, packages, NVSwitch, skew, Secure Boot."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.driver import rules
+from ansible_collections.openfleet.gpu.plugins.module_utils.driver.model import Package, Request, SecureBoot
+from ansible_collections.openfleet.gpu.plugins.module_utils.driver.observe import distribution
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError
+
+sys.path.insert(0, str(Path(__file__).parent))
+from driver_hosts import AMPERE, BLACKWELL, DISTRIBUTIONS, GRACE, HOPPER, PASCAL, TURING, VOLTA, gpus, host, packages
+
+# -- Versions ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("package", "version"),
+    [
+        ("580.105.08-1", "580.105.08"),
+        ("580.95.05-0ubuntu1", "580.95.05"),
+        ("3:580.95.05-1.el9", "580.95.05"),
+        ("535.261.03-1~deb12u1", "535.261.03"),
+        ("550.163-2", "550.163"),
+        ("1.19.1-1", ""),
+        ("2025.06.11-1", ""),
+        ("12.9.79-1", ""),
+        ("4.4.1-1", ""),
+    ],
+)
+def test_the_drivers_version_in_a_packages(package, version):
+    assert rules.upstream(package) == version
+
+
+def test_versions_compare_as_numbers():
+    """As strings 580.95.05 would be the newest of them."""
+    versions = ["580.105.08", "580.95.05", "580.95.15", "595.58.03", "590.48.01"]
+    assert sorted(versions, key=rules.order) == ["580.95.05", "580.95.15", "580.105.08", "590.48.01", "595.58.03"]
+
+
+@pytest.mark.parametrize(
+    ("version", "asked", "right"),
+    [
+        ("580.95.05", "580.95.05", True),
+        ("580.95.05", "580", True),
+        ("580.95.05", "580.95", True),
+        ("580.95.05", "580.9", False),
+        ("580.95.05", "58", False),
+        ("590.48.01", "580", False),
+        ("", "580", False),
+    ],
+)
+def test_what_satisfies_a_request(version, asked, right):
+    assert rules.satisfies(version, asked) is right
+
+
+@pytest.mark.parametrize("asked", ["580.105", "580", "580.105.08"])
+def test_versions_that_can_be_asked_for(asked):
+    rules.check_version(asked)
+
+
+@pytest.mark.parametrize("asked", ["latest", "58", "580.105.08-1", "580.", "R580"])
+def test_versions_that_cannot(asked):
+    with pytest.raises(PlanError, match="in quotes"):
+        rules.check_version(asked)
+
+
+# -- Kernel modules ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ids", "asked", "branch", "chosen"),
+    [
+        ([HOPPER] * 8, "auto", 580, "open"),
+        ([TURING], "auto", 580, "open"),
+        ([AMPERE, TURING], "auto", 590, "open"),
+        ([PASCAL], "auto", 580, "proprietary"),
+        ([VOLTA, AMPERE], "auto", 580, "proprietary"),
+        ([AMPERE], "proprietary", 590, "proprietary"),
+        ([BLACKWELL], "auto", 580, "open"),
+        ([HOPPER], "none", 580, "none"),
+        ([], "auto", 580, "open"),
+    ],
+)
+def test_open_wherever_the_gpus_can(ids, asked, branch, chosen):
+    assert rules.flavor(gpus(*ids), asked, branch) == chosen
+
+
+@pytest.mark.parametrize(
+    ("ids", "asked", "branch", "said"),
+    [
+        ([PASCAL], "open", 580, "do not run 0000:10:00.0"),
+        ([VOLTA], "auto", 590, "branch 590 has no support for 0000:10:00.0"),
+        ([BLACKWELL], "proprietary", 590, "run with the open modules alone"),
+        ([GRACE], "proprietary", 580, "run with the open modules alone"),
+        ([HOPPER], "proprietary", 620, "branch 620 has no proprietary modules"),
+        ([BLACKWELL, PASCAL], "auto", 580, "no driver runs all of its GPUs"),
+    ],
+)
+def test_modules_that_no_driver_has(ids, asked, branch, said):
+    with pytest.raises(PlanError, match=said) as caught:
+        rules.flavor(gpus(*ids), asked, branch)
+    assert caught.value.cure
+
+
+# -- Packages ----------------------------------------------------------------------------------------------------------
+
+
+def wanted(distribution="debian-12", branch=580, request=None, **more):
+    seen = host(distribution, **more)
+    return rules.wanted(seen, request or Request(str(branch)), DISTRIBUTIONS[distribution], branch)
+
+
+@pytest.mark.parametrize(
+    ("distribution", "branch", "locked"),
+    [
+        ("debian-12", 580, ("nvidia-driver-cuda", "nvidia-kernel-open-dkms")),
+        ("debian-13", 620, ("nvidia-driver-cuda", "nvidia-kernel-open-dkms")),
+        ("ubuntu-22.04", 570, ("libnvidia-compute-570", "nvidia-utils-570", "nvidia-dkms-570-open")),
+        ("ubuntu-24.04", 580, ("libnvidia-compute-580", "nvidia-utils-580", "nvidia-dkms-580-open")),
+        ("ubuntu-24.04", 590, ("libnvidia-compute", "nvidia-dkms-open")),
+        ("el-8", 580, ("nvidia-driver-cuda", "kmod-nvidia-open-dkms")),
+        ("el-9", 570, ("nvidia-driver-cuda", "kmod-nvidia-open-dkms")),
+        ("el-10", 595, ("nvidia-driver-cuda", "kmod-nvidia-open-dkms")),
+    ],
+)
+def test_packages_of_a_headless_host(distribution, branch, locked):
+    found = wanted(distribution, branch)
+    assert found.locked == locked
+    assert found.units == ("nvidia-persistenced.service",)
+
+
+def test_the_other_flavour_is_not_to_be_there():
+    request = Request("580", kernel_modules="proprietary")
+    found = wanted(request=request)
+    assert "nvidia-kernel-dkms" in found.locked
+    assert {"nvidia-kernel-open-dkms", "nvidia-open-kernel-dkms"} <= set(found.unwanted)
+
+
+def test_headers_are_wanted_where_this_kernel_has_none():
+    assert wanted(headers=False).free == ("nvidia-persistenced", "linux-headers-6.1.0-40-amd64")
+    assert wanted(headers=True).free == ("nvidia-persistenced",)
+
+
+def test_libraries_alone_need_no_daemon_no_headers_and_no_modules():
+    found = wanted(request=Request("580", kernel_modules="none"), headers=False)
+    assert (found.locked, found.free, found.units, found.unwanted) == (("nvidia-driver-cuda",), (), (), ())
+
+
+@pytest.mark.parametrize(
+    ("distribution", "branch", "name"),
+    [
+        ("debian-12", 570, "nvidia-fabricmanager-570"),
+        ("debian-12", 580, "nvidia-fabricmanager"),
+        ("ubuntu-22.04", 570, "nvidia-fabricmanager-570"),
+        ("el-9", 570, "nvidia-fabric-manager"),
+        ("el-9", 580, "nvidia-fabricmanager"),
+    ],
+)
+def test_nvswitches_on_the_pci_bus_ask_for_fabric_manager_of_the_drivers_version(distribution, branch, name):
+    found = wanted(distribution, branch, nvswitches=4)
+    assert name in found.locked
+    assert "nvidia-fabricmanager.service" in found.units
+    assert "nvlsm" not in found.free
+
+
+def test_blackwell_boards_ask_for_the_subnet_manager_too():
+    found = wanted(gpus=gpus(*[BLACKWELL] * 8), nvlink_bridges=4)
+    assert "nvidia-fabricmanager" in found.locked
+    assert "nvlsm" in found.free
+
+
+@pytest.mark.parametrize(("asked", "there"), [("auto", False), ("absent", False), ("present", True)])
+def test_without_nvswitches_fabric_manager_comes_only_when_asked_for(asked, there):
+    found = wanted(request=Request("580", fabric_manager=asked))
+    assert ("nvidia-fabricmanager" in found.locked) is there
+
+
+def test_a_source_without_fabric_manager_is_no_source_for_an_nvswitch_host():
+    with pytest.raises(PlanError, match="distribution has no fabric manager"):
+        wanted(branch=535, request=Request("535", source="distribution"), nvswitches=4)
+
+
+def test_branches_that_a_source_does_not_have():
+    with pytest.raises(PlanError, match="branch 580 cannot be had from nvidia_driver_source distribution"):
+        wanted(request=Request("580", source="distribution"))
+
+
+def test_with_secure_boot_ubuntus_signed_modules_take_the_place_of_built_ones():
+    request = Request("580", source="distribution")
+    found = wanted(
+        "ubuntu-24.04", request=request, secure_boot=SecureBoot(True), headers=False, kernel="6.8.0-90-generic"
+    )
+    assert "linux-modules-nvidia-580-server-open-6.8.0-90-generic" in found.free
+    assert not [name for name in (*found.locked, *found.free) if "dkms" in name or "headers" in name]
+
+
+def test_what_belongs_to_the_driver():
+    patterns = DISTRIBUTIONS["debian-12"]["patterns"]
+    ours = packages("580.95.05-1", "nvidia-driver-cuda", "libcuda1", "libnvidia-ml1", "firmware-nvidia-gsp")
+    others = [Package("nvidia-container-toolkit", "1.19.1-1"), Package("cuda-toolkit-13-0", "13.0.2-1"),
+              Package("glx-alternative-nvidia", "1.2.2"), Package("linux-image-amd64", "580.1-1")]  # fmt: skip
+    assert all(rules.of_the_driver(package, patterns) for package in ours)
+    assert not any(rules.of_the_driver(package, patterns) for package in others)
+
+
+# -- The host ----------------------------------------------------------------------------------------------------------
+
+
+def test_parts_of_different_versions_are_named():
+    seen = host(loaded="580.95.05", on_disk="580.105.08", library="580.105.08")
+    assert rules.skew(seen) == (
+        "the loaded kernel module is 580.95.05; the module for this kernel is 580.105.08; the NVML library is 580.105.08"
+    )
+    assert rules.skew(host(loaded="580.95.05", on_disk="580.95.05", library="580.95.05")) == ""
+    assert rules.skew(host(library="580.95.05")) == ""
+
+
+def test_secure_boot_with_an_enrolled_key_is_in_nobodys_way():
+    trusted = SecureBoot(True, "/var/lib/dkms/mok.pub", True)
+    assert rules.secure_boot_problem(host(secure_boot=trusted), "open", signed=False) is None
+    assert rules.secure_boot_problem(host(secure_boot=SecureBoot(True)), "none", signed=False) is None
+    assert rules.secure_boot_problem(host(secure_boot=SecureBoot(True)), "open", signed=True) is None
+    assert rules.secure_boot_problem(host(), "open", signed=False) is None
+
+
+def test_without_one_the_way_to_enrol_one_is_told():
+    fresh = rules.secure_boot_problem(host(secure_boot=SecureBoot(True)), "open", signed=False)
+    assert "openssl req" in fresh.cure
+    assert "mokutil --import /var/lib/dkms/mok.pub" in fresh.cure
+    made = SecureBoot(True, "/var/lib/shim-signed/mok/MOK.der")
+    there = rules.secure_boot_problem(host(secure_boot=made), "open", signed=False)
+    assert "openssl" not in there.cure
+    assert "mokutil --import /var/lib/shim-signed/mok/MOK.der" in there.cure
+
+
+@pytest.mark.parametrize(
+    ("release", "name"),
+    [
+        ('ID=debian\nVERSION_ID="12"\n', "debian-12"),
+        ('NAME="Ubuntu"\nID=ubuntu\nID_LIKE=debian\nVERSION_ID="24.04"\n', "ubuntu-24.04"),
+        ('ID="rhel"\nID_LIKE="fedora"\nVERSION_ID="9.6"\n', "el-9"),
+        ('ID="rocky"\nID_LIKE="rhel centos fedora"\nVERSION_ID="10.1"\n', "el-10"),
+        ('ID="almalinux"\nID_LIKE="rhel centos fedora"\nVERSION_ID="8.10"\n', "el-8"),
+        ("ID=arch\n", "arch-"),
+    ],
+)
+def test_distributions_by_their_os_release(release, name):
+    assert distribution(release) == name
