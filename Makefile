@@ -174,11 +174,12 @@ endif
 test-fleet:
 	@export OPENFLEET_LAB=test
 	[ -t 1 ] || export NO_COLOR=1
-	destroy() { molecule destroy --no-command-borders >.lab/molecule-destroy.log 2>&1; }
+	destroy() { for scenario in default mig; do molecule destroy --no-command-borders --scenario-name $$scenario; done >.lab/molecule-destroy.log 2>&1; }
 	destroy
 	trap destroy EXIT
 	$(call leg,site.yml on the simulated fleet (molecule),molecule test --no-command-borders --destroy=never)
 	$(call leg,the lab and real clients,pytest --quiet tests/lab)
+	$(call leg,changes that something is in the way of (molecule),molecule test --no-command-borders --scenario-name mig)
 
 .PHONY: bench
 bench: setup-test ## figures, one `name value unit` a line (BENCH=group for one group)

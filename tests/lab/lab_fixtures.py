@@ -8,6 +8,7 @@ A conftest.py imports them by name.
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,10 @@ import yaml
 REPOSITORY = Path(__file__).resolve().parents[2]
 INVENTORY = REPOSITORY / "inventories" / "simulated"
 
+#: The unit that restores a host's layout when it starts.
+BOOT_UNIT = "gpu-layout.service"
+BOOT_SECONDS = 60
+
 # The podman that tests/lab/prepare made for this machine, for whoever runs pytest by hand.
 os.environ["PATH"] = f"{REPOSITORY / '.lab' / 'bin'}:{os.environ['PATH']}"
 
@@ -24,6 +29,28 @@ os.environ["PATH"] = f"{REPOSITORY / '.lab' / 'bin'}:{os.environ['PATH']}"
 def container_name(host_name: str) -> str:
     """The container that is the lab host `host_name` (as `h100`)."""
     return f"openfleet-{os.environ.get('OPENFLEET_LAB') or 'demo'}-{host_name}"
+
+
+def boot_time(host) -> str:
+    """When a lab host started, as text to compare; told in whole seconds."""
+    return host.check_output("stat -c %Y /proc/1")
+
+
+def wait_until_up(host, after: str) -> None:
+    """Waits until everything on a lab host has started, in a later boot than that of the boot time `after`."""
+    deadline = time.monotonic() + BOOT_SECONDS
+    up = f'[ "$(stat -c %Y /proc/1)" != {after} ] && systemctl is-system-running | grep -qE "running|degraded"'
+    while host.run(up).rc != 0:
+        assert time.monotonic() < deadline, f"the host did not come back within {BOOT_SECONDS} s"
+        time.sleep(0.1)
+
+
+def reboot(host) -> None:
+    """Restarts a lab host and waits until everything on it has started."""
+    started = boot_time(host)
+    time.sleep(1)  # of a boot within the same second as the one before it nothing would tell
+    host.run("systemctl reboot")
+    wait_until_up(host, started)
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,7 @@ LISTED = re.compile(
 
 @dataclass
 class GpuInstance:
-    """A GPU instance: its profile, its first memory slice, the profiles of its compute instances, sorted.
+    """A GPU instance: its profile, its first memory slice, the profiles and the UUIDs of its compute instances, sorted.
 
     The start is None where nvidia-smi does not list the GPU instance, only the MIG devices on it: 535 does not know the
     profiles that came after it (+gfx, -me, +me.all).
@@ -35,6 +35,7 @@ class GpuInstance:
     profile: str
     start: int | None
     compute_instances: list[str] = field(default_factory=list)
+    uuids: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -103,9 +104,10 @@ def _instances(gpu: ElementTree.Element, devices: dict[int, tuple[str, str]]) ->
     """The GPU instances of a GPU as its MIG devices show them, by their id."""
     instances: dict[int, GpuInstance] = {}
     for element in gpu.iterfind(".//mig_device"):
-        name, _ = devices[int(element.findtext("index", ""))]
+        name, uuid = devices[int(element.findtext("index", ""))]
         # A compute instance that is not all of its GPU instance has its own share in front: 2c.4g.40gb.
         profile = re.sub(r"^\d+c\.", "", name)
         instance = instances.setdefault(int(element.findtext("gpu_instance_id", "")), GpuInstance(profile, None))
         instance.compute_instances = sorted([*instance.compute_instances, name])
+        instance.uuids = sorted([*instance.uuids, uuid])
     return instances

@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 import pytest
-from test_boot import UNIT as BOOT
-from test_boot import reboot
+from lab_fixtures import BOOT_UNIT as BOOT
+from lab_fixtures import reboot
 
 STAND_IN = Path(__file__).with_name("stand_in_nvidia_ctk.py")
 LASTING, PASSING = "/etc/cdi/nvidia.yaml", "/run/cdi/nvidia.yaml"
@@ -89,7 +89,7 @@ class Clients:
     def remove(self) -> None:
         units = "nvidia-cdi-refresh dcgm-exporter openfleet-stopped"
         self.host.run(f"systemctl disable --now --quiet {units}; systemctl reset-failed {units}")
-        self.host.run(f"rm -rf /etc/cdi /run/cdi /usr/bin/nvidia-ctk /run/listed /run/refuse")
+        self.host.run("rm -rf /etc/cdi /run/cdi /usr/bin/nvidia-ctk /run/listed /run/refuse")
         self.host.run("cd /etc/systemd/system && rm -f " + " ".join(f"{unit}.service" for unit in units.split()))
         self.host.run(f"systemctl daemon-reload; systemctl restart {BOOT}")
 

@@ -1,0 +1,78 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from fleet import LAB
+from lab_fixtures import container_name, lab_host
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from gpu_hosts import GpuHost
+from site_runs import SCENARIO, SiteRun
+
+__all__ = ["lab_host"]
+
+NAMES = ["canary", "hopper", "ampere", "ada"]
+
+
+@pytest.fixture
+def gpu_host(lab_host):
+    """A function from the name of a host to its GpuHost, led to the first layout of the inventory.
+
+    The host belongs to the test until its end; the test of another process (pytest-xdist) waits.
+    """
+    hosts, locks = [], contextlib.ExitStack()
+
+    def connect(name: str) -> GpuHost:
+        lock = locks.enter_context((LAB / f"{container_name(name)}.lock").open("w"))
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        variables = yaml.safe_load((SCENARIO / "inventory/host_vars" / f"{name}.yml").read_text())
+        hosts.append(GpuHost(name, lab_host(name), variables))
+        hosts[-1].to_first()
+        return hosts[-1]
+
+    with locks:
+        yield connect
+        for host in hosts:
+            host.clear()
+
+
+@pytest.fixture
+def canary(gpu_host):
+    return gpu_host("canary")
+
+
+@pytest.fixture
+def hopper(gpu_host):
+    return gpu_host("hopper")
+
+
+@pytest.fixture
+def ampere(gpu_host):
+    return gpu_host("ampere")
+
+
+@pytest.fixture
+def fleet(gpu_host):
+    """All of them, in the order of the inventory: whoever wants several hosts must ask in the same order."""
+    return [gpu_host(name) for name in NAMES]
+
+
+@pytest.fixture
+def site(tmp_path):
+    """A function that begins a run of site.yml: site(limit, variable=value, ...)."""
+    runs = []
+
+    def start(limit: str | None = None, **variables) -> SiteRun:
+        runs.append(SiteRun(tmp_path, limit, variables))
+        return runs[-1]
+
+    yield start
+    for run in runs:
+        run.kill()

@@ -1,0 +1,78 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Three waves (canary; hopper; ampere and ada): the first host that is not well ends the run, and no later host is touched."""
+
+from __future__ import annotations
+
+import pytest
+from gpu_hosts import HALF_WAY
+from lab_fixtures import boot_time, wait_until_up
+
+
+@pytest.fixture
+def later(fleet):
+    """A function that says whether the hosts of the last wave are as they were, down to the UUIDs of their instances."""
+    before = [host.gpus() for host in fleet[2:]]
+    return lambda: "as before" if [host.gpus() for host in fleet[2:]] == before else "changed"
+
+
+def test_a_host_that_fails_has_its_old_layout_back_and_is_the_last_one(site, fleet, later):
+    canary, hopper, *_ = fleet
+    hopper.fail_at(*HALF_WAY)
+    said = site(layout_stage="second").failed("hopper")
+    assert "the layout of before is back" in said
+    assert canary.not_as("second") == []
+    assert hopper.not_as("first") == [] and not hopper.cut_off
+    assert later() == "as before"
+    # The control, and the cure: the same run without the fault goes through all waves.
+    site(layout_stage="second").succeeded()
+    assert [host.not_as("second") for host in fleet] == [[], [], [], []]
+    assert later() == "changed"
+
+
+def test_a_host_that_loses_power_in_its_wave_is_the_last_one_and_mends_itself(site, fleet, later):
+    canary, hopper, *_ = fleet
+    hopper.stop_at(*HALF_WAY)
+    run = site(layout_stage="second")
+    hopper.until_stopped(run)
+    assert hopper.is_neither
+    started = boot_time(hopper.host)
+    hopper.podman("kill")
+    try:
+        run.failed("hopper")
+        assert canary.not_as("second") == []
+        assert later() == "as before"
+    finally:
+        hopper.podman("start")
+    # No run brings the old layout back, but the unit that restores it at boot.
+    wait_until_up(hopper.host, started)
+    assert hopper.not_as("first") == [] and not hopper.cut_off
+
+
+def test_a_host_that_cannot_be_reached_when_its_wave_begins_is_the_last_one(site, fleet, later):
+    canary, hopper, ampere, _ = fleet
+    # Every plan stands by the time that the canary changes.
+    canary.stop_at(*HALF_WAY)
+    run = site(layout_stage="second")
+    pid = canary.until_stopped(run)
+    hopper.podman("pause")
+    try:
+        canary.go_on(pid)
+        said = run.failed(hopper.name, ampere.name)
+    finally:
+        hopper.podman("unpause")
+    assert "UNREACHABLE" in said and "this wave (ampere, ada) does not begin" in said
+    assert canary.not_as("second") == []
+    assert hopper.not_as("first") == []
+    assert later() == "as before"
+
+
+def test_a_host_that_cannot_be_reached_from_the_start_lets_no_wave_begin(site, fleet):
+    *reached, ada = fleet
+    before = [host.gpus() for host in reached]
+    ada.podman("pause")
+    try:
+        assert "UNREACHABLE" in site(layout_stage="second").failed(ada.name)
+    finally:
+        ada.podman("unpause")
+    assert [host.gpus() for host in reached] == before

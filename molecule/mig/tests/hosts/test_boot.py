@@ -1,0 +1,56 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""After a restart of a host its layout is back before any client of the GPUs starts."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+from lab_fixtures import BOOT_UNIT as UNIT
+from lab_fixtures import reboot
+
+CLIENT = "openfleet-client"
+LOOK = "nvidia-smi -L; nvidia-smi --query-gpu=compute_mode --format=csv,noheader"
+#: An ordinary service: it names no other unit, as the clients of real hosts do not name this collection's.
+CLIENT_UNIT = f"""[Unit]
+Description=Notes which GPUs are there when it starts
+[Service]
+Type=oneshot
+ExecStart=/bin/sh -c '({LOOK}) > /var/lib/{CLIENT}'
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def seen(listing: str) -> list[str]:
+    """Names and modes in the words of nvidia-smi. An instance that is made anew has another UUID."""
+    return [line.split("(UUID: MIG-")[0] for line in listing.splitlines()]
+
+
+@pytest.fixture(params=["hopper", "ampere", "ada"])
+def host(request, gpu_host):
+    """A host with its layout, and with a client that starts at boot."""
+    host = gpu_host(request.param)
+    host.ask(f"printf '%s' {shlex.quote(CLIENT_UNIT)} > /etc/systemd/system/{CLIENT}.service")
+    host.ask(f"systemctl enable --quiet {CLIENT}")
+    yield host
+    host.host.run(f"systemctl disable --quiet {CLIENT}; rm -f /etc/systemd/system/{CLIENT}.service /var/lib/{CLIENT}")
+    host.host.run(f"systemctl daemon-reload; systemctl enable --quiet {UNIT}; systemctl start {UNIT}")
+
+
+def test_the_layout_is_back_before_a_client_starts_and_by_that_unit_alone(host):
+    before = seen(host.ask(LOOK))
+    reboot(host.host)
+    assert host.ask(f"systemctl is-active {UNIT}") == "active"
+    assert seen(host.ask(f"cat /var/lib/{CLIENT}")) == before
+    assert host.not_as("first") == []
+    assert host.ask("systemctl list-units --failed --plain --no-legend") == ""
+    assert "ordering cycle" not in host.ask("journalctl --boot --no-pager")
+    # The control: the restart does lose the layout.
+    host.ask(f"systemctl disable --quiet {UNIT}")
+    reboot(host.host)
+    assert seen(host.ask(f"cat /var/lib/{CLIENT}")) != before
+    assert host.not_as("first") != []
+    host.ask(f"systemctl start {UNIT}")
+    assert host.not_as("first") == []

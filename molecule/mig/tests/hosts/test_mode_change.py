@@ -1,0 +1,63 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Ampere: a change of the MIG mode resets the GPU, so that nothing at all may be on it, not even who only watches."""
+
+from __future__ import annotations
+
+import pytest
+from gpu_hosts import USER
+
+SHARED = [{"gpus": [2], "sharing": "shared"}]
+MIG = [{"gpus": [2], "sharing": "mig", "mig": [{"profile": "2g.20gb", "count": 3}]}]
+
+
+def modes(host) -> list[tuple[str, str]]:
+    """(current, pending) MIG mode of each GPU."""
+    return [(gpu.mig_mode, gpu.mig_mode_pending) for gpu in host.gpus()]
+
+
+def test_idle_gpus_change_both_ways_and_no_other_gpu_is_touched(site, ampere):
+    beside = ampere.instance(1, 0)
+    with ampere.gpu_job(1, start=0) as job, ampere.gpu_job(3) as whole:
+        for layout, mode in ((MIG, "Enabled"), (SHARED, "Disabled")):
+            site("ampere", gpu_layout=layout).succeeded()
+            assert modes(ampere) == [("Enabled",) * 2, ("Enabled",) * 2, (mode,) * 2, ("Disabled",) * 2]
+            found = sorted(i.profile for i in ampere.gpus()[2].instances.values())
+            assert found == ["2g.20gb"] * (3 if layout is MIG else 0)
+        assert ampere.instance(1, 0) == beside
+        assert ampere.runs(job) and ampere.runs(whole)
+
+
+@pytest.mark.parametrize("by", ["job", "handle", "watcher"])
+def test_a_gpu_in_use_refuses_the_run(site, ampere, by):
+    # GPU 3: the tests of other hosts make nodes for it too seldom to meet.
+    holders = {
+        "job": lambda: ampere.gpu_job(3),
+        "handle": lambda: ampere.handle("/dev/nvidia3"),
+        "watcher": lambda: ampere.handle("/dev/nvidia3", program="nvidia-persistenced"),
+    }
+    before = ampere.gpus()
+    with holders[by]() as job:
+        said = site("ampere", layout_stage="second").failed("ampere")
+        assert "gpu 3 (its MIG mode would change)" in said and f"pid {job.pid} " in said and f"user {USER}" in said
+        assert ("only watches" in said) == (by == "watcher")
+        assert ampere.runs(job)
+    # GPUs 0 to 2, which nobody uses, would have changed as well: all or nothing.
+    assert ampere.gpus() == before
+
+
+def test_a_job_that_begins_while_the_run_goes_on_is_not_ended_by_the_reset(site, ampere):
+    before = ampere.gpus()
+    ampere.stop_at("nvmlDeviceSetMigMode", 4)
+    run = site("ampere", layout_stage="second")
+    pid = ampere.until_stopped(run)
+    # The last of four GPUs: three have changed already. The driver keeps a mode pending where the GPU is in use.
+    assert ampere.gpus() != before
+    with ampere.gpu_job(3) as job:
+        ampere.go_on(pid)
+        said = run.failed("ampere")
+        assert ampere.runs(job)
+    assert "the layout of before is back" in said
+    assert ampere.not_as("first") == []
+    assert modes(ampere) == [("Enabled",) * 2, ("Enabled",) * 2, ("Disabled",) * 2, ("Disabled",) * 2]
+    assert not ampere.cut_off
