@@ -233,6 +233,61 @@ def test_nvidia_smi_leaves_the_mode_of_an_ampere_gpu_in_use_pending(client):
     assert state(client)["gpus"][2]["mig"] == {"current": 1, "pending": 1}
 
 
+def time_slices(client) -> list:
+    """What nvidia-smi says of every GPU's time slice."""
+    return re.findall(r"^\|\s+\d\s+Timeslice\s+(\w+)", client("nvidia-smi compute-policy -l"), re.MULTILINE)
+
+
+def test_nvidia_smi_sets_the_time_slice_and_reads_it_back(client):
+    assert time_slices(client) == ["Default"] * 4
+    for number, name in ((1, "Short"), (2, "Medium"), (3, "Long")):
+        client(f"nvidia-smi compute-policy -i 1 --set-timeslice={number}")
+        assert time_slices(client) == ["Default", name, "Default", "Default"]
+    # Nonsense is taken, and called a success.
+    assert "Successfully" in client("nvidia-smi compute-policy -i 1 --set-timeslice=9")
+    assert time_slices(client)[1] == "Unknown"
+    client("nvidia-smi compute-policy -i 1 --set-timeslice=0 && nvidia-smi compute-policy -i 0 --set-timeslice=3")
+    client("gpusim reboot")
+    assert time_slices(client) == ["Default"] * 4
+
+
+def test_nvidia_smi_is_told_where_there_is_no_time_slice(client):
+    client("gpusim set 3 timeslicing off")
+    assert "Not Supported" in client("nvidia-smi compute-policy -i 3 --set-timeslice=1", status=3)
+    assert "Not Supported" in client("nvidia-smi compute-policy -i 3 -l", status=3)
+    client("nvidia-smi compute-policy -i 2 --set-timeslice=1")
+
+
+def test_only_root_sets_the_time_slice(client):
+    client("chmod 666 /var/tmp/openfleet-clients/state*")
+    as_nobody = "setpriv --reuid=65534 --clear-groups nvidia-smi compute-policy -i 0"
+    assert "Insufficient Permissions" in client(f"{as_nobody} --set-timeslice=1", status=4)
+    assert "Default" in client(f"{as_nobody} -l")
+
+
+def test_nvidia_smi_lists_processes_by_gpu_instance_and_type(client):
+    client("nvidia-smi -i 0 -mig 1 && nvidia-smi mig -i 0 -cgi 9,14 -C")
+    instance = int(re.search(r"^\|\s+0\s+(\d+)\s+MIG 2g", client("nvidia-smi mig -i 0 -lci"), re.MULTILINE).group(1))
+    places = (f"--gpu 0 --gi {instance}", "--gpu 1", "--gpu 1 --type graphics", "--gpu 1 --type mps")
+    for place in places:
+        run = f"gpusim run {place} --memory 64MiB -- sleep 60 >/dev/null 2>&1"
+        client(f"{run} & echo $! >> /var/tmp/openfleet-clients/pids")
+    try:
+        client("timeout 20 sh -c 'until [ $(gpusim show | grep -c \" on GPU .*64 MiB\") = 4 ]; do sleep 0.1; done'")
+        row = r"^\|\s+(\d)\s+(\d+|N/A)\s+(\d+|N/A)\s+\d+\s+([CGM+]+)\s+(\S+)\s+64MiB"
+        listed = re.findall(row, client("nvidia-smi"), re.MULTILINE)
+        sleep = client("readlink -f $(command -v sleep)").strip()
+        assert sorted(listed) == [
+            ("0", str(instance), "0", "C", sleep),
+            ("1", "N/A", "N/A", "C", sleep),
+            ("1", "N/A", "N/A", "G", sleep),
+            ("1", "N/A", "N/A", "M+C", sleep),
+        ]
+    finally:
+        client("kill $(cat /var/tmp/openfleet-clients/pids); rm /var/tmp/openfleet-clients/pids")
+        client("timeout 10 sh -c 'while gpusim show | grep -q \" on GPU .*64 MiB\"; do sleep 0.1; done'")
+
+
 # --- Python clients -----------------------------------------------------------------------------
 
 

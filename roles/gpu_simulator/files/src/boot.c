@@ -48,6 +48,7 @@ void boot_restart(host_t *host, const char *identity)
 			gpu->mig_current = gpu->mig_pending = 0;
 		gpu->load = (load_t){ .pattern = LOAD_NONE };
 		gpu->compute_mode = COMPUTE_DEFAULT;
+		gpu->timeslice = 0;
 		gpu->persistence_mode = 0;
 		gpu->power_limit_mw = gpu->power_default_mw;
 		gpu->energy_mj = 0;

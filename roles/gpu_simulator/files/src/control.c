@@ -267,6 +267,7 @@ int gpusimReset(int gpu_index)
 	mig_drop_instances(gpu);
 	gpu->load = (load_t){ .pattern = LOAD_NONE };
 	gpu->compute_mode = COMPUTE_DEFAULT;
+	gpu->timeslice = 0;
 	gpu->mig_current = gpu->mig_pending;
 	return state_commit();
 }

@@ -87,7 +87,7 @@ typedef struct {
 	int64_t pcie_generation, pcie_width, nvlink_links, nvlink_version;
 	int64_t temperature_idle_c, temperature_max_c, temperature_slowdown_c, temperature_shutdown_c;
 	int64_t fan, display;
-	int64_t mig_capable, mig_needs_reset, mig_survives_reboot, profiles_without_mig, passthrough, reset_refused;
+	int64_t mig_capable, mig_needs_reset, mig_survives_reboot, profiles_without_mig, passthrough, reset_refused, timeslicing;
 	int64_t max_mig_devices, compute_slices, placement_units;
 	int32_t nvlink_peers[MAX_LINKS];
 	int32_t gi_profile_count, ci_profile_count;
@@ -95,7 +95,7 @@ typedef struct {
 	ci_profile_t ci_profiles[MAX_CI_PROFILES];
 
 	/* what changes */
-	int64_t mig_current, mig_pending, compute_mode, persistence_mode, power_limit_mw;
+	int64_t mig_current, mig_pending, compute_mode, timeslice, persistence_mode, power_limit_mw;
 	int64_t energy_mj, energy_since_ns;	/* up to energy_since_ns; later energy is computed */
 	load_t load;
 	gi_t gis[MAX_GIS];			/* indexed by id */

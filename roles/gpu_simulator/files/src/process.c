@@ -167,20 +167,17 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUti
 	return result;
 }
 
-nvmlReturn_t nvmlSystemGetProcessName(unsigned pid, char *out, unsigned length)
+bool process_name(int pid, char *out, size_t length)
 {
-	CALL(nvmlSystemGetProcessName);
-	if (!out || length == 0)
-		return NVML_ERROR_INVALID_ARGUMENT;
 	char path[32], name[4096];
-	snprintf(path, sizeof path, "/proc/%u/exe", pid);
+	snprintf(path, sizeof path, "/proc/%d/exe", pid);
 	ssize_t size = readlink(path, name, sizeof name - 1);
 	if (size < 0) {
 		/* Another user's process: its name is all that may be seen. */
-		snprintf(path, sizeof path, "/proc/%u/comm", pid);
+		snprintf(path, sizeof path, "/proc/%d/comm", pid);
 		FILE *file = fopen(path, "re");
 		if (!file)
-			return NVML_ERROR_NOT_FOUND;
+			return false;
 		size = fread(name, 1, sizeof name - 1, file);
 		fclose(file);
 		while (size > 0 && isspace((unsigned char)name[size - 1]))
@@ -189,5 +186,13 @@ nvmlReturn_t nvmlSystemGetProcessName(unsigned pid, char *out, unsigned length)
 	name[size] = 0;
 	/* As the driver does, a long name is cut short and not refused. */
 	snprintf(out, length, "%s", name);
-	return NVML_SUCCESS;
+	return true;
+}
+
+nvmlReturn_t nvmlSystemGetProcessName(unsigned pid, char *out, unsigned length)
+{
+	CALL(nvmlSystemGetProcessName);
+	if (!out || length == 0)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	return process_name(pid, out, length) ? NVML_SUCCESS : NVML_ERROR_NOT_FOUND;
 }

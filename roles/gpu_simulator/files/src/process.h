@@ -24,6 +24,9 @@ int64_t process_memory_bytes(const host_t *host, int gpu, int gi);
 /* Frees the entries of dead processes. */
 void process_forget_dead(host_t *host);
 
+/* Its program, or where that may not be seen its name; false: no such process. */
+bool process_name(int pid, char *out, size_t length);
+
 /* Which places a list of processes is asked for: all of a GPU, or one compute instance. */
 bool process_is_on(const process_t *process, const target_t *target);
 
