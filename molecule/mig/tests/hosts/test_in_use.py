@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""GPUs that somebody holds: a run that would end something is refused whole, and one that need not goes around it."""
+"""GPUs that somebody holds: the run goes around them; where it cannot it is refused whole, waits, or ends them, as asked."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ WHOLE = [
     {"gpus": [0], "sharing": "mig", "mig": [{"profile": "1g.10gb", "count": 7}]},
     {"gpus": [7], "sharing": "mig", "mig": [{"profile": "7g.80gb"}]},
 ]
+
+
+def profiles(host, gpu: int) -> list[str]:
+    return sorted(instance.profile for instance in host.gpus()[gpu].instances.values())
 
 
 def refused(site, host, *words) -> None:
@@ -30,8 +34,7 @@ def test_a_busy_instance_that_would_have_to_go_refuses_the_run(site, hopper):
         assert hopper.runs(job)
     # The control: the same run, with the job gone.
     site("hopper", gpu_layout=WHOLE).succeeded()
-    assert [(i.profile, i.start) for i in hopper.gpus()[7].instances.values()] == [("7g.80gb", 0)]
-    assert len(hopper.gpus()[0].instances) == 7
+    assert profiles(hopper, 7) == ["7g.80gb"] and profiles(hopper, 0) == ["1g.10gb"] * 7
 
 
 def test_an_open_device_node_holds_without_a_process_in_nvml(site, hopper):
@@ -66,3 +69,37 @@ def test_whoever_can_stay_stays(site, hopper):
         kept = [hopper.instance(0, 0), hopper.instance(1, 4), hopper.instance(7, 4)]
         assert kept == [(zero, left), (one, right), (seven, handled)]
         assert all(hopper.runs(holder) for holder in holders)
+
+
+def test_a_run_that_waits_shows_for_whom_and_goes_on_by_itself(site, hopper):
+    before = hopper.gpus()
+    with hopper.gpu_job(7, start=4) as job:
+        run = site("hopper", gpu_layout=WHOLE, gpu_layout_on_busy="wait", gpu_layout_busy_poll=1)
+        run.wait_for("FAILED - RETRYING")
+        assert f"pid {job.pid} " in " ".join(run.told.split())
+        assert hopper.gpus() == before
+    run.succeeded()
+    assert profiles(hopper, 7) == ["7g.80gb"]
+
+
+def test_a_run_that_waited_in_vain_says_for_whom(site, hopper):
+    before = hopper.gpus()
+    with hopper.gpu_job(7, start=4) as job:
+        waits = {"gpu_layout_on_busy": "wait", "gpu_layout_busy_poll": 1, "gpu_layout_busy_timeout": 2}
+        said = site("hopper", gpu_layout=WHOLE, **waits).failed("hopper")
+        assert f"pid {job.pid} " in said and f"user {USER}" in said, said
+        assert hopper.runs(job)
+    assert hopper.gpus() == before
+
+
+def test_force_ends_who_is_in_the_way_and_nobody_else(site, hopper):
+    kept = hopper.instance(0, 0)
+    with hopper.gpu_job(7, start=4) as doomed, hopper.gpu_job(0, start=0) as spared, hopper.gpu_job(
+        1, start=0
+    ) as apart:
+        layout = [hopper.variables["layouts"]["second"][0] | {"gpus": [0]}, WHOLE[1]]
+        site("hopper", gpu_layout=layout, gpu_layout_on_busy="force").succeeded()
+        assert not hopper.runs(doomed)
+        assert hopper.runs(spared) and hopper.runs(apart)
+    assert profiles(hopper, 7) == ["7g.80gb"]
+    assert hopper.instance(0, 0) == kept and len(hopper.gpus()[0].instances) == 3

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 from gpu_hosts import USER
+from lab_fixtures import boot_time
 
 SHARED = [{"gpus": [2], "sharing": "shared"}]
 MIG = [{"gpus": [2], "sharing": "mig", "mig": [{"profile": "2g.20gb", "count": 3}]}]
@@ -30,7 +31,6 @@ def test_idle_gpus_change_both_ways_and_no_other_gpu_is_touched(site, ampere):
 
 @pytest.mark.parametrize("by", ["job", "handle", "watcher"])
 def test_a_gpu_in_use_refuses_the_run(site, ampere, by):
-    # GPU 3: the tests of other hosts make nodes for it too seldom to meet.
     holders = {
         "job": lambda: ampere.gpu_job(3),
         "handle": lambda: ampere.handle("/dev/nvidia3"),
@@ -61,3 +61,31 @@ def test_a_job_that_begins_while_the_run_goes_on_is_not_ended_by_the_reset(site,
     assert ampere.not_as("first") == []
     assert modes(ampere) == [("Enabled",) * 2, ("Enabled",) * 2, ("Disabled",) * 2, ("Disabled",) * 2]
     assert not ampere.cut_off
+
+
+@pytest.fixture
+def stuck(ampere):
+    """GPU 2 cannot be reset, as where a hypervisor has passed it through, or a fabric holds it."""
+    ampere.ask("gpusim set 2 passthrough on && gpusim set 2 reset_refused on")
+    yield ampere
+    ampere.ask("gpusim set 2 passthrough off && gpusim set 2 reset_refused off")
+
+
+def test_a_reset_that_is_refused_changes_nothing_without_leave_to_reboot(site, stuck):
+    started = boot_time(stuck.host)
+    said = site("ampere", layout_stage="second").failed("ampere")
+    assert "reboot needed" in said and "gpu_layout_reboot: true" in said
+    # GPUs 0 and 1 had changed by then: the old layout is back, and no mode is left to wait for a reboot to come.
+    assert stuck.not_as("first") == []
+    assert boot_time(stuck.host) == started
+
+
+def test_with_leave_the_host_reboots_and_has_its_whole_layout(site, stuck):
+    started = boot_time(stuck.host)
+    site("ampere", layout_stage="second", gpu_layout_reboot=True).succeeded()
+    assert boot_time(stuck.host) != started
+    assert stuck.not_as("second") == []
+    # Once is enough.
+    started, before = boot_time(stuck.host), stuck.gpus()
+    site("ampere", layout_stage="second", gpu_layout_reboot=True).succeeded()
+    assert boot_time(stuck.host) == started and stuck.gpus() == before
