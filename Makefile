@@ -48,7 +48,7 @@ venv_stamp := .venv/.made-$(call checksum,requirements.txt,$(PYTHON))
 venv_test_stamp := .venv/.made-test-$(call checksum,requirements.txt requirements-unit.txt requirements-test.txt,$(PYTHON))
 venv_newest_stamp := .venv-newest/.made-$(call checksum,requirements-unit.txt requirements-newest.txt,$(NEWEST_PYTHON))
 
-test_packages := gcc libc6-dev make
+test_packages := gcc gnupg libc6-dev make
 
 .PHONY: help
 help: ## this list
@@ -93,6 +93,11 @@ $(venv_newest_stamp):
 image:
 	@flock .lab/image.lock tests/lab/image/build # one at a time: all builds use the same directory
 
+# What one of the tests needs besides: the base image with Debian's Slurm.
+.PHONY: image-slurm
+image-slurm: packages
+	@flock .lab/image.lock tests/lab/image/build slurm
+
 .PHONY: setup setup-test
 setup: packages ## all that a run needs: Debian packages, virtual environment, base image
 	@$(MAKE) -s -j2 $(venv_stamp) image
@@ -125,7 +130,7 @@ leg = printf '\n=== %s\n' "$(1)"; started=$$SECONDS; $(2); printf -- '--- %s: %s
 .PHONY: test
 test: ## every test: lint, unit, integration, the fleet under molecule
 	@$(MAKE) setup-test
-	$(MAKE) lint-all test-unit test-integration test-newest test-oldest test-fleet
+	$(MAKE) lint-all test-unit test-integration test-newest test-oldest test-fleet test-driver
 	printf '\nEvery test passed in %s s.\n' "$$SECONDS"
 
 .PHONY: test-fast
@@ -171,15 +176,25 @@ endif
 
 # One fleet for molecule and for the tests of the lab, apart from the demo's, so that a demo may stand beside it.
 .PHONY: test-fleet
-test-fleet:
+test-fleet: image-slurm
 	@export OPENFLEET_LAB=test
 	[ -t 1 ] || export NO_COLOR=1
-	destroy() { for scenario in default mig; do molecule destroy --no-command-borders --scenario-name $$scenario; done >.lab/molecule-destroy.log 2>&1; }
+	destroy() { for scenario in default mig gpu_drain; do molecule destroy --no-command-borders --scenario-name $$scenario; done >.lab/molecule-destroy.log 2>&1; }
 	destroy
 	trap destroy EXIT
 	$(call leg,site.yml on the simulated fleet (molecule),molecule test --no-command-borders --destroy=never)
 	$(call leg,the lab and real clients,pytest --quiet tests/lab)
 	$(call leg,changes that something is in the way of (molecule),molecule test --no-command-borders --scenario-name mig)
+	$(call leg,clients off the GPUs and back: systemd and Slurm (molecule),molecule test --no-command-borders --scenario-name gpu_drain)
+
+# Hosts of their own: bare ones, with a mirror of packages.
+.PHONY: test-driver
+test-driver:
+	@[ -t 1 ] || export NO_COLOR=1
+	destroy() { OPENFLEET_LAB=driver molecule destroy --scenario-name nvidia_driver --no-command-borders >.lab/molecule-driver.log 2>&1; }
+	destroy
+	trap destroy EXIT
+	$(call leg,the driver from a mirror (molecule),molecule test --scenario-name nvidia_driver --no-command-borders --destroy=never)
 
 .PHONY: bench
 bench: setup-test ## figures, one `name value unit` a line (BENCH=group for one group)

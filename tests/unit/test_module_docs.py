@@ -8,10 +8,10 @@ import pytest
 import yaml
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
-from ansible_collections.openfleet.gpu.plugins.modules import gpu_info, mig
+from ansible_collections.openfleet.gpu.plugins.modules import drain, gpu_info, mig
 
 
-@pytest.mark.parametrize("module", [gpu_info, mig])
+@pytest.mark.parametrize("module", [drain, gpu_info, mig])
 def test_options_are_those_of_the_argument_spec(module):
     documented = yaml.safe_load(module.DOCUMENTATION)["options"]
     spec = module.argspec()

@@ -1,0 +1,50 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from lab_fixtures import lab_host
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from drained_host import RUNNING, UNITS, DrainedHost
+from role_runs import RoleRun
+
+__all__ = ["lab_host"]
+
+
+@pytest.fixture(scope="session")
+def with_units(lab_host):
+    """The host with the units of the tests."""
+    host = lab_host("slurm")
+    for name, text in UNITS.items():
+        # Those that run come back after a restart of the host, as services do.
+        installed = f"{text}\n[Install]\nWantedBy=multi-user.target\n"
+        host.check_output(f"printf %s {shlex.quote(installed)} > /etc/systemd/system/{name}")
+    host.check_output(f"systemctl daemon-reload; systemctl enable --quiet {' '.join(RUNNING)}")
+    return host
+
+
+@pytest.fixture
+def host(with_units):
+    """The host where every test begins: the units run, the node is idle, nothing is recorded."""
+    drained = DrainedHost(with_units)
+    drained.bare()
+    return drained
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A function that begins a run: run("drain", "--check", gpu_drain_services=[...])."""
+    runs = []
+
+    def start(playbook: str, *arguments: str, **variables) -> RoleRun:
+        runs.append(RoleRun(tmp_path, playbook, arguments, {"gpu_drain_slurm": False, **variables}))
+        return runs[-1]
+
+    yield start
+    for one in runs:
+        one.kill()

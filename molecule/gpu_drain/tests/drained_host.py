@@ -1,0 +1,100 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The host of this scenario as systemd and Slurm themselves show it, with units and jobs for the tests."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from typing import Any
+
+NODE = "gpu-a"
+RECORD = "/var/lib/openfleet-gpu/drain.json"
+WAIT_SECONDS = 60
+
+#: Units by name. All run but lab-off, lab-inetd and lab-tick, whose socket and timer do.
+UNITS = {
+    "lab-a.service": "[Service]\nExecStart=/bin/sleep infinity",
+    "lab-b.service": "[Service]\nExecStart=/bin/sleep infinity",
+    # It is stopped with lab-b, and nobody starts it again.
+    "lab-exporter.service": "[Unit]\nRequires=lab-b.service\nAfter=lab-b.service\n[Service]\nExecStart=/bin/sleep infinity",
+    "lab-off.service": "[Service]\nExecStart=/bin/sleep infinity",
+    "lab-inetd.socket": "[Socket]\nListenStream=/run/lab-inetd",
+    "lab-inetd.service": "[Service]\nExecStart=/bin/sleep infinity",
+    "lab-tick.timer": "[Timer]\nOnActiveSec=1h",
+    "lab-tick.service": "[Service]\nType=oneshot\nExecStart=/bin/true",
+    "lab-slow.service": "[Service]\nExecStart=/bin/sleep infinity\nExecStop=/bin/sleep 6",
+    # Cannot be stopped: systemd refuses.
+    "lab-firm.service": "[Unit]\nRefuseManualStop=yes\n[Service]\nExecStart=/bin/sleep infinity",
+    # Does not start again while the file is there.
+    "lab-lame.service": "[Service]\nExecStartPre=/bin/sh -c 'test ! -e /run/lab-lame'\nExecStart=/bin/sleep infinity",
+}
+RUNNING = [name for name in UNITS if name not in ("lab-off.service", "lab-inetd.service", "lab-tick.service")]
+
+
+class DrainedHost:
+    """The host, by its testinfra host."""
+
+    def __init__(self, host: Any) -> None:
+        self.host = host
+
+    def ask(self, command: str) -> str:
+        """What a shell command printed, which must succeed."""
+        return self.host.check_output(command)
+
+    def wait_until(self, condition: str) -> str:
+        """Waits until a shell condition holds; what it printed then."""
+        return self.ask(f"timeout {WAIT_SECONDS} bash -c {shlex.quote(f'until {condition}; do sleep 0.1; done')}")
+
+    def bare(self) -> None:
+        """Leads the host to where each test begins, whatever the one before left."""
+        self.ask(
+            f"rm -rf {RECORD} /run/lab-* /tmp/lab-*; squeue --noheader --format %A | xargs --no-run-if-empty scancel; "
+            "systemctl start munge slurmctld slurmd; systemctl daemon-reload; "
+            "systemctl unmask --quiet lab-a.service; systemctl reset-failed"
+        )
+        self.wait_until("scontrol ping >/dev/null")
+        self.wait_until(f"scontrol show node {NODE} >/dev/null")
+        self.host.run(f"scontrol update NodeName={NODE} State=RESUME")
+        self.wait_until(f'[ "$(sinfo --noheader --nodes {NODE} --format %T)" = idle ]')
+        self.ask(f"systemctl stop {' '.join(name for name in UNITS if name not in RUNNING)}")
+        self.ask(f"systemctl start {' '.join(RUNNING)}")
+
+    # --- systemd -------------------------------------------------------------------------------
+
+    def active(self) -> set[str]:
+        """The test units that run."""
+        shown = self.host.run(f"systemctl is-active {' '.join(UNITS)}").stdout.split()
+        return {name for name, state in zip(UNITS, shown) if state == "active"}
+
+    def reboot(self) -> None:
+        started = self.ask("stat -c %Y /proc/1")
+        time.sleep(1)  # the start of PID 1 is told in whole seconds
+        self.host.run("systemctl reboot")
+        deadline = time.monotonic() + WAIT_SECONDS
+        while self.host.run("stat -c %Y /proc/1").stdout.strip() in ("", started) or self.host.run(
+            "systemctl is-system-running"
+        ).stdout.strip() not in ("running", "degraded"):
+            assert time.monotonic() < deadline, "the host did not come back"
+            time.sleep(0.2)
+
+    # --- Slurm ---------------------------------------------------------------------------------
+
+    def node(self) -> str:
+        """State and reason of the node, as Slurm writes them."""
+        return self.ask(f"sinfo --noheader --nodes {NODE} --format '%T: %E'").strip()
+
+    def queue(self, seconds: int, name: str = "train", options: str = "--gres=gpu:1") -> str:
+        """A job of Debian's user nobody; its id."""
+        options += f" --parsable --chdir=/ --output=/dev/null --job-name={shlex.quote(name)}"
+        as_user = "setpriv --reuid=65534 --regid=65534 --clear-groups"
+        return self.ask(f"{as_user} sbatch {options} --wrap='sleep {seconds}'")
+
+    def submit(self, seconds: int, name: str = "train", options: str = "--gres=gpu:1") -> str:
+        """The same, once it runs."""
+        job = self.queue(seconds, name, options)
+        self.wait_until(f'[ "$(squeue --noheader --job {job} --format %T)" = RUNNING ]')
+        return job
+
+    def job_state(self, job: str) -> str:
+        return self.ask(f"scontrol show job {job} | grep -o 'JobState=[A-Z]*'").partition("=")[2]

@@ -1,0 +1,143 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""systemd's units off and back, seen by systemd."""
+
+from __future__ import annotations
+
+import pytest
+from drained_host import RECORD, RUNNING
+
+ALL = set(RUNNING)
+
+
+def test_those_that_ran_are_stopped_in_order_and_started_in_the_reverse_order(host, run):
+    services = ["lab-a", "lab-off.service", "lab-tick.service", "lab-nowhere", "lab-lame"]
+    off = {"lab-a.service", "lab-tick.timer", "lab-lame.service"}
+    since = host.ask("date +%s.%N")
+    assert run("drain", gpu_drain_services=services).changed() == 1
+    assert host.active() == ALL - off
+    assert run("resume").changed() == 1
+    assert host.active() == ALL
+    log = host.ask(
+        f"journalctl --since=@{since} --output=cat _PID=1 | grep -E '^(Stopped|Started) lab-(a|lame)'"
+    ).split("\n")
+    assert [line.rstrip(".").split()[:2] for line in log] == [
+        ["Stopped", "lab-a.service"],
+        ["Stopped", "lab-lame.service"],
+        ["Started", "lab-lame.service"],
+        ["Started", "lab-a.service"],
+    ]
+    assert not host.host.file(RECORD).exists
+
+
+def test_a_second_drain_and_a_second_resume_change_nothing_and_cost_one_execution(host, run):
+    assert run("drain", gpu_drain_services=["lab-a"]).changed() == 1
+    again = run("drain", gpu_drain_services=["lab-a"])
+    assert again.changed() == 0
+    assert host.active() == ALL - {"lab-a.service"}
+    assert run("resume").changed() == 1
+    nothing = run("resume")
+    assert nothing.changed() == 0
+    # The include, the check of the arguments, and one module.
+    assert again.executions() == nothing.executions() == 2
+    assert host.active() == ALL
+
+
+def test_what_systemd_stops_along_is_started_again(host, run):
+    run("drain", gpu_drain_services=["lab-b"]).changed()
+    assert host.active() == ALL - {"lab-b.service", "lab-exporter.service"}
+    run("resume").changed()
+    assert host.active() == ALL
+
+
+@pytest.mark.parametrize("ran_before", [False, True])
+def test_a_socket_does_not_bring_its_service_back_before_it_is_time(host, run, ran_before):
+    before = ALL | ({"lab-inetd.service"} if ran_before else set())
+    if ran_before:
+        host.ask("systemctl start lab-inetd.service")
+    run("drain", gpu_drain_services=["lab-inetd"]).changed()
+    assert host.active() == ALL - {"lab-inetd.socket"}
+    run("resume").changed()
+    assert host.active() == before
+
+
+def test_a_dry_run_says_what_would_go_and_leaves_it(host, run):
+    dry = run("drain", "--check", "--diff", gpu_drain_services=["lab-b", "lab-off"])
+    assert dry.changed() == 1
+    assert "-lab-exporter.service: active -lab-b.service: active +lab-exporter.service: inactive" in dry.told
+    assert "lab-off" not in dry.told
+    assert host.active() == ALL
+    assert not host.host.file(RECORD).exists
+    run("drain", gpu_drain_services=["lab-b"]).changed()
+    dry = run("resume", "--check", "--diff")
+    assert dry.changed() == 1
+    assert "-lab-b.service: inactive -lab-exporter.service: inactive +lab-b.service: active" in dry.told
+    assert "lab-b.service" not in host.active()
+    run("resume").changed()
+
+
+def test_a_unit_that_takes_its_time_to_stop_is_stopped_all_the_same(host, run):
+    assert run("drain", gpu_drain_services=["lab-slow", "lab-a"]).changed() == 1
+    assert host.active() == ALL - {"lab-slow.service", "lab-a.service"}
+    run("resume").changed()
+    assert host.active() == ALL
+
+
+def test_when_one_cannot_be_stopped_those_before_it_are_back(host, run):
+    said = run("drain", gpu_drain_services=["lab-a", "lab-firm"]).failed()
+    assert "slurm: unit lab-firm.service: it cannot be stopped:" in said
+    assert "What had been taken off is back." in said
+    assert host.active() == ALL
+    assert not host.host.file(RECORD).exists
+
+
+def test_one_that_does_not_start_again_is_named_with_its_cure_and_not_forgotten(host, run):
+    run("drain", gpu_drain_services=["lab-a", "lab-lame"], gpu_drain_commands_after=["touch /run/lab-after"]).changed()
+    host.ask("touch /run/lab-lame")
+    said = run("resume").failed()
+    assert "unit lab-lame.service: it does not start:" in said
+    assert "(by hand: systemctl start lab-lame.service)" in said
+    # What came after it is back, and the rest waits.
+    assert host.active() == ALL - {"lab-lame.service"}
+    assert not host.host.file("/run/lab-after").exists
+    host.ask("rm /run/lab-lame; systemctl start lab-lame")
+    # By hand is as good: nothing is started any more, and what waited for it is done.
+    assert run("resume").changed() == 1
+    assert host.host.file("/run/lab-after").exists
+    assert run("resume").changed() == 0
+
+
+def test_a_failed_drain_that_cannot_be_taken_back_says_both(host, run):
+    host.ask("touch /run/lab-lame")
+    said = run("drain", gpu_drain_services=["lab-lame", "lab-firm"]).failed()
+    assert "lab-firm.service: it cannot be stopped" in said
+    assert "not everything could be brought back: unit lab-lame.service: it does not start" in said
+    assert "(by hand: systemctl start lab-lame.service)" in said
+    assert host.host.file(RECORD).exists
+    host.ask("rm /run/lab-lame")
+    assert run("resume").changed() == 1
+    assert host.active() == ALL
+
+
+def test_a_unit_that_somebody_removed_meanwhile_is_left(host, run):
+    run("drain", gpu_drain_services=["lab-a", "lab-b"]).changed()
+    host.ask("mv /etc/systemd/system/lab-a.service /run/lab-a.kept; systemctl daemon-reload")
+    try:
+        assert run("resume").changed() == 1
+        assert host.active() == ALL - {"lab-a.service"}
+        assert not host.host.file(RECORD).exists
+    finally:
+        host.ask("mv /run/lab-a.kept /etc/systemd/system/lab-a.service; systemctl daemon-reload")
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("multi-user.target", "unit multi-user.target: it is a target"),
+        ("lab-*", "unit 'lab-*': this names no unit"),
+        ("lab@.service", "unit 'lab@.service': this names no unit"),
+    ],
+)
+def test_what_is_no_unit_to_stop_is_refused_before_anything_goes(host, run, name, problem):
+    assert problem in run("drain", gpu_drain_services=["lab-a", name]).failed()
+    assert host.active() == ALL

@@ -1,0 +1,88 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Runs of the role on the host of this scenario, by the real ansible-playbook."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+SCENARIO = Path(__file__).resolve().parents[1]
+REPOSITORY = SCENARIO.parents[1]
+#: No run of these tests has a reason to take as long.
+TIMEOUT_SECONDS = 120
+
+
+def _descendants(pid: int) -> list[int]:
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
+    children = [int(word) for word in found.stdout.split()]
+    return children + [further for child in children for further in _descendants(child)]
+
+
+class RoleRun:
+    """One run of a playbook of the scenario, begun when the object is made; `variables` become extra vars."""
+
+    def __init__(self, folder: Path, playbook: str, arguments: tuple, variables: dict) -> None:
+        self._log = folder / f"{playbook}-{time.monotonic_ns()}.log"
+        command = ["ansible-playbook", "-i", str(SCENARIO / "inventory"), str(SCENARIO / f"{playbook}.yml"), *arguments]
+        # Two looks a second suffice for jobs of seconds.
+        command += ["-e", json.dumps({"gpu_drain_poll": 1, "gpu_drain_timeout": 60, **variables})]
+        with self._log.open("w") as output:
+            self.process = subprocess.Popen(
+                command,
+                cwd=REPOSITORY,
+                env={**os.environ, "ANSIBLE_FORCE_COLOR": "0", "ANSIBLE_NOCOLOR": "1", "ANSIBLE_GATHERING": "explicit"},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    @property
+    def told(self) -> str:
+        """All it has written; YAML folds long lines, and this unfolds them."""
+        return " ".join(self._log.read_text().split())
+
+    def end(self) -> RoleRun:
+        try:
+            self.process.wait(TIMEOUT_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"the run did not end within {TIMEOUT_SECONDS} s: {self.told[-3000:]}") from None
+        return self
+
+    def kill(self) -> None:
+        """Ends the controller with all of its processes on this machine, as a machine that loses power does."""
+        if self.process.poll() is None:
+            # Ansible's workers have sessions of their own: a process group does not hold them all.
+            for pid in [self.process.pid, *_descendants(self.process.pid)]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self.process.wait()
+
+    def changed(self) -> int:
+        """How many tasks changed something; that it went well is asserted."""
+        assert self.end().process.returncode == 0, self._log.read_text()[-3000:]
+        return int(re.findall(r"changed=(\d+)", self.told)[-1])
+
+    def executions(self) -> int:
+        """How many tasks ran on the host."""
+        self.changed()
+        return len(re.findall(r"^(?:ok|changed): \[", self._log.read_text(), re.MULTILINE))
+
+    def failed(self) -> str:
+        """What it said; that it failed is asserted."""
+        assert self.end().process.returncode != 0, self._log.read_text()[-3000:]
+        return self.told
+
+    def wait_for(self, text: str) -> None:
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while text not in self.told:
+            assert self.process.poll() is None, f"ended without {text!r}: {self._log.read_text()[-3000:]}"
+            assert time.monotonic() < deadline, f"never said {text!r}: {self._log.read_text()[-3000:]}"
+            time.sleep(0.05)

@@ -1,0 +1,58 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Name the pods of a Kubernetes node that a drain has to wait for."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: awaited_pods
+short_description: Name the pods of a Kubernetes node that a drain has to wait for
+version_added: "0.1.0"
+author:
+  - openfleet.gpu contributors (!UNKNOWN)
+description:
+  - Of the pods of a node, those that are still to go when it is drained. Pods of a DaemonSet come back as soon as they go, mirror
+    pods belong to the kubelet alone, and pods that have ended use nothing.
+options:
+  _input:
+    description: Pods, as M(kubernetes.core.k8s_info) returns them.
+    type: list
+    elements: dict
+    required: true
+"""
+
+EXAMPLES = r"""
+- name: See whether the node is empty
+  ansible.builtin.debug:
+    msg: "{{ pods.resources | openfleet.gpu.awaited_pods }}"
+"""
+
+RETURN = r"""
+_value:
+  description: Each pod as C(namespace/name).
+  type: list
+  elements: str
+"""
+
+#: https://kubernetes.io/docs/reference/labels-annotations-taints/#kubernetes-io-config-mirror
+MIRROR = "kubernetes.io/config.mirror"
+
+
+def awaited_pods(pods):
+    """See DOCUMENTATION."""
+    return ["%(namespace)s/%(name)s" % pod["metadata"] for pod in pods if _is_awaited(pod)]
+
+
+def _is_awaited(pod):
+    metadata = pod["metadata"]
+    owners = {owner.get("kind") for owner in metadata.get("ownerReferences") or ()}
+    ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+    return not ended and "DaemonSet" not in owners and MIRROR not in (metadata.get("annotations") or {})
+
+
+class FilterModule:
+    """Ansible's entry point."""
+
+    def filters(self):
+        return {"awaited_pods": awaited_pods}

@@ -1,0 +1,88 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a drain has taken off a host, on the disk before it is taken, so that whoever resumes knows, whatever happens.
+
+Each entry says "was there when the drain came to it". Bringing something back that was never taken after all changes
+nothing, so an entry may be written too early and never too late.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from . import durable
+from .errors import ApplyError, FleetError
+
+SCHEMA = 1
+NAME = "drain.json"
+
+
+class DrainError(FleetError):
+    """A client could not be taken off or brought back."""
+
+
+@dataclass
+class Record:
+    """The record of one host. An empty one has no file."""
+
+    path: Path
+    #: Whether the commands before the drain have all run.
+    prepared: bool = False
+    #: Own commands to run once all is back; each a line for a shell, or a list of words.
+    commands_after: list[Any] = field(default_factory=list)
+    #: systemd units that were active, in the order in which they are stopped.
+    units: list[str] = field(default_factory=list)
+    #: Slurm nodes, each with the reason that it was drained with; None where somebody else had drained it.
+    slurm: dict[str, str | None] = field(default_factory=dict)
+    #: {"node": name, "cordoned_before": bool}
+    kubernetes: dict[str, Any] | None = None
+
+    @classmethod
+    def load(cls, directory: str) -> Record:
+        """The host's record. Raises DrainError for a file that is not one of this release."""
+        path = Path(directory) / NAME
+        record = cls(path)
+        try:
+            data = durable.read(path, SCHEMA)
+        except ApplyError as error:
+            raise DrainError(str(path), error.problem, _CURE % path) from None
+        except OSError as error:
+            raise DrainError(str(path), "it cannot be read: %s" % error, "Run as root (become: true).") from None
+        for entry in fields(cls)[1:]:
+            if data is not None:
+                if type(data.get(entry.name)) not in _TYPES[entry.name]:
+                    raise DrainError(str(path), "the file is damaged: see its %r" % entry.name, _CURE % path)
+                setattr(record, entry.name, data[entry.name])
+        return record
+
+    def save(self) -> None:
+        """Write it, or remove the file where nothing is left; on the disk when this returns."""
+        content = asdict(self)
+        del content["path"]
+        if not any(content.values()):
+            durable.remove(self.path)
+            return
+        self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        # Commands may carry what not everybody is to read.
+        former = os.umask(0o077)
+        try:
+            durable.write(self.path, dict(content, schema=SCHEMA))
+        finally:
+            os.umask(former)
+
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "prepared": (bool,),
+    "commands_after": (list,),
+    "units": (list,),
+    "slurm": (dict,),
+    "kubernetes": (dict, type(None)),
+}
+_CURE = (
+    "Use the release that wrote it; or see what is off on this host (systemctl list-units --state=inactive, sinfo -R, "
+    "kubectl get nodes), bring it back by hand and remove %s."
+)

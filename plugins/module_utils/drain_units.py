@@ -1,0 +1,174 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which systemd units a drain stops, and what else goes or would start them again (systemd.unit(5), systemctl(1)).
+
+Stopping a unit stops others with it, those that require it or are part of it; nobody would start these again. And a
+unit with a socket, a timer or a path is started again by that, unless it is stopped first.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from dataclasses import dataclass
+from typing import Callable, Iterable, Sequence
+
+from .drain_record import DrainError
+
+#: Units that a stop takes and a start brings back whole. A target or a slice is started with all that belongs to it,
+#: also what did not run before.
+TYPES = ("service", "socket", "timer", "path")
+_OTHER_TYPES = ("target", "slice", "scope", "mount", "automount", "swap", "device")
+#: With an @ an instance must follow it: a template by itself cannot be stopped.
+_NAME = re.compile(r"[A-Za-z0-9:_.\\-]+(@(?!\.)[A-Za-z0-9:_.\\-]+)?")
+#: Units that are stopped when this one is: the inverse of Requires=, Requisite=, BindsTo=, PartOf=, StopPropagatedFrom=.
+_DEPENDENTS = ("RequiredBy", "RequisiteOf", "BoundBy", "ConsistsOf", "PropagatesStopTo")
+_PROPERTIES = ("Id", "LoadState", "ActiveState", "Triggers", "TriggeredBy", *_DEPENDENTS)
+#: States of a unit that nobody has to start: it never ran, or has ended by itself.
+_OFF = ("inactive", "failed", "maintenance")
+
+#: A stop that takes longer goes on in systemd, and is awaited with the jobs.
+STOP_SECONDS = 60
+#: Longer than the default of TimeoutStartSec= (90 s): systemd's own word on why a unit does not start is the better one.
+#: A unit that may take longer goes on starting.
+START_SECONDS = 120
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A unit as systemd shows it."""
+
+    name: str
+    load: str
+    active: str
+    triggered_by: tuple[str, ...] = ()
+    dependents: tuple[str, ...] = ()
+    triggers: tuple[str, ...] = ()
+
+    @property
+    def runs(self) -> bool:
+        """Whether stopping it takes something away that is to come back. One that is stopping was stopped by others."""
+        return self.active not in (*_OFF, "deactivating")
+
+    @property
+    def is_off(self) -> bool:
+        return self.active in _OFF
+
+
+#: Gives the units of these names, in their order.
+Look = Callable[[Sequence[str]], "list[Unit]"]
+
+
+def unit_name(name: object) -> str:
+    """The full name of a unit. Raises DrainError for what is not one, or not one to stop here."""
+    text = str(name)
+    stem, _dot, suffix = text.rpartition(".")
+    if suffix in _OTHER_TYPES and stem:
+        problem = "it is a %s: started again, it would bring more than was stopped" % suffix
+        raise DrainError("unit %s" % text, problem, "Name the services that it stands for.")
+    full = text if stem and suffix in TYPES else text + ".service"
+    if not isinstance(name, str) or not name or not _NAME.fullmatch(full):
+        cure = "Write a whole name, such as nvidia-dcgm or inference@a.service."
+        raise DrainError("unit %r" % name, "this names no unit", cure)
+    return full
+
+
+def closure(name: str, look: Look | None = None) -> tuple[Unit, list[Unit]]:
+    """(the unit, all that must be down for it to be down and stay down, itself included, in the order of stopping).
+
+    First what would start one of them again, then what goes along with it, then the unit itself.
+    """
+    look = look or show
+    (asked,) = look([name])
+    found, rank = {asked.name: asked}, {asked.name: 0}
+    new = [asked]
+    while new:
+        names: list[str] = []
+        for unit in new:
+            names += [n for n in (*unit.triggered_by, *unit.dependents) if n not in found and n not in names]
+        new = [unit for unit in (look(names) if names else ()) if unit.name not in found]
+        for unit in new:
+            found[unit.name] = unit
+            rank[unit.name] = max(rank.values()) + 1
+    triggers = triggers_of(found.values())
+    # Who depends on a unit was found after it and goes before it.
+    return asked, sorted(found.values(), key=lambda unit: (unit.name not in triggers, -rank[unit.name]))
+
+
+def triggers_of(units: Iterable[Unit]) -> set[str]:
+    return {trigger for unit in units for trigger in unit.triggered_by}
+
+
+def starting_order(stopped: Sequence[str]) -> list[str]:
+    """The reverse of the order of stopping, but sockets first: systemd refuses a socket whose service runs already."""
+    backwards = list(reversed(stopped))
+    sockets = [name for name in backwards if name.endswith(".socket")]
+    return sockets + [name for name in backwards if name not in sockets]
+
+
+def show(names: Sequence[str]) -> list[Unit]:
+    """The units as systemd has them now. Raises DrainError where it does not answer."""
+    try:
+        done = _systemctl("show", "--property=" + ",".join(_PROPERTIES), "--", *names, seconds=STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise DrainError("systemd", "systemctl show does not answer", "See: systemctl status.") from None
+    if done.returncode != 0:
+        raise DrainError("systemd", "systemctl show failed: %s" % _said(done), "See: systemctl status.")
+    units = [_parse(block) for block in done.stdout.strip("\n").split("\n\n")]
+    if len(units) != len(names):
+        raise DrainError("systemd", "systemctl show tells of %d units for %d" % (len(units), len(names)))
+    return units
+
+
+def _parse(block: str) -> Unit:
+    values = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
+    dependents = tuple(name for key in _DEPENDENTS for name in values.get(key, "").split())
+    triggered_by, triggers = (tuple(values.get(key, "").split()) for key in ("TriggeredBy", "Triggers"))
+    return Unit(values["Id"], values["LoadState"], values["ActiveState"], triggered_by, dependents, triggers)
+
+
+def stop(name: str) -> None:
+    """Stop it; comes back when it is down, or after STOP_SECONDS. Raises DrainError where systemd refuses."""
+    try:
+        done = _systemctl("stop", "--", name, seconds=STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        return
+    if done.returncode != 0:
+        raise DrainError("unit %s" % name, "it cannot be stopped: %s" % _said(done), "See: systemctl status %s." % name)
+
+
+def start(name: str) -> None:
+    """Start it; comes back when it runs, or after START_SECONDS. Raises DrainError where it does not start."""
+    cure = "See why (systemctl status %s; journalctl -u %s)." % (name, name)
+    try:
+        done = _systemctl("start", "--", name, seconds=START_SECONDS)
+    except subprocess.TimeoutExpired:
+        return
+    if done.returncode != 0:
+        raise DrainError("unit %s" % name, "it does not start: %s" % _said(done), cure)
+
+
+def _systemctl(*arguments: str, seconds: float) -> subprocess.CompletedProcess[str]:
+    command = ["systemctl", "--no-ask-password", "--no-pager", *arguments]
+    environment = dict(os.environ, LANG="C", LC_ALL="C")
+    try:
+        return subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=seconds,
+            env=environment,
+            check=False,
+        )
+    except OSError as error:
+        raise DrainError(
+            "this host", "systemctl cannot be run: %s" % error, "Leave gpu_drain_services empty."
+        ) from None
+
+
+def _said(done: subprocess.CompletedProcess[str]) -> str:
+    return " ".join((done.stderr or done.stdout).split())[:300] or "exit status %d" % done.returncode

@@ -1,0 +1,265 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The module drain with a fault between any two of its steps. molecule/gpu_drain has it with real systemd and Slurm."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from drain_host import BEFORE, REASON, DrainHost
+
+OFF = {
+    "dcgm.service": "inactive",
+    "exporter.service": "inactive",
+    "api.service": "inactive",
+    "api.socket": "inactive",
+    "idle.service": "inactive",
+}
+
+
+@pytest.fixture
+def there(tmp_path):
+    return DrainHost(tmp_path)
+
+
+def with_commands(folder):
+    """Own commands, and what they have written once both have run."""
+    log = folder / "log"
+    commands = {
+        "commands_before": [f"echo before >> {log}"],
+        "commands_after": [f"echo after >> {log}", ["/bin/sh", "-c", f"echo last >> {log}"]],
+    }
+    return log, commands
+
+
+def test_clients_go_in_order_and_come_back(there, tmp_path):
+    log, commands = with_commands(tmp_path)
+    done = there.drain(**commands)
+    assert done["changed"] and done["drained"], done
+    assert done["done"] == [
+        f"run echo before >> {log}",
+        "drain Slurm node gpu-a",
+        "stop exporter.service",
+        "stop dcgm.service",
+        "stop api.socket",
+        "stop api.service",
+    ]
+    assert done["absent"] == ["absent.service"]
+    assert there.shown()["units"] == OFF
+    assert (there.shown()["node"], there.shown()["reason"]) == ("IDLE+DRAIN", REASON)
+    back = there.resume()
+    assert back["done"] == [
+        "start api.socket",
+        "start api.service",
+        "start dcgm.service",
+        "start exporter.service",
+        "resume Slurm node gpu-a",
+        f"run echo after >> {log}",
+        f"run /bin/sh -c echo last >> {log}",
+    ]
+    assert there.shown() == BEFORE
+    assert not there.record.exists()
+    assert log.read_text().split() == ["before", "after", "last"]
+
+
+def test_twice_is_as_good_as_once(there, tmp_path):
+    log, commands = with_commands(tmp_path)
+    there.drain(**commands)
+    again = there.drain(**commands)
+    assert (again["changed"], again["done"], again["drained"]) == (False, [], True)
+    assert log.read_text().split() == ["before"]
+    there.resume()
+    there.fault()
+    nothing = there.resume()
+    assert (nothing["changed"], nothing["done"]) == (False, [])
+    # Cheap: nobody is asked anything.
+    assert there.calls() == []
+
+
+def test_units_wait_for_jobs(there):
+    there.set(jobs=["5 alice RUNNING 1:00:00 train"])
+    done = there.drain()
+    assert not done["drained"]
+    assert [job["id"] for job in done["waiting"]] == ["5"]
+    assert there.shown()["units"] == BEFORE["units"]
+    there.set(jobs=[])
+    assert there.drain()["drained"]
+    assert there.shown()["units"] == OFF
+
+
+def calls_of(there, state):
+    """How many calls it takes; what it does is left."""
+    there.fault()
+    assert there.sweep(state) == ""
+    return len(there.calls())
+
+
+@pytest.mark.sweep
+def test_a_fault_of_any_call_of_a_drain_ends_with_everything_back(there, tmp_path):
+    log, commands = with_commands(tmp_path)
+    calls = calls_of(there, "drained")
+    there.sweep("resumed")
+    for nth in range(1, calls + 1):
+        log.write_text("")
+        there.fault(nth)
+        said = there.sweep("drained", **commands)
+        call = there.calls()[nth - 1]
+        if call[:3] == ["scontrol", "show", "slurmd"]:
+            # Where slurmd does not tell its name, the host's own does as well.
+            assert said == ""
+            there.sweep("resumed")
+            continue
+        assert "taken off" in said, (nth, call, said)
+        assert there.shown() == BEFORE, (nth, call, said)
+        assert not there.record.exists(), (nth, call, said)
+        assert log.read_text().split() == ["before", "after", "last"], (nth, call)
+
+
+@pytest.mark.sweep
+def test_after_a_kill_at_any_call_of_a_drain_a_resume_brings_everything_back(there, tmp_path):
+    log, commands = with_commands(tmp_path)
+    calls = calls_of(there, "drained")
+    there.sweep("resumed")
+    for nth in range(1, calls + 1):
+        log.write_text("")
+        there.fault(nth, "kill")
+        assert there.sweep("drained", **commands) is None
+        there.fault()
+        assert there.sweep("resumed") == "", nth
+        assert there.shown() == BEFORE, nth
+        assert not there.record.exists()
+        assert log.read_text().split() == ["before", "after", "last"], nth
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("kind", ["fail", "kill"])
+def test_a_fault_of_any_call_of_a_resume_is_mended_by_the_next(there, kind):
+    calls_of(there, "drained")
+    calls = calls_of(there, "resumed")
+    for nth in range(1, calls + 1):
+        there.fault()
+        assert there.sweep("drained") == ""
+        there.fault(nth, kind)
+        said = there.sweep("resumed")
+        assert said is None if kind == "kill" else "(by hand: " in said, (nth, said)
+        assert there.record.exists()
+        there.fault()
+        assert there.sweep("resumed") == "", nth
+        assert there.shown() == BEFORE, nth
+        assert not there.record.exists(), nth
+
+
+@pytest.mark.sweep
+def test_after_a_kill_another_drain_goes_on(there):
+    calls = calls_of(there, "drained")
+    there.sweep("resumed")
+    for nth in range(1, calls + 1, 3):
+        there.fault(nth, "kill")
+        assert there.sweep("drained") is None
+        there.fault()
+        assert there.sweep("drained") == "", nth
+        assert there.shown()["units"] == OFF
+        there.sweep("resumed")
+        assert there.shown() == BEFORE, nth
+
+
+def test_a_kill_is_a_kill_of_the_module_too(there):
+    there.fault(9, "kill")
+    assert there.drain() is None
+    there.fault()
+    assert there.resume()["changed"]
+    assert there.shown() == BEFORE
+
+
+def test_a_dry_run_predicts_and_calls_nothing_that_changes(there, tmp_path):
+    log, commands = with_commands(tmp_path)
+    there.set(jobs=["5 alice RUNNING 1:00:00 train"])
+    dry = there.drain(check=True, **commands)
+    assert len(dry["waiting"]) == 1
+    assert there.shown() == {**BEFORE, "jobs": ["5 alice RUNNING 1:00:00 train"]}
+    assert not there.state.exists()
+    assert not log.exists()
+    there.set(jobs=[])
+    done = there.drain(**commands)
+    assert dry["done"] == done["done"]
+    assert dry["diff"] == done["diff"]
+    dry = there.resume(check=True)
+    assert there.shown()["units"] == OFF
+    done = there.resume()
+    assert dry["done"] == done["done"]
+    assert dry["diff"] == done["diff"]
+
+
+def test_an_after_command_that_fails_is_tried_again_and_those_done_are_not(there, tmp_path):
+    log = tmp_path / "log"
+    there.drain(commands_after=[f"echo one >> {log}", f"test -e {tmp_path}/now", f"echo two >> {log}"])
+    failed = there.resume()
+    assert "it ended with status 1" in failed["msg"]
+    # The clients are back, and only the commands wait.
+    assert there.shown() == BEFORE
+    (tmp_path / "now").touch()
+    assert not there.resume().get("failed")
+    assert log.read_text().split() == ["one", "two"]
+
+
+def test_a_program_that_is_not_there_is_named(there):
+    assert "the command 'nosuchprogram -x'" in there.drain(commands_before=[["nosuchprogram", "-x"]])["msg"]
+    assert there.shown() == BEFORE
+
+
+def test_a_kubernetes_node_is_recorded_until_it_is_back(there, tmp_path):
+    log, commands = with_commands(tmp_path)
+    there.module("drained", kubernetes={"node": "n1", "cordoned_before": False}, **commands)
+    assert log.read_text().split() == ["before"]
+    # By now it is cordoned, by this drain: what was found first counts.
+    there.module("drained", kubernetes={"node": "n1", "cordoned_before": True}, **commands)
+    there.drain(**commands)
+    back = there.resume()
+    assert back["kubernetes"] == {"node": "n1", "cordoned_before": False}
+    assert there.shown() == BEFORE
+    # The commands after wait for it.
+    assert log.read_text().split() == ["before"]
+    assert there.resume()["kubernetes"] == {"node": "n1", "cordoned_before": False}
+    assert there.resume(kubernetes_done=True)["kubernetes"] is None
+    assert log.read_text().split() == ["before", "after", "last"]
+    assert not there.record.exists()
+
+
+def test_a_dry_run_says_what_becomes_of_a_kubernetes_node(there):
+    node = {"node": "n1", "cordoned_before": False}
+    assert there.module("drained", True, kubernetes=node)["done"] == ["cordon Kubernetes node n1"]
+    there.module("drained", kubernetes=node)
+    assert there.resume(check=True)["done"] == ["uncordon Kubernetes node n1"]
+    there.resume(kubernetes_done=True)
+    assert there.module("drained", True, kubernetes=dict(node, cordoned_before=True))["changed"] is False
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[1]", '{"schema": 99}', '{"schema": 1}', json.dumps({"schema": 1, "prepared": True, "commands_after": "x"})],
+)
+def test_a_record_that_cannot_be_read_stops_both_and_is_kept(there, content):
+    there.state.mkdir()
+    there.record.write_text(content)
+    for result in (there.drain(), there.resume()):
+        assert result["failed"]
+        assert str(there.record) in result["msg"]
+        assert "bring it back by hand and remove" in result["msg"]
+    assert there.record.read_text() == content
+    assert there.shown() == BEFORE
+
+
+def test_what_cannot_be_recorded_is_not_taken(there):
+    there.state.mkdir()
+    # A folder in the place of the file that is written first: not even root can write there.
+    (there.state / "drain.json.new").mkdir()
+    result = there.drain()
+    assert "drain.json" in result["msg"]
+    assert "Nothing had been taken off." in result["msg"]
+    assert there.shown() == BEFORE
+
+
+def test_the_record_is_for_root_alone_as_it_may_hold_secrets(there):
+    there.drain(commands_after=["notify --token hunter2"])
+    assert there.record.stat().st_mode & 0o077 == 0

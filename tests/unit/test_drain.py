@@ -1,0 +1,206 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a drain decides without asking anybody: units that go together, nodes as Slurm writes them, pods to wait for."""
+
+from __future__ import annotations
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.filter.awaited_pods import awaited_pods
+from ansible_collections.openfleet.gpu.plugins.module_utils.drain_record import DrainError
+from ansible_collections.openfleet.gpu.plugins.module_utils.drain_slurm import Slurm, check_reason, parse_node
+from ansible_collections.openfleet.gpu.plugins.module_utils.drain_units import (
+    Unit,
+    closure,
+    starting_order,
+    unit_name,
+)
+
+
+# --- units ----------------------------------------------------------------------------------------
+def looking_at(*units):
+    there = {unit.name: unit for unit in units}
+    return lambda names: [there[name] for name in names]
+
+
+def running(name, **relations):
+    return Unit(name, "loaded", "active", **relations)
+
+
+def test_what_depends_on_a_unit_goes_before_it():
+    look = looking_at(
+        running("a.service", dependents=("b.service", "c.service")),
+        running("b.service", dependents=("d.service",)),
+        running("c.service"),
+        running("d.service"),
+    )
+    asked, found = closure("a.service", look)
+    assert asked.name == "a.service"
+    names = [unit.name for unit in found]
+    assert sorted(names) == ["a.service", "b.service", "c.service", "d.service"]
+    assert names.index("d.service") < names.index("b.service") < names.index("a.service")
+    assert names[-1] == "a.service"
+
+
+def test_what_would_start_a_unit_again_goes_first():
+    look = looking_at(
+        running("a.service", triggered_by=("a.socket",), dependents=("b.service",)),
+        # The usual circle: the socket belongs to the service, which requires it.
+        running("a.socket", dependents=("a.service",)),
+        running("b.service", triggered_by=("b.timer",)),
+        running("b.timer"),
+    )
+    _asked, found = closure("a.service", look)
+    assert {unit.name for unit in found[:2]} == {"a.socket", "b.timer"}
+    assert [unit.name for unit in found[2:]] == ["b.service", "a.service"]
+
+
+def test_a_socket_starts_before_its_service():
+    assert starting_order(["a.socket", "a.service", "b.timer", "b.service"]) == [
+        "a.socket",
+        "b.service",
+        "b.timer",
+        "a.service",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("nvidia-dcgm", "nvidia-dcgm.service"),
+        ("nvidia-dcgm.service", "nvidia-dcgm.service"),
+        ("inference@a", "inference@a.service"),
+        ("k3s.v2", "k3s.v2.service"),
+        ("x.timer", "x.timer"),
+    ],
+)
+def test_names_are_read_as_systemctl_reads_them(written, meant):
+    assert unit_name(written) == meant
+
+
+@pytest.mark.parametrize(
+    "name", ["", "a b", "inference@.service", "lab-*", "gpu.target", "user.slice", "-.mount", None]
+)
+def test_what_names_no_unit_to_stop_is_refused(name):
+    with pytest.raises(DrainError):
+        unit_name(name)
+
+
+@pytest.mark.parametrize("state", ["active", "reloading", "activating", "refreshing"])
+def test_a_unit_that_runs_or_begins_to_is_to_come_back(state):
+    assert Unit("a.service", "loaded", state).runs
+
+
+@pytest.mark.parametrize("state", ["inactive", "failed", "deactivating", "maintenance"])
+def test_a_unit_that_others_stopped_is_not(state):
+    assert not Unit("a.service", "loaded", state).runs
+
+
+# --- Slurm ----------------------------------------------------------------------------------------
+RECORD = "NodeName=gpu-a Arch=x86_64 State=%s ThreadsPerCore=1 Partitions=main%s"
+
+
+@pytest.mark.parametrize(
+    ("state", "out", "lost"),
+    [
+        ("IDLE", False, False),
+        ("MIXED", False, False),
+        ("ALLOCATED+DRAIN", True, False),
+        ("IDLE+COMPLETING+DRAIN", True, False),
+        ("IDLE+FAIL+NOT_RESPONDING", True, True),
+        ("DOWN+DRAIN", True, True),
+        ("UNKNOWN+DRAIN+INVALID_REG", True, True),
+        # As Slurm 20.11 and before write them.
+        ("IDLE*", False, True),
+        ("DOWN*+DRAIN", True, True),
+        ("IDLE~", False, False),
+        ("RESERVED$", False, False),
+    ],
+)
+def test_states(state, out, lost):
+    node = parse_node(RECORD % (state, ""))
+    assert (node.is_out, node.is_lost) == (out, lost)
+    assert node.state == state
+
+
+@pytest.mark.parametrize(
+    ("written", "reason", "user"),
+    [
+        (" Reason=bad fan [root@2026-11-21T03:27:11]", "bad fan", "root"),
+        (" Reason=State=RESUME nodename=foo [root@2026-11-21T03:27:49]", "State=RESUME nodename=foo", "root"),
+        (" Reason=a [root@2026-11-21T03:27:49]\n        b", "a", "root"),
+        (" Reason=ümläut x [slurm@2026-11-21T03:27:49] Comment=x", "ümläut x", "slurm"),
+        (
+            " Reason=gres/gpu count reported lower than configured (0 < 4) [slurm@2026-11-21T03:25:31]",
+            "gres/gpu count reported lower than configured (0 < 4)",
+            "slurm",
+        ),
+        ("", "", ""),
+    ],
+)
+def test_reasons(written, reason, user):
+    node = parse_node(RECORD % ("IDLE+DRAIN", written))
+    assert (node.reason, node.set_by) == (reason, user)
+
+
+@pytest.mark.parametrize("reason", ["", "  ", 'the "fan"', "a\nb", "a\tb", "x [y]"])
+def test_reasons_that_slurm_would_not_give_back_are_refused(reason):
+    with pytest.raises(DrainError, match="gpu_drain_slurm_reason"):
+        check_reason(reason)
+
+
+def test_a_reason_is_kept_as_slurm_keeps_it():
+    assert check_reason(" driver upgrade: x=1 ") == "driver upgrade: x=1"
+
+
+class Answers:
+    """Slurm's tools with these answers."""
+
+    def __init__(self, returncode=0, stdout="", stderr=""):
+        self.returncode, self.stdout, self.stderr = returncode, stdout, stderr
+
+    def __call__(self, command):
+        return self
+
+
+def test_jobs_are_named_with_user_and_time():
+    told = "5 alice RUNNING 1:20:03 train it | now\n6 bob SUSPENDED UNLIMITED \n"
+    jobs = Slurm(Answers(stdout=told)).jobs("gpu-a")
+    assert [job["who"] for job in jobs] == [
+        "Slurm job 5 (train it | now) of user alice, running, 1:20:03 left",
+        "Slurm job 6 () of user bob, suspended, without a time limit",
+    ]
+    assert (jobs[0]["id"], jobs[0]["name"], jobs[0]["user"]) == ("5", "train it | now", "alice")
+
+
+def test_an_unknown_node_says_which_variable_to_set():
+    with pytest.raises(DrainError, match="gpu_drain_slurm_node"):
+        Slurm(Answers(1, stdout="Node gpu-x not found\n")).node("gpu-x")
+
+
+def test_slurm_without_its_tools_is_named():
+    def absent(command):
+        raise FileNotFoundError(2, "No such file or directory", command[0])
+
+    with pytest.raises(DrainError, match="scontrol is not there"):
+        Slurm(absent).node("gpu-a")
+
+
+# --- Kubernetes -----------------------------------------------------------------------------------
+def pod(name, phase="Running", owner=None, **annotations):
+    metadata = {"namespace": "ml", "name": name, "annotations": annotations}
+    if owner:
+        metadata["ownerReferences"] = [{"kind": owner, "name": "x"}]
+    return {"metadata": metadata, "status": {"phase": phase}}
+
+
+def test_pods_that_do_not_go_or_have_ended_are_not_awaited():
+    pods = [
+        pod("job", owner="Job"),
+        pod("bare"),
+        pod("plugin", owner="DaemonSet"),
+        pod("static", **{"kubernetes.io/config.mirror": "1"}),
+        pod("done", phase="Succeeded", owner="Job"),
+        {"metadata": {"namespace": "ml", "name": "new"}},
+    ]
+    assert awaited_pods(pods) == ["ml/job", "ml/bare", "ml/new"]
