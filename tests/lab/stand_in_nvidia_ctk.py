@@ -3,10 +3,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """A stand-in for nvidia-ctk of NVIDIA's container toolkit, which can be had neither from PyPI nor from Debian.
 
-Does what the tests need of `nvidia-ctk cdi generate`, by its documentation and its source
-(https://github.com/NVIDIA/nvidia-container-toolkit, cmd/nvidia-ctk/cdi/generate): options, their environment variables,
-names of devices, form of the result. The devices are those that `nvidia-smi -L` lists, or the lines of the file
-STAND_IN_DEVICES. With STAND_IN_FAILS it fails.
+Does what the tests need of `nvidia-ctk cdi generate` and `nvidia-ctk runtime configure`, by their documentation and their
+source (https://github.com/NVIDIA/nvidia-container-toolkit, cmd/nvidia-ctk and pkg/config/engine): options, their environment
+variables, names of devices, forms of the results. The devices are those that `nvidia-smi -L` lists, or the lines of the file
+STAND_IN_DEVICES. With STAND_IN_FAILS it fails. What a container is given besides the nodes is what answers for a driver
+here: nvidia-smi, the NVML library that the loader finds, and the state of simulated GPUs.
 """
 
 from __future__ import annotations
@@ -15,9 +16,13 @@ import argparse
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+#: Filled in where this is made a package; as a mere file it is the latest.
+VERSION = "{version}" if "{version}"[0].isdigit() else "1.18.2"
 
 NAMES = {
     "index": ("{gpu}", "{gpu}:{mig}"),
@@ -26,8 +31,8 @@ NAMES = {
 }
 
 
-def devices(strategies: list[str]) -> list[str]:
-    """GPUs in MIG mode are no devices of their own, as there."""
+def devices(strategies: list[str]) -> list[tuple[str, list[int]]]:
+    """Name and numbers of GPUs of each device. GPUs in MIG mode are no devices of their own, as there."""
     listed = os.environ.get("STAND_IN_DEVICES")
     text = Path(listed).read_text() if listed else subprocess.check_output(["nvidia-smi", "-L"], text=True)
     found: list[tuple[int, str, list[str]]] = []
@@ -37,46 +42,148 @@ def devices(strategies: list[str]) -> list[str]:
             found.append((int(re.match(r"GPU (\d+)", line).group(1)), uuid, []))
         else:
             found[-1][2].append(uuid)
-    names = []
+    named = []
     for strategy in strategies:
         whole, part = NAMES[strategy]
         for gpu, uuid, migs in found:
             if migs:
-                names += [part.format(gpu=gpu, mig=number, uuid=mig) for number, mig in enumerate(migs)]
+                named += [(part.format(gpu=gpu, mig=number, uuid=mig), [gpu]) for number, mig in enumerate(migs)]
             else:
-                names.append(whole.format(gpu=gpu, uuid=uuid))
-    return [*names, "all"]
+                named.append((whole.format(gpu=gpu, uuid=uuid), [gpu]))
+    return [*named, ("all", [gpu for gpu, _uuid, _migs in found])]
 
 
-def specification(names: list[str], form: str) -> str:
+def mounts() -> list[tuple[str, str]]:
+    """(path on the host, path in the container)"""
+    program = shutil.which("nvidia-smi")
+    found = [(str(Path(program).resolve()), "/usr/bin/nvidia-smi")] if program else []
+    cache = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=False).stdout
+    library = re.search(r"libnvidia-ml\.so\.1 .*=> (\S+)", cache)
+    found += [(str(Path(library[1]).resolve()), library[1])] if library else []
+    state = "/var/lib/gpusim/state"
+    return found + ([(state, state)] if Path(state).exists() else [])
+
+
+def specification(named: list[tuple[str, list[int]]], form: str) -> str:
+    given = mounts()
+    folders = sorted({str(Path(path).parent) for _host, path in given if ".so" in path})
     hook = {
         "hookName": "createContainer",
         "path": "/usr/bin/nvidia-cdi-hook",
-        "args": ["nvidia-cdi-hook", "update-ldcache"],
+        "args": ["nvidia-cdi-hook", "update-ldcache", *(part for folder in folders for part in ("--folder", folder))],
     }
     if form == "json":
-        nodes = [{"name": name, "containerEdits": {"deviceNodes": [{"path": "/dev/nvidia0"}]}} for name in names]
-        data = {"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": nodes, "containerEdits": {"hooks": [hook]}}
+        nodes = [
+            {"name": name, "containerEdits": {"deviceNodes": [{"path": "/dev/nvidia%d" % gpu} for gpu in gpus]}}
+            for name, gpus in named
+        ]
+        edits = {
+            "deviceNodes": [{"path": "/dev/nvidiactl"}],
+            "hooks": [hook],
+            "mounts": [{"hostPath": host, "containerPath": path, "options": ["rbind"]} for host, path in given],
+        }
+        data = {"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": nodes, "containerEdits": edits}
         return json.dumps(data)
     lines = ["---", "cdiVersion: 0.5.0", "kind: nvidia.com/gpu", "devices:"]
-    for name in names:
+    for name, gpus in named:
         quoted = name if re.match(r"[A-Za-z]", name) else '"%s"' % name
         lines += ["    - name: %s" % quoted, "      containerEdits:", "        deviceNodes:"]
-        lines += ["            - path: /dev/nvidia0"]
+        lines += ["            - path: /dev/nvidia%d" % gpu for gpu in gpus]
     lines += [
         "containerEdits:",
+        "    deviceNodes:",
+        "        - path: /dev/nvidiactl",
         "    hooks:",
         "        - hookName: createContainer",
         "          path: %s" % hook["path"],
     ]
     lines += ["          args:"] + ["            - %s" % argument for argument in hook["args"]]
+    if given:
+        lines += ["    mounts:"]
+    for host, path in given:
+        lines += ["        - hostPath: %s" % host, "          containerPath: %s" % path]
+        lines += ["          options:", "            - rbind"]
     return "\n".join(lines) + "\n"
+
+
+# -- nvidia-ctk runtime configure --------------------------------------------------------------------------------------
+
+CRI = 'plugins."io.containerd.grpc.v1.cri"'
+
+
+def configure(arguments: list[str]) -> int:
+    """Writes each time that it is called. containerd and CRI-O have files of their own since 1.18."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--runtime", default="docker", choices=["docker", "containerd", "crio"])
+    parser.add_argument("--config", default="")
+    parser.add_argument("--nvidia-set-as-default", action="store_true")
+    parser.add_argument("--cdi.enabled", dest="cdi", action="store_true")
+    drop_ins = tuple(map(int, VERSION.split("."))) >= (1, 18, 0)
+    if drop_ins:
+        parser.add_argument("--drop-in-config", default="")
+    options = parser.parse_args(arguments)
+    config = Path(options.config)
+    text = config.read_text() if config.exists() else ""
+    if options.runtime == "docker":
+        data = json.loads(text) if text.strip() else {}
+        data.setdefault("runtimes", {})["nvidia"] = {"args": [], "path": "nvidia-container-runtime"}
+        if options.nvidia_set_as_default:
+            data["default-runtime"] = "nvidia"
+        if options.cdi:
+            data.setdefault("features", {})["cdi"] = True
+        config.write_text(json.dumps(data, indent=4, sort_keys=True))
+        return 0
+    runtime = containerd_runtime(options) if options.runtime == "containerd" else crio_runtime(options)
+    if not drop_ins:
+        # In the file itself, which loses its comments.
+        kept = "".join(line for line in text.splitlines(keepends=True) if not line.lstrip().startswith("#"))
+        _, table, rest = runtime.partition("[crio.runtime]\n")
+        if table and table in kept:
+            # A table may be there once only.
+            default, _, runtime = rest.partition("\n")
+            kept = kept if default in kept else kept.replace(table, table + default + "\n")
+        config.write_text(kept if runtime.strip() in kept else kept + runtime)
+        return 0
+    drop_in = Path(options.drop_in_config)
+    drop_in.write_text(("version = 2\n" if options.runtime == "containerd" else "") + runtime)
+    if options.runtime == "containerd":
+        take_in(config, text, str(drop_in.parent) + "/*.toml")
+    return 0
+
+
+def take_in(config: Path, text: str, pattern: str) -> None:
+    """Name the drop-ins in containerd's main file, which loses its comments. 1.18.0 forgets what was named there
+    (https://github.com/NVIDIA/nvidia-container-toolkit/pull/1382)."""
+    found = re.search(r"^imports = \[(.*?)\]\n?", text, re.MULTILINE | re.DOTALL)
+    named = re.findall(r'"([^"]+)"', found[1]) if found else []
+    if pattern not in named:
+        named = [pattern] if VERSION == "1.18.0" else [*named, pattern]
+    body = text.replace(found[0], "") if found else text
+    body = "".join(line for line in body.splitlines(keepends=True) if not line.lstrip().startswith("#"))
+    config.write_text("imports = [%s]\n%s" % (", ".join('"%s"' % name for name in named), body or "version = 2\n"))
+
+
+def containerd_runtime(options: argparse.Namespace) -> str:
+    lines = ["", "[%s]" % CRI, "  enable_cdi = true"] if options.cdi else []
+    if options.nvidia_set_as_default:
+        lines += ["", "[%s.containerd]" % CRI, '  default_runtime_name = "nvidia"']
+    lines += ["", "[%s.containerd.runtimes.nvidia]" % CRI, '  runtime_type = "io.containerd.runc.v2"']
+    lines += ["", "[%s.containerd.runtimes.nvidia.options]" % CRI]
+    return "\n".join([*lines, '  BinaryName = "/usr/bin/nvidia-container-runtime"', ""])
+
+
+def crio_runtime(options: argparse.Namespace) -> str:
+    lines = ["[crio.runtime]", 'default_runtime = "nvidia"'] if options.nvidia_set_as_default else []
+    lines += ["[crio.runtime.runtimes.nvidia]", 'runtime_path = "/usr/bin/nvidia-container-runtime"']
+    return "\n".join([*lines, 'runtime_type = "oci"', ""])
 
 
 def main() -> int:
     if sys.argv[1:] == ["--version"]:
-        print("NVIDIA Container Toolkit CLI version 0 (stand-in)")
+        print("NVIDIA Container Toolkit CLI version %s (stand-in)" % VERSION)
         return 0
+    if sys.argv[1:3] == ["runtime", "configure"]:
+        return configure(sys.argv[3:])
     assert sys.argv[1:3] == ["cdi", "generate"], sys.argv
     parser = argparse.ArgumentParser()
     parser.add_argument("--output", default=os.environ.get("NVIDIA_CTK_CDI_OUTPUT_FILE_PATH", ""))

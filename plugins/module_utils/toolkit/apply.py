@@ -1,0 +1,224 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Carry a plan out, step by step in its order.
+
+Packages are fetched before any is changed, and files that the package manager refuses are put back. An engine that does not
+come back with its new configuration gets the former one.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from .. import cdi, durable
+from ..errors import ApplyError
+from ..follow import follow
+from . import engines, files, observe, rules
+from .model import Plan, Step
+
+_NOTHING = "Nothing was installed."
+
+
+class Work:
+    """One change of one host."""
+
+    def __init__(self, toolkit: Any, plan: Plan) -> None:
+        self.toolkit, self.plan = toolkit, plan
+        self.call, self.manager, self.host = toolkit.call, toolkit.manager, toolkit.host
+        self.record = {**self.host.record, "schema": 1}
+        self.done: list[str] = []
+        #: Texts of before, by path; None where there was no file.
+        self.before: dict[str, bytes | None] = {}
+        self.units_changed = self.installed = False
+
+    def run(self) -> None:
+        for step in self.plan.steps:
+            told = getattr(self, "_" + step.kind)(step)
+            self.done += [] if told is False else [step.text]
+        self._remember()
+
+    def _remember(self) -> None:
+        """What the next run, and the way back, have to know."""
+        if not self.toolkit.request.version:
+            durable.remove(self.toolkit.record_path)
+            return
+        due = {}
+        for name in self.plan.pending:
+            unit = self.host.units[rules.BY_NAME[name].unit]
+            former = self.host.record.get("pending", {}).get(name, {})
+            cdi_due = self._cdi_differs(name) or bool(former.get("start") == unit.start and former.get("cdi"))
+            due[name] = {"start": unit.start, "cdi": cdi_due}
+        self.record["pending"] = due
+        if self.record != self.host.record:
+            durable.write(self.toolkit.record_path, self.record)
+
+    def _cdi_differs(self, name: str) -> bool:
+        engine = rules.BY_NAME[name]
+        return engines.cdi_changes(engine, self.host.files.get(engine.config, ""), observe.read(engine.config) or "")
+
+    def _must(self, problem: str, where: str, what: str, cure: str, outcome: str = "unknown") -> None:
+        if problem:
+            raise ApplyError(where, "%s: %s" % (what, problem), cure, outcome=outcome, steps_done=self.done)
+
+    # -- Files ---------------------------------------------------------------------------------------------------------
+
+    def _put(self, path: str, content: bytes | None) -> None:
+        """Replace a file as a whole, with the mode that it has; None deletes it."""
+        target = Path(path)
+        if path not in self.before:
+            self.before[path] = target.read_bytes() if target.exists() else None
+        try:
+            if content is None:
+                target.unlink(missing_ok=True)
+            else:
+                target = target.resolve()
+                target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+                mode = target.stat().st_mode & 0o7777 if target.exists() else 0o644
+                new = target.with_name(".%s.new" % target.name)
+                descriptor = os.open(str(new), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+                new.chmod(mode)
+                new.replace(target)
+        except OSError as error:
+            self._must(str(error), path, "it cannot be written", "Make room for it, as root.")
+        self.units_changed |= path in files.UNITS
+
+    def _put_back(self) -> None:
+        for path, content in self.before.items():
+            self._put(path, content)
+
+    def _key(self, step: Step) -> None:
+        self._put(files.KEYRINGS[self.host.manager], self.toolkit.key)
+
+    def _write(self, step: Step) -> None:
+        self._put(step.items[0], step.items[1].encode())
+
+    def _delete(self, step: Step) -> None:
+        self._put(step.items[0], None)
+        self._reload_units()
+
+    # -- Packages ------------------------------------------------------------------------------------------------------
+
+    def _repair(self, step: Step) -> None:
+        self._must(self.manager.repair(), "packages", "what was begun cannot be finished", "See what it says.")
+
+    def _install(self, step: Step) -> None:
+        try:
+            paths = self.toolkit.packages() if self.toolkit.request.source == "files" else []
+        except ApplyError:
+            self._put_back()
+            raise
+        problem = self.manager.refresh() if self.toolkit.request.source == "repository" else ""
+        problem = problem or self.manager.download(step.items[0], paths)
+        if problem:
+            self._put_back()
+            cure = "See that the repository answers, and run again. %s" % _NOTHING
+            self._must(problem, "packages", "they could not be fetched", cure, outcome="old")
+        self._reload_units()
+        problem = self.manager.install(step.items[0], paths)
+        cure = "See the package manager's log; the next run finishes what was begun."
+        self._must(problem, "packages", "they could not be installed", cure)
+        self.installed = True
+
+    def _remove(self, step: Step) -> None:
+        self._must(self.manager.remove(step.items), "packages", "they could not be removed", "See what it says.")
+
+    def _hold(self, step: Step) -> None:
+        self._must(self.manager.hold(step.items), "packages", "they could not be held", "See what it says.")
+
+    def _release(self, step: Step) -> None:
+        self._must(self.manager.release(step.items), "packages", "they are still held", "See what it says.")
+
+    def _selinux(self, step: Step) -> None:
+        done = self.call(["setsebool", "-P", "container_use_devices", step.items[0]])
+        problem = done.stderr.strip() if done.returncode else ""
+        self._must(problem, "SELinux", "container_use_devices could not be set", "See the audit log.")
+        self.record["selinux"] = step.items[0] == "on"
+
+    # -- Engines -------------------------------------------------------------------------------------------------------
+
+    def _engine(self, step: Step) -> bool:
+        """Whether there was something to change: what was foretold without nvidia-ctk may be there already."""
+        engine, version = rules.BY_NAME[step.items[0]], self.toolkit.version
+        paths = [path for path in (engine.config, engine.drop_in) if path]
+        current = {path: text for path, text in ((path, observe.read(path)) for path in paths) if text is not None}
+        texts = self.host.configured.get(engine.name)
+        if texts is None or self.installed:
+            texts = engines.ask(engine, version, self.toolkit.request, current, self.call)
+        changed = {path: text for path, text in texts.items() if current.get(path, "") != text}
+        for path, text in changed.items():
+            self._put(path, text.encode() if text else None)
+        notes = self.record.setdefault("engines", {})
+        if changed and engine.name not in notes:
+            notes[engine.name] = engines.note(engine, current, {**current, **changed})
+            # Ahead of whatever may still fail, for the way back.
+            durable.write(self.toolkit.record_path, self.record)
+        return bool(changed)
+
+    def _unconfigure(self, step: Step) -> None:
+        engine = rules.BY_NAME[step.items[0]]
+        noted = self.host.record.get("engines", {}).get(engine.name, {})
+        for path, text in engines.without(engine, self.host.files, noted).items():
+            self._put(path, text.encode() if text else None)
+
+    def _reload(self, step: Step) -> None:
+        self._take_effect("reload", step)
+
+    def _restart(self, step: Step) -> None:
+        self._take_effect("restart", step)
+
+    def _take_effect(self, how: str, step: Step) -> None:
+        engine = rules.BY_NAME[step.items[0]]
+        done = self.call(["systemctl", how, engine.unit])
+        if done.returncode == 0:
+            return
+        problem = done.stderr.strip()
+        for path in (engine.config, engine.drop_in):
+            if path in self.before:
+                self._put(path, self.before[path])
+        back = self.call(["systemctl", "restart", engine.unit])
+        stands = (
+            "It runs with its former configuration" if back.returncode == 0 else "Nor with its former configuration"
+        )
+        cure = "%s. See journalctl --unit %s, mend that and run again." % (stands, engine.unit)
+        self._must(problem, engine.unit, "it does not take its new configuration", cure)
+
+    # -- CDI -----------------------------------------------------------------------------------------------------------
+
+    def _reload_units(self) -> None:
+        if self.units_changed:
+            self.call(["systemctl", "daemon-reload"])
+            self.units_changed = False
+
+    def _enable(self, step: Step) -> None:
+        self._reload_units()
+        done = self.call(["systemctl", "enable", "--quiet", *step.items])
+        problem = done.stderr.strip() if done.returncode else ""
+        if not problem and rules.REFRESH_PATH in step.items:
+            started = self.call(["systemctl", "start", rules.REFRESH_PATH])
+            problem = started.stderr.strip() if started.returncode else ""
+        self._must(problem, ", ".join(step.items), "not enabled", "See journalctl --unit %s." % step.items[0])
+
+    def _disable(self, step: Step) -> None:
+        done = self.call(["systemctl", "disable", "--now", "--quiet", *step.items])
+        problem = done.stderr.strip() if done.returncode else ""
+        self._must(problem, ", ".join(step.items), "not disabled", "See journalctl --unit %s." % step.items[0])
+
+    def _specification(self, step: Step) -> None:
+        """By what does it after a change of MIG devices too."""
+        self._reload_units()
+        follow(())
+        if not any(cdi.find_specs(Path("/") / place) for place in (cdi.PASSING, cdi.LASTING)):
+            cure = "See journalctl --unit %s." % rules.REFRESH_SERVICE
+            self._must("there is none", files.SPECIFICATION, "no specification was made", cure)
+
+    def _publish(self, step: Step) -> None:
+        for path in step.items:
+            # As nvidia-ctk writes it since 1.16; before it only root could read.
+            Path(path).chmod(0o644)

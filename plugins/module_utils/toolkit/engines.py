@@ -1,0 +1,246 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Configurations of container engines: what nvidia-ctk would make of them, and how they are without it. As text.
+
+`nvidia-ctk runtime configure` writes each time that it is called, and its --dry-run may write too (the imports of
+containerd's main file: pkg/config/engine/containerd/config_drop_in.go). So it is asked on a copy, and what it made of the
+copy is looked at before it becomes the engine's.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from pathlib import Path
+from typing import Any, Callable, Mapping
+
+from ..errors import PlanError
+from .model import Engine, Request
+from .rules import has_drop_in
+
+Run = Callable[..., Any]
+TOOL = "nvidia-ctk"
+RUNTIME = "nvidia"
+#: What nvidia-ctk writes for Docker (pkg/config/engine/docker).
+_DOCKER_RUNTIME = {"path": "nvidia-container-runtime", "args": []}
+#: Docker's own runtime, its default.
+_RUNC = "runc"
+
+_IMPORTS = re.compile(r"^[ \t]*imports[ \t]*=[ \t]*\[(.*?)\]", re.MULTILINE | re.DOTALL)
+_STRING = re.compile(r"\"([^\"\n]*)\"|'([^'\n]*)'")
+_HEADER = re.compile(r"^[ \t]*\[+([^\[\]\n]+)\]+[ \t]*(?:#.*)?$", re.MULTILINE)
+
+
+def paths(engine: Engine, version: str) -> tuple[str, ...]:
+    """The files that configuring the engine writes."""
+    if not engine.config:
+        return ()
+    if engine.name == "crio" and has_drop_in(engine, version):
+        return (engine.drop_in,)
+    return (engine.config, engine.drop_in) if has_drop_in(engine, version) else (engine.config,)
+
+
+def ask(engine: Engine, version: str, request: Request, current: Mapping[str, str], call: Run) -> dict[str, str]:
+    """Path and text of the engine's files as nvidia-ctk would have them. Raises PlanError where it cannot, or would lose
+    something."""
+    drop_in = engine.drop_in if has_drop_in(engine, version) else ""
+    with tempfile.TemporaryDirectory(prefix="openfleet-container-toolkit-") as scratch:
+
+        def moved(text: str) -> str:
+            """The drop-in's folder as it is called in the copy, so that it is known again."""
+            return (
+                text.replace(str(Path(drop_in).parent) + "/", scratch + str(Path(drop_in).parent) + "/")
+                if drop_in
+                else text
+            )
+
+        for path in (engine.config, drop_in):
+            if path:
+                Path(scratch + path).parent.mkdir(parents=True, exist_ok=True)
+        if engine.config in current:
+            Path(scratch + engine.config).write_text(moved(current[engine.config]), encoding="utf-8")
+        command = [TOOL, "runtime", "configure", "--runtime=" + engine.name, "--config=" + scratch + engine.config]
+        command += ["--drop-in-config=" + scratch + drop_in] if drop_in else []
+        command += ["--nvidia-set-as-default"] if request.set_as_default else []
+        command += ["--cdi.enabled"] if request.engine_cdi and engine.name != "crio" else []
+        done = call(command)
+        if done.returncode != 0:
+            raise PlanError(
+                engine.config,
+                "nvidia-ctk cannot configure %s: %s" % (engine.name, _last(done.stderr or done.stdout)),
+                "Mend the file. It is as it was.",
+            )
+        found = {}
+        for path in paths(engine, version):
+            copy = Path(scratch + path)
+            text = copy.read_text(encoding="utf-8").replace(scratch, "") if copy.exists() else ""
+            found[path] = settle(engine, path, current.get(path, ""), text, drop_in)
+    return found
+
+
+def settle(engine: Engine, path: str, before: str, after: str, drop_in: str) -> str:
+    """The text to have: what was there where nvidia-ctk changed nothing that counts, else its own, if nothing is lost."""
+    if path == drop_in:
+        return after
+    if engine.name == "docker":
+        return (
+            before
+            if before.strip() and json.loads(before) == json.loads(after)
+            else _nothing_lost_json(path, before, after)
+        )
+    if drop_in and str(Path(drop_in).parent) + "/*.toml" in imports(before):
+        # It would only lay it out anew, without its comments.
+        return before
+    return _nothing_lost_toml(path, before, after)
+
+
+def _nothing_lost_json(path: str, before: str, after: str) -> str:
+    old, new = (json.loads(text) if text.strip() else {} for text in (before, after))
+    runtimes = {name: value for name, value in old.get("runtimes", {}).items() if name != RUNTIME}
+    kept = {name: value for name, value in old.items() if name not in ("runtimes", "default-runtime", "features")}
+    lost = [name for name, value in runtimes.items() if new.get("runtimes", {}).get(name) != value]
+    lost += [name for name, value in kept.items() if new.get(name) != value]
+    lost += [name for name in old.get("features", {}) if name not in new.get("features", {})]
+    return _unless_lost(path, lost, after)
+
+
+def _nothing_lost_toml(path: str, before: str, after: str) -> str:
+    lost = [name for name in imports(before) if name not in imports(after)]
+    lost += sorted({table for table in tables(before) if not _of_nvidia(table)} - set(tables(after)))
+    return _unless_lost(path, lost, after)
+
+
+def _unless_lost(path: str, lost: list[str], after: str) -> str:
+    if lost:
+        raise PlanError(
+            path,
+            "nvidia-ctk would drop %s from it" % ", ".join(lost),
+            "Take a later container_toolkit_version (1.18.0 drops the imports of containerd), or leave this engine out of "
+            "container_toolkit_runtimes. The file is as it was.",
+        )
+    return after
+
+
+def imports(text: str) -> tuple[str, ...]:
+    """What containerd's main file takes in besides."""
+    found = _IMPORTS.search(text)
+    return tuple(double or single for double, single in _STRING.findall(found[1])) if found else ()
+
+
+def tables(text: str) -> tuple[str, ...]:
+    """The tables of a TOML file that have a key of their own, by names that read alike however they are quoted."""
+    names = []
+    parts = _HEADER.split(text)
+    for header, body in zip(parts[1::2], parts[2::2]):
+        if any(line.strip() and not line.strip().startswith("#") for line in body.splitlines()):
+            names.append(re.sub(r"\s+", "", header).replace("'", '"'))
+    return tuple(names)
+
+
+def _of_nvidia(table: str) -> bool:
+    return re.search(r"\.runtimes\.\"?%s\"?(\.|$)" % RUNTIME, table) is not None
+
+
+def foretell(engine: Engine, version: str, request: Request, current: Mapping[str, str]) -> bool:
+    """Whether configuring will change something, where nvidia-ctk of that version cannot be asked yet."""
+    if engine.name == "docker":
+        config = _json(current.get(engine.config, ""))
+        return (
+            config.get("runtimes", {}).get(RUNTIME) != _DOCKER_RUNTIME
+            or (request.set_as_default and config.get("default-runtime") != RUNTIME)
+            or (request.engine_cdi and not config.get("features", {}).get("cdi"))
+        )
+    written = current.get(paths(engine, version)[-1], "")
+    return not any(map(_of_nvidia, tables(written)))
+
+
+def uses_cdi(daemon_json: str) -> bool:
+    """Whether Docker is told to use CDI."""
+    return bool(_json(daemon_json).get("features", {}).get("cdi"))
+
+
+def cdi_changes(engine: Engine, before: str, after: str) -> bool:
+    """Whether Docker's use of CDI changes, which counts from its next start only."""
+    return engine.name == "docker" and uses_cdi(before) != uses_cdi(after)
+
+
+def _json(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text) if text.strip() else {}
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+# -- The way back, for which nvidia-ctk has no command -----------------------------------------------------------------
+
+
+def without(engine: Engine, current: Mapping[str, str], record: Mapping[str, Any]) -> dict[str, str]:
+    """Path and text of the engine's files without the nvidia runtime; an empty text is a file to delete. Only what differs.
+
+    `record` is what a run noted of the engine: whether the main file is its own, and what it changed besides.
+    """
+    found: dict[str, str] = {}
+    if engine.drop_in and any(map(_of_nvidia, tables(current.get(engine.drop_in, "")))):
+        found[engine.drop_in] = ""
+    text = current.get(engine.config, "")
+    if engine.name == "docker":
+        changed = _docker_without(text, record)
+    elif record.get("created") and not set(tables(text)) - {"plugins"}:
+        changed = ""
+    else:
+        changed = _toml_without(text)
+    if text and changed != text:
+        found[engine.config] = changed
+    return found
+
+
+def _docker_without(text: str, record: Mapping[str, Any]) -> str:
+    config = _json(text)
+    before = json.dumps(config, sort_keys=True)
+    config.get("runtimes", {}).pop(RUNTIME, None)
+    if not config.get("runtimes", True):
+        del config["runtimes"]
+    if config.get("default-runtime") == RUNTIME:
+        config["default-runtime"] = record.get("default-runtime") or _RUNC
+        if "default-runtime" in record and not record["default-runtime"]:
+            del config["default-runtime"]
+    if record.get("cdi_added") and "features" in config:
+        config["features"].pop("cdi", None)
+        if not config["features"]:
+            del config["features"]
+    if json.dumps(config, sort_keys=True) == before:
+        return text
+    return json.dumps(config, indent=4) + "\n" if config or not record.get("created") else ""
+
+
+def _toml_without(text: str) -> str:
+    """Tables of the nvidia runtime go; where it was the default, runc is."""
+    kept, skip = [], False
+    for line in text.splitlines(keepends=True):
+        header = _HEADER.match(line.rstrip("\n"))
+        if header:
+            skip = _of_nvidia(re.sub(r"\s+", "", header[1]).replace("'", '"'))
+        if not skip:
+            kept.append(
+                re.sub(r"^(\s*default_runtime(?:_name)?\s*=\s*)[\"']%s[\"']" % RUNTIME, r'\1"%s"' % _RUNC, line)
+            )
+    return "".join(kept)
+
+
+def note(engine: Engine, before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, Any]:
+    """What the way back needs to know of the engine: nothing of it is anybody's secret."""
+    found: dict[str, Any] = {"created": engine.config not in before}
+    if engine.name == "docker":
+        old, new = _json(before.get(engine.config, "")), _json(after.get(engine.config, ""))
+        if old.get("default-runtime") != new.get("default-runtime"):
+            found["default-runtime"] = old.get("default-runtime", "")
+        found["cdi_added"] = "cdi" not in old.get("features", {}) and "cdi" in new.get("features", {})
+    return found
+
+
+def _last(said: str) -> str:
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    return lines[-1] if lines else "it gave no reason"

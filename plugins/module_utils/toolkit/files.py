@@ -1,0 +1,122 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The files that the role container_toolkit keeps on a host, as text. Nothing is read or written here."""
+
+from __future__ import annotations
+
+from typing import Mapping
+
+NAME = "openfleet-container-toolkit"
+SOURCES = {"apt": "/etc/apt/sources.list.d/%s.list" % NAME, "dnf": "/etc/yum.repos.d/%s.repo" % NAME}
+KEYRINGS = {"apt": "/etc/apt/keyrings/%s.gpg" % NAME, "dnf": "/etc/pki/rpm-gpg/RPM-GPG-KEY-%s" % NAME}
+
+#: The toolkit's own units have these names too. What brings specifications up to date after a change of MIG devices
+#: (follow.py) restarts the service by its name, whoever it comes from.
+REFRESH_SERVICE = "/etc/systemd/system/nvidia-cdi-refresh.service"
+REFRESH_PATH = "/etc/systemd/system/nvidia-cdi-refresh.path"
+SETTINGS = "/etc/systemd/system/nvidia-cdi-refresh.service.d/openfleet.conf"
+UNITS = (REFRESH_SERVICE, REFRESH_PATH, SETTINGS)
+#: What the toolkit's service reads besides; it wins over SETTINGS.
+ENVIRONMENT = "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env"
+SPECIFICATION = "/var/run/cdi/nvidia.yaml"
+
+HEAD = "# Written by Ansible (openfleet.gpu.container_toolkit); changes made here are overwritten.\n"
+
+#: Folder and architecture in NVIDIA's repository: one of each serves all distributions
+#: (https://nvidia.github.io/libnvidia-container/stable/deb/nvidia-container-toolkit.list, and rpm/….repo).
+FAMILIES = {"apt": "deb", "dnf": "rpm"}
+ARCHITECTURES = {
+    "apt": {"x86_64": "amd64", "aarch64": "arm64"},
+    "dnf": {"x86_64": "x86_64", "aarch64": "aarch64"},
+}
+
+
+def repository_url(url: str, manager: str, machine: str) -> str:
+    architecture = ARCHITECTURES[manager].get(machine, machine)
+    return url.format(family=FAMILIES[manager], architecture=architecture).rstrip("/")
+
+
+def sources(manager: str, url: str, keyring: str) -> str:
+    """What names the repository to the package manager. APT's is a flat one: a path, and no components (sources.list(5)).
+
+    NVIDIA signs the metadata of its RPM repository, which has the packages' checksums, and not the packages themselves:
+    repo_gpgcheck is what verifies them, as in NVIDIA's own .repo file.
+    """
+    if manager == "apt":
+        return "%sdeb [signed-by=%s] %s /\n" % (HEAD, keyring, url)
+    return (
+        "%s[%s]\nname=NVIDIA Container Toolkit\nbaseurl=%s\nenabled=1\nrepo_gpgcheck=1\ngpgcheck=0\ngpgkey=file://%s\n"
+        "sslverify=1\n" % (HEAD, NAME, url, keyring)
+    )
+
+
+def refresh_service() -> str:
+    """For a toolkit that brings none. Without a driver for the running kernel there is nothing to list.
+
+    The specification is made beside its place and renamed, so that an engine reads the old one or the new one.
+    """
+    return (
+        HEAD
+        + """[Unit]
+Description=Write the CDI specification of NVIDIA devices anew
+ConditionPathExists=/usr/bin/nvidia-ctk
+After=multi-user.target
+
+[Service]
+Type=oneshot
+ExecCondition=/bin/grep -qE '/(nvidia|nvidia-current)\\\\.ko' /lib/modules/%v/modules.dep
+ExecStart=/bin/mkdir -p /var/run/cdi
+ExecStart=/bin/sh -c 'nvidia-ctk cdi generate --format=yaml --output= >/var/run/cdi/nvidia.new'
+ExecStart=/bin/chmod 0644 /var/run/cdi/nvidia.new
+ExecStart=/bin/mv -f /var/run/cdi/nvidia.new /var/run/cdi/nvidia.yaml
+
+[Install]
+WantedBy=multi-user.target
+"""
+    )
+
+
+def refresh_path() -> str:
+    """A driver that is installed, changed or removed for the running kernel shows in its index of modules."""
+    return (
+        HEAD
+        + """[Unit]
+Description=Write the CDI specification anew when the NVIDIA driver changes
+
+[Path]
+PathChanged=/lib/modules/%v/modules.dep
+PathChanged=/lib/modules/%v/modules.dep.bin
+
+[Install]
+WantedBy=multi-user.target
+"""
+    )
+
+
+def settings(environment: Mapping[str, str]) -> str:
+    """What is set for the service, whichever it is: a file beside the toolkit's, which stays as it is.
+
+    The toolkit's stays active after its work, so that its path unit starts it once and never again.
+    """
+    lines = ['Environment="%s=%s"\n' % (name, _quoted(environment[name])) for name in sorted(environment)]
+    return HEAD + "[Service]\nRemainAfterExit=no\n" + "".join(lines)
+
+
+def _quoted(value: str) -> str:
+    """For systemd.exec(5)."""
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+
+
+def wanted(
+    manager: str, source: str, url: str, cdi: bool, own_units: bool, environment: Mapping[str, str]
+) -> dict[str, str]:
+    """Path and text of every file that is to be there."""
+    found = {}
+    if source == "repository":
+        found[SOURCES[manager]] = sources(manager, url, KEYRINGS[manager])
+    if cdi and own_units:
+        found[REFRESH_SERVICE], found[REFRESH_PATH] = refresh_service(), refresh_path()
+    if cdi:
+        found[SETTINGS] = settings(environment)
+    return found

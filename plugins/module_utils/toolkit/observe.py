@@ -1,0 +1,153 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Read what there is: packages, files, units, engines, specifications of a host. Nothing is judged or changed here."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+from pathlib import Path
+from typing import Any, Callable, Mapping
+
+from .. import cdi
+from ..driver.openpgp import KeyFormatError, fingerprints
+from ..holders_model import ask as ask_tool
+from ..holders_model import run_tool
+from . import engines, files, rules
+from .model import Host, Request, Unit
+
+_UNIT_FIELDS = ("Id", "LoadState", "UnitFileState", "ActiveState", "InvocationID", "KillMode")
+#: As the toolkit's own unit asks (deployments/systemd/nvidia-cdi-refresh.service).
+_MODULE = re.compile(r"/(nvidia|nvidia-current)\.ko")
+_SECONDS = 120
+
+
+def look(
+    manager: Any, request: Request, environment: Mapping[str, str], record: dict, call: Callable[..., Any]
+) -> Host:
+    """The host as it is now. `environment` are the settings with which the service makes specifications."""
+    wanted = [files.SOURCES[manager.manager], *files.UNITS]
+    wanted += [path for engine in rules.ENGINES for path in (engine.config, engine.drop_in) if path]
+    texts = {path: text for path, text in ((path, read(path)) for path in wanted) if text is not None}
+    packages = manager.packages()
+    version = rules.installed(packages)
+    found = tuple(engine.name for engine in rules.ENGINES if there(engine.binary))
+    host = Host(
+        manager=manager.manager,
+        architecture=platform.machine(),
+        packages=packages,
+        engines=found,
+        kubelet=there("kubelet"),
+        units=_units(call),
+        files=texts,
+        key_fingerprints=_keys(files.KEYRINGS[manager.manager]),
+        driver=_driver(),
+        selinux_denies=_selinux_denies(call),
+        record=record,
+        **_specifications(bool(version), environment),
+        **(_docker(call) if "docker" in found else {}),
+    )
+    # An engine's files are asked of the nvidia-ctk that is to be there, and of no other version.
+    if request.version and rules.is_version(version, request.version):
+        for engine in rules.engines(host, request):
+            if engine.config:
+                host.configured[engine.name] = engines.ask(engine, version, request, texts, call)
+    return host
+
+
+def there(program: str) -> bool:
+    """Whether a program is installed; root's path does not always have all of them."""
+    return shutil.which(program, path=os.environ.get("PATH", "") + ":/usr/local/sbin:/usr/sbin:/sbin") is not None
+
+
+def read(path: str) -> str | None:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+
+
+def _keys(path: str) -> tuple[str, ...]:
+    try:
+        return fingerprints(Path(path).read_bytes())
+    except OSError:
+        return ()
+    except KeyFormatError:
+        return ("damaged",)
+
+
+def _units(call: Callable[..., Any]) -> dict[str, Unit]:
+    names = [engine.unit for engine in rules.ENGINES if engine.unit] + [rules.REFRESH_PATH, rules.REFRESH_SERVICE]
+    done = call(["systemctl", "show", "--property=" + ",".join(_UNIT_FIELDS), *names])
+    found = {}
+    for block in done.stdout.strip().split("\n\n"):
+        fields = dict(line.partition("=")[::2] for line in block.splitlines())
+        if fields.get("LoadState") == "loaded":
+            found[fields["Id"]] = Unit(
+                enabled=fields.get("UnitFileState", "").startswith("enabled"),
+                active=fields.get("ActiveState") in ("active", "reloading"),
+                start=fields.get("InvocationID", ""),
+                # CRI-O's containers run in scopes of their own.
+                children_stay=fields["Id"] == "crio.service" or fields.get("KillMode") in ("process", "none"),
+            )
+    return found
+
+
+def _driver() -> bool:
+    modules = read("/lib/modules/%s/modules.dep" % platform.release()) or ""
+    return there("nvidia-smi") and _MODULE.search(modules) is not None
+
+
+def _docker(call: Callable[..., Any]) -> dict[str, bool | None]:
+    info = call(["docker", "info", "--format", "{{json .}}"])
+    try:
+        told = json.loads(info.stdout) if info.returncode == 0 else {}
+    except ValueError:
+        told = {}
+    running = told.get("ContainersRunning")
+    return {
+        "docker_live_restore": told.get("LiveRestoreEnabled"),
+        "docker_containers": None if running is None else running > 0,
+    }
+
+
+def _selinux_denies(call: Callable[..., Any]) -> bool:
+    if (read("/sys/fs/selinux/enforce") or "").strip() != "1":
+        return False
+    done = call(["getsebool", "container_use_devices"])
+    return done.returncode == 0 and done.stdout.strip().endswith("off")
+
+
+def _specifications(toolkit: bool, environment: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """Those of GPUs that nvidia-ctk made. What the service makes, it makes with its settings."""
+    passing = {str(spec.path) for spec in cdi.find_specs(Path("/") / cdi.PASSING)}
+    found = [*cdi.find_specs(Path("/") / cdi.LASTING), *cdi.find_specs(Path("/") / cdi.PASSING)]
+    stale = []
+    for spec in found if toolkit and _driver() else ():
+        settings = dict(environment) if str(spec.path) in passing else {}
+        text, _problem = ask_tool(run_tool, spec.command, env=settings, timeout_seconds=_SECONDS)
+        if text is not None and text != read(str(spec.path)):
+            stale.append(_called(spec))
+    private = [_called(spec) for spec in found if not spec.path.stat().st_mode & 0o004]
+    return {
+        "specs": tuple(_called(spec) for spec in found),
+        "stale_specs": tuple(stale),
+        "private_specs": tuple(private),
+    }
+
+
+def _called(spec: cdi.Spec) -> str:
+    """As people know it: /var/run is a link to /run."""
+    path = str(spec.path)
+    return "/var" + path if path.startswith("/run/cdi/") else path
+
+
+def environment_file() -> dict[str, str]:
+    """What an administrator has set for the toolkit's service."""
+    lines = [line.strip() for line in (read(files.ENVIRONMENT) or "").splitlines()]
+    pairs = (line.partition("=") for line in lines if "=" in line and not line.startswith(("#", ";")))
+    return {name.strip(): value.strip().strip("\"'") for name, _, value in pairs}

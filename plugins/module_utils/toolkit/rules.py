@@ -1,0 +1,137 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The rules of NVIDIA's container toolkit, as pure functions: versions, packages, engines, restarts.
+
+"guide" is https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Iterable, Sequence
+
+from ..errors import PlanError
+from .model import Engine, Host, Package, Request
+
+#: All of one version: each names the others exactly (guide, "install-guide.html"). In the order of what needs what.
+PACKAGES = (
+    "libnvidia-container1",
+    "libnvidia-container-tools",
+    "nvidia-container-toolkit-base",
+    "nvidia-container-toolkit",
+)
+
+REFRESH_PATH, REFRESH_SERVICE = "nvidia-cdi-refresh.path", "nvidia-cdi-refresh.service"
+#: The first release that keeps the specification itself (guide, "cdi-support.html"), and that gives containerd and CRI-O
+#: files of their own (https://github.com/NVIDIA/nvidia-container-toolkit/issues/1260).
+_UNIT_AND_DROP_IN_SINCE = (1, 18)
+
+#: What nvidia-ctk can configure, and Podman, which reads specifications without being told to. The drop-in of containerd is
+#: where containerd itself looks (https://github.com/NVIDIA/nvidia-container-toolkit/pull/1407), CRI-O's is in crio.conf.d(5).
+ENGINES = (
+    Engine("docker", "dockerd", "docker.service", "/etc/docker/daemon.json"),
+    Engine(
+        "containerd",
+        "containerd",
+        "containerd.service",
+        "/etc/containerd/config.toml",
+        "/etc/containerd/conf.d/99-nvidia.toml",
+    ),
+    Engine("crio", "crio", "crio.service", "/etc/crio/crio.conf", "/etc/crio/crio.conf.d/99-nvidia.toml"),
+    Engine("podman", "podman"),
+)
+BY_NAME = {engine.name: engine for engine in ENGINES}
+
+_VERSION = re.compile(r"^\d+\.\d+\.\d+(-\d+)?$")
+
+
+def check_version(asked: str) -> None:
+    if not _VERSION.match(asked):
+        raise PlanError(
+            "container_toolkit_version",
+            "%r is no version of the toolkit" % asked,
+            'Write an exact one in quotes, as "1.18.2"; the releases stand in its release notes.',
+        )
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """Compares as versions do: 1.9.0 is before 1.17.8."""
+    return tuple(int(number) for number in re.findall(r"\d+", version))
+
+
+def is_version(version: str, asked: str) -> bool:
+    """Whether a package's version is the one asked for, whose revision may be left open."""
+    return version == asked or version.startswith(asked + "-")
+
+
+def installed(packages: Sequence[Package]) -> str:
+    """The version that all packages are there in; empty where they are not, or are of several."""
+    there = {package.name: package for package in packages if not package.broken}
+    versions = {package.version for package in there.values()}
+    return versions.pop() if len(versions) == 1 and set(there) >= set(PACKAGES) else ""
+
+
+def keeps_specification(version: str) -> bool:
+    return numbers(version)[:2] >= _UNIT_AND_DROP_IN_SINCE
+
+
+def has_drop_in(engine: Engine, version: str) -> bool:
+    return bool(engine.drop_in) and numbers(version)[:2] >= _UNIT_AND_DROP_IN_SINCE
+
+
+def engines(host: Host, request: Request) -> tuple[Engine, ...]:
+    """Those to configure. Raises PlanError where one is named that the host does not have.
+
+    Found ones: a containerd beside a Docker is Docker's own, unless a kubelet is there to use it.
+    """
+    if request.engines:
+        missing = sorted(set(request.engines) - set(host.engines))
+        if missing:
+            raise PlanError(
+                "container_toolkit_runtimes",
+                "%s is not installed" % ", ".join(missing),
+                "Install it first, or leave it out; [] takes those that are found (here: %s)."
+                % (", ".join(host.engines) or "none"),
+            )
+        return tuple(engine for engine in ENGINES if engine.name in request.engines)
+    return tuple(
+        engine
+        for engine in ENGINES
+        if engine.name in host.engines
+        and not (engine.name == "containerd" and "docker" in host.engines and not host.kubelet)
+    )
+
+
+def takes_effect_by(engine: Engine, host: Host, policy: str, cdi_changed: bool) -> str:
+    """How a running engine takes a new configuration: reload, restart, pending (it must not), or nothing where it is off.
+
+    Docker takes runtimes when it is told to read its configuration again, which touches no container
+    (https://docs.docker.com/reference/cli/dockerd/#configuration-reload-behavior); CDI only when it starts, which ends the
+    containers without live-restore (https://docs.docker.com/engine/daemon/live-restore/). Containers of containerd and CRI-O
+    have processes of their own to watch them, and live on where systemd leaves these alone.
+    """
+    unit = host.units.get(engine.unit)
+    if unit is None or not unit.active:
+        return ""
+    if policy == "never":
+        return "pending"
+    if engine.name == "docker" and not cdi_changed:
+        return "reload"
+    if policy == "always":
+        return "restart"
+    if engine.name == "docker":
+        harmless = host.docker_live_restore is True or host.docker_containers is False
+    else:
+        harmless = unit.children_stay
+    return "restart" if harmless else "pending"
+
+
+def check_removals(removals: Iterable[str], allowed: Iterable[str], action: str) -> None:
+    others = sorted(set(removals) - set(PACKAGES) - set(allowed))
+    if others:
+        raise PlanError(
+            "container_toolkit_allow_removal",
+            "to %s the toolkit, %s would have to be removed" % (action, ", ".join(others)),
+            "If they may go, name them there. Nothing was changed.",
+        )

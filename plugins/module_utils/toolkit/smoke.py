@@ -1,0 +1,82 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A container that is given the GPUs, without a registry: its image is made of what nvidia-smi needs of this host.
+
+nvidia-smi itself and the driver's libraries are not in the image: they come with the devices, and so show that they do.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import Any, Callable
+
+from ..errors import ApplyError
+from . import observe
+
+_DEVICE = "nvidia.com/gpu=all"
+_UUID = re.compile(r"UUID: ([^)\s]+)")
+_LIBRARY = re.compile(r"(?:^|\s)(/\S+)\s+\(0x", re.MULTILINE)
+
+
+def smoke_test(call: Callable[..., Any]) -> str:
+    """Start one where all GPUs are to be seen, and say what was seen. Raises ApplyError."""
+    engine = next((name for name in ("podman", "docker") if observe.there(name)), None)
+    if engine is None:
+        return "no smoke test: neither podman nor docker is here"
+    here = call(["nvidia-smi", "-L"])
+    expected = _UUID.findall(here.stdout)
+    if here.returncode != 0 or not expected:
+        problem = (here.stderr or here.stdout).strip() or "it lists none"
+        raise _failed("nvidia-smi -L fails on the host itself: %s" % problem, "See to the driver first.")
+    image = "localhost/openfleet-smoke-test:%d" % os.getpid()
+    with tempfile.NamedTemporaryFile(suffix=".tar") as file:
+        _write_image(file.name, call)
+        made = call([engine, "import", file.name, image])
+    if made.returncode != 0:
+        raise _failed("%s import failed: %s" % (engine, _last(made.stderr)), "See to %s." % engine)
+    # Docker has the runtime of the toolkit in any release, and CDI in the later ones only.
+    gpus = ["--device=" + _DEVICE] if engine == "podman" else ["--runtime=nvidia", "--env=NVIDIA_VISIBLE_DEVICES=all"]
+    try:
+        done = call([engine, "run", "--rm", "--network=none", *gpus, image, "nvidia-smi", "-L"])
+    finally:
+        call([engine, "image", "rm", "--force", image])
+    if done.returncode != 0:
+        raise _failed(
+            "a container with %s does not start: %s" % (_DEVICE, _last(done.stderr or done.stdout)),
+            "Try it by hand: %s run --rm %s IMAGE nvidia-smi -L." % (engine, " ".join(gpus)),
+        )
+    seen = _UUID.findall(done.stdout)
+    if sorted(seen) != sorted(expected):
+        raise _failed(
+            "it sees %s, and the host has %s" % (", ".join(seen) or "no GPU", ", ".join(expected)),
+            "Look whether the specification lists the devices that are there: nvidia-ctk cdi list.",
+        )
+    return "a container of %s sees %d devices, the host's own" % (engine, len(seen))
+
+
+def _write_image(path: str, call: Callable[..., Any]) -> None:
+    program = call(["sh", "-c", "command -v nvidia-smi"]).stdout.strip()
+    libraries = [name for name in _LIBRARY.findall(call(["ldd", program]).stdout) if "libnvidia" not in name]
+    if not libraries:
+        raise _failed("what %s is linked with cannot be seen" % program, "See that ldd is there.")
+    with tarfile.open(path, "w") as image:
+        for folder in ("dev", "etc", "proc", "run", "sys", "tmp", "usr/bin", "var"):
+            entry = tarfile.TarInfo(folder)
+            entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+            image.addfile(entry)
+        for name in libraries:
+            image.add(str(Path(name).resolve()), name.lstrip("/"))
+
+
+def _failed(problem: str, cure: str) -> ApplyError:
+    return ApplyError("smoke test", problem, cure, outcome="new")
+
+
+def _last(said: str) -> str:
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    return lines[-1] if lines else "it gave no reason"

@@ -1,0 +1,204 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""One toolkit on one host: from the module's parameters to a plan, the doing of it, and what came of it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any, Callable
+
+from .. import durable
+from ..driver.observe import run
+from ..driver.openpgp import KeyFormatError, binary, fingerprints
+from ..errors import ApplyError, PlanError
+from . import files, observe, plan, rules
+from .apply import Work
+from .apt import Apt
+from .dnf import Dnf
+from .model import Host, Plan, Request
+
+RECORD = "container-toolkit.json"
+SCHEMA = 1
+#: A key has some kilobytes; whatever is larger is something else.
+_KEY_LIMIT_BYTES = 1 << 20
+
+
+class Toolkit:
+    """The container toolkit of this host. Whoever makes one closes it."""
+
+    def __init__(self, params: dict[str, Any], call: Callable[..., Any] = run) -> None:
+        self.params, self.call = params, call
+        self.manager: Any = _manager(call)
+        self.request = _request(params)
+        self.record_path = Path(params["state_directory"]) / RECORD
+        self.trusted = tuple(text.replace(" ", "").upper() for text in params["repository"].get("fingerprints") or ())
+        self.environment = dict(params["cdi_environment"], **observe.environment_file())
+        self.key = b""
+        self.version = self.request.version
+
+    def close(self) -> None:
+        self.manager.close()
+
+    def look(self) -> Host:
+        record = durable.read(self.record_path, SCHEMA) or {"schema": SCHEMA}
+        return observe.look(self.manager, self.request, self.environment, record, self.call)
+
+    def plan(self) -> Plan:
+        """Look, ask the repository where need be, decide. Changes nothing. Raises PlanError."""
+        if self.request.version:
+            rules.check_version(self.request.version)
+        self.host = self.look()
+        if not self.request.version:
+            names = [package.name for package in self.host.packages]
+            if names:
+                removals = self.manager.removals_of_removing(names)
+                rules.check_removals(removals, self.request.allow_removal, "remove")
+            return plan.absent(self.host, self.request)
+        self.wanted = self._wanted()
+        rules.engines(self.host, self.request)
+        installs = plan.installs(self.host, self.request)
+        if installs or plan.moves(self.host, self.request, self.wanted, self.trusted):
+            self._ask(installs)
+        else:
+            self.version = rules.installed(self.host.packages)
+        return plan.present(self.host, self.request, self.version, self.wanted, self.trusted)
+
+    def _wanted(self) -> dict[str, str]:
+        return files.wanted(
+            self.host.manager,
+            self.request.source,
+            self._url(),
+            self.request.cdi,
+            not rules.keeps_specification(self.request.version),
+            self.params["cdi_environment"],
+        )
+
+    def _url(self) -> str:
+        return files.repository_url(self.params["repository"]["url"], self.host.manager, self.host.architecture)
+
+    def _ask(self, installs: bool) -> None:
+        if self.request.source == "files":
+            # What they are is seen when they are on the host.
+            self.version = self.request.version
+            return
+        if self.request.source == "repository":
+            self.key = self._verified_key()
+            self.manager.open(self._url(), self.key)
+        self.version = self.manager.choose(self.request.version)
+        if installs:
+            rules.check_removals(self.manager.removals(self.version), self.request.allow_removal, "install")
+
+    def _verified_key(self) -> bytes:
+        """The repository's key, once its fingerprint is one of those to be trusted. Raises PlanError."""
+        if not self.trusted:
+            raise PlanError(
+                "container_toolkit_repository_fingerprints",
+                "it is empty, so that no key can be trusted",
+                "Give the fingerprint of the key that the repository is signed with.",
+            )
+        if plan.trusts(self.host, self.trusted):
+            return Path(files.KEYRINGS[self.host.manager]).read_bytes()
+        given, where = self.params["repository"].get("key"), self.params["repository"].get("key_url") or ""
+        content = given.encode() if given else _fetch(where)
+        where = "container_toolkit_repository_key" if given else where
+        try:
+            found = fingerprints(content)
+        except KeyFormatError as error:
+            raise PlanError(where, "this is no key: %s" % error, "Nothing was changed.") from None
+        if not set(found) <= set(self.trusted):
+            raise PlanError(
+                where,
+                "the key has the fingerprint %s, and %s is to be trusted" % (", ".join(found), ", ".join(self.trusted)),
+                "If the repository has a new key, set container_toolkit_repository_fingerprints; else somebody is in "
+                "between. Nothing was changed.",
+            )
+        return binary(content)
+
+    # -- Outcome -------------------------------------------------------------------------------------------------------
+
+    def apply(self, made: Plan) -> dict[str, Any]:
+        """Carry the plan out, and look again. Raises ApplyError."""
+        work = Work(self, made)
+        work.run()
+        return dict(self.result(made), steps=work.done, changed=bool(work.done))
+
+    def packages(self) -> list[str]:
+        """Paths of the packages' files on this host, verified. Raises ApplyError."""
+        paths = []
+        for file in self.params["files"]:
+            try:
+                digest = hashlib.sha256(Path(file["path"]).read_bytes()).hexdigest()
+            except OSError as error:
+                raise ApplyError(
+                    file["path"], "it cannot be read: %s" % error, "Bring it to the host.", outcome="old"
+                ) from None
+            if digest != file["sha256"].lower():
+                raise ApplyError(
+                    file["path"],
+                    "its SHA-256 is %s, and %s was expected" % (digest, file["sha256"]),
+                    "Fetch it anew, or mend container_toolkit_files. Nothing was changed.",
+                    outcome="old",
+                )
+            paths.append(file["path"])
+        found = dict(map(self.manager.version_of, paths))
+        wrong = [name for name in rules.PACKAGES if not rules.is_version(found.get(name, ""), self.request.version)]
+        if wrong:
+            raise ApplyError(
+                "container_toolkit_files",
+                "they have no %s in version %s" % (", ".join(wrong), self.request.version),
+                "Name a file for each of %s. Nothing was changed." % ", ".join(rules.PACKAGES),
+                outcome="old",
+            )
+        return paths
+
+    def result(self, made: Plan) -> dict[str, Any]:
+        return {
+            "changed": bool(made.steps),
+            "version": self.version if self.request.version else "",
+            "steps": [step.text for step in made.steps],
+            "files_needed": self.request.source == "files" and any(step.kind == "install" for step in made.steps),
+            "restart_pending": list(made.pending),
+            "notes": list(made.notes),
+        }
+
+
+def _manager(call: Callable[..., Any]) -> Any:
+    if observe.there("apt-get"):
+        return Apt(call)
+    if observe.there("dnf"):
+        return Dnf(call)
+    raise PlanError("this host", "it has neither apt nor dnf", "container_toolkit knows no other package manager.")
+
+
+def _request(params: dict[str, Any]) -> Request:
+    return Request(
+        version=params["version"] if params["state"] == "present" else "",
+        source=params["source"],
+        hold=params["hold"],
+        engines=tuple(params["runtimes"]),
+        set_as_default=params["set_as_default"],
+        engine_cdi=params["runtime_cdi"],
+        restart=params["restart"],
+        cdi=params["cdi"],
+        selinux_boolean=params["selinux_boolean"],
+        allow_removal=tuple(params["allow_removal"]),
+    )
+
+
+def _fetch(url: str) -> bytes:
+    request = urllib.request.Request(url, headers={"User-Agent": "openfleet.gpu"})
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.read(_KEY_LIMIT_BYTES)
+    except (urllib.error.URLError, OSError, ValueError) as error:
+        raise PlanError(
+            url,
+            "the repository's key cannot be fetched: %s" % error,
+            "See that the address answers (proxy: %s), or give the key with container_toolkit_repository_key. "
+            "Nothing was changed." % (os.environ.get("https_proxy") or "none is set"),
+        ) from None
