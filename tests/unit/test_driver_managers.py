@@ -17,6 +17,7 @@ import yaml
 from ansible_collections.openfleet.gpu.plugins.module_utils.driver import apt, openpgp, rules
 from ansible_collections.openfleet.gpu.plugins.module_utils.driver.dnf import Dnf
 from ansible_collections.openfleet.gpu.plugins.module_utils.driver.model import Host, Request
+from ansible_collections.openfleet.gpu.plugins.module_utils.driver.observe import locked_by_dnf
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError
 from ansible_collections.openfleet.gpu.plugins.modules import driver
 
@@ -61,6 +62,7 @@ class Said:
         return subprocess.CompletedProcess(command, int(failed), text, "Error: it broke\n" if failed else "")
 
 
+LOCK_PLUGIN = "python3-dnf-plugin-versionlock"
 VERSIONS = ("580.95.05-1.el9", "580.105.08-1.el9", "590.48.01-1.el9")
 OFFERED = dict.fromkeys(("nvidia-driver-cuda", "kmod-nvidia-open-dkms", "nvidia-fabricmanager"), VERSIONS)
 
@@ -91,9 +93,9 @@ def test_dnf_asks_a_repository_that_is_verified_in_every_way():
     said = Said(OFFERED)
     resolve(said)
     settings = said.commands[0]
-    assert "--repofrompath=openfleet-nvidia-driver,https://mirror.example.org/rhel9/x86_64" in settings
-    assert "--setopt=openfleet-nvidia-driver.gpgcheck=1" in settings
-    assert "--setopt=openfleet-nvidia-driver.repo_gpgcheck=1" in settings
+    assert "--repofrompath=openfleet-nvidia-driver-asked,https://mirror.example.org/rhel9/x86_64" in settings
+    assert "--setopt=openfleet-nvidia-driver-asked.gpgcheck=1" in settings
+    assert "--setopt=openfleet-nvidia-driver-asked.repo_gpgcheck=1" in settings
     assert not any("nogpgcheck" in word or word.endswith("gpgcheck=0") for command in said.commands for word in command)
 
 
@@ -114,6 +116,19 @@ def test_dnf_changes_holds_and_takes_back():
     manager.put_back([], [])
     assert said.commands[-1][-3:] == ["history", "undo", "last"]
     assert Dnf(Said({}, fails=("install",))).install(found) == "Error: it broke"
+
+
+def test_dnf_gets_its_versionlock_where_it_has_none():
+    said = Said({}, fails=("--query",))
+    assert Dnf(said).hold(["nvidia-driver-cuda"]) == ""
+    assert [command[-1] for command in said.commands] == [LOCK_PLUGIN, LOCK_PLUGIN, "nvidia-driver-cuda"]
+    assert Dnf(Said({}, fails=("--query", "install"))).hold(["x"]) == "Error: it broke"
+
+
+def test_what_dnf_has_locked():
+    """As the guide shows it, https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/version-locking.html"""
+    text = "# Added lock\nkmod-nvidia-open-dkms-3:575.51-1.fc41.*\n\n!nvidia-settings-3:575.51-1.fc41.*\nnvlsm-0:2025.06-1.*\n"
+    assert locked_by_dnf(text) == {"kmod-nvidia-open-dkms", "nvlsm"}
 
 
 def test_dnf_removes_what_is_the_drivers():

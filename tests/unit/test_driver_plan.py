@@ -132,6 +132,15 @@ def test_a_driver_in_use_is_changed_with_the_clients_off_and_a_reboot(to, verb):
     assert [step.items[0] for step in made.steps if step.kind == "write"] == [files.PREFERENCES]
 
 
+def test_the_other_flavour_of_the_same_version_takes_a_reboot_too():
+    seen = right()
+    request = Request("580", kernel_modules="proprietary", reboot="now")
+    gone = ("nvidia-kernel-open-dkms", "580.95.05-1")
+    made = make(seen, request, change("580.95.05", seen, "nvidia-kernel-dkms", removals=[gone]))
+    assert made.reboot == "the kernel module of the other flavour is loaded"
+    assert made.disruptive
+
+
 def test_skew_that_somebody_else_left_is_cured_by_a_reboot():
     seen = right(loaded="580.65.06")
     made = make(seen, Request("580", reboot="now"))

@@ -109,21 +109,21 @@ class Apt:
         return sorted(found, key=rules.order, reverse=True)
 
     def resolve(
-        self, host: Host, request: Request, names: Wanted, pinned: Sequence[str], version: str = ""
+        self, host: Host, request: Request, names: Wanted, pinned: Sequence[str], prefer: str = ""
     ) -> Transaction:
-        """What installing would do, in the newest version that satisfies the request. Raises PlanError."""
+        """What installing would do, in the version to prefer or else the newest of what was asked for. Raises PlanError."""
         anchor = names.locked[0]
         if not self.versions(anchor):
             self._refresh_all()
         offered = [upstream for upstream in map(rules.upstream, self.versions(anchor)) if upstream]
-        fitting = [found for found in offered if rules.satisfies(found, version or request.version)]
+        fitting = [found for found in offered if rules.satisfies(found, request.version)]
         if not fitting:
             raise PlanError(
                 "nvidia_driver_version",
                 "%s is not to be had as %s from %s" % (request.version, anchor, request.source),
                 "There is: %s. Nothing was changed." % (", ".join(dict.fromkeys(offered)) or "none"),
             )
-        chosen = fitting[0]
+        chosen = prefer if prefer in fitting else fitting[0]
         assert self._private
         (self._private / "preferences" / files.NAME).write_text(files.preferences(chosen, list(pinned)))
         arguments = [self._exactly(name, chosen) for name in names.locked] + list(names.free)
@@ -200,7 +200,8 @@ class Apt:
     def install(self, transaction: Transaction) -> str:
         """Empty, or what went wrong."""
         # From what was fetched, with the lists, sources and pins that were asked: nothing can have moved in between.
-        done = self.call([*_CHANGE, *self._options, "install", "--no-download", *transaction.arguments])
+        options = [*self._options, "-o", "APT::Keep-Downloaded-Packages=false"]
+        done = self.call([*_CHANGE, *options, "install", "--no-download", *transaction.arguments])
         return "" if done.returncode == 0 else _complaints(done.stdout + done.stderr)
 
     def remove(self, transaction: Transaction) -> str:

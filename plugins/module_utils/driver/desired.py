@@ -125,9 +125,9 @@ class Driver:
             url = files.repository_url(self.repository, self.host.architecture)
             self.key = self._verified_key()
         self.manager.open_private(url, self.key)
-        here = plan.settled(self.host, self.request, wanted)
-        keep = here if here and not self.request.upgrade else ""
-        transaction = self.manager.resolve(self.host, self.request, wanted, self.catalogue["patterns"], keep)
+        here = self.host.package(wanted.locked[0])
+        prefer = rules.upstream(here.version) if here and not self.request.upgrade else ""
+        transaction = self.manager.resolve(self.host, self.request, wanted, self.catalogue["patterns"], prefer)
         return transaction.version, transaction
 
     def _verified_key(self) -> bytes:
@@ -166,7 +166,9 @@ class Driver:
 
     def fetch(self, made: Plan) -> None:
         """Have all packages on the host before clients have to leave. Raises ApplyError; nothing else is changed."""
-        if made.transaction and made.transaction.installs:
+        torn = any(step.kind == "repair" for step in made.steps)
+        # Until what was begun is finished, the package manager refuses to fetch.
+        if made.transaction and made.transaction.installs and not torn:
             self.manager.download(made.transaction)
 
     def apply(self, made: Plan) -> dict[str, Any]:

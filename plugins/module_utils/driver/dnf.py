@@ -16,6 +16,9 @@ from . import files, rules
 from .model import Host, Request, Transaction, Wanted
 from .observe import Run, run
 
+#: The repository under a name of its own while it is only asked: its file may be there already, or be another's.
+_ASKED = files.NAME + "-asked"
+_LOCK_PLUGIN = "python3-dnf-plugin-versionlock"
 _CHANGE = ("dnf", "--assumeyes", "--quiet", "--setopt=install_weak_deps=False", "--allowerasing")
 
 
@@ -38,10 +41,10 @@ class Dnf:
         keyring.write_bytes(key)
         options = ("gpgcheck=1", "repo_gpgcheck=1", "gpgkey=file://%s" % keyring, "module_hotfixes=1", "retries=1")
         self._options = [
-            "--repofrompath=%s,%s" % (files.NAME, url),
-            *("--setopt=%s.%s" % (files.NAME, option) for option in options),
+            "--repofrompath=%s,%s" % (_ASKED, url),
+            *("--setopt=%s.%s" % (_ASKED, option) for option in options),
         ]  # fmt: skip
-        done = self.call(["dnf", "--quiet", *self._options, "makecache", "--repo=%s" % files.NAME])
+        done = self.call(["dnf", "--quiet", *self._options, "makecache", "--repo=%s" % _ASKED])
         if done.returncode != 0:
             raise PlanError(
                 url,
@@ -61,18 +64,18 @@ class Dnf:
         return sorted(set(done.stdout.split()), key=rules.order, reverse=True)
 
     def resolve(
-        self, host: Host, request: Request, names: Wanted, pinned: Sequence[str], version: str = ""
+        self, host: Host, request: Request, names: Wanted, pinned: Sequence[str], prefer: str = ""
     ) -> Transaction:
         anchor = names.locked[0]
         offered = [upstream for upstream in map(rules.upstream, self.versions(anchor)) if upstream]
-        fitting = [found for found in offered if rules.satisfies(found, version or request.version)]
+        fitting = [found for found in offered if rules.satisfies(found, request.version)]
         if not fitting:
             raise PlanError(
                 "nvidia_driver_version",
                 "%s is not to be had as %s from %s" % (request.version, anchor, request.source),
                 "There is: %s. Nothing was changed." % (", ".join(dict.fromkeys(offered)) or "none"),
             )
-        chosen = fitting[0]
+        chosen = prefer if prefer in fitting else fitting[0]
         exact = []
         for name in names.locked:
             there = [found for found in self.versions(name) if rules.upstream(found) == chosen]
@@ -128,6 +131,10 @@ class Dnf:
         return "" if done.returncode == 0 else _complaints(done.stdout + done.stderr)
 
     def hold(self, names: Sequence[str]) -> str:
+        if self.call(["rpm", "--query", "--quiet", _LOCK_PLUGIN]).returncode != 0:
+            done = self.call([*_CHANGE, "install", _LOCK_PLUGIN])
+            if done.returncode != 0:
+                return _complaints(done.stderr)
         done = self.call(["dnf", "--quiet", "versionlock", "add", *names])
         return "" if done.returncode == 0 else _complaints(done.stderr)
 

@@ -168,9 +168,15 @@ def _rpm(call: Run) -> tuple[Package, ...]:
         raise PlanError(
             "rpm", done.stderr.strip() or "it does not answer", "Mend the package database, then run again."
         )
-    locked = _text("/etc/dnf/plugins/versionlock.list") or ""
+    locked = locked_by_dnf(_text("/etc/dnf/plugins/versionlock.list") or "")
     packages = (line.split("\t") for line in done.stdout.splitlines())
-    return tuple(Package(name, version, held="%s-0:" % name in locked) for name, version in packages)
+    return tuple(Package(name, version, name in locked) for name, version in packages)
+
+
+def locked_by_dnf(text: str) -> set[str]:
+    """Names in a versionlock.list, a line each: NAME-EPOCH:VERSION-RELEASE.*"""
+    lines = (line.strip() for line in text.splitlines())
+    return {line.partition(":")[0].rpartition("-")[0] for line in lines if ":" in line and line[:1] not in "#!"}
 
 
 def _units(names: Sequence[str], call: Run) -> dict[str, Unit]:

@@ -68,7 +68,7 @@ def present(
         text = "build the kernel modules %s for %s" % (version, host.kernel)
         steps.append(Step("modules", text, (version, host.kernel)))
     steps += _holds(host, request, wanted, version, transaction, patterns)
-    reboot = _reboot(host, wanted, version) if own_modules else ""
+    reboot = _reboot(host, wanted, version, transaction) if own_modules else ""
     if reboot and request.reboot == "never":
         raise PlanError(
             "nvidia_driver_reboot",
@@ -162,9 +162,11 @@ def _holds(host: Host, request: Request, wanted: Wanted, version: str, transacti
     return [Step("release", "no longer hold %s" % ", ".join(names), names)] if names else []
 
 
-def _reboot(host: Host, wanted: Wanted, version: str) -> str:
+def _reboot(host: Host, wanted: Wanted, version: str, transaction: Transaction | None) -> str:
     if host.loaded and host.loaded != version:
         return "the loaded kernel module is %s, and the driver's other parts are %s" % (host.loaded, version)
+    if host.loaded and transaction and any(name in wanted.unwanted for name, _old in transaction.removals):
+        return "the kernel module of the other flavour is loaded"
     if host.nouveau_loaded:
         return "nouveau is loaded and holds the GPUs"
     return ""

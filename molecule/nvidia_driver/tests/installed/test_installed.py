@@ -1,0 +1,87 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""After a run: the driver is there, of one version in all of its parts, and stays."""
+
+from __future__ import annotations
+
+import pytest
+
+VERSION = "580.95.05"
+PARTS = [
+    "nvidia-driver-cuda",
+    "nvidia-kernel-open-dkms",
+    "libnvidia-ml1",
+    "libcuda1",
+    "nvidia-persistenced",
+    "nvidia-fabricmanager",
+]
+
+
+def test_all_parts_are_of_the_version_that_was_asked_for(lab_host):
+    host = lab_host("hgx")
+    for name in PARTS:
+        assert host.package(name).version == VERSION + "-1", name
+    assert host.check_output("cat /sys/module/nvidia/version") == VERSION
+    assert host.check_output("modinfo -F version nvidia") == VERSION
+    assert host.file("/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1").linked_to.endswith(".so." + VERSION)
+
+
+def test_nvml_answers_for_every_gpu(lab_host):
+    said = lab_host("hgx").check_output("nvidia-smi").splitlines()
+    assert said[0] == "Driver Version: " + VERSION
+    assert len([line for line in said if line.endswith("NVIDIA H100 80GB HBM3")]) == 8
+
+
+def test_the_open_modules_were_built_for_the_running_kernel_by_dkms(lab_host):
+    host = lab_host("hgx")
+    assert host.check_output("modinfo -F license nvidia") == "Dual MIT/GPL"
+    kernel = host.check_output("uname -r")
+    assert "nvidia/%s, %s, x86_64: installed" % (VERSION, kernel) in host.check_output("dkms status")
+
+
+@pytest.mark.parametrize("name", ["nvidia-persistenced", "nvidia-fabricmanager"])
+def test_services_run_and_will_after_the_next_boot(lab_host, name):
+    service = lab_host("hgx").service(name)
+    assert service.is_running
+    assert service.is_enabled
+
+
+def test_nouveau_stayed_away_from_the_boot(lab_host):
+    host = lab_host("hgx")
+    assert not host.file("/sys/module/nouveau").exists
+    assert host.file("/etc/modprobe.d/openfleet-nvidia-driver.conf").contains("^blacklist nouveau$")
+
+
+def test_no_held_package_is_missing(lab_host):
+    assert set(PARTS) <= set(lab_host("hgx").check_output("apt-mark showhold").split())
+
+
+def test_apt_gets_the_driver_from_a_repository_that_it_verifies(lab_host):
+    host = lab_host("hgx")
+    text = host.file("/etc/apt/sources.list.d/openfleet-nvidia-driver.sources").content_string
+    assert "Signed-By: /etc/apt/keyrings/openfleet-nvidia-driver.gpg" in text
+    assert "trusted" not in text.lower()
+    assert host.run("apt-get update --error-on=any").rc == 0
+    for path in ("sources.list.d/openfleet-nvidia-driver.sources", "keyrings/openfleet-nvidia-driver.gpg"):
+        assert host.file("/etc/apt/" + path).mode == 0o644
+
+
+@pytest.mark.parametrize("name", ["libcuda1", "libnvidia-ml1", "nvidia-smi"])
+def test_debians_own_userspace_is_there_for_real(lab_host, name):
+    host = lab_host("pcie")
+    assert host.package(name).version.startswith("535.")
+    assert name in host.check_output("apt-mark showhold").split()
+    assert "Debian NVIDIA Maintainers" in host.check_output("dpkg-query -W -f '${Maintainer}' " + name)
+
+
+def test_libraries_alone_bring_no_kernel_modules(lab_host):
+    host = lab_host("pcie")
+    assert not host.package("dkms").is_installed
+    assert not host.file("/etc/modprobe.d/openfleet-nvidia-driver.conf").exists
+    host.check_output("python3 -c 'import ctypes; ctypes.CDLL(\"libcuda.so.1\")'")
+
+
+def test_a_host_for_which_nothing_is_asked_was_left_alone(lab_host):
+    host = lab_host("secure")
+    assert not host.file("/var/lib/openfleet-gpu").exists
+    assert host.check_output("apt-mark showhold") == ""
