@@ -204,8 +204,14 @@ def test_with_secure_boot_ubuntus_signed_modules_take_the_place_of_built_ones():
 def test_what_belongs_to_the_driver():
     patterns = DISTRIBUTIONS["debian-12"]["patterns"]
     ours = packages("580.95.05-1", "nvidia-driver-cuda", "libcuda1", "libnvidia-ml1", "firmware-nvidia-gsp")
-    others = [Package("nvidia-container-toolkit", "1.19.1-1"), Package("cuda-toolkit-13-0", "13.0.2-1"),
-              Package("glx-alternative-nvidia", "1.2.2"), Package("linux-image-amd64", "580.1-1")]  # fmt: skip
+    others = [
+        Package("nvidia-container-toolkit", "1.19.1-1"),
+        Package("cuda-toolkit-13-0", "13.0.2-1"),
+        Package("glx-alternative-nvidia", "1.2.2"),
+        # Debian's own, of which browsers are made.
+        Package("libxnvctrl0", "525.85.05-3~deb12u1"),
+        Package("linux-image-amd64", "580.1-1"),
+    ]
     assert all(rules.of_the_driver(package, patterns) for package in ours)
     assert not any(rules.of_the_driver(package, patterns) for package in others)
 
