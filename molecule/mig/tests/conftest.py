@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,8 @@ NAMES = ["canary", "hopper", "ampere", "ada"]
 def gpu_host(lab_host):
     """A function from the name of a host to its GpuHost, led to the first layout of the inventory.
 
-    The host belongs to the test until its end; the test of another process (pytest-xdist) waits.
+    The host belongs to the test until its end; the test of another process (pytest-xdist) waits. A test that wants several
+    hosts asks for the fleet, or two such tests might wait for each other.
     """
     hosts, locks = [], contextlib.ExitStack()
 
@@ -33,9 +35,10 @@ def gpu_host(lab_host):
         lock = locks.enter_context((LAB / f"{container_name(name)}.lock").open("w"))
         fcntl.flock(lock, fcntl.LOCK_EX)
         variables = yaml.safe_load((SCENARIO / "inventory/host_vars" / f"{name}.yml").read_text())
-        hosts.append(GpuHost(name, lab_host(name), variables))
-        hosts[-1].to_first()
-        return hosts[-1]
+        host = GpuHost(name, lab_host(name), variables)
+        hosts.append(host)
+        host.to_first()
+        return host
 
     with locks:
         yield connect
@@ -60,8 +63,9 @@ def ampere(gpu_host):
 
 @pytest.fixture
 def fleet(gpu_host):
-    """All of them, in the order of the inventory: whoever wants several hosts must ask in the same order."""
-    return [gpu_host(name) for name in NAMES]
+    """All of them, in the order of the inventory."""
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(gpu_host, NAMES))
 
 
 @pytest.fixture

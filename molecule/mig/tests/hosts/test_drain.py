@@ -1,0 +1,73 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A service in the way is stopped for the change and is back afterwards, however the run ends."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+from gpu_hosts import HALF_WAY
+
+UNIT, PROGRAM = "openfleet-inference.service", "/usr/local/bin/openfleet-inference"
+#: Works in the first MIG device of GPU 7, whichever that is when it starts.
+SCRIPT = r"""#!/bin/sh
+device=$(nvidia-smi -L | sed -n '/^GPU 7/,$ s/.*(UUID: \(MIG-[^)]*\)).*/\1/p' | head -n 1)
+echo "$device" > /run/openfleet-inference
+exec gpusim run --gpu "$device" --memory 1GiB -- sleep 600
+"""
+SERVICE = f"[Service]\nExecStart={PROGRAM}\n[Install]\nWantedBy=multi-user.target\n"
+
+WHOLE = [{"gpus": [7], "sharing": "mig", "mig": [{"profile": "7g.80gb"}]}]
+DRAIN = {"gpu_layout_on_busy": "drain", "gpu_drain_services": [UNIT], "gpu_drain_poll": 1}
+
+
+@pytest.fixture
+def served(hopper):
+    """The host, with that service at work."""
+    hopper.ask(f"printf %s {shlex.quote(SCRIPT)} > {PROGRAM} && chmod 755 {PROGRAM}")
+    hopper.ask(f"printf %s {shlex.quote(SERVICE)} > /etc/systemd/system/{UNIT}")
+    hopper.ask(f"systemctl daemon-reload && systemctl enable --quiet --now {UNIT}")
+    assert at_work(hopper)
+    yield hopper
+    hopper.host.run(f"systemctl disable --quiet --now {UNIT}; rm -f {PROGRAM} /etc/systemd/system/{UNIT}")
+    hopper.host.run("systemctl daemon-reload; rm -f /run/openfleet-inference")
+
+
+def active(host) -> bool:
+    return host.host.run(f"systemctl is-active --quiet {UNIT}").rc == 0
+
+
+def at_work(host) -> bool:
+    """Waits for it to be at work, in a device that nvidia-smi lists."""
+    host.wait_until(f'[ "$(cat /proc/$(systemctl show --property=MainPID --value {UNIT})/comm)" = sleep ]')
+    device = host.ask("cat /run/openfleet-inference")
+    return device in host.gpus()[7].mig_device_uuids
+
+
+def test_the_service_makes_room_and_is_back_in_the_new_layout(site, served):
+    site("hopper", gpu_layout=WHOLE, **DRAIN).succeeded()
+    assert [i.profile for i in served.gpus()[7].instances.values()] == ["7g.80gb"]
+    assert active(served) and at_work(served)
+
+
+def test_after_a_failed_change_it_is_back_in_the_old_layout(site, served):
+    served.fail_at(HALF_WAY[0], 1)
+    said = site("hopper", gpu_layout=WHOLE, **DRAIN).failed("hopper")
+    assert "the layout of before is back" in said
+    assert served.not_as("first") == []
+    assert active(served) and at_work(served)
+
+
+def test_after_a_run_that_was_cut_off_it_is_back_with_the_next_one(site, served):
+    served.stop_at(HALF_WAY[0], 1)
+    run = site("hopper", gpu_layout=WHOLE, **DRAIN)
+    pid = served.until_stopped(run)
+    run.kill()
+    served.end("KILL", pid)
+    served.until_unlocked()
+    # The control: nobody else has brought it back.
+    assert served.cut_off and not active(served)
+    site("hopper", **DRAIN).succeeded()
+    assert served.not_as("first") == [] and not served.cut_off
+    assert active(served) and at_work(served)
