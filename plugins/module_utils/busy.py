@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import Callable, Iterable, Sequence, TypeVar
 
 from .errors import ApplyError, BusyError
+from .holders_model import CONTAINER, UNKNOWN
 from .mig_steps import Disturbance
+from .model import Holder, Process
 
 T = TypeVar("T")
 
@@ -61,13 +63,18 @@ def patiently(attempt: Callable[[], T], on_busy: OnBusy) -> T:
         time.sleep(min(_LOOK_SECONDS, left))
 
 
-def end_holders(disturbs: Iterable[Disturbance], grace_seconds: float) -> tuple[str, ...]:
-    """End the processes among the holders, SIGTERM first, and name them; empty where no holder is a process.
+def can_be_ended(holder: Holder | Process) -> bool:
+    """Whether it is a process that uses the GPU itself, and not an allocation, a device that was given, or a guess."""
+    return bool(holder.pid) and holder.kind not in (CONTAINER, UNKNOWN)
 
-    A holder without a process (an allocation, something that cannot be seen) is passed over. Raises ApplyError where a
-    process does not go, or is one that must not be ended.
+
+def end_holders(disturbs: Iterable[Disturbance], grace_seconds: float) -> tuple[str, ...]:
+    """End the processes among the holders, SIGTERM first, and name them; empty where there is none (`can_be_ended`).
+
+    Raises ApplyError where a process does not go, or is one that must not be ended.
     """
-    found = {holder.pid: str(holder) for disturbance in disturbs for holder in disturbance.who if holder.pid}
+    # By now a pid may be another process's.
+    found = {h.pid: str(h) for d in disturbs for h in d.who if can_be_ended(h) and _is_still(h)}
     spared = [who for pid, who in found.items() if pid in _never()]
     if spared:
         raise ApplyError(
@@ -100,6 +107,18 @@ def _signal(started: dict[int, str], number: int, seconds: float) -> dict[int, s
         if not started or time.monotonic() >= deadline:
             return started
         time.sleep(_POLL_SECONDS)
+
+
+def _is_still(holder: Holder | Process) -> bool:
+    """Whether the pid has the command line that the holder was found with."""
+    command = holder.command if isinstance(holder, Holder) else None
+    if not command or command.startswith("["):
+        return True
+    try:
+        with open("/proc/%d/cmdline" % (holder.pid or 0), errors="replace") as file:  # noqa: PTH123
+            return " ".join(word for word in file.read().split("\0") if word) == command
+    except OSError:
+        return False
 
 
 def _alive(started: dict[int, str]) -> dict[int, str]:

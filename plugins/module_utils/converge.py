@@ -13,17 +13,17 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Mapping, Sequence
 
-from . import mig_apply, mig_plan, plan_file
+from . import mig_apply, mig_plan, mig_recover, plan_file
 from .busy import FAIL, FORCE, REFUSE, OnBusy, end_holders, patiently
-from .errors import ApplyError, BusyError
+from .errors import ApplyError, BusyError, FollowError
 from .follow import Owing, follow, foretell
 from .holders import find_holders
 from .holders_mark import mark
 from .layout_types import Layout
-from .mig_steps import Disturbance, Plan
+from .mig_steps import Disturbance, Plan, standing
 from .model import Host
 from .nvml import Session
-from .ownership import Ownership, Record
+from .ownership import Owned, Ownership, Record, owned_instance
 from .selector import targets
 from .transaction import Journal, locked
 
@@ -33,7 +33,7 @@ class Run:
     """What one run planned, what it saw last, and which layout stood after it had cleared up (old, new, or None).
 
     `ended` names the processes that it ended, `followed` what else was done because devices changed. With
-    `reboot_required` the plan is not carried out: MIG modes that it changes wait for a reboot of the host.
+    `reboot_required` the plan is not carried out: the MIG modes that it changes wait for a reboot of the host.
     """
 
     plan: Plan
@@ -59,10 +59,7 @@ def foresee(
     """What a run would do. Changes nothing, and needs no lock. Raises as `converge` does, as far as it can be known."""
     with Session() as session:
         host = _observe(session)
-        # Where a run was cut off, the next one clears up before it asks whose instances these are.
-        cut_off = Journal(directory).read() is not None
-        ownership = mig_plan.ALL_OURS if cut_off else Ownership(unlisted, Record(directory).read())
-        plan = _plan(layout, host, ownership, saved)
+        plan = _plan(layout, host, Ownership(unlisted, _owned(directory, host)), saved)
         if on_busy == FAIL:
             mig_apply.refuse_disturbance(plan)
         owed = Owing(directory).due()
@@ -77,104 +74,143 @@ def converge(
     lock_timeout_seconds: float,
     saved: Mapping[str, Any] | None = None,
     on_busy: OnBusy = REFUSE,
-    allow_reboot: bool = False,
+    leave_pending: bool = False,
     services: Sequence[str] = (),
 ) -> Run:
     """Make the host's GPUs what the layout says, by the plan that was `saved` for it where there is one.
 
     Where devices came or went, CDI specifications are made anew and `services` restarted (docs/after-a-change.md). With
-    `allow_reboot`, where the reset of a GPU is refused, the caller is going to reboot the host: see
-    `Run.reboot_required`.
+    `leave_pending` a plan that changes MIG modes is not carried out: the modes are left pending on the GPUs, for the
+    caller to reboot the host at once (`Run.reboot_required`).
 
     Raises DriverAbsentError, SelectorError, PlanError before anything has changed; BusyError and ApplyError with its
     outcome after; FollowError where the layout stands and the rest could not be done.
     """
-    # What was learned of the host outlives an attempt: one that waits does not try a refused reset over and over.
-    learned = _Learned()
-    owing = Owing(directory)
-    owed = owing.due()
+    work = _Work(layout, directory, unlisted, saved, on_busy, leave_pending, services)
 
     def attempt() -> Run:
         with contextlib.ExitStack() as held:
             held.enter_context(locked(directory, lock_timeout_seconds))
-            session = held.enter_context(Session())
-            run = _attempt(session, layout, directory, unlisted, saved, on_busy, allow_reboot, learned)
-            return run if run.reboot_required else _follow(session, run, owing, owed, services)
+            return work.attempt(held.enter_context(Session()))
 
     return patiently(attempt, on_busy)
 
 
-class _Learned:
-    def __init__(self) -> None:
+class _Work:
+    """What is asked, and what was done so far: under a policy that waits, by several attempts."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        directory: str,
+        unlisted: str,
+        saved: Mapping[str, Any] | None,
+        on_busy: OnBusy,
+        leave_pending: bool,
+        services: Sequence[str],
+    ) -> None:
+        self.layout, self.unlisted, self.saved, self.services = layout, unlisted, saved, services
+        self.on_busy, self.leave_pending = on_busy, leave_pending
+        self.journal, self.record, self.owing = Journal(directory), Record(directory), Owing(directory)
+        #: Whether a run before this one left undone what follows a change. Asked under the lock, the first time.
+        self.owed: bool | None = None
         self.recovered: str | None = None
         self.ended: list[str] = []
-        self.reset_refused = False
 
+    def attempt(self, session: Session) -> Run:
+        if self.owed is None:
+            self.owed = self.owing.due()
+        try:
+            run = self._attempt(session)
+        except ApplyError as error:
+            if error.outcome == "old" and error.steps_done:
+                # What was taken away and brought back are new devices. Where their listeners cannot be told, the mark
+                # stays for the next run, and the failure to be told is the one that came first.
+                with contextlib.suppress(FollowError):
+                    self._follow(session)
+            raise
+        if run.reboot_required:
+            # The boot has devices anew, and whoever lists them starts after it.
+            return run
+        return dataclasses.replace(run, followed=self._follow(session))
 
-def _attempt(
-    session: Session,
-    layout: Layout,
-    directory: str,
-    unlisted: str,
-    saved: Mapping[str, Any] | None,
-    on_busy: OnBusy,
-    allow_reboot: bool,
-    learned: _Learned,
-) -> Run:
-    def look() -> Host:
-        return _observe(session)
+    def _attempt(self, session: Session) -> Run:
+        def look() -> Host:
+            return _observe(session)
 
-    def clear(disturbs: Sequence[Disturbance]) -> bool:
-        ended = end_holders(disturbs, on_busy.grace_seconds)
-        learned.ended += ended
+        clear = self._clear if self.on_busy.policy == FORCE else None
+        self.recovered = (
+            mig_recover.recover(session, self.journal, record=self.record, look=look, clear=clear) or self.recovered
+        )
+        host = look()
+        ownership = Ownership(self.unlisted, self.record.read())
+        plan = _plan(self.layout, host, ownership, self.saved)
+        if plan.changes and clear is None:
+            mig_apply.refuse_disturbance(plan)
+        if self.leave_pending and any(map(mig_apply.mode_changes, plan.gpus)):
+            self._refuse_loss(host, plan)
+            mig_apply.leave_pending(session, plan)
+            return Run(plan, look(), self.recovered, tuple(self.ended), True)
+        if plan.changes:
+            if plan.changes_devices:
+                self.owing.begin()
+            host = mig_apply.apply(
+                session, plan, self.journal, ownership=ownership, record=self.record, look=look, clear=clear
+            )
+        # What stood there already and is named by the layout is adopted too.
+        seen = {gpu.uuid: gpu for gpu in host.gpus}
+        self.record.adopt((seen[gpu.gpu.uuid], gpu.left) for gpu in plan.gpus)
+        return Run(plan, host, self.recovered, tuple(self.ended))
+
+    def _clear(self, disturbs: Sequence[Disturbance]) -> bool:
+        ended = end_holders(disturbs, self.on_busy.grace_seconds)
+        self.ended += ended
         return bool(ended)
 
-    force = clear if on_busy.policy == FORCE else None
-    journal, record = Journal(directory), Record(directory)
-    recovered = mig_apply.recover(session, journal, record=record, look=look, clear=force)
-    learned.recovered = recovered or learned.recovered
-    host = look()
-    ownership = Ownership(unlisted, record.read())
-    plan = _plan(layout, host, ownership, saved)
-    if plan.changes:
-        if force is None:
-            mig_apply.refuse_disturbance(plan)
-        if plan.changes_devices:
-            Owing(directory).begin()
-        try:
-            if not learned.reset_refused:
-                host = mig_apply.apply(
-                    session, plan, journal, ownership=ownership, record=record, look=look, clear=force
-                )
-        except ApplyError as error:
-            if not (allow_reboot and error.reboot_needed):
-                raise
-            learned.reset_refused = True
-        if learned.reset_refused:
-            _ready_for_reboot(look(), on_busy)
-            mig_apply.leave_pending(session, plan)
-            return Run(plan, look(), learned.recovered, tuple(learned.ended), True)
-    # What stood there already and is named by the layout is adopted too.
-    seen = {gpu.uuid: gpu for gpu in host.gpus}
-    record.adopt((seen[gpu.gpu.uuid], gpu.left) for gpu in plan.gpus)
-    return Run(plan, host, learned.recovered, tuple(learned.ended))
+    def _follow(self, session: Session) -> tuple[str, ...]:
+        """Do what follows a change of devices of this run, or of one before it that was cut off or could not do it."""
+        if not self.owing.due():
+            return ()
+        followed = () if session.private else follow(self.services, again=bool(self.owed))
+        self.owing.end()
+        return followed
+
+    def _refuse_loss(self, host: Host, plan: Plan) -> None:
+        """A reboot ends what runs on any GPU of the host, and every instance that the layout does not put back."""
+        held = [(gpu, [h for h in gpu.held_by if not h.watches]) for gpu in host.gpus]
+        disturbs = [Disturbance("gpu %d (the host would reboot)" % gpu.index, tuple(who)) for gpu, who in held if who]
+        if disturbs and self.on_busy.policy != FORCE:
+            raise BusyError(disturbs, "the reboot that is needed would end what runs there", "Stop it and run again.")
+        left = {gpu.gpu.uuid: gpu.left for gpu in plan.gpus}
+        lost = [
+            "gpu %d: %s" % (gpu.index, standing(instance))
+            for gpu in host.gpus
+            for instance in left.get(gpu.uuid, gpu.mig.instances)
+        ]
+        if lost and self.unlisted != "remove":
+            raise ApplyError(
+                "; ".join(lost),
+                "no instance survives the reboot that is needed, and the layout does not put these back",
+                "Name them in gpu_layout, or set gpu_layout_unlisted to remove.",
+                outcome="old",
+            )
 
 
-def _follow(session: Session, run: Run, owing: Owing, owed: bool, services: Sequence[str]) -> Run:
-    """Do what follows a change of devices of this run, or `owed` by one that was cut off or could not do it."""
-    if not owing.due():
-        return run
-    followed = () if session.private else follow(services, again=owed)
-    owing.end()
-    return dataclasses.replace(run, followed=followed)
-
-
-def _ready_for_reboot(host: Host, on_busy: OnBusy) -> None:
-    """A reboot ends what runs on any GPU of the host, whether the layout names it or not."""
-    held = [(gpu, [h for h in gpu.held_by if not h.watches]) for gpu in host.gpus]
-    disturbs = [Disturbance("gpu %d (the host would reboot)" % gpu.index, tuple(who)) for gpu, who in held if who]
-    if disturbs and on_busy.policy != FORCE:
-        raise BusyError(disturbs, "a reset was refused, and the reboot that is needed would end what runs there")
+def _owned(directory: str, host: Host) -> frozenset[Owned]:
+    """The collection's instances, as the record will have them once the run has cleared up after one that was cut off."""
+    owned = Record(directory).read()
+    entry = Journal(directory).read()
+    if entry is None:
+        return owned
+    targets = (*entry.before, *entry.after)
+    made = {(target.gpu_uuid, wanted.profile) for target in targets for wanted in target.instances}
+    known = {(item.gpu_uuid, item.start) for item in owned}
+    return owned | {
+        owned_instance(gpu, instance)
+        for gpu in host.gpus
+        for instance in gpu.mig.instances
+        if (gpu.uuid, instance.profile) in made and (gpu.uuid, instance.placement.start) not in known
+    }
 
 
 def _observe(session: Session) -> Host:

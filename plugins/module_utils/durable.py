@@ -57,13 +57,16 @@ def read(path: Path, schema: int, upgrades: Upgrades = MappingProxyType({})) -> 
         data = upgrades[found](data)
         found = data["schema"]
     if found != schema:
-        problem = "is damaged" if found is None else "has schema %s, and this release reads %d" % (found, schema)
-        raise ApplyError(
-            str(path),
-            "the file %s" % problem,
-            "Use the release that wrote it; or look at the GPUs with nvidia-smi, remove the file and run again.",
+        raise damaged(
+            path, "is damaged" if found is None else "has schema %s, and this release reads %d" % (found, schema)
         )
     return data
+
+
+def damaged(path: Path, problem: str = "is damaged") -> ApplyError:
+    """The error for a file that this release cannot read."""
+    cure = "Use the release that wrote it; or look at the GPUs with nvidia-smi, remove the file and run again."
+    return ApplyError(str(path), "the file %s" % problem, cure)
 
 
 def _sync(folder: Path) -> None:

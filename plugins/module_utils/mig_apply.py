@@ -4,19 +4,20 @@
 """Carry a plan out and look again: a host ends with the new layout or the old one, and the caller learns which.
 
 The journal is written before the first step and removed once the layout was seen to be whole. A run that finds a
-journal finishes what the run before it could not: see `recover`.
+journal finishes what the run before it could not: see mig_recover.
 """
 
 from __future__ import annotations
 
 import contextlib
-from typing import Callable, Sequence
+from typing import Callable, Iterator, Sequence
 
 from . import mig_plan, mig_steps
+from .busy import can_be_ended
 from .errors import ApplyError, BusyError, FleetError, NvmlError, ResetRefusedError
 from .holders_model import UNKNOWN
 from .mig_steps import Disturbance, GpuPlan, Plan, Target
-from .model import Gpu, Host
+from .model import Holder, Host, Process
 from .nvml import Session
 from .nvml_calls import IN_USE, RESET_REQUIRED, SUCCESS
 from .ownership import Ownership, Record
@@ -67,18 +68,35 @@ def apply(
     try:
         for gpu_plan in changed:
             if look is not None:
-                _make_way(gpu_plan, look, ownership, clear)
-            _run(session, gpu_plan, reset, done)
+                _make_way(gpu_plan, look, clear)
+            run_steps(session, gpu_plan, reset, done)
         host = session.observe()
-        _expect(host, after, ownership)
+        expect(host, after, ownership)
     except BaseException as error:
-        _undo(session, journal, before, error, done, reset, record, look)
+        _undo(session, journal, before, error, done, reset, record, look, clear)
         raise
-    if record is not None:
-        seen = {gpu.uuid: gpu for gpu in host.gpus}
-        record.adopt((seen[gpu_plan.gpu.uuid], gpu_plan.left) for gpu_plan in changed)
-    journal.end()
+    with settled("new"):
+        if record is not None:
+            seen = {gpu.uuid: gpu for gpu in host.gpus}
+            record.adopt((seen[gpu_plan.gpu.uuid], gpu_plan.left) for gpu_plan in changed)
+        journal.end()
     return host
+
+
+@contextlib.contextmanager
+def settled(outcome: str) -> Iterator[None]:
+    """Around what is written down once a layout stands: where that fails, the error says which one does."""
+    try:
+        yield
+    except (FleetError, OSError) as error:
+        where = error.where if isinstance(error, FleetError) else str(error.filename)
+        problem = error.problem if isinstance(error, FleetError) else str(error)
+        raise ApplyError(
+            where,
+            "the %s layout stands, but that could not be written down: %s" % (outcome, problem),
+            "Make room for it, as root, and run again.",
+            outcome=outcome,
+        ) from error
 
 
 def refuse_disturbance(plan: Plan) -> None:
@@ -97,113 +115,47 @@ def mode_changes(gpu_plan: GpuPlan) -> bool:
 
 
 def leave_pending(session: Session, plan: Plan) -> None:
-    """Set the MIG modes that the plan changes and leave them pending: a reboot of the host, and no less, is to follow."""
-    for gpu_plan in filter(mode_changes, plan.gpus):
-        session.set_mig_mode(gpu_plan.gpu.uuid, gpu_plan.target.mig_enabled)
+    """Set the MIG modes that the plan changes and leave them pending: a reboot of the host is to follow at once.
+
+    All of them or none: raises ApplyError with outcome "old" where one cannot be set.
+    """
+    set_so_far: list[str] = []
+    try:
+        for gpu_plan in filter(mode_changes, plan.gpus):
+            set_so_far.append(gpu_plan.gpu.uuid)
+            session.set_mig_mode(gpu_plan.gpu.uuid, gpu_plan.target.mig_enabled)
+    except BaseException as error:
+        for gpu in set_so_far:
+            with contextlib.suppress(FleetError):
+                session.set_mig_mode(gpu, session.mig_mode(gpu)[0])
+        if not isinstance(error, FleetError):
+            raise
+        raise ApplyError(error.where, error.problem, error.cure, outcome="old") from error
 
 
-def _make_way(gpu_plan: GpuPlan, look: Look, ownership: Ownership, clear: Clear | None) -> None:
-    """Look again who is in the way on this GPU, and refuse, or end them where there is leave to."""
+def _make_way(gpu_plan: GpuPlan, look: Look, clear: Clear | None) -> None:
+    """Look again whom the steps on this GPU would disturb, and refuse, or end them where there is leave to."""
     if not any(isinstance(step, ENDING_STEPS) for step in gpu_plan.steps):
         return
-    for _round in range(_ROUNDS):
-        disturbs = mig_plan.plan(look().gpus, [gpu_plan.target], ownership).disturbs
+    for rounds_left in range(_ROUNDS, -1, -1):
+        now = [gpu for gpu in look().gpus if gpu.uuid == gpu_plan.gpu.uuid]
+        disturbs = mig_plan.disturbed(now[0], gpu_plan.steps) if now else ()
         if not disturbs:
             return
         if clear is None:
             raise BusyError(disturbs, "it came into use while the run went on", "Run again.")
-        if not clear(disturbs):
+        if rounds_left and not clear(disturbs):
             return
     raise BusyError(disturbs, "it was ended and came back", "Stop the service that starts it (gpu_drain_services).")
 
 
-def recover(
-    session: Session,
-    journal: Journal,
-    reset: Reset = reset_gpu,
-    record: Record | None = None,
-    look: Look | None = None,
-    clear: Clear | None = None,
-) -> str | None:
-    """Finish what a run that was cut off left: None where there is nothing, else which layout stands now, old or new.
-
-    The new layout stands where the run had got as far as that. Otherwise the old one is brought back; where that would
-    end something that runs (a job that began since), the rest of the new one is made if that ends nothing. Where both
-    would, `clear` ends it, or without one BusyError is raised. Raises ApplyError where it fails. The journal then stays
-    as it was.
-    """
-    entry = journal.read()
-    if entry is None:
-        return None
-    look = look or session.observe
-    gpus = look().gpus
-    there = {gpu.uuid for gpu in gpus}
-    before, after = ([t for t in targets if t.gpu_uuid in there] for targets in (entry.before, entry.after))
-    outcome = "new"
-    reached = _reached(gpus, after)
-    if reached is None:
-        try:
-            host, reached = _back_or_on(session, before, after, reset, look, clear)
-        except FleetError as error:
-            problem = "%s, and the layout before it cannot be brought back: %s" % (entry.cut_off(), error.problem)
-            cure = "%s Or remove %s to go on from what stands now." % (error.cure, journal.path)
-            if isinstance(error, BusyError):
-                raise BusyError(error.disturbs, problem, cure) from error
-            raise ApplyError(error.where, problem, cure) from error
-        if reached is None:
-            outcome = "old"
-            if record is not None:
-                record.renew(host.gpus)
-    if reached is not None and record is not None:
-        record.adopt((gpu.gpu, [i for i in gpu.gpu.mig.instances if i not in gpu.kept]) for gpu in reached.gpus)
-    journal.end()
-    return outcome
-
-
-def _back_or_on(
-    session: Session,
-    before: Sequence[Target],
-    after: Sequence[Target],
-    reset: Reset,
-    look: Look,
-    clear: Clear | None,
-) -> tuple[Host, Plan | None]:
-    """Back to the old layout, or else on to the new one: the host, and where it was on, the plan that has nothing to do."""
-    try:
-        return _go_back(session, before, reset, look), None
-    except BusyError as busy:
-        try:
-            on = mig_plan.plan(look().gpus, after)
-        except FleetError:
-            on = None
-        if on is None or on.disturbs:
-            if clear is None or not clear(busy.disturbs):
-                raise
-            return _go_back(session, before, reset, look), None
-    for gpu_plan in on.gpus:
-        _run(session, gpu_plan, reset, [])
-    host = session.observe()
-    _expect(host, after)
-    return host, _reached(host.gpus, after)
-
-
-def _reached(gpus: Sequence[Gpu], targets: Sequence[Target]) -> Plan | None:
-    """The plan to these targets if it has nothing left to do."""
-    try:
-        plan = mig_plan.plan(gpus, targets)
-    except FleetError:
-        # What was possible when the run began no longer is: another driver, another card.
-        return None
-    return None if plan.changes else plan
-
-
-def _run(session: Session, gpu_plan: GpuPlan, reset: Reset, done: list[str]) -> None:
+def run_steps(session: Session, gpu_plan: GpuPlan, reset: Reset, done: list[str]) -> None:
     for step in gpu_plan.steps:
         _step(session, gpu_plan.gpu.uuid, step, reset)
         done.append("gpu %d: %s" % (gpu_plan.gpu.index, step))
 
 
-def _expect(host: Host, targets: Sequence[Target], ownership: Ownership = mig_plan.ALL_OURS) -> None:
+def expect(host: Host, targets: Sequence[Target], ownership: Ownership = mig_plan.ALL_OURS) -> None:
     left = mig_plan.plan(host.gpus, targets, ownership)
     if left.changes:
         raise NvmlError(
@@ -264,11 +216,15 @@ def _undo(
     reset: Reset,
     record: Record | None,
     look: Look | None,
+    clear: Clear | None,
 ) -> None:
     """Go back after a failed step. Raises ApplyError for a FleetError; returns for any other exception."""
     known = cause if isinstance(cause, FleetError) else FleetError("this host", "interrupted by %r" % cause)
     try:
-        host = _go_back(session, before, reset, look or session.observe, at_once=True)
+        # What it takes away was made by this very run. What cannot be determined is no reason to leave that half way; nor,
+        # with leave to end what is in the way, is what no process stands for.
+        counts = can_be_ended if clear is not None else is_known
+        host = go_back(session, before, reset, look or session.observe, counts)
     except FleetError as error:
         raise ApplyError(
             known.where,
@@ -277,9 +233,10 @@ def _undo(
             outcome="unknown",
             steps_done=done,
         ) from cause
-    if record is not None:
-        record.renew(host.gpus)
-    journal.end()
+    with settled("old"):
+        if record is not None:
+            record.renew(host.gpus)
+        journal.end()
     if known is not cause:
         return
     problem = "%s; the layout of before is back" % known.problem
@@ -293,19 +250,29 @@ def _undo(
     raise ApplyError(known.where, problem, cure, outcome="old", steps_done=done, reboot_needed=refused) from cause
 
 
-def _go_back(session: Session, before: Sequence[Target], reset: Reset, look: Look, at_once: bool = False) -> Host:
-    """Back to the layout of before, by a plan made from what is there now. Raises BusyError where that ends something.
+def is_known(holder: Holder | Process) -> bool:
+    """Whether somebody was seen, and it is not just that nobody can tell."""
+    return holder.kind != UNKNOWN
 
-    `at_once`: what it takes away was made by this very run. Then what cannot be determined is no reason to leave it half
-    way; only somebody who was seen there is.
+
+def go_back(
+    session: Session,
+    before: Sequence[Target],
+    reset: Reset,
+    look: Look,
+    counts: Callable[[Holder | Process], bool] = lambda holder: True,
+) -> Host:
+    """Back to the layout of before, by a plan made from what is there now.
+
+    Raises BusyError where that would end somebody who `counts`.
     """
     back = mig_plan.plan(look().gpus, before)
-    disturbs = [d for d in back.disturbs if not at_once or any(holder.kind != UNKNOWN for holder in d.who)]
+    disturbs = [disturbance for disturbance in back.disturbs if any(map(counts, disturbance.who))]
     if disturbs:
         problem = "the layout of before cannot be brought back without ending what runs there"
         raise BusyError(disturbs, problem, "Stop it and run again.")
     for gpu_plan in back.gpus:
-        _run(session, gpu_plan, reset, [])
+        run_steps(session, gpu_plan, reset, [])
     host = session.observe()
-    _expect(host, before)
+    expect(host, before)
     return host

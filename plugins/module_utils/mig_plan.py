@@ -142,19 +142,15 @@ def target_of(gpu: Gpu) -> Target:
 
 def _plan_whole(gpu: Gpu, target: Target) -> GpuPlan:
     steps: list[Step] = []
-    disturbs: list[Disturbance] = []
     for instance in gpu.mig.instances:
         steps += _destroy(instance)
-        disturbs += _in_use(gpu, instance)
-    if gpu.mig.enabled and _holders(gpu) and not disturbs:
-        disturbs.append(Disturbance("gpu %d (its MIG mode would change)" % gpu.index, _holders(gpu)))
     if gpu.mig.enabled or gpu.mig.pending:
         # Where MIG mode is off but pending, this only takes the pending change back.
         steps.append(SetMigMode(False))
     if target.compute_mode is not None and (gpu.mig.enabled or gpu.compute_mode != target.compute_mode):
         # With MIG on the GPU's own compute mode cannot be read, so it is set rather than assumed.
         steps.append(SetComputeMode(target.compute_mode))
-    return GpuPlan(gpu, target, tuple(steps), (), tuple(disturbs))
+    return GpuPlan(gpu, target, tuple(steps), (), disturbed(gpu, steps))
 
 
 def _plan_mig(gpu: Gpu, target: Target, left: tuple[GpuInstance, ...] = ()) -> GpuPlan:
@@ -167,7 +163,6 @@ def _plan_mig(gpu: Gpu, target: Target, left: tuple[GpuInstance, ...] = ()) -> G
     kept: list[GpuInstance] = []
     destroy: list[Step] = []
     create: list[Step] = []
-    disturbs: list[Disturbance] = []
     for wanted, placement in sorted(placed, key=lambda pair: pair[1]):
         instance = at.pop((wanted.profile, placement), None)
         profile = capacity.profiles[wanted.profile]
@@ -179,28 +174,45 @@ def _plan_mig(gpu: Gpu, target: Target, left: tuple[GpuInstance, ...] = ()) -> G
             kept.append(instance)
             gone, new = _replan_compute(instance, slices)
             destroy += [_destroy_compute(instance, compute) for compute in gone]
-            disturbs += [
-                Disturbance("gpu %d: compute instance %d of %s" % (gpu.index, c.id, standing(instance)), _holders(c))
-                for c in gone
-                if _holders(c)
-            ]
         create += [
             CreateComputeInstance(profile.name, profile.profile_id, placement.start, n, start) for n, start in new
         ]
     for instance in at.values():
         destroy += _destroy(instance)
-        disturbs += _in_use(gpu, instance)
 
     mode: list[Step] = []
     if not (gpu.mig.enabled and gpu.mig.pending):
         mode.append(SetMigMode(True))
-    if not gpu.mig.enabled:
-        if gpu.compute_mode not in (None, DEFAULT):
-            mode.insert(0, SetComputeMode(DEFAULT))
-        if _holders(gpu):
-            disturbs.append(Disturbance("gpu %d (its MIG mode would change)" % gpu.index, _holders(gpu)))
+    if not gpu.mig.enabled and gpu.compute_mode not in (None, DEFAULT):
+        mode.insert(0, SetComputeMode(DEFAULT))
     kept.sort(key=lambda instance: instance.placement)
-    return GpuPlan(gpu, target, tuple(mode + destroy + create), tuple(kept), tuple(disturbs), left)
+    steps = mode + destroy + create
+    return GpuPlan(gpu, target, tuple(steps), tuple(kept), disturbed(gpu, steps), left)
+
+
+def disturbed(gpu: Gpu, steps: Iterable[Step]) -> tuple[Disturbance, ...]:
+    """Whom these steps would disturb on the GPU as it is observed now, whenever the steps were planned."""
+    steps = list(steps)
+    doomed = {step.gpu_instance_id for step in steps if isinstance(step, DestroyGpuInstance)}
+    parts = {
+        (step.gpu_instance_id, step.compute_instance_id) for step in steps if isinstance(step, DestroyComputeInstance)
+    }
+    found = []
+    for instance in gpu.mig.instances:
+        if instance.id in doomed:
+            found.append(Disturbance("gpu %d: %s" % (gpu.index, standing(instance)), _holders(instance)))
+            continue
+        found += [
+            Disturbance("gpu %d: compute instance %d of %s" % (gpu.index, c.id, standing(instance)), _holders(c))
+            for c in instance.compute_instances
+            if (instance.id, c.id) in parts
+        ]
+    found = [disturbance for disturbance in found if disturbance.who]
+    switches = any(isinstance(step, SetMigMode) and step.enabled != gpu.mig.enabled for step in steps)
+    # Who holds an instance holds its GPU, and is named once.
+    if switches and not found and _holders(gpu):
+        found.append(Disturbance("gpu %d (its MIG mode would change)" % gpu.index, _holders(gpu)))
+    return tuple(found)
 
 
 def _capacity(gpu: Gpu, target: Target) -> Capacity:
@@ -361,12 +373,6 @@ def _destroy_compute(instance: GpuInstance, compute) -> DestroyComputeInstance:
     return DestroyComputeInstance(
         instance.profile, instance.id, compute.id, compute.compute_slices, compute.placement.start
     )
-
-
-def _in_use(gpu: Gpu, instance: GpuInstance) -> list[Disturbance]:
-    if not _holders(instance):
-        return []
-    return [Disturbance("gpu %d: %s" % (gpu.index, standing(instance)), _holders(instance))]
 
 
 def _holders(thing: Gpu | GpuInstance | ComputeInstance) -> tuple[Holder | Process, ...]:

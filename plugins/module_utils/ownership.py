@@ -71,12 +71,14 @@ class Record:
         ours = {item for item in self.read() if item.gpu_uuid not in named}
         for gpu, left in seen:
             places = {instance.placement for instance in left}
-            ours.update(_owned(gpu, i) for i in gpu.mig.instances if i.placement not in places)
+            ours.update(owned_instance(gpu, i) for i in gpu.mig.instances if i.placement not in places)
         self._write(ours)
 
     def renew(self, gpus: Iterable[Gpu]) -> None:
         """After instances were put back where they had been: note the UUIDs that ours have now."""
-        there = {(gpu.uuid, i.profile, i.placement.start): _owned(gpu, i) for gpu in gpus for i in gpu.mig.instances}
+        there = {
+            (gpu.uuid, i.profile, i.placement.start): owned_instance(gpu, i) for gpu in gpus for i in gpu.mig.instances
+        }
         self._write({there.get((item.gpu_uuid, item.profile, item.start), item) for item in self.read()})
 
     def _write(self, ours: set[Owned]) -> None:
@@ -86,6 +88,7 @@ class Record:
             durable.write(self.path, data)
 
 
-def _owned(gpu: Gpu, instance: GpuInstance) -> Owned:
+def owned_instance(gpu: Gpu, instance: GpuInstance) -> Owned:
+    """The instance as the record has it."""
     uuids = tuple(sorted(c.mig_uuid for c in instance.compute_instances if c.mig_uuid))
     return Owned(gpu.uuid, instance.profile, instance.placement.start, uuids)

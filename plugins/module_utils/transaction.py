@@ -117,8 +117,11 @@ class Journal:
         data = durable.read(self.path, SCHEMA, {1: _from_1})
         if data is None:
             return None
-        run = data["run"]
-        return Entry(_targets(data["before"]), _targets(data["after"]), None if run is None else _name(run))
+        try:
+            run = data["run"]
+            return Entry(_targets(data["before"]), _targets(data["after"]), None if run is None else _name(run))
+        except (KeyError, TypeError, ValueError):
+            raise durable.damaged(self.path) from None
 
 
 def _from_1(data: dict[str, Any]) -> dict[str, Any]:

@@ -74,12 +74,15 @@ options:
     description: For O(on_busy=force), how many seconds a process has between SIGTERM and SIGKILL.
     type: int
     default: 30
-  allow_reboot:
+  leave_pending:
     description:
-      - Where the reset that a change of MIG mode needs is refused, leave the new modes pending instead of failing, and return
-        RV(reboot_required). The rest of the plan is then not carried out.
-      - The module does not reboot the host. The caller has to, and to run the module again after it.
-      - Refused where anything runs on any GPU of the host, until O(on_busy) allows that.
+      - For use right before a reboot of the host, where a run before has failed with RV(reboot_required), that is, where a GPU
+        cannot be reset for its MIG mode. A plan that changes MIG modes is then not carried out. The modes are left pending on
+        the GPUs, all of them or none, and RV(reboot_required) is returned.
+      - The module does not reboot the host. The caller has to, at once, and to run the module again after it.
+      - >-
+        Refused where anything runs on any GPU of the host, until O(on_busy) allows that, and where an instance would be lost
+        that the layout does not put back, until O(unlisted) is V(remove).
     type: bool
     default: false
   restart_services:
@@ -212,7 +215,7 @@ followed:
   sample: ["CDI: /etc/cdi/nvidia.yaml written anew", "nvidia-dcgm.service restarted"]
 reboot_required:
   description: >-
-    Whether MIG modes wait for a reboot of the host (O(allow_reboot)). On failure, whether a reset was refused, so that only
+    Whether MIG modes wait for a reboot of the host (O(leave_pending)). On failure, whether a reset was refused, so that only
     a reboot brings the layout about.
   returned: success, and on failure when the plan could not be carried out
   type: bool
@@ -250,7 +253,7 @@ def argspec():
         "on_busy": {"type": "str", "choices": list(busy.POLICIES), "default": busy.FAIL},
         "busy_timeout": {"type": "int", "default": 600},
         "grace_period": {"type": "int", "default": 30},
-        "allow_reboot": {"type": "bool", "default": False},
+        "leave_pending": {"type": "bool", "default": False},
         "restart_services": {"type": "list", "elements": "str", "default": list(SERVICES)},
         "lock_timeout": {"type": "int", "default": 60},
         "state_directory": {"type": "path", "default": DIRECTORY},
@@ -268,7 +271,7 @@ def partition(params, check_mode):
         else:
             on_busy = busy.OnBusy(params["on_busy"], params["busy_timeout"], params["grace_period"])
             done = converge(
-                layout, directory, unlisted, params["lock_timeout"], saved, on_busy, params["allow_reboot"], services
+                layout, directory, unlisted, params["lock_timeout"], saved, on_busy, params["leave_pending"], services
             )
     except DriverAbsentError as error:
         if error.call == "import":

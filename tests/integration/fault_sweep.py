@@ -18,7 +18,7 @@ from typing import Any, Callable, Iterator, NamedTuple
 
 from simulated_host import SIMULATOR, SimulatedHost
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import mig_apply, mig_plan
+from ansible_collections.openfleet.gpu.plugins.module_utils import mig_apply, mig_plan, mig_recover
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError, FleetError
 from ansible_collections.openfleet.gpu.plugins.module_utils.mig_steps import Target, WantedInstance
 from ansible_collections.openfleet.gpu.plugins.module_utils.transaction import Journal, locked
@@ -125,7 +125,7 @@ class Sweep:
 
         with locked(self.directory, 0), Session() as session:
             journal = Journal(self.directory)
-            mig_apply.recover(session, journal)
+            mig_recover.recover(session, journal)
             gpus = session.observe().gpus
             targets = [Target(gpus[0].uuid, "gpu_layout[0]", "mig", True, tuple(wanted))]
             if any(instance.start is None for instance in wanted):
@@ -138,7 +138,7 @@ class Sweep:
         from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import Session
 
         with locked(self.directory, 0), Session() as session:
-            mig_apply.recover(session, Journal(self.directory))
+            mig_recover.recover(session, Journal(self.directory))
 
     def _seen(self) -> Any:
         """What NVML shows: per GPU mode and instances; processes as (GPU, placement start); ids of GPU 0's instances."""

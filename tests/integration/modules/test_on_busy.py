@@ -138,3 +138,37 @@ with Session() as session:
         print(error.outcome)
     print("GPU-1-changed:%s" % (session.observe().gpus[1].mig.instances[0].profile != "7g.80gb"))
 """
+
+
+def test_a_holder_that_the_planner_could_have_spared_is_not_ended(host):
+    """Two are alike and one may go; after the plan was made somebody comes into the one that is to go."""
+    host.create([{"model": "H100-80GB", "count": 1}])
+    host.module("mig", layout=[{"gpus": "all", "sharing": "mig", "mig": [{"profile": "1g.10gb", "count": 2}]}])
+    there = host.seen()
+    done = host.run([sys.executable, "-c", SPARED, str(host.folder / "state.d")])
+    assert done.stdout == "refused: 1g.10gb came into use\n"
+    assert host.seen() == there
+
+
+SPARED = """
+import sys
+from ansible_collections.openfleet.gpu.plugins.module_utils import mig_apply, mig_plan
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import BusyError
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders_mark import mark
+from ansible_collections.openfleet.gpu.plugins.module_utils.mig_steps import DestroyGpuInstance, Target, WantedInstance
+from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder
+from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import Session
+from ansible_collections.openfleet.gpu.plugins.module_utils.transaction import Journal
+
+with Session() as session:
+    gpus = session.observe().gpus
+    plan = mig_plan.plan(gpus, [Target(g.uuid, "", "mig", True, (WantedInstance("1g.10gb"),)) for g in gpus])
+    (doomed,) = [s.gpu_instance_id for s in plan.gpus[0].steps if isinstance(s, DestroyGpuInstance)]
+    def look():
+        host = session.observe()
+        return mark(host, [Holder(host.gpus[0].uuid, doomed, "container", "container trainer")])
+    try:
+        mig_apply.apply(session, plan, Journal(sys.argv[1]), look=look)
+    except BusyError as error:
+        print("refused: %s came into use" % error.disturbs[0].what.split(": ")[1].split("@")[0])
+"""

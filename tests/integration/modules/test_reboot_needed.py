@@ -41,13 +41,13 @@ def test_without_leave_the_old_layout_stands_and_the_word_is_clear(stuck):
 
 
 def test_with_leave_the_mode_waits_for_the_reboot(stuck):
-    waits = stuck.module("mig", layout=NEW, allow_reboot=True)
+    waits = stuck.module("mig", layout=NEW, leave_pending=True)
     assert not waits.get("failed"), waits
     assert waits["changed"]
     assert waits["reboot_required"]
     assert modes(stuck) == [(False, True), (False, False)]
     stuck.gpusim("reboot")
-    done = stuck.module("mig", layout=NEW, allow_reboot=True)
+    done = stuck.module("mig", layout=NEW, leave_pending=True)
     assert done["changed"]
     assert not done["reboot_required"]
     assert stuck.seen() == {0: [("7g.80gb", 0)], 1: []}
@@ -55,16 +55,16 @@ def test_with_leave_the_mode_waits_for_the_reboot(stuck):
 
 
 def test_mig_goes_off_by_a_reboot_too(stuck):
-    stuck.module("mig", layout=NEW, allow_reboot=True)
+    stuck.module("mig", layout=NEW, leave_pending=True)
     stuck.gpusim("reboot")
     stuck.module("mig", layout=NEW)
     off = [{"gpus": "all", "sharing": "shared"}]
     failed = stuck.module("mig", layout=off)
     assert failed["reboot_required"]
     assert stuck.seen()[0] == [("7g.80gb", 0)], "the instance is back"
-    assert stuck.module("mig", layout=off, allow_reboot=True)["reboot_required"]
+    assert stuck.module("mig", layout=off, leave_pending=True)["reboot_required"]
     stuck.gpusim("reboot")
-    assert not stuck.module("mig", layout=off, allow_reboot=True)["reboot_required"]
+    assert not stuck.module("mig", layout=off, leave_pending=True)["reboot_required"]
     assert modes(stuck) == [(False, False), (False, False)]
 
 
@@ -74,11 +74,11 @@ def test_who_runs_on_a_gpu_that_stays_as_it_is_holds_the_reboot_up(stuck):
     try:
         while not json.loads(stuck.gpusim("show", "--json"))["processes"]:
             assert job.poll() is None
-        failed = stuck.module("mig", layout=layout, allow_reboot=True)
+        failed = stuck.module("mig", layout=layout, leave_pending=True)
         assert failed["failed"]
         assert "gpu 1 (the host would reboot) is in use by pid %d" % job.pid in failed["msg"]
         assert modes(stuck) == [(False, False), (False, False)]
-        forced = stuck.module("mig", layout=layout, allow_reboot=True, on_busy="force")
+        forced = stuck.module("mig", layout=layout, leave_pending=True, on_busy="force")
         assert forced["reboot_required"]
         assert job.poll() is None, "the reboot ends it, in its order"
     finally:

@@ -4,9 +4,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import threading
+import time
 
 import pytest
 from simulated_fleet import Fleet
@@ -49,13 +51,19 @@ def test_fail_ends_the_run_before_anything_changes(fleet, job):
 
 
 def test_wait_shows_who_is_waited_for_and_goes_on_when_it_ends(fleet, job):
-    def reap():
-        # When the run has had the time to say that it waits, twice.
-        threading.Event().wait(12)
+    lock = fleet.hosts["two"].folder / "state.d" / "lock"
+
+    def end_it_when_two_pieces_of_the_wait_have_begun():
+        # The lock names the process that held it last; the first is that of the fixture.
+        seen = set()
+        while len(seen) < 3:
+            with contextlib.suppress(OSError, ValueError):
+                seen.add(json.loads(lock.read_text())["pid"])
+            time.sleep(0.05)
         job.kill()
         job.wait()
 
-    threading.Thread(target=reap, daemon=True).start()
+    threading.Thread(target=end_it_when_two_pieces_of_the_wait_have_begun, daemon=True).start()
     status, said = play(fleet, on_busy="wait", busy_timeout=120, busy_poll=2)
     assert status == 0, said
     assert "FAILED - RETRYING: [two]: Apply the layout" in said

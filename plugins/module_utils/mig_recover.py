@@ -1,0 +1,101 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Finish what a run that was cut off left: back to the old layout, or where that ends something, on to the new one."""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+from . import mig_plan
+from .busy import can_be_ended
+from .errors import ApplyError, BusyError, FleetError
+from .mig_apply import Clear, Look, Reset, expect, go_back, run_steps, settled
+from .mig_steps import Plan, Target
+from .model import Gpu, Host
+from .nvml import Session
+from .ownership import Record
+from .reset import reset_gpu
+from .transaction import Journal
+
+
+def recover(
+    session: Session,
+    journal: Journal,
+    reset: Reset = reset_gpu,
+    record: Record | None = None,
+    look: Look | None = None,
+    clear: Clear | None = None,
+) -> str | None:
+    """Finish what a run that was cut off left: None where there is nothing, else which layout stands now, old or new.
+
+    The new layout stands where the run had got as far as that. Otherwise the old one is brought back; where that would
+    end something that runs (a job that began since), the rest of the new one is made if that ends nothing. Where both
+    would, `clear` ends it, or without one BusyError is raised. Raises ApplyError where it fails. The journal then stays
+    as it was.
+    """
+    entry = journal.read()
+    if entry is None:
+        return None
+    look = look or session.observe
+    gpus = look().gpus
+    there = {gpu.uuid for gpu in gpus}
+    before, after = ([t for t in targets if t.gpu_uuid in there] for targets in (entry.before, entry.after))
+    outcome = "new"
+    reached = _reached(gpus, after)
+    if reached is None:
+        try:
+            host, reached = _back_or_on(session, before, after, reset, look, clear)
+        except FleetError as error:
+            problem = "%s, and the layout before it cannot be brought back: %s" % (entry.cut_off(), error.problem)
+            cure = "%s Or remove %s to go on from what stands now." % (error.cure, journal.path)
+            if isinstance(error, BusyError):
+                raise BusyError(error.disturbs, problem, cure) from error
+            raise ApplyError(error.where, problem, cure) from error
+        if reached is None:
+            outcome = "old"
+    with settled(outcome):
+        if record is not None and reached is None:
+            record.renew(host.gpus)
+        elif record is not None:
+            record.adopt((gpu.gpu, [i for i in gpu.gpu.mig.instances if i not in gpu.kept]) for gpu in reached.gpus)
+        journal.end()
+    return outcome
+
+
+def _back_or_on(
+    session: Session,
+    before: Sequence[Target],
+    after: Sequence[Target],
+    reset: Reset,
+    look: Look,
+    clear: Clear | None,
+) -> tuple[Host, Plan | None]:
+    """Back to the old layout, or else on to the new one: the host, and where it was on, the plan that has nothing to do."""
+    try:
+        return go_back(session, before, reset, look), None
+    except BusyError as busy:
+        try:
+            on = mig_plan.plan(look().gpus, after)
+        except FleetError:
+            on = None
+        if on is None or on.disturbs:
+            if clear is None:
+                raise
+            clear(busy.disturbs)
+            return go_back(session, before, reset, look, can_be_ended), None
+    for gpu_plan in on.gpus:
+        run_steps(session, gpu_plan, reset, [])
+    host = session.observe()
+    expect(host, after)
+    return host, _reached(host.gpus, after)
+
+
+def _reached(gpus: Sequence[Gpu], targets: Sequence[Target]) -> Plan | None:
+    """The plan to these targets if it has nothing left to do."""
+    try:
+        plan = mig_plan.plan(gpus, targets)
+    except FleetError:
+        # What was possible when the run began no longer is: another driver, another card.
+        return None
+    return None if plan.changes else plan
