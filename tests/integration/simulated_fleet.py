@@ -54,6 +54,7 @@ class Fleet:
             "gpu_layout_nvml_source": "none",
             "gpu_layout__root": str(self.hosts[name].folder / "root"),
             "gpu_layout_state_directory": str(self.hosts[name].folder / "state.d"),
+            "gpu_drain_state_directory": str(self.hosts[name].folder / "state.d"),
         }
 
     def interpreter(self, name):

@@ -22,19 +22,28 @@ def fleet(host, library, tmp_path):
     return Fleet(tmp_path, library, ["one", "two"])
 
 
+@contextlib.contextmanager
+def job_on(host):
+    """A process on the whole GPU of a host, for which the new layout has no room."""
+    assert host.module("mig", layout=WHOLE)["changed"]
+    place = ["--gpu", "0", "--gi", "0", "--memory", "1MiB"]
+    job = host.popen([str(host.bin / "gpusim"), "run", *place, "--", "sleep", "300"])
+    try:
+        while not json.loads(host.gpusim("show", "--json"))["processes"]:
+            assert job.poll() is None
+        (host.folder / "job.pid").write_text(str(job.pid))
+        yield job
+    finally:
+        job.kill()
+        job.wait()
+
+
 @pytest.fixture
 def job(fleet):
-    """A process on the GPU of the second host, which both hosts' new layout has no room for."""
-    for host in fleet.hosts.values():
-        assert host.module("mig", layout=WHOLE)["changed"]
-    place = ["--gpu", "0", "--gi", "0", "--memory", "1MiB"]
-    two = fleet.hosts["two"]
-    job = two.popen([str(two.bin / "gpusim"), "run", *place, "--", "sleep", "300"])
-    while not json.loads(two.gpusim("show", "--json"))["processes"]:
-        assert job.poll() is None
-    yield job
-    job.kill()
-    job.wait()
+    """One on the second host alone."""
+    assert fleet.hosts["one"].module("mig", layout=WHOLE)["changed"]
+    with job_on(fleet.hosts["two"]) as job:
+        yield job
 
 
 def play(fleet, **variables):
@@ -87,3 +96,27 @@ def test_force_ends_it(fleet, job):
     assert status == 0, said
     assert job.wait(5) == -signal.SIGTERM
     assert fleet.seen() == {name: [("3g.40gb", 0), ("3g.40gb", 4)] for name in fleet.hosts}
+
+
+def test_drain_brings_every_host_of_a_wave_its_clients_back_where_one_fails(fleet):
+    folder = "{{ gpu_layout_state_directory | dirname }}"
+    commands = {
+        "gpu_drain_commands_before": ["kill $(cat %s/job.pid)" % folder],
+        "gpu_drain_commands_after": ["touch %s/back" % folder],
+    }
+    one, two = fleet.hosts.values()
+    with job_on(one) as first, job_on(two) as second:
+        for job in (first, second):
+            threading.Thread(target=job.wait, daemon=True).start()
+        one.gpusim("fail", "nvmlDeviceCreateGpuInstanceWithPlacement", "--code", "UNKNOWN")
+        run = fleet.play(
+            dict.fromkeys(fleet.hosts, HALVES),
+            "-e",
+            json.dumps(dict(commands, gpu_layout_on_busy="drain")),
+            waves=["100%"],
+        )
+    said = run.stdout + run.stderr
+    assert run.returncode != 0
+    assert "Failed: one: " in said
+    assert fleet.seen() == {"one": [("7g.80gb", 0)], "two": [("3g.40gb", 0), ("3g.40gb", 4)]}, said
+    assert [(host.folder / "back").exists() for host in (one, two)] == [True, True], said
