@@ -17,9 +17,15 @@ __all__ = ["lab_host"]
 
 
 @pytest.fixture(scope="session")
-def with_units(lab_host):
+def host_name(worker_id):
+    """The host of this worker of pytest-xdist."""
+    return {"master": "one", "gw0": "one", "gw1": "two"}[worker_id]
+
+
+@pytest.fixture(scope="session")
+def with_units(lab_host, host_name):
     """The host with the units of the tests."""
-    host = lab_host("slurm")
+    host = lab_host(host_name)
     for name, text in UNITS.items():
         # Those that run come back after a restart of the host, as services do.
         installed = f"{text}\n[Install]\nWantedBy=multi-user.target\n"
@@ -37,12 +43,12 @@ def host(with_units):
 
 
 @pytest.fixture
-def run(tmp_path):
+def run(tmp_path, host_name):
     """A function that begins a run: run("drain", "--check", gpu_drain_services=[...])."""
     runs = []
 
     def start(playbook: str, *arguments: str, **variables) -> RoleRun:
-        runs.append(RoleRun(tmp_path, playbook, arguments, {"gpu_drain_slurm": False, **variables}))
+        runs.append(RoleRun(tmp_path, host_name, playbook, arguments, {"gpu_drain_slurm": False, **variables}))
         return runs[-1]
 
     yield start

@@ -28,9 +28,10 @@ def _descendants(pid: int) -> list[int]:
 class RoleRun:
     """One run of a playbook of the scenario, begun when the object is made; `variables` become extra vars."""
 
-    def __init__(self, folder: Path, playbook: str, arguments: tuple, variables: dict) -> None:
+    def __init__(self, folder: Path, host: str, playbook: str, arguments: tuple, variables: dict) -> None:
         self._log = folder / f"{playbook}-{time.monotonic_ns()}.log"
-        command = ["ansible-playbook", "-i", str(SCENARIO / "inventory"), str(SCENARIO / f"{playbook}.yml"), *arguments]
+        command = ["ansible-playbook", "-i", str(SCENARIO / "inventory"), "--limit", host, *arguments]
+        command += [str(SCENARIO / f"{playbook}.yml")]
         # Two looks a second suffice for jobs of seconds.
         command += ["-e", json.dumps({"gpu_drain_poll": 1, "gpu_drain_timeout": 60, **variables})]
         with self._log.open("w") as output:

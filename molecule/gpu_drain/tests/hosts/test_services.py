@@ -85,7 +85,7 @@ def test_a_unit_that_takes_its_time_to_stop_is_stopped_all_the_same(host, run):
 
 def test_when_one_cannot_be_stopped_those_before_it_are_back(host, run):
     said = run("drain", gpu_drain_services=["lab-a", "lab-firm"]).failed()
-    assert "slurm: unit lab-firm.service: it cannot be stopped:" in said
+    assert ": unit lab-firm.service: it cannot be stopped:" in said
     assert "What had been taken off is back." in said
     assert host.active() == ALL
     assert not host.host.file(RECORD).exists
@@ -130,14 +130,7 @@ def test_a_unit_that_somebody_removed_meanwhile_is_left(host, run):
         host.ask("mv /run/lab-a.kept /etc/systemd/system/lab-a.service; systemctl daemon-reload")
 
 
-@pytest.mark.parametrize(
-    ("name", "problem"),
-    [
-        ("multi-user.target", "unit multi-user.target: it is a target"),
-        ("lab-*", "unit 'lab-*': this names no unit"),
-        ("lab@.service", "unit 'lab@.service': this names no unit"),
-    ],
-)
-def test_what_is_no_unit_to_stop_is_refused_before_anything_goes(host, run, name, problem):
-    assert problem in run("drain", gpu_drain_services=["lab-a", name]).failed()
+def test_what_is_no_unit_to_stop_is_refused_before_anything_goes(host, run):
+    said = run("drain", gpu_drain_services=["lab-a", "multi-user.target"]).failed()
+    assert "unit multi-user.target: it is a target: started again, it would bring more than was stopped" in said
     assert host.active() == ALL

@@ -13,7 +13,7 @@ REASON = "openfleet.gpu: clients taken off the GPUs"
 def test_a_running_job_is_waited_for_and_the_node_takes_jobs_again(host, run):
     job = host.submit(8)
     drain = run("drain", gpu_drain_slurm=True, gpu_drain_services=["lab-a"])
-    drain.wait_for("FAILED - RETRYING: [slurm]")
+    drain.wait_for("FAILED - RETRYING")
     # As long as the job runs no other starts, and no service is stopped.
     queued = host.queue(1)
     assert f"Slurm job {job} (train) of user nobody, running" in drain.told
@@ -34,7 +34,7 @@ def test_a_running_job_is_waited_for_and_the_node_takes_jobs_again(host, run):
 def test_when_the_time_is_over_all_is_back_and_the_jobs_are_named(host, run):
     first, second = host.submit(600), host.submit(600, "a|b c", options="--time=30")
     said = run("drain", gpu_drain_slurm=True, gpu_drain_services=["lab-a"], gpu_drain_timeout=2).failed()
-    end = said[said.index("slurm: after 2 s the GPUs are still in use by") :]
+    end = said[said.index("after 2 s the GPUs are still in use by") :]
     assert f"Slurm job {first} (train) of user nobody, running, without a time limit" in end
     assert f"Slurm job {second} (a|b c) of user nobody, running, 29:" in end
     assert "All that was taken off is back." in end

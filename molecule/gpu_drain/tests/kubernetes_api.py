@@ -1,0 +1,145 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A stand-in for a Kubernetes API server: no cluster runs here.
+
+It speaks as much of the API as kubernetes.core's k8s_info and k8s_drain ask for: discovery, one node, its pods,
+evictions (https://kubernetes.io/docs/concepts/scheduling-eviction/api-eviction/). No authentication, no watches.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+RESOURCES = [
+    {"name": "nodes", "kind": "Node", "namespaced": False, "verbs": ["get", "list", "patch"]},
+    {"name": "pods", "kind": "Pod", "namespaced": True, "verbs": ["get", "list", "delete"]},
+    {"name": "pods/eviction", "kind": "Eviction", "namespaced": True, "verbs": ["create"]},
+]
+
+
+class KubernetesApi:
+    """A cluster of one node, n1. `requests` are the changes that were asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.unschedulable = False
+        self.pods: dict[str, dict] = {}
+        self.requests: list[str] = []
+        #: Requests of this kind are answered with 500.
+        self.broken: str | None = None
+        api = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                self.reply(*api.get(self.path))
+
+            def do_PATCH(self):
+                self.reply(*api.change("patch", self.path, self.body()))
+
+            def do_POST(self):
+                self.reply(*api.change("evict", self.path, self.body()))
+
+            def body(self):
+                return json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+
+            def reply(self, status, content):
+                text = json.dumps(content).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+            def log_message(self, *_arguments):
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.kubeconfig = folder / "kubeconfig"
+        self.kubeconfig.write_text(
+            json.dumps(
+                {
+                    "apiVersion": "v1",
+                    "kind": "Config",
+                    "clusters": [
+                        {"name": "lab", "cluster": {"server": "http://127.0.0.1:%d" % self.server.server_port}}
+                    ],
+                    "users": [{"name": "lab", "user": {}}],
+                    "contexts": [{"name": "lab", "context": {"cluster": "lab", "user": "lab"}}],
+                    "current-context": "lab",
+                }
+            )
+        )
+
+    def add_pod(self, name: str, owner: str | None = "ReplicaSet", protected: int = 0, seconds: float = 0) -> None:
+        """A pod that takes so long to go once it is evicted; a disruption budget refuses the first `protected` times."""
+        metadata = {"name": name, "namespace": "ml", "uid": name}
+        if owner:
+            metadata["ownerReferences"] = [{"apiVersion": "apps/v1", "kind": owner, "name": "x", "uid": "x"}]
+        self.pods[name] = {
+            "pod": {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": metadata,
+                "spec": {"nodeName": "n1", "containers": [{"name": "c"}]},
+                "status": {"phase": "Running"},
+            },
+            "protected": protected,
+            "seconds": seconds,
+            "gone_at": None,
+        }
+
+    def there(self) -> list[str]:
+        now = time.monotonic()
+        return [name for name, pod in self.pods.items() if pod["gone_at"] is None or pod["gone_at"] > now]
+
+    def get(self, path: str) -> tuple[int, dict]:
+        path, _, query = path.partition("?")
+        if path == "/version":
+            return 200, {"major": "1", "minor": "33", "gitVersion": "v1.33.0"}
+        if path == "/api":
+            return 200, {"kind": "APIVersions", "versions": ["v1"]}
+        if path == "/apis":
+            return 200, {"kind": "APIGroupList", "apiVersion": "v1", "groups": []}
+        if path == "/api/v1":
+            return 200, {"kind": "APIResourceList", "groupVersion": "v1", "resources": RESOURCES}
+        if path == "/api/v1/nodes/n1":
+            return 200, self.node()
+        if path == "/api/v1/pods":
+            assert query == "fieldSelector=spec.nodeName%3Dn1", query
+            pods = [self.pods[name]["pod"] for name in self.there()]
+            return 200, {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": pods}
+        return self.status(404, "NotFound", f"{path} not found")
+
+    def node(self) -> dict:
+        spec = {"unschedulable": True} if self.unschedulable else {}
+        return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1", "uid": "n1"}, "spec": spec, "status": {}}
+
+    def change(self, kind: str, path: str, body: dict) -> tuple[int, dict]:
+        if kind == self.broken:
+            return self.status(500, "InternalError", "etcd is away")
+        if kind == "patch" and path == "/api/v1/nodes/n1":
+            self.unschedulable = bool(body["spec"]["unschedulable"])
+            self.requests.append("cordon" if self.unschedulable else "uncordon")
+            return 200, self.node()
+        asked = re.fullmatch("/api/v1/namespaces/ml/pods/([^/]+)/eviction", path)
+        if asked and asked[1] in self.there():
+            pod = self.pods[asked[1]]
+            if pod["protected"]:
+                pod["protected"] -= 1
+                problem = "Cannot evict pod as it would violate the pod's disruption budget."
+                return self.status(429, "TooManyRequests", problem)
+            if pod["gone_at"] is None:
+                pod["gone_at"] = time.monotonic() + pod["seconds"]
+                self.requests.append("evict " + asked[1])
+            return 201, {"kind": "Status", "apiVersion": "v1", "status": "Success"}
+        return self.status(404, "NotFound", f"{path} not found")
+
+    @staticmethod
+    def status(code: int, reason: str, message: str) -> tuple[int, dict]:
+        answer = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason, "code": code}
+        return code, dict(answer, message=message)
