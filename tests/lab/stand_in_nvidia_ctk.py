@@ -64,6 +64,14 @@ def mounts() -> list[tuple[str, str]]:
     return found + ([(state, state)] if Path(state).exists() else [])
 
 
+def environment() -> list[str]:
+    """The boot of this host, as simulated GPUs name it (gpusim, boot.c): a container's first process would be another's."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    started = int(Path("/proc/1/stat").read_text().rpartition(")")[2].split()[19])
+    # It counts from one (process.c).
+    return ["GPUSIM_BOOT=%s %d" % (boot, started + 1)]
+
+
 def specification(named: list[tuple[str, list[int]]], form: str) -> str:
     given = mounts()
     folders = sorted({str(Path(path).parent) for _host, path in given if ".so" in path})
@@ -79,6 +87,7 @@ def specification(named: list[tuple[str, list[int]]], form: str) -> str:
         ]
         edits = {
             "deviceNodes": [{"path": "/dev/nvidiactl"}],
+            "env": environment(),
             "hooks": [hook],
             "mounts": [{"hostPath": host, "containerPath": path, "options": ["rbind"]} for host, path in given],
         }
@@ -93,6 +102,8 @@ def specification(named: list[tuple[str, list[int]]], form: str) -> str:
         "containerEdits:",
         "    deviceNodes:",
         "        - path: /dev/nvidiactl",
+        "    env:",
+        *("        - %s" % setting for setting in environment()),
         "    hooks:",
         "        - hookName: createContainer",
         "          path: %s" % hook["path"],
@@ -134,7 +145,7 @@ def configure(arguments: list[str]) -> int:
         config.write_text(json.dumps(data, indent=4, sort_keys=True))
         return 0
     runtime = containerd_runtime(options) if options.runtime == "containerd" else crio_runtime(options)
-    if not drop_ins:
+    if not drop_ins or not options.drop_in_config:
         # In the file itself, which loses its comments.
         kept = "".join(line for line in text.splitlines(keepends=True) if not line.lstrip().startswith("#"))
         _, table, rest = runtime.partition("[crio.runtime]\n")

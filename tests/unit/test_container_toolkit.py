@@ -255,12 +255,12 @@ def test_configuring_is_merging_and_then_finds_nothing_to_do(engine, version, em
     request = Request(version, set_as_default=True)
     assert engines.foretell(engine, version, request, current)
     found = engines.ask(engine, version, request, current, call(version))
-    assert set(found) == set(engines.paths(engine, version))
+    assert set(found) == set(engines.paths(engine, version, current.get(engine.config, "")))
     assert "/tmp" not in "".join(found.values())
     for word in ("/srv", "/usr/bin/other", "site.d", "sandbox_image", "log_level"):
         assert (word in current.get(engine.config, "")) == (word in {**current, **found}.get(engine.config, "")), word
-    now = {**current, **found}
-    assert engines.ask(engine, version, request, now, call(version)) == {path: now[path] for path in found}
+    now = {path: text for path, text in {**current, **found}.items() if text}
+    assert engines.ask(engine, version, request, now, call(version)) == {path: now.get(path, "") for path in found}
     assert not engines.foretell(engine, version, request, now)
 
 
@@ -270,9 +270,22 @@ def test_comments_stay_where_only_the_layout_would_change():
     assert found[CONTAINERD.config] == text
 
 
+def test_a_drop_in_must_not_hide_what_the_main_file_says_of_the_same_plugin():
+    """As one does that an nvidia-ctk run by hand has left."""
+    hides = {
+        CONTAINERD.drop_in: '[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia]\nruntime_type = "x"\n'
+    }
+    found = engines.ask(CONTAINERD, "1.18.2", ASKED, {**SITE, **hides}, call("1.18.2"))
+    assert found[CONTAINERD.drop_in] == "" and "runtimes.nvidia" in found[CONTAINERD.config]
+    plain = {CONTAINERD.config: 'version = 2\nimports = ["/etc/containerd/site.d/*.toml"]\n'}
+    found = engines.ask(CONTAINERD, "1.18.2", ASKED, plain, call("1.18.2"))
+    assert "runtimes.nvidia" in found[CONTAINERD.drop_in] and "runtimes.nvidia" not in found[CONTAINERD.config]
+
+
 def test_nvidia_ctk_that_loses_imports_is_stopped():
+    plain = {CONTAINERD.config: 'version = 2\nimports = ["/etc/containerd/site.d/*.toml"]\n'}
     with pytest.raises(PlanError, match=r"would drop /etc/containerd/site\.d/\*\.toml"):
-        engines.ask(CONTAINERD, "1.18.0", Request("1.18.0"), SITE, call("1.18.0"))
+        engines.ask(CONTAINERD, "1.18.0", Request("1.18.0"), plain, call("1.18.0"))
 
 
 @pytest.mark.parametrize(

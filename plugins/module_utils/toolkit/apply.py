@@ -9,6 +9,7 @@ come back with its new configuration gets the former one.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,7 @@ class Work:
     # -- Files ---------------------------------------------------------------------------------------------------------
 
     def _put(self, path: str, content: bytes | None) -> None:
-        """Replace a file as a whole, with the mode that it has; None deletes it."""
+        """Replace a file as a whole, with the mode, owner and label that it has; None deletes it."""
         target = Path(path)
         if path not in self.before:
             self.before[path] = target.read_bytes() if target.exists() else None
@@ -76,15 +77,19 @@ class Work:
             else:
                 target = target.resolve()
                 target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-                mode = target.stat().st_mode & 0o7777 if target.exists() else 0o644
+                former = target.stat() if target.exists() else None
                 new = target.with_name(".%s.new" % target.name)
                 descriptor = os.open(str(new), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
                 with os.fdopen(descriptor, "wb") as file:
                     file.write(content)
                     file.flush()
                     os.fsync(file.fileno())
-                new.chmod(mode)
+                if former:
+                    os.chown(str(new), former.st_uid, former.st_gid)
+                new.chmod(former.st_mode & 0o7777 if former else 0o644)
                 new.replace(target)
+                if observe.there("restorecon"):
+                    self.call(["restorecon", str(target)])
         except OSError as error:
             self._must(str(error), path, "it cannot be written", "Make room for it, as root.")
         self.units_changed |= path in files.UNITS
@@ -101,6 +106,10 @@ class Work:
 
     def _delete(self, step: Step) -> None:
         self._put(step.items[0], None)
+        if step.items[0] == files.SETTINGS:
+            with contextlib.suppress(OSError):
+                # Where nobody else has settings for the service.
+                Path(files.SETTINGS).parent.rmdir()
         self._reload_units()
 
     # -- Packages ------------------------------------------------------------------------------------------------------

@@ -30,22 +30,40 @@ _RUNC = "runc"
 
 _IMPORTS = re.compile(r"^[ \t]*imports[ \t]*=[ \t]*\[(.*?)\]", re.MULTILINE | re.DOTALL)
 _STRING = re.compile(r"\"([^\"\n]*)\"|'([^'\n]*)'")
+_CRI = re.compile(r"plugins\.\"io\.containerd\.(grpc\.v1\.cri|cri\.v1\.)")
 _HEADER = re.compile(r"^[ \t]*\[+([^\[\]\n]+)\]+[ \t]*(?:#.*)?$", re.MULTILINE)
 
 
-def paths(engine: Engine, version: str) -> tuple[str, ...]:
-    """The files that configuring the engine writes."""
+def drop_in_of(engine: Engine, version: str, main: str) -> str:
+    """The file of its own that nvidia-ctk is to write; empty where it is to write into the main one.
+
+    Before 2.0, what a drop-in says of containerd's CRI plugin stands in place of all that the main file says of it
+    (https://github.com/containerd/containerd/pull/9982). nvidia-ctk copies that into the drop-in, where a later change of the
+    main file would not count any more. Where that says something of the plugin, the runtime goes there too.
+    """
+    if not has_drop_in(engine, version):
+        return ""
+    hidden = [name for name in tables(main) if _CRI.match(name) and not _of_nvidia(name)]
+    return "" if engine.name == "containerd" and hidden else engine.drop_in
+
+
+def paths(engine: Engine, version: str, main: str) -> tuple[str, ...]:
+    """The files that configuring the engine concerns, of which the last one gets the runtime."""
     if not engine.config:
         return ()
-    if engine.name == "crio" and has_drop_in(engine, version):
-        return (engine.drop_in,)
-    return (engine.config, engine.drop_in) if has_drop_in(engine, version) else (engine.config,)
+    drop_in = drop_in_of(engine, version, main)
+    if engine.name == "crio" and drop_in:
+        return (drop_in,)
+    if engine.name == "containerd" and has_drop_in(engine, version):
+        return (engine.config, engine.drop_in) if drop_in else (engine.drop_in, engine.config)
+    return (engine.config,)
 
 
 def ask(engine: Engine, version: str, request: Request, current: Mapping[str, str], call: Run) -> dict[str, str]:
     """Path and text of the engine's files as nvidia-ctk would have them. Raises PlanError where it cannot, or would lose
     something."""
-    drop_in = engine.drop_in if has_drop_in(engine, version) else ""
+    main = current.get(engine.config, "")
+    drop_in = drop_in_of(engine, version, main)
     with tempfile.TemporaryDirectory(prefix="openfleet-container-toolkit-") as scratch:
 
         def moved(text: str) -> str:
@@ -60,9 +78,10 @@ def ask(engine: Engine, version: str, request: Request, current: Mapping[str, st
             if path:
                 Path(scratch + path).parent.mkdir(parents=True, exist_ok=True)
         if engine.config in current:
-            Path(scratch + engine.config).write_text(moved(current[engine.config]), encoding="utf-8")
+            Path(scratch + engine.config).write_text(moved(main), encoding="utf-8")
         command = [TOOL, "runtime", "configure", "--runtime=" + engine.name, "--config=" + scratch + engine.config]
-        command += ["--drop-in-config=" + scratch + drop_in] if drop_in else []
+        if has_drop_in(engine, version):
+            command.append("--drop-in-config=" + (scratch + drop_in if drop_in else ""))
         command += ["--nvidia-set-as-default"] if request.set_as_default else []
         command += ["--cdi.enabled"] if request.engine_cdi and engine.name != "crio" else []
         done = call(command)
@@ -73,7 +92,7 @@ def ask(engine: Engine, version: str, request: Request, current: Mapping[str, st
                 "Mend the file. It is as it was.",
             )
         found = {}
-        for path in paths(engine, version):
+        for path in paths(engine, version, main):
             copy = Path(scratch + path)
             text = copy.read_text(encoding="utf-8").replace(scratch, "") if copy.exists() else ""
             found[path] = settle(engine, path, current.get(path, ""), text, drop_in)
@@ -82,7 +101,8 @@ def ask(engine: Engine, version: str, request: Request, current: Mapping[str, st
 
 def settle(engine: Engine, path: str, before: str, after: str, drop_in: str) -> str:
     """The text to have: what was there where nvidia-ctk changed nothing that counts, else its own, if nothing is lost."""
-    if path == drop_in:
+    if path == engine.drop_in:
+        # Empty where the main file has it all: then it must not hide that.
         return after
     if engine.name == "docker":
         return (
@@ -152,8 +172,11 @@ def foretell(engine: Engine, version: str, request: Request, current: Mapping[st
             or (request.set_as_default and config.get("default-runtime") != RUNTIME)
             or (request.engine_cdi and not config.get("features", {}).get("cdi"))
         )
-    written = current.get(paths(engine, version)[-1], "")
-    return not any(map(_of_nvidia, tables(written)))
+    main = current.get(engine.config, "")
+    drop_in = drop_in_of(engine, version, main)
+    if engine.name == "containerd" and drop_in and str(Path(drop_in).parent) + "/*.toml" not in imports(main):
+        return True
+    return not any(map(_of_nvidia, tables(current.get(drop_in or engine.config, ""))))
 
 
 def uses_cdi(daemon_json: str) -> bool:

@@ -99,7 +99,7 @@ def _engines(host: Host, request: Request, version: str, changes: bool) -> tuple
             continue
         differs, cdi_changed = _differs(engine, host, request, version, changes)
         if differs:
-            where = engines.paths(engine, version)[-1]
+            where = engines.paths(engine, version, host.files.get(engine.config, ""))[-1]
             configured.append(Step("engine", "configure %s (%s)" % (engine.name, where), (engine.name,)))
         due, cdi_due = _due(engine, host)
         if differs or due:
