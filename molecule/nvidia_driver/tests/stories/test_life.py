@@ -108,6 +108,16 @@ def test_a_mirror_that_dies_half_way_costs_nobody_anything(play, lab_host, state
     runs(host)
 
 
+def test_the_entry_point_plan_only_plans(play, state_of):
+    before = state_of(HGX)
+    played = play(HGX, entry_point="plan", nvidia_driver_version="580.105.08")
+    assert played.failed == ""
+    assert set(foretold(played.planned)) == PARTS
+    assert state_of(HGX) == before
+    refused = play(HGX, entry_point="plan", nvidia_driver_version="580.105.08", nvidia_driver_reboot="never")
+    assert "a reboot is needed" in refused.failed
+
+
 def test_an_upgrade_within_the_branch_does_what_the_dry_run_said(play, lab_host, state_of):
     before = state_of(HGX)
     dry = play(HGX, "--check", nvidia_driver_version="580.105.08")
