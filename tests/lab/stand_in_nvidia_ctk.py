@@ -148,18 +148,25 @@ def configure(arguments: list[str]) -> int:
     if not drop_ins or not options.drop_in_config:
         # In the file itself, which loses its comments.
         kept = "".join(line for line in text.splitlines(keepends=True) if not line.lstrip().startswith("#"))
-        _, table, rest = runtime.partition("[crio.runtime]\n")
-        if table and table in kept:
-            # A table may be there once only.
-            default, _, runtime = rest.partition("\n")
-            kept = kept if default in kept else kept.replace(table, table + default + "\n")
-        config.write_text(kept if runtime.strip() in kept else kept + runtime)
+        config.write_text(merged(kept, runtime))
         return 0
     drop_in = Path(options.drop_in_config)
     drop_in.write_text(("version = 2\n" if options.runtime == "containerd" else "") + runtime)
     if options.runtime == "containerd":
         take_in(config, text, str(drop_in.parent) + "/*.toml")
     return 0
+
+
+def merged(text: str, more: str) -> str:
+    """A table may be there once only: what is new of one that is there goes behind its header."""
+    for block in re.split(r"\n(?=\[)", "\n" + more.strip())[1:]:
+        header, _, lines = (block + "\n").partition("\n")
+        new = "".join(line + "\n" for line in lines.splitlines() if line.strip() and line not in text.splitlines())
+        if header in text.splitlines():
+            text = text.replace(header + "\n", header + "\n" + new)
+        else:
+            text += "\n%s\n%s" % (header, lines)
+    return text
 
 
 def take_in(config: Path, text: str, pattern: str) -> None:

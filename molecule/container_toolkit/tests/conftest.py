@@ -1,0 +1,39 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from lab_fixtures import lab_host
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from role_runs import run_role
+
+__all__ = ["lab_host"]
+
+
+@pytest.fixture(scope="session")
+def boxes(lab_host):
+    return lab_host("boxes")
+
+
+@pytest.fixture(scope="session")
+def engines(lab_host):
+    return lab_host("engines")
+
+
+@pytest.fixture
+def finished():
+    """Whatever a test left behind: afterwards the host is as the inventory asks, and a second run has nothing to do."""
+    hosts = []
+
+    def start_from(name: str, **variables) -> None:
+        hosts.append(name)
+        run_role(name, **variables)
+
+    yield start_from
+    for name in hosts:
+        run_role(name)
+        assert run_role(name).steps == []

@@ -1,0 +1,151 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Containers and the devices that they are given: by Debian's Podman, and by the specification that the role keeps."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+from role_runs import run_role
+
+SPECIFICATION = "/var/run/cdi/nvidia.yaml"
+IMAGE = "localhost/openfleet-test"
+#: What nvidia-smi is linked with, and nothing of NVIDIA's: that comes with the devices.
+MAKE_IMAGE = (
+    "tar -chf /tmp/image.tar -C / "
+    "$(ldd $(readlink -f /usr/bin/nvidia-smi) | grep -o '/lib[^ ]*' | grep -v libnvidia | sed 's,^/,,') && "
+    "tar -rf /tmp/image.tar -C / etc/debian_version && chmod 644 /tmp/image.tar"
+)
+
+
+@pytest.fixture(scope="module")
+def image(boxes):
+    boxes.check_output(MAKE_IMAGE)
+    boxes.check_output(f"podman import --quiet /tmp/image.tar {IMAGE}")
+    yield IMAGE
+    boxes.run(f"podman image rm --force {IMAGE}")
+
+
+@pytest.fixture(scope="module")
+def alice(boxes, image):
+    """Runs a command as a user who is not root, with containers of her own."""
+    boxes.check_output("id alice || useradd --create-home alice")
+    boxes.check_output("install -d -o alice -g alice /home/alice/.config /home/alice/.config/containers")
+    boxes.check_output("printf '[storage]\\ndriver = \"vfs\"\\n' >/home/alice/.config/containers/storage.conf")
+    boxes.check_output(f"su - alice -c 'podman import --quiet /tmp/image.tar {image}'")
+    yield lambda command: boxes.run(f"su - alice -c '{command}'")
+    boxes.run("su - alice -c 'podman system reset --force'; userdel --remove --force alice")
+
+
+def gpus(text: str) -> list[str]:
+    return re.findall(r"UUID: (GPU-[^)]+)\)", text)
+
+
+def listed(host) -> list[str]:
+    return re.findall(r'- name: "?([^"\s]+)', host.check_output(f"cat {SPECIFICATION}"))
+
+
+def test_the_specification_lists_what_nvml_lists(boxes):
+    uuids = gpus(boxes.check_output("nvidia-smi -L"))
+    assert len(uuids) == 2
+    assert sorted(listed(boxes)) == sorted(["0", "1", *uuids, "all"])
+    assert boxes.file(SPECIFICATION).mode & 0o444 == 0o444
+
+
+@pytest.mark.parametrize(("device", "nodes"), [("0", ["nvidia0"]), ("1", ["nvidia1"]), ("all", ["nvidia0", "nvidia1"])])
+def test_a_container_has_its_device_and_nvml(boxes, image, device, nodes):
+    start = (
+        f"podman run --detach --network=none --device nvidia.com/gpu={device} {image} nvidia-smi --list-gpus --loop=60"
+    )
+    container = boxes.check_output(
+        f"podman create --network=none --device nvidia.com/gpu={device} {image} nvidia-smi -l 60"
+    )
+    try:
+        boxes.check_output(f"podman start {container}")
+        pid = boxes.check_output(f"podman inspect --format '{{{{.State.Pid}}}}' {container}")
+        there = boxes.check_output(f"ls /proc/{pid}/root/dev").split()
+        assert [name for name in there if name.startswith("nvidia")] == [*nodes, "nvidiactl"], start
+    finally:
+        boxes.run(f"podman rm --force --time 0 {container}")
+    said = boxes.check_output(f"podman run --rm --network=none --device nvidia.com/gpu={device} {image} nvidia-smi -L")
+    assert gpus(said) == gpus(boxes.check_output("nvidia-smi -L"))
+
+
+def test_without_a_device_a_container_has_neither(boxes, image):
+    """The control: neither the program nor the nodes are in the image."""
+    assert boxes.run(f"podman run --rm --network=none {image} nvidia-smi -L").rc != 0
+
+
+def test_a_user_who_is_not_root_gives_containers_devices_too(boxes, image, alice):
+    done = alice(f"podman run --rm --network=none --device nvidia.com/gpu=0 {image} nvidia-smi -L")
+    assert done.rc == 0, done.stderr
+    assert gpus(done.stdout) == gpus(boxes.check_output("nvidia-smi -L"))
+
+
+def test_rootless_podman_gets_to_read_what_only_root_could(boxes, alice, image):
+    boxes.check_output(f"chmod 600 {SPECIFICATION}")
+    command = f"podman run --rm --network=none --device nvidia.com/gpu=0 {image} nvidia-smi -L"
+    assert alice(command).rc != 0
+    assert run_role("boxes").steps == [f"let everybody read {SPECIFICATION}"]
+    assert alice(command).rc == 0
+
+
+def test_the_smoke_test_says_what_a_container_saw(boxes):
+    run = run_role("boxes")
+    assert (run.steps, run.result["smoke_test"]) == ([], "a container of podman sees 2 devices, the host's own")
+    assert "smoke" not in boxes.check_output("podman images --all")
+
+
+def test_the_smoke_test_fails_where_containers_do_not_get_the_devices(boxes):
+    boxes.check_output("mv /dev/nvidia1 /dev/hidden")
+    try:
+        message = run_role("boxes", fails=True)
+    finally:
+        boxes.check_output("mv /dev/hidden /dev/nvidia1")
+    assert (
+        message.startswith("smoke test: a container with nvidia.com/gpu=all does not start")
+        and "/dev/nvidia1" in message
+    )
+
+
+def test_mig_devices_that_came_are_listed_and_given(boxes, image):
+    boxes.check_output("nvidia-smi -i 1 -mig 1 && nvidia-smi mig -i 1 -cgi 19,19 -C")
+    try:
+        assert "1:0" not in listed(boxes), "the control: nobody notices by itself"
+        assert run_role("boxes", "--check").steps == [f"write {SPECIFICATION} for the devices that are there"]
+        assert "1:0" not in listed(boxes)
+        run = run_role("boxes")
+        assert run.steps == [f"write {SPECIFICATION} for the devices that are there"]
+        assert run.result["smoke_test"] == "a container of podman sees 4 devices, the host's own"
+        assert {"0", "1:0", "1:1"} <= set(listed(boxes)) and "1" not in listed(boxes)
+        said = boxes.check_output(f"podman run --rm --network=none --device nvidia.com/gpu=1:1 {image} nvidia-smi -L")
+        assert said.count("MIG 1g.10gb") == 2
+        assert run_role("boxes").steps == []
+    finally:
+        boxes.run("nvidia-smi mig -i 1 -dci; nvidia-smi mig -i 1 -dgi; nvidia-smi -i 1 -mig 0")
+        run_role("boxes")
+
+
+def test_a_driver_that_changes_makes_the_specification_anew_each_time(boxes):
+    """By the path unit, without a run: the second time is what a service that stays active would miss."""
+    for _time in range(2):
+        boxes.check_output(f"rm {SPECIFICATION}")
+        boxes.check_output("touch /lib/modules/$(uname -r)/modules.dep")
+        deadline = time.monotonic() + 20
+        while not boxes.file(SPECIFICATION).exists:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+
+
+def test_without_a_driver_there_is_nothing_to_list_and_that_is_said(boxes):
+    index = boxes.check_output("ls /lib/modules/$(uname -r)/modules.dep")
+    boxes.check_output(f"mv {index} /tmp/modules.dep && rm {SPECIFICATION}")
+    try:
+        run = run_role("boxes", container_toolkit_smoke_test=False)
+        assert run.steps == [] and run.result["notes"][0].startswith("no driver for the running kernel")
+    finally:
+        boxes.check_output(f"mv /tmp/modules.dep {index}")
+        run_role("boxes")
+    assert boxes.file(SPECIFICATION).exists
