@@ -164,8 +164,11 @@ class Work:
         for path, text in changed.items():
             self._put(path, text.encode() if text else None)
         notes = self.record.setdefault("engines", {})
-        if changed and engine.name not in notes:
-            notes[engine.name] = engines.note(engine, current, {**current, **changed})
+        if changed:
+            fresh, former = engines.note(engine, current, {**current, **changed}), notes.get(engine.name, {})
+            # What was there before the first run counts; what a later one added, as CDI, is to go too.
+            added = {"cdi_added": True} if fresh.get("cdi_added") else {}
+            notes[engine.name] = {**fresh, **former, **added}
             # Ahead of whatever may still fail, for the way back.
             durable.write(self.toolkit.record_path, self.record)
         return bool(changed)
