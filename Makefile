@@ -130,7 +130,7 @@ leg = printf '\n=== %s\n' "$(1)"; started=$$SECONDS; $(2); printf -- '--- %s: %s
 .PHONY: test
 test: ## every test: lint, unit, integration, the fleet under molecule
 	@$(MAKE) setup-test
-	$(MAKE) lint-all test-unit test-integration test-newest test-oldest test-fleet test-driver
+	$(MAKE) lint-all test-unit test-integration test-newest test-oldest test-fleet test-packages
 	printf '\nEvery test passed in %s s.\n' "$$SECONDS"
 
 .PHONY: test-fast
@@ -187,14 +187,15 @@ test-fleet: image-slurm
 	$(call leg,changes that something is in the way of (molecule),molecule test --no-command-borders --scenario-name mig)
 	$(call leg,clients off the GPUs and back: systemd and Slurm (molecule),molecule test --no-command-borders --scenario-name gpu_drain)
 
-# Hosts of their own: bare ones, with a mirror of packages.
-.PHONY: test-driver
-test-driver:
+# Hosts of their own: bare ones, each with a mirror of packages.
+.PHONY: test-packages
+test-packages:
 	@[ -t 1 ] || export NO_COLOR=1
-	destroy() { OPENFLEET_LAB=driver molecule destroy --scenario-name nvidia_driver --no-command-borders >.lab/molecule-driver.log 2>&1; }
+	destroy() { for scenario in nvidia_driver container_toolkit; do molecule destroy --no-command-borders --scenario-name $$scenario; done >.lab/molecule-packages.log 2>&1; }
 	destroy
 	trap destroy EXIT
 	$(call leg,the driver from a mirror (molecule),molecule test --scenario-name nvidia_driver --no-command-borders --destroy=never)
+	$(call leg,the container toolkit under real engines (molecule),molecule test --scenario-name container_toolkit --no-command-borders --destroy=never)
 
 .PHONY: bench
 bench: setup-test ## figures, one `name value unit` a line (BENCH=group for one group)
