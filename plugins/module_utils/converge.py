@@ -203,14 +203,15 @@ def _owned(directory: str, host: Host) -> frozenset[Owned]:
     if entry is None:
         return owned
     targets = (*entry.before, *entry.after)
-    made = {(target.gpu_uuid, wanted.profile) for target in targets for wanted in target.instances}
-    known = {(item.gpu_uuid, item.start) for item in owned}
-    return owned | {
+    named = {(target.gpu_uuid, wanted.profile) for target in targets for wanted in target.instances}
+    made = {
         owned_instance(gpu, instance)
         for gpu in host.gpus
         for instance in gpu.mig.instances
-        if (gpu.uuid, instance.profile) in made and (gpu.uuid, instance.placement.start) not in known
+        if (gpu.uuid, instance.profile) in named
     }
+    places = {(item.gpu_uuid, item.profile, item.start) for item in made}
+    return frozenset(made | {o for o in owned if (o.gpu_uuid, o.profile, o.start) not in places})
 
 
 def _observe(session: Session) -> Host:
