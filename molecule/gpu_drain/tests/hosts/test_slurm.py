@@ -11,7 +11,7 @@ REASON = "openfleet.gpu: clients taken off the GPUs"
 
 
 def test_a_running_job_is_waited_for_and_the_node_takes_jobs_again(host, run):
-    job = host.submit(8)
+    job = host.submit(600)
     drain = run("drain", gpu_drain_slurm=True, gpu_drain_services=["lab-a"])
     drain.wait_for("FAILED - RETRYING")
     # As long as the job runs no other starts, and no service is stopped.
@@ -20,8 +20,9 @@ def test_a_running_job_is_waited_for_and_the_node_takes_jobs_again(host, run):
     assert host.node() == f"draining: {REASON}"
     assert host.active() == ALL
     # The wait is over once the job is, and not before.
+    host.ask(f"scancel {job}")
     assert drain.changed() == 2
-    assert host.job_state(job) == "COMPLETED"
+    assert host.job_state(job) == "CANCELLED"
     assert host.job_state(queued) == "PENDING"
     assert host.node() == f"drained: {REASON}"
     assert host.active() == ALL - {"lab-a.service"}
