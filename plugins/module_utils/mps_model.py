@@ -1,0 +1,68 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""MPS control daemons as plain frozen values: as a layout wants them, and as they were seen on a host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, order=True)
+class MpsPlace:
+    """A GPU, or one GPU instance of it, named by what outlives a reboot: the UUID of the GPU, profile and start."""
+
+    gpu_uuid: str
+    profile: str | None = None
+    start: int | None = None
+
+    @property
+    def in_mig(self) -> bool:
+        return self.profile is not None
+
+
+@dataclass(frozen=True)
+class MpsDaemon:
+    """One control daemon. It serves one GPU, several whole GPUs, or one MIG device.
+
+    `active_thread_percentage` (1 to 100) and `pinned_memory_limit_bytes` (on each GPU; None sets no limit) cap each of its
+    clients. `clients` is how many it is meant for; the daemon itself does not count them.
+    """
+
+    name: str
+    places: tuple[MpsPlace, ...]
+    clients: int
+    active_thread_percentage: int
+    pinned_memory_limit_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class MpsClient:
+    """A process that an MPS server serves."""
+
+    pid: int
+    server_pid: int
+    command: str | None = None
+    user: str | None = None
+
+
+@dataclass(frozen=True)
+class MpsSeen:
+    """A daemon of this collection, as a host has it.
+
+    `daemon` and `devices` (UUIDs of GPUs, or of the one MIG device, in CUDA_VISIBLE_DEVICES) are what its files say. The
+    limits are what the running daemon answers, None where it does not run or does not tell. A daemon that is to run and
+    does not answer has a `problem`.
+    """
+
+    daemon: MpsDaemon
+    devices: tuple[str, ...]
+    running: bool
+    pid: int | None = None
+    server_pids: tuple[int, ...] = ()
+    clients: tuple[MpsClient, ...] = ()
+    active_thread_percentage: float | None = None
+    pinned_memory_limits_bytes: tuple[int | None, ...] = ()
+    #: Files that are missing, or that this release would write otherwise.
+    outdated: tuple[str, ...] = ()
+    problem: str | None = None
