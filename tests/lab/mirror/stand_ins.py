@@ -41,7 +41,7 @@ def same(*names: str) -> tuple[str, ...]:
 
 
 SMI = """#!/usr/bin/python3
-# A stand-in for nvidia-smi: what NVML says, by its C interface.
+# A stand-in for nvidia-smi: what NVML says, by its C interface; with -L in the real one's words.
 import ctypes, sys
 try:
     nvml = ctypes.CDLL("libnvidia-ml.so.1")
@@ -55,13 +55,25 @@ def ask(name, *arguments):
         sys.exit("%s: %s" % (name, nvml.nvmlErrorString(code).decode()))
 ask("nvmlInit_v2")
 ask("nvmlSystemGetDriverVersion", text, 96)
-print("Driver Version: " + text.value.decode())
-count, handle = ctypes.c_uint(), ctypes.c_void_p()
+listing = "-L" in sys.argv
+if not listing:
+    print("Driver Version: " + text.value.decode())
+count, handle, part = ctypes.c_uint(), ctypes.c_void_p(), ctypes.c_void_p()
+def name(of):
+    ask("nvmlDeviceGetName", of, text, 96)
+    return text.value.decode()
+def uuid(of):
+    ask("nvmlDeviceGetUUID", of, text, 96)
+    return " (UUID: %s)" % text.value.decode() if listing else ""
 ask("nvmlDeviceGetCount_v2", ctypes.byref(count))
 for index in range(count.value):
     ask("nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(handle))
-    ask("nvmlDeviceGetName", handle, text, 96)
-    print("GPU %d: %s" % (index, text.value.decode()))
+    print("GPU %d: %s%s" % (index, name(handle), uuid(handle)))
+    parts = ctypes.c_uint()
+    ask("nvmlDeviceGetMaxMigDeviceCount", handle, ctypes.byref(parts))
+    for number in range(parts.value if listing else 0):
+        if nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number, ctypes.byref(part)) == 0:
+            print("  MIG %-12s Device %2d:%s" % (name(part).rpartition(" ")[2], number, uuid(part)))
 """
 
 # As the real ones do: they end where the loaded kernel module is not of their version.
