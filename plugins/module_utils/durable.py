@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Small JSON files that are whole after a crash: the old content or the new, and on the disk when the call returns."""
+"""Small files, JSON mostly, that are whole after a crash: the old content or the new, and on the disk when the call returns."""
 
 from __future__ import annotations
 
@@ -18,11 +18,18 @@ Upgrades = Mapping[int, Callable[[Dict[str, Any]], Dict[str, Any]]]
 
 def write(path: Path, data: Any) -> None:
     """Write `data` as JSON. Raises ApplyError (nothing has changed on the GPUs yet) where the file system refuses."""
+    write_text(path, json.dumps(data, indent=1))
+
+
+def write_text(path: Path, text: str, mode: int | None = None) -> None:
+    """Write a text; `mode` sets the file's, whatever the umask is. Raises as `write`."""
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         new = path.with_name(path.name + ".new")
         with new.open("w") as file:
-            json.dump(data, file, indent=1)
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         new.replace(path)

@@ -12,15 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Sequence, Union
 
-from . import cdi, durable
+from . import cdi, durable, systemd
 from .errors import FollowError, Problem
 from .holders_model import Run, ask, run_tool
 
 #: Keeps /var/run/cdi/nvidia.yaml, since release 1.18 of the container toolkit. It does not notice MIG devices:
 #: https://github.com/NVIDIA/nvidia-container-toolkit/issues/1828
 REFRESH = "nvidia-cdi-refresh.service"
-#: The unit by which the role gpu_layout restores the layout at boot; this very process may be it.
-BOOT = "gpu-layout.service"
+BOOT = systemd.BOOT
 
 #: Services that look for devices when they start, unless told otherwise; the second may be a client of the first. What
 #: NVIDIA's own MIG manager stops and starts besides is there to have the GPUs free, or Kubernetes' (NVIDIA/mig-parted,
@@ -169,46 +168,24 @@ def look(services: Sequence[str], run: Run, root: Path) -> tuple[Seen, Problem |
     specs = tuple(cdi.find_specs(root / cdi.LASTING)) if toolkit else ()
     passing = tuple(cdi.find_specs(root / cdi.PASSING)) if toolkit else ()
     seen = Seen(toolkit, specs, passing)
-    # Where systemd is not the init system, there is nothing to restart (sd_booted(3)).
-    if not (root / "run/systemd/system").is_dir():
+    # Where systemd is not the init system, there is nothing to restart.
+    if not systemd.booted(root):
         return seen, None
     try:
         boot, refresh, *asked = _units([BOOT, REFRESH, *services], run)
-        state = _tell(run, ["systemctl", "show", "--property=SystemState"]).strip()
+        starting = systemd.starting(run, boot.active)
     except FileNotFoundError:
         return seen, None
-    except _NoAnswerError as error:
+    except systemd.NoAnswerError as error:
         problem = "which services have to be restarted is not known: %s" % error
         cure = "Restart those that list MIG devices by hand, or mend systemd and run again."
         return seen, Problem("this host", problem, cure)
     by_name = {unit.name: unit for unit in asked if unit.name not in (BOOT, REFRESH)}
-    # Units are ordered behind the boot's targets, and clients of GPUs behind BOOT: one that is waited for would wait for
-    # this process, or, where BOOT waits for the lock that this process holds, for both.
-    starting = state in ("SystemState=initializing", "SystemState=starting") or boot.active == "activating"
     return Seen(toolkit, specs, passing, refresh, tuple(by_name.values()), starting), None
 
 
-class _NoAnswerError(Exception):
-    pass
-
-
-def _tell(run: Run, command: list[str]) -> str:
-    text, problem = ask(run, command)
-    if text is None:
-        raise _NoAnswerError(problem)
-    return text
-
-
 def _units(names: Sequence[str], run: Run) -> list[Unit]:
-    """One for each name, in the same order; a unit that is not there has the LoadState not-found."""
-    text = _tell(run, ["systemctl", "show", "--property=%s" % ",".join(_PROPERTIES), "--", *names])
-    units = []
-    for block in text.strip().split("\n\n"):
-        said = dict(line.partition("=")[::2] for line in block.splitlines())
-        units.append(Unit(*(said.get(key, "") for key in _PROPERTIES)))
-    if len(units) != len(names):
-        raise _NoAnswerError("systemctl show answered for %d units of %d" % (len(units), len(names)))
-    return units
+    return [Unit(*(said[key] for key in _PROPERTIES)) for said in systemd.show(run, names, _PROPERTIES)]
 
 
 def _restart(step: Restart, run: Run) -> tuple[str | None, Problem | None]:
@@ -219,7 +196,7 @@ def _restart(step: Restart, run: Run) -> tuple[str | None, Problem | None]:
         return (None, _not_restarted(name, problem)) if problem else ("%s is to be restarted by systemd" % name, None)
     try:
         now = _units([name], run)[0]
-    except _NoAnswerError as error:
+    except systemd.NoAnswerError as error:
         return None, _not_restarted(name, str(error))
     if now.running and now.invocation != step.unit.invocation:
         # Units that need one another are restarted together.

@@ -1,0 +1,56 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What is asked of systemd here: the properties of units, and whether the host still starts (systemctl(1))."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Sequence
+
+from .holders_model import Run, ask
+
+#: The unit by which the role gpu_layout restores the layout at boot; this very process may be it.
+BOOT = "gpu-layout.service"
+
+
+class NoAnswerError(Exception):
+    """systemctl failed; the text says how."""
+
+
+def booted(root: Path) -> bool:
+    """Whether systemd is the init system (sd_booted(3))."""
+    return (root / "run/systemd/system").is_dir()
+
+
+def show(run: Run, names: Sequence[str], properties: Sequence[str]) -> list[dict[str, str]]:
+    """The properties of each unit, in the order of the names; a unit that is not there has the LoadState not-found.
+
+    Raises NoAnswerError, and FileNotFoundError where there is no systemctl.
+    """
+    text = tell(run, ["systemctl", "show", "--property=%s" % ",".join(properties), "--", *names])
+    units = []
+    for block in text.strip().split("\n\n"):
+        said = dict(line.partition("=")[::2] for line in block.splitlines())
+        units.append({key: said.get(key, "") for key in properties})
+    if len(units) != len(names):
+        raise NoAnswerError("systemctl show answered for %d units of %d" % (len(units), len(names)))
+    return units
+
+
+def starting(run: Run, boot_active_state: str) -> bool:
+    """Whether the host still starts, so that a unit which is waited for might wait for this process.
+
+    Units are ordered behind the boot's targets, and clients of GPUs behind BOOT, whose ActiveState is given: it may be this
+    process, or wait for the lock that this process holds. Raises as `show`.
+    """
+    state = tell(run, ["systemctl", "show", "--property=SystemState"]).strip()
+    return state in ("SystemState=initializing", "SystemState=starting") or boot_active_state == "activating"
+
+
+def tell(run: Run, command: list[str], **options: float) -> str:
+    """What it prints. Raises NoAnswerError, and FileNotFoundError where there is no such command."""
+    text, problem = ask(run, command, **options)
+    if text is None:
+        raise NoAnswerError(problem)
+    return text
