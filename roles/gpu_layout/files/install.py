@@ -112,6 +112,9 @@ def uninstall(target: Installation) -> None:
         target.systemctl("disable", "--quiet", "--now", UNIT)
     for relative in (UNIT_FILE, LAYOUT, COMMAND):
         target.remove(relative)
+    folder = target.path(LAYOUT).parent
+    if not target.check and folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
     if target.done:
         target.systemctl("daemon-reload")
 
