@@ -1,47 +1,38 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Clients of the MPS daemons that run here. A client between two kernels need not show in NVML; its server knows it.
-
-The daemon is asked as its operator would: commands on the standard input of nvidia-cuda-mps-control, which finds the
-daemon by CUDA_MPS_PIPE_DIRECTORY (https://docs.nvidia.com/deploy/mps/, chapter on nvidia-cuda-mps-control).
-"""
+"""Clients of the MPS daemons that run here. A client between two kernels need not show in NVML; its server knows it."""
 
 from __future__ import annotations
 
 from .holders_devices import Devices
-from .holders_model import MPS, Run, ask, short, unknown
+from .holders_model import MPS, Run, short, unknown
 from .holders_proc import Processes
 from .model import Gpu, Holder
-
-_CONTROL, _SERVER, _PIPE = "nvidia-cuda-mps-control", "nvidia-cuda-mps-server", "CUDA_MPS_PIPE_DIRECTORY"
+from .mps_control import CONTROL, PIPE_DIRECTORY, SERVER, Control, MpsError
 
 
 def mps(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...], run: Run) -> list[Holder]:
     """A holder for each client of each MPS server, on what the server has open."""
     holders: list[Holder] = []
     # Both names are longer than the kernel keeps, and are one and the same when cut.
-    running = [process for process in processes.named(_CONTROL) if _program(processes, process.pid) == _CONTROL]
+    running = [process for process in processes.named(CONTROL) if _program(processes, process.pid) == CONTROL]
     for daemon in running:
-        directory = processes.environment(daemon.pid).get(_PIPE)
-        variables = {_PIPE: directory} if directory else {}
+        control = Control(run, processes.environment(daemon.pid).get(PIPE_DIRECTORY))
         try:
-            for server in _numbers(run, "get_server_list", variables):
-                for client in _numbers(run, "get_client_list %d" % server, variables):
+            for server in control.servers():
+                for client in control.clients(server):
                     holders += _client(devices, processes, gpus, server, client)
-        except (FileNotFoundError, _NoAnswer) as error:
-            problem = "an MPS daemon (pid %d) runs here, and its clients are not known: %s" % (daemon.pid, error)
-            holders += unknown(gpus, problem, "Stop it (echo quit | %s) if nobody needs it." % _CONTROL, pid=daemon.pid)
+        except MpsError as error:
+            problem = "an MPS daemon (pid %d) runs here, and its clients are not known: %s"
+            problem %= (daemon.pid, error.problem)
+            holders += unknown(gpus, problem, "Stop it (echo quit | %s) if nobody needs it." % CONTROL, pid=daemon.pid)
     return holders
 
 
 def is_mps(processes: Processes, pid: int) -> bool:
     """Whether a process is a daemon or server of MPS itself."""
-    return _program(processes, pid) in (_CONTROL, _SERVER)
-
-
-class _NoAnswer(Exception):
-    pass
+    return _program(processes, pid) in (CONTROL, SERVER)
 
 
 def _client(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...], server: int, client: int) -> list[Holder]:
@@ -58,13 +49,6 @@ def _client(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...], serve
         Holder(uuid, instance, MPS, who, client, user, command, origin.unit_or_container, origin.job or origin.pod)
         for uuid, instance in held or [(gpu.uuid, None) for gpu in gpus]
     ]
-
-
-def _numbers(run: Run, command: str, variables: dict[str, str]) -> list[int]:
-    text, problem = ask(run, [_CONTROL], input=command + "\n", env=variables)
-    if text is None:
-        raise _NoAnswer(problem)
-    return [int(line) for line in text.split() if line.isdigit()]
 
 
 def _program(processes: Processes, pid: int) -> str:

@@ -1,0 +1,151 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The files of MPS control daemons: what is in them, by their paths below the root of the host. Pure."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Mapping, Sequence
+
+from .errors import Problem
+from .mps_control import PIPE_DIRECTORY, limit_command
+from .mps_model import MpsDaemon, MpsPlace
+from .mps_unit import LOGS, PIPES, SETTINGS
+
+#: The device of a daemon in containers is openfleet.io/mps=NAME.
+CDI_KIND = "openfleet.io/mps"
+SCHEMA = 1
+
+#: A UNIX socket's path has room for 107 characters (unix(7)); the daemon's longest is PIPES/NAME/control_privileged.
+LONGEST_NAME = 107 - len("/%s//control_privileged" % PIPES)
+
+
+def unit_of(name: str) -> str:
+    return "openfleet-mps@%s.service" % name
+
+
+def pipe_directory(name: str) -> str:
+    return "/%s/%s" % (PIPES, name)
+
+
+def log_directory(name: str) -> str:
+    return "/%s/%s" % (LOGS, name)
+
+
+def spec_path(name: str) -> str:
+    """The file that says which daemon this is. Of the daemon's files it is written first and removed last."""
+    return "%s/%s.json" % (SETTINGS, name)
+
+
+def cdi_path(name: str) -> str:
+    return "etc/cdi/openfleet-mps-%s.json" % name
+
+
+def name_problem(name: str) -> Problem | None:
+    """Why a daemon cannot have this name, which gpu_layout allows."""
+    where = 'the MPS daemon "%s"' % name
+    if len(name) > LONGEST_NAME:
+        problem = "the name has %d characters, and the path of its socket has room for %d" % (len(name), LONGEST_NAME)
+        return Problem(where, problem, "Give it a shorter name in gpu_layout.")
+    if not name[-1:].isalnum():
+        # https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md (names of devices)
+        return Problem(
+            where, "no CDI device can have a name that ends in %s" % name[-1:], "Let it end in a letter or digit."
+        )
+    return None
+
+
+def files(daemon: MpsDaemon, devices: Sequence[str]) -> dict[str, str]:
+    """The daemon's own files. `devices`: UUIDs of GPUs, or of one MIG device."""
+    settings = "%s/%s" % (SETTINGS, daemon.name)
+    return {
+        spec_path(daemon.name): _json(to_data(daemon, devices)),
+        settings + ".env": _daemon_environment(daemon, devices),
+        settings + ".limits": _limits(daemon, devices),
+        settings + ".client.env": _client_environment(daemon, devices),
+        cdi_path(daemon.name): _json(_cdi(daemon)),
+    }
+
+
+def to_data(daemon: MpsDaemon, devices: Sequence[str]) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "name": daemon.name,
+        "places": [{"gpu_uuid": p.gpu_uuid, "profile": p.profile, "start": p.start} for p in daemon.places],
+        "clients": daemon.clients,
+        "active_thread_percentage": daemon.active_thread_percentage,
+        "pinned_memory_limit_bytes": daemon.pinned_memory_limit_bytes,
+        "devices": list(devices),
+    }
+
+
+def from_data(data: Mapping[str, Any]) -> tuple[MpsDaemon, tuple[str, ...]]:
+    """(daemon, devices) of a spec. Raises KeyError or TypeError for what is none."""
+    daemon = MpsDaemon(
+        data["name"],
+        tuple(MpsPlace(**place) for place in data["places"]),
+        data["clients"],
+        data["active_thread_percentage"],
+        data["pinned_memory_limit_bytes"],
+    )
+    return daemon, tuple(data["devices"])
+
+
+def _daemon_environment(daemon: MpsDaemon, devices: Sequence[str]) -> str:
+    """The daemon hands it on to its servers.
+
+    A percentage here is the default that the daemon starts with; a memory limit here would not be, so that it is set by a
+    command (_limits).
+    """
+    return _environment(
+        "Of the MPS control daemon %s; written by openfleet.gpu, changed by gpu_layout." % daemon.name,
+        {
+            "CUDA_VISIBLE_DEVICES": ",".join(devices),
+            PIPE_DIRECTORY: pipe_directory(daemon.name),
+            "CUDA_MPS_LOG_DIRECTORY": log_directory(daemon.name),
+            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(daemon.active_thread_percentage),
+        },
+    )
+
+
+def _limits(daemon: MpsDaemon, devices: Sequence[str]) -> str:
+    """What the daemon is told after each start. It numbers its devices anew, in the order of CUDA_VISIBLE_DEVICES."""
+    commands = ["set_default_active_thread_percentage %d" % daemon.active_thread_percentage]
+    if daemon.pinned_memory_limit_bytes is not None:
+        commands += [limit_command(index, daemon.pinned_memory_limit_bytes) for index in range(len(devices))]
+    return "".join(command + "\n" for command in commands)
+
+
+def _client_environment(daemon: MpsDaemon, devices: Sequence[str]) -> str:
+    """The same UUIDs as the daemon's, so that a client finds the same devices with the daemon and, were it down, without."""
+    return _environment(
+        "For clients of the MPS control daemon %s, as EnvironmentFile= or --env-file; written by openfleet.gpu."
+        % daemon.name,
+        {PIPE_DIRECTORY: pipe_directory(daemon.name), "CUDA_VISIBLE_DEVICES": ",".join(devices)},
+    )
+
+
+def _cdi(daemon: MpsDaemon) -> dict[str, Any]:
+    """What makes a container a client; the GPU itself is another device, nvidia.com/gpu=UUID.
+
+    https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md. Client and server share memory in /dev/shm.
+    """
+    pipes = pipe_directory(daemon.name)
+    # Options as mount(8) has them; a client must be able to connect to sockets, which it may not through a read-only mount
+    # of some kernels, and its lock file is written.
+    mounts = [
+        {"hostPath": path, "containerPath": path, "options": ["bind", "rw", "nosuid", "nodev", "noexec"]}
+        for path in (pipes, "/dev/shm")
+    ]
+    edits = {"env": ["%s=%s" % (PIPE_DIRECTORY, pipes)], "mounts": mounts}
+    # The version that every engine with CDI reads; nothing here needs a later one.
+    return {"cdiVersion": "0.3.0", "kind": CDI_KIND, "devices": [{"name": daemon.name, "containerEdits": edits}]}
+
+
+def _environment(comment: str, variables: Mapping[str, str]) -> str:
+    return "# %s\n" % comment + "".join("%s=%s\n" % item for item in variables.items())
+
+
+def _json(data: Any) -> str:
+    return json.dumps(data, indent=1) + "\n"

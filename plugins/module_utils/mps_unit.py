@@ -1,0 +1,107 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The files that all MPS control daemons of a host share: the template of their units, and how their logs are rotated. Pure."""
+
+from __future__ import annotations
+
+#: Below the root of the host: the settings of each daemon, its pipe directory and its log directory.
+SETTINGS, PIPES, LOGS = "etc/openfleet-gpu/mps", "run/openfleet-mps", "var/log/openfleet-mps"
+UNIT_PATH = "etc/systemd/system/openfleet-mps@.service"
+LOGROTATE_PATH = "etc/logrotate.d/openfleet-mps"
+
+#: How long systemd lets a daemon take to start and to end.
+START_SECONDS, STOP_SECONDS = 30, 30
+#: How long it lets its clients go on when it is told to end.
+_QUIT_SECONDS = 10
+
+# Clients in confined containers may use what has this type. It is set at each start, for /run is made anew at each boot.
+_SELINUX = "ExecStartPre=-+/usr/bin/chcon --type=container_file_t %t/openfleet-mps/%i\n"
+
+_UNIT = """\
+# Written by openfleet.gpu for the MPS control daemons that gpu_layout names. It is not enabled: gpu-layout.service starts
+# the daemons, after it has made the MIG devices that they serve.
+[Unit]
+Description=NVIDIA MPS control daemon %i
+Documentation=https://docs.nvidia.com/deploy/mps/
+After=gpu-layout.service nvidia-persistenced.service
+# Clients that would find no daemon would take the GPU for themselves.
+Before=docker.service containerd.service crio.service podman.service podman-restart.service
+Before=slurmd.service kubelet.service
+StartLimitIntervalSec=120
+StartLimitBurst=5
+
+[Service]
+EnvironmentFile=/etc/openfleet-gpu/mps/%i.env
+# In the foreground the daemon writes its log to the journal. Its log directory is for releases that write files as well.
+ExecStart=/usr/bin/nvidia-cuda-mps-control -f
+# The servers may not load a module any more, nor make device nodes: that is done here.
+ExecStartPre=-+/usr/bin/nvidia-modprobe -c 0 -u
+# What a daemon that was killed has left. The directory itself stays, for containers have it mounted.
+ExecStartPre=/usr/bin/find %t/openfleet-mps/%i -mindepth 1 -delete
+@SELINUX@\
+# The pipe directory is closed to users until the limits are set, so that no client comes in without.
+ExecStartPost=/bin/sh -c '\\
+  until echo get_server_list | /usr/bin/nvidia-cuda-mps-control; do kill -0 $$MAINPID || exit 1; sleep 0.1; done; \\
+  /usr/bin/nvidia-cuda-mps-control </etc/openfleet-gpu/mps/%i.limits && exec chmod 0755 %t/openfleet-mps/%i'
+ExecStop=-/bin/sh -c 'echo quit -t @QUIT@ | /usr/bin/nvidia-cuda-mps-control'
+# Not after `quit`, by which root ends it on purpose.
+Restart=on-failure
+RestartSec=1
+TimeoutStartSec=@START@
+TimeoutStopSec=@STOP@
+RuntimeDirectory=openfleet-mps/%i
+RuntimeDirectoryMode=0700
+RuntimeDirectoryPreserve=yes
+LogsDirectory=openfleet-mps/%i
+
+# As root, for the daemon starts a server as the user whose client asks for one: SETUID for that, KILL to end it, the others
+# to see a client's namespaces and the memory that it shares. Servers of other users have no capability at all.
+CapabilityBoundingSet=CAP_SETUID CAP_KILL CAP_SYS_PTRACE CAP_DAC_OVERRIDE
+NoNewPrivileges=yes
+ProtectSystem=strict
+ProtectHome=yes
+PrivateTmp=yes
+ProtectHostname=yes
+ProtectControlGroups=yes
+ProtectKernelLogs=yes
+ProtectKernelModules=yes
+ProtectKernelTunables=yes
+LockPersonality=yes
+RestrictAddressFamilies=AF_UNIX AF_NETLINK
+RestrictNamespaces=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+IPAddressDeny=any
+SystemCallArchitectures=native
+SystemCallFilter=@system-service
+SystemCallErrorNumber=EPERM
+# Left open on purpose:
+# - PrivateDevices, DevicePolicy and ProtectClock, which implies it: the servers open the GPUs, and the numbers of some of
+#   their nodes are given when a module is loaded, which may be after this start.
+# - PrivateNetwork: CUDA passes handles through sockets in the abstract namespace, which belongs to the network's.
+# - PrivateUsers, ProtectProc, ProcSubset, PrivateIPC: servers and clients, of any user, see each other.
+# - MemoryDenyWriteExecute: CUDA may compile code at run time.
+"""
+
+#: The daemon keeps its files open: they are copied, then emptied. The journal rotates itself.
+_LOGROTATE = """\
+# Written by openfleet.gpu for the MPS control daemons that gpu_layout names.
+/var/log/openfleet-mps/*/*.log {
+    weekly
+    maxsize 10M
+    rotate 4
+    compress
+    copytruncate
+    missingok
+    notifempty
+}
+"""
+
+
+def shared_files(selinux: bool) -> dict[str, str]:
+    """By path. `selinux`: whether the host has SELinux."""
+    unit = _UNIT.replace("@SELINUX@", _SELINUX if selinux else "")
+    for mark, seconds in (("@QUIT@", _QUIT_SECONDS), ("@START@", START_SECONDS), ("@STOP@", STOP_SECONDS)):
+        unit = unit.replace(mark, str(seconds))
+    return {UNIT_PATH: unit, LOGROTATE_PATH: _LOGROTATE}
