@@ -6,7 +6,7 @@
 /etc/simulated-hardware.json says what there is: {"gpus": ["2330"], "nvswitches": 4, "nvlink_bridges": 0, "nouveau": false,
 "secure_boot": false, "mok": ""}. `boot` lays it out below /sys, in file systems of its own, and loads what a kernel would
 load; `modprobe nvidia` loads the stand-in module that is installed for this kernel, as its version lies in it. Loading is:
-/sys/module/nvidia/version is there, and NVML answers for the GPUs.
+/sys/module/nvidia/version is there, and NVML answers for the GPUs; where the role gpu_simulator lays GPUs out, that is its part.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ CONFIGURATION = Path("/etc/simulated-hardware.json")
 DEVICES = Path("/sys/bus/pci/devices")
 MODULES = Path("/sys/module")
 EFI = Path("/sys/firmware/efi/efivars")
+#: Written by the role gpu_simulator, which lays out GPUs of its own.
+ROLE_CONFIGURATION = Path("/etc/gpusim/gpus.json")
 GLOBAL = "-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 SHIM = "-605dab50-e046-4300-abb6-3dd810dd8b23"
 MODELS = {"2330": "H100-80GB", "20b2": "A100-80GB", "26b9": "L40S-48GB", "2901": "B200-180GB"}
@@ -54,7 +56,8 @@ def boot(hardware: dict) -> None:
     (EFI / ("SecureBoot" + GLOBAL)).write_bytes(b"\x06\0\0\0" + bytes([bool(hardware.get("secure_boot"))]))
     enrolled = Path(hardware.get("mok") or "/nonexistent")
     (EFI / ("MokListRT" + SHIM)).write_bytes(b"\x06\0\0\0" + (enrolled.read_bytes() if enrolled.exists() else b""))
-    Path("/var/lib/gpusim/state").unlink(missing_ok=True)
+    if not ROLE_CONFIGURATION.exists():
+        Path("/var/lib/gpusim/state").unlink(missing_ok=True)
     blacklisted = any("blacklist nouveau" in path.read_text() for path in Path("/etc/modprobe.d").glob("*.conf"))
     if hardware.get("nouveau") and gpus and not blacklisted:
         (MODULES / "nouveau").mkdir()
@@ -77,6 +80,8 @@ def load(hardware: dict) -> None:
         return
     (MODULES / "nvidia").mkdir()
     (MODULES / "nvidia" / "version").write_text(there + "\n")
+    if ROLE_CONFIGURATION.exists():
+        return
     counts: dict[str, int] = {}
     for device_id in hardware.get("gpus", []):
         counts[MODELS[device_id]] = counts.get(MODELS[device_id], 0) + 1
