@@ -48,13 +48,13 @@ def play(playbook: str, *arguments: str) -> float:
     return time.monotonic() - started
 
 
-def play_quietly(playbook: str, log_name: str) -> float:
+def play_quietly(playbook: str, log_name: str, *arguments: str) -> float:
     """Runs a playbook with its output in .lab/LOG_NAME; gives the seconds it took. Raises FleetError with its end."""
     started = time.monotonic()
     log = LAB / log_name
     with log.open("w") as output:
         done = subprocess.run(
-            ["ansible-playbook", playbook],
+            ["ansible-playbook", playbook, *arguments],
             cwd=REPOSITORY,
             check=False,
             stdin=subprocess.DEVNULL,
@@ -64,6 +64,17 @@ def play_quietly(playbook: str, log_name: str) -> float:
     if done.returncode != 0:
         raise FleetError(f"{playbook} ended with status {done.returncode}, see {log}:\n{log.read_text()[-2000:]}")
     return time.monotonic() - started
+
+
+def failures(told: dict) -> str:
+    """What failed, in the words of its message."""
+    return "".join(
+        f": {host}: {outcome['msg']}"
+        for one_play in told.get("plays", ())
+        for task in one_play["tasks"]
+        for host, outcome in task["hosts"].items()
+        if (outcome.get("failed") or outcome.get("unreachable")) and outcome.get("msg")
+    )
 
 
 def play_and_read(playbook: str, log_name: str, *arguments: str) -> Run:
@@ -81,10 +92,10 @@ def play_and_read(playbook: str, log_name: str, *arguments: str) -> Run:
             stdout=output,
         )
     seconds = time.monotonic() - started
+    # Callbacks that ansible.cfg enables besides write behind the JSON; before it there is nothing, but where it fails early.
+    told, _ = json.JSONDecoder().raw_decode(log.read_text()) if log.read_text()[:1] == "{" else ({}, 0)
     if done.returncode != 0:
-        raise FleetError(f"{playbook} ended with status {done.returncode}, see {log}")
-    # Callbacks that ansible.cfg enables besides write behind the JSON.
-    told, _ = json.JSONDecoder().raw_decode(log.read_text())
+        raise FleetError(f"{playbook} ended with status {done.returncode}, see {log}{failures(told)}")
     changes = tuple(
         Change(host, one_play["play"]["name"], task["task"]["name"])
         for one_play in told["plays"]
