@@ -1,0 +1,337 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The MPS control daemons of a host: their files, their units, their answers.
+
+What files and units are is in mps_files and mps_unit, what is said to a daemon in mps_control. docs/mps.md tells users.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import shutil
+import time
+from pathlib import Path
+from typing import Iterator, Sequence
+
+from . import durable, mps_files, mps_unit, systemd
+from .errors import ApplyError, Problem
+from .holders_model import Run, ask, run_tool, short
+from .mps_control import CONTROL, Control, MpsError, told
+from .mps_model import MpsClient, MpsDaemon, MpsSeen
+
+#: Where the unit looks for it, too.
+_PROGRAM = "usr/bin/" + CONTROL
+_PROPERTIES = ("Id", "LoadState", "ActiveState", "Result", "MainPID", "Job", "NeedDaemonReload")
+#: systemd's own time for a stop and a start, and some for itself.
+_SYSTEMCTL_SECONDS = mps_unit.STOP_SECONDS + mps_unit.START_SECONDS + 30
+#: A server that has just been started, or is about to end, does not answer.
+_SERVER_SECONDS = 10
+_LOOK_SECONDS = 0.2
+_JOURNAL_LINES = 5
+
+
+def adjustable(seen: MpsSeen, wanted: MpsDaemon, devices: Sequence[str]) -> bool:
+    """Whether `adjust` can make the daemon what is wanted. Where it cannot, `start` does, and ends its clients.
+
+    A daemon takes its devices when it starts, and the protocol has no word that takes a memory limit away.
+    """
+    return (
+        seen.running
+        and seen.problem is None
+        and seen.daemon.name == wanted.name
+        and seen.devices == tuple(devices)
+        and (wanted.pinned_memory_limit_bytes is not None or not any(_limits_of(seen)))
+    )
+
+
+def _limits_of(seen: MpsSeen) -> tuple[int | None, ...]:
+    """What its files say, and what it says."""
+    return (seen.daemon.pinned_memory_limit_bytes, *seen.pinned_memory_limits_bytes)
+
+
+class MpsHost:
+    """The control daemons of this host. `root` is where its files are, `run` runs its tools.
+
+    Who calls what changes something holds the lock of the state directory.
+    """
+
+    def __init__(self, root: str = "/", run: Run = run_tool) -> None:
+        self._root, self._run = Path(root), run
+
+    # --- looking ----------------------------------------------------------------------------------------------------
+
+    def available(self) -> Problem | None:
+        """What is missing for a daemon to run here; None where nothing is."""
+        if not (self._root / _PROGRAM).exists():
+            return Problem(
+                "/" + _PROGRAM,
+                "it is not installed, and MPS cannot be had without it",
+                "It comes with the driver: nvidia-cuda-mps on Debian, nvidia-compute-utils-BRANCH on Ubuntu, "
+                "nvidia-driver-cuda (or xorg-x11-drv-nvidia-cuda) on RHEL and its kin, NVIDIA's .run file anywhere.",
+            )
+        if not systemd.booted(self._root):
+            return Problem(
+                "this host", "systemd is not its init system, and runs no MPS daemon", "Use a host with systemd."
+            )
+        return None
+
+    def observe(self) -> tuple[MpsSeen, ...]:
+        """Every daemon that has files of this collection here, by name; of one that is down, `problem` says so.
+
+        Raises ApplyError for files that cannot be read, and where systemd does not answer.
+        """
+        specs = list(self._specs())
+        if not specs:
+            return ()
+        shared = self._differing(self._shared())
+        states = self._states([daemon.name for daemon, _devices in specs])
+        if any(state["NeedDaemonReload"] == "yes" for state in states):
+            shared += [mps_unit.UNIT_PATH]
+        return tuple(self._look(*spec, state, shared) for spec, state in zip(specs, states))
+
+    def _specs(self) -> Iterator[tuple[MpsDaemon, tuple[str, ...]]]:
+        # NAME.json only: what is written meanwhile ends in .new.
+        for path in sorted((self._root / mps_unit.SETTINGS).glob("*.json")):
+            data = durable.read(path, mps_files.SCHEMA)
+            if data is not None:
+                try:
+                    daemon, devices = mps_files.from_data(data)
+                except (KeyError, TypeError):
+                    raise durable.damaged(path) from None
+                if daemon.name != path.stem:
+                    raise durable.damaged(path, 'tells of the MPS daemon "%s"' % daemon.name)
+                yield daemon, devices
+
+    def _look(
+        self, daemon: MpsDaemon, devices: tuple[str, ...], state: dict[str, str], shared: Sequence[str]
+    ) -> MpsSeen:
+        outdated = tuple(sorted({*self._differing(mps_files.files(daemon, devices)), *shared}))
+        unit = mps_files.unit_of(daemon.name)
+        if state["ActiveState"] != "active":
+            problem: str | None = "it does not run (%s is %s, result %s); see journalctl --unit %s"
+            problem %= (unit, state["ActiveState"], state["Result"], unit)
+            if state["Job"]:
+                # systemd is about to start it, which at boot comes after this process.
+                problem = None
+            return MpsSeen(daemon, devices, False, outdated=outdated, problem=problem)
+        pid = int(state["MainPID"]) or None
+        control = self._control(daemon.name)
+        try:
+            servers = control.servers()
+            clients = tuple(self._client(client, server) for server in servers for client in control.clients(server))
+            percentage = control.percentage()
+            limits = tuple(control.limit(index) for index in range(len(devices)))
+        except MpsError as error:
+            return MpsSeen(daemon, devices, True, pid, outdated=outdated, problem=str(error))
+        # It tells no more than `told` has: where that is right, the file is believed.
+        asked = daemon.pinned_memory_limit_bytes
+        limits = tuple(asked if limit == told(asked) else limit for limit in limits)
+        problem = None
+        if pid is not None and self._replaced(pid):
+            problem = "its program was replaced since it started, and clients of another release are refused"
+        return MpsSeen(daemon, devices, True, pid, servers, clients, percentage, limits, outdated, problem)
+
+    def _client(self, pid: int, server: int) -> MpsClient:
+        """What /proc says of a client; nothing where it has ended."""
+        folder = self._root / "proc" / str(pid)
+        command = user = None
+        with contextlib.suppress(OSError):
+            words = (folder / "cmdline").read_text(errors="replace").split("\0")
+            command = short(" ".join(word for word in words if word))
+            uid = folder.stat().st_uid
+            user = str(uid)
+            user = pwd.getpwuid(uid).pw_name
+        return MpsClient(pid, server, command or None, user)
+
+    def _replaced(self, pid: int) -> bool:
+        """Whether the daemon runs a file that is no longer there under its name, as after a package was upgraded."""
+        try:
+            return os.readlink(str(self._root / "proc" / str(pid) / "exe")).endswith(" (deleted)")
+        except OSError:
+            return False
+
+    # --- changing ---------------------------------------------------------------------------------------------------
+
+    def start(self, daemon: MpsDaemon, devices: Sequence[str]) -> None:
+        """Write the daemon's files and start it, anew where it runs; clients of one that ran are ended.
+
+        Comes back when it answers and has its limits. While the host still starts, systemd is only asked to start it: it
+        comes after gpu-layout.service, which is what calls this then. Raises ApplyError.
+        """
+        problem = mps_files.name_problem(daemon.name) or self.available()
+        if problem:
+            raise ApplyError(problem.where, problem.problem, problem.cure)
+        self._write(daemon, devices)
+        unit = mps_files.unit_of(daemon.name)
+        # A start after several that failed would be refused.
+        self._reset_failed(unit)
+        if self._starting():
+            self._systemctl(daemon.name, "it cannot be started", "--no-block", "restart", "--", unit)
+            return
+        self._systemctl(daemon.name, "it does not start", "restart", "--", unit)
+        self._verify(daemon, devices)
+
+    def adjust(self, daemon: MpsDaemon, devices: Sequence[str]) -> None:
+        """Write the daemon's files, and give it and its servers the new limits. Clients that are connected keep theirs.
+
+        Only where `adjustable` says so. Raises ApplyError.
+        """
+        self._write(daemon, devices)
+        control = self._control(daemon.name)
+        limit = daemon.pinned_memory_limit_bytes
+        try:
+            control.set_percentage(daemon.active_thread_percentage)
+            for index in range(len(devices) if limit is not None else 0):
+                control.set_limit(index, limit or 0)
+            for server in control.servers():
+                self._adjust_server(control, server, daemon, len(devices))
+        except MpsError as error:
+            raise self._failed(daemon.name, "its limits cannot be changed: %s" % error) from error
+        self._verify(daemon, devices)
+
+    def stop(self, name: str) -> None:
+        """Stop the daemon, which ends its clients, and wait for it. Its files stay. Raises ApplyError."""
+        unit = mps_files.unit_of(name)
+        if self._states([name])[0]["LoadState"] != "not-found":
+            self._systemctl(name, "it cannot be stopped", "stop", "--", unit)
+
+    def forget(self, name: str) -> None:
+        """Take away all that there is of a stopped daemon, and with the last one what all share. Raises ApplyError."""
+        self._reset_failed(mps_files.unit_of(name))
+        try:
+            for directory in (mps_files.pipe_directory(name), mps_files.log_directory(name)):
+                folder = self._below(directory)
+                if folder.exists():
+                    shutil.rmtree(str(folder))
+            for path in reversed(list(mps_files.files(_nameless(name), ()))):
+                durable.remove(self._root / path)
+            if not list(self._specs()):
+                self._forget_shared()
+        except OSError as error:
+            cure = "Remove it by hand, as root, and run again."
+            raise ApplyError(str(error.filename or name), "it cannot be removed: %s" % error, cure) from error
+
+    def _forget_shared(self) -> None:
+        for path in self._shared():
+            durable.remove(self._root / path)
+        for folder in (mps_unit.SETTINGS, str(Path(mps_unit.SETTINGS).parent), mps_unit.PIPES, mps_unit.LOGS):
+            # Not where something of others is in it.
+            with contextlib.suppress(OSError):
+                (self._root / folder).rmdir()
+        with contextlib.suppress(FileNotFoundError):
+            ask(self._run, ["systemctl", "daemon-reload"])
+
+    # --- parts of it ------------------------------------------------------------------------------------------------
+
+    def _below(self, path: str) -> Path:
+        return self._root / path.lstrip("/")
+
+    def _control(self, name: str) -> Control:
+        return Control(self._run, str(self._below(mps_files.pipe_directory(name))))
+
+    def _shared(self) -> dict[str, str]:
+        return mps_unit.shared_files(selinux=(self._root / "sys/fs/selinux/enforce").exists())
+
+    def _differing(self, files: dict[str, str]) -> list[str]:
+        return [path for path, text in files.items() if not self._has(path, text)]
+
+    def _has(self, path: str, text: str) -> bool:
+        try:
+            return (self._root / path).read_text(errors="replace") == text
+        except OSError:
+            return False
+
+    def _write(self, daemon: MpsDaemon, devices: Sequence[str]) -> None:
+        """All that is missing or differs; the spec first, so that whatever follows is known to be this daemon's."""
+        files = {**mps_files.files(daemon, devices), **self._shared()}
+        differing = self._differing(files)
+        for path in differing:
+            _make_folder((self._root / path).parent)
+            durable.write_text(self._root / path, files[path], mode=0o644)
+        if mps_unit.UNIT_PATH in differing or self._states([daemon.name])[0]["NeedDaemonReload"] == "yes":
+            self._systemctl(daemon.name, "systemd cannot read its unit", "daemon-reload")
+
+    def _reset_failed(self, unit: str) -> None:
+        """It fails for a unit that never ran, and that is well."""
+        with contextlib.suppress(FileNotFoundError):
+            ask(self._run, ["systemctl", "reset-failed", "--", unit])
+
+    def _states(self, names: Sequence[str]) -> list[dict[str, str]]:
+        with self._answers():
+            return systemd.show(self._run, [mps_files.unit_of(name) for name in names], _PROPERTIES)
+
+    def _starting(self) -> bool:
+        with self._answers():
+            (boot,) = systemd.show(self._run, [systemd.BOOT], ("ActiveState",))
+            return systemd.starting(self._run, boot["ActiveState"])
+
+    @contextlib.contextmanager
+    def _answers(self) -> Iterator[None]:
+        try:
+            yield
+        except (systemd.NoAnswerError, FileNotFoundError) as error:
+            raise ApplyError("systemd", str(error), "See: systemctl status.") from error
+
+    def _systemctl(self, name: str, problem: str, *arguments: str) -> None:
+        try:
+            systemd.tell(self._run, ["systemctl", *arguments], timeout_seconds=_SYSTEMCTL_SECONDS)
+        except (systemd.NoAnswerError, FileNotFoundError) as error:
+            raise self._failed(name, "%s: %s" % (problem, error)) from error
+
+    def _failed(self, name: str, problem: str) -> ApplyError:
+        """With what the unit said last."""
+        unit = mps_files.unit_of(name)
+        command = ["journalctl", "--unit", unit, "--no-pager", "--output=cat", "--lines=%d" % _JOURNAL_LINES]
+        said = None
+        with contextlib.suppress(FileNotFoundError):
+            said, _problem = ask(self._run, command)
+        if said and said.strip():
+            problem += ". The last that %s said: %s" % (unit, " / ".join(said.split("\n")).strip(" /"))
+        return ApplyError(
+            'the MPS daemon "%s"' % name, problem, "See journalctl --unit %s, mend it and run again." % unit
+        )
+
+    def _adjust_server(self, control: Control, server: int, daemon: MpsDaemon, devices: int) -> None:
+        deadline = time.monotonic() + _SERVER_SECONDS
+        while control.set_percentage(daemon.active_thread_percentage, server) is None:
+            if server not in control.servers():
+                return
+            if time.monotonic() > deadline:
+                problem = "the server %d does not take its limits" % server
+                raise MpsError(control.where, problem, "Restart the daemon when its clients can be ended.")
+            time.sleep(_LOOK_SECONDS)
+        for index in range(devices if daemon.pinned_memory_limit_bytes is not None else 0):
+            control.set_limit(index, daemon.pinned_memory_limit_bytes or 0, server)
+
+    def _verify(self, daemon: MpsDaemon, devices: Sequence[str]) -> None:
+        """Read the default limits back; servers' own are told for those only that serve a client."""
+        control = self._control(daemon.name)
+        try:
+            percentage = control.percentage()
+            limits = [control.limit(index) for index in range(len(devices))]
+        except MpsError as error:
+            raise self._failed(daemon.name, "it does not answer: %s" % error) from error
+        if percentage != daemon.active_thread_percentage or set(limits) != {told(daemon.pinned_memory_limit_bytes)}:
+            problem = "it did not take its limits: it says %s percent and %s bytes for its devices" % (
+                percentage,
+                limits,
+            )
+            raise self._failed(daemon.name, problem)
+
+
+def _make_folder(folder: Path) -> None:
+    """Users and container engines read there, whatever the caller's umask is."""
+    if not folder.exists():
+        _make_folder(folder.parent)
+        with contextlib.suppress(OSError):
+            # What writes into it next says what is wrong.
+            folder.mkdir()
+            folder.chmod(0o755)
+
+
+def _nameless(name: str) -> MpsDaemon:
+    """A daemon of that name of which only the paths of its files are wanted."""
+    return MpsDaemon(name, (), 1, 100)
