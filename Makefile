@@ -45,8 +45,8 @@ export RUFF_CACHE_DIR := $(CURDIR)/.cache/ruff
 
 checksum = $(shell { cat $(1); echo '$(2)'; } | sha256sum | cut -c 1-12)
 venv_stamp := .venv/.made-$(call checksum,requirements.txt,$(PYTHON))
-venv_test_stamp := .venv/.made-test-$(call checksum,requirements.txt requirements-unit.txt requirements-test.txt,$(PYTHON))
-venv_newest_stamp := .venv-newest/.made-$(call checksum,requirements-unit.txt requirements-newest.txt,$(NEWEST_PYTHON))
+venv_test_stamp := .venv/.made-test-$(call checksum,requirements.txt requirements-bundle.txt requirements-unit.txt requirements-test.txt,$(PYTHON))
+venv_newest_stamp := .venv-newest/.made-$(call checksum,requirements-bundle.txt requirements-unit.txt requirements-newest.txt,$(NEWEST_PYTHON))
 
 test_packages := gcc gnupg libc6-dev make
 
@@ -114,6 +114,13 @@ demo: ## start the simulated fleet, run site.yml on it twice, show what came of 
 	case $$there in 00) temperature=cold ;; 11) temperature=warm ;; *) temperature=partly ;; esac
 	$(MAKE) setup
 	OPENFLEET_LAB=demo .venv/bin/python tests/lab/demo.py --started "$$started" --temperature "$$temperature"
+
+# What a site without a network needs for the hosts of INVENTORY, into BUNDLE_DIR.
+.PHONY: bundle
+bundle: $(venv_stamp) ## collect it: INVENTORY=hosts.yml BUNDLE_DIR=/srv/bundle [BUNDLE_OPTIONS=--check]
+	@[ -n "$(INVENTORY)" ] && [ -n "$(BUNDLE_DIR)" ] || { echo 'make: name the inventory and the folder: make bundle INVENTORY=hosts.yml BUNDLE_DIR=/srv/bundle' >&2; exit 1; }
+	.venv/bin/pip install -qq --no-compile --requirement requirements-bundle.txt
+	ansible-playbook -i $(INVENTORY) playbooks/bundle.yml -e gpu_bundle_requirements=$(CURDIR)/requirements.txt -e gpu_bundle_dir=$(abspath $(BUNDLE_DIR)) $(BUNDLE_OPTIONS)
 
 # --- Tests and figures ----------------------------------------------------------------------------------------------
 

@@ -1,0 +1,111 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A flat APT repository (sources.list(5)): its signed Release, and the packages of its index. Nothing is fetched here."""
+
+from __future__ import annotations
+
+import email.utils
+import io
+import posixpath
+from datetime import datetime, timezone
+from typing import Iterable, Sequence
+
+from .model import BundleError, Candidate, Relation
+
+try:
+    from debian.deb822 import Packages, PkgRelation, Release
+    from debian.debian_support import Version
+
+    PROBLEM = ""
+except ImportError as error:
+    PROBLEM = str(error)
+
+#: dpkg's names of architectures (`dpkg --print-architecture`) by those of `uname -m`.
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+#: The forms of the index that can be read here, the best one first.
+FORMS = ("Packages.xz", "Packages.gz", "Packages")
+
+
+def need_library() -> None:
+    if PROBLEM:
+        raise BundleError(
+            "this controller",
+            "the Python that runs Ansible cannot read Debian's indexes: %s" % PROBLEM,
+            "pip install python-debian",
+        )
+
+
+def index_files(release: str, where: str) -> dict[str, tuple[str, int]]:
+    """SHA-256 and size by name, of the forms of the index that a signed Release lists. Raises BundleError."""
+    fields = Release(release)
+    listed = {
+        posixpath.normpath(entry["name"]): (entry["sha256"].lower(), int(entry["size"]))
+        for entry in fields.get("SHA256", [])
+    }
+    found = {name: listed[name] for name in FORMS if name in listed}
+    if not found:
+        raise BundleError(
+            where,
+            "its Release names no index with a SHA-256 (it has: %s)" % (", ".join(sorted(listed)) or "nothing"),
+            "It is no flat repository, as NVIDIA's are.",
+        )
+    until = fields.get("Valid-Until", "")
+    moment = email.utils.parsedate_to_datetime(until) if until else None
+    if moment and moment.astimezone(timezone.utc) < datetime.now(timezone.utc):
+        raise BundleError(
+            where, "its Release was valid until %s, and hosts refuse it since" % until, "Take a mirror that is kept."
+        )
+    return found
+
+
+def valid_until(release: str) -> str:
+    return Release(release).get("Valid-Until", "")
+
+
+class AptIndex:
+    """The packages of one architecture, of the text of Packages."""
+
+    def __init__(self, text: str, machine: str) -> None:
+        self._named: dict[str, list[Candidate]] = {}
+        self._providers: dict[str, list[Candidate]] = {}
+        wanted = ("all", ARCHITECTURES.get(machine, machine))
+        for entry in Packages.iter_paragraphs(io.StringIO(text), use_apt_pkg=False):
+            # A package without a SHA-256 could not be verified, and is as good as not there.
+            if entry.get("Architecture") not in wanted or not entry.get("SHA256"):
+                continue
+            candidate = Candidate(
+                entry["Package"],
+                entry["Version"],
+                posixpath.normpath(entry["Filename"]),
+                int(entry["Size"]),
+                entry["SHA256"].lower(),
+                tuple(relation for group in _relations(entry.get("Provides", "")) for relation in group),
+                ", ".join(entry[name] for name in ("Pre-Depends", "Depends") if entry.get(name)),
+            )
+            self._named.setdefault(candidate.name, []).append(candidate)
+            for provided in candidate.provides:
+                self._providers.setdefault(provided.name, []).append(candidate)
+
+    def named(self, name: str) -> Sequence[Candidate]:
+        return self._named.get(name, [])
+
+    def providers(self, name: str) -> Sequence[Candidate]:
+        return self._providers.get(name, [])
+
+    def requires(self, candidate: Candidate) -> Iterable[tuple[Relation, ...]]:
+        return _relations(str(candidate.raw))
+
+    def compare(self, one: str, other: str, exact: bool = True) -> int:
+        """As dpkg compares; a version without a revision is one of its own."""
+        first, second = Version(one), Version(other)
+        return (first > second) - (first < second)
+
+
+def _relations(text: str) -> list[tuple[Relation, ...]]:
+    if not text:
+        return []
+    return [
+        tuple(Relation(found["name"], *(found.get("version") or ("", ""))) for found in group)
+        for group in PkgRelation.parse_relations(text)
+    ]

@@ -1,0 +1,172 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What does not come from a repository of packages: files that the inventory names, Python wheels, the collection itself."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import sysconfig
+import tarfile
+from pathlib import Path
+from typing import Any, Iterable, Mapping, Sequence
+
+from . import fetch
+from .model import BundleError, Item
+
+_LAST_LINES = 4
+
+
+def named(path: str, sha256: str, what: str, hosts: set[str]) -> Item:
+    """A file that an inventory names, with the checksum that it names. Raises BundleError."""
+    here = Path(path).expanduser()
+    if not path or not here.is_file():
+        raise BundleError(
+            path or what, "the inventory names it as %s, and it is not there" % what, "Fetch it to this machine first."
+        )
+    found = fetch.digest(here)
+    if sha256 and found != sha256.lower():
+        raise BundleError(
+            path,
+            "its SHA-256 is %s, and the inventory expects %s" % (found, sha256),
+            "Fetch it anew, or mend the inventory.",
+        )
+    return Item("files/%s" % here.name, what, found, here.stat().st_size, local=here, hosts=set(hosts))
+
+
+# -- Python ------------------------------------------------------------------------------------------------------------
+
+
+def python_is() -> str:
+    """What wheels are fetched for, unless pip is told otherwise."""
+    return "Python %d.%d on %s" % (*sys.version_info[:2], sysconfig.get_platform())
+
+
+def wheels(
+    asked: Sequence[str], options: Sequence[str], folder: Path, what: str, hosts: Iterable[str] = ()
+) -> list[Item]:
+    """Have pip fetch them, and what they need, into an empty folder. Raises BundleError.
+
+    Wheels alone, so that the other side has to build nothing. pip verifies what it fetches by its index.
+    """
+    folder.mkdir(parents=True)
+    command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--only-binary=:all:"]
+    _run(
+        [*command, "--dest", str(folder), *options, *asked],
+        "pip cannot fetch %s" % ", ".join(asked),
+        "It asks the index that it is set up for on this machine; gpu_bundle_pip_options adds to its options.",
+    )
+    return [
+        Item(
+            "python/%s" % path.name,
+            what,
+            fetch.digest(path),
+            path.stat().st_size,
+            local=path,
+            told="pip",
+            hosts=set(hosts),
+        )
+        for path in sorted(folder.iterdir())
+    ]
+
+
+# -- The collection ----------------------------------------------------------------------------------------------------
+
+
+def collection(root: Path, folder: Path, bundle: Path) -> Item:
+    """The collection as ansible-galaxy installs it, made in an empty folder. The one that is in the bundle stays where it
+    has the same content: two archives of the same files differ. Raises BundleError."""
+    folder.mkdir(parents=True)
+    if (root / "galaxy.yml").exists():
+        _run(
+            [sys.executable, "-m", "ansible", "galaxy", "collection", "build", "--output-path", str(folder), str(root)],
+            "ansible-galaxy cannot build the collection in %s" % root,
+            "",
+        )
+        made = next(iter(folder.glob("*.tar.gz")))
+    elif (root / "MANIFEST.json").exists():
+        made = _packed(root, folder)
+    else:
+        raise BundleError(
+            str(root),
+            "it has neither galaxy.yml nor MANIFEST.json, so no archive can be made of it",
+            "Install the collection with ansible-galaxy, or leave `collection` out of gpu_bundle_parts.",
+        )
+    path = "collection/%s" % made.name
+    there = bundle / path
+    if there.is_file() and _manifest(there) == _manifest(made):
+        made = there
+    return Item(
+        path, "the collection", fetch.digest(made), made.stat().st_size, local=made, told="made of this collection"
+    )
+
+
+def _packed(root: Path, folder: Path) -> Path:
+    """An installed collection as the archive that it came from: its manifest lists its files with their checksums."""
+    info = json.loads((root / "MANIFEST.json").read_bytes())["collection_info"]
+    made = folder / ("%s-%s-%s.tar.gz" % (info["namespace"], info["name"], info["version"]))
+    with tarfile.open(made, "w:gz") as archive:
+        for name in ("MANIFEST.json", "FILES.json"):
+            _add(archive, name, (root / name).read_bytes())
+        for entry in json.loads((root / "FILES.json").read_bytes())["files"]:
+            path = root / entry["name"]
+            if entry["ftype"] == "file":
+                _add(archive, entry["name"], path.read_bytes(), path.stat().st_mode)
+            elif entry["name"] != ".":
+                about = tarfile.TarInfo(entry["name"])
+                about.type, about.mode = tarfile.DIRTYPE, 0o755
+                archive.addfile(about)
+    return made
+
+
+def _add(archive: tarfile.TarFile, name: str, content: bytes, mode: int = 0o644) -> None:
+    about = tarfile.TarInfo(name)
+    about.size, about.mode = len(content), mode & 0o777
+    archive.addfile(about, io.BytesIO(content))
+
+
+def _manifest(path: Path) -> Any:
+    """It has the checksum of the list of all files, which has theirs."""
+    try:
+        with tarfile.open(path) as archive:
+            member = archive.extractfile("MANIFEST.json")
+            return json.loads(member.read()) if member else None
+    except (tarfile.TarError, KeyError, ValueError, OSError):
+        return None
+
+
+def _run(command: Sequence[str], problem: str, cure: str) -> None:
+    # ansible-galaxy refuses what a worker of Ansible has for its standard input.
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", errors="replace", check=False
+    )
+    if done.returncode:
+        said = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+        errors = [line for line in said if line.startswith("ERROR")] or said
+        raise BundleError(problem, "; ".join(errors[-_LAST_LINES:]) or "it gave no reason", cure)
+
+
+def recorded(manifest: Mapping[str, Any], name: str, asked: Sequence[str], bundle: Path) -> list[Item] | None:
+    """What an earlier run got for the same question, where all of it is still there: then pip need not be asked again."""
+    record = manifest.get("python", {}).get(name, {})
+    if record.get("asked") != list(asked):
+        return None
+    entries = [entry for entry in manifest.get("files", []) if entry["path"] in record["files"]]
+    if len(entries) != len(record["files"]) or not all(
+        fetch.has(bundle / entry["path"], entry["sha256"]) for entry in entries
+    ):
+        return None
+    return [
+        Item(
+            entry["path"],
+            entry["what"],
+            entry["sha256"],
+            entry["bytes"],
+            told=entry["from"],
+            hosts=set(entry["hosts"]),
+        )
+        for entry in entries
+    ]

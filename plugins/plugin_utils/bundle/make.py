@@ -1,0 +1,232 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The making of a bundle: look at everything first, then fetch, then write what tells of it. Safe to run again at any time."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import shutil
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable, Iterable, Mapping, Sequence
+
+from . import fetch, local, mirror, papers
+from .model import BundleError, Item, Wants
+from .wants import collect
+
+#: Folders of a bundle that are wholly its own: what lies there and is not wanted is old.
+FOLDERS = ("repositories", "files", "python", "collection")
+_PARTIAL, _LOCK = ".partial", ".lock"
+#: Kept free on the disk beside what is fetched.
+_SPARE_BYTES = 64 << 20
+
+
+@dataclass
+class Order:
+    """What is asked for. `hosts` are the roles' variables by host, defaults included."""
+
+    directory: Path
+    hosts: Mapping[str, Mapping[str, Any]]
+    catalogue: Mapping[str, Any]
+    #: Of the collection: its folder and its version.
+    root: Path
+    version: str
+    parts: Sequence[str] = ()
+    #: Lines of a requirements file for the controller.
+    requirements: Sequence[str] = ()
+    pip_options: Sequence[str] = ()
+    url: str = ""
+    path: str = ""
+    prune: bool = False
+    check: bool = False
+
+
+@dataclass
+class Outcome:
+    changed: bool = False
+    fetched: list[Item] = field(default_factory=list)
+    kept: int = 0
+    old: list[str] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+    elsewhere: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def make(order: Order, say: Callable[[str], None] = lambda line: None) -> Outcome:
+    """Raises BundleError; what is in the bundle already stays as it is, and complete."""
+    wants = collect(order.hosts, order.catalogue, order.parts)
+    with tempfile.TemporaryDirectory(prefix="openfleet-bundle-") as name:
+        if order.check:
+            return _Making(order, wants, Path(name), say).run()
+        order.directory.mkdir(parents=True, exist_ok=True)
+        with (order.directory / _LOCK).open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise BundleError(
+                    str(order.directory), "another run is making this bundle", "Wait for it, and run again."
+                ) from None
+            return _Making(order, wants, Path(name), say).run()
+
+
+class _Making:
+    def __init__(self, order: Order, wants: Wants, scratch: Path, say: Callable[[str], None]) -> None:
+        self.order = order
+        self.wants = wants
+        self.scratch = scratch
+        self.say = say
+        self.bundle = order.directory
+        self.fetcher = fetch.Fetcher(self.bundle / _PARTIAL, say)
+        self.items: dict[str, Item] = {}
+        self.outcome = Outcome()
+        self.python: dict[str, Any] = {}
+        self.nvml = ""
+        try:
+            self.before = json.loads((self.bundle / papers.MANIFEST).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            self.before = {}
+
+    def run(self) -> Outcome:
+        mirrors = []
+        for source, asks in self.wants.repositories.items():
+            self.say("looking at %s" % source.url)
+            mirrors.append(mirror.look(source, asks, self.bundle, self.fetcher))
+        # Indexes last, and what is signed last of them: a repository is never ahead of its packages.
+        self._add(item for found in mirrors for item in found.packages.values())
+        self._add(item for found in mirrors for item in found.index)
+        self._add(
+            local.named(path, sha256, what, hosts) for (path, sha256, what), hosts in sorted(self.wants.files.items())
+        )
+        self._python()
+        if "collection" in self.order.parts:
+            self._add([local.collection(self.order.root, self.scratch / "collection", self.bundle)])
+        self._nvml_wheel()
+        self._fetch()
+        self._old()
+        self._write(mirrors)
+        return self.outcome
+
+    def _add(self, items: Iterable[Item]) -> None:
+        for item in items:
+            there = self.items.setdefault(item.path, item)
+            if there.sha256 != item.sha256:
+                raise BundleError(
+                    item.path,
+                    "two files would be there: from %s and from %s" % (there.origin, item.origin),
+                    "Give one of them another name.",
+                )
+            there.hosts |= item.hosts
+
+    # -- Python --------------------------------------------------------------------------------------------------------
+
+    def _python(self) -> None:
+        if "controller" in self.order.parts:
+            text = "".join(line + "\n" for line in self.order.requirements)
+            asked = ["--requirement", "requirements.txt"]
+            self._wheels("controller", asked, list(self.order.requirements), text, set())
+        for version, hosts in sorted(self.wants.nvml.items()):
+            asked = ["--no-deps", "nvidia-ml-py==%s" % version]
+            self._wheels("nvidia-ml-py %s" % version, asked, asked[1:], "", hosts)
+
+    def _wheels(self, name: str, arguments: list[str], asked: list[str], text: str, hosts: set[str]) -> None:
+        """Ask pip once for one question; the answer stands in the manifest."""
+        # pip's options may name addresses with passwords, which a manifest must not.
+        options = list(self.order.pip_options)
+        question = [*asked, "for %s" % local.python_is()]
+        if options:
+            question.append("options %s" % hashlib.sha256(repr(options).encode()).hexdigest()[:16])
+        found = local.recorded(self.before, name, question, self.bundle)
+        if found is None and self.order.check:
+            self.outcome.notes.append("pip would be asked for %s" % ", ".join(asked))
+            self.outcome.changed = True
+            return
+        if found is None:
+            self.say("asking pip for %s" % ", ".join(asked))
+            if text:
+                requirements = self.scratch / "requirements.txt"
+                requirements.write_text(text)
+                arguments = ["--requirement", str(requirements)]
+            found = local.wheels(arguments, options, self.scratch / name.replace(" ", "-"), "Python package", hosts)
+            if text:
+                content = text.encode()
+                found.append(mirror.text_file("python/requirements.txt", "requirements of the controller", content))
+        self._add(found)
+        self.python[name] = {
+            "asked": question,
+            "for": local.python_is(),
+            "files": sorted(item.path for item in found),
+        }
+
+    def _nvml_wheel(self) -> None:
+        """The one wheel that hosts get pynvml from, where they cannot fetch it for themselves any more."""
+        names = [item.path for item in self.items.values() if item.what == "nvidia-ml-py"]
+        names += [
+            path for name in self.python if name.startswith("nvidia-ml-py ") for path in self.python[name]["files"]
+        ]
+        if len(names) == 1:
+            self.nvml = names[0]
+        elif names:
+            self.outcome.notes.append("hosts want several of nvidia-ml-py: set gpu_layout_nvml_wheel for each")
+
+    # -- Doing ---------------------------------------------------------------------------------------------------------
+
+    def _fetch(self) -> None:
+        missing = [item for item in self.items.values() if not fetch.has(self.bundle / item.path, item.sha256)]
+        self.outcome.kept = len(self.items) - len(missing)
+        self.outcome.fetched = missing
+        self.outcome.changed = self.outcome.changed or bool(missing)
+        if self.order.check or not missing:
+            return
+        needed = sum(item.size for item in missing) + _SPARE_BYTES
+        free = shutil.disk_usage(self.bundle).free
+        if free < needed:
+            raise BundleError(
+                str(self.bundle),
+                "the disk has %s free, and %s are needed" % (fetch.readable(free), fetch.readable(needed)),
+                "Make room, or take another gpu_bundle_dir.",
+            )
+        for number, item in enumerate(missing, 1):
+            if item.content is not None:
+                fetch.write(self.bundle / item.path, item.content)
+                continue
+            self.say("%d of %d: %s (%s)" % (number, len(missing), item.path, fetch.readable(item.size)))
+            self.fetcher.file(item, self.bundle / item.path)
+        shutil.rmtree(str(self.bundle / _PARTIAL), ignore_errors=True)
+
+    def _old(self) -> None:
+        there = [
+            path.relative_to(self.bundle).as_posix()
+            for folder in FOLDERS
+            for path in sorted((self.bundle / folder).rglob("*"))
+            if path.is_file() or path.is_symlink()
+        ]
+        old = [path for path in there if path not in self.items]
+        if self.order.prune:
+            self.outcome.removed = old
+            self.outcome.changed = self.outcome.changed or bool(old)
+        else:
+            self.outcome.old = old
+        if self.order.prune and not self.order.check:
+            for path in old:
+                (self.bundle / path).unlink()
+
+    def _write(self, mirrors: Sequence[mirror.Mirror]) -> None:
+        items = list(self.items.values())
+        manifest = papers.manifest(self.order.version, items, mirrors, self.wants, self.python, self.outcome.old)
+        named = json.loads(manifest)["needed_from_the_distribution"]
+        self.outcome.elsewhere = ["%s (%s)" % (entry["name"], entry["on"]) for entry in named]
+        if self.order.check:
+            return
+        path = self.order.path or str(self.bundle.resolve())
+        texts = {
+            papers.VARIABLES: papers.variables(path, self.order.url, self.wants, items, self.nvml),
+            papers.README: papers.readme(items, mirrors, len(named), self.python),
+            papers.SUMS: papers.sums(items),
+            papers.MANIFEST: manifest,
+        }
+        for name, text in texts.items():
+            self.outcome.changed = fetch.write(self.bundle / name, text.encode()) or self.outcome.changed

@@ -1,0 +1,160 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The texts of a bundle: its manifest, its checksums, the variables of the other side, and how to use it. Pure."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Iterable, Mapping
+
+from .fetch import readable
+from .mirror import Mirror
+from .model import Item, Wants, without_password
+
+MANIFEST, SUMS, VARIABLES, README = "manifest.json", "SHA256SUMS", "gpu_bundle.yml", "README.md"
+
+
+def manifest(
+    version: str,
+    items: Iterable[Item],
+    mirrors: Iterable[Mirror],
+    wants: Wants,
+    python: Mapping[str, Any],
+    old: Iterable[str],
+) -> str:
+    """No date and no machine in it: the same bundle has the same manifest."""
+    elsewhere = {what: set(hosts) for what, hosts in wants.named.items()}
+    for mirror in mirrors:
+        for what, hosts in mirror.elsewhere.items():
+            elsewhere.setdefault(what, set()).update(hosts)
+    content = {
+        "schema": 1,
+        "collection": version,
+        "repositories": [
+            {
+                "folder": mirror.source.folder,
+                "from": without_password(mirror.source.url),
+                "signed_by": list(mirror.key_fingerprints),
+                "valid_until": mirror.valid_until,
+                "packages": {name: sorted(versions) for name, versions in sorted(mirror.versions.items())},
+            }
+            for mirror in sorted(mirrors, key=lambda mirror: mirror.source.folder)
+        ],
+        "needed_from_the_distribution": [
+            {"name": name, "on": platform, "hosts": sorted(hosts)}
+            for (name, platform), hosts in sorted(elsewhere.items())
+        ],
+        "python": python,
+        "files": [
+            {
+                "path": item.path,
+                "what": item.what,
+                "from": item.origin,
+                "sha256": item.sha256,
+                "bytes": item.size,
+                "hosts": sorted(item.hosts),
+            }
+            for item in sorted(items, key=lambda item: item.path)
+        ],
+        "no_longer_needed": sorted(old),
+    }
+    return json.dumps(content, indent=1, sort_keys=False) + "\n"
+
+
+def sums(items: Iterable[Item]) -> str:
+    """For `sha256sum --check SHA256SUMS`."""
+    return "".join("%s  %s\n" % (item.sha256, item.path) for item in sorted(items, key=lambda item: item.path))
+
+
+def variables(path: str, url: str, wants: Wants, items: Iterable[Item], nvml: str) -> str:
+    """What the inventory of the other side has to say otherwise. Fingerprints are not among it: whom to trust is for the
+    inventory, not for what is to be verified."""
+    roles = {source.role for source in wants.repositories}
+    lines = [
+        "# Written by openfleet.gpu.bundle, for the other side: ansible-playbook -e @%s, which wins over all that an"
+        % VARIABLES,
+        "# inventory says; or copy the lines to where it says it.",
+        "---",
+        "# Where the bundle lies on the controller, and where hosts reach it: any web server, or file:// where each has a copy.",
+        _line("gpu_bundle_path", path),
+        _line("gpu_bundle_url", url or "http://CHANGE-ME.example.org/bundle"),
+        "",
+    ]
+    if "nvidia_driver" in roles:
+        base = "{{ gpu_bundle_url }}/repositories/driver/{directory}/{architecture}"
+        lines += [_line("nvidia_driver_repository_url", base), _line("nvidia_driver_repository_key_url", "")]
+    if "container_toolkit" in roles:
+        base = "{{ gpu_bundle_url }}/repositories/container-toolkit/"
+        lines += [
+            _line("container_toolkit_repository_url", base + "{family}/{architecture}"),
+            _line("container_toolkit_repository_key_url", base + "gpgkey"),
+        ]
+    runfiles = _named(items, "NVIDIA's installer")
+    if len(runfiles) == 1:
+        lines.append(_line("nvidia_driver_runfile", "{{ gpu_bundle_path }}/%s" % runfiles[0].path))
+    elif runfiles:
+        lines += ["# nvidia_driver_runfile differs by host: see %s." % MANIFEST]
+    toolkit = _named(items, "container toolkit")
+    if toolkit and len({tuple(sorted(item.hosts)) for item in toolkit}) == 1:
+        files = [{"path": "{{ gpu_bundle_path }}/%s" % item.path, "sha256": item.sha256} for item in toolkit]
+        lines.append(_line("container_toolkit_files", files))
+    elif toolkit:
+        lines += ["# container_toolkit_files differs by host: see %s." % MANIFEST]
+    if nvml:
+        lines += [
+            _line("gpu_layout_nvml_source", "wheel"),
+            _line("gpu_layout_nvml_wheel", "{{ gpu_bundle_path }}/%s" % nvml),
+        ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _named(items: Iterable[Item], what: str) -> list[Item]:
+    return sorted((item for item in items if item.what == what), key=lambda item: item.path)
+
+
+def _line(name: str, value: Any) -> str:
+    # JSON is YAML.
+    return "%s: %s" % (name, json.dumps(value, ensure_ascii=False))
+
+
+def readme(items: Iterable[Item], mirrors: Iterable[Mirror], elsewhere: int, python: Mapping[str, Any]) -> str:
+    items = list(items)
+    lines = [
+        "# What an air-gapped site needs for its GPU hosts",
+        "",
+        "Made by the playbook openfleet.gpu.bundle: %d files, %s. `%s` says of each where it is from and which hosts it is for."
+        % (len(items), readable(sum(item.size for item in items)), MANIFEST),
+        "",
+        "1. Bring this folder to the other side, and see that it arrived whole: `sha256sum --check --quiet %s`" % SUMS,
+    ]
+    if "controller" in python:
+        lines.append(
+            "2. The controller (%s): `pip install --no-index --find-links python --requirement python/requirements.txt`"
+            % python["controller"]["for"]
+        )
+    else:
+        lines.append("2. The controller needs ansible-core and nvidia-ml-py, which are not in here.")
+    archive = _named(items, "the collection")
+    if archive:
+        lines.append("3. The collection: `ansible-galaxy collection install --offline %s`" % archive[0].path)
+    else:
+        lines.append("3. The collection is not in here.")
+    lines += [
+        "4. Serve this folder where hosts reach it, by any web server (`python3 -m http.server --directory . 8080` for a try).",
+        "5. Write into `%s` where it is." % VARIABLES,
+        "6. `ansible-playbook -i inventory -e @%s openfleet.gpu.site --check --diff`" % VARIABLES,
+        "",
+        "The repositories keep the signatures of those whom they are from, and hosts verify them: leave the fingerprints in your",
+        "inventory as they are. Their indexes name more packages than are in here.",
+    ]
+    if elsewhere:
+        lines += [
+            "",
+            "Hosts take %d more things from their own distribution, or from its mirror: `needed_from_the_distribution` in `%s`."
+            % (elsewhere, MANIFEST),
+        ]
+    ending = ["- %s until %s" % (m.source.folder, m.valid_until) for m in mirrors if m.valid_until]
+    if ending:
+        lines += ["", "These indexes are valid for a time only; make the bundle anew before:", "", *ending]
+    return "\n".join(lines) + "\n"

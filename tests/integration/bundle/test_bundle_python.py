@@ -1,0 +1,116 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Python packages and the collection itself in a bundle: by the real pip and the real ansible-galaxy, without a network."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+
+import pytest
+import yaml
+
+
+def wheel(folder, name, version, requires=""):
+    """The smallest wheel there is."""
+    about = "%s-%s.dist-info/" % (name, version)
+    with zipfile.ZipFile(folder / ("%s-%s-py3-none-any.whl" % (name, version)), "w") as archive:
+        archive.writestr("%s.py" % name, "VERSION = %r\n" % version)
+        metadata = "Metadata-Version: 2.1\nName: %s\nVersion: %s\n" % (name, version)
+        archive.writestr(about + "METADATA", metadata + ("Requires-Dist: %s\n" % requires if requires else ""))
+        archive.writestr(
+            about + "WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr(about + "RECORD", "")
+
+
+@pytest.fixture
+def index(tmp_path, monkeypatch):
+    """What pip has instead of a network."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    wheel(folder, "nvidia_ml_py", "1.2.3")
+    wheel(folder, "fleet_tool", "2.0", "fleet-helper>=1")
+    wheel(folder, "fleet_helper", "1.5")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    return folder
+
+
+def install(archive, folder):
+    command = [
+        sys.executable,
+        "-m",
+        "ansible",
+        "galaxy",
+        "collection",
+        "install",
+        "--offline",
+        "--force",
+        "-p",
+        str(folder),
+    ]
+    done = subprocess.run(
+        [*command, str(archive)], stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_controllers_packages_come_with_what_they_need(site, index, tmp_path):
+    (tmp_path / "requirements.txt").write_text("# the controller's\nfleet-tool==2.0\n")
+    site.variables["gpu_bundle_parts"] = ["controller"]
+    site.variables["gpu_bundle_requirements"] = str(tmp_path / "requirements.txt")
+    site.make()
+    names = {path.name for path in (site.bundle / "python").iterdir()}
+    assert names == {"fleet_tool-2.0-py3-none-any.whl", "fleet_helper-1.5-py3-none-any.whl", "requirements.txt"}
+    # The very line of the bundle's README, on the other side.
+    command = "pip install --no-index --find-links python --requirement python/requirements.txt"
+    assert command in (site.bundle / "README.md").read_text()
+    target = tmp_path / "other-side"
+    subprocess.run(
+        [sys.executable, "-m", *command.split(), "--quiet", "--target", str(target)], cwd=str(site.bundle), check=True
+    )
+    assert {path.name for path in target.glob("*.py")} == {"fleet_tool.py", "fleet_helper.py"}
+    # Asked and answered: the index may be gone.
+    for path in index.iterdir():
+        path.unlink()
+    assert "changed=0" in site.make()
+    (tmp_path / "requirements.txt").write_text("fleet-tool==3.0\n")
+    assert "pip cannot fetch" in site.make(expect=1)
+    assert {path.name for path in (site.bundle / "python").iterdir()} == names
+
+
+def test_hosts_that_had_pip_fetch_pynvml_get_it_as_a_wheel(site, index):
+    site.variables["gpu_bundle_parts"] = ["nvml"]
+    site.variables.update(gpu_layout_nvml_source="index", gpu_layout_nvml_version="1.2.3")
+    assert "pip would be asked for nvidia-ml-py==1.2.3" in site.make("--check")
+    site.make()
+    values = yaml.safe_load((site.bundle / "gpu_bundle.yml").read_text())
+    assert values["gpu_layout_nvml_source"] == "wheel"
+    assert values["gpu_layout_nvml_wheel"] == "{{ gpu_bundle_path }}/python/nvidia_ml_py-1.2.3-py3-none-any.whl"
+    assert (site.bundle / "python" / "nvidia_ml_py-1.2.3-py3-none-any.whl").is_file()
+    assert "changed=0" in site.make()
+
+
+def test_the_collection_in_a_bundle_installs_and_makes_bundles(site, tmp_path):
+    site.variables["gpu_bundle_parts"] = ["collection"]
+    site.make()
+    (archive,) = (site.bundle / "collection").iterdir()
+    install(archive, tmp_path / "c")
+    installed = tmp_path / "c" / "ansible_collections" / "openfleet" / "gpu"
+    assert (installed / "playbooks" / "bundle.yml").is_file()
+    content = archive.read_bytes()
+    assert "changed=0" in site.make()
+    assert archive.read_bytes() == content
+    # From there too, where nothing can be built any more.
+    site.bundle = tmp_path / "second"
+    site.variables["gpu_bundle_parts"] = ["driver", "collection"]
+    site.make(playbook=installed / "playbooks" / "bundle.yml")
+    assert site.manifest()["collection"]
+    again = tmp_path / "d"
+    (second,) = (site.bundle / "collection").iterdir()
+    install(second, again)
+    name = "ansible_collections/openfleet/gpu/"
+    assert (again / name / "MANIFEST.json").read_bytes() == (installed / "MANIFEST.json").read_bytes()
+    assert (again / name / "plugins" / "action" / "bundle.py").is_file()

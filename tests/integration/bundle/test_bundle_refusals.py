@@ -1,0 +1,152 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a bundle refuses, with what it leaves, and how the next run goes on."""
+
+from __future__ import annotations
+
+import pytest
+
+DRIVER = "repositories/driver/debian12/x86_64/"
+PACKAGE = "nvidia-driver-cuda_580.105.08-1_amd64.deb"
+
+
+def replace(path, content):
+    """The vendor's files are shared with other tests by links: never written in place."""
+    path.unlink()
+    path.write_bytes(content)
+
+
+def no_half_file(site):
+    """Nothing in its place that is not what the vendor has."""
+    for path in (site.bundle / DRIVER).glob("*.deb"):
+        assert path.read_bytes() == (site.vendor.driver / path.name).read_bytes()
+    assert not (site.bundle / DRIVER / "InRelease").exists()
+    assert not (site.bundle / "manifest.json").exists()
+
+
+def test_a_package_that_is_not_the_one_of_the_index_is_not_kept(site):
+    good = (site.vendor.driver / PACKAGE).read_bytes()
+    replace(site.vendor.driver / PACKAGE, good[:-1] + b"x")
+    said = site.make(expect=1)
+    assert "SHA-256" in said and PACKAGE in said
+    assert not (site.bundle / DRIVER / PACKAGE).exists()
+    no_half_file(site)
+    replace(site.vendor.driver / PACKAGE, good)
+    site.make()
+    assert (site.bundle / DRIVER / PACKAGE).read_bytes() == good
+
+
+def test_an_index_signed_by_somebody_else_is_refused(site):
+    vendor = site.vendor
+    for folder in (vendor.driver, vendor.toolkit):
+        (folder / "InRelease").unlink()
+        vendor.build.sign(folder, vendor.build.FOREIGN, vendor.home)
+    assert "not signed by a key to be trusted" in site.make(expect=1)
+    no_half_file(site)
+
+
+def test_a_key_of_somebody_else_is_refused(site):
+    vendor = site.vendor
+    replace(vendor.driver / "3bf863cc.pub", vendor.export(vendor.build.FOREIGN).encode())
+    said = site.make(expect=1)
+    assert "nvidia_driver_repository_fingerprints" in said and vendor.fingerprint in said
+    no_half_file(site)
+
+
+def test_an_unsigned_repository_is_refused(site):
+    (site.vendor.driver / "InRelease").unlink()
+    assert "it is not signed" in site.make(expect=1)
+    no_half_file(site)
+
+
+def test_a_signature_beside_the_release_is_as_good(site):
+    vendor = site.vendor
+    (vendor.driver / "InRelease").unlink()
+    release = vendor.driver / "Release"
+    vendor.build.gpg(
+        "--local-user", vendor.build.OWNER, "--armor", "--output", str(release) + ".gpg", "--detach-sign", str(release),
+        home=vendor.home,
+    )  # fmt: skip
+    site.make()
+    assert {"Release", "Release.gpg"} <= {path.name for path in (site.bundle / DRIVER).iterdir()}
+    # And one of an earlier state is worth nothing.
+    replace(release, release.read_bytes() + b"\n")
+    assert "the signature is wrong" in site.make(expect=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "was", "becomes", "problem"),
+    [
+        ("InRelease", b"Label: lab", b"Label: Lab", "the signature is wrong"),
+        ("Packages", b"580.105.08", b"580.105.09", "the SHA-256 differs"),
+    ],
+)
+def test_an_index_that_was_changed_is_refused(site, name, was, becomes, problem):
+    path = site.vendor.driver / name
+    assert was in path.read_bytes()
+    replace(path, path.read_bytes().replace(was, becomes))
+    assert problem in site.make(expect=1)
+    no_half_file(site)
+
+
+def test_a_mirror_that_dies_half_way_costs_only_the_rest(site):
+    path = "/cuda/debian12/x86_64/" + PACKAGE
+    site.vendor.dying.add(path)
+    said = site.make(expect=1)
+    assert "it broke off after" in said
+    no_half_file(site)
+    assert not (site.bundle / DRIVER / PACKAGE).exists()
+    site.vendor.dying.clear()
+    site.vendor.requests.clear()
+    site.make()
+    assert (site.bundle / DRIVER / PACKAGE).read_bytes() == (site.vendor.driver / PACKAGE).read_bytes()
+    # Only what was missing of it, and no package that had come before.
+    assert [(name, bool(given)) for name, given in site.vendor.requests if PACKAGE in name] == [(path, True)]
+    assert not [name for name, _given in site.vendor.requests if "libcuda1_" in name]
+    assert not (site.bundle / ".partial").exists()
+
+
+def test_a_half_file_of_something_else_is_fetched_anew(site):
+    site.make()
+    entry = next(entry for entry in site.manifest()["files"] if entry["path"].endswith(PACKAGE))
+    (site.bundle / DRIVER / PACKAGE).unlink()
+    (site.bundle / ".partial").mkdir()
+    (site.bundle / ".partial" / entry["sha256"]).write_bytes(b"something else")
+    site.make()
+    assert (site.bundle / DRIVER / PACKAGE).read_bytes() == (site.vendor.driver / PACKAGE).read_bytes()
+
+
+def test_a_file_that_went_bad_in_the_bundle_is_mended(site):
+    site.make()
+    before = site.manifest()
+    (site.bundle / DRIVER / PACKAGE).write_bytes(b"bad")
+    said = site.make()
+    assert "fetched 1 files" in said
+    assert (site.bundle / DRIVER / PACKAGE).read_bytes() == (site.vendor.driver / PACKAGE).read_bytes()
+    assert site.manifest() == before
+
+
+def test_a_failed_run_leaves_the_bundle_of_the_last_one_whole(site):
+    site.make()
+    before = {name: (site.bundle / name).read_bytes() for name in site.files()}
+    site.variables["nvidia_driver_version"] = "580.95.05"
+    site.vendor.dying.add("/cuda/debian12/x86_64/nvidia-driver-cuda_580.95.05-1_amd64.deb")
+    site.make(expect=1)
+    assert {name: (site.bundle / name).read_bytes() for name in before} == before
+
+
+def test_what_only_a_host_could_tell_is_asked_for(site):
+    del site.hosts["switched"]["gpu_bundle_platforms"]
+    said = site.make(expect=1)
+    assert "switched" in said and "gpu_bundle_platforms" in said
+
+
+def test_a_variable_that_hangs_on_facts_is_named(site):
+    site.hosts["plain"]["nvidia_driver_version"] = "{{ ansible_facts['driver'] }}"
+    said = site.make(expect=1)
+    assert "plain: nvidia_driver_version" in said and "without reaching the host" in said
+
+
+def test_hosts_that_want_one_folder_from_two_places_are_refused(site):
+    site.hosts["plain"]["nvidia_driver_repository_url"] = site.vendor.url + "/elsewhere/{directory}/{architecture}"
+    assert "hosts want it from" in site.make(expect=1)

@@ -1,0 +1,150 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a bundle is verified by, and what is written into it."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta, timezone
+from email.utils import format_datetime
+
+import pytest
+import yaml
+
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.bundle import apt, fetch, mirror, papers, signature
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.bundle.model import (
+    BundleError,
+    Candidate,
+    Item,
+    Source,
+    Wants,
+    without_password,
+)
+
+TRUSTED = ("A" * 40,)
+VALID = "[GNUPG:] VALIDSIG %s 2025-01-01 1735689600 0 4 0 22 10 01 %s\n"
+
+
+@pytest.mark.parametrize(
+    ("status", "problem"),
+    [
+        ("[GNUPG:] GOODSIG 1 x\n" + VALID % ("B" * 40, "A" * 40), ""),
+        # The key that signed is a subkey of another one.
+        ("[GNUPG:] GOODSIG 1 x\n" + VALID % ("A" * 40, "B" * 40), "it is not signed by a key to be trusted"),
+        ("[GNUPG:] EXPKEYSIG 1 x\n" + VALID % ("A" * 40, "A" * 40), "EXPKEYSIG"),
+        ("[GNUPG:] REVKEYSIG 1 x\n" + VALID % ("A" * 40, "A" * 40), "REVKEYSIG"),
+        ("[GNUPG:] ERRSIG 1 22 10 01 1 9 x\n", "ERRSIG"),
+        ("[GNUPG:] BADSIG 1 x\n", "the signature is wrong"),
+        ("", "there is no signature"),
+        # Two signatures, while a vendor goes from one key to the next.
+        ("[GNUPG:] ERRSIG 1 22 10 01 1 9 x\n[GNUPG:] GOODSIG 1 x\n" + VALID % ("A" * 40, "A" * 40), ""),
+        ("[GNUPG:] GOODSIG 1 x\n" + VALID % ("A" * 40, "A" * 40) + "[GNUPG:] BADSIG 1 x\n", "the signature is wrong"),
+    ],
+)
+def test_what_gpgv_says_is_judged_as_apt_does(status, problem):
+    found = signature.judge(status, TRUSTED)
+    assert (problem in found) if problem else found == ""
+
+
+RELEASE = "Origin: x\nDate: x\n%sSHA256:\n %s 12 %s\n"
+
+
+def test_the_forms_of_the_index_that_a_release_lists():
+    found = apt.index_files("Origin: x\nSHA256:\n aa 10 ./Packages.gz\n bb 30 Packages\n cc 4 Contents.gz\n", "x")
+    assert found == {"Packages.gz": ("aa", 10), "Packages": ("bb", 30)}
+    with pytest.raises(BundleError, match="no index"):
+        apt.index_files("Origin: x\nMD5Sum:\n aa 10 Packages\n", "x")
+
+
+@pytest.mark.parametrize("days", [-1, 1])
+def test_a_release_counts_only_as_long_as_it_says(days):
+    until = format_datetime(datetime.now(timezone.utc) + timedelta(days=days))
+    text = RELEASE % ("Valid-Until: %s\n" % until, "ab", "Packages")
+    if days > 0:
+        assert apt.index_files(text, "x") == {"Packages": ("ab", 12)}
+        assert apt.valid_until(text) == until
+    else:
+        with pytest.raises(BundleError, match="hosts refuse it since"):
+            apt.index_files(text, "x")
+
+
+def source(**more):
+    known = {
+        "role": "nvidia_driver",
+        "manager": "apt",
+        "architecture": "x86_64",
+        "url": "https://example.org/repos",
+        "key_url": "https://example.org/key",
+        "key": "",
+        "fingerprints": TRUSTED,
+        "folder": "repositories/driver/debian12/x86_64",
+        "key_path": "repositories/driver/debian12/x86_64/key.pub",
+    }
+    return Source(**{**known, **more})
+
+
+@pytest.mark.parametrize("path", ["../../etc/cron.d/x", "/etc/passwd", "a/../../x"])
+def test_no_index_names_a_file_outside_of_its_repository(path):
+    with pytest.raises(BundleError, match="outside"):
+        mirror._package(source(), Candidate("x", "1", path, 1, "ab"))
+
+
+def test_a_file_is_written_whole_and_only_where_it_differs(tmp_path):
+    path = tmp_path / "folder" / "file"
+    assert fetch.write(path, b"one") is True
+    assert fetch.write(path, b"one") is False
+    assert fetch.write(path, b"two") is True
+    assert path.read_bytes() == b"two"
+    assert [found.name for found in path.parent.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("https://me:secret@mirror.example.org:8443/repos", "https://mirror.example.org:8443/repos"),
+        ("https://mirror.example.org/repos@2", "https://mirror.example.org/repos@2"),
+    ],
+)
+def test_no_password_comes_into_a_manifest(url, told):
+    assert without_password(url) == told
+    item = Item("a", "x", "ab", 1, url=url)
+    mirrors = [mirror.Mirror(source(url=url))]
+    text = papers.manifest("1.0", [item], mirrors, Wants(), {}, [])
+    assert "secret" not in text
+    assert json.loads(text)["files"][0]["from"] == told
+
+
+def test_the_variables_of_the_other_side_are_yaml_and_name_no_fingerprint():
+    wants = Wants(repositories={source(): {}, source(role="container_toolkit"): {}})
+    items = [
+        Item("files/a.deb", "container toolkit", "ab", 1, hosts={"h"}),
+        Item("files/b.deb", "container toolkit", "cd", 1, hosts={"h"}),
+        Item("files/x.run", "NVIDIA's installer", "ef", 1, hosts={"h"}),
+    ]
+    values = yaml.safe_load(papers.variables("/srv/b", "https://m.example.org/b", wants, items, "python/n.whl"))
+    assert values["gpu_bundle_path"] == "/srv/b"
+    assert values["gpu_bundle_url"] == "https://m.example.org/b"
+    assert values["nvidia_driver_repository_url"].endswith("/driver/{directory}/{architecture}")
+    assert values["container_toolkit_files"] == [
+        {"path": "{{ gpu_bundle_path }}/files/a.deb", "sha256": "ab"},
+        {"path": "{{ gpu_bundle_path }}/files/b.deb", "sha256": "cd"},
+    ]
+    assert values["gpu_layout_nvml_source"] == "wheel"
+    assert not [name for name in values if "fingerprint" in name or name.endswith("_key")]
+
+
+def test_what_differs_by_host_is_left_to_the_reader():
+    items = [
+        Item("files/a.run", "NVIDIA's installer", "ab", 1, hosts={"h"}),
+        Item("files/b.run", "NVIDIA's installer", "cd", 1, hosts={"i"}),
+    ]
+    text = papers.variables("/srv/b", "", Wants(), items, "")
+    assert "nvidia_driver_runfile" not in yaml.safe_load(text)
+    assert "# nvidia_driver_runfile differs by host" in text
+
+
+def test_the_same_bundle_has_the_same_papers():
+    items = [Item(name, "x", "ab", 1, hosts={"b", "a"}) for name in ("two", "one")]
+    first = papers.manifest("1.0", items, [], Wants(), {}, ["z", "y"])
+    assert first == papers.manifest("1.0", items[::-1], [], Wants(), {}, ["y", "z"])
+    assert papers.sums(items) == "ab  one\nab  two\n"

@@ -1,0 +1,221 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the hosts of an inventory want in a bundle, by the rules of the roles."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.toolkit import rules as toolkit_rules
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.bundle.model import BundleError
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.bundle.wants import (
+    OWN_VARIABLES,
+    VARIABLES,
+    collect,
+    driver_ask,
+    platforms,
+)
+
+sys.path.insert(0, str(Path(__file__).parent))
+from driver_hosts import DISTRIBUTIONS, REPOSITORY, TRUSTED
+
+DEFAULTS = {}
+for role in ("nvidia_driver", "container_toolkit", "gpu_layout"):
+    DEFAULTS.update(yaml.safe_load((REPOSITORY / "roles" / role / "defaults" / "main.yml").read_text(encoding="utf-8")))
+
+
+def host(distribution="debian-12", platform=(), **values):
+    given = {**DEFAULTS, "gpu_bundle_platforms": [dict(platform, distribution=distribution)]}
+    return {**given, **values}
+
+
+def only(wants):
+    """The one repository, and the one question to it."""
+    ((source, asks),) = wants.repositories.items()
+    ((ask, hosts),) = asks.items()
+    return source, ask, hosts
+
+
+def test_every_variable_that_is_read_is_a_roles_own():
+    assert set(VARIABLES) <= set(DEFAULTS)
+    assert not set(OWN_VARIABLES) & set(DEFAULTS)
+
+
+def test_a_host_for_which_nothing_is_asked_wants_nothing():
+    wants = collect({"a": {**DEFAULTS}}, DISTRIBUTIONS)
+    assert not wants.repositories and not wants.files and not wants.nvml and not wants.named
+    absent = host(nvidia_driver_version="580.105.08", nvidia_driver_state="absent", container_toolkit_state="absent")
+    assert not collect({"a": absent}, DISTRIBUTIONS).repositories
+
+
+def test_the_driver_of_a_debian_host():
+    source, ask, hosts = only(collect({"a": host(nvidia_driver_version="580.105.08")}, DISTRIBUTIONS))
+    assert source.url == "https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64"
+    assert source.key_url == source.url + "/3bf863cc.pub"
+    assert source.fingerprints == (TRUSTED,)
+    assert source.folder == "repositories/driver/debian12/x86_64"
+    assert source.key_path == source.folder + "/3bf863cc.pub"
+    assert ask.locked == ("nvidia-driver-cuda", "nvidia-kernel-open-dkms")
+    assert ask.free == ("nvidia-persistenced", "linux-headers-KERNEL")
+    assert hosts == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("platform", "values", "wanted", "unwanted"),
+    [
+        ({"nvswitch": True}, {}, "nvidia-fabricmanager", "nvlsm"),
+        ({"nvlink_bridges": True}, {}, "nvlsm", "nvidia-imex"),
+        ({"nvswitch": True}, {"nvidia_driver_fabric_manager": "absent"}, "nvidia-driver-cuda", "nvidia-fabricmanager"),
+        ({"before_turing": True}, {}, "nvidia-kernel-dkms", "nvidia-kernel-open-dkms"),
+        ({}, {"nvidia_driver_kernel_modules": "none"}, "nvidia-driver-cuda", "nvidia-kernel-open-dkms"),
+        ({}, {"nvidia_driver_imex": True}, "nvidia-imex", "nvidia-fabricmanager"),
+        ({}, {"nvidia_driver_variant": "full"}, "nvidia-driver", "nvidia-fabricmanager"),
+    ],
+)
+def test_what_else_depends_on_the_platform_and_on_the_variables(platform, values, wanted, unwanted):
+    entry = host(platform=platform, nvidia_driver_version="580.105.08", **values)
+    _source, ask, _hosts = only(collect({"a": entry}, DISTRIBUTIONS))
+    assert wanted in ask.locked + ask.free
+    assert unwanted not in ask.locked + ask.free
+
+
+@pytest.mark.parametrize("distribution", sorted(DISTRIBUTIONS))
+def test_each_distribution_that_the_role_knows_can_be_asked_for(distribution):
+    entry = host(
+        distribution,
+        nvidia_driver_version="580.105.08",
+        container_toolkit_version="1.18.2",
+        nvidia_driver_repository_fingerprints=[TRUSTED],
+    )
+    wants = collect({"a": entry}, DISTRIBUTIONS)
+    folders = {source.role: source.folder for source in wants.repositories}
+    family = "deb/amd64" if DISTRIBUTIONS[distribution]["manager"] == "apt" else "rpm/x86_64"
+    assert folders == {
+        "nvidia_driver": "repositories/driver/%s/x86_64" % DISTRIBUTIONS[distribution]["repository"]["directory"],
+        "container_toolkit": "repositories/container-toolkit/%s" % family,
+    }
+
+
+def test_arm_hosts_have_folders_of_their_own():
+    entry = host(
+        platform={"architecture": "aarch64"}, nvidia_driver_version="580.105.08", container_toolkit_version="1.18.2"
+    )
+    wants = collect({"a": entry}, DISTRIBUTIONS)
+    assert {source.url.rpartition("/")[2] for source in wants.repositories} == {"sbsa", "arm64"}
+
+
+def test_hosts_that_are_alike_ask_together_and_others_for_themselves():
+    hosts = {
+        "a": host(container_toolkit_version="1.18.2"),
+        "b": host(container_toolkit_version="1.18.2"),
+        "c": host(container_toolkit_version="1.17.8", gpu_bundle_container_toolkit_versions=["1.18.2"]),
+    }
+    wants = collect(hosts, DISTRIBUTIONS)
+    ((_source, asks),) = wants.repositories.items()
+    assert {ask.version: names for ask, names in asks.items()} == {"1.18.2": {"a", "b", "c"}, "1.17.8": {"c"}}
+    assert all(ask.locked == toolkit_rules.PACKAGES for ask in asks)
+
+
+def test_what_comes_from_the_distribution_is_named_and_not_mirrored():
+    entry = host(
+        nvidia_driver_version="535",
+        nvidia_driver_source="distribution",
+        container_toolkit_version="1.18.2",
+        container_toolkit_source="host",
+        gpu_layout_nvml_source="distribution",
+    )
+    wants = collect({"a": entry}, DISTRIBUTIONS)
+    assert not wants.repositories
+    names = {name for name, _platform in wants.named}
+    assert {"libcuda1", "nvidia-open-kernel-dkms", "nvidia-container-toolkit 1.18.2", "python3-pynvml"} <= names
+
+
+def test_files_and_wheels_that_the_inventory_names():
+    entry = host(
+        nvidia_driver_version="580.105.08",
+        nvidia_driver_source="runfile",
+        nvidia_driver_runfile="/srv/driver.run",
+        nvidia_driver_runfile_sha256="ab",
+        container_toolkit_version="1.18.2",
+        container_toolkit_source="files",
+        container_toolkit_files=[{"path": "/srv/one.deb", "sha256": "cd"}],
+        gpu_layout_nvml_source="index",
+        gpu_layout_nvml_version="13.1",
+    )
+    wants = collect({"a": entry}, DISTRIBUTIONS)
+    assert {path: sha256 for path, sha256, _what in wants.files} == {"/srv/driver.run": "ab", "/srv/one.deb": "cd"}
+    assert wants.nvml == {"13.1": {"a"}}
+
+
+def test_only_the_parts_that_are_asked_for():
+    entry = host(nvidia_driver_version="580.105.08", container_toolkit_version="1.18.2", gpu_layout_nvml_source="index")
+    wants = collect({"a": entry}, DISTRIBUTIONS, ["container_toolkit"])
+    assert [source.role for source in wants.repositories] == ["container_toolkit"]
+    assert not wants.nvml
+
+
+@pytest.mark.parametrize(
+    ("given", "where", "cure"),
+    [
+        ([], "a", "gpu_bundle_platforms"),
+        ("debian-12", "a: gpu_bundle_platforms", "distribution: debian-12"),
+        ([{"distribution": "debian-12", "arch": "x86_64"}], "a: gpu_bundle_platforms[0]", "architecture"),
+        ([{"distribution": "debian-11"}], "a: gpu_bundle_platforms[0].distribution", "debian-12"),
+        ([{"distribution": "debian-12"}, {}], "a: gpu_bundle_platforms[1].distribution", "debian-12"),
+        ([{"distribution": "debian-12", "architecture": "amd64"}], "a: gpu_bundle_platforms[0].architecture", "x86_64"),
+    ],
+)
+def test_platforms_that_are_missing_or_wrong(given, where, cure):
+    with pytest.raises(BundleError) as refused:
+        platforms("a", {"gpu_bundle_platforms": given}, DISTRIBUTIONS)
+    assert refused.value.where == where
+    assert cure in refused.value.cure
+
+
+@pytest.mark.parametrize(
+    ("values", "where"),
+    [
+        ({"nvidia_driver_version": "latest"}, "nvidia_driver_version"),
+        ({"nvidia_driver_version": "470.1"}, "nvidia_driver_version"),
+        (
+            {"nvidia_driver_version": "620.1", "nvidia_driver_kernel_modules": "proprietary"},
+            "nvidia_driver_kernel_modules",
+        ),
+        ({"container_toolkit_version": "1.18"}, "container_toolkit_version"),
+        (
+            {"container_toolkit_version": "1.18.2", "container_toolkit_repository_fingerprints": []},
+            "container_toolkit_repository_fingerprints",
+        ),
+        ({"nvidia_driver_version": "580.105.08", "nvidia_driver_source": "runfile"}, "a"),
+    ],
+)
+def test_what_the_roles_would_refuse_is_refused_here_with_the_host(values, where):
+    with pytest.raises(BundleError) as refused:
+        collect({"a": host(**values)}, DISTRIBUTIONS)
+    assert "a" in refused.value.where and where in refused.value.where
+
+
+def test_one_folder_has_one_origin():
+    hosts = {
+        "a": host(nvidia_driver_version="580.105.08"),
+        "b": host(nvidia_driver_version="580.105.08", nvidia_driver_repository_url="https://example.org/{directory}"),
+    }
+    with pytest.raises(BundleError) as refused:
+        collect(hosts, DISTRIBUTIONS)
+    assert refused.value.where == "repositories/driver/debian12/x86_64"
+    # One key for two repositories is none of that.
+    hosts = {"a": host(container_toolkit_version="1.18.2"), "b": host("el-9", container_toolkit_version="1.18.2")}
+    assert len(collect(hosts, DISTRIBUTIONS).repositories) == 2
+
+
+def test_the_question_is_the_one_of_a_bare_host():
+    """So that it also holds what a host with headers or a driver would not ask for."""
+    from ansible_collections.openfleet.gpu.plugins.plugin_utils.bundle.model import Platform
+
+    ask = driver_ask(host(), "580", Platform("ubuntu-24.04"), DISTRIBUTIONS["ubuntu-24.04"])
+    assert ask.locked == ("libnvidia-compute-580", "nvidia-utils-580", "nvidia-dkms-580-open")
+    assert ask.free == ("nvidia-compute-utils-580", "linux-headers-KERNEL")
