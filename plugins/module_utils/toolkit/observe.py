@@ -36,20 +36,22 @@ def look(
     packages = manager.packages()
     version = rules.installed(packages)
     found = tuple(engine.name for engine in rules.ENGINES if there(engine.binary))
+    units = _units(call)
     host = Host(
         manager=manager.manager,
         architecture=platform.machine(),
         packages=packages,
         engines=found,
         kubelet=there("kubelet"),
-        units=_units(call),
+        units=units,
         files=texts,
         key_fingerprints=_keys(files.KEYRINGS[manager.manager]),
         driver=_driver(),
         selinux_denies=_selinux_denies(call),
         record=record,
         **_specifications(bool(version), environment),
-        **(_docker(call) if "docker" in found else {}),
+        # A Docker that is off would start for the question, by its socket.
+        **(_docker(call) if units.get("docker.service", Unit()).active else {}),
     )
     # An engine's files are asked of the nvidia-ctk that is to be there, and of no other version.
     if request.version and rules.is_version(version, request.version):

@@ -1,0 +1,36 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The role container_toolkit, its defaults and documentation, and the module that it is made of."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import yaml
+
+from ansible_collections.openfleet.gpu.plugins.modules import container_toolkit
+
+sys.path.insert(0, str(Path(__file__).parent))
+from toolkit_hosts import ROLE
+
+
+def test_the_modules_documentation_is_its_argument_spec():
+    documented = yaml.safe_load(container_toolkit.DOCUMENTATION)["options"]
+    spec = container_toolkit.argspec()
+    assert set(documented) == set(spec)
+    for name, option in spec.items():
+        for key in ("type", "default", "required", "choices", "elements"):
+            assert documented[name].get(key) == option.get(key), (name, key)
+
+
+def test_the_roles_defaults_are_those_of_its_argument_specs():
+    defaults = yaml.safe_load((ROLE / "defaults" / "main.yml").read_text())
+    specs = yaml.safe_load((ROLE / "meta" / "argument_specs.yml").read_text())["argument_specs"]
+    for entry_point in specs.values():
+        assert {name: option["default"] for name, option in entry_point["options"].items()} == defaults
+
+
+def test_the_role_hands_every_option_to_the_module():
+    (block,) = yaml.safe_load((ROLE / "tasks" / "main.yml").read_text())
+    assert set(block["module_defaults"]["openfleet.gpu.container_toolkit"]) == set(container_toolkit.argspec())
