@@ -20,6 +20,7 @@ from . import files, rules
 from .model import Package
 
 _LISTS = "/var/lib/apt/lists"
+_ARCHIVES = "/var/cache/apt/archives"
 _PARTS = "/etc/apt/sources.list.d"
 _REMOVED = re.compile(r"^(?:Remv|Purg) ([^\s:]+)", re.MULTILINE)
 _BROKEN = ("half-installed", "unpacked", "half-configured", "triggers-awaited", "triggers-pending")
@@ -169,7 +170,12 @@ class Apt:
     def install(self, version: str, paths: Sequence[str] = ()) -> str:
         """From what was fetched: nothing depends on a network here."""
         done = self.call([*_CHANGE, "install", "--no-download", *self._arguments(version, paths)])
-        return "" if done.returncode == 0 else _complaints(done.stdout + done.stderr)
+        if done.returncode != 0:
+            return _complaints(done.stdout + done.stderr)
+        for name in rules.PACKAGES:
+            for path in Path(_ARCHIVES).glob("%s_%s_*.deb" % (name, version)):
+                path.unlink()
+        return ""
 
     @staticmethod
     def _arguments(version: str, paths: Sequence[str]) -> list[str]:
