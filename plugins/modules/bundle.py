@@ -71,7 +71,7 @@ attributes:
   platform:
     platforms: posix
 requirements:
-  - On the controller gpgv; python-debian for APT repositories.
+  - On the controller gpgv, and python-debian for APT repositories, createrepo_c for those of RPM packages.
 seealso:
   - module: openfleet.gpu.driver
   - module: openfleet.gpu.container_toolkit

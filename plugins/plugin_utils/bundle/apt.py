@@ -66,6 +66,9 @@ def valid_until(release: str) -> str:
 class AptIndex:
     """The packages of one architecture, of the text of Packages."""
 
+    #: The roles write a pin: what is of the driver comes in its version.
+    pins = True
+
     def __init__(self, text: str, machine: str) -> None:
         self._named: dict[str, list[Candidate]] = {}
         self._providers: dict[str, list[Candidate]] = {}

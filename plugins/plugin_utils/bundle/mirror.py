@@ -12,12 +12,13 @@ import gzip
 import hashlib
 import lzma
 import posixpath
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Mapping
 
 from ...module_utils.driver.openpgp import fingerprints
-from . import apt, fetch, signature
+from . import apt, fetch, rpm, signature
 from .model import Ask, BundleError, Candidate, Item, Source
 from .resolve import Index, resolve
 
@@ -49,12 +50,8 @@ def look(source: Source, asks: Mapping[Ask, set[str]], bundle: Path, fetcher: fe
     key = signature.check_key(content, source, where)
     found.key_fingerprints = fingerprints(key)
     found.index.append(_file(source.key_path, "key of the repository", content, "" if given else where, hosts))
-    if source.manager == "apt":
-        index = _look_apt(found, key, bundle, fetcher, hosts)
-    else:
-        from . import rpm
-
-        index = rpm.look(found, key, bundle, fetcher, hosts)
+    seek = _look_apt if source.manager == "apt" else _look_rpm
+    index = seek(found, key, bundle, fetcher, hosts)
     for ask, names in asks.items():
         taken, elsewhere = resolve(ask, index)
         for candidate in taken:
@@ -67,15 +64,21 @@ def look(source: Source, asks: Mapping[Ask, set[str]], bundle: Path, fetcher: fe
 
 
 def _package(source: Source, candidate: Candidate) -> Item:
-    if posixpath.normpath(candidate.path).startswith(("..", "/")):
-        raise BundleError(source.url, "its index names a file outside of it: %s" % candidate.path, "Do not use it.")
     return Item(
-        "%s/%s" % (source.folder, candidate.path),
+        _inside(source, candidate.path),
         "%s %s" % (candidate.name, candidate.version),
         candidate.sha256,
         candidate.size,
         url="%s/%s" % (source.url, candidate.path),
     )
+
+
+def _inside(source: Source, path: str) -> str:
+    """Where a file of the repository lies in the bundle. Raises BundleError."""
+    path = posixpath.normpath(path)
+    if path.startswith(("..", "/")):
+        raise BundleError(source.url, "its index names a file outside of it: %s" % path, "Do not use it.")
+    return "%s/%s" % (source.folder, path)
 
 
 def text_file(path: str, what: str, content: bytes) -> Item:
@@ -161,3 +164,65 @@ def _unpacked(name: str, content: bytes) -> bytes:
     if name.endswith(".xz"):
         return lzma.decompress(content)
     return gzip.decompress(content) if name.endswith(".gz") else content
+
+
+# -- RPM ---------------------------------------------------------------------------------------------------------------
+
+
+def _look_rpm(found: Mirror, key: bytes, bundle: Path, fetcher: fetch.Fetcher, hosts: set[str]) -> Index:
+    source = found.source
+    url, here = "%s/%s" % (source.url, rpm.REPOMD), "%s/%s" % (source.folder, rpm.REPOMD)
+    rpm.library()
+    top = fetcher.small(url, "See that %s_repository_url is right and answers." % source.role)
+    beside = fetcher.small(url + ".asc", "Run again.", optional=True)
+    if beside is None:
+        raise BundleError(
+            source.url,
+            "it is not signed: there is no repomd.xml.asc",
+            "Hosts refuse it too. Take a mirror that keeps the vendor's signature.",
+        )
+    assert top is not None
+    signature.detached(top, beside, key, source.fingerprints, url)
+    with tempfile.TemporaryDirectory(prefix="openfleet-bundle-") as name:
+        folder = Path(name)
+        (folder / "repomd.xml").write_bytes(top)
+        for what, path, kind, checksum in rpm.records(folder / "repomd.xml", url):
+            content = _record(found, what, path, kind, checksum, bundle, fetcher, hosts)
+            if what == "primary":
+                # Its compression is told by its name.
+                primary = folder / posixpath.basename(path)
+                primary.write_bytes(content)
+        found.index.append(_file(here + ".asc", "signature", beside, url + ".asc", hosts))
+        found.index.append(_file(here, "signed index", top, url, hosts))
+        return rpm.RpmIndex(primary, source.architecture, url)
+
+
+def _record(
+    found: Mirror,
+    what: str,
+    path: str,
+    kind: str,
+    checksum: str,
+    bundle: Path,
+    fetcher: fetch.Fetcher,
+    hosts: set[str],
+) -> bytes:
+    """One file of the index, verified. Only what dnf needs has to be there."""
+    source = found.source
+    url = "%s/%s" % (source.url, path)
+    here = bundle / _inside(source, path)
+    if kind not in ("sha256", "sha384", "sha512"):
+        raise BundleError(url, "it has a checksum of the kind %s, which proves nothing" % kind, "Do not use it.")
+    content: bytes | None = here.read_bytes() if here.is_file() else None
+    if content is None or hashlib.new(kind, content).hexdigest() != checksum:
+        content = fetcher.small(url, "Run again.", optional=what not in rpm.NEEDED)
+    if content is None:
+        return b""
+    if hashlib.new(kind, content).hexdigest() != checksum:
+        raise BundleError(
+            url,
+            "it is not what the signed repomd.xml names: the checksum differs",
+            "It was changed, or the mirror is in the middle of an update; run again. Nothing of it was kept.",
+        )
+    found.index.append(_file(_inside(source, path), "index", content, url, hosts))
+    return content

@@ -19,7 +19,12 @@ from .model import Ask, BundleError, Candidate, Relation
 
 
 class Index(Protocol):
-    """What a repository has; apt.py and rpm.py make one."""
+    """What a repository has; apt.py and rpm.py make one.
+
+    `pins`: whether hosts take the driver's parts in its version wherever they may choose.
+    """
+
+    pins: bool
 
     def named(self, name: str) -> Sequence[Candidate]: ...
 
@@ -65,14 +70,17 @@ def resolve(ask: Ask, index: Index) -> tuple[list[Candidate], list[str]]:
         return candidate.version == chosen
 
     def best(candidates: Iterable[Candidate]) -> list[Candidate]:
-        """As the role pins: a name of the driver's in the driver's version, whatever else there is. The newest else."""
+        """As the role pins: a name of the driver's in the driver's version, whatever else there is. The newest else, and
+        both where there is no pin, since another dependency may decide between them."""
         ranked = sorted(candidates, key=newest, reverse=True)
         pinned = [
             candidate
             for candidate in ranked
             if is_chosen(candidate) and any(_matches(candidate.name, pattern) for pattern in ask.pinned)
         ]
-        return (pinned or ranked)[:1]
+        if index.pins:
+            return (pinned or ranked)[:1]
+        return ranked[:1] + [candidate for candidate in pinned[:1] if candidate != ranked[0]]
 
     taken: dict[tuple[str, str], Candidate] = {}
     elsewhere: dict[str, None] = {}

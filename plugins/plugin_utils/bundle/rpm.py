@@ -1,0 +1,197 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""An RPM repository: its signed repomd.xml, and the packages of its index. Nothing is fetched here."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, Iterable, Sequence
+
+from .model import BundleError, Candidate, Relation
+
+REPOMD = "repodata/repomd.xml"
+#: What dnf reads of a repository, and cannot do without.
+NEEDED = ("primary", "filelists")
+#: The same once more for yum of RHEL 7.
+_DATABASE = "_db"
+_OPERATORS = {"EQ": "=", "LT": "<<", "LE": "<=", "GT": ">>", "GE": ">="}
+#: Words between the parts of a dependency in parentheses (https://rpm-software-management.github.io/rpm/manual/boolean_dependencies.html).
+_BOOLEAN = re.compile(r" (?:and|or|if|else|unless|with|without) ")
+_RELATION = re.compile(r"^(\S+)(?: (<=|>=|=|<|>) (\S+))?$")
+_SEGMENT = re.compile(r"[0-9]+|[A-Za-z]+|~|\^")
+
+
+def library() -> Any:
+    """createrepo_c, imported where it is needed. Raises BundleError."""
+    # The copy of librpm in it complains of settings that only a machine with RPM has, unless it is shown some.
+    with tempfile.TemporaryDirectory(prefix="openfleet-bundle-") as folder:
+        for name in ("rpmrc", "macros"):
+            Path(folder, name).touch()
+        before = os.environ.get("RPM_CONFIGDIR")
+        os.environ["RPM_CONFIGDIR"] = before or folder
+        try:
+            import createrepo_c
+        except ImportError as error:
+            raise BundleError(
+                "this controller",
+                "the Python that runs Ansible cannot read the indexes of RPM repositories: %s" % error,
+                "pip install createrepo_c",
+            ) from None
+        finally:
+            if before is None:
+                del os.environ["RPM_CONFIGDIR"]
+    return createrepo_c
+
+
+def records(path: Path, where: str) -> list[tuple[str, str, str, str]]:
+    """Of each file that dnf may ask for: what it is, its path, the kind of its checksum, its checksum. Raises BundleError."""
+    cr = library()
+    try:
+        found = [
+            (record.type, record.location_href, record.checksum_type, record.checksum)
+            for record in cr.Repomd(str(path)).records
+            if not record.type.endswith(_DATABASE)
+        ]
+    except cr.CreaterepoCError as error:
+        raise BundleError(
+            where, "it is no index of an RPM repository: %s" % error, "See that the address is right."
+        ) from None
+    missing = set(NEEDED) - {record[0] for record in found}
+    if missing:
+        raise BundleError(
+            where, "it names no %s" % ", ".join(sorted(missing)), "It is no repository that dnf could use."
+        )
+    return found
+
+
+class RpmIndex:
+    """The packages of one architecture, of a file primary.xml, compressed or not."""
+
+    #: The roles ask dnf for exact versions, and pin nothing: what else comes is the newest that fits.
+    pins = False
+
+    def __init__(self, primary: Path, machine: str, where: str) -> None:
+        self._named: dict[str, list[Candidate]] = {}
+        self._providers: dict[str, list[Candidate]] = {}
+        self._architectures = (machine, "noarch")
+        cr = library()
+        try:
+            cr.xml_parse_primary(str(primary), None, self._add, None, True)
+        except cr.CreaterepoCError as error:
+            raise BundleError(where, "its index cannot be read: %s" % error, "Run again.") from None
+
+    def _add(self, package: Any) -> None:
+        if package.arch not in self._architectures or package.checksum_type != "sha256":
+            return
+        files = [folder + name for _kind, folder, name, *_digest in package.files]
+        candidate = Candidate(
+            package.name,
+            _evr(package.epoch, package.version, package.release),
+            package.location_href,
+            package.size_package,
+            package.pkgId.lower(),
+            (*map(_relation, package.provides), *map(Relation, files)),
+            tuple(map(_relation, package.requires)),
+        )
+        self._named.setdefault(candidate.name, []).append(candidate)
+        for provided in candidate.provides:
+            self._providers.setdefault(provided.name, []).append(candidate)
+
+    def named(self, name: str) -> Sequence[Candidate]:
+        return self._named.get(name, [])
+
+    def providers(self, name: str) -> Sequence[Candidate]:
+        return self._providers.get(name, [])
+
+    def requires(self, candidate: Candidate) -> Iterable[tuple[Relation, ...]]:
+        """What depends on conditions is taken as if they held: which of them do only a host can tell."""
+        assert isinstance(candidate.raw, tuple)
+        for relation in candidate.raw:
+            if relation.name.startswith("rpmlib("):
+                continue
+            if relation.name.startswith("("):
+                for part in conditional(relation.name):
+                    if any(True for _found in (*self.named(part.name), *self.providers(part.name))):
+                        yield (part,)
+                continue
+            yield (relation,)
+
+    def compare(self, one: str, other: str, exact: bool = True) -> int:
+        return compare(one, other, exact)
+
+
+def _relation(entry: Sequence[Any]) -> Relation:
+    name, flags, epoch, version, release = entry[:5]
+    operator = _OPERATORS.get(flags or "", "")
+    return Relation(name, operator, _evr(epoch, version, release)) if operator else Relation(name)
+
+
+def _evr(epoch: str | None, version: str, release: str | None) -> str:
+    text = "%s-%s" % (version, release) if release else version
+    return "%s:%s" % (epoch, text) if epoch not in (None, "", "0") else text
+
+
+def conditional(text: str) -> list[Relation]:
+    """The single dependencies of one in parentheses."""
+    found = []
+    for part in _BOOLEAN.split(text):
+        part = part.strip()
+        while part.startswith("("):
+            part = part[1:].strip()
+        while part.endswith(")") and part.count(")") > part.count("("):
+            part = part[:-1].strip()
+        match = _RELATION.match(part)
+        if match:
+            operator = {"<": "<<", ">": ">>"}.get(match[2] or "", match[2] or "")
+            found.append(Relation(match[1], operator, match[3] or ""))
+    return found
+
+
+# -- Versions (rpm-version(7)) -----------------------------------------------------------------------------------------
+
+
+def compare(one: str, other: str, exact: bool = True) -> int:
+    """Of [epoch:]version[-release]. A dependency that names no release is content with any."""
+    (epoch, version, release), (epoch2, version2, release2) = map(_split, (one, other))
+    order = (epoch > epoch2) - (epoch < epoch2) or _compare(version, version2)
+    if order or (not exact and not (release and release2)):
+        return order
+    return _compare(release, release2)
+
+
+def _split(text: str) -> tuple[int, str, str]:
+    epoch, colon, rest = text.rpartition(":")
+    version, _dash, release = rest.partition("-")
+    return int(epoch) if colon and epoch.isdigit() else 0, version, release
+
+
+def _compare(one: str, other: str) -> int:
+    """Numbers and words in turn, whatever separates them: ~ is before everything, even the end, ^ only after the end, and a
+    number is after a word."""
+    for mine, theirs in zip_longest(_SEGMENT.findall(one), _SEGMENT.findall(other), fillvalue=""):
+        if mine == theirs:
+            continue
+        ranks = [_rank(mine), _rank(theirs)]
+        if ranks[0] != ranks[1]:
+            return 1 if ranks[0] > ranks[1] else -1
+        if mine.isdigit():
+            if int(mine) != int(theirs):
+                return 1 if int(mine) > int(theirs) else -1
+        else:
+            return 1 if mine > theirs else -1
+    return 0
+
+
+def _rank(segment: str) -> int:
+    if segment == "~":
+        return 0
+    if not segment:
+        return 1
+    if segment == "^":
+        return 2
+    return 4 if segment.isdigit() else 3
