@@ -30,7 +30,9 @@ _SYSTEMCTL_SECONDS = mps_unit.STOP_SECONDS + mps_unit.START_SECONDS + 30
 #: A server that has just been started, or is about to end, does not answer.
 _SERVER_SECONDS = 10
 _LOOK_SECONDS = 0.2
-_JOURNAL_LINES = 5
+_JOURNAL_LINES = 6
+#: What the daemon writes of each command that it is asked.
+_CHATTER = ("Accepting connection", "NEW UI", "UI closed", "Cmd:")
 
 
 def adjustable(seen: MpsSeen, wanted: MpsDaemon, devices: Sequence[str]) -> bool:
@@ -203,9 +205,7 @@ class MpsHost:
         self._reset_failed(mps_files.unit_of(name))
         try:
             for directory in (mps_files.pipe_directory(name), mps_files.log_directory(name)):
-                folder = self._below(directory)
-                if folder.exists():
-                    shutil.rmtree(str(folder))
+                _remove(self._below(directory))
             for path in reversed(list(mps_files.files(_nameless(name), ()))):
                 durable.remove(self._root / path)
             if not list(self._specs()):
@@ -284,12 +284,13 @@ class MpsHost:
     def _failed(self, name: str, problem: str) -> ApplyError:
         """With what the unit said last."""
         unit = mps_files.unit_of(name)
-        command = ["journalctl", "--unit", unit, "--no-pager", "--output=cat", "--lines=%d" % _JOURNAL_LINES]
+        command = ["journalctl", "--unit", unit, "--no-pager", "--output=cat", "--lines=%d" % (10 * _JOURNAL_LINES)]
         said = None
         with contextlib.suppress(FileNotFoundError):
             said, _problem = ask(self._run, command)
-        if said and said.strip():
-            problem += ". The last that %s said: %s" % (unit, " / ".join(said.split("\n")).strip(" /"))
+        lines = [line for line in (said or "").splitlines() if line and not any(word in line for word in _CHATTER)]
+        if lines:
+            problem += ". The last of its journal: %s" % " / ".join(lines[-_JOURNAL_LINES:])
         return ApplyError(
             'the MPS daemon "%s"' % name, problem, "See journalctl --unit %s, mend it and run again." % unit
         )
@@ -330,6 +331,14 @@ def _make_folder(folder: Path) -> None:
             # What writes into it next says what is wrong.
             folder.mkdir()
             folder.chmod(0o755)
+
+
+def _remove(path: Path) -> None:
+    """A directory with all that is in it, or whatever is there in its place."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(str(path))
+    elif path.exists() or path.is_symlink():
+        path.unlink()
 
 
 def _nameless(name: str) -> MpsDaemon:

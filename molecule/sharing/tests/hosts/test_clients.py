@@ -1,0 +1,71 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What clients are given: a CDI device for real Podman, and an environment file for systemd's services.
+
+CUDA itself needs a GPU. NVIDIA's own control tool stands for a client here: it finds the daemon as CUDA does.
+"""
+
+from __future__ import annotations
+
+import pytest
+from mps_daemons import NAME, PIPES, UNIT
+
+IMAGE = "localhost/openfleet-client"
+CONTAINER = "openfleet-client"
+ASK = "echo get_default_active_thread_percentage | nvidia-cuda-mps-control"
+#: What the tool and a shell are linked with.
+MAKE_IMAGE = (
+    "tar -chf /tmp/client.tar -C / usr/bin/nvidia-cuda-mps-control bin/sh bin/stat bin/sleep "
+    "$(ldd /usr/bin/nvidia-cuda-mps-control /bin/sh /bin/stat /bin/sleep | grep -o '/lib[^ ]*' | grep -v ':$' | "
+    "sort -u | sed 's,^/,,') && podman import --quiet /tmp/client.tar " + IMAGE
+)
+
+
+@pytest.fixture(scope="module")
+def image(hopper):
+    hopper.check_output(MAKE_IMAGE)
+    yield IMAGE
+    hopper.run(f"podman image rm --force {IMAGE}")
+
+
+@pytest.mark.parametrize("user", ["0", "65534"])
+def test_a_container_with_the_device_reaches_the_daemon(mps, image, user):
+    mps.do("start", percentage=35)
+    run = f"podman run --rm --network=none --user={user}"
+    device = f"--device openfleet.io/mps={NAME}"
+    assert mps.ask(f"{run} {device} {image} sh -c '{ASK}'") == "35.0"
+    assert mps.ask(f"{run} {device} {image} sh -c 'echo $CUDA_MPS_PIPE_DIRECTORY'") == PIPES
+    # Client and server share memory: it is the host's /dev/shm that is there.
+    outside = mps.ask("stat -c %d:%i /dev/shm")
+    assert mps.ask(f"{run} {device} {image} stat -c %d:%i /dev/shm") == outside
+    without = mps.host.run(f"{run} {image} sh -c '{ASK}'")
+    assert without.rc != 0 and "Cannot find MPS control daemon" in without.stdout + without.stderr
+
+
+def test_a_container_that_runs_finds_the_daemon_again_after_a_restart(mps, image):
+    mps.do("start", percentage=35)
+    run = f"podman run --detach --rm --name {CONTAINER} --network=none --device openfleet.io/mps={NAME}"
+    mps.ask(f"{run} {image} sleep 600")
+    try:
+        mps.ask(f"systemctl restart {UNIT}")
+        # Podman gives the variables of a CDI device to a container's first process only.
+        inside = f"podman exec --env CUDA_MPS_PIPE_DIRECTORY={PIPES} {CONTAINER}"
+        assert mps.ask(f"{inside} sh -c '{ASK}'") == "35.0"
+    finally:
+        mps.host.run(f"podman rm --force --time 0 {CONTAINER}")
+
+
+def test_a_service_with_the_environment_file_reaches_the_daemon(mps):
+    mps.do("start", percentage=35)
+    service = (
+        f"systemd-run --quiet --wait --pipe --collect --uid=65534 -p EnvironmentFile=/etc/openfleet-gpu/mps/{NAME}"
+    )
+    assert mps.ask(f"{service}.client.env sh -c '{ASK}'") == "35.0"
+
+
+def test_a_device_that_is_forgotten_is_gone(mps, image):
+    mps.do("start")
+    mps.do("stop")
+    mps.do("forget")
+    gone = mps.host.run(f"podman run --rm --network=none --device openfleet.io/mps={NAME} {image} sh -c :")
+    assert gone.rc != 0

@@ -1,0 +1,116 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""MPS control daemons of a host, by the collection's library there; and what systemd and the daemons themselves say of them."""
+
+from __future__ import annotations
+
+import io
+import json
+import shlex
+import subprocess
+import tarfile
+from typing import Any
+
+from lab_fixtures import REPOSITORY, container_name
+
+LIBRARY = "/opt/openfleet-test"
+PACKAGE = "library"
+WAIT_SECONDS = 60
+MIB = 2**20
+
+#: Reads what to do, does it, and prints what came of it.
+PROGRAM = """
+import dataclasses, json, sys
+sys.path.insert(0, %r)
+sys.dont_write_bytecode = True
+from %s.errors import ApplyError
+from %s.mps_host import MpsHost, adjustable
+from %s.mps_model import MpsDaemon, MpsPlace
+verb, name, devices, percentage, limit = json.loads(sys.argv[1])
+host = MpsHost()
+daemon = MpsDaemon(name, tuple(MpsPlace(d) for d in devices), 4, percentage, limit)
+try:
+    if verb == "observe":
+        print(json.dumps([dataclasses.asdict(seen) for seen in host.observe()]))
+    elif verb == "adjustable":
+        print(json.dumps(adjustable(host.observe()[0], daemon, tuple(devices))))
+    elif verb in ("start", "adjust"):
+        print(json.dumps(getattr(host, verb)(daemon, devices)))
+    else:
+        print(json.dumps(getattr(host, verb)(name)))
+except ApplyError as error:
+    sys.exit(str(error))
+""" % (LIBRARY, PACKAGE, PACKAGE, PACKAGE)
+
+DEVICES = ["GPU-5c89ca61-4aac-4bd7-8d0f-2bb3ae2f1f0d", "GPU-0b1f2c3d-4aac-4bd7-8d0f-2bb3ae2f1f0e"]
+NAME = "inference"
+UNIT = f"openfleet-mps@{NAME}.service"
+PIPES = f"/run/openfleet-mps/{NAME}"
+LOGS = f"/var/log/openfleet-mps/{NAME}"
+
+
+class MpsDaemons:
+    def __init__(self, host: Any) -> None:
+        self.host = host
+
+    @staticmethod
+    def install(host: Any) -> Any:
+        archive = io.BytesIO()
+        with tarfile.open(fileobj=archive, mode="w") as tar:
+            for path in sorted((REPOSITORY / "plugins/module_utils").glob("*.py")):
+                tar.add(path, f"{PACKAGE}/{path.name}")
+        name = container_name(host.check_output("hostname"))
+        unpack = f"rm -rf {LIBRARY} && mkdir {LIBRARY} && tar -x -C {LIBRARY}"
+        command = ["podman", "exec", "--interactive", name, "sh", "-c", unpack]
+        subprocess.run(command, input=archive.getvalue(), check=True)
+        return host
+
+    # --- by the library -------------------------------------------------------------------------
+
+    def run(self, verb: str, name: str = NAME, devices: Any = DEVICES, percentage: int = 25, limit: Any = None) -> Any:
+        """(exit status, what it returned or its error)."""
+        request = json.dumps([verb, name, list(devices), percentage, limit])
+        done = self.host.run(f"python3 -c {shlex.quote(PROGRAM)} {shlex.quote(request)}")
+        assert "Traceback" not in done.stderr, done.stderr
+        return done.rc, done.stderr if done.rc else json.loads(done.stdout)
+
+    def do(self, verb: str, *arguments: Any, **options: Any) -> Any:
+        status, result = self.run(verb, *arguments, **options)
+        assert status == 0, result
+        return result
+
+    def fails(self, verb: str, *arguments: Any, **options: Any) -> str:
+        status, result = self.run(verb, *arguments, **options)
+        assert status != 0, f"{verb} succeeded"
+        return result
+
+    def seen(self) -> dict:
+        (seen,) = self.do("observe")
+        return seen
+
+    def clear(self) -> None:
+        for seen in self.do("observe"):
+            self.do("stop", seen["daemon"]["name"])
+            self.do("forget", seen["daemon"]["name"])
+
+    # --- by others ------------------------------------------------------------------------------
+
+    def ask(self, command: str) -> str:
+        """What a shell command printed, which must succeed."""
+        return self.host.check_output(command)
+
+    def wait_until(self, condition: str) -> None:
+        self.ask(f"timeout {WAIT_SECONDS} sh -c {shlex.quote(f'until {condition}; do sleep 0.1; done')}")
+
+    def tell(self, command: str, directory: str = PIPES, prefix: str = "") -> str:
+        """What NVIDIA's own tool prints."""
+        tool = f"{prefix} env CUDA_MPS_PIPE_DIRECTORY={directory} nvidia-cuda-mps-control"
+        return self.ask(f"echo {shlex.quote(command)} | {tool}")
+
+    def pid(self) -> int:
+        return int(self.ask(f"systemctl show --property=MainPID --value {UNIT}"))
+
+    def limits(self) -> tuple[str, str, str]:
+        """Percentage and the memory limits of two devices, in the daemon's words."""
+        memory = [self.tell(f"get_default_device_pinned_mem_limit {index}") for index in (0, 1)]
+        return (self.tell("get_default_active_thread_percentage"), *memory)
