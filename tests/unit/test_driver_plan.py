@@ -4,13 +4,14 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.driver import files, plan, rules
+from ansible_collections.openfleet.gpu.plugins.module_utils.driver import files, initramfs, plan, rules
 from ansible_collections.openfleet.gpu.plugins.module_utils.driver.model import (
     Package,
     Request,
@@ -28,14 +29,17 @@ PATTERNS = CATALOGUE["patterns"]
 REPOSITORY = dict(CATALOGUE["repository"], url="https://mirror.example.org/{directory}/{architecture}", key_url="")
 
 
-def desired(version, flavor="open", source="repository", manager="apt", imex_nodes=()):
+def desired(version, flavor="open", source="repository", manager="apt", imex_nodes=(), host=None, names=None):
     catalogue = dict(CATALOGUE, repository=REPOSITORY)
-    return files.wanted(manager, source, version, catalogue, "x86_64", flavor, imex_nodes)
+    more = {}
+    if host:
+        more = {"has_dracut": host.dracut, "subnet_manager": rules.needs_subnet_manager(host, names)}
+    return files.wanted(manager, source, version, catalogue, "x86_64", flavor, imex_nodes, **more)
 
 
-def make(seen, request, transaction=None, version="580.95.05"):
+def make(seen, request, transaction=None, version="580.95.05", imex_nodes=()):
     names = rules.wanted(seen, request, CATALOGUE, rules.branch_of(request.version))
-    text = desired(version, names.flavor, request.source)
+    text = desired(version, names.flavor, request.source, imex_nodes=imex_nodes, host=seen, names=names)
     return plan.present(seen, request, names, version, transaction, text, [TRUSTED], PATTERNS)
 
 
@@ -196,6 +200,77 @@ def test_a_key_that_is_not_trusted_any_more_is_replaced():
 def test_a_service_that_is_down_is_started():
     down = right(units={"nvidia-persistenced.service": Unit(True, True, False)})
     assert kinds(make(down, Request("580"))) == ["start"]
+
+
+def test_an_initramfs_of_dracuts_is_told_apart_what_to_take_and_what_not():
+    """It would leave /etc/modprobe.d out, and might take nouveau along."""
+    made = make(host(dracut=True), Request("580"), change("580.95.05", host(), *HEADLESS))
+    text = {step.items[0]: step.items[1] for step in made.steps if step.kind == "write"}[files.DRACUT]
+    assert 'install_items+=" %s "\n' % files.BLACKLIST in text
+    assert 'omit_drivers+=" nouveau "\n' in text
+    assert "initramfs" in kinds(made)
+    # A host that gets dracut later has its initramfs made anew, and one without has no such file.
+    assert kinds(make(right(dracut=True), Request("580"))) == ["write", "initramfs"]
+    assert files.DRACUT not in desired("580.95.05")
+
+
+def test_the_subnet_manager_gets_its_kernel_module_now_and_at_every_boot():
+    names = (*HEADLESS, "nvidia-fabricmanager", "nvlsm", "infiniband-diags")
+    units = {name: Unit(True, True, True) for name in (rules.SERVICE_PERSISTENCED, rules.SERVICE_FABRIC_MANAGER)}
+    board = right(packages=packages("580.95.05-1", *names), units=units, nvlink_bridges=2)
+    made = make(board, Request("580"))
+    assert [step.text for step in made.steps] == [
+        "write " + files.MODULES_LOAD, "load ib_umad, by which NVLSM reaches the NVSwitches",
+    ]  # fmt: skip
+    done = replace(board, umad_loaded=True, files={**board.files, files.MODULES_LOAD: files.modules_load()})
+    assert make(done, Request("580")).steps == ()
+    # NVSwitches of before need none of it.
+    assert make(replace(board, nvlink_bridges=0, nvswitches=4), Request("580")).steps == ()
+
+
+def test_imex_is_restarted_for_other_nodes_with_the_clients_off():
+    units = {name: Unit(True, True, True) for name in (rules.SERVICE_PERSISTENCED, rules.SERVICE_IMEX)}
+    seen = right(packages=packages("580.95.05-1", *HEADLESS, "nvidia-imex"), units=units)
+    request = Request("580", imex=True)
+    known = replace(seen, files={**seen.files, files.IMEX_NODES: "10.0.0.1\n"})
+    assert make(known, request, imex_nodes=("10.0.0.1",)).steps == ()
+    made = make(known, request, imex_nodes=("10.0.0.1", "10.0.0.2"))
+    assert kinds(made) == ["write", "restart"]
+    assert made.disruptive
+    down = replace(known, units={**units, rules.SERVICE_IMEX: Unit(True, True, False)})
+    assert kinds(make(down, request, imex_nodes=("10.0.0.2",))) == ["write", "start"]
+
+
+def test_what_another_way_to_install_left_goes():
+    """NVIDIA's source beside the distribution's packages, or a blacklist without kernel modules."""
+    moved = right(packages=packages("535.261.03-1", "libcuda1", "libnvidia-ml1", "nvidia-smi"), library="535.261.03")
+    made = make(moved, Request("535", source="distribution", kernel_modules="none"), version="535.261.03")
+    gone = [step.items[0] for step in made.steps if step.kind == "delete"]
+    assert gone == [files.SOURCES, files.BLACKLIST]
+    assert "rebuild the initramfs, so that nouveau is in it again from the next boot on" in [
+        step.text for step in made.steps
+    ]
+
+
+@pytest.mark.parametrize(
+    ("there", "command"),
+    [
+        (("update-initramfs",), ["update-initramfs", "-u", "-k", "all"]),
+        (("dracut",), ["dracut", "--force", "--regenerate-all"]),
+        (("update-initramfs", "dracut"), ["update-initramfs", "-u", "-k", "all"]),
+        ((), None),
+    ],
+)
+def test_the_initramfs_is_made_by_what_the_host_has(monkeypatch, there, command):
+    monkeypatch.setattr(initramfs, "program", lambda name: "/usr/sbin/" + name if name in there else None)
+    said = []
+
+    def call(words):
+        said.append(words)
+        return subprocess.CompletedProcess(words, 1, "", "no space left on device\n")
+
+    assert initramfs.rebuild(call) == (there[0] + ": no space left on device" if there else "")
+    assert said == ([command] if command else [])
 
 
 # -- Removing ----------------------------------------------------------------------------------------------------------

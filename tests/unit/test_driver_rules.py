@@ -204,8 +204,11 @@ def test_with_secure_boot_ubuntus_signed_modules_take_the_place_of_built_ones():
 def test_what_belongs_to_the_driver():
     patterns = DISTRIBUTIONS["debian-12"]["patterns"]
     ours = packages("580.95.05-1", "nvidia-driver-cuda", "libcuda1", "libnvidia-ml1", "firmware-nvidia-gsp")
+    # Numbered for itself, and of no use without the driver.
+    ours += packages("2025.06.11-1", "nvlsm")
     others = [
         Package("nvidia-container-toolkit", "1.19.1-1"),
+        Package("infiniband-diags", "44.0-2"),
         Package("cuda-toolkit-13-0", "13.0.2-1"),
         Package("glx-alternative-nvidia", "1.2.2"),
         # Debian's own, of which browsers are made.

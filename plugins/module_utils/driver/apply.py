@@ -15,6 +15,8 @@ from typing import Any, Callable, Sequence
 
 from .. import durable
 from ..errors import ApplyError
+from . import initramfs
+from .files import SOURCES
 from .model import Host, Plan, Request, Step
 from .observe import Run, run
 from .repack import repack
@@ -64,7 +66,7 @@ class Work:
             self._go_back(error)
         for kind, do in (("delete", self._delete), ("initramfs", self._initramfs), ("hold", self._hold),
                          ("release", self._hold), ("enable", self._systemctl), ("load", self._load),
-                         ("start", self._systemctl)):  # fmt: skip
+                         ("start", self._systemctl), ("restart", self._systemctl)):  # fmt: skip
             for step in self._steps(kind):
                 do(step)
                 self._did([step])
@@ -205,18 +207,24 @@ class Work:
     def _delete(self, step: Step) -> None:
         if Path(step.items[0]).exists():
             Path(step.items[0]).unlink()
+        if step.items[0] == SOURCES:
+            self.manager.forget(self.host.files.get(SOURCES, ""))
 
     def _initramfs(self, step: Step) -> None:
-        self._must(self.manager.initramfs(), "the initramfs could not be rebuilt", ())
+        cure = "See whether /boot has room. The driver itself is there; run again when this is mended."
+        self._must(initramfs.rebuild(self.call), "the initramfs could not be rebuilt", (), cure)
 
     def _hold(self, step: Step) -> None:
         do = self.manager.hold if step.kind == "hold" else self.manager.release
         self._must(do(list(step.items)), step.text, ())
 
     def _load(self, step: Step) -> None:
-        done = self.call(["modprobe", "nvidia"])
-        cure = "See dmesg. With Secure Boot on, the module must be signed with an enrolled key; nouveau must not be loaded."
-        self._must(done.stderr.strip() if done.returncode else "", "the kernel module does not load", (), cure)
+        done = self.call(["modprobe", *step.items])
+        cure = "See dmesg. It may belong to a package of more modules for this kernel (linux-modules-extra on Ubuntu)."
+        if step.items == ("nvidia",):
+            cure = "See dmesg. With Secure Boot on, the module must be signed with an enrolled key; nouveau must not be loaded."
+        what = "the kernel module %s does not load" % step.items[0]
+        self._must(done.stderr.strip() if done.returncode else "", what, (), cure)
 
     def _systemctl(self, step: Step) -> None:
         done = self.call(["systemctl", step.kind, *step.items])

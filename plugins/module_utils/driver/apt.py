@@ -10,7 +10,7 @@ repository with a wrong signature, or one that does not answer, is found out bef
 
 from __future__ import annotations
 
-import os
+import glob
 import re
 import shutil
 import tempfile
@@ -234,11 +234,14 @@ class Apt:
         done = self.call(["apt-mark", "unhold", *names])
         return "" if done.returncode == 0 else _complaints(done.stderr)
 
-    def initramfs(self) -> str:
-        if not shutil.which("update-initramfs", path=os.environ.get("PATH", "") + ":/usr/sbin"):
-            return ""
-        done = self.call(["update-initramfs", "-u", "-k", "all"])
-        return "" if done.returncode == 0 else _complaints(done.stderr)
+    def forget(self, sources: str) -> None:
+        """Delete the lists of a source that is gone, as the next `apt-get update` would."""
+        for line in sources.splitlines():
+            if line.startswith("URIs: "):
+                # As apt names them: without the scheme, a slash as an underscore, and an underscore quoted.
+                name = line.partition("://")[2].replace("_", "%5f").replace("/", "_")
+                for path in Path(_LISTS).glob(glob.escape(name) + "*"):
+                    path.unlink()
 
 
 def parse(version: str, simulated: str, arguments: tuple[str, ...]) -> Transaction:

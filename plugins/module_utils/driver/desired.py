@@ -77,6 +77,8 @@ class Driver:
             self.host.architecture,
             wanted.flavor,
             tuple(self.params["imex_nodes"]) if self.request.imex else (),
+            has_dracut=self.host.dracut,
+            subnet_manager=rules.needs_subnet_manager(self.host, wanted),
         )
         return plan.present(
             self.host,

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -142,11 +141,8 @@ class Dnf:
         done = self.call(["dnf", "--quiet", "versionlock", "delete", *names])
         return "" if done.returncode == 0 else _complaints(done.stderr)
 
-    def initramfs(self) -> str:
-        if not shutil.which("dracut", path=os.environ.get("PATH", "") + ":/usr/sbin"):
-            return ""
-        done = self.call(["dracut", "--force", "--regenerate-all"])
-        return "" if done.returncode == 0 else _complaints(done.stderr)
+    def forget(self, sources: str) -> None:
+        """DNF keeps nothing of a repository that would be in anybody's way."""
 
 
 def _installed(host: Host, name: str) -> str:

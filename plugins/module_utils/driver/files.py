@@ -9,6 +9,8 @@ from typing import Any
 
 NAME = "openfleet-nvidia-driver"
 BLACKLIST = "/etc/modprobe.d/%s.conf" % NAME
+DRACUT = "/etc/dracut.conf.d/%s.conf" % NAME
+MODULES_LOAD = "/etc/modules-load.d/%s.conf" % NAME
 SOURCES = "/etc/apt/sources.list.d/%s.sources" % NAME
 PREFERENCES = "/etc/apt/preferences.d/%s" % NAME
 APT_KEYRING = "/etc/apt/keyrings/%s.gpg" % NAME
@@ -16,8 +18,8 @@ REPO = "/etc/yum.repos.d/%s.repo" % NAME
 RPM_KEYRING = "/etc/pki/rpm-gpg/RPM-GPG-KEY-%s" % NAME
 IMEX_NODES = "/etc/nvidia-imex/nodes_config.cfg"
 MANAGED = {
-    "apt": (SOURCES, PREFERENCES, BLACKLIST, IMEX_NODES),
-    "dnf": (REPO, BLACKLIST, IMEX_NODES),
+    "apt": (SOURCES, PREFERENCES, BLACKLIST, DRACUT, MODULES_LOAD, IMEX_NODES),
+    "dnf": (REPO, BLACKLIST, DRACUT, MODULES_LOAD, IMEX_NODES),
 }
 KEYRINGS = {"apt": APT_KEYRING, "dnf": RPM_KEYRING}
 
@@ -62,6 +64,17 @@ def blacklist() -> str:
     return _HEAD + "blacklist nouveau\noptions nouveau modeset=0\n"
 
 
+def dracut() -> str:
+    """An initramfs of dracut's has no /etc/modprobe.d unless it is made for this host alone (dracut.conf(5), hostonly)."""
+    return '%sinstall_items+=" %s "\nomit_drivers+=" nouveau "\n' % (_HEAD, BLACKLIST)
+
+
+def modules_load() -> str:
+    """NVLSM speaks to NVSwitches through ib_umad, which nothing else loads (Fabric Manager guide, "Systems Using Fourth
+    Generation NVSwitches")."""
+    return _HEAD + "ib_umad\n"
+
+
 def wanted(
     manager: str,
     source: str,
@@ -70,6 +83,8 @@ def wanted(
     architecture: str,
     flavor: str,
     imex_nodes: tuple[str, ...] = (),
+    has_dracut: bool = False,
+    subnet_manager: bool = False,
 ) -> dict[str, str]:
     """Path and text of every file that is to be there, for the driver in this version."""
     found = {}
@@ -84,6 +99,10 @@ def wanted(
         found[PREFERENCES] = preferences(version, catalogue["patterns"])
     if flavor != "none":
         found[BLACKLIST] = blacklist()
+        if has_dracut:
+            found[DRACUT] = dracut()
+    if subnet_manager:
+        found[MODULES_LOAD] = modules_load()
     if imex_nodes:
         found[IMEX_NODES] = "".join(node + "\n" for node in imex_nodes)
     return found

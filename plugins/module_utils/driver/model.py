@@ -58,6 +58,10 @@ class Host:
     on_disk: str = ""
     library: str = ""
     nouveau_loaded: bool = False
+    #: ib_umad, by which NVLSM reaches NVSwitches.
+    umad_loaded: bool = False
+    #: dracut makes the initramfs here, or may.
+    dracut: bool = False
     headers: bool = False
     secure_boot: SecureBoot = SecureBoot()
     packages: tuple[Package, ...] = ()

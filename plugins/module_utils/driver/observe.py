@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Callable, Iterable, Sequence
@@ -51,6 +52,11 @@ def run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(list(command), 127, "", "%s is not installed" % command[0])
 
 
+def program(name: str) -> str | None:
+    """Where a program is; root's own folders count, whoever calls."""
+    return shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
+
+
 def distribution(release: str) -> str:
     """debian-12, ubuntu-24.04, el-9 from the text of os-release; a derivative of RHEL counts as RHEL."""
     fields = dict(line.split("=", 1) for line in release.splitlines() if "=" in line and not line.startswith("#"))
@@ -80,6 +86,8 @@ def look(
         on_disk=_module_version(system.release, call),
         library=_library_version(system.machine),
         nouveau_loaded=Path("/sys/module/nouveau").exists(),
+        umad_loaded=Path("/sys/module/ib_umad").exists(),
+        dracut=bool(program("dracut")),
         headers=Path("/lib/modules", system.release, "build").exists(),
         secure_boot=_secure_boot(),
         packages=_dpkg(call) if manager == "apt" else _rpm(call),

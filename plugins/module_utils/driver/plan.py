@@ -9,12 +9,12 @@ from typing import Sequence
 
 from ..errors import PlanError
 from . import rules
-from .files import BLACKLIST, IMEX_NODES, MANAGED
+from .files import BLACKLIST, DRACUT, IMEX_NODES, MANAGED
 from .model import Host, Plan, Request, Step, Transaction, Unit, Wanted
 
 #: The steps there are, in the order in which they are done.
 KINDS = ("repair", "key", "write", "delete", "packages", "runfile", "initramfs", "modules", "hold", "release", "enable",
-         "load", "start")  # fmt: skip
+         "load", "start", "restart")  # fmt: skip
 
 
 def settled(host: Host, request: Request, wanted: Wanted) -> str:
@@ -62,8 +62,12 @@ def present(
     if request.source == "runfile" and not settled(host, request, wanted):
         steps.append(Step("runfile", "run the installer of %s" % version, (version,)))
         changes = True
-    if files.get(BLACKLIST) != host.files.get(BLACKLIST):
-        steps.append(Step("initramfs", "rebuild the initramfs, so that nouveau stays away from the next boot on"))
+    # What is left of another way to install: NVIDIA's source would be in the way of the distribution's packages.
+    stale = [path for path in host.files if path not in files and path != IMEX_NODES]
+    steps += [Step("delete", "delete %s" % path, (path,)) for path in stale]
+    if any(files.get(path) != host.files.get(path) for path in (BLACKLIST, DRACUT)):
+        to = "stays away from" if BLACKLIST in files else "is in it again from"
+        steps.append(Step("initramfs", "rebuild the initramfs, so that nouveau %s the next boot on" % to))
     if own_modules and not changes and host.on_disk != version:
         text = "build the kernel modules %s for %s" % (version, host.kernel)
         steps.append(Step("modules", text, (version, host.kernel)))
@@ -76,11 +80,14 @@ def present(
             "Say now (reboot when it is done) or later (you will), or reboot the host and run again. Nothing was changed.",
         )
     steps += _services(host, wanted, version, changes, bool(reboot))
+    restart = _restart(host, files, bool(reboot))
+    steps += restart
     ordered = tuple(sorted(steps, key=lambda step: KINDS.index(step.kind)))
     notes = () if own_modules or not rules.skew(host) else (rules.skew(host),)
     if own_modules and not host.gpus:
         notes += ("no NVIDIA GPU is on the PCI bus",)
-    return Plan(version, ordered, bool(reboot or (changes and host.loaded)), reboot, notes, transaction)
+    disruptive = bool(reboot or (changes and host.loaded) or restart)
+    return Plan(version, ordered, disruptive, reboot, notes, transaction)
 
 
 def absent(host: Host, request: Request, manager: str, keyring: str, transaction: Transaction | None,
@@ -99,7 +106,7 @@ def absent(host: Host, request: Request, manager: str, keyring: str, transaction
     ours = [path for path in MANAGED[manager] if path in host.files and path != IMEX_NODES]
     ours += [keyring] if host.key_fingerprints else []
     steps += [Step("delete", "delete %s" % path, (path,)) for path in ours]
-    if BLACKLIST in host.files:
+    if BLACKLIST in host.files or DRACUT in host.files:
         steps.append(Step("initramfs", "rebuild the initramfs, so that nouveau is in it again"))
     reboot = "the kernel module %s is loaded still" % host.loaded if changes and host.loaded else ""
     if reboot and request.reboot == "never":
@@ -178,6 +185,16 @@ def _services(host: Host, wanted: Wanted, version: str, changes: bool, reboot: b
     if wanted.flavor == "none" or reboot or not host.gpus:
         return steps
     if not host.loaded:
-        steps.append(Step("load", "load the kernel module"))
+        steps.append(Step("load", "load the kernel module", ("nvidia",)))
+    if rules.needs_subnet_manager(host, wanted) and not host.umad_loaded:
+        steps.append(Step("load", "load ib_umad, by which NVLSM reaches the NVSwitches", ("ib_umad",)))
     start = tuple(name for name in wanted.units if not host.units.get(name, Unit()).active)
     return steps + ([Step("start", "start %s" % ", ".join(start), start)] if start else [])
+
+
+def _restart(host: Host, files: dict[str, str], reboot: bool) -> list[Step]:
+    """IMEX reads its nodes when it starts (IMEX guide, "nodes_config.cfg")."""
+    moved = IMEX_NODES in files and host.files.get(IMEX_NODES) != files[IMEX_NODES]
+    if not moved or reboot or not host.units.get(rules.SERVICE_IMEX, Unit()).active:
+        return []
+    return [Step("restart", "restart %s, whose nodes change" % rules.SERVICE_IMEX, (rules.SERVICE_IMEX,))]

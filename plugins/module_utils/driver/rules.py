@@ -102,6 +102,11 @@ def needs_fabric_manager(host: Host, asked: str) -> bool:
     return asked == "present" or (asked == "auto" and bool(host.nvswitches or host.nvlink_bridges))
 
 
+def needs_subnet_manager(host: Host, wanted: Wanted) -> bool:
+    """Fabric Manager starts NVLSM itself, but finds it only where it is installed and ib_umad loaded."""
+    return bool(host.nvlink_bridges) and SERVICE_FABRIC_MANAGER in wanted.units
+
+
 def package_set(catalogue: dict[str, Any], distribution: str, source: str, branch: int) -> dict[str, Any]:
     """The names of one branch: the entry with the highest `since` that is not above it. Raises PlanError."""
     sets = catalogue["packages"].get(source, [])
@@ -175,11 +180,12 @@ def _there(names: dict[str, Any], what: str, request: Request) -> list[str]:
 
 
 def of_the_driver(package: Package, patterns: Iterable[str]) -> bool:
-    """Whether an installed package is part of the driver: by its name, and by a version that is a driver's.
+    """Whether an installed package is part of the driver: by its whole name, or by a pattern and a driver's version.
 
-    nvidia-container-toolkit, DCGM and CUDA have names like it, but versions of their own.
+    nvidia-container-toolkit, DCGM and CUDA have names like it, but versions of their own. So has NVLSM, which is named.
     """
-    return bool(upstream(package.version)) and any(_matches(package.name, pattern) for pattern in patterns)
+    found = bool(upstream(package.version))
+    return any(_matches(package.name, pattern) and (found or "*" not in pattern) for pattern in patterns)
 
 
 def _matches(name: str, pattern: str) -> bool:
