@@ -98,6 +98,11 @@ image:
 image-slurm: packages
 	@flock .lab/image.lock tests/lab/image/build slurm
 
+# The same with the real MPS control daemon.
+.PHONY: image-sharing
+image-sharing: packages
+	@flock .lab/image.lock tests/lab/image/build sharing
+
 .PHONY: setup setup-test
 setup: packages ## all that a run needs: Debian packages, virtual environment, base image
 	@$(MAKE) -s -j2 $(venv_stamp) image

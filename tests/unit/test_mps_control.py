@@ -1,0 +1,119 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What is said to an MPS control daemon, and how its answers are read.
+
+The answers are those of Debian's 535.261.03 and 550.163.01, as they were printed; molecule/sharing asks the real one.
+"""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.mps_control import Control, MpsError, limit_command, told
+
+MIB = 2**20
+
+
+def answering(text, status=0, asked=None):
+    def run(command, input, env):
+        assert command == ["nvidia-cuda-mps-control"]
+        if asked is not None:
+            asked.append((input, env))
+        stdout, stderr = ("", text) if status else (text, "")
+        return subprocess.CompletedProcess(command, status, stdout, stderr)
+
+    return Control(run, "/run/mps")
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "command"),
+    [
+        ("servers", (), "get_server_list"),
+        ("clients", (7,), "get_client_list 7"),
+        ("percentage", (), "get_default_active_thread_percentage"),
+        ("percentage", (7,), "get_active_thread_percentage 7"),
+        ("set_percentage", (25,), "set_default_active_thread_percentage 25"),
+        ("set_percentage", (25, 7), "set_active_thread_percentage 7 25"),
+        ("limit", (1,), "get_default_device_pinned_mem_limit 1"),
+        ("limit", (1, 7), "get_device_pinned_mem_limit 7 1"),
+        ("set_limit", (1, 512 * MIB), "set_default_device_pinned_mem_limit 1 512M"),
+        ("set_limit", (1, 512 * MIB, 7), "set_device_pinned_mem_limit 7 1 512M"),
+    ],
+)
+def test_commands(method, arguments, command):
+    asked = []
+    getattr(answering("", asked=asked), method)(*arguments)
+    assert asked == [(command + "\n", {"CUDA_MPS_PIPE_DIRECTORY": "/run/mps"})]
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "text", "value"),
+    [
+        ("servers", (), "", ()),
+        ("servers", (), "580\n601\n", (580, 601)),
+        # 5 is no client.
+        ("clients", (5,), "Server 5 not found\n", ()),
+        ("clients", (580,), "712\n", (712,)),
+        ("percentage", (), "33.5\n", 33.5),
+        ("percentage", (), "100.0\n", 100.0),
+        # Of a server that is starting.
+        ("percentage", (580,), "", None),
+        ("set_percentage", (40, 5), "Server 5 not found\n", None),
+        ("limit", (0,), "", None),
+        ("limit", (0,), "2G\n", 2048 * MIB),
+        ("limit", (0,), "700M\n", 700 * MIB),
+    ],
+)
+def test_answers(method, arguments, text, value):
+    assert getattr(answering(text), method)(*arguments) == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Not enough privilege to execute quit command\n",
+        "Insufficient privileges for UID 65534. Control deamon settings can only be modified by the user started it or by "
+        "the root user.\n",
+        'Unknown command "get_server_list"\n',
+        "Invalid device ordinal!\n",
+    ],
+)
+def test_a_refusal_is_an_error_though_the_tool_succeeds(text):
+    with pytest.raises(MpsError, match="refuses") as error:
+        answering(text).servers()
+    assert "/run/mps" in error.value.where
+
+
+def test_a_daemon_that_is_not_there():
+    with pytest.raises(MpsError, match="exit status 1: Cannot find MPS control daemon process"):
+        answering("Cannot find MPS control daemon process\n", 1).percentage()
+
+    def missing(command, **_options):
+        raise FileNotFoundError(2, "No such file or directory", command[0])
+
+    with pytest.raises(MpsError, match=r"default pipe directory.*nvidia-cuda-mps-control.*Install"):
+        Control(missing, None).servers()
+
+
+@pytest.mark.parametrize(
+    ("limit", "shown"),
+    [
+        (None, None),
+        (700, 700),
+        (1023, 1023),
+        (1024, 1024),
+        (1500, 1024),
+        (2047, 1024),
+        (2048, 2048),
+        (81559, 79 * 1024),
+    ],
+)
+def test_from_one_gibibyte_on_only_whole_ones_are_told(limit, shown):
+    in_bytes = [None if size is None else size * MIB for size in (limit, shown)]
+    assert told(in_bytes[0]) == in_bytes[1]
+
+
+def test_a_limit_is_said_in_mebibytes():
+    assert limit_command(0, 18 * 1024 * MIB) == "set_default_device_pinned_mem_limit 0 18432M"

@@ -1,0 +1,118 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The files of MPS daemons. That systemd, Podman and the daemon take them, molecule/sharing tests."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.module_utils import mps_files, mps_unit
+from ansible_collections.openfleet.gpu.plugins.module_utils.mps_model import MpsDaemon, MpsPlace
+
+GIB = 2**30
+DEVICES = ("GPU-5c89ca61-4aac-4bd7-8d0f-2bb3ae2f1f0d", "GPU-0b1f2c3d-4aac-4bd7-8d0f-2bb3ae2f1f0e")
+BOTH = MpsDaemon("inference", tuple(MpsPlace(uuid) for uuid in DEVICES), 4, 25, 18 * GIB)
+INSIDE = MpsDaemon("small-gpu0-4", (MpsPlace(DEVICES[0], "2g.20gb", 4),), 3, 33)
+MIG = ("MIG-31d0b6cc-0d48-5a5b-9a33-d3ee1d8a6b3f",)
+
+
+def settings(text: str) -> dict[str, str]:
+    """As systemd reads an environment file and podman one for --env-file."""
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    pairs = [line.split("=", 1) for line in lines]
+    assert all(re.fullmatch("[A-Z_]+", name) and not re.search(r"[\s\"'\\$#]", value) for name, value in pairs)
+    return dict(pairs)
+
+
+@pytest.mark.parametrize(("daemon", "devices"), [(BOTH, DEVICES), (INSIDE, MIG)])
+def test_the_spec_says_which_daemon_it_is(daemon, devices):
+    text = mps_files.files(daemon, devices)[mps_files.spec_path(daemon.name)]
+    assert mps_files.from_data(json.loads(text)) == (daemon, devices)
+
+
+@pytest.mark.parametrize(("daemon", "devices"), [(BOTH, DEVICES), (INSIDE, MIG)])
+def test_daemon_and_clients_agree(daemon, devices):
+    files = mps_files.files(daemon, devices)
+    own = settings(files["etc/openfleet-gpu/mps/%s.env" % daemon.name])
+    client = settings(files["etc/openfleet-gpu/mps/%s.client.env" % daemon.name])
+    assert own["CUDA_VISIBLE_DEVICES"] == client["CUDA_VISIBLE_DEVICES"] == ",".join(devices)
+    pipes = "/run/openfleet-mps/%s" % daemon.name
+    assert own["CUDA_MPS_PIPE_DIRECTORY"] == client["CUDA_MPS_PIPE_DIRECTORY"] == pipes
+    assert own["CUDA_MPS_LOG_DIRECTORY"] == "/var/log/openfleet-mps/%s" % daemon.name
+    assert own["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == str(daemon.active_thread_percentage)
+    # A client could only be held tighter by one of these, and the daemon's default binds already.
+    assert set(client) == {"CUDA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY"}
+
+
+def test_memory_is_limited_on_each_device_by_its_place_in_the_list():
+    assert mps_files.files(BOTH, DEVICES)["etc/openfleet-gpu/mps/inference.limits"].splitlines() == [
+        "set_default_active_thread_percentage 25",
+        "set_default_device_pinned_mem_limit 0 18432M",
+        "set_default_device_pinned_mem_limit 1 18432M",
+    ]
+    assert mps_files.files(INSIDE, MIG)["etc/openfleet-gpu/mps/small-gpu0-4.limits"].splitlines() == [
+        "set_default_active_thread_percentage 33"
+    ]
+
+
+def test_the_cdi_specification_is_one():
+    """By SPEC.md of the Container Device Interface: keys, names, and what mounts and variables look like."""
+    spec = json.loads(mps_files.files(INSIDE, MIG)["etc/cdi/openfleet-mps-small-gpu0-4.json"])
+    assert set(spec) == {"cdiVersion", "kind", "devices"}
+    assert re.fullmatch(r"0\.[3-9]\.[0-9]", spec["cdiVersion"])
+    assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*[A-Za-z0-9]/[A-Za-z][A-Za-z0-9_-]*[A-Za-z0-9]", spec["kind"])
+    (device,) = spec["devices"]
+    assert set(device) == {"name", "containerEdits"} and device["name"] == "small-gpu0-4"
+    edits = device["containerEdits"]
+    assert set(edits) == {"env", "mounts"}
+    assert edits["env"] == ["CUDA_MPS_PIPE_DIRECTORY=/run/openfleet-mps/small-gpu0-4"]
+    assert all(set(mount) == {"hostPath", "containerPath", "options"} for mount in edits["mounts"])
+    paths = [(mount["hostPath"], mount["containerPath"]) for mount in edits["mounts"]]
+    assert paths == [(path, path) for path in ("/run/openfleet-mps/small-gpu0-4", "/dev/shm")]
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("a", None),
+        ("inference-gpu0-4", None),
+        ("A_b.c", None),
+        ("x" * 69, None),
+        ("x" * 70, "70 characters"),
+        ("x-", "ends in -"),
+        ("x.", "ends in ."),
+    ],
+)
+def test_names(name, wrong):
+    problem = mps_files.name_problem(name)
+    assert (problem is None) if wrong is None else (wrong in str(problem) and name in str(problem))
+
+
+def test_the_longest_name_leaves_room_for_the_longest_socket():
+    # unix(7): sun_path has 108 bytes, the last one a null.
+    path = mps_files.pipe_directory("x" * mps_files.LONGEST_NAME) + "/control_privileged"
+    assert len(path) == 107
+
+
+def test_the_unit_is_the_files():
+    unit = mps_unit.shared_files(selinux=False)[mps_unit.UNIT_PATH]
+    for path in mps_files.files(BOTH, DEVICES):
+        if path.endswith(("/inference.env", ".limits")):
+            assert "/" + path.replace("inference", "%i") in unit
+    assert "RuntimeDirectory=openfleet-mps/%i\n" in unit and mps_files.pipe_directory("%i") == "/run/openfleet-mps/%i"
+    assert "LogsDirectory=openfleet-mps/%i\n" in unit and mps_files.log_directory("%i") == "/var/log/openfleet-mps/%i"
+    assert Path(mps_unit.UNIT_PATH).name == mps_files.unit_of("")
+    assert "@" not in re.sub(r"openfleet-mps@|@system-service", "", unit)
+
+
+def test_under_selinux_containers_may_use_the_pipe_directory():
+    without, under = (mps_unit.shared_files(selinux=s)[mps_unit.UNIT_PATH].splitlines() for s in (False, True))
+    (line,) = [line for line in under if line not in without]
+    assert line == "ExecStartPre=-+/usr/bin/chcon --type=container_file_t %t/openfleet-mps/%i"
+    # Before anything is made in the directory, which then has its type.
+    assert under.index(line) > max(i for i, text in enumerate(under) if "find " in text)
+    assert [line for line in under if line in without] == without

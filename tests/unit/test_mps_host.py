@@ -1,0 +1,410 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""MPS daemons of a host below a root of its own, with stand-ins for systemctl, journalctl and nvidia-cuda-mps-control.
+
+What the lab cannot show is here: servers and clients, which need a GPU, a boot, a host without what is needed, failures.
+molecule/sharing has the real systemd and the real daemon.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.module_utils import mps_files, mps_host, mps_unit
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError
+from ansible_collections.openfleet.gpu.plugins.module_utils.mps_host import MpsHost, adjustable
+from ansible_collections.openfleet.gpu.plugins.module_utils.mps_model import MpsClient, MpsDaemon, MpsPlace, MpsSeen
+
+MIB, GIB = 2**20, 2**30
+DEVICES = ("GPU-a", "GPU-b")
+DAEMON = MpsDaemon("inference", (MpsPlace("GPU-a"), MpsPlace("GPU-b")), 4, 25, 2 * GIB)
+OTHER = MpsDaemon("other", (MpsPlace("GPU-c"),), 2, 50)
+UNIT = "openfleet-mps@inference.service"
+
+
+class Host:
+    """Answers as systemd 252 and the daemon of release 550 do. `servers`: by pid, what they hold and their clients."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.state = "running"
+        self.boot_unit = "active"
+        #: By unit: its properties that are not those of a unit that is not running.
+        self.units: dict[str, dict[str, str]] = {}
+        self.called: list[str] = []
+        #: By name: (percentage, limits by index).
+        self.daemons: dict[str, dict] = {}
+        self.servers: dict[int, dict] = {}
+        self.broken: dict[str, str] = {}
+
+    def __call__(self, command, input="", env=None, timeout_seconds=0):
+        tool, *words = command
+        if tool in self.broken:
+            return subprocess.CompletedProcess(command, 1, "", self.broken[tool])
+        if tool == "systemctl":
+            return self.systemctl(command, words)
+        if tool == "journalctl":
+            text = "Starting\n[2026-11-21 Control 9] NEW UI\n[2026-11-21 Control 9] cannot allocate\n"
+            return subprocess.CompletedProcess(command, 0, text, "")
+        assert tool == "nvidia-cuda-mps-control"
+        name = Path(env["CUDA_MPS_PIPE_DIRECTORY"]).name
+        assert env["CUDA_MPS_PIPE_DIRECTORY"] == str(self.root / "run/openfleet-mps" / name)
+        if name not in self.daemons:
+            return subprocess.CompletedProcess(command, 1, "", "Cannot find MPS control daemon process\n")
+        return subprocess.CompletedProcess(command, 0, self.daemon(self.daemons[name], *input.split()), "")
+
+    def systemctl(self, command, words):
+        verbs = [word for word in words if not word.startswith("-")]
+        if verbs[0] != "show":
+            self.called.append(" ".join(words))
+            if "systemctl " + verbs[0] in self.broken:
+                return subprocess.CompletedProcess(command, 1, "", self.broken["systemctl " + verbs[0]])
+            if verbs[0] == "restart" and "--no-block" not in words:
+                self.start(verbs[1])
+            if verbs[0] == "stop":
+                self.units.pop(verbs[1], None)
+                self.daemons.pop(instance(verbs[1]), None)
+            return subprocess.CompletedProcess(command, 0, "", "")
+        if "--" not in words:
+            return subprocess.CompletedProcess(command, 0, "SystemState=%s\n" % self.state, "")
+        blocks = [self.block(name) for name in words[words.index("--") + 1 :]]
+        return subprocess.CompletedProcess(command, 0, "\n".join(blocks), "")
+
+    def block(self, name):
+        if name == "gpu-layout.service":
+            return "ActiveState=%s\n" % self.boot_unit
+        shown = {"Id": name, "LoadState": "loaded", "ActiveState": "inactive", "Result": "success", "MainPID": "0"}
+        shown.update({"Job": "", "NeedDaemonReload": "no"}, **self.units.get(name, {}))
+        return "".join("%s=%s\n" % item for item in shown.items())
+
+    def start(self, unit):
+        """The unit's own start: the daemon takes its devices and what its file of limits says."""
+        name = instance(unit)
+        self.units[unit] = {"ActiveState": "active", "MainPID": "9"}
+        self.daemons[name] = {"percentage": 100.0, "limits": {}}
+        for line in (self.root / "etc/openfleet-gpu/mps" / (name + ".limits")).read_text().splitlines():
+            self.daemon(self.daemons[name], *line.split())
+
+    def daemon(self, daemon, verb, *words):
+        if verb == "get_server_list":
+            return "".join("%d\n" % pid for pid in self.servers)
+        if verb == "get_client_list":
+            return "".join("%d\n" % pid for pid in self.servers[int(words[0])]["clients"])
+        at = daemon if "default" in verb else self.servers[int(words[0])]
+        words = words if "default" in verb else words[1:]
+        if "percentage" in verb:
+            if at.get("busy"):
+                at["busy"] -= 1
+                return ""
+            at["percentage"] = float(words[0]) if verb.startswith("set") else at["percentage"]
+            return "%.1f\n" % at["percentage"]
+        if verb.startswith("set"):
+            at["limits"][int(words[0])] = int(re.fullmatch("([0-9]+)M", words[1])[1])
+            return ""
+        found = at["limits"].get(int(words[0]))
+        return "" if found is None else "%dM\n" % found if found < 1024 else "%dG\n" % (found // 1024)
+
+
+def instance(unit):
+    return re.fullmatch(r"openfleet-mps@(.+)\.service", unit)[1]
+
+
+@pytest.fixture
+def host(tmp_path):
+    (tmp_path / "run/systemd/system").mkdir(parents=True)
+    (tmp_path / "usr/bin").mkdir(parents=True)
+    (tmp_path / "usr/bin/nvidia-cuda-mps-control").touch()
+    return Host(tmp_path)
+
+
+@pytest.fixture
+def mps(host):
+    return MpsHost(str(host.root), host)
+
+
+def existing(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*")}
+
+
+# --- start and adjust -------------------------------------------------------------------------------------------------
+
+
+def test_a_daemon_is_started_with_its_files(host, mps):
+    mps.start(DAEMON, DEVICES)
+    for path, text in {**mps_files.files(DAEMON, DEVICES), **mps_unit.shared_files(False)}.items():
+        assert (host.root / path).read_text() == text
+    assert host.called == ["daemon-reload", "reset-failed -- " + UNIT, "restart -- " + UNIT]
+    assert mps.observe() == (MpsSeen(DAEMON, DEVICES, True, 9, (), (), 25.0, (2 * GIB, 2 * GIB)),)
+    mps.start(DAEMON, DEVICES)
+    assert "daemon-reload" not in host.called[3:]
+
+
+def test_files_can_be_read_by_users_whatever_the_umask_is(host, mps):
+    former = os.umask(0o077)
+    try:
+        mps.start(DAEMON, DEVICES)
+    finally:
+        os.umask(former)
+    for name in ("etc/openfleet-gpu/mps/inference.client.env", "etc/cdi/openfleet-mps-inference.json"):
+        path = host.root / name
+        assert stat.S_IMODE(path.stat().st_mode) == 0o644
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o755
+
+
+@pytest.mark.parametrize(("state", "boot_unit"), [("starting", "inactive"), ("running", "activating")])
+def test_while_the_host_starts_nothing_is_waited_for(host, mps, state, boot_unit):
+    host.state, host.boot_unit = state, boot_unit
+    mps.start(DAEMON, DEVICES)
+    assert host.called[-1] == "--no-block restart -- " + UNIT
+    assert host.daemons == {}
+    # It is going to run: that it does not yet is no problem.
+    host.units[UNIT] = {"Job": "211"}
+    (seen,) = mps.observe()
+    assert (seen.running, seen.problem) == (False, None)
+
+
+def test_new_limits_reach_the_daemon_and_its_servers(host, mps):
+    mps.start(DAEMON, DEVICES)
+    host.servers = {
+        41: {"percentage": 25.0, "limits": {0: 2048, 1: 2048}, "clients": [], "busy": 2},
+        42: {"percentage": 25.0, "limits": {0: 2048, 1: 2048}, "clients": [77]},
+    }
+    wanted = dataclasses.replace(DAEMON, active_thread_percentage=40, pinned_memory_limit_bytes=3 * GIB)
+    mps.adjust(wanted, DEVICES)
+    assert host.daemons["inference"] == {"percentage": 40.0, "limits": {0: 3072, 1: 3072}}
+    assert all(s["percentage"] == 40 and s["limits"] == {0: 3072, 1: 3072} for s in host.servers.values())
+    assert [word for word in host.called if word.startswith("restart")] == ["restart -- " + UNIT]
+    (seen,) = mps.observe()
+    assert (seen.daemon, seen.outdated, seen.problem) == (wanted, (), None)
+
+
+def test_a_server_that_never_answers_is_named(host, mps, monkeypatch):
+    monkeypatch.setattr(mps_host, "_SERVER_SECONDS", 0)
+    mps.start(DAEMON, DEVICES)
+    host.servers = {41: {"percentage": 25.0, "limits": {}, "clients": [], "busy": 10**6}}
+    with pytest.raises(ApplyError, match="server 41 does not take its limits"):
+        mps.adjust(dataclasses.replace(DAEMON, active_thread_percentage=40), DEVICES)
+
+
+def test_what_can_be_adjusted():
+    seen = MpsSeen(DAEMON, DEVICES, True, 9, (), (), 25.0, (2 * GIB, 2 * GIB))
+    unlimited = dataclasses.replace(DAEMON, pinned_memory_limit_bytes=None)
+    seen_unlimited = dataclasses.replace(seen, daemon=unlimited, pinned_memory_limits_bytes=(None, None))
+    assert adjustable(seen, dataclasses.replace(DAEMON, active_thread_percentage=90, clients=1), DEVICES)
+    assert adjustable(seen, dataclasses.replace(DAEMON, pinned_memory_limit_bytes=GIB), list(DEVICES))
+    assert adjustable(seen_unlimited, DAEMON, DEVICES)
+    assert adjustable(seen_unlimited, unlimited, DEVICES)
+    # By no command: other devices, another order of them, a limit taken away, a daemon that is down or does not answer.
+    assert not adjustable(seen, DAEMON, DEVICES[:1])
+    assert not adjustable(seen, DAEMON, DEVICES[::-1])
+    assert not adjustable(seen, unlimited, DEVICES)
+    assert not adjustable(
+        dataclasses.replace(seen_unlimited, pinned_memory_limits_bytes=(None, GIB)), unlimited, DEVICES
+    )
+    assert not adjustable(dataclasses.replace(seen, running=False), DAEMON, DEVICES)
+    assert not adjustable(dataclasses.replace(seen, problem="it does not answer"), DAEMON, DEVICES)
+
+
+# --- what is seen -----------------------------------------------------------------------------------------------------
+
+
+def test_a_host_without_daemons_is_asked_nothing(mps, host):
+    host.broken["systemctl"] = "Failed to connect to bus"
+    assert mps.observe() == ()
+
+
+def test_servers_and_clients_are_listed(host, mps):
+    mps.start(DAEMON, DEVICES)
+    host.servers = {41: {"percentage": 25.0, "limits": {}, "clients": [77, 78]}, 42: {"clients": []}}
+    (host.root / "proc/77").mkdir(parents=True)
+    (host.root / "proc/77/cmdline").write_bytes(b"python3\0train.py\0")
+    (seen,) = mps.observe()
+    assert seen.server_pids == (41, 42)
+    first, second = seen.clients
+    assert (first.pid, first.server_pid, first.command) == (77, 41, "python3 train.py") and first.user
+    # It has ended meanwhile.
+    assert second == MpsClient(78, 41)
+
+
+def test_each_daemon_that_is_down_says_why(host, mps):
+    mps.start(DAEMON, DEVICES)
+    mps.start(OTHER, ("GPU-c",))
+    host.units[UNIT] = {"ActiveState": "failed", "Result": "signal"}
+    del host.daemons["other"]
+    inference, other = mps.observe()
+    assert not inference.running and "is failed, result signal" in inference.problem and UNIT in inference.problem
+    assert other.running and "Cannot find MPS control daemon" in other.problem
+    assert (other.daemon, other.devices) == (OTHER, ("GPU-c",))
+
+
+def test_a_program_that_was_replaced_is_a_problem(host, mps):
+    mps.start(DAEMON, DEVICES)
+    (host.root / "proc/9").mkdir(parents=True)
+    (host.root / "proc/9/exe").symlink_to("/usr/bin/nvidia-cuda-mps-control")
+    assert mps.observe()[0].problem is None
+    (host.root / "proc/9/exe").unlink()
+    (host.root / "proc/9/exe").symlink_to("/usr/bin/nvidia-cuda-mps-control (deleted)")
+    assert "replaced" in mps.observe()[0].problem
+
+
+def test_files_that_are_not_as_this_release_writes_them_are_named(host, mps):
+    mps.start(DAEMON, DEVICES)
+    mps.start(OTHER, ("GPU-c",))
+    (host.root / "etc/cdi/openfleet-mps-inference.json").unlink()
+    (host.root / mps_unit.UNIT_PATH).write_text("[Service]\n")
+    inference, other = mps.observe()
+    assert inference.outdated == ("etc/cdi/openfleet-mps-inference.json", mps_unit.UNIT_PATH)
+    assert other.outdated == (mps_unit.UNIT_PATH,)
+    mps.adjust(DAEMON, DEVICES)
+    assert [seen.outdated for seen in mps.observe()] == [(), ()]
+    assert host.called[-1] == "daemon-reload"
+
+
+def test_a_unit_that_systemd_has_not_read_is_outdated(host, mps):
+    mps.start(DAEMON, DEVICES)
+    host.units[UNIT]["NeedDaemonReload"] = "yes"
+    assert mps.observe()[0].outdated == (mps_unit.UNIT_PATH,)
+
+
+def test_where_selinux_is_the_unit_says_so(host, mps):
+    (host.root / "sys/fs/selinux").mkdir(parents=True)
+    (host.root / "sys/fs/selinux/enforce").write_text("1")
+    mps.start(DAEMON, DEVICES)
+    assert "container_file_t" in (host.root / mps_unit.UNIT_PATH).read_text()
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"schema": 1}', '{"schema": 99}'])
+def test_a_damaged_file_is_an_error_with_its_name(host, mps, text):
+    mps.start(DAEMON, DEVICES)
+    (host.root / "etc/openfleet-gpu/mps/inference.json").write_text(text)
+    with pytest.raises(ApplyError, match=r"inference\.json"):
+        mps.observe()
+
+
+def test_a_file_of_another_name_is_an_error(host, mps):
+    mps.start(DAEMON, DEVICES)
+    folder = host.root / "etc/openfleet-gpu/mps"
+    (folder / "copy.json").write_text((folder / "inference.json").read_text())
+    with pytest.raises(ApplyError, match=r"copy\.json.*inference"):
+        mps.observe()
+
+
+# --- what goes wrong --------------------------------------------------------------------------------------------------
+
+
+def test_a_host_that_lacks_something_is_told_what_to_install(host, mps):
+    assert mps.available() is None
+    (host.root / "run/systemd/system").rmdir()
+    assert "systemd" in str(mps.available())
+    (host.root / "usr/bin/nvidia-cuda-mps-control").unlink()
+    assert "nvidia-compute-utils" in str(mps.available())
+    before = existing(host.root)
+    with pytest.raises(ApplyError, match="not installed"):
+        mps.start(DAEMON, DEVICES)
+    assert existing(host.root) == before and host.called == []
+
+
+def test_a_name_that_cannot_be_had_is_refused_before_anything_changes(host, mps):
+    before = existing(host.root)
+    with pytest.raises(ApplyError, match="room for 69"):
+        mps.start(dataclasses.replace(DAEMON, name="x" * 70), DEVICES)
+    assert existing(host.root) == before
+
+
+def test_a_unit_that_does_not_start_is_told_with_its_journal(host, mps):
+    host.broken["systemctl restart"] = "Job for %s failed.\n" % UNIT
+    with pytest.raises(ApplyError, match=r"does not start.*Job for.*cannot allocate") as error:
+        mps.start(DAEMON, DEVICES)
+    assert error.value.where == 'the MPS daemon "inference"'
+    assert "NEW UI" not in error.value.problem and "journalctl --unit " + UNIT in error.value.cure
+    assert error.value.outcome == "unknown"
+
+
+def test_a_daemon_that_does_not_take_its_limits_is_an_error(host, mps, monkeypatch):
+    monkeypatch.setattr(
+        Host, "start", lambda self, unit: self.daemons.update(inference={"percentage": 100.0, "limits": {}})
+    )
+    with pytest.raises(ApplyError, match="did not take its limits: it says 100"):
+        mps.start(DAEMON, DEVICES)
+
+
+def test_one_that_goes_away_while_it_is_adjusted_is_an_error(host, mps):
+    mps.start(DAEMON, DEVICES)
+    host.daemons.clear()
+    with pytest.raises(ApplyError, match=r"limits cannot be changed.*Cannot find"):
+        mps.adjust(DAEMON, DEVICES)
+
+
+def test_a_systemd_that_does_not_answer_is_an_error(host, mps):
+    mps.start(DAEMON, DEVICES)
+    host.broken["systemctl"] = "Failed to connect to bus"
+    for act in (mps.observe, lambda: mps.start(DAEMON, DEVICES), lambda: mps.stop("inference")):
+        with pytest.raises(ApplyError, match="Failed to connect to bus"):
+            act()
+
+
+# --- stop and forget --------------------------------------------------------------------------------------------------
+
+
+def test_a_stopped_daemon_keeps_its_files_and_a_forgotten_one_nothing(host, mps):
+    (host.root / "etc/cdi").mkdir(parents=True)
+    (host.root / "etc/systemd/system").mkdir(parents=True)
+    (host.root / "etc/logrotate.d").mkdir(parents=True)
+    before = existing(host.root) | {"run", "var", "var/log"}
+    mps.start(DAEMON, DEVICES)
+    mps.start(OTHER, ("GPU-c",))
+    for name in ("inference", "other"):
+        for directory in ("run/openfleet-mps", "var/log/openfleet-mps"):
+            (host.root / directory / name / "deep").mkdir(parents=True)
+    files = existing(host.root)
+    mps.stop("inference")
+    assert existing(host.root) == files and host.called[-1] == "stop -- " + UNIT
+    mps.forget("inference")
+    assert (host.root / mps_unit.UNIT_PATH).exists()
+    assert [seen.daemon for seen in mps.observe()] == [OTHER]
+    mps.stop("other")
+    mps.forget("other")
+    assert existing(host.root) == before
+    assert host.called[-1] == "daemon-reload"
+
+
+def test_what_others_keep_beside_stays(host, mps):
+    mps.start(DAEMON, DEVICES)
+    kept = [host.root / "etc/openfleet-gpu/layout.json", host.root / "etc/openfleet-gpu/mps/notes.txt"]
+    for path in kept:
+        path.write_text("")
+    mps.stop("inference")
+    mps.forget("inference")
+    assert all(path.exists() for path in kept)
+    assert mps.observe() == ()
+
+
+def test_a_unit_that_is_not_there_needs_no_stop(host, mps):
+    host.units["openfleet-mps@gone.service"] = {"LoadState": "not-found"}
+    mps.stop("gone")
+    mps.forget("gone")
+    assert not [word for word in host.called if word.startswith("stop")]
+
+
+def test_the_spec_is_the_last_file_to_go(host, mps, monkeypatch):
+    """A forget that is cut off is found again by the next run."""
+    mps.start(DAEMON, DEVICES)
+    removed = []
+    monkeypatch.setattr(mps_host.durable, "remove", lambda path: removed.append(str(path.relative_to(host.root))))
+    mps.forget("inference")
+    assert removed[-1] == "etc/openfleet-gpu/mps/inference.json"
+    assert set(removed) == set(mps_files.files(DAEMON, DEVICES))
+
+
+def test_a_spec_is_json_that_people_can_read(host, mps):
+    mps.start(DAEMON, DEVICES)
+    data = json.loads((host.root / mps_files.spec_path("inference")).read_text())
+    assert (data["name"], data["devices"], data["active_thread_percentage"]) == ("inference", list(DEVICES), 25)

@@ -1,0 +1,52 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How many clients MPS serves, against what NVIDIA's documents say."""
+
+from __future__ import annotations
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.mps_rules import limits_bind, most_clients
+
+
+@pytest.mark.parametrize(
+    ("capability", "driver", "most"),
+    [
+        # nvidia-cuda-mps-control(1) of release 550: 16 up to compute capability 6.x, 48 from 7.0 on, none below 3.5.
+        ("3.0", "470.256.02", 0),
+        ("3.5", "470.256.02", 16),
+        ("6.1", "595.10", 16),
+        ("7.0", "550.163.01", 48),
+        ("9.0", "580.95.05", 48),
+        # The MPS documentation of release 590 (CUDA 13.1): 60 instead of 48.
+        ("9.0", "590.44.01", 60),
+        ("10.0", "615.10.02", 60),
+        # A release that cannot be read is taken for an old one.
+        ("9.0", "", 48),
+        ("9.0", None, 48),
+        (None, "580.95.05", None),
+        ("?", "580.95.05", None),
+    ],
+)
+def test_clients_of_a_gpu(capability, driver, most):
+    assert most_clients(capability, driver) == most
+
+
+@pytest.mark.parametrize(
+    ("slices", "driver", "most"),
+    [
+        # MIG user guide, CUDA Concurrency Mechanisms: in proportion to the compute instance.
+        ((7, 7), "580.95.05", 48),
+        ((3, 7), "580.95.05", 20),
+        ((1, 7), "580.95.05", 6),
+        ((1, 7), "590.44.01", 8),
+        ((2, 4), "580.95.05", 24),
+        ((1, 100), "580.95.05", 1),
+    ],
+)
+def test_clients_of_a_mig_device(slices, driver, most):
+    assert most_clients("9.0", driver, slices) == most
+
+
+def test_limits_bind_from_volta_on():
+    assert [limits_bind(c) for c in ("6.1", "7.0", "9.0", None)] == [False, True, True, None]
