@@ -132,8 +132,8 @@ def _cdi(daemon: MpsDaemon) -> dict[str, Any]:
     https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md. Client and server share memory in /dev/shm.
     """
     pipes = pipe_directory(daemon.name)
-    # Options as mount(8) has them; a client must be able to connect to sockets, which it may not through a read-only mount
-    # of some kernels, and its lock file is written.
+    # Writable, for a client locks a file there. Otherwise as engines mount their own /dev/shm, which this one takes the
+    # place of.
     mounts = [
         {"hostPath": path, "containerPath": path, "options": ["bind", "rw", "nosuid", "nodev", "noexec"]}
         for path in (pipes, "/dev/shm")
