@@ -14,7 +14,7 @@ author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
   - >-
-    At the end of a run that used the module M(openfleet.gpu.mig), prints how many MIG instances were to be created, to be
+    At the end of a run that used the module M(openfleet.gpu.layout), prints how many MIG instances were to be created, to be
     destroyed and kept (check mode), or were (otherwise), and on how many hosts.
   - A host counts once, however many plays planned it.
   - Hosts that failed or were unreachable follow, each with the first line of the reason.
@@ -31,7 +31,8 @@ from ansible import constants as C
 from ansible import context
 from ansible.plugins.callback import CallbackBase
 
-MODULE = "openfleet.gpu.mig"
+#: The second does a part of the first.
+MODULES = ("openfleet.gpu.layout", "openfleet.gpu.mig")
 
 
 @dataclass
@@ -161,4 +162,4 @@ class CallbackModule(CallbackBase):
 
     @staticmethod
     def _is_ours(task):
-        return MODULE in (task.action, task.resolved_action)
+        return not {task.action, task.resolved_action}.isdisjoint(MODULES)

@@ -12,7 +12,7 @@ version_added: "0.1.0"
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
-  - Takes what the module M(openfleet.gpu.mig) returned in check mode on each host and gives the content of a plan file.
+  - Takes what the module M(openfleet.gpu.layout) returned in check mode on each host and gives the content of a plan file.
 options:
   _input:
     description: Result of the module by host name. Each must hold C(plan_data).

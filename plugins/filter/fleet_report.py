@@ -12,7 +12,7 @@ version_added: "0.1.0"
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
-  - Takes the results of the module M(openfleet.gpu.mig) by host and returns rows and totals for the report templates.
+  - Takes the results of the module M(openfleet.gpu.layout) by host and returns rows and totals for the report templates.
 options:
   _input:
     description: Result of the module by host name. A host without a result is reported as such.

@@ -31,7 +31,7 @@ seealso:
 
 EXAMPLES = r"""
 - name: Carry out a saved plan
-  openfleet.gpu.mig:
+  openfleet.gpu.layout:
     layout: "{{ gpu_layout }}"
     # Where there is a problem there is no plan, and so the task fails.
     plan: "{{ (lookup('ansible.builtin.file', '/srv/plan.json') | openfleet.gpu.host_plan(inventory_hostname)).plan }}"
@@ -42,7 +42,7 @@ RETURN = r"""
 _value:
   description: >-
     C(problem), a message, empty where there is none; otherwise C(plan) is not there, which is what the option
-    O(openfleet.gpu.mig#module:plan) takes.
+    O(openfleet.gpu.layout#module:plan) takes.
   type: dict
 """
 

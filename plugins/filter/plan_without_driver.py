@@ -12,7 +12,7 @@ version_added: "0.1.0"
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
-  - Plans the layout as the module M(openfleet.gpu.mig) would on empty GPUs of the given models.
+  - Plans the layout as the module M(openfleet.gpu.layout) would on empty GPUs of the given models.
   - Returns problems rather than failing, so that the caller can name the host.
 options:
   _input:
@@ -25,7 +25,7 @@ options:
     elements: str
     default: []
   pci_gpus:
-    description: What the module M(openfleet.gpu.mig) found on the PCI bus; used where O(expected_gpus) is empty.
+    description: What the module M(openfleet.gpu.layout) found on the PCI bus; used where O(expected_gpus) is empty.
     type: list
     elements: dict
     default: []
@@ -46,10 +46,11 @@ _value:
   type: dict
 """
 
-from ..module_utils import assumed, mig_plan
+from ..module_utils import assumed, mig_plan, mps_plan
 from ..module_utils.errors import FleetError, LayoutError
 from ..module_utils.layout import parse_layout
 from ..module_utils.layout_types import Layout
+from ..module_utils.mps_steps import caps
 from ..module_utils.selector import targets
 
 
@@ -63,12 +64,18 @@ def plan_without_driver(layout_data, expected_gpus=(), pci_gpus=()):
             gpus = assumed.gpus_on_the_bus([gpu["device_id"] for gpu in pci_gpus])
         if not gpus:
             return {"problems": [], "plan": [], "checked": False}
-        plan = mig_plan.plan(gpus, targets(_by_place(layout), gpus))
+        layout = _by_place(layout)
+        plan = mig_plan.plan(gpus, targets(layout, gpus))
+        daemons = [each.daemon for each in mps_plan.wanted(layout, plan, None)]
     except LayoutError as error:
         return {"problems": [str(problem) for problem in error.problems], "plan": [], "checked": True}
     except FleetError as error:
         return {"problems": [str(error)], "plan": [], "checked": True}
-    return {"problems": [], "plan": plan.lines(), "checked": True}
+    return {"problems": [], "plan": [*plan.lines(), *map(_daemon, daemons)], "checked": True}
+
+
+def _daemon(daemon):
+    return "mps %s: start (%s)" % (daemon.name, caps(daemon))
 
 
 def _by_place(layout):

@@ -12,9 +12,9 @@ import time
 from dataclasses import dataclass
 from typing import Callable, Iterable, Sequence, TypeVar
 
+from .disturbance import Disturbance
 from .errors import ApplyError, BusyError
 from .holders_model import CONTAINER, UNKNOWN
-from .mig_steps import Disturbance
 from .model import Holder, Process
 
 T = TypeVar("T")

@@ -13,18 +13,20 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Mapping, Sequence
 
-from . import mig_apply, mig_plan, mig_recover, plan_file
+from . import mig_apply, mig_plan, mig_recover, time_slices
 from .busy import FAIL, FORCE, REFUSE, OnBusy, end_holders, patiently
+from .disturbance import Disturbance
 from .errors import ApplyError, BusyError, FollowError
 from .follow import Owing, follow, foretell
-from .holders import find_holders
-from .holders_mark import mark
+from .layout_run import ALL_PARTS, GPUS, MPS, TIME_SLICES, make_plan, observe, staying
 from .layout_types import Layout
-from .mig_steps import Disturbance, Plan, standing
+from .mig_steps import Plan, standing
 from .model import Host
+from .mps_apply import MpsChange
+from .mps_host import MpsHost
+from .mps_model import MpsSeen
 from .nvml import Session
 from .ownership import Owned, Ownership, Record, owned_instance
-from .selector import targets
 from .transaction import Journal, locked
 
 
@@ -55,11 +57,15 @@ def foresee(
     saved: Mapping[str, Any] | None = None,
     on_busy: str = FAIL,
     services: Sequence[str] = (),
+    parts: Sequence[str] = ALL_PARTS,
 ) -> Run:
     """What a run would do. Changes nothing, and needs no lock. Raises as `converge` does, as far as it can be known."""
     with Session() as session:
-        host = _observe(session)
-        plan = _plan(layout, host, Ownership(unlisted, _owned(directory, host)), saved)
+        session.with_time_slices = _looks_at_slices(layout, directory, parts)
+        daemons, seen = _daemons(session, parts)
+        host = observe(session, seen)
+        ownership = Ownership(unlisted, _owned(directory, host))
+        plan = make_plan(layout, host, ownership, saved, parts, daemons, seen)
         if on_busy == FAIL:
             mig_apply.refuse_disturbance(plan)
         owed = Owing(directory).due()
@@ -76,8 +82,9 @@ def converge(
     on_busy: OnBusy = REFUSE,
     leave_pending: bool = False,
     services: Sequence[str] = (),
+    parts: Sequence[str] = ALL_PARTS,
 ) -> Run:
-    """Make the host's GPUs what the layout says, by the plan that was `saved` for it where there is one.
+    """Make the host's GPUs what these `parts` of the layout say, by the plan that was `saved` for it where there is one.
 
     Where devices came or went, CDI specifications are made anew and `services` restarted (docs/after-a-change.md). With
     `leave_pending` a plan that changes MIG modes is not carried out: the modes are left pending on the GPUs, for the
@@ -86,7 +93,7 @@ def converge(
     Raises DriverAbsentError, SelectorError, PlanError before anything has changed; BusyError and ApplyError with its
     outcome after; FollowError where the layout stands and the rest could not be done.
     """
-    work = _Work(layout, directory, unlisted, saved, on_busy, leave_pending, services)
+    work = _Work(layout, directory, unlisted, saved, on_busy, leave_pending, services, parts)
 
     def attempt() -> Run:
         with contextlib.ExitStack() as held:
@@ -108,7 +115,9 @@ class _Work:
         on_busy: OnBusy,
         leave_pending: bool,
         services: Sequence[str],
+        parts: Sequence[str],
     ) -> None:
+        self.directory, self.parts, self.slices = directory, parts, time_slices.Record(directory)
         self.layout, self.unlisted, self.saved, self.services = layout, unlisted, saved, services
         self.on_busy, self.leave_pending = on_busy, leave_pending
         self.journal, self.record, self.owing = Journal(directory), Record(directory), Owing(directory)
@@ -135,16 +144,22 @@ class _Work:
         return dataclasses.replace(run, followed=self._follow(session))
 
     def _attempt(self, session: Session) -> Run:
+        session.with_time_slices = _looks_at_slices(self.layout, self.directory, self.parts)
+        daemons, seen = _daemons(session, self.parts)
+        own: tuple[MpsSeen, ...] = ()
+
         def look() -> Host:
-            return _observe(session)
+            # What stays is in nobody's way; a daemon that was to be stopped, and is there yet, is.
+            return observe(session, own)
 
         clear = self._clear if self.on_busy.policy == FORCE else None
         self.recovered = (
             mig_recover.recover(session, self.journal, record=self.record, look=look, clear=clear) or self.recovered
         )
-        host = look()
+        host = observe(session, seen)
         ownership = Ownership(self.unlisted, self.record.read())
-        plan = _plan(self.layout, host, ownership, self.saved)
+        plan = make_plan(self.layout, host, ownership, self.saved, self.parts, daemons, seen)
+        own = staying(plan)
         if plan.changes and clear is None:
             mig_apply.refuse_disturbance(plan)
         if self.leave_pending and any(map(mig_apply.mode_changes, plan.gpus)):
@@ -154,13 +169,31 @@ class _Work:
         if plan.changes:
             if plan.changes_devices:
                 self.owing.begin()
+            self._note_slices(host, plan)
+            change = MpsChange(daemons, plan.mps, clear) if daemons is not None and plan.mps.steps else None
             host = mig_apply.apply(
-                session, plan, self.journal, ownership=ownership, record=self.record, look=look, clear=clear
+                session,
+                plan,
+                self.journal,
+                ownership=ownership,
+                record=self.record,
+                look=look,
+                clear=clear,
+                daemons=change,
             )
-        # What stood there already and is named by the layout is adopted too.
-        seen = {gpu.uuid: gpu for gpu in host.gpus}
-        self.record.adopt((seen[gpu.gpu.uuid], gpu.left) for gpu in plan.gpus)
+        if session.with_time_slices:
+            self.slices.write(_with_slices(host))
+        if GPUS in self.parts:
+            # What stood there already and is named by the layout is adopted too.
+            there = {gpu.uuid: gpu for gpu in host.gpus}
+            self.record.adopt((there[gpu.gpu.uuid], gpu.left) for gpu in plan.gpus)
         return Run(plan, host, self.recovered, tuple(self.ended))
+
+    def _note_slices(self, host: Host, plan: Plan) -> None:
+        """Ahead of the change, so that a run after one that was cut off looks at them too."""
+        given = {gpu.gpu.uuid for gpu in plan.gpus if gpu.target.time_slice not in (None, mig_plan.DEFAULT_SLICE)}
+        if given:
+            self.slices.write(given.union(_with_slices(host)))
 
     def _clear(self, disturbs: Sequence[Disturbance]) -> bool:
         ended = end_holders(disturbs, self.on_busy.grace_seconds)
@@ -214,14 +247,20 @@ def _owned(directory: str, host: Host) -> frozenset[Owned]:
     return frozenset(made | {o for o in owned if (o.gpu_uuid, o.profile, o.start) not in places})
 
 
-def _observe(session: Session) -> Host:
-    """The host, with everybody who holds one of its GPUs or instances."""
-    host = session.observe()
-    return mark(host, find_holders(host))
+def _looks_at_slices(layout: Layout, directory: str, parts: Sequence[str]) -> bool:
+    """Whether any GPU has a time slice by this collection, or shall have."""
+    return TIME_SLICES in parts and (
+        any(entry.time_slicing is not None for entry in layout.entries) or time_slices.Record(directory).any()
+    )
 
 
-def _plan(layout: Layout, host: Host, ownership: Ownership, saved: Mapping[str, Any] | None) -> Plan:
-    wanted = targets(layout, host.gpus)
-    if saved is None:
-        return mig_plan.plan(host.gpus, wanted, ownership)
-    return plan_file.restore(saved, host, wanted, ownership)
+def _with_slices(host: Host) -> list[str]:
+    return [gpu.uuid for gpu in host.gpus if gpu.time_slice not in (None, mig_plan.DEFAULT_SLICE)]
+
+
+def _daemons(session: Session, parts: Sequence[str]) -> tuple[MpsHost | None, tuple[MpsSeen, ...]]:
+    """The host's MPS daemons and what is seen of them; none for GPUs that only this process has."""
+    if MPS not in parts or session.private:
+        return None, ()
+    daemons = MpsHost()
+    return daemons, daemons.observe()

@@ -19,6 +19,7 @@ from .layout_gpus import parse_selector, parse_single_gpu
 from .layout_reader import Fields, Key, Node, is_integer, quoted
 from .layout_types import (
     LAYOUT_VERSION,
+    MPS_DAEMONS,
     PARTS,
     SHARINGS,
     TIME_SLICES,
@@ -79,6 +80,7 @@ _MPS = {
     "pinned_memory_limit": Key("pinned_memory_limit: 18GiB"),
     "oversubscribe": Key("oversubscribe: true"),
 }
+_MPS_OF_ENTRY = dict(_MPS, daemon_per=Key("daemon_per: entry"))
 _TIME_SLICING = {
     "slice": Key("slice: long", required=True),
     "replicas": Key("replicas: 4"),
@@ -142,7 +144,7 @@ class _Parser:
             selectors,
             sharing,
             mig=fields.read("mig", self._mig),
-            mps=fields.read("mps", self._mps),
+            mps=fields.read("mps", lambda field: self._mps(field, _MPS_OF_ENTRY)),
             time_slicing=fields.read("time_slicing", _time_slicing),
             vgpu=fields.read("vgpu", lambda field: self._vgpu(field, selectors)),
         )
@@ -191,8 +193,8 @@ class _Parser:
         split = fields.read("compute_instances", lambda field: _compute_instances(field, profile), ())
         return MigInstance(str(profile), count, placement, split, fields.read("mps", self._mps))
 
-    def _mps(self, node: Node) -> Mps | None:
-        fields = node.fields(_MPS)
+    def _mps(self, node: Node, keys: Mapping[str, Key] = _MPS) -> Mps | None:
+        fields = node.fields(keys)
         if fields is None:
             return None
         clients = fields.read("clients", lambda field: field.integer(1))
@@ -209,6 +211,7 @@ class _Parser:
             percent,
             fields.read("pinned_memory_limit", _size_bytes),
             oversubscribe,
+            fields.read("daemon_per", lambda field: field.choice(MPS_DAEMONS), MPS_DAEMONS[0]),
         )
 
     def _vgpu(self, node: Node, selectors: tuple[Selector | None, ...]) -> Vgpu | None:

@@ -19,6 +19,8 @@ SHARINGS = ("exclusive", "shared", *PARTS)
 #: The driver's own four (nvidia-smi compute-policy --help), in the order of its numbers 0 to 3.
 TIME_SLICES = ("default", "short", "medium", "long")
 
+MPS_DAEMONS = ("gpu", "entry")
+
 VGPU_POLICIES = ("fixed", "contended", "burst")
 
 
@@ -49,13 +51,15 @@ class Selector:
 
 @dataclass(frozen=True)
 class Mps:
-    """An MPS daemon and the caps of its clients. A `pinned_memory_limit_bytes` of None sets no limit."""
+    """An MPS daemon and the caps of each of its clients. A `pinned_memory_limit_bytes` of None sets no limit."""
 
     name: str
     clients: int
     active_thread_percentage: int
     pinned_memory_limit_bytes: int | None = None
     oversubscribe: bool = False
+    #: One of MPS_DAEMONS: a daemon for each GPU of the entry, or one for all of them.
+    daemon_per: str = MPS_DAEMONS[0]
 
 
 @dataclass(frozen=True)

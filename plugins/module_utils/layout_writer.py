@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from .layout_gpus import selector_to_data
-from .layout_types import Entry, Layout, MigInstance, Mps, Tenant, Vgpu
+from .layout_types import MPS_DAEMONS, Entry, Layout, MigInstance, Mps, Tenant, Vgpu
 from .sizes import format_size
 
 
@@ -56,6 +56,8 @@ def _mps_to_data(mps: Mps) -> dict[str, Any]:
         data["pinned_memory_limit"] = format_size(mps.pinned_memory_limit_bytes)
     if mps.oversubscribe:
         data["oversubscribe"] = True
+    if mps.daemon_per != MPS_DAEMONS[0]:
+        data["daemon_per"] = mps.daemon_per
     return data
 
 

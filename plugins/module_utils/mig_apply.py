@@ -14,10 +14,12 @@ from typing import Callable, Iterator, Sequence
 
 from . import mig_plan, mig_steps
 from .busy import can_be_ended
+from .disturbance import Disturbance
 from .errors import ApplyError, BusyError, FleetError, NvmlError, ResetRefusedError
 from .holders_model import UNKNOWN
-from .mig_steps import Disturbance, GpuPlan, Plan, Target
+from .mig_steps import GpuPlan, Plan, Target
 from .model import Holder, Host, Process
+from .mps_apply import MpsChange
 from .nvml import Session
 from .nvml_calls import IN_USE, RESET_REQUIRED, SUCCESS
 from .ownership import Ownership, Record
@@ -45,12 +47,15 @@ def apply(
     record: Record | None = None,
     look: Look | None = None,
     clear: Clear | None = None,
+    daemons: MpsChange | None = None,
 ) -> Host:
     """Carry out `plan`, made under `ownership`, and return the host as it was observed afterwards.
 
     `look` observes the host with its holders; it is asked again right before the first step of each GPU that could end
     something, because a job may have begun since the plan was made. With `clear` (which needs `look`), whoever is in
     the way there is ended, GPU by GPU, instead of ending the run.
+
+    `daemons` are stopped before the first step and started after the last one; a failure there brings all back likewise.
 
     Where there is a `record`, it knows the instances that stand at the end as soon as the journal is gone.
 
@@ -66,20 +71,26 @@ def apply(
     journal.begin(before, after)
     done: list[str] = []
     try:
+        if daemons is not None:
+            daemons.stop(done)
         for gpu_plan in changed:
             if look is not None:
                 _make_way(gpu_plan, look, clear)
             run_steps(session, gpu_plan, reset, done)
         host = session.observe()
         expect(host, after, ownership)
+        if daemons is not None:
+            daemons.start(host, done)
     except BaseException as error:
-        _undo(session, journal, before, error, done, reset, record, look, clear)
+        _undo(session, journal, before, error, done, reset, record, look, clear, daemons)
         raise
     with settled("new"):
         if record is not None:
             seen = {gpu.uuid: gpu for gpu in host.gpus}
             record.adopt((seen[gpu_plan.gpu.uuid], gpu_plan.left) for gpu_plan in changed)
         journal.end()
+        if daemons is not None:
+            daemons.forget()
     return host
 
 
@@ -170,6 +181,8 @@ def _step(session: Session, gpu: str, step: mig_steps.Step, reset: Reset) -> Non
         _set_mig_mode(session, gpu, step.enabled, reset)
     elif isinstance(step, mig_steps.SetComputeMode):
         session.set_compute_mode(gpu, step.mode)
+    elif isinstance(step, mig_steps.SetTimeSlice):
+        session.set_time_slice(gpu, step.time_slice)
     elif isinstance(step, mig_steps.DestroyComputeInstance):
         session.destroy_compute_instance(gpu, step.gpu_instance_id, step.compute_instance_id)
     elif isinstance(step, mig_steps.DestroyGpuInstance):
@@ -217,6 +230,7 @@ def _undo(
     record: Record | None,
     look: Look | None,
     clear: Clear | None,
+    daemons: MpsChange | None,
 ) -> None:
     """Go back after a failed step. Raises ApplyError for a FleetError; returns for any other exception."""
     known = cause if isinstance(cause, FleetError) else FleetError("this host", "interrupted by %r" % cause)
@@ -224,7 +238,11 @@ def _undo(
         # What it takes away was made by this very run. What cannot be determined is no reason to leave that half way; nor,
         # with leave to end what is in the way, is what no process stands for.
         counts = can_be_ended if clear is not None else is_known
+        if daemons is not None:
+            daemons.clear_away()
         host = go_back(session, before, reset, look or session.observe, counts)
+        if daemons is not None:
+            daemons.bring_back(host)
     except FleetError as error:
         raise ApplyError(
             known.where,

@@ -15,6 +15,7 @@ import dataclasses
 from typing import Iterable, Sequence
 
 from .errors import PlanError
+from .layout_types import TIME_SLICES
 from .mig_fit import Capacity, Want, arrange
 from .mig_steps import (
     DEFAULT,
@@ -27,6 +28,7 @@ from .mig_steps import (
     Plan,
     SetComputeMode,
     SetMigMode,
+    SetTimeSlice,
     Step,
     Target,
     WantedInstance,
@@ -35,6 +37,8 @@ from .mig_steps import (
 )
 from .model import ComputeInstance, Gpu, GpuInstance, GpuInstanceProfile, Holder, Placement, Process
 from .ownership import Ownership
+
+DEFAULT_SLICE = TIME_SLICES[0]
 
 #: Compute slices of a GPU instance -> {slices of a compute instance: where it may start}. From the compute-instance tables
 #: of NVIDIA's MIG User Guide (supported-mig-profiles) and of go-nvml's A100 and H100; the starts were not seen on hardware.
@@ -70,6 +74,10 @@ def plan(gpus: Sequence[Gpu], targets: Iterable[Target], ownership: Ownership = 
 
 def plan_gpu(gpu: Gpu, target: Target, ownership: Ownership = ALL_OURS) -> GpuPlan:
     """Plan one GPU; see `plan`."""
+    return _with_time_slice(_plan_gpu(gpu, target, ownership))
+
+
+def _plan_gpu(gpu: Gpu, target: Target, ownership: Ownership) -> GpuPlan:
     foreign: tuple[GpuInstance, ...] = ()
     if ownership.policy != "remove":
         foreign = tuple(instance for instance in gpu.mig.instances if ownership.foreign(gpu, instance))
@@ -81,6 +89,22 @@ def plan_gpu(gpu: Gpu, target: Target, ownership: Ownership = ALL_OURS) -> GpuPl
     made = _plan_mig(gpu, target)
     _spare(gpu, target, [instance for instance in foreign if instance not in made.kept])
     return made
+
+
+def _with_time_slice(made: GpuPlan) -> GpuPlan:
+    """The plan with the time slice that its target means. One that nobody looked at counts as the driver's default."""
+    gpu, target = made.gpu, made.target
+    if target.time_slice in (None, gpu.time_slice) or (gpu.time_slice is None and target.time_slice == DEFAULT_SLICE):
+        return made
+    if gpu.no_time_slice is not None:
+        raise PlanError(
+            "%s on %s" % (target.where, gpu.label),
+            "its time slice cannot be set: %s" % gpu.no_time_slice,
+            "Write slice: default, or choose another sharing for it.",
+        )
+    step = SetTimeSlice(target.time_slice)
+    # A GPU goes into MIG mode without a slice of its own, and comes out of it before it gets one.
+    return dataclasses.replace(made, steps=(step, *made.steps) if target.mig_enabled else (*made.steps, step))
 
 
 def _spare(gpu: Gpu, target: Target, doomed: Sequence[GpuInstance]) -> None:
@@ -137,6 +161,8 @@ def target_of(gpu: Gpu) -> Target:
             for i in gpu.mig.instances
         ),
         compute_mode=None if gpu.mig.enabled else gpu.compute_mode,
+        # What the driver calls unknown cannot be asked for.
+        time_slice=gpu.time_slice if gpu.time_slice in TIME_SLICES else None,
     )
 
 

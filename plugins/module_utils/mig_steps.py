@@ -9,9 +9,11 @@ Check mode, diff, reports and the executor use the same object. Nothing here dec
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Sequence, Union
+from typing import Sequence, Union
 
-from .model import Gpu, GpuInstance, Holder, Placement, Process
+from .disturbance import Disturbance
+from .model import Gpu, GpuInstance, Placement
+from .mps_steps import MpsPlan
 
 DEFAULT, EXCLUSIVE_PROCESS = "default", "exclusive_process"
 
@@ -41,10 +43,12 @@ class Target:
     instances: tuple[WantedInstance, ...] = ()
     #: default or exclusive_process; None leaves it, as with MIG on, where it belongs to the instances.
     compute_mode: str | None = None
+    #: One of TIME_SLICES; None leaves it.
+    time_slice: str | None = None
 
     def __str__(self) -> str:
         if not self.mig_enabled:
-            return self.sharing
+            return self.sharing if self.sharing != "time_slicing" else "time_slicing: %s" % self.time_slice
         return "%s: %s" % (self.sharing, listing([str(instance) for instance in self.instances]))
 
 
@@ -64,6 +68,14 @@ class SetComputeMode:
 
     def __str__(self) -> str:
         return "set compute mode %s" % self.mode
+
+
+@dataclass(frozen=True)
+class SetTimeSlice:
+    time_slice: str
+
+    def __str__(self) -> str:
+        return "set time slice %s" % self.time_slice
 
 
 @dataclass(frozen=True)
@@ -116,22 +128,14 @@ class CreateComputeInstance:
 
 
 Step = Union[
-    SetMigMode, SetComputeMode, DestroyComputeInstance, DestroyGpuInstance, CreateGpuInstance, CreateComputeInstance
+    SetMigMode,
+    SetComputeMode,
+    SetTimeSlice,
+    DestroyComputeInstance,
+    DestroyGpuInstance,
+    CreateGpuInstance,
+    CreateComputeInstance,
 ]
-
-
-@dataclass(frozen=True)
-class Disturbance:
-    """Something that the plan would end: `what` is held, and by whom."""
-
-    what: str
-    who: tuple[Holder | Process, ...]
-
-    def __str__(self) -> str:
-        return "%s is in use by %s" % (self.what, ", ".join(map(str, self.who)))
-
-    def to_data(self) -> dict[str, Any]:
-        return {"what": self.what, "who": [str(holder) for holder in self.who]}
 
 
 @dataclass(frozen=True)
@@ -155,7 +159,7 @@ class GpuPlan:
     def before(self) -> str:
         """The GPU as observed, in one line."""
         instances = ["%s@%d%s" % (i.profile, i.placement.start, _split(i)) for i in self.gpu.mig.instances]
-        return self._state(self.gpu.mig.enabled, instances, self.gpu.compute_mode)
+        return self._state(self.gpu.mig.enabled, instances, self.gpu.compute_mode, self.gpu.time_slice)
 
     def after(self) -> str:
         """The GPU as it will be when every step is done, in the words of `before`."""
@@ -172,13 +176,18 @@ class GpuPlan:
                 slices[start].remove(step.compute_slices)
         instances = ["%s@%d%s" % (named[start], start, _split_text(slices[start])) for start in sorted(named)]
         mode = self.gpu.compute_mode if self.target.compute_mode is None else self.target.compute_mode
-        return self._state(self.target.mig_enabled, instances, mode)
+        slices_set = [step.time_slice for step in self.steps if isinstance(step, SetTimeSlice)]
+        return self._state(self.target.mig_enabled, instances, mode, (slices_set or [self.gpu.time_slice])[-1])
 
-    def _state(self, mig_enabled: bool, instances: Sequence[str], compute_mode: str | None) -> str:
+    def _state(
+        self, mig_enabled: bool, instances: Sequence[str], compute_mode: str | None, time_slice: str | None
+    ) -> str:
         if mig_enabled:
             what = "MIG on: %s" % (", ".join(instances) or "no instances")
         else:
             what = "MIG off, compute mode %s" % (compute_mode or "unknown")
+        if time_slice not in (None, "default"):
+            what += ", time slice %s" % time_slice
         return "gpu %d: %s" % (self.gpu.index, what)
 
     def _implied(self, step: Step) -> bool:
@@ -202,28 +211,44 @@ class GpuPlan:
         return False
 
 
+_NO_DAEMONS = MpsPlan()
+
+
 @dataclass(frozen=True)
 class Plan:
     """What a host needs, GPU by GPU in index order. GPUs that the layout does not name are not in it."""
 
     gpus: tuple[GpuPlan, ...] = ()
+    mps: MpsPlan = _NO_DAEMONS
 
     @property
     def changes(self) -> bool:
-        return any(gpu.steps for gpu in self.gpus)
+        return any(gpu.steps for gpu in self.gpus) or bool(self.mps.steps)
 
     @property
     def changes_devices(self) -> bool:
-        """Whether devices come or go: any step but to set a compute mode."""
-        return any(not isinstance(step, SetComputeMode) for gpu in self.gpus for step in gpu.steps)
+        """Whether devices come or go: any step but to set a compute mode or a time slice."""
+        return any(not isinstance(step, (SetComputeMode, SetTimeSlice)) for gpu in self.gpus for step in gpu.steps)
 
     @property
     def disturbs(self) -> tuple[Disturbance, ...]:
-        return tuple(found for gpu in self.gpus for found in gpu.disturbs)
+        return (*(found for gpu in self.gpus for found in gpu.disturbs), *self.mps.disturbs)
 
     def lines(self) -> list[str]:
-        """The plan for people, one line a GPU."""
-        return [str(gpu) for gpu in self.gpus]
+        """The plan for people, one line a GPU, and one for each MPS daemon that changes."""
+        return [*map(str, self.gpus), *self.mps.lines()]
+
+    def changed(self, gpu: GpuPlan) -> bool:
+        """Whether the GPU changes, or a daemon that serves it."""
+        return bool(gpu.steps) or gpu.gpu.uuid in self.mps.gpus_changed()
+
+    def before(self, gpu: GpuPlan) -> str:
+        """The GPU with its daemons as observed, in one line."""
+        return gpu.before() + _served(self.mps.before(gpu.gpu.uuid))
+
+    def after(self, gpu: GpuPlan) -> str:
+        """The GPU with its daemons as they will be when the plan is carried out, in the words of `before`."""
+        return gpu.after() + _served(self.mps.after(gpu.gpu.uuid))
 
     def counts(self) -> dict[str, int]:
         """GPU instances to create, to destroy and kept, and GPUs that change."""
@@ -232,8 +257,12 @@ class Plan:
             "create": sum(isinstance(step, CreateGpuInstance) for step in steps),
             "destroy": sum(isinstance(step, DestroyGpuInstance) for step in steps),
             "keep": sum(len(gpu.kept) for gpu in self.gpus),
-            "gpus_changed": sum(bool(gpu.steps) for gpu in self.gpus),
+            "gpus_changed": sum(self.changed(gpu) for gpu in self.gpus),
         }
+
+
+def _served(daemons: Sequence[str]) -> str:
+    return ", MPS %s" % " and ".join(daemons) if daemons else ""
 
 
 def standing(instance: GpuInstance) -> str:

@@ -193,6 +193,9 @@ class Gpu:
     nvlinks: tuple[NvLink, ...] = ()
     processes: tuple[Process, ...] = ()
     telemetry: Telemetry | None = None
+    #: One of TIME_SLICES or "unknown"; None where nobody looked, or where there is none, for the reason beside it.
+    time_slice: str | None = field(default=None, metadata=INTERNAL)
+    no_time_slice: str | None = field(default=None, metadata=INTERNAL)
     #: For a change of MIG mode, which wants the whole GPU free.
     held_by: tuple[Holder, ...] = _held_by()
 

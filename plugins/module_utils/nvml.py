@@ -24,6 +24,7 @@ from .model import (
     Telemetry,
 )
 from .nvml_calls import INVALID_ARGUMENT, Calls
+from .time_slices import set_time_slice, with_time_slices
 
 _ARCHITECTURES = {5: "volta", 6: "turing", 7: "ampere", 8: "ada", 9: "hopper", 10: "blackwell", 13: "rubin"}
 _COMPUTE_MODES = {0: "default", 2: "prohibited", 3: "exclusive_process"}
@@ -38,6 +39,8 @@ class Session(Calls):
 
     def __init__(self) -> None:
         super().__init__()
+        #: Whether GPUs are observed with their time slices, which takes a call of nvidia-smi.
+        self.with_time_slices = False
         self._profiles: dict[tuple[str, int], tuple[GpuInstanceProfile, ...]] = {}
 
     # ------------------------------------------------------------------ reading
@@ -55,12 +58,13 @@ class Session(Calls):
     def observe(self, telemetry: bool = False) -> Host:
         """Everything that planning needs; with `telemetry` also what the GPUs are doing just now."""
         cuda = self._told("nvmlSystemGetCudaDriverVersion_v2")
+        gpus = tuple(self._gpu(index, telemetry) for index in range(self._call("nvmlDeviceGetCount")))
         return Host(
             driver_version=self._call("nvmlSystemGetDriverVersion"),
             nvml_version=self._call("nvmlSystemGetNVMLVersion"),
             cuda_version=None if cuda is None else "%d.%d" % (cuda // 1000, cuda % 1000 // 10),
             simulated=self.simulated,
-            gpus=tuple(self._gpu(index, telemetry) for index in range(self._call("nvmlDeviceGetCount"))),
+            gpus=with_time_slices(gpus) if self.with_time_slices else gpus,
         )
 
     def _gpu(self, index: int, telemetry: bool) -> Gpu:
@@ -280,6 +284,10 @@ class Session(Calls):
     def set_compute_mode(self, gpu: str, mode: str) -> None:
         codes = {name: code for code, name in _COMPUTE_MODES.items()}
         self._call("nvmlDeviceSetComputeMode", self._handle(gpu), codes[mode], gpu=gpu)
+
+    def set_time_slice(self, gpu: str, time_slice: str) -> None:
+        """One of TIME_SLICES. Raises NvmlError where it is not seen to be set."""
+        set_time_slice(gpu, time_slice)
 
     def create_gpu_instance(self, gpu: str, profile_id: int, placement: Placement) -> None:
         where = self._nvml.c_nvmlGpuInstancePlacement_t(placement.start, placement.size)

@@ -28,8 +28,8 @@ from .mig_steps import (
 from .model import Gpu, Host, to_data
 from .ownership import Ownership
 
-#: 2: who was in the way of the plan when it was made.
-SCHEMA = 2
+#: 2: who was in the way of the plan when it was made. 3: time slices and MPS daemons.
+SCHEMA = 3
 _WHERE = "the saved plan"
 _ANEW = "Look at the difference and save a new plan (-e gpu_layout_plan_out=FILE)."
 
@@ -53,6 +53,7 @@ def save(plan: Plan, host: Host) -> dict[str, Any]:
             }
             for gpu in plan.gpus
         ],
+        "mps": {"plan": plan.mps.lines(), "busy": [disturbance.to_data() for disturbance in plan.mps.disturbs]},
     }
 
 
@@ -62,9 +63,19 @@ def restore(saved: Mapping[str, Any], host: Host, targets: Iterable[Target], own
     Raises PlanError, naming what moved, where the host or what the layout asks of it is not what it was.
     """
     try:
-        return _restore(_upgraded(saved, _host_from_1), host, tuple(targets), ownership)
+        return _restore(_upgraded(saved, _HOST_UPGRADES), host, tuple(targets), ownership)
     except (KeyError, TypeError, AttributeError) as error:
         raise PlanError(_WHERE, "it was not written by this collection (%r)" % error, _ANEW) from None
+
+
+def check_daemons(saved: Mapping[str, Any], plan: Plan) -> None:
+    """Raises PlanError where the MPS daemons would need other steps than were saved, unless they need none any more."""
+    lines = _upgraded(saved, _HOST_UPGRADES)["mps"]["plan"]
+    if plan.mps.steps and plan.mps.lines() != lines:
+        now = "; ".join(plan.mps.lines())
+        raise PlanError(
+            _WHERE, "the steps would be others now: %s (saved: %s)" % (now, "; ".join(lines) or "none"), _ANEW
+        )
 
 
 def fleet(plans: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -78,7 +89,7 @@ def host_part(text: str, host: str) -> dict[str, Any]:
         data = json.loads(text)
     except ValueError as error:
         raise PlanError(_WHERE, "the file is not JSON (%s)" % error, _ANEW) from None
-    hosts = _upgraded(data, _fleet_from_1).get("hosts", {})
+    hosts = _upgraded(data, _FLEET_UPGRADES).get("hosts", {})
     if host not in hosts:
         raise PlanError(
             _WHERE,
@@ -89,11 +100,12 @@ def host_part(text: str, host: str) -> dict[str, Any]:
     return hosts[host]
 
 
-def _upgraded(data: Any, from_1: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Mapping[str, Any]:
+def _upgraded(data: Any, upgrades: Mapping[int, Callable[[Mapping[str, Any]], dict[str, Any]]]) -> Mapping[str, Any]:
     """The data in this release's form. Raises PlanError for what neither this release nor one before it wrote."""
     schema = data.get("schema") if isinstance(data, Mapping) else None
-    if schema == 1:
-        return from_1(data)
+    while isinstance(schema, int) and schema in upgrades:
+        data = upgrades[schema](data)
+        schema = data["schema"]
     if schema != SCHEMA:
         raise PlanError(
             _WHERE,
@@ -107,9 +119,14 @@ def _host_from_1(data: Mapping[str, Any]) -> dict[str, Any]:
     return dict(data, schema=2, gpus=[dict(gpu, busy=[]) for gpu in data["gpus"]])
 
 
-def _fleet_from_1(data: Mapping[str, Any]) -> dict[str, Any]:
-    # The hosts' parts have a schema of their own each.
-    return dict(data, schema=2)
+def _host_from_2(data: Mapping[str, Any]) -> dict[str, Any]:
+    gpus = [dict(gpu, observed=dict(gpu["observed"], time_slice=None)) for gpu in data["gpus"]]
+    return dict(data, schema=3, gpus=gpus, mps={"plan": [], "busy": []})
+
+
+_HOST_UPGRADES = {1: _host_from_1, 2: _host_from_2}
+# The hosts' parts have a schema of their own each.
+_FLEET_UPGRADES = {1: lambda data: dict(data, schema=2), 2: lambda data: dict(data, schema=3)}
 
 
 def _restore(saved: Mapping[str, Any], host: Host, targets: Sequence[Target], ownership: Ownership) -> Plan:
@@ -172,6 +189,9 @@ def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterable[st
             yield "%s was %s and is %s" % (name, *("on" if m[mode] else "off" for m in (then, now)))
     if then["compute_mode"] != now["compute_mode"]:
         yield "compute mode was %s and is %s" % (then["compute_mode"], now["compute_mode"])
+    # Nobody looked at what is None.
+    if None not in (then["time_slice"], now["time_slice"]) and then["time_slice"] != now["time_slice"]:
+        yield "time slice was %s and is %s" % (then["time_slice"], now["time_slice"])
     old, new = ({(i["profile"], i["start"]): i for i in m["instances"]} for m in (then, now))
     for place in sorted({*old, *new}, key=lambda place: (place[1], place[0])):
         name = "%s@%d" % place
@@ -208,6 +228,9 @@ def _asked(target: Target) -> dict[str, Any]:
     """What a layout asks of a GPU, without the place of the entry: to move an entry changes nothing."""
     asked = to_data(target)
     del asked["gpu_uuid"], asked["where"]
+    if asked["time_slice"] in (None, mig_plan.DEFAULT_SLICE):
+        # Whoever does not look at them leaves them as most GPUs have them.
+        del asked["time_slice"]
     asked["instances"].sort(key=lambda i: json.dumps(i, sort_keys=True))
     return asked
 
@@ -218,6 +241,7 @@ def _observed(gpu: Gpu) -> dict[str, Any]:
         "mig_enabled": gpu.mig.enabled,
         "mig_pending": gpu.mig.pending,
         "compute_mode": gpu.compute_mode,
+        "time_slice": gpu.time_slice,
         "instances": [
             {
                 "id": instance.id,

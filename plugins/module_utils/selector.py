@@ -12,13 +12,19 @@ from fnmatch import fnmatchcase
 from typing import Sequence
 
 from .errors import PlanError, SelectorError
-from .layout_types import Entry, Layout, MigInstance, Selector
+from .layout_types import TIME_SLICES, Entry, Layout, MigInstance, Selector
 from .mig_steps import DEFAULT, EXCLUSIVE_PROCESS, Target, WantedInstance
 from .model import Gpu
 
 #: What this release carries out. The rest of the contract is parsed and checked, then refused, so that no run claims
 #: to have applied what it has not.
-COMPUTE_MODES = {"mig": None, "exclusive": EXCLUSIVE_PROCESS, "shared": DEFAULT}
+COMPUTE_MODES = {
+    "mig": None,
+    "exclusive": EXCLUSIVE_PROCESS,
+    "shared": DEFAULT,
+    "mps": EXCLUSIVE_PROCESS,
+    "time_slicing": DEFAULT,
+}
 
 
 def targets(layout: Layout, gpus: Sequence[Gpu]) -> tuple[Target, ...]:
@@ -75,16 +81,10 @@ def _target(gpu: Gpu, entry: Entry) -> Target:
             "this release checks `sharing: %s` but does not apply it yet" % entry.sharing,
             "Use one of %s, or take the GPU out of gpu_layout." % ", ".join(sorted(COMPUTE_MODES)),
         )
-    wanted: list[WantedInstance] = []
-    for position, instance in enumerate(entry.mig or ()):
-        if instance.mps is not None:
-            raise PlanError(
-                "%s.mig[%d].mps" % (where, position),
-                "this release checks MPS inside an instance but does not apply it yet",
-                "Take the mps part out.",
-            )
-        wanted += _wanted(instance)
-    return Target(gpu.uuid, where, entry.sharing, entry.sharing == "mig", tuple(wanted), COMPUTE_MODES[entry.sharing])
+    wanted = [each for instance in entry.mig or () for each in _wanted(instance)]
+    time_slice = entry.time_slicing.slice if entry.time_slicing is not None else TIME_SLICES[0]
+    mode = COMPUTE_MODES[entry.sharing]
+    return Target(gpu.uuid, where, entry.sharing, entry.sharing == "mig", tuple(wanted), mode, time_slice)
 
 
 def _wanted(instance: MigInstance) -> list[WantedInstance]:

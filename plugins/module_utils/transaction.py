@@ -25,8 +25,8 @@ from .mig_steps import Target, WantedInstance
 from .model import to_data
 
 DIRECTORY = "/var/lib/openfleet-gpu"
-#: 2: the journal names the run that began it, as the lock does.
-SCHEMA = 2
+#: 2: the journal names the run that began it, as the lock does. 3: targets have a time slice.
+SCHEMA = 3
 _POLL_SECONDS = 0.2
 
 
@@ -114,7 +114,7 @@ class Journal:
 
     def read(self) -> Entry | None:
         """What a run that was cut off left, or None. Raises ApplyError for a journal that this release cannot read."""
-        data = durable.read(self.path, SCHEMA, {1: _from_1})
+        data = durable.read(self.path, SCHEMA, {1: _from_1, 2: _from_2})
         if data is None:
             return None
         try:
@@ -126,6 +126,10 @@ class Journal:
 
 def _from_1(data: dict[str, Any]) -> dict[str, Any]:
     return dict(data, schema=2, run=None)
+
+
+def _from_2(data: dict[str, Any]) -> dict[str, Any]:
+    return dict(data, schema=3)  # a target without a time slice leaves it
 
 
 def _targets(data: list[dict[str, Any]]) -> tuple[Target, ...]:

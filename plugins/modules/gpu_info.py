@@ -222,12 +222,20 @@ gpus:
                 be told; null without O(holders).
               type: list
               elements: dict
+mps_daemons:
+  description: >-
+    The MPS control daemons of this collection that run here, with what each one answers and its clients, as the module
+    M(openfleet.gpu.mps) returns them in RV(openfleet.gpu.mps#module:daemons).
+  returned: success
+  type: list
+  elements: dict
 """
 
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.errors import DriverAbsentError
 from ..module_utils.holders import blocking, find_holders
+from ..module_utils.layout_module import mps_daemons
 from ..module_utils.model import to_data
 from ..module_utils.nvml import Session
 from ..module_utils.runner import respawn_with_pynvml, run
@@ -251,8 +259,10 @@ def read(params):
         if error.call == "import":
             respawn_with_pynvml()
         nothing = dict.fromkeys(("driver_version", "nvml_version", "cuda_version"))
-        return dict(nothing, driver_present=False, driver_absent_reason=str(error), simulated=False, gpus=[])
-    data = to_data(host)
+        return dict(
+            nothing, driver_present=False, driver_absent_reason=str(error), simulated=False, gpus=[], mps_daemons=[]
+        )
+    data = dict(to_data(host), mps_daemons=mps_daemons())
     for gpu in data["gpus"]:
         gpu["holders"] = None if holders is None else to_data(blocking(holders, gpu["uuid"]))
         if not params["profiles"]:

@@ -7,13 +7,25 @@ from __future__ import annotations
 import pytest
 import yaml
 
+from ansible_collections.openfleet.gpu.plugins.doc_fragments.layout import ModuleDocFragment
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
-from ansible_collections.openfleet.gpu.plugins.modules import drain, gpu_info, mig
+from ansible_collections.openfleet.gpu.plugins.modules import drain, gpu_info, layout, mig, mps, time_slicing
 
 
-@pytest.mark.parametrize("module", [drain, gpu_info, mig])
+def documented_options(module):
+    """With those of the collection's own fragments, which are named `layout` and `layout.gpus`."""
+    documentation = yaml.safe_load(module.DOCUMENTATION)
+    found = dict(documentation.get("options", {}))
+    for name in documentation["extends_documentation_fragment"]:
+        if name.startswith("openfleet.gpu."):
+            part = name.removeprefix("openfleet.gpu.").partition(".")[2].upper() or "DOCUMENTATION"
+            found.update(yaml.safe_load(getattr(ModuleDocFragment, part))["options"])
+    return found
+
+
+@pytest.mark.parametrize("module", [drain, gpu_info, layout, mig, mps, time_slicing])
 def test_options_are_those_of_the_argument_spec(module):
-    documented = yaml.safe_load(module.DOCUMENTATION)["options"]
+    documented = documented_options(module)
     spec = module.argspec()
     assert set(documented) == set(spec)
     for name, option in spec.items():
@@ -21,9 +33,11 @@ def test_options_are_those_of_the_argument_spec(module):
             assert documented[name].get(key) == option.get(key), (name, key)
 
 
-def test_the_layouts_of_the_examples_are_valid():
-    layouts = [task["openfleet.gpu.mig"]["layout"] for task in yaml.safe_load(mig.EXAMPLES)]
+@pytest.mark.parametrize("module", [layout, mig, mps, time_slicing])
+def test_the_layouts_of_the_examples_are_valid(module):
+    name = "openfleet.gpu." + yaml.safe_load(module.DOCUMENTATION)["module"]
+    layouts = [task[name]["layout"] for task in yaml.safe_load(module.EXAMPLES)]
     given = [layout for layout in layouts if isinstance(layout, list)]
     assert given
-    for layout in given:
-        parse_layout(layout)
+    for one in given:
+        parse_layout(one)

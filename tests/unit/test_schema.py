@@ -81,12 +81,14 @@ def test_schema_and_parser_know_the_same_words():
 
     assert keys_of("entry") == set(layout._ENTRY)
     assert keys_of("mig_instance") == set(layout._MIG_INSTANCE)
-    assert keys_of("mps") == set(layout._MPS)
+    assert keys_of("mps") == set(layout._MPS_OF_ENTRY)
+    assert set(layout._MPS_OF_ENTRY) - set(layout._MPS) == {"daemon_per"}
     assert keys_of("time_slicing") == set(layout._TIME_SLICING)
     assert keys_of("vgpu") == set(layout._VGPU)
     assert keys_of("tenant") == set(layout._TENANT)
     assert SCHEMA["$defs"]["entry"]["properties"]["sharing"]["enum"] == list(types.SHARINGS)
     assert SCHEMA["$defs"]["time_slicing"]["properties"]["slice"]["enum"] == list(types.TIME_SLICES)
+    assert SCHEMA["$defs"]["mps"]["properties"]["daemon_per"]["enum"] == list(types.MPS_DAEMONS)
     assert SCHEMA["$defs"]["vgpu"]["properties"]["policy"]["enum"] == list(types.VGPU_POLICIES)
 
 

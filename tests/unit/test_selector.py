@@ -114,19 +114,15 @@ def test_splits_become_compute_slices(gpus):
     assert targets(layout, gpus)[0].instances[0].compute_slices == (2, 1)
 
 
-@pytest.mark.parametrize(
-    "entry",
-    [
-        {"gpus": [0], "sharing": "mps", "mps": {"name": "a", "clients": 2, "active_thread_percentage": 50}},
-        {"gpus": [0], "sharing": "time_slicing", "time_slicing": {"slice": "long", "replicas": 2}},
-        {"gpus": [0], "sharing": "vgpu", "vgpu": {"tenants": [{"name": "a", "memory": "1GiB", "sm_percent": 10}]}},
-        {
-            "gpus": [0],
-            "sharing": "mig",
-            "mig": [{"profile": "7g.80gb", "mps": {"name": "a", "clients": 2, "active_thread_percentage": 50}}],
-        },
-    ],
-)
-def test_what_this_release_does_not_apply_is_refused_not_skipped(gpus, entry):
+def test_mps_is_exclusive_and_time_slicing_has_its_slice(gpus):
+    mps = {"gpus": [0], "sharing": "mps", "mps": {"name": "a", "clients": 2, "active_thread_percentage": 50}}
+    sliced = {"gpus": [1], "sharing": "time_slicing", "time_slicing": {"slice": "long", "replicas": 2}}
+    first, second = targets(parse_layout([mps, sliced]), gpus)
+    assert (first.mig_enabled, first.compute_mode, first.time_slice) == (False, "exclusive_process", "default")
+    assert (second.mig_enabled, second.compute_mode, second.time_slice) == (False, "default", "long")
+
+
+def test_what_this_release_does_not_apply_is_refused_not_skipped(gpus):
+    entry = {"gpus": [0], "sharing": "vgpu", "vgpu": {"tenants": [{"name": "a", "memory": "1GiB", "sm_percent": 10}]}}
     with pytest.raises(PlanError, match="does not apply it yet"):
         targets(parse_layout([entry]), gpus)

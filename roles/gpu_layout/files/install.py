@@ -38,8 +38,8 @@ UNIT_FILE = "etc/systemd/system/" + UNIT
 
 PACKAGE = "openfleet_gpu"
 MAIN = "import sys\n\nfrom %s.cli.main import main\n\nsys.exit(main())\n" % PACKAGE
-#: Of module_utils, what only modules need: it imports Ansible.
-LEFT_OUT = ("runner.py",)
+#: Of module_utils, what only modules need: runner imports Ansible.
+LEFT_OUT = ("layout_module.py", "runner.py")
 
 
 class Installation:

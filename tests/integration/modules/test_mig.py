@@ -227,7 +227,7 @@ def test_a_failed_step_brings_the_old_layout_back(host, call, nth):
             ["gpu_layout[0].mig[0].count", "two"],
         ),
         (
-            [{"gpus": [0], "sharing": "time_slicing", "time_slicing": {"slice": "long", "replicas": 2}}],
+            [{"gpus": [0], "sharing": "vgpu", "vgpu": {"tenants": [{"name": "a", "memory": "1GiB", "sm_percent": 9}]}}],
             ["does not apply it yet"],
         ),
     ],

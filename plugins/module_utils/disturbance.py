@@ -1,0 +1,25 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a plan would end, and for whom. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .model import Holder, Process
+
+
+@dataclass(frozen=True)
+class Disturbance:
+    """Something that the plan would end: `what` is held, and by whom."""
+
+    what: str
+    who: tuple[Holder | Process, ...]
+
+    def __str__(self) -> str:
+        return "%s is in use by %s" % (self.what, ", ".join(map(str, self.who)))
+
+    def to_data(self) -> dict[str, Any]:
+        return {"what": self.what, "who": [str(holder) for holder in self.who]}

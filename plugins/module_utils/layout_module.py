@@ -1,0 +1,148 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the modules that apply a layout, or a part of one, have in common: arguments, run, return values."""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+from . import busy, plan_file
+from .converge import converge, foresee
+from .errors import DriverAbsentError
+from .follow import SERVICES
+from .layout import parse_layout
+from .layout_run import ALL_PARTS
+from .mig_steps import Plan
+from .model import Gpu, to_data
+from .mps_host import MpsHost
+from .ownership import POLICIES
+from .pci import nvidia_gpus
+from .runner import respawn_with_pynvml
+from .transaction import DIRECTORY
+
+
+def argspec() -> dict[str, Any]:
+    """Of every module that applies a layout; the documentation fragment `layout`."""
+    return {
+        # raw: the layout's own parser says what is wrong with it, entry by entry.
+        "layout": {"type": "raw", "required": True},
+        "on_busy": {"type": "str", "choices": list(busy.POLICIES), "default": busy.FAIL},
+        "busy_timeout": {"type": "int", "default": 600},
+        "grace_period": {"type": "int", "default": 30},
+        "lock_timeout": {"type": "int", "default": 60},
+        "state_directory": {"type": "path", "default": DIRECTORY},
+    }
+
+
+def argspec_of_gpus() -> dict[str, Any]:
+    """Of those that change GPUs and their instances; the documentation fragment `layout.gpus` besides."""
+    return dict(
+        argspec(),
+        unlisted={"type": "str", "choices": list(POLICIES), "default": POLICIES[0]},
+        plan={"type": "dict"},
+        leave_pending={"type": "bool", "default": False},
+        restart_services={"type": "list", "elements": "str", "default": list(SERVICES)},
+    )
+
+
+def bring_about(params: dict[str, Any], check_mode: bool, parts: Sequence[str] = ALL_PARTS) -> dict[str, Any]:
+    """Bring these parts of the layout about. The module's return values."""
+    layout = parse_layout(params["layout"])
+    directory, unlisted, saved = params["state_directory"], params.get("unlisted", POLICIES[0]), params.get("plan")
+    services = params.get("restart_services", ())
+    try:
+        if check_mode:
+            done = foresee(layout, directory, unlisted, saved, params["on_busy"], services, parts)
+        else:
+            done = converge(
+                layout,
+                directory,
+                unlisted,
+                params["lock_timeout"],
+                saved,
+                busy.OnBusy(params["on_busy"], params["busy_timeout"], params["grace_period"]),
+                params.get("leave_pending", False),
+                services,
+                parts,
+            )
+    except DriverAbsentError as error:
+        if error.call == "import":
+            respawn_with_pynvml()
+        if saved is not None or not check_mode:
+            raise
+        msg = "%s Only the form of the layout was checked." % error
+        return {"changed": True, "driver_present": False, "pci_gpus": nvidia_gpus(), "msg": msg}
+    plan = done.plan
+    told = {
+        "changed": done.changed,
+        "driver_present": True,
+        "plan": plan.lines(),
+        "counts": plan.counts(),
+        "gpus": report(plan, {gpu.uuid: gpu for gpu in done.host.gpus}),
+        "reboot_required": done.reboot_required,
+        "diff": {
+            "before": "".join(plan.before(gpu) + "\n" for gpu in plan.gpus),
+            "after": "".join(plan.after(gpu) + "\n" for gpu in plan.gpus),
+            "prepared": "\n".join([*plan.lines(), *map("then {}".format, done.followed)]) if plan.changes else "",
+        },
+    }
+    if check_mode:
+        told["plan_data"] = plan_file.save(plan, done.host)
+        if plan.disturbs:
+            told["busy"] = [disturbance.to_data() for disturbance in plan.disturbs]
+    if done.followed:
+        told["followed"] = list(done.followed)
+    if done.ended:
+        told["ended"] = list(done.ended)
+    if done.recovered:
+        told["recovered"] = done.recovered
+    return told
+
+
+def report(plan: Plan, observed: dict[str, Gpu]) -> list[dict[str, Any]]:
+    """Per GPU: what was asked, what was there, what is there now."""
+    return [
+        {
+            "index": gpu.gpu.index,
+            "uuid": gpu.gpu.uuid,
+            "name": gpu.gpu.name,
+            "entry": gpu.target.where,
+            "asked": str(gpu.target),
+            "before": plan.before(gpu),
+            "after": plan.after(gpu),
+            "changed": plan.changed(gpu),
+            "placement_units": max(
+                (p.start + p.size for profile in gpu.gpu.mig.profiles for p in profile.placements), default=0
+            ),
+            "instances": [
+                {
+                    "profile": i.profile,
+                    "placement": to_data(i.placement),
+                    "mig_uuids": [c.mig_uuid for c in i.compute_instances],
+                }
+                for i in observed[gpu.gpu.uuid].mig.instances
+            ],
+        }
+        for gpu in plan.gpus
+    ]
+
+
+def mps_daemons() -> list[dict[str, Any]]:
+    """The collection's MPS daemons on this host, as return values."""
+    return [
+        {
+            "name": seen.daemon.name,
+            "places": to_data(seen.daemon.places),
+            "devices": list(seen.devices),
+            "clients": seen.daemon.clients,
+            "active_thread_percentage": seen.active_thread_percentage,
+            "pinned_memory_limits_bytes": list(seen.pinned_memory_limits_bytes),
+            "running": seen.running,
+            "pid": seen.pid,
+            "server_pids": list(seen.server_pids),
+            "client_processes": to_data(seen.clients),
+            "problem": seen.problem,
+        }
+        for seen in MpsHost().observe()
+    ]

@@ -1,0 +1,127 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a run looks at and plans: the GPUs with whoever holds them, their time slices, the MPS daemons."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Mapping, Sequence
+
+from . import mig_plan, mps_plan, plan_file
+from .errors import PlanError
+from .holders import find_holders
+from .holders_mark import mark
+from .layout_types import Layout
+from .mig_steps import Plan, Target
+from .model import Gpu, Host
+from .mps_host import MpsHost, adjustable
+from .mps_model import MpsSeen
+from .nvml import Session
+from .ownership import Ownership
+from .selector import targets
+
+#: The parts of a layout that a run may be about: MIG and compute modes, the time slice, the MPS daemons.
+GPUS, TIME_SLICES, MPS = ALL_PARTS = ("gpus", "time_slices", "mps")
+
+
+def observe(session: Session, own: Sequence[MpsSeen] = ()) -> Host:
+    """The host, with everybody who holds one of its GPUs or instances, but for what `own` daemons are there with.
+
+    These hold nothing against the collection that runs them: their clients do, and are counted where a daemon stops.
+    """
+    host = session.observe()
+    pids = mps_plan.serves(own)
+    holders = [h for h in find_holders(host) if h.pid not in pids.get(h.gpu_uuid, ())]
+    if pids:
+        host = dataclasses.replace(
+            host, gpus=tuple(_without(gpu, pids.get(gpu.uuid, frozenset())) for gpu in host.gpus)
+        )
+    return mark(host, holders)
+
+
+def staying(plan: Plan) -> tuple[MpsSeen, ...]:
+    """The daemons that the plan leaves running."""
+    return (*plan.mps.kept, *(step.seen for step in plan.mps.adjusts))
+
+
+def make_plan(
+    layout: Layout,
+    host: Host,
+    ownership: Ownership,
+    saved: Mapping[str, Any] | None,
+    parts: Sequence[str],
+    daemons: MpsHost | None,
+    seen: Sequence[MpsSeen],
+) -> Plan:
+    """The plan of these parts of the layout, or the one that was saved. `daemons` is None where none can run.
+
+    Raises SelectorError and PlanError before anything has changed.
+    """
+    wanted = tuple(_of_parts(target, host, parts) for target in targets(layout, host.gpus))
+    if saved is None:
+        plan = mig_plan.plan(host.gpus, wanted, ownership)
+    else:
+        plan = plan_file.restore(saved, host, wanted, ownership)
+    if MPS not in parts:
+        return plan
+    asked = mps_plan.wanted(layout, plan, host.driver_version, seen)
+    if asked:
+        _check_daemons(asked[0].where, daemons)
+    if GPUS not in parts:
+        _check_gpus(asked, host)
+    plan = dataclasses.replace(plan, mps=mps_plan.plan(asked, seen, plan, host, adjustable))
+    if saved is not None:
+        plan_file.check_daemons(saved, plan)
+    return plan
+
+
+def _of_parts(target: Target, host: Host, parts: Sequence[str]) -> Target:
+    """The target with everything that is not to be changed as it is."""
+    if GPUS not in parts:
+        now = mig_plan.target_of(next(gpu for gpu in host.gpus if gpu.uuid == target.gpu_uuid))
+        target = dataclasses.replace(now, where=target.where, sharing=target.sharing, time_slice=target.time_slice)
+    return target if TIME_SLICES in parts else dataclasses.replace(target, time_slice=None)
+
+
+def _check_daemons(where: str, daemons: MpsHost | None) -> None:
+    if daemons is None:
+        raise PlanError(
+            where,
+            "these are simulated GPUs of this process alone, which no daemon can serve",
+            "Simulate them for the whole host (the role gpu_simulator).",
+        )
+    problem = daemons.available()
+    if problem is not None:
+        raise PlanError(where, problem.problem, problem.cure)
+
+
+def _check_gpus(asked: Sequence[mps_plan.WantedDaemon], host: Host) -> None:
+    """Where only daemons are to change, the GPUs have to be ready for them."""
+    by_uuid = {gpu.uuid: gpu for gpu in host.gpus}
+    for each in asked:
+        for place in each.daemon.places:
+            gpu = by_uuid[place.gpu_uuid]
+            if place.in_mig != gpu.mig.enabled or (not place.in_mig and gpu.compute_mode != "exclusive_process"):
+                raise PlanError(
+                    "%s on %s" % (each.where, gpu.label),
+                    "the GPU is not ready for its MPS daemon (MIG %s, compute mode %s)"
+                    % ("on" if gpu.mig.enabled else "off", gpu.compute_mode or "unknown"),
+                    "Apply the layout whole (openfleet.gpu.layout), or its GPUs first (openfleet.gpu.mig).",
+                )
+
+
+def _without(gpu: Gpu, pids: frozenset[int]) -> Gpu:
+    instances = tuple(
+        dataclasses.replace(
+            instance,
+            processes=tuple(p for p in instance.processes if p.pid not in pids),
+            compute_instances=tuple(
+                dataclasses.replace(c, processes=tuple(p for p in c.processes if p.pid not in pids))
+                for c in instance.compute_instances
+            ),
+        )
+        for instance in gpu.mig.instances
+    )
+    mig = dataclasses.replace(gpu.mig, instances=instances)
+    return dataclasses.replace(gpu, mig=mig, processes=tuple(p for p in gpu.processes if p.pid not in pids))

@@ -1,0 +1,105 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Carry out the MPS daemons' part of a plan, around the change of the GPUs; and take it back.
+
+Files of a daemon that is stopped stay until the new layout stands: whoever finds a change cut off in between has all it
+takes to start the daemon of before.
+"""
+
+from __future__ import annotations
+
+from typing import Callable, Sequence
+
+from . import mps_plan
+from .disturbance import Disturbance
+from .errors import ApplyError, BusyError
+from .model import Host
+from .mps_host import MpsHost
+from .mps_model import MpsSeen
+from .mps_steps import MpsPlan
+
+#: Ends those who are in the way; says whether there was anybody whom it could end.
+Clear = Callable[[Sequence[Disturbance]], bool]
+
+#: How often clients are ended before it is said that they come back.
+_ROUNDS = 3
+
+
+class MpsChange:
+    """One change of a host's daemons. Each method raises ApplyError where a daemon does not do as it is told."""
+
+    def __init__(self, host: MpsHost, plan: MpsPlan, clear: Clear | None = None) -> None:
+        self._host, self._plan, self._clear = host, plan, clear
+        self._stopped: list[MpsSeen] = []
+        self._started: list[str] = []
+        self._adjusted: list[MpsSeen] = []
+
+    def stop(self, done: list[str]) -> None:
+        """Stop the daemons that go, after a last look whether they have clients: these raise BusyError, or are ended."""
+        if any(step.seen.running for step in self._plan.stops):
+            self._make_way()
+        for step in self._plan.stops:
+            if step.seen.running:
+                self._stopped.append(step.seen)
+                self._host.stop(step.name)
+                done.append("mps %s: stop" % step.name)
+
+    def start(self, host: Host, done: list[str]) -> None:
+        """Give daemons their new limits, and start those that come, on the devices that the GPUs have now."""
+        for step in self._plan.adjusts:
+            self._adjusted.append(step.seen)
+            self._host.adjust(step.daemon, step.seen.devices)
+            done.append("mps %s: %s" % (step.name, step))
+        for step in self._plan.starts:
+            devices = mps_plan.devices(step.daemon, host.gpus)
+            if devices is None:
+                raise ApplyError(
+                    step.where,
+                    "what the MPS daemon %s was to serve is not there: %s"
+                    % (step.name, self._plan.places(step.daemon.places)),
+                    "Look for another tool that partitions these GPUs.",
+                )
+            self._started.append(step.name)
+            self._host.start(step.daemon, devices)
+            done.append("mps %s: start" % step.name)
+
+    def clear_away(self) -> None:
+        """On the way back, before the GPUs: daemons that came go again."""
+        old = {seen.daemon.name for seen in self._stopped}
+        for name in self._started:
+            self._host.stop(name)
+            if name not in old:
+                self._host.forget(name)
+        self._started.clear()
+
+    def bring_back(self, host: Host) -> None:
+        """On the way back, after the GPUs: the daemons and limits of before."""
+        for seen in self._adjusted:
+            self._host.adjust(seen.daemon, seen.devices)
+        for seen in self._stopped:
+            self._host.start(seen.daemon, mps_plan.devices(seen.daemon, host.gpus) or seen.devices)
+
+    def forget(self) -> None:
+        """Once the new layout stands: nothing is left of daemons that it does not name."""
+        for step in self._plan.stops:
+            if step.forget:
+                self._host.forget(step.name)
+
+    def _make_way(self) -> None:
+        going = {step.name for step in self._plan.stops}
+        for rounds_left in range(_ROUNDS, -1, -1):
+            disturbs = [
+                Disturbance("mps %s (its daemon would stop)" % seen.daemon.name, who)
+                for seen in self._host.observe()
+                if seen.daemon.name in going
+                for who in [mps_plan.clients(seen)]
+                if who
+            ]
+            if not disturbs:
+                return
+            if self._clear is None:
+                raise BusyError(disturbs, "it came into use while the run went on", "Run again.")
+            if rounds_left and not self._clear(disturbs):
+                return
+        raise BusyError(disturbs, "it was ended and came back", "Stop the service that starts it (gpu_drain_services).")

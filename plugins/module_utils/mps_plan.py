@@ -1,0 +1,281 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""From the MPS daemons that a host has to those that its layout wants: a pure function, beside the plan of the GPUs.
+
+A daemon that the layout wants just so, on GPUs or an instance that the plan leaves alone, goes on running. New limits
+are given to it as it runs. Everything else is a stop before the GPUs change and a start after it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Callable, Iterable, Sequence
+
+from .disturbance import Disturbance
+from .errors import PlanError
+from .holders_model import MPS, UNKNOWN, short
+from .layout_types import Entry, Layout, MigInstance, Mps
+from .mig_steps import CreateGpuInstance, DestroyComputeInstance, DestroyGpuInstance, GpuPlan, Plan, SetMigMode
+from .model import Gpu, GpuInstance, Holder, Host
+from .mps_files import name_problem
+from .mps_model import MpsDaemon, MpsPlace, MpsSeen
+from .mps_rules import limits_bind, most_clients
+from .mps_steps import AdjustMps, MpsPlan, StartMps, StopMps
+from .sizes import format_size
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class WantedDaemon:
+    """A daemon and the part of the layout that wants it."""
+
+    daemon: MpsDaemon
+    where: str
+
+
+def wanted(
+    layout: Layout, plan: Plan, driver_version: str | None, seen: Sequence[MpsSeen] = ()
+) -> tuple[WantedDaemon, ...]:
+    """The daemons that the layout asks for on the GPUs as they will be after `plan`, by name.
+
+    Of several instances alike, a daemon gets the one that it serves already. Raises PlanError where one cannot be had:
+    more clients than the GPU can serve, more memory than there is, a name used twice, an instance that is split.
+    """
+    found: list[WantedDaemon] = []
+    for entry in layout.entries:
+        gpus = [gpu for gpu in plan.gpus if gpu.target.where == entry.where]
+        found += _of_entry(entry, gpus, driver_version)
+        found += _of_instances(entry, gpus, driver_version, seen)
+    names: dict[str, WantedDaemon] = {}
+    for each in found:
+        problem = name_problem(each.daemon.name)
+        if problem is not None:
+            raise PlanError("%s: %s" % (each.where, problem.where), problem.problem, problem.cure)
+        other = names.setdefault(each.daemon.name, each)
+        if other is not each:
+            raise PlanError(
+                each.where,
+                "the MPS daemon %s of %s would have the same name" % (each.daemon.name, other.where),
+                "Name one of them otherwise.",
+            )
+    return tuple(names[name] for name in sorted(names))
+
+
+def devices(daemon: MpsDaemon, gpus: Iterable[Gpu]) -> tuple[str, ...] | None:
+    """UUIDs of what the daemon serves: its GPUs, or its MIG device. None where something of it is not there."""
+    by_uuid = {gpu.uuid: gpu for gpu in gpus}
+    found = [_device(place, by_uuid.get(place.gpu_uuid)) for place in daemon.places]
+    return None if None in found else tuple(uuid for uuid in found if uuid)
+
+
+def plan(
+    daemons: Sequence[WantedDaemon],
+    seen: Sequence[MpsSeen],
+    gpus: Plan,
+    host: Host,
+    adjustable: Callable[[MpsSeen, MpsDaemon, Sequence[str]], bool],
+) -> MpsPlan:
+    """The steps from the daemons that were `seen` to those wanted. `adjustable` says which go on running meanwhile.
+
+    A daemon of this collection that the layout does not want is stopped where the layout names one of its GPUs; on others
+    it is left alone, as they are.
+    """
+    by_name = {each.daemon.name: each for each in daemons}
+    plans = {each.gpu.uuid: each for each in gpus.gpus}
+    stops, adjusts, starts, kept, disturbs = [], [], [], [], []
+    indices = tuple((gpu.uuid, gpu.index) for gpu in host.gpus)
+    texts = MpsPlan(indices=indices)
+    for one in sorted(seen, key=lambda each: each.daemon.name):
+        want = by_name.pop(one.daemon.name, None)
+        if want is None and not any(place.gpu_uuid in plans for place in one.daemon.places):
+            continue
+        now = devices(want.daemon, host.gpus) if want is not None else None
+        stays = (
+            want is not None
+            and one.running
+            and one.problem is None
+            and one.daemon.places == want.daemon.places
+            and one.devices == now
+            and all(_survives(place, plans.get(place.gpu_uuid), host) for place in one.daemon.places)
+        )
+        if want is not None and stays and _as_wanted(one, want.daemon):
+            kept.append(one)
+        elif want is not None and stays and adjustable(one, want.daemon, one.devices):
+            adjusts.append(AdjustMps(one, want.daemon))
+        else:
+            if one.running or want is None:
+                stops.append(StopMps(one, forget=want is None))
+                what = "mps %s on %s (its daemon would stop)" % (one.daemon.name, texts.places(one.daemon.places))
+                disturbs += [Disturbance(what, who) for who in [clients(one)] if who]
+            if want is not None:
+                starts.append(StartMps(want.daemon, want.where))
+    starts += [StartMps(each.daemon, each.where) for each in by_name.values()]
+    starts.sort(key=lambda step: step.name)
+    return MpsPlan(tuple(stops), tuple(adjusts), tuple(starts), tuple(kept), tuple(disturbs), indices)
+
+
+def serves(seen: Iterable[MpsSeen]) -> dict[str, frozenset[int]]:
+    """By GPU the processes that are there as these daemons' own: daemon, servers, clients."""
+    found: dict[str, frozenset[int]] = {}
+    for one in seen:
+        pids = {one.pid, *one.server_pids, *(client.pid for client in one.clients)} - {None}
+        for place in one.daemon.places:
+            found[place.gpu_uuid] = found.get(place.gpu_uuid, frozenset()) | frozenset(pids)
+    return found
+
+
+def _as_wanted(one: MpsSeen, daemon: MpsDaemon) -> bool:
+    return (
+        one.daemon == daemon
+        and not one.outdated
+        and one.active_thread_percentage == daemon.active_thread_percentage
+        and all(limit == daemon.pinned_memory_limit_bytes for limit in one.pinned_memory_limits_bytes)
+    )
+
+
+def clients(one: MpsSeen) -> tuple[Holder, ...]:
+    """Who would lose their work. A daemon that does not answer may have any."""
+    gpu = one.daemon.places[0].gpu_uuid
+    if one.running and one.active_thread_percentage is None:
+        who = "clients that its daemon (pid %s) does not tell of: %s" % (one.pid, one.problem or "it is silent")
+        return (Holder(gpu, None, UNKNOWN, who, one.pid),)
+    found = []
+    for client in one.clients:
+        about = [text for text in (short(client.command), client.user and "user %s" % client.user) if text]
+        who = "pid %d%s, its client" % (client.pid, " (%s)" % ", ".join(about) if about else "")
+        found.append(Holder(gpu, None, MPS, who, client.pid, client.user, client.command))
+    return tuple(found)
+
+
+def _of_entry(entry: Entry, gpus: Sequence[GpuPlan], driver_version: str | None) -> list[WantedDaemon]:
+    if entry.mps is None:
+        return []
+    where = "%s.mps" % entry.where
+    for gpu in gpus:
+        _check(where, gpu.gpu, entry.mps, gpu.gpu.memory_total_bytes, driver_version)
+    places = [MpsPlace(gpu.gpu.uuid) for gpu in gpus]
+    if entry.mps.daemon_per == "entry":
+        return [WantedDaemon(_daemon(entry.mps, entry.mps.name, places), where)] if places else []
+    single = len(places) == 1
+    names = [entry.mps.name if single else "%s-gpu%d" % (entry.mps.name, gpu.gpu.index) for gpu in gpus]
+    return [WantedDaemon(_daemon(entry.mps, name, [place]), where) for name, place in zip(names, places)]
+
+
+def _of_instances(
+    entry: Entry, gpus: Sequence[GpuPlan], driver_version: str | None, seen: Sequence[MpsSeen]
+) -> list[WantedDaemon]:
+    found = []
+    taken: dict[str, set[int]] = {}
+    # Those with a placement first: the others choose among what is left.
+    parts = sorted(enumerate(entry.mig or ()), key=lambda pair: pair[1].placement is None)
+    for position, part in parts:
+        if part.mps is None:
+            continue
+        where = "%s.mig[%d].mps" % (entry.where, position)
+        if part.compute_slices and len(part.compute_slices) > 1:
+            raise PlanError(
+                where,
+                "a %s that is split is several MIG devices, and a daemon serves one" % part.profile,
+                "Take compute_instances away, or mps.",
+            )
+        chosen = [
+            (gpu, start) for gpu in gpus for start in _starts(gpu, part, taken.setdefault(gpu.gpu.uuid, set()), seen)
+        ]
+        for gpu, start in chosen:
+            profile = next(p for p in gpu.gpu.mig.profiles if p.name == part.profile)
+            slices = (profile.compute_slices, max(p.compute_slices for p in gpu.gpu.mig.profiles))
+            _check(where, gpu.gpu, part.mps, profile.memory_mib * MIB, driver_version, slices)
+            name = part.mps.name if len(chosen) == 1 else "%s-gpu%d-%d" % (part.mps.name, gpu.gpu.index, start)
+            found.append(WantedDaemon(_daemon(part.mps, name, [MpsPlace(gpu.gpu.uuid, part.profile, start)]), where))
+    return found
+
+
+def _starts(gpu: GpuPlan, part: MigInstance, taken: set[int], seen: Sequence[MpsSeen]) -> list[int]:
+    """Where the instances of this part of the layout are: those that a daemon of its name serves, then the lowest."""
+    there = [(i.profile, i.placement.start) for i in gpu.kept]
+    there += [(s.profile, s.placement.start) for s in gpu.steps if isinstance(s, CreateGpuInstance)]
+    free = [start for profile, start in there if profile == part.profile and start not in taken]
+    if part.placement is not None:
+        free = [start for start in free if start == part.placement]
+    served = {
+        place.start
+        for one in seen
+        for place in one.daemon.places
+        if place.gpu_uuid == gpu.gpu.uuid and part.mps is not None and one.daemon.name.startswith(part.mps.name)
+    }
+    starts = sorted(free, key=lambda start: (start not in served, start))[: part.count]
+    taken.update(starts)
+    return sorted(starts)
+
+
+def _daemon(mps: Mps, name: str, places: Sequence[MpsPlace]) -> MpsDaemon:
+    return MpsDaemon(name, tuple(places), mps.clients, mps.active_thread_percentage, mps.pinned_memory_limit_bytes)
+
+
+def _check(
+    where: str,
+    gpu: Gpu,
+    mps: Mps,
+    memory_bytes: int,
+    driver_version: str | None,
+    slices: tuple[int, int] | None = None,
+) -> None:
+    place = "%s on %s" % (where, gpu.label)
+    if limits_bind(gpu.compute_capability) is False:
+        raise PlanError(
+            place,
+            "clients of a GPU before Volta cannot be held to a share of it (compute capability %s)"
+            % gpu.compute_capability,
+            "Choose another sharing for it (exclusive, shared or time_slicing).",
+        )
+    most = most_clients(gpu.compute_capability, driver_version, slices)
+    if most is not None and mps.clients > most:
+        raise PlanError(
+            place,
+            "%d clients are more than MPS serves there, which is %d" % (mps.clients, most),
+            "Lower clients.",
+        )
+    limit = mps.pinned_memory_limit_bytes
+    if limit is None:
+        return
+    has = format_size(memory_bytes // MIB * MIB)
+    if limit > memory_bytes:
+        raise PlanError(
+            place, "a limit of %s is more than the %s that there are" % (format_size(limit), has), "Lower it."
+        )
+    if mps.clients * limit > memory_bytes and not mps.oversubscribe:
+        raise PlanError(
+            place,
+            "%d clients of %s each are more than the %s that there are" % (mps.clients, format_size(limit), has),
+            "Lower clients or pinned_memory_limit, or set oversubscribe: true.",
+        )
+
+
+def _survives(place: MpsPlace, plan: GpuPlan | None, host: Host) -> bool:
+    """Whether the plan of its GPU leaves what the daemon serves as it is."""
+    if plan is None:
+        return True
+    if any(isinstance(step, SetMigMode) and step.enabled != plan.gpu.mig.enabled for step in plan.steps):
+        return False
+    if not place.in_mig:
+        return not plan.gpu.mig.enabled
+    instance = _instance(place, plan.gpu)
+    gone = {s.gpu_instance_id for s in plan.steps if isinstance(s, (DestroyGpuInstance, DestroyComputeInstance))}
+    return instance is not None and instance.id not in gone
+
+
+def _device(place: MpsPlace, gpu: Gpu | None) -> str | None:
+    if gpu is None or place.in_mig != gpu.mig.enabled:
+        return None
+    if not place.in_mig:
+        return gpu.uuid
+    instance = _instance(place, gpu)
+    parts = instance.compute_instances if instance is not None else ()
+    return parts[0].mig_uuid if len(parts) == 1 else None
+
+
+def _instance(place: MpsPlace, gpu: Gpu) -> GpuInstance | None:
+    found = [i for i in gpu.mig.instances if (i.profile, i.placement.start) == (place.profile, place.start)]
+    return found[0] if found else None

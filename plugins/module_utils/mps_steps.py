@@ -1,0 +1,129 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The MPS daemons' part of a plan as an object: the steps, and how they read. `mps_plan` decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Union
+
+from .disturbance import Disturbance
+from .mps_model import MpsDaemon, MpsPlace, MpsSeen
+from .sizes import format_size
+
+
+@dataclass(frozen=True)
+class StopMps:
+    """Stop a daemon; `forget` it too where no layout names it any more."""
+
+    seen: MpsSeen
+    forget: bool
+
+    @property
+    def name(self) -> str:
+        return self.seen.daemon.name
+
+    def __str__(self) -> str:
+        return "stop" if self.seen.running else "take away what is left of it"
+
+
+@dataclass(frozen=True)
+class StartMps:
+    daemon: MpsDaemon
+    where: str
+
+    @property
+    def name(self) -> str:
+        return self.daemon.name
+
+    def __str__(self) -> str:
+        return "start (%s)" % caps(self.daemon)
+
+
+@dataclass(frozen=True)
+class AdjustMps:
+    """Give a daemon that goes on running other limits, or its files the form of this release."""
+
+    seen: MpsSeen
+    daemon: MpsDaemon
+
+    @property
+    def name(self) -> str:
+        return self.daemon.name
+
+    def __str__(self) -> str:
+        return "change to %s" % caps(self.daemon) if self.seen.daemon != self.daemon else "write its files anew"
+
+
+MpsStep = Union[StopMps, StartMps, AdjustMps]
+
+
+@dataclass(frozen=True)
+class MpsPlan:
+    """What a host's daemons need. Stops come before the GPUs change, all else after."""
+
+    stops: tuple[StopMps, ...] = ()
+    adjusts: tuple[AdjustMps, ...] = ()
+    starts: tuple[StartMps, ...] = ()
+    kept: tuple[MpsSeen, ...] = ()
+    disturbs: tuple[Disturbance, ...] = ()
+    #: Index of each GPU of the host, for texts.
+    indices: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def steps(self) -> tuple[MpsStep, ...]:
+        return (*self.stops, *self.adjusts, *self.starts)
+
+    def gpus_changed(self) -> frozenset[str]:
+        """UUIDs of the GPUs whose daemons change."""
+        daemons = [s.daemon if not isinstance(s, StopMps) else s.seen.daemon for s in self.steps]
+        return frozenset(place.gpu_uuid for daemon in daemons for place in daemon.places)
+
+    def lines(self) -> list[str]:
+        """One line for each daemon that changes."""
+        by_name: dict[str, list[MpsStep]] = {}
+        for step in self.steps:
+            by_name.setdefault(step.name, []).append(step)
+        return ["mps %s: %s" % (name, self._words(steps)) for name, steps in sorted(by_name.items())]
+
+    def _words(self, steps: list[MpsStep]) -> str:
+        return ", ".join("%s on %s" % (step, self.places(_places(step))) for step in steps)
+
+    def places(self, places: tuple[MpsPlace, ...]) -> str:
+        """How messages name where a daemon serves."""
+        index = dict(self.indices)
+        names = []
+        for place in places:
+            gpu = "gpu %d" % index[place.gpu_uuid] if place.gpu_uuid in index else place.gpu_uuid
+            names.append("%s@%d of %s" % (place.profile, place.start, gpu) if place.in_mig else gpu)
+        return " and ".join(names)
+
+    def before(self, gpu_uuid: str) -> list[str]:
+        """Names of the daemons that ran on the GPU before the plan."""
+        gone = [step.seen for step in self.stops] + [step.seen for step in self.adjusts]
+        return _named([s.daemon for s in (*gone, *self.kept) if s.running], gpu_uuid)
+
+    def after(self, gpu_uuid: str) -> list[str]:
+        """Names of the daemons that run there when it is done."""
+        daemons = [s.daemon for s in (*self.adjusts, *self.starts)] + [seen.daemon for seen in self.kept]
+        return _named(daemons, gpu_uuid)
+
+
+def caps(daemon: MpsDaemon) -> str:
+    """What each client may have, in words."""
+    clients = "%d client%s of %d %%" % (
+        daemon.clients,
+        "" if daemon.clients == 1 else "s",
+        daemon.active_thread_percentage,
+    )
+    limit = daemon.pinned_memory_limit_bytes
+    return clients if limit is None else "%s and %s" % (clients, format_size(limit))
+
+
+def _places(step: MpsStep) -> tuple[MpsPlace, ...]:
+    return step.seen.daemon.places if isinstance(step, StopMps) else step.daemon.places
+
+
+def _named(daemons: list[MpsDaemon], gpu_uuid: str) -> list[str]:
+    return sorted(d.name for d in daemons if any(place.gpu_uuid == gpu_uuid for place in d.places))

@@ -1,0 +1,122 @@
+#!/usr/bin/python
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: mps
+short_description: Run the MPS control daemons of a layout
+version_added: "0.1.0"
+description:
+  - The part of M(openfleet.gpu.layout) that is about MPS. Each C(mps) part of the layout becomes a control daemon for a GPU,
+    for several, or for a MIG instance, as a unit of systemd with pipe and log directories of its own (C(docs/mps.md)).
+  - The GPUs are left as they are and have to be ready; in compute mode EXCLUSIVE_PROCESS, or with their instance.
+  - New limits are given to a daemon as it runs. A change that takes a restart, or ends a daemon that the layout does not name
+    any more, is refused while it has clients, or waits for them, or ends them (O(on_busy)).
+  - Refused before anything changes are more clients than MPS serves there, and limits that add up to more memory than there is.
+  - A daemon of this collection on a GPU that no entry names is left as it is. Daemons that others started are not touched.
+author:
+  - openfleet.gpu contributors (!UNKNOWN)
+requirements:
+  - nvidia-cuda-mps-control
+  - systemd
+extends_documentation_fragment:
+  - openfleet.gpu.layout
+  - ansible.builtin.action_common_attributes
+seealso:
+  - module: openfleet.gpu.layout
+  - module: openfleet.gpu.gpu_info
+"""
+
+EXAMPLES = r"""
+- name: Run the MPS daemons that the inventory names
+  openfleet.gpu.mps:
+    layout: "{{ gpu_layout }}"
+    on_busy: wait
+  become: true
+
+- name: Four clients of a quarter of GPU 2 each
+  openfleet.gpu.mps:
+    layout:
+      - gpus: [2]
+        sharing: mps
+        mps: {name: inference, clients: 4, active_thread_percentage: 25, pinned_memory_limit: 18GiB}
+  become: true
+"""
+
+RETURN = r"""
+plan:
+  description: The plan, one line per GPU that the layout names, and one per daemon that changes.
+  returned: when a driver is present
+  type: list
+  elements: str
+  sample: ["mps inference: start (4 clients of 25 % and 18GiB) on gpu 2"]
+daemons:
+  description: >-
+    This collection's daemons on the host, as seen after the run (in check mode before it). C(name), C(places), C(clients)
+    (how many it is meant for), C(active_thread_percentage) and C(pinned_memory_limits_bytes) as the daemon itself answers,
+    C(running), C(pid), C(server_pids), C(client_processes), and C(problem) where it does not answer.
+  returned: when a driver is present
+  type: list
+  elements: dict
+gpus:
+  description: For each GPU that the layout names C(asked), C(before), C(after) and C(changed), as M(openfleet.gpu.layout) has it.
+  returned: when a driver is present
+  type: list
+  elements: dict
+driver_present:
+  description: Whether NVML answers.
+  returned: success
+  type: bool
+busy:
+  description: What the plan would end, and who holds it.
+  returned: when something is in the way
+  type: list
+  elements: dict
+ended:
+  description: The processes that were ended, by O(on_busy=force).
+  returned: when there are any
+  type: list
+  elements: str
+recovered:
+  description: Where an earlier run was cut off half way, the layout that stood after this run had cleared up, V(old) or V(new).
+  returned: when an earlier run was cut off, not in check mode
+  type: str
+outcome:
+  description: On failure, which layout stands now, V(old), V(new) or V(unknown).
+  returned: when the plan could not be carried out
+  type: str
+steps_done:
+  description: On failure, the steps that had been done before they were taken back.
+  returned: when the plan could not be carried out
+  type: list
+  elements: str
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ..module_utils.layout_module import argspec as argspec_of_parts
+from ..module_utils.layout_module import bring_about, mps_daemons
+from ..module_utils.layout_run import MPS
+from ..module_utils.runner import run
+
+
+def argspec():
+    return argspec_of_parts()
+
+
+def serve(params, check_mode):
+    """The module's return values."""
+    told = bring_about(params, check_mode, [MPS])
+    return dict(told, daemons=mps_daemons()) if told["driver_present"] else told
+
+
+def main():
+    module = AnsibleModule(argument_spec=argspec(), supports_check_mode=True)
+    run(module, lambda: serve(module.params, module.check_mode))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+#!/usr/bin/python
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: time_slicing
+short_description: Set the time slices of a layout
+version_added: "0.1.0"
+description:
+  - The part of M(openfleet.gpu.layout) that is about time slices; how long a process runs on a GPU before the next one gets
+    its turn. GPUs that the layout names with C(sharing) V(time_slicing) get the slice that their entry says, all others that
+    it names the driver's default. Everything else is left as it is.
+  - NVML has no public call for it. nvidia-smi sets it, and since that takes anything and calls it a success, the run counts
+    what nvidia-smi lists afterwards.
+  - A GPU without time slices is an error before anything changes, with the reason that nvidia-smi gives.
+  - The driver forgets time slices when it is reloaded. The role P(openfleet.gpu.gpu_layout#role) restores them at boot.
+author:
+  - openfleet.gpu contributors (!UNKNOWN)
+requirements:
+  - nvidia-smi
+extends_documentation_fragment:
+  - openfleet.gpu.layout
+  - ansible.builtin.action_common_attributes
+seealso:
+  - module: openfleet.gpu.layout
+  - module: openfleet.gpu.gpu_info
+"""
+
+EXAMPLES = r"""
+- name: Long turns for training on the first two GPUs
+  openfleet.gpu.time_slicing:
+    layout:
+      - gpus: [0, 1]
+        sharing: time_slicing
+        time_slicing: {slice: long, replicas: 2}
+  become: true
+"""
+
+RETURN = r"""
+plan:
+  description: The plan, one line per GPU that the layout names.
+  returned: when a driver is present
+  type: list
+  elements: str
+  sample: ["gpu 0: set time slice long"]
+gpus:
+  description: For each GPU that the layout names C(asked), C(before), C(after) and C(changed), as M(openfleet.gpu.layout) has it.
+  returned: when a driver is present
+  type: list
+  elements: dict
+driver_present:
+  description: Whether NVML answers.
+  returned: success
+  type: bool
+busy:
+  description: What the plan would end, and who holds it.
+  returned: when something is in the way
+  type: list
+  elements: dict
+ended:
+  description: The processes that were ended, by O(on_busy=force).
+  returned: when there are any
+  type: list
+  elements: str
+recovered:
+  description: Where an earlier run was cut off half way, the layout that stood after this run had cleared up, V(old) or V(new).
+  returned: when an earlier run was cut off, not in check mode
+  type: str
+outcome:
+  description: On failure, which layout stands now, V(old), V(new) or V(unknown).
+  returned: when the plan could not be carried out
+  type: str
+steps_done:
+  description: On failure, the steps that had been done before they were taken back.
+  returned: when the plan could not be carried out
+  type: list
+  elements: str
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ..module_utils.layout_module import argspec as argspec_of_parts
+from ..module_utils.layout_module import bring_about
+from ..module_utils.layout_run import TIME_SLICES
+from ..module_utils.runner import run
+
+
+def argspec():
+    return argspec_of_parts()
+
+
+def main():
+    module = AnsibleModule(argument_spec=argspec(), supports_check_mode=True)
+    run(module, lambda: bring_about(module.params, module.check_mode, [TIME_SLICES]))
+
+
+if __name__ == "__main__":
+    main()

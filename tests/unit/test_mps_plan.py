@@ -1,0 +1,294 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which MPS daemons a layout wants, and which of those that run go on, are told of new limits, stop or start."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.module_utils import mig_plan, mps_plan
+from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError
+from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
+from ansible_collections.openfleet.gpu.plugins.module_utils.model import Host, Placement
+from ansible_collections.openfleet.gpu.plugins.module_utils.mps_model import MpsClient, MpsDaemon, MpsPlace, MpsSeen
+from ansible_collections.openfleet.gpu.plugins.module_utils.selector import targets
+
+sys.path.insert(0, str(Path(__file__).parent))
+from mig_rules import with_instances
+
+GIB = 1 << 30
+H100 = assumed_gpus(["H100-80GB", "H100-80GB", "H100-80GB"])
+QUARTER = {"name": "a", "clients": 4, "active_thread_percentage": 25}
+
+
+def mps(gpus, **changes):
+    return {"gpus": gpus, "sharing": "mps", "mps": dict(QUARTER, **changes)}
+
+
+def shared(gpus):
+    return {"gpus": gpus, "sharing": "shared"}
+
+
+def planned(layout, gpus=H100, seen=(), adjustable=True):
+    """(the daemons wanted, their part of the plan)"""
+    layout = parse_layout(layout)
+    plan = mig_plan.plan(gpus, targets(layout, gpus))
+    wanted = mps_plan.wanted(layout, plan, "580.105.08", seen)
+    host = Host("580.105.08", "12.580", "13.0", True, tuple(gpus))
+    return wanted, mps_plan.plan(wanted, seen, plan, host, lambda *_: adjustable)
+
+
+def wants(layout, gpus=H100):
+    return {each.daemon.name: each.daemon for each in planned(layout, gpus)[0]}
+
+
+def refused(layout, gpus=H100):
+    with pytest.raises(PlanError) as error:
+        planned(layout, gpus)
+    return str(error.value)
+
+
+def served(gpu):
+    """The GPU as it is while a daemon serves it."""
+    return dataclasses.replace(gpu, compute_mode="exclusive_process")
+
+
+def running(daemon, devices, **changes):
+    """The daemon as it runs with what it was given."""
+    limits = (daemon.pinned_memory_limit_bytes,) * len(devices)
+    seen = MpsSeen(daemon, tuple(devices), True, 41, (42,), (), daemon.active_thread_percentage, limits)
+    return dataclasses.replace(seen, **changes)
+
+
+def lines(layout, gpus=H100, seen=(), adjustable=True):
+    return planned(layout, gpus, seen, adjustable)[1].lines()
+
+
+CLIENT = MpsClient(77, 42, "python3 serve.py", "alice")
+A = MpsDaemon("a", (MpsPlace(H100[0].uuid),), 4, 25)
+SERVED = (served(H100[0]), *H100[1:])
+RUNNING = running(A, [H100[0].uuid])
+
+
+# ---------------------------------------------------------------------- what a layout wants
+
+
+def test_one_gpu_has_a_daemon_of_that_name():
+    assert wants([mps([1], pinned_memory_limit="18GiB")]) == {
+        "a": MpsDaemon("a", (MpsPlace(H100[1].uuid),), 4, 25, 18 * GIB)
+    }
+
+
+def test_several_gpus_have_one_each():
+    assert {name: d.places for name, d in wants([mps([0, 2])]).items()} == {
+        "a-gpu0": (MpsPlace(H100[0].uuid),),
+        "a-gpu2": (MpsPlace(H100[2].uuid),),
+    }
+
+
+def test_or_one_together():
+    assert wants([mps([0, 2], daemon_per="entry")])["a"].places == (MpsPlace(H100[0].uuid), MpsPlace(H100[2].uuid))
+
+
+def test_an_instance_has_its_own():
+    layout = [
+        {
+            "gpus": [0],
+            "sharing": "mig",
+            "mig": [
+                {"profile": "1g.10gb", "placement": 6, "mps": dict(QUARTER, name="top")},
+                {"profile": "1g.10gb", "count": 2, "mps": QUARTER},
+                {"profile": "3g.40gb"},
+            ],
+        }
+    ]
+    found = wants(layout)
+    tops = {name: [(place.profile, place.start) for place in daemon.places] for name, daemon in found.items()}
+    assert tops.pop("top") == [("1g.10gb", 6)]
+    assert len(tops) == 2
+    for name, [(profile, start)] in tops.items():
+        assert (name, profile) == (f"a-gpu0-{start}", "1g.10gb")
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"clients": 49, "active_thread_percentage": 2}, "49 clients are more than MPS serves there, which is 48"),
+        ({"pinned_memory_limit": "21GiB"}, "4 clients of 21GiB each are more than the "),
+        ({"pinned_memory_limit": "90GiB", "oversubscribe": True}, "a limit of 90GiB is more than the "),
+    ],
+)
+def test_what_cannot_hold_is_refused(changes, problem):
+    assert problem in refused([mps([0], **changes)])
+    assert "gpu_layout[0].mps on gpu 0" in refused([mps([0], **changes)])
+
+
+def test_memory_may_be_promised_twice_where_that_is_asked():
+    assert wants([mps([0], pinned_memory_limit="60GiB", oversubscribe=True)])
+
+
+def test_an_instance_has_less_to_give():
+    part = {"profile": "1g.10gb", "mps": dict(QUARTER, pinned_memory_limit="3GiB")}
+    assert "4 clients of 3GiB each" in refused([{"gpus": [0], "sharing": "mig", "mig": [part]}])
+
+
+def test_a_split_instance_is_several_devices():
+    part = {"profile": "3g.40gb", "compute_instances": ["1c.3g.40gb", "2c.3g.40gb"], "mps": QUARTER}
+    assert "a daemon serves one" in refused([{"gpus": [0], "sharing": "mig", "mig": [part]}])
+
+
+def test_a_name_that_two_daemons_would_have_is_refused():
+    assert "would have the same name" in refused([mps([0, 1]), mps([2], name="a-gpu0")])
+
+
+def test_clients_of_old_gpus_cannot_be_limited():
+    old = dataclasses.replace(H100[0], compute_capability="6.1")
+    assert "before Volta" in refused([mps([0])], [old])
+
+
+# ---------------------------------------------------------------------- from what runs
+
+
+def test_a_daemon_that_is_not_there_starts():
+    assert lines([mps([0])]) == ["mps a: start (4 clients of 25 %) on gpu 0"]
+
+
+def test_one_that_runs_as_wanted_goes_on():
+    wanted, plan = planned([mps([0])], SERVED, [RUNNING])
+    assert plan.steps == ()
+    assert plan.kept == (RUNNING,)
+    assert wanted[0].daemon == A
+
+
+@pytest.mark.parametrize(
+    "drift",
+    [
+        {"active_thread_percentage": 100.0},
+        {"pinned_memory_limits_bytes": (GIB,)},
+        {"outdated": ("/etc/cdi/openfleet-mps-a.json",)},
+    ],
+)
+def test_what_is_not_as_wanted_is_given_to_it_as_it_runs(drift):
+    plan = planned([mps([0])], SERVED, [dataclasses.replace(RUNNING, clients=(CLIENT,), **drift)])[1]
+    assert [step.daemon for step in plan.adjusts] == [A]
+    assert (plan.stops, plan.starts, plan.disturbs) == ((), (), ())
+
+
+def test_new_limits_that_take_a_restart_disturb_its_clients():
+    seen = [dataclasses.replace(RUNNING, clients=(CLIENT,))]
+    plan = planned([mps([0], active_thread_percentage=20)], SERVED, seen, adjustable=False)[1]
+    assert plan.lines() == ["mps a: stop on gpu 0, start (4 clients of 20 %) on gpu 0"]
+    assert [str(d) for d in plan.disturbs] == [
+        "mps a on gpu 0 (its daemon would stop) is in use by pid 77 (python3 serve.py, user alice), its client"
+    ]
+    assert plan.disturbs[0].who[0].pid == 77
+
+
+def test_without_clients_nobody_is_disturbed():
+    plan = planned([shared([0])], SERVED, [RUNNING])[1]
+    assert plan.lines() == ["mps a: stop on gpu 0"]
+    assert plan.stops[0].forget
+    assert plan.disturbs == ()
+
+
+def test_a_daemon_that_does_not_answer_may_have_clients():
+    plan = planned(
+        [shared([0])],
+        SERVED,
+        [dataclasses.replace(RUNNING, problem="no answer within 10 s", active_thread_percentage=None)],
+    )[1]
+    assert "no answer within 10 s" in str(plan.disturbs[0])
+    assert plan.disturbs[0].who[0].kind == "unknown"
+
+
+def test_a_daemon_of_a_replaced_program_starts_anew_and_its_clients_count():
+    seen = [dataclasses.replace(RUNNING, problem="its program was replaced", clients=(CLIENT,))]
+    plan = planned([mps([0])], SERVED, seen)[1]
+    assert plan.lines() == ["mps a: stop on gpu 0, start (4 clients of 25 %) on gpu 0"]
+    assert [holder.pid for holder in plan.disturbs[0].who] == [77]
+
+
+def test_a_dead_daemon_is_started_again():
+    plan = planned([mps([0])], SERVED, [dataclasses.replace(RUNNING, running=False, pid=None, problem="failed")])[1]
+    assert plan.lines() == ["mps a: start (4 clients of 25 %) on gpu 0"]
+    assert plan.disturbs == ()
+
+
+def test_a_daemon_on_a_gpu_that_no_entry_names_is_left():
+    assert lines([shared([1])], SERVED, [RUNNING]) == []
+
+
+def test_one_that_moves_stops_first():
+    plan = planned([mps([1])], SERVED, [RUNNING])[1]
+    assert plan.lines() == ["mps a: stop on gpu 0, start (4 clients of 25 %) on gpu 1"]
+    assert not plan.stops[0].forget
+
+
+def test_a_gpu_that_gets_mig_loses_its_daemon_first():
+    layout = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb", "mps": QUARTER}]}]
+    plan = planned(layout, SERVED, [dataclasses.replace(RUNNING, clients=(CLIENT,))])[1]
+    assert [step.name for step in plan.stops] == ["a"]
+    assert plan.starts[0].daemon.places[0].profile == "3g.40gb"
+    assert plan.disturbs
+
+
+# ---------------------------------------------------------------------- inside instances
+
+
+def named(gpu):
+    """The GPU with a UUID for each MIG device."""
+    instances = [
+        dataclasses.replace(
+            i, compute_instances=tuple(dataclasses.replace(c, mig_uuid=f"MIG-{i.id}") for c in i.compute_instances)
+        )
+        for i in gpu.mig.instances
+    ]
+    return dataclasses.replace(gpu, mig=dataclasses.replace(gpu.mig, instances=tuple(instances)))
+
+
+TENS = named(with_instances(H100[0], [("1g.10gb", Placement(start, 1)) for start in range(3)]))
+SECOND = MpsDaemon("a", (MpsPlace(H100[0].uuid, "1g.10gb", 1),), 4, 25)
+
+
+def device(gpu, start):
+    return next(i for i in gpu.mig.instances if i.placement.start == start).compute_instances[0].mig_uuid
+
+
+def ten(count, *others, **part):
+    return [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "1g.10gb", "count": count, **part}, *others]}]
+
+
+def test_of_instances_alike_a_daemon_keeps_its_own():
+    seen = [running(SECOND, [device(TENS, 1)], clients=(CLIENT,))]
+    layout = ten(1, {"profile": "1g.10gb", "count": 2}, mps=QUARTER)
+    assert lines(layout, [TENS], seen) == []
+
+
+def test_its_instance_was_made_anew():
+    seen = [running(SECOND, ["MIG-of-an-instance-that-is-gone"])]
+    layout = ten(1, {"profile": "1g.10gb", "count": 2}, mps=QUARTER)
+    assert lines(layout, [TENS], seen) == [
+        "mps a: stop on 1g.10gb@1 of gpu 0, start (4 clients of 25 %) on 1g.10gb@1 of gpu 0"
+    ]
+
+
+def test_devices_are_those_that_are_there():
+    assert mps_plan.devices(SECOND, [TENS]) == (device(TENS, 1),)
+    assert mps_plan.devices(SECOND, H100) is None
+    assert mps_plan.devices(A, H100) == (H100[0].uuid,)
+    assert mps_plan.devices(A, [TENS]) is None
+
+
+def test_the_processes_of_daemons_are_known_by_gpu():
+    pair = MpsDaemon("b", (MpsPlace(H100[1].uuid), MpsPlace(H100[2].uuid)), 2, 50)
+    seen = [dataclasses.replace(RUNNING, clients=(CLIENT,)), running(pair, ["x", "y"], pid=51, server_pids=())]
+    assert mps_plan.serves(seen) == {
+        H100[0].uuid: frozenset({41, 42, 77}),
+        H100[1].uuid: frozenset({51}),
+        H100[2].uuid: frozenset({51}),
+    }

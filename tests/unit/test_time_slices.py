@@ -1,0 +1,161 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Time slices as nvidia-smi tells them, and what a plan makes of them. The texts are those of nvidia-smi 535."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.module_utils import mig_plan, time_slices
+from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import NvmlError, PlanError
+from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
+from ansible_collections.openfleet.gpu.plugins.module_utils.selector import targets
+
+HEAD = "+---+\n| GPU compute policies:               |\n| GPU     Name           Value        |\n|====|\n"
+ROW = "|   %d   Timeslice       %-14s|\n+---+\n"
+GPUS = assumed_gpus(["L40S-48GB", "L40S-48GB", "H100-80GB"])
+
+
+class NvidiaSmi:
+    """Lists and sets like the real one: takes any number, stops listing at the first GPU that has no time slices."""
+
+    NAMES = ("Default", "Short", "Medium", "Long")
+
+    def __init__(self, *slices, keeps=True):
+        self.slices, self.keeps = list(slices), keeps
+        self.calls = []
+
+    def __call__(self, command, **_options):
+        self.calls.append(command[2:])
+        assert command[:2] == ["nvidia-smi", "compute-policy"]
+        gpus = range(len(self.slices))
+        if "-i" in command:
+            gpus = [[gpu.uuid for gpu in GPUS].index(command[command.index("-i") + 1])]
+        out, code = "", 0
+        if "--set-timeslice" in command:
+            number = int(command[command.index("--set-timeslice") + 1])
+            for gpu in gpus:
+                if self.slices[gpu] is None:
+                    return done(f"Failed to set timeslice policy with value Long for GPU {gpu} : Not Supported\n", 3)
+                if self.keeps:
+                    self.slices[gpu] = self.NAMES[number]
+                out += f"Successfully set timeslice policy with value {self.NAMES[number]} for GPU {gpu}\n"
+            return done(out, 0)
+        for gpu in gpus:
+            if self.slices[gpu] is None:
+                out += f"Failed to get compute policies for GPU {gpu} : Not Supported\n"
+                code = 3
+                break
+            out += ROW % (gpu, self.slices[gpu])
+        return done(HEAD + out, code)
+
+
+def done(out, code):
+    return subprocess.CompletedProcess([], code, out, "")
+
+
+def absent(command, **_options):
+    raise FileNotFoundError(command[0])
+
+
+def seen(smi):
+    return [(gpu.time_slice, gpu.no_time_slice) for gpu in time_slices.with_time_slices(GPUS, smi)]
+
+
+def test_all_gpus_are_read_by_one_call():
+    smi = NvidiaSmi("Default", "Long", "Unknown")
+    assert seen(smi) == [("default", None), ("long", None), ("unknown", None)]
+    assert len(smi.calls) == 1
+
+
+def test_a_gpu_without_time_slices_hides_none_behind_it():
+    none = "Failed to get compute policies for GPU 1 : Not Supported"
+    assert seen(NvidiaSmi("Short", None, "Medium")) == [("short", None), (None, none), ("medium", None)]
+
+
+def test_without_nvidia_smi_the_reason_is_told():
+    assert seen(absent) == [(None, "nvidia-smi is not installed")] * 3
+
+
+@pytest.mark.parametrize("name", ["default", "short", "medium", "long"])
+def test_what_was_set_is_read_back(name):
+    smi = NvidiaSmi("Default", "Medium", "Default")
+    time_slices.set_time_slice(GPUS[1].uuid, name, smi)
+    assert [s.lower() for s in smi.slices] == ["default", name, "default"]
+
+
+def test_a_success_that_changed_nothing_is_none():
+    with pytest.raises(NvmlError, match="was to be long, and nvidia-smi shows default; it said: Successfully set"):
+        time_slices.set_time_slice(GPUS[0].uuid, "long", NvidiaSmi("Default", "Default", "Default", keeps=False))
+
+
+def test_a_gpu_that_has_none_says_why():
+    with pytest.raises(NvmlError, match=r"does not show it .*Not Supported.*Failed to set timeslice"):
+        time_slices.set_time_slice(GPUS[0].uuid, "long", NvidiaSmi(None, "Default", "Default"))
+
+
+# ---------------------------------------------------------------------- in a plan
+
+
+def plan(layout, *slices):
+    gpus = [dataclasses.replace(gpu, time_slice=s) for gpu, s in zip(GPUS, slices)]
+    return mig_plan.plan(gpus, targets(parse_layout(layout), gpus))
+
+
+def slicing(name, gpus="all"):
+    return {"gpus": gpus, "sharing": "time_slicing", "time_slicing": {"slice": name}}
+
+
+def test_a_plan_sets_what_differs():
+    made = plan([slicing("long")], "long", "default", None)
+    assert [[str(step) for step in gpu.steps] for gpu in made.gpus] == [[], *[["set time slice long"]] * 2]
+    assert made.gpus[1].before() == "gpu 1: MIG off, compute mode default"
+    assert made.gpus[1].after() == "gpu 1: MIG off, compute mode default, time slice long"
+
+
+def test_another_sharing_takes_the_slice_back_and_mig_before_its_mode():
+    made = plan(
+        [{"gpus": [0], "sharing": "exclusive"}, {"gpus": [2], "sharing": "mig", "mig": [{"profile": "3g.40gb"}]}],
+        "short",
+        "long",
+        "unknown",
+    )
+    assert [str(step) for step in made.gpus[0].steps] == [
+        "set compute mode exclusive_process",
+        "set time slice default",
+    ]
+    assert [str(step) for step in made.gpus[1].steps][:2] == ["set time slice default", "enable MIG mode"]
+
+
+def test_what_nobody_looked_at_counts_as_the_default():
+    assert not plan([{"gpus": "all", "sharing": "shared"}], None, None, None).changes
+
+
+def test_a_gpu_that_has_no_slices_is_told_before_anything_changes():
+    gpus = [dataclasses.replace(GPUS[0], no_time_slice="Not Supported")]
+    layout = [slicing("medium", [0])]
+    with pytest.raises(PlanError, match=r"gpu_layout\[0\] on gpu 0 .*cannot be set: Not Supported"):
+        mig_plan.plan(gpus, targets(parse_layout(layout), gpus))
+    assert not mig_plan.plan(gpus, targets(parse_layout([slicing("default", [0])]), gpus)).changes
+
+
+def test_the_way_back_is_the_slice_of_before():
+    gpu = dataclasses.replace(GPUS[0], time_slice="long", compute_mode="exclusive_process")
+    changed = dataclasses.replace(GPUS[0], time_slice="short")
+    back = mig_plan.plan([changed], [mig_plan.target_of(gpu)])
+    assert [str(step) for step in back.gpus[0].steps] == ["set compute mode exclusive_process", "set time slice long"]
+
+
+def test_the_record_knows_that_any_gpu_was_given_one(tmp_path):
+    record = time_slices.Record(str(tmp_path))
+    assert not record.any()
+    record.write([])
+    assert not record.path.exists()
+    record.write(["GPU-b", "GPU-a"])
+    assert record.any()
+    record.write([])
+    assert not record.any()
