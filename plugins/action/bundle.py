@@ -74,6 +74,11 @@ class ActionModule(ActionBase):
         except FleetError as error:
             result.update(failed=True, msg=str(error))
             return result
+        except OSError as error:
+            result.update(
+                failed=True, msg="%s: %s. See that it can be written, and run again." % (args["directory"], error)
+            )
+            return result
         result.update(_result(done, check))
         return result
 

@@ -4,7 +4,10 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import json
+import lzma
 from datetime import datetime, timedelta, timezone
 from email.utils import format_datetime
 
@@ -87,6 +90,52 @@ def source(**more):
 def test_no_index_names_a_file_outside_of_its_repository(path):
     with pytest.raises(BundleError, match="outside"):
         mirror._package(source(), Candidate("x", "1", path, 1, "ab"))
+
+
+class Vendor:
+    """Stands for what fetches: addresses and their contents."""
+
+    def __init__(self, contents):
+        self.contents = contents
+        self.asked = []
+
+    def small(self, url, cure, optional=False):
+        self.asked.append(url.rpartition("/")[2])
+        return self.contents.get(self.asked[-1])
+
+
+def packages_of(tmp_path, contents, listed):
+    """The text of the index, the names of the forms to keep, and those that were asked for."""
+    vendor = Vendor(contents)
+    found = mirror.Mirror(source())
+    sums = {name: (hashlib.sha256(content).hexdigest(), len(content)) for name, content in listed.items()}
+    text = mirror._packages(found, sums, tmp_path, vendor, {"a"})
+    return text, [item.path.rpartition("/")[2] for item in found.index], vendor.asked
+
+
+def test_all_forms_of_the_index_are_kept_and_none_is_fetched_for_nothing(tmp_path):
+    text = b"Package: x\n"
+    forms = {"Packages": text, "Packages.gz": gzip.compress(text), "Packages.xz": lzma.compress(text)}
+    assert packages_of(tmp_path, forms, forms) == (
+        text,
+        ["Packages.xz", "Packages.gz", "Packages"],
+        ["Packages.xz", "Packages.gz"],
+    )
+
+
+def test_forms_that_are_named_and_not_there_are_done_without(tmp_path):
+    text = b"Package: x\n"
+    forms = {"Packages": text, "Packages.gz": gzip.compress(text), "Packages.xz": lzma.compress(text)}
+    there = {"Packages.gz": forms["Packages.gz"]}
+    assert packages_of(tmp_path, there, forms)[:2] == (text, ["Packages.gz", "Packages"])
+    with pytest.raises(BundleError, match="none of the indexes"):
+        packages_of(tmp_path, {}, forms)
+
+
+def test_an_index_that_the_bundle_has_is_not_fetched(tmp_path):
+    text = b"Package: x\n"
+    fetch.write(tmp_path / source().folder / "Packages", text)
+    assert packages_of(tmp_path, {}, {"Packages": text}) == (text, ["Packages"], [])
 
 
 def test_a_file_is_written_whole_and_only_where_it_differs(tmp_path):

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import fcntl
+
 import pytest
 
 DRIVER = "repositories/driver/debian12/x86_64/"
@@ -133,6 +135,20 @@ def test_a_failed_run_leaves_the_bundle_of_the_last_one_whole(site):
     site.vendor.dying.add("/cuda/debian12/x86_64/nvidia-driver-cuda_580.95.05-1_amd64.deb")
     site.make(expect=1)
     assert {name: (site.bundle / name).read_bytes() for name in before} == before
+
+
+def test_two_runs_do_not_make_one_bundle(site):
+    site.make()
+    with (site.bundle / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert "another run is making this bundle" in site.make(expect=1)
+    site.make()
+
+
+def test_a_folder_that_cannot_be_written_is_named(site):
+    site.bundle.write_text("no folder")
+    said = site.make(expect=1)
+    assert str(site.bundle) in said and "Traceback" not in said
 
 
 def test_what_only_a_host_could_tell_is_asked_for(site):
