@@ -18,7 +18,7 @@ from .busy import FAIL, FORCE, REFUSE, OnBusy, end_holders, patiently
 from .disturbance import Disturbance
 from .errors import ApplyError, BusyError, FollowError
 from .follow import Owing, follow, foretell
-from .layout_run import ALL_PARTS, GPUS, MPS, TIME_SLICES, make_plan, observe, staying
+from .layout_run import ALL_PARTS, GPUS, MPS, NO_MPS, TIME_SLICES, make_plan, observe, staying
 from .layout_types import Layout
 from .mig_steps import Plan, standing
 from .model import Host
@@ -260,7 +260,7 @@ def _with_slices(host: Host) -> list[str]:
 
 def _daemons(session: Session, parts: Sequence[str]) -> tuple[MpsHost | None, tuple[MpsSeen, ...]]:
     """The host's MPS daemons and what is seen of them; none for GPUs that only this process has."""
-    if MPS not in parts or session.private:
+    if session.private or not {MPS, NO_MPS}.intersection(parts):
         return None, ()
     daemons = MpsHost()
     return daemons, daemons.observe()

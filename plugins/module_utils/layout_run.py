@@ -23,6 +23,8 @@ from .selector import targets
 
 #: The parts of a layout that a run may be about: MIG and compute modes, the time slice, the MPS daemons.
 GPUS, TIME_SLICES, MPS = ALL_PARTS = ("gpus", "time_slices", "mps")
+#: Instead of MPS: every daemon of this collection goes, whatever the layout says.
+NO_MPS = "no_mps"
 
 
 def observe(session: Session, own: Sequence[MpsSeen] = ()) -> Host:
@@ -63,6 +65,8 @@ def make_plan(
         plan = mig_plan.plan(host.gpus, wanted, ownership)
     else:
         plan = plan_file.restore(saved, host, wanted, ownership)
+    if NO_MPS in parts:
+        return dataclasses.replace(plan, mps=mps_plan.plan((), seen, plan, host, adjustable, leave_others=False))
     if MPS not in parts:
         return plan
     asked = mps_plan.wanted(layout, plan, host.driver_version, seen)

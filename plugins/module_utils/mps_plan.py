@@ -76,11 +76,12 @@ def plan(
     gpus: Plan,
     host: Host,
     adjustable: Callable[[MpsSeen, MpsDaemon, Sequence[str]], bool],
+    leave_others: bool = True,
 ) -> MpsPlan:
     """The steps from the daemons that were `seen` to those wanted. `adjustable` says which go on running meanwhile.
 
     A daemon of this collection that the layout does not want is stopped where the layout names one of its GPUs; on others
-    it is left alone, as they are.
+    it is left alone, as they are, until `leave_others` is false.
     """
     by_name = {each.daemon.name: each for each in daemons}
     plans = {each.gpu.uuid: each for each in gpus.gpus}
@@ -89,7 +90,7 @@ def plan(
     texts = MpsPlan(indices=indices)
     for one in sorted(seen, key=lambda each: each.daemon.name):
         want = by_name.pop(one.daemon.name, None)
-        if want is None and not any(place.gpu_uuid in plans for place in one.daemon.places):
+        if want is None and leave_others and not any(place.gpu_uuid in plans for place in one.daemon.places):
             continue
         now = devices(want.daemon, host.gpus) if want is not None else None
         stays = (

@@ -255,6 +255,8 @@ def read(params):
         with Session() as session:
             host = session.observe(telemetry=params["telemetry"])
             holders = find_holders(host) if params["holders"] else None
+            # No daemon of the host serves GPUs that are simulated for this process alone.
+            daemons = [] if session.private else mps_daemons()
     except DriverAbsentError as error:
         if error.call == "import":
             respawn_with_pynvml()
@@ -262,7 +264,7 @@ def read(params):
         return dict(
             nothing, driver_present=False, driver_absent_reason=str(error), simulated=False, gpus=[], mps_daemons=[]
         )
-    data = dict(to_data(host), mps_daemons=mps_daemons())
+    data = dict(to_data(host), mps_daemons=daemons)
     for gpu in data["gpus"]:
         gpu["holders"] = None if holders is None else to_data(blocking(holders, gpu["uuid"]))
         if not params["profiles"]:

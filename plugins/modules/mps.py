@@ -22,6 +22,15 @@ author:
 requirements:
   - nvidia-cuda-mps-control
   - systemd
+options:
+  state:
+    description:
+      - V(present) runs the daemons that the layout wants.
+      - V(absent) stops every daemon of this collection on the host, on whatever GPU, and takes away what there is of it. The
+        layout is only checked then, and may be empty.
+    type: str
+    choices: [present, absent]
+    default: present
 extends_documentation_fragment:
   - openfleet.gpu.layout
   - ansible.builtin.action_common_attributes
@@ -35,6 +44,12 @@ EXAMPLES = r"""
   openfleet.gpu.mps:
     layout: "{{ gpu_layout }}"
     on_busy: wait
+  become: true
+
+- name: Stop them all
+  openfleet.gpu.mps:
+    layout: []
+    state: absent
   become: true
 
 - name: Four clients of a quarter of GPU 2 each
@@ -99,17 +114,17 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.layout_module import argspec as argspec_of_parts
 from ..module_utils.layout_module import bring_about, mps_daemons
-from ..module_utils.layout_run import MPS
+from ..module_utils.layout_run import MPS, NO_MPS
 from ..module_utils.runner import run
 
 
 def argspec():
-    return argspec_of_parts()
+    return dict(argspec_of_parts(), state={"type": "str", "choices": ["present", "absent"], "default": "present"})
 
 
 def serve(params, check_mode):
     """The module's return values."""
-    told = bring_about(params, check_mode, [MPS])
+    told = bring_about(params, check_mode, [MPS if params["state"] == "present" else NO_MPS])
     return dict(told, daemons=mps_daemons()) if told["driver_present"] else told
 
 

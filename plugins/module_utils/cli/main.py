@@ -68,6 +68,8 @@ def _parser() -> argparse.ArgumentParser:
         "--telemetry", action="store_true", help="with memory, power, temperature and load just now (JSON)"
     )
 
+    _state_directory(show)
+
     plan = _command(commands, "plan", ".on_gpus:plan", "what apply would do; changes nothing")
     plan.add_argument("--exit-code", action="store_true", help="exit with 2 where something would change")
     _layout(plan)
@@ -164,6 +166,10 @@ def _layout(command: argparse.ArgumentParser) -> None:
         default="fail",
         help="where something that has to go is in use: stop, wait for it, or end its processes (default: fail)",
     )
+    _state_directory(command)
+
+
+def _state_directory(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--state-directory",
         default=STATE_DIRECTORY,

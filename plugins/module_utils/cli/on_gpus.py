@@ -13,7 +13,11 @@ from typing import Any, Callable, TypeVar
 
 from ..errors import DriverAbsentError
 from ..model import Gpu, Host, to_data
+from ..mps_host import MpsHost
+from ..mps_model import MpsSeen
+from ..mps_steps import MpsPlan, caps
 from ..nvml import Session
+from ..time_slices import Record
 
 T = TypeVar("T")
 _POLL_SECONDS = 0.2
@@ -22,9 +26,11 @@ _POLL_SECONDS = 0.2
 def show(options: Namespace) -> int:
     """Print the GPUs with their instances and processes."""
     with Session() as session:
+        session.with_time_slices = Record(options.state_directory).any()
         host = session.observe(telemetry=options.telemetry)
+        daemons = () if session.private else MpsHost().observe()
     if options.json:
-        data = to_data(host)
+        data = dict(to_data(host), mps_daemons=to_data(daemons))
         for gpu in data["gpus"]:
             # What a GPU could be is the planner's business, and long.
             gpu["mig"].pop("profiles", None)
@@ -35,6 +41,8 @@ def show(options: Namespace) -> int:
     print(_headline(host))
     for gpu in host.gpus:
         print("\n".join(_described(gpu)))
+    for daemon in daemons:
+        print(_serving(daemon, host))
     return 0
 
 
@@ -168,6 +176,8 @@ def _described(gpu: Gpu) -> list[str]:
         state = "MIG on" + ("" if gpu.mig.instances else ", no instances")
     else:
         state = ("MIG off, " if gpu.mig.capable else "") + "compute mode %s" % (gpu.compute_mode or "unknown")
+    if gpu.time_slice not in (None, "default"):
+        state += ", time slice %s" % gpu.time_slice
     if gpu.mig.pending != gpu.mig.enabled:
         state += ", MIG %s pending until a reset" % ("on" if gpu.mig.pending else "off")
     lines = ["gpu %d  %s  %s  %s  %s" % (gpu.index, gpu.name, gpu.uuid, gpu.pci_address, state)]
@@ -181,6 +191,15 @@ def _described(gpu: Gpu) -> list[str]:
     if not gpu.mig.enabled and gpu.processes:
         lines.append(" " + _users(gpu.processes))
     return lines
+
+
+def _serving(seen: MpsSeen, host: Host) -> str:
+    indices = tuple((gpu.uuid, gpu.index) for gpu in host.gpus)
+    line = "mps %s  %s  %s" % (seen.daemon.name, MpsPlan(indices=indices).places(seen.daemon.places), caps(seen.daemon))
+    if seen.problem is not None:
+        return "%s  %s" % (line, seen.problem)
+    clients = ["pid %d%s" % (c.pid, " (%s)" % c.command if c.command else "") for c in seen.clients]
+    return "%s  %s" % (line, ", ".join(clients) or "no clients")
 
 
 def _users(processes: Any) -> str:

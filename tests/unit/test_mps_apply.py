@@ -1,0 +1,152 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What becomes of MPS daemons around a change of the GPUs: stopped before, started after, and back as they were."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError, BusyError
+from ansible_collections.openfleet.gpu.plugins.module_utils.model import Host
+from ansible_collections.openfleet.gpu.plugins.module_utils.mps_apply import MpsChange
+from ansible_collections.openfleet.gpu.plugins.module_utils.mps_model import MpsClient, MpsDaemon, MpsPlace, MpsSeen
+from ansible_collections.openfleet.gpu.plugins.module_utils.mps_steps import AdjustMps, MpsPlan, StartMps, StopMps
+
+GPUS = assumed_gpus(["L40S-48GB"] * 3)
+HOST = Host("580.105.08", "12.580", "13.0", True, GPUS)
+OLD, KEPT, NEW = (MpsDaemon(name, (MpsPlace(gpu.uuid),), 4, 25) for name, gpu in zip(("old", "kept", "new"), GPUS))
+CLIENT = MpsClient(77, 42, "python3 serve.py", "alice")
+
+
+class Daemons:
+    """A host's daemons by name, each with its devices; does what MpsHost does, but for a name in `broken`."""
+
+    def __init__(self, *daemons):
+        self.running = {daemon.name: (daemon, (daemon.places[0].gpu_uuid,)) for daemon in daemons}
+        self.files = dict(self.running)
+        self.clients = {}
+        self.broken = set()
+
+    def observe(self):
+        return tuple(
+            MpsSeen(d, devices, name in self.running, 41, (42,), tuple(self.clients.get(name, ())), 25.0)
+            for name, (d, devices) in sorted(self.files.items())
+        )
+
+    def stop(self, name):
+        self.running.pop(name, None)
+
+    def start(self, daemon, devices):
+        self.files[daemon.name] = (daemon, tuple(devices))
+        if daemon.name in self.broken:
+            raise ApplyError(daemon.name, "it does not start")
+        self.running[daemon.name] = self.files[daemon.name]
+
+    def adjust(self, daemon, devices):
+        assert daemon.name in self.running
+        self.files[daemon.name] = self.running[daemon.name] = (daemon, tuple(devices))
+
+    def forget(self, name):
+        assert name not in self.running
+        self.files.pop(name)
+
+
+def seen(daemons, name):
+    return next(one for one in daemons.observe() if one.daemon.name == name)
+
+
+def change(daemons, clear=None):
+    """`old` goes, `kept` gets other limits, `new` comes."""
+    more = dataclasses.replace(KEPT, active_thread_percentage=50)
+    plan = MpsPlan(
+        stops=(StopMps(seen(daemons, "old"), forget=True),),
+        adjusts=(AdjustMps(seen(daemons, "kept"), more),),
+        starts=(StartMps(NEW, "gpu_layout[0].mps"),),
+    )
+    return MpsChange(daemons, plan, clear)
+
+
+def test_all_of_it():
+    daemons = Daemons(OLD, KEPT)
+    work, done = change(daemons), []
+    work.stop(done)
+    assert set(daemons.running) == {"kept"}
+    assert set(daemons.files) == {"old", "kept"}, "what is stopped can still be started again"
+    work.start(HOST, done)
+    work.forget()
+    assert {name: d.active_thread_percentage for name, (d, _) in daemons.running.items()} == {"kept": 50, "new": 25}
+    assert daemons.files == daemons.running
+    assert done == ["mps old: stop", "mps kept: change to 4 clients of 50 %", "mps new: start"]
+
+
+def test_back_to_what_was_before():
+    daemons = Daemons(OLD, KEPT)
+    before = dict(daemons.running)
+    daemons.broken.add("new")
+    work = change(daemons)
+    work.stop([])
+    with pytest.raises(ApplyError, match="does not start"):
+        work.start(HOST, [])
+    work.clear_away()
+    assert "new" not in daemons.files, "nothing is left of one that never was there"
+    work.bring_back(HOST)
+    assert daemons.running == daemons.files == before
+
+
+def test_one_that_was_to_be_another_comes_back_as_it_was():
+    daemons = Daemons(OLD)
+    other = dataclasses.replace(OLD, places=(MpsPlace(GPUS[2].uuid),))
+    plan = MpsPlan((StopMps(seen(daemons, "old"), False),), (), (StartMps(other, "gpu_layout[0].mps"),))
+    work = MpsChange(daemons, plan)
+    work.stop([])
+    work.start(HOST, [])
+    assert daemons.running["old"] == (other, (GPUS[2].uuid,))
+    work.clear_away()
+    work.bring_back(HOST)
+    assert daemons.running["old"] == (OLD, (GPUS[0].uuid,))
+
+
+def test_clients_that_came_meanwhile_stop_it_before_anything():
+    daemons = Daemons(OLD, KEPT)
+    work = change(daemons)
+    daemons.clients["old"] = [CLIENT]
+    with pytest.raises(BusyError, match="came into use") as error:
+        work.stop([])
+    assert error.value.disturbs[0].who[0].pid == 77
+    assert set(daemons.running) == {"old", "kept"}
+
+
+def test_with_leave_clients_are_ended_first():
+    daemons = Daemons(OLD, KEPT)
+    daemons.clients["old"] = [CLIENT]
+    ended = []
+
+    def clear(disturbs):
+        assert "old" in daemons.running
+        ended.extend(holder.pid for d in disturbs for holder in d.who)
+        del daemons.clients["old"]
+        return True
+
+    change(daemons, clear).stop([])
+    assert ended == [77]
+    assert "old" not in daemons.running
+
+
+def test_clients_that_come_back_each_time_are_told():
+    daemons = Daemons(OLD, KEPT)
+    daemons.clients["old"] = [CLIENT]
+    with pytest.raises(BusyError, match="came back"):
+        change(daemons, lambda disturbs: True).stop([])
+    assert "old" in daemons.running
+
+
+def test_an_instance_that_is_not_there_is_told():
+    daemons = Daemons()
+    inside = dataclasses.replace(NEW, places=(MpsPlace(GPUS[0].uuid, "1g.10gb", 0),))
+    plan = MpsPlan(starts=(StartMps(inside, "gpu_layout[0].mig[0].mps"),), indices=((GPUS[0].uuid, 0),))
+    with pytest.raises(ApplyError, match=r"gpu_layout\[0\]\.mig\[0\]\.mps.*1g\.10gb@0 of gpu 0"):
+        MpsChange(daemons, plan).start(HOST, [])
+    assert daemons.files == {}
