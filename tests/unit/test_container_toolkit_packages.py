@@ -12,9 +12,10 @@ import pytest
 import yaml
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError
+from ansible_collections.openfleet.gpu.plugins.module_utils.packages.model import Package
 from ansible_collections.openfleet.gpu.plugins.module_utils.toolkit import files, observe, rules
 from ansible_collections.openfleet.gpu.plugins.module_utils.toolkit.dnf import Dnf
-from ansible_collections.openfleet.gpu.plugins.module_utils.toolkit.model import Package, Request
+from ansible_collections.openfleet.gpu.plugins.module_utils.toolkit.model import Request
 
 sys.path.insert(0, str(Path(__file__).parent))
 from toolkit_hosts import ROLE, URL
@@ -64,7 +65,7 @@ def test_dnf_installs_exact_versions_with_verified_metadata(tmp_path):
     dnf = Dnf(machine, str(tmp_path / "versionlock.list"))
     dnf.open(URL, b"key")
     assert dnf.choose("1.18.2") == "1.18.2-1"
-    assert "--setopt=openfleet-container-toolkit.repo_gpgcheck=1" in machine.commands[0]
+    assert "--setopt=openfleet-container-toolkit-asked.repo_gpgcheck=1" in machine.commands[0]
     with pytest.raises(PlanError, match=r"There is: 1\.18\.2-1, 1\.17\.8-1"):
         dnf.choose("1.19.0")
     dnf.close()

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ansible_collections.openfleet.gpu.plugins.module_utils.packages.model import Package
 from ansible_collections.openfleet.gpu.plugins.module_utils.toolkit import files, plan, rules
-from ansible_collections.openfleet.gpu.plugins.module_utils.toolkit.model import Host, Package, Request, Unit
+from ansible_collections.openfleet.gpu.plugins.module_utils.toolkit.model import Host, Request, Unit
 
 REPOSITORY = Path(__file__).parents[2]
 ROLE = REPOSITORY / "roles" / "container_toolkit"

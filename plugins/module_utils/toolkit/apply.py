@@ -17,8 +17,9 @@ from typing import Any
 from .. import cdi, durable
 from ..errors import ApplyError
 from ..follow import follow
+from ..packages.model import Step
 from . import engines, files, observe, rules
-from .model import Plan, Step
+from .model import Plan
 
 _NOTHING = "Nothing was installed."
 
@@ -106,6 +107,8 @@ class Work:
 
     def _delete(self, step: Step) -> None:
         self._put(step.items[0], None)
+        if step.items[0] == files.SOURCES[self.host.manager]:
+            self.manager.forget_lists(self.host.files.get(step.items[0], ""))
         if step.items[0] == files.SETTINGS:
             with contextlib.suppress(OSError):
                 # Where nobody else has settings for the service.

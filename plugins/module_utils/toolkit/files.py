@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import Mapping
 
-NAME = "openfleet-container-toolkit"
+from .rules import OWNER
+
+NAME = OWNER.name
 SOURCES = {"apt": "/etc/apt/sources.list.d/%s.list" % NAME, "dnf": "/etc/yum.repos.d/%s.repo" % NAME}
 KEYRINGS = {"apt": "/etc/apt/keyrings/%s.gpg" % NAME, "dnf": "/etc/pki/rpm-gpg/RPM-GPG-KEY-%s" % NAME}
 
@@ -37,17 +39,21 @@ def repository_url(url: str, manager: str, machine: str) -> str:
     return url.format(family=FAMILIES[manager], architecture=architecture).rstrip("/")
 
 
-def sources(manager: str, url: str, keyring: str) -> str:
-    """What names the repository to the package manager. APT's is a flat one: a path, and no components (sources.list(5)).
+#: NVIDIA signs the metadata of its RPM repository, which has the packages' checksums, and not the packages themselves:
+#: repo_gpgcheck is what verifies them, as in NVIDIA's own .repo file.
+VERIFIED = ("repo_gpgcheck=1", "gpgcheck=0")
 
-    NVIDIA signs the metadata of its RPM repository, which has the packages' checksums, and not the packages themselves:
-    repo_gpgcheck is what verifies them, as in NVIDIA's own .repo file.
-    """
+
+def sources(manager: str, url: str, keyring: str) -> str:
+    """What names the repository to the package manager. APT's is a flat one: a path, and no components (sources.list(5))."""
     if manager == "apt":
         return "%sdeb [signed-by=%s] %s /\n" % (HEAD, keyring, url)
-    return (
-        "%s[%s]\nname=NVIDIA Container Toolkit\nbaseurl=%s\nenabled=1\nrepo_gpgcheck=1\ngpgcheck=0\ngpgkey=file://%s\n"
-        "sslverify=1\n" % (HEAD, NAME, url, keyring)
+    return "%s[%s]\nname=NVIDIA Container Toolkit\nbaseurl=%s\nenabled=1\n%s\ngpgkey=file://%s\nsslverify=1\n" % (
+        HEAD,
+        NAME,
+        url,
+        "\n".join(VERIFIED),
+        keyring,
     )
 
 

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..driver.model import Package
-
-__all__ = ["Engine", "Host", "Package", "Plan", "Request", "Step", "Unit"]
+from ..packages.model import Package, Step
 
 
 @dataclass(frozen=True)
@@ -83,15 +81,6 @@ class Request:
     cdi: bool = True
     selinux_boolean: bool = True
     allow_removal: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Step:
-    """One thing to do: `kind` says how, `items` with what, `text` tells it to people."""
-
-    kind: str
-    text: str
-    items: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -6,17 +6,16 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import re
-import shutil
 from pathlib import Path
-from typing import Any, Callable, Mapping
+from typing import Any, Mapping
 
 from .. import cdi
-from ..driver.openpgp import KeyFormatError, fingerprints
 from ..holders_model import ask as ask_tool
 from ..holders_model import run_tool
+from ..packages import keys
+from ..packages.command import Run, program
 from . import engines, files, rules
 from .model import Host, Request, Unit
 
@@ -26,9 +25,7 @@ _MODULE = re.compile(r"/(nvidia|nvidia-current)\.ko")
 _SECONDS = 120
 
 
-def look(
-    manager: Any, request: Request, environment: Mapping[str, str], record: dict, call: Callable[..., Any]
-) -> Host:
+def look(manager: Any, request: Request, environment: Mapping[str, str], record: dict, call: Run) -> Host:
     """The host as it is now. `environment` are the settings with which the service makes specifications."""
     wanted = [files.SOURCES[manager.manager], *files.UNITS]
     wanted += [path for engine in rules.ENGINES for path in (engine.config, engine.drop_in) if path]
@@ -45,7 +42,7 @@ def look(
         kubelet=there("kubelet"),
         units=units,
         files=texts,
-        key_fingerprints=_keys(files.KEYRINGS[manager.manager]),
+        key_fingerprints=keys.of(files.KEYRINGS[manager.manager]),
         driver=_driver(),
         selinux_denies=_selinux_denies(call),
         record=record,
@@ -61,9 +58,8 @@ def look(
     return host
 
 
-def there(program: str) -> bool:
-    """Whether a program is installed; root's path does not always have all of them."""
-    return shutil.which(program, path=os.environ.get("PATH", "") + ":/usr/local/sbin:/usr/sbin:/sbin") is not None
+def there(name: str) -> bool:
+    return program(name) is not None
 
 
 def read(path: str) -> str | None:
@@ -73,16 +69,7 @@ def read(path: str) -> str | None:
         return None
 
 
-def _keys(path: str) -> tuple[str, ...]:
-    try:
-        return fingerprints(Path(path).read_bytes())
-    except OSError:
-        return ()
-    except KeyFormatError:
-        return ("damaged",)
-
-
-def _units(call: Callable[..., Any]) -> dict[str, Unit]:
+def _units(call: Run) -> dict[str, Unit]:
     names = [engine.unit for engine in rules.ENGINES if engine.unit] + [rules.REFRESH_PATH, rules.REFRESH_SERVICE]
     done = call(["systemctl", "show", "--property=" + ",".join(_UNIT_FIELDS), *names])
     found = {}
@@ -104,7 +91,7 @@ def _driver() -> bool:
     return there("nvidia-smi") and _MODULE.search(modules) is not None
 
 
-def _docker(call: Callable[..., Any]) -> dict[str, bool | None]:
+def _docker(call: Run) -> dict[str, bool | None]:
     info = call(["docker", "info", "--format", "{{json .}}"])
     try:
         told = json.loads(info.stdout) if info.returncode == 0 else {}
@@ -117,7 +104,7 @@ def _docker(call: Callable[..., Any]) -> dict[str, bool | None]:
     }
 
 
-def _selinux_denies(call: Callable[..., Any]) -> bool:
+def _selinux_denies(call: Run) -> bool:
     if (read("/sys/fs/selinux/enforce") or "").strip() != "1":
         return False
     done = call(["getsebool", "container_use_devices"])

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
-from typing import Iterable, Mapping
+from typing import Iterable, Mapping, Sequence
 
+from ..packages import keys
+from ..packages.model import Step
 from . import engines, files, rules
-from .model import Engine, Host, Plan, Request, Step
+from .model import Engine, Host, Plan, Request
 
 _CDI_UNITS = (rules.REFRESH_PATH, rules.REFRESH_SERVICE)
 
@@ -18,26 +20,22 @@ def installs(host: Host, request: Request) -> bool:
     return not rules.is_version(rules.installed(host.packages), request.version)
 
 
-def trusts(host: Host, trusted: Iterable[str]) -> bool:
-    return bool(host.key_fingerprints) and set(host.key_fingerprints) <= set(trusted)
-
-
-def moves(host: Host, request: Request, wanted: Mapping[str, str], trusted: Iterable[str]) -> bool:
+def moves(host: Host, request: Request, wanted: Mapping[str, str], trusted: Sequence[str]) -> bool:
     """Whether the host knows the repository otherwise than asked, or not at all."""
     path = files.SOURCES[host.manager]
     return request.source == "repository" and (
-        not trusts(host, trusted) or host.files.get(path, "") != wanted.get(path, "")
+        not keys.trusts(host.key_fingerprints, trusted) or host.files.get(path, "") != wanted.get(path, "")
     )
 
 
-def present(host: Host, request: Request, version: str, wanted: Mapping[str, str], trusted: Iterable[str]) -> Plan:
+def present(host: Host, request: Request, version: str, wanted: Mapping[str, str], trusted: Sequence[str]) -> Plan:
     """The steps to the toolkit in this full version, with these files. Raises PlanError where it cannot be had."""
     changes = installs(host, request)
     steps = []
     broken = tuple(package.name for package in host.packages if package.broken)
     if broken:
         steps.append(Step("repair", "finish the installation of %s, which was begun" % ", ".join(broken), broken))
-    if request.source == "repository" and not trusts(host, trusted):
+    if request.source == "repository" and not keys.trusts(host.key_fingerprints, trusted):
         steps.append(Step("key", "write %s" % files.KEYRINGS[host.manager]))
     steps += _writes(host, wanted)
     if changes:

@@ -9,10 +9,13 @@
 from __future__ import annotations
 
 import re
-from typing import Iterable, Sequence
+from typing import Iterable, Mapping, Sequence
 
 from ..errors import PlanError
-from .model import Engine, Host, Package, Request
+from ..packages.model import Owner, Package
+from .model import Engine, Host, Request
+
+OWNER = Owner("container_toolkit", "openfleet-container-toolkit", "the toolkit")
 
 #: All of one version: each names the others exactly (guide, "install-guide.html"). In the order of what needs what.
 PACKAGES = (
@@ -70,6 +73,20 @@ def installed(packages: Sequence[Package]) -> str:
     there = {package.name: package for package in packages if not package.broken}
     versions = {package.version for package in there.values()}
     return versions.pop() if len(versions) == 1 and set(there) >= set(PACKAGES) else ""
+
+
+def choose(offered: Mapping[str, Sequence[str]], asked: str) -> str:
+    """The full version in which all packages are offered. Raises PlanError where there is none."""
+    common = set.intersection(*map(set, offered.values()))
+    fitting = sorted((found for found in common if is_version(found, asked)), key=numbers)
+    if not fitting:
+        there = sorted(common, key=numbers, reverse=True)
+        raise PlanError(
+            "container_toolkit_version",
+            "the sources do not have all packages of the toolkit in version %s" % asked,
+            "There is: %s. Nothing was changed." % (", ".join(there[:8]) or "none"),
+        )
+    return fitting[-1]
 
 
 def keeps_specification(version: str) -> bool:

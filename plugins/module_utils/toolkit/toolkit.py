@@ -6,16 +6,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import urllib.error
-import urllib.request
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 from .. import durable
-from ..driver.observe import run
-from ..driver.openpgp import KeyFormatError, binary, fingerprints
 from ..errors import ApplyError, PlanError
+from ..packages import keys
+from ..packages.command import Run, run
 from . import files, observe, plan, rules
 from .apply import Work
 from .apt import Apt
@@ -24,19 +21,17 @@ from .model import Host, Plan, Request
 
 RECORD = "container-toolkit.json"
 SCHEMA = 1
-#: A key has some kilobytes; whatever is larger is something else.
-_KEY_LIMIT_BYTES = 1 << 20
 
 
 class Toolkit:
     """The container toolkit of this host. Whoever makes one closes it."""
 
-    def __init__(self, params: dict[str, Any], call: Callable[..., Any] = run) -> None:
+    def __init__(self, params: dict[str, Any], call: Run = run) -> None:
         self.params, self.call = params, call
         self.manager: Any = _manager(call)
         self.request = _request(params)
         self.record_path = Path(params["state_directory"]) / RECORD
-        self.trusted = tuple(text.replace(" ", "").upper() for text in params["repository"].get("fingerprints") or ())
+        self.trusted = keys.normal(params["repository"].get("fingerprints") or ())
         self.environment = dict(params["cdi_environment"], **observe.environment_file())
         self.key = b""
         self.version = self.request.version
@@ -87,37 +82,14 @@ class Toolkit:
             self.version = self.request.version
             return
         if self.request.source == "repository":
-            self.key = self._verified_key()
+            keyring, given = files.KEYRINGS[self.host.manager], self.params["repository"]
+            self.key = keys.verified(
+                rules.OWNER, keyring, self.trusted, given.get("key") or "", given.get("key_url") or ""
+            )
             self.manager.open(self._url(), self.key)
         self.version = self.manager.choose(self.request.version)
         if installs:
             rules.check_removals(self.manager.removals(self.version), self.request.allow_removal, "install")
-
-    def _verified_key(self) -> bytes:
-        """The repository's key, once its fingerprint is one of those to be trusted. Raises PlanError."""
-        if not self.trusted:
-            raise PlanError(
-                "container_toolkit_repository_fingerprints",
-                "it is empty, so that no key can be trusted",
-                "Give the fingerprint of the key that the repository is signed with.",
-            )
-        if plan.trusts(self.host, self.trusted):
-            return Path(files.KEYRINGS[self.host.manager]).read_bytes()
-        given, where = self.params["repository"].get("key"), self.params["repository"].get("key_url") or ""
-        content = given.encode() if given else _fetch(where)
-        where = "container_toolkit_repository_key" if given else where
-        try:
-            found = fingerprints(content)
-        except KeyFormatError as error:
-            raise PlanError(where, "this is no key: %s" % error, "Nothing was changed.") from None
-        if not set(found) <= set(self.trusted):
-            raise PlanError(
-                where,
-                "the key has the fingerprint %s, and %s is to be trusted" % (", ".join(found), ", ".join(self.trusted)),
-                "If the repository has a new key, set container_toolkit_repository_fingerprints; else somebody is in "
-                "between. Nothing was changed.",
-            )
-        return binary(content)
 
     # -- Outcome -------------------------------------------------------------------------------------------------------
 
@@ -167,7 +139,7 @@ class Toolkit:
         }
 
 
-def _manager(call: Callable[..., Any]) -> Any:
+def _manager(call: Run) -> Any:
     if observe.there("apt-get"):
         return Apt(call)
     if observe.there("dnf"):
@@ -188,17 +160,3 @@ def _request(params: dict[str, Any]) -> Request:
         selinux_boolean=params["selinux_boolean"],
         allow_removal=tuple(params["allow_removal"]),
     )
-
-
-def _fetch(url: str) -> bytes:
-    request = urllib.request.Request(url, headers={"User-Agent": "openfleet.gpu"})
-    try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return answer.read(_KEY_LIMIT_BYTES)
-    except (urllib.error.URLError, OSError, ValueError) as error:
-        raise PlanError(
-            url,
-            "the repository's key cannot be fetched: %s" % error,
-            "See that the address answers (proxy: %s), or give the key with container_toolkit_repository_key. "
-            "Nothing was changed." % (os.environ.get("https_proxy") or "none is set"),
-        ) from None

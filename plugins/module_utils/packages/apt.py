@@ -1,0 +1,192 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""APT: what is the same for all packages that this collection brings.
+
+Whatever is only asked happens in a directory of its own, with its own package lists, sources and pins: the host's
+package manager, its lists and its configuration stay as they are. So a dry run knows exact versions on a bare host, and a
+repository with a wrong signature, or one that does not answer, is found out before a single file is written.
+"""
+
+from __future__ import annotations
+
+import glob
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Iterable, Sequence
+
+from ..errors import PlanError
+from .command import Run, run
+from .model import Owner, Package
+
+LISTS = "/var/lib/apt/lists"
+ARCHIVES = "/var/cache/apt/archives"
+_FOLDERS = (("sources", "/etc/apt/sources.list.d"), ("preferences", "/etc/apt/preferences.d"))
+_BROKEN = ("half-installed", "unpacked", "half-configured", "triggers-awaited", "triggers-pending")
+_ADDRESS = re.compile(r"\w+://(\S+)")
+#: A mirror that hangs must not hang the run: apt's own default is two minutes a try.
+_NETWORK = ("-o", "Acquire::Retries=1", "-o", "Acquire::http::Timeout=30", "-o", "Acquire::https::Timeout=30")
+CHANGE = (
+    "apt-get", "--yes", "--quiet", "--no-install-recommends", "--allow-downgrades", "--allow-change-held-packages",
+    "-o", "Dpkg::Use-Pty=0", "-o", "Dpkg::Options::=--force-confdef", "-o", "Dpkg::Options::=--force-confold",
+    "-o", "DPkg::Lock::Timeout=120", *_NETWORK,
+)  # fmt: skip
+
+
+class AptBase:
+    """The host's APT."""
+
+    manager = "apt"
+
+    def __init__(self, owner: Owner, call: Run = run) -> None:
+        self.owner, self.call = owner, call
+        self._private: Path | None = None
+        #: What makes apt ask in the private directory; nothing outside of open and close.
+        self._options: tuple[str, ...] = ()
+
+    # -- Asking --------------------------------------------------------------------------------------------------------
+
+    def open_private(self) -> Path:
+        """A directory in which things are asked from now on: with the host's sources, pins and lists, but for the owner's."""
+        self.close()
+        private = Path(tempfile.mkdtemp(prefix=self.owner.name + "-"))
+        # apt fetches as a user of its own, who must be able to walk through.
+        private.chmod(0o755)
+        self._private = private
+        (private / "lists" / "partial").mkdir(parents=True)
+        for kind, folder in _FOLDERS:
+            (private / kind).mkdir()
+            for path in Path(folder).glob("*"):
+                if self.owner.name not in path.name and path.is_file():
+                    (private / kind / path.name).symlink_to(path)
+        for path in Path(LISTS).glob("*"):
+            if path.is_file() and path.name != "lock":
+                (private / "lists" / path.name).symlink_to(path)
+        self._options = (
+            "-o", "Dir::Etc::sourceparts=%s" % (private / "sources"),
+            "-o", "Dir::Etc::preferencesparts=%s" % (private / "preferences"),
+            "-o", "Dir::State::lists=%s" % (private / "lists"),
+            "-o", "Dir::Cache=%s" % private,
+            # What is fetched stays for the change, which may come a drain later.
+            "-o", "Dir::Cache::archives=%s" % ARCHIVES,
+            "-o", "APT::Get::List-Cleanup=0",
+        )  # fmt: skip
+        return private
+
+    def ask_also(self, sources: Path, url: str) -> None:
+        """Fetch the lists of this file of sources, of the repository at `url`. Raises PlanError where it cannot be used."""
+        problem = self.update(sources)
+        if problem:
+            raise PlanError(
+                url,
+                "the repository cannot be used: %s" % problem,
+                "See that the address is right and answers, and that it is signed with the key of "
+                "%s_repository_fingerprints. Nothing was changed." % self.owner.role,
+            )
+
+    def close(self) -> None:
+        if self._private:
+            shutil.rmtree(str(self._private), ignore_errors=True)
+        self._private, self._options = None, ()
+
+    def update(self, sources: Path | None = None) -> str:
+        """Fetch the lists of one file of sources, or of all. Empty, or what went wrong."""
+        only = ("-o", "Dir::Etc::sourcelist=%s" % sources, "-o", "Dir::Etc::sourceparts=-") if sources else ()
+        cleanup = ("-o", "APT::Get::List-Cleanup=0")
+        return told(self.call([*CHANGE, "update", "--error-on=any", *self._options, *only, *cleanup]))
+
+    def offered(self, names: Sequence[str]) -> dict[str, list[str]]:
+        """The versions that the sources have of each package, in the order that apt prefers them in."""
+        found: dict[str, list[str]] = {name: [] for name in names}
+        done = self.call(["apt-cache", *self._options, "madison", *names])
+        for line in done.stdout.splitlines():
+            row = [part.strip() for part in line.split("|")]
+            if len(row) == 3 and row[1] not in found.get(row[0], [row[1]]):
+                found[row[0]].append(row[1])
+        return found
+
+    def simulate(self, arguments: Sequence[str], retry: bool) -> str:
+        """What apt says that it would do. `retry`: the lists may be old, or missing as on a host just installed.
+
+        Raises PlanError where it finds no way."""
+        command = [*CHANGE, "--simulate", *self._options, *arguments]
+        done = self.call(command)
+        if done.returncode != 0 and retry:
+            # A source that does not answer counts only if it does not go without it.
+            self.update()
+            done = self.call(command)
+        if done.returncode != 0:
+            raise PlanError(
+                "packages",
+                "apt finds no way to %s %s: %s"
+                % (arguments[0], self.owner.what, complaints(done.stdout + done.stderr)),
+                "Give the host the sources that it lacks, or ask for another version. Nothing was changed.",
+            )
+        return done.stdout
+
+    # -- Doing: empty, or what went wrong ------------------------------------------------------------------------------
+
+    def change(self, *arguments: str) -> str:
+        return told(self.call([*CHANGE, *self._options, *arguments]))
+
+    def repair(self) -> str:
+        """Finish what was begun."""
+        self.call(["dpkg", "--configure", "--pending", "--force-confdef", "--force-confold"])
+        done = self.call([*CHANGE, "--fix-broken", "install"])
+        audit = self.call(["dpkg", "--audit"])
+        return complaints(done.stdout + done.stderr + audit.stdout) if done.returncode or audit.stdout.strip() else ""
+
+    def hold(self, names: Sequence[str]) -> str:
+        return told(self.call(["apt-mark", "hold", *names]))
+
+    def release(self, names: Sequence[str]) -> str:
+        return told(self.call(["apt-mark", "unhold", *names]))
+
+    def forget_fetched(self, packages: Iterable[tuple[str, str]]) -> None:
+        """Delete the files of packages (name, version) that are installed now: apt keeps what it was told to fetch only."""
+        for name, version in packages:
+            # As apt names them: the colon of an epoch is quoted.
+            for path in Path(ARCHIVES).glob(glob.escape("%s_%s_" % (name, version.replace(":", "%3a"))) + "*.deb"):
+                path.unlink()
+
+    def forget_lists(self, sources: str) -> None:
+        """Delete the lists of sources that are gone, a file's text, as the next `apt-get update` would."""
+        for address in _ADDRESS.findall(sources):
+            # As apt names them: without the scheme, a slash as an underscore, and an underscore quoted.
+            name = address.rstrip("/").replace("_", "%5f").replace("/", "_")
+            for path in Path(LISTS).glob(glob.escape(name) + "_*"):
+                path.unlink()
+
+
+def installed(call: Run, names: Sequence[str] = ()) -> tuple[Package, ...]:
+    """The packages of these names, or all, that are there in whatever state. Raises PlanError where dpkg does not answer."""
+    form = "${Package}\\t${Version}\\t${db:Status-Want}\\t${db:Status-Status}\\n"
+    done = call(["dpkg-query", "-W", "-f", form, *names])
+    # It fails where it does not know one of the names, and tells of the others all the same.
+    if done.returncode != 0 and not names:
+        raise PlanError(
+            "dpkg", done.stderr.strip() or "it does not answer", "Mend the package database, then run again."
+        )
+    return tuple(
+        Package(name, version, held=want == "hold", broken=status in _BROKEN)
+        for name, version, want, status in (line.split("\t") for line in done.stdout.splitlines())
+        if version and status not in ("not-installed", "config-files")
+    )
+
+
+def told(done: subprocess.CompletedProcess[str]) -> str:
+    """Empty, or what went wrong."""
+    return "" if done.returncode == 0 else complaints(done.stdout + done.stderr)
+
+
+def complaints(said: str) -> str:
+    """The lines that say what is wrong: errors, or the warnings where there are none, or the last words."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    for marks in (("E:", "dpkg: error", "Error!", "Consult "), ("W:", "Err:"), ("",)):
+        found = [line for line in lines if line.startswith(marks)]
+        if found:
+            return " ".join(dict.fromkeys(found[-6:]))
+    return "it gave no reason"

@@ -1,0 +1,102 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The same as apt.py by DNF (version 4, of RHEL 8 to 10). Tested by its arguments; no Red Hat host was to be had.
+
+What is only asked is asked with a repository of the command line, not of /etc/yum.repos.d.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Sequence
+
+from ..errors import PlanError
+from .command import Run, run
+from .model import Owner
+
+VERSIONLOCK = "/etc/dnf/plugins/versionlock.list"
+_LOCK_PLUGIN = "python3-dnf-plugin-versionlock"
+DNF = ("dnf", "--assumeyes", "--quiet", "--setopt=install_weak_deps=False")
+
+
+class DnfBase:
+    """The host's DNF."""
+
+    manager = "dnf"
+
+    def __init__(self, owner: Owner, call: Run = run) -> None:
+        self.owner, self.call = owner, call
+        self._private: Path | None = None
+        self._options: tuple[str, ...] = ()
+
+    def ask_also(self, url: str, key: bytes, settings: Sequence[str]) -> None:
+        """Ask this repository besides the host's own from now on. Raises PlanError where it cannot be used."""
+        self.close()
+        self._private = Path(tempfile.mkdtemp(prefix=self.owner.name + "-"))
+        keyring = self._private / "key"
+        keyring.write_bytes(key)
+        # Under a name of its own while it is only asked: its file may be there already, or be another's.
+        asked = self.owner.name + "-asked"
+        self._options = (
+            "--repofrompath=%s,%s" % (asked, url),
+            *("--setopt=%s.%s" % (asked, option) for option in (*settings, "gpgkey=file://%s" % keyring, "retries=1")),
+        )
+        done = self.call([*DNF, *self._options, "makecache", "--repo=%s" % asked])
+        if done.returncode != 0:
+            raise PlanError(
+                url,
+                "the repository cannot be used: %s" % complaints(done.stderr),
+                "See that the address is right and answers, and that it is signed with the key of "
+                "%s_repository_fingerprints. Nothing was changed." % self.owner.role,
+            )
+
+    def close(self) -> None:
+        if self._private:
+            shutil.rmtree(str(self._private), ignore_errors=True)
+        self._private, self._options = None, ()
+
+    def offered(self, names: Sequence[str]) -> dict[str, list[str]]:
+        """The versions that the repositories have of each package."""
+        found: dict[str, list[str]] = {name: [] for name in names}
+        form = "%{name}\\t%{version}-%{release}\\n"
+        done = self.call([*DNF, *self._options, "repoquery", "--showduplicates", "--qf", form, *names])
+        for line in done.stdout.splitlines():
+            name, _, version = line.partition("\t")
+            if version and version not in found.get(name, [version]):
+                found[name].append(version)
+        return found
+
+    # -- Doing: empty, or what went wrong ------------------------------------------------------------------------------
+
+    def change(self, *arguments: str) -> str:
+        return told(self.call([*DNF, *self._options, *arguments]))
+
+    def hold(self, names: Sequence[str]) -> str:
+        problem = ""
+        if self.call(["rpm", "--query", "--quiet", _LOCK_PLUGIN]).returncode != 0:
+            problem = told(self.call([*DNF, "install", _LOCK_PLUGIN]))
+        return problem or told(self.call(["dnf", "--quiet", "versionlock", "add", *names]))
+
+    def release(self, names: Sequence[str]) -> str:
+        return told(self.call(["dnf", "--quiet", "versionlock", "delete", *names]))
+
+
+def locked(text: str) -> set[str]:
+    """Names in a versionlock.list, a line each: NAME-EPOCH:VERSION-RELEASE.*"""
+    lines = (line.strip() for line in text.splitlines())
+    return {line.partition(":")[0].rpartition("-")[0] for line in lines if ":" in line and line[:1] not in "#!"}
+
+
+def told(done: subprocess.CompletedProcess[str]) -> str:
+    """Empty, or what went wrong."""
+    return "" if done.returncode == 0 else complaints(done.stderr)
+
+
+def complaints(said: str) -> str:
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    found = [line for line in lines if line.lower().startswith("error")] or lines[-3:]
+    return " ".join(found) or "it gave no reason"

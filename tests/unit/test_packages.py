@@ -1,0 +1,113 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the driver's packages and the toolkit's have in common: keys, and files that APT and DNF keep."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError
+from ansible_collections.openfleet.gpu.plugins.module_utils.packages import apt, command, dnf, keys
+from ansible_collections.openfleet.gpu.plugins.module_utils.packages.model import Owner, Package
+
+OWNER = Owner("some_role", "openfleet-some", "something")
+
+
+def answers(code=0, output="", errors=""):
+    """A host whose every command says just this."""
+    return lambda command: subprocess.CompletedProcess(command, code, output, errors)
+
+
+def test_no_key_is_trusted_where_none_is_named():
+    with pytest.raises(PlanError, match=r"^some_role_repository_fingerprints: there is no fingerprint to trust"):
+        keys.verified(OWNER, "/nonexistent", (), "anything", "")
+
+
+def test_what_is_given_instead_of_a_key_is_refused_with_the_variables_name():
+    with pytest.raises(PlanError, match=r"^some_role_repository_key: this is no key: .*some_role_repository_key_url"):
+        keys.verified(OWNER, "/nonexistent", ("A" * 40,), "no key", "")
+
+
+def test_a_key_that_cannot_be_fetched_is_named_with_its_address(tmp_path):
+    with pytest.raises(PlanError, match=r"none: the repository's key cannot be fetched: .*some_role_repository_key\."):
+        keys.verified(OWNER, "/nonexistent", ("A" * 40,), "", (tmp_path / "none").as_uri())
+
+
+@pytest.mark.parametrize(
+    ("there", "trusted", "expected"),
+    [(("A",), ("A", "B"), True), (("A", "C"), ("A", "B"), False), ((), ("A",), False), (("damaged",), ("A",), False)],
+)
+def test_a_key_ring_is_trusted_only_where_all_of_its_keys_are(there, trusted, expected):
+    assert keys.trusts(there, trusted) is expected
+
+
+def test_a_damaged_key_ring_is_no_missing_one(tmp_path):
+    (tmp_path / "ring").write_bytes(b"no key")
+    assert keys.of(str(tmp_path / "ring")) == ("damaged",)
+    assert keys.of(str(tmp_path / "none")) == ()
+
+
+@pytest.mark.parametrize(
+    "sources",
+    [
+        "# a.gpu\ndeb [signed-by=/k.gpg] http://m.example.org:80/a_b/amd64 /\n",
+        "URIs: http://m.example.org:80/a_b/amd64/\n",
+    ],
+)
+def test_lists_of_a_source_that_is_gone_go_and_no_others(monkeypatch, tmp_path, sources):
+    monkeypatch.setattr(apt, "LISTS", str(tmp_path))
+    # Names as apt-get update gives them.
+    ours = ["m.example.org:80_a%5fb_amd64_InRelease", "m.example.org:80_a%5fb_amd64_Packages"]
+    others = ["m.example.org:80_a%5fb_amd64v3_Packages", "m.example.org:80_a_b_amd64_Packages", "lock"]
+    for name in (*ours, *others):
+        (tmp_path / name).touch()
+    apt.AptBase(OWNER).forget_lists(sources)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(others)
+
+
+def test_packages_that_were_fetched_and_installed_go_and_no_others(monkeypatch, tmp_path):
+    monkeypatch.setattr(apt, "ARCHIVES", str(tmp_path))
+    ours = ["one_1.2-1_amd64.deb", "two_1%3a2.0_all.deb"]
+    others = ["one_1.2-10_amd64.deb", "one-more_1.2-1_amd64.deb"]
+    for name in (*ours, *others):
+        (tmp_path / name).touch()
+    apt.AptBase(OWNER).forget_fetched([("one", "1.2-1"), ("two", "1:2.0")])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(others)
+
+
+def test_dpkg_is_read_whatever_state_a_package_is_in():
+    said = (
+        "a\t1\tinstall\tinstalled\nb\t2\thold\tunpacked\nc\t3\tdeinstall\tconfig-files\nd\t\tunknown\tnot-installed\n"
+    )
+    assert apt.installed(answers(1, said), ["a", "b", "c", "d"]) == (
+        Package("a", "1"),
+        Package("b", "2", held=True, broken=True),
+    )
+    with pytest.raises(PlanError, match="dpkg: it does not answer"):
+        apt.installed(answers(2))
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("Reading\nW: old\nE: broken\n", "E: broken"),
+        ("Reading\nW: old\n", "W: old"),
+        ("Reading\nDone\n", "Reading Done"),
+        ("", "it gave no reason"),
+    ],
+)
+def test_what_apt_complains_of_is_told_without_the_rest(said, expected):
+    assert apt.complaints(said) == expected
+
+
+def test_a_versionlock_is_read_by_name():
+    text = "# comment\none-0:1.2-3.*\ntwo-more-2:4-5.*\n!three-0:1-1.*\n"
+    assert dnf.locked(text) == {"one", "two-more"}
+
+
+def test_a_command_that_is_not_there_is_told_as_a_shell_does():
+    done = command.run(["openfleet-no-such-command"])
+    assert (done.returncode, done.stderr) == (127, "openfleet-no-such-command is not installed")
+    assert command.program("openfleet-no-such-command") is None and command.program("sh")
