@@ -228,6 +228,16 @@ def test_the_subnet_manager_gets_its_kernel_module_now_and_at_every_boot():
     assert make(replace(board, nvlink_bridges=0, nvswitches=4), Request("580")).steps == ()
 
 
+def test_what_has_a_version_of_its_own_is_held_at_once():
+    """A second run would find it not held, and so something left to do."""
+    board = host(gpus=gpus("2901"), nvlink_bridges=2)
+    transaction = change("580.95.05", board, *HEADLESS, "nvidia-fabricmanager")
+    more = (("nvlsm", "", "2025.06.11-1"), ("infiniband-diags", "", "44.0-2"))
+    made = make(board, Request("580"), replace(transaction, installs=transaction.installs + more))
+    held = next(step.items for step in made.steps if step.kind == "hold")
+    assert set(held) == {*HEADLESS, "nvidia-fabricmanager", "nvlsm"}
+
+
 def test_imex_is_restarted_for_other_nodes_with_the_clients_off():
     units = {name: Unit(True, True, True) for name in (rules.SERVICE_PERSISTENCED, rules.SERVICE_IMEX)}
     seen = right(packages=packages("580.95.05-1", *HEADLESS, "nvidia-imex"), units=units)

@@ -10,7 +10,7 @@ from typing import Sequence
 from ..errors import PlanError
 from . import rules
 from .files import BLACKLIST, DRACUT, IMEX_NODES, MANAGED
-from .model import Host, Plan, Request, Step, Transaction, Unit, Wanted
+from .model import Host, Package, Plan, Request, Step, Transaction, Unit, Wanted
 
 #: The steps there are, in the order in which they are done.
 KINDS = ("repair", "key", "write", "delete", "packages", "runfile", "initramfs", "modules", "hold", "release", "enable",
@@ -158,7 +158,10 @@ def _holds(host: Host, request: Request, wanted: Wanted, version: str, transacti
         name for name, package in parts.items() if rules.upstream(package.version) == version or name in wanted.free
     }
     if transaction:
-        driver |= {name for name, _old, new in transaction.installs if rules.upstream(new) == version}
+        new = [Package(name, version) for name, _old, version in transaction.installs]
+        coming = [package for package in new if rules.of_the_driver(package, patterns)]
+        driver |= {package.name for package in coming
+                   if rules.upstream(package.version) == version or package.name in wanted.free}  # fmt: skip
     driver |= set(wanted.locked)
     # apt lets go of what it changes on demand.
     held = {name for name, package in after.items() if package.held and name not in touched}
