@@ -85,6 +85,8 @@ class _Making:
         self.outcome = Outcome()
         self.python: dict[str, Any] = {}
         self.nvml = ""
+        #: Whether a dry run can tell which Python packages there will be.
+        self.foretold = True
         try:
             self.before = json.loads((self.bundle / papers.MANIFEST).read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -142,6 +144,7 @@ class _Making:
         found = local.recorded(self.before, name, question, self.bundle)
         if found is None and self.order.check:
             self.outcome.notes.append("pip would be asked for %s" % ", ".join(asked))
+            self.foretold = False
             self.outcome.changed = True
             return
         if found is None:
@@ -204,7 +207,7 @@ class _Making:
             for path in sorted((self.bundle / folder).rglob("*"))
             if path.is_file() or path.is_symlink()
         ]
-        old = [path for path in there if path not in self.items]
+        old = [path for path in there if path not in self.items and (self.foretold or not path.startswith("python/"))]
         if self.order.prune:
             self.outcome.removed = old
             self.outcome.changed = self.outcome.changed or bool(old)
