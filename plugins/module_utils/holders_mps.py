@@ -5,11 +5,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from .holders_devices import Devices
 from .holders_model import MPS, Run, short, unknown
 from .holders_proc import Processes
 from .model import Gpu, Holder
 from .mps_control import CONTROL, PIPE_DIRECTORY, SERVER, Control, MpsError
+
+#: Where a daemon has its pipes that is told nothing (nvidia-cuda-mps-control(1)).
+_DEFAULT = "/tmp/nvidia-mps"
 
 
 def mps(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...], run: Run) -> list[Holder]:
@@ -18,7 +23,10 @@ def mps(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...], run: Run)
     # Both names are longer than the kernel keeps, and are one and the same when cut.
     running = [process for process in processes.named(CONTROL) if _program(processes, process.pid) == CONTROL]
     for daemon in running:
-        control = Control(run, processes.environment(daemon.pid).get(PIPE_DIRECTORY))
+        if processes.in_container(daemon.pid):
+            # That container's affair: the container was given the GPU, and its server has the GPU open.
+            continue
+        control = Control(run, _pipe_directory(processes, daemon.pid))
         try:
             for server in control.servers():
                 for client in control.clients(server):
@@ -49,6 +57,17 @@ def _client(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...], serve
         Holder(uuid, instance, MPS, who, client, user, command, origin.unit_or_container, origin.job or origin.pod)
         for uuid, instance in held or [(gpu.uuid, None) for gpu in gpus]
     ]
+
+
+def _pipe_directory(processes: Processes, pid: int) -> str | None:
+    """The daemon's, by a path that leads there from here: a daemon of Kubernetes has the host's PIDs and its own files."""
+    told = processes.environment(pid).get(PIPE_DIRECTORY)
+    here, there = Path(told or _DEFAULT), Path("%s/%d/root%s" % (processes.proc, pid, told or _DEFAULT))
+    try:
+        there.stat()
+        return told if here.exists() and here.samefile(there) else str(there)
+    except OSError:
+        return told
 
 
 def _program(processes: Processes, pid: int) -> str:

@@ -284,3 +284,26 @@ def test_a_client_of_mps_holds_what_its_server_has_open(tmp_path):
             ("GPU-0", "unknown"),
             ("GPU-1", "unknown"),
         ]
+
+
+def test_an_mps_daemon_in_a_container_is_the_containers_affair(tmp_path):
+    daemon = named(tmp_path, "nvidia-cuda-mps-control")
+    with opened(program=daemon, within=["unshare", "--pid", "--fork"]):
+        assert find_holders(FOUR, dev=str(tmp_path / "dev"), run=never, kubelet_directory=str(tmp_path)) == ()
+
+
+def test_an_mps_daemon_with_files_of_its_own_is_asked_where_they_are(tmp_path):
+    (tmp_path / "own").mkdir()
+    directory = str(tmp_path / "pipes")
+    asked = []
+
+    def control(command, input, env):
+        asked.append(env["CUDA_MPS_PIPE_DIRECTORY"])
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    mount = 'mkdir %s && mount --bind %s %s && exec "$@"' % (directory, tmp_path / "own", directory)
+    within = ["unshare", "--mount", "sh", "-c", mount, "sh"]
+    daemon = named(tmp_path, "nvidia-cuda-mps-control")
+    with opened(program=daemon, within=within, CUDA_MPS_PIPE_DIRECTORY=directory) as running:
+        find_holders(FOUR, dev=str(tmp_path / "dev"), run=control, kubelet_directory=str(tmp_path))
+        assert asked == ["/proc/%d/root%s" % (running.pid, directory)]
