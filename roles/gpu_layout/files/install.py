@@ -7,6 +7,9 @@ that changes nothing costs one command on the host, not one for each file:
 
     {"state": "present", "modules": {path: text}, "layout": [...], "unit": text, "try": true}
 
+A layout that is not tried, because it waits for a reboot, is on trial: the one before it is kept, and comes back with the
+state "former".
+
 Prints {"changed": bool, "done": [text]}.
 
 In a checkout `install.py --build FILE` makes the command alone, pynvml included: one file for hosts without Ansible.
@@ -33,6 +36,8 @@ from pathlib import Path
 #: Everything an installation consists of, below the root given.
 COMMAND = "usr/local/bin/gpu-layout"
 LAYOUT = "etc/openfleet-gpu/layout.json"
+#: What LAYOUT was before one that is on trial; empty where there was none.
+FORMER = LAYOUT + ".former"
 UNIT = "gpu-layout.service"
 UNIT_FILE = "etc/systemd/system/" + UNIT
 
@@ -97,6 +102,11 @@ def install(target: Installation, bundle: dict) -> None:
     command = target.path(COMMAND)
     if not is_built(command, digest):
         target.write(COMMAND, b"" if target.check else archive(modules, digest, sys.executable), 0o755)
+    if bundle["try"]:
+        target.remove(FORMER)
+    elif not target.path(FORMER).exists():
+        layout = target.path(LAYOUT)
+        target.write(FORMER, layout.read_bytes() if layout.exists() else b"")
     target.write(LAYOUT, (json.dumps(bundle["layout"], indent=2) + "\n").encode())
     target.write(UNIT_FILE, bundle["unit"].encode())
     if target.done:
@@ -107,10 +117,22 @@ def install(target: Installation, bundle: dict) -> None:
             target.systemctl("restart", UNIT)
 
 
+def bring_back(target: Installation) -> None:
+    """The layout of before one that was on trial."""
+    former = target.path(FORMER)
+    if not former.exists():
+        return
+    if former.stat().st_size:
+        target.write(LAYOUT, former.read_bytes())
+    else:
+        target.remove(LAYOUT)
+    target.remove(FORMER)
+
+
 def uninstall(target: Installation) -> None:
     if target.path(UNIT_FILE).exists():
         target.systemctl("disable", "--quiet", "--now", UNIT)
-    for relative in (UNIT_FILE, LAYOUT, COMMAND):
+    for relative in (UNIT_FILE, LAYOUT, FORMER, COMMAND):
         target.remove(relative)
     folder = target.path(LAYOUT).parent
     if not target.check and folder.is_dir() and not any(folder.iterdir()):
@@ -197,6 +219,8 @@ def main() -> int:
     target = Installation(options.root, options.check)
     if bundle["state"] == "present":
         install(target, bundle)
+    elif bundle["state"] == "former":
+        bring_back(target)
     else:
         uninstall(target)
     print(json.dumps({"changed": bool(target.done), "done": target.done}))

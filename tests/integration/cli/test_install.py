@@ -18,7 +18,7 @@ LAYOUT = [{"gpus": "all", "sharing": "shared"}]
 def modules() -> dict:
     utils = ROOT / "plugins" / "module_utils"
     files = [f for pattern in ("*.py", "cli/*.py", "models/*.json") for f in utils.glob(pattern)]
-    return {str(f.relative_to(utils)): f.read_text() for f in files if f.name != "runner.py"}
+    return {str(f.relative_to(utils)): f.read_text() for f in files if f.name not in ("layout_module.py", "runner.py")}
 
 
 @pytest.fixture
@@ -59,6 +59,26 @@ def test_check_foretells_and_changes_nothing(install, tmp_path):
     there = installed(tmp_path)
     assert install("--check", state="absent")["changed"]
     assert installed(tmp_path) == there
+
+
+def test_a_layout_on_trial_can_be_taken_back(install, tmp_path):
+    path = tmp_path / "etc/openfleet-gpu/layout.json"
+    install(state="former")
+    assert installed(tmp_path) == {}, "nothing was on trial"
+    install(**{"try": False})
+    install(state="former")
+    assert not path.exists(), "there was none before"
+    install()
+    there = installed(tmp_path)
+    for layout in ([{"gpus": [0], "sharing": "exclusive"}], [{"gpus": [1], "sharing": "exclusive"}]):
+        install(layout=layout, **{"try": False})
+        assert json.loads(path.read_text()) == layout
+    assert install(state="former")["changed"]
+    assert installed(tmp_path) == there
+    install(layout=[], **{"try": False})
+    install(layout=[])
+    assert json.loads(path.read_text()) == [], "it stands: nothing is kept"
+    assert set(installed(tmp_path)) == set(there)
 
 
 def test_a_change_of_one_part_writes_that_part(install, tmp_path):

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import pytest
-from gpu_hosts import USER
+from gpu_hosts import LAYOUT, USER
 from lab_fixtures import boot_time
 
 SHARED = [{"gpus": [2], "sharing": "shared"}]
@@ -89,3 +89,14 @@ def test_with_leave_the_host_reboots_and_has_its_whole_layout(site, stuck):
     started, before = boot_time(stuck.host), stuck.gpus()
     site("ampere", layout_stage="second", gpu_layout_reboot=True).succeeded()
     assert boot_time(stuck.host) == started and stuck.gpus() == before
+
+
+def test_a_reboot_that_is_refused_leaves_the_boot_the_layout_that_stands(site, stuck):
+    restored, started = stuck.ask(f"cat {LAYOUT}"), boot_time(stuck.host)
+    with stuck.gpu_job(1, start=0) as job:
+        said = site("ampere", gpu_layout=MIG, gpu_layout_reboot=True).failed("ampere")
+        assert "the host would reboot" in said and f"pid {job.pid} " in said
+        assert stuck.runs(job)
+    assert stuck.not_as("first") == []
+    assert (stuck.ask(f"cat {LAYOUT}"), boot_time(stuck.host)) == (restored, started)
+    assert not stuck.host.file(f"{LAYOUT}.former").exists
