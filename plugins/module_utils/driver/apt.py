@@ -23,6 +23,7 @@ from .model import Host, Request, Transaction, Wanted
 from .observe import Run, run
 
 _LISTS = "/var/lib/apt/lists"
+_ARCHIVES = "/var/cache/apt/archives"
 _INST = re.compile(r"^Inst ([^\s:]+)(?::\S+)?(?: \[([^\]]+)\])? \((\S+) ")
 _REMV = re.compile(r"^(?:Remv|Purg) ([^\s:]+)(?::\S+)?(?: \[([^\]]+)\])?")
 #: A mirror that hangs must not hang the run: apt's own default is two minutes a try.
@@ -68,7 +69,7 @@ class Apt:
             "-o", "Dir::State::lists=%s" % (private / "lists"),
             "-o", "Dir::Cache=%s" % private,
             # What is fetched stays for the change, which may come a drain later.
-            "-o", "Dir::Cache::archives=/var/cache/apt/archives",
+            "-o", "Dir::Cache::archives=%s" % _ARCHIVES,
             "-o", "APT::Get::List-Cleanup=0",
             *_NETWORK,
         ]  # fmt: skip
@@ -198,11 +199,16 @@ class Apt:
         return missing
 
     def install(self, transaction: Transaction) -> str:
-        """Empty, or what went wrong."""
+        """Empty, or what went wrong. What was fetched for it is deleted again, once it is installed."""
         # From what was fetched, with the lists, sources and pins that were asked: nothing can have moved in between.
-        options = [*self._options, "-o", "APT::Keep-Downloaded-Packages=false"]
-        done = self.call([*_CHANGE, *options, "install", "--no-download", *transaction.arguments])
-        return "" if done.returncode == 0 else _complaints(done.stdout + done.stderr)
+        done = self.call([*_CHANGE, *self._options, "install", "--no-download", *transaction.arguments])
+        if done.returncode != 0:
+            return _complaints(done.stdout + done.stderr)
+        for name, _old, new in transaction.installs:
+            # As apt names them: without the epoch's colon.
+            for path in Path(_ARCHIVES).glob("%s_%s_*.deb" % (name, new.replace(":", "%3a"))):
+                path.unlink()
+        return ""
 
     def remove(self, transaction: Transaction) -> str:
         done = self.call([*_CHANGE, "purge", *(name for name, _old in transaction.removals)])
