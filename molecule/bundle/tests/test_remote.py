@@ -1,0 +1,62 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The host that had nothing but a bundle and Debian's packages."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from lab_fixtures import REPOSITORY
+
+LAB = REPOSITORY / ".lab"
+RELEASE = os.environ.get("LAB_RELEASE") or "bookworm"
+DIRECTORY = {"bookworm": "debian12", "trixie": "debian13"}[RELEASE]
+#: By folder of the bundle, where the vendor has it.
+ORIGINS = {
+    f"repositories/driver/{DIRECTORY}/x86_64": f"mirror-{RELEASE}/cuda/repos/{DIRECTORY}/x86_64",
+    "repositories/container-toolkit/deb/amd64": "mirror-toolkit/stable/deb/amd64",
+}
+
+
+def manifest():
+    return json.loads((LAB / "bundle" / "manifest.json").read_text())
+
+
+def test_it_reaches_nothing_but_itself(remote):
+    """So that whatever it has came from the bundle, or from Debian's packages beside it."""
+    assert remote.check_output("ls /sys/class/net").split() == ["lo"]
+    there = set(remote.check_output("find /srv/mirror -maxdepth 1 -mindepth 1 -type d -printf '%f '").split())
+    assert there == {"bundle", "debian", "simulated"}
+
+
+def test_every_package_of_the_vendors_is_of_the_bundle(remote):
+    """By its index too: apt, which verified it, names no other place."""
+    packages = {
+        name: versions for repository in manifest()["repositories"] for name, versions in repository["packages"].items()
+    }
+    lines = remote.check_output("dpkg-query -W -f '${Package} ${Version} ${db:Status-Status}\n'").splitlines()
+    installed = {name: version for name, version, state in map(str.split, lines) if state == "installed"}
+    assert set(packages) <= set(installed)
+    assert {name: [installed[name]] for name in packages} == packages
+    sources = remote.check_output("cat /etc/apt/sources.list.d/*")
+    for folder in ORIGINS:
+        assert "http://127.0.0.1:8080/bundle/" + folder in sources
+    assert "nvidia.com" not in sources and "nvidia.github.io" not in sources
+
+
+def test_the_index_is_the_vendors_byte_by_byte(remote):
+    """Nobody signed anything on the way, and it is the vendor's key that is trusted."""
+    signed_by = {repository["folder"]: repository["signed_by"] for repository in manifest()["repositories"]}
+    for folder, origin in ORIGINS.items():
+        signed = (LAB / origin / "InRelease").read_bytes()
+        assert remote.file(f"/srv/mirror/bundle/{folder}/InRelease").content == signed
+        assert signed_by[folder] == (LAB / origin.split("/")[0] / "fingerprint").read_text().split()
+
+
+def test_the_gpus_are_as_the_layout_says(remote):
+    assert remote.check_output("cat /sys/module/nvidia/version") == "580.105.08"
+    listed = remote.check_output("nvidia-smi -L")
+    assert listed.count("MIG 3g.40gb") == 2
+    specification = remote.check_output("cat /var/run/cdi/nvidia.yaml")
+    assert "nvidia.com/gpu" in specification
