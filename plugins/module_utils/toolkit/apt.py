@@ -68,7 +68,9 @@ class Apt(apt.AptBase):
 
     def install(self, version: str, paths: Sequence[str] = ()) -> str:
         """From what was fetched: nothing depends on a network here."""
-        problem = self.change("install", "--no-download", *self._arguments(version, paths))
+        # Files of which apt has no copy among what it fetched are none to it then.
+        offline = () if paths else ("--no-download",)
+        problem = self.change("install", *offline, *self._arguments(version, paths))
         if not problem:
             self.forget_fetched((name, version) for name in rules.PACKAGES)
         return problem
