@@ -98,7 +98,7 @@ image:
 image-slurm: packages
 	@flock .lab/image.lock tests/lab/image/build slurm
 
-# The same with the real MPS control daemon.
+# The same with an engine for clients of MPS in containers.
 .PHONY: image-sharing
 image-sharing: packages
 	@flock .lab/image.lock tests/lab/image/build sharing
@@ -188,16 +188,17 @@ endif
 
 # One fleet for molecule and for the tests of the lab, apart from the demo's, so that a demo may stand beside it.
 .PHONY: test-fleet
-test-fleet: image-slurm
+test-fleet: image-slurm image-sharing
 	@export OPENFLEET_LAB=test
 	[ -t 1 ] || export NO_COLOR=1
-	destroy() { for scenario in default mig gpu_drain; do molecule destroy --no-command-borders --scenario-name $$scenario; done >.lab/molecule-destroy.log 2>&1; }
+	destroy() { for scenario in default mig gpu_drain sharing; do molecule destroy --no-command-borders --scenario-name $$scenario; done >.lab/molecule-destroy.log 2>&1; }
 	destroy
 	trap destroy EXIT
 	$(call leg,site.yml on the simulated fleet (molecule),molecule test --no-command-borders --destroy=never)
 	$(call leg,the lab and real clients,pytest --quiet tests/lab)
 	$(call leg,changes that something is in the way of (molecule),molecule test --no-command-borders --scenario-name mig)
 	$(call leg,clients off the GPUs and back: systemd and Slurm (molecule),molecule test --no-command-borders --scenario-name gpu_drain)
+	$(call leg,MPS and time slices: switches and failures (molecule),molecule test --no-command-borders --scenario-name sharing --destroy=never)
 
 # Hosts of their own: bare ones, each with a mirror of packages.
 .PHONY: test-packages

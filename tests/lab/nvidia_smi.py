@@ -17,6 +17,8 @@ Run = Callable[[str], "tuple[int, str]"]
 
 # A row of `nvidia-smi mig -lgi`:  |   0  MIG 3g.40gb          9        2          4:4     |
 GPU_INSTANCE = re.compile(r"^\|\s+(\d+)\s+MIG (\S+)\s+\d+\s+(\d+)\s+(\d+):\d+\s+\|$", re.MULTILINE)
+# A row of `nvidia-smi compute-policy -l`:  |   0   Timeslice       Default       |
+TIME_SLICE = re.compile(r"^\|\s+(\d+)\s+Timeslice\s+(\w+)\s+\|$", re.MULTILINE)
 # Lines of `nvidia-smi -L`:  GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-...)
 #                              MIG 2c.4g.40gb  Device  0: (UUID: MIG-...)
 LISTED = re.compile(
@@ -40,7 +42,7 @@ class GpuInstance:
 
 @dataclass
 class Gpu:
-    """A GPU: `mig_mode` and `compute_mode` in nvidia-smi's words, instances by their id."""
+    """A GPU: `mig_mode`, `compute_mode` and `time_slice` in nvidia-smi's words, instances by their id."""
 
     index: int
     name: str
@@ -51,6 +53,8 @@ class Gpu:
     compute_mode: str
     mig_device_uuids: list[str]
     instances: dict[int, GpuInstance] = field(default_factory=dict)
+    #: None where it has none.
+    time_slice: str | None = None
 
 
 class NvidiaSmiError(Exception):
@@ -86,6 +90,10 @@ def read_gpus(run: Run) -> list[Gpu]:
     for gpu, profile, instance, start in GPU_INSTANCE.findall(table) if status == 0 else ():
         # One without a compute instance is no MIG device: only this list tells of it.
         gpus[int(gpu)].instances.setdefault(int(instance), GpuInstance(profile, None)).start = int(start)
+    # This one ends at the first GPU that has none, after those before it.
+    _status, table = run("nvidia-smi compute-policy -l")
+    for index, name in TIME_SLICE.findall(table):
+        gpus[int(index)].time_slice = name
     return gpus
 
 

@@ -6,7 +6,7 @@
 usage: verify_layout.py [HOST...]     all hosts of inventories/simulated if none is named; status 1 if one differs
 
 Written apart from the collection, on purpose: it shares no code with what it checks. It knows the parts of gpu_layout
-that are applied so far (sharing: mig, exclusive, shared).
+that are applied so far (all but sharing: vgpu).
 """
 
 from __future__ import annotations
@@ -20,12 +20,18 @@ from pathlib import Path
 import yaml
 
 sys.path.insert(0, str(Path(__file__).parent))
+from mps_answers import Daemon, DaemonError, read_daemons
 from nvidia_smi import Gpu, NvidiaSmiError, Run, read_gpus
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 INVENTORY = REPOSITORY / "inventories" / "simulated"
 
-COMPUTE_MODE = {"exclusive": "Exclusive_Process", "shared": "Default"}
+COMPUTE_MODE = {
+    "exclusive": "Exclusive_Process",
+    "mps": "Exclusive_Process",
+    "shared": "Default",
+    "time_slicing": "Default",
+}
 
 
 def selects(selector, gpu: Gpu) -> bool:
@@ -57,6 +63,9 @@ def differences_of_gpu(entry: dict, gpu: Gpu) -> list[str]:
     if not mig and gpu.compute_mode != COMPUTE_MODE[entry["sharing"]]:
         found.append(f"compute mode is {gpu.compute_mode}, asked for {COMPUTE_MODE[entry['sharing']]}")
 
+    time_slice = entry["time_slicing"]["slice"] if entry["sharing"] == "time_slicing" else "default"
+    if (gpu.time_slice or "Default").lower() != time_slice:
+        found.append(f"the time slice is {gpu.time_slice}, asked for {time_slice}")
     wanted = wanted_instances(entry["mig"]) if mig else []
     there = [(i.profile, tuple(i.compute_instances), i.start) for i in gpu.instances.values()]
     if sorted(item[:2] for item in wanted) != sorted(item[:2] for item in there):
@@ -77,6 +86,28 @@ def differences(variables: dict, gpus: list[Gpu]) -> list[str]:
         if not chosen:
             found.append(f"gpu_layout[{number}] selects no GPU of the host")
         found += [f"GPU {gpu.index}: {sentence}" for gpu in chosen for sentence in differences_of_gpu(entry, gpu)]
+    return found
+
+
+def differences_of_daemons(variables: dict, gpus: list[Gpu], daemons: dict[str, Daemon]) -> list[str]:
+    """What of the MPS daemons is not as the variables ask. It knows parts that make one daemon each, without a memory limit."""
+    wanted = {}
+    for entry in variables["gpu_layout"]:
+        gpu = next(gpu for gpu in gpus if any(selects(selector, gpu) for selector in _as_list(entry["gpus"])))
+        if "mps" in entry:
+            wanted[entry["mps"]["name"]] = (gpu.uuid, entry["mps"])
+        for item in entry.get("mig", []):
+            if "mps" in item:
+                device = next((i.uuids[0] for i in gpu.instances.values() if i.profile == item["profile"]), None)
+                wanted[item["mps"]["name"]] = (device, item["mps"])
+    found = []
+    if set(wanted) != set(daemons):
+        found.append(f"MPS daemons are {sorted(daemons)}, asked for {sorted(wanted)}")
+    for name in set(wanted) & set(daemons):
+        device, mps = wanted[name]
+        seen = (daemons[name].devices, daemons[name].percentage)
+        if seen != ([device], mps["active_thread_percentage"]):
+            found.append(f"the MPS daemon {name} has {seen}, asked for {mps} on {device}")
     return found
 
 
@@ -106,16 +137,18 @@ def main(names: list[str]) -> int:
     for name in names or yaml.safe_load((INVENTORY / "hosts.yml").read_text())["gpu_hosts"]["hosts"]:
         variables = yaml.safe_load((INVENTORY / "host_vars" / f"{name}.yml").read_text())
         try:
-            gpus = read_gpus(podman_run(name))
-            found = differences(variables, gpus)
-        except NvidiaSmiError as error:
-            gpus, found = [], [str(error)]
+            gpus, daemons = read_gpus(podman_run(name)), read_daemons(podman_run(name))
+            found = differences(variables, gpus) + differences_of_daemons(variables, gpus, daemons)
+        except (NvidiaSmiError, DaemonError) as error:
+            gpus, daemons, found = [], {}, [str(error)]
         if found:
             status = 1
             print(f"{name}: NOT as asked", *found, sep="\n  ")
         else:
             instances = sum(len(gpu.instances) for gpu in gpus)
-            print(f"{name}: {len(gpus)} GPUs with {instances} GPU instances, exactly as asked")
+            parts = f"{len(gpus)} GPUs with {instances} GPU instances"
+            parts += f" and {len(daemons)} MPS daemons" if daemons else ""
+            print(f"{name}: {parts}, exactly as asked")
     return status
 
 

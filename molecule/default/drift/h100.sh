@@ -16,14 +16,15 @@ nvidia-smi mig -i 3 -dci
 nvidia-smi mig -i 3 -dgi
 nvidia-smi -i 3 -mig 0
 
-# GPU 4: the whole GPU cut up for somebody.
-nvidia-smi mig -i 4 -dci
-nvidia-smi mig -i 4 -dgi
-nvidia-smi mig -i 4 -cgi 9,19 -C
+# GPU 4: somebody wanted short turns. Its MIG mode would have been no better.
+nvidia-smi compute-policy -i 4 --set-timeslice=1
 
 # GPU 5: one of two compute instances is lost, its GPU instance stands.
 split=$(instance_at 5 0)
 nvidia-smi mig -i 5 -gi "$split" -ci 1 -dci
+
+# GPU 2 has its seven instances, and somebody ended the daemon of GPU 1.
+systemctl stop openfleet-mps@inference
 
 # GPU 6, to be exclusive: anyone may use it. GPU 7, to be shared: in MIG mode.
 nvidia-smi -i 6 -c DEFAULT

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import pytest
 from lab_fixtures import host_vars, lab_host
+from mps_answers import read_daemons
 from nvidia_smi import read_gpus
 
-__all__ = ["gpus_of", "host_vars", "lab_host"]
+__all__ = ["daemons_of", "gpus_of", "host_vars", "lab_host"]
 
 
 @pytest.fixture(scope="session")
 def gpus_of(lab_host):
     """A function from the name of a lab host to its GPUs as nvidia-smi tells of them now."""
 
-    def read(host_name: str):
-        host = lab_host(host_name)
+    return lambda host_name: read_gpus(_run_on(lab_host(host_name)))
 
-        def run(command: str) -> tuple[int, str]:
-            done = host.run(command)
-            return done.rc, done.stdout + done.stderr
 
-        return read_gpus(run)
+@pytest.fixture(scope="session")
+def daemons_of(lab_host):
+    """A function from the name of a lab host to the MPS daemons that run there now."""
+    return lambda host_name: read_daemons(_run_on(lab_host(host_name)))
 
-    return read
+
+def _run_on(host):
+    def run(command: str) -> tuple[int, str]:
+        done = host.run(command)
+        return done.rc, done.stdout + done.stderr
+
+    return run

@@ -9,7 +9,7 @@ import re
 import pytest
 
 # By host: the GPUs that the drift left alone, and those where it took a part only.
-UNTOUCHED = {"h100": {1, 2}, "a100": {0, 2, 3}, "pro6000": {0}}
+UNTOUCHED = {"h100": {2}, "a100": {0, 2, 3}, "pro6000": {0}}
 
 
 def mig_uuids(listing: str) -> dict[int, set[str]]:
@@ -38,6 +38,12 @@ def test_instances_that_nobody_touched_were_kept(before_and_now, name):
     before, now = before_and_now(name)
     for gpu in UNTOUCHED[name]:
         assert now[gpu] == before[gpu], f"GPU {gpu}"
+
+
+def test_the_daemon_in_the_instance_that_stayed_was_not_restarted(lab_host, daemons_of):
+    assert set(daemons_of("h100")) == {"inference", "small"}
+    restarts = lab_host("h100").check_output("systemctl show --property=NRestarts,InvocationID openfleet-mps@small")
+    assert restarts in lab_host("h100").file("/var/tmp/before-the-drift").content_string
 
 
 def test_only_the_lost_instance_was_made_anew(before_and_now):

@@ -1,0 +1,44 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""reset.yml leaves nothing of MPS on a host, and everything else of Debian's as it was."""
+
+from __future__ import annotations
+
+import pytest
+from sharing_hosts import SharingHost
+
+TRACES = (
+    "/etc/openfleet-gpu",
+    "/etc/systemd/system/openfleet-mps@.service",
+    "/etc/logrotate.d/openfleet-mps",
+    "/run/openfleet-mps",
+    "/var/log/openfleet-mps",
+    "/var/lib/openfleet-gpu",
+    "/etc/cdi/openfleet-mps-inference.json",
+)
+
+
+@pytest.fixture(scope="module")
+def hopper(lab_host):
+    return SharingHost("hopper", lab_host("hopper"))
+
+
+def test_a_dry_run_takes_nothing_away(hopper):
+    before = hopper.daemons()
+    assert set(before) == {"small", "inference"}
+    done = hopper.play("playbooks/reset.yml", "--check", "--diff")
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "mps inference: stop on gpu 1" in done.stdout
+    assert hopper.daemons() == before
+
+
+def test_nothing_is_left(hopper):
+    for path in TRACES:
+        assert hopper.host.file(path).exists, path
+    done = hopper.play("playbooks/reset.yml")
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert hopper.daemons() == {}
+    for path in TRACES:
+        assert not hopper.host.file(path).exists, path
+    assert hopper.host.run("pgrep -f nvidia-cuda-mps").rc != 0
+    assert hopper.host.file("/usr/bin/nvidia-cuda-mps-control").exists

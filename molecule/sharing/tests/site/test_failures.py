@@ -1,0 +1,76 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Where a change fails or is cut off, the host has the old layout, daemons included; and what cannot be is refused first."""
+
+from __future__ import annotations
+
+QUARTERS = {"clients": 4, "active_thread_percentage": 25}
+BROKEN = "/etc/systemd/system/openfleet-mps@broken.service.d"
+
+
+def shared(gpu):
+    return {"gpus": [gpu], "sharing": "shared"}
+
+
+def test_a_daemon_that_does_not_start_brings_the_old_one_back(hopper):
+    before = {name: (d.devices, d.percentage, d.limits) for name, d in hopper.daemons().items()}
+    gpu = hopper.gpu(1)
+    hopper.ask(f"mkdir -p {BROKEN} && printf '[Service]\\nExecStartPre=/bin/false\\n' >{BROKEN}/broken.conf")
+    try:
+        part = {"profile": "3g.40gb", "mps": dict(QUARTERS, name="broken")}
+        failed = hopper.apply({"gpus": [1], "sharing": "mig", "mig": [part]})
+        assert failed["error"]["outcome"] == "old", failed
+        assert "broken" in failed["error"]["where"]
+        assert "the layout of before is back" in failed["error"]["problem"]
+        assert any("enable MIG mode" in step for step in failed["error"]["steps_done"])
+    finally:
+        hopper.ask(f"rm -r {BROKEN} && systemctl daemon-reload")
+    assert hopper.gpu(1) == gpu
+    assert {name: (d.devices, d.percentage, d.limits) for name, d in hopper.daemons().items()} == before
+    assert hopper.host.run("ls /etc/openfleet-gpu/mps/broken* /etc/cdi/openfleet-mps-broken*").rc != 0
+
+
+def test_a_run_that_is_killed_after_it_stopped_a_daemon_is_made_up_for(hopper, inventory_layout):
+    hopper.ask("gpusim fail nvmlDeviceSetComputeMode --nth 1 --code kill")
+    killed = hopper.host.run('echo \'[{"gpus": [1], "sharing": "shared"}]\' | gpu-layout apply --layout -')
+    assert killed.rc != 0
+    assert set(hopper.daemons()) == {"small"}
+    done = hopper.apply(*inventory_layout("hopper"))
+    assert done["recovered"], done
+    assert set(hopper.daemons()) == {"small", "inference"}
+
+
+def test_a_daemon_that_somebody_stopped_is_started(hopper, inventory_layout):
+    hopper.ask("systemctl stop openfleet-mps@inference")
+    done = hopper.apply(*inventory_layout("hopper"))
+    assert "mps inference: start (4 clients of 25 % and 18GiB) on gpu 1" in done["plan"]
+    assert set(hopper.daemons()) == {"small", "inference"}
+
+
+def test_more_memory_than_there_is_is_refused_before_anything(hopper):
+    gpu = hopper.gpu(1)
+    failed = hopper.apply(
+        {"gpus": [1], "sharing": "mps", "mps": dict(QUARTERS, name="big", pinned_memory_limit="40GiB")}
+    )
+    assert "4 clients of 40GiB each are more than the" in failed["error"]["problem"]
+    assert hopper.gpu(1) == gpu
+    assert set(hopper.daemons()) == {"small", "inference"}
+
+
+def test_a_gpu_without_time_slices_says_so_before_anything(ada):
+    ada.ask("gpusim set 1 timeslicing off")
+    failed = ada.apply(shared(0), {"gpus": [1], "sharing": "time_slicing", "time_slicing": {"slice": "long"}})
+    assert failed["error"]["where"].startswith("gpu_layout[1] on gpu 1")
+    assert "Not Supported" in failed["error"]["problem"]
+    assert ada.time_slices() == ["Long", None], "the first GPU was not touched"
+    # The driver's default is what such a GPU has anyhow.
+    done = ada.apply({"gpus": [1], "sharing": "time_slicing", "time_slicing": {"slice": "default"}})
+    assert "error" not in done, done
+
+
+def test_a_plan_of_site_yml_stops_at_it_on_every_host(ada):
+    ada.ask("gpusim set 0 timeslicing off")
+    done = ada.play("site.yml")
+    assert done.returncode != 0
+    assert "its time slice cannot be set: Failed to get compute policies for GPU 0 : Not Supported" in done.stdout
+    assert "PLAY [Apply" not in done.stdout

@@ -1,0 +1,111 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""From any technique to any other in one run: every ordered pair, on one GPU, seen by NVIDIA's own programs."""
+
+from __future__ import annotations
+
+import pytest
+
+QUARTERS = {"clients": 4, "active_thread_percentage": 25}
+#: The entry of each technique, and what the GPU and its daemons then are.
+TECHNIQUES = {
+    "exclusive": ({"sharing": "exclusive"}, ("Exclusive_Process", [], "Default", {})),
+    "shared": ({"sharing": "shared"}, ("Default", [], "Default", {})),
+    "mig": (
+        {"sharing": "mig", "mig": [{"profile": "3g.40gb"}, {"profile": "1g.10gb", "count": 2}]},
+        (None, ["1g.10gb", "1g.10gb", "3g.40gb"], "Default", {}),
+    ),
+    "mps": (
+        {"sharing": "mps", "mps": dict(QUARTERS, name="whole", pinned_memory_limit="18GiB")},
+        ("Exclusive_Process", [], "Default", {"whole": None}),
+    ),
+    "time_slicing": (
+        {"sharing": "time_slicing", "time_slicing": {"slice": "medium", "replicas": 2}},
+        ("Default", [], "Medium", {}),
+    ),
+    "mps in mig": (
+        {"sharing": "mig", "mig": [{"profile": "3g.40gb", "mps": dict(QUARTERS, name="part")}, {"profile": "2g.20gb"}]},
+        (None, ["2g.20gb", "3g.40gb"], "Default", {"part": "3g.40gb"}),
+    ),
+}
+
+
+def tour(names):
+    """A way through every ordered pair, each once, which ends where it began (Hierholzer's algorithm)."""
+    left = {name: [other for other in names if other != name] for name in names}
+    way, stack = [], [names[0]]
+    while stack:
+        if left[stack[-1]]:
+            stack.append(left[stack[-1]].pop())
+        else:
+            way.append(stack.pop())
+    return way[::-1]
+
+
+def test_the_tour_is_complete():
+    way = tour(list(TECHNIQUES))
+    assert len(set(zip(way, way[1:]))) == len(way) - 1 == len(TECHNIQUES) * (len(TECHNIQUES) - 1)
+
+
+def entry(name):
+    return dict(TECHNIQUES[name][0], gpus=[1])
+
+
+def check(host, name):
+    mode, instances, time_slice, daemons = TECHNIQUES[name][1]
+    gpu = host.gpu(1)
+    assert (gpu["compute_mode"], sorted(gpu["instances"]), gpu["time_slice"]) == (mode, instances, time_slice)
+    assert gpu["mig"] == (mode is None)
+    # The other GPU's daemon goes on meanwhile.
+    running = {d: seen.devices for d, seen in host.daemons().items() if d != "small"}
+    assert running == {d: [host.device(1, profile)] for d, profile in daemons.items()}
+
+
+def test_every_switch_takes_one_run(hopper):
+    small = hopper.daemons()["small"].pid
+    way = tour(list(TECHNIQUES))
+    hopper.apply(entry(way[0]))
+    for before, name in zip(way, way[1:]):
+        done = hopper.apply(entry(name))
+        assert "error" not in done, (before, name, done)
+        assert done["changed"], (before, name)
+        check(hopper, name)
+        assert hopper.nothing_to_do(entry(name)), (before, name)
+    assert hopper.daemons()["small"].pid == small
+
+
+def test_a_daemon_for_each_gpu_or_one_for_all(ada):
+    both = {"gpus": "all", "sharing": "mps", "mps": dict(QUARTERS, name="pair")}
+    ada.apply(both)
+    uuids = [ada.device(0), ada.device(1)]
+    assert {name: d.devices for name, d in ada.daemons().items()} == {
+        "pair-gpu0": uuids[:1],
+        "pair-gpu1": uuids[1:],
+    }
+    together = dict(both, mps=dict(both["mps"], daemon_per="entry"))
+    done = ada.apply(together)
+    assert "error" not in done, done
+    assert {name: d.devices for name, d in ada.daemons().items()} == {"pair": uuids}
+
+
+def test_new_limits_reach_a_daemon_as_it_runs(hopper):
+    before = hopper.daemons()["inference"]
+    more = {"gpus": [1], "sharing": "mps", "mps": dict(QUARTERS, name="inference", pinned_memory_limit="20GiB")}
+    more["mps"]["active_thread_percentage"] = 20
+    done = hopper.apply(more)
+    assert done["plan"][1] == "mps inference: change to 4 clients of 20 % and 20GiB on gpu 1"
+    now = hopper.daemons()["inference"]
+    assert (now.pid, now.percentage) == (before.pid, 20)
+    assert now.limits != before.limits
+
+
+@pytest.mark.parametrize("name", ["shared", "mig"])
+def test_site_yml_says_what_it_would_do_and_does_it(hopper, inventory_layout, name):
+    layout = [inventory_layout("hopper")[0], entry(name)]
+    done = hopper.play("site.yml", gpu_layout=layout)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert (
+        "mps inference: stop on gpu 1" in done.stdout
+        or "from MIG off, compute mode exclusive_process, MPS inference" in done.stdout
+    )
+    check(hopper, name)

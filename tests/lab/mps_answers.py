@@ -1,0 +1,57 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the MPS control daemons of a lab host are, by the word of systemd, of /proc and of the daemons themselves.
+
+Nothing here comes from the collection, as in nvidia_smi.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from typing import Callable
+
+# Runs a shell command on a host and gives (exit status, standard output).
+Run = Callable[[str], "tuple[int, str]"]
+
+
+@dataclass
+class Daemon:
+    """A daemon that runs: UUIDs of what it serves, and its default limits; those of memory in the daemon's own words."""
+
+    pid: int
+    devices: list[str]
+    percentage: float
+    limits: list[str]
+
+
+class DaemonError(Exception):
+    """Somebody could not be asked."""
+
+
+def read_daemons(run: Run) -> dict[str, Daemon]:
+    """By the name that the unit has; raises DaemonError."""
+    units = _ask(run, "systemctl list-units --plain --no-legend --state=active 'openfleet-mps@*'")
+    return {name: _daemon(run, name) for name in re.findall(r"openfleet-mps@(\S+)\.service", units)}
+
+
+def _daemon(run: Run, name: str) -> Daemon:
+    pid = int(_ask(run, f"systemctl show --property=MainPID --value openfleet-mps@{name}"))
+    lines = _ask(run, f"tr '\\0' '\\n' </proc/{pid}/environ").splitlines()
+    environment = dict(line.partition("=")[::2] for line in lines)
+    devices = environment["CUDA_VISIBLE_DEVICES"].split(",")
+
+    def answer(command: str) -> str:
+        pipes = shlex.quote(environment["CUDA_MPS_PIPE_DIRECTORY"])
+        return _ask(run, f"echo {command} | CUDA_MPS_PIPE_DIRECTORY={pipes} nvidia-cuda-mps-control").strip()
+
+    limits = [answer(f"get_default_device_pinned_mem_limit {number}") for number in range(len(devices))]
+    return Daemon(pid, devices, float(answer("get_default_active_thread_percentage")), limits)
+
+
+def _ask(run: Run, command: str) -> str:
+    status, output = run(command)
+    if status != 0:
+        raise DaemonError(f"`{command}` ended with {status}: {output.strip()[-300:]}")
+    return output
