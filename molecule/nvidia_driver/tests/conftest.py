@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,8 @@ class Played:
     planned: tuple[str, ...]
     done: tuple[str, ...]
     executions: int
+    #: What the play said of its own accord.
+    said: tuple[str, ...] = ()
 
 
 def outcome(text: str, host: str) -> Played:
@@ -53,6 +56,9 @@ def outcome(text: str, host: str) -> Played:
         steps("Plan the driver"),
         steps("Apply the plan"),
         len([action for action in actions if action not in there]),
+        tuple(
+            result["msg"] for result in results if str(result.get("action", "")).endswith("debug") and "msg" in result
+        ),
     )
 
 
@@ -60,7 +66,7 @@ def outcome(text: str, host: str) -> Played:
 def play():
     """A function that plays the role on a host with variables, and tells how it went."""
 
-    def run(host: str, *options: str, **variables) -> Played:
+    def run(host: str, *options: str, playbook: Path = SCENARIO / "converge.yml", **variables) -> Played:
         command = [
             "ansible-playbook",
             "--inventory",
@@ -70,7 +76,7 @@ def play():
             "--extra-vars",
             json.dumps(variables),
             *options,
-            str(SCENARIO / "converge.yml"),
+            str(playbook),
         ]
         environment = dict(
             os.environ, ANSIBLE_STDOUT_CALLBACK="ansible.posix.json", ANSIBLE_CONFIG=str(REPOSITORY / "ansible.cfg")
@@ -80,6 +86,14 @@ def play():
         return outcome(done.stdout, host)
 
     return run
+
+
+# In one execution: a story looks often.
+LOOK = r"""dpkg-query -W -f '${Package} ${Version} ${db:Status-Status}\n'; echo ---
+apt-mark showhold; echo ---
+find /etc/apt /etc/modprobe.d /etc/modules-load.d /var/lib/apt/lists -type f ! -name lock -exec sha256sum {} + | sort; echo ---
+cat /sys/module/nvidia/version 2>/dev/null; echo ---
+dpkg --audit; echo --- end"""
 
 
 @dataclass(frozen=True)
@@ -96,16 +110,9 @@ class State:
 @pytest.fixture
 def state_of(lab_host):
     def read(name: str) -> State:
-        host = lab_host(name)
-        lines = host.check_output("dpkg-query -W -f '${Package} ${Version} ${db:Status-Status}\\n'").splitlines()
-        packages = {line.split()[0]: line.split()[1] for line in lines if line.endswith(" installed")}
-        files = "find /etc/apt /etc/modprobe.d /var/lib/apt/lists -type f ! -name lock -exec sha256sum {} + | sort"
-        return State(
-            packages,
-            tuple(host.check_output("apt-mark showhold").split()),
-            host.check_output(files),
-            host.run("cat /sys/module/nvidia/version").stdout.strip(),
-            host.check_output("dpkg --audit"),
-        )
+        parts = [part.strip() for part in re.split("^---.*$", lab_host(name).check_output(LOOK), flags=re.MULTILINE)]
+        lines = (line.split() for line in parts[0].splitlines())
+        packages = {line[0]: line[1] for line in lines if line[2] == "installed"}
+        return State(packages, tuple(parts[1].split()), parts[2], parts[3], parts[4])
 
     return read

@@ -16,8 +16,14 @@ from dataclasses import dataclass, field
 VERSIONS = ("580.95.05", "580.105.08", "590.48.01", "590.44.01")
 BROKEN = "590.44.01"
 
-#: Debian's own packages that hosts get from the mirror, for real.
-DEBIAN = ("dkms", "initramfs-tools", "libcuda1", "nvidia-smi", "nvidia-persistenced", "kmod")
+#: NVIDIA's name of a Debian release.
+DIRECTORIES = {"bookworm": "debian12", "trixie": "debian13"}
+
+#: Debian's own packages that hosts get from the mirror, for real; what excludes each other in rows of its own.
+DEBIAN = (
+    ("dkms", "initramfs-tools", "libcuda1", "nvidia-smi", "nvidia-persistenced", "kmod", "infiniband-diags"),
+    ("dracut",),
+)
 
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
 
@@ -33,6 +39,8 @@ class StandIn:
     copies: dict[str, str] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
     scripts: dict[str, str] = field(default_factory=dict)
+    #: Of `files`, those that belong to whoever administers the host.
+    conffiles: tuple[str, ...] = ()
     version: str = "{version}-1"
 
 
@@ -80,8 +88,25 @@ for index in range(count.value):
 DAEMON = """#!/bin/sh
 loaded=$(cat /sys/module/nvidia/version 2>/dev/null)
 [ "$loaded" = "{version}" ] || { echo "$0 {version}: the loaded driver is '${loaded:-none}', not {version}" >&2; exit 1; }
+%s
 exec sleep infinity
 """
+
+# Fabric Manager starts NVLSM by itself where a ConnectX-7 function leads to NVSwitches, and ends where that is not there
+# (https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/, "Systems Using Fourth Generation NVSwitches").
+NVLSM = "opt/nvidia/nvlsm/sbin/nvlsm"
+FABRIC = """if grep -qs SW_MNG /sys/bus/pci/devices/*/vpd; then
+    for needed in /%s /usr/sbin/ibstat /sys/module/ib_umad; do
+        [ -e $needed ] || { echo "$0: $needed does not exist" >&2; exit 1; }
+    done
+    /%s &
+fi""" % (NVLSM, NVLSM)
+# The shell stays, under the program's name.
+SUBNET = "#!/bin/sh\nsleep infinity\nexit 1\n"
+
+# https://docs.nvidia.com/multi-node-nvlink-systems/imex-guide/ : without nodes it has nothing to do.
+NODES = "etc/nvidia-imex/nodes_config.cfg"
+DOMAIN = 'grep -q . /%s || { echo "$0: no nodes in /%s" >&2; exit 1; }' % (NODES, NODES)
 
 UNIT = """[Unit]
 Description=%s
@@ -95,13 +120,14 @@ WantedBy=multi-user.target
 """
 
 
-def daemon(name: str, what: str, depends: tuple[str, ...] = ()) -> StandIn:
+def daemon(name: str, what: str, besides: str = "", conffiles: tuple[str, ...] = ()) -> StandIn:
     program = "usr/bin/" + name
     return StandIn(
         name,
-        depends,
+        conffiles=conffiles,
         files={
-            program: (DAEMON, 0o755),
+            program: (DAEMON % besides, 0o755),
+            **dict.fromkeys(conffiles, ("", 0o644)),
             "usr/lib/systemd/system/%s.service" % name: (UNIT % (what, "/" + program), 0o644),
         },
         scripts={
@@ -181,9 +207,10 @@ STAND_INS = (
     modules("nvidia-kernel-open-dkms", "nvidia-kernel-dkms", "Dual MIT/GPL"),
     modules("nvidia-kernel-dkms", "nvidia-kernel-open-dkms", "NVIDIA"),
     daemon("nvidia-persistenced", "NVIDIA Persistence Daemon (stand-in)"),
-    daemon("nvidia-fabricmanager", "NVIDIA fabric manager service (stand-in)"),
-    daemon("nvidia-imex", "NVIDIA IMEX service (stand-in)"),
-    StandIn("nvlsm", version="2025.06.11-1"),
+    daemon("nvidia-fabricmanager", "NVIDIA fabric manager service (stand-in)", FABRIC),
+    daemon("nvidia-imex", "NVIDIA IMEX service (stand-in)", DOMAIN, conffiles=(NODES,)),
+    # Numbered for itself, as https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/ lists it.
+    StandIn("nvlsm", files={NVLSM: (SUBNET, 0o755)}, version="2025.06.11-1"),
 )
 
 
@@ -193,7 +220,8 @@ def headers(kernel: str) -> StandIn:
     return StandIn(
         "linux-headers-" + kernel,
         files={folder + "Makefile": ("all:\n", 0o644), folder + "include/generated/uapi/linux/version.h": ("", 0o644),
-               folder + ".config": ("", 0o644)},
+               # dracut makes an initramfs only for a kernel that says here that it takes one.
+               folder + ".config": ("CONFIG_BLK_DEV_INITRD=y\nCONFIG_RD_GZIP=y\n", 0o644)},
         links={"usr/lib/modules/%s/build" % kernel: "/usr/src/linux-headers-" + kernel},
         version="1",
     )  # fmt: skip

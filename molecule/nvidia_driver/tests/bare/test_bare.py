@@ -11,11 +11,13 @@ WRITTEN = [
     "/etc/apt/preferences.d/openfleet-nvidia-driver",
     "/etc/apt/keyrings/openfleet-nvidia-driver.gpg",
     "/etc/modprobe.d/openfleet-nvidia-driver.conf",
+    "/etc/modules-load.d/openfleet-nvidia-driver.conf",
+    "/etc/dracut.conf.d/openfleet-nvidia-driver.conf",
     "/var/lib/openfleet-gpu",
 ]
 
 
-@pytest.mark.parametrize("name", ["hgx", "pcie", "secure"])
+@pytest.mark.parametrize("name", ["hgx", "pcie", "secure", "blackwell"])
 def test_a_dry_run_left_the_bare_host_alone(lab_host, name):
     host = lab_host(name)
     for path in WRITTEN:

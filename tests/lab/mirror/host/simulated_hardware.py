@@ -5,8 +5,9 @@
 
 /etc/simulated-hardware.json says what there is: {"gpus": ["2330"], "nvswitches": 4, "nvlink_bridges": 0, "nouveau": false,
 "secure_boot": false, "mok": ""}. `boot` lays it out below /sys, in file systems of its own, and loads what a kernel would
-load; `modprobe nvidia` loads the stand-in module that is installed for this kernel, as its version lies in it. Loading is:
-/sys/module/nvidia/version is there, and NVML answers for the GPUs; where the role gpu_simulator lays GPUs out, that is its part.
+load, and what /etc/modules-load.d asks for; `modprobe nvidia` loads the stand-in module that is installed for this kernel,
+as its version lies in it. Loading is: /sys/module/nvidia/version is there, and NVML answers for the GPUs; where the role
+gpu_simulator lays GPUs out, that is its part.
 """
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ def boot(hardware: dict) -> None:
         (MODULES / "nouveau").mkdir()
     elif gpus and version():
         load(hardware)
+    if any("ib_umad" in path.read_text().split() for path in Path("/etc/modules-load.d").glob("*.conf")):
+        load_umad()
 
 
 def version() -> str:
@@ -97,14 +100,20 @@ def load(hardware: dict) -> None:
                    text=True, env=environment, check=True, stdout=subprocess.DEVNULL)  # fmt: skip
 
 
+def load_umad() -> None:
+    (MODULES / "ib_umad").mkdir(exist_ok=True)
+
+
 def main() -> None:
     hardware = json.loads(CONFIGURATION.read_text())
     if sys.argv[1:] == ["boot"]:
         boot(hardware)
     elif sys.argv[-1].startswith("nvidia"):
         load(hardware)
+    elif sys.argv[-1] == "ib_umad":
+        load_umad()
     else:
-        sys.exit("modprobe: only the simulated nvidia can be loaded here")
+        sys.exit("modprobe: only the simulated nvidia and ib_umad can be loaded here")
 
 
 if __name__ == "__main__":

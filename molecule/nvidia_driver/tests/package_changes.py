@@ -1,0 +1,25 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Changes of packages, as a plan tells them and as two looks at a host do: {name: new version, or None where it goes}."""
+
+from __future__ import annotations
+
+
+def foretold(steps) -> dict[str, str | None]:
+    """What the steps of a plan name."""
+    found = {}
+    for step in steps:
+        words = step.split()
+        if words[0] == "install" and len(words) == 3:
+            found[words[1]] = words[2]
+        elif words[0] in ("upgrade", "downgrade"):
+            found[words[1]] = words[4]
+        elif words[0] == "remove":
+            found[words[1]] = None
+    return found
+
+
+def differences(before, after) -> dict[str, str | None]:
+    """What two states differ in."""
+    names = before.packages.keys() | after.packages.keys()
+    return {name: after.packages.get(name) for name in names if before.packages.get(name) != after.packages.get(name)}
