@@ -5,11 +5,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Iterable, Sequence
 
-from .layout_types import Entry, Layout, MigInstance, Selector
+from .layout_types import MPS_DAEMONS, TIME_SLICES, Entry, Layout, MigInstance, Mps, Selector, TimeSlicing
 from .model import Gpu, GpuInstance
+from .mps_model import MpsDaemon, MpsPlace
+
+MIB = 1 << 20
 
 #: The sharing that a compute mode means, MIG off.
 _SHARINGS = {"default": "shared", "exclusive_process": "exclusive"}
@@ -23,40 +27,74 @@ class Exported:
     left_out: tuple[str, ...]
 
 
-def exported(gpus: Sequence[Gpu], pin_placements: bool = False, select_by: str = "index") -> Exported:
+def exported(
+    gpus: Sequence[Gpu], pin_placements: bool = False, select_by: str = "index", daemons: Sequence[MpsDaemon] = ()
+) -> Exported:
     """The layout of these GPUs; GPUs that are alike share an entry. `select_by` is index, uuid or pci.
 
-    Applied to the same GPUs it changes nothing, but for what `left_out` names.
+    Applied to the same GPUs, with the same MPS `daemons` on them, it changes nothing, but for what `left_out` names.
     """
     left_out: list[str] = []
-    alike: dict[tuple[str, tuple[MigInstance, ...] | None], list[Gpu]] = {}
+    alike: dict[Entry, list[Gpu]] = {}
     for gpu in gpus:
-        if gpu.mig.enabled != gpu.mig.pending:
-            left_out.append("%s is left out: a change of its MIG mode is pending until a reset" % gpu.label)
-        elif gpu.mig.enabled:
-            alike.setdefault(("mig", tuple(_instances(gpu, pin_placements, left_out))), []).append(gpu)
-        elif gpu.compute_mode in _SHARINGS:
-            alike.setdefault((_SHARINGS[gpu.compute_mode], None), []).append(gpu)
-        else:
-            left_out.append(
-                "%s is left out: no sharing means its compute mode (%s)" % (gpu.label, gpu.compute_mode or "not told")
-            )
+        entry = _entry(gpu, pin_placements, daemons, left_out)
+        if entry is not None:
+            alike.setdefault(entry, []).append(gpu)
     every = not left_out and len(alike) == 1 and select_by == "index"
     entries = []
-    for number, ((sharing, mig), members) in enumerate(alike.items()):
+    for number, (entry, members) in enumerate(alike.items()):
         selectors = (Selector("all"),) if every else tuple(_selector(gpu, select_by) for gpu in members)
-        entries.append(Entry(number, selectors, sharing, mig=mig))
+        entries.append(dataclasses.replace(entry, index=number, selectors=selectors))
     return Exported(Layout(tuple(entries)), tuple(left_out))
+
+
+def _entry(gpu: Gpu, pin_placements: bool, daemons: Sequence[MpsDaemon], left_out: list[str]) -> Entry | None:
+    """What a layout says of this GPU, without a number and selectors."""
+    if gpu.mig.enabled != gpu.mig.pending:
+        left_out.append("%s is left out: a change of its MIG mode is pending until a reset" % gpu.label)
+        return None
+    if gpu.mig.enabled:
+        return Entry(0, (), "mig", mig=tuple(_instances(gpu, pin_placements, daemons, left_out)))
+    sharing = _SHARINGS.get(gpu.compute_mode or "")
+    sliced = gpu.time_slice if gpu.time_slice in TIME_SLICES[1:] else None
+    served = [daemon for daemon in daemons if MpsPlace(gpu.uuid) in daemon.places]
+    if sharing is None or (sliced and sharing != "shared") or (served and sharing != "exclusive"):
+        mode = gpu.compute_mode or "not told"
+        mode += ", time slice %s" % sliced if sliced else ""
+        mode += ", MPS daemon %s" % served[0].name if served else ""
+        left_out.append("%s is left out: no sharing means its compute mode (%s)" % (gpu.label, mode))
+        return None
+    if served:
+        return Entry(0, (), "mps", mps=_mps(served[0], gpu.memory_total_bytes))
+    if sliced:
+        return Entry(0, (), "time_slicing", time_slicing=TimeSlicing(sliced))
+    return Entry(0, (), sharing)
+
+
+def _mps(daemon: MpsDaemon, memory_bytes: int) -> Mps:
+    limit = daemon.pinned_memory_limit_bytes
+    return Mps(
+        daemon.name,
+        daemon.clients,
+        daemon.active_thread_percentage,
+        limit,
+        daemon.clients * daemon.active_thread_percentage > 100 or daemon.clients * (limit or 0) > memory_bytes,
+        MPS_DAEMONS[len(daemon.places) > 1],
+    )
 
 
 def _selector(gpu: Gpu, by: str) -> Selector:
     return Selector(by, {"index": gpu.index, "uuid": gpu.uuid, "pci": gpu.pci_address}[by])
 
 
-def _instances(gpu: Gpu, pin_placements: bool, left_out: list[str]) -> Iterable[MigInstance]:
+def _instances(
+    gpu: Gpu, pin_placements: bool, daemons: Sequence[MpsDaemon], left_out: list[str]
+) -> Iterable[MigInstance]:
     """The instances in the order of their placements; equal ones that are not pinned are counted."""
     counts: dict[MigInstance, int] = {}
     slices = {profile.name: profile.compute_slices for profile in gpu.mig.profiles}
+    memory = {profile.name: profile.memory_mib * MIB for profile in gpu.mig.profiles}
+    served = {place: daemon for daemon in daemons for place in daemon.places}
     for instance in gpu.mig.instances:
         if not instance.compute_instances:
             left_out.append(
@@ -64,11 +102,16 @@ def _instances(gpu: Gpu, pin_placements: bool, left_out: list[str]) -> Iterable[
                 % (gpu.label, instance.profile, instance.placement.start)
             )
         split = _split(instance, slices[instance.profile])
+        start = instance.placement.start
+        daemon = served.get(MpsPlace(gpu.uuid, instance.profile, start))
         one = MigInstance(
-            instance.profile, placement=instance.placement.start if pin_placements else None, compute_instances=split
+            instance.profile,
+            placement=start if pin_placements else None,
+            compute_instances=split,
+            mps=None if daemon is None else _mps(daemon, memory[instance.profile]),
         )
         counts[one] = counts.get(one, 0) + 1
-    return [MigInstance(i.profile, n, i.placement, i.compute_instances) for i, n in counts.items()]
+    return [dataclasses.replace(i, count=n) for i, n in counts.items()]
 
 
 def _split(instance: GpuInstance, slices: int) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assum
 from ansible_collections.openfleet.gpu.plugins.module_utils.export import exported
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout import layout_to_data, parse_layout
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import ComputeInstance, GpuInstance, Placement
+from ansible_collections.openfleet.gpu.plugins.module_utils.mps_model import MpsDaemon, MpsPlace
 
 
 def gpus(count=1):
@@ -75,3 +76,42 @@ def test_what_no_layout_can_say_is_told(change, said, left):
     found = exported([change(gpus()[0])])
     assert len(found.left_out) == 1 and said in found.left_out[0]
     assert len(data(found)) == left
+
+
+def exclusive(gpu):
+    return dataclasses.replace(gpu, compute_mode="exclusive_process")
+
+
+def test_mps_daemons_are_told_where_they_serve():
+    one, two, three = map(exclusive, gpus(3))
+    alone = MpsDaemon("alone", (MpsPlace(one.uuid),), 4, 25, 18 << 30)
+    pair = MpsDaemon("pair", (MpsPlace(two.uuid), MpsPlace(three.uuid)), 4, 50)
+    caps = {"clients": 4, "active_thread_percentage": 25, "pinned_memory_limit": "18GiB"}
+    both = {"clients": 4, "active_thread_percentage": 50, "oversubscribe": True, "daemon_per": "entry"}
+    assert data(exported([one, two, three], daemons=[alone, pair])) == [
+        {"gpus": [0], "sharing": "mps", "mps": dict(caps, name="alone")},
+        {"gpus": [1, 2], "sharing": "mps", "mps": dict(both, name="pair")},
+    ]
+
+
+def test_a_daemon_in_an_instance_belongs_to_it():
+    gpu = partitioned(gpus()[0], half(0, 3), half(4, 3))
+    inside = MpsDaemon("inside", (MpsPlace(gpu.uuid, "3g.40gb", 4),), 2, 50)
+    assert data(exported([gpu], daemons=[inside]))[0]["mig"] == [
+        {"profile": "3g.40gb"},
+        {"profile": "3g.40gb", "mps": {"name": "inside", "clients": 2, "active_thread_percentage": 50}},
+    ]
+
+
+def test_a_time_slice_is_time_slicing_and_with_a_process_mode_nothing():
+    one, two = (dataclasses.replace(gpu, time_slice="long") for gpu in gpus(2))
+    found = exported([one, exclusive(two)])
+    assert data(found) == [{"gpus": [0], "sharing": "time_slicing", "time_slicing": {"slice": "long"}}]
+    assert "compute mode (exclusive_process, time slice long)" in found.left_out[0]
+
+
+def test_a_daemon_on_a_gpu_that_anybody_may_use_is_told():
+    gpu = gpus()[0]
+    found = exported([gpu], daemons=[MpsDaemon("a", (MpsPlace(gpu.uuid),), 4, 25)])
+    assert found.layout.entries == ()
+    assert "compute mode (default, MPS daemon a)" in found.left_out[0]

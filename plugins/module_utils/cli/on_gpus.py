@@ -105,7 +105,10 @@ def export(options: Namespace) -> int:
     from ..layout_yaml import layout_yaml
 
     with Session() as session:
-        found = exported(session.observe().gpus, options.pin_placements, options.select_by)
+        # nvidia-smi and daemons know only the GPUs of the whole host.
+        session.with_time_slices = not session.private
+        daemons = () if session.private else [seen.daemon for seen in MpsHost().observe()]
+        found = exported(session.observe().gpus, options.pin_placements, options.select_by, daemons)
     data = layout_to_data(found.layout)
     if options.json:
         print(json.dumps({"gpu_layout": data, "left_out": list(found.left_out)}, indent=2))

@@ -40,5 +40,5 @@ def test_nothing_is_left(hopper):
     assert hopper.daemons() == {}
     for path in TRACES:
         assert not hopper.host.file(path).exists, path
-    assert hopper.host.run("pgrep -f nvidia-cuda-mps").rc != 0
+    assert hopper.host.run("pgrep -x nvidia-cuda-mps").rc != 0
     assert hopper.host.file("/usr/bin/nvidia-cuda-mps-control").exists

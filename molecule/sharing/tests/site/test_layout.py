@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from lab_fixtures import reboot
 from sharing_hosts import GIB
 
@@ -60,3 +61,14 @@ def test_the_command_shows_what_serves(hopper, ada):
     ]
     assert "gpu 0  NVIDIA L40S" in ada.ask("gpu-layout show")
     assert "time slice long" in ada.ask("gpu-layout show")
+
+
+@pytest.mark.parametrize("name", ["hopper", "ada"])
+def test_what_export_prints_changes_nothing(sharing, name):
+    host = sharing(name)
+    exported = json.loads(host.ask("gpu-layout export --json"))
+    assert exported["left_out"] == []
+    assert {entry["sharing"] for entry in exported["gpu_layout"]} == (
+        {"mig", "mps"} if name == "hopper" else {"time_slicing", "shared"}
+    )
+    assert host.nothing_to_do(*exported["gpu_layout"])

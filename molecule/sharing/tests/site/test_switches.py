@@ -90,10 +90,10 @@ def test_a_daemon_for_each_gpu_or_one_for_all(ada):
 
 def test_new_limits_reach_a_daemon_as_it_runs(hopper):
     before = hopper.daemons()["inference"]
-    more = {"gpus": [1], "sharing": "mps", "mps": dict(QUARTERS, name="inference", pinned_memory_limit="20GiB")}
+    more = {"gpus": [1], "sharing": "mps", "mps": dict(QUARTERS, name="inference", pinned_memory_limit="16GiB")}
     more["mps"]["active_thread_percentage"] = 20
     done = hopper.apply(more)
-    assert done["plan"][1] == "mps inference: change to 4 clients of 20 % and 20GiB on gpu 1"
+    assert done["plan"][1] == "mps inference: change to 4 clients of 20 % and 16GiB on gpu 1"
     now = hopper.daemons()["inference"]
     assert (now.pid, now.percentage) == (before.pid, 20)
     assert now.limits != before.limits
