@@ -24,6 +24,11 @@ def engines(lab_host):
     return lab_host("engines")
 
 
+@pytest.fixture(scope="session")
+def whole(lab_host):
+    return lab_host("whole")
+
+
 @pytest.fixture
 def finished():
     """Whatever a test left behind: afterwards the host is as the inventory asks, and a second run has nothing to do."""

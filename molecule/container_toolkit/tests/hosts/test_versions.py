@@ -27,7 +27,7 @@ def versions(host) -> set[str]:
 
 
 def repository(name: str) -> dict:
-    return {"container_toolkit_repository_url": "http://127.0.0.1:8080/%s/{family}/{architecture}" % name}
+    return {"container_toolkit_repository_url": "http://127.0.0.1:8080/toolkit/%s/{family}/{architecture}" % name}
 
 
 def state(host) -> str:

@@ -1,0 +1,46 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Nothing comes from anywhere but the mirror: no host of this scenario has a way out."""
+
+from __future__ import annotations
+
+import pytest
+
+HOSTS = pytest.mark.parametrize("name", ["boxes", "engines", "whole"])
+#: Exit status 0 only where an address answers, refuses, or is on its way: anything but "Network is unreachable" (101).
+TRY = (
+    "import socket, sys\n"
+    "try: socket.create_connection((sys.argv[1], 443), timeout=5)\n"
+    "except OSError as error: sys.exit(error.errno == 101 and 101 or 0)"
+)
+
+
+@HOSTS
+def test_a_host_has_no_route_but_to_itself(lab_host, name):
+    host = lab_host(name)
+    routes = [
+        line
+        for family in ("-4", "-6")
+        for line in host.check_output(f"ip {family} route show table all").splitlines()
+        if line and " dev lo " not in f"{line} "
+    ]
+    assert routes == []
+    # Addresses for documentation, behind whatever default route there may be (RFC 5737, RFC 3849).
+    for address in ("192.0.2.1", "2001:db8::1"):
+        assert host.run(f"python3 -c '{TRY}' {address}").rc == 101, address
+
+
+@HOSTS
+def test_no_proxy_is_a_way_out_either(lab_host, name):
+    host = lab_host(name)
+    assert host.run("env | grep -i _proxy").stdout == ""
+    assert host.run("grep -rniE '^[^#/]*proxy' /etc/apt /etc/environment").stdout == ""
+
+
+@HOSTS
+def test_the_mirror_answers(lab_host, name):
+    """The control: what is there to be reached is reached."""
+    said = lab_host(name).check_output(
+        "python3 -c 'import urllib.request as r; print(r.urlopen(\"http://127.0.0.1:8080/toolkit/lab.pub\").read())'"
+    )
+    assert "BEGIN PGP PUBLIC KEY BLOCK" in said

@@ -1,0 +1,91 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""All roles together: site.yml on a bare host with driver, container toolkit and layout, a change of the driver, and the way
+back by reset.yml. The tests follow each other; each begins where the one before it ended."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from fleet import Run, play_and_read
+from role_runs import SCENARIO
+
+SPECIFICATION = "/var/run/cdi/nvidia.yaml"
+FIRST, SECOND = "580.95.05", "580.105.08"
+#: Whatever any of the roles writes anywhere.
+OURS = (
+    "find / -xdev '(' -path /proc -o -path /sys -o -path /srv -o -path /tmp ')' -prune -o "
+    "'(' -iname '*openfleet*' -o -iname '*nvidia*' -o -iname '*gpu-layout*' -o -iname '*pynvml*' ')' -print"
+)
+
+
+def play(playbook: str, **variables) -> Run:
+    """As an operator runs it, on this one host."""
+    inventory = str(SCENARIO / "inventory")
+    return play_and_read(
+        playbook, "whole.json", "--inventory", inventory, "--limit", "whole", "--extra-vars", json.dumps(variables)
+    )
+
+
+def listed(host) -> set[str]:
+    return set(re.findall(r'- name: "?([^"\s]+)', host.check_output(f"cat {SPECIFICATION}")))
+
+
+def gpus(host) -> list[str]:
+    return re.findall(r"^(GPU \d|  MIG \S+)", host.check_output("nvidia-smi -L"), re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def before(whole) -> dict[str, set[str]]:
+    """What a bare host has, before the first run."""
+    return {
+        "files": set(whole.check_output(OURS).split("\n")),
+        "packages": set(whole.check_output("dpkg-query -W -f '${Package}\\n'").split()),
+        "configured": set(whole.check_output("cat /etc/docker/daemon.json").split("\n")),
+    }
+
+
+def test_one_run_brings_driver_toolkit_and_layout(whole, before):
+    assert "libnvidia-container1" not in before["packages"]
+    play("site.yml")
+    assert whole.check_output("cat /sys/module/nvidia/version") == FIRST
+    assert whole.package("nvidia-container-toolkit").version == "1.18.2-1"
+    assert gpus(whole) == ["GPU 0", "  MIG 3g.40gb", "  MIG 1g.10gb", "  MIG 1g.10gb", "GPU 1"]
+    # The layout comes after the toolkit, whose specification follows it.
+    assert {"0:0", "0:1", "0:2", "1", "all"} <= listed(whole) and "0" not in listed(whole)
+    assert f"libnvidia-ml.so.{FIRST}" in whole.check_output(f"cat {SPECIFICATION}")
+    assert "nvidia" in json.loads(whole.check_output("cat /etc/docker/daemon.json"))["runtimes"]
+
+
+def test_a_second_run_changes_nothing(whole):
+    specification = whole.check_output(f"stat -c %Y.%i {SPECIFICATION}")
+    assert play("site.yml").changes == ()
+    assert whole.check_output(f"stat -c %Y.%i {SPECIFICATION}") == specification
+
+
+def test_another_driver_comes_with_a_specification_of_its_own(whole):
+    """Over a reboot, for the old module is loaded; the layout is back after it, and is listed."""
+    run = play("site.yml", nvidia_driver_version=SECOND)
+    assert any(change.task.endswith("Reboot") for change in run.changes)
+    assert whole.check_output("cat /sys/module/nvidia/version") == SECOND
+    text = whole.check_output(f"cat {SPECIFICATION}")
+    assert f"libnvidia-ml.so.{SECOND}" in text and FIRST not in text
+    assert {"0:0", "0:1", "0:2", "1", "all"} <= listed(whole)
+    assert gpus(whole) == ["GPU 0", "  MIG 3g.40gb", "  MIG 1g.10gb", "  MIG 1g.10gb", "GPU 1"]
+    assert play("site.yml", nvidia_driver_version=SECOND).changes == ()
+
+
+def test_reset_takes_all_of_it_away(whole, before):
+    play("playbooks/reset.yml", nvidia_driver_state="absent")
+    now = set(whole.check_output("dpkg-query -W -f '${Package}\\n'").split())
+    # What Debian's own packages need of each other (dkms and its like) is Debian's, and stays.
+    assert {name for name in now - before["packages"] if "nvidia" in name or "cuda" in name} == set()
+    assert whole.check_output("apt-mark showhold") == ""
+    left = whole.check_output(OURS).split("\n")
+    assert set(left) - before["files"] == set()
+    assert not whole.file("/sys/module/nvidia").exists
+    assert "nvidia" not in whole.check_output("cat /etc/docker/daemon.json")
+    assert whole.run("systemctl list-unit-files --no-legend '*nvidia*' '*gpu-layout*'").stdout == ""
+    assert play("playbooks/reset.yml", nvidia_driver_state="absent").changes == ()
