@@ -9,7 +9,14 @@ import os
 import sys
 from pathlib import Path
 
-from fleet import LAB, FleetError, play_and_read, play_quietly
+import naive_site
+from fleet import LAB, FleetError, Run, play_and_read, play_quietly
+
+#: The hosts of the demo, with what makes site.yml run every role on them.
+INVENTORY = ("-i", "inventories/simulated", "-i", "tests/benchmark/inventory")
+ROLES = tuple(
+    f"openfleet.gpu.{name} :" for name in ("gpu_simulator", "nvidia_driver", "container_toolkit", "gpu_layout")
+)
 
 
 def figures(options):
@@ -27,30 +34,44 @@ def demo_times():
 
 
 def run_without_changes():
-    """A run on a fleet of its own that is already as asked, so that no demo's fleet is disturbed."""
+    """All roles on hosts of their own that are as asked already: simulator, driver, toolkit, layout; nothing to drain."""
     names = ("site_module_executions_noop", "site_seconds_per_host_noop")
+    yield "site_module_executions_naive", naive_site.executions(), "count per host"
     os.environ["OPENFLEET_LAB"] = "bench"
     try:
-        play_quietly("tests/lab/create.yml", "bench-create.log")
+        play_quietly("tests/lab/destroy.yml", "bench-destroy.log", *INVENTORY)
         try:
-            print("bench: site.yml on a bare fleet, then twice more", file=sys.stderr)
-            play_and_read("site.yml", "bench-first.json")
+            play_quietly("tests/benchmark/prepare.yml", "bench-create.log", *INVENTORY)
+            print("bench: site.yml with all roles on bare hosts, then twice more", file=sys.stderr)
+            first = play_and_read("site.yml", "bench-first.json", *INVENTORY)
             counter = PodmanCounter(LAB / "bin" / "podman-counted", LAB / "podman-calls")
-            counted = play_and_read("site.yml", "bench-counted.json", "-e", f"ansible_podman_executable={counter.path}")
+            counted = play_and_read(
+                "site.yml", "bench-counted.json", *INVENTORY, "-e", f"ansible_podman_executable={counter.path}"
+            )
             # Timed apart from the count, which costs a little of its own.
-            timed = play_and_read("site.yml", "bench-timed.json")
+            timed = play_and_read("site.yml", "bench-timed.json", *INVENTORY)
         finally:
-            play_quietly("tests/lab/destroy.yml", "bench-destroy.log")
+            play_quietly("tests/lab/destroy.yml", "bench-destroy.log", *INVENTORY)
     except FleetError as error:
         reason = str(error).splitlines()[0]
         yield from ((name, None, reason) for name in names)
         return
-    if counted.changes or timed.changes:
-        yield from ((name, None, "the run was to change nothing, and did") for name in names)
+    problem = what_is_wrong(first, counted, timed)
+    if problem:
+        yield from ((name, None, problem) for name in names)
         return
     hosts = len(timed.hosts)
     yield names[0], counter.module_executions() / hosts, "count per host"
     yield names[1], timed.seconds / hosts, "s"
+
+
+def what_is_wrong(first: Run, *later: Run) -> str:
+    """Figures of roles that were off, or of a run that had something to do, would be none; empty where all is well."""
+    brought = {(change.host, role) for change in first.changes for role in ROLES if change.task.startswith(role)}
+    missing = sorted(f"{role} on {host}" for host in first.hosts for role in ROLES if (host, role) not in brought)
+    if missing:
+        return f"the first run brought nothing by {', '.join(missing)}"
+    return "the run was to change nothing, and did" if any(run.changes for run in later) else ""
 
 
 class PodmanCounter:
