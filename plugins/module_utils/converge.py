@@ -144,8 +144,6 @@ class _Work:
         return dataclasses.replace(run, followed=self._follow(session))
 
     def _attempt(self, session: Session) -> Run:
-        session.with_time_slices = _looks_at_slices(self.layout, self.directory, self.parts)
-        daemons, seen = _daemons(session, self.parts)
         own: tuple[MpsSeen, ...] = ()
 
         def look() -> Host:
@@ -154,8 +152,18 @@ class _Work:
 
         clear = self._clear if self.on_busy.policy == FORCE else None
         self.recovered = (
-            mig_recover.recover(session, self.journal, record=self.record, look=look, clear=clear) or self.recovered
+            mig_recover.recover(
+                session,
+                self.journal,
+                record=self.record,
+                look=look,
+                clear=clear,
+                daemons=None if session.private else MpsHost(),
+            )
+            or self.recovered
         )
+        session.with_time_slices = _looks_at_slices(self.layout, self.directory, self.parts)
+        daemons, seen = _daemons(session, self.parts)
         host = observe(session, seen)
         ownership = Ownership(self.unlisted, self.record.read())
         plan = make_plan(self.layout, host, ownership, self.saved, self.parts, daemons, seen)
@@ -163,7 +171,8 @@ class _Work:
         if plan.changes and clear is None:
             mig_apply.refuse_disturbance(plan)
         if self.leave_pending and any(map(mig_apply.mode_changes, plan.gpus)):
-            self._refuse_loss(host, plan)
+            # Of daemons that stay the clients count here: the reboot would end them too.
+            self._refuse_loss(observe(session, seen, clients=True), plan)
             mig_apply.leave_pending(session, plan)
             return Run(plan, look(), self.recovered, tuple(self.ended), True)
         if plan.changes:
@@ -202,7 +211,8 @@ class _Work:
 
     def _follow(self, session: Session) -> tuple[str, ...]:
         """Do what follows a change of devices of this run, or of one before it that was cut off or could not do it."""
-        if not self.owing.due():
+        if GPUS not in self.parts or not self.owing.due():
+            # Whoever changes GPUs knows whom to tell of it.
             return ()
         followed = () if session.private else follow(self.services, again=bool(self.owed))
         self.owing.end()

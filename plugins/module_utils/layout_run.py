@@ -13,7 +13,7 @@ from .errors import PlanError
 from .holders import find_holders
 from .holders_mark import mark
 from .layout_types import Layout
-from .mig_steps import Plan, Target
+from .mig_steps import GpuPlan, Plan, SetTimeSlice, Target
 from .model import Gpu, Host
 from .mps_host import MpsHost, adjustable
 from .mps_model import MpsSeen
@@ -27,13 +27,14 @@ GPUS, TIME_SLICES, MPS = ALL_PARTS = ("gpus", "time_slices", "mps")
 NO_MPS = "no_mps"
 
 
-def observe(session: Session, own: Sequence[MpsSeen] = ()) -> Host:
+def observe(session: Session, own: Sequence[MpsSeen] = (), clients: bool = False) -> Host:
     """The host, with everybody who holds one of its GPUs or instances, but for what `own` daemons are there with.
 
-    These hold nothing against the collection that runs them: their clients do, and are counted where a daemon stops.
+    These hold nothing against the collection that runs them: their `clients` do, and are counted where a daemon stops, or
+    here where that is asked.
     """
     host = session.observe()
-    pids = mps_plan.serves(own)
+    pids = mps_plan.serves(own, clients=not clients)
     holders = [h for h in find_holders(host) if h.pid not in pids.get(h.gpu_uuid, ())]
     if pids:
         host = dataclasses.replace(
@@ -65,6 +66,9 @@ def make_plan(
         plan = mig_plan.plan(host.gpus, wanted, ownership)
     else:
         plan = plan_file.restore(saved, host, wanted, ownership)
+    if GPUS not in parts:
+        # A MIG mode that is pending there is not this run's business either.
+        plan = dataclasses.replace(plan, gpus=tuple(_of_slices_only(gpu) for gpu in plan.gpus))
     if NO_MPS in parts:
         return dataclasses.replace(plan, mps=mps_plan.plan((), seen, plan, host, adjustable, leave_others=False))
     if MPS not in parts:
@@ -86,6 +90,11 @@ def _of_parts(target: Target, host: Host, parts: Sequence[str]) -> Target:
         now = mig_plan.target_of(next(gpu for gpu in host.gpus if gpu.uuid == target.gpu_uuid))
         target = dataclasses.replace(now, where=target.where, sharing=target.sharing, time_slice=target.time_slice)
     return target if TIME_SLICES in parts else dataclasses.replace(target, time_slice=None)
+
+
+def _of_slices_only(plan: GpuPlan) -> GpuPlan:
+    steps = tuple(step for step in plan.steps if isinstance(step, SetTimeSlice))
+    return dataclasses.replace(plan, steps=steps, disturbs=())
 
 
 def _check_daemons(where: str, daemons: MpsHost | None) -> None:

@@ -24,7 +24,7 @@ from .nvml import Session
 from .nvml_calls import IN_USE, RESET_REQUIRED, SUCCESS
 from .ownership import Ownership, Record
 from .reset import reset_gpu
-from .transaction import Journal
+from .transaction import NO_DAEMONS, Journal
 
 Reset = Callable[[str, bool], None]
 Look = Callable[[], Host]
@@ -68,7 +68,7 @@ def apply(
     # Those whose mode changes first: a reset that is refused is known before anything else was done.
     changed = sorted((gpu for gpu in plan.gpus if gpu.steps), key=lambda gpu: not mode_changes(gpu))
     before, after = [mig_plan.target_of(gpu.gpu) for gpu in changed], [gpu.target for gpu in changed]
-    journal.begin(before, after)
+    journal.begin(before, after, NO_DAEMONS if daemons is None else daemons.record.to_data())
     done: list[str] = []
     try:
         if daemons is not None:

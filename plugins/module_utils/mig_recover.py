@@ -13,6 +13,8 @@ from .errors import ApplyError, BusyError, FleetError
 from .mig_apply import Clear, Look, Reset, expect, go_back, run_steps, settled
 from .mig_steps import Plan, Target
 from .model import Gpu, Host
+from .mps_apply import bring_back
+from .mps_host import MpsHost
 from .nvml import Session
 from .ownership import Record
 from .reset import reset_gpu
@@ -26,23 +28,28 @@ def recover(
     record: Record | None = None,
     look: Look | None = None,
     clear: Clear | None = None,
+    daemons: MpsHost | None = None,
 ) -> str | None:
     """Finish what a run that was cut off left: None where there is nothing, else which layout stands now, old or new.
 
     The new layout stands where the run had got as far as that. Otherwise the old one is brought back; where that would
     end something that runs (a job that began since), the rest of the new one is made if that ends nothing. Where both
-    would, `clear` ends it, or without one BusyError is raised. Raises ApplyError where it fails. The journal then stays
-    as it was.
+    would, `clear` ends it, or without one BusyError is raised. With the old layout the MPS `daemons` come back that the run
+    had stopped. Raises ApplyError where it fails. The journal then stays as it was.
     """
     entry = journal.read()
     if entry is None:
         return None
+    if any(target.time_slice for target in (*entry.before, *entry.after)):
+        # Whatever this run is about: without a look at them they would be neither the old ones nor the new ones.
+        session.with_time_slices = True
     look = look or session.observe
     gpus = look().gpus
     there = {gpu.uuid for gpu in gpus}
     before, after = ([t for t in targets if t.gpu_uuid in there] for targets in (entry.before, entry.after))
     outcome = "new"
-    reached = _reached(gpus, after)
+    only_daemons = not entry.before and not entry.after
+    reached = None if only_daemons and entry.daemons["starts"] else _reached(gpus, after)
     if reached is None:
         try:
             host, reached = _back_or_on(session, before, after, reset, look, clear)
@@ -54,6 +61,8 @@ def recover(
             raise ApplyError(error.where, problem, cure) from error
         if reached is None:
             outcome = "old"
+    if outcome == "old" and daemons is not None:
+        bring_back(entry.daemons, daemons, host)
     with settled(outcome):
         if record is not None and reached is None:
             record.renew(host.gpus)

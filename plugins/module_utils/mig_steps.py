@@ -156,6 +156,23 @@ class GpuPlan:
         words += [str(step) for step in self.steps if not self._implied(step)]
         return "gpu %d: %s" % (self.gpu.index, ", ".join(words) or "nothing to do")
 
+    def planned(self) -> tuple[WantedInstance, ...]:
+        """The instances that the plan keeps and creates, each pinned where it will be."""
+        profiles = {i.placement.start: i.profile for i in self.kept}
+        slices = {i.placement.start: [c.compute_slices for c in i.compute_instances] for i in self.kept}
+        starts = {i.id: i.placement.start for i in self.kept}
+        for step in self.steps:
+            if isinstance(step, CreateGpuInstance):
+                profiles[step.placement.start], slices[step.placement.start] = step.profile, []
+            elif isinstance(step, CreateComputeInstance):
+                slices[step.gpu_instance_start].append(step.compute_slices)
+            elif isinstance(step, DestroyComputeInstance) and step.gpu_instance_id in starts:
+                slices[starts[step.gpu_instance_id]].remove(step.compute_slices)
+        return tuple(
+            WantedInstance(profiles[start], start, tuple(sorted(slices[start], reverse=True)))
+            for start in sorted(profiles)
+        )
+
     def before(self) -> str:
         """The GPU as observed, in one line."""
         instances = ["%s@%d%s" % (i.profile, i.placement.start, _split(i)) for i in self.gpu.mig.instances]

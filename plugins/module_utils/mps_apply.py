@@ -9,21 +9,47 @@ takes to start the daemon of before.
 
 from __future__ import annotations
 
-from typing import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Callable, Mapping, Sequence
 
-from . import mps_plan
+from . import mps_files, mps_plan
 from .disturbance import Disturbance
-from .errors import ApplyError, BusyError
+from .errors import ApplyError, BusyError, FleetError
 from .model import Host
-from .mps_host import MpsHost
+from .mps_host import MpsHost, adjustable
 from .mps_model import MpsSeen
-from .mps_steps import MpsPlan
+from .mps_steps import MpsPlan, caps
 
 #: Ends those who are in the way; says whether there was anybody whom it could end.
 Clear = Callable[[Sequence[Disturbance]], bool]
 
 #: How often clients are ended before it is said that they come back.
 _ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class DaemonsEntry:
+    """Of a change that may be cut off: the daemons that it stops, as they were, and the names of those that it starts."""
+
+    stops: tuple[MpsSeen, ...] = ()
+    starts: tuple[str, ...] = ()
+
+    def to_data(self) -> dict[str, Any]:
+        return {"stops": [mps_files.to_data(s.daemon, s.devices) for s in self.stops], "starts": list(self.starts)}
+
+
+def bring_back(data: Mapping[str, Any], daemons: MpsHost, host: Host) -> None:
+    """After a change that was cut off and whose GPUs are as before it: start what it had stopped.
+
+    Not where one of those runs that it was to start: then it had got as far as that, and whoever plans next goes on.
+    """
+    running = {seen.daemon.name for seen in daemons.observe() if seen.running}
+    if running.intersection(data["starts"]):
+        return
+    for stopped in data["stops"]:
+        daemon, devices = mps_files.from_data(stopped)
+        if daemon.name not in running:
+            daemons.start(daemon, mps_plan.devices(daemon, host.gpus) or devices)
 
 
 class MpsChange:
@@ -35,6 +61,12 @@ class MpsChange:
         self._started: list[str] = []
         self._adjusted: list[MpsSeen] = []
 
+    @property
+    def record(self) -> DaemonsEntry:
+        """What the journal has of this change."""
+        stops = tuple(step.seen for step in self._plan.stops if step.seen.running)
+        return DaemonsEntry(stops, tuple(step.name for step in self._plan.starts))
+
     def stop(self, done: list[str]) -> None:
         """Stop the daemons that go, after a last look whether they have clients: these raise BusyError, or are ended."""
         if any(step.seen.running for step in self._plan.stops):
@@ -42,8 +74,9 @@ class MpsChange:
         for step in self._plan.stops:
             if step.seen.running:
                 self._stopped.append(step.seen)
-                self._host.stop(step.name)
                 done.append("mps %s: stop" % step.name)
+            # One that does not run may be about to: systemd tries again, or has a boot to finish.
+            self._host.stop(step.name)
 
     def start(self, host: Host, done: list[str]) -> None:
         """Give daemons their new limits, and start those that come, on the devices that the GPUs have now."""
@@ -74,11 +107,35 @@ class MpsChange:
         self._started.clear()
 
     def bring_back(self, host: Host) -> None:
-        """On the way back, after the GPUs: the daemons and limits of before."""
-        for seen in self._adjusted:
+        """On the way back, after the GPUs: the daemons and limits of before, as many as can be had, then the first error."""
+        errors: list[FleetError] = []
+        back: list[tuple[MpsSeen, Callable[[MpsSeen], None]]] = [
+            *((seen, lambda one: self._start_again(one, host)) for seen in self._stopped),
+            *((seen, self._adjust_back) for seen in self._adjusted),
+        ]
+        for seen, again in back:
+            try:
+                again(seen)
+            except FleetError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def _start_again(self, seen: MpsSeen, host: Host) -> None:
+        self._host.start(seen.daemon, mps_plan.devices(seen.daemon, host.gpus) or seen.devices)
+
+    def _adjust_back(self, seen: MpsSeen) -> None:
+        now = next((one for one in self._host.observe() if one.daemon.name == seen.daemon.name), None)
+        if now is not None and adjustable(now, seen.daemon, seen.devices):
             self._host.adjust(seen.daemon, seen.devices)
-        for seen in self._stopped:
-            self._host.start(seen.daemon, mps_plan.devices(seen.daemon, host.gpus) or seen.devices)
+        elif now is None or not mps_plan.clients(now):
+            self._host.start(seen.daemon, seen.devices)
+        else:
+            raise ApplyError(
+                "mps %s" % seen.daemon.name,
+                "it has clients, and takes its limits of before (%s) only by a restart" % caps(seen.daemon),
+                "Run again when they have ended.",
+            )
 
     def forget(self) -> None:
         """Once the new layout stands: nothing is left of daemons that it does not name."""

@@ -16,7 +16,7 @@ from .disturbance import Disturbance
 from .errors import PlanError
 from .holders_model import MPS, UNKNOWN, short
 from .layout_types import Entry, Layout, MigInstance, Mps
-from .mig_steps import CreateGpuInstance, DestroyComputeInstance, DestroyGpuInstance, GpuPlan, Plan, SetMigMode
+from .mig_steps import DestroyComputeInstance, DestroyGpuInstance, GpuPlan, Plan, SetMigMode
 from .model import Gpu, GpuInstance, Holder, Host
 from .mps_files import name_problem
 from .mps_model import MpsDaemon, MpsPlace, MpsSeen
@@ -117,11 +117,11 @@ def plan(
     return MpsPlan(tuple(stops), tuple(adjusts), tuple(starts), tuple(kept), tuple(disturbs), indices)
 
 
-def serves(seen: Iterable[MpsSeen]) -> dict[str, frozenset[int]]:
-    """By GPU the processes that are there as these daemons' own: daemon, servers, clients."""
+def serves(seen: Iterable[MpsSeen], clients: bool = True) -> dict[str, frozenset[int]]:
+    """By GPU the processes that are there as these daemons' own: daemon, servers and, unless they are asked out, clients."""
     found: dict[str, frozenset[int]] = {}
     for one in seen:
-        pids = {one.pid, *one.server_pids, *(client.pid for client in one.clients)} - {None}
+        pids = {one.pid, *one.server_pids, *(client.pid for client in one.clients if clients)} - {None}
         for place in one.daemon.places:
             found[place.gpu_uuid] = found.get(place.gpu_uuid, frozenset()) | frozenset(pids)
     return found
@@ -159,56 +159,84 @@ def _of_entry(entry: Entry, gpus: Sequence[GpuPlan], driver_version: str | None)
     places = [MpsPlace(gpu.gpu.uuid) for gpu in gpus]
     if entry.mps.daemon_per == "entry":
         return [WantedDaemon(_daemon(entry.mps, entry.mps.name, places), where)] if places else []
-    single = len(places) == 1
-    names = [entry.mps.name if single else "%s-gpu%d" % (entry.mps.name, gpu.gpu.index) for gpu in gpus]
+    names = [entry.mps.name if _one_gpu(entry) else "%s-gpu%d" % (entry.mps.name, gpu.gpu.index) for gpu in gpus]
     return [WantedDaemon(_daemon(entry.mps, name, [place]), where) for name, place in zip(names, places)]
+
+
+def _one_gpu(entry: Entry) -> bool:
+    """Whether the entry names one GPU, on whatever host: names of daemons are not to change with a card more."""
+    return len(entry.selectors) == 1 and entry.selectors[0].names_one_gpu
 
 
 def _of_instances(
     entry: Entry, gpus: Sequence[GpuPlan], driver_version: str | None, seen: Sequence[MpsSeen]
 ) -> list[WantedDaemon]:
-    found = []
-    taken: dict[str, set[int]] = {}
-    # Those with a placement first: the others choose among what is left.
-    parts = sorted(enumerate(entry.mig or ()), key=lambda pair: pair[1].placement is None)
-    for position, part in parts:
-        if part.mps is None:
-            continue
-        where = "%s.mig[%d].mps" % (entry.where, position)
-        if part.compute_slices and len(part.compute_slices) > 1:
+    parts = entry.mig or ()
+    for position, part in enumerate(parts):
+        if part.mps is not None and len(part.compute_slices) > 1:
             raise PlanError(
-                where,
+                "%s.mig[%d].mps" % (entry.where, position),
                 "a %s that is split is several MIG devices, and a daemon serves one" % part.profile,
                 "Take compute_instances away, or mps.",
             )
-        chosen = [
-            (gpu, start) for gpu in gpus for start in _starts(gpu, part, taken.setdefault(gpu.gpu.uuid, set()), seen)
-        ]
-        for gpu, start in chosen:
-            profile = next(p for p in gpu.gpu.mig.profiles if p.name == part.profile)
-            slices = (profile.compute_slices, max(p.compute_slices for p in gpu.gpu.mig.profiles))
+    if all(part.mps is None for part in parts):
+        return []
+    found = []
+    for gpu in gpus:
+        profiles = {profile.name: profile for profile in gpu.gpu.mig.profiles}
+        most = max(profile.compute_slices for profile in profiles.values())
+        for position, start in _placed(gpu, entry, seen):
+            part = parts[position]
+            if part.mps is None:
+                continue
+            where, profile = "%s.mig[%d].mps" % (entry.where, position), profiles[part.profile]
+            slices = (profile.compute_slices, most)
             _check(where, gpu.gpu, part.mps, profile.memory_mib * MIB, driver_version, slices)
-            name = part.mps.name if len(chosen) == 1 else "%s-gpu%d-%d" % (part.mps.name, gpu.gpu.index, start)
+            name = _name_inside(entry, part, gpu.gpu, start)
             found.append(WantedDaemon(_daemon(part.mps, name, [MpsPlace(gpu.gpu.uuid, part.profile, start)]), where))
     return found
 
 
-def _starts(gpu: GpuPlan, part: MigInstance, taken: set[int], seen: Sequence[MpsSeen]) -> list[int]:
-    """Where the instances of this part of the layout are: those that a daemon of its name serves, then the lowest."""
-    there = [(i.profile, i.placement.start) for i in gpu.kept]
-    there += [(s.profile, s.placement.start) for s in gpu.steps if isinstance(s, CreateGpuInstance)]
-    free = [start for profile, start in there if profile == part.profile and start not in taken]
-    if part.placement is not None:
-        free = [start for start in free if start == part.placement]
-    served = {
-        place.start
-        for one in seen
-        for place in one.daemon.places
-        if place.gpu_uuid == gpu.gpu.uuid and part.mps is not None and one.daemon.name.startswith(part.mps.name)
+def _name_inside(entry: Entry, part: MigInstance, gpu: Gpu, start: int) -> str:
+    assert part.mps is not None
+    single = _one_gpu(entry) and part.count == 1
+    return part.mps.name if single else "%s-gpu%d-%d" % (part.mps.name, gpu.index, start)
+
+
+def _placed(gpu: GpuPlan, entry: Entry, seen: Sequence[MpsSeen]) -> list[tuple[int, int]]:
+    """(position in the entry's mig, start) of each instance of the GPU as it will be.
+
+    Those with a placement have their own. Of others alike, a daemon gets the one that it serves, else the lowest.
+    """
+    free = [(i.profile, i.compute_slices, i.start) for i in gpu.planned()]
+    whole = {profile.name: (profile.compute_slices,) for profile in gpu.gpu.mig.profiles}
+    serving = {
+        (place.start, one.daemon.name) for one in seen for place in one.daemon.places if place.gpu_uuid == gpu.gpu.uuid
     }
-    starts = sorted(free, key=lambda start: (start not in served, start))[: part.count]
-    taken.update(starts)
-    return sorted(starts)
+
+    def unlike(position: int, start: int) -> bool:
+        part = (entry.mig or ())[position]
+        return part.mps is None or (start, _name_inside(entry, part, gpu.gpu, start)) not in serving
+
+    wants = [(n, part) for n, part in enumerate(entry.mig or ()) for _ in range(part.count)]
+    found = []
+    # Who has a placement chooses first, then who finds its daemon served, then daemons, then the rest.
+    while wants:
+        options = [
+            (part.placement is None, unlike(n, start), part.mps is None, start, n)
+            for n, part in wants
+            for profile, slices, start in free
+            if profile == part.profile
+            and slices == (tuple(sorted(part.compute_slices, reverse=True)) or whole[part.profile])
+            and part.placement in (None, start)
+        ]
+        if not options:
+            break
+        *_order, start, position = min(options)
+        wants.remove(next(want for want in wants if want[0] == position))
+        free = [place for place in free if place[2] != start]
+        found.append((position, start))
+    return sorted(found)
 
 
 def _daemon(mps: Mps, name: str, places: Sequence[MpsPlace]) -> MpsDaemon:

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Union
+from typing import Any, Union
 
 from .disturbance import Disturbance
+from .model import to_data
 from .mps_model import MpsDaemon, MpsPlace, MpsSeen
 from .sizes import format_size
 
@@ -74,6 +75,18 @@ class MpsPlan:
     @property
     def steps(self) -> tuple[MpsStep, ...]:
         return (*self.stops, *self.adjusts, *self.starts)
+
+    def to_data(self) -> list[dict[str, Any]]:
+        """The steps as JSON has them, whatever runs of the daemons just now."""
+        found = []
+        for step in self.steps:
+            data: dict[str, Any] = {"step": type(step).__name__, "name": step.name}
+            if isinstance(step, StopMps):
+                data["forget"] = step.forget
+            else:
+                data["daemon"] = to_data(step.daemon)
+            found.append(data)
+        return found
 
     def gpus_changed(self) -> frozenset[str]:
         """UUIDs of the GPUs whose daemons change."""

@@ -17,9 +17,6 @@ from typing import Any, Callable, Iterable, Mapping, Sequence
 from . import mig_plan
 from .errors import PlanError
 from .mig_steps import (
-    CreateComputeInstance,
-    CreateGpuInstance,
-    DestroyComputeInstance,
     GpuPlan,
     Plan,
     Target,
@@ -49,11 +46,15 @@ def save(plan: Plan, host: Host) -> dict[str, Any]:
                 "asked": _asked(gpu.target),
                 "observed": _observed(gpu.gpu),
                 "steps": _steps(gpu),
-                "planned": to_data(_planned(gpu)),
+                "planned": to_data(gpu.planned()),
             }
             for gpu in plan.gpus
         ],
-        "mps": {"plan": plan.mps.lines(), "busy": [disturbance.to_data() for disturbance in plan.mps.disturbs]},
+        "mps": {
+            "plan": plan.mps.lines(),
+            "busy": [disturbance.to_data() for disturbance in plan.mps.disturbs],
+            "steps": plan.mps.to_data(),
+        },
     }
 
 
@@ -69,13 +70,11 @@ def restore(saved: Mapping[str, Any], host: Host, targets: Iterable[Target], own
 
 
 def check_daemons(saved: Mapping[str, Any], plan: Plan) -> None:
-    """Raises PlanError where the MPS daemons would need other steps than were saved, unless they need none any more."""
-    lines = _upgraded(saved, _HOST_UPGRADES)["mps"]["plan"]
-    if plan.mps.steps and plan.mps.lines() != lines:
-        now = "; ".join(plan.mps.lines())
-        raise PlanError(
-            _WHERE, "the steps would be others now: %s (saved: %s)" % (now, "; ".join(lines) or "none"), _ANEW
-        )
+    """Raises PlanError where the MPS daemons would need a step that was not saved. Some may have been done already."""
+    mps = _upgraded(saved, _HOST_UPGRADES)["mps"]
+    if not all(step in mps["steps"] for step in plan.mps.to_data()):
+        now, then = "; ".join(plan.mps.lines()), "; ".join(mps["plan"]) or "none"
+        raise PlanError(_WHERE, "the steps would be others now: %s (saved: %s)" % (now, then), _ANEW)
 
 
 def fleet(plans: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -121,7 +120,7 @@ def _host_from_1(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def _host_from_2(data: Mapping[str, Any]) -> dict[str, Any]:
     gpus = [dict(gpu, observed=dict(gpu["observed"], time_slice=None)) for gpu in data["gpus"]]
-    return dict(data, schema=3, gpus=gpus, mps={"plan": [], "busy": []})
+    return dict(data, schema=3, gpus=gpus, mps={"plan": [], "busy": [], "steps": []})
 
 
 _HOST_UPGRADES = {1: _host_from_1, 2: _host_from_2}
@@ -259,23 +258,6 @@ def _observed(gpu: Gpu) -> dict[str, Any]:
 
 def _steps(gpu: GpuPlan) -> list[dict[str, Any]]:
     return [dict(to_data(step), step=type(step).__name__) for step in gpu.steps]
-
-
-def _planned(gpu: GpuPlan) -> tuple[WantedInstance, ...]:
-    """The instances that the plan keeps and creates, each pinned where it will be."""
-    profiles = {i.placement.start: i.profile for i in gpu.kept}
-    slices = {i.placement.start: [c.compute_slices for c in i.compute_instances] for i in gpu.kept}
-    starts = {i.id: i.placement.start for i in gpu.kept}
-    for step in gpu.steps:
-        if isinstance(step, CreateGpuInstance):
-            profiles[step.placement.start], slices[step.placement.start] = step.profile, []
-        elif isinstance(step, CreateComputeInstance):
-            slices[step.gpu_instance_start].append(step.compute_slices)
-        elif isinstance(step, DestroyComputeInstance) and step.gpu_instance_id in starts:
-            slices[starts[step.gpu_instance_id]].remove(step.compute_slices)
-    return tuple(
-        WantedInstance(profiles[start], start, tuple(sorted(slices[start], reverse=True))) for start in sorted(profiles)
-    )
 
 
 def _wanted(data: Mapping[str, Any]) -> WantedInstance:

@@ -17,7 +17,8 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any, Iterator, Sequence
+from types import MappingProxyType
+from typing import Any, Iterator, Mapping, Sequence
 
 from . import durable
 from .errors import ApplyError
@@ -25,9 +26,10 @@ from .mig_steps import Target, WantedInstance
 from .model import to_data
 
 DIRECTORY = "/var/lib/openfleet-gpu"
-#: 2: the journal names the run that began it, as the lock does. 3: targets have a time slice.
+#: 2: the journal names the run that began it, as the lock does. 3: targets have a time slice, and MPS daemons.
 SCHEMA = 3
 _POLL_SECONDS = 0.2
+NO_DAEMONS: Mapping[str, Any] = MappingProxyType({"stops": (), "starts": ()})
 
 
 @contextlib.contextmanager
@@ -86,6 +88,8 @@ class Entry:
     before: tuple[Target, ...]
     after: tuple[Target, ...]
     run: str | None = None
+    #: What `mps_apply.DaemonsEntry` says of the MPS daemons.
+    daemons: Mapping[str, Any] = dataclasses.field(default_factory=lambda: NO_DAEMONS)
 
     def cut_off(self) -> str:
         """The sentence that begins every message about it."""
@@ -98,13 +102,14 @@ class Journal:
     def __init__(self, directory: str) -> None:
         self.path = Path(directory) / "journal.json"
 
-    def begin(self, before: Sequence[Target], after: Sequence[Target]) -> None:
+    def begin(self, before: Sequence[Target], after: Sequence[Target], daemons: Mapping[str, Any] = NO_DAEMONS) -> None:
         """Write it, so that it is on the disk before anything changes."""
         content = {
             "schema": SCHEMA,
             "run": _this_run(),
             "before": to_data(tuple(before)),
             "after": to_data(tuple(after)),
+            "daemons": dict(daemons),
         }
         durable.write(self.path, content)
 
@@ -119,7 +124,9 @@ class Journal:
             return None
         try:
             run = data["run"]
-            return Entry(_targets(data["before"]), _targets(data["after"]), None if run is None else _name(run))
+            return Entry(
+                _targets(data["before"]), _targets(data["after"]), None if run is None else _name(run), data["daemons"]
+            )
         except (KeyError, TypeError, ValueError):
             raise durable.damaged(self.path) from None
 
@@ -129,7 +136,8 @@ def _from_1(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _from_2(data: dict[str, Any]) -> dict[str, Any]:
-    return dict(data, schema=3)  # a target without a time slice leaves it
+    # A target without a time slice leaves it.
+    return dict(data, schema=3, daemons=dict(NO_DAEMONS))
 
 
 def _targets(data: list[dict[str, Any]]) -> tuple[Target, ...]:

@@ -5,9 +5,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 
+from ansible_collections.openfleet.gpu.plugins.module_utils import mps_apply
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError, BusyError
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Host
@@ -29,10 +31,20 @@ class Daemons:
         self.files = dict(self.running)
         self.clients = {}
         self.broken = set()
+        self.restarted = []
 
     def observe(self):
         return tuple(
-            MpsSeen(d, devices, name in self.running, 41, (42,), tuple(self.clients.get(name, ())), 25.0)
+            MpsSeen(
+                d,
+                devices,
+                name in self.running,
+                41,
+                (42,),
+                tuple(self.clients.get(name, ())),
+                float(d.active_thread_percentage),
+                (d.pinned_memory_limit_bytes,),
+            )
             for name, (d, devices) in sorted(self.files.items())
         )
 
@@ -43,6 +55,7 @@ class Daemons:
         self.files[daemon.name] = (daemon, tuple(devices))
         if daemon.name in self.broken:
             raise ApplyError(daemon.name, "it does not start")
+        self.restarted.append(daemon.name)
         self.running[daemon.name] = self.files[daemon.name]
 
     def adjust(self, daemon, devices):
@@ -141,6 +154,51 @@ def test_clients_that_come_back_each_time_are_told():
     with pytest.raises(BusyError, match="came back"):
         change(daemons, lambda disturbs: True).stop([])
     assert "old" in daemons.running
+
+
+def test_a_limit_that_cannot_be_taken_back_takes_a_restart():
+    daemons = Daemons(OLD, KEPT)
+    limited = dataclasses.replace(KEPT, pinned_memory_limit_bytes=1 << 30)
+    plan = MpsPlan((StopMps(seen(daemons, "old"), True),), (AdjustMps(seen(daemons, "kept"), limited),))
+    work = MpsChange(daemons, plan)
+    work.stop([])
+    work.start(HOST, [])
+    work.clear_away()
+    work.bring_back(HOST)
+    assert daemons.running["kept"] == (KEPT, (GPUS[1].uuid,))
+    assert daemons.restarted == ["old", "kept"]
+
+
+def test_where_that_would_end_clients_it_is_told_and_the_others_are_back():
+    daemons = Daemons(OLD, KEPT)
+    limited = dataclasses.replace(KEPT, pinned_memory_limit_bytes=1 << 30)
+    plan = MpsPlan((StopMps(seen(daemons, "old"), True),), (AdjustMps(seen(daemons, "kept"), limited),))
+    work = MpsChange(daemons, plan)
+    work.stop([])
+    work.start(HOST, [])
+    daemons.clients["kept"] = [CLIENT]
+    with pytest.raises(
+        ApplyError, match=r"mps kept: it has clients, and takes its limits of before .* only by a restart"
+    ):
+        work.bring_back(HOST)
+    assert daemons.running["old"] == (OLD, (GPUS[0].uuid,))
+    assert daemons.running["kept"][0] == limited
+
+
+def test_what_the_journal_says_brings_stopped_daemons_back():
+    daemons = Daemons(OLD, KEPT)
+    work = change(daemons)
+    entry = json.loads(json.dumps(work.record.to_data()))
+    work.stop([])
+    mps_apply.bring_back(entry, daemons, HOST)
+    assert daemons.running["old"] == (OLD, (GPUS[0].uuid,))
+    # Once more, and where it had got further: nothing.
+    before = list(daemons.restarted)
+    mps_apply.bring_back(entry, daemons, HOST)
+    daemons.stop("old")
+    daemons.start(NEW, [GPUS[2].uuid])
+    mps_apply.bring_back(entry, daemons, HOST)
+    assert daemons.restarted == [*before, "new"]
 
 
 def test_an_instance_that_is_not_there_is_told():

@@ -137,6 +137,34 @@ def test_an_instance_has_less_to_give():
     assert "4 clients of 3GiB each" in refused([{"gpus": [0], "sharing": "mig", "mig": [part]}])
 
 
+def part_names(*parts, gpus=(0,)):
+    found = wants([{"gpus": list(gpus), "sharing": "mig", "mig": list(parts)}])
+    return {name: (d.places[0].profile, d.places[0].start) for name, d in found.items()}
+
+
+def test_a_daemon_leaves_a_pinned_instance_to_its_own_part():
+    pinned = {"profile": "1g.10gb", "placement": 0}
+    (start,) = {
+        start for _name, (_profile, start) in part_names(pinned, {"profile": "1g.10gb", "mps": QUARTER}).items()
+    }
+    assert start != 0
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_daemon_leaves_a_split_instance_to_its_own_part(order):
+    split = {"profile": "3g.40gb", "compute_instances": ["1c.3g.40gb", "2c.3g.40gb"]}
+    parts = [split, {"profile": "3g.40gb", "mps": QUARTER}][::order]
+    plan = mig_plan.plan(H100, targets(parse_layout([{"gpus": [0], "sharing": "mig", "mig": parts}]), H100))
+    whole = next(i.start for i in plan.gpus[0].planned() if i.compute_slices == (3,))
+    assert part_names(*parts) == {"a": ("3g.40gb", whole)}
+
+
+def test_names_are_those_of_the_layout_whatever_the_host_has():
+    assert set(wants([{"gpus": "all", "sharing": "mps", "mps": QUARTER}], H100[:1])) == {"a-gpu0"}
+    assert set(wants([mps([{"model": "H100*"}])], H100[:1])) == {"a-gpu0"}
+    assert set(part_names({"profile": "3g.40gb", "mps": QUARTER}, gpus=[0, 1])) == {"a-gpu0-4", "a-gpu1-4"}
+
+
 def test_a_split_instance_is_several_devices():
     part = {"profile": "3g.40gb", "compute_instances": ["1c.3g.40gb", "2c.3g.40gb"], "mps": QUARTER}
     assert "a daemon serves one" in refused([{"gpus": [0], "sharing": "mig", "mig": [part]}])
@@ -269,6 +297,14 @@ def test_of_instances_alike_a_daemon_keeps_its_own():
     assert lines(layout, [TENS], seen) == []
 
 
+def test_a_daemon_with_a_longer_name_keeps_its_instance_as_well():
+    longer = dataclasses.replace(SECOND, name="ab", places=(MpsPlace(H100[0].uuid, "1g.10gb", 0),))
+    seen = [running(longer, [device(TENS, 0)], clients=(CLIENT,))]
+    parts = [{"profile": "1g.10gb", "mps": QUARTER}, {"profile": "1g.10gb", "mps": dict(QUARTER, name="ab")}]
+    layout = [{"gpus": [0], "sharing": "mig", "mig": [*parts, {"profile": "1g.10gb"}]}]
+    assert lines(layout, [TENS], seen) == ["mps a: start (4 clients of 25 %) on 1g.10gb@1 of gpu 0"]
+
+
 def test_its_instance_was_made_anew():
     seen = [running(SECOND, ["MIG-of-an-instance-that-is-gone"])]
     layout = ten(1, {"profile": "1g.10gb", "count": 2}, mps=QUARTER)
@@ -292,3 +328,11 @@ def test_the_processes_of_daemons_are_known_by_gpu():
         H100[1].uuid: frozenset({51}),
         H100[2].uuid: frozenset({51}),
     }
+    assert mps_plan.serves(seen, clients=False)[H100[0].uuid] == frozenset({41, 42})
+
+
+def test_steps_as_data_do_not_depend_on_what_runs():
+    stopped = dataclasses.replace(RUNNING, running=False, active_thread_percentage=None)
+    first, again = (planned([shared([0])], SERVED, [seen])[1] for seen in (RUNNING, stopped))
+    assert first.lines() != again.lines()
+    assert first.to_data() == again.to_data() == [{"step": "StopMps", "name": "a", "forget": True}]

@@ -36,10 +36,11 @@ from pathlib import Path
 #: Everything an installation consists of, below the root given.
 COMMAND = "usr/local/bin/gpu-layout"
 LAYOUT = "etc/openfleet-gpu/layout.json"
-#: What LAYOUT was before one that is on trial; empty where there was none.
-FORMER = LAYOUT + ".former"
 UNIT = "gpu-layout.service"
 UNIT_FILE = "etc/systemd/system/" + UNIT
+#: What a layout on trial replaces is kept under this suffix; empty where there was none.
+FORMER = ".former"
+KEPT = (LAYOUT, UNIT_FILE)
 
 PACKAGE = "openfleet_gpu"
 MAIN = "import sys\n\nfrom %s.cli.main import main\n\nsys.exit(main())\n" % PACKAGE
@@ -102,11 +103,12 @@ def install(target: Installation, bundle: dict) -> None:
     command = target.path(COMMAND)
     if not is_built(command, digest):
         target.write(COMMAND, b"" if target.check else archive(modules, digest, sys.executable), 0o755)
-    if bundle["try"]:
-        target.remove(FORMER)
-    elif not target.path(FORMER).exists():
-        layout = target.path(LAYOUT)
-        target.write(FORMER, layout.read_bytes() if layout.exists() else b"")
+    for relative in KEPT:
+        there = target.path(relative)
+        if bundle["try"]:
+            target.remove(relative + FORMER)
+        elif not target.path(relative + FORMER).exists():
+            target.write(relative + FORMER, there.read_bytes() if there.exists() else b"")
     target.write(LAYOUT, (json.dumps(bundle["layout"], indent=2) + "\n").encode())
     target.write(UNIT_FILE, bundle["unit"].encode())
     if target.done:
@@ -118,21 +120,24 @@ def install(target: Installation, bundle: dict) -> None:
 
 
 def bring_back(target: Installation) -> None:
-    """The layout of before one that was on trial."""
-    former = target.path(FORMER)
-    if not former.exists():
-        return
-    if former.stat().st_size:
-        target.write(LAYOUT, former.read_bytes())
-    else:
-        target.remove(LAYOUT)
-    target.remove(FORMER)
+    """The layout of before one that was on trial, and the unit that restored it."""
+    for relative in KEPT:
+        former = target.path(relative + FORMER)
+        if not former.exists():
+            continue
+        if former.stat().st_size:
+            target.write(relative, former.read_bytes())
+        else:
+            target.remove(relative)
+        target.remove(relative + FORMER)
+    if target.done:
+        target.systemctl("daemon-reload")
 
 
 def uninstall(target: Installation) -> None:
     if target.path(UNIT_FILE).exists():
         target.systemctl("disable", "--quiet", "--now", UNIT)
-    for relative in (UNIT_FILE, LAYOUT, FORMER, COMMAND):
+    for relative in (UNIT_FILE, LAYOUT, UNIT_FILE + FORMER, LAYOUT + FORMER, COMMAND):
         target.remove(relative)
     folder = target.path(LAYOUT).parent
     if not target.check and folder.is_dir() and not any(folder.iterdir()):

@@ -67,11 +67,11 @@ def test_a_layout_on_trial_can_be_taken_back(install, tmp_path):
     assert installed(tmp_path) == {}, "nothing was on trial"
     install(**{"try": False})
     install(state="former")
-    assert not path.exists(), "there was none before"
+    assert set(installed(tmp_path)) == {"usr/local/bin/gpu-layout"}, "there was no layout before"
     install()
     there = installed(tmp_path)
     for layout in ([{"gpus": [0], "sharing": "exclusive"}], [{"gpus": [1], "sharing": "exclusive"}]):
-        install(layout=layout, **{"try": False})
+        install(layout=layout, unit="[Unit]\nDescription=of this layout\n", **{"try": False})
         assert json.loads(path.read_text()) == layout
     assert install(state="former")["changed"]
     assert installed(tmp_path) == there

@@ -35,9 +35,11 @@ def test_a_run_that_is_killed_after_it_stopped_a_daemon_is_made_up_for(hopper, i
     killed = hopper.host.run('echo \'[{"gpus": [1], "sharing": "shared"}]\' | gpu-layout apply --layout -')
     assert killed.rc != 0
     assert set(hopper.daemons()) == {"small"}
-    done = hopper.apply(*inventory_layout("hopper"))
-    assert done["recovered"], done
+    # Also by a run that gets no further.
+    refused = hopper.apply({"gpus": [7], "sharing": "shared"})
+    assert "matches GPU 7" in refused["error"]["problem"]
     assert set(hopper.daemons()) == {"small", "inference"}
+    assert hopper.nothing_to_do(*inventory_layout("hopper"))
 
 
 def test_a_daemon_that_somebody_stopped_is_started(hopper, inventory_layout):
