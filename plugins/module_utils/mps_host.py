@@ -18,7 +18,7 @@ from typing import Iterator, Sequence
 
 from . import durable, mps_files, mps_unit, systemd
 from .errors import ApplyError, Problem
-from .holders_model import Run, ask, run_tool, short
+from .holders_model import Run, ask, run_tool
 from .mps_control import CONTROL, Control, MpsError, told
 from .mps_model import MpsClient, MpsDaemon, MpsSeen
 
@@ -142,7 +142,8 @@ class MpsHost:
         command = user = None
         with contextlib.suppress(OSError):
             words = (folder / "cmdline").read_text(errors="replace").split("\0")
-            command = short(" ".join(word for word in words if word))
+            # Whole, for whoever ends it looks whether the process still is this one.
+            command = " ".join(word for word in words if word)
             uid = folder.stat().st_uid
             user = str(uid)
             user = pwd.getpwuid(uid).pw_name

@@ -12,13 +12,16 @@ import dataclasses
 import json
 import os
 import re
+import signal
 import stat
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import mps_files, mps_host, mps_unit
+from ansible_collections.openfleet.gpu.plugins.module_utils import mps_files, mps_host, mps_plan, mps_unit
+from ansible_collections.openfleet.gpu.plugins.module_utils.busy import end_holders
+from ansible_collections.openfleet.gpu.plugins.module_utils.disturbance import Disturbance
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError
 from ansible_collections.openfleet.gpu.plugins.module_utils.mps_host import MpsHost, adjustable
 from ansible_collections.openfleet.gpu.plugins.module_utils.mps_model import MpsClient, MpsDaemon, MpsPlace, MpsSeen
@@ -232,6 +235,23 @@ def test_servers_and_clients_are_listed(host, mps):
     assert (first.pid, first.server_pid, first.command) == (77, 41, "python3 train.py") and first.user
     # It has ended meanwhile.
     assert second == MpsClient(78, 41)
+
+
+def test_a_client_with_a_long_command_can_be_ended(host, mps):
+    """Who ends it looks whether the process still has the command line that was seen."""
+    mps.start(DAEMON, DEVICES)
+    (host.root / "proc").symlink_to("/proc")
+    client = subprocess.Popen(["sleep", "600", *(["0"] * 100)])
+    try:
+        host.servers = {41: {"percentage": 25.0, "limits": {}, "clients": [client.pid]}}
+        (seen,) = mps.observe()
+        disturbance = Disturbance("mps inference", mps_plan.clients(seen))
+        (ended,) = end_holders([disturbance], grace_seconds=60)
+        assert ended.startswith("pid %d (sleep 600" % client.pid) and len(ended) < 150
+        assert client.wait() == -signal.SIGTERM
+    finally:
+        client.kill()
+        client.wait()
 
 
 def test_each_daemon_that_is_down_says_why(host, mps):

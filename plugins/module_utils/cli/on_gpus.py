@@ -12,6 +12,7 @@ from argparse import Namespace
 from typing import Any, Callable, TypeVar
 
 from ..errors import DriverAbsentError
+from ..holders_model import short
 from ..model import Gpu, Host, to_data
 from ..mps_host import MpsHost
 from ..mps_model import MpsSeen
@@ -201,7 +202,7 @@ def _serving(seen: MpsSeen, host: Host) -> str:
     line = "mps %s  %s  %s" % (seen.daemon.name, MpsPlan(indices=indices).places(seen.daemon.places), caps(seen.daemon))
     if seen.problem is not None:
         return "%s  %s" % (line, seen.problem)
-    clients = ["pid %d%s" % (c.pid, " (%s)" % c.command if c.command else "") for c in seen.clients]
+    clients = ["pid %d%s" % (c.pid, " (%s)" % short(c.command) if c.command else "") for c in seen.clients]
     return "%s  %s" % (line, ", ".join(clients) or "no clients")
 
 
