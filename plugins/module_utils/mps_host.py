@@ -14,7 +14,7 @@ import pwd
 import shutil
 import time
 from pathlib import Path
-from typing import Iterator, Sequence
+from typing import Iterator, Mapping, Sequence
 
 from . import durable, mps_files, mps_unit, systemd
 from .errors import ApplyError, Problem
@@ -27,6 +27,8 @@ _PROGRAM = "usr/bin/" + CONTROL
 _PROPERTIES = ("Id", "LoadState", "ActiveState", "Result", "MainPID", "Job", "NeedDaemonReload")
 #: systemd's own time for a stop and a start, and some for itself.
 _SYSTEMCTL_SECONDS = mps_unit.STOP_SECONDS + mps_unit.START_SECONDS + 30
+#: How long a daemon is waited for that systemd is starting, or starts again: some starts of a second each.
+_COMING_SECONDS = 10
 #: A server that has just been started, or is about to end, does not answer.
 _SERVER_SECONDS = 10
 _LOOK_SECONDS = 0.2
@@ -83,16 +85,36 @@ class MpsHost:
     def observe(self) -> tuple[MpsSeen, ...]:
         """Every daemon that has files of this collection here, by name; of one that is down, `problem` says so.
 
-        Raises ApplyError for files that cannot be read, and where systemd does not answer.
+        One that systemd is just starting is waited for, some seconds; but not while the host starts, for then it comes after
+        this process: it neither runs nor has a problem. Raises ApplyError for files that cannot be read, and where systemd
+        does not answer.
         """
-        specs = list(self._specs())
-        if not specs:
-            return ()
+        try:
+            specs = list(self._specs())
+            if not specs:
+                return ()
+            states, boots = self._settled([daemon.name for daemon, _devices in specs])
+        except ApplyError as error:
+            # Nothing changes by looking.
+            error.outcome = "old"
+            raise
         shared = self._differing(self._shared())
-        states = self._states([daemon.name for daemon, _devices in specs])
         if any(state["NeedDaemonReload"] == "yes" for state in states):
             shared += [mps_unit.UNIT_PATH]
-        return tuple(self._look(*spec, state, shared) for spec, state in zip(specs, states))
+        return tuple(self._look(*spec, state, shared, boots) for spec, state in zip(specs, states))
+
+    def _settled(self, names: Sequence[str]) -> tuple[list[dict[str, str]], bool]:
+        """What systemd says of the daemons once none is coming any more, and whether they come after this process."""
+        deadline = time.monotonic() + _COMING_SECONDS
+        while True:
+            states = self._states(names)
+            if not any(map(_comes, states)):
+                return states, False
+            if self._boots():
+                return states, True
+            if time.monotonic() > deadline:
+                return states, False
+            time.sleep(_LOOK_SECONDS)
 
     def _specs(self) -> Iterator[tuple[MpsDaemon, tuple[str, ...]]]:
         # NAME.json only: what is written meanwhile ends in .new.
@@ -108,15 +130,14 @@ class MpsHost:
                 yield daemon, devices
 
     def _look(
-        self, daemon: MpsDaemon, devices: tuple[str, ...], state: dict[str, str], shared: Sequence[str]
+        self, daemon: MpsDaemon, devices: tuple[str, ...], state: dict[str, str], shared: Sequence[str], boots: bool
     ) -> MpsSeen:
         outdated = tuple(sorted({*self._differing(mps_files.files(daemon, devices)), *shared}))
         unit = mps_files.unit_of(daemon.name)
         if state["ActiveState"] != "active":
             problem: str | None = "it does not run (%s is %s, result %s); see journalctl --unit %s"
             problem %= (unit, state["ActiveState"], state["Result"], unit)
-            if state["Job"]:
-                # systemd is about to start it, which at boot comes after this process.
+            if boots and _comes(state):
                 problem = None
             return MpsSeen(daemon, devices, False, outdated=outdated, problem=problem)
         pid = int(state["MainPID"]) or None
@@ -171,7 +192,7 @@ class MpsHost:
         unit = mps_files.unit_of(daemon.name)
         # A start after several that failed would be refused.
         self._reset_failed(unit)
-        if self._starting():
+        if self._boots():
             self._systemctl(daemon.name, "it cannot be started", "--no-block", "restart", "--", unit)
             return
         self._systemctl(daemon.name, "it does not start", "restart", "--", unit)
@@ -196,9 +217,13 @@ class MpsHost:
         self._verify(daemon, devices)
 
     def stop(self, name: str) -> None:
-        """Stop the daemon, which ends its clients, and wait for it. Its files stay. Raises ApplyError."""
+        """Stop the daemon, which ends its clients, and wait for it. Its files stay. Raises ApplyError.
+
+        Also one that does not run, for systemd may be about to start it, and one that runs while its unit file is gone.
+        """
         unit = mps_files.unit_of(name)
-        if self._states([name])[0]["LoadState"] != "not-found":
+        state = self._states([name])[0]
+        if state["LoadState"] != "not-found" or state["ActiveState"] not in ("inactive", "failed"):
             self._systemctl(name, "it cannot be stopped", "stop", "--", unit)
 
     def forget(self, name: str) -> None:
@@ -264,10 +289,9 @@ class MpsHost:
         with self._answers():
             return systemd.show(self._run, [mps_files.unit_of(name) for name in names], _PROPERTIES)
 
-    def _starting(self) -> bool:
+    def _boots(self) -> bool:
         with self._answers():
-            (boot,) = systemd.show(self._run, [systemd.BOOT], ("ActiveState",))
-            return systemd.starting(self._run, boot["ActiveState"])
+            return systemd.awaits_boot_unit(self._run)
 
     @contextlib.contextmanager
     def _answers(self) -> Iterator[None]:
@@ -322,6 +346,11 @@ class MpsHost:
                 limits,
             )
             raise self._failed(daemon.name, problem)
+
+
+def _comes(state: Mapping[str, str]) -> bool:
+    """Whether systemd is starting the unit, or about to: at once, or again after it has failed."""
+    return state["ActiveState"] == "activating" or (state["ActiveState"] != "active" and bool(state["Job"]))
 
 
 def _make_folder(folder: Path) -> None:

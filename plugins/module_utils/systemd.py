@@ -41,11 +41,21 @@ def show(run: Run, names: Sequence[str], properties: Sequence[str]) -> list[dict
 def starting(run: Run, boot_active_state: str) -> bool:
     """Whether the host still starts, so that a unit which is waited for might wait for this process.
 
-    Units are ordered behind the boot's targets, and clients of GPUs behind BOOT, whose ActiveState is given: it may be this
-    process, or wait for the lock that this process holds. Raises as `show`.
+    For units of any kind: they may be ordered behind any target or service of the boot, by which this process may have been
+    started, and clients of GPUs behind BOOT, whose ActiveState is given: it may be this process, or wait for the lock that
+    this process holds. Raises as `show`.
     """
     state = tell(run, ["systemctl", "show", "--property=SystemState"]).strip()
     return state in ("SystemState=initializing", "SystemState=starting") or boot_active_state == "activating"
+
+
+def awaits_boot_unit(run: Run) -> bool:
+    """Whether a unit that comes after BOOT, and after nothing else but basic.target, may wait for this process.
+
+    Narrower than `starting`: a boot that hangs long in some other unit does not concern it. Raises as `show`.
+    """
+    boot, basic = show(run, [BOOT, "basic.target"], ("ActiveState",))
+    return boot["ActiveState"] == "activating" or basic["ActiveState"] != "active"
 
 
 def tell(run: Run, command: list[str], **options: float) -> str:

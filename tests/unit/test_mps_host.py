@@ -39,7 +39,7 @@ class Host:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.state = "running"
-        self.boot_unit = "active"
+        self.boot_unit = self.basic_target = "active"
         #: By unit: its properties that are not those of a unit that is not running.
         self.units: dict[str, dict[str, str]] = {}
         self.called: list[str] = []
@@ -47,6 +47,8 @@ class Host:
         self.daemons: dict[str, dict] = {}
         self.servers: dict[int, dict] = {}
         self.broken: dict[str, str] = {}
+        #: What comes about when systemd is asked for the time that `until` counts.
+        self.shown, self.until, self.coming = 0, 0, lambda: None
 
     def __call__(self, command, input="", env=None, timeout_seconds=0):
         tool, *words = command
@@ -78,12 +80,15 @@ class Host:
             return subprocess.CompletedProcess(command, 0, "", "")
         if "--" not in words:
             return subprocess.CompletedProcess(command, 0, "SystemState=%s\n" % self.state, "")
+        self.shown += 1
+        if self.shown == self.until:
+            self.coming()
         blocks = [self.block(name) for name in words[words.index("--") + 1 :]]
         return subprocess.CompletedProcess(command, 0, "\n".join(blocks), "")
 
     def block(self, name):
-        if name == "gpu-layout.service":
-            return "ActiveState=%s\n" % self.boot_unit
+        if name in ("gpu-layout.service", "basic.target"):
+            return "ActiveState=%s\n" % (self.basic_target if name == "basic.target" else self.boot_unit)
         shown = {"Id": name, "LoadState": "loaded", "ActiveState": "inactive", "Result": "success", "MainPID": "0"}
         shown.update({"Job": "", "NeedDaemonReload": "no"}, **self.units.get(name, {}))
         return "".join("%s=%s\n" % item for item in shown.items())
@@ -162,16 +167,45 @@ def test_files_can_be_read_by_users_whatever_the_umask_is(host, mps):
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o755
 
 
-@pytest.mark.parametrize(("state", "boot_unit"), [("starting", "inactive"), ("running", "activating")])
-def test_while_the_host_starts_nothing_is_waited_for(host, mps, state, boot_unit):
-    host.state, host.boot_unit = state, boot_unit
+@pytest.mark.parametrize(("basic_target", "boot_unit"), [("inactive", "inactive"), ("active", "activating")])
+def test_while_the_host_starts_nothing_is_waited_for(host, mps, basic_target, boot_unit):
+    host.basic_target, host.boot_unit = basic_target, boot_unit
     mps.start(DAEMON, DEVICES)
     assert host.called[-1] == "--no-block restart -- " + UNIT
     assert host.daemons == {}
     # It is going to run: that it does not yet is no problem.
     host.units[UNIT] = {"Job": "211"}
+    shown = host.shown
     (seen,) = mps.observe()
     assert (seen.running, seen.problem) == (False, None)
+    assert host.shown == shown + 2
+
+
+def test_a_boot_that_is_past_its_basics_is_waited_for(host, mps):
+    """Some unit may hang for long, and the daemon comes after none but the boot unit."""
+    host.state = "starting"
+    mps.start(DAEMON, DEVICES)
+    assert host.called[-1] == "restart -- " + UNIT
+
+
+@pytest.mark.parametrize(
+    "state", [{"Job": "211"}, {"ActiveState": "activating", "Result": "signal"}, {"ActiveState": "failed", "Job": "7"}]
+)
+def test_one_that_is_coming_is_waited_for(host, mps, monkeypatch, state):
+    monkeypatch.setattr(mps_host, "_COMING_SECONDS", 600)
+    mps.start(DAEMON, DEVICES)
+    active, host.units[UNIT] = host.units[UNIT], state
+    host.until, host.coming = host.shown + 5, lambda: host.units.update({UNIT: active})
+    (seen,) = mps.observe()
+    assert (seen.running, seen.problem) == (True, None)
+
+
+def test_one_that_never_comes_is_waited_for_some_time_and_then_a_problem(host, mps, monkeypatch):
+    monkeypatch.setattr(mps_host, "_COMING_SECONDS", 0)
+    mps.start(DAEMON, DEVICES)
+    host.units[UNIT] = {"ActiveState": "activating", "Result": "exit-code"}
+    (seen,) = mps.observe()
+    assert not seen.running and "is activating, result exit-code" in seen.problem
 
 
 def test_new_limits_reach_the_daemon_and_its_servers(host, mps):
@@ -305,8 +339,9 @@ def test_where_selinux_is_the_unit_says_so(host, mps):
 def test_a_damaged_file_is_an_error_with_its_name(host, mps, text):
     mps.start(DAEMON, DEVICES)
     (host.root / "etc/openfleet-gpu/mps/inference.json").write_text(text)
-    with pytest.raises(ApplyError, match=r"inference\.json"):
+    with pytest.raises(ApplyError, match=r"inference\.json") as error:
         mps.observe()
+    assert error.value.outcome == "old"
 
 
 def test_a_file_of_another_name_is_an_error(host, mps):
@@ -367,8 +402,10 @@ def test_a_systemd_that_does_not_answer_is_an_error(host, mps):
     mps.start(DAEMON, DEVICES)
     host.broken["systemctl"] = "Failed to connect to bus"
     for act in (mps.observe, lambda: mps.start(DAEMON, DEVICES), lambda: mps.stop("inference")):
-        with pytest.raises(ApplyError, match="Failed to connect to bus"):
+        with pytest.raises(ApplyError, match="Failed to connect to bus") as error:
             act()
+        # Only who looks has certainly changed nothing.
+        assert (error.value.outcome == "old") == (act == mps.observe)
 
 
 # --- stop and forget --------------------------------------------------------------------------------------------------
@@ -405,6 +442,23 @@ def test_what_others_keep_beside_stays(host, mps):
     mps.forget("inference")
     assert all(path.exists() for path in kept)
     assert mps.observe() == ()
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"ActiveState": "activating"},
+        {"ActiveState": "inactive", "Job": "211"},
+        {"ActiveState": "failed"},
+        {"ActiveState": "active", "LoadState": "not-found"},
+        {"ActiveState": "activating", "LoadState": "not-found"},
+    ],
+)
+def test_what_may_still_come_is_stopped(host, mps, state):
+    mps.start(DAEMON, DEVICES)
+    host.units[UNIT] = state
+    mps.stop("inference")
+    assert host.called[-1] == "stop -- " + UNIT
 
 
 def test_a_unit_that_is_not_there_needs_no_stop(host, mps):
