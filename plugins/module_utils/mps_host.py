@@ -145,17 +145,21 @@ class MpsHost:
         try:
             servers = control.servers()
             clients = tuple(self._client(client, server) for server in servers for client in control.clients(server))
-            percentage = control.percentage()
+            percentages = [control.percentage(), *(_percentage_of(control, server) for server in servers)]
             limits = tuple(control.limit(index) for index in range(len(devices)))
         except MpsError as error:
             return MpsSeen(daemon, devices, True, pid, outdated=outdated, problem=str(error))
+        # Of a change that was cut off, servers may be left with the limit of before.
+        own = daemon.active_thread_percentage
+        percentage = next((each for each in percentages if each not in (None, own)), percentages[0])
+        silent = tuple(server for server, each in zip(servers, percentages[1:]) if each is None)
         # It tells no more than `told` has: where that is right, the file is believed.
         asked = daemon.pinned_memory_limit_bytes
         limits = tuple(asked if limit == told(asked) else limit for limit in limits)
         problem = None
         if pid is not None and self._replaced(pid):
             problem = "its program was replaced since it started, and clients of another release are refused"
-        return MpsSeen(daemon, devices, True, pid, servers, clients, percentage, limits, outdated, problem)
+        return MpsSeen(daemon, devices, True, pid, servers, clients, percentage, limits, outdated, problem, silent)
 
     def _client(self, pid: int, server: int) -> MpsClient:
         """What /proc says of a client; nothing where it has ended."""
@@ -201,7 +205,9 @@ class MpsHost:
     def adjust(self, daemon: MpsDaemon, devices: Sequence[str]) -> None:
         """Write the daemon's files, and give it and its servers the new limits. Clients that are connected keep theirs.
 
-        Only where `adjustable` says so. Raises ApplyError.
+        Only where `adjustable` says so. Raises ApplyError where the daemon does not take them. A server that does not is left
+        as it is, for only ending its clients would change that, and every server to come has the new ones: where it hangs,
+        `observe` tells that it is silent; where it answers later with the limit of before, the next plan sees that.
         """
         self._write(daemon, devices)
         control = self._control(daemon.name)
@@ -322,15 +328,14 @@ class MpsHost:
 
     def _adjust_server(self, control: Control, server: int, daemon: MpsDaemon, devices: int) -> None:
         deadline = time.monotonic() + _SERVER_SECONDS
-        while control.set_percentage(daemon.active_thread_percentage, server) is None:
-            if server not in control.servers():
+        while control.percentage(server) is None:
+            if server not in control.servers() or time.monotonic() > deadline:
                 return
-            if time.monotonic() > deadline:
-                problem = "the server %d does not take its limits" % server
-                raise MpsError(control.where, problem, "Restart the daemon when its clients can be ended.")
             time.sleep(_LOOK_SECONDS)
         for index in range(devices if daemon.pinned_memory_limit_bytes is not None else 0):
             control.set_limit(index, daemon.pinned_memory_limit_bytes or 0, server)
+        # Last, for it is what `observe` asks a server for: one that has it has the others.
+        control.set_percentage(daemon.active_thread_percentage, server)
 
     def _verify(self, daemon: MpsDaemon, devices: Sequence[str]) -> None:
         """Read the default limits back; servers' own are told for those only that serve a client."""
@@ -346,6 +351,14 @@ class MpsHost:
                 limits,
             )
             raise self._failed(daemon.name, problem)
+
+
+def _percentage_of(control: Control, server: int) -> float | None:
+    """None also where the question is not answered: a server that hangs is no reason to end the daemon's other servers."""
+    try:
+        return control.percentage(server)
+    except MpsError:
+        return None
 
 
 def _comes(state: Mapping[str, str]) -> bool:

@@ -51,8 +51,8 @@ class MpsSeen:
     """A daemon of this collection, as a host has it.
 
     `daemon` and `devices` (UUIDs of GPUs, or of the one MIG device, in CUDA_VISIBLE_DEVICES) are what its files say. The
-    limits are what the running daemon answers, None where it does not run or does not tell. A daemon that is to run and
-    does not answer has a `problem`.
+    limits are what the running daemon answers, None where it does not run or does not tell; the percentage is that of one of
+    its servers where that has another one than it should. A daemon that is to run and does not answer has a `problem`.
     """
 
     daemon: MpsDaemon
@@ -66,3 +66,5 @@ class MpsSeen:
     #: Files that are missing, or that this release would write otherwise.
     outdated: tuple[str, ...] = ()
     problem: str | None = None
+    #: Servers that do not answer: they start, end, or hang, and then may have limits of before.
+    silent_server_pids: tuple[int, ...] = ()

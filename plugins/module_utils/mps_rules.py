@@ -30,6 +30,7 @@ def most_clients(
     `compute_capability` as NVML tells it (``9.0``). `slices`: (compute slices of the MIG device, those of its whole GPU). A
     MIG device has a part of the GPU's clients, in proportion; NVIDIA does not say how the number is rounded, so down.
     A client process has a context on each GPU that it uses; the limit holds for the default CUDA_DEVICE_MAX_CONNECTIONS.
+    Of a driver whose release is not known, the most that any serves.
     """
     generation = _generation(compute_capability)
     if generation is None:
@@ -39,7 +40,8 @@ def most_clients(
     if generation < VOLTA:
         return _BEFORE_VOLTA
     branch = re.match(r"[0-9]+", driver_version or "")
-    whole = _VOLTA_NOW if branch and int(branch.group()) >= _VOLTA_NOW_SINCE else _VOLTA
+    # What the driver could do is not refused because its release is not known.
+    whole = _VOLTA if branch and int(branch.group()) < _VOLTA_NOW_SINCE else _VOLTA_NOW
     if slices is None:
         return whole
     part, of = slices

@@ -106,12 +106,15 @@ class Host:
             return "".join("%d\n" % pid for pid in self.servers)
         if verb == "get_client_list":
             return "".join("%d\n" % pid for pid in self.servers[int(words[0])]["clients"])
-        at = daemon if "default" in verb else self.servers[int(words[0])]
+        server = None if "default" in verb else int(words[0])
+        at = daemon if server is None else self.servers.get(server, {})
         words = words if "default" in verb else words[1:]
         if "percentage" in verb:
             if at.get("busy"):
                 at["busy"] -= 1
                 return ""
+            if "percentage" not in at:
+                return "Server %s not found\n" % server
             at["percentage"] = float(words[0]) if verb.startswith("set") else at["percentage"]
             return "%.1f\n" % at["percentage"]
         if verb.startswith("set"):
@@ -223,12 +226,40 @@ def test_new_limits_reach_the_daemon_and_its_servers(host, mps):
     assert (seen.daemon, seen.outdated, seen.problem) == (wanted, (), None)
 
 
-def test_a_server_that_never_answers_is_named(host, mps, monkeypatch):
+def test_a_server_that_does_not_answer_is_named_and_hinders_nobody(host, mps, monkeypatch):
     monkeypatch.setattr(mps_host, "_SERVER_SECONDS", 0)
     mps.start(DAEMON, DEVICES)
-    host.servers = {41: {"percentage": 25.0, "limits": {}, "clients": [], "busy": 10**6}}
-    with pytest.raises(ApplyError, match="server 41 does not take its limits"):
-        mps.adjust(dataclasses.replace(DAEMON, active_thread_percentage=40), DEVICES)
+    before = {"percentage": 25.0, "limits": {0: 2048, 1: 2048}, "clients": []}
+    host.servers = {41: dict(before, busy=10**6), 42: dict(before)}
+    wanted = dataclasses.replace(DAEMON, active_thread_percentage=40)
+    mps.adjust(wanted, DEVICES)
+    (seen,) = mps.observe()
+    assert (seen.daemon, seen.active_thread_percentage, seen.problem) == (wanted, 40, None)
+    assert (seen.server_pids, seen.silent_server_pids) == ((41, 42), (41,))
+    assert host.servers[42]["percentage"] == 40
+
+
+def test_a_server_that_has_been_left_with_its_limit_of_before_is_seen_and_mended(host, mps):
+    """As by a run that was cut off between the daemon and its servers."""
+    mps.start(DAEMON, DEVICES)
+    host.servers = {
+        41: {"percentage": 25.0, "limits": {}, "clients": []},
+        42: {"percentage": 60.0, "limits": {}, "clients": []},
+    }
+    (seen,) = mps.observe()
+    assert (seen.active_thread_percentage, seen.problem) == (60, None)
+    assert adjustable(seen, DAEMON, DEVICES)
+    mps.adjust(DAEMON, DEVICES)
+    (seen,) = mps.observe()
+    assert seen.active_thread_percentage == 25
+    assert host.servers[42] == {"percentage": 25.0, "limits": {0: 2048, 1: 2048}, "clients": []}
+
+
+def test_what_the_daemon_itself_has_wrong_is_seen_beside_a_server_that_is_right(host, mps):
+    mps.start(DAEMON, DEVICES)
+    host.daemons["inference"]["percentage"] = 90.0
+    host.servers = {41: {"percentage": 25.0, "limits": {}, "clients": []}}
+    assert mps.observe()[0].active_thread_percentage == 90
 
 
 def test_what_can_be_adjusted():

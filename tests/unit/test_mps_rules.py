@@ -21,9 +21,10 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.mps_rules import lim
         # The MPS documentation of release 590 (CUDA 13.1): 60 instead of 48.
         ("9.0", "590.44.01", 60),
         ("10.0", "615.10.02", 60),
-        # A release that cannot be read is taken for an old one.
-        ("9.0", "", 48),
-        ("9.0", None, 48),
+        # Nothing is refused because a release cannot be read.
+        ("9.0", "", 60),
+        ("9.0", None, 60),
+        ("6.1", None, 16),
         (None, "580.95.05", None),
         ("?", "580.95.05", None),
     ],
@@ -41,6 +42,7 @@ def test_clients_of_a_gpu(capability, driver, most):
         ((1, 7), "580.95.05", 6),
         ((1, 7), "590.44.01", 8),
         ((2, 4), "580.95.05", 24),
+        ((2, 4), None, 30),
         ((1, 100), "580.95.05", 1),
     ],
 )
