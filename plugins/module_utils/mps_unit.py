@@ -35,8 +35,11 @@ StartLimitBurst=5
 EnvironmentFile=/etc/openfleet-gpu/mps/%i.env
 # In the foreground the daemon writes its log to the journal. Its log directory is for releases that write files as well.
 ExecStart=/usr/bin/nvidia-cuda-mps-control -f
-# The servers may not load a module any more, nor make device nodes: that is done here.
-ExecStartPre=-+/usr/bin/nvidia-modprobe -c 0 -u
+# The servers may not load a module any more, nor make device nodes: that is done here, for every GPU and MIG device. Of one
+# that is missing CUDA tells. With -u the number is not a GPU's: it makes the nodes of nvidia-uvm.
+ExecStartPre=-+/bin/sh -c 'make=/usr/bin/nvidia-modprobe; $$make -c 255; $$make -u -c 0; cd /proc/driver/nvidia || exit; \\
+  sed -n "s/^Device Minor:[[:space:]]*//p" gpus/*/information | while read minor; do $$make -c $$minor; done; \\
+  find $$PWD/capabilities -path "*/mig/gi*/access" -exec $$make -f {} ";"'
 # What a daemon that was killed has left. The directory itself stays, for containers have it mounted.
 ExecStartPre=/usr/bin/find %t/openfleet-mps/%i -mindepth 1 -delete
 @SELINUX@\

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,49 @@ def test_the_unit_is_the_files():
     assert "LogsDirectory=openfleet-mps/%i\n" in unit and mps_files.log_directory("%i") == "/var/log/openfleet-mps/%i"
     assert Path(mps_unit.UNIT_PATH).name == mps_files.unit_of("")
     assert "@" not in re.sub(r"openfleet-mps@|@system-service", "", unit)
+
+
+@pytest.fixture
+def driver(tmp_path):
+    """What the driver shows in /proc once it is loaded, and a stand-in for nvidia-modprobe that says how it is called."""
+    proc = tmp_path / "unloaded"
+    for address, minor in (("0000:3b:00.0", 0), ("0000:d8:00.0", 11)):
+        (proc / "gpus" / address).mkdir(parents=True)
+        (proc / "gpus" / address / "information").write_text(
+            "Model: \t\t NVIDIA A100-PCIE-40GB\nIRQ:   \t\t 86\nDevice Minor: \t %d\nGPU Excluded:\t No\n" % minor
+        )
+    for name in ("mig/config", "gpu0/mig/gi2/access", "gpu0/mig/gi2/ci0/access", "gpu11/mig/gi0/access"):
+        path = proc / "capabilities" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("DeviceFileMinor: 3\n")
+    tool = tmp_path / "nvidia-modprobe"
+    (tmp_path / "proc/driver").mkdir(parents=True)
+    load = '[ "$1" = -u ] || [ -e proc/driver/nvidia ] || mv unloaded proc/driver/nvidia'
+    tool.write_text('#!/bin/sh\ncd %s; echo "$@" >>called\n%s\n' % (tmp_path, load))
+    tool.chmod(0o755)
+    return tmp_path
+
+
+def run_as_systemd_does(line: str, root: Path) -> None:
+    """The command of an ExecStartPre=-+/bin/sh -c '…' (systemd.service(5), systemd.syntax(7)), with the stand-in."""
+    script = re.fullmatch(r"ExecStartPre=-\+/bin/sh -c '([^']*)'", line.replace("\\\n", " "))[1]
+    assert not re.search(r"[\\%]|(?<!\$)\$(?!\$)", script)
+    script = script.replace("$$", "$").replace("/proc/", "%s/proc/" % root)
+    script = script.replace("/usr/bin/nvidia-modprobe", str(root / "nvidia-modprobe"))
+    subprocess.run(["/bin/sh", "-c", script], check=False, capture_output=True)
+
+
+def test_device_nodes_of_every_gpu_and_mig_device_are_made(driver):
+    """By nvidia-modprobe(1), and the MIG user guide (Device Nodes and Capabilities) for what is in /proc."""
+    unit = mps_unit.shared_files(selinux=False)[mps_unit.UNIT_PATH]
+    (line,) = [text for text in re.findall(r"^\w+=(?:.*\\\n)*.*$", unit, re.MULTILINE) if "nvidia-modprobe" in text]
+    run_as_systemd_does(line, driver)
+    capabilities = "%s/proc/driver/nvidia/capabilities" % driver
+    # nvidia-uvm and nvidia-uvm-tools, nvidiactl, each GPU by its own number, each instance.
+    assert sorted((driver / "called").read_text().splitlines()) == sorted(
+        ["-u -c 0", "-c 255", "-c 0", "-c 11"]
+        + ["-f %s/%s/access" % (capabilities, name) for name in ("gpu0/mig/gi2", "gpu0/mig/gi2/ci0", "gpu11/mig/gi0")]
+    )
 
 
 def test_under_selinux_containers_may_use_the_pipe_directory():
