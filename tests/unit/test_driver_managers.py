@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.driver import apt, openpgp, rules
+from ansible_collections.openfleet.gpu.plugins.module_utils.driver import apt, rules
 from ansible_collections.openfleet.gpu.plugins.module_utils.driver.dnf import Dnf
 from ansible_collections.openfleet.gpu.plugins.module_utils.driver.model import Host, Request
-from ansible_collections.openfleet.gpu.plugins.module_utils.driver.observe import locked_by_dnf
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError
+from ansible_collections.openfleet.gpu.plugins.module_utils.packages import openpgp
+from ansible_collections.openfleet.gpu.plugins.module_utils.packages.dnf import locked
 from ansible_collections.openfleet.gpu.plugins.modules import driver
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -58,7 +59,8 @@ class Said:
     def __call__(self, command):
         self.commands.append(list(command))
         failed = any(word in command for word in self.fails)
-        text = "".join(found + "\n" for found in self.offered.get(command[-1], ())) if "repoquery" in command else ""
+        rows = ["%s\t%s\n" % (command[-1], found) for found in self.offered.get(command[-1], ())]
+        text = "".join(rows) if "repoquery" in command else ""
         return subprocess.CompletedProcess(command, int(failed), text, "Error: it broke\n" if failed else "")
 
 
@@ -72,7 +74,7 @@ def resolve(said, asked="580", **more):
     request = Request(asked)
     names = rules.wanted(seen, request, DISTRIBUTIONS["el-9"], rules.branch_of(asked))
     manager = Dnf(said)
-    manager.open_private("https://mirror.example.org/rhel9/x86_64", b"key")
+    manager.open("https://mirror.example.org/rhel9/x86_64", b"key")
     try:
         return manager.resolve(seen, request, names, DISTRIBUTIONS["el-9"]["patterns"]), manager
     finally:
@@ -128,7 +130,7 @@ def test_dnf_gets_its_versionlock_where_it_has_none():
 def test_what_dnf_has_locked():
     """As the guide shows it, https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/version-locking.html"""
     text = "# Added lock\nkmod-nvidia-open-dkms-3:575.51-1.fc41.*\n\n!nvidia-settings-3:575.51-1.fc41.*\nnvlsm-0:2025.06-1.*\n"
-    assert locked_by_dnf(text) == {"kmod-nvidia-open-dkms", "nvlsm"}
+    assert locked(text) == {"kmod-nvidia-open-dkms", "nvlsm"}
 
 
 def test_dnf_removes_what_is_the_drivers():

@@ -15,10 +15,11 @@ from typing import Any, Callable, Sequence
 
 from .. import durable
 from ..errors import ApplyError
+from ..packages.command import Run, run
+from ..packages.model import Step
 from . import initramfs
 from .files import SOURCES
-from .model import Host, Plan, Request, Step
-from .observe import Run, run
+from .model import Host, Plan, Request
 from .repack import repack
 
 SCHEMA = 1
@@ -208,7 +209,7 @@ class Work:
         if Path(step.items[0]).exists():
             Path(step.items[0]).unlink()
         if step.items[0] == SOURCES:
-            self.manager.forget(self.host.files.get(SOURCES, ""))
+            self.manager.forget_lists(self.host.files.get(SOURCES, ""))
 
     def _initramfs(self, step: Step) -> None:
         cure = "See whether /boot has room. The driver itself is there; run again when this is mended."

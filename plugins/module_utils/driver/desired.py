@@ -5,27 +5,22 @@
 
 from __future__ import annotations
 
-import os
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 from .. import durable
 from ..errors import PlanError
+from ..packages import keys
 from . import files, plan, rules
 from .apply import JOURNAL, Work, finish
 from .apt import Apt
 from .dnf import Dnf
 from .model import Host, Plan, Request, Transaction, Wanted
 from .observe import distribution, look
-from .openpgp import KeyFormatError, binary, fingerprints
 
 _UNITS = (rules.SERVICE_PERSISTENCED, rules.SERVICE_FABRIC_MANAGER, rules.SERVICE_IMEX)
 #: Written when clients are off for a change of the driver.
 DRAINED = "driver-drained.json"
-#: A key ring has some kilobytes; whatever is larger is something else.
-_KEY_LIMIT_BYTES = 1 << 20
 
 
 class Driver:
@@ -113,9 +108,7 @@ class Driver:
         return not version or moved or (self.request.upgrade and not exact)
 
     def _trusts_its_keyring(self) -> bool:
-        return bool(self.host.key_fingerprints) and set(self.host.key_fingerprints) <= set(
-            self.repository["fingerprints"]
-        )
+        return keys.trusts(self.host.key_fingerprints, self.repository["fingerprints"])
 
     def _sources(self) -> str:
         url = files.repository_url(self.repository, self.host.architecture)
@@ -125,40 +118,18 @@ class Driver:
         url = ""
         if self.request.source == "repository":
             url = files.repository_url(self.repository, self.host.architecture)
-            self.key = self._verified_key()
-        self.manager.open_private(url, self.key)
+            repository = self.repository
+            given = repository["key"] if repository["key_given"] else ""
+            where = files.key_url(repository, self.host.architecture)
+            self.key = keys.verified(rules.OWNER, self.keyring, repository["fingerprints"], given, where)
+        self.manager.open(url, self.key)
         here = self.host.package(wanted.locked[0])
         prefer = rules.upstream(here.version) if here and not self.request.upgrade else ""
         transaction = self.manager.resolve(self.host, self.request, wanted, self.catalogue["patterns"], prefer)
         return transaction.version, transaction
 
-    def _verified_key(self) -> bytes:
-        """The repository's key, once its fingerprint is one of those to be trusted. Raises PlanError."""
-        trusted = self.repository["fingerprints"]
-        if not trusted:
-            raise PlanError(
-                "nvidia_driver_repository_fingerprints",
-                "there is no fingerprint to trust: none is recorded for this distribution",
-                "Look it up at NVIDIA and set it.",
-            )
-        if self._trusts_its_keyring():
-            return Path(self.keyring).read_bytes()
-        where = files.key_url(self.repository, self.host.architecture)
-        content = self.repository["key"].encode() if self.repository["key_given"] else _fetch(where)
-        try:
-            found = fingerprints(content)
-        except KeyFormatError as error:
-            raise PlanError(where, "this is no key: %s" % error, "See nvidia_driver_repository_key_url.") from None
-        if not set(found) <= set(trusted):
-            raise PlanError(
-                where,
-                "the key has the fingerprint %s, and %s is to be trusted" % (", ".join(found), ", ".join(trusted)),
-                "If NVIDIA has a new key, set nvidia_driver_repository_fingerprints; else somebody is in between.",
-            )
-        return binary(content)
-
     def _plan_absent(self) -> Plan:
-        self.manager.open_private("", b"")
+        self.manager.open("", b"")
         transaction = self.manager.resolve_removal(self.host, self.catalogue["patterns"])
         return plan.absent(
             self.host, self.request, self.manager.manager, self.keyring, transaction, self.catalogue["patterns"]
@@ -250,7 +221,7 @@ def _repository(given: dict[str, Any], catalogue: dict[str, Any]) -> dict[str, A
     """What the distribution's entry says, with what was given instead."""
     entry = dict(catalogue["repository"])
     asked = given.get("fingerprints") or entry["fingerprints"]
-    entry["fingerprints"] = [text.replace(" ", "").upper() for text in asked]
+    entry["fingerprints"] = keys.normal(asked)
     entry["url"] = given.get("url") or ""
     entry["key_url"] = given.get("key_url") or ""
     entry["key_given"] = bool(given.get("key"))
@@ -262,18 +233,3 @@ def _repository(given: dict[str, Any], catalogue: dict[str, Any]) -> dict[str, A
 def _is_signed(wanted: Wanted) -> bool:
     """Whether the modules come built and signed by the distribution."""
     return any(name.startswith("linux-modules-nvidia-") for name in wanted.free)
-
-
-def _fetch(url: str) -> bytes:
-    request = urllib.request.Request(url, headers={"User-Agent": "openfleet.gpu"})
-    try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            content = answer.read(_KEY_LIMIT_BYTES)
-    except (urllib.error.URLError, OSError, ValueError) as error:
-        raise PlanError(
-            url,
-            "the repository's key cannot be fetched: %s" % error,
-            "See that the address answers (proxies: %s), or give the key with nvidia_driver_repository_key. "
-            "Nothing was changed." % (os.environ.get("https_proxy") or "none is set"),
-        ) from None
-    return content

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-NAME = "openfleet-nvidia-driver"
+from .rules import OWNER
+
+NAME = OWNER.name
 BLACKLIST = "/etc/modprobe.d/%s.conf" % NAME
 DRACUT = "/etc/dracut.conf.d/%s.conf" % NAME
 MODULES_LOAD = "/etc/modules-load.d/%s.conf" % NAME
@@ -22,6 +24,11 @@ MANAGED = {
     "dnf": (REPO, BLACKLIST, DRACUT, MODULES_LOAD, IMEX_NODES),
 }
 KEYRINGS = {"apt": APT_KEYRING, "dnf": RPM_KEYRING}
+
+#: NVIDIA signs packages and repomd.xml (https://github.com/NVIDIA/cuda-repo-management). With module_hotfixes the streams of
+#: its module nvidia-driver hide no version: the version is chosen exactly, and locked, for which streams are too coarse
+#: (dnf.conf(5)).
+VERIFIED = ("gpgcheck=1", "repo_gpgcheck=1", "module_hotfixes=1")
 
 _HEAD = "# Written by Ansible (openfleet.gpu.nvidia_driver); changes made here are overwritten.\n"
 
@@ -48,14 +55,12 @@ def preferences(version: str, patterns: list[str]) -> str:
 
 
 def repo(url: str, keyring: str) -> str:
-    """NVIDIA signs packages and repomd.xml (https://github.com/NVIDIA/cuda-repo-management).
-
-    With module_hotfixes the streams of its module nvidia-driver hide no version: the version is chosen exactly, and
-    locked, for which streams are too coarse (dnf.conf(5)).
-    """
-    return (
-        "%s[%s]\nname=NVIDIA driver\nbaseurl=%s/\nenabled=1\ngpgcheck=1\nrepo_gpgcheck=1\ngpgkey=file://%s\n"
-        "module_hotfixes=1\n" % (_HEAD, NAME, url.rstrip("/"), keyring)
+    return "%s[%s]\nname=NVIDIA driver\nbaseurl=%s/\nenabled=1\n%s\ngpgkey=file://%s\n" % (
+        _HEAD,
+        NAME,
+        url.rstrip("/"),
+        "\n".join(VERIFIED),
+        keyring,
     )
 
 

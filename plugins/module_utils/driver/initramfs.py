@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from .observe import Run, program, run
+from ..packages.command import Run, program, run
 
 #: The first one that is there: where both are, dracut came as a library of something else. For all kernels, so that
 #: nouveau stays away whichever is booted next.

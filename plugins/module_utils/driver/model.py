@@ -7,15 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-
-@dataclass(frozen=True)
-class Package:
-    """An installed package. `broken`: its installation was begun and did not end well."""
-
-    name: str
-    version: str
-    held: bool = False
-    broken: bool = False
+from ..packages.model import Package, Step
 
 
 @dataclass(frozen=True)
@@ -122,15 +114,6 @@ class Transaction:
     removals: tuple[tuple[str, str], ...] = ()
     #: What to ask of the package manager for just this: name=version, name, name-.
     arguments: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Step:
-    """One thing to do. `kind` is one of plan.KINDS, `items` what it is done to."""
-
-    kind: str
-    text: str
-    items: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -5,17 +5,16 @@
 
 from __future__ import annotations
 
-import os
 import platform
-import shutil
-import subprocess
 from pathlib import Path
-from typing import Callable, Iterable, Sequence
+from typing import Iterable, Sequence
 
 from ..errors import PlanError
+from ..packages import apt, dnf, keys
+from ..packages.command import Run, program, run
+from ..packages.model import Package
 from ..pci import DEVICES, nvidia_gpus
-from .model import Gpu, Host, Package, SecureBoot, Unit
-from .openpgp import KeyFormatError, fingerprints
+from .model import Gpu, Host, SecureBoot, Unit
 
 #: NVSwitches are bridges of NVIDIA's: V100, A100 and H100 generations (https://pci-ids.ucw.cz/read/PC/10de).
 _NVSWITCH_IDS = frozenset(("0x1ac0", "0x1ac2", "0x1af1", "0x22a3"))
@@ -28,33 +27,6 @@ _EFI = "/sys/firmware/efi/efivars"
 _SECURE_BOOT = _EFI + "/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 #: Of dkms itself, and of Ubuntu's shim.
 _CERTIFICATES = ("/var/lib/dkms/mok.pub", "/var/lib/shim-signed/mok/MOK.der")
-_BROKEN = frozenset(("half-installed", "unpacked", "half-configured"))
-
-#: Runs a command and gives its status, output and errors.
-Run = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
-
-
-def run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Without questions and in English, so that what comes back can be read; 127 where there is no such command."""
-    environment = dict(os.environ, LC_ALL="C", LANG="C", DEBIAN_FRONTEND="noninteractive", NEEDRESTART_SUSPEND="1")
-    environment["PATH"] = environment.get("PATH", "") + ":/usr/local/sbin:/usr/sbin:/sbin"
-    try:
-        return subprocess.run(
-            list(command),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            env=environment,
-            check=False,
-        )
-    except FileNotFoundError:
-        return subprocess.CompletedProcess(list(command), 127, "", "%s is not installed" % command[0])
-
-
-def program(name: str) -> str | None:
-    """Where a program is; root's own folders count, whoever calls."""
-    return shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
 
 
 def distribution(release: str) -> str:
@@ -90,10 +62,10 @@ def look(
         dracut=bool(program("dracut")),
         headers=Path("/lib/modules", system.release, "build").exists(),
         secure_boot=_secure_boot(),
-        packages=_dpkg(call) if manager == "apt" else _rpm(call),
+        packages=apt.installed(call) if manager == "apt" else _rpm(call),
         units=_units(units, call),
         files={path: text for path, text in ((path, _text(path)) for path in paths) if text is not None},
-        key_fingerprints=_keys(keyring),
+        key_fingerprints=keys.of(keyring),
         runfile="/usr/bin/nvidia-uninstall" if Path("/usr/bin/nvidia-uninstall").exists() else "",
         interrupted=interrupted,
     )
@@ -111,14 +83,6 @@ def _bytes(path: str) -> bytes:
         return Path(path).read_bytes()
     except OSError:
         return b""
-
-
-def _keys(path: str) -> tuple[str, ...]:
-    content = _bytes(path)
-    try:
-        return fingerprints(content) if content else ()
-    except KeyFormatError:
-        return ("damaged",)
 
 
 def _fabric(devices: str = DEVICES) -> tuple[int, int]:
@@ -157,34 +121,15 @@ def _secure_boot() -> SecureBoot:
     return SecureBoot(enabled, certificate, enrolled)
 
 
-def _dpkg(call: Run) -> tuple[Package, ...]:
-    done = call(["dpkg-query", "-W", "-f", "${Package}\\t${Version}\\t${db:Status-Want}\\t${db:Status-Status}\\n"])
-    if done.returncode != 0:
-        raise PlanError(
-            "dpkg", done.stderr.strip() or "it does not answer", "Mend the package database, then run again."
-        )
-    return tuple(
-        Package(name, version, held=want == "hold", broken=status in _BROKEN)
-        for name, version, want, status in (line.split("\t") for line in done.stdout.splitlines())
-        if version and status not in ("not-installed", "config-files")
-    )
-
-
 def _rpm(call: Run) -> tuple[Package, ...]:
     done = call(["rpm", "-qa", "--qf", "%{NAME}\\t%{VERSION}-%{RELEASE}\\n"])
     if done.returncode != 0:
         raise PlanError(
             "rpm", done.stderr.strip() or "it does not answer", "Mend the package database, then run again."
         )
-    locked = locked_by_dnf(_text("/etc/dnf/plugins/versionlock.list") or "")
+    locked = dnf.locked(_text(dnf.VERSIONLOCK) or "")
     packages = (line.split("\t") for line in done.stdout.splitlines())
     return tuple(Package(name, version, name in locked) for name, version in packages)
-
-
-def locked_by_dnf(text: str) -> set[str]:
-    """Names in a versionlock.list, a line each: NAME-EPOCH:VERSION-RELEASE.*"""
-    lines = (line.strip() for line in text.splitlines())
-    return {line.partition(":")[0].rpartition("-")[0] for line in lines if ":" in line and line[:1] not in "#!"}
 
 
 def _units(names: Sequence[str], call: Run) -> dict[str, Unit]:

@@ -8,9 +8,11 @@ from __future__ import annotations
 from typing import Sequence
 
 from ..errors import PlanError
+from ..packages import keys
+from ..packages.model import Package, Step
 from . import rules
 from .files import BLACKLIST, DRACUT, IMEX_NODES, MANAGED
-from .model import Host, Package, Plan, Request, Step, Transaction, Unit, Wanted
+from .model import Host, Plan, Request, Transaction, Unit, Wanted
 
 #: The steps there are, in the order in which they are done.
 KINDS = ("repair", "key", "write", "delete", "packages", "runfile", "initramfs", "modules", "hold", "release", "enable",
@@ -38,7 +40,7 @@ def present(
     version: str,
     transaction: Transaction | None,
     files: dict[str, str],
-    keys: Sequence[str],
+    trusted: Sequence[str],
     patterns: Sequence[str],
     signed: bool = False,
 ) -> Plan:
@@ -52,8 +54,8 @@ def present(
     steps = []
     if host.interrupted or any(package.broken for package in host.packages):
         steps.append(Step("repair", "finish what was interrupted"))
-    if request.source == "repository" and not (host.key_fingerprints and set(host.key_fingerprints) <= set(keys)):
-        steps.append(Step("key", "trust the repository's key %s" % ", ".join(keys)))
+    if request.source == "repository" and not keys.trusts(host.key_fingerprints, trusted):
+        steps.append(Step("key", "trust the repository's key %s" % ", ".join(trusted)))
     steps += [Step("write", "write %s" % path, (path, text)) for path, text in files.items()
               if host.files.get(path) != text]  # fmt: skip
     if transaction and changes:

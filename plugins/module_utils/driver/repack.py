@@ -13,7 +13,7 @@ import shutil
 import stat
 from pathlib import Path
 
-from .observe import Run, run
+from ..packages.command import Run, run
 
 _INFO = Path("/var/lib/dpkg/info")
 #: What dpkg keeps for itself, and would refuse in a package.

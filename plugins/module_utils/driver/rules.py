@@ -12,7 +12,10 @@ import re
 from typing import Any, Iterable
 
 from ..errors import PlanError
-from .model import Gpu, Host, Package, Request, Wanted
+from ..packages.model import Owner, Package
+from .model import Gpu, Host, Request, Wanted
+
+OWNER = Owner("nvidia_driver", "openfleet-nvidia-driver", "the driver")
 
 #: A driver's version: three digits of the branch, then one or two numbers.
 _DRIVER_VERSION = re.compile(r"^(?:\d+:)?(\d{3}\.\d+(?:\.\d+)?)(?![.\d])")

@@ -11,9 +11,9 @@ import urllib.request
 from pathlib import Path
 from typing import Sequence
 
-from ..driver.openpgp import KeyFormatError, binary, fingerprints
 from ..errors import PlanError
 from .model import Owner
+from .openpgp import KeyFormatError, binary, fingerprints
 
 #: A key ring has some kilobytes; whatever is larger is something else.
 _LIMIT_BYTES = 1 << 20

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Mapping
 
-from ...module_utils.driver.openpgp import fingerprints
+from ...module_utils.packages.openpgp import fingerprints
 from . import apt, fetch, rpm, signature
 from .model import Ask, BundleError, Candidate, Item, Source
 from .resolve import Index, resolve

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Sequence
 
-from ...module_utils.driver.openpgp import KeyFormatError, binary, fingerprints
+from ...module_utils.packages.openpgp import KeyFormatError, binary, fingerprints
 from .model import BundleError, Source
 
 #: What gpgv says of a signature first (doc/DETAILS of GnuPG), before the VALIDSIG of one that holds.

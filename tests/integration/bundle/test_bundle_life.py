@@ -14,7 +14,7 @@ import yaml
 from apt_host import AptHost, names
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.driver import files as driver_files
-from ansible_collections.openfleet.gpu.plugins.module_utils.driver.openpgp import binary
+from ansible_collections.openfleet.gpu.plugins.module_utils.packages.openpgp import binary
 from ansible_collections.openfleet.gpu.plugins.module_utils.toolkit import files as toolkit_files
 
 DRIVER = "repositories/driver/debian12/x86_64/"
