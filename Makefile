@@ -204,11 +204,12 @@ test-fleet: image-slurm image-sharing
 .PHONY: test-packages
 test-packages:
 	@[ -t 1 ] || export NO_COLOR=1
-	destroy() { for scenario in nvidia_driver container_toolkit; do molecule destroy --no-command-borders --scenario-name $$scenario; done >.lab/molecule-packages.log 2>&1; }
+	destroy() { for scenario in nvidia_driver container_toolkit bundle; do molecule destroy --no-command-borders --scenario-name $$scenario; done >.lab/molecule-packages.log 2>&1; }
 	destroy
 	trap destroy EXIT
 	$(call leg,the driver from a mirror (molecule),molecule test --scenario-name nvidia_driver --no-command-borders --destroy=never)
 	$(call leg,the container toolkit under real engines (molecule),molecule test --scenario-name container_toolkit --no-command-borders --destroy=never)
+	$(call leg,a host without a network from a bundle (molecule),molecule test --scenario-name bundle --no-command-borders --destroy=never)
 
 .PHONY: bench
 bench: setup-test ## figures, one `name value unit` a line (BENCH=group for one group)
