@@ -9,17 +9,33 @@ from typing import Any, Sequence
 
 from . import busy, plan_file
 from .converge import converge, foresee
-from .errors import DriverAbsentError
+from .errors import DriverAbsentError, FleetError
 from .follow import SERVICES
 from .layout import parse_layout
 from .layout_run import ALL_PARTS
 from .mig_steps import Plan
 from .model import Gpu, to_data
 from .mps_host import MpsHost
+from .nvml import Session
 from .ownership import POLICIES
 from .pci import nvidia_gpus
 from .runner import respawn_with_pynvml
 from .transaction import DIRECTORY
+
+#: What is told where the daemons cannot be looked at.
+_NO_DAEMON = {
+    "name": None,
+    "places": [],
+    "devices": [],
+    "clients": None,
+    "active_thread_percentage": None,
+    "pinned_memory_limits_bytes": [],
+    "running": None,
+    "pid": None,
+    "server_pids": [],
+    "silent_server_pids": [],
+    "client_processes": [],
+}
 
 
 def argspec() -> dict[str, Any]:
@@ -128,8 +144,17 @@ def report(plan: Plan, observed: dict[str, Gpu]) -> list[dict[str, Any]]:
     ]
 
 
-def mps_daemons() -> list[dict[str, Any]]:
-    """The collection's MPS daemons on this host, as return values."""
+def mps_daemons(session: Session) -> list[dict[str, Any]]:
+    """The collection's MPS daemons on this host, as return values; none where the session's GPUs are this process's own.
+
+    Where they cannot be looked at, one entry has nothing but the `problem`: that is told, and fails nobody.
+    """
+    if session.private:
+        return []
+    try:
+        observed = MpsHost().observe()
+    except FleetError as error:
+        return [dict(_NO_DAEMON, problem=str(error))]
     return [
         {
             "name": seen.daemon.name,
@@ -141,8 +166,9 @@ def mps_daemons() -> list[dict[str, Any]]:
             "running": seen.running,
             "pid": seen.pid,
             "server_pids": list(seen.server_pids),
+            "silent_server_pids": list(seen.silent_server_pids),
             "client_processes": to_data(seen.clients),
             "problem": seen.problem,
         }
-        for seen in MpsHost().observe()
+        for seen in observed
     ]

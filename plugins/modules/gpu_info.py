@@ -225,7 +225,8 @@ gpus:
 mps_daemons:
   description: >-
     The MPS control daemons of this collection that run here, with what each one answers and its clients, as the module
-    M(openfleet.gpu.mps) returns them in RV(openfleet.gpu.mps#module:daemons).
+    M(openfleet.gpu.mps) returns them in RV(openfleet.gpu.mps#module:daemons). Where they cannot be looked at, one entry whose
+    C(problem) says why.
   returned: success
   type: list
   elements: dict
@@ -255,8 +256,7 @@ def read(params):
         with Session() as session:
             host = session.observe(telemetry=params["telemetry"])
             holders = find_holders(host) if params["holders"] else None
-            # No daemon of the host serves GPUs that are simulated for this process alone.
-            daemons = [] if session.private else mps_daemons()
+            daemons = mps_daemons(session)
     except DriverAbsentError as error:
         if error.call == "import":
             respawn_with_pynvml()

@@ -27,7 +27,7 @@ options:
     description:
       - V(present) runs the daemons that the layout wants.
       - V(absent) stops every daemon of this collection on the host, on whatever GPU, and takes away what there is of it. The
-        layout is only checked then, and may be empty.
+        layout is only checked then, and may be empty. No driver is needed for that, nor nvidia-ml-py.
     type: str
     choices: [present, absent]
     default: present
@@ -64,21 +64,49 @@ EXAMPLES = r"""
 RETURN = r"""
 plan:
   description: The plan, one line per GPU that the layout names, and one per daemon that changes.
-  returned: when a driver is present
+  returned: when a driver is present, and always with O(state=absent)
   type: list
   elements: str
   sample: ["mps inference: start (4 clients of 25 % and 18GiB) on gpu 2"]
 daemons:
   description: >-
-    This collection's daemons on the host, as seen after the run (in check mode before it). C(name), C(places), C(clients)
-    (how many it is meant for), C(active_thread_percentage) and C(pinned_memory_limits_bytes) as the daemon itself answers,
-    C(running), C(pid), C(server_pids), C(client_processes), and C(problem) where it does not answer.
+    This collection's daemons on the host, as seen after the run (in check mode before it). C(name), C(places), C(devices),
+    C(clients) (how many it is meant for), C(active_thread_percentage) and C(pinned_memory_limits_bytes) as the daemon itself
+    answers (the percentage of a server where that has another one than it should), C(running), C(pid), C(server_pids), those
+    of them that do not answer (C(silent_server_pids)), C(client_processes), and C(problem) where it does not answer. Where the
+    daemons cannot be looked at, one entry of which only C(problem) is set. Empty for GPUs that are simulated for this process
+    alone.
   returned: when a driver is present
   type: list
   elements: dict
 gpus:
   description: For each GPU that the layout names C(asked), C(before), C(after) and C(changed), as M(openfleet.gpu.layout) has it.
   returned: when a driver is present
+  type: list
+  elements: dict
+counts:
+  description: >-
+    GPU instances to C(create), C(destroy) and C(keep), which only M(openfleet.gpu.layout) and M(openfleet.gpu.mig) change, and
+    C(gpus_changed), which counts the GPUs whose daemon changes.
+  returned: when a driver is present
+  type: dict
+plan_data:
+  description: The plan as data, as M(openfleet.gpu.layout) has it. It is for reading; this module takes no saved plan.
+  returned: in check mode, when a driver is present
+  type: dict
+reboot_required:
+  description: V(false), for nothing that this module changes needs a reboot.
+  returned: success when a driver is present, and on failure when the plan could not be carried out
+  type: bool
+msg:
+  description: >-
+    On failure, what is wrong, where, and how to mend it. In check mode without a driver, why only the form of the layout was
+    checked.
+  returned: on failure, and when no driver answers, in check mode with O(state=present)
+  type: str
+pci_gpus:
+  description: C(address) and C(device_id) of the NVIDIA GPUs on the PCI bus.
+  returned: when no driver answers, in check mode with O(state=present)
   type: list
   elements: dict
 driver_present:
@@ -112,9 +140,13 @@ steps_done:
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ..module_utils.busy import OnBusy
+from ..module_utils.errors import DriverAbsentError
 from ..module_utils.layout_module import argspec as argspec_of_parts
 from ..module_utils.layout_module import bring_about, mps_daemons
 from ..module_utils.layout_run import MPS, NO_MPS
+from ..module_utils.mps_removal import remove_all
+from ..module_utils.nvml import Session
 from ..module_utils.runner import run
 
 
@@ -124,8 +156,21 @@ def argspec():
 
 def serve(params, check_mode):
     """The module's return values."""
-    told = bring_about(params, check_mode, [MPS if params["state"] == "present" else NO_MPS])
-    return dict(told, daemons=mps_daemons()) if told["driver_present"] else told
+    absent = params["state"] == "absent"
+    try:
+        told = bring_about(params, check_mode, [NO_MPS if absent else MPS])
+    except DriverAbsentError:
+        if not absent:
+            raise
+        told = {"driver_present": False}
+    if told["driver_present"]:
+        with Session() as session:
+            return dict(told, daemons=mps_daemons(session))
+    if not absent:
+        return told
+    on_busy = OnBusy(params["on_busy"], params["busy_timeout"], params["grace_period"])
+    removed = remove_all(params["state_directory"], params["lock_timeout"], on_busy, check_mode)
+    return dict(removed, driver_present=False)
 
 
 def main():

@@ -51,6 +51,31 @@ gpus:
   returned: when a driver is present
   type: list
   elements: dict
+counts:
+  description: >-
+    GPU instances to C(create), C(destroy) and C(keep), which only M(openfleet.gpu.layout) and M(openfleet.gpu.mig) change, and
+    C(gpus_changed).
+  returned: when a driver is present
+  type: dict
+plan_data:
+  description: The plan as data, as M(openfleet.gpu.layout) has it. It is for reading; this module takes no saved plan.
+  returned: in check mode, when a driver is present
+  type: dict
+reboot_required:
+  description: V(false), for nothing that this module changes needs a reboot.
+  returned: success when a driver is present, and on failure when the plan could not be carried out
+  type: bool
+msg:
+  description: >-
+    On failure, what is wrong, where, and how to mend it. In check mode without a driver, why only the form of the layout was
+    checked.
+  returned: on failure, and when no driver answers, in check mode
+  type: str
+pci_gpus:
+  description: C(address) and C(device_id) of the NVIDIA GPUs on the PCI bus.
+  returned: when no driver answers, in check mode
+  type: list
+  elements: dict
 driver_present:
   description: Whether NVML answers.
   returned: success

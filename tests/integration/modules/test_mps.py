@@ -1,0 +1,29 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The module mps where no daemon can run: without a driver, and with GPUs of one process alone. The rest is in molecule/sharing."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def absent(host, state, check=False):
+    return host.module("mps", check=check, layout=[], state=state, state_directory=str(host.folder / "state.d"))
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_without_a_driver_daemons_can_go_and_none_can_come(host, check):
+    gone = absent(host, "absent", check)
+    assert not gone.get("failed")
+    assert (gone["driver_present"], gone["changed"], gone["plan"]) == (False, False, [])
+    come = absent(host, "present", check)
+    assert come.get("failed", False) is not check
+    assert not check or (come["driver_present"] is False and come["msg"])
+
+
+def test_gpus_of_a_process_have_none_of_the_hosts_daemons(host):
+    host.create([{"model": "H100-80GB", "count": 1}])
+    for state in ("present", "absent"):
+        told = absent(host, state)
+        assert (told["changed"], told["daemons"]) == (False, [])
+    assert host.module("gpu_info")["mps_daemons"] == []

@@ -1,0 +1,135 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""MPS daemons of a host whose driver does not answer; and what modules return of daemons."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.module_utils import layout_module, mps_removal
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import BusyError, DriverAbsentError
+from ansible_collections.openfleet.gpu.plugins.module_utils.mps_host import MpsHost
+from ansible_collections.openfleet.gpu.plugins.modules import mps as mps_module
+
+sys.path.insert(0, str(Path(__file__).parent))
+from mps_hosts import DAEMON, DEVICES, OTHER, UNIT, make_host
+
+SHARED, PRIVATE = SimpleNamespace(private=False), SimpleNamespace(private=True)
+
+
+@pytest.fixture
+def host(tmp_path, monkeypatch):
+    """Two daemons on a host, which is the one that the code looks at; its driver does not answer."""
+    found = make_host(tmp_path / "root")
+    mps = MpsHost(str(found.root), found)
+    mps.start(DAEMON, DEVICES)
+    mps.start(OTHER, ("GPU-c",))
+    found.called.clear()
+
+    def no_driver(params, check_mode, parts):
+        if check_mode:
+            return {"changed": True, "driver_present": False, "pci_gpus": [], "msg": "no driver"}
+        raise DriverAbsentError("NVML", "no driver", call="nvmlInit")
+
+    monkeypatch.setattr(mps_module, "bring_about", no_driver)
+    for module in (mps_removal, layout_module):
+        monkeypatch.setattr(module, "MpsHost", lambda: mps)
+    monkeypatch.delenv("GPUSIM_STATE", raising=False)
+    return found
+
+
+@pytest.fixture
+def serve(tmp_path):
+    def run(check=False, state="absent", on_busy="fail"):
+        params = {"layout": [], "state": state, "on_busy": on_busy, "busy_timeout": 0, "grace_period": 60}
+        return mps_module.serve(dict(params, lock_timeout=0, state_directory=str(tmp_path / "state")), check)
+
+    return run
+
+
+class Living:
+    """The clients of a server: a process, until it has ended."""
+
+    def __init__(self, process: subprocess.Popen) -> None:
+        self._process = process
+
+    def __iter__(self):
+        return iter([self._process.pid] if self._process.poll() is None else [])
+
+
+@pytest.fixture
+def client(host):
+    (host.root / "proc").symlink_to("/proc")
+    process = subprocess.Popen(["sleep", "600"])
+    host.servers = {41: {"percentage": 25.0, "limits": {}, "clients": Living(process)}}
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_without_a_driver_daemons_are_taken_away(host, serve):
+    lines = ["mps inference: stop on GPU-a and GPU-b", "mps other: stop on GPU-c"]
+    assert serve(check=True) == {"changed": True, "driver_present": False, "plan": lines}
+    assert host.called == []
+    assert serve() == {"changed": True, "driver_present": False, "plan": lines}
+    assert [word for word in host.called if word.startswith("stop")] == [
+        "stop -- " + UNIT,
+        "stop -- openfleet-mps@other.service",
+    ]
+    assert not list(host.root.rglob("*mps*.json")) and not (host.root / "etc/openfleet-gpu/mps").exists()
+    assert not list((host.root / "etc/cdi").iterdir())
+    assert serve() == {"changed": False, "driver_present": False, "plan": []}
+
+
+def test_without_a_driver_none_can_be_started(host, serve):
+    with pytest.raises(DriverAbsentError):
+        serve(state="present")
+    assert serve(check=True, state="present")["msg"] == "no driver"
+    assert host.called == []
+
+
+def test_clients_are_not_ended_unasked(host, serve, client):
+    for check in (True, False):
+        with pytest.raises(BusyError, match="mps inference .*pid %d " % client.pid) as error:
+            serve(check=check)
+        assert error.value.outcome == "old"
+    assert host.called == [] and client.poll() is None
+    with pytest.raises(BusyError):
+        serve(on_busy="wait")
+    told = serve(check=True, on_busy="wait")
+    assert "pid %d" % client.pid in told["busy"][0]["who"][0]
+
+
+def test_clients_are_ended_where_that_is_asked(host, serve, client):
+    told = serve(on_busy="force")
+    assert told["changed"] and "pid %d" % client.pid in told["ended"][0]
+    assert client.wait() == -signal.SIGTERM
+
+
+def test_daemons_of_the_host_are_none_of_a_process_with_gpus_of_its_own(host, serve, monkeypatch):
+    assert [daemon["name"] for daemon in layout_module.mps_daemons(SHARED)] == ["inference", "other"]
+    assert layout_module.mps_daemons(PRIVATE) == []
+    monkeypatch.setitem(os.environ, "GPUSIM_STATE", "/somewhere")
+    assert serve() == {"changed": False, "driver_present": False, "plan": []}
+    assert host.called == []
+
+
+def test_daemons_that_cannot_be_looked_at_are_told_and_fail_nobody(host):
+    (well, _other) = layout_module.mps_daemons(SHARED)
+    spec = host.root / "etc/openfleet-gpu/mps/inference.json"
+    text = spec.read_text()
+    spec.write_text("{")
+    (told,) = layout_module.mps_daemons(SHARED)
+    assert "inference.json" in told["problem"] and told["name"] is None
+    assert set(told) == set(well)
+    spec.write_text(text)
+    host.broken["systemctl"] = "Failed to connect to bus"
+    (told,) = layout_module.mps_daemons(SHARED)
+    assert "Failed to connect to bus" in told["problem"]
