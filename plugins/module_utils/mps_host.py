@@ -145,14 +145,17 @@ class MpsHost:
         try:
             servers = control.servers()
             clients = tuple(self._client(client, server) for server in servers for client in control.clients(server))
-            percentages = [control.percentage(), *(_percentage_of(control, server) for server in servers)]
+            percentage, own = control.percentage(), daemon.active_thread_percentage
+            told_by = {server: _percentage_of(control, server) for server in servers}
             limits = tuple(control.limit(index) for index in range(len(devices)))
         except MpsError as error:
             return MpsSeen(daemon, devices, True, pid, outdated=outdated, problem=str(error))
-        # Of a change that was cut off, servers may be left with the limit of before.
-        own = daemon.active_thread_percentage
-        percentage = next((each for each in percentages if each not in (None, own)), percentages[0])
-        silent = tuple(server for server, each in zip(servers, percentages[1:]) if each is None)
+        silent = tuple(server for server, each in told_by.items() if each is None)
+        # Of a change that was cut off, servers may be left with the limit of before. Limits are whole numbers: what is less
+        # apart is how a server rounds.
+        apart = [each for each in told_by.values() if each is not None and abs(each - own) >= 1]
+        if apart and percentage == own:
+            percentage = apart[0]
         # It tells no more than `told` has: where that is right, the file is believed.
         asked = daemon.pinned_memory_limit_bytes
         limits = tuple(asked if limit == told(asked) else limit for limit in limits)

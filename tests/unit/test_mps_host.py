@@ -154,6 +154,12 @@ def test_a_server_that_has_been_left_with_its_limit_of_before_is_seen_and_mended
     assert host.servers[42] == {"percentage": 25.0, "limits": {0: 2048, 1: 2048}, "clients": []}
 
 
+def test_a_server_that_rounds_has_what_it_should(host, mps):
+    mps.start(DAEMON, DEVICES)
+    host.servers = {41: {"percentage": 24.2, "limits": {}, "clients": []}}
+    assert mps.observe()[0].active_thread_percentage == 25
+
+
 def test_what_the_daemon_itself_has_wrong_is_seen_beside_a_server_that_is_right(host, mps):
     mps.start(DAEMON, DEVICES)
     host.daemons["inference"]["percentage"] = 90.0
