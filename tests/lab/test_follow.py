@@ -74,22 +74,24 @@ class Clients:
             f"PYTHONPATH=/usr/local/bin/gpu-layout timeout 60 python3 -c {shlex.quote(FOLLOW)} {shlex.join(arguments)}"
         )
 
-    def take_gpu_4_apart(self) -> None:
+    def take_gpu_2_apart(self) -> None:
         """The devices change, by other hands than the collection's."""
-        self.host.check_output("nvidia-smi mig -i 4 -dci && nvidia-smi mig -i 4 -dgi")
+        self.host.check_output("nvidia-smi mig -i 2 -dci && nvidia-smi mig -i 2 -dgi")
 
-    def lists_gpu_4(self) -> list[bool]:
-        """Whether the lasting specification, the passing one and the service have MIG devices of GPU 4."""
+    def lists_gpu_2(self) -> list[bool]:
+        """Whether the lasting specification, the passing one and the service have MIG devices of GPU 2."""
         return [
-            "mig4:0" in self.host.check_output(f"cat {LASTING}"),
-            '"4:0"' in self.host.check_output(f"cat {PASSING}"),
-            "MIG" in self.host.check_output("cat /run/listed").partition("GPU 4:")[2].partition("GPU 5:")[0],
+            "mig2:0" in self.host.check_output(f"cat {LASTING}"),
+            '"2:0"' in self.host.check_output(f"cat {PASSING}"),
+            "MIG" in self.host.check_output("cat /run/listed").partition("GPU 2:")[2].partition("GPU 3:")[0],
         ]
 
     def remove(self) -> None:
         units = "nvidia-cdi-refresh dcgm-exporter openfleet-stopped"
         self.host.run(f"systemctl disable --now --quiet {units}; systemctl reset-failed {units}")
-        self.host.run("rm -rf /etc/cdi /run/cdi /usr/bin/nvidia-ctk /run/listed /run/refuse")
+        self.host.run(
+            "find /etc/cdi -type f ! -name 'openfleet-mps-*' -delete; rm -rf /run/cdi /usr/bin/nvidia-ctk /run/listed /run/refuse"
+        )
         self.host.run("cd /etc/systemd/system && rm -f " + " ".join(f"{unit}.service" for unit in units.split()))
         self.host.run(f"systemctl daemon-reload; systemctl restart {BOOT}")
 
@@ -105,10 +107,10 @@ def clients(lab_host):
 
 
 def test_who_lists_devices_lists_those_that_are_there(clients):
-    assert clients.lists_gpu_4() == [True, True, True]
-    clients.take_gpu_4_apart()
+    assert clients.lists_gpu_2() == [True, True, True]
+    clients.take_gpu_2_apart()
     # The control: nobody of them notices by itself.
-    assert clients.lists_gpu_4() == [True, True, True]
+    assert clients.lists_gpu_2() == [True, True, True]
     done = clients.follow("once", "dcgm-exporter", "openfleet-stopped", "absent.service")
     assert done.rc == 0, done.stderr
     assert done.stdout.splitlines() == [
@@ -116,7 +118,7 @@ def test_who_lists_devices_lists_those_that_are_there(clients):
         f"CDI: {LASTING} written anew",
         "dcgm-exporter.service restarted",
     ]
-    assert clients.lists_gpu_4() == [False, False, False]
+    assert clients.lists_gpu_2() == [False, False, False]
     assert clients.host.run("systemctl is-active openfleet-stopped").stdout.strip() == "inactive"
 
 
@@ -137,49 +139,49 @@ def test_gpu_layout_brings_them_up_to_date_where_it_changed_devices(clients):
     assert (
         clients.host.check_output(f"gpu-layout apply --layout {layout}").splitlines()[-1].startswith("Done: 0 created")
     )
-    clients.take_gpu_4_apart()
+    clients.take_gpu_2_apart()
     listed = clients.host.check_output("cat /run/listed")
     done = clients.host.check_output(f"gpu-layout apply --layout {layout}").splitlines()
     # The specification reads as before: the new device has the place and the name of the old one.
     assert done[-3:-1] == ["nvidia-cdi-refresh.service restarted", "dcgm-exporter.service restarted"]
-    assert clients.lists_gpu_4() == [True, True, True]
+    assert clients.lists_gpu_2() == [True, True, True]
     assert clients.host.check_output("cat /run/listed") != listed, "the UUID is another one"
 
 
 def test_a_run_makes_up_for_one_that_could_not_do_it(clients):
     clients.host.check_output("touch /run/refuse")
-    clients.take_gpu_4_apart()
+    clients.take_gpu_2_apart()
     failed = clients.host.run("gpu-layout apply --json")
     assert failed.rc == 1
     assert "dcgm-exporter.service: it was to be restarted" in failed.stderr
     assert '"outcome": "new"' in failed.stdout
-    assert "MIG 7g.80gb" in clients.host.check_output("nvidia-smi -L"), "the layout stands"
+    assert clients.host.check_output("nvidia-smi -L").count("MIG 1g.10gb ") == 7, "the layout stands"
     clients.host.check_output("rm /run/refuse")
     assert "dcgm-exporter.service restarted" in clients.host.check_output("gpu-layout apply")
     assert clients.host.check_output("systemctl is-active dcgm-exporter") == "active"
     assert "restarted" not in clients.host.check_output("gpu-layout apply")
 
 
-def without_gpu_4(clients) -> None:
-    clients.take_gpu_4_apart()
+def without_gpu_2(clients) -> None:
+    clients.take_gpu_2_apart()
     assert clients.follow("once", "dcgm-exporter.service").rc == 0
-    assert clients.lists_gpu_4() == [False, False, False]
+    assert clients.lists_gpu_2() == [False, False, False]
 
 
 def test_the_boot_unit_does_not_wait_for_those_that_wait_for_it(clients):
-    without_gpu_4(clients)
+    without_gpu_2(clients)
     clients.host.check_output(f"timeout 60 systemctl restart {BOOT}")
     log = clients.host.check_output(f"journalctl --unit {BOOT} --output=cat --lines=20 --no-pager")
     assert "nvidia-cdi-refresh.service is to be restarted by systemd" in log
     # What systemd was asked for comes now, by itself.
     deadline = time.monotonic() + 30
-    while clients.lists_gpu_4() != [True, True, True]:
-        assert time.monotonic() < deadline, clients.lists_gpu_4()
+    while clients.lists_gpu_2() != [True, True, True]:
+        assert time.monotonic() < deadline, clients.lists_gpu_2()
         time.sleep(0.2)
 
 
 def test_after_a_reboot_the_devices_that_are_there_are_listed(clients):
-    without_gpu_4(clients)
+    without_gpu_2(clients)
     reboot(clients.host)
     assert clients.host.check_output("systemctl is-system-running") == "running"
-    assert clients.lists_gpu_4() == [True, True, True]
+    assert clients.lists_gpu_2() == [True, True, True]
