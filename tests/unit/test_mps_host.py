@@ -211,17 +211,21 @@ def test_a_client_with_a_long_command_can_be_ended(host, mps):
     """Who ends it looks whether the process still has the command line that was seen."""
     mps.start(DAEMON, DEVICES)
     (host.root / "proc").symlink_to("/proc")
-    client = subprocess.Popen(["sleep", "600", *(["0"] * 100)])
+    # Its line says that it has its own command line: until then, that is empty.
+    client = subprocess.Popen(
+        ["sh", "-c", "echo; read _", *(["0"] * 100)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert client.stdout.readline()
     try:
         host.servers = {41: {"percentage": 25.0, "limits": {}, "clients": [client.pid]}}
         (seen,) = mps.observe()
         disturbance = Disturbance("mps inference", mps_plan.clients(seen))
         (ended,) = end_holders([disturbance], grace_seconds=60)
-        assert ended.startswith("pid %d (sleep 600" % client.pid) and len(ended) < 150
+        assert ended.startswith("pid %d (sh -c echo; read _ 0" % client.pid) and len(ended) < 150
         assert client.wait() == -signal.SIGTERM
     finally:
         client.kill()
-        client.wait()
+        client.communicate()
 
 
 def test_each_daemon_that_is_down_says_why(host, mps):

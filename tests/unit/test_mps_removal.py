@@ -67,11 +67,13 @@ class Living:
 @pytest.fixture
 def client(host):
     (host.root / "proc").symlink_to("/proc")
-    process = subprocess.Popen(["sleep", "600"])
+    # Its line says that it has its own command line: until then, that is empty.
+    process = subprocess.Popen(["sh", "-c", "echo; read _"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout.readline()
     host.servers = {41: {"percentage": 25.0, "limits": {}, "clients": Living(process)}}
     yield process
     process.kill()
-    process.wait()
+    process.communicate()
 
 
 def test_without_a_driver_daemons_are_taken_away(host, serve):
