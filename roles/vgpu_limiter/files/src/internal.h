@@ -1,0 +1,223 @@
+/*
+ * SPDX-License-Identifier: Apache-2.0
+ * Copyright: (c) openfleet.gpu contributors
+ *
+ * How this library works, in the order in which to read it.
+ *
+ * It is preloaded into processes that use CUDA. It exports the names in hooks.h and so stands between
+ * the program and the driver: a program gets our function where it links with the driver, asks dlsym
+ * or asks cuGetProcAddress. Each of them does what it must and calls the driver's own, REAL(name).
+ *
+ *   hooks.h        the one list of what is intercepted and called
+ *   resolve.c      dlsym and cuGetProcAddress: who gets our function, who the untouched pointer; REAL
+ *   state.c        what a process keeps: one page that fork empties, so that a child begins anew
+ *   quota.c        the tenant's file, looked at again once a second
+ *   region.c       the tenant's shared memory: what each process of it has allocated on each GPU
+ *   shared.c       opening shared files; the byte that tells the living from the dead
+ *   allocations.c  the process's own tables: what each pointer and handle has cost
+ *   charge.c       reserve before the driver is asked, give back when it refuses; which GPU is meant
+ *   memory.c arrays.c pools.c vmm.c    the hooks that allocate and free
+ *   report.c nvml.c                    the hooks that tell free and total; what NVML says of us
+ *   launch.c throttle.c turnstile.c    the hooks that launch, and the share of the SMs
+ *   log.c
+ *
+ * Rules that hold everywhere:
+ *   - Without OPENFLEET_VGPU and a quota file every hook is the driver's function and nothing else.
+ *   - Nothing happens when the library is loaded. It starts no thread, handles no signal, registers
+ *     no atexit or atfork handler, keeps no descriptor open, changes no environment, and prints nothing.
+ *   - It never ends the process and never waits for anything but a lock that is held for microseconds.
+ *   - A process may be killed at any instruction. What others then find is put right by the next of
+ *     them that needs it (region.h says how).
+ *   - The driver is asked first what only it knows; an error of its own is passed on as it is.
+ */
+#ifndef INTERNAL_H
+#define INTERNAL_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <syslog.h>
+
+#include "cuda_abi.h"
+#include "throttle.h"
+
+#ifndef __OPTIMIZE__
+#error "dlsym here must end in a jump to the real one, which -O0 makes a call: build with -O1 or more"
+#endif
+
+#define LIKELY(condition)   __builtin_expect(!!(condition), 1)
+#define UNLIKELY(condition) __builtin_expect(!!(condition), 0)
+
+/* --- resolve.c: the real functions ------------------------------------------------------------- */
+
+enum real {
+#define HOOK(symbol, name, version, per_thread) REAL_##symbol,
+#define HOOK_NVML(symbol) REAL_##symbol,
+#define CALLED(symbol) REAL_##symbol,
+#define CALLED_NVML(symbol) REAL_##symbol,
+#include "hooks.h"
+	REAL_COUNT
+};
+
+extern _Atomic(void *) vgpu_reals[REAL_COUNT];
+void *vgpu_find_real(enum real);	/* NULL where the driver has no such function, or is not loaded */
+void *vgpu_real_or_refusal(enum real);	/* a function that returns an error in its place */
+
+static inline void *vgpu_real(enum real which)
+{
+	void *found = atomic_load_explicit(&vgpu_reals[which], memory_order_acquire);
+	return LIKELY(found) ? found : vgpu_real_or_refusal(which);
+}
+
+/* The driver's (or NVML's) own function, to be called at once: REAL(cuMemFree_v2)(pointer). */
+#define REAL(symbol) ((__typeof__(&symbol))vgpu_real(REAL_##symbol))
+/* Whether there is one: older drivers lack some. */
+#define HAVE(symbol) (vgpu_find_real(REAL_##symbol) != NULL)
+
+/* --- quota.c: what the tenant may use ---------------------------------------------------------- */
+
+enum { QUOTA_GPUS = 16, TENANT_NAME = 64 };
+
+struct quota_gpu {
+	CUuuid uuid;
+	uint64_t memory_bytes;		/* 0: limited by somebody else, so only counted here */
+	int sm_percent;			/* 100: never throttled */
+	int seat;			/* in this GPU's turnstile */
+	int region;			/* the GPU's place in the tenant's region, -1: none */
+	char name[48];			/* GPU-..., as in the file and in the turnstile's name */
+};
+
+/* A quota is never changed: a new file makes a new one, and the old one stays readable for whoever
+ * has a pointer to it. */
+struct quota {
+	char tenant[TENANT_NAME];
+	int policy;			/* enum policy, turnstile.h */
+	int priority;
+	int gpu_count;
+	struct quota_gpu gpus[QUOTA_GPUS];
+};
+
+/* The quota of this process, NULL: passive. vgpu_quota() looks at the file once a second, and then
+ * also at what NVML says; vgpu_quota_now() is one load or two and does neither. Both start the
+ * process's state when they are first called (also in a child of fork). */
+const struct quota *vgpu_quota(void);
+static inline const struct quota *vgpu_quota_now(void);
+
+/* Index into quota->gpus, -1: not in the quota, or the thread has no context. */
+int vgpu_gpu_of_device(const struct quota *, CUdevice);
+int vgpu_gpu_of_current_context(const struct quota *);
+
+/* --- state.c: what a process keeps -------------------------------------------------------------- */
+
+/* Between the threads of a process. All zero: unlocked. */
+struct mutex { _Atomic uint32_t word; };
+void mutex_lock(struct mutex *);
+void mutex_unlock(struct mutex *);
+
+struct table {
+	struct entry *entries;		/* NULL: empty */
+	uint32_t capacity, count;
+};
+enum table_kind { T_POINTER, T_ARRAY, T_MIPMAP, T_POOL, T_HANDLE, T_BLOCK, T_MAPPING, TABLE_COUNT };
+
+enum { DEVICES = 64, RECONCILE_GPUS = QUOTA_GPUS };
+
+/* It lies in memory of its own that is all zero at first, and again in a child of fork. */
+struct state {
+	_Atomic uint32_t phase;			/* PHASE_* */
+	struct mutex starting;			/* held while the state is made and the quota file is read */
+	_Atomic(const struct quota *) quota;	/* NULL: passive */
+	_Atomic int64_t look_again_ns;		/* when to look at the file again (CLOCK_MONOTONIC_COARSE) */
+	struct { uint64_t device, inode; int64_t changed_ns, size; } file;	/* of the quota as it was read */
+	char name[TENANT_NAME];			/* OPENFLEET_VGPU */
+	char root[128];				/* OPENFLEET_VGPU_ROOT */
+
+	struct mutex memory;			/* held for all that follows up to `throttle` */
+	struct region *region;			/* NULL: not opened yet */
+	bool region_is_private;			/* there is no shared one: each process has the quota for itself */
+	int slot;				/* in region->slots */
+	uint32_t nonce;				/* tells this process from others that had the slot */
+	struct table tables[TABLE_COUNT];
+	uint64_t next_block;
+	uint64_t graph_bytes[RECONCILE_GPUS];	/* by place in the region: charged for the graphs' memory */
+
+	_Atomic uint32_t device_known[DEVICES];
+	CUuuid device_uuid[DEVICES];
+
+	struct throttle_state throttle;		/* throttle.c alone reads and writes it */
+};
+
+enum { PHASE_NEW, PHASE_OFF, PHASE_ON };
+
+extern _Atomic(struct state *) vgpu_state_page;
+/* The process's state, made where there is none. NULL: OPENFLEET_VGPU does not name a tenant. */
+struct state *vgpu_state_start(void);
+
+static inline struct state *vgpu_state(void)
+{
+	struct state *state = atomic_load_explicit(&vgpu_state_page, memory_order_acquire);
+	if (LIKELY(state)) {
+		uint32_t phase = atomic_load_explicit(&state->phase, memory_order_acquire);
+		if (LIKELY(phase == PHASE_ON))
+			return state;
+		if (phase == PHASE_OFF)
+			return NULL;
+	}
+	return vgpu_state_start();
+}
+
+static inline const struct quota *vgpu_quota_now(void)
+{
+	struct state *state = vgpu_state();
+	return state ? atomic_load_explicit(&state->quota, memory_order_acquire) : NULL;
+}
+
+/* Nanoseconds of CLOCK_MONOTONIC_COARSE: a few milliseconds old, and cheap. */
+int64_t vgpu_coarse_ns(void);
+
+/* --- shared.c: files between processes ---------------------------------------------------------- */
+
+/* `suffix` below the root that OPENFLEET_VGPU_ROOT names (none in production). False: too long. */
+bool vgpu_path(char *to, size_t room, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+/* Maps the file, which may be empty, and makes it `size` bytes long where it is shorter. The mapping
+ * does not pass to a child of fork. *descriptor is of the same open file: what vgpu_take_byte locks
+ * through it stays locked as long as the mapping is there, so the caller closes it when it has its
+ * byte. NULL: errno says why. */
+void *vgpu_open_shared(const char *path, size_t size, int *descriptor);
+/* True: the byte is now ours, for as long as the process lives and keeps the mapping. */
+bool vgpu_take_byte(int descriptor, int64_t offset);
+/* Asked through any descriptor of the file (vgpu_reopen): whether a living process has the byte,
+ * this one included. True where it cannot be told. */
+bool vgpu_byte_is_taken(int descriptor, int64_t offset);
+int vgpu_reopen(const char *path);	/* O_RDWR | O_CLOEXEC, -1: cannot */
+
+/* --- log.c -------------------------------------------------------------------------------------- */
+
+/* One line, at LOG_ERR to LOG_DEBUG. Keeps errno, never waits, drops lines when there are too many. */
+void vgpu_log(int level, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* --- charge.c ----------------------------------------------------------------------------------- */
+
+/* Which GPU of the region a call means: -1 where it is not counted. */
+struct target {
+	const struct quota *quota;	/* NULL: passive */
+	int gpu;			/* place in the region, -1: not counted */
+	uint64_t limit_bytes;		/* UINT64_MAX: only counted */
+};
+struct target target_of_context(void);
+struct target target_of_device(CUdevice);
+
+/* Reserves: false means out of memory. release gives back. Both are exact and visible to all
+ * processes of the tenant at once. */
+bool charge(const struct target *, uint64_t bytes);
+void charge_anyway(int gpu, uint64_t bytes);	/* what already is: it may go beyond the quota */
+void uncharge(int gpu, uint64_t bytes);
+
+/* --- pools.c ------------------------------------------------------------------------------------ */
+
+/* After a graph was launched, or might have been: charges what the device's graphs hold now. */
+void vgpu_graph_memory(int device);
+
+#endif

@@ -1,0 +1,206 @@
+/*
+ * SPDX-License-Identifier: Apache-2.0
+ * Copyright: (c) openfleet.gpu contributors
+ *
+ * Who gets which function.
+ *
+ * dlsym: a name that is not ours goes to the real dlsym by a jump, so that RTLD_NEXT and RTLD_DEFAULT
+ * still mean the caller's. For one of ours the real dlsym is asked too, and its answer is replaced
+ * only where it is the driver's own function: another library between may have the same name.
+ *
+ * cuGetProcAddress: the driver is asked first, and its answer replaced where it is the address of a
+ * function that is intercepted. That settles versions and per-thread streams without a table of them.
+ */
+#include "internal.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <string.h>
+
+/* Symbol versions that every C library since 2.17 has, whatever the one is that this is built with. */
+#if defined(__x86_64__)
+#define FIRST_GLIBC "GLIBC_2.2.5"
+#elif defined(__aarch64__)
+#define FIRST_GLIBC "GLIBC_2.17"
+#else
+#error "which version of the C library had dlsym first on this processor?"
+#endif
+void *libc_dlvsym(void *, const char *, const char *);
+void *libc_dlopen(const char *, int);
+int libc_dladdr(const void *, Dl_info *);
+__asm__(".symver libc_dlvsym, dlvsym@" FIRST_GLIBC);
+__asm__(".symver libc_dlopen, dlopen@" FIRST_GLIBC);
+__asm__(".symver libc_dladdr, dladdr@" FIRST_GLIBC);
+
+typedef void *dlsym_t(void *, const char *);
+
+/* What hooks.h says of each function: of the driver, of NVML, and whether it is intercepted. */
+struct what {
+	const char *symbol, *name;
+	void *hook;			/* NULL: only called */
+	int version;
+	bool per_thread, nvml;
+};
+static const struct what WHAT[REAL_COUNT] = {
+#define HOOK(s, n, v, p) [REAL_##s] = { .symbol = #s, .name = n, .hook = (void *)s, .version = v, .per_thread = p },
+#define HOOK_NVML(s) [REAL_##s] = { .symbol = #s, .hook = (void *)s, .nvml = true },
+#define CALLED(s) [REAL_##s] = { .symbol = #s },
+#define CALLED_NVML(s) [REAL_##s] = { .symbol = #s, .nvml = true },
+#include "hooks.h"
+};
+
+_Atomic(void *) vgpu_reals[REAL_COUNT];
+static _Atomic(bool) resolved[2];	/* the driver's functions, and NVML's */
+static _Atomic(dlsym_t *) libc_dlsym;
+
+static inline dlsym_t *real_dlsym(void)
+{
+	dlsym_t *found = atomic_load_explicit(&libc_dlsym, memory_order_acquire);
+	if (UNLIKELY(!found)) {
+		found = (dlsym_t *)libc_dlvsym(RTLD_NEXT, "dlsym", FIRST_GLIBC);
+		atomic_store_explicit(&libc_dlsym, found, memory_order_release);
+	}
+	return found;
+}
+
+/* --- the real functions --- */
+
+/* The library must already be in the process: by whatever path it was loaded, it has this soname. The
+ * handle is kept, so that no later dlclose takes the functions away from under us. Two threads may do
+ * this at once; both find the same. */
+static bool resolve(bool nvml)
+{
+	void *handle = libc_dlopen(nvml ? "libnvidia-ml.so.1" : "libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+	if (!handle)
+		return false;
+	for (int i = 0; i < REAL_COUNT; i++)
+		if (WHAT[i].nvml == nvml)
+			atomic_store_explicit(&vgpu_reals[i], real_dlsym()(handle, WHAT[i].symbol), memory_order_release);
+	atomic_store_explicit(&resolved[nvml], true, memory_order_release);
+	return true;
+}
+
+void *vgpu_find_real(enum real which)
+{
+	bool nvml = WHAT[which].nvml;
+	if (!atomic_load_explicit(&resolved[nvml], memory_order_acquire) && !resolve(nvml))
+		return NULL;
+	return atomic_load_explicit(&vgpu_reals[which], memory_order_acquire);
+}
+
+/* Stands in where the driver lacks a function, or there is no driver: whatever the arguments are. */
+static CUresult no_such_driver_function(void) { return CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND; }
+static nvmlReturn_t no_such_nvml_function(void) { return NVML_ERROR_FUNCTION_NOT_FOUND; }
+
+void *vgpu_real_or_refusal(enum real which)
+{
+	int error = errno;
+	void *found = vgpu_find_real(which);
+	errno = error;
+	if (found)
+		return found;
+	return WHAT[which].nvml ? (void *)no_such_nvml_function : (void *)no_such_driver_function;
+}
+
+/* --- dlsym --- */
+
+/* All names of ours begin with cu or nvml; nearly everything that programs ask for is refused here. */
+static int find_hook(const char *symbol)
+{
+	if (!(symbol[0] == 'c' && symbol[1] == 'u') && strncmp(symbol, "nvml", 4) != 0)
+		return -1;
+	for (int i = 0; i < REAL_COUNT; i++)
+		if (WHAT[i].hook && strcmp(WHAT[i].symbol, symbol) == 0)
+			return i;
+	return -1;
+}
+
+/* The real dlsym comes last: dlerror tells of that one. The search from everybody's point of view finds
+ * our own name first; where there is no driver it must fail as it would without us. */
+static __attribute__((noinline)) void *dlsym_of_hook(void *handle, enum real which)
+{
+	dlsym_t *real = real_dlsym();
+	void *drivers = vgpu_find_real(which);
+	if (handle == RTLD_DEFAULT && !drivers)
+		return real(RTLD_NEXT, WHAT[which].symbol);
+	void *found = real(handle, WHAT[which].symbol);
+	return found && found == drivers ? WHAT[which].hook : found;
+}
+
+static __attribute__((noinline)) void *dlsym_of_dlsym(void *handle)
+{
+	dlsym_t *real = real_dlsym();
+	void *found = real(handle, "dlsym");
+	return found == (void *)real ? (void *)dlsym : found;
+}
+
+/* RTLD_NEXT: the jump keeps the caller. One in front of us finds our function by itself, one behind
+ * us asked for what is behind it. */
+void *dlsym(void *handle, const char *symbol)
+{
+	if (handle != RTLD_NEXT) {
+		if (UNLIKELY(strcmp(symbol, "dlsym") == 0))
+			return dlsym_of_dlsym(handle);
+		int which = find_hook(symbol);
+		if (which >= 0)
+			return dlsym_of_hook(handle, which);
+	}
+	return real_dlsym()(handle, symbol);
+}
+
+/* --- cuGetProcAddress --- */
+
+/* Some address of the driver that is no exported function's: taken for the form of that name, version
+ * and kind of stream. CUDA 13's newest is the newest form known here. */
+static void *replace_by_name(const char *name, void *found, int version, uint64_t flags)
+{
+	enum { NEWEST = 13999 };
+	Dl_info exported;
+	if (!name || version > NEWEST)
+		return found;
+	if (libc_dladdr(found, &exported) && exported.dli_saddr == found && exported.dli_sname)
+		return found;
+	bool per_thread = flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
+	int best = -1;
+	for (int i = 0; i < REAL_COUNT; i++) {
+		const struct what *what = &WHAT[i];
+		if (!what->hook || !what->name || strcmp(what->name, name) != 0 || what->version > version)
+			continue;
+		if (what->per_thread && !per_thread)
+			continue;
+		if (best < 0 || what->per_thread > WHAT[best].per_thread
+		    || (what->per_thread == WHAT[best].per_thread && what->version > WHAT[best].version))
+			best = i;
+	}
+	return best >= 0 && vgpu_find_real(best) ? WHAT[best].hook : found;
+}
+
+static void replace(const char *name, void **found, int version, uint64_t flags)
+{
+	int error = errno;
+	for (int i = 0; i < REAL_COUNT; i++) {
+		if (WHAT[i].hook && !WHAT[i].nvml && *found == vgpu_find_real(i)) {
+			*found = WHAT[i].hook;
+			errno = error;
+			return;
+		}
+	}
+	*found = replace_by_name(name, *found, version, flags);
+	errno = error;
+}
+
+CUresult cuGetProcAddress(const char *name, void **found, int version, uint64_t flags)
+{
+	CUresult result = REAL(cuGetProcAddress)(name, found, version, flags);
+	if (result == CUDA_SUCCESS && found && *found)
+		replace(name, found, version, flags);
+	return result;
+}
+
+CUresult cuGetProcAddress_v2(const char *name, void **found, int version, uint64_t flags, int *status)
+{
+	CUresult result = REAL(cuGetProcAddress_v2)(name, found, version, flags, status);
+	if (result == CUDA_SUCCESS && found && *found)
+		replace(name, found, version, flags);
+	return result;
+}
