@@ -1,0 +1,164 @@
+/* Copyright: (c) openfleet.gpu contributors
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Modules and launches. The first number in a kernel's name is the time it takes in nanoseconds: `busy_10000`.
+ */
+#include "gpu.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct CUfunc_st {
+    uint64_t nanoseconds;
+    struct CUfunc_st *next;
+    char name[];
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct CUfunc_st *functions;
+
+/* --- modules: all are alike --- */
+
+static CUresult load(void **handle)
+{
+    static char module;
+    CUresult ready = stub_ready();
+    if (ready || !handle)
+        return ready ? ready : CUDA_ERROR_INVALID_VALUE;
+    *handle = &module;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuModuleLoad(CUmodule *module, const char *name) { (void)name; return load((void **)module); }
+EXPORT CUresult cuModuleLoadData(CUmodule *module, const void *image) { (void)image; return load((void **)module); }
+EXPORT CUresult cuModuleLoadFatBinary(CUmodule *module, const void *image) { (void)image; return load((void **)module); }
+EXPORT CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int n, void *names, void *values)
+{
+    (void)image, (void)n, (void)names, (void)values;
+    return load((void **)module);
+}
+EXPORT CUresult cuModuleUnload(CUmodule module) { return module ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE; }
+EXPORT CUresult cuLibraryLoadData(CUlibrary *library, const void *code, void *a, void *b, unsigned int c, void *d, void *e, unsigned int f)
+{
+    (void)code, (void)a, (void)b, (void)c, (void)d, (void)e, (void)f;
+    return load((void **)library);
+}
+EXPORT CUresult cuLibraryUnload(CUlibrary library) { return library ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE; }
+
+EXPORT CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name)
+{
+    if (!function || !name)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!module)
+        return CUDA_ERROR_INVALID_HANDLE;
+    pthread_mutex_lock(&lock);
+    struct CUfunc_st *f = functions;
+    while (f && strcmp(f->name, name))
+        f = f->next;
+    if (!f) {
+        f = calloc(1, sizeof *f + strlen(name) + 1);
+        strcpy(f->name, name);
+        f->nanoseconds = strtoull(name + strcspn(name, "0123456789"), NULL, 10);
+        f->next = functions;
+        functions = f;
+    }
+    pthread_mutex_unlock(&lock);
+    *function = f;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name)
+{
+    return cuModuleGetFunction((CUfunction *)kernel, (CUmodule)library, name);
+}
+
+EXPORT CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel)
+{
+    if (!function || !kernel)
+        return CUDA_ERROR_INVALID_VALUE;
+    *function = (CUfunction)kernel;
+    return CUDA_SUCCESS;
+}
+
+uint64_t stub_kernel_nanoseconds(CUfunction function) { return function ? function->nanoseconds : 0; }
+
+/* --- launches --- */
+
+static CUresult launch(CUfunction function, CUstream handle, bool per_thread)
+{
+    CUresult ready = stub_ready();
+    if (ready || !function)
+        return ready ? ready : CUDA_ERROR_INVALID_HANDLE;
+    struct CUstream_st *stream = gpu_stream(handle, per_thread);
+    if (!stream)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    bool captured;
+    CUresult result = gpu_capturing(stream, &captured);
+    if (result)
+        return result;
+    if (captured)
+        stub_graph_add_kernel(stream->graph, function->nanoseconds);
+    else
+        gpu_submit_kernel(stream, function->nanoseconds);
+    return CUDA_SUCCESS;
+}
+
+#define SHAPE unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by, unsigned int bz, unsigned int shared
+#define UNUSED (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)arguments
+
+EXPORT CUresult cuLaunchKernel(CUfunction f, SHAPE, CUstream stream, void **arguments, void **extra)
+{
+    UNUSED, (void)extra;
+    return launch(f, stream, false);
+}
+
+EXPORT CUresult cuLaunchKernel_ptsz(CUfunction f, SHAPE, CUstream stream, void **arguments, void **extra)
+{
+    UNUSED, (void)extra;
+    return launch(f, stream, true);
+}
+
+EXPORT CUresult cuLaunchCooperativeKernel(CUfunction f, SHAPE, CUstream stream, void **arguments)
+{
+    UNUSED;
+    return launch(f, stream, false);
+}
+
+EXPORT CUresult cuLaunchCooperativeKernel_ptsz(CUfunction f, SHAPE, CUstream stream, void **arguments)
+{
+    UNUSED;
+    return launch(f, stream, true);
+}
+
+EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **arguments, void **extra)
+{
+    (void)arguments, (void)extra;
+    return config ? launch(f, config->hStream, false) : CUDA_ERROR_INVALID_VALUE;
+}
+
+EXPORT CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction f, void **arguments, void **extra)
+{
+    (void)arguments, (void)extra;
+    return config ? launch(f, config->hStream, true) : CUDA_ERROR_INVALID_VALUE;
+}
+
+static CUresult launch_graph(CUgraphExec graph, CUstream handle, bool per_thread)
+{
+    CUresult ready = stub_ready();
+    if (ready || !graph)
+        return ready ? ready : CUDA_ERROR_INVALID_VALUE;
+    struct CUstream_st *stream = gpu_stream(handle, per_thread);
+    if (!stream)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    bool captured;
+    CUresult result = gpu_capturing(stream, &captured);
+    if (result || captured)
+        return result ? result : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    result = stub_graph_memory(graph);
+    if (!result)
+        gpu_submit_kernel(stream, stub_graph_nanoseconds(graph));
+    return result;
+}
+
+EXPORT CUresult cuGraphLaunch(CUgraphExec graph, CUstream stream) { return launch_graph(graph, stream, false); }
+EXPORT CUresult cuGraphLaunch_ptsz(CUgraphExec graph, CUstream stream) { return launch_graph(graph, stream, true); }
