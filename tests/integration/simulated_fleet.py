@@ -53,6 +53,7 @@ class Fleet:
             # Nothing is installed on the machine that runs the tests.
             "gpu_layout_nvml_source": "none",
             "gpu_layout__root": str(self.hosts[name].folder / "root"),
+            "vgpu_limiter__root": str(self.hosts[name].folder / "root"),
             "gpu_layout_state_directory": str(self.hosts[name].folder / "state.d"),
             "gpu_drain_state_directory": str(self.hosts[name].folder / "state.d"),
         }

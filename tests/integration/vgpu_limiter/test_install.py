@@ -1,0 +1,326 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""install.py: what the role vgpu_limiter does on a host, in a directory that stands for one."""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import hashlib
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from vgpu_limiter_host import DIRECTORY, Host, source_of
+
+NOTHING = {"changed": False, "done": [], "missing": []}
+
+
+def version_in(path: Path) -> str:
+    function = ctypes.CDLL(str(path)).openfleet_version
+    function.restype = ctypes.c_char_p
+    return function().decode()
+
+
+def built(tmp_path: Path, version: str) -> dict:
+    """A library and vgpu-top as somebody has built them."""
+    folder = tmp_path / "built"
+    folder.mkdir(exist_ok=True)
+    for name, text in source_of(version).items():
+        (folder / name).write_text(text)
+    subprocess.run(["make", "-s", "-B", "-C", str(folder), "BUILD=build"], check=True)
+    given = {}
+    for name in ("libopenfleet-vgpu.so", "vgpu-top"):
+        content = (folder / "build" / name).read_bytes()
+        given[name] = {
+            "content": base64.b64encode(content).decode(),
+            "sha256": hashlib.sha256(content).hexdigest(),
+        }
+    return given
+
+
+# --- once, again, check mode, away --------------------------------------------------------------
+
+
+def test_a_bare_host_gets_everything_and_a_second_run_changes_nothing(host):
+    assert host.installed(host.bundle())["changed"]
+    name = host.library().name
+    assert (
+        name.startswith("libopenfleet-vgpu.so.") and os.readlink(host.root / DIRECTORY / "libopenfleet-vgpu.so") == name
+    )
+    assert host.files() == {
+        f"{DIRECTORY}/{name}",
+        f"{DIRECTORY}/libopenfleet-vgpu.so",
+        f"{DIRECTORY}/ld.so.preload",
+        f"{DIRECTORY}/manifest.json",
+        "usr/bin/vgpu-run",
+        "usr/bin/vgpu-top",
+    }
+    # What a container has as /etc/ld.so.preload: the path there.
+    assert (host.root / DIRECTORY / "ld.so.preload").read_text() == "/usr/lib/openfleet-gpu/vgpu/libopenfleet-vgpu.so\n"
+    assert {stat.S_IMODE((host.root / "usr/bin" / name).stat().st_mode) for name in ("vgpu-run", "vgpu-top")} == {0o755}
+    before = {path: (host.root / path).lstat().st_mtime_ns for path in host.files()}
+    assert host.installed(host.bundle()) == NOTHING
+    assert {path: (host.root / path).lstat().st_mtime_ns for path in host.files()} == before
+
+
+def test_everybody_can_read_it_whatever_the_umask_of_the_run(host):
+    umask = os.umask(0o077)
+    try:
+        host.installed(host.bundle(services={"a.service": "a"}))
+    finally:
+        os.umask(umask)
+    for path in (host.root / "usr").rglob("*"):
+        assert path.is_symlink() or path.stat().st_mode & stat.S_IROTH, path
+        assert not path.is_dir() or path.stat().st_mode & stat.S_IXOTH, path
+
+
+def test_a_dry_run_foretells_and_touches_nothing(host):
+    foretold = host.installed(host.bundle(), "--check")
+    assert foretold["changed"] and not host.root.exists()
+    host.installed(host.bundle())
+    assert host.installed(host.bundle(), "--check") == NOTHING
+    name = host.library().name
+    upgrade = host.installed(host.bundle("two"), "--check")
+    assert any(step.endswith(name) and step.startswith("remove ") for step in upgrade["done"])
+    assert host.library().name == name
+    away = host.installed(host.bundle(state="absent"), "--check")
+    assert {step.partition(" ")[2] for step in away["done"]} == {str(host.root / path) for path in host.files()}
+
+
+def test_nothing_is_left_where_it_is_taken_away(host):
+    host.installed(host.bundle(services={"a.service": "a"}))
+    assert host.installed(host.bundle(state="absent"))["changed"]
+    assert host.files() == set()
+    assert not (host.root / "usr/lib/openfleet-gpu").exists()
+    assert not (host.root / "etc/systemd/system/a.service.d").exists()
+    assert host.installed(host.bundle(state="absent")) == NOTHING
+
+
+def test_it_stays_as_long_as_there_are_tenants(host):
+    host.installed(host.bundle())
+    host.tenant("notebook-a", quota="version 1\n")
+    there = host.files()
+    assert "notebook-a" in host.refused(host.bundle(state="absent"))
+    assert host.files() == there
+    assert host.installed(host.bundle(state="absent"), "--check")["changed"]
+
+
+@pytest.mark.parametrize("damaged", ["usr/bin/vgpu-top", "usr/bin/vgpu-run", "library", "link"])
+def test_what_was_damaged_or_taken_is_mended(host, damaged):
+    host.installed(host.bundle())
+    path = {
+        "library": host.library(),
+        "link": host.root / DIRECTORY / "libopenfleet-vgpu.so",
+    }.get(damaged, host.root / damaged)
+    path.unlink()
+    if damaged == "library":
+        path.write_bytes(b"")
+    assert host.installed(host.bundle())["changed"]
+    assert version_in(host.library()) == f"{host.root} one"
+    assert host.installed(host.bundle()) == NOTHING
+
+
+# --- versions -----------------------------------------------------------------------------------
+
+
+def test_an_old_version_goes_when_nobody_has_it_mapped(host):
+    host.installed(host.bundle("one"))
+    first = host.library()
+    # A tenant: a process that has the library.
+    program = "import ctypes, sys; ctypes.CDLL(sys.argv[1]); print('mapped', flush=True); sys.stdin.read()"
+    tenant = subprocess.Popen(
+        [sys.executable, "-c", program, str(first)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert tenant.stdout.readline() == "mapped\n"
+        assert host.installed(host.bundle("two"))["changed"]
+        assert version_in(host.library()) == f"{host.root} two"
+        assert first.exists()
+        assert host.installed(host.bundle("two")) == NOTHING
+        assert tenant.poll() is None
+    finally:
+        tenant.communicate()
+    assert host.installed(host.bundle("two"))["done"] == [f"remove {first}"]
+    assert host.installed(host.bundle("two")) == NOTHING
+
+
+def test_at_no_moment_there_is_no_library(host, tmp_path):
+    """Whoever starts a tenant while the host is upgraded finds a whole library: the old one or the new one."""
+    host.installed(host.bundle("one"))
+    link = host.root / DIRECTORY / "libopenfleet-vgpu.so"
+    stop = tmp_path / "stop"
+    program = (
+        "import os, sys\nlooks = 0\n"
+        "while not os.path.exists(sys.argv[2]):\n"
+        "    data = open(sys.argv[1], 'rb').read()\n"
+        "    assert data[:4] == b'\\x7fELF' and len(data) > 1000, data[:10]\n"
+        "    looks += 1\n"
+        "print(looks)"
+    )
+    looking = subprocess.Popen(
+        [sys.executable, "-c", program, str(link), str(stop)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    for version in ("two", "three", "four"):
+        host.installed(host.bundle(version))
+    stop.touch()
+    told, problem = looking.communicate()
+    assert looking.returncode == 0, problem
+    assert int(told) > 0
+
+
+def test_a_library_that_does_not_load_is_not_installed(host):
+    host.installed(host.bundle("one"))
+    there = host.files()
+    # The dynamic loader looks for the name only when the library is loaded.
+    broken = "int missing(void);\nint (*pointer)(void) = missing;\n"
+    bundle = host.bundle(source=source_of("broken", library_c=broken))
+    assert "cannot be loaded" in host.refused(bundle)
+    assert host.files() == there
+    assert version_in(host.library()) == f"{host.root} one"
+
+
+def test_a_source_that_does_not_compile_leaves_what_is_there(host):
+    host.installed(host.bundle("one"))
+    there = host.files()
+    assert "error" in host.refused(host.bundle(source=source_of("x", library_c="this is no C\n")))
+    assert host.files() == there
+
+
+# --- built elsewhere ----------------------------------------------------------------------------
+
+
+def test_files_that_somebody_has_built_need_no_compiler(host, tmp_path):
+    given = built(tmp_path, "theirs")
+    bundle = host.bundle(source={}, built=given)
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "true").symlink_to("/bin/true")
+    host.environment["PATH"] = str(programs)
+    assert host.installed(bundle)["changed"]
+    assert version_in(host.library()) == "theirs"
+    assert host.installed(bundle) == NOTHING
+
+
+def test_a_file_with_another_checksum_is_refused(host, tmp_path):
+    given = built(tmp_path, "theirs")
+    given["vgpu-top"]["sha256"] = "0" * 64
+    told = host.refused(host.bundle(source={}, built=given))
+    assert "vgpu-top" in told and "0" * 64 in told
+    assert not host.root.exists()
+
+
+def test_a_file_for_another_machine_is_refused(host, tmp_path):
+    given = built(tmp_path, "theirs")
+    content = bytearray(base64.b64decode(given["libopenfleet-vgpu.so"]["content"]))
+    content[18:20] = (8).to_bytes(2, "little")  # MIPS, which elf.h calls EM_MIPS
+    given["libopenfleet-vgpu.so"] = {"content": base64.b64encode(content).decode(), "sha256": None}
+    assert "libopenfleet-vgpu.so is no program or library for" in host.refused(host.bundle(source={}, built=given))
+    assert not host.root.exists()
+
+
+def test_without_a_compiler_nothing_is_done_but_to_say_so(host, tmp_path):
+    host.environment["PATH"] = str(tmp_path)
+    done = host.run(host.bundle())
+    assert done.returncode == 3 and '"missing": ["cc", "make"]' in done.stdout
+    assert not host.root.exists()
+
+
+def test_a_host_that_has_it_needs_the_compiler_no_more(host, tmp_path):
+    host.installed(host.bundle())
+    host.environment["PATH"] = str(tmp_path)
+    assert host.installed(host.bundle()) == NOTHING
+
+
+# --- services -----------------------------------------------------------------------------------
+
+
+def test_units_become_tenants_and_are_let_go(host):
+    folder = host.root / "etc/systemd/system"
+    host.installed(host.bundle(services={"a.service": "tenant-a", "job@.service": "b"}))
+    text = (folder / "a.service.d/50-openfleet-vgpu.conf").read_text()
+    # Without a dash: a unit whose tenant is gone does not start.
+    assert "EnvironmentFile=/etc/openfleet-gpu/vgpu/tenant-a/env\n" in text
+    link = folder / "a.service.d/51-openfleet-vgpu-tenant.conf"
+    assert os.readlink(link) == "/etc/openfleet-gpu/vgpu/tenant-a/systemd.conf"
+    other = folder / "job@.service.d/own.conf"
+    other.write_text("[Service]\n")
+    host.installed(host.bundle(services={"a.service": "c"}))
+    assert "/vgpu/c/env" in (folder / "a.service.d/50-openfleet-vgpu.conf").read_text()
+    assert [path.name for path in (folder / "job@.service.d").iterdir()] == ["own.conf"]
+    host.installed(host.bundle())
+    assert not (folder / "a.service.d").exists() and other.exists()
+
+
+@pytest.mark.parametrize("services", [{"../a.service": "a"}, {"a": "a"}, {"a.service": "../b"}, {"a.service": ".."}])
+def test_names_of_units_and_tenants_are_names(host, services):
+    assert "vgpu_limiter_services" in host.refused(host.bundle(services=services))
+
+
+# --- labels -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def labelled(host: Host, tmp_path) -> Path:
+    """A host on which SELinux is on, with stand-ins for its tools. Returns what they were called with."""
+    (host.root / "sys/fs/selinux").mkdir(parents=True)
+    (host.root / "sys/fs/selinux/enforce").write_text("1")
+    calls, modules, programs = tmp_path / "calls", tmp_path / "modules", tmp_path / "programs"
+    programs.mkdir()
+    modules.write_text("")
+    for name in ("semodule", "restorecon", "setenforce"):
+        program = programs / name
+        program.write_text(
+            "#!/bin/sh\n"
+            f'echo "{name} $*" >>{calls}\n'
+            f'case {name}$1 in semodule-l) cat {modules} ;; semodule--install) grep -q container_file_t "$2" && '
+            f"echo openfleet-vgpu >{modules} ;; semodule--remove) : >{modules} ;; esac\n"
+        )
+        program.chmod(0o755)
+    host.environment["PATH"] = f"{programs}:{os.environ['PATH']}"
+    return calls
+
+
+def test_labels_come_once_and_go(host, labelled):
+    host.tenant("a", quota="version 1\n")
+    assert host.installed(host.bundle(), "--check")["changed"] and not labelled.exists()
+    host.installed(host.bundle())
+    first, second = labelled.read_text().splitlines()
+    assert first.startswith("semodule --install ") and first.endswith("/openfleet-vgpu.cil")
+    assert second == f"restorecon -R {host.root / DIRECTORY} {host.root / 'etc/openfleet-gpu/vgpu'}"
+    labelled.unlink()
+    assert host.installed(host.bundle()) == NOTHING
+    assert not labelled.exists()
+    (host.root / "etc/openfleet-gpu/vgpu/a/quota").unlink()
+    host.installed(host.bundle(state="absent"))
+    assert labelled.read_text().splitlines() == ["semodule -l", "semodule --remove openfleet-vgpu"]
+
+
+def test_a_module_that_somebody_took_away_is_no_hindrance(host, labelled, tmp_path):
+    host.installed(host.bundle())
+    (tmp_path / "modules").write_text("")
+    host.installed(host.bundle(state="absent"))
+    assert "--remove" not in labelled.read_text()
+
+
+def test_selinux_without_its_tool_is_told(host, labelled, tmp_path):
+    host.environment["PATH"] = "/nowhere"
+    assert "install policycoreutils" in host.refused(host.bundle(source={}, built=built(tmp_path, "theirs")))
+
+
+def test_a_host_without_selinux_gets_no_module(host):
+    host.installed(host.bundle())
+    assert not list(host.root.rglob("*.cil"))
+
+
+def test_profiles_of_apparmor_can_include_what_a_tenant_needs(host):
+    folder = host.root / "etc/apparmor.d/abstractions"
+    folder.mkdir(parents=True)
+    host.installed(host.bundle())
+    rules = (folder / "openfleet-vgpu").read_text()
+    assert "/etc/openfleet-gpu/vgpu/{,**} r," in rules
+    host.installed(host.bundle(state="absent"))
+    assert list(folder.iterdir()) == []

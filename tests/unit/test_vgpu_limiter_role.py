@@ -1,0 +1,43 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The role vgpu_limiter: defaults, documentation and where the playbooks run it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+REPOSITORY = Path(__file__).parents[2]
+ROLE = REPOSITORY / "roles" / "vgpu_limiter"
+
+
+def test_the_roles_defaults_are_those_of_its_argument_specs():
+    defaults = yaml.safe_load((ROLE / "defaults" / "main.yml").read_text())
+    specs = yaml.safe_load((ROLE / "meta" / "argument_specs.yml").read_text())["argument_specs"]
+    for entry_point in specs.values():
+        assert {name: option["default"] for name, option in entry_point["options"].items()} == defaults
+
+
+def test_the_readme_lists_every_variable():
+    readme = (ROLE / "README.md").read_text()
+    for name in yaml.safe_load((ROLE / "defaults" / "main.yml").read_text()):
+        assert f"| `{name}` |" in readme
+
+
+def tasks(playbook):
+    plays = yaml.safe_load((REPOSITORY / "playbooks" / playbook).read_text())
+    for play in plays:
+        for task in play.get("tasks", []):
+            role = task.get("ansible.builtin.include_role") or task.get("ansible.builtin.import_role")
+            if role:
+                yield role["name"].rpartition(".")[2], role.get("tasks_from", "main"), task
+
+
+def test_the_library_comes_before_the_tenants_and_goes_after_them():
+    """A tenant without the library would run without a quota."""
+    site = [(name, entry) for name, entry, _ in tasks("site.yml")]
+    layout = site.index(("gpu_layout", "main"))
+    assert [number > layout for number, (name, _) in enumerate(site) if name == "vgpu_limiter"] == [False, True]
+    reset = [name for name, _, _ in tasks("reset.yml")]
+    assert reset.index("gpu_layout") < reset.index("vgpu_limiter")
