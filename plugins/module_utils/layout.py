@@ -24,6 +24,7 @@ from .layout_types import (
     SHARINGS,
     TIME_SLICES,
     VGPU_POLICIES,
+    VGPU_PROVIDERS,
     Entry,
     Layout,
     MigInstance,
@@ -86,6 +87,7 @@ _TIME_SLICING = {
     "replicas": Key("replicas: 4"),
 }
 _VGPU = {
+    "provider": Key("provider: auto"),
     "policy": Key("policy: fixed"),
     "oversubscribe": Key("oversubscribe: {memory: 1.5, sm: 2.0}"),
     "tenants": Key("tenants: [%s]" % _TENANT_EXAMPLE, required=True),
@@ -227,6 +229,7 @@ class _Parser:
             fields.read("policy", lambda field: field.choice(VGPU_POLICIES), "fixed"),
             memory_ratio,
             sm_ratio,
+            fields.read("provider", lambda field: field.choice(VGPU_PROVIDERS), VGPU_PROVIDERS[0]),
         )
 
     def _tenant(self, node: Node) -> Tenant | None:

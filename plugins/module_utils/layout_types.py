@@ -22,6 +22,7 @@ TIME_SLICES = ("default", "short", "medium", "long")
 MPS_DAEMONS = ("gpu", "entry")
 
 VGPU_POLICIES = ("fixed", "contended", "burst")
+VGPU_PROVIDERS = ("auto", "preload", "mps", "dmem")
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,8 @@ class Vgpu:
     policy: str = "fixed"
     oversubscribe_memory_ratio: float = 1.0
     oversubscribe_sm_ratio: float = 1.0
+    #: One of VGPU_PROVIDERS: who holds the tenants to their quotas.
+    provider: str = VGPU_PROVIDERS[0]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from .layout_gpus import selector_to_data
-from .layout_types import MPS_DAEMONS, Entry, Layout, MigInstance, Mps, Tenant, Vgpu
+from .layout_types import MPS_DAEMONS, VGPU_PROVIDERS, Entry, Layout, MigInstance, Mps, Tenant, Vgpu
 from .sizes import format_size
 
 
@@ -63,6 +63,8 @@ def _mps_to_data(mps: Mps) -> dict[str, Any]:
 
 def _vgpu_to_data(vgpu: Vgpu) -> dict[str, Any]:
     data: dict[str, Any] = {}
+    if vgpu.provider != VGPU_PROVIDERS[0]:
+        data["provider"] = vgpu.provider
     if vgpu.policy != "fixed":
         data["policy"] = vgpu.policy
     ratios = {"memory": vgpu.oversubscribe_memory_ratio, "sm": vgpu.oversubscribe_sm_ratio}

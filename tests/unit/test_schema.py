@@ -90,6 +90,7 @@ def test_schema_and_parser_know_the_same_words():
     assert SCHEMA["$defs"]["time_slicing"]["properties"]["slice"]["enum"] == list(types.TIME_SLICES)
     assert SCHEMA["$defs"]["mps"]["properties"]["daemon_per"]["enum"] == list(types.MPS_DAEMONS)
     assert SCHEMA["$defs"]["vgpu"]["properties"]["policy"]["enum"] == list(types.VGPU_POLICIES)
+    assert SCHEMA["$defs"]["vgpu"]["properties"]["provider"]["enum"] == list(types.VGPU_PROVIDERS)
 
 
 # -- arbitrary layouts ------------------------------------------------------------------------------------------------
@@ -155,7 +156,8 @@ def vgpus(draw, chosen):
         percent = draw(st.integers(1, 25))
         tenants.append(types.Tenant(name, draw(sizes_bytes), percent, draw(st.integers(0, 3)), gpus, pin))
     ratios = st.floats(1.0, 8.0)
-    return types.Vgpu(tuple(tenants), draw(st.sampled_from(types.VGPU_POLICIES)), draw(ratios), draw(ratios))
+    policy, provider = draw(st.sampled_from(types.VGPU_POLICIES)), draw(st.sampled_from(types.VGPU_PROVIDERS))
+    return types.Vgpu(tuple(tenants), policy, draw(ratios), draw(ratios), provider)
 
 
 def renamed(layout, numbers):

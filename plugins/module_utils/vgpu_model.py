@@ -1,0 +1,63 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Tenants of `sharing: vgpu` as plain frozen values: as a layout wants them, and as they were seen on a host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .layout_types import VGPU_PROVIDERS
+
+#: `auto` is for layouts: a tenant has one of the others.
+AUTO, PRELOAD, MPS, DMEM = VGPU_PROVIDERS
+
+#: Tenants that a GPU has seats for, and GPUs that a tenant's region has room for: the library's own (its turnstile.h and
+#: region.h, in the role vgpu_limiter).
+SEATS, MOST_GPUS = 64, 16
+
+
+@dataclass(frozen=True, order=True)
+class VgpuSeat:
+    """A GPU of a tenant, and the tenant's place among those of that GPU, 0 to SEATS - 1."""
+
+    gpu_uuid: str
+    seat: int
+
+
+@dataclass(frozen=True)
+class VgpuTenant:
+    """One tenant: a quota of `memory_bytes` and `sm_percent` on each GPU that it has a seat on, for all its processes."""
+
+    name: str
+    memory_bytes: int
+    sm_percent: int
+    seats: tuple[VgpuSeat, ...]
+    policy: str = "fixed"
+    priority: int = 0
+    provider: str = PRELOAD
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """UUIDs of its GPUs, in the order in which its processes see them."""
+        return tuple(seat.gpu_uuid for seat in self.seats)
+
+
+@dataclass(frozen=True)
+class VgpuUse:
+    """What a tenant's processes have on one GPU: `used_bytes` of its quota now and at most, and refused allocations."""
+
+    gpu_uuid: str
+    used_bytes: int
+    peak_bytes: int
+    refused: int
+
+
+@dataclass(frozen=True)
+class VgpuSeen:
+    """A tenant of this collection, as a host has it. `use` is None where nothing tells it."""
+
+    tenant: VgpuTenant
+    #: Files that are missing, or that this release would write otherwise.
+    outdated: tuple[str, ...] = ()
+    use: tuple[VgpuUse, ...] | None = None

@@ -1,0 +1,122 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Packing of tenants onto GPUs, held against trying every packing there is."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ansible_collections.openfleet.gpu.plugins.module_utils import vgpu_fit
+from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_fit import Bin, Demand, first_misfit, left, pack
+
+GIB = 2**30
+
+
+def fits(bins, demands, packed):
+    """Whether a packing keeps to every rule, said in other words than the search says them."""
+    for demand in demands:
+        gpus = packed[demand.name]
+        if len(gpus) != demand.count or len(set(gpus)) != len(gpus) or (demand.pin and gpus != (demand.pin,)):
+            return False
+    for each in bins:
+        there = [demand for demand in demands if each.uuid in packed[demand.name]]
+        if sum(d.memory_bytes for d in there) > each.memory_bytes or len(there) > each.seats:
+            return False
+        if sum(d.sm_percent for d in there) > each.sm_percent:
+            return False
+    return True
+
+
+def moves(demands, packed):
+    return sum(1 for demand in demands for gpu in demand.now if gpu not in packed[demand.name])
+
+
+def fewest_moves(bins, demands):
+    """By trying everything; None where nothing fits."""
+    sets = [list(itertools.combinations([b.uuid for b in bins], d.count)) for d in demands]
+    every = (dict(zip([d.name for d in demands], chosen)) for chosen in itertools.product(*sets))
+    return min((moves(demands, packed) for packed in every if fits(bins, demands, packed)), default=None)
+
+
+@st.composite
+def problems(draw):
+    uuids = ["g%d" % n for n in range(draw(st.integers(1, 3)))]
+    bins = [
+        Bin(u, draw(st.integers(1, 10)), draw(st.sampled_from([50.0, 100.0])), draw(st.integers(1, 4))) for u in uuids
+    ]
+    demands = []
+    for number in range(draw(st.integers(0, 5))):
+        pin = draw(st.sampled_from([None, None, *uuids]))
+        count = 1 if pin else draw(st.integers(1, len(uuids)))
+        # Some of where it was may be GPUs that are not the entry's any more.
+        now = frozenset(draw(st.lists(st.sampled_from([*uuids, "gone"]), max_size=2)))
+        demands.append(Demand("t%d" % number, draw(st.integers(1, 6)), draw(st.integers(1, 60)), count, pin, now))
+    return bins, demands
+
+
+@settings(max_examples=300, deadline=None)
+@given(problems())
+def test_it_finds_what_trying_everything_finds(problem):
+    bins, demands = problem
+    best, packed = fewest_moves(bins, demands), pack(bins, demands)
+    assert (packed is None) == (best is None)
+    if packed is not None:
+        assert fits(bins, demands, packed)
+        assert moves(demands, packed) == best
+        assert pack(bins, demands) == packed
+    else:
+        misfit, free = first_misfit(bins, demands)
+        before = demands[: demands.index(misfit)]
+        assert fewest_moves(bins, before) is not None
+        assert fewest_moves(bins, [*before, misfit]) is None
+        assert sum(b.memory_bytes for b in bins) - sum(b.memory_bytes for b in free) == sum(
+            d.memory_bytes * d.count for d in before
+        )
+
+
+def test_it_fills_gpu_after_gpu():
+    bins = [Bin("a", 80 * GIB, 100.0, 64), Bin("b", 80 * GIB, 100.0, 64)]
+    demands = [Demand("t%d" % n, 8 * GIB, 30) for n in range(4)]
+    assert pack(bins, demands) == {"t0": ("a",), "t1": ("a",), "t2": ("a",), "t3": ("b",)}
+    assert left(bins, demands, pack(bins, demands))[1] == Bin("b", 72 * GIB, 70.0, 63)
+
+
+def test_a_full_host_is_packed_and_one_tenant_more_is_refused():
+    """Large for a host: the states that are alike have to count as one."""
+    bins = [Bin("g%d" % n, 80 * GIB, 100.0, 64) for n in range(8)]
+    demands = [Demand("t%02d" % n, 10 * GIB, 12) for n in range(64)]
+    assert fits(bins, demands, pack(bins, demands))
+    more = [*demands, Demand("more", GIB, 5)]
+    assert pack(bins, more) is None
+    misfit, free = first_misfit(bins, more)
+    assert misfit.name == "more"
+    assert {each.memory_bytes for each in free} == {0}
+
+
+def test_a_tenant_is_moved_only_where_it_must_be():
+    bins = [Bin("a", 10, 100.0, 64), Bin("b", 10, 100.0, 64)]
+    demands = [
+        Demand("small", 4, 10, now=frozenset("a")),
+        Demand("other", 4, 10, now=frozenset("b")),
+        Demand("large", 8, 10),
+    ]
+    packed = pack(bins, demands)
+    assert moves(demands, packed) == 1
+    assert packed["small"] == packed["other"]
+
+
+def test_a_search_that_takes_too_long_is_given_up_or_content(monkeypatch):
+    bins = [Bin("g%d" % n, 100, 100.0, 64) for n in range(4)]
+    demands = [Demand("t%d" % n, 26 + n, 1, now=frozenset(["g0"])) for n in range(9)]
+    good = pack(bins, demands)
+    monkeypatch.setattr(vgpu_fit, "_MOST_STEPS", len(demands))
+    # Enough to walk straight to a packing, not to search for the best one.
+    assert fits(bins, demands, pack(bins, demands))
+    assert moves(demands, good) <= moves(demands, pack(bins, demands))
+    monkeypatch.setattr(vgpu_fit, "_MOST_STEPS", 1)
+    with pytest.raises(vgpu_fit.TooHardError):
+        pack(bins, demands)
