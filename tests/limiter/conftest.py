@@ -1,0 +1,36 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Fixtures of the limiter's tests: what is built once, and a card and tenants of each test's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from card import Card
+from limiter_lab import Built, Tenant
+
+
+@pytest.fixture(scope="session")
+def build_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all test processes of a run."""
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if base.name.startswith("popen-") else base) / "limiter"
+
+
+@pytest.fixture(scope="session")
+def built(build_folder: Path) -> Built:
+    """The library as it is released, the stub and the client."""
+    return Built(build_folder / "release")
+
+
+@pytest.fixture
+def card(tmp_path: Path) -> Card:
+    """One card of 16 GiB."""
+    return Card(tmp_path / "card")
+
+
+@pytest.fixture
+def tenant(tmp_path: Path, card: Card, built: Built) -> Tenant:
+    """A tenant without a quota yet: `tenant.quota(1 << 30)`."""
+    return Tenant(tmp_path / "root", card, built)

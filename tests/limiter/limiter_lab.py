@@ -1,0 +1,289 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Builds the limiter and the stub driver, keeps a tenant's files, and runs programs under them.
+
+Everything lies in folders that the caller names; nothing of the host's own is read or written.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+from pathlib import Path
+
+from card import Card
+
+HERE = Path(__file__).resolve().parent
+SOURCE = HERE.parents[1] / "roles/vgpu_limiter/files/src"
+LIBRARY = "libopenfleet-vgpu.so"
+DEADLINE = 120  # seconds; generous, for a loaded machine
+
+
+class Out:
+    """A cell for a number that the call writes."""
+
+    def __str__(self) -> str:
+        return "&"
+
+
+OUT = Out()
+
+
+def buffer(size: int) -> str:
+    """An argument: `size` bytes that the call writes."""
+    return f"*{size}"
+
+
+def data(content: bytes) -> str:
+    """An argument: these bytes, which the call reads and may change."""
+    return "@" + bytes(content).hex()
+
+
+def run_make(folder: Path, build: Path, *variables: str) -> None:
+    """Runs a Makefile once, whichever of several test processes comes first."""
+    build.mkdir(parents=True, exist_ok=True)
+    with (build / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (build / ".made").exists():
+            return
+        command = ["make", "-s", "-j2", "-C", str(folder), f"BUILD={build}", *variables]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)
+        assert done.returncode == 0, f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}"
+        (build / ".made").touch()
+
+
+def compile_c(source: Path, program: Path, *options: str) -> Path:
+    """Compiles one program of the tests, once."""
+    program.parent.mkdir(parents=True, exist_ok=True)
+    with (program.parent / f".{program.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not program.exists():
+            flags = ["-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror"]
+            command = ["gcc", *flags, "-o", f"{program}.new", str(source), *options, "-ldl", "-lpthread"]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)
+            assert done.returncode == 0, f"{' '.join(command)} failed:\n{done.stderr}"
+            os.rename(f"{program}.new", program)
+    return program
+
+
+class Built:
+    """The limiter, the stub and the client; `sanitizer` (address, thread) builds them all with it."""
+
+    def __init__(self, folder: Path, sanitizer: str = "") -> None:
+        self.folder, self.sanitizer = folder, sanitizer
+        flags = f"-fsanitize={sanitizer} -fno-sanitize-recover=all" if sanitizer else ""
+        if "address" in sanitizer:
+            flags += " -fno-omit-frame-pointer"
+        self._library_flags = [f"CFLAGS=-O1 -g {flags}"] if flags else []
+        # The stub is no subject of the tests: without the sanitizer it is the same everywhere.
+        run_make(HERE / "stub", folder / "stub")
+        self.client = compile_c(HERE / "client/client.c", folder / "client/client", *flags.split())
+        self.stub = folder / "stub"
+
+    @property
+    def library(self) -> Path:
+        """The limiter, built when it is first asked for."""
+        run_make(SOURCE, self.folder / "library", *self._library_flags)
+        return self.folder / "library" / LIBRARY
+
+    def program(self, name: str, *options: str) -> Path:
+        """A program of client/NAME.c."""
+        return compile_c(HERE / f"client/{name}.c", self.folder / "client" / name, *options)
+
+    def environment(self, preload: bool = True) -> dict[str, str]:
+        """Where a program finds the stub and, first of all, the limiter."""
+        preloads = [str(self.library)] if preload else []
+        if "address" in self.sanitizer or "thread" in self.sanitizer:
+            # The sanitizer's own library must come first of all that is preloaded.
+            name = "libasan.so" if "address" in self.sanitizer else "libtsan.so"
+            found = subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True)
+            preloads.insert(0, os.path.realpath(found.stdout.strip()))
+        variables = {"LD_LIBRARY_PATH": str(self.stub), "PATH": os.environ["PATH"]}
+        if preloads:
+            variables["LD_PRELOAD"] = " ".join(preloads)
+        return variables
+
+
+class CudaError(Exception):
+    """A call's result was not CUDA_SUCCESS."""
+
+    def __init__(self, call: str, result: int) -> None:
+        super().__init__(f"{call} answered {result}")
+        self.result = result
+
+
+class Client:
+    """A program (client/client.c) that makes the calls it is told to; see there for what it understands."""
+
+    def __init__(self, built: Built, environment: dict[str, str], start: bool = True) -> None:
+        self.process = subprocess.Popen(
+            [str(built.client)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, bufsize=1
+        )
+        self._in, self._out = self.process.stdin, self.process.stdout
+        self.pid = self.process.pid
+        if start:
+            self.start()
+
+    def start(self, device: int = 0) -> None:
+        """Starts CUDA, with the device's primary context for the main thread."""
+        self.ok("cuInit", 0)
+        context = self.ok("cuDevicePrimaryCtxRetain", OUT, device)
+        self.ok("cuCtxSetCurrent", context)
+
+    def tell(self, line: str) -> str:
+        """Sends a line and returns the answer."""
+        self._in.write(line + "\n")
+        self._in.flush()
+        return self.answer(line)
+
+    def answer(self, line: str = "") -> str:
+        answer = self._out.readline()
+        if not answer:
+            code = self.process.wait(DEADLINE) if self.process else None
+            raise AssertionError(f"the client ended with {code} at: {line}")
+        return answer.rstrip("\n")
+
+    @staticmethod
+    def _values(answer: str) -> tuple[int, list]:
+        result, *values = answer.split()
+        assert result not in ("missing", "what"), f"the client says {answer!r}"
+        return int(result), [bytes.fromhex(v[1:]) if v.startswith("@") else int(v) for v in values]
+
+    def call(self, symbol: str, *arguments: object, thread: int = 0) -> tuple[int, list]:
+        """The result of a function that dlsym finds, and the values of its cells and buffers."""
+        prefix = f"t{thread} " if thread else ""
+        return self._values(self.tell(f"{prefix}call {symbol} {' '.join(map(str, arguments))}"))
+
+    def proc(self, name: str, version: int, flags: int, *arguments: object, thread: int = 0) -> tuple[int, list]:
+        """The same of a function that cuGetProcAddress finds."""
+        prefix = f"t{thread} " if thread else ""
+        return self._values(self.tell(f"{prefix}proc {name} {version} {flags} {' '.join(map(str, arguments))}"))
+
+    def ok(self, symbol: str, *arguments: object, thread: int = 0) -> object:
+        """Calls what must succeed; returns its one value, or all of them."""
+        result, values = self.call(symbol, *arguments, thread=thread)
+        if result:
+            raise CudaError(symbol, result)
+        return values[0] if len(values) == 1 else values
+
+    def alloc(self, size: int, thread: int = 0) -> int:
+        """An address, or CudaError."""
+        return self.ok("cuMemAlloc_v2", OUT, size, thread=thread)
+
+    def free(self, address: int, thread: int = 0) -> None:
+        self.ok("cuMemFree_v2", address, thread=thread)
+
+    def memory(self) -> tuple[int, int]:
+        """Free and total, as cuMemGetInfo says."""
+        return tuple(self.ok("cuMemGetInfo_v2", OUT, OUT))
+
+    def fork(self, folder: Path) -> Forked:
+        """A child of the program, which goes on with commands of its own."""
+        folder.mkdir(parents=True, exist_ok=True)
+        paths = [folder / f"{name}-{len(list(folder.iterdir()))}" for name in ("in", "out")]
+        for path in paths:
+            os.mkfifo(path)
+        return Forked(int(self.tell(f"fork {paths[0]} {paths[1]}")), *paths)
+
+    def kill(self) -> None:
+        """Kills it at whatever it is doing, and waits for its end."""
+        self.process.kill()
+        self.process.wait(DEADLINE)
+
+    def end(self) -> int:
+        """Lets it end by itself; returns its exit code."""
+        self._in.close()
+        code = self.process.wait(DEADLINE)
+        self._out.close()
+        return code
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(DEADLINE)
+        for stream in (self._in, self._out):
+            stream.close()
+
+
+class Forked(Client):
+    """A child that a client has forked."""
+
+    def __init__(self, pid: int, into: Path, out: Path) -> None:
+        self.process, self.pid = None, pid
+        self._in = into.open("w", buffering=1)
+        self._out = out.open()
+
+    def end(self) -> int:
+        self._in.close()
+        self._out.close()
+        return 0
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+
+class Tenant:
+    """A tenant's files below a root of its own, as gpu_layout writes them on a host."""
+
+    def __init__(self, root: Path, card: Card, built: Built, name: str = "tenant-a") -> None:
+        self.root, self.card, self.built, self.name = root, card, built, name
+        self.folder = root / "etc/openfleet-gpu/vgpu" / name
+        self.region = root / "run/openfleet-gpu/vgpu/tenants" / name / "region.1"
+        self.gpus = root / "run/openfleet-gpu/vgpu/gpus"
+        for folder in (self.folder, self.region.parent, self.gpus):
+            folder.mkdir(parents=True, exist_ok=True)
+        self.region.touch()
+        self.region.chmod(0o666)
+        for gpu in range(card.gpus):
+            path = self.gpus / f"{card.uuid(gpu)}.1"
+            path.touch()
+            path.chmod(0o666)
+        self.log = root / f"{name}.log"
+
+    def quota(self, *memory: int, sm: int = 100, policy: str = "fixed", priority: int = 0, seat: int = 0) -> Tenant:
+        """Writes the quota file: bytes on the first GPU, the second, and so on (None: not of this tenant)."""
+        lines = ["# Of a test.", "version 1", f"tenant {self.name}", f"policy {policy}", f"priority {priority}"]
+        for gpu, limit in enumerate(memory):
+            if limit is not None:
+                lines.append(f"gpu {self.card.uuid(gpu)} memory {limit} sm {sm} seat {seat}")
+        return self.write("\n".join(lines) + "\n")
+
+    def write(self, content: str) -> Tenant:
+        """Puts a quota file in place as the module does: written beside, renamed."""
+        new = self.folder / "quota.new"
+        new.write_text(content)
+        new.chmod(0o644)
+        new.rename(self.folder / "quota")
+        return self
+
+    def environment(self, preload: bool = True, **more: str) -> dict[str, str]:
+        """The environment of a program of this tenant."""
+        return {
+            **self.built.environment(preload),
+            **self.card.environment(),
+            "STUB_GROUP": self.name,
+            "OPENFLEET_VGPU": self.name,
+            "OPENFLEET_VGPU_ROOT": str(self.root),
+            "OPENFLEET_VGPU_LOG": str(self.log),
+            **more,
+        }
+
+    def client(self, start: bool = True, preload: bool = True, **environment: str) -> Client:
+        """A program of this tenant."""
+        return Client(self.built, self.environment(preload, **environment), start)
+
+    def used(self, gpu: int = 0) -> int:
+        """What the card holds for it."""
+        return self.card.used(gpu, self.name)
+
+    def peak(self, gpu: int = 0) -> int:
+        """The most that the card ever held for it at one time."""
+        return self.card.peak(gpu, self.name)
+
+    def logged(self) -> str:
+        """What the limiter has logged."""
+        return self.log.read_text() if self.log.exists() else ""
