@@ -142,7 +142,7 @@ leg = printf '\n=== %s\n' "$(1)"; started=$$SECONDS; $(2); printf -- '--- %s: %s
 .PHONY: test
 test: ## every test: lint, unit, integration, the fleet under molecule
 	@$(MAKE) setup-test
-	$(MAKE) lint-all test-unit test-integration test-newest test-oldest test-fleet test-packages
+	$(MAKE) lint-all test-unit test-limiter test-integration test-newest test-oldest test-fleet test-packages
 	printf '\nEvery test passed in %s s.\n' "$$SECONDS"
 
 .PHONY: test-fast
@@ -165,9 +165,13 @@ on_all_cores = $(1) --quiet --numprocesses auto -m '$(3)not alone' $(2); $(1) --
 # Where the interpreter of the host matters: modules, the command, the simulator's tool.
 host_python_tests := tests/integration/modules tests/integration/cli tests/integration/simulator/tool
 
-.PHONY: test-unit test-integration test-newest test-oldest
+.PHONY: test-unit test-limiter test-integration test-newest test-oldest
 test-unit:
 	@$(call leg,unit tests,pytest --quiet tests/unit)
+
+# The library is built with gcc and preloaded to programs on a stub of the driver: no GPU, no CUDA.
+test-limiter:
+	@$(call leg,the vGPU limiter on a stub driver,pytest --quiet --numprocesses auto tests/limiter)
 
 test-integration:
 	@$(call leg,integration tests,$(call on_all_cores,$(as_root) pytest,tests/integration))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import os
 from pathlib import Path
 
 MAX_GPUS, MAX_PROCESSES, MAX_GROUPS, KINDS = 16, 2048, 16, 7
@@ -119,4 +118,4 @@ class Card:
     def processes(self) -> list[int]:
         """The pids that use the card."""
         card = self._read()
-        return [] if card is None else [p.pid for p in card.process if p.pid and os.path.exists(f"/proc/{p.pid}")]
+        return [] if card is None else [p.pid for p in card.process if p.pid and _lives(p.pid)]

@@ -63,7 +63,7 @@ def compile_c(source: Path, program: Path, *options: str) -> Path:
             command = ["gcc", *flags, "-o", f"{program}.new", str(source), *options, "-ldl", "-lpthread"]
             done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)
             assert done.returncode == 0, f"{' '.join(command)} failed:\n{done.stderr}"
-            os.rename(f"{program}.new", program)
+            Path(f"{program}.new").rename(program)
     return program
 
 

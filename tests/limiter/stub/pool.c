@@ -327,3 +327,25 @@ EXPORT CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map
     (void)map, (void)count;
     return known(pool) ? stub_ready() : CUDA_ERROR_INVALID_VALUE;
 }
+
+/* --- The same by location, since CUDA 13.0 --- */
+
+static CUdevice device_at(const CUmemLocation *location, int type)
+{
+    return location && location->type == CU_MEM_LOCATION_TYPE_DEVICE && type == CU_MEM_ALLOCATION_TYPE_PINNED ? location->id : -1;
+}
+
+EXPORT CUresult cuMemGetDefaultMemPool(CUmemoryPool *pool, CUmemLocation *location, int type)
+{
+    return cuDeviceGetDefaultMemPool(pool, device_at(location, type));
+}
+
+EXPORT CUresult cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, int type)
+{
+    return cuDeviceGetMemPool(pool, device_at(location, type));
+}
+
+EXPORT CUresult cuMemSetMemPool(CUmemLocation *location, int type, CUmemoryPool pool)
+{
+    return cuDeviceSetMemPool(device_at(location, type), pool);
+}
