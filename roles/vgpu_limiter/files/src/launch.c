@@ -2,7 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The hooks of launches.
+ * The hooks of launches. A tenant that is not throttled, or no tenant, pays for two loads and a counter:
+ * the arguments stay where the caller has put them and the driver's function is jumped to.
  */
 #include "internal.h"
 
@@ -10,11 +11,73 @@
 	unsigned shared, CUstream stream
 #define KERNEL_ARGUMENTS f, gx, gy, gz, bx, by, bz, shared, stream
 
-CUresult cuLaunchKernel(KERNEL_PARAMETERS, void **p, void **e) { return REAL(cuLaunchKernel)(KERNEL_ARGUMENTS, p, e); }
-CUresult cuLaunchKernel_ptsz(KERNEL_PARAMETERS, void **p, void **e) { return REAL(cuLaunchKernel_ptsz)(KERNEL_ARGUMENTS, p, e); }
-CUresult cuLaunchKernelEx(const CUlaunchConfig *c, CUfunction f, void **p, void **e) { return REAL(cuLaunchKernelEx)(c, f, p, e); }
-CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *c, CUfunction f, void **p, void **e) { return REAL(cuLaunchKernelEx_ptsz)(c, f, p, e); }
-CUresult cuLaunchCooperativeKernel(KERNEL_PARAMETERS, void **p) { return REAL(cuLaunchCooperativeKernel)(KERNEL_ARGUMENTS, p); }
-CUresult cuLaunchCooperativeKernel_ptsz(KERNEL_PARAMETERS, void **p) { return REAL(cuLaunchCooperativeKernel_ptsz)(KERNEL_ARGUMENTS, p); }
-CUresult cuGraphLaunch(CUgraphExec g, CUstream s) { return REAL(cuGraphLaunch)(g, s); }
-CUresult cuGraphLaunch_ptsz(CUgraphExec g, CUstream s) { return REAL(cuGraphLaunch_ptsz)(g, s); }
+/* Every so many launches of a thread the quota file's turn comes; one that launches less than that in a
+ * quarter of a second asks each time. */
+enum { LOOK_EVERY = 32 };
+static __thread struct { int left; int64_t looked_ns; } look __attribute__((tls_model("initial-exec")));
+
+static inline bool throttle_is_off(void)
+{
+	struct state *state = atomic_load_explicit(&vgpu_state_page, memory_order_acquire);
+	return state && atomic_load_explicit(&state->throttle.off, memory_order_relaxed) && look.left-- > 0;
+}
+
+static void count_looks(void)
+{
+	int64_t now = vgpu_coarse_ns();
+	look.left = now - look.looked_ns < INT64_C(250000000) ? LOOK_EVERY : 0;
+	look.looked_ns = now;
+}
+
+/* The stream that 0 stands for is another one in the _ptsz form. */
+static CUstream own_default(CUstream stream) { return stream ? stream : CU_STREAM_PER_THREAD; }
+static CUstream as_it_is(CUstream stream) { return stream; }
+
+#define LAUNCH(symbol, parameters, arguments, key, stream_given, stream_meant) \
+	static __attribute__((noinline)) CUresult slow_##symbol parameters \
+	{ \
+		count_looks(); \
+		struct passage passage = throttle_enter(key, stream_meant(stream_given)); \
+		CUresult result = REAL(symbol) arguments; \
+		throttle_leave(&passage, result); \
+		return result; \
+	} \
+	CUresult symbol parameters \
+	{ \
+		if (LIKELY(throttle_is_off())) \
+			return REAL(symbol) arguments; \
+		return slow_##symbol arguments; \
+	}
+
+LAUNCH(cuLaunchKernel, (KERNEL_PARAMETERS, void **p, void **e), (KERNEL_ARGUMENTS, p, e), f, stream, as_it_is)
+LAUNCH(cuLaunchKernel_ptsz, (KERNEL_PARAMETERS, void **p, void **e), (KERNEL_ARGUMENTS, p, e), f, stream, own_default)
+LAUNCH(cuLaunchKernelEx, (const CUlaunchConfig *c, CUfunction f, void **p, void **e), (c, f, p, e), f,
+	c ? c->stream : NULL, as_it_is)
+LAUNCH(cuLaunchKernelEx_ptsz, (const CUlaunchConfig *c, CUfunction f, void **p, void **e), (c, f, p, e), f,
+	c ? c->stream : NULL, own_default)
+LAUNCH(cuLaunchCooperativeKernel, (KERNEL_PARAMETERS, void **p), (KERNEL_ARGUMENTS, p), f, stream, as_it_is)
+LAUNCH(cuLaunchCooperativeKernel_ptsz, (KERNEL_PARAMETERS, void **p), (KERNEL_ARGUMENTS, p), f, stream, own_default)
+
+/* A graph may also take memory, which its launch charges (pools.c). */
+static CUresult and_its_memory(CUresult result)
+{
+	CUdevice device;
+	if (vgpu_quota_now() && REAL(cuCtxGetDevice)(&device) == CUDA_SUCCESS)
+		vgpu_graph_memory(device);
+	return result;
+}
+
+#define LAUNCH_GRAPH(symbol, stream_meant) \
+	CUresult symbol(CUgraphExec graph, CUstream stream) \
+	{ \
+		if (LIKELY(throttle_is_off())) \
+			return and_its_memory(REAL(symbol)(graph, stream)); \
+		count_looks(); \
+		struct passage passage = throttle_enter(graph, stream_meant(stream)); \
+		CUresult result = REAL(symbol)(graph, stream); \
+		throttle_leave(&passage, result); \
+		return and_its_memory(result); \
+	}
+
+LAUNCH_GRAPH(cuGraphLaunch, as_it_is)
+LAUNCH_GRAPH(cuGraphLaunch_ptsz, own_default)

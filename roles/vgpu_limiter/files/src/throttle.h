@@ -1,11 +1,42 @@
 /*
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
+ *
+ * Holding launches back until the tenant's share allows them. launch.c asks before and tells after
+ * each launch; nothing else of the library needs to know about it, but for contexts that end.
  */
 #ifndef THROTTLE_H
 #define THROTTLE_H
 
-/* What throttle.c keeps in a process; all zero at first, and again in a child of fork. */
-struct throttle_state { int unused; };
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "cuda_abi.h"
+
+struct quota;
+struct throttle_gpu;
+struct launch;
+
+enum { THROTTLE_GPUS = 16 };	/* as QUOTA_GPUS */
+
+/* What a process keeps; all zero at first, and again in a child of fork. */
+struct throttle_state {
+	_Atomic int off;			/* 1: no GPU of the quota is throttled; the launches' fast path */
+	_Atomic uint32_t lock;			/* a struct mutex (internal.h) */
+	const struct quota *quota;		/* as of which `off` and the seats are */
+	struct throttle_gpu *gpus[THROTTLE_GPUS];	/* by place in the quota; NULL: not used yet */
+};
+
+/* A launch on its way through; launch NULL: it is not measured. */
+struct passage { struct launch *launch; CUstream stream; };
+
+/* Waits until the launch may go; `function` tells kernels and graphs apart. */
+struct passage throttle_enter(const void *function, CUstream stream);
+void throttle_leave(const struct passage *, CUresult);
+
+/* A context is about to be destroyed, or a primary context was (the driver says that it is not active
+ * any more): its events are gone with it. */
+void throttle_context_gone(CUcontext);
 
 #endif

@@ -1,5 +1,6 @@
-/* Copyright: (c) openfleet.gpu contributors
+/*
  * SPDX-License-Identifier: Apache-2.0
+ * Copyright: (c) openfleet.gpu contributors
  *
  * The turnstile of a GPU: one small file for each GPU, mapped by every throttled process of every tenant on it. It holds
  * what a tenant has used and may use (seats) and whose turn it is (the lease).
@@ -16,15 +17,15 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define TURNSTILE_MAGIC "OFVGPUT" /* with its final zero: eight bytes */
+#define TURNSTILE_MAGIC UINT64_C(0x5455504756464f00) /* "\0OFVGPUT" */
 
 enum {
-    TURNSTILE_VERSION = 1,
-    TURNSTILE_SEATS = 64,
-    TURNSTILE_PROCESSES = 4096, /* process 0 is nobody */
-    TURNSTILE_TENANT = 64,
-    /* Process N holds a POSIX lock on byte TURNSTILE_LOCKS + N, far behind the contents. */
-    TURNSTILE_LOCKS = 1 << 20,
+	TURNSTILE_VERSION = 1,
+	TURNSTILE_SEATS = 64,
+	TURNSTILE_PROCESSES = 4096, /* process 0 is nobody */
+	TURNSTILE_TENANT = 64,
+	/* Process N holds the lock of byte TURNSTILE_LOCKS + N, far behind the contents (vgpu_take_byte). */
+	TURNSTILE_LOCKS = 1 << 20,
 };
 
 /* All times are nanoseconds of CLOCK_MONOTONIC, which the processes of a host share. */
@@ -36,49 +37,49 @@ enum {
 #define ACTIVE_NS (50 * NS_PER_MS)       /* a tenant counts as wanting the GPU this long after its last launch */
 #define GRACE_NS (2 * NS_PER_MS)         /* and as waiting this long after it last said so */
 #define POLL_NS (NS_PER_MS / 10)
-#define BORROW_MAX_NS NS_PER_SECOND        /* what a borrower owes at most, in wall time */
-#define DEBT_MAX_NS (600 * NS_PER_SECOND)  /* and anyone: a kernel of a minute at 10 percent */
-#define LEASE_MAX_NS NS_PER_SECOND         /* no lease runs longer without being renewed */
+#define BORROW_MAX_NS NS_PER_SECOND /* what a borrower owes at most, in wall time */
+#define DEBT_MAX_NS (600 * NS_PER_SECOND) /* and anyone: a kernel of a minute at 10 percent */
+#define LEASE_MAX_NS NS_PER_SECOND /* no lease runs longer without being renewed */
 
 enum policy { POLICY_FIXED = 0, POLICY_CONTENDED = 1, POLICY_BURST = 2 };
 
 /* A tenant's place. What the tenant may use follows from one number, paid_until: the moment at which its share of the
  * wall time will have covered the GPU time that it used. Later than now: it has to wait so long. */
 struct seat {
-    char tenant[TURNSTILE_TENANT];
-    _Atomic uint32_t percent;
-    _Atomic uint32_t policy;
-    _Atomic int32_t priority;
-    uint32_t unused;
-    _Atomic int64_t paid_until;
-    _Atomic int64_t active_until;  /* wants the GPU, if only to use up its credit as it comes */
-    _Atomic int64_t waiting_until; /* stands at the turnstile: it could run now if it were its turn */
-    _Atomic uint64_t used_ns;      /* GPU time, in all */
-    _Atomic uint64_t throttled_ns; /* time that launches were held back */
-    uint64_t reserved[10];
+	char tenant[TURNSTILE_TENANT];
+	_Atomic uint32_t percent;
+	_Atomic uint32_t policy;
+	_Atomic int32_t priority;
+	uint32_t unused;
+	_Atomic int64_t paid_until;
+	_Atomic int64_t active_until;  /* wants the GPU, if only to use up its credit as it comes */
+	_Atomic int64_t waiting_until; /* stands at the turnstile: it could run now if it were its turn */
+	_Atomic uint64_t used_ns;      /* GPU time, in all */
+	_Atomic uint64_t throttled_ns; /* time that launches were held back */
+	uint64_t reserved[10];
 };
 
 struct turnstile {
-    char magic[8];
-    uint32_t version;
-    uint32_t size;
-    _Atomic uint64_t lease; /* process << 48 | microsecond until which it holds */
-    _Atomic int64_t lease_since;
-    uint64_t reserved[12];
-    _Atomic uint8_t seat_of[TURNSTILE_PROCESSES]; /* seat + 1 of a process; 0: none yet */
-    struct seat seats[TURNSTILE_SEATS];
+	_Atomic uint64_t magic; /* written last */
+	_Atomic uint32_t version, size;
+	_Atomic uint64_t lease; /* process << 48 | microsecond until which it holds */
+	_Atomic int64_t lease_since;
+	uint64_t reserved[12];
+	_Atomic uint8_t seat_of[TURNSTILE_PROCESSES]; /* seat + 1 of a process; 0: none yet */
+	struct seat seats[TURNSTILE_SEATS];
 };
 
 /* What of a seat decides whose turn it is. */
 struct claim {
-    bool credit;
-    int32_t priority;
-    int64_t paid_until;
+	bool credit;
+	int32_t priority;
+	int64_t paid_until;
 };
 
 /* --- arithmetic, without a clock --- */
 
-/* The new paid_until after `busy` ns of GPU time that were asked for at `asked`; not more than `most` after `now`. */
+/* The new paid_until after `busy` ns of GPU time that were asked for at `asked` (below 0: it was less than had been
+ * charged before); not more than `most` after `now`. */
 int64_t turnstile_charge(int64_t paid_until, int64_t asked, int64_t now, int64_t busy, unsigned percent, int64_t most);
 /* How much wall time pays for so much GPU time. */
 int64_t turnstile_wall(int64_t busy, unsigned percent);
@@ -97,8 +98,8 @@ struct claim turnstile_claim(const struct turnstile *t, int seat, int64_t now);
 bool turnstile_rival(const struct turnstile *t, int seat, int64_t now, struct claim *rival);
 /* Whether any other tenant wants the GPU. */
 bool turnstile_contended(const struct turnstile *t, int seat, int64_t now);
-/* Takes busy time from a seat. */
-void turnstile_spend(struct turnstile *t, int seat, int64_t asked, int64_t now, int64_t busy, bool charged);
+/* Charges GPU time to a seat's share. */
+void turnstile_spend(struct turnstile *t, int seat, int64_t asked, int64_t now, int64_t busy);
 
 /* The process that has the lease now; 0: nobody. */
 unsigned turnstile_holder(const struct turnstile *t, int64_t now);
@@ -109,11 +110,5 @@ bool turnstile_take(struct turnstile *t, unsigned process, int64_t now, int64_t 
 /* Prolongs one's own; false if another has it by now. */
 bool turnstile_renew(struct turnstile *t, unsigned process, int64_t until);
 void turnstile_give(struct turnstile *t, unsigned process);
-
-/* --- processes --- */
-
-/* A number for this process, which it keeps as long as `fd` stays open and the process lives; 0 if all are taken. */
-unsigned turnstile_join(struct turnstile *t, int fd, int seat);
-bool turnstile_alive(int fd, unsigned process);
 
 #endif

@@ -1,0 +1,184 @@
+/*
+ * SPDX-License-Identifier: Apache-2.0
+ * Copyright: (c) openfleet.gpu contributors
+ *
+ * Measuring. An event is recorded just before each launch and one just after it. What lies between is
+ * time that the GPU worked for this process, if nobody else had it: gaps on the host and copies lie
+ * outside. Launches in several streams overlap, so the stretches are put together before they are
+ * summed.
+ *
+ * All calls of events are made in the relaxed capture mode: a capture that goes on in another stream
+ * must not notice them.
+ */
+#include "busy.h"
+#include "internal.h"
+
+/* The driver tells time as float milliseconds: after four seconds the step is a quarter microsecond. */
+#define ANCHOR_AGE_NS INT64_C(4000000000)
+
+int64_t busy_cover(struct covered *c, int64_t from, int64_t to)
+{
+	int64_t fresh;
+	if (from < c->floor)
+		from = c->floor;
+	if (to <= from)
+		return 0;
+	if (from > c->to) {		/* behind a gap */
+		*c = (struct covered){c->to, from, to};
+		return to - from;
+	}
+	if (to < c->from)		/* in the gap, away from the last stretch */
+		return to - from;
+	fresh = (from < c->from ? c->from - from : 0) + (to > c->to ? to - c->to : 0);
+	if (from < c->from)
+		c->from = from;
+	if (to > c->to)
+		c->to = to;
+	return fresh;
+}
+
+/* --- estimates --- */
+
+static unsigned place_of(const void *function)
+{
+	return (uint32_t)((uintptr_t)function >> 4) * UINT32_C(2654435761) >> 24;	/* 8 bits: BUSY_ESTIMATES */
+}
+
+int64_t busy_estimate(const struct busy *b, const void *function)
+{
+	unsigned i = place_of(function);
+	return b->estimates[i].function == function ? b->estimates[i].ns : 0;
+}
+
+static void learn(struct busy *b, const void *function, int64_t ns)
+{
+	unsigned i = place_of(function);
+	if (b->estimates[i].function == function && b->estimates[i].ns)
+		ns = b->estimates[i].ns + (ns - b->estimates[i].ns) / 4;
+	b->estimates[i].function = function;
+	b->estimates[i].ns = ns;
+}
+
+/* --- events --- */
+
+static int relax(void)
+{
+	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+	REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+	return mode;
+}
+
+static void restore(int mode) { REAL(cuThreadExchangeStreamCaptureMode)(&mode); }
+
+struct launch *busy_reserve(struct busy *b, const void *function, int64_t now, bool charged)
+{
+	struct launch *launch = &b->ring[b->put++ % BUSY_RING];
+	launch->function = function;
+	launch->asked_ns = now;
+	launch->estimate_ns = busy_estimate(b, function);
+	launch->charged = charged;
+	b->in_flight_ns += launch->estimate_ns;
+	atomic_store(&launch->phase, LAUNCH_BEGUN);
+	return launch;
+}
+
+static bool record(CUevent *event, CUstream stream)
+{
+	if (!*event && REAL(cuEventCreate)(event, CU_EVENT_DEFAULT) != CUDA_SUCCESS) {
+		*event = NULL;
+		return false;
+	}
+	return REAL(cuEventRecord)(*event, stream) == CUDA_SUCCESS;
+}
+
+void busy_before(struct launch *launch, CUstream stream)
+{
+	int mode = relax();
+	if (!record(&launch->begin, stream))
+		atomic_store(&launch->phase, LAUNCH_FAILED);
+	restore(mode);
+}
+
+void busy_after(struct launch *launch, CUstream stream, bool launched)
+{
+	int phase = LAUNCH_FAILED;
+	if (launched && atomic_load(&launch->phase) != LAUNCH_FAILED) {
+		int mode = relax();
+		if (record(&launch->end, stream))
+			phase = LAUNCH_RECORDED;
+		restore(mode);
+	}
+	atomic_store(&launch->phase, phase);
+}
+
+static bool time_of(const struct busy *b, CUevent event, int64_t *ns)
+{
+	float ms;
+	if (REAL(cuEventElapsedTime)(&ms, b->anchor, event) != CUDA_SUCCESS)
+		return false;
+	*ns = b->anchor_ns + (int64_t)((double)ms * 1e6);
+	return true;
+}
+
+/* The event becomes the one that time is told from; the launch gets the old one for its next use. */
+static void move_anchor(struct busy *b, CUevent *event, int64_t ns)
+{
+	CUevent old = b->anchor;
+	b->anchor = *event;
+	b->anchor_ns = ns;
+	*event = old;
+}
+
+/* 0 where the driver cannot tell. */
+static int64_t measure(struct busy *b, struct launch *launch)
+{
+	int64_t from, to, fresh;
+	if (!b->anchor)
+		move_anchor(b, &launch->begin, 0);
+	if (!launch->begin)
+		from = b->anchor_ns;	/* this one's begin has just become the anchor */
+	else if (!time_of(b, launch->begin, &from))
+		return 0;
+	if (!time_of(b, launch->end, &to))
+		return 0;
+	fresh = busy_cover(&b->covered, from, to);
+	if (to - b->anchor_ns > ANCHOR_AGE_NS)
+		move_anchor(b, &launch->end, to);
+	return fresh;
+}
+
+static bool harvest_one(struct busy *b, struct launch *launch, int64_t *busy_ns)
+{
+	int phase = atomic_load(&launch->phase);
+	if (phase == LAUNCH_BEGUN)
+		return false;
+	*busy_ns = 0;
+	if (phase == LAUNCH_RECORDED) {
+		CUresult result = REAL(cuEventQuery)(launch->end);
+		if (result == CUDA_ERROR_NOT_READY)
+			return false;
+		if (result == CUDA_SUCCESS) {
+			*busy_ns = measure(b, launch);
+			learn(b, launch->function, *busy_ns);
+		}
+	}
+	return true;
+}
+
+bool busy_harvest(struct busy *b, struct launch *done, int64_t *busy_ns)
+{
+	if (busy_is_idle(b))
+		return false;
+	struct launch *launch = &b->ring[b->done % BUSY_RING];
+	int mode = relax();
+	bool found = harvest_one(b, launch, busy_ns);
+	restore(mode);
+	if (!found)
+		return false;
+	b->in_flight_ns -= launch->estimate_ns;
+	b->done++;
+	done->asked_ns = launch->asked_ns;
+	done->estimate_ns = launch->estimate_ns;
+	done->charged = launch->charged;
+	return true;
+}

@@ -1,0 +1,64 @@
+/*
+ * SPDX-License-Identifier: Apache-2.0
+ * Copyright: (c) openfleet.gpu contributors
+ *
+ * How long the GPU was busy with what this process launched, by events around each launch.
+ */
+#ifndef BUSY_H
+#define BUSY_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "cuda_abi.h"
+
+enum {
+	BUSY_RING = 128,	/* launches of a context that are not known to be done */
+	BUSY_ESTIMATES = 256,
+};
+
+/* Time that was counted already, on the GPU's own clock: the last stretch without a gap, and where the
+ * one before it ended. */
+struct covered { int64_t floor, from, to; };
+
+enum launch_phase { LAUNCH_BEGUN, LAUNCH_RECORDED, LAUNCH_FAILED };
+
+struct launch {
+	CUevent begin, end;
+	_Atomic int phase;	/* enum launch_phase */
+	const void *function;
+	int64_t asked_ns;	/* when it was let through */
+	int64_t estimate_ns;
+	bool charged;		/* the estimate was taken from the tenant's share */
+};
+
+struct busy {
+	CUcontext context;
+	CUevent anchor;		/* done; the GPU's clock is told from it */
+	int64_t anchor_ns;
+	struct covered covered;
+	uint32_t put, done;	/* launches ever begun and known to be done */
+	int64_t in_flight_ns;	/* what is begun and not done will take, by its estimates */
+	struct launch ring[BUSY_RING];
+	struct { const void *function; int64_t ns; } estimates[BUSY_ESTIMATES];
+};
+
+/* How much of the stretch from `from` to `to` was not counted before. */
+int64_t busy_cover(struct covered *, int64_t from, int64_t to);
+
+/* How long a kernel or graph took lately; 0: not known. */
+int64_t busy_estimate(const struct busy *, const void *function);
+static inline bool busy_is_full(const struct busy *b) { return b->put - b->done == BUSY_RING; }
+static inline bool busy_is_idle(const struct busy *b) { return b->put == b->done; }
+
+/* A place for a launch, with the throttle's lock held; then, without it, just before and just after
+ * the launch. */
+struct launch *busy_reserve(struct busy *, const void *function, int64_t now, bool charged);
+void busy_before(struct launch *, CUstream);
+void busy_after(struct launch *, CUstream, bool launched);
+
+/* The next launch that is done; false if there is none. *busy_ns is what it took of the GPU. */
+bool busy_harvest(struct busy *, struct launch *done, int64_t *busy_ns);
+
+#endif

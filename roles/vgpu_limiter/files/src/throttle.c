@@ -1,0 +1,401 @@
+/*
+ * SPDX-License-Identifier: Apache-2.0
+ * Copyright: (c) openfleet.gpu contributors
+ *
+ * Holding launches back.
+ *
+ * A launch goes through if three things hold, and waits where one does not:
+ *   1. the tenant has credit: its share of the time that went by covers the GPU time that it used
+ *      (turnstile.h). What a launch will take is charged at once by estimate, and put right when it is
+ *      measured: so a process that ends in between has paid. `contended` needs no credit while no other
+ *      tenant wants the GPU; `burst` may run without, behind everybody who has some, and owes it.
+ *   2. not too much work is on its way already: what is launched cannot be taken back.
+ *   3. it is this process's turn. One throttled process has the GPU at a time, the others of its tenant
+ *      included, for only then do the events tell what each used. The lease says until when at most; it
+ *      is given back when the work is done and the turn over, or simply ends.
+ *
+ * Waiting is sleeping without any lock. A tenant whose share is 100 never comes here.
+ */
+#include "internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "busy.h"
+#include "turnstile.h"
+
+static_assert((int)THROTTLE_GPUS == (int)QUOTA_GPUS, "throttle_state has a place for each GPU of a quota");
+static_assert((int)TURNSTILE_TENANT == (int)TENANT_NAME, "a seat has room for the name");
+
+enum { CONTEXTS = 8 };	/* of a process on one GPU that are measured */
+
+#define IN_FLIGHT_NS (4 * NS_PER_MS)		/* work that is on its way at most, unless one launch is more */
+#define IN_FLIGHT_BORROWED_NS (2 * NS_PER_MS)	/* of a borrower, which somebody with credit may be waiting for */
+#define UNKNOWN_NS NS_PER_MS			/* what a kernel is taken for that has not been measured yet, */
+#define UNKNOWN_LEASE_NS (20 * NS_PER_MS)	/* and for how long the GPU is then taken */
+#define NAP_NS (50 * NS_PER_MS)			/* the longest sleep: the quota may change meanwhile */
+#define LIVENESS_NS (10 * NS_PER_MS)		/* how often a waiter asks whether the holder lives */
+
+struct throttle_gpu {
+	struct turnstile *turnstile;	/* NULL: there is none, each process is held back by itself */
+	struct turnstile *mine;		/* the shared one, or one of this process alone */
+	char path[160];
+	int seat;
+	unsigned process;
+	bool spent;			/* ran out of credit and waits for RESUME_NS of it */
+	bool alone;			/* nobody else wants the GPU, as of looked_ns */
+	int64_t looked_ns;		/* at the other seats */
+	int64_t not_before;		/* leaves its turn to others until then */
+	int64_t liveness_ns;		/* next time to ask */
+	int sleepers;
+	struct busy *contexts[CONTEXTS];
+};
+
+static int64_t now_ns(void)
+{
+	struct timespec now;
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec * NS_PER_SECOND + now.tv_nsec;
+}
+
+static void raise_to(_Atomic int64_t *word, int64_t value)
+{
+	if (atomic_load_explicit(word, memory_order_relaxed) < value)
+		atomic_store_explicit(word, value, memory_order_relaxed);
+}
+
+static struct mutex *lock_of(struct state *state) { return (struct mutex *)&state->throttle.lock; }
+
+/* --- taking a place at a GPU's turnstile --- */
+
+/* A number for this process, whose byte stays locked as long as the mapping is there. */
+static unsigned take_number(struct turnstile *t, int descriptor)
+{
+	/* Begin at a place of one's own, so that hundreds of processes that start at once need not try the same. */
+	unsigned first = (unsigned)getpid();
+	for (unsigned i = 0; i < TURNSTILE_PROCESSES; i++) {
+		unsigned process = (first + i) % TURNSTILE_PROCESSES;
+		if (process == 0 || !vgpu_take_byte(descriptor, TURNSTILE_LOCKS + process))
+			continue;
+		turnstile_give(t, process);	/* what a dead process of this number may have left */
+		return process;
+	}
+	return 0;
+}
+
+static struct turnstile *open_turnstile(struct throttle_gpu *g, const char *uuid)
+{
+	int descriptor;
+	if (!vgpu_path(g->path, sizeof g->path, "/run/openfleet-gpu/vgpu/gpus/%s.1", uuid))
+		return NULL;
+	struct turnstile *t = vgpu_open_shared(g->path, sizeof *t, &descriptor);
+	if (!t)
+		return NULL;
+	if (turnstile_adopt(t))
+		g->process = take_number(t, descriptor);
+	close(descriptor);
+	return g->process ? t : NULL;
+}
+
+static void sit_down(struct throttle_gpu *g, const struct quota *quota, const struct quota_gpu *gpu)
+{
+	struct seat *seat = &g->mine->seats[gpu->seat];
+	g->seat = gpu->seat;
+	if (strncmp(seat->tenant, quota->tenant, sizeof seat->tenant) != 0) {	/* somebody else's, once */
+		atomic_store(&seat->paid_until, 0);
+		atomic_store(&seat->active_until, 0);
+		atomic_store(&seat->waiting_until, 0);
+		atomic_store(&seat->used_ns, 0);
+		atomic_store(&seat->throttled_ns, 0);
+		memcpy(seat->tenant, quota->tenant, sizeof seat->tenant);
+	}
+	/* A time that no charge can have made: the file is from before the clock began anew, or was tampered with. */
+	int64_t now = now_ns();
+	if (atomic_load(&seat->paid_until) > now + DEBT_MAX_NS)
+		atomic_store(&seat->paid_until, now);
+	atomic_store(&seat->percent, (uint32_t)gpu->sm_percent);
+	atomic_store(&seat->policy, (uint32_t)quota->policy);
+	atomic_store(&seat->priority, quota->priority);
+	atomic_store(&g->mine->seat_of[g->process], (uint8_t)(gpu->seat + 1));
+	g->spent = false;
+}
+
+static struct throttle_gpu *start(const struct quota *quota, const struct quota_gpu *gpu)
+{
+	struct throttle_gpu *g = calloc(1, sizeof *g);
+	if (!g)
+		return NULL;
+	g->turnstile = g->mine = open_turnstile(g, gpu->name);
+	if (!g->mine) {
+		vgpu_log(LOG_WARNING, "%s: cannot be used, so each process of %s gets the whole share of %d percent; gpu_layout makes it",
+			 g->path, quota->tenant, gpu->sm_percent);
+		g->mine = calloc(1, sizeof *g->mine);
+		g->process = 1;
+	}
+	if (g->mine)
+		sit_down(g, quota, gpu);
+	return g;
+}
+
+/* With the lock held: what the quota says now. */
+static void follow(struct state *state, const struct quota *quota)
+{
+	struct throttle_state *t = &state->throttle;
+	struct throttle_gpu *before[QUOTA_GPUS];
+	bool off = true;
+	memcpy(before, t->gpus, sizeof before);
+	memset(t->gpus, 0, sizeof t->gpus);
+	for (int i = 0; quota && i < quota->gpu_count; i++) {
+		/* A GPU keeps what was begun on it, wherever the new quota lists it. */
+		for (int j = 0; t->quota && j < t->quota->gpu_count; j++)
+			if (before[j] && memcmp(&quota->gpus[i].uuid, &t->quota->gpus[j].uuid, sizeof(CUuuid)) == 0)
+				t->gpus[i] = before[j];
+		if (t->gpus[i] && t->gpus[i]->mine)
+			sit_down(t->gpus[i], quota, &quota->gpus[i]);
+		off = off && quota->gpus[i].sm_percent >= 100;
+	}
+	t->quota = quota;
+	atomic_store(&t->off, off);
+}
+
+/* --- measuring --- */
+
+static struct busy *context_of(struct throttle_gpu *g)
+{
+	CUcontext context = NULL;
+	if (REAL(cuCtxGetCurrent)(&context) != CUDA_SUCCESS || !context)
+		return NULL;
+	int i = 0;
+	while (i < CONTEXTS && g->contexts[i] && g->contexts[i]->context != context)
+		i++;
+	if (i == CONTEXTS)
+		return NULL;
+	if (!g->contexts[i] && (g->contexts[i] = calloc(1, sizeof **g->contexts)))
+		g->contexts[i]->context = context;
+	return g->contexts[i];
+}
+
+static void account(struct throttle_gpu *g, const struct launch *done, int64_t busy_ns, int64_t now)
+{
+	atomic_fetch_add(&g->mine->seats[g->seat].used_ns, (uint64_t)busy_ns);
+	if (done->charged)
+		turnstile_spend(g->mine, g->seat, done->asked_ns, now, busy_ns - done->estimate_ns);
+}
+
+/* Accounts for what is done; returns the time that the rest will take. */
+static int64_t harvest(struct throttle_gpu *g, int64_t now, bool *idle)
+{
+	int64_t in_flight = 0, busy_ns;
+	struct launch done;
+	*idle = true;
+	for (int i = 0; i < CONTEXTS && g->contexts[i]; i++) {
+		while (busy_harvest(g->contexts[i], &done, &busy_ns))
+			account(g, &done, busy_ns, now);
+		in_flight += g->contexts[i]->in_flight_ns;
+		*idle = *idle && busy_is_idle(g->contexts[i]);
+	}
+	return in_flight;
+}
+
+/* --- deciding: each returns 0, or how long to sleep before asking again --- */
+
+static int64_t within(int64_t ns, int64_t low, int64_t high) { return ns < low ? low : ns > high ? high : ns; }
+
+static int64_t drain(int64_t in_flight) { return within(in_flight, POLL_NS / 2, NS_PER_MS); }
+
+static int64_t wait_for_credit(struct throttle_gpu *g, enum policy policy, int64_t now, bool *borrows)
+{
+	struct seat *seat = &g->mine->seats[g->seat];
+	int64_t paid = atomic_load(&seat->paid_until);
+	if (paid > now)
+		g->spent = true;
+	else if (paid + RESUME_NS <= now)
+		g->spent = false;
+	*borrows = g->spent && policy != POLICY_FIXED;
+	if (!g->spent || policy == POLICY_BURST || (policy == POLICY_CONTENDED && g->alone))
+		return 0;
+	raise_to(&seat->active_until, paid + RESUME_NS + ACTIVE_NS);
+	return paid + RESUME_NS - now;
+}
+
+static int64_t turn_ends(struct throttle_gpu *g, int64_t now, bool idle, int64_t in_flight)
+{
+	struct turnstile *t = g->mine;
+	struct claim rival, own = turnstile_claim(t, g->seat, now);
+	bool waits = turnstile_rival(t, g->seat, now, &rival);
+	/* This process does not wait while it has the lease, so it is another of the tenant's. */
+	bool sibling = atomic_load(&t->seats[g->seat].waiting_until) > now;
+	bool over = now - atomic_load(&t->lease_since) >= QUANTUM_NS;
+	int order = waits ? turnstile_order(rival, own) : -1;
+	if (order <= 0 && !(over && (sibling || order == 0)))
+		return 0;
+	if (!idle)
+		return drain(in_flight);
+	turnstile_give(t, g->process);
+	g->not_before = now + 2 * POLL_NS;
+	return POLL_NS;
+}
+
+static int64_t wait_for_turn(struct throttle_gpu *g, int64_t now, int64_t until)
+{
+	struct turnstile *t = g->mine;
+	struct claim rival;
+	unsigned holder = turnstile_holder(t, now), dead = 0;
+	raise_to(&t->seats[g->seat].waiting_until, now + GRACE_NS);
+	if (now < g->not_before)
+		return POLL_NS;
+	if (holder && now >= g->liveness_ns) {
+		int descriptor = vgpu_reopen(g->path);
+		g->liveness_ns = now + LIVENESS_NS;
+		if (descriptor >= 0 && !vgpu_byte_is_taken(descriptor, TURNSTILE_LOCKS + holder))
+			dead = holder;
+		if (descriptor >= 0)
+			close(descriptor);
+	}
+	if (holder && !dead)
+		return POLL_NS;
+	if (turnstile_rival(t, g->seat, now, &rival) && turnstile_before(rival, turnstile_claim(t, g->seat, now)))
+		return POLL_NS;
+	if (!turnstile_take(t, g->process, now, until, dead))
+		return POLL_NS;
+	atomic_store(&t->seats[g->seat].waiting_until, 0);
+	return 0;
+}
+
+enum reason { FOR_NOTHING, FOR_CREDIT, FOR_THE_GPU, FOR_ITS_TURN };
+
+static int64_t hold_back(struct throttle_gpu *g, struct busy *b, enum policy policy, int64_t estimate, int64_t now,
+			 enum reason *reason)
+{
+	bool idle, borrows, holds = turnstile_last_holder(g->mine) == g->process;
+	int64_t in_flight = harvest(g, now, &idle), wait;
+	bool look = !holds || now - g->looked_ns >= POLL_NS;
+
+	raise_to(&g->mine->seats[g->seat].active_until, now + ACTIVE_NS);
+	if (look) {
+		g->looked_ns = now;
+		g->alone = !turnstile_contended(g->mine, g->seat, now);
+	}
+	*reason = FOR_CREDIT;
+	wait = wait_for_credit(g, policy, now, &borrows);
+	if (wait > 0) {
+		if (!idle)
+			return drain(in_flight);
+		turnstile_give(g->mine, g->process);
+		return wait;
+	}
+	*reason = FOR_THE_GPU;
+	int64_t most = borrows ? IN_FLIGHT_BORROWED_NS : IN_FLIGHT_NS;
+	if (busy_is_full(b) || (!idle && in_flight + (estimate ? estimate : UNKNOWN_NS) > most))
+		return drain(in_flight / 2);
+	*reason = FOR_ITS_TURN;
+	if (holds && look && (wait = turn_ends(g, now, idle, in_flight)) > 0)
+		return wait;
+	int64_t until = now + in_flight + within(estimate ? estimate * 3 / 2 : UNKNOWN_LEASE_NS, 2 * NS_PER_MS, LEASE_MAX_NS);
+	if (holds && turnstile_renew(g->mine, g->process, until))
+		return 0;
+	return wait_for_turn(g, now, until);
+}
+
+static void nap(struct state *state, struct throttle_gpu *g, int64_t ns, enum reason reason)
+{
+	int64_t began = now_ns();
+	struct timespec time = { 0, (long)(ns < NAP_NS ? ns : NAP_NS) };
+	bool first = g->sleepers++ == 0;
+	mutex_unlock(lock_of(state));
+	clock_nanosleep(CLOCK_MONOTONIC, 0, &time, NULL);
+	mutex_lock(lock_of(state));
+	g->sleepers--;
+	/* Several threads that sleep at once have lost the time once; a full queue is the program's own doing. */
+	if (first && reason != FOR_THE_GPU)
+		atomic_fetch_add(&g->mine->seats[g->seat].throttled_ns, (uint64_t)(now_ns() - began));
+}
+
+/* With the lock held, and again when it returns. NULL: this launch is not throttled. */
+static struct launch *admit(struct state *state, const void *function)
+{
+	for (;;) {
+		const struct quota *quota = state->throttle.quota;
+		int i = quota ? vgpu_gpu_of_current_context(quota) : -1;
+		if (i < 0 || quota->gpus[i].sm_percent >= 100)
+			return NULL;
+		struct throttle_gpu *g = state->throttle.gpus[i];
+		if (!g)
+			g = state->throttle.gpus[i] = start(quota, &quota->gpus[i]);
+		struct busy *b = g && g->mine ? context_of(g) : NULL;
+		if (!b)
+			return NULL;
+		int64_t now = now_ns(), estimate = busy_estimate(b, function);
+		enum reason reason = FOR_NOTHING;
+		int64_t wait = hold_back(g, b, (enum policy)quota->policy, estimate, now, &reason);
+		if (wait == 0) {
+			bool charged = !(quota->policy == POLICY_CONTENDED && g->alone);
+			if (charged)
+				turnstile_spend(g->mine, g->seat, now, now, estimate);
+			return busy_reserve(b, function, now, charged);
+		}
+		nap(state, g, wait, reason);
+		mutex_unlock(lock_of(state));
+		quota = vgpu_quota();
+		mutex_lock(lock_of(state));
+		if (quota != state->throttle.quota)
+			follow(state, quota);
+	}
+}
+
+struct passage throttle_enter(const void *function, CUstream stream)
+{
+	struct passage passage = { NULL, stream };
+	const struct quota *quota = vgpu_quota();
+	struct state *state = vgpu_state();
+	int status = CU_STREAM_CAPTURE_STATUS_NONE;
+
+	if (!state) {
+		/* No tenant's: so it stays, and the next launch need not ask. */
+		state = atomic_load_explicit(&vgpu_state_page, memory_order_acquire);
+		if (state)
+			atomic_store(&state->throttle.off, 1);
+		return passage;
+	}
+	/* What is captured is not run now; where that cannot be told, the launch itself will fail. */
+	bool runs = REAL(cuStreamIsCapturing)(stream, &status) == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_NONE;
+	mutex_lock(lock_of(state));
+	if (quota != state->throttle.quota || (!quota && !state->throttle.off))
+		follow(state, quota);
+	if (runs && !state->throttle.off)
+		passage.launch = admit(state, function);
+	mutex_unlock(lock_of(state));
+	if (passage.launch)
+		busy_before(passage.launch, stream);
+	return passage;
+}
+
+void throttle_leave(const struct passage *passage, CUresult result)
+{
+	if (passage->launch)
+		busy_after(passage->launch, passage->stream, result == CUDA_SUCCESS);
+}
+
+void throttle_context_gone(CUcontext context)
+{
+	struct state *state = vgpu_state();
+	if (!state)
+		return;
+	mutex_lock(lock_of(state));
+	for (int i = 0; i < QUOTA_GPUS; i++) {
+		struct throttle_gpu *g = state->throttle.gpus[i];
+		int last = 0, found = -1;
+		for (int j = 0; g && j < CONTEXTS && g->contexts[j]; last = j++)
+			if (g->contexts[j]->context == context)
+				found = j;
+		if (found < 0)
+			continue;
+		/* What was on its way has been charged by estimate, and that is what it stays at. */
+		free(g->contexts[found]);
+		g->contexts[found] = g->contexts[last];
+		g->contexts[last] = NULL;
+	}
+	mutex_unlock(lock_of(state));
+}
