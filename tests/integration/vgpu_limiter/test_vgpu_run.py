@@ -120,13 +120,15 @@ def test_nothing_of_a_tenants_file_is_run(tenants):
 
 
 def test_a_slice_is_asked_of_systemd(tenants, tmp_path):
-    tenants.add("sliced", "OPENFLEET_VGPU=sliced\nOPENFLEET_VGPU_SLICE=openfleet-vgpu-sliced.slice\n")
+    tenants.add("a-b")
+    # As systemd escapes a dash.
+    tenants.host.tenant("a-b", slice="openfleet-vgpu-a\\x2db.slice\n")
     stand_in = tmp_path / "systemd-run"
     stand_in.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     stand_in.chmod(0o755)
-    done = tenants.run("sliced", "python3", "-c", "x y", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    done = tenants.run("a-b", "python3", "-c", "x y", PATH=f"{tmp_path}:{os.environ['PATH']}")
     words = done.stdout.splitlines()
-    assert "--slice=openfleet-vgpu-sliced.slice" in words and "--scope" in words
+    assert "--slice=openfleet-vgpu-a\\x2db.slice" in words and "--scope" in words
     assert words[words.index("--") + 1 :] == ["python3", "-c", "x y"]
 
 

@@ -1,0 +1,35 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""reset.yml leaves nothing of the limiter on a host."""
+
+from __future__ import annotations
+
+TRACES = (
+    "/usr/lib/openfleet-gpu",
+    "/usr/bin/vgpu-run",
+    "/usr/bin/vgpu-top",
+    "/etc/openfleet-gpu",
+    "/etc/cdi/openfleet-vgpu-pair.json",
+    "/etc/tmpfiles.d/openfleet-vgpu.conf",
+    "/etc/systemd/system/notebook.service.d",
+    "/run/openfleet-gpu",
+    "/var/lib/openfleet-gpu",
+)
+
+
+def test_a_dry_run_takes_nothing_away(ada):
+    quotas = ada.ask("cat /etc/openfleet-gpu/vgpu/*/quota")
+    told = ada.play("playbooks/reset.yml", "--check", "--diff")
+    assert "remove /usr/bin/vgpu-run" in told
+    assert ada.ask("cat /etc/openfleet-gpu/vgpu/*/quota") == quotas
+    for path in TRACES:
+        assert ada.host.file(path).exists, path
+
+
+def test_nothing_is_left(ada):
+    ada.play("playbooks/reset.yml")
+    for path in TRACES:
+        assert not ada.host.file(path).exists, path
+    left = ada.ask("find /etc /usr /run /var -xdev -iname '*openfleet-vgpu*' -o -iname 'vgpu-*' 2>/dev/null")
+    assert left == ""
+    assert ada.host.file("/etc/systemd/system/notebook.service").exists

@@ -1,0 +1,129 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""After site.yml each tenant is held to its quota, however its processes are started."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from vgpu_host import CARD_MIB, CLIENT, DIRECTORY, ENVIRONMENT, GIB_IN_MIB, OUT_OF_MEMORY
+
+QUOTA_MIB = {"notebook-a": 8 * GIB_IN_MIB, "batch": 16 * GIB_IN_MIB, "pair": 4 * GIB_IN_MIB}
+IMAGE = "localhost/openfleet-tenant"
+#: What the client and a shell are linked with.
+MAKE_IMAGE = (
+    f"tar -chf /tmp/tenant.tar -C / {CLIENT[1:]} bin/sh bin/cat usr/bin/sleep opt/stub/build/libcuda.so.1 "
+    "$(LD_LIBRARY_PATH=/opt/stub/build ldd /bin/sh /bin/cat /usr/bin/sleep /opt/client/build/client "
+    "/opt/stub/build/libcuda.so.1 | grep -o '/lib[^ ]*' | grep -v ':$' | sort -u | sed 's,^/,,') && "
+    f"podman import --quiet /tmp/tenant.tar {IMAGE}"
+)
+
+
+def test_who_is_no_tenant_is_not_held(ada):
+    """The control of what follows."""
+    assert ada.filled(None) == [CARD_MIB // 64 * 64, OUT_OF_MEMORY]
+    assert ada.smi(None) == [[CARD_MIB, 0], [CARD_MIB, 0]]
+
+
+@pytest.mark.parametrize("tenant", sorted(QUOTA_MIB))
+def test_a_command_gets_its_quota_and_no_more(ada, tenant):
+    quota = QUOTA_MIB[tenant]
+    assert ada.client(tenant, "info") == [quota, quota]
+    assert ada.filled(tenant) == [quota, OUT_OF_MEMORY]
+    # What a process had is free when it has ended.
+    assert ada.client(tenant, "info") == [quota, quota]
+
+
+def test_a_tenant_of_two_gpus_has_its_quota_on_each(ada):
+    assert [ada.filled("pair", gpu) for gpu in (0, 1)] == [[QUOTA_MIB["pair"], OUT_OF_MEMORY]] * 2
+
+
+def test_processes_of_a_tenant_share_its_quota_and_no_other(ada):
+    with ada.serving("notebook-a") as first:
+        assert first("alloc 5000") == [0]
+        assert ada.client("notebook-a", "info") == [QUOTA_MIB["notebook-a"] - 5000, QUOTA_MIB["notebook-a"]]
+        assert ada.filled("notebook-a") == [(QUOTA_MIB["notebook-a"] - 5000) // 64 * 64, OUT_OF_MEMORY]
+        assert ada.filled("pair") == [QUOTA_MIB["pair"], OUT_OF_MEMORY]
+        # NVIDIA's own program shows the tenant its quota, and what the tenant uses.
+        assert ada.smi("notebook-a")[0] == [QUOTA_MIB["notebook-a"], 5000]
+    assert ada.smi("notebook-a")[0] == [QUOTA_MIB["notebook-a"], 0]
+
+
+def test_tenants_are_listed(ada):
+    rows = [line.split() for line in ada.ask("vgpu-run --list").splitlines()[1:]]
+    assert sorted((row[0], row[3], row[4], row[5]) for row in rows) == sorted(
+        [
+            ("notebook-a", ada.uuids[0], "8192", "30%"),
+            ("batch", ada.uuids[1], "16384", "50%"),
+            ("pair", ada.uuids[0], "4096", "20%"),
+            ("pair", ada.uuids[1], "4096", "20%"),
+        ]
+    )
+
+
+def test_a_service_is_a_tenant_where_the_inventory_says_so(ada):
+    ada.ask("rm -f /run/notebook.in /run/notebook.out && systemctl restart notebook.service")
+    try:
+        pid = ada.ask("systemctl show -p MainPID --value notebook.service")
+        assert "OPENFLEET_VGPU=batch" in ada.ask(f"tr '\\0' '\\n' </proc/{pid}/environ").splitlines()
+        ada.ask(
+            "for i in $(seq 600); do [ -p /run/notebook.in ] && break; sleep 0.1; done; "
+            "timeout 60 sh -c 'echo info >/run/notebook.in'; "
+            "for i in $(seq 600); do [ -s /run/notebook.out ] && exit 0; sleep 0.1; done; exit 1"
+        )
+        assert ada.ask("cat /run/notebook.out") == f"{QUOTA_MIB['batch']} {QUOTA_MIB['batch']}"
+    finally:
+        ada.host.run("systemctl stop notebook.service")
+
+
+# --- containers ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def container(ada):
+    """A function from a tenant, a user and words of the client to what it printed in a container with the tenant's device."""
+    ada.ask(MAKE_IMAGE)
+
+    def run(tenant, *words, user="0"):
+        device = f"--device openfleet.io/vgpu={tenant}" if tenant else ""
+        # The card that the stub keeps, which stands for the driver's devices.
+        ada.ask("chmod 0666 /run/stub-card")
+        told = ada.ask(
+            f"podman run --rm --network=none --user={user} {device} --env-file {ENVIRONMENT} "
+            f"--volume /run/stub-card:/run/stub-card {IMAGE} {CLIENT} {' '.join(words)}"
+        )
+        return [int(word) for word in told.split()]
+
+    yield run
+    ada.host.run(f"podman image rm --force {IMAGE}")
+
+
+def test_a_container_without_the_device_is_not_held(container):
+    assert container(None, "fill", "64") == [CARD_MIB // 64 * 64, OUT_OF_MEMORY]
+
+
+@pytest.mark.parametrize("user", ["0", "65534"])
+def test_a_container_with_the_device_is_held(ada, container, user):
+    quota = QUOTA_MIB["notebook-a"]
+    assert container("notebook-a", "info", user=user) == [quota, quota]
+    assert container("notebook-a", "fill", "64", user=user) == [quota, OUT_OF_MEMORY]
+
+
+def test_containers_and_commands_of_a_tenant_share_its_quota(ada, container):
+    with ada.serving("notebook-a") as first:
+        assert first("alloc 5000") == [0]
+        assert container("notebook-a", "info") == [QUOTA_MIB["notebook-a"] - 5000, QUOTA_MIB["notebook-a"]]
+
+
+def test_a_containers_processes_have_the_library_and_nothing_else_is_changed(ada, container):
+    told = ada.ask(
+        f"podman run --rm --network=none --device openfleet.io/vgpu=pair {IMAGE} sh -c "
+        f"'cat /etc/ld.so.preload; cat /proc/self/maps'"
+    )
+    assert told.splitlines()[0] == f"{DIRECTORY}/libopenfleet-vgpu.so"
+    assert ada.current() in told
+    spec = json.loads(ada.ask("cat /etc/cdi/openfleet-vgpu-pair.json"))
+    assert spec["kind"] == "openfleet.io/vgpu"
+    # Never the whole host's.
+    assert not ada.host.file("/etc/ld.so.preload").exists

@@ -1,0 +1,79 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What happens to tenants that run: another quota, another library, a restart of the host."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+from lab_fixtures import reboot
+from vgpu_host import DIRECTORY, GIB_IN_MIB, OUT_OF_MEMORY
+
+
+@pytest.fixture
+def layout(ada):
+    """The inventory's layout, to be changed; the host is led back to it."""
+    yield copy.deepcopy(ada.layout())
+    ada.apply(ada.layout())
+
+
+def tenant_of(layout, name):
+    return next(tenant for tenant in layout[0]["vgpu"]["tenants"] if tenant["name"] == name)
+
+
+def test_a_larger_quota_reaches_a_process_that_runs(ada, layout):
+    with ada.serving("notebook-a") as process:
+        assert process("alloc 8000") == [0]
+        assert process("alloc 1000") == [OUT_OF_MEMORY]
+        tenant_of(layout, "notebook-a")["memory"] = "10GiB"
+        assert ada.apply(layout)["changed"]
+        process.until("info", [10 * GIB_IN_MIB - 8000, 10 * GIB_IN_MIB])
+        assert process("alloc 1000") == [0]
+
+
+def test_a_smaller_quota_ends_nobody_and_lets_nobody_grow(ada, layout):
+    with ada.serving("notebook-a") as process:
+        assert process("alloc 5000") == [0]
+        tenant_of(layout, "notebook-a")["memory"] = "4GiB"
+        ada.apply(layout)
+        process.until("info", [0, 4 * GIB_IN_MIB])
+        assert process("alloc 1") == [OUT_OF_MEMORY]
+
+
+def test_a_tenant_that_is_gone_cannot_be_started(ada, layout):
+    layout[0]["vgpu"]["tenants"] = [t for t in layout[0]["vgpu"]["tenants"] if t["name"] != "batch"]
+    ada.apply(layout)
+    refused = ada.host.run("vgpu-run batch true")
+    assert refused.rc == 125 and "notebook-a, pair" in refused.stderr
+    # Rather than without a quota.
+    assert ada.host.run("systemctl start notebook.service").rc != 0
+
+
+def test_a_new_library_does_not_disturb_who_runs(ada):
+    """Built on the controller, so that it comes under another name."""
+    old = ada.current()
+    quota = 8 * GIB_IN_MIB
+    with ada.serving("notebook-a") as process:
+        assert process("alloc 5000") == [0]
+        ada.play("site.yml", vgpu_limiter_source="controller")
+        new = ada.current()
+        assert new != old and sorted(ada.versions()) == sorted([new, old])
+        # Old and new count in one region.
+        assert ada.client("notebook-a", "info") == [quota - 5000, quota]
+        assert process("alloc 3000") == [0]
+        assert ada.filled("notebook-a") == [192 // 64 * 64, OUT_OF_MEMORY]
+        assert process("info") == [192, quota]
+        again = ada.play("site.yml", vgpu_limiter_source="controller")
+        assert "changed=0" in again
+    # The old one goes when nobody has it.
+    told = ada.play("site.yml", "--diff", vgpu_limiter_source="controller")
+    assert f"remove {DIRECTORY}/{old}" in told
+    assert ada.versions() == [new]
+
+
+def test_all_of_it_comes_back_with_the_host(ada):
+    reboot(ada.host)
+    quota = 8 * GIB_IN_MIB
+    assert ada.filled("notebook-a") == [quota, OUT_OF_MEMORY]
+    assert ada.smi("notebook-a")[0] == [quota, 0]
