@@ -53,14 +53,14 @@ def run_make(folder: Path, build: Path, *variables: str) -> None:
         (build / ".made").touch()
 
 
-def compile_c(source: Path, program: Path, *options: str) -> Path:
+def compile_c(program: Path, *options: str) -> Path:
     """Compiles one program of the tests, once."""
     program.parent.mkdir(parents=True, exist_ok=True)
     with (program.parent / f".{program.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not program.exists():
             flags = ["-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror"]
-            command = ["gcc", *flags, "-o", f"{program}.new", str(source), *options, "-ldl", "-lpthread"]
+            command = ["gcc", *flags, "-o", f"{program}.new", *options, "-ldl", "-lpthread"]
             done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)
             assert done.returncode == 0, f"{' '.join(command)} failed:\n{done.stderr}"
             Path(f"{program}.new").rename(program)
@@ -78,7 +78,7 @@ class Built:
         self._library_flags = [f"CFLAGS=-O1 -g {flags}"] if flags else []
         # The stub is no subject of the tests: without the sanitizer it is the same everywhere.
         run_make(HERE / "stub", folder / "stub")
-        self.client = compile_c(HERE / "client/client.c", folder / "client/client", *flags.split())
+        self.client = compile_c(folder / "client/client", str(HERE / "client/client.c"), *flags.split())
         self.stub = folder / "stub"
 
     @property
@@ -88,8 +88,10 @@ class Built:
         return self.folder / "library" / LIBRARY
 
     def program(self, name: str, *options: str) -> Path:
-        """A program of client/NAME.c."""
-        return compile_c(HERE / f"client/{name}.c", self.folder / "client" / name, *options)
+        """A program of client/NAME.c, or of the source among the options."""
+        source = HERE / f"client/{name}.c"
+        sources = [source] if source.exists() else []
+        return compile_c(self.folder / "client" / name, *map(str, sources), *options)
 
     def environment(self, preload: bool = True) -> dict[str, str]:
         """Where a program finds the stub and, first of all, the limiter."""

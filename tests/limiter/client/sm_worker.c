@@ -1,0 +1,211 @@
+/* Copyright: (c) openfleet.gpu contributors
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * A program that launches kernels on the stub GPU until its time is over, and prints what the GPU did for it:
+ * a line `seconds busy_ns launches` at each report and at the end.
+ */
+#define _GNU_SOURCE
+#include "../stub/cuda.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define LAUNCH CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **
+CUresult cuInit(unsigned);
+CUresult cuDeviceGet(CUdevice *, int);
+CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
+CUresult cuCtxSetCurrent(CUcontext);
+CUresult cuCtxSynchronize(void);
+CUresult cuStreamCreate(CUstream *, unsigned);
+CUresult cuStreamSynchronize(CUstream);
+CUresult cuStreamBeginCapture_v2(CUstream, int);
+CUresult cuStreamEndCapture(CUstream, CUgraph *);
+CUresult cuGraphInstantiateWithFlags(CUgraphExec *, CUgraph, unsigned long long);
+CUresult cuModuleLoadData(CUmodule *, const void *);
+CUresult cuModuleGetFunction(CUfunction *, CUmodule, const char *);
+CUresult cuLaunchKernel(LAUNCH, void **);
+CUresult cuLaunchKernel_ptsz(LAUNCH, void **);
+CUresult cuLaunchCooperativeKernel(LAUNCH);
+CUresult cuLaunchCooperativeKernel_ptsz(LAUNCH);
+CUresult cuLaunchKernelEx(const CUlaunchConfig *, CUfunction, void **, void **);
+CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *, CUfunction, void **, void **);
+CUresult cuGraphLaunch(CUgraphExec, CUstream);
+CUresult cuGraphLaunch_ptsz(CUgraphExec, CUstream);
+int64_t stub_busy_ns(int gpu);
+
+enum { MAX_KERNELS = 8, MAX_STREAMS = 8, MAX_THREADS = 8 };
+static double seconds = 1, start, report_every, rename_at, capture_at;
+static const char *form = "kernel", *rename_from, *rename_to;
+static int kernel_count, stream_count, sync_every, threads = 1, graph_kernels, gpu;
+static long long gap_ns;
+static char kernels[MAX_KERNELS][32];
+static CUfunction functions[MAX_KERNELS];
+static CUgraphExec graphs[MAX_KERNELS];
+static CUcontext context;
+static long launches;
+static double began;
+
+static void need(CUresult result, const char *what)
+{
+    if (result == CUDA_SUCCESS)
+        return;
+    fprintf(stderr, "%s: %d\n", what, result);
+    exit(1);
+}
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+static void rest(long long ns)
+{
+    struct timespec t = {ns / 1000000000, ns % 1000000000};
+    nanosleep(&t, NULL);
+}
+
+static void report(void)
+{
+    printf("%.6f %lld %ld\n", now() - began, (long long)stub_busy_ns(gpu), launches);
+    fflush(stdout);
+}
+
+static CUgraphExec make_graph(CUfunction function, CUstream stream)
+{
+    CUgraph graph;
+    CUgraphExec exec;
+    need(cuStreamBeginCapture_v2(stream, 0), "cuStreamBeginCapture");
+    for (int i = 0; i < graph_kernels; i++)
+        need(cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL), "captured launch");
+    need(cuStreamEndCapture(stream, &graph), "cuStreamEndCapture");
+    need(cuGraphInstantiateWithFlags(&exec, graph, 0), "cuGraphInstantiateWithFlags");
+    return exec;
+}
+
+static void launch(int i, CUstream stream)
+{
+    CUlaunchConfig config = {1, 1, 1, 1, 1, 1, 0, stream, NULL, 0};
+    CUfunction f = functions[i];
+    CUresult result = CUDA_ERROR_INVALID_VALUE;
+    if (!strcmp(form, "kernel"))
+        result = cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL);
+    else if (!strcmp(form, "kernel_ptsz"))
+        result = cuLaunchKernel_ptsz(f, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL);
+    else if (!strcmp(form, "ex"))
+        result = cuLaunchKernelEx(&config, f, NULL, NULL);
+    else if (!strcmp(form, "ex_ptsz"))
+        result = cuLaunchKernelEx_ptsz(&config, f, NULL, NULL);
+    else if (!strcmp(form, "cooperative"))
+        result = cuLaunchCooperativeKernel(f, 1, 1, 1, 1, 1, 1, 0, stream, NULL);
+    else if (!strcmp(form, "cooperative_ptsz"))
+        result = cuLaunchCooperativeKernel_ptsz(f, 1, 1, 1, 1, 1, 1, 0, stream, NULL);
+    else if (!strcmp(form, "graph"))
+        result = cuGraphLaunch(graphs[i], stream);
+    else if (!strcmp(form, "graph_ptsz"))
+        result = cuGraphLaunch_ptsz(graphs[i], stream);
+    need(result, form);
+    __atomic_add_fetch(&launches, 1, __ATOMIC_RELAXED);
+}
+
+/* A capture in global mode that stays open while launches of another stream go on: it must end well. */
+static void capture_meanwhile(CUstream other)
+{
+    CUstream stream;
+    CUgraph graph;
+    need(cuStreamCreate(&stream, 1), "cuStreamCreate");
+    need(cuStreamBeginCapture_v2(stream, 0), "cuStreamBeginCapture");
+    for (int i = 0; i < 50; i++) {
+        need(cuLaunchKernel(functions[0], 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL), "captured launch");
+        launch(0, other);
+    }
+    need(cuStreamEndCapture(stream, &graph), "cuStreamEndCapture after launches elsewhere");
+}
+
+static void *work(void *first)
+{
+    CUstream streams[MAX_STREAMS] = {NULL};
+    double next_report = report_every;
+    rest(1000); /* time begins to move when all that are expected are here: they begin together */
+    if (first)
+        began = now();
+    if (start > 0)
+        rest((long long)(start * 1e9));
+    double end = now() + seconds;
+    need(cuCtxSetCurrent(context), "cuCtxSetCurrent");
+    for (int i = 0; i < stream_count; i++)
+        need(cuStreamCreate(&streams[i], 1), "cuStreamCreate");
+    for (long i = 0; now() < end; i++) {
+        launch((int)(i % kernel_count), streams[stream_count ? i % stream_count : 0]);
+        if (sync_every && i % sync_every == sync_every - 1)
+            need(cuCtxSynchronize(), "cuCtxSynchronize");
+        if (gap_ns)
+            rest(gap_ns);
+        if (!first)
+            continue;
+        if (report_every > 0 && now() - began >= next_report) {
+            report();
+            next_report += report_every;
+        }
+        if (rename_at > 0 && now() - began >= rename_at) {
+            if (rename(rename_from, rename_to) != 0)
+                perror("rename"), exit(1);
+            rename_at = 0;
+        }
+        if (capture_at > 0 && now() - began >= capture_at) {
+            capture_meanwhile(streams[0]);
+            capture_at = 0;
+        }
+    }
+    if (first)
+        report();
+    return NULL;
+}
+
+int main(int count, char **words)
+{
+    for (int i = 1; i + 1 < count; i += 2) {
+        const char *name = words[i], *value = words[i + 1];
+        if (!strcmp(name, "--seconds")) seconds = atof(value);
+        else if (!strcmp(name, "--start")) start = atof(value);
+        else if (!strcmp(name, "--report")) report_every = atof(value);
+        else if (!strcmp(name, "--kernel")) snprintf(kernels[kernel_count++ % MAX_KERNELS], 32, "busy_%s", value);
+        else if (!strcmp(name, "--streams")) stream_count = atoi(value);
+        else if (!strcmp(name, "--sync")) sync_every = atoi(value);
+        else if (!strcmp(name, "--threads")) threads = atoi(value);
+        else if (!strcmp(name, "--gap")) gap_ns = atoll(value);
+        else if (!strcmp(name, "--form")) form = value;
+        else if (!strcmp(name, "--graph")) graph_kernels = atoi(value);
+        else if (!strcmp(name, "--rename-at")) rename_at = atof(value);
+        else if (!strcmp(name, "--rename-from")) rename_from = value;
+        else if (!strcmp(name, "--rename-to")) rename_to = value;
+        else if (!strcmp(name, "--capture-at")) capture_at = atof(value);
+        else return fprintf(stderr, "%s: not known\n", name), 2;
+    }
+    CUdevice device;
+    CUmodule module;
+    CUstream stream;
+    need(cuInit(0), "cuInit");
+    need(cuDeviceGet(&device, 0), "cuDeviceGet");
+    need(cuDevicePrimaryCtxRetain(&context, device), "cuDevicePrimaryCtxRetain");
+    need(cuCtxSetCurrent(context), "cuCtxSetCurrent");
+    need(cuModuleLoadData(&module, ""), "cuModuleLoadData");
+    need(cuStreamCreate(&stream, 1), "cuStreamCreate");
+    for (int i = 0; i < kernel_count; i++) {
+        need(cuModuleGetFunction(&functions[i], module, kernels[i]), "cuModuleGetFunction");
+        if (graph_kernels)
+            graphs[i] = make_graph(functions[i], stream);
+    }
+    /* The threads take part in virtual time, this one waits for them outside of it. */
+    pthread_t workers[MAX_THREADS];
+    for (int i = 0; i < threads && i < MAX_THREADS; i++)
+        pthread_create(&workers[i], NULL, work, i ? NULL : &threads);
+    for (int i = 0; i < threads && i < MAX_THREADS; i++)
+        pthread_join(workers[i], NULL);
+    return 0;
+}

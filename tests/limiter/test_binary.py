@@ -1,0 +1,95 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The library as a file: what it exports, what it needs, and that release flags change neither."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from limiter_lab import LIBRARY, OUT, SOURCE, CudaError, Tenant, run_make
+
+OLDEST_GLIBC = (2, 17)
+
+
+def output(*command: object) -> str:
+    return subprocess.run([str(part) for part in command], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.fixture(scope="session", params=["-O2", "-O1 -g", "-O3 -flto -s", "-Os -DNDEBUG"])
+def library(request: pytest.FixtureRequest, build_folder: Path) -> Path:
+    """The library, built with some flags that a distribution or a developer may use."""
+    folder = build_folder / ("flags" + request.param.replace(" ", ""))
+    run_make(SOURCE, folder, f"CFLAGS={request.param}")
+    return folder / LIBRARY
+
+
+def hook_names() -> set[str]:
+    return set(re.findall(r"^HOOK\w*\((\w+)", (SOURCE / "hooks.h").read_text(), re.MULTILINE))
+
+
+def test_only_what_is_intercepted_is_exported(library: Path) -> None:
+    lines = output("nm", "-D", "--defined-only", library).split("\n")
+    exported = {line.split()[2].split("@")[0] for line in lines if line}
+    assert exported == hook_names()
+
+
+def test_it_needs_no_newer_c_library(library: Path) -> None:
+    """One file for Rocky 8 to 10, Debian 12 and 13, Ubuntu 22.04 and 24.04, and the older ones in containers."""
+    versions = re.findall(r"Name: GLIBC_([\d.]+)", output("readelf", "--version-info", "--wide", library))
+    assert versions
+    assert max(tuple(map(int, version.split("."))) for version in versions) <= OLDEST_GLIBC
+    unversioned = re.findall(r"Name: (?!GLIBC_)(\S+)", output("readelf", "--version-info", "--wide", library))
+    assert set(unversioned) <= {LIBRARY}
+
+
+def test_it_needs_the_c_library_alone(library: Path) -> None:
+    dynamic = output("readelf", "--dynamic", "--wide", library)
+    needed = set(re.findall(r"\(NEEDED\).*\[(.*)\]", dynamic))
+    assert needed <= {
+        "libc.so.6",
+        "libdl.so.2",
+        "libpthread.so.0",
+        "librt.so.1",
+        "ld-linux-x86-64.so.2",
+        "ld-linux-aarch64.so.1",
+    }
+    assert "TEXTREL" not in dynamic
+    assert "BIND_NOW" in dynamic
+    assert not re.search(r"\((RPATH|RUNPATH)\)", dynamic)
+
+
+def test_nothing_runs_when_it_is_loaded(library: Path) -> None:
+    """No constructor and no destructor but those that gcc itself puts into each library."""
+    sections = output("readelf", "--sections", "--wide", library)
+    for name in (".init_array", ".fini_array"):
+        size = re.search(rf"\s{re.escape(name)}\s+\S+\s+\S+\s+\S+\s+(\S+)", sections)
+        assert size and int(size.group(1), 16) == 8, f"{name}: more than gcc's own"
+
+
+def test_its_stack_is_not_executable(library: Path) -> None:
+    assert re.search(r"GNU_STACK.*RW\s", output("readelf", "--program-headers", "--wide", library))
+
+
+def test_it_limits(library: Path, tenant: Tenant) -> None:
+    tenant.quota(1 << 20)
+    with tenant.client(LD_PRELOAD=str(library)) as client:
+        client.free(client.alloc(1 << 20))
+        with pytest.raises(CudaError):
+            client.alloc((1 << 20) + 1)
+        assert client.call("cuMemAllocAsync", OUT, 1 << 30, 0)[0] == 2
+        assert tenant.peak() == 1 << 20
+
+
+def test_dlsym_ends_in_a_jump(library: Path) -> None:
+    """RTLD_NEXT means whatever follows the library of the caller: the real dlsym must not see ours as its caller."""
+    code = output("objdump", "--disassemble=dlsym", "--no-show-raw-insn", library)
+    jump = r"\b(jmp\s+\*|jmp\s+[0-9a-f]+ <\*ABS|br\s+x)"
+    assert re.search(jump, code), code
+
+
+def test_minus_o0_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="-O1 or more"):
+        run_make(SOURCE, tmp_path / "build", "CFLAGS=-O0")
