@@ -14,7 +14,6 @@ options:
   layout:
     description:
       - The variable C(gpu_layout), whole. Its contract, key by key, stands in C(docs/gpu_layout.md).
-      - Entries whose C(sharing) is V(vgpu) are checked and then refused by this release.
     type: raw
     required: true
   on_busy:

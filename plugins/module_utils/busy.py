@@ -23,6 +23,8 @@ FAIL, WAIT, FORCE = POLICIES = ("fail", "wait", "force")
 
 _LOOK_SECONDS = 5.0
 _POLL_SECONDS = 0.05
+#: How often those in the way are ended before it is said that they come back.
+_ROUNDS = 3
 #: What was sent SIGKILL is gone as soon as the kernel let go of its devices, which takes it a moment.
 _KILL_SECONDS = 10.0
 
@@ -61,6 +63,22 @@ def patiently(attempt: Callable[[], T], on_busy: OnBusy) -> T:
                 told = error.where
                 on_busy.tell("waiting: %s" % told)
         time.sleep(min(_LOOK_SECONDS, left))
+
+
+def make_way(look: Callable[[], Sequence[Disturbance]], clear: Callable[[Sequence[Disturbance]], bool] | None) -> None:
+    """Look whom a step would disturb, right before it, and refuse, or end them where there is leave to.
+
+    Returns with somebody left only where `clear` finds nobody whom it could end. Raises BusyError.
+    """
+    for rounds_left in range(_ROUNDS, -1, -1):
+        disturbs = look()
+        if not disturbs:
+            return
+        if clear is None:
+            raise BusyError(disturbs, "it came into use while the run went on", "Run again.")
+        if rounds_left and not clear(disturbs):
+            return
+    raise BusyError(disturbs, "it was ended and came back", "Stop the service that starts it (gpu_drain_services).")
 
 
 def can_be_ended(holder: Holder | Process) -> bool:

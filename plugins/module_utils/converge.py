@@ -11,14 +11,27 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 from . import mig_apply, mig_plan, mig_recover, time_slices
 from .busy import FAIL, FORCE, REFUSE, OnBusy, end_holders, patiently
 from .disturbance import Disturbance
 from .errors import ApplyError, BusyError, FollowError
 from .follow import Owing, follow, foretell
-from .layout_run import ALL_PARTS, GPUS, MPS, NO_MPS, TIME_SLICES, make_plan, observe, staying
+from .host_change import HostChange
+from .layout_run import (
+    ALL_PARTS,
+    GPUS,
+    MPS,
+    NO_MPS,
+    NO_VGPU,
+    TIME_SLICES,
+    VGPU,
+    Beside,
+    make_plan,
+    observe,
+    staying,
+)
 from .layout_types import Layout
 from .mig_steps import Plan, standing
 from .model import Host
@@ -28,6 +41,8 @@ from .mps_model import MpsSeen
 from .nvml import Session
 from .ownership import Owned, Ownership, Record, owned_instance
 from .transaction import Journal, locked
+from .vgpu_apply import VgpuChange
+from .vgpu_host import VgpuHost, applies
 
 
 @dataclass(frozen=True)
@@ -35,7 +50,8 @@ class Run:
     """What one run planned, what it saw last, and which layout stood after it had cleared up (old, new, or None).
 
     `ended` names the processes that it ended, `followed` what else was done because devices changed. With
-    `reboot_required` the plan is not carried out: the MIG modes that it changes wait for a reboot of the host.
+    `reboot_required` the plan is not carried out: the MIG modes that it changes wait for a reboot of the host. `missing` is
+    what has to come before a plan that was only foreseen can be carried out.
     """
 
     plan: Plan
@@ -44,6 +60,7 @@ class Run:
     ended: tuple[str, ...] = ()
     reboot_required: bool = False
     followed: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
 
     @property
     def changed(self) -> bool:
@@ -58,19 +75,24 @@ def foresee(
     on_busy: str = FAIL,
     services: Sequence[str] = (),
     parts: Sequence[str] = ALL_PARTS,
+    library_comes: bool = False,
 ) -> Run:
-    """What a run would do. Changes nothing, and needs no lock. Raises as `converge` does, as far as it can be known."""
+    """What a run would do. Changes nothing, and needs no lock. Raises as `converge` does, as far as it can be known.
+
+    With `library_comes` the library of the tenants may be missing still.
+    """
     with Session() as session:
         session.with_time_slices = _looks_at_slices(layout, directory, parts)
-        daemons, seen = _daemons(session, parts)
-        host = observe(session, seen)
+        host, beside = _look(session, parts)
         ownership = Ownership(unlisted, _owned(directory, host))
-        plan = make_plan(layout, host, ownership, saved, parts, daemons, seen)
+        plan = make_plan(layout, host, ownership, saved, parts, beside, library_comes)
         if on_busy == FAIL:
             mig_apply.refuse_disturbance(plan)
         owed = Owing(directory).due()
         follows = (plan.changes_devices or owed) and not session.private
-        return Run(plan, host, followed=foretell(services, again=owed) if follows else ())
+        absent = beside.tenants.available() if beside.tenants is not None and _has_tenants(plan) else None
+        missing = () if absent is None else (str(absent),)
+        return Run(plan, host, followed=foretell(services, again=owed) if follows else (), missing=missing)
 
 
 def converge(
@@ -159,27 +181,26 @@ class _Work:
                 look=look,
                 clear=clear,
                 daemons=None if session.private else MpsHost(),
+                tenants=VgpuHost if applies(session.private) else None,
             )
             or self.recovered
         )
         session.with_time_slices = _looks_at_slices(self.layout, self.directory, self.parts)
-        daemons, seen = _daemons(session, self.parts)
-        host = observe(session, seen)
+        host, beside = _look(session, self.parts)
         ownership = Ownership(self.unlisted, self.record.read())
-        plan = make_plan(self.layout, host, ownership, self.saved, self.parts, daemons, seen)
+        plan = make_plan(self.layout, host, ownership, self.saved, self.parts, beside)
         own = staying(plan)
         if plan.changes and clear is None:
             mig_apply.refuse_disturbance(plan)
         if self.leave_pending and any(map(mig_apply.mode_changes, plan.gpus)):
             # Of daemons that stay the clients count here: the reboot would end them too.
-            self._refuse_loss(observe(session, seen, clients=True), plan)
+            self._refuse_loss(observe(session, beside.daemons_seen, clients=True), plan)
             mig_apply.leave_pending(session, plan)
             return Run(plan, look(), self.recovered, tuple(self.ended), True)
         if plan.changes:
             if plan.changes_devices:
                 self.owing.begin()
             self._note_slices(host, plan)
-            change = MpsChange(daemons, plan.mps, clear) if daemons is not None and plan.mps.steps else None
             host = mig_apply.apply(
                 session,
                 plan,
@@ -188,7 +209,7 @@ class _Work:
                 record=self.record,
                 look=look,
                 clear=clear,
-                daemons=change,
+                beside=_change(beside, plan, look, clear),
             )
         if session.with_time_slices:
             self.slices.write(_with_slices(host))
@@ -268,9 +289,23 @@ def _with_slices(host: Host) -> list[str]:
     return [gpu.uuid for gpu in host.gpus if gpu.time_slice not in (None, mig_plan.DEFAULT_SLICE)]
 
 
-def _daemons(session: Session, parts: Sequence[str]) -> tuple[MpsHost | None, tuple[MpsSeen, ...]]:
-    """The host's MPS daemons and what is seen of them; none for GPUs that only this process has."""
-    if session.private or not {MPS, NO_MPS}.intersection(parts):
-        return None, ()
-    daemons = MpsHost()
-    return daemons, daemons.observe()
+def _look(session: Session, parts: Sequence[str]) -> tuple[Host, Beside]:
+    """The host, and what it has beside its GPUs: nothing for GPUs that only this process has."""
+    daemons = MpsHost() if not session.private and {MPS, NO_MPS}.intersection(parts) else None
+    daemons_seen = () if daemons is None else daemons.observe()
+    host = observe(session, daemons_seen)
+    tenants = VgpuHost(host.gpus) if applies(session.private) and {VGPU, NO_VGPU}.intersection(parts) else None
+    return host, Beside(daemons, daemons_seen, tenants, () if tenants is None else tenants.observe())
+
+
+def _change(beside: Beside, plan: Plan, look: Callable[[], Host], clear: mig_apply.Clear | None) -> HostChange:
+    daemons = tenants = None
+    if beside.daemons is not None and plan.mps.steps:
+        daemons = MpsChange(beside.daemons, plan.mps, clear)
+    if beside.tenants is not None and plan.vgpu.steps:
+        tenants = VgpuChange(beside.tenants, plan.vgpu, look, clear)
+    return HostChange(daemons, tenants)
+
+
+def _has_tenants(plan: Plan) -> bool:
+    return bool(plan.vgpu.kept or plan.vgpu.changes or plan.vgpu.adds)

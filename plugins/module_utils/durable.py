@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -38,6 +39,16 @@ def write_text(path: Path, text: str, mode: int | None = None) -> None:
         raise ApplyError(
             str(path), "it cannot be written: %s" % error, "Make room for it, as root.", outcome="old"
         ) from error
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder that users and container engines can read, whatever the caller's umask is."""
+    if not folder.exists():
+        make_folder(folder.parent)
+        with contextlib.suppress(OSError):
+            # What writes into it next says what is wrong.
+            folder.mkdir()
+            folder.chmod(0o755)
 
 
 def remove(path: Path) -> None:

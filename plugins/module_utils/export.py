@@ -9,9 +9,11 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Iterable, Sequence
 
+from .export_vgpu import entries_of_tenants
 from .layout_types import MPS_DAEMONS, TIME_SLICES, Entry, Layout, MigInstance, Mps, Selector, TimeSlicing
 from .model import Gpu, GpuInstance
 from .mps_model import MpsDaemon, MpsPlace
+from .vgpu_model import VgpuTenant
 
 MIB = 1 << 20
 
@@ -28,16 +30,23 @@ class Exported:
 
 
 def exported(
-    gpus: Sequence[Gpu], pin_placements: bool = False, select_by: str = "index", daemons: Sequence[MpsDaemon] = ()
+    gpus: Sequence[Gpu],
+    pin_placements: bool = False,
+    select_by: str = "index",
+    daemons: Sequence[MpsDaemon] = (),
+    tenants: Sequence[VgpuTenant] = (),
 ) -> Exported:
     """The layout of these GPUs; GPUs that are alike share an entry. `select_by` is index, uuid or pci.
 
-    Applied to the same GPUs, with the same MPS `daemons` on them, it changes nothing, but for what `left_out` names.
+    Applied to the same GPUs, with the same MPS `daemons` and `tenants` on them, it changes nothing, but for what `left_out`
+    names.
     """
     left_out: list[str] = []
     alike: dict[Entry, list[Gpu]] = {}
+    pin = (lambda gpu: _selector(gpu, select_by)) if pin_placements else None
+    shared = entries_of_tenants(gpus, tenants, pin, left_out)
     for gpu in gpus:
-        entry = _entry(gpu, pin_placements, daemons, left_out)
+        entry = shared[gpu.uuid] if gpu.uuid in shared else _entry(gpu, pin_placements, daemons, left_out)
         if entry is not None:
             alike.setdefault(entry, []).append(gpu)
     every = not left_out and len(alike) == 1 and select_by == "index"

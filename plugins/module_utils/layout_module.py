@@ -21,6 +21,8 @@ from .ownership import POLICIES
 from .pci import nvidia_gpus
 from .runner import respawn_with_pynvml
 from .transaction import DIRECTORY
+from .vgpu_host import VgpuHost, applies
+from .vgpu_model import VgpuSeen
 
 #: What is told where the daemons cannot be looked at.
 _NO_DAEMON = {
@@ -35,6 +37,16 @@ _NO_DAEMON = {
     "server_pids": [],
     "silent_server_pids": [],
     "client_processes": [],
+}
+_NO_TENANT = {
+    "name": None,
+    "memory_bytes": None,
+    "sm_percent": None,
+    "policy": None,
+    "priority": None,
+    "provider": None,
+    "gpus": [],
+    "processes": None,
 }
 
 
@@ -69,7 +81,8 @@ def bring_about(params: dict[str, Any], check_mode: bool, parts: Sequence[str] =
     services = params.get("restart_services", ())
     try:
         if check_mode:
-            done = foresee(layout, directory, unlisted, saved, params["on_busy"], services, parts)
+            # An earlier task of the same dry run may be the one that would install it.
+            done = foresee(layout, directory, unlisted, saved, params["on_busy"], services, parts, library_comes=True)
         else:
             done = converge(
                 layout,
@@ -105,6 +118,8 @@ def bring_about(params: dict[str, Any], check_mode: bool, parts: Sequence[str] =
     }
     if check_mode:
         told["plan_data"] = plan_file.save(plan, done.host)
+        if done.missing:
+            told["missing"] = list(done.missing)
         if plan.disturbs:
             told["busy"] = [disturbance.to_data() for disturbance in plan.disturbs]
     if done.followed:
@@ -142,6 +157,42 @@ def report(plan: Plan, observed: dict[str, Gpu]) -> list[dict[str, Any]]:
         }
         for gpu in plan.gpus
     ]
+
+
+def vgpu_tenants(session: Session) -> list[dict[str, Any]]:
+    """The collection's tenants on this host, as return values; none where the session's GPUs are this process's own.
+
+    Where they cannot be looked at, one entry has nothing but the `problem`: that is told, and fails nobody.
+    """
+    if not applies(session.private):
+        return []
+    try:
+        observed = VgpuHost().observe()
+    except FleetError as error:
+        return [dict(_NO_TENANT, problem=str(error))]
+    return [told_of(seen) for seen in observed]
+
+
+def told_of(seen: VgpuSeen) -> dict[str, Any]:
+    """A tenant as modules return it."""
+    tenant = seen.tenant
+    usage = seen.usage
+    used = {each.gpu_uuid: each.used_bytes for each in usage.gpus} if usage is not None else {}
+    none = None if usage is None else 0
+    return {
+        "name": tenant.name,
+        "memory_bytes": tenant.memory_bytes,
+        "sm_percent": tenant.sm_percent,
+        "policy": tenant.policy,
+        "priority": tenant.priority,
+        "provider": tenant.provider,
+        "gpus": [
+            {"uuid": seat.gpu_uuid, "seat": seat.seat, "used_bytes": used.get(seat.gpu_uuid, none)}
+            for seat in tenant.seats
+        ],
+        "processes": None if usage is None else usage.processes,
+        "problem": None,
+    }
 
 
 def mps_daemons(session: Session) -> list[dict[str, Any]]:

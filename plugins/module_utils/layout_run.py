@@ -1,30 +1,42 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a run looks at and plans: the GPUs with whoever holds them, their time slices, the MPS daemons."""
+"""What a run looks at and plans: the GPUs with whoever holds them, their time slices, the MPS daemons, the tenants."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Any, Mapping, Sequence
 
-from . import mig_plan, mps_plan, plan_file
+from . import mig_plan, mps_plan, plan_file, vgpu_plan
 from .errors import PlanError
 from .holders import find_holders
 from .holders_mark import mark
 from .layout_types import Layout
 from .mig_steps import GpuPlan, Plan, SetTimeSlice, Target
-from .model import Gpu, Host
+from .model import Gpu, Holder, Host
 from .mps_host import MpsHost, adjustable
 from .mps_model import MpsSeen
 from .nvml import Session
 from .ownership import Ownership
 from .selector import targets
+from .vgpu_host import VgpuHost
+from .vgpu_model import VgpuSeen
 
-#: The parts of a layout that a run may be about: MIG and compute modes, the time slice, the MPS daemons.
-GPUS, TIME_SLICES, MPS = ALL_PARTS = ("gpus", "time_slices", "mps")
-#: Instead of MPS: every daemon of this collection goes, whatever the layout says.
-NO_MPS = "no_mps"
+#: The parts of a layout that a run may be about: MIG and compute modes, the time slice, the MPS daemons, the tenants.
+GPUS, TIME_SLICES, MPS, VGPU = ALL_PARTS = ("gpus", "time_slices", "mps", "vgpu")
+#: Instead of MPS or VGPU: every daemon or tenant of this collection goes, whatever the layout says.
+NO_MPS, NO_VGPU = "no_mps", "no_vgpu"
+
+
+@dataclasses.dataclass(frozen=True)
+class Beside:
+    """What a host has beside its GPUs, and what is seen of it. A part is None where this run is not about it, or cannot be."""
+
+    daemons: MpsHost | None = None
+    daemons_seen: tuple[MpsSeen, ...] = ()
+    tenants: VgpuHost | None = None
+    tenants_seen: tuple[VgpuSeen, ...] = ()
 
 
 def observe(session: Session, own: Sequence[MpsSeen] = (), clients: bool = False) -> Host:
@@ -54,12 +66,13 @@ def make_plan(
     ownership: Ownership,
     saved: Mapping[str, Any] | None,
     parts: Sequence[str],
-    daemons: MpsHost | None,
-    seen: Sequence[MpsSeen],
+    beside: Beside,
+    library_comes: bool = False,
 ) -> Plan:
-    """The plan of these parts of the layout, or the one that was saved. `daemons` is None where none can run.
+    """The plan of these parts of the layout, or the one that was saved.
 
-    Raises SelectorError and PlanError before anything has changed.
+    With `library_comes` it is no error that tenants lack the library that holds them to their quotas. Raises SelectorError
+    and PlanError before anything has changed.
     """
     wanted = tuple(_of_parts(target, host, parts) for target in targets(layout, host.gpus))
     if saved is None:
@@ -69,6 +82,21 @@ def make_plan(
     if GPUS not in parts:
         # A MIG mode that is pending there is not this run's business either.
         plan = dataclasses.replace(plan, gpus=tuple(_of_slices_only(gpu) for gpu in plan.gpus))
+    plan = _with_daemons(plan, layout, host, parts, beside.daemons, beside.daemons_seen)
+    plan = _with_tenants(plan, layout, host, parts, beside, library_comes)
+    if saved is not None:
+        plan_file.check_beside(saved, plan)
+    return plan
+
+
+def _with_daemons(
+    plan: Plan,
+    layout: Layout,
+    host: Host,
+    parts: Sequence[str],
+    daemons: MpsHost | None,
+    seen: Sequence[MpsSeen],
+) -> Plan:
     if NO_MPS in parts:
         return dataclasses.replace(plan, mps=mps_plan.plan((), seen, plan, host, adjustable, leave_others=False))
     if MPS not in parts:
@@ -78,10 +106,28 @@ def make_plan(
         _check_daemons(asked[0].where, daemons)
     if GPUS not in parts:
         _check_gpus(asked, host)
-    plan = dataclasses.replace(plan, mps=mps_plan.plan(asked, seen, plan, host, adjustable))
-    if saved is not None:
-        plan_file.check_daemons(saved, plan)
-    return plan
+    return dataclasses.replace(plan, mps=mps_plan.plan(asked, seen, plan, host, adjustable))
+
+
+def _with_tenants(
+    plan: Plan, layout: Layout, host: Host, parts: Sequence[str], beside: Beside, library_comes: bool
+) -> Plan:
+    tenants, seen = beside.tenants, beside.tenants_seen
+    if not {VGPU, NO_VGPU}.intersection(parts):
+        return plan
+    asked: tuple[vgpu_plan.WantedTenant, ...] = ()
+    if VGPU in parts:
+        asked = vgpu_plan.wanted(layout, plan, seen, frozenset() if tenants is None else tenants.dmem)
+    if asked:
+        _check_tenants(asked[0].where, tenants, library_comes)
+    if GPUS not in parts:
+        _check_gpus_of_tenants(asked, host)
+
+    def processes(name: str, gpu_uuid: str) -> Sequence[Holder]:
+        return () if tenants is None else tenants.processes(host, name, gpu_uuid)
+
+    leave_others = NO_VGPU not in parts
+    return dataclasses.replace(plan, vgpu=vgpu_plan.plan(asked, seen, plan, host, processes, leave_others))
 
 
 def _of_parts(target: Target, host: Host, parts: Sequence[str]) -> Target:
@@ -107,6 +153,32 @@ def _check_daemons(where: str, daemons: MpsHost | None) -> None:
     problem = daemons.available()
     if problem is not None:
         raise PlanError(where, problem.problem, problem.cure)
+
+
+def _check_tenants(where: str, tenants: VgpuHost | None, library_comes: bool) -> None:
+    if tenants is None:
+        raise PlanError(
+            where,
+            "these are simulated GPUs of this process alone, which have no tenants",
+            "Simulate them for the whole host (the role gpu_simulator).",
+        )
+    problem = tenants.available()
+    if problem is not None and not library_comes:
+        raise PlanError("%s: %s" % (where, problem.where), problem.problem, problem.cure)
+
+
+def _check_gpus_of_tenants(asked: Sequence[vgpu_plan.WantedTenant], host: Host) -> None:
+    """Where only tenants are to change, the GPUs have to be ready for them."""
+    by_uuid = {gpu.uuid: gpu for gpu in host.gpus}
+    for each in asked:
+        for gpu in (by_uuid[uuid] for uuid in each.tenant.gpus):
+            if gpu.mig.enabled or gpu.compute_mode != "default":
+                raise PlanError(
+                    "%s on %s" % (each.where, gpu.label),
+                    "the GPU is not ready for tenants (MIG %s, compute mode %s)"
+                    % ("on" if gpu.mig.enabled else "off", gpu.compute_mode or "unknown"),
+                    "Apply the layout whole (openfleet.gpu.layout), or its GPUs first (openfleet.gpu.mig).",
+                )
 
 
 def _check_gpus(asked: Sequence[mps_plan.WantedDaemon], host: Host) -> None:

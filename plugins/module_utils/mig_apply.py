@@ -13,18 +13,18 @@ import contextlib
 from typing import Callable, Iterator, Sequence
 
 from . import mig_plan, mig_steps
-from .busy import can_be_ended
+from .busy import can_be_ended, make_way
 from .disturbance import Disturbance
 from .errors import ApplyError, BusyError, FleetError, NvmlError, ResetRefusedError
 from .holders_model import UNKNOWN
+from .host_change import HostChange
 from .mig_steps import GpuPlan, Plan, Target
 from .model import Holder, Host, Process
-from .mps_apply import MpsChange
 from .nvml import Session
 from .nvml_calls import IN_USE, RESET_REQUIRED, SUCCESS
 from .ownership import Ownership, Record
 from .reset import reset_gpu
-from .transaction import NO_DAEMONS, Journal
+from .transaction import Journal
 
 Reset = Callable[[str, bool], None]
 Look = Callable[[], Host]
@@ -33,9 +33,6 @@ Clear = Callable[[Sequence[Disturbance]], bool]
 
 #: Steps that end what runs in the instance, or on the GPU.
 ENDING_STEPS = (mig_steps.SetMigMode, mig_steps.DestroyComputeInstance, mig_steps.DestroyGpuInstance)
-
-#: How often those in the way are ended before it is said that they come back.
-_ROUNDS = 3
 
 
 def apply(
@@ -47,7 +44,7 @@ def apply(
     record: Record | None = None,
     look: Look | None = None,
     clear: Clear | None = None,
-    daemons: MpsChange | None = None,
+    beside: HostChange | None = None,
 ) -> Host:
     """Carry out `plan`, made under `ownership`, and return the host as it was observed afterwards.
 
@@ -55,7 +52,8 @@ def apply(
     something, because a job may have begun since the plan was made. With `clear` (which needs `look`), whoever is in
     the way there is ended, GPU by GPU, instead of ending the run.
 
-    `daemons` are stopped before the first step and started after the last one; a failure there brings all back likewise.
+    What changes `beside` the GPUs, MPS daemons and tenants, goes before the first step and comes after the last one; a failure
+    there brings all back likewise.
 
     Where there is a `record`, it knows the instances that stand at the end as soon as the journal is gone.
 
@@ -68,29 +66,27 @@ def apply(
     # Those whose mode changes first: a reset that is refused is known before anything else was done.
     changed = sorted((gpu for gpu in plan.gpus if gpu.steps), key=lambda gpu: not mode_changes(gpu))
     before, after = [mig_plan.target_of(gpu.gpu) for gpu in changed], [gpu.target for gpu in changed]
-    journal.begin(before, after, NO_DAEMONS if daemons is None else daemons.record.to_data())
+    beside = beside or HostChange()
+    journal.begin(before, after, *(entry.to_data() for entry in beside.record))
     done: list[str] = []
     try:
-        if daemons is not None:
-            daemons.stop(done)
+        beside.stop(done)
         for gpu_plan in changed:
             if look is not None:
                 _make_way(gpu_plan, look, clear)
             run_steps(session, gpu_plan, reset, done)
         host = session.observe()
         expect(host, after, ownership)
-        if daemons is not None:
-            daemons.start(host, done)
+        beside.start(host, done)
     except BaseException as error:
-        _undo(session, journal, before, error, done, reset, record, look, clear, daemons)
+        _undo(session, journal, before, error, done, reset, record, look, clear, beside)
         raise
     with settled("new"):
         if record is not None:
             seen = {gpu.uuid: gpu for gpu in host.gpus}
             record.adopt((seen[gpu_plan.gpu.uuid], gpu_plan.left) for gpu_plan in changed)
         journal.end()
-        if daemons is not None:
-            daemons.forget()
+        beside.forget()
     return host
 
 
@@ -148,16 +144,12 @@ def _make_way(gpu_plan: GpuPlan, look: Look, clear: Clear | None) -> None:
     """Look again whom the steps on this GPU would disturb, and refuse, or end them where there is leave to."""
     if not any(isinstance(step, ENDING_STEPS) for step in gpu_plan.steps):
         return
-    for rounds_left in range(_ROUNDS, -1, -1):
+
+    def in_the_way() -> Sequence[Disturbance]:
         now = [gpu for gpu in look().gpus if gpu.uuid == gpu_plan.gpu.uuid]
-        disturbs = mig_plan.disturbed(now[0], gpu_plan.steps) if now else ()
-        if not disturbs:
-            return
-        if clear is None:
-            raise BusyError(disturbs, "it came into use while the run went on", "Run again.")
-        if rounds_left and not clear(disturbs):
-            return
-    raise BusyError(disturbs, "it was ended and came back", "Stop the service that starts it (gpu_drain_services).")
+        return mig_plan.disturbed(now[0], gpu_plan.steps) if now else ()
+
+    make_way(in_the_way, clear)
 
 
 def run_steps(session: Session, gpu_plan: GpuPlan, reset: Reset, done: list[str]) -> None:
@@ -230,7 +222,7 @@ def _undo(
     record: Record | None,
     look: Look | None,
     clear: Clear | None,
-    daemons: MpsChange | None,
+    beside: HostChange,
 ) -> None:
     """Go back after a failed step. Raises ApplyError for a FleetError; returns for any other exception."""
     known = cause if isinstance(cause, FleetError) else FleetError("this host", "interrupted by %r" % cause)
@@ -238,11 +230,9 @@ def _undo(
         # What it takes away was made by this very run. What cannot be determined is no reason to leave that half way; nor,
         # with leave to end what is in the way, is what no process stands for.
         counts = can_be_ended if clear is not None else is_known
-        if daemons is not None:
-            daemons.clear_away()
+        beside.clear_away()
         host = go_back(session, before, reset, look or session.observe, counts)
-        if daemons is not None:
-            daemons.bring_back(host)
+        beside.bring_back(host)
     except FleetError as error:
         raise ApplyError(
             known.where,

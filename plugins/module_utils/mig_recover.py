@@ -5,20 +5,20 @@
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import Callable, Sequence
 
-from . import mig_plan
+from . import mig_plan, mps_apply, vgpu_apply
 from .busy import can_be_ended
 from .errors import ApplyError, BusyError, FleetError
 from .mig_apply import Clear, Look, Reset, expect, go_back, run_steps, settled
 from .mig_steps import Plan, Target
 from .model import Gpu, Host
-from .mps_apply import bring_back
 from .mps_host import MpsHost
 from .nvml import Session
 from .ownership import Record
 from .reset import reset_gpu
 from .transaction import Journal
+from .vgpu_host import VgpuHost
 
 
 def recover(
@@ -29,13 +29,14 @@ def recover(
     look: Look | None = None,
     clear: Clear | None = None,
     daemons: MpsHost | None = None,
+    tenants: Callable[[Sequence[Gpu]], VgpuHost] | None = None,
 ) -> str | None:
     """Finish what a run that was cut off left: None where there is nothing, else which layout stands now, old or new.
 
     The new layout stands where the run had got as far as that. Otherwise the old one is brought back; where that would
     end something that runs (a job that began since), the rest of the new one is made if that ends nothing. Where both
-    would, `clear` ends it, or without one BusyError is raised. With the old layout the MPS `daemons` come back that the run
-    had stopped. Raises ApplyError where it fails. The journal then stays as it was.
+    would, `clear` ends it, or without one BusyError is raised. With the old layout the MPS `daemons` and the
+    `tenants` come back that the run had stopped or changed. Raises ApplyError where it fails. The journal then stays as it was.
     """
     entry = journal.read()
     if entry is None:
@@ -62,7 +63,9 @@ def recover(
         if reached is None:
             outcome = "old"
     if outcome == "old" and daemons is not None:
-        bring_back(entry.daemons, daemons, host)
+        mps_apply.bring_back(entry.daemons, daemons, host)
+    if outcome == "old" and tenants is not None:
+        vgpu_apply.bring_back(entry.tenants, tenants(host.gpus))
     with settled(outcome):
         if record is not None and reached is None:
             record.renew(host.gpus)

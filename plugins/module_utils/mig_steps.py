@@ -14,6 +14,7 @@ from typing import Sequence, Union
 from .disturbance import Disturbance
 from .model import Gpu, GpuInstance, Placement
 from .mps_steps import MpsPlan
+from .vgpu_steps import VgpuPlan
 
 DEFAULT, EXCLUSIVE_PROCESS = "default", "exclusive_process"
 
@@ -228,7 +229,7 @@ class GpuPlan:
         return False
 
 
-_NO_DAEMONS = MpsPlan()
+_NO_DAEMONS, _NO_TENANTS = MpsPlan(), VgpuPlan()
 
 
 @dataclass(frozen=True)
@@ -237,10 +238,11 @@ class Plan:
 
     gpus: tuple[GpuPlan, ...] = ()
     mps: MpsPlan = _NO_DAEMONS
+    vgpu: VgpuPlan = _NO_TENANTS
 
     @property
     def changes(self) -> bool:
-        return any(gpu.steps for gpu in self.gpus) or bool(self.mps.steps)
+        return any(gpu.steps for gpu in self.gpus) or bool(self.mps.steps) or bool(self.vgpu.steps)
 
     @property
     def changes_devices(self) -> bool:
@@ -249,23 +251,25 @@ class Plan:
 
     @property
     def disturbs(self) -> tuple[Disturbance, ...]:
-        return (*(found for gpu in self.gpus for found in gpu.disturbs), *self.mps.disturbs)
+        return (*(found for gpu in self.gpus for found in gpu.disturbs), *self.mps.disturbs, *self.vgpu.disturbs)
 
     def lines(self) -> list[str]:
-        """The plan for people, one line a GPU, and one for each MPS daemon that changes."""
-        return [*map(str, self.gpus), *self.mps.lines()]
+        """The plan for people, one line a GPU, and one for each MPS daemon and each tenant that changes."""
+        return [*map(str, self.gpus), *self.mps.lines(), *self.vgpu.lines()]
 
     def changed(self, gpu: GpuPlan) -> bool:
-        """Whether the GPU changes, or a daemon that serves it."""
-        return bool(gpu.steps) or gpu.gpu.uuid in self.mps.gpus_changed()
+        """Whether the GPU changes, or a daemon that serves it, or one of its tenants."""
+        return bool(gpu.steps) or gpu.gpu.uuid in self.mps.gpus_changed() | self.vgpu.gpus_changed()
 
     def before(self, gpu: GpuPlan) -> str:
-        """The GPU with its daemons as observed, in one line."""
-        return gpu.before() + _served(self.mps.before(gpu.gpu.uuid))
+        """The GPU with its daemons and tenants as observed, in one line."""
+        uuid = gpu.gpu.uuid
+        return gpu.before() + _served(self.mps.before(uuid)) + _shared(self.vgpu.before(uuid))
 
     def after(self, gpu: GpuPlan) -> str:
-        """The GPU with its daemons as they will be when the plan is carried out, in the words of `before`."""
-        return gpu.after() + _served(self.mps.after(gpu.gpu.uuid))
+        """The GPU with its daemons and tenants as they will be when the plan is done, in the words of `before`."""
+        uuid = gpu.gpu.uuid
+        return gpu.after() + _served(self.mps.after(uuid)) + _shared(self.vgpu.after(uuid))
 
     def counts(self) -> dict[str, int]:
         """GPU instances to create, to destroy and kept, and GPUs that change."""
@@ -280,6 +284,10 @@ class Plan:
 
 def _served(daemons: Sequence[str]) -> str:
     return ", MPS %s" % " and ".join(daemons) if daemons else ""
+
+
+def _shared(tenants: Sequence[str]) -> str:
+    return ", vgpu %s" % ", ".join(tenants) if tenants else ""
 
 
 def standing(instance: GpuInstance) -> str:

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Callable, Mapping, Sequence
 
 from . import mps_files, mps_plan
+from .busy import make_way
 from .disturbance import Disturbance
-from .errors import ApplyError, BusyError, FleetError
+from .errors import ApplyError, FleetError
 from .model import Host
 from .mps_host import MpsHost, adjustable
 from .mps_model import MpsSeen
@@ -22,9 +23,6 @@ from .mps_steps import MpsPlan, caps
 
 #: Ends those who are in the way; says whether there was anybody whom it could end.
 Clear = Callable[[Sequence[Disturbance]], bool]
-
-#: How often clients are ended before it is said that they come back.
-_ROUNDS = 3
 
 
 @dataclass(frozen=True)
@@ -145,18 +143,13 @@ class MpsChange:
 
     def _make_way(self) -> None:
         going = {step.name for step in self._plan.stops}
-        for rounds_left in range(_ROUNDS, -1, -1):
-            disturbs = [
+        make_way(
+            lambda: [
                 Disturbance("mps %s (its daemon would stop)" % seen.daemon.name, who)
                 for seen in self._host.observe()
                 if seen.daemon.name in going
                 for who in [mps_plan.clients(seen)]
                 if who
-            ]
-            if not disturbs:
-                return
-            if self._clear is None:
-                raise BusyError(disturbs, "it came into use while the run went on", "Run again.")
-            if rounds_left and not self._clear(disturbs):
-                return
-        raise BusyError(disturbs, "it was ended and came back", "Stop the service that starts it (gpu_drain_services).")
+            ],
+            self._clear,
+        )

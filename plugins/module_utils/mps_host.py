@@ -284,7 +284,7 @@ class MpsHost:
         files = {**mps_files.files(daemon, devices), **self._shared()}
         differing = self._differing(files)
         for path in differing:
-            _make_folder((self._root / path).parent)
+            durable.make_folder((self._root / path).parent)
             durable.write_text(self._root / path, files[path], mode=0o644)
         if mps_unit.UNIT_PATH in differing or self._states([daemon.name])[0]["NeedDaemonReload"] == "yes":
             self._systemctl(daemon.name, "systemd cannot read its unit", "daemon-reload")
@@ -367,16 +367,6 @@ def _percentage_of(control: Control, server: int) -> float | None:
 def _comes(state: Mapping[str, str]) -> bool:
     """Whether systemd is starting the unit, or about to: at once, or again after it has failed."""
     return state["ActiveState"] == "activating" or (state["ActiveState"] != "active" and bool(state["Job"]))
-
-
-def _make_folder(folder: Path) -> None:
-    """Users and container engines read there, whatever the caller's umask is."""
-    if not folder.exists():
-        _make_folder(folder.parent)
-        with contextlib.suppress(OSError):
-            # What writes into it next says what is wrong.
-            folder.mkdir()
-            folder.chmod(0o755)
 
 
 def _remove(path: Path) -> None:

@@ -23,10 +23,12 @@ from .mig_steps import (
     WantedInstance,
 )
 from .model import Gpu, Host, to_data
+from .mps_steps import MpsPlan
 from .ownership import Ownership
+from .vgpu_steps import VgpuPlan
 
-#: 2: who was in the way of the plan when it was made. 3: time slices and MPS daemons.
-SCHEMA = 3
+#: 2: who was in the way of the plan when it was made. 3: time slices and MPS daemons. 4: tenants.
+SCHEMA = 4
 _WHERE = "the saved plan"
 _ANEW = "Look at the difference and save a new plan (-e gpu_layout_plan_out=FILE)."
 
@@ -55,6 +57,11 @@ def save(plan: Plan, host: Host) -> dict[str, Any]:
             "busy": [disturbance.to_data() for disturbance in plan.mps.disturbs],
             "steps": plan.mps.to_data(),
         },
+        "vgpu": {
+            "plan": plan.vgpu.lines(),
+            "busy": [disturbance.to_data() for disturbance in plan.vgpu.disturbs],
+            "steps": plan.vgpu.to_data(),
+        },
     }
 
 
@@ -69,11 +76,16 @@ def restore(saved: Mapping[str, Any], host: Host, targets: Iterable[Target], own
         raise PlanError(_WHERE, "it was not written by this collection (%r)" % error, _ANEW) from None
 
 
-def check_daemons(saved: Mapping[str, Any], plan: Plan) -> None:
-    """Raises PlanError where the MPS daemons would need a step that was not saved. Some may have been done already."""
-    mps = _upgraded(saved, _HOST_UPGRADES)["mps"]
-    if not all(step in mps["steps"] for step in plan.mps.to_data()):
-        now, then = "; ".join(plan.mps.lines()), "; ".join(mps["plan"]) or "none"
+def check_beside(saved: Mapping[str, Any], plan: Plan) -> None:
+    """Raises PlanError where MPS daemons or tenants would need a step that was not saved. Some may have been done already."""
+    upgraded = _upgraded(saved, _HOST_UPGRADES)
+    for part, planned in (("mps", plan.mps), ("vgpu", plan.vgpu)):
+        _check_steps(upgraded[part], planned)
+
+
+def _check_steps(saved: Mapping[str, Any], planned: MpsPlan | VgpuPlan) -> None:
+    if not all(step in saved["steps"] for step in planned.to_data()):
+        now, then = "; ".join(planned.lines()), "; ".join(saved["plan"]) or "none"
         raise PlanError(_WHERE, "the steps would be others now: %s (saved: %s)" % (now, then), _ANEW)
 
 
@@ -123,9 +135,13 @@ def _host_from_2(data: Mapping[str, Any]) -> dict[str, Any]:
     return dict(data, schema=3, gpus=gpus, mps={"plan": [], "busy": [], "steps": []})
 
 
-_HOST_UPGRADES = {1: _host_from_1, 2: _host_from_2}
+def _host_from_3(data: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(data, schema=4, vgpu={"plan": [], "busy": [], "steps": []})
+
+
+_HOST_UPGRADES = {1: _host_from_1, 2: _host_from_2, 3: _host_from_3}
 # The hosts' parts have a schema of their own each.
-_FLEET_UPGRADES = {1: lambda data: dict(data, schema=2), 2: lambda data: dict(data, schema=3)}
+_FLEET_UPGRADES = {n: lambda data: dict(data, schema=data["schema"] + 1) for n in range(1, SCHEMA)}
 
 
 def _restore(saved: Mapping[str, Any], host: Host, targets: Sequence[Target], ownership: Ownership) -> Plan:

@@ -11,27 +11,26 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import Sequence
 
-from .errors import PlanError, SelectorError
+from .errors import SelectorError
 from .layout_types import TIME_SLICES, Entry, Layout, MigInstance, Selector
 from .mig_steps import DEFAULT, EXCLUSIVE_PROCESS, Target, WantedInstance
 from .model import Gpu
 
-#: What this release carries out. The rest of the contract is parsed and checked, then refused, so that no run claims
-#: to have applied what it has not.
+#: Of a GPU, by its sharing; with MIG it belongs to the instances.
 COMPUTE_MODES = {
     "mig": None,
     "exclusive": EXCLUSIVE_PROCESS,
     "shared": DEFAULT,
     "mps": EXCLUSIVE_PROCESS,
     "time_slicing": DEFAULT,
+    "vgpu": DEFAULT,
 }
 
 
 def targets(layout: Layout, gpus: Sequence[Gpu]) -> tuple[Target, ...]:
     """One target for each GPU that the layout names, in the order of the GPUs.
 
-    Raises SelectorError where a selector matches nothing or a GPU is named twice, PlanError where an entry asks for a
-    sharing that this release does not apply.
+    Raises SelectorError where a selector matches nothing or a GPU is named twice.
     """
     named: dict[str, tuple[str, Entry]] = {}
     for entry in layout.entries:
@@ -50,7 +49,7 @@ def targets(layout: Layout, gpus: Sequence[Gpu]) -> tuple[Target, ...]:
 
 def select(selector: Selector, gpus: Sequence[Gpu], where: str) -> list[Gpu]:
     """The GPUs that a selector names, never none: raises SelectorError with what there is to choose from."""
-    found = [gpu for gpu in gpus if _matches(selector, gpu)]
+    found = [gpu for gpu in gpus if matches(selector, gpu)]
     if not found:
         there = (
             ", ".join("%d: %s, %s, %s" % (gpu.index, gpu.name, gpu.uuid, gpu.pci_address) for gpu in gpus)
@@ -60,7 +59,8 @@ def select(selector: Selector, gpus: Sequence[Gpu], where: str) -> list[Gpu]:
     return found
 
 
-def _matches(selector: Selector, gpu: Gpu) -> bool:
+def matches(selector: Selector, gpu: Gpu) -> bool:
+    """Whether the selector names the GPU."""
     if selector.kind == "all":
         return True
     if selector.kind == "index":
@@ -75,12 +75,6 @@ def _matches(selector: Selector, gpu: Gpu) -> bool:
 
 def _target(gpu: Gpu, entry: Entry) -> Target:
     where = entry.where
-    if entry.sharing not in COMPUTE_MODES:
-        raise PlanError(
-            where,
-            "this release checks `sharing: %s` but does not apply it yet" % entry.sharing,
-            "Use one of %s, or take the GPU out of gpu_layout." % ", ".join(sorted(COMPUTE_MODES)),
-        )
     wanted = [each for instance in entry.mig or () for each in _wanted(instance)]
     time_slice = entry.time_slicing.slice if entry.time_slicing is not None else TIME_SLICES[0]
     mode = COMPUTE_MODES[entry.sharing]

@@ -26,10 +26,11 @@ from .mig_steps import Target, WantedInstance
 from .model import to_data
 
 DIRECTORY = "/var/lib/openfleet-gpu"
-#: 2: the journal names the run that began it, as the lock does. 3: targets have a time slice, and MPS daemons.
-SCHEMA = 3
+#: 2: the journal names the run that began it, as the lock does. 3: targets have a time slice, and MPS daemons. 4: tenants.
+SCHEMA = 4
 _POLL_SECONDS = 0.2
 NO_DAEMONS: Mapping[str, Any] = MappingProxyType({"stops": (), "starts": ()})
+NO_TENANTS: Mapping[str, Any] = MappingProxyType({"before": (), "comes": ()})
 
 
 @contextlib.contextmanager
@@ -90,6 +91,8 @@ class Entry:
     run: str | None = None
     #: What `mps_apply.DaemonsEntry` says of the MPS daemons.
     daemons: Mapping[str, Any] = dataclasses.field(default_factory=lambda: NO_DAEMONS)
+    #: What `vgpu_apply.TenantsEntry` says of the tenants.
+    tenants: Mapping[str, Any] = dataclasses.field(default_factory=lambda: NO_TENANTS)
 
     def cut_off(self) -> str:
         """The sentence that begins every message about it."""
@@ -102,7 +105,13 @@ class Journal:
     def __init__(self, directory: str) -> None:
         self.path = Path(directory) / "journal.json"
 
-    def begin(self, before: Sequence[Target], after: Sequence[Target], daemons: Mapping[str, Any] = NO_DAEMONS) -> None:
+    def begin(
+        self,
+        before: Sequence[Target],
+        after: Sequence[Target],
+        daemons: Mapping[str, Any] = NO_DAEMONS,
+        tenants: Mapping[str, Any] = NO_TENANTS,
+    ) -> None:
         """Write it, so that it is on the disk before anything changes."""
         content = {
             "schema": SCHEMA,
@@ -110,6 +119,7 @@ class Journal:
             "before": to_data(tuple(before)),
             "after": to_data(tuple(after)),
             "daemons": dict(daemons),
+            "tenants": dict(tenants),
         }
         durable.write(self.path, content)
 
@@ -119,14 +129,13 @@ class Journal:
 
     def read(self) -> Entry | None:
         """What a run that was cut off left, or None. Raises ApplyError for a journal that this release cannot read."""
-        data = durable.read(self.path, SCHEMA, {1: _from_1, 2: _from_2})
+        data = durable.read(self.path, SCHEMA, {1: _from_1, 2: _from_2, 3: _from_3})
         if data is None:
             return None
         try:
             run = data["run"]
-            return Entry(
-                _targets(data["before"]), _targets(data["after"]), None if run is None else _name(run), data["daemons"]
-            )
+            who = None if run is None else _name(run)
+            return Entry(_targets(data["before"]), _targets(data["after"]), who, data["daemons"], data["tenants"])
         except (KeyError, TypeError, ValueError):
             raise durable.damaged(self.path) from None
 
@@ -138,6 +147,10 @@ def _from_1(data: dict[str, Any]) -> dict[str, Any]:
 def _from_2(data: dict[str, Any]) -> dict[str, Any]:
     # A target without a time slice leaves it.
     return dict(data, schema=3, daemons=dict(NO_DAEMONS))
+
+
+def _from_3(data: dict[str, Any]) -> dict[str, Any]:
+    return dict(data, schema=4, tenants=dict(NO_TENANTS))
 
 
 def _targets(data: list[dict[str, Any]]) -> tuple[Target, ...]:

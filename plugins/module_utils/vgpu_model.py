@@ -54,10 +54,19 @@ class VgpuUse:
 
 
 @dataclass(frozen=True)
+class VgpuUsage:
+    """What a tenant's processes have in all: how many there are, what they use, how long launches were held back."""
+
+    processes: int = 0
+    gpus: tuple[VgpuUse, ...] = ()
+    throttled_ns: int = 0
+
+
+@dataclass(frozen=True)
 class VgpuSeen:
-    """A tenant of this collection, as a host has it. `use` is None where nothing tells it."""
+    """A tenant of this collection, as a host has it. `usage` is None where nothing tells it."""
 
     tenant: VgpuTenant
     #: Files that are missing, or that this release would write otherwise.
     outdated: tuple[str, ...] = ()
-    use: tuple[VgpuUse, ...] | None = None
+    usage: VgpuUsage | None = None

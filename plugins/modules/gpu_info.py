@@ -230,13 +230,21 @@ mps_daemons:
   returned: success
   type: list
   elements: dict
+vgpu_tenants:
+  description: >-
+    The tenants of this collection that this host has, with their quotas and what they use, as the module
+    M(openfleet.gpu.vgpu_quota) returns them in RV(openfleet.gpu.vgpu_quota#module:tenants). Where they cannot be looked at, one
+    entry whose C(problem) says why.
+  returned: success
+  type: list
+  elements: dict
 """
 
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.errors import DriverAbsentError
 from ..module_utils.holders import blocking, find_holders
-from ..module_utils.layout_module import mps_daemons
+from ..module_utils.layout_module import mps_daemons, vgpu_tenants
 from ..module_utils.model import to_data
 from ..module_utils.nvml import Session
 from ..module_utils.runner import respawn_with_pynvml, run
@@ -256,15 +264,14 @@ def read(params):
         with Session() as session:
             host = session.observe(telemetry=params["telemetry"])
             holders = find_holders(host) if params["holders"] else None
-            daemons = mps_daemons(session)
+            daemons, tenants = mps_daemons(session), vgpu_tenants(session)
     except DriverAbsentError as error:
         if error.call == "import":
             respawn_with_pynvml()
         nothing = dict.fromkeys(("driver_version", "nvml_version", "cuda_version"))
-        return dict(
-            nothing, driver_present=False, driver_absent_reason=str(error), simulated=False, gpus=[], mps_daemons=[]
-        )
-    data = dict(to_data(host), mps_daemons=daemons)
+        beside = {"mps_daemons": [], "vgpu_tenants": []}
+        return dict(nothing, driver_present=False, driver_absent_reason=str(error), simulated=False, gpus=[], **beside)
+    data = dict(to_data(host), mps_daemons=daemons, vgpu_tenants=tenants)
     for gpu in data["gpus"]:
         gpu["holders"] = None if holders is None else to_data(blocking(holders, gpu["uuid"]))
         if not params["profiles"]:

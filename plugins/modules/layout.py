@@ -11,14 +11,16 @@ short_description: Make a host's GPUs what its layout says
 version_added: "0.1.0"
 description:
   - Compares the GPUs with the layout, plans the steps between the two, carries them out and looks again. All of a layout is
-    one change; MIG modes and instances, compute modes, time slices and MPS daemons.
-    M(openfleet.gpu.mig), M(openfleet.gpu.mps) and M(openfleet.gpu.time_slicing) do a part of it each.
+    one change; MIG modes and instances, compute modes, time slices, MPS daemons and tenants. M(openfleet.gpu.mig),
+    M(openfleet.gpu.mps), M(openfleet.gpu.time_slicing) and M(openfleet.gpu.vgpu_quota) do a part of it each.
   - >-
     What each C(sharing) means: V(mig) gives MIG mode and exactly the instances listed, V(exclusive) one process at a time
     (compute mode EXCLUSIVE_PROCESS), V(shared) anybody, V(mps) an MPS control daemon as a unit of systemd
-    (C(docs/mps.md)), V(time_slicing) a time slice. GPUs that no entry names are left as they are.
+    (C(docs/mps.md)), V(time_slicing) a time slice, V(vgpu) tenants that are held to quotas (C(docs/gpu_layout.md)). GPUs that
+    no entry names are left as they are.
   - Every instance that the layout can use where it stands stays, with its UUID and with what runs in it. Every new GPU
-    instance is created at a placement named in the plan. So does every MPS daemon; new limits are given to it as it runs.
+    instance is created at a placement named in the plan. So does every MPS daemon and every tenant; new limits are given to it
+    as it runs.
   - A plan that would end something that runs, or take a GPU or instance from whoever holds it (C(docs/holders.md)), is
     refused before anything changes; holders are looked up again right before the steps on each GPU that could end something.
   - Where a step fails, the layout of before is brought back, and the error says so (RV(outcome)).
@@ -36,6 +38,7 @@ seealso:
   - module: openfleet.gpu.mig
   - module: openfleet.gpu.mps
   - module: openfleet.gpu.time_slicing
+  - module: openfleet.gpu.vgpu_quota
 """
 
 EXAMPLES = r"""
@@ -74,7 +77,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 plan:
-  description: The plan, one line per GPU that the layout names, and one per MPS daemon that changes.
+  description: The plan, one line per GPU that the layout names, and one per MPS daemon and per tenant that changes.
   returned: when a driver is present
   type: list
   elements: str
@@ -87,7 +90,8 @@ plan_data:
   type: dict
 counts:
   description: >-
-    GPU instances to C(create), C(destroy) and C(keep), and C(gpus_changed), which counts GPUs whose MPS daemon changes too.
+    GPU instances to C(create), C(destroy) and C(keep), and C(gpus_changed), which counts GPUs whose MPS daemon
+    or tenants change too.
   returned: when a driver is present
   type: dict
 gpus:
@@ -98,6 +102,11 @@ gpus:
   returned: when a driver is present
   type: list
   elements: dict
+missing:
+  description: What has to be installed before the plan can be carried out; a run without it is refused.
+  returned: in check mode, when something is missing
+  type: list
+  elements: str
 driver_present:
   description: Whether NVML answers.
   returned: success

@@ -13,6 +13,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.export import export
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout import layout_to_data, parse_layout
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import ComputeInstance, GpuInstance, Placement
 from ansible_collections.openfleet.gpu.plugins.module_utils.mps_model import MpsDaemon, MpsPlace
+from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_model import VgpuSeat, VgpuTenant
 
 
 def gpus(count=1):
@@ -115,3 +116,49 @@ def test_a_daemon_on_a_gpu_that_anybody_may_use_is_told():
     found = exported([gpu], daemons=[MpsDaemon("a", (MpsPlace(gpu.uuid),), 4, 25)])
     assert found.layout.entries == ()
     assert "compute mode (default, MPS daemon a)" in found.left_out[0]
+
+
+def tenant(name, *gpus, percent=30, **more):
+    return VgpuTenant(name, 8 << 30, percent, tuple(VgpuSeat(gpu.uuid, 0) for gpu in gpus), **more)
+
+
+def test_tenants_are_told_with_the_gpus_that_they_share():
+    one, two, three = gpus(3)
+    there = [tenant("b", two), tenant("pair", one, two, priority=1), tenant("a", three, policy="burst")]
+    b = {"name": "b", "memory": "8GiB", "sm_percent": 30}
+    pair = {"name": "pair", "memory": "8GiB", "sm_percent": 30, "priority": 1, "gpus": 2}
+    a = dict(b, name="a")
+    expected = [
+        {"gpus": [0, 1], "sharing": "vgpu", "vgpu": {"tenants": [b, pair]}},
+        {"gpus": [2], "sharing": "vgpu", "vgpu": {"policy": "burst", "tenants": [a]}},
+    ]
+    assert data(exported([one, two, three], tenants=there)) == expected
+    expected[0]["vgpu"]["tenants"][0]["gpu"] = 1
+    expected[1]["vgpu"]["tenants"][0]["gpu"] = 2
+    assert data(exported([one, two, three], pin_placements=True, tenants=there)) == expected
+
+
+def test_promises_beyond_a_gpu_are_told_as_such():
+    (gpu,) = gpus()
+    many = [tenant("t%d" % n, gpu, percent=23) for n in range(5)]
+    found = data(exported([gpu], tenants=many))
+    assert found[0]["vgpu"]["oversubscribe"] == {"sm": 1.15}
+    # 100 GiB of 81559 MiB, rounded up.
+    huge = [dataclasses.replace(each, memory_bytes=20 << 30) for each in many]
+    assert data(exported([gpu], tenants=huge))[0]["vgpu"]["oversubscribe"] == {"memory": 1.26, "sm": 1.15}
+
+
+@pytest.mark.parametrize(
+    ("change", "tenants", "said"),
+    [
+        ({"compute_mode": "exclusive_process"}, [("a", {})], "compute mode default"),
+        ({}, [("a", {}), ("b", {"policy": "burst"})], "one policy"),
+        ({"uuid": "GPU-other"}, [("a", {})], "is gone"),
+    ],
+)
+def test_tenants_that_no_layout_can_have_are_told(change, tenants, said):
+    (gpu,) = gpus()
+    there = [tenant(name, gpu, **more) for name, more in tenants]
+    found = exported([dataclasses.replace(gpu, **change)], tenants=there)
+    assert said in found.left_out[0]
+    assert not [entry for entry in found.layout.entries if entry.sharing == "vgpu"]

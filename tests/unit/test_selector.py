@@ -9,9 +9,9 @@ import dataclasses
 import pytest
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
-from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError, SelectorError
-from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
-from ansible_collections.openfleet.gpu.plugins.module_utils.selector import targets
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import SelectorError
+from ansible_collections.openfleet.gpu.plugins.module_utils.layout import SHARINGS, parse_layout
+from ansible_collections.openfleet.gpu.plugins.module_utils.selector import COMPUTE_MODES, targets
 
 UUID = "GPU-5c89d3fa-0000-4000-8000-00000000000%d"
 
@@ -122,7 +122,11 @@ def test_mps_is_exclusive_and_time_slicing_has_its_slice(gpus):
     assert (second.mig_enabled, second.compute_mode, second.time_slice) == (False, "default", "long")
 
 
-def test_what_this_release_does_not_apply_is_refused_not_skipped(gpus):
+def test_tenants_are_of_a_shared_gpu(gpus):
     entry = {"gpus": [0], "sharing": "vgpu", "vgpu": {"tenants": [{"name": "a", "memory": "1GiB", "sm_percent": 10}]}}
-    with pytest.raises(PlanError, match="does not apply it yet"):
-        targets(parse_layout([entry]), gpus)
+    (target,) = targets(parse_layout([entry]), gpus)
+    assert (target.mig_enabled, target.compute_mode, target.time_slice) == (False, "default", "default")
+
+
+def test_every_sharing_has_its_compute_mode():
+    assert set(COMPUTE_MODES) == set(SHARINGS)

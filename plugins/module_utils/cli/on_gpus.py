@@ -19,6 +19,10 @@ from ..mps_model import MpsSeen
 from ..mps_steps import MpsPlan, caps
 from ..nvml import Session
 from ..time_slices import Record
+from ..vgpu_host import VgpuHost, applies
+from ..vgpu_model import VgpuSeen
+from ..vgpu_steps import VgpuPlan, size
+from ..vgpu_steps import caps as quota
 
 T = TypeVar("T")
 _POLL_SECONDS = 0.2
@@ -30,8 +34,9 @@ def show(options: Namespace) -> int:
         session.with_time_slices = Record(options.state_directory).any()
         host = session.observe(telemetry=options.telemetry)
         daemons = () if session.private else MpsHost().observe()
+        tenants = VgpuHost().observe() if applies(session.private) else ()
     if options.json:
-        data = dict(to_data(host), mps_daemons=to_data(daemons))
+        data = dict(to_data(host), mps_daemons=to_data(daemons), vgpu_tenants=to_data(tenants))
         for gpu in data["gpus"]:
             # What a GPU could be is the planner's business, and long.
             gpu["mig"].pop("profiles", None)
@@ -44,6 +49,8 @@ def show(options: Namespace) -> int:
         print("\n".join(_described(gpu)))
     for daemon in daemons:
         print(_serving(daemon, host))
+    for tenant in tenants:
+        print(_sharing(tenant, host))
     return 0
 
 
@@ -109,7 +116,8 @@ def export(options: Namespace) -> int:
         # nvidia-smi and daemons know only the GPUs of the whole host.
         session.with_time_slices = not session.private
         daemons = () if session.private else [seen.daemon for seen in MpsHost().observe()]
-        found = exported(session.observe().gpus, options.pin_placements, options.select_by, daemons)
+        tenants = [seen.tenant for seen in VgpuHost().observe()] if applies(session.private) else []
+        found = exported(session.observe().gpus, options.pin_placements, options.select_by, daemons, tenants)
     data = layout_to_data(found.layout)
     if options.json:
         print(json.dumps({"gpu_layout": data, "left_out": list(found.left_out)}, indent=2))
@@ -204,6 +212,17 @@ def _serving(seen: MpsSeen, host: Host) -> str:
         return "%s  %s" % (line, seen.problem)
     clients = ["pid %d%s" % (c.pid, " (%s)" % short(c.command) if c.command else "") for c in seen.clients]
     return "%s  %s" % (line, ", ".join(clients) or "no clients")
+
+
+def _sharing(seen: VgpuSeen, host: Host) -> str:
+    tenant, usage = seen.tenant, seen.usage
+    plan = VgpuPlan(indices=tuple((gpu.uuid, gpu.index) for gpu in host.gpus))
+    line = "vgpu %s  %s  %s" % (tenant.name, plan.gpus(tenant), quota(tenant))
+    if usage is None:
+        return line
+    used = {each.gpu_uuid: each.used_bytes for each in usage.gpus}
+    uses = " and ".join(size(used.get(uuid, 0)) for uuid in tenant.gpus)
+    return "%s  %s used by %d process%s" % (line, uses, usage.processes, "" if usage.processes == 1 else "es")
 
 
 def _users(processes: Any) -> str:

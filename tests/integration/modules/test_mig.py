@@ -226,10 +226,6 @@ def test_a_failed_step_brings_the_old_layout_back(host, call, nth):
             [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "1g.10gb", "count": "two"}]}],
             ["gpu_layout[0].mig[0].count", "two"],
         ),
-        (
-            [{"gpus": [0], "sharing": "vgpu", "vgpu": {"tenants": [{"name": "a", "memory": "1GiB", "sm_percent": 9}]}}],
-            ["does not apply it yet"],
-        ),
     ],
 )
 def test_bad_input_names_place_and_cure_and_changes_nothing(host, layout, words):

@@ -77,7 +77,7 @@ def test_a_plan_of_another_schema_version_is_refused_with_a_cure(fleet, saved):
     saved.write_text(json.dumps(dict(data, schema=4)))
     run = fleet.play(dict.fromkeys(fleet.hosts, HALVES), "-e", f"gpu_layout_plan={saved}")
     assert run.returncode != 0
-    assert "it has schema 4 and this release reads 1 to 3. Save it anew with this release" in said(run)
+    assert "it has schema 5 and this release reads 1 to 4. Save it anew with this release" in said(run)
     assert untouched(fleet)
 
 

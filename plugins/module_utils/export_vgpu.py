@@ -1,0 +1,89 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""From the tenants of a host to the entries of the layout that says so. Pure."""
+
+from __future__ import annotations
+
+import math
+from typing import Callable, Sequence
+
+from .layout_types import Entry, Selector, Tenant, Vgpu
+from .model import Gpu
+from .vgpu_model import AUTO, MPS, VgpuTenant
+
+# Ratios are binary fractions: 1.15 * 100 is a hair below 115.
+_ROUNDING = 1e-9
+
+
+def entries_of_tenants(
+    gpus: Sequence[Gpu], tenants: Sequence[VgpuTenant], pin: Callable[[Gpu], Selector] | None, left_out: list[str]
+) -> dict[str, Entry | None]:
+    """By UUID of each GPU with tenants its entry, without a number and selectors; None where no layout can say it.
+
+    GPUs that a tenant spans share an entry. With `pin` tenants of one GPU are pinned to it.
+    """
+    found: dict[str, Entry | None] = {}
+    by_uuid = {gpu.uuid: gpu for gpu in gpus}
+    for group in _groups(tenants):
+        uuids = {uuid for tenant in group for uuid in tenant.gpus}
+        names = ", ".join(sorted(tenant.name for tenant in group))
+        problem = _problem(group, [by_uuid.get(uuid) for uuid in sorted(uuids)])
+        if problem:
+            left_out.append("the tenants %s are left out: %s" % (names, problem))
+        entry = None if problem else Entry(0, (), "vgpu", vgpu=_vgpu(group, by_uuid, pin))
+        found.update(dict.fromkeys(uuids, entry))
+    return found
+
+
+def _groups(tenants: Sequence[VgpuTenant]) -> list[list[VgpuTenant]]:
+    """Tenants that share a GPU, also by way of others."""
+    groups: list[list[VgpuTenant]] = []
+    for tenant in sorted(tenants, key=lambda each: each.name):
+        near = [group for group in groups if any(set(tenant.gpus).intersection(other.gpus) for other in group)]
+        groups = [group for group in groups if group not in near]
+        groups.append(sorted([*(other for group in near for other in group), tenant], key=lambda each: each.name))
+    return groups
+
+
+def _problem(group: Sequence[VgpuTenant], gpus: Sequence[Gpu | None]) -> str:
+    if any(gpu is None for gpu in gpus):
+        return "a GPU of theirs is gone"
+    modes = [gpu.label for gpu in gpus if gpu is not None and (gpu.mig.enabled or gpu.compute_mode != "default")]
+    if modes:
+        return "%s is not in compute mode default" % " and ".join(modes)
+    if len({(tenant.policy, tenant.provider == MPS) for tenant in group}) > 1:
+        return "they share GPUs, and have not one policy and one provider"
+    return ""
+
+
+def _vgpu(group: Sequence[VgpuTenant], gpus: dict[str, Gpu], pin: Callable[[Gpu], Selector] | None) -> Vgpu:
+    memory = sm = 1.0
+    for uuid in {uuid for tenant in group for uuid in tenant.gpus}:
+        there = [tenant for tenant in group if uuid in tenant.gpus]
+        memory = max(memory, sum(tenant.memory_bytes for tenant in there) / gpus[uuid].memory_total_bytes)
+        sm = max(sm, sum(tenant.sm_percent for tenant in there) / 100)
+    return Vgpu(
+        tuple(_tenant(tenant, gpus, pin) for tenant in group),
+        group[0].policy,
+        _hundredths(memory),
+        _hundredths(sm),
+        # What else there is, auto finds again.
+        MPS if group[0].provider == MPS else AUTO,
+    )
+
+
+def _hundredths(ratio: float) -> float:
+    return math.ceil(ratio * 100 - _ROUNDING) / 100
+
+
+def _tenant(tenant: VgpuTenant, gpus: dict[str, Gpu], pin: Callable[[Gpu], Selector] | None) -> Tenant:
+    alone = pin is not None and len(tenant.gpus) == 1
+    return Tenant(
+        tenant.name,
+        tenant.memory_bytes,
+        tenant.sm_percent,
+        tenant.priority,
+        len(tenant.gpus),
+        pin(gpus[tenant.gpus[0]]) if alone and pin is not None else None,
+    )

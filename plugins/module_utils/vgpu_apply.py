@@ -1,0 +1,110 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Carry out the tenants' part of a plan, around the change of the GPUs; and take it back.
+
+Each file is replaced whole, and who reads one finds the old quota or the new one. A change that is cut off between two
+tenants is gone on with by whoever plans next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Callable, Mapping, Sequence
+
+from . import vgpu_files
+from .busy import make_way
+from .disturbance import Disturbance
+from .errors import FleetError
+from .model import Host
+from .vgpu_host import VgpuHost
+from .vgpu_model import VgpuTenant
+from .vgpu_plan import moved
+from .vgpu_steps import VgpuPlan
+
+#: Ends those who are in the way; says whether there was anybody whom it could end.
+Clear = Callable[[Sequence[Disturbance]], bool]
+
+
+@dataclass(frozen=True)
+class TenantsEntry:
+    """Of a change that may be cut off: the tenants that it changes or removes, as they were, and the names that come."""
+
+    before: tuple[VgpuTenant, ...] = ()
+    comes: tuple[str, ...] = ()
+
+    def to_data(self) -> dict[str, Any]:
+        return {"before": [vgpu_files.to_data(tenant) for tenant in self.before], "comes": list(self.comes)}
+
+
+def bring_back(data: Mapping[str, Any], tenants: VgpuHost) -> None:
+    """After a change that was cut off and whose GPUs are as before it: so are the tenants."""
+    there = {seen.tenant.name for seen in tenants.observe()}
+    for name in there.intersection(data["comes"]):
+        tenants.forget(name)
+    for each in data["before"]:
+        tenants.write(vgpu_files.from_data(each))
+
+
+class VgpuChange:
+    """One change of a host's tenants. `look` observes the host with its holders."""
+
+    def __init__(self, host: VgpuHost, plan: VgpuPlan, look: Callable[[], Host], clear: Clear | None = None) -> None:
+        self._host, self._plan, self._look, self._clear = host, plan, look, clear
+        self._changed: list[VgpuTenant] = []
+        self._came: list[str] = []
+
+    @property
+    def record(self) -> TenantsEntry:
+        """What the journal has of this change."""
+        before = tuple(step.seen.tenant for step in (*self._plan.removes, *self._plan.changes))
+        return TenantsEntry(before, tuple(step.name for step in self._plan.adds))
+
+    def stop(self, done: list[str]) -> None:
+        """Take away the tenants that go, after a last look for processes of those that move.
+
+        These raise BusyError, or are ended.
+        """
+        if any(change.leaves for change in self._plan.changes):
+            make_way(self._in_the_way, self._clear)
+        for step in self._plan.removes:
+            self._changed.append(step.seen.tenant)
+            self._host.forget(step.name)
+            done.append("vgpu %s: %s" % (step.name, step))
+
+    def start(self, done: list[str]) -> None:
+        """Give tenants their new quotas, in the plan's order, then bring those that come."""
+        for change in self._plan.changes:
+            self._changed.append(change.seen.tenant)
+            self._host.write(change.tenant)
+            done.append("vgpu %s: %s" % (change.name, change))
+        for add in self._plan.adds:
+            self._came.append(add.name)
+            self._host.write(add.tenant)
+            done.append("vgpu %s: %s" % (add.name, add))
+
+    def bring_back(self) -> None:
+        """The tenants of before, as many as can be had, then the first error."""
+        errors: list[FleetError] = []
+        for name in self._came:
+            _collect(errors, lambda name=name: self._host.forget(name))
+        # The other way round, so that again what one gives up comes before what another one gets.
+        for tenant in reversed(self._changed):
+            _collect(errors, lambda tenant=tenant: self._host.write(tenant))
+        if errors:
+            raise errors[0]
+
+    def _in_the_way(self) -> list[Disturbance]:
+        host = self._look()
+
+        def processes(name: str, uuid: str) -> Sequence[Any]:
+            return self._host.processes(host, name, uuid)
+
+        return [found for change in self._plan.changes for found in moved(change, processes, self._plan.indices)]
+
+
+def _collect(errors: list[FleetError], work: Callable[[], None]) -> None:
+    try:
+        work()
+    except FleetError as error:
+        errors.append(error)

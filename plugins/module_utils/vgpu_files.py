@@ -1,0 +1,200 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The files of tenants: what is in them, by their paths below the root of the host. Pure.
+
+The library and its tools read quota and the files below /run (their formats: roles/vgpu_limiter/files/src); the role
+vgpu_limiter installs them.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Iterable, Mapping
+
+from .errors import Problem
+from .vgpu_model import DMEM, MPS, VgpuSeat, VgpuTenant
+
+#: Below the root of the host: settings of each tenant, what changes, and the library.
+SETTINGS, STATE, PROGRAMS = "etc/openfleet-gpu/vgpu", "run/openfleet-gpu/vgpu", "usr/lib/openfleet-gpu/vgpu"
+TENANTS, GPUS = STATE + "/tenants", STATE + "/gpus"
+LIBRARY = PROGRAMS + "/libopenfleet-vgpu.so"
+#: One line, the library's path: what containers get as their /etc/ld.so.preload.
+PRELOAD_LIST = PROGRAMS + "/ld.so.preload"
+TMPFILES_PATH = "etc/tmpfiles.d/openfleet-vgpu.conf"
+
+#: The device of a tenant in containers is openfleet.io/vgpu=NAME.
+CDI_KIND = "openfleet.io/vgpu"
+#: Of the spec; of quota; of the layout of the files below /run.
+SCHEMA, QUOTA_VERSION, REGION_VERSION = 1, 1, 1
+
+
+def folder(name: str) -> str:
+    return "%s/%s" % (SETTINGS, name)
+
+
+def spec_path(name: str) -> str:
+    """The file that says which tenant this is. Of the tenant's files it is written first and removed last."""
+    return folder(name) + "/tenant.json"
+
+
+def quota_path(name: str) -> str:
+    return folder(name) + "/quota"
+
+
+def cdi_path(name: str) -> str:
+    return "etc/cdi/openfleet-vgpu-%s.json" % name
+
+
+def region_path(name: str) -> str:
+    return "%s/%s/region.%d" % (TENANTS, name, REGION_VERSION)
+
+
+def turnstile_path(gpu_uuid: str) -> str:
+    return "%s/%s.%d" % (GPUS, gpu_uuid, REGION_VERSION)
+
+
+def name_problem(name: str) -> Problem | None:
+    """Why a tenant cannot have this name, which gpu_layout allows."""
+    if not name[-1:].isalnum():
+        # https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md (names of devices)
+        problem = "no CDI device can have a name that ends in %s" % name[-1:]
+        return Problem('the tenant "%s"' % name, problem, "Let it end in a letter or digit.")
+    return None
+
+
+def slice_of(name: str) -> str:
+    """The systemd slice whose cgroup bounds the tenant's memory where the provider is dmem.
+
+    A dash would nest slices (systemd.slice(5)), and the limit of one tenant would bind another.
+    """
+    return "openfleet-vgpu-%s.slice" % name.replace("-", "\\x2d")
+
+
+def files(tenant: VgpuTenant) -> dict[str, str]:
+    """The tenant's own files, in the order in which they are written. `quota` is the one that running processes heed."""
+    own = {
+        spec_path(tenant.name): _json(to_data(tenant)),
+        quota_path(tenant.name): _quota(tenant),
+        folder(tenant.name) + "/env": _environment(tenant),
+        folder(tenant.name) + "/systemd.conf": _drop_in(tenant),
+        cdi_path(tenant.name): _json(_cdi(tenant)),
+    }
+    if tenant.provider == DMEM:
+        own[folder(tenant.name) + "/slice"] = slice_of(tenant.name) + "\n"
+    return own
+
+
+def shared_regions(tenant: VgpuTenant) -> list[str]:
+    """The files that the tenant's processes share memory in. They are made empty; the library gives them size and form."""
+    return [region_path(tenant.name), *(turnstile_path(uuid) for uuid in tenant.gpus)]
+
+
+def tmpfiles(tenants: Iterable[VgpuTenant]) -> str:
+    """For systemd-tmpfiles (tmpfiles.d(5)): what is below /run is made anew at each boot."""
+    names, gpus = set(), set()
+    for tenant in tenants:
+        names.add(tenant.name)
+        gpus.update(tenant.gpus)
+    lines = ["d /%s 0755 root root -" % path for path in ("run/openfleet-gpu", STATE, TENANTS, GPUS)]
+    for name in sorted(names):
+        lines += ["d /%s/%s 0755 root root -" % (TENANTS, name), "f /%s 0666 root root -" % region_path(name)]
+    lines += ["f /%s 0666 root root -" % turnstile_path(uuid) for uuid in sorted(gpus)]
+    return "# Written by openfleet.gpu for the tenants that gpu_layout names.\n" + "".join(
+        line + "\n" for line in lines
+    )
+
+
+def to_data(tenant: VgpuTenant) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "name": tenant.name,
+        "provider": tenant.provider,
+        "policy": tenant.policy,
+        "priority": tenant.priority,
+        "memory_bytes": tenant.memory_bytes,
+        "sm_percent": tenant.sm_percent,
+        "seats": [{"gpu_uuid": seat.gpu_uuid, "seat": seat.seat} for seat in tenant.seats],
+    }
+
+
+def from_data(data: Mapping[str, Any]) -> VgpuTenant:
+    """The tenant of a spec. Raises KeyError or TypeError for what is none."""
+    return VgpuTenant(
+        data["name"],
+        data["memory_bytes"],
+        data["sm_percent"],
+        tuple(VgpuSeat(**seat) for seat in data["seats"]),
+        data["policy"],
+        data["priority"],
+        data["provider"],
+    )
+
+
+def _quota(tenant: VgpuTenant) -> str:
+    """0 bytes are no limit by the library, 100 percent no throttle: where another provider has the say."""
+    memory = 0 if tenant.provider in (DMEM, MPS) else tenant.memory_bytes
+    percent = 100 if tenant.provider == MPS else tenant.sm_percent
+    return "".join(
+        [
+            "# Of the tenant %s; written by openfleet.gpu, changed by gpu_layout.\n" % tenant.name,
+            "version %d\n" % QUOTA_VERSION,
+            "tenant %s\n" % tenant.name,
+            "policy %s\n" % tenant.policy,
+            "priority %d\n" % tenant.priority,
+            *(
+                "gpu %s memory %d sm %d seat %d\n" % (seat.gpu_uuid, memory, percent, seat.seat)
+                for seat in tenant.seats
+            ),
+        ]
+    )
+
+
+def _variables(tenant: VgpuTenant) -> dict[str, str]:
+    """What a process of the tenant has in its environment, in a container too."""
+    return {"OPENFLEET_VGPU": tenant.name, "CUDA_VISIBLE_DEVICES": ",".join(tenant.gpus)}
+
+
+def _environment(tenant: VgpuTenant) -> str:
+    variables = dict(_variables(tenant), LD_PRELOAD="/" + LIBRARY)
+    comment = "# For processes of the tenant %s, as EnvironmentFile= or --env-file; written by openfleet.gpu.\n"
+    return comment % tenant.name + "".join("%s=%s\n" % item for item in variables.items())
+
+
+def _drop_in(tenant: VgpuTenant) -> str:
+    lines = [
+        "# Makes a service a process of the tenant %s, as a link in its NAME.service.d; written by openfleet.gpu."
+        % tenant.name,
+        "[Service]",
+        "EnvironmentFile=/%s/env" % folder(tenant.name),
+        # Under ProtectSystem=strict the region could not be written.
+        "ReadWritePaths=-/%s" % STATE,
+    ]
+    if tenant.provider == DMEM:
+        lines.append("Slice=%s" % slice_of(tenant.name))
+    return "".join(line + "\n" for line in lines)
+
+
+def _cdi(tenant: VgpuTenant) -> dict[str, Any]:
+    """What makes a container's processes the tenant's; the GPU itself is another device, nvidia.com/gpu=UUID.
+
+    https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md. Directories, so that a file that is replaced is
+    seen inside.
+    """
+    read, write = (["bind", mode, "nosuid", "nodev"] for mode in ("ro", "rw"))
+    mounts = [
+        ("/" + PROGRAMS, "/" + PROGRAMS, read),
+        ("/" + folder(tenant.name), "/" + folder(tenant.name), [*read, "noexec"]),
+        ("/" + PRELOAD_LIST, "/etc/ld.so.preload", [*read, "noexec"]),
+        *((path, path, [*write, "noexec"]) for path in ("/%s/%s" % (TENANTS, tenant.name), "/" + GPUS)),
+    ]
+    edits = {
+        "env": ["%s=%s" % item for item in _variables(tenant).items()],
+        "mounts": [{"hostPath": host, "containerPath": inside, "options": options} for host, inside, options in mounts],
+    }
+    # The version that every engine with CDI reads; nothing here needs a later one.
+    return {"cdiVersion": "0.3.0", "kind": CDI_KIND, "devices": [{"name": tenant.name, "containerEdits": edits}]}
+
+
+def _json(data: Any) -> str:
+    return json.dumps(data, indent=1) + "\n"

@@ -1,0 +1,228 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The tenants of a host: their files, and whose processes are theirs.
+
+What the files are is in vgpu_files. The library that holds processes to them comes with the role vgpu_limiter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+from typing import Iterator, Sequence
+
+from . import durable, vgpu_dmem, vgpu_files, vgpu_region
+from .errors import ApplyError, Problem
+from .holders_model import UNKNOWN, Run, ask, run_tool
+from .model import Gpu, Holder, Host
+from .vgpu_model import DMEM, MPS, VgpuSeen, VgpuTenant
+
+#: A root of its own, for tests: the library heeds it too.
+ROOT_VARIABLE = "OPENFLEET_VGPU_ROOT"
+_NAME_VARIABLE = b"OPENFLEET_VGPU="
+
+
+def applies(private: bool) -> bool:
+    """Whether this host's tenants are of the GPUs that a session sees, which may be `private`."""
+    return not private or bool(os.environ.get(ROOT_VARIABLE))
+
+
+class VgpuHost:
+    """The tenants of this host. `root` is where its files are, `run` runs its tools, `gpus` are those that there are.
+
+    Processes are those of `proc`, wherever the root is.
+
+    Who calls what changes something holds the lock of the state directory.
+    """
+
+    def __init__(
+        self, gpus: Sequence[Gpu] = (), root: str | None = None, run: Run = run_tool, proc: str = "/proc"
+    ) -> None:
+        self._root, self._run = Path(root or os.environ.get(ROOT_VARIABLE) or "/"), run
+        self._proc = Path(proc)
+        self._regions = vgpu_dmem.regions(self._root, gpus)
+
+    # --- looking ----------------------------------------------------------------------------------------------------
+
+    def available(self) -> Problem | None:
+        """What is missing for a tenant to be held to anything; None where nothing is."""
+        if (self._root / vgpu_files.LIBRARY).exists():
+            return None
+        return Problem(
+            "/" + vgpu_files.LIBRARY,
+            "it is not installed, and no tenant can be held to a quota without it",
+            "Install it with the role openfleet.gpu.vgpu_limiter.",
+        )
+
+    @property
+    def dmem(self) -> frozenset[str]:
+        """UUIDs of the GPUs whose memory the kernel bounds."""
+        return frozenset(self._regions)
+
+    def observe(self) -> tuple[VgpuSeen, ...]:
+        """Every tenant that has files of this collection here, by name. Raises ApplyError for files that cannot be read."""
+        try:
+            tenants = list(self._tenants())
+        except ApplyError as error:
+            # Nothing changes by looking.
+            error.outcome = "old"
+            raise
+        shared = self._differing(self._shared(tenants))
+        return tuple(self._look(tenant, shared) for tenant in tenants)
+
+    def _tenants(self) -> Iterator[VgpuTenant]:
+        for path in sorted(self._root.glob(vgpu_files.spec_path("*"))):
+            data = durable.read(path, vgpu_files.SCHEMA)
+            if data is not None:
+                try:
+                    tenant = vgpu_files.from_data(data)
+                except (KeyError, TypeError):
+                    raise durable.damaged(path) from None
+                if tenant.name != path.parent.name:
+                    raise durable.damaged(path, 'tells of the tenant "%s"' % tenant.name)
+                yield tenant
+
+    def _look(self, tenant: VgpuTenant, shared: Sequence[str]) -> VgpuSeen:
+        outdated = {*shared, *self._differing(vgpu_files.files(tenant))}
+        outdated.update(path for path in vgpu_files.shared_regions(tenant) if not self._is_open(path))
+        if tenant.provider == DMEM:
+            said = vgpu_dmem.limits(self._root, tenant.name)
+            if any(said.get(region) != limit for region, limit in vgpu_dmem.wanted(tenant, self._regions).items()):
+                outdated.add("dmem.max")
+        # Tenants of MPS have no library that would count.
+        usage = None if tenant.provider == MPS else vgpu_region.read(self._root / vgpu_files.region_path(tenant.name))
+        return VgpuSeen(tenant, tuple(sorted(outdated)), usage)
+
+    def processes(self, host: Host, name: str, gpu_uuid: str) -> tuple[Holder, ...]:
+        """Whoever holds the GPU as a process of the tenant, and what cannot be determined."""
+        gpu = next((gpu for gpu in host.gpus if gpu.uuid == gpu_uuid), None)
+        who = gpu.held_by if gpu is not None else ()
+        return tuple(h for h in who if not h.watches and (h.kind == UNKNOWN or self._is_of(h.pid, name)))
+
+    def _is_of(self, pid: int | None, name: str) -> bool:
+        if pid is None:
+            return False
+        try:
+            words = (self._proc / str(pid) / "environ").read_bytes().split(b"\0")
+        except OSError:
+            return False
+        return _NAME_VARIABLE + name.encode() in words
+
+    # --- changing ---------------------------------------------------------------------------------------------------
+
+    def write(self, tenant: VgpuTenant) -> None:
+        """Make the tenant what is wanted: all that is missing or differs. Processes of it heed a new quota. Raises ApplyError."""
+        problem = vgpu_files.name_problem(tenant.name)
+        if problem:
+            raise ApplyError(problem.where, problem.problem, problem.cure)
+        files = vgpu_files.files(tenant)
+        # The spec first, so that whatever follows is known to be this tenant's.
+        spec = vgpu_files.spec_path(tenant.name)
+        self._write({spec: files.pop(spec)})
+        if tenant.provider == DMEM:
+            vgpu_dmem.bound(self._root, self._run, tenant, self._regions)
+        tenants = list(self._tenants())
+        self._write(self._shared(tenants))
+        self._open_regions(tenant)
+        self._write(files)
+        if tenant.provider != DMEM:
+            vgpu_dmem.unbound(self._root, self._run, tenant.name)
+            self._remove(vgpu_files.folder(tenant.name) + "/slice")
+        self._forget_turnstiles(tenants)
+
+    def forget(self, name: str) -> None:
+        """Take away all that there is of a tenant, and with the last one what all share. Raises ApplyError."""
+        vgpu_dmem.unbound(self._root, self._run, name)
+        try:
+            durable.remove(self._root / vgpu_files.cdi_path(name))
+            _remove_folder(self._root / vgpu_files.TENANTS / name)
+            folder = self._root / vgpu_files.folder(name)
+            for path in sorted(folder.glob("*")):
+                if path.name != Path(vgpu_files.spec_path(name)).name:
+                    path.unlink()
+            durable.remove(self._root / vgpu_files.spec_path(name))
+            _remove_folder(folder)
+            tenants = list(self._tenants())
+            self._forget_turnstiles(tenants)
+            if tenants:
+                self._write(self._shared(tenants))
+            else:
+                self._forget_shared()
+        except OSError as error:
+            cure = "Remove it by hand, as root, and run again."
+            raise ApplyError(str(error.filename or name), "it cannot be removed: %s" % error, cure) from error
+
+    def _forget_shared(self) -> None:
+        durable.remove(self._root / vgpu_files.TMPFILES_PATH)
+        for folder in (vgpu_files.TENANTS, vgpu_files.GPUS, vgpu_files.STATE, vgpu_files.SETTINGS):
+            for path in (self._root / folder, (self._root / folder).parent):
+                # Not where something of others is in it.
+                with contextlib.suppress(OSError):
+                    path.rmdir()
+
+    def _forget_turnstiles(self, tenants: Sequence[VgpuTenant]) -> None:
+        """Of GPUs that no tenant has any more. Who still has one open keeps it until he ends."""
+        used = {self._root / vgpu_files.turnstile_path(uuid) for tenant in tenants for uuid in tenant.gpus}
+        for path in set((self._root / vgpu_files.GPUS).glob("*")) - used:
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+
+    # --- parts of it ------------------------------------------------------------------------------------------------
+
+    def _shared(self, tenants: Sequence[VgpuTenant]) -> dict[str, str]:
+        return {vgpu_files.TMPFILES_PATH: vgpu_files.tmpfiles(tenants)}
+
+    def _differing(self, files: dict[str, str]) -> list[str]:
+        return [path for path, text in files.items() if not self._has(path, text)]
+
+    def _has(self, path: str, text: str) -> bool:
+        try:
+            return (self._root / path).read_text(errors="replace") == text
+        except OSError:
+            return False
+
+    def _write(self, files: dict[str, str]) -> None:
+        written = [self._root / path for path in self._differing(files)]
+        for path in written:
+            durable.make_folder(path.parent)
+            durable.write_text(path, files[str(path.relative_to(self._root))], mode=0o644)
+        if written and (self._root / "sys/fs/selinux/enforce").exists():
+            # What containers may read is said by the host's rules for the path.
+            with contextlib.suppress(FileNotFoundError):
+                ask(self._run, ["restorecon", *sorted({str(each) for path in written for each in (path.parent, path)})])
+
+    def _is_open(self, path: str) -> bool:
+        """Whether any user's processes can use the file."""
+        with contextlib.suppress(OSError):
+            return (self._root / path).stat().st_mode & 0o777 == 0o666
+        return False
+
+    def _open_regions(self, tenant: VgpuTenant) -> None:
+        """Make the files below /run, by systemd-tmpfiles, which gives them labels too, or without it."""
+        missing = [path for path in vgpu_files.shared_regions(tenant) if not self._is_open(path)]
+        if not missing:
+            return
+        if self._root == Path("/"):
+            with contextlib.suppress(FileNotFoundError):
+                ask(self._run, ["systemd-tmpfiles", "--create", "/" + vgpu_files.TMPFILES_PATH])
+        try:
+            for path in (self._root / each for each in missing):
+                durable.make_folder(path.parent)
+                path.touch()
+                path.chmod(0o666)
+        except OSError as error:
+            raise ApplyError(
+                str(error.filename), "it cannot be made: %s" % error, "Make room for it, as root."
+            ) from error
+
+    def _remove(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            (self._root / path).unlink()
+
+
+def _remove_folder(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(str(path))

@@ -1,0 +1,238 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""From the tenants that a host has to those that its layout wants: a pure function, beside the plan of the GPUs.
+
+Tenants that are there stay on their GPUs and seats where they can; new quotas are given to them as they run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Callable, Sequence
+
+from .disturbance import Disturbance
+from .errors import PlanError
+from .layout_types import Entry, Layout, Tenant, Vgpu
+from .mig_steps import Plan
+from .model import Gpu, Holder, Host
+from .selector import matches
+from .vgpu_files import name_problem
+from .vgpu_fit import Bin, Demand, TooHardError, first_misfit, pack
+from .vgpu_model import AUTO, DMEM, MOST_GPUS, MPS, PRELOAD, SEATS, VgpuSeat, VgpuSeen, VgpuTenant
+from .vgpu_steps import AddTenant, ChangeTenant, RemoveTenant, VgpuPlan, size
+
+# Ratios are binary fractions: 1.15 * 100 is a hair below 115.
+_ROUNDING = 1e-6
+
+#: Processes of a tenant on a GPU.
+Processes = Callable[[str, str], Sequence[Holder]]
+
+
+@dataclass(frozen=True)
+class WantedTenant:
+    """A tenant, the part of the layout that wants it, and why its provider is not another one where that was open."""
+
+    tenant: VgpuTenant
+    where: str
+    why: str = ""
+
+
+def wanted(
+    layout: Layout, plan: Plan, seen: Sequence[VgpuSeen] = (), dmem: frozenset[str] = frozenset()
+) -> tuple[WantedTenant, ...]:
+    """The tenants that the layout asks for, each with its GPUs and seats, by name.
+
+    `dmem`: UUIDs of the GPUs whose memory the kernel bounds. Raises PlanError where one cannot be had: no room, a pin to
+    another GPU, a name or provider that cannot be.
+    """
+    found: list[WantedTenant] = []
+    for entry in layout.entries:
+        if entry.vgpu is not None:
+            gpus = [gpu.gpu for gpu in plan.gpus if gpu.target.where == entry.where]
+            found += _of_entry(entry, entry.vgpu, gpus, {one.tenant.name: one.tenant for one in seen}, dmem)
+    return tuple(sorted(found, key=lambda each: each.tenant.name))
+
+
+def plan(
+    tenants: Sequence[WantedTenant],
+    seen: Sequence[VgpuSeen],
+    gpus: Plan,
+    host: Host,
+    processes: Processes,
+    leave_others: bool = True,
+) -> VgpuPlan:
+    """The steps from the tenants that were `seen` to those wanted.
+
+    A tenant that the layout does not want is removed where the layout names one of its GPUs; on others it is left alone, as
+    they are, until `leave_others` is false. A tenant whose processes are on a GPU that it has to leave would escape its
+    quota there: they are in the way.
+    """
+    by_name = {each.tenant.name: each for each in tenants}
+    named = {each.gpu.uuid for each in gpus.gpus}
+    removes, changes, kept, disturbs = [], [], [], []
+    indices = tuple((gpu.uuid, gpu.index) for gpu in host.gpus)
+    for one in sorted(seen, key=lambda each: each.tenant.name):
+        want = by_name.pop(one.tenant.name, None)
+        if want is None:
+            if not leave_others or named.intersection(one.tenant.gpus):
+                removes.append(RemoveTenant(one))
+        elif one.tenant == want.tenant and not one.outdated:
+            kept.append(one)
+        else:
+            change = ChangeTenant(one, want.tenant)
+            changes.append(change)
+            disturbs += moved(change, processes, indices)
+    # What one gives up may be what another one gets.
+    changes.sort(
+        key=lambda c: (bool(set(c.tenant.gpus) - set(c.seen.tenant.gpus)), c.grows_bytes, _grows_percent(c), c.name)
+    )
+    adds = [AddTenant(each.tenant, each.where, each.why) for each in by_name.values()]
+    return VgpuPlan(tuple(removes), tuple(changes), tuple(adds), tuple(kept), tuple(disturbs), indices)
+
+
+def moved(change: ChangeTenant, processes: Processes, indices: Sequence[tuple[str, int]]) -> list[Disturbance]:
+    """Whom the change would take off a GPU."""
+    index = dict(indices)
+    return [
+        Disturbance("vgpu %s (it would leave gpu %s)" % (change.name, index.get(uuid, uuid)), tuple(who))
+        for uuid in change.leaves
+        for who in [processes(change.name, uuid)]
+        if who
+    ]
+
+
+def _grows_percent(change: ChangeTenant) -> int:
+    return change.tenant.sm_percent - change.seen.tenant.sm_percent
+
+
+def _of_entry(
+    entry: Entry, vgpu: Vgpu, gpus: Sequence[Gpu], now: dict[str, VgpuTenant], dmem: frozenset[str]
+) -> list[WantedTenant]:
+    where = {tenant.name: "%s.vgpu.tenants[%d]" % (entry.where, n) for n, tenant in enumerate(vgpu.tenants)}
+    demands = [_demand(tenant, gpus, where[tenant.name], now.get(tenant.name)) for tenant in vgpu.tenants]
+    packed = _packed(entry, vgpu, gpus, demands, where)
+    found = []
+    taken = _taken(gpus, now, {demand.name: set(packed[demand.name]) for demand in demands})
+    for tenant in vgpu.tenants:
+        seats = _seats(packed[tenant.name], taken, now.get(tenant.name))
+        provider, why = _provider(vgpu.provider, packed[tenant.name], dmem, "%s.vgpu.provider" % entry.where)
+        made = VgpuTenant(
+            tenant.name, tenant.memory_bytes, tenant.sm_percent, seats, vgpu.policy, tenant.priority, provider
+        )
+        found.append(WantedTenant(made, where[tenant.name], why))
+    return found
+
+
+def _demand(tenant: Tenant, gpus: Sequence[Gpu], where: str, now: VgpuTenant | None) -> Demand:
+    problem = name_problem(tenant.name)
+    if problem is not None:
+        raise PlanError("%s.name: %s" % (where, problem.where), problem.problem, problem.cure)
+    if tenant.gpus > MOST_GPUS:
+        problem_text = "the tenant spans %d GPUs, and a tenant can have %d" % (tenant.gpus, MOST_GPUS)
+        raise PlanError("%s.gpus" % where, problem_text, "Lower gpus.")
+    pin = None
+    if tenant.gpu is not None:
+        pinned = [gpu.uuid for gpu in gpus if matches(tenant.gpu, gpu)]
+        if not pinned:
+            raise PlanError(
+                "%s.gpu" % where,
+                "the tenant is pinned to %s, which is none of its entry's GPUs" % tenant.gpu,
+                "Pin it to one of them: %s." % ", ".join(gpu.label for gpu in gpus),
+            )
+        pin = pinned[0]
+    there = frozenset(now.gpus) if now is not None else frozenset()
+    return Demand(tenant.name, tenant.memory_bytes, tenant.sm_percent, tenant.gpus, pin, there)
+
+
+def _packed(
+    entry: Entry, vgpu: Vgpu, gpus: Sequence[Gpu], demands: Sequence[Demand], where: dict[str, str]
+) -> dict[str, tuple[str, ...]]:
+    bins = [
+        Bin(
+            gpu.uuid,
+            int(gpu.memory_total_bytes * vgpu.oversubscribe_memory_ratio + _ROUNDING),
+            100 * vgpu.oversubscribe_sm_ratio + _ROUNDING,
+            SEATS,
+        )
+        for gpu in gpus
+    ]
+    try:
+        packed = pack(bins, demands)
+        if packed is not None:
+            return packed
+        misfit, free = first_misfit(bins, demands)
+    except TooHardError:
+        raise PlanError(
+            "%s.vgpu" % entry.where,
+            "no way was found to pack these %d tenants onto %d GPUs, and not every way could be tried"
+            % (len(demands), len(gpus)),
+            "Pin tenants with gpu, or write an entry for each of some groups of GPUs.",
+        ) from None
+    index = {gpu.uuid: gpu.index for gpu in gpus}
+    takes = "%s and %d %%" % (size(misfit.memory_bytes), misfit.sm_percent)
+    if misfit.count > 1:
+        takes += " on each of %d GPUs" % misfit.count
+    elif misfit.pin is not None:
+        takes += " on gpu %d" % index[misfit.pin]
+    raise PlanError(
+        where[misfit.name],
+        "the tenant %s (%s) does not fit beside those before it. Free is %s"
+        % (misfit.name, takes, ", ".join("%s on gpu %d" % (_room(each), index[each.uuid]) for each in free)),
+        "Lower memory or sm_percent, move tenants, or raise oversubscribe.",
+    )
+
+
+def _room(free: Bin) -> str:
+    if not free.seats:
+        return "no seat (a GPU has %d)" % SEATS
+    return "%s and %d %%" % (size(free.memory_bytes), free.sm_percent)
+
+
+def _taken(gpus: Sequence[Gpu], now: dict[str, VgpuTenant], packed: dict[str, set[str]]) -> dict[str, dict[int, bool]]:
+    """By GPU the seats that somebody has, and whether he keeps it."""
+    return {
+        gpu.uuid: {
+            seat.seat: gpu.uuid in packed.get(tenant.name, ())
+            for tenant in now.values()
+            for seat in tenant.seats
+            if seat.gpu_uuid == gpu.uuid
+        }
+        for gpu in gpus
+    }
+
+
+def _seats(uuids: Sequence[str], taken: dict[str, dict[int, bool]], now: VgpuTenant | None) -> tuple[VgpuSeat, ...]:
+    """The tenant's seats. A new one is one that nobody has, for processes of a tenant that goes may still sit on theirs."""
+    has = {seat.gpu_uuid: seat.seat for seat in now.seats} if now is not None else {}
+    if now is not None and set(uuids) == set(now.gpus):
+        # In the order that its processes know.
+        return now.seats
+    found = []
+    for uuid in uuids:
+        if uuid not in has:
+            seats = taken[uuid]
+            has[uuid] = min(range(SEATS), key=lambda n, seats=seats: (n in seats, seats.get(n, False), n))
+            seats[has[uuid]] = True
+        found.append(VgpuSeat(uuid, has[uuid]))
+    return tuple(found)
+
+
+def _provider(asked: str, uuids: Sequence[str], dmem: frozenset[str], where: str) -> tuple[str, str]:
+    """The provider, and why not a stronger one."""
+    without = [uuid for uuid in uuids if uuid not in dmem]
+    if asked == MPS:
+        raise PlanError(
+            where,
+            "this release does not apply `provider: mps`",
+            "Use auto, preload or dmem; or sharing: mps, whose daemon caps each client.",
+        )
+    if asked == DMEM and without:
+        raise PlanError(
+            where,
+            "the kernel does not bound the memory of %s (no region of it in dmem.capacity)" % " and ".join(without),
+            "It takes Linux 6.14 and a driver that registers its memory there (release 615); or use auto or preload.",
+        )
+    if asked == AUTO:
+        return (PRELOAD, "no dmem here") if without else (DMEM, "")
+    return asked, ""

@@ -1,0 +1,159 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The tenants' part of a plan as an object: the steps, and how they read. `vgpu_plan` decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Union
+
+from .disturbance import Disturbance
+from .sizes import BYTES_PER_UNIT, format_size
+from .vgpu_files import to_data
+from .vgpu_model import VgpuSeen, VgpuTenant
+
+_MIB = BYTES_PER_UNIT["MiB"]
+
+
+@dataclass(frozen=True)
+class RemoveTenant:
+    """Take a tenant away. What runs of it keeps its quota until it ends."""
+
+    seen: VgpuSeen
+
+    @property
+    def name(self) -> str:
+        return self.seen.tenant.name
+
+    def __str__(self) -> str:
+        return "remove"
+
+
+@dataclass(frozen=True)
+class AddTenant:
+    tenant: VgpuTenant
+    where: str
+    #: Why the provider is not another one, where that was left open.
+    why: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.tenant.name
+
+    def __str__(self) -> str:
+        return "add (%s%s)" % (caps(self.tenant), "; " + self.why if self.why else "")
+
+
+@dataclass(frozen=True)
+class ChangeTenant:
+    """Give a tenant another quota while its processes run, other GPUs, or its files the form of this release."""
+
+    seen: VgpuSeen
+    tenant: VgpuTenant
+
+    @property
+    def name(self) -> str:
+        return self.tenant.name
+
+    @property
+    def grows_bytes(self) -> int:
+        return self.tenant.memory_bytes - self.seen.tenant.memory_bytes
+
+    @property
+    def leaves(self) -> tuple[str, ...]:
+        """UUIDs of the GPUs that it goes away from."""
+        return tuple(uuid for uuid in self.seen.tenant.gpus if uuid not in self.tenant.gpus)
+
+    def __str__(self) -> str:
+        old, new = self.seen.tenant, self.tenant
+        if old == new:
+            return "write its files anew"
+        words = [] if caps(old) == caps(new) else ["change from %s to %s" % (caps(old), caps(new))]
+        return ", ".join(words) or ("move" if set(old.gpus) != set(new.gpus) else "change its seats")
+
+
+VgpuStep = Union[RemoveTenant, ChangeTenant, AddTenant]
+
+
+@dataclass(frozen=True)
+class VgpuPlan:
+    """What a host's tenants need. Removals come before the GPUs change, all else after, shrinking before growing."""
+
+    removes: tuple[RemoveTenant, ...] = ()
+    changes: tuple[ChangeTenant, ...] = ()
+    adds: tuple[AddTenant, ...] = ()
+    kept: tuple[VgpuSeen, ...] = ()
+    disturbs: tuple[Disturbance, ...] = ()
+    #: Index of each GPU of the host, for texts.
+    indices: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def steps(self) -> tuple[VgpuStep, ...]:
+        return (*self.removes, *self.changes, *self.adds)
+
+    def to_data(self) -> list[dict[str, Any]]:
+        """The steps as JSON has them, whatever the tenants use just now."""
+        return [
+            {"step": type(step).__name__, "name": step.name}
+            if isinstance(step, RemoveTenant)
+            else {"step": type(step).__name__, "name": step.name, "tenant": to_data(step.tenant)}
+            for step in self.steps
+        ]
+
+    def gpus_changed(self) -> frozenset[str]:
+        """UUIDs of the GPUs whose tenants change."""
+        found: set[str] = set()
+        for step in self.steps:
+            if not isinstance(step, AddTenant):
+                found.update(step.seen.tenant.gpus)
+            if not isinstance(step, RemoveTenant):
+                found.update(step.tenant.gpus)
+        return frozenset(found)
+
+    def lines(self) -> list[str]:
+        """One line for each tenant that changes."""
+        return ["vgpu %s: %s %s" % (step.name, step, self._places(step)) for step in sorted(self.steps, key=_name)]
+
+    def _places(self, step: VgpuStep) -> str:
+        if isinstance(step, RemoveTenant):
+            return "from %s" % self.gpus(step.seen.tenant)
+        if isinstance(step, ChangeTenant) and step.leaves:
+            return "on %s instead of %s" % (self.gpus(step.tenant), self.gpus(step.seen.tenant))
+        return "on %s" % self.gpus(step.tenant)
+
+    def gpus(self, tenant: VgpuTenant) -> str:
+        """How messages name where a tenant is."""
+        index = dict(self.indices)
+        return " and ".join("gpu %d" % index[uuid] if uuid in index else uuid for uuid in tenant.gpus)
+
+    def before(self, gpu_uuid: str) -> list[str]:
+        """The tenants that were on the GPU before the plan."""
+        gone = [step.seen for step in (*self.removes, *self.changes)]
+        return _named([seen.tenant for seen in (*gone, *self.kept)], gpu_uuid)
+
+    def after(self, gpu_uuid: str) -> list[str]:
+        """The tenants that are there when it is done."""
+        there = [step.tenant for step in (*self.changes, *self.adds)]
+        return _named([*there, *(seen.tenant for seen in self.kept)], gpu_uuid)
+
+
+def size(size_bytes: int) -> str:
+    """As layouts have it, or in whole MiB where it is no such size."""
+    return format_size(size_bytes) if size_bytes > 0 and size_bytes % _MIB == 0 else "%d MiB" % (size_bytes // _MIB)
+
+
+def caps(tenant: VgpuTenant) -> str:
+    """What the tenant may have on each of its GPUs, in words."""
+    words = ["%s and %d %%" % (size(tenant.memory_bytes), tenant.sm_percent), tenant.policy]
+    if tenant.priority:
+        words.append("priority %d" % tenant.priority)
+    return ", ".join([*words, "by %s" % tenant.provider])
+
+
+def _name(step: VgpuStep) -> str:
+    return step.name
+
+
+def _named(tenants: list[VgpuTenant], gpu_uuid: str) -> list[str]:
+    return sorted("%s (%s)" % (t.name, caps(t)) for t in tenants if gpu_uuid in t.gpus)

@@ -1,0 +1,313 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Tenants on simulated GPUs: from a layout to the files of a host, which lie below a root of the test's own."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+H100 = [{"model": "H100-80GB", "count": 2}]
+LIBRARY = "usr/lib/openfleet-gpu/vgpu/libopenfleet-vgpu.so"
+
+
+def tenant(name, memory="8GiB", sm=30, **more):
+    return dict(more, name=name, memory=memory, sm_percent=sm)
+
+
+def entry(gpus, *tenants, **more):
+    return {"gpus": gpus, "sharing": "vgpu", "vgpu": dict(more, tenants=list(tenants))}
+
+
+@pytest.fixture(name="fleet")
+def with_library(host, monkeypatch):
+    """A host with two GPUs and the library, whose files are below the folder `root`."""
+    root = host.folder / "root"
+    (root / LIBRARY).parent.mkdir(parents=True)
+    (root / LIBRARY).touch()
+    monkeypatch.setenv("OPENFLEET_VGPU_ROOT", str(root))
+    return host.create(H100)
+
+
+def run(host, *layout, module="layout", **arguments):
+    return host.module(module, layout=list(layout), state_directory=str(host.folder / "state.d"), **arguments)
+
+
+def files(host):
+    """{path below the root: content}, the library left out."""
+    root = host.folder / "root"
+    paths = [path for path in root.rglob("*") if path.is_file() and str(path.relative_to(root)) != LIBRARY]
+    return {str(path.relative_to(root)): path.read_text() for path in paths}
+
+
+def quotas(host):
+    """{tenant: [(GPU's index, bytes, percent, seat)]}, read as the library reads them."""
+    index = {gpu["uuid"]: number for number, gpu in enumerate(json.loads(host.gpusim("show", "--json"))["gpus"])}
+    found = {}
+    for path, text in files(host).items():
+        if path.endswith("/quota"):
+            rows = [line.split() for line in text.splitlines() if line.startswith("gpu ")]
+            found[Path(path).parent.name] = [
+                (index[row[1]], *(int(row[row.index(key) + 1]) for key in ("memory", "sm", "seat"))) for row in rows
+            ]
+    return found
+
+
+GIB = 2**30
+BASE = [entry([0, 1], tenant("a"), tenant("b", "60GiB"), tenant("pair", "10GiB", 40, gpus=2))]
+
+
+def test_a_layout_with_tenants_is_applied_once(fleet):
+    foretold = run(fleet, *BASE, check=True)
+    assert files(fleet) == {}
+    done = run(fleet, *BASE)
+    assert done["changed"] and done["plan"] == foretold["plan"]
+    assert done["plan"][2] == "vgpu a: add (8GiB and 30 %, fixed, by preload; no dmem here) on gpu 0"
+    assert quotas(fleet) == {
+        "a": [(0, 8 * GIB, 30, 0)],
+        "b": [(0, 60 * GIB, 30, 1)],
+        "pair": [(0, 10 * GIB, 40, 2), (1, 10 * GIB, 40, 0)],
+    }
+    assert "vgpu a (8GiB and 30 %" in done["diff"]["after"]
+    assert [gpu["asked"] for gpu in done["gpus"]] == ["vgpu", "vgpu"]
+    before = files(fleet)
+    again = run(fleet, *BASE)
+    assert not again["changed"]
+    assert files(fleet) == before
+
+
+def test_the_module_does_its_part_alone_and_takes_it_away(fleet):
+    told = run(fleet, *BASE, module="vgpu_quota")
+    assert [each["name"] for each in told["tenants"]] == ["a", "b", "pair"]
+    assert told["tenants"][0]["gpus"][0]["used_bytes"] == 0
+    assert fleet.module("gpu_info")["vgpu_tenants"] == told["tenants"]
+    gone = run(fleet, module="vgpu_quota", state="absent", check=True)
+    assert gone["plan"] == [
+        "vgpu a: remove from gpu 0",
+        "vgpu b: remove from gpu 0",
+        "vgpu pair: remove from gpu 0 and gpu 1",
+    ]
+    assert files(fleet) != {}
+    assert run(fleet, module="vgpu_quota", state="absent")["changed"]
+    assert files(fleet) == {}
+    assert not run(fleet, module="vgpu_quota", state="absent")["changed"]
+
+
+def test_it_leaves_gpus_that_are_not_ready_to_others(fleet):
+    run(fleet, {"gpus": [1], "sharing": "exclusive"})
+    refused = run(fleet, entry([1], tenant("a")), module="vgpu_quota")
+    assert "not ready for tenants (MIG off, compute mode exclusive_process)" in refused["msg"]
+    assert run(fleet, entry([1], tenant("a")))["changed"]
+
+
+def test_without_a_driver_tenants_can_go(fleet):
+    run(fleet, *BASE)
+    fleet.library = fleet.folder / "no-library"
+    gone = run(fleet, module="vgpu_quota", state="absent")
+    assert (gone["changed"], gone["driver_present"]) == (True, False)
+    assert files(fleet) == {}
+
+
+def test_without_the_library_nothing_is_promised(fleet):
+    (fleet.folder / "root" / LIBRARY).unlink()
+    refused = run(fleet, *BASE)
+    assert "role openfleet.gpu.vgpu_limiter" in refused["msg"]
+    assert files(fleet) == {}
+    # A dry run may be one in which the role would have brought it.
+    (missing,) = run(fleet, *BASE, check=True)["missing"]
+    assert "role openfleet.gpu.vgpu_limiter" in missing
+
+
+def test_gpus_of_a_process_have_none_of_the_hosts_tenants(host):
+    host.create(H100)
+    refused = run(host, *BASE)
+    assert "simulated GPUs of this process alone" in refused["msg"]
+    assert host.module("gpu_info")["vgpu_tenants"] == []
+
+
+@pytest.mark.parametrize(
+    ("layout", "words"),
+    [
+        ([entry([0], tenant("a", "60GiB"), tenant("b", "30GiB"))], ["tenants[1]", "does not fit", "on gpu 0"]),
+        ([entry([0], tenant("a", gpu="0000:ff:00.0"))], ["tenants[0].gpu", "none of its entry's GPUs"]),
+        ([entry([0], tenant("a_"))], ["tenants[0].name", "ends in _"]),
+        ([entry([0], tenant("a")), entry([1], tenant("a"))], ["already named by gpu_layout[0]"]),
+        ([entry([0], tenant("a")), entry(["all"], tenant("b"))], ["all names every GPU"]),
+        ([entry([0], tenant("a"), provider="dmem")], ["vgpu.provider", "Linux 6.14"]),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_changes(fleet, layout, words):
+    for check in (True, False):
+        refused = run(fleet, *layout, check=check)
+        assert refused["failed"] and refused["cure"]
+        assert all(word in refused["msg"] for word in words), refused["msg"]
+    assert files(fleet) == {}
+
+
+def test_quotas_change_as_tenants_run(fleet):
+    run(fleet, *BASE)
+    root = fleet.folder / "root"
+    regions = {path: path.stat().st_ino for path in root.rglob("run/**/*") if path.is_file()}
+    run(fleet, entry([0, 1], tenant("a", "20GiB", 20), tenant("b", "40GiB", 40), tenant("pair", "10GiB", 40, gpus=2)))
+    assert quotas(fleet)["a"] == [(0, 20 * GIB, 20, 0)]
+    assert {path: path.stat().st_ino for path in root.rglob("run/**/*") if path.is_file()} == regions
+
+
+# --- from any sharing to any other, in one run ------------------------------------------------------------------------
+
+SHARINGS = {
+    "vgpu": entry([0], tenant("a")),
+    "other tenants": entry([0], tenant("b", "20GiB", 10, priority=1), policy="burst"),
+    "shared": {"gpus": [0], "sharing": "shared"},
+    "exclusive": {"gpus": [0], "sharing": "exclusive"},
+    "mig": {"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}]},
+}
+PAIRS = [pair for pair in itertools.permutations(SHARINGS, 2) if {"vgpu", "other tenants"}.intersection(pair)]
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=" to ".join)
+def test_any_sharing_follows_any_other_in_one_run(fleet, pair):
+    first, then = (SHARINGS[name] for name in pair)
+    run(fleet, first)
+    done = run(fleet, then)
+    assert not done.get("failed"), done.get("msg")
+    assert sorted(quotas(fleet)) == [each["name"] for each in then.get("vgpu", {}).get("tenants", [])]
+    assert (files(fleet) == {}) == ("vgpu" not in then)
+    assert not run(fleet, then)["changed"]
+
+
+# --- cut off, failed, held, saved --------------------------------------------------------------------------------------
+
+
+def seen(host):
+    return quotas(host), host.seen()
+
+
+def test_a_failed_step_brings_tenants_back(fleet):
+    run(fleet, entry([0, 1], tenant("a"), tenant("b", gpu=1)))
+    before, there = files(fleet), seen(fleet)
+    fleet.gpusim("fail", "nvmlDeviceCreateGpuInstanceWithPlacement", "--nth", "1", "--code", "UNKNOWN")
+    failed = run(
+        fleet, entry([0], tenant("a", "1GiB")), {"gpus": [1], "sharing": "mig", "mig": [{"profile": "7g.80gb"}]}
+    )
+    assert failed["failed"] and failed["outcome"] == "old"
+    assert files(fleet) == before
+    assert seen(fleet) == there
+
+
+def test_a_file_that_cannot_be_written_brings_tenants_back(fleet):
+    run(fleet, entry([0], tenant("a"), tenant("b")))
+    before = files(fleet)
+    # The folder of c is a file: the tenants before it have been changed by then.
+    (fleet.folder / "root/etc/openfleet-gpu/vgpu/c").touch()
+    failed = run(fleet, entry([0], tenant("a", "1GiB"), tenant("c")))
+    assert failed["failed"] and failed["outcome"] == "old"
+    quota = "30 %, fixed, by preload"
+    changed = "vgpu a: change from 8GiB and %s to 1GiB and %s" % (quota, quota)
+    assert failed["steps_done"][:2] == ["vgpu b: remove", changed]
+    (fleet.folder / "root/etc/openfleet-gpu/vgpu/c").unlink()
+    assert files(fleet) == before
+
+
+def test_a_run_that_was_cut_off_is_cleared_up_by_the_next(fleet):
+    run(fleet, entry([0, 1], tenant("a"), tenant("b", gpu=1)))
+    before = files(fleet)
+    fleet.gpusim("fail", "nvmlDeviceCreateGpuInstanceWithPlacement", "--nth", "1", "--code", "kill")
+    then = [entry([0], tenant("a", "1GiB")), {"gpus": [1], "sharing": "mig", "mig": [{"profile": "7g.80gb"}]}]
+    with pytest.raises(AssertionError, match="exit -9"):
+        run(fleet, *then)
+    assert sorted(quotas(fleet)) == ["a"], "it was cut off after b went"
+    back = run(fleet, entry([0, 1], tenant("a"), tenant("b", gpu=1)))
+    assert back["recovered"] == "old"
+    assert files(fleet) == before
+    with pytest.raises(AssertionError, match="exit -9"):
+        fleet.gpusim("fail", "nvmlDeviceCreateGpuInstanceWithPlacement", "--nth", "1", "--code", "kill")
+        run(fleet, *then)
+    assert run(fleet, *then)["recovered"] == "old"
+    assert quotas(fleet) == {"a": [(0, GIB, 30, 0)]}
+
+
+def test_a_run_that_was_cut_off_between_tenants_is_completed(fleet):
+    run(fleet, *BASE)
+    after = [entry([0, 1], tenant("a", "4GiB"), tenant("c"), tenant("pair", "10GiB", 40, gpus=2))]
+    run(fleet, *after)
+    wanted = files(fleet)
+    run(fleet, *BASE)
+    # What a run that is killed in between leaves: its journal, and some of the files.
+    before = [json.loads(files(fleet)["etc/openfleet-gpu/vgpu/%s/tenant.json" % name]) for name in "ab"]
+    journal = {
+        "schema": 4,
+        "run": {"pid": 1, "command": "x", "since": 0},
+        "before": [],
+        "after": [],
+        "daemons": {"stops": [], "starts": []},
+        "tenants": {"before": before, "comes": ["c"]},
+    }
+    (fleet.folder / "state.d/journal.json").write_text(json.dumps(journal))
+    (fleet.folder / "root/etc/openfleet-gpu/vgpu/b/quota").unlink()
+    done = run(fleet, *after)
+    assert done["recovered"] == "new"
+    assert files(fleet).keys() == wanted.keys()
+    assert quotas(fleet)["a"] == [(0, 4 * GIB, 30, 0)]
+
+
+def as_tenant(host, name):
+    """A process that NVML lists on GPU 0, of that tenant as its environment says."""
+    command = ["env", "OPENFLEET_VGPU=" + name, "gpusim", "run", "--gpu", "0", "--memory", "1GiB", "--", "sleep", "300"]
+    process = host.popen(command)
+    deadline = time.monotonic() + 30
+    while not json.loads(host.gpusim("show", "--json"))["processes"]:
+        assert process.poll() is None, "gpusim run ended"
+        assert time.monotonic() < deadline, "the process never showed up in NVML"
+        time.sleep(0.05)
+    return process
+
+
+def test_a_tenant_at_work_is_not_moved_unless_it_may_be_ended(fleet):
+    run(fleet, entry([0], tenant("a")))
+    before = files(fleet)
+    moves = [entry([1], tenant("a")), {"gpus": [0], "sharing": "shared"}]
+    process = as_tenant(fleet, "a")
+    try:
+        refused = run(fleet, *moves)
+        assert "vgpu a (it would leave gpu 0) is in use by pid %d" % process.pid in refused["msg"]
+        assert files(fleet) == before
+        # Another quota is in nobody's way.
+        assert run(fleet, entry([0], tenant("a", "1GiB")))["changed"]
+        # What waits for it goes on as soon as it has ended.
+        forced = run(fleet, *moves, on_busy="force", grace_period=10)
+        assert str(process.pid) in forced["ended"][0]
+        assert quotas(fleet) == {"a": [(1, 8 * GIB, 30, 0)]}
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_another_process_is_in_no_tenants_way(fleet):
+    run(fleet, entry([0], tenant("a")))
+    process = as_tenant(fleet, "b")
+    try:
+        assert run(fleet, entry([1], tenant("a")), {"gpus": [0], "sharing": "shared"})["changed"]
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_saved_plan_is_carried_out_as_it_was_or_refused(fleet):
+    run(fleet, entry([0, 1], tenant("a")))
+    after = entry([0, 1], tenant("a", "4GiB"), tenant("b", "70GiB"))
+    saved = run(fleet, after, check=True)["plan_data"]
+    assert [step["step"] for step in saved["vgpu"]["steps"]] == ["ChangeTenant", "AddTenant"]
+    run(fleet, entry([0, 1], tenant("a"), tenant("meanwhile")))
+    refused = run(fleet, after, plan=saved)
+    assert "the steps would be others now" in refused["msg"] and "vgpu meanwhile: remove" in refused["msg"]
+    run(fleet, entry([0, 1], tenant("a")))
+    done = run(fleet, after, plan=saved)
+    assert done["plan"] == [gpu["plan"] for gpu in saved["gpus"]] + saved["vgpu"]["plan"]
+    assert not run(fleet, after, plan=saved)["changed"]
+    other = run(fleet, entry([0, 1], tenant("a", "4GiB"), tenant("c")), plan=saved)
+    assert "the steps would be others now" in other["msg"]

@@ -1,0 +1,112 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The files of tenants. That library, systemd and Podman take them, tests/limiter and molecule/vgpu test."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.module_utils import vgpu_files
+from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_model import VgpuSeat, VgpuTenant
+
+GIB = 2**30
+A, B = "GPU-5c89ca61-4aac-4bd7-8d0f-2bb3ae2f1f0d", "GPU-0b1f2c3d-4aac-4bd7-8d0f-2bb3ae2f1f0e"
+PAIR = VgpuTenant("pair-1", 8 * GIB, 30, (VgpuSeat(A, 0), VgpuSeat(B, 3)), "burst", 2)
+ONE = VgpuTenant("one", GIB, 100, (VgpuSeat(A, 63),))
+
+
+def settings(text):
+    """As systemd reads an environment file and podman one for --env-file."""
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    pairs = [line.split("=", 1) for line in lines]
+    assert all(re.fullmatch("[A-Z_]+", name) and not re.search(r"[\s\"'\\$#]", value) for name, value in pairs)
+    return dict(pairs)
+
+
+def of(tenant, name):
+    return vgpu_files.files(tenant)["etc/openfleet-gpu/vgpu/%s/%s" % (tenant.name, name)]
+
+
+def cdi(tenant):
+    return json.loads(vgpu_files.files(tenant)["etc/cdi/openfleet-vgpu-%s.json" % tenant.name])
+
+
+@pytest.mark.parametrize("tenant", [PAIR, ONE, dataclasses.replace(ONE, provider="dmem")])
+def test_the_spec_says_which_tenant_it_is(tenant):
+    files = vgpu_files.files(tenant)
+    assert next(iter(files)) == vgpu_files.spec_path(tenant.name)
+    assert vgpu_files.from_data(json.loads(files[vgpu_files.spec_path(tenant.name)])) == tenant
+
+
+def test_the_quota_is_what_the_library_reads():
+    assert of(PAIR, "quota").splitlines()[1:] == [
+        "version 1",
+        "tenant pair-1",
+        "policy burst",
+        "priority 2",
+        "gpu %s memory 8589934592 sm 30 seat 0" % A,
+        "gpu %s memory 8589934592 sm 30 seat 3" % B,
+    ]
+
+
+def test_what_the_kernel_bounds_the_library_does_not():
+    bound = dataclasses.replace(PAIR, provider="dmem")
+    assert "gpu %s memory 0 sm 30 seat 0" % A in of(bound, "quota").splitlines()
+    # A dash in a slice's name would make it a slice inside the one of another tenant.
+    assert of(bound, "slice") == "openfleet-vgpu-pair\\x2d1.slice\n"
+    assert "Slice=openfleet-vgpu-pair\\x2d1.slice" in of(bound, "systemd.conf").splitlines()
+    assert "etc/openfleet-gpu/vgpu/pair-1/slice" not in vgpu_files.files(PAIR)
+
+
+def test_processes_on_the_host_and_in_containers_are_the_same_tenants():
+    own = settings(of(PAIR, "env"))
+    assert own == {
+        "OPENFLEET_VGPU": "pair-1",
+        "CUDA_VISIBLE_DEVICES": "%s,%s" % (A, B),
+        "LD_PRELOAD": "/usr/lib/openfleet-gpu/vgpu/libopenfleet-vgpu.so",
+    }
+    (device,) = cdi(PAIR)["devices"]
+    inside = dict(variable.split("=", 1) for variable in device["containerEdits"]["env"])
+    # What is preloaded there is said by /etc/ld.so.preload, which no program of the container has to hand on.
+    assert inside == {name: value for name, value in own.items() if name != "LD_PRELOAD"}
+
+
+def test_a_container_gets_the_library_and_its_own_quota_and_no_other():
+    specification = cdi(PAIR)
+    assert specification["kind"] == "openfleet.io/vgpu"
+    assert [device["name"] for device in specification["devices"]] == ["pair-1"]
+    mounts = {
+        (m["hostPath"], m["containerPath"]): "rw" if "rw" in m["options"] else "ro"
+        for m in specification["devices"][0]["containerEdits"]["mounts"]
+    }
+    assert mounts == {
+        ("/usr/lib/openfleet-gpu/vgpu",) * 2: "ro",
+        ("/etc/openfleet-gpu/vgpu/pair-1",) * 2: "ro",
+        ("/usr/lib/openfleet-gpu/vgpu/ld.so.preload", "/etc/ld.so.preload"): "ro",
+        ("/run/openfleet-gpu/vgpu/tenants/pair-1",) * 2: "rw",
+        ("/run/openfleet-gpu/vgpu/gpus",) * 2: "rw",
+    }
+
+
+def test_what_is_below_run_comes_again_at_boot():
+    lines = vgpu_files.tmpfiles([PAIR, ONE]).splitlines()
+    for tenant in (PAIR, ONE):
+        for path in vgpu_files.shared_regions(tenant):
+            assert lines.count("f /%s 0666 root root -" % path) == 1
+            folder = "/" + path.rpartition("/")[0]
+            # A directory before what is in it, and for nobody but root to write.
+            assert lines.index("d %s 0755 root root -" % folder) < lines.index("f /%s 0666 root root -" % path)
+
+
+@pytest.mark.parametrize("name", ["a-", "a.", "a_"])
+def test_a_name_that_no_cdi_device_can_have_is_told(name):
+    assert "ends in %s" % name[-1] in str(vgpu_files.name_problem(name))
+
+
+@pytest.mark.parametrize("name", ["a", "A-1", "x" * 63])
+def test_other_names_are_well(name):
+    assert vgpu_files.name_problem(name) is None

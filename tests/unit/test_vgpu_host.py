@@ -1,0 +1,228 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The tenants of a host, below a root of its own: what is written, what is seen, what is left when they go."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.module_utils import vgpu_files
+from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError
+from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder, Host
+from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_host import VgpuHost
+from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_model import (
+    VgpuSeat,
+    VgpuSeen,
+    VgpuTenant,
+    VgpuUsage,
+)
+
+GIB = 2**30
+GPU, OTHER = (
+    dataclasses.replace(gpu, pci_address="0000:1%d:00.0" % gpu.index) for gpu in assumed_gpus(["H100-80GB"] * 2)
+)
+A = VgpuTenant("a", 8 * GIB, 30, (VgpuSeat(GPU.uuid, 0),))
+B = VgpuTenant("b", 8 * GIB, 30, (VgpuSeat(GPU.uuid, 1), VgpuSeat(OTHER.uuid, 0)))
+UNUSED = VgpuUsage()
+
+
+class Tools:
+    """systemctl and whatever else is run: told, and done nothing about."""
+
+    def __init__(self):
+        self.called = []
+
+    def __call__(self, command, **options):
+        self.called.append(command)
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+
+@pytest.fixture(name="host")
+def make_host(tmp_path):
+    return VgpuHost([GPU, OTHER], str(tmp_path), Tools(), str(tmp_path / "proc"))
+
+
+def everything(root):
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if not path.is_dir())
+
+
+def test_what_was_written_is_seen(host, tmp_path):
+    os.umask(0o077)
+    try:
+        host.write(A)
+        host.write(B)
+    finally:
+        os.umask(0o022)
+    assert host.observe() == (VgpuSeen(A, usage=UNUSED), VgpuSeen(B, usage=UNUSED))
+    modes = {str(path.relative_to(tmp_path)): path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
+    for path, mode in modes.items():
+        shared = path.startswith("run/") and not (tmp_path / path).is_dir()
+        # The library heeds no quota that others than root can write.
+        assert mode == (0o666 if shared else 0o755 if (tmp_path / path).is_dir() else 0o644), path
+
+
+def test_each_file_is_replaced_whole(host, tmp_path):
+    host.write(A)
+    before = (tmp_path / vgpu_files.quota_path("a")).stat().st_ino
+    with (tmp_path / vgpu_files.quota_path("a")).open() as old:
+        host.write(dataclasses.replace(A, memory_bytes=4 * GIB))
+        assert "memory %d " % (8 * GIB) in old.read(), "who reads the old one reads all of it"
+    assert (tmp_path / vgpu_files.quota_path("a")).stat().st_ino != before
+    assert host.observe()[0].tenant.memory_bytes == 4 * GIB
+
+
+def test_regions_that_processes_use_are_left_as_they_are(host, tmp_path):
+    host.write(A)
+    region = tmp_path / vgpu_files.region_path("a")
+    region.write_bytes(b"in use")
+    before = region.stat().st_ino
+    host.write(dataclasses.replace(A, sm_percent=50))
+    assert (region.read_bytes(), region.stat().st_ino) == (b"in use", before)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        vgpu_files.quota_path("a"),
+        vgpu_files.cdi_path("a"),
+        vgpu_files.region_path("a"),
+        vgpu_files.turnstile_path(GPU.uuid),
+        vgpu_files.TMPFILES_PATH,
+    ],
+)
+def test_what_is_missing_is_seen_and_made_again(host, tmp_path, path):
+    host.write(A)
+    (tmp_path / path).unlink()
+    assert host.observe() == (VgpuSeen(A, (path,), None if path == vgpu_files.region_path("a") else UNUSED),)
+    host.write(A)
+    assert host.observe() == (VgpuSeen(A, usage=UNUSED),)
+
+
+def test_the_last_tenant_leaves_nothing(host, tmp_path):
+    host.write(A)
+    host.write(B)
+    host.forget("b")
+    assert host.observe() == (VgpuSeen(A, usage=UNUSED),)
+    assert not [path for path in everything(tmp_path) if OTHER.uuid in path or "/b" in path]
+    host.forget("a")
+    assert everything(tmp_path) == []
+    assert not (tmp_path / "run/openfleet-gpu").exists()
+    assert not (tmp_path / "etc/openfleet-gpu").exists()
+    host.forget("a")
+
+
+def test_what_is_others_stays(host, tmp_path):
+    (tmp_path / "etc/openfleet-gpu").mkdir(parents=True)
+    (tmp_path / "etc/openfleet-gpu/layout.json").touch()
+    host.write(A)
+    host.forget("a")
+    assert everything(tmp_path) == ["etc/openfleet-gpu/layout.json"]
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"schema": 1}', '{"schema": 2}'])
+def test_a_file_that_is_none_is_named(host, tmp_path, text):
+    host.write(A)
+    (tmp_path / vgpu_files.spec_path("a")).write_text(text)
+    with pytest.raises(ApplyError, match=r"a/tenant\.json") as error:
+        host.observe()
+    assert error.value.outcome == "old"
+
+
+def test_a_folder_that_was_renamed_is_named(host, tmp_path):
+    host.write(A)
+    (tmp_path / vgpu_files.folder("a")).rename(tmp_path / vgpu_files.folder("c"))
+    with pytest.raises(ApplyError, match='tells of the tenant "a"'):
+        host.observe()
+
+
+def test_without_the_library_the_role_is_named(host, tmp_path):
+    assert "openfleet.gpu.vgpu_limiter" in str(host.available())
+    (tmp_path / vgpu_files.LIBRARY).parent.mkdir(parents=True)
+    (tmp_path / vgpu_files.LIBRARY).touch()
+    assert host.available() is None
+
+
+def test_a_tenants_processes_are_told_by_their_environment(host, tmp_path):
+    for pid, words in ((7, b"PATH=/bin\0OPENFLEET_VGPU=a\0"), (8, b"OPENFLEET_VGPU=ab\0"), (9, b"")):
+        (tmp_path / "proc" / str(pid)).mkdir(parents=True)
+        (tmp_path / "proc" / str(pid) / "environ").write_bytes(words)
+    holders = [Holder(GPU.uuid, None, "process", "pid %d" % pid, pid) for pid in (7, 8, 9, 10)]
+    unseen = Holder(GPU.uuid, None, "unknown", "who knows")
+    seen = Host("580", "12", "13.0", True, (dataclasses.replace(GPU, held_by=(*holders, unseen)), OTHER))
+    assert host.processes(seen, "a", GPU.uuid) == (holders[0], unseen)
+    assert host.processes(seen, "a", OTHER.uuid) == ()
+
+
+# ---------------------------------------------------------------------- the kernel's own bound
+
+
+BOUND = dataclasses.replace(A, provider="dmem")
+SLICE = "sys/fs/cgroup/openfleet.slice/openfleet-vgpu.slice/openfleet-vgpu-a.slice"
+
+
+@pytest.fixture(name="kernel")
+def with_dmem(tmp_path):
+    """A cgroup tree as systemd makes it, whose files only keep what was written last."""
+    for folder in ("", "/openfleet.slice", "/openfleet.slice/openfleet-vgpu.slice"):
+        (tmp_path / ("sys/fs/cgroup" + folder)).mkdir(parents=True)
+    (tmp_path / SLICE).mkdir()
+    (tmp_path / SLICE / "cgroup.events").write_text("populated 0\nfrozen 0\n")
+    (tmp_path / "sys/fs/cgroup/dmem.capacity").write_text(
+        "drm/0000:10:00.0/vram0 85899345920\ndrm/0000:10:00.0/stolen 67108864\ndrm/0000:99:00.0/vram0 1\n"
+    )
+    tools = Tools()
+    return VgpuHost([GPU, OTHER], str(tmp_path), tools), tools
+
+
+def test_regions_are_told_by_the_address_of_the_gpu(kernel):
+    assert kernel[0].dmem == {GPU.uuid}
+
+
+def test_a_bound_is_written_and_seen_and_missed_after_a_boot(kernel, tmp_path):
+    host, tools = kernel
+    host.write(BOUND)
+    assert ["systemctl", "start", "--", "openfleet-vgpu-a.slice"] in tools.called
+    assert (tmp_path / SLICE / "dmem.max").read_text() == "drm/0000:10:00.0/vram0 8589934592"
+    for folder in ("", "/openfleet.slice", "/openfleet.slice/openfleet-vgpu.slice"):
+        assert (tmp_path / ("sys/fs/cgroup" + folder) / "cgroup.subtree_control").read_text() == "+dmem"
+    assert host.observe() == (VgpuSeen(BOUND, usage=UNUSED),)
+    (tmp_path / SLICE / "dmem.max").write_text("drm/0000:10:00.0/vram0 max\n")
+    assert host.observe() == (VgpuSeen(BOUND, ("dmem.max",), UNUSED),)
+
+
+def test_another_provider_takes_the_bound_away(kernel, tmp_path):
+    host, tools = kernel
+    host.write(BOUND)
+    host.write(A)
+    assert (tmp_path / SLICE / "dmem.max").read_text() == "drm/0000:10:00.0/vram0 max"
+    assert not (tmp_path / vgpu_files.folder("a") / "slice").exists()
+    assert tools.called[-1] == ["systemctl", "stop", "--", "openfleet-vgpu-a.slice"]
+
+
+def test_what_runs_in_the_slice_is_not_ended(kernel, tmp_path):
+    host, tools = kernel
+    host.write(BOUND)
+    (tmp_path / SLICE / "cgroup.events").write_text("populated 1\nfrozen 0\n")
+    host.forget("a")
+    assert not [command for command in tools.called if "stop" in command]
+
+
+def test_a_kernel_that_refuses_is_an_error(kernel, tmp_path):
+    host, _tools = kernel
+    (tmp_path / "sys/fs/cgroup/cgroup.subtree_control").mkdir()
+    with pytest.raises(ApplyError, match="provider: preload"):
+        host.write(BOUND)
+
+
+def test_the_spec_is_json_that_people_can_read(host, tmp_path):
+    host.write(B)
+    assert json.loads((tmp_path / vgpu_files.spec_path("b")).read_text())["seats"] == [
+        {"gpu_uuid": GPU.uuid, "seat": 1},
+        {"gpu_uuid": OTHER.uuid, "seat": 0},
+    ]

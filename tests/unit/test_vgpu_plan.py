@@ -1,0 +1,226 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which tenants a layout wants where, and what becomes of those that are there."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.module_utils import mig_plan, vgpu_plan
+from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError
+from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
+from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder, Host
+from ansible_collections.openfleet.gpu.plugins.module_utils.selector import targets
+from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_model import VgpuSeat, VgpuSeen, VgpuTenant
+
+GIB = 2**30
+GPUS = tuple(
+    dataclasses.replace(
+        gpu, uuid="GPU-5c89d3fa-0000-4000-8000-00000000000%d" % gpu.index, pci_address="0000:1%d:00.0" % gpu.index
+    )
+    for gpu in assumed_gpus(["L40S-48GB"] * 3)
+)
+UUIDS = [gpu.uuid for gpu in GPUS]
+HOST = Host("580.105.08", "12.580", "13.0", True, GPUS)
+
+
+def tenant(name, memory=8, sm=30, **more):
+    return dict(more, name=name, memory="%dGiB" % memory, sm_percent=sm)
+
+
+def entry(gpus, *tenants, **more):
+    return {"gpus": gpus, "sharing": "vgpu", "vgpu": dict(more, tenants=list(tenants))}
+
+
+def planned(layout, seen=(), dmem=(), processes=lambda name, gpu: ()):
+    layout = parse_layout(layout)
+    plan = mig_plan.plan(GPUS, targets(layout, GPUS))
+    wanted = vgpu_plan.wanted(layout, plan, seen, frozenset(dmem))
+    return wanted, vgpu_plan.plan(wanted, seen, plan, HOST, processes)
+
+
+def there(*layout, seen=()):
+    """The tenants as they are once the layout was applied."""
+    return tuple(VgpuSeen(each.tenant) for each in planned(list(layout), seen)[0])
+
+
+def lines(*layout, **more):
+    return planned(list(layout), **more)[1].lines()
+
+
+def refused(*layout, **more):
+    with pytest.raises(PlanError) as error:
+        planned(list(layout), **more)
+    return str(error.value)
+
+
+# ---------------------------------------------------------------------- what a layout wants
+
+
+def test_a_tenant_has_its_quota_on_each_of_its_gpus():
+    wanted, plan = planned([entry([0, 2], tenant("pair", gpus=2, priority=1), policy="burst")])
+    assert [each.tenant for each in wanted] == [
+        VgpuTenant("pair", 8 * GIB, 30, (VgpuSeat(UUIDS[0], 0), VgpuSeat(UUIDS[2], 0)), "burst", 1, "preload")
+    ]
+    assert plan.lines() == [
+        "vgpu pair: add (8GiB and 30 %, burst, priority 1, by preload; no dmem here) on gpu 0 and gpu 2"
+    ]
+    assert plan.gpus_changed() == {UUIDS[0], UUIDS[2]}
+
+
+def test_tenants_of_one_gpu_have_seats_of_their_own():
+    wanted = planned([entry([0], tenant("a"), tenant("b"), tenant("c"))])[0]
+    assert [each.tenant.seats for each in wanted] == [(VgpuSeat(UUIDS[0], n),) for n in range(3)]
+
+
+@pytest.mark.parametrize("pin", [1, UUIDS[1], GPUS[1].pci_address])
+def test_a_pin_holds_whatever_names_the_gpu(pin):
+    wanted = planned([entry("all", tenant("a"), tenant("b", gpu=pin))])[0]
+    assert {each.tenant.name: each.tenant.gpus for each in wanted} == {"a": (UUIDS[0],), "b": (UUIDS[1],)}
+
+
+def test_memory_and_share_may_be_promised_more_than_once():
+    tenants = [tenant("t%d" % n, 30, 50) for n in range(3)]
+    assert "does not fit" in refused(entry([0], *tenants, oversubscribe={"sm": 1.5}))
+    assert "does not fit" in refused(entry([0, 1, 2], *tenants, tenant("more", 10, 60)))
+    assert len(planned([entry([0], *tenants, oversubscribe={"sm": 1.5, "memory": 2.1})])[0]) == 3
+
+
+def test_a_misfit_is_named_with_what_is_free():
+    text = refused(entry([0, 1], tenant("a", 40, 60), tenant("b", 40, 10), tenant("pair", 8, 30, gpus=2)))
+    assert text.startswith("gpu_layout[0].vgpu.tenants[2]: the tenant pair (8GiB and 30 % on each of 2 GPUs)")
+    total = GPUS[0].memory_total_bytes // 2**20 - 40 * 1024
+    assert "Free is %dMiB and 40 %% on gpu 0, %dMiB and 90 %% on gpu 1" % (total, total) in text
+
+
+def test_a_gpu_has_64_seats():
+    tenants = [dict(tenant("t%02d" % n, sm=1), memory="64MiB") for n in range(65)]
+    assert "tenants[64]" in refused(entry([0], *tenants))
+    assert "no seat (a GPU has 64) on gpu 0" in refused(entry([0], *tenants))
+    assert len(planned([entry([0, 1], *tenants)])[0]) == 65
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        (entry([1], tenant("a", gpu=UUIDS[2])), ["tenants[0].gpu", "none of its entry's GPUs", "gpu 1 ("]),
+        (entry([0], tenant("a-")), ["tenants[0].name", "ends in -"]),
+        (entry({"model": "L40S*"}, tenant("a", gpus=17)), ["tenants[0].gpus", "a tenant can have 16"]),
+        (entry({"model": "L40S*"}, tenant("a", gpus=4)), ["on each of 4 GPUs", "does not fit"]),
+        (entry([0], tenant("a"), provider="dmem"), ["vgpu.provider", UUIDS[0], "Linux 6.14"]),
+        (entry([0], tenant("a"), provider="mps"), ["vgpu.provider", "sharing: mps"]),
+    ],
+)
+def test_what_cannot_be_is_refused(part, words):
+    text = refused(part)
+    assert all(word in text for word in words), text
+
+
+def test_the_kernel_is_the_stronger_provider_where_it_bounds_all_the_gpus_of_a_tenant():
+    part = entry([0, 1], tenant("a", gpu=0), tenant("pair", gpus=2))
+    wanted = planned([part], dmem=[UUIDS[0]])[0]
+    assert {each.tenant.name: each.tenant.provider for each in wanted} == {"a": "dmem", "pair": "preload"}
+    part["vgpu"]["provider"] = "preload"
+    assert {each.tenant.provider for each in planned([part], dmem=UUIDS)[0]} == {"preload"}
+
+
+# ---------------------------------------------------------------------- what becomes of those that are there
+
+
+def test_a_layout_that_stands_has_nothing_to_do():
+    part = entry([0, 1], tenant("a"), tenant("b", 30), tenant("pair", gpus=2))
+    plan = planned([part], seen=there(part))[1]
+    assert plan.steps == ()
+    assert [seen.tenant.name for seen in plan.kept] == ["a", "b", "pair"]
+
+
+def test_less_is_given_back_before_another_gets_more():
+    before = there(entry([0], tenant("a", 20, 40), tenant("b", 20, 40)))
+    plan = planned([entry([0], tenant("a", 30, 40), tenant("b", 10, 40))], seen=before)[1]
+    assert [(step.name, str(step)) for step in plan.steps] == [
+        ("b", "change from 20GiB and 40 %, fixed, by preload to 10GiB and 40 %, fixed, by preload"),
+        ("a", "change from 20GiB and 40 %, fixed, by preload to 30GiB and 40 %, fixed, by preload"),
+    ]
+
+
+def test_tenants_stay_where_they_are_and_keep_their_seats():
+    before = there(entry([0, 1], tenant("a", gpu=0), tenant("b", gpu=1), tenant("c", gpu=1)))
+    plan = planned([entry([0, 1], tenant("c"), tenant("d"))], seen=before)[1]
+    assert [seen.tenant.name for seen in plan.kept] == ["c"]
+    assert plan.lines() == [
+        "vgpu a: remove from gpu 0",
+        "vgpu b: remove from gpu 1",
+        "vgpu d: add (8GiB and 30 %, fixed, by preload; no dmem here) on gpu 0",
+    ]
+    # Not the seat of a tenant that goes, on which processes may sit for a while.
+    assert [add.tenant.seats for add in plan.adds] == [(VgpuSeat(UUIDS[0], 1),)]
+
+
+def test_all_seats_of_those_that_go_are_better_than_none():
+    old = [dict(tenant("old%02d" % n, sm=1), memory="64MiB") for n in range(64)]
+    new = [dict(tenant("new%02d" % n, sm=1), memory="64MiB") for n in range(63)]
+    wanted = planned([entry([0], old[7], *new)], seen=there(entry([0], *old)))[0]
+    seats = {each.tenant.name: each.tenant.seats[0].seat for each in wanted}
+    assert seats["old07"] == 7
+    assert sorted(seats.values()) == list(range(64))
+
+
+def holder(gpu):
+    return Holder(gpu, None, "process", "pid 7 (train.py)", 7)
+
+
+def test_a_tenant_that_must_move_is_in_the_way_while_its_processes_are_there():
+    before = there(entry([0], tenant("a")))
+    moves = [entry([1], tenant("a")), {"gpus": [0], "sharing": "shared"}]
+    idle = planned(moves, seen=before)[1]
+    assert (idle.lines(), idle.disturbs) == (["vgpu a: move on gpu 1 instead of gpu 0"], ())
+    asked = []
+
+    def processes(name, gpu):
+        asked.append((name, gpu))
+        return [holder(gpu)]
+
+    (disturbance,) = planned(moves, seen=before, processes=processes)[1].disturbs
+    assert str(disturbance) == "vgpu a (it would leave gpu 0) is in use by pid 7 (train.py)"
+    assert asked == [("a", UUIDS[0])]
+
+
+def test_removal_and_a_smaller_quota_are_in_nobodys_way():
+    before = there(entry([0], tenant("a"), tenant("b")))
+    plan = planned([entry([0], tenant("a", 1, 1))], seen=before, processes=lambda name, gpu: [holder(gpu)])[1]
+    assert len(plan.steps) == 2
+    assert plan.disturbs == ()
+
+
+def test_a_tenant_that_gets_another_gpu_keeps_the_order_of_those_that_it_has():
+    wide = there(entry([0, 1, 2], tenant("a", gpus=2)))
+    assert wide[0].tenant.gpus == (UUIDS[0], UUIDS[1])
+    turned = dataclasses.replace(wide[0].tenant, seats=wide[0].tenant.seats[::-1])
+    plan = planned([entry([0, 1, 2], tenant("a", gpus=2))], seen=[VgpuSeen(turned)])[1]
+    assert plan.steps == ()
+
+
+def test_gpus_that_no_entry_names_keep_their_tenants():
+    before = there(entry([0], tenant("a")), entry([1], tenant("b")))
+    plan = planned([{"gpus": [0], "sharing": "exclusive"}], seen=before)[1]
+    assert plan.lines() == ["vgpu a: remove from gpu 0"]
+    layout = parse_layout([])
+    gone = vgpu_plan.plan((), before, mig_plan.plan(GPUS, targets(layout, GPUS)), HOST, lambda *_: (), False)
+    assert [step.name for step in gone.removes] == ["a", "b"]
+
+
+def test_files_of_another_form_are_written_anew():
+    part = entry([0], tenant("a"))
+    (one,) = there(part)
+    assert lines(part, seen=[dataclasses.replace(one, outdated=("x",))]) == ["vgpu a: write its files anew on gpu 0"]
+
+
+def test_before_and_after_tell_the_tenants_of_a_gpu():
+    before = there(entry([0], tenant("a"), tenant("b")))
+    plan = planned([entry([0], tenant("b", 4))], seen=before)[1]
+    assert plan.before(UUIDS[0]) == ["a (8GiB and 30 %, fixed, by preload)", "b (8GiB and 30 %, fixed, by preload)"]
+    assert plan.after(UUIDS[0]) == ["b (4GiB and 30 %, fixed, by preload)"]
+    assert plan.before(UUIDS[1]) == plan.after(UUIDS[1]) == []
