@@ -46,7 +46,8 @@ class VgpuHost:
             "STUB_MEMORY": str(memory),
         }
         text = "".join(f"{key}={value}\n" for key, value in settings.items())
-        self.ask(f"printf '%s' '{text}' >{ENVIRONMENT}")
+        # The card is a file that every user's processes write, as they open the driver's devices.
+        self.ask(f"printf '%s' '{text}' >{ENVIRONMENT}; touch /run/stub-card; chmod 0666 /run/stub-card")
         self.uuids = uuids
 
     # -------------------------------------------------------------- clients

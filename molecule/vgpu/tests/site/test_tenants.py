@@ -77,6 +77,16 @@ def test_a_service_is_a_tenant_where_the_inventory_says_so(ada):
         ada.host.run("systemctl stop notebook.service")
 
 
+def test_a_sandboxed_service_of_another_user_is_held(ada):
+    properties = (
+        f"-p DynamicUser=yes -p ProtectSystem=strict -p EnvironmentFile={ENVIRONMENT} "
+        "-p EnvironmentFile=/etc/openfleet-gpu/vgpu/notebook-a/env "
+        "-p ReadWritePaths='/run/openfleet-gpu/vgpu /run/stub-card'"
+    )
+    told = ada.ask(f"systemd-run --quiet --wait --pipe --collect {properties} {CLIENT} fill 64")
+    assert told == f"{QUOTA_MIB['notebook-a']} {OUT_OF_MEMORY}"
+
+
 # --- containers ---------------------------------------------------------------------------------
 
 
@@ -87,8 +97,6 @@ def container(ada):
 
     def run(tenant, *words, user="0"):
         device = f"--device openfleet.io/vgpu={tenant}" if tenant else ""
-        # The card that the stub keeps, which stands for the driver's devices.
-        ada.ask("chmod 0666 /run/stub-card")
         told = ada.ask(
             f"podman run --rm --network=none --user={user} {device} --env-file {ENVIRONMENT} "
             f"--volume /run/stub-card:/run/stub-card {IMAGE} {CLIENT} {' '.join(words)}"
