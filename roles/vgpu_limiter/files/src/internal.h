@@ -16,7 +16,7 @@
  *   shared.c       opening shared files; the byte that tells the living from the dead
  *   allocations.c  the process's own tables: what each pointer and handle has cost
  *   charge.c       reserve before the driver is asked, give back when it refuses; which GPU is meant
- *   memory.c arrays.c pools.c vmm.c    the hooks that allocate and free
+ *   memory.c arrays.c pools.c vmm.c graphs.c   the hooks that allocate and free
  *   report.c nvml.c                    the hooks that tell free and total; what NVML says of us
  *   launch.c throttle.c turnstile.c    the hooks that launch, and the share of the SMs
  *   log.c
@@ -61,6 +61,7 @@ enum real {
 };
 
 extern _Atomic(void *) vgpu_reals[REAL_COUNT];
+bool vgpu_load_nvml(void);		/* false: it is not in the process and cannot be loaded */
 void *vgpu_find_real(enum real);	/* NULL where the driver has no such function, or is not loaded */
 void *vgpu_real_or_refusal(enum real);	/* a function that returns an error in its place */
 
@@ -115,13 +116,14 @@ struct mutex { _Atomic uint32_t word; };
 void mutex_lock(struct mutex *);
 void mutex_unlock(struct mutex *);
 
+/* allocations.h */
 struct table {
 	struct entry *entries;		/* NULL: empty */
 	uint32_t capacity, count;
 };
 enum table_kind { T_POINTER, T_ARRAY, T_MIPMAP, T_POOL, T_HANDLE, T_BLOCK, T_MAPPING, TABLE_COUNT };
 
-enum { DEVICES = 64, RECONCILE_GPUS = QUOTA_GPUS };
+enum { DEVICES = 64 };
 
 /* It lies in memory of its own that is all zero at first, and again in a child of fork. */
 struct state {
@@ -129,18 +131,28 @@ struct state {
 	struct mutex starting;			/* held while the state is made and the quota file is read */
 	_Atomic(const struct quota *) quota;	/* NULL: passive */
 	_Atomic int64_t look_again_ns;		/* when to look at the file again (CLOCK_MONOTONIC_COARSE) */
-	struct { uint64_t device, inode; int64_t changed_ns, size; } file;	/* of the quota as it was read */
+	struct { uint64_t device, inode; int64_t changed_ns, size; } file;	/* the quota's, as it was read */
+	bool looked;				/* for it, at least once */
 	char name[TENANT_NAME];			/* OPENFLEET_VGPU */
 	char root[128];				/* OPENFLEET_VGPU_ROOT */
 
-	struct mutex memory;			/* held for all that follows up to `throttle` */
+	struct mutex memory;			/* held with the region's lock */
 	struct region *region;			/* NULL: not opened yet */
 	bool region_is_private;			/* there is no shared one: each process has the quota for itself */
 	int slot;				/* in region->slots */
 	uint32_t nonce;				/* tells this process from others that had the slot */
+
+	struct mutex tables_lock;
 	struct table tables[TABLE_COUNT];
-	uint64_t next_block;
-	uint64_t graph_bytes[RECONCILE_GPUS];	/* by place in the region: charged for the graphs' memory */
+	uint64_t last_block;
+
+	struct mutex pools;			/* held over the driver's answer and what follows from it */
+	uint64_t graph_bytes[QUOTA_GPUS];	/* by place in the region: charged for the graphs' memory */
+
+	/* nvml.c; one thread at a time, by `settling` */
+	_Atomic bool settling;
+	bool nvml_started;
+	int64_t nvml_again_ns;
 
 	_Atomic uint32_t device_known[DEVICES];
 	CUuuid device_uuid[DEVICES];
@@ -191,7 +203,14 @@ bool vgpu_take_byte(int descriptor, int64_t offset);
 /* Asked through any descriptor of the file (vgpu_reopen): whether a living process has the byte,
  * this one included. True where it cannot be told. */
 bool vgpu_byte_is_taken(int descriptor, int64_t offset);
+/* For a moment: waits until it is ours, and gives it back. */
+bool vgpu_wait_for_byte(int descriptor, int64_t offset);
+void vgpu_leave_byte(int descriptor, int64_t offset);
 int vgpu_reopen(const char *path);	/* O_RDWR | O_CLOEXEC, -1: cannot */
+
+struct stat;
+/* Of the path, or of the descriptor where the path is "". */
+int file_status(int descriptor, const char *path, struct stat *);
 
 /* --- log.c -------------------------------------------------------------------------------------- */
 
@@ -200,24 +219,22 @@ void vgpu_log(int level, const char *format, ...) __attribute__((format(printf, 
 
 /* --- charge.c ----------------------------------------------------------------------------------- */
 
-/* Which GPU of the region a call means: -1 where it is not counted. */
+/* Which GPU a call means. */
 struct target {
-	const struct quota *quota;	/* NULL: passive */
 	int gpu;			/* place in the region, -1: not counted */
+	CUdevice device;
 	uint64_t limit_bytes;		/* UINT64_MAX: only counted */
 };
 struct target target_of_context(void);
 struct target target_of_device(CUdevice);
 
-/* Reserves: false means out of memory. release gives back. Both are exact and visible to all
- * processes of the tenant at once. */
+/* Reserves, or is false: out of memory. Exact, and seen by all processes of the tenant at once. */
 bool charge(const struct target *, uint64_t bytes);
-void charge_anyway(int gpu, uint64_t bytes);	/* what already is: it may go beyond the quota */
 void uncharge(int gpu, uint64_t bytes);
 
-/* --- pools.c ------------------------------------------------------------------------------------ */
+/* --- graphs.c ----------------------------------------------------------------------------------- */
 
-/* After a graph was launched, or might have been: charges what the device's graphs hold now. */
-void vgpu_graph_memory(int device);
+/* After a graph was launched: charges what the device's graphs hold now. */
+void vgpu_graph_memory(CUdevice device);
 
 #endif

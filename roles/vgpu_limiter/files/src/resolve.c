@@ -88,6 +88,13 @@ void *vgpu_find_real(enum real which)
 	return atomic_load_explicit(&vgpu_reals[which], memory_order_acquire);
 }
 
+bool vgpu_load_nvml(void)
+{
+	if (atomic_load_explicit(&resolved[true], memory_order_acquire))
+		return true;
+	return libc_dlopen("libnvidia-ml.so.1", RTLD_LAZY | RTLD_LOCAL) && resolve(true);
+}
+
 /* Stands in where the driver lacks a function, or there is no driver: whatever the arguments are. */
 static CUresult no_such_driver_function(void) { return CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND; }
 static nvmlReturn_t no_such_nvml_function(void) { return NVML_ERROR_FUNCTION_NOT_FOUND; }
@@ -115,15 +122,15 @@ static int find_hook(const char *symbol)
 	return -1;
 }
 
-/* The real dlsym comes last: dlerror tells of that one. The search from everybody's point of view finds
- * our own name first; where there is no driver it must fail as it would without us. */
+/* The real dlsym comes last: dlerror tells of that one. A search of all that is loaded finds our own
+ * name; where there is no driver it must fail as it would without us. */
 static __attribute__((noinline)) void *dlsym_of_hook(void *handle, enum real which)
 {
 	dlsym_t *real = real_dlsym();
 	void *drivers = vgpu_find_real(which);
-	if (handle == RTLD_DEFAULT && !drivers)
-		return real(RTLD_NEXT, WHAT[which].symbol);
 	void *found = real(handle, WHAT[which].symbol);
+	if (found == WHAT[which].hook && !drivers)
+		return real(RTLD_NEXT, WHAT[which].symbol);
 	return found && found == drivers ? WHAT[which].hook : found;
 }
 

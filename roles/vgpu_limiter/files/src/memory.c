@@ -1,0 +1,171 @@
+/*
+ * SPDX-License-Identifier: Apache-2.0
+ * Copyright: (c) openfleet.gpu contributors
+ *
+ * Plain device memory, and the contexts that take it with them.
+ */
+#include "allocations.h"
+
+/* A call that the driver will refuse anyway, or that is not counted, is the driver's alone. */
+#define COUNTED(target, pointer, bytes) ((target).gpu >= 0 && (pointer) && (bytes) > 0)
+
+static CUcontext current_context(void)
+{
+	CUcontext context = NULL;
+	REAL(cuCtxGetCurrent)(&context);
+	return context;
+}
+
+/* The memory is there and paid for: from now on the table knows it, or it goes. */
+static CUresult keep(const struct target *target, CUdeviceptr pointer, uint64_t bytes)
+{
+	struct entry entry = { .bytes = bytes, .with = (uintptr_t)current_context(), .gpu = (int16_t)target->gpu };
+	if (remember(vgpu_state(), T_POINTER, pointer, &entry))
+		return CUDA_SUCCESS;
+	REAL(cuMemFree_v2)(pointer);
+	uncharge(target->gpu, bytes);
+	return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
+{
+	struct target target = target_of_context();
+	if (!COUNTED(target, pointer, bytes))
+		return REAL(cuMemAlloc_v2)(pointer, bytes);
+	if (!charge(&target, bytes))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	CUresult result = REAL(cuMemAlloc_v2)(pointer, bytes);
+	if (result == CUDA_SUCCESS)
+		return keep(&target, *pointer, bytes);
+	uncharge(target.gpu, bytes);
+	return result;
+}
+
+/* Managed memory may lie on the host; it is counted where the context is, as if all of it were there. */
+CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned flags)
+{
+	struct target target = target_of_context();
+	if (!COUNTED(target, pointer, bytes))
+		return REAL(cuMemAllocManaged)(pointer, bytes, flags);
+	if (!charge(&target, bytes))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	CUresult result = REAL(cuMemAllocManaged)(pointer, bytes, flags);
+	if (result == CUDA_SUCCESS)
+		return keep(&target, *pointer, bytes);
+	uncharge(target.gpu, bytes);
+	return result;
+}
+
+/* Only the driver knows the pitch. It is at least the width, and the rest is reserved when it is known. */
+CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height, unsigned element)
+{
+	struct target target = target_of_context();
+	uint64_t least, bytes;
+	if (!COUNTED(target, pointer && pitch, width) || height == 0)
+		return REAL(cuMemAllocPitch_v2)(pointer, pitch, width, height, element);
+	if (__builtin_mul_overflow(width, height, &least) || !charge(&target, least))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	CUdeviceptr found = 0;
+	size_t found_pitch = 0;
+	CUresult result = REAL(cuMemAllocPitch_v2)(&found, &found_pitch, width, height, element);
+	if (result != CUDA_SUCCESS) {
+		uncharge(target.gpu, least);
+		return result;
+	}
+	bytes = (uint64_t)found_pitch * height;
+	if (bytes > least && !charge(&target, bytes - least)) {
+		REAL(cuMemFree_v2)(found);
+		uncharge(target.gpu, least);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	result = keep(&target, found, bytes);
+	if (result == CUDA_SUCCESS) {
+		*pointer = found;
+		*pitch = found_pitch;
+	}
+	return result;
+}
+
+CUresult cuMemFree_v2(CUdeviceptr pointer)
+{
+	FREE_OF(T_POINTER, cuMemFree_v2, pointer);
+}
+
+/* --- contexts --- */
+
+/* A context is gone, and with it its memory. What a pool or a handle holds belongs to no context. */
+static void forget_context(struct state *state, CUcontext context)
+{
+	static const enum table_kind kinds[] = { T_POINTER, T_ARRAY, T_MIPMAP };
+	for (int k = 0; k < 3; k++) {
+		struct table *table = &state->tables[kinds[k]];
+		mutex_lock(&state->tables_lock);
+		/* Removing may move another entry into this place. */
+		for (uint32_t i = 0; i < table->capacity;) {
+			struct entry entry = table->entries[i];
+			if (!entry.taken || entry.pooled || entry.with != (uintptr_t)context) {
+				i++;
+				continue;
+			}
+			table_remove(table, &table->entries[i]);
+			uncharge(entry.gpu, entry.bytes);
+		}
+		mutex_unlock(&state->tables_lock);
+	}
+}
+
+static CUresult destroy_context(CUcontext context, CUresult real(CUcontext))
+{
+	struct state *state = context ? vgpu_state() : NULL;
+	if (state)
+		throttle_context_gone(context);
+	CUresult result = real(context);
+	if (state && result == CUDA_SUCCESS)
+		forget_context(state, context);
+	return result;
+}
+
+CUresult cuCtxDestroy(CUcontext context) { return destroy_context(context, REAL(cuCtxDestroy)); }
+CUresult cuCtxDestroy_v2(CUcontext context) { return destroy_context(context, REAL(cuCtxDestroy_v2)); }
+
+static bool primary_is_active(CUdevice device)
+{
+	unsigned flags;
+	int active = 0;
+	return REAL(cuDevicePrimaryCtxGetState)(device, &flags, &active) == CUDA_SUCCESS && active;
+}
+
+/* The primary context goes with its last user. Which context it is, only retaining it tells. */
+static CUresult release_primary(CUdevice device, CUresult real(CUdevice), CUresult release(CUdevice), bool always)
+{
+	struct state *state = vgpu_quota_now() ? vgpu_state() : NULL;
+	CUcontext primary = NULL;
+	if (state && primary_is_active(device) && REAL(cuDevicePrimaryCtxRetain)(&primary, device) == CUDA_SUCCESS)
+		release(device);
+	CUresult result = real(device);
+	if (result == CUDA_SUCCESS && primary && (always || !primary_is_active(device))) {
+		throttle_context_gone(primary);
+		forget_context(state, primary);
+	}
+	return result;
+}
+
+CUresult cuDevicePrimaryCtxRelease(CUdevice device)
+{
+	return release_primary(device, REAL(cuDevicePrimaryCtxRelease), REAL(cuDevicePrimaryCtxRelease), false);
+}
+
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
+{
+	return release_primary(device, REAL(cuDevicePrimaryCtxRelease_v2), REAL(cuDevicePrimaryCtxRelease_v2), false);
+}
+
+CUresult cuDevicePrimaryCtxReset(CUdevice device)
+{
+	return release_primary(device, REAL(cuDevicePrimaryCtxReset), REAL(cuDevicePrimaryCtxRelease), true);
+}
+
+CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
+{
+	return release_primary(device, REAL(cuDevicePrimaryCtxReset_v2), REAL(cuDevicePrimaryCtxRelease_v2), true);
+}

@@ -1,0 +1,76 @@
+/*
+ * SPDX-License-Identifier: Apache-2.0
+ * Copyright: (c) openfleet.gpu contributors
+ *
+ * What the driver takes for a process beyond what the process asks for (its context, modules, and
+ * what allocations are rounded up to) is in no call. NVML knows it where it names this process: what
+ * it says beyond what was counted is charged as `context`, about once a second. Where it names others
+ * only (an older driver in a container with its own process numbers) nothing is charged for it.
+ */
+#include <unistd.h>
+
+#include "tenant.h"
+
+enum { LISTED = 1024 };
+#define SELDOM_NS (60 * INT64_C(1000000000))
+
+static bool uses_cuda(const struct state *state)
+{
+	for (int device = 0; device < DEVICES; device++)
+		if (atomic_load_explicit(&state->device_known[device], memory_order_relaxed))
+			return true;
+	return false;
+}
+
+static bool start(struct state *state)
+{
+	if (!state->nvml_started)
+		state->nvml_started = vgpu_load_nvml() && HAVE(nvmlInit_v2) && REAL(nvmlInit_v2)() == NVML_SUCCESS;
+	return state->nvml_started;
+}
+
+/* False: NVML does not name this process on the GPU. An entry for each MIG instance, so it is a sum. */
+static bool bytes_by_nvml(const struct quota_gpu *gpu, uint64_t *bytes)
+{
+	static nvmlProcessInfo_t listed[LISTED];	/* state->settling keeps it to one thread */
+	nvmlDevice_t device;
+	unsigned count = LISTED, pid = (unsigned)getpid();
+	bool named = false;
+	*bytes = 0;
+	if (REAL(nvmlDeviceGetHandleByUUID)(gpu->name, &device) != NVML_SUCCESS)
+		return false;
+	nvmlReturn_t result = HAVE(nvmlDeviceGetComputeRunningProcesses_v3)
+		? REAL(nvmlDeviceGetComputeRunningProcesses_v3)(device, &count, listed)
+		: REAL(nvmlDeviceGetComputeRunningProcesses_v2)(device, &count, listed);
+	for (unsigned i = 0; result == NVML_SUCCESS && i < count; i++) {
+		if (listed[i].pid != pid || listed[i].memory_bytes == UINT64_MAX)
+			continue;
+		named = true;
+		*bytes += listed[i].memory_bytes;
+	}
+	return named;
+}
+
+/* Between what is counted before and after NVML was asked memory may have come or gone. The larger of
+ * the two leaves the least for the context: rather a second too little than memory counted twice. */
+void settle_nvml(struct state *state, const struct quota *quota)
+{
+	int64_t now = vgpu_coarse_ns();
+	if (now < state->nvml_again_ns || !uses_cuda(state))
+		return;
+	bool named_somewhere = false;
+	if (start(state)) {
+		for (int i = 0; i < quota->gpu_count; i++) {
+			int gpu = quota->gpus[i].region;
+			if (gpu < 0)
+				continue;
+			uint64_t bytes, before = tenant_own_used(state, gpu);
+			bool named = bytes_by_nvml(&quota->gpus[i], &bytes);
+			uint64_t after = tenant_own_used(state, gpu), counted = before > after ? before : after;
+			tenant_set_context(state, gpu, named && bytes > counted ? bytes - counted : 0);
+			named_somewhere |= named;
+		}
+	}
+	if (!named_somewhere)
+		state->nvml_again_ns = now + SELDOM_NS;
+}

@@ -1,0 +1,28 @@
+/*
+ * SPDX-License-Identifier: Apache-2.0
+ * Copyright: (c) openfleet.gpu contributors
+ *
+ * The tenant's quota file, /etc/openfleet-gpu/vgpu/NAME/quota. Lines of words; # begins a comment:
+ *
+ *   version 1
+ *   tenant notebook-a
+ *   policy fixed                fixed | contended | burst
+ *   priority 0
+ *   gpu GPU-UUID memory BYTES sm PERCENT seat NUMBER
+ *
+ * Unknown keys are passed over with a line in the log. A file that cannot be understood, or that
+ * somebody but root could have written, changes nothing: the quota that was read before still holds.
+ */
+#ifndef QUOTA_H
+#define QUOTA_H
+
+#include "internal.h"
+
+/* Understands `text` (which it cuts into words). NULL, or what is wrong and in which line. */
+const char *quota_parse(struct quota *, char *text, const char *tenant, int *line);
+/* "GPU-..." or "MIG-..." with 32 hexadecimal digits. */
+bool quota_parse_uuid(CUuuid *, const char *);
+/* Reads the file if it is another one than at the last time. The caller holds state->starting. */
+void quota_read(struct state *);
+
+#endif

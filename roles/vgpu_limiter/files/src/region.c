@@ -1,0 +1,381 @@
+/*
+ * SPDX-License-Identifier: Apache-2.0
+ * Copyright: (c) openfleet.gpu contributors
+ *
+ * The tenant's region: its lock, its slots and its sums. region.h says how it survives kill -9.
+ */
+#include "tenant.h"
+
+#include <errno.h>
+#include <linux/futex.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define WAITED     UINT32_C(0x80000000)
+#define SLOT_BITS  11
+#define NONCE_MASK UINT32_C(0xfffff)
+#define LOOK_AT_HOLDER_NS (10 * 1000 * 1000)
+#define BLIND_WAITS 500
+
+static uint32_t word_of(uint32_t slot, uint32_t nonce)
+{
+	return (nonce & NONCE_MASK) << SLOT_BITS | (slot + 1);
+}
+
+static int open_region(const struct state *state)
+{
+	char path[512];
+	if (state->region_is_private
+	    || !vgpu_path(path, sizeof path, "/run/openfleet-gpu/vgpu/tenants/%s/region.%d", state->name, REGION_VERSION))
+		return -1;
+	return vgpu_reopen(path);
+}
+
+static bool slot_is_dead(const struct state *state, int descriptor, uint32_t slot)
+{
+	return descriptor >= 0 && slot != (uint32_t)state->slot && !vgpu_byte_is_taken(descriptor, LOCK_SLOTS + slot);
+}
+
+/* --- the lock: held with state->memory, so by one thread of a process --- */
+
+/* Of our own slot it is somebody's who died in it before us: this thread does not hold the lock. */
+static bool holder_is_dead(const struct state *state, uint32_t word, int waits)
+{
+	uint32_t slot = (word & ((1u << SLOT_BITS) - 1)) - 1, nonce = word >> SLOT_BITS & NONCE_MASK;
+	if (slot >= REGION_SLOTS || slot == (uint32_t)state->slot)
+		return true;
+	if ((atomic_load(&state->region->slots[slot].nonce) & NONCE_MASK) != nonce)
+		return true;
+	int descriptor = open_region(state);
+	/* Behind a chroot the file has no name. Nobody alive holds the lock for seconds. */
+	if (descriptor < 0)
+		return waits > BLIND_WAITS;
+	bool dead = slot_is_dead(state, descriptor, slot);
+	close(descriptor);
+	return dead;
+}
+
+static void sum_up(struct region *region)
+{
+	uint32_t slots = atomic_load(&region->slot_limit);
+	for (int gpu = 0; gpu < REGION_GPUS; gpu++) {
+		uint64_t total = 0;
+		for (uint32_t i = 0; i < slots && i < REGION_SLOTS; i++)
+			total += atomic_load(&region->slots[i].used[gpu]) + atomic_load(&region->slots[i].context[gpu]);
+		atomic_store(&region->gpus[gpu].total, total);
+	}
+}
+
+static __attribute__((noinline)) void wait_for_lock(struct state *state, uint32_t mine)
+{
+	_Atomic uint32_t *lock = &state->region->lock;
+	const struct timespec patience = { .tv_nsec = LOOK_AT_HOLDER_NS };
+	uint32_t waited_for = 0;
+	for (int waits = 0;;) {
+		uint32_t word = atomic_load(lock);
+		/* Whoever has waited cannot know whether others still do. */
+		if (word == 0) {
+			if (atomic_compare_exchange_strong(lock, &word, mine | WAITED))
+				return;
+			continue;
+		}
+		if (!(word & WAITED) && !atomic_compare_exchange_strong(lock, &word, word | WAITED))
+			continue;
+		word |= WAITED;
+		if (syscall(SYS_futex, lock, FUTEX_WAIT, word, &patience, NULL, 0) == 0 || errno != ETIMEDOUT)
+			continue;
+		waits = word == waited_for ? waits + 1 : 0;
+		waited_for = word;
+		if (holder_is_dead(state, word, waits) && atomic_compare_exchange_strong(lock, &word, mine | WAITED)) {
+			atomic_fetch_add(&state->region->takeovers, 1);
+			sum_up(state->region);
+			return;
+		}
+	}
+}
+
+static void lock(struct state *state)
+{
+	mutex_lock(&state->memory);
+	uint32_t mine = word_of((uint32_t)state->slot, state->nonce), free = 0;
+	if (UNLIKELY(!atomic_compare_exchange_strong_explicit(&state->region->lock, &free, mine, memory_order_acquire,
+	                                                      memory_order_relaxed))) {
+		int error = errno;
+		wait_for_lock(state, mine);
+		errno = error;
+	}
+}
+
+static void unlock(struct state *state)
+{
+	if (UNLIKELY(atomic_exchange_explicit(&state->region->lock, 0, memory_order_release) & WAITED)) {
+		int error = errno;
+		syscall(SYS_futex, &state->region->lock, FUTEX_WAKE, 1, NULL, NULL, 0);
+		errno = error;
+	}
+	mutex_unlock(&state->memory);
+}
+
+/* --- slots --- */
+
+/* Sum and part change one after the other: who is killed between them leaves the lock held, and the
+ * next holder sums up. */
+static void clear_slot(struct region *region, struct slot *slot)
+{
+	for (int gpu = 0; gpu < REGION_GPUS; gpu++) {
+		uint64_t bytes = atomic_load(&slot->used[gpu]) + atomic_load(&slot->context[gpu]);
+		atomic_store(&slot->used[gpu], 0);
+		atomic_store(&slot->context[gpu], 0);
+		atomic_store(&region->gpus[gpu].total, atomic_load(&region->gpus[gpu].total) - bytes);
+	}
+	atomic_store(&slot->state, SLOT_FREE);
+}
+
+/* Under the lock. A process that takes a slot while this goes on waits for the lock before it writes. */
+static void strike_off_the_dead(struct state *state)
+{
+	struct region *region = state->region;
+	uint32_t slots = atomic_load(&region->slot_limit);
+	int descriptor = -2;
+	for (uint32_t i = 0; i < slots && i < REGION_SLOTS; i++) {
+		if (atomic_load(&region->slots[i].state) != SLOT_USED || i == (uint32_t)state->slot)
+			continue;
+		if (descriptor == -2)
+			descriptor = open_region(state);
+		if (slot_is_dead(state, descriptor, i))
+			clear_slot(region, &region->slots[i]);
+	}
+	if (descriptor >= 0)
+		close(descriptor);
+}
+
+/* The byte makes the slot ours; what the slot says is written under the lock. */
+static bool take_slot(struct state *state, int descriptor)
+{
+	struct slot *slots = state->region->slots;
+	for (int pass = 0; pass < 2; pass++) {
+		for (int i = 0; i < REGION_SLOTS; i++) {
+			/* Those of the dead come last: most who are marked as living are. */
+			if (pass == 0 && atomic_load(&slots[i].state) == SLOT_USED)
+				continue;
+			if (!vgpu_take_byte(descriptor, LOCK_SLOTS + i))
+				continue;
+			state->slot = i;
+			state->nonce = (atomic_load(&slots[i].nonce) + 1) & NONCE_MASK;
+			atomic_store(&slots[i].nonce, state->nonce);
+			return true;
+		}
+	}
+	return false;
+}
+
+static void fill_slot(struct state *state)
+{
+	struct region *region = state->region;
+	struct slot *slot = &region->slots[state->slot];
+	struct timespec now;
+	clock_gettime(CLOCK_BOOTTIME, &now);
+	lock(state);
+	clear_slot(region, slot);
+	slot->pid = getpid();
+	slot->started_ns = now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
+	memset(slot->name, 0, sizeof slot->name);
+	strncpy(slot->name, program_invocation_short_name ? program_invocation_short_name : "", sizeof slot->name - 1);
+	if (atomic_load(&region->slot_limit) <= (uint32_t)state->slot)
+		atomic_store(&region->slot_limit, (uint32_t)state->slot + 1);
+	atomic_store(&slot->state, SLOT_USED);
+	unlock(state);
+}
+
+/* --- opening --- */
+
+/* One of those who find a new file writes its head; the others wait for that. */
+static bool has_head(struct region *region, int descriptor)
+{
+	if (atomic_load(&region->magic) == 0 && vgpu_wait_for_byte(descriptor, LOCK_INIT)) {
+		if (atomic_load(&region->magic) == 0) {
+			region->version = REGION_VERSION;
+			region->size = sizeof *region;
+			atomic_store(&region->magic, REGION_MAGIC);
+		}
+		vgpu_leave_byte(descriptor, LOCK_INIT);
+	}
+	return atomic_load(&region->magic) == REGION_MAGIC && region->version == REGION_VERSION
+	    && region->size == sizeof *region;
+}
+
+static bool open_shared_region(struct state *state)
+{
+	char path[512];
+	int descriptor;
+	if (!vgpu_path(path, sizeof path, "/run/openfleet-gpu/vgpu/tenants/%s/region.%d", state->name, REGION_VERSION))
+		return false;
+	struct region *region = vgpu_open_shared(path, sizeof *region, &descriptor);
+	if (!region) {
+		vgpu_log(LOG_ERR, "cannot open %s (%m): the memory quota holds for this process alone", path);
+		return false;
+	}
+	const char *wrong = NULL;
+	state->region = region;
+	if (!has_head(region, descriptor))
+		wrong = "it is no region of this version; remove it when no process of the tenant runs";
+	else if (!take_slot(state, descriptor))
+		wrong = "all 1024 places for processes are taken";
+	close(descriptor);
+	if (!wrong)
+		return true;
+	vgpu_log(LOG_ERR, "%s: %s: the memory quota holds for this process alone", path, wrong);
+	munmap(region, sizeof *region);
+	state->region = NULL;
+	return false;
+}
+
+static bool join(struct state *state)
+{
+	if (state->region)
+		return true;
+	if (!open_shared_region(state)) {
+		void *region = mmap(NULL, sizeof(struct region), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		if (region == MAP_FAILED || madvise(region, sizeof(struct region), MADV_DONTFORK) != 0)
+			return false;
+		state->region_is_private = true;
+		state->slot = 0;
+		state->region = region;
+	}
+	fill_slot(state);
+	return true;
+}
+
+static int find_gpu(struct region *region, const CUuuid *uuid)
+{
+	int place = -1;
+	for (int i = 0; i < REGION_GPUS; i++) {
+		struct region_gpu *gpu = &region->gpus[i];
+		if (atomic_load(&gpu->taken)) {
+			if (memcmp(gpu->uuid, uuid, sizeof *uuid) == 0)
+				return i;
+		} else if (place < 0) {
+			place = i;
+		}
+	}
+	if (place >= 0) {
+		memcpy(region->gpus[place].uuid, uuid, sizeof *uuid);
+		atomic_store(&region->gpus[place].taken, 1);
+	}
+	return place;
+}
+
+/* Under state->starting, so by one thread. */
+void tenant_join(struct state *state, struct quota *quota)
+{
+	if (!join(state))
+		return;
+	lock(state);
+	for (int i = 0; i < quota->gpu_count; i++)
+		quota->gpus[i].region = find_gpu(state->region, &quota->gpus[i].uuid);
+	unlock(state);
+	for (int i = 0; i < quota->gpu_count; i++)
+		if (quota->gpus[i].region < 0)
+			vgpu_log(LOG_ERR, "the region of %s has had %d other GPUs: no memory limit on %s until it is made anew",
+			         quota->tenant, REGION_GPUS, quota->gpus[i].name);
+}
+
+/* --- sums --- */
+
+static void add(struct state *state, int gpu, uint64_t bytes)
+{
+	struct region_gpu *sums = &state->region->gpus[gpu];
+	_Atomic uint64_t *used = &state->region->slots[state->slot].used[gpu];
+	uint64_t total = atomic_load_explicit(&sums->total, memory_order_relaxed) + bytes;
+	atomic_store_explicit(used, atomic_load_explicit(used, memory_order_relaxed) + bytes, memory_order_relaxed);
+	atomic_store_explicit(&sums->total, total, memory_order_relaxed);
+	if (total > atomic_load_explicit(&sums->peak, memory_order_relaxed))
+		atomic_store_explicit(&sums->peak, total, memory_order_relaxed);
+}
+
+static bool has_room(struct state *state, int gpu, uint64_t bytes, uint64_t limit)
+{
+	uint64_t total = atomic_load_explicit(&state->region->gpus[gpu].total, memory_order_relaxed);
+	return total <= limit && bytes <= limit - total;
+}
+
+bool tenant_reserve(struct state *state, int gpu, uint64_t bytes, uint64_t limit)
+{
+	lock(state);
+	bool room = has_room(state, gpu, bytes, limit);
+	if (UNLIKELY(!room)) {
+		strike_off_the_dead(state);
+		room = has_room(state, gpu, bytes, limit);
+	}
+	if (LIKELY(room))
+		add(state, gpu, bytes);
+	unlock(state);
+	return room;
+}
+
+void tenant_refused(struct state *state, int gpu)
+{
+	atomic_fetch_add(&state->region->gpus[gpu].refused, 1);
+}
+
+void tenant_add(struct state *state, int gpu, uint64_t bytes)
+{
+	lock(state);
+	add(state, gpu, bytes);
+	unlock(state);
+}
+
+void tenant_give_back(struct state *state, int gpu, uint64_t bytes)
+{
+	lock(state);
+	_Atomic uint64_t *used = &state->region->slots[state->slot].used[gpu], *total = &state->region->gpus[gpu].total;
+	uint64_t held = atomic_load_explicit(used, memory_order_relaxed);
+	if (bytes > held)
+		bytes = held;
+	atomic_store_explicit(used, held - bytes, memory_order_relaxed);
+	atomic_store_explicit(total, atomic_load_explicit(total, memory_order_relaxed) - bytes, memory_order_relaxed);
+	unlock(state);
+}
+
+uint64_t tenant_used(struct state *state, int gpu)
+{
+	lock(state);
+	strike_off_the_dead(state);
+	uint64_t total = atomic_load(&state->region->gpus[gpu].total);
+	unlock(state);
+	return total;
+}
+
+uint64_t tenant_own_used(struct state *state, int gpu)
+{
+	return atomic_load(&state->region->slots[state->slot].used[gpu]);
+}
+
+void tenant_set_context(struct state *state, int gpu, uint64_t bytes)
+{
+	lock(state);
+	_Atomic uint64_t *context = &state->region->slots[state->slot].context[gpu];
+	_Atomic uint64_t *total = &state->region->gpus[gpu].total;
+	uint64_t sum = atomic_load(total) - atomic_load(context) + bytes;
+	atomic_store(context, bytes);
+	atomic_store(total, sum);
+	if (sum > atomic_load(&state->region->gpus[gpu].peak))
+		atomic_store(&state->region->gpus[gpu].peak, sum);
+	unlock(state);
+}
+
+int tenant_pids(struct state *state, unsigned pids[REGION_SLOTS])
+{
+	int count = 0;
+	lock(state);
+	strike_off_the_dead(state);
+	uint32_t slots = atomic_load(&state->region->slot_limit);
+	for (uint32_t i = 0; i < slots && i < REGION_SLOTS; i++)
+		if (atomic_load(&state->region->slots[i].state) == SLOT_USED)
+			pids[count++] = (unsigned)state->region->slots[i].pid;
+	unlock(state);
+	return count;
+}

@@ -1,0 +1,110 @@
+/*
+ * SPDX-License-Identifier: Apache-2.0
+ * Copyright: (c) openfleet.gpu contributors
+ *
+ * Files between processes, and who of them lives.
+ *
+ * A lock of the kind F_OFD_SETLK belongs to the open file, and the kernel drops it with the last
+ * reference to that. Here the last reference is a mapping which fork does not copy: the descriptor is
+ * closed at once, so neither a program that closes all descriptors nor a child has a part in it, and
+ * exec, exit and kill -9 all end it.
+ */
+#include "internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* Linux 3.15 and later; headers of C libraries before 2.20 lack the names. */
+#ifndef F_OFD_GETLK
+#define F_OFD_GETLK 36
+#define F_OFD_SETLK 37
+#define F_OFD_SETLKW 38
+#endif
+
+bool vgpu_path(char *to, size_t room, const char *format, ...)
+{
+	struct state *state = atomic_load_explicit(&vgpu_state_page, memory_order_acquire);
+	size_t used = (size_t)snprintf(to, room, "%s", state ? state->root : "");
+	if (used >= room)
+		return false;
+	va_list arguments;
+	va_start(arguments, format);
+	int length = vsnprintf(to + used, room - used, format, arguments);
+	va_end(arguments);
+	return length >= 0 && (size_t)length < room - used;
+}
+
+/* The C library's stat and fstat got new names in 2.33; the kernel's call has one. */
+int file_status(int descriptor, const char *path, struct stat *status)
+{
+	return (int)syscall(SYS_newfstatat, descriptor, path, status, *path ? 0 : AT_EMPTY_PATH);
+}
+
+int vgpu_reopen(const char *path)
+{
+	int descriptor;
+	do
+		descriptor = open(path, O_RDWR | O_CLOEXEC | O_NOCTTY | O_NOFOLLOW | O_NONBLOCK);
+	while (descriptor < 0 && errno == EINTR);
+	return descriptor;
+}
+
+void *vgpu_open_shared(const char *path, size_t size, int *descriptor)
+{
+	*descriptor = vgpu_reopen(path);
+	if (*descriptor < 0)
+		return NULL;
+	struct stat status;
+	void *memory = MAP_FAILED;
+	if (file_status(*descriptor, "", &status) == 0) {
+		if (!S_ISREG(status.st_mode))
+			errno = EINVAL;
+		/* Never shorter: of several processes that come here at once the last makes the same length again. */
+		else if (status.st_size >= (off_t)size || ftruncate(*descriptor, (off_t)size) == 0)
+			memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, *descriptor, 0);
+	}
+	if (memory != MAP_FAILED && madvise(memory, size, MADV_DONTFORK) == 0)
+		return memory;
+	int error = errno;
+	if (memory != MAP_FAILED)
+		munmap(memory, size);
+	close(*descriptor);
+	*descriptor = -1;
+	errno = error;
+	return NULL;
+}
+
+bool vgpu_take_byte(int descriptor, int64_t offset)
+{
+	struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = offset, .l_len = 1 };
+	return fcntl(descriptor, F_OFD_SETLK, &lock) == 0;
+}
+
+bool vgpu_wait_for_byte(int descriptor, int64_t offset)
+{
+	struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = offset, .l_len = 1 };
+	int result;
+	do
+		result = fcntl(descriptor, F_OFD_SETLKW, &lock);
+	while (result != 0 && errno == EINTR);
+	return result == 0;
+}
+
+void vgpu_leave_byte(int descriptor, int64_t offset)
+{
+	struct flock lock = { .l_type = F_UNLCK, .l_whence = SEEK_SET, .l_start = offset, .l_len = 1 };
+	fcntl(descriptor, F_OFD_SETLK, &lock);
+}
+
+bool vgpu_byte_is_taken(int descriptor, int64_t offset)
+{
+	struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = offset, .l_len = 1 };
+	return fcntl(descriptor, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
+}

@@ -1,0 +1,38 @@
+/*
+ * SPDX-License-Identifier: Apache-2.0
+ * Copyright: (c) openfleet.gpu contributors
+ *
+ * What this process does in its tenant's region (layout: region.h). GPUs are named by their place in
+ * the region. Every function takes state->memory itself and no driver function is called in it, but
+ * for those at the end.
+ */
+#ifndef TENANT_H
+#define TENANT_H
+
+#include "internal.h"
+#include "region.h"
+
+/* Takes a slot in the region, where this process has none yet, and finds each GPU's place in it. */
+void tenant_join(struct state *, struct quota *);
+
+/* Exact, by the living alone: whoever is found dead on the way is struck off. */
+bool tenant_reserve(struct state *, int gpu, uint64_t bytes, uint64_t limit);
+uint64_t tenant_used(struct state *, int gpu);
+
+void tenant_add(struct state *, int gpu, uint64_t bytes);	/* without a limit */
+void tenant_give_back(struct state *, int gpu, uint64_t bytes);
+/* An allocation found no room in the end. */
+void tenant_refused(struct state *, int gpu);
+
+uint64_t tenant_own_used(struct state *, int gpu);		/* this process's, without its context */
+void tenant_set_context(struct state *, int gpu, uint64_t bytes);
+/* The tenant's living processes, as they see themselves. Returns how many. */
+int tenant_pids(struct state *, unsigned pids[REGION_SLOTS]);
+
+/* Once a second: what the pools and graphs hold, and what NVML says of this process. */
+void tenant_settle(struct state *, const struct quota *);
+void settle_pools(struct state *, int gpu, bool trim);		/* pools.c; gpu -1: all */
+void settle_graphs(struct state *, const struct quota *);	/* pools.c */
+void settle_nvml(struct state *, const struct quota *);		/* nvml.c */
+
+#endif
