@@ -89,11 +89,14 @@ class Card:
         if card is None:
             return 0
         wanted = None if group is None else self._group(card, group)
-        return sum(
-            process.used[gpu]
-            for process in card.process
-            if process.pid and (group is None or process.group == wanted) and _lives(process.pid)
-        )
+        size, entries = ctypes.sizeof(_Process), memoryview(card.process).cast("B")
+        used = 0
+        for at in range(0, len(entries), size):
+            if int.from_bytes(entries[at : at + 4], "little"):
+                process = _Process.from_buffer_copy(entries, at)
+                if (group is None or process.group == wanted) and process.used[gpu] and _lives(process.pid):
+                    used += process.used[gpu]
+        return used
 
     def peak(self, gpu: int = 0, group: str | None = None) -> int:
         """The most bytes that were ever held at one time."""

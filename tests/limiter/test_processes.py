@@ -1,0 +1,193 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Many processes of one tenant: one quota for all of them, and nothing is lost with those that are killed."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+from pathlib import Path
+
+import pytest
+from limiter_lab import DEADLINE, OUT, Client, Tenant
+
+KIB, MIB = 1 << 10, 1 << 20
+OUT_OF_MEMORY = 2
+
+
+def assert_whole_quota_is_free(tenant: Tenant, quota: int) -> None:
+    """A new process gets the quota to the byte, and not one more."""
+    with tenant.client() as client:
+        assert client.call("cuMemAlloc_v2", OUT, quota + 1)[0] == OUT_OF_MEMORY
+        address = client.alloc(quota)
+        assert client.call("cuMemAlloc_v2", OUT, 1)[0] == OUT_OF_MEMORY
+        client.free(address)
+
+
+def test_one_quota_for_all(tenant: Tenant) -> None:
+    tenant.quota(10 * MIB)
+    with tenant.client() as first, tenant.client() as second:
+        held = first.alloc(6 * MIB)
+        assert second.call("cuMemAlloc_v2", OUT, 4 * MIB + 1)[0] == OUT_OF_MEMORY
+        second.alloc(4 * MIB)
+        assert first.memory() == second.memory() == (0, 10 * MIB)
+        first.free(held)
+        second.alloc(6 * MIB)
+        assert first.call("cuMemAlloc_v2", OUT, 1)[0] == OUT_OF_MEMORY
+        assert tenant.peak() == 10 * MIB
+
+
+def test_tenants_do_not_touch_each_other(tenant: Tenant) -> None:
+    other = Tenant(tenant.root, tenant.card, tenant.built, "tenant-b")
+    tenant.quota(4 * MIB)
+    other.quota(8 * MIB)
+    with tenant.client() as a, other.client() as b:
+        a.alloc(4 * MIB)
+        assert b.memory() == (8 * MIB, 8 * MIB)
+        b.alloc(8 * MIB)
+        assert a.memory() == (0, 4 * MIB)
+    assert (tenant.peak(), other.peak()) == (4 * MIB, 8 * MIB)
+
+
+def test_300_processes_at_once(tenant: Tenant) -> None:
+    """Each gets its share of the quota; one more gets nothing; and when they have gone all is free."""
+    count = 300
+    tenant.quota(count * MIB)
+    clients = [tenant.client(start=False) for _ in range(count)]
+    try:
+        # All are told before any is heard, so that they run side by side.
+        lines = ["call cuInit 0", "call cuDevicePrimaryCtxRetain & 0"]
+        for line in lines:
+            for client in clients:
+                client._in.write(line + "\n")
+        contexts = [[client.answer(line).split() for line in lines][1][1] for client in clients]
+        for client, context in zip(clients, contexts):
+            client._in.write(f"call cuCtxSetCurrent {context}\ncall cuMemAlloc_v2 & {MIB}\n")
+        for client in clients:
+            assert client.answer("cuCtxSetCurrent").split()[0] == "0"
+            assert client.answer("cuMemAlloc_v2").split()[0] == "0"
+        assert tenant.used() == tenant.peak() == count * MIB
+        with tenant.client() as late:
+            assert late.call("cuMemAlloc_v2", OUT, 1)[0] == OUT_OF_MEMORY
+            assert late.memory() == (0, count * MIB)
+        for client in clients[::2]:
+            client.kill()
+    finally:
+        for client in clients:
+            client.__exit__()
+    assert_whole_quota_is_free(tenant, count * MIB)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_kill_storm(tenant: Tenant, seed: int) -> None:
+    """Processes that allocate and free as fast as they can are killed at random instants. What they had must be free,
+    and the card must never have seen more than the quota."""
+    quota, generator = 8 * MIB, random.Random(seed)
+    tenant.quota(quota)
+    running: list[Client] = []
+    for number in range(80):
+        client = tenant.client()
+        client._in.write(f"churn {generator.randrange(1 << 30)} {MIB}\n")
+        running.append(client)
+        if len(running) == 5:
+            victim = running.pop(generator.randrange(5))
+            # A random while; nothing is measured by it.
+            for _ in range(generator.randrange(2000)):
+                os.getppid()
+            victim.kill()
+            victim.__exit__()
+        if number % 20 == 19:
+            for client in running:
+                client.kill()
+                client.__exit__()
+            running.clear()
+            assert_whole_quota_is_free(tenant, quota)
+    assert tenant.peak() == quota
+    assert tenant.card.refused() == 0, "the card itself ran full"
+
+
+@pytest.mark.parametrize(
+    ("sequence", "step"), [("linear", 5), ("first", 41), ("pool", 29), ("physical", 23), ("refused", 5)]
+)
+def test_killed_at_any_instruction(tenant: Tenant, sequence: str, step: int) -> None:
+    """In steps of so many instructions, from another one on in each run of a day: all of them in time."""
+    quota = 64 * MIB
+    tenant.quota(quota)
+    program = tenant.built.program("any_instruction", "-Wno-strict-prototypes")
+    first = int(os.environ.get("SEED", "0")) % step
+    done = subprocess.run(
+        [str(program), str(quota), str(first), str(step), sequence],
+        env=tenant.environment(),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+    )
+    if done.stdout.startswith("no ptrace"):
+        pytest.skip(done.stdout.strip())
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int(done.stdout.split()[1]) > 10
+    assert tenant.peak() <= quota
+
+
+def test_a_fork_bomb_stays_within_the_quota(tenant: Tenant) -> None:
+    quota = 6 * MIB
+    tenant.quota(quota)
+    program = tenant.built.program("bomb", "-Wno-strict-prototypes")
+    done = subprocess.run([str(program), "4", "3"], env=tenant.environment(), timeout=DEADLINE)
+    assert done.returncode in (0, -9)
+    assert 0 < tenant.peak() <= quota
+    assert_whole_quota_is_free(tenant, quota)
+
+
+def test_a_child_without_cuda_holds_nothing_of_its_parent(tenant: Tenant, tmp_path: Path) -> None:
+    """Data loaders outlive a killed trainer; its memory must be the tenant's again at once."""
+    tenant.quota(4 * MIB)
+    with tenant.client() as parent:
+        parent.alloc(4 * MIB)
+        with parent.fork(tmp_path / "child") as child:
+            assert child.call("cuDriverGetVersion", OUT)[0] == 0
+            parent.kill()
+            assert_whole_quota_is_free(tenant, 4 * MIB)
+            assert child.call("cuDriverGetVersion", OUT)[0] == 0
+
+
+def test_a_child_takes_nothing_along_when_it_ends(tenant: Tenant, tmp_path: Path) -> None:
+    tenant.quota(4 * MIB)
+    with tenant.client() as parent, tenant.client() as other:
+        address = parent.alloc(3 * MIB)
+        with parent.fork(tmp_path / "child") as child:
+            assert child.call("cuMemAlloc_v2", OUT, MIB)[0] == 3, "the driver refuses children of its users"
+            assert child.call("cuMemFree_v2", address)[0] == 3
+            os.kill(child.pid, 9)
+        assert other.call("cuMemAlloc_v2", OUT, MIB + 1)[0] == OUT_OF_MEMORY
+        parent.free(address)
+        other.alloc(4 * MIB)
+        assert tenant.peak() == 4 * MIB
+
+
+def test_a_child_from_before_cuda_is_a_process_of_its_own(tenant: Tenant, tmp_path: Path) -> None:
+    tenant.quota(4 * MIB)
+    with tenant.client(start=False) as parent, parent.fork(tmp_path / "child") as child:
+        parent.start()
+        parent.alloc(MIB)
+        child.start()
+        child.alloc(MIB)
+        parent.kill()
+        with tenant.client() as other:
+            assert other.call("cuMemAlloc_v2", OUT, 3 * MIB + 1)[0] == OUT_OF_MEMORY
+            other.alloc(3 * MIB)
+
+
+def test_threads_of_a_process_without_a_context(tenant: Tenant) -> None:
+    """cuMemCreate needs none: the device is in what is asked for."""
+    tenant.quota(4 * MIB)
+    properties = "@" + "01000000 00000000 01000000 00000000".replace(" ", "") + "00" * 16
+    with tenant.client(start=False) as client:
+        client.ok("cuInit", 0)
+        handle = client.ok("cuMemCreate", OUT, 4 * MIB, properties, 0, thread=3)[0]
+        assert client.call("cuMemCreate", OUT, 2 * MIB, properties, 0, thread=2)[0] == OUT_OF_MEMORY
+        assert client.call("cuMemAlloc_v2", OUT, 1, thread=4)[0] == 201
+        client.ok("cuMemRelease", handle, thread=5)
+        client.ok("cuMemCreate", OUT, 4 * MIB, properties, 0, thread=6)
+        assert tenant.peak() == 4 * MIB
