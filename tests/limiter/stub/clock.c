@@ -78,7 +78,8 @@ static struct world *open_world(const char *path) {
         w->slice = (int64_t)stub_setting("STUB_SLICE_NS", 2000000);
         w->made = true;
     }
-    close(fd); /* the lock goes with it */
+    flock(fd, LOCK_UN); /* closing does not do it: the mapping keeps the file open */
+    close(fd);
     pthread_key_create(&at_thread_end, leave);
     pthread_atfork(NULL, NULL, forked);
     return w;

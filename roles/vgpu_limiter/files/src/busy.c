@@ -44,16 +44,17 @@ static unsigned place_of(const void *function)
 	return (uint32_t)((uintptr_t)function >> 4) * UINT32_C(2654435761) >> 24;	/* 8 bits: BUSY_ESTIMATES */
 }
 
-int64_t busy_estimate(const struct busy *b, const void *function)
+int64_t busy_estimate(const struct busy *b, const void *function, bool *known)
 {
 	unsigned i = place_of(function);
-	return b->estimates[i].function == function ? b->estimates[i].ns : 0;
+	*known = b->estimates[i].function == function;
+	return *known ? b->estimates[i].ns : BUSY_UNKNOWN_NS;
 }
 
 static void learn(struct busy *b, const void *function, int64_t ns)
 {
 	unsigned i = place_of(function);
-	if (b->estimates[i].function == function && b->estimates[i].ns)
+	if (b->estimates[i].function == function)
 		ns = b->estimates[i].ns + (ns - b->estimates[i].ns) / 4;
 	b->estimates[i].function = function;
 	b->estimates[i].ns = ns;
@@ -70,13 +71,13 @@ static int relax(void)
 
 static void restore(int mode) { REAL(cuThreadExchangeStreamCaptureMode)(&mode); }
 
-struct launch *busy_reserve(struct busy *b, const void *function, int64_t now, bool charged)
+struct launch *busy_reserve(struct busy *b, const void *function, int64_t now)
 {
 	struct launch *launch = &b->ring[b->put++ % BUSY_RING];
+	bool known;
 	launch->function = function;
 	launch->asked_ns = now;
-	launch->estimate_ns = busy_estimate(b, function);
-	launch->charged = charged;
+	launch->estimate_ns = busy_estimate(b, function, &known);
 	b->in_flight_ns += launch->estimate_ns;
 	atomic_store(&launch->phase, LAUNCH_BEGUN);
 	return launch;

@@ -13,6 +13,8 @@
 
 #include "cuda_abi.h"
 
+#define BUSY_UNKNOWN_NS INT64_C(2000000)	/* a kernel that has not been measured yet */
+
 enum {
 	BUSY_RING = 128,	/* launches of a context that are not known to be done */
 	BUSY_ESTIMATES = 256,
@@ -47,14 +49,14 @@ struct busy {
 /* How much of the stretch from `from` to `to` was not counted before. */
 int64_t busy_cover(struct covered *, int64_t from, int64_t to);
 
-/* How long a kernel or graph took lately; 0: not known. */
-int64_t busy_estimate(const struct busy *, const void *function);
+/* How long a kernel or graph took lately, or what it is taken for before it was measured. */
+int64_t busy_estimate(const struct busy *, const void *function, bool *known);
 static inline bool busy_is_full(const struct busy *b) { return b->put - b->done == BUSY_RING; }
 static inline bool busy_is_idle(const struct busy *b) { return b->put == b->done; }
 
 /* A place for a launch, with the throttle's lock held; then, without it, just before and just after
  * the launch. */
-struct launch *busy_reserve(struct busy *, const void *function, int64_t now, bool charged);
+struct launch *busy_reserve(struct busy *, const void *function, int64_t now);
 void busy_before(struct launch *, CUstream);
 void busy_after(struct launch *, CUstream, bool launched);
 

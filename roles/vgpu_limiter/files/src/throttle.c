@@ -33,8 +33,8 @@ enum { CONTEXTS = 8 };	/* of a process on one GPU that are measured */
 
 #define IN_FLIGHT_NS (4 * NS_PER_MS)		/* work that is on its way at most, unless one launch is more */
 #define IN_FLIGHT_BORROWED_NS (2 * NS_PER_MS)	/* of a borrower, which somebody with credit may be waiting for */
-#define UNKNOWN_NS NS_PER_MS			/* what a kernel is taken for that has not been measured yet, */
-#define UNKNOWN_LEASE_NS (20 * NS_PER_MS)	/* and for how long the GPU is then taken */
+#define UNKNOWN_LEASE_NS (50 * NS_PER_MS)	/* for how long a kernel takes the GPU that was not measured yet */
+#define DRAIN_LEASE_NS (20 * NS_PER_MS)		/* what a holder has left at least while it waits here for its own work */
 #define NAP_NS (50 * NS_PER_MS)			/* the longest sleep: the quota may change meanwhile */
 #define LIVENESS_NS (10 * NS_PER_MS)		/* how often a waiter asks whether the holder lives */
 
@@ -44,7 +44,7 @@ struct throttle_gpu {
 	char path[160];
 	int seat;
 	unsigned process;
-	bool spent;			/* ran out of credit and waits for RESUME_NS of it */
+	bool spent;			/* ran out of credit and waits for some */
 	bool alone;			/* nobody else wants the GPU, as of looked_ns */
 	int64_t looked_ns;		/* at the other seats */
 	int64_t not_before;		/* leaves its turn to others until then */
@@ -102,9 +102,10 @@ static struct turnstile *open_turnstile(struct throttle_gpu *g, const char *uuid
 static void sit_down(struct throttle_gpu *g, const struct quota *quota, const struct quota_gpu *gpu)
 {
 	struct seat *seat = &g->mine->seats[gpu->seat];
+	int64_t now = now_ns();
 	g->seat = gpu->seat;
 	if (strncmp(seat->tenant, quota->tenant, sizeof seat->tenant) != 0) {	/* somebody else's, once */
-		atomic_store(&seat->paid_until, 0);
+		atomic_store(&seat->paid_until, now);
 		atomic_store(&seat->active_until, 0);
 		atomic_store(&seat->waiting_until, 0);
 		atomic_store(&seat->used_ns, 0);
@@ -112,7 +113,6 @@ static void sit_down(struct throttle_gpu *g, const struct quota *quota, const st
 		memcpy(seat->tenant, quota->tenant, sizeof seat->tenant);
 	}
 	/* A time that no charge can have made: the file is from before the clock began anew, or was tampered with. */
-	int64_t now = now_ns();
 	if (atomic_load(&seat->paid_until) > now + DEBT_MAX_NS)
 		atomic_store(&seat->paid_until, now);
 	atomic_store(&seat->percent, (uint32_t)gpu->sm_percent);
@@ -203,21 +203,21 @@ static int64_t harvest(struct throttle_gpu *g, int64_t now, bool *idle)
 
 static int64_t within(int64_t ns, int64_t low, int64_t high) { return ns < low ? low : ns > high ? high : ns; }
 
-static int64_t drain(int64_t in_flight) { return within(in_flight, POLL_NS / 2, NS_PER_MS); }
+static int64_t drain(int64_t in_flight) { return within(in_flight / 2, POLL_NS / 4, NS_PER_MS); }
 
 static int64_t wait_for_credit(struct throttle_gpu *g, enum policy policy, int64_t now, bool *borrows)
 {
 	struct seat *seat = &g->mine->seats[g->seat];
-	int64_t paid = atomic_load(&seat->paid_until);
+	int64_t paid = atomic_load(&seat->paid_until), resume = turnstile_resume(atomic_load(&seat->percent));
 	if (paid > now)
 		g->spent = true;
-	else if (paid + RESUME_NS <= now)
+	else if (paid + resume <= now)
 		g->spent = false;
 	*borrows = g->spent && policy != POLICY_FIXED;
 	if (!g->spent || policy == POLICY_BURST || (policy == POLICY_CONTENDED && g->alone))
 		return 0;
-	raise_to(&seat->active_until, paid + RESUME_NS + ACTIVE_NS);
-	return paid + RESUME_NS - now;
+	raise_to(&seat->active_until, paid + resume + ACTIVE_NS);
+	return paid + resume - now;
 }
 
 static int64_t turn_ends(struct throttle_gpu *g, int64_t now, bool idle, int64_t in_flight)
@@ -266,14 +266,18 @@ static int64_t wait_for_turn(struct throttle_gpu *g, int64_t now, int64_t until)
 
 enum reason { FOR_NOTHING, FOR_CREDIT, FOR_THE_GPU, FOR_ITS_TURN };
 
-static int64_t hold_back(struct throttle_gpu *g, struct busy *b, enum policy policy, int64_t estimate, int64_t now,
+static int64_t hold_back(struct throttle_gpu *g, struct busy *b, enum policy policy, const void *function, int64_t now,
 			 enum reason *reason)
 {
+	bool known;
+	int64_t estimate = busy_estimate(b, function, &known);
 	bool idle, borrows, holds = turnstile_last_holder(g->mine) == g->process;
 	int64_t in_flight = harvest(g, now, &idle), wait;
 	bool look = !holds || now - g->looked_ns >= POLL_NS;
 
 	raise_to(&g->mine->seats[g->seat].active_until, now + ACTIVE_NS);
+	if (holds && !idle)
+		turnstile_renew(g->mine, g->process, now + DRAIN_LEASE_NS);
 	if (look) {
 		g->looked_ns = now;
 		g->alone = !turnstile_contended(g->mine, g->seat, now);
@@ -288,12 +292,12 @@ static int64_t hold_back(struct throttle_gpu *g, struct busy *b, enum policy pol
 	}
 	*reason = FOR_THE_GPU;
 	int64_t most = borrows ? IN_FLIGHT_BORROWED_NS : IN_FLIGHT_NS;
-	if (busy_is_full(b) || (!idle && in_flight + (estimate ? estimate : UNKNOWN_NS) > most))
-		return drain(in_flight / 2);
+	if (busy_is_full(b) || (!idle && in_flight + estimate > most))
+		return drain(in_flight);
 	*reason = FOR_ITS_TURN;
 	if (holds && look && (wait = turn_ends(g, now, idle, in_flight)) > 0)
 		return wait;
-	int64_t until = now + in_flight + within(estimate ? estimate * 3 / 2 : UNKNOWN_LEASE_NS, 2 * NS_PER_MS, LEASE_MAX_NS);
+	int64_t until = now + in_flight + within(estimate * 3 / 2, known ? 2 * NS_PER_MS : UNKNOWN_LEASE_NS, LEASE_MAX_NS);
 	if (holds && turnstile_renew(g->mine, g->process, until))
 		return 0;
 	return wait_for_turn(g, now, until);
@@ -327,14 +331,15 @@ static struct launch *admit(struct state *state, const void *function)
 		struct busy *b = g && g->mine ? context_of(g) : NULL;
 		if (!b)
 			return NULL;
-		int64_t now = now_ns(), estimate = busy_estimate(b, function);
+		int64_t now = now_ns();
 		enum reason reason = FOR_NOTHING;
-		int64_t wait = hold_back(g, b, (enum policy)quota->policy, estimate, now, &reason);
+		int64_t wait = hold_back(g, b, (enum policy)quota->policy, function, now, &reason);
 		if (wait == 0) {
-			bool charged = !(quota->policy == POLICY_CONTENDED && g->alone);
-			if (charged)
-				turnstile_spend(g->mine, g->seat, now, now, estimate);
-			return busy_reserve(b, function, now, charged);
+			struct launch *launch = busy_reserve(b, function, now);
+			launch->charged = !(quota->policy == POLICY_CONTENDED && g->alone);
+			if (launch->charged)
+				turnstile_spend(g->mine, g->seat, now, now, launch->estimate_ns);
+			return launch;
 		}
 		nap(state, g, wait, reason);
 		mutex_unlock(lock_of(state));

@@ -22,6 +22,8 @@ int64_t turnstile_charge(int64_t paid_until, int64_t asked, int64_t now, int64_t
 	return earlier(next, later(paid_until, now + most));
 }
 
+int64_t turnstile_resume(unsigned percent) { return earlier(turnstile_wall(RESUME_NS, percent), RESUME_MOST_NS); }
+
 int turnstile_order(struct claim a, struct claim b)
 {
 	if (a.credit != b.credit) return a.credit ? 1 : -1;

@@ -32,7 +32,8 @@ enum {
 #define NS_PER_MS INT64_C(1000000)
 #define NS_PER_SECOND INT64_C(1000000000)
 #define IDLE_CREDIT_NS (100 * NS_PER_MS) /* a tenant that was idle may have saved so much wall time, times its share */
-#define RESUME_NS (10 * NS_PER_MS)       /* who ran out of credit goes on when it has this much wall time again */
+#define RESUME_NS (5 * NS_PER_MS)        /* who ran out of credit goes on when it may have the GPU for so long again, */
+#define RESUME_MOST_NS (50 * NS_PER_MS)  /* but waits no longer than this for it */
 #define QUANTUM_NS (20 * NS_PER_MS)      /* a turn, while others wait that have the same right */
 #define ACTIVE_NS (50 * NS_PER_MS)       /* a tenant counts as wanting the GPU this long after its last launch */
 #define GRACE_NS (2 * NS_PER_MS)         /* and as waiting this long after it last said so */
@@ -83,6 +84,8 @@ struct claim {
 int64_t turnstile_charge(int64_t paid_until, int64_t asked, int64_t now, int64_t busy, unsigned percent, int64_t most);
 /* How much wall time pays for so much GPU time. */
 int64_t turnstile_wall(int64_t busy, unsigned percent);
+/* How much wall time a tenant without credit waits for beyond what it owes: turns cost something. */
+int64_t turnstile_resume(unsigned percent);
 /* Above 0: a's right comes first, whatever turns there were; 0: they take turns. Credit comes before priority, so that a
  * borrower never stands before a tenant that uses its own share. */
 int turnstile_order(struct claim a, struct claim b);

@@ -1,0 +1,139 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Tenants that launch kernels on the stub GPU in virtual time, and what share of it each of them got."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from card import Card
+from limiter_lab import DEADLINE, SOURCE, Built, Tenant
+
+
+def constant(name: str, file: str = "turnstile.h") -> int:
+    """A number of the limiter's C headers, in nanoseconds where it is a time."""
+    scale = {"NS_PER_MS": 10**6, "NS_PER_SECOND": 10**9}
+    found = re.search(rf"#define {name} \(?([^/\n]*?)\)?\s*(/\*|$)", (SOURCE / file).read_text(), re.MULTILINE)
+    assert found, f"{file} has no {name}"
+    value = 1.0
+    for operator, word in re.findall(r"([*/]?)\s*(\w+)", found[1]):
+        number = scale.get(word) or int(word)
+        value = value / number if operator == "/" else value * number
+    return int(value)
+
+
+@dataclass
+class Worker:
+    """A process of a tenant: what it launches, and what the GPU did for it (seconds, busy ns, launches)."""
+
+    tenant: Tenant
+    options: Sequence[str]
+    preload: bool = True
+    lines: list[tuple[float, int, int]] = field(default_factory=list)
+    process: subprocess.Popen | None = None
+
+    @property
+    def busy_seconds(self) -> float:
+        return self.lines[-1][1] / 1e9
+
+    def share(self, since: float = 0, until: float = 1e9) -> float:
+        """Percent of the GPU between two of its reports."""
+        chosen = [line for line in self.lines if since <= line[0] <= until]
+        first = chosen[0] if since else (0.0, 0, 0)
+        return 100 * (chosen[-1][1] - first[1]) / 1e9 / (chosen[-1][0] - first[0])
+
+
+class World:
+    """A GPU, its clock, and tenants on it."""
+
+    def __init__(self, folder: Path, built: Built, gpus: int = 1) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.built = folder, built
+        self.card = Card(folder / "card", gpus)
+        self.workers: list[Worker] = []
+        options = (f"-L{built.stub}", "-l:libcuda.so.1")
+        self.program = built.program("sm_worker", *options)
+
+    def tenant(self, sm: int, name: str = "tenant-a", seat: int = 0, **quota: object) -> Tenant:
+        """A tenant whose memory is not limited."""
+        tenant = Tenant(self.folder / "root", self.card, self.built, name)
+        return tenant.quota(*[0] * self.card.gpus, sm=sm, seat=seat, **quota)
+
+    def worker(self, tenant: Tenant, options: str, preload: bool = True) -> Worker:
+        """A process of a tenant, to be started by run(); see client/sm_worker.c for the options."""
+        self.workers.append(Worker(tenant, options.split(), preload))
+        return self.workers[-1]
+
+    def start(self, parties: int = 0) -> None:
+        """Starts all workers; time begins to move when all of their threads are there."""
+        for worker in self.workers:
+            threads = worker.options[worker.options.index("--threads") + 1] if "--threads" in worker.options else 1
+            parties += int(threads)
+        for worker in self.workers:
+            environment = worker.tenant.environment(
+                worker.preload, STUB_CLOCK=str(self.folder / "clock"), STUB_PARTIES=str(parties)
+            )
+            worker.process = subprocess.Popen(
+                [str(self.program), *worker.options], stdout=subprocess.PIPE, text=True, env=environment
+            )
+
+    def finish(self) -> None:
+        """Waits for all workers and reads what they say."""
+        try:
+            for worker in self.workers:
+                out, _ = worker.process.communicate(timeout=DEADLINE)
+                assert worker.process.returncode == 0, f"{worker.options} ended with {worker.process.returncode}"
+                for line in out.splitlines():
+                    seconds, busy, launches = line.split()
+                    worker.lines.append((float(seconds), int(busy), int(launches)))
+        finally:
+            for worker in self.workers:
+                if worker.process.poll() is None:
+                    worker.process.kill()
+                    worker.process.wait(DEADLINE)
+
+    def run(self) -> None:
+        self.start()
+        self.finish()
+
+
+def alone(folder: Path, built: Built, percent: int, options: str) -> float:
+    """Percent of the GPU that one tenant of a fixed share gets that always has work."""
+    world = World(folder, built)
+    worker = world.worker(world.tenant(percent), options)
+    world.run()
+    return worker.share()
+
+
+def two(folder: Path, built: Built, first: int, second: int, options: Sequence[str]) -> tuple[float, float]:
+    """The same of two tenants on one GPU."""
+    world = World(folder, built)
+    workers = [
+        world.worker(world.tenant(percent, f"tenant-{seat}", seat), words)
+        for seat, (percent, words) in enumerate(zip((first, second), options))
+    ]
+    world.run()
+    return workers[0].share(), workers[1].share()
+
+
+BENCH = ("--kernel 10000", "--kernel 1000000", "--kernel 50000000", "--kernel 20000 --graph 10 --form graph")
+
+
+def sm_errors(folder: Path, built: Built) -> dict[str, float]:
+    """The worst distance from the share in percentage points, over kernels of 10 us to 50 ms and a graph."""
+    errors = {}
+    for percent in (20, 50, 80):
+        shares = [
+            alone(folder / f"{percent}-{i}", built, percent, f"{words} --seconds 10") for i, words in enumerate(BENCH)
+        ]
+        errors[f"limiter_sm_error_{percent}"] = max(abs(share - percent) for share in shares)
+    worst = 0.0
+    for i, words in enumerate(BENCH):
+        shares = two(folder / f"10-90-{i}", built, 10, 90, [f"{words} --seconds 10"] * 2)
+        worst = max(worst, abs(shares[0] - 10), abs(shares[1] - 90))
+    errors["limiter_sm_error_10_90"] = worst
+    return errors
