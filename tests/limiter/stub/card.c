@@ -39,8 +39,16 @@ static void make(struct stub_card *new_card)
     if (new_card->gpus > STUB_MAX_GPUS)
         new_card->gpus = STUB_MAX_GPUS;
     new_card->entry_size = sizeof(struct stub_process);
+    /* Beside a simulated NVML the cards have its UUIDs, in the order of their numbers: STUB_UUIDS=GPU-...,GPU-... */
+    const char *uuids = getenv("STUB_UUIDS");
     for (uint32_t i = 0; i < new_card->gpus; i++) {
         new_card->gpu[i].capacity = stub_setting("STUB_MEMORY", 16ull << 30);
+        size_t length = uuids ? strcspn(uuids, ",") : 0;
+        if (length > 0 && length < sizeof new_card->gpu[i].uuid) {
+            memcpy(new_card->gpu[i].uuid, uuids, length);
+            uuids += length + (uuids[length] == ',');
+            continue;
+        }
         snprintf(new_card->gpu[i].uuid, sizeof new_card->gpu[i].uuid, "GPU-%08x-0000-4000-8000-%012x", 0x5c890000u + i, i + 1);
     }
     new_card->magic = STUB_MAGIC;
