@@ -11,12 +11,12 @@ from vgpu_host import CARD_MIB, CLIENT, DIRECTORY, ENVIRONMENT, GIB_IN_MIB, OUT_
 
 QUOTA_MIB = {"notebook-a": 8 * GIB_IN_MIB, "batch": 16 * GIB_IN_MIB, "pair": 4 * GIB_IN_MIB}
 IMAGE = "localhost/openfleet-tenant"
-#: What the client and a shell are linked with.
+#: What the client and a shell are linked with; and the library, which the device brings: all of it is glibc's.
+FILES = f"{CLIENT} /bin/sh /bin/cat /usr/bin/sleep /opt/stub/build/libcuda.so.1"
 MAKE_IMAGE = (
-    f"tar -chf /tmp/tenant.tar -C / {CLIENT[1:]} bin/sh bin/cat usr/bin/sleep opt/stub/build/libcuda.so.1 "
-    "$(LD_LIBRARY_PATH=/opt/stub/build ldd /bin/sh /bin/cat /usr/bin/sleep /opt/client/build/client "
-    "/opt/stub/build/libcuda.so.1 | grep -o '/lib[^ ]*' | grep -v ':$' | sort -u | sed 's,^/,,') && "
-    f"podman import --quiet /tmp/tenant.tar {IMAGE}"
+    f"tar -chf /tmp/tenant.tar -C / $(echo {FILES} $(LD_LIBRARY_PATH=/opt/stub/build "
+    f"ldd {FILES} {DIRECTORY}/libopenfleet-vgpu.so | tr -s '[:space:]' '\\n' | grep '^/lib.*[^:]$') | "
+    f"tr ' ' '\\n' | sort -u | sed 's,^/,,') && podman import --quiet /tmp/tenant.tar {IMAGE}"
 )
 
 
