@@ -4,26 +4,13 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from card import Card
-from limiter_lab import DEADLINE, SOURCE, Built, Tenant
-
-
-def constant(name: str, file: str = "turnstile.h") -> int:
-    """A number of the limiter's C headers, in nanoseconds where it is a time."""
-    scale = {"NS_PER_MS": 10**6, "NS_PER_SECOND": 10**9}
-    found = re.search(rf"#define {name} \(?([^/\n]*?)\)?\s*(/\*|$)", (SOURCE / file).read_text(), re.MULTILINE)
-    assert found, f"{file} has no {name}"
-    value = 1.0
-    for operator, word in re.findall(r"([*/]?)\s*(\w+)", found[1]):
-        number = scale.get(word) or int(word)
-        value = value / number if operator == "/" else value * number
-    return int(value)
+from limiter_lab import DEADLINE, Built, Tenant
 
 
 @dataclass
@@ -33,6 +20,7 @@ class Worker:
     tenant: Tenant
     options: Sequence[str]
     preload: bool = True
+    ends_with: int = 0
     lines: list[tuple[float, int, int]] = field(default_factory=list)
     process: subprocess.Popen | None = None
 
@@ -44,6 +32,7 @@ class Worker:
         """Percent of the GPU between two of its reports."""
         chosen = [line for line in self.lines if since <= line[0] <= until]
         first = chosen[0] if since else (0.0, 0, 0)
+        assert chosen and chosen[-1][0] > first[0], f"no reports between {since} and {until}: {self.lines}"
         return 100 * (chosen[-1][1] - first[1]) / 1e9 / (chosen[-1][0] - first[0])
 
 
@@ -63,9 +52,9 @@ class World:
         tenant = Tenant(self.folder / "root", self.card, self.built, name)
         return tenant.quota(*[0] * self.card.gpus, sm=sm, seat=seat, **quota)
 
-    def worker(self, tenant: Tenant, options: str, preload: bool = True) -> Worker:
+    def worker(self, tenant: Tenant, options: str, preload: bool = True, ends_with: int = 0) -> Worker:
         """A process of a tenant, to be started by run(); see client/sm_worker.c for the options."""
-        self.workers.append(Worker(tenant, options.split(), preload))
+        self.workers.append(Worker(tenant, options.split(), preload, ends_with))
         return self.workers[-1]
 
     def start(self, parties: int = 0) -> None:
@@ -86,7 +75,8 @@ class World:
         try:
             for worker in self.workers:
                 out, _ = worker.process.communicate(timeout=DEADLINE)
-                assert worker.process.returncode == 0, f"{worker.options} ended with {worker.process.returncode}"
+                code = worker.process.returncode
+                assert code == worker.ends_with, f"{worker.options} ended with {code}"
                 for line in out.splitlines():
                     seconds, busy, launches = line.split()
                     worker.lines.append((float(seconds), int(busy), int(launches)))
@@ -118,6 +108,17 @@ def two(folder: Path, built: Built, first: int, second: int, options: Sequence[s
     ]
     world.run()
     return workers[0].share(), workers[1].share()
+
+
+def launch_ns(folder: Path, built: Built, percent: int | None, launches: int = 20000) -> float:
+    """What a launch costs on the host with the real clock and kernels of no length; percent None: without the limiter."""
+    world = World(folder, built)
+    tenant = world.tenant(percent or 100)
+    command = [str(world.program), "--kernel", "0", "--time", str(launches)]
+    environment = tenant.environment(percent is not None)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=DEADLINE)
+    assert done.returncode == 0, done.stderr
+    return float(done.stdout.split()[0])
 
 
 BENCH = ("--kernel 10000", "--kernel 1000000", "--kernel 50000000", "--kernel 20000 --graph 10 --form graph")

@@ -2,12 +2,14 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * A program that launches kernels on the stub GPU until its time is over, and prints what the GPU did for it:
- * a line `seconds busy_ns launches` at each report and at the end.
+ * a line `seconds busy_ns launches` at each report and at the end. With `--time N` it prints instead what a launch costs
+ * on the host, with kernels that take no time.
  */
 #define _GNU_SOURCE
 #include "../stub/cuda.h"
 
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -40,6 +42,7 @@ int64_t stub_busy_ns(int gpu);
 enum { MAX_KERNELS = 8, MAX_STREAMS = 8, MAX_THREADS = 8 };
 static double seconds = 1, start, report_every, rename_at, capture_at;
 static const char *form = "kernel", *rename_from, *rename_to;
+static long die_after, time_launches;
 static int kernel_count, stream_count, sync_every, threads = 1, graph_kernels, gpu;
 static long long gap_ns;
 static char kernels[MAX_KERNELS][32];
@@ -90,6 +93,10 @@ static CUgraphExec make_graph(CUfunction function, CUstream stream)
 
 static void launch(int i, CUstream stream)
 {
+    if (time_launches) { /* the most usual form, with nothing around it */
+        cuLaunchKernel(functions[i], 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL);
+        return;
+    }
     CUlaunchConfig config = {1, 1, 1, 1, 1, 1, 0, stream, NULL, 0};
     CUfunction f = functions[i];
     CUresult result = CUDA_ERROR_INVALID_VALUE;
@@ -142,6 +149,8 @@ static void *work(void *first)
         need(cuStreamCreate(&streams[i], 1), "cuStreamCreate");
     for (long i = 0; now() < end; i++) {
         launch((int)(i % kernel_count), streams[stream_count ? i % stream_count : 0]);
+        if (die_after && i + 1 >= die_after)
+            kill(getpid(), SIGKILL);
         if (sync_every && i % sync_every == sync_every - 1)
             need(cuCtxSynchronize(), "cuCtxSynchronize");
         if (gap_ns)
@@ -184,6 +193,8 @@ int main(int count, char **words)
         else if (!strcmp(name, "--rename-at")) rename_at = atof(value);
         else if (!strcmp(name, "--rename-from")) rename_from = value;
         else if (!strcmp(name, "--rename-to")) rename_to = value;
+        else if (!strcmp(name, "--die-after")) die_after = atol(value);
+        else if (!strcmp(name, "--time")) time_launches = atol(value);
         else if (!strcmp(name, "--capture-at")) capture_at = atof(value);
         else return fprintf(stderr, "%s: not known\n", name), 2;
     }
@@ -200,6 +211,18 @@ int main(int count, char **words)
         need(cuModuleGetFunction(&functions[i], module, kernels[i]), "cuModuleGetFunction");
         if (graph_kernels)
             graphs[i] = make_graph(functions[i], stream);
+    }
+    if (time_launches) {
+        double least = 1e9;
+        for (int round = 0; round < 20; round++) {
+            double before = now();
+            for (long i = 0; i < time_launches; i++)
+                launch(0, NULL);
+            double each = (now() - before) / (double)time_launches * 1e9;
+            least = each < least ? each : least;
+        }
+        printf("%.2f ns, the least of 20 rounds\n", least);
+        return 0;
     }
     /* The threads take part in virtual time, this one waits for them outside of it. */
     pthread_t workers[MAX_THREADS];

@@ -16,27 +16,6 @@
 /* The driver tells time as float milliseconds: after four seconds the step is a quarter microsecond. */
 #define ANCHOR_AGE_NS INT64_C(4000000000)
 
-int64_t busy_cover(struct covered *c, int64_t from, int64_t to)
-{
-	int64_t fresh;
-	if (from < c->floor)
-		from = c->floor;
-	if (to <= from)
-		return 0;
-	if (from > c->to) {		/* behind a gap */
-		*c = (struct covered){c->to, from, to};
-		return to - from;
-	}
-	if (to < c->from)		/* in the gap, away from the last stretch */
-		return to - from;
-	fresh = (from < c->from ? c->from - from : 0) + (to > c->to ? to - c->to : 0);
-	if (from < c->from)
-		c->from = from;
-	if (to > c->to)
-		c->to = to;
-	return fresh;
-}
-
 /* --- estimates --- */
 
 static unsigned place_of(const void *function)

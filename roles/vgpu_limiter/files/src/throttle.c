@@ -223,7 +223,7 @@ static int64_t wait_for_credit(struct throttle_gpu *g, enum policy policy, int64
 static int64_t turn_ends(struct throttle_gpu *g, int64_t now, bool idle, int64_t in_flight)
 {
 	struct turnstile *t = g->mine;
-	struct claim rival, own = turnstile_claim(t, g->seat, now);
+	struct claim rival, own = turnstile_claim(t, g->seat, now, true);
 	bool waits = turnstile_rival(t, g->seat, now, &rival);
 	/* This process does not wait while it has the lease, so it is another of the tenant's. */
 	bool sibling = atomic_load(&t->seats[g->seat].waiting_until) > now;
@@ -256,7 +256,7 @@ static int64_t wait_for_turn(struct throttle_gpu *g, int64_t now, int64_t until)
 	}
 	if (holder && !dead)
 		return POLL_NS;
-	if (turnstile_rival(t, g->seat, now, &rival) && turnstile_before(rival, turnstile_claim(t, g->seat, now)))
+	if (turnstile_rival(t, g->seat, now, &rival) && turnstile_before(rival, turnstile_claim(t, g->seat, now, false)))
 		return POLL_NS;
 	if (!turnstile_take(t, g->process, now, until, dead))
 		return POLL_NS;

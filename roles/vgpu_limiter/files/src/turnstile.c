@@ -49,11 +49,12 @@ bool turnstile_adopt(struct turnstile *t)
 		atomic_load(&t->size) == sizeof *t;
 }
 
-struct claim turnstile_claim(const struct turnstile *t, int seat, int64_t now)
+struct claim turnstile_claim(const struct turnstile *t, int seat, int64_t now, bool holds)
 {
 	const struct seat *s = &t->seats[seat];
 	int64_t paid_until = atomic_load(&s->paid_until);
-	return (struct claim){paid_until <= now, atomic_load(&s->priority), paid_until};
+	int64_t needs = !holds && atomic_load(&s->policy) == POLICY_BURST ? turnstile_resume(atomic_load(&s->percent)) : 0;
+	return (struct claim){paid_until + needs <= now, atomic_load(&s->priority), paid_until};
 }
 
 bool turnstile_rival(const struct turnstile *t, int seat, int64_t now, struct claim *rival)
@@ -61,7 +62,7 @@ bool turnstile_rival(const struct turnstile *t, int seat, int64_t now, struct cl
 	bool found = false;
 	for (int i = 0; i < TURNSTILE_SEATS; i++) {
 		if (i == seat || atomic_load_explicit(&t->seats[i].waiting_until, memory_order_relaxed) <= now) continue;
-		struct claim claim = turnstile_claim(t, i, now);
+		struct claim claim = turnstile_claim(t, i, now, false);
 		if (!found || turnstile_before(claim, *rival)) *rival = claim;
 		found = true;
 	}

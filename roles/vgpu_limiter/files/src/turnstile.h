@@ -96,7 +96,8 @@ bool turnstile_before(struct claim a, struct claim b);
 
 /* Whether a mapped turnstile is one that this library knows; a new one is marked as such. */
 bool turnstile_adopt(struct turnstile *t);
-struct claim turnstile_claim(const struct turnstile *t, int seat, int64_t now);
+/* A borrower that waits counts as having credit only with enough of it for a turn; the others do not wait before. */
+struct claim turnstile_claim(const struct turnstile *t, int seat, int64_t now, bool holds);
 /* The first of the other seats that wait; false if none does. */
 bool turnstile_rival(const struct turnstile *t, int seat, int64_t now, struct claim *rival);
 /* Whether any other tenant wants the GPU. */

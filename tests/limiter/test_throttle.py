@@ -1,0 +1,243 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Shares of a GPU, held on the stub's GPU in virtual time: nothing here depends on how fast the machine is.
+
+The judge is the stub GPU, which counts what it did for each process; the limiter only sees events.
+"""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from limiter_lab import Built, Tenant
+from sm import Worker, World, alone, two
+
+KERNELS = ("10000", "100000", "1000000", "50000000")
+GRAPH = "--kernel 20000 --graph 10 --form graph"
+HALF_MS = "--kernel 500000 --report 0.1"
+POINTS = 3  # how near to its share a tenant has to be
+
+
+@pytest.fixture
+def world(tmp_path: Path, built: Built) -> World:
+    return World(tmp_path, built)
+
+
+def replace_quota(tenant: Tenant, before: str, after: str) -> str:
+    """Options for a worker that puts a changed quota file in place two seconds after it began."""
+    now, later = tenant.folder / "quota", tenant.folder / "later"
+    later.write_text(now.read_text().replace(before, after))
+    later.chmod(0o644)
+    return f"--rename-at 2 --rename-from {later} --rename-to {now}"
+
+
+# --- fixed ---
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("percent", [20, 50, 80])
+def test_a_tenant_gets_its_share_and_no_more(tmp_path, built, percent, kernel):
+    share = alone(tmp_path, built, percent, f"--kernel {kernel} --seconds 5")
+    assert share == pytest.approx(percent, abs=POINTS)
+    assert share < percent + 0.5, "fixed means never more"
+
+
+def test_without_the_limiter_the_same_program_takes_all(world):
+    worker = world.worker(world.tenant(20), "--kernel 1000000 --seconds 2", preload=False)
+    world.run()
+    assert worker.share() > 99
+
+
+@pytest.mark.parametrize("form", ["kernel", "kernel_ptsz", "ex", "ex_ptsz", "cooperative", "cooperative_ptsz"])
+def test_each_kind_of_launch_is_held_back(tmp_path, built, form):
+    assert alone(tmp_path, built, 30, f"--kernel 200000 --form {form} --seconds 3") == pytest.approx(30, abs=POINTS)
+
+
+@pytest.mark.parametrize("form", ["graph", "graph_ptsz"])
+@pytest.mark.parametrize("kernels", [1, 10, 500])
+def test_graphs_are_held_back(tmp_path, built, form, kernels):
+    share = alone(tmp_path, built, 30, f"--kernel 20000 --graph {kernels} --form {form} --seconds 5")
+    assert share == pytest.approx(30, abs=POINTS)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--kernel 200000 --kernel 30000 --kernel 3000000 --streams 4",
+        "--kernel 200000 --threads 4 --streams 1",
+        "--kernel 200000 --threads 4 --form kernel_ptsz",
+        "--kernel 100000 --sync 1",
+        "--kernel 100000 --sync 50 --streams 3",
+        "--kernel 10000 --kernel 50000000",
+    ],
+)
+def test_streams_threads_and_waiting_in_between_make_no_difference(tmp_path, built, options):
+    assert alone(tmp_path, built, 40, f"{options} --seconds 5") == pytest.approx(40, abs=POINTS)
+
+
+def test_a_gap_on_the_host_is_not_counted_as_busy(tmp_path, built):
+    """Half a millisecond of work in each four and a half is 11 percent: below the share, so nothing is held back."""
+    options = "--kernel 500000 --sync 1 --gap 4000000 --seconds 5"
+    assert alone(tmp_path / "below", built, 30, options) == pytest.approx(100 / 9, abs=0.5)
+    assert alone(tmp_path / "above", built, 5, options) == pytest.approx(5, abs=0.5)
+
+
+def test_a_capture_goes_on_undisturbed_while_another_stream_is_held_back(world):
+    """The worker fails if the capture does; 50 of its launches are captured and never run."""
+    worker = world.worker(world.tenant(30), "--kernel 500000 --streams 1 --capture-at 1 --seconds 4")
+    world.run()
+    assert worker.share() == pytest.approx(30, abs=POINTS)
+
+
+def test_a_share_of_100_is_never_held_back(tmp_path, built):
+    assert alone(tmp_path, built, 100, "--kernel 10000 --seconds 2") > 99.9
+
+
+# --- several ---
+
+
+@pytest.mark.parametrize(
+    "kernels", [(f"--kernel {k}",) * 2 for k in KERNELS] + [("--kernel 10000", "--kernel 50000000"), (GRAPH, GRAPH)]
+)
+def test_two_tenants_share_ten_to_ninety(tmp_path, built, kernels):
+    shares = two(tmp_path, built, 10, 90, [f"{words} --seconds 8" for words in kernels])
+    assert shares == (pytest.approx(10, abs=POINTS), pytest.approx(90, abs=POINTS))
+
+
+def test_what_is_not_asked_for_stays_idle(tmp_path, built):
+    shares = two(tmp_path, built, 20, 30, ["--kernel 1000000 --seconds 5"] * 2)
+    assert shares == (pytest.approx(20, abs=1), pytest.approx(30, abs=1))
+
+
+def test_processes_of_one_tenant_share_its_percentage(world):
+    tenant = world.tenant(40)
+    several = [world.worker(tenant, f"{HALF_MS} --seconds 5") for _ in range(3)]
+    other = world.worker(world.tenant(50, "tenant-b", 1), f"{HALF_MS} --seconds 5")
+    world.run()
+    assert sum(worker.share() for worker in several) == pytest.approx(40, abs=POINTS)
+    assert other.share() == pytest.approx(50, abs=POINTS)
+    assert all(worker.share() > 2 for worker in several), "none of them starves"
+
+
+def test_six_processes_of_a_tenant_take_turns(world):
+    tenant = world.tenant(60)
+    workers = [world.worker(tenant, "--kernel 2000000 --seconds 3") for _ in range(6)]
+    world.run()
+    assert sum(worker.share() for worker in workers) == pytest.approx(60, abs=POINTS)
+
+
+def test_a_killed_holder_does_not_stop_others(world):
+    """The first tenant launches 400 ms of work, which gives it the GPU for longer than that, and is killed at once."""
+    first = world.tenant(50, "tenant-a", 0)
+    world.worker(first, "--kernel 400000000 --sync 1 --die-after 3 --seconds 60", ends_with=-signal.SIGKILL)
+    other = world.worker(world.tenant(50, "tenant-b", 1), "--kernel 1000000 --report 0.01 --seconds 8")
+    world.run()
+    # It is killed in its third launch, some time in the second second. Nothing but its work of 400 ms twice is in the way.
+    waits = sorted(after[0] - before[0] for before, after in zip(other.lines, other.lines[1:]))
+    assert waits[-3] < 0.15, f"the longest waits: {waits[-4:]}"
+    assert other.share(3, 8) == pytest.approx(50, abs=POINTS)
+
+
+def test_a_tenants_seat_is_empty_again_for_the_next(world):
+    world.worker(world.tenant(10, "tenant-a", 5), "--kernel 300000000 --seconds 0.1")
+    world.run()
+    world.workers.clear()
+    next_one = world.worker(world.tenant(50, "tenant-b", 5), "--kernel 1000000 --report 0.1 --seconds 1")
+    world.run()
+    assert next_one.share() == pytest.approx(50, abs=POINTS), "it pays for what the one before it used"
+
+
+# --- contended and burst ---
+
+
+def shares_of_policy(world: World, policy: str) -> tuple[Worker, Worker]:
+    """A tenant of 30 percent for six seconds, and another of 50, fixed, from the second to the fourth."""
+    worker = world.worker(world.tenant(30, "tenant-a", 0, policy=policy), f"{HALF_MS} --seconds 6")
+    other = world.worker(world.tenant(50, "tenant-b", 1), f"{HALF_MS} --start 2 --seconds 2")
+    world.run()
+    assert other.share(2.05, 4) == pytest.approx(50, abs=POINTS), "the other gets its own, whatever the first may do"
+    return worker, other
+
+
+def test_fixed_binds_also_where_nobody_else_is(world):
+    worker, _ = shares_of_policy(world, "fixed")
+    for since, until in ((0.3, 2), (2.1, 4), (4.1, 6)):
+        assert worker.share(since, until) == pytest.approx(30, abs=POINTS)
+
+
+def test_contended_binds_only_while_another_wants_the_gpu(world):
+    worker, _ = shares_of_policy(world, "contended")
+    assert worker.share(0.1, 2) > 97
+    assert worker.share(2.2, 4) == pytest.approx(30, abs=POINTS)
+    assert worker.share(4.3, 6) > 97
+
+
+def test_burst_borrows_what_is_idle_and_gives_it_back(world):
+    worker, _ = shares_of_policy(world, "burst")
+    assert worker.share(0.1, 2) > 97
+    assert worker.share(2.2, 4) == pytest.approx(50, abs=POINTS), "all that the other leaves, and no more"
+    assert worker.share(4.3, 6) > 97
+
+
+def test_borrowers_stand_behind_those_that_use_their_own_share(world):
+    borrower = world.worker(world.tenant(20, "tenant-a", 0, policy="burst"), f"{HALF_MS} --seconds 5")
+    owner = world.worker(world.tenant(60, "tenant-b", 1), f"{HALF_MS} --seconds 5")
+    world.run()
+    assert owner.share() == pytest.approx(60, abs=POINTS)
+    assert borrower.share() == pytest.approx(39, abs=POINTS)
+
+
+# --- priority ---
+
+
+@pytest.mark.parametrize(("priorities", "expected"), [((5, 0), (60, 40)), ((0, 5), (40, 60)), ((0, 0), (50, 50))])
+def test_where_shares_are_more_than_there_is_priority_decides(world, priorities, expected):
+    workers = [
+        world.worker(world.tenant(60, f"tenant-{seat}", seat, priority=priority), f"{HALF_MS} --seconds 5")
+        for seat, priority in enumerate(priorities)
+    ]
+    world.run()
+    assert [worker.share() for worker in workers] == [pytest.approx(share, abs=POINTS) for share in expected]
+
+
+def test_what_is_idle_goes_to_the_borrower_with_the_higher_priority(world):
+    workers = [
+        world.worker(world.tenant(20, f"tenant-{i}", i, policy="burst", priority=i), f"{HALF_MS} --seconds 5")
+        for i in range(2)
+    ]
+    world.run()
+    assert [worker.share() for worker in workers] == [pytest.approx(20, abs=POINTS), pytest.approx(80, abs=POINTS)]
+
+
+# --- a quota that changes ---
+
+
+@pytest.mark.parametrize(("before", "after"), [(20, 60), (60, 20), (100, 30), (30, 100)])
+def test_a_new_share_takes_effect_on_a_running_process(world, before, after):
+    tenant = world.tenant(before)
+    worker = world.worker(tenant, f"{HALF_MS} --seconds 6 {replace_quota(tenant, f'sm {before}', f'sm {after}')}")
+    world.run()
+    assert worker.share(0.2, 2) == pytest.approx(before, abs=POINTS)
+    assert worker.share(3.3, 6) == pytest.approx(after, abs=POINTS)
+
+
+def test_a_quota_file_that_goes_away_leaves_the_last_share(world):
+    tenant = world.tenant(30)
+    gone = tenant.folder / "gone"
+    options = f"--rename-at 2 --rename-from {tenant.folder / 'quota'} --rename-to {gone}"
+    worker = world.worker(tenant, f"{HALF_MS} --seconds 6 {options}")
+    world.run()
+    assert gone.exists()
+    assert worker.share(3.3, 6) == pytest.approx(30, abs=POINTS)
+
+
+def test_without_a_turnstile_each_process_is_held_back_by_itself(world):
+    tenant = world.tenant(30)
+    for path in tenant.gpus.iterdir():
+        path.unlink()
+    worker = world.worker(tenant, f"{HALF_MS} --seconds 3")
+    world.run()
+    assert worker.share() == pytest.approx(30, abs=POINTS)
+    assert f"{world.card.uuid()}.1" in tenant.logged(), "the log names the file that is missing"
