@@ -18,7 +18,7 @@ def output(*command: object) -> str:
     return subprocess.run([str(part) for part in command], capture_output=True, text=True, check=True).stdout
 
 
-@pytest.fixture(scope="session", params=["-O2", "-O1 -g", "-O3 -flto -s", "-Os -DNDEBUG"])
+@pytest.fixture(scope="session", params=["-O2 -s", "-O1 -g", "-O3 -flto -s"])
 def library(request: pytest.FixtureRequest, build_folder: Path) -> Path:
     """The library, built with some flags that a distribution or a developer may use."""
     folder = build_folder / ("flags" + request.param.replace(" ", ""))

@@ -30,6 +30,8 @@ int cuMemAlloc_v2(uint64_t *address, size_t size)
 
 void wrapper_tell(void)
 {
+    void *first = dlsym(RTLD_NEXT, "cuMemAlloc_v2"), *second = dlsym(RTLD_NEXT, "cuMemAlloc_v2");
+    printf("behind the wrapper: %s %s\n", library_of(first), first == second ? "twice" : "once");
     void *nothing = dlsym(RTLD_NEXT, "noSuchThing");
     const char *error = dlerror();
     printf("nothing: %s, %s\n", nothing ? "found" : "not found", error && strstr(error, "noSuchThing") ? "and said so" : "silently");

@@ -1,0 +1,134 @@
+/* Copyright: (c) openfleet.gpu contributors
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Kills a process of the tenant at each instruction of a sequence of calls in turn, and looks after each kill whether
+ * the tenant has its whole quota again, to the byte.
+ *
+ *   any_instruction QUOTA FIRST STEP SEQUENCE     prints `kills N`, or `lost after N instructions: ...`
+ *
+ * A victim (this program again) stops before the sequence; its parent lets it go on instruction by instruction (ptrace).
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ptrace.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+typedef int any();
+
+static void *driver;
+
+static any *get(const char *name)
+{
+    any *found = (any *)dlsym(driver, name);
+    if (!found) {
+        fprintf(stderr, "no %s\n", name);
+        exit(4);
+    }
+    return found;
+}
+
+static int start(void)
+{
+    void *context;
+    driver = dlopen("libcuda.so.1", RTLD_NOW);
+    return !driver || get("cuInit")(0) || get("cuDevicePrimaryCtxRetain")(&context, 0) || get("cuCtxSetCurrent")(context);
+}
+
+struct wanted { int type, handles, where, id; void *none; uint64_t flags; };
+
+static void sequence(const char *name, any **f)
+{
+    uint64_t address = 0;
+    struct wanted wanted = {1, 0, 1, 0, NULL, 0};
+    if (!strcmp(name, "first")) { /* the process's first call: it enters the tenant's region */
+        f[0](&address, (size_t)1000);
+    } else if (!strcmp(name, "linear")) {
+        f[0](&address, (size_t)1000);
+        f[1](address);
+    } else if (!strcmp(name, "pool")) {
+        f[2](&address, (size_t)1000, NULL);
+        f[3](address, NULL);
+    } else if (!strcmp(name, "physical")) {
+        f[4](&address, (size_t)2 << 20, &wanted, 0ull);
+        f[5](address);
+    } else if (!strcmp(name, "refused")) {
+        f[0](&address, (size_t)1 << 40);
+    }
+}
+
+static int victim(const char *name)
+{
+    uint64_t address;
+    if (start())
+        return 5;
+    any *f[] = {get("cuMemAlloc_v2"), get("cuMemFree_v2"), get("cuMemAllocAsync"), get("cuMemFreeAsync"), get("cuMemCreate"), get("cuMemRelease")};
+    if (strcmp(name, "first")) {
+        sequence(name, f); /* once before: what is looked up at the first call is not the matter */
+        f[0](&address, (size_t)777);
+    }
+    ptrace(PTRACE_TRACEME, 0, NULL, NULL);
+    raise(SIGSTOP);
+    sequence(name, f);
+    _exit(0);
+}
+
+/* 1: killed after so many instructions, 0: the sequence was over before, -1: no ptrace here. */
+static int kill_after(const char *self, const char *name, long instructions)
+{
+    int status;
+    pid_t child = fork();
+    if (!child) {
+        execl(self, self, "victim", name, (char *)NULL);
+        _exit(6);
+    }
+    if (waitpid(child, &status, WUNTRACED) != child || !WIFSTOPPED(status))
+        return -1;
+    for (long i = 0; i < instructions; i++) {
+        if (ptrace(PTRACE_SINGLESTEP, child, NULL, NULL))
+            return -1;
+        if (waitpid(child, &status, 0) != child || WIFEXITED(status) || WIFSIGNALED(status))
+            return 0;
+    }
+    kill(child, SIGKILL);
+    waitpid(child, &status, 0);
+    return 1;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc == 3 && !strcmp(argv[1], "victim"))
+        return victim(argv[2]);
+    if (argc != 5 || start())
+        return 3;
+    size_t quota = strtoull(argv[1], NULL, 0);
+    long step = atol(argv[3]), kills = 0;
+    any *allocate = get("cuMemAlloc_v2"), *release = get("cuMemFree_v2");
+    for (long instructions = atol(argv[2]);; instructions += step) {
+        uint64_t address;
+        int killed = kill_after("/proc/self/exe", argv[4], instructions);
+        if (killed < 0) {
+            printf("no ptrace: %s\n", strerror(errno));
+            return 0;
+        }
+        int all = allocate(&address, quota);
+        if (!all)
+            release(address);
+        int more = allocate(&address, quota + 1);
+        if (all || more != 2) {
+            printf("lost after %ld instructions: the quota %d, one byte more %d\n", instructions, all, more);
+            return 1;
+        }
+        kills += killed;
+        if (!killed)
+            break;
+    }
+    printf("kills %ld\n", kills);
+    return 0;
+}
