@@ -59,22 +59,20 @@ static struct stub_card *map_card(void)
     const char *path = getenv("STUB_CARD");
     int flags = MAP_SHARED;
     if (path && *path) {
-        /* A descriptor of its own for the lock while the file is made: closing `file` would drop this process's entry. */
-        int once = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+        /* Never closed: the stub NVML is here too, and closing any descriptor of the file would drop this process's lock. */
+        file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
         struct stat status;
-        if (once < 0 || flock(once, LOCK_EX) || fstat(once, &status))
+        if (file < 0 || flock(file, LOCK_EX) || fstat(file, &status))
             return NULL;
-        if ((size_t)status.st_size < sizeof(struct stub_card) && ftruncate(once, sizeof(struct stub_card)))
+        if ((size_t)status.st_size < sizeof(struct stub_card) && ftruncate(file, sizeof(struct stub_card)))
             return NULL;
-        struct stub_card *made = mmap(NULL, sizeof *made, PROT_READ | PROT_WRITE, MAP_SHARED, once, 0);
+        struct stub_card *made = mmap(NULL, sizeof *made, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
         if (made == MAP_FAILED)
             return NULL;
         if (made->magic != STUB_MAGIC)
             make(made);
-        file = open(path, O_RDWR | O_CLOEXEC);
-        flock(once, LOCK_UN);
-        close(once);
-        return file < 0 ? NULL : made;
+        flock(file, LOCK_UN);
+        return made;
     }
     struct stub_card *made = mmap(NULL, sizeof *made, PROT_READ | PROT_WRITE, flags | MAP_ANONYMOUS, -1, 0);
     if (made == MAP_FAILED)
@@ -94,7 +92,8 @@ static bool alive(const struct stub_process *process)
     if (process == me || file < 0)
         return true;
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = byte_of(process), .l_len = 1};
-    return fcntl(file, F_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
+    /* Asked as another owner, so that the lock of this process's driver is seen by its NVML. */
+    return fcntl(file, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
 }
 
 static void recount(void)
