@@ -90,7 +90,7 @@ def foresee(
             mig_apply.refuse_disturbance(plan)
         owed = Owing(directory).due()
         follows = (plan.changes_devices or owed) and not session.private
-        absent = beside.tenants.available() if beside.tenants is not None and _has_tenants(plan) else None
+        absent = beside.tenants.available() if beside.tenants is not None and plan.vgpu.takes_library else None
         missing = () if absent is None else (str(absent),)
         return Run(plan, host, followed=foretell(services, again=owed) if follows else (), missing=missing)
 
@@ -305,7 +305,3 @@ def _change(beside: Beside, plan: Plan, look: Callable[[], Host], clear: mig_app
     if beside.tenants is not None and plan.vgpu.steps:
         tenants = VgpuChange(beside.tenants, plan.vgpu, look, clear)
     return HostChange(daemons, tenants)
-
-
-def _has_tenants(plan: Plan) -> bool:
-    return bool(plan.vgpu.kept or plan.vgpu.changes or plan.vgpu.adds)

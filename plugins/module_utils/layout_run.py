@@ -21,6 +21,7 @@ from .nvml import Session
 from .ownership import Ownership
 from .selector import targets
 from .vgpu_host import VgpuHost
+from .vgpu_model import MPS as TENANTS_BY_MPS
 from .vgpu_model import VgpuSeen
 
 #: The parts of a layout that a run may be about: MIG and compute modes, the time slice, the MPS daemons, the tenants.
@@ -119,9 +120,10 @@ def _with_tenants(
     if VGPU in parts:
         asked = vgpu_plan.wanted(layout, plan, seen, frozenset() if tenants is None else tenants.dmem)
     if asked:
-        _check_tenants(asked[0].where, tenants, library_comes)
+        _check_tenants(asked, tenants, library_comes)
     if GPUS not in parts:
         _check_gpus_of_tenants(asked, host)
+        _check_daemons_of_tenants(asked, parts)
 
     def processes(name: str, gpu_uuid: str) -> Sequence[Holder]:
         return () if tenants is None else tenants.processes(host, name, gpu_uuid)
@@ -155,16 +157,27 @@ def _check_daemons(where: str, daemons: MpsHost | None) -> None:
         raise PlanError(where, problem.problem, problem.cure)
 
 
-def _check_tenants(where: str, tenants: VgpuHost | None, library_comes: bool) -> None:
+def _check_tenants(asked: Sequence[vgpu_plan.WantedTenant], tenants: VgpuHost | None, library_comes: bool) -> None:
     if tenants is None:
         raise PlanError(
-            where,
+            asked[0].where,
             "these are simulated GPUs of this process alone, which have no tenants",
             "Simulate them for the whole host (the role gpu_simulator).",
         )
     problem = tenants.available()
-    if problem is not None and not library_comes:
+    where = next((each.where for each in asked if each.tenant.provider != TENANTS_BY_MPS), None)
+    if problem is not None and where is not None and not library_comes:
         raise PlanError("%s: %s" % (where, problem.where), problem.problem, problem.cure)
+
+
+def _check_daemons_of_tenants(asked: Sequence[vgpu_plan.WantedTenant], parts: Sequence[str]) -> None:
+    for each in asked:
+        if each.tenant.provider == TENANTS_BY_MPS and MPS not in parts:
+            raise PlanError(
+                each.where,
+                "a tenant of MPS is nothing without its daemon, which this run is not about",
+                "Apply the layout whole (openfleet.gpu.layout).",
+            )
 
 
 def _check_gpus_of_tenants(asked: Sequence[vgpu_plan.WantedTenant], host: Host) -> None:
@@ -187,7 +200,7 @@ def _check_gpus(asked: Sequence[mps_plan.WantedDaemon], host: Host) -> None:
     for each in asked:
         for place in each.daemon.places:
             gpu = by_uuid[place.gpu_uuid]
-            if place.in_mig != gpu.mig.enabled or (not place.in_mig and gpu.compute_mode != "exclusive_process"):
+            if place.in_mig != gpu.mig.enabled or (not place.in_mig and gpu.compute_mode != each.compute_mode):
                 raise PlanError(
                     "%s on %s" % (each.where, gpu.label),
                     "the GPU is not ready for its MPS daemon (MIG %s, compute mode %s)"

@@ -131,16 +131,19 @@ def _cdi(daemon: MpsDaemon) -> dict[str, Any]:
 
     https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md. Client and server share memory in /dev/shm.
     """
-    pipes = pipe_directory(daemon.name)
-    # Writable, for a client locks a file there. Otherwise as engines mount their own /dev/shm, which this one takes the
-    # place of.
-    mounts = [
-        {"hostPath": path, "containerPath": path, "options": ["bind", "rw", "nosuid", "nodev", "noexec"]}
-        for path in (pipes, "/dev/shm")
-    ]
-    edits = {"env": ["%s=%s" % (PIPE_DIRECTORY, pipes)], "mounts": mounts}
+    edits = {"env": ["%s=%s" % (PIPE_DIRECTORY, pipe_directory(daemon.name))], "mounts": client_mounts(daemon.name)}
     # The version that every engine with CDI reads; nothing here needs a later one.
     return {"cdiVersion": "0.3.0", "kind": CDI_KIND, "devices": [{"name": daemon.name, "containerEdits": edits}]}
+
+
+def client_mounts(name: str) -> list[dict[str, Any]]:
+    """What a container of a client of the daemon has mounted, as CDI says it."""
+    # Writable, for a client locks a file there. Otherwise as engines mount their own /dev/shm, which this one takes the
+    # place of.
+    return [
+        {"hostPath": path, "containerPath": path, "options": ["bind", "rw", "nosuid", "nodev", "noexec"]}
+        for path in (pipe_directory(name), "/dev/shm")
+    ]
 
 
 def _environment(comment: str, variables: Mapping[str, str]) -> str:

@@ -23,16 +23,19 @@ from .mps_model import MpsDaemon, MpsPlace, MpsSeen
 from .mps_rules import limits_bind, most_clients
 from .mps_steps import AdjustMps, MpsPlan, StartMps, StopMps
 from .sizes import format_size
+from .vgpu_files import daemon_of
+from .vgpu_model import MPS as TENANTS_BY_MPS
 
 MIB = 1 << 20
 
 
 @dataclass(frozen=True)
 class WantedDaemon:
-    """A daemon and the part of the layout that wants it."""
+    """A daemon, the part of the layout that wants it, and the compute mode that its GPUs are to have."""
 
     daemon: MpsDaemon
     where: str
+    compute_mode: str = "exclusive_process"
 
 
 def wanted(
@@ -48,6 +51,7 @@ def wanted(
         gpus = [gpu for gpu in plan.gpus if gpu.target.where == entry.where]
         found += _of_entry(entry, gpus, driver_version)
         found += _of_instances(entry, gpus, driver_version, seen)
+        found += _of_tenants(entry, gpus, driver_version)
     names: dict[str, WantedDaemon] = {}
     for each in found:
         problem = name_problem(each.daemon.name)
@@ -161,6 +165,19 @@ def _of_entry(entry: Entry, gpus: Sequence[GpuPlan], driver_version: str | None)
         return [WantedDaemon(_daemon(entry.mps, entry.mps.name, places), where)] if places else []
     names = [entry.mps.name if _one_gpu(entry) else "%s-gpu%d" % (entry.mps.name, gpu.gpu.index) for gpu in gpus]
     return [WantedDaemon(_daemon(entry.mps, name, [place]), where) for name, place in zip(names, places)]
+
+
+def _of_tenants(entry: Entry, gpus: Sequence[GpuPlan], driver_version: str | None) -> list[WantedDaemon]:
+    """A daemon for each GPU; what a tenant's processes may have of it they are told by their environment."""
+    if entry.vgpu is None or entry.vgpu.provider != TENANTS_BY_MPS:
+        return []
+    where, tenants = "%s.vgpu" % entry.where, Mps("", len(entry.vgpu.tenants), 100, oversubscribe=True)
+    for gpu in gpus:
+        _check(where, gpu.gpu, tenants, gpu.gpu.memory_total_bytes, driver_version)
+    return [
+        WantedDaemon(_daemon(tenants, daemon_of(gpu.gpu.uuid), [MpsPlace(gpu.gpu.uuid)]), where, "default")
+        for gpu in gpus
+    ]
 
 
 def _one_gpu(entry: Entry) -> bool:

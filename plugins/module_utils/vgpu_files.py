@@ -13,6 +13,9 @@ import json
 from typing import Any, Iterable, Mapping
 
 from .errors import Problem
+from .mps_control import PIPE_DIRECTORY
+from .mps_files import client_mounts, pipe_directory
+from .sizes import BYTES_PER_UNIT
 from .vgpu_model import DMEM, MPS, VgpuSeat, VgpuTenant
 
 #: Below the root of the host: settings of each tenant, what changes, and the library.
@@ -61,6 +64,11 @@ def name_problem(name: str) -> Problem | None:
         problem = "no CDI device can have a name that ends in %s" % name[-1:]
         return Problem('the tenant "%s"' % name, problem, "Let it end in a letter or digit.")
     return None
+
+
+def daemon_of(gpu_uuid: str) -> str:
+    """Name of the MPS daemon through which tenants of a GPU work where the provider is mps."""
+    return "vgpu-%s" % gpu_uuid.replace("GPU-", "", 1)
 
 
 def slice_of(name: str) -> str:
@@ -151,12 +159,23 @@ def _quota(tenant: VgpuTenant) -> str:
 
 
 def _variables(tenant: VgpuTenant) -> dict[str, str]:
-    """What a process of the tenant has in its environment, in a container too."""
-    return {"OPENFLEET_VGPU": tenant.name, "CUDA_VISIBLE_DEVICES": ",".join(tenant.gpus)}
+    """What a process of the tenant has in its environment, in a container too.
+
+    A client of MPS asks for its caps itself: https://docs.nvidia.com/deploy/mps/ (Environment Variables). It counts the devices
+    that it sees, which is one.
+    """
+    variables = {"OPENFLEET_VGPU": tenant.name, "CUDA_VISIBLE_DEVICES": ",".join(tenant.gpus)}
+    if tenant.provider == MPS:
+        variables[PIPE_DIRECTORY] = pipe_directory(daemon_of(tenant.gpus[0]))
+        variables["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(tenant.sm_percent)
+        variables["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = "0=%dM" % (tenant.memory_bytes // BYTES_PER_UNIT["MiB"])
+    return variables
 
 
 def _environment(tenant: VgpuTenant) -> str:
-    variables = dict(_variables(tenant), LD_PRELOAD="/" + LIBRARY)
+    variables = _variables(tenant)
+    if tenant.provider != MPS:
+        variables["LD_PRELOAD"] = "/" + LIBRARY
     comment = "# For processes of the tenant %s, as EnvironmentFile= or --env-file; written by openfleet.gpu.\n"
     return comment % tenant.name + "".join("%s=%s\n" % item for item in variables.items())
 
@@ -181,6 +200,15 @@ def _cdi(tenant: VgpuTenant) -> dict[str, Any]:
     https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md. Directories, so that a file that is replaced is
     seen inside.
     """
+    edits = {
+        "env": ["%s=%s" % item for item in _variables(tenant).items()],
+        "mounts": client_mounts(daemon_of(tenant.gpus[0])) if tenant.provider == MPS else _mounts(tenant),
+    }
+    # The version that every engine with CDI reads; nothing here needs a later one.
+    return {"cdiVersion": "0.3.0", "kind": CDI_KIND, "devices": [{"name": tenant.name, "containerEdits": edits}]}
+
+
+def _mounts(tenant: VgpuTenant) -> list[dict[str, Any]]:
     read, write = (["bind", mode, "nosuid", "nodev"] for mode in ("ro", "rw"))
     mounts = [
         ("/" + PROGRAMS, "/" + PROGRAMS, read),
@@ -188,12 +216,7 @@ def _cdi(tenant: VgpuTenant) -> dict[str, Any]:
         ("/" + PRELOAD_LIST, "/etc/ld.so.preload", [*read, "noexec"]),
         *((path, path, [*write, "noexec"]) for path in ("/%s/%s" % (TENANTS, tenant.name), "/" + GPUS)),
     ]
-    edits = {
-        "env": ["%s=%s" % item for item in _variables(tenant).items()],
-        "mounts": [{"hostPath": host, "containerPath": inside, "options": options} for host, inside, options in mounts],
-    }
-    # The version that every engine with CDI reads; nothing here needs a later one.
-    return {"cdiVersion": "0.3.0", "kind": CDI_KIND, "devices": [{"name": tenant.name, "containerEdits": edits}]}
+    return [{"hostPath": host, "containerPath": inside, "options": options} for host, inside, options in mounts]
 
 
 def _json(data: Any) -> str:

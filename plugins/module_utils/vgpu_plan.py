@@ -110,7 +110,13 @@ def _of_entry(
     entry: Entry, vgpu: Vgpu, gpus: Sequence[Gpu], now: dict[str, VgpuTenant], dmem: frozenset[str]
 ) -> list[WantedTenant]:
     where = {tenant.name: "%s.vgpu.tenants[%d]" % (entry.where, n) for n, tenant in enumerate(vgpu.tenants)}
-    demands = [_demand(tenant, gpus, where[tenant.name], now.get(tenant.name)) for tenant in vgpu.tenants]
+    if vgpu.provider == MPS and vgpu.policy != "fixed":
+        raise PlanError(
+            "%s.vgpu.policy" % entry.where,
+            "MPS holds clients to their share always, which is `policy: fixed`",
+            "Take policy away, or use another provider.",
+        )
+    demands = [_demand(tenant, vgpu, gpus, where[tenant.name], now.get(tenant.name)) for tenant in vgpu.tenants]
     packed = _packed(entry, vgpu, gpus, demands, where)
     found = []
     taken = _taken(gpus, now, {demand.name: set(packed[demand.name]) for demand in demands})
@@ -124,10 +130,14 @@ def _of_entry(
     return found
 
 
-def _demand(tenant: Tenant, gpus: Sequence[Gpu], where: str, now: VgpuTenant | None) -> Demand:
+def _demand(tenant: Tenant, vgpu: Vgpu, gpus: Sequence[Gpu], where: str, now: VgpuTenant | None) -> Demand:
     problem = name_problem(tenant.name)
     if problem is not None:
         raise PlanError("%s.name: %s" % (where, problem.where), problem.problem, problem.cure)
+    if vgpu.provider == MPS and tenant.gpus > 1:
+        # The pipe directory of a process is one daemon's.
+        problem_text = "a process works through one MPS daemon, and each GPU of the entry has its own"
+        raise PlanError("%s.gpus" % where, problem_text, "Lower gpus, or use another provider.")
     if tenant.gpus > MOST_GPUS:
         problem_text = "the tenant spans %d GPUs, and a tenant can have %d" % (tenant.gpus, MOST_GPUS)
         raise PlanError("%s.gpus" % where, problem_text, "Lower gpus.")
@@ -222,11 +232,7 @@ def _provider(asked: str, uuids: Sequence[str], dmem: frozenset[str], where: str
     """The provider, and why not a stronger one."""
     without = [uuid for uuid in uuids if uuid not in dmem]
     if asked == MPS:
-        raise PlanError(
-            where,
-            "this release does not apply `provider: mps`",
-            "Use auto, preload or dmem; or sharing: mps, whose daemon caps each client.",
-        )
+        return MPS, "a fault of one client ends all"
     if asked == DMEM and without:
         raise PlanError(
             where,

@@ -11,7 +11,7 @@ from typing import Any, Union
 from .disturbance import Disturbance
 from .sizes import BYTES_PER_UNIT, format_size
 from .vgpu_files import to_data
-from .vgpu_model import VgpuSeen, VgpuTenant
+from .vgpu_model import MPS, VgpuSeen, VgpuTenant
 
 _MIB = BYTES_PER_UNIT["MiB"]
 
@@ -91,6 +91,12 @@ class VgpuPlan:
     @property
     def steps(self) -> tuple[VgpuStep, ...]:
         return (*self.removes, *self.changes, *self.adds)
+
+    @property
+    def takes_library(self) -> bool:
+        """Whether anybody is held to a quota by the library when the plan is done."""
+        there = [*(step.tenant for step in (*self.changes, *self.adds)), *(seen.tenant for seen in self.kept)]
+        return any(tenant.provider != MPS for tenant in there)
 
     def to_data(self) -> list[dict[str, Any]]:
         """The steps as JSON has them, whatever the tenants use just now."""

@@ -336,3 +336,34 @@ def test_steps_as_data_do_not_depend_on_what_runs():
     first, again = (planned([shared([0])], SERVED, [seen])[1] for seen in (RUNNING, stopped))
     assert first.lines() != again.lines()
     assert first.to_data() == again.to_data() == [{"step": "StopMps", "name": "a", "forget": True}]
+
+
+# ---------------------------------------------------------------------- for tenants
+
+
+def tenants(*names, **more):
+    quotas = [{"name": name, "memory": "8GiB", "sm_percent": 20} for name in names]
+    return {"gpus": [0, 1], "sharing": "vgpu", "vgpu": dict(more, tenants=quotas)}
+
+
+def test_tenants_of_mps_have_a_daemon_for_each_gpu():
+    wanted, plan = planned([tenants("a", "b", provider="mps")])
+    assert [each.daemon for each in wanted] == [
+        MpsDaemon("vgpu-%s" % gpu.uuid, (MpsPlace(gpu.uuid),), 2, 100) for gpu in H100[:2]
+    ]
+    assert {each.compute_mode for each in wanted} == {"default"}
+    assert plan.lines() == ["mps vgpu-%s: start (2 clients of 100 %%) on gpu %d" % (g.uuid, g.index) for g in H100[:2]]
+    # One tenant more is told to a daemon as it runs.
+    seen = [running(each.daemon, [each.daemon.places[0].gpu_uuid]) for each in wanted]
+    more = planned([tenants("a", "b", "c", provider="mps")], seen=seen)[1]
+    assert [type(step).__name__ for step in more.steps] == ["AdjustMps", "AdjustMps"]
+
+
+def test_other_tenants_have_none():
+    assert wants([tenants("a")]) == {}
+
+
+def test_more_tenants_than_mps_has_clients_are_refused():
+    names = ["t%d" % n for n in range(49)]
+    layout = tenants(*names, provider="mps", oversubscribe={"sm": 10.0, "memory": 10.0})
+    assert "49 clients are more than MPS serves there, which is 48" in refused([layout])

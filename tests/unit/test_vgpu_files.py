@@ -75,6 +75,24 @@ def test_processes_on_the_host_and_in_containers_are_the_same_tenants():
     assert inside == {name: value for name, value in own.items() if name != "LD_PRELOAD"}
 
 
+def test_a_client_of_mps_is_told_its_caps_and_needs_no_library():
+    client = dataclasses.replace(ONE, provider="mps", sm_percent=25)
+    pipes = "/run/openfleet-mps/vgpu-5c89ca61-4aac-4bd7-8d0f-2bb3ae2f1f0d"
+    own = settings(of(client, "env"))
+    assert own == {
+        "OPENFLEET_VGPU": "one",
+        "CUDA_VISIBLE_DEVICES": A,
+        "CUDA_MPS_PIPE_DIRECTORY": pipes,
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25",
+        # Of all units but M and G MPS takes the number and forgets the unit.
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1024M",
+    }
+    edits = cdi(client)["devices"][0]["containerEdits"]
+    assert dict(variable.split("=", 1) for variable in edits["env"]) == own
+    assert [mount["hostPath"] for mount in edits["mounts"]] == [pipes, "/dev/shm"]
+    assert "gpu %s memory 0 sm 100 seat 63" % A in of(client, "quota").splitlines()
+
+
 def test_a_container_gets_the_library_and_its_own_quota_and_no_other():
     specification = cdi(PAIR)
     assert specification["kind"] == "openfleet.io/vgpu"

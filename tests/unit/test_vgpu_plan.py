@@ -111,7 +111,8 @@ def test_a_gpu_has_64_seats():
         (entry({"model": "L40S*"}, tenant("a", gpus=17)), ["tenants[0].gpus", "a tenant can have 16"]),
         (entry({"model": "L40S*"}, tenant("a", gpus=4)), ["on each of 4 GPUs", "does not fit"]),
         (entry([0], tenant("a"), provider="dmem"), ["vgpu.provider", UUIDS[0], "Linux 6.14"]),
-        (entry([0], tenant("a"), provider="mps"), ["vgpu.provider", "sharing: mps"]),
+        (entry([0, 1], tenant("a", gpus=2), provider="mps"), ["tenants[0].gpus", "one MPS daemon"]),
+        (entry([0], tenant("a"), provider="mps", policy="burst"), ["vgpu.policy", "policy: fixed"]),
     ],
 )
 def test_what_cannot_be_is_refused(part, words):
@@ -125,6 +126,15 @@ def test_the_kernel_is_the_stronger_provider_where_it_bounds_all_the_gpus_of_a_t
     assert {each.tenant.name: each.tenant.provider for each in wanted} == {"a": "dmem", "pair": "preload"}
     part["vgpu"]["provider"] = "preload"
     assert {each.tenant.provider for each in planned([part], dmem=UUIDS)[0]} == {"preload"}
+
+
+def test_mps_is_taken_only_where_it_is_named_and_the_plan_says_what_that_means():
+    assert lines(entry([0], tenant("a"), provider="mps")) == [
+        "vgpu a: add (8GiB and 30 %, fixed, by mps; a fault of one client ends all) on gpu 0"
+    ]
+    plan = planned([entry([0], tenant("a"), provider="mps")])[1]
+    assert not plan.takes_library
+    assert planned([entry([0], tenant("a"))])[1].takes_library
 
 
 # ---------------------------------------------------------------------- what becomes of those that are there

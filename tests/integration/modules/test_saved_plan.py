@@ -74,7 +74,7 @@ def test_a_host_that_is_not_in_the_file_stops_the_fleet(fleet, saved):
 
 def test_a_plan_of_another_schema_version_is_refused_with_a_cure(fleet, saved):
     data = json.loads(saved.read_text())
-    saved.write_text(json.dumps(dict(data, schema=4)))
+    saved.write_text(json.dumps(dict(data, schema=5)))
     run = fleet.play(dict.fromkeys(fleet.hosts, HALVES), "-e", f"gpu_layout_plan={saved}")
     assert run.returncode != 0
     assert "it has schema 5 and this release reads 1 to 4. Save it anew with this release" in said(run)
