@@ -1,0 +1,194 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""One change of a host's tenants that fails, or is cut off, at every single file operation that it makes."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.module_utils import durable, mig_plan, vgpu_apply, vgpu_host, vgpu_plan
+from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError, BusyError
+from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
+from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder, Host
+from ansible_collections.openfleet.gpu.plugins.module_utils.selector import targets
+from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_apply import VgpuChange
+from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_host import VgpuHost
+
+GPUS = assumed_gpus(["L40S-48GB"] * 2)
+HOST = Host("580.105.08", "12.580", "13.0", True, tuple(GPUS))
+
+
+def layout(*tenants):
+    quotas = [dict(tenant, name=name, memory="%dGiB" % gib, sm_percent=20) for name, gib, tenant in tenants]
+    return [{"gpus": [0, 1], "sharing": "vgpu", "vgpu": {"tenants": quotas}}]
+
+
+#: From one to the other a tenant goes, one shrinks, one grows, one moves, one comes, one stays.
+BEFORE = layout(("goes", 4, {}), ("less", 20, {}), ("more", 4, {}), ("moves", 4, {"gpu": 0}), ("stays", 4, {"gpus": 2}))
+AFTER = layout(("less", 4, {}), ("more", 20, {}), ("moves", 4, {"gpu": 1}), ("comes", 4, {}), ("stays", 4, {"gpus": 2}))
+
+
+def change(host, data, holders=lambda name, gpu: (), look=lambda: HOST, clear=None):
+    parsed, seen = parse_layout(data), host.observe()
+    gpus = mig_plan.plan(GPUS, targets(parsed, GPUS))
+    plan = vgpu_plan.plan(vgpu_plan.wanted(parsed, gpus, seen), seen, gpus, HOST, holders)
+    return VgpuChange(host, plan, look, clear)
+
+
+def carry_out(work):
+    done = []
+    work.stop(done)
+    work.start(done)
+    return done
+
+
+def files(root):
+    paths = [path for path in root.rglob("*") if not path.is_dir() and path.suffix != ".new"]
+    return {str(path.relative_to(root)): path.read_text() for path in paths}
+
+
+class CutOff(BaseException):
+    """As SIGKILL: nobody gets to clear up."""
+
+
+class Operations:
+    """Counts what changes files, and raises `error` instead of the one that `at` counts."""
+
+    def __init__(self, monkeypatch):
+        self.count, self.at, self.error = 0, None, None
+        for module, name in (
+            (durable, "write_text"),
+            (durable, "remove"),
+            (vgpu_host, "_remove_folder"),
+            (VgpuHost, "_open_regions"),
+        ):
+            monkeypatch.setattr(module, name, self.counted(getattr(module, name)))
+
+    def counted(self, function):
+        def call(*arguments, **options):
+            self.count += 1
+            if self.count == self.at:
+                raise self.error
+            return function(*arguments, **options)
+
+        return call
+
+    def fail(self, at, error):
+        self.count, self.at, self.error = 0, at, error
+
+
+@pytest.fixture(name="operations")
+def counting(monkeypatch):
+    return Operations(monkeypatch)
+
+
+@pytest.fixture(name="make")
+def maker(tmp_path, monkeypatch):
+    """A new host with the tenants of before; returns it and its root."""
+    # Thousands of files, of which none has to survive a loss of power.
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    numbers = iter(range(1000))
+
+    def make():
+        root = tmp_path / str(next(numbers))
+        host = VgpuHost(GPUS, str(root))
+        carry_out(change(host, BEFORE))
+        return host, root
+
+    return make
+
+
+def test_all_of_it(make):
+    host, root = make()
+    stays = {path: text for path, text in files(root).items() if "/stays" in path}
+    done = carry_out(change(host, AFTER))
+    assert [line.split(":")[0] for line in done] == [
+        "vgpu %s" % name for name in ("goes", "less", "more", "moves", "comes")
+    ]
+    assert {path: text for path, text in files(root).items() if "/stays" in path} == stays
+    assert not change(host, AFTER).record.before
+
+
+def every_operation(make, operations):
+    """How many there are in an undisturbed run, and what it leaves."""
+    host, root = make()
+    operations.fail(None, None)
+    carry_out(change(host, AFTER))
+    return operations.count, files(root)
+
+
+def test_an_error_anywhere_ends_with_the_files_of_before(make, operations):
+    count, _after = every_operation(make, operations)
+    assert count > 20
+    for at in range(1, count + 1):
+        operations.fail(None, None)
+        host, root = make()
+        before, work = files(root), change(host, AFTER)
+        operations.fail(at, ApplyError("disk", "it is full"))
+        with pytest.raises(ApplyError, match="it is full"):
+            carry_out(work)
+        work.bring_back()
+        assert files(root) == before, "operation %d" % at
+        assert not any(seen.outdated for seen in host.observe())
+
+
+def test_a_run_cut_off_anywhere_is_completed_or_taken_back(make, operations):
+    count, after = every_operation(make, operations)
+    for at in range(1, count + 1):
+        for back in (False, True):
+            operations.fail(None, None)
+            host, root = make()
+            before, work = files(root), change(host, AFTER)
+            journal = json.loads(json.dumps(work.record.to_data()))
+            operations.fail(at, CutOff())
+            with pytest.raises(CutOff):
+                carry_out(work)
+            operations.fail(None, None)
+            if back:
+                vgpu_apply.bring_back(journal, host)
+                assert files(root) == before, "operation %d" % at
+            carry_out(change(host, AFTER))
+            # Which seat is free may be another one by then.
+            assert files(root).keys() == after.keys(), "operation %d" % at
+            assert change(host, AFTER).record == vgpu_apply.TenantsEntry(), "nothing is left to do"
+
+
+def test_less_is_given_before_more(make, monkeypatch):
+    host, _root = make()
+    promised = []
+    write = VgpuHost.write
+
+    def spy(self, tenant):
+        write(self, tenant)
+        there = [seen.tenant for seen in self.observe()]
+        promised.append(max(sum(t.memory_bytes for t in there if gpu.uuid in t.gpus) for gpu in GPUS))
+
+    monkeypatch.setattr(VgpuHost, "write", spy)
+    carry_out(change(host, AFTER))
+    assert len(promised) == 4
+    assert max(promised) <= min(gpu.memory_total_bytes for gpu in GPUS)
+
+
+def test_processes_of_a_tenant_that_moves_are_looked_for_right_before(make, monkeypatch):
+    host, root = make()
+    before = files(root)
+    holder = Holder(GPUS[0].uuid, None, "process", "pid 7 (train.py)", 7)
+    there = [holder]
+    monkeypatch.setattr(VgpuHost, "processes", lambda self, seen, name, gpu: tuple(there))
+    with pytest.raises(BusyError, match=r"vgpu moves \(it would leave gpu 0\) is in use by pid 7"):
+        carry_out(change(host, AFTER))
+    assert files(root) == before
+    ended = []
+
+    def clear(disturbs):
+        ended.extend(who.pid for disturbance in disturbs for who in disturbance.who)
+        there.clear()
+        return True
+
+    carry_out(change(host, AFTER, clear=clear))
+    assert ended == [7]
+    assert files(root) != before
