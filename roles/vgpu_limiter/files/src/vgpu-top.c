@@ -238,7 +238,8 @@ static void show(int *from, double interval)
 {
 	struct winsize size = { .ws_row = 24, .ws_col = 80 };
 	ioctl(STDOUT_FILENO, TIOCGWINSZ, &size);
-	int rows = size.ws_row > 3 ? size.ws_row - 1 : 3, columns = size.ws_col > 10 ? size.ws_col : 10, lines = 0, row = 0;
+	/* A terminal that does not know its size says 0. */
+	int rows = size.ws_row ? size.ws_row - 1 : 23, columns = size.ws_col ? size.ws_col : 80, lines = 0, row = 0;
 	char *text = page, *screen = NULL;
 	size_t length = 0;
 	FILE *out = open_memstream(&screen, &length);
@@ -255,7 +256,7 @@ static void show(int *from, double interval)
 		char *newline = strchr(text, '\n');
 		int width = (int)(newline - text);
 		if (line == 0 || line > *from) {
-			fprintf(out, "%s%.*s\033[0m\033[K\r\n", line ? "" : "\033[1m", width < columns ? width : columns, text);
+			fprintf(out, "%s%.*s\033[0m\033[K\n", line ? "" : "\033[1m", width < columns ? width : columns, text);
 			row++;
 		}
 		text = newline + 1;
