@@ -46,12 +46,13 @@ _value:
   type: dict
 """
 
-from ..module_utils import assumed, mig_plan, mps_plan
+from ..module_utils import assumed, mig_plan, mps_plan, vgpu_plan
 from ..module_utils.errors import FleetError, LayoutError
 from ..module_utils.layout import parse_layout
 from ..module_utils.layout_types import Layout
 from ..module_utils.mps_steps import caps
 from ..module_utils.selector import targets
+from ..module_utils.vgpu_steps import size
 
 
 def plan_without_driver(layout_data, expected_gpus=(), pci_gpus=()):
@@ -67,20 +68,33 @@ def plan_without_driver(layout_data, expected_gpus=(), pci_gpus=()):
         layout = _by_place(layout)
         plan = mig_plan.plan(gpus, targets(layout, gpus))
         daemons = [each.daemon for each in mps_plan.wanted(layout, plan, None)]
+        # Whether the kernel bounds a GPU's memory is not known here, so it is no reason to refuse.
+        tenants = vgpu_plan.wanted(layout, plan, dmem=frozenset(gpu.uuid for gpu in gpus))
     except LayoutError as error:
         return {"problems": [str(problem) for problem in error.problems], "plan": [], "checked": True}
     except FleetError as error:
         return {"problems": [str(error)], "plan": [], "checked": True}
-    return {"problems": [], "plan": [*plan.lines(), *map(_daemon, daemons)], "checked": True}
+    return {"problems": [], "plan": [*plan.lines(), *map(_daemon, daemons), *map(_tenant, tenants)], "checked": True}
 
 
 def _daemon(daemon):
     return "mps %s: start (%s)" % (daemon.name, caps(daemon))
 
 
+def _tenant(wanted):
+    tenant = wanted.tenant
+    return "vgpu %s: add (%s and %d %%)" % (tenant.name, size(tenant.memory_bytes), tenant.sm_percent)
+
+
 def _by_place(layout):
     """The layout without entries that name GPUs by UUID or PCI address: only the driver can say which these are."""
-    return Layout(tuple(e for e in layout.entries if all(s.kind not in ("uuid", "pci") for s in e.selectors)))
+    return Layout(tuple(e for e in layout.entries if all(s.kind not in ("uuid", "pci") for s in _selectors(e))))
+
+
+def _selectors(entry):
+    """All that name GPUs in it."""
+    tenants = entry.vgpu.tenants if entry.vgpu is not None else ()
+    return [*entry.selectors, *(tenant.gpu for tenant in tenants if tenant.gpu is not None)]
 
 
 class FilterModule:

@@ -88,6 +88,20 @@ def test_entries_by_uuid_wait_for_the_driver():
     assert plan_without_driver(by_uuid, ["H100-80GB"])["problems"] == []
 
 
+def tenants(*quotas):
+    return [{"gpus": [0], "sharing": "vgpu", "vgpu": {"provider": "dmem", "tenants": list(quotas)}}]
+
+
+def test_tenants_are_packed_without_a_driver_too():
+    a = {"name": "a", "memory": "60GiB", "sm_percent": 30}
+    found = plan_without_driver(tenants(a), ["H100-80GB"])
+    assert (found["problems"], found["plan"][-1]) == ([], "vgpu a: add (60GiB and 30 %)")
+    assert "tenant b" in plan_without_driver(tenants(a, dict(a, name="b")), ["H100-80GB"])["problems"][0]
+    # Which GPU has that address only the driver can say.
+    pinned = tenants(a, dict(a, name="b", gpu="0000:3b:00.0"))
+    assert plan_without_driver(pinned, ["H100-80GB"])["problems"] == []
+
+
 def test_the_report_adds_up():
     gpu = {"index": 0, "instances": [{}, {}], "changed": True}
     report = fleet_report(

@@ -219,6 +219,48 @@ def test_what_export_prints_leads_to_an_empty_plan(host, model, options):
         assert host.seen() == there
 
 
+TENANTS = [
+    {
+        "gpus": [0, 1],
+        "sharing": "vgpu",
+        "vgpu": {
+            "policy": "contended",
+            "oversubscribe": {"sm": 1.2},
+            "tenants": [
+                {"name": "a", "memory": "8GiB", "sm_percent": 60, "gpu": 1},
+                {"name": "pair", "memory": "512MiB", "sm_percent": 60, "priority": 1, "gpus": 2},
+            ],
+        },
+    }
+]
+
+
+def test_tenants_are_applied_shown_and_exported(host, monkeypatch):
+    root = host.folder / "root"
+    monkeypatch.setenv("OPENFLEET_VGPU_ROOT", str(root))
+    host.simulated.create(H100)
+    layout = host.layout(TENANTS)
+    refused = host("plan", "--layout", layout, status=1).stderr
+    assert "Install it with the role openfleet.gpu.vgpu_limiter." in refused
+    library = root / "usr/lib/openfleet-gpu/vgpu/libopenfleet-vgpu.so"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    assert "vgpu pair: add" in host("apply", "--layout", layout).stdout
+    assert host("show").stdout.splitlines()[-2:] == [
+        "vgpu a  gpu 1  8GiB and 60 %, contended, by preload  0 MiB used by 0 processes",
+        "vgpu pair  gpu 0 and gpu 1  512MiB and 60 %, contended, priority 1, by preload  "
+        "0 MiB and 0 MiB used by 0 processes",
+    ]
+    told = json.loads(host("show", "--json").stdout)["vgpu_tenants"]
+    assert [each["tenant"]["name"] for each in told] == ["a", "pair"]
+    for options in ([], ["--pin-placements"]):
+        done = host("export", *options)
+        assert done.stderr == ""
+        plan = host("plan", "--layout", host.layout(done.stdout, "export.yml"), "--exit-code").stdout
+        assert "nothing to change" in plan
+    assert yaml.safe_load(done.stdout)["gpu_layout"] == [dict(TENANTS[0], gpus="all")]
+
+
 def test_export_says_what_no_layout_can_say(host):
     host.simulated.create(H100)
     program = "import pynvml as n; n.nvmlInit(); n.nvmlDeviceSetComputeMode(n.nvmlDeviceGetHandleByIndex(1), 2)"
