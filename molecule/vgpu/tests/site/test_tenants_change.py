@@ -10,6 +10,8 @@ import pytest
 from lab_fixtures import reboot
 from vgpu_host import DIRECTORY, GIB_IN_MIB, OUT_OF_MEMORY
 
+LIMITER = "molecule/vgpu/limiter.yml"
+
 
 @pytest.fixture
 def layout(ada):
@@ -56,18 +58,18 @@ def test_a_new_library_does_not_disturb_who_runs(ada):
     quota = 8 * GIB_IN_MIB
     with ada.serving("notebook-a") as process:
         assert process("alloc 5000") == [0]
-        ada.play("site.yml", vgpu_limiter_source="controller")
+        ada.play(LIMITER, vgpu_limiter_source="controller")
         new = ada.current()
         assert new != old and sorted(ada.versions()) == sorted([new, old])
         # Old and new count in one region.
         assert ada.client("notebook-a", "info") == [quota - 5000, quota]
         assert process("alloc 3000") == [0]
-        assert ada.filled("notebook-a") == [192 // 64 * 64, OUT_OF_MEMORY]
+        assert ada.filled("notebook-a") == [192, OUT_OF_MEMORY]
         assert process("info") == [192, quota]
-        again = ada.play("site.yml", vgpu_limiter_source="controller")
+        again = ada.play(LIMITER, vgpu_limiter_source="controller")
         assert "changed=0" in again
     # The old one goes when nobody has it.
-    told = ada.play("site.yml", "--diff", vgpu_limiter_source="controller")
+    told = ada.play(LIMITER, "--diff", vgpu_limiter_source="controller")
     assert f"remove {DIRECTORY}/{old}" in told
     assert ada.versions() == [new]
 
