@@ -17,7 +17,6 @@
 #include "tenant.h"
 
 enum { OVERFLOW_UID = 65534, LARGEST_FILE = 16384 };
-#define LOOK_EVERY_NS INT64_C(1000000000)
 
 static bool is_same(const struct state *state, const struct stat *now)
 {

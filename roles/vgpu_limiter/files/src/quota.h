@@ -18,6 +18,8 @@
 
 #include "internal.h"
 
+#define LOOK_EVERY_NS INT64_C(1000000000)
+
 /* Understands `text` (which it cuts into words). NULL, or what is wrong and in which line. */
 const char *quota_parse(struct quota *, char *text, const char *tenant, int *line);
 /* "GPU-..." or "MIG-..." with 32 hexadecimal digits. */

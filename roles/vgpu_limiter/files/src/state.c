@@ -103,6 +103,8 @@ struct state *vgpu_state_start(void)
 		bool on = read_environment(state);
 		if (on)
 			quota_read(state);
+		/* The first call of a process does no more than it must: NVML's turn comes a second later. */
+		atomic_store(&state->look_again_ns, vgpu_coarse_ns() + LOOK_EVERY_NS);
 		atomic_store_explicit(&state->phase, on ? PHASE_ON : PHASE_OFF, memory_order_release);
 	}
 	mutex_unlock(&state->starting);
