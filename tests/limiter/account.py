@@ -30,7 +30,7 @@ def pitched(width: int, height: int) -> int:
 
 def array_bytes(width: int, height: int, depth: int, form: int, channels: int, flags: int = 0, levels: int = 1) -> int:
     """Elements of an array with so many levels, each half of the one before in each direction but that of the layers."""
-    longest = max(width, height)
+    longest = max(width, height, 0 if flags & LAYERED else depth)
     total = 0
     for level in range(min(levels, longest.bit_length())):
         deep = depth if flags & LAYERED else depth >> level

@@ -88,6 +88,8 @@ EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY
     if (!wanted || !levels)
         return CUDA_ERROR_INVALID_VALUE;
     size_t longest = wanted->Width > wanted->Height ? wanted->Width : wanted->Height;
+    if (!(wanted->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP)) && wanted->Depth > longest)
+        longest = wanted->Depth;
     unsigned int most = 1;
     while (longest >> most)
         most++;

@@ -57,7 +57,8 @@ static uint64_t level_bytes(uint64_t width, uint64_t height, uint64_t depth, uin
 	return all / 8 + (all % 8 != 0);
 }
 
-/* Each level has half of each dimension of the one before, but as many layers or faces. */
+/* Each level has half of each dimension of the one before, but as many layers or faces. There are no
+ * more than it takes to come to one element, and there is at least one. */
 static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *what, unsigned levels)
 {
 	/* Memory is created and mapped apart from the array. */
@@ -66,7 +67,7 @@ static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *what, unsigned levels
 	bool layered = what->flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP);
 	uint64_t width = what->width, height = what->height, depth = what->depth, sum = 0;
 	uint64_t bits = element_bits(what->format, what->channels);
-	for (unsigned level = 0; level < levels; level++) {
+	for (unsigned level = 0; level < (levels ? levels : 1); level++) {
 		if (__builtin_add_overflow(sum, level_bytes(width, height, depth, bits), &sum))
 			return UINT64_MAX;
 		if (width <= 1 && height <= 1 && (depth <= 1 || layered))
