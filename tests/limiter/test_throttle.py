@@ -149,6 +149,19 @@ def test_a_tenants_seat_is_empty_again_for_the_next(world):
     assert next_one.share() == pytest.approx(50, abs=POINTS), "it pays for what the one before it used"
 
 
+def test_kernels_that_wait_for_later_ones_do_not_hang(world):
+    """The first of two ends when the second is launched, in another stream: held back for its sake that would be never.
+
+    What it waits for counts as busy and keeps others waiting, so nobody has all of its share; but all go on.
+    """
+    worker = world.worker(world.tenant(50), "--kernel needs_next --kernel 50000000 --streams 2 --seconds 5")
+    other = world.worker(world.tenant(40, "tenant-b", 1), "--kernel 1000000 --seconds 5")
+    world.run()
+    assert worker.lines[-1][2] >= 10, "at least a pair of launches a second"
+    assert worker.share() < 50
+    assert 20 < other.share() < 40 + POINTS
+
+
 # --- contended and burst ---
 
 

@@ -183,7 +183,7 @@ int main(int count, char **words)
         if (!strcmp(name, "--seconds")) seconds = atof(value);
         else if (!strcmp(name, "--start")) start = atof(value);
         else if (!strcmp(name, "--report")) report_every = atof(value);
-        else if (!strcmp(name, "--kernel")) snprintf(kernels[kernel_count++ % MAX_KERNELS], 32, "busy_%s", value);
+        else if (!strcmp(name, "--kernel")) snprintf(kernels[kernel_count++ % MAX_KERNELS], 32, *value > '9' ? "%s" : "busy_%s", value);
         else if (!strcmp(name, "--streams")) stream_count = atoi(value);
         else if (!strcmp(name, "--sync")) sync_every = atoi(value);
         else if (!strcmp(name, "--threads")) threads = atoi(value);

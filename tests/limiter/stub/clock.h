@@ -20,12 +20,12 @@
 
 enum { CLOCK_GPUS = 2, CLOCK_PROCESSES = 24, CLOCK_STREAMS = 16, CLOCK_OPS = 1024, CLOCK_EVENTS = 2048, CLOCK_PARTIES = 64 };
 
-enum op_kind { OP_KERNEL, OP_RECORD, OP_WAIT };
+enum op_kind { OP_KERNEL, OP_RECORD, OP_WAIT, OP_SPIN };
 struct op {
     enum op_kind kind;
     int event;        /* OP_RECORD, OP_WAIT: index of the event */
     int64_t left;     /* OP_KERNEL: nanoseconds still to run */
-    uint64_t serial;  /* OP_RECORD, OP_WAIT: which recording of the event */
+    uint64_t serial;  /* OP_RECORD, OP_WAIT: which recording of the event; OP_SPIN: until so many launches were made */
 };
 struct queue {
     uint64_t put, done; /* operations ever put in and done; those between wait in ops[n % CLOCK_OPS] */
@@ -40,6 +40,7 @@ struct tenant {
     int pid; /* 0: free */
     int stream; /* whose kernel runs */
     int64_t busy;
+    uint64_t launches; /* ever put into its queues */
     struct queue queues[CLOCK_STREAMS];
     struct event events[CLOCK_EVENTS];
 };

@@ -150,7 +150,11 @@ void gpu_submit_kernel(struct CUstream_st *stream, uint64_t nanoseconds)
     if (!w || !nanoseconds)
         return;
     clock_lock(w);
-    gpu_submit(w, stream, (struct op){.kind = OP_KERNEL, .left = (int64_t)nanoseconds});
+    uint64_t launches = ++w->gpus[stream->gpu].tenants[gpu_tenant(w, stream->gpu)].launches;
+    if (nanoseconds == GPU_NEEDS_NEXT)
+        gpu_submit(w, stream, (struct op){.kind = OP_SPIN, .serial = launches + 1});
+    else
+        gpu_submit(w, stream, (struct op){.kind = OP_KERNEL, .left = (int64_t)nanoseconds});
     clock_unlock(w);
 }
 

@@ -26,7 +26,9 @@ struct CUstream_st *gpu_stream(CUstream handle, bool per_thread);
 int gpu_tenant(struct world *w, int gpu);
 /* Puts an operation into a stream's queue, with the world's lock held; waits if the queue is full. */
 void gpu_submit(struct world *w, struct CUstream_st *stream, struct op op);
-/* Puts a kernel into a stream's queue. */
+/* Puts a kernel into a stream's queue. GPU_NEEDS_NEXT: one that ends when the process has launched another, and takes
+ * no time of the GPU. */
+#define GPU_NEEDS_NEXT UINT64_MAX
 void gpu_submit_kernel(struct CUstream_st *stream, uint64_t nanoseconds);
 /* Whether this launch is to be captured rather than run; the error if it may not be at all. */
 CUresult gpu_capturing(struct CUstream_st *stream, bool *captured);

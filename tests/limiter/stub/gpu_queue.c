@@ -23,6 +23,7 @@ static bool settle_queue(struct world *w, struct tenant *t, struct queue *q) {
     bool any = false;
     for (struct op *op; (op = head(q)) && op->kind != OP_KERNEL; any = true) {
         struct event *e = &t->events[op->event];
+        if (op->kind == OP_SPIN && t->launches < op->serial) break;
         if (op->kind == OP_WAIT && e->done < op->serial) break;
         if (op->kind == OP_RECORD) {
             e->done = op->serial;

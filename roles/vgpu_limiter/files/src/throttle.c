@@ -35,6 +35,7 @@ enum { CONTEXTS = 8 };	/* of a process on one GPU that are measured */
 #define IN_FLIGHT_BORROWED_NS (2 * NS_PER_MS)	/* of a borrower, which somebody with credit may be waiting for */
 #define UNKNOWN_LEASE_NS (50 * NS_PER_MS)	/* for how long a kernel takes the GPU that was not measured yet */
 #define DRAIN_LEASE_NS (20 * NS_PER_MS)		/* what a holder has left at least while it waits here for its own work */
+#define STUCK_NS (50 * NS_PER_MS)		/* work that is so late may be waiting for what comes after it */
 #define NAP_NS (50 * NS_PER_MS)			/* the longest sleep: the quota may change meanwhile */
 #define LIVENESS_NS (10 * NS_PER_MS)		/* how often a waiter asks whether the holder lives */
 
@@ -47,6 +48,7 @@ struct throttle_gpu {
 	bool spent;			/* ran out of credit and waits for some */
 	bool alone;			/* nobody else wants the GPU, as of looked_ns */
 	int64_t looked_ns;		/* at the other seats */
+	int64_t progress_ns;		/* when some of its work was last known to be done, or there was none */
 	int64_t not_before;		/* leaves its turn to others until then */
 	int64_t liveness_ns;		/* next time to ask */
 	int sleepers;
@@ -191,11 +193,15 @@ static int64_t harvest(struct throttle_gpu *g, int64_t now, bool *idle)
 	struct launch done;
 	*idle = true;
 	for (int i = 0; i < CONTEXTS && g->contexts[i]; i++) {
-		while (busy_harvest(g->contexts[i], &done, &busy_ns))
+		while (busy_harvest(g->contexts[i], &done, &busy_ns)) {
 			account(g, &done, busy_ns, now);
+			g->progress_ns = now;
+		}
 		in_flight += g->contexts[i]->in_flight_ns;
 		*idle = *idle && busy_is_idle(g->contexts[i]);
 	}
+	if (*idle)
+		g->progress_ns = now;
 	return in_flight;
 }
 
@@ -275,8 +281,12 @@ static int64_t hold_back(struct throttle_gpu *g, struct busy *b, enum policy pol
 	int64_t in_flight = harvest(g, now, &idle), wait;
 	bool look = !holds || now - g->looked_ns >= POLL_NS;
 
+	/* A kernel may wait for another that is launched after it, in another stream or on another GPU. So one
+	 * launch goes through without waiting for its end or for a turn's, and its lease is left to end. */
+	bool stuck = !idle && now - g->progress_ns > STUCK_NS + within(in_flight, 0, STUCK_NS);
+
 	raise_to(&g->mine->seats[g->seat].active_until, now + ACTIVE_NS);
-	if (holds && !idle)
+	if (holds && !idle && !stuck)
 		turnstile_renew(g->mine, g->process, now + DRAIN_LEASE_NS);
 	if (look) {
 		g->looked_ns = now;
@@ -292,10 +302,10 @@ static int64_t hold_back(struct throttle_gpu *g, struct busy *b, enum policy pol
 	}
 	*reason = FOR_THE_GPU;
 	int64_t most = borrows ? IN_FLIGHT_BORROWED_NS : IN_FLIGHT_NS;
-	if (busy_is_full(b) || (!idle && in_flight + estimate > most))
+	if (!stuck && (busy_is_full(b) || (!idle && in_flight + estimate > most)))
 		return drain(in_flight);
 	*reason = FOR_ITS_TURN;
-	if (holds && look && (wait = turn_ends(g, now, idle, in_flight)) > 0)
+	if (holds && look && !stuck && (wait = turn_ends(g, now, idle, in_flight)) > 0)
 		return wait;
 	int64_t until = now + in_flight + within(estimate * 3 / 2, known ? 2 * NS_PER_MS : UNKNOWN_LEASE_NS, LEASE_MAX_NS);
 	if (holds && turnstile_renew(g->mine, g->process, until))
@@ -335,6 +345,9 @@ static struct launch *admit(struct state *state, const void *function)
 		enum reason reason = FOR_NOTHING;
 		int64_t wait = hold_back(g, b, (enum policy)quota->policy, function, now, &reason);
 		if (wait == 0) {
+			g->progress_ns = now;	/* or else the next is not let through before STUCK_NS are over again */
+			if (busy_is_full(b))	/* of work that is stuck: this cannot be measured */
+				return NULL;
 			struct launch *launch = busy_reserve(b, function, now);
 			launch->charged = !(quota->policy == POLICY_CONTENDED && g->alone);
 			if (launch->charged)
