@@ -17,6 +17,7 @@
  *   T_POOL     pool: `with` its block; count the device's number
  *   T_HANDLE   handle of physical memory: `with` its block; count, how often it is to be released
  *   T_MAPPING  address: bytes; `with` the mapped block (0: memory that is not counted)
+ *   T_GRAPH    executable graph: known to have no memory of its own
  *   T_BLOCK    a number of ours: bytes charged. Of a pool (pooled): count of its pointers in use,
  *              `with` the pool (0: it is gone). Of physical memory: count of handles, `with` of mappings */
 struct entry {

@@ -133,6 +133,9 @@ CUresult cuMemPoolCreate(CUmemoryPool *, const CUmemPoolProps *);
 CUresult cuMemPoolDestroy(CUmemoryPool);
 CUresult cuMemPoolTrimTo(CUmemoryPool, size_t keep);
 CUresult cuDeviceGraphMemTrim(CUdevice);
+CUresult cuGraphUpload(CUgraphExec, CUstream);
+CUresult cuGraphUpload_ptsz(CUgraphExec, CUstream);
+CUresult cuGraphExecDestroy(CUgraphExec);
 
 CUresult cuMemCreate(CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *, unsigned long long flags);
 CUresult cuMemRelease(CUmemGenericAllocationHandle);

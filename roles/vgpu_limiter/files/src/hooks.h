@@ -65,7 +65,12 @@ HOOK(cuMemFreeAsync_ptsz, "cuMemFreeAsync", 11020, 1)
 HOOK(cuMemPoolCreate, "cuMemPoolCreate", 11020, 0)
 HOOK(cuMemPoolDestroy, "cuMemPoolDestroy", 11020, 0)
 HOOK(cuMemPoolTrimTo, "cuMemPoolTrimTo", 11020, 0)
+
+/* graphs.c */
 HOOK(cuDeviceGraphMemTrim, "cuDeviceGraphMemTrim", 11040, 0)
+HOOK(cuGraphUpload, "cuGraphUpload", 11010, 0)
+HOOK(cuGraphUpload_ptsz, "cuGraphUpload", 11010, 1)
+HOOK(cuGraphExecDestroy, "cuGraphExecDestroy", 10000, 0)
 
 /* vmm.c */
 HOOK(cuMemCreate, "cuMemCreate", 10020, 0)

@@ -121,7 +121,7 @@ struct table {
 	struct entry *entries;		/* NULL: empty */
 	uint32_t capacity, count;
 };
-enum table_kind { T_POINTER, T_ARRAY, T_MIPMAP, T_POOL, T_HANDLE, T_BLOCK, T_MAPPING, TABLE_COUNT };
+enum table_kind { T_POINTER, T_ARRAY, T_MIPMAP, T_POOL, T_HANDLE, T_BLOCK, T_MAPPING, T_GRAPH, TABLE_COUNT };
 
 enum { DEVICES = 64 };
 
@@ -232,8 +232,13 @@ struct target target_of_device(CUdevice);
 bool charge(const struct target *, uint64_t bytes);
 void uncharge(int gpu, uint64_t bytes);
 
+/* Whether what is given to the stream becomes part of a graph (pools.c). */
+bool vgpu_is_capturing(CUstream, bool per_thread);
+
 /* --- graphs.c ----------------------------------------------------------------------------------- */
 
+/* Before a graph is launched: CUDA_ERROR_OUT_OF_MEMORY where its memory does not fit. */
+CUresult vgpu_graph_admit(CUgraphExec, CUstream, bool per_thread);
 /* After a graph was launched: charges what the device's graphs hold now. */
 void vgpu_graph_memory(CUdevice device);
 

@@ -58,7 +58,7 @@ LAUNCH(cuLaunchKernelEx_ptsz, (const CUlaunchConfig *c, CUfunction f, void **p, 
 LAUNCH(cuLaunchCooperativeKernel, (KERNEL_PARAMETERS, void **p), (KERNEL_ARGUMENTS, p), f, stream, as_it_is)
 LAUNCH(cuLaunchCooperativeKernel_ptsz, (KERNEL_PARAMETERS, void **p), (KERNEL_ARGUMENTS, p), f, stream, own_default)
 
-/* A graph may also take memory, which its launch charges (pools.c). */
+/* A graph may also take memory, which its launch charges (graphs.c). */
 static CUresult and_its_memory(CUresult result)
 {
 	CUdevice device;
@@ -67,9 +67,11 @@ static CUresult and_its_memory(CUresult result)
 	return result;
 }
 
-#define LAUNCH_GRAPH(symbol, stream_meant) \
+#define LAUNCH_GRAPH(symbol, stream_meant, per_thread) \
 	CUresult symbol(CUgraphExec graph, CUstream stream) \
 	{ \
+		if (vgpu_graph_admit(graph, stream, per_thread) != CUDA_SUCCESS) \
+			return CUDA_ERROR_OUT_OF_MEMORY; \
 		if (LIKELY(throttle_is_off())) \
 			return and_its_memory(REAL(symbol)(graph, stream)); \
 		count_looks(); \
@@ -79,5 +81,5 @@ static CUresult and_its_memory(CUresult result)
 		return and_its_memory(result); \
 	}
 
-LAUNCH_GRAPH(cuGraphLaunch, as_it_is)
-LAUNCH_GRAPH(cuGraphLaunch_ptsz, own_default)
+LAUNCH_GRAPH(cuGraphLaunch, as_it_is, false)
+LAUNCH_GRAPH(cuGraphLaunch_ptsz, own_default, true)

@@ -5,6 +5,7 @@
  * Plain device memory, and the contexts that take it with them.
  */
 #include "allocations.h"
+#include "tenant.h"
 
 /* A call that the driver will refuse anyway, or that is not counted, is the driver's alone. */
 #define COUNTED(target, pointer, bytes) ((target).gpu >= 0 && (pointer) && (bytes) > 0)
@@ -146,6 +147,9 @@ static CUresult release_primary(CUdevice device, CUresult real(CUdevice), CUresu
 	if (result == CUDA_SUCCESS && primary && (always || !primary_is_active(device))) {
 		throttle_context_gone(primary);
 		forget_context(state, primary);
+		/* The device's own pool and its graphs may have lost their memory too. */
+		settle_pools(state, -1, false);
+		settle_graphs(state, vgpu_quota_now());
 	}
 	return result;
 }

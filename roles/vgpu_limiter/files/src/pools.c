@@ -110,10 +110,15 @@ static void settle_all(struct state *state, int gpu, bool trim, CUmemoryPool gro
 	}
 }
 
+void settle_pools_held(struct state *state, int gpu, bool trim)
+{
+	settle_all(state, gpu, trim, NULL);
+}
+
 void settle_pools(struct state *state, int gpu, bool trim)
 {
 	mutex_lock(&state->pools);
-	settle_all(state, gpu, trim, NULL);
+	settle_pools_held(state, gpu, trim);
 	mutex_unlock(&state->pools);
 }
 
@@ -182,10 +187,10 @@ static void hand_back(const struct request *r)
 		REAL(cuMemFreeAsync)(*r->pointer, r->stream);
 }
 
-static bool is_capturing(const struct request *r)
+bool vgpu_is_capturing(CUstream stream, bool per_thread)
 {
 	int status = CU_STREAM_CAPTURE_STATUS_NONE;
-	CUresult result = r->per_thread ? REAL(cuStreamIsCapturing_ptsz)(r->stream, &status) : REAL(cuStreamIsCapturing)(r->stream, &status);
+	CUresult result = per_thread ? REAL(cuStreamIsCapturing_ptsz)(stream, &status) : REAL(cuStreamIsCapturing)(stream, &status);
 	return result == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
@@ -255,7 +260,7 @@ static CUresult allocate(struct state *state, const struct request *r, const str
 
 static CUresult allocate_async(struct request *r)
 {
-	if (!vgpu_quota() || !r->pointer || r->bytes == 0 || is_capturing(r))
+	if (!vgpu_quota() || !r->pointer || r->bytes == 0 || vgpu_is_capturing(r->stream, r->per_thread))
 		return ask(r);
 	struct state *state = vgpu_state();
 	struct target target = r->from_pool ? target_of_pool(state, r->pool) : target_of_stream(r->stream);

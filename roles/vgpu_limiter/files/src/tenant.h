@@ -32,7 +32,8 @@ int tenant_pids(struct state *, unsigned pids[REGION_SLOTS]);
 /* Once a second: what the pools and graphs hold, and what NVML says of this process. */
 void tenant_settle(struct state *, const struct quota *);
 void settle_pools(struct state *, int gpu, bool trim);		/* pools.c; gpu -1: all */
-void settle_graphs(struct state *, const struct quota *);	/* pools.c */
+void settle_pools_held(struct state *, int gpu, bool trim);	/* the same, state->pools being held */
+void settle_graphs(struct state *, const struct quota *);	/* graphs.c */
 void settle_nvml(struct state *, const struct quota *);		/* nvml.c */
 
 #endif
