@@ -1,0 +1,120 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The files that the modules write for a tenant are those that the library reads, and what it counts is what they tell."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+
+import pytest
+from card import Card
+from limiter_lab import DEADLINE, OUT, Built, Client
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_host import VgpuHost
+from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_model import VgpuSeat, VgpuTenant, VgpuUsage
+
+MIB = 1 << 20
+OUT_OF_MEMORY = 2
+
+
+class Host:
+    """Two cards, tenants below a root, and programs that run as one of them."""
+
+    def __init__(self, folder: Path, built: Built) -> None:
+        self.built, self.card, self.root = built, Card(folder / "card", gpus=2), folder / "root"
+        self.tenants = VgpuHost(root=str(self.root))
+
+    def write(self, name: str, mib: int, *gpus: int, **more: object) -> VgpuTenant:
+        """As the modules do. The seat is the tenant's place among its GPU's; here each has one of its own."""
+        seat = len(self.tenants.observe())
+        seats = tuple(VgpuSeat(self.card.uuid(gpu), seat) for gpu in gpus)
+        tenant = VgpuTenant(name, mib * MIB, 100, seats, **more)
+        self.tenants.write(tenant)
+        return tenant
+
+    def client(self, name: str) -> Client:
+        """With the environment that the tenant's own file says; the library is the one built for the tests."""
+        lines = (self.root / "etc/openfleet-gpu/vgpu" / name / "env").read_text().splitlines()
+        own = dict(line.split("=", 1) for line in lines if not line.startswith("#"))
+        assert own.pop("LD_PRELOAD").endswith("/libopenfleet-vgpu.so")
+        environment = {**self.built.environment(), **self.card.environment(), **own}
+        return Client(self.built, dict(environment, OPENFLEET_VGPU_ROOT=str(self.root), STUB_GROUP=name))
+
+    def usage(self, name: str) -> VgpuUsage:
+        return next(seen.usage for seen in self.tenants.observe() if seen.tenant.name == name)
+
+
+@pytest.fixture(name="host")
+def with_two_cards(tmp_path: Path, built: Built) -> Host:
+    return Host(tmp_path, built)
+
+
+def until(holds, what: str) -> None:
+    """The library looks at its quota once a second, when it is called."""
+    deadline = time.monotonic() + DEADLINE
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def test_a_tenant_gets_its_quota_to_the_byte(host: Host) -> None:
+    host.write("a", 64, 0)
+    host.write("b", 32, 0)
+    with host.client("a") as a, host.client("b") as b:
+        assert (a.memory(), b.memory()) == ((64 * MIB, 64 * MIB), (32 * MIB, 32 * MIB))
+        assert a.call("cuMemAlloc_v2", OUT, 64 * MIB + 1)[0] == OUT_OF_MEMORY
+        a.alloc(64 * MIB)
+        assert b.call("cuMemAlloc_v2", OUT, 32 * MIB + 1)[0] == OUT_OF_MEMORY
+        b.alloc(32 * MIB)
+
+
+def test_what_is_used_is_told_as_the_card_has_it(host: Host) -> None:
+    host.write("a", 64, 0)
+    assert host.usage("a") == VgpuUsage()
+    with host.client("a") as one, host.client("a") as two:
+        one.alloc(10 * MIB)
+        two.alloc(20 * MIB)
+        usage = host.usage("a")
+        assert usage.processes == 2
+        assert [(use.gpu_uuid, use.used_bytes) for use in usage.gpus] == [(host.card.uuid(0), 30 * MIB)]
+        two.kill()
+        assert [use.used_bytes for use in host.usage("a").gpus] == [10 * MIB]
+    usage = host.usage("a")
+    assert (usage.processes, [(use.used_bytes, use.peak_bytes) for use in usage.gpus]) == (0, [(0, 30 * MIB)])
+
+
+def test_another_quota_holds_for_those_that_run(host: Host) -> None:
+    tenant = host.write("a", 64, 0)
+    with host.client("a") as client:
+        client.alloc(48 * MIB)
+        host.tenants.write(dataclasses.replace(tenant, memory_bytes=32 * MIB))
+        # Less than it has: nobody is ended, and nothing more is given.
+        until(lambda: client.memory() == (0, 32 * MIB), "the smaller quota")
+        assert client.call("cuMemAlloc_v2", OUT, 1)[0] == OUT_OF_MEMORY
+        host.tenants.write(dataclasses.replace(tenant, memory_bytes=96 * MIB))
+        until(lambda: client.memory() == (48 * MIB, 96 * MIB), "the larger quota")
+        client.alloc(48 * MIB)
+
+
+def test_what_runs_of_a_tenant_that_is_removed_keeps_its_quota(host: Host) -> None:
+    host.write("a", 64, 0)
+    with host.client("a") as client:
+        client.alloc(16 * MIB)
+        host.tenants.forget("a")
+        assert host.tenants.observe() == ()
+        time.sleep(1.1)  # by then it has looked for its file
+        assert client.call("cuMemAlloc_v2", OUT, 48 * MIB + 1)[0] == OUT_OF_MEMORY
+        client.alloc(48 * MIB)
+
+
+def test_what_the_kernel_bounds_the_library_leaves(host: Host) -> None:
+    """A quota of 0 bytes is none of the library's; the seat and the share are."""
+    host.write("a", 64, 0)
+    quota = host.root / "etc/openfleet-gpu/vgpu/a/quota"
+    bound = quota.read_text().replace("memory %d " % (64 * MIB), "memory 0 ")
+    assert bound != quota.read_text()
+    quota.write_text(bound)
+    with host.client("a") as client:
+        client.alloc(128 * MIB)
