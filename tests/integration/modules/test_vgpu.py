@@ -101,6 +101,8 @@ def test_it_leaves_gpus_that_are_not_ready_to_others(fleet):
     run(fleet, {"gpus": [1], "sharing": "exclusive"})
     refused = run(fleet, entry([1], tenant("a")), module="vgpu_quota")
     assert "not ready for tenants (MIG off, compute mode exclusive_process)" in refused["msg"]
+    daemons = run(fleet, entry([0], tenant("a"), provider="mps"), module="vgpu_quota")
+    assert "Apply the layout whole (openfleet.gpu.layout)" in daemons["msg"]
     assert run(fleet, entry([1], tenant("a")))["changed"]
 
 
