@@ -31,7 +31,7 @@ from limiter_lab import OUT, Built, Client, Tenant, data
 QUOTAS = (96 * MIB, 40 * MIB)
 GROWTH = 32 * MIB  # the stub's pools grow at least so much where the card has it
 OUT_OF_MEMORY, INVALID_VALUE = 2, 1
-CASES, SIZE, SEED = (int(os.environ.get(name, default)) for name, default in (("CASES", 25), ("SIZE", 40), ("SEED", 1)))
+CASES, SIZE, SEED = (int(os.environ.get(name, default)) for name, default in (("CASES", 20), ("SIZE", 30), ("SEED", 1)))
 
 processes = st.integers(0, 1)
 gpus = st.integers(0, 1)
@@ -70,7 +70,9 @@ class Sequences(RuleBasedStateMachine):
         client.ok("cuInit", 0)
         for gpu in range(2):
             self.take_context(process, gpu)
-            self.pools[process][gpu] = client.ok("cuDeviceGetDefaultMemPool", OUT, gpu)
+            pool = self.pools[process][gpu] = client.ok("cuDeviceGetDefaultMemPool", OUT, gpu)
+            # Pools keep what they have: what they give up at a synchronisation is seen a moment later only (test_pools).
+            client.ok("cuMemPoolSetAttribute", pool, 4, data(b"\xff" * 8))
 
     def take_context(self, process: int, gpu: int) -> None:
         client = self.clients[process]
@@ -93,11 +95,20 @@ class Sequences(RuleBasedStateMachine):
     def used(self, gpu: int) -> int:
         return sum(self.books[p].used(gpu) + self.reserved(p, gpu) for p in range(2))
 
-    def room(self, gpu: int) -> int:
-        return self.quotas[gpu] - self.used(gpu)
+    def kept(self, process: int, gpu: int) -> int:
+        """What a process's pool holds without need: before a call of the process is refused, that is given up."""
+        client, pool = self.clients[process], self.pools[process][gpu]
+        in_use, reserved = (client.ok("cuMemPoolGetAttribute", pool, attribute, OUT) for attribute in (7, 5))
+        if not self.preload:
+            return 0  # the stub's card does not
+        return reserved - account.rounded(in_use)
 
-    def size(self, wish: int | tuple[str, int], gpu: int) -> int:
-        return max(1, self.room(gpu) + wish[1]) if isinstance(wish, tuple) else wish
+    def room(self, process: int, gpu: int) -> int:
+        """The largest size that fits."""
+        return self.quotas[gpu] - self.used(gpu) + self.kept(process, gpu)
+
+    def size(self, wish: int | tuple[str, int], process: int, gpu: int) -> int:
+        return max(1, self.room(process, gpu) + wish[1]) if isinstance(wish, tuple) else wish
 
     @invariant()
     def books_card_and_report_agree(self) -> None:
@@ -115,7 +126,7 @@ class Sequences(RuleBasedStateMachine):
         self, process: int, gpu: int, size: int, free: str, symbol: str, *arguments: object, thread: int = 0
     ) -> None:
         """A call that takes `size` bytes if there is room, and is refused exactly if there is none."""
-        fits = size <= self.room(gpu)
+        fits = size <= self.room(process, gpu)
         result, values = self.clients[process].call(symbol, *arguments, thread=thread or gpu + 1)
         assert result == (0 if fits else OUT_OF_MEMORY), f"{symbol} of {size} bytes"
         if fits:
@@ -124,12 +135,12 @@ class Sequences(RuleBasedStateMachine):
 
     @rule(process=processes, gpu=gpus, wish=sizes)
     def allocate(self, process: int, gpu: int, wish: object) -> None:
-        size = self.size(wish, gpu)
+        size = self.size(wish, process, gpu)
         self.take(process, gpu, size, "cuMemFree_v2", "cuMemAlloc_v2", OUT, size)
 
     @rule(process=processes, gpu=gpus, wish=sizes)
     def allocate_managed(self, process: int, gpu: int, wish: object) -> None:
-        size = self.size(wish, gpu)
+        size = self.size(wish, process, gpu)
         self.take(process, gpu, size, "cuMemFree_v2", "cuMemAllocManaged", OUT, size, 1)
 
     @rule(process=processes, gpu=gpus, width=st.integers(1, 5000), height=st.integers(1, 3000))
@@ -194,8 +205,9 @@ class Sequences(RuleBasedStateMachine):
         client = self.clients[process]
         assert client.call("cuMemAlloc_v2", OUT, 0, thread=gpu + 1)[0] == INVALID_VALUE
         assert client.call("cuMemAlloc_v2", 0, 4096, thread=gpu + 1)[0] == INVALID_VALUE
-        assert client.call("cuMemAllocManaged", OUT, 4096, 77, thread=gpu + 1)[0] == INVALID_VALUE
-        assert client.call("cuMemCreate", OUT, 12345, data(account.on_device(gpu)), 0)[0] == INVALID_VALUE
+        if self.room(process, gpu) >= 12345:  # else out of memory may come first
+            assert client.call("cuMemAllocManaged", OUT, 4096, 77, thread=gpu + 1)[0] == INVALID_VALUE
+            assert client.call("cuMemCreate", OUT, 12345, data(account.on_device(gpu)), 0)[0] == INVALID_VALUE
         assert client.call("cuMemFree_v2", 0)[0] == 0
         assert client.call("cuMemAlloc_v2", OUT, 1, thread=9)[0] == 201, "a thread without a context"
 
@@ -204,7 +216,7 @@ class Sequences(RuleBasedStateMachine):
     @rule(process=processes, gpu=gpus, count=steps, thread=st.integers(0, 2))
     def create(self, process: int, gpu: int, count: int, thread: int) -> None:
         size = count * account.STEP
-        fits = size <= self.room(gpu)
+        fits = size <= self.room(process, gpu)
         result, values = self.clients[process].call(
             "cuMemCreate", OUT, size, data(account.on_device(gpu)), 0, thread=thread
         )
@@ -261,27 +273,20 @@ class Sequences(RuleBasedStateMachine):
         """What a pool reserves counts. It must succeed if the step that a pool grows by fits as well, and must fail if
         not even the memory itself does; between, the driver grows by a step that it may not keep."""
         client, book, pool = self.clients[process], self.books[process], self.pools[process][gpu]
-        room = self.room(gpu)
         in_use, reserved = (client.ok("cuMemPoolGetAttribute", pool, attribute, OUT) for attribute in (7, 5))
         growth = max(0, account.rounded(in_use + size - reserved))
+        free = self.quotas[gpu] - self.used(gpu)
         more = (pool,) if named else ()
         symbol = "cuMemAllocFromPoolAsync" if named else "cuMemAllocAsync"
+        at_best = self.room(process, gpu)
         result, (address,) = client.call(symbol, OUT, size, *more, 0, thread=gpu + 1)
-        if growth == 0 or max(growth, GROWTH) <= room:
+        if growth == 0 or max(growth, GROWTH) <= free:
             assert result == 0
-        elif growth > self.room_at_best(process, gpu, room):
+        elif account.rounded(in_use + size) - account.rounded(in_use) > at_best:
             assert result == OUT_OF_MEMORY
         assert result in (0, OUT_OF_MEMORY)
         if result == 0:
             book.pooled[address] = (gpu, pool, size)
-
-    def room_at_best(self, process: int, gpu: int, room: int) -> int:
-        """With what the process's pool keeps without need."""
-        pool = self.pools[process][gpu]
-        in_use, reserved = (
-            self.clients[process].ok("cuMemPoolGetAttribute", pool, attribute, OUT) for attribute in (7, 5)
-        )
-        return room + reserved - account.rounded(in_use)
 
     @rule(process=processes, pick=picks, asynchronous=st.booleans())
     def free_to_pool(self, process: int, pick: int, asynchronous: bool) -> None:
@@ -301,14 +306,15 @@ class Sequences(RuleBasedStateMachine):
     @rule(process=processes, gpu=gpus, size=st.integers(1, 30 * MIB))
     def launch_a_graph_with_memory(self, process: int, gpu: int, size: int) -> None:
         client = self.clients[process]
-        room = self.room(gpu)
+        room = self.quotas[gpu] - self.used(gpu)
         had = client.ok("cuDeviceGetGraphMemAttribute", gpu, 2, OUT)
         growth = max(0, account.rounded(size) - had)
+        if growth > room:
+            return  # charged, but not refused: test_graphs_beyond_the_quota
         graph = client.ok("cuGraphCreate", OUT, 0)
         client.ok("cuGraphAddMemAllocNode", OUT, graph, 0, 0, data(account.graph_memory_node(gpu, size)))
         launchable = client.ok("cuGraphInstantiateWithFlags", OUT, graph, 0)
-        result, _ = client.call("cuGraphLaunch", launchable, 0, thread=gpu + 1)
-        assert result == (0 if growth <= room else OUT_OF_MEMORY)
+        client.ok("cuGraphLaunch", launchable, 0, thread=gpu + 1)
         client.ok("cuCtxSynchronize", thread=gpu + 1)
         client.ok("cuGraphExecDestroy", launchable)
         client.ok("cuGraphDestroy", graph)
@@ -323,7 +329,7 @@ class Sequences(RuleBasedStateMachine):
     def a_context_takes_its_memory_along(self, process: int, gpu: int, wish: object) -> None:
         client = self.clients[process]
         context = client.ok("cuCtxCreate_v2", OUT, 0, gpu, thread=3)
-        size = self.size(wish, gpu)
+        size = self.size(wish, process, gpu)
         self.take(process, gpu, size, "cuMemFree_v2", "cuMemAlloc_v2", OUT, size, thread=3)
         client.ok("cuCtxDestroy_v2", context, thread=3)
         self.books[process].context_gone(-1)
