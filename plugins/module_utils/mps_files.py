@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any, Mapping, Sequence
 
+from . import cdi_spec
 from .errors import Problem
 from .mps_control import PIPE_DIRECTORY, limit_command
 from .mps_model import MpsDaemon, MpsPlace
@@ -132,8 +133,7 @@ def _cdi(daemon: MpsDaemon) -> dict[str, Any]:
     https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md. Client and server share memory in /dev/shm.
     """
     edits = {"env": ["%s=%s" % (PIPE_DIRECTORY, pipe_directory(daemon.name))], "mounts": client_mounts(daemon.name)}
-    # The version that every engine with CDI reads; nothing here needs a later one.
-    return {"cdiVersion": "0.3.0", "kind": CDI_KIND, "devices": [{"name": daemon.name, "containerEdits": edits}]}
+    return cdi_spec.device(CDI_KIND, daemon.name, edits)
 
 
 def client_mounts(name: str) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from typing import Any, Iterable, Mapping
 
+from . import cdi_spec
 from .errors import Problem
 from .mps_control import PIPE_DIRECTORY
 from .mps_files import client_mounts, pipe_directory
@@ -204,8 +205,7 @@ def _cdi(tenant: VgpuTenant) -> dict[str, Any]:
         "env": ["%s=%s" % item for item in _variables(tenant).items()],
         "mounts": client_mounts(daemon_of(tenant.gpus[0])) if tenant.provider == MPS else _mounts(tenant),
     }
-    # The version that every engine with CDI reads; nothing here needs a later one.
-    return {"cdiVersion": "0.3.0", "kind": CDI_KIND, "devices": [{"name": tenant.name, "containerEdits": edits}]}
+    return cdi_spec.device(CDI_KIND, tenant.name, edits)
 
 
 def _mounts(tenant: VgpuTenant) -> list[dict[str, Any]]:

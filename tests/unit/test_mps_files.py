@@ -160,3 +160,9 @@ def test_under_selinux_containers_may_use_the_pipe_directory():
     # Before anything is made in the directory, which then has its type.
     assert under.index(line) > max(i for i, text in enumerate(under) if "find " in text)
     assert [line for line in under if line in without] == without
+
+
+@pytest.mark.parametrize(("name", "version"), [("lab-7", "0.3.0"), ("7-lab", "0.5.0")])
+def test_the_specification_is_of_the_oldest_version_that_has_such_names(name, version):
+    daemon = MpsDaemon(name, (MpsPlace(DEVICES[0]),), 4, 25)
+    assert json.loads(mps_files.files(daemon, DEVICES[:1])[mps_files.cdi_path(name)])["cdiVersion"] == version

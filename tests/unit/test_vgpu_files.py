@@ -110,6 +110,11 @@ def test_a_container_gets_the_library_and_its_own_quota_and_no_other():
     }
 
 
+@pytest.mark.parametrize(("name", "version"), [("lab-7", "0.3.0"), ("7-lab", "0.5.0")])
+def test_the_specification_is_of_the_oldest_version_that_has_such_names(name, version):
+    assert cdi(dataclasses.replace(ONE, name=name))["cdiVersion"] == version
+
+
 def test_what_is_below_run_comes_again_at_boot():
     lines = vgpu_files.tmpfiles([PAIR, ONE]).splitlines()
     for tenant in (PAIR, ONE):
