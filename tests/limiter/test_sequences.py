@@ -309,12 +309,11 @@ class Sequences(RuleBasedStateMachine):
         room = self.quotas[gpu] - self.used(gpu)
         had = client.ok("cuDeviceGetGraphMemAttribute", gpu, 2, OUT)
         growth = max(0, account.rounded(size) - had)
-        if growth > room:
-            return  # charged, but not refused: test_graphs_beyond_the_quota
         graph = client.ok("cuGraphCreate", OUT, 0)
         client.ok("cuGraphAddMemAllocNode", OUT, graph, 0, 0, data(account.graph_memory_node(gpu, size)))
         launchable = client.ok("cuGraphInstantiateWithFlags", OUT, graph, 0)
-        client.ok("cuGraphLaunch", launchable, 0, thread=gpu + 1)
+        result, _ = client.call("cuGraphLaunch", launchable, 0, thread=gpu + 1)
+        assert result == 0 if growth <= room else result in (0, OUT_OF_MEMORY)
         client.ok("cuCtxSynchronize", thread=gpu + 1)
         client.ok("cuGraphExecDestroy", launchable)
         client.ok("cuGraphDestroy", graph)
