@@ -38,7 +38,14 @@ class RoleRun:
             self.process = subprocess.Popen(
                 command,
                 cwd=REPOSITORY,
-                env={**os.environ, "ANSIBLE_FORCE_COLOR": "0", "ANSIBLE_NOCOLOR": "1", "ANSIBLE_GATHERING": "explicit"},
+                env={
+                    **os.environ,
+                    # What it says is read while it runs, and ansible-playbook itself never flushes.
+                    "PYTHONUNBUFFERED": "1",
+                    "ANSIBLE_FORCE_COLOR": "0",
+                    "ANSIBLE_NOCOLOR": "1",
+                    "ANSIBLE_GATHERING": "explicit",
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
