@@ -162,8 +162,8 @@ lint-all:
 # The tests at (2) by the pytest (1), of those the ones that (3) leaves: on all cores, and then those that must be alone.
 on_all_cores = $(1) --quiet --numprocesses auto -m '$(3)not alone' $(2); $(1) --quiet -m '$(3)alone' $(2)
 
-# Where the interpreter of the host matters: modules, the command, the simulator's tool.
-host_python_tests := tests/integration/modules tests/integration/cli tests/integration/simulator/tool
+# Where the interpreter of the host matters: modules, the command, the simulator's tool, installers.
+host_python_tests := tests/integration/modules tests/integration/cli tests/integration/simulator/tool tests/integration/vgpu_limiter
 
 .PHONY: test-unit test-limiter test-integration test-newest test-oldest
 test-unit:
@@ -195,7 +195,7 @@ endif
 test-fleet: image-slurm image-sharing
 	@export OPENFLEET_LAB=test
 	[ -t 1 ] || export NO_COLOR=1
-	destroy() { for scenario in default mig gpu_drain sharing; do molecule destroy --no-command-borders --scenario-name $$scenario; done >.lab/molecule-destroy.log 2>&1; }
+	destroy() { for scenario in default mig gpu_drain sharing vgpu; do molecule destroy --no-command-borders --scenario-name $$scenario; done >.lab/molecule-destroy.log 2>&1; }
 	destroy
 	trap destroy EXIT
 	$(call leg,site.yml on the simulated fleet (molecule),molecule test --no-command-borders --destroy=never)
@@ -203,6 +203,7 @@ test-fleet: image-slurm image-sharing
 	$(call leg,changes that something is in the way of (molecule),molecule test --no-command-borders --scenario-name mig)
 	$(call leg,clients off the GPUs and back: systemd and Slurm (molecule),molecule test --no-command-borders --scenario-name gpu_drain)
 	$(call leg,MPS and time slices: switches and failures (molecule),molecule test --no-command-borders --scenario-name sharing --destroy=never)
+	$(call leg,tenants with quotas: commands and services and containers (molecule),molecule test --no-command-borders --scenario-name vgpu --destroy=never)
 
 # Hosts of their own: bare ones, each with a mirror of packages.
 .PHONY: test-packages

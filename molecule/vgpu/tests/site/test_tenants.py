@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from vgpu_host import CARD_MIB, CLIENT, DIRECTORY, ENVIRONMENT, GIB_IN_MIB, OUT_OF_MEMORY
@@ -45,6 +46,10 @@ def test_processes_of_a_tenant_share_its_quota_and_no_other(ada):
         assert ada.client("notebook-a", "info") == [QUOTA_MIB["notebook-a"] - 5000, QUOTA_MIB["notebook-a"]]
         assert ada.filled("notebook-a") == [(QUOTA_MIB["notebook-a"] - 5000) // 64 * 64, OUT_OF_MEMORY]
         assert ada.filled("pair") == [QUOTA_MIB["pair"], OUT_OF_MEMORY]
+        # The operator sees it from outside.
+        (shown,) = [one for one in json.loads(ada.ask("vgpu-top --json"))["tenants"] if one["name"] == "notebook-a"]
+        assert (shown["gpus"][0]["used_bytes"], len(shown["processes"])) == (5000 * 2**20, 1)
+        assert re.search("vgpu notebook-a .* 5000 ?MiB used by 1 process", ada.ask("gpu-layout show"))
         # NVIDIA's own program shows the tenant its quota, and what the tenant uses.
         assert ada.smi("notebook-a")[0] == [QUOTA_MIB["notebook-a"], 5000]
     assert ada.smi("notebook-a")[0] == [QUOTA_MIB["notebook-a"], 0]
