@@ -135,11 +135,16 @@ class Client:
 
     def tell(self, line: str) -> str:
         """Sends a line and returns the answer."""
-        self._in.write(line + "\n")
-        self._in.flush()
+        self.send(line)
         return self.answer(line)
 
+    def send(self, *lines: str) -> None:
+        """Sends lines whose answers are read later."""
+        self._in.write("".join(line + "\n" for line in lines))
+        self._in.flush()
+
     def answer(self, line: str = "") -> str:
+        """The next answer; `line` is what it is to, for the message where the program has ended."""
         answer = self._out.readline()
         if not answer:
             code = self.process.wait(DEADLINE) if self.process else None

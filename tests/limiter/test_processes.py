@@ -57,13 +57,12 @@ def test_300_processes_at_once(tenant: Tenant) -> None:
     clients = [tenant.client(start=False) for _ in range(count)]
     try:
         # All are told before any is heard, so that they run side by side.
-        lines = ["call cuInit 0", "call cuDevicePrimaryCtxRetain & 0"]
-        for line in lines:
-            for client in clients:
-                client._in.write(line + "\n")
-        contexts = [[client.answer(line).split() for line in lines][1][1] for client in clients]
-        for client, context in zip(clients, contexts):
-            client._in.write(f"call cuCtxSetCurrent {context}\ncall cuMemAlloc_v2 & {MIB}\n")
+        for client in clients:
+            client.send("call cuInit 0", "call cuDevicePrimaryCtxRetain & 0")
+        for client in clients:
+            assert client.answer("cuInit") == "0"
+            context = client.answer("cuDevicePrimaryCtxRetain").split()[1]
+            client.send(f"call cuCtxSetCurrent {context}", f"call cuMemAlloc_v2 & {MIB}")
         for client in clients:
             assert client.answer("cuCtxSetCurrent").split()[0] == "0"
             assert client.answer("cuMemAlloc_v2").split()[0] == "0"
@@ -88,7 +87,7 @@ def test_kill_storm(tenant: Tenant, seed: int) -> None:
     running: list[Client] = []
     for number in range(80):
         client = tenant.client()
-        client._in.write(f"churn {generator.randrange(1 << 30)} {MIB}\n")
+        client.send(f"churn {generator.randrange(1 << 30)} {MIB}")
         running.append(client)
         if len(running) == 5:
             victim = running.pop(generator.randrange(5))

@@ -1,0 +1,117 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Figures of the vGPU limiter on a stub driver: what it adds to a call, how exact quota and shares are.
+
+The added cost is that on an empty stub: the same program with and without the library, in turn. The shares are measured
+on a simulated clock. SEED chooses the quotas that limiter_quota_error fills.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "limiter"))
+
+from card import Card
+from limiter_lab import DEADLINE, OUT, Built, Client, Tenant
+
+PROCESSES = 300
+#: Runs of the program with and without the library; the median of the pairs' differences is printed.
+RUNS = 9
+#: Quotas that three processes fill to the last byte.
+QUOTAS = 20
+MIB = 1 << 20
+
+
+def figures(options):
+    """Yield (name, value or None, unit or the reason why there is no value)."""
+    with tempfile.TemporaryDirectory(prefix="openfleet-limiter-") as name:
+        folder = Path(name)
+        built = Built(folder / "built")
+        yield from _costs(folder, built)
+        yield "limiter_start_300_processes", _start(folder, built), "s"
+        yield "limiter_quota_error", _quota_error(folder, built, random.Random(options.get("SEED", "1"))), "bytes"
+        yield from _shares(folder, built)
+
+
+def _tenant(folder: Path, built: Built, name: str) -> Tenant:
+    return Tenant(folder / name / "root", Card(folder / name / "card"), built)
+
+
+def _costs(folder: Path, built: Built):
+    program = built.program("costs", "-O2", "-Wno-strict-prototypes")
+    tenant = _tenant(folder, built, "costs").quota(1 << 30)
+    added = []
+    for _ in range(RUNS):
+        bare, limited = (_measured(program, tenant.environment(preload)) for preload in (False, True))
+        added.append([after - before for before, after in zip(bare, limited)])
+    yield "limiter_launch_added", statistics.median(launch for launch, _ in added), "ns"
+    yield "limiter_alloc_free_added", statistics.median(pair for _, pair in added), "ns"
+
+
+def _measured(program: Path, environment: dict[str, str]) -> list[float]:
+    done = subprocess.run([str(program)], env=environment, capture_output=True, text=True, timeout=DEADLINE, check=True)
+    return [float(word) for word in done.stdout.split()]
+
+
+def _start(folder: Path, built: Built) -> float:
+    """Seconds until so many processes that were started at once have all allocated something."""
+    tenant = _tenant(folder, built, "start").quota(PROCESSES * MIB)
+    _ = built.library  # its making is not part of the time
+    started = time.monotonic()
+    clients = [tenant.client(start=False) for _ in range(PROCESSES)]
+    try:
+        for client in clients:
+            client.send("call cuInit 0", "call cuDevicePrimaryCtxRetain & 0")
+        for client in clients:
+            client.answer("cuInit")
+            client.send(f"call cuCtxSetCurrent {client.answer('cuDevicePrimaryCtxRetain').split()[1]}")
+            client.send(f"call cuMemAlloc_v2 & {MIB}")
+        for client in clients:
+            answers = [client.answer(name).split()[0] for name in ("cuCtxSetCurrent", "cuMemAlloc_v2")]
+            assert answers == ["0", "0"], answers
+        return time.monotonic() - started
+    finally:
+        for client in clients:
+            client.__exit__()
+
+
+def _quota_error(folder: Path, built: Built, generator: random.Random) -> int:
+    """The greatest distance, over many quotas, of what the card held from the quota that was to be filled, and of its peak
+    from the quota."""
+    worst = 0
+    for number in range(QUOTAS):
+        quota = generator.randrange(1, 4 << 30)
+        tenant = _tenant(folder, built, f"quota-{number}").quota(quota)
+        clients = [tenant.client() for _ in range(3)]
+        try:
+            size = quota
+            while size:
+                if not _take(generator.choice(clients), generator.randrange(1, size + 1)):
+                    size //= 2
+            while _take(generator.choice(clients), 1):
+                pass
+            worst = max(worst, abs(tenant.used() - quota), abs(tenant.peak() - quota))
+        finally:
+            for client in clients:
+                client.__exit__()
+    return worst
+
+
+def _take(client: Client, size: int) -> bool:
+    result, _ = client.call("cuMemAlloc_v2", OUT, size)
+    assert result in (0, 2), result
+    return result == 0
+
+
+def _shares(folder: Path, built: Built):
+    import sm
+
+    for name, error in sm.sm_errors(folder / "shares", built).items():
+        yield name, error, "percentage points"
