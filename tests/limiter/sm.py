@@ -31,21 +31,22 @@ class Worker:
     def share(self, since: float = 0, until: float = 1e9) -> float:
         """Percent of the GPU between two of its reports."""
         chosen = [line for line in self.lines if since <= line[0] <= until]
+        assert len(chosen) > bool(since), f"no reports between {since} and {until}: {self.lines}"
         first = chosen[0] if since else (0.0, 0, 0)
-        assert chosen and chosen[-1][0] > first[0], f"no reports between {since} and {until}: {self.lines}"
         return 100 * (chosen[-1][1] - first[1]) / 1e9 / (chosen[-1][0] - first[0])
 
 
 class World:
     """A GPU, its clock, and tenants on it."""
 
-    def __init__(self, folder: Path, built: Built, gpus: int = 1) -> None:
+    def __init__(self, folder: Path, built: Built, gpus: int = 1, **environment: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.built = folder, built
+        self.folder, self.built, self.environment = folder, built, environment
         self.card = Card(folder / "card", gpus)
         self.workers: list[Worker] = []
         options = (f"-L{built.stub}", "-l:libcuda.so.1")
-        self.program = built.program("sm_worker", *options)
+        sanitizer = [f"-fsanitize={built.sanitizer}"] if built.sanitizer else []
+        self.program = built.program("sm_worker", *sanitizer, *options)
 
     def tenant(self, sm: int, name: str = "tenant-a", seat: int = 0, **quota: object) -> Tenant:
         """A tenant whose memory is not limited."""
@@ -64,7 +65,7 @@ class World:
             parties += int(threads)
         for worker in self.workers:
             environment = worker.tenant.environment(
-                worker.preload, STUB_CLOCK=str(self.folder / "clock"), STUB_PARTIES=str(parties)
+                worker.preload, STUB_CLOCK=str(self.folder / "clock"), STUB_PARTIES=str(parties), **self.environment
             )
             worker.process = subprocess.Popen(
                 [str(self.program), *worker.options], stdout=subprocess.PIPE, text=True, env=environment
@@ -91,17 +92,19 @@ class World:
         self.finish()
 
 
-def alone(folder: Path, built: Built, percent: int, options: str) -> float:
+def alone(folder: Path, built: Built, percent: int, options: str, **environment: str) -> float:
     """Percent of the GPU that one tenant of a fixed share gets that always has work."""
-    world = World(folder, built)
+    world = World(folder, built, **environment)
     worker = world.worker(world.tenant(percent), options)
     world.run()
     return worker.share()
 
 
-def two(folder: Path, built: Built, first: int, second: int, options: Sequence[str]) -> tuple[float, float]:
+def two(
+    folder: Path, built: Built, first: int, second: int, options: Sequence[str], **environment: str
+) -> tuple[float, float]:
     """The same of two tenants on one GPU."""
-    world = World(folder, built)
+    world = World(folder, built, **environment)
     workers = [
         world.worker(world.tenant(percent, f"tenant-{seat}", seat), words)
         for seat, (percent, words) in enumerate(zip((first, second), options))

@@ -75,7 +75,8 @@ static void rest(long long ns)
 
 static void report(void)
 {
-    printf("%.6f %lld %ld\n", now() - began, (long long)stub_busy_ns(gpu), launches);
+    printf("%.6f %lld %ld\n", now() - began, (long long)stub_busy_ns(gpu),
+           __atomic_load_n(&launches, __ATOMIC_RELAXED));
     fflush(stdout);
 }
 

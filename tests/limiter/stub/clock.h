@@ -9,6 +9,7 @@
  *
  *   STUB_CLOCK      the file (a few MB, sparse); without it kernels take no time, and clocks and sleeps are the real ones
  *   STUB_PARTIES    time does not begin to move before so many threads take part (1)
+ *   STUB_LATE_NS    every sleep lasts so much longer than asked for, as on a real machine (0)
  *   STUB_SLICE_NS   a process's time slice on a GPU (2 ms)
  */
 #ifndef OPENFLEET_STUB_CLOCK_H
@@ -63,7 +64,7 @@ struct world {
     bool made;
     int seen, needed; /* parties */
     int64_t now;
-    int64_t slice;
+    int64_t slice, late;
     struct party parties[CLOCK_PARTIES];
     struct gpu gpus[CLOCK_GPUS];
 };

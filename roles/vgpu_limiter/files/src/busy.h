@@ -16,7 +16,7 @@
 #define BUSY_UNKNOWN_NS INT64_C(2000000)	/* a kernel that has not been measured yet */
 
 enum {
-	BUSY_RING = 128,	/* launches of a context that are not known to be done */
+	BUSY_RING = 256,	/* launches of a context that are not known to be done */
 	BUSY_ESTIMATES = 256,
 };
 

@@ -46,6 +46,7 @@ struct throttle_gpu {
 	int seat;
 	unsigned process;
 	bool spent;			/* ran out of credit and waits for some */
+	bool ending;			/* its turn is over as soon as its work is done */
 	bool alone;			/* nobody else wants the GPU, as of looked_ns */
 	int64_t looked_ns;		/* at the other seats */
 	int64_t progress_ns;		/* when some of its work was last known to be done, or there was none */
@@ -235,7 +236,8 @@ static int64_t turn_ends(struct throttle_gpu *g, int64_t now, bool idle, int64_t
 	bool sibling = atomic_load(&t->seats[g->seat].waiting_until) > now;
 	bool over = now - atomic_load(&t->lease_since) >= QUANTUM_NS;
 	int order = waits ? turnstile_order(rival, own) : -1;
-	if (order <= 0 && !(over && (sibling || order == 0)))
+	g->ending = order > 0 || (over && (sibling || order == 0));
+	if (!g->ending)
 		return 0;
 	if (!idle)
 		return drain(in_flight);
@@ -267,6 +269,7 @@ static int64_t wait_for_turn(struct throttle_gpu *g, int64_t now, int64_t until)
 	if (!turnstile_take(t, g->process, now, until, dead))
 		return POLL_NS;
 	atomic_store(&t->seats[g->seat].waiting_until, 0);
+	g->ending = false;
 	return 0;
 }
 
@@ -279,7 +282,7 @@ static int64_t hold_back(struct throttle_gpu *g, struct busy *b, enum policy pol
 	int64_t estimate = busy_estimate(b, function, &known);
 	bool idle, borrows, holds = turnstile_last_holder(g->mine) == g->process;
 	int64_t in_flight = harvest(g, now, &idle), wait;
-	bool look = !holds || now - g->looked_ns >= POLL_NS;
+	bool look = !holds || g->ending || now - g->looked_ns >= POLL_NS;
 
 	/* A kernel may wait for another that is launched after it, in another stream or on another GPU. So one
 	 * launch goes through without waiting for its end or for a turn's, and its lease is left to end. */
@@ -377,13 +380,16 @@ struct passage throttle_enter(const void *function, CUstream stream)
 			atomic_store(&state->throttle.off, 1);
 		return passage;
 	}
-	/* What is captured is not run now; where that cannot be told, the launch itself will fail. */
-	bool runs = REAL(cuStreamIsCapturing)(stream, &status) == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_NONE;
 	mutex_lock(lock_of(state));
 	if (quota != state->throttle.quota || (!quota && !state->throttle.off))
 		follow(state, quota);
-	if (runs && !state->throttle.off)
-		passage.launch = admit(state, function);
+	mutex_unlock(lock_of(state));
+	/* What is captured is not run now; where that cannot be told, the launch itself will fail. */
+	if (state->throttle.off || REAL(cuStreamIsCapturing)(stream, &status) != CUDA_SUCCESS
+	    || status != CU_STREAM_CAPTURE_STATUS_NONE)
+		return passage;
+	mutex_lock(lock_of(state));
+	passage.launch = admit(state, function);
 	mutex_unlock(lock_of(state));
 	if (passage.launch)
 		busy_before(passage.launch, stream);
