@@ -1,0 +1,60 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The library and its clients under sanitizers, and many threads at once with and without one.
+
+The driver stub is built without; so is resolve.c, since the sanitizers look their own functions up through it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from limiter_lab import DEADLINE, Built, Tenant
+from test_sequences import SEED, run
+
+MIB = 1 << 20
+OPTIONS = {"ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1", "TSAN_OPTIONS": "halt_on_error=1:exitcode=66"}
+
+
+def sanitized(folder: Path, sanitizer: str) -> Built:
+    """Built with it, or the test is skipped where gcc has not got its library."""
+    name = "libtsan.so" if sanitizer == "thread" else "libasan.so"
+    found = subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout
+    if not Path(found.strip()).is_absolute():
+        pytest.skip(f"this gcc has no {name}")
+    return Built(folder / sanitizer.split(",")[0], sanitizer)
+
+
+def test_sequences_under_address_and_undefined_behaviour_sanitizer(build_folder: Path) -> None:
+    run(sanitized(build_folder, "address,undefined"), 4, 30, SEED * 100 + 70)
+
+
+def threads(tenant: Tenant, built: Built, quota: int, count: int, rounds: int) -> None:
+    flags = [f"-fsanitize={built.sanitizer}"] if built.sanitizer else []
+    program = built.program("threads", "-Wno-strict-prototypes", *flags)
+    done = subprocess.run(
+        [str(program), str(count), str(rounds), str(quota)],
+        env={**tenant.environment(), **OPTIONS},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_threads(tenant: Tenant, built: Built) -> None:
+    quota = 40 * MIB  # a pool's step and a little: many calls are refused
+    tenant.quota(quota)
+    threads(tenant, built, quota, 8, 3000)
+    # What a pool grows by is known when it has grown; what does not fit is handed back at once.
+    assert quota <= tenant.peak() <= quota + 32 * MIB
+
+
+@pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
+def test_threads_under_a_sanitizer(tenant: Tenant, build_folder: Path, sanitizer: str) -> None:
+    built = sanitized(build_folder, sanitizer)
+    tenant.built = built
+    tenant.quota(40 * MIB)
+    threads(tenant, built, 40 * MIB, 6, 400)
