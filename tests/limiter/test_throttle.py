@@ -218,7 +218,7 @@ def test_borrowers_stand_behind_those_that_use_their_own_share(world):
 # --- priority ---
 
 
-@pytest.mark.parametrize(("priorities", "expected"), [((5, 0), (60, 40)), ((0, 5), (40, 60)), ((0, 0), (50, 50))])
+@pytest.mark.parametrize(("priorities", "expected"), [((5, 0), (40, 60)), ((0, 5), (60, 40)), ((3, 3), (50, 50))])
 def test_where_shares_are_more_than_there_is_priority_decides(world, priorities, expected):
     workers = [
         world.worker(world.tenant(60, f"tenant-{seat}", seat, priority=priority), f"{HALF_MS} --seconds 5")
@@ -228,13 +228,13 @@ def test_where_shares_are_more_than_there_is_priority_decides(world, priorities,
     assert [worker.share() for worker in workers] == [pytest.approx(share, abs=POINTS) for share in expected]
 
 
-def test_what_is_idle_goes_to_the_borrower_with_the_higher_priority(world):
+def test_what_is_idle_goes_to_the_most_urgent_borrower(world):
     workers = [
         world.worker(world.tenant(20, f"tenant-{i}", i, policy="burst", priority=i), f"{HALF_MS} --seconds 5")
         for i in range(2)
     ]
     world.run()
-    assert [worker.share() for worker in workers] == [pytest.approx(20, abs=POINTS), pytest.approx(80, abs=POINTS)]
+    assert [worker.share() for worker in workers] == [pytest.approx(80, abs=POINTS), pytest.approx(20, abs=POINTS)]
 
 
 # --- a quota that changes ---

@@ -59,10 +59,10 @@ def test_where_nothing_is_there_it_says_so(top):
 
 
 def test_a_tenant_without_processes(top, tenant, card):
-    tenant.quota(8 * GIB, sm=30, policy="burst", priority=-2, seat=7)
+    tenant.quota(8 * GIB, sm=30, policy="burst", priority=2, seat=7)
     shown = only(top("--json"))
     gpu = shown["gpus"][0]
-    assert (shown["name"], shown["policy"], shown["priority"], shown["problem"]) == ("tenant-a", "burst", -2, None)
+    assert (shown["name"], shown["policy"], shown["priority"], shown["problem"]) == ("tenant-a", "burst", 2, None)
     assert (gpu["uuid"], gpu["quota_bytes"], gpu["sm_percent"]) == (card.uuid(), 8 * GIB, 30)
     assert (gpu["used_bytes"], gpu["peak_bytes"], gpu["had_percent"], gpu["held_back_seconds"]) == (0, 0, None, None)
     assert shown["processes"] == []

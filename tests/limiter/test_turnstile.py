@@ -151,14 +151,14 @@ def test_any_sequence_of_use_stays_within_the_share(library):
 @pytest.mark.parametrize(
     ("first", "second", "order"),
     [
-        (Claim(True, 0, 9), Claim(False, 5, 1), 1),
-        (Claim(False, 9, 9), Claim(True, 0, 1), -1),
-        (Claim(True, 2, 9), Claim(True, 1, 1), 1),
-        (Claim(False, 1, 9), Claim(False, 2, 1), -1),
+        (Claim(True, 5, 9), Claim(False, 0, 1), 1),
+        (Claim(False, 0, 9), Claim(True, 9, 1), -1),
+        (Claim(True, 1, 9), Claim(True, 2, 1), 1),
+        (Claim(False, 2, 9), Claim(False, 1, 1), -1),
         (Claim(True, 1, 9), Claim(True, 1, 1), 0),
     ],
 )
-def test_credit_comes_first_then_priority(library, first, second, order):
+def test_credit_comes_first_then_the_smaller_priority_number(library, first, second, order):
     assert library.turnstile_order(first, second) == order
     assert library.turnstile_order(second, first) == -order
 
@@ -174,10 +174,11 @@ def test_the_rival_is_the_first_of_those_that_wait(library, turnstile):
     seat(turnstile, 0)
     assert not library.turnstile_rival(byref(turnstile), 0, NOW, byref(rival)), "one's own seat is no rival"
     seat(turnstile, 3, priority=1, paid=NOW + SECOND)  # no credit
-    seat(turnstile, 5, priority=0, paid=NOW - SECOND)
-    seat(turnstile, 9, priority=7, paid=NOW - SECOND, waits=False)
+    seat(turnstile, 5, priority=4, paid=NOW - SECOND)
+    seat(turnstile, 7, priority=5, paid=NOW - 2 * SECOND)
+    seat(turnstile, 9, priority=0, paid=NOW - SECOND, waits=False)
     assert library.turnstile_rival(byref(turnstile), 0, NOW, byref(rival))
-    assert (rival.credit, rival.priority, rival.paid_until) == (True, 0, NOW - SECOND)
+    assert (rival.credit, rival.priority, rival.paid_until) == (True, 4, NOW - SECOND)
     assert not library.turnstile_rival(byref(turnstile), 0, NOW + SECOND, byref(rival)), "who is silent waits no more"
 
 

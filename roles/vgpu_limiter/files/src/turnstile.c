@@ -27,7 +27,7 @@ int64_t turnstile_resume(unsigned percent) { return earlier(turnstile_wall(RESUM
 int turnstile_order(struct claim a, struct claim b)
 {
 	if (a.credit != b.credit) return a.credit ? 1 : -1;
-	if (a.priority != b.priority) return a.priority > b.priority ? 1 : -1;
+	if (a.priority != b.priority) return a.priority < b.priority ? 1 : -1;
 	return 0;
 }
 

@@ -50,7 +50,7 @@ struct seat {
 	char tenant[TURNSTILE_TENANT];
 	_Atomic uint32_t percent;
 	_Atomic uint32_t policy;
-	_Atomic int32_t priority;
+	_Atomic int32_t priority; /* 0 is the most urgent */
 	uint32_t unused;
 	_Atomic int64_t paid_until;
 	_Atomic int64_t active_until;  /* wants the GPU, if only to use up its credit as it comes */
