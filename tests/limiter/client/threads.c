@@ -3,7 +3,8 @@
  *
  * Threads that allocate and free side by side: plain, stream-ordered and physical memory.
  *
- *   threads COUNT ROUNDS BYTES     then each takes BYTES at a time until there is none; prints how often in all
+ *   threads COUNT ROUNDS QUOTA     sizes up to the quota, so that many calls are refused; in the end the threads together
+ *                                  take piece after piece until there is none: fails unless that was the quota
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -16,7 +17,8 @@ typedef int any();
 
 static void *driver, *context;
 static long rounds;
-static size_t bytes;
+static size_t quota;
+static const size_t PIECE = 64 << 10;
 static pthread_barrier_t together;
 
 static any *get(const char *name)
@@ -30,14 +32,16 @@ static void *work(void *argument)
     any *give_later = get("cuMemFreeAsync"), *create = get("cuMemCreate"), *release = get("cuMemRelease");
     struct { int type, handles, where, id; void *none; uint64_t flags; } wanted = {1, 0, 1, 0, NULL, 0};
     uint64_t address, handle, taken = 0;
+    unsigned int seed = (unsigned int)(uintptr_t)&taken;
     get("cuCtxSetCurrent")(context);
     pthread_barrier_wait(&together);
     for (long i = 0; i < rounds; i++) {
+        size_t bytes = 1 + ((size_t)rand_r(&seed) << 8) % quota;
         if (!allocate(&address, bytes))
             give(address);
         if (!later(&address, bytes, NULL))
             give_later(address, NULL);
-        if (!create(&handle, (size_t)2 << 20, &wanted, 0ull))
+        if (!create(&handle, (bytes + (2 << 20) - 1) >> 21 << 21, &wanted, 0ull))
             release(handle);
     }
     pthread_barrier_wait(&together);
@@ -45,7 +49,7 @@ static void *work(void *argument)
     if (argument)
         get("cuMemPoolTrimTo")(argument, (size_t)0);
     pthread_barrier_wait(&together);
-    while (!allocate(&address, bytes))
+    while (!allocate(&address, PIECE))
         taken++;
     return (void *)taken;
 }
@@ -59,7 +63,7 @@ int main(int argc, char **argv)
     void *pool = NULL, *taken;
     uint64_t sum = 0;
     rounds = atol(argv[2]);
-    bytes = strtoull(argv[3], NULL, 0);
+    quota = strtoull(argv[3], NULL, 0);
     get("cuDeviceGetDefaultMemPool")(&pool, 0);
     pthread_barrier_init(&together, NULL, (unsigned int)count);
     pthread_t threads[64];
@@ -70,6 +74,6 @@ int main(int argc, char **argv)
         pthread_join(threads[i], &taken);
         sum += (uint64_t)(uintptr_t)taken;
     }
-    printf("%llu\n", (unsigned long long)sum);
-    return 0;
+    printf("%llu bytes\n", (unsigned long long)(sum * PIECE));
+    return sum * PIECE == quota ? 0 : 2;
 }

@@ -1,0 +1,310 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Each kind of memory: charged when it is taken, given back when it is free, refused at the quota and not before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import account
+import pytest
+from account import MIB, PITCH, STEP
+from card import Card
+from limiter_lab import OUT, Built, Client, Tenant, data
+
+OUT_OF_MEMORY, INVALID_VALUE = 2, 1
+PAGE = data(account.on_device(0))
+
+
+def physical(client: Client, size: int) -> int:
+    """A handle of memory on the first device."""
+    return client.ok("cuMemCreate", OUT, size, PAGE, 0)[0]
+
+
+def mapped(client: Client, handle: int, size: int) -> int:
+    """An address at which the memory of a handle is mapped."""
+    address = client.ok("cuMemAddressReserve", OUT, size, 0, 0, 0)
+    client.ok("cuMemMap", address, size, 0, handle, 0)
+    return address
+
+
+KINDS: dict[str, tuple[int, tuple, str]] = {
+    "plain": (12345, ("cuMemAlloc_v2", OUT, 12345), "cuMemFree_v2"),
+    "managed": (12345, ("cuMemAllocManaged", OUT, 12345, 1), "cuMemFree_v2"),
+    "pitch": (3 * PITCH, ("cuMemAllocPitch_v2", OUT, OUT, 100, 3, 4), "cuMemFree_v2"),
+    "array": (
+        64 * 32 * 4,
+        ("cuArrayCreate_v2", OUT, data(account.array_2d(64, 32, 0x20, 1))),
+        "cuArrayDestroy",
+    ),
+    "volume": (
+        16 * 8 * 4 * 2,
+        ("cuArray3DCreate_v2", OUT, data(account.array_3d(16, 8, 4, 0x02, 1))),
+        "cuArrayDestroy",
+    ),
+    "mipmap": (
+        64 + 16 + 4 + 1,
+        ("cuMipmappedArrayCreate", OUT, data(account.array_3d(8, 8, 0, 0x01, 1)), 99),
+        "cuMipmappedArrayDestroy",
+    ),
+    "physical": (2 * STEP, ("cuMemCreate", OUT, 2 * STEP, PAGE, 0), "cuMemRelease"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_of_memory(tenant: Tenant, kind: str) -> None:
+    """It fits into a quota of its size, twice it does not, and one byte less is too little."""
+    size, call, free = KINDS[kind]
+    tenant.quota(size)
+    with tenant.client() as client:
+        result, values = client.call(*call)
+        assert (result, tenant.used()) == (0, size)
+        assert client.memory() == (0, size)
+        assert client.call(*call)[0] == OUT_OF_MEMORY
+        client.ok(free, values[0])
+        assert client.memory() == (size, size)
+        client.ok(free, client.call(*call)[1][0])
+        assert (tenant.used(), tenant.peak()) == (0, size)
+    tenant.quota(size - 1)
+    with tenant.client() as client:
+        assert client.call(*call)[0] == OUT_OF_MEMORY
+        assert client.memory() == (size - 1, size - 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_the_driver_refuses_is_not_charged(tenant: Tenant, kind: str) -> None:
+    size, call, free = KINDS[kind]
+    tenant.quota(size)
+    with tenant.client(STUB_FAIL=f"{call[0]}:1:999") as client:
+        assert client.call(*call)[0] == 999
+        assert client.memory() == (size, size)
+        client.ok(free, client.call(*call)[1][0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_freed_twice_it_is_given_back_once(tenant: Tenant, kind: str) -> None:
+    size, call, free = KINDS[kind]
+    tenant.quota(2 * size)
+    with tenant.client() as client:
+        first, _ = client.call(*call)[1][0], client.call(*call)
+        client.ok(free, first)
+        if free.startswith("cuMem"):  # the stub knows arrays by their address alone
+            assert client.call(free, first)[0] == INVALID_VALUE
+        assert client.memory() == (size, 2 * size)
+
+
+def test_a_pitch_is_known_only_afterwards(tenant: Tenant) -> None:
+    """Width times height fits, pitch times height does not: nothing is kept and nothing is told."""
+    tenant.quota(3 * PITCH - 1)
+    with tenant.client() as client:
+        assert client.call("cuMemAllocPitch_v2", OUT, OUT, 100, 3, 4) == (OUT_OF_MEMORY, [0, 0])
+        assert (tenant.used(), client.memory()[0]) == (0, 3 * PITCH - 1)
+        client.alloc(3 * PITCH - 1)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        ("cuMemAlloc_v2", OUT, 2**64 - 1),
+        ("cuMemAllocManaged", OUT, 2**64 - 1, 1),
+        ("cuMemAllocPitch_v2", OUT, OUT, 2**40, 2**40, 4),
+        ("cuArray3DCreate_v2", OUT, data(account.array_3d(2**30, 2**30, 2**30, 0x20, 4))),
+        ("cuMipmappedArrayCreate", OUT, data(account.array_3d(2**63, 2**63, 1, 0x20, 4)), 64),
+        ("cuMemCreate", OUT, 2**64 - STEP, PAGE, 0),
+        ("cuMemAllocAsync", OUT, 2**64 - 1, 0),
+    ],
+    ids=lambda call: call[0],
+)
+def test_sizes_beyond_all_numbers(tenant: Tenant, call: tuple) -> None:
+    tenant.quota(MIB)
+    with tenant.client() as client:
+        client.alloc(1)
+        assert client.call(*call)[0] == OUT_OF_MEMORY
+        assert client.memory() == (MIB - 1, MIB)
+
+
+# --- Physical memory: free when released and unmapped, in whatever order ---
+
+
+def released_first(client: Client, handle: int, address: int, size: int) -> list[Callable]:
+    return [lambda: client.ok("cuMemRelease", handle), lambda: client.ok("cuMemUnmap", address, size)]
+
+
+def unmapped_first(client: Client, handle: int, address: int, size: int) -> list[Callable]:
+    return released_first(client, handle, address, size)[::-1]
+
+
+@pytest.mark.parametrize("order", [released_first, unmapped_first], ids=lambda order: order.__name__)
+def test_released_and_unmapped(tenant: Tenant, order: Callable) -> None:
+    tenant.quota(STEP)
+    with tenant.client() as client:
+        handle = physical(client, STEP)
+        address = mapped(client, handle, STEP)
+        first, second = order(client, handle, address, STEP)
+        first()
+        assert client.memory()[0] == 0 and tenant.used() == STEP
+        second()
+        assert client.memory()[0] == STEP and tenant.used() == 0
+
+
+def test_two_mappings_and_one_unmap_of_several(tenant: Tenant) -> None:
+    tenant.quota(4 * STEP)
+    with tenant.client() as client:
+        handles = [physical(client, STEP) for _ in range(3)]
+        start = client.ok("cuMemAddressReserve", OUT, 3 * STEP, 0, 0, 0)
+        for place, handle in enumerate(handles):
+            client.ok("cuMemMap", start + place * STEP, STEP, 0, handle, 0)
+        again = mapped(client, handles[1], STEP)
+        for handle in handles:
+            client.ok("cuMemRelease", handle)
+        assert client.memory()[0] == STEP
+        client.ok("cuMemUnmap", start, 3 * STEP)
+        assert client.memory()[0] == 3 * STEP and tenant.used() == STEP
+        client.ok("cuMemUnmap", again, STEP)
+        assert client.memory()[0] == 4 * STEP and tenant.used() == 0
+
+
+def test_a_handle_that_was_got_back_from_an_address(tenant: Tenant) -> None:
+    """From the middle of the mapping, after the first handle was released."""
+    tenant.quota(STEP)
+    with tenant.client() as client:
+        handle = physical(client, STEP)
+        address = mapped(client, handle, STEP)
+        client.ok("cuMemRelease", handle)
+        assert client.memory()[0] == 0
+        back = client.ok("cuMemRetainAllocationHandle", OUT, address + STEP // 2)
+        client.ok("cuMemUnmap", address, STEP)
+        assert client.memory()[0] == 0 and tenant.used() == STEP
+        client.ok("cuMemRelease", back)
+        assert client.memory()[0] == STEP and tenant.used() == 0
+
+
+# --- Pools ---
+
+
+def test_what_a_pool_keeps_without_need_makes_room(tenant: Tenant) -> None:
+    """As with the driver, out of memory comes only when the pools have given up what nobody uses."""
+    tenant.quota(64 * MIB)
+    with tenant.client(STUB_POOL_GROWTH=str(32 * MIB)) as client:
+        pool = client.ok("cuDeviceGetDefaultMemPool", OUT, 0)
+        client.ok("cuMemPoolSetAttribute", pool, 4, data((2**64 - 1).to_bytes(8, "little")))
+        address = client.ok("cuMemAllocAsync", OUT, MIB, 0)
+        assert client.memory()[0] == 32 * MIB
+        client.ok("cuMemFreeAsync", address, 0)
+        client.ok("cuCtxSynchronize")
+        client.free(client.alloc(64 * MIB))
+        assert tenant.peak() <= 64 * MIB
+
+
+def test_a_destroyed_pool_is_paid_for_until_its_last_pointer_is_free(tenant: Tenant) -> None:
+    tenant.quota(64 * MIB)
+    with tenant.client(STUB_POOL_GROWTH="0") as client:
+        pool = client.ok("cuMemPoolCreate", OUT, data(account.pool_on_device(0)))[0]
+        first, second = (client.ok("cuMemAllocFromPoolAsync", OUT, 3 * MIB, pool, 0) for _ in range(2))
+        assert client.memory()[0] == 58 * MIB
+        client.ok("cuMemPoolDestroy", pool)
+        client.ok("cuMemFreeAsync", first, 0)
+        client.ok("cuCtxSynchronize")
+        assert client.memory()[0] == 58 * MIB
+        client.ok("cuMemFreeAsync", second, 0)
+        client.ok("cuCtxSynchronize")
+        assert client.memory()[0] == 64 * MIB
+
+
+@pytest.mark.parametrize("suffix", ["", "_ptsz"])
+def test_both_forms_of_stream_ordered_calls(tenant: Tenant, suffix: str) -> None:
+    tenant.quota(4 * MIB)
+    with tenant.client(STUB_POOL_GROWTH="0") as client:
+        pool = client.ok("cuDeviceGetDefaultMemPool", OUT, 0)
+        one = client.ok(f"cuMemAllocAsync{suffix}", OUT, 2 * MIB, 0)
+        two = client.ok(f"cuMemAllocFromPoolAsync{suffix}", OUT, 2 * MIB, pool, 0)
+        assert client.call(f"cuMemAllocAsync{suffix}", OUT, 1, 0)[0] == OUT_OF_MEMORY
+        assert client.call(f"cuMemAllocFromPoolAsync{suffix}", OUT, 1, pool, 0)[0] == OUT_OF_MEMORY
+        for address in (one, two):
+            client.ok(f"cuMemFreeAsync{suffix}", address, 0)
+        client.ok("cuCtxSynchronize")
+        client.ok("cuMemPoolTrimTo", pool, 0)
+        assert client.memory() == (4 * MIB, 4 * MIB)
+
+
+# --- Which GPU ---
+
+
+@pytest.fixture
+def pair(tmp_path: Path, built: Built) -> Tenant:
+    """A tenant with 8 MiB on the second of two GPUs and nothing said of the first."""
+    return Tenant(tmp_path / "root", Card(tmp_path / "card", gpus=2), built).quota(None, 8 * MIB)
+
+
+def test_a_gpu_that_is_not_in_the_quota_is_as_it_is(pair: Tenant) -> None:
+    with pair.client() as client:
+        client.alloc(64 * MIB)
+        assert client.memory() == (pair.card.memory - 64 * MIB, pair.card.memory)
+
+
+def test_gpus_are_told_by_uuid(pair: Tenant) -> None:
+    """Device 0 of a process that sees the second GPU alone."""
+    with pair.client(CUDA_VISIBLE_DEVICES=pair.card.uuid(1)) as client:
+        assert client.memory() == (8 * MIB, 8 * MIB)
+        assert client.call("cuMemAlloc_v2", OUT, 8 * MIB + 1)[0] == OUT_OF_MEMORY
+        client.alloc(8 * MIB)
+        assert (pair.used(0), pair.used(1)) == (0, 8 * MIB)
+
+
+def test_the_memory_is_its_own_devices(pair: Tenant) -> None:
+    """In the description of what is created, in the stream: whatever context the thread has."""
+    second = data(account.on_device(1))
+    with pair.client(STUB_POOL_GROWTH="0") as client:
+        handle = client.ok("cuMemCreate", OUT, 4 * STEP, second, 0)[0]
+        assert client.call("cuMemCreate", OUT, STEP, second, 0)[0] == OUT_OF_MEMORY
+        client.ok("cuMemRelease", handle)
+        context = client.ok("cuDevicePrimaryCtxRetain", OUT, 1)
+        client.ok("cuCtxSetCurrent", context, thread=2)
+        stream = client.ok("cuStreamCreate", OUT, 1, thread=2)
+        address = client.ok("cuMemAllocAsync", OUT, 8 * MIB, stream)
+        assert pair.used(1) == 8 * MIB
+        assert client.call("cuMemAllocAsync", OUT, MIB, stream)[0] == OUT_OF_MEMORY
+        client.ok("cuMemFreeAsync", address, stream)
+        client.ok("cuCtxSynchronize", thread=2)
+
+
+# --- Contexts ---
+
+
+def test_a_primary_context_takes_its_memory_along_with_its_last_user(tenant: Tenant) -> None:
+    tenant.quota(8 * MIB)
+    with tenant.client() as client:
+        client.ok("cuDevicePrimaryCtxRetain", OUT, 0)
+        client.alloc(5 * MIB)
+        client.ok("cuDevicePrimaryCtxRelease_v2", 0)
+        assert client.memory()[0] == 3 * MIB
+        client.ok("cuDevicePrimaryCtxRelease_v2", 0)
+        client.start()
+        assert client.memory()[0] == 8 * MIB
+        client.alloc(8 * MIB)
+        client.ok("cuDevicePrimaryCtxReset_v2", 0)
+        client.start()
+        assert client.memory()[0] == 8 * MIB and tenant.used() == 0
+
+
+# --- Graphs ---
+
+
+def test_a_graph_whose_memory_does_not_fit_is_not_launched(tenant: Tenant) -> None:
+    tenant.quota(8 * MIB)
+    with tenant.client() as client:
+
+        def graph(size: int) -> int:
+            made = client.ok("cuGraphCreate", OUT, 0)
+            client.ok("cuGraphAddMemAllocNode", OUT, made, 0, 0, data(account.graph_memory_node(0, size)))
+            return client.ok("cuGraphInstantiateWithFlags", OUT, made, 0)
+
+        small, large = graph(4 * MIB), graph(10 * MIB)
+        client.ok("cuGraphLaunch", small, 0)
+        client.ok("cuCtxSynchronize")
+        assert client.memory()[0] == 4 * MIB
+        assert client.call("cuMemAlloc_v2", OUT, 4 * MIB + 1)[0] == OUT_OF_MEMORY
+        assert client.call("cuGraphLaunch", large, 0)[0] == OUT_OF_MEMORY
+        client.ok("cuDeviceGraphMemTrim", 0)
+        assert client.memory()[0] == 8 * MIB and tenant.used() == 0
