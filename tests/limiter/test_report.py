@@ -1,0 +1,200 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What programs are told of memory and of processes: by the driver and by NVML, as nvidia-smi and others ask."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from account import MIB
+from card import Card
+from limiter_lab import DEADLINE, OUT, Built, Tenant
+
+NVML = """
+import ctypes, json, sys
+nvml = ctypes.CDLL("libnvidia-ml.so.1")
+assert nvml.nvmlInit_v2() == 0
+U64 = ctypes.c_ulonglong
+told = {}
+for index in range(int(sys.argv[1])):
+    device = ctypes.c_void_p()
+    assert nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)) == 0
+    one = told[index] = {}
+    v1 = (U64 * 3)()
+    assert nvml.nvmlDeviceGetMemoryInfo(device, v1) == 0
+    one["v1"] = list(v1)                                   # total, free, used
+    v2 = (U64 * 5)(0x02000028)
+    assert nvml.nvmlDeviceGetMemoryInfo_v2(device, v2) == 0
+    one["v2"] = list(v2)[1:]                               # total, reserved, free, used
+    for name in ("Compute", "MPSCompute"):
+        for version, words in (("", 2), ("_v2", 3), ("_v3", 3)):
+            call = getattr(nvml, f"nvmlDeviceGet{name}RunningProcesses{version}")
+            count, entries = ctypes.c_uint(0), (U64 * (words * 64))()
+            short = call(device, ctypes.byref(count), None)
+            expected = count.value
+            count = ctypes.c_uint(64)
+            result = call(device, ctypes.byref(count), entries)
+            pids = [entries[i * words] & 0xffffffff for i in range(count.value)]
+            memory = [entries[i * words + 1] for i in range(count.value)]
+            one[name + version] = [short, expected, result, pids, memory]
+print(json.dumps(told))
+"""
+
+
+def by_nvml(tenant: Tenant, gpus: int = 1, preload: bool = True, **environment: str) -> dict:
+    """What NVML tells a program of the tenant."""
+    command = [sys.executable, "-c", NVML, str(gpus)]
+    done = subprocess.run(
+        command,
+        env=tenant.environment(preload, **environment),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_either_pointer_may_be_missing(tenant: Tenant) -> None:
+    tenant.quota(8 * MIB)
+    with tenant.client() as client:
+        client.alloc(3 * MIB)
+        assert client.call("cuMemGetInfo_v2", OUT, 0) == (0, [5 * MIB])
+        assert client.call("cuMemGetInfo_v2", 0, OUT) == (0, [8 * MIB])
+        assert client.ok("cuDeviceTotalMem_v2", OUT, 0) == 8 * MIB
+
+
+def test_errors_are_the_drivers(tenant: Tenant) -> None:
+    tenant.quota(8 * MIB)
+    with tenant.client() as limited, tenant.client(preload=False) as bare:
+        for call in (("cuMemGetInfo_v2", 0, 0), ("cuDeviceTotalMem_v2", 0, 0), ("cuDeviceTotalMem_v2", OUT, 77)):
+            assert limited.call(*call)[0] == bare.call(*call)[0]
+        assert limited.call("cuMemGetInfo_v2", OUT, OUT, thread=4)[0] == 201, "a thread without a context"
+
+
+def test_a_quota_above_the_card_shows_the_card(tenant: Tenant) -> None:
+    tenant.quota(tenant.card.memory + MIB)
+    with tenant.client() as client:
+        client.alloc(MIB)
+        assert client.memory() == (tenant.card.memory - MIB, tenant.card.memory)
+        assert client.ok("cuDeviceTotalMem_v2", OUT, 0) == tenant.card.memory
+
+
+def test_more_used_than_the_quota_is_none_left(tenant: Tenant) -> None:
+    """The quota was lowered: never a number below zero."""
+    tenant.quota(8 * MIB)
+    with tenant.client() as client:
+        client.alloc(8 * MIB)
+        tenant.quota(2 * MIB)
+        with tenant.client() as other:
+            assert other.memory() == (0, 2 * MIB)
+            assert other.call("cuMemAlloc_v2", OUT, 1)[0] == 2
+
+
+def test_no_more_is_free_than_the_card_has(tenant: Tenant) -> None:
+    """Another tenant of an oversubscribed card has taken what the quota would still allow."""
+    other = Tenant(tenant.root, tenant.card, tenant.built, "tenant-b").quota(tenant.card.memory)
+    tenant.quota(tenant.card.memory)
+    with tenant.client() as client, other.client() as taker:
+        taker.alloc(tenant.card.memory - MIB)
+        assert client.memory() == (MIB, tenant.card.memory)
+
+
+def test_nvml_shows_the_quota_and_own_processes(tenant: Tenant) -> None:
+    other = Tenant(tenant.root, tenant.card, tenant.built, "tenant-b").quota(32 * MIB)
+    tenant.quota(8 * MIB)
+    with tenant.client() as first, tenant.client() as second, other.client() as foreign:
+        first.alloc(MIB)
+        second.alloc(2 * MIB)
+        foreign.alloc(16 * MIB)
+        told = by_nvml(tenant)["0"]
+        assert told["v1"] == [8 * MIB, 5 * MIB, 3 * MIB]
+        assert told["v2"] == [8 * MIB, 0, 5 * MIB, 3 * MIB]
+        for version in ("", "_v2", "_v3"):
+            short, expected, result, pids, memory = told[f"Compute{version}"]
+            assert (short, expected, result) == (7, 2, 0)
+            assert dict(zip(pids, memory)) == {first.pid: MIB, second.pid: 2 * MIB}
+            assert told[f"MPSCompute{version}"][:4] == [0, 0, 0, []]
+        with_mps = by_nvml(tenant, STUB_MPS="1")["0"]
+        assert sorted(with_mps["MPSCompute_v3"][3]) == sorted([first.pid, second.pid])
+        bare = by_nvml(tenant, preload=False)["0"]
+        assert bare["v1"][0] == tenant.card.memory
+        assert len(bare["Compute_v3"][3]) == 3
+
+
+def test_nvml_leaves_other_gpus_alone(tmp_path: Path, built: Built) -> None:
+    tenant = Tenant(tmp_path / "root", Card(tmp_path / "card", gpus=2), built).quota(None, 8 * MIB)
+    other = Tenant(tenant.root, tenant.card, built, "tenant-b").quota(32 * MIB)
+    with other.client() as foreign:
+        foreign.alloc(MIB)
+        told = by_nvml(tenant, 2)
+        assert told["0"] == by_nvml(tenant, 2, preload=False)["0"]
+        assert told["1"]["v1"] == [8 * MIB, 8 * MIB, 0]
+        assert told["1"]["Compute_v3"][3] == []
+
+
+def test_what_is_limited_elsewhere_is_shown_as_it_is(tenant: Tenant) -> None:
+    """memory 0: another provider holds the tenant to its quota, and the card's own figures say so."""
+    tenant.quota(0)
+    with tenant.client() as client:
+        client.alloc(MIB)
+        assert by_nvml(tenant)["0"]["v1"] == [tenant.card.memory, tenant.card.memory - MIB, MIB]
+
+
+def test_a_killed_process_is_out_of_the_figures_at_once(tenant: Tenant) -> None:
+    tenant.quota(8 * MIB)
+    with tenant.client() as client, tenant.client() as watcher:
+        client.alloc(5 * MIB)
+        assert watcher.memory()[0] == 3 * MIB
+        client.kill()
+        assert watcher.memory()[0] == 8 * MIB
+        assert by_nvml(tenant)["0"]["Compute_v3"][3] == [watcher.pid]
+
+
+def settled(client: object, free: int) -> tuple[int, int]:
+    """The figures once NVML was asked, which is a second after the last time."""
+    end = time.monotonic() + DEADLINE
+    while client.memory()[0] != free and time.monotonic() < end:
+        time.sleep(0.05)
+    return client.memory()
+
+
+def test_contexts_are_charged_when_nvml_names_them(tenant: Tenant) -> None:
+    tenant.quota(64 * MIB)
+    with tenant.client(STUB_CONTEXT_BYTES=str(10 * MIB)) as client:
+        client.alloc(MIB)
+        assert settled(client, 53 * MIB) == (53 * MIB, 64 * MIB)
+        assert client.call("cuMemAlloc_v2", OUT, 53 * MIB + 1)[0] == 2
+        client.alloc(53 * MIB)
+        assert settled(client, 0) == (0, 64 * MIB)
+
+
+def test_where_nvml_names_nobody_only_calls_count(tenant: Tenant) -> None:
+    tenant.quota(64 * MIB)
+    with tenant.client(STUB_CONTEXT_BYTES=str(10 * MIB), STUB_NVML_HIDES="1") as hidden, tenant.client(
+        STUB_CONTEXT_BYTES=str(10 * MIB)
+    ) as named:
+        hidden.alloc(MIB)
+        # When the one that is named is charged, a second has gone by for the other as well.
+        assert settled(named, 53 * MIB) == (53 * MIB, 64 * MIB)
+        assert hidden.memory() == (53 * MIB, 64 * MIB)
+
+
+@pytest.mark.parametrize("call", ["cuMemAlloc_v2", "cuMemGetInfo_v2"])
+def test_without_nvml(tenant: Tenant, tmp_path: Path, call: str) -> None:
+    """A container may have the driver's library alone."""
+    tenant.quota(8 * MIB)
+    alone = tmp_path / "driver"
+    alone.mkdir()
+    (alone / "libcuda.so.1").symlink_to(tenant.built.stub / "libcuda.so.1")
+    with tenant.client(LD_LIBRARY_PATH=str(alone)) as client:
+        end = time.monotonic() + 1.5
+        while time.monotonic() < end:
+            assert client.call(call, OUT, MIB if "Alloc" in call else OUT)[0] in (0, 2)
+        assert client.memory()[1] == 8 * MIB
