@@ -124,6 +124,8 @@ def launch_ns(folder: Path, built: Built, percent: int | None, launches: int = 2
     return float(done.stdout.split()[0])
 
 
+#: What a Linux machine adds to a sleep (the timer slack and a wake-up), so that the figures are not those of ideal sleeps.
+LATE = {"STUB_LATE_NS": "60000"}
 BENCH = ("--kernel 10000", "--kernel 1000000", "--kernel 50000000", "--kernel 20000 --graph 10 --form graph")
 
 
@@ -132,12 +134,13 @@ def sm_errors(folder: Path, built: Built) -> dict[str, float]:
     errors = {}
     for percent in (20, 50, 80):
         shares = [
-            alone(folder / f"{percent}-{i}", built, percent, f"{words} --seconds 10") for i, words in enumerate(BENCH)
+            alone(folder / f"{percent}-{i}", built, percent, f"{words} --seconds 10", **LATE)
+            for i, words in enumerate(BENCH)
         ]
         errors[f"limiter_sm_error_{percent}"] = max(abs(share - percent) for share in shares)
     worst = 0.0
     for i, words in enumerate(BENCH):
-        shares = two(folder / f"10-90-{i}", built, 10, 90, [f"{words} --seconds 10"] * 2)
+        shares = two(folder / f"10-90-{i}", built, 10, 90, [f"{words} --seconds 10"] * 2, **LATE)
         worst = max(worst, abs(shares[0] - 10), abs(shares[1] - 90))
     errors["limiter_sm_error_10_90"] = worst
     return errors
