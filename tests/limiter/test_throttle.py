@@ -141,6 +141,23 @@ def test_six_processes_of_a_tenant_take_turns(world):
     assert sum(worker.share() for worker in workers) == pytest.approx(60, abs=POINTS)
 
 
+def test_each_gpu_has_a_turnstile_of_its_own(tmp_path, built):
+    world = World(tmp_path, built, gpus=2)
+    pair, other = world.tenant(40, "tenant-a", 0), world.tenant(60, "tenant-b", 1)
+    on_both = [world.worker(pair, f"--kernel 1000000 --device {gpu} --seconds 4") for gpu in range(2)]
+    on_one = world.worker(other, "--kernel 1000000 --device 1 --seconds 4")
+    world.run()
+    assert [worker.share() for worker in on_both] == [pytest.approx(40, abs=POINTS)] * 2
+    assert on_one.share() == pytest.approx(60, abs=POINTS)
+
+
+@pytest.mark.parametrize("launches", [1, 7])
+def test_a_context_of_its_own_for_each_few_launches_evades_nothing(tmp_path, built, launches):
+    """What is known of a kernel's length goes with the context; what it took is accounted for before that."""
+    options = f"--kernel 20000000 --fresh-context {launches} --seconds 6"
+    assert alone(tmp_path, built, 30, options) == pytest.approx(30, abs=POINTS)
+
+
 def test_a_killed_holder_does_not_stop_others(world):
     """The first tenant launches 400 ms of work, which gives it the GPU for longer than that, and is killed at once."""
     first = world.tenant(50, "tenant-a", 0)

@@ -20,7 +20,10 @@
 CUresult cuInit(unsigned);
 CUresult cuDeviceGet(CUdevice *, int);
 CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
+CUresult cuDevicePrimaryCtxReset_v2(CUdevice);
 CUresult cuCtxSetCurrent(CUcontext);
+CUresult cuCtxCreate_v2(CUcontext *, unsigned, CUdevice);
+CUresult cuCtxDestroy_v2(CUcontext);
 CUresult cuCtxSynchronize(void);
 CUresult cuStreamCreate(CUstream *, unsigned);
 CUresult cuStreamSynchronize(CUstream);
@@ -42,7 +45,7 @@ int64_t stub_busy_ns(int gpu);
 enum { MAX_KERNELS = 8, MAX_STREAMS = 8, MAX_THREADS = 8 };
 static double seconds = 1, start, report_every, rename_at, capture_at;
 static const char *form = "kernel", *rename_from, *rename_to;
-static long die_after, time_launches;
+static long die_after, time_launches, fresh_context;
 static int kernel_count, stream_count, sync_every, threads = 1, graph_kernels, gpu;
 static long long gap_ns;
 static char kernels[MAX_KERNELS][32];
@@ -135,6 +138,18 @@ static void capture_meanwhile(CUstream other)
     need(cuStreamEndCapture(stream, &graph), "cuStreamEndCapture after launches elsewhere");
 }
 
+/* The work of the old one is done; its streams, modules and events go with it. */
+static void renew_context(void)
+{
+    static CUcontext own;
+    need(cuCtxSynchronize(), "cuCtxSynchronize");
+    if (own)
+        need(cuCtxDestroy_v2(own), "cuCtxDestroy");
+    else
+        need(cuDevicePrimaryCtxReset_v2(gpu), "cuDevicePrimaryCtxReset");
+    need(cuCtxCreate_v2(&own, 0, gpu), "cuCtxCreate");
+}
+
 static void *work(void *first)
 {
     CUstream streams[MAX_STREAMS] = {NULL};
@@ -154,6 +169,8 @@ static void *work(void *first)
             kill(getpid(), SIGKILL);
         if (sync_every && i % sync_every == sync_every - 1)
             need(cuCtxSynchronize(), "cuCtxSynchronize");
+        if (fresh_context && i % fresh_context == fresh_context - 1)
+            renew_context();
         if (gap_ns)
             rest(gap_ns);
         if (!first)
@@ -195,6 +212,8 @@ int main(int count, char **words)
         else if (!strcmp(name, "--rename-from")) rename_from = value;
         else if (!strcmp(name, "--rename-to")) rename_to = value;
         else if (!strcmp(name, "--die-after")) die_after = atol(value);
+        else if (!strcmp(name, "--device")) gpu = atoi(value);
+        else if (!strcmp(name, "--fresh-context")) fresh_context = atol(value);
         else if (!strcmp(name, "--time")) time_launches = atol(value);
         else if (!strcmp(name, "--capture-at")) capture_at = atof(value);
         else return fprintf(stderr, "%s: not known\n", name), 2;
@@ -203,7 +222,7 @@ int main(int count, char **words)
     CUmodule module;
     CUstream stream;
     need(cuInit(0), "cuInit");
-    need(cuDeviceGet(&device, 0), "cuDeviceGet");
+    need(cuDeviceGet(&device, gpu), "cuDeviceGet");
     need(cuDevicePrimaryCtxRetain(&context, device), "cuDevicePrimaryCtxRetain");
     need(cuCtxSetCurrent(context), "cuCtxSetCurrent");
     need(cuModuleLoadData(&module, ""), "cuModuleLoadData");

@@ -118,8 +118,10 @@ static void forget_context(struct state *state, CUcontext context)
 static CUresult destroy_context(CUcontext context, CUresult real(CUcontext))
 {
 	struct state *state = context ? vgpu_state() : NULL;
-	if (state)
+	if (state) {
+		throttle_settle();
 		throttle_context_gone(context);
+	}
 	CUresult result = real(context);
 	if (state && result == CUDA_SUCCESS)
 		forget_context(state, context);
@@ -143,6 +145,8 @@ static CUresult release_primary(CUdevice device, CUresult real(CUdevice), CUresu
 	CUcontext primary = NULL;
 	if (state && primary_is_active(device) && REAL(cuDevicePrimaryCtxRetain)(&primary, device) == CUDA_SUCCESS)
 		release(device);
+	if (primary)
+		throttle_settle();
 	CUresult result = real(device);
 	if (result == CUDA_SUCCESS && primary && (always || !primary_is_active(device))) {
 		throttle_context_gone(primary);

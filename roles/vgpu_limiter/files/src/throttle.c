@@ -402,6 +402,19 @@ void throttle_leave(const struct passage *passage, CUresult result)
 		busy_after(passage->launch, passage->stream, result == CUDA_SUCCESS);
 }
 
+void throttle_settle(void)
+{
+	struct state *state = vgpu_state();
+	bool idle;
+	if (!state)
+		return;
+	mutex_lock(lock_of(state));
+	for (int i = 0; i < QUOTA_GPUS; i++)
+		if (state->throttle.gpus[i] && state->throttle.gpus[i]->mine)
+			harvest(state->throttle.gpus[i], now_ns(), &idle);
+	mutex_unlock(lock_of(state));
+}
+
 void throttle_context_gone(CUcontext context)
 {
 	struct state *state = vgpu_state();

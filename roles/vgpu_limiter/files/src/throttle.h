@@ -35,6 +35,8 @@ struct passage { struct launch *launch; CUstream stream; };
 struct passage throttle_enter(const void *function, CUstream stream);
 void throttle_leave(const struct passage *, CUresult);
 
+/* Accounts for what is done: before a context is destroyed. What is still on its way then stays charged by estimate. */
+void throttle_settle(void);
 /* A context is about to be destroyed, or a primary context was (the driver says that it is not active
  * any more): its events are gone with it. */
 void throttle_context_gone(CUcontext);
