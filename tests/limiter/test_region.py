@@ -1,0 +1,203 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The tenant's shared region, looked at and tampered with from outside: region.h's promises, read from its bytes."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from account import MIB
+from limiter_lab import OUT, Tenant
+
+# The layout of region.1, written down again: what a released version has must not change under its users.
+MAGIC = 0x3155504756464F00
+GPUS, SLOTS = 64, 64 + 16 * 48
+GPU_SIZE, SLOT_SIZE, SLOT_COUNT = 48, 320, 1024
+SIZE = SLOTS + SLOT_COUNT * SLOT_SIZE
+LOCK, TAKEOVERS, TOTAL, PEAK, REFUSED = 16, 32, 24, 32, 40
+NONCE, PID, NAME, USED, CONTEXT = 4, 8, 24, 64, 192
+LOCKED_SLOTS = (1 << 24) + 1
+
+
+class Region:
+    """The file's fields."""
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        self.memory = memory
+
+    def get(self, at: int, kind: str = "<Q") -> int:
+        return struct.unpack_from(kind, self.memory, at)[0]
+
+    def set(self, at: int, value: int, kind: str = "<Q") -> None:
+        struct.pack_into(kind, self.memory, at, value)
+
+    def slot(self, number: int, at: int, kind: str = "<Q") -> int:
+        return self.get(SLOTS + number * SLOT_SIZE + at, kind)
+
+
+@contextmanager
+def region(tenant: Tenant) -> Iterator[Region]:
+    with tenant.region.open("r+b") as file, mmap.mmap(file.fileno(), SIZE) as memory:
+        yield Region(memory)
+
+
+def lives(path: Path, slot: int) -> bool:
+    """As another process sees it: somebody has the slot's byte."""
+    with path.open("r+b") as file:
+        lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, LOCKED_SLOTS + slot, 1, 0)
+        return struct.unpack("hhqqi4x", fcntl.fcntl(file, fcntl.F_GETLK, lock))[0] != fcntl.F_UNLCK
+
+
+def test_what_is_in_it(tenant: Tenant) -> None:
+    tenant.quota(8 * MIB)
+    with tenant.client() as first, tenant.client() as second:
+        first.alloc(3 * MIB)
+        second.alloc(2 * MIB)
+        assert second.call("cuMemAlloc_v2", OUT, 4 * MIB)[0] == 2
+        with region(tenant) as found:
+            assert (found.get(0), found.get(8, "<I"), found.get(12, "<I")) == (MAGIC, 1, SIZE)
+            assert tenant.region.stat().st_size == SIZE
+            assert found.get(LOCK, "<I") == 0
+            assert bytes(found.memory[GPUS : GPUS + 16]).hex() == tenant.card.uuid(0)[4:].replace("-", "")
+            assert (found.get(GPUS + TOTAL), found.get(GPUS + PEAK), found.get(GPUS + REFUSED)) == (5 * MIB, 5 * MIB, 1)
+            assert {found.slot(n, PID): found.slot(n, USED) for n in range(2)} == {
+                first.pid: 3 * MIB,
+                second.pid: 2 * MIB,
+            }
+            assert bytes(found.memory[SLOTS + NAME : SLOTS + NAME + 7]) == b"client\0"
+        assert lives(tenant.region, 0) and lives(tenant.region, 1) and not lives(tenant.region, 2)
+    assert not lives(tenant.region, 0) and not lives(tenant.region, 1)
+
+
+def test_a_dead_processs_slot_is_used_again(tenant: Tenant) -> None:
+    tenant.quota(8 * MIB)
+    for _ in range(3):
+        with tenant.client() as client:
+            assert client.memory()[0] == 8 * MIB
+            client.alloc(5 * MIB)
+            client.kill()
+    with region(tenant) as found:
+        assert [found.slot(n, NONCE, "<I") > 0 for n in range(4)].count(True) <= 3
+
+
+@pytest.mark.parametrize("waiters", [0, 1])
+def test_the_lock_of_a_dead_process_is_taken_over(tenant: Tenant, waiters: int) -> None:
+    """As one leaves it that was killed with the lock, having changed a slot and not yet the sum, or the sum alone."""
+    tenant.quota(8 * MIB)
+    with tenant.client() as keeper:
+        keeper.alloc(MIB)
+        with tenant.client() as victim:
+            victim.alloc(2 * MIB)
+            victim.kill()
+        with region(tenant) as found:
+            dead = next(n for n in range(2) if found.slot(n, PID) == victim.pid)
+            found.set(LOCK, waiters << 31 | found.slot(dead, NONCE, "<I") << 11 | (dead + 1), "<I")
+            found.set(GPUS + TOTAL, 77 * MIB)
+            keeper.alloc(7 * MIB)
+            assert keeper.call("cuMemAlloc_v2", OUT, 1)[0] == 2
+            assert (found.get(GPUS + TOTAL), found.get(LOCK, "<I"), found.get(TAKEOVERS)) == (8 * MIB, 0, 1)
+    assert tenant.peak() == 8 * MIB
+
+
+def test_a_lock_of_the_slots_earlier_process_is_nobodys(tenant: Tenant) -> None:
+    """The slot has a living process again, which is not the one that holds the lock."""
+    tenant.quota(8 * MIB)
+    with tenant.client() as first:
+        first.alloc(MIB)
+        with region(tenant) as found:
+            nonce = found.slot(0, NONCE, "<I")
+            found.set(LOCK, (nonce - 1) << 11 | 1, "<I")
+            with tenant.client() as second:
+                second.alloc(7 * MIB)
+            found.set(LOCK, (nonce - 1) << 11 | 1, "<I")
+            first.alloc(7 * MIB)
+            assert found.get(TAKEOVERS) == 2
+
+
+@pytest.mark.parametrize("word", [0x7FF, 0x80000000 | 0x7FF, 0x7FFFFFFF])
+def test_a_lock_that_names_nobody(tenant: Tenant, word: int) -> None:
+    tenant.quota(8 * MIB)
+    with tenant.client() as client:
+        client.alloc(MIB)
+        with region(tenant) as found:
+            found.set(LOCK, word, "<I")
+            client.alloc(7 * MIB)
+            assert found.get(LOCK, "<I") == 0
+
+
+@pytest.mark.parametrize("what", ["missing", "forbidden", "foreign", "newer", "a folder"])
+def test_without_a_region_each_process_has_the_quota_for_itself(tenant: Tenant, what: str) -> None:
+    tenant.quota(8 * MIB)
+    if what == "missing" or what == "a folder":
+        tenant.region.unlink()
+    if what == "a folder":
+        tenant.region.mkdir()
+    elif what == "forbidden":
+        if os.geteuid() == 0:
+            pytest.skip("nothing is forbidden to root")
+        tenant.region.chmod(0o444)
+    elif what == "foreign":
+        tenant.region.write_bytes(b"something else\n")
+    elif what == "newer":
+        tenant.region.write_bytes(struct.pack("<QII", MAGIC, 2, SIZE) + bytes(SIZE))
+    before = tenant.region.read_bytes() if what in ("foreign", "newer") else b""
+    with tenant.client() as first, tenant.client() as second:
+        for client in (first, second):
+            client.alloc(8 * MIB)
+            assert client.call("cuMemAlloc_v2", OUT, 1)[0] == 2
+            assert client.memory() == (0, 8 * MIB)
+    assert "for this process alone" in tenant.logged()
+    if before:
+        assert tenant.region.read_bytes()[: len(before)] == before
+
+
+def test_when_all_places_are_taken(tenant: Tenant) -> None:
+    """1024 processes of one tenant that use CUDA: the next one is limited by itself, and says so."""
+    tenant.quota(8 * MIB)
+    with tenant.client() as client:
+        client.alloc(MIB)
+        with tenant.region.open("r+b") as file:
+            lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, LOCKED_SLOTS + 1, SLOT_COUNT - 1, 0)
+            fcntl.fcntl(file, fcntl.F_SETLK, lock)
+            with tenant.client() as late:
+                assert late.memory() == (8 * MIB, 8 * MIB)
+        assert "all 1024 places" in tenant.logged()
+        with tenant.client() as next_one:
+            assert next_one.memory() == (7 * MIB, 8 * MIB)
+
+
+REPLACED = """
+import ctypes, os
+driver, context, address = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64()
+assert driver.cuInit(0) == 0 and driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+assert driver.cuCtxSetCurrent(context) == 0
+assert driver.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(8 << 20)) == 0
+os.write(1, b"has it\\n")
+os.read(0, 1)
+os.execvp("cat", ["cat"])
+"""
+
+
+def test_a_program_that_is_replaced_by_another_gives_all_back(tenant: Tenant) -> None:
+    """exec: the same process, another program. That the driver's own files are closed by it is the driver's matter."""
+    tenant.quota(8 * MIB)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", REPLACED], env=tenant.environment(), **pipes) as process:
+        assert process.stdout.readline() == b"has it\n"
+        with tenant.client() as other:
+            assert other.call("cuMemAlloc_v2", OUT, 1)[0] == 2
+            process.stdin.write(b"xcat is here\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == b"cat is here\n"
+            assert other.memory() == (8 * MIB, 8 * MIB)
+            other.alloc(8 * MIB)
+        process.stdin.close()
