@@ -201,3 +201,18 @@ def test_a_program_that_is_replaced_by_another_gives_all_back(tenant: Tenant) ->
             assert other.memory() == (8 * MIB, 8 * MIB)
             other.alloc(8 * MIB)
         process.stdin.close()
+
+
+def test_a_region_that_was_made_anew_says_nothing_of_the_old_one(tenant: Tenant) -> None:
+    """The tenant was removed and came back while its processes ran: they still know that the others live."""
+    tenant.quota(8 * MIB)
+    with tenant.client() as first, tenant.client() as second:
+        first.alloc(5 * MIB)
+        second.alloc(2 * MIB)
+        tenant.region.rename(tenant.region.with_suffix(".old"))
+        tenant.region.touch()
+        tenant.region.chmod(0o666)
+        assert second.call("cuMemAlloc_v2", OUT, 2 * MIB)[0] == 2
+        assert second.memory() == first.memory() == (MIB, 8 * MIB)
+        with tenant.client() as third:
+            assert third.memory() == (8 * MIB, 8 * MIB)

@@ -25,6 +25,8 @@
  *   - Without OPENFLEET_VGPU and a quota file every hook is the driver's function and nothing else.
  *   - Nothing happens when the library is loaded. It starts no thread, handles no signal, registers
  *     no atexit or atfork handler, keeps no descriptor open, changes no environment, and prints nothing.
+ *     (A second after its first call it loads NVML into a process that uses CUDA, and what NVML opens
+ *     stays open.)
  *   - It never ends the process and never waits for anything but a lock that is held for microseconds.
  *   - A process may be killed at any instruction. What others then find is put right by the next of
  *     them that needs it (region.h says how).
@@ -138,6 +140,7 @@ struct state {
 
 	struct mutex memory;			/* held with the region's lock */
 	struct region *region;			/* NULL: not opened yet */
+	uint64_t region_device, region_inode;	/* of the file that is mapped */
 	bool region_is_private;			/* there is no shared one: each process has the quota for itself */
 	int slot;				/* in region->slots */
 	uint32_t nonce;				/* tells this process from others that had the slot */

@@ -10,6 +10,7 @@
 #include <linux/futex.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -25,13 +26,22 @@ static uint32_t word_of(uint32_t slot, uint32_t nonce)
 	return (nonce & NONCE_MASK) << SLOT_BITS | (slot + 1);
 }
 
+/* The file that is mapped, or -1: it is gone, or another has its name (the tenant was removed and made
+ * anew while this process ran). Locks in that one say nothing of the slots here. */
 static int open_region(const struct state *state)
 {
 	char path[512];
+	struct stat status;
 	if (state->region_is_private
 	    || !vgpu_path(path, sizeof path, "/run/openfleet-gpu/vgpu/tenants/%s/region.%d", state->name, REGION_VERSION))
 		return -1;
-	return vgpu_reopen(path);
+	int descriptor = vgpu_reopen(path);
+	if (descriptor >= 0 && (file_status(descriptor, "", &status) != 0 || status.st_dev != state->region_device
+	                        || status.st_ino != state->region_inode)) {
+		close(descriptor);
+		return -1;
+	}
+	return descriptor;
 }
 
 static bool slot_is_dead(const struct state *state, int descriptor, uint32_t slot)
@@ -50,7 +60,7 @@ static bool holder_is_dead(const struct state *state, uint32_t word, int waits)
 	if ((atomic_load(&state->region->slots[slot].nonce) & NONCE_MASK) != nonce)
 		return true;
 	int descriptor = open_region(state);
-	/* Behind a chroot the file has no name. Nobody alive holds the lock for seconds. */
+	/* The file has no name here (any more, or behind a chroot). Nobody alive holds the lock for seconds. */
 	if (descriptor < 0)
 		return waits > BLIND_WAITS;
 	bool dead = slot_is_dead(state, descriptor, slot);
@@ -219,6 +229,10 @@ static bool open_shared_region(struct state *state)
 		return false;
 	}
 	const char *wrong = NULL;
+	struct stat status = { 0 };
+	file_status(descriptor, "", &status);
+	state->region_device = status.st_dev;
+	state->region_inode = status.st_ino;
 	state->region = region;
 	if (!has_head(region, descriptor))
 		wrong = "it is no region of this version; remove it when no process of the tenant runs";

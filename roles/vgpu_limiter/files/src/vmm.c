@@ -34,9 +34,13 @@ static bool add_handle(struct state *state, CUmemGenericAllocationHandle handle,
 	struct entry *known = block ? table_add(&state->tables[T_HANDLE], handle) : NULL;
 	if (!known)
 		return false;
-	/* A handle that is given out again means what it means now. */
-	if (known->with != id)
+	/* A handle that is given out again means what it means now; the one of before is gone. */
+	if (known->with != id) {
+		struct entry *before = find_block(state, known->with);
+		if (before)
+			before->count -= known->count;
 		known->count = 0;
+	}
 	known->with = id;
 	known->count++;
 	block->count++;
