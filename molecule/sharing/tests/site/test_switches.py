@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 
 QUARTERS = {"clients": 4, "active_thread_percentage": 25}
+TENANTS = [{"name": "notebook-%s" % name, "memory": "8GiB", "sm_percent": 30} for name in "ab"]
 #: The entry of each technique, and what the GPU and its daemons then are.
 TECHNIQUES = {
     "exclusive": ({"sharing": "exclusive"}, ("Exclusive_Process", [], "Default", {})),
@@ -26,6 +27,10 @@ TECHNIQUES = {
     "mps in mig": (
         {"sharing": "mig", "mig": [{"profile": "3g.40gb", "mps": dict(QUARTERS, name="part")}, {"profile": "2g.20gb"}]},
         (None, ["2g.20gb", "3g.40gb"], "Default", {"part": "3g.40gb"}),
+    ),
+    "tenants of mps": (
+        {"sharing": "vgpu", "vgpu": {"provider": "mps", "tenants": TENANTS}},
+        ("Default", [], "Default", {"vgpu-UUID": None}),
     ),
 }
 
@@ -58,7 +63,13 @@ def check(host, name):
     assert gpu["mig"] == (mode is None)
     # The other GPU's daemon goes on meanwhile.
     running = {d: seen.devices for d, seen in host.daemons().items() if d != "small"}
-    assert running == {d: [host.device(1, profile)] for d, profile in daemons.items()}
+    named = {d.replace("UUID", host.device(1)[len("GPU-") :]): profile for d, profile in daemons.items()}
+    assert running == {d: [host.device(1, profile)] for d, profile in named.items()}
+    tenants = sorted(tenant["name"] for tenant in entry(name).get("vgpu", {}).get("tenants", []))
+    there = host.ask("ls /etc/openfleet-gpu/vgpu /run/openfleet-gpu/vgpu/tenants /etc/cdi 2>/dev/null || true")
+    assert sorted(set(there.split()).intersection(tenant["name"] for tenant in TENANTS)) == tenants
+    devices = [word for word in there.split() if word.startswith("openfleet-vgpu-")]
+    assert devices == ["openfleet-vgpu-%s.json" % tenant for tenant in tenants]
 
 
 def test_every_switch_takes_one_run(hopper):
