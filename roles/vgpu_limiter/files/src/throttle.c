@@ -20,6 +20,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -42,7 +43,8 @@ enum { CONTEXTS = 8 };	/* of a process on one GPU that are measured */
 struct throttle_gpu {
 	struct turnstile *turnstile;	/* NULL: there is none, each process is held back by itself */
 	struct turnstile *mine;		/* the shared one, or one of this process alone */
-	char path[160];
+	char path[512];
+	uint64_t device, inode;		/* of the file that is mapped */
 	int seat;
 	unsigned process;
 	bool spent;			/* ran out of credit and waits for some */
@@ -96,6 +98,10 @@ static struct turnstile *open_turnstile(struct throttle_gpu *g, const char *uuid
 	struct turnstile *t = vgpu_open_shared(g->path, sizeof *t, &descriptor);
 	if (!t)
 		return NULL;
+	struct stat status = { 0 };
+	file_status(descriptor, "", &status);
+	g->device = status.st_dev;
+	g->inode = status.st_ino;
 	if (turnstile_adopt(t))
 		g->process = take_number(t, descriptor);
 	close(descriptor);
@@ -246,6 +252,19 @@ static int64_t turn_ends(struct throttle_gpu *g, int64_t now, bool idle, int64_t
 	return POLL_NS;
 }
 
+/* False where it cannot be told: the file has another's name by now, or none. The lease ends anyway. */
+static bool is_dead(const struct throttle_gpu *g, unsigned holder)
+{
+	struct stat status;
+	int descriptor = vgpu_reopen(g->path);
+	if (descriptor < 0)
+		return false;
+	bool dead = file_status(descriptor, "", &status) == 0 && status.st_dev == g->device && status.st_ino == g->inode
+		&& !vgpu_byte_is_taken(descriptor, TURNSTILE_LOCKS + holder);
+	close(descriptor);
+	return dead;
+}
+
 static int64_t wait_for_turn(struct throttle_gpu *g, int64_t now, int64_t until)
 {
 	struct turnstile *t = g->mine;
@@ -255,12 +274,9 @@ static int64_t wait_for_turn(struct throttle_gpu *g, int64_t now, int64_t until)
 	if (now < g->not_before)
 		return POLL_NS;
 	if (holder && now >= g->liveness_ns) {
-		int descriptor = vgpu_reopen(g->path);
 		g->liveness_ns = now + LIVENESS_NS;
-		if (descriptor >= 0 && !vgpu_byte_is_taken(descriptor, TURNSTILE_LOCKS + holder))
+		if (is_dead(g, holder))
 			dead = holder;
-		if (descriptor >= 0)
-			close(descriptor);
 	}
 	if (holder && !dead)
 		return POLL_NS;
