@@ -107,7 +107,7 @@ def test_kill_storm(tenant: Tenant, seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sequence", "step"), [("linear", 5), ("first", 499), ("pool", 29), ("physical", 23), ("refused", 5)]
+    ("sequence", "step"), [("linear", 5), ("first", 4999), ("pool", 29), ("physical", 23), ("refused", 5)]
 )
 def test_killed_at_any_instruction(tenant: Tenant, sequence: str, step: int) -> None:
     """In steps of so many instructions, from another one on in each run of a day: all of them in time."""
