@@ -20,17 +20,12 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "busy.h"
-#include "turnstile.h"
+#include "seat.h"
 
 static_assert((int)THROTTLE_GPUS == (int)QUOTA_GPUS, "throttle_state has a place for each GPU of a quota");
-static_assert((int)TURNSTILE_TENANT == (int)TENANT_NAME, "a seat has room for the name");
-
-enum { CONTEXTS = 8 };	/* of a process on one GPU that are measured */
 
 #define IN_FLIGHT_NS (4 * NS_PER_MS)		/* work that is on its way at most, unless one launch is more */
 #define IN_FLIGHT_BORROWED_NS (2 * NS_PER_MS)	/* of a borrower, which somebody with credit may be waiting for */
@@ -40,31 +35,6 @@ enum { CONTEXTS = 8 };	/* of a process on one GPU that are measured */
 #define NAP_NS (50 * NS_PER_MS)			/* the longest sleep: the quota may change meanwhile */
 #define LIVENESS_NS (10 * NS_PER_MS)		/* how often a waiter asks whether the holder lives */
 
-struct throttle_gpu {
-	struct turnstile *turnstile;	/* NULL: there is none, each process is held back by itself */
-	struct turnstile *mine;		/* the shared one, or one of this process alone */
-	char path[512];
-	uint64_t device, inode;		/* of the file that is mapped */
-	int seat;
-	unsigned process;
-	bool spent;			/* ran out of credit and waits for some */
-	bool ending;			/* its turn is over as soon as its work is done */
-	bool alone;			/* nobody else wants the GPU, as of looked_ns */
-	int64_t looked_ns;		/* at the other seats */
-	int64_t progress_ns;		/* when some of its work was last known to be done, or there was none */
-	int64_t not_before;		/* leaves its turn to others until then */
-	int64_t liveness_ns;		/* next time to ask */
-	int sleepers;
-	struct busy *contexts[CONTEXTS];
-};
-
-static int64_t now_ns(void)
-{
-	struct timespec now;
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return now.tv_sec * NS_PER_SECOND + now.tv_nsec;
-}
-
 static void raise_to(_Atomic int64_t *word, int64_t value)
 {
 	if (atomic_load_explicit(word, memory_order_relaxed) < value)
@@ -72,81 +42,6 @@ static void raise_to(_Atomic int64_t *word, int64_t value)
 }
 
 static struct mutex *lock_of(struct state *state) { return (struct mutex *)&state->throttle.lock; }
-
-/* --- taking a place at a GPU's turnstile --- */
-
-/* A number for this process, whose byte stays locked as long as the mapping is there. */
-static unsigned take_number(struct turnstile *t, int descriptor)
-{
-	/* Begin at a place of one's own, so that hundreds of processes that start at once need not try the same. */
-	unsigned first = (unsigned)getpid();
-	for (unsigned i = 0; i < TURNSTILE_PROCESSES; i++) {
-		unsigned process = (first + i) % TURNSTILE_PROCESSES;
-		if (process == 0 || !vgpu_take_byte(descriptor, TURNSTILE_LOCKS + process))
-			continue;
-		turnstile_give(t, process);	/* what a dead process of this number may have left */
-		return process;
-	}
-	return 0;
-}
-
-static struct turnstile *open_turnstile(struct throttle_gpu *g, const char *uuid)
-{
-	int descriptor;
-	if (!vgpu_path(g->path, sizeof g->path, "/run/openfleet-gpu/vgpu/gpus/%s.1", uuid))
-		return NULL;
-	struct turnstile *t = vgpu_open_shared(g->path, sizeof *t, &descriptor);
-	if (!t)
-		return NULL;
-	struct stat status = { 0 };
-	file_status(descriptor, "", &status);
-	g->device = status.st_dev;
-	g->inode = status.st_ino;
-	if (turnstile_adopt(t))
-		g->process = take_number(t, descriptor);
-	close(descriptor);
-	return g->process ? t : NULL;
-}
-
-static void sit_down(struct throttle_gpu *g, const struct quota *quota, const struct quota_gpu *gpu)
-{
-	struct seat *seat = &g->mine->seats[gpu->seat];
-	int64_t now = now_ns();
-	g->seat = gpu->seat;
-	if (strncmp(seat->tenant, quota->tenant, sizeof seat->tenant) != 0) {	/* somebody else's, once */
-		atomic_store(&seat->paid_until, now);
-		atomic_store(&seat->active_until, 0);
-		atomic_store(&seat->waiting_until, 0);
-		atomic_store(&seat->used_ns, 0);
-		atomic_store(&seat->throttled_ns, 0);
-		memcpy(seat->tenant, quota->tenant, sizeof seat->tenant);
-	}
-	/* A time that no charge can have made: the file is from before the clock began anew, or was tampered with. */
-	if (atomic_load(&seat->paid_until) > now + DEBT_MAX_NS)
-		atomic_store(&seat->paid_until, now);
-	atomic_store(&seat->percent, (uint32_t)gpu->sm_percent);
-	atomic_store(&seat->policy, (uint32_t)quota->policy);
-	atomic_store(&seat->priority, quota->priority);
-	atomic_store(&g->mine->seat_of[g->process], (uint8_t)(gpu->seat + 1));
-	g->spent = false;
-}
-
-static struct throttle_gpu *start(const struct quota *quota, const struct quota_gpu *gpu)
-{
-	struct throttle_gpu *g = calloc(1, sizeof *g);
-	if (!g)
-		return NULL;
-	g->turnstile = g->mine = open_turnstile(g, gpu->name);
-	if (!g->mine) {
-		vgpu_log(LOG_WARNING, "%s: cannot be used, so each process of %s gets the whole share of %d percent; gpu_layout makes it",
-			 g->path, quota->tenant, gpu->sm_percent);
-		g->mine = calloc(1, sizeof *g->mine);
-		g->process = 1;
-	}
-	if (g->mine)
-		sit_down(g, quota, gpu);
-	return g;
-}
 
 /* With the lock held: what the quota says now. */
 static void follow(struct state *state, const struct quota *quota)
@@ -162,7 +57,7 @@ static void follow(struct state *state, const struct quota *quota)
 			if (before[j] && memcmp(&quota->gpus[i].uuid, &t->quota->gpus[j].uuid, sizeof(CUuuid)) == 0)
 				t->gpus[i] = before[j];
 		if (t->gpus[i] && t->gpus[i]->mine)
-			sit_down(t->gpus[i], quota, &quota->gpus[i]);
+			seat_take(t->gpus[i], quota, &quota->gpus[i]);
 		off = off && quota->gpus[i].sm_percent >= 100;
 	}
 	t->quota = quota;
@@ -252,19 +147,6 @@ static int64_t turn_ends(struct throttle_gpu *g, int64_t now, bool idle, int64_t
 	return POLL_NS;
 }
 
-/* False where it cannot be told: the file has another's name by now, or none. The lease ends anyway. */
-static bool is_dead(const struct throttle_gpu *g, unsigned holder)
-{
-	struct stat status;
-	int descriptor = vgpu_reopen(g->path);
-	if (descriptor < 0)
-		return false;
-	bool dead = file_status(descriptor, "", &status) == 0 && status.st_dev == g->device && status.st_ino == g->inode
-		&& !vgpu_byte_is_taken(descriptor, TURNSTILE_LOCKS + holder);
-	close(descriptor);
-	return dead;
-}
-
 static int64_t wait_for_turn(struct throttle_gpu *g, int64_t now, int64_t until)
 {
 	struct turnstile *t = g->mine;
@@ -275,7 +157,7 @@ static int64_t wait_for_turn(struct throttle_gpu *g, int64_t now, int64_t until)
 		return POLL_NS;
 	if (holder && now >= g->liveness_ns) {
 		g->liveness_ns = now + LIVENESS_NS;
-		if (is_dead(g, holder))
+		if (seat_holder_is_dead(g, holder))
 			dead = holder;
 	}
 	if (holder && !dead)
@@ -356,7 +238,7 @@ static struct launch *admit(struct state *state, const void *function)
 			return NULL;
 		struct throttle_gpu *g = state->throttle.gpus[i];
 		if (!g)
-			g = state->throttle.gpus[i] = start(quota, &quota->gpus[i]);
+			g = state->throttle.gpus[i] = seat_start(quota, &quota->gpus[i]);
 		struct busy *b = g && g->mine ? context_of(g) : NULL;
 		if (!b)
 			return NULL;
