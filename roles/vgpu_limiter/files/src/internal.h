@@ -19,6 +19,8 @@
  *   memory.c arrays.c pools.c vmm.c graphs.c   the hooks that allocate and free
  *   report.c nvml.c                    the hooks that tell free and total; what NVML says of us
  *   launch.c throttle.c turnstile.c    the hooks that launch, and the share of the SMs
+ *   seat.c busy.c cover.c              a place at the turnstile; how long the GPU worked for us
+ *   vgpu-top.c top_read.c              a program of its own, which shows it all
  *   log.c
  *
  * Rules that hold everywhere:
