@@ -1,10 +1,10 @@
 /* Copyright: (c) openfleet.gpu contributors
  * SPDX-License-Identifier: Apache-2.0
  *
- * Kills a process of the tenant at each instruction of a sequence of calls in turn, and looks after each kill whether
+ * Kills processes of the tenant after ever more instructions of a sequence of calls, and looks after each kill whether
  * the tenant has its whole quota again, to the byte.
  *
- *   any_instruction QUOTA FIRST STEP SEQUENCE     prints `kills N`, or `lost after N instructions: ...`
+ *   any_instruction QUOTA SEED KILLS SEQUENCE     prints `kills N of M instructions`, or `lost after N instructions: ...`
  *
  * A victim (this program again) stops before the sequence; its parent lets it go on instruction by instruction (ptrace).
  */
@@ -79,8 +79,8 @@ static int victim(const char *name)
     _exit(0);
 }
 
-/* 1: killed after so many instructions, 0: the sequence was over before, -1: no ptrace here. */
-static int kill_after(const char *self, const char *name, long instructions)
+/* After how many instructions it was killed, or it ended; -1: no ptrace here. */
+static long kill_after(const char *self, const char *name, long instructions)
 {
     int status;
     pid_t child = fork();
@@ -94,11 +94,11 @@ static int kill_after(const char *self, const char *name, long instructions)
         if (ptrace(PTRACE_SINGLESTEP, child, NULL, NULL))
             return -1;
         if (waitpid(child, &status, 0) != child || WIFEXITED(status) || WIFSIGNALED(status))
-            return 0;
+            return i;
     }
     kill(child, SIGKILL);
     waitpid(child, &status, 0);
-    return 1;
+    return instructions;
 }
 
 int main(int argc, char **argv)
@@ -108,27 +108,27 @@ int main(int argc, char **argv)
     if (argc != 5 || start())
         return 3;
     size_t quota = strtoull(argv[1], NULL, 0);
-    long step = atol(argv[3]), kills = 0;
+    long seed = atol(argv[2]), kills = atol(argv[3]);
     any *allocate = get("cuMemAlloc_v2"), *release = get("cuMemFree_v2");
-    for (long instructions = atol(argv[2]);; instructions += step) {
+    /* Once to its end, which tells how long it is. */
+    long length = kill_after("/proc/self/exe", argv[4], 1L << 40);
+    if (length < 0) {
+        printf("no ptrace: %s\n", strerror(errno));
+        return 0;
+    }
+    for (long i = 0; i < kills; i++) {
         uint64_t address;
-        int killed = kill_after("/proc/self/exe", argv[4], instructions);
-        if (killed < 0) {
-            printf("no ptrace: %s\n", strerror(errno));
-            return 0;
-        }
+        long instructions = i * length / kills + seed % (length / kills + 1);
+        kill_after("/proc/self/exe", argv[4], instructions);
         int all = allocate(&address, quota);
         if (!all)
             release(address);
         int more = allocate(&address, quota + 1);
         if (all || more != 2) {
-            printf("lost after %ld instructions: the quota %d, one byte more %d\n", instructions, all, more);
+            printf("lost after %ld of %ld instructions: the quota %d, one byte more %d\n", instructions, length, all, more);
             return 1;
         }
-        kills += killed;
-        if (!killed)
-            break;
     }
-    printf("kills %ld\n", kills);
+    printf("kills %ld of %ld instructions\n", kills, length);
     return 0;
 }
