@@ -42,7 +42,7 @@ class GpuInstance:
 
 @dataclass
 class Gpu:
-    """A GPU: `mig_mode`, `compute_mode` and `time_slice` in nvidia-smi's words, instances by their id."""
+    """A GPU: `mig_mode`, `compute_mode` and `time_slice` in nvidia-smi's words, instances by their id, memory in MiB."""
 
     index: int
     name: str
@@ -55,6 +55,7 @@ class Gpu:
     instances: dict[int, GpuInstance] = field(default_factory=dict)
     #: None where it has none.
     time_slice: str | None = None
+    memory: int = 0
 
 
 class NvidiaSmiError(Exception):
@@ -82,6 +83,7 @@ def read_gpus(run: Run) -> list[Gpu]:
             compute_mode=element.findtext("compute_mode", ""),
             mig_device_uuids=[uuid for _, uuid in devices[index].values()],
             instances=_instances(element, devices[index]),
+            memory=int(element.findtext("fb_memory_usage/total", "0 MiB").split()[0]),
         )
         for index, element in enumerate(ElementTree.fromstring(_ask(run, "-q -x")).findall("gpu"))
     ]

@@ -5,14 +5,15 @@
 
 usage: verify_layout.py [HOST...]     all hosts of inventories/simulated if none is named; status 1 if one differs
 
-Written apart from the collection, on purpose: it shares no code with what it checks. It knows the parts of gpu_layout
-that are applied so far (all but sharing: vgpu).
+Written apart from the collection, on purpose: it shares no code with what it checks. A tenant's quota is what nvidia-smi
+says the card's size is when it is run as the tenant.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -31,7 +32,9 @@ COMPUTE_MODE = {
     "mps": "Exclusive_Process",
     "shared": "Default",
     "time_slicing": "Default",
+    "vgpu": "Default",
 }
+MIB_IN = {"MiB": 1, "GiB": 1024}
 
 
 def selects(selector, gpu: Gpu) -> bool:
@@ -111,6 +114,42 @@ def differences_of_daemons(variables: dict, gpus: list[Gpu], daemons: dict[str, 
     return found
 
 
+def read_tenants(run: Run, variables: dict) -> dict[str, dict[str, int] | str]:
+    """For each tenant that the variables ask for, MiB by UUID as a process of it sees its GPUs; or what went wrong."""
+    found = {}
+    for name in wanted_tenants(variables):
+        status, told = run(f"vgpu-run {name} nvidia-smi --query-gpu=uuid,memory.total --format=csv,noheader,nounits")
+        lines = [line.split(", ") for line in told.splitlines()]
+        found[name] = told.strip() if status else {uuid: int(mib) for uuid, mib in lines}
+    return found
+
+
+def wanted_tenants(variables: dict) -> dict[str, tuple[dict, dict]]:
+    """(entry, tenant) by the tenant's name."""
+    entries = [entry for entry in variables["gpu_layout"] if "vgpu" in entry]
+    return {tenant["name"]: (entry, tenant) for entry in entries for tenant in entry["vgpu"]["tenants"]}
+
+
+def differences_of_tenants(variables: dict, gpus: list[Gpu], tenants: dict[str, dict[str, int] | str]) -> list[str]:
+    """What of the tenants is not as the variables ask: each has its quota on so many GPUs of its entry, and nothing elsewhere."""
+    cards = {gpu.uuid: gpu.memory for gpu in gpus}
+    found = []
+    for name, (entry, tenant) in wanted_tenants(variables).items():
+        seen = tenants[name]
+        if isinstance(seen, str):
+            found.append(f"the tenant {name}: {seen}")
+            continue
+        number, unit = re.fullmatch(r"(\d+)(MiB|GiB)", tenant["memory"]).groups()
+        quota = int(number) * MIB_IN[unit]
+        own = {gpu.uuid for gpu in gpus if any(selects(selector, gpu) for selector in _as_list(entry["gpus"]))}
+        held = {uuid for uuid, mib in seen.items() if mib != cards[uuid]}
+        if not held <= own or [seen[uuid] for uuid in held] != [quota] * tenant.get("gpus", 1):
+            found.append(
+                f"the tenant {name} sees {seen} MiB, asked for {quota} on {tenant.get('gpus', 1)} of {sorted(own)}"
+            )
+    return found
+
+
 def _as_list(selectors) -> list:
     return selectors if isinstance(selectors, list) else [selectors]
 
@@ -138,9 +177,11 @@ def main(names: list[str]) -> int:
         variables = yaml.safe_load((INVENTORY / "host_vars" / f"{name}.yml").read_text())
         try:
             gpus, daemons = read_gpus(podman_run(name)), read_daemons(podman_run(name))
+            tenants = read_tenants(podman_run(name), variables)
             found = differences(variables, gpus) + differences_of_daemons(variables, gpus, daemons)
+            found += differences_of_tenants(variables, gpus, tenants)
         except (NvidiaSmiError, DaemonError) as error:
-            gpus, daemons, found = [], {}, [str(error)]
+            gpus, daemons, tenants, found = [], {}, {}, [str(error)]
         if found:
             status = 1
             print(f"{name}: NOT as asked", *found, sep="\n  ")
@@ -148,6 +189,7 @@ def main(names: list[str]) -> int:
             instances = sum(len(gpu.instances) for gpu in gpus)
             parts = f"{len(gpus)} GPUs with {instances} GPU instances"
             parts += f" and {len(daemons)} MPS daemons" if daemons else ""
+            parts += f" and {len(tenants)} tenants" if tenants else ""
             print(f"{name}: {parts}, exactly as asked")
     return status
 

@@ -6,8 +6,9 @@ import pytest
 from lab_fixtures import host_vars, lab_host
 from mps_answers import read_daemons
 from nvidia_smi import read_gpus
+from verify_layout import read_tenants
 
-__all__ = ["daemons_of", "gpus_of", "host_vars", "lab_host"]
+__all__ = ["daemons_of", "gpus_of", "host_vars", "lab_host", "tenants_of"]
 
 
 @pytest.fixture(scope="session")
@@ -21,6 +22,12 @@ def gpus_of(lab_host):
 def daemons_of(lab_host):
     """A function from the name of a lab host to the MPS daemons that run there now."""
     return lambda host_name: read_daemons(_run_on(lab_host(host_name)))
+
+
+@pytest.fixture(scope="session")
+def tenants_of(lab_host, host_vars):
+    """A function from the name of a lab host to what its tenants see now."""
+    return lambda host_name: read_tenants(_run_on(lab_host(host_name)), host_vars(host_name))
 
 
 def _run_on(host):

@@ -5,16 +5,17 @@
 from __future__ import annotations
 
 import pytest
-from verify_layout import differences, differences_of_daemons
+from verify_layout import differences, differences_of_daemons, differences_of_tenants
 
 HOSTS = ["h100", "a100", "pro6000", "l40s"]
 
 
 @pytest.mark.parametrize("name", HOSTS)
-def test_every_gpu_is_as_asked(gpus_of, daemons_of, host_vars, name):
+def test_every_gpu_is_as_asked(gpus_of, daemons_of, tenants_of, host_vars, name):
     gpus = gpus_of(name)
     assert differences(host_vars(name), gpus) == []
     assert differences_of_daemons(host_vars(name), gpus, daemons_of(name)) == []
+    assert differences_of_tenants(host_vars(name), gpus, tenants_of(name)) == []
 
 
 def test_a_pinned_instance_stands_where_it_was_pinned(gpus_of):
