@@ -47,7 +47,7 @@ def run_make(folder: Path, build: Path, *variables: str, stamp: str = ".made") -
         fcntl.flock(lock, fcntl.LOCK_EX)
         if (build / stamp).exists():
             return
-        command = ["make", "-s", "-j2", "-C", str(folder), f"BUILD={build}", *variables]
+        command = ["make", "-s", "-j2", "-C", str(folder), f"BUILD={build}", "WERROR=-Werror", *variables]
         done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)
         assert done.returncode == 0, f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}"
         (build / stamp).touch()
