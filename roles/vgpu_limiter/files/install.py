@@ -47,6 +47,10 @@ RUN, TOP = "usr/bin/vgpu-run", "usr/bin/vgpu-top"
 SELINUX = DIRECTORY + "/openfleet-vgpu.cil"
 APPARMOR = "etc/apparmor.d/abstractions/openfleet-vgpu"
 UNITS = "etc/systemd/system"
+#: There where systemd runs the host (sd_booted(3)).
+SYSTEMD = "run/systemd/system"
+#: There as long as systemd has not read drop-ins that changed. A boot, which removes it, reads them.
+UNREAD = "run/openfleet-gpu/vgpu-drop-ins-changed"
 DROP_IN, TENANTS_DROP_IN = "50-openfleet-vgpu.conf", "51-openfleet-vgpu-tenant.conf"
 TENANTS = "etc/openfleet-gpu/vgpu"
 REGIONS = "run/openfleet-gpu/vgpu"
@@ -123,6 +127,18 @@ def run(command: list[str], **more) -> str:
     if done.returncode:
         sys.exit("%s failed with status %d:\n%s" % (" ".join(command), done.returncode, output))
     return output
+
+
+def check(target: Installation, bundle: dict) -> None:
+    """Refuses what could not be brought about, before anything changes."""
+    for unit, tenant in sorted(bundle["services"].items()):
+        if not UNIT_NAME.match(unit) or not TENANT_NAME.match(tenant):
+            sys.exit(
+                "vgpu_limiter_services: %s: %s: it names a unit as notebook.service and a tenant of gpu_layout"
+                % (unit, tenant)
+            )
+    if lacks_module(target, bundle) and not shutil.which("semodule"):
+        sys.exit("SELinux is on, and there is no semodule to label the limiter's files: install policycoreutils")
 
 
 def install(target: Installation, bundle: dict, built: dict[str, bytes]) -> None:
@@ -254,15 +270,33 @@ def mapped(names: list[str]) -> set[str]:
 
 
 def install_services(target: Installation, services: dict[str, str]) -> None:
-    """Drop-ins that make units run as tenants. A unit whose tenant is gone does not start, rather than without a quota."""
+    """Drop-ins, which systemd then reads: a service of which it has not read them would start without a quota.
+
+    Where an earlier run was cut off between the two, the files are as they should be, and only the mark tells.
+    """
+    if not target.path(SYSTEMD).is_dir():
+        write_drop_ins(target, services)  # systemd reads them when it comes
+        return
+    foreseen = Installation(target.root, check=True)
+    write_drop_ins(foreseen, services)
+    mark = target.path(UNREAD)
+    if not foreseen.done and not mark.exists():
+        return
+    if not target.check:
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+    write_drop_ins(target, services)
+    target.done.append("reload systemd")
+    if not target.check:
+        run(["systemctl", "daemon-reload"])
+        mark.unlink()
+        target.prune(str(Path(UNREAD).parent))
+
+
+def write_drop_ins(target: Installation, services: dict[str, str]) -> None:
+    """They make units run as tenants. A unit whose tenant is gone does not start, rather than without a quota."""
     wanted = set()
-    before = len(target.done)
     for unit, tenant in sorted(services.items()):
-        if not UNIT_NAME.match(unit) or not TENANT_NAME.match(tenant):
-            sys.exit(
-                "vgpu_limiter_services: %s: %s: it names a unit as notebook.service and a tenant of gpu_layout"
-                % (unit, tenant)
-            )
         folder = "%s/%s.d" % (UNITS, unit)
         wanted.add(folder)
         text = (
@@ -278,38 +312,38 @@ def install_services(target: Installation, services: dict[str, str]) -> None:
             removed = [target.remove("%s/%s" % (folder, name)) for name in (DROP_IN, TENANTS_DROP_IN)]
             if any(removed):
                 target.prune(folder)
-    if len(target.done) > before and not target.check and target.root == Path("/"):
-        run(["systemctl", "daemon-reload"])
 
 
 # --- labels for confined containers and services ------------------------------------------------
 
 
+def lacks_module(target: Installation, bundle: dict) -> bool:
+    """Where SELinux is off, nothing is lacking."""
+    given = target.path(SELINUX)
+    return target.path("sys/fs/selinux/enforce").exists() and not (
+        given.is_file() and given.read_bytes() == bundle["selinux"].encode()
+    )
+
+
 def install_labels(target: Installation, bundle: dict) -> None:
-    """The mode of SELinux is never touched; where it is off, nothing is done."""
-    if target.path("sys/fs/selinux/enforce").exists():
-        given = target.path(SELINUX)
+    """The mode of SELinux is never touched."""
+    if lacks_module(target, bundle):
         module = bundle["selinux"].encode()
-        if not given.is_file() or given.read_bytes() != module:
-            if not shutil.which("semodule"):
-                sys.exit(
-                    "SELinux is on, and there is no semodule to label the limiter's files: install policycoreutils"
-                )
-            if not target.check:
-                with tempfile.TemporaryDirectory(prefix="openfleet-vgpu-") as directory:
-                    file = Path(directory) / given.name
-                    file.write_bytes(module)
-                    run(["semodule", "--install", str(file)])
-            # After it, so that what is interrupted in between is done again.
-            target.write(SELINUX, module)
+        if not target.check:
+            with tempfile.TemporaryDirectory(prefix="openfleet-vgpu-") as directory:
+                file = Path(directory) / Path(SELINUX).name
+                file.write_bytes(module)
+                run(["semodule", "--install", str(file)])
             relabel(target)
+        # Last, so that what fails or is interrupted before it is done again.
+        target.write(SELINUX, module)
     if target.path(APPARMOR).parent.is_dir():
         target.write(APPARMOR, bundle["apparmor"].encode())
 
 
 def relabel(target: Installation) -> None:
     there = [str(target.path(p)) for p in (DIRECTORY, TENANTS, REGIONS) if target.path(p).exists()]
-    if not target.check and there and shutil.which("restorecon"):
+    if there and shutil.which("restorecon"):
         run(["restorecon", "-R", *there])
 
 
@@ -355,6 +389,7 @@ def main() -> int:
     if bundle["state"] == "absent":
         uninstall(target)
     else:
+        check(target, bundle)
         built = {name: content_of(name, given) for name, given in bundle["built"].items()}
         if not built and not is_installed(target, version_of(bundle, built)):
             missing = [program for program in BUILD_PROGRAMS if not shutil.which(program)]

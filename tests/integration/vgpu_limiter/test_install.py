@@ -257,7 +257,64 @@ def test_units_become_tenants_and_are_let_go(host):
 
 @pytest.mark.parametrize("services", [{"../a.service": "a"}, {"a": "a"}, {"a.service": "../b"}, {"a.service": ".."}])
 def test_names_of_units_and_tenants_are_names(host, services):
-    assert "vgpu_limiter_services" in host.refused(host.bundle(services=services))
+    assert "vgpu_limiter_services" in host.refused(host.bundle(services=dict(services, **{"0.service": "a"})))
+    # What comes first in the alphabet was not written either, nor was the library.
+    assert not host.root.exists()
+
+
+@pytest.fixture
+def booted(host: Host, tmp_path) -> Path:
+    """A host that systemd runs, with a stand-in for systemctl. Returns what it was called with; it fails where `broken` is."""
+    (host.root / "run/systemd/system").mkdir(parents=True)
+    calls, programs = tmp_path / "calls", tmp_path / "programs"
+    programs.mkdir()
+    calls.write_text("")
+    program = programs / "systemctl"
+    program.write_text(f'#!/bin/sh\necho "$*" >>{calls}\n! [ -e {tmp_path}/broken ]\n')
+    program.chmod(0o755)
+    host.environment["PATH"] = f"{programs}:{os.environ['PATH']}"
+    return calls
+
+
+def test_systemd_reads_drop_ins_when_they_change_and_only_then(host, booted):
+    host.installed(host.bundle())
+    assert booted.read_text() == ""
+    named = host.bundle(services={"a.service": "a"})
+    assert host.installed(named, "--check")["changed"] and booted.read_text() == ""
+    host.installed(named)
+    assert host.installed(named) == NOTHING
+    assert booted.read_text().splitlines() == ["daemon-reload"]
+    host.installed(host.bundle(state="absent"))
+    assert booted.read_text().splitlines() == ["daemon-reload"] * 2
+    assert host.files() == set()
+
+
+@pytest.mark.parametrize("then", ["present", "absent"])
+def test_a_reload_that_failed_is_done_by_the_next_run(host, booted, tmp_path, then):
+    """The drop-ins are as they should be by then, and the service would start without a quota."""
+    host.installed(host.bundle(services={"a.service": "a"}))
+    wanted = host.bundle(services={"a.service": "b"} if then == "present" else {}, state=then)
+    (tmp_path / "broken").touch()
+    assert "daemon-reload" in host.refused(wanted)
+    (tmp_path / "broken").unlink()
+    booted.write_text("")
+    assert "reload systemd" in host.installed(wanted, "--check")["done"] and booted.read_text() == ""
+    assert "reload systemd" in host.installed(wanted)["done"]
+    assert booted.read_text().splitlines() == ["daemon-reload"]
+    assert host.installed(wanted) == NOTHING
+
+
+def test_a_run_that_is_cut_off_between_drop_ins_is_completed(host, booted):
+    services = {"a.service": "a", "b.service": "b"}
+    # The second one cannot be written: a file is where its directory should be.
+    units = host.root / "etc/systemd/system"
+    units.mkdir(parents=True)
+    (units / "b.service.d").write_text("")
+    assert host.run(host.bundle(services=services)).returncode == 1
+    assert (units / "a.service.d").is_dir() and booted.read_text() == ""
+    (units / "b.service.d").unlink()
+    host.installed(host.bundle(services={"a.service": "a"}))
+    assert booted.read_text().splitlines() == ["daemon-reload"]
 
 
 # --- labels -------------------------------------------------------------------------------------
@@ -308,7 +365,20 @@ def test_a_module_that_somebody_took_away_is_no_hindrance(host, labelled, tmp_pa
 
 def test_selinux_without_its_tool_is_told(host, labelled, tmp_path):
     host.environment["PATH"] = "/nowhere"
+    before = host.files()
     assert "install policycoreutils" in host.refused(host.bundle(source={}, built=built(tmp_path, "theirs")))
+    assert host.files() == before
+
+
+def test_labels_that_could_not_be_given_are_given_by_the_next_run(host, labelled, tmp_path):
+    restorecon = tmp_path / "programs" / "restorecon"
+    works = restorecon.read_text()
+    restorecon.write_text("#!/bin/sh\nexit 1\n")
+    assert "restorecon" in host.refused(host.bundle())
+    restorecon.write_text(works)
+    labelled.unlink()
+    host.installed(host.bundle())
+    assert "restorecon -R" in labelled.read_text()
 
 
 def test_a_host_without_selinux_gets_no_module(host):
