@@ -1,0 +1,87 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the role and site.yml decide by themselves, by the real ansible-playbook. No host is reached."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from vgpu_limiter_host import HOST_PYTHON, REPOSITORY
+
+
+def play(tmp_path: Path, tasks: list[dict], variables: dict) -> subprocess.CompletedProcess:
+    playbook = tmp_path / "playbook.yml"
+    inventory = tmp_path / "hosts.yml"
+    here = {"ansible_connection": "local", "ansible_python_interpreter": HOST_PYTHON}
+    inventory.write_text(yaml.safe_dump({"all": {"hosts": {"here": {**here, **variables}}}}))
+    playbook.write_text(yaml.safe_dump([{"hosts": "here", "gather_facts": False, "tasks": tasks}]))
+    environment = dict(
+        os.environ,
+        ANSIBLE_CONFIG=str(REPOSITORY / "ansible.cfg"),
+        ANSIBLE_COLLECTIONS_PATH=str(REPOSITORY / "collections"),
+        ANSIBLE_STDOUT_CALLBACK="default",
+        ANSIBLE_CACHE_PLUGIN="memory",
+        ANSIBLE_NOCOLOR="1",
+    )
+    return subprocess.run(
+        [str(Path(sys.executable).with_name("ansible-playbook")), "-i", str(inventory), str(playbook)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=REPOSITORY,
+    )
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_compiler_that_is_missing_still_is_no_success(tmp_path, again):
+    """At first the packages are installed; where they bring no compiler, the host has no library."""
+    root = tmp_path / "root"
+    role = {"name": "openfleet.gpu.vgpu_limiter", "tasks_from": "install"}
+    variables = {"vgpu_limiter__again": True} if again else {}
+    done = play(
+        tmp_path,
+        [{"ansible.builtin.import_role": role, "vars": variables, "environment": {"PATH": str(tmp_path)}}],
+        {"vgpu_limiter__root": str(root)},
+    )
+    told = " ".join((done.stdout + done.stderr).split())
+    assert not root.exists()
+    assert (done.returncode != 0) == again, told
+    assert ("there is no cc and no make" in told and "vgpu_limiter_packages" in told) == again
+
+
+TENANT = [{"gpus": [0], "sharing": "vgpu", "vgpu": {"tenants": [{"name": "a", "memory": "1GiB", "sm_percent": 10}]}}]
+STEPS = {"plan_data": {"vgpu": {"steps": [{"step": "remove"}]}}}
+
+
+@pytest.mark.parametrize(
+    ("variables", "runs"),
+    [
+        ({"gpu_layout": []}, False),
+        ({"gpu_layout": [], "gpu_layout_planned": {"plan_data": {"vgpu": {"steps": []}}}}, False),
+        # No driver answered.
+        ({"gpu_layout": [], "gpu_layout_planned": {"driver_present": False}}, False),
+        ({"gpu_layout": TENANT}, True),
+        ({"gpu_layout": [], "vgpu_limiter_services": {"a.service": "a"}}, True),
+        # The last tenant is about to go, and the service that was its went out of the inventory with it.
+        ({"gpu_layout": [], "gpu_layout_planned": STEPS}, True),
+        ({"gpu_layout": TENANT, "vgpu_limiter_state": "absent"}, False),
+    ],
+)
+def test_site_brings_the_limiter_where_it_is_wanted_or_was(tmp_path, variables, runs):
+    apply = yaml.safe_load((REPOSITORY / "playbooks" / "site.yml").read_text())[1]["tasks"]
+    names = [task.get("ansible.builtin.import_role", {}).get("name") for task in apply]
+    before = apply[: names.index("openfleet.gpu.gpu_layout")]
+    (limiter,) = [
+        task
+        for task in before
+        if task.get("ansible.builtin.include_role", {}).get("name") == "openfleet.gpu.vgpu_limiter"
+    ]
+    done = play(tmp_path, [{"ansible.builtin.debug": {"msg": "the role runs"}, "when": limiter["when"]}], variables)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert ("the role runs" in done.stdout) == runs
