@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What changes beside a host's GPUs, in its order: tenants go, daemons go, the GPUs change, daemons come, tenants come."""
+"""What changes beside a host's GPUs, in its order: daemons go, the GPUs change, daemons come, tenants come, tenants go."""
 
 from __future__ import annotations
 
@@ -56,6 +56,8 @@ class HostChange:
             raise errors[0]
 
     def forget(self) -> None:
-        """Once the new layout stands: nothing is left of daemons that it does not name."""
+        """Once the new layout stands: nothing is left of daemons and tenants that it does not name."""
         if self._daemons is not None:
             self._daemons.forget()
+        if self._tenants is not None:
+            self._tenants.forget()

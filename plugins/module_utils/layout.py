@@ -240,7 +240,7 @@ class _Parser:
             fields.read("name", lambda field: _unique_name(field, self._tenants, "tenant")),
             fields.read("memory", _size_bytes),
             fields.read("sm_percent", _percent),
-            fields.read("priority", lambda field: field.integer(0), 0),
+            fields.read("priority", lambda field: field.integer(0, 1000), 0),
             fields.read("gpus", lambda field: field.integer(1), 1),
             fields.read("gpu", parse_single_gpu),
         )

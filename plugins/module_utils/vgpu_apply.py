@@ -28,7 +28,7 @@ Clear = Callable[[Sequence[Disturbance]], bool]
 
 @dataclass(frozen=True)
 class TenantsEntry:
-    """Of a change that may be cut off: the tenants that it changes or removes, as they were, and the names that come."""
+    """Of a change that may be cut off: the tenants that it changes, as they were, and the names that come."""
 
     before: tuple[VgpuTenant, ...] = ()
     comes: tuple[str, ...] = ()
@@ -57,20 +57,13 @@ class VgpuChange:
     @property
     def record(self) -> TenantsEntry:
         """What the journal has of this change."""
-        before = tuple(step.seen.tenant for step in (*self._plan.removes, *self._plan.changes))
+        before = tuple(step.seen.tenant for step in self._plan.changes)
         return TenantsEntry(before, tuple(step.name for step in self._plan.adds))
 
     def stop(self, done: list[str]) -> None:
-        """Take away the tenants that go, after a last look for processes of those that move.
-
-        These raise BusyError, or are ended.
-        """
-        if any(change.leaves for change in self._plan.changes):
+        """A last look for processes that nobody would hold any more: they raise BusyError, or are ended."""
+        if any(change.unheld for change in self._plan.changes):
             make_way(self._in_the_way, self._clear)
-        for step in self._plan.removes:
-            self._changed.append(step.seen.tenant)
-            self._host.forget(step.name)
-            done.append("vgpu %s: %s" % (step.name, step))
 
     def start(self, done: list[str]) -> None:
         """Give tenants their new quotas, in the plan's order, then bring those that come."""
@@ -82,6 +75,14 @@ class VgpuChange:
             self._came.append(add.name)
             self._host.write(add.tenant)
             done.append("vgpu %s: %s" % (add.name, add))
+
+    def forget(self) -> None:
+        """Take away the tenants that go, once the new layout stands: files that go do not come back the same.
+
+        Running processes have the region open, and containers have it mounted.
+        """
+        for step in self._plan.removes:
+            self._host.forget(step.name)
 
     def bring_back(self) -> None:
         """The tenants of before, as many as can be had, then the first error."""

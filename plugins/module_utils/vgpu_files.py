@@ -141,8 +141,11 @@ def from_data(data: Mapping[str, Any]) -> VgpuTenant:
 
 
 def _quota(tenant: VgpuTenant) -> str:
-    """0 bytes are no limit by the library, 100 percent no throttle: where another provider has the say."""
-    memory = 0 if tenant.provider in (DMEM, MPS) else tenant.memory_bytes
+    """0 bytes are no limit by the library, 100 percent no throttle: where MPS has the say.
+
+    Under dmem both hold: a process outside the tenant's slice, as in a container, is bounded by nobody else.
+    """
+    memory = 0 if tenant.provider == MPS else tenant.memory_bytes
     percent = 100 if tenant.provider == MPS else tenant.sm_percent
     return "".join(
         [
@@ -198,8 +201,8 @@ def _drop_in(tenant: VgpuTenant) -> str:
 def _cdi(tenant: VgpuTenant) -> dict[str, Any]:
     """What makes a container's processes the tenant's; the GPU itself is another device, nvidia.com/gpu=UUID.
 
-    https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md. Directories, so that a file that is replaced is
-    seen inside.
+    https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md. What is read comes as directories, so that a file
+    that is replaced is seen inside; what is written comes file by file, so that nothing can be put beside or in place of it.
     """
     edits = {
         "env": ["%s=%s" % item for item in _variables(tenant).items()],
@@ -214,7 +217,7 @@ def _mounts(tenant: VgpuTenant) -> list[dict[str, Any]]:
         ("/" + PROGRAMS, "/" + PROGRAMS, read),
         ("/" + folder(tenant.name), "/" + folder(tenant.name), [*read, "noexec"]),
         ("/" + PRELOAD_LIST, "/etc/ld.so.preload", [*read, "noexec"]),
-        *((path, path, [*write, "noexec"]) for path in ("/%s/%s" % (TENANTS, tenant.name), "/" + GPUS)),
+        *(("/" + path, "/" + path, [*write, "noexec"]) for path in shared_regions(tenant)),
     ]
     return [{"hostPath": host, "containerPath": inside, "options": options} for host, inside, options in mounts]
 

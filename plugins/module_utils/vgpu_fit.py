@@ -13,8 +13,8 @@ import itertools
 from dataclasses import dataclass
 from typing import Hashable, Iterator, Sequence, Tuple
 
-#: Steps of one search before it is given up: a second or two.
-_MOST_STEPS = 100_000
+#: Choices of one search before it is given up: a second or two.
+_MOST_STEPS = 200_000
 
 
 @dataclass(frozen=True)
@@ -138,11 +138,11 @@ class _Search:
         state = self._state(number, free, moves)
         if state in self._dead:
             return None
-        self._steps += 1
-        if self._steps > _MOST_STEPS:
-            raise TooHardError
         demand = self._demands[number]
         for numbers in self._choices(demand, free):
+            self._steps += 1
+            if self._steps > _MOST_STEPS:
+                raise TooHardError
             kept = demand.now.intersection(self._bins[n].uuid for n in numbers)
             rest = None if moves is None else moves - len(demand.now) + len(kept)
             if rest is not None and rest < 0:

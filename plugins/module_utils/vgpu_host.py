@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import stat
 from pathlib import Path
 from typing import Iterator, Sequence
 
@@ -167,6 +168,7 @@ class VgpuHost:
         """Of GPUs that no tenant has any more. Who still has one open keeps it until he ends."""
         used = {self._root / vgpu_files.turnstile_path(uuid) for tenant in tenants for uuid in tenant.gpus}
         for path in set((self._root / vgpu_files.GPUS).glob("*")) - used:
+            _remove_folder(path)
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
 
@@ -197,7 +199,8 @@ class VgpuHost:
     def _is_open(self, path: str) -> bool:
         """Whether any user's processes can use the file."""
         with contextlib.suppress(OSError):
-            return (self._root / path).stat().st_mode & 0o777 == 0o666
+            status = (self._root / path).lstat()
+            return stat.S_ISREG(status.st_mode) and stat.S_IMODE(status.st_mode) == 0o666
         return False
 
     def _open_regions(self, tenant: VgpuTenant) -> None:
@@ -211,8 +214,7 @@ class VgpuHost:
         try:
             for path in (self._root / each for each in missing):
                 durable.make_folder(path.parent)
-                path.touch()
-                path.chmod(0o666)
+                _open_to_all(path)
         except OSError as error:
             raise ApplyError(
                 str(error.filename), "it cannot be made: %s" % error, "Make room for it, as root."
@@ -221,6 +223,20 @@ class VgpuHost:
     def _remove(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             (self._root / path).unlink()
+
+
+def _open_to_all(path: Path) -> None:
+    """Make the file, or open it to all. A link is not followed, and what is no file is taken away."""
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISREG(path.lstat().st_mode):
+            _remove_folder(path)
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+    descriptor = os.open(str(path), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    try:
+        os.fchmod(descriptor, 0o666)
+    finally:
+        os.close(descriptor)
 
 
 def _remove_folder(path: Path) -> None:

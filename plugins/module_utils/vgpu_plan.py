@@ -92,11 +92,19 @@ def plan(
 
 
 def moved(change: ChangeTenant, processes: Processes, indices: Sequence[tuple[str, int]]) -> list[Disturbance]:
-    """Whom the change would take off a GPU."""
+    """Whom the change would let go on without a quota: on a GPU that the tenant leaves, or under another provider."""
     index = dict(indices)
     return [
-        Disturbance("vgpu %s (it would leave gpu %s)" % (change.name, index.get(uuid, uuid)), tuple(who))
-        for uuid in change.leaves
+        Disturbance(
+            "vgpu %s (%s gpu %s)"
+            % (
+                change.name,
+                "it would leave" if uuid in change.leaves else "its provider would change on",
+                index.get(uuid, uuid),
+            ),
+            tuple(who),
+        )
+        for uuid in change.unheld
         for who in [processes(change.name, uuid)]
         if who
     ]

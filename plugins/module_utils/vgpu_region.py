@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 import struct
 import uuid
 from pathlib import Path
@@ -32,10 +33,13 @@ _FLOCK, _GET_LOCK = struct.Struct("@hhqqi4x"), 36
 def read(path: Path) -> VgpuUsage | None:
     """None where there is no region, or one that this release does not know. A tenant of which nothing ever ran uses nothing."""
     try:
-        descriptor = os.open(str(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        # Any user may write there; whatever else lies in its place is not waited for.
+        descriptor = os.open(str(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
     try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return None
         data = os.read(descriptor, _HEADER.size + _GPUS * _GPU.size + _SLOTS * _SLOT.size)
         if not data.strip(b"\0"):
             return VgpuUsage()

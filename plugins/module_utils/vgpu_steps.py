@@ -65,6 +65,15 @@ class ChangeTenant:
         """UUIDs of the GPUs that it goes away from."""
         return tuple(uuid for uuid in self.seen.tenant.gpus if uuid not in self.tenant.gpus)
 
+    @property
+    def unheld(self) -> tuple[str, ...]:
+        """UUIDs of the GPUs where nobody would hold its running processes any more.
+
+        They are clients of a daemon or have the library, as they were started.
+        """
+        providers = {self.seen.tenant.provider, self.tenant.provider}
+        return self.seen.tenant.gpus if len(providers) > 1 and MPS in providers else self.leaves
+
     def __str__(self) -> str:
         old, new = self.seen.tenant, self.tenant
         if old == new:
@@ -78,7 +87,7 @@ VgpuStep = Union[RemoveTenant, ChangeTenant, AddTenant]
 
 @dataclass(frozen=True)
 class VgpuPlan:
-    """What a host's tenants need. Removals come before the GPUs change, all else after, shrinking before growing."""
+    """What a host's tenants need, after the GPUs have changed: shrinking before growing, removals when all else stands."""
 
     removes: tuple[RemoveTenant, ...] = ()
     changes: tuple[ChangeTenant, ...] = ()

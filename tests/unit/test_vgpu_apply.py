@@ -40,9 +40,16 @@ def change(host, data, holders=lambda name, gpu: (), look=lambda: HOST, clear=No
 
 
 def carry_out(work):
+    """As `mig_apply` does, but for the GPUs: up to where the new layout stands."""
     done = []
     work.stop(done)
     work.start(done)
+    return done
+
+
+def carry_out_and_settle(work):
+    done = carry_out(work)
+    work.forget()
     return done
 
 
@@ -105,28 +112,34 @@ def maker(tmp_path, monkeypatch):
 def test_all_of_it(make):
     host, root = make()
     stays = {path: text for path, text in files(root).items() if "/stays" in path}
-    done = carry_out(change(host, AFTER))
-    assert [line.split(":")[0] for line in done] == [
-        "vgpu %s" % name for name in ("goes", "less", "more", "moves", "comes")
-    ]
+    work = change(host, AFTER)
+    done = carry_out(work)
+    assert [line.split(":")[0] for line in done] == ["vgpu %s" % name for name in ("less", "more", "moves", "comes")]
+    assert [path for path in files(root) if "/goes" in path]
+    work.forget()
+    assert not [path for path in files(root) if "goes" in path]
     assert {path: text for path, text in files(root).items() if "/stays" in path} == stays
     assert not change(host, AFTER).record.before
 
 
 def every_operation(make, operations):
-    """How many there are in an undisturbed run, and what it leaves."""
+    """How many there are in an undisturbed run, how many of them until the new layout stands, and what it leaves."""
     host, root = make()
     operations.fail(None, None)
-    carry_out(change(host, AFTER))
-    return operations.count, files(root)
+    work = change(host, AFTER)
+    carry_out(work)
+    until = operations.count
+    work.forget()
+    return operations.count, until, files(root)
 
 
 def test_an_error_anywhere_ends_with_the_files_of_before(make, operations):
-    count, _after = every_operation(make, operations)
-    assert count > 20
-    for at in range(1, count + 1):
+    _count, until, _after = every_operation(make, operations)
+    assert until > 15
+    for at in range(1, until + 1):
         operations.fail(None, None)
         host, root = make()
+        inodes = {path: path.stat().st_ino for path in root.glob("run/**/*.1")}
         before, work = files(root), change(host, AFTER)
         operations.fail(at, ApplyError("disk", "it is full"))
         with pytest.raises(ApplyError, match="it is full"):
@@ -134,24 +147,44 @@ def test_an_error_anywhere_ends_with_the_files_of_before(make, operations):
         work.bring_back()
         assert files(root) == before, "operation %d" % at
         assert not any(seen.outdated for seen in host.observe())
+        # Running processes have them open, and containers have them mounted.
+        assert len(inodes) == 7
+        assert {path: path.stat().st_ino for path in inodes} == inodes
+
+
+def test_an_error_while_a_tenant_is_removed_is_made_up_for_by_the_next_run(make, operations):
+    count, until, after = every_operation(make, operations)
+    assert count > until
+    for at in range(until + 1, count + 1):
+        operations.fail(None, None)
+        host, root = make()
+        work = change(host, AFTER)
+        operations.fail(at, ApplyError("disk", "it cannot be written"))
+        carry_out(work)
+        with pytest.raises(ApplyError, match="it cannot be written"):
+            work.forget()
+        operations.fail(None, None)
+        carry_out_and_settle(change(host, AFTER))
+        assert files(root) == after, "operation %d" % at
 
 
 def test_a_run_cut_off_anywhere_is_completed_or_taken_back(make, operations):
-    count, after = every_operation(make, operations)
+    count, until, after = every_operation(make, operations)
     for at in range(1, count + 1):
-        for back in (False, True):
+        # Once the new layout stands there is no journal to go back by.
+        for back in (False, True) if at <= until else (False,):
             operations.fail(None, None)
             host, root = make()
             before, work = files(root), change(host, AFTER)
             journal = json.loads(json.dumps(work.record.to_data()))
             operations.fail(at, CutOff())
             with pytest.raises(CutOff):
-                carry_out(work)
+                carry_out_and_settle(work)
             operations.fail(None, None)
             if back:
                 vgpu_apply.bring_back(journal, host)
                 assert files(root) == before, "operation %d" % at
-            carry_out(change(host, AFTER))
+            carry_out_and_settle(change(host, AFTER))
             # Which seat is free may be another one by then.
             assert files(root).keys() == after.keys(), "operation %d" % at
             assert change(host, AFTER).record == vgpu_apply.TenantsEntry(), "nothing is left to do"

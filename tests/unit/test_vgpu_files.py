@@ -53,9 +53,10 @@ def test_the_quota_is_what_the_library_reads():
     ]
 
 
-def test_what_the_kernel_bounds_the_library_does_not():
+def test_what_the_kernel_bounds_the_library_does_too():
+    """A container is in no slice, unless somebody puts it there."""
     bound = dataclasses.replace(PAIR, provider="dmem")
-    assert "gpu %s memory 0 sm 30 seat 0" % A in of(bound, "quota").splitlines()
+    assert of(bound, "quota") == of(PAIR, "quota")
     # A dash in a slice's name would make it a slice inside the one of another tenant.
     assert of(bound, "slice") == "openfleet-vgpu-pair\\x2d1.slice\n"
     assert "Slice=openfleet-vgpu-pair\\x2d1.slice" in of(bound, "systemd.conf").splitlines()
@@ -105,8 +106,10 @@ def test_a_container_gets_the_library_and_its_own_quota_and_no_other():
         ("/usr/lib/openfleet-gpu/vgpu",) * 2: "ro",
         ("/etc/openfleet-gpu/vgpu/pair-1",) * 2: "ro",
         ("/usr/lib/openfleet-gpu/vgpu/ld.so.preload", "/etc/ld.so.preload"): "ro",
-        ("/run/openfleet-gpu/vgpu/tenants/pair-1",) * 2: "rw",
-        ("/run/openfleet-gpu/vgpu/gpus",) * 2: "rw",
+        # Files: in a directory that it may write, a container could put a link to a file of the host.
+        ("/run/openfleet-gpu/vgpu/tenants/pair-1/region.1",) * 2: "rw",
+        ("/run/openfleet-gpu/vgpu/gpus/%s.1" % A,) * 2: "rw",
+        ("/run/openfleet-gpu/vgpu/gpus/%s.1" % B,) * 2: "rw",
     }
 
 

@@ -109,6 +109,15 @@ def test_a_tenant_is_moved_only_where_it_must_be():
     assert packed["small"] == packed["other"]
 
 
+def test_choices_that_lead_nowhere_count_too(monkeypatch):
+    """Of sixteen GPUs eight can be chosen in 12,870 ways, and hardly any of them is a state of its own."""
+    monkeypatch.setattr(vgpu_fit, "_MOST_STEPS", 20_000)
+    bins = [Bin("g%02d" % n, 4, 100.0, 64) for n in range(16)]
+    demands = [Demand("t%d" % n, 1, 1, 8) for n in range(9)]
+    with pytest.raises(vgpu_fit.TooHardError):
+        pack(bins, demands)
+
+
 def test_a_search_that_takes_too_long_is_given_up_or_content(monkeypatch):
     bins = [Bin("g%d" % n, 100, 100.0, 64) for n in range(4)]
     demands = [Demand("t%d" % n, 26 + n, 1, now=frozenset(["g0"])) for n in range(9)]

@@ -104,6 +104,50 @@ def test_what_is_missing_is_seen_and_made_again(host, tmp_path, path):
     assert host.observe() == (VgpuSeen(A, usage=UNUSED),)
 
 
+def put_link(path, target):
+    path.symlink_to(target)
+
+
+def put_dangling_link(path, target):
+    path.symlink_to(target.with_name("nothing"))
+
+
+def put_pipe(path, _target):
+    os.mkfifo(path)
+
+
+def put_folder(path, _target):
+    path.mkdir()
+
+
+@pytest.mark.parametrize("put", [put_link, put_dangling_link, put_pipe, put_folder])
+@pytest.mark.parametrize("shared", [vgpu_files.region_path("a"), vgpu_files.turnstile_path(GPU.uuid)])
+def test_what_lies_in_the_place_of_a_shared_file_is_neither_followed_nor_waited_for(host, tmp_path, put, shared):
+    target = tmp_path / "of-root"
+    target.write_text("secret")
+    target.chmod(0o600)
+    host.write(A)
+    path = tmp_path / shared
+    path.unlink()
+    put(path, target)
+    assert shared in host.observe()[0].outdated
+    host.write(A)
+    assert host.observe() == (VgpuSeen(A, usage=UNUSED),)
+    assert path.is_file() and not path.is_symlink()
+    assert (target.read_text(), target.stat().st_mode & 0o777) == ("secret", 0o600)
+    assert not target.with_name("nothing").exists()
+
+
+@pytest.mark.parametrize("put", [put_link, put_pipe, put_folder])
+def test_what_lies_beside_the_turnstiles_goes(host, tmp_path, put):
+    target = tmp_path / "of-root"
+    target.write_text("secret")
+    host.write(A)
+    put(tmp_path / vgpu_files.GPUS / "other", target)
+    host.forget("a")
+    assert everything(tmp_path) == ["of-root"]
+
+
 def test_the_last_tenant_leaves_nothing(host, tmp_path):
     host.write(A)
     host.write(B)

@@ -198,6 +198,22 @@ def test_a_tenant_that_must_move_is_in_the_way_while_its_processes_are_there():
     assert asked == [("a", UUIDS[0])]
 
 
+def test_processes_that_another_provider_would_not_hold_are_in_the_way():
+    """They have the library and are no clients of a daemon, or the other way round."""
+    layouts = {provider: entry([0], tenant("a"), provider=provider) for provider in ("preload", "mps")}
+    for old, new in (("preload", "mps"), ("mps", "preload")):
+        before = there(layouts[old])
+        assert planned([layouts[new]], seen=before)[1].disturbs == ()
+        (disturbance,) = planned([layouts[new]], seen=before, processes=lambda name, gpu: [holder(gpu)])[1].disturbs
+        assert str(disturbance) == "vgpu a (its provider would change on gpu 0) is in use by pid 7 (train.py)"
+
+
+def test_the_library_holds_them_under_dmem_too():
+    before = there(entry([0], tenant("a"), provider="preload"))
+    plan = planned([entry([0], tenant("a"), provider="dmem")], before, UUIDS, lambda name, gpu: [holder(gpu)])[1]
+    assert (len(plan.changes), plan.disturbs) == (1, ())
+
+
 def test_removal_and_a_smaller_quota_are_in_nobodys_way():
     before = there(entry([0], tenant("a"), tenant("b")))
     plan = planned([entry([0], tenant("a", 1, 1))], seen=before, processes=lambda name, gpu: [holder(gpu)])[1]
