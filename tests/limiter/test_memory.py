@@ -124,6 +124,47 @@ def test_sizes_beyond_all_numbers(tenant: Tenant, call: tuple) -> None:
         assert client.memory() == (MIB - 1, MIB)
 
 
+#: Number, channels in the description, and bits of a pixel, from what cuda.h says of each format: bits of a sample as
+#: they are stored, times samples of brightness and of colour to a pixel (4:4:4 two of colour, 4:2:2 one, 4:2:0 a half).
+FORMATS = {
+    "BC1": (0x91, 4, 64 / 16),
+    "BC4": (0x97, 1, 64 / 16),
+    "BC3": (0x95, 4, 128 / 16),
+    "BC7": (0x9D, 4, 128 / 16),
+    "NV12": (0xB0, 1, 8 * 1.5),
+    "P010": (0x9F, 1, 16 * 1.5),
+    "P016": (0xA1, 1, 16 * 1.5),
+    "NV16": (0xA2, 1, 8 * 2),
+    "P210": (0xA3, 1, 16 * 2),
+    "P216": (0xA4, 1, 16 * 2),
+    "YUY2": (0xA5, 2, 8 * 2),
+    "Y210": (0xA6, 2, 16 * 2),
+    "Y216": (0xA7, 2, 16 * 2),
+    "AYUV": (0xA8, 4, 8 * 4),
+    "Y410": (0xA9, 4, 3 * 10 + 2),
+    "Y416": (0xB1, 4, 16 * 4),
+    "Y444 planar 8": (0xB2, 1, 8 * 3),
+    "Y444 planar 10": (0xB3, 1, 16 * 3),
+    "Y444 semi-planar 8": (0xB4, 1, 8 * 3),
+    "Y444 semi-planar 16": (0xB5, 1, 16 * 3),
+    "unorm 8 x 2": (0xC1, 2, 8 * 2),
+    "snorm 16 x 4": (0xCB, 4, 16 * 4),
+    "unorm 10-10-10-2": (0x50, 4, 3 * 10 + 2),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_a_format_comes_to(tenant: Tenant, name: str) -> None:
+    """The stub has no such arrays and says so; what does not fit into the quota is refused before it is asked."""
+    number, channels, bits = FORMATS[name]
+    size = int(64 * 64 * bits / 8)
+    call = ("cuArrayCreate_v2", OUT, data(account.array_2d(64, 64, number, channels)))
+    with tenant.quota(size).client() as client:
+        assert client.call(*call)[0] == INVALID_VALUE
+    with tenant.quota(size - 1).client() as client:
+        assert client.call(*call)[0] == OUT_OF_MEMORY
+
+
 # --- Physical memory: free when released and unmapped, in whatever order ---
 
 
@@ -195,6 +236,22 @@ def test_what_a_pool_keeps_without_need_makes_room(tenant: Tenant) -> None:
         client.ok("cuCtxSynchronize")
         client.free(client.alloc(64 * MIB))
         assert tenant.peak() <= 64 * MIB
+
+
+@pytest.mark.parametrize("own_pool", [False, True])
+def test_what_is_used_of_a_pool_is_no_room_for_more(tenant: Tenant, own_pool: bool) -> None:
+    """A pool of 7 GiB that are all in use cannot hold 3 GiB more: that is known before the card is asked."""
+    tenant.quota(8 << 30)
+    with tenant.client(STUB_POOL_GROWTH="0") as client:
+        pool = client.ok("cuDeviceGetDefaultMemPool", OUT, 0)
+        if own_pool:
+            pool = client.ok("cuMemPoolCreate", OUT, data(account.pool_on_device(0)))[0]
+        used = [client.ok("cuMemAllocFromPoolAsync", OUT, size << 30, pool, 0) for size in (4, 3)]
+        assert client.call("cuMemAllocFromPoolAsync", OUT, 3 << 30, pool, 0)[0] == OUT_OF_MEMORY
+        assert (tenant.peak(), client.memory()[0]) == (7 << 30, 1 << 30)
+        client.ok("cuMemFreeAsync", used[1], 0)
+        client.ok("cuMemAllocFromPoolAsync", OUT, 3 << 30, pool, 0)
+        assert tenant.peak() == 7 << 30
 
 
 def test_a_destroyed_pool_is_paid_for_until_its_last_pointer_is_free(tenant: Tenant) -> None:

@@ -25,7 +25,7 @@ static uint64_t element_bits(unsigned format, unsigned channels)
 		return 8;
 	case 0xb0:					/* video, all planes: NV12 */
 		return 12;
-	case 0xa3: case 0xa5:				/* NV16, YUY2 */
+	case 0xa2: case 0xa5:				/* NV16, YUY2 */
 		return 16;
 	case 0x9f: case 0xa1: case 0xb2: case 0xb4:	/* P010, P016, Y444 of 8 bits */
 		return 24;
@@ -39,7 +39,7 @@ static uint64_t element_bits(unsigned format, unsigned channels)
 	case 0xc3: case 0xc9: return 16;		/* and 16 bits */
 	case 0xc4: case 0xca: return 32;
 	case 0xc5: case 0xcb: return 64;
-	default:					/* among them those of 32 bits in all */
+	default:					/* among them those of 32 bits in all: 10-10-10-2, P210, P216, Y210, Y216, AYUV, Y410 */
 		return 32;
 	}
 }

@@ -6,8 +6,8 @@
  * is what is charged: after each call, the difference to what was charged before. The same for the
  * memory of graphs, which each device holds in one place.
  *
- * A pool grows at least by what it cannot hold even when it is empty: that much is looked for before
- * the driver is asked. Growth that turns out not to fit is handed back, and the answer is out of
+ * A pool grows at least by what does not go into the part of it that nobody uses: that much is looked for
+ * before the driver is asked. Growth that turns out not to fit is handed back, and the answer is out of
  * memory. state->pools is held over all that, so that a difference is one thread's.
  */
 #include "allocations.h"
@@ -194,13 +194,16 @@ bool vgpu_is_capturing(CUstream stream, bool per_thread)
 	return result == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-/* Room for `bytes` more, which are not yet there: looked for, not reserved. */
-static bool find_room(struct state *state, const struct target *target, uint64_t bytes)
+/* Looks for room for the least by which the pool has to grow for `bytes` more, and reserves none. */
+static bool find_room(struct state *state, const struct target *target, CUmemoryPool pool, uint64_t bytes)
 {
-	if (!tenant_reserve(state, target->gpu, bytes, target->limit_bytes))
-		return false;
-	tenant_give_back(state, target->gpu, bytes);
-	return true;
+	uint64_t used = 0, reserved = 0;
+	if (REAL(cuMemPoolGetAttribute)(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used) != CUDA_SUCCESS)
+		used = 0;
+	if (!reserved_by(pool, &reserved))
+		reserved = 0;
+	uint64_t unused = reserved > used ? reserved - used : 0;
+	return bytes <= unused || tenant_has_room(state, target->gpu, bytes - unused, target->limit_bytes);
 }
 
 static bool keep(struct state *state, CUdeviceptr pointer, uint64_t id, int gpu)
@@ -233,11 +236,11 @@ static CUresult allocate(struct state *state, const struct request *r, const str
 	    && !(add_pool(state, r->pool, target->gpu, target->device) && block_of(state, r->pool, &block)))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	reserved_by(r->pool, &before);
-	if (r->bytes > before && !find_room(state, target, r->bytes - before)) {
+	if (!find_room(state, target, r->pool, r->bytes)) {
 		settle_all(state, target->gpu, true, NULL);
 		before = 0;
 		reserved_by(r->pool, &before);
-		if (r->bytes > before && !find_room(state, target, r->bytes - before))
+		if (!find_room(state, target, r->pool, r->bytes))
 			return CUDA_ERROR_OUT_OF_MEMORY;
 	}
 	CUresult result = ask(r);

@@ -316,14 +316,27 @@ static bool has_room(struct state *state, int gpu, uint64_t bytes, uint64_t limi
 	return total <= limit && bytes <= limit - total;
 }
 
+/* Under the lock. */
+static bool make_room(struct state *state, int gpu, uint64_t bytes, uint64_t limit)
+{
+	if (LIKELY(has_room(state, gpu, bytes, limit)))
+		return true;
+	strike_off_the_dead(state);
+	return has_room(state, gpu, bytes, limit);
+}
+
+bool tenant_has_room(struct state *state, int gpu, uint64_t bytes, uint64_t limit)
+{
+	lock(state);
+	bool room = make_room(state, gpu, bytes, limit);
+	unlock(state);
+	return room;
+}
+
 bool tenant_reserve(struct state *state, int gpu, uint64_t bytes, uint64_t limit)
 {
 	lock(state);
-	bool room = has_room(state, gpu, bytes, limit);
-	if (UNLIKELY(!room)) {
-		strike_off_the_dead(state);
-		room = has_room(state, gpu, bytes, limit);
-	}
+	bool room = make_room(state, gpu, bytes, limit);
 	if (LIKELY(room))
 		add(state, gpu, bytes);
 	unlock(state);

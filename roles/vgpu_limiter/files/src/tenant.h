@@ -17,6 +17,7 @@ void tenant_join(struct state *, struct quota *);
 
 /* Exact, by the living alone: whoever is found dead on the way is struck off. */
 bool tenant_reserve(struct state *, int gpu, uint64_t bytes, uint64_t limit);
+bool tenant_has_room(struct state *, int gpu, uint64_t bytes, uint64_t limit);	/* as it would answer; reserves nothing */
 uint64_t tenant_used(struct state *, int gpu);
 
 void tenant_add(struct state *, int gpu, uint64_t bytes);	/* without a limit */
