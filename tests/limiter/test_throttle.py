@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from limiter_lab import Built, Tenant
 from sm import Worker, World, alone, two
+from test_turnstile import Turnstile
 
 KERNELS = ("10000", "100000", "1000000", "50000000")
 GRAPH = "--kernel 20000 --graph 10 --form graph"
@@ -264,6 +265,20 @@ def test_a_new_share_takes_effect_on_a_running_process(world, before, after):
     world.run()
     assert worker.share(0.2, 2) == pytest.approx(before, abs=POINTS)
     assert worker.share(3.3, 6) == pytest.approx(after, abs=POINTS)
+
+
+def test_a_share_of_100_needs_no_seat_and_touches_none(world):
+    """A running process whose GPU is no longer throttled: the turnstile has nothing of it but the seat it left."""
+    tenant = world.tenant(30)
+    worker = world.worker(tenant, f"{HALF_MS} --seconds 6 {replace_quota(tenant, 'sm 30 seat 0', 'sm 100')}")
+    world.run()
+    assert worker.share(0.2, 2) == pytest.approx(30, abs=POINTS)
+    assert worker.share(3.3, 6) > 99.9
+    left = Turnstile.from_buffer_copy((tenant.gpus / f"{world.card.uuid()}.1").read_bytes())
+    assert left.seats[0].tenant == b"tenant-a"
+    assert not any(left.seat_of), "the process has left its seat, and nothing else lies there"
+    assert not any(seat.tenant for seat in left.seats[1:])
+    assert left.lease == 0
 
 
 def test_a_quota_file_that_goes_away_leaves_the_last_share(world):

@@ -67,7 +67,7 @@ SIGNATURES = {
     "turnstile_holder": (c_uint, POINTER(Turnstile), c_int64),
     "turnstile_last_holder": (c_uint, POINTER(Turnstile)),
     "turnstile_take": (c_bool, POINTER(Turnstile), c_uint, c_int64, c_int64, c_uint),
-    "turnstile_renew": (c_bool, POINTER(Turnstile), c_uint, c_int64),
+    "turnstile_renew": (c_bool, POINTER(Turnstile), c_uint, c_int64, c_int64),
     "turnstile_give": (None, POINTER(Turnstile), c_uint),
     "busy_cover": (c_int64, POINTER(Covered), c_int64, c_int64),
 }
@@ -205,7 +205,7 @@ def test_a_lease_has_one_holder_until_it_ends(library, turnstile):
     assert library.turnstile_holder(t, NOW + 10 * MS) == 0, "it is over"
     assert library.turnstile_last_holder(t) == 7
     assert library.turnstile_take(t, 8, NOW + 10 * MS, NOW + 20 * MS, 0)
-    assert not library.turnstile_renew(t, 7, NOW + SECOND), "another has it by now"
+    assert not library.turnstile_renew(t, 7, NOW, NOW + SECOND), "another has it by now"
     library.turnstile_give(t, 7)
     assert library.turnstile_holder(t, NOW + 15 * MS) == 8, "one cannot give what one has not got"
     library.turnstile_give(t, 8)
@@ -215,9 +215,9 @@ def test_a_lease_has_one_holder_until_it_ends(library, turnstile):
 def test_a_lease_is_prolonged_and_never_shortened(library, turnstile):
     t = byref(turnstile)
     assert library.turnstile_take(t, 7, NOW, NOW + 10 * MS, 0)
-    assert library.turnstile_renew(t, 7, NOW + 5 * MS)
+    assert library.turnstile_renew(t, 7, NOW, NOW + 5 * MS)
     assert library.turnstile_holder(t, NOW + 9 * MS) == 7
-    assert library.turnstile_renew(t, 7, NOW + 50 * MS)
+    assert library.turnstile_renew(t, 7, NOW, NOW + 50 * MS)
     assert library.turnstile_holder(t, NOW + 49 * MS) == 7
 
 
@@ -227,6 +227,16 @@ def test_the_lease_of_the_dead_is_taken_over_but_not_another_ones(library, turns
     assert not library.turnstile_take(t, 8, NOW, NOW + SECOND, 6)
     assert library.turnstile_take(t, 8, NOW, NOW + SECOND, 7)
     assert library.turnstile_holder(t, NOW + MS) == 8
+
+
+def test_a_lease_is_never_so_long_that_it_would_bind_nobody(library, turnstile):
+    """With ten seconds of work on its way: others see the holder, for a second at a time."""
+    t = byref(turnstile)
+    assert library.turnstile_take(t, 7, NOW, NOW + 11 * SECOND, 0)
+    assert [library.turnstile_holder(t, NOW + later) for later in (0, SECOND - MS, SECOND)] == [7, 7, 0]
+    assert library.turnstile_renew(t, 7, NOW + SECOND // 2, NOW + 11 * SECOND)
+    assert library.turnstile_holder(t, NOW + SECOND // 2) == 7
+    assert [library.turnstile_holder(t, NOW + 3 * SECOND // 2 - late) for late in (MS, 0)] == [7, 0]
 
 
 def test_a_lease_from_a_broken_hand_binds_nobody(library, turnstile):

@@ -69,6 +69,13 @@ void seat_take(struct throttle_gpu *g, const struct quota *quota, const struct q
 	g->spent = false;
 }
 
+void seat_leave(struct throttle_gpu *g)
+{
+	turnstile_give(g->mine, g->process);
+	atomic_store(&g->mine->seat_of[g->process], 0);
+	g->seat = -1;
+}
+
 struct throttle_gpu *seat_start(const struct quota *quota, const struct quota_gpu *gpu)
 {
 	struct throttle_gpu *g = calloc(1, sizeof *g);

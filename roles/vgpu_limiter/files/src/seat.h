@@ -20,7 +20,7 @@ struct throttle_gpu {
 	struct turnstile *mine;		/* the shared one, or one of this process alone */
 	char path[512];
 	uint64_t device, inode;		/* of the file that is mapped */
-	int seat;
+	int seat;			/* -1: none, as the quota names none (any more) */
 	unsigned process;
 	bool spent;			/* ran out of credit and waits for some */
 	bool ending;			/* its turn is over as soon as its work is done */
@@ -44,6 +44,8 @@ static inline int64_t now_ns(void)
 struct throttle_gpu *seat_start(const struct quota *, const struct quota_gpu *);
 /* What the quota says goes into the seat. */
 void seat_take(struct throttle_gpu *, const struct quota *, const struct quota_gpu *);
+/* The quota names no seat any more: it is not throttled here. */
+void seat_leave(struct throttle_gpu *);
 bool seat_holder_is_dead(const struct throttle_gpu *, unsigned holder);
 
 #endif

@@ -56,8 +56,12 @@ static void follow(struct state *state, const struct quota *quota)
 		for (int j = 0; t->quota && j < t->quota->gpu_count; j++)
 			if (before[j] && memcmp(&quota->gpus[i].uuid, &t->quota->gpus[j].uuid, sizeof(CUuuid)) == 0)
 				t->gpus[i] = before[j];
-		if (t->gpus[i] && t->gpus[i]->mine)
-			seat_take(t->gpus[i], quota, &quota->gpus[i]);
+		if (t->gpus[i] && t->gpus[i]->mine) {
+			if (quota->gpus[i].seat >= 0)
+				seat_take(t->gpus[i], quota, &quota->gpus[i]);
+			else
+				seat_leave(t->gpus[i]);
+		}
 		off = off && quota->gpus[i].sm_percent >= 100;
 	}
 	t->quota = quota;
@@ -83,6 +87,8 @@ static struct busy *context_of(struct throttle_gpu *g)
 
 static void account(struct throttle_gpu *g, const struct launch *done, int64_t busy_ns, int64_t now)
 {
+	if (g->seat < 0)	/* it was left since */
+		return;
 	atomic_fetch_add(&g->mine->seats[g->seat].used_ns, (uint64_t)busy_ns);
 	if (done->charged)
 		turnstile_spend(g->mine, g->seat, done->asked_ns, now, busy_ns - done->estimate_ns);
@@ -188,7 +194,7 @@ static int64_t hold_back(struct throttle_gpu *g, struct busy *b, enum policy pol
 
 	raise_to(&g->mine->seats[g->seat].active_until, now + ACTIVE_NS);
 	if (holds && !idle && !stuck)
-		turnstile_renew(g->mine, g->process, now + DRAIN_LEASE_NS);
+		turnstile_renew(g->mine, g->process, now, now + DRAIN_LEASE_NS);
 	if (look) {
 		g->looked_ns = now;
 		g->alone = !turnstile_contended(g->mine, g->seat, now);
@@ -209,7 +215,7 @@ static int64_t hold_back(struct throttle_gpu *g, struct busy *b, enum policy pol
 	if (holds && look && !stuck && (wait = turn_ends(g, now, idle, in_flight)) > 0)
 		return wait;
 	int64_t until = now + in_flight + within(estimate * 3 / 2, known ? 2 * NS_PER_MS : UNKNOWN_LEASE_NS, LEASE_MAX_NS);
-	if (holds && turnstile_renew(g->mine, g->process, until))
+	if (holds && turnstile_renew(g->mine, g->process, now, until))
 		return 0;
 	return wait_for_turn(g, now, until);
 }

@@ -90,9 +90,9 @@ void turnstile_spend(struct turnstile *t, int seat, int64_t asked, int64_t now, 
 
 #define MICROSECONDS ((UINT64_C(1) << 48) - 1)
 
-static uint64_t lease_word(unsigned process, int64_t until)
+static uint64_t lease_word(unsigned process, int64_t now, int64_t until)
 {
-	return (uint64_t)process << 48 | ((uint64_t)(until / 1000) & MICROSECONDS);
+	return (uint64_t)process << 48 | ((uint64_t)(earlier(until, now + LEASE_MAX_NS) / 1000) & MICROSECONDS);
 }
 
 static unsigned lease_holder(uint64_t word, int64_t now)
@@ -111,14 +111,14 @@ bool turnstile_take(struct turnstile *t, unsigned process, int64_t now, int64_t 
 	uint64_t old = atomic_load(&t->lease);
 	unsigned holder = lease_holder(old, now);
 	if (holder != 0 && holder != process && holder != dead) return false;
-	if (!atomic_compare_exchange_strong(&t->lease, &old, lease_word(process, until))) return false;
+	if (!atomic_compare_exchange_strong(&t->lease, &old, lease_word(process, now, until))) return false;
 	atomic_store(&t->lease_since, now);
 	return true;
 }
 
-bool turnstile_renew(struct turnstile *t, unsigned process, int64_t until)
+bool turnstile_renew(struct turnstile *t, unsigned process, int64_t now, int64_t until)
 {
-	uint64_t old = atomic_load(&t->lease), new = lease_word(process, until);
+	uint64_t old = atomic_load(&t->lease), new = lease_word(process, now, until);
 	if (old >> 48 != process) return false;
 	if (old >= new) return true;
 	return atomic_compare_exchange_strong(&t->lease, &old, new);

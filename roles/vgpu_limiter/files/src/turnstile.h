@@ -109,10 +109,10 @@ void turnstile_spend(struct turnstile *t, int seat, int64_t asked, int64_t now, 
 unsigned turnstile_holder(const struct turnstile *t, int64_t now);
 /* The process named by the lease, be it over or not. */
 unsigned turnstile_last_holder(const struct turnstile *t);
-/* Takes a lease that is free, over, or held by `dead`. */
+/* Takes a lease that is free, over, or held by `dead`. None runs longer than LEASE_MAX_NS from now. */
 bool turnstile_take(struct turnstile *t, unsigned process, int64_t now, int64_t until, unsigned dead);
 /* Prolongs one's own; false if another has it by now. */
-bool turnstile_renew(struct turnstile *t, unsigned process, int64_t until);
+bool turnstile_renew(struct turnstile *t, unsigned process, int64_t now, int64_t until);
 void turnstile_give(struct turnstile *t, unsigned process);
 
 #endif
