@@ -16,7 +16,9 @@ description:
   - Tenants are packed onto the entry's GPUs by an exact search. Those that are there stay on their GPUs where they can, and
     keep their seats. What does not fit is refused before anything changes, with the tenant that does not and what is free.
   - New quotas are given to tenants as they run. Less than a tenant uses is allowed; it gets nothing more until it has given
-    back enough. What runs of a tenant that is removed keeps its quota until it ends.
+    back enough.
+  - What runs of a tenant that is removed keeps its quota until it ends. What it starts from then on has none - the library does
+    nothing where it finds no quota file. C(vgpu-run) and services of systemd refuse to start.
   - A tenant that would have to leave a GPU on which its processes run is in the way (O(on_busy)), for there they would escape
     their quota.
   - The GPUs are left as they are and have to be ready, with MIG mode off and in compute mode DEFAULT.
