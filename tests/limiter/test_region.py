@@ -7,16 +7,19 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import signal
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from account import MIB
-from limiter_lab import OUT, Tenant
+from limiter_lab import DEADLINE, OUT, Client, Tenant, data
 
 # The layout of region.1, written down again: what a released version has must not change under its users.
 MAGIC = 0x3155504756464F00
@@ -108,6 +111,27 @@ def test_the_lock_of_a_dead_process_is_taken_over(tenant: Tenant, waiters: int) 
     assert tenant.peak() == 8 * MIB
 
 
+def test_signals_do_not_hide_that_the_holder_is_dead(tenant: Tenant) -> None:
+    """A profiler's timer interrupts each wait for the lock long before it ends."""
+    tenant.quota(8 * MIB)
+    with tenant.client() as keeper:
+        keeper.alloc(MIB)
+        with tenant.client() as victim:
+            victim.alloc(2 * MIB)
+            victim.kill()
+        handler = keeper.tell("find getpid").split()[0]  # a function that does no harm as a handler
+        assert keeper.call("signal", int(signal.SIGALRM), handler)[0] == 0
+        keeper.ok("setitimer", 0, data(struct.pack("<4q", 0, 1000, 0, 1000)), 0)
+        rescue = threading.Timer(DEADLINE, keeper.process.kill)
+        rescue.start()
+        with region(tenant) as found:
+            dead = next(n for n in range(2) if found.slot(n, PID) == victim.pid)
+            found.set(LOCK, found.slot(dead, NONCE, "<I") << 11 | (dead + 1), "<I")
+            keeper.alloc(7 * MIB)
+            assert (found.get(LOCK, "<I"), found.get(TAKEOVERS)) == (0, 1)
+        rescue.cancel()
+
+
 def test_a_lock_of_the_slots_earlier_process_is_nobodys(tenant: Tenant) -> None:
     """The slot has a living process again, which is not the one that holds the lock."""
     tenant.quota(8 * MIB)
@@ -158,6 +182,37 @@ def test_without_a_region_each_process_has_the_quota_for_itself(tenant: Tenant, 
     assert "for this process alone" in tenant.logged()
     if before:
         assert tenant.region.read_bytes()[: len(before)] == before
+
+
+UNSHARE = ("unshare", *(() if os.geteuid() == 0 else ("--user", "--map-root-user")), "--mount")
+
+
+def can_mount() -> bool:
+    done = subprocess.run([*UNSHARE, "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, check=False)
+    return done.returncode == 0
+
+
+@pytest.mark.skipif(not can_mount(), reason="this user may not mount a tmpfs, not even in a namespace of its own")
+@pytest.mark.parametrize(("room", "shared"), [("64k", False), ("8m", True)])
+@pytest.mark.parametrize("size", [0, SIZE])
+def test_a_full_run_ends_no_program(tenant: Tenant, tmp_path: Path, room: str, shared: bool, size: int) -> None:
+    """/run has no memory for the region: as where there is no region, instead of a signal at the first touch of it."""
+    tenant.quota(8 * MIB)
+    script, run = tmp_path / "client", tenant.root / "run"
+    script.write_text(
+        f"""#!/bin/sh -e
+        test "$1" = inside || exec {" ".join(UNSHARE)} "$0" inside
+        mount -t tmpfs -o size={room} none {run}
+        mkdir -p {tenant.region.parent} {tenant.gpus}
+        truncate -s {size} {tenant.region}
+        exec {tenant.built.client}
+        """
+    )
+    script.chmod(0o755)
+    with Client(SimpleNamespace(client=script), tenant.environment()) as client:
+        client.alloc(8 * MIB)
+        assert client.call("cuMemAlloc_v2", OUT, 1)[0] == 2
+    assert ("for this process alone" in tenant.logged()) != shared
 
 
 def test_when_all_places_are_taken(tenant: Tenant) -> None:

@@ -19,7 +19,7 @@
 #define SLOT_BITS  11
 #define NONCE_MASK UINT32_C(0xfffff)
 #define LOOK_AT_HOLDER_NS (10 * 1000 * 1000)
-#define BLIND_WAITS 500
+#define BLIND_NS (INT64_C(5) * 1000 * 1000 * 1000)
 
 static uint32_t word_of(uint32_t slot, uint32_t nonce)
 {
@@ -52,7 +52,7 @@ static bool slot_is_dead(const struct state *state, int descriptor, uint32_t slo
 /* --- the lock: held with state->memory, so by one thread of a process --- */
 
 /* Of our own slot it is somebody's who died in it before us: this thread does not hold the lock. */
-static bool holder_is_dead(const struct state *state, uint32_t word, int waits)
+static bool holder_is_dead(const struct state *state, uint32_t word, int64_t held_ns)
 {
 	uint32_t slot = (word & ((1u << SLOT_BITS) - 1)) - 1, nonce = word >> SLOT_BITS & NONCE_MASK;
 	if (slot >= REGION_SLOTS || slot == (uint32_t)state->slot)
@@ -62,7 +62,7 @@ static bool holder_is_dead(const struct state *state, uint32_t word, int waits)
 	int descriptor = open_region(state);
 	/* The file has no name here (any more, or behind a chroot). Nobody alive holds the lock for seconds. */
 	if (descriptor < 0)
-		return waits > BLIND_WAITS;
+		return held_ns > BLIND_NS;
 	bool dead = slot_is_dead(state, descriptor, slot);
 	close(descriptor);
 	return dead;
@@ -79,12 +79,22 @@ static void sum_up(struct region *region)
 	}
 }
 
+/* The kernel's own clock, whatever clock the program has put into its place. */
+static int64_t kernel_ns(void)
+{
+	struct timespec now = { 0 };
+	syscall(SYS_clock_gettime, CLOCK_MONOTONIC, &now);
+	return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
+}
+
+/* The holder is looked at by the clock and not when a wait comes to its end: signals may end each wait
+ * early, and a sandbox may allow none. */
 static __attribute__((noinline)) void wait_for_lock(struct state *state, uint32_t mine)
 {
 	_Atomic uint32_t *lock = &state->region->lock;
 	const struct timespec patience = { .tv_nsec = LOOK_AT_HOLDER_NS };
-	uint32_t waited_for = 0;
-	for (int waits = 0;;) {
+	uint32_t waited_for = 0;	/* a word that has not changed since `began`, as far as seen; 0: none */
+	for (int64_t began = 0, look_ns = 0;;) {
 		uint32_t word = atomic_load(lock);
 		/* Whoever has waited cannot know whether others still do. */
 		if (word == 0) {
@@ -92,14 +102,28 @@ static __attribute__((noinline)) void wait_for_lock(struct state *state, uint32_
 				return;
 			continue;
 		}
-		if (!(word & WAITED) && !atomic_compare_exchange_strong(lock, &word, word | WAITED))
+		if (!(word & WAITED)) {
+			waited_for = 0;
+			if (!atomic_compare_exchange_strong(lock, &word, word | WAITED))
+				continue;
+			word |= WAITED;
+		}
+		int64_t now = kernel_ns();
+		if (word != waited_for) {
+			waited_for = word;
+			began = now;
+			look_ns = now + LOOK_AT_HOLDER_NS;
+		}
+		if (now < look_ns) {
+			/* 0, EAGAIN: it was given back meanwhile, even if the same one has it again. */
+			if (syscall(SYS_futex, lock, FUTEX_WAIT, word, &patience, NULL, 0) == 0 || errno == EAGAIN)
+				waited_for = 0;
+			else if (errno != ETIMEDOUT && errno != EINTR)
+				syscall(SYS_sched_yield);
 			continue;
-		word |= WAITED;
-		if (syscall(SYS_futex, lock, FUTEX_WAIT, word, &patience, NULL, 0) == 0 || errno != ETIMEDOUT)
-			continue;
-		waits = word == waited_for ? waits + 1 : 0;
-		waited_for = word;
-		if (holder_is_dead(state, word, waits) && atomic_compare_exchange_strong(lock, &word, mine | WAITED)) {
+		}
+		look_ns = now + LOOK_AT_HOLDER_NS;
+		if (holder_is_dead(state, word, now - began) && atomic_compare_exchange_strong(lock, &word, mine | WAITED)) {
 			atomic_fetch_add(&state->region->takeovers, 1);
 			sum_up(state->region);
 			return;

@@ -56,6 +56,17 @@ int vgpu_reopen(const char *path)
 	return descriptor;
 }
 
+/* A file in memory (tmpfs) has no page before somebody writes to it, and where none is left then the write is the
+ * program's end (SIGBUS). So all are asked for here, where it is an error like others. Not every file system can. */
+static bool has_pages(int descriptor, size_t size)
+{
+	long result;
+	do
+		result = syscall(SYS_fallocate, descriptor, 0, (off_t)0, (off_t)size);
+	while (result != 0 && errno == EINTR);
+	return result == 0 || (errno != ENOSPC && errno != EDQUOT && errno != ENOMEM && errno != EFBIG);
+}
+
 void *vgpu_open_shared(const char *path, size_t size, int *descriptor)
 {
 	*descriptor = vgpu_reopen(path);
@@ -67,7 +78,7 @@ void *vgpu_open_shared(const char *path, size_t size, int *descriptor)
 		if (!S_ISREG(status.st_mode))
 			errno = EINVAL;
 		/* Never shorter: of several processes that come here at once the last makes the same length again. */
-		else if (status.st_size >= (off_t)size || ftruncate(*descriptor, (off_t)size) == 0)
+		else if ((status.st_size >= (off_t)size || ftruncate(*descriptor, (off_t)size) == 0) && has_pages(*descriptor, size))
 			memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, *descriptor, 0);
 	}
 	if (memory != MAP_FAILED && madvise(memory, size, MADV_DONTFORK) == 0)
