@@ -56,7 +56,7 @@ def test_a_compiler_that_is_missing_still_is_no_success(tmp_path, again):
 
 
 TENANT = [{"gpus": [0], "sharing": "vgpu", "vgpu": {"tenants": [{"name": "a", "memory": "1GiB", "sm_percent": 10}]}}]
-STEPS = {"plan_data": {"vgpu": {"steps": [{"step": "remove"}]}}}
+STEPS = {"plan_data": {"vgpu": {"steps": [{"step": "RemoveTenant", "name": "a"}]}}}
 
 
 @pytest.mark.parametrize(
