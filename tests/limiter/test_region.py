@@ -121,7 +121,7 @@ def test_signals_do_not_hide_that_the_holder_is_dead(tenant: Tenant) -> None:
             victim.kill()
         handler = keeper.tell("find getpid").split()[0]  # a function that does no harm as a handler
         assert keeper.call("signal", int(signal.SIGALRM), handler)[0] == 0
-        keeper.ok("setitimer", 0, data(struct.pack("<4q", 0, 1000, 0, 1000)), 0)
+        keeper.ok("setitimer", 0, data(struct.pack("<4q", 0, 100, 0, 100)), 0)
         rescue = threading.Timer(DEADLINE, keeper.process.kill)
         rescue.start()
         with region(tenant) as found:
