@@ -5,15 +5,18 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from account import MIB
 from card import Card
-from limiter_lab import DEADLINE, OUT, Built, Tenant
+from limiter_lab import DEADLINE, INITIAL_PID_NAMESPACE, OUT, Built, Client, Tenant
 
 NVML = """
 import ctypes, json, sys
@@ -184,6 +187,51 @@ def test_where_nvml_names_nobody_only_calls_count(tenant: Tenant) -> None:
         # When the one that is named is charged, a second has gone by for the other as well.
         assert settled(named, 53 * MIB) == (53 * MIB, 64 * MIB)
         assert hidden.memory() == (53 * MIB, 64 * MIB)
+
+
+def test_in_a_pid_namespace_nvmls_numbers_mean_nobody(tenant: Tenant) -> None:
+    """NVML names the numbers of these very processes, which there may be strangers' ones: nothing is taken from that."""
+    tenant.quota(64 * MIB)
+    with tenant.client(STUB_CONTEXT_BYTES=str(10 * MIB)) as named:
+        named.alloc(MIB)
+        assert settled(named, 53 * MIB) == (53 * MIB, 64 * MIB)
+        tenant.in_namespace(0xF0000123)
+        with tenant.client(STUB_CONTEXT_BYTES=str(10 * MIB)) as inside:
+            inside.alloc(2 * MIB)
+            time.sleep(1.2)  # NVML's turn comes a second after the first call
+            assert [inside.memory() for _ in range(2)] == [(51 * MIB, 64 * MIB)] * 2
+            told = by_nvml(tenant)["0"]
+            assert all(told[f"Compute{version}"] == [0, 0, 0, [], []] for version in ("", "_v2", "_v3"))
+            tenant.in_namespace(INITIAL_PID_NAMESPACE)
+            assert by_nvml(tenant)["0"]["Compute_v3"][3] == [named.pid], "the other's number is one of its namespace"
+
+
+NAMESPACE = (
+    "unshare",
+    *(() if os.geteuid() == 0 else ("--user", "--map-root-user")),
+    "--pid",
+    "--fork",
+    "--kill-child",
+)
+
+
+@pytest.mark.skipif(
+    subprocess.run([*NAMESPACE, "true"], capture_output=True, check=False).returncode != 0,
+    reason="this user may not make a pid namespace",
+)
+def test_a_real_pid_namespace(tenant: Tenant, tmp_path: Path) -> None:
+    tenant.quota(64 * MIB)
+    shutil.rmtree(tenant.root / "proc")
+    (tenant.root / "proc").symlink_to("/proc")
+    script = tmp_path / "inside"
+    script.write_text(f"#!/bin/sh\nexec {' '.join(NAMESPACE)} {tenant.built.client}\n")
+    script.chmod(0o755)
+    with Client(SimpleNamespace(client=script), tenant.environment(STUB_CONTEXT_BYTES=str(10 * MIB))) as client:
+        assert client.call("getpid")[0] == 1
+        client.alloc(MIB)
+        time.sleep(1.2)
+        assert client.memory() == (63 * MIB, 64 * MIB)
+        assert client.memory() == (63 * MIB, 64 * MIB)
 
 
 @pytest.mark.parametrize("call", ["cuMemAlloc_v2", "cuMemGetInfo_v2"])

@@ -4,8 +4,8 @@
  *
  * What the driver takes for a process beyond what the process asks for (its context, modules, and
  * what allocations are rounded up to) is in no call. NVML knows it where it names this process: what
- * it says beyond what was counted is charged as `context`, about once a second. Where it names others
- * only (an older driver in a container with its own process numbers) nothing is charged for it.
+ * it says beyond what was counted is charged as `context`, about once a second. In a container with its
+ * own process numbers nothing is charged for it: there the number of this process may be a stranger's.
  */
 #include <unistd.h>
 
@@ -59,7 +59,7 @@ void settle_nvml(struct state *state, const struct quota *quota)
 	if (now < state->nvml_again_ns || !uses_cuda(state))
 		return;
 	bool named_somewhere = false;
-	if (start(state)) {
+	if (vgpu_pid_namespace() == INITIAL_PID_NAMESPACE && start(state)) {
 		for (int i = 0; i < quota->gpu_count; i++) {
 			int gpu = quota->gpus[i].region;
 			if (gpu < 0)

@@ -212,9 +212,11 @@ static void fill_slot(struct state *state)
 	struct slot *slot = &region->slots[state->slot];
 	struct timespec now;
 	clock_gettime(CLOCK_BOOTTIME, &now);
+	uint64_t pid_namespace = vgpu_pid_namespace();
 	lock(state);
 	clear_slot(region, slot);
 	slot->pid = getpid();
+	slot->pid_namespace = pid_namespace;
 	slot->started_ns = now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
 	memset(slot->name, 0, sizeof slot->name);
 	strncpy(slot->name, program_invocation_short_name ? program_invocation_short_name : "", sizeof slot->name - 1);
@@ -421,11 +423,14 @@ void tenant_set_context(struct state *state, int gpu, uint64_t bytes)
 int tenant_pids(struct state *state, unsigned pids[REGION_SLOTS])
 {
 	int count = 0;
+	if (vgpu_pid_namespace() != INITIAL_PID_NAMESPACE)
+		return 0;
 	lock(state);
 	strike_off_the_dead(state);
 	uint32_t slots = atomic_load(&state->region->slot_limit);
 	for (uint32_t i = 0; i < slots && i < REGION_SLOTS; i++)
-		if (atomic_load(&state->region->slots[i].state) == SLOT_USED)
+		if (atomic_load(&state->region->slots[i].state) == SLOT_USED
+		    && state->region->slots[i].pid_namespace == INITIAL_PID_NAMESPACE)
 			pids[count++] = (unsigned)state->region->slots[i].pid;
 	unlock(state);
 	return count;

@@ -42,10 +42,11 @@ enum slot_state { SLOT_FREE, SLOT_USED };
 struct slot {
 	_Atomic uint32_t state;		/* SLOT_USED until somebody has found the process dead */
 	_Atomic uint32_t nonce;		/* written by whoever holds the slot's byte */
-	int64_t pid;			/* as the process sees itself */
+	int64_t pid;			/* as the process sees itself, in */
 	int64_t started_ns;		/* CLOCK_BOOTTIME, when it took the slot */
 	char name[24];
-	uint64_t reserved[2];
+	uint64_t pid_namespace;		/* this namespace; 0: not known */
+	uint64_t reserved;
 	_Atomic uint64_t used[REGION_GPUS];	/* bytes charged for allocations */
 	_Atomic uint64_t context[REGION_GPUS];	/* bytes that NVML names beyond those */
 };

@@ -47,6 +47,21 @@ int file_status(int descriptor, const char *path, struct stat *status)
 	return (int)syscall(SYS_newfstatat, descriptor, path, status, *path ? 0 : AT_EMPTY_PATH);
 }
 
+uint64_t vgpu_pid_namespace(void)
+{
+	char path[160], text[64];
+	if (!vgpu_path(path, sizeof path, "/proc/self/ns/pid"))
+		return 0;
+	long length = syscall(SYS_readlinkat, AT_FDCWD, path, text, sizeof text - 1);
+	text[length < 0 ? 0 : length] = '\0';
+	if (strncmp(text, "pid:[", 5) != 0)
+		return 0;
+	uint64_t number = 0;
+	for (const char *digit = text + 5; *digit >= '0' && *digit <= '9'; digit++)
+		number = number * 10 + (uint64_t)(*digit - '0');
+	return number;
+}
+
 int vgpu_reopen(const char *path)
 {
 	int descriptor;

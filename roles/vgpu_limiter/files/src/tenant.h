@@ -27,7 +27,8 @@ void tenant_refused(struct state *, int gpu);
 
 uint64_t tenant_own_used(struct state *, int gpu);		/* this process's, without its context */
 void tenant_set_context(struct state *, int gpu, uint64_t bytes);
-/* The tenant's living processes, as they see themselves. Returns how many. */
+/* The tenant's living processes by the host's numbers. Returns how many: those that see themselves by these, and
+ * none where this process does not. */
 int tenant_pids(struct state *, unsigned pids[REGION_SLOTS]);
 
 /* Once a second: what the pools and graphs hold, and what NVML says of this process. */
