@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
+import account
 import pytest
 from account import MIB
 from limiter_lab import DEADLINE, OUT, Client, Tenant, data
@@ -79,6 +80,26 @@ def test_what_is_in_it(tenant: Tenant) -> None:
             assert bytes(found.memory[SLOTS + NAME : SLOTS + NAME + 7]) == b"client\0"
         assert lives(tenant.region, 0) and lives(tenant.region, 1) and not lives(tenant.region, 2)
     assert not lives(tenant.region, 0) and not lives(tenant.region, 1)
+
+
+def test_the_peak_is_of_what_was_there(tenant: Tenant) -> None:
+    """Neither what the driver refuses nor what a pool looks for counts, and what was there stays."""
+    tenant.quota(64 * MIB)
+    with tenant.client(STUB_FAIL="cuMemAlloc_v2:2:2", STUB_POOL_GROWTH="0") as client:
+        kept = client.alloc(8 * MIB)
+        assert client.call("cuMemAlloc_v2", OUT, 32 * MIB)[0] == 2
+        with region(tenant) as found:
+            assert found.get(GPUS + PEAK) == 8 * MIB
+            assert client.call("cuMemAllocAsync", OUT, 60 * MIB, 0)[0] == 2
+            client.free(kept)
+            assert found.get(GPUS + PEAK) == 8 * MIB
+            for call in (
+                ("cuMemAllocAsync", OUT, 10 * MIB, 0),
+                ("cuMemCreate", OUT, 4 * MIB, data(account.on_device(0)), 0),
+                ("cuArrayCreate_v2", OUT, data(account.array_2d(1024, 1024, 0x20, 1))),
+            ):
+                client.ok(*call)
+                assert found.get(GPUS + PEAK) == tenant.used()
 
 
 def test_a_dead_processs_slot_is_used_again(tenant: Tenant) -> None:

@@ -6,6 +6,7 @@
  * width x height x depth x channels x the format's size, with 0 for a dimension that is not there.
  */
 #include "allocations.h"
+#include "tenant.h"
 
 /* Bits of an element: of one channel, or of all where the format says how many there are. Numbers of
  * CUarray_format, as the CUDA driver API reference lists them. */
@@ -84,8 +85,10 @@ static CUresult keep(enum table_kind kind, const struct target *target, void *ar
 	CUcontext context = NULL;
 	REAL(cuCtxGetCurrent)(&context);
 	struct entry entry = { .bytes = bytes, .with = (uintptr_t)context, .gpu = (int16_t)target->gpu };
-	if (remember(vgpu_state(), kind, (uintptr_t)array, &entry))
+	if (remember(vgpu_state(), kind, (uintptr_t)array, &entry)) {
+		tenant_note_peak(vgpu_state(), target->gpu);
 		return CUDA_SUCCESS;
+	}
 	if (kind == T_ARRAY)
 		REAL(cuArrayDestroy)(array);
 	else

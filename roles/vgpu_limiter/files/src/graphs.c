@@ -21,6 +21,7 @@ static bool set_charge(struct state *state, int gpu, uint64_t bytes, uint64_t li
 	uint64_t *charged = &state->graph_bytes[gpu];
 	if (bytes > *charged && !tenant_reserve(state, gpu, bytes - *charged, limit))
 		return false;
+	tenant_note_peak(state, gpu);
 	if (bytes < *charged)
 		tenant_give_back(state, gpu, *charged - bytes);
 	*charged = bytes;

@@ -21,8 +21,10 @@ static CUcontext current_context(void)
 static CUresult keep(const struct target *target, CUdeviceptr pointer, uint64_t bytes)
 {
 	struct entry entry = { .bytes = bytes, .with = (uintptr_t)current_context(), .gpu = (int16_t)target->gpu };
-	if (remember(vgpu_state(), T_POINTER, pointer, &entry))
+	if (remember(vgpu_state(), T_POINTER, pointer, &entry)) {
+		tenant_note_peak(vgpu_state(), target->gpu);
 		return CUDA_SUCCESS;
+	}
 	REAL(cuMemFree_v2)(pointer);
 	uncharge(target->gpu, bytes);
 	return CUDA_ERROR_OUT_OF_MEMORY;

@@ -51,6 +51,15 @@ static bool bytes_by_nvml(const struct quota_gpu *gpu, uint64_t *bytes)
 	return named;
 }
 
+/* What is counted now, and not in the middle of a pool's growth, which the driver holds before it is charged. */
+static uint64_t counted_whole(struct state *state, int gpu)
+{
+	mutex_lock(&state->pools);
+	uint64_t bytes = tenant_own_used(state, gpu);
+	mutex_unlock(&state->pools);
+	return bytes;
+}
+
 /* Between what is counted before and after NVML was asked memory may have come or gone. The larger of
  * the two leaves the least for the context: rather a second too little than memory counted twice. */
 void settle_nvml(struct state *state, const struct quota *quota)
@@ -66,7 +75,7 @@ void settle_nvml(struct state *state, const struct quota *quota)
 				continue;
 			uint64_t bytes, before = tenant_own_used(state, gpu);
 			bool named = bytes_by_nvml(&quota->gpus[i], &bytes);
-			uint64_t after = tenant_own_used(state, gpu), counted = before > after ? before : after;
+			uint64_t after = counted_whole(state, gpu), counted = before > after ? before : after;
 			tenant_set_context(state, gpu, named && bytes > counted ? bytes - counted : 0);
 			named_somewhere |= named;
 		}

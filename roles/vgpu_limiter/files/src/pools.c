@@ -68,6 +68,7 @@ static bool set_charge(struct state *state, const struct entry *block, uint64_t 
 {
 	if (bytes > block->bytes && !tenant_reserve(state, block->gpu, bytes - block->bytes, limit))
 		return false;
+	tenant_note_peak(state, block->gpu);
 	if (bytes < block->bytes)
 		tenant_give_back(state, block->gpu, block->bytes - bytes);
 	mutex_lock(&state->tables_lock);

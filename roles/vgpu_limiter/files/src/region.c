@@ -332,8 +332,15 @@ static void add(struct state *state, int gpu, uint64_t bytes)
 	uint64_t total = atomic_load_explicit(&sums->total, memory_order_relaxed) + bytes;
 	atomic_store_explicit(used, atomic_load_explicit(used, memory_order_relaxed) + bytes, memory_order_relaxed);
 	atomic_store_explicit(&sums->total, total, memory_order_relaxed);
-	if (total > atomic_load_explicit(&sums->peak, memory_order_relaxed))
-		atomic_store_explicit(&sums->peak, total, memory_order_relaxed);
+}
+
+void tenant_note_peak(struct state *state, int gpu)
+{
+	struct region_gpu *sums = &state->region->gpus[gpu];
+	uint64_t total = atomic_load_explicit(&sums->total, memory_order_relaxed);
+	uint64_t peak = atomic_load_explicit(&sums->peak, memory_order_relaxed);
+	while (total > peak && !atomic_compare_exchange_weak(&sums->peak, &peak, total))
+		;
 }
 
 static bool has_room(struct state *state, int gpu, uint64_t bytes, uint64_t limit)
@@ -379,6 +386,7 @@ void tenant_add(struct state *state, int gpu, uint64_t bytes)
 	lock(state);
 	add(state, gpu, bytes);
 	unlock(state);
+	tenant_note_peak(state, gpu);
 }
 
 void tenant_give_back(struct state *state, int gpu, uint64_t bytes)
@@ -415,9 +423,8 @@ void tenant_set_context(struct state *state, int gpu, uint64_t bytes)
 	uint64_t sum = atomic_load(total) - atomic_load(context) + bytes;
 	atomic_store(context, bytes);
 	atomic_store(total, sum);
-	if (sum > atomic_load(&state->region->gpus[gpu].peak))
-		atomic_store(&state->region->gpus[gpu].peak, sum);
 	unlock(state);
+	tenant_note_peak(state, gpu);
 }
 
 int tenant_pids(struct state *state, unsigned pids[REGION_SLOTS])

@@ -11,8 +11,8 @@
  * process, however that ends: whoever can have the lock finds the slot's process dead. No pid is
  * compared, so the processes may be in different pid namespaces.
  *
- * Who may write. Everything but `nonce` is written under the region's lock, whose word names its
- * holder: slot + 1, and the nonce that tells this holder from an earlier one of the slot. A waiter
+ * Who may write. Everything but `nonce`, `peak` and `refused` is written under the region's lock, whose word
+ * names its holder: slot + 1, and the nonce that tells this holder from an earlier one of the slot. A waiter
  * that finds the holder dead replaces the word by its own and computes the totals again from the
  * slots: they are all that counts, and each figure in them is one 64-bit store. So a process may be
  * killed at any instruction.
@@ -56,7 +56,7 @@ struct region_gpu {
 	_Atomic uint32_t taken;
 	uint32_t reserved;
 	_Atomic uint64_t total;		/* of used and context of all slots */
-	_Atomic uint64_t peak;		/* of total, since the region was made */
+	_Atomic uint64_t peak;		/* of total, since the region was made: when memory was there, not when it was asked for */
 	_Atomic uint64_t refused;	/* times that an allocation found no room */
 };
 

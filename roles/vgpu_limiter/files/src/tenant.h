@@ -22,6 +22,8 @@ uint64_t tenant_used(struct state *, int gpu);
 
 void tenant_add(struct state *, int gpu, uint64_t bytes);	/* without a limit */
 void tenant_give_back(struct state *, int gpu, uint64_t bytes);
+/* What was reserved has become memory: now it counts for the peak (as does what others ask for at this moment). */
+void tenant_note_peak(struct state *, int gpu);
 /* An allocation found no room in the end. */
 void tenant_refused(struct state *, int gpu);
 

@@ -7,6 +7,7 @@
  * the memory: it counts both. Memory that another process has made (imported) has no block.
  */
 #include "allocations.h"
+#include "tenant.h"
 
 /* --- under state->tables_lock --- */
 
@@ -99,8 +100,10 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const C
 	if (!charge(&target, bytes))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	CUresult result = REAL(cuMemCreate)(handle, bytes, what, flags);
-	if (result == CUDA_SUCCESS && add_block(vgpu_state(), *handle, target.gpu, bytes))
+	if (result == CUDA_SUCCESS && add_block(vgpu_state(), *handle, target.gpu, bytes)) {
+		tenant_note_peak(vgpu_state(), target.gpu);
 		return CUDA_SUCCESS;
+	}
 	if (result == CUDA_SUCCESS) {
 		REAL(cuMemRelease)(*handle);
 		result = CUDA_ERROR_OUT_OF_MEMORY;
