@@ -13,6 +13,12 @@ from limiter_lab import LIBRARY, OUT, SOURCE, CudaError, Tenant, run_make
 
 OLDEST_GLIBC = (2, 17)
 
+POINTS = """
+    accept close connect creat fsync lockf msgrcv msgsnd nanosleep open openat pause poll pread pthread_cond_wait
+    pthread_join pwrite read readv recv recvfrom recvmsg select sem_wait send sendmsg sendto sigsuspend sleep usleep
+    write writev fopen fclose fread fwrite fprintf syslog
+"""
+
 
 def output(*command: object) -> str:
     return subprocess.run([str(part) for part in command], capture_output=True, text=True, check=True).stdout
@@ -59,6 +65,17 @@ def test_it_needs_the_c_library_alone(library: Path) -> None:
     assert "TEXTREL" not in dynamic
     assert "BIND_NOW" in dynamic
     assert not re.search(r"\((RPATH|RUNPATH)\)", dynamic)
+
+
+def test_a_thread_is_cancelled_nowhere_but_in_its_sleep(library: Path) -> None:
+    """Of the functions that POSIX lets a cancelled thread end in, only the sleep is called, where no lock is held. (The
+    C library's fcntl is one too, but not for the commands that do not wait.)"""
+    points = POINTS.split()
+    names = {line.split()[-1].split("@")[0] for line in output("nm", "-D", "--undefined-only", library).splitlines()}
+    assert "clock_nanosleep" in names
+    assert not names & {
+        form for name in points for form in (name, f"{name}64", f"__{name}", f"__{name}_2", f"__{name}64_2")
+    }
 
 
 def test_nothing_runs_when_it_is_loaded(library: Path) -> None:

@@ -213,6 +213,12 @@ bool vgpu_wait_for_byte(int descriptor, int64_t offset);
 void vgpu_leave_byte(int descriptor, int64_t offset);
 int vgpu_reopen(const char *path);	/* O_RDWR | O_CLOEXEC, -1: cannot */
 
+/* The kernel's own calls. Those of the C library are points at which a thread that was cancelled ends
+ * (pthread_cancel), which must not happen with a lock held. */
+int vgpu_openat(const char *path, int flags, unsigned mode);
+long vgpu_read(int descriptor, void *, size_t);
+void vgpu_close(int descriptor);
+
 /* The number of this process's pid namespace, 0 where it cannot be told. NVML's numbers of processes are the host's,
  * and mean something only in the initial one: elsewhere the same number may be a stranger's. */
 #define INITIAL_PID_NAMESPACE UINT64_C(0xeffffffc)	/* PROC_PID_INIT_INO of linux/proc_ns.h, the same on every host */

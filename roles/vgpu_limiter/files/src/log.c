@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
@@ -45,8 +46,8 @@ static void to_syslog(int level, const char *text)
 	if (length >= (int)sizeof line)
 		length = sizeof line - 1;
 	/* Without a connection: a socket that nobody reads must not make us wait. */
-	(void)sendto(descriptor, line, length, MSG_NOSIGNAL | MSG_DONTWAIT, (struct sockaddr *)&address, sizeof address);
-	close(descriptor);
+	syscall(SYS_sendto, descriptor, line, (size_t)length, MSG_NOSIGNAL | MSG_DONTWAIT, &address, sizeof address);
+	vgpu_close(descriptor);
 }
 
 static void to_file(const char *path, const char *text)
@@ -58,13 +59,12 @@ static void to_file(const char *path, const char *text)
 		line[length - 1] = '\n';
 	}
 	bool own = strcmp(path, "stderr") != 0;
-	int descriptor = own ? open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0644) : STDERR_FILENO;
+	int descriptor = own ? vgpu_openat(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0644) : STDERR_FILENO;
 	if (descriptor < 0)
 		return;
-	ssize_t written = write(descriptor, line, length);
-	(void)written;
+	syscall(SYS_write, descriptor, line, (size_t)length);
 	if (own)
-		close(descriptor);
+		vgpu_close(descriptor);
 }
 
 void vgpu_log(int level, const char *format, ...)

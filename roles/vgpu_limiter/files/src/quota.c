@@ -51,7 +51,7 @@ static bool read_text(int descriptor, char *text, size_t room)
 {
 	size_t used = 0;
 	for (;;) {
-		ssize_t more = read(descriptor, text + used, room - 1 - used);
+		long more = vgpu_read(descriptor, text + used, room - 1 - used);
 		if (more < 0 && errno == EINTR)
 			continue;
 		if (more <= 0) {
@@ -88,7 +88,7 @@ void quota_read(struct state *state)
 		return;
 	if (file_status(AT_FDCWD, path, &status) == 0 && is_same(state, &status))
 		return;
-	int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+	int descriptor = vgpu_openat(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0);
 	if (descriptor < 0 || file_status(descriptor, "", &status) != 0) {
 		/* Gone: the quota ends with the process. Never there: once is enough to say so. */
 		if (state->file.inode != 0 || !state->looked)
@@ -97,7 +97,7 @@ void quota_read(struct state *state)
 		memset(&state->file, 0, sizeof state->file);
 		state->looked = true;
 		if (descriptor >= 0)
-			close(descriptor);
+			vgpu_close(descriptor);
 		return;
 	}
 	note(state, &status);
@@ -105,7 +105,7 @@ void quota_read(struct state *state)
 	const char *wrong = distrust(state, &status);
 	if (!wrong && !read_text(descriptor, text, sizeof text))
 		wrong = "it cannot be read whole";
-	close(descriptor);
+	vgpu_close(descriptor);
 	if (!wrong)
 		wrong = quota_parse(&quota, text, state->name, &line);
 	if (!wrong)

@@ -38,7 +38,7 @@ static int open_region(const struct state *state)
 	int descriptor = vgpu_reopen(path);
 	if (descriptor >= 0 && (file_status(descriptor, "", &status) != 0 || status.st_dev != state->region_device
 	                        || status.st_ino != state->region_inode)) {
-		close(descriptor);
+		vgpu_close(descriptor);
 		return -1;
 	}
 	return descriptor;
@@ -64,7 +64,7 @@ static bool holder_is_dead(const struct state *state, uint32_t word, int64_t hel
 	if (descriptor < 0)
 		return held_ns > BLIND_NS;
 	bool dead = slot_is_dead(state, descriptor, slot);
-	close(descriptor);
+	vgpu_close(descriptor);
 	return dead;
 }
 
@@ -183,7 +183,7 @@ static void strike_off_the_dead(struct state *state)
 			clear_slot(region, &region->slots[i]);
 	}
 	if (descriptor >= 0)
-		close(descriptor);
+		vgpu_close(descriptor);
 }
 
 /* The byte makes the slot ours; what the slot says is written under the lock. */
@@ -264,7 +264,7 @@ static bool open_shared_region(struct state *state)
 		wrong = "it is no region of this version; remove it when no process of the tenant runs";
 	else if (!take_slot(state, descriptor))
 		wrong = "all 1024 places for processes are taken";
-	close(descriptor);
+	vgpu_close(descriptor);
 	if (!wrong)
 		return true;
 	vgpu_log(LOG_ERR, "%s: %s: the memory quota holds for this process alone", path, wrong);

@@ -42,7 +42,7 @@ static struct turnstile *open_turnstile(struct throttle_gpu *g, const char *uuid
 	g->inode = status.st_ino;
 	if (turnstile_adopt(t))
 		g->process = take_number(t, descriptor);
-	close(descriptor);
+	vgpu_close(descriptor);
 	return g->process ? t : NULL;
 }
 
@@ -102,6 +102,6 @@ bool seat_holder_is_dead(const struct throttle_gpu *g, unsigned holder)
 		return false;
 	bool dead = file_status(descriptor, "", &status) == 0 && status.st_dev == g->device && status.st_ino == g->inode
 		&& !vgpu_byte_is_taken(descriptor, TURNSTILE_LOCKS + holder);
-	close(descriptor);
+	vgpu_close(descriptor);
 	return dead;
 }

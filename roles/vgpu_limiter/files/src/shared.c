@@ -62,11 +62,15 @@ uint64_t vgpu_pid_namespace(void)
 	return number;
 }
 
+int vgpu_openat(const char *path, int flags, unsigned mode) { return (int)syscall(SYS_openat, AT_FDCWD, path, flags, mode); }
+long vgpu_read(int descriptor, void *to, size_t room) { return syscall(SYS_read, descriptor, to, room); }
+void vgpu_close(int descriptor) { syscall(SYS_close, descriptor); }
+
 int vgpu_reopen(const char *path)
 {
 	int descriptor;
 	do
-		descriptor = open(path, O_RDWR | O_CLOEXEC | O_NOCTTY | O_NOFOLLOW | O_NONBLOCK);
+		descriptor = vgpu_openat(path, O_RDWR | O_CLOEXEC | O_NOCTTY | O_NOFOLLOW | O_NONBLOCK, 0);
 	while (descriptor < 0 && errno == EINTR);
 	return descriptor;
 }
@@ -101,7 +105,7 @@ void *vgpu_open_shared(const char *path, size_t size, int *descriptor)
 	int error = errno;
 	if (memory != MAP_FAILED)
 		munmap(memory, size);
-	close(*descriptor);
+	vgpu_close(*descriptor);
 	*descriptor = -1;
 	errno = error;
 	return NULL;
@@ -118,7 +122,7 @@ bool vgpu_wait_for_byte(int descriptor, int64_t offset)
 	struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = offset, .l_len = 1 };
 	int result;
 	do
-		result = fcntl(descriptor, F_OFD_SETLKW, &lock);
+		result = (int)syscall(SYS_fcntl, descriptor, F_OFD_SETLKW, &lock);
 	while (result != 0 && errno == EINTR);
 	return result == 0;
 }
