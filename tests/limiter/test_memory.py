@@ -326,6 +326,19 @@ def test_the_memory_is_its_own_devices(pair: Tenant) -> None:
         client.ok("cuCtxSynchronize", thread=2)
 
 
+def test_a_graphs_memory_is_its_streams_devices(pair: Tenant) -> None:
+    with pair.client() as client:
+        context = client.ok("cuDevicePrimaryCtxRetain", OUT, 1)
+        client.ok("cuCtxSetCurrent", context, thread=2)
+        stream = client.ok("cuStreamCreate", OUT, 1, thread=2)
+        made = client.ok("cuGraphCreate", OUT, 0)
+        client.ok("cuGraphAddMemAllocNode", OUT, made, 0, 0, data(account.graph_memory_node(1, 10 * MIB)))
+        graph = client.ok("cuGraphInstantiateWithFlags", OUT, made, 0)
+        assert client.call("cuGraphUpload", graph, stream)[0] == OUT_OF_MEMORY
+        assert client.call("cuGraphLaunch", graph, stream)[0] == OUT_OF_MEMORY
+        assert (pair.used(1), client.ok("cuMemGetInfo_v2", OUT, OUT, thread=2)[0]) == (0, 8 * MIB)
+
+
 # --- Contexts ---
 
 

@@ -159,6 +159,27 @@ def test_a_context_of_its_own_for_each_few_launches_evades_nothing(tmp_path, bui
     assert alone(tmp_path, built, 30, options) == pytest.approx(30, abs=POINTS)
 
 
+@pytest.mark.parametrize("current", ["0", "-1"], ids=["of-another-gpu", "none"])
+@pytest.mark.parametrize("form", ["--form kernel", "--form ex_ptsz", "--graph 10 --form graph"])
+def test_a_launch_runs_on_its_streams_gpu_whatever_context_the_thread_has(tmp_path, built, current, form):
+    world = World(tmp_path, built, gpus=2)
+    tenant = Tenant(tmp_path / "root", world.card, built).quota(None, 0, sm=30)
+    worker = world.worker(tenant, f"--device 1 --streams 2 --current {current} --kernel 200000 {form} --seconds 4")
+    world.run()
+    assert worker.share() == pytest.approx(30, abs=POINTS)
+
+
+def test_a_dozen_contexts_on_a_gpu_are_all_held_back(tmp_path, built):
+    assert alone(tmp_path, built, 30, "--contexts 12 --kernel 5000000 --seconds 6") == pytest.approx(30, abs=POINTS)
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_what_cannot_be_measured_is_paid_for_by_estimate(tmp_path, built, every):
+    """A kernel of two milliseconds is one that takes as long as the library takes an unknown one to take."""
+    share = alone(tmp_path, built, 30, "--kernel 2000000 --seconds 5", STUB_RECORDS_FAIL=str(every))
+    assert share == pytest.approx(30, abs=POINTS)
+
+
 def test_a_killed_holder_does_not_stop_others(world):
     """The first tenant launches 400 ms of work, which gives it the GPU for longer than that, and is killed at once."""
     first = world.tenant(50, "tenant-a", 0)

@@ -42,10 +42,11 @@ CUresult cuGraphLaunch(CUgraphExec, CUstream);
 CUresult cuGraphLaunch_ptsz(CUgraphExec, CUstream);
 int64_t stub_busy_ns(int gpu);
 
-enum { MAX_KERNELS = 8, MAX_STREAMS = 8, MAX_THREADS = 8 };
+enum { MAX_KERNELS = 8, MAX_STREAMS = 16, MAX_THREADS = 8 };
 static double seconds = 1, start, report_every, rename_at, capture_at;
 static const char *form = "kernel", *rename_from, *rename_to;
 static long die_after, time_launches, fresh_context;
+static int contexts, current = -2; /* current: a device whose context the launching thread has, -1: none */
 static int kernel_count, stream_count, sync_every, threads = 1, graph_kernels, gpu;
 static long long gap_ns;
 static char kernels[MAX_KERNELS][32];
@@ -161,8 +162,20 @@ static void *work(void *first)
         rest((long long)(start * 1e9));
     double end = now() + seconds;
     need(cuCtxSetCurrent(context), "cuCtxSetCurrent");
-    for (int i = 0; i < stream_count; i++)
+    if (contexts)
+        stream_count = contexts < MAX_STREAMS ? contexts : MAX_STREAMS;
+    for (int i = 0; i < stream_count; i++) {
+        CUcontext own;
+        if (contexts)
+            need(cuCtxCreate_v2(&own, 0, gpu), "cuCtxCreate");
         need(cuStreamCreate(&streams[i], 1), "cuStreamCreate");
+    }
+    if (current > -2) {
+        CUcontext other = NULL;
+        if (current >= 0)
+            need(cuDevicePrimaryCtxRetain(&other, current), "cuDevicePrimaryCtxRetain");
+        need(cuCtxSetCurrent(other), "cuCtxSetCurrent");
+    }
     for (long i = 0; now() < end; i++) {
         launch((int)(i % kernel_count), streams[stream_count ? i % stream_count : 0]);
         if (die_after && i + 1 >= die_after)
@@ -213,6 +226,8 @@ int main(int count, char **words)
         else if (!strcmp(name, "--rename-to")) rename_to = value;
         else if (!strcmp(name, "--die-after")) die_after = atol(value);
         else if (!strcmp(name, "--device")) gpu = atoi(value);
+        else if (!strcmp(name, "--contexts")) contexts = atoi(value);
+        else if (!strcmp(name, "--current")) current = atoi(value);
         else if (!strcmp(name, "--fresh-context")) fresh_context = atol(value);
         else if (!strcmp(name, "--time")) time_launches = atol(value);
         else if (!strcmp(name, "--capture-at")) capture_at = atof(value);

@@ -9,10 +9,11 @@
 
 struct CUevent_st {
     int gpu, index; /* index: in the shared table, -1 before the first recording */
+    int made_on;
     bool timing, recorded, captured;
 };
 
-
+static long records;
 static unsigned char taken[CLOCK_GPUS][CLOCK_EVENTS];
 
 EXPORT CUresult cuEventCreate(CUevent *event, unsigned int flags)
@@ -21,7 +22,7 @@ EXPORT CUresult cuEventCreate(CUevent *event, unsigned int flags)
     if (ready || !event)
         return ready ? ready : CUDA_ERROR_INVALID_VALUE;
     struct CUevent_st *new = calloc(1, sizeof *new);
-    *new = (struct CUevent_st){.gpu = stub_current_gpu(), .index = -1, .timing = !(flags & 2)};
+    *new = (struct CUevent_st){.gpu = stub_current_gpu(), .made_on = stub_current_gpu(), .index = -1, .timing = !(flags & 2)};
     *event = new;
     return CUDA_SUCCESS;
 }
@@ -62,6 +63,11 @@ static CUresult record(CUevent event, struct CUstream_st *stream)
     CUresult result = gpu_capturing(stream, &captured);
     if (result)
         return result;
+    if (event->made_on != stream->gpu)
+        return CUDA_ERROR_INVALID_HANDLE; /* the event and the stream are of different contexts */
+    long every = (long)stub_setting("STUB_RECORDS_FAIL", 0);
+    if (every && __atomic_add_fetch(&records, 1, __ATOMIC_RELAXED) % every == 0)
+        return CUDA_ERROR_OUT_OF_MEMORY;
     event->captured = captured;
     event->recorded = true;
     struct world *w = clock_world();

@@ -22,6 +22,7 @@
  *   STUB_CONTEXT_BYTES    bytes that each context takes (0)
  *   STUB_POOL_GROWTH      by how much a pool grows at least (32 MiB)
  *   STUB_FAIL             FUNCTION:N[:CODE]: the Nth call (from 1) of a function that takes memory fails so (CODE 2)
+ *   STUB_RECORDS_FAIL     N: each Nth recording of an event fails
  *   STUB_ALIASES          1: cuGetProcAddress answers with other addresses than the exported symbols'
  *   STUB_REQUESTS         a file to which each request of cuGetProcAddress is appended: name version flags
  *   STUB_DRIVER_VERSION   13000

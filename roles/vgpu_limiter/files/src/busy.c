@@ -71,18 +71,19 @@ static bool record(CUevent *event, CUstream stream)
 	return REAL(cuEventRecord)(*event, stream) == CUDA_SUCCESS;
 }
 
-void busy_before(struct launch *launch, CUstream stream)
+bool busy_before(struct launch *launch, CUstream stream)
 {
 	int mode = relax();
-	if (!record(&launch->begin, stream))
-		atomic_store(&launch->phase, LAUNCH_FAILED);
+	bool recorded = record(&launch->begin, stream);
 	restore(mode);
+	return recorded;
 }
 
-void busy_after(struct launch *launch, CUstream stream, bool launched)
+/* The phase is set here alone: from then on the launch's place may be another one's. */
+void busy_after(struct launch *launch, CUstream stream, bool timed, bool launched)
 {
-	int phase = LAUNCH_FAILED;
-	if (launched && atomic_load(&launch->phase) != LAUNCH_FAILED) {
+	int phase = launched ? LAUNCH_UNTIMED : LAUNCH_FAILED;
+	if (launched && timed) {
 		int mode = relax();
 		if (record(&launch->end, stream))
 			phase = LAUNCH_RECORDED;
@@ -109,7 +110,7 @@ static void move_anchor(struct busy *b, CUevent *event, int64_t ns)
 	*event = old;
 }
 
-/* 0 where the driver cannot tell. */
+/* -1 where the driver cannot tell. */
 static int64_t measure(struct busy *b, struct launch *launch)
 {
 	int64_t from, to, fresh;
@@ -118,9 +119,9 @@ static int64_t measure(struct busy *b, struct launch *launch)
 	if (!launch->begin)
 		from = b->anchor_ns;	/* this one's begin has just become the anchor */
 	else if (!time_of(b, launch->begin, &from))
-		return 0;
+		return -1;
 	if (!time_of(b, launch->end, &to))
-		return 0;
+		return -1;
 	fresh = busy_cover(&b->covered, from, to);
 	if (to - b->anchor_ns > ANCHOR_AGE_NS)
 		move_anchor(b, &launch->end, to);
@@ -132,14 +133,15 @@ static bool harvest_one(struct busy *b, struct launch *launch, int64_t *busy_ns)
 	int phase = atomic_load(&launch->phase);
 	if (phase == LAUNCH_BEGUN)
 		return false;
-	*busy_ns = 0;
+	*busy_ns = phase == LAUNCH_FAILED ? 0 : launch->estimate_ns;
 	if (phase == LAUNCH_RECORDED) {
 		CUresult result = REAL(cuEventQuery)(launch->end);
 		if (result == CUDA_ERROR_NOT_READY)
 			return false;
-		if (result == CUDA_SUCCESS) {
-			*busy_ns = measure(b, launch);
-			learn(b, launch->function, *busy_ns);
+		int64_t measured = result == CUDA_SUCCESS ? measure(b, launch) : -1;
+		if (measured >= 0) {
+			*busy_ns = measured;
+			learn(b, launch->function, measured);
 		}
 	}
 	return true;

@@ -24,7 +24,7 @@ enum {
  * one before it ended. */
 struct covered { int64_t floor, from, to; };
 
-enum launch_phase { LAUNCH_BEGUN, LAUNCH_RECORDED, LAUNCH_FAILED };
+enum launch_phase { LAUNCH_BEGUN, LAUNCH_RECORDED, LAUNCH_UNTIMED, LAUNCH_FAILED };
 
 struct launch {
 	CUevent begin, end;
@@ -36,6 +36,7 @@ struct launch {
 };
 
 struct busy {
+	struct busy *next;
 	CUcontext context;
 	CUevent anchor;		/* done; the GPU's clock is told from it */
 	int64_t anchor_ns;
@@ -57,10 +58,11 @@ static inline bool busy_is_idle(const struct busy *b) { return b->put == b->done
 /* A place for a launch, with the throttle's lock held; then, without it, just before and just after
  * the launch. */
 struct launch *busy_reserve(struct busy *, const void *function, int64_t now);
-void busy_before(struct launch *, CUstream);
-void busy_after(struct launch *, CUstream, bool launched);
+bool busy_before(struct launch *, CUstream);	/* false: it cannot be timed */
+void busy_after(struct launch *, CUstream, bool timed, bool launched);
 
-/* The next launch that is done; false if there is none. *busy_ns is what it took of the GPU. */
+/* The next launch that is done; false if there is none. *busy_ns is what it took of the GPU,
+ * or was taken to need where that cannot be told. */
 bool busy_harvest(struct busy *, struct launch *done, int64_t *busy_ns);
 
 #endif

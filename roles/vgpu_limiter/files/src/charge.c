@@ -78,6 +78,35 @@ struct target target_of_context(void)
 	return target_of(quota, device);
 }
 
+static bool is_object(CUstream stream)
+{
+	return stream && stream != CU_STREAM_LEGACY && stream != CU_STREAM_PER_THREAD;
+}
+
+bool vgpu_enter_stream(CUstream stream)
+{
+	CUcontext current = NULL, of = NULL;
+	if (!is_object(stream) || REAL(cuStreamGetCtx)(stream, &of) != CUDA_SUCCESS
+	    || (REAL(cuCtxGetCurrent)(&current) == CUDA_SUCCESS && current == of))
+		return false;
+	return REAL(cuCtxPushCurrent_v2)(of) == CUDA_SUCCESS;
+}
+
+void vgpu_leave_stream(bool entered)
+{
+	CUcontext of;
+	if (entered)
+		REAL(cuCtxPopCurrent_v2)(&of);
+}
+
+struct target target_of_stream(CUstream stream)
+{
+	bool entered = vgpu_quota_now() && vgpu_enter_stream(stream);
+	struct target target = target_of_context();
+	vgpu_leave_stream(entered);
+	return target;
+}
+
 /* Out of memory is the last answer: pools may hold what nobody uses, which the driver too would give
  * up before it says so. */
 bool charge(const struct target *target, uint64_t bytes)

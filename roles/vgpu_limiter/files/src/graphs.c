@@ -97,7 +97,7 @@ static bool is_known_without_memory(struct state *state, CUgraphExec graph)
 
 CUresult vgpu_graph_admit(CUgraphExec graph, CUstream stream, bool per_thread)
 {
-	struct target target = target_of_context();
+	struct target target = target_of_stream(stream);
 	struct state *state = target.gpu >= 0 ? vgpu_state() : NULL;
 	if (!state || !graph || target.limit_bytes == UINT64_MAX || is_known_without_memory(state, graph)
 	    || !HAVE(cuGraphUpload) || vgpu_is_capturing(stream, per_thread))
@@ -109,7 +109,7 @@ CUresult vgpu_graph_admit(CUgraphExec graph, CUstream stream, bool per_thread)
 
 static CUresult upload_hook(CUgraphExec graph, CUstream stream, CUresult real(CUgraphExec, CUstream))
 {
-	struct target target = target_of_context();
+	struct target target = target_of_stream(stream);
 	return target.gpu < 0 ? real(graph, stream) : upload(vgpu_state(), graph, stream, &target, real);
 }
 

@@ -243,6 +243,11 @@ struct target {
 };
 struct target target_of_context(void);
 struct target target_of_device(CUdevice);
+/* What a stream is given is done in its own context, on its own GPU, whatever context the thread has. */
+struct target target_of_stream(CUstream);
+/* Makes the stream's context the thread's, where it is another; vgpu_leave_stream is told what this returned. */
+bool vgpu_enter_stream(CUstream);
+void vgpu_leave_stream(bool entered);
 
 /* Reserves, or is false: out of memory. Exact, and seen by all processes of the tenant at once. */
 bool charge(const struct target *, uint64_t bytes);

@@ -59,11 +59,15 @@ LAUNCH(cuLaunchCooperativeKernel, (KERNEL_PARAMETERS, void **p), (KERNEL_ARGUMEN
 LAUNCH(cuLaunchCooperativeKernel_ptsz, (KERNEL_PARAMETERS, void **p), (KERNEL_ARGUMENTS, p), f, stream, own_default)
 
 /* A graph may also take memory, which its launch charges (graphs.c). */
-static CUresult and_its_memory(CUresult result)
+static CUresult and_its_memory(CUresult result, CUstream stream)
 {
 	CUdevice device;
-	if (vgpu_quota_now() && REAL(cuCtxGetDevice)(&device) == CUDA_SUCCESS)
+	if (!vgpu_quota_now())
+		return result;
+	bool entered = vgpu_enter_stream(stream);
+	if (REAL(cuCtxGetDevice)(&device) == CUDA_SUCCESS)
 		vgpu_graph_memory(device);
+	vgpu_leave_stream(entered);
 	return result;
 }
 
@@ -73,12 +77,12 @@ static CUresult and_its_memory(CUresult result)
 		if (vgpu_graph_admit(graph, stream, per_thread) != CUDA_SUCCESS) \
 			return CUDA_ERROR_OUT_OF_MEMORY; \
 		if (LIKELY(throttle_is_off())) \
-			return and_its_memory(REAL(symbol)(graph, stream)); \
+			return and_its_memory(REAL(symbol)(graph, stream), stream); \
 		count_looks(); \
 		struct passage passage = throttle_enter(graph, stream_meant(stream)); \
 		CUresult result = REAL(symbol)(graph, stream); \
 		throttle_leave(&passage, result); \
-		return and_its_memory(result); \
+		return and_its_memory(result, stream); \
 	}
 
 LAUNCH_GRAPH(cuGraphLaunch, as_it_is, false)

@@ -125,24 +125,6 @@ void settle_pools(struct state *state, int gpu, bool trim)
 
 /* --- allocating --- */
 
-static bool is_object(CUstream stream)
-{
-	return stream && stream != CU_STREAM_LEGACY && stream != CU_STREAM_PER_THREAD;
-}
-
-/* The memory is that of the stream's device, which may be another than the thread's. */
-static struct target target_of_stream(CUstream stream)
-{
-	CUcontext current = NULL, of = NULL;
-	if (!is_object(stream) || !vgpu_quota_now() || REAL(cuStreamGetCtx)(stream, &of) != CUDA_SUCCESS
-	    || (REAL(cuCtxGetCurrent)(&current) == CUDA_SUCCESS && current == of)
-	    || REAL(cuCtxPushCurrent_v2)(of) != CUDA_SUCCESS)
-		return target_of_context();
-	struct target target = target_of_context();
-	REAL(cuCtxPopCurrent_v2)(&of);
-	return target;
-}
-
 /* A pool that nobody has made: a device's own, or one of another process, which is not counted here. */
 static struct target target_of_pool(struct state *state, CUmemoryPool pool)
 {

@@ -13,8 +13,6 @@
 #include "internal.h"
 #include "turnstile.h"
 
-enum { CONTEXTS = 8 };	/* of a process on one GPU that are measured */
-
 struct throttle_gpu {
 	struct turnstile *turnstile;	/* NULL: there is none, each process is held back by itself */
 	struct turnstile *mine;		/* the shared one, or one of this process alone */
@@ -30,7 +28,7 @@ struct throttle_gpu {
 	int64_t not_before;		/* leaves its turn to others until then */
 	int64_t liveness_ns;		/* next time to ask */
 	int sleepers;
-	struct busy *contexts[CONTEXTS];
+	struct busy *contexts;		/* in which it has launched */
 };
 
 static inline int64_t now_ns(void)

@@ -75,14 +75,15 @@ static struct busy *context_of(struct throttle_gpu *g)
 	CUcontext context = NULL;
 	if (REAL(cuCtxGetCurrent)(&context) != CUDA_SUCCESS || !context)
 		return NULL;
-	int i = 0;
-	while (i < CONTEXTS && g->contexts[i] && g->contexts[i]->context != context)
-		i++;
-	if (i == CONTEXTS)
-		return NULL;
-	if (!g->contexts[i] && (g->contexts[i] = calloc(1, sizeof **g->contexts)))
-		g->contexts[i]->context = context;
-	return g->contexts[i];
+	struct busy *b = g->contexts;
+	while (b && b->context != context)
+		b = b->next;
+	if (!b && (b = calloc(1, sizeof *b))) {
+		b->context = context;
+		b->next = g->contexts;
+		g->contexts = b;
+	}
+	return b;
 }
 
 static void account(struct throttle_gpu *g, const struct launch *done, int64_t busy_ns, int64_t now)
@@ -100,13 +101,13 @@ static int64_t harvest(struct throttle_gpu *g, int64_t now, bool *idle)
 	int64_t in_flight = 0, busy_ns;
 	struct launch done;
 	*idle = true;
-	for (int i = 0; i < CONTEXTS && g->contexts[i]; i++) {
-		while (busy_harvest(g->contexts[i], &done, &busy_ns)) {
+	for (struct busy *b = g->contexts; b; b = b->next) {
+		while (busy_harvest(b, &done, &busy_ns)) {
 			account(g, &done, busy_ns, now);
 			g->progress_ns = now;
 		}
-		in_flight += g->contexts[i]->in_flight_ns;
-		*idle = *idle && busy_is_idle(g->contexts[i]);
+		in_flight += b->in_flight_ns;
+		*idle = *idle && busy_is_idle(b);
 	}
 	if (*idle)
 		g->progress_ns = now;
@@ -272,7 +273,7 @@ static struct launch *admit(struct state *state, const void *function)
 
 struct passage throttle_enter(const void *function, CUstream stream)
 {
-	struct passage passage = { NULL, stream };
+	struct passage passage = { NULL, stream, false };
 	const struct quota *quota = vgpu_quota();
 	struct state *state = vgpu_state();
 	int status = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -292,18 +293,24 @@ struct passage throttle_enter(const void *function, CUstream stream)
 	if (state->throttle.off || REAL(cuStreamIsCapturing)(stream, &status) != CUDA_SUCCESS
 	    || status != CU_STREAM_CAPTURE_STATUS_NONE)
 		return passage;
+	/* It runs on the stream's GPU, and so must the events be of the stream's context. */
+	bool entered = vgpu_enter_stream(stream);
 	mutex_lock(lock_of(state));
 	passage.launch = admit(state, function);
 	mutex_unlock(lock_of(state));
 	if (passage.launch)
-		busy_before(passage.launch, stream);
+		passage.timed = busy_before(passage.launch, stream);
+	vgpu_leave_stream(entered);
 	return passage;
 }
 
 void throttle_leave(const struct passage *passage, CUresult result)
 {
-	if (passage->launch)
-		busy_after(passage->launch, passage->stream, result == CUDA_SUCCESS);
+	if (!passage->launch)
+		return;
+	bool entered = vgpu_enter_stream(passage->stream);
+	busy_after(passage->launch, passage->stream, passage->timed, result == CUDA_SUCCESS);
+	vgpu_leave_stream(entered);
 }
 
 void throttle_settle(void)
@@ -327,16 +334,15 @@ void throttle_context_gone(CUcontext context)
 	mutex_lock(lock_of(state));
 	for (int i = 0; i < QUOTA_GPUS; i++) {
 		struct throttle_gpu *g = state->throttle.gpus[i];
-		int last = 0, found = -1;
-		for (int j = 0; g && j < CONTEXTS && g->contexts[j]; last = j++)
-			if (g->contexts[j]->context == context)
-				found = j;
-		if (found < 0)
+		struct busy **at = g ? &g->contexts : NULL;
+		while (at && *at && (*at)->context != context)
+			at = &(*at)->next;
+		if (!at || !*at)
 			continue;
 		/* What was on its way has been charged by estimate, and that is what it stays at. */
-		free(g->contexts[found]);
-		g->contexts[found] = g->contexts[last];
-		g->contexts[last] = NULL;
+		struct busy *gone = *at;
+		*at = gone->next;
+		free(gone);
 	}
 	mutex_unlock(lock_of(state));
 }

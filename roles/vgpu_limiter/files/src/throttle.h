@@ -28,8 +28,8 @@ struct throttle_state {
 	struct throttle_gpu *gpus[THROTTLE_GPUS];	/* by place in the quota; NULL: not used yet */
 };
 
-/* A launch on its way through; launch NULL: it is not measured. */
-struct passage { struct launch *launch; CUstream stream; };
+/* A launch on its way through; launch NULL: it is not throttled. */
+struct passage { struct launch *launch; CUstream stream; bool timed; };
 
 /* Waits until the launch may go; `function` tells kernels and graphs apart. */
 struct passage throttle_enter(const void *function, CUstream stream);
