@@ -236,6 +236,23 @@ def test_a_full_run_ends_no_program(tenant: Tenant, tmp_path: Path, room: str, s
     assert ("for this process alone" in tenant.logged()) != shared
 
 
+def test_places_of_gpus_are_used_again_when_nobody_knows_them(tenant: Tenant) -> None:
+    """Sixteen GPUs that the tenant had once: while a process of that time lives there is no room for another."""
+    head = f"version 1\ntenant {tenant.name}\n"
+    earlier = [f"gpu GPU-{number:032x} memory 0\n" for number in range(1, 17)]
+    now = f"gpu {tenant.card.uuid()} memory {8 * MIB}\n"
+    with tenant.write(head + "".join(earlier)).client() as old:
+        old.alloc(MIB)
+        with tenant.write(head + now).client() as client:
+            client.alloc(16 * MIB)
+            assert "no memory limit" in tenant.logged()
+    with tenant.client() as client:
+        assert client.call("cuMemAlloc_v2", OUT, 8 * MIB + 1)[0] == 2
+        client.alloc(8 * MIB)
+        with tenant.client() as another:
+            assert another.memory() == (0, 8 * MIB)
+
+
 def test_when_all_places_are_taken(tenant: Tenant) -> None:
     """1024 processes of one tenant that use CUDA: the next one is limited by itself, and says so."""
     tenant.quota(8 * MIB)

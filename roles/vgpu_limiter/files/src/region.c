@@ -308,18 +308,52 @@ static int find_gpu(struct region *region, const CUuuid *uuid)
 	return place;
 }
 
+/* Under the lock, by a process that has no quota yet and so has nothing anywhere: whether it is the only one. */
+static bool is_alone(struct state *state)
+{
+	strike_off_the_dead(state);
+	for (uint32_t i = 0; i < REGION_SLOTS; i++)
+		if (i != (uint32_t)state->slot && atomic_load(&state->region->slots[i].state) != SLOT_FREE)
+			return false;
+	return true;
+}
+
+/* A tenant may have had many GPUs by and by. Their places are free again when nobody is there who knows them. */
+static void clear_gpus(struct region *region)
+{
+	for (int i = 0; i < REGION_GPUS; i++) {
+		struct region_gpu *gpu = &region->gpus[i];
+		atomic_store(&gpu->taken, 0);
+		atomic_store(&gpu->total, 0);
+		atomic_store(&gpu->peak, 0);
+		atomic_store(&gpu->refused, 0);
+	}
+}
+
+static bool find_gpus(struct region *region, struct quota *quota)
+{
+	bool all = true;
+	for (int i = 0; i < quota->gpu_count; i++) {
+		quota->gpus[i].region = find_gpu(region, &quota->gpus[i].uuid);
+		all = all && quota->gpus[i].region >= 0;
+	}
+	return all;
+}
+
 /* Under state->starting, so by one thread. */
 void tenant_join(struct state *state, struct quota *quota)
 {
 	if (!join(state))
 		return;
 	lock(state);
-	for (int i = 0; i < quota->gpu_count; i++)
-		quota->gpus[i].region = find_gpu(state->region, &quota->gpus[i].uuid);
+	if (!find_gpus(state->region, quota) && !atomic_load(&state->quota) && is_alone(state)) {
+		clear_gpus(state->region);
+		find_gpus(state->region, quota);
+	}
 	unlock(state);
 	for (int i = 0; i < quota->gpu_count; i++)
 		if (quota->gpus[i].region < 0)
-			vgpu_log(LOG_ERR, "the region of %s has had %d other GPUs: no memory limit on %s until it is made anew",
+			vgpu_log(LOG_ERR, "the region of %s has had %d other GPUs: no memory limit on %s until its processes have ended",
 			         quota->tenant, REGION_GPUS, quota->gpus[i].name);
 }
 
