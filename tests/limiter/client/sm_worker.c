@@ -46,7 +46,8 @@ enum { MAX_KERNELS = 8, MAX_STREAMS = 16, MAX_THREADS = 8 };
 static double seconds = 1, start, report_every, rename_at, capture_at;
 static const char *form = "kernel", *rename_from, *rename_to;
 static long die_after, time_launches, fresh_context;
-static int contexts, current = -2; /* current: a device whose context the launching thread has, -1: none */
+/* contexts: each with a launch, and all others in the last one; current: a device whose context the launching thread has, -1: none */
+static int contexts, current = -2;
 static int kernel_count, stream_count, sync_every, threads = 1, graph_kernels, gpu;
 static long long gap_ns;
 static char kernels[MAX_KERNELS][32];
@@ -177,7 +178,8 @@ static void *work(void *first)
         need(cuCtxSetCurrent(other), "cuCtxSetCurrent");
     }
     for (long i = 0; now() < end; i++) {
-        launch((int)(i % kernel_count), streams[stream_count ? i % stream_count : 0]);
+        long stream = contexts && i >= contexts ? stream_count - 1 : stream_count ? i % stream_count : 0;
+        launch((int)(i % kernel_count), streams[stream]);
         if (die_after && i + 1 >= die_after)
             kill(getpid(), SIGKILL);
         if (sync_every && i % sync_every == sync_every - 1)
