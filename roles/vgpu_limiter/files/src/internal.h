@@ -13,6 +13,7 @@
  *   state.c        what a process keeps: one page that fork empties, so that a child begins anew
  *   quota.c        the tenant's file, looked at again once a second
  *   region.c       the tenant's shared memory: what each process of it has allocated on each GPU
+ *   region_lock.c  its lock, which a killed holder does not keep
  *   shared.c       opening shared files; the byte that tells the living from the dead
  *   allocations.c  the process's own tables: what each pointer and handle has cost
  *   charge.c       reserve before the driver is asked, give back when it refuses; which GPU is meant

@@ -2,156 +2,16 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The tenant's region: its lock, its slots and its sums. region.h says how it survives kill -9.
+ * The tenant's region: its slots and its sums. region.h says how it survives kill -9.
  */
 #include "tenant.h"
 
 #include <errno.h>
-#include <linux/futex.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
-
-#define WAITED     UINT32_C(0x80000000)
-#define SLOT_BITS  11
-#define NONCE_MASK UINT32_C(0xfffff)
-#define LOOK_AT_HOLDER_NS (10 * 1000 * 1000)
-#define BLIND_NS (INT64_C(5) * 1000 * 1000 * 1000)
-
-static uint32_t word_of(uint32_t slot, uint32_t nonce)
-{
-	return (nonce & NONCE_MASK) << SLOT_BITS | (slot + 1);
-}
-
-/* The file that is mapped, or -1: it is gone, or another has its name (the tenant was removed and made
- * anew while this process ran). Locks in that one say nothing of the slots here. */
-static int open_region(const struct state *state)
-{
-	char path[512];
-	struct stat status;
-	if (state->region_is_private
-	    || !vgpu_path(path, sizeof path, "/run/openfleet-gpu/vgpu/tenants/%s/region.%d", state->name, REGION_VERSION))
-		return -1;
-	int descriptor = vgpu_reopen(path);
-	if (descriptor >= 0 && (file_status(descriptor, "", &status) != 0 || status.st_dev != state->region_device
-	                        || status.st_ino != state->region_inode)) {
-		vgpu_close(descriptor);
-		return -1;
-	}
-	return descriptor;
-}
-
-static bool slot_is_dead(const struct state *state, int descriptor, uint32_t slot)
-{
-	return descriptor >= 0 && slot != (uint32_t)state->slot && !vgpu_byte_is_taken(descriptor, LOCK_SLOTS + slot);
-}
-
-/* --- the lock: held with state->memory, so by one thread of a process --- */
-
-/* Of our own slot it is somebody's who died in it before us: this thread does not hold the lock. */
-static bool holder_is_dead(const struct state *state, uint32_t word, int64_t held_ns)
-{
-	uint32_t slot = (word & ((1u << SLOT_BITS) - 1)) - 1, nonce = word >> SLOT_BITS & NONCE_MASK;
-	if (slot >= REGION_SLOTS || slot == (uint32_t)state->slot)
-		return true;
-	if ((atomic_load(&state->region->slots[slot].nonce) & NONCE_MASK) != nonce)
-		return true;
-	int descriptor = open_region(state);
-	/* The file has no name here (any more, or behind a chroot). Nobody alive holds the lock for seconds. */
-	if (descriptor < 0)
-		return held_ns > BLIND_NS;
-	bool dead = slot_is_dead(state, descriptor, slot);
-	vgpu_close(descriptor);
-	return dead;
-}
-
-static void sum_up(struct region *region)
-{
-	uint32_t slots = atomic_load(&region->slot_limit);
-	for (int gpu = 0; gpu < REGION_GPUS; gpu++) {
-		uint64_t total = 0;
-		for (uint32_t i = 0; i < slots && i < REGION_SLOTS; i++)
-			total += atomic_load(&region->slots[i].used[gpu]) + atomic_load(&region->slots[i].context[gpu]);
-		atomic_store(&region->gpus[gpu].total, total);
-	}
-}
-
-/* The kernel's own clock, whatever clock the program has put into its place. */
-static int64_t kernel_ns(void)
-{
-	struct timespec now = { 0 };
-	syscall(SYS_clock_gettime, CLOCK_MONOTONIC, &now);
-	return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
-}
-
-/* The holder is looked at by the clock and not when a wait comes to its end: signals may end each wait
- * early, and a sandbox may allow none. */
-static __attribute__((noinline)) void wait_for_lock(struct state *state, uint32_t mine)
-{
-	_Atomic uint32_t *lock = &state->region->lock;
-	const struct timespec patience = { .tv_nsec = LOOK_AT_HOLDER_NS };
-	uint32_t waited_for = 0;	/* a word that has not changed since `began`, as far as seen; 0: none */
-	for (int64_t began = 0, look_ns = 0;;) {
-		uint32_t word = atomic_load(lock);
-		/* Whoever has waited cannot know whether others still do. */
-		if (word == 0) {
-			if (atomic_compare_exchange_strong(lock, &word, mine | WAITED))
-				return;
-			continue;
-		}
-		if (!(word & WAITED)) {
-			waited_for = 0;
-			if (!atomic_compare_exchange_strong(lock, &word, word | WAITED))
-				continue;
-			word |= WAITED;
-		}
-		int64_t now = kernel_ns();
-		if (word != waited_for) {
-			waited_for = word;
-			began = now;
-			look_ns = now + LOOK_AT_HOLDER_NS;
-		}
-		if (now < look_ns) {
-			/* 0, EAGAIN: it was given back meanwhile, even if the same one has it again. */
-			if (syscall(SYS_futex, lock, FUTEX_WAIT, word, &patience, NULL, 0) == 0 || errno == EAGAIN)
-				waited_for = 0;
-			else if (errno != ETIMEDOUT && errno != EINTR)
-				syscall(SYS_sched_yield);
-			continue;
-		}
-		look_ns = now + LOOK_AT_HOLDER_NS;
-		if (holder_is_dead(state, word, now - began) && atomic_compare_exchange_strong(lock, &word, mine | WAITED)) {
-			atomic_fetch_add(&state->region->takeovers, 1);
-			sum_up(state->region);
-			return;
-		}
-	}
-}
-
-static void lock(struct state *state)
-{
-	mutex_lock(&state->memory);
-	uint32_t mine = word_of((uint32_t)state->slot, state->nonce), free = 0;
-	if (UNLIKELY(!atomic_compare_exchange_strong_explicit(&state->region->lock, &free, mine, memory_order_acquire,
-	                                                      memory_order_relaxed))) {
-		int error = errno;
-		wait_for_lock(state, mine);
-		errno = error;
-	}
-}
-
-static void unlock(struct state *state)
-{
-	if (UNLIKELY(atomic_exchange_explicit(&state->region->lock, 0, memory_order_release) & WAITED)) {
-		int error = errno;
-		syscall(SYS_futex, &state->region->lock, FUTEX_WAKE, 1, NULL, NULL, 0);
-		errno = error;
-	}
-	mutex_unlock(&state->memory);
-}
 
 /* --- slots --- */
 
@@ -178,8 +38,8 @@ static void strike_off_the_dead(struct state *state)
 		if (atomic_load(&region->slots[i].state) != SLOT_USED || i == (uint32_t)state->slot)
 			continue;
 		if (descriptor == -2)
-			descriptor = open_region(state);
-		if (slot_is_dead(state, descriptor, i))
+			descriptor = region_reopen(state);
+		if (region_slot_is_dead(state, descriptor, i))
 			clear_slot(region, &region->slots[i]);
 	}
 	if (descriptor >= 0)
@@ -213,7 +73,7 @@ static void fill_slot(struct state *state)
 	struct timespec now;
 	clock_gettime(CLOCK_BOOTTIME, &now);
 	uint64_t pid_namespace = vgpu_pid_namespace();
-	lock(state);
+	region_lock(state);
 	clear_slot(region, slot);
 	slot->pid = getpid();
 	slot->pid_namespace = pid_namespace;
@@ -223,7 +83,7 @@ static void fill_slot(struct state *state)
 	if (atomic_load(&region->slot_limit) <= (uint32_t)state->slot)
 		atomic_store(&region->slot_limit, (uint32_t)state->slot + 1);
 	atomic_store(&slot->state, SLOT_USED);
-	unlock(state);
+	region_unlock(state);
 }
 
 /* --- opening --- */
@@ -345,12 +205,12 @@ void tenant_join(struct state *state, struct quota *quota)
 {
 	if (!join(state))
 		return;
-	lock(state);
+	region_lock(state);
 	if (!find_gpus(state->region, quota) && !atomic_load(&state->quota) && is_alone(state)) {
 		clear_gpus(state->region);
 		find_gpus(state->region, quota);
 	}
-	unlock(state);
+	region_unlock(state);
 	for (int i = 0; i < quota->gpu_count; i++)
 		if (quota->gpus[i].region < 0)
 			vgpu_log(LOG_ERR, "the region of %s has had %d other GPUs: no memory limit on %s until its processes have ended",
@@ -394,19 +254,19 @@ static bool make_room(struct state *state, int gpu, uint64_t bytes, uint64_t lim
 
 bool tenant_has_room(struct state *state, int gpu, uint64_t bytes, uint64_t limit)
 {
-	lock(state);
+	region_lock(state);
 	bool room = make_room(state, gpu, bytes, limit);
-	unlock(state);
+	region_unlock(state);
 	return room;
 }
 
 bool tenant_reserve(struct state *state, int gpu, uint64_t bytes, uint64_t limit)
 {
-	lock(state);
+	region_lock(state);
 	bool room = make_room(state, gpu, bytes, limit);
 	if (LIKELY(room))
 		add(state, gpu, bytes);
-	unlock(state);
+	region_unlock(state);
 	return room;
 }
 
@@ -417,30 +277,30 @@ void tenant_refused(struct state *state, int gpu)
 
 void tenant_add(struct state *state, int gpu, uint64_t bytes)
 {
-	lock(state);
+	region_lock(state);
 	add(state, gpu, bytes);
-	unlock(state);
+	region_unlock(state);
 	tenant_note_peak(state, gpu);
 }
 
 void tenant_give_back(struct state *state, int gpu, uint64_t bytes)
 {
-	lock(state);
+	region_lock(state);
 	_Atomic uint64_t *used = &state->region->slots[state->slot].used[gpu], *total = &state->region->gpus[gpu].total;
 	uint64_t held = atomic_load_explicit(used, memory_order_relaxed);
 	if (bytes > held)
 		bytes = held;
 	atomic_store_explicit(used, held - bytes, memory_order_relaxed);
 	atomic_store_explicit(total, atomic_load_explicit(total, memory_order_relaxed) - bytes, memory_order_relaxed);
-	unlock(state);
+	region_unlock(state);
 }
 
 uint64_t tenant_used(struct state *state, int gpu)
 {
-	lock(state);
+	region_lock(state);
 	strike_off_the_dead(state);
 	uint64_t total = atomic_load(&state->region->gpus[gpu].total);
-	unlock(state);
+	region_unlock(state);
 	return total;
 }
 
@@ -451,13 +311,13 @@ uint64_t tenant_own_used(struct state *state, int gpu)
 
 void tenant_set_context(struct state *state, int gpu, uint64_t bytes)
 {
-	lock(state);
+	region_lock(state);
 	_Atomic uint64_t *context = &state->region->slots[state->slot].context[gpu];
 	_Atomic uint64_t *total = &state->region->gpus[gpu].total;
 	uint64_t sum = atomic_load(total) - atomic_load(context) + bytes;
 	atomic_store(context, bytes);
 	atomic_store(total, sum);
-	unlock(state);
+	region_unlock(state);
 	tenant_note_peak(state, gpu);
 }
 
@@ -466,13 +326,13 @@ int tenant_pids(struct state *state, unsigned pids[REGION_SLOTS])
 	int count = 0;
 	if (vgpu_pid_namespace() != INITIAL_PID_NAMESPACE)
 		return 0;
-	lock(state);
+	region_lock(state);
 	strike_off_the_dead(state);
 	uint32_t slots = atomic_load(&state->region->slot_limit);
 	for (uint32_t i = 0; i < slots && i < REGION_SLOTS; i++)
 		if (atomic_load(&state->region->slots[i].state) == SLOT_USED
 		    && state->region->slots[i].pid_namespace == INITIAL_PID_NAMESPACE)
 			pids[count++] = (unsigned)state->region->slots[i].pid;
-	unlock(state);
+	region_unlock(state);
 	return count;
 }

@@ -40,4 +40,15 @@ void settle_pools_held(struct state *, int gpu, bool trim);	/* the same, state->
 void settle_graphs(struct state *, const struct quota *);	/* graphs.c */
 void settle_nvml(struct state *, const struct quota *);		/* nvml.c */
 
+/* --- region_lock.c, for region.c --- */
+
+#define NONCE_MASK UINT32_C(0xfffff)
+/* Held with state->memory, so by one thread of a process. */
+void region_lock(struct state *);
+void region_unlock(struct state *);
+/* The file that is mapped, or -1: it is gone, or another has its name (the tenant was removed and made
+ * anew while this process ran). Locks in that one say nothing of the slots here. */
+int region_reopen(const struct state *);
+bool region_slot_is_dead(const struct state *, int descriptor, uint32_t slot);
+
 #endif
