@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -204,6 +205,66 @@ def test_in_a_pid_namespace_nvmls_numbers_mean_nobody(tenant: Tenant) -> None:
             assert all(told[f"Compute{version}"] == [0, 0, 0, [], []] for version in ("", "_v2", "_v3"))
             tenant.in_namespace(INITIAL_PID_NAMESPACE)
             assert by_nvml(tenant)["0"]["Compute_v3"][3] == [named.pid], "the other's number is one of its namespace"
+
+
+GROWS = """
+import ctypes, sys, threading
+driver, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+assert driver.cuInit(0) == 0 and driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+def grow():
+    address = ctypes.c_uint64()
+    assert driver.cuCtxSetCurrent(context) == 0
+    sys.stdin.readline()
+    assert driver.cuMemAllocAsync(ctypes.byref(address), ctypes.c_size_t(32 << 20), None) == 0
+thread = threading.Thread(target=grow)
+thread.start()
+assert driver.cuCtxSetCurrent(context) == 0
+free, total, least = ctypes.c_size_t(), ctypes.c_size_t(), 1 << 60
+while thread.is_alive():
+    assert driver.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
+    least = min(least, free.value)
+assert driver.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
+print(min(least, free.value), free.value)
+"""
+
+
+def opened(fifo: Path) -> int:
+    """A descriptor for writing, once somebody waits for one; from then on the FIFO has no name."""
+    end = time.monotonic() + DEADLINE
+    while time.monotonic() < end:
+        try:
+            descriptor = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError as error:
+            assert error.errno == errno.ENXIO
+            time.sleep(0.01)
+        else:
+            fifo.unlink()
+            return descriptor
+    raise AssertionError(f"nobody has come to {fifo}")
+
+
+def test_a_pool_that_grows_while_nvml_is_asked_is_counted_once(tenant: Tenant, tmp_path: Path) -> None:
+    """NVML names what the driver holds already and what is charged only when the call comes back."""
+    tenant.quota(128 * MIB)
+    grown, asked = tmp_path / "grown", tmp_path / "asked"
+    for fifo in (grown, asked):
+        os.mkfifo(fifo)
+    environment = tenant.environment(STUB_PAUSE_GROWN=str(grown), STUB_PAUSE_NVML=str(asked))
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", GROWS], env=environment, text=True, **pipes) as process:
+        try:
+            nvml = opened(asked)
+            process.stdin.write("now\n")
+            process.stdin.flush()
+            call = opened(grown)
+            os.close(nvml)
+            time.sleep(0.3)  # for NVML's answer, which is to be used after the call's end and not before
+            os.close(call)
+            out, _ = process.communicate(timeout=DEADLINE)
+        finally:
+            process.kill()
+    assert process.returncode == 0
+    assert [int(word) // MIB for word in out.split()] == [96, 96]
 
 
 NAMESPACE = (

@@ -208,6 +208,17 @@ static CUresult fault(const char *function)
     return CUDA_SUCCESS;
 }
 
+void stub_pause(const char *setting)
+{
+    const char *path = getenv(setting);
+    int fifo = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    char byte;
+    while (fifo >= 0 && read(fifo, &byte, 1) > 0)
+        ;
+    if (fifo >= 0)
+        close(fifo);
+}
+
 /* --- Bytes --- */
 
 CUresult stub_take(const char *function, int gpu, enum stub_kind kind, size_t bytes)

@@ -134,6 +134,7 @@ static int list(void *device, unsigned int *count, void *infos, bool v1, bool mp
     if (index < 0 || !count || (*count && !infos))
         return INVALID_ARGUMENT;
     unsigned int found = 0, room = *count;
+    stub_pause("STUB_PAUSE_NVML");
     if (mps == (bool)stub_setting("STUB_MPS", 0) && !stub_setting("STUB_NVML_HIDES", 0)) {
         stub_card_lock(card);
         stub_card_bury(card);

@@ -142,6 +142,7 @@ static CUresult allocate(const char *function, CUdeviceptr *address, size_t size
     CUresult result = grow(function, pool, size);
     if (result)
         return result;
+    stub_pause("STUB_PAUSE_GROWN");
     *address = stub_address(size);
     stub_block_add((struct block){*address, size, BLOCK_POOL, pool->gpu, 0, pool});
     return CUDA_SUCCESS;

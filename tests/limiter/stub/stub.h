@@ -23,6 +23,8 @@
  *   STUB_POOL_GROWTH      by how much a pool grows at least (32 MiB)
  *   STUB_FAIL             FUNCTION:N[:CODE]: the Nth call (from 1) of a function that takes memory fails so (CODE 2)
  *   STUB_RECORDS_FAIL     N: each Nth recording of an event fails
+ *   STUB_PAUSE_GROWN      a FIFO: a pool has grown, and the call waits until somebody has opened it and closed it
+ *   STUB_PAUSE_NVML       the same before NVML lists processes; without such a file (any more) there is no pause
  *   STUB_ALIASES          1: cuGetProcAddress answers with other addresses than the exported symbols'
  *   STUB_REQUESTS         a file to which each request of cuGetProcAddress is appended: name version flags
  *   STUB_DRIVER_VERSION   13000
@@ -50,6 +52,8 @@ void stub_give(int gpu, enum stub_kind kind, size_t bytes);
 void stub_memory(int gpu, size_t *free_bytes, size_t *total);
 /* An environment setting as a number. */
 unsigned long long stub_setting(const char *name, unsigned long long otherwise);
+/* Waits at the FIFO that the setting names; where there is none (any more) it does not. */
+void stub_pause(const char *setting);
 
 /* --- context.c --- */
 
