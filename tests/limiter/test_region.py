@@ -7,6 +7,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import shutil
 import signal
 import struct
 import subprocess
@@ -209,6 +210,8 @@ UNSHARE = ("unshare", *(() if os.geteuid() == 0 else ("--user", "--map-root-user
 
 
 def can_mount() -> bool:
+    if not shutil.which("unshare"):
+        return False
     done = subprocess.run([*UNSHARE, "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, check=False)
     return done.returncode == 0
 

@@ -59,7 +59,9 @@ static void to_file(const char *path, const char *text)
 		line[length - 1] = '\n';
 	}
 	bool own = strcmp(path, "stderr") != 0;
-	int descriptor = own ? vgpu_openat(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0644) : STDERR_FILENO;
+	int descriptor = STDERR_FILENO;
+	if (own)
+		descriptor = vgpu_openat(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0644);
 	if (descriptor < 0)
 		return;
 	syscall(SYS_write, descriptor, line, (size_t)length);
