@@ -55,11 +55,10 @@ class VgpuUse:
 
 @dataclass(frozen=True)
 class VgpuUsage:
-    """What a tenant's processes have in all: how many there are, what they use, how long launches were held back."""
+    """What a tenant's processes have in all: how many there are, and what they use."""
 
     processes: int = 0
     gpus: tuple[VgpuUse, ...] = ()
-    throttled_ns: int = 0
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from pathlib import Path
 from .vgpu_model import VgpuUsage, VgpuUse
 
 _MAGIC, _VERSION, _GPUS, _SLOTS, _LOCK_SLOTS = 0x3155504756464F00, 1, 16, 1024, (1 << 24) + 1
-#: magic, version, size, lock, slot_limit, throttled_ns, takeovers, reserved.
-_HEADER = struct.Struct("=QIIIIQQ24x")
+#: magic, version, size, lock, slot_limit; takeovers and what is reserved.
+_HEADER = struct.Struct("=QIIII8x8x24x")
 #: uuid, taken, total, peak, refused.
 _GPU = struct.Struct("=16sI4xQQQ")
 #: state; used and context of each GPU.
@@ -51,7 +51,7 @@ def read(path: Path) -> VgpuUsage | None:
 
 
 def _usage(descriptor: int, data: bytes) -> VgpuUsage | None:
-    magic, version, _size, _lock, limit, throttled_ns, _takeovers = _HEADER.unpack_from(data)
+    magic, version, _size, _lock, limit = _HEADER.unpack_from(data)
     if (magic, version) != (_MAGIC, _VERSION):
         return None
     used, processes = [0] * _GPUS, 0
@@ -65,7 +65,7 @@ def _usage(descriptor: int, data: bytes) -> VgpuUsage | None:
         raw, taken, _total, peak, refused = _GPU.unpack_from(data, _HEADER.size + number * _GPU.size)
         if taken:
             gpus.append(VgpuUse("GPU-%s" % uuid.UUID(bytes=raw), used_bytes, peak, refused))
-    return VgpuUsage(processes, tuple(gpus), throttled_ns)
+    return VgpuUsage(processes, tuple(gpus))
 
 
 def _held(descriptor: int, byte: int) -> bool:

@@ -54,7 +54,6 @@ int main(int argc, char **argv)
 	r->version = REGION_VERSION;
 	r->size = sizeof *r;
 	r->slot_limit = 4;
-	r->throttled_ns = 42;
 	r->magic = REGION_MAGIC;
 	printf("%d %d %d\n", REGION_GPUS, TURNSTILE_SEATS, REGION_VERSION);
 	fflush(stdout);
@@ -83,7 +82,7 @@ def test_what_the_living_use_is_read(writer, tmp_path):
             "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f",
             "GPU-10111213-1415-1617-1819-1a1b1c1d1e1f",
         )
-        assert vgpu_region.read(region) == VgpuUsage(2, (VgpuUse(first, 100, 1000, 0), VgpuUse(second, 6, 1001, 7)), 42)
+        assert vgpu_region.read(region) == VgpuUsage(2, (VgpuUse(first, 100, 1000, 0), VgpuUse(second, 6, 1001, 7)))
         process.stdin.close()
     assert process.returncode == 0
     gone = vgpu_region.read(region)

@@ -65,7 +65,7 @@ struct region {
 	uint32_t version, size;
 	_Atomic uint32_t lock;		/* 0: free. Bit 31: somebody waits. Bits 0-10: slot + 1. 11-30: nonce */
 	_Atomic uint32_t slot_limit;	/* slots from here on were never used */
-	_Atomic uint64_t throttled_ns;	/* of all processes of the tenant */
+	uint64_t unused;
 	_Atomic uint64_t takeovers;	/* times that the lock of a dead process was taken over */
 	uint64_t reserved[3];
 	struct region_gpu gpus[REGION_GPUS];
