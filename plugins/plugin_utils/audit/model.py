@@ -1,0 +1,213 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What an audit speaks of. All frozen; a figure that is not known is None, never 0."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Mapping
+
+#: Of the JSON that reports are written as. A reader of version n reads what has n, whatever keys came since.
+SCHEMA_VERSION = 1
+
+#: What a subject is.
+KINDS = ("gpu", "mig_instance", "tenant", "workload")
+
+#: What an audit can say of a subject, the gravest first: reports keep this order.
+WORDS = (
+    "unhealthy",
+    "held_without_process",
+    "idle",
+    "saturated",
+    "oversized_memory",
+    "oversized_compute",
+    "no_data",
+    "free",
+    "right",
+)
+
+#: How a finding stands to the audit before: `gone` ones are those of the former audit that this one no longer has.
+STATES = ("new", "still", "gone")
+
+
+@dataclass(frozen=True)
+class Window:
+    """The time that is looked at: seconds since the epoch, by the server's clock."""
+
+    start_seconds: float
+    end_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        return self.end_seconds - self.start_seconds
+
+
+@dataclass(frozen=True)
+class Stat:
+    """How a figure was spread over the window, in the unit of the figure. What was not asked for is None.
+
+    `seconds` is for how much of the window there were samples, `coverage_ratio` the same as a share of it.
+    """
+
+    seconds: float
+    coverage_ratio: float
+    p50: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+    max: float | None = None
+    mean: float | None = None
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A GPU, a MIG instance, a tenant's quota or a workload on one of these. `name` is the tenant's or the workload's.
+
+    `mig_instance` is the GPU instance's id, as NVML and DCGM number them.
+    """
+
+    kind: str
+    host: str
+    gpu_uuid: str
+    gpu_index: str = ""
+    model: str = ""
+    vendor: str = ""
+    mig_profile: str = ""
+    mig_instance: str = ""
+    name: str = ""
+
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """Where it is: GPU and instance of a host."""
+        return (self.host, self.gpu_uuid, self.mig_instance)
+
+    def __str__(self) -> str:
+        text = "%s gpu %s" % (self.host, self.gpu_index or self.gpu_uuid)
+        if self.mig_profile or self.mig_instance:
+            text += " %s" % (self.mig_profile or "MIG")
+            text += " (instance %s)" % self.mig_instance if self.mig_instance else ""
+        return text + (" %s %s" % (self.kind, self.name) if self.name else "")
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Whoever holds a subject. `kind` as in docs/holders.md; `who` names it as the host does."""
+
+    kind: str
+    who: str = ""
+    since_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Quiet:
+    """For how long, up to the end of the window, a subject has done nothing: at least `seconds`.
+
+    `whole_window` says that it never did anything in all the window, so that it may well be longer.
+    """
+
+    seconds: float
+    whole_window: bool = False
+
+
+@dataclass(frozen=True)
+class Holding:
+    """All that is known of one subject.
+
+    Memory in bytes; busy (a kernel ran), compute (SMs in use), bandwidth and tensor as ratios from 0 to 1; `xid` the
+    errors of the window by number; `throttled` the share of time of each reason. `holders` is None where nobody could
+    be asked, which differs from an empty tuple, nobody. `missing` says in words what could not be known.
+    """
+
+    subject: Subject
+    holders: tuple[Holder, ...] | None = None
+    held_seconds: float | None = None
+    memory: Stat | None = None
+    memory_total_bytes: float | None = None
+    busy: Stat | None = None
+    compute: Stat | None = None
+    bandwidth: Stat | None = None
+    tensor: Stat | None = None
+    processes: Stat | None = None
+    processes_now: float | None = None
+    quiet: Quiet | None = None
+    xid: Mapping[str, float] = field(default_factory=dict)
+    throttled: Mapping[str, float] = field(default_factory=dict)
+    denials: float | None = None
+    lost: bool = False
+    last_seen_seconds: float | None = None
+    price_per_hour: float | None = None
+    sharing: str = ""
+    missing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One word with its reason. `use` is useful, busy (kernels run, but neither tensor cores nor bandwidth do much) or unknown.
+
+    `waste_per_month` is what of the price buys nothing, in the price table's currency; None without a price.
+    """
+
+    word: str
+    reason: str
+    use: str = "unknown"
+    waste_per_month: float | None = None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A holding and what is said of it. `id` stays the same from audit to audit while the word does."""
+
+    id: str
+    verdict: Verdict
+    holding: Holding
+    state: str = "new"
+    first_found_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Day:
+    """The fleet on one day: GPUs on the average, and how much of the time they were held and busy. None is not known."""
+
+    start_seconds: float
+    gpus: float | None = None
+    held_ratio: float | None = None
+    busy_ratio: float | None = None
+    memory_ratio: float | None = None
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What the audit read. `missing` says in words what could not be read and what therefore is not known."""
+
+    prometheus: str = ""
+    hosts_asked: tuple[str, ...] = ()
+    hosts_answered: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The whole. `settings` are the thresholds and prices that the verdicts were made with, as plain data."""
+
+    made_at_seconds: float
+    window: Window
+    sources: Sources
+    findings: tuple[Finding, ...]
+    gone: tuple[Finding, ...] = ()
+    history: tuple[Day, ...] = ()
+    settings: Mapping[str, object] = field(default_factory=dict)
+    currency: str = ""
+    schema_version: int = SCHEMA_VERSION
+
+    def count(self, word: str) -> int:
+        return sum(1 for found in self.findings if found.verdict.word == word)
+
+    @property
+    def waste_per_month(self) -> float | None:
+        """Summed over findings of whole GPUs and instances, so that nothing counts twice; None where nothing has a price."""
+        known = [
+            found.verdict.waste_per_month
+            for found in self.findings
+            if found.verdict.waste_per_month is not None and found.holding.subject.kind in ("gpu", "mig_instance")
+        ]
+        return sum(known) if known else None
