@@ -99,6 +99,12 @@ def _run(options: argparse.Namespace) -> None:
         raise FleetError(command[0], f"cannot be run: {error.strerror}", "Name a program") from error
 
 
+def _xid(options: argparse.Namespace) -> None:
+    control = Control()
+    place = target.find(control.dump(), options.target)
+    control.xid(place.gpu, place.gpu_instance, place.compute_instance, options.number)
+
+
 def _reset(options: argparse.Namespace) -> None:
     control = Control()
     state = control.dump()
@@ -192,6 +198,10 @@ def _parser() -> argparse.ArgumentParser:
     child.add_argument("--type", choices=("compute", "graphics", "mps"), default="compute")
     child.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND …")
 
+    child = command("xid", _xid, "raise an Xid error, which every client that registered for it gets")
+    child.add_argument("target", metavar="GPU[/GI]", help="a GPU, one of its GPU instances, or a MIG device's UUID")
+    child.add_argument("number", type=_xid_number, metavar="NUMBER", help="as in NVIDIA's table: 48, 79, 94 …")
+
     child = command("reset", _reset, "reset GPUs: a pending MIG mode becomes current, instances go")
     child.add_argument("gpus", nargs="+", metavar="GPU")
 
@@ -214,6 +224,12 @@ def _parser() -> argparse.ArgumentParser:
     child = command("calls", _calls, "print how often each NVML function was called on this host")
     child.add_argument("--clear", action="store_true", help="start counting anew")
     return parser
+
+
+def _xid_number(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an Xid number, 1 to 65535")
+    return int(text)
 
 
 def _seconds(text: str) -> float:

@@ -89,6 +89,9 @@ class Control:
     def detach(self, pid: int) -> None:
         self._call("gpusimDetach", pid)
 
+    def xid(self, gpu: int, gpu_instance: int, compute_instance: int, number: int) -> None:
+        self._call("gpusimXid", gpu, gpu_instance, compute_instance, ctypes.c_uint(number))
+
     def reset(self, gpu: int) -> None:
         self._call("gpusimReset", gpu)
 

@@ -14,6 +14,7 @@
 #include "boot.h"
 #include "configuration.h"
 #include "dump.h"
+#include "events.h"
 #include "fault.h"
 #include "keys.h"
 #include "load_text.h"
@@ -35,7 +36,9 @@ __attribute__((format(printf, 2, 3))) static int fail(nvmlReturn_t result, const
 
 const char *gpusimVersion(void)
 {
-	return "gpusim 1 (state schema 1)";
+	static char text[48];
+	snprintf(text, sizeof text, "gpusim 1 (state schema %d)", STATE_SCHEMA);
+	return text;
 }
 
 const char *gpusimMessage(void)
@@ -89,6 +92,9 @@ static int replace_host(host_t *fresh)
 	if (any_process_lives(host))
 		return fail(NVML_ERROR_IN_USE, "a process uses a GPU of this host; end it (gpusim show names it) and try again");
 	/* Handles of instances from before must not come to mean new ones, of another state file neither. */
+	fresh->event_count = host->event_count;
+	for (int i = 0; i < MAX_EVENTS; i++)
+		fresh->events[i] = (event_t){ .gpu = UNKNOWN };
 	fresh->next_serial = host->next_serial ? host->next_serial : (uint64_t)load_now_ns();
 	char identity[128];
 	if (!boot_identity(identity))
@@ -254,6 +260,19 @@ int gpusimDetach(int pid)
 		}
 	}
 	return found ? (int)state_commit() : fail(NVML_ERROR_NOT_FOUND, "process %d uses no GPU", pid);
+}
+
+int gpusimXid(int gpu_index, int gi, int ci, unsigned number)
+{
+	CHANGE_GPU(gpu_index);
+	if (!number)
+		return fail(NVML_ERROR_INVALID_ARGUMENT, "Xid numbers start at 1");
+	if ((gi == -1 && ci != -1) || gi < -1 || ci < -1)
+		return fail(NVML_ERROR_INVALID_ARGUMENT, "a compute instance is named with its GPU instance");
+	if (gi >= MAX_GIS || ci >= MAX_CIS || (gi >= 0 && !gpu->gis[gi].serial) || (ci >= 0 && !gpu->gis[gi].cis[ci].serial))
+		return fail(NVML_ERROR_NOT_FOUND, "GPU %d has no such instance; gpusim show lists them", gpu_index);
+	events_raise(host, (event_t){ .type = EVENT_XID, .data = number, .gpu = gpu_index, .gi = gi, .ci = ci });
+	return state_commit();
 }
 
 int gpusimReset(int gpu_index)

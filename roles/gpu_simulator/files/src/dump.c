@@ -199,6 +199,26 @@ static void processes(FILE *out, const host_t *host)
 	fputc(']', out);
 }
 
+static void events(FILE *out, const host_t *host)
+{
+	const char *comma = "";
+	uint64_t first = host->event_count > MAX_EVENTS ? host->event_count - MAX_EVENTS : 0;
+	fputc('[', out);
+	for (uint64_t n = first; n < host->event_count; n++) {
+		const event_t *event = &host->events[n % MAX_EVENTS];
+		if (event->gpu == UNKNOWN)
+			continue;
+		fprintf(out, "%s{\"number\": %llu, \"xid\": %llu, \"gpu\": %d, \"gpu_instance\": ", comma, (unsigned long long)n,
+		        (unsigned long long)event->data, event->gpu);
+		integer(out, event->gi);
+		fputs(", \"compute_instance\": ", out);
+		integer(out, event->ci);
+		fputc('}', out);
+		comma = ", ";
+	}
+	fputc(']', out);
+}
+
 static void faults(FILE *out, traffic_t *traffic)
 {
 	const char *comma = "";
@@ -244,6 +264,8 @@ void dump_host(FILE *out, const host_t *host, traffic_t *traffic)
 	}
 	fputs("],\n\"processes\": ", out);
 	processes(out, host);
+	fputs(",\n\"events\": ", out);
+	events(out, host);
 	fputs(",\n\"faults\": ", out);
 	faults(out, traffic);
 	fputs(",\n\"calls\": ", out);

@@ -2,16 +2,34 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Event sets. Nothing in the simulation raises an event yet: waiting ends with its time.
+ * Event sets. Events lie in the host's state and a set only remembers how far it has read, so that
+ * every set of every process gets each event, and a client that dies leaves nothing behind. Xid
+ * errors are the only events that are raised; the other types may be registered, as on hardware.
  */
+#include "events.h"
+
+#include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #include "call.h"
 
+/* How often a waiting client looks: a look costs two system calls. */
+enum { LOOK_EVERY_MS = 25 };
+
+static const uint64_t NEVER = UINT64_MAX;
+
+/* Threads may wait on one set at once; each event then goes to one of them. */
 struct event_set {
-	unsigned long long types;
+	_Atomic uint64_t since[MAX_GPUS];	/* first number that the registration of a GPU covers */
+	_Atomic uint64_t next;			/* number of the first event that nobody has looked at */
 };
+
+void events_raise(host_t *host, event_t event)
+{
+	host->events[host->event_count++ % MAX_EVENTS] = event;
+}
 
 nvmlReturn_t nvmlEventSetCreate(nvmlEventSet_t *set)
 {
@@ -19,6 +37,8 @@ nvmlReturn_t nvmlEventSetCreate(nvmlEventSet_t *set)
 	if (!set)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	*set = calloc(1, sizeof **set);
+	for (int i = 0; *set && i < MAX_GPUS; i++)
+		atomic_store(&(*set)->since[i], NEVER);
 	return *set ? NVML_SUCCESS : NVML_ERROR_MEMORY;
 }
 
@@ -29,45 +49,102 @@ nvmlReturn_t nvmlEventSetFree(nvmlEventSet_t set)
 	return NVML_SUCCESS;
 }
 
-/* nvml.h: ECC errors, performance state, Xid, clock. */
-enum { SUPPORTED_EVENTS = 0x1f };
-
 nvmlReturn_t nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device, unsigned long long *types)
 {
 	QUERY(nvmlDeviceGetSupportedEventTypes);
 	if (!types)
 		return NVML_ERROR_INVALID_ARGUMENT;
-	*types = on.gi ? 0 : SUPPORTED_EVENTS;
+	*types = on.gi ? 0 : EVENTS_SUPPORTED;
 	return NVML_SUCCESS;
 }
 
+/* Covers what is raised from now on (nvml.h). There are no events by MIG device: the GPU's say which instance. */
 nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long types, nvmlEventSet_t set)
 {
 	QUERY(nvmlDeviceRegisterEvents);
 	if (!set)
 		return NVML_ERROR_INVALID_ARGUMENT;
-	if (types & ~(unsigned long long)SUPPORTED_EVENTS)
+	if (types & ~(unsigned long long)EVENTS_SUPPORTED || (on.gi && types))
 		return NVML_ERROR_NOT_SUPPORTED;
-	set->types |= types;
+	uint64_t unregistered = NEVER;
+	if (types & EVENT_XID)
+		atomic_compare_exchange_strong(&set->since[on.gpu_index], &unregistered, host->event_count);
 	return NVML_SUCCESS;
 }
 
-static nvmlReturn_t wait_for_event(function_t function, nvmlEventSet_t set, nvmlEventData_t *data, unsigned timeout_ms)
+/* Events of an instance are for privileged clients (nvml.h, nvmlEventSetWait_v2: "only if the caller has
+ * appropriate privileges"); what concerns the whole GPU is everybody's. */
+static bool is_for(const struct event_set *set, uint64_t number, const event_t *event, bool privileged)
+{
+	return event->gpu >= 0 && number >= atomic_load(&set->since[event->gpu]) && (privileged || event->gi == UNKNOWN);
+}
+
+/* The oldest event that the set has not seen. */
+static bool take(struct event_set *set, const host_t *host, bool privileged, event_t *event)
+{
+	uint64_t from = atomic_load(&set->next), end = host->event_count;
+	for (;;) {
+		uint64_t n = end > MAX_EVENTS && from < end - MAX_EVENTS ? end - MAX_EVENTS : from;
+		while (n < end && !is_for(set, n, &host->events[n % MAX_EVENTS], privileged))
+			n++;
+		if (n >= end)
+			return false;
+		/* Another thread may have taken it meanwhile; `from` is then where that one is. */
+		if (atomic_compare_exchange_strong(&set->next, &from, n + 1)) {
+			*event = host->events[n % MAX_EVENTS];
+			return true;
+		}
+	}
+}
+
+static nvmlReturn_t look(struct event_set *set, nvmlEventData_t *data)
+{
+	bool privileged = geteuid() == 0;
+	event_t event;
+	host_t *host READING = state_read();
+	if (!host)
+		return NVML_ERROR_UNKNOWN;
+	if (!take(set, host, privileged, &event))
+		return NVML_ERROR_TIMEOUT;
+	*data = (nvmlEventData_t){ handle_of_gpu(event.gpu), event.type, event.data,
+		event.gi == UNKNOWN ? NO_INSTANCE : (unsigned)event.gi, event.ci == UNKNOWN ? NO_INSTANCE : (unsigned)event.ci };
+	return NVML_SUCCESS;
+}
+
+static int64_t now_ms(void)
+{
+	struct timespec now;
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec * 1000LL + now.tv_nsec / 1000000;
+}
+
+static nvmlReturn_t wait_for_event(function_t function, nvmlEventSet_t set, void *data, size_t length, unsigned timeout_ms)
 {
 	CALL_AS(function);
 	if (!set || !data)
 		return NVML_ERROR_INVALID_ARGUMENT;
-	struct timespec time = { timeout_ms / 1000, timeout_ms % 1000 * 1000000L };
-	clock_nanosleep(CLOCK_MONOTONIC, 0, &time, NULL);
-	return NVML_ERROR_TIMEOUT;
+	for (int64_t deadline = now_ms() + timeout_ms;;) {
+		nvmlEventData_t event;
+		nvmlReturn_t result = look(set, &event);
+		if (result == NVML_SUCCESS)
+			memcpy(data, &event, length);
+		int64_t left = deadline - now_ms();
+		if (result != NVML_ERROR_TIMEOUT || left <= 0)
+			return result;
+		struct timespec pause = { 0, (left < LOOK_EVERY_MS ? left : LOOK_EVERY_MS) * 1000000 };
+		/* A signal ends the wait, as nvml.h says of it. */
+		if (nanosleep(&pause, NULL) != 0)
+			return NVML_ERROR_TIMEOUT;
+	}
 }
 
-nvmlReturn_t nvmlEventSetWait(nvmlEventSet_t set, nvmlEventData_t *data, unsigned timeout_ms)
+/* Programs that were built before MIG have no room for the instances. */
+nvmlReturn_t nvmlEventSetWait(nvmlEventSet_t set, void *data, unsigned timeout_ms)
 {
-	return wait_for_event(F_nvmlEventSetWait, set, data, timeout_ms);
+	return wait_for_event(F_nvmlEventSetWait, set, data, offsetof(nvmlEventData_t, gpu_instance), timeout_ms);
 }
 
 nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data, unsigned timeout_ms)
 {
-	return wait_for_event(F_nvmlEventSetWait_v2, set, data, timeout_ms);
+	return wait_for_event(F_nvmlEventSetWait_v2, set, data, sizeof *data, timeout_ms);
 }

@@ -28,7 +28,7 @@
 #include <stdint.h>
 
 /* Version of this interface. A client can tell the simulated library from the real one by the
- * presence of this symbol alone. Never fails. Example: "gpusim 1 (state schema 1)". */
+ * presence of this symbol alone. Never fails. Example: "gpusim 1 (state schema 3)". */
 const char *gpusimVersion(void);
 
 /* Reason of the calling thread's last failed gpusim call, "" when there was none. */
@@ -127,6 +127,8 @@ int gpusimCreate(const char *configuration);
  *                                   each: id, profile_id, slices, placement, uuid, mig_index, compute_mode
  *   processes                       live ones: pid, gpu, gpu_instance, compute_instance (null: none), type,
  *                                   memory_bytes
+ *   events                          the last ones, oldest first: number (from 0), xid, gpu, gpu_instance,
+ *                                   compute_instance (null: none)
  *   faults                          waiting: function, nth (calls until it strikes), action
  *   calls                           {function: number of calls}, those that were called
  * A load is null or: pattern, age_seconds, period_seconds or interval_seconds and samples, what
@@ -173,6 +175,14 @@ int gpusimAttach(int pid, int gpu, int gpu_instance, int compute_instance, const
 
 /* Takes every entry of `pid` away. NOT_FOUND when it has none. */
 int gpusimDetach(int pid);
+
+/*
+ * Raises an Xid event on a GPU, or on one of its instances (-1: the whole GPU, the whole GPU instance).
+ * Every event set that registered nvmlEventTypeXidCriticalError on the GPU gets it once, in all
+ * processes; of those of an instance only root's (nvml.h, nvmlEventSetWait_v2). A client that does not
+ * ask for 128 events misses the oldest. `number` from 1; NVIDIA's table of Xid errors says what they mean.
+ */
+int gpusimXid(int gpu, int gpu_instance, int compute_instance, unsigned number);
 
 /*
  * What `nvidia-smi --gpu-reset` does on hardware: a pending MIG mode becomes current, GPU

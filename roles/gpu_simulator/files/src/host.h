@@ -21,6 +21,7 @@ enum {
 	MAX_LINKS = 18,
 	MAX_PROCESSES = 512,
 	MAX_SAMPLES = 65536,
+	MAX_EVENTS = 128,	/* that a client may be behind before the oldest are gone */
 };
 
 /* Figures that a configuration leaves out: the queries they would answer are NOT_SUPPORTED. */
@@ -110,12 +111,20 @@ typedef struct {
 	int64_t memory_bytes;
 } process_t;
 
+/* The events of a host are numbered from 0; the one with number n stands in host_t.events[n % MAX_EVENTS]. */
+typedef struct {
+	uint64_t data;				/* of an Xid event its number */
+	int32_t type, gpu, gi, ci;		/* EVENT_XID; gi and ci UNKNOWN where none is concerned */
+} event_t;
+
 typedef struct {
 	char boot[128];
 	char driver_version[32], nvml_version[32], digest[96];
 	int64_t cuda_version;
 	uint64_t next_serial;
 	int32_t gpu_count, sample_count;
+	uint64_t event_count;			/* ever raised here */
+	event_t events[MAX_EVENTS];
 	process_t processes[MAX_PROCESSES];
 	gpu_t gpus[MAX_GPUS];
 	sample_t samples[MAX_SAMPLES];

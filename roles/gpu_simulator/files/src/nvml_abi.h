@@ -138,10 +138,13 @@ typedef struct {
 	union { double d; int i; unsigned u; unsigned long ul; unsigned long long ull; long long ll; } value;
 } nvmlFieldValue_t;
 
+enum { EVENT_XID = 8, EVENTS_SUPPORTED = 0x1f };	/* nvmlEventType*: ECC errors, performance state, Xid, clock */
+#define NO_INSTANCE 0xffffffffu				/* of an event that concerns none */
+
 typedef struct {
 	nvmlDevice_t device;
 	unsigned long long type, data;
-	unsigned gpu_instance, compute_instance;
+	unsigned gpu_instance, compute_instance;	/* not in what nvmlEventSetWait without _v2 fills */
 } nvmlEventData_t;
 
 /* The version words that clients were seen to send (nvidia-ml-py 13.615). */
@@ -151,6 +154,7 @@ static_assert(STRUCT_VERSION(nvmlTemperature_v1_t, 1u) == 0x0100000c, "nvmlTempe
 static_assert(STRUCT_VERSION(nvmlPowerValue_v2_t, 2u) == 0x0200000c, "nvmlPowerValue_v2");
 static_assert(STRUCT_VERSION(nvmlGpuInstanceProfileInfo_v2_t, 2u) == 0x02000098, "nvmlGpuInstanceProfileInfo_v2");
 static_assert(STRUCT_VERSION(nvmlComputeInstanceProfileInfo_v2_t, 2u) == 0x02000088, "nvmlComputeInstanceProfileInfo_v2");
+static_assert(sizeof(nvmlEventData_t) == 32 && offsetof(nvmlEventData_t, gpu_instance) == 24, "nvmlEventData");
 static_assert(sizeof(nvmlProcessInfo_v1_t) == 16 && sizeof(nvmlProcessInfo_t) == 24, "nvmlProcessInfo");
 
 #endif

@@ -1,0 +1,15 @@
+/*
+ * SPDX-License-Identifier: Apache-2.0
+ * Copyright: (c) openfleet.gpu contributors
+ *
+ * Events of GPUs, from the host's state to the event sets of all clients.
+ */
+#ifndef EVENTS_H
+#define EVENTS_H
+
+#include "host.h"
+
+/* Puts an event behind those there are; of too many the oldest goes. Part of the caller's transaction. */
+void events_raise(host_t *host, event_t event);
+
+#endif

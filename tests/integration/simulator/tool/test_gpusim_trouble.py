@@ -1,0 +1,55 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What gpusim lets go wrong with a GPU, judged by what NVML clients then see."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+WATCH = """
+import subprocess
+events = N.nvmlEventSetCreate()
+for i in range(N.nvmlDeviceGetCount()):
+    N.nvmlDeviceRegisterEvents(N.nvmlDeviceGetHandleByIndex(i), N.nvmlEventTypeXidCriticalError, events)
+subprocess.run({command!r}, check=True)
+event = N.nvmlEventSetWait_v2(events, 60000)
+same = N.cast(event.device, N.c_void_p).value == N.cast(gpu, N.c_void_p).value
+result = [same, event.eventData, event.gpuInstanceId, event.computeInstanceId]
+"""
+MIG = """
+N.nvmlDeviceSetMigMode(gpu, 1)
+made = N.nvmlDeviceCreateGpuInstance(gpu, 9)
+N.nvmlGpuInstanceCreateComputeInstance(made, 2)
+device = N.nvmlDeviceGetMigDeviceHandleByIndex(gpu, 0)
+result = [N.nvmlGpuInstanceGetInfo(made).id, N.nvmlDeviceGetUUID(device)]
+"""
+NONE = 0xFFFFFFFF
+
+
+def watched(host, *arguments):
+    """The event that a client gets which has registered before gpusim runs: on GPU 0?, number, instances."""
+    command = [sys.executable, str(host.root / "usr/local/bin/gpusim"), *arguments]
+    return host.nvml(WATCH.format(command=command))
+
+
+# --- xid ----------------------------------------------------------------------------------------
+
+
+def test_an_xid_error_reaches_a_client(h100):
+    assert watched(h100, "xid", "0", "48") == [True, 48, NONE, NONE]
+    assert watched(h100, "xid", "1", "94") == [False, 94, NONE, NONE]
+
+
+def test_an_xid_error_of_an_instance(h100, as_root):
+    instance, uuid = h100.nvml(MIG)
+    assert watched(h100, "xid", f"0/{instance}", "31") == [True, 31, instance, NONE]
+    assert watched(h100, "xid", uuid, "13") == [True, 13, instance, 0]
+
+
+@pytest.mark.parametrize("number", ["0", "65536", "x"])
+def test_a_number_that_is_none_is_refused(h100, number):
+    done = h100.try_gpusim("xid", 0, number)
+    assert done.returncode == 2 and "not an Xid number" in done.stderr
+    assert h100.state()["events"] == []
