@@ -1,0 +1,237 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""History and hosts' own state, put together: one Holding for each GPU, MIG instance and tenant. Pure.
+
+Either may be missing. A host knows who holds what just now, history what was done with it; what neither knows is said.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from dataclasses import dataclass, field, replace
+from typing import Any, Mapping, Sequence
+
+from ...module_utils.profile_name import ProfileNameError, parse_profile_name
+from .model import Holder, Holding, Subject
+from .signals import History, Key, Record
+
+#: Kinds of holders that are a process, rather than a claim to the GPU.
+_RUNNING = ("process", "mps")
+
+
+@dataclass(frozen=True)
+class Price:
+    """What a GPU costs an hour. `model` is a glob on NVML's name without "NVIDIA ", as in gpu_layout; the first match holds."""
+
+    model: str
+    per_hour: float
+
+
+@dataclass(frozen=True)
+class HostState:
+    """What a host says of itself: the result of the module gpu_info, and its gpu_layout where the inventory has one."""
+
+    gpus: Sequence[Mapping[str, Any]]
+    tenants: Sequence[Mapping[str, Any]] = ()
+    layout: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
+
+
+def holdings(
+    history: History | None, hosts: Mapping[str, HostState], prices: Sequence[Price] = ()
+) -> tuple[Holding, ...]:
+    """One Holding for each GPU without instances, each MIG instance and each tenant, ordered by host, GPU, instance, name.
+
+    `history` is None where no server could be asked; `hosts` lacks the hosts that did not answer.
+    """
+    records: Mapping[Key, Record] = history.records if history else {}
+    found: dict[Key, Holding] = {key: _of_record(record) for key, record in records.items()}
+    for host, state in hosts.items():
+        there = _add_host(found, host, state)
+        # History remembers instances that are no more: the host says which these are.
+        for key in [key for key in found if key[0] == host and key not in there]:
+            if key[2] or any(present[:2] == key[:2] for present in there):
+                del found[key]
+            else:
+                found[key] = replace(found[key], missing=(*found[key].missing, "the host does not list this GPU"))
+    split = {key[:2] for key in found if key[2]}
+    whole = [holding for key, holding in found.items() if key[2] or key[3] or key[:2] not in split]
+    shares = _shares(whole)
+    done = [_priced(_said(holding, history, hosts), prices, shares) for holding in whole]
+    return tuple(sorted(done, key=lambda holding: _order(holding.subject)))
+
+
+def _of_record(record: Record) -> Holding:
+    held = record.held_now
+    return Holding(
+        record.subject,
+        # A server that has the series for some kind has it for all that there are.
+        holders=None
+        if held is None
+        else tuple(Holder(kind, "%d" % count) for kind, count in sorted(held.items()) if count > 0),
+        held_seconds=record.held_seconds,
+        memory=record.stats.get("memory"),
+        memory_total_bytes=record.memory_limit_bytes if record.subject.kind == "tenant" else record.memory_total_bytes,
+        busy=record.stats.get("busy"),
+        compute=record.stats.get("compute"),
+        bandwidth=record.stats.get("bandwidth"),
+        tensor=record.stats.get("tensor"),
+        processes=record.stats.get("processes"),
+        processes_now=record.processes_now,
+        quiet=record.quiet,
+        xid=record.xid,
+        throttled=record.throttled,
+        denials=record.denials,
+        lost=record.lost,
+        last_seen_seconds=record.last_seen_seconds,
+        price_per_hour=record.price_per_hour,
+        sharing=record.sharing,
+    )
+
+
+def _add_host(found: dict[Key, Holding], host: str, state: HostState) -> set[Key]:
+    """Put a host's own word beside its history; gives the keys of what is there now."""
+    there: set[Key] = set()
+    for gpu in state.gpus:
+        whole = Subject(
+            "gpu",
+            host,
+            str(gpu["uuid"]),
+            gpu_index=str(gpu["index"]),
+            model=str(gpu.get("name") or ""),
+            vendor="nvidia",
+        )
+        instances = (gpu.get("mig") or {}).get("instances") or ()
+        if not instances:
+            key = (host, whole.gpu_uuid, "", "")
+            there.add(key)
+            found[key] = _with_state(found.get(key), whole, gpu, gpu.get("memory_total_bytes"))
+        for instance in instances:
+            subject = replace(
+                whole, kind="mig_instance", mig_profile=str(instance["profile"]), mig_instance=str(instance["id"])
+            )
+            key = (host, whole.gpu_uuid, subject.mig_instance, "")
+            there.add(key)
+            found[key] = _with_state(found.get(key), subject, instance, None)
+        for tenant in state.tenants:
+            for place in tenant.get("gpus") or ():
+                if tenant.get("name") and place.get("uuid") == whole.gpu_uuid:
+                    there.add(_add_tenant(found, whole, tenant))
+    return there
+
+
+def _with_state(known: Holding | None, subject: Subject, state: Mapping[str, Any], total: Any) -> Holding:
+    base = known or Holding(subject)
+    holders = state.get("holders")
+    processes = state.get("processes")
+    named = replace(base.subject, **{
+        name: value
+        for name, value in (
+            ("gpu_index", subject.gpu_index), ("model", subject.model), ("mig_profile", subject.mig_profile),
+        )
+        if value
+    })  # fmt: skip
+    return replace(
+        base,
+        subject=named,
+        holders=base.holders
+        if holders is None
+        else tuple(Holder(str(one["kind"]), str(one["who"])) for one in holders if not one.get("watches")),
+        processes_now=base.processes_now if processes is None else float(len(processes)),
+        memory_total_bytes=base.memory_total_bytes or (float(total) if total else None),
+    )
+
+
+def _add_tenant(found: dict[Key, Holding], whole: Subject, tenant: Mapping[str, Any]) -> Key:
+    subject = replace(whole, kind="tenant", name=str(tenant["name"]))
+    key = (whole.host, whole.gpu_uuid, "", subject.name)
+    base = found.get(key) or Holding(subject)
+    limit = tenant.get("memory_bytes")
+    found[key] = replace(base, memory_total_bytes=base.memory_total_bytes or (float(limit) if limit else None))
+    return key
+
+
+def _said(holding: Holding, history: History | None, hosts: Mapping[str, HostState]) -> Holding:
+    """What could not be known of it, in words."""
+    missing = list(holding.missing)
+    if history is None:
+        missing.append("no history: use over time is not known")
+    elif holding.memory is None and holding.busy is None and holding.subject.kind != "tenant":
+        missing.append("the server has no samples of it")
+    else:
+        for name, stat in (("memory use", holding.memory), ("activity", holding.busy)):
+            if stat is None and not (name == "activity" and holding.subject.kind == "tenant"):
+                missing.append("%s is not known" % name)
+        if holding.tensor is None and holding.bandwidth is None and holding.subject.kind != "tenant":
+            missing.append("tensor and bandwidth activity are not known: busy cannot be told from useful")
+    if holding.holders is None and holding.subject.kind != "tenant":
+        missing.append(
+            "who holds it is not known: the host %s"
+            % ("did not look" if holding.subject.host in hosts else "was not asked or did not answer")
+        )
+    return replace(holding, missing=tuple(dict.fromkeys(missing)))
+
+
+def _weight(subject: Subject) -> float:
+    """What of its GPU an instance is, by the memory in its profile's name: 40 for 3g.40gb."""
+    try:
+        return float(parse_profile_name(subject.mig_profile).memory_gb)
+    except ProfileNameError:
+        return 0.0
+
+
+def _shares(found: Sequence[Holding]) -> dict[tuple[str, str], float]:
+    """The weights of all instances of a GPU, by which its price is shared among them."""
+    totals: dict[tuple[str, str], float] = {}
+    for subject in (holding.subject for holding in found):
+        if subject.kind == "mig_instance":
+            place = (subject.host, subject.gpu_uuid)
+            totals[place] = totals.get(place, 0.0) + _weight(subject)
+    return totals
+
+
+def _priced(holding: Holding, prices: Sequence[Price], shares: Mapping[tuple[str, str], float]) -> Holding:
+    subject = holding.subject
+    # A tenant's GPU has the price already.
+    if subject.kind == "tenant":
+        return replace(holding, price_per_hour=None)
+    price = price_of(subject.model, prices)
+    if price is None:
+        price = holding.price_per_hour
+    if subject.kind == "mig_instance" and price is not None:
+        total = shares[(subject.host, subject.gpu_uuid)]
+        price = price * _weight(subject) / total if total else None
+    return replace(holding, price_per_hour=price)
+
+
+def price_of(model: str, prices: Sequence[Price]) -> float | None:
+    short = model[len("NVIDIA ") :] if model.startswith("NVIDIA ") else model
+    return next((price.per_hour for price in prices if fnmatch.fnmatchcase(short, price.model)), None)
+
+
+def is_held(holding: Holding) -> bool | None:
+    """Whether anybody holds it; None where that is not known."""
+    if holding.processes_now:
+        return True
+    if holding.holders is None:
+        return None
+    return bool(holding.holders)
+
+
+def runs_processes(holding: Holding) -> bool | None:
+    """Whether a process of a holder runs on it now; None where that is not known."""
+    if holding.processes_now is not None:
+        return holding.processes_now > 0
+    if holding.holders is None:
+        return None
+    return any(holder.kind in _RUNNING for holder in holding.holders)
+
+
+def _order(subject: Subject) -> tuple[str, int, str, int, str]:
+    return (
+        subject.host,
+        int(subject.gpu_index) if subject.gpu_index.isdigit() else 1 << 30,
+        subject.gpu_uuid,
+        int(subject.mig_instance) if subject.mig_instance.isdigit() else -1,
+        subject.name,
+    )

@@ -1,0 +1,180 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""From a holding to one word with its reason. Pure.
+
+What is not known is never taken for nothing: a word that blames somebody needs samples for all of the time it speaks of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .holdings import is_held, runs_processes
+from .model import Holding, Stat, Verdict
+
+_HOURS_PER_MONTH = 730.5
+
+#: XIDs after which a board needs a person or a reset: a double-bit error, a row that could not be remapped, a GPU that
+#: fell off the bus, uncontained memory, SRAM, NVLink, GSP. https://docs.nvidia.com/deploy/xid-errors/
+HARDWARE_XIDS = frozenset((46, 48, 62, 64, 74, 79, 92, 95, 119, 120, 121, 140, 142, 143))
+
+#: What slows a GPU against its will; a power cap is what the operator set, and says that the GPU is worked.
+_HARMFUL = ("hw_slowdown", "hw_thermal", "sw_thermal", "hw_power_brake")
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """Where the words begin. Ratios from 0 to 1, times in hours.
+
+    `least_history_hours` below this a subject has no verdict but no_data, since a day and a night have to be in it.
+    `idle_hours` a held GPU on which nothing ran for so long is idle.
+    `small_memory_ratio`, `small_compute_ratio` the maximum seen stays below: less would have done.
+    `memory_margin_ratio` is added to the maximum seen before that is said.
+    `throttled_ratio` of the time spent slowed against its will makes a GPU unhealthy.
+    """
+
+    least_history_hours: float = 24.0
+    least_coverage_ratio: float = 0.5
+    idle_hours: float = 24.0
+    small_memory_ratio: float = 0.5
+    memory_margin_ratio: float = 0.15
+    small_compute_ratio: float = 0.5
+    full_memory_ratio: float = 0.95
+    saturated_ratio: float = 0.9
+    useful_tensor_ratio: float = 0.1
+    useful_bandwidth_ratio: float = 0.3
+    throttled_ratio: float = 0.05
+
+
+def judge(holding: Holding, limits: Thresholds = Thresholds(), *, seconds: float | None = None) -> Verdict:
+    """The one word that is most urgent. `seconds` is the window's length; None without history."""
+    word, reason, waste = _judge(holding, limits, seconds)
+    money = None
+    if holding.price_per_hour is not None:
+        money = round(holding.price_per_hour * _HOURS_PER_MONTH * waste, 2)
+    return Verdict(word, reason, use_of(holding, limits), money)
+
+
+def _judge(holding: Holding, limits: Thresholds, seconds: float | None) -> tuple[str, str, float]:
+    """(word, reason, the share of the price that buys nothing)."""
+    if holding.lost:
+        return "unhealthy", "The driver has lost the GPU.", 1.0
+    hard = sorted(int(code) for code in holding.xid if code.isdigit() and int(code) in HARDWARE_XIDS)
+    if hard:
+        return "unhealthy", "XID %s in the window." % ", ".join(map(str, hard)), 0.0
+    slowed = {reason: share for reason, share in holding.throttled.items() if reason in _HARMFUL}
+    worst = max(slowed, key=lambda reason: slowed[reason], default=None)
+    if worst is not None and slowed[worst] >= limits.throttled_ratio:
+        return "unhealthy", "Slowed down (%s) for %.0f %% of the time." % (worst, 100 * slowed[worst]), 0.0
+    held = is_held(holding)
+    if holding.subject.kind == "tenant":
+        return _judge_tenant(holding, limits)
+    quiet = holding.quiet.seconds if holding.quiet else 0.0
+    long_quiet = quiet >= limits.idle_hours * 3600
+    if held and long_quiet:
+        who = "; ".join(dict.fromkeys("%s %s" % (one.kind, one.who) for one in holding.holders or ()))
+        by = " by %s" % who if who else ""
+        if runs_processes(holding) is False:
+            return (
+                "held_without_process",
+                "Held%s, with no process, and nothing ran for %s." % (by, _time(holding)),
+                1.0,
+            )
+        return "idle", "Held%s, and nothing ran for %s." % (by, _time(holding)), 1.0
+    if held is False and long_quiet:
+        return "free", "Nobody holds it, and nothing ran for %s." % _time(holding), 1.0
+    if held is None and long_quiet:
+        return "idle", "Nothing ran for %s; who holds it is not known." % _time(holding), 1.0
+    short = _too_little(holding, limits, seconds)
+    if short:
+        return "no_data", short, 0.0
+    return _judge_use(holding, limits)
+
+
+def _judge_use(holding: Holding, limits: Thresholds) -> tuple[str, str, float]:
+    memory, compute = holding.memory, holding.compute or holding.busy
+    total = holding.memory_total_bytes
+    peak = memory.max if memory else None
+    full = peak / total if peak is not None and total else None
+    active = compute.p95 if compute else None
+    if full is not None and full >= limits.full_memory_ratio:
+        return "saturated", "Memory came to %.0f %% of what there is." % (100 * full), 0.0
+    if active is not None and active >= limits.saturated_ratio:
+        return "saturated", "Compute is at %.0f %% or above for a twentieth of the time." % (100 * active), 0.0
+    top = compute.p99 if compute else None
+    if full is not None and full * (1 + limits.memory_margin_ratio) <= limits.small_memory_ratio:
+        # A GPU whose compute is needed whole is not oversized for having much memory.
+        if top is None or top <= limits.small_compute_ratio:
+            reason = "At most %.0f %% of the memory was used" % (100 * full)
+            reason += (
+                ", and at most %.0f %% of the compute for 99 %% of the time." % (100 * top) if top is not None else "."
+            )
+            return "oversized_memory", reason, 1 - max(full * (1 + limits.memory_margin_ratio), top or 0.0)
+    elif top is not None and top <= limits.small_compute_ratio:
+        return (
+            "oversized_compute",
+            "At most %.0f %% of the compute was in use for 99 %% of the time, with up to %s of the memory."
+            % (100 * top, "%.0f %%" % (100 * full) if full is not None else "an unknown share"),
+            0.0 if full is None else 1 - max(full * (1 + limits.memory_margin_ratio), top),
+        )
+    return "right", "Memory and compute are in use.", 0.0
+
+
+def _judge_tenant(holding: Holding, limits: Thresholds) -> tuple[str, str, float]:
+    memory, total = holding.memory, holding.memory_total_bytes
+    if holding.denials:
+        return "saturated", "%.0f requests for memory were refused for the quota." % holding.denials, 0.0
+    if memory is None or memory.max is None or not total:
+        return "no_data", "What it uses of its quota is not known.", 0.0
+    if memory.seconds < limits.least_history_hours * 3600:
+        return "no_data", "Only %s of history." % _hours(memory.seconds), 0.0
+    full = memory.max / total
+    if full >= limits.full_memory_ratio:
+        return "saturated", "Memory came to %.0f %% of the quota." % (100 * full), 0.0
+    if memory.max == 0:
+        return "idle", "None of the quota was used for %s." % _hours(memory.seconds), 0.0
+    if full * (1 + limits.memory_margin_ratio) <= limits.small_memory_ratio:
+        return "oversized_memory", "At most %.0f %% of the quota was used." % (100 * full), 0.0
+    return "right", "The quota is in use.", 0.0
+
+
+def _too_little(holding: Holding, limits: Thresholds, seconds: float | None) -> str:
+    """Why nothing can be said of its use; empty where something can."""
+    known = [stat for stat in (holding.memory, holding.compute or holding.busy) if stat is not None]
+    if not known:
+        return "There is no history of it."
+    least = min(stat.seconds for stat in known)
+    if least < limits.least_history_hours * 3600:
+        return "Only %s of history: a verdict wants %g h." % (_hours(least), limits.least_history_hours)
+    if seconds is not None and _gaps(known, limits):
+        return "Samples are missing for %.0f %% of the window." % (100 * (1 - min(s.coverage_ratio for s in known)))
+    if holding.memory is None and holding.compute is None and holding.busy is None:
+        return "There is no history of it."
+    return ""
+
+
+def _gaps(known: list[Stat], limits: Thresholds) -> bool:
+    return min(stat.coverage_ratio for stat in known) < limits.least_coverage_ratio
+
+
+def use_of(holding: Holding, limits: Thresholds = Thresholds()) -> str:
+    """useful, busy or unknown. Kernels that run (busy) may yet do little: tensor cores and memory bandwidth tell."""
+    tensor = holding.tensor.p95 if holding.tensor else None
+    bandwidth = holding.bandwidth.p95 if holding.bandwidth else None
+    if tensor is None and bandwidth is None:
+        return "unknown"
+    useful = (tensor or 0.0) >= limits.useful_tensor_ratio or (bandwidth or 0.0) >= limits.useful_bandwidth_ratio
+    return "useful" if useful else "busy"
+
+
+def _time(holding: Holding) -> str:
+    quiet = holding.quiet
+    if quiet is None:
+        return "an unknown time"
+    return "%s%s" % (_hours(quiet.seconds), " (all of the window)" if quiet.whole_window else "")
+
+
+def _hours(seconds: float) -> str:
+    hours = seconds / 3600
+    return "%.0f days" % (hours / 24) if hours >= 48 else "%.0f h" % hours
