@@ -17,7 +17,8 @@ export OPENFLEET_LAB ?= demo
 # The base image of the lab hosts; see tests/lab/image/build.
 export LAB_RELEASE ?= bookworm
 export LAB_MIRROR LAB_BASE_IMAGE
-lab_image := localhost/openfleet-lab:$(LAB_RELEASE)
+# Of the images of the demo, the one that is made last.
+lab_image := localhost/openfleet-lab:$(LAB_RELEASE)-monitoring
 # The Python of .venv: ansible-core 2.19 runs on 3.11 to 3.13.
 PYTHON := $(or $(PYTHON),$(shell tests/lab/find-python first 3.11 3.13))
 # The Python of .venv-newest, for the leg of `make test` on the newest ansible-core.
@@ -103,12 +104,17 @@ image-slurm: packages
 image-sharing: packages
 	@flock .lab/image.lock tests/lab/image/build sharing
 
+# With Prometheus and Alertmanager, for the host that watches the others. The base image is made on the way.
+.PHONY: image-monitoring
+image-monitoring:
+	@flock .lab/image.lock tests/lab/image/build monitoring
+
 .PHONY: setup setup-test
-setup: packages ## all that a run needs: Debian packages, virtual environment, base image
-	@$(MAKE) -s -j2 $(venv_stamp) image
+setup: packages ## all that a run needs: Debian packages, virtual environment, images
+	@$(MAKE) -s -j2 $(venv_stamp) image-monitoring
 
 setup-test: packages-test
-	@$(MAKE) -s -j2 $(venv_test_stamp) image
+	@$(MAKE) -s -j2 $(venv_test_stamp) image-monitoring
 
 # --- The main job ---------------------------------------------------------------------------------------------------
 
