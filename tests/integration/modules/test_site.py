@@ -35,6 +35,9 @@ def test_it_applies_reports_and_is_idempotent(fleet, tmp_path):
     assert second.returncode == 0, second.stdout + second.stderr
     assert second.stdout.count("changed=0") == 3
     assert "0 created, 0 destroyed, 6 kept; 0 of 3 hosts changed" in " ".join(second.stdout.split())
+    # An inventory without monitoring lacks nothing.
+    assert "PLAY [Watch the fleet]" in second.stdout
+    assert "WARNING" not in second.stdout + second.stderr
 
 
 def test_the_typo_of_the_last_host_stops_the_run_before_the_first_is_touched(fleet):
