@@ -105,6 +105,20 @@ def _xid(options: argparse.Namespace) -> None:
     control.xid(place.gpu, place.gpu_instance, place.compute_instance, options.number)
 
 
+def _lose(options: argparse.Namespace) -> None:
+    control = Control()
+    state = control.dump()
+    for place in [target.find_gpu(state, text) for text in options.gpus]:
+        control.lose(place)
+
+
+def _restore(options: argparse.Namespace) -> None:
+    control = Control()
+    state = control.dump()
+    for place in [target.find_gpu(state, text) for text in options.gpus]:
+        control.restore(place)
+
+
 def _reset(options: argparse.Namespace) -> None:
     control = Control()
     state = control.dump()
@@ -201,6 +215,12 @@ def _parser() -> argparse.ArgumentParser:
     child = command("xid", _xid, "raise an Xid error, which every client that registered for it gets")
     child.add_argument("target", metavar="GPU[/GI]", help="a GPU, one of its GPU instances, or a MIG device's UUID")
     child.add_argument("number", type=_xid_number, metavar="NUMBER", help="as in NVIDIA's table: 48, 79, 94 …")
+
+    child = command("lose", _lose, "let GPUs fall off the bus, with Xid error 79: no call on them works any more")
+    child.add_argument("gpus", nargs="+", metavar="GPU")
+
+    child = command("restore", _restore, "bring lost GPUs back as they were")
+    child.add_argument("gpus", nargs="+", metavar="GPU")
 
     child = command("reset", _reset, "reset GPUs: a pending MIG mode becomes current, instances go")
     child.add_argument("gpus", nargs="+", metavar="GPU")

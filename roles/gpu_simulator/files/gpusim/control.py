@@ -20,6 +20,7 @@ CODE_NAMES = {
     6: "NOT_FOUND",
     7: "INSUFFICIENT_SIZE",
     9: "DRIVER_NOT_LOADED",
+    15: "GPU_IS_LOST",
     19: "IN_USE",
     20: "MEMORY",
     23: "INSUFFICIENT_RESOURCES",
@@ -91,6 +92,12 @@ class Control:
 
     def xid(self, gpu: int, gpu_instance: int, compute_instance: int, number: int) -> None:
         self._call("gpusimXid", gpu, gpu_instance, compute_instance, ctypes.c_uint(number))
+
+    def lose(self, gpu: int) -> None:
+        self._call("gpusimLose", gpu)
+
+    def restore(self, gpu: int) -> None:
+        self._call("gpusimRestore", gpu)
 
     def reset(self, gpu: int) -> None:
         self._call("gpusimReset", gpu)

@@ -33,6 +33,8 @@ def _lines(state: dict[str, Any]) -> Iterator[str]:
 
 def _gpu(gpu: dict[str, Any]) -> Iterator[str]:
     yield f"GPU {gpu['index']}: {gpu['name']}  {gpu['uuid']}  {gpu['pci_address']}"
+    if gpu["lost"]:
+        yield "  LOST: fallen off the bus; gpusim restore brings it back"
     persistence, limit = SWITCH[gpu["persistence_mode"]], gpu["power_limit_mw"] / 1000
     yield f"  MIG {_mig(gpu)}, compute mode {_words(gpu['compute_mode'])}, persistence {persistence}, limit {limit:.0f} W"
     memory = gpu["memory"]

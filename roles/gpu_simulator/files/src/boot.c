@@ -52,6 +52,7 @@ void boot_restart(host_t *host, const char *identity)
 		gpu->persistence_mode = 0;
 		gpu->power_limit_mw = gpu->power_default_mw;
 		gpu->energy_mj = 0;
+		gpu->lost = 0;
 	}
 	host->sample_count = 0;
 	snprintf(host->boot, sizeof host->boot, "%s", identity);

@@ -210,6 +210,11 @@ static process_t *entry_for(host_t *host, const process_t *wanted)
 	return free_entry;
 }
 
+static int refuse_lost(int gpu_index)
+{
+	return fail(NVML_ERROR_GPU_IS_LOST, "GPU %d is lost; gpusim restore or a reboot brings it back", gpu_index);
+}
+
 int gpusimAttach(int pid, int gpu_index, int gi, int ci, const char *type, uint64_t memory_bytes)
 {
 	CHANGE_GPU(gpu_index);
@@ -221,6 +226,8 @@ int gpusimAttach(int pid, int gpu_index, int gi, int ci, const char *type, uint6
 		return fail(NVML_ERROR_INVALID_ARGUMENT, "the type of a process is compute, graphics or mps");
 	if (!newcomer.started_ticks)
 		return fail(NVML_ERROR_NOT_FOUND, "no process %d lives", pid);
+	if (gpu->lost)
+		return refuse_lost(gpu_index);
 	target_t on = { .gpu = gpu, .gpu_index = gpu_index };
 	int64_t mode = gpu->compute_mode;
 	if (gpu->mig_current) {
@@ -275,9 +282,31 @@ int gpusimXid(int gpu_index, int gi, int ci, unsigned number)
 	return state_commit();
 }
 
+/* "GPU has fallen off the bus" in NVIDIA's table of Xid errors (docs.nvidia.com/deploy/xid-errors). */
+enum { XID_OFF_THE_BUS = 79 };
+
+int gpusimLose(int gpu_index)
+{
+	CHANGE_GPU(gpu_index);
+	if (gpu->lost)
+		return NVML_SUCCESS;
+	gpu->lost = 1;
+	events_raise(host, (event_t){ .type = EVENT_XID, .data = XID_OFF_THE_BUS, .gpu = gpu_index, .gi = UNKNOWN, .ci = UNKNOWN });
+	return state_commit();
+}
+
+int gpusimRestore(int gpu_index)
+{
+	CHANGE_GPU(gpu_index);
+	gpu->lost = 0;
+	return state_commit();
+}
+
 int gpusimReset(int gpu_index)
 {
 	CHANGE_GPU(gpu_index);
+	if (gpu->lost)
+		return refuse_lost(gpu_index);
 	if (process_uses(host, gpu_index, -1, -1))
 		return fail(NVML_ERROR_IN_USE, "a process uses GPU %d; end it (gpusim show names it) and try again", gpu_index);
 	if (gpu->reset_refused)

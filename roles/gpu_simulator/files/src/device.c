@@ -12,6 +12,8 @@
 #include "mig.h"
 #include "pci.h"
 
+/* A lost GPU still counts: nvml.h has the number "of all devices in the system even if" no handle of one is
+ * given (nvmlDeviceGetHandleByIndex_v2), and nvmlDeviceGetCount_v2 no GPU_IS_LOST among its results. */
 static nvmlReturn_t count(function_t function, unsigned *out)
 {
 	CALL_AS(function);
@@ -28,13 +30,28 @@ static nvmlReturn_t give_handle(nvmlDevice_t *out, nvmlDevice_t handle)
 	return handle ? NVML_SUCCESS : NVML_ERROR_MEMORY;
 }
 
+static nvmlReturn_t give_gpu(nvmlDevice_t *out, const host_t *host, int index)
+{
+	return host->gpus[index].lost ? NVML_ERROR_GPU_IS_LOST : give_handle(out, handle_of_gpu(index));
+}
+
+/* A search by UUID or serial number that found nothing. nvml.h: GPU_IS_LOST "if any GPU has fallen off the bus", which may be
+ * the one that is sought. Whether the driver says so also where a living GPU is sought is not documented: here it is found. */
+static nvmlReturn_t not_found(const host_t *host)
+{
+	for (int i = 0; i < host->gpu_count; i++)
+		if (host->gpus[i].lost)
+			return NVML_ERROR_GPU_IS_LOST;
+	return NVML_ERROR_NOT_FOUND;
+}
+
 static nvmlReturn_t by_index(function_t function, unsigned index, nvmlDevice_t *out)
 {
 	CALL_AS(function);
 	host_t *host READING = state_read();
 	if (!host || !out || index >= (unsigned)host->gpu_count)
 		return NVML_ERROR_INVALID_ARGUMENT;
-	return give_handle(out, handle_of_gpu(index));
+	return give_gpu(out, host, index);
 }
 
 nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned index, nvmlDevice_t *out)
@@ -57,7 +74,7 @@ static nvmlReturn_t by_pci_bus_id(function_t function, const char *text, nvmlDev
 	for (int i = 0; i < host->gpu_count; i++) {
 		pci_address_t address;
 		if (pci_parse(host->gpus[i].pci_address, &address) && memcmp(&address, &wanted, sizeof address) == 0)
-			return give_handle(out, handle_of_gpu(i));
+			return give_gpu(out, host, i);
 	}
 	return NVML_ERROR_NOT_FOUND;
 }
@@ -80,6 +97,8 @@ nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *out)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	for (int i = 0; i < host->gpu_count; i++) {
 		target_t on = { .gpu = &host->gpus[i], .gpu_index = i };
+		if (on.gpu->lost)
+			continue;
 		if (strcasecmp(on.gpu->uuid, uuid) == 0)
 			return give_handle(out, handle_of_gpu(i));
 		for (int n = 0; mig_device_at(on.gpu, n, &on.gi_id, &on.ci_id); n++) {
@@ -89,7 +108,7 @@ nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *out)
 				return give_handle(out, handle_of_mig_device(&on));
 		}
 	}
-	return NVML_ERROR_NOT_FOUND;
+	return not_found(host);
 }
 
 nvmlReturn_t nvmlDeviceGetHandleBySerial(const char *serial, nvmlDevice_t *out)
@@ -99,9 +118,9 @@ nvmlReturn_t nvmlDeviceGetHandleBySerial(const char *serial, nvmlDevice_t *out)
 	if (!host || !serial || !*serial || !out)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	for (int i = 0; i < host->gpu_count; i++)
-		if (strcmp(host->gpus[i].serial, serial) == 0)
+		if (!host->gpus[i].lost && strcmp(host->gpus[i].serial, serial) == 0)
 			return give_handle(out, handle_of_gpu(i));
-	return NVML_ERROR_NOT_FOUND;
+	return not_found(host);
 }
 
 /* nvtop and nvitop ask a MIG device for its index among its GPU's and find none without an answer. */

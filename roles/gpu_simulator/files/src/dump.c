@@ -166,9 +166,9 @@ static void gpu(FILE *out, const host_t *host, int index)
 		members(out, &SECTION_CI_PROFILE, &gpu->ci_profiles[i]);
 		fputc('}', out);
 	}
-	fprintf(out, "], \"mig\": {\"current\": %d, \"pending\": %d}, \"compute_mode\": \"%s\", \"timeslice\": %d, \"persistence_mode\": %d, ",
+	fprintf(out, "], \"mig\": {\"current\": %d, \"pending\": %d}, \"compute_mode\": \"%s\", \"timeslice\": %d, \"persistence_mode\": %d, \"lost\": %d, ",
 	        (int)gpu->mig_current, (int)gpu->mig_pending, compute_mode(gpu->compute_mode), (int)gpu->timeslice,
-	        (int)gpu->persistence_mode);
+	        (int)gpu->persistence_mode, (int)gpu->lost);
 	fprintf(out, "\"power_limit_mw\": %lld, \"power_mw\": %lld, \"energy_mj\": %lld, \"temperature_c\": %lld, \"utilization_percent\": %.1f, ",
 	        (long long)gpu->power_limit_mw, (long long)now.power_mw, (long long)telemetry_energy_mj(host, gpu),
 	        (long long)now.temperature_c, now.utilization_percent);

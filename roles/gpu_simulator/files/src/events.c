@@ -97,6 +97,15 @@ static bool take(struct event_set *set, const host_t *host, bool privileged, eve
 	}
 }
 
+/* nvml.h, nvmlEventSetWait_v2: GPU_IS_LOST "if a GPU has fallen off the bus". What waits is delivered first. */
+static bool watches_lost(const struct event_set *set, const host_t *host)
+{
+	for (int i = 0; i < host->gpu_count; i++)
+		if (host->gpus[i].lost && atomic_load(&set->since[i]) != NEVER)
+			return true;
+	return false;
+}
+
 static nvmlReturn_t look(struct event_set *set, nvmlEventData_t *data)
 {
 	bool privileged = geteuid() == 0;
@@ -105,7 +114,7 @@ static nvmlReturn_t look(struct event_set *set, nvmlEventData_t *data)
 	if (!host)
 		return NVML_ERROR_UNKNOWN;
 	if (!take(set, host, privileged, &event))
-		return NVML_ERROR_TIMEOUT;
+		return watches_lost(set, host) ? NVML_ERROR_GPU_IS_LOST : NVML_ERROR_TIMEOUT;
 	*data = (nvmlEventData_t){ handle_of_gpu(event.gpu), event.type, event.data,
 		event.gi == UNKNOWN ? NO_INSTANCE : (unsigned)event.gi, event.ci == UNKNOWN ? NO_INSTANCE : (unsigned)event.ci };
 	return NVML_SUCCESS;

@@ -14,7 +14,7 @@
  *   None needs nvmlInit. None leaves a half-done change, whenever the caller is killed.
  * - Every `int` result is an NVML return code: 0 SUCCESS, 2 INVALID_ARGUMENT, 3 NOT_SUPPORTED,
  *   6 NOT_FOUND, 7 INSUFFICIENT_SIZE, 9 DRIVER_NOT_LOADED (no state file, or one of another
- *   schema), 19 IN_USE, 20 MEMORY, 23 INSUFFICIENT_RESOURCES, 999 UNKNOWN (system call failed).
+ *   schema), 15 GPU_IS_LOST, 19 IN_USE, 20 MEMORY, 23 INSUFFICIENT_RESOURCES, 999 UNKNOWN (system call failed).
  *   After a failure gpusimMessage() says in words what was wrong.
  * - GPUs are named by their NVML index, GPU instances and compute instances by their ids.
  *   -1 stands for "none" (the whole GPU, or for gpusimSet the host).
@@ -28,7 +28,7 @@
 #include <stdint.h>
 
 /* Version of this interface. A client can tell the simulated library from the real one by the
- * presence of this symbol alone. Never fails. Example: "gpusim 1 (state schema 3)". */
+ * presence of this symbol alone. Never fails. Example: "gpusim 1 (state schema 4)". */
 const char *gpusimVersion(void);
 
 /* Reason of the calling thread's last failed gpusim call, "" when there was none. */
@@ -120,7 +120,7 @@ int gpusimCreate(const char *configuration);
  *   gpus                            each: index, the keys of the sections gpu, with `profiles` and
  *                                   `compute_profiles` (placements as {start, size}, unknown figures null);
  *                                   mig {current, pending} 0 or 1; compute_mode DEFAULT | PROHIBITED |
- *                                   EXCLUSIVE_PROCESS; persistence_mode 0 or 1; power_limit_mw, power_mw,
+ *                                   EXCLUSIVE_PROCESS; persistence_mode, lost 0 or 1; power_limit_mw, power_mw,
  *                                   energy_mj, temperature_c, utilization_percent; memory {total_bytes,
  *                                   reserved_bytes, used_bytes, free_bytes}; load; gpu_instances, each: id,
  *                                   profile_id, profile, placement, memory_mib, load, compute_instances,
@@ -183,6 +183,16 @@ int gpusimDetach(int pid);
  * ask for 128 events misses the oldest. `number` from 1; NVIDIA's table of Xid errors says what they mean.
  */
 int gpusimXid(int gpu, int gpu_instance, int compute_instance, unsigned number);
+
+/*
+ * Lets a GPU fall off the bus, which raises Xid 79 on it: all questions and changes that concern it, its
+ * instances or its MIG devices give GPU_IS_LOST, its handles by index, PCI address, UUID and serial
+ * number too. It still counts. Nothing is lost with it: gpusimRestore, or a reboot (which drops
+ * what a reboot drops), brings it back as it was. Meanwhile it takes no process and cannot be reset.
+ * A GPU that is lost already stays so, without another event.
+ */
+int gpusimLose(int gpu);
+int gpusimRestore(int gpu);
 
 /*
  * What `nvidia-smi --gpu-reset` does on hardware: a pending MIG mode becomes current, GPU

@@ -81,6 +81,9 @@ static nvmlReturn_t resolve(host_t *host, const struct handle *handle, target_t 
 		return NVML_ERROR_UNKNOWN;
 	if (handle->gpu >= host->gpu_count)
 		return NVML_ERROR_GPU_IS_LOST;
+	/* nvml.h has GPU_IS_LOST among the results of every question about a device, its name included. */
+	if (host->gpus[handle->gpu].lost)
+		return NVML_ERROR_GPU_IS_LOST;
 	*target = (target_t){ .gpu = &host->gpus[handle->gpu], .gpu_index = handle->gpu, .gi_id = -1, .ci_id = -1 };
 	if (handle->kind == KIND_GPU)
 		return NVML_SUCCESS;

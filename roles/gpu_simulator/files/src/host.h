@@ -97,6 +97,7 @@ typedef struct {
 
 	/* what changes */
 	int64_t mig_current, mig_pending, compute_mode, timeslice, persistence_mode, power_limit_mw;
+	int64_t lost;				/* fallen off the bus: nothing on it answers */
 	int64_t energy_mj, energy_since_ns;	/* up to energy_since_ns; later energy is computed */
 	load_t load;
 	gi_t gis[MAX_GIS];			/* indexed by id */

@@ -438,6 +438,20 @@ def test_without_the_library_the_cure_is_told(h100):
 
 def test_every_command_has_help(h100):
     listed = h100.gpusim("--help")
-    for command in ("init", "show", "load", "run", "xid", "reset", "reboot", "fail", "set", "models", "calls"):
+    for command in (
+        "init",
+        "show",
+        "load",
+        "run",
+        "xid",
+        "lose",
+        "restore",
+        "reset",
+        "reboot",
+        "fail",
+        "set",
+        "models",
+        "calls",
+    ):
         assert command in listed
         assert "usage: gpusim " + command in h100.gpusim(command, "--help")

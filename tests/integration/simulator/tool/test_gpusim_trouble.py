@@ -53,3 +53,32 @@ def test_a_number_that_is_none_is_refused(h100, number):
     done = h100.try_gpusim("xid", 0, number)
     assert done.returncode == 2 and "not an Xid number" in done.stderr
     assert h100.state()["events"] == []
+
+
+# --- lose, restore ------------------------------------------------------------------------------
+
+
+def codes(host):
+    return host.nvml("""
+        result = [N.nvmlDeviceGetCount()]
+        for i in range(result[0]):
+            try:
+                result.append(N.nvmlDeviceGetName(N.nvmlDeviceGetHandleByIndex(i)))
+            except N.NVMLError as error:
+                result.append(error.value)
+    """)
+
+
+def test_a_lost_gpu_until_it_is_restored(h100):
+    name = "NVIDIA H100 80GB HBM3"
+    uuid = h100.state()["gpus"][1]["uuid"]
+    h100.gpusim("lose", uuid)
+    assert codes(h100) == [2, name, 15]
+    assert h100.gpusim("show").count("LOST") == 1
+    assert "gpusim restore" in h100.refused("run", "--gpu", 1, "--", "true")
+    h100.gpusim("restore", uuid)
+    assert codes(h100) == [2, name, name]
+
+
+def test_losing_a_gpu_is_an_xid_error(h100):
+    assert watched(h100, "lose", "1") == [False, 79, NONE, NONE]
