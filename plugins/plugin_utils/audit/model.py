@@ -142,7 +142,9 @@ class Holding:
 
 @dataclass(frozen=True)
 class Verdict:
-    """One word with its reason. `use` is useful, busy (kernels run, but neither tensor cores nor bandwidth do much) or unknown.
+    """One word with its reason.
+
+    `use` is none, useful, busy (kernels run, but neither tensor cores nor bandwidth do much) or unknown.
 
     `waste_per_month` is what of the price buys nothing, in the price table's currency; None without a price.
     """

@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Callable, Mapping
 
-from .model import Quiet, Stat, Subject, Window
+from .model import Day, Quiet, Stat, Subject, Window
 from .prometheus import Prometheus, PrometheusError, Sample
 
 Key = tuple[str, str, str, str]
@@ -61,6 +61,17 @@ SERIES = {
 }
 _TENANT = Series("gpu:tenant_memory_used_bytes", "gpu:tenant_memory_used_bytes:max5m", _ALL, most=1e15)
 
+_DAY = 86400.0
+
+#: What is told of the whole fleet, of each day one number.
+_FLEET = {
+    "gpus": "avg_over_time(count(count by (host, gpu_uuid) (gpu:info{%(where)s}))[SPAN:1h])",
+    "held_ratio": "avg(avg_over_time((gpu:held:avg5m{%(where)s} > bool 0)[SPAN:5m]))",
+    "busy_ratio": "avg(avg_over_time(gpu:busy_ratio:avg5m{%(where)s}[SPAN]))",
+    "memory_ratio": "sum(avg_over_time(gpu:memory_used_bytes:max5m{%(where)s}[SPAN]))"
+    " / sum(last_over_time(gpu:memory_total_bytes{%(where)s}[SPAN]))",
+}
+
 #: How many holders there were, of all kinds; a roll-up only, since holders of a kind come and go as series.
 _HELD = "gpu:held:avg5m"
 
@@ -101,6 +112,7 @@ class History:
 
     window: Window
     records: Mapping[Key, Record]
+    days: tuple[Day, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -158,7 +170,8 @@ class _Reading:
             self.notes.append(
                 "%d values of %s were impossible (NaN, blank or out of range) and left out." % (count, name)
             )
-        return History(self.window, self.records, tuple(dict.fromkeys(self.notes)))
+        days = self._days() if self.records else ()
+        return History(self.window, self.records, days, tuple(dict.fromkeys(self.notes)))
 
     # --- Asking -----------------------------------------------------------------------------------------------------
 
@@ -365,6 +378,38 @@ class _Reading:
                 % (_HELD + span, _HELD + span, math.floor(0.9 * seconds / ROLL_UP_SECONDS))
             ):
                 self._change(_key(sample.labels), held_seconds=float(seconds))
+
+    # --- The fleet --------------------------------------------------------------------------------------------------
+
+    def _days(self) -> tuple[Day, ...]:
+        """The fleet's days, the oldest first, each the 24 hours up to a time of day that is the window's end."""
+        made = []
+        for back in range(math.ceil(self.window.seconds / _DAY)):
+            end = self.window.end_seconds - back * _DAY
+            length = min(_DAY, end - self.window.start_seconds)
+            if length < ROLL_UP_SECONDS:
+                break
+            made.append(
+                Day(
+                    end - length,
+                    **{
+                        name: self._one(expression.replace("SPAN", "%ds" % round(length)), end)
+                        for name, expression in _FLEET.items()
+                    },
+                )
+            )
+        return tuple(reversed(made))
+
+    def _one(self, expression: str, at: float) -> float | None:
+        """The only value of an answer; of several parts the fleet's cannot be told."""
+        try:
+            samples = self._ask_of(expression, [], whole=True, at=at)
+        except PrometheusError as error:
+            if not error.too_much:
+                raise
+            self.notes.append("The fleet's history is too much for %s, and left out." % self.server.name)
+            return None
+        return samples[0].value if samples and math.isfinite(samples[0].value) else None
 
 
 def _key(labels: Mapping[str, str]) -> Key:

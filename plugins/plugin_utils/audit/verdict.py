@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from .holdings import is_held, runs_processes
 from .model import Holding, Stat, Verdict
+from .signals import QUIET_BUSY_RATIO
 
 _HOURS_PER_MONTH = 730.5
 
@@ -159,7 +160,9 @@ def _gaps(known: list[Stat], limits: Thresholds) -> bool:
 
 
 def use_of(holding: Holding, limits: Thresholds = Thresholds()) -> str:
-    """useful, busy or unknown. Kernels that run (busy) may yet do little: tensor cores and memory bandwidth tell."""
+    """none, useful, busy or unknown. Kernels that run (busy) may yet do little: tensor cores and memory bandwidth tell."""
+    if holding.busy is not None and holding.busy.max is not None and holding.busy.max < QUIET_BUSY_RATIO:
+        return "none"
     tensor = holding.tensor.p95 if holding.tensor else None
     bandwidth = holding.bandwidth.p95 if holding.bandwidth else None
     if tensor is None and bandwidth is None:

@@ -1,0 +1,142 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""History and hosts' own state put together, with either missing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.holdings import (
+    HostState,
+    Price,
+    holdings,
+    is_held,
+    price_of,
+    runs_processes,
+)
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import Stat, Subject, Window
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.signals import History, Record
+
+HOUR = 3600.0
+USE = {"memory": Stat(HOUR, 1.0, max=1e9), "busy": Stat(HOUR, 1.0, max=0.5)}
+
+
+def history(*records):
+    keyed = {
+        (*record.subject.place, record.subject.name if record.subject.kind == "tenant" else ""): record
+        for record in records
+    }
+    return History(Window(0, HOUR), keyed)
+
+
+def subject(uuid="GPU-1", host="a", **more):
+    return Subject("mig_instance" if more.get("mig_instance") else "gpu", host, uuid, **more)
+
+
+def gpu(uuid="GPU-1", index=0, **more):
+    base = {"uuid": uuid, "index": index, "name": "NVIDIA H100 80GB HBM3", "memory_total_bytes": 85899345920}
+    return {**base, "processes": [], "holders": [], "mig": {"instances": []}, **more}
+
+
+def instance(number, profile, **more):
+    return {"id": number, "profile": profile, "processes": [], "holders": [], **more}
+
+
+PROCESS = {"kind": "process", "who": "pid 4711 (python3)", "watches": False}
+WATCHER = {"kind": "device_handle", "who": "pid 5 (nv-hostengine)", "watches": True}
+
+
+def test_a_host_alone_says_who_holds_what_and_that_history_is_missing():
+    found = holdings(
+        None, {"a": HostState([gpu(processes=[{"pid": 4711}], holders=[PROCESS, WATCHER]), gpu("GPU-2", 1)])}
+    )
+    assert [str(one.subject) for one in found] == ["a gpu 0", "a gpu 1"]
+    assert [holder.who for holder in found[0].holders] == ["pid 4711 (python3)"]
+    assert is_held(found[0]) is True and runs_processes(found[0]) is True
+    assert is_held(found[1]) is False and runs_processes(found[1]) is False
+    assert found[0].missing == ("no history: use over time is not known",)
+
+
+def test_history_alone_says_that_the_holder_is_not_known():
+    (found,) = holdings(history(Record(subject(), stats=USE)), {})
+    assert found.holders is None and is_held(found) is None and runs_processes(found) is None
+    assert any("was not asked or did not answer" in text for text in found.missing)
+    assert any("busy cannot be told from useful" in text for text in found.missing)
+
+
+def test_a_host_that_did_not_look_for_holders_knows_none():
+    (found,) = holdings(None, {"a": HostState([gpu(holders=None, processes=None)])})
+    assert found.holders is None
+    assert any("the host did not look" in text for text in found.missing)
+
+
+def test_both_are_one_holding_of_each_gpu():
+    (found,) = holdings(history(Record(subject(), stats=USE)), {"a": HostState([gpu(holders=[PROCESS])])})
+    assert found.memory.max == 1e9 and found.holders[0].kind == "process"
+    assert found.subject.model == "NVIDIA H100 80GB HBM3" and found.subject.gpu_index == "0"
+
+
+def test_a_gpu_with_instances_is_its_instances():
+    state = HostState([gpu(mig={"instances": [instance(1, "3g.40gb"), instance(2, "1g.10gb")]})])
+    records = [Record(subject(), stats=USE), Record(subject(mig_instance="1", mig_profile="3g.40gb"), stats=USE)]
+    found = holdings(history(*records), {"a": state})
+    assert [(one.subject.mig_instance, one.memory is not None) for one in found] == [("1", True), ("2", False)]
+    assert any("no samples" in text for text in found[1].missing)
+
+
+def test_instances_that_are_no_more_are_left_out_where_the_host_answers():
+    old = Record(subject(mig_instance="9", mig_profile="1g.10gb"), stats=USE)
+    state = HostState([gpu(mig={"instances": [instance(1, "3g.40gb")]})])
+    assert [one.subject.mig_instance for one in holdings(history(old), {"a": state})] == ["1"]
+    assert [one.subject.mig_instance for one in holdings(history(old), {})] == ["9"]
+
+
+def test_a_gpu_that_its_host_no_longer_lists_stays_and_says_so():
+    (gone, present) = holdings(
+        history(Record(subject("GPU-1")), Record(subject("GPU-2"))), {"a": HostState([gpu("GPU-2")])}
+    )[::-1]
+    assert gone.subject.gpu_uuid == "GPU-1" and "the host does not list this GPU" in gone.missing
+    assert "the host does not list this GPU" not in present.missing
+
+
+def test_tenants_stand_beside_their_gpu():
+    tenant = {"name": "pair", "memory_bytes": 16 << 30, "gpus": [{"uuid": "GPU-1"}, {"uuid": "GPU-2"}]}
+    found = holdings(None, {"a": HostState([gpu(), gpu("GPU-2", 1)], tenants=[tenant, {"problem": "no region"}])})
+    assert [(one.subject.kind, one.subject.gpu_uuid) for one in found] == [
+        ("gpu", "GPU-1"), ("tenant", "GPU-1"), ("gpu", "GPU-2"), ("tenant", "GPU-2"),
+    ]  # fmt: skip
+    assert found[1].memory_total_bytes == 16 << 30
+
+
+def test_prices_by_model_and_for_instances_by_their_memory():
+    prices = [Price("H100*", 4.0), Price("*", 1.0)]
+    state = HostState(
+        [gpu(mig={"instances": [instance(1, "3g.40gb"), instance(2, "1g.10gb"), instance(3, "1g.10gb+me")]})]
+    )
+    found = holdings(None, {"a": state}, prices)
+    assert [one.price_per_hour for one in found] == pytest.approx([4.0 * 40 / 60, 4.0 * 10 / 60, 4.0 * 10 / 60])
+    assert price_of("NVIDIA L40S", prices) == 1.0 and price_of("NVIDIA L40S", prices[:1]) is None
+
+
+def test_the_server_s_price_where_the_table_has_none():
+    (found,) = holdings(history(Record(subject(), price_per_hour=3.0)), {})
+    assert found.price_per_hour == 3.0
+
+
+def test_the_order_is_that_of_the_rack():
+    hosts = {"b": HostState([gpu("GPU-9", 10), gpu("GPU-8", 9)]), "a": HostState([gpu()])}
+    assert [(one.subject.host, one.subject.gpu_index) for one in holdings(None, hosts)] == [
+        ("a", "0"),
+        ("b", "9"),
+        ("b", "10"),
+    ]
+
+
+def test_held_now_by_the_server_s_word():
+    (found,) = holdings(history(Record(subject(), held_now={"container": 1.0, "process": 0.0}, processes_now=0.0)), {})
+    assert [holder.kind for holder in found.holders] == ["container"]
+    assert is_held(found) is True and runs_processes(found) is False
+    assert replace(found, holders=()).holders == ()

@@ -1,0 +1,232 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the client makes of servers that answer, refuse, lie, stall and break off: real sockets, a server of its own."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import http.server
+import json
+import math
+import socket
+import threading
+import urllib.parse
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.prometheus import (
+    Access,
+    Prometheus,
+    PrometheusError,
+)
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """Answers every query by what `answer` gives for it: (status, headers, body)."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.answer = lambda form: vector()
+        self.seen = []
+
+    def handle_error(self, request, client_address):
+        """A client that went away, which is what one of the tests is about."""
+
+    @property
+    def url(self):
+        return "http://127.0.0.1:%d" % self.server_address[1]
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        form = dict(urllib.parse.parse_qsl(body))
+        self.server.seen.append((self.path, form, self.headers))
+        status, headers, content = self.server.answer(form)
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    do_GET = do_POST
+
+    def log_message(self, *args):
+        pass
+
+
+def answer(data, **more):
+    return 200, {}, json.dumps({"status": "success", "data": data, **more}).encode()
+
+
+def vector(*rows):
+    result = [{"metric": labels, "value": [1700000000, value]} for labels, value in rows]
+    return answer({"resultType": "vector", "result": result})
+
+
+def refusal(status, text):
+    return status, {}, json.dumps({"status": "error", "errorType": "execution", "error": text}).encode()
+
+
+@pytest.fixture
+def server():
+    with Server() as found:
+        thread = threading.Thread(target=found.serve_forever, args=(0.02,), daemon=True)
+        thread.start()
+        yield found
+        found.shutdown()
+
+
+def client(server, **access):
+    return Prometheus(Access(server.url, **{"timeout_seconds": 10, **access}))
+
+
+def test_a_vector_with_its_labels_and_odd_values(server):
+    server.answer = lambda form: vector(({"host": "a"}, "0.5"), ({"host": "b"}, "NaN"), ({"host": "c"}, "+Inf"))
+    samples = client(server).query("x").samples
+    assert [sample.labels["host"] for sample in samples] == ["a", "b", "c"]
+    assert samples[0].value == 0.5 and math.isnan(samples[1].value) and samples[2].value == math.inf
+
+
+def test_the_query_the_time_and_the_credentials_arrive(server):
+    client(server, user="audit", password="s3cret", headers={"X-Scope-OrgID": "gpu"}).query("up == 1", 1700000000.5)
+    path, form, headers = server.seen[0]
+    assert path == "/api/v1/query"
+    assert form["query"] == "up == 1" and form["time"] == "1700000000.500"
+    assert base64.b64decode(headers["Authorization"].split()[1]) == b"audit:s3cret"
+    assert headers["X-Scope-OrgID"] == "gpu"
+
+
+def test_a_bearer_token_goes_before_a_user(server):
+    client(server, token="abc", user="audit", password="s3cret").query("x")
+    assert server.seen[0][2]["Authorization"] == "Bearer abc"
+
+
+def test_an_address_with_a_path_in_front_of_the_api(server):
+    Prometheus(Access(server.url + "/prometheus/")).query("x")
+    assert server.seen[0][0] == "/prometheus/api/v1/query"
+
+
+def test_a_packed_answer_counts_as_what_crossed_the_network(server):
+    body = vector(*(({"host": "h%d" % n}, "1") for n in range(500)))[2]
+    packed = gzip.compress(body)
+    server.answer = lambda form: (200, {"Content-Encoding": "gzip"}, packed)
+    found = client(server)
+    assert len(found.query("x").samples) == 500
+    assert found.bytes_received == len(packed) and found.queries == 1
+
+
+def test_the_server_s_own_warnings_are_kept(server):
+    server.answer = lambda form: answer({"resultType": "vector", "result": []}, warnings=["a store did not answer"])
+    assert client(server).query("x").warnings == ("a store did not answer",)
+
+
+def test_the_server_s_clock(server):
+    server.answer = lambda form: answer({"resultType": "scalar", "result": [1, "1700000001.25"]})
+    assert client(server).now() == 1700000001.25
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"<html>Grafana</html>",
+        b"[]",
+        b'{"status": "success"}',
+        b'{"status": "success", "data": {"resultType": "matrix", "result": []}}',
+        b'{"status": "success", "data": {"resultType": "vector", "result": [{"metric": {}}]}}',
+        b'{"status": "success", "data": {"resultType": "vector", "result": [{"metric": {}, "value": [1, "many"]}]}}',
+        b'{"status": "success", "data": {"resultType": "vector", "result": null}}',
+    ],
+)
+def test_what_is_no_answer_of_the_api_is_an_error(server, content):
+    server.answer = lambda form: (200, {}, content)
+    with pytest.raises(PrometheusError, match="Prometheus-compatible"):
+        client(server).query("x")
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "too_much"),
+    [
+        (401, "credentials", False),
+        (403, "credentials", False),
+        (404, "no API at this address", False),
+        (307, "sends elsewhere", False),
+        (422, "loads too many samples", True),
+        (503, "loads too many samples", True),
+        (429, "loads too many samples", True),
+        (500, "HTTP 500: query loads too many samples", False),
+    ],
+)
+def test_a_refusal_says_what_to_do(server, status, said, too_much):
+    server.answer = lambda form: refusal(status, "query loads\ntoo many samples")
+    with pytest.raises(PrometheusError, match=said) as error:
+        client(server, password="s3cret", user="u").query("x")
+    assert error.value.where == server.url and error.value.cure
+    assert error.value.too_much is too_much
+    assert "s3cret" not in str(error.value)
+
+
+def test_a_password_is_not_sent_on_to_another_server(server):
+    with Server() as other:
+        threading.Thread(target=other.serve_forever, args=(0.02,), daemon=True).start()
+        server.answer = lambda form: (302, {"Location": other.url + "/api/v1/query"}, b"")
+        with pytest.raises(PrometheusError, match="sends elsewhere"):
+            client(server, user="u", password="p").query("x")
+        assert other.seen == []
+        other.shutdown()
+
+
+def test_one_that_stalls_is_left_after_its_time(server):
+    release = threading.Event()
+    server.answer = lambda form: (release.wait(60), vector())[1]
+    with pytest.raises(PrometheusError, match="did not answer within") as error:
+        # The client adds 2 s to what it tells the server.
+        client(server, timeout_seconds=-1.5).query("x")
+    release.set()
+    assert error.value.too_much
+
+
+def test_one_that_breaks_off(server):
+    server.answer = lambda form: (200, {"Content-Length": "1000"}, b'{"status"')
+    with pytest.raises(PrometheusError):
+        client(server).query("x")
+
+
+def test_a_packed_answer_that_breaks_off(server):
+    packed = gzip.compress(vector(({"host": "a"}, "1"))[2])
+    server.answer = lambda form: (200, {"Content-Encoding": "gzip"}, packed[:-12])
+    with pytest.raises(PrometheusError, match="broke off"):
+        client(server).query("x")
+
+
+def test_nobody_listens():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound and not listening: nobody else gets the port meanwhile
+        with pytest.raises(PrometheusError, match="could not be reached"):
+            Prometheus(Access("http://127.0.0.1:%d" % taken.getsockname()[1])).query("x")
+
+
+@pytest.mark.parametrize("url", ["prometheus:9090", "ftp://a/", "http://", ""])
+def test_an_address_that_is_none(url):
+    with pytest.raises(PrometheusError, match="not the address of a server"):
+        Prometheus(Access(url))
+
+
+def test_an_address_with_a_password_is_refused_without_telling_it():
+    with pytest.raises(PrometheusError, match="carries a user") as error:
+        Prometheus(Access("http://audit:s3cret@prometheus.example.org"))
+    assert "s3cret" not in str(error.value)
+
+
+def test_secrets_do_not_show():
+    assert "s3cret" not in repr(Access("http://a", user="u", password="s3cret", token="s3cret"))
+
+
+def test_a_ca_file_that_is_none(tmp_path):
+    (tmp_path / "ca.pem").write_text("nothing")
+    with pytest.raises(PrometheusError, match="ca_file"):
+        Prometheus(Access("https://prometheus.example.org", ca_file=str(tmp_path / "ca.pem")))

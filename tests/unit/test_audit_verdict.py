@@ -1,0 +1,206 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Words and their reasons, stable names, and two audits held against each other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.compare import Former, finding_id, findings, gone
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import (
+    WORDS,
+    Holder,
+    Holding,
+    Quiet,
+    Stat,
+    Subject,
+    Verdict,
+)
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.verdict import Thresholds, judge, use_of
+
+DAY = 86400.0
+TWO_WEEKS = 14 * DAY
+GPU = Subject("gpu", "h100-01", "GPU-1", gpu_index="0", model="NVIDIA H100 80GB HBM3")
+GIB = float(1 << 30)
+
+
+def stat(most, *, coverage=1.0, **more):
+    figures = dict.fromkeys(("p50", "p95", "p99", "max", "mean"), most)
+    return Stat(seconds=coverage * TWO_WEEKS, coverage_ratio=coverage, **{**figures, **more})
+
+
+def holding(**more):
+    """A GPU that is well used, but for what is said."""
+    base = Holding(
+        GPU,
+        holders=(Holder("process", "pid 4711 (python3 train.py)"),),
+        memory=stat(60 * GIB),
+        memory_total_bytes=80 * GIB,
+        busy=stat(0.8),
+        compute=stat(0.7),
+        bandwidth=stat(0.4),
+        tensor=stat(0.3),
+        processes_now=1.0,
+        price_per_hour=2.0,
+    )
+    return replace(base, **more)
+
+
+def word(found, **limits):
+    return judge(found, Thresholds(**limits), seconds=TWO_WEEKS).word
+
+
+IDLE = {"busy": stat(0.0), "compute": stat(0.0), "quiet": Quiet(TWO_WEEKS, whole_window=True)}
+JOB = (Holder("slurm", "job 17 of alice"),)
+
+
+@pytest.mark.parametrize(
+    ("expected", "changes"),
+    [
+        ("right", {}),
+        ("unhealthy", {"lost": True}),
+        ("unhealthy", {"xid": {"79": 1.0}}),
+        ("unhealthy", {"throttled": {"hw_thermal": 0.2}}),
+        # XID 13 and 31 are programs' own faults, and a power cap is what somebody set.
+        ("right", {"xid": {"13": 4.0, "31": 1.0}}),
+        ("right", {"throttled": {"sw_power_cap": 0.9}}),
+        ("right", {"throttled": {"hw_thermal": 0.01}}),
+        ("held_without_process", {**IDLE, "holders": JOB, "processes_now": 0.0}),
+        ("idle", {**IDLE}),
+        ("free", {**IDLE, "holders": (), "processes_now": 0.0}),
+        # Who holds it cannot be told: that it does nothing can.
+        ("idle", {**IDLE, "holders": None, "processes_now": None}),
+        # An hour at rest is no idleness.
+        ("right", {"quiet": Quiet(3600.0)}),
+        ("saturated", {"memory": stat(78 * GIB)}),
+        ("saturated", {"compute": stat(0.95)}),
+        ("oversized_memory", {"memory": stat(20 * GIB), "compute": stat(0.3)}),
+        # It needs the compute, whatever of the memory is left.
+        ("right", {"memory": stat(20 * GIB)}),
+        ("oversized_compute", {"compute": stat(0.2)}),
+        ("right", {"memory": None}),
+        ("right", {"compute": None}),
+        ("no_data", {"memory": None, "compute": None, "busy": None}),
+        ("no_data", {"memory": stat(20 * GIB, coverage=0.05), "compute": stat(0.1, coverage=0.05)}),
+        ("no_data", {"memory": stat(20 * GIB, coverage=0.3), "compute": stat(0.1, coverage=0.3)}),
+    ],
+)
+def test_the_word(expected, changes):
+    assert word(holding(**changes)) == expected
+
+
+def test_every_word_has_a_reason_and_its_waste():
+    idle = judge(holding(**IDLE), seconds=TWO_WEEKS)
+    assert "pid 4711" in idle.reason and "14 days (all of the window)" in idle.reason
+    assert idle.waste_per_month == pytest.approx(2.0 * 730.5)
+    assert judge(holding(), seconds=TWO_WEEKS).waste_per_month == 0.0
+    assert judge(holding(price_per_hour=None, **IDLE), seconds=TWO_WEEKS).waste_per_month is None
+    # A quarter of the memory and its margin, and a tenth of the compute: the larger share is what it needs.
+    small = judge(holding(memory=stat(20 * GIB), compute=stat(0.1)), seconds=TWO_WEEKS)
+    assert small.waste_per_month == pytest.approx(2.0 * 730.5 * (1 - 0.25 * 1.15), abs=0.01)
+
+
+def test_busy_is_not_useful():
+    assert use_of(holding()) == "useful"
+    assert use_of(holding(tensor=stat(0.0), bandwidth=stat(0.05))) == "busy"
+    assert use_of(holding(tensor=None, bandwidth=None)) == "unknown"
+    assert use_of(holding(**IDLE)) == "none"
+
+
+@pytest.mark.parametrize(
+    ("expected", "changes"),
+    [
+        ("right", {"memory": stat(6 * GIB)}),
+        ("saturated", {"memory": stat(8 * GIB)}),
+        ("saturated", {"memory": stat(2 * GIB), "denials": 3.0}),
+        ("oversized_memory", {"memory": stat(2 * GIB)}),
+        ("idle", {"memory": stat(0.0)}),
+        ("no_data", {"memory": None}),
+        ("no_data", {"memory": stat(2 * GIB, coverage=0.02)}),
+    ],
+)
+def test_a_tenant_is_judged_by_its_quota(expected, changes):
+    tenant = Holding(replace(GPU, kind="tenant", name="notebook-a"), memory_total_bytes=8 * GIB)
+    assert word(replace(tenant, **changes)) == expected
+
+
+ratios = st.one_of(st.none(), st.floats(0, 1).map(stat))
+holders = st.one_of(st.none(), st.just(()), st.just(JOB))
+
+
+@given(
+    busy=ratios,
+    compute=ratios,
+    memory=st.one_of(st.none(), st.floats(0, 80 * GIB).map(stat)),
+    held=holders,
+    processes=st.one_of(st.none(), st.integers(0, 3).map(float)),
+    quiet=st.one_of(st.none(), st.floats(3600, TWO_WEEKS).map(Quiet)),
+)
+def test_nobody_is_blamed_for_what_is_not_known(busy, compute, memory, held, processes, quiet):
+    found = holding(
+        busy=busy, compute=compute, memory=memory, holders=held, processes_now=processes, quiet=quiet, tensor=None
+    )
+    verdict = judge(found, seconds=TWO_WEEKS)
+    assert verdict.word in WORDS and verdict.reason
+    if verdict.word in ("idle", "held_without_process", "free"):
+        assert quiet is not None and quiet.seconds >= DAY
+    if verdict.word == "held_without_process":
+        assert held and not processes
+    if verdict.word == "free":
+        assert held == () and not processes
+    if verdict.word == "oversized_memory":
+        assert memory.max * 1.15 <= 40 * GIB
+    if verdict.word == "oversized_compute":
+        assert (compute or busy).p99 <= 0.5
+    if verdict.waste_per_month is not None:
+        assert 0 <= verdict.waste_per_month <= 2.0 * 730.5
+
+
+def judged(*words):
+    return [(holding(subject=replace(GPU, gpu_uuid="GPU-%d" % n)), Verdict(w, "why")) for n, w in enumerate(words)]
+
+
+def former(found):
+    return {one.id: Former(one.id, one.verdict.word, one.first_found_seconds, one) for one in found}
+
+
+def test_findings_keep_their_names_while_figures_change():
+    first = findings(judged("idle", "right"), {}, 100.0)
+    changed = [
+        (replace(held, memory=stat(1.0)), Verdict(v.word, "other figures")) for held, v in judged("idle", "right")
+    ]
+    second = findings(changed, former(first), 200.0)
+    assert [one.id for one in first] == [one.id for one in second]
+    assert {one.state for one in first} == {"new"} and {one.state for one in second} == {"still"}
+    assert {one.first_found_seconds for one in second} == {100.0}
+    assert gone(second, former(first)) == ()
+
+
+def test_what_was_mended_is_gone_and_what_came_is_new():
+    first = findings(judged("idle", "right"), {}, 100.0)
+    second = findings(judged("right", "saturated"), former(first), 200.0)
+    assert {one.verdict.word: one.state for one in second} == {"right": "new", "saturated": "new"}
+    # That a GPU is no longer right is told by what it is now.
+    assert [(one.verdict.word, one.state) for one in gone(second, former(first))] == [("idle", "gone")]
+
+
+def test_the_gravest_come_first_and_of_these_the_dearest():
+    pairs = judged("right", "idle", "idle", "unhealthy")
+    pairs[2] = (pairs[2][0], Verdict("idle", "why", waste_per_month=10.0))
+    assert [one.holding.subject.gpu_uuid for one in findings(pairs, {}, 0.0)] == ["GPU-3", "GPU-2", "GPU-1", "GPU-0"]
+
+
+def test_names_differ_where_the_subject_or_the_word_does():
+    subjects = [
+        GPU,
+        replace(GPU, gpu_uuid="GPU-2"),
+        replace(GPU, mig_instance="1"),
+        replace(GPU, name="a"),
+        replace(GPU, host="b"),
+    ]
+    assert len({finding_id(subject, word) for subject in subjects for word in WORDS}) == len(subjects) * len(WORDS)
