@@ -1,0 +1,89 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""An audit as a table, a row a finding, for spreadsheets. An empty cell is what is not known."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import io
+from typing import Any
+
+from .model import Audit, Finding, Stat
+
+_GIB = float(1 << 30)
+_FIGURES = ("p50", "p95", "p99", "max")
+
+COLUMNS = (
+    "id", "state", "verdict", "reason", "use", "waste_per_month", "currency", "host", "gpu_index", "gpu_uuid", "model",
+    "kind", "mig_profile", "mig_instance", "name", "holders", "first_found", "quiet_hours", "memory_total_gib",
+    *("memory_%s_gib" % figure for figure in _FIGURES),
+    *("compute_%s_percent" % figure for figure in _FIGURES),
+    "busy_mean_percent", "tensor_p95_percent", "bandwidth_p95_percent", "history_hours", "missing",
+)  # fmt: skip
+
+
+def to_text(audit: Audit) -> str:
+    """Comma-separated values with a line of names, as RFC 4180 writes them; findings of the audit before last."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS)
+    writer.writeheader()
+    for found in (*audit.findings, *audit.gone):
+        writer.writerow({name: _cell(value) for name, value in _row(found, audit.currency).items()})
+    return text.getvalue()
+
+
+def _row(found: Finding, currency: str) -> dict[str, Any]:
+    holding, verdict = found.holding, found.verdict
+    subject = holding.subject
+    first = found.first_found_seconds
+    known = holding.memory or holding.busy
+    row = {
+        "id": found.id,
+        "state": found.state,
+        "verdict": verdict.word,
+        "reason": verdict.reason,
+        "use": verdict.use,
+        "waste_per_month": verdict.waste_per_month,
+        "currency": currency if verdict.waste_per_month is not None else None,
+        "host": subject.host,
+        "gpu_index": subject.gpu_index,
+        "gpu_uuid": subject.gpu_uuid,
+        "model": subject.model,
+        "kind": subject.kind,
+        "mig_profile": subject.mig_profile,
+        "mig_instance": subject.mig_instance,
+        "name": subject.name,
+        "holders": None if holding.holders is None else "; ".join("%s %s" % (h.kind, h.who) for h in holding.holders),
+        "first_found": None
+        if first is None
+        else datetime.datetime.fromtimestamp(first, datetime.timezone.utc).isoformat(),
+        "quiet_hours": holding.quiet.seconds / 3600 if holding.quiet else None,
+        "memory_total_gib": None if holding.memory_total_bytes is None else holding.memory_total_bytes / _GIB,
+        "busy_mean_percent": _percent(holding.busy, "mean"),
+        "tensor_p95_percent": _percent(holding.tensor, "p95"),
+        "bandwidth_p95_percent": _percent(holding.bandwidth, "p95"),
+        "history_hours": known.seconds / 3600 if known else None,
+        "missing": "; ".join(holding.missing),
+    }
+    for figure in _FIGURES:
+        memory = getattr(holding.memory, figure, None)
+        row["memory_%s_gib" % figure] = None if memory is None else memory / _GIB
+        row["compute_%s_percent" % figure] = _percent(holding.compute, figure)
+    return row
+
+
+def _percent(stat: Stat | None, figure: str) -> float | None:
+    value = getattr(stat, figure, None)
+    return None if value is None else 100 * value
+
+
+def _cell(value: Any) -> Any:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return "%.2f" % value
+    text = str(value)
+    # A spreadsheet takes a cell that begins so for a formula, and a holder's command line may begin with anything.
+    return "'" + text if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
