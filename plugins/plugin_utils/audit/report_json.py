@@ -60,10 +60,9 @@ def read_former(path: Path) -> dict[str, Former]:
             )
         return {row["id"]: _former(row) for row in data["findings"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
+        why = error or type(error).__name__
         raise ReportError(
-            str(path),
-            "it cannot be read as an audit: %s" % (error or type(error).__name__),
-            "Name an audit.json that this wrote.",
+            str(path), "it cannot be read as an audit: %s" % why, "Name an audit.json of this collection."
         ) from None
 
 
