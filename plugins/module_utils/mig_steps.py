@@ -154,8 +154,13 @@ class GpuPlan:
     def __str__(self) -> str:
         words = ["keep %s" % standing(instance) for instance in self.kept]
         words += ["leave %s" % standing(instance) for instance in self.left]
-        words += [str(step) for step in self.steps if not self._implied(step)]
+        words += [str(step) for step in self.told_steps]
         return "gpu %d: %s" % (self.gpu.index, ", ".join(words) or "nothing to do")
+
+    @property
+    def told_steps(self) -> tuple[Step, ...]:
+        """The steps, less those that go without saying."""
+        return tuple(step for step in self.steps if not self._implied(step))
 
     def planned(self) -> tuple[WantedInstance, ...]:
         """The instances that the plan keeps and creates, each pinned where it will be."""

@@ -55,10 +55,14 @@ class Session(Calls):
         """Whether these are simulated GPUs of this process's own (docs/simulator.md), which no service or container has."""
         return self.simulated and "GPUSIM_STATE" in os.environ
 
-    def observe(self, telemetry: bool = False) -> Host:
-        """Everything that planning needs; with `telemetry` also what the GPUs are doing just now."""
+    def observe(self, telemetry: bool = False, silent: dict[int, NvmlError] | None = None) -> Host:
+        """Everything that planning needs; with `telemetry` also what the GPUs are doing just now.
+
+        Raises NvmlError for a GPU that does not answer. With `silent` it is left out, and the error is noted there by index.
+        """
         cuda = self._told("nvmlSystemGetCudaDriverVersion_v2")
-        gpus = tuple(self._gpu(index, telemetry) for index in range(self._call("nvmlDeviceGetCount")))
+        found = [self._answering(index, telemetry, silent) for index in range(self._call("nvmlDeviceGetCount"))]
+        gpus = tuple(gpu for gpu in found if gpu is not None)
         return Host(
             driver_version=self._call("nvmlSystemGetDriverVersion"),
             nvml_version=self._call("nvmlSystemGetNVMLVersion"),
@@ -66,6 +70,15 @@ class Session(Calls):
             simulated=self.simulated,
             gpus=with_time_slices(gpus) if self.with_time_slices else gpus,
         )
+
+    def _answering(self, index: int, telemetry: bool, silent: dict[int, NvmlError] | None) -> Gpu | None:
+        try:
+            return self._gpu(index, telemetry)
+        except NvmlError as error:
+            if silent is None:
+                raise
+            silent[index] = error
+            return None
 
     def _gpu(self, index: int, telemetry: bool) -> Gpu:
         handle = self._call("nvmlDeviceGetHandleByIndex", index, gpu=str(index))

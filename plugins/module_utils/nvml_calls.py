@@ -22,13 +22,14 @@ BINDING_DIRECTORY = "/usr/local/lib/openfleet-gpu/python"
 SUCCESS, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 0, 3, 4, 6
 FUNCTION_NOT_FOUND, RESET_REQUIRED, IN_USE = 13, 16, 19
 INVALID_ARGUMENT, DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND = 2, 9, 12
+GPU_IS_LOST = 15
 _ABSENT = (NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, FUNCTION_NOT_FOUND)
 
 _CURES = {
     NO_PERMISSION: "Run as root (become: true).",
     IN_USE: "Something still uses it; see gpu_info for the processes.",
     RESET_REQUIRED: "Reset the GPU or reboot the host.",
-    15: "The GPU has fallen off the bus; look at the kernel log and power-cycle the host.",
+    GPU_IS_LOST: "The GPU has fallen off the bus; look at the kernel log and power-cycle the host.",
     18: "The driver was upgraded under its loaded kernel module: reload the module or reboot the host.",
 }
 

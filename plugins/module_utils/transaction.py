@@ -61,6 +61,28 @@ def locked(directory: str, timeout_seconds: float) -> Iterator[None]:
         yield
 
 
+def changing(directory: str) -> ApplyError | None:
+    """The run that is changing this host just now, as `locked` would name it. Waits for nobody.
+
+    Asking takes the lock together with others who ask, for as long as the answer takes: a run that waits for the lock does
+    not notice. Raises ApplyError where this user may not ask.
+    """
+    try:
+        file = (Path(directory) / "lock").open()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ApplyError(
+            directory, "the lock cannot be looked at: %s" % error, "Run as root (become: true).", outcome="old"
+        ) from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return _taken(file)
+    return None
+
+
 def _taken(file: Any) -> ApplyError:
     file.seek(0)
     try:

@@ -37,7 +37,7 @@ class CommandHost:
 
     def words(self, *arguments: str) -> list[str]:
         more = []
-        if arguments[0] in ("plan", "apply"):
+        if arguments[0] in ("plan", "apply", "metrics"):
             # The module's own directory: both must see one lock, one journal, one record.
             more = ["--state-directory", str(self.folder / "state.d")]
         return [PYTHON, str(self.command), *arguments, *more]

@@ -112,6 +112,21 @@ def _parser() -> argparse.ArgumentParser:
         help="wait so long for the driver to answer, as at boot (default: 0)",
     )
 
+    metrics = _command(commands, "metrics", ".metrics:metrics", "how the host stands to its layout, for Prometheus")
+    metrics.add_argument(
+        "--textfile",
+        metavar="DIRECTORY",
+        help="write them to openfleet_gpu_layout.prom in this directory, as node_exporter reads it",
+    )
+    _saved_layout(metrics)
+    metrics.add_argument(
+        "--unlisted",
+        choices=["fail", "remove", "keep"],
+        default="fail",
+        help="keep: instances that neither the layout names nor an earlier run made are no difference (default: fail)",
+    )
+    _state_directory(metrics)
+
     export = _command(commands, "export", ".on_gpus:export", "the state of the GPUs as gpu_layout, in YAML")
     export.add_argument("--pin-placements", action="store_true", help="with the placement of every instance")
     export.add_argument(
@@ -147,13 +162,17 @@ def _command(commands: Any, name: str, run: str, text: str) -> argparse.Argument
     return command
 
 
-def _layout(command: argparse.ArgumentParser) -> None:
+def _saved_layout(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--layout",
         default=LAYOUT,
         metavar="FILE",
         help="the layout: gpu_layout as JSON, or as YAML where PyYAML is there; - reads standard input (default: %(default)s)",
     )
+
+
+def _layout(command: argparse.ArgumentParser) -> None:
+    _saved_layout(command)
     command.add_argument(
         "--unlisted",
         choices=["fail", "remove", "keep"],

@@ -1,0 +1,103 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""metrics: the subcommand that tells Prometheus how the host stands to its layout."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from argparse import Namespace
+from pathlib import Path
+from typing import Any, Iterable
+
+from ..errors import FleetError
+from ..host_metrics import look
+from ..host_metrics_text import Snapshot, families, render
+from ..layout import parse_layout
+from .files import read_layout
+
+#: The file's name in the directory that is given.
+FILE = "openfleet_gpu_layout.prom"
+
+
+class LookError(FleetError):
+    """Something could not be looked at. Carries all problems found; where, problem and cure are the first one's."""
+
+    def __init__(self, problems: Iterable[FleetError]) -> None:
+        self.problems = tuple(problems)
+        first = self.problems[0]
+        super().__init__(first.where, first.problem, first.cure)
+
+    def __str__(self) -> str:
+        return "\n".join(str(problem) for problem in self.problems)
+
+
+def metrics(options: Namespace) -> int:
+    """Print the samples, or write them to the file of the directory. What could not be told is an error, after that."""
+    try:
+        seen = look(lambda: parse_layout(read_layout(options.layout)), options.state_directory, options.unlisted)
+    except BaseException:
+        # Whatever it was, nothing of before may stand there as if it were of now.
+        if options.textfile:
+            failed = Snapshot(time.time(), problems=(FleetError("this host", "the look at it did not end"),))
+            write(Path(options.textfile), render(families(failed)))
+        raise
+    if options.textfile:
+        write(Path(options.textfile), render(families(seen)))
+    elif options.json and not seen.problems:
+        print(json.dumps(_data(seen), indent=2))
+    elif not options.json:
+        print(render(families(seen)), end="")
+    if seen.problems:
+        raise LookError(seen.problems)
+    if seen.changing is not None:
+        # Nobody's fault, and soon over.
+        print("gpu-layout: %s" % seen.changing, file=sys.stderr)
+    return 0
+
+
+def write(directory: Path, text: str) -> None:
+    """A reader finds the old file or the new one, never part of one; where it cannot be written, none at all."""
+    path, new = directory / FILE, directory / (FILE + ".new")
+    try:
+        # Others may write into the directory: what they put in its place is not followed.
+        with contextlib.suppress(FileNotFoundError):
+            new.unlink()
+        descriptor = os.open(str(new), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            os.fchmod(file.fileno(), 0o644)
+            file.write(text)
+        new.replace(path)
+    except OSError as error:
+        for each in (path, new):
+            with contextlib.suppress(OSError):
+                each.unlink()
+        raise FleetError(
+            str(path), "it cannot be written: %s" % error, "Make the directory, and room in it, as root."
+        ) from error
+
+
+def _data(seen: Snapshot) -> dict[str, Any]:
+    """The samples, and the differences in words."""
+    gpus = {gpu.uuid: gpu.index for gpu in seen.gpus}
+    return {
+        "changing": None if seen.changing is None else str(seen.changing),
+        "gpus": [
+            {
+                "index": gpus[each.gpu_uuid],
+                "uuid": each.gpu_uuid,
+                "sharing": each.sharing,
+                "differences": list(each.differences),
+            }
+            for each in seen.standing
+        ],
+        "metrics": [
+            {"name": family.name, "type": family.kind, "labels": dict(sample.labels), "value": sample.value}
+            for family in families(seen)
+            for sample in family.samples
+        ],
+    }

@@ -1,0 +1,236 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""gpu-layout metrics on simulated GPUs: what differs by hand shows, mended it is gone, and nothing of before stays."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+H100 = [{"model": "H100-80GB", "count": 3}]
+HALF = [{"profile": "3g.40gb", "placement": 4}]
+LAYOUT = [{"gpus": [0, 1], "sharing": "mig", "mig": HALF}, {"gpus": [2], "sharing": "exclusive"}]
+MAKE = str(Path(__file__).resolve().parents[1] / "make_instance.py")
+FILE = "openfleet_gpu_layout.prom"
+PROMTOOL = shutil.which("promtool") or shutil.which(
+    "promtool", path=str(Path(__file__).resolve().parents[3] / ".lab/prometheus/usr/bin")
+)
+
+
+@pytest.fixture
+def laid_out(host):
+    """A host with three GPUs as LAYOUT says, and an empty directory for the metrics."""
+    host.simulated.create(H100)
+    host("apply", "--layout", host.layout(LAYOUT))
+    (host.folder / "textfile").mkdir()
+    return host
+
+
+def parsed(text):
+    """{metric: {gpu_index: value}}; of several samples of a GPU, the list of their values."""
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            by_gpu = found.setdefault(sample.name, {})
+            by_gpu.setdefault(sample.labels.get("gpu_index"), []).append(sample.value)
+    return {name: {gpu: v[0] if len(v) == 1 else v for gpu, v in by.items()} for name, by in found.items()}
+
+
+def written(host, *arguments, status=0):
+    """(the metrics that a run left in the directory, what it said)"""
+    folder = host.folder / "textfile"
+    layout = str(host.folder / "layout.json")
+    done = host("metrics", "--textfile", str(folder), "--layout", layout, *arguments, status=status)
+    assert done.stdout == ""
+    assert [path.name for path in folder.iterdir()] == [FILE]
+    return parsed((folder / FILE).read_text()), done.stderr
+
+
+def drift(host):
+    found, said = written(host)
+    assert said == ""
+    return found["openfleet_layout_drift"]
+
+
+def test_what_was_applied_has_not_drifted(laid_out):
+    before = time.time()
+    found, said = written(laid_out)
+    assert said == ""
+    assert found["openfleet_layout_check_success"] == {None: 1}
+    assert before <= found["openfleet_layout_check_timestamp_seconds"][None] <= time.time()
+    assert found["openfleet_layout_drift"] == {"0": 0, "1": 0, "2": 0}
+    assert found["openfleet_layout_differences"] == {"0": 0, "1": 0, "2": 0}
+    # The GPU, and its instance.
+    assert found["openfleet_holders"] == {"0": [0, 0], "1": [0, 0], "2": 0}
+    assert (laid_out.folder / "textfile" / FILE).stat().st_mode & 0o777 == 0o644
+
+
+def test_what_somebody_makes_by_hand_is_drift_until_it_is_mended(laid_out):
+    laid_out.simulated.run([sys.executable, MAKE, "1", "1g.10gb", "0"])
+    found, _said = written(laid_out)
+    assert found["openfleet_layout_drift"] == {"0": 0, "1": 1, "2": 0}
+    assert found["openfleet_layout_differences"] == {"0": 0, "1": 1, "2": 0}
+    assert written(laid_out, "--unlisted", "keep")[0]["openfleet_layout_drift"] == {"0": 0, "1": 0, "2": 0}
+    laid_out("apply", "--layout", str(laid_out.folder / "layout.json"), "--unlisted", "remove")
+    assert drift(laid_out) == {"0": 0, "1": 0, "2": 0}
+
+
+def test_a_reboot_that_restores_nothing_is_drift_until_the_layout_is_back(laid_out):
+    laid_out.gpusim("reboot")
+    found, _said = written(laid_out)
+    assert found["openfleet_layout_drift"]["0"] == found["openfleet_layout_drift"]["1"] == 1
+    laid_out("apply", "--layout", str(laid_out.folder / "layout.json"))
+    assert drift(laid_out) == {"0": 0, "1": 0, "2": 0}
+
+
+def test_a_process_is_counted_where_it_runs(laid_out):
+    command = ["gpusim", "run", "--gpu", "2", "--", "sh", "-c", "echo ready; exec sleep 600"]
+    with laid_out.simulated.popen(command, stdout=subprocess.PIPE, text=True) as running:
+        try:
+            assert running.stdout.readline() == "ready\n"
+            found, _said = written(laid_out)
+        finally:
+            running.send_signal(signal.SIGTERM)
+    assert found["openfleet_holders"] == {"0": [0, 0], "1": [0, 0], "2": 1}
+    assert found["openfleet_layout_drift"]["2"] == 0
+
+
+def test_a_lost_gpu_is_not_told_of_and_the_others_are(laid_out):
+    laid_out.gpusim("lose", "1")
+    found, said = written(laid_out)
+    assert said == ""
+    assert found["openfleet_layout_check_success"] == {None: 1}
+    assert found["openfleet_layout_drift"] == {"0": 0, "2": 0}
+    assert set(found["openfleet_holders"]) == {"0", "2"}
+    laid_out.simulated.run([sys.executable, MAKE, "0", "1g.10gb", "0"])
+    assert drift(laid_out) == {"0": 1, "2": 0}
+    laid_out.gpusim("restore", "1")
+    assert drift(laid_out) == {"0": 1, "1": 0, "2": 0}
+
+
+def test_a_gpu_that_answers_otherwise_than_lost_is_an_error_and_the_others_are_told(laid_out):
+    laid_out.gpusim("fail", "nvmlDeviceGetPciInfo_v3", "--nth", "2", "--code", "UNKNOWN")
+    found, said = written(laid_out, status=1)
+    assert found["openfleet_layout_check_success"] == {None: 0}
+    assert found["openfleet_layout_drift"] == {"0": 0, "2": 0}
+    assert "nvmlDeviceGetPciInfo" in said and "failed" in said
+
+
+def test_without_nvml_nothing_of_before_stays(laid_out):
+    written(laid_out)
+    laid_out.gpusim("fail", "nvmlInitWithFlags", "--code", "DRIVER_NOT_LOADED")
+    found, said = written(laid_out, status=1)
+    assert set(found) == {"openfleet_layout_check_success", "openfleet_layout_check_timestamp_seconds"}
+    assert found["openfleet_layout_check_success"] == {None: 0}
+    assert "NVML does not start" in said
+
+
+@pytest.mark.parametrize("text", [None, "[{", '[{"gpus": [0], "sharing": "migg"}]'])
+def test_without_a_layout_the_holders_are_told_all_the_same(laid_out, text):
+    path = laid_out.folder / "layout.json"
+    path.unlink()
+    if text is not None:
+        path.write_text(text)
+    found, said = written(laid_out, status=1)
+    assert found["openfleet_layout_check_success"] == {None: 0}
+    assert set(found["openfleet_holders"]) == {"0", "1", "2"}
+    assert "openfleet_layout_drift" not in found
+    assert str(path) in said or "Did you mean mig?" in said
+
+
+def test_while_a_run_changes_the_host_nothing_is_said_of_its_layout(laid_out):
+    with (laid_out.folder / "state.d" / "lock").open("r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        found, said = written(laid_out)
+    assert found["openfleet_layout_check_success"] == {None: 0}
+    assert "openfleet_layout_drift" not in found and set(found["openfleet_holders"]) == {"0", "1", "2"}
+    assert "another run is changing the layout" in said
+    assert drift(laid_out) == {"0": 0, "1": 0, "2": 0}
+
+
+def test_it_asks_for_the_lock_of_a_host_and_makes_none(host):
+    host.simulated.create(H100)
+    host("metrics", "--layout", host.layout([{"gpus": [2], "sharing": "shared"}]))
+    assert not (host.folder / "state.d").exists()
+
+
+def test_nvml_is_started_once(laid_out):
+    laid_out.gpusim("calls", "--clear")
+    written(laid_out)
+    calls = dict(reversed(line.split()) for line in laid_out.gpusim("calls").splitlines())
+    starts = [name for name in calls if name.startswith("nvmlInit")]
+    assert sum(int(calls[name]) for name in starts) == 1, calls
+    assert not [name for name in calls if "Set" in name or "Create" in name or "Destroy" in name]
+
+
+def test_it_prints_where_no_directory_is_named(laid_out):
+    layout = str(laid_out.folder / "layout.json")
+    laid_out.simulated.run([sys.executable, MAKE, "1", "1g.10gb", "0"])
+    assert parsed(laid_out("metrics", "--layout", layout).stdout)["openfleet_layout_drift"]["1"] == 1
+    told = json.loads(laid_out("metrics", "--layout", layout, "--json").stdout)
+    assert [gpu["differences"] for gpu in told["gpus"]] == [[], ["destroy 1g.10gb@0"], []]
+    values = {(m["name"], m["labels"].get("gpu_index")): m["value"] for m in told["metrics"]}
+    assert values["openfleet_layout_drift", "1"] == 1
+    laid_out("metrics", "--layout", "/nowhere/layout.json", "--json", status=1)
+
+
+def test_a_directory_that_is_not_there_is_named(laid_out):
+    done = laid_out("metrics", "--textfile", "/nowhere", "--layout", str(laid_out.folder / "layout.json"), status=1)
+    assert f"/nowhere/{FILE}: it cannot be written" in done.stderr
+
+
+def test_what_others_put_into_the_directory_is_not_followed(laid_out):
+    victim = laid_out.folder / "victim"
+    victim.write_text("mine")
+    folder = laid_out.folder / "textfile"
+    (folder / FILE).symlink_to(victim)
+    (folder / f"{FILE}.new").symlink_to(victim)
+    assert drift(laid_out) == {"0": 0, "1": 0, "2": 0}
+    assert victim.read_text() == "mine" and not (folder / FILE).is_symlink()
+
+
+def test_where_it_cannot_be_written_nothing_of_before_stays(laid_out):
+    written(laid_out)
+    folder = laid_out.folder / "textfile"
+    (folder / f"{FILE}.new").mkdir()
+    arguments = ("metrics", "--textfile", str(folder), "--layout", str(laid_out.folder / "layout.json"))
+    assert "it cannot be written" in laid_out(*arguments, status=1).stderr
+    assert not (folder / FILE).exists()
+
+
+def test_a_run_that_is_ended_leaves_nothing_of_before(laid_out):
+    written(laid_out)
+    layout = laid_out.folder / "slow"
+    os.mkfifo(layout)
+    arguments = ("metrics", "--textfile", str(laid_out.folder / "textfile"), "--layout", str(layout))
+    with laid_out.simulated.popen(laid_out.words(*arguments), stderr=subprocess.DEVNULL) as running:
+        # It can be written to once somebody reads, who then waits for what never comes.
+        writer = None
+        while writer is None and running.poll() is None:
+            with contextlib.suppress(OSError):
+                writer = os.open(layout, os.O_WRONLY | os.O_NONBLOCK)
+            time.sleep(0.05)
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(60) == 128 + signal.SIGTERM
+        os.close(writer)
+    found = parsed((laid_out.folder / "textfile" / FILE).read_text())
+    assert found["openfleet_layout_check_success"] == {None: 0}
+    assert set(found) == {"openfleet_layout_check_success", "openfleet_layout_check_timestamp_seconds"}
+
+
+@pytest.mark.skipif(not PROMTOOL, reason="promtool is not there")
+def test_promtool_has_nothing_to_say(laid_out):
+    text = laid_out("metrics", "--layout", str(laid_out.folder / "layout.json")).stdout
+    done = subprocess.run([PROMTOOL, "check", "metrics"], input=text, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")

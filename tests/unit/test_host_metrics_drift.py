@@ -1,0 +1,194 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which GPUs are not what their layout says, also where some GPU does not answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.module_utils import mig_plan, mps_plan, vgpu_plan
+from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
+from ansible_collections.openfleet.gpu.plugins.module_utils.host_metrics_drift import Beside, compare
+from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
+from ansible_collections.openfleet.gpu.plugins.module_utils.model import Host
+from ansible_collections.openfleet.gpu.plugins.module_utils.mps_model import MpsSeen
+from ansible_collections.openfleet.gpu.plugins.module_utils.ownership import Ownership
+from ansible_collections.openfleet.gpu.plugins.module_utils.selector import targets
+from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_model import VgpuSeen
+
+sys.path.insert(0, str(Path(__file__).parent))
+from mig_rules import Card, with_instances
+
+DRIVER = "580.105.08"
+GPUS = assumed_gpus(["H100-80GB"] * 3)
+HALVES = {"gpus": [0, 1], "sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}
+MPS = {"name": "a", "clients": 4, "active_thread_percentage": 25}
+SERVED = {"gpus": [0, 1], "sharing": "mps", "mps": MPS}
+TENANTS = {
+    "gpus": [0, 1],
+    "sharing": "vgpu",
+    "vgpu": {"tenants": [{"name": name, "memory": "60GiB", "sm_percent": 60} for name in ("one", "two")]},
+}
+SHARED = {"gpus": [2], "sharing": "shared"}
+
+
+def made(*entries, gpus=GPUS):
+    """(layout, the host as it is once the layout was applied, what is beside its GPUs then)"""
+    layout = parse_layout(list(entries))
+    plan = mig_plan.plan(gpus, targets(layout, gpus))
+    cards = {each.gpu.uuid: Card(each.gpu).run(each.steps).observed() for each in plan.gpus}
+    host = Host(DRIVER, "12.580", "13.0", True, tuple(cards.get(gpu.uuid, gpu) for gpu in gpus))
+    daemons = tuple(
+        MpsSeen(each.daemon, mps_plan.devices(each.daemon, host.gpus), True, 41, (42,), (), 25.0, (None,))
+        for each in mps_plan.wanted(layout, plan, DRIVER)
+    )
+    tenants = tuple(VgpuSeen(each.tenant) for each in vgpu_plan.wanted(layout, plan))
+    return layout, host, Beside(daemons, tenants)
+
+
+def differences(layout, host, beside, ownership=mig_plan.ALL_OURS, lost=False):
+    """({GPU's index: differences}, the problems as texts)"""
+    standing, problems = compare(layout, host, ownership, beside, lost)
+    index = {gpu.uuid: gpu.index for gpu in host.gpus}
+    return {index[each.gpu_uuid]: each.differences for each in standing}, [str(problem) for problem in problems]
+
+
+def without(host, *indices):
+    return dataclasses.replace(host, gpus=tuple(gpu for gpu in host.gpus if gpu.index not in indices))
+
+
+def changed(host, index, change):
+    gpus = tuple(change(gpu) if gpu.index == index else gpu for gpu in host.gpus)
+    return dataclasses.replace(host, gpus=gpus)
+
+
+def holding(host, *instances):
+    """The host whose GPU 0 has just these (profile, start)."""
+    sizes = {(each.name, place.start): place for each in GPUS[0].mig.profiles for place in each.placements}
+    gpu = with_instances(GPUS[0], [(profile, sizes[profile, start]) for profile, start in instances])
+    return changed(host, 0, lambda _gpu: gpu)
+
+
+@pytest.mark.parametrize("entry", [HALVES, SERVED, TENANTS], ids=["mig", "mps", "vgpu"])
+def test_what_was_applied_has_not_drifted(entry):
+    assert differences(*made(entry, SHARED)) == ({0: (), 1: (), 2: ()}, [])
+
+
+def test_a_gpu_that_no_entry_names_cannot_drift():
+    assert differences(*made(SHARED)) == ({2: ()}, [])
+
+
+def test_each_difference_counts_once():
+    layout, host, beside = made(HALVES, SHARED)
+    host = holding(host, ("3g.40gb", 0))
+    host = changed(host, 2, lambda gpu: dataclasses.replace(gpu, compute_mode="prohibited"))
+    assert differences(layout, host, beside) == (
+        {0: ("create 3g.40gb@4",), 1: (), 2: ("set compute mode default",)},
+        [],
+    )
+
+
+def test_instances_of_others_differ_unless_they_are_to_be_kept():
+    layout, host, beside = made({"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}]})
+    others = holding(host, ("3g.40gb", 4), ("1g.10gb", 0))
+    assert differences(layout, others, beside) == ({0: ("destroy 1g.10gb@0",)}, [])
+    assert differences(layout, others, beside, Ownership("keep")) == ({0: ()}, [])
+    # What takes the layout's room is a difference all the same.
+    full = holding(host, ("7g.80gb", 0))
+    found, problems = differences(layout, full, beside, Ownership("keep"))
+    assert found == {0: ("destroy 7g.80gb@0", "create 3g.40gb@4")} and problems == []
+
+
+def test_a_daemon_that_is_down_is_no_drift_and_one_with_other_limits_is():
+    layout, host, beside = made(SERVED, SHARED)
+    first, second = beside.daemons
+    down = dataclasses.replace(first, running=False, active_thread_percentage=None, problem="it does not run")
+    silent = dataclasses.replace(first, active_thread_percentage=None, problem="it does not answer")
+    for one in (down, silent):
+        found, problems = differences(layout, host, dataclasses.replace(beside, daemons=(one, second)))
+        assert found == {0: (), 1: (), 2: ()} and problems == []
+    other = dataclasses.replace(second, active_thread_percentage=50.0)
+    found, _problems = differences(layout, host, dataclasses.replace(beside, daemons=(first, other)))
+    assert [len(found[index]) for index in (0, 1, 2)] == [0, 1, 0]
+    # One that was changed while it is down is both.
+    wrong = dataclasses.replace(down, daemon=dataclasses.replace(down.daemon, clients=2))
+    found, _problems = differences(layout, host, dataclasses.replace(beside, daemons=(wrong, second)))
+    assert [len(found[index]) for index in (0, 1, 2)] == [1, 0, 0]
+
+
+def test_a_daemon_of_which_nothing_is_left_or_that_nobody_asked_for_differs():
+    layout, host, beside = made(SERVED, SHARED)
+    first, second = beside.daemons
+    found, _problems = differences(layout, host, dataclasses.replace(beside, daemons=(second,)))
+    assert [len(found[index]) for index in (0, 1, 2)] == [1, 0, 0]
+    more = dataclasses.replace(first, daemon=dataclasses.replace(first.daemon, name="more"))
+    found, _problems = differences(layout, host, dataclasses.replace(beside, daemons=(first, second, more)))
+    assert found == {0: ("mps more: stop",), 1: (), 2: ()}
+
+
+def test_a_daemon_whose_program_was_replaced_differs():
+    layout, host, beside = made(SERVED)
+    old = dataclasses.replace(beside.daemons[0], problem="its program was replaced")
+    found, _problems = differences(layout, host, dataclasses.replace(beside, daemons=(old, beside.daemons[1])))
+    assert [len(found[index]) for index in (0, 1)] == [1, 0]
+
+
+def test_a_tenant_with_another_quota_differs_on_its_gpu_only():
+    layout, host, beside = made(TENANTS)
+    one, two = beside.tenants
+    assert one.tenant.gpus != two.tenant.gpus
+    less = dataclasses.replace(two, tenant=dataclasses.replace(two.tenant, sm_percent=10))
+    found, problems = differences(layout, host, dataclasses.replace(beside, tenants=(one, less)))
+    index = {gpu.uuid: gpu.index for gpu in host.gpus}
+    assert {number for number, texts in found.items() if texts} == {index[two.tenant.gpus[0]]} and problems == []
+
+
+def test_tenants_that_nothing_holds_to_their_quotas_differ():
+    layout, host, beside = made(TENANTS, SHARED)
+    found, problems = differences(layout, host, dataclasses.replace(beside, library=False))
+    assert [len(found[index]) for index in (0, 1, 2)] == [1, 1, 0] and problems == []
+
+
+@pytest.mark.parametrize("entry", [HALVES, SERVED, TENANTS, dict(SERVED, mps=dict(MPS, daemon_per="entry"))])
+def test_beside_a_lost_gpu_the_others_stand(entry):
+    layout, host, beside = made(entry, SHARED)
+    assert differences(layout, without(host, 0), beside, lost=True) == ({1: (), 2: ()}, [])
+    other = changed(host, 1, lambda gpu: dataclasses.replace(gpu, mig=dataclasses.replace(gpu.mig, pending=True)))
+    if entry is not HALVES:
+        found, problems = differences(layout, without(other, 0), beside, lost=True)
+        assert found == {1: ("disable MIG mode",), 2: ()} and problems == []
+
+
+def test_a_selector_of_all_gpus_takes_those_that_answer():
+    layout, host, beside = made({"gpus": "all", "sharing": "exclusive"})
+    assert differences(layout, without(host, 1), beside, lost=True) == ({0: (), 2: ()}, [])
+
+
+def test_a_gpu_that_is_gone_for_good_is_a_problem_and_the_others_are_told():
+    layout, host, beside = made(HALVES, SHARED)
+    found, problems = differences(layout, without(host, 1), beside)
+    assert found == {0: (), 2: ()}
+    assert len(problems) == 1 and problems[0].startswith("gpu_layout[0].gpus[1]: no GPU of this host matches GPU 1")
+
+
+def test_a_gpu_that_cannot_have_its_layout_is_a_problem_and_the_others_are_told():
+    layout, host, beside = made(HALVES, SHARED)
+    l40s = dataclasses.replace(assumed_gpus(["L40S-48GB"])[0], uuid=host.gpus[0].uuid)
+    found, problems = differences(layout, changed(host, 0, lambda _gpu: l40s), beside)
+    assert found == {1: (), 2: ()}
+    assert len(problems) == 1 and "this GPU has no MIG" in problems[0]
+
+
+def test_what_nobody_could_look_at_is_not_called_a_difference():
+    layout, host, _beside = made(SERVED, SHARED)
+    assert differences(layout, host, Beside()) == ({0: (), 1: (), 2: ()}, [])
+
+
+def test_placements_that_the_layout_leaves_open_do_not_matter():
+    layout, host, beside = made({"gpus": [0], "sharing": "mig", "mig": [{"profile": "1g.10gb"}]})
+    for start in range(7):
+        assert differences(layout, holding(host, ("1g.10gb", start)), beside) == ({0: ()}, [])

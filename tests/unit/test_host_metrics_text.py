@@ -1,0 +1,146 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a host tells of its layout, read back with Prometheus' own parser."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders import KINDS
+from ansible_collections.openfleet.gpu.plugins.module_utils.host_metrics_drift import Standing
+from ansible_collections.openfleet.gpu.plugins.module_utils.host_metrics_text import (
+    Family,
+    Sample,
+    Snapshot,
+    families,
+    render,
+)
+from ansible_collections.openfleet.gpu.plugins.module_utils.model import GpuInstance, Holder, Placement
+from ansible_collections.openfleet.gpu.plugins.module_utils.mps_model import MpsDaemon, MpsPlace, MpsSeen
+from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_model import (
+    VgpuSeat,
+    VgpuSeen,
+    VgpuTenant,
+    VgpuUsage,
+    VgpuUse,
+)
+
+GIB = 1 << 30
+WHOLE, SPLIT = assumed_gpus(["H100-80GB", "H100-80GB"])
+INSTANCES = (GpuInstance(3, "1g.10gb", Placement(0, 1)), GpuInstance(2, "3g.40gb", Placement(4, 4)))
+SPLIT = dataclasses.replace(SPLIT, mig=dataclasses.replace(SPLIT.mig, enabled=True, pending=True, instances=INSTANCES))
+GPUS = (WHOLE, SPLIT)
+
+
+def told(**seen):
+    """{name: {labels without the empty ones, as a sorted tuple: value}}, as Prometheus reads the text."""
+    found = {}
+    for family in text_string_to_metric_families(render(families(Snapshot(1795000000.25, **seen)))):
+        assert family.documentation and family.type in ("gauge", "counter"), family
+        for sample in family.samples:
+            labels = tuple(sorted((k, v) for k, v in sample.labels.items() if v))
+            values = found.setdefault(sample.name, {})
+            assert labels not in values, "told twice"
+            values[labels] = sample.value
+    return found
+
+
+def labels(gpu, **more):
+    return tuple(sorted({"gpu_uuid": gpu.uuid, "gpu_index": str(gpu.index), **more}.items()))
+
+
+def test_a_look_that_failed_tells_so_and_nothing_else():
+    assert told(problems=(FleetError("here", "broken"),)) == {
+        "openfleet_layout_check_success": {(): 0},
+        "openfleet_layout_check_timestamp_seconds": {(): 1795000000.25},
+    }
+
+
+def test_while_a_run_changes_the_host_the_look_is_no_success():
+    assert told(changing=FleetError("this host", "another run"))["openfleet_layout_check_success"] == {(): 0}
+    assert told()["openfleet_layout_check_success"] == {(): 1}
+
+
+def test_a_gpu_that_differs_has_drifted():
+    found = told(gpus=GPUS, standing=(Standing(WHOLE.uuid, "mps"), Standing(SPLIT.uuid, "mig", ("create", "destroy"))))
+    assert found["openfleet_layout_drift"] == {labels(WHOLE): 0, labels(SPLIT): 1}
+    assert found["openfleet_layout_differences"] == {labels(WHOLE): 0, labels(SPLIT): 2}
+    assert found["openfleet_layout_sharing_info"] == {labels(WHOLE, sharing="mps"): 1, labels(SPLIT, sharing="mig"): 1}
+
+
+def test_holders_count_by_gpu_or_instance_and_kind():
+    holders = [
+        Holder(WHOLE.uuid, None, "device_handle", "a"),
+        Holder(WHOLE.uuid, None, "device_handle", "b"),
+        Holder(SPLIT.uuid, 2, "process", "c"),
+        Holder(SPLIT.uuid, None, "slurm", "d"),
+        # Of an instance that went meanwhile.
+        Holder(SPLIT.uuid, 9, "process", "e"),
+    ]
+    whole, split = {"model": WHOLE.name}, {"model": SPLIT.name}
+    small = dict(split, mig_profile="1g.10gb", mig_instance="3")
+    half = dict(split, mig_profile="3g.40gb", mig_instance="2")
+    assert told(gpus=GPUS, holders=tuple(holders))["openfleet_holders"] == {
+        labels(WHOLE, kind="process", **whole): 0,
+        labels(WHOLE, kind="device_handle", **whole): 2,
+        labels(SPLIT, kind="process", **split): 1,
+        labels(SPLIT, kind="slurm", **split): 1,
+        labels(SPLIT, kind="process", **small): 0,
+        labels(SPLIT, kind="process", **half): 1,
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_holder_can_be_told(kind):
+    found = told(gpus=GPUS, holders=(Holder(WHOLE.uuid, None, kind, "a"),))["openfleet_holders"]
+    assert found[labels(WHOLE, kind=kind, model=WHOLE.name)] == 1
+    assert labels(WHOLE, kind="process", model=WHOLE.name) in found
+
+
+def test_a_daemon_is_up_on_each_of_its_places():
+    place = MpsPlace(SPLIT.uuid, "3g.40gb", 4)
+    up = MpsSeen(MpsDaemon("up", (MpsPlace(WHOLE.uuid), MpsPlace("GPU-lost")), 2, 50), (), True, 7, (), (), 50.0)
+    silent = MpsSeen(MpsDaemon("silent", (place,), 2, 50), (), True, 8, problem="it does not answer")
+    down = MpsSeen(MpsDaemon("down", (place,), 2, 50), (), False, problem="it does not run")
+    coming = MpsSeen(MpsDaemon("coming", (place,), 2, 50), (), False)
+    assert told(gpus=GPUS, daemons=(up, silent, down, coming))["openfleet_mps_daemon_up"] == {
+        labels(WHOLE, daemon="up"): 1,
+        (("daemon", "up"), ("gpu_uuid", "GPU-lost")): 1,
+        labels(SPLIT, daemon="silent", mig_instance="2"): 0,
+        labels(SPLIT, daemon="down", mig_instance="2"): 0,
+    }
+
+
+def test_a_tenant_has_what_it_may_and_what_it_uses():
+    seats = (VgpuSeat(WHOLE.uuid, 0), VgpuSeat(SPLIT.uuid, 1))
+    usage = VgpuUsage(1, (VgpuUse(WHOLE.uuid, 3 * GIB, 4 * GIB, 17),))
+    at_work = VgpuSeen(VgpuTenant("at-work", 8 * GIB, 35, seats), usage=usage)
+    by_mps = VgpuSeen(VgpuTenant("by-mps", GIB, 5, seats[:1], provider="mps"))
+    found = told(gpus=GPUS, tenants=(at_work, by_mps))
+    here, there = labels(WHOLE, tenant="at-work"), labels(SPLIT, tenant="at-work")
+    other = labels(WHOLE, tenant="by-mps")
+    assert found["openfleet_tenant_memory_limit_bytes"] == {here: 8 * GIB, there: 8 * GIB, other: GIB}
+    assert found["openfleet_tenant_sm_limit_ratio"] == {here: 0.35, there: 0.35, other: 0.05}
+    # Nobody counts for a tenant of MPS.
+    assert found["openfleet_tenant_memory_used_bytes"] == {here: 3 * GIB, there: 0}
+    assert found["openfleet_tenant_denied_total"] == {here: 17, there: 0}
+
+
+@pytest.mark.parametrize("text", ['a "b"', "a\\b", "a\\nb", "a\nb", 'end\\"', "größer", "{}=,#"])
+def test_whatever_a_label_or_a_help_says_is_read_back_as_it_is(text):
+    family = Family("odd", "gauge", text.replace('"', ""), (Sample(1, {"label": text, "other": "x"}),))
+    (read,) = text_string_to_metric_families(render([family]))
+    assert read.samples[0].labels == {"label": text, "other": "x"}
+    assert read.documentation == text.replace('"', "")
+
+
+def test_a_number_loses_nothing():
+    values = (2**53 - 1, 1795000000.123456, 0.07, 0)
+    family = Family("odd", "gauge", "help", tuple(Sample(value, {"n": str(n)}) for n, value in enumerate(values)))
+    (read,) = text_string_to_metric_families(render([family]))
+    assert tuple(sample.value for sample in read.samples) == values
