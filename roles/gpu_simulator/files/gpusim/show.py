@@ -42,6 +42,9 @@ def _gpu(gpu: dict[str, Any]) -> Iterator[str]:
         f"  {gpu['utilization_percent']:.0f} %, {gpu['power_mw'] / 1000:.0f} W, {gpu['temperature_c']} °C, "
         f"{memory['used_bytes'] // MIB} of {memory['total_bytes'] // MIB} MiB used"
     )
+    wrong = ", ".join(f"{key} {value}" for key, value in gpu["health"].items() if value)
+    if wrong:
+        yield f"  wrong: {wrong}"
     yield from _load("  ", gpu["load"])
     for instance in gpu["gpu_instances"]:
         place = instance["placement"]

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "health.h"
 #include "mig.h"
 #include "process.h"
 #include "state.h"
@@ -53,6 +54,7 @@ void boot_restart(host_t *host, const char *identity)
 		gpu->power_limit_mw = gpu->power_default_mw;
 		gpu->energy_mj = 0;
 		gpu->lost = 0;
+		health_reboot(&gpu->health);
 	}
 	host->sample_count = 0;
 	snprintf(host->boot, sizeof host->boot, "%s", identity);

@@ -16,6 +16,7 @@
 #include "dump.h"
 #include "events.h"
 #include "fault.h"
+#include "health.h"
 #include "keys.h"
 #include "load_text.h"
 #include "mig.h"
@@ -157,13 +158,18 @@ int gpusimSet(int gpu_index, const char *key, const char *value)
 	CHANGE;
 	if (gpu_index >= host->gpu_count || gpu_index < -1)
 		return fail(NVML_ERROR_NOT_FOUND, "there is no GPU %d; the host has %d", gpu_index, host->gpu_count);
+	const char *wrong = NULL;
+	if (gpu_index >= 0 && key && value && health_knows(key)) {
+		nvmlReturn_t result = health_set(&host->gpus[gpu_index], key, value, &wrong);
+		return wrong ? fail(result, "%s: %s", key, wrong) : (int)state_commit();
+	}
 	const section_t *section = gpu_index < 0 ? &SECTION_HOST : &SECTION_GPU;
 	const config_key_t *known = key ? key_by_name(section, key) : NULL;
 	if (!known || !(known->flags & ADJUSTABLE))
 		return fail(NVML_ERROR_INVALID_ARGUMENT, "%s is no switch of a %s", key ? key : "nothing", section->name);
 	if (gpu_index >= 0)
 		telemetry_settle_energy(host, &host->gpus[gpu_index]);
-	const char *wrong = value ? key_store(known, gpu_index < 0 ? (void *)host : &host->gpus[gpu_index], value) : "no value is given";
+	wrong = value ? key_store(known, gpu_index < 0 ? (void *)host : &host->gpus[gpu_index], value) : "no value is given";
 	return wrong ? fail(NVML_ERROR_INVALID_ARGUMENT, "%s: %s", key, wrong) : (int)state_commit();
 }
 
@@ -317,6 +323,7 @@ int gpusimReset(int gpu_index)
 	gpu->compute_mode = COMPUTE_DEFAULT;
 	gpu->timeslice = 0;
 	gpu->mig_current = gpu->mig_pending;
+	health_reload(&gpu->health);
 	return state_commit();
 }
 

@@ -230,36 +230,3 @@ nvmlReturn_t nvmlDeviceGetMultiGpuBoard(nvmlDevice_t device, unsigned *multi)
 	QUERY_GPU(nvmlDeviceGetMultiGpuBoard);
 	return give(multi, 0);
 }
-
-nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t device, unsigned *current, unsigned *pending)
-{
-	QUERY_GPU(nvmlDeviceGetEccMode);
-	if (!current || !pending)
-		return NVML_ERROR_INVALID_ARGUMENT;
-	*current = *pending = on.gpu->ecc;
-	return NVML_SUCCESS;
-}
-
-/* Simulated memory does not fail: every counter is zero, where there is ECC at all. */
-static nvmlReturn_t ecc_count(const target_t *on, unsigned error, unsigned counter, unsigned long long *out)
-{
-	if (!out || error > 1 || counter > 1)
-		return NVML_ERROR_INVALID_ARGUMENT;
-	if (!on->gpu->ecc)
-		return NVML_ERROR_NOT_SUPPORTED;
-	*out = 0;
-	return NVML_SUCCESS;
-}
-
-nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, unsigned error, unsigned counter, unsigned long long *out)
-{
-	QUERY(nvmlDeviceGetTotalEccErrors);
-	return ecc_count(&on, error, counter, out);
-}
-
-nvmlReturn_t nvmlDeviceGetMemoryErrorCounter(nvmlDevice_t device, unsigned error, unsigned counter, unsigned location,
-                                             unsigned long long *out)
-{
-	QUERY(nvmlDeviceGetMemoryErrorCounter);
-	return location > 7 ? NVML_ERROR_INVALID_ARGUMENT : ecc_count(&on, error, counter, out);
-}

@@ -5,6 +5,7 @@
 #include "dump.h"
 
 #include "fault.h"
+#include "health.h"
 #include "keys.h"
 #include "mig.h"
 #include "process.h"
@@ -146,6 +147,17 @@ static void gpu_instances(FILE *out, const host_t *host, const gpu_t *gpu)
 	fputc(']', out);
 }
 
+static void health(FILE *out, const gpu_t *gpu)
+{
+	const health_t *h = &gpu->health;
+	char names[128];
+	health_throttle_names(h->throttle, names);
+	fprintf(out, "{\"throttle\": \"%s\", \"temperature_c\": %d, \"ecc_corrected\": %lld, \"ecc_uncorrected\": %lld, "
+	        "\"remapped_rows_correctable\": %d, \"remapped_rows_uncorrectable\": %d, \"remap_pending\": %d, \"remap_failed\": %d}",
+	        names, (int)h->temperature_c, (long long)h->ecc[0].volatile_count, (long long)h->ecc[1].volatile_count,
+	        (int)h->remapped_correctable, (int)h->remapped_uncorrectable, (int)h->remap_pending, (int)h->remap_failed);
+}
+
 static void gpu(FILE *out, const host_t *host, int index)
 {
 	const gpu_t *gpu = &host->gpus[index];
@@ -176,6 +188,8 @@ static void gpu(FILE *out, const host_t *host, int index)
 	        (unsigned long long)memory.total, (unsigned long long)memory.reserved, (unsigned long long)memory.used,
 	        (unsigned long long)memory.free);
 	load(out, host, &gpu->load);
+	fputs(", \"health\": ", out);
+	health(out, gpu);
 	fputs(", \"gpu_instances\": ", out);
 	gpu_instances(out, host, gpu);
 	fputc('}', out);

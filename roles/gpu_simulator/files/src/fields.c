@@ -7,10 +7,14 @@
 #include <time.h>
 
 #include "call.h"
+#include "health.h"
+#include "mig.h"
 #include "telemetry.h"
 
 enum {
-	FIELD_ECC_CURRENT = 1, FIELD_ECC_PENDING = 2, FIELD_TOTAL_ENERGY = 83, FIELD_NVLINK_COUNT = 91, FIELD_NVLINK_VERSION = 166,
+	FIELD_ECC_CURRENT = 1, FIELD_ECC_PENDING = 2, FIELD_CORRECTED_VOLATILE = 3, FIELD_UNCORRECTED_AGGREGATE = 6,
+	FIELD_REMAPPED_CORRECTABLE = 142, FIELD_REMAPPED_UNCORRECTABLE = 143, FIELD_REMAP_PENDING = 144, FIELD_REMAP_FAILED = 145,
+	FIELD_TOTAL_ENERGY = 83, FIELD_NVLINK_COUNT = 91, FIELD_NVLINK_VERSION = 166,
 	FIELD_NVLINK_STATE = 165, FIELD_RESETLESS_MIG = 184, FIELD_POWER_AVERAGE = 185, FIELD_POWER_INSTANT = 186,
 	FIELD_POWER_MIN = 187, FIELD_POWER_MAX = 188, FIELD_POWER_DEFAULT = 189, FIELD_POWER_CURRENT_LIMIT = 190,
 	FIELD_ENERGY = 191, FIELD_POWER_REQUESTED_LIMIT = 192, FIELD_PROFILES_WITHOUT_MIG = 199,
@@ -22,7 +26,29 @@ static nvmlReturn_t figure(const host_t *host, const target_t *on, unsigned fiel
 	const gpu_t *gpu = on->gpu;
 	if (field >= FIELD_POWER_AVERAGE && field <= FIELD_POWER_REQUESTED_LIMIT && scope != 0)
 		return NVML_ERROR_NOT_SUPPORTED;
+	bool ecc = field >= FIELD_CORRECTED_VOLATILE && field <= FIELD_UNCORRECTED_AGGREGATE;
+	bool remapped = field >= FIELD_REMAPPED_CORRECTABLE && field <= FIELD_REMAP_FAILED;
+	if ((ecc && !gpu->ecc) || (remapped && (!health_has_row_remapping(gpu) || mig_has_instances(gpu))))
+		return NVML_ERROR_NOT_SUPPORTED;
+	if (ecc) {
+		/* Corrected and uncorrected of the volatile counts, then of the aggregate ones. */
+		unsigned nth = field - FIELD_CORRECTED_VOLATILE;
+		*out = health_ecc_count(gpu, nth % 2, nth / 2);
+		return NVML_SUCCESS;
+	}
 	switch (field) {
+	case FIELD_REMAPPED_CORRECTABLE:
+		*out = gpu->health.remapped_correctable;
+		break;
+	case FIELD_REMAPPED_UNCORRECTABLE:
+		*out = gpu->health.remapped_uncorrectable;
+		break;
+	case FIELD_REMAP_PENDING:
+		*out = gpu->health.remap_pending;
+		break;
+	case FIELD_REMAP_FAILED:
+		*out = gpu->health.remap_failed;
+		break;
 	case FIELD_ECC_CURRENT:
 	case FIELD_ECC_PENDING:
 		*out = gpu->ecc;
@@ -82,7 +108,8 @@ nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvmlFieldV
 		value->timestamp_us = now.tv_sec * 1000000LL + now.tv_nsec / 1000;
 		value->latency_us = 0;
 		value->result = on.gi ? NVML_ERROR_NOT_SUPPORTED : figure(host, &on, value->field, value->scope, &number);
-		bool wide = value->field == FIELD_TOTAL_ENERGY || value->field == FIELD_ENERGY;
+		bool wide = value->field == FIELD_TOTAL_ENERGY || value->field == FIELD_ENERGY
+		         || (value->field >= FIELD_CORRECTED_VOLATILE && value->field <= FIELD_UNCORRECTED_AGGREGATE);
 		value->value_type = wide ? VALUE_ULONGLONG : VALUE_UINT;
 		value->value.ull = value->result == NVML_SUCCESS ? number : 0;
 	}

@@ -28,7 +28,7 @@
 #include <stdint.h>
 
 /* Version of this interface. A client can tell the simulated library from the real one by the
- * presence of this symbol alone. Never fails. Example: "gpusim 1 (state schema 4)". */
+ * presence of this symbol alone. Never fails. Example: "gpusim 1 (state schema 5)". */
 const char *gpusimVersion(void);
 
 /* Reason of the calling thread's last failed gpusim call, "" when there was none. */
@@ -122,7 +122,8 @@ int gpusimCreate(const char *configuration);
  *                                   mig {current, pending} 0 or 1; compute_mode DEFAULT | PROHIBITED |
  *                                   EXCLUSIVE_PROCESS; persistence_mode, lost 0 or 1; power_limit_mw, power_mw,
  *                                   energy_mj, temperature_c, utilization_percent; memory {total_bytes,
- *                                   reserved_bytes, used_bytes, free_bytes}; load; gpu_instances, each: id,
+ *                                   reserved_bytes, used_bytes, free_bytes}; load; health (what gpusimSet says is wrong);
+ *                                   gpu_instances, each: id,
  *                                   profile_id, profile, placement, memory_mib, load, compute_instances,
  *                                   each: id, profile_id, slices, placement, uuid, mig_index, compute_mode
  *   processes                       live ones: pid, gpu, gpu_instance, compute_instance (null: none), type,
@@ -142,6 +143,18 @@ int gpusimDump(char *buffer, size_t *size);
  * Changes one switch. gpu >= 0: passthrough, reset_refused, timeslicing, mig_survives_reboot, profiles_without_mig,
  * mig_needs_reset, temperature_idle_c, power_idle_mw, numa_node. gpu = -1: driver_version, nvml_version,
  * cuda_version, digest.
+ *
+ * What is wrong with a GPU is set so too, and what a GPU has not, is NOT_SUPPORTED:
+ *   throttle                        sw_power_cap, hw_slowdown, sync_boost, sw_thermal, hw_thermal, hw_power_brake (the last
+ *                                   two with hw_slowdown), thermal (sw_thermal), power (sw_power_cap); several with
+ *                                   commas; off. All but sync_boost halve the clock of a GPU in use
+ *   temperature_c                   0: follows power again. Nothing else follows from it
+ *   ecc_corrected, ecc_uncorrected  volatile counts, of device memory; aggregate ones are theirs and those of before.
+ *                                   Only with `ecc`
+ *   remapped_rows_correctable, remapped_rows_uncorrectable, remap_pending, remap_failed (0 or 1)
+ *                                   only on Ampere and later
+ * A reset and a reboot begin volatile counts anew and do pending remappings; a reboot ends throttling and the
+ * temperature set. The rest stays with the board.
  */
 int gpusimSet(int gpu, const char *key, const char *value);
 

@@ -76,6 +76,17 @@ typedef struct {
 	ci_t cis[MAX_CIS];			/* indexed by id */
 } gi_t;
 
+/* Errors since the driver was loaded, and those of all loads before. */
+typedef struct { int64_t volatile_count, before; } ecc_t;
+
+/* What is wrong with a GPU; all zero: nothing. */
+typedef struct {
+	int64_t throttle;			/* nvmlClocksEventReason* that are engaged */
+	int64_t temperature_c;			/* 0: follows power */
+	ecc_t ecc[2];				/* corrected, uncorrected */
+	int64_t remapped_correctable, remapped_uncorrectable, remap_pending, remap_failed;
+} health_t;
+
 typedef struct {
 	/* configuration */
 	char name[96], model[48], uuid[48], serial[32], board_part_number[32], vbios_version[32];
@@ -98,6 +109,7 @@ typedef struct {
 	/* what changes */
 	int64_t mig_current, mig_pending, compute_mode, timeslice, persistence_mode, power_limit_mw;
 	int64_t lost;				/* fallen off the bus: nothing on it answers */
+	health_t health;
 	int64_t energy_mj, energy_since_ns;	/* up to energy_since_ns; later energy is computed */
 	load_t load;
 	gi_t gis[MAX_GIS];			/* indexed by id */

@@ -7,6 +7,7 @@
 #include <math.h>
 
 #include "call.h"
+#include "health.h"
 #include "telemetry.h"
 
 nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *out)
@@ -173,14 +174,15 @@ nvmlReturn_t nvmlDeviceGetPerformanceState(nvmlDevice_t device, unsigned *state)
 	return give(state, 0);
 }
 
-/* nvml.h: bit 0 idle, bit 2 software power cap. */
 static nvmlReturn_t clocks_event_reasons(function_t function, nvmlDevice_t device, unsigned long long *reasons)
 {
 	QUERY_GPU_AS(function);
 	if (!reasons)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	telemetry_t now = telemetry_of(host, on.gpu_index);
-	*reasons = now.power_capped ? 4 : now.clock_graphics_mhz == on.gpu->clock_graphics_idle_mhz ? 1 : 0;
+	*reasons = on.gpu->health.throttle | (now.power_capped ? REASON_SW_POWER_CAP : 0);
+	if (!*reasons && now.clock_graphics_mhz == on.gpu->clock_graphics_idle_mhz)
+		*reasons = REASON_IDLE;
 	return NVML_SUCCESS;
 }
 
@@ -192,6 +194,26 @@ nvmlReturn_t nvmlDeviceGetCurrentClocksEventReasons(nvmlDevice_t device, unsigne
 nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(nvmlDevice_t device, unsigned long long *reasons)
 {
 	return clocks_event_reasons(F_nvmlDeviceGetCurrentClocksThrottleReasons, device, reasons);
+}
+
+static nvmlReturn_t supported_clocks_event_reasons(function_t function, nvmlDevice_t device, unsigned long long *reasons)
+{
+	QUERY_GPU_AS(function);
+	if (!reasons)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	*reasons = REASON_IDLE | REASON_SW_POWER_CAP | REASON_HW_SLOWDOWN | REASON_SYNC_BOOST | REASON_SW_THERMAL | REASON_HW_THERMAL
+	         | REASON_HW_POWER_BRAKE;
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetSupportedClocksEventReasons(nvmlDevice_t device, unsigned long long *reasons)
+{
+	return supported_clocks_event_reasons(F_nvmlDeviceGetSupportedClocksEventReasons, device, reasons);
+}
+
+nvmlReturn_t nvmlDeviceGetSupportedClocksThrottleReasons(nvmlDevice_t device, unsigned long long *reasons)
+{
+	return supported_clocks_event_reasons(F_nvmlDeviceGetSupportedClocksThrottleReasons, device, reasons);
 }
 
 /* No traffic is simulated. */

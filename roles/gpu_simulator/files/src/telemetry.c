@@ -11,6 +11,7 @@
 
 #include <math.h>
 
+#include "health.h"
 #include "process.h"
 
 static int64_t memory_total_mib(const target_t *on)
@@ -93,6 +94,11 @@ telemetry_t telemetry_of(const host_t *host, int gpu_index)
 	double warmth = dynamic_range_mw(gpu) > 0 ? (t.power_mw - gpu->power_idle_mw) / dynamic_range_mw(gpu) : 0;
 	t.temperature_c = llround(gpu->temperature_idle_c
 	                          + fmin(fmax(warmth, 0), 1) * (gpu->temperature_max_c - 5 - gpu->temperature_idle_c));
+	if (gpu->health.temperature_c)
+		t.temperature_c = gpu->health.temperature_c;
+	/* nvml.h: a hardware slowdown reduces clocks "by a factor of 2 or more"; the others are taken for one too. */
+	if (gpu->health.throttle & ~REASON_SYNC_BOOST)
+		cap *= 0.5;
 	bool busy = t.utilization_percent > 0 || process_uses(host, gpu_index, -1, -1);
 	t.clock_graphics_mhz = busy ? llround(gpu->clock_graphics_max_mhz * cap) : gpu->clock_graphics_idle_mhz;
 	t.clock_memory_mhz = gpu->clock_memory_max_mhz;

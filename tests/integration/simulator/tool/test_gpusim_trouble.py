@@ -82,3 +82,39 @@ def test_a_lost_gpu_until_it_is_restored(h100):
 
 def test_losing_a_gpu_is_an_xid_error(h100):
     assert watched(h100, "lose", "1") == [False, 79, NONE, NONE]
+
+
+# --- set ----------------------------------------------------------------------------------------
+
+
+def test_what_is_wrong_reaches_nvml_and_is_shown(h100):
+    for key, value in (
+        ("throttle", "thermal"),
+        ("temperature_c", 95),
+        ("ecc_uncorrected", 2),
+        ("remap_pending", "on"),
+        ("remapped_rows_uncorrectable", 1),
+    ):
+        h100.gpusim("set", 0, key, value)
+    assert h100.nvml("""
+        result = [
+            N.nvmlDeviceGetCurrentClocksEventReasons(gpu) == N.nvmlClocksEventReasonSwThermalSlowdown,
+            N.nvmlDeviceGetTemperature(gpu, 0),
+            N.nvmlDeviceGetTotalEccErrors(gpu, 1, 0),
+            N.nvmlDeviceGetRemappedRows(gpu),
+        ]
+    """) == [True, 95, 2, [0, 1, 1, 0]]
+    (shown,) = [line for line in h100.gpusim("show").splitlines() if "wrong" in line]
+    for part in ("throttle sw_thermal", "temperature_c 95", "ecc_uncorrected 2", "remap_pending 1"):
+        assert part in shown
+    for key in ("throttle", "temperature_c", "remap_pending"):
+        h100.gpusim("set", 0, key, "off")
+    h100.gpusim("set", 0, "ecc_uncorrected", 0)
+    h100.gpusim("set", 0, "remapped_rows_uncorrectable", 0)
+    assert "wrong" not in h100.gpusim("show")
+
+
+def test_a_model_without_remapped_rows_says_so(make_host):
+    host = make_host({"model": "T4-16GB"})
+    assert "Ampere" in host.refused("set", 0, "remap_pending", "on")
+    host.gpusim("set", 0, "ecc_corrected", 1)

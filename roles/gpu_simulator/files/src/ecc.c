@@ -1,0 +1,92 @@
+/*
+ * SPDX-License-Identifier: Apache-2.0
+ * Copyright: (c) openfleet.gpu contributors
+ *
+ * The NVML calls about errors of the memory. All errors that are simulated are in device memory.
+ */
+#include "call.h"
+#include "health.h"
+#include "mig.h"
+
+enum { LOCATION_DEVICE_MEMORY = 2, LOCATION_COUNT = 8 };
+enum { COUNTER_VOLATILE, COUNTER_AGGREGATE, COUNTER_COUNT };
+enum { ERROR_CORRECTED, ERROR_UNCORRECTED, ERROR_COUNT };
+
+nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t device, unsigned *current, unsigned *pending)
+{
+	QUERY_GPU(nvmlDeviceGetEccMode);
+	if (!current || !pending)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	*current = *pending = on.gpu->ecc;
+	return NVML_SUCCESS;
+}
+
+static nvmlReturn_t check(const target_t *on, unsigned error, unsigned counter, const void *out)
+{
+	if (!out || error >= ERROR_COUNT || counter >= COUNTER_COUNT)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	return on->gpu->ecc ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
+}
+
+/* What is in device memory cannot be told to be an instance's: a MIG device counts none. */
+nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, unsigned error, unsigned counter, unsigned long long *out)
+{
+	QUERY(nvmlDeviceGetTotalEccErrors);
+	if ((call.result = check(&on, error, counter, out)) != NVML_SUCCESS)
+		return call.result;
+	*out = on.gi ? 0 : health_ecc_count(on.gpu, error, counter == COUNTER_AGGREGATE);
+	return NVML_SUCCESS;
+}
+
+/*
+ * nvml.h on MIG-enabled GPUs: a MIG device is told of uncorrected volatile errors outside of DRAM alone, and
+ * "querying volatile errors using device handles is currently not supported".
+ */
+nvmlReturn_t nvmlDeviceGetMemoryErrorCounter(nvmlDevice_t device, unsigned error, unsigned counter, unsigned location,
+                                             unsigned long long *out)
+{
+	QUERY(nvmlDeviceGetMemoryErrorCounter);
+	if (location >= LOCATION_COUNT)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if ((call.result = check(&on, error, counter, out)) != NVML_SUCCESS)
+		return call.result;
+	bool dram = location == LOCATION_DEVICE_MEMORY;
+	if (on.gi ? dram || error != ERROR_UNCORRECTED || counter != COUNTER_VOLATILE : on.gpu->mig_current && counter == COUNTER_VOLATILE)
+		return NVML_ERROR_NOT_SUPPORTED;
+	*out = dram ? health_ecc_count(on.gpu, error, counter == COUNTER_AGGREGATE) : 0;
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceClearEccErrorCounts(nvmlDevice_t device, unsigned counter)
+{
+	CHANGE(nvmlDeviceClearEccErrorCounts);
+	if (counter >= COUNTER_COUNT || on.gi)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if (!on.gpu->ecc)
+		return NVML_ERROR_NOT_SUPPORTED;
+	for (int error = 0; error < ERROR_COUNT; error++) {
+		if (counter == COUNTER_VOLATILE)
+			on.gpu->health.ecc[error].before += on.gpu->health.ecc[error].volatile_count;
+		else
+			on.gpu->health.ecc[error].before = 0;
+		on.gpu->health.ecc[error].volatile_count = 0;
+	}
+	return state_commit();
+}
+
+/* "On MIG-enabled GPUs with active instances, querying the number of remapped rows is not supported" (nvml.h). */
+nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned *correctable, unsigned *uncorrectable, unsigned *pending,
+                                       unsigned *failed)
+{
+	QUERY_GPU(nvmlDeviceGetRemappedRows);
+	if (!correctable || !uncorrectable || !pending || !failed)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if (!health_has_row_remapping(on.gpu) || mig_has_instances(on.gpu))
+		return NVML_ERROR_NOT_SUPPORTED;
+	const health_t *health = &on.gpu->health;
+	*correctable = health->remapped_correctable;
+	*uncorrectable = health->remapped_uncorrectable;
+	*pending = health->remap_pending;
+	*failed = health->remap_failed;
+	return NVML_SUCCESS;
+}
