@@ -1,0 +1,174 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The role gpu_monitoring: its defaults and their documentation, what is scraped, and what GPUs cost."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from ansible.errors import AnsibleFilterError
+
+from ansible_collections.openfleet.gpu.plugins.filter import scrape_plan as scraping
+from ansible_collections.openfleet.gpu.plugins.filter.price_rules import glob_pattern, price_rules, quote
+from ansible_collections.openfleet.gpu.plugins.filter.scrape_plan import scrape_plan
+
+ROLES = Path(__file__).parents[2] / "roles"
+ROLE = ROLES / "gpu_monitoring"
+
+
+def defaults(role):
+    return yaml.safe_load((role / "defaults" / "main.yml").read_text(encoding="utf-8"))
+
+
+def test_the_roles_defaults_are_those_of_its_argument_specs():
+    specs = yaml.safe_load((ROLE / "meta" / "argument_specs.yml").read_text(encoding="utf-8"))["argument_specs"]
+    for entry_point in specs.values():
+        assert {name: option["default"] for name, option in entry_point["options"].items()} == defaults(ROLE)
+
+
+def test_the_exporters_defaults_are_known_here():
+    """Of GPU hosts only the inventory is read, so the role's defaults stand twice."""
+    exporter = defaults(ROLES / "dcgm_exporter")
+    assert exporter["dcgm_exporter_state"] == "present"
+    assert exporter["dcgm_exporter_listen_address"] == scraping.ADDRESS
+    assert exporter["dcgm_exporter_port"] == scraping.PORT
+    assert not exporter["dcgm_exporter_tls_certificate"]
+    assert not exporter["dcgm_exporter_basic_auth_users"]
+
+
+def target(plan, host, job="gpu_exporter"):
+    (found,) = (one for one in plan["targets"] if one["labels"]["host"] == host and one["labels"]["job"] == job)
+    return found
+
+
+def test_hosts_are_scraped_where_their_exporters_listen():
+    plan = scrape_plan(
+        ["b", "a", "off", "six", "wide"],
+        {
+            "a": {"dcgm_exporter_listen_address": "192.0.2.1"},
+            "b": {
+                "dcgm_exporter_listen_address": "192.0.2.2",
+                "dcgm_exporter_port": 9500,
+                "gpu_monitoring_labels": {"rack": 7},
+            },
+            "off": {"dcgm_exporter_state": "absent"},
+            "six": {"dcgm_exporter_listen_address": "2001:db8::1"},
+            "wide": {"dcgm_exporter_listen_address": "0.0.0.0"},
+        },
+    )
+    assert plan["problems"] == []
+    assert plan["hosts"] == ["a", "b", "six", "wide"]
+    assert [group["targets"] for group in plan["targets"]] == [
+        ["192.0.2.1:9400"],
+        ["192.0.2.2:9500"],
+        ["[2001:db8::1]:9400"],
+        ["wide:9400"],
+    ]
+    assert target(plan, "b")["labels"] == {
+        "job": "gpu_exporter",
+        "host": "b",
+        "rack": "7",
+        "__scheme__": "http",
+        "__access__": "open",
+    }
+
+
+def test_with_tls_a_host_is_scraped_by_its_name_unless_it_has_an_address():
+    tls = {"dcgm_exporter_listen_address": "192.0.2.1", "dcgm_exporter_tls_certificate": "/srv/a.pem"}
+    plan = scrape_plan(["a", "b"], {"a": tls, "b": {**tls, "gpu_monitoring_address": "b.mgmt"}})
+    assert [group["targets"] for group in plan["targets"]] == [["a:9400"], ["b.mgmt:9400"]]
+    assert {group["labels"]["__scheme__"] for group in plan["targets"]} == {"https"}
+
+
+def test_an_exporter_on_its_own_loopback_interface_is_the_monitoring_hosts_alone():
+    plan = scrape_plan(
+        ["here", "there", "tunnel"], {"here": {}, "there": {}, "tunnel": {"gpu_monitoring_address": "gw"}}, here="here"
+    )
+    assert target(plan, "here")["targets"] == ["127.0.0.1:9400"]
+    assert target(plan, "tunnel")["targets"] == ["gw:9400"]
+    (problem,) = plan["problems"]
+    assert problem.startswith("there: its exporter listens on 127.0.0.1")
+    assert "gpu_monitoring_address" in problem
+
+
+def test_hosts_with_one_password_share_one_way_in():
+    def host(users):
+        return {"dcgm_exporter_listen_address": "192.0.2.1", "dcgm_exporter_basic_auth_users": users}
+
+    users = {"a": {"prom": "one"}, "b": {}, "c": {"prom": "two", "other": "one"}, "d": {"prom": "one"}}
+    plan = scrape_plan(list(users), {name: host(each) for name, each in users.items()})
+    ways = {one["name"]: (one["user"], one["password"]) for one in plan["access"]}
+    entered = {name: ways[target(plan, name)["labels"]["__access__"]] for name in users}
+    assert entered == {"a": ("prom", "one"), "b": ("", ""), "c": ("prom", "two"), "d": ("prom", "one")}
+    assert len(ways) == 3
+    assert not any(secret in json.dumps(plan["targets"]) for secret in ("one", "two"))
+
+    named = scrape_plan(["a", "c"], {name: host(users[name]) for name in "ac"}, user="other")
+    assert {one["password"] for one in named["access"]} == {"", "one"}
+    assert named["problems"] == [
+        "a: gpu_monitoring_scrape_user is other, and dcgm_exporter_basic_auth_users has only prom. Add that user there, or name "
+        "one of these."
+    ]
+
+
+def test_node_exporters_and_further_targets_are_scraped_too():
+    plan = scrape_plan(
+        ["a"],
+        {"a": {"dcgm_exporter_listen_address": "192.0.2.1", "gpu_monitoring_host_exporter_port": 9100}},
+        extra=[{"targets": ["npu-01:8082"], "labels": {"host": "npu-01"}}],
+    )
+    assert target(plan, "a", "gpu_host")["targets"] == ["a:9100"]
+    assert target(plan, "npu-01") == {
+        "targets": ["npu-01:8082"],
+        "labels": {"job": "gpu_exporter", "host": "npu-01", "__access__": "open"},
+    }
+
+
+def test_labels_of_the_collections_own_are_refused():
+    plan = scrape_plan(
+        ["a"], {"a": {"gpu_monitoring_address": "a", "gpu_monitoring_labels": {"host": "x", "rack": "1"}}}
+    )
+    assert plan["problems"] == [
+        "a: gpu_monitoring_labels has the label host, which is the collection's own. Give it another name."
+    ]
+    assert target(plan, "a")["labels"]["host"] == "a"
+
+
+def test_the_first_line_of_prices_that_a_model_matches_counts():
+    rules = price_rules([{"model": "H100*", "price": 2.4}, {"model": "*", "price": 1}])
+    assert [rule["record"] for rule in rules] == ["gpu:price_per_hour"] * 2
+    matchers = [re.findall(r'model(=~|!~)"((?:[^"\\]|\\.)*)"', rule["expr"]) for rule in rules]
+
+    def price(model):
+        found = []
+        for rule, conditions in zip(rules, matchers):
+            holds = [
+                bool(re.fullmatch(pattern.replace("\\\\", "\\"), model)) == (sign == "=~")
+                for sign, pattern in conditions
+            ]
+            if all(holds):
+                found.append(float(rule["expr"].rpartition(" + ")[2]))
+        return found
+
+    assert price("NVIDIA H100 80GB HBM3") == [2.4]
+    assert price("H100 PCIe") == [2.4]
+    assert price("NVIDIA A100-SXM4-40GB") == [1.0]
+    assert price("GH100") == [1.0]
+
+
+def test_a_glob_means_its_letters():
+    assert re.fullmatch(glob_pattern("RTX 6000 (Ada) v1.0?"), "NVIDIA RTX 6000 (Ada) v1.0b")
+    assert not re.fullmatch(glob_pattern("v1.0"), "v1x0")
+    assert quote('a"b\\c') == '"a\\"b\\\\c"'
+
+
+@pytest.mark.parametrize(
+    "line", [{"model": "H100*"}, {"price": 1}, {"model": "*", "price": "cheap"}, {"model": "*", "price": -1}]
+)
+def test_a_price_that_is_none_is_refused_with_its_place(line):
+    with pytest.raises(AnsibleFilterError, match=r"^gpu_monitoring_prices\[1\]"):
+        price_rules([{"model": "A*", "price": 1}, line])
