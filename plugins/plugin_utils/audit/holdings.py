@@ -22,10 +22,10 @@ _RUNNING = ("process", "mps")
 
 @dataclass(frozen=True)
 class Price:
-    """What a GPU costs an hour. `model` is a glob on NVML's name without "NVIDIA ", as in gpu_layout; the first match holds."""
+    """What one GPU costs for one hour. `model` is a glob on NVML's name without "NVIDIA "; the first match holds."""
 
     model: str
-    per_hour: float
+    price: float
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,8 @@ def holdings(
     split = {key[:2] for key in found if key[2]}
     whole = [holding for key, holding in found.items() if key[2] or key[3] or key[:2] not in split]
     shares = _shares(whole)
-    done = [_priced(_said(holding, history, hosts), prices, shares) for holding in whole]
+    known = {key[:2]: record.price_per_hour for key, record in records.items() if record.price_per_hour is not None}
+    done = [_priced(_said(holding, history, hosts), prices, known, shares) for holding in whole]
     return tuple(sorted(done, key=lambda holding: _order(holding.subject)))
 
 
@@ -190,14 +191,20 @@ def _shares(found: Sequence[Holding]) -> dict[tuple[str, str], float]:
     return totals
 
 
-def _priced(holding: Holding, prices: Sequence[Price], shares: Mapping[tuple[str, str], float]) -> Holding:
+def _priced(
+    holding: Holding,
+    prices: Sequence[Price],
+    known: Mapping[tuple[str, str], float],
+    shares: Mapping[tuple[str, str], float],
+) -> Holding:
+    """By the table, else by the server's word, which is the whole GPU's."""
     subject = holding.subject
     # A tenant's GPU has the price already.
     if subject.kind == "tenant":
         return replace(holding, price_per_hour=None)
     price = price_of(subject.model, prices)
     if price is None:
-        price = holding.price_per_hour
+        price = known.get((subject.host, subject.gpu_uuid))
     if subject.kind == "mig_instance" and price is not None:
         total = shares[(subject.host, subject.gpu_uuid)]
         price = price * _weight(subject) / total if total else None
@@ -206,7 +213,7 @@ def _priced(holding: Holding, prices: Sequence[Price], shares: Mapping[tuple[str
 
 def price_of(model: str, prices: Sequence[Price]) -> float | None:
     short = model[len("NVIDIA ") :] if model.startswith("NVIDIA ") else model
-    return next((price.per_hour for price in prices if fnmatch.fnmatchcase(short, price.model)), None)
+    return next((price.price for price in prices if fnmatch.fnmatchcase(short, price.model)), None)
 
 
 def is_held(holding: Holding) -> bool | None:

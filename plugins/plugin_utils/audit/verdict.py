@@ -117,7 +117,7 @@ def _judge_use(holding: Holding, limits: Thresholds) -> tuple[str, str, float]:
             "oversized_compute",
             "At most %.0f %% of the compute was in use for 99 %% of the time, with up to %s of the memory."
             % (100 * top, "%.0f %%" % (100 * full) if full is not None else "an unknown share"),
-            0.0 if full is None else 1 - max(full * (1 + limits.memory_margin_ratio), top),
+            0.0 if full is None else max(0.0, 1 - max(full * (1 + limits.memory_margin_ratio), top)),
         )
     return "right", "Memory and compute are in use.", 0.0
 

@@ -1,0 +1,126 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The action behind openfleet.gpu.audit: options in, three files and a summary out. It works on the controller alone."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, Mapping
+
+from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
+
+from ..module_utils.errors import FleetError
+from ..plugin_utils.audit import write, write_line
+from ..plugin_utils.audit.compare import Former
+from ..plugin_utils.audit.holdings import HostState, Price
+from ..plugin_utils.audit.make import Order, make
+from ..plugin_utils.audit.model import WORDS, Audit
+from ..plugin_utils.audit.options import access, seconds, thresholds
+from ..plugin_utils.audit.report_json import read_former, summary
+from ..plugin_utils.audit.tell import Notice, tell
+
+display = Display()
+
+
+class ActionModule(ActionBase):
+    TRANSFERS_FILES = False
+    _requires_connection = False
+    _supports_check_mode = True
+
+    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        result = super().run(tmp, task_vars)
+        _given, args = self.validate_argument_spec(
+            {
+                "directory": {"type": "path"},
+                "prometheus": {"type": "dict", "default": {}},
+                "window": {"type": "str", "default": "14d"},
+                "selector": {"type": "str", "default": ""},
+                "hosts": {"type": "dict", "default": {}},
+                "hosts_asked": {"type": "list", "elements": "str", "default": []},
+                "prices": {"type": "list", "elements": "dict", "default": []},
+                "currency": {"type": "str", "default": ""},
+                "thresholds": {"type": "dict", "default": {}},
+                "exempt": {"type": "list", "elements": "str", "default": []},
+                "previous": {"type": "path"},
+                "fail_on": {"type": "list", "elements": "str", "choices": list(WORDS), "default": []},
+                "notify": {"type": "list", "elements": "dict", "default": []},
+            }
+        )
+        args = _plain(args)
+        try:
+            order = Order(
+                window_seconds=seconds(args["window"]),
+                access=access(args["prometheus"]),
+                selector=args["selector"],
+                hosts=_hosts(args["hosts"]),
+                hosts_asked=args["hosts_asked"],
+                prices=[Price(str(row["model"]), float(row["price"])) for row in args["prices"]],
+                currency=args["currency"],
+                thresholds=thresholds(args["thresholds"]),
+                exempt=args["exempt"],
+                former=_former(args["previous"], args["directory"]),
+            )
+            notices = [Notice.of(row) for row in args["notify"]]
+            audit = make(order, time.time(), lambda line: display.display("audit: %s" % line))
+            files = (
+                [] if self._task.check_mode or not args["directory"] else write.all_of(audit, Path(args["directory"]))
+            )
+            told = [] if self._task.check_mode else [tell(notice, audit) for notice in notices]
+        except FleetError as error:
+            result.update(failed=True, msg=str(error))
+            return result
+        except (KeyError, TypeError, ValueError) as error:
+            result.update(failed=True, msg='prices: %s. Write each as {model: "H100*", price: 2.5}.' % error)
+            return result
+        result.update(_result(audit, files, told, args["fail_on"]))
+        return result
+
+
+def _former(previous: str | None, directory: str | None) -> Mapping[str, Former]:
+    """The report named, or the one that is about to be replaced, if there is one."""
+    if previous:
+        return read_former(Path(previous))
+    last = Path(directory) / write.JSON if directory else None
+    return read_former(last) if last and last.exists() else {}
+
+
+def _hosts(given: Mapping[str, Any]) -> dict[str, HostState]:
+    """Of the hosts that answered: gpu_info's results. One without a driver has no GPUs to speak of, and did answer."""
+    return {
+        host: HostState(state.get("gpus") or (), state.get("vgpu_tenants") or ())
+        for host, state in given.items()
+        if isinstance(state, Mapping) and "gpus" in state
+    }
+
+
+def _result(audit: Audit, files: list[Path], told: list[str], fail_on: list[str]) -> dict[str, Any]:
+    sums = summary(audit)
+    line = write_line.line(audit)
+    failing = {word: sums["words"][word] for word in fail_on if sums["words"][word]}
+    result = {
+        # A report is no change of a system.
+        "changed": False,
+        "summary": sums,
+        "line": line,
+        "missing": list(audit.sources.missing),
+        "files": [str(path) for path in files],
+        "told": told,
+    }
+    if failing:
+        counted = ", ".join("%d %s" % (count, word) for word, count in failing.items())
+        result.update(failed=True, msg="%s. It fails for %s (fail_on)." % (line, counted))
+    return result
+
+
+def _plain(value: Any) -> Any:
+    """Ansible's own strings, lists and dictionaries as Python's."""
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(found) for key, found in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(found) for found in value]
+    if isinstance(value, str):
+        return "".join(value)
+    return value

@@ -1,0 +1,72 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What an inventory says of an audit, checked: addresses, times and thresholds."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any, Mapping
+
+from ...module_utils.errors import FleetError
+from .prometheus import Access
+from .verdict import Thresholds
+
+_UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+
+
+class OptionError(FleetError):
+    """An option that cannot be meant."""
+
+
+def seconds(text: str) -> float:
+    """Of ``14d``, ``12h`` or ``90m``. Raises OptionError."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([mhdw])\s*", text)
+    if not found or float(found.group(1)) == 0:
+        raise OptionError("window", "%r is not a length of time" % text, "Write a number and m, h, d or w, as 14d.")
+    return float(found.group(1)) * _UNITS[found.group(2)]
+
+
+def access(given: Mapping[str, Any]) -> Access | None:
+    """How to reach the server; None where no url is given. Raises OptionError."""
+    _known("prometheus", given, {field.name for field in dataclasses.fields(Access)})
+    if not given.get("url"):
+        return None
+    values = {name: value for name, value in given.items() if value is not None}
+    if "timeout_seconds" in values:
+        values["timeout_seconds"] = _number("prometheus.timeout_seconds", values["timeout_seconds"], above=0)
+    if "verify" in values and not isinstance(values["verify"], bool):
+        raise OptionError(
+            "prometheus.verify", "%r is neither true nor false" % (values["verify"],), "Write true or false."
+        )
+    return Access(**values)
+
+
+def thresholds(given: Mapping[str, Any]) -> Thresholds:
+    """The thresholds, with those that the inventory changes. Raises OptionError."""
+    _known("thresholds", given, {field.name for field in dataclasses.fields(Thresholds)})
+    values = {}
+    for name, value in given.items():
+        number = _number("thresholds.%s" % name, value)
+        if name.endswith("_ratio") and number > 1:
+            raise OptionError("thresholds.%s" % name, "%g is above 1" % number, "Ratios go from 0 to 1: 0.5 is a half.")
+        values[name] = number
+    return Thresholds(**values)
+
+
+def _known(where: str, given: Mapping[str, Any], names: set[str]) -> None:
+    for name in given:
+        if name not in names:
+            raise OptionError("%s.%s" % (where, name), "there is no such key", "It has: %s." % ", ".join(sorted(names)))
+
+
+def _number(where: str, value: Any, above: float = -1.0) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = -1.0
+    # Not a comparison the other way round: NaN is no number to compare with.
+    if isinstance(value, bool) or not number > above or number < 0:
+        raise OptionError(where, "%r is not a number above 0" % (value,), "Write a number.")
+    return number

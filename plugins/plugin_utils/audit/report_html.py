@@ -1,0 +1,156 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""An audit as one page that needs nothing else: no script, no font, no image from elsewhere.
+
+Pages of hosts are parts of the page that show when their link is followed (CSS :target), so that it opens from a mail.
+"""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+from pathlib import Path
+from typing import Any, Iterable
+
+import jinja2
+
+from .model import WORDS, Audit, Day, Finding, Stat
+from .report_json import summary
+from .write_line import line, money
+
+_TEMPLATES = Path(__file__).parent / "templates"
+
+#: What asks for something comes first; the rest of the fleet is in the map and on the hosts' pages.
+_ASKING = ("unhealthy", "held_without_process", "idle", "saturated", "oversized_memory", "oversized_compute")
+#: Rows of the first table: more than that nobody reads, and the table of all is the CSV.
+_TOP = 100
+
+_CHART = {"width": 640, "height": 150, "left": 34, "right": 8, "top": 8, "bottom": 22}
+
+
+def to_text(audit: Audit) -> str:
+    """The page."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(words=_words, when=_when, percent=_percent, gib=_gib, hours=_hours)
+    asking = [found for found in audit.findings if found.verdict.word in _ASKING]
+    return environment.get_template("audit.html.j2").render(
+        audit=audit,
+        line=line(audit),
+        sums=summary(audit),
+        kinds=WORDS,
+        top=sorted(asking, key=_dearest)[:_TOP],
+        asking=len(asking),
+        hosts=_hosts(audit.findings),
+        chart=_chart(audit.history),
+        money=lambda amount: money(amount, audit.currency),
+        bar=_bar,
+    )
+
+
+def _dearest(found: Finding) -> tuple[float, int]:
+    return (-(found.verdict.waste_per_month or 0.0), WORDS.index(found.verdict.word))
+
+
+def _hosts(findings: Iterable[Finding]) -> list[dict[str, Any]]:
+    """Hosts with their GPUs, each with its cells: itself, or its instances; tenants stand under their GPU."""
+    hosts = []
+    ordered = sorted(findings, key=_place)
+    for number, (name, of_host) in enumerate(itertools.groupby(ordered, key=lambda found: found.holding.subject.host)):
+        gpus = []
+        for (index, uuid), of_gpu in itertools.groupby(of_host, key=_gpu):
+            rows = list(of_gpu)
+            gpus.append(
+                {
+                    "index": index,
+                    "uuid": uuid,
+                    "model": next((row.holding.subject.model for row in rows if row.holding.subject.model), ""),
+                    "rows": rows,
+                    "cells": [row for row in rows if row.holding.subject.kind in ("gpu", "mig_instance")],
+                }
+            )
+        wasted = [row.verdict.waste_per_month for gpu in gpus for row in gpu["cells"] if row.verdict.waste_per_month]
+        hosts.append({"name": name, "id": "host-%d" % number, "gpus": gpus, "waste": sum(wasted) if wasted else None})
+    return hosts
+
+
+def _place(found: Finding) -> tuple[str, int, str, int, str]:
+    subject = found.holding.subject
+    return (
+        subject.host,
+        int(subject.gpu_index) if subject.gpu_index.isdigit() else 1 << 30,
+        subject.gpu_uuid,
+        int(subject.mig_instance) if subject.mig_instance.isdigit() else -1,
+        subject.name,
+    )
+
+
+def _gpu(found: Finding) -> tuple[str, str]:
+    return (found.holding.subject.gpu_index, found.holding.subject.gpu_uuid)
+
+
+def _bar(stat: Stat | None, total: float | None) -> dict[str, float] | None:
+    """Percents of a bar's length: the middle, the 95th percentile and the most; None where they are not known."""
+    if stat is None or not total or stat.max is None:
+        return None
+    p50, p95 = stat.p50 if stat.p50 is not None else 0.0, stat.p95 if stat.p95 is not None else stat.max
+    return {name: min(100.0, 100 * value / total) for name, value in (("p50", p50), ("p95", p95), ("max", stat.max))}
+
+
+def _chart(days: tuple[Day, ...]) -> dict[str, Any] | None:
+    """Lines of the fleet's days in a picture's own units; a day that is not known leaves a gap. None below two days."""
+    if len(days) < 2:
+        return None
+    width = _CHART["width"] - _CHART["left"] - _CHART["right"]
+    height = _CHART["height"] - _CHART["top"] - _CHART["bottom"]
+    across = [_CHART["left"] + width * number / (len(days) - 1) for number in range(len(days))]
+    lines = []
+    for name, title in (("held_ratio", "held"), ("busy_ratio", "busy"), ("memory_ratio", "memory in use")):
+        values = [getattr(day, name) for day in days]
+        known = [value for value in values if value is not None]
+        if not known:
+            continue
+        parts: list[list[str]] = [[]]
+        for x, value in zip(across, values):
+            if value is None:
+                parts.append([])
+            else:
+                parts[-1].append("%.1f,%.1f" % (x, _CHART["top"] + height * (1 - min(1.0, max(0.0, value)))))
+        lines.append(
+            {"name": name, "title": title, "last": known[-1], "parts": [" ".join(part) for part in parts if part]}
+        )
+    if not lines:
+        return None
+    grid = [{"y": _CHART["top"] + height * (1 - share), "percent": round(100 * share)} for share in (0, 0.5, 1)]
+    ticks = [{"x": x, "when": _when(day.start_seconds)[:10]} for x, day in zip(across, days)]
+    return {**_CHART, "lines": lines, "grid": grid, "ticks": [ticks[0], ticks[-1]]}
+
+
+def _words(word: str) -> str:
+    return word.replace("_", " ")
+
+
+def _when(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _percent(ratio: float | None) -> str:
+    return "?" if ratio is None else "%.0f %%" % (100 * ratio)
+
+
+def _gib(count: float | None) -> str:
+    return "?" if count is None else "%.1f GiB" % (count / (1 << 30))
+
+
+def _hours(seconds: float | None) -> str:
+    if seconds is None:
+        return "?"
+    return "%.0f days" % (seconds / 86400) if seconds >= 172800 else "%.0f h" % (seconds / 3600)

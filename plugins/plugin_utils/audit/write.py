@@ -1,0 +1,34 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The files of an audit, each whole or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from . import report_csv, report_html, report_json
+from .model import Audit
+from .report_json import ReportError
+
+JSON, CSV, HTML = "audit.json", "audit.csv", "audit.html"
+
+
+def all_of(audit: Audit, directory: Path) -> list[Path]:
+    """Write the three; gives their paths. Raises ReportError."""
+    texts = {
+        JSON: report_json.to_text(audit),
+        CSV: report_csv.to_text(audit),
+        HTML: report_html.to_text(audit),
+    }
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            new = directory / (".%s.new" % name)
+            new.write_text(text, encoding="utf-8", newline="")
+            new.replace(directory / name)
+    except OSError as error:
+        raise ReportError(
+            str(directory), "the report cannot be written: %s" % error, "Name another directory."
+        ) from None
+    return [directory / name for name in texts]

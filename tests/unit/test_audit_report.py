@@ -1,0 +1,171 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""An audit without a server, what is written of it, who is told, and what an inventory may not say."""
+
+from __future__ import annotations
+
+import csv
+import http.server
+import io
+import json
+import threading
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit import options, report_csv, report_json
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.holdings import HostState, Price
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.make import AuditError, Order, make
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.prometheus import Access
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.tell import Notice, NotifyError, tell
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.write_line import line
+
+HOLDER = {"kind": "container", "who": "=cmd|' /C calc'!A0 of alice", "watches": False}
+GPU = {
+    "uuid": "GPU-1", "index": 0, "name": "NVIDIA H100 80GB HBM3", "memory_total_bytes": 85899345920,
+    "processes": [], "holders": [HOLDER], "mig": {"instances": []},
+}  # fmt: skip
+
+
+@pytest.fixture
+def audit():
+    order = Order(
+        3600.0, hosts={"a": HostState([GPU])}, hosts_asked=["a", "b"], prices=[Price("H100*", 2.5)], currency="EUR"
+    )
+    return make(order, 1700000000.0)
+
+
+def test_without_a_server_nobody_is_called_idle_and_the_audit_says_why(audit):
+    (found,) = audit.findings
+    assert found.verdict.word == "no_data" and found.holding.holders[0].kind == "container"
+    assert any("no GPU is called idle" in text for text in audit.sources.missing)
+    assert any("1 of 2 hosts did not answer (b)" in text for text in audit.sources.missing)
+
+
+def test_with_neither_there_is_no_audit():
+    with pytest.raises(AuditError, match="nothing to audit with"):
+        make(Order(3600.0, hosts_asked=["a"]), 0.0)
+
+
+def test_a_server_that_cannot_be_reached_leaves_the_hosts():
+    access = Access("http://127.0.0.1:9/", timeout_seconds=5)
+    found = make(Order(3600.0, access=access, hosts={"a": HostState([GPU])}, hosts_asked=["a"]), 0.0)
+    assert len(found.findings) == 1 and "could not be reached" in found.sources.missing[0]
+
+
+def test_what_is_exempt_is_not_spoken_of():
+    assert make(Order(3600.0, hosts={"a": HostState([GPU])}, exempt=["GPU-1"]), 0.0).findings == ()
+
+
+def test_the_json_comes_back_as_the_former_audit(audit, tmp_path):
+    path = tmp_path / "audit.json"
+    path.write_text(report_json.to_text(audit))
+    former = report_json.read_former(path)
+    assert set(former) == {audit.findings[0].id}
+    assert former[audit.findings[0].id].first_found_seconds == 1700000000.0
+    assert json.loads(path.read_text())["summary"]["words"]["no_data"] == 1
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema_version": 99, "findings": []}', '{"schema_version": 1}'])
+def test_a_former_report_that_is_none(text, tmp_path):
+    (tmp_path / "audit.json").write_text(text)
+    with pytest.raises(FleetError, match=r"audit\.json"):
+        report_json.read_former(tmp_path / "audit.json")
+
+
+def test_the_table_has_a_row_a_finding_and_no_formulas(audit):
+    (row,) = csv.DictReader(io.StringIO(report_csv.to_text(audit)))
+    assert row["host"] == "a" and row["verdict"] == "no_data" and row["memory_total_gib"] == "80.00"
+    assert row["memory_max_gib"] == "" and row["holders"].startswith("container =cmd")
+    assert not any(cell[:1] in "=+-@" for cell in row.values() if cell)
+
+
+def test_the_line(audit):
+    assert line(audit) == "1 findings: 1 no data; 1 new, 0 gone; 0 EUR a month buys nothing"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("14d", 1209600.0), ("36h", 129600.0), ("1.5 h", 5400.0), ("2w", 1209600.0)]
+)
+def test_lengths_of_time(text, expected):
+    assert options.seconds(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "14", "0d", "-1d", "14 days", "1y"])
+def test_what_is_no_length_of_time(text):
+    with pytest.raises(FleetError, match="window"):
+        options.seconds(text)
+
+
+@pytest.mark.parametrize(
+    ("given", "where"),
+    [
+        ({"idle": 3}, "thresholds.idle"),
+        ({"idle_hours": "long"}, "thresholds.idle_hours"),
+        ({"idle_hours": -1}, "thresholds.idle_hours"),
+        ({"idle_hours": float("nan")}, "thresholds.idle_hours"),
+        ({"saturated_ratio": 90}, "thresholds.saturated_ratio"),
+        ({"saturated_ratio": True}, "thresholds.saturated_ratio"),
+    ],
+)
+def test_thresholds_that_cannot_be_meant(given, where):
+    with pytest.raises(FleetError) as error:
+        options.thresholds(given)
+    assert error.value.where == where and error.value.cure
+
+
+def test_access():
+    assert options.access({}) is None
+    assert options.access({"url": "http://a", "password": None, "timeout_seconds": "5"}).timeout_seconds == 5.0
+    for wrong in (
+        {"adress": "http://a"},
+        {"url": "http://a", "timeout_seconds": 0},
+        {"url": "http://a", "verify": "no"},
+    ):
+        with pytest.raises(FleetError, match=r"prometheus\."):
+            options.access(wrong)
+
+
+class Hook(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        self.server.seen.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self.send_response(self.server.status)
+        self.end_headers()
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def hook():
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hook) as server:
+        server.seen, server.status = [], 200
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def test_a_web_hook_gets_the_summary(hook, audit):
+    told = tell(Notice.of({"url": "http://127.0.0.1:%d/secret" % hook.server_address[1]}), audit)
+    assert hook.seen[0]["summary"]["findings"] == 1 and hook.seen[0]["text"].startswith(line(audit))
+    assert "Not known:" in hook.seen[0]["text"]
+    assert "secret" not in told
+
+
+def test_a_web_hook_that_refuses(hook, audit):
+    hook.status = 500
+    with pytest.raises(NotifyError, match="HTTP 500") as error:
+        tell(Notice.of({"url": "http://127.0.0.1:%d/secret" % hook.server_address[1]}), audit)
+    assert "secret" not in str(error.value)
+
+
+def test_a_mail_server_that_is_not_there(audit):
+    with pytest.raises(NotifyError, match="nobody could be told"):
+        tell(Notice.of({"to": "gpu@example.org", "server": "127.0.0.1:9"}), audit)
+
+
+@pytest.mark.parametrize("given", [{}, {"url": "https://a", "to": "b"}, {"url": "ftp://a"}, {"mail": "a"}])
+def test_a_notice_that_cannot_be_meant(given):
+    with pytest.raises(NotifyError):
+        Notice.of(given)
