@@ -1,0 +1,63 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Makes one archive of the embedded exporter's Python packages on the controller: make_archive.py FILE MACHINE [WHEELS]
+
+Wheels of plain Python or for the stable ABI from Python 3.8 on, for a glibc of 2.17 or later: any host of the architecture
+can use it. Where the file is there it is left alone; several hosts at once wait for one that makes it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+REQUIREMENTS = Path(__file__).with_name("embedded-requirements.txt")
+PYTHON = "3.8"
+PLATFORM = "manylinux2014_%s"
+
+
+def make(archive: Path, machine: str, wheels: str) -> None:
+    source = ["--no-index", "--find-links", wheels] if wheels else []
+    with tempfile.TemporaryDirectory(prefix="exporter-", dir=str(archive.parent)) as folder:
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        command += ["--no-compile", "--only-binary=:all:", "--implementation", "cp", "--python-version", PYTHON]
+        command += ["--platform", PLATFORM % machine, *source, "--target", folder + "/packages"]
+        done = subprocess.run(
+            [*command, "--requirement", str(REQUIREMENTS)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            sys.exit(
+                "pip on the controller could not get the embedded exporter's packages (files/%s) for %s:\n%s"
+                "Let dcgm_exporter_embedded_packages be wheels and dcgm_exporter_embedded_wheels a directory that has "
+                "them, where there is no index.\n" % (REQUIREMENTS.name, machine, done.stdout)
+            )
+        new = Path(folder, "new.zip")
+        packages = Path(folder, "packages")
+        with zipfile.ZipFile(str(new), "w", zipfile.ZIP_DEFLATED) as bundled:
+            for path in sorted(packages.rglob("*")):
+                if path.is_file():
+                    bundled.write(str(path), str(path.relative_to(packages)))
+        new.replace(archive)
+
+
+def main() -> int:
+    archive, machine = Path(sys.argv[1]), sys.argv[2]
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    with archive.with_name(archive.name + ".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not archive.exists():
+            make(archive, machine, sys.argv[3] if len(sys.argv) > 3 else "")
+            print("made")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""GPM: how much of a GPU is in use, measured by NVML itself on Hopper and later, also for an instance."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any, Dict, List, Optional, Tuple
+
+import pynvml as nvml
+
+from .gpus import Gpu, Gpus, NvmlGoneError, ask
+
+#: Name of the figure: NVML's number of it. All are percentages.
+METRICS = {
+    "graphics_active": nvml.NVML_GPM_METRIC_GRAPHICS_UTIL,
+    "sm_active": nvml.NVML_GPM_METRIC_SM_UTIL,
+    "sm_occupancy": nvml.NVML_GPM_METRIC_SM_OCCUPANCY,
+    "memory_bandwidth_active": nvml.NVML_GPM_METRIC_DRAM_BW_UTIL,
+    "tensor_active": nvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL,
+}
+#: A GPU and a GPU instance of it, or None for the whole.
+Place = Tuple[str, Optional[int]]
+
+
+class Gpm(threading.Thread):
+    """A figure is what happened between two samples, so they are taken all along and not when somebody asks."""
+
+    def __init__(self, gpus: Gpus, interval: float, clock=time.monotonic) -> None:
+        super().__init__(name="gpm", daemon=True)
+        self.gpus, self.interval, self.clock = gpus, interval, clock
+        self.lock = threading.Lock()
+        self.gone: Optional[str] = None
+        self._samples: Dict[Place, Any] = {}
+        self._figures: Dict[Place, Tuple[float, Dict[str, float]]] = {}
+
+    def figures(self, gpu_uuid: str, instance: Optional[int]) -> Dict[str, float]:
+        """Ratios by name; none where NVML does not measure them, or has not lately."""
+        with self.lock:
+            when, figures = self._figures.get((gpu_uuid, instance), (0.0, {}))
+        return figures if figures and self.clock() - when <= 3 * self.interval else {}
+
+    def run(self) -> None:
+        while True:
+            try:
+                self.sample(self.gpus.scan())
+            except NvmlGoneError as error:
+                self.gone = str(error)
+                return
+            time.sleep(self.interval)
+
+    def sample(self, gpus: List[Gpu]) -> None:
+        there = set()
+        for gpu in gpus:
+            if gpu.lost or not supported(gpu.handle):
+                continue
+            for instance in sorted({mig.gpu_instance for mig in gpu.mig_devices}) or [None]:
+                place = (gpu.entity.uuid, instance)
+                sample = take(gpu.handle, instance)
+                if sample is None:
+                    continue
+                there.add(place)
+                former = self._samples.get(place)
+                self._samples[place] = sample
+                if former is not None:
+                    figures = between(former, sample)
+                    ask(nvml.nvmlGpmSampleFree, former)
+                    with self.lock:
+                        self._figures[place] = (self.clock(), figures)
+        for place in set(self._samples) - there:
+            ask(nvml.nvmlGpmSampleFree, self._samples.pop(place))
+            with self.lock:
+                self._figures.pop(place, None)
+
+
+def supported(handle: Any) -> bool:
+    answer = ask(nvml.nvmlGpmQueryDeviceSupport, handle)
+    return answer is not None and bool(answer.isSupportedDevice)
+
+
+def take(handle: Any, instance: Optional[int]) -> Any:
+    sample = ask(nvml.nvmlGpmSampleAlloc)
+    if sample is None:
+        return None
+    if instance is None:
+        taken = ask(nvml.nvmlGpmSampleGet, handle, sample)
+    else:
+        taken = ask(nvml.nvmlGpmMigSampleGet, handle, instance, sample)
+    if taken is None:
+        ask(nvml.nvmlGpmSampleFree, sample)
+    return taken
+
+
+def between(former: Any, latter: Any) -> Dict[str, float]:
+    """Ratios of what NVML knows of the time between two samples."""
+    request = nvml.c_nvmlGpmMetricsGet_t()
+    request.version = nvml.NVML_GPM_METRICS_GET_VERSION
+    request.numMetrics = len(METRICS)
+    request.sample1, request.sample2 = former, latter
+    for position, number in enumerate(METRICS.values()):
+        request.metrics[position].metricId = number
+    if ask(nvml.nvmlGpmMetricsGet, request) is None:
+        return {}
+    answers = zip(METRICS, request.metrics)
+    return {
+        name: metric.value / 100.0
+        for name, metric in answers
+        # NaN is not between the two.
+        if metric.nvmlReturn == nvml.NVML_SUCCESS and 0.0 <= metric.value <= 100.0
+    }

@@ -1,0 +1,192 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What NVML lists: the GPUs of a host, their MIG devices, and GPUs that were there once."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import pynvml as nvml
+
+#: NVML itself is gone: the driver was unloaded, or replaced by one that the loaded library does not speak to. A new
+#: process finds the new library.
+GONE = (
+    nvml.NVML_ERROR_UNINITIALIZED,
+    nvml.NVML_ERROR_DRIVER_NOT_LOADED,
+    nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+)
+
+
+class NvmlGoneError(Exception):
+    """NVML cannot be asked any more by this process."""
+
+
+def ask(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What NVML says, or None where it does not know. Raises NvmlGoneError."""
+    try:
+        return function(*arguments)
+    except nvml.NVMLError as error:
+        if error.value in GONE:
+            raise NvmlGoneError(str(error)) from error
+        return None
+
+
+def text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+@dataclass(frozen=True)
+class Entity:
+    """The labels of a GPU, or of a MIG device."""
+
+    uuid: str
+    gpu_uuid: str
+    gpu_index: str
+    model: str
+    mig_profile: str = ""
+    mig_instance: str = ""
+
+    #: In the order of `values`.
+    NAMES = ("uuid", "gpu_uuid", "gpu_index", "model", "mig_profile", "mig_instance")
+
+    @property
+    def values(self) -> Tuple[str, ...]:
+        return (self.uuid, self.gpu_uuid, self.gpu_index, self.model, self.mig_profile, self.mig_instance)
+
+
+@dataclass
+class MigDevice:
+    entity: Entity
+    handle: Any
+    #: Its number on the GPU, by which NVML lists it. There can be gaps.
+    number: int
+    gpu_instance: int
+    compute_instance: int
+
+    @property
+    def shares_memory(self) -> bool:
+        """Another compute instance of the same GPU instance has its memory, and is listed with it."""
+        return self.compute_instance != 0
+
+
+@dataclass
+class Gpu:
+    entity: Entity
+    #: None where the GPU is lost.
+    handle: Any
+    index: int
+    pci_bus_id: str = ""
+    mig_devices: List[MigDevice] = field(default_factory=list)
+
+    @property
+    def lost(self) -> bool:
+        return self.handle is None
+
+    @property
+    def devices(self) -> List[Tuple[Entity, Any]]:
+        """What work runs on: its MIG devices, or the GPU itself."""
+        return [(mig.entity, mig.handle) for mig in self.mig_devices] or [(self.entity, self.handle)]
+
+
+class Gpus:
+    """Reads them again and again. A GPU that was there once is remembered, in a file too, until the file is deleted."""
+
+    def __init__(self, record: Optional[Path] = None) -> None:
+        self.record = record
+        self.lock = threading.Lock()
+        self.known: Dict[str, Dict[str, str]] = self._read()
+
+    def scan(self) -> List[Gpu]:
+        """All GPUs by index, the lost ones among them. Raises NvmlGoneError."""
+        with self.lock:
+            return self._scan()
+
+    def _scan(self) -> List[Gpu]:
+        found: Dict[str, Gpu] = {}
+        for index in range(ask(nvml.nvmlDeviceGetCount) or 0):
+            gpu = self._gpu(index)
+            if gpu is not None:
+                found[gpu.entity.uuid] = gpu
+        known = dict(self.known)
+        for uuid, gpu in found.items():
+            known[uuid] = {"index": gpu.entity.gpu_index, "model": gpu.entity.model}
+        if known != self.known:
+            self.known = known
+            self._write()
+        for uuid, was in self.known.items():
+            if uuid not in found:
+                found[uuid] = Gpu(Entity(uuid, uuid, was["index"], was["model"]), None, int(was["index"]))
+        return sorted(found.values(), key=lambda gpu: (gpu.index, gpu.entity.uuid))
+
+    def _gpu(self, index: int) -> Optional[Gpu]:
+        """The GPU with this index, or None if it cannot be had."""
+        handle = ask(nvml.nvmlDeviceGetHandleByIndex, index)
+        uuid = handle is not None and ask(nvml.nvmlDeviceGetUUID, handle)
+        if not uuid or is_lost(handle):
+            return None
+        uuid, model = text(uuid), text(ask(nvml.nvmlDeviceGetName, handle) or "")
+        gpu = Gpu(Entity(uuid, uuid, str(index), model), handle, index)
+        pci = ask(nvml.nvmlDeviceGetPciInfo, handle)
+        if pci is not None:
+            gpu.pci_bus_id = text(pci.busId)
+        mode = ask(nvml.nvmlDeviceGetMigMode, handle)
+        if mode is not None and mode[0] == nvml.NVML_DEVICE_MIG_ENABLE:
+            for number in range(ask(nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0):
+                mig = mig_device(gpu, number)
+                if mig is not None:
+                    gpu.mig_devices.append(mig)
+        return gpu
+
+    def _read(self) -> Dict[str, Dict[str, str]]:
+        try:
+            known = json.loads(self.record.read_text()) if self.record else {}
+            return {uuid: {"index": str(int(was["index"])), "model": str(was["model"])} for uuid, was in known.items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return {}
+
+    def _write(self) -> None:
+        if self.record is None:
+            return
+        new = self.record.with_name(self.record.name + ".new")
+        try:
+            new.write_text(json.dumps(self.known, indent=2, sort_keys=True) + "\n")
+            new.replace(self.record)
+        except OSError as error:
+            print("the GPUs that were seen could not be recorded: %s" % error, flush=True)
+
+
+def is_lost(handle: Any) -> bool:
+    """Asks for something that only the GPU itself can tell: names and UUIDs the driver may remember."""
+    try:
+        nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
+    except nvml.NVMLError as error:
+        if error.value in GONE:
+            raise NvmlGoneError(str(error)) from error
+        return error.value == nvml.NVML_ERROR_GPU_IS_LOST
+    return False
+
+
+def mig_device(gpu: Gpu, number: int) -> Optional[MigDevice]:
+    handle = ask(nvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu.handle, number)
+    if handle is None:
+        return None
+    uuid = ask(nvml.nvmlDeviceGetUUID, handle)
+    instance, compute = ask(nvml.nvmlDeviceGetGpuInstanceId, handle), ask(nvml.nvmlDeviceGetComputeInstanceId, handle)
+    if uuid is None or instance is None or compute is None:
+        return None
+    # "NVIDIA H100 80GB HBM3 MIG 1g.10gb": the profile needs no privilege this way.
+    profile = text(ask(nvml.nvmlDeviceGetName, handle) or "").rpartition(" MIG ")[2]
+    entity = Entity(
+        text(uuid),
+        gpu.entity.uuid,
+        gpu.entity.gpu_index,
+        gpu.entity.model,
+        profile,
+        # With several compute instances in a GPU instance the labels still tell them apart.
+        "%d.%d" % (instance, compute) if compute else str(instance),
+    )
+    return MigDevice(entity, handle, number, instance, compute)

@@ -1,0 +1,177 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Serves metrics over HTTP, with TLS and passwords as exporter-toolkit's web configuration says, written in JSON.
+
+https://github.com/prometheus/exporter-toolkit/blob/master/docs/web-configuration.md tells the format. Read are
+tls_server_config (cert_file, key_file) and basic_auth_users; anything else in it is refused, not passed by.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import json
+import secrets
+import socket
+import socketserver
+import ssl
+import threading
+from pathlib import Path
+from typing import Any, Callable, Dict, Optional, Set
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+import bcrypt
+
+#: Seconds that a client may keep a connection without saying anything.
+CLIENT_TIMEOUT = 30
+KNOWN = {"tls_server_config": {"cert_file", "key_file"}, "basic_auth_users": None}
+
+
+class WebConfigError(Exception):
+    """The web configuration cannot be used."""
+
+
+def read_config(path: Optional[Path]) -> Dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        config = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise WebConfigError("%s cannot be read as JSON: %s" % (path, error)) from error
+    if not isinstance(config, dict):
+        raise WebConfigError("%s is no JSON object" % path)
+    for key, inner in KNOWN.items():
+        value = config.get(key, {})
+        if not isinstance(value, dict):
+            raise WebConfigError("%s: %s is no object" % (path, key))
+        for name in value if inner is not None else ():
+            if name not in inner:
+                raise WebConfigError("%s: %s.%s is not known here" % (path, key, name))
+    strangers = set(config) - set(KNOWN)
+    if strangers:
+        raise WebConfigError("%s: %s is not known here" % (path, ", ".join(sorted(strangers))))
+    return config
+
+
+def tls_context(config: Dict[str, Any]) -> Optional[ssl.SSLContext]:
+    tls = config.get("tls_server_config")
+    if not tls:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(tls["cert_file"], tls["key_file"])
+    except (KeyError, OSError) as error:
+        raise WebConfigError("tls_server_config: the certificate and its key cannot be loaded: %r" % error) from error
+    return context
+
+
+class Passwords:
+    """Bcrypt takes its time on purpose. What was right once is known by a keyed hash for as long as the process lives."""
+
+    def __init__(self, hashes: Dict[str, str], check: Callable[[bytes, bytes], bool] = bcrypt.checkpw) -> None:
+        self.hashes = {user: value.encode() for user, value in hashes.items()}
+        self.check = check
+        self.lock = threading.Lock()
+        self._key = secrets.token_bytes(32)
+        self._right: Set[bytes] = set()
+        # An unknown user takes as long as a wrong password.
+        self._stranger = next(iter(self.hashes.values()), b"")
+
+    def right(self, user: str, password: str) -> bool:
+        said = hmac.new(self._key, ("%d:%s:%s" % (len(user), user, password)).encode(), hashlib.sha256).digest()
+        if said in self._right:
+            return True
+        # One at a time: guessing must not take all cores of a host.
+        with self.lock:
+            try:
+                right = self.check(password.encode()[:72], self.hashes.get(user, self._stranger))
+            except ValueError:
+                return False
+            if right and user in self.hashes:
+                self._right.add(said)
+                return True
+        return False
+
+
+def guarded(application: Callable, passwords: Optional[Passwords]) -> Callable:
+    """The application, for those with a password."""
+    if passwords is None or not passwords.hashes:
+        return application
+
+    def guard(environ: Dict[str, Any], start_response: Callable) -> Any:
+        scheme, _, said = environ.get("HTTP_AUTHORIZATION", "").partition(" ")
+        if scheme.lower() == "basic":
+            try:
+                user, colon, password = base64.b64decode(said, validate=True).decode().partition(":")
+            except (binascii.Error, UnicodeDecodeError):
+                user = colon = password = ""
+            if colon and passwords.right(user, password):
+                return application(environ, start_response)
+        headers = [("Content-Type", "text/plain"), ("WWW-Authenticate", "Basic")]
+        start_response("401 Unauthorized", headers)
+        return [b"Unauthorized\n"]
+
+    return guard
+
+
+def metrics_only(application: Callable) -> Callable:
+    """/metrics, in the text format: files of others need not fit OpenMetrics."""
+
+    def serve(environ: Dict[str, Any], start_response: Callable) -> Any:
+        if environ.get("PATH_INFO") != "/metrics":
+            start_response("404 Not Found", [("Content-Type", "text/plain")])
+            return [b"The metrics are at /metrics\n"]
+        environ.pop("HTTP_ACCEPT", None)
+        try:
+            return application(environ, start_response)
+        except Exception as error:
+            print("the metrics could not be read: %r" % error, flush=True)
+            start_response("503 Service Unavailable", [("Content-Type", "text/plain")])
+            return [b"The metrics could not be read; the exporter's log says why\n"]
+
+    return serve
+
+
+class Handler(WSGIRequestHandler):
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Requests are not worth a line each."""
+
+
+class Server(socketserver.ThreadingMixIn, WSGIServer):
+    """A thread for each client, in which it also shakes hands: a silent one holds up nobody else."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, address: str, port: int, application: Callable, context: Optional[ssl.SSLContext]) -> None:
+        family, _, _, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+        self.address_family = family
+        self.context = context
+        super().__init__(where, Handler)
+        self.set_app(application)
+
+    def server_bind(self) -> None:
+        # Without the look-up of a name that nobody reads, which can take long.
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.server_address[:2]
+        self.setup_environ()
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        request.settimeout(CLIENT_TIMEOUT)
+        if self.context is None:
+            super().finish_request(request, client_address)
+            return
+        try:
+            secured = self.context.wrap_socket(request, server_side=True)
+        except (OSError, ssl.SSLError):
+            return  # no TLS, or gone: its own affair
+        try:
+            super().finish_request(secured, client_address)
+        finally:
+            self.shutdown_request(secured)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Clients go away; that is no error of this program."""
