@@ -1,0 +1,107 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The fleet under watch: what Prometheus makes of it, and what Alertmanager tells the receiver."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import Any, Callable
+
+from lab_fixtures import container_name
+from prometheus import Prometheus
+
+#: How long a thing may take to come about. Far more than it needs: the machine may be loaded.
+PATIENCE_SECONDS = 120
+RECEIVED = "/var/lib/receiver/alerts"
+RULES = "/etc/prometheus/openfleet-gpu/rules"
+EXPORTER_UNIT = "dcgm-exporter"
+#: By so much the durations of alerts and of Alertmanager are shortened for the troubles.
+SPEED = 30
+_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def eventually(look: Callable[[], Any], wanted: Callable[[Any], bool], what: str) -> Any:
+    """What look() gives once it is as wanted."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not wanted(seen := look()):
+        assert time.monotonic() < deadline, f"{what}: not within {PATIENCE_SECONDS} s, but {seen!r}"
+        time.sleep(0.3)
+    return seen
+
+
+def shortened(text: str) -> tuple[str, int]:
+    """Alerts (or Alertmanager's routes) with shorter durations, and how many there were.
+
+    That is `for:`, the ranges of expressions, and the waits of routes; numbers of seconds that are compared with stay.
+    """
+
+    def shorter(found: re.Match) -> str:
+        seconds = int(found["number"]) * _UNIT_SECONDS[found["unit"]]
+        return f"{found['before']}{max(1, seconds // SPEED)}s{found['after']}"
+
+    pattern = r"(?P<before>\bfor: |\bgroup_wait: |\bgroup_interval: |\[)(?P<number>\d+)(?P<unit>[smhd])(?P<after>\]|\n)"
+    return re.subn(pattern, shorter, text)
+
+
+def shorten_memory_of_xids(host: Any) -> None:
+    """Lets the exporter of a host forget a Xid error after some seconds instead of five minutes."""
+    path = host.check_output("find / -xdev -path '*/openfleet_exporter/events.py'")
+    assert host.check_output("grep -c '^RECENT = 300.0$' %s", path) == "1"
+    host.check_output(f"sed -i 's/^RECENT = 300.0$/RECENT = {300 // SPEED}.0/' %s", path)
+    host.check_output(f"systemctl restart {EXPORTER_UNIT}")
+
+
+class Monitor:
+    def __init__(self, host: Any) -> None:
+        self.host = host
+        self.name = container_name("monitor")
+        self.prometheus = Prometheus(self._run)
+
+    def _run(self, command: str) -> tuple[int, str]:
+        done = self.host.run(command)
+        return done.rc, done.stdout + done.stderr
+
+    def hurry(self) -> None:
+        """Minutes become seconds, in the files that the role has written."""
+        alerts = f"{RULES}/openfleet-gpu-alerts.yml"
+        routes = "/etc/prometheus/openfleet-gpu/secrets/openfleet-gpu-alertmanager.yml"
+        for path in (alerts, routes):
+            text, count = shortened(self.host.file(path).content_string)
+            assert count >= 2, f"{path} has {count} durations to shorten: it is not what this scenario knows"
+            # Beside it and then in its place: Prometheus must not read a half.
+            self.host.check_output(
+                f"cp -p {path} {path}.new && cat >{path}.new <<'END'\n{text}END\nmv {path}.new {path}"
+            )
+        self.host.check_output("promtool check rules %s", alerts)
+        self.host.check_output("systemctl reload prometheus prometheus-alertmanager")
+
+    # -------------------------------------------------------------- looking
+
+    def received(self) -> list[dict]:
+        """All that Alertmanager has posted."""
+        file = self.host.file(RECEIVED)
+        return [json.loads(line) for line in file.content_string.splitlines()] if file.exists else []
+
+    def quiet(self) -> None:
+        """Waits until no alert is firing or about to."""
+        eventually(self.prometheus.alerts, lambda alerts: alerts == {}, "no alert")
+
+
+class Told:
+    """What the receiver is told from now on."""
+
+    def __init__(self, monitor: Monitor) -> None:
+        self.monitor = monitor
+        self.before = len(monitor.received())
+
+    def alerts(self) -> list[dict]:
+        return self.monitor.received()[self.before :]
+
+    def names(self) -> set[str]:
+        return {alert["labels"]["alertname"] for alert in self.alerts()}
+
+    def last(self) -> dict[str, str]:
+        """The last word on each alert: "firing" or "resolved"."""
+        return {alert["labels"]["alertname"]: alert["status"] for alert in self.alerts()}

@@ -1,0 +1,65 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the Prometheus of a lab host says. It is asked from inside the host, which nothing else can reach."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import urllib.parse
+from typing import Any, Callable, NamedTuple
+
+#: Runs a shell command on a lab host: (status, output).
+Run = Callable[[str], "tuple[int, str]"]
+
+ADDRESS = "http://127.0.0.1:9090"
+_FETCH = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=20).read().decode())"
+
+
+class PrometheusError(Exception):
+    """Prometheus does not answer, or not with what was asked for."""
+
+
+class Sample(NamedTuple):
+    """A series of an instant vector, and its value."""
+
+    labels: dict[str, str]
+    value: float
+
+
+class Prometheus:
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def ask(self, path: str, **parameters: str) -> Any:
+        """The data of an answer of its API, as `query` or `targets`. Raises PrometheusError."""
+        url = f"{ADDRESS}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
+        status, output = self.run(f"python3 -c {shlex.quote(_FETCH)} {shlex.quote(url)}")
+        if status != 0:
+            raise PrometheusError(f"{url}: {output.strip().splitlines()[-1:]}")
+        return json.loads(output)["data"]
+
+    def query(self, expression: str) -> list[Sample]:
+        """What an expression is now. Raises PrometheusError."""
+        result = self.ask("query", query=expression)["result"]
+        return [Sample(one["metric"], float(one["value"][1])) for one in result]
+
+    def number(self, expression: str) -> float:
+        """What an expression of one value is now; 0 where it has none, as a count of nothing. Raises PrometheusError."""
+        samples = self.query(expression)
+        if len(samples) > 1:
+            raise PrometheusError(f"{expression} gives {len(samples)} values, not one")
+        return samples[0].value if samples else 0.0
+
+    def targets(self) -> dict[str, str]:
+        """Health ("up", "down", "unknown") of each scraped instance."""
+        active = self.ask("targets", state="active")["activeTargets"]
+        return {target["labels"]["instance"]: target["health"] for target in active}
+
+    def alerts(self) -> dict[str, str]:
+        """State of each alert that is not quiet: "pending" or "firing"."""
+        states: dict[str, str] = {}
+        for alert in self.ask("alerts")["alerts"]:
+            name = alert["labels"]["alertname"]
+            states[name] = "firing" if "firing" in (alert["state"], states.get(name)) else "pending"
+        return states
