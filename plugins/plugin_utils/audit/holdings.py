@@ -84,7 +84,7 @@ def _of_record(record: Record) -> Holding:
         throttled=record.throttled,
         denials=record.denials,
         lost=record.lost,
-        last_seen_seconds=record.last_seen_seconds,
+        silent_seconds=record.silent_seconds,
         price_per_hour=record.price_per_hour,
         sharing=record.sharing,
     )

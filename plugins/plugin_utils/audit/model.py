@@ -134,7 +134,8 @@ class Holding:
     throttled: Mapping[str, float] = field(default_factory=dict)
     denials: float | None = None
     lost: bool = False
-    last_seen_seconds: float | None = None
+    #: Since its last sample, at the end of the window.
+    silent_seconds: float = 0.0
     price_per_hour: float | None = None
     sharing: str = ""
     missing: tuple[str, ...] = ()

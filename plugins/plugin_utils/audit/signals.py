@@ -67,8 +67,9 @@ _DAY = 86400.0
 _FLEET = {
     "gpus": "avg_over_time(count(count by (host, gpu_uuid) (gpu:info{%(where)s}))[SPAN:1h])",
     "held_ratio": "avg(avg_over_time((gpu:held:avg5m{%(where)s} > bool 0)[SPAN:5m]))",
-    "busy_ratio": "avg(avg_over_time(gpu:busy_ratio:avg5m{%(where)s}[SPAN]))",
-    "memory_ratio": "sum(avg_over_time(gpu:memory_used_bytes:max5m{%(where)s}[SPAN]))"
+    # A GPU whose figures are impossible is left out, and does not spoil the others' average.
+    "busy_ratio": "avg(avg_over_time(gpu:busy_ratio:avg5m{%(where)s}[SPAN]) >= 0 <= 1.05)",
+    "memory_ratio": "sum(avg_over_time(gpu:memory_used_bytes:max5m{%(where)s}[SPAN]) >= 0 <= 1e15)"
     " / sum(last_over_time(gpu:memory_total_bytes{%(where)s}[SPAN]))",
 }
 
@@ -101,7 +102,7 @@ class Record:
     throttled: Mapping[str, float] = field(default_factory=dict)
     denials: float | None = None
     lost: bool = False
-    last_seen_seconds: float | None = None
+    silent_seconds: float = 0.0
     price_per_hour: float | None = None
     sharing: str = ""
 
@@ -230,7 +231,7 @@ class _Reading:
                     mig_profile=labels.get("mig_profile", ""),
                     mig_instance=key[2],
                 ),
-                last_seen_seconds=min(sample.value, self.window.end_seconds),
+                silent_seconds=max(0.0, self.window.end_seconds - sample.value),
             )
         self.hosts = sorted({key[0] for key in self.records})
         twice = self._ask("count by (%s) (last_over_time(gpu:info{%%(where)s}[15m])) > 1" % _BY) if self.records else []
@@ -310,7 +311,7 @@ class _Reading:
                 stats={"memory": stats[key]} if key in stats else {},
                 memory_limit_bytes=sample.value if sample.value > 0 else None,
                 denials=denials.get(key),
-                last_seen_seconds=whole.last_seen_seconds,
+                silent_seconds=whole.silent_seconds,
             )
 
     # --- State ------------------------------------------------------------------------------------------------------

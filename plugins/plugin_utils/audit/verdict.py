@@ -14,6 +14,10 @@ from .holdings import is_held, runs_processes
 from .model import Holding, Stat, Verdict
 from .signals import QUIET_BUSY_RATIO
 
+#: A subject of which there was no sample for so long is not there, or not scraped: what it does now is not known. The
+#: last sample is found to the hour.
+_SILENT_SECONDS = 3 * 3600.0
+
 _HOURS_PER_MONTH = 730.5
 
 #: XIDs after which a board needs a person or a reset: a double-bit error, a row that could not be remapped, a GPU that
@@ -68,6 +72,8 @@ def _judge(holding: Holding, limits: Thresholds, seconds: float | None) -> tuple
     worst = max(slowed, key=lambda reason: slowed[reason], default=None)
     if worst is not None and slowed[worst] >= limits.throttled_ratio:
         return "unhealthy", "Slowed down (%s) for %.0f %% of the time." % (worst, 100 * slowed[worst]), 0.0
+    if holding.silent_seconds > _SILENT_SECONDS:
+        return "no_data", "Nothing was heard of it for %s." % _hours(holding.silent_seconds), 0.0
     held = is_held(holding)
     if holding.subject.kind == "tenant":
         return _judge_tenant(holding, limits)

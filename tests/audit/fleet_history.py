@@ -1,0 +1,164 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Days of a fleet as OpenMetrics text, and a real Prometheus that has them. Every GPU has one trouble, or none."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import socket
+import subprocess
+import time
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Callable, Iterator, Mapping
+
+from rule_files import TOOLS
+
+STEP = 300
+GIB = float(1 << 30)
+#: What a blank value of DCGM's is: https://docs.nvidia.com/datacenter/dcgm/latest/dcgm-api/dcgm-api-field-types.html
+SENTINEL = 9223372036854775794.0
+
+#: Of the hour of the window to the value, or None where there is no sample.
+Course = Callable[[float], "float | None"]
+
+
+def steady(value: float) -> Course:
+    return lambda hour: value
+
+
+def since(start: float, course: Course) -> Course:
+    return lambda hour: course(hour) if hour >= start else None
+
+
+def until(end: float, course: Course) -> Course:
+    return lambda hour: course(hour) if hour < end else None
+
+
+def wave(low: float, high: float) -> Course:
+    """A day's course: low at night, high by day."""
+    return lambda hour: low + (high - low) * (1 - math.cos(2 * math.pi * hour / 24)) / 2
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU or an instance, and the course of each of its series; by default it works well."""
+
+    host: str
+    index: int
+    mig_instance: str = ""
+    mig_profile: str = ""
+    series: Mapping[str, Course] = field(default_factory=dict)
+    #: Series with a further label: (name, label, value of the label) to the course.
+    labelled: Mapping[tuple[str, str, str], Course] = field(default_factory=dict)
+    #: The jobs that report it: two exporters on one host do.
+    jobs: tuple[str, ...] = ("gpu_exporter",)
+
+    @property
+    def uuid(self) -> str:
+        return "GPU-%s-%d" % (self.host, self.index)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        found = {"host": self.host, "gpu_uuid": self.uuid, "gpu_index": str(self.index)}
+        if self.mig_instance:
+            found.update(mig_instance=self.mig_instance, mig_profile=self.mig_profile)
+        return found
+
+
+WELL: Mapping[str, Course] = {
+    "gpu:memory_used_bytes:max5m": wave(50 * GIB, 70 * GIB),
+    "gpu:memory_total_bytes": steady(80 * GIB),
+    "gpu:busy_ratio:avg5m": wave(0.6, 0.9),
+    "gpu:compute_active_ratio:avg5m": wave(0.5, 0.8),
+    "gpu:memory_bandwidth_active_ratio:avg5m": steady(0.4),
+    "gpu:tensor_active_ratio:avg5m": steady(0.3),
+    "gpu:processes": steady(1),
+    "gpu:processes:max5m": steady(1),
+    "gpu:held:avg5m": steady(1),
+}
+AT_REST: Mapping[str, Course] = {
+    **{name: steady(0.0) for name in WELL if "ratio" in name},
+    "gpu:memory_used_bytes:max5m": steady(20 * GIB),
+}
+
+
+def text(devices: list[Device], start: int, end: int) -> Iterator[str]:
+    """OpenMetrics: the samples of a series together, the series of a name together."""
+    rows: dict[str, list[tuple[dict[str, str], Course]]] = {}
+    for device in devices:
+        for name, course in {**WELL, **device.series}.items():
+            rows.setdefault(name, []).append((device.labels, course))
+        for (name, label, value), course in device.labelled.items():
+            rows.setdefault(name, []).append(({**device.labels, label: value}, course))
+        alive = device.series.get("gpu:memory_used_bytes:max5m", steady(1))
+        for job in device.jobs:
+            labels = {**device.labels, "job": job, "model": "NVIDIA H100 80GB HBM3", "vendor": "nvidia"}
+            info = (labels, lambda hour, alive=alive: None if alive(hour) is None else 1)
+            rows.setdefault("gpu:info", []).append(info)
+    for name, series in rows.items():
+        yield "# TYPE %s gauge\n" % name
+        for labels, course in series:
+            written = ",".join('%s="%s"' % pair for pair in labels.items())
+            for at in range(start, end + 1, STEP):
+                value = course((at - start) / 3600)
+                if value is not None:
+                    yield "%s{%s} %s %d\n" % (name, written, value, at)
+    yield "# EOF\n"
+
+
+@contextlib.contextmanager
+def prometheus(devices: list[Device], hours: float, folder: Path) -> Iterator[str]:
+    """A real Prometheus that has the history up to now; gives its address."""
+    # Not into the future, and no longer ago than the 15 minutes within which a state holds.
+    end = int(time.time()) // STEP * STEP
+    start = end - int(hours * 3600)
+    source = folder / "history.om"
+    with source.open("w") as file:
+        file.writelines(text(devices, start, end))
+    made = [
+        str(TOOLS / "promtool"),
+        "tsdb",
+        "create-blocks-from",
+        "openmetrics",
+        "-q",
+        str(source),
+        str(folder / "data"),
+    ]
+    subprocess.run(made, check=True, stdout=subprocess.DEVNULL)
+    (folder / "prometheus.yml").write_text("global: {}\n")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = "127.0.0.1:%d" % free.getsockname()[1]
+    with (folder / "prometheus.log").open("w") as log:
+        server = subprocess.Popen(
+            [
+                str(TOOLS / "prometheus"),
+                "--config.file=%s" % (folder / "prometheus.yml"),
+                "--storage.tsdb.path=%s" % (folder / "data"),
+                "--storage.tsdb.retention.time=10y",
+                "--web.listen-address=%s" % address,
+            ],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        _ready(server, address, folder / "prometheus.log")
+        yield "http://" + address
+    finally:
+        server.terminate()
+        server.wait(60)
+
+
+def _ready(server: subprocess.Popen, address: str, log: Path) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        if server.poll() is not None:
+            break
+        with contextlib.suppress(OSError), urllib.request.urlopen("http://%s/-/ready" % address, timeout=5):
+            return
+        time.sleep(0.1)
+    raise RuntimeError("Prometheus did not come up: " + log.read_text()[-2000:])

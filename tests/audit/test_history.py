@@ -1,0 +1,186 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Days of a troubled fleet in a real Prometheus: a clear verdict of each GPU, and never a wrong one."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import pytest
+from fleet_history import AT_REST, GIB, SENTINEL, WELL, Device, prometheus, since, steady, until
+
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.holdings import Price
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.make import Order, make
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.prometheus import Access, Prometheus
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.signals import read
+
+HOURS = 96
+HELD = {("gpu:held", "kind", "container"): steady(1)}
+NOBODY = {"gpu:processes": steady(0), "gpu:processes:max5m": steady(0)}
+NOTHING = {name: steady(math.nan) for name in WELL if name != "gpu:memory_total_bytes"}
+
+
+def gaps(course, every=4):
+    """One sample in so many."""
+    return lambda hour: course(hour) if round(hour * 12) % every == 0 else None
+
+
+def memory(used, total):
+    return {"gpu:memory_total_bytes": steady(total), "gpu:memory_used_bytes:max5m": steady(used)}
+
+
+FLEET = [
+    Device("a", 0, labelled=HELD),
+    Device("a", 1, series={**AT_REST, **NOBODY}, labelled=HELD),
+    Device("a", 2, series=AT_REST, labelled=HELD),
+    Device("a", 3, series={**AT_REST, **NOBODY, "gpu:held:avg5m": steady(0)}, labelled=dict.fromkeys(HELD, steady(0))),
+    # At rest as far as one sees, which is a quarter of the time.
+    Device("a", 4, series={name: gaps(course) for name, course in {**WELL, **AT_REST}.items()}, labelled=HELD),
+    # Came three hours ago.
+    Device("a", 5, series={name: since(HOURS - 3, course) for name, course in {**WELL, **AT_REST}.items()}, labelled=HELD),
+    # At rest for a day and a half, after days of work.
+    Device(
+        "a", 6, labelled=HELD,
+        series={**AT_REST, **{name: (lambda hour: 0.0 if hour > HOURS - 36 else 0.7) for name in AT_REST if "ratio" in name}},
+    ),
+    # Worked an hour ago.
+    Device(
+        "a", 7, labelled=HELD,
+        series={name: (lambda hour: 0.7 if 0.9 < HOURS - hour < 1.1 else 0.0) for name in AT_REST if "ratio" in name},
+    ),
+    Device("b", 0, series=NOTHING, labelled=HELD),
+    Device("b", 1, series={"gpu:memory_used_bytes:max5m": steady(SENTINEL)}, labelled=HELD),
+    Device("b", 2, series={"gpu:busy_ratio:avg5m": steady(97.0), "gpu:compute_active_ratio:avg5m": steady(-1.0)}, labelled=HELD),
+    Device("b", 3, jobs=("gpu_exporter", "nvidia_gpu"), labelled=HELD),
+    Device("b", 4, series={"gpu:lost": steady(1)}, labelled=HELD),
+    Device("b", 5, labelled={**HELD, ("gpu:xid_errors:count5m", "xid", "79"): (lambda hour: 1 if 40 < hour < 41 else None)}),
+    Device("b", 6, labelled={**HELD, ("gpu:throttled", "reason", "hw_thermal"): (lambda hour: 1 if hour % 4 < 1 else 0)}),
+    # Went away two days ago.
+    Device("b", 7, series={name: until(HOURS - 48, course) for name, course in WELL.items()}),
+    Device("c", 0, labelled=HELD),
+    Device("c", 0, "1", "3g.40gb", labelled=HELD, series={
+        **memory(9 * GIB, 40 * GIB), "gpu:compute_active_ratio:avg5m": steady(0.2), "gpu:busy_ratio:avg5m": steady(0.2),
+    }),
+    Device("c", 0, "2", "1g.10gb", labelled=HELD, series=memory(9.8 * GIB, 10 * GIB)),
+    Device("c", 1, labelled={
+        **HELD,
+        ("gpu:tenant_memory_limit_bytes", "tenant", "notebook"): steady(16 * GIB),
+        ("gpu:tenant_memory_used_bytes:max5m", "tenant", "notebook"): steady(15 * GIB),
+        # The count begins anew with the tenant: 5 refusals, and 2 after it.
+        ("gpu:tenant_denied_total", "tenant", "notebook"): (lambda hour: 5 if 20 < hour < 50 else 2 if hour >= 60 else 0),
+        ("gpu:tenant_memory_limit_bytes", "tenant", "batch"): steady(32 * GIB),
+        ("gpu:tenant_memory_used_bytes:max5m", "tenant", "batch"): steady(20 * GIB),
+    }),
+]  # fmt: skip
+
+WORDS = {
+    "a gpu 0": "right",
+    "a gpu 1": "held_without_process",
+    "a gpu 2": "idle",
+    "a gpu 3": "free",
+    "a gpu 4": "no_data",
+    "a gpu 5": "no_data",
+    "a gpu 6": "idle",
+    "a gpu 7": "oversized_compute",
+    "b gpu 0": "no_data",
+    # What is left of it once the impossible is dropped: its compute.
+    "b gpu 1": "right",
+    "b gpu 2": "right",
+    "b gpu 3": "right",
+    "b gpu 4": "unhealthy",
+    "b gpu 5": "unhealthy",
+    "b gpu 6": "unhealthy",
+    "b gpu 7": "no_data",
+    "c gpu 0 3g.40gb (instance 1)": "oversized_memory",
+    "c gpu 0 1g.10gb (instance 2)": "saturated",
+    "c gpu 1": "right",
+    "c gpu 1 tenant batch": "right",
+    "c gpu 1 tenant notebook": "saturated",
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with prometheus(FLEET, HOURS, tmp_path_factory.mktemp("fleet")) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def audit(server):
+    # Ended a step ago, so that the last sample is in the window whatever the clock.
+    order = Order((HOURS - 1) * 3600.0, Access(server), prices=[Price("H100*", 2.0)], currency="EUR")
+    return make(order, time.time())
+
+
+@pytest.fixture(scope="module")
+def found(audit):
+    return {str(one.holding.subject): one for one in audit.findings}
+
+
+def test_every_gpu_has_its_word(found):
+    assert {name: one.verdict.word for name, one in found.items()} == WORDS
+
+
+def test_figures_are_the_server_s(found):
+    memory = found["a gpu 0"].holding.memory
+    # A day's wave between 50 and 70 GiB, seen for almost four days.
+    assert memory.max == pytest.approx(70 * GIB, rel=0.001) and memory.p50 == pytest.approx(60 * GIB, rel=0.02)
+    assert memory.mean == pytest.approx(60 * GIB, rel=0.01) and memory.p50 < memory.p95 < memory.p99 <= memory.max
+    assert memory.coverage_ratio == pytest.approx(1.0, abs=0.01)
+    assert found["a gpu 0"].holding.memory_total_bytes == 80 * GIB
+
+
+def test_how_long_it_rests_is_never_said_too_long(found):
+    assert found["a gpu 1"].holding.quiet.whole_window
+    quiet = found["a gpu 6"].holding.quiet
+    assert quiet.seconds == 24 * 3600 and not quiet.whole_window
+    assert found["a gpu 7"].holding.quiet is None
+    assert found["a gpu 4"].holding.quiet is None
+
+
+def test_who_held_it_and_for_how_long(found):
+    holding = found["a gpu 1"].holding
+    assert [one.kind for one in holding.holders] == ["container"] and holding.held_seconds == (HOURS - 1) * 3600
+    assert found["a gpu 3"].holding.held_seconds is None and found["a gpu 3"].holding.holders == ()
+
+
+def test_what_was_impossible_is_said_and_is_in_no_figure(found, audit):
+    assert found["b gpu 1"].holding.memory is None
+    assert found["b gpu 2"].holding.busy is None and found["b gpu 2"].holding.compute is None
+    assert found["b gpu 0"].holding.busy is None
+    assert any("of gpu:memory_used_bytes were impossible" in text for text in audit.sources.missing)
+
+
+def test_a_gpu_of_two_exporters_is_one_and_it_is_said(found, audit):
+    assert len([name for name in found if name == "b gpu 3"]) == 1
+    assert any("more than one exporter, b gpu GPU-b-3 first" in text for text in audit.sources.missing)
+
+
+def test_a_counter_that_began_anew_is_counted_on(found):
+    assert found["c gpu 1 tenant notebook"].holding.denials == pytest.approx(7, rel=0.05)
+    assert found["c gpu 1 tenant batch"].holding.denials is None
+
+
+def test_instances_share_the_price_of_their_gpu(found):
+    prices = [found["c gpu 0 3g.40gb (instance 1)"], found["c gpu 0 1g.10gb (instance 2)"]]
+    assert [one.holding.price_per_hour for one in prices] == pytest.approx([1.6, 0.4])
+
+
+def test_the_fleet_s_days(audit):
+    assert len(audit.history) == 4
+    # One went away after the first two of them, and one came three hours ago.
+    assert [round(day.gpus) for day in audit.history] == [17, 17, 16, 16]
+    # The impossible figures of three GPUs are in no average: the others work or rest.
+    assert all(0.3 < day.busy_ratio < 0.7 for day in audit.history)
+    assert all(0.8 < day.held_ratio < 1 and 0.4 < day.memory_ratio < 0.9 for day in audit.history)
+
+
+def test_it_asks_once_whatever_the_window(server):
+    short, long = Prometheus(Access(server)), Prometheus(Access(server))
+    read(short, 6 * 3600.0)
+    read(long, 90 * 3600.0)
+    # Days and steps of quiet are a few queries more; no sample crosses the network.
+    assert long.queries - short.queries < 40
+    assert long.bytes_received < 1.6 * short.bytes_received
