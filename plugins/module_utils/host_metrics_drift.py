@@ -68,7 +68,7 @@ def compare(
     plans = []
     for target in wanted:
         try:
-            plans.append(_planned(by_uuid[target.gpu_uuid], target, ownership))
+            plans.append(_planned(by_uuid[target.gpu_uuid], target, ownership, lost))
         except PlanError as error:
             problems.append(error)
             partial.add(target.where)
@@ -116,7 +116,10 @@ def _misses(entry: Entry, gpus: Sequence[Gpu]) -> list[FleetError]:
     return found
 
 
-def _planned(gpu: Gpu, target: Target, ownership: Ownership) -> GpuPlan:
+def _planned(gpu: Gpu, target: Target, ownership: Ownership, lost: bool) -> GpuPlan:
+    if lost and gpu.time_slice is None:
+        # Of a host with a lost GPU, nvidia-smi tells no time slices, of the others neither.
+        target = dataclasses.replace(target, time_slice=None)
     try:
         return mig_plan.plan_gpu(gpu, target, ownership)
     except PlanError:

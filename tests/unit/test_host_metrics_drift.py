@@ -25,6 +25,7 @@ from mig_rules import Card, with_instances
 
 DRIVER = "580.105.08"
 GPUS = assumed_gpus(["H100-80GB"] * 3)
+SLICED = tuple(dataclasses.replace(gpu, time_slice="long") for gpu in GPUS[:2]) + GPUS[2:]
 HALVES = {"gpus": [0, 1], "sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}
 MPS = {"name": "a", "clients": 4, "active_thread_percentage": 25}
 SERVED = {"gpus": [0, 1], "sharing": "mps", "mps": MPS}
@@ -161,6 +162,20 @@ def test_beside_a_lost_gpu_the_others_stand(entry):
     if entry is not HALVES:
         found, problems = differences(layout, without(other, 0), beside, lost=True)
         assert found == {1: ("disable MIG mode",), 2: ()} and problems == []
+
+
+def test_beside_a_lost_gpu_a_time_slice_that_nvidia_smi_does_not_tell_is_left_out():
+    layout, host, beside = made(
+        SHARED, {"gpus": [0, 1], "sharing": "time_slicing", "time_slicing": {"slice": "long"}}, gpus=SLICED
+    )
+    untold = dataclasses.replace(host.gpus[1], time_slice=None, no_time_slice="Unable to determine the device handle")
+    host = without(changed(host, 1, lambda _gpu: untold), 0)
+    assert differences(layout, host, beside, lost=True) == ({1: (), 2: ()}, [])
+    found, problems = differences(layout, without(host, 0), beside)
+    assert found == {2: ()} and any("its time slice cannot be set" in problem for problem in problems)
+    told = dataclasses.replace(untold, time_slice="short", no_time_slice=None)
+    found, _problems = differences(layout, changed(host, 1, lambda _gpu: told), beside, lost=True)
+    assert found == {1: ("set time slice long",), 2: ()}
 
 
 def test_a_selector_of_all_gpus_takes_those_that_answer():

@@ -1,11 +1,12 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Installs the command gpu-layout, the host's layout and the unit that restores it at boot, or takes them away.
+"""Installs the command gpu-layout, the host's layout and the units that restore and watch it, or takes them away.
 
 The role gpu_layout runs it on the host, with all of an installation as one JSON object on standard input, so that a run
 that changes nothing costs one command on the host, not one for each file:
 
-    {"state": "present", "modules": {path: text}, "layout": [...], "unit": text, "try": true}
+    {"state": "present", "modules": {path: text}, "layout": [...], "unit": text, "try": true,
+     "metrics": {"directory": path or "", "service": text, "timer": text}}
 
 A layout that is not tried, because it waits for a reboot, is on trial: the one before it is kept, and comes back with the
 state "former".
@@ -26,6 +27,7 @@ import hashlib
 import io
 import json
 import py_compile
+import re
 import stat
 import subprocess
 import sys
@@ -41,6 +43,14 @@ UNIT_FILE = "etc/systemd/system/" + UNIT
 #: What a layout on trial replaces is kept under this suffix; empty where there was none.
 FORMER = ".former"
 KEPT = (LAYOUT, UNIT_FILE)
+
+#: What tells Prometheus of the layout, as often as the timer says.
+METRICS, METRICS_TIMER = "gpu-layout-metrics.service", "gpu-layout-metrics.timer"
+METRICS_FILES = tuple("etc/systemd/system/" + unit for unit in (METRICS, METRICS_TIMER))
+#: Where its file is, and which directories were made for it.
+METRICS_RECORD = "etc/openfleet-gpu/metrics.json"
+TEXTFILE = "openfleet_gpu_layout.prom"
+NOT_RECORDED = {"directory": "", "made": []}
 
 PACKAGE = "openfleet_gpu"
 MAIN = "import sys\n\nfrom %s.cli.main import main\n\nsys.exit(main())\n" % PACKAGE
@@ -71,6 +81,16 @@ class Installation:
             new.chmod(mode)
             new.replace(path)
 
+    def make(self, folder: Path) -> list[str]:
+        """The directory, which everybody may read; returns those that were not there, outermost first."""
+        missing = [path for path in (folder, *folder.parents) if not path.exists()][::-1]
+        for path in missing:
+            self.done.append("make %s" % path)
+            if not self.check:
+                path.mkdir()
+                path.chmod(0o755)
+        return [str(path) for path in missing]
+
     def remove(self, relative: str) -> None:
         path = self.path(relative)
         if path.is_file() or path.is_symlink():
@@ -85,10 +105,11 @@ class Installation:
 
 
 def run(command: list[str]) -> None:
+    unit = METRICS if command[-1] in (METRICS, METRICS_TIMER) else UNIT
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
     if done.returncode:
         log = subprocess.run(
-            ["journalctl", "--no-pager", "--output=cat", "--lines=20", "--unit", UNIT],
+            ["journalctl", "--no-pager", "--output=cat", "--lines=20", "--unit", unit],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             check=False,
@@ -98,7 +119,9 @@ def run(command: list[str]) -> None:
 
 
 def install(target: Installation, bundle: dict) -> None:
-    modules = bundle["modules"]
+    modules, directory = bundle["modules"], bundle["metrics"]["directory"]
+    if directory and not re.fullmatch(r"/[^\s%\"'\\]+", directory):
+        sys.exit("gpu_layout_metrics_dir: %r is no absolute path without spaces, quotes and %%." % directory)
     digest = fingerprint(modules)
     command = target.path(COMMAND)
     if not is_built(command, digest):
@@ -111,12 +134,59 @@ def install(target: Installation, bundle: dict) -> None:
             target.write(relative + FORMER, there.read_bytes() if there.exists() else b"")
     target.write(LAYOUT, (json.dumps(bundle["layout"], indent=2) + "\n").encode())
     target.write(UNIT_FILE, bundle["unit"].encode())
+    watched = install_metrics(target, bundle["metrics"])
     if target.done:
         target.systemctl("daemon-reload")
         target.systemctl("enable", "--quiet", UNIT)
         if bundle["try"]:
             # The layout stands already, so this changes no GPU: it proves that the next boot can do it.
             target.systemctl("restart", UNIT)
+        if watched:
+            target.systemctl("enable", "--quiet", METRICS_TIMER)
+            target.systemctl("restart", METRICS_TIMER)
+            if bundle["try"]:
+                # What it said last was of the layout of before.
+                target.systemctl("start", METRICS)
+
+
+def install_metrics(target: Installation, metrics: dict) -> bool:
+    """The unit and its timer, or neither. Returns whether they are there."""
+    directory, before = metrics["directory"], recorded(target)
+    if before["directory"] != directory:
+        uninstall_metrics(target, before)
+        before = NOT_RECORDED
+    if not directory:
+        return False
+    made = target.make(target.path(directory.lstrip("/")))
+    record = {"directory": directory, "made": list(dict.fromkeys([*before["made"], *made]))}
+    target.write(METRICS_RECORD, (json.dumps(record, indent=2) + "\n").encode())
+    for relative, text in zip(METRICS_FILES, (metrics["service"], metrics["timer"])):
+        target.write(relative, text.encode())
+    return True
+
+
+def recorded(target: Installation) -> dict:
+    try:
+        return json.loads(target.path(METRICS_RECORD).read_text())
+    except FileNotFoundError:
+        return NOT_RECORDED
+
+
+def uninstall_metrics(target: Installation, record: dict) -> None:
+    """With the file, of which Prometheus would go on believing what it says."""
+    if target.path(METRICS_FILES[1]).exists():
+        target.systemctl("disable", "--quiet", "--now", METRICS_TIMER)
+        target.systemctl("stop", METRICS)
+    for relative in METRICS_FILES:
+        target.remove(relative)
+    if record["directory"]:
+        target.remove(str(Path(record["directory"].lstrip("/"), TEXTFILE)))
+    for folder in map(Path, reversed(record["made"])):
+        if folder.is_dir() and not any(folder.iterdir()):
+            target.done.append("remove %s" % folder)
+            if not target.check:
+                folder.rmdir()
+    target.remove(METRICS_RECORD)
 
 
 def bring_back(target: Installation) -> None:
@@ -134,7 +204,13 @@ def bring_back(target: Installation) -> None:
         target.systemctl("daemon-reload")
 
 
-def uninstall(target: Installation) -> None:
+def uninstall(target: Installation, metrics: dict) -> None:
+    if metrics["directory"]:
+        sys.exit(
+            "gpu_layout_metrics_dir needs the command and the layout on the host: set gpu_layout_restore_at_boot: true, "
+            'or gpu_layout_metrics_dir: "".'
+        )
+    uninstall_metrics(target, recorded(target))
     if target.path(UNIT_FILE).exists():
         target.systemctl("disable", "--quiet", "--now", UNIT)
     for relative in (UNIT_FILE, LAYOUT, UNIT_FILE + FORMER, LAYOUT + FORMER, COMMAND):
@@ -227,7 +303,7 @@ def main() -> int:
     elif bundle["state"] == "former":
         bring_back(target)
     else:
-        uninstall(target)
+        uninstall(target, bundle["metrics"])
     print(json.dumps({"changed": bool(target.done), "done": target.done}))
     return 0
 

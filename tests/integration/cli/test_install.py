@@ -13,6 +13,7 @@ from command_host import PYTHON, run_installer
 from simulated_host import ROOT
 
 LAYOUT = [{"gpus": "all", "sharing": "shared"}]
+OFF = {"directory": "", "service": "[Service]\n", "timer": "[Timer]\n"}
 
 
 def modules() -> dict:
@@ -24,7 +25,14 @@ def modules() -> dict:
 @pytest.fixture
 def install(tmp_path):
     def run(*arguments: str, **changes) -> dict:
-        bundle = {"state": "present", "modules": modules(), "layout": LAYOUT, "unit": "[Unit]\n", "try": True}
+        bundle = {
+            "state": "present",
+            "modules": modules(),
+            "layout": LAYOUT,
+            "unit": "[Unit]\n",
+            "try": True,
+            "metrics": OFF,
+        }
         done = run_installer("--root", str(tmp_path), *arguments, input=json.dumps(dict(bundle, **changes)))
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
@@ -79,6 +87,68 @@ def test_a_layout_on_trial_can_be_taken_back(install, tmp_path):
     install(layout=[])
     assert json.loads(path.read_text()) == [], "it stands: nothing is kept"
     assert set(installed(tmp_path)) == set(there)
+
+
+ON = dict(OFF, directory="/var/lib/some-exporter/textfile")
+METRICS = {
+    "etc/openfleet-gpu/metrics.json",
+    "etc/systemd/system/gpu-layout-metrics.service",
+    "etc/systemd/system/gpu-layout-metrics.timer",
+}
+
+
+def test_metrics_come_and_go_with_their_directory(install, tmp_path):
+    install()
+    without = installed(tmp_path)
+    foretold = install("--check", metrics=ON)
+    assert installed(tmp_path) == without
+    assert install(metrics=ON) == foretold
+    assert set(installed(tmp_path)) - set(without) == METRICS
+    assert install(metrics=ON) == {"changed": False, "done": []}
+    folder = tmp_path / "var/lib/some-exporter/textfile"
+    assert folder.stat().st_mode & 0o777 == 0o755
+    (folder / "openfleet_gpu_layout.prom").write_text("openfleet_layout_drift 0\n")
+    assert install(metrics=OFF)["changed"]
+    assert installed(tmp_path) == without and not (tmp_path / "var").exists()
+    install(metrics=ON)
+    (folder / "openfleet_gpu_layout.prom").write_text("openfleet_layout_drift 0\n")
+    assert install(state="absent")["changed"]
+    assert installed(tmp_path) == {} and not (tmp_path / "var").exists()
+
+
+def test_a_directory_of_others_stays_with_what_they_have_there(install, tmp_path):
+    folder = tmp_path / "var/lib/some-exporter/textfile"
+    folder.mkdir(parents=True)
+    (folder / "theirs.prom").write_text("theirs 1\n")
+    install(metrics=ON)
+    (folder / "openfleet_gpu_layout.prom").write_text("openfleet_layout_drift 0\n")
+    # Into one of its own, and away again.
+    install(metrics=dict(ON, directory="/srv/metrics"))
+    assert [path.name for path in folder.iterdir()] == ["theirs.prom"]
+    assert (tmp_path / "srv/metrics").is_dir()
+    install(state="absent")
+    assert [path.name for path in folder.iterdir()] == ["theirs.prom"] and not (tmp_path / "srv").exists()
+    # An empty one of others stays too.
+    (folder / "theirs.prom").unlink()
+    install(metrics=ON)
+    install(metrics=OFF)
+    assert folder.is_dir()
+
+
+@pytest.mark.parametrize("directory", ["var/lib", "/var/with space", '/a"b', "/100%"])
+def test_a_directory_that_a_unit_cannot_name_is_refused(tmp_path, directory):
+    refused(tmp_path, "is no absolute path", metrics=dict(ON, directory=directory))
+
+
+def test_metrics_without_the_command_are_refused(tmp_path):
+    refused(tmp_path, "set gpu_layout_restore_at_boot: true", state="absent", metrics=ON)
+
+
+def refused(root, said, **changes):
+    bundle = {"state": "present", "modules": {}, "layout": LAYOUT, "unit": "[Unit]\n", "try": True}
+    done = run_installer("--root", str(root), input=json.dumps(dict(bundle, **changes)))
+    assert done.returncode == 1 and said in done.stderr and "gpu_layout_metrics_dir" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_change_of_one_part_writes_that_part(install, tmp_path):

@@ -17,15 +17,14 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from simulated_host import ROOT
 
 H100 = [{"model": "H100-80GB", "count": 3}]
 HALF = [{"profile": "3g.40gb", "placement": 4}]
 LAYOUT = [{"gpus": [0, 1], "sharing": "mig", "mig": HALF}, {"gpus": [2], "sharing": "exclusive"}]
 MAKE = str(Path(__file__).resolve().parents[1] / "make_instance.py")
 FILE = "openfleet_gpu_layout.prom"
-PROMTOOL = shutil.which("promtool") or shutil.which(
-    "promtool", path=str(Path(__file__).resolve().parents[3] / ".lab/prometheus/usr/bin")
-)
+PROMTOOL = shutil.which("promtool") or shutil.which("promtool", path=str(ROOT / ".lab/prometheus/usr/bin"))
 
 
 @pytest.fixture
