@@ -76,6 +76,8 @@ def _load(options: argparse.Namespace) -> None:
         raise FleetError(f"--pattern {options.pattern}", "a recorded load brings its own values", cure)
     else:
         text = load.samples_text(options.pattern, options.interval)
+    if text is not None:
+        text += load.shares_text(options.sm, options.occupancy, options.tensor, options.bandwidth)
     control.load(place.gpu, place.gpu_instance, text)
 
 
@@ -204,6 +206,19 @@ def _parser() -> argparse.ArgumentParser:
     child.add_argument("--period", metavar="SECONDS", type=_seconds, help="of square and sine, 60 by default")
     child.add_argument("--interval", metavar="SECONDS", type=_seconds, default=1.0, help="between recorded samples")
 
+    for option, what, usual in (
+        ("--sm", "busy SMs", 100),
+        ("--occupancy", "active warps", 50),
+        ("--tensor", "tensor cores", 50),
+        ("--bandwidth", "DRAM bandwidth", 50),
+    ):
+        child.add_argument(
+            option,
+            metavar="PERCENT",
+            type=_percent,
+            help=f"{what} as GPM tells them, in percent of the utilisation, {usual} by default",
+        )
+
     child = command("run", _run, "run a command that counts as a process on a GPU for as long as it lives")
     child.add_argument("--gpu", required=True, help="the GPU, GPU/GI, or a MIG device's UUID")
     child.add_argument("--gi", type=int, help="GPU instance id, in MIG mode")
@@ -249,6 +264,12 @@ def _parser() -> argparse.ArgumentParser:
 def _xid_number(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not an Xid number, 1 to 65535")
+    return int(text)
+
+
+def _percent(text: str) -> int:
+    if not text.isdecimal() or int(text) > 100:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a percentage, 0 to 100")
     return int(text)
 
 

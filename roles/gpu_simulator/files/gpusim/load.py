@@ -47,6 +47,12 @@ def pattern_text(
     return "\n".join(lines) + "\n"
 
 
+def shares_text(sm: int | None, occupancy: int | None, tensor: int | None, bandwidth: int | None) -> str:
+    """What GPM tells of a load, in percent of its utilisation; None leaves the library's default."""
+    shares = {"sm": sm, "occupancy": occupancy, "tensor": tensor, "bandwidth": bandwidth}
+    return "".join(f"{key}_percent {value}\n" for key, value in shares.items() if value is not None)
+
+
 def samples_text(path: str, interval: float) -> str:
     """A recorded load: a CSV file with the header utilization_percent[,memory_mib][,power_watts]."""
     lines = ["pattern samples", f"interval_seconds {interval:g}"]

@@ -186,6 +186,9 @@ int gpusimLoad(int gpu_index, int gi, const char *text)
 	load_forget_unused_samples(host);
 	char reason[REASON_SIZE] = "";
 	nvmlReturn_t result = text ? load_read(text, host, room_mib, load, reason) : NVML_SUCCESS;
+	/* From the instant up to which the former load counts. */
+	if (text)
+		load->since_ns = gpu->energy_since_ns;
 	return result == NVML_SUCCESS ? (int)state_commit() : fail(result, "%s", reason);
 }
 

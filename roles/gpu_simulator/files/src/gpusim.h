@@ -28,7 +28,7 @@
 #include <stdint.h>
 
 /* Version of this interface. A client can tell the simulated library from the real one by the
- * presence of this symbol alone. Never fails. Example: "gpusim 1 (state schema 5)". */
+ * presence of this symbol alone. Never fails. Example: "gpusim 1 (state schema 6)". */
 const char *gpusimVersion(void);
 
 /* Reason of the calling thread's last failed gpusim call, "" when there was none. */
@@ -169,6 +169,9 @@ int gpusimSet(int gpu, const char *key, const char *value);
  *   power_mw                        high value; power_low_mw default: power_mw. Default of both:
  *                                   follows utilisation between idle power and the power limit
  *   memory_utilization_percent      default: half of the utilisation
+ *   sm_percent, occupancy_percent, tensor_percent, bandwidth_percent
+ *                                   what GPM tells of SMs, warps, tensor cores and DRAM bandwidth, in percent
+ *                                   of the utilisation; defaults 100, 50, 50, 50
  *   interval_seconds                between samples, default 1; the series repeats from its start
  *   sample U M P                    one line per sample: percent, MiB, milliwatts (-1: follows U);
  *                                   65536 samples in all loads of a host

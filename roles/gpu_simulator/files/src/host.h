@@ -53,11 +53,15 @@ typedef struct { float utilization_percent; int32_t memory_mib, power_mw; } samp
 typedef struct {
 	int32_t pattern;
 	int32_t memory_utilization_percent;	/* UNKNOWN: half of the utilisation */
+	int32_t sm_percent, occupancy_percent, tensor_percent, bandwidth_percent;	/* of the utilisation */
 	int64_t since_ns;			/* CLOCK_BOOTTIME of the attachment */
 	int64_t period_ns;			/* of the whole pattern, or between samples */
 	sample_t low, high;
 	int32_t first_sample, sample_count;	/* in host_t.samples */
 } load_t;
+
+/* What was done, in percent times seconds. */
+typedef struct { double graphics, sm, occupancy, tensor, bandwidth; } activity_t;
 
 /* `serial` is 0 in a free slot; otherwise it tells an instance from all others ever made here. */
 typedef struct {
@@ -72,6 +76,7 @@ typedef struct {
 	uint64_t serial;
 	int32_t profile;			/* index in gpu_t.gi_profiles */
 	span_t placement;
+	activity_t activity;			/* up to its GPU's energy_since_ns */
 	load_t load;
 	ci_t cis[MAX_CIS];			/* indexed by id */
 } gi_t;
@@ -111,6 +116,7 @@ typedef struct {
 	int64_t lost;				/* fallen off the bus: nothing on it answers */
 	health_t health;
 	int64_t energy_mj, energy_since_ns;	/* up to energy_since_ns; later energy is computed */
+	activity_t activity;			/* likewise */
 	load_t load;
 	gi_t gis[MAX_GIS];			/* indexed by id */
 } gpu_t;

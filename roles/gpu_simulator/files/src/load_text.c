@@ -39,10 +39,12 @@ void load_forget_unused_samples(host_t *host)
 }
 
 /* The keys of a load and their values as far as they were given. */
-enum { PERIOD, INTERVAL, HIGH, LOW, MEMORY_HIGH, MEMORY_LOW, POWER_HIGH, POWER_LOW, MEMORY_UTILIZATION, KEY_COUNT };
+enum { PERIOD, INTERVAL, HIGH, LOW, MEMORY_HIGH, MEMORY_LOW, POWER_HIGH, POWER_LOW, MEMORY_UTILIZATION,
+       SM, OCCUPANCY, TENSOR, BANDWIDTH, KEY_COUNT };
 static const char *const KEYS[KEY_COUNT] = {
 	"period_seconds", "interval_seconds", "utilization_percent", "utilization_low_percent", "memory_mib", "memory_low_mib",
 	"power_mw", "power_low_mw", "memory_utilization_percent",
+	"sm_percent", "occupancy_percent", "tensor_percent", "bandwidth_percent",
 };
 
 static nvmlReturn_t refuse(char reason[REASON_SIZE], nvmlReturn_t result, int line, const char *key, const char *what)
@@ -74,7 +76,8 @@ static nvmlReturn_t check(const double values[KEY_COUNT], const load_t *load, in
 		return refuse(reason, NVML_ERROR_INVALID_ARGUMENT, 1, "pattern", "constant, square, sine or samples is needed");
 	if ((load->pattern == LOAD_SAMPLES) != (load->sample_count > 0))
 		return refuse(reason, NVML_ERROR_INVALID_ARGUMENT, 1, "sample", "lines of samples belong to the pattern samples, and to it alone");
-	if (values[HIGH] > 100 || values[LOW] > 100 || values[MEMORY_UTILIZATION] > 100)
+	if (values[HIGH] > 100 || values[LOW] > 100 || values[MEMORY_UTILIZATION] > 100 || values[SM] > 100 || values[OCCUPANCY] > 100
+	    || values[TENSOR] > 100 || values[BANDWIDTH] > 100)
 		return refuse(reason, NVML_ERROR_INVALID_ARGUMENT, 1, "percent", "more than 100");
 	if (values[PERIOD] <= 0 || values[PERIOD] > 1e9 || values[INTERVAL] <= 0 || values[INTERVAL] > 1e9)
 		return refuse(reason, NVML_ERROR_INVALID_ARGUMENT, 1, "seconds", "must be more than 0 and at most 1000000000");
@@ -88,7 +91,7 @@ static nvmlReturn_t check(const double values[KEY_COUNT], const load_t *load, in
 nvmlReturn_t load_read(const char *text, host_t *host, int64_t room_mib, load_t *load, char reason[REASON_SIZE])
 {
 	static const char *const patterns[] = { "none", "constant", "square", "sine", "samples" };
-	double values[KEY_COUNT] = { 60, 1, 0, 0, 0, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN };
+	double values[KEY_COUNT] = { 60, 1, 0, 0, 0, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, 100, 50, 50, 50 };
 	char key[64], value[512];
 	int line = 0;
 	*load = (load_t){ .first_sample = host->sample_count };
@@ -120,6 +123,10 @@ nvmlReturn_t load_read(const char *text, host_t *host, int64_t room_mib, load_t 
 	load->since_ns = load_now_ns();
 	load->period_ns = values[load->pattern == LOAD_SAMPLES ? INTERVAL : PERIOD] * 1e9;
 	load->memory_utilization_percent = values[MEMORY_UTILIZATION];
+	load->sm_percent = values[SM];
+	load->occupancy_percent = values[OCCUPANCY];
+	load->tensor_percent = values[TENSOR];
+	load->bandwidth_percent = values[BANDWIDTH];
 	load->high = (sample_t){ values[HIGH], values[MEMORY_HIGH], values[POWER_HIGH] };
 	load->low = (sample_t){ values[LOW], values[MEMORY_LOW] == UNKNOWN ? values[MEMORY_HIGH] : values[MEMORY_LOW],
 		values[POWER_LOW] == UNKNOWN ? values[POWER_HIGH] : values[POWER_LOW] };

@@ -148,6 +148,22 @@ typedef struct {
 	unsigned gpu_instance, compute_instance;	/* not in what nvmlEventSetWait without _v2 fills */
 } nvmlEventData_t;
 
+typedef struct gpm_sample *nvmlGpmSample_t;
+typedef struct { unsigned version, supported; } nvmlGpmSupport_t;
+typedef struct { const char *short_name, *long_name, *unit; } nvmlGpmMetricInfo_t;
+typedef struct {
+	unsigned id;
+	nvmlReturn_t result;
+	double value;
+	nvmlGpmMetricInfo_t info;
+} nvmlGpmMetric_t;
+/* How many metrics there is room for depends on the nvml.h that a client was built with: `count` says how many are asked for. */
+typedef struct {
+	unsigned version, count;
+	nvmlGpmSample_t sample1, sample2;
+	nvmlGpmMetric_t metrics[];
+} nvmlGpmMetricsGet_t;
+
 /* The version words that clients were seen to send (nvidia-ml-py 13.615). */
 static_assert(STRUCT_VERSION(nvmlMemory_v2_t, 2u) == 0x02000028, "nvmlMemory_v2");
 static_assert(STRUCT_VERSION(nvmlPciInfoExt_v1_t, 1u) == 0x01000040, "nvmlPciInfoExt_v1");
@@ -155,6 +171,7 @@ static_assert(STRUCT_VERSION(nvmlTemperature_v1_t, 1u) == 0x0100000c, "nvmlTempe
 static_assert(STRUCT_VERSION(nvmlPowerValue_v2_t, 2u) == 0x0200000c, "nvmlPowerValue_v2");
 static_assert(STRUCT_VERSION(nvmlGpuInstanceProfileInfo_v2_t, 2u) == 0x02000098, "nvmlGpuInstanceProfileInfo_v2");
 static_assert(STRUCT_VERSION(nvmlComputeInstanceProfileInfo_v2_t, 2u) == 0x02000088, "nvmlComputeInstanceProfileInfo_v2");
+static_assert(sizeof(nvmlGpmMetric_t) == 40 && offsetof(nvmlGpmMetricsGet_t, metrics) == 24, "nvmlGpmMetricsGet");
 static_assert(sizeof(nvmlEventData_t) == 32 && offsetof(nvmlEventData_t, gpu_instance) == 24, "nvmlEventData");
 static_assert(sizeof(nvmlProcessInfo_v1_t) == 16 && sizeof(nvmlProcessInfo_t) == 24, "nvmlProcessInfo");
 

@@ -130,8 +130,44 @@ int64_t telemetry_energy_mj(const host_t *host, const gpu_t *gpu)
 	return gpu->energy_mj + llround(fmin(fmax(energy, 0), gpu->power_limit_mw * seconds));
 }
 
+static void add_activity(activity_t *sum, const host_t *host, const load_t *load, double share, int64_t since_ns, int64_t now_ns)
+{
+	double done = (load_work(host, load, now_ns).utilization - load_work(host, load, since_ns).utilization) * share;
+	sum->graphics += done;
+	sum->sm += done * load->sm_percent / 100;
+	sum->occupancy += done * load->occupancy_percent / 100;
+	sum->tensor += done * load->tensor_percent / 100;
+	sum->bandwidth += done * load->bandwidth_percent / 100;
+}
+
+static activity_t gpu_activity(const host_t *host, const gpu_t *gpu, int64_t now_ns)
+{
+	activity_t activity = gpu->activity;
+	acting_t loads[MAX_GIS];
+	for (int i = acting_loads(gpu, loads) - 1; i >= 0; i--)
+		add_activity(&activity, host, loads[i].load, loads[i].share, gpu->energy_since_ns, now_ns);
+	return activity;
+}
+
+static activity_t gi_activity(const host_t *host, const gpu_t *gpu, const gi_t *gi, int64_t now_ns)
+{
+	activity_t activity = gi->activity;
+	add_activity(&activity, host, &gi->load, 1, gpu->energy_since_ns, now_ns);
+	return activity;
+}
+
+activity_t telemetry_activity(const host_t *host, const target_t *on, int64_t now_ns)
+{
+	return on->gi ? gi_activity(host, on->gpu, on->gi, now_ns) : gpu_activity(host, on->gpu, now_ns);
+}
+
 void telemetry_settle_energy(host_t *host, gpu_t *gpu)
 {
+	int64_t now = load_now_ns();
 	gpu->energy_mj = telemetry_energy_mj(host, gpu);
-	gpu->energy_since_ns = load_now_ns();
+	gpu->activity = gpu_activity(host, gpu, now);
+	for (int i = 0; i < MAX_GIS; i++)
+		if (gpu->gis[i].serial)
+			gpu->gis[i].activity = gi_activity(host, gpu, &gpu->gis[i], now);
+	gpu->energy_since_ns = now;
 }

@@ -24,7 +24,10 @@ telemetry_t telemetry_of(const host_t *host, int gpu_index);
 /* Since the energy count began. */
 int64_t telemetry_energy_mj(const host_t *host, const gpu_t *gpu);
 
-/* To be called before anything changes that power depends on: what was used so far stays counted. */
+/* What a GPU, or a GPU instance, has done since it was made. An instance's is in percent of the instance. */
+activity_t telemetry_activity(const host_t *host, const target_t *target, int64_t now_ns);
+
+/* To be called before anything changes that power depends on: what was used and done so far stays counted. */
 void telemetry_settle_energy(host_t *host, gpu_t *gpu);
 
 #endif

@@ -118,3 +118,32 @@ def test_a_model_without_remapped_rows_says_so(make_host):
     host = make_host({"model": "T4-16GB"})
     assert "Ampere" in host.refused("set", 0, "remap_pending", "on")
     host.gpusim("set", 0, "ecc_corrected", 1)
+
+
+# --- load, as GPM tells it ----------------------------------------------------------------------
+
+
+GPM = """
+import time
+first = N.nvmlGpmSampleGet(gpu, N.nvmlGpmSampleAlloc())
+time.sleep(0.01)
+asked = N.c_nvmlGpmMetricsGet_t(version=1, numMetrics=5)
+asked.sample1, asked.sample2 = first, N.nvmlGpmSampleGet(gpu, N.nvmlGpmSampleAlloc())
+for place, metric in enumerate((1, 2, 3, 5, 10)):
+    asked.metrics[place].metricId = metric
+result = [round(metric.value) for metric in N.nvmlGpmMetricsGet(asked).metrics[:5]]
+"""
+
+
+def test_a_load_says_what_it_uses(h100, tmp_path):
+    h100.gpusim("load", 0, "--pattern", "constant", "--utilization", 80)
+    assert h100.nvml(GPM) == [80, 80, 40, 40, 40]
+    shares = ("--sm", 50, "--occupancy", 20, "--tensor", 0, "--bandwidth", 100)
+    h100.gpusim("load", 0, "--pattern", "constant", "--utilization", 80, *shares)
+    assert h100.nvml(GPM) == [80, 40, 16, 0, 80]
+    recording = tmp_path / "run.csv"
+    recording.write_text("utilization_percent\n60\n")
+    h100.gpusim("load", 0, "--pattern", recording, "--tensor", 10)
+    assert h100.nvml(GPM) == [60, 60, 30, 6, 30]
+    done = h100.try_gpusim("load", 0, "--pattern", "constant", "--tensor", 101)
+    assert done.returncode == 2 and "not a percentage" in done.stderr
