@@ -53,6 +53,10 @@ WATCHERS = (
 )
 _WATCHERS = frozenset(name[:NAME_LENGTH] for name in WATCHERS)
 
+#: The collection's own look at the host (name of the process, and a word of its command). It is over in a moment, and never
+#: there while a run changes the host: transaction.looking.
+LOOK = ("gpu-layout", "metrics")
+
 #: What a message has room for.
 _PIDS_SHOWN = 5
 
@@ -95,6 +99,8 @@ def _of_processes(host: Host, devices: Devices, processes: Processes) -> list[Ho
     kinds: dict[int, dict[Place, str]] = {}
     names: dict[int, str | None] = {}
     for pid, seen in processes.seen.items():
+        if seen.name == LOOK[0] and LOOK[1] in processes.arguments(pid):
+            continue
         places = {place for place in map(devices.place, seen.nodes) if place}
         inside = {gpu for gpu, instance in places if instance is not None}
         for gpu, instance in places:

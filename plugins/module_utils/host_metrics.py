@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Callable, TypeVar
 
 from . import mig_plan, mps_plan, time_slices
-from .errors import FleetError, NvmlError
+from .errors import ApplyError, FleetError, NvmlError
 from .holders import find_holders
 from .holders_mark import mark
 from .host_metrics_drift import Beside, Standing, compare
@@ -21,7 +22,7 @@ from .mps_model import MpsSeen
 from .nvml import Session
 from .nvml_calls import GPU_IS_LOST
 from .ownership import Ownership, Record
-from .transaction import changing
+from .transaction import looking
 from .vgpu_host import VgpuHost, applies
 
 T = TypeVar("T")
@@ -41,19 +42,23 @@ class _Look:
         self._problems: list[FleetError] = []
 
     def at(self, read: Callable[[], Layout]) -> Snapshot:
-        busy = self._attempt(lambda: changing(self._directory))
-        with Session() as session:
-            layout = self._attempt(read)
-            session.with_time_slices = bool(self._attempt(lambda: self._has_slices(layout)))
-            daemons = () if session.private else self._attempt(MpsHost().observe)
-            silent: dict[int, NvmlError] = {}
-            host = session.observe(silent=silent)
-            # That a GPU is lost is told by whoever watches GPUs, and is no failure of this look.
-            self._problems += [error for error in silent.values() if error.code != GPU_IS_LOST]
-            holders = _holders(host, daemons or ())
-            beside = Beside(daemons, *self._tenants(host)) if applies(session.private) else Beside(daemons)
-        # Which a change that began meanwhile may have been at.
-        busy = busy or self._attempt(lambda: changing(self._directory))
+        layout = self._attempt(read)
+        slices = bool(self._attempt(lambda: self._has_slices(layout)))
+        silent: dict[int, NvmlError] = {}
+        with contextlib.ExitStack() as held:
+            busy = self._attempt(lambda: held.enter_context(looking(self._directory)))
+            if busy is not None:
+                # It may be about to reset GPUs, and is told of none who has them open.
+                return Snapshot(time.time(), changing=busy)
+            session = held.enter_context(Session())
+            session.with_time_slices = slices
+            host, private = session.observe(silent=silent), session.private
+        # That a GPU is lost is told by whoever watches GPUs, and is no failure of this look.
+        self._problems += [error for error in silent.values() if error.code != GPU_IS_LOST]
+        daemons = () if private else self._attempt(MpsHost().observe)
+        holders = _holders(host, daemons or ())
+        beside = Beside(daemons, *self._tenants(host)) if applies(private) else Beside(daemons)
+        busy = self._attempt(self._changing)
         standing: tuple[Standing, ...] = ()
         if layout is not None and busy is None:
             standing = self._standing(layout, mark(host, holders), beside, bool(silent))
@@ -67,6 +72,10 @@ class _Look:
             tuple(self._problems),
             busy,
         )
+
+    def _changing(self) -> ApplyError | None:
+        with looking(self._directory) as busy:
+            return busy
 
     def _has_slices(self, layout: Layout | None) -> bool:
         asked = layout is not None and any(entry.time_slicing is not None for entry in layout.entries)

@@ -61,16 +61,19 @@ def locked(directory: str, timeout_seconds: float) -> Iterator[None]:
         yield
 
 
-def changing(directory: str) -> ApplyError | None:
-    """The run that is changing this host just now, as `locked` would name it. Waits for nobody.
+@contextlib.contextmanager
+def looking(directory: str) -> Iterator[ApplyError | None]:
+    """Look at the host while no run changes it: gives the run that does, as `locked` would name it, or None.
 
-    Asking takes the lock together with others who ask, for as long as the answer takes: a run that waits for the lock does
-    not notice. Raises ApplyError where this user may not ask.
+    Waits for nobody. Until the block ends, runs wait that want to change the host, for a reset is refused while anybody has
+    the GPU open: look quickly. Several may look at once. Raises ApplyError where this user may not ask.
     """
     try:
         file = (Path(directory) / "lock").open()
     except FileNotFoundError:
-        return None
+        # Nobody ever changed anything here.
+        yield None
+        return
     except OSError as error:
         raise ApplyError(
             directory, "the lock cannot be looked at: %s" % error, "Run as root (become: true).", outcome="old"
@@ -78,9 +81,10 @@ def changing(directory: str) -> ApplyError | None:
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            busy = None
         except OSError:
-            return _taken(file)
-    return None
+            busy = _taken(file)
+        yield busy
 
 
 def _taken(file: Any) -> ApplyError:

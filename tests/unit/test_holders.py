@@ -110,6 +110,14 @@ def test_a_watcher_is_in_the_way_of_a_reset_only(dev, find, tmp_path):
         assert holder.blocks(1), "a watcher that went into an instance is in its way"
 
 
+def test_the_collections_own_look_is_in_nobodys_way(dev, find, tmp_path):
+    program = named(tmp_path, "gpu-layout")
+    with opened(dev / "nvidia0", "metrics", program=program) as process:
+        assert find(host(gpu(0)), process) == []
+    with opened(dev / "nvidia0", "apply", program=program) as process:
+        assert [holder.kind for holder in find(host(gpu(0)), process)] == ["device_handle"]
+
+
 def test_the_driver_counts_its_nodes_in_its_own_order(dev, tmp_path):
     proc = Proc(tmp_path / "proc")
     for index, minor in ((0, 1), (1, 0)):

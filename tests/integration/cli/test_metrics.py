@@ -148,14 +148,33 @@ def test_without_a_layout_the_holders_are_told_all_the_same(laid_out, text):
     assert str(path) in said or "Did you mean mig?" in said
 
 
-def test_while_a_run_changes_the_host_nothing_is_said_of_its_layout(laid_out):
+def test_while_a_run_changes_the_host_its_gpus_are_left_alone(laid_out):
+    laid_out.gpusim("calls", "--clear")
     with (laid_out.folder / "state.d" / "lock").open("r+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         found, said = written(laid_out)
     assert found["openfleet_layout_check_success"] == {None: 0}
-    assert "openfleet_layout_drift" not in found and set(found["openfleet_holders"]) == {"0", "1", "2"}
+    assert set(found) == {"openfleet_layout_check_success", "openfleet_layout_check_timestamp_seconds"}
     assert "another run is changing the layout" in said
+    assert "nvmlInit" not in laid_out.gpusim("calls"), "a reset is refused while somebody has the GPU open"
     assert drift(laid_out) == {"0": 0, "1": 0, "2": 0}
+
+
+def test_a_run_waits_for_a_look_that_has_gpus_open(laid_out):
+    laid_out.gpusim("fail", "nvmlDeviceGetCount_v2", "--code", "stop")
+    layout = str(laid_out.folder / "layout.json")
+    with laid_out.simulated.popen(laid_out.words("metrics", "--layout", layout), stdout=subprocess.DEVNULL) as looking:
+        try:
+            stopped = os.waitpid(looking.pid, os.WUNTRACED)
+            assert os.WIFSTOPPED(stopped[1])
+            refused = laid_out("apply", "--layout", layout, "--lock-timeout", "0", status=1)
+            assert "another run is changing the layout" in refused.stderr
+            # Others may look too.
+            assert drift(laid_out) == {"0": 0, "1": 0, "2": 0}
+        finally:
+            looking.send_signal(signal.SIGCONT)
+        assert looking.wait(60) == 0
+    laid_out("apply", "--layout", layout)
 
 
 def test_it_asks_for_the_lock_of_a_host_and_makes_none(host):
