@@ -46,8 +46,8 @@ export RUFF_CACHE_DIR := $(CURDIR)/.cache/ruff
 
 checksum = $(shell { cat $(1); echo '$(2)'; } | sha256sum | cut -c 1-12)
 venv_stamp := .venv/.made-$(call checksum,requirements.txt,$(PYTHON))
-venv_test_stamp := .venv/.made-test-$(call checksum,requirements.txt requirements-bundle.txt requirements-unit.txt requirements-test.txt,$(PYTHON))
-venv_newest_stamp := .venv-newest/.made-$(call checksum,requirements-bundle.txt requirements-unit.txt requirements-newest.txt,$(NEWEST_PYTHON))
+venv_test_stamp := .venv/.made-test-$(call checksum,requirements.txt requirements-bundle.txt requirements-rightsize.txt requirements-unit.txt requirements-test.txt,$(PYTHON))
+venv_newest_stamp := .venv-newest/.made-$(call checksum,requirements-bundle.txt requirements-rightsize.txt requirements-unit.txt requirements-newest.txt,$(NEWEST_PYTHON))
 
 test_packages := gcc gnupg libc6-dev make
 
@@ -109,6 +109,15 @@ image-sharing: packages
 image-monitoring:
 	@flock .lab/image.lock tests/lab/image/build monitoring
 
+# Debian's Prometheus and Alertmanager, unpacked and never installed here, which would start them.
+prometheus_stamp := .lab/prometheus/.made-$(call checksum,tests/lab/fetch-prometheus)
+$(prometheus_stamp):
+	@tests/lab/fetch-prometheus
+	touch $@
+
+.PHONY: prometheus-tools
+prometheus-tools: $(prometheus_stamp)
+
 .PHONY: setup setup-test
 setup: packages ## all that a run needs: Debian packages, virtual environment, images
 	@$(MAKE) -s -j2 $(venv_stamp) image-monitoring
@@ -148,7 +157,7 @@ leg = printf '\n=== %s\n' "$(1)"; started=$$SECONDS; $(2); printf -- '--- %s: %s
 .PHONY: test
 test: ## every test: lint, unit, integration, the fleet under molecule
 	@$(MAKE) setup-test
-	$(MAKE) lint-all test-unit test-limiter test-integration test-newest test-oldest test-fleet test-packages
+	$(MAKE) lint-all test-unit test-limiter test-monitoring test-integration test-newest test-oldest test-fleet test-packages
 	printf '\nEvery test passed in %s s.\n' "$$SECONDS"
 
 .PHONY: test-fast
@@ -171,13 +180,17 @@ on_all_cores = $(1) --quiet --numprocesses auto -m '$(3)not alone' $(2); $(1) --
 # Where the interpreter of the host matters: modules, the command, the simulator's tool, installers.
 host_python_tests := tests/integration/modules tests/integration/cli tests/integration/simulator/tool tests/integration/vgpu_limiter
 
-.PHONY: test-unit test-limiter test-integration test-newest test-oldest
+.PHONY: test-unit test-limiter test-monitoring test-integration test-newest test-oldest
 test-unit:
 	@$(call leg,unit tests,pytest --quiet tests/unit)
 
 # The library is built with gcc and preloaded to programs on a stub of the driver: no GPU, no CUDA.
 test-limiter:
 	@$(call leg,the vGPU limiter on a stub driver,pytest --quiet --numprocesses auto tests/limiter)
+
+# Recording rules, alerts and dashboards, by Debian's promtool and Prometheus.
+test-monitoring: prometheus-tools
+	@$(call leg,rules and alerts and dashboards of the monitoring,pytest --quiet tests/monitoring)
 
 test-integration:
 	@$(call leg,integration tests,$(call on_all_cores,$(as_root) pytest,tests/integration))

@@ -1,0 +1,140 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The rule files of the role gpu_monitoring, exporters' text, and promtool's tests made of both."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Iterable, NamedTuple
+
+import yaml
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+FILES = ROOT / "roles" / "gpu_monitoring" / "files"
+RULES = sorted((FILES / "rules").glob("*.yml"))
+ALERTS = sorted((FILES / "alerts").glob("*.yml"))
+TOOLS = ROOT / ".lab" / "prometheus" / "usr" / "bin"
+
+#: Between two scrapes, and two evaluations.
+INTERVAL = 60
+
+
+class Rule(NamedTuple):
+    """A rule of a file: `name` is the series that it records, or the alert that it raises."""
+
+    file: Path
+    name: str
+    is_alert: bool
+    expr: str
+    labels: dict
+    annotations: dict
+
+
+class Sample(NamedTuple):
+    """A line of an exporter's text."""
+
+    name: str
+    labels: tuple  # of (name, value), sorted
+    value: float
+
+
+def rules_of(paths: Iterable[Path]) -> list[Rule]:
+    """The rules of the files, in their order."""
+    return [
+        Rule(
+            path,
+            rule.get("record") or rule["alert"],
+            "alert" in rule,
+            rule["expr"],
+            rule.get("labels", {}),
+            rule.get("annotations", {}),
+        )
+        for path in paths
+        for group in yaml.safe_load(path.read_text())["groups"]
+        for rule in group["rules"]
+    ]
+
+
+def tool(name: str) -> str:
+    """The path of promtool or prometheus; says how to get it where it is missing."""
+    path = TOOLS / name
+    if not path.exists():
+        raise FileNotFoundError(f"{path} is missing: run `make prometheus-tools`")
+    return str(path)
+
+
+_LINE = re.compile(r"(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)(?:\s+-?\d+)?$")
+_LABEL = re.compile(r'\s*(\w+)="((?:[^"\\]|\\.)*)"\s*,?')
+
+
+def parse(text: str) -> list[Sample]:
+    """The samples of an exporter's text (Prometheus' text format)."""
+    samples = []
+    for line in text.splitlines():
+        line = line.strip()
+        if not line or line.startswith("#"):
+            continue
+        found = _LINE.match(line)
+        if not found:
+            raise ValueError(f"no sample: {line!r}")
+        labels = tuple(sorted(_LABEL.findall(found["labels"] or "")))
+        samples.append(Sample(found["name"], labels, float(found["value"])))
+    return samples
+
+
+def scraped(sample: Sample, scrape: dict) -> str:
+    """The series that Prometheus makes of a sample: the scrape's labels win, the exporter's get a prefix; none are empty."""
+    labels = {(f"exported_{name}" if name in scrape else name): value for name, value in sample.labels}
+    return as_series(sample.name, {**labels, **scrape})
+
+
+def as_series(name: str, labels: dict) -> str:
+    """In PromQL's way of writing, without empty labels."""
+    inside = ",".join(f"{key}={json.dumps(str(value))}" for key, value in sorted(labels.items()) if value != "")
+    return f"{name}{{{inside}}}" if inside else name
+
+
+def as_number(value: float) -> str:
+    """As promtool's series want it: without an exponent."""
+    if value != value:
+        return "NaN"
+    return str(int(value)) if value == int(value) else repr(value)
+
+
+def input_series(targets: Iterable[tuple[dict, list[str]]]) -> list[dict]:
+    """promtool's input of some targets, each a scrape's labels and the text of each scrape.
+
+    A series that a later scrape does not have any more ends there, as in Prometheus.
+    """
+    series: dict[str, list[str]] = {}
+    for scrape, texts in targets:
+        for number, text in enumerate(texts):
+            now = {scraped(sample, scrape): as_number(sample.value) for sample in parse(text)}
+            now[as_series("up", scrape)] = "1"
+            for name in {*series, *now}:
+                values = series.setdefault(name, [])
+                if name in now:
+                    values += ["_"] * (number - len(values)) + [now[name]]
+                elif len(values) == number and values and values[-1] not in ("_", "stale"):
+                    values.append("stale")
+    return [{"series": name, "values": " ".join(values)} for name, values in sorted(series.items())]
+
+
+def promtool_test(directory: Path, rule_files: Iterable[Path], tests: list[dict]) -> str:
+    """What promtool finds wrong when it runs the tests on the rules; empty if nothing."""
+    path = directory / "test.yml"
+    path.write_text(
+        json.dumps(
+            {
+                "rule_files": [str(file) for file in rule_files],
+                "evaluation_interval": f"{INTERVAL}s",
+                "tests": [{"interval": f"{INTERVAL}s", **test} for test in tests],
+            }
+        )
+    )
+    done = subprocess.run([tool("promtool"), "test", "rules", str(path)], capture_output=True, text=True, check=False)
+    return "" if done.returncode == 0 else f"{done.stdout}{done.stderr}"

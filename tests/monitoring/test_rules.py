@@ -1,0 +1,144 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Every recording rule, by promtool, on samples of each exporter's text (samples/) against tables by hand (cases/)."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+import pytest
+import yaml
+from rule_files import (
+    ALERTS,
+    HERE,
+    INTERVAL,
+    RULES,
+    as_series,
+    input_series,
+    parse,
+    promtool_test,
+    rules_of,
+    tool,
+)
+
+SAMPLES = sorted((HERE / "samples").glob("*.prom"))
+CASES = [
+    pytest.param(case, id=f"{path.stem}-{case['case'].replace(' ', '_')}")
+    for path in sorted((HERE / "cases").glob("*.yml"))
+    for case in yaml.safe_load(path.read_text())
+]
+RULE_FILES = {path.stem: path for path in (*RULES, *ALERTS)}
+_KEY = re.compile(r"([\w:]+)(?:\{(.*)\})?$")
+
+
+def table(case: dict) -> dict[str, list[dict]]:
+    """The expected series of a case, by record: promtool's exp_samples."""
+    expected: dict[str, list[dict]] = {}
+    for key, values in case["expected"].items():
+        record, more = _KEY.match(key).groups()
+        more = dict(re.findall(r'(\w+)="([^"]*)"', more or ""))
+        for device, value in values.items():
+            labels = {**case["scrape"], **case["devices"][device], **more}
+            # A label of the scrape that a record does not keep is taken away by "".
+            series = as_series(record, labels)
+            expected.setdefault(record, []).append({"labels": series, "value": value})
+    return expected
+
+
+def targets(case: dict):
+    """(labels, texts) of what is scraped in a case."""
+    for target in case.get("targets", [case]):
+        yield (
+            {**case["scrape"], **target.get("scrape", {})},
+            [(HERE / "samples" / name).read_text() for name in target["samples"]],
+        )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_series_are_those_of_the_table_and_no_others(case, tmp_path):
+    files = [RULE_FILES[name] for name in case["rules"]]
+    expected = table(case)
+    records = {rule.name for rule in rules_of(files) if rule.name.startswith("gpu:")}
+    assert not set(expected) - records, "the table has series that no rule of the case records"
+    scrapes = max(len(texts) for _, texts in targets(case))
+    problems = promtool_test(
+        tmp_path,
+        files,
+        [
+            {
+                "input_series": input_series(targets(case)),
+                "promql_expr_test": [
+                    {
+                        "expr": record,
+                        # Promtool evaluates groups in any order: an interval later each has seen the others' series.
+                        "eval_time": f"{scrapes * INTERVAL}s",
+                        "exp_samples": expected.get(record, []),
+                    }
+                    for record in sorted(records)
+                ],
+            }
+        ],
+    )
+    assert not problems, problems
+
+
+def test_every_recording_rule_has_a_value_in_some_table():
+    """Counted by record and by its fixed labels: each reason of a throttled GPU has a rule of its own."""
+    covered = {}
+    for param in CASES:
+        case = param.values[0]
+        for name in case["rules"]:
+            for record, samples in table(case).items():
+                covered.setdefault((name, record), []).extend(sample["labels"] for sample in samples)
+    missing = [
+        f"{rule.file.name}: {as_series(rule.name, rule.labels)}"
+        for rule in rules_of((*RULES, *ALERTS))
+        if not rule.is_alert
+        and rule.name.startswith("gpu:")
+        and not any(
+            all(f'{key}="{value}"' in series for key, value in rule.labels.items())
+            for series in covered.get((rule.file.stem, rule.name), [])
+        )
+    ]
+    assert not missing
+
+
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
+def test_samples_are_in_prometheus_text_format(path):
+    text = path.read_text()
+    assert parse(text)
+    done = subprocess.run(
+        [tool("promtool"), "check", "metrics"], input=text, capture_output=True, text=True, check=False
+    )
+    # 3: what promtool's linter thinks of the exporter's names.
+    assert done.returncode in (0, 3), done.stderr
+
+
+def test_every_sample_is_used():
+    used = {
+        name
+        for param in CASES
+        for target in param.values[0].get("targets", [param.values[0]])
+        for name in target["samples"]
+    }
+    assert used == {path.name for path in SAMPLES}
+
+
+def test_promtool_accepts_all_rule_files():
+    done = subprocess.run(
+        [tool("promtool"), "check", "rules", *map(str, (*RULES, *ALERTS))], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_group_names_are_unique():
+    """Prometheus takes no two groups of one name in one file, and the role writes all into one."""
+    names = [group["name"] for path in (*RULES, *ALERTS) for group in yaml.safe_load(path.read_text())["groups"]]
+    assert len(names) == len(set(names))
+
+
+def test_recorded_names_are_ours():
+    """gpu:* for readers, gpu_map:* for other rules."""
+    recorded = [rule.name for rule in rules_of((*RULES, *ALERTS)) if not rule.is_alert]
+    assert not [name for name in recorded if not name.startswith(("gpu:", "gpu_map:"))]
