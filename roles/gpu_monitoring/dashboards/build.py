@@ -1,0 +1,60 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Writes the dashboards into roles/gpu_monitoring/files/dashboards, from the files beside this one.
+
+usage: python roles/gpu_monitoring/dashboards/build.py [--check]
+
+With --check nothing is written; it says which files are not what it would write, and ends with 1 if any are. Needs Grafana's
+grafana-foundation-sdk (requirements-test.txt). The role itself needs the files only.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from cost import cost
+from fleet import fleet
+from gpu import gpu
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from host import host
+from tenants import tenants
+
+BOARDS = (fleet, host, gpu, tenants, cost)
+TARGET = Path(__file__).parents[1] / "files" / "dashboards"
+
+
+def contents():
+    """The text of each file, by its name."""
+    made = {}
+    for number, function in enumerate(BOARDS):
+        board = function()
+        for at, panel in enumerate(board.panels or []):
+            panel.id_val = at + 1
+        name = "openfleet-gpu-%d-%s.json" % (number + 1, board.uid.rpartition("-")[2])
+        made[name] = JSONEncoder(sort_keys=True, indent=2).encode(board) + "\n"
+    return made
+
+
+def main(arguments):
+    made = contents()
+    there = {path.name: path.read_text(encoding="utf-8") for path in TARGET.glob("*.json")}
+    stale = sorted(name for name in made.keys() | there.keys() if made.get(name) != there.get(name))
+    if arguments == ["--check"]:
+        for name in stale:
+            print("%s is not what its source says: run make dashboards" % (TARGET / name))
+        return 1 if stale else 0
+    if arguments:
+        print(__doc__.split("\n\n")[1], file=sys.stderr)
+        return 2
+    for name in stale:
+        if name in made:
+            (TARGET / name).write_text(made[name], encoding="utf-8")
+        else:
+            (TARGET / name).unlink()
+        print("written: %s" % name)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

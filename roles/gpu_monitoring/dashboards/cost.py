@@ -1,0 +1,128 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Money."""
+
+from __future__ import annotations
+
+import queries as q
+from kit import GREEN, ORANGE, RED, board, fill, lines, number, rows, total
+from parts import GPU_LINK, HOST_LINK, MONEY, USE_COLORS
+
+
+def cost():
+    idle, held, unheld = (q.lost_money(state) for state in (q.is_idle(), q.held_idle(), q.free()))
+    priced = (
+        "Where the inventory has prices (gpu_monitoring_prices). A MIG instance has its share of its GPU's, by memory."
+    )
+    return fill(
+        board("cost", "GPU costs", "What the fleet costs, and how much of that buys nothing.", span="now-7d"),
+        [
+            number(
+                "The fleet costs, per hour",
+                priced,
+                MONEY,
+                f"sum(max by (host, gpu_uuid) (gpu:price_per_hour{{{q.HOST}}}))",
+                span=6,
+            ),
+            number(
+                "Idle, per hour",
+                "What GPUs and instances cost that do nothing now, held or free.",
+                MONEY,
+                f"sum({idle})",
+                ((None, ORANGE),),
+                span=6,
+            ),
+            number(
+                "Held and idle, per hour",
+                "The part of it that somebody has and does not use.",
+                MONEY,
+                f"sum({held})",
+                ((None, GREEN), (0.01, ORANGE)),
+                span=6,
+            ),
+            total(
+                "Idle, in the time shown",
+                "What was paid in that time for GPUs and instances that did nothing.",
+                MONEY,
+                q.over_range(f"sum({idle})"),
+                ((None, RED),),
+                span=6,
+            ),
+            lines(
+                "Costs per hour",
+                "What is paid for GPUs and instances that work, that somebody holds idle, and that are free.",
+                MONEY,
+                [
+                    (f"sum({q.lost_money(f'({q.busy()} >= bool {q.BUSY_FROM})')})", "busy"),
+                    (f"sum({held})", "held, idle"),
+                    (f"sum({unheld})", "free"),
+                ],
+                span=24,
+                stacked=True,
+                colors=USE_COLORS,
+            ),
+            rows(
+                "Idle by host, in the time shown",
+                "What each host's idle GPUs and instances cost in that time: those somebody held, and all.",
+                MONEY,
+                [
+                    q.over_range(f"sum by (host) ({held})"),
+                    q.over_range(f"sum by (host) ({idle})"),
+                    f"sum by (host) (max by (host, gpu_uuid) (gpu:price_per_hour{{{q.HOST}}}))",
+                ],
+                [
+                    ("host", "Host", "string", HOST_LINK),
+                    ("Value #A", "Held, idle", MONEY),
+                    ("Value #B", "Idle in all", MONEY),
+                    ("Value #C", "The host, per hour", MONEY),
+                ],
+                span=12,
+                height=9,
+            ),
+            rows(
+                "Dearest idle holdings",
+                "GPUs and instances that somebody has and does not use now, by what they cost per hour.",
+                MONEY,
+                [f"topk(20, sum by (host, gpu_index, mig_profile, mig_instance) ({held}) > 0)"],
+                [
+                    ("host", "Host", "string", HOST_LINK),
+                    ("gpu_index", "GPU", "string", GPU_LINK),
+                    ("mig_profile", "Profile", "string"),
+                    ("mig_instance", "Instance", "string"),
+                    ("Value", "Per hour", MONEY),
+                ],
+                span=12,
+                height=9,
+            ),
+            lines(
+                "By model, per hour",
+                "What the GPUs of each model cost.",
+                MONEY,
+                [(f"sum by (model) (max by (host, gpu_uuid, model) (gpu:price_per_hour{{{q.HOST}}}))", "{{model}}")],
+                stacked=True,
+            ),
+            rows(
+                "Jobs and pods, per hour",
+                "What each has of the fleet now, at the prices of the inventory.",
+                MONEY,
+                [
+                    f"sum by (workload) (({q.price()}) * on ({q.KEY}) group_right () "
+                    f'group by (workload, {q.KEY}) (gpu:busy_ratio{{{q.HOST}, workload!=""}}))'
+                ],
+                [("workload", "Job or pod", "string"), ("Value", "Per hour", MONEY)],
+                span=12,
+            ),
+            rows(
+                "GPUs without a price",
+                "Their model matches no line of gpu_monitoring_prices.",
+                "none",
+                [
+                    f"count by (model) (group by ({q.WHOLE}, model) (gpu:info{{{q.HOST}}}) "
+                    f"unless on (host, gpu_uuid) gpu:price_per_hour{{{q.HOST}}})"
+                ],
+                [("model", "Model", "string"), ("Value", "GPUs", "none")],
+                span=12,
+                none="none",
+            ),
+        ],
+    )

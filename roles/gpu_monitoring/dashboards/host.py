@@ -1,0 +1,131 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""One host."""
+
+from __future__ import annotations
+
+import queries as q
+from kit import GREEN, ON_HOST, RED, board, fill, lines, number, rows, states
+from parts import GPU_LINK, USE_COLORS, WARN, alerts, device_lines, use
+
+
+def host():
+    return fill(
+        board(
+            "host",
+            "GPU host",
+            "One host: its GPUs and MIG instances, who has them, and how they are.",
+            one_host=True,
+            gpu=True,
+        ),
+        [
+            number("GPUs", "Cards that the exporter tells of.", "none", q.gpus(q.GPU)),
+            number(
+                "Busy",
+                "GPUs and MIG instances in use for 5 % of the time or more.",
+                "none",
+                q.busy_devices(q.GPU),
+                ((None, GREEN),),
+            ),
+            number(
+                "Held, idle",
+                "GPUs and MIG instances that somebody has, and that do nothing now.",
+                "none",
+                f"sum({q.held_idle(q.GPU)})",
+                WARN,
+            ),
+            number("Free", "GPUs and MIG instances that nobody has.", "none", f"sum({q.free(q.GPU)})"),
+            number(
+                "Exporter",
+                "Whether the exporters of the host answer: 1 if all do.",
+                "none",
+                f'min(up{{job=~"gpu_exporter|gpu_host", {q.HOST}}})',
+                ((None, RED), (1, GREEN)),
+            ),
+            number(
+                "Layout drift",
+                "GPUs that are not shared as gpu_layout says: differences that were found.",
+                "none",
+                f"sum({q.whole('gpu:layout_drift', q.GPU)})",
+                WARN,
+            ),
+            rows(
+                "GPUs and MIG instances",
+                "Each as it is now. The number of a GPU leads to its own dashboard.",
+                "none",
+                [
+                    q.device("gpu:busy_ratio", q.GPU, "host, gpu_index, model, mig_profile, mig_instance"),
+                    q.device("gpu:compute_active_ratio", q.GPU, "host, gpu_index, model, mig_profile, mig_instance"),
+                    q.device("gpu:memory_used_bytes", q.GPU, "host, gpu_index, model, mig_profile, mig_instance"),
+                    q.device("gpu:memory_total_bytes", q.GPU, "host, gpu_index, model, mig_profile, mig_instance"),
+                    q.device("gpu:processes", q.GPU, "host, gpu_index, model, mig_profile, mig_instance"),
+                ],
+                [
+                    ("host", "Host", "string"),
+                    ("gpu_index", "GPU", "string", GPU_LINK),
+                    ("model", "Model", "string"),
+                    ("mig_profile", "Profile", "string"),
+                    ("mig_instance", "Instance", "string"),
+                    ("Value #A", "Busy", "percentunit"),
+                    ("Value #B", "Computing", "percentunit"),
+                    ("Value #C", "Memory used", "bytes"),
+                    ("Value #D", "Memory", "bytes"),
+                    ("Value #E", "Processes", "none"),
+                ],
+                height=9,
+            ),
+            lines(
+                "GPUs and MIG instances by use",
+                "Each is busy, or held by somebody and idle, or free; or who has it is not known.",
+                "none",
+                use(q.GPU),
+                stacked=True,
+                colors=USE_COLORS,
+            ),
+            lines(
+                "Busy",
+                "The time that a kernel ran, for each GPU and MIG instance.",
+                "percentunit",
+                [(q.busy(q.GPU), ON_HOST)],
+                most=1,
+            ),
+            *device_lines(q.GPU, ON_HOST),
+            rows(
+                "Holders",
+                "Containers, jobs and pods that have a GPU or MIG instance, and processes on it.",
+                "none",
+                [
+                    f"sum by (gpu_index, mig_profile, mig_instance, kind) (gpu:held{{{q.GPU}}} > 0) or label_replace("
+                    f'sum by (gpu_index, mig_profile, mig_instance) (gpu:processes{{{q.GPU}}} > 0), "kind", "process", "", "")'
+                ],
+                [
+                    ("gpu_index", "GPU", "string"),
+                    ("mig_profile", "Profile", "string"),
+                    ("mig_instance", "Instance", "string"),
+                    ("kind", "Held by", "string"),
+                    ("Value", "How many", "none"),
+                ],
+                span=12,
+            ),
+            rows(
+                "How GPUs are shared",
+                "What the layout says of each GPU, and whether that is what NVML shows.",
+                "none",
+                [
+                    f"max by (gpu_index, sharing) (gpu:layout_sharing_info{{{q.GPU}}})",
+                    f"max by (gpu_index) (gpu:layout_differences{{{q.GPU}}})",
+                ],
+                [("gpu_index", "GPU", "string"), ("sharing", "Sharing", "string"), ("Value #B", "Differences", "none")],
+                span=12,
+            ),
+            states(
+                "MPS daemons",
+                "When the daemons of the layout ran.",
+                f"max by (daemon, gpu_index) (gpu:mps_daemon_up{{{q.GPU}}})",
+                "{{daemon}} on GPU {{gpu_index}}",
+                span=12,
+                words=(("0", "down", RED), ("1", "up", GREEN)),
+            ),
+            alerts(12, 'host=~"$host"'),
+        ],
+    )

@@ -1,0 +1,185 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Panels as these dashboards have them, on top of Grafana's own library for making dashboards.
+
+Every panel is made with a title, what it shows in words, a unit and its queries, so that none can lack one.
+"""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.builders import (
+    bargauge,
+    common,
+    dashboard,
+    prometheus,
+    stat,
+    statetimeline,
+    table,
+    timeseries,
+)
+from grafana_foundation_sdk.models import bargauge as bargauge_model
+from grafana_foundation_sdk.models import common as kinds
+from grafana_foundation_sdk.models import dashboard as models
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+
+SOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
+#: Colours mean the same on every dashboard.
+GREEN, BLUE, ORANGE, RED, GREY = "green", "blue", "orange", "red", "#8e8e8e"
+PER_DEVICE = "{{host}} GPU {{gpu_index}} {{mig_profile}} {{mig_instance}}"
+ON_HOST = "GPU {{gpu_index}} {{mig_profile}} {{mig_instance}}"
+
+
+def query(expression, legend="", now=False, letter="A", columns=False):
+    made = prometheus.Dataquery().expr(expression).ref_id(letter).datasource(SOURCE).legend_format(legend)
+    if columns:
+        made.format(PromQueryFormat.TABLE)
+    return made.instant() if now else made.range()
+
+
+def steps(*pairs):
+    """Colours from values on: (None, GREEN), (1, RED)."""
+    return (
+        dashboard.ThresholdsConfig()
+        .mode(models.ThresholdsMode.ABSOLUTE)
+        .steps([models.Threshold(value=value, color=color) for value, color in pairs])
+    )
+
+
+def _of(panel, title, says, unit, span, height):
+    return panel.title(title).description(says).unit(unit).span(span).height(height).datasource(SOURCE)
+
+
+def number(title, says, unit, expression, colors=((None, BLUE),), span=4, height=4, decimals=None, none="no data"):
+    """One figure, with how it came about behind it."""
+    made = _of(stat.Panel(), title, says, unit, span, height)
+    made.with_target(query(expression)).thresholds(steps(*colors)).no_value(none)
+    made.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
+    made.graph_mode(kinds.BigValueGraphMode.AREA).color_mode(kinds.BigValueColorMode.VALUE)
+    return made if decimals is None else made.decimals(decimals)
+
+
+def total(title, says, unit, expression, colors=((None, BLUE),), span=4, height=4):
+    """One figure for the whole time shown, asked once."""
+    made = _of(stat.Panel(), title, says, unit, span, height)
+    made.with_target(query(expression, now=True)).thresholds(steps(*colors)).no_value("no data")
+    made.graph_mode(kinds.BigValueGraphMode.NONE).color_mode(kinds.BigValueColorMode.VALUE)
+    return made.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
+
+
+def lines(title, says, unit, queries, span=12, height=8, stacked=False, most=None, colors=None):
+    """Lines over the time; `queries` are pairs of expression and legend."""
+    made = _of(timeseries.Panel(), title, says, unit, span, height).min(0)
+    for letter, (expression, legend) in zip("ABCDEFGH", queries):
+        made.with_target(query(expression, legend, letter=letter))
+    if most is not None:
+        made.max(most)
+    if stacked:
+        made.stacking(common.StackingConfig().mode(kinds.StackingMode.NORMAL)).fill_opacity(60)
+    for name, color in (colors or {}).items():
+        fixed = {"mode": "fixed", "fixedColor": color}
+        made.override_by_name(name, [models.DynamicConfigValue(id_val="color", value=fixed)])
+    # A hole in the data is shown as a hole.
+    made.line_width(1).show_points(kinds.VisibilityMode.NEVER).span_nulls(False)
+    made.tooltip(common.VizTooltipOptions().mode(kinds.TooltipDisplayMode.MULTI).sort(kinds.SortOrder.DESCENDING))
+    legend = (
+        common.VizLegendOptions().display_mode(kinds.LegendDisplayMode.LIST).placement(kinds.LegendPlacement.BOTTOM)
+    )
+    return made.legend(legend.show_legend(True))
+
+
+def bars(title, says, unit, expression, legend, span=12, height=8, most=None, colors=((None, BLUE),)):
+    """A bar for each series, as it is now."""
+    made = _of(bargauge.Panel(), title, says, unit, span, height).min(0)
+    made.with_target(query(expression, legend, now=True)).thresholds(steps(*colors))
+    made.orientation(kinds.VizOrientation.HORIZONTAL).display_mode(kinds.BarGaugeDisplayMode.BASIC)
+    made.value_mode(kinds.BarGaugeValueMode.TEXT).name_placement(bargauge_model.common.BarGaugeNamePlacement.LEFT)
+    made.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
+    return made if most is None else made.max(most)
+
+
+def states(title, says, expression, legend, span=24, height=8, words=(("0", "no", GREEN), ("1", "yes", RED))):
+    """What was when, for series of 0 and 1."""
+    made = _of(statetimeline.Panel(), title, says, "none", span, height)
+    made.with_target(query(expression, legend)).show_value(kinds.VisibilityMode.NEVER).merge_values(True)
+    found = {
+        value: models.ValueMappingResult(text=text, color=color, index=at)
+        for at, (value, text, color) in enumerate(words)
+    }
+    return made.mappings([models.ValueMap(options=found)]).row_height(0.8)
+
+
+def rows(title, says, unit, queries, columns, span=24, height=8, none="nothing now", sort=None):
+    """A table: `queries` are expressions, `columns` name what is shown, in order.
+
+    A column is (field, header, unit), or (field, header, unit, address to go to). The fields are labels, and Value of one query
+    or `Value #A`, `Value #B` of several.
+    """
+    made = _of(table.Panel(), title, says, unit, span, height).no_value(none).filterable(True)
+    for letter, expression in zip("ABCDEFGH", queries):
+        made.with_target(query(expression, now=True, letter=letter, columns=True))
+    if len(queries) > 1:
+        made.with_transformation(models.DataTransformerConfig(id_val="merge", options={}))
+    order = {field: at for at, (field, *_) in enumerate(columns)}
+    names = {field: header for field, header, *_ in columns}
+    # Only these; Grafana adds the time, and labels that nobody asked for.
+    keep = {"include": {"names": list(order)}}
+    made.with_transformation(models.DataTransformerConfig(id_val="filterFieldsByName", options=keep))
+    organize = {"indexByName": order, "renameByName": names, "excludeByName": {}}
+    made.with_transformation(models.DataTransformerConfig(id_val="organize", options=organize))
+    for _, header, column_unit, *address in columns:
+        properties = [models.DynamicConfigValue(id_val="unit", value=column_unit)]
+        if address:
+            link = [{"title": "Look at it", "url": address[0], "targetBlank": False}]
+            properties.append(models.DynamicConfigValue(id_val="links", value=link))
+        made.override_by_name(header, properties)
+    if sort:
+        made.sort_by([common.TableSortByFieldState(sort).desc(True)])
+    return made
+
+
+def section(title):
+    return dashboard.Row(title)
+
+
+def _variable(name, label, expression, many, all_value=None):
+    made = dashboard.QueryVariable(name).label(label).query(expression).datasource(SOURCE)
+    made.refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED).sort(models.VariableSort.NATURAL_ASC).multi(many)
+    made.include_all(many)
+    if many:
+        made.current(models.VariableOption(text="All", value="$__all", selected=True))
+    return made if all_value is None else made.all_value(all_value)
+
+
+def board(uid, title, says, *, one_host=False, gpu=False, tenant=False, span="now-6h"):
+    """An empty dashboard with its variables, and links to the others that take them along."""
+    made = dashboard.Dashboard(title).uid("openfleet-gpu-" + uid).description(says).tags(["openfleet-gpu"])
+    made.time(span, "now").refresh("1m").timezone("browser").tooltip(models.DashboardCursorSync.CROSSHAIR).editable()
+    made.link(
+        dashboard.DashboardLink("GPU dashboards")
+        .type(models.DashboardLinkType.DASHBOARDS)
+        .tags(["openfleet-gpu"])
+        .include_vars(True)
+        .keep_time(True)
+    )
+    made.with_variable(dashboard.DatasourceVariable("datasource").label("Prometheus").type("prometheus"))
+    # Labels of the inventory (gpu_monitoring_labels) are on what is scraped; all other series are found by the host.
+    scraped = 'up{job="gpu_exporter"}'
+    made.with_variable(_variable("cluster", "Cluster", f"label_values({scraped}, cluster)", many=True, all_value=".*"))
+    scraped = 'up{job="gpu_exporter", cluster=~"$cluster"}'
+    made.with_variable(_variable("host", "Host", f"label_values({scraped}, host)", many=not one_host))
+    if gpu:
+        values = 'label_values(gpu:info{host=~"$host"}, gpu_index)'
+        made.with_variable(_variable("gpu", "GPU", values, many=True, all_value=".*"))
+    if tenant:
+        values = 'label_values(gpu:tenant_memory_limit_bytes{host=~"$host"}, tenant)'
+        made.with_variable(_variable("tenant", "Tenant", values, many=True, all_value=".*"))
+    return made
+
+
+def fill(made, panels):
+    for panel in panels:
+        if isinstance(panel, dashboard.Row):
+            made.with_row(panel)
+        else:
+            made.with_panel(panel)
+    return made.build()

@@ -1,0 +1,90 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The questions that the dashboards ask: PromQL over the gpu:* series (docs/monitoring.md), ALERTS and up, and nothing else.
+
+A device is what somebody can be given: a MIG instance, or a GPU that has none. Several exporters and several pods may each tell
+of one device, so that every question first makes its devices unique.
+"""
+
+from __future__ import annotations
+
+HOST = 'host=~"$host"'
+GPU = 'host=~"$host", gpu_index=~"$gpu"'
+#: What tells devices apart, and what is shown of them.
+KEY = "host, gpu_uuid, mig_instance"
+DEVICE = "host, gpu_uuid, gpu_index, mig_profile, mig_instance"
+WHOLE = "host, gpu_uuid, gpu_index"
+#: Below it a device counts as idle: background work of a driver or an exporter is less.
+BUSY_FROM = "0.05"
+
+
+def device(series, where=HOST, by=DEVICE):
+    """One value of a series for each device."""
+    return f"max by ({by}) ({series}{{{where}}})"
+
+
+def whole(series, where=HOST):
+    """One value of a series for each GPU, whatever it is divided into."""
+    return device(series, where, WHOLE)
+
+
+def busy(where=HOST):
+    return device("gpu:busy_ratio", where)
+
+
+def holders(where=HOST):
+    """How many hold a device: by a process, or as docs/holders.md says. No series where nobody knows."""
+    return f'max by ({KEY}) ({{__name__=~"gpu:processes|gpu:held", {where}}})'
+
+
+def is_idle(where=HOST):
+    return f"({busy(where)} < bool {BUSY_FROM})"
+
+
+def busy_devices(where=HOST):
+    return f"sum({busy(where)} >= bool {BUSY_FROM})"
+
+
+def held_idle(where=HOST):
+    return f"{is_idle(where)} * on ({KEY}) ({holders(where)} > bool 0)"
+
+
+def free(where=HOST):
+    return f"{is_idle(where)} * on ({KEY}) ({holders(where)} == bool 0)"
+
+
+def unknown(where=HOST):
+    """Idle devices of which nobody knows whether they are held: no data is not the same as free."""
+    return f"({busy(where)} < {BUSY_FROM}) unless on ({KEY}) {holders(where)}"
+
+
+def gpus(where=HOST):
+    return f"count(group by ({WHOLE}) (gpu:info{{{where}}}))"
+
+
+def memory_ratio(by="", where=HOST):
+    group = f" by ({by})" if by else ""
+    model = f"{DEVICE}, model" if by == "model" else DEVICE
+    used, total = (device(f"gpu:memory_{what}_bytes", where, model) for what in ("used", "total"))
+    return f"sum{group} ({used}) / sum{group} ({total})"
+
+
+def price(where=HOST):
+    """What a device costs per hour: its share of the GPU's price, by memory."""
+    total = device("gpu:memory_total_bytes", where)
+    share = f"{total} / on (host, gpu_uuid) group_left () sum by (host, gpu_uuid) ({total})"
+    return f"({share}) * on (host, gpu_uuid) group_left () max by (host, gpu_uuid) (gpu:price_per_hour{{{where}}})"
+
+
+def lost_money(state, where=HOST):
+    """The same for devices of which `state` is 1, and 0 for the others."""
+    return f"({price(where)}) * on ({KEY}) group_left () ({state})"
+
+
+def over_range(expression):
+    """Money in the time shown, from money per hour: a value each quarter of an hour stands for that quarter."""
+    return f"sum_over_time(({expression})[$__range:15m]) / 4"
+
+
+FIRING = 'ALERTS{alertname=~"Gpu.+", alertstate="firing", host=~"$host|"}'
+DOWN = f'up{{job=~"gpu_exporter|gpu_host", {HOST}}} == bool 0'

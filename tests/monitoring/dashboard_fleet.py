@@ -1,0 +1,150 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Two hosts for the dashboards' queries, as a history of gpu:* series in OpenMetrics.
+
+host    GPU  device               state                       model  workload
+node-1  0    whole                busy, a process             H100   train
+node-1  1    whole                idle, held by a container   H100
+node-1  2    whole                idle, nobody                H100
+node-1  3    whole                idle, nobody knows          H100
+node-1  4    2g.20gb 3            idle, held by slurm         A100
+node-1  4    1g.10gb 9            busy, a process             A100   serve
+node-1  4    1g.10gb 10           idle, nobody                A100
+node-1  5    whole, two tenants   busy, a process             H100
+node-2  0    whole                idle, nobody                T4, without a price
+node-2  1    whole, lost          nothing is known of it      H100
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+HOSTS = ["node-1", "node-2"]
+GIB = 1 << 30
+HOURS = 3
+STEP = 60
+PRICES = {"H100": 2.4, "A100": 1.0}
+SIZES = {"H100": 80, "A100": 40, "T4": 16}
+
+
+class Device(NamedTuple):
+    host: str
+    index: int
+    model: str
+    busy: float
+    processes: int | None
+    held: str = ""
+    profile: str = ""
+    instance: str = ""
+    workload: str = ""
+    gib: int = 0
+
+
+DEVICES = [
+    Device("node-1", 0, "H100", 0.9, 1, workload="train"),
+    Device("node-1", 1, "H100", 0.0, 0, held="container"),
+    Device("node-1", 2, "H100", 0.0, 0),
+    Device("node-1", 3, "H100", 0.0, None),
+    Device("node-1", 4, "A100", 0.0, 0, "slurm", "2g.20gb", "3", gib=20),
+    Device("node-1", 4, "A100", 0.8, 1, "", "1g.10gb", "9", "serve", gib=10),
+    Device("node-1", 4, "A100", 0.01, 0, "", "1g.10gb", "10", gib=10),
+    Device("node-1", 5, "H100", 0.5, 2),
+    Device("node-2", 0, "T4", 0.0, 0),
+]
+
+
+def _gpu(host, index, model):
+    return {
+        "job": "gpu_exporter",
+        "instance": host + ":9400",
+        "host": host,
+        "gpu_uuid": f"GPU-{host}-{index}",
+        "gpu_index": str(index),
+        "model": model,
+        "vendor": "nvidia",
+    }
+
+
+def series():
+    """Each series with its value: a number, or a function of the seconds since the start."""
+    for host in HOSTS:
+        yield "up", {"job": "gpu_exporter", "instance": host + ":9400", "host": host, "cluster": "a"}, 1
+    yield "up", {"job": "gpu_host", "instance": "node-2:9100", "host": "node-2", "cluster": "a"}, 0
+    firing = {"alertstate": "firing", "severity": "critical"}
+    yield "ALERTS", {"alertname": "GpuLost", "host": "node-2", "gpu_index": "1", **firing}, 1
+    yield "ALERTS", {"alertname": "GpuLayoutDrift", "host": "node-1", "gpu_index": "2", **firing}, 1
+    yield "ALERTS", {"alertname": "GpuHot", "host": "node-1", "gpu_index": "0", "alertstate": "pending"}, 1
+    yield "ALERTS", {"alertname": "DiskFull", "host": "node-1", **firing}, 1
+    for device in DEVICES:
+        yield from _device(device)
+    whole = {(one.host, one.index): _gpu(one.host, one.index, one.model) for one in DEVICES}
+    whole["node-2", 1] = _gpu("node-2", 1, "H100")
+    for (host, index), labels in whole.items():
+        yield from _health(labels, lost=(host, index) == ("node-2", 1), drifted=(host, index) == ("node-1", 2))
+    yield from _sharing(whole["node-1", 5])
+
+
+def _device(one):
+    labels = _gpu(one.host, one.index, one.model)
+    if one.instance:
+        labels.update(mig_profile=one.profile, mig_instance=one.instance)
+        yield "gpu:info", {**labels, "driver_version": "580.1"}, 1
+    holders = dict(labels)
+    if one.workload:
+        labels["workload"] = one.workload
+    total = (one.gib or SIZES[one.model]) * GIB
+    yield "gpu:busy_ratio", labels, one.busy
+    yield "gpu:compute_active_ratio", labels, one.busy / 2
+    yield "gpu:tensor_active_ratio", labels, one.busy / 3
+    yield "gpu:memory_bandwidth_active_ratio", labels, one.busy / 4
+    yield "gpu:memory_total_bytes", labels, total
+    yield "gpu:memory_used_bytes", labels, int(total * (0.02 + one.busy / 2))
+    if one.processes is not None:
+        yield "gpu:processes", holders, one.processes
+    if one.held:
+        yield "gpu:held", {**holders, "kind": one.held}, 1
+
+
+def _health(labels, lost, drifted):
+    yield "gpu:info", {**labels, "driver_version": "580.1"}, 1
+    yield "gpu:lost", labels, int(lost)
+    if labels["model"] in PRICES:
+        kept = {key: value for key, value in labels.items() if key not in ("job", "instance")}
+        yield "gpu:price_per_hour", kept, PRICES[labels["model"]]
+    if lost:
+        return
+    yield "gpu:power_watts", labels, 300
+    yield "gpu:power_limit_watts", labels, 700
+    yield "gpu:temperature_celsius", labels, 60
+    for kind in ("ecc_corrected", "ecc_uncorrected", "pcie_replay"):
+        yield "gpu:errors_total", {**labels, "kind": kind}, lambda seconds: seconds // 600
+    for reason in ("sw_power_cap", "hw_thermal", "sw_thermal"):
+        yield "gpu:throttled", {**labels, "reason": reason}, 0
+    yield "gpu:xid_errors:count5m", {**labels, "xid": "31"}, 2
+    for name in ("gpu:row_remap_pending", "gpu:row_remap_failed"):
+        yield name, labels, 0
+    yield "gpu:layout_drift", labels, int(drifted)
+    yield "gpu:layout_differences", labels, int(drifted)
+    yield "gpu:layout_sharing_info", {**labels, "sharing": "exclusive"}, 1
+
+
+def _sharing(labels):
+    yield "gpu:mps_daemon_up", {**labels, "daemon": "inference"}, 1
+    for tenant, used in (("a", 7), ("b", 1)):
+        of = {**labels, "tenant": tenant}
+        yield "gpu:tenant_memory_used_bytes", of, used * GIB
+        yield "gpu:tenant_memory_limit_bytes", of, 8 * GIB
+        yield "gpu:tenant_sm_limit_ratio", of, 0.3
+        yield "gpu:tenant_denied_total", of, lambda seconds: seconds // 300
+
+
+def openmetrics(end):
+    """The history until `end` (seconds since 1970), as promtool reads it."""
+    start = end - HOURS * 3600
+    lines = []
+    for name, labels, value in series():
+        inside = ",".join('%s="%s"' % pair for pair in sorted(labels.items()))
+        for at in range(start, end + 1, STEP):
+            number = value(at - start) if callable(value) else value
+            lines.append("%s{%s} %s %d" % (name, inside, number, at))
+    return "\n".join([*lines, "# EOF", ""])

@@ -1,0 +1,279 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The dashboards of the role gpu_monitoring: what is in the files, and every query of every panel on a real Prometheus.
+
+Two hosts of dashboard_fleet.py have a history of three hours there, in the series that the recording rules write. Grafana
+itself is not here: what it puts in for its variables is put in below.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+
+import dashboard_fleet
+import pytest
+import yaml
+from rule_files import RULES, TOOLS, rules_of
+
+ROLE = RULES[0].parents[2]
+FILES = sorted((ROLE / "files" / "dashboards").glob("*.json"))
+BOARDS = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in FILES}
+RANGE = 3600
+VALUES = {
+    "$__range_s": str(RANGE),
+    "$__range": f"{RANGE}s",
+    "$__rate_interval": "5m",
+    "$__interval": "1m",
+    "$cluster": ".*",
+    "$tenant": ".*",
+    "$gpu": ".*",
+}
+
+
+def panels(board):
+    for panel in board["panels"]:
+        if panel["type"] == "row":
+            yield from panel.get("panels", [])
+        else:
+            yield panel
+
+
+PANELS = [
+    pytest.param(name, panel, id=f"{name}-{panel['title']}")
+    for name, board in BOARDS.items()
+    for panel in panels(board)
+]
+
+
+def one_host(board):
+    (host,) = (variable for variable in board["templating"]["list"] if variable["name"] == "host")
+    return not host["multi"]
+
+
+def put_in(board, text):
+    """The query as Grafana would send it: with all hosts, or with the first where a dashboard is of one."""
+    hosts = dashboard_fleet.HOSTS[:1] if one_host(board) else dashboard_fleet.HOSTS
+    for name, value in {**VALUES, "$host": "(%s)" % "|".join(hosts) if len(hosts) > 1 else hosts[0]}.items():
+        text = text.replace(name, value)
+    assert "$" not in text, text
+    return text
+
+
+class Prometheus:
+    """The HTTP API of one that runs, at the end of the history."""
+
+    def __init__(self, url, end):
+        self.url, self.end = url, end
+
+    def get(self, path, **parameters):
+        address = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
+        try:
+            with urllib.request.urlopen(address, timeout=60) as answer:
+                return json.load(answer)["data"]
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"{parameters}: {error.read().decode()}") from error
+
+    def now(self, query):
+        return self.get("query", query=query, time=self.end)["result"]
+
+    def over_time(self, query):
+        return self.get("query_range", query=query, start=self.end - RANGE, end=self.end, step=60)["result"]
+
+    def value(self, query):
+        (one,) = self.now(query)
+        return float(one["value"][1])
+
+
+@pytest.fixture(scope="session")
+def prometheus(tmp_path_factory):
+    place = tmp_path_factory.mktemp("prometheus")
+    end = int(time.time()) // 60 * 60
+    (place / "history").write_text(dashboard_fleet.openmetrics(end), encoding="utf-8")
+    made = subprocess.run(
+        [TOOLS / "promtool", "tsdb", "create-blocks-from", "openmetrics", place / "history", place / "data"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert made.returncode == 0, made.stdout + made.stderr
+    (place / "prometheus.yml").write_text("{}\n")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with (place / "log").open("w") as log:
+        process = subprocess.Popen(
+            [
+                TOOLS / "prometheus",
+                f"--config.file={place / 'prometheus.yml'}",
+                f"--storage.tsdb.path={place / 'data'}",
+                f"--web.listen-address=127.0.0.1:{port}",
+            ],
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        deadline = time.monotonic() + 300
+        while True:
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/-/ready", timeout=10).close()
+                break
+            except OSError:
+                assert process.poll() is None and time.monotonic() < deadline, (place / "log").read_text()
+                time.sleep(0.2)
+        yield Prometheus(f"http://127.0.0.1:{port}", end)
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+
+
+def test_there_are_the_five_dashboards_with_links_between_them():
+    assert [board["title"] for board in BOARDS.values()] == [
+        "GPU fleet",
+        "GPU host",
+        "GPU and MIG instances",
+        "GPU tenants",
+        "GPU costs",
+    ]
+    uids = {board["uid"] for board in BOARDS.values()}
+    assert len(uids) == len(BOARDS)
+    for path in FILES:
+        for uid in re.findall(r"/d/([\w-]+)", path.read_text(encoding="utf-8")):
+            assert uid in uids
+
+
+def test_the_files_are_what_their_source_says():
+    made = subprocess.run(
+        [sys.executable, ROLE / "dashboards" / "build.py", "--check"], capture_output=True, text=True, timeout=120
+    )
+    assert made.returncode == 0, made.stdout + made.stderr
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_each_dashboard_can_be_pointed_at_a_prometheus_and_a_part_of_the_fleet(name):
+    variables = [variable["name"] for variable in BOARDS[name]["templating"]["list"]]
+    assert variables[:3] == ["datasource", "cluster", "host"]
+    used = set(re.findall(r"\$\{?(\w+)", json.dumps([p.get("targets") for p in panels(BOARDS[name])])))
+    assert {each for each in used if not each.startswith("__")} <= set(variables)
+
+
+@pytest.mark.parametrize(("name", "panel"), PANELS)
+def test_a_panel_says_what_it_shows_in_which_unit(name, panel):
+    assert panel["title"] and panel["description"].endswith(".")
+    assert panel["fieldConfig"]["defaults"]["unit"]
+    assert panel["targets"]
+    assert panel["datasource"]["uid"] == "${datasource}"
+    assert {target["datasource"]["uid"] for target in panel["targets"]} == {"${datasource}"}
+    assert panel["gridPos"]["w"] >= 4, "too narrow to be read"
+
+
+def test_only_series_are_asked_for_that_rules_write():
+    written = {rule.name for rule in rules_of(RULES)} | {"gpu:price_per_hour", "ALERTS", "up"}
+    for board in BOARDS.values():
+        for panel in panels(board):
+            for target in panel["targets"]:
+                expression = target["expr"]
+                asked = set(re.findall(r"([A-Za-z_:][\w:]*)\s*\{", expression))
+                for names in re.findall(r'__name__=~"([^"]*)"', expression):
+                    asked.update(names.split("|"))
+                asked.update(re.findall(r"gpu:\w[\w:]*", expression))
+                assert asked and asked <= written, (panel["title"], asked - written)
+
+
+@pytest.mark.parametrize(("name", "panel"), PANELS)
+def test_each_query_returns_data(prometheus, name, panel):
+    for target in panel["targets"]:
+        query = put_in(BOARDS[name], target["expr"])
+        found = prometheus.now(query) if target.get("instant") else prometheus.over_time(query)
+        assert found, f"nothing comes of {query}"
+        numbers = [value for one in found for _, value in one.get("values", [one.get("value")])]
+        assert all(math.isfinite(float(value)) for value in numbers), query
+        labels = {label for one in found for label in one["metric"]}
+        assert set(re.findall(r"{{(\w+)}}", target.get("legendFormat") or "")) <= labels, query
+
+
+@pytest.mark.parametrize(("name", "panel"), [one for one in PANELS if one.values[1]["type"] == "table"])
+def test_the_columns_of_a_table_are_in_its_data(prometheus, name, panel):
+    fields = set()
+    several = len(panel["targets"]) > 1
+    for target in panel["targets"]:
+        fields.add("Value #" + target["refId"] if several else "Value")
+        fields.update(*(one["metric"] for one in prometheus.now(put_in(BOARDS[name], target["expr"]))))
+    (organize,) = (one["options"] for one in panel["transformations"] if one["id"] == "organize")
+    assert set(organize["indexByName"]) <= fields
+    headers = set(organize["renameByName"].values())
+    overridden = {one["matcher"]["options"] for one in panel["fieldConfig"]["overrides"]}
+    assert overridden == headers, "each column has a unit of its own"
+    # What a link takes along has to be a column.
+    assert set(re.findall(r"__data\.fields\.(\w+)", json.dumps(panel["fieldConfig"]))) <= headers
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_variables_have_values(prometheus, name):
+    for variable in BOARDS[name]["templating"]["list"]:
+        if variable["type"] != "query":
+            continue
+        query = variable["query"]
+        series, label = re.fullmatch(
+            r"label_values\((.*), (\w+)\)", query if isinstance(query, str) else query["query"]
+        ).groups()
+        values = prometheus.get(
+            f"label/{label}/values", **{"match[]": put_in(BOARDS[name], series), "end": prometheus.end}
+        )
+        assert values, query
+
+
+def figure(prometheus, name, title, column=0):
+    (panel,) = (each for each in panels(BOARDS[name]) if each["title"] == title)
+    return prometheus.value(put_in(BOARDS[name], panel["targets"][column]["expr"]))
+
+
+@pytest.mark.parametrize(
+    ("title", "expected"),
+    [
+        ("GPUs", 8),
+        ("Busy", 3),
+        ("Held, idle", 2),
+        ("Free", 3),
+        ("Alerts", 2),
+        ("Exporters down", 1),
+        ("Lost", 1),
+        ("Layout drift", 1),
+    ],
+)
+def test_the_fleets_figures_are_those_counted_by_hand(prometheus, title, expected):
+    """Of the table in dashboard_fleet.py."""
+    assert figure(prometheus, "openfleet-gpu-1-fleet", title) == expected
+
+
+def test_idle_money_is_what_idle_devices_cost(prometheus):
+    """Whole H100s at 2.40: one held idle, one free, one unknown. Of the A100 at 1.00 the idle instances, 20 and 10 of 40 GB."""
+    board = "openfleet-gpu-5-cost"
+    assert figure(prometheus, board, "Idle, per hour") == pytest.approx(3 * 2.4 + 0.5 + 0.25)
+    assert figure(prometheus, board, "Held and idle, per hour") == pytest.approx(2.4 + 0.5)
+    assert figure(prometheus, board, "The fleet costs, per hour") == pytest.approx(6 * 2.4 + 1.0)
+    # It was the same the whole hour.
+    assert figure(prometheus, board, "Idle, in the time shown") == pytest.approx(3 * 2.4 + 0.5 + 0.25, rel=0.3)
+
+
+def test_alerts_of_a_host_that_is_not_chosen_are_left_out(prometheus):
+    (panel,) = (each for each in panels(BOARDS["openfleet-gpu-2-host"]) if each["title"] == "Alerts that fire")
+    found = prometheus.now(panel["targets"][0]["expr"].replace("$host", "node-2"))
+    assert {one["metric"]["alertname"] for one in found} == {"GpuLost"}
+
+
+def test_the_role_puts_in_the_currency():
+    """Its tasks replace this unit in the files, and nothing else may look like it."""
+    text = "".join(path.read_text(encoding="utf-8") for path in FILES)
+    assert set(re.findall(r"currency\w*", text)) == {"currencyUSD"}
+    tasks = yaml.safe_load((ROLE / "tasks" / "files.yml").read_text(encoding="utf-8"))
+    (task,) = (task for task in tasks if task["name"] == "Write the dashboards")
+    assert "replace('currencyUSD', 'currency' ~ gpu_monitoring_currency)" in task["ansible.builtin.copy"]["content"]
