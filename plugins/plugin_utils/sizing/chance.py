@@ -1,0 +1,93 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Distributions of memory and duty at one moment, with the fleet's experience mixed into each workload's own. Pure.
+
+What a workload has not shown, others may have: the less its own history says, the more theirs counts. The joint series
+of those who share a card says which peaks coincided; these say how likely the coincidences are that were not seen.
+"""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+import numpy as np
+
+from .evidence import Evidence, drift
+from .model import Fleet, Policy
+
+MIB = 2**20
+#: A bin of memory; values are rounded up to it.
+BIN_BYTES = 256 * MIB
+#: Pooled values are thinned to this many quantiles.
+_QUANTILES = 4096
+#: A workload with fewer working samples says nothing about how work varies.
+_LEAST_WORKING = 5
+_HOUR_SECONDS = 3600.0
+
+
+def _thinned(values: np.ndarray) -> np.ndarray:
+    values = np.sort(values, axis=None)
+    return values[np.linspace(0, values.size - 1, min(values.size, _QUANTILES)).astype(int)]
+
+
+def memory_chances(fleet: Fleet, evidence: Sequence[Evidence], policy: Policy) -> np.ndarray:
+    """(n, bins): the chance that a workload uses so many bins of memory, of BIN_BYTES each, at some moment.
+
+    Own samples, and around the own median how far all of the fleet's samples were from theirs, as ratios; weighted by
+    days of own history against `prior_days`, raised by the drift, cut at the card that the workload has today.
+    """
+    memory = fleet.whole_memory()
+    median = np.median(memory, axis=1)
+    rises = drift(memory)
+    ratios = _thinned(memory[median > 0] / median[median > 0][:, None]) if np.any(median > 0) else np.ones(1)
+    highest = np.maximum(memory.max(axis=1) + rises, median * ratios[-1] + rises)
+    limit = np.ceil(np.fmin(highest, fleet.card) / BIN_BYTES).astype(int)
+    limit = np.maximum(limit, np.ceil(memory.max(axis=1) / BIN_BYTES).astype(int))
+    bins = int(limit.max(initial=0)) + 1
+    chances = np.zeros((len(memory), bins))
+    for i, known in enumerate(evidence):
+        own = np.minimum(np.ceil((memory[i] + rises[i]) / BIN_BYTES).astype(int), limit[i])
+        theirs = np.minimum(np.ceil((median[i] * ratios + rises[i]) / BIN_BYTES).astype(int), limit[i])
+        weight = known.days / (known.days + policy.prior_days) if known.days else 0.0
+        chances[i] = weight * np.bincount(own, minlength=bins) / own.size
+        chances[i] += (1 - weight) * np.bincount(theirs, minlength=bins) / theirs.size
+    return chances
+
+
+def busiest_hour(working: np.ndarray, samples: int) -> np.ndarray:
+    """(n, t) of true and false -> (n,): the largest share of true in so many samples on end."""
+    length = working.shape[1]
+    window = max(1, min(samples, length))
+    total = np.concatenate([np.zeros((len(working), 1)), np.cumsum(working, axis=1)], axis=1)
+    return ((total[:, window:] - total[:, :-window]) / window).max(axis=1)
+
+
+def duty_chances(fleet: Fleet, evidence: Sequence[Evidence], policy: Policy) -> np.ndarray:
+    """(n, 101): the chance of a duty of so many percent, rounded up, at some moment of the hours to come.
+
+    How hard a workload works while it works hardly depends on the hour; how often it works does. So the first is taken
+    from its working samples, with the fleet's where it has few; the second is the share of time seen, and on top of it,
+    as far as hours of the day are unseen or its busiest hour stayed below `busy_hour_ratio`, what lacks to that.
+    """
+    duty = fleet.whole_duty()
+    working = duty >= policy.working_percent
+    count = working.sum(axis=1)
+    total = np.where(working, duty, 0).sum(axis=1)
+    fleet_level = total.sum() / count.sum() if count.sum() else 100.0
+    level = (total + policy.level_samples * fleet_level) / np.maximum(count + policy.level_samples, 1e-9)
+    telling = [i for i in range(len(duty)) if count[i] >= _LEAST_WORKING]
+    pooled = [duty[i][working[i]] * count[i] / total[i] for i in telling]
+    ratios = _thinned(np.concatenate(pooled)) if pooled else np.ones(1)
+    busiest = busiest_hour(working, round(_HOUR_SECONDS / fleet.step) if fleet.step else 1)
+    chances = np.zeros((len(duty), 101))
+    for i, known in enumerate(evidence):
+        own = np.bincount(np.ceil(duty[i][working[i]]).astype(int), minlength=101)
+        theirs = np.bincount(np.minimum(np.ceil(ratios * level[i]), 100).astype(int), minlength=101) / ratios.size
+        shape = (own + policy.shape_samples * theirs) / (count[i] + policy.shape_samples)
+        # Once every hour of the day was seen, there is nothing left to guess.
+        guessed = max(0.0, policy.busy_hour_ratio - busiest[i]) if known.day_ratio < 1 else 0.0
+        share = min(1.0, count[i] / duty.shape[1] + guessed)
+        chances[i] = share * shape
+        chances[i][0] += 1 - share
+    return chances

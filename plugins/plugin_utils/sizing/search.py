@@ -1,0 +1,121 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Items onto as few identical cards as possible, where only whole groups can be judged. Pure: same input, same answer.
+
+Best fit, then rounds of taking a few cards apart and filling them again (ruin and recreate: Schrimpf et al., Record
+breaking optimization results using the ruin and recreate principle, 2000). Bounded by rounds and not by time, so that
+the answer does not hang on the machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+from typing import Callable, Sequence
+
+Group = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Weight:
+    """What a group of items comes to on one card; `fits` alone decides whether it may be there."""
+
+    fits: bool
+    #: Shares of time in which the card is saturated, and over its memory.
+    saturated: float = 0.0
+    over: float = 0.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """saturated: at most, as the mean of all cards. over: what one card is allowed (already part of `fits`)."""
+
+    saturated: float
+    over: float
+    rounds: int
+    candidates: int
+    seed: int
+
+
+#: How much the mean over its limit, any saturation and any chance of being over memory cost, in cards.
+_BEYOND, _SATURATED, _OVER = 20.0, 0.02, 0.01
+#: Of the choice of a card for an item: what its risk counts, and that it is well filled.
+_RISK, _FILLED = 0.05, 0.02
+#: How much chance there is in that choice, and how often a slightly worse answer is followed, by how much.
+_NOISE, _FOLLOW, _WORSE = 0.5, 0.1, 0.02
+_RUINED = (2, 4)
+
+
+class Search:
+    """weigh: a sorted group -> Weight, asked once for each. size: what roughly fills a card, of `capacity` in all."""
+
+    def __init__(
+        self, weigh: Callable[[Group], Weight], size: Sequence[float], capacity: float, limits: Limits
+    ) -> None:
+        self._weigh, self._size, self._capacity, self._limits = weigh, size, capacity, limits
+        self._known: dict[Group, Weight] = {}
+        self._random = Random(limits.seed)
+        # A limit of 0 leaves only what costs nothing.
+        self._allowed = max(limits.saturated, 1e-9)
+        self._over = max(limits.over, 1e-12)
+
+    def weight(self, group: Group) -> Weight:
+        if group not in self._known:
+            # One item is on a card of its own today, whatever it does there.
+            self._known[group] = self._weigh(group) if len(group) > 1 else Weight(True)
+        return self._known[group]
+
+    def run(self) -> list[Group]:
+        """Every item in exactly one group, every group one that fits, the mean within its limit."""
+        order = sorted(range(len(self._size)), key=lambda i: (-self._size[i], i))
+        now = best = self._insert([], order, 0.0)
+        cost = least = self._cost(now)
+        for _round in range(self._limits.rounds if len(best) > 1 else 0):
+            ruined = set(self._random.sample(range(len(now)), min(self._random.randint(*_RUINED), len(now))))
+            loose = [item for k in sorted(ruined) for item in now[k]]
+            self._random.shuffle(loose)
+            new = self._insert([group for k, group in enumerate(now) if k not in ruined], loose, _NOISE)
+            price = self._cost(new)
+            if price <= cost + (_WORSE if self._random.random() < _FOLLOW else 0.0):
+                now, cost = new, price
+            if price < least:
+                best, least = new, price
+        return sorted(tuple(sorted(group)) for group in best)
+
+    def _cost(self, groups: Sequence[Group]) -> float:
+        weights = [self.weight(group) for group in groups]
+        saturated = sum(weight.saturated for weight in weights) / self._allowed
+        over = sum(weight.over for weight in weights) / self._over
+        count = len(groups)
+        beyond = max(0.0, saturated - count)
+        return count + _BEYOND * beyond + _SATURATED * saturated / max(count, 1) + _OVER * over
+
+    def _insert(self, groups: list[Group], items: Sequence[int], noise: float) -> list[Group]:
+        groups = list(groups)
+        filled = [sum(self._size[i] for i in group) for group in groups]
+        saturated = sum(self.weight(group).saturated for group in groups)
+        for item in items:
+            room = self._capacity - self._size[item]
+            open_ = [k for k, fill in enumerate(filled) if fill <= room]
+            open_.sort(key=lambda k: -filled[k])
+            best = None
+            for k in open_[: self._limits.candidates]:
+                group = tuple(sorted((*groups[k], item)))
+                new, old = self.weight(group), self.weight(groups[k])
+                more = new.saturated - old.saturated
+                if not new.fits or saturated + more > self._allowed * len(groups):
+                    continue
+                price = more / self._allowed * (1 + noise * self._random.random())
+                price += _RISK * (new.over - old.over) / self._over - _FILLED * len(groups[k])
+                if best is None or price < best[0]:
+                    best = (price, k, group, more)
+            if best is None:
+                groups.append((item,))
+                filled.append(self._size[item])
+            else:
+                _price, k, group, more = best
+                groups[k] = group
+                filled[k] += self._size[item]
+                saturated += more
+        return groups

@@ -1,0 +1,137 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which workloads share a card of a given size, and whether that is worth it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Sequence
+
+import numpy as np
+
+from .chance import BIN_BYTES, duty_chances, memory_chances
+from .demand import demands, padded_memory
+from .evidence import Evidence
+from .model import Fleet, Policy, SizingError
+from .search import Group, Limits, Search, Weight
+
+
+@dataclass(frozen=True)
+class Card:
+    """The workloads of one card. Shares are of time; those to come are 0 for a workload alone."""
+
+    names: tuple[str, ...]
+    #: The highest sum of memory seen, and the same with margins.
+    memory_seen_bytes: float
+    memory_bytes: float
+    #: The chance that the sum is over the card at some moment.
+    memory_over_ratio: float
+    #: Of the samples seen or of the hours to come, whichever is worse.
+    saturated_ratio: float
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """The answer for cards of one size: `cards` hold every workload of the fleet but those of `left_alone`."""
+
+    card_bytes: float
+    cards: tuple[Card, ...]
+    #: Name and reason of each workload that stays as it is: too little data, or too large for the card.
+    left_alone: tuple[tuple[str, str], ...]
+    #: False: leave all exclusive; `reason` says why, or what is saved.
+    worth_it: bool
+    reason: str
+
+    @property
+    def gpus(self) -> int:
+        """Cards in all, one for each workload left alone."""
+        return len(self.cards) + len(self.left_alone)
+
+
+class _Weigher:
+    """What groups come to on a card. Everything is in the rows of `fleet`, whose evidence is enough."""
+
+    def __init__(self, fleet: Fleet, known: Sequence[Evidence], card_bytes: float, policy: Policy) -> None:
+        self.policy, self.card = policy, card_bytes
+        self.memory, self.duty = fleet.whole_memory(), fleet.whole_duty()
+        self.padded = padded_memory(fleet, tuple(known), policy)
+        self.memory_chance = memory_chances(fleet, known, policy)
+        self.duty_chance = duty_chances(fleet, known, policy)
+        self.bins = int(card_bytes // BIN_BYTES)
+
+    def weigh(self, group: Group) -> Weight:
+        """Seen together: the sum with margins within the card at every sample. Not seen: the chance of it, as if
+        each came at its own times (their shared times of day are in the sum above). Raises nothing."""
+        rows = list(group)
+        if self.padded[rows].sum(axis=0).max() > self.card:
+            return Weight(False)
+        over = self._beyond(self.memory_chance, rows, self.bins)
+        if over > self.policy.memory_over_ratio:
+            return Weight(False, over=over)
+        saturated = self.saturated(rows)
+        return Weight(saturated <= self.policy.saturated_card_ratio, saturated, over)
+
+    def saturated(self, rows: list[int]) -> float:
+        seen = float((self.duty[rows].sum(axis=0) > 100).mean())
+        return max(seen, self._beyond(self.duty_chance, rows, 100))
+
+    @staticmethod
+    def _beyond(chances: np.ndarray, rows: list[int], most: int) -> float:
+        """The chance that the sum is more than `most` bins, each independent of the others."""
+        total = chances[rows[0]][: most + 1]
+        for row in rows[1:]:
+            total = np.convolve(total, chances[row])[: most + 1]
+        return max(0.0, 1.0 - float(total.sum()))
+
+    def card_of(self, group: Group, names: Sequence[str], weight: Weight) -> Card:
+        rows = list(group)
+        return Card(
+            tuple(names[i] for i in rows),
+            float(self.memory[rows].sum(axis=0).max()),
+            float(self.padded[rows].sum(axis=0).max()),
+            weight.over,
+            weight.saturated,
+        )
+
+
+def share(fleet: Fleet, card_bytes: float, policy: Policy | None = None) -> Sharing:
+    """Onto as few cards of card_bytes as the rules allow; workloads with too little evidence are left as they are.
+
+    Duty adds up unscaled. No card may be over its memory with margins, nor saturated for more than
+    `saturated_card_ratio`; all together not for more than `saturated_ratio`. Raises SizingError for a card without memory.
+    """
+    policy = policy or Policy()
+    if not np.isfinite(card_bytes) or card_bytes <= 0:
+        raise SizingError("card", "%r bytes" % card_bytes, "Give the memory of the card to share, in bytes.")
+    found = demands(fleet, policy)
+    left, rows = [], []
+    for i, demand in enumerate(found):
+        if not demand.evidence.enough:
+            left.append((demand.name, demand.reason))
+        elif demand.memory_bytes > card_bytes:
+            need = "may need %.1f GiB, and the card has %.1f" % (demand.memory_bytes / 2**30, card_bytes / 2**30)
+            left.append((demand.name, need))
+        else:
+            rows.append(i)
+    if not rows:
+        reason = "leave exclusive: there is no workload with enough data that fits"
+        return Sharing(card_bytes, (), tuple(left), False, reason)
+    told = fleet.part(rows)
+    weigher = _Weigher(told, [found[i].evidence for i in rows], card_bytes, policy)
+    limits = Limits(policy.saturated_ratio, policy.memory_over_ratio, policy.rounds, policy.candidates, policy.seed)
+    search = Search(weigher.weigh, np.median(weigher.memory, axis=1), card_bytes, limits)
+    groups = search.run()
+    saved = len(rows) - len(groups)
+    worth_it = saved > 0 and saved >= policy.least_saving_ratio * len(fleet.names)
+    if worth_it:
+        reason = "%d of %d cards are saved" % (saved, len(fleet.names))
+    else:
+        groups = [(i,) for i in range(len(rows))]
+        reason = "leave exclusive: sharing would save %d of %d cards, and %.0f %% are the least" % (
+            saved,
+            len(fleet.names),
+            100 * policy.least_saving_ratio,
+        )
+    cards = tuple(weigher.card_of(group, told.names, search.weight(group)) for group in groups)
+    return Sharing(card_bytes, cards, tuple(left), worth_it, reason)

@@ -1,0 +1,147 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Figures of sizing on a real trace: what is planned on one part of a day, judged on the other. docs/sizing.md."""
+
+from __future__ import annotations
+
+import random
+import sys
+
+import numpy as np
+import sizing_trace as trace
+
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.idle import first_flags
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.model import Fleet
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.sharing import share
+
+#: GiB: each container of the trace has a whole card of this class; and the cards to share.
+HELD, CARDS = 48, (80, 141)
+#: Containers with fewer samples of duty are left out of the sharing.
+LEAST_SAMPLES = 1300
+CELLS = [(reverse, card) for reverse in (False, True) for card in CARDS]
+#: Idle: false if duty comes to this within so long after the first flag, which counts if there is so much left.
+WORK_PERCENT, AHEAD_SECONDS, INJECTED = 10, 6 * 3600, 20
+#: Random parts of the containers on which the bar is tried besides.
+SUBSETS, SUBSET_SHARE = 6, 0.7
+
+REFERENCES = (("krr_rule", trace.krr_rule), ("joint_rule", trace.joint_rule))
+
+
+def cell(reverse, card):
+    return f"{'reverse' if reverse else 'forward'}_{card}"
+
+
+def all_names():
+    """Every figure's name, in the order of printing."""
+    for what in ("gpus", "over_memory", "saturated"):
+        yield from (f"rightsize_{what}_{cell(*which)}" for which in CELLS)
+    yield "rightsize_gpus_total"
+    yield from (f"rightsize_{rule}_{what}" for rule, _ in REFERENCES for what in ("gpus_total", "cells_failed"))
+    yield from (f"rightsize_saved_{way}_{HELD}" for way in ("forward", "reverse"))
+    yield from ("rightsize_subset_cells", "rightsize_subset_cells_failed")
+    yield from ("rightsize_idle_false_flags", "rightsize_idle_recall", "rightsize_idle_hours_to_flag")
+
+
+def figures(options):
+    """Yields (name, value, unit) or (name, None, reason)."""
+    try:
+        if "TRACE" not in options:
+            raise trace.TraceError("no trace: make bench BENCH=rightsize TRACE=FILE")
+        whole = trace.read(options["TRACE"], HELD * trace.GIB)
+        fleet = trace.lasting(whole, LEAST_SAMPLES)
+        if not fleet.names:
+            raise trace.TraceError(f"no container has more than {LEAST_SAMPLES} samples")
+    except trace.TraceError as error:
+        for name in all_names():
+            yield name, None, str(error)
+        return
+    seed = int(options.get("SEED", 1))
+    yield from sharing_figures(fleet)
+    yield from subset_figures(fleet, int(options.get("CASES", SUBSETS)), seed)
+    yield from idle_figures(whole, seed)
+
+
+def planned(fleet, card_bytes):
+    """The groups of names of the policy as it is by default."""
+    found = share(fleet, card_bytes)
+    return [card.names for card in found.cards] + [(name,) for name, _reason in found.left_alone]
+
+
+def cells(fleet, rule):
+    """A Verdict of each of CELLS."""
+    for reverse, card in CELLS:
+        seen, to_come = trace.halves(fleet, reverse)
+        yield trace.judge(rule(seen, card * trace.GIB), to_come, card * trace.GIB)
+
+
+def sharing_figures(fleet):
+    found = list(zip(CELLS, cells(fleet, planned)))
+    for what, attribute, unit in (
+        ("gpus", "gpus", "count"),
+        ("over_memory", "over", "count"),
+        ("saturated", "saturated", "percent"),
+    ):
+        for which, verdict in found:
+            yield f"rightsize_{what}_{cell(*which)}", getattr(verdict, attribute), unit
+    yield "rightsize_gpus_total", sum(verdict.gpus for _, verdict in found), "count"
+    for name, rule in REFERENCES:
+        verdicts = list(cells(fleet, rule))
+        print(f"rightsize: {name}: {verdicts}", file=sys.stderr)
+        yield f"rightsize_{name}_gpus_total", sum(verdict.gpus for verdict in verdicts), "count"
+        yield f"rightsize_{name}_cells_failed", sum(not verdict.holds for verdict in verdicts), "count"
+    for reverse, way in ((False, "forward"), (True, "reverse")):
+        seen, _to_come = trace.halves(fleet, reverse)
+        yield f"rightsize_saved_{way}_{HELD}", len(fleet.names) - share(seen, HELD * trace.GIB).gpus, "count"
+
+
+def subset_figures(fleet, subsets, seed):
+    """The same four cells for random parts of the containers: how often the bar does not hold for others."""
+    names = ("rightsize_subset_cells", "rightsize_subset_cells_failed")
+    size = round(SUBSET_SHARE * len(fleet.names))
+    if not subsets or not size:
+        for name in names:
+            yield name, None, "no subsets asked for"
+        return
+    chance = random.Random(seed)
+    failed = 0
+    for _subset in range(subsets):
+        part = fleet.part(sorted(chance.sample(range(len(fleet.names)), size)))
+        for which, verdict in zip(CELLS, cells(part, planned)):
+            if not verdict.holds:
+                failed += 1
+                print(f"rightsize: a subset fails in {cell(*which)}: {verdict}", file=sys.stderr)
+    yield names[0], subsets * len(CELLS), "count"
+    yield names[1], failed, "count"
+
+
+def idle_figures(fleet, seed):
+    """Flags on the trace with containers put in that hold memory and do nothing, half of them with noise under 1 %."""
+    length, there = len(fleet.times), len(fleet.names)
+    chance = np.random.default_rng(seed)
+    noise = np.where(np.arange(INJECTED)[:, None] % 2, chance.uniform(0, 0.99, (INJECTED, length)), 0.0)
+    held = np.repeat(chance.uniform(1, 40, (INJECTED, 1)) * trace.GIB, length, axis=1)
+    together = Fleet.of(
+        [*fleet.names, *(f"injected-{i:02d}" for i in range(INJECTED))],
+        fleet.times,
+        np.vstack([fleet.duty, noise]),
+        np.vstack([fleet.memory, held]),
+        HELD * trace.GIB,
+    )
+    flags, end = first_flags(together), together.times[-1]
+    false, hours = 0, []
+    for place, (name, flag) in enumerate(zip(together.names, flags)):
+        if flag < 0 or end - together.times[flag] < AHEAD_SECONDS:
+            continue
+        ahead = (together.times >= together.times[flag]) & (together.times <= together.times[flag] + AHEAD_SECONDS)
+        false += int(np.nan_to_num(together.duty[place, ahead]).max() >= WORK_PERCENT)
+        if name.startswith("injected-"):
+            hours.append((together.times[flag] - together.times[0]) / 3600)
+        else:
+            print(f"rightsize: idle in the trace: {name}", file=sys.stderr)
+    print(f"rightsize: {there} containers, {INJECTED} injected", file=sys.stderr)
+    yield "rightsize_idle_false_flags", false, "count"
+    yield "rightsize_idle_recall", len(hours) / INJECTED, "ratio"
+    if hours:
+        yield "rightsize_idle_hours_to_flag", float(np.median(hours)), "hours"
+    else:
+        yield "rightsize_idle_hours_to_flag", None, "none of them was found"
