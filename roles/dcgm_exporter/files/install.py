@@ -154,6 +154,11 @@ def hashes(users: dict[str, str], there: dict[str, str]) -> dict[str, str]:
     crypt = crypt_function() if users else None
     wanted = {}
     for user, password in sorted(users.items()):
+        if len(password.encode()) > 72:
+            sys.exit(
+                "dcgm_exporter_basic_auth_users: the password of %s has more than the 72 bytes that bcrypt takes."
+                % user
+            )
         old = there.get(user, "")
         if BCRYPT.match(old) and secrets.compare_digest(crypt(password, old), old):
             wanted[user] = old

@@ -37,6 +37,8 @@ ECC = {
     "uncorrected": nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
 }
 PREFIX = "openfleet_gpu_"
+#: Seconds that a scrape waits for the one before it.
+PATIENCE = 20
 
 
 class Families:
@@ -83,14 +85,17 @@ class HostCollector(Collector):
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        with self.lock:
-            try:
-                gpus = self.gpus.scan()
-                families = [*self.nvitop.collect(gpus), *self.own(gpus)]
-            except NvmlGoneError as error:
-                if self.on_gone:
-                    self.on_gone(str(error))
-                raise
+        if not self.lock.acquire(timeout=PATIENCE):
+            raise TimeoutError("NVML has not answered an earlier scrape for %d seconds" % PATIENCE)
+        try:
+            gpus = self.gpus.scan()
+            families = [*self.nvitop.collect(gpus), *self.own(gpus)]
+        except NvmlGoneError as error:
+            if self.on_gone:
+                self.on_gone(str(error))
+            raise
+        finally:
+            self.lock.release()
         yield from families
         if self.textfile_dir:
             yield from textfiles.families(self.textfile_dir)

@@ -4,27 +4,28 @@
 
 from __future__ import annotations
 
-import ctypes
 import threading
 import time
 from collections import Counter, deque
-from typing import Any, Deque, Dict, List, Optional, Tuple
+from typing import Any, Deque, Dict, Optional, Set, Tuple
 
 import pynvml as nvml
 
-from .gpus import Entity, Gpu, Gpus, NvmlGoneError, ask, text
+from .gpus import GONE, Entity, Gpus, NvmlGoneError, ask
 
 #: Seconds that an error counts as recent.
 RECENT = 300.0
 #: NVML's word for "no instance in particular".
 NO_INSTANCE = 0xFFFFFFFF
 _WAIT_MS = 1000
+#: Seconds between two looks for GPUs that came.
+_LOOK_AGAIN = 5
 
 Key = Tuple[Entity, int]
 
 
 class XidErrors(threading.Thread):
-    """Counts them from its start. One event set for all GPUs, made anew when a GPU came back, and after an error."""
+    """Counts them from its start. Each GPU has an event set of its own, so that one that is lost takes no event of others."""
 
     def __init__(self, gpus: Gpus, clock=time.monotonic) -> None:
         super().__init__(name="xid-errors", daemon=True)
@@ -33,9 +34,9 @@ class XidErrors(threading.Thread):
         self.totals: Dict[Key, int] = Counter()
         self.recent: Deque[Tuple[float, Key]] = deque()
         self.gone: Optional[str] = None
+        #: Set when all GPUs that were there at the start are waited for.
         self.ready = threading.Event()
-        self._there: List[Gpu] = []
-        self._by_handle: Dict[Optional[int], str] = {}
+        self._waiting: Set[str] = set()
 
     def counts(self) -> Tuple[Dict[Key, int], Dict[Key, int]]:
         """Since the start, and of the last five minutes."""
@@ -45,53 +46,58 @@ class XidErrors(threading.Thread):
             return dict(self.totals), Counter(key for _, key in self.recent)
 
     def run(self) -> None:
-        while True:
+        while self.gone is None:
             try:
-                self._watch()
+                self._wait_for_all()
             except NvmlGoneError as error:
                 self.gone = str(error)
-                return
             except nvml.NVMLError as error:
-                print("waiting for Xid errors failed, and is tried again: %s" % error, flush=True)
-            time.sleep(1)
-
-    def _watch(self) -> None:
-        events = nvml.nvmlEventSetCreate()
-        try:
-            registered = self._register(events)
+                print("GPUs could not be listed for their Xid errors: %s" % error, flush=True)
             self.ready.set()
-            while True:
-                self._wait(events)
-                self._there = self.gpus.scan()
-                if {gpu.entity.uuid for gpu in self._there if not gpu.lost} - registered:
-                    return
-        finally:
-            ask(nvml.nvmlEventSetFree, events)
+            time.sleep(_LOOK_AGAIN)
 
-    def _register(self, events: Any) -> set:
-        """UUIDs of the GPUs that were there, whether they have such events or not."""
-        self._there = self.gpus.scan()
-        seen = set()
-        for gpu in self._there:
-            if gpu.lost:
+    def _wait_for_all(self) -> None:
+        """Also for a GPU that came back."""
+        for gpu in self.gpus.scan():
+            uuid = gpu.entity.uuid
+            if gpu.lost or uuid in self._waiting:
                 continue
-            seen.add(gpu.entity.uuid)
-            self._by_handle[address(gpu.handle)] = gpu.entity.uuid
-            ask(nvml.nvmlDeviceRegisterEvents, gpu.handle, nvml.nvmlEventTypeXidCriticalError, events)
-        return seen
+            events = ask(nvml.nvmlEventSetCreate)
+            if events is None:
+                continue
+            try:
+                nvml.nvmlDeviceRegisterEvents(gpu.handle, nvml.nvmlEventTypeXidCriticalError, events)
+            except nvml.NVMLError as error:
+                ask(nvml.nvmlEventSetFree, events)
+                if error.value == nvml.NVML_ERROR_NOT_SUPPORTED:
+                    self._waiting.add(uuid)
+                print("Xid errors of %s cannot be waited for: %s" % (uuid, error), flush=True)
+                continue
+            self._waiting.add(uuid)
+            print("waiting for Xid errors of %s" % uuid, flush=True)
+            threading.Thread(target=self._wait, args=(uuid, gpu.entity, events), daemon=True).start()
 
-    def _wait(self, events: Any) -> None:
+    def _wait(self, uuid: str, entity: Entity, events: Any) -> None:
+        """Until the GPU is lost."""
         try:
-            data = nvml.nvmlEventSetWait_v2(events, _WAIT_MS)
-        except nvml.NVMLError as error:
-            if error.value == nvml.NVML_ERROR_TIMEOUT:
-                return
-            # A lost GPU must not make this a loop without a pause: the caller waits a second and leaves it out.
-            raise
-        if data.eventType & nvml.nvmlEventTypeXidCriticalError:
-            entity = self._entity(data)
-            if entity is not None:
-                self.add(entity, int(data.eventData))
+            while self.gone is None:
+                try:
+                    data = nvml.nvmlEventSetWait_v2(events, _WAIT_MS)
+                except nvml.NVMLError as error:
+                    if error.value == nvml.NVML_ERROR_TIMEOUT:
+                        continue
+                    print("no more Xid errors of %s: %s" % (uuid, error), flush=True)
+                    if error.value in GONE:
+                        self.gone = str(error)
+                    return
+                if data.eventType & nvml.nvmlEventTypeXidCriticalError:
+                    self.add(self._part(entity, data), int(data.eventData))
+        finally:
+            self._waiting.discard(uuid)
+            try:
+                ask(nvml.nvmlEventSetFree, events)
+            except NvmlGoneError as error:
+                self.gone = str(error)
 
     def add(self, entity: Entity, xid: int) -> None:
         with self.lock:
@@ -99,21 +105,16 @@ class XidErrors(threading.Thread):
             self.recent.append((self.clock(), (entity, xid)))
         print("Xid %d on %s" % (xid, entity.uuid), flush=True)
 
-    def _entity(self, data: Any) -> Optional[Entity]:
-        """The MIG device that the error is of, else the GPU, which may be lost by now."""
-        uuid = self._by_handle.get(address(data.device)) or text(ask(nvml.nvmlDeviceGetUUID, data.device) or "")
-        for gpu in self._there:
-            if gpu.entity.uuid != uuid:
-                continue
-            for mig in gpu.mig_devices:
-                if mig.gpu_instance == data.gpuInstanceId and data.computeInstanceId in (
-                    mig.compute_instance,
-                    NO_INSTANCE,
-                ):
-                    return mig.entity
-            return gpu.entity
-        return None
-
-
-def address(handle: Any) -> Optional[int]:
-    return ctypes.cast(handle, ctypes.c_void_p).value
+    def _part(self, entity: Entity, data: Any) -> Entity:
+        """The MIG device that the error is of, else the GPU."""
+        if data.gpuInstanceId == NO_INSTANCE:
+            return entity
+        try:
+            gpus = self.gpus.scan()
+        except (NvmlGoneError, nvml.NVMLError):
+            return entity
+        for mig in (mig for gpu in gpus if gpu.entity.uuid == entity.uuid for mig in gpu.mig_devices):
+            compute = (mig.compute_instance, NO_INSTANCE)
+            if mig.gpu_instance == data.gpuInstanceId and data.computeInstanceId in compute:
+                return mig.entity
+        return entity

@@ -61,7 +61,7 @@ class FromNvitop:
         devices = []
         for gpu in gpus:
             devices.append(PhysicalDevice(index=gpu.index))
-            # nvitop's own list ends at the first gap in the numbers.
+            # By number: nvitop's own list ends at the first one that is not there.
             devices.extend(MigDevice(index=(gpu.index, mig.number)) for mig in gpu.mig_devices)
         self.registry = CollectorRegistry()
         self.exporter = PrometheusExporter(devices, hostname=self.hostname, registry=self.registry)

@@ -48,6 +48,8 @@ class Gpm(threading.Thread):
             except NvmlGoneError as error:
                 self.gone = str(error)
                 return
+            except nvml.NVMLError as error:
+                print("samples of GPM could not be taken: %s" % error, flush=True)
             time.sleep(self.interval)
 
     def sample(self, gpus: List[Gpu]) -> None:

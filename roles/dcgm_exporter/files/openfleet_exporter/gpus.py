@@ -39,7 +39,7 @@ def text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Entity:
     """The labels of a GPU, or of a MIG device."""
 
@@ -101,13 +101,13 @@ class Gpus:
         self.known: Dict[str, Dict[str, str]] = self._read()
 
     def scan(self) -> List[Gpu]:
-        """All GPUs by index, the lost ones among them. Raises NvmlGoneError."""
+        """All GPUs by index, the lost ones among them. Raises NvmlGoneError, and nvml.NVMLError if NVML cannot count them."""
         with self.lock:
             return self._scan()
 
     def _scan(self) -> List[Gpu]:
         found: Dict[str, Gpu] = {}
-        for index in range(ask(nvml.nvmlDeviceGetCount) or 0):
+        for index in range(count()):
             gpu = self._gpu(index)
             if gpu is not None:
                 found[gpu.entity.uuid] = gpu
@@ -157,6 +157,16 @@ class Gpus:
             new.replace(self.record)
         except OSError as error:
             print("the GPUs that were seen could not be recorded: %s" % error, flush=True)
+
+
+def count() -> int:
+    """Raises nvml.NVMLError where that is not known: then no GPU is lost, but all of them are unknown."""
+    try:
+        return nvml.nvmlDeviceGetCount()
+    except nvml.NVMLError as error:
+        if error.value in GONE:
+            raise NvmlGoneError(str(error)) from error
+        raise
 
 
 def is_lost(handle: Any) -> bool:

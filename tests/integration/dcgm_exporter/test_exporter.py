@@ -1,0 +1,231 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the embedded exporter says of simulated GPUs, as they change under it."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+#: Seconds, for a machine that has much else to do.
+DEADLINE = 60
+H100 = {"model": "NVIDIA H100 80GB HBM3"}
+#: Destroys the instance of MIG device 0 of GPU 0.
+DESTROY = """
+import pynvml as n
+n.nvmlInit()
+gpu = n.nvmlDeviceGetHandleByIndex(0)
+mig = n.nvmlDeviceGetMigDeviceHandleByIndex(gpu, 0)
+instance = n.nvmlDeviceGetGpuInstanceById(gpu, n.nvmlDeviceGetGpuInstanceId(mig))
+n.nvmlComputeInstanceDestroy(n.nvmlGpuInstanceGetComputeInstanceById(instance, 0))
+n.nvmlGpuInstanceDestroy(instance)
+"""
+
+
+def test_whole_gpus_and_instances_are_told_apart(host, start, instance):
+    host.create([{"model": "H100-80GB", "count": 2}])
+    instance(host, 0, "3g.40gb", 4)
+    instance(host, 0, "1g.10gb", 0)
+    samples = start().samples()
+    info = {(found["gpu_index"], found["mig_profile"]): found for found in samples.labels("openfleet_gpu_info", **H100)}
+    assert set(info) == {("0", ""), ("0", "3g.40gb"), ("0", "1g.10gb"), ("1", "")}
+    whole, part = info["0", ""], info["0", "3g.40gb"]
+    assert whole["uuid"] == whole["gpu_uuid"] == part["gpu_uuid"]
+    assert part["uuid"].startswith("MIG-") and part["mig_instance"].isdigit() and whole["mig_instance"] == ""
+    assert whole["driver_version"].count(".") == 2 and whole["pci_bus_id"].endswith(":00.0")
+    # nvitop's own series of the instance are found by its UUID.
+    assert samples.of("gpu_memory_total_MiB", uuid=part["uuid"]) == [40448.0]
+
+
+def test_memory_is_listed_once(host, start, instance):
+    """A sum over a host must not count the memory of a GPU and of its instances."""
+    host.create([{"model": "H100-80GB", "count": 1}])
+    exporter = start()
+    (gpu,) = exporter.samples().labels("gpu_memory_used_MiB")
+    instance(host, 0, "3g.40gb", 0)
+    (part,) = exporter.samples().labels("gpu_memory_used_MiB")
+    assert gpu["uuid"].startswith("GPU-") and part["uuid"].startswith("MIG-")
+    # What is the GPU's alone stays.
+    assert exporter.samples().labels("gpu_temperature_C")[0]["uuid"] == gpu["uuid"]
+
+
+def test_what_is_not_known_is_left_out(host, start, instance):
+    host.create([{"model": "H100-80GB", "count": 1}, {"model": "L40S-48GB", "count": 1}])
+    instance(host, 0, "3g.40gb", 0)
+    samples = start().samples()
+    assert not [s for s in samples.all if math.isnan(s.value)]
+    # NVML knows no utilisation of a GPU in MIG mode.
+    assert [found["index"] for found in samples.labels("gpu_utilization_Percentage")] == ["1"]
+    assert samples.of("gpu_fan_speed_Percentage", index="0") == []
+
+
+def test_instances_may_come_and_go_while_it_runs(host, start, instance):
+    host.create([{"model": "H100-80GB", "count": 1}])
+    for at in (0, 1, 2):
+        instance(host, 0, "1g.10gb", at)
+    exporter = start()
+    there = {found["uuid"] for found in exporter.samples().labels("gpu_memory_used_MiB")}
+    assert len(there) == 3
+    host.run([sys.executable, "-c", DESTROY])
+    left = {found["uuid"] for found in exporter.samples().labels("gpu_memory_used_MiB")}
+    assert len(left) == 2 and left < there
+    assert {f["uuid"] for f in exporter.samples().labels("openfleet_gpu_info") if f["mig_profile"]} == left
+    instance(host, 0, "2g.20gb", 4)
+    assert len(exporter.samples().of("gpu_memory_used_MiB")) == 3
+
+
+def test_processes_are_counted_and_can_be_left_out(host, start):
+    host.create([{"model": "H100-80GB", "count": 2}])
+    exporter, quiet = start(), None
+    assert exporter.samples().of("openfleet_gpu_processes", gpu_index="0") == [0.0]
+    sleeper = host.popen([str(host.bin / "gpusim"), "run", "--gpu", "0", "--memory", "2GiB", "--", "sleep", "600"])
+    try:
+        exporter.wait(lambda: exporter.samples().of("openfleet_gpu_processes", gpu_index="0") == [1.0])
+        samples = exporter.samples()
+        assert samples.of("openfleet_gpu_processes", gpu_index="1") == [0.0]
+        assert samples.of("process_gpu_memory_MiB", index="0") == [2048.0]
+        # A command line may hold a secret.
+        assert "process_info_info" not in samples.names
+        quiet = start(processes="none").samples()
+        assert not [name for name in quiet.names if name.startswith("process_")]
+        assert quiet.of("openfleet_gpu_processes", gpu_index="0") == [1.0]
+        told = start(processes="commands").samples()
+        assert "sleep" in told.labels("process_info_info")[0]["command"]
+    finally:
+        sleeper.terminate()
+        sleeper.wait()
+    exporter.wait(lambda: exporter.samples().of("openfleet_gpu_processes", gpu_index="0") == [0.0])
+    assert exporter.samples().of("process_gpu_memory_MiB") == []
+
+
+def test_an_xid_error_is_counted_where_it_happened(host, start, instance):
+    host.create([{"model": "H100-80GB", "count": 2}])
+    exporter = start()
+    assert exporter.samples().of("openfleet_gpu_xid_errors_total") == []
+    host.gpusim("xid", "1", "31")
+    exporter.wait(lambda: exporter.samples().of("openfleet_gpu_xid_errors_total", gpu_index="1", xid="31") == [1.0])
+    samples = exporter.samples()
+    assert samples.of("openfleet_gpu_xid_errors_5m", gpu_index="1", xid="31") == [1.0]
+    assert len(samples.of("openfleet_gpu_xid_errors_5m")) == 1
+    for _ in range(2):
+        host.gpusim("xid", "1", "94")
+    exporter.wait(lambda: exporter.samples().of("openfleet_gpu_xid_errors_5m", gpu_index="1", xid="94") == [2.0])
+
+
+def test_an_xid_error_of_an_instance_is_the_instances(host, start, instance):
+    host.create([{"model": "H100-80GB", "count": 1}])
+    instance(host, 0, "3g.40gb", 0)
+    instance(host, 0, "3g.40gb", 4)
+    exporter = start()
+    second = [f for f in exporter.samples().labels("openfleet_gpu_info") if f["mig_profile"]][1]
+    host.gpusim("xid", f"0/{second['mig_instance']}", "43")
+    exporter.wait(lambda: exporter.samples().of("openfleet_gpu_xid_errors_total"))
+    (found,) = exporter.samples().labels("openfleet_gpu_xid_errors_total")
+    assert (found["uuid"], found["mig_instance"], found["xid"]) == (second["uuid"], second["mig_instance"], "43")
+
+
+def test_a_lost_gpu_ends_nothing(host, start):
+    host.create([{"model": "H100-80GB", "count": 2}])
+    exporter = start()
+    was = exporter.samples()
+    assert was.of("openfleet_gpu_lost") == [0.0, 0.0]
+    (uuid,) = [found["uuid"] for found in was.labels("openfleet_gpu_info", gpu_index="1")]
+    host.gpusim("lose", "1")
+    exporter.wait(lambda: exporter.samples().of("openfleet_gpu_lost", uuid=uuid) == [1.0])
+    samples = exporter.samples()
+    assert samples.of("openfleet_gpu_lost", gpu_index="0") == [0.0]
+    # Nothing old is told of it, and all of the other.
+    assert samples.of("gpu_temperature_C", uuid=uuid) == []
+    assert len(samples.of("gpu_temperature_C")) == 1
+    # As it fell off the bus.
+    exporter.wait(lambda: exporter.samples().of("openfleet_gpu_xid_errors_total", gpu_index="1", xid="79") == [1.0])
+    # The events of others still come.
+    host.gpusim("xid", "0", "13")
+    exporter.wait(lambda: exporter.samples().of("openfleet_gpu_xid_errors_total", gpu_index="0", xid="13") == [1.0])
+    # A new process knows of it too.
+    assert start().samples().of("openfleet_gpu_lost", uuid=uuid) == [1.0]
+    host.gpusim("restore", "1")
+    exporter.wait(lambda: exporter.samples().of("openfleet_gpu_lost", uuid=uuid) == [0.0])
+    exporter.wait(lambda: exporter.log.read_text().count(f"waiting for Xid errors of {uuid}") == 2)
+    host.gpusim("xid", "1", "31")
+    exporter.wait(lambda: exporter.samples().of("openfleet_gpu_xid_errors_total", gpu_index="1", xid="31"))
+
+
+def test_throttling_and_errors_of_memory(host, start):
+    host.create([{"model": "H100-80GB", "count": 2}])
+    exporter = start()
+    reasons = {found["reason"]: found for found in exporter.samples().labels("openfleet_gpu_throttled", gpu_index="1")}
+    assert set(reasons) == {"sw_power_cap", "hw_slowdown", "sync_boost", "sw_thermal", "hw_thermal", "hw_power_brake"}
+    assert set(exporter.samples().of("openfleet_gpu_throttled")) == {0.0}
+    host.gpusim("set", "1", "throttle", "hw_thermal")
+    host.gpusim("set", "1", "ecc_uncorrected", "3")
+    host.gpusim("set", "1", "remap_pending", "on")
+    samples = exporter.samples()
+    assert samples.of("openfleet_gpu_throttled", gpu_index="1", reason="hw_thermal") == [1.0]
+    assert samples.of("openfleet_gpu_throttled", gpu_index="1", reason="sw_power_cap") == [0.0]
+    assert set(samples.of("openfleet_gpu_throttled", gpu_index="0")) == {0.0}
+    assert samples.of("openfleet_gpu_ecc_errors_total", gpu_index="1", type="uncorrected") == [3.0]
+    assert samples.of("openfleet_gpu_ecc_errors_total", gpu_index="1", type="corrected") == [0.0]
+    assert samples.of("openfleet_gpu_row_remap_pending", gpu_index="1") == [1.0]
+    assert samples.of("openfleet_gpu_row_remap_pending", gpu_index="0") == [0.0]
+    host.gpusim("set", "1", "throttle", "off")
+    assert set(exporter.samples().of("openfleet_gpu_throttled", gpu_index="1")) == {0.0}
+
+
+def test_files_of_others_are_served_too(host, start):
+    host.create([{"model": "H100-80GB", "count": 1}])
+    folder = host.folder / "textfiles"
+    folder.mkdir()
+    exporter = start(textfile_dir=str(folder))
+    (folder / "layout.prom").write_text(
+        "# HELP openfleet_layout_drift Whether.\n# TYPE openfleet_layout_drift gauge\n"
+        'openfleet_layout_drift{gpu_index="0"} 1\n# TYPE refusals_total counter\nrefusals_total{tenant="a b"} 7\n'
+    )
+    (folder / "half.prom").write_text('cut_off{a="')
+    (folder / "note.txt").write_text("other 1\n")
+    samples = exporter.samples()
+    assert samples.of("openfleet_layout_drift", gpu_index="0") == [1.0]
+    assert samples.of("refusals_total", tenant="a b") == [7.0]
+    assert samples.of("other") == []
+    readable = {s.labels["file"]: s.value for s in samples.all if s.name == "openfleet_exporter_textfile_readable"}
+    assert readable == {"layout.prom": 1.0, "half.prom": 0.0}
+    # Beside which the GPUs are still there.
+    assert samples.of("openfleet_gpu_lost") == [0.0]
+
+
+def test_jobs_of_a_scheduler(host, start, instance):
+    """Files as dcgm-exporter reads them: https://github.com/NVIDIA/dcgm-exporter (README, HPC job information)."""
+    host.create([{"model": "H100-80GB", "count": 2}])
+    instance(host, 0, "3g.40gb", 0)
+    folder = host.folder / "jobs"
+    folder.mkdir()
+    exporter = start(hpc_job_mapping_dir=str(folder))
+    (part,) = [f for f in exporter.samples().labels("openfleet_gpu_info") if f["mig_profile"]]
+    (folder / f"0.{part['mig_instance']}").write_text("1201\n1202\n")
+    (folder / "1").write_text("77\n")
+    jobs = {(f["gpu_index"], f["mig_profile"], f["hpc_job"]) for f in exporter.samples().labels("openfleet_gpu_job")}
+    assert jobs == {("0", "3g.40gb", "1201"), ("0", "3g.40gb", "1202"), ("1", "", "77")}
+
+
+def test_it_counts_as_one_that_only_watches(host, start):
+    """plugins/module_utils/holders.py knows watchers by the names of their processes."""
+    host.create([{"model": "H100-80GB", "count": 1}])
+    exporter = start()
+    assert Path(f"/proc/{exporter.process.pid}/comm").read_text() == "dcgm-exporter\n"
+
+
+def test_it_ends_where_the_driver_is_gone(host, start):
+    """systemd starts a new process, which finds the new driver's library."""
+    host.create([{"model": "H100-80GB", "count": 1}])
+    exporter = start()
+    host.gpusim("fail", "nvmlDeviceGetCount_v2", "--code", "DRIVER_NOT_LOADED")
+    assert exporter.process.wait(DEADLINE) == 1
+    assert "NVML is gone" in exporter.log.read_text()
+
+
+def test_a_host_without_a_driver_is_told_of(host, start):
+    with pytest.raises(AssertionError, match="Is the driver there"):
+        start()
