@@ -1,0 +1,123 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Every alert, by promtool: when it fires, that it clears, that no other fires with it, and what it says (alerts/)."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import yaml
+from rule_files import ALERTS, HERE, ROOT, promtool_test, rules_of
+
+ALERT_RULES = [rule for rule in rules_of(ALERTS) if rule.is_alert]
+NAMES = sorted({rule.name for rule in ALERT_RULES})
+CASES = [
+    pytest.param(case, id=case["case"].replace(" ", "_"))
+    for path in sorted((HERE / "alerts").glob("*.yml"))
+    for case in yaml.safe_load(path.read_text())
+]
+FIRING = 'group by (alertname, severity) (ALERTS{alertstate="firing"})'
+
+
+def as_sample(alert: str) -> dict:
+    """`GpuLost critical` as promtool's sample of FIRING."""
+    name, severity = alert.split()
+    return {"labels": f'{{alertname="{name}", severity="{severity}"}}', "value": 1}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_alerts_fire_and_clear_and_no_others(case, tmp_path):
+    problems = promtool_test(
+        tmp_path,
+        ALERTS,
+        [
+            {
+                "input_series": [{"series": name, "values": values} for name, values in case["series"].items()],
+                "promql_expr_test": [
+                    {"expr": FIRING, "eval_time": when, "exp_samples": [as_sample(alert) for alert in alerts]}
+                    for when, alerts in case["firing"].items()
+                ],
+                "alert_rule_test": case.get("texts", []),
+            }
+        ],
+    )
+    assert not problems, problems
+
+
+def test_every_alert_fires_and_clears_in_some_case():
+    fires, clears = set(), set()
+    for param in CASES:
+        seen = set()
+        for alerts in param.values[0]["firing"].values():
+            clears |= seen - set(alerts)
+            seen |= set(alerts)
+        fires |= seen
+    wanted = {f"{rule.name} {rule.labels['severity']}" for rule in ALERT_RULES}
+    assert fires == wanted
+    assert clears == wanted
+
+
+def test_every_alert_keeps_silent_in_some_case_that_is_about_it():
+    """A series that ends, or a value just short of it: each alert is named by a case in which it never fires."""
+    silent = {
+        name
+        for param in CASES
+        for name in param.values[0].get("silent", [])
+        if not any(alert.split()[0] == name for alerts in param.values[0]["firing"].values() for alert in alerts)
+    }
+    assert silent == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_alert_is_documented_with_what_to_do(name):
+    page = (ROOT / "docs" / "alerts.md").read_text()
+    assert re.search(rf"^## {name}$", page, re.MULTILINE), f"docs/alerts.md has no section {name}"
+    for rule in ALERT_RULES:
+        if rule.name == name:
+            assert set(rule.annotations) == {"summary", "description", "runbook"}
+            assert rule.annotations["runbook"].endswith(f" docs/alerts.md#{name.lower()}")
+            assert rule.labels["severity"] in ("critical", "warning", "info")
+
+
+def test_documentation_knows_no_alert_that_is_not_there():
+    headings = re.findall(r"^## (Gpu\w+)$", (ROOT / "docs" / "alerts.md").read_text(), re.MULTILINE)
+    assert sorted(headings) == NAMES
+
+
+# Words of PromQL that are no series; functions are known by their parenthesis.
+_WORDS = {"and", "or", "unless", "on", "by", "without", "ignoring", "group_left", "group_right", "bool", "offset"}
+
+
+def series_of(expr: str) -> set[str]:
+    """The names of series in an expression."""
+    expr = re.sub(r'"(?:[^"\\]|\\.)*"', '""', expr)
+    expr = re.sub(r"\b(?:on|by|without|ignoring|group_left|group_right)\s*\([^)]*\)", " ", expr)
+    expr = re.sub(r"\{[^}]*\}", "{}", expr)
+    expr = re.sub(r"\[[^]]*\]", "", expr)
+    names = re.findall(r"(?<![\w:.])([a-zA-Z_][\w:]*)(?!\s*\(|[\w:])", expr)
+    return {name for name in names if name not in _WORDS}
+
+
+def test_names_of_series_are_found():
+    assert series_of('max by (a, b) (increase(gpu:x{kind=~"y|z"}[5m])) > 1 unless on (job) up{job="z"} == 1') == {
+        "gpu:x",
+        "up",
+    }
+    assert series_of("time() - DCGM_FI_DEV_GPU_TEMP > 900") == {"DCGM_FI_DEV_GPU_TEMP"}
+
+
+@pytest.mark.parametrize("rule", rules_of(ALERTS), ids=lambda rule: rule.name)
+def test_alerts_read_only_our_series(rule):
+    """Whichever exporter a host has, the alerts are the same; `up` is Prometheus' own."""
+    found = series_of(rule.expr)
+    assert found
+    assert not [name for name in found if not name.startswith("gpu:") and name != "up"]
+
+
+@pytest.mark.parametrize("rule", ALERT_RULES, ids=lambda rule: rule.name)
+def test_texts_name_only_labels_that_the_alert_has(rule):
+    kept = re.search(r"\b(?:max|count) by \(([^)]*)\)", rule.expr)
+    there = set(kept[1].replace(" ", "").split(",")) if kept else {"job", "instance", "host"}
+    used = set(re.findall(r"\$labels\.(\w+)", " ".join(rule.annotations.values())))
+    assert used <= there
