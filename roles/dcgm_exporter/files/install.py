@@ -248,10 +248,10 @@ def install(target: Installation, bundle: dict) -> None:
     if bundle["web_config"] or bundle["users"]:
         files[WEB_CONFIG] = (web_config(target, bundle).encode(), 0o600)
     before = len(target.done)
-    units = [target.write(path, *files[path]) for path in UNIT_FILES if path in files]
-    for path in sorted(files):
+    for path in sorted(set(files) - set(UNIT_FILES)):
         target.write(path, *files[path])
-    units += [target.remove(path) for path in UNIT_FILES if path not in files]
+    units = [target.remove(path) for path in UNIT_FILES if path not in files]
+    units += [target.write(path, *files[path]) for path in UNIT_FILES if path in files]
     for folder in (CONFIG, PROGRAM):
         remove_strangers(target, folder, set(files), bool(bundle["embedded"]))
     for path in bundle["directories"]:
@@ -281,7 +281,7 @@ def remove_strangers(target: Installation, folder: str, wanted: set, embedded: b
         if relative.startswith(PROGRAM + "/packages") and embedded:
             continue
         target.remove(relative)
-    if folder == PROGRAM and not embedded:
+    if folder == PROGRAM and not any(path.startswith(PROGRAM) for path in wanted):
         target.remove(PROGRAM)
 
 

@@ -1,0 +1,269 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""roles/dcgm_exporter/files/install.py, below a directory that is no host's root."""
+
+from __future__ import annotations
+
+import copy
+import http.server
+import importlib.util
+import json
+import os
+import stat
+import subprocess
+import sys
+import threading
+import zipfile
+from pathlib import Path
+
+import bcrypt
+import pytest
+
+INSTALL = Path(__file__).resolve().parents[3] / "roles" / "dcgm_exporter" / "files" / "install.py"
+PYTHON = os.environ.get("OPENFLEET_HOST_PYTHON") or sys.executable
+ETC, LIB = "etc/openfleet-gpu/exporter", "usr/local/lib/openfleet-gpu-exporter"
+UNIT = "etc/systemd/system/dcgm-exporter.service"
+
+OPENSSL = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "3"]
+
+EMBEDDED = {
+    "state": "present",
+    "files": {
+        UNIT: {"content": "[Service]\nExecStart=@python@ -m openfleet_exporter\n", "mode": "0644"},
+        ETC + "/exporter.json": {"content": "{}\n", "mode": "0644"},
+        ETC + "/tls.key": {"content": "k3y-m4terial\n", "mode": "0600"},
+        LIB + "/openfleet_exporter/__init__.py": {"content": "", "mode": "0644"},
+    },
+    "web_config": {"tls_server_config": {"cert_file": "/c", "key_file": "/k"}},
+    "users": {"prometheus": "correct horse", "ops": "größe"},
+    "packages": [],
+    "version": "",
+    "masked": [],
+    "embedded": None,
+    "directories": ["srv/metrics"],
+    "health": None,
+}
+DOCKER = {
+    **EMBEDDED,
+    "files": {
+        UNIT: {"content": "docker\n", "mode": "0644"},
+        ETC + "/counters.csv": {"content": "#\n", "mode": "0644"},
+    },
+    "web_config": {},
+    "users": {},
+    "directories": [],
+}
+
+
+@pytest.fixture
+def run(tmp_path):
+    def one(bundle, *options, status=0):
+        command = [PYTHON, str(INSTALL), "--root", str(tmp_path / "root"), *options]
+        done = subprocess.run(command, input=json.dumps(bundle), capture_output=True, text=True, check=False)
+        assert done.returncode == status, done.stdout + done.stderr
+        return json.loads(done.stdout) if done.stdout else done.stderr
+
+    one.root = tmp_path / "root"
+    one.root.mkdir()
+    return one
+
+
+def files(root):
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def archive(tmp_path):
+    """Python packages, as make_archive.py brings them."""
+    file = tmp_path / "packages.zip"
+    with zipfile.ZipFile(file, "w") as made:
+        made.writestr("some_package/__init__.py", "answer = 42\n")
+    return {"source": "controller", "stamp": "one", "requirements": "", "index_url": "", "archive": str(file)}
+
+
+def test_a_second_run_changes_nothing_and_keeps_the_hashes(run):
+    assert run(EMBEDDED)["changed"] is True
+    before = files(run.root)
+    assert run(EMBEDDED) == {"changed": False, "done": [], "missing": [], "archive": ""}
+    assert files(run.root) == before
+    assert os.path.realpath(PYTHON).encode() in before[UNIT]
+    assert (run.root / "srv/metrics").is_dir()
+
+
+def test_hashes_are_bcrypts_and_fit(run):
+    run(EMBEDDED)
+    config = json.loads((run.root / ETC / "web-config.json").read_text())
+    assert config["tls_server_config"] == EMBEDDED["web_config"]["tls_server_config"]
+    assert set(config["basic_auth_users"]) == {"prometheus", "ops"}
+    for user, hashed in config["basic_auth_users"].items():
+        assert bcrypt.checkpw(EMBEDDED["users"][user].encode(), hashed.encode())
+        assert not bcrypt.checkpw(b"another", hashed.encode())
+    assert len({hashed[:29] for hashed in config["basic_auth_users"].values()}) == 2, "each has a salt of its own"
+
+
+def test_a_new_password_has_a_new_hash_and_others_keep_theirs(run):
+    run(EMBEDDED)
+    before = json.loads((run.root / ETC / "web-config.json").read_text())["basic_auth_users"]
+    changed = copy.deepcopy(EMBEDDED)
+    changed["users"]["ops"] = "another"
+    assert run(changed)["done"] == [f"write {run.root / ETC / 'web-config.json'}"]
+    after = json.loads((run.root / ETC / "web-config.json").read_text())["basic_auth_users"]
+    assert after["prometheus"] == before["prometheus"]
+    assert bcrypt.checkpw(b"another", after["ops"].encode())
+
+
+def test_secrets_are_for_root_alone_and_never_printed(run):
+    said = json.dumps(run(EMBEDDED))
+    for name in ("web-config.json", "tls.key"):
+        assert stat.S_IMODE((run.root / ETC / name).stat().st_mode) == 0o600
+    (run.root / ETC / "tls.key").chmod(0o644)
+    said += json.dumps(run(EMBEDDED))
+    assert stat.S_IMODE((run.root / ETC / "tls.key").stat().st_mode) == 0o600
+    for secret in ("correct horse", "größe", "k3y-m4terial", "$2b$"):
+        assert secret not in said
+
+
+def test_a_password_that_bcrypt_would_cut_is_refused(run):
+    long = dict(EMBEDDED, users={"a": "ö" * 37})
+    assert "72 bytes" in run(long, status=1)
+    assert files(run.root) == {}
+    run(dict(EMBEDDED, users={"a": "ö" * 36}))
+
+
+def test_check_mode_says_what_a_run_does(run, tmp_path):
+    bundle = dict(EMBEDDED, embedded=archive(tmp_path))
+    said = run(bundle, "--check")
+    assert files(run.root) == {}
+    assert run(bundle)["done"] == said["done"]
+
+
+def test_another_source_takes_the_place_of_the_former(run, tmp_path):
+    run(dict(EMBEDDED, embedded=archive(tmp_path)))
+    assert (run.root / LIB / "packages/some_package/__init__.py").exists()
+    run(DOCKER)
+    assert set(files(run.root)) == {UNIT, ETC + "/counters.csv"}
+    assert run(DOCKER)["changed"] is False
+
+
+def test_a_quadlet_and_a_unit_are_never_both_there(run):
+    quadlet = "etc/containers/systemd/dcgm-exporter.container"
+    podman = dict(DOCKER, files={quadlet: {"content": "[Container]\n", "mode": "0644"}})
+    run(DOCKER)
+    run(podman)
+    assert set(files(run.root)) == {quadlet}
+    run(DOCKER)
+    assert quadlet not in files(run.root)
+
+
+def test_python_packages_come_once_and_again_when_they_are_to_be_others(run, tmp_path):
+    embedded = archive(tmp_path)
+    without = dict(EMBEDDED, embedded=dict(embedded, archive=""))
+    asked = run(without, status=4)
+    assert asked["archive"] == os.uname().machine
+    assert files(run.root) == {}, "nothing is installed that could not run yet"
+    run(dict(EMBEDDED, embedded=embedded))
+    package = run.root / LIB / "packages/some_package/__init__.py"
+    assert package.read_text() == "answer = 42\n"
+    assert run(without)["changed"] is False
+    assert run(dict(EMBEDDED, embedded=dict(embedded, stamp="two", archive="")), status=4)["archive"]
+    package.write_text("old\n")
+    run(dict(EMBEDDED, embedded=dict(embedded, stamp="two")))
+    assert package.read_text() == "answer = 42\n"
+
+
+def test_files_of_former_settings_go(run):
+    run(EMBEDDED)
+    plain = dict(EMBEDDED, web_config={}, users={})
+    plain["files"] = {path: file for path, file in EMBEDDED["files"].items() if not path.endswith("tls.key")}
+    run(plain)
+    assert not (run.root / ETC / "tls.key").exists()
+    assert not (run.root / ETC / "web-config.json").exists()
+
+
+def test_the_packages_own_unit_is_masked_before_it_can_be_there_and_freed_again(run):
+    """It listens on all addresses as soon as it is installed."""
+    packages = dict(DOCKER, packages=["no-such-package-anywhere"], masked=["nvidia-dcgm-exporter.service"])
+    assert run(packages, status=3)["missing"] == ["no-such-package-anywhere"]
+    link = run.root / "etc/systemd/system/nvidia-dcgm-exporter.service"
+    assert os.readlink(link) == "/dev/null"
+    assert files(run.root) == {}
+    run(dict(packages, packages=[]))
+    run(dict(packages, state="absent"))
+    assert not link.is_symlink() and files(run.root) == {}
+
+
+def test_absent_leaves_nothing_of_the_roles_and_all_of_others(run, tmp_path):
+    other = run.root / "etc/openfleet-gpu/layout.json"
+    other.parent.mkdir(parents=True)
+    other.write_text("{}")
+    run(dict(EMBEDDED, embedded=archive(tmp_path)))
+    state = run.root / "var/lib/openfleet-gpu-exporter"
+    state.mkdir(parents=True)
+    (state / "gpus.json").write_text("{}")
+    absent = dict(EMBEDDED, state="absent", files={})
+    said = run(absent, "--check")
+    assert run(absent)["done"] == said["done"]
+    assert set(files(run.root)) == {"etc/openfleet-gpu/layout.json"}
+    assert run(absent)["changed"] is False
+
+
+def module():
+    specification = importlib.util.spec_from_file_location("exporter_install", INSTALL)
+    loaded = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(loaded)
+    return loaded
+
+
+HEALTH = {"address": "127.0.0.1", "certificate": "", "users": {}, "timeout": 0}
+
+
+def test_health_is_what_a_scrape_finds(host, start):
+    install = module()
+    host.create([{"model": "H100-80GB", "count": 1}])
+    exporter = start()
+    assert install.problem(dict(HEALTH, port=exporter.port)) == ""
+    # It lets everybody in, and was to ask for a password.
+    assert "status 200, which should be 401" in install.problem(dict(HEALTH, port=exporter.port, users={"a": "b"}))
+    exporter.stop()
+    assert "does not answer" in install.problem(dict(HEALTH, port=exporter.port))
+
+
+def test_an_exporter_without_gpus_is_not_well():
+    class Empty(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"# TYPE openfleet_gpu_info gauge\nup 1\n")
+
+        def log_message(self, *arguments):
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Empty) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            assert "no sample of a GPU" in module().problem(dict(HEALTH, port=server.server_port))
+        finally:
+            server.shutdown()
+
+
+def test_health_with_tls_and_passwords(host, start):
+    install = module()
+    host.create([{"model": "H100-80GB", "count": 1}])
+    for name in ("tls", "other"):
+        subprocess.run(
+            [*OPENSSL, "-keyout", f"{name}.key", "-out", f"{name}.crt", "-subj", "/CN=gpu"],
+            cwd=host.folder,
+            check=True,
+            capture_output=True,
+        )
+    config = host.folder / "web-config"
+    tls = {"cert_file": str(host.folder / "tls.crt"), "key_file": str(host.folder / "tls.key")}
+    users = {"a": bcrypt.hashpw(b"b", bcrypt.gensalt(4)).decode()}
+    config.write_text(json.dumps({"tls_server_config": tls, "basic_auth_users": users}))
+    exporter = start(web_config=str(config))
+    health = dict(HEALTH, port=exporter.port, certificate=str(host.folder / "tls.crt"), users={"a": "b"})
+    assert install.problem(health) == ""
+    assert "status 401" in install.problem(dict(health, users={"a": "c"}))
+    renewed = dict(health, certificate=str(host.folder / "other.crt"))
+    assert "another certificate" in install.problem(renewed)
+    # Which a run takes as the reason for a restart.
+    assert install.certificate_is_old({"health": renewed}) and not install.certificate_is_old({"health": health})

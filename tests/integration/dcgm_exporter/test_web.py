@@ -1,0 +1,173 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Who gets the metrics, and how: TLS, passwords, clients that misbehave. With real clients of HTTP."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import socket
+import ssl
+import subprocess
+import sys
+import urllib.error
+from pathlib import Path
+
+import bcrypt
+import pytest
+
+ROLE_FILES = Path(__file__).resolve().parents[3] / "roles" / "dcgm_exporter" / "files"
+sys.path.insert(0, str(ROLE_FILES))
+
+from openfleet_exporter.web import Passwords, WebConfigError, guarded, read_config, tls_context
+
+OPENSSL = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "3"]
+PASSWORD = "a lock of größe"
+
+
+@pytest.fixture
+def secured(host):
+    """A web configuration as the role writes it, with TLS and a password."""
+    folder = host.folder
+    subprocess.run(
+        [
+            *OPENSSL,
+            "-keyout",
+            "tls.key",
+            "-out",
+            "tls.crt",
+            "-subj",
+            "/CN=gpu",
+            "-addext",
+            "subjectAltName=IP:127.0.0.1",
+        ],
+        cwd=folder,
+        check=True,
+        capture_output=True,
+    )
+    config = folder / "web-config"
+    config.write_text(
+        json.dumps(
+            {
+                "tls_server_config": {"cert_file": str(folder / "tls.crt"), "key_file": str(folder / "tls.key")},
+                "basic_auth_users": {"prometheus": bcrypt.hashpw(PASSWORD.encode(), bcrypt.gensalt(4)).decode()},
+            }
+        )
+    )
+    host.create([{"model": "H100-80GB", "count": 1}])
+    return config
+
+
+def test_tls_and_a_password(secured, start):
+    exporter = start(web_config=str(secured))
+    status, body = exporter.get(user=f"prometheus:{PASSWORD}")
+    assert status == 200 and "openfleet_gpu_info{" in body
+    for wrong in (None, "prometheus:", "prometheus:another", f"somebody:{PASSWORD}", f":{PASSWORD}", "prometheus"):
+        status, body = exporter.get(user=wrong)
+        assert (status, "gpu" in body) == (401, False), wrong
+    # Of no other scheme, and of no other path either.
+    assert exporter.get(headers={"Authorization": "Bearer x"})[0] == 401
+    assert exporter.get(headers={"Authorization": "Basic !!"})[0] == 401
+    assert exporter.get("/", user=f"prometheus:{PASSWORD}")[0] == 404
+    assert exporter.get("/")[0] == 401
+
+
+def test_without_tls_there_is_nothing_to_hear(secured, start):
+    exporter = start(web_config=str(secured))
+    exporter.secure = False
+    with pytest.raises((urllib.error.URLError, ConnectionError)):
+        exporter.get()
+    exporter.secure = True
+    assert exporter.get(user=f"prometheus:{PASSWORD}")[0] == 200
+
+
+def test_old_tls_is_refused(secured, start):
+    exporter = start(web_config=str(secured))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.maximum_version = ssl.TLSVersion.TLSv1_1
+    with socket.create_connection(("127.0.0.1", exporter.port), timeout=60) as plain, pytest.raises(
+        (ssl.SSLError, OSError)
+    ):
+        context.wrap_socket(plain)
+
+
+def test_a_silent_client_holds_up_nobody(secured, start):
+    exporter = start(web_config=str(secured))
+    silent = [socket.create_connection(("127.0.0.1", exporter.port)) for _ in range(5)]
+    try:
+        assert exporter.get(user=f"prometheus:{PASSWORD}")[0] == 200
+    finally:
+        for connection in silent:
+            connection.close()
+
+
+def test_it_listens_where_it_is_told_and_nowhere_else(host, start):
+    host.create([{"model": "H100-80GB", "count": 1}])
+    exporter = start(address="127.0.0.1")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.7", exporter.port), timeout=60).close()
+
+
+def test_an_answer_is_compressed_for_who_asks_and_is_the_plain_text_format(host, start):
+    """Prometheus asks for OpenMetrics first, which the files of others need not fit."""
+    host.create([{"model": "H100-80GB", "count": 1}])
+    exporter = start()
+    request = (
+        b"GET /metrics HTTP/1.1\r\nHost: x\r\nAccept: application/openmetrics-text;version=1.0.0\r\n"
+        b"Accept-Encoding: gzip\r\nConnection: close\r\n\r\n"
+    )
+    with socket.create_connection(("127.0.0.1", exporter.port), timeout=60) as connection:
+        connection.sendall(request)
+        said = b"".join(iter(lambda: connection.recv(65536), b""))
+    head, _, body = said.partition(b"\r\n\r\n")
+    assert b"text/plain" in head and b"Content-Encoding: gzip" in head
+    assert b"openfleet_gpu_info{" in gzip.decompress(body)
+
+
+def test_bcrypt_is_asked_once_for_a_right_password_and_always_for_a_wrong_one():
+    asked = []
+
+    def check(password, hashed):
+        asked.append(password)
+        return bcrypt.checkpw(password, hashed)
+
+    passwords = Passwords({"a": bcrypt.hashpw(b"right", bcrypt.gensalt(4)).decode()}, check)
+    assert [passwords.right("a", "right") for _ in range(3)] == [True] * 3
+    assert asked == [b"right"]
+    assert [passwords.right("a", "wrong") for _ in range(2)] == [False] * 2
+    assert asked == [b"right", b"wrong", b"wrong"]
+    # A stranger takes as long, and is not let in with another's password.
+    assert not passwords.right("b", "right")
+    assert asked[3:] == [b"right"]
+    assert not passwords.right("b", "right")
+
+
+def test_without_users_everybody_is_let_in():
+    assert guarded(len, Passwords({})) is len
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        ("{", "cannot be read"),
+        ("[]", "no JSON object"),
+        ('{"tls_server_config": {"client_ca_file": "x"}}', "client_ca_file is not known"),
+        ('{"http_server_config": {}}', "http_server_config is not known"),
+        ('{"basic_auth_users": []}', "basic_auth_users is no object"),
+    ],
+)
+def test_a_setting_that_it_would_pass_by_is_refused(tmp_path, text, says):
+    """A client certificate that is asked for and not looked at would be no protection."""
+    file = tmp_path / "web-config"
+    file.write_text(text)
+    with pytest.raises(WebConfigError, match=says):
+        read_config(file)
+
+
+def test_a_certificate_that_cannot_be_loaded_is_told_of(tmp_path):
+    with pytest.raises(WebConfigError, match="cannot be loaded"):
+        tls_context({"tls_server_config": {"cert_file": str(tmp_path / "no"), "key_file": str(tmp_path / "no")}})
+    with pytest.raises(WebConfigError, match="cannot be loaded"):
+        tls_context({"tls_server_config": {"cert_file": os.devnull}})
