@@ -1,0 +1,249 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A problem, checked, and sorted into what both ways to solve it need. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections import Counter, defaultdict
+from typing import Iterable, Sequence
+
+from .geometry import MUST, Geometry, Item, geometry
+from .model import (
+    AIMS,
+    DOMAINS,
+    KINDS,
+    POLICIES,
+    SHARES,
+    FleetGpu,
+    PackingError,
+    Problem,
+    Shape,
+    Standing,
+    Workload,
+)
+
+
+class Case:
+    """A checked problem.
+
+    `home`: where a workload stands today and can go on standing, one Standing for each of its GPUs. `on`: what stands on each
+    GPU today. `domains`: the GPUs of each domain, by what GPUs are kept within. Raises PackingError.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem, self.rules = problem, problem.rules
+        _check_rules(problem)
+        self.gpus: dict[tuple[str, int], FleetGpu] = _unique(problem.gpus, lambda gpu: gpu.key, lambda gpu: gpu.label)
+        self.workloads: dict[str, Workload] = _unique(
+            problem.workloads, lambda w: w.name, lambda w: "workload %s" % w.name
+        )
+        for workload in problem.workloads:
+            _check_workload(workload)
+        headroom = (self.rules.headroom_memory_percent, self.rules.headroom_sm_percent)
+        self._geometry = {model: geometry(model, *headroom) for model in {gpu.model for gpu in problem.gpus}}
+        self.on: dict[tuple[str, int], list[Standing]] = defaultdict(list)
+        for standing in problem.today:
+            self._check_standing(standing)
+            self.on[standing.key].append(standing)
+        for key, found in self.on.items():
+            self._check_gpu(self.gpus[key], found)
+        self.home = self._homes()
+        self.domains: dict[str, dict[tuple, list[FleetGpu]]] = {within: defaultdict(list) for within in DOMAINS}
+        for gpu in problem.gpus:
+            for within in DOMAINS:
+                self.domains[within][gpu.domain(within)].append(gpu)
+        self._why_not: dict[Workload, str] = {}
+        self.most_of_model = Counter(gpu.model for gpu in problem.gpus)
+        for model, count in self.rules.reserve_gpus.items():
+            self.most_of_model[model] -= count
+
+    def geometry(self, gpu: FleetGpu) -> Geometry:
+        return self._geometry[gpu.model]
+
+    def models(self) -> list[str]:
+        return sorted(self._geometry)
+
+    def geometry_of(self, model: str) -> Geometry:
+        return self._geometry[model]
+
+    def allowed(self, workload: Workload, gpu: FleetGpu) -> bool:
+        return workload.hosts is None or gpu.host in workload.hosts
+
+    def at_home(self, workload: str, key: tuple[str, int]) -> Standing | None:
+        """Where the workload stands on this GPU today and can go on standing."""
+        return next((s for s in self.home.get(workload, ()) if s.key == key), None)
+
+    def cost(self, gpu: FleetGpu) -> int:
+        return gpu.cost if self.rules.aim == "cost" else 0
+
+    def why_not(self, workload: Workload) -> str:
+        """Why a workload that was left out could not be placed, and what to do about it."""
+        like = dataclasses.replace(workload, name="", weight=None)
+        if like not in self._why_not:
+            self._why_not[like] = self._reason(like)
+        return self._why_not[like]
+
+    def _reason(self, workload: Workload) -> str:
+        wanted = " or ".join(map(str, workload.options))
+        able = [g for g in self.problem.gpus if any(self.geometry(g).knows(option) for option in workload.options)]
+        if not able:
+            return "no GPU of the fleet can hold %s; it has %s. Choose another shape for it." % (
+                wanted,
+                ", ".join(self.models()) or "no GPUs",
+            )
+        here = [gpu for gpu in able if self.allowed(workload, gpu)]
+        if not here:
+            return "none of the hosts that it may stand on (%s) has a GPU that can hold %s. Allow it another host." % (
+                ", ".join(sorted(workload.hosts or ())),
+                wanted,
+            )
+        widest = max(Counter(gpu.domain(workload.within) for gpu in here).values())
+        if widest < workload.gpus:
+            return "it asks for %d GPUs within one %s, and the most there are is %d. Ask for fewer, or within more." % (
+                workload.gpus,
+                {"host": "host", "numa": "NUMA node", "link": "NVLink group"}[workload.within],
+                widest,
+            )
+        ties = [
+            "%s %s" % (word, value) for word, value in (("near", workload.near), ("apart", workload.apart)) if value
+        ]
+        return (
+            "there is no room left for %s on the %d GPUs that could hold it%s%s. Add GPUs, or lower what is asked%s."
+            % (
+                wanted,
+                len(here),
+                " (%s)" % " and ".join(ties) if ties else "",
+                "; %d GPUs are reserved" % sum(self.rules.reserve_gpus.values()) if self.rules.reserve_gpus else "",
+                ", or raise most_moved or most_destroyed"
+                if (self.rules.most_moved, self.rules.most_destroyed) != (None, None)
+                else "",
+            )
+        )
+
+    def _homes(self) -> dict[str, tuple[Standing, ...]]:
+        found: dict[str, list[Standing]] = defaultdict(list)
+        for standing in self.problem.today:
+            if standing.workload in self.workloads:
+                found[standing.workload].append(standing)
+        return {name: tuple(homes) for name, homes in found.items() if self._can_stay(self.workloads[name], homes)}
+
+    def _can_stay(self, workload: Workload, homes: Sequence[Standing]) -> bool:
+        """Whether what it asks for is what it has. One that changed is made anew wherever it stands: that is no move."""
+        gpus = [self.gpus[standing.key] for standing in homes]
+        return (
+            len(homes) == workload.gpus
+            and len({standing.shape for standing in homes}) == 1
+            and homes[0].shape in workload.options
+            and len({gpu.domain(workload.within) for gpu in gpus}) == 1
+            and all(self.allowed(workload, gpu) and self.geometry(gpu).knows(homes[0].shape) for gpu in gpus)
+        )
+
+    def _check_standing(self, standing: Standing) -> None:
+        if standing.key not in self.gpus:
+            raise PackingError(
+                "%s gpu %d" % standing.key,
+                "%s stands there today, and the fleet has no such GPU" % _whose(standing),
+                "Add the GPU to the fleet, or take what stands there out of today's layout.",
+            )
+
+    def _check_gpu(self, gpu: FleetGpu, found: Sequence[Standing]) -> None:
+        """What stands on a GPU today must be possible at once."""
+        plain = geometry(gpu.model)
+        items: tuple[Item, ...] = tuple((s.shape, s.start, MUST) for s in found)
+        pattern = tuple(sorted(shape for shape, _start, _must in items))
+        names = ", ".join(map(_whose, found))
+        doubled = [name for name, count in Counter(s.workload for s in found if s.workload).items() if count > 1]
+        if doubled:
+            problem = "%s is listed twice on it" % doubled[0]
+        elif not plain.fits(pattern):
+            problem = "what today's layout lists does not fit on it together: %s" % names
+        elif plain.settle(items, pattern) is None:
+            problem = "the instances of today's layout overlap, or start where they cannot: %s" % names
+        else:
+            return
+        raise PackingError(
+            gpu.label, problem, "Read the host's GPUs again (openfleet.gpu.gpu_info) and correct the list."
+        )
+
+
+def _whose(standing: Standing) -> str:
+    at = "" if standing.start is None else "@%d" % standing.start
+    return "%s%s (%s)" % (standing.shape, at, standing.workload or "nobody's")
+
+
+def _unique(things: Iterable, key, label) -> dict:
+    found: dict = {}
+    for thing in things:
+        if key(thing) in found:
+            raise PackingError(label(thing), "it is listed twice", "List it once.")
+        found[key(thing)] = thing
+    return found
+
+
+def _one_of(where: str, what: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        near = difflib.get_close_matches(str(value), known, 1)
+        hint = "Did you mean %s? " % near[0] if near else ""
+        raise PackingError(where, "%s is %r" % (what, value), "%sIt is one of %s." % (hint, ", ".join(known)))
+
+
+def _check_workload(workload: Workload) -> None:
+    where = "workload %s" % workload.name
+    if not workload.options:
+        raise PackingError(where, "it has no options", "Name at least one shape that it can take.")
+    if workload.gpus < 1:
+        raise PackingError(where, "it asks for %d GPUs" % workload.gpus, "Ask for 1 or more.")
+    if workload.counts < 1:
+        raise PackingError(where, "its weight is %d" % workload.counts, "Give it 1 or more.")
+    _one_of(where, "within", workload.within, DOMAINS)
+    _one_of(where, "apart_on", workload.apart_on, ("gpu", "host"))
+    for shape in workload.options:
+        _one_of(where, "the kind of an option", shape.kind, KINDS)
+        if shape.kind in SHARES and (shape.memory_mib < 0 or not 0 <= shape.sm_percent <= 100):
+            raise PackingError(
+                where, "an option asks for %s" % shape, "Ask for 0 MiB or more, and for 0 to 100 % of the SMs."
+            )
+        if shape.kind == "mps" and workload.gpus > 1:
+            raise PackingError(
+                where,
+                "it asks for %d GPUs by mps; a process works through one daemon, and each GPU has its own"
+                % workload.gpus,
+                "Ask for one GPU, or for another sharing.",
+            )
+        if shape.kind == "mig" and not shape.profile:
+            raise PackingError(where, "an option is a MIG instance without a profile", "Name its profile, as 3g.40gb.")
+
+
+def _check_rules(problem: Problem) -> None:
+    rules = problem.rules
+    _one_of("rules", "policy", rules.policy, POLICIES)
+    _one_of("rules", "aim", rules.aim, AIMS)
+    for name in ("headroom_memory_percent", "headroom_sm_percent"):
+        if not 0 <= getattr(rules, name) < 100:
+            raise PackingError("rules", "%s is %s" % (name, getattr(rules, name)), "Give 0 to 99.")
+    for name in ("most_moved", "most_destroyed"):
+        if (getattr(rules, name) or 0) < 0:
+            raise PackingError("rules", "%s is %d" % (name, getattr(rules, name)), "Give 0 or more.")
+    for gpu in problem.gpus:
+        if gpu.cost < 0:
+            raise PackingError(gpu.label, "its cost is %d" % gpu.cost, "Give 0 or more.")
+    have = Counter(gpu.model for gpu in problem.gpus)
+    for model, count in rules.reserve_gpus.items():
+        if not 0 <= count <= have[model]:
+            raise PackingError(
+                "rules",
+                "reserve_gpus asks for %d %s, and the fleet has %d" % (count, model, have[model]),
+                "Reserve no more than there are.",
+            )
+
+
+def shapes_wanted(case: Case) -> dict[Shape, int]:
+    """How often each shape could be asked for at most."""
+    found: Counter[Shape] = Counter()
+    for workload in case.problem.workloads:
+        for shape in set(workload.options):
+            found[shape] += workload.gpus
+    return dict(found)

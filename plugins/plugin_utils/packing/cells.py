@@ -1,0 +1,193 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the exact search counts with: GPUs that are alike as one cell, workloads that are alike as one kind. Pure.
+
+A GPU's content is one of few patterns (the maximal multisets of shapes that it can hold), so that the search counts GPUs by
+pattern and never looks at a single one: 6,000 empty GPUs of a model are one cell with a dozen patterns.
+
+Workloads for which more than their size decides (several GPUs, affinity, hosts) are either decided by the search, where
+every GPU is then a cell of its own, or, in a large fleet, stay where the heuristic put them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import Hashable
+
+from .answer import Part
+from .case import Case, shapes_wanted
+from .geometry import MUST, TAKEN, VACANT, Pattern, Settled
+from .model import Shape, Standing, Workload
+
+#: Bound workloads times GPUs up to which the search decides where they stand.
+MOST_DECISIONS = 20_000
+
+
+@dataclass
+class Cell:
+    """GPUs that are alike. `owners`: of each item of today the kind, or the bound workload, that can go on using it.
+
+    `choices`: (pattern, how it is settled here). `pins`: shapes that bound workloads take on each of these GPUs.
+    """
+
+    model: str
+    cost: int
+    items: tuple[tuple[Shape, int | None], ...]
+    owners: tuple[Hashable, ...]
+    pins: tuple[Shape, ...]
+    gpus: list[tuple[str, int]] = field(default_factory=list)
+    choices: list[tuple[Pattern, Settled]] = field(default_factory=list)
+
+    @property
+    def instances(self) -> int:
+        return sum(shape.kind == "mig" for shape, _start in self.items)
+
+    def destroyed(self, settled: Settled) -> int:
+        """Instances of today that go with this choice."""
+        return self.instances - sum(
+            self.items[n][0].kind == "mig" for n in {*settled.serves, *settled.spare} if n is not None
+        )
+
+    def kept(self, settled: Settled) -> Counter:
+        """How many workloads of each (owner, shape) can stay with this choice."""
+        return Counter(
+            (self.owners[n], self.items[n][0]) for n in settled.serves if n is not None and self.owners[n] is not None
+        )
+
+
+class Cells:
+    """A case, counted. `kinds`: the free workloads of each kind, those that stand today first."""
+
+    def __init__(self, case: Case, pinned: dict[tuple[str, int], list[Part]]) -> None:
+        self.case = case
+        bound = [w for w in case.problem.workloads if w.bound]
+        #: Whether the search decides where bound workloads stand.
+        self.detailed = bool(bound) and len(bound) * len(case.problem.gpus) <= MOST_DECISIONS
+        self.bound: list[Workload] = bound if self.detailed else []
+        self.pinned: dict[tuple[str, int], list[Part]] = {}
+        if bound and not self.detailed:
+            names = {w.name for w in bound}
+            for key, parts in pinned.items():
+                mine = [part for part in parts if part.workload in names]
+                if mine:
+                    self.pinned[key] = mine
+        placed = {part.workload for parts in self.pinned.values() for part in parts}
+        #: Bound workloads that the heuristic left out, and those that it moved.
+        self.left_out = sum(w.counts for w in bound if w.name not in placed) if not self.detailed else 0
+        staying = {(key, part.workload) for key, parts in self.pinned.items() for part in parts if part.stays}
+        self.bound_moved = (
+            sum(any((home.key, w.name) not in staying for home in case.home.get(w.name, ())) for w in bound)
+            if not self.detailed
+            else 0
+        )
+        self.kinds: dict[tuple, list[str]] = defaultdict(list)
+        for workload in case.problem.workloads:
+            if not workload.bound:
+                self.kinds[self.kind(workload)].append(workload.name)
+        for names in self.kinds.values():
+            names.sort(key=lambda name: name not in case.home)
+        self.cells = self._cells()
+        self.complete = True
+        for cell, patterns in self._with_patterns():
+            self._choose(cell, patterns)
+
+    @staticmethod
+    def kind(workload: Workload) -> tuple:
+        return (tuple(sorted(set(workload.options))), workload.counts)
+
+    def owner(self, key: tuple[str, int], name: str | None) -> Hashable:
+        """Who can go on using what stands there: a kind, a bound workload's name, MUST for a pinned one, or nobody."""
+        if name is None or self.case.at_home(name, key) is None:
+            return None
+        workload = self.case.workloads[name]
+        if not workload.bound:
+            return self.kind(workload)
+        if self.detailed:
+            return name
+        return MUST if any(p.workload == name and p.stays for p in self.pinned.get(key, ())) else None
+
+    def today(self, key: tuple[str, int]) -> list[Standing]:
+        """What stands on a GPU, in the order of its cell's items."""
+        return sorted(
+            self.case.on.get(key, ()), key=lambda s: (s.shape, s.start or 0, repr(self.owner(key, s.workload)))
+        )
+
+    def _cells(self) -> list[Cell]:
+        found: dict[tuple, Cell] = {}
+        order = list(self.case.problem.gpus)
+        if self.case.rules.policy == "spread":
+            # Hosts take turns, so that GPUs that are alike are dealt evenly.
+            rank: Counter[str] = Counter()
+            turns = {}
+            for gpu in order:
+                turns[gpu.key] = rank[gpu.host]
+                rank[gpu.host] += 1
+            order.sort(key=lambda gpu: turns[gpu.key])
+        for gpu in order:
+            state = [(s.shape, s.start, self.owner(gpu.key, s.workload)) for s in self.today(gpu.key)]
+            parts = self.pinned.get(gpu.key, [])
+            pins = tuple(sorted(part.shape for part in parts))
+            # Where a bound workload comes to a GPU that others stand on, it takes a place of this very GPU.
+            alone = gpu.key if self.detailed or (state and any(not part.stays for part in parts)) else None
+            cost = self.case.cost(gpu)
+            like = (gpu.model, cost, tuple(state), pins, alone)
+            if like not in found:
+                items = tuple((shape, start) for shape, start, _owner in state)
+                found[like] = Cell(gpu.model, cost, items, tuple(owner for _s, _p, owner in state), pins)
+            found[like].gpus.append(gpu.key)
+        return list(found.values())
+
+    def _with_patterns(self):
+        """Each cell with the patterns of its model."""
+        wanted = shapes_wanted(self.case)
+        spread = self.case.rules.policy == "spread"
+        for model in self.case.models():
+            cells = [cell for cell in self.cells if cell.model == model]
+            most = Counter(wanted)
+            for shape in {s for cell in cells for s, _start in cell.items if s.kind == "mig"}:
+                most[shape] += max(sum(s == shape for s, _start in cell.items) for cell in cells)
+            geometry = self.case.geometry_of(model)
+            fullest, complete = geometry.patterns(dict(most), spread)
+            self.complete = self.complete and complete
+            every = fullest
+            if not spread and any(shape.kind == "mig" for cell in cells for shape, _start in cell.items):
+                # Beside instances that stay a pattern may fit of which no fuller one does.
+                plain = [pattern for pattern in fullest if pattern[0].kind != "mig"]
+                slices, complete = geometry.patterns({s: n for s, n in most.items() if s.kind == "mig"}, True)
+                every = plain + slices
+                self.complete = self.complete and complete
+            for cell in cells:
+                yield cell, every if cell.items else fullest
+
+    def _choose(self, cell: Cell, patterns: list[Pattern]) -> None:
+        geometry = self.case.geometry_of(cell.model)
+        strength = {None: VACANT, MUST: MUST}
+        items = tuple(
+            (shape, start, strength.get(owner, TAKEN)) for (shape, start), owner in zip(cell.items, cell.owners)
+        )
+        need = Counter(cell.pins)
+        found = []
+        for pattern in patterns:
+            if need and need - Counter(pattern):
+                continue
+            settled = geometry.settle(items, pattern)
+            if settled is not None:
+                found.append((pattern, settled))
+        cell.choices = found if self.case.rules.policy == "spread" or not cell.items else _best(cell, found)
+
+
+def _best(cell: Cell, found: list[tuple[Pattern, Settled]]) -> list[tuple[Pattern, Settled]]:
+    """Without the choices to which another is as good in all: in what it holds, who can stay, and what is destroyed."""
+    shapes = sorted({shape for pattern, _settled in found for shape in pattern})
+    owners = sorted({pair for _pattern, settled in found for pair in cell.kept(settled)}, key=repr)
+    worth = []
+    for pattern, settled in found:
+        count, kept = Counter(pattern), cell.kept(settled)
+        worth.append((*(count[s] for s in shapes), *(kept[pair] for pair in owners), -cell.destroyed(settled)))
+    best: list[int] = []
+    for number in sorted(range(len(found)), key=lambda n: (-sum(worth[n]), n)):
+        if not any(all(a >= b for a, b in zip(worth[other], worth[number])) for other in best):
+            best.append(number)
+    return [found[number] for number in sorted(best)]

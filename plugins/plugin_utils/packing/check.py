@@ -1,0 +1,167 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""An answer held against its problem, and against the planners that would apply it; nothing of the search is used here."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter, defaultdict
+from typing import Iterator, Sequence
+
+from ansible_collections.openfleet.gpu.plugins.module_utils import catalogue, mig_plan, mig_steps, vgpu_fit, vgpu_model
+from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError
+from ansible_collections.openfleet.gpu.plugins.module_utils.model import ComputeInstance, Gpu, GpuInstance, Placement
+
+from .model import SHARES, FleetGpu, Packing, Problem, Standing, Workload
+
+_MIB = 1 << 20
+
+
+def problems(problem: Problem, packing: Packing) -> list[str]:
+    """All that is wrong with an answer; empty where nothing is."""
+    return list(_problems(problem, packing))
+
+
+class Planner:
+    """What the MIG planner makes of an answer. Reads each model of the catalogue once."""
+
+    def __init__(self) -> None:
+        self._models = catalogue.load_models()
+
+    def observed(self, gpu: FleetGpu, today: Sequence[Standing]) -> Gpu:
+        """The GPU as NVML would show it today."""
+        (empty,) = assumed_gpus([gpu.model], self._models)
+        profiles = {profile.name: profile for profile in empty.mig.profiles}
+        instances = []
+        for number, standing in enumerate(s for s in today if s.shape.kind == "mig"):
+            profile = profiles[standing.shape.profile]
+            compute = ComputeInstance(0, profile.compute_slices, Placement(0, profile.compute_slices))
+            place = Placement(standing.start or 0, profile.units)
+            instances.append(GpuInstance(number + 1, profile.name, place, (compute,)))
+        mig = dataclasses.replace(
+            empty.mig, enabled=bool(instances), pending=bool(instances), instances=tuple(instances)
+        )
+        return dataclasses.replace(empty, index=gpu.index, mig=mig)
+
+    def destroyed(self, gpu: FleetGpu, today: Sequence[Standing], then: Sequence[Standing], pinned: bool = True) -> int:
+        """GPU instances that the planner destroys on the way. Raises PlanError where the GPU cannot be so."""
+        wanted = tuple(
+            mig_steps.WantedInstance(s.shape.profile, s.start if pinned else None)
+            for s in then
+            if s.shape.kind == "mig"
+        )
+        observed = self.observed(gpu, today)
+        target = mig_steps.Target(observed.uuid, "packing", "mig" if wanted else "shared", bool(wanted), wanted)
+        plan = mig_plan.plan_gpu(observed, target)
+        return sum(isinstance(step, mig_steps.DestroyGpuInstance) for step in plan.steps)
+
+
+def by_gpu(standing: Sequence[Standing]) -> dict[tuple[str, int], list[Standing]]:
+    found: dict[tuple[str, int], list[Standing]] = defaultdict(list)
+    for each in standing:
+        found[each.key].append(each)
+    return found
+
+
+def destroyed(problem: Problem, packing: Packing) -> int:
+    """GPU instances that the MIG planner destroys in the whole fleet, to get from today to the answer."""
+    planner, today, then = Planner(), by_gpu(problem.today), by_gpu(packing.standing)
+    return sum(planner.destroyed(gpu, today.get(gpu.key, ()), then.get(gpu.key, ())) for gpu in problem.gpus)
+
+
+def _problems(problem: Problem, packing: Packing) -> Iterator[str]:
+    gpus = {gpu.key: gpu for gpu in problem.gpus}
+    workloads = {workload.name: workload for workload in problem.workloads}
+    then = by_gpu(packing.standing)
+    yield from (f"{key}: no such GPU" for key in then if key not in gpus)
+    placed: dict[str, list[Standing]] = defaultdict(list)
+    for standing in packing.standing:
+        if standing.workload is not None:
+            placed[standing.workload].append(standing)
+    yield from (f"{name}: no such workload" for name in placed if name not in workloads)
+    for workload in problem.workloads:
+        yield from _workload(workload, placed.get(workload.name, []), gpus, packing)
+    yield from _groups(problem, placed)
+    planner, today, ends = Planner(), by_gpu(problem.today), 0
+    for gpu in problem.gpus:
+        yield from _gpu(problem, gpu, then.get(gpu.key, []))
+        try:
+            ends += planner.destroyed(gpu, today.get(gpu.key, ()), then.get(gpu.key, ()))
+        except PlanError as error:
+            yield "%s: the planner refuses it: %s" % (gpu.label, error)
+    yield from _counts(problem, packing, then, gpus, ends)
+
+
+def _workload(workload: Workload, standing: Sequence[Standing], gpus: dict, packing: Packing) -> Iterator[str]:
+    if not standing:
+        if not packing.unplaced.get(workload.name):
+            yield "%s: neither placed nor listed with a reason" % workload.name
+        return
+    if workload.name in packing.unplaced:
+        yield "%s: placed, and listed as left out" % workload.name
+    keys = [s.key for s in standing]
+    if len(keys) != workload.gpus or len(set(keys)) != workload.gpus:
+        yield "%s: on %s, and it asks for %d GPUs" % (workload.name, keys, workload.gpus)
+    if len({s.shape for s in standing}) != 1 or standing[0].shape not in workload.options:
+        yield "%s: in a shape that it does not take" % workload.name
+    if len({gpus[key].domain(workload.within) for key in keys}) != 1:
+        yield "%s: not within one %s" % (workload.name, workload.within)
+    if workload.hosts is not None and any(host not in workload.hosts for host, _index in keys):
+        yield "%s: on a host that it may not stand on" % workload.name
+
+
+def _groups(problem: Problem, placed: dict[str, list[Standing]]) -> Iterator[str]:
+    near: dict[str, set] = defaultdict(set)
+    apart: Counter = Counter()
+    for workload in problem.workloads:
+        keys = {s.key for s in placed.get(workload.name, ())}
+        hosts = {host for host, _index in keys}
+        if workload.near is not None:
+            near[workload.near] |= hosts
+        if workload.apart is not None:
+            apart.update((workload.apart, place) for place in (hosts if workload.apart_on == "host" else keys))
+    yield from (f"near {word}: on {sorted(hosts)}" for word, hosts in near.items() if len(hosts) > 1)
+    yield from (f"apart {word}: {count} on {place}" for (word, place), count in apart.items() if count > 1)
+
+
+def _gpu(problem: Problem, gpu: FleetGpu, standing: Sequence[Standing]) -> Iterator[str]:
+    kinds = {s.shape.kind for s in standing}
+    if len(kinds) > 1 or ("whole" in kinds and len(standing) > 1):
+        yield "%s: %s at once" % (gpu.label, " and ".join(sorted(kinds)))
+    if len([s.workload for s in standing if s.workload]) != len({s.workload for s in standing if s.workload}):
+        yield "%s: a workload twice" % gpu.label
+    if kinds & set(SHARES):
+        rules, total = problem.rules, catalogue.find_model(gpu.model).memory_total_mib
+        size = vgpu_fit.Bin(
+            "gpu",
+            total * (100 - rules.headroom_memory_percent) // 100 * _MIB,
+            100 - rules.headroom_sm_percent,
+            vgpu_model.SEATS if kinds == {"vgpu"} else len(standing),
+        )
+        demands = [
+            vgpu_fit.Demand(str(n), s.shape.memory_mib * _MIB, s.shape.sm_percent) for n, s in enumerate(standing)
+        ]
+        if vgpu_fit.pack([size], demands) is None:
+            yield "%s: over capacity" % gpu.label
+
+
+def _counts(problem: Problem, packing: Packing, then: dict, gpus: dict, ends: int) -> Iterator[str]:
+    rules, score = problem.rules, packing.score
+    today = {(s.key, s.shape, s.start) for s in problem.today}
+    for standing in packing.standing:
+        if not standing.new and (standing.key, standing.shape, standing.start) not in today:
+            yield "%s: %s is said to stand there today" % (gpus[standing.key].label, standing.shape)
+    if ends != score.destroyed:
+        yield "the planner destroys %d instances, and %d are announced" % (ends, score.destroyed)
+    if len(then) != score.gpus:
+        yield "%d GPUs are in use, and %d are announced" % (len(then), score.gpus)
+    for name, most in (("moved", rules.most_moved), ("destroyed", rules.most_destroyed)):
+        if most is not None and getattr(score, name) > most and not packing.notes:
+            yield "%d %s, and the bound is %d" % (getattr(score, name), name, most)
+    have = Counter(gpu.model for gpu in problem.gpus)
+    used = Counter(gpus[key].model for key in then)
+    for model, count in rules.reserve_gpus.items():
+        if have[model] - used[model] < count:
+            yield "%d %s are in use, and %d of %d are reserved" % (used[model], model, count, have[model])

@@ -1,0 +1,260 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The exact search: CP-SAT counts GPUs by pattern, one aim after the other. The same problem has the same answer.
+
+The aims are those of `Score`, in its order; each is held at what was found before the next is looked at. OR-Tools is imported
+when it is needed, and its absence is no error here: `missing` says why there is none.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import Any, Hashable, Mapping, NamedTuple, Sequence
+
+from .answer import squared
+from .cells import Cell, Cells
+from .geometry import MUST
+from .model import Shape
+
+try:
+    from ortools.sat.python import cp_model
+
+    MISSING = ""
+except ImportError as error:
+    cp_model = None
+    MISSING = str(error)
+
+
+class Found(NamedTuple):
+    """What the search says: by variable its value; whether each aim is proven; the least there can be of the GPUs' aim."""
+
+    value: Any
+    proven: dict[str, bool]
+    bound: int | None
+
+
+class Search:
+    """The model of a case. `picks[c, n]`: GPUs of cell c that take its choice n. `stays[c, owner, shape]`: workloads that
+    stay there. `takes[kind, shape]`: workloads of a kind that take a shape. `puts[workload, gpu, shape]`: bound ones."""
+
+    def __init__(self, cells: Cells) -> None:
+        self.cells, self.case = cells, cells.case
+        self.model = cp_model.CpModel()
+        self.picks: dict[tuple[int, int], Any] = {}
+        self.stays: dict[tuple[int, Hashable, Shape], Any] = {}
+        self.takes: dict[tuple[tuple, Shape], Any] = {}
+        self.puts: dict[tuple[str, tuple[str, int], Shape], Any] = {}
+        self._room: dict[Shape, list] = defaultdict(list)
+        self._out: list = []
+        self._near: dict[str, list] = {}
+        self._apart: dict[str, list] = {}
+        self._apart_hosts: dict[tuple[str, str], list] = defaultdict(list)
+        self._bound_stay: dict[str, list] = defaultdict(list)
+        self._on_gpu: dict[tuple[tuple[str, int], Shape], list] = defaultdict(list)
+        for workload in cells.bound:
+            self._bound_workload(workload)
+        self._affinity()
+        for number, cell in enumerate(cells.cells):
+            self._cell(number, cell)
+        self._kinds()
+        self._reserve()
+        self.aims = self._aims()
+
+    # -- What holds ---------------------------------------------------------------------------------------------------
+
+    def _cell(self, number: int, cell: Cell) -> None:
+        model, size = self.model, len(cell.gpus)
+        picks = [model.new_int_var(0, size, "") for _ in cell.choices]
+        for n, pick in enumerate(picks):
+            self.picks[number, n] = pick
+        if cell.pins:
+            self._add(sum(picks) == size)
+        else:
+            self._add(sum(picks) <= size)
+        room: dict[Shape, list] = defaultdict(list)
+        for pick, (pattern, _settled) in zip(picks, cell.choices):
+            for shape, count in Counter(pattern).items():
+                room[shape].append(count * pick)
+        keep: dict[tuple[Hashable, Shape], list] = defaultdict(list)
+        for pick, (_pattern, settled) in zip(picks, cell.choices):
+            for pair, count in cell.kept(settled).items():
+                if pair[0] != MUST:
+                    keep[pair].append(count * pick)
+        here: dict[Shape, list] = defaultdict(list)
+        for (owner, shape), kept in keep.items():
+            most = size * sum(o == owner and s == shape for o, (s, _p) in zip(cell.owners, cell.items))
+            stay = model.new_int_var(0, most, "")
+            model.add(stay <= sum(kept))
+            self.stays[number, owner, shape] = stay
+            if isinstance(owner, str):
+                model.add(stay <= self.puts.get((owner, cell.gpus[0], shape), 0))
+                self._bound_stay[owner].append(stay)
+            else:
+                here[shape].append(stay)
+        pins = Counter(cell.pins)
+        for shape in {*room, *pins}:
+            self._room[shape] += room[shape]
+            taken = [*here[shape], *self._on_gpu.get((cell.gpus[0], shape), ()), pins[shape] * size]
+            if len(taken) > 1:
+                self._add(sum(taken) <= sum(room[shape]))
+        for (key, shape), puts in self._on_gpu.items() if self.cells.detailed else ():
+            if key == cell.gpus[0] and shape not in room:
+                model.add(sum(puts) == 0)
+
+    def _bound_workload(self, workload) -> None:
+        case, model = self.case, self.model
+        sets = []
+        for place, gpus in case.domains[workload.within].items():
+            gpus = [gpu for gpu in gpus if case.allowed(workload, gpu)]
+            for shape in set(workload.options):
+                able = [gpu for gpu in gpus if case.geometry(gpu).knows(shape)]
+                if len(able) < workload.gpus:
+                    continue
+                chosen = model.new_bool_var("")
+                sets.append((place[0], chosen))
+                puts = [model.new_bool_var("") for _ in able]
+                model.add(sum(puts) == workload.gpus * chosen)
+                for gpu, put in zip(able, puts):
+                    self.puts[workload.name, gpu.key, shape] = put
+                    self._on_gpu[gpu.key, shape].append(put)
+        out = model.new_bool_var("")
+        self._add(sum(chosen for _host, chosen in sets) + out == 1)
+        self._out.append(workload.counts * out)
+        if workload.near is not None:
+            self._near.setdefault(workload.near, []).append(sets)
+        if workload.apart is not None:
+            if workload.apart_on == "host":
+                for host, chosen in sets:
+                    self._apart_hosts[workload.apart, host].append(chosen)
+            self._apart.setdefault(workload.apart, []).append(workload)
+
+    def _affinity(self) -> None:
+        for groups in self._near.values():
+            hosts = {host: self.model.new_bool_var("") for sets in groups for host, _chosen in sets}
+            self.model.add(sum(hosts.values()) <= 1)
+            for sets in groups:
+                for host, chosen in sets:
+                    self.model.add_implication(chosen, hosts[host])
+        for word, members in self._apart.items():
+            everywhere = {w.name for w in members}
+            by_gpu: dict[tuple[str, int], list] = defaultdict(list)
+            for (name, key, _shape), put in self.puts.items():
+                if name in everywhere:
+                    by_gpu[key].append(put)
+            for puts in by_gpu.values():
+                self.model.add(sum(puts) <= 1)
+            for (group, _host), chosen in self._apart_hosts.items():
+                if group == word:
+                    self.model.add(sum(chosen) <= 1)
+
+    def _kinds(self) -> None:
+        model = self.model
+        use: dict[Shape, list] = defaultdict(list)
+        for kind, names in self.cells.kinds.items():
+            options, counts = kind
+            takes = {shape: model.new_int_var(0, len(names), "") for shape in options}
+            out = model.new_int_var(0, len(names), "")
+            model.add(sum(takes.values()) + out == len(names))
+            self._out.append(counts * out)
+            for shape, take in takes.items():
+                self.takes[kind, shape] = take
+                use[shape].append(take)
+                stays = [s for (_n, owner, has), s in self.stays.items() if owner == kind and has == shape]
+                if stays:
+                    model.add(sum(stays) <= take)
+        for (_name, _key, shape), put in self.puts.items():
+            use[shape].append(put)
+        for parts in self.cells.pinned.values():
+            for part in parts:
+                use[part.shape].append(1)
+        for shape, taken in use.items():
+            self._add(sum(taken) <= sum(self._room[shape]))
+
+    def _add(self, relation: Any) -> None:
+        """Add a relation, which between two numbers is true or false already."""
+        if relation is False:
+            self.model.add_bool_or([])
+        elif relation is not True:
+            self.model.add(relation)
+
+    def _reserve(self) -> None:
+        for model_key, count in self.case.rules.reserve_gpus.items():
+            picks = [p for (n, _c), p in self.picks.items() if self.cells.cells[n].model == model_key]
+            if count and picks:
+                self.model.add(sum(picks) <= self.case.most_of_model[model_key])
+
+    # -- What is wanted -----------------------------------------------------------------------------------------------
+
+    def _aims(self) -> dict[str, Any]:
+        rules, cells = self.case.rules, self.cells.cells
+        aims = {"unplaced": sum(self._out) + self.cells.left_out}
+        if rules.policy == "spread":
+            aims["spread"] = sum(
+                squared(sum(self.case.geometry_of(cells[c].model).load(shape) for shape in cells[c].choices[n][0]))
+                * pick
+                for (c, n), pick in self.picks.items()
+            )
+        if rules.aim == "cost":
+            aims["cost"] = sum(cells[c].cost * pick for (c, _n), pick in self.picks.items())
+        aims["gpus"] = sum(self.picks.values())
+        free = sum(name in self.case.home for names in self.cells.kinds.values() for name in names)
+        stays = [stay for (_c, owner, _s), stay in self.stays.items() if not isinstance(owner, str)]
+        moved = free - sum(stays) + self.cells.bound_moved
+        for workload in self.cells.bound:
+            if workload.name in self.case.home:
+                whole = self.model.new_bool_var("")
+                self.model.add(workload.gpus * whole <= sum(self._bound_stay[workload.name]))
+                moved += 1 - whole
+        aims["moved"] = moved
+        aims["destroyed"] = sum(cell.instances * len(cell.gpus) for cell in cells) - sum(
+            (cells[c].instances - cells[c].destroyed(cells[c].choices[n][1])) * pick
+            for (c, n), pick in self.picks.items()
+        )
+        for aim, most in (("moved", rules.most_moved), ("destroyed", rules.most_destroyed)):
+            if most is not None:
+                self._add(aims[aim] <= most)
+        return aims
+
+    # -- The search ---------------------------------------------------------------------------------------------------
+
+    def solve(self, hint: Mapping[int, int]) -> Found | None:
+        """None where nothing was found in time, or the bounds allow nothing. `hint`: a first guess, by variable."""
+        left = self.case.rules.seconds
+        values: Sequence[int] | None = None
+        proven = dict.fromkeys(self.aims, False)
+        bound = None
+        self._guess(hint)
+        for name, aim in self.aims.items():
+            self.model.minimize(aim)
+            solver = self._solver(left)
+            status = solver.solve(self.model)
+            left -= solver.response_proto.deterministic_time
+            proven[name] = status == cp_model.OPTIMAL
+            if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+                break
+            if name in ("spread", "cost") or (name == "gpus" and bound is None):
+                bound = round(solver.best_objective_bound)
+            values = list(solver.response_proto.solution)
+            # Held from now on, while the next aim is looked at.
+            self._add(aim <= round(solver.objective_value))
+            self._guess(dict(enumerate(values)))
+        if values is None:
+            return None
+        return Found(lambda variable: values[variable.index], proven, bound)
+
+    def _guess(self, values: Mapping[int, int]) -> None:
+        self.model.clear_hints()
+        for index, value in values.items():
+            self.model.add_hint(self.model.get_int_var_from_proto_index(index), value)
+
+    def _solver(self, seconds: float) -> Any:
+        rules = self.case.rules
+        solver = cp_model.CpSolver()
+        solver.parameters.random_seed = rules.seed
+        solver.parameters.num_workers = rules.workers
+        # Several workers take turns by the solver's own time: what is found does not hang on the machine.
+        solver.parameters.interleave_search = rules.workers > 1
+        solver.parameters.linearization_level = 2
+        solver.parameters.max_deterministic_time = max(1.0, seconds)
+        return solver

@@ -1,0 +1,198 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What fits on one GPU. The rules are not written here: MIG's are the planner's (mig_fit), sizes are the catalogue's."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import lru_cache
+from typing import NamedTuple, Sequence, Tuple
+
+from ansible_collections.openfleet.gpu.plugins.module_utils import catalogue, vgpu_model
+from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
+from ansible_collections.openfleet.gpu.plugins.module_utils.mig_fit import Capacity, Want, arrange
+from ansible_collections.openfleet.gpu.plugins.module_utils.model import Gpu, Placement
+from ansible_collections.openfleet.gpu.plugins.module_utils.mps_rules import most_clients
+
+from .model import SHARES, Shape, mig
+
+#: How strongly an instance of today is to be kept where it stands.
+VACANT, TAKEN, MUST = 0, 1, 2
+#: What stands on a GPU: (shape, start, how strongly it is kept).
+Item = Tuple[Shape, "int | None", int]
+#: A multiset of shapes, ascending.
+Pattern = Tuple[Shape, ...]
+
+#: Patterns of one GPU model before the list is cut off; the optimum is then no longer proven.
+MOST_PATTERNS = 6000
+
+
+class Settled(NamedTuple):
+    """A pattern, settled on a GPU: where each shape starts (None without MIG), the items of today that serve one (by their
+    position, in the order of the pattern; None: it is made), and the positions of items that can stay beside them."""
+
+    starts: tuple[int | None, ...]
+    serves: tuple[int | None, ...]
+    spare: tuple[int, ...]
+
+
+class Geometry:
+    """The rules of one GPU model."""
+
+    def __init__(self, model: catalogue.Model, headroom_memory_percent: int = 0, headroom_sm_percent: int = 0) -> None:
+        self.key = model.key
+        self.gpu: Gpu = assumed_gpus([model.key], {model.key: model})[0]
+        self.capacity = Capacity(self.gpu.mig.profiles)
+        usable = model.memory_total_mib - model.reserved_mib()
+        self.memory_mib = usable * (100 - headroom_memory_percent) // 100
+        self.sm_percent = 100 - headroom_sm_percent
+        self.seats = {"vgpu": vgpu_model.SEATS, "mps": most_clients(model.compute_capability, None)}
+        self.fits = lru_cache(maxsize=None)(self._fits)
+        self.settle = lru_cache(maxsize=None)(self._settle)
+
+    def knows(self, shape: Shape) -> bool:
+        """Whether an empty GPU of the model can hold it."""
+        return self.fits((shape,))
+
+    def load(self, shape: Shape) -> int:
+        """The larger of its shares of the GPU's memory and of its compute, in thousandths."""
+        if shape.kind == "whole":
+            return 1000
+        if shape.kind == "mig":
+            profile = self.capacity.profiles[shape.profile]
+            units = max(p.start + p.size for each in self.capacity.profiles.values() for p in each.placements)
+            return max(1000 * profile.compute_slices // self.capacity.compute_slices, 1000 * profile.units // units)
+        return max(10 * shape.sm_percent, -(-1000 * shape.memory_mib // self.memory_mib))
+
+    def _fits(self, pattern: Pattern) -> bool:
+        """Whether an empty GPU can hold these at once."""
+        kinds = {shape.kind for shape in pattern}
+        if len(kinds) > 1:
+            return False
+        if kinds <= {"whole"}:
+            return len(pattern) <= 1
+        if kinds == {"mig"}:
+            names = [shape.profile for shape in pattern]
+            return all(name in self.capacity.profiles for name in names) and self.capacity.fits(names)
+        (kind,) = kinds
+        seats = self.seats.get(kind)
+        return (
+            sum(shape.memory_mib for shape in pattern) <= self.memory_mib
+            and sum(shape.sm_percent for shape in pattern) <= self.sm_percent
+            and (seats is None or len(pattern) <= seats)
+        )
+
+    def _settle(self, items: tuple[Item, ...], pattern: Pattern) -> Settled | None:
+        """Settle a pattern where these items stand; None where it does not fit, or an item that MUST stay would not.
+
+        Items that must stay are in the pattern themselves. Of all ways the one that keeps most TAKEN items, then most items.
+        """
+        if not self.fits(pattern):
+            return None
+        if pattern and pattern[0].kind != "mig":
+            return self._settle_plain(items, pattern)
+        at = {
+            (shape.profile, start): (number, strength)
+            for number, (shape, start, strength) in enumerate(items)
+            if shape.kind == "mig"
+        }
+        score = {VACANT: (0, 0, 1), TAKEN: (0, 1, 1), MUST: (1, 1, 1)}
+
+        def gain(want: Want, placement: Placement) -> tuple[int, ...]:
+            found = at.get((want.kind, placement.start))
+            return (0, 0, 0) if found is None else score[found[1]]
+
+        placed = arrange([self.capacity.want(shape.profile) for shape in pattern], gain, self.capacity.outlook)
+        if placed is None:
+            return None
+        serves = tuple(
+            at.get((shape.profile, placement.start), (None,))[0] for shape, placement in zip(pattern, placed)
+        )
+        if any(strength == MUST and n not in serves for n, (_s, _p, strength) in enumerate(items)):
+            return None
+        return Settled(tuple(p.start for p in placed), serves, self._beside(items, pattern, placed, serves))
+
+    def _beside(self, items, pattern, placed, serves) -> tuple[int, ...]:
+        """Instances that nobody needs and that are in nobody's way."""
+        taken = 0
+        for placement in placed:
+            taken |= placement.mask
+        names = [shape.profile for shape in pattern]
+        spare = []
+        for number, (shape, start, _strength) in enumerate(items):
+            if number in serves or shape.kind != "mig":
+                continue
+            profile = self.capacity.profiles[shape.profile]
+            mask = Placement(start, profile.units).mask
+            if not mask & taken and self.capacity.shortage([*names, shape.profile]) is None:
+                taken |= mask
+                names.append(shape.profile)
+                spare.append(number)
+        return tuple(spare)
+
+    def _settle_plain(self, items: tuple[Item, ...], pattern: Pattern) -> Settled | None:
+        """The same for quotas and whole GPUs, which have no place within the GPU."""
+        left = sorted(range(len(items)), key=lambda n: -items[n][2])
+        serves: list[int | None] = []
+        for shape in pattern:
+            found = next((n for n in left if items[n][0] == shape), None)
+            if found is not None:
+                left.remove(found)
+            serves.append(found)
+        if any(items[n][2] == MUST for n in left):
+            return None
+        return Settled((None,) * len(pattern), tuple(serves), ())
+
+    def patterns(self, most: dict[Shape, int], every: bool = False) -> tuple[list[Pattern], bool]:
+        """Maximal patterns of these shapes (`every`: all but the empty one), each at most so often: (patterns, all of them?)."""
+        found: list[Pattern] = []
+        whole = True
+        for kind in sorted({shape.kind for shape in most}):
+            shapes = sorted((s for s in most if s.kind == kind and self.knows(s)), key=lambda s: (-self.load(s), s))
+            part, complete = self._patterns_of(shapes, most, every)
+            found += part
+            whole = whole and complete
+        return found, whole
+
+    def _patterns_of(self, shapes: Sequence[Shape], most: dict[Shape, int], every: bool):
+        found: list[Pattern] = []
+
+        def fits(chosen: tuple[Shape, ...]) -> bool:
+            return self.fits(tuple(sorted(chosen)))
+
+        def maximal(chosen: tuple[Shape, ...]) -> bool:
+            count = Counter(chosen)
+            return not any(count[s] < most[s] and fits((*chosen, s)) for s in shapes)
+
+        def grow(position: int, chosen: tuple[Shape, ...]) -> bool:
+            """False once there are too many."""
+            if len(found) >= MOST_PATTERNS:
+                return False
+            if position == len(shapes):
+                if chosen and (every or maximal(chosen)):
+                    found.append(tuple(sorted(chosen)))
+                return True
+            shape = shapes[position]
+            longer = [chosen]
+            while len(longer) <= most[shape] and fits((*longer[-1], shape)):
+                longer.append((*longer[-1], shape))
+            # The fullest first: should the list be cut off, these are in it.
+            return all(grow(position + 1, each) for each in reversed(longer))
+
+        return found, grow(0, ())
+
+
+@lru_cache(maxsize=None)
+def geometry(key: str, headroom_memory_percent: int = 0, headroom_sm_percent: int = 0) -> Geometry:
+    """Raises CatalogueError where the catalogue has no such model."""
+    return Geometry(catalogue.find_model(key), headroom_memory_percent, headroom_sm_percent)
+
+
+def is_share(shape: Shape) -> bool:
+    return shape.kind in SHARES
+
+
+def mig_shapes(key: str) -> tuple[Shape, ...]:
+    """All MIG shapes of a model."""
+    return tuple(mig(name) for name in geometry(key).capacity.profiles)

@@ -1,0 +1,272 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The heuristic: what stands stays, the rest is placed largest first where it fits best, then GPUs are emptied. Pure.
+
+Its answers keep every rule; only how good they are is not promised.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import Dict, Iterable, List, Sequence
+
+from .answer import Part, answer, standing_of, within_bounds
+from .case import Case
+from .geometry import MUST, VACANT, Item
+from .model import FleetGpu, Packing, Shape, Workload
+
+#: Who is on which GPU.
+Contents = Dict["tuple[str, int]", List[Part]]
+
+
+class Bins:
+    """The GPUs as they fill. GPUs that are alike (model, what is on them) are looked at once."""
+
+    def __init__(self, case: Case, frugal: bool = False) -> None:
+        self.case = case
+        #: Whether nothing that stands may be destroyed.
+        self.frugal = frugal
+        self.parts: dict[tuple[str, int], list[Part]] = {gpu.key: [] for gpu in case.problem.gpus}
+        self.used: Counter[str] = Counter()
+        self._order = {gpu.key: number for number, gpu in enumerate(case.problem.gpus)}
+        self._names: dict[tuple[str, int], dict[str, int]] = {}
+        self._likes: dict[tuple[str, int], tuple] = {}
+        self._alike: dict[tuple, dict[tuple[str, int], None]] = defaultdict(dict)
+        self.hosts_apart: Counter[tuple[str, str]] = Counter()
+        self.gpus_apart: Counter[tuple[str, tuple[str, int]]] = Counter()
+        self.near: dict[str, list[str]] = defaultdict(list)
+        self.loads: Counter[tuple[str, int]] = Counter()
+        self.on_host: Counter[str] = Counter()
+        for gpu in case.problem.gpus:
+            self._file(gpu.key)
+
+    def _like(self, key: tuple[str, int]) -> tuple:
+        gpu = self.case.gpus[key]
+        return (gpu.model, self.case.cost(gpu), self.items(key), self.pattern(key))
+
+    def _file(self, key: tuple[str, int]) -> None:
+        old = self._likes.get(key)
+        if old is not None:
+            del self._alike[old][key]
+            if not self._alike[old]:
+                del self._alike[old]
+        self._likes[key] = like = self._like(key)
+        self._alike[like][key] = None
+
+    def items(self, key: tuple[str, int]) -> tuple[Item, ...]:
+        stay = {part.workload for part in self.parts[key] if part.stays}
+        return tuple((s.shape, s.start, MUST if s.workload in stay else VACANT) for s in self.case.on.get(key, ()))
+
+    def pattern(self, key: tuple[str, int]) -> tuple[Shape, ...]:
+        return tuple(sorted(part.shape for part in self.parts[key]))
+
+    def room(self, key: tuple[str, int], shape: Shape) -> bool:
+        """Whether the GPU has room for one more."""
+        gpu = self.case.gpus[key]
+        if not self.parts[key] and self.used[gpu.model] >= self.case.most_of_model[gpu.model]:
+            return False
+        items = self.items(key)
+        found = self.case.geometry(gpu).settle(items, tuple(sorted((*self.pattern(key), shape))))
+        if found is None or not self.frugal:
+            return found is not None
+        kept = {*found.serves, *found.spare}
+        return all(number in kept for number, item in enumerate(items) if item[0].kind == "mig")
+
+    def put(self, key: tuple[str, int], part: Part) -> None:
+        gpu, workload = self.case.gpus[key], self.case.workloads[part.workload]
+        if not self.parts[key]:
+            self.used[gpu.model] += 1
+        self.parts[key].append(part)
+        self._count(gpu, workload, part, 1)
+        self._file(key)
+
+    def take(self, key: tuple[str, int], part: Part) -> None:
+        gpu, workload = self.case.gpus[key], self.case.workloads[part.workload]
+        self.parts[key].remove(part)
+        if not self.parts[key]:
+            self.used[gpu.model] -= 1
+        self._count(gpu, workload, part, -1)
+        self._file(key)
+
+    def _count(self, gpu: FleetGpu, workload: Workload, part: Part, sign: int) -> None:
+        load = sign * self.case.geometry(gpu).load(part.shape)
+        self.loads[gpu.key] += load
+        self.on_host[gpu.host] += load
+        if workload.apart is not None:
+            self.hosts_apart[(workload.apart, gpu.host)] += sign if workload.apart_on == "host" else 0
+            self.gpus_apart[(workload.apart, gpu.key)] += sign
+        if workload.near is not None:
+            (self.near[workload.near].append if sign > 0 else self.near[workload.near].remove)(gpu.host)
+
+    def may(self, workload: Workload, gpu: FleetGpu) -> bool:
+        """Whether rules other than room let the workload stand there."""
+        if not self.case.allowed(workload, gpu):
+            return False
+        if workload.apart is not None:
+            if self.gpus_apart[(workload.apart, gpu.key)]:
+                return False
+            if workload.apart_on == "host" and self.hosts_apart[(workload.apart, gpu.host)]:
+                return False
+        return workload.near is None or all(host == gpu.host for host in self.near[workload.near])
+
+    def best(self, shape: Shape, avoid: tuple[str, int] | None = None, only_used: bool = False) -> tuple | None:
+        """The GPU on which one more of this shape fits best, of all of the fleet."""
+        spread = self.case.rules.policy == "spread"
+        found, rank = None, None
+        for like, keys in self._alike.items():
+            model, cost, items, pattern = like
+            if (only_used and not pattern) or not self.case.geometry_of(model).knows(shape):
+                continue
+            key = next((key for key in keys if key != avoid), None)
+            if key is None or not self.room(key, shape):
+                continue
+            reuse = any(item == (shape, item[1], VACANT) for item in items)
+            load = self.loads[key]
+            here = (load, not reuse) if spread else (not pattern, cost if not pattern else 0, not reuse, -load)
+            here = (*here, self._order[key])
+            if rank is None or here < rank:
+                found, rank = key, here
+        if found is not None and spread:
+            # Of GPUs that are alike the one on the host that carries least.
+            found = min(self._alike[self._likes[found]], key=lambda k: (self.on_host[k[0]], self._order[k]))
+        return found
+
+    def best_of(self, shape: Shape, gpus: Iterable[FleetGpu], workload: Workload, count: int) -> list | None:
+        """As many of these GPUs as the workload asks for, the best ones; None where they have no room."""
+        room = [gpu for gpu in gpus if self.may(workload, gpu) and self.room(gpu.key, shape)]
+        sign = 1 if self.case.rules.policy == "spread" else -1
+        room.sort(key=lambda g: (len(self.case.on.get(g.key, ())), sign * self.loads[g.key], self._order[g.key]))
+        chosen: list[FleetGpu] = []
+        fresh: Counter[str] = Counter()
+        for gpu in room:
+            if len(chosen) == count:
+                break
+            if not self.parts[gpu.key]:
+                if self.used[gpu.model] + fresh[gpu.model] >= self.case.most_of_model[gpu.model]:
+                    continue
+                fresh[gpu.model] += 1
+            chosen.append(gpu)
+        return [gpu.key for gpu in chosen] if len(chosen) == count else None
+
+
+def greedy(case: Case) -> tuple[Packing, Contents]:
+    """(an answer that keeps every rule, who is on which GPU in it)."""
+    bins = Bins(case)
+    _fill(case, bins)
+    best, contents = _as_answer(case, bins)
+    if not within_bounds(case, best.score):
+        bins = Bins(case, frugal=True)
+        _fill(case, bins)
+        best, contents = _as_answer(case, bins)
+    elif case.home and case.rules.policy == "binpack":
+        _empty(bins)
+        better, emptied = _as_answer(case, bins)
+        if within_bounds(case, better.score) and better.score.as_tuple() < best.score.as_tuple():
+            best, contents = better, emptied
+    return best, contents
+
+
+def _as_answer(case: Case, bins: Bins) -> tuple[Packing, Contents]:
+    contents = {key: list(parts) for key, parts in bins.parts.items() if parts}
+    if bins.frugal:
+        # A GPU that nobody is on any more keeps its instances too.
+        for key, standing in case.on.items():
+            if any(each.shape.kind == "mig" for each in standing):
+                contents.setdefault(key, [])
+    layouts = {key: standing_of(case, key, parts) for key, parts in contents.items()}
+    return answer(case, layouts, "heuristic"), contents
+
+
+def _fill(case: Case, bins: Bins) -> None:
+    staying = _stay(case, bins)
+    come = [w for w in case.problem.workloads if w.name not in staying]
+    for workload in sorted(come, key=lambda w: (not w.bound, -w.gpus, -_size(case, w), w.options, w.name)):
+        place(case, bins, workload)
+
+
+def _stay(case: Case, bins: Bins) -> set[str]:
+    """Leave where it stands all that may stay there."""
+    staying = set()
+    for name, homes in case.home.items():
+        workload = case.workloads[name]
+        if all(bins.may(workload, case.gpus[home.key]) and _open(case, bins, home.key) for home in homes):
+            for home in homes:
+                bins.put(home.key, Part(home.shape, name, True))
+            staying.add(name)
+    return staying
+
+
+def _open(case: Case, bins: Bins, key: tuple[str, int]) -> bool:
+    model = case.gpus[key].model
+    return bool(bins.parts[key]) or bins.used[model] < case.most_of_model[model]
+
+
+def _size(case: Case, workload: Workload) -> int:
+    return max(
+        (case.geometry_of(m).load(s) for s in workload.options for m in case.models() if case.geometry_of(m).knows(s)),
+        default=0,
+    )
+
+
+def place(case: Case, bins: Bins, workload: Workload) -> bool:
+    """Put it where it fits best; False where it fits nowhere."""
+    for shape in workload.options:
+        keys = _keys(case, bins, workload, shape)
+        if keys is not None:
+            for key in keys:
+                bins.put(key, Part(shape, workload.name))
+            return True
+    return False
+
+
+def _keys(case: Case, bins: Bins, workload: Workload, shape: Shape) -> Sequence[tuple[str, int]] | None:
+    if not workload.bound:
+        key = bins.best(shape)
+        return None if key is None else [key]
+    found, rank = None, None
+    for gpus in case.domains[workload.within].values():
+        if len(gpus) < workload.gpus:
+            continue
+        keys = bins.best_of(shape, gpus, workload, workload.gpus)
+        if keys is None:
+            continue
+        # The tightest domain, so that wide ones stay for those who need them; what stands there today is spared.
+        free = sum(not bins.parts[gpu.key] for gpu in gpus)
+        here = (sum(not bins.parts[key] for key in keys), sum(len(case.on.get(key, ())) for key in keys), free)
+        if workload.near is not None and not bins.near[workload.near]:
+            # The first of a group takes a host with room for the others.
+            here = (-free, *here[1:])
+        if case.rules.policy == "spread":
+            here = (bins.on_host[gpus[0].host],)
+        if rank is None or here < rank:
+            found, rank = keys, here
+    return found
+
+
+def _empty(bins: Bins) -> None:
+    """Empty GPUs, the least loaded first, onto others that are in use, until one cannot be emptied."""
+    case = bins.case
+    used = sorted((key for key, parts in bins.parts.items() if parts), key=lambda key: (bins.loads[key], key))
+    moved = 0
+    for key in used:
+        parts = list(bins.parts[key])
+        if any(case.workloads[part.workload].bound for part in parts):
+            continue
+        moved += sum(part.stays for part in parts)
+        if case.rules.most_moved is not None and moved > case.rules.most_moved:
+            return
+        done: list[tuple[tuple[str, int], Part]] = []
+        for part in parts:
+            bins.take(key, part)
+            target = bins.best(part.shape, avoid=key, only_used=True)
+            if target is None:
+                bins.put(key, part)
+                break
+            bins.put(target, Part(part.shape, part.workload))
+            done.append((target, part))
+        if len(done) < len(parts):
+            for target, part in done:
+                bins.take(target, Part(part.shape, part.workload))
+                bins.put(key, part)
+            return

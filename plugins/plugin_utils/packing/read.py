@@ -1,0 +1,147 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Between counts and GPUs: what the search found, GPU by GPU, and what the heuristic found, counted. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from typing import Iterator, Mapping, Sequence
+
+from .answer import Layouts, Part
+from .cells import Cell
+from .exact import Found, Search
+from .geometry import MUST, Pattern, Settled
+from .model import Shape, Standing
+
+
+@dataclass
+class _Place:
+    """A place on a GPU. `there`: what stands there today; `stays`: its workload goes on using it."""
+
+    key: tuple[str, int]
+    shape: Shape
+    start: int | None
+    there: Standing | None = None
+    workload: str | None = None
+    stays: bool = False
+
+    def standing(self) -> Standing:
+        # A quota is its tenant's: another one's is made anew. An instance goes from hand to hand.
+        new = self.there is None if self.shape.kind == "mig" else not self.stays
+        return Standing(*self.key, self.shape, self.start, self.workload, new)
+
+
+class Reader:
+    """Reads what was found into layouts. `left` are the places of each shape that nobody has yet, by GPU."""
+
+    def __init__(self, search: Search, found: Found) -> None:
+        self.search, self.cells, self.case, self.found = search, search.cells, search.cells.case, found
+        self.places: dict[tuple[str, int], list[_Place]] = {}
+        self.spare: dict[tuple[str, int], list[Standing]] = {}
+        self.placed: set[str] = set()
+
+    def layouts(self) -> Layouts:
+        for number, cell in enumerate(self.cells.cells):
+            self._cell(number, cell)
+        for key, parts in self.cells.pinned.items():
+            for part in parts:
+                if not part.stays:
+                    self._put(key, part.shape, part.workload)
+        for (name, key, shape), put in self.search.puts.items():
+            if self.found.value(put) and not any(p.workload == name for p in self.places[key]):
+                self._put(key, shape, name)
+        self._fill(self._pools())
+        return dict(self._standing())
+
+    def _cell(self, number: int, cell: Cell) -> None:
+        stays = {
+            (owner, shape): self.found.value(stay)
+            for (c, owner, shape), stay in self.search.stays.items()
+            if c == number
+        }
+        gpus = iter(cell.gpus)
+        for n, (pattern, settled) in enumerate(cell.choices):
+            for _ in range(self.found.value(self.search.picks[number, n])):
+                self._gpu(next(gpus), cell, pattern, settled, stays)
+
+    def _gpu(self, key: tuple[str, int], cell: Cell, pattern: Pattern, settled: Settled, stays: dict) -> None:
+        today = self.cells.today(key)
+        self.places[key] = []
+        for shape, start, serves in zip(pattern, settled.starts, settled.serves):
+            place = _Place(key, shape, start)
+            if serves is not None:
+                owner, place.there = cell.owners[serves], today[serves]
+                if owner == MUST or stays.get((owner, shape), 0) > 0:
+                    place.workload, place.stays = place.there.workload, True
+                    self.placed.add(place.there.workload)
+                    if owner != MUST:
+                        stays[owner, shape] -= 1
+            self.places[key].append(place)
+        self.spare[key] = [Standing(*key, today[n].shape, today[n].start) for n in settled.spare]
+
+    def _put(self, key: tuple[str, int], shape: Shape, name: str) -> None:
+        free = [place for place in self.places[key] if place.shape == shape and place.workload is None]
+        # What stands there already is taken first.
+        min(free, key=lambda place: place.there is None).workload = name
+        self.placed.add(name)
+
+    def _pools(self) -> dict[Shape, list[str]]:
+        """The workloads that still want a place, by the shape that they take."""
+        pools: dict[Shape, list[str]] = defaultdict(list)
+        for kind, names in self.cells.kinds.items():
+            rest = iter([name for name in names if name not in self.placed])
+            here = Counter(
+                place.shape
+                for places in self.places.values()
+                for place in places
+                if place.stays and place.workload in self.case.workloads and self._kind(place.workload) == kind
+            )
+            for shape in kind[0]:
+                for _ in range(self.found.value(self.search.takes[kind, shape]) - here[shape]):
+                    pools[shape].append(next(rest))
+        return pools
+
+    def _kind(self, name: str) -> tuple | None:
+        workload = self.case.workloads[name]
+        return None if workload.bound else self.cells.kind(workload)
+
+    def _fill(self, pools: Mapping[Shape, Sequence[str]]) -> None:
+        waiting = {shape: list(reversed(names)) for shape, names in pools.items()}
+        for made in (False, True):
+            for gpu in self.case.problem.gpus:
+                for place in self.places.get(gpu.key, ()):
+                    if place.workload is None and (place.there is None) == made and waiting.get(place.shape):
+                        place.workload = waiting[place.shape].pop()
+        left = sum(map(len, waiting.values()))
+        if left:
+            raise AssertionError("the search promised places for %d workloads more than there are" % left)
+
+    def _standing(self) -> Iterator[tuple[tuple[str, int], list[Standing]]]:
+        keep = self.case.rules.most_destroyed is not None
+        for key, places in self.places.items():
+            standing = [p.standing() for p in places if p.workload is not None]
+            idle = [p.standing() for p in places if p.workload is None and p.there and p.shape.kind == "mig"]
+            if standing or (keep and (idle or self.spare[key])):
+                yield key, sorted([*standing, *idle, *self.spare[key]], key=lambda s: (s.start or 0, s.workload or ""))
+
+
+def hint(search: Search, contents: Mapping[tuple[str, int], Sequence[Part]]) -> dict[int, int]:
+    """What the heuristic found, as a first guess for the search: values by variable."""
+    counts: Counter[int] = Counter()
+    for number, cell in enumerate(search.cells.cells):
+        holds = [Counter(pattern) for pattern, _settled in cell.choices]
+        known: dict[tuple, int | None] = {}
+        for n in range(len(cell.choices)):
+            counts[search.picks[number, n].index] += 0
+        for key in cell.gpus:
+            if not contents.get(key):
+                continue
+            shapes = tuple(sorted(part.shape for part in contents[key]))
+            if shapes not in known:
+                need = Counter(shapes)
+                known[shapes] = next((n for n, count in enumerate(holds) if not need - count), None)
+            if known[shapes] is not None:
+                counts[search.picks[number, known[shapes]].index] += 1
+    return dict(counts)

@@ -1,0 +1,250 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Figures of packing: the gap to the optimum, time and memory of a large fleet, and churn; docs/packing.md says of what.
+
+PODS=FILE are requests and NODES=FILE hosts, in the form of Alibaba's cluster-trace-gpu-v2023 (CSV, gzip or not). SEED chooses
+what is sampled, SIZE how many workloads the large fleet has (10,000, and 6 GPUs for each 10 of them). Every layout is checked
+against its problem and accepted by the MIG planner, or the run ends.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import gzip
+import multiprocessing
+import random
+import resource
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Iterable, NamedTuple
+
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing import check, exact
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.geometry import geometry
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.model import (
+    WHOLE,
+    FleetGpu,
+    Packing,
+    Problem,
+    Rules,
+    Shape,
+    Standing,
+    Workload,
+    mig,
+)
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.pack import pack
+
+FIGURES = ("packing_gap_to_optimum", "packing_seconds", "packing_peak_memory", "replan_destroyed_over_fresh")
+#: Every GPU of the hosts counts as one of these: the models of the trace have no MIG, or are not named.
+MODEL = "A100-40GB"
+WORKLOADS, GPUS_PER_WORKLOAD = 10_000, 0.6
+REPLANS, CHANGED = 10, 0.05
+#: GPUs of a NUMA node; a host's GPUs are one NVLink group.
+NODE_GPUS = 4
+
+
+class Request(NamedTuple):
+    name: str
+    gpus: int
+    thousandths: int
+
+
+def figures(options):
+    """Yield (name, value or None, unit or the reason why there is no value)."""
+    reason = None
+    if not options.get("PODS") or not options.get("NODES"):
+        reason = "needs PODS=FILE and NODES=FILE, as docs/packing.md says"
+    elif exact.MISSING:
+        reason = "OR-Tools is not installed"
+    if reason is not None:
+        yield from ((name, None, reason) for name in FIGURES)
+        return
+    requests, hosts = read_requests(options["PODS"]), read_hosts(options["NODES"])
+    seed = int(options.get("SEED") or 1)
+    parts = [request for request in requests if request.gpus == 1 and request.thousandths < 1000]
+    fleet = fleet_of(hosts, len(parts))
+    first = checked(Problem(fleet, as_workloads(parts)), "%d requests for a part of a GPU" % len(parts))
+    if first.bound:
+        yield "packing_gap_to_optimum", 100 * (first.score.gpus - first.bound) / first.bound, "percent"
+    else:
+        yield "packing_gap_to_optimum", None, "nothing was proven of the optimum"
+    yield from _large(requests, hosts, int(options.get("SIZE") or WORKLOADS), seed)
+    yield _replans(parts, fleet, first, seed)
+
+
+# -- What is read ------------------------------------------------------------------------------------------------------
+
+
+def _rows(path: str, columns: Iterable[str]) -> list[dict[str, str]]:
+    try:
+        raw = Path(path).read_bytes()
+        text = (gzip.decompress(raw) if path.endswith(".gz") else raw).decode()
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise SystemExit("bench: %s cannot be read: %s" % (path, error)) from error
+    rows = list(csv.DictReader(text.splitlines()))
+    missing = [column for column in columns if not rows or column not in rows[0]]
+    if missing:
+        raise SystemExit("bench: %s has no rows with a column %s" % (path, missing[0]))
+    return rows
+
+
+def _number(path: str, line: int, row: dict[str, str], column: str) -> int:
+    try:
+        return int(float(row[column] or 0))
+    except ValueError as error:
+        raise SystemExit("bench: %s:%d: %s is %r, not a number" % (path, line, column, row[column])) from error
+
+
+def read_requests(path: str) -> list[Request]:
+    """The requests that ask for GPUs at all."""
+    rows = enumerate(_rows(path, ("name", "num_gpu", "gpu_milli")), 2)
+    found = [
+        Request(row["name"], _number(path, line, row, "num_gpu"), _number(path, line, row, "gpu_milli"))
+        for line, row in rows
+    ]
+    return [request for request in found if request.gpus and request.thousandths]
+
+
+def read_hosts(path: str) -> list[tuple[str, int]]:
+    rows = enumerate(_rows(path, ("sn", "gpu")), 2)
+    return [(row["sn"], _number(path, line, row, "gpu")) for line, row in rows]
+
+
+def nearest(thousandths: int) -> Shape:
+    """The plain MIG profile whose share of compute slices is nearest, the one with less memory of two."""
+    capacity = geometry(MODEL).capacity
+    plain = [profile for profile in capacity.profiles.values() if profile.name.endswith("gb")]
+    return mig(
+        min(plain, key=lambda p: (abs(p.compute_slices / capacity.compute_slices - thousandths / 1000), p.units)).name
+    )
+
+
+def shape_of(request: Request) -> Shape:
+    return WHOLE if request.gpus > 1 or request.thousandths >= 1000 else nearest(request.thousandths)
+
+
+def as_workloads(requests: list[Request]) -> tuple[Workload, ...]:
+    return tuple(Workload(request.name, (shape_of(request),), request.gpus) for request in requests)
+
+
+def fleet_of(hosts: list[tuple[str, int]], most: int) -> tuple[FleetGpu, ...]:
+    """The first GPUs of the hosts; the hosts again, by other names, where there are not so many."""
+    if not any(count for _name, count in hosts):
+        raise SystemExit("bench: the hosts have no GPUs")
+    found: list[FleetGpu] = []
+    turn = 0
+    while len(found) < most:
+        for name, count in hosts:
+            host = name if not turn else "%s-%d" % (name, turn)
+            found += [FleetGpu(host, n, MODEL, n // NODE_GPUS, 0) for n in range(count)]
+        turn += 1
+    return tuple(found[:most])
+
+
+def sample(requests: list[Request], count: int, rng: random.Random) -> list[Request]:
+    """So many requests; each may come again where there are not so many."""
+    chosen = rng.sample(requests, count) if len(requests) >= count else rng.choices(requests, k=count)
+    return [request._replace(name="w%05d" % n) for n, request in enumerate(chosen)]
+
+
+# -- What is measured --------------------------------------------------------------------------------------------------
+
+
+def checked(problem: Problem, what: str) -> Packing:
+    packing = pack(problem)
+    wrong = check.problems(problem, packing)
+    if wrong:
+        raise SystemExit("bench: %s: the packing is wrong: %s" % (what, wrong[0]))
+    _say(what, packing)
+    return packing
+
+
+def _say(what: str, packing: Packing, more: str = "") -> None:
+    score = packing.score
+    print(
+        "%s: %d GPUs (at least %s), %d left out, %d moved, %d instances destroyed; %s, %s%s"
+        % (
+            what,
+            score.gpus,
+            "not known" if packing.bound is None else packing.bound,
+            len(packing.unplaced),
+            score.moved,
+            score.destroyed,
+            packing.by,
+            "proven" if packing.proven else "not proven",
+            more,
+        ),
+        file=sys.stderr,
+    )
+
+
+def _large(requests: list[Request], hosts: list[tuple[str, int]], size: int, seed: int):
+    """The requests as they are mixed in the file, which are more than the fleet holds; and without those for one whole GPU."""
+    rng = random.Random(seed)
+    several = [request for request in requests if request.gpus > 1]
+    parts = [r for r in requests if r.gpus == 1 and geometry(MODEL).load(shape_of(r)) < 1000]
+    count = round(size * len(several) / len(requests))
+    mixes = {"as mixed": sample(requests, size, rng)}
+    if parts:
+        fitting = (sample(several, count, rng) if several else []) + sample(parts, size - count, rng)
+        mixes["without requests for one whole GPU"] = [r._replace(name="w%05d" % n) for n, r in enumerate(fitting)]
+    fleet = fleet_of(hosts, int(size * GPUS_PER_WORKLOAD))
+    seconds, peaks = [], []
+    for name, mix in mixes.items():
+        problem = Problem(fleet, as_workloads(mix))
+        # A process of its own, so that its peak is that of one packing.
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            packing, took, peak = pool.submit(timed, problem).result()
+        wrong = check.problems(problem, packing)
+        if wrong:
+            raise SystemExit("bench: %d workloads %s: the packing is wrong: %s" % (size, name, wrong[0]))
+        what = "%d workloads %s on %d GPUs" % (size, name, len(fleet))
+        _say(what, packing, "; %.1f s, %.0f MiB" % (took, peak))
+        seconds.append(took)
+        peaks.append(peak)
+    yield "packing_seconds", max(seconds), "s"
+    yield "packing_peak_memory", max(peaks), "MiB"
+
+
+def timed(problem: Problem) -> tuple[Packing, float, float]:
+    """(the packing, seconds, the process's peak in MiB)."""
+    start = time.perf_counter()
+    packing = pack(problem)
+    return packing, time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def _replans(parts: list[Request], fleet: tuple[FleetGpu, ...], first: Packing, seed: int):
+    """Instances that replans destroy over those that planning afresh destroys, after 5 % of the workloads changed.
+
+    A changed workload asks for what another one of the file asks for, drawn at random.
+    """
+    today = tuple(Standing(s.host, s.index, s.shape, s.start, s.workload) for s in first.standing)
+    mine = fresh = 0
+    for number in range(REPLANS):
+        rng = random.Random(seed * 1000 + number)
+        workloads = list(as_workloads(parts))
+        for n in rng.sample(range(len(parts)), round(CHANGED * len(parts))):
+            workloads[n] = dataclasses.replace(workloads[n], options=(shape_of(rng.choice(parts)),))
+        problem = Problem(fleet, tuple(workloads), today, Rules())
+        replan = checked(problem, "replan %d" % (number + 1))
+        afresh = pack(dataclasses.replace(problem, today=()))
+        if replan.score.gpus != afresh.score.gpus:
+            counts = (number + 1, replan.score.gpus, afresh.score.gpus)
+            print("replan %d takes %d GPUs, planning afresh %d: left out" % counts, file=sys.stderr)
+            continue
+        ends = check.destroyed(problem, afresh)
+        there = {(s.key, s.shape, s.start, s.workload) for s in afresh.standing}
+        home = {s.workload: s for s in today}
+        moved = sum(
+            (s.key, s.shape, s.start, s.workload) not in there
+            for w in workloads
+            for s in [home.get(w.name)]
+            if s is not None and s.shape in w.options
+        )
+        print("afresh: %d moved, %d instances destroyed" % (moved, ends), file=sys.stderr)
+        mine, fresh = mine + replan.score.destroyed, fresh + ends
+    if not fresh:
+        return "replan_destroyed_over_fresh", None, "planning afresh destroyed nothing"
+    return "replan_destroyed_over_fresh", mine / fresh, "ratio"
