@@ -1,0 +1,261 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the role writes for each source, below a directory that is no host's root, and what systemd and Podman make of it.
+
+OPENFLEET_QUADLET names Podman's generator where it is elsewhere than Podman 4.4 and later have it; Debian 12's has none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+QUADLET = os.environ.get("OPENFLEET_QUADLET") or "/usr/libexec/podman/quadlet"
+ETC = "etc/openfleet-gpu/exporter"
+UNIT = "etc/systemd/system/dcgm-exporter.service"
+CONTAINER = "etc/containers/systemd/dcgm-exporter.container"
+
+PLAY = """
+- hosts: localhost
+  gather_facts: false
+  tasks:
+    - ansible.builtin.include_role:
+        name: openfleet.gpu.dcgm_exporter
+"""
+
+
+@pytest.fixture
+def role(tmp_path):
+    """Runs it with these variables; returns the exit status, the output and a reader of files."""
+    play = tmp_path / "play.yml"
+    play.write_text(PLAY)
+    root = tmp_path / "root"
+    root.mkdir()
+
+    def one(*options, **variables):
+        # No package may be installed here, and whatever Python this machine has more of stays out of it.
+        own = {
+            "dcgm_exporter_packages": [],
+            "dcgm_exporter__root": str(root),
+            "ansible_python_interpreter": sys.executable,
+        }
+        variables = {**own, **variables}
+        command = [
+            "ansible-playbook",
+            "-i",
+            "localhost,",
+            "-c",
+            "local",
+            "-e",
+            json.dumps(variables),
+            *options,
+            str(play),
+        ]
+        environment = dict(os.environ, ANSIBLE_CONFIG=str(REPOSITORY / "ansible.cfg"), NO_COLOR="1")
+        environment["ANSIBLE_COLLECTIONS_PATH"] = str(REPOSITORY / "collections")
+        environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        return done.returncode, done.stdout + done.stderr
+
+    one.root = root
+    return one
+
+
+def settings(unit: Path, section: str):
+    """[(key, value)] of a section, lines that go on put together."""
+    found, inside = [], False
+    for line in unit.read_text().replace("\\\n", " ").splitlines():
+        if line.startswith("["):
+            inside = line == f"[{section}]"
+        elif inside and line and line[0] not in "#;":
+            key, _, value = line.partition("=")
+            found.append((key, value.strip()))
+    return found
+
+
+def verify(unit: Path):
+    """systemd's own word on a unit. Programs that this machine has not are no fault of it."""
+    if not shutil.which("systemd-analyze"):
+        pytest.skip("no systemd-analyze here")
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(unit)], capture_output=True, text=True, check=False
+    )
+    return [
+        line
+        for line in done.stderr.splitlines()
+        if unit.name in line and "is not executable" not in line and "not found" not in line
+    ]
+
+
+TLS = {
+    "dcgm_exporter_tls_source": "host",
+    "dcgm_exporter_tls_certificate": "/etc/ssl/gpu.crt",
+    "dcgm_exporter_tls_key": "/etc/ssl/private/gpu.key",
+    "dcgm_exporter_basic_auth_users": {"prometheus": "a password"},
+}
+
+
+def test_packages(role):
+    status, said = role(dcgm_exporter_source="packages", dcgm_exporter_listen_address="10.0.0.7", **TLS)
+    assert status == 0, said
+    unit = role.root / UNIT
+    (command,) = [value for key, value in settings(unit, "Service") if key == "ExecStart"]
+    assert shlex.split(command) == [
+        "/usr/bin/dcgm-exporter",
+        *("--collectors", "/etc/openfleet-gpu/exporter/counters.csv"),
+        *("--address", "10.0.0.7:9400"),
+        *("--collect-interval", "30000"),
+        *("--devices", "f"),
+        *("--web-config-file", "/etc/openfleet-gpu/exporter/web-config.json"),
+    ]
+    web = json.loads((role.root / ETC / "web-config.json").read_text())
+    assert web["tls_server_config"] == {"cert_file": "/etc/ssl/gpu.crt", "key_file": "/etc/ssl/private/gpu.key"}
+    assert list(web["basic_auth_users"]) == ["prometheus"]
+    assert verify(unit) == []
+    # The package's own is in nobody's way.
+    assert os.readlink(role.root / "etc/systemd/system/nvidia-dcgm-exporter.service") == "/dev/null"
+    assert "a password" not in said
+    status, said = role(dcgm_exporter_source="packages", dcgm_exporter_listen_address="10.0.0.7", **TLS)
+    assert status == 0 and "changed=0" in said
+
+
+def test_the_options_of_dcgm_exporter(role):
+    status, said = role(
+        dcgm_exporter_source="packages",
+        dcgm_exporter_listen_address="fd00::7",
+        dcgm_exporter_remote_hostengine="localhost:5555",
+        dcgm_exporter_hpc_job_mapping_dir="/var/spool/gpu-jobs",
+        dcgm_exporter_kubernetes=True,
+        dcgm_exporter_kubernetes_virtual_gpus=True,
+        dcgm_exporter_extra_arguments=["--xid-count-window-size", "300000", "100%"],
+    )
+    assert status == 0, said
+    (command,) = [value for key, value in settings(role.root / UNIT, "Service") if key == "ExecStart"]
+    words = shlex.split(command)
+    for option, value in {
+        "--address": "[fd00::7]:9400",
+        "--remote-hostengine-info": "localhost:5555",
+        "--hpc-job-mapping-dir": "/var/spool/gpu-jobs",
+    }.items():
+        assert words[words.index(option) + 1] == value
+    assert {"--kubernetes=true", "--kubernetes-virtual-gpus=true"} <= set(words)
+    assert words[-3:] == ["--xid-count-window-size", "300000", "100%%"], "a percent sign is a specifier to systemd"
+    assert (role.root / "var/spool/gpu-jobs").is_dir()
+    assert ("Wants", "nvidia-dcgm.service") in settings(role.root / UNIT, "Unit")
+
+
+def test_docker(role):
+    status, said = role(dcgm_exporter_source="docker", dcgm_exporter_hpc_job_mapping_dir="/var/spool/gpu jobs", **TLS)
+    assert status == 0, said
+    unit = role.root / UNIT
+    (command,) = [value for key, value in settings(unit, "Service") if key == "ExecStart"]
+    words = shlex.split(command)
+    assert words[:2] == ["/usr/bin/docker", "run"]
+    image = next(i for i, word in enumerate(words) if word.startswith("nvcr.io/nvidia/k8s/dcgm-exporter:"))
+    before, after = words[:image], words[image + 1 :]
+    assert before[before.index("--gpus") + 1] == "all" and before[before.index("--network") + 1] == "host"
+    assert before[before.index("--cap-add") + 1] == "SYS_ADMIN" and before[before.index("--cap-drop") + 1] == "ALL"
+    volumes = {before[i + 1] for i, word in enumerate(before) if word == "--volume"}
+    assert volumes == {
+        "/etc/openfleet-gpu/exporter/counters.csv:/etc/openfleet-gpu/exporter/counters.csv:ro",
+        "/etc/openfleet-gpu/exporter/web-config.json:/run/openfleet-gpu-exporter/web-config:ro",
+        "/etc/ssl/gpu.crt:/run/openfleet-gpu-exporter/tls.crt:ro",
+        "/etc/ssl/private/gpu.key:/run/openfleet-gpu-exporter/tls.key:ro",
+        "/var/spool/gpu jobs:/var/spool/gpu jobs:ro",
+    }
+    assert after[after.index("--address") + 1] == "127.0.0.1:9400"
+    assert after[after.index("--web-config-file") + 1] == "/run/openfleet-gpu-exporter/web-config"
+    web = json.loads((role.root / ETC / "web-config.json").read_text())
+    assert web["tls_server_config"]["key_file"] == "/run/openfleet-gpu-exporter/tls.key"
+    assert verify(unit) == []
+
+
+def test_podman(role):
+    status, said = role(dcgm_exporter_source="podman", dcgm_exporter_kubernetes=True, **TLS)
+    assert status == 0, said
+    assert not (role.root / UNIT).exists()
+    found = settings(role.root / CONTAINER, "Container")
+    assert ("AddDevice", "nvidia.com/gpu=all") in found and ("Network", "host") in found
+    assert ("AddCapability", "CAP_SYS_ADMIN") in found and ("DropCapability", "ALL") in found
+    volumes = {value for key, value in found if key == "Volume"}
+    assert "/etc/ssl/private/gpu.key:/run/openfleet-gpu-exporter/tls.key:ro" in volumes
+    assert "/var/lib/kubelet/pod-resources:/var/lib/kubelet/pod-resources:ro" in volumes
+
+
+@pytest.mark.skipif(
+    not os.access(QUADLET, os.X_OK), reason="no quadlet here: Podman 4.4 or later has one, Debian 12's 4.3 not"
+)
+def test_podmans_generator_makes_a_unit_of_the_quadlet(role, tmp_path):
+    status, said = role(dcgm_exporter_source="podman", **TLS)
+    assert status == 0, said
+    environment = dict(os.environ, QUADLET_UNIT_DIRS=str((role.root / CONTAINER).parent))
+    done = subprocess.run([QUADLET, "-dryrun"], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    unit = tmp_path / "dcgm-exporter.service"
+    unit.write_text(done.stdout.partition("---dcgm-exporter.service---\n")[2])
+    (command,) = [value for key, value in settings(unit, "Service") if key == "ExecStart"]
+    words = shlex.split(command)
+    image = next(i for i, word in enumerate(words) if word.startswith("nvcr.io/nvidia/k8s/dcgm-exporter:"))
+    before, after = words[:image], words[image + 1 :]
+    joined = " ".join(before).replace("=", " ")
+    for option in (
+        "--network host",
+        "--device nvidia.com/gpu all",
+        "--cap-drop all",
+        "--cap-add cap_sys_admin",
+        "--read-only",
+    ):
+        assert option in joined.lower(), option
+    assert "/run/openfleet-gpu-exporter/tls.key:ro" in joined
+    assert after[after.index("--address") + 1] == "127.0.0.1:9400"
+    assert after[after.index("--web-config-file") + 1] == "/run/openfleet-gpu-exporter/web-config"
+    assert verify(unit) == []
+
+
+def test_all_addresses_are_never_meant_by_nothing(role):
+    status, said = role(dcgm_exporter_source="packages", dcgm_exporter_listen_address="")
+    assert status != 0 and "dcgm_exporter_listen_address is empty" in said
+    assert list(role.root.iterdir()) == []
+
+
+def test_what_does_not_go_together_is_refused_at_once(role):
+    status, said = role(
+        dcgm_exporter_source="embedded",
+        dcgm_exporter_kubernetes=True,
+        dcgm_exporter_tls_certificate="/c",
+        dcgm_exporter_basic_auth_users={"a:b": "c", "d": ""},
+        dcgm_exporter_embedded_packages="wheels",
+    )
+    said = " ".join(said.split())
+    assert status != 0
+    for wrong in (
+        "dcgm_exporter_tls_certificate and dcgm_exporter_tls_key belong together",
+        "a name in dcgm_exporter_basic_auth_users has a colon",
+        "a password in dcgm_exporter_basic_auth_users is empty",
+        "dcgm_exporter_source is embedded",
+        "needs dcgm_exporter_embedded_wheels",
+    ):
+        assert wrong in said
+    assert list(role.root.iterdir()) == []
+
+
+def test_check_mode_writes_nothing_and_shows_what_it_would(role):
+    status, said = role("--check", "--diff", dcgm_exporter_source="docker", **TLS)
+    assert status == 0, said
+    assert f"write {role.root / UNIT}" in said
+    assert list(role.root.iterdir()) == []
+
+
+def test_reset_leaves_nothing(role):
+    assert role(dcgm_exporter_source="podman", **TLS)[0] == 0
+    status, said = role(dcgm_exporter_source="podman", dcgm_exporter_state="absent", **TLS)
+    assert status == 0, said
+    assert [path for path in role.root.rglob("*") if not path.is_dir()] == []
