@@ -125,6 +125,45 @@ def test_the_server_s_own_warnings_are_kept(server):
     assert client(server).query("x").warnings == ("a store did not answer",)
 
 
+def matrix(*rows):
+    return answer({"resultType": "matrix", "result": [{"metric": labels, "values": values} for labels, values in rows]})
+
+
+def test_a_range_has_values_only_where_the_server_has_them(server):
+    server.answer = lambda form: matrix(({"host": "a"}, [[600, "1"], [1200, "NaN"]]), ({"host": "b"}, []))
+    found = client(server).query_range("x", 600, 1200, 300)
+    assert [dict(course.labels) for course in found.courses] == [{"host": "a"}, {"host": "b"}]
+    assert set(found.courses[0].values) == {600.0, 1200.0} and found.courses[0].values[600.0] == 1.0
+    assert math.isnan(found.courses[0].values[1200.0]) and found.courses[1].values == {}
+    path, form, _headers = server.seen[0]
+    assert path == "/api/v1/query_range"
+    assert (form["query"], form["start"], form["end"], form["step"]) == ("x", "600.000", "1200.000", "300.000")
+
+
+@pytest.mark.parametrize(
+    ("end", "step"), [(1e9, 300), (600, 0), (600, -1), (-1, 300), (600, math.nan), (math.nan, 300)]
+)
+def test_a_range_of_too_many_points_is_never_asked_for(server, end, step):
+    with pytest.raises(ValueError, match="steps of"):
+        client(server).query_range("x", 0, end, step)
+    assert not server.seen
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"resultType": "vector", "result": []},
+        {"resultType": "matrix", "result": [{"metric": {}}]},
+        {"resultType": "matrix", "result": [{"metric": {}, "values": [[1]]}]},
+        {"resultType": "matrix", "result": [{"metric": {}, "values": [[1, "many"]]}]},
+    ],
+)
+def test_what_is_no_range_is_an_error(server, data):
+    server.answer = lambda form: answer(data)
+    with pytest.raises(PrometheusError, match="Prometheus-compatible"):
+        client(server).query_range("x", 0, 600, 300)
+
+
 def test_the_server_s_clock(server):
     server.answer = lambda form: answer({"resultType": "scalar", "result": [1, "1700000001.25"]})
     assert client(server).now() == 1700000001.25

@@ -3,7 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The HTTP API of a Prometheus-compatible server. The only file that speaks to one.
 
-Only instant queries: what crosses the network then grows with the number of series, never with samples.
+An audit asks instant queries only: what crosses the network then grows with the number of series, never with samples.
+Right-sizing asks for ranges besides, of few series and so many points at most.
 API: https://prometheus.io/docs/prometheus/latest/querying/api/
 """
 
@@ -28,6 +29,9 @@ from ...module_utils.errors import FleetError
 #: More than any honest answer: 10,000 GPUs with seven instances each are some 40 MiB.
 _MOST_BYTES = 1 << 30
 _BLOCK = 1 << 16
+
+#: Of one series in one answer. A server refuses more than 11,000 (its web/api/v1).
+MOST_POINTS = 5000
 
 
 class PrometheusError(FleetError):
@@ -69,6 +73,20 @@ class Answer:
     """What a query gave. `warnings` are the server's own, as of a store that did not answer."""
 
     samples: tuple[Sample, ...]
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Course:
+    """One series of an answer over time: value by time in seconds, only where there is one."""
+
+    labels: Mapping[str, str]
+    values: Mapping[float, float]
+
+
+@dataclass(frozen=True)
+class RangeAnswer:
+    courses: tuple[Course, ...]
     warnings: tuple[str, ...] = ()
 
 
@@ -133,6 +151,34 @@ class Prometheus:
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise self._error("its answer is not what the API promises: %s" % error, _NOT_ONE) from None
         return Answer(samples, tuple(str(text) for text in data.get("warnings", ())))
+
+    def query_range(
+        self, expression: str, start_seconds: float, end_seconds: float, step_seconds: float
+    ) -> RangeAnswer:
+        """The expression at start, start + step, … up to end: at most MOST_POINTS times.
+
+        Raises PrometheusError, and ValueError where that would be more, or never end.
+        """
+        if not step_seconds > 0 or not 0 <= (end_seconds - start_seconds) / step_seconds < MOST_POINTS:
+            raise ValueError("from %r to %r in steps of %r" % (start_seconds, end_seconds, step_seconds))
+        form = {
+            "query": expression,
+            "start": "%.3f" % start_seconds,
+            "end": "%.3f" % end_seconds,
+            "step": "%.3f" % step_seconds,
+            "timeout": "%ds" % max(1, math.floor(self.access.timeout_seconds)),
+        }
+        data = self._ask("/api/v1/query_range", form)
+        try:
+            if data.get("resultType") != "matrix":
+                raise ValueError("a result of type %r" % (data.get("resultType"),))
+            courses = tuple(
+                Course(dict(row["metric"]), {float(at): float(value) for at, value in row["values"]})
+                for row in data["result"]
+            )
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise self._error("its answer is not what the API promises: %s" % error, _NOT_ONE) from None
+        return RangeAnswer(courses, tuple(str(text) for text in data.get("warnings", ())))
 
     def now(self) -> float:
         """The server's clock, in seconds since the epoch. Raises PrometheusError."""
