@@ -51,6 +51,15 @@ def test_a_unit_can_have_a_user_of_its_own(lab_host):
     assert 61184 <= uid <= 65519
 
 
+def test_a_unit_with_a_user_of_its_own_reads_a_credential(lab_host):
+    host = lab_host("l40s")
+    told = host.check_output(
+        f"{RUN_UNIT} -p DynamicUser=yes -p LoadCredential=name:/etc/hostname sh -c 'id -u; cat $CREDENTIALS_DIRECTORY/name'"
+    )
+    uid, name = told.split()
+    assert (uid != "0", name) == (True, "l40s")
+
+
 def test_no_network_reaches_a_host(lab_host):
     interfaces = lab_host("l40s").check_output("ls /sys/class/net").split()
     assert interfaces == ["lo"]
