@@ -10,7 +10,7 @@ from typing import Callable, Sequence
 
 from .layout_types import Entry, Selector, Tenant, Vgpu
 from .model import Gpu
-from .vgpu_model import AUTO, MPS, VgpuTenant
+from .vgpu_model import AUTO, MPS, PRELOAD, VgpuTenant
 
 # Ratios are binary fractions: 1.15 * 100 is a hair below 115.
 _ROUNDING = 1e-9
@@ -68,9 +68,14 @@ def _vgpu(group: Sequence[VgpuTenant], gpus: dict[str, Gpu], pin: Callable[[Gpu]
         group[0].policy,
         _hundredths(memory),
         _hundredths(sm),
-        # What else there is, auto finds again.
-        MPS if group[0].provider == MPS else AUTO,
+        _provider(group),
     )
+
+
+def _provider(group: Sequence[VgpuTenant]) -> str:
+    """One under which the tenants stay as they are: `auto` would take a stronger one than preload where the host has it."""
+    providers = {tenant.provider for tenant in group}
+    return providers.pop() if providers in ({MPS}, {PRELOAD}) else AUTO
 
 
 def _hundredths(ratio: float) -> float:

@@ -122,6 +122,24 @@ def tenant(name, *gpus, percent=30, **more):
     return VgpuTenant(name, 8 << 30, percent, tuple(VgpuSeat(gpu.uuid, 0) for gpu in gpus), **more)
 
 
+@pytest.mark.parametrize(
+    ("providers", "told"),
+    [
+        # Where the kernel bounds memory, auto would make it dmem.
+        (("preload", "preload"), "preload"),
+        (("mps", "mps"), "mps"),
+        # The strongest there is, which auto is.
+        (("dmem", "dmem"), "auto"),
+        (("dmem", "preload"), "auto"),
+    ],
+)
+def test_the_provider_is_one_under_which_tenants_stay_as_they_are(providers, told):
+    (gpu,) = gpus(1)
+    there = [tenant(name, gpu, provider=provider) for name, provider in zip("ab", providers)]
+    (entry,) = exported([gpu], tenants=there).layout.entries
+    assert entry.vgpu.provider == told
+
+
 def test_tenants_are_told_with_the_gpus_that_they_share():
     one, two, three = gpus(3)
     there = [tenant("b", two), tenant("pair", one, two, priority=1), tenant("a", three, policy="burst")]
@@ -129,8 +147,8 @@ def test_tenants_are_told_with_the_gpus_that_they_share():
     pair = {"name": "pair", "memory": "8GiB", "sm_percent": 30, "priority": 1, "gpus": 2}
     a = dict(b, name="a")
     expected = [
-        {"gpus": [0, 1], "sharing": "vgpu", "vgpu": {"tenants": [b, pair]}},
-        {"gpus": [2], "sharing": "vgpu", "vgpu": {"policy": "burst", "tenants": [a]}},
+        {"gpus": [0, 1], "sharing": "vgpu", "vgpu": {"provider": "preload", "tenants": [b, pair]}},
+        {"gpus": [2], "sharing": "vgpu", "vgpu": {"policy": "burst", "provider": "preload", "tenants": [a]}},
     ]
     assert data(exported([one, two, three], tenants=there)) == expected
     expected[0]["vgpu"]["tenants"][0]["gpu"] = 1
