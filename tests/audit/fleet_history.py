@@ -12,12 +12,15 @@ import subprocess
 import time
 import urllib.request
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Callable, Iterator, Mapping
 
 from rule_files import TOOLS
 
 STEP = 300
+#: What a block of Prometheus holds, in seconds.
+BLOCK = 7200
 GIB = float(1 << 30)
 #: What a blank value of DCGM's is: https://docs.nvidia.com/datacenter/dcgm/latest/dcgm-api/dcgm-api-field-types.html
 SENTINEL = 9223372036854775794.0
@@ -56,6 +59,8 @@ class Device:
     labelled: Mapping[tuple[str, str, str], Course] = field(default_factory=dict)
     #: The jobs that report it: two exporters on one host do.
     jobs: tuple[str, ...] = ("gpu_exporter",)
+    #: When there are samples of it at all.
+    info: Course = lambda hour: 1
 
     @property
     def uuid(self) -> str:
@@ -86,40 +91,44 @@ AT_REST: Mapping[str, Course] = {
 }
 
 
-def text(devices: list[Device], start: int, end: int) -> Iterator[str]:
-    """OpenMetrics: the samples of a series together, the series of a name together."""
+def text(devices: list[Device], start: int, first: int, last: int) -> Iterator[str]:
+    """OpenMetrics of the samples from `first` to `last`: those of a series together, the series of a name together.
+
+    Courses count their hours from `start`.
+    """
     rows: dict[str, list[tuple[dict[str, str], Course]]] = {}
     for device in devices:
         for name, course in {**WELL, **device.series}.items():
             rows.setdefault(name, []).append((device.labels, course))
         for (name, label, value), course in device.labelled.items():
             rows.setdefault(name, []).append(({**device.labels, label: value}, course))
-        alive = device.series.get("gpu:memory_used_bytes:max5m", steady(1))
         for job in device.jobs:
             labels = {**device.labels, "job": job, "model": "NVIDIA H100 80GB HBM3", "vendor": "nvidia"}
-            info = (labels, lambda hour, alive=alive: None if alive(hour) is None else 1)
-            rows.setdefault("gpu:info", []).append(info)
+            rows.setdefault("gpu:info", []).append((labels, device.info))
     for name, series in rows.items():
         yield "# TYPE %s gauge\n" % name
         for labels, course in series:
             written = ",".join('%s="%s"' % pair for pair in labels.items())
-            for at in range(start, end + 1, STEP):
+            for at in range(first, last + 1, STEP):
                 value = course((at - start) / 3600)
                 if value is not None:
                     yield "%s{%s} %s %d\n" % (name, written, value, at)
     yield "# EOF\n"
 
 
+def prometheus(devices: list[Device], hours: float, folder: Path) -> contextlib.AbstractContextManager[str]:
+    """A real Prometheus that has the devices' history up to now; gives its address."""
+    return serve(partial(text, devices), hours, folder)
+
+
 @contextlib.contextmanager
-def prometheus(devices: list[Device], hours: float, folder: Path) -> Iterator[str]:
-    """A real Prometheus that has the history up to now; gives its address."""
+def serve(history: Callable[[int, int, int], Iterator[str]], hours: float, folder: Path) -> Iterator[str]:
+    """The same of any OpenMetrics text, made for (start of all, first sample, last sample) in seconds since the epoch."""
     # Not into the future, and no longer ago than the 15 minutes within which a state holds.
     end = int(time.time()) // STEP * STEP
     start = end - int(hours * 3600)
     source = folder / "history.om"
-    with source.open("w") as file:
-        file.writelines(text(devices, start, end))
-    made = [
+    make = [
         str(TOOLS / "promtool"),
         "tsdb",
         "create-blocks-from",
@@ -128,7 +137,12 @@ def prometheus(devices: list[Device], hours: float, folder: Path) -> Iterator[st
         str(source),
         str(folder / "data"),
     ]
-    subprocess.run(made, check=True, stdout=subprocess.DEVNULL)
+    # promtool reads all of its input once for each block, so that each block gets an input of its own.
+    for block in range(start // BLOCK * BLOCK, end + 1, BLOCK):
+        with source.open("w") as file:
+            file.writelines(history(start, max(start, block), min(end, block + BLOCK - STEP)))
+        subprocess.run(make, check=True, stdout=subprocess.DEVNULL)
+    source.unlink()
     (folder / "prometheus.yml").write_text("global: {}\n")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -39,7 +39,10 @@ FLEET = [
     # At rest as far as one sees, which is a quarter of the time.
     Device("a", 4, series={name: gaps(course) for name, course in {**WELL, **AT_REST}.items()}, labelled=HELD),
     # Came three hours ago.
-    Device("a", 5, series={name: since(HOURS - 3, course) for name, course in {**WELL, **AT_REST}.items()}, labelled=HELD),
+    Device(
+        "a", 5, labelled=HELD, info=since(HOURS - 3, steady(1)),
+        series={name: since(HOURS - 3, course) for name, course in {**WELL, **AT_REST}.items()},
+    ),
     # At rest for a day and a half, after days of work.
     Device(
         "a", 6, labelled=HELD,
@@ -58,7 +61,10 @@ FLEET = [
     Device("b", 5, labelled={**HELD, ("gpu:xid_errors:count5m", "xid", "79"): (lambda hour: 1 if 40 < hour < 41 else None)}),
     Device("b", 6, labelled={**HELD, ("gpu:throttled", "reason", "hw_thermal"): (lambda hour: 1 if hour % 4 < 1 else 0)}),
     # Went away two days ago.
-    Device("b", 7, series={name: until(HOURS - 48, course) for name, course in WELL.items()}),
+    Device(
+        "b", 7, info=until(HOURS - 48, steady(1)),
+        series={name: until(HOURS - 48, course) for name, course in WELL.items()},
+    ),
     Device("c", 0, labelled=HELD),
     Device("c", 0, "1", "3g.40gb", labelled=HELD, series={
         **memory(9 * GIB, 40 * GIB), "gpu:compute_active_ratio:avg5m": steady(0.2), "gpu:busy_ratio:avg5m": steady(0.2),

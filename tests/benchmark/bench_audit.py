@@ -1,0 +1,141 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Figures of an audit: two weeks of fleets of several sizes in a real Prometheus, asked from beginning to report.
+
+What is measured at three sizes or more is brought to 10,000 GPUs by the power law that fits them. SIZE is the largest
+fleet (900 GPUs); the others are a third and a ninth of it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent / "audit"), str(HERE.parent / "monitoring")]
+
+from fleet_history import GIB, serve
+
+DAYS = 14
+STEP = 300
+TARGET = 10_000
+#: Courses that differ; the GPUs of a fleet share them in turn.
+_VARIANTS = 32
+_PER_HOST = 8
+_GAUGES = {
+    "gpu:memory_used_bytes:max5m": lambda n, i: int((10 + 60 * _wave(n, i)) * GIB),
+    "gpu:busy_ratio:avg5m": lambda n, i: round(0.9 * _wave(n, i), 4),
+    "gpu:compute_active_ratio:avg5m": lambda n, i: round(0.7 * _wave(n, i), 4),
+    "gpu:memory_bandwidth_active_ratio:avg5m": lambda n, i: round(0.5 * _wave(n, i), 4),
+    "gpu:tensor_active_ratio:avg5m": lambda n, i: round(0.4 * _wave(n, i), 4),
+    "gpu:processes:max5m": lambda n, i: 1,
+    "gpu:held:avg5m": lambda n, i: 1,
+    "gpu:info": lambda n, i: 1,
+    "gpu:memory_total_bytes": lambda n, i: int(80 * GIB),
+    "gpu:processes": lambda n, i: 1,
+}
+
+
+def figures(options):
+    """Yields (name, value, unit) or (name, None, reason)."""
+    largest = int(options.get("SIZE", 900))
+    sizes = [size for size in (largest // 9, largest // 3, largest) if size >= _PER_HOST]
+    names = (
+        "audit_seconds_10000_gpus",
+        "audit_bytes_10000_gpus",
+        "audit_peak_memory_10000_gpus",
+        "audit_growth_exponent",
+    )
+    if len(sizes) < 3:
+        for name in names:
+            yield name, None, f"three sizes are needed, and SIZE={largest} is too small for them"
+        return
+    measured = [(size, *measure(size)) for size in sizes]
+    columns = list(zip(*measured))
+    growth, seconds = power_law(columns[0], columns[1], TARGET)
+    yield "audit_seconds_10000_gpus", seconds, "s"
+    yield "audit_bytes_10000_gpus", power_law(columns[0], columns[2], TARGET)[1] / 2**20, "MiB"
+    yield "audit_peak_memory_10000_gpus", power_law(columns[0], columns[3], TARGET)[1] / 2**20, "MiB"
+    yield "audit_growth_exponent", growth, "ratio"
+
+
+def power_law(sizes, values, at):
+    """(exponent, value at a size) of the line through the logarithms, by least squares."""
+    xs, ys = [math.log(size) for size in sizes], [math.log(value) for value in values]
+    middle_x, middle_y = sum(xs) / len(xs), sum(ys) / len(ys)
+    exponent = sum((x - middle_x) * (y - middle_y) for x, y in zip(xs, ys)) / sum((x - middle_x) ** 2 for x in xs)
+    return exponent, math.exp(middle_y + exponent * (math.log(at) - middle_x))
+
+
+def measure(gpus):
+    """(seconds, bytes over the wire, bytes of memory at the most) of one audit, the best of three."""
+    with tempfile.TemporaryDirectory(prefix="bench-audit-") as name:
+        folder = Path(name)
+        print(f"bench: {gpus} GPUs, {DAYS} days: making their history", file=sys.stderr, flush=True)
+        with serve(partial(text, gpus), DAYS * 24, folder) as url:
+            found = [run(url, folder) for _ in range(3)]
+    best = min(found)
+    print(f"bench: {gpus} GPUs: {best[0]:.1f} s, {best[1]} bytes, {best[2] >> 20} MiB", file=sys.stderr, flush=True)
+    return best
+
+
+def run(url, folder):
+    """One audit in a process of its own, so that its memory is its own."""
+    done = subprocess.run([sys.executable, __file__, url, str(folder)], check=True, capture_output=True, text=True)
+    return tuple(json.loads(done.stdout))
+
+
+def text(gpus, start, first, last):
+    times = [(at, (at - start) // STEP) for at in range(first, last + 1, STEP)]
+    for name, value in _GAUGES.items():
+        yield f"# TYPE {name} gauge\n"
+        courses = [[f" {value(n, i)} {at}\n" for at, i in times] for n in range(_VARIANTS)]
+        more = ',gpu_index="0",model="NVIDIA H100 80GB HBM3",vendor="nvidia",job="gpu"' if name == "gpu:info" else ""
+        for gpu in range(gpus):
+            series = f'{name}{{host="gpu-{gpu // _PER_HOST:05d}.example.org",gpu_uuid="GPU-{gpu:032x}"{more}}}'
+            yield series + series.join(courses[gpu % _VARIANTS])
+    yield "# EOF\n"
+
+
+def _wave(variant, step):
+    """From 0 to 1, with a day and a week in it; a fourth of the GPUs rest."""
+    if variant % 4 == 0:
+        return 0.0
+    return (2 + math.sin(step / 45.8 + variant) + math.sin(step / 320.9)) / 4
+
+
+def audit(url, folder):
+    """What the action does, and its figures."""
+    import resource
+
+    from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit import prometheus, write
+    from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.holdings import Price
+    from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.make import Order, make
+
+    received = []
+    query = prometheus.Prometheus._read
+
+    def counted(self, response):
+        before = self.bytes_received
+        body = query(self, response)
+        received.append(self.bytes_received - before)
+        return body
+
+    prometheus.Prometheus._read = counted
+    started = time.perf_counter()
+    access = prometheus.Access(url, timeout_seconds=300)
+    made = make(Order((DAYS * 24 - 1) * 3600.0, access, prices=[Price("*", 2.0)]), time.time())
+    write.all_of(made, Path(folder) / "report")
+    seconds = time.perf_counter() - started
+    return seconds, sum(received), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(HERE.parents[1] / "collections"))
+    print(json.dumps(audit(*sys.argv[1:])))
