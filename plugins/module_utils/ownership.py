@@ -84,7 +84,9 @@ class Record:
     def _write(self, ours: set[Owned]) -> None:
         items = sorted((to_data(item) for item in ours), key=lambda item: (item["gpu_uuid"], item["start"]))
         data = {"schema": SCHEMA, "instances": items}
-        if durable.read(self.path, SCHEMA) != data:
+        known = durable.read(self.path, SCHEMA)
+        # That nothing is ours needs no file.
+        if known != data and (items or known is not None):
             durable.write(self.path, data)
 
 

@@ -11,6 +11,8 @@ that changes nothing costs one command on the host, not one for each file:
 A layout that is not tried, because it waits for a reboot, is on trial: the one before it is kept, and comes back with the
 state "former".
 
+With the state "absent", "records" may name the directory of the host's records, which goes then too.
+
 Prints {"changed": bool, "done": [text]}.
 
 In a checkout `install.py --build FILE` makes the command alone, pynvml included: one file for hosts without Ansible.
@@ -28,6 +30,7 @@ import io
 import json
 import py_compile
 import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -204,8 +207,8 @@ def bring_back(target: Installation) -> None:
         target.systemctl("daemon-reload")
 
 
-def uninstall(target: Installation, metrics: dict) -> None:
-    if metrics["directory"]:
+def uninstall(target: Installation, bundle: dict) -> None:
+    if bundle["metrics"]["directory"]:
         sys.exit(
             "gpu_layout_metrics_dir needs the command and the layout on the host: set gpu_layout_restore_at_boot: true, "
             'or gpu_layout_metrics_dir: "".'
@@ -220,6 +223,18 @@ def uninstall(target: Installation, metrics: dict) -> None:
         folder.rmdir()
     if target.done:
         target.systemctl("daemon-reload")
+    if bundle.get("records"):
+        remove_records(target, Path(bundle["records"]))
+
+
+def remove_records(target: Installation, folder: Path) -> None:
+    """The host's records, wherever they are; the lock that the run itself has just taken is none."""
+    if not folder.is_dir():
+        return
+    if any(path.name != "lock" for path in folder.iterdir()):
+        target.done.append("remove %s" % folder)
+    if not target.check:
+        shutil.rmtree(str(folder.resolve()))
 
 
 def fingerprint(modules: dict[str, str]) -> bytes:
@@ -303,7 +318,7 @@ def main() -> int:
     elif bundle["state"] == "former":
         bring_back(target)
     else:
-        uninstall(target, bundle["metrics"])
+        uninstall(target, bundle)
     print(json.dumps({"changed": bool(target.done), "done": target.done}))
     return 0
 

@@ -60,6 +60,19 @@ def test_it_installs_once_and_takes_all_away(install, tmp_path):
     assert not install(state="absent")["changed"]
 
 
+def test_records_go_with_it_and_a_lock_alone_is_none(install, tmp_path):
+    records = tmp_path / "records"
+    for name in ("lock", "owned.json"):
+        records.mkdir(exist_ok=True)
+        (records / name).touch()
+        foretold = install("--check", state="absent", records=str(records))
+        assert (records / name).exists()
+        told = install(state="absent", records=str(records))
+        assert told == foretold and not records.exists()
+        assert told["done"] == ([] if name == "lock" else [f"remove {records}"])
+    assert install(state="absent", records=str(records)) == {"changed": False, "done": []}
+
+
 def test_check_foretells_and_changes_nothing(install, tmp_path):
     foretold = install("--check")
     assert installed(tmp_path) == {}

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from simulated_fleet import Fleet
 
@@ -43,6 +45,16 @@ def test_nothing_is_left_but_the_gpus_as_they_were(fleet, tmp_path):
     assert run.returncode == 0, run.stdout + run.stderr
     assert traces(fleet, tmp_path) == []
     assert fleet.seen()["one"] == [("3g.40gb", 0), ("3g.40gb", 4)]
+
+
+def test_a_second_time_there_is_nothing_to_take_away(fleet, tmp_path):
+    reset(fleet, tmp_path)
+    # What stands for pynvml's folder is made for each run.
+    again = reset(fleet, tmp_path)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert traces(fleet, tmp_path) == []
+    changed = re.findall(r"^TASK \[(.*?)\][^\n]*\n(?:(?!TASK).*\n)*?changed:", again.stdout, flags=re.MULTILINE)
+    assert changed == ["openfleet.gpu.gpu_layout : Remove pynvml"]
 
 
 def test_instances_go_where_that_is_asked(fleet, tmp_path):
