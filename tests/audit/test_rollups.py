@@ -1,0 +1,107 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The roll-ups that an audit reads, by promtool: five minutes in a sample, one series a GPU whoever reports it."""
+
+from __future__ import annotations
+
+import subprocess
+
+from rule_files import FILES, promtool_test, rules_of, tool
+
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit import signals
+
+ROLL_UPS = FILES / "rollups.yml"
+GPU = 'host="a",gpu_uuid="GPU-1"'
+SHORT = '{gpu_uuid="GPU-1",host="a"}'
+
+#: What is scraped every minute from minute 0 on, and what is kept of it at minute 5; whether minute 0 still counts hangs on the
+#: release of Prometheus, and changes none of them.
+CASES = {
+    "gpu:memory_used_bytes:max5m": ("gpu:memory_used_bytes", "10 20 70 20 10 10", 70),
+    "gpu:busy_ratio:avg5m": ("gpu:busy_ratio", "0.5 0 0.5 1 0.25 0.75", 0.5),
+    "gpu:compute_active_ratio:avg5m": ("gpu:compute_active_ratio", "0.5 0 0.5 1 0.25 0.75", 0.5),
+    "gpu:memory_bandwidth_active_ratio:avg5m": ("gpu:memory_bandwidth_active_ratio", "0.5 0 0.5 1 0.25 0.75", 0.5),
+    "gpu:tensor_active_ratio:avg5m": ("gpu:tensor_active_ratio", "0.5 0 0.5 1 0.25 0.75", 0.5),
+    "gpu:processes:max5m": ("gpu:processes", "0 0 3 0 0 0", 3),
+    "gpu:power_watts:avg5m": ("gpu:power_watts", "200 100 200 300 200 200", 200),
+}
+MINUTES = "5m"
+
+
+def check(folder, series, expected):
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in series],
+        "promql_expr_test": [
+            {
+                "expr": expr,
+                "eval_time": MINUTES,
+                "exp_samples": [{"labels": labels, "value": value} for labels, value in samples],
+            }
+            for expr, samples in expected.items()
+        ],
+    }
+    assert promtool_test(folder, [ROLL_UPS], [test]) == ""
+
+
+def test_each_keeps_what_the_audit_asks_of_it(tmp_path):
+    series = [("%s{%s}" % (source, GPU), values) for source, values, _value in CASES.values()]
+    expected = {name: [(name + SHORT, value)] for name, (_source, _values, value) in CASES.items()}
+    check(tmp_path, series, expected)
+
+
+def test_two_exporters_and_two_workloads_make_one_series(tmp_path):
+    source = "gpu:memory_used_bytes{%s,%%s}" % GPU
+    series = [
+        (source % 'job="a",workload="x"', "10x6"),
+        (source % 'job="a",workload="y"', "10x6"),
+        (source % 'job="b"', "12x6"),
+    ]
+    check(tmp_path, series, {"gpu:memory_used_bytes:max5m": [("gpu:memory_used_bytes:max5m" + SHORT, 12)]})
+
+
+def test_instances_and_tenants_stay_apart(tmp_path):
+    name = "gpu:tenant_memory_used_bytes"
+    series = [('%s{%s,tenant="%s"}' % (name, GPU, tenant), "%dx6" % value) for tenant, value in (("a", 1), ("b", 2))]
+    series += [('gpu:busy_ratio{%s,mig_instance="%d"}' % (GPU, n), "0.%dx6" % n) for n in (1, 2)]
+    check(
+        tmp_path,
+        series,
+        {
+            name + ":max5m": [
+                ('%s:max5m{gpu_uuid="GPU-1",host="a",tenant="%s"}' % (name, t), v) for t, v in (("a", 1), ("b", 2))
+            ],
+            "gpu:busy_ratio:avg5m": [
+                ('gpu:busy_ratio:avg5m{gpu_uuid="GPU-1",host="a",mig_instance="%d"}' % n, n / 10) for n in (1, 2)
+            ],
+        },
+    )
+
+
+def test_held_counts_claims_and_processes(tmp_path):
+    series = [
+        ('gpu:held{%s,kind="container"}' % GPU, "1x6"),
+        ('gpu:held{%s,kind="slurm"}' % GPU, "0x6"),
+        ("gpu:processes{%s}" % GPU, "2x6"),
+        ('gpu:processes{host="a",gpu_uuid="GPU-2"}', "0x6"),
+    ]
+    name = "gpu:held:avg5m"
+    check(tmp_path, series, {name: [(name + SHORT, 3), (name + '{gpu_uuid="GPU-2",host="a"}', 0)]})
+
+
+def test_what_is_not_reported_has_no_roll_up(tmp_path):
+    check(
+        tmp_path,
+        [("gpu:busy_ratio{%s}" % GPU, "NaN NaN NaN NaN NaN NaN")],
+        {'{__name__=~"gpu:(memory|tensor|held).*5m"}': []},
+    )
+
+
+def test_the_audit_reads_roll_ups_that_there_are():
+    recorded = {rule.name for rule in rules_of([ROLL_UPS])}
+    wanted = {series.roll_up for series in signals.SERIES.values()} | {signals._TENANT.roll_up, signals._HELD}
+    assert wanted <= recorded
+    # Each of them has a case here.
+    assert recorded - set(CASES) == {"gpu:tenant_memory_used_bytes:max5m", "gpu:held:avg5m"}
+    subprocess.run([tool("promtool"), "check", "rules", str(ROLL_UPS)], check=True, stdout=subprocess.DEVNULL)
