@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import math
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 #: Seconds, for a machine that has much else to do.
 DEADLINE = 60
+#: Less than a percent: figures of a simulated load are whole percentages.
+approx = partial(pytest.approx, abs=0.009)
 H100 = {"model": "NVIDIA H100 80GB HBM3"}
 #: Destroys the instance of MIG device 0 of GPU 0.
 DESTROY = """
@@ -173,6 +176,27 @@ def test_throttling_and_errors_of_memory(host, start):
     assert samples.of("openfleet_gpu_row_remap_pending", gpu_index="0") == [0.0]
     host.gpusim("set", "1", "throttle", "off")
     assert set(exporter.samples().of("openfleet_gpu_throttled", gpu_index="1")) == {0.0}
+
+
+def test_what_is_in_use_as_nvml_measures_it(host, start, instance):
+    """Of a GPU and of each instance, from Hopper on; 80 % use, of which 50 % of the SMs and 25 % of the tensor cores."""
+    host.create([{"model": "H100-80GB", "count": 2}, {"model": "A100-80GB", "count": 1}])
+    instance(host, 0, "3g.40gb", 0)
+    instance(host, 0, "3g.40gb", 4)
+    exporter = start()
+    first, second = (f for f in exporter.samples().labels("openfleet_gpu_info") if f["mig_profile"])
+    load = ["load", "--pattern", "constant", "--utilization", "80", "--sm", "50", "--tensor", "25"]
+    host.gpusim(*load, "1")
+    host.gpusim(*load, f"0/{second['mig_instance']}")
+    for labels in ({"gpu_index": "1"}, {"uuid": second["uuid"]}):
+        # Until both samples are of the time since.
+        exporter.wait(lambda of=labels: exporter.samples().of("openfleet_gpu_sm_active_ratio", **of) == [approx(0.4)])
+        assert exporter.samples().of("openfleet_gpu_tensor_active_ratio", **labels) == [approx(0.2)]
+    samples = exporter.samples()
+    assert samples.of("openfleet_gpu_sm_active_ratio", uuid=first["uuid"]) == [0.0]
+    # No figure is not the same as none in use.
+    assert samples.labels("openfleet_gpu_sm_active_ratio", gpu_index="2") == []
+    assert samples.labels("openfleet_gpu_sm_active_ratio", gpu_index="0", mig_profile="") == []
 
 
 def test_files_of_others_are_served_too(host, start):
