@@ -24,6 +24,11 @@ WORK_PERCENT, AHEAD_SECONDS, INJECTED = 10, 6 * 3600, 20
 #: Random parts of the containers on which the bar is tried besides.
 SUBSETS, SUBSET_SHARE = 6, 0.7
 
+SUBSET_NAMES = (
+    "rightsize_subset_cells",
+    "rightsize_subset_cells_failed",
+    "rightsize_joint_rule_subset_cells_failed",
+)
 REFERENCES = (("krr_rule", trace.krr_rule), ("joint_rule", trace.joint_rule))
 
 
@@ -38,7 +43,7 @@ def all_names():
     yield "rightsize_gpus_total"
     yield from (f"rightsize_{rule}_{what}" for rule, _ in REFERENCES for what in ("gpus_total", "cells_failed"))
     yield from (f"rightsize_saved_{way}_{HELD}" for way in ("forward", "reverse"))
-    yield from ("rightsize_subset_cells", "rightsize_subset_cells_failed")
+    yield from SUBSET_NAMES
     yield from ("rightsize_idle_false_flags", "rightsize_idle_recall", "rightsize_idle_hours_to_flag")
 
 
@@ -96,22 +101,22 @@ def sharing_figures(fleet):
 
 def subset_figures(fleet, subsets, seed):
     """The same four cells for random parts of the containers: how often the bar does not hold for others."""
-    names = ("rightsize_subset_cells", "rightsize_subset_cells_failed")
     size = round(SUBSET_SHARE * len(fleet.names))
     if not subsets or not size:
-        for name in names:
+        for name in SUBSET_NAMES:
             yield name, None, "no subsets asked for"
         return
     chance = random.Random(seed)
-    failed = 0
+    failed = {"planned": 0, "joint_rule": 0}
     for _subset in range(subsets):
         part = fleet.part(sorted(chance.sample(range(len(fleet.names)), size)))
-        for which, verdict in zip(CELLS, cells(part, planned)):
-            if not verdict.holds:
-                failed += 1
-                print(f"rightsize: a subset fails in {cell(*which)}: {verdict}", file=sys.stderr)
-    yield names[0], subsets * len(CELLS), "count"
-    yield names[1], failed, "count"
+        for name, rule in (("planned", planned), ("joint_rule", trace.joint_rule)):
+            for which, verdict in zip(CELLS, cells(part, rule)):
+                if not verdict.holds:
+                    failed[name] += 1
+                    print(f"rightsize: {name}: a subset fails in {cell(*which)}: {verdict}", file=sys.stderr)
+    for name, value in zip(SUBSET_NAMES, (subsets * len(CELLS), failed["planned"], failed["joint_rule"])):
+        yield name, value, "count"
 
 
 def idle_figures(fleet, seed):

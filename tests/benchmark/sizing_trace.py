@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.model import Fleet
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.model import Fleet, SizingError
 
 GIB = 2**30
 COLUMNS = ("timestamp", "container", "duty_percent", "memory_used_bytes")
@@ -45,7 +45,10 @@ def read(path: str, card_bytes: float) -> Fleet:
                     table[line[row["container"]], column[float(row["timestamp"])]] = float(cell)
     except (OSError, ValueError) as error:
         raise TraceError(f"{file.name} cannot be read: {error}") from None
-    return Fleet.of(names, times, tables[0], tables[1], card_bytes)
+    try:
+        return Fleet.of(names, times, tables[0], tables[1], card_bytes)
+    except SizingError as error:
+        raise TraceError(f"{file.name}: {error}") from None
 
 
 def lasting(fleet: Fleet, samples: int) -> Fleet:

@@ -49,7 +49,7 @@ def gather(fleet: Fleet, policy: Policy) -> tuple[Evidence, ...]:
             found.append(Evidence(0, 0.0, 0.0, 0.0, "no data"))
             continue
         seconds = samples * fleet.step
-        covered = samples / (len(row) - seen[0])
+        covered = samples / (len(row) - int(seen[0]))
         missing = ""
         if samples < policy.least_samples:
             missing = "%d samples, and %d are the least" % (samples, policy.least_samples)

@@ -48,7 +48,7 @@ def course(fleet: Fleet, policy: Policy | None = None) -> Course:
     memory = fleet.whole_memory()
     quiet, threshold = np.zeros((count, length)), np.zeros((count, length))
     since, seen_at = np.full(count, np.nan), np.full(count, -np.inf)
-    longest, known = np.zeros(count), np.zeros(count)
+    longest, known, theirs = np.zeros(count), np.zeros(count), 0.0
     for place, now in enumerate(fleet.times):
         duty = fleet.duty[:, place]
         there = ~np.isnan(duty)
@@ -56,7 +56,9 @@ def course(fleet: Fleet, policy: Policy | None = None) -> Course:
         since[(now - seen_at) > policy.idle_missing_seconds + fleet.step] = np.nan
         works = there & (duty >= policy.working_percent)
         ended = works & ~np.isnan(since)
-        longest[ended] = np.maximum(longest[ended], now - since[ended])
+        if ended.any():
+            longest[ended] = np.maximum(longest[ended], now - since[ended])
+            theirs = float(np.quantile(longest[longest > 0], policy.idle_fleet_quantile))
         since[works | (memory[:, place] == 0)] = np.nan
         begins = there & ~works & np.isnan(since) & (memory[:, place] > 0)
         since[begins] = now
@@ -64,8 +66,6 @@ def course(fleet: Fleet, policy: Policy | None = None) -> Course:
         known += there
         day = np.minimum(1.0, known * fleet.step / DAY_SECONDS)
         floor = policy.idle_unknown_seconds + day * (policy.idle_known_seconds - policy.idle_unknown_seconds)
-        experience = longest[longest > 0]
-        theirs = np.quantile(experience, policy.idle_fleet_quantile) if experience.size else 0.0
         threshold[:, place] = np.maximum(floor, policy.idle_gap_factor * np.maximum(longest, theirs))
         quiet[:, place] = np.where(np.isnan(since), 0.0, now - since)
     return Course(quiet, threshold)

@@ -35,8 +35,8 @@ class Policy:
     memory_margin_ratio: float = 0.3
     #: Days of own history that weigh as much as the fleet's experience.
     prior_days: float = 1.0
-    #: The share of time that a card's memory may be over by the distributions: 9 seconds of a day.
-    memory_over_ratio: float = 1e-4
+    #: The share of time that a card's memory may be over by the distributions: 4 seconds of a day.
+    memory_over_ratio: float = 5e-5
     #: Samples over 100 % duty, of all cards' together and of any one card's.
     saturated_ratio: float = 0.01
     saturated_card_ratio: float = 0.05
@@ -110,7 +110,7 @@ class Fleet:
         cards = np.full(count, np.nan) if card is None else np.broadcast_to(np.asarray(card, float), (count,))
         tables = []
         for what, table in (("duty", duty), ("memory", memory)):
-            found = np.asarray(table, float).reshape(-1, length) if count == 0 else np.asarray(table, float)
+            found = np.asarray(table, float) if count else np.empty((0, length))
             if found.shape != (count, length):
                 raise SizingError(
                     what,

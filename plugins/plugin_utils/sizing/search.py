@@ -39,7 +39,7 @@ class Limits:
 
 
 #: How much the mean over its limit, any saturation and any chance of being over memory cost, in cards.
-_BEYOND, _SATURATED, _OVER = 20.0, 0.02, 0.01
+_BEYOND, _SATURATED, _OVER = 20.0, 0.02, 0.15
 #: Of the choice of a card for an item: what its risk counts, and that it is well filled.
 _RISK, _FILLED = 0.05, 0.02
 #: How much chance there is in that choice, and how often a slightly worse answer is followed, by how much.
@@ -99,13 +99,16 @@ class Search:
             room = self._capacity - self._size[item]
             open_ = [k for k, fill in enumerate(filled) if fill <= room]
             open_.sort(key=lambda k: -filled[k])
-            best = None
-            for k in open_[: self._limits.candidates]:
+            best, fitting = None, 0
+            for k in self._chosen(open_, first=not noise):
                 group = tuple(sorted((*groups[k], item)))
                 new, old = self.weight(group), self.weight(groups[k])
                 more = new.saturated - old.saturated
                 if not new.fits or saturated + more > self._allowed * len(groups):
                     continue
+                fitting += 1
+                if fitting > self._limits.candidates:
+                    break
                 price = more / self._allowed * (1 + noise * self._random.random())
                 price += _RISK * (new.over - old.over) / self._over - _FILLED * len(groups[k])
                 if best is None or price < best[0]:
@@ -119,3 +122,11 @@ class Search:
                 filled[k] += self._size[item]
                 saturated += more
         return groups
+
+    def _chosen(self, ordered: list[int], first: bool) -> list[int]:
+        """The cards to try, the fullest first: all of them at first, and then of many the fullest and some by chance."""
+        most = self._limits.candidates
+        if first or len(ordered) <= most:
+            return ordered
+        head = ordered[: most // 2]
+        return head + self._random.sample(ordered[most // 2 :], most - len(head))

@@ -59,10 +59,14 @@ class _Weigher:
         self.memory_chance = memory_chances(fleet, known, policy)
         self.duty_chance = duty_chances(fleet, known, policy)
         self.bins = int(card_bytes // BIN_BYTES)
+        # Once whole days were seen, workloads that keep out of each other's way are believed, the more the longer.
+        self.unseen = np.array(
+            [1.0 if one.day_ratio < 1 else policy.prior_days / (one.days + policy.prior_days) for one in known]
+        )
 
     def weigh(self, group: Group) -> Weight:
         """Seen together: the sum with margins within the card at every sample. Not seen: the chance of it, as if
-        each came at its own times (their shared times of day are in the sum above). Raises nothing."""
+        each came at its own times (their shared times of day are in the sum above)."""
         rows = list(group)
         if self.padded[rows].sum(axis=0).max() > self.card:
             return Weight(False)
@@ -74,7 +78,7 @@ class _Weigher:
 
     def saturated(self, rows: list[int]) -> float:
         seen = float((self.duty[rows].sum(axis=0) > 100).mean())
-        return max(seen, self._beyond(self.duty_chance, rows, 100))
+        return max(seen, float(self.unseen[rows].max()) * self._beyond(self.duty_chance, rows, 100))
 
     @staticmethod
     def _beyond(chances: np.ndarray, rows: list[int], most: int) -> float:

@@ -1,0 +1,42 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Histories for the tests of sizing: a sample every five minutes from midnight UTC on."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.model import Fleet
+
+GIB = 2.0**30
+STEP = 300
+DAY = 86400 // STEP
+#: 2026-11-16 00:00 UTC, a Monday.
+START = 1794787200.0
+
+
+def fleet(duty, gib, card=None, names=None):
+    """Rows of percent and of GiB, each of them a number for all of the time or a sequence; the longest says how long."""
+    length = max(len(row) for row in (*duty, *gib) if np.ndim(row))
+    tables = [np.array([np.broadcast_to(np.asarray(row, float), (length,)) for row in table]) for table in (duty, gib)]
+    names = names or ["w%02d" % i for i in range(len(duty))]
+    times = START + STEP * np.arange(length)
+    return Fleet.of(names, times, tables[0], tables[1] * GIB, None if card is None else card * GIB)
+
+
+def hours(days, *spans, high=80.0, low=0.0):
+    """A row that is `high` from hour to hour, for each of the spans, every day."""
+    hour = np.arange(round(days * DAY)) * STEP / 3600 % 24
+    return np.where(np.any([(hour >= start) & (hour < end) for start, end in spans], axis=0), high, low)
+
+
+def random_fleet(seed, count, days, low=2.0, high=30.0):
+    """Workloads with bursts of duty and memory that varies, each from its own chance."""
+    chance = np.random.default_rng(seed)
+    length = round(days * DAY)
+    level = chance.uniform(low, high, (count, 1))
+    memory = level * chance.choice([1.0, 1.1, 1.5], (count, length), p=[0.8, 0.15, 0.05])
+    duty = np.where(
+        chance.random((count, length)) < chance.uniform(0, 0.6, (count, 1)), 100 * chance.random((count, length)), 0
+    )
+    return fleet(list(duty), list(memory), 80)

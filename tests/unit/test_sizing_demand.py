@@ -1,0 +1,247 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a workload needs, how sure that is, and what its history does not show."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+np = pytest.importorskip("numpy")
+
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.chance import (
+    BIN_BYTES,
+    busiest_hour,
+    duty_chances,
+    memory_chances,
+)
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.demand import demands
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.evidence import gather, memory_margin
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.model import Fleet, Policy
+
+sys.path.insert(0, str(Path(__file__).parent))
+from sizing_fleets import DAY, GIB, fleet, hours, random_fleet
+
+POLICY = Policy()
+few = settings(deadline=None, max_examples=25)
+
+
+def only(found):
+    assert len(found) == 1
+    return found[0]
+
+
+def row(values, length=DAY):
+    """So many samples, the last value for all that is not given."""
+    values = list(values)
+    return np.array([*values, *[values[-1]] * (length - len(values))], float)
+
+
+# --- How much is known ----------------------------------------------------------------------------------------------
+
+
+def test_no_sample_is_no_data():
+    demand = only(demands(fleet([row([np.nan])], [row([np.nan])])))
+    assert demand.evidence.missing == "no data"
+    assert demand.memory_bytes is None
+    assert demand.compute_percent is None
+    assert demand.evidence.confidence == 0
+
+
+@pytest.mark.parametrize(
+    ("samples", "missing"),
+    [(35, "35 samples, and 100 are the least"), (99, "99 samples, and 100 are the least"), (100, "")],
+)
+def test_a_short_history_says_so(samples, missing):
+    demand = only(demands(fleet([row([10], samples)], [row([5], samples)])))
+    assert demand.evidence.missing == missing
+    assert (demand.memory_bytes is None) == bool(missing)
+
+
+def test_many_samples_of_a_short_time_are_too_little_as_well():
+    found = Fleet.of(["a"], np.arange(600) * 15.0, np.full((1, 600), 5.0), np.full((1, 600), GIB))
+    assert only(demands(found)).evidence.missing == "2.5 hours of samples, and 3.0 are the least"
+
+
+def test_a_history_that_is_mostly_gaps_is_too_little():
+    duty = np.where(np.arange(DAY) % 5 < 2, 10.0, np.nan)
+    duty[0] = 10.0
+    assert "40 % of its time" in only(demands(fleet([duty], [5.0]))).evidence.missing
+
+
+def test_a_workload_that_began_late_is_not_one_with_gaps():
+    duty = row([np.nan] * (DAY // 2) + [10])
+    assert only(gather(fleet([duty], [5.0]), POLICY)).covered_ratio == 1
+
+
+def test_a_sample_without_memory_is_no_evidence():
+    known = only(gather(fleet([row([10])], [row([np.nan] * 200 + [5])]), POLICY))
+    assert known.samples == DAY - 200
+
+
+def test_confidence_grows_with_days_and_falls_with_gaps():
+    one = only(gather(fleet([row([10])], [5.0]), POLICY))
+    ten = only(gather(fleet([row([10], 10 * DAY)], [5.0]), POLICY))
+    holes = only(gather(fleet([np.where(np.arange(10 * DAY) % 4 > 0, 10.0, np.nan)], [5.0]), POLICY))
+    assert one.confidence == pytest.approx(0.5)
+    assert ten.confidence == pytest.approx(10 / 11)
+    assert one.confidence < holes.confidence < ten.confidence
+
+
+def test_the_hours_of_the_day_that_were_seen_are_counted_once():
+    assert only(gather(fleet([row([10], DAY // 2)], [5.0]), POLICY)).day_ratio == 0.5
+    assert only(gather(fleet([row([10], DAY * 3 // 2)], [5.0]), POLICY)).day_ratio == 1
+    assert only(gather(fleet([hours(4, (0, 24))], [5.0]), POLICY)).day_ratio == 1
+
+
+# --- Memory ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_single_sample_of_memory_counts():
+    """A percentile of any kind would not see one in 2880."""
+    memory = np.full(10 * DAY, 10.0)
+    memory[1234] = 30
+    demand = only(demands(fleet([5.0], [memory])))
+    assert demand.memory_seen_bytes == 30 * GIB
+    assert demand.memory_bytes > 30 * GIB
+
+
+def test_the_margin_is_told_and_is_what_is_added():
+    demand = only(demands(fleet([5.0], [np.full(3 * DAY, 20.0)])))
+    assert demand.memory_margin_ratio == pytest.approx(POLICY.memory_margin_ratio / 2)
+    assert demand.memory_bytes == pytest.approx(20 * GIB * (1 + POLICY.memory_margin_ratio / 2))
+    assert "at most 20.0 GiB seen in 3.0 days, and 15 % on top" in demand.reason
+
+
+def test_no_more_is_asked_for_than_the_card_has_today():
+    assert only(demands(fleet([5.0], [np.full(DAY, 45.0)], 48))).memory_bytes == 48 * GIB
+
+
+def test_a_card_told_too_small_cuts_nothing_that_was_seen():
+    assert only(demands(fleet([5.0], [np.full(DAY, 45.0)], 40))).memory_bytes == 45 * GIB
+
+
+def test_a_level_that_rose_is_taken_to_rise_as_much_again():
+    steady = only(demands(fleet([5.0], [np.full(DAY, 20.0)])))
+    rose = only(demands(fleet([5.0], [row([12.0] * (DAY // 2) + [20.0])])))
+    fell = only(demands(fleet([5.0], [row([20.0] * (DAY // 2) + [12.0])])))
+    assert rose.memory_bytes - steady.memory_bytes == pytest.approx(8 * GIB)
+    assert fell.memory_bytes == pytest.approx(steady.memory_bytes)
+
+
+@given(st.floats(0, 1000), st.floats(0, 1000))
+def test_more_days_never_raise_the_margin(one, other):
+    assert (memory_margin(one, POLICY) - memory_margin(other, POLICY)) * (one - other) <= 0
+
+
+@few
+@given(st.integers(0, 10**6), st.sampled_from([2, 4]))
+def test_the_same_days_again_lower_what_is_asked_for(seed, times):
+    """An even number of times, so that both halves of the time are the same and nothing seems to rise."""
+    once = random_fleet(seed, 3, 1)
+    again = Fleet.of(
+        once.names,
+        once.times[0] + 300.0 * np.arange(times * DAY),
+        np.tile(once.duty, times),
+        np.tile(once.memory, times),
+    )
+    for one, more in zip(demands(once), demands(again)):
+        assert more.memory_margin_ratio < one.memory_margin_ratio
+        assert more.memory_seen_bytes == one.memory_seen_bytes
+        assert more.memory_bytes < one.memory_bytes
+        assert more.evidence.confidence > one.evidence.confidence
+
+
+def test_a_workload_gets_the_fleets_experience_where_its_own_is_short():
+    memory = [np.full(DAY, 10.0) for _ in range(4)]
+    for steady in memory[:3]:
+        steady[100:130] = 20
+    quiet = fleet([5.0] * 4, memory)
+    alone = fleet([5.0], memory[3:])
+    over = int(15 * GIB // BIN_BYTES)
+    chance = memory_chances(quiet, gather(quiet, POLICY), POLICY)
+    assert chance[3, over:].sum() > 0.01
+    assert memory_chances(alone, gather(alone, POLICY), POLICY)[:, over:].sum() == 0
+
+
+def test_with_days_of_its_own_that_experience_fades():
+    def above(days):
+        memory = [np.full(days * DAY, 10.0) for _ in range(2)]
+        memory[0][: days * DAY // 10] = 20
+        both = fleet([5.0] * 2, memory)
+        return memory_chances(both, gather(both, POLICY), POLICY)[1, int(15 * GIB // BIN_BYTES) :].sum()
+
+    assert above(10) < above(2) / 3
+    assert above(10) > 0
+
+
+@few
+@given(st.integers(0, 10**6), st.floats(0.5, 3))
+def test_chances_are_chances(seed, days):
+    found = random_fleet(seed, 4, days)
+    known = gather(found, POLICY)
+    for table in (memory_chances(found, known, POLICY), duty_chances(found, known, POLICY)):
+        assert np.all(table >= 0)
+        assert np.allclose(table.sum(axis=1), 1)
+
+
+# --- Compute --------------------------------------------------------------------------------------------------------
+
+
+def test_compute_is_the_quantile_with_headroom():
+    duty = np.where(np.arange(10 * DAY) % 10 == 0, 60.0, 20.0)
+    assert only(demands(fleet([duty], [5.0]))).compute_percent == pytest.approx(60 * 1.15)
+
+
+def test_compute_is_never_more_than_a_whole_gpu():
+    assert only(demands(fleet([np.full(DAY, 99.0)], [5.0]))).compute_percent == 100
+
+
+def working_share(found):
+    known = gather(found, POLICY)
+    return 1 - duty_chances(found, known, POLICY)[:, 0]
+
+
+def test_unseen_hours_are_planned_as_busy_as_busy_hours_are():
+    """Half a day with a little work: the other half may hold the busy hours."""
+    assert working_share(fleet([hours(0.5, (3, 4))], [5.0]))[0] > 0.08
+    quiet = np.where(np.arange(DAY // 2) % 10 == 0, 30.0, 0.0)
+    assert working_share(fleet([quiet], [5.0]))[0] > 0.7
+
+
+def test_a_whole_day_leaves_nothing_to_guess():
+    quiet = np.where(np.arange(DAY) % 10 == 0, 30.0, 0.0)
+    assert working_share(fleet([quiet], [5.0]))[0] == pytest.approx(0.1, abs=0.01)
+
+
+def test_a_history_with_busy_hours_is_taken_as_it_is():
+    busy = hours(0.5, (2, 5), high=50)
+    assert working_share(fleet([busy], [5.0]))[0] == pytest.approx(0.25, abs=0.01)
+
+
+def test_how_hard_a_workload_works_is_the_fleets_where_it_never_did():
+    worked = np.where(np.arange(DAY // 2) % 3 == 0, 70.0, 0.0)
+    both = fleet([worked, 0.0], [5.0, 5.0])
+    chance = duty_chances(both, gather(both, POLICY), POLICY)[1]
+    assert chance[60:81].sum() == pytest.approx(1 - chance[0])
+
+
+def test_the_busiest_hour_is_found_wherever_it_is():
+    working = np.zeros((1, 100), bool)
+    working[0, 70:76] = True
+    assert busiest_hour(working, 12)[0] == 0.5
+    assert busiest_hour(working, 6)[0] == 1
+    assert busiest_hour(working, 1000)[0] == pytest.approx(0.06)
+
+
+def test_the_order_of_workloads_does_not_matter():
+    found = random_fleet(5, 6, 1)
+    mixed = [3, 1, 5, 0, 2, 4]
+    again = Fleet.of(
+        [found.names[i] for i in mixed], found.times, found.duty[mixed], found.memory[mixed], found.card[mixed]
+    )
+    assert demands(again) == demands(found)

@@ -1,0 +1,85 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Histories and policies that cannot be are refused with the place; missing samples stay missing."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+np = pytest.importorskip("numpy")
+
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.model import Fleet, Policy, SizingError
+
+sys.path.insert(0, str(Path(__file__).parent))
+from sizing_fleets import START, fleet
+
+NAN = float("nan")
+
+
+def of(names=("a",), times=(1.0, 2.0), duty=((1.0, 2.0),), memory=((1.0, 2.0),), card=None):
+    return Fleet.of(names, times, duty, memory, card)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "where", "what"),
+    [
+        ({"duty": [[1.0, 101.0]]}, "duty of a at 2", "101 cannot be"),
+        ({"duty": [[-1.0, 1.0]]}, "duty of a at 1", "-1 cannot be"),
+        ({"memory": [[1.0, -5.0]]}, "memory of a at 2", "-5 cannot be"),
+        ({"memory": [[1.0, float("inf")]]}, "memory of a at 2", "inf cannot be"),
+        ({"times": (2.0, 2.0)}, "times", "do not rise"),
+        ({"times": (2.0, NAN)}, "times", "do not rise"),
+        ({"duty": [[1.0]]}, "duty", "shape is (1, 1) for 1 workloads and 2 times"),
+        ({"memory": [[1.0, 2.0], [1.0, 2.0]]}, "memory", "shape is (2, 2) for 1 workloads"),
+        ({"card": 0.0}, "card", "no bytes"),
+    ],
+)
+def test_a_history_that_cannot_be_is_refused_with_the_place(wrong, where, what):
+    with pytest.raises(SizingError) as caught:
+        of(**wrong)
+    assert caught.value.where == where
+    assert what in caught.value.problem
+    assert caught.value.cure
+
+
+def test_a_workload_is_there_once():
+    with pytest.raises(SizingError, match="workload a: it is there twice"):
+        of(("a", "a"), duty=[[1, 2]] * 2, memory=[[1, 2]] * 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("memory_margin_ratio", 1.5), ("compute_quantile", -0.1), ("prior_days", NAN), ("candidates", 0), ("rounds", -1)],
+)
+def test_a_policy_that_cannot_be_is_refused_with_the_name(name, value):
+    with pytest.raises(SizingError, match="policy.%s" % name):
+        Policy(**{name: value})
+
+
+def test_workloads_are_sorted_with_all_that_is_theirs():
+    found = of(("b", "a"), duty=[[1, 2], [3, 4]], memory=[[5, 6], [7, 8]], card=[10, 20])
+    assert found.names == ("a", "b")
+    assert found.duty.tolist() == [[3, 4], [1, 2]]
+    assert found.memory.tolist() == [[7, 8], [5, 6]]
+    assert found.card.tolist() == [20, 10]
+
+
+def test_missing_duty_is_nothing_done_and_missing_memory_is_what_was_there():
+    found = of(times=(1, 2, 3, 4), duty=[[NAN, 5, NAN, 7]], memory=[[NAN, 3, NAN, NAN]])
+    assert found.whole_duty().tolist() == [[0, 5, 0, 7]]
+    assert found.whole_memory().tolist() == [[0, 3, 3, 3]]
+
+
+def test_a_part_and_a_time_are_cut_out_whole():
+    found = fleet([[1, 2, 3], [4, 5, 6]], [[7, 8, 9], [10, 11, 12]], 48)
+    assert found.part([1]).names == ("w01",)
+    assert found.part([1]).duty.tolist() == [[4, 5, 6]]
+    assert found.between(1, 3).times[0] == START + found.step
+    assert found.between(1, 3).duty.tolist() == [[2, 3], [5, 6]]
+
+
+def test_no_workloads_are_a_fleet_too():
+    assert Fleet.of((), (), (), ()).names == ()

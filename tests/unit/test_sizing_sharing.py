@@ -1,0 +1,221 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Who shares a card: never over it, not those whose peaks coincide, nobody without data, and only where it is worth it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+np = pytest.importorskip("numpy")
+
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.model import Fleet, Policy, SizingError
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.search import Limits, Search, Weight
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.sharing import share
+
+sys.path.insert(0, str(Path(__file__).parent))
+from sizing_fleets import DAY, GIB, fleet, hours, random_fleet
+
+QUICK = Policy(rounds=40)
+few = settings(deadline=None, max_examples=20)
+
+
+def groups(sharing):
+    return sorted(card.names for card in sharing.cards)
+
+
+# --- Properties -----------------------------------------------------------------------------------------------------
+
+
+@few
+@given(st.integers(0, 10**6), st.integers(1, 8), st.sampled_from([24, 40, 80, 141]), st.floats(0.3, 2))
+def test_every_workload_is_somewhere_once_and_no_card_is_over(seed, count, card, days):
+    found = random_fleet(seed, count, days)
+    answer = share(found, card * GIB, QUICK)
+    placed = [name for one in answer.cards for name in one.names] + [name for name, _ in answer.left_alone]
+    assert sorted(placed) == list(found.names)
+    row = {name: i for i, name in enumerate(found.names)}
+    memory, duty = found.whole_memory(), found.whole_duty()
+    saturated = []
+    for one in answer.cards:
+        rows = [row[name] for name in one.names]
+        assert memory[rows].sum(axis=0).max() == pytest.approx(one.memory_seen_bytes)
+        assert one.memory_seen_bytes <= one.memory_bytes <= card * GIB
+        share_over = (duty[rows].sum(axis=0) > 100).mean()
+        assert len(rows) == 1 or share_over <= QUICK.saturated_card_ratio
+        assert len(rows) == 1 or one.memory_over_ratio <= QUICK.memory_over_ratio
+        saturated.append(share_over)
+    assert not saturated or np.mean(saturated) <= QUICK.saturated_ratio + 1e-12
+
+
+@few
+@given(st.integers(0, 10**6), st.permutations(range(7)))
+def test_the_order_of_workloads_does_not_matter(seed, order):
+    found = random_fleet(seed, 7, 0.6)
+    mixed = Fleet.of(
+        [found.names[i] for i in order], found.times, found.duty[order], found.memory[order], found.card[order]
+    )
+    assert share(mixed, 80 * GIB, QUICK) == share(found, 80 * GIB, QUICK)
+
+
+@few
+@given(st.integers(0, 10**6))
+def test_a_larger_margin_never_lets_a_pair_in_that_a_smaller_kept_out(seed):
+    found = random_fleet(seed, 2, 0.6, high=40)
+    wide = share(found, 60 * GIB, dataclasses.replace(QUICK, memory_margin_ratio=0.5))
+    narrow = share(found, 60 * GIB, dataclasses.replace(QUICK, memory_margin_ratio=0.1))
+    assert narrow.gpus <= wide.gpus
+
+
+# --- Cases ----------------------------------------------------------------------------------------------------------
+
+
+def test_small_quiet_workloads_share():
+    found = fleet([hours(2, (0, 24), high=5)] * 4, [np.full(2 * DAY, 5.0)] * 4, 48)
+    answer = share(found, 80 * GIB)
+    assert groups(answer) == [("w00", "w01", "w02", "w03")]
+    assert answer.worth_it
+    assert answer.reason == "3 of 4 cards are saved"
+
+
+def test_peaks_that_coincide_are_kept_apart_and_those_that_do_not_share():
+    """Two work at day and two at night, each with 80 % of a GPU, for two weeks."""
+    day, night = hours(14, (8, 18)), hours(14, (20, 24), (0, 6))
+    found = fleet([day, day, night, night], [np.full(14 * DAY, 10.0)] * 4)
+    policy = Policy(saturated_ratio=0.02)
+    assert all(
+        set(names) & {"w00", "w01"} and set(names) & {"w02", "w03"} for names in groups(share(found, 80 * GIB, policy))
+    )
+    assert share(found, 80 * GIB, policy).gpus == 2
+    assert share(found.part([0, 1]), 80 * GIB, policy).gpus == 2
+
+
+def test_half_a_day_does_not_show_that_peaks_never_coincide():
+    day, night = hours(0.5, (0, 5)), hours(0.5, (6, 11))
+    assert share(fleet([day, night], [np.full(DAY // 2, 10.0)] * 2), 80 * GIB).gpus == 2
+
+
+def test_the_quiet_half_of_a_day_does_not_fill_a_card_with_strangers():
+    """Each does a little now and then; nobody knows what they do by day."""
+    quiet = [np.where(np.arange(DAY // 2) % 20 == i, 60.0, 0.0) for i in range(6)]
+    known = [np.tile(row, 28) for row in quiet]
+    assert share(fleet(quiet, [np.full(DAY // 2, 5.0)] * 6), 141 * GIB).gpus == 6
+    assert share(fleet(known, [np.full(14 * DAY, 5.0)] * 6), 141 * GIB).gpus < 4
+
+
+def test_memory_peaks_that_were_never_together_are_still_expected_together():
+    """Two that jump from 20 to 45 GiB at times of their own: both at once is a matter of time."""
+    memory = [np.where(np.arange(2 * DAY) % 20 == i * 7, 45.0, 20.0) for i in range(2)]
+    assert np.max(memory[0] + memory[1]) == 65
+    assert share(fleet([5.0, 5.0], memory), 85 * GIB).gpus == 2
+    assert share(fleet([5.0, 5.0], memory), 141 * GIB).gpus == 1
+
+
+def test_a_workload_without_data_is_left_alone_with_the_reason():
+    found = fleet([np.full(DAY, 5.0), np.full(DAY, np.nan), np.full(DAY, 5.0)], [5.0, np.nan, 5.0])
+    answer = share(found, 80 * GIB)
+    assert answer.left_alone == (("w01", "too little data: no data"),)
+    assert groups(answer) == [("w00", "w02")]
+    assert answer.gpus == 2
+
+
+def test_a_workload_that_may_need_more_than_the_card_is_left_alone():
+    found = fleet([np.full(DAY, 5.0)] * 3, [np.full(DAY, 5.0), np.full(DAY, 5.0), np.full(DAY, 38.0)])
+    answer = share(found, 40 * GIB)
+    assert [name for name, _ in answer.left_alone] == ["w02"]
+    assert "may need 46.1 GiB, and the card has 40.0" in answer.left_alone[0][1]
+
+
+def test_nothing_that_can_be_planned_is_an_answer():
+    answer = share(fleet([np.full(10, 5.0)], [5.0]), 80 * GIB)
+    assert not answer.worth_it
+    assert answer.cards == ()
+    assert answer.gpus == 1
+
+
+def test_where_nothing_is_saved_all_stay_exclusive():
+    """Each needs more than half of the card, whatever its size is called."""
+    for gib in (40, 48, 80):
+        answer = share(fleet([np.full(DAY, 5.0)] * 5, [np.full(DAY, 0.45 * gib)] * 5, gib), gib * GIB)
+        assert not answer.worth_it
+        assert answer.reason.startswith("leave exclusive: sharing would save 0 of 5 cards")
+        assert answer.gpus == 5
+
+
+def test_a_saving_below_the_least_is_not_proposed():
+    memory = [np.full(DAY, 60.0)] * 8 + [np.full(DAY, 5.0)] * 2
+    found = fleet([np.full(DAY, 70.0)] * 8 + [np.full(DAY, 5.0)] * 2, memory)
+    small = share(found, 80 * GIB, Policy(least_saving_ratio=0.0))
+    assert small.worth_it
+    answer = share(found, 80 * GIB, Policy(least_saving_ratio=0.9))
+    assert not answer.worth_it
+    assert answer.gpus == 10
+    assert all(len(card.names) == 1 for card in answer.cards)
+
+
+@pytest.mark.parametrize("card", [0, -1, float("nan"), float("inf")])
+def test_a_card_without_memory_is_refused(card):
+    with pytest.raises(SizingError, match="Give the memory of the card"):
+        share(fleet([np.full(DAY, 5.0)], [5.0]), card)
+
+
+# --- The search -----------------------------------------------------------------------------------------------------
+
+
+def fewest(sizes, capacity):
+    """The least number of bins there is, by trying."""
+    items = sorted(sizes, reverse=True)
+    for count in itertools.count(1):
+        bins = [0] * count
+
+        def fits(i, bins=bins):
+            if i == len(items):
+                return True
+            for k in range(len(bins)):
+                if bins[k] + items[i] <= capacity and bins[k] not in bins[:k]:
+                    bins[k] += items[i]
+                    if fits(i + 1):
+                        return True
+                    bins[k] -= items[i]
+            return False
+
+        if fits(0):
+            return count
+    return None
+
+
+@few
+@given(st.lists(st.integers(1, 10), min_size=1, max_size=9))
+def test_the_search_finds_the_fewest_cards_of_small_cases(sizes):
+    search = Search(lambda group: Weight(sum(sizes[i] for i in group) <= 10), sizes, 10, Limits(0.01, 1e-4, 300, 8, 1))
+    found = search.run()
+    assert sorted(item for group in found for item in group) == list(range(len(sizes)))
+    assert all(sum(sizes[i] for i in group) <= 10 for group in found)
+    assert len(found) == fewest(sizes, 10)
+
+
+def test_the_mean_of_all_cards_stays_within_its_limit():
+    """A pair is saturated for 3 % of the time, and 1 % is allowed as the mean: a third of the cards may be pairs."""
+    search = Search(lambda group: Weight(len(group) == 2, 0.03), [1.0] * 20, 100, Limits(0.01, 1e-4, 200, 20, 1))
+    found = search.run()
+    pairs = sum(len(group) == 2 for group in found)
+    assert 0.03 * pairs <= 0.01 * len(found)
+    assert len(found) == 15
+
+
+def test_a_limit_of_nothing_allows_what_costs_nothing():
+    weigh = lambda group: Weight(True, 0.0 if set(group) <= {0, 1} else 0.5)  # noqa: E731
+    assert Search(weigh, [1.0] * 3, 100, Limits(0.0, 0.0, 50, 8, 1)).run() == [(0, 1), (2,)]
+
+
+def test_the_same_search_has_the_same_answer():
+    sizes = [3, 4, 5, 2, 6, 7, 1, 2, 3]
+    weigh = lambda group: Weight(sum(sizes[i] for i in group) <= 10)  # noqa: E731
+    answers = [Search(weigh, sizes, 10, Limits(0.01, 1e-4, 60, 3, 7)).run() for _ in range(2)]
+    assert answers[0] == answers[1]
