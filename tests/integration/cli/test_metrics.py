@@ -105,6 +105,31 @@ def test_a_process_is_counted_where_it_runs(laid_out):
     assert found["openfleet_layout_drift"]["2"] == 0
 
 
+def test_tenants_are_told_and_a_quota_changed_by_hand_is_drift(host, monkeypatch):
+    root = host.folder / "root"
+    monkeypatch.setenv("OPENFLEET_VGPU_ROOT", str(root))
+    library = root / "usr/lib/openfleet-gpu/vgpu/libopenfleet-vgpu.so"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    host.simulated.create([{"model": "H100-80GB", "count": 2}])
+    vgpu = {"tenants": [{"name": "a", "memory": "8GiB", "sm_percent": 60}]}
+    host("apply", "--layout", host.layout([{"gpus": [1], "sharing": "vgpu", "vgpu": vgpu}]))
+    (host.folder / "textfile").mkdir()
+    found, said = written(host)
+    assert said == "" and found["openfleet_layout_drift"] == {"1": 0}
+    assert found["openfleet_tenant_memory_limit_bytes"] == {"1": 8 * 2**30}
+    assert found["openfleet_tenant_sm_limit_ratio"] == {"1": 0.6}
+    assert found["openfleet_tenant_memory_used_bytes"] == found["openfleet_tenant_denied_total"] == {"1": 0}
+    quota = root / "etc/openfleet-gpu/vgpu/a/quota"
+    text = quota.read_text()
+    quota.write_text(text.replace("sm 60", "sm 90"))
+    assert quota.read_text() != text and drift(host) == {"1": 1}
+    quota.write_text(text)
+    assert drift(host) == {"1": 0}
+    library.unlink()
+    assert drift(host) == {"1": 1}
+
+
 def test_a_lost_gpu_is_not_told_of_and_the_others_are(laid_out):
     laid_out.gpusim("lose", "1")
     found, said = written(laid_out)

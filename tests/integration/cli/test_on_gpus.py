@@ -258,7 +258,8 @@ def test_tenants_are_applied_shown_and_exported(host, monkeypatch):
         assert done.stderr == ""
         plan = host("plan", "--layout", host.layout(done.stdout, "export.yml"), "--exit-code").stdout
         assert "nothing to change" in plan
-    assert yaml.safe_load(done.stdout)["gpu_layout"] == [dict(TENANTS[0], gpus="all")]
+    by_preload = dict(TENANTS[0]["vgpu"], provider="preload")
+    assert yaml.safe_load(done.stdout)["gpu_layout"] == [dict(TENANTS[0], gpus="all", vgpu=by_preload)]
 
 
 def test_export_says_what_no_layout_can_say(host):
