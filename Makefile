@@ -49,7 +49,7 @@ venv_stamp := .venv/.made-$(call checksum,requirements.txt,$(PYTHON))
 venv_test_stamp := .venv/.made-test-$(call checksum,requirements.txt requirements-bundle.txt requirements-rightsize.txt requirements-unit.txt requirements-test.txt,$(PYTHON))
 venv_newest_stamp := .venv-newest/.made-$(call checksum,requirements-bundle.txt requirements-rightsize.txt requirements-unit.txt requirements-newest.txt,$(NEWEST_PYTHON))
 
-test_packages := gcc gnupg libc6-dev make
+test_packages := gcc gnupg libc6-dev make openssl
 
 .PHONY: help
 help: ## this list
