@@ -276,4 +276,4 @@ def test_the_role_puts_in_the_currency():
     assert set(re.findall(r"currency\w*", text)) == {"currencyUSD"}
     tasks = yaml.safe_load((ROLE / "tasks" / "files.yml").read_text(encoding="utf-8"))
     (task,) = (task for task in tasks if task["name"] == "Write the dashboards")
-    assert "replace('currencyUSD', 'currency' ~ gpu_monitoring_currency)" in task["ansible.builtin.copy"]["content"]
+    assert "replace('currencyUSD', gpu_monitoring__currency)" in task["vars"]["content"]
