@@ -317,7 +317,8 @@ def uninstall(target: Installation, bundle: dict) -> None:
         path = target.path("%s/%s" % (UNITS, unit))
         if path.is_symlink() and os.readlink(str(path)) == "/dev/null":
             target.remove(str(path.relative_to(target.root)))
-    target.prune(str(Path(CONFIG).parent))
+    for folder in (str(Path(CONFIG).parent), *bundle["directories"]):
+        target.prune(folder)
     if there and target.booted:
         target.systemctl("daemon-reload")
 

@@ -203,7 +203,15 @@ def test_absent_leaves_nothing_of_the_roles_and_all_of_others(run, tmp_path):
     said = run(absent, "--check")
     assert run(absent)["done"] == said["done"]
     assert set(files(run.root)) == {"etc/openfleet-gpu/layout.json"}
+    assert not (run.root / "srv/metrics").exists()
     assert run(absent)["changed"] is False
+
+
+def test_a_directory_in_which_others_have_files_stays(run):
+    run(EMBEDDED)
+    (run.root / "srv/metrics/others.prom").write_text("up 1\n")
+    run(dict(EMBEDDED, state="absent", files={}))
+    assert set(files(run.root)) == {"srv/metrics/others.prom"}
 
 
 def module():
