@@ -46,6 +46,10 @@ def quota_path(name: str) -> str:
     return folder(name) + "/quota"
 
 
+def drop_in_path(name: str) -> str:
+    return folder(name) + "/systemd.conf"
+
+
 def cdi_path(name: str) -> str:
     return "etc/cdi/openfleet-vgpu-%s.json" % name
 
@@ -86,7 +90,7 @@ def files(tenant: VgpuTenant) -> dict[str, str]:
         spec_path(tenant.name): _json(to_data(tenant)),
         quota_path(tenant.name): _quota(tenant),
         folder(tenant.name) + "/env": _environment(tenant),
-        folder(tenant.name) + "/systemd.conf": _drop_in(tenant),
+        drop_in_path(tenant.name): _drop_in(tenant),
         cdi_path(tenant.name): _json(_cdi(tenant)),
     }
     if tenant.provider == DMEM:

@@ -15,7 +15,7 @@ import stat
 from pathlib import Path
 from typing import Iterator, Sequence
 
-from . import durable, vgpu_dmem, vgpu_files, vgpu_region
+from . import durable, systemd, vgpu_dmem, vgpu_files, vgpu_region
 from .errors import ApplyError, Problem
 from .holders_model import UNKNOWN, Run, ask, run_tool
 from .model import Gpu, Holder, Host
@@ -128,7 +128,10 @@ class VgpuHost:
         tenants = list(self._tenants())
         self._write(self._shared(tenants))
         self._open_regions(tenant)
+        drop_in = bool(self._differing({path: files[path] for path in [vgpu_files.drop_in_path(tenant.name)]}))
         self._write(files)
+        if drop_in:
+            self._read_units_anew()
         if tenant.provider != DMEM:
             vgpu_dmem.unbound(self._root, self._run, tenant.name)
             self._remove(vgpu_files.folder(tenant.name) + "/slice")
@@ -152,6 +155,7 @@ class VgpuHost:
                 self._write(self._shared(tenants))
             else:
                 self._forget_shared()
+            self._read_units_anew()
         except OSError as error:
             cure = "Remove it by hand, as root, and run again."
             raise ApplyError(str(error.filename or name), "it cannot be removed: %s" % error, cure) from error
@@ -195,6 +199,16 @@ class VgpuHost:
             # What containers may read is said by the host's rules for the path.
             with contextlib.suppress(FileNotFoundError):
                 ask(self._run, ["restorecon", *sorted({str(each) for path in written for each in (path.parent, path)})])
+
+    def _read_units_anew(self) -> None:
+        """For services that have a tenant's drop-in as a link: systemd knows what it said when it last read it."""
+        if not systemd.booted(self._root):
+            return
+        try:
+            systemd.tell(self._run, ["systemctl", "daemon-reload"])
+        except (systemd.NoAnswerError, FileNotFoundError) as error:
+            cure = "See: systemctl status. Then run systemctl daemon-reload."
+            raise ApplyError("systemd", "it cannot read the drop-ins of tenants: %s" % error, cure) from error
 
     def _is_open(self, path: str) -> bool:
         """Whether any user's processes can use the file."""

@@ -67,6 +67,38 @@ def test_what_was_written_is_seen(host, tmp_path):
         assert mode == (0o666 if shared else 0o755 if (tmp_path / path).is_dir() else 0o644), path
 
 
+def test_systemd_reads_a_drop_in_anew_when_it_changes_and_only_then(tmp_path):
+    tools = Tools()
+    host = VgpuHost([GPU, OTHER], str(tmp_path), tools, str(tmp_path / "proc"))
+
+    def reloads():
+        found = tools.called.count(["systemctl", "daemon-reload"])
+        tools.called.clear()
+        return found
+
+    host.write(A)
+    assert reloads() == 0, "a host without systemd"
+    (tmp_path / "run/systemd/system").mkdir(parents=True)
+    host.write(dataclasses.replace(A, sm_percent=10))
+    assert reloads() == 0, "a quota is no part of it"
+    (tmp_path / vgpu_files.drop_in_path("a")).write_text("# of another release\n")
+    host.write(A)
+    assert reloads() == 1
+    host.write(B)
+    assert reloads() == 1
+    host.forget("b")
+    assert reloads() == 1
+
+
+def test_a_systemd_that_does_not_read_is_told(tmp_path):
+    def refuses(command, **_options):
+        return subprocess.CompletedProcess(command, 1, "", "Access denied")
+
+    (tmp_path / "run/systemd/system").mkdir(parents=True)
+    with pytest.raises(ApplyError, match=r"cannot read the drop-ins of tenants: .*Access denied"):
+        VgpuHost([GPU], str(tmp_path), refuses, str(tmp_path / "proc")).write(A)
+
+
 def test_each_file_is_replaced_whole(host, tmp_path):
     host.write(A)
     before = (tmp_path / vgpu_files.quota_path("a")).stat().st_ino
