@@ -11,17 +11,14 @@ from __future__ import annotations
 import json
 import math
 import re
-import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
 
 import dashboard_fleet
 import pytest
 import yaml
+from prometheus_process import running
 from rule_files import RULES, TOOLS, rules_of
 
 ROLE = RULES[0].parents[2]
@@ -68,19 +65,11 @@ def put_in(board, text):
     return text
 
 
-class Prometheus:
-    """The HTTP API of one that runs, at the end of the history."""
+class History:
+    """What a Prometheus says of the end of the history."""
 
-    def __init__(self, url, end):
-        self.url, self.end = url, end
-
-    def get(self, path, **parameters):
-        address = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
-        try:
-            with urllib.request.urlopen(address, timeout=60) as answer:
-                return json.load(answer)["data"]
-        except urllib.error.HTTPError as error:
-            raise AssertionError(f"{parameters}: {error.read().decode()}") from error
+    def __init__(self, prometheus, end):
+        self.get, self.end = prometheus.get, end
 
     def now(self, query):
         return self.get("query", query=query, time=self.end)["result"]
@@ -106,33 +95,8 @@ def prometheus(tmp_path_factory):
     )
     assert made.returncode == 0, made.stdout + made.stderr
     (place / "prometheus.yml").write_text("{}\n")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with (place / "log").open("w") as log:
-        process = subprocess.Popen(
-            [
-                TOOLS / "prometheus",
-                f"--config.file={place / 'prometheus.yml'}",
-                f"--storage.tsdb.path={place / 'data'}",
-                f"--web.listen-address=127.0.0.1:{port}",
-            ],
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        deadline = time.monotonic() + 300
-        while True:
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/-/ready", timeout=10).close()
-                break
-            except OSError:
-                assert process.poll() is None and time.monotonic() < deadline, (place / "log").read_text()
-                time.sleep(0.2)
-        yield Prometheus(f"http://127.0.0.1:{port}", end)
-    finally:
-        process.terminate()
-        process.wait(timeout=60)
+    with running(place, place / "prometheus.yml") as process:
+        yield History(process, end)
 
 
 def test_there_are_the_five_dashboards_with_links_between_them():
