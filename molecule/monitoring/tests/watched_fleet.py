@@ -39,7 +39,9 @@ def shortened(text: str) -> tuple[str, int]:
 
     def shorter(found: re.Match) -> str:
         seconds = int(found["number"]) * _UNIT_SECONDS[found["unit"]]
-        return f"{found['before']}{max(1, seconds // SPEED)}s{found['after']}"
+        # What Alertmanager waits for, to tell of several alerts at once, says nothing here.
+        seconds = 1 if found["before"].startswith("group") else max(1, seconds // SPEED)
+        return f"{found['before']}{seconds}s{found['after']}"
 
     pattern = r"(?P<before>\bfor: |\bgroup_wait: |\bgroup_interval: |\[)(?P<number>\d+)(?P<unit>[smhd])(?P<after>\]|\n)"
     return re.subn(pattern, shorter, text)
@@ -76,6 +78,17 @@ class Monitor:
             )
         self.host.check_output("promtool check rules %s", alerts)
         self.host.check_output("systemctl reload prometheus prometheus-alertmanager")
+        # Both read their files in their own time, and what fires before Prometheus has found Alertmanager again is told late.
+        eventually(self._longest_wait, lambda seconds: 0 < seconds <= 4 * 3600 // SPEED, "the shorter alerts")
+        eventually(self._alertmanagers, lambda urls: urls == ["http://127.0.0.1:9093/api/v2/alerts"], "Alertmanager")
+
+    def _longest_wait(self) -> float:
+        """Seconds that the slowest alert waits before it fires."""
+        groups = self.prometheus.ask("rules", type="alert")["groups"]
+        return max((rule["duration"] for group in groups for rule in group["rules"]), default=0)
+
+    def _alertmanagers(self) -> list[str]:
+        return [one["url"] for one in self.prometheus.ask("alertmanagers")["activeAlertmanagers"]]
 
     # -------------------------------------------------------------- looking
 

@@ -1,0 +1,57 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""reset.yml takes the exporters and the monitoring away."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from lab_fixtures import REPOSITORY
+
+INVENTORY = Path(__file__).resolve().parents[2] / "inventory"
+RUN_SECONDS = 600
+
+
+def reset(*options):
+    done = subprocess.run(
+        ["ansible-playbook", "-i", str(INVENTORY), "playbooks/reset.yml", *options],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=RUN_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr
+    return done.stdout
+
+
+def listening(monitor):
+    """Ports of the hosts' one loopback interface that somebody listens on, the receiver's apart."""
+    lines = monitor.host.check_output("ss -Hlnt").splitlines()
+    return {line.split()[3].rpartition(":")[2] for line in lines} - {"9099"}
+
+
+@pytest.fixture(scope="module")
+def taken_away(monitor):
+    before = listening(monitor)
+    reset("--check", "--diff")
+    assert listening(monitor) == before == {"9090", "9093", "9400"}, "a dry run took something away"
+    reset()
+
+
+def test_nothing_is_left_of_the_exporter(taken_away, hopper, ada):
+    for host in (hopper, ada):
+        left = host.check_output("find /etc /usr/local /var/lib -xdev -iname '*dcgm*' -o -xdev -iname '*exporter*'")
+        assert left == ""
+        assert host.run("systemctl cat dcgm-exporter").rc != 0
+
+
+def test_nothing_is_left_of_the_monitoring(taken_away, monitor):
+    assert monitor.host.check_output("find /etc /var/lib/prometheus -xdev -iname '*openfleet*'") == ""
+
+
+def test_nothing_listens(taken_away, monitor):
+    # Debian's own services may go on with Debian's own configuration: their packages were there before the role.
+    assert "9400" not in listening(monitor)
