@@ -117,6 +117,19 @@ def test_memory_peaks_that_were_never_together_are_still_expected_together():
     assert share(fleet([5.0, 5.0], memory), 141 * GIB).gpus == 1
 
 
+def test_there_is_room_for_two_at_their_highest_at_once():
+    """One sample of 40 GiB each in a month, on different days, is as good as no chance; the room for both is kept."""
+    memory = [np.full(30 * DAY, 20.0) for _ in range(3)]
+    for i, row in enumerate(memory):
+        row[5000 + 1000 * i] = 40
+    found = fleet([5.0] * 3, memory)
+    assert share(found.part([0, 1]), 83 * GIB).gpus == 2
+    assert share(found.part([0, 1]), 85 * GIB).gpus == 1
+    # A third is there with what it usually holds: 40 + 40 + 20, and 5 % free.
+    assert share(found, 105 * GIB).gpus == 2
+    assert share(found, 107 * GIB).gpus == 1
+
+
 def test_a_workload_without_data_is_left_alone_with_the_reason():
     found = fleet([np.full(DAY, 5.0), np.full(DAY, np.nan), np.full(DAY, 5.0)], [5.0, np.nan, 5.0])
     answer = share(found, 80 * GIB)

@@ -37,9 +37,13 @@ class Policy:
     prior_days: float = 1.0
     #: The share of time that a card's memory may be over by the distributions: 4 seconds of a day.
     memory_over_ratio: float = 5e-5
+    #: So many workloads of a card may be at the highest memory they ever showed at once, the others at their medians.
+    peaks_at_once: int = 2
+    #: What these peaks leave free of the card: the driver's own memory, and a context of each process.
+    free_ratio: float = 0.05
     #: Samples over 100 % duty, of all cards' together and of any one card's.
     saturated_ratio: float = 0.01
-    saturated_card_ratio: float = 0.05
+    saturated_card_ratio: float = 0.03
     #: From this on a GPU works; below it is noise.
     working_percent: float = 1.0
     #: The share of its busiest hour that a workload works in, where its busy hours are unknown.

@@ -55,6 +55,8 @@ class _Weigher:
     def __init__(self, fleet: Fleet, known: Sequence[Evidence], card_bytes: float, policy: Policy) -> None:
         self.policy, self.card = policy, card_bytes
         self.memory, self.duty = fleet.whole_memory(), fleet.whole_duty()
+        self.median = np.median(self.memory, axis=1)
+        self.rise = self.memory.max(axis=1) - self.median
         self.padded = padded_memory(fleet, tuple(known), policy)
         self.memory_chance = memory_chances(fleet, known, policy)
         self.duty_chance = duty_chances(fleet, known, policy)
@@ -65,10 +67,13 @@ class _Weigher:
         )
 
     def weigh(self, group: Group) -> Weight:
-        """Seen together: the sum with margins within the card at every sample. Not seen: the chance of it, as if
-        each came at its own times (their shared times of day are in the sum above)."""
+        """Seen together: the sum with margins within the card at every sample. Not seen: some at their highest at
+        once, and the chance of being over as if each came at its own times (their shared times of day are in the sum above)."""
         rows = list(group)
         if self.padded[rows].sum(axis=0).max() > self.card:
+            return Weight(False)
+        rises = np.sort(self.rise[rows])[::-1][: self.policy.peaks_at_once]
+        if self.median[rows].sum() + rises.sum() > self.card * (1 - self.policy.free_ratio):
             return Weight(False)
         over = self._beyond(self.memory_chance, rows, self.bins)
         if over > self.policy.memory_over_ratio:
@@ -124,7 +129,7 @@ def share(fleet: Fleet, card_bytes: float, policy: Policy | None = None) -> Shar
     told = fleet.part(rows)
     weigher = _Weigher(told, [found[i].evidence for i in rows], card_bytes, policy)
     limits = Limits(policy.saturated_ratio, policy.memory_over_ratio, policy.rounds, policy.candidates, policy.seed)
-    search = Search(weigher.weigh, np.median(weigher.memory, axis=1), card_bytes, limits)
+    search = Search(weigher.weigh, weigher.median, card_bytes, limits)
     groups = search.run()
     saved = len(rows) - len(groups)
     worth_it = saved > 0 and saved >= policy.least_saving_ratio * len(fleet.names)
