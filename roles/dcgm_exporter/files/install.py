@@ -6,11 +6,11 @@ All of an installation comes as one JSON object on standard input, so that a run
 the host, not one for each file:
 
     {"state": "present", "files": {path: {"content": text, "mode": "0644"}}, "web_config": {...}, "users": {name: password},
-     "credentials": [path], "packages": [...], "masked": [unit], "embedded": {...} or null, "directories": [path],
-     "health": {...} or null}
+     "packages": [name], "version": text, "repository": {"url": text, "key": text}, "masked": [unit],
+     "embedded": {...} or null, "directories": [path], "health": {...} or null}
 
-Prints {"changed": bool, "done": [text], "missing": [packages], "archive": architecture or ""}. Exit status 3: packages are
-missing, and nothing was started. 4: so is the archive of Python packages for this architecture.
+Prints {"changed": bool, "done": [text], "archive": architecture or ""}. Exit status 4: the archive of Python packages for this
+architecture is missing, and nothing was installed.
 
 Passwords are never printed. Their hashes are made by the C library (crypt(3)), and only where the one that is there does
 not fit.
@@ -36,7 +36,7 @@ import time
 import zipfile
 from pathlib import Path
 
-EXIT_PACKAGES, EXIT_ARCHIVE = 3, 4
+EXIT_ARCHIVE = 4
 
 UNIT = "dcgm-exporter.service"
 #: All that an installation may consist of, below the root given. Files of a source that is not asked for go.
@@ -46,6 +46,9 @@ UNITS = "etc/systemd/system"
 QUADLETS = "etc/containers/systemd"
 UNIT_FILES = (UNITS + "/" + UNIT, QUADLETS + "/dcgm-exporter.container")
 WEB_CONFIG = CONFIG + "/web-config.json"
+#: NVIDIA's repository, where the hosts' own sources do not have the packages.
+APT_SOURCE, APT_KEY = "etc/apt/sources.list.d/openfleet-dcgm.list", "etc/apt/keyrings/openfleet-dcgm.asc"
+DNF_SOURCE, DNF_KEY = "etc/yum.repos.d/openfleet-dcgm.repo", "etc/pki/rpm-gpg/RPM-GPG-KEY-openfleet-dcgm"
 #: What the Python packages were made from. It comes last.
 STAMP = PROGRAM + "/packages/.requirements"
 STATE = ("var/lib/openfleet-gpu-exporter", "var/lib/private/openfleet-gpu-exporter")
@@ -114,13 +117,13 @@ class Installation:
             run(["systemctl", *arguments])
 
 
-def output(command: list[str]) -> tuple[int, str]:
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+def output(command: list[str], **more) -> tuple[int, str]:
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, **more)
     return done.returncode, done.stdout.decode(errors="replace")
 
 
-def run(command: list[str]) -> str:
-    status, said = output(command)
+def run(command: list[str], **more) -> str:
+    status, said = output(command, **more)
     if status:
         sys.exit("%s failed with status %d:\n%s" % (" ".join(command), status, said + journal()))
     return said
@@ -186,22 +189,77 @@ def web_config(target: Installation, bundle: dict) -> str:
 # --- packages -----------------------------------------------------------------------------------
 
 
+def has_apt() -> bool:
+    return bool(shutil.which("dpkg-query"))
+
+
+def there(package: str) -> str:
+    """Its version, or nothing."""
+    if has_apt():
+        status, said = output(["dpkg-query", "--show", "--showformat=${db:Status-Abbrev}${Version}", package])
+        return said[2:].strip() if status == 0 and said.startswith("ii") else ""
+    status, said = output(["rpm", "--query", "--queryformat=%{VERSION}-%{RELEASE}", package])
+    return said.strip() if status == 0 else ""
+
+
 def missing(packages: list[str], version: str) -> list[str]:
-    """Those that are not installed, or are of another version than is asked for; only the exporter's own has that."""
+    """What is not installed, as a package manager is asked for it. A version is the exporter's own."""
     lacking = []
     for package in packages:
-        if shutil.which("dpkg-query"):
-            status, said = output(["dpkg-query", "--show", "--showformat=${db:Status-Abbrev}${Version}", package])
-            there = said[2:].strip() if status == 0 and said.startswith("ii") else ""
-        else:
-            status, said = output(["rpm", "--query", "--queryformat=%{VERSION}-%{RELEASE}", package])
-            there = said.strip() if status == 0 else ""
-        # 1:4.8.2-1 is 4.8.2: epochs and revisions are the packagers'.
-        plain = there.partition(":")[2] or there
-        wanted = version if package.endswith("-exporter") else ""
-        if not there or (wanted and plain != wanted and not plain.startswith(wanted + "-")):
-            lacking.append(package)
+        has, wanted = there(package), version if package.endswith("-exporter") else ""
+        # 1:4.8.2-1 may be asked for as it is, without its epoch, and without its revision.
+        names = (has, has.partition(":")[2] or has)
+        if not has or (wanted and not any(name == wanted or name.startswith(wanted + "-") for name in names)):
+            if wanted and has_apt():
+                package += "=%s%s" % (wanted, "" if "-" in wanted else "-*")
+            lacking.append(package + "-" + wanted if wanted and not has_apt() else package)
     return lacking
+
+
+def write_repository(target: Installation, repository: dict) -> None:
+    url, key = repository["url"], repository["key"].encode()
+    wanted = {}
+    if url and has_apt():
+        wanted = {APT_KEY: key, APT_SOURCE: ("deb [signed-by=/%s] %s /\n" % (APT_KEY, url)).encode()}
+    elif url:
+        text = "[openfleet-dcgm]\nname=DCGM, for openfleet.gpu\nbaseurl=%s\nenabled=1\ngpgcheck=1\ngpgkey=file:///%s\n"
+        wanted = {DNF_KEY: key, DNF_SOURCE: (text % (url, DNF_KEY)).encode()}
+    for path in (APT_KEY, APT_SOURCE, DNF_KEY, DNF_SOURCE):
+        if path in wanted:
+            target.write(path, wanted[path])
+        else:
+            target.remove(path)
+
+
+def bring(target: Installation, bundle: dict) -> None:
+    """The packages, with the host's package manager."""
+    write_repository(target, bundle["repository"])
+    lacking = missing(bundle["packages"], bundle["version"])
+    if not lacking:
+        return
+    target.done.append("install packages %s" % ", ".join(lacking))
+    if target.check:
+        return
+    if has_apt():
+        quiet = dict(os.environ, DEBIAN_FRONTEND="noninteractive")
+        run(["apt-get", "update", "-q"], env=quiet)
+        force = ["-o", "Dpkg::Options::=--force-confold", "--allow-downgrades", "--allow-change-held-packages"]
+        run(["apt-get", "install", "-q", "-y", "--no-install-recommends", *force, *lacking], env=quiet)
+    else:
+        run(["dnf", "install", "-q", "-y", *lacking])
+    lacking = missing(bundle["packages"], bundle["version"])
+    if lacking:
+        sys.exit("after an installation without errors these packages are missing: %s" % ", ".join(lacking))
+
+
+def take_away(target: Installation, packages: list[str]) -> None:
+    installed = [package for package in packages if there(package)]
+    if installed:
+        target.done.append("remove packages %s" % ", ".join(installed))
+        if not target.check:
+            quiet = dict(os.environ, DEBIAN_FRONTEND="noninteractive")
+            run(["apt-get" if has_apt() else "dnf", "remove", "-q", "-y", *installed], env=quiet)
+    write_repository(target, {"url": "", "key": ""})
 
 
 def has_packages(target: Installation, embedded: dict) -> bool:
@@ -247,7 +305,6 @@ def install(target: Installation, bundle: dict) -> None:
     }
     if bundle["web_config"] or bundle["users"]:
         files[WEB_CONFIG] = (web_config(target, bundle).encode(), 0o600)
-    before = len(target.done)
     for path in sorted(set(files) - set(UNIT_FILES)):
         target.write(path, *files[path])
     units = [target.remove(path) for path in UNIT_FILES if path not in files]
@@ -266,8 +323,7 @@ def install(target: Installation, bundle: dict) -> None:
     # A quadlet's unit is enabled by what makes it.
     if UNIT_FILES[0] in files and output(["systemctl", "is-enabled", UNIT])[1].strip() != "enabled":
         target.systemctl("enable", "--quiet", UNIT)
-    changed = len(target.done) > before or bool(bundle.get("packages_changed"))
-    if changed or output(["systemctl", "is-active", UNIT])[0] or certificate_is_old(bundle):
+    if target.done or output(["systemctl", "is-active", UNIT])[0] or certificate_is_old(bundle):
         target.systemctl("restart", UNIT)
 
 
@@ -313,12 +369,13 @@ def uninstall(target: Installation, bundle: dict) -> None:
             target.systemctl("stop", UNIT)
     for path in (*UNIT_FILES, CONFIG, PROGRAM, *STATE):
         target.remove(path)
+    for folder in (str(Path(CONFIG).parent), *bundle["directories"]):
+        target.prune(folder)
+    take_away(target, bundle["packages"])
     for unit in bundle["masked"]:
         path = target.path("%s/%s" % (UNITS, unit))
         if path.is_symlink() and os.readlink(str(path)) == "/dev/null":
             target.remove(str(path.relative_to(target.root)))
-    for folder in (str(Path(CONFIG).parent), *bundle["directories"]):
-        target.prune(folder)
     if there and target.booted:
         target.systemctl("daemon-reload")
 
@@ -406,29 +463,24 @@ def main() -> int:
     os.umask(0o022)
     bundle = json.load(sys.stdin)
     target = Installation(options.root, options.check)
-    lacking: list[str] = []
     archive = ""
     if bundle["state"] == "absent":
         uninstall(target, bundle)
     else:
-        mask(target, bundle["masked"])
-        lacking = missing(bundle["packages"], bundle["version"])
-        if lacking:
-            target.done.append("install packages %s" % ", ".join(lacking))
         embedded = bundle["embedded"]
         if embedded and not has_packages(target, embedded):
             if embedded["source"] == "index" or embedded["archive"] or target.check:
                 install_packages(target, embedded)
             else:
                 archive = platform.machine()
-        if target.check or not (lacking or archive):
+        if not archive:
+            mask(target, bundle["masked"])
+            bring(target, bundle)
             install(target, bundle)
             if bundle["health"] and target.booted and not target.check:
                 check_health(bundle["health"])
-    print(json.dumps({"changed": bool(target.done), "done": target.done, "missing": lacking, "archive": archive}))
-    if target.check:
-        return 0
-    return EXIT_PACKAGES if lacking else EXIT_ARCHIVE if archive else 0
+    print(json.dumps({"changed": bool(target.done), "done": target.done, "archive": archive}))
+    return EXIT_ARCHIVE if archive else 0
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ EMBEDDED = {
     "users": {"prometheus": "correct horse", "ops": "größe"},
     "packages": [],
     "version": "",
+    "repository": {"url": "", "key": ""},
     "masked": [],
     "embedded": None,
     "directories": ["srv/metrics"],
@@ -83,7 +84,7 @@ def archive(tmp_path):
 def test_a_second_run_changes_nothing_and_keeps_the_hashes(run):
     assert run(EMBEDDED)["changed"] is True
     before = files(run.root)
-    assert run(EMBEDDED) == {"changed": False, "done": [], "missing": [], "archive": ""}
+    assert run(EMBEDDED) == {"changed": False, "done": [], "archive": ""}
     assert files(run.root) == before
     assert os.path.realpath(PYTHON).encode() in before[UNIT]
     assert (run.root / "srv/metrics").is_dir()
@@ -181,14 +182,45 @@ def test_files_of_former_settings_go(run):
 
 def test_the_packages_own_unit_is_masked_before_it_can_be_there_and_freed_again(run):
     """It listens on all addresses as soon as it is installed."""
-    packages = dict(DOCKER, packages=["no-such-package-anywhere"], masked=["nvidia-dcgm-exporter.service"])
-    assert run(packages, status=3)["missing"] == ["no-such-package-anywhere"]
+    packages = dict(DOCKER, masked=["nvidia-dcgm-exporter.service"])
+    assert run(dict(packages, packages=["no-such-package-anywhere"]), "--check")["done"][:2] == [
+        "mask nvidia-dcgm-exporter.service",
+        "install packages no-such-package-anywhere",
+    ]
+    assert files(run.root) == {}
+    run(packages)
     link = run.root / "etc/systemd/system/nvidia-dcgm-exporter.service"
     assert os.readlink(link) == "/dev/null"
-    assert files(run.root) == {}
-    run(dict(packages, packages=[]))
     run(dict(packages, state="absent"))
     assert not link.is_symlink() and files(run.root) == {}
+
+
+def test_the_repository_is_written_with_its_key_and_goes(run):
+    install = module()
+    repository = {"url": "https://example.org/cuda/debian12/x86_64", "key": "-----BEGIN PGP PUBLIC KEY BLOCK-----"}
+    run(dict(DOCKER, repository=repository))
+    source, key = (install.APT_SOURCE, install.APT_KEY) if install.has_apt() else (install.DNF_SOURCE, install.DNF_KEY)
+    text = (run.root / source).read_text()
+    assert repository["url"] in text and "/" + key in text and "trusted=yes" not in text
+    assert (run.root / key).read_text() == repository["key"]
+    assert run(dict(DOCKER, repository=repository))["changed"] is False
+    run(DOCKER)
+    assert not (run.root / source).exists() and not (run.root / key).exists()
+
+
+@pytest.mark.parametrize("wanted", ["", "4.8.2", "4.8.2-1", "1:4.8.2-1"])
+def test_a_version_that_is_there_is_found(monkeypatch, wanted):
+    install = module()
+    monkeypatch.setattr(install, "there", lambda package: "1:4.8.2-1")
+    assert install.missing(["a-core", "an-exporter"], wanted) == []
+
+
+@pytest.mark.parametrize("apt, asked", [(True, "an-exporter=4.8.20-*"), (False, "an-exporter-4.8.20")])
+def test_another_version_is_asked_for(monkeypatch, apt, asked):
+    install = module()
+    monkeypatch.setattr(install, "there", lambda package: "4.8.2-1")
+    monkeypatch.setattr(install, "has_apt", lambda: apt)
+    assert install.missing(["a-core", "an-exporter"], "4.8.20") == [asked]
 
 
 def test_absent_leaves_nothing_of_the_roles_and_all_of_others(run, tmp_path):
