@@ -1,0 +1,30 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""docs/monitoring.md names every series and every file of rules."""
+
+from __future__ import annotations
+
+import re
+
+from rule_files import ALERTS, ROOT, RULES, rules_of
+
+PAGE = (ROOT / "docs" / "monitoring.md").read_text()
+
+
+def test_every_series_is_documented_and_no_other():
+    recorded = {rule.name for rule in rules_of((*RULES, *ALERTS)) if rule.name.startswith("gpu:")}
+    table = PAGE.partition("## Series")[2].partition("\n## ")[0]
+    documented = set(re.findall(r"`(gpu:[\w:]+)`", "\n".join(re.findall(r"^\| (.*?) \|", table, re.MULTILINE))))
+    # A rule for each price of the inventory, written by the role.
+    assert documented - {"gpu:price_per_hour"} == recorded
+
+
+def test_every_file_of_rules_is_documented_and_no_other():
+    assert set(re.findall(r"^\| `(\w+\.yml)` \|", PAGE, re.MULTILINE)) == {path.name for path in RULES}
+
+
+def test_kinds_and_reasons_are_documented():
+    for rule in rules_of(RULES):
+        for label in ("kind", "reason"):
+            if label in rule.labels:
+                assert re.search(rf"\b{rule.labels[label]}\b", PAGE), rule.labels[label]
