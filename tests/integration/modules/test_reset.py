@@ -9,14 +9,16 @@ import re
 import pytest
 from simulated_fleet import Fleet
 
+METRICS = ("-e", "gpu_layout_metrics_dir=/srv/metrics")
 LAYOUT = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}]
 
 
 @pytest.fixture
 def fleet(host, library, tmp_path):
     fleet = Fleet(tmp_path, library, ["one"])
-    run = fleet.play({"one": LAYOUT})
+    run = fleet.play({"one": LAYOUT}, *METRICS)
     assert run.returncode == 0, run.stdout + run.stderr
+    assert (fleet.hosts["one"].folder / "root/srv/metrics").is_dir()
     return fleet
 
 
@@ -25,7 +27,12 @@ def reset(fleet, tmp_path, *arguments):
     brought = tmp_path / "openfleet-gpu" / "python"
     brought.mkdir(parents=True, exist_ok=True)
     return fleet.play(
-        {"one": LAYOUT}, "-e", f"gpu_layout_nvml_directory={brought}", *arguments, playbook="playbooks/reset.yml"
+        {"one": LAYOUT},
+        "-e",
+        f"gpu_layout_nvml_directory={brought}",
+        *METRICS,
+        *arguments,
+        playbook="playbooks/reset.yml",
     )
 
 
@@ -44,6 +51,7 @@ def test_nothing_is_left_but_the_gpus_as_they_were(fleet, tmp_path):
     run = reset(fleet, tmp_path)
     assert run.returncode == 0, run.stdout + run.stderr
     assert traces(fleet, tmp_path) == []
+    assert not (fleet.hosts["one"].folder / "root/srv").exists()
     assert fleet.seen()["one"] == [("3g.40gb", 0), ("3g.40gb", 4)]
 
 
