@@ -1,0 +1,126 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Parts of the embedded exporter that need no GPU: what the simulator does not have, and the clock."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pynvml
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "roles" / "dcgm_exporter" / "files"))
+
+from openfleet_exporter import collector, events, gpm, gpus
+from openfleet_exporter.gpus import Entity, Gpu, Gpus, MigDevice, NvmlGoneError
+
+WHOLE = Entity("GPU-1", "GPU-1", "0", "a model")
+PART = Entity("MIG-1", "GPU-1", "0", "a model", "1g.10gb", "7")
+
+
+def samples(families):
+    return {(s.name, s.labels.get("reason")): s.value for family in families for s in family.samples}
+
+
+@pytest.fixture
+def nvml(monkeypatch):
+    """Functions of NVML that answer; every other one says that it does not know."""
+
+    def unknown(*arguments):
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    for name in dir(pynvml):
+        if name.startswith("nvml") and name[4].isupper() and callable(getattr(pynvml, name)):
+            monkeypatch.setattr(pynvml, name, unknown)
+    return lambda **functions: [monkeypatch.setattr(pynvml, name, one) for name, one in functions.items()]
+
+
+def health_of_one():
+    families = collector.Families()
+    collector.health(families, Gpu(WHOLE, object(), 0))
+    return samples(families)
+
+
+def test_nothing_known_is_nothing_said(nvml):
+    assert health_of_one() == {}
+
+
+def test_violations_and_replays(nvml):
+    """NVML counts nanoseconds (nvml.h, nvmlViolationTime_t)."""
+    times = {pynvml.NVML_PERF_POLICY_POWER: 1_500_000_000, pynvml.NVML_PERF_POLICY_THERMAL: 0}
+
+    def violation(handle, policy):
+        if policy not in times:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return SimpleNamespace(violationTime=times[policy])
+
+    nvml(nvmlDeviceGetViolationStatus=violation, nvmlDeviceGetPcieReplayCounter=lambda handle: 12)
+    assert health_of_one() == {
+        ("openfleet_gpu_violation_seconds_total", "power"): 1.5,
+        ("openfleet_gpu_violation_seconds_total", "thermal"): 0.0,
+        ("openfleet_gpu_pcie_replays_total", None): 12.0,
+    }
+
+
+@pytest.mark.parametrize("code", gpus.GONE)
+def test_a_driver_that_is_gone_is_no_figure_that_is_unknown(code):
+    def gone():
+        raise pynvml.NVMLError(code)
+
+    with pytest.raises(NvmlGoneError):
+        gpus.ask(gone)
+
+
+def test_gpus_that_cannot_be_counted_are_not_lost(nvml, tmp_path):
+    record = tmp_path / "gpus.json"
+    record.write_text('{"GPU-1": {"index": "0", "model": "a model"}}')
+    with pytest.raises(pynvml.NVMLError):
+        Gpus(record).scan()
+    # One that is not among those counted is.
+    nvml(nvmlDeviceGetCount=lambda: 0)
+    (gpu,) = Gpus(record).scan()
+    assert gpu.lost and gpu.entity == Entity("GPU-1", "GPU-1", "0", "a model")
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"GPU-1": 3}', '{"GPU-1": {"index": "x", "model": ""}}'])
+def test_a_record_that_is_no_record_is_none(tmp_path, text):
+    record = tmp_path / "gpus.json"
+    record.write_text(text)
+    assert Gpus(record).known == {}
+
+
+def test_recent_is_five_minutes():
+    now = [1000.0]
+    xids = events.XidErrors(Gpus(), clock=lambda: now[0])
+    xids.add(WHOLE, 31)
+    now[0] += 200
+    xids.add(WHOLE, 31)
+    assert xids.counts() == ({(WHOLE, 31): 2}, {(WHOLE, 31): 2})
+    now[0] += 101
+    assert xids.counts() == ({(WHOLE, 31): 2}, {(WHOLE, 31): 1})
+    now[0] += 200
+    assert xids.counts() == ({(WHOLE, 31): 2}, {})
+
+
+def test_figures_of_long_ago_are_none():
+    now = [0.0]
+    measured = gpm.Gpm(Gpus(), interval=10, clock=lambda: now[0])
+    measured._figures[("GPU-1", None)] = (0.0, {"sm_active": 0.4})
+    assert measured.figures("GPU-1", None) == {"sm_active": 0.4}
+    assert measured.figures("GPU-1", 7) == {}
+    now[0] = 31.0
+    assert measured.figures("GPU-1", None) == {}
+
+
+def test_two_compute_instances_have_the_memory_once():
+    first, second = (MigDevice(PART, object(), number, 7, number) for number in (0, 1))
+    assert not first.shares_memory and second.shares_memory
+
+
+def test_a_scrape_does_not_wait_for_ever_behind_another(monkeypatch):
+    monkeypatch.setattr(collector, "PATIENCE", 0.01)
+    one = collector.HostCollector(Gpus(), None)
+    with one.lock, pytest.raises(TimeoutError, match="has not answered"):
+        next(one.collect())
