@@ -9,7 +9,7 @@ import yaml
 
 from ansible_collections.openfleet.gpu.plugins.doc_fragments.layout import ModuleDocFragment
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
-from ansible_collections.openfleet.gpu.plugins.modules import drain, gpu_info, layout, mig, mps, time_slicing
+from ansible_collections.openfleet.gpu.plugins.modules import drain, gpu_info, layout, mig, mps, reclaim, time_slicing
 
 
 def documented_options(module):
@@ -23,7 +23,7 @@ def documented_options(module):
     return found
 
 
-@pytest.mark.parametrize("module", [drain, gpu_info, layout, mig, mps, time_slicing])
+@pytest.mark.parametrize("module", [drain, gpu_info, layout, mig, mps, reclaim, time_slicing])
 def test_options_are_those_of_the_argument_spec(module):
     documented = documented_options(module)
     spec = module.argspec()

@@ -1,0 +1,128 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The action behind openfleet.gpu.rightsize: options in, a proposal out. It works on the controller alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any, Mapping
+
+from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
+
+from ..module_utils.errors import FleetError
+from ..plugin_utils.audit.holdings import HostState, Price
+from ..plugin_utils.audit.make import Order
+from ..plugin_utils.audit.options import access, seconds, thresholds
+
+display = Display()
+
+
+class ActionModule(ActionBase):
+    TRANSFERS_FILES = False
+    _requires_connection = False
+    _supports_check_mode = True
+
+    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        result = super().run(tmp, task_vars)
+        _given, args = self.validate_argument_spec(
+            {
+                "directory": {"type": "path"},
+                "prometheus": {"type": "dict", "default": {}},
+                "window": {"type": "str", "default": "14d"},
+                "selector": {"type": "str", "default": ""},
+                "hosts": {"type": "dict", "default": {}},
+                "hosts_asked": {"type": "list", "elements": "str", "default": []},
+                "layouts": {"type": "dict", "default": {}},
+                "workloads": {"type": "dict", "default": {}},
+                "prices": {"type": "list", "elements": "dict", "default": []},
+                "currency": {"type": "str", "default": ""},
+                "thresholds": {"type": "dict", "default": {}},
+                "exempt": {"type": "list", "elements": "str", "default": []},
+                "reach": {"type": "str", "choices": ["host", "fleet"], "default": "host"},
+                "max_moved": {"type": "int"},
+                "max_destroyed": {"type": "int"},
+                "packing": {"type": "dict", "default": {}},
+                "sizing": {"type": "dict", "default": {}},
+                "max_candidates": {"type": "int", "default": 1000},
+                "reclaim_grace": {"type": "str", "default": "48h"},
+                "reclaim_exempt": {"type": "list", "elements": "str", "default": []},
+            }
+        )
+        args = _plain(args)
+        try:
+            result.update(self._propose(args))
+        except FleetError as error:
+            result.update(failed=True, msg=str(error))
+        except ImportError as error:
+            cure = "pip install -r requirements-rightsize.txt into the Python that runs ansible-playbook"
+            result.update(failed=True, msg="%s is missing on the controller: %s." % (error.name or error, cure))
+        return result
+
+    def _propose(self, args: Mapping[str, Any]) -> dict[str, Any]:
+        # NumPy is not there on every controller, and is missed only here.
+        from ..plugin_utils.rightsize import make, options, sums, write
+        from ..plugin_utils.rightsize.wishes import wishes
+
+        states = {
+            host: state for host, state in args["hosts"].items() if isinstance(state, Mapping) and "gpus" in state
+        }
+        request = make.Request(
+            audit=Order(
+                window_seconds=seconds(args["window"]),
+                access=access(args["prometheus"]),
+                selector=args["selector"],
+                hosts={
+                    host: HostState(state["gpus"] or (), state.get("vgpu_tenants") or ())
+                    for host, state in states.items()
+                },
+                hosts_asked=args["hosts_asked"] or sorted(states),
+                prices=_prices(args["prices"]),
+                currency=args["currency"],
+                thresholds=thresholds(args["thresholds"]),
+                exempt=args["exempt"],
+            ),
+            states=states,
+            layouts={host: layout for host, layout in args["layouts"].items() if layout},
+            wishes={host: wishes(rows, host) for host, rows in args["workloads"].items() if rows},
+            limits=options.limits(args["reach"], args["max_moved"], args["max_destroyed"], args["packing"]),
+            policy=options.policy(args["sizing"]),
+            most_candidates=max(0, args["max_candidates"]),
+            reclaim_grace_seconds=seconds(args["reclaim_grace"]),
+            reclaim_exempt=args["reclaim_exempt"],
+        )
+        proposal = make.make(request, time.time(), lambda line: display.display("rightsize: %s" % line))
+        files = []
+        if args["directory"] and not self._task.check_mode:
+            files = write.all_of(proposal, Path(args["directory"]))
+        return {
+            # A proposal is no change of a system.
+            "changed": False,
+            "summary": sums.summary(proposal),
+            "line": sums.line(proposal),
+            "notes": list(proposal.notes),
+            "layouts": {change.host: [dict(entry) for entry in change.layout] for change in proposal.hosts},
+            "reclaim": [dataclasses.asdict(one) for one in proposal.reclaim],
+            "files": [str(path) for path in files],
+        }
+
+
+def _prices(rows: Any) -> list[Price]:
+    try:
+        return [Price(str(row["model"]), float(row["price"])) for row in rows]
+    except (KeyError, TypeError, ValueError) as error:
+        raise FleetError("prices", str(error), 'Write each as {model: "H100*", price: 2.5}.') from None
+
+
+def _plain(value: Any) -> Any:
+    """Ansible's own strings, lists and dictionaries as Python's."""
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(found) for key, found in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(found) for found in value]
+    if isinstance(value, str):
+        return "".join(value)
+    return value

@@ -1,0 +1,266 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""One proposal, from what is asked to the finished object."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, Callable, Mapping, Sequence
+
+from ...module_utils.model import Gpu
+from ..audit.make import Order
+from ..audit.make import make as make_audit
+from ..audit.model import Audit
+from ..audit.prometheus import Prometheus, PrometheusError
+from ..packing.model import Standing
+from ..sizing.model import Policy
+from .mode import decide
+from .model import Decision, GpuToday, HostChange, Need, Occupant, Outcome, Proposal, Wish
+from .observed import host_of
+from .overlay import merged, planned
+from .rearrange import Arrangement, Limits, rearrange, smaller
+from .reclaim import reclaimable
+from .risk import risk
+from .series import fleet_of, histories, need_of_tenant, needs, with_wish
+from .today import fleet_today
+
+_HOURS_PER_MONTH = 730.5
+#: Of these the history is read: they have more than they use.
+_CANDIDATES = ("idle", "oversized_memory", "oversized_compute")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked. `audit` is the audit's part of it; by host `states` (results of gpu_info) and `layouts` (gpu_layout)."""
+
+    audit: Order
+    states: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    layouts: Mapping[str, Any] = field(default_factory=dict)
+    wishes: Mapping[str, Sequence[Wish]] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
+    policy: Policy = field(default_factory=Policy)
+    #: Of workloads whose history is read; the dearest first.
+    most_candidates: int = 1000
+    reclaim_grace_seconds: float = 48 * 3600.0
+    reclaim_exempt: Sequence[str] = ()
+
+
+def make(request: Request, now_seconds: float, say: Callable[[str], None] = lambda line: None) -> Proposal:
+    """The proposal. Raises FleetError where there is nothing to go by, or the inventory asks for what cannot be."""
+    audit = make_audit(request.audit, now_seconds, say)
+    notes = list(audit.sources.missing)
+    gpus = fleet_today(audit, request.states, request.layouts, request.wishes, request.audit.prices)
+    by_key = {gpu.key: gpu for gpu in gpus}
+    found = _needs(request, audit, gpus, by_key, notes, say)
+    decisions, stays = _decisions(gpus, found)
+    hosts = {name: host_of(name, request.states[name]) for name in request.states}
+
+    def change(arrangement: Arrangement, name: str) -> tuple[list[dict[str, Any]], Any, list[str]]:
+        entries, changed = arrangement.entries(name)
+        layout = merged(request.layouts.get(name), hosts[name].gpus, entries, changed)
+        return (layout, *planned(layout, hosts[name].gpus, hosts[name].driver_version))
+
+    def check(arrangement: Arrangement) -> None:
+        for name in arrangement.hosts():
+            change(arrangement, name)
+
+    arrangement = rearrange(gpus, decisions, request.limits, check, say)
+    notes += arrangement.notes
+    then = arrangement.standing()
+    outcomes = tuple(
+        _outcome(one, gpu, then.get(one.name), decisions.get(one.name), found.get(one.name), stays, by_key)
+        for gpu in gpus
+        for one in gpu.occupants
+    )
+    used_then = _used_then(gpus, then)
+    changes = tuple(
+        _host_change(name, *change(arrangement, name), [g for g in gpus if g.host == name], used_then)
+        for name in sorted(arrangement.hosts())
+    )
+    return Proposal(
+        made_at_seconds=now_seconds,
+        window=audit.window,
+        prometheus=audit.sources.prometheus,
+        hosts=changes,
+        workloads=outcomes,
+        reclaim=reclaimable(audit, request.states, request.reclaim_grace_seconds, request.reclaim_exempt),
+        gpus=len(gpus),
+        used_today=sum(gpu.used for gpu in gpus),
+        used_then=len(used_then),
+        saved_per_month=_saved(gpus, used_then),
+        currency=audit.currency,
+        moved=sum(outcome.change in ("moved", "resized") for outcome in outcomes),
+        destroyed=sum(change.destroyed for change in changes),
+        notes=tuple(dict.fromkeys(notes)),
+        settings=_settings(request),
+    )
+
+
+def _needs(
+    request: Request,
+    audit: Audit,
+    gpus: Sequence[GpuToday],
+    by_key: Mapping[tuple[str, int], GpuToday],
+    notes: list[str],
+    say: Callable[[str], None],
+) -> dict[str, Need | str]:
+    """By workload what it needs, or why that is not known; of those only that could change."""
+    there = [one for gpu in gpus if not gpu.left for one in gpu.occupants]
+    wanted = [one for one in there if one.finding.verdict.word in _CANDIDATES or one.wish.forces]
+    found: dict[str, Need | str] = {
+        one.name: need_of_tenant(one, request.policy) for one in wanted if one.shape.kind == "vgpu"
+    }
+    asked = [one for one in wanted if one.shape.kind != "vgpu"]
+    asked.sort(key=lambda one: (-(one.finding.verdict.waste_per_month or 0.0), one.name))
+    for one in asked[request.most_candidates :]:
+        found[one.name] = "its history was not read: %d others waste more" % request.most_candidates
+    asked = asked[: request.most_candidates]
+    if asked and request.audit.access is not None:
+        server = Prometheus(request.audit.access)
+        try:
+            read, grid, noticed = histories(server, asked, audit.window, request.audit.selector, say)
+        except PrometheusError as error:
+            notes.append("%s What workloads need is not known." % error)
+        else:
+            notes += noticed
+            say("%d queries, %d bytes" % (server.queries, server.bytes_received))
+            cards = {one.name: one.finding.holding.memory_total_bytes for one in asked}
+            known = {name: total for name, total in cards.items() if total}
+            found.update(needs(fleet_of(asked, read, grid, known), asked, by_key, request.policy))
+    for one in wanted:
+        need = with_wish(found.get(one.name), one)
+        found[one.name] = "its history is not known" if need is None else need
+    return found
+
+
+def _decisions(gpus: Sequence[GpuToday], found: Mapping[str, Need | str]) -> tuple[dict[str, Decision], dict[str, str]]:
+    """How each workload could have its GPU, and by name why one stays as it is."""
+    decisions, stays = {}, {}
+    for gpu in gpus:
+        for one in gpu.occupants:
+            need = found.get(one.name)
+            if one.left:
+                stays[one.name] = one.left
+            elif need is None:
+                stays[one.name] = one.finding.verdict.reason
+            elif isinstance(need, str) and not (one.wish.profile or one.wish.mode == "exclusive"):
+                stays[one.name] = need
+            elif one.shape.kind == "vgpu" and not one.wish.forces:
+                # A tenant is one already: its quota may shrink, and it goes on being one.
+                wish = dataclasses.replace(one.wish, isolation="quota", latency="normal")
+                decisions[one.name] = decide(wish, need, gpu.model)
+            else:
+                decisions[one.name] = decide(one.wish, need if isinstance(need, Need) else None, gpu.model)
+    return decisions, stays
+
+
+def _outcome(
+    one: Occupant,
+    gpu: GpuToday,
+    then: Sequence[Standing] | None,
+    decision: Decision | None,
+    need: Need | str | None,
+    stays: Mapping[str, str],
+    by_key: Mapping[tuple[str, int], GpuToday],
+) -> Outcome:
+    known = need if isinstance(need, Need) else None
+    stays_as = Outcome(
+        name=one.name,
+        host=gpu.host,
+        gpu_index=gpu.gpu.index,
+        verdict=one.finding.verdict.word,
+        today=_shown(one.shape, one.start),
+        change="left" if one.left else "stays",
+        mode=_mode(one.shape.kind),
+        reason=stays.get(one.name, ""),
+        then_host=gpu.host,
+        then_gpu_index=gpu.gpu.index,
+        then=_shown(one.shape, one.start),
+        need=known,
+    )
+    place = then[0] if then else None
+    if place is None or (place.key, place.shape, place.start) == (one.key, one.shape, one.start):
+        if decision and not stays_as.reason:
+            if smaller(decision, one, gpu.model):
+                why = "It could be %s, and no GPU would come free by that, or not within the bounds on churn. %s"
+                why %= (_shown(decision.shape, None), decision.reason)
+            else:
+                why = decision.reason
+            return dataclasses.replace(stays_as, reason=why)
+        return stays_as
+    word, why = risk(one, place.shape, by_key[place.key].model, known, place.host)
+    if decision and place.shape == decision.shape:
+        reason = decision.reason
+    else:
+        reason = "It keeps its size, and makes room elsewhere."
+    return dataclasses.replace(
+        stays_as,
+        change="resized" if place.key == one.key else "moved",
+        mode=_mode(place.shape.kind),
+        reason=reason,
+        then_host=place.host,
+        then_gpu_index=place.index,
+        then=_shown(place.shape, place.start),
+        risk=word,
+        risks=why,
+    )
+
+
+def _mode(kind: str) -> str:
+    return "exclusive" if kind == "whole" else kind
+
+
+def _shown(shape, start: int | None) -> str:
+    return "%s%s" % (shape, "" if start is None else " at %d" % start)
+
+
+def _used_then(gpus: Sequence[GpuToday], then: Mapping[str, Sequence[Standing]]) -> set[tuple[str, int]]:
+    used = set()
+    for gpu in gpus:
+        for one in gpu.occupants:
+            used |= {each.key for each in then[one.name]} if one.name in then else {gpu.key}
+    return used
+
+
+def _saved(gpus: Sequence[GpuToday], used_then: set[tuple[str, int]]) -> float | None:
+    """A month's price of the GPUs that come free, less that of those that are taken besides; None without prices."""
+    changed = [gpu for gpu in gpus if gpu.used != (gpu.key in used_then)]
+    known = [(gpu.price_per_hour, 1 if gpu.used else -1) for gpu in changed if gpu.price_per_hour is not None]
+    return round(sum(price * sign for price, sign in known) * _HOURS_PER_MONTH, 2) if known else None
+
+
+def _host_change(name, layout, plan, beside, gpus: Sequence[GpuToday], used_then) -> HostChange:
+    freed = tuple(gpu.gpu.index for gpu in gpus if gpu.used and gpu.key not in used_then)
+    there: dict[int, Gpu] = {gpu.gpu.index: gpu.gpu for gpu in gpus}
+    counts = plan.counts()
+    return HostChange(
+        host=name,
+        layout=tuple(layout),
+        before=tuple(gpu.before() for gpu in plan.gpus if gpu.gpu.index in there),
+        after=tuple(gpu.after() for gpu in plan.gpus if gpu.gpu.index in there),
+        plan=(*plan.lines(), *beside),
+        created=counts["create"],
+        destroyed=counts["destroy"],
+        kept=counts["keep"],
+        disturbs=tuple(found.to_data() for found in plan.disturbs),
+        freed_gpus=freed,
+        saved_per_month=_saved(gpus, used_then),
+    )
+
+
+def _settings(request: Request) -> dict[str, Any]:
+    limits = dataclasses.asdict(request.limits)
+    return {
+        "limits": limits,
+        "policy": dataclasses.asdict(request.policy),
+        "workloads": {
+            host: [dataclasses.asdict(wish) for wish in wishes] for host, wishes in request.wishes.items() if wishes
+        },
+        "most_candidates": request.most_candidates,
+        "reclaim_grace_hours": request.reclaim_grace_seconds / 3600,
+        "reclaim_exempt": list(request.reclaim_exempt),
+        "thresholds": dataclasses.asdict(request.audit.thresholds),
+        "prices": [dataclasses.asdict(price) for price in request.audit.prices],
+    }

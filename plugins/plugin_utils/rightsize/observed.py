@@ -1,0 +1,124 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A host's GPUs as the planners know them, from what the module gpu_info returned. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import lru_cache
+from typing import Any, Mapping, Sequence
+
+from ...module_utils import catalogue
+from ...module_utils.assumed import assumed_gpus
+from ...module_utils.holders_mark import mark
+from ...module_utils.model import (
+    ComputeInstance,
+    Gpu,
+    GpuInstance,
+    GpuInstanceProfile,
+    Holder,
+    Host,
+    Mig,
+    NvLink,
+    Placement,
+    Process,
+)
+from .model import RightsizeError
+
+
+@lru_cache(maxsize=1)
+def _models() -> dict[str, catalogue.Model]:
+    return catalogue.load_models()
+
+
+@lru_cache(maxsize=None)
+def _profiles(key: str) -> tuple[GpuInstanceProfile, ...]:
+    return assumed_gpus([key], _models())[0].mig.profiles
+
+
+def model_of(name: str) -> str:
+    """The catalogue's key of what NVML calls a GPU; empty where the catalogue does not have it."""
+    for model in _models().values():
+        if any(board.name == name for board in model.boards):
+            return model.key
+    return ""
+
+
+def host_of(host: str, state: Mapping[str, Any]) -> Host:
+    """The host with its holders marked. Raises RightsizeError where this is no result of gpu_info."""
+    try:
+        gpus = tuple(_gpu(data) for data in state["gpus"])
+        holders = [_holder(row) for data in state["gpus"] for row in data.get("holders") or ()]
+        seen = Host(
+            str(state.get("driver_version") or ""),
+            str(state.get("nvml_version") or ""),
+            state.get("cuda_version"),
+            bool(state.get("simulated")),
+            tuple(sorted(gpus, key=lambda gpu: gpu.index)),
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise RightsizeError(
+            host, "its state is no result of openfleet.gpu.gpu_info (%r)" % error, "Give what the module returned."
+        ) from None
+    return mark(seen, holders)
+
+
+def _gpu(data: Mapping[str, Any]) -> Gpu:
+    found = data.get("mig") or {}
+    told = found.get("profiles")
+    key = model_of(str(data["name"]))
+    profiles = tuple(_profile(row) for row in told) if told else _profiles(key) if key else ()
+    mig = Mig(
+        bool(found.get("capable", bool(profiles))),
+        bool(found.get("enabled", found.get("instances"))),
+        bool(found.get("pending", found.get("enabled", found.get("instances")))),
+        profiles,
+        tuple(_instance(row) for row in found.get("instances") or ()),
+    )
+    return Gpu(
+        index=int(data["index"]),
+        uuid=str(data["uuid"]),
+        name=str(data["name"]),
+        pci_address=str(data.get("pci_address") or ""),
+        memory_total_bytes=int(data.get("memory_total_bytes") or 0),
+        mig=mig,
+        architecture=data.get("architecture"),
+        compute_capability=data.get("compute_capability"),
+        compute_mode=data.get("compute_mode"),
+        numa_node=data.get("numa_node"),
+        nvlinks=tuple(NvLink(row["link"], row.get("remote_pci_address")) for row in data.get("nvlinks") or ()),
+        processes=_processes(data),
+    )
+
+
+def _profile(row: Mapping[str, Any]) -> GpuInstanceProfile:
+    values = {field.name: row[field.name] for field in dataclasses.fields(GpuInstanceProfile)}
+    values["placements"] = tuple(_placement(place) for place in values["placements"])
+    return GpuInstanceProfile(**values)
+
+
+def _placement(row: Mapping[str, Any]) -> Placement:
+    return Placement(int(row["start"]), int(row["size"]))
+
+
+def _instance(row: Mapping[str, Any]) -> GpuInstance:
+    compute = tuple(
+        ComputeInstance(
+            one["id"], one["compute_slices"], _placement(one["placement"]), one.get("mig_uuid"), _processes(one)
+        )
+        for one in row.get("compute_instances") or ()
+    )
+    return GpuInstance(int(row["id"]), str(row["profile"]), _placement(row["placement"]), compute, _processes(row))
+
+
+def _processes(row: Mapping[str, Any]) -> tuple[Process, ...]:
+    return tuple(
+        Process(int(one["pid"]), str(one.get("kind") or "compute"), one.get("name"))
+        for one in row.get("processes") or ()
+    )
+
+
+def _holder(row: Mapping[str, Any]) -> Holder:
+    names: Sequence[str] = [field.name for field in dataclasses.fields(Holder)]
+    return Holder(**{name: row[name] for name in names if name in row})

@@ -1,0 +1,65 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The `gpu_layout` of a host that changes, and what the planner makes of it. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, Collection, Mapping, Sequence
+
+from ...module_utils import mig_plan, mps_plan, vgpu_plan
+from ...module_utils.errors import PlanError
+from ...module_utils.layout import layout_to_data, parse_layout
+from ...module_utils.mig_steps import Plan
+from ...module_utils.model import Gpu
+from ...module_utils.mps_steps import caps
+from ...module_utils.selector import select, targets
+from ...module_utils.vgpu_steps import size
+
+
+def merged(
+    current: Any, gpus: Sequence[Gpu], entries: Sequence[Mapping[str, Any]], changed: Collection[int]
+) -> list[dict[str, Any]]:
+    """Today's layout with other entries for the GPUs that change.
+
+    What is left of an entry that loses a GPU names the others by their indices. Raises LayoutError, SelectorError and PlanError.
+    """
+    kept: list[dict[str, Any]] = []
+    layout = parse_layout(current or [])
+    for entry, data in zip(layout.entries, layout_to_data(layout)):
+        named = {
+            gpu.index: selector
+            for position, selector in enumerate(entry.selectors)
+            for gpu in select(selector, gpus, "%s.gpus[%d]" % (entry.where, position))
+        }
+        stay = sorted(index for index in named if index not in changed)
+        if len(stay) == len(named):
+            kept.append(data)
+            continue
+        if not stay:
+            continue
+        if entry.vgpu is not None:
+            raise PlanError(
+                entry.where,
+                "its tenants may be on any of its GPUs %s, of which only some change" % sorted(named),
+                "Write an entry for each of them, or leave them all (leave: true).",
+            )
+        kept.append({**data, "gpus": stay})
+    return [*kept, *(dict(entry) for entry in entries)]
+
+
+def planned(layout: Any, gpus: Sequence[Gpu], driver_version: str | None) -> tuple[Plan, list[str]]:
+    """(the plan of the GPUs, lines on the daemons and tenants that the layout asks for).
+
+    Every instance counts as the collection's own. Raises LayoutError, SelectorError and PlanError, as applying it would.
+    """
+    parsed = parse_layout(layout)
+    plan = mig_plan.plan(gpus, targets(parsed, gpus))
+    daemons = [each.daemon for each in mps_plan.wanted(parsed, plan, driver_version or None)]
+    # Whether the kernel bounds a GPU's memory is the host's to say, and no reason to refuse.
+    tenants = vgpu_plan.wanted(parsed, plan, dmem=frozenset(gpu.uuid for gpu in gpus))
+    lines = ["mps %s: %s" % (daemon.name, caps(daemon)) for daemon in daemons]
+    for each in tenants:
+        tenant = each.tenant
+        lines.append("vgpu %s: %s and %d %%" % (tenant.name, size(tenant.memory_bytes), tenant.sm_percent))
+    return plan, lines

@@ -1,0 +1,292 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""From needs to problems for the packing, one for each model of GPU (and host), and which of the answers to take. Pure.
+
+A workload may always keep what it has. So the packing changes something only where that frees a GPU, and then as little as
+it can: first GPUs count, then workloads moved, then instances destroyed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any, Callable, Mapping, Sequence
+
+from ...module_utils.errors import FleetError
+from ..packing.geometry import geometry
+from ..packing.layouts import layouts
+from ..packing.model import FleetGpu, Packing, PackingError, Problem, Rules, Standing, Workload
+from ..packing.pack import pack
+from .model import Decision, GpuToday, Occupant
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of the whole proposal. `rules` hold for each problem, but for their bounds on churn and time."""
+
+    most_moved: int | None = None
+    most_destroyed: int | None = None
+    reach: str = "host"
+    seconds: float = 60.0
+    rules: Rules = field(default_factory=Rules)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A problem and what to make of it."""
+
+    problem: Problem
+    packing: Packing
+    saved: int
+    moved: tuple[str, ...]
+    destroyed: int
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """The answers that are taken, and what was noticed."""
+
+    answers: tuple[Answer, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def standing(self) -> dict[str, list[Standing]]:
+        """By workload where it is to stand, of the problems that were taken."""
+        found: dict[str, list[Standing]] = defaultdict(list)
+        for answer in self.answers:
+            for each in answer.packing.standing:
+                if each.workload:
+                    found[each.workload].append(each)
+        return dict(found)
+
+    def entries(self, host: str) -> tuple[list[dict[str, Any]], frozenset[int]]:
+        """Entries of `gpu_layout` for the GPUs of a host that change, and which these are."""
+        made: list[dict[str, Any]] = []
+        changed: set[int] = set()
+        for answer in self.answers:
+            here = changed_gpus(answer, host)
+            changed |= here
+            for entry in layouts(answer.problem, answer.packing).get(host, ()):
+                indices = [index for index in entry["gpus"] if index in here]
+                if indices:
+                    made.append({**_plain_names(entry), "gpus": indices})
+        return sorted(made, key=lambda entry: entry["gpus"]), frozenset(changed)
+
+    def hosts(self) -> set[str]:
+        return {gpu.host for answer in self.answers for gpu in answer.problem.gpus if changed_gpus(answer, gpu.host)}
+
+
+def changed_gpus(answer: Answer, host: str) -> set[int]:
+    """Indices of the host's GPUs that a layout has to say something else of."""
+    then, today = _by_gpu(answer.packing.standing), _by_gpu(answer.problem.today)
+    return {
+        gpu.index
+        for gpu in answer.problem.gpus
+        if gpu.host == host
+        and _told(then.get(gpu.key, ())) != _told(today.get(gpu.key, ()))
+        # Instances that nobody has, on a GPU that nobody has, are in nobody's way.
+        and any(each.workload for each in (*then.get(gpu.key, ()), *today.get(gpu.key, ())))
+    }
+
+
+def _plain_names(entry: dict[str, Any]) -> dict[str, Any]:
+    """With tenants as their host calls them."""
+    if "vgpu" not in entry:
+        return entry
+    tenants = [{**tenant, "name": tenant["name"].partition("@")[0]} for tenant in entry["vgpu"]["tenants"]]
+    return {**entry, "vgpu": {**entry["vgpu"], "tenants": tenants}}
+
+
+def _by_gpu(standing: Sequence[Standing]) -> dict[tuple[str, int], list[Standing]]:
+    found: dict[tuple[str, int], list[Standing]] = defaultdict(list)
+    for each in standing:
+        found[each.key].append(each)
+    return found
+
+
+def _told(standing: Sequence[Standing]) -> tuple:
+    """What a layout would say of it. A whole GPU is told as one that nobody has: it is given to whoever comes."""
+    shapes = [each for each in standing if each.shape.kind != "whole"]
+    quotas = tuple((each.shape, each.workload if each.shape.kind == "vgpu" else None) for each in shapes)
+    return tuple(sorted(quotas, key=repr))
+
+
+def rearrange(
+    gpus: Sequence[GpuToday],
+    decisions: Mapping[str, Decision],
+    limits: Limits,
+    check: Callable[[Arrangement], None] = lambda arrangement: None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Arrangement:
+    """What to change, within the limits. `check` raises FleetError where the planners would refuse an arrangement."""
+    problems = _problems(gpus, decisions, limits)
+    seconds = max(1.0, limits.seconds / max(1, len(problems)))
+    notes: list[str] = []
+    found = []
+    for number, problem in enumerate(problems, 1):
+        say("packing %d of %d: %s" % (number, len(problems), _name(problem, limits)))
+        answer = _solve(problem, seconds, None, None, decisions, notes, limits)
+        if answer:
+            found.append(answer)
+    # The best first: the bounds on churn are the whole proposal's.
+    found.sort(key=lambda answer: (-answer.saved / max(1, len(answer.moved)), _name(answer.problem, limits)))
+    taken: list[Answer] = []
+    moved, destroyed = limits.most_moved, limits.most_destroyed
+    for first in found:
+        answer: Answer | None = first
+        if _beyond(first, moved, destroyed):
+            answer = _solve(first.problem, seconds, moved, destroyed, decisions, notes, limits)
+            if answer is None or _beyond(answer, moved, destroyed):
+                notes.append(
+                    "%s: nothing that frees a GPU is left within the bounds on churn (gpu_rightsize_max_moved, "
+                    "gpu_rightsize_max_destroyed)." % _name(first.problem, limits)
+                )
+                continue
+        try:
+            check(Arrangement((*taken, answer)))
+        except FleetError as error:
+            notes.append("%s stays as it is: %s" % (_name(first.problem, limits), error))
+            continue
+        taken.append(answer)
+        moved = None if moved is None else moved - len(answer.moved)
+        destroyed = None if destroyed is None else destroyed - answer.destroyed
+    return Arrangement(tuple(taken), tuple(notes))
+
+
+def onto_free(problem: Problem, packing: Packing) -> Packing:
+    """The same answer with what is new throughout put on GPUs of the host that nobody has, as far as there are some.
+
+    Then the layout can be applied while all goes on where it is, and each workload follows when it suits.
+    """
+    then, today = _by_gpu(packing.standing), _by_gpu(problem.today)
+    places: dict[tuple[str, int], tuple[str, int]] = {}
+    free = [gpu for gpu in problem.gpus if gpu.key not in then and gpu.key not in today]
+    for gpu in problem.gpus:
+        here = today.get(gpu.key, ())
+        whole = bool(here) and all(each.shape.kind == "whole" for each in here)
+        if whole and gpu.key in then and not _stays(then[gpu.key], here):
+            spare = next((one for one in free if (one.host, one.model) == (gpu.host, gpu.model)), None)
+            if spare is not None:
+                free.remove(spare)
+                places[gpu.key] = spare.key
+    moved = (places.get(each.key, each.key) for each in packing.standing)
+    standing = tuple(
+        dataclasses.replace(each, host=host, index=index) for each, (host, index) in zip(packing.standing, moved)
+    )
+    return dataclasses.replace(packing, standing=standing)
+
+
+def _stays(then: Sequence[Standing], today: Sequence[Standing]) -> bool:
+    before = {(each.workload, each.shape, each.start) for each in today}
+    return any((each.workload, each.shape, each.start) in before for each in then)
+
+
+def _beyond(answer: Answer, moved: int | None, destroyed: int | None) -> bool:
+    return (moved is not None and len(answer.moved) > moved) or (destroyed is not None and answer.destroyed > destroyed)
+
+
+def _name(problem: Problem, limits: Limits) -> str:
+    first = problem.gpus[0]
+    return "%s: %s" % (first.host, first.model) if limits.reach == "host" else first.model
+
+
+def _problems(gpus: Sequence[GpuToday], decisions: Mapping[str, Decision], limits: Limits) -> list[Problem]:
+    groups: dict[tuple[str, ...], list[GpuToday]] = defaultdict(list)
+    for gpu in gpus:
+        if not gpu.left:
+            groups[(gpu.model, gpu.host) if limits.reach == "host" else (gpu.model,)].append(gpu)
+    made = []
+    for key in sorted(groups):
+        of_group = groups[key]
+        workloads = tuple(_workload(one, gpu, decisions, limits) for gpu in of_group for one in gpu.occupants)
+        today = tuple(each for gpu in of_group for each in (*(one.standing for one in gpu.occupants), *gpu.vacant))
+        # Where nothing can change there is nothing to ask.
+        if any(workload.options != (each.shape,) for workload, each in zip(workloads, _standings(of_group))):
+            rules = dataclasses.replace(limits.rules, reserve_gpus=_reserve(limits.rules, of_group))
+            made.append(Problem(tuple(map(_gpu, of_group)), workloads, today, rules))
+    return made
+
+
+def _standings(gpus: Sequence[GpuToday]) -> list[Standing]:
+    return [one.standing for gpu in gpus for one in gpu.occupants]
+
+
+def _reserve(rules: Rules, gpus: Sequence[GpuToday]) -> dict[str, int]:
+    """No more than there are free in any case: a reserve is kept, and nobody is thrown out for it."""
+    free = sum(not gpu.used for gpu in gpus)
+    model = gpus[0].model
+    wanted = rules.reserve_gpus.get(model, 0)
+    return {model: min(wanted, free)} if wanted else {}
+
+
+def _gpu(gpu: GpuToday) -> FleetGpu:
+    return FleetGpu(gpu.host, gpu.gpu.index, gpu.model, gpu.gpu.numa_node, 0 if gpu.gpu.nvlinks else None)
+
+
+def _workload(one: Occupant, gpu: GpuToday, decisions: Mapping[str, Decision], limits: Limits) -> Workload:
+    options: tuple = (one.shape,)
+    decision = decisions.get(one.name)
+    if decision and one.wish.forces:
+        options = (decision.shape,)
+    elif decision and smaller(decision, one, gpu.model):
+        options = (decision.shape, one.shape)
+    wish = one.wish
+    apart = wish.apart if limits.reach == "fleet" or wish.apart_on == "gpu" else None
+    return Workload(
+        one.name,
+        options,
+        near=wish.near if limits.reach == "fleet" else None,
+        apart=apart,
+        apart_on=wish.apart_on,
+        # A tenant's name is known on its host; the same name elsewhere is another's.
+        hosts=frozenset((gpu.host,)) if "@" in one.name else None,
+    )
+
+
+def smaller(decision: Decision, one: Occupant, model: str) -> bool:
+    """Whether it would take less of a GPU than today. Nothing is made larger: what a full one would use is not known."""
+    rules = geometry(model)
+    return rules.load(decision.shape) < rules.load(one.shape)
+
+
+def _solve(
+    problem: Problem,
+    seconds: float,
+    moved: int | None,
+    destroyed: int | None,
+    decisions: Mapping[str, Decision],
+    notes: list[str],
+    limits: Limits,
+) -> Answer | None:
+    """The packing's answer where it is worth it: it frees a GPU, or the inventory asks for a change."""
+    rules = dataclasses.replace(
+        problem.rules,
+        seconds=seconds,
+        most_moved=None if moved is None else max(0, moved),
+        most_destroyed=None if destroyed is None else max(0, destroyed),
+    )
+    try:
+        packing = pack(dataclasses.replace(problem, rules=rules))
+    except PackingError as error:
+        notes.append("%s stays as it is: %s" % (_name(problem, limits), error))
+        return None
+    if packing.unplaced:
+        first, why = sorted(packing.unplaced.items())[0]
+        notes.append("%s stays as it is, for %s would find no place: %s" % (_name(problem, limits), first, why))
+        return None
+    packing = onto_free(problem, packing)
+    then = {(each.workload, each.key, each.shape, each.start) for each in packing.standing if each.workload}
+    before = {each.workload: each for each in problem.today if each.workload}
+    gone = tuple(sorted(name for name, each in before.items() if (name, each.key, each.shape, each.start) not in then))
+    used = len({each.key for each in before.values()})
+    saved = used - len({key for _name, key, _shape, _start in then})
+    asked = {workload.name for workload in problem.workloads if before[workload.name].shape not in workload.options}
+    if not gone or (saved <= 0 and not asked):
+        return None
+    if saved < 0:
+        notes.append(
+            "%s takes %d GPUs more than today: what the inventory asks for (%s) is more than they have now."
+            % (_name(problem, limits), -saved, ", ".join(sorted(asked)[:4]))
+        )
+    return Answer(problem, packing, saved, gone, packing.score.destroyed)

@@ -1,0 +1,110 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Units and containers that hold GPUs and use none: which may be stopped, and which are spared, and why. Pure.
+
+Nothing is stopped here. What may be is looked at once more on its host, right before it is: the module reclaim.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import re
+from collections import defaultdict
+from typing import Any, Mapping, Sequence
+
+from ..audit.model import Audit, Finding
+from .model import Reclaimable
+
+_WORDS = ("idle", "held_without_process")
+#: Units that hold GPUs for others, or that people sit in: never stopped for being idle.
+_NEVER = (
+    "init.scope", "user@*", "session-*", "*.slice", "nvidia-*", "dcgm*", "slurm*", "kubelet*", "k3s*", "docker*",
+    "containerd*", "crio*", "podman*", "libvirtd*", "gpu-layout*", "gpu-exporter*", "openfleet*", "ssh*", "dbus*", "systemd-*",
+)  # fmt: skip
+#: Whose containers a tool on the host can stop by what the holder's name tells.
+RUNTIMES = ("docker", "podman")
+_CONTAINER = re.compile(r"(?:(\S+) )?container (\S+)")
+
+
+def reclaimable(
+    audit: Audit, states: Mapping[str, Mapping[str, Any]], grace_seconds: float, exempt: Sequence[str] = ()
+) -> tuple[Reclaimable, ...]:
+    """All that hold a GPU or instance that the audit calls idle, the dearest first.
+
+    `exempt` are globs on units, containers, users and hosts. One that holds another GPU that is in use is spared.
+    """
+    found = {_place(one): one for one in audit.findings if one.holding.subject.kind in ("gpu", "mig_instance")}
+    made = []
+    for host in sorted(states):
+        held: dict[str, list[tuple[Finding | None, Mapping[str, Any], str]]] = defaultdict(list)
+        for where, place, row in _holders(host, states[host]):
+            held[str(row.get("unit_or_container") or "")].append((found.get(place), row, where))
+        for name, rows in sorted(held.items()):
+            idle = [one for one, _row, _where in rows if one and one.verdict.word in _WORDS]
+            if idle:
+                made.append(_one(host, name, rows, grace_seconds, exempt))
+    return tuple(sorted(made, key=lambda one: (bool(one.spared), -(one.waste_per_month or 0.0), one.host, one.name)))
+
+
+def _place(finding: Finding) -> tuple[str, str, str]:
+    return finding.holding.subject.place
+
+
+def _holders(host: str, state: Mapping[str, Any]):
+    """(where in words, place, holder): of instances where a GPU has some, since only these tell who is in which."""
+    for gpu in state.get("gpus") or ():
+        instances = (gpu.get("mig") or {}).get("instances") or ()
+        for instance in instances:
+            for row in instance.get("holders") or ():
+                if not row.get("watches"):
+                    where = "%s %s" % (gpu["uuid"], instance["id"])
+                    yield where, (host, str(gpu["uuid"]), str(instance["id"])), row
+        for row in () if instances else gpu.get("holders") or ():
+            if not row.get("watches"):
+                yield str(gpu["uuid"]), (host, str(gpu["uuid"]), ""), row
+
+
+def _one(host: str, name: str, rows: Sequence[tuple], grace: float, exempt: Sequence[str]) -> Reclaimable:
+    findings = [one for one, _row, _where in rows]
+    holders = [row for _one, row, _where in rows]
+    quiet = min((one.holding.quiet.seconds if one and one.holding.quiet else 0.0) for one in findings)
+    wasted = {one.id: one.verdict.waste_per_month for one in findings if one and one.verdict.waste_per_month}
+    container = _CONTAINER.fullmatch(name)
+    found = Reclaimable(
+        host,
+        "container" if container else "unit" if name else "process",
+        (container.group(2) if container else name) or "; ".join(sorted({str(row.get("who")) for row in holders})),
+        (container.group(1) or "") if container else "",
+        tuple(sorted({where for _one, _row, where in rows})),
+        quiet,
+        tuple(sorted({str(row.get("who")) for row in holders})),
+        sum(wasted.values()) if wasted else None,
+    )
+    return dataclasses.replace(found, spared=_spared(found, findings, holders, grace, exempt))
+
+
+def _spared(found: Reclaimable, findings, holders, grace: float, exempt: Sequence[str]) -> str:
+    if found.kind == "process":
+        return "no unit or container: a person has to end it"
+    if any(row.get("kind") == "unknown" for row in holders):
+        return "who holds the GPU is not known"
+    if any(row.get("job") for row in holders):
+        return "a scheduler's: cancel it there"
+    named = (found.name, found.host, *(str(row.get("user")) for row in holders if row.get("user")))
+    rule = next((rule for rule in exempt if any(fnmatch.fnmatchcase(name, rule) for name in named)), None)
+    if rule is not None:
+        return "exempt (%s)" % rule
+    if found.kind == "unit":
+        if any(fnmatch.fnmatchcase(found.name, rule) for rule in _NEVER):
+            return "it holds GPUs for others, or somebody sits in it"
+        if not found.name.endswith(".service"):
+            return "not a service: nothing would start it again"
+    elif found.runtime not in RUNTIMES:
+        return "containers of %s are stopped where they were started" % (found.runtime or "this kind")
+    if any(one is None or one.verdict.word not in _WORDS for one in findings):
+        return "it holds another GPU too, which is in use or not known"
+    if found.quiet_seconds < grace:
+        return "quiet for %.0f hours, and the grace is %.0f" % (found.quiet_seconds / 3600, grace / 3600)
+    return ""

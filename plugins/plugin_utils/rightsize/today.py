@@ -1,0 +1,286 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which workload is on which GPU today, and which GPUs stay out of it. Pure.
+
+A GPU takes part only where it is certain whose history its history is. What is not certain stays as it is, and is said.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections import Counter, defaultdict
+from typing import Any, Mapping, Sequence
+
+from ...module_utils.errors import FleetError
+from ...module_utils.layout import parse_layout
+from ...module_utils.layout_types import Entry
+from ...module_utils.model import Gpu, GpuInstance, Host
+from ...module_utils.selector import select
+from ..audit.holdings import Price, is_held, price_of
+from ..audit.model import Audit, Finding, Holding, Subject, Verdict
+from ..packing.geometry import geometry
+from ..packing.model import WHOLE, Standing, mig, share
+from .model import GpuToday, Occupant, Wish
+from .observed import host_of, model_of
+from .wishes import wish_of
+
+_MIB = 1 << 20
+#: Verdicts after which nothing is known of a workload's need, and what to do about each first.
+_BLIND = {
+    "unhealthy": "the GPU is unhealthy: see to that first",
+    "no_data": "too little data",
+    "held_without_process": "nothing runs on it: see the list of what can be reclaimed",
+}
+#: Of these entries all processes are one history.
+_MIXED = ("mps", "time_slicing")
+
+
+def fleet_today(
+    audit: Audit,
+    states: Mapping[str, Mapping[str, Any]],
+    layouts: Mapping[str, Any],
+    wishes: Mapping[str, Sequence[Wish]],
+    prices: Sequence[Price] = (),
+) -> tuple[GpuToday, ...]:
+    """The GPUs of all hosts that answered, by host and index.
+
+    `states`: results of gpu_info by host. `layouts`: `gpu_layout` of the hosts that have one. Raises RightsizeError for a
+    state that is none.
+    """
+    findings: dict[tuple[str, str], list[Finding]] = defaultdict(list)
+    for found in audit.findings:
+        findings[found.holding.subject.host, found.holding.subject.gpu_uuid].append(found)
+    gpus = []
+    for host in sorted(states):
+        seen = host_of(host, states[host])
+        wrong = ""
+        try:
+            entries = _entries(layouts.get(host), seen)
+        except FleetError as error:
+            entries, wrong = {}, "the host's layout does not hold: %s" % error
+        for gpu in seen.gpus:
+            one = _Look(host, gpu, states[host], entries.get(gpu.uuid), findings[host, gpu.uuid], wishes.get(host, ()))
+            gpus.append(dataclasses.replace(one.look(wrong), price_per_hour=price_of(gpu.name, prices)))
+    return _named(gpus)
+
+
+def _entries(layout: Any, host: Host) -> dict[str, Entry]:
+    """By UUID the entry of the layout that names the GPU."""
+    found: dict[str, Entry] = {}
+    for entry in parse_layout(layout).entries if layout else ():
+        for position, selector in enumerate(entry.selectors):
+            for gpu in select(selector, host.gpus, "%s.gpus[%d]" % (entry.where, position)):
+                found[gpu.uuid] = entry
+    return found
+
+
+class _Look:
+    """One GPU."""
+
+    def __init__(
+        self,
+        host: str,
+        gpu: Gpu,
+        state: Mapping[str, Any],
+        entry: Entry | None,
+        findings: Sequence[Finding],
+        wishes: Sequence[Wish],
+    ) -> None:
+        self.host, self.gpu, self.state, self.entry, self.wishes = host, gpu, state, entry, wishes
+        self.data = next(row for row in state["gpus"] if row["uuid"] == gpu.uuid)
+        self.model = model_of(gpu.name)
+        self.findings = {found.holding.subject.place[2]: found for found in findings if not _is_tenant(found)}
+        self.tenants = {found.holding.subject.name: found for found in findings if _is_tenant(found)}
+
+    def look(self, wrong: str = "") -> GpuToday:
+        found = GpuToday(self.host, self.gpu, self.model)
+        why = wrong or self._whole()
+        rows = [
+            row
+            for row in self.state.get("vgpu_tenants") or ()
+            if any(place.get("uuid") == self.gpu.uuid for place in row.get("gpus") or ())
+        ]
+        if self.gpu.mig.instances:
+            occupants, vacant = self._instances(bool(why))
+            found = dataclasses.replace(found, occupants=tuple(occupants), vacant=tuple(vacant))
+        elif rows:
+            why = why or self._odd_tenants(rows)
+            found = dataclasses.replace(found, occupants=tuple(self._tenant(row) for row in rows))
+        else:
+            occupant = self._one()
+            found = dataclasses.replace(found, occupants=(occupant,) if occupant else ())
+            if not occupant and not why and not self.findings:
+                why = "the audit leaves it out"
+        for occupant in found.occupants:
+            if occupant.left and not why:
+                why = (
+                    occupant.left
+                    if len(found.occupants) == 1
+                    else "%s stays as it is: %s" % (occupant.place, occupant.left)
+                )
+        occupants = tuple(dataclasses.replace(one, left=one.left or why) for one in found.occupants)
+        return dataclasses.replace(found, occupants=occupants, left=why)
+
+    def _whole(self) -> str:
+        """Why nothing on this GPU can be told apart or planned; empty where it can."""
+        if not self.model:
+            return "the catalogue of models does not have %s" % self.gpu.name
+        if self.gpu.mig.enabled != self.gpu.mig.pending:
+            return "a change of its MIG mode waits for a reset"
+        if self.data.get("holders") is None:
+            return "who holds it is not known"
+        doubt = next((row for row in self.data["holders"] if row.get("kind") == "unknown"), None)
+        if doubt:
+            return "who holds it is not known: %s" % doubt.get("who", "")
+        if self.entry is not None and self.entry.sharing in _MIXED:
+            return "it is shared by %s, and whose its history is cannot be told" % self.entry.sharing
+        if any(self.gpu.uuid in str(daemon) for daemon in self.state.get("mps_daemons") or ()):
+            return "an MPS daemon serves it, and whose its history is cannot be told"
+        return ""
+
+    def _one(self) -> Occupant | None:
+        """The workload of a whole GPU; None where nobody has it."""
+        found = self.findings.get("")
+        holders = _holders(self.data)
+        if found is None:
+            return None if not holders else self._occupant(None, WHOLE, None, "", holders, "the audit leaves it out")
+        if found.verdict.word == "free":
+            return None
+        left = ""
+        if is_held(found.holding) is None:
+            left = "who holds it is not known"
+        elif len({row.get("unit_or_container") or row.get("job") for row in holders}) > 1:
+            left = "several hold it, and whose its history is cannot be told"
+        return self._occupant(found, WHOLE, None, "", holders, left)
+
+    def _instances(self, out: bool) -> tuple[list[Occupant], list[Standing]]:
+        occupants, vacant = [], []
+        rows = {row["id"]: row for row in self.data["mig"]["instances"]}
+        for instance in self.gpu.mig.instances:
+            found = self.findings.get(str(instance.id))
+            holders = _holders(rows[instance.id])
+            shape, start = mig(instance.profile), instance.placement.start
+            held = is_held(found.holding) if found else None
+            if found and found.verdict.word == "free" and not holders and self._plain(instance):
+                vacant.append(Standing(self.host, self.gpu.index, shape, start))
+                continue
+            left = ""
+            if not out and not geometry(self.model).knows(shape):
+                left = "the catalogue does not have the profile %s of a %s" % (instance.profile, self.model)
+            elif not self._plain(instance):
+                left = "its compute is split"
+            elif found is None:
+                left = "the audit leaves it out"
+            elif held is None:
+                left = "who holds it is not known"
+            occupants.append(self._occupant(found, shape, start, str(instance.id), holders, left))
+        return occupants, vacant
+
+    @staticmethod
+    def _plain(instance: GpuInstance) -> bool:
+        return len(instance.compute_instances) <= 1
+
+    def _odd_tenants(self, rows: Sequence[Mapping[str, Any]]) -> str:
+        """Why the tenants' entry cannot be written anew without losing something that it says."""
+        for row in rows:
+            if len(row.get("gpus") or ()) > 1:
+                return "the tenant %s spans several GPUs" % row["name"]
+            if row.get("policy", "fixed") != "fixed" or row.get("priority"):
+                return "the tenant %s has a policy or priority of its own" % row["name"]
+            if row.get("provider") == "mps":
+                return "the tenant %s is held to its quota by MPS" % row["name"]
+        if self.entry is not None and self.entry.vgpu is not None:
+            vgpu = self.entry.vgpu
+            if (vgpu.oversubscribe_memory_ratio, vgpu.oversubscribe_sm_ratio) != (1.0, 1.0):
+                return "its tenants are oversubscribed"
+            if vgpu.provider != "auto":
+                return "its layout names the provider %s" % vgpu.provider
+        if self.model and not geometry(self.model).fits(tuple(sorted(_quota(row) for row in rows))):
+            return "its tenants' quotas leave no room for what the driver keeps"
+        return ""
+
+    def _tenant(self, row: Mapping[str, Any]) -> Occupant:
+        name = str(row["name"])
+        found = self.tenants.get(name)
+        left = "" if found else "the audit leaves it out"
+        holders = _holders(self.data)
+        return self._occupant(found, _quota(row), None, "", holders, left, name)
+
+    def _occupant(self, found, shape, start, instance, holders, left, tenant="") -> Occupant:
+        place = "%s-gpu%d%s" % (self.host, self.gpu.index, "-%s-%d" % (shape.profile, start) if instance else "")
+        name = tenant or _unit(holders) or _clean(place)
+        wish = wish_of(self.wishes, (name, *sorted(_origins(holders)), place))
+        if found is None:
+            found = _unseen(self.host, self.gpu, instance, tenant)
+        told = wish.memory_bytes is not None and wish.sm_percent is not None
+        if wish.leave:
+            left = left or "the inventory says so (%s)" % wish.where
+        elif found.verdict.word in _BLIND and not (found.verdict.word == "no_data" and (told or wish.profile)):
+            left = left or "%s (%s)" % (_BLIND[found.verdict.word], found.verdict.reason.rstrip("."))
+        return Occupant(
+            name, (self.host, self.gpu.index), self.gpu.uuid, shape, start, found, wish, instance, tuple(holders), left
+        )
+
+
+def _is_tenant(found: Finding) -> bool:
+    return found.holding.subject.kind == "tenant"
+
+
+def _quota(row: Mapping[str, Any]):
+    return share("vgpu", -(-int(row["memory_bytes"]) // _MIB), int(row["sm_percent"]))
+
+
+def _unseen(host: str, gpu: Gpu, instance: str, tenant: str) -> Finding:
+    kind = "tenant" if tenant else "mig_instance" if instance else "gpu"
+    subject = Subject(kind, host, gpu.uuid, str(gpu.index), gpu.name, mig_instance=instance, name=tenant)
+    return Finding("", Verdict("no_data", "The audit has nothing of it."), Holding(subject))
+
+
+def _holders(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [one for one in row.get("holders") or () if not one.get("watches")]
+
+
+def _origins(holders: Sequence[Mapping[str, Any]]) -> set[str]:
+    return {str(row["unit_or_container"]) for row in holders if row.get("unit_or_container")}
+
+
+def _unit(holders: Sequence[Mapping[str, Any]]) -> str:
+    """The unit's or container's name where there is one and it lasts: a job's is another one tomorrow."""
+    origins = _origins(holders)
+    if len(origins) != 1 or any(row.get("job") for row in holders):
+        return ""
+    (origin,) = origins
+    if re.match(r"(user@|session-)|.*\.scope$", origin) or re.search(r" container [0-9a-f]{12}$", origin):
+        return ""
+    return _clean(re.sub(r"\.service$", "", origin.rpartition(" ")[2]))
+
+
+def _clean(text: str) -> str:
+    """As names of tenants are: docs/gpu_layout.md."""
+    return re.sub(r"^[^A-Za-z0-9]+|[^A-Za-z0-9_.-]", "", re.sub(r"[@ /:]+", "-", text))[:63]
+
+
+def _named(gpus: Sequence[GpuToday]) -> tuple[GpuToday, ...]:
+    """With names that nothing else has: the same unit runs on many hosts."""
+    counts = Counter(one.name for gpu in gpus for one in gpu.occupants)
+    taken = {name for name, count in counts.items() if count == 1}
+    made = []
+    for gpu in gpus:
+        occupants = []
+        for one in gpu.occupants:
+            name = one.name
+            if counts[name] > 1 and one.shape.kind != "vgpu":
+                end = "-%s-gpu%d%s" % (gpu.host, gpu.gpu.index, "-%d" % one.start if one.start is not None else "")
+                name = _clean(name[: max(1, 63 - len(end))] + end)
+            elif counts[name] > 1:
+                # A tenant's name is its own on each host, and it goes nowhere else under another.
+                name = "%s@%s" % (name, gpu.host)
+            number = 2
+            while name in taken and name != one.name:
+                name, number = "%s-%d" % (name[:60], number), number + 1
+            taken.add(name)
+            occupants.append(dataclasses.replace(one, name=name))
+        made.append(dataclasses.replace(gpu, occupants=tuple(occupants)))
+    return tuple(made)

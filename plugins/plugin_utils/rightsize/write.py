@@ -1,0 +1,131 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A proposal on disk: an inventory overlay that nobody has applied, the same as YAML and JSON, and a page.
+
+DIRECTORY/proposal/ is an inventory source of its own: hosts.yml, and host_vars/HOST/gpu_layout.yml of each host that changes.
+It stands apart from the reports, since Ansible reads every file of such a directory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any, Iterator
+
+import yaml
+
+from . import report_html
+from .model import HostChange, Proposal, RightsizeError
+from .sums import summary
+
+JSON, YAML, HTML, OVERLAY = "rightsize.json", "rightsize.yml", "rightsize.html", "proposal"
+LAYOUT = "gpu_layout.yml"
+#: By its first line a file is known as one of a proposal before, which this one replaces.
+_MARK = "# A proposal of openfleet.gpu.rightsize"
+
+
+def all_of(proposal: Proposal, directory: Path) -> list[Path]:
+    """Write all; gives the paths. Each file is there whole or not at all. Raises RightsizeError."""
+    texts = dict(files(proposal))
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for old in directory.glob("%s/host_vars/*/%s" % (OVERLAY, LAYOUT)):
+            if str(old.relative_to(directory)) not in texts and old.read_text(encoding="utf-8").startswith(_MARK):
+                old.unlink()
+                if not any(old.parent.iterdir()):
+                    old.parent.rmdir()
+        for name, text in texts.items():
+            path = directory / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            new = path.parent / (".%s.new" % path.name)
+            new.write_text(text, encoding="utf-8", newline="")
+            new.replace(path)
+    except OSError as error:
+        raise RightsizeError(
+            str(directory), "the proposal cannot be written: %s" % error, "Name another directory."
+        ) from None
+    return [directory / name for name in texts]
+
+
+def files(proposal: Proposal) -> Iterator[tuple[str, str]]:
+    """(path within the directory, text) of each file."""
+    yield JSON, json.dumps(to_data(proposal), indent=1, sort_keys=True, allow_nan=False) + "\n"
+    yield YAML, "%s: what would change, and why. Nothing is applied.\n---\n%s" % (_MARK, _yaml(_reviewed(proposal)))
+    yield HTML, report_html.to_text(proposal)
+    hosts: dict[str, Any] = {change.host: {} for change in proposal.hosts}
+    yield (
+        "%s/hosts.yml" % OVERLAY,
+        "%s. Give it after your inventory: -i INVENTORY -i %s\n---\n%s"
+        % (_MARK, OVERLAY, _yaml({"all": {"hosts": hosts}})),
+    )
+    for change in proposal.hosts:
+        if change.host in (".", "..") or "/" in change.host:
+            raise RightsizeError(repr(change.host), "a host of this name cannot have a file", "Rename it.")
+        yield "%s/host_vars/%s/%s" % (OVERLAY, change.host, LAYOUT), layout_text(change)
+
+
+def layout_text(change: HostChange) -> str:
+    """The vars file of a host, fit for a pull request: what would happen stands above it."""
+    lines = ["%s for %s. It replaces the host's gpu_layout." % (_MARK, change.host), "#", "# The plan that it causes:"]
+    lines += ["#   %s" % line for line in change.plan]
+    if change.disturbs:
+        lines += ["#", "# In use today, so that gpu_layout_on_busy decides (docs/on-busy.md):"]
+        lines += ["#   %s: %s" % (found["what"], "; ".join(found["who"])) for found in change.disturbs]
+    text = "\n".join(" ".join(line.split()) if "\n" in line else line for line in lines)
+    return "%s\n---\n%s" % (text, _yaml({"gpu_layout": [dict(entry) for entry in change.layout]}))
+
+
+def to_data(proposal: Proposal) -> dict[str, Any]:
+    """The whole as dictionaries, lists and scalars."""
+    data = dataclasses.asdict(proposal)
+    data["summary"] = summary(proposal)
+    return data
+
+
+def _reviewed(proposal: Proposal) -> dict[str, Any]:
+    """What a reviewer reads: less than the JSON, in the order of interest."""
+    return {
+        "summary": summary(proposal),
+        "hosts": {
+            change.host: {
+                "gpu_layout": [dict(entry) for entry in change.layout],
+                "plan": list(change.plan),
+                "in_use_today": ["%s: %s" % (found["what"], "; ".join(found["who"])) for found in change.disturbs],
+                "gpus_freed": list(change.freed_gpus),
+                "saved_per_month": change.saved_per_month,
+            }
+            for change in proposal.hosts
+        },
+        "workloads": [
+            {
+                "name": one.name,
+                "today": "%s gpu %d: %s" % (one.host, one.gpu_index, one.today),
+                "then": "%s gpu %d: %s" % (one.then_host, one.then_gpu_index, one.then),
+                "change": one.change,
+                "mode": one.mode,
+                "reason": one.reason,
+                "risk": one.risk,
+                "risks": list(one.risks),
+            }
+            for one in proposal.workloads
+            if one.change in ("moved", "resized")
+        ],
+        "left_as_they_are": {one.name: one.reason for one in proposal.workloads if one.change == "left"},
+        "notes": list(proposal.notes),
+    }
+
+
+class _Dumper(yaml.SafeDumper):
+    """Lists stand in from their key, as yamllint and ansible-lint want them."""
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> Any:
+        return super().increase_indent(flow, False)
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _yaml(data: Any) -> str:
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, default_flow_style=None, allow_unicode=True, width=140)

@@ -1,0 +1,248 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""playbooks/rightsize.yml on hosts that are not there and a real Prometheus; what it proposes holds before the planner."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+from fleet_history import AT_REST, GIB, Device, prometheus, steady
+from rightsize_hosts import gpu, state
+
+from ansible_collections.openfleet.gpu.plugins.module_utils import mig_plan
+from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
+from ansible_collections.openfleet.gpu.plugins.module_utils.selector import targets
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.observed import host_of
+
+ROOT = Path(__file__).parents[2]
+SCHEMA = jsonschema.Draft202012Validator(json.loads((ROOT / "docs" / "gpu_layout.schema.json").read_text()))
+HOURS = 96
+HELD = {("gpu:held", "kind", "process"): steady(1)}
+NOBODY = {**AT_REST, "gpu:processes": steady(0), "gpu:processes:max5m": steady(0), "gpu:held:avg5m": steady(0)}
+CLEAR = dict.fromkeys(HELD, steady(0))
+
+
+def use(memory_gib, compute, total_gib=80):
+    """A steady workload."""
+    return {
+        "gpu:memory_used_bytes:max5m": steady(memory_gib * GIB),
+        "gpu:memory_total_bytes": steady(total_gib * GIB),
+        "gpu:busy_ratio:avg5m": steady(compute),
+        "gpu:compute_active_ratio:avg5m": steady(compute),
+    }
+
+
+def device(host, index, series=None, instance="", profile=""):
+    return Device(host, index, instance, profile, series=series or {}, labelled=HELD)
+
+
+HISTORY = [
+    # Two small services and an idle notebook server beside a training that uses its GPU, and a GPU that nobody has.
+    device("h100", 0, use(8, 0.05)),
+    device("h100", 1, use(15, 0.2)),
+    device("h100", 2),
+    device("h100", 3, AT_REST),
+    Device("h100", 4, series=NOBODY, labelled=CLEAR),
+    # Cards without MIG: services that trust each other, and one of which nobody says so.
+    device("l40s", 0, use(8, 0.05, 48)),
+    device("l40s", 1, use(8, 0.3, 48)),
+    device("l40s", 2, use(8, 0.05, 48)),
+    # Instances that are too large, each on a GPU of its own; and a GPU of which there is no history.
+    Device("mig", 0, series=NOBODY, labelled=CLEAR),
+    device("mig", 0, use(6, 0.1, 40), "1", "3g.40gb"),
+    Device("mig", 1, series=NOBODY, labelled=CLEAR),
+    device("mig", 1, use(6, 0.1, 40), "1", "4g.40gb"),
+]
+STATES = {
+    "h100": state(
+        gpu("h100", 0, "H100-80GB", "chat.service"),
+        gpu("h100", 1, "H100-80GB", "search.service"),
+        gpu("h100", 2, "H100-80GB", "train.service"),
+        gpu("h100", 3, "H100-80GB", "jupyter.service"),
+        gpu("h100", 4, "H100-80GB"),
+    ),
+    "l40s": state(
+        gpu("l40s", 0, "L40S-48GB", "batch-a.service"),
+        gpu("l40s", 1, "L40S-48GB", "batch-b.service"),
+        gpu("l40s", 2, "L40S-48GB", "other.service"),
+    ),
+    "mig": state(
+        gpu("mig", 0, "H100-80GB", instances=[(1, "3g.40gb", 4, "embed.service")]),
+        gpu("mig", 1, "H100-80GB", instances=[(1, "4g.40gb", 0, "rank.service")]),
+        gpu("mig", 2, "H100-80GB", "new.service"),
+    ),
+}
+LAYOUTS = {
+    "h100": [{"gpus": "all", "sharing": "shared"}],
+    "mig": [
+        {"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}]},
+        {"gpus": [1], "sharing": "mig", "mig": [{"profile": "4g.40gb"}]},
+        {"gpus": [2], "sharing": "exclusive"},
+    ],
+}
+WORKLOADS = {"l40s": [{"match": "batch-*", "isolation": "none", "latency": "batch"}]}
+
+
+def run(tool, *arguments, home):
+    """A tool of Ansible's."""
+    environment = {
+        **os.environ,
+        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+        "ANSIBLE_HOME": str(home),
+        "NO_COLOR": "1",
+    }
+    command = [str(Path(sys.executable).parent / tool), *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("rightsize")
+
+
+@pytest.fixture(scope="module")
+def inventory(folder):
+    """Hosts of which the state is known already, as the first play would register it."""
+    hosts = {
+        name: {
+            "gpu_rightsize__host": found,
+            **({"gpu_layout": LAYOUTS[name]} if name in LAYOUTS else {}),
+            **({"gpu_rightsize_workloads": WORKLOADS[name]} if name in WORKLOADS else {}),
+        }
+        for name, found in STATES.items()
+    }
+    hosts["gone"] = {}
+    path = folder / "inventory.yml"
+    path.write_text(yaml.safe_dump({"gpu_hosts": {"hosts": hosts}}, sort_keys=False))
+    return path
+
+
+@pytest.fixture(scope="module")
+def played(folder, inventory):
+    """The playbook's own output; its files are in DIRECTORY/out."""
+    with prometheus(HISTORY, HOURS, folder) as url:
+        settings = {
+            "gpu_rightsize_hosts": "none",
+            "gpu_rightsize_prometheus": {"url": url},
+            "gpu_rightsize_window": "%dh" % (HOURS - 1),
+            "gpu_rightsize_dir": str(folder / "out"),
+            "gpu_rightsize_prices": [{"model": "H100*", "price": 2.0}, {"model": "*", "price": 1.0}],
+            "gpu_rightsize_currency": "EUR",
+        }
+        arguments = ["-i", inventory, "playbooks/rightsize.yml", "-e", json.dumps(settings)]
+        done = run("ansible-playbook", *arguments, home=folder / "home")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def proposal(played, folder):
+    return json.loads((folder / "out" / "rightsize.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def workloads(proposal):
+    return {one["name"]: one for one in proposal["workloads"]}
+
+
+@pytest.fixture(scope="module")
+def layouts(played, folder, inventory):
+    """What site.yml would take each host's layout for, with the proposal after the inventory."""
+    found = {}
+    for host in STATES:
+        arguments = ["-i", inventory, "-i", folder / "out" / "proposal", "--host", host]
+        done = run("ansible-inventory", *arguments, home=folder / "home")
+        assert done.returncode == 0, done.stderr
+        # Nothing of the proposal is taken for something else.
+        assert "WARNING" not in done.stderr
+        found[host] = json.loads(done.stdout).get("gpu_layout")
+    return found
+
+
+def test_small_services_go_onto_the_gpu_that_nobody_has(workloads, layouts):
+    for name, profile in (("chat", "1g.10gb"), ("search", "2g.20gb"), ("jupyter", "3g.40gb")):
+        one = workloads[name]
+        assert (one["change"], one["then_host"], one["then_gpu_index"]) == ("moved", "h100", 4)
+        assert one["then"].startswith(profile) and one["mode"] == "mig"
+    assert workloads["train"]["change"] == "stays"
+    # What the inventory says of the others stays said.
+    shared = next(entry for entry in layouts["h100"] if entry["sharing"] == "shared")
+    assert shared["gpus"] == [0, 1, 2, 3]
+
+
+def test_only_those_share_without_isolation_of_which_the_inventory_says_so(workloads, layouts):
+    (entry,) = layouts["l40s"]
+    assert entry["sharing"] == "time_slicing" and entry["time_slicing"]["replicas"] == 2
+    assert workloads["other"]["change"] == "stays" and "no MIG" in workloads["other"]["reason"]
+    assert "a fault of one workload can end all" in " ".join(
+        workloads["batch-a"]["risks"] + workloads["batch-b"]["risks"]
+    )
+
+
+def test_one_of_two_instances_makes_room_for_the_other(proposal, workloads, layouts):
+    moves = [workloads[name]["change"] for name in ("embed", "rank")]
+    assert sorted(moves) in (["moved", "stays"], ["moved", "resized"])
+    (host,) = [one for one in proposal["hosts"] if one["host"] == "mig"]
+    assert len(host["freed_gpus"]) == 1
+    assert {"gpus": [2], "sharing": "exclusive"} in layouts["mig"]
+
+
+def test_what_is_not_known_stays_as_it_is_and_is_said(proposal, workloads):
+    assert workloads["new"]["change"] == "left" and "too little data" in workloads["new"]["reason"]
+    assert any("1 of 4 hosts did not answer (gone)" in note for note in proposal["notes"])
+
+
+def test_each_layout_is_one_and_the_planner_takes_it(layouts):
+    for host, layout in layouts.items():
+        SCHEMA.validate({"gpu_layout": layout})
+        gpus = host_of(host, STATES[host]).gpus
+        parsed = parse_layout(layout)
+        plan = mig_plan.plan(gpus, targets(parsed, gpus))
+        # Nobody on the host with a free GPU is disturbed by it: each workload follows when it suits.
+        if host == "h100":
+            assert plan.changes and not plan.disturbs
+
+
+def test_the_plan_shown_is_the_planner_s(proposal, layouts):
+    for change in proposal["hosts"]:
+        gpus = host_of(change["host"], STATES[change["host"]]).gpus
+        plan = mig_plan.plan(gpus, targets(parse_layout(layouts[change["host"]]), gpus))
+        assert change["plan"][: len(plan.gpus)] == plan.lines()
+        assert change["destroyed"] == plan.counts()["destroy"]
+        assert [found["what"] for found in change["disturbs"]] == [found.what for found in plan.disturbs]
+
+
+def test_what_is_saved(proposal, played):
+    sums = proposal["summary"]
+    # Of three GPUs with small services and one idle two come free, one of two L40S, one of two with instances.
+    assert (sums["gpus_used_today"], sums["gpus_used_then"]) == (10, 6)
+    assert sums["saved_per_month"] == pytest.approx((2 * 2.0 + 1.0 + 2.0) * 730.5, abs=0.05)
+    assert "6 GPUs instead of 10" in played
+
+
+def test_what_can_be_reclaimed_is_listed_and_nothing_is_stopped(proposal, played, folder):
+    (one,) = proposal["reclaim"]
+    assert (one["host"], one["kind"], one["name"], one["spared"]) == ("h100", "unit", "jupyter.service", "")
+    assert "jupyter.service, quiet for" in played
+    assert not (folder / "out" / "reclaim.log").exists()
+
+
+def test_the_overlay_says_what_it_would_cause(folder):
+    text = (folder / "out" / "proposal" / "host_vars" / "h100" / "gpu_layout.yml").read_text()
+    assert "#   gpu 4: enable MIG mode" in text
+    assert yaml.safe_load(text)["gpu_layout"]
+
+
+def test_the_page_stands_alone(folder):
+    page = (folder / "out" / "rightsize.html").read_text()
+    assert "chat" in page and "<script" not in page
+    for word in ("http-equiv", "src=", "@import", "url("):
+        assert page.count(word) == (1 if word == "http-equiv" else 0)
