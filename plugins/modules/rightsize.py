@@ -96,7 +96,7 @@ options:
     type: int
   packing:
     description:
-      - C(policy) (V(binpack) or V(spread)), C(reserve_gpus) (by key of the catalogue of models how many stay free, of each host or
+      - C(policy) (V(binpack) or V(spread)), C(reserve_gpus) (by key of the catalogue how many stay free, of each host or
         of the fleet by O(reach)), C(headroom_memory_percent) and C(headroom_sm_percent) (0) that quotas leave free, C(seconds)
         (60) for the search in all, C(seed), C(workers).
     type: dict
