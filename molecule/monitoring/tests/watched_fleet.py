@@ -103,18 +103,19 @@ class Monitor:
 
 
 class Told:
-    """What the receiver is told from now on."""
+    """What the receiver is told of alerts that begin from now on."""
 
     def __init__(self, monitor: Monitor) -> None:
         self.monitor = monitor
-        self.before = len(monitor.received())
+        # To the second, as all hosts have this machine's clock: RFC 3339 in UTC, which sorts as text.
+        self.begin = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime())
 
     def alerts(self) -> list[dict]:
-        return self.monitor.received()[self.before :]
+        return [alert for alert in self.monitor.received() if alert["startsAt"] >= self.begin]
 
     def names(self) -> set[str]:
         return {alert["labels"]["alertname"] for alert in self.alerts()}
 
-    def last(self) -> dict[str, str]:
-        """The last word on each alert: "firing" or "resolved"."""
-        return {alert["labels"]["alertname"]: alert["status"] for alert in self.alerts()}
+    def statuses(self, name: str) -> list[str]:
+        """All that was told of an alert, in order: "firing", "resolved"."""
+        return [alert["status"] for alert in self.alerts() if alert["labels"]["alertname"] == name]
