@@ -21,6 +21,9 @@ from .case import Case, shapes_wanted
 from .geometry import MUST, TAKEN, VACANT, Pattern, Settled
 from .model import Shape, Standing, Workload
 
+#: Choices of all cells together before each gets only the nearest to what stands there; the optimum is then not proven.
+MOST_CHOICES = 150_000
+
 #: Bound workloads times GPUs up to which the search decides where they stand.
 MOST_DECISIONS = 20_000
 
@@ -97,6 +100,11 @@ class Cells:
     def kind(workload: Workload) -> tuple:
         return (tuple(sorted(set(workload.options))), workload.counts)
 
+    def owner_kind(self, name: str | None) -> tuple | None:
+        """The kind of a free workload; None of others."""
+        workload = self.case.workloads.get(name or "")
+        return None if workload is None or workload.bound else self.kind(workload)
+
     def owner(self, key: tuple[str, int], name: str | None) -> Hashable:
         """Who can go on using what stands there: a kind, a bound workload's name, MUST for a pinned one, or nobody."""
         if name is None or self.case.at_home(name, key) is None:
@@ -169,13 +177,29 @@ class Cells:
         )
         need = Counter(cell.pins)
         found = []
+        share = max(20, MOST_CHOICES // len(self.cells))
+        if len(patterns) > share:
+            self.complete = False
+            patterns = _nearest(cell, patterns, share)
         for pattern in patterns:
             if need and need - Counter(pattern):
                 continue
             settled = geometry.settle(items, pattern)
             if settled is not None:
                 found.append((pattern, settled))
-        cell.choices = found if self.case.rules.policy == "spread" or not cell.items else _best(cell, found)
+        if self.case.rules.policy == "binpack" and cell.items:
+            # Of quotas only the fullest patterns are there: none is as good as another.
+            slices = [each for each in found if each[0][0].kind == "mig"]
+            found = [each for each in found if each[0][0].kind != "mig"] + _best(cell, slices)
+        cell.choices = found
+
+
+def _nearest(cell: Cell, patterns: list[Pattern], count: int) -> list[Pattern]:
+    """Those of which most stands there already, of these the ones of few large parts; what has to be there is in all of them."""
+    need, here = Counter(cell.pins), Counter(shape for shape, _start in cell.items)
+    able = [pattern for pattern in patterns if not need - Counter(pattern)]
+    able.sort(key=lambda pattern: (-sum((Counter(pattern) & here).values()), len(pattern)))
+    return able[:count]
 
 
 def _best(cell: Cell, found: list[tuple[Pattern, Settled]]) -> list[tuple[Pattern, Settled]]:

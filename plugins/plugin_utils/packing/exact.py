@@ -25,6 +25,9 @@ except ImportError as error:
     cp_model = None
     MISSING = str(error)
 
+#: Choices of all cells together up to which the solver simplifies the model first.
+MOST_SIMPLIFIED = 3000
+
 
 class Found(NamedTuple):
     """What the search says: by variable its value; whether each aim is proven; the least there can be of the GPUs' aim."""
@@ -35,8 +38,12 @@ class Found(NamedTuple):
 
 
 class Search:
-    """The model of a case. `picks[c, n]`: GPUs of cell c that take its choice n. `stays[c, owner, shape]`: workloads that
-    stay there. `takes[kind, shape]`: workloads of a kind that take a shape. `puts[workload, gpu, shape]`: bound ones."""
+    """The model of a case.
+
+    `picks[c, n]`: GPUs of cell c that take its choice n. `stays[c, owner, shape]`: workloads that stay there.
+    `takes[kind, shape]`: workloads of a kind that take a shape; `outs[kind]`: those left out. `puts[workload, gpu, shape]`:
+    whether a bound one is there.
+    """
 
     def __init__(self, cells: Cells) -> None:
         self.cells, self.case = cells, cells.case
@@ -44,6 +51,7 @@ class Search:
         self.picks: dict[tuple[int, int], Any] = {}
         self.stays: dict[tuple[int, Hashable, Shape], Any] = {}
         self.takes: dict[tuple[tuple, Shape], Any] = {}
+        self.outs: dict[tuple, Any] = {}
         self.puts: dict[tuple[str, tuple[str, int], Shape], Any] = {}
         self._room: dict[Shape, list] = defaultdict(list)
         self._out: list = []
@@ -157,6 +165,7 @@ class Search:
             out = model.new_int_var(0, len(names), "")
             model.add(sum(takes.values()) + out == len(names))
             self._out.append(counts * out)
+            self.outs[kind] = out
             for shape, take in takes.items():
                 self.takes[kind, shape] = take
                 use[shape].append(take)
@@ -225,9 +234,10 @@ class Search:
         proven = dict.fromkeys(self.aims, False)
         bound = None
         self._guess(hint)
-        for name, aim in self.aims.items():
+        for number, (name, aim) in enumerate(self.aims.items()):
             self.model.minimize(aim)
-            solver = self._solver(left)
+            # What one aim does not need is left to those after it.
+            solver = self._solver(left / (len(self.aims) - number))
             status = solver.solve(self.model)
             left -= solver.response_proto.deterministic_time
             proven[name] = status == cp_model.OPTIMAL
@@ -256,5 +266,7 @@ class Search:
         # Several workers take turns by the solver's own time: what is found does not hang on the machine.
         solver.parameters.interleave_search = rules.workers > 1
         solver.parameters.linearization_level = 2
+        # Where there are many thousands of choices, the simplification takes longer than the search, and loses the guess.
+        solver.parameters.cp_model_presolve = len(self.picks) < MOST_SIMPLIFIED
         solver.parameters.max_deterministic_time = max(1.0, seconds)
         return solver

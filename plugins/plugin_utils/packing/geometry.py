@@ -177,6 +177,9 @@ class Geometry:
             longer = [chosen]
             while len(longer) <= most[shape] and fits((*longer[-1], shape)):
                 longer.append((*longer[-1], shape))
+            if position == len(shapes) - 1 and not every:
+                # With room for one more of these it is not maximal.
+                longer = longer[-1:]
             # The fullest first: should the list be cut off, these are in it.
             return all(grow(position + 1, each) for each in reversed(longer))
 

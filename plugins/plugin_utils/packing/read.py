@@ -96,16 +96,12 @@ class Reader:
                 place.shape
                 for places in self.places.values()
                 for place in places
-                if place.stays and place.workload in self.case.workloads and self._kind(place.workload) == kind
+                if place.stays and self.cells.owner_kind(place.workload) == kind
             )
             for shape in kind[0]:
                 for _ in range(self.found.value(self.search.takes[kind, shape]) - here[shape]):
                     pools[shape].append(next(rest))
         return pools
-
-    def _kind(self, name: str) -> tuple | None:
-        workload = self.case.workloads[name]
-        return None if workload.bound else self.cells.kind(workload)
 
     def _fill(self, pools: Mapping[Shape, Sequence[str]]) -> None:
         waiting = {shape: list(reversed(names)) for shape, names in pools.items()}
@@ -128,20 +124,37 @@ class Reader:
 
 
 def hint(search: Search, contents: Mapping[tuple[str, int], Sequence[Part]]) -> dict[int, int]:
-    """What the heuristic found, as a first guess for the search: values by variable."""
-    counts: Counter[int] = Counter()
-    for number, cell in enumerate(search.cells.cells):
-        holds = [Counter(pattern) for pattern, _settled in cell.choices]
+    """What the heuristic found, as the first guess of the search: values by variable."""
+    cells = search.cells
+    values: Counter[int] = Counter()
+    for variable in (*search.picks.values(), *search.stays.values(), *search.takes.values()):
+        values[variable.index] = 0
+    takes: Counter[tuple] = Counter()
+    for number, cell in enumerate(cells.cells):
+        holds = [(Counter(pattern), cell.kept(settled)) for pattern, settled in cell.choices]
         known: dict[tuple, int | None] = {}
-        for n in range(len(cell.choices)):
-            counts[search.picks[number, n].index] += 0
         for key in cell.gpus:
-            if not contents.get(key):
+            parts = contents.get(key, ())
+            takes.update((cells.owner_kind(part.workload), part.shape) for part in parts)
+            stay = Counter((cells.owner(key, part.workload), part.shape) for part in parts if part.stays)
+            like = (tuple(sorted(part.shape for part in parts)), frozenset(stay.items()))
+            if like not in known:
+                known[like] = _nearest(holds, Counter(like[0]), stay) if parts else None
+            chosen = known[like]
+            if chosen is None:
                 continue
-            shapes = tuple(sorted(part.shape for part in contents[key]))
-            if shapes not in known:
-                need = Counter(shapes)
-                known[shapes] = next((n for n, count in enumerate(holds) if not need - count), None)
-            if known[shapes] is not None:
-                counts[search.picks[number, known[shapes]].index] += 1
-    return dict(counts)
+            values[search.picks[number, chosen].index] += 1
+            for (owner, shape), count in (stay & holds[chosen][1]).items():
+                if (number, owner, shape) in search.stays:
+                    values[search.stays[number, owner, shape].index] += count
+    for kind, names in cells.kinds.items():
+        for shape in kind[0]:
+            values[search.takes[kind, shape].index] = takes[kind, shape]
+        values[search.outs[kind].index] = len(names) - sum(takes[kind, shape] for shape in kind[0])
+    return dict(values)
+
+
+def _nearest(holds: Sequence[tuple[Counter, Counter]], need: Counter, stay: Counter) -> int | None:
+    """The choice that holds these, and lets most of them stay."""
+    able = [n for n, (count, _kept) in enumerate(holds) if not need - count]
+    return max(able, key=lambda n: (sum((stay & holds[n][1]).values()), -n), default=None)
