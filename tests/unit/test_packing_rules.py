@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import subprocess
 import sys
@@ -387,3 +388,15 @@ def test_layouts_are_what_the_contract_asks():
 def test_a_gpu_that_comes_free_is_given_back_whole():
     problem = Problem(fleet(A100, A100), (), today("1 1g.5gb@0 gone"))
     assert layouts(problem, pack(problem)) == {"host0": [{"gpus": [1], "sharing": "exclusive"}]}
+
+
+@needs_or_tools
+def test_the_example_of_the_documentation():
+    text = (Path(__file__).parents[2] / "docs" / "packing.md").read_text()
+    code = text.split("```python\n")[1].split("```")[0]
+    names: dict = {}
+    exec(compile(code, "docs/packing.md", "exec"), names)
+    assert "packing.score          # %s" % names["packing"].score in code
+    assert names["packing"].proven
+    said = code[code.index("# {") :].replace("#", "")
+    assert ast.literal_eval(said.strip()) == names["layouts"](names["problem"], names["packing"])
