@@ -92,16 +92,21 @@ def days_later(draw, packing, problem):
     return Problem(problem.gpus, tuple(workloads), today, problem.rules)
 
 
-def fewest(models, profiles):
+def fewest(models, profiles, allowed=lambda choice: True):
     """(fewest workloads left out, fewest GPUs in use with that) of single-GPU MIG workloads, by trying all.
 
+    `allowed`: of the number of each workload's GPU (-1: left out), whether other rules than room permit that.
     Geometry is that of mig_rules, where the planner's own search has no part.
     """
     best = None
     for choice in itertools.product(range(-1, len(models)), repeat=len(profiles)):
         held = [[p for p, at in zip(profiles, choice) if at == n] for n in range(len(models))]
         score = (sum(at < 0 for at in choice), sum(map(bool, held)))
-        if (best is None or score < best) and all(possible(m, names) for m, names in zip(models, held)):
+        if (
+            (best is None or score < best)
+            and allowed(choice)
+            and all(possible(m, names) for m, names in zip(models, held))
+        ):
             best = score
     return best
 

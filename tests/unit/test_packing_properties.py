@@ -95,6 +95,45 @@ def test_no_packing_leaves_out_less_or_takes_fewer_gpus(models, profiles):
 
 
 @st.composite
+def small_groups(draw):
+    """Workloads with affinity, anti-affinity and hosts, for three A100 on two hosts."""
+    profiles = st.sampled_from(["1g.5gb+me", "2g.10gb", "3g.20gb", "4g.20gb"])
+    return tuple(
+        Workload(
+            "w%d" % n,
+            (mig(draw(profiles)),),
+            near=draw(st.sampled_from([None, "n"])),
+            apart=draw(st.sampled_from([None, "a"])),
+            apart_on=draw(st.sampled_from(["gpu", "host"])),
+            hosts=draw(st.sampled_from([None, None, frozenset({"host1"})])),
+        )
+        for n in range(draw(st.integers(1, 4)))
+    )
+
+
+@slow
+@given(small_groups())
+def test_no_packing_of_groups_leaves_out_less_or_takes_fewer_gpus(workloads):
+    gpus = fleet(*["A100-40GB"] * 3)
+
+    def allowed(choice):
+        placed = [(workload, gpus[at]) for workload, at in zip(workloads, choice) if at >= 0]
+        if any(w.hosts is not None and gpu.host not in w.hosts for w, gpu in placed):
+            return False
+        if len({gpu.host for w, gpu in placed if w.near}) > 1:
+            return False
+        # On one GPU no two of the group are; on one host no two of those that ask for hosts of their own.
+        keys = [gpu.key for w, gpu in placed if w.apart]
+        hosts = [gpu.host for w, gpu in placed if w.apart and w.apart_on == "host"]
+        return len(keys) == len(set(keys)) and len(hosts) == len(set(hosts))
+
+    packing = pack(Problem(gpus, workloads))
+    best = fewest([gpu.model for gpu in gpus], [w.options[0].profile for w in workloads], allowed)
+    assert packing.proven
+    assert (packing.score.unplaced, packing.score.gpus) == best
+
+
+@st.composite
 def small_days(draw):
     """(today by GPU, profile by workload) on two A100, where what is wanted fits."""
     names = [p.name for p in MODELS["A100-40GB"].profiles if p.compute_slices < 5]
