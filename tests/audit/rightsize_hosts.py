@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import find_model
 
-MIB = 1 << 20
+MIB, GIB = 1 << 20, 1 << 30
 
 
 def holder(name, uuid, instance=None, pid=4711, **more):

@@ -1,0 +1,131 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What is stopped for holding a GPU and doing nothing, and what is spared at the last moment."""
+
+from __future__ import annotations
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.drain_units import Unit
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
+from ansible_collections.openfleet.gpu.plugins.module_utils.idle_stop import reclaim
+from ansible_collections.openfleet.gpu.plugins.module_utils.model import Gpu, Holder, Host, Mig, Telemetry
+
+UNIT = {"kind": "unit", "name": "x.service", "runtime": "", "gpus": ["GPU-0"]}
+CONTAINER = {"kind": "container", "name": "notebook", "runtime": "podman", "gpus": ["GPU-0"]}
+IN_MIG = {**UNIT, "gpus": ["GPU-0 1"]}
+
+
+def host(used=0, mig=False, count=2):
+    telemetry = None if used is None else Telemetry(gpu_utilization_percent=used)
+    mode = Mig(True, mig, mig)
+    gpus = [Gpu(n, "GPU-%d" % n, "NVIDIA H100", "", 80 << 30, mode, telemetry=telemetry) for n in range(count)]
+    return Host("580", "13", "13.0", True, tuple(gpus))
+
+
+def held(name="x.service", gpu="GPU-0", instance=None, **more):
+    return Holder(gpu, instance, more.pop("kind", "process"), "pid 7 (%s)" % name, unit_or_container=name, **more)
+
+
+def unit(name, active="active", triggered_by=()):
+    return Unit(name, "loaded", active, triggered_by)
+
+
+class Stops:
+    """Stands for systemd and the runtimes: remembers what was stopped."""
+
+    def __init__(self, *along, active="active", problem=""):
+        self.along, self.active, self.problem = along, active, problem
+        self.names = []
+
+    def closure(self, name):
+        asked = unit(name, self.active, tuple(one.name for one in self.along if one.name.endswith(".socket")))
+        return asked, [*self.along, asked]
+
+    def stop(self, item):
+        if self.problem:
+            raise FleetError(item["name"], self.problem)
+        self.names.append(item["name"])
+
+
+def run(items, seen, holders, stops=None, dry=False):
+    stops = stops or Stops()
+    done = reclaim(items, lambda: (seen, holders), stops.stop, stops.closure, dry)
+    return done, stops.names
+
+
+@pytest.mark.parametrize(
+    ("item", "seen", "holder"),
+    [
+        (UNIT, host(), held()),
+        (CONTAINER, host(), held("podman container notebook", kind="container")),
+        # NVML tells no utilisation of a GPU in MIG mode.
+        (IN_MIG, host(None, mig=True), held(instance=1)),
+    ],
+)
+def test_what_still_holds_its_gpu_and_does_nothing_is_stopped(item, seen, holder):
+    done, names = run([item], seen, [holder])
+    assert names == [item["name"]] and done["spared"] == []
+    (row,) = done["stopped"]
+    assert row["gpus"] == item["gpus"] and row["holders"] == [str(holder)]
+
+
+def test_a_dry_run_stops_nothing_and_says_what_it_would():
+    done, names = run([UNIT], host(), [held()], dry=True)
+    assert names == [] and [row["name"] for row in done["stopped"]] == ["x.service"]
+
+
+@pytest.mark.parametrize(
+    ("item", "seen", "holders", "why"),
+    [
+        (UNIT, host(), [], "holds no GPU any more"),
+        (UNIT, host(), [held("y.service")], "holds no GPU any more"),
+        (UNIT, host(1), [held()], "gpu 0 works just now (1 %)"),
+        (UNIT, host(None), [held()], "whether gpu 0 works just now is not known"),
+        (UNIT, host(), [held(), held(gpu="GPU-1")], "another GPU too: GPU-1"),
+        (UNIT, host(None, mig=True), [held(instance=1)], "another GPU too: GPU-0 instance 1"),
+        (IN_MIG, host(None, mig=True), [held(instance=1), held(instance=2)], "another GPU too: GPU-0 instance 2"),
+        (UNIT, host(), [held(job="17")], "a scheduler has started it"),
+        (UNIT, host(), [held(), held(None, kind="unknown")], "who holds gpu 0 is not known"),
+        ({**CONTAINER, "runtime": "docker"}, host(), [held("podman container notebook")], "holds no GPU any more"),
+    ],
+)
+def test_what_is_not_certain_any_more_is_spared(item, seen, holders, why):
+    done, names = run([item], seen, holders)
+    assert names == [] and done["stopped"] == [] and why in done["spared"][0]["why"]
+
+
+@pytest.mark.parametrize(
+    ("stops", "why"),
+    [
+        (Stops(unit("y.service")), "with it would stop y.service"),
+        (Stops(active="inactive"), "it does not run"),
+    ],
+)
+def test_a_unit_that_takes_others_along_is_spared(stops, why):
+    done, names = run([UNIT], host(), [held()], stops)
+    assert names == [] and why in done["spared"][0]["why"]
+
+
+def test_its_socket_and_what_does_not_run_may_go_along():
+    _done, names = run([UNIT], host(), [held()], Stops(unit("x.socket"), unit("y.service", "inactive")))
+    assert names == ["x.service"]
+
+
+def test_what_is_no_service_is_spared():
+    done, names = run([{**UNIT, "name": "x.timer"}], host(), [held("x.timer")])
+    assert names == [] and "no service" in done["spared"][0]["why"]
+
+
+def test_one_that_does_not_stop_is_told_and_the_others_go_on():
+    stops = Stops(problem="it hangs")
+    done, _names = run([UNIT, UNIT], host(), [held()], stops)
+    assert len(done["spared"]) == 2 and "it hangs" in done["spared"][0]["why"]
+
+
+def test_each_is_looked_at_right_before_it_is_stopped():
+    looks = iter([(host(), [held()]), (host(5), [held("z.service")])])
+    stops = Stops()
+    done = reclaim([UNIT, {**UNIT, "name": "z.service"}], lambda: next(looks), stops.stop, stops.closure)
+    assert stops.names == ["x.service"] and "works just now" in done["spared"][0]["why"]

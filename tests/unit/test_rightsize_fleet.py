@@ -1,0 +1,425 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Right-sizing of whole fleets: who takes part, what is changed within the bounds, what can be reclaimed, what is written."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("numpy")
+sys.path.insert(0, str(Path(__file__).parents[1] / "audit"))
+
+from rightsize_hosts import GIB, gpu, holder, state
+
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import (
+    Audit,
+    Finding,
+    Holder,
+    Holding,
+    Quiet,
+    Sources,
+    Stat,
+    Subject,
+    Verdict,
+    Window,
+)
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing import check
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.model import WHOLE, mig, share
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize import write
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.model import (
+    Decision,
+    HostChange,
+    Proposal,
+    RightsizeError,
+)
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.observed import host_of
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.overlay import merged, planned
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.rearrange import Limits, rearrange
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.reclaim import reclaimable
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.today import fleet_today
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.wishes import wishes
+
+H100 = "H100-80GB"
+PEAK = Stat(4 * 86400.0, 1.0, max=6.0 * GIB)
+
+
+def audit_of(states, words=None, quiet_hours=96.0):
+    """An audit that has one word for everything but what `words` names by (host, GPU, instance or tenant)."""
+    made = []
+
+    def add(kind, host, row, held, instance="", name=""):
+        word = (words or {}).get((host, row["index"], instance or name), "oversized_memory" if held else "free")
+        subject = Subject(kind, host, row["uuid"], str(row["index"]), row["name"], mig_instance=instance, name=name)
+        holders = None if held is None else (Holder("process", "x"),) if held else ()
+        quiet = Quiet(quiet_hours * 3600) if word in ("idle", "held_without_process", "free") else None
+        holding = Holding(subject, holders, memory=PEAK, quiet=quiet)
+        made.append(Finding("%d" % len(made), Verdict(word, "So it is.", waste_per_month=10.0), holding))
+
+    for host, found in states.items():
+        for row in found["gpus"]:
+            instances = row["mig"]["instances"]
+            for one in instances:
+                add("mig_instance", host, row, bool(one["holders"]), str(one["id"]))
+            if not instances:
+                add("gpu", host, row, None if row["holders"] is None else bool(row["holders"]))
+            for tenant in found["vgpu_tenants"]:
+                if row["uuid"] in [place["uuid"] for place in tenant["gpus"]]:
+                    add("tenant", host, row, True, name=tenant["name"])
+    return Audit(1e9, Window(1e9 - 345600, 1e9), Sources(), tuple(made))
+
+
+def today(states, layouts=None, said=None, words=None):
+    given = {host: wishes(rows, host) for host, rows in (said or {}).items()}
+    return fleet_today(audit_of(states, words), states, layouts or {}, given)
+
+
+def one_of(states, **more):
+    (found,) = today({"a": states} if "gpus" in states else states, **more)
+    return found
+
+
+# --- Who takes part ---------------------------------------------------------------------------------------------------
+
+
+def test_workloads_are_called_by_their_units_and_others_by_their_place():
+    found = today(
+        {
+            "a": state(
+                gpu("a", 0, H100, "chat@1.service"),
+                gpu("a", 1, H100, "user@1000.service"),
+                gpu("a", 2, H100, "podman container notebook"),
+                gpu("a", 3, H100, holders=[holder("slurmstepd.scope", "GPU-a-3", job="17")]),
+                gpu("a", 4, H100),
+            ),
+        }
+    )
+    names = [one.name for each in found for one in each.occupants]
+    assert names == ["chat-1", "a-gpu1", "notebook", "a-gpu3"] and not found[4].used
+
+
+def test_the_same_unit_on_two_hosts_is_two_workloads():
+    found = today({host: state(gpu(host, 0, H100, "chat.service")) for host in ("a", "b")})
+    names = [one.name for each in found for one in each.occupants]
+    assert names == ["chat-a-gpu0", "chat-b-gpu0"]
+
+
+def test_instances_stand_where_they_are_and_empty_ones_are_vacant():
+    found = one_of(state(gpu("a", 0, H100, instances=[(1, "3g.40gb", 4, "embed.service"), (2, "1g.10gb", 0, None)])))
+    assert [(one.name, one.shape, one.start) for one in found.occupants] == [("embed", mig("3g.40gb"), 4)]
+    assert [(each.shape, each.start, each.workload) for each in found.vacant] == [(mig("1g.10gb"), 0, None)]
+    assert not found.left
+
+
+def tenant(name, memory_gib=8, percent=30, gpus=("GPU-a-0",), **more):
+    places = [{"uuid": uuid, "seat": 0, "used_bytes": 0} for uuid in gpus]
+    return {
+        "name": name, "memory_bytes": memory_gib * GIB, "sm_percent": percent, "policy": "fixed", "priority": 0,
+        "provider": "preload", "gpus": places, "processes": 1, **more,
+    }  # fmt: skip
+
+
+def test_tenants_are_workloads():
+    found = one_of(state(gpu("a", 0, H100), tenants=[tenant("x"), tenant("y", 16, 50)]))
+    assert [(one.name, one.shape) for one in found.occupants] == [
+        ("x", share("vgpu", 8192, 30)),
+        ("y", share("vgpu", 16384, 50)),
+    ]
+    assert not found.left
+
+
+ODD = {
+    "of no known model": (state(gpu("a", 0, H100, "x.service", name="NVIDIA Unheard Of")), {}, "does not have NVIDIA Unheard"),
+    "waiting for a reset": (
+        state(gpu("a", 0, H100, "x.service", mig={"capable": True, "enabled": False, "pending": True, "instances": []})),
+        {},
+        "waits for a reset",
+    ),
+    "held by nobody knows whom": (state({**gpu("a", 0, H100), "holders": None}), {}, "who holds it is not known"),
+    "perhaps held": (
+        state(gpu("a", 0, H100, holders=[holder(None, "GPU-a-0", kind="unknown", who="pid 7 cannot be seen")])),
+        {},
+        "pid 7 cannot be seen",
+    ),
+    "held by two": (
+        state(gpu("a", 0, H100, holders=[holder("x.service", "GPU-a-0"), holder("y.service", "GPU-a-0", pid=9)])),
+        {},
+        "several hold it",
+    ),
+    "shared by mps": (
+        state(gpu("a", 0, H100, "x.service")),
+        {"layouts": {"a": [{"gpus": [0], "sharing": "mps", "mps": {"name": "m", "clients": 2, "active_thread_percentage": 50}}]}},
+        "shared by mps",
+    ),
+    "served by a daemon": (
+        state(gpu("a", 0, H100, "x.service"), daemons=[{"name": "m", "gpus": [{"gpu_uuid": "GPU-a-0"}]}]),
+        {},
+        "an MPS daemon serves it",
+    ),
+    "left by the inventory": (
+        state(gpu("a", 0, H100, "x.service")),
+        {"said": {"a": [{"match": "x", "leave": True}]}},
+        "the inventory says so (gpu_rightsize_workloads of a[0])",
+    ),
+    "unhealthy": (state(gpu("a", 0, H100, "x.service")), {"words": {("a", 0, ""): "unhealthy"}}, "unhealthy: see to that"),
+    "without data": (state(gpu("a", 0, H100, "x.service")), {"words": {("a", 0, ""): "no_data"}}, "too little data"),
+    "of a layout that does not hold": (
+        state(gpu("a", 0, H100, "x.service")),
+        {"layouts": {"a": [{"gpus": [7], "sharing": "exclusive"}]}},
+        "the host's layout does not hold",
+    ),
+    "with a tenant on two GPUs": (
+        state(gpu("a", 0, H100), tenants=[tenant("x", gpus=("GPU-a-0", "GPU-a-1"))]),
+        {},
+        "the tenant x spans several GPUs",
+    ),
+    "with a tenant that bursts": (
+        state(gpu("a", 0, H100), tenants=[tenant("x", policy="burst")]),
+        {},
+        "a policy or priority of its own",
+    ),
+    "with an instance without data": (
+        state(gpu("a", 0, H100, instances=[(1, "3g.40gb", 4, "x.service"), (2, "1g.10gb", 0, "y.service")])),
+        {"words": {("a", 0, "2"): "no_data"}},
+        "too little data",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(ODD))
+def test_a_gpu_takes_no_part_where_it_is(name):
+    found_state, more, words = ODD[name]
+    found = one_of(found_state, **more)
+    assert words in found.left
+    assert all(one.left for one in found.occupants)
+
+
+def test_figures_in_the_inventory_do_where_there_is_no_history():
+    said = {"a": [{"match": "x", "memory": "8GiB", "sm_percent": 10}]}
+    assert not one_of(state(gpu("a", 0, H100, "x.service")), said=said, words={("a", 0, ""): "no_data"}).left
+
+
+def test_what_is_no_result_of_gpu_info_is_an_error():
+    with pytest.raises(RightsizeError, match="a: its state is no result of"):
+        host_of("a", {"gpus": [{"index": 0}]})
+
+
+# --- What is changed --------------------------------------------------------------------------------------------------
+
+
+def small(gpus, profile="1g.10gb"):
+    """Everybody could do with one small instance."""
+    return {one.name: Decision("mig", mig(profile), "small") for each in gpus for one in each.occupants}
+
+
+def fleet(host, count, free=0):
+    rows = [gpu(host, n, H100, "w%d-%s.service" % (n, host)) for n in range(count)]
+    return state(*rows, *(gpu(host, n, H100) for n in range(count, count + free)))
+
+
+def test_a_workload_alone_keeps_its_gpu():
+    found = today({"a": fleet("a", 1)})
+    assert rearrange(found, small(found), Limits(seconds=5)).answers == ()
+
+
+def test_workloads_meet_on_one_gpu_of_their_host():
+    found = today({"a": fleet("a", 3), "b": fleet("b", 2)})
+    done = rearrange(found, small(found), Limits(seconds=10))
+    assert {answer.problem.gpus[0].host: answer.saved for answer in done.answers} == {"a": 2, "b": 1}
+    for name, standing in done.standing().items():
+        assert standing[0].host == name[-1]
+
+
+def test_with_the_fleet_in_reach_they_meet_on_one_gpu_of_all():
+    found = today({"a": fleet("a", 3), "b": fleet("b", 2)})
+    (answer,) = rearrange(found, small(found), Limits(reach="fleet", seconds=10)).answers
+    assert answer.saved == 4 and len({each[0].key for each in rearrange_standing(answer)}) == 1
+
+
+def rearrange_standing(answer):
+    return [(each,) for each in answer.packing.standing if each.workload]
+
+
+def test_what_is_new_throughout_goes_where_nobody_is():
+    found = today({"a": fleet("a", 2, free=1)})
+    (answer,) = rearrange(found, small(found), Limits(seconds=5)).answers
+    assert {each.key for each in answer.packing.standing} == {("a", 2)} and answer.saved == 1
+    assert not check.problems(answer.problem, answer.packing)
+
+
+def test_a_gpu_that_takes_no_part_gets_nobody():
+    found = list(today({"a": fleet("a", 2, free=1)}))
+    found[2] = dataclasses.replace(found[2], left="the fan")
+    (answer,) = rearrange(found, small(found), Limits(seconds=5)).answers
+    assert {each.key for each in answer.packing.standing} <= {("a", 0), ("a", 1)}
+
+
+@pytest.mark.parametrize("bound", [0, 1, 2, 3, 4, 5])
+def test_no_more_workloads_move_than_the_bound_and_the_rest_is_said(bound):
+    found = today({"a": fleet("a", 3), "b": fleet("b", 2)})
+    done = rearrange(found, small(found), Limits(most_moved=bound, seconds=10))
+    moved = sum(len(answer.moved) for answer in done.answers)
+    assert moved <= bound
+    # Two moves save a GPU of a host, three save two.
+    assert sum(answer.saved for answer in done.answers) == {0: 0, 1: 0, 2: 1, 3: 2, 4: 2, 5: 3}[bound]
+    assert bool(done.notes) == (len(done.answers) < 2)
+
+
+def test_instances_that_the_bound_protects_stay():
+    rows = [gpu("a", n, H100, instances=[(1, "3g.40gb", 4, "w%d.service" % n)]) for n in range(2)]
+    found = today({"a": state(*rows)})
+    free = rearrange(found, small(found, "1g.10gb"), Limits(seconds=5))
+    assert sum(answer.saved for answer in free.answers) == 1
+    none = rearrange(found, small(found, "1g.10gb"), Limits(most_destroyed=0, seconds=5))
+    assert sum(answer.destroyed for answer in none.answers) == 0
+
+
+def test_what_the_inventory_forces_is_done_without_a_gain():
+    found = today({"a": fleet("a", 1)}, said={"a": [{"profile": "3g.40gb"}]})
+    (answer,) = rearrange(found, small(found, "3g.40gb"), Limits(seconds=5)).answers
+    assert answer.saved == 0 and answer.packing.standing[0].shape == mig("3g.40gb")
+
+
+def test_what_the_planner_refuses_is_not_proposed():
+    found = today({"a": fleet("a", 2)})
+
+    def refuse(arrangement):
+        raise RightsizeError("gpu_layout[0]", "no", "Never mind.")
+
+    done = rearrange(found, small(found), Limits(seconds=5), refuse)
+    assert done.answers == () and "a: H100-80GB stays as it is: gpu_layout[0]: no." in done.notes[0]
+
+
+KINDS = st.sampled_from([None, "1g.10gb", "2g.20gb", "3g.40gb", "whole", "vgpu", "mps", "time_slicing"])
+
+
+@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(KINDS, min_size=1, max_size=5), st.integers(0, 2), st.sampled_from([None, 0, 2]))
+def test_any_proposal_keeps_everybody_and_the_planner_takes_it(kinds, free, bound):
+    states = {"a": fleet("a", len(kinds), free)}
+    found = today(states)
+    decisions = {}
+    for kind, each in zip(kinds, found):
+        if kind is not None:
+            shape = WHOLE if kind == "whole" else mig(kind) if kind[0].isdigit() else share(kind, 8192, 20)
+            decisions[each.occupants[0].name] = Decision("mig", shape, "")
+    done = rearrange(found, decisions, Limits(most_moved=bound, seconds=2))
+    for answer in done.answers:
+        assert not check.problems(answer.problem, answer.packing)
+        assert bound is None or len(answer.moved) <= bound
+        assert {each.workload for each in answer.packing.standing} >= {
+            one.name for each in found for one in each.occupants
+        }
+        assert answer.saved > 0
+    gpus = host_of("a", states["a"]).gpus
+    entries, changed = done.entries("a")
+    layout = merged([{"gpus": "all", "sharing": "shared"}], gpus, entries, changed)
+    plan, _lines = planned(layout, gpus, "580.65.06")
+    # No GPU is named twice, and each has what stands on it.
+    assert sorted(each.gpu.index for each in plan.gpus) == list(range(len(gpus)))
+    then = {each.key[1]: [] for each in found}
+    for standing in done.standing().values():
+        then[standing[0].index] += [standing[0].shape.profile] if standing[0].shape.kind == "mig" else []
+    for each in plan.gpus:
+        assert sorted(one.profile for one in each.planned()) == sorted(then[each.gpu.index])
+
+
+# --- What can be reclaimed --------------------------------------------------------------------------------------------
+
+
+def reclaim(states, words=None, grace_hours=48.0, exempt=(), quiet_hours=96.0):
+    audit = audit_of(states, words or {}, quiet_hours)
+    return {one.name: one for one in reclaimable(audit, states, grace_hours * 3600, exempt)}
+
+
+IDLE = {("a", 0, ""): "idle"}
+
+
+def test_a_service_that_does_nothing_can_be_stopped():
+    (one,) = reclaim({"a": state(gpu("a", 0, H100, "x.service"))}, IDLE).values()
+    assert (one.kind, one.name, one.gpus, one.spared) == ("unit", "x.service", ("GPU-a-0",), "")
+    assert one.quiet_seconds == 96 * 3600 and one.waste_per_month == 10.0
+
+
+@pytest.mark.parametrize(
+    ("found", "more", "why"),
+    [
+        (gpu("a", 0, H100, "x.service"), {"quiet_hours": 47}, "quiet for 47 hours, and the grace is 48"),
+        (gpu("a", 0, H100, "x.service"), {"exempt": ["x.*"]}, "exempt (x.*)"),
+        (gpu("a", 0, H100, "x.service"), {"exempt": ["alice"]}, "exempt (alice)"),
+        (gpu("a", 0, H100, "x.service"), {"exempt": ["a"]}, "exempt (a)"),
+        (gpu("a", 0, H100, "user@1000.service"), {}, "somebody sits in it"),
+        (gpu("a", 0, H100, "slurmd.service"), {}, "holds GPUs for others"),
+        (gpu("a", 0, H100, "x.scope"), {}, "not a service"),
+        (gpu("a", 0, H100, "containerd container 0123456789ab"), {}, "stopped where they were started"),
+        (gpu("a", 0, H100, holders=[holder(None, "GPU-a-0")]), {}, "a person has to end it"),
+        (gpu("a", 0, H100, holders=[holder("x.service", "GPU-a-0", job="17")]), {}, "a scheduler's"),
+        (gpu("a", 0, H100, holders=[holder("x.service", "GPU-a-0", kind="unknown")]), {}, "not known"),
+    ],
+)
+def test_what_is_spared_says_why(found, more, why):
+    (one,) = reclaim({"a": state(found)}, IDLE, **more).values()
+    assert why in one.spared
+
+
+def test_who_holds_a_gpu_that_works_as_well_is_spared():
+    (one,) = reclaim({"a": state(gpu("a", 0, H100, "x.service"), gpu("a", 1, H100, "x.service"))}, IDLE).values()
+    assert "another GPU too" in one.spared and one.gpus == ("GPU-a-0", "GPU-a-1")
+
+
+def test_containers_and_instances_are_found_too():
+    states = {
+        "a": state(
+            gpu("a", 0, H100, "podman container notebook"),
+            gpu("a", 1, H100, instances=[(1, "3g.40gb", 4, "x.service"), (2, "1g.10gb", 0, "y.service")]),
+        )
+    }
+    found = reclaim(states, {("a", 0, ""): "idle", ("a", 1, "1"): "held_without_process"})
+    assert set(found) == {"notebook", "x.service"}
+    assert (found["notebook"].kind, found["notebook"].runtime) == ("container", "podman")
+    assert found["x.service"].gpus == ("GPU-a-1 1",) and not found["x.service"].spared
+
+
+def test_who_works_or_is_not_known_is_not_listed():
+    states = {"a": state(gpu("a", 0, H100, "x.service"), gpu("a", 1, H100, "y.service"))}
+    assert reclaim(states, {("a", 0, ""): "right", ("a", 1, ""): "no_data"}) == {}
+
+
+# --- What is written --------------------------------------------------------------------------------------------------
+
+
+def proposal(*hosts):
+    changes = tuple(
+        HostChange(host, ({"gpus": [0], "sharing": "exclusive"},), (), (), ("gpu 0: x",), 0, 0, 0, (), (), None)
+        for host in hosts
+    )
+    return Proposal(0.0, Window(0.0, 0.0), "", changes, (), (), 0, 0, 0, None, "", 0, 0)
+
+
+def test_hosts_of_a_proposal_before_are_gone_from_the_next_and_others_files_stay(tmp_path):
+    write.all_of(proposal("a", "b"), tmp_path)
+    own = tmp_path / "proposal" / "host_vars" / "c" / "gpu_layout.yml"
+    own.parent.mkdir()
+    own.write_text("gpu_layout: []\n")
+    write.all_of(proposal("b"), tmp_path)
+    assert sorted(path.parent.name for path in tmp_path.glob("proposal/host_vars/*/gpu_layout.yml")) == ["b", "c"]
+    assert yaml.safe_load((tmp_path / "proposal" / "hosts.yml").read_text()) == {"all": {"hosts": {"b": {}}}}
+
+
+@pytest.mark.parametrize("host", ["..", "a/b"])
+def test_a_host_s_name_leads_nowhere_else(host, tmp_path):
+    with pytest.raises(RightsizeError, match="cannot have a file"):
+        write.all_of(proposal(host), tmp_path)
+    assert not list(tmp_path.glob("**/gpu_layout.yml"))
+
+
+def test_a_plan_of_several_lines_stays_a_comment(tmp_path):
+    change = dataclasses.replace(proposal("a").hosts[0], plan=("gpu 0: x\ngpu_layout: []",))
+    assert yaml.safe_load(write.layout_text(change)) == {"gpu_layout": [{"gpus": [0], "sharing": "exclusive"}]}

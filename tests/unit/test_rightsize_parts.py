@@ -1,0 +1,287 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Right-sizing piece by piece: what the inventory may say, how a workload may share, what is kept of a layout, what is risked."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("numpy")
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
+from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import load_models
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError, PlanError
+from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import (
+    Finding,
+    Holding,
+    Stat,
+    Subject,
+    Verdict,
+    Window,
+)
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.geometry import geometry
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.model import WHOLE, mig, share
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize import options
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.mode import decide
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.model import (
+    ISOLATIONS,
+    LATENCIES,
+    Need,
+    Occupant,
+    RightsizeError,
+    Wish,
+)
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.overlay import merged, planned
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.risk import risk
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.series import MOST_POINTS, Grid
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.wishes import wish_of, wishes
+
+GIB = 1 << 30
+H100, L40S, T4 = "H100-80GB", "L40S-48GB", "T4-16GB"
+
+
+def need(memory_gib, percent, **more):
+    return Need(memory_gib * GIB, percent, 0.9, "seen", **more)
+
+
+# --- What the inventory says ------------------------------------------------------------------------------------------
+
+
+def test_the_first_entry_that_matches_holds():
+    rows = [{"match": "notebook-*", "latency": "batch"}, {"match": "*", "isolation": "quota", "memory": "8GiB"}]
+    found = wishes(rows, "a")
+    assert wish_of(found, ["notebook-b", "b-gpu0"]).latency == "batch"
+    other = wish_of(found, ["train", "b-gpu0"])
+    assert (other.isolation, other.memory_bytes, other.latency) == ("quota", 8 * GIB, "normal")
+    assert other.where == "gpu_rightsize_workloads of a[1]"
+    # One that nothing is said of is isolated by the hardware.
+    assert wish_of(found[:1], ["train"]).isolation == "hardware"
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"isolaton": "none"}, "isolaton: there is no such key. Did you mean isolation?"),
+        ({"mode": "mpss"}, "mode: 'mpss' is none of its words. It is one of auto, exclusive, mig"),
+        ({"memory": "8GB"}, "memory: the size"),
+        ({"memory": 8}, "memory: the size 8 has no unit"),
+        ({"sm_percent": 0}, "sm_percent: 0 is no whole number from 1 to 100"),
+        ({"sm_percent": "30"}, "sm_percent: '30' is no whole number"),
+        ({"leave": "yes"}, "leave: 'yes' is neither true nor false"),
+        ({"match": ""}, "match: '' is no text"),
+        ({"profile": "1g.10gb", "mode": "mps"}, "profile: a MIG profile is asked for, and the mode is mps"),
+        ("notebook", "'notebook' is not an entry"),
+    ],
+)
+def test_what_cannot_be_meant_is_named_with_its_place(row, words):
+    with pytest.raises(RightsizeError) as caught:
+        wishes([row], "a")
+    assert str(caught.value).startswith("gpu_rightsize_workloads of a[0]") and words in str(caught.value)
+
+
+def test_a_mapping_is_no_list():
+    with pytest.raises(RightsizeError, match="is not a list"):
+        wishes({"match": "*"}, "a")
+
+
+@pytest.mark.parametrize(
+    ("packing", "words"),
+    [
+        ({"polcy": "spread"}, "packing.polcy: there is no such key"),
+        ({"policy": "tight"}, "packing.policy: 'tight' is none"),
+        ({"seconds": 0}, "packing.seconds"),
+        ({"reserve_gpus": 2}, "packing.reserve_gpus"),
+        ({"reserve_gpus": {H100: -1}}, "packing.reserve_gpus.H100-80GB: -1"),
+        ({"headroom_sm_percent": "10"}, "packing.headroom_sm_percent: '10'"),
+    ],
+)
+def test_settings_of_the_packing_are_checked(packing, words):
+    with pytest.raises(RightsizeError) as caught:
+        options.limits("host", None, None, packing)
+    assert words in str(caught.value)
+
+
+def test_bounds_and_sizing_are_checked():
+    with pytest.raises(RightsizeError, match="max_moved: -1"):
+        options.limits("host", -1, None, {})
+    with pytest.raises(RightsizeError, match=r"sizing.memory_margin: there is no such key"):
+        options.policy({"memory_margin": 0.1})
+    with pytest.raises(FleetError, match="memory_margin_ratio"):
+        options.policy({"memory_margin_ratio": 7})
+    assert options.limits("fleet", 0, 3, {"seconds": 5}).most_moved == 0
+
+
+# --- How a workload may share -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wish", "asked", "model", "mode", "shape"),
+    [
+        # The hardware isolates: the smallest instance whose memory and slices hold it; else the whole GPU.
+        ({}, need(8, 5), H100, "mig", mig("1g.10gb")),
+        ({}, need(8, 20), H100, "mig", mig("2g.20gb")),
+        ({}, need(18, 10), H100, "mig", mig("1g.20gb")),
+        ({}, need(30, 10), H100, "mig", mig("3g.40gb")),
+        ({}, need(60, 10), H100, "exclusive", WHOLE),
+        ({}, need(8, 70), H100, "exclusive", WHOLE),
+        ({}, need(8, 5), L40S, "exclusive", WHOLE),
+        # A quota will do: a tenant; but not for one that cannot wait for its turn.
+        ({"isolation": "quota"}, need(8, 5), L40S, "vgpu", share("vgpu", 8192, 5)),
+        ({"isolation": "quota", "latency": "low"}, need(8, 5), H100, "mig", mig("1g.10gb")),
+        ({"isolation": "quota", "latency": "low"}, need(8, 5), L40S, "exclusive", WHOLE),
+        # Nothing need keep them apart: turns for whoever can wait, MPS for others.
+        ({"isolation": "none", "latency": "batch"}, need(8, 5), L40S, "time_slicing", share("time_slicing", 8192, 5)),
+        ({"isolation": "none"}, need(8, 5), L40S, "mps", share("mps", 8192, 5)),
+        ({"isolation": "none", "latency": "low"}, need(8.1, 31), T4, "mps", share("mps", 8448, 35)),
+        ({"isolation": "none"}, need(60, 5), L40S, "exclusive", WHOLE),
+        # The inventory has the last word.
+        ({"mode": "exclusive"}, None, H100, "exclusive", WHOLE),
+        ({"profile": "1g.10gb"}, None, H100, "mig", mig("1g.10gb")),
+        ({"mode": "vgpu"}, need(8, 5), H100, "vgpu", share("vgpu", 8192, 5)),
+        ({"mode": "mig"}, need(60, 90), H100, "mig", mig("7g.80gb")),
+    ],
+)
+def test_the_mode_follows_from_isolation_then_latency(wish, asked, model, mode, shape):
+    found = decide(Wish(**wish), asked, model)
+    assert (found.mode, found.shape) == (mode, shape)
+    assert found.reason
+
+
+@pytest.mark.parametrize(
+    ("wish", "asked", "model", "words"),
+    [
+        ({"profile": "9g.90gb"}, None, H100, "has no MIG profile 9g.90gb. Its profiles are"),
+        ({"profile": "1g.10gb"}, None, L40S, "Its profiles are none: it has no MIG"),
+        ({"mode": "mig"}, need(1, 1), L40S, "L40S-48GB has no MIG"),
+        ({"mode": "vgpu"}, need(100, 1), H100, "cannot give that by vgpu"),
+        ({"mode": "vgpu"}, None, H100, "how much it needs is not known"),
+    ],
+)
+def test_what_a_model_cannot_do_is_refused_with_the_entry(wish, asked, model, words):
+    with pytest.raises(RightsizeError) as caught:
+        decide(Wish(where="gpu_rightsize_workloads of a[3]", **wish), asked, model)
+    assert words in str(caught.value) and "a[3]" in str(caught.value)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    st.sampled_from(sorted(load_models())),
+    st.sampled_from(ISOLATIONS),
+    st.sampled_from(LATENCIES),
+    st.floats(0, 200),
+    st.floats(0, 115),
+)
+def test_what_is_chosen_holds_the_need_and_keeps_the_isolation(model, isolation, latency, memory_gib, percent):
+    asked = need(memory_gib, percent)
+    found = decide(Wish(isolation=isolation, latency=latency), asked, model)
+    rules = geometry(model)
+    assert rules.knows(found.shape)
+    if found.mode == "exclusive":
+        assert found.shape == WHOLE
+        return
+    if isolation == "hardware":
+        assert found.mode == "mig"
+    if found.mode == "mig":
+        profile = rules.capacity.profiles[found.shape.profile]
+        assert profile.memory_mib * (1 << 20) >= asked.memory_bytes
+        assert 100 * profile.compute_slices / rules.capacity.compute_slices >= percent - 1e-9
+    else:
+        assert found.shape.memory_mib * (1 << 20) >= asked.memory_bytes
+        assert found.shape.sm_percent >= min(percent, 100)
+
+
+# --- What is kept of a layout -----------------------------------------------------------------------------------------
+
+GPUS = assumed_gpus([H100] * 4)
+NEW = {"gpus": [1], "sharing": "mig", "mig": [{"profile": "3g.40gb"}]}
+
+
+@pytest.mark.parametrize(
+    ("current", "kept"),
+    [
+        ([], []),
+        ([{"gpus": "all", "sharing": "shared"}], [{"gpus": [0, 2, 3], "sharing": "shared"}]),
+        ([{"gpus": {"model": "H100*"}, "sharing": "exclusive"}], [{"gpus": [0, 2, 3], "sharing": "exclusive"}]),
+        ([{"gpus": [1], "sharing": "exclusive"}], []),
+        (
+            [{"gpus": [0], "sharing": "exclusive"}, {"gpus": [1, 3], "sharing": "shared"}],
+            [{"gpus": [0], "sharing": "exclusive"}, {"gpus": [3], "sharing": "shared"}],
+        ),
+    ],
+)
+def test_other_gpus_keep_what_the_layout_says_of_them(current, kept):
+    found = merged(current, GPUS, [NEW], {1})
+    assert found == [*kept, NEW]
+    plan, _lines = planned(found, GPUS, "580.65.06")
+    assert [gpu.gpu.index for gpu in plan.gpus if gpu.target.mig_enabled] == [1]
+
+
+def test_tenants_that_may_be_on_any_gpu_of_their_entry_are_not_torn_apart():
+    tenants = [{"name": "a", "memory": "8GiB", "sm_percent": 30}]
+    current = [{"gpus": [0, 1], "sharing": "vgpu", "vgpu": {"tenants": tenants}}]
+    with pytest.raises(PlanError, match="of which only some change"):
+        merged(current, GPUS, [NEW], {1})
+    assert merged(current, GPUS, [NEW], {0, 1}) == [NEW]
+
+
+def test_daemons_and_tenants_are_planned_too():
+    layout = [
+        {"gpus": [0], "sharing": "mps", "mps": {"name": "gpu0", "clients": 2, "active_thread_percentage": 40}},
+        {"gpus": [1], "sharing": "vgpu", "vgpu": {"tenants": [{"name": "a", "memory": "8GiB", "sm_percent": 30}]}},
+    ]
+    parse_layout(layout)
+    _plan, lines = planned(layout, GPUS, None)
+    assert [line.split(":")[0] for line in lines] == ["mps gpu0", "vgpu a"]
+
+
+# --- What is risked ---------------------------------------------------------------------------------------------------
+
+
+def occupant(peak_gib=5.0, shape=WHOLE, holders=(), **wish):
+    memory = Stat(86400.0, 1.0, max=peak_gib * GIB)
+    found = Finding("1", Verdict("idle", "why"), Holding(Subject("gpu", "a", "GPU-1", "0"), memory=memory))
+    return Occupant("w", ("a", 0), "GPU-1", shape, None, found, Wish(**wish), holders=tuple(holders))
+
+
+@pytest.mark.parametrize(
+    ("one", "then", "asked", "host", "word", "why"),
+    [
+        (occupant(), mig("1g.10gb"), need(6, 5), "a", "low", "started anew"),
+        (occupant(), mig("1g.10gb"), need(6, 5), "b", "medium", "another host"),
+        (occupant(9.5), mig("1g.10gb"), need(9.6, 5), "a", "medium", "used 97 %"),
+        (occupant(30), mig("1g.10gb"), need(6, 5), "a", "high", "more memory than it is to have"),
+        (occupant(), mig("1g.10gb"), None, "a", "medium", "nothing of it was measured"),
+        (occupant(), mig("1g.10gb"), need(6, 5, measured=False), "a", "medium", "nothing of it was measured"),
+        (occupant(), share("mps", 8192, 10), need(6, 5), "a", "medium", "a fault of one"),
+        (occupant(latency="low"), share("mps", 8192, 10), need(6, 5), "a", "medium", "cannot wait"),
+        (occupant(), share("vgpu", 8192, 10), need(6, 5), "a", "medium", "no security boundary"),
+        (occupant(holders=[{"job": "17"}]), mig("1g.10gb"), need(6, 5), "a", "medium", "scheduler"),
+    ],
+)
+def test_each_risk_is_named(one, then, asked, host, word, why):
+    found, reasons = risk(one, then, H100, asked, host)
+    assert found == word and any(why in reason for reason in reasons)
+
+
+@pytest.mark.parametrize(("confidence", "word"), [(0.9, "low"), (0.6, "medium"), (0.3, "high")])
+def test_a_short_history_is_a_risk(confidence, word):
+    short = dataclasses.replace(need(6, 5), confidence=confidence)
+    assert risk(occupant(), mig("1g.10gb"), H100, short, "a")[0] == word
+
+
+# --- How much is asked of the server ----------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 2 * 10**9), st.integers(600, 3 * 10**8))
+def test_a_window_of_any_length_has_so_many_points_at_most(start, seconds):
+    grid = Grid.of(Window(start, start + seconds))
+    assert 1 <= len(grid.times) <= MOST_POINTS
+    assert grid.step % 300 == 0 and grid.end <= start + seconds
+    # No more of the window is left out at its ends than a step each.
+    assert grid.times[-1] > start + seconds - grid.step and (grid.times[0] < start + grid.step or len(grid.times) == 1)
