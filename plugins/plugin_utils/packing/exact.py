@@ -101,7 +101,7 @@ class Search:
             else:
                 here[shape].append(stay)
         pins = Counter(cell.pins)
-        for shape in {*room, *pins}:
+        for shape in sorted({*room, *pins}):
             self._room[shape] += room[shape]
             taken = [*here[shape], *self._on_gpu.get((cell.gpus[0], shape), ()), pins[shape] * size]
             if len(taken) > 1:
@@ -115,7 +115,7 @@ class Search:
         sets = []
         for place, gpus in case.domains[workload.within].items():
             gpus = [gpu for gpu in gpus if case.allowed(workload, gpu)]
-            for shape in set(workload.options):
+            for shape in sorted(set(workload.options)):
                 able = [gpu for gpu in gpus if case.geometry(gpu).knows(shape)]
                 if len(able) < workload.gpus:
                     continue
