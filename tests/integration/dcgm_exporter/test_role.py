@@ -135,7 +135,7 @@ def test_the_options_of_dcgm_exporter(role):
         dcgm_exporter_hpc_job_mapping_dir="/var/spool/gpu-jobs",
         dcgm_exporter_kubernetes=True,
         dcgm_exporter_kubernetes_virtual_gpus=True,
-        dcgm_exporter_extra_arguments=["--xid-count-window-size", "300000", "100%"],
+        dcgm_exporter_extra_arguments=["--xid-count-window-size", "300000", "100%$HOME"],
     )
     assert status == 0, said
     (command,) = [value for key, value in settings(role.root / UNIT, "Service") if key == "ExecStart"]
@@ -147,7 +147,7 @@ def test_the_options_of_dcgm_exporter(role):
     }.items():
         assert words[words.index(option) + 1] == value
     assert {"--kubernetes=true", "--kubernetes-virtual-gpus=true"} <= set(words)
-    assert words[-3:] == ["--xid-count-window-size", "300000", "100%%"], "a percent sign is a specifier to systemd"
+    assert words[-3:] == ["--xid-count-window-size", "300000", "100%%$$HOME"], "both mean something to systemd"
     assert (role.root / "var/spool/gpu-jobs").is_dir()
     assert ("Wants", "nvidia-dcgm.service") in settings(role.root / UNIT, "Unit")
 
