@@ -14,7 +14,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-pytest.importorskip("numpy")
+np = pytest.importorskip("numpy")
 sys.path.insert(0, str(Path(__file__).parents[1] / "audit"))
 
 from rightsize_hosts import GIB, gpu, holder, state
@@ -44,8 +44,10 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.observed i
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.overlay import merged, planned
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.rearrange import Limits, rearrange
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.reclaim import reclaimable
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.teams import teams
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.today import fleet_today
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.wishes import wishes
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.model import Fleet, Policy
 
 H100 = "H100-80GB"
 PEAK = Stat(4 * 86400.0, 1.0, max=6.0 * GIB)
@@ -295,6 +297,50 @@ def test_what_the_planner_refuses_is_not_proposed():
 
     done = rearrange(found, small(found), Limits(seconds=5), refuse)
     assert done.answers == () and "a: H100-80GB stays as it is: gpu_layout[0]: no." in done.notes[0]
+
+
+# --- Who takes turns --------------------------------------------------------------------------------------------------
+
+
+def courses(hours):
+    """Two weeks of workloads that work hard in eight hours of the day, from the hours given by name."""
+    times = np.arange(0, 14 * 86400, 600)
+    of_day = times / 3600 % 24
+    duty = [np.where((of_day - start) % 24 < 8, 90.0, 0.0) for start in hours.values()]
+    return Fleet.of(list(hours), times, duty, np.full((len(hours), len(times)), 10.0 * GIB), 80.0 * GIB)
+
+
+def turns(hours, reach="host"):
+    found = today({"a": fleet("a", len(hours))})
+    names = [one.name for each in found for one in each.occupants]
+    decisions = {name: Decision("time_slicing", share("time_slicing", 12288, 100), "") for name in names}
+    made = teams(courses(dict(zip(names, hours))), found, decisions, reach, Policy())
+    return found, decisions, made
+
+
+def test_those_who_work_at_other_hours_share_a_card_and_those_at_the_same_do_not():
+    found, decisions, made = turns([0, 12, 0])
+    (team,) = made.members
+    assert "w1-a" in team and len(team) == 2 and set(made.stays) == {"w0-a", "w2-a"} - set(team)
+    assert "takes turns with" in made.reasons["w1-a"]
+    kept = {name: decisions[name] for name in team}
+    done = rearrange(found, kept, Limits(seconds=5), teams=made.members)
+    (answer,) = done.answers
+    entries, changed = done.entries("a")
+    assert answer.saved == 1 and set(answer.moved) == set(team)
+    assert [(entry["sharing"], entry["time_slicing"]["replicas"]) for entry in entries] == [("time_slicing", 2)]
+    assert len(changed) == 1
+
+
+def test_where_turns_save_nothing_all_stay_alone():
+    _found, _decisions, made = turns([0, 0])
+    assert made.members == () and all("leave exclusive" in why for why in made.stays.values())
+
+
+def test_a_team_that_is_beyond_the_bound_is_not_made():
+    found, decisions, made = turns([0, 12])
+    done = rearrange(found, decisions, Limits(most_moved=1, seconds=5), teams=made.members)
+    assert done.answers == () and "within the bounds on churn" in done.notes[0]
 
 
 KINDS = st.sampled_from([None, "1g.10gb", "2g.20gb", "3g.40gb", "whole", "vgpu", "mps", "time_slicing"])

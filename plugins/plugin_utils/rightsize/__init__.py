@@ -9,6 +9,7 @@ observed   a host's GPUs as the planners know them
 today      hosts' own word and the audit: which workload is on which GPU, and which GPUs stay out of it
 series     the histories of those that may change, in bounded amounts
 mode       how a workload could share a GPU, with the reason
+teams      who takes turns on a card, by their histories together
 rearrange  problems for the packing, and what came of them
 overlay    the `gpu_layout` of a host that changes, and what the planner makes of it
 risk       what could go wrong for each workload

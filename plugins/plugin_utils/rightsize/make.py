@@ -15,7 +15,7 @@ from ..audit.make import make as make_audit
 from ..audit.model import Audit
 from ..audit.prometheus import Prometheus, PrometheusError
 from ..packing.model import Standing
-from ..sizing.model import Policy
+from ..sizing.model import Fleet, Policy
 from .mode import decide
 from .model import Decision, GpuToday, HostChange, Need, Occupant, Outcome, Proposal, Wish
 from .observed import host_of
@@ -24,6 +24,7 @@ from .rearrange import Arrangement, Limits, rearrange, smaller
 from .reclaim import reclaimable
 from .risk import risk
 from .series import fleet_of, histories, need_of_tenant, needs, with_wish
+from .teams import teams
 from .today import fleet_today
 
 _HOURS_PER_MONTH = 730.5
@@ -53,8 +54,14 @@ def make(request: Request, now_seconds: float, say: Callable[[str], None] = lamb
     notes = list(audit.sources.missing)
     gpus = fleet_today(audit, request.states, request.layouts, request.wishes, request.audit.prices)
     by_key = {gpu.key: gpu for gpu in gpus}
-    found = _needs(request, audit, gpus, by_key, notes, say)
+    found, fleet = _needs(request, audit, gpus, by_key, notes, say)
     decisions, stays = _decisions(gpus, found)
+    together = teams(fleet, gpus, decisions, request.limits.reach, request.policy)
+    for name, why in together.stays.items():
+        stays[name] = why
+        del decisions[name]
+    for name, why in together.reasons.items():
+        decisions[name] = dataclasses.replace(decisions[name], reason="%s %s" % (decisions[name].reason, why))
     hosts = {name: host_of(name, request.states[name]) for name in request.states}
 
     def change(arrangement: Arrangement, name: str) -> tuple[list[dict[str, Any]], Any, list[str]]:
@@ -66,7 +73,7 @@ def make(request: Request, now_seconds: float, say: Callable[[str], None] = lamb
         for name in arrangement.hosts():
             change(arrangement, name)
 
-    arrangement = rearrange(gpus, decisions, request.limits, check, say)
+    arrangement = rearrange(gpus, decisions, request.limits, check, say, together.members)
     notes += arrangement.notes
     then = arrangement.standing()
     outcomes = tuple(
@@ -105,8 +112,9 @@ def _needs(
     by_key: Mapping[tuple[str, int], GpuToday],
     notes: list[str],
     say: Callable[[str], None],
-) -> dict[str, Need | str]:
-    """By workload what it needs, or why that is not known; of those only that could change."""
+) -> tuple[dict[str, Need | str], Fleet | None]:
+    """(by workload what it needs, or why that is not known; the histories), of those only that could change."""
+    fleet = None
     there = [one for gpu in gpus if not gpu.left for one in gpu.occupants]
     wanted = [one for one in there if one.finding.verdict.word in _CANDIDATES or one.wish.forces]
     found: dict[str, Need | str] = {
@@ -128,11 +136,12 @@ def _needs(
             say("%d queries, %d bytes" % (server.queries, server.bytes_received))
             cards = {one.name: one.finding.holding.memory_total_bytes for one in asked}
             known = {name: total for name, total in cards.items() if total}
-            found.update(needs(fleet_of(asked, read, grid, known), asked, by_key, request.policy))
+            fleet = fleet_of(asked, read, grid, known)
+            found.update(needs(fleet, asked, by_key, request.policy))
     for one in wanted:
         need = with_wish(found.get(one.name), one)
         found[one.name] = "its history is not known" if need is None else need
-    return found
+    return found, fleet
 
 
 def _decisions(gpus: Sequence[GpuToday], found: Mapping[str, Need | str]) -> tuple[dict[str, Decision], dict[str, str]]:
@@ -183,12 +192,7 @@ def _outcome(
     place = then[0] if then else None
     if place is None or (place.key, place.shape, place.start) == (one.key, one.shape, one.start):
         if decision and not stays_as.reason:
-            if smaller(decision, one, gpu.model):
-                why = "It could be %s, and no GPU would come free by that, or not within the bounds on churn. %s"
-                why %= (_shown(decision.shape, None), decision.reason)
-            else:
-                why = decision.reason
-            return dataclasses.replace(stays_as, reason=why)
+            return dataclasses.replace(stays_as, reason=_why_not(one, decision, gpu.model))
         return stays_as
     word, why = risk(one, place.shape, by_key[place.key].model, known, place.host)
     if decision and place.shape == decision.shape:
@@ -206,6 +210,19 @@ def _outcome(
         risk=word,
         risks=why,
     )
+
+
+def _why_not(one: Occupant, decision: Decision, model: str) -> str:
+    """Why one that could change does not."""
+    if decision.shape == one.shape:
+        return decision.reason
+    could = _shown(decision.shape, None)
+    if decision.shape.kind != one.shape.kind or smaller(decision, one, model):
+        return "It could be %s, and no GPU would come free by that, or not within the bounds. %s" % (
+            could,
+            decision.reason,
+        )
+    return "It would take %s, more than it has, and nothing is made larger here. %s" % (could, decision.reason)
 
 
 def _mode(kind: str) -> str:

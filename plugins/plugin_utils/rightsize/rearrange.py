@@ -12,12 +12,12 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Callable, Collection, Mapping, Sequence
 
 from ...module_utils.errors import FleetError
 from ..packing.geometry import geometry
 from ..packing.layouts import layouts
-from ..packing.model import FleetGpu, Packing, PackingError, Problem, Rules, Standing, Workload
+from ..packing.model import WHOLE, FleetGpu, Packing, PackingError, Problem, Rules, Standing, Workload
 from ..packing.pack import pack
 from .model import Decision, GpuToday, Occupant
 
@@ -118,15 +118,19 @@ def rearrange(
     limits: Limits,
     check: Callable[[Arrangement], None] = lambda arrangement: None,
     say: Callable[[str], None] = lambda line: None,
+    teams: Sequence[Sequence[str]] = (),
 ) -> Arrangement:
-    """What to change, within the limits. `check` raises FleetError where the planners would refuse an arrangement."""
-    problems = _problems(gpus, decisions, limits)
+    """What to change, within the limits. `check` raises FleetError where the planners would refuse an arrangement.
+
+    `teams` share a card by turns, as long as the bounds on churn allow that.
+    """
+    problems = _problems(gpus, decisions, limits, {member for team in teams for member in team})
     seconds = max(1.0, limits.seconds / max(1, len(problems)))
     notes: list[str] = []
     found = []
     for number, problem in enumerate(problems, 1):
         say("packing %d of %d: %s" % (number, len(problems), _name(problem, limits)))
-        answer = _solve(problem, seconds, None, None, decisions, notes, limits)
+        answer = _solve(problem, seconds, None, None, decisions, notes, limits, teams)
         if answer:
             found.append(answer)
     # The best first: the bounds on churn are the whole proposal's.
@@ -154,17 +158,17 @@ def rearrange(
     return Arrangement(tuple(taken), tuple(notes))
 
 
-def onto_free(problem: Problem, packing: Packing) -> Packing:
+def onto_free(problem: Problem, packing: Packing, occupied: Collection[tuple[str, int]]) -> Packing:
     """The same answer with what is new throughout put on GPUs of the host that nobody has, as far as there are some.
 
     Then the layout can be applied while all goes on where it is, and each workload follows when it suits.
     """
     then, today = _by_gpu(packing.standing), _by_gpu(problem.today)
     places: dict[tuple[str, int], tuple[str, int]] = {}
-    free = [gpu for gpu in problem.gpus if gpu.key not in then and gpu.key not in today]
+    free = [gpu for gpu in problem.gpus if gpu.key not in then and gpu.key not in today and gpu.key not in occupied]
     for gpu in problem.gpus:
         here = today.get(gpu.key, ())
-        whole = bool(here) and all(each.shape.kind == "whole" for each in here)
+        whole = gpu.key in occupied and all(each.shape.kind == "whole" for each in here)
         if whole and gpu.key in then and not _stays(then[gpu.key], here):
             spare = next((one for one in free if (one.host, one.model) == (gpu.host, gpu.model)), None)
             if spare is not None:
@@ -191,7 +195,9 @@ def _name(problem: Problem, limits: Limits) -> str:
     return "%s: %s" % (first.host, first.model) if limits.reach == "host" else first.model
 
 
-def _problems(gpus: Sequence[GpuToday], decisions: Mapping[str, Decision], limits: Limits) -> list[Problem]:
+def _problems(
+    gpus: Sequence[GpuToday], decisions: Mapping[str, Decision], limits: Limits, members: Collection[str]
+) -> list[Problem]:
     groups: dict[tuple[str, ...], list[GpuToday]] = defaultdict(list)
     for gpu in gpus:
         if not gpu.left:
@@ -202,7 +208,10 @@ def _problems(gpus: Sequence[GpuToday], decisions: Mapping[str, Decision], limit
         workloads = tuple(_workload(one, gpu, decisions, limits) for gpu in of_group for one in gpu.occupants)
         today = tuple(each for gpu in of_group for each in (*(one.standing for one in gpu.occupants), *gpu.vacant))
         # Where nothing can change there is nothing to ask.
-        if any(workload.options != (each.shape,) for workload, each in zip(workloads, _standings(of_group))):
+        if any(
+            workload.options != (each.shape,) or workload.name in members
+            for workload, each in zip(workloads, _standings(of_group))
+        ):
             rules = dataclasses.replace(limits.rules, reserve_gpus=_reserve(limits.rules, of_group))
             made.append(Problem(tuple(map(_gpu, of_group)), workloads, today, rules))
     return made
@@ -258,8 +267,11 @@ def _solve(
     decisions: Mapping[str, Decision],
     notes: list[str],
     limits: Limits,
+    teams: Sequence[Sequence[str]] = (),
 ) -> Answer | None:
     """The packing's answer where it is worth it: it frees a GPU, or the inventory asks for a change."""
+    before = {each.workload: each for each in problem.today if each.workload}
+    mine = {"+".join(team): tuple(team) for team in teams if all(name in before for name in team)}
     rules = dataclasses.replace(
         problem.rules,
         seconds=seconds,
@@ -267,7 +279,8 @@ def _solve(
         most_destroyed=None if destroyed is None else max(0, destroyed),
     )
     try:
-        packing = pack(dataclasses.replace(problem, rules=rules))
+        teamed = _teamed(dataclasses.replace(problem, rules=rules), mine)
+        packing = pack(teamed)
     except PackingError as error:
         notes.append("%s stays as it is: %s" % (_name(problem, limits), error))
         return None
@@ -275,9 +288,9 @@ def _solve(
         first, why = sorted(packing.unplaced.items())[0]
         notes.append("%s stays as it is, for %s would find no place: %s" % (_name(problem, limits), first, why))
         return None
-    packing = onto_free(problem, packing)
+    packing = onto_free(teamed, packing, {each.key for each in before.values()})
+    packing = _apart(packing, mine, decisions)
     then = {(each.workload, each.key, each.shape, each.start) for each in packing.standing if each.workload}
-    before = {each.workload: each for each in problem.today if each.workload}
     gone = tuple(sorted(name for name, each in before.items() if (name, each.key, each.shape, each.start) not in then))
     used = len({each.key for each in before.values()})
     saved = used - len({key for _name, key, _shape, _start in then})
@@ -290,3 +303,30 @@ def _solve(
             % (_name(problem, limits), -saved, ", ".join(sorted(asked)[:4]))
         )
     return Answer(problem, packing, saved, gone, packing.score.destroyed)
+
+
+def _teamed(problem: Problem, teams: Mapping[str, Sequence[str]]) -> Problem:
+    """With each team as one workload that has a whole GPU, today that of its first member."""
+    if not teams:
+        return problem
+    first = {team[0]: name for name, team in teams.items()}
+    within = {member for team in teams.values() for member in team}
+    workloads = [workload for workload in problem.workloads if workload.name not in within]
+    today = [
+        dataclasses.replace(each, workload=first.get(each.workload or "", each.workload))
+        for each in problem.today
+        if each.workload not in within or each.workload in first
+    ]
+    workloads += [Workload(name, (WHOLE,)) for name in teams]
+    return dataclasses.replace(problem, workloads=tuple(workloads), today=tuple(today))
+
+
+def _apart(packing: Packing, teams: Mapping[str, Sequence[str]], decisions: Mapping[str, Decision]) -> Packing:
+    """The answer with the members in the place of their teams."""
+    standing: list[Standing] = []
+    for each in packing.standing:
+        for member in teams.get(each.workload or "", ()):
+            standing.append(dataclasses.replace(each, workload=member, shape=decisions[member].shape, new=True))
+        if each.workload not in teams:
+            standing.append(each)
+    return dataclasses.replace(packing, standing=tuple(standing))

@@ -1,0 +1,73 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Who takes turns on a card: workloads that can wait and trust each other, by their histories together. Pure.
+
+A quota adds up everybody's peaks. Turns need not: what peaks at other hours fits beside what peaks at these, and what peaks at
+the same hours does not, which only the histories side by side can say (docs/sizing.md).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Mapping, Sequence
+
+from ..packing.geometry import geometry
+from ..packing.model import WHOLE
+from ..sizing.model import Fleet, Policy
+from ..sizing.sharing import Card, share
+from .model import Decision, GpuToday
+
+#: Workloads that are looked at together: more would take minutes, and gain little.
+_MOST = 60
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Teams:
+    """`members` of each card that is shared; by name `reasons` of those, and `stays`, why another one has its card alone."""
+
+    members: tuple[tuple[str, ...], ...] = ()
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    stays: Mapping[str, str] = field(default_factory=dict)
+
+
+def teams(
+    fleet: Fleet | None, gpus: Sequence[GpuToday], decisions: Mapping[str, Decision], reach: str, policy: Policy
+) -> Teams:
+    """Of workloads that have a whole GPU, are to take turns, and whose history is known; each team of one model and reach."""
+    groups: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    rows = {} if fleet is None else {name: row for row, name in enumerate(fleet.names)}
+    for gpu in gpus:
+        for one in gpu.occupants:
+            decision, wish = decisions.get(one.name), one.wish
+            told = wish.forces or wish.memory_bytes is not None or wish.sm_percent is not None
+            turns = decision is not None and decision.mode == "time_slicing" and one.shape == WHOLE
+            if turns and not told and not gpu.left and one.name in rows:
+                groups[(gpu.model, gpu.host) if reach == "host" else (gpu.model,)].append(one.name)
+    members: list[tuple[str, ...]] = []
+    reasons: dict[str, str] = {}
+    stays: dict[str, str] = {}
+    for key in sorted(groups):
+        names = sorted(groups[key])
+        for at in range(0, len(names), _MOST):
+            part = names[at : at + _MOST]
+            found = share(fleet.part([rows[name] for name in part]), geometry(key[0]).memory_mib * _MIB, policy)
+            stays.update(dict(found.left_alone))
+            for card in found.cards:
+                if len(card.names) > 1:
+                    members.append(card.names)
+                    reasons.update((name, _reason(name, card)) for name in card.names)
+                else:
+                    stays[card.names[0]] = "None of the others fits beside it." if found.worth_it else found.reason
+    return Teams(tuple(members), reasons, stays)
+
+
+def _reason(name: str, card: Card) -> str:
+    others = [other for other in card.names if other != name]
+    return "It takes turns with %s: together at most %.1f GiB, and more work than there is time for %.1f %% of it." % (
+        ", ".join(others),
+        card.memory_bytes / 2**30,
+        100 * card.saturated_ratio,
+    )
