@@ -67,13 +67,18 @@ def read_former(path: Path) -> dict[str, Former]:
 
 
 def _former(row: Mapping[str, Any]) -> Former:
-    verdict = Verdict(**row["verdict"])
+    verdict = Verdict(**_known(Verdict, row["verdict"]))
     holding = row["holding"]
     finding = Finding(
         row["id"],
         verdict,
-        Holding(Subject(**holding["subject"]), price_per_hour=holding["price_per_hour"]),
+        Holding(Subject(**_known(Subject, holding["subject"])), price_per_hour=holding["price_per_hour"]),
         "still",
         row["first_found_seconds"],
     )
     return Former(row["id"], verdict.word, row["first_found_seconds"], finding)
+
+
+def _known(kind: type, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the keys that a later release of the same version has added."""
+    return {field.name: row[field.name] for field in dataclasses.fields(kind) if field.name in row}

@@ -1,0 +1,157 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""docs/audit.schema.json holds of what is written, names all of it, and readers bear with keys that came later."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit import model, report_json
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.holdings import HostState, Price
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.make import Order, make
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.verdict import Thresholds
+
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "audit.schema.json").read_text(encoding="utf-8"))
+VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
+NOW = 1700000000.0
+
+
+def gpu(uuid, **more):
+    holder = {"kind": "container", "who": "train", "watches": False}
+    return {
+        "uuid": uuid, "index": 0, "name": "NVIDIA H100 80GB HBM3", "memory_total_bytes": 80 << 30, "processes": [],
+        "holders": [holder], "mig": {"instances": []}, **more,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def audit():
+    """Made from a host, and every value that only history has put in: nothing of it is null."""
+    hosts = {"a": HostState([gpu("GPU-1")])}
+    made = make(Order(3600.0, hosts=hosts, hosts_asked=["a"], prices=[Price("H100*", 2.5)], currency="EUR"), NOW)
+    stat = model.Stat(3600.0, 1.0, 0.1, 0.2, 0.3, 0.4, 0.15)
+    (found,) = made.findings
+    whole = dataclasses.replace(
+        found.holding,
+        holders=(model.Holder("slurm", "job 17", NOW - 60),), held_seconds=60.0, memory=stat, busy=stat, compute=stat,
+        bandwidth=stat, tensor=stat, processes=stat, quiet=model.Quiet(3600.0, True), xid={"79": 1.0},
+        throttled={"hw_thermal": 0.2}, denials=3.0, sharing="exclusive",
+    )  # fmt: skip
+    found = dataclasses.replace(found, holding=whole)
+    return dataclasses.replace(
+        made,
+        window=model.Window(NOW - 3600, NOW),
+        findings=(found,),
+        gone=(dataclasses.replace(found, state="gone"),),
+        history=(model.Day(NOW - 86400, 8.0, 0.5, 0.4, 0.3), model.Day(NOW)),
+    )
+
+
+def written(audit):
+    return json.loads(report_json.to_text(audit))
+
+
+def test_the_schema_is_one_of_the_version_that_is_written():
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    assert SCHEMA["$id"].endswith(":%d" % model.SCHEMA_VERSION)
+    assert SCHEMA["properties"]["schema_version"]["const"] == model.SCHEMA_VERSION
+
+
+def test_a_full_report_holds(audit):
+    VALIDATOR.validate(written(audit))
+
+
+def test_a_report_of_hosts_alone_holds():
+    hosts = {"a": HostState([gpu("GPU-1", holders=None, processes=None, memory_total_bytes=None)])}
+    data = written(make(Order(3600.0, hosts=hosts, hosts_asked=["a", "b"]), NOW))
+    VALIDATOR.validate(data)
+    assert data["findings"][0]["holding"]["holders"] is None
+
+
+def test_what_was_found_before_and_is_gone_holds(audit, tmp_path):
+    (tmp_path / "audit.json").write_text(report_json.to_text(audit), encoding="utf-8")
+    read = report_json.read_former(tmp_path / "audit.json")
+    # Only what asks for something is gone one day.
+    former = {name: dataclasses.replace(one, word="idle") for name, one in read.items()}
+    data = written(make(Order(3600.0, hosts={"a": HostState([gpu("GPU-2")])}, former=former), NOW))
+    VALIDATOR.validate(data)
+    assert [found["holding"]["subject"]["gpu_uuid"] for found in data["gone"]] == ["GPU-1"]
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("findings", 0, "verdict", "word"), "lazy"),
+        (("findings", 0, "id"), "881AF52558"),
+        (("findings", 0, "holding", "memory", "max"), "80 GiB"),
+        (("findings", 0, "holding", "memory", "coverage_ratio"), 1.5),
+        (("findings", 0, "holding", "subject", "kind"), "board"),
+        (("summary", "words", "lazy"), 1),
+        (("summary", "findings"), None),
+        (("schema_version",), 2),
+        (("sources", "missing"), "nothing"),
+        (("history", 0, "gpus"), "eight"),
+    ],
+)
+def test_the_schema_objects(audit, path, value):
+    data = written(audit)
+    inner = data
+    for step in path[:-1]:
+        inner = inner[step]
+    inner[path[-1]] = value
+    (error,) = VALIDATOR.iter_errors(data)
+    assert tuple(error.absolute_path) in (path, path[:-1])
+
+
+def keys_and_places(schema, data, place="report"):
+    """Every mapping of a report with the schema that speaks of it, where the schema names its keys."""
+    schema = {**SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]], **schema} if "$ref" in schema else schema
+    if isinstance(data, dict) and "properties" in schema:
+        yield place, schema, data
+        for name, value in data.items():
+            yield from keys_and_places(schema["properties"].get(name, {}), value, "%s.%s" % (place, name))
+    for value in data if isinstance(data, list) else ():
+        yield from keys_and_places(schema.get("items", {}), value, place + "[]")
+
+
+def test_the_schema_names_and_requires_every_key_that_is_written(audit):
+    seen = list(keys_and_places(SCHEMA, written(audit)))
+    for place, schema, data in seen:
+        assert set(schema["properties"]) == set(schema["required"]) == set(data), place
+    kinds = {place.rpartition(".")[2] for place, _schema, _data in seen}
+    assert kinds >= {"subject", "holders[]", "memory", "quiet", "verdict", "history[]", "summary", "window", "sources"}
+
+
+def test_the_schema_has_the_words_and_thresholds_that_there_are():
+    words = list(model.WORDS)
+    summary = SCHEMA["properties"]["summary"]["properties"]["words"]
+    assert SCHEMA["$defs"]["word"]["enum"] == words and summary["required"] == words
+    thresholds = SCHEMA["properties"]["settings"]["properties"]["thresholds"]["required"]
+    assert thresholds == [field.name for field in dataclasses.fields(Thresholds)]
+    assert SCHEMA["$defs"]["holding"]["properties"]["subject"]["properties"]["kind"]["enum"] == list(model.KINDS)
+    assert SCHEMA["$defs"]["finding"]["properties"]["state"]["enum"] == list(model.STATES)
+
+
+def with_further_keys(data):
+    if isinstance(data, dict):
+        return {**{name: with_further_keys(value) for name, value in data.items()}, "later": {"than": "this"}}
+    return [with_further_keys(value) for value in data] if isinstance(data, list) else data
+
+
+def test_keys_that_a_later_release_adds_disturb_no_reader(audit, tmp_path):
+    data = with_further_keys(copy.deepcopy(written(audit)))
+    del data["summary"]["words"]["later"], data["settings"]["thresholds"]["later"]
+    for found in (*data["findings"], *data["gone"]):
+        del found["holding"]["xid"]["later"], found["holding"]["throttled"]["later"]
+    VALIDATOR.validate(data)
+    (tmp_path / "audit.json").write_text(json.dumps(data), encoding="utf-8")
+    former = report_json.read_former(tmp_path / "audit.json")
+    assert list(former) == [audit.findings[0].id]
+    assert former[audit.findings[0].id].finding.holding.subject == audit.findings[0].holding.subject
