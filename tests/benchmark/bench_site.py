@@ -12,10 +12,11 @@ from pathlib import Path
 import naive_site
 from fleet import LAB, FleetError, Run, play_and_read, play_quietly
 
-#: The hosts of the demo, with what makes site.yml run every role on them.
-INVENTORY = ("-i", "inventories/simulated", "-i", "tests/benchmark/inventory")
+#: The GPU hosts of the demo, with what makes site.yml run every role on them.
+INVENTORY = ("-i", "inventories/simulated", "-i", "tests/benchmark/inventory", "--limit", "gpu_hosts,localhost")
 ROLES = tuple(
-    f"openfleet.gpu.{name} :" for name in ("gpu_simulator", "nvidia_driver", "container_toolkit", "gpu_layout")
+    f"openfleet.gpu.{name} :"
+    for name in ("gpu_simulator", "nvidia_driver", "container_toolkit", "gpu_layout", "dcgm_exporter")
 )
 
 
@@ -34,7 +35,7 @@ def demo_times():
 
 
 def run_without_changes():
-    """All roles on hosts of their own that are as asked already: simulator, driver, toolkit, layout; nothing to drain."""
+    """All roles on hosts of their own that are as asked already, from simulator to exporter; nothing to drain."""
     names = ("site_module_executions_noop", "site_seconds_per_host_noop")
     yield "site_module_executions_naive", naive_site.executions(), "count per host"
     os.environ["OPENFLEET_LAB"] = "bench"

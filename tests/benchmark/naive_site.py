@@ -68,6 +68,16 @@ TASKS = (
     ("layout", 1, "copy: the command that restores it"),
     ("layout", 1, "template: the unit that does so at boot"),
     ("layout", 1, "systemd_service: the unit enabled"),
+    # -- what the exporter's installation does in one command
+    ("exporter", 1, "pip or unarchive: the exporter's Python packages"),
+    ("exporter", 1, "copy: the exporter"),
+    ("exporter", 1, "template: its settings"),
+    ("exporter", 1, "template: its unit"),
+    ("exporter", 1, "file: the directory whose files it serves"),
+    ("exporter", 1, "systemd_service: the unit enabled and started"),
+    ("exporter", 1, "uri: a scrape, for whether there are GPUs in it"),
+    ("layout", 2, "template: the service and the timer of what gpu-layout tells of the host"),
+    ("layout", 1, "systemd_service: the timer enabled"),
     # -- the health check after each wave
     ("verify", 1, "command: nvidia-smi mig -lgi"),
     ("verify", 1, "command: nvidia-smi mig -lci"),
