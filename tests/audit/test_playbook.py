@@ -1,0 +1,327 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""playbooks/audit.yml by the real ansible-playbook: a host of simulated GPUs, one that cannot be reached, a real Prometheus."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import http.server
+import json
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+from fleet_history import AT_REST, Device, prometheus, steady
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "integration"))
+from simulated_host import SimulatedHost
+
+SCHEMA = jsonschema.Draft202012Validator(json.loads((ROOT / "docs" / "audit.schema.json").read_text()))
+HOURS = 50
+FILES = ["audit.csv", "audit.html", "audit.json"]
+HELD = {("gpu:held", "kind", "container"): steady(1)}
+CLEAR = dict.fromkeys(HELD, steady(0))
+NOBODY = {"gpu:processes": steady(0), "gpu:processes:max5m": steady(0)}
+#: Nothing listens there.
+NOWHERE = "http://127.0.0.1:9"
+SECRET = "of-the-vault"
+
+
+@dataclass(frozen=True)
+class Known(Device):
+    """A GPU whose UUID its host tells."""
+
+    known_uuid: str = ""
+
+    @property
+    def uuid(self) -> str:
+        return self.known_uuid
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("play")
+
+
+@pytest.fixture(scope="module")
+def host(folder):
+    """Two GPUs."""
+    made = SimulatedHost.build(folder / "host").create([{"model": "H100-80GB", "count": 2}])
+    exports = "".join(
+        "export %s='%s'\n" % (name, made.environment[name])
+        for name in ("PATH", "LD_LIBRARY_PATH", "GPUSIM_STATE", "GPUSIM_LIBRARY", "PYTHONPATH")
+    )
+    python = made.bin / "python3"
+    python.write_text('#!/bin/sh\n%sexec "%s" "$@"\n' % (exports, made.python))
+    python.chmod(0o755)
+    return made
+
+
+@pytest.fixture(scope="module")
+def inventory(folder, host):
+    """`here` answers. `far` is at a port where nothing listens."""
+    here = {
+        "ansible_connection": "local", "ansible_become": False, "ansible_python_interpreter": str(host.bin / "python3"),
+    }  # fmt: skip
+    far = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 9, "ansible_become": False}
+    watching = {"gpu_monitoring_prices": [{"model": "H100*", "price": 2.0}], "gpu_monitoring_currency": "EUR"}
+    path = folder / "inventory.yml"
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "gpu_hosts": {"hosts": {"here": here, "far": far}},
+                "gpu_monitoring": {"hosts": {"watching": watching}},
+            },
+            sort_keys=False,
+        )
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(folder, host):
+    """Two days: `here` at rest all the time, and one of two GPUs of `far`."""
+    first, second = [gpu["uuid"] for gpu in host.module("gpu_info")["gpus"]]
+    history = [
+        Known("here", 0, series=AT_REST, known_uuid=first),
+        Known("here", 1, series={**AT_REST, **NOBODY, "gpu:held:avg5m": steady(0)}, labelled=CLEAR, known_uuid=second),
+        Device("far", 0, series={**AT_REST, **NOBODY}, labelled=HELD),
+        Device("far", 1, labelled=HELD),
+    ]
+    (folder / "prometheus").mkdir()
+    with prometheus(history, HOURS, folder / "prometheus") as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def play(folder, inventory):
+    """Run it with variables; gives the ended process."""
+
+    def run(*options, inventory=inventory, **settings):
+        settings = {"window": "%dh" % (HOURS - 1), **settings}
+        variables = folder / "variables.json"
+        variables.write_text(json.dumps({"gpu_audit_%s" % name: value for name, value in settings.items()}))
+        command = [str(Path(sys.executable).with_name("ansible-playbook")), "-i", str(inventory), *options]
+        command += ["playbooks/audit.yml", "-e", "@%s" % variables]
+        environment = {
+            **os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_HOME": str(folder / "home"),
+            "ANSIBLE_CACHE_PLUGIN": "memory", "NO_COLOR": "1",
+        }  # fmt: skip
+        return subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False
+        )
+
+    return run
+
+
+def said(done):
+    """All of its output in one line, as the terminal's width is none of our business."""
+    return " ".join((done.stdout + done.stderr).split())
+
+
+def read(directory):
+    data = json.loads((directory / "audit.json").read_text())
+    SCHEMA.validate(data)
+    return data
+
+
+def words(data):
+    return {
+        "%s %s" % (found["holding"]["subject"]["host"], found["holding"]["subject"]["gpu_index"]): found["verdict"][
+            "word"
+        ]
+        for found in data["findings"]
+    }
+
+
+def states(rows):
+    return {
+        (row["holding"]["subject"]["host"], row["holding"]["subject"]["gpu_index"], row["verdict"]["word"]): row[
+            "state"
+        ]
+        for row in rows
+    }
+
+
+@contextlib.contextmanager
+def client_on(host, gpu):
+    """A process that has a context on a GPU of the host for as long as the block lasts."""
+    process = host.popen(
+        [str(host.bin / "gpusim"), "run", "--gpu", str(gpu), "--", "sh", "-c", "echo on; exec cat"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout.readline() == "on\n"
+        yield process
+    finally:
+        process.stdin.close()
+        process.stdout.close()
+        process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def twice(play, server, host, folder):
+    """Two audits into one directory: (first run, its data, second run, its data). A process ends between them."""
+    out = folder / "twice"
+    settings = {"prometheus": {"url": server}, "dir": str(out)}
+    with client_on(host, 0):
+        first = play(**settings)
+        assert first.returncode == 0, said(first)
+        data = read(out)
+    second = play(**settings)
+    assert second.returncode == 0, said(second)
+    return first, data, second, read(out)
+
+
+def test_hosts_and_history_together_though_one_host_cannot_be_reached(twice):
+    done, data, _second, _its = twice
+    assert words(data) == {"here 0": "idle", "here 1": "free", "far 0": "held_without_process", "far 1": "right"}
+    assert data["sources"]["hosts_asked"] == ["far", "here"] and data["sources"]["hosts_answered"] == ["here"]
+    assert any("1 of 2 hosts did not answer (far)" in text for text in data["sources"]["missing"])
+    # The host names its holder; of the other's the server knows how many.
+    holders = {found["holding"]["subject"]["host"]: found["holding"]["holders"] for found in data["findings"]}
+    assert [one["who"] for one in holders["far"]] == ["1"]
+    (process,) = next(f for f in data["findings"] if f["verdict"]["word"] == "idle")["holding"]["holders"]
+    assert process["kind"] == "process" and "cat" in process["who"]
+    assert "did not answer (far)" in said(done)
+
+
+def test_prices_are_the_monitoring_host_s(twice):
+    _first, data, _second, _its = twice
+    assert data["currency"] == "EUR"
+    assert {found["holding"]["price_per_hour"] for found in data["findings"]} == {2.0}
+    # Three of four GPUs do nothing all the time.
+    assert data["summary"]["waste_per_month"] == pytest.approx(3 * 2.0 * 730.5)
+
+
+def test_its_line_is_printed_and_nothing_counts_as_changed(twice):
+    done = twice[0]
+    line = "4 findings: 1 held without process, 1 idle, 1 free, 1 right; 4 new, 0 gone; 4,383 EUR a month buys nothing"
+    assert line in said(done)
+    assert "changed=0" in done.stdout and "changed=1" not in done.stdout
+
+
+def test_the_second_one_says_what_is_still_there_and_what_is_gone(twice):
+    _first, data, _second, later = twice
+    assert set(states(data["findings"]).values()) == {"new"} and data["gone"] == []
+    assert states(later["findings"]) == {
+        ("here", "0", "free"): "new",
+        ("here", "1", "free"): "still",
+        ("far", "0", "held_without_process"): "still",
+        ("far", "1", "right"): "still",
+    }
+    assert states(later["gone"]) == {("here", "0", "idle"): "gone"}
+    since = {found["id"]: found["first_found_seconds"] for found in data["findings"]}
+    kept = [found for found in later["findings"] if found["state"] == "still"]
+    assert all(found["first_found_seconds"] == since[found["id"]] for found in kept)
+
+
+def test_all_three_files_are_there_and_nothing_else(twice, folder):
+    assert sorted(path.name for path in (folder / "twice").iterdir()) == FILES
+    rows = list(csv.DictReader((folder / "twice" / "audit.csv").open(newline="")))
+    assert len(rows) == 5 and {row["state"] for row in rows} == {"new", "still", "gone"}
+
+
+def test_without_a_server_the_hosts_are_reported_and_nobody_is_blamed(play, folder):
+    done = play(dir=str(folder / "hosts"))
+    assert done.returncode == 0, said(done)
+    data = read(folder / "hosts")
+    assert words(data) == {"here 0": "no_data", "here 1": "no_data"}
+    assert any("No server was named" in text for text in data["sources"]["missing"])
+
+
+def test_a_server_that_is_down_leaves_the_hosts_and_is_said(play, folder):
+    settings = {"url": NOWHERE, "user": "audit", "password": SECRET}
+    done = play("-vvv", dir=str(folder / "down"), prometheus=settings)
+    assert done.returncode == 0, said(done)
+    assert words(read(folder / "down")) == {"here 0": "no_data", "here 1": "no_data"}
+    assert "http://127.0.0.1:9: it could not be reached" in said(done)
+    # Not even where Ansible tells the most.
+    for text in (said(done), *(path.read_text() for path in (folder / "down").iterdir())):
+        assert SECRET not in text
+
+
+def test_with_neither_server_nor_hosts_it_fails_and_writes_nothing(play, folder):
+    done = play(dir=str(folder / "nothing"), hosts="none", prometheus={"url": NOWHERE})
+    assert done.returncode == 2
+    assert "there is nothing to audit with" in said(done) and "could not be reached" in said(done)
+    assert not (folder / "nothing").exists()
+
+
+def test_the_server_alone_and_an_inventory_with_nothing(play, server, folder):
+    (folder / "empty.yml").write_text("all: {}\n")
+    done = play(inventory=folder / "empty.yml", dir=str(folder / "server"), hosts="none", prometheus={"url": server})
+    assert done.returncode == 0, said(done)
+    data = read(folder / "server")
+    assert words(data)["far 0"] == "held_without_process" and words(data)["here 0"] == "idle"
+    assert any("No host was asked" in text for text in data["sources"]["missing"])
+
+
+def test_only_hosts_that_were_asked_are_missed(play, folder):
+    done = play(dir=str(folder / "one"), hosts="here")
+    assert done.returncode == 0, said(done)
+    data = read(folder / "one")
+    assert data["sources"]["hosts_asked"] == ["here"] and "did not answer" not in " ".join(data["sources"]["missing"])
+
+
+class Hook(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        self.server.seen.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def hook():
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hook) as listening:
+        listening.seen = []
+        threading.Thread(target=listening.serve_forever, args=(0.02,), daemon=True).start()
+        yield listening
+        listening.shutdown()
+
+
+def test_it_fails_for_a_verdict_when_all_is_written_and_told(play, server, folder, hook):
+    url = "http://127.0.0.1:%d/secret" % hook.server_address[1]
+    done = play(
+        dir=str(folder / "strict"), hosts="none", prometheus={"url": server}, notify=[{"url": url}],
+        fail_on=["held_without_process", "unhealthy"],
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "It fails for 1 held_without_process (fail_on)" in said(done)
+    assert sorted(path.name for path in (folder / "strict").iterdir()) == FILES
+    assert [seen["summary"]["words"]["held_without_process"] for seen in hook.seen] == [1]
+
+
+def test_a_dry_run_writes_and_tells_nothing(play, server, folder, hook):
+    url = "http://127.0.0.1:%d/secret" % hook.server_address[1]
+    done = play("--check", dir=str(folder / "dry"), prometheus={"url": server}, notify=[{"url": url}])
+    assert done.returncode == 0, said(done)
+    assert "4 findings: " in said(done)
+    assert not (folder / "dry").exists() and hook.seen == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"prometheus": {"adress": NOWHERE}}, "prometheus.adress: there is no such key"),
+        ({"window": "two weeks"}, "window: 'two weeks' is not a length of time"),
+        ({"prices": [{"model": "H100*"}]}, 'Write each as {model: "H100*", price: 2.5}'),
+    ],
+)
+def test_a_setting_that_cannot_be_meant_stops_it_with_its_place(play, settings, message):
+    done = play(hosts="none", **settings)
+    assert done.returncode == 2 and message in said(done)
