@@ -14,7 +14,7 @@ from ..audit.make import Order
 from ..audit.make import make as make_audit
 from ..audit.model import Audit
 from ..audit.prometheus import Prometheus, PrometheusError
-from ..packing.model import Standing
+from ..packing.model import Shape, Standing
 from ..sizing.model import Fleet, Policy
 from .mode import decide
 from .model import Decision, GpuToday, HostChange, Need, Occupant, Outcome, Proposal, Wish
@@ -229,7 +229,10 @@ def _mode(kind: str) -> str:
     return "exclusive" if kind == "whole" else kind
 
 
-def _shown(shape, start: int | None) -> str:
+def _shown(shape: Shape, start: int | None) -> str:
+    if shape.kind == "time_slicing":
+        # There is no quota: what it is sized by is no promise.
+        return "a GPU by turns"
     return "%s%s" % (shape, "" if start is None else " at %d" % start)
 
 

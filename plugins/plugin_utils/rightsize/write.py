@@ -123,6 +123,11 @@ class _Dumper(yaml.SafeDumper):
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> Any:
         return super().increase_indent(flow, False)
 
+    def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> Any:
+        """Sentences each on a line of its own."""
+        long = any(isinstance(each, str) and len(each) > 20 for each in sequence)
+        return super().represent_sequence(tag, sequence, False if long else flow_style)
+
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
