@@ -193,9 +193,10 @@ test-unit:
 test-limiter:
 	@$(call leg,the vGPU limiter on a stub driver,pytest --quiet --numprocesses auto tests/limiter)
 
-# Recording rules, alerts and dashboards, by Debian's promtool and Prometheus.
+# Recording rules, alerts, dashboards, audits and proposals, by Debian's promtool and Prometheus.
 test-monitoring: prometheus-tools
 	@$(call leg,rules and alerts and dashboards of the monitoring,pytest --quiet tests/monitoring)
+	$(call leg,audits and right-sizing on a real Prometheus,pytest --quiet tests/audit)
 
 test-integration:
 	@$(call leg,integration tests,$(call on_all_cores,$(as_root) pytest,tests/integration))
