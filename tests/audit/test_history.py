@@ -27,6 +27,9 @@ def gaps(course, every=4):
     return lambda hour: course(hour) if round(hour * 12) % every == 0 else None
 
 
+LOST = ("gpu:xid_class_errors:count5m", "class", "lost")
+
+
 def memory(used, total):
     return {"gpu:memory_total_bytes": steady(total), "gpu:memory_used_bytes:max5m": steady(used)}
 
@@ -48,6 +51,8 @@ FLEET = [
         "a", 6, labelled=HELD,
         series={**AT_REST, **{name: (lambda hour: 0.0 if hour > HOURS - 36 else 0.7) for name in AT_REST if "ratio" in name}},
     ),
+    # Rests as long as one looks, and was taken two hours ago.
+    Device("d", 0, series={**AT_REST, **NOBODY, "gpu:held:avg5m": lambda hour: float(hour > HOURS - 2)}, labelled=HELD),
     # Worked an hour ago.
     Device(
         "a", 7, labelled=HELD,
@@ -58,7 +63,7 @@ FLEET = [
     Device("b", 2, series={"gpu:busy_ratio:avg5m": steady(97.0), "gpu:compute_active_ratio:avg5m": steady(-1.0)}, labelled=HELD),
     Device("b", 3, jobs=("gpu_exporter", "nvidia_gpu"), labelled=HELD),
     Device("b", 4, series={"gpu:lost": steady(1)}, labelled=HELD),
-    Device("b", 5, labelled={**HELD, ("gpu:xid_errors:count5m", "xid", "79"): (lambda hour: 1 if 40 < hour < 41 else None)}),
+    Device("b", 5, labelled={**HELD, LOST: lambda hour: 1 if 40 < hour < 41 else None}),
     Device("b", 6, labelled={**HELD, ("gpu:throttled", "reason", "hw_thermal"): (lambda hour: 1 if hour % 4 < 1 else 0)}),
     # Went away two days ago.
     Device(
@@ -102,6 +107,7 @@ WORDS = {
     "c gpu 0 3g.40gb (instance 1)": "oversized_memory",
     "c gpu 0 1g.10gb (instance 2)": "saturated",
     "c gpu 1": "right",
+    "d gpu 0": "no_data",
     "c gpu 1 tenant batch": "right",
     "c gpu 1 tenant notebook": "saturated",
 }
@@ -171,13 +177,13 @@ def test_a_counter_that_began_anew_is_counted_on(found):
 
 def test_instances_share_the_price_of_their_gpu(found):
     prices = [found["c gpu 0 3g.40gb (instance 1)"], found["c gpu 0 1g.10gb (instance 2)"]]
-    assert [one.holding.price_per_hour for one in prices] == pytest.approx([1.6, 0.4])
+    assert [one.holding.price_per_hour for one in prices] == pytest.approx([1.0, 0.25])
 
 
 def test_the_fleet_s_days(audit):
     assert len(audit.history) == 4
     # One went away after the first two of them, and one came three hours ago.
-    assert [round(day.gpus) for day in audit.history] == [17, 17, 16, 16]
+    assert [round(day.gpus) for day in audit.history] == [18, 18, 17, 17]
     # The impossible figures of three GPUs are in no average: the others work or rest.
     assert all(0.3 < day.busy_ratio < 0.7 for day in audit.history)
     assert all(0.8 < day.held_ratio < 1 and 0.4 < day.memory_ratio < 0.9 for day in audit.history)

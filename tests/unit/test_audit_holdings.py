@@ -117,8 +117,16 @@ def test_prices_by_model_and_for_instances_by_their_memory():
         [gpu(mig={"instances": [instance(1, "3g.40gb"), instance(2, "1g.10gb"), instance(3, "1g.10gb+me")]})]
     )
     found = holdings(None, {"a": state}, prices)
-    assert [one.price_per_hour for one in found] == pytest.approx([4.0 * 40 / 60, 4.0 * 10 / 60, 4.0 * 10 / 60])
+    # Of 80 GiB: what is not carved is nobody's.
+    assert [one.price_per_hour for one in found] == pytest.approx([2.0, 0.5, 0.5])
     assert price_of("NVIDIA L40S", prices) == 1.0 and price_of("NVIDIA L40S", prices[:1]) is None
+
+
+def test_what_befell_a_gpu_befell_its_instances():
+    whole = Record(subject(), lost=True, xid={"79": "lost"}, throttled={"hw_thermal": 0.9})
+    records = history(whole, Record(subject(mig_instance="1", mig_profile="1g.10gb"), stats=USE))
+    (found,) = holdings(records, {"a": HostState([gpu(mig={"instances": [instance(1, "1g.10gb")]})])})
+    assert found.lost and found.xid == {"79": "lost"} and found.throttled == {"hw_thermal": 0.9}
 
 
 def test_the_server_s_price_where_the_table_has_none():

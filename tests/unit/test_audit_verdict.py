@@ -55,7 +55,9 @@ def word(found, **limits):
     return judge(found, Thresholds(**limits), seconds=TWO_WEEKS).word
 
 
-IDLE = {"busy": stat(0.0), "compute": stat(0.0), "quiet": Quiet(TWO_WEEKS, whole_window=True)}
+IDLE = {
+    "busy": stat(0.0), "compute": stat(0.0), "quiet": Quiet(TWO_WEEKS, whole_window=True), "held_seconds": TWO_WEEKS,
+}  # fmt: skip
 JOB = (Holder("slurm", "job 17 of alice"),)
 
 
@@ -64,10 +66,11 @@ JOB = (Holder("slurm", "job 17 of alice"),)
     [
         ("right", {}),
         ("unhealthy", {"lost": True}),
-        ("unhealthy", {"xid": {"79": 1.0}}),
+        ("unhealthy", {"xid": {"79": "lost"}}),
+        ("unhealthy", {"xid": {"149": "hardware", "13": "application"}}),
         ("unhealthy", {"throttled": {"hw_thermal": 0.2}}),
         # XID 13 and 31 are programs' own faults, and a power cap is what somebody set.
-        ("right", {"xid": {"13": 4.0, "31": 1.0}}),
+        ("right", {"xid": {"13": "application", "31": "application", "119": "driver", "63": "notice"}}),
         ("right", {"throttled": {"sw_power_cap": 0.9}}),
         ("right", {"throttled": {"hw_thermal": 0.01}}),
         ("held_without_process", {**IDLE, "holders": JOB, "processes_now": 0.0}),
@@ -75,6 +78,10 @@ JOB = (Holder("slurm", "job 17 of alice"),)
         ("free", {**IDLE, "holders": (), "processes_now": 0.0}),
         # Who holds it cannot be told: that it does nothing can.
         ("idle", {**IDLE, "holders": None, "processes_now": None}),
+        # It rested for long before this one came, who is not to blame for it.
+        ("no_data", {**IDLE, "holders": JOB, "processes_now": 0.0, "held_seconds": 3600.0}),
+        ("no_data", {**IDLE, "held_seconds": 0.0}),
+        ("idle", {**IDLE, "holders": JOB, "processes_now": 0.0, "held_seconds": None}),
         # An hour at rest is no idleness.
         ("right", {"quiet": Quiet(3600.0)}),
         ("saturated", {"memory": stat(78 * GIB)}),
@@ -134,6 +141,7 @@ holders = st.one_of(st.none(), st.just(()), st.just(JOB))
 
 
 @given(
+    held_seconds=st.one_of(st.none(), st.floats(0, TWO_WEEKS)),
     busy=ratios,
     compute=ratios,
     memory=st.one_of(st.none(), st.floats(0, 80 * GIB).map(stat)),
@@ -141,16 +149,23 @@ holders = st.one_of(st.none(), st.just(()), st.just(JOB))
     processes=st.one_of(st.none(), st.integers(0, 3).map(float)),
     quiet=st.one_of(st.none(), st.floats(3600, TWO_WEEKS).map(Quiet)),
 )
-def test_nobody_is_blamed_for_what_is_not_known(busy, compute, memory, held, processes, quiet):
+def test_nobody_is_blamed_for_what_is_not_known(held_seconds, busy, compute, memory, held, processes, quiet):
     found = holding(
-        busy=busy, compute=compute, memory=memory, holders=held, processes_now=processes, quiet=quiet, tensor=None
+        busy=busy,
+        compute=compute,
+        memory=memory,
+        holders=held,
+        processes_now=processes,
+        quiet=quiet,
+        tensor=None,
+        held_seconds=held_seconds,
     )
     verdict = judge(found, seconds=TWO_WEEKS)
     assert verdict.word in WORDS and verdict.reason
     if verdict.word in ("idle", "held_without_process", "free"):
         assert quiet is not None and quiet.seconds >= DAY
     if verdict.word == "held_without_process":
-        assert held and not processes
+        assert held and not processes and held_seconds >= DAY
     if verdict.word == "free":
         assert held == () and not processes
     if verdict.word == "oversized_memory":
@@ -159,6 +174,9 @@ def test_nobody_is_blamed_for_what_is_not_known(busy, compute, memory, held, pro
         assert (compute or busy).p99 <= 0.5
     if verdict.waste_per_month is not None:
         assert 0 <= verdict.waste_per_month <= 2.0 * 730.5
+
+
+YES = bool  # of any subject
 
 
 def judged(*words):
@@ -178,7 +196,7 @@ def test_findings_keep_their_names_while_figures_change():
     assert [one.id for one in first] == [one.id for one in second]
     assert {one.state for one in first} == {"new"} and {one.state for one in second} == {"still"}
     assert {one.first_found_seconds for one in second} == {100.0}
-    assert gone(second, former(first)) == ()
+    assert gone(second, former(first), looked=YES) == ((), ())
 
 
 def test_what_was_mended_is_gone_and_what_came_is_new():
@@ -186,7 +204,20 @@ def test_what_was_mended_is_gone_and_what_came_is_new():
     second = findings(judged("right", "saturated"), former(first), 200.0)
     assert {one.verdict.word: one.state for one in second} == {"right": "new", "saturated": "new"}
     # That a GPU is no longer right is told by what it is now.
-    assert [(one.verdict.word, one.state) for one in gone(second, former(first))] == [("idle", "gone")]
+    (away,), hidden = gone(second, former(first), looked=YES)
+    assert (away.verdict.word, away.state, hidden) == ("idle", "gone", ())
+
+
+def test_what_could_not_be_looked_at_is_not_mended():
+    first = findings(judged("idle", "idle", "idle"), {}, 100.0)
+    # One has no data, one is not there though one looked, one could not be looked at.
+    second = findings(judged("no_data"), former(first), 200.0)
+    away, hidden = gone(second, former(first), looked=lambda subject: subject.gpu_uuid == "GPU-1")
+    assert [one.holding.subject.gpu_uuid for one in away] == ["GPU-1"]
+    assert sorted(one.holding.subject.gpu_uuid for one in hidden) == ["GPU-0", "GPU-2"]
+    # Seen again it is the same finding, as old as it is.
+    third = findings(judged("idle"), former(hidden), 300.0)
+    assert [(one.state, one.first_found_seconds) for one in third] == [("still", 100.0)]
 
 
 def test_the_gravest_come_first_and_of_these_the_dearest():

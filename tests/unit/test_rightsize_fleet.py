@@ -120,6 +120,15 @@ def test_instances_stand_where_they_are_and_empty_ones_are_vacant():
     assert not found.left
 
 
+def test_an_instance_that_nobody_has_had_yet_is_vacant_where_the_host_is_watched():
+    row = gpu("a", 0, H100, instances=[(1, "3g.40gb", 4, None)])
+    (found,) = today({"a": state(row)}, words={("a", 0, "1"): "no_data"})
+    assert [each.shape for each in found.vacant] == [mig("3g.40gb")] and not found.left
+    # What works between two jobs is held by nobody just now, and is no room for others.
+    (found,) = today({"a": state(row)}, words={("a", 0, "1"): "right"})
+    assert [one.name for one in found.occupants] == ["a-gpu0-3g.40gb-4"]
+
+
 def tenant(name, memory_gib=8, percent=30, gpus=("GPU-a-0",), **more):
     places = [{"uuid": uuid, "seat": 0, "used_bytes": 0} for uuid in gpus]
     return {
@@ -176,6 +185,11 @@ ODD = {
         state(gpu("a", 0, H100, "x.service")),
         {"layouts": {"a": [{"gpus": [7], "sharing": "exclusive"}]}},
         "the host's layout does not hold",
+    ),
+    "not what its layout says": (
+        state(gpu("a", 0, H100, "x.service")),
+        {"layouts": {"a": [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}]}]}},
+        "the host is not as its layout says, apply that first (gpu 0: enable MIG mode, create 3g.40gb",
     ),
     "with a tenant on two GPUs": (
         state(gpu("a", 0, H100), tenants=[tenant("x", gpus=("GPU-a-0", "GPU-a-1"))]),
@@ -272,6 +286,15 @@ def test_no_more_workloads_move_than_the_bound_and_the_rest_is_said(bound):
     # Two moves save a GPU of a host, three save two.
     assert sum(answer.saved for answer in done.answers) == {0: 0, 1: 0, 2: 1, 3: 2, 4: 2, 5: 3}[bound]
     assert bool(done.notes) == (len(done.answers) < 2)
+
+
+def test_instances_that_are_there_are_used_before_others_are_made():
+    rows = [gpu("a", n, H100, "w%d.service" % n) for n in range(2)]
+    there = gpu("a", 2, H100, instances=[(1, "1g.10gb", 0, None), (2, "1g.10gb", 1, None)])
+    found = today({"a": state(*rows, there)})
+    done = rearrange(found, small(found), Limits(seconds=5))
+    assert {each[0].key for each in done.standing().values()} == {("a", 2)}
+    assert done.entries("a") == ([], frozenset()) and done.hosts() == {"a"}
 
 
 def test_instances_that_the_bound_protects_stay():
@@ -443,7 +466,7 @@ def test_who_works_or_is_not_known_is_not_listed():
 
 def proposal(*hosts):
     changes = tuple(
-        HostChange(host, ({"gpus": [0], "sharing": "exclusive"},), (), (), ("gpu 0: x",), 0, 0, 0, (), (), None)
+        HostChange(host, ({"gpus": [0], "sharing": "exclusive"},), True, (), (), ("gpu 0: x",), 0, 0, 0, (), (), None)
         for host in hosts
     )
     return Proposal(0.0, Window(0.0, 0.0), "", changes, (), (), 0, 0, 0, None, "", 0, 0)

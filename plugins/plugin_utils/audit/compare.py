@@ -1,13 +1,13 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Stable names for findings, and two audits held against each other: new, still, gone. Pure."""
+"""Stable names for findings, and two audits held against each other: new, still, gone, unseen. Pure."""
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from typing import Mapping, Sequence
+from typing import Callable, Mapping, Sequence
 
 from .model import WORDS, Finding, Holding, Subject, Verdict
 
@@ -44,14 +44,29 @@ def findings(
     return tuple(sorted(made, key=_order))
 
 
-def gone(present: Sequence[Finding], former: Mapping[str, Former]) -> tuple[Finding, ...]:
-    """Findings of the audit before that asked for something, and are no more."""
+def gone(
+    present: Sequence[Finding], former: Mapping[str, Former], *, looked: Callable[[Subject], bool]
+) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
+    """(gone, unseen): findings of the audit before that asked for something, and are not there now.
+
+    `looked` says whether this audit could have seen a subject that it has no finding of. What it could not see, or of
+    which it has no data, is not mended for that: it stays on record as unseen, with its age.
+    """
     there = {found.id for found in present}
-    return tuple(
-        replace(before.finding, state="gone")
-        for name, before in sorted(former.items())
-        if name not in there and before.finding is not None and before.word not in _CALM
-    )
+    words = {_key(found.holding.subject): found.verdict.word for found in present}
+    away, hidden = [], []
+    for name, before in sorted(former.items()):
+        if name in there or before.finding is None or before.word in _CALM:
+            continue
+        subject = before.finding.holding.subject
+        word = words.get(_key(subject))
+        unknown = word == "no_data" or (word is None and not looked(subject))
+        (hidden if unknown else away).append(replace(before.finding, state="unseen" if unknown else "gone"))
+    return tuple(away), tuple(hidden)
+
+
+def _key(subject: Subject) -> tuple[str, ...]:
+    return (subject.kind, *subject.place, subject.name)
 
 
 def _order(found: Finding) -> tuple[int, float, str, str, str, str]:

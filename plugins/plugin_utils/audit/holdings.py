@@ -54,9 +54,13 @@ def holdings(
                 del found[key]
             else:
                 found[key] = replace(found[key], missing=(*found[key].missing, "the host does not list this GPU"))
+    found = {
+        key: _with_gpu(holding, records.get((*key[:2], "", ""))) if key[2] else holding
+        for key, holding in found.items()
+    }
     split = {key[:2] for key in found if key[2]}
     whole = [holding for key, holding in found.items() if key[2] or key[3] or key[:2] not in split]
-    shares = _shares(whole)
+    shares = _shares(whole, records, hosts)
     known = {key[:2]: record.price_per_hour for key, record in records.items() if record.price_per_hour is not None}
     done = [_priced(_said(holding, history, hosts), prices, known, shares) for holding in whole]
     return tuple(sorted(done, key=lambda holding: _order(holding.subject)))
@@ -87,6 +91,18 @@ def _of_record(record: Record) -> Holding:
         silent_seconds=record.silent_seconds,
         price_per_hour=record.price_per_hour,
         sharing=record.sharing,
+    )
+
+
+def _with_gpu(instance: Holding, whole: Record | None) -> Holding:
+    """An instance with what befell its GPU: errors, heat and loss are told of the GPU as a whole."""
+    if whole is None:
+        return instance
+    return replace(
+        instance,
+        lost=instance.lost or whole.lost,
+        xid={**whole.xid, **instance.xid},
+        throttled={**whole.throttled, **instance.throttled},
     )
 
 
@@ -181,14 +197,20 @@ def _weight(subject: Subject) -> float:
         return 0.0
 
 
-def _shares(found: Sequence[Holding]) -> dict[tuple[str, str], float]:
-    """The weights of all instances of a GPU, by which its price is shared among them."""
+def _shares(
+    found: Sequence[Holding], records: Mapping[Key, Record], hosts: Mapping[str, HostState]
+) -> dict[tuple[str, str], float]:
+    """What a GPU with instances is in all, by which its price is shared among them: what is not carved is nobody's."""
     totals: dict[tuple[str, str], float] = {}
     for subject in (holding.subject for holding in found):
         if subject.kind == "mig_instance":
             place = (subject.host, subject.gpu_uuid)
             totals[place] = totals.get(place, 0.0) + _weight(subject)
-    return totals
+    memory = {key[:2]: record.memory_total_bytes for key, record in records.items() if not key[2] and not key[3]}
+    memory.update(
+        {(host, gpu["uuid"]): gpu.get("memory_total_bytes") for host, state in hosts.items() for gpu in state.gpus}
+    )
+    return {place: max(total, (memory.get(place) or 0.0) / (1 << 30)) for place, total in totals.items()}
 
 
 def _priced(

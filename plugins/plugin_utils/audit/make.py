@@ -12,7 +12,7 @@ from typing import Any, Callable, Mapping, Sequence
 from ...module_utils.errors import FleetError
 from .compare import Former, findings, gone
 from .holdings import HostState, Price, holdings
-from .model import Audit, Sources, Window
+from .model import Audit, Sources, Subject, Window
 from .prometheus import Access, Prometheus, PrometheusError
 from .signals import History, read
 from .verdict import Thresholds, judge
@@ -63,9 +63,19 @@ def make(order: Order, now_seconds: float, say: Callable[[str], None] = lambda l
     judged = [
         (holding, judge(holding, order.thresholds, seconds=window.seconds if history else None))
         for holding in holdings(history, order.hosts, order.prices)
-        if not {holding.subject.host, holding.subject.gpu_uuid, holding.subject.name} & set(order.exempt)
+        if not _named(holding.subject) & set(order.exempt)
     ]
     found = findings(judged, order.former, now_seconds)
+    exempt = set(order.exempt)
+    away, hidden = gone(
+        found,
+        {
+            name: one
+            for name, one in order.former.items()
+            if not (one.finding and _named(one.finding.holding.subject) & exempt)
+        },
+        looked=lambda subject: bool(history and history.records) or subject.host in order.hosts,
+    )
     return Audit(
         made_at_seconds=now_seconds,
         window=window,
@@ -76,11 +86,17 @@ def make(order: Order, now_seconds: float, say: Callable[[str], None] = lambda l
             missing=tuple(missing) + (history.notes if history else ()),
         ),
         findings=found,
-        gone=gone(found, order.former),
+        gone=away,
+        unseen=hidden,
         history=history.days if history else (),
         settings=_settings(order),
         currency=order.currency,
     )
+
+
+def _named(subject: Subject) -> set[str]:
+    """What an exemption may call it."""
+    return {subject.host, subject.gpu_uuid, subject.name} - {""}
 
 
 def _history(order: Order, now_seconds: float, say: Callable[[str], None]) -> tuple[History | None, list[str]]:

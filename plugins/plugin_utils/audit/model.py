@@ -27,8 +27,9 @@ WORDS = (
     "right",
 )
 
-#: How a finding stands to the audit before: `gone` ones are those of the former audit that this one no longer has.
-STATES = ("new", "still", "gone")
+#: How a finding stands to the audit before: `gone` ones are those of the former audit that this one no longer has, `unseen`
+#: ones those that it could not look at again, for want of history or of the host's answer.
+STATES = ("new", "still", "gone", "unseen")
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ class Holding:
     """All that is known of one subject.
 
     Memory in bytes; busy (a kernel ran), compute (SMs in use), bandwidth and tensor as ratios from 0 to 1; `xid` the
-    errors of the window by number; `throttled` the share of time of each reason. `holders` is None where nobody could
+    classes of the window's errors by number; `throttled` the share of time of each reason. `holders` is None where nobody could
     be asked, which differs from an empty tuple, nobody. `missing` says in words what could not be known.
     """
 
@@ -130,7 +131,7 @@ class Holding:
     processes: Stat | None = None
     processes_now: float | None = None
     quiet: Quiet | None = None
-    xid: Mapping[str, float] = field(default_factory=dict)
+    xid: Mapping[str, str] = field(default_factory=dict)
     throttled: Mapping[str, float] = field(default_factory=dict)
     denials: float | None = None
     lost: bool = False
@@ -197,6 +198,7 @@ class Audit:
     sources: Sources
     findings: tuple[Finding, ...]
     gone: tuple[Finding, ...] = ()
+    unseen: tuple[Finding, ...] = ()
     history: tuple[Day, ...] = ()
     settings: Mapping[str, object] = field(default_factory=dict)
     currency: str = ""

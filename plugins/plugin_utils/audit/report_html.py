@@ -11,7 +11,7 @@ from __future__ import annotations
 import datetime
 import itertools
 from pathlib import Path
-from typing import Any, Iterable
+from typing import Any, Iterable, Sequence
 
 import jinja2
 
@@ -26,7 +26,10 @@ _ASKING = ("unhealthy", "held_without_process", "idle", "saturated", "oversized_
 #: Rows of the first table: more than that nobody reads, and the table of all is the CSV.
 _TOP = 100
 
-_CHART = {"width": 640, "height": 150, "left": 34, "right": 8, "top": 8, "bottom": 22}
+#: The picture's own units: it is stretched to the room there is.
+_CHART = {"width": 640, "height": 150}
+#: Room for a line's breadth above 100 % and below 0.
+_EDGE = 3
 
 
 def to_text(audit: Audit) -> str:
@@ -40,6 +43,7 @@ def to_text(audit: Audit) -> str:
     )
     environment.filters.update(words=_words, when=_when, percent=_percent, gib=_gib, hours=_hours)
     asking = [found for found in audit.findings if found.verdict.word in _ASKING]
+    hosts = _hosts(audit.findings)
     return environment.get_template("audit.html.j2").render(
         audit=audit,
         line=line(audit),
@@ -47,7 +51,8 @@ def to_text(audit: Audit) -> str:
         kinds=WORDS,
         top=sorted(asking, key=_dearest)[:_TOP],
         asking=len(asking),
-        hosts=_hosts(audit.findings),
+        hosts=hosts,
+        pages={host["name"]: host["id"] for host in hosts},
         chart=_chart(audit.history),
         money=lambda amount: money(amount, audit.currency),
         bar=_bar,
@@ -77,7 +82,18 @@ def _hosts(findings: Iterable[Finding]) -> list[dict[str, Any]]:
             )
         wasted = [row.verdict.waste_per_month for gpu in gpus for row in gpu["cells"] if row.verdict.waste_per_month]
         hosts.append({"name": name, "id": "host-%d" % number, "gpus": gpus, "waste": sum(wasted) if wasted else None})
+    for host, short in zip(hosts, short_names([host["name"] for host in hosts])):
+        host["short"] = short
     return hosts
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """Names without the domain that all of them have; as they are where there is none, or only one."""
+    parts = [name.split(".") for name in names]
+    same = 0
+    while len(parts) > 1 and all(len(one) > same + 1 and one[-same - 1] == parts[0][-same - 1] for one in parts):
+        same += 1
+    return [".".join(one[: len(one) - same]) for one in parts]
 
 
 def _place(found: Finding) -> tuple[str, int, str, int, str]:
@@ -107,9 +123,8 @@ def _chart(days: tuple[Day, ...]) -> dict[str, Any] | None:
     """Lines of the fleet's days in a picture's own units; a day that is not known leaves a gap. None below two days."""
     if len(days) < 2:
         return None
-    width = _CHART["width"] - _CHART["left"] - _CHART["right"]
-    height = _CHART["height"] - _CHART["top"] - _CHART["bottom"]
-    across = [_CHART["left"] + width * number / (len(days) - 1) for number in range(len(days))]
+    room = _CHART["height"] - 2 * _EDGE
+    across = [_CHART["width"] * number / (len(days) - 1) for number in range(len(days))]
     lines = []
     for name, title in (("held_ratio", "held"), ("busy_ratio", "busy"), ("memory_ratio", "memory in use")):
         values = [getattr(day, name) for day in days]
@@ -121,15 +136,15 @@ def _chart(days: tuple[Day, ...]) -> dict[str, Any] | None:
             if value is None:
                 parts.append([])
             else:
-                parts[-1].append("%.1f,%.1f" % (x, _CHART["top"] + height * (1 - min(1.0, max(0.0, value)))))
+                parts[-1].append("%.1f,%.1f" % (x, _EDGE + room * (1 - min(1.0, max(0.0, value)))))
         lines.append(
             {"name": name, "title": title, "last": known[-1], "parts": [" ".join(part) for part in parts if part]}
         )
     if not lines:
         return None
-    grid = [{"y": _CHART["top"] + height * (1 - share), "percent": round(100 * share)} for share in (0, 0.5, 1)]
-    ticks = [{"x": x, "when": _when(day.start_seconds)[:10]} for x, day in zip(across, days)]
-    return {**_CHART, "lines": lines, "grid": grid, "ticks": [ticks[0], ticks[-1]]}
+    grid = [_EDGE + room * share for share in (0, 0.5, 1)]
+    first, last = (_when(day.start_seconds)[:10] for day in (days[0], days[-1]))
+    return {**_CHART, "lines": lines, "grid": grid, "first": first, "last": last}
 
 
 def _words(word: str) -> str:
@@ -143,11 +158,11 @@ def _when(seconds: float | None) -> str:
 
 
 def _percent(ratio: float | None) -> str:
-    return "?" if ratio is None else "%.0f %%" % (100 * ratio)
+    return "?" if ratio is None else "%.0f\u00a0%%" % (100 * ratio)
 
 
 def _gib(count: float | None) -> str:
-    return "?" if count is None else "%.1f GiB" % (count / (1 << 30))
+    return "?" if count is None else "%.1f\u00a0GiB" % (count / (1 << 30))
 
 
 def _hours(seconds: float | None) -> str:

@@ -34,6 +34,7 @@ def summary(audit: Audit) -> dict[str, Any]:
         "new": sum(1 for found in audit.findings if found.state == "new"),
         "still": sum(1 for found in audit.findings if found.state == "still"),
         "gone": len(audit.gone),
+        "unseen": len(audit.unseen),
         "waste_per_month": audit.waste_per_month,
         "currency": audit.currency,
     }
@@ -58,7 +59,8 @@ def read_former(path: Path) -> dict[str, Former]:
                 "it is a report of version %r, and this release reads version %d" % (version, SCHEMA_VERSION),
                 "Leave previous out once; the next audit can be compared again.",
             )
-        return {row["id"]: _former(row) for row in data["findings"]}
+        # What the audit before could not see again keeps its age until one can.
+        return {row["id"]: _former(row) for row in (*data.get("unseen", ()), *data["findings"])}
     except (OSError, ValueError, KeyError, TypeError) as error:
         why = error or type(error).__name__
         raise ReportError(

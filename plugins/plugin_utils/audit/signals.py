@@ -70,7 +70,7 @@ _FLEET = {
     # A GPU whose figures are impossible is left out, and does not spoil the others' average.
     "busy_ratio": "avg(avg_over_time(gpu:busy_ratio:avg5m{%(where)s}[SPAN]) >= 0 <= 1.05)",
     "memory_ratio": "sum(avg_over_time(gpu:memory_used_bytes:max5m{%(where)s}[SPAN]) >= 0 <= 1e15)"
-    " / sum(last_over_time(gpu:memory_total_bytes{%(where)s}[SPAN]))",
+    " / sum(max by (host, gpu_uuid, mig_instance) (last_over_time(gpu:memory_total_bytes{%(where)s}[SPAN])))",
 }
 
 #: How many holders there were, of all kinds; a roll-up only, since holders of a kind come and go as series.
@@ -98,7 +98,7 @@ class Record:
     held_now: Mapping[str, float] | None = None
     held_seconds: float | None = None
     quiet: Quiet | None = None
-    xid: Mapping[str, float] = field(default_factory=dict)
+    xid: Mapping[str, str] = field(default_factory=dict)
     throttled: Mapping[str, float] = field(default_factory=dict)
     denials: float | None = None
     lost: bool = False
@@ -328,11 +328,15 @@ class _Reading:
         ):
             self._change(_key(sample.labels), sharing=sample.labels.get("sharing", ""))
         self._by_label("held_now", "kind", "max by (%s, kind) (last_over_time(gpu:held{%%(where)s}[15m]))" % _BY)
-        self._by_label(
-            "xid",
-            "xid",
-            "max by (%s, xid) (max_over_time(gpu:xid_errors:count5m{%%(where)s}%s)) > 0" % (_BY, self._span()),
-        )
+        # Classed by the alerts' rules, so that an audit and a page at night say the same of an error.
+        xids: dict[Key, dict[str, str]] = {}
+        for sample in self._ask(
+            "max by (%s, xid, class) (max_over_time(gpu:xid_class_errors:count5m{%%(where)s}%s)) > 0"
+            % (_BY, self._span())
+        ):
+            xids.setdefault(_key(sample.labels), {})[sample.labels.get("xid", "")] = sample.labels.get("class", "")
+        for key, found in xids.items():
+            self._change(key, xid=found)
         self._by_label(
             "throttled",
             "reason",
@@ -365,6 +369,9 @@ class _Reading:
         """
         source, step = self._source(SERIES["busy"])
         steps = [seconds for seconds in _QUIET_STEPS if seconds < self.window.seconds] + [round(self.window.seconds)]
+        # Whoever holds it by the server's word holds it for some time, which the steps say if it is an hour or more.
+        for sample in self._ask("last_over_time(%s{%%(where)s}[15m]) > 0" % _HELD):
+            self._change(_key(sample.labels), held_seconds=0.0)
         for seconds in steps:
             span = "{%%(where)s}[%ds]" % seconds
             enough = math.floor(0.9 * seconds / step)

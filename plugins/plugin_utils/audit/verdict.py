@@ -20,9 +20,8 @@ _SILENT_SECONDS = 3 * 3600.0
 
 _HOURS_PER_MONTH = 730.5
 
-#: XIDs after which a board needs a person or a reset: a double-bit error, a row that could not be remapped, a GPU that
-#: fell off the bus, uncontained memory, SRAM, NVLink, GSP. https://docs.nvidia.com/deploy/xid-errors/
-HARDWARE_XIDS = frozenset((46, 48, 62, 64, 74, 79, 92, 95, 119, 120, 121, 140, 142, 143))
+#: Classes of XIDs after which a board needs a person or a reset; docs/alerts.md has the numbers of each.
+_HARD_CLASSES = ("hardware", "memory", "remap_failed", "lost")
 
 #: What slows a GPU against its will; a power cap is what the operator set, and says that the GPU is worked.
 _HARMFUL = ("hw_slowdown", "hw_thermal", "sw_thermal", "hw_power_brake")
@@ -65,9 +64,9 @@ def _judge(holding: Holding, limits: Thresholds, seconds: float | None) -> tuple
     """(word, reason, the share of the price that buys nothing)."""
     if holding.lost:
         return "unhealthy", "The driver has lost the GPU.", 1.0
-    hard = sorted(int(code) for code in holding.xid if code.isdigit() and int(code) in HARDWARE_XIDS)
+    hard = sorted((code for code, kind in holding.xid.items() if kind in _HARD_CLASSES), key=lambda code: code.zfill(4))
     if hard:
-        return "unhealthy", "XID %s in the window." % ", ".join(map(str, hard)), 0.0
+        return "unhealthy", "XID %s in the window." % ", ".join(hard), 0.0
     slowed = {reason: share for reason, share in holding.throttled.items() if reason in _HARMFUL}
     worst = max(slowed, key=lambda reason: slowed[reason], default=None)
     if worst is not None and slowed[worst] >= limits.throttled_ratio:
@@ -80,15 +79,7 @@ def _judge(holding: Holding, limits: Thresholds, seconds: float | None) -> tuple
     quiet = holding.quiet.seconds if holding.quiet else 0.0
     long_quiet = quiet >= limits.idle_hours * 3600
     if held and long_quiet:
-        who = "; ".join(dict.fromkeys("%s %s" % (one.kind, one.who) for one in holding.holders or ()))
-        by = " by %s" % who if who else ""
-        if runs_processes(holding) is False:
-            return (
-                "held_without_process",
-                "Held%s, with no process, and nothing ran for %s." % (by, _time(holding)),
-                1.0,
-            )
-        return "idle", "Held%s, and nothing ran for %s." % (by, _time(holding)), 1.0
+        return _judge_held(holding, limits)
     if held is False and long_quiet:
         return "free", "Nobody holds it, and nothing ran for %s." % _time(holding), 1.0
     if held is None and long_quiet:
@@ -97,6 +88,24 @@ def _judge(holding: Holding, limits: Thresholds, seconds: float | None) -> tuple
     if short:
         return "no_data", short, 0.0
     return _judge_use(holding, limits)
+
+
+def _judge_held(holding: Holding, limits: Thresholds) -> tuple[str, str, float]:
+    """Somebody has what rested for long. Blamed is only who has had it for as long."""
+    who = "; ".join(dict.fromkeys("%s %s" % (one.kind, one.who) for one in holding.holders or ()))
+    by = " by %s" % who if who else ""
+    if holding.held_seconds is None:
+        return "idle", "Nothing ran for %s. It is held%s, since when is not known." % (_time(holding), by), 1.0
+    if holding.held_seconds < limits.idle_hours * 3600:
+        reason = "Held%s for less than %g h, after a rest of %s: too early to say." % (
+            by,
+            limits.idle_hours,
+            _time(holding),
+        )
+        return "no_data", reason, 0.0
+    if runs_processes(holding) is False:
+        return "held_without_process", "Held%s, with no process, and nothing ran for %s." % (by, _time(holding)), 1.0
+    return "idle", "Held%s, and nothing ran for %s." % (by, _time(holding)), 1.0
 
 
 def _judge_use(holding: Holding, limits: Thresholds) -> tuple[str, str, float]:
