@@ -104,7 +104,11 @@ class ActionModule(ActionBase):
             "summary": sums.summary(proposal),
             "line": sums.line(proposal),
             "notes": list(proposal.notes),
-            "layouts": {change.host: [dict(entry) for entry in change.layout] for change in proposal.hosts},
+            "layouts": {
+                change.host: [dict(entry) for entry in change.layout]
+                for change in proposal.hosts
+                if change.changes_layout
+            },
             "reclaim": [dataclasses.asdict(one) for one in proposal.reclaim],
             "files": [str(path) for path in files],
         }

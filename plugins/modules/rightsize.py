@@ -152,7 +152,7 @@ line:
   returned: success
   type: str
   sample: >-
-    4 GPUs instead of 6 on 1 hosts: 3 workloads move, 0 stay on their GPU in another part of it; 2,922 EUR a month; 1 left as
+    4 GPUs instead of 6, with 1 other layout: 3 workloads move, 0 stay on their GPU in another part of it; 2,922 EUR a month; 1 left as
     they are, 0 can be reclaimed
 summary:
   description: >-

@@ -64,10 +64,10 @@ def make(request: Request, now_seconds: float, say: Callable[[str], None] = lamb
         decisions[name] = dataclasses.replace(decisions[name], reason="%s %s" % (decisions[name].reason, why))
     hosts = {name: host_of(name, request.states[name]) for name in request.states}
 
-    def change(arrangement: Arrangement, name: str) -> tuple[list[dict[str, Any]], Any, list[str]]:
+    def change(arrangement: Arrangement, name: str) -> tuple[list[dict[str, Any]], bool, Any, list[str]]:
         entries, changed = arrangement.entries(name)
         layout = merged(request.layouts.get(name), hosts[name].gpus, entries, changed)
-        return (layout, *planned(layout, hosts[name].gpus, hosts[name].driver_version))
+        return (layout, bool(changed), *planned(layout, hosts[name].gpus, hosts[name].driver_version))
 
     def check(arrangement: Arrangement) -> None:
         for name in arrangement.hosts():
@@ -251,13 +251,14 @@ def _saved(gpus: Sequence[GpuToday], used_then: set[tuple[str, int]]) -> float |
     return round(sum(price * sign for price, sign in known) * _HOURS_PER_MONTH, 2) if known else None
 
 
-def _host_change(name, layout, plan, beside, gpus: Sequence[GpuToday], used_then) -> HostChange:
+def _host_change(name, layout, changes_layout, plan, beside, gpus: Sequence[GpuToday], used_then) -> HostChange:
     freed = tuple(gpu.gpu.index for gpu in gpus if gpu.used and gpu.key not in used_then)
     there: dict[int, Gpu] = {gpu.gpu.index: gpu.gpu for gpu in gpus}
     counts = plan.counts()
     return HostChange(
         host=name,
         layout=tuple(layout),
+        changes_layout=changes_layout,
         before=tuple(gpu.before() for gpu in plan.gpus if gpu.gpu.index in there),
         after=tuple(gpu.after() for gpu in plan.gpus if gpu.gpu.index in there),
         plan=(*plan.lines(), *beside),

@@ -150,6 +150,8 @@ class HostChange:
 
     host: str
     layout: tuple[Mapping[str, Any], ...]
+    #: Whether that is another layout than today's. Where it is not, workloads only go to instances that are there.
+    changes_layout: bool
     before: tuple[str, ...]
     after: tuple[str, ...]
     plan: tuple[str, ...]

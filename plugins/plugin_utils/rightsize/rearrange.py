@@ -74,7 +74,13 @@ class Arrangement:
         return sorted(made, key=lambda entry: entry["gpus"]), frozenset(changed)
 
     def hosts(self) -> set[str]:
-        return {gpu.host for answer in self.answers for gpu in answer.problem.gpus if changed_gpus(answer, gpu.host)}
+        """Where a layout changes, or a workload comes or goes."""
+        found = {gpu.host for answer in self.answers for gpu in answer.problem.gpus if changed_gpus(answer, gpu.host)}
+        for answer in self.answers:
+            gone = set(answer.moved)
+            found |= {each.host for each in answer.problem.today if each.workload in gone}
+            found |= {each.host for each in answer.packing.standing if each.workload in gone}
+        return found
 
 
 def changed_gpus(answer: Answer, host: str) -> set[int]:

@@ -21,7 +21,7 @@ def summary(proposal: Proposal) -> dict[str, Any]:
         "gpus_saved": proposal.saved_gpus,
         "saved_per_month": proposal.saved_per_month,
         "currency": proposal.currency,
-        "hosts": len(proposal.hosts),
+        "hosts": sum(1 for change in proposal.hosts if change.changes_layout),
         "workloads": {word: changes.count(word) for word in ("moved", "resized", "stays", "left")},
         "instances_destroyed": proposal.destroyed,
         "reclaimable": sum(1 for one in proposal.reclaim if not one.spared),
@@ -35,13 +35,17 @@ def line(proposal: Proposal) -> str:
     if not proposal.hosts:
         text = "nothing to change: %d of %d GPUs are in use" % (proposal.used_today, proposal.gpus)
     else:
-        text = "%d GPUs instead of %d on %d hosts: %d workloads move, %d stay on their GPU in another part of it" % (
+        text = "%d GPUs instead of %d, with %s: %s, %d stay on their GPU in another part of it" % (
             proposal.used_then,
             proposal.used_today,
-            len(proposal.hosts),
-            words["moved"],
+            _count(sums["hosts"], "other layout"),
+            "1 workload moves" if words["moved"] == 1 else "%d workloads move" % words["moved"],
             words["resized"],
         )
         if proposal.saved_per_month is not None:
             text += "; %s a month" % money(proposal.saved_per_month, proposal.currency)
     return text + "; %d left as they are, %d can be reclaimed" % (words["left"], sums["reclaimable"])
+
+
+def _count(number: int, what: str) -> str:
+    return "%d %s%s" % (number, what, "" if number == 1 else "s")

@@ -13,13 +13,15 @@ import re
 from collections import Counter, defaultdict
 from typing import Any, Mapping, Sequence
 
+from ...module_utils import mig_plan
 from ...module_utils.errors import FleetError
 from ...module_utils.layout import parse_layout
 from ...module_utils.layout_types import Entry
 from ...module_utils.model import Gpu, GpuInstance, Host
-from ...module_utils.selector import select
+from ...module_utils.selector import select, targets
 from ..audit.holdings import Price, is_held, price_of
 from ..audit.model import Audit, Finding, Holding, Subject, Verdict
+from ..audit.signals import QUIET_BUSY_RATIO
 from ..packing.geometry import geometry
 from ..packing.model import WHOLE, Standing, mig, share
 from .model import GpuToday, Occupant, Wish
@@ -58,10 +60,13 @@ def fleet_today(
         wrong = ""
         try:
             entries = _entries(layouts.get(host), seen)
+            wrong = _drift(layouts.get(host), seen)
         except FleetError as error:
             entries, wrong = {}, "the host's layout does not hold: %s" % error
+        watched = any(_history(found) for key, rows in findings.items() if key[0] == host for found in rows)
         for gpu in seen.gpus:
             one = _Look(host, gpu, states[host], entries.get(gpu.uuid), findings[host, gpu.uuid], wishes.get(host, ()))
+            one.watched = watched
             gpus.append(dataclasses.replace(one.look(wrong), price_per_hour=price_of(gpu.name, prices)))
     return _named(gpus)
 
@@ -76,8 +81,24 @@ def _entries(layout: Any, host: Host) -> dict[str, Entry]:
     return found
 
 
+def _drift(layout: Any, host: Host) -> str:
+    """Where the host's devices are not what its layout says: a proposal would change that as well, unasked."""
+    parsed = parse_layout(layout) if layout else None
+    plan = mig_plan.plan(host.gpus, targets(parsed, host.gpus)) if parsed else None
+    if plan is None or not plan.changes_devices:
+        return ""
+    first = next(each for each in plan.gpus if each.told_steps)
+    return "the host is not as its layout says, apply that first (%s)" % first
+
+
+def _history(found: Finding) -> bool:
+    return found.holding.memory is not None or found.holding.busy is not None
+
+
 class _Look:
-    """One GPU."""
+    """One GPU. `watched`: whether there is history of anything on its host."""
+
+    watched = False
 
     def __init__(
         self,
@@ -163,7 +184,7 @@ class _Look:
             holders = _holders(rows[instance.id])
             shape, start = mig(instance.profile), instance.placement.start
             held = is_held(found.holding) if found else None
-            if found and found.verdict.word == "free" and not holders and self._plain(instance):
+            if found and not holders and self._plain(instance) and self._unused(found):
                 vacant.append(Standing(self.host, self.gpu.index, shape, start))
                 continue
             left = ""
@@ -177,6 +198,16 @@ class _Look:
                 left = "who holds it is not known"
             occupants.append(self._occupant(found, shape, start, str(instance.id), holders, left))
         return occupants, vacant
+
+    def _unused(self, found: Finding) -> bool:
+        """Whether nobody has the instance: it is free, or so new that nothing was seen on it yet, and watched."""
+        if found.verdict.word == "free":
+            return True
+        holding = found.holding
+        if found.verdict.word != "no_data" or is_held(holding) is not False or not self.watched:
+            return False
+        busiest = max((stat.max or 0.0 for stat in (holding.busy, holding.processes) if stat is not None), default=0.0)
+        return busiest < QUIET_BUSY_RATIO
 
     @staticmethod
     def _plain(instance: GpuInstance) -> bool:

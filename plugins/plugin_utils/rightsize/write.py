@@ -54,13 +54,14 @@ def files(proposal: Proposal) -> Iterator[tuple[str, str]]:
     yield JSON, json.dumps(to_data(proposal), indent=1, sort_keys=True, allow_nan=False) + "\n"
     yield YAML, "%s: what would change, and why. Nothing is applied.\n---\n%s" % (_MARK, _yaml(_reviewed(proposal)))
     yield HTML, report_html.to_text(proposal)
-    hosts: dict[str, Any] = {change.host: {} for change in proposal.hosts}
+    changes = [change for change in proposal.hosts if change.changes_layout]
+    hosts: dict[str, Any] = {change.host: {} for change in changes}
     yield (
         "%s/hosts.yml" % OVERLAY,
         "%s. Give it after your inventory: -i INVENTORY -i %s\n---\n%s"
         % (_MARK, OVERLAY, _yaml({"all": {"hosts": hosts}})),
     )
-    for change in proposal.hosts:
+    for change in changes:
         if change.host in (".", "..") or "/" in change.host:
             raise RightsizeError(repr(change.host), "a host of this name cannot have a file", "Rename it.")
         yield "%s/host_vars/%s/%s" % (OVERLAY, change.host, LAYOUT), layout_text(change)
