@@ -14,7 +14,7 @@ import threading
 import pytest
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
-from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit import options, report_csv, report_json
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit import options, report_csv, report_html, report_json
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.holdings import HostState, Price
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.make import AuditError, Order, make
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.prometheus import Access
@@ -79,6 +79,22 @@ def test_the_table_has_a_row_a_finding_and_no_formulas(audit):
     assert row["host"] == "a" and row["verdict"] == "no_data" and row["memory_total_gib"] == "80.00"
     assert row["memory_max_gib"] == "" and row["holders"].startswith("container =cmd")
     assert not any(cell[:1] in "=+-@" for cell in row.values() if cell)
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        (["a.example.org", "b.example.org"], ["a", "b"]),
+        (["a.x.example.org", "a.y.example.org"], ["a.x", "a.y"]),
+        (["a.example.org", "b"], ["a.example.org", "b"]),
+        (["org", "b.org"], ["org", "b.org"]),
+        (["a", "b"], ["a", "b"]),
+        (["a.example.org"], ["a.example.org"]),
+        ([], []),
+    ],
+)
+def test_the_map_leaves_out_the_domain_that_all_hosts_have(names, shown):
+    assert report_html.short_names(names) == shown
 
 
 def test_the_line(audit):

@@ -1,0 +1,110 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""An audit of a made-up fleet with every verdict in it, judged by the real rules, to look at as a page."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.compare import findings
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import (
+    Audit,
+    Day,
+    Holder,
+    Holding,
+    Quiet,
+    Sources,
+    Stat,
+    Subject,
+    Window,
+)
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.verdict import judge
+
+GIB = float(1 << 30)
+NOW = 1700000000.0
+SECONDS = 14 * 86400.0
+
+
+def stat(p50, p95, p99, most):
+    return Stat(SECONDS, 1.0, p50, p95, p99, most, (p50 + most) / 2)
+
+
+def well(subject, **more):
+    base = Holding(
+        subject,
+        holders=(Holder("process", "pid 4711 (python3 train.py, user alice, train.service)"),),
+        memory=stat(50 * GIB, 60 * GIB, 62 * GIB, 64 * GIB),
+        memory_total_bytes=80 * GIB,
+        busy=stat(0.7, 0.8, 0.85, 0.9),
+        compute=stat(0.55, 0.7, 0.8, 0.85),
+        bandwidth=stat(0.4, 0.5, 0.5, 0.6),
+        tensor=stat(0.3, 0.4, 0.4, 0.5),
+        processes_now=1.0,
+        price_per_hour=2.4,
+    )
+    return dataclasses.replace(base, **more)
+
+
+REST = {"busy": stat(0, 0, 0, 0), "compute": stat(0, 0, 0, 0), "quiet": Quiet(SECONDS, True), "held_seconds": SECONDS}
+JOB = (Holder("container", "jupyter-alice (docker, user alice)"), Holder("device_handle", "pid 9 (jupyter-lab)"))
+
+
+def gpus(host):
+    """Eight of them, each with another trouble; the seventh is cut in instances, the last has a tenant."""
+
+    def gpu(index, **more):
+        return well(Subject("gpu", host, "GPU-%s-%d" % (host, index), str(index), "NVIDIA H100 80GB HBM3"), **more)
+
+    def part(index, instance, profile, gib, **more):
+        whole = gpu(index).subject
+        named = dataclasses.replace(whole, kind="mig_instance", mig_profile=profile, mig_instance=str(instance))
+        return well(named, memory_total_bytes=gib * GIB, price_per_hour=2.4 * gib / 80, **more)
+
+    yield gpu(0)
+    yield gpu(1, **REST, holders=JOB, processes_now=0.0)
+    yield gpu(2, **REST)
+    yield gpu(3, **{**REST, "held_seconds": None}, holders=(), processes_now=0.0)
+    yield gpu(4, memory=stat(8 * GIB, 9 * GIB, 9 * GIB, 10 * GIB), compute=stat(0.1, 0.2, 0.2, 0.3))
+    yield gpu(5, compute=stat(0.9, 0.97, 1.0, 1.0))
+    yield part(6, 1, "3g.40gb", 40, memory=stat(30 * GIB, 33 * GIB, 34 * GIB, 35 * GIB))
+    yield part(
+        6, 2, "2g.20gb", 20, memory=stat(9 * GIB, 15 * GIB, 15 * GIB, 15 * GIB), compute=stat(0.1, 0.2, 0.3, 0.4)
+    )
+    yield part(6, 3, "1g.10gb", 10, memory=None, busy=None, compute=None, holders=None, processes_now=None,
+               missing=("who holds it is not known: the host was not asked or did not answer",))  # fmt: skip
+    yield gpu(7, lost=True)
+    tenant = dataclasses.replace(gpu(7).subject, kind="tenant", name="notebooks")
+    yield well(
+        tenant, memory=stat(3 * GIB, 4 * GIB, 4 * GIB, 4 * GIB), memory_total_bytes=16 * GIB, price_per_hour=None
+    )
+
+
+def audit(hosts, *, name="gpu-%04d.example.org", further=()):
+    """Of so many hosts, besides further holdings."""
+    holdings = [holding for number in range(hosts) for holding in gpus(name % number)] + list(further)
+    judged = [(holding, judge(holding, seconds=SECONDS)) for holding in holdings]
+    found = findings(judged, {}, NOW)
+    gone = tuple(dataclasses.replace(one, state="gone") for one in found if one.verdict.word == "idle")[:3]
+    days = tuple(
+        Day(NOW - (14 - day) * 86400, 8.0 * hosts, 0.8 + 0.1 * math.sin(day), 0.5 + 0.2 * math.sin(day / 2), 0.4)
+        for day in range(14)
+    )
+    return Audit(
+        made_at_seconds=NOW,
+        window=Window(NOW - SECONDS, NOW),
+        sources=Sources(
+            "https://prometheus.example.org",
+            tuple(name % number for number in range(hosts)),
+            tuple(name % number for number in range(1, hosts)),
+            ("1 of %d hosts did not answer (%s): who holds their GPUs is not known but by the server." % (hosts, name % 0),),
+        ),
+        findings=tuple(
+            dataclasses.replace(one, state="still", first_found_seconds=NOW - 9 * 86400) if number % 3 else one
+            for number, one in enumerate(found)
+        ),
+        gone=gone,
+        history=days,
+        currency="EUR",
+    )  # fmt: skip
