@@ -1,12 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""roles/dcgm_exporter/files/install.py, below a directory that is no host's root."""
+"""roles/dcgm_exporter/files/install.py and exporter_install, below a directory that is no host's root."""
 
 from __future__ import annotations
 
 import copy
 import http.server
-import importlib.util
 import json
 import os
 import stat
@@ -19,10 +18,16 @@ from pathlib import Path
 import bcrypt
 import pytest
 
-INSTALL = Path(__file__).resolve().parents[3] / "roles" / "dcgm_exporter" / "files" / "install.py"
+FILES = Path(__file__).resolve().parents[3] / "roles" / "dcgm_exporter" / "files"
+INSTALL = FILES / "install.py"
+#: As the role sends it.
+PROGRAM = {path.stem: path.read_text() for path in (FILES / "exporter_install").glob("*.py")}
 PYTHON = os.environ.get("OPENFLEET_HOST_PYTHON") or sys.executable
 ETC, LIB = "etc/openfleet-gpu/exporter", "usr/local/lib/openfleet-gpu-exporter"
 UNIT = "etc/systemd/system/dcgm-exporter.service"
+
+sys.path.insert(0, str(FILES))
+from exporter_install import packages, scrape
 
 OPENSSL = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "3"]
 
@@ -60,7 +65,9 @@ DOCKER = {
 def run(tmp_path):
     def one(bundle, *options, status=0):
         command = [PYTHON, str(INSTALL), "--root", str(tmp_path / "root"), *options]
-        done = subprocess.run(command, input=json.dumps(bundle), capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, input=json.dumps({"program": PROGRAM, **bundle}), capture_output=True, text=True, check=False
+        )
         assert done.returncode == status, done.stdout + done.stderr
         return json.loads(done.stdout) if done.stdout else done.stderr
 
@@ -196,10 +203,11 @@ def test_the_packages_own_unit_is_masked_before_it_can_be_there_and_freed_again(
 
 
 def test_the_repository_is_written_with_its_key_and_goes(run):
-    install = module()
     repository = {"url": "https://example.org/cuda/debian12/x86_64", "key": "-----BEGIN PGP PUBLIC KEY BLOCK-----"}
     run(dict(DOCKER, repository=repository))
-    source, key = (install.APT_SOURCE, install.APT_KEY) if install.has_apt() else (install.DNF_SOURCE, install.DNF_KEY)
+    source, key = (
+        (packages.APT_SOURCE, packages.APT_KEY) if packages.has_apt() else (packages.DNF_SOURCE, packages.DNF_KEY)
+    )
     text = (run.root / source).read_text()
     assert repository["url"] in text and "/" + key in text and "trusted=yes" not in text
     assert (run.root / key).read_text() == repository["key"]
@@ -210,17 +218,15 @@ def test_the_repository_is_written_with_its_key_and_goes(run):
 
 @pytest.mark.parametrize("wanted", ["", "4.8.2", "4.8.2-1", "1:4.8.2-1"])
 def test_a_version_that_is_there_is_found(monkeypatch, wanted):
-    install = module()
-    monkeypatch.setattr(install, "there", lambda package: "1:4.8.2-1")
-    assert install.missing(["a-core", "an-exporter"], wanted) == []
+    monkeypatch.setattr(packages, "there", lambda package: "1:4.8.2-1")
+    assert packages.missing(["a-core", "an-exporter"], wanted) == []
 
 
 @pytest.mark.parametrize("apt, asked", [(True, "an-exporter=4.8.20-*"), (False, "an-exporter-4.8.20")])
 def test_another_version_is_asked_for(monkeypatch, apt, asked):
-    install = module()
-    monkeypatch.setattr(install, "there", lambda package: "4.8.2-1")
-    monkeypatch.setattr(install, "has_apt", lambda: apt)
-    assert install.missing(["a-core", "an-exporter"], "4.8.20") == [asked]
+    monkeypatch.setattr(packages, "there", lambda package: "4.8.2-1")
+    monkeypatch.setattr(packages, "has_apt", lambda: apt)
+    assert packages.missing(["a-core", "an-exporter"], "4.8.20") == [asked]
 
 
 def test_absent_leaves_nothing_of_the_roles_and_all_of_others(run, tmp_path):
@@ -246,25 +252,17 @@ def test_a_directory_in_which_others_have_files_stays(run):
     assert set(files(run.root)) == {"srv/metrics/others.prom"}
 
 
-def module():
-    specification = importlib.util.spec_from_file_location("exporter_install", INSTALL)
-    loaded = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(loaded)
-    return loaded
-
-
 HEALTH = {"address": "127.0.0.1", "certificate": "", "users": {}, "timeout": 0}
 
 
 def test_health_is_what_a_scrape_finds(host, start):
-    install = module()
     host.create([{"model": "H100-80GB", "count": 1}])
     exporter = start()
-    assert install.problem(dict(HEALTH, port=exporter.port)) == ""
+    assert scrape.problem(dict(HEALTH, port=exporter.port)) == ""
     # It lets everybody in, and was to ask for a password.
-    assert "status 200, which should be 401" in install.problem(dict(HEALTH, port=exporter.port, users={"a": "b"}))
+    assert "status 200, which should be 401" in scrape.problem(dict(HEALTH, port=exporter.port, users={"a": "b"}))
     exporter.stop()
-    assert "does not answer" in install.problem(dict(HEALTH, port=exporter.port))
+    assert "does not answer" in scrape.problem(dict(HEALTH, port=exporter.port))
 
 
 def test_an_exporter_without_gpus_is_not_well():
@@ -280,13 +278,12 @@ def test_an_exporter_without_gpus_is_not_well():
     with http.server.HTTPServer(("127.0.0.1", 0), Empty) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
-            assert "no sample of a GPU" in module().problem(dict(HEALTH, port=server.server_port))
+            assert "no sample of a GPU" in scrape.problem(dict(HEALTH, port=server.server_port))
         finally:
             server.shutdown()
 
 
 def test_health_with_tls_and_passwords(host, start):
-    install = module()
     host.create([{"model": "H100-80GB", "count": 1}])
     for name in ("tls", "other"):
         subprocess.run(
@@ -301,9 +298,9 @@ def test_health_with_tls_and_passwords(host, start):
     config.write_text(json.dumps({"tls_server_config": tls, "basic_auth_users": users}))
     exporter = start(web_config=str(config))
     health = dict(HEALTH, port=exporter.port, certificate=str(host.folder / "tls.crt"), users={"a": "b"})
-    assert install.problem(health) == ""
-    assert "status 401" in install.problem(dict(health, users={"a": "c"}))
+    assert scrape.problem(health) == ""
+    assert "status 401" in scrape.problem(dict(health, users={"a": "c"}))
     renewed = dict(health, certificate=str(host.folder / "other.crt"))
-    assert "another certificate" in install.problem(renewed)
+    assert "another certificate" in scrape.problem(renewed)
     # Which a run takes as the reason for a restart.
-    assert install.certificate_is_old({"health": renewed}) and not install.certificate_is_old({"health": health})
+    assert scrape.certificate_is_old({"health": renewed}) and not scrape.certificate_is_old({"health": health})

@@ -1,0 +1,92 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Files, units and commands of the host."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+UNIT = "dcgm-exporter.service"
+UNITS = "etc/systemd/system"
+#: There where systemd runs the host (sd_booted(3)).
+SYSTEMD = "run/systemd/system"
+
+
+class Installation:
+    """The files below `root`; with `check` nothing is changed, only said."""
+
+    def __init__(self, root: Path, check: bool) -> None:
+        self.root, self.check = root, check
+        self.done: list[str] = []
+
+    def path(self, relative: str) -> Path:
+        return self.root / relative
+
+    def write(self, relative: str, content: bytes, mode: int = 0o644) -> bool:
+        """True if the file was not so. A reader finds the old file or the new one, never part of one."""
+        path = self.path(relative)
+        if path.is_file() and path.read_bytes() == content and stat.S_IMODE(path.stat().st_mode) == mode:
+            return False
+        self.done.append("write %s" % path)
+        if not self.check:
+            path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            new = path.with_name(path.name + ".new")
+            if new.exists():
+                new.unlink()
+            # Never readable by others, not even for a moment.
+            with os.fdopen(os.open(str(new), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(content)
+            new.chmod(mode)
+            new.replace(path)
+        return True
+
+    def remove(self, relative: str) -> bool:
+        path = self.path(relative)
+        if not (path.exists() or path.is_symlink()):
+            return False
+        self.done.append("remove %s" % path)
+        if not self.check:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(str(path))
+            else:
+                path.unlink()
+        return True
+
+    def prune(self, relative: str) -> None:
+        """A directory that is left empty."""
+        path = self.path(relative)
+        if not self.check and path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+
+    @property
+    def booted(self) -> bool:
+        return self.path(SYSTEMD).is_dir()
+
+    def systemctl(self, *arguments: str) -> None:
+        self.done.append("systemctl " + " ".join(arguments))
+        if not self.check:
+            run(["systemctl", *arguments])
+
+
+def output(command: list[str], **more) -> tuple[int, str]:
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, **more)
+    return done.returncode, done.stdout.decode(errors="replace")
+
+
+def run(command: list[str], **more) -> str:
+    status, said = output(command, **more)
+    if status:
+        sys.exit("%s failed with status %d:\n%s" % (" ".join(command), status, said + journal()))
+    return said
+
+
+def journal() -> str:
+    return "\n--- journal of %s:\n%s" % (
+        UNIT,
+        output(["journalctl", "--no-pager", "--output=cat", "--lines=30", "--unit", UNIT])[1],
+    )

@@ -1,0 +1,178 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Installs an exporter of GPU metrics on the host it runs on, or takes it away, and scrapes it. The role dcgm_exporter runs it.
+
+All of an installation comes as one JSON object on standard input, so that a run that changes nothing costs one command on
+the host, not one for each file:
+
+    {"state": "present", "files": {path: {"content": text, "mode": "0644"}}, "web_config": {...}, "users": {name: password},
+     "packages": [name], "version": text, "repository": {"url": text, "key": text}, "masked": [unit],
+     "embedded": {...} or null, "directories": [path], "health": {...} or null}
+
+Prints {"changed": bool, "done": [text], "archive": architecture or ""}. Exit status 4: the archive of Python packages for this
+architecture is missing, and nothing was installed.
+
+Passwords are never printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import sys
+import zipfile
+from pathlib import Path
+
+from exporter_install.host import UNIT, UNITS, Installation, output, run
+from exporter_install.packages import bring, mask, take_away
+from exporter_install.passwords import hashes
+from exporter_install.scrape import certificate_is_old, check_health
+
+EXIT_ARCHIVE = 4
+
+#: All that an installation may consist of, below the root given. Files of a source that is not asked for go.
+CONFIG = "etc/openfleet-gpu/exporter"
+PROGRAM = "usr/local/lib/openfleet-gpu-exporter"
+QUADLETS = "etc/containers/systemd"
+UNIT_FILES = (UNITS + "/" + UNIT, QUADLETS + "/dcgm-exporter.container")
+WEB_CONFIG = CONFIG + "/web-config.json"
+#: What the Python packages were made from. It comes last.
+STAMP = PROGRAM + "/packages/.requirements"
+STATE = ("var/lib/openfleet-gpu-exporter", "var/lib/private/openfleet-gpu-exporter")
+
+
+def web_config(target: Installation, bundle: dict) -> str:
+    try:
+        there = json.loads(target.path(WEB_CONFIG).read_text())["basic_auth_users"]
+    except (OSError, ValueError, KeyError, TypeError):
+        there = {}
+    config = dict(bundle["web_config"])
+    if bundle["users"]:
+        config["basic_auth_users"] = hashes(bundle["users"], there)
+    return json.dumps(config, indent=2, sort_keys=True) + "\n"
+
+
+def has_packages(target: Installation, embedded: dict) -> bool:
+    stamp = target.path(STAMP)
+    return stamp.is_file() and stamp.read_text() == embedded["stamp"]
+
+
+def install_packages(target: Installation, embedded: dict) -> None:
+    """The embedded exporter's Python packages, from an archive or from an index. The old ones stay until all are there."""
+    folder, new = target.path(PROGRAM + "/packages"), target.path(PROGRAM + "/packages.new")
+    target.done.append("install Python packages into %s" % folder)
+    if target.check:
+        return
+    if new.exists():
+        shutil.rmtree(str(new))
+    new.mkdir(mode=0o755, parents=True)
+    if embedded["source"] == "index":
+        requirements = new / "requirements.txt"
+        requirements.write_text(embedded["requirements"])
+        index = ["--index-url", embedded["index_url"]] if embedded["index_url"] else []
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary=:all:"]
+        run([*command, *index, "--target", str(new), "--requirement", str(requirements)])
+    else:
+        with zipfile.ZipFile(embedded["archive"]) as archive:
+            archive.extractall(str(new))
+        # So that a start does not compile them each time: the service cannot write there.
+        run([sys.executable, "-m", "compileall", "-q", "-j", "1", str(new)])
+    (new / Path(STAMP).name).write_text(embedded["stamp"])
+    if folder.exists():
+        shutil.rmtree(str(folder))
+    new.replace(folder)
+
+
+def install(target: Installation, bundle: dict) -> None:
+    # Whatever name Ansible found it by, it is one interpreter, and the unit's does not change with the name.
+    python = os.path.realpath(sys.executable)
+    files = {
+        path: (entry["content"].replace("@python@", python).encode(), int(entry["mode"], 8))
+        for path, entry in bundle["files"].items()
+    }
+    if bundle["web_config"] or bundle["users"]:
+        files[WEB_CONFIG] = (web_config(target, bundle).encode(), 0o600)
+    for path in sorted(set(files) - set(UNIT_FILES)):
+        target.write(path, *files[path])
+    units = [target.remove(path) for path in UNIT_FILES if path not in files]
+    units += [target.write(path, *files[path]) for path in UNIT_FILES if path in files]
+    for folder in (CONFIG, PROGRAM):
+        remove_strangers(target, folder, set(files), bool(bundle["embedded"]))
+    for path in bundle["directories"]:
+        if not target.path(path).is_dir():
+            target.done.append("make %s" % target.path(path))
+            if not target.check:
+                target.path(path).mkdir(mode=0o755, parents=True)
+    if not target.booted:
+        return
+    if any(units):
+        target.systemctl("daemon-reload")
+    # A quadlet's unit is enabled by what makes it.
+    if UNIT_FILES[0] in files and output(["systemctl", "is-enabled", UNIT])[1].strip() != "enabled":
+        target.systemctl("enable", "--quiet", UNIT)
+    if target.done or output(["systemctl", "is-active", UNIT])[0] or certificate_is_old(bundle):
+        target.systemctl("restart", UNIT)
+
+
+def remove_strangers(target: Installation, folder: str, wanted: set, embedded: bool) -> None:
+    """Files of former settings in the directories that are the role's own."""
+    top = target.path(folder)
+    for path in sorted(top.rglob("*")) if top.is_dir() else ():
+        relative = str(path.relative_to(target.root))
+        if path.is_dir() or relative in wanted or "__pycache__" in path.parts:
+            continue
+        if relative.startswith(PROGRAM + "/packages") and embedded:
+            continue
+        target.remove(relative)
+    if folder == PROGRAM and not any(path.startswith(PROGRAM) for path in wanted):
+        target.remove(PROGRAM)
+
+
+def uninstall(target: Installation, bundle: dict) -> None:
+    there = [path for path in UNIT_FILES if target.path(path).exists()]
+    if there and target.booted:
+        if UNIT_FILES[0] in there:
+            target.systemctl("disable", "--quiet", "--now", UNIT)
+        else:
+            target.systemctl("stop", UNIT)
+    for path in (*UNIT_FILES, CONFIG, PROGRAM, *STATE):
+        target.remove(path)
+    for folder in (str(Path(CONFIG).parent), *bundle["directories"]):
+        target.prune(folder)
+    take_away(target, bundle["packages"])
+    for unit in bundle["masked"]:
+        path = target.path("%s/%s" % (UNITS, unit))
+        if path.is_symlink() and os.readlink(str(path)) == "/dev/null":
+            target.remove(str(path.relative_to(target.root)))
+    if there and target.booted:
+        target.systemctl("daemon-reload")
+
+
+def main(bundle: dict) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="change nothing, only say what would change")
+    parser.add_argument("--root", type=Path, default=Path("/"), help="install below this directory")
+    options = parser.parse_args()
+    os.umask(0o022)
+    target = Installation(options.root, options.check)
+    archive = ""
+    if bundle["state"] == "absent":
+        uninstall(target, bundle)
+    else:
+        embedded = bundle["embedded"]
+        if embedded and not has_packages(target, embedded):
+            if embedded["source"] == "index" or embedded["archive"] or target.check:
+                install_packages(target, embedded)
+            else:
+                archive = platform.machine()
+        if not archive:
+            mask(target, bundle["masked"])
+            bring(target, bundle)
+            install(target, bundle)
+            if bundle["health"] and target.booted and not target.check:
+                check_health(bundle["health"])
+    print(json.dumps({"changed": bool(target.done), "done": target.done, "archive": archive}))
+    return EXIT_ARCHIVE if archive else 0

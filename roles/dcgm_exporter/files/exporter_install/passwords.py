@@ -1,0 +1,51 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Hashes of passwords, made by the C library (crypt(3)), and only where the one that is there does not fit."""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import re
+import secrets
+import sys
+
+#: bcrypt, as exporter-toolkit reads it: crypt(5) of libxcrypt.
+BCRYPT = re.compile(r"\$2[aby]\$\d\d\$[./A-Za-z0-9]{53}\Z")
+COST = 10
+
+
+def crypt_function():
+    for name in ("libcrypt.so.1", "libcrypt.so.2"):
+        try:
+            function = ctypes.CDLL(name).crypt
+        except OSError:
+            continue
+        function.restype = ctypes.c_char_p
+        return lambda password, setting: (function(password.encode(), setting.encode()) or b"").decode()
+    sys.exit(
+        "dcgm_exporter_basic_auth_users: the host has no libcrypt (package libcrypt1 or libxcrypt) to make hashes with."
+    )
+
+
+def hashes(users: dict[str, str], there: dict[str, str]) -> dict[str, str]:
+    """One for each user: the one that is there where it fits."""
+    crypt = crypt_function() if users else None
+    wanted = {}
+    for user, password in sorted(users.items()):
+        if len(password.encode()) > 72:
+            sys.exit(
+                "dcgm_exporter_basic_auth_users: the password of %s has more than the 72 bytes that bcrypt takes."
+                % user
+            )
+        old = there.get(user, "")
+        if BCRYPT.match(old) and secrets.compare_digest(crypt(password, old), old):
+            wanted[user] = old
+            continue
+        salt = base64.b64encode(secrets.token_bytes(16)).decode().rstrip("=").replace("+", ".")
+        # The last character holds two bits only; "O" is such a one.
+        new = crypt(password, "$2b$%02d$%sO" % (COST, salt[:21]))
+        if not BCRYPT.match(new):
+            sys.exit("dcgm_exporter_basic_auth_users: the host's libcrypt cannot make bcrypt hashes.")
+        wanted[user] = new
+    return wanted
