@@ -40,6 +40,14 @@ def test_the_exporters_defaults_are_known_here():
     assert not exporter["dcgm_exporter_basic_auth_users"]
 
 
+@pytest.mark.parametrize("playbook", ["site.yml", "reset.yml"])
+def test_a_monitoring_host_that_is_down_keeps_the_fleet_from_nothing(playbook):
+    """A play all of whose hosts fail ends the playbook, so what reaches a monitoring host comes last."""
+    plays = yaml.safe_load((ROLES.parent / "playbooks" / playbook).read_text(encoding="utf-8"))
+    assert "gpu_monitoring" in plays[-1]["hosts"]
+    assert "gpu_hosts" in [play["hosts"] for play in plays[:-1]]
+
+
 def target(plan, host, job="gpu_exporter"):
     (found,) = (one for one in plan["targets"] if one["labels"]["host"] == host and one["labels"]["job"] == job)
     return found
