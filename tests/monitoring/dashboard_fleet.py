@@ -10,9 +10,12 @@ node-1  3    whole                idle, nobody knows          H100
 node-1  4    2g.20gb 3            idle, held by slurm         A100
 node-1  4    1g.10gb 9            busy, a process             A100   serve
 node-1  4    1g.10gb 10           idle, nobody                A100
-node-1  5    whole, two tenants   busy, a process             H100
+node-1  5    whole, two tenants   busy, a process             H100   train
+node-1  6    whole, two pods      busy, a process             H100   web-1, web-2
 node-2  0    whole                idle, nobody                T4, without a price
 node-2  1    whole, lost          nothing is known of it      H100
+
+A second exporter tells of GPUs 0, 1 and 6 of node-1, and of the tenants, in the same words as the first.
 """
 
 from __future__ import annotations
@@ -36,21 +39,24 @@ class Device(NamedTuple):
     held: str = ""
     profile: str = ""
     instance: str = ""
-    workload: str = ""
+    workloads: tuple = ()
     gib: int = 0
 
 
 DEVICES = [
-    Device("node-1", 0, "H100", 0.9, 1, workload="train"),
+    Device("node-1", 0, "H100", 0.9, 1, workloads=("train",)),
     Device("node-1", 1, "H100", 0.0, 0, held="container"),
     Device("node-1", 2, "H100", 0.0, 0),
     Device("node-1", 3, "H100", 0.0, None),
     Device("node-1", 4, "A100", 0.0, 0, "slurm", "2g.20gb", "3", gib=20),
-    Device("node-1", 4, "A100", 0.8, 1, "", "1g.10gb", "9", "serve", gib=10),
+    Device("node-1", 4, "A100", 0.8, 1, "", "1g.10gb", "9", ("serve",), gib=10),
     Device("node-1", 4, "A100", 0.01, 0, "", "1g.10gb", "10", gib=10),
-    Device("node-1", 5, "H100", 0.5, 2),
+    Device("node-1", 5, "H100", 0.5, 2, workloads=("train",)),
+    Device("node-1", 6, "H100", 0.6, 2, workloads=("web-1", "web-2")),
     Device("node-2", 0, "T4", 0.0, 0),
 ]
+TOLD_TWICE = [("node-1", 0), ("node-1", 1), ("node-1", 6)]
+SECOND = {"job": "gpu_host", "instance": "node-1:9100"}
 
 
 def _gpu(host, index, model):
@@ -77,11 +83,14 @@ def series():
     yield "ALERTS", {"alertname": "DiskFull", "host": "node-1", **firing}, 1
     for device in DEVICES:
         yield from _device(device)
+        if (device.host, device.index) in TOLD_TWICE:
+            yield from ((name, {**labels, **SECOND}, value) for name, labels, value in _device(device))
     whole = {(one.host, one.index): _gpu(one.host, one.index, one.model) for one in DEVICES}
     whole["node-2", 1] = _gpu("node-2", 1, "H100")
     for (host, index), labels in whole.items():
         yield from _health(labels, lost=(host, index) == ("node-2", 1), drifted=(host, index) == ("node-1", 2))
-    yield from _sharing(whole["node-1", 5])
+    for exporter in ({}, SECOND):
+        yield from _sharing({**whole["node-1", 5], **exporter})
 
 
 def _device(one):
@@ -89,20 +98,19 @@ def _device(one):
     if one.instance:
         labels.update(mig_profile=one.profile, mig_instance=one.instance)
         yield "gpu:info", {**labels, "driver_version": "580.1"}, 1
-    holders = dict(labels)
-    if one.workload:
-        labels["workload"] = one.workload
     total = (one.gib or SIZES[one.model]) * GIB
-    yield "gpu:busy_ratio", labels, one.busy
-    yield "gpu:compute_active_ratio", labels, one.busy / 2
-    yield "gpu:tensor_active_ratio", labels, one.busy / 3
-    yield "gpu:memory_bandwidth_active_ratio", labels, one.busy / 4
-    yield "gpu:memory_total_bytes", labels, total
-    yield "gpu:memory_used_bytes", labels, int(total * (0.02 + one.busy / 2))
+    for workload in one.workloads or ("",):
+        of = {**labels, "workload": workload} if workload else labels
+        yield "gpu:busy_ratio", of, one.busy
+        yield "gpu:compute_active_ratio", of, one.busy / 2
+        yield "gpu:tensor_active_ratio", of, one.busy / 3
+        yield "gpu:memory_bandwidth_active_ratio", of, one.busy / 4
+        yield "gpu:memory_total_bytes", of, total
+        yield "gpu:memory_used_bytes", of, int(total * (0.02 + one.busy / 2))
     if one.processes is not None:
-        yield "gpu:processes", holders, one.processes
+        yield "gpu:processes", labels, one.processes
     if one.held:
-        yield "gpu:held", {**holders, "kind": one.held}, 1
+        yield "gpu:held", {**labels, "kind": one.held}, 1
 
 
 def _health(labels, lost, drifted):

@@ -195,16 +195,16 @@ def test_variables_have_values(prometheus, name):
         assert values, query
 
 
-def figure(prometheus, name, title, column=0):
-    (panel,) = (each for each in panels(BOARDS[name]) if each["title"] == title)
-    return prometheus.value(put_in(BOARDS[name], panel["targets"][column]["expr"]))
+def figure(prometheus, name, title):
+    (panel,) = (each for each in panels(BOARDS[name]) if (each["title"], each["type"]) == (title, "stat"))
+    return prometheus.value(put_in(BOARDS[name], panel["targets"][0]["expr"]))
 
 
 @pytest.mark.parametrize(
     ("title", "expected"),
     [
-        ("GPUs", 8),
-        ("Busy", 3),
+        ("GPUs", 9),
+        ("Busy", 4),
         ("Held, idle", 2),
         ("Free", 3),
         ("Alerts", 2),
@@ -218,12 +218,61 @@ def test_the_fleets_figures_are_those_counted_by_hand(prometheus, title, expecte
     assert figure(prometheus, "openfleet-gpu-1-fleet", title) == expected
 
 
+def table(prometheus, name, title, label, column=0):
+    """A column of a table, or lines at their end, by one label."""
+    (panel,) = (each for each in panels(BOARDS[name]) if each["title"] == title)
+    found = prometheus.now(put_in(BOARDS[name], panel["targets"][column]["expr"]))
+    values = {one["metric"][label]: float(one["value"][1]) for one in found}
+    assert len(values) == len(found), "two rows for one"
+    return values
+
+
+#: train is on two GPUs, one of which two exporters tell of; web-1 and web-2 share one, that both exporters tell of, too.
+DEVICES_OF = {"train": 2, "serve": 1, "web-1": 1, "web-2": 1}
+BUSY_OF = {"train": (0.9 + 0.5) / 2, "serve": 0.8, "web-1": 0.6, "web-2": 0.6}
+#: Of 80 GiB each 47 % and 27 %; of 10 GiB 42 %; of 80 GiB 32 %.
+USED_ON = {"train": 80 * 0.47 + 80 * 0.27, "serve": 10 * 0.42, "web-1": 80 * 0.32, "web-2": 80 * 0.32}
+
+
+def test_jobs_and_pods_have_each_device_once(prometheus):
+    fleet = [table(prometheus, "openfleet-gpu-1-fleet", "Jobs and pods", "workload", column) for column in range(3)]
+    assert fleet[0] == DEVICES_OF
+    assert fleet[1] == pytest.approx(BUSY_OF)
+    assert {of: used / dashboard_fleet.GIB for of, used in fleet[2].items()} == pytest.approx(USED_ON)
+    tenants = "openfleet-gpu-4-tenant"
+    assert table(prometheus, tenants, "Busy", "workload") == pytest.approx(BUSY_OF)
+    used = table(prometheus, tenants, "Memory of the GPUs of jobs and pods", "workload")
+    assert used == fleet[2]
+
+
+def test_those_who_share_a_gpu_share_its_price(prometheus):
+    """Two H100s at 2.40; 10 of 40 GB of an A100 at 1.00; half an H100 each."""
+    found = table(prometheus, "openfleet-gpu-5-cost", "Jobs and pods, per hour", "workload")
+    assert found == pytest.approx({"train": 4.8, "serve": 0.25, "web-1": 1.2, "web-2": 1.2})
+
+
+def test_a_second_exporter_doubles_no_tenant_and_no_holder(prometheus):
+    board = "openfleet-gpu-4-tenant"
+    assert figure(prometheus, board, "Tenants") == 2
+    assert figure(prometheus, board, "Memory given") == 2 * 8 * dashboard_fleet.GIB
+    assert figure(prometheus, board, "Memory used") == (7 + 1) * dashboard_fleet.GIB
+    # One in five minutes of the hour, for each of the two.
+    assert figure(prometheus, board, "Refused") == pytest.approx(2 * 12, abs=2.5)
+    holders = {("0", "process"): 1, ("1", "container"): 1, ("4", "slurm"): 1, ("4", "process"): 1}
+    holders |= {("5", "process"): 2, ("6", "process"): 2}
+    for board in ("openfleet-gpu-1-fleet", "openfleet-gpu-2-host"):
+        (panel,) = (each for each in panels(BOARDS[board]) if each["title"] == "Holders")
+        found = prometheus.now(put_in(BOARDS[board], panel["targets"][0]["expr"]))
+        held = {(one["metric"]["gpu_index"], one["metric"]["kind"]): float(one["value"][1]) for one in found}
+        assert held == holders
+
+
 def test_idle_money_is_what_idle_devices_cost(prometheus):
     """Whole H100s at 2.40: one held idle, one free, one unknown. Of the A100 at 1.00 the idle instances, 20 and 10 of 40 GB."""
     board = "openfleet-gpu-5-cost"
     assert figure(prometheus, board, "Idle, per hour") == pytest.approx(3 * 2.4 + 0.5 + 0.25)
     assert figure(prometheus, board, "Held and idle, per hour") == pytest.approx(2.4 + 0.5)
-    assert figure(prometheus, board, "The fleet costs, per hour") == pytest.approx(6 * 2.4 + 1.0)
+    assert figure(prometheus, board, "The fleet costs, per hour") == pytest.approx(7 * 2.4 + 1.0)
     # It was the same the whole hour.
     assert figure(prometheus, board, "Idle, in the time shown") == pytest.approx(3 * 2.4 + 0.5 + 0.25, rel=0.3)
 

@@ -11,6 +11,7 @@ from parts import GPU_LINK, HOST_LINK, MONEY, USE_COLORS
 
 def cost():
     idle, held, unheld = (q.lost_money(state) for state in (q.is_idle(), q.held_idle(), q.free()))
+    works = q.of_workload("gpu:busy_ratio")
     priced = (
         "Where the inventory has prices (gpu_monitoring_prices). A MIG instance has its share of its GPU's, by memory."
     )
@@ -103,11 +104,11 @@ def cost():
             ),
             rows(
                 "Jobs and pods, per hour",
-                "What each has of the fleet now, at the prices of the inventory.",
+                "What each has of the fleet now, at the inventory's prices. Those that share a GPU share its price equally.",
                 MONEY,
                 [
-                    f"sum by (workload) (({q.price()}) * on ({q.KEY}) group_right () "
-                    f'group by (workload, {q.KEY}) (gpu:busy_ratio{{{q.HOST}, workload!=""}}))'
+                    f"sum by (workload) (group by (workload, {q.KEY}) ({works}) * on ({q.KEY}) group_left () "
+                    f"(max by ({q.KEY}) ({q.price()}) / count by ({q.KEY}) ({works})))"
                 ],
                 [("workload", "Job or pod", "string"), ("Value", "Per hour", MONEY)],
                 span=12,

@@ -84,7 +84,7 @@ def fleet():
                 "Processes, containers, jobs and pods that have a GPU or MIG instance now.",
                 "none",
                 [
-                    f"sum by (host, gpu_index, mig_profile, mig_instance, kind) (gpu:held{{{q.HOST}}} > 0)"
+                    f"max by (host, gpu_index, mig_profile, mig_instance, kind) (gpu:held{{{q.HOST}}} > 0)"
                     f' or label_replace({q.device("gpu:processes")} > 0, "kind", "process", "", "")'
                 ],
                 [
@@ -100,18 +100,18 @@ def fleet():
             ),
             rows(
                 "Jobs and pods",
-                "What schedulers say runs: how many GPUs and instances it has, and how busy they are.",
+                "What schedulers say runs: the GPUs and instances that it is on, and what these do, with all that share them.",
                 "none",
                 [
-                    f'count by (workload) (group by (workload, {q.KEY}) (gpu:busy_ratio{{{q.HOST}, workload!=""}}))',
-                    f'avg by (workload) (gpu:busy_ratio{{{q.HOST}, workload!=""}})',
-                    f'sum by (workload) (gpu:memory_used_bytes{{{q.HOST}, workload!=""}})',
+                    f"count by (workload) ({q.of_workload('gpu:busy_ratio')})",
+                    f"avg by (workload) ({q.of_workload('gpu:busy_ratio')})",
+                    f"sum by (workload) ({q.of_workload('gpu:memory_used_bytes')})",
                 ],
                 [
                     ("workload", "Job or pod", "string"),
                     ("Value #A", "GPUs", "none"),
                     ("Value #B", "Busy", "percentunit"),
-                    ("Value #C", "Memory", "bytes"),
+                    ("Value #C", "Memory used on them", "bytes"),
                 ],
                 span=12,
                 height=9,

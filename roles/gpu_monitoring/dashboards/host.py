@@ -95,8 +95,8 @@ def host():
                 "Containers, jobs and pods that have a GPU or MIG instance, and processes on it.",
                 "none",
                 [
-                    f"sum by (gpu_index, mig_profile, mig_instance, kind) (gpu:held{{{q.GPU}}} > 0) or label_replace("
-                    f'sum by (gpu_index, mig_profile, mig_instance) (gpu:processes{{{q.GPU}}} > 0), "kind", "process", "", "")'
+                    f"max by (gpu_index, mig_profile, mig_instance, kind) (gpu:held{{{q.GPU}}} > 0) or label_replace("
+                    f'max by (gpu_index, mig_profile, mig_instance) (gpu:processes{{{q.GPU}}} > 0), "kind", "process", "", "")'
                 ],
                 [
                     ("gpu_index", "GPU", "string"),

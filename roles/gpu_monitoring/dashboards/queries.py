@@ -28,6 +28,11 @@ def whole(series, where=HOST):
     return device(series, where, WHOLE)
 
 
+def of_workload(series, where=HOST):
+    """One value of a series for each workload and device: the whole device's, whoever shares it."""
+    return f'max by (workload, {KEY}) ({series}{{{where}, workload!=""}})'
+
+
 def busy(where=HOST):
     return device("gpu:busy_ratio", where)
 

@@ -12,7 +12,9 @@ from parts import GPU_LINK, HOST_LINK, WARN
 def tenants():
     where = q.HOST + ', tenant=~"$tenant"'
     by = "host, gpu_index, tenant"
-    ratio = f"max by ({by}) (gpu:tenant_memory_used_bytes{{{where}}}) / max by ({by}) (gpu:tenant_memory_limit_bytes{{{where}}})"
+    used, limit = (f"max by ({by}) (gpu:tenant_memory_{what}_bytes{{{where}}})" for what in ("used", "limit"))
+    denied = f"max by ({by}) (increase(gpu:tenant_denied_total{{{where}}}[$__range]))"
+    ratio = f"{used} / {limit}"
     legend = "{{tenant}} on {{host}} GPU {{gpu_index}}"
     return fill(
         board(
@@ -33,21 +35,21 @@ def tenants():
                 "Memory given",
                 "The quotas, all together.",
                 "bytes",
-                f"sum(gpu:tenant_memory_limit_bytes{{{where}}})",
+                f"sum({limit})",
                 span=6,
             ),
             number(
                 "Memory used",
                 "What tenants have of it.",
                 "bytes",
-                f"sum(gpu:tenant_memory_used_bytes{{{where}}})",
+                f"sum({used})",
                 span=6,
             ),
             total(
                 "Refused",
                 "Allocations beyond a quota that were refused in the time shown.",
                 "none",
-                f"sum(increase(gpu:tenant_denied_total{{{where}}}[$__range]))",
+                f"sum({denied})",
                 WARN,
                 span=6,
             ),
@@ -66,10 +68,10 @@ def tenants():
                 "What each has, and may have, on each of its GPUs.",
                 "none",
                 [
-                    f"max by ({by}) (gpu:tenant_memory_used_bytes{{{where}}})",
-                    f"max by ({by}) (gpu:tenant_memory_limit_bytes{{{where}}})",
+                    used,
+                    limit,
                     f"max by ({by}) (gpu:tenant_sm_limit_ratio{{{where}}})",
-                    f"max by ({by}) (increase(gpu:tenant_denied_total{{{where}}}[$__range]))",
+                    denied,
                 ],
                 [
                     ("tenant", "Tenant", "string"),
@@ -87,7 +89,7 @@ def tenants():
                 "Memory",
                 "What each tenant had, over the time.",
                 "bytes",
-                [(f"max by ({by}) (gpu:tenant_memory_used_bytes{{{where}}})", legend)],
+                [(used, legend)],
             ),
             lines(
                 "Refused",
@@ -98,16 +100,16 @@ def tenants():
             section("Jobs and pods"),
             lines(
                 "Busy",
-                "The time that a kernel ran on the GPUs of each job or pod, on average.",
+                "The time that a kernel, its own or another's, ran on the devices that each job or pod is on; an average.",
                 "percentunit",
-                [(f'avg by (workload) (gpu:busy_ratio{{{q.HOST}, workload!=""}})', "{{workload}}")],
+                [(f"avg by (workload) ({q.of_workload('gpu:busy_ratio')})", "{{workload}}")],
                 most=1,
             ),
             lines(
-                "Memory of jobs and pods",
-                "What each had on all of its GPUs.",
+                "Memory of the GPUs of jobs and pods",
+                "What is taken of the GPUs and instances that each is on, by all that share them: exporters know no more.",
                 "bytes",
-                [(f'sum by (workload) (gpu:memory_used_bytes{{{q.HOST}, workload!=""}})', "{{workload}}")],
+                [(f"sum by (workload) ({q.of_workload('gpu:memory_used_bytes')})", "{{workload}}")],
             ),
         ],
     )
