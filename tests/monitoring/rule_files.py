@@ -105,16 +105,16 @@ def as_number(value: float) -> str:
     return str(int(value)) if value == int(value) else repr(value)
 
 
-def input_series(targets: Iterable[tuple[dict, list[str]]]) -> list[dict]:
-    """promtool's input of some targets, each a scrape's labels and the text of each scrape.
+def input_series(targets: Iterable[tuple[dict, list[str | None]]]) -> list[dict]:
+    """promtool's input of some targets, each a scrape's labels and the text of each scrape, None for one that failed.
 
     A series that a later scrape does not have any more ends there, as in Prometheus.
     """
     series: dict[str, list[str]] = {}
     for scrape, texts in targets:
         for number, text in enumerate(texts):
-            now = {scraped(sample, scrape): as_number(sample.value) for sample in parse(text)}
-            now[as_series("up", scrape)] = "1"
+            now = {scraped(sample, scrape): as_number(sample.value) for sample in parse(text or "")}
+            now[as_series("up", scrape)] = "0" if text is None else "1"
             for name in {*series, *now}:
                 values = series.setdefault(name, [])
                 if name in now:
