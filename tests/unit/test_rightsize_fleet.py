@@ -315,7 +315,8 @@ def test_what_the_inventory_forces_is_done_without_a_gain():
 def test_what_the_planner_refuses_is_not_proposed():
     found = today({"a": fleet("a", 2)})
 
-    def refuse(arrangement):
+    def refuse(arrangement, hosts):
+        assert hosts == {"a"}
         raise RightsizeError("gpu_layout[0]", "no", "Never mind.")
 
     done = rearrange(found, small(found), Limits(seconds=5), refuse)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Callable, Collection, Mapping, Sequence
 
 from ...module_utils.model import Gpu
 from ..audit.make import Order
@@ -69,8 +69,8 @@ def make(request: Request, now_seconds: float, say: Callable[[str], None] = lamb
         layout = merged(request.layouts.get(name), hosts[name].gpus, entries, changed)
         return (layout, bool(changed), *planned(layout, hosts[name].gpus, hosts[name].driver_version))
 
-    def check(arrangement: Arrangement) -> None:
-        for name in arrangement.hosts():
+    def check(arrangement: Arrangement, names: Collection[str]) -> None:
+        for name in names:
             change(arrangement, name)
 
     arrangement = rearrange(gpus, decisions, request.limits, check, say, together.members)

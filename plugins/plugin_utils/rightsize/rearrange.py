@@ -42,6 +42,11 @@ class Answer:
     saved: int
     moved: tuple[str, ...]
     destroyed: int
+    #: Where a layout changes, or a workload comes or goes.
+    hosts: frozenset[str]
+    #: GPUs that a layout has to say something else of, and the entries of `gpu_layout` by host.
+    changed: frozenset[tuple[str, int]]
+    entries: Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -64,39 +69,30 @@ class Arrangement:
         """Entries of `gpu_layout` for the GPUs of a host that change, and which these are."""
         made: list[dict[str, Any]] = []
         changed: set[int] = set()
-        for answer in self.answers:
-            here = changed_gpus(answer, host)
-            changed |= here
-            for entry in layouts(answer.problem, answer.packing).get(host, ()):
-                indices = [index for index in entry["gpus"] if index in here]
+        for answer in (answer for answer in self.answers if host in answer.hosts):
+            changed |= {index for name, index in answer.changed if name == host}
+            for entry in answer.entries.get(host, ()):
+                indices = [index for index in entry["gpus"] if (host, index) in answer.changed]
                 if indices:
                     made.append({**_plain_names(entry), "gpus": indices})
         return sorted(made, key=lambda entry: entry["gpus"]), frozenset(changed)
 
     def hosts(self) -> set[str]:
-        """Where a layout changes, or a workload comes or goes."""
-        found = {gpu.host for answer in self.answers for gpu in answer.problem.gpus if changed_gpus(answer, gpu.host)}
-        for answer in self.answers:
-            gone = set(answer.moved)
-            found |= {each.host for each in answer.problem.today if each.workload in gone}
-            found |= {each.host for each in answer.packing.standing if each.workload in gone}
-        return found
+        return {host for answer in self.answers for host in answer.hosts}
 
 
-def changed_gpus(answer: Answer, host: str) -> set[int]:
-    """Indices of the host's GPUs that a layout has to say something else of."""
-    then, today = _by_gpu(answer.packing.standing), _by_gpu(answer.problem.today)
-    return {
-        gpu.index
-        for gpu in answer.problem.gpus
-        if gpu.host == host
-        and _told(then.get(gpu.key, ())) != _told(today.get(gpu.key, ()))
+def _changed(problem: Problem, packing: Packing) -> frozenset[tuple[str, int]]:
+    then, today = _by_gpu(packing.standing), _by_gpu(problem.today)
+    return frozenset(
+        gpu.key
+        for gpu in problem.gpus
+        if _told(then.get(gpu.key, ())) != _told(today.get(gpu.key, ()))
         # Instances that nobody has, on a GPU that nobody has, are in nobody's way.
         and any(each.workload for each in (*then.get(gpu.key, ()), *today.get(gpu.key, ())))
-    }
+    )
 
 
-def _plain_names(entry: dict[str, Any]) -> dict[str, Any]:
+def _plain_names(entry: Mapping[str, Any]) -> Mapping[str, Any]:
     """With tenants as their host calls them."""
     if "vgpu" not in entry:
         return entry
@@ -122,11 +118,12 @@ def rearrange(
     gpus: Sequence[GpuToday],
     decisions: Mapping[str, Decision],
     limits: Limits,
-    check: Callable[[Arrangement], None] = lambda arrangement: None,
+    check: Callable[[Arrangement, Collection[str]], None] = lambda arrangement, hosts: None,
     say: Callable[[str], None] = lambda line: None,
     teams: Sequence[Sequence[str]] = (),
 ) -> Arrangement:
-    """What to change, within the limits. `check` raises FleetError where the planners would refuse an arrangement.
+    """What to change, within the limits. `check` raises FleetError where the planners would refuse an arrangement
+    on one of the hosts named.
 
     `teams` share a card by turns, as long as the bounds on churn allow that.
     """
@@ -154,7 +151,7 @@ def rearrange(
                 )
                 continue
         try:
-            check(Arrangement((*taken, answer)))
+            check(Arrangement((*taken, answer)), answer.hosts)
         except FleetError as error:
             notes.append("%s stays as it is: %s" % (_name(first.problem, limits), error))
             continue
@@ -290,6 +287,7 @@ def _solve(
     except PackingError as error:
         notes.append("%s stays as it is: %s" % (_name(problem, limits), error))
         return None
+    notes += ["%s: %s." % (_name(problem, limits), note) for note in packing.notes]
     if packing.unplaced:
         first, why = sorted(packing.unplaced.items())[0]
         notes.append("%s stays as it is, for %s would find no place: %s" % (_name(problem, limits), first, why))
@@ -308,7 +306,11 @@ def _solve(
             "%s takes %d GPUs more than today: what the inventory asks for (%s) is more than they have now."
             % (_name(problem, limits), -saved, ", ".join(sorted(asked)[:4]))
         )
-    return Answer(problem, packing, saved, gone, packing.score.destroyed)
+    changed, moving = _changed(problem, packing), set(gone)
+    hosts = {host for host, _index in changed}
+    hosts |= {each.host for each in (*problem.today, *packing.standing) if each.workload in moving}
+    entries = layouts(problem, packing)
+    return Answer(problem, packing, saved, gone, packing.score.destroyed, frozenset(hosts), changed, entries)
 
 
 def _teamed(problem: Problem, teams: Mapping[str, Sequence[str]]) -> Problem:
