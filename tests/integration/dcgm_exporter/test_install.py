@@ -12,80 +12,25 @@ import stat
 import subprocess
 import sys
 import threading
-import zipfile
 from pathlib import Path
 
 import bcrypt
 import pytest
 
-FILES = Path(__file__).resolve().parents[3] / "roles" / "dcgm_exporter" / "files"
-INSTALL = FILES / "install.py"
-#: As the role sends it.
-PROGRAM = {path.stem: path.read_text() for path in (FILES / "exporter_install").glob("*.py")}
-PYTHON = os.environ.get("OPENFLEET_HOST_PYTHON") or sys.executable
-ETC, LIB = "etc/openfleet-gpu/exporter", "usr/local/lib/openfleet-gpu-exporter"
-UNIT = "etc/systemd/system/dcgm-exporter.service"
-
-sys.path.insert(0, str(FILES))
+sys.path[:0] = [
+    str(Path(__file__).resolve().parents[1]),
+    str(Path(__file__).resolve().parents[3] / "roles/dcgm_exporter/files"),
+]
 from exporter_install import packages, scrape
+from exporter_installer import DOCKER, EMBEDDED, ETC, LIB, PYTHON, UNIT, Installer, archive, files
 
 OPENSSL = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "3"]
-
-EMBEDDED = {
-    "state": "present",
-    "files": {
-        UNIT: {"content": "[Service]\nExecStart=@python@ -m openfleet_exporter\n", "mode": "0644"},
-        ETC + "/exporter.json": {"content": "{}\n", "mode": "0644"},
-        ETC + "/tls.key": {"content": "k3y-m4terial\n", "mode": "0600"},
-        LIB + "/openfleet_exporter/__init__.py": {"content": "", "mode": "0644"},
-    },
-    "web_config": {"tls_server_config": {"cert_file": "/c", "key_file": "/k"}},
-    "users": {"prometheus": "correct horse", "ops": "größe"},
-    "packages": [],
-    "version": "",
-    "repository": {"url": "", "key": ""},
-    "masked": [],
-    "embedded": None,
-    "directories": ["srv/metrics"],
-    "health": None,
-}
-DOCKER = {
-    **EMBEDDED,
-    "files": {
-        UNIT: {"content": "docker\n", "mode": "0644"},
-        ETC + "/counters.csv": {"content": "#\n", "mode": "0644"},
-    },
-    "web_config": {},
-    "users": {},
-    "directories": [],
-}
 
 
 @pytest.fixture
 def run(tmp_path):
-    def one(bundle, *options, status=0):
-        command = [PYTHON, str(INSTALL), "--root", str(tmp_path / "root"), *options]
-        done = subprocess.run(
-            command, input=json.dumps({"program": PROGRAM, **bundle}), capture_output=True, text=True, check=False
-        )
-        assert done.returncode == status, done.stdout + done.stderr
-        return json.loads(done.stdout) if done.stdout else done.stderr
-
-    one.root = tmp_path / "root"
-    one.root.mkdir()
-    return one
-
-
-def files(root):
-    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
-
-
-def archive(tmp_path):
-    """Python packages, as make_archive.py brings them."""
-    file = tmp_path / "packages.zip"
-    with zipfile.ZipFile(file, "w") as made:
-        made.writestr("some_package/__init__.py", "answer = 42\n")
-    return {"source": "controller", "stamp": "one", "requirements": "", "index_url": "", "archive": str(file)}
+    (tmp_path / "root").mkdir()
+    return Installer(tmp_path / "root")
 
 
 def test_a_second_run_changes_nothing_and_keeps_the_hashes(run):

@@ -13,6 +13,9 @@ from pathlib import Path
 
 UNIT = "dcgm-exporter.service"
 UNITS = "etc/systemd/system"
+CONFIG = "etc/openfleet-gpu/exporter"
+#: There from before the first change until the service was restarted after the last one. A run that was cut off leaves it.
+PENDING = CONFIG + "/restart-pending"
 #: There where systemd runs the host (sd_booted(3)).
 SYSTEMD = "run/systemd/system"
 
@@ -23,34 +26,53 @@ class Installation:
     def __init__(self, root: Path, check: bool) -> None:
         self.root, self.check = root, check
         self.done: list[str] = []
+        #: Whether a change asks for a restart.
+        self.restarts = False
 
     def path(self, relative: str) -> Path:
         return self.root / relative
+
+    def doing(self, what: str) -> bool:
+        """Say it. True if it is to be done, too; then the restart that it asks for is noted already."""
+        self.done.append(what)
+        if self.restarts and not self.check and not self.pending:
+            self.put(PENDING, b"")
+        return not self.check
+
+    @property
+    def pending(self) -> bool:
+        return self.path(PENDING).exists()
+
+    def restarted(self) -> None:
+        if self.pending and not self.check:
+            self.path(PENDING).unlink()
 
     def write(self, relative: str, content: bytes, mode: int = 0o644) -> bool:
         """True if the file was not so. A reader finds the old file or the new one, never part of one."""
         path = self.path(relative)
         if path.is_file() and path.read_bytes() == content and stat.S_IMODE(path.stat().st_mode) == mode:
             return False
-        self.done.append("write %s" % path)
-        if not self.check:
-            path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            new = path.with_name(path.name + ".new")
-            if new.exists():
-                new.unlink()
-            # Never readable by others, not even for a moment.
-            with os.fdopen(os.open(str(new), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(content)
-            new.chmod(mode)
-            new.replace(path)
+        if self.doing("write %s" % path):
+            self.put(relative, content, mode)
         return True
+
+    def put(self, relative: str, content: bytes, mode: int = 0o644) -> None:
+        path = self.path(relative)
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        new = path.with_name(path.name + ".new")
+        if new.exists():
+            new.unlink()
+        # Never readable by others, not even for a moment.
+        with os.fdopen(os.open(str(new), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(content)
+        new.chmod(mode)
+        new.replace(path)
 
     def remove(self, relative: str) -> bool:
         path = self.path(relative)
         if not (path.exists() or path.is_symlink()):
             return False
-        self.done.append("remove %s" % path)
-        if not self.check:
+        if self.doing("remove %s" % path):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(str(path))
             else:
@@ -68,8 +90,7 @@ class Installation:
         return self.path(SYSTEMD).is_dir()
 
     def systemctl(self, *arguments: str) -> None:
-        self.done.append("systemctl " + " ".join(arguments))
-        if not self.check:
+        if self.doing("systemctl " + " ".join(arguments)):
             run(["systemctl", *arguments])
 
 

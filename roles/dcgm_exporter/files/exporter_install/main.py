@@ -26,7 +26,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-from exporter_install.host import UNIT, UNITS, Installation, output, run
+from exporter_install.host import CONFIG, PENDING, UNIT, UNITS, Installation, output, run
 from exporter_install.packages import bring, mask, take_away
 from exporter_install.passwords import hashes
 from exporter_install.scrape import certificate_is_old, check_health
@@ -34,7 +34,6 @@ from exporter_install.scrape import certificate_is_old, check_health
 EXIT_ARCHIVE = 4
 
 #: All that an installation may consist of, below the root given. Files of a source that is not asked for go.
-CONFIG = "etc/openfleet-gpu/exporter"
 PROGRAM = "usr/local/lib/openfleet-gpu-exporter"
 QUADLETS = "etc/containers/systemd"
 UNIT_FILES = (UNITS + "/" + UNIT, QUADLETS + "/dcgm-exporter.container")
@@ -63,8 +62,7 @@ def has_packages(target: Installation, embedded: dict) -> bool:
 def install_packages(target: Installation, embedded: dict) -> None:
     """The embedded exporter's Python packages, from an archive or from an index. The old ones stay until all are there."""
     folder, new = target.path(PROGRAM + "/packages"), target.path(PROGRAM + "/packages.new")
-    target.done.append("install Python packages into %s" % folder)
-    if target.check:
+    if not target.doing("install Python packages into %s" % folder):
         return
     if new.exists():
         shutil.rmtree(str(new))
@@ -86,7 +84,8 @@ def install_packages(target: Installation, embedded: dict) -> None:
     new.replace(folder)
 
 
-def install(target: Installation, bundle: dict) -> None:
+def wanted_files(target: Installation, bundle: dict) -> dict[str, tuple[bytes, int]]:
+    """Content and mode of each; ends where a password cannot be hashed."""
     # Whatever name Ansible found it by, it is one interpreter, and the unit's does not change with the name.
     python = os.path.realpath(sys.executable)
     files = {
@@ -95,6 +94,11 @@ def install(target: Installation, bundle: dict) -> None:
     }
     if bundle["web_config"] or bundle["users"]:
         files[WEB_CONFIG] = (web_config(target, bundle).encode(), 0o600)
+    return files
+
+
+def install(target: Installation, bundle: dict, files: dict[str, tuple[bytes, int]], pending: bool) -> None:
+    """The files and the unit. `pending`: a run before this one was cut off, and the service may not know what it wrote."""
     for path in sorted(set(files) - set(UNIT_FILES)):
         target.write(path, *files[path])
     units = [target.remove(path) for path in UNIT_FILES if path not in files]
@@ -102,19 +106,19 @@ def install(target: Installation, bundle: dict) -> None:
     for folder in (CONFIG, PROGRAM):
         remove_strangers(target, folder, set(files), bool(bundle["embedded"]))
     for path in bundle["directories"]:
-        if not target.path(path).is_dir():
-            target.done.append("make %s" % target.path(path))
-            if not target.check:
-                target.path(path).mkdir(mode=0o755, parents=True)
+        if not target.path(path).is_dir() and target.doing("make %s" % target.path(path)):
+            target.path(path).mkdir(mode=0o755, parents=True)
     if not target.booted:
+        target.restarted()
         return
-    if any(units):
+    if any(units) or pending:
         target.systemctl("daemon-reload")
     # A quadlet's unit is enabled by what makes it.
     if UNIT_FILES[0] in files and output(["systemctl", "is-enabled", UNIT])[1].strip() != "enabled":
         target.systemctl("enable", "--quiet", UNIT)
-    if target.done or output(["systemctl", "is-active", UNIT])[0] or certificate_is_old(bundle):
+    if target.done or pending or output(["systemctl", "is-active", UNIT])[0] or certificate_is_old(bundle):
         target.systemctl("restart", UNIT)
+    target.restarted()
 
 
 def remove_strangers(target: Installation, folder: str, wanted: set, embedded: bool) -> None:
@@ -122,7 +126,7 @@ def remove_strangers(target: Installation, folder: str, wanted: set, embedded: b
     top = target.path(folder)
     for path in sorted(top.rglob("*")) if top.is_dir() else ():
         relative = str(path.relative_to(target.root))
-        if path.is_dir() or relative in wanted or "__pycache__" in path.parts:
+        if path.is_dir() or relative in (*wanted, PENDING) or "__pycache__" in path.parts:
             continue
         if relative.startswith(PROGRAM + "/packages") and embedded:
             continue
@@ -162,6 +166,8 @@ def main(bundle: dict) -> int:
     if bundle["state"] == "absent":
         uninstall(target, bundle)
     else:
+        target.restarts, pending = True, target.pending
+        files = wanted_files(target, bundle)
         embedded = bundle["embedded"]
         if embedded and not has_packages(target, embedded):
             if embedded["source"] == "index" or embedded["archive"] or target.check:
@@ -171,7 +177,7 @@ def main(bundle: dict) -> int:
         if not archive:
             mask(target, bundle["masked"])
             bring(target, bundle)
-            install(target, bundle)
+            install(target, bundle, files, pending)
             if bundle["health"] and target.booted and not target.check:
                 check_health(bundle["health"])
     print(json.dumps({"changed": bool(target.done), "done": target.done, "archive": archive}))

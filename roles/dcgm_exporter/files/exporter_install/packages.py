@@ -63,8 +63,7 @@ def bring(target: Installation, bundle: dict) -> None:
     lacking = missing(bundle["packages"], bundle["version"])
     if not lacking:
         return
-    target.done.append("install packages %s" % ", ".join(lacking))
-    if target.check:
+    if not target.doing("install packages %s" % ", ".join(lacking)):
         return
     if has_apt():
         quiet = dict(os.environ, DEBIAN_FRONTEND="noninteractive")
@@ -80,11 +79,9 @@ def bring(target: Installation, bundle: dict) -> None:
 
 def take_away(target: Installation, packages: list[str]) -> None:
     installed = [package for package in packages if there(package)]
-    if installed:
-        target.done.append("remove packages %s" % ", ".join(installed))
-        if not target.check:
-            quiet = dict(os.environ, DEBIAN_FRONTEND="noninteractive")
-            run(["apt-get" if has_apt() else "dnf", "remove", "-q", "-y", *installed], env=quiet)
+    if installed and target.doing("remove packages %s" % ", ".join(installed)):
+        quiet = dict(os.environ, DEBIAN_FRONTEND="noninteractive")
+        run(["apt-get" if has_apt() else "dnf", "remove", "-q", "-y", *installed], env=quiet)
     write_repository(target, {"url": "", "key": ""})
 
 
@@ -94,8 +91,7 @@ def mask(target: Installation, units: list[str]) -> None:
         path = target.path("%s/%s" % (UNITS, unit))
         if path.is_symlink() and os.readlink(str(path)) == "/dev/null":
             continue
-        target.done.append("mask %s" % unit)
-        if target.check:
+        if not target.doing("mask %s" % unit):
             continue
         if target.booted:
             output(["systemctl", "stop", unit])
