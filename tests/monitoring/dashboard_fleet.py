@@ -12,8 +12,11 @@ node-1  4    1g.10gb 9            busy, a process             A100   serve
 node-1  4    1g.10gb 10           idle, nobody                A100
 node-1  5    whole, two tenants   busy, a process             H100   train
 node-1  6    whole, two pods      busy, a process             H100   web-1, web-2
+node-1  7    1g.10gb 7, alone     idle, held by a container   A100-SXM4-80GB
 node-2  0    whole                idle, nobody                T4, without a price
 node-2  1    whole, lost          nothing is known of it      H100
+
+The size of the board "A100" is not known; of an A100-SXM4-80GB it is.
 
 A second exporter tells of GPUs 0, 1 and 6 of node-1, and of the tenants, in the same words as the first.
 """
@@ -26,7 +29,7 @@ HOSTS = ["node-1", "node-2"]
 GIB = 1 << 30
 HOURS = 3
 STEP = 60
-PRICES = {"H100": 2.4, "A100": 1.0}
+PRICES = {"H100": 2.4, "A100": 1.0, "NVIDIA A100-SXM4-80GB": 1.6}
 SIZES = {"H100": 80, "A100": 40, "T4": 16}
 
 
@@ -53,6 +56,7 @@ DEVICES = [
     Device("node-1", 4, "A100", 0.01, 0, "", "1g.10gb", "10", gib=10),
     Device("node-1", 5, "H100", 0.5, 2, workloads=("train",)),
     Device("node-1", 6, "H100", 0.6, 2, workloads=("web-1", "web-2")),
+    Device("node-1", 7, "NVIDIA A100-SXM4-80GB", 0.0, 0, "container", "1g.10gb", "7", gib=10),
     Device("node-2", 0, "T4", 0.0, 0),
 ]
 TOLD_TWICE = [("node-1", 0), ("node-1", 1), ("node-1", 6)]

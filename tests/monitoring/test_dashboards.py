@@ -203,9 +203,9 @@ def figure(prometheus, name, title):
 @pytest.mark.parametrize(
     ("title", "expected"),
     [
-        ("GPUs", 9),
+        ("GPUs", 10),
         ("Busy", 4),
-        ("Held, idle", 2),
+        ("Held, idle", 3),
         ("Free", 3),
         ("Alerts", 2),
         ("Exporters down", 1),
@@ -259,7 +259,7 @@ def test_a_second_exporter_doubles_no_tenant_and_no_holder(prometheus):
     # One in five minutes of the hour, for each of the two.
     assert figure(prometheus, board, "Refused") == pytest.approx(2 * 12, abs=2.5)
     holders = {("0", "process"): 1, ("1", "container"): 1, ("4", "slurm"): 1, ("4", "process"): 1}
-    holders |= {("5", "process"): 2, ("6", "process"): 2}
+    holders |= {("5", "process"): 2, ("6", "process"): 2, ("7", "container"): 1}
     for board in ("openfleet-gpu-1-fleet", "openfleet-gpu-2-host"):
         (panel,) = (each for each in panels(BOARDS[board]) if each["title"] == "Holders")
         found = prometheus.now(put_in(BOARDS[board], panel["targets"][0]["expr"]))
@@ -268,13 +268,36 @@ def test_a_second_exporter_doubles_no_tenant_and_no_holder(prometheus):
 
 
 def test_idle_money_is_what_idle_devices_cost(prometheus):
-    """Whole H100s at 2.40: one held idle, one free, one unknown. Of the A100 at 1.00 the idle instances, 20 and 10 of 40 GB."""
+    """Whole H100s at 2.40: one held idle, one free, one unknown. Of the A100 at 1.00 the idle instances, 20 and 10 of 40 GB.
+
+    Of the A100-SXM4-80GB at 1.60 its one instance, 10 of 80 GB.
+    """
     board = "openfleet-gpu-5-cost"
-    assert figure(prometheus, board, "Idle, per hour") == pytest.approx(3 * 2.4 + 0.5 + 0.25)
-    assert figure(prometheus, board, "Held and idle, per hour") == pytest.approx(2.4 + 0.5)
-    assert figure(prometheus, board, "The fleet costs, per hour") == pytest.approx(7 * 2.4 + 1.0)
+    assert figure(prometheus, board, "Idle, per hour") == pytest.approx(3 * 2.4 + 0.5 + 0.25 + 0.2)
+    assert figure(prometheus, board, "Held and idle, per hour") == pytest.approx(2.4 + 0.5 + 0.2)
+    assert figure(prometheus, board, "The fleet costs, per hour") == pytest.approx(7 * 2.4 + 1.0 + 1.6)
     # It was the same the whole hour.
-    assert figure(prometheus, board, "Idle, in the time shown") == pytest.approx(3 * 2.4 + 0.5 + 0.25, rel=0.3)
+    assert figure(prometheus, board, "Idle, in the time shown") == pytest.approx(3 * 2.4 + 0.5 + 0.25 + 0.2, rel=0.3)
+
+
+def test_what_is_not_carved_is_charged_to_nobody_and_shown(prometheus):
+    """70 of 80 GB of the A100-SXM4-80GB. The other A100's instances bear all of its price, as nobody knows its size."""
+    board = "openfleet-gpu-5-cost"
+    (panel,) = (each for each in panels(BOARDS[board]) if each["title"] == "Costs per hour")
+    lines = {one["legendFormat"]: prometheus.value(put_in(BOARDS[board], one["expr"])) for one in panel["targets"]}
+    assert lines == pytest.approx(
+        {
+            "busy": 3 * 2.4 + 0.25,
+            "held, idle": 2.4 + 0.5 + 0.2,
+            "free": 2.4 + 0.25,
+            "idle, holder not known": 2.4,
+            "not carved": 1.4,
+        }
+    )
+    # All of the fleet's price, but that of the lost H100.
+    assert sum(lines.values()) == pytest.approx(figure(prometheus, board, "The fleet costs, per hour") - 2.4)
+    hosts = table(prometheus, board, "Idle by host, in the time shown", "host", 2)
+    assert hosts == pytest.approx({"node-1": 1.4}, rel=0.3)
 
 
 def test_alerts_of_a_host_that_is_not_chosen_are_left_out(prometheus):

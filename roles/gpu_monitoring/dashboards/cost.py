@@ -5,15 +5,17 @@
 from __future__ import annotations
 
 import queries as q
-from kit import GREEN, ORANGE, RED, board, fill, lines, number, rows, total
+from kit import GREEN, ORANGE, PURPLE, RED, board, fill, lines, number, rows, total
 from parts import GPU_LINK, HOST_LINK, MONEY, USE_COLORS
 
 
 def cost():
     idle, held, unheld = (q.lost_money(state) for state in (q.is_idle(), q.held_idle(), q.free()))
+    unknown = f"({q.unknown()}) * 0 + 1"
     works = q.of_workload("gpu:busy_ratio")
     priced = (
-        "Where the inventory has prices (gpu_monitoring_prices). A MIG instance has its share of its GPU's, by memory."
+        "Where the inventory has prices (gpu_monitoring_prices). A MIG instance has its share of its GPU's, by memory; "
+        "what is in no instance is not carved."
     )
     return fill(
         board("cost", "GPU costs", "What the fleet costs, and how much of that buys nothing.", span="now-7d"),
@@ -22,7 +24,7 @@ def cost():
                 "The fleet costs, per hour",
                 priced,
                 MONEY,
-                f"sum(max by (host, gpu_uuid) (gpu:price_per_hour{{{q.HOST}}}))",
+                f"sum({q.gpu_price()})",
                 span=6,
             ),
             number(
@@ -51,31 +53,36 @@ def cost():
             ),
             lines(
                 "Costs per hour",
-                "What is paid for GPUs and instances that work, that somebody holds idle, and that are free.",
+                "What is paid for GPUs and instances that work, that somebody holds idle, and that are free; for GPUs' memory "
+                "that is in no instance; and for what is idle while nobody knows who has it.",
                 MONEY,
                 [
                     (f"sum({q.lost_money(f'({q.busy()} >= bool {q.BUSY_FROM})')})", "busy"),
                     (f"sum({held})", "held, idle"),
                     (f"sum({unheld})", "free"),
+                    (f"sum({q.lost_money(unknown)})", "idle, holder not known"),
+                    (f"sum({q.not_carved()})", "not carved"),
                 ],
                 span=24,
                 stacked=True,
-                colors=USE_COLORS,
+                colors={**USE_COLORS, "not carved": PURPLE},
             ),
             rows(
                 "Idle by host, in the time shown",
-                "What each host's idle GPUs and instances cost in that time: those somebody held, and all.",
+                "What each host's idle GPUs and instances cost in that time: those somebody held, all, and what is not carved.",
                 MONEY,
                 [
                     q.over_range(f"sum by (host) ({held})"),
                     q.over_range(f"sum by (host) ({idle})"),
-                    f"sum by (host) (max by (host, gpu_uuid) (gpu:price_per_hour{{{q.HOST}}}))",
+                    q.over_range(f"sum by (host) ({q.not_carved()})"),
+                    f"sum by (host) ({q.gpu_price()})",
                 ],
                 [
                     ("host", "Host", "string", HOST_LINK),
                     ("Value #A", "Held, idle", MONEY),
                     ("Value #B", "Idle in all", MONEY),
-                    ("Value #C", "The host, per hour", MONEY),
+                    ("Value #C", "Not carved", MONEY),
+                    ("Value #D", "The host, per hour", MONEY),
                 ],
                 span=12,
                 height=9,

@@ -24,7 +24,7 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 SOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 #: Colours mean the same on every dashboard.
-GREEN, BLUE, ORANGE, RED, GREY = "green", "blue", "orange", "red", "#8e8e8e"
+GREEN, BLUE, ORANGE, RED, PURPLE, GREY = "green", "blue", "orange", "red", "purple", "#8e8e8e"
 PER_DEVICE = "{{host}} GPU {{gpu_index}} {{mig_profile}} {{mig_instance}}"
 ON_HOST = "GPU {{gpu_index}} {{mig_profile}} {{mig_instance}}"
 

@@ -8,6 +8,8 @@ of one device, so that every question first makes its devices unique.
 
 from __future__ import annotations
 
+from boards import boards_by_memory
+
 HOST = 'host=~"$host"'
 GPU = 'host=~"$host", gpu_index=~"$gpu"'
 #: What tells devices apart, and what is shown of them.
@@ -74,11 +76,33 @@ def memory_ratio(by="", where=HOST):
     return f"sum{group} ({used}) / sum{group} ({total})"
 
 
+def gpu_price(where=HOST):
+    return f"max by (host, gpu_uuid) (gpu:price_per_hour{{{where}}})"
+
+
+def carved(where=HOST):
+    """The memory of each GPU that is in devices."""
+    return f"sum by (host, gpu_uuid) ({device('gpu:memory_total_bytes', where, KEY)})"
+
+
+def size(where=HOST):
+    """The memory of each GPU: its devices', or its board's where it is divided, its board is known, and that is more."""
+    of_boards = " or ".join(
+        f'{mib} * 1048576 * group by (host, gpu_uuid, model) (gpu:info{{{where}, mig_instance!="", model=~"{names}"}})'
+        for mib, names in boards_by_memory().items()
+    )
+    return f"max by (host, gpu_uuid) ({carved(where)} or {of_boards})"
+
+
 def price(where=HOST):
     """What a device costs per hour: its share of the GPU's price, by memory."""
-    total = device("gpu:memory_total_bytes", where)
-    share = f"{total} / on (host, gpu_uuid) group_left () sum by (host, gpu_uuid) ({total})"
-    return f"({share}) * on (host, gpu_uuid) group_left () max by (host, gpu_uuid) (gpu:price_per_hour{{{where}}})"
+    share = f"{device('gpu:memory_total_bytes', where)} / on (host, gpu_uuid) group_left () {size(where)}"
+    return f"({share}) * on (host, gpu_uuid) group_left () {gpu_price(where)}"
+
+
+def not_carved(where=HOST):
+    """What is in no device of a GPU costs per hour."""
+    return f"(1 - {carved(where)} / {size(where)}) * {gpu_price(where)}"
 
 
 def lost_money(state, where=HOST):
