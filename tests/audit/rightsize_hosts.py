@@ -10,7 +10,8 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import fin
 MIB, GIB = 1 << 20, 1 << 30
 
 
-def holder(name, uuid, instance=None, pid=4711, **more):
+def holder(name, uuid, instance=None, pid=None, **more):
+    pid = pid or 1000 + sum(map(ord, "%s %s %s" % (name, uuid, instance)))
     return {
         "gpu_uuid": uuid, "gpu_instance_id": instance, "kind": "process", "who": "pid %d (python3, user alice, %s)" % (pid, name),
         "pid": pid, "user": "alice", "command": "python3", "unit_or_container": name, "job": None, "watches": False, **more,
@@ -25,7 +26,7 @@ def gpu(host, index, key, unit=None, instances=(), holders=None, **more):
     made = []
     for number, profile, start, user in instances:
         found = model.profile(profile)
-        of_instance = [holder(user, uuid, number, 4000 + number)] if user else []
+        of_instance = [holder(user, uuid, number)] if user else []
         held += of_instance
         processes = [{"pid": row["pid"], "kind": "compute", "name": "python3"} for row in of_instance]
         made.append(

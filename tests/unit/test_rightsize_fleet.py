@@ -107,6 +107,21 @@ def test_workloads_are_called_by_their_units_and_others_by_their_place():
     assert names == ["chat-1", "a-gpu1", "notebook", "a-gpu3"] and not found[4].used
 
 
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [gpu("a", 0, H100, "train.service"), gpu("a", 1, H100, "train.service")],
+        [gpu("a", n, H100, holders=[holder(None, "GPU-a-%d" % n, pid=77)]) for n in range(2)],
+        [gpu("a", n, H100, holders=[holder("step%d" % n, "GPU-a-%d" % n, job="17")]) for n in range(2)],
+        [gpu("a", 0, H100, instances=[(1, "3g.40gb", 4, "train.service"), (2, "3g.40gb", 0, "train.service")])],
+    ],
+)
+def test_who_holds_several_gpus_is_one_workload_and_stays(rows):
+    found = today({"a": state(*rows)})
+    assert all("holds several GPUs or instances" in one.left for each in found for one in each.occupants)
+    assert [each.left for each in found if not each.left] == []
+
+
 def test_the_same_unit_on_two_hosts_is_two_workloads():
     found = today({host: state(gpu(host, 0, H100, "chat.service")) for host in ("a", "b")})
     names = [one.name for each in found for one in each.occupants]

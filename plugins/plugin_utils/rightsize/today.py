@@ -63,10 +63,11 @@ def fleet_today(
             wrong = _drift(layouts.get(host), seen)
         except FleetError as error:
             entries, wrong = {}, "the host's layout does not hold: %s" % error
+        spread = _spread(states[host])
         watched = any(_history(found) for key, rows in findings.items() if key[0] == host for found in rows)
         for gpu in seen.gpus:
             one = _Look(host, gpu, states[host], entries.get(gpu.uuid), findings[host, gpu.uuid], wishes.get(host, ()))
-            one.watched = watched
+            one.watched, one.spread = watched, spread
             gpus.append(dataclasses.replace(one.look(wrong), price_per_hour=price_of(gpu.name, prices)))
     return _named(gpus)
 
@@ -96,9 +97,10 @@ def _history(found: Finding) -> bool:
 
 
 class _Look:
-    """One GPU. `watched`: whether there is history of anything on its host."""
+    """One GPU. `watched`: whether there is history of anything on its host; `spread`: who there holds several GPUs."""
 
     watched = False
+    spread: frozenset[str] = frozenset()
 
     def __init__(
         self,
@@ -245,6 +247,9 @@ class _Look:
         wish = wish_of(self.wishes, (name, *sorted(_origins(holders)), place))
         if found is None:
             found = _unseen(self.host, self.gpu, instance, tenant)
+        wide = sorted({who for row in holders for who in _who(row)} & self.spread) if not tenant else []
+        if wide:
+            left = left or "%s holds several GPUs or instances, which only work together" % wide[0]
         told = wish.memory_bytes is not None and wish.sm_percent is not None
         if wish.leave:
             left = left or "the inventory says so (%s)" % wish.where
@@ -267,6 +272,24 @@ def _unseen(host: str, gpu: Gpu, instance: str, tenant: str) -> Finding:
     kind = "tenant" if tenant else "mig_instance" if instance else "gpu"
     subject = Subject(kind, host, gpu.uuid, str(gpu.index), gpu.name, mig_instance=instance, name=tenant)
     return Finding("", Verdict("no_data", "The audit has nothing of it."), Holding(subject))
+
+
+def _who(row: Mapping[str, Any]) -> list[str]:
+    """What a holder is a part of, in words: one of these on two GPUs is one workload with two GPUs."""
+    found = [str(row["unit_or_container"])] if row.get("unit_or_container") else []
+    found += ["job %s" % row["job"]] if row.get("job") else []
+    return found + (["pid %s" % row["pid"]] if row.get("pid") else [])
+
+
+def _spread(state: Mapping[str, Any]) -> frozenset[str]:
+    """Who holds more than one GPU or instance. A process sees one MIG device at most, so parts of GPUs are not for it."""
+    places: dict[str, set[tuple[str, Any]]] = defaultdict(set)
+    for gpu in state["gpus"]:
+        in_mig = bool((gpu.get("mig") or {}).get("instances"))
+        for row in _holders(gpu):
+            for who in _who(row):
+                places[who].add((str(gpu["uuid"]), row.get("gpu_instance_id") if in_mig else None))
+    return frozenset(who for who, found in places.items() if len(found) > 1)
 
 
 def _holders(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
