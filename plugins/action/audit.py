@@ -13,12 +13,12 @@ from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
 from ..module_utils.errors import FleetError
-from ..plugin_utils.audit import write, write_line
+from ..plugin_utils.audit import archive, write, write_line
 from ..plugin_utils.audit.compare import Former
 from ..plugin_utils.audit.holdings import HostState, Price
 from ..plugin_utils.audit.make import Order, make
 from ..plugin_utils.audit.model import WORDS, Audit
-from ..plugin_utils.audit.options import access, seconds, thresholds
+from ..plugin_utils.audit.options import OptionError, access, seconds, thresholds
 from ..plugin_utils.audit.report_json import read_former, summary
 from ..plugin_utils.audit.tell import Notice, tell
 
@@ -35,6 +35,7 @@ class ActionModule(ActionBase):
         _given, args = self.validate_argument_spec(
             {
                 "directory": {"type": "path"},
+                "keep": {"type": "int", "default": 0},
                 "prometheus": {"type": "dict", "default": {}},
                 "window": {"type": "str", "default": "14d"},
                 "selector": {"type": "str", "default": ""},
@@ -61,13 +62,11 @@ class ActionModule(ActionBase):
                 currency=args["currency"],
                 thresholds=thresholds(args["thresholds"]),
                 exempt=args["exempt"],
-                former=_former(args["previous"], args["directory"]),
+                former=_former(args["previous"], args["directory"], args["keep"]),
             )
             notices = [Notice.of(row) for row in args["notify"]]
             audit = make(order, time.time(), lambda line: display.display("audit: %s" % line))
-            files = (
-                [] if self._task.check_mode or not args["directory"] else write.all_of(audit, Path(args["directory"]))
-            )
+            files = [] if self._task.check_mode else _written(audit, args["directory"], args["keep"])
             told = [] if self._task.check_mode else [tell(notice, audit) for notice in notices]
         except FleetError as error:
             result.update(failed=True, msg=str(error))
@@ -79,12 +78,20 @@ class ActionModule(ActionBase):
         return result
 
 
-def _former(previous: str | None, directory: str | None) -> Mapping[str, Former]:
-    """The report named, or the one that is about to be replaced, if there is one."""
+def _former(previous: str | None, directory: str | None, keep: int) -> Mapping[str, Former]:
+    """The report named, or the latest one in the directory, if there is one."""
+    if keep < 0:
+        raise OptionError("keep", "%d is no number of reports" % keep, "Write 0 to keep none but the latest, or more.")
     if previous:
         return read_former(Path(previous))
-    last = Path(directory) / write.JSON if directory else None
+    last = Path(directory) / (archive.LATEST if keep else "") / write.JSON if directory else None
     return read_former(last) if last and last.exists() else {}
+
+
+def _written(audit: Audit, directory: str | None, keep: int) -> list[Path]:
+    if not directory:
+        return []
+    return archive.keep(audit, Path(directory), keep) if keep else write.all_of(audit, Path(directory))
 
 
 def _hosts(given: Mapping[str, Any]) -> dict[str, HostState]:

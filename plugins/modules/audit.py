@@ -24,6 +24,13 @@ options:
     description:
       - Where C(audit.json), C(audit.csv) and C(audit.html) are written, each whole or not at all. Nothing is written without it.
     type: path
+  keep:
+    description:
+      - How many reports to keep. With V(0) the ones in O(directory) are replaced.
+      - Otherwise each has a directory in it, named by its time (V(2026-11-22T060000Z)). There is a link C(latest) to the
+        last one, and a page C(index.html) with all of them and their trend.
+    type: int
+    default: 0
   prometheus:
     description:
       - How to reach the server, C(url) and where needed C(user) and C(password), or C(token), C(ca_file), C(verify),
@@ -74,7 +81,7 @@ options:
     default: []
   previous:
     description:
-      - The C(audit.json) to compare with. Without it, the one in O(directory) that is about to be replaced, if there is one.
+      - The C(audit.json) to compare with. Without it, the latest one in O(directory), if there is one.
     type: path
   fail_on:
     description: Fail, after everything is written, where there is a finding with one of these verdicts.

@@ -13,8 +13,9 @@ import browser
 import page_fleet
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit import report_html
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit import report_html, report_index
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import WORDS, Holder, Subject
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.report_index import Entry
 
 pytestmark = pytest.mark.skipif(
     browser.program() is None, reason="no Chromium is installed (Debian: apt-get install chromium)"
@@ -211,3 +212,24 @@ def test_an_audit_with_nothing_in_it_is_a_page_too(chromium, page):
     chromium.show(page(empty), width=390)
     assert "Nothing asks for anything" in chromium.tell("document.body.textContent")
     assert chromium.tell("document.documentElement.scrollWidth") <= 390
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_page_of_all_reports(chromium, tmp_path, width, scheme):
+    entries = [
+        Entry(
+            "2026-11-%02dT060000Z" % (day + 1), page_fleet.NOW + day * 86400, "so it was",
+            {word: 1000 + 37 * day * number for number, word in enumerate(WORDS)}, day, 2, 1234567.0 * (day + 1), "EUR",
+        )
+        for day in range(20)
+    ]  # fmt: skip
+    path = tmp_path / "index.html"
+    path.write_text(report_index.to_text(entries), encoding="utf-8")
+    chromium.show(path, width=width, scheme=scheme)
+    assert chromium.tell(OUTSIDE) == []
+    assert chromium.tell("document.documentElement.scrollWidth") <= width
+    contrasts = chromium.tell(CONTRASTS)
+    assert len(contrasts) > 200 and contrasts[0][0] >= 4.5, contrasts[:5]
+    assert len(shown(chromium, "tbody tr")) == 20 and len(shown(chromium, "svg")) == 2
+    assert [url for url in chromium.requests if url != "about:blank"] == [path.as_uri()]

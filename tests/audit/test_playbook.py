@@ -275,6 +275,26 @@ def test_only_hosts_that_were_asked_are_missed(play, folder):
     assert data["sources"]["hosts_asked"] == ["here"] and "did not answer" not in " ".join(data["sources"]["missing"])
 
 
+def test_reports_are_kept_side_by_side(play, server, folder):
+    settings = {"dir": str(folder / "kept"), "keep": 2, "hosts": "none", "prometheus": {"url": server}}
+    first = play(**settings)
+    assert first.returncode == 0, said(first)
+    before = (folder / "kept" / "latest").readlink()
+    second = play(**settings)
+    assert second.returncode == 0, said(second)
+    after = (folder / "kept" / "latest").readlink()
+    assert sorted(path.name for path in (folder / "kept").iterdir()) == [
+        str(before),
+        str(after),
+        "index.html",
+        "latest",
+    ]
+    data = read(folder / "kept" / "latest")
+    assert data["summary"]["still"] == data["summary"]["findings"] == 4
+    page = (folder / "kept" / "index.html").read_text()
+    assert page.index("%s/audit.html" % after) < page.index("%s/audit.html" % before)
+
+
 class Hook(http.server.BaseHTTPRequestHandler):
     def do_POST(self):
         self.server.seen.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
@@ -318,6 +338,7 @@ def test_a_dry_run_writes_and_tells_nothing(play, server, folder, hook):
     ("settings", "message"),
     [
         ({"prometheus": {"adress": NOWHERE}}, "prometheus.adress: there is no such key"),
+        ({"keep": -1, "dir": "/nowhere"}, "keep: -1 is no number of reports"),
         ({"window": "two weeks"}, "window: 'two weeks' is not a length of time"),
         ({"prices": [{"model": "H100*"}]}, 'Write each as {model: "H100*", price: 2.5}'),
     ],

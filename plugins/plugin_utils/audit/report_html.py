@@ -32,30 +32,39 @@ _CHART = {"width": 640, "height": 150}
 _EDGE = 3
 
 
-def to_text(audit: Audit) -> str:
-    """The page."""
-    environment = jinja2.Environment(
+def environment() -> jinja2.Environment:
+    """Of all pages: what is put into one is text, whatever it looks like."""
+    made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(words=_words, when=_when, percent=_percent, gib=_gib, hours=_hours)
+    made.filters.update(words=_words, when=_when, percent=_percent, gib=_gib, hours=_hours)
+    return made
+
+
+def to_text(audit: Audit) -> str:
+    """The page."""
     asking = [found for found in audit.findings if found.verdict.word in _ASKING]
     hosts = _hosts(audit.findings)
-    return environment.get_template("audit.html.j2").render(
-        audit=audit,
-        line=line(audit),
-        sums=summary(audit),
-        kinds=WORDS,
-        top=sorted(asking, key=_dearest)[:_TOP],
-        asking=len(asking),
-        hosts=hosts,
-        pages={host["name"]: host["id"] for host in hosts},
-        chart=_chart(audit.history),
-        money=lambda amount: money(amount, audit.currency),
-        bar=_bar,
+    return (
+        environment()
+        .get_template("audit.html.j2")
+        .render(
+            audit=audit,
+            line=line(audit),
+            sums=summary(audit),
+            kinds=WORDS,
+            top=sorted(asking, key=_dearest)[:_TOP],
+            asking=len(asking),
+            hosts=hosts,
+            pages={host["name"]: host["id"] for host in hosts},
+            chart=_chart(audit.history),
+            money=lambda amount: money(amount, audit.currency),
+            bar=_bar,
+        )
     )
 
 

@@ -24,11 +24,21 @@ def all_of(audit: Audit, directory: Path) -> list[Path]:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
-            new = directory / (".%s.new" % name)
-            new.write_text(text, encoding="utf-8", newline="")
-            new.replace(directory / name)
+            whole(directory / name, text)
     except OSError as error:
         raise ReportError(
             str(directory), "the report cannot be written: %s" % error, "Name another directory."
         ) from None
     return [directory / name for name in texts]
+
+
+def whole(path: Path, text: str) -> None:
+    """Written beside it first, and moved in one step. Raises OSError."""
+    new = path.with_name(unfinished(path.name))
+    new.write_text(text, encoding="utf-8", newline="")
+    new.replace(path)
+
+
+def unfinished(name: str) -> str:
+    """What a file is called until it is whole."""
+    return ".%s.new" % name

@@ -1,0 +1,100 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Reports side by side: a directory each, a link to the latest, and a page with the trend.
+
+2026-11-22T060000Z/{audit.html,audit.csv,audit.json,summary.json}
+latest -> 2026-11-22T060000Z
+index.html
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+from pathlib import Path
+
+from . import report_index, write
+from .model import SCHEMA_VERSION, Audit
+from .report_index import Entry
+from .report_json import ReportError, summary
+from .write_line import line
+
+LATEST, INDEX, SUMMARY = "latest", "index.html", "summary.json"
+
+_NAME = re.compile(r"\d{4}-\d\d-\d\dT\d{6}Z")
+# With anything else in it a directory is not ours to remove.
+_FILES = (write.JSON, write.CSV, write.HTML, SUMMARY)
+#: These, whole or half-written when a run was cut off.
+_OURS = (*_FILES, *(write.unfinished(name) for name in _FILES))
+
+
+def keep(audit: Audit, directory: Path, count: int) -> list[Path]:
+    """Write the audit beside the ones before it, of which the last `count` stay, this one among them.
+
+    Gives the files that were written. Raises ReportError.
+    """
+    if count < 1:
+        raise ValueError(count)
+    made = datetime.datetime.fromtimestamp(audit.made_at_seconds, datetime.timezone.utc)
+    place = directory / made.strftime("%Y-%m-%dT%H%M%SZ")
+    files = write.all_of(audit, place)
+    try:
+        write.whole(place / SUMMARY, _summary(audit))
+        _link(directory / LATEST, place.name)
+        others = [other for other in _places(directory) if other != place]
+        for old in others[: max(0, len(others) + 1 - count)]:
+            _remove(old)
+        write.whole(directory / INDEX, report_index.to_text(_entries(directory)))
+    except OSError as error:
+        raise ReportError(
+            str(directory), "the reports cannot be kept: %s" % error, "Mend it, or name another directory."
+        ) from None
+    return [*files, place / SUMMARY, directory / INDEX]
+
+
+def _summary(audit: Audit) -> str:
+    data = {
+        "schema_version": SCHEMA_VERSION,
+        "made_at_seconds": audit.made_at_seconds,
+        "line": line(audit),
+        "summary": summary(audit),
+    }
+    return json.dumps(data, indent=1, sort_keys=True) + "\n"
+
+
+def _places(directory: Path) -> list[Path]:
+    """The reports' directories, the oldest first."""
+    return sorted(path for path in directory.iterdir() if _NAME.fullmatch(path.name) and not path.is_symlink())
+
+
+def _entries(directory: Path) -> list[Entry]:
+    """What each of them says of itself; one without a word, as after a run that was cut off, is left out."""
+    found = []
+    for place in _places(directory):
+        try:
+            data = json.loads((place / SUMMARY).read_text(encoding="utf-8"))
+            found.append(Entry.of(place.name, data))
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return found
+
+
+def _link(path: Path, target: str) -> None:
+    """Moved in one step, so that there is a latest at every time."""
+    if path.exists() and not path.is_symlink():
+        raise ReportError(str(path), "it is in the way of the link to the latest report", "Move it away.")
+    new = path.with_name(".%s.new" % path.name)
+    new.unlink(missing_ok=True)
+    new.symlink_to(target)
+    new.replace(path)
+
+
+def _remove(place: Path) -> None:
+    """Our files, and the directory with them, unless somebody has put something else there."""
+    if {path.name for path in place.iterdir()} - set(_OURS):
+        return
+    for name in _OURS:
+        (place / name).unlink(missing_ok=True)
+    place.rmdir()

@@ -1,0 +1,112 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The page of all reports that are kept: how the fleet went from one to the next. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Mapping, Sequence
+
+from .model import WORDS
+from .report_html import environment
+from .write_line import money
+
+_CHART = {"width": 640, "height": 150}
+_EDGE = 3
+
+#: The lines of the trend, from the summary's words.
+_LINES = (
+    ("held_without_process", "held without process"),
+    ("idle", "idle"),
+    ("oversized_memory", "oversized memory"),
+    ("oversized_compute", "oversized compute"),
+    ("unhealthy", "unhealthy"),
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A report: its directory's name, when it was made, its line and its counts."""
+
+    name: str
+    made_at_seconds: float
+    line: str
+    words: Mapping[str, int]
+    new: int
+    gone: int
+    waste_per_month: float | None
+    currency: str
+
+    @classmethod
+    def of(cls, name: str, data: Mapping[str, Any]) -> Entry:
+        """From a report's summary.json. Raises KeyError, TypeError or ValueError where it is none."""
+        sums = data["summary"]
+        waste = sums["waste_per_month"]
+        return cls(
+            name,
+            float(data["made_at_seconds"]),
+            str(data["line"]),
+            {word: int(sums["words"].get(word, 0)) for word in WORDS},
+            int(sums["new"]),
+            int(sums["gone"]),
+            None if waste is None else float(waste),
+            str(sums["currency"]),
+        )
+
+
+def to_text(entries: Sequence[Entry]) -> str:
+    """The page, the latest report first."""
+    ordered = sorted(entries, key=lambda entry: entry.made_at_seconds)
+    counts = [(name, title, [float(entry.words[name]) for entry in ordered]) for name, title in _LINES]
+    wasted = [("waste", "a month buys nothing", [entry.waste_per_month for entry in ordered])]
+    times = [entry.made_at_seconds for entry in ordered]
+    return (
+        environment()
+        .get_template("index.html.j2")
+        .render(
+            entries=ordered[::-1],
+            kinds=WORDS,
+            charts=[
+                chart
+                for chart in (
+                    _chart("Findings", times, counts, lambda value: "%d" % value),
+                    _chart("Money", times, wasted, lambda value: money(value, ordered[-1].currency)),
+                )
+                if chart
+            ],
+            money=money,
+        )
+    )
+
+
+def _chart(
+    title: str, times: Sequence[float], lines: Sequence[tuple[str, str, Sequence[float | None]]], show: Any
+) -> dict[str, Any] | None:
+    """Lines by time, from 0 to the most there was, in the picture's own units. None below two reports, or without a figure."""
+    most = max((value for _name, _title, values in lines for value in values if value is not None), default=0.0)
+    if len(times) < 2 or times[-1] <= times[0] or most <= 0:
+        return None
+    room = _CHART["height"] - 2 * _EDGE
+    drawn = []
+    for name, label, values in lines:
+        # A report without a price leaves a gap, not a zero.
+        parts: list[list[str]] = [[]]
+        for at, value in zip(times, values):
+            if value is None:
+                parts.append([])
+            else:
+                across = _CHART["width"] * (at - times[0]) / (times[-1] - times[0])
+                parts[-1].append("%.1f,%.1f" % (across, _EDGE + room * (1 - value / most)))
+        known = [value for value in values if value is not None]
+        if any(known):
+            drawn.append(
+                {
+                    "name": name,
+                    "title": label,
+                    "last": show(values[-1]) if values[-1] is not None else "not known",
+                    "parts": [" ".join(part) for part in parts if part],
+                }
+            )
+    grid = [_EDGE + room * share for share in (0, 0.5, 1)]
+    return {**_CHART, "title": title, "lines": drawn, "grid": grid, "most": show(most), "times": (times[0], times[-1])}

@@ -1,0 +1,177 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Reports side by side: how many stay, what the link says, what is never removed, and the page of all of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit import archive, report_index
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import (
+    WORDS,
+    Audit,
+    Finding,
+    Holding,
+    Sources,
+    Subject,
+    Verdict,
+    Window,
+)
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.report_index import Entry
+
+DAY = 86400.0
+# 2026-11-22 06:00:00 UTC
+NOW = 1795327200.0
+NAMES = ["2026-11-22T060000Z", "2026-11-23T060000Z", "2026-11-24T060000Z", "2026-11-25T060000Z"]
+FILES = {"audit.html", "audit.csv", "audit.json", "summary.json"}
+
+
+def audit(day, idle=1):
+    verdict = Verdict("idle", "Nothing ran.", waste_per_month=100.0)
+    rows = [Finding("%010x" % n, verdict, Holding(Subject("gpu", "a", "GPU-%d" % n))) for n in range(idle)]
+    at = NOW + day * DAY
+    return Audit(at, Window(at - DAY, at), Sources(), tuple(rows), currency="EUR")
+
+
+def directories(folder):
+    return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
+
+
+def test_each_has_a_directory_named_by_its_time(tmp_path):
+    files = archive.keep(audit(0), tmp_path / "new" / "place", 3)
+    place = tmp_path / "new" / "place" / NAMES[0]
+    assert {path.name for path in place.iterdir()} == FILES
+    assert set(files) == {place / name for name in FILES} | {tmp_path / "new" / "place" / "index.html"}
+    assert all(path.is_file() for path in files)
+
+
+def test_the_last_ones_stay_and_the_link_is_the_last(tmp_path):
+    for day in range(4):
+        archive.keep(audit(day), tmp_path, 2)
+        assert (tmp_path / "latest").readlink().name == NAMES[day]
+    assert directories(tmp_path) == NAMES[2:]
+    page = (tmp_path / "index.html").read_text()
+    assert re.findall(r'<td><a href="([^"]+)/audit.html"', page) == NAMES[:1:-1]
+    assert not list(tmp_path.rglob(".*"))
+
+
+def test_with_more_room_the_old_ones_come_to_no_harm(tmp_path):
+    for day in range(3):
+        archive.keep(audit(day), tmp_path, 10)
+    assert directories(tmp_path) == NAMES[:3]
+
+
+def test_this_one_stays_though_the_clock_went_back(tmp_path):
+    archive.keep(audit(3), tmp_path, 1)
+    archive.keep(audit(0), tmp_path, 1)
+    assert directories(tmp_path) == NAMES[:1] and (tmp_path / "latest").readlink().name == NAMES[0]
+
+
+def test_what_others_put_there_stays(tmp_path):
+    archive.keep(audit(0), tmp_path, 1)
+    (tmp_path / NAMES[0] / "notes.txt").write_text("ours")
+    for name in ("2026-11-01", "old", "2026-01-01T000000Z.saved"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "2026-01-02T000000Z").symlink_to(tmp_path / "old")
+    archive.keep(audit(1), tmp_path, 1)
+    archive.keep(audit(2), tmp_path, 1)
+    assert directories(tmp_path) == ["2026-01-01T000000Z.saved", "2026-11-01", NAMES[0], NAMES[2], "old"]
+    assert {path.name for path in (tmp_path / NAMES[0]).iterdir()} == {*FILES, "notes.txt"}
+    assert (tmp_path / "2026-01-02T000000Z").is_symlink()
+
+
+def test_a_run_that_was_cut_off_is_on_no_page_and_goes_with_the_others(tmp_path):
+    half = tmp_path / "2026-11-21T060000Z"
+    half.mkdir()
+    (half / ".audit.json.new").write_text('{"schema')
+    archive.keep(audit(0), tmp_path, 2)
+    assert half.name not in (tmp_path / "index.html").read_text() and half.exists()
+    archive.keep(audit(1), tmp_path, 2)
+    assert directories(tmp_path) == NAMES[:2]
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"summary": {}}', '{"summary": null, "made_at_seconds": 1, "line": ""}'])
+def test_a_summary_that_is_none_is_on_no_page(tmp_path, text):
+    archive.keep(audit(0), tmp_path, 5)
+    (tmp_path / NAMES[0] / "summary.json").write_text(text)
+    archive.keep(audit(1), tmp_path, 5)
+    page = (tmp_path / "index.html").read_text()
+    assert NAMES[0] not in page and NAMES[1] in page
+
+
+def test_a_directory_in_the_way_of_the_link_is_named_and_stays(tmp_path):
+    (tmp_path / "latest").mkdir()
+    (tmp_path / "latest" / "mine").touch()
+    with pytest.raises(FleetError, match="in the way of the link") as error:
+        archive.keep(audit(0), tmp_path, 2)
+    assert error.value.where == str(tmp_path / "latest") and (tmp_path / "latest" / "mine").exists()
+
+
+def test_a_place_that_is_no_directory_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(FleetError, match="file"):
+        archive.keep(audit(0), tmp_path / "file", 2)
+
+
+def test_the_summary_beside_a_report_is_the_report_s(tmp_path):
+    archive.keep(audit(0, idle=3), tmp_path, 2)
+    told = json.loads((tmp_path / "latest" / "summary.json").read_text())
+    whole = json.loads((tmp_path / "latest" / "audit.json").read_text())
+    assert told["summary"] == whole["summary"] and told["made_at_seconds"] == whole["made_at_seconds"]
+    assert told["schema_version"] == whole["schema_version"] and told["line"].startswith("3 findings: 3 idle")
+
+
+# -- the page ---------------------------------------------------------------------------------------------------------
+
+
+def entry(day, waste=100.0, **words):
+    counts = {**dict.fromkeys(WORDS, 0), **words}
+    return Entry("day-%d" % day, NOW + day * DAY, "line %d" % day, counts, 1, 2, waste, "EUR")
+
+
+def lines(page):
+    """By line of the charts, its points as numbers, part by part."""
+    found = {}
+    for name, points in re.findall(r'<polyline class="s-(\w+)" points="([^"]+)"', page):
+        found.setdefault(name, []).append([tuple(map(float, pair.split(","))) for pair in points.split()])
+    return found
+
+
+def test_without_reports_there_is_a_page():
+    assert "There is none yet" in report_index.to_text([])
+
+
+def test_one_report_has_no_trend():
+    page = report_index.to_text([entry(0, idle=2)])
+    assert lines(page) == {} and page.count("day-0/audit.html") == 2
+
+
+def test_the_trend_goes_by_time_from_none_to_the_most():
+    # Not in order, and not evenly: days 0, 1 and 4.
+    page = report_index.to_text([entry(4, 0.0, idle=4), entry(0, 50.0, idle=0, unhealthy=2), entry(1, 100.0, idle=2)])
+    found = lines(page)
+    assert [x for x, _y in found["idle"][0]] == [0.0, 160.0, 640.0]
+    low, middle, high = (y for _x, y in found["idle"][0])
+    assert low > middle > high and middle == pytest.approx((low + high) / 2)
+    # All lines of one picture have one scale; one that is 0 all the time is left out.
+    assert [y for _x, y in found["unhealthy"][0]] == [middle, low, low]
+    assert "oversized_memory" not in found
+    assert [y for _x, y in found["waste"][0]] == [middle, high, low]
+    assert re.findall(r'<td><a href="([^"]+)/', page) == ["day-4", "day-1", "day-0"]
+
+
+def test_a_report_without_a_price_is_a_gap_and_no_zero():
+    page = report_index.to_text([entry(0), entry(1, None), entry(2), entry(3, 50.0)])
+    assert [len(part) for part in lines(page)["waste"]] == [1, 2]
+
+
+def test_names_and_lines_are_text():
+    hostile = dataclasses.replace(entry(0), line="<script>1</script>", currency="<b>")
+    page = report_index.to_text([hostile, dataclasses.replace(hostile, made_at_seconds=NOW + DAY)])
+    assert "<script" not in page and "<b>" not in page and "&lt;script" in page
