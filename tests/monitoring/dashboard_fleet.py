@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Two hosts for the dashboards' queries, as a history of gpu:* series in OpenMetrics.
+"""Three hosts for the dashboards' queries, as a history of gpu:* series in OpenMetrics.
 
 host    GPU  device               state                       model  workload
 node-1  0    whole                busy, a process             H100   train
@@ -18,6 +18,9 @@ node-2  1    whole, lost          nothing is known of it      H100
 
 The size of the board "A100" is not known; of an A100-SXM4-80GB it is.
 
+node-1 is of cluster a, in the role's jobs. node-2 is in a job of another name without labels; so was node-3, whose exporter has
+been down for half an hour.
+
 A second exporter tells of GPUs 0, 1 and 6 of node-1, and of the tenants, in the same words as the first.
 """
 
@@ -25,7 +28,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-HOSTS = ["node-1", "node-2"]
+HOSTS = ["node-1", "node-2", "node-3"]
 GIB = 1 << 30
 HOURS = 3
 STEP = 60
@@ -63,10 +66,13 @@ TOLD_TWICE = [("node-1", 0), ("node-1", 1), ("node-1", 6)]
 SECOND = {"job": "gpu_host", "instance": "node-1:9100"}
 
 
+def _scrape(host):
+    return {"job": "gpu_exporter" if host == "node-1" else "site", "instance": host + ":9400"}
+
+
 def _gpu(host, index, model):
     return {
-        "job": "gpu_exporter",
-        "instance": host + ":9400",
+        **_scrape(host),
         "host": host,
         "gpu_uuid": f"GPU-{host}-{index}",
         "gpu_index": str(index),
@@ -76,10 +82,15 @@ def _gpu(host, index, model):
 
 
 def series():
-    """Each series with its value: a number, or a function of the seconds since the start."""
-    for host in HOSTS:
-        yield "up", {"job": "gpu_exporter", "instance": host + ":9400", "host": host, "cluster": "a"}, 1
-    yield "up", {"job": "gpu_host", "instance": "node-2:9100", "host": "node-2", "cluster": "a"}, 0
+    """Each series with its value: a number, or a function of the seconds since the start, None where it has none."""
+    yield "up", {**SECOND, "host": "node-1", "cluster": "a"}, 1
+    yield "up", {**_scrape("node-1"), "host": "node-1", "cluster": "a"}, 1
+    yield "up", _scrape("node-2"), 1
+    yield "up", {"job": "gpu_host", "instance": "node-2:9100", "host": "node-2"}, 0
+    yield "up", {"job": "prometheus", "instance": "localhost:9090", "cluster": "of something else"}, 1
+    end = (HOURS - 0.5) * 3600
+    yield "up", _scrape("node-3"), lambda seconds: int(seconds < end)
+    yield "gpu:info", _gpu("node-3", 0, "H100"), lambda seconds: 1 if seconds < end else None
     firing = {"alertstate": "firing", "severity": "critical"}
     yield "ALERTS", {"alertname": "GpuLost", "host": "node-2", "gpu_index": "1", **firing}, 1
     yield "ALERTS", {"alertname": "GpuLayoutDrift", "host": "node-1", "gpu_index": "2", **firing}, 1
@@ -158,5 +169,7 @@ def openmetrics(end):
         inside = ",".join('%s="%s"' % pair for pair in sorted(labels.items()))
         for at in range(start, end + 1, STEP):
             number = value(at - start) if callable(value) else value
+            if number is None:
+                continue
             lines.append("%s{%s} %s %d" % (name, inside, number, at))
     return "\n".join([*lines, "# EOF", ""])

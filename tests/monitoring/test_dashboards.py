@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The dashboards of the role gpu_monitoring: what is in the files, and every query of every panel on a real Prometheus.
 
-Two hosts of dashboard_fleet.py have a history of three hours there, in the series that the recording rules write. Grafana
+The hosts of dashboard_fleet.py have a history of three hours there, in the series that the recording rules write. Grafana
 itself is not here: what it puts in for its variables is put in below.
 """
 
@@ -180,19 +180,44 @@ def test_the_columns_of_a_table_are_in_its_data(prometheus, name, panel):
     assert set(re.findall(r"__data\.fields\.(\w+)", json.dumps(panel["fieldConfig"]))) <= headers
 
 
+def values_of(prometheus, name, variable, **chosen):
+    """What Grafana would offer for a variable."""
+    (found,) = (one for one in BOARDS[name]["templating"]["list"] if one["name"] == variable)
+    query = found["query"] if isinstance(found["query"], str) else found["query"]["query"]
+    for other, value in chosen.items():
+        query = query.replace("$" + other, value)
+    kind, inside = re.fullmatch(r"(label_values|query_result)\((.*)\)", query).groups()
+    if kind == "label_values":
+        series, label = inside.rsplit(", ", 1)
+        match = {"match[]": put_in(BOARDS[name], series)}
+        return prometheus.get(f"label/{label}/values", **match, start=prometheus.end - RANGE, end=prometheus.end)
+    # Each series as text, of which the pattern takes its part.
+    found_now = [one["metric"] for one in prometheus.now(put_in(BOARDS[name], inside))]
+    texts = ["{%s} 1" % ",".join('%s="%s"' % label for label in metric.items()) for metric in found_now]
+    pattern = re.compile(found["regex"].strip("/"))
+    return sorted({match.group(1) for match in map(pattern.search, texts) if match})
+
+
 @pytest.mark.parametrize("name", BOARDS)
 def test_variables_have_values(prometheus, name):
     for variable in BOARDS[name]["templating"]["list"]:
-        if variable["type"] != "query":
-            continue
-        query = variable["query"]
-        series, label = re.fullmatch(
-            r"label_values\((.*), (\w+)\)", query if isinstance(query, str) else query["query"]
-        ).groups()
-        values = prometheus.get(
-            f"label/{label}/values", **{"match[]": put_in(BOARDS[name], series), "end": prometheus.end}
-        )
-        assert values, query
+        if variable["type"] == "query":
+            assert values_of(prometheus, name, variable["name"]), variable["query"]
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_hosts_are_found_whatever_their_job_is_called(prometheus, name):
+    """With and without clusters; and one that is down, which told of its GPU in the time shown."""
+    assert values_of(prometheus, name, "host") == dashboard_fleet.HOSTS
+    assert values_of(prometheus, name, "cluster") == ["a"]
+    assert values_of(prometheus, name, "host", cluster="a") == ["node-1"]
+    assert values_of(prometheus, name, "host", cluster="b") == []
+
+
+@pytest.mark.parametrize(("host", "answers"), [("node-1", 1), ("node-2", 0), ("node-3", 0)])
+def test_an_exporter_that_is_down_is_seen_whatever_its_job_is_called(prometheus, host, answers):
+    (panel,) = (each for each in panels(BOARDS["openfleet-gpu-2-host"]) if each["title"] == "Exporter")
+    assert prometheus.value(panel["targets"][0]["expr"].replace("$host", host)) == answers
 
 
 def figure(prometheus, name, title):
@@ -208,7 +233,7 @@ def figure(prometheus, name, title):
         ("Held, idle", 3),
         ("Free", 3),
         ("Alerts", 2),
-        ("Exporters down", 1),
+        ("Exporters down", 2),
         ("Lost", 1),
         ("Layout drift", 1),
     ],

@@ -39,7 +39,7 @@ def host():
                 "Exporter",
                 "Whether the exporters of the host answer: 1 if all do.",
                 "none",
-                f'min(up{{job=~"gpu_exporter|gpu_host", {q.HOST}}})',
+                f"min({q.EXPORTERS})",
                 ((None, RED), (1, GREEN)),
             ),
             number(

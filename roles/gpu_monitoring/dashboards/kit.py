@@ -7,6 +7,7 @@ Every panel is made with a title, what it shows in words, a unit and its queries
 
 from __future__ import annotations
 
+import queries as q
 from grafana_foundation_sdk.builders import (
     bargauge,
     common,
@@ -141,10 +142,15 @@ def section(title):
     return dashboard.Row(title)
 
 
-def _variable(name, label, expression, many, all_value=None):
+def _found(label, expression):
+    """A variable's query and pattern for a label of what an expression finds; label_values takes single series only."""
+    return f"query_result({expression})", f'/\\b{label}="([^"]+)"/'
+
+
+def _variable(name, label, expression, many, all_value=None, pattern=""):
     made = dashboard.QueryVariable(name).label(label).query(expression).datasource(SOURCE)
     made.refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED).sort(models.VariableSort.NATURAL_ASC).multi(many)
-    made.include_all(many)
+    made.include_all(many).regex(pattern)
     if many:
         made.current(models.VariableOption(text="All", value="$__all", selected=True))
     return made if all_value is None else made.all_value(all_value)
@@ -162,11 +168,10 @@ def board(uid, title, says, *, one_host=False, gpu=False, tenant=False, span="no
         .keep_time(True)
     )
     made.with_variable(dashboard.DatasourceVariable("datasource").label("Prometheus").type("prometheus"))
-    # Labels of the inventory (gpu_monitoring_labels) are on what is scraped; all other series are found by the host.
-    scraped = 'up{job="gpu_exporter"}'
-    made.with_variable(_variable("cluster", "Cluster", f"label_values({scraped}, cluster)", many=True, all_value=".*"))
-    scraped = 'up{job="gpu_exporter", cluster=~"$cluster"}'
-    made.with_variable(_variable("host", "Host", f"label_values({scraped}, host)", many=not one_host))
+    values, pattern = _found("cluster", q.CLUSTERS)
+    made.with_variable(_variable("cluster", "Cluster", values, many=True, all_value=".*", pattern=pattern))
+    values, pattern = _found("host", q.HOSTS)
+    made.with_variable(_variable("host", "Host", values, many=not one_host, pattern=pattern))
     if gpu:
         values = 'label_values(gpu:info{host=~"$host"}, gpu_index)'
         made.with_variable(_variable("gpu", "GPU", values, many=True, all_value=".*"))

@@ -116,4 +116,18 @@ def over_range(expression):
 
 
 FIRING = 'ALERTS{alertname=~"Gpu.+", alertstate="firing", host=~"$host|"}'
-DOWN = f'up{{job=~"gpu_exporter|gpu_host", {HOST}}} == bool 0'
+#: The role's own jobs. A Prometheus that was there before has the same exporters in jobs of other names.
+OURS = 'job=~"gpu_exporter|gpu_host"'
+#: Whether exporters answer: those of the role's jobs, and those that told of a GPU within a day.
+EXPORTERS = (
+    f"(up{{{OURS}, {HOST}}} or up and on (job, instance)"
+    f" last_over_time(group by (job, instance) (gpu:info{{{HOST}}})[1d:5m]))"
+)
+DOWN = f"{EXPORTERS} == bool 0"
+#: What tells of a host, now and in the time shown.
+_NOW = f'group by (job, instance, host) (gpu:info{{host!=""}} or up{{{OURS}, host!=""}})'
+_TOLD = f"({_NOW} or last_over_time({_NOW}[$__range:5m]))"
+#: The values of the variables. A cluster is a label of what is scraped, and few gpu:* series have it. Hosts without one are
+#: left out only where a cluster is chosen.
+CLUSTERS = f'group by (cluster) (up{{cluster!=""}} and on (job, instance) {_TOLD})'
+HOSTS = f'group by (host) ({_TOLD} unless on (job, instance) up{{cluster!~"$cluster"}})'
