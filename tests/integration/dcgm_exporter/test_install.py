@@ -21,7 +21,7 @@ sys.path[:0] = [
     str(Path(__file__).resolve().parents[1]),
     str(Path(__file__).resolve().parents[3] / "roles/dcgm_exporter/files"),
 ]
-from exporter_install import packages, scrape
+from exporter_install import managers, packages, scrape
 from exporter_installer import DOCKER, EMBEDDED, ETC, LIB, PYTHON, UNIT, Installer, archive, files
 
 OPENSSL = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "3"]
@@ -93,7 +93,8 @@ def test_another_source_takes_the_place_of_the_former(run, tmp_path):
     run(dict(EMBEDDED, embedded=archive(tmp_path)))
     assert (run.root / LIB / "packages/some_package/__init__.py").exists()
     run(DOCKER)
-    assert set(files(run.root)) == {UNIT, ETC + "/counters.csv"}
+    # The record is of the directory, which goes with the role.
+    assert set(files(run.root)) == {UNIT, ETC + "/counters.csv", ETC + "/installed.json"}
     assert run(DOCKER)["changed"] is False
 
 
@@ -143,16 +144,35 @@ def test_the_packages_own_unit_is_masked_before_it_can_be_there_and_freed_again(
     run(packages)
     link = run.root / "etc/systemd/system/nvidia-dcgm-exporter.service"
     assert os.readlink(link) == "/dev/null"
-    run(dict(packages, state="absent"))
+    # Also where the inventory says another source by now.
+    run(dict(DOCKER, state="absent"))
     assert not link.is_symlink() and files(run.root) == {}
 
 
+def test_a_mask_and_a_directory_that_were_there_before_stay(run):
+    link = run.root / "etc/systemd/system/nvidia-dcgm-exporter.service"
+    link.parent.mkdir(parents=True)
+    link.symlink_to("/dev/null")
+    (run.root / "srv/metrics").mkdir(parents=True)
+    run(dict(EMBEDDED, masked=[link.name]))
+    run(dict(EMBEDDED, masked=[link.name], state="absent"))
+    assert link.is_symlink() and (run.root / "srv/metrics").is_dir()
+
+
+def test_a_sites_own_unit_is_not_overwritten_by_the_mask(run):
+    unit = run.root / "etc/systemd/system/nvidia-dcgm-exporter.service"
+    unit.parent.mkdir(parents=True)
+    unit.write_text("[Service]\n")
+    assert str(unit) in run(dict(DOCKER, masked=[unit.name]), status=1)
+    assert unit.read_text() == "[Service]\n"
+
+
 def test_the_repository_is_written_with_its_key_and_goes(run):
+    apt = isinstance(managers.manager(), managers.Apt)
     repository = {"url": "https://example.org/cuda/debian12/x86_64", "key": "-----BEGIN PGP PUBLIC KEY BLOCK-----"}
     run(dict(DOCKER, repository=repository))
-    source, key = (
-        (packages.APT_SOURCE, packages.APT_KEY) if packages.has_apt() else (packages.DNF_SOURCE, packages.DNF_KEY)
-    )
+    source = packages.APT_SOURCE if apt else packages.DNF_SOURCE
+    key = packages.APT_KEY if apt else packages.DNF_KEY
     text = (run.root / source).read_text()
     assert repository["url"] in text and "/" + key in text and "trusted=yes" not in text
     assert (run.root / key).read_text() == repository["key"]
@@ -161,17 +181,24 @@ def test_the_repository_is_written_with_its_key_and_goes(run):
     assert not (run.root / source).exists() and not (run.root / key).exists()
 
 
+class With(managers.Apt):
+    """It has one version of everything."""
+
+    def __init__(self, version):
+        self.version = version
+
+    def there(self, package):
+        return self.version
+
+
 @pytest.mark.parametrize("wanted", ["", "4.8.2", "4.8.2-1", "1:4.8.2-1"])
-def test_a_version_that_is_there_is_found(monkeypatch, wanted):
-    monkeypatch.setattr(packages, "there", lambda package: "1:4.8.2-1")
-    assert packages.missing(["a-core", "an-exporter"], wanted) == []
+def test_a_version_that_is_there_is_found(wanted):
+    assert packages.missing(With("1:4.8.2-1"), ["a-core", "an-exporter"], wanted) == []
 
 
-@pytest.mark.parametrize("apt, asked", [(True, "an-exporter=4.8.20-*"), (False, "an-exporter-4.8.20")])
-def test_another_version_is_asked_for(monkeypatch, apt, asked):
-    monkeypatch.setattr(packages, "there", lambda package: "4.8.2-1")
-    monkeypatch.setattr(packages, "has_apt", lambda: apt)
-    assert packages.missing(["a-core", "an-exporter"], "4.8.20") == [asked]
+def test_another_version_is_asked_for():
+    assert packages.missing(With("4.8.2-1"), ["a-core", "an-exporter"], "4.8.20") == ["an-exporter=4.8.20-*"]
+    assert managers.Dnf().asked("an-exporter", "4.8.20") == "an-exporter-4.8.20"
 
 
 def test_absent_leaves_nothing_of_the_roles_and_all_of_others(run, tmp_path):

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import stat
@@ -16,6 +17,8 @@ UNITS = "etc/systemd/system"
 CONFIG = "etc/openfleet-gpu/exporter"
 #: There from before the first change until the service was restarted after the last one. A run that was cut off leaves it.
 PENDING = CONFIG + "/restart-pending"
+#: {"packages": [name], "masked": [unit], "directories": [path]}: what was not there before the role, and goes with it.
+RECORD = CONFIG + "/installed.json"
 #: There where systemd runs the host (sd_booted(3)).
 SYSTEMD = "run/systemd/system"
 
@@ -46,6 +49,20 @@ class Installation:
     def restarted(self) -> None:
         if self.pending and not self.check:
             self.path(PENDING).unlink()
+
+    def recorded(self, kind: str) -> list[str]:
+        path = self.path(RECORD)
+        try:
+            return json.loads(path.read_text())[kind] if path.exists() else []
+        except (ValueError, KeyError) as error:
+            sys.exit("%s cannot be read (%s): delete it, and remove by hand what the role installed" % (path, error))
+
+    def remember(self, kind: str, names: list[str]) -> None:
+        """Before they are made: a run may be cut off."""
+        record = {known: self.recorded(known) for known in ("packages", "masked", "directories")}
+        record[kind] = sorted({*record[kind], *names})
+        if any(record.values()):
+            self.put(RECORD, (json.dumps(record, indent=2) + "\n").encode())
 
     def write(self, relative: str, content: bytes, mode: int = 0o644) -> bool:
         """True if the file was not so. A reader finds the old file or the new one, never part of one."""
@@ -94,13 +111,22 @@ class Installation:
             run(["systemctl", *arguments])
 
 
-def output(command: list[str], **more) -> tuple[int, str]:
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, **more)
+def output(command: list[str], more: dict[str, str] | None = None) -> tuple[int, str]:
+    """Its status, and what it said. `more` is added to the environment."""
+    environment = dict(os.environ, **(more or {}))
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+        env=environment,
+    )
     return done.returncode, done.stdout.decode(errors="replace")
 
 
-def run(command: list[str], **more) -> str:
-    status, said = output(command, **more)
+def run(command: list[str], more: dict[str, str] | None = None) -> str:
+    status, said = output(command, more)
     if status:
         sys.exit("%s failed with status %d:\n%s" % (" ".join(command), status, said + journal()))
     return said

@@ -26,8 +26,8 @@ import sys
 import zipfile
 from pathlib import Path
 
-from exporter_install.host import CONFIG, PENDING, UNIT, UNITS, Installation, output, run
-from exporter_install.packages import bring, mask, take_away
+from exporter_install.host import CONFIG, PENDING, RECORD, UNIT, UNITS, Installation, output, run
+from exporter_install.packages import bring, take_away, to_remove
 from exporter_install.passwords import hashes
 from exporter_install.scrape import certificate_is_old, check_health
 
@@ -107,6 +107,7 @@ def install(target: Installation, bundle: dict, files: dict[str, tuple[bytes, in
         remove_strangers(target, folder, set(files), bool(bundle["embedded"]))
     for path in bundle["directories"]:
         if not target.path(path).is_dir() and target.doing("make %s" % target.path(path)):
+            target.remember("directories", [path])
             target.path(path).mkdir(mode=0o755, parents=True)
     if not target.booted:
         target.restarted()
@@ -126,7 +127,7 @@ def remove_strangers(target: Installation, folder: str, wanted: set, embedded: b
     top = target.path(folder)
     for path in sorted(top.rglob("*")) if top.is_dir() else ():
         relative = str(path.relative_to(target.root))
-        if path.is_dir() or relative in (*wanted, PENDING) or "__pycache__" in path.parts:
+        if path.is_dir() or relative in (*wanted, PENDING, RECORD) or "__pycache__" in path.parts:
             continue
         if relative.startswith(PROGRAM + "/packages") and embedded:
             continue
@@ -135,23 +136,23 @@ def remove_strangers(target: Installation, folder: str, wanted: set, embedded: b
         target.remove(PROGRAM)
 
 
-def uninstall(target: Installation, bundle: dict) -> None:
+def uninstall(target: Installation) -> None:
+    """All that the role brought, whatever its settings are by now; nothing of what was there before."""
+    packages, directories = to_remove(target), target.recorded("directories")
     there = [path for path in UNIT_FILES if target.path(path).exists()]
     if there and target.booted:
         if UNIT_FILES[0] in there:
             target.systemctl("disable", "--quiet", "--now", UNIT)
         else:
             target.systemctl("stop", UNIT)
-    for path in (*UNIT_FILES, CONFIG, PROGRAM, *STATE):
+    for path in (*UNIT_FILES, PROGRAM, *STATE):
         target.remove(path)
-    for folder in (str(Path(CONFIG).parent), *bundle["directories"]):
+    take_away(target, packages)
+    # It has the record.
+    target.remove(CONFIG)
+    for folder in (str(Path(CONFIG).parent), *directories):
         target.prune(folder)
-    take_away(target, bundle["packages"])
-    for unit in bundle["masked"]:
-        path = target.path("%s/%s" % (UNITS, unit))
-        if path.is_symlink() and os.readlink(str(path)) == "/dev/null":
-            target.remove(str(path.relative_to(target.root)))
-    if there and target.booted:
+    if target.done and target.booted:
         target.systemctl("daemon-reload")
 
 
@@ -164,7 +165,7 @@ def main(bundle: dict) -> int:
     target = Installation(options.root, options.check)
     archive = ""
     if bundle["state"] == "absent":
-        uninstall(target, bundle)
+        uninstall(target)
     else:
         target.restarts, pending = True, target.pending
         files = wanted_files(target, bundle)
@@ -175,7 +176,6 @@ def main(bundle: dict) -> int:
             else:
                 archive = platform.machine()
         if not archive:
-            mask(target, bundle["masked"])
             bring(target, bundle)
             install(target, bundle, files, pending)
             if bundle["health"] and target.booted and not target.check:

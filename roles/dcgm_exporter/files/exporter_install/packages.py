@@ -1,51 +1,38 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""NVIDIA's packages, with the host's package manager, and their repository."""
+"""NVIDIA's packages, their repository and the unit that they bring: put there, and taken away again as far as they were."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 
 from exporter_install.host import UNITS, Installation, output, run
+from exporter_install.managers import QUIET, Apt, manager
 
 #: NVIDIA's repository, where the hosts' own sources do not have the packages.
 APT_SOURCE, APT_KEY = "etc/apt/sources.list.d/openfleet-dcgm.list", "etc/apt/keyrings/openfleet-dcgm.asc"
 DNF_SOURCE, DNF_KEY = "etc/yum.repos.d/openfleet-dcgm.repo", "etc/pki/rpm-gpg/RPM-GPG-KEY-openfleet-dcgm"
+#: DCGM 4's. The one of DCGM 3 has no more to its name, and is a site's own.
+FAMILY = "datacenter-gpu-manager-"
 
 
-def has_apt() -> bool:
-    return bool(shutil.which("dpkg-query"))
-
-
-def there(package: str) -> str:
-    """Its version, or nothing."""
-    if has_apt():
-        status, said = output(["dpkg-query", "--show", "--showformat=${db:Status-Abbrev}${Version}", package])
-        return said[2:].strip() if status == 0 and said.startswith("ii") else ""
-    status, said = output(["rpm", "--query", "--queryformat=%{VERSION}-%{RELEASE}", package])
-    return said.strip() if status == 0 else ""
-
-
-def missing(packages: list[str], version: str) -> list[str]:
+def missing(host, packages: list[str], version: str) -> list[str]:
     """What is not installed, as a package manager is asked for it. A version is the exporter's own."""
     lacking = []
     for package in packages:
-        has, wanted = there(package), version if package.endswith("-exporter") else ""
+        has, wanted = host.there(package), version if package.endswith("-exporter") else ""
         # 1:4.8.2-1 may be asked for as it is, without its epoch, and without its revision.
         names = (has, has.partition(":")[2] or has)
         if not has or (wanted and not any(name == wanted or name.startswith(wanted + "-") for name in names)):
-            if wanted and has_apt():
-                package += "=%s%s" % (wanted, "" if "-" in wanted else "-*")
-            lacking.append(package + "-" + wanted if wanted and not has_apt() else package)
+            lacking.append(host.asked(package, wanted))
     return lacking
 
 
 def write_repository(target: Installation, repository: dict) -> None:
     url, key = repository["url"], repository["key"].encode()
     wanted = {}
-    if url and has_apt():
+    if url and isinstance(manager(), Apt):
         wanted = {APT_KEY: key, APT_SOURCE: ("deb [signed-by=/%s] %s /\n" % (APT_KEY, url)).encode()}
     elif url:
         text = "[openfleet-dcgm]\nname=DCGM, for openfleet.gpu\nbaseurl=%s\nenabled=1\ngpgcheck=1\ngpgkey=file:///%s\n"
@@ -58,46 +45,79 @@ def write_repository(target: Installation, repository: dict) -> None:
 
 
 def bring(target: Installation, bundle: dict) -> None:
-    """The packages, with the host's package manager."""
+    """The packages; ahead of them the masks of their units, which would listen on all addresses as soon as they are there."""
+    host, packages, version = manager(), bundle["packages"], bundle["version"]
     write_repository(target, bundle["repository"])
-    lacking = missing(bundle["packages"], bundle["version"])
-    if not lacking:
-        return
-    if not target.doing("install packages %s" % ", ".join(lacking)):
-        return
-    if has_apt():
-        quiet = dict(os.environ, DEBIAN_FRONTEND="noninteractive")
-        run(["apt-get", "update", "-q"], env=quiet)
-        force = ["-o", "Dpkg::Options::=--force-confold", "--allow-downgrades", "--allow-change-held-packages"]
-        run(["apt-get", "install", "-q", "-y", "--no-install-recommends", *force, *lacking], env=quiet)
-    else:
-        run(["dnf", "install", "-q", "-y", *lacking])
-    lacking = missing(bundle["packages"], bundle["version"])
-    if lacking:
-        sys.exit("after an installation without errors these packages are missing: %s" % ", ".join(lacking))
+    lacking = missing(host, packages, version)
+    command = host.install(lacking, version)
+    if lacking and not target.check:
+        host.refresh()
+        plan = host.plan(command)
+        others = plan.others(lambda name: name.startswith(FAMILY) or name in packages)
+        if others:
+            sys.exit(
+                "nothing was installed: to install %s, the package manager would %s. Another dcgm_exporter_version or other "
+                "dcgm_exporter_packages may fit what the host has; or make that change by hand, when the host is free of "
+                "jobs." % (", ".join(lacking), others)
+            )
+        target.remember("packages", plan.new)
+    for unit in bundle["masked"]:
+        mask(target, unit)
+    if lacking and target.doing("install packages %s" % ", ".join(lacking)):
+        run(command, more=QUIET)
+        lacking = missing(host, packages, version)
+        if lacking:
+            sys.exit("after an installation without errors these packages are missing: %s" % ", ".join(lacking))
+
+
+def to_remove(target: Installation) -> list[str]:
+    """Of what the role installed, what is there. Ends where other packages would go with it."""
+    host = manager()
+    packages = [package for package in target.recorded("packages") if host.there(package)]
+    if packages:
+        plan = host.plan(host.remove(packages))
+        others = plan.others(lambda name: name in packages)
+        if plan.new:
+            others = ", ".join([others, "install " + " ".join(plan.new)]).strip(", ")
+        if others:
+            sys.exit(
+                "nothing was removed: to remove %s, which the role installed, the package manager would %s. Remove the one "
+                "or the other by hand." % (", ".join(packages), others)
+            )
+    return packages
 
 
 def take_away(target: Installation, packages: list[str]) -> None:
-    installed = [package for package in packages if there(package)]
-    if installed and target.doing("remove packages %s" % ", ".join(installed)):
-        quiet = dict(os.environ, DEBIAN_FRONTEND="noninteractive")
-        run(["apt-get" if has_apt() else "dnf", "remove", "-q", "-y", *installed], env=quiet)
+    host = manager()
+    if packages and target.doing("remove packages %s" % ", ".join(packages)):
+        run(host.remove(packages), more=QUIET)
     write_repository(target, {"url": "", "key": ""})
+    for unit in target.recorded("masked"):
+        path = "%s/%s" % (UNITS, unit)
+        if is_masked(target, path):
+            target.remove(path)
 
 
-def mask(target: Installation, units: list[str]) -> None:
-    """Units that packages bring, ahead of them: they would listen on all addresses as soon as they are installed."""
-    for unit in units:
-        path = target.path("%s/%s" % (UNITS, unit))
-        if path.is_symlink() and os.readlink(str(path)) == "/dev/null":
-            continue
-        if not target.doing("mask %s" % unit):
-            continue
-        if target.booted:
-            output(["systemctl", "stop", unit])
-        if path.exists() or path.is_symlink():
-            path.unlink()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.symlink_to("/dev/null")
-        if target.booted:
-            run(["systemctl", "daemon-reload"])
+def is_masked(target: Installation, path: str) -> bool:
+    return target.path(path).is_symlink() and os.readlink(str(target.path(path))) == "/dev/null"
+
+
+def mask(target: Installation, unit: str) -> None:
+    relative = "%s/%s" % (UNITS, unit)
+    path = target.path(relative)
+    if is_masked(target, relative):
+        return
+    if path.exists() or path.is_symlink():
+        sys.exit(
+            "%s is there, a site's own unit in the place of the package's, which the role masks as it listens on all "
+            "addresses. Remove it first: the role has a unit of its own." % path
+        )
+    if not target.doing("mask %s" % unit):
+        return
+    target.remember("masked", [unit])
+    if target.booted:
+        output(["systemctl", "stop", unit])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to("/dev/null")
+    if target.booted:
+        run(["systemctl", "daemon-reload"])

@@ -1,0 +1,116 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The host's package manager: what is there, what a change would do, and the change."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from typing import NamedTuple
+
+from exporter_install.host import output, run
+
+#: No questions, answers that can be read, and no service that needrestart restarts beside a training.
+QUIET = {"LC_ALL": "C", "LANG": "C", "DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_SUSPEND": "1"}
+
+
+class Plan(NamedTuple):
+    """What a change would do, by names of packages."""
+
+    new: list[str]
+    changed: list[str]
+    removed: list[str]
+
+    def others(self, own) -> str:
+        """What it would do to packages that are not `own`, besides bringing new ones."""
+        said = ["change the version of %s" % name for name in self.changed if not own(name)]
+        said += ["remove %s" % name for name in self.removed if not own(name)]
+        return ", ".join(said)
+
+
+class Apt:
+    SIMULATED = re.compile(r"^(Inst|Remv|Purg) (\S+)(?: \[([^\]]*)\])?(?: \((\S+))?", re.MULTILINE)
+    OPTIONS = ("-q", "-y", "-o", "APT::Get::AutomaticRemove=false", "-o", "Dpkg::Options::=--force-confold")
+
+    def there(self, package: str) -> str:
+        """Its version, or nothing."""
+        form = "--showformat=${db:Status-Abbrev}${Version}"
+        status, said = output(["dpkg-query", "--show", form, package], more=QUIET)
+        # "hi" is one that is held.
+        return said[2:].strip() if status == 0 and said[1:2] == "i" else ""
+
+    def asked(self, package: str, version: str) -> str:
+        return package + ("=%s%s" % (version, "" if "-" in version else "-*") if version else "")
+
+    def refresh(self) -> None:
+        run(["apt-get", "update", "-q"], more=QUIET)
+
+    def install(self, asked: list[str], version: str) -> list[str]:
+        downgrades = ["--allow-downgrades"] if version else []
+        return ["apt-get", "install", *self.OPTIONS, "--no-install-recommends", *downgrades, *asked]
+
+    def remove(self, packages: list[str]) -> list[str]:
+        return ["apt-get", "remove", *self.OPTIONS, *packages]
+
+    def plan(self, command: list[str]) -> Plan:
+        plan = Plan([], [], [])
+        for verb, name, old, new in self.SIMULATED.findall(run([*command, "--simulate"], more=QUIET)):
+            if verb != "Inst":
+                plan.removed.append(name)
+            elif not old:
+                plan.new.append(name)
+            elif old != new:
+                plan.changed.append(name)
+        return plan
+
+
+class Dnf:
+    """Version 4 or 5. Its table has a heading for each kind of change, and a line for each package that begins with blanks."""
+
+    def there(self, package: str) -> str:
+        status, said = output(["rpm", "--query", "--queryformat=%{VERSION}-%{RELEASE}", package], more=QUIET)
+        return said.strip() if status == 0 else ""
+
+    def asked(self, package: str, version: str) -> str:
+        return package + ("-" + version if version else "")
+
+    def refresh(self) -> None:
+        """It does so by itself."""
+
+    def install(self, asked: list[str], version: str) -> list[str]:
+        return ["dnf", "install", "-y", "--setopt=install_weak_deps=False", *asked]
+
+    def remove(self, packages: list[str]) -> list[str]:
+        # Not dnf: it would take along what depends on them.
+        return ["rpm", "--erase", *packages]
+
+    def plan(self, command: list[str]) -> Plan:
+        if command[0] == "rpm":
+            run([*command, "--test"], more=QUIET)
+            return Plan([], [], [])
+        # It ends with status 1, as nobody said yes.
+        said = output([word if word != "-y" else "--assumeno" for word in command], more=QUIET)[1]
+        plan, heading = Plan([], [], []), ""
+        for line in said.splitlines():
+            words = line.split()
+            if line[:1].strip():
+                heading = line.strip().lower()
+            elif not words or not heading.endswith(":"):
+                continue
+            elif words[0] == "replacing":
+                plan.removed.append(words[1].rpartition(".")[0] or words[1])
+            elif heading.startswith("installing"):
+                plan.new.append(words[0])
+            elif heading.startswith("removing"):
+                plan.removed.append(words[0])
+            elif heading.startswith(("upgrading", "downgrading")):
+                plan.changed.append(words[0])
+        if not any(plan) and "nothing to do" not in said.lower():
+            sys.exit("%s does not say what it would do:\n%s" % (" ".join(command), said))
+        return plan
+
+
+def manager():
+    """The host's."""
+    return Apt() if shutil.which("dpkg-query") else Dnf()

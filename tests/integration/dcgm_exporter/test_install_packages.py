@@ -1,0 +1,228 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""NVIDIA's packages on a host: stand-ins of their names, by the real apt and dpkg, below a directory of their own."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path[:0] = [
+    str(Path(__file__).resolve().parents[1]),
+    str(Path(__file__).resolve().parents[3] / "roles/dcgm_exporter/files"),
+]
+from exporter_install import managers
+from exporter_installer import DOCKER, ETC, Installer
+
+CORE, EXPORTER = "datacenter-gpu-manager-4-core", "datacenter-gpu-manager-exporter"
+MASK = "nvidia-dcgm-exporter.service"
+BUNDLE = dict(DOCKER, packages=[CORE, EXPORTER], masked=[MASK])
+
+
+class Host(Installer):
+    """A root with a dpkg database and a repository of its own."""
+
+    def __init__(self, folder: Path, monkeypatch) -> None:
+        super().__init__(folder / "root")
+        self.repository, self.index = folder / "repository", []
+        self.repository.mkdir()
+        for path in (
+            *("var/lib/dpkg/info", "var/lib/dpkg/updates", "var/lib/apt/lists", "var/cache/apt", "var/log/apt"),
+            *("etc/apt/apt.conf.d", "etc/apt/preferences.d", "etc/apt/sources.list.d"),
+        ):
+            (self.root / path).mkdir(parents=True)
+        for name in ("status", "available"):
+            (self.root / "var/lib/dpkg" / name).touch()
+        (self.root / "etc/apt/sources.list").write_text(f"deb [trusted=yes] file:{self.repository} ./\n")
+        options = ["--root=" + str(self.root), "--force-not-root", "--force-bad-path", "--log=/dev/null"]
+        (folder / "apt.conf").write_text(
+            f'Dir "{self.root}";\nDir::State::status "{self.root}/var/lib/dpkg/status";\nAPT::Sandbox::User "root";\n'
+            'Dir::Bin::dpkg "/usr/bin/dpkg";\n'
+            "DPkg::Options { %s };\n" % " ".join(f'"{option}";' for option in options)
+        )
+        monkeypatch.setenv("APT_CONFIG", str(folder / "apt.conf"))
+        monkeypatch.setenv("DPKG_ADMINDIR", str(self.root / "var/lib/dpkg"))
+
+    def offer(self, name, version="1.0-1", **fields):
+        control = {"Package": name, "Version": version, "Architecture": "all", "Maintainer": "x <x@example.org>"}
+        control.update({field.replace("_", "-"): text for field, text in fields.items()}, Description="a stand-in")
+        text = "".join(f"{field}: {value}\n" for field, value in control.items())
+        tree = self.repository / "tree"
+        (tree / "DEBIAN").mkdir(parents=True)
+        (tree / "DEBIAN/control").write_text(text)
+        deb = self.repository / f"{name}_{version}.deb"
+        subprocess.run(["dpkg-deb", "--build", str(tree), str(deb)], check=True, capture_output=True)
+        shutil.rmtree(tree)
+        digest = hashlib.sha256(deb.read_bytes()).hexdigest()
+        self.index.append(f"{text}Filename: ./{deb.name}\nSize: {deb.stat().st_size}\nSHA256: {digest}\n")
+        (self.repository / "Packages").write_text("\n".join(self.index))
+
+    def apt(self, *arguments):
+        command = ["apt-get", "-q", "-y", "--allow-downgrades", *arguments]
+        subprocess.run(["apt-get", "-q", "update"], check=True, capture_output=True)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    @property
+    def packages(self):
+        """Name and version of all that are installed."""
+        form = "--showformat=${db:Status-Status} ${Package} ${Version}\\n"
+        said = subprocess.run(["dpkg-query", "--show", form], capture_output=True, text=True, check=False).stdout
+        return dict(line.split()[1:] for line in said.splitlines() if line.startswith("installed "))
+
+    @property
+    def masked(self):
+        return (self.root / "etc/systemd/system" / MASK).is_symlink()
+
+
+@pytest.fixture
+def host(tmp_path, monkeypatch):
+    if not all(shutil.which(name) for name in ("apt-get", "dpkg-deb")) or os.geteuid() != 0:
+        pytest.skip("needs root, apt and dpkg")
+    return Host(tmp_path, monkeypatch)
+
+
+def offer_dcgm(host, version="1.0-1", **fields):
+    host.offer(CORE, version, Depends="dcgm-needs", **fields)
+    host.offer(EXPORTER, version, Depends=CORE)
+    host.offer("dcgm-needs", version)
+
+
+def test_what_the_role_installed_goes_whatever_the_source_is_by_now(host):
+    offer_dcgm(host)
+    host.offer("others")
+    host.apt("install", "others")
+    assert f"install packages {CORE}, {EXPORTER}" in host(BUNDLE)["done"]
+    assert set(host.packages) == {CORE, EXPORTER, "dcgm-needs", "others"} and host.masked
+    assert host(BUNDLE)["changed"] is False
+    # The package is there still, and its unit would listen on all addresses.
+    host(DOCKER)
+    assert host.masked and CORE in host.packages
+    said = host(dict(DOCKER, state="absent"), "--check")
+    assert host(dict(DOCKER, state="absent"))["done"] == said["done"]
+    assert set(host.packages) == {"others"} and not host.masked
+    assert host(dict(DOCKER, state="absent"))["changed"] is False
+
+
+def test_what_was_there_before_the_role_stays(host):
+    offer_dcgm(host)
+    host.apt("install", CORE)
+    host(BUNDLE)
+    host(dict(BUNDLE, state="absent"))
+    assert set(host.packages) == {CORE, "dcgm-needs"}
+
+
+def test_packages_that_the_role_never_installed_stay(host):
+    offer_dcgm(host)
+    host.apt("install", EXPORTER)
+    assert host(dict(BUNDLE, state="absent"))["changed"] is False
+    assert set(host.packages) == {CORE, EXPORTER, "dcgm-needs"}
+
+
+@pytest.mark.parametrize(
+    "fields, says",
+    [
+        ({"Conflicts": "others"}, "remove others"),
+        ({"Breaks": "others (<< 2)"}, "change the version of others"),
+    ],
+)
+def test_nothing_is_installed_at_the_expense_of_others(host, fields, says):
+    host.offer("others", "1.0-1")
+    host.offer("needs-others", Depends="others")
+    host.apt("install", "needs-others")
+    if "Breaks" in fields:
+        host.offer("others", "2.0-1")
+    offer_dcgm(host, **fields)
+    before = host.packages
+    assert says in host(BUNDLE, status=1)
+    assert host.packages == before
+    assert not host.masked and not (host.root / ETC / "installed.json").exists()
+
+
+def test_nothing_is_removed_that_others_need(host):
+    offer_dcgm(host)
+    host(BUNDLE)
+    host.offer("others", Depends=CORE)
+    host.apt("install", "others")
+    before = host.packages
+    assert "remove others" in host(dict(BUNDLE, state="absent"), status=1)
+    assert host.packages == before and (host.root / ETC / "counters.csv").exists()
+
+
+def test_an_older_version_comes_only_where_it_is_asked_for(host):
+    for version in ("1.0-1", "2.0-1"):
+        offer_dcgm(host, version)
+    host(BUNDLE)
+    assert host.packages[EXPORTER] == "2.0-1"
+    host(dict(BUNDLE, version="1.0"))
+    assert host.packages == {CORE: "2.0-1", EXPORTER: "1.0-1", "dcgm-needs": "2.0-1"}
+
+
+def test_a_package_that_is_held_is_there_and_stays_as_it_is(host):
+    for version in ("1.0-1", "2.0-1"):
+        offer_dcgm(host, version)
+    host(BUNDLE)
+    subprocess.run(["apt-mark", "hold", EXPORTER], check=True, capture_output=True)
+    assert host(BUNDLE)["changed"] is False
+    assert EXPORTER in host(dict(BUNDLE, version="1.0"), status=1)
+    assert host.packages[EXPORTER] == "2.0-1"
+
+
+def test_no_service_is_restarted_beside_a_training(host, tmp_path, monkeypatch):
+    """needrestart(1) is one of DPkg's hooks, and leaves everything alone where it finds this in the environment."""
+    offer_dcgm(host)
+    noted = tmp_path / "noted"
+    with (tmp_path / "apt.conf").open("a") as config:
+        config.write(f'DPkg::Post-Invoke {{ "echo $NEEDRESTART_SUSPEND >> {noted}"; }};\n')
+    host(BUNDLE)
+    host(dict(BUNDLE, state="absent"))
+    assert noted.read_text().split() == ["1", "1"]
+
+
+#: In the form of DNF 4: a heading for each kind of change, and below it lines that begin with blanks.
+DNF = """\
+Dependencies resolved.
+================================================================================
+ Package                            Arch    Version      Repository        Size
+================================================================================
+Installing:
+ datacenter-gpu-manager-exporter    x86_64  4.8.2-1      cuda              10 M
+     replacing  dcgm-exporter.x86_64 3.0-1
+Upgrading:
+ glibc                              x86_64  2.34-100     baseos           2.0 M
+Installing dependencies:
+ libsomething                       x86_64  1-1          baseos            10 k
+Removing dependent packages:
+ slurm-gpu                          x86_64  1-1          @site             10 k
+
+Transaction Summary
+================================================================================
+Install  2 Packages
+Upgrade  1 Package
+Remove   1 Package
+
+Operation aborted.
+"""
+
+
+def test_what_dnf_would_do_is_read_from_its_table(tmp_path, monkeypatch):
+    (tmp_path / "table").write_text(DNF)
+    (tmp_path / "dnf").write_text(f'#!/bin/sh\necho "$*" > {tmp_path}/asked\ncat {tmp_path}/table\nexit 1\n')
+    (tmp_path / "dnf").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    dnf = managers.Dnf()
+    plan = dnf.plan(dnf.install([EXPORTER], ""))
+    asked = (tmp_path / "asked").read_text().split()
+    assert "--assumeno" in asked and "-y" not in asked
+    assert plan.new == [EXPORTER, "libsomething"]
+    others = plan.others(lambda name: name.startswith("datacenter-gpu-manager-"))
+    assert others == "change the version of glibc, remove dcgm-exporter, remove slurm-gpu"
+    (tmp_path / "table").write_text("Error: no network\n")
+    with pytest.raises(SystemExit, match="no network"):
+        dnf.plan(dnf.install([EXPORTER], ""))
