@@ -109,6 +109,7 @@ class ActionModule(ActionBase):
                 for change in proposal.hosts
                 if change.changes_layout
             },
+            "reclaim_grace_seconds": request.reclaim_grace_seconds,
             "reclaim": [dataclasses.asdict(one) for one in proposal.reclaim],
             "files": [str(path) for path in files],
         }

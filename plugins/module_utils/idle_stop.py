@@ -14,6 +14,7 @@ import subprocess
 from typing import Any, Callable, Mapping, Sequence, Tuple
 
 from . import drain_units as units
+from . import idle_jupyter
 from .errors import FleetError
 from .model import Gpu, Holder, Host
 
@@ -36,22 +37,35 @@ def reclaim(
     stop: Callable[[Mapping[str, Any]], None] | None = None,
     closure: Callable[..., Any] = units.closure,
     dry: bool = False,
+    jupyter: Sequence[Mapping[str, Any]] = (),
+    quiet_seconds: float = 0.0,
 ) -> dict[str, Any]:
-    """Stop what is still idle; gives `stopped` and `spared`. One that does not stop is spared, and the others go on."""
+    """Stop what is still idle; gives `stopped` and `spared`. One that does not stop is spared, and the others go on.
+
+    Of an item that is a Jupyter server by its `name` only the kernels are shut down that were idle for `quiet_seconds`.
+    """
+    servers = {server["name"]: server for server in jupyter}
     stop = stop or (lambda item: _stop(item, closure))
     told: dict[str, list[dict[str, Any]]] = {"stopped": [], "spared": []}
     for item in items:
         host, holders = look()
         mine = [holder for holder in holders if _is(item, holder)]
-        why = spared(item, host, holders, mine) or (_along(item, closure) if item["kind"] == "unit" else "")
-        if not why and not dry:
-            try:
-                stop(item)
-            except FleetError as error:
-                why = str(error)
         row: dict[str, Any] = {"kind": item["kind"], "name": item["name"]}
+        server = servers.get(item["name"])
+        # A server works on while single kernels go, and what its GPU does just now may be another kernel's.
+        why = spared(item, host, holders, mine, server is not None)
+        if not why and item["kind"] == "unit" and server is None:
+            why = _along(item, closure)
+        try:
+            if not why and server is not None:
+                row["kernels"] = idle_jupyter.shut_down(server, quiet_seconds, dry=dry)
+                why = "" if row["kernels"] else "none of its kernels was idle for so long, with nobody connected"
+            elif not why and not dry:
+                stop(item)
+        except FleetError as error:
+            why = str(error)
         if why:
-            told["spared"].append(dict(row, why=why))
+            told["spared"].append({"kind": item["kind"], "name": item["name"], "why": why})
         else:
             told["stopped"].append(dict(row, gpus=list(item["gpus"]), holders=sorted({str(one) for one in mine})))
     return told
@@ -64,8 +78,10 @@ def _is(item: Mapping[str, Any], holder: Holder) -> bool:
     return holder.unit_or_container == name
 
 
-def spared(item: Mapping[str, Any], host: Host, holders: Sequence[Holder], mine: Sequence[Holder]) -> str:
-    """Why it is not to be stopped just now; empty where it may be. Pure."""
+def spared(
+    item: Mapping[str, Any], host: Host, holders: Sequence[Holder], mine: Sequence[Holder], parts: bool = False
+) -> str:
+    """Why it is not to be stopped just now; empty where it may be. Pure. `parts`: only idle parts of it are stopped."""
     wanted = {_place(text) for text in item["gpus"]}
     gpus = {gpu.uuid: gpu for gpu in host.gpus}
     if not mine:
@@ -73,14 +89,14 @@ def spared(item: Mapping[str, Any], host: Host, holders: Sequence[Holder], mine:
     if any(holder.job for holder in mine):
         return "a scheduler has started it"
     held = {_of(holder, gpus[holder.gpu_uuid]) for holder in mine if holder.gpu_uuid in gpus}
-    if held - wanted:
+    if held - wanted and not parts:
         return "it holds another GPU too: %s" % ", ".join(_text(place) for place in sorted(held - wanted, key=repr))
     for uuid, instance in sorted(held, key=repr):
         gpu = gpus[uuid]
         if any(one.kind == "unknown" and one.blocks(instance) for one in holders if one.gpu_uuid == uuid):
             return "who holds gpu %d is not known" % gpu.index
         # Of an instance NVML tells no utilisation: there the history alone counts.
-        if instance is None:
+        if instance is None and not parts:
             used = gpu.telemetry.gpu_utilization_percent if gpu.telemetry else None
             if used is None:
                 return "whether gpu %d works just now is not known" % gpu.index

@@ -45,6 +45,30 @@ options:
         type: list
         elements: str
         required: true
+  jupyter:
+    description:
+      - Which of O(items) are Jupyter servers. Such a one goes on, and only those of its kernels are shut down, by its REST API,
+        that were idle for O(quiet_seconds) and that no browser is connected to. What they had in memory is lost.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      name:
+        description: Name of the unit or container.
+        type: str
+        required: true
+      url:
+        description: Address of the server, as the host sees it.
+        type: str
+        required: true
+      token:
+        description: The server's token.
+        type: str
+        default: ""
+  quiet_seconds:
+    description: So long a kernel has to have been idle.
+    type: float
+    default: 172800
 extends_documentation_fragment:
   - ansible.builtin.action_common_attributes
 attributes:
@@ -70,7 +94,9 @@ EXAMPLES = r"""
 
 RETURN = r"""
 stopped:
-  description: What was stopped, in check mode what would be, each with C(kind), C(name), C(gpus) and C(holders) in words.
+  description: >-
+    What was stopped, in check mode what would be, each with C(kind), C(name), C(gpus) and C(holders) in words; of a Jupyter
+    server C(kernels), those that were shut down.
   returned: success
   type: list
   elements: dict
@@ -103,6 +129,17 @@ def argspec():
                 "gpus": {"type": "list", "elements": "str", "required": True},
             },
         },
+        "jupyter": {
+            "type": "list",
+            "elements": "dict",
+            "default": [],
+            "options": {
+                "name": {"type": "str", "required": True},
+                "url": {"type": "str", "required": True},
+                "token": {"type": "str", "default": "", "no_log": True},
+            },
+        },
+        "quiet_seconds": {"type": "float", "default": 172800},
     }
 
 
@@ -115,7 +152,13 @@ def bring_about(params, check_mode):
             return host, find_holders(host)
 
     try:
-        done = reclaim(params["items"], look, dry=check_mode)
+        done = reclaim(
+            params["items"],
+            look,
+            dry=check_mode,
+            jupyter=params["jupyter"],
+            quiet_seconds=params["quiet_seconds"],
+        )
     except DriverAbsentError as error:
         if error.call == "import":
             respawn_with_pynvml()

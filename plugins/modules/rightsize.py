@@ -176,6 +176,10 @@ reclaim:
   returned: success
   type: list
   elements: dict
+reclaim_grace_seconds:
+  description: O(reclaim_grace) in seconds.
+  returned: success
+  type: float
 files:
   description: The files that were written.
   returned: success

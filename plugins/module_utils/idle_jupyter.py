@@ -1,0 +1,107 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Shuts down kernels of a Jupyter server that nobody uses, and leaves the server and everybody's files alone.
+
+By its REST API: https://jupyter-server.readthedocs.io/en/latest/developers/rest-api.html (kernels). What a kernel had in memory
+is lost; so one that works, or that a browser is connected to, is never shut down, however old its last activity.
+"""
+
+from __future__ import annotations
+
+import calendar
+import http.client
+import json
+import re
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from typing import Any, Mapping
+
+from .errors import FleetError
+
+TIMEOUT_SECONDS = 30
+_MOST_BYTES = 1 << 24
+_TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(?:Z|\+00:00)")
+_ID = re.compile(r"[0-9A-Za-z-]+")
+
+
+class JupyterError(FleetError):
+    """A server that does not answer as Jupyter's does. `where` is its address, without the token."""
+
+
+def shut_down(
+    server: Mapping[str, Any], quiet_seconds: float, now: float | None = None, dry: bool = False
+) -> list[str]:
+    """Shut down what was idle for so long; gives the kernels in words. `server`: `url` and `token`.
+
+    Raises JupyterError. A kernel that is gone by then is none of them.
+    """
+    now = time.time() if now is None else now
+    gone = []
+    for kernel in _kernels(server):
+        since = _seconds(server, kernel.get("last_activity"))
+        idle = kernel.get("execution_state") == "idle" and not kernel.get("connections")
+        if not idle or now - since < quiet_seconds:
+            continue
+        if not _ID.fullmatch(str(kernel.get("id"))):
+            raise _error(server, "it names a kernel %r" % kernel.get("id"))
+        if dry or _ask(server, "DELETE", "/api/kernels/%s" % kernel["id"]) is not None:
+            gone.append("kernel %s (%s), idle for %.0f h" % (kernel["id"], kernel.get("name"), (now - since) / 3600))
+    return gone
+
+
+def _kernels(server: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    body = _ask(server, "GET", "/api/kernels")
+    try:
+        found = json.loads(body or b"")
+    except ValueError:
+        found = None
+    if not isinstance(found, list) or not all(isinstance(kernel, dict) for kernel in found):
+        raise _error(server, "it does not list its kernels")
+    return found
+
+
+def _seconds(server: Mapping[str, Any], text: Any) -> float:
+    """Of a time as Jupyter writes it, in UTC."""
+    found = _TIME.fullmatch(str(text))
+    if not found:
+        raise _error(server, "it gives the time of a kernel as %r" % (text,))
+    return float(calendar.timegm(time.strptime(found.group(1), "%Y-%m-%dT%H:%M:%S")))
+
+
+def _ask(server: Mapping[str, Any], method: str, path: str) -> bytes | None:
+    """The body of the answer; None where there is no such thing any more."""
+    url = str(server["url"]).rstrip("/")
+    if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+        raise _error(server, "this is no address of a server")
+    request = urllib.request.Request(url + path, method=method)
+    if server.get("token"):
+        request.add_header("Authorization", "token %s" % server["token"])
+    try:
+        with _OPENER.open(request, timeout=TIMEOUT_SECONDS) as response:
+            return response.read(_MOST_BYTES)
+    except urllib.error.HTTPError as error:
+        with error:
+            if error.code == 404 and method == "DELETE":
+                return None
+            raise _error(server, "it answered HTTP %d" % error.code) from None
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise _error(server, "it could not be reached: %s" % (getattr(error, "reason", None) or error)) from None
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A login page is no answer, and the token is for this server alone."""
+
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+
+#: No proxy of the environment's: the server is this host's own.
+_OPENER = urllib.request.build_opener(_NoRedirect, urllib.request.ProxyHandler({}))
+
+
+def _error(server: Mapping[str, Any], problem: str) -> JupyterError:
+    cure = "Look at url and token of gpu_rightsize_jupyter, and whether the server runs."
+    return JupyterError("the Jupyter server at %s" % str(server["url"]).rpartition("@")[2], problem, cure)

@@ -1,0 +1,150 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which kernels of a Jupyter server are shut down: real sockets, a server of the test's own."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.idle_jupyter import JupyterError, shut_down
+from ansible_collections.openfleet.gpu.plugins.module_utils.idle_stop import reclaim
+from ansible_collections.openfleet.gpu.plugins.module_utils.model import Gpu, Holder, Host, Mig, Telemetry
+
+#: 2024-03-01T12:00:00Z
+NOW = 1709294400.0
+HOUR = 3600.0
+TOKEN = "s3cret"
+
+
+def kernel(number, hours=72, **more):
+    day, hour = divmod(int(12 * 3600 + 29 * 86400 - hours * 3600), 86400)
+    at = "2024-02-%02dT%02d:%02d:00.123456Z" % (day + 1, hour // 3600, hour % 3600 // 60)
+    return {
+        "id": "00000000-0000-4000-8000-%012d" % number, "name": "python3", "last_activity": at,
+        "execution_state": "idle", "connections": 0, **more,
+    }  # fmt: skip
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def answer(self):
+        server = self.server
+        server.seen.append((self.command, self.path, self.headers.get("Authorization")))
+        status, body = server.said(self.command, self.path)
+        self.send_response(status)
+        if status == 302:
+            self.send_header("Location", "/login")
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_DELETE = answer
+
+    def log_message(self, *args):
+        pass
+
+
+class Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.kernels, self.seen, self.status = [], [], {}
+
+    def said(self, method, path):
+        if self.status.get(method):
+            return self.status[method], b""
+        return (204, b"") if method == "DELETE" else (200, json.dumps(self.kernels).encode())
+
+    @property
+    def access(self):
+        return {"name": "jupyter.service", "url": "http://127.0.0.1:%d/" % self.server_address[1], "token": TOKEN}
+
+    @property
+    def deleted(self):
+        return [path.rpartition("/")[2][-1] for method, path, _token in self.seen if method == "DELETE"]
+
+
+@pytest.fixture
+def server():
+    with Server() as found:
+        threading.Thread(target=found.serve_forever, args=(0.02,), daemon=True).start()
+        yield found
+        found.shutdown()
+
+
+def test_only_kernels_that_nobody_uses_are_shut_down(server):
+    server.kernels = [
+        kernel(1),
+        kernel(2, hours=47),
+        kernel(3, execution_state="busy"),
+        kernel(4, connections=1),
+        kernel(5, hours=49),
+    ]
+    gone = shut_down(server.access, 48 * HOUR, NOW)
+    assert server.deleted == ["1", "5"] and len(gone) == 2 and "idle for 72 h" in gone[0]
+    assert {token for _method, _path, token in server.seen} == {"token " + TOKEN}
+
+
+def test_a_dry_run_only_looks(server):
+    server.kernels = [kernel(1)]
+    assert len(shut_down(server.access, 48 * HOUR, NOW, dry=True)) == 1
+    assert server.deleted == []
+
+
+def test_a_kernel_that_is_gone_by_then_is_none_of_them(server):
+    server.kernels, server.status = [kernel(1)], {"DELETE": 404}
+    assert shut_down(server.access, 48 * HOUR, NOW) == []
+
+
+@pytest.mark.parametrize(
+    ("kernels", "status", "words"),
+    [
+        ([], {"GET": 403}, "HTTP 403"),
+        # A login page: the token is not sent on.
+        ([], {"GET": 302}, "HTTP 302"),
+        ({"message": "no"}, {}, "does not list its kernels"),
+        ([kernel(1, last_activity="yesterday")], {}, "the time of a kernel as 'yesterday'"),
+        ([kernel(1, id="../contents/home")], {}, "it names a kernel"),
+        ([kernel(1)], {"DELETE": 500}, "HTTP 500"),
+    ],
+)
+def test_what_is_not_certain_shuts_nothing_down(server, kernels, status, words):
+    server.kernels, server.status = kernels, status
+    with pytest.raises(JupyterError) as caught:
+        shut_down(server.access, 48 * HOUR, NOW)
+    assert words in str(caught.value) and TOKEN not in str(caught.value)
+    assert all("contents" not in path for _method, path, _token in server.seen)
+
+
+def test_nobody_there_is_an_error(server):
+    with pytest.raises(JupyterError, match="could not be reached"):
+        shut_down({"url": "http://127.0.0.1:9", "token": TOKEN}, 48 * HOUR, NOW)
+    with pytest.raises(JupyterError, match="no address"):
+        shut_down({"url": "file:///etc", "token": TOKEN}, 48 * HOUR, NOW)
+
+
+def test_the_server_itself_goes_on(server):
+    """Also while its GPU works, since that may be another kernel's."""
+    server.kernels = [kernel(1)]
+    item = {"kind": "unit", "name": "jupyter.service", "runtime": "", "gpus": ["GPU-0"]}
+    gpu = Gpu(0, "GPU-0", "NVIDIA H100", "", 80 << 30, Mig(True), telemetry=Telemetry(gpu_utilization_percent=60))
+    look = (
+        Host("580", "13", "13.0", True, (gpu,)),
+        [Holder("GPU-0", None, "process", "x", unit_or_container=item["name"])],
+    )
+
+    def stop(_item):
+        raise AssertionError("the server is not to be stopped")
+
+    done = reclaim([item], lambda: look, stop, jupyter=[server.access], quiet_seconds=48 * HOUR)
+    assert server.deleted == ["1"] and len(done["stopped"][0]["kernels"]) == 1
+    server.kernels = []
+    done = reclaim([item], lambda: look, stop, jupyter=[server.access], quiet_seconds=48 * HOUR)
+    assert "none of its kernels" in done["spared"][0]["why"]
+    server.status = {"GET": 500}
+    done = reclaim([item], lambda: look, stop, jupyter=[server.access], quiet_seconds=48 * HOUR)
+    assert "HTTP 500" in done["spared"][0]["why"] and done["stopped"] == []
