@@ -121,12 +121,12 @@ OURS = 'job=~"gpu_exporter|gpu_host"'
 #: Whether exporters answer: those of the role's jobs, and those that told of a GPU within a day.
 EXPORTERS = (
     f"(up{{{OURS}, {HOST}}} or up and on (job, instance)"
-    f" last_over_time(group by (job, instance) (gpu:info{{{HOST}}})[1d:5m]))"
+    f' last_over_time(group by (job, instance) (gpu:info{{{HOST}, mig_instance=""}})[1d:15m]))'
 )
 DOWN = f"{EXPORTERS} == bool 0"
-#: What tells of a host, now and in the time shown.
-_NOW = f'group by (job, instance, host) (gpu:info{{host!=""}} or up{{{OURS}, host!=""}})'
-_TOLD = f"({_NOW} or last_over_time({_NOW}[$__range:5m]))"
+#: What tells of a host, now and each half hour of the time shown: a week of every sample would take a large fleet long.
+_NOW = f'group by (job, instance, host) (gpu:info{{host!="", mig_instance=""}} or up{{{OURS}, host!=""}})'
+_TOLD = f"({_NOW} or last_over_time({_NOW}[$__range:30m]))"
 #: The values of the variables. A cluster is a label of what is scraped, and few gpu:* series have it. Hosts without one are
 #: left out only where a cluster is chosen.
 CLUSTERS = f'group by (cluster) (up{{cluster!=""}} and on (job, instance) {_TOLD})'
