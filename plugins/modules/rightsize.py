@@ -152,8 +152,8 @@ line:
   returned: success
   type: str
   sample: >-
-    4 GPUs instead of 6, with 1 other layout: 3 workloads move, 0 stay on their GPU in another part of it; 2,922 EUR a month; 1 left as
-    they are, 0 can be reclaimed
+    4 GPUs instead of 6, with 1 other layout: 3 workloads move, 0 stay on their GPU in another part of it; 2,922 EUR a month;
+    1 left as they are, 0 can be reclaimed
 summary:
   description: >-
     C(gpus), C(gpus_used_today), C(gpus_used_then), C(gpus_saved), C(saved_per_month) with its C(currency), C(hosts) that change,
