@@ -35,6 +35,8 @@ EMBEDDED = {
     "masked": [],
     "embedded": None,
     "directories": ["srv/metrics"],
+    "host_files": [],
+    "address": "127.0.0.1",
     "health": None,
 }
 DOCKER = {

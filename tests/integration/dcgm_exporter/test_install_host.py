@@ -14,7 +14,8 @@ sys.path[:0] = [
     str(Path(__file__).resolve().parents[1]),
     str(Path(__file__).resolve().parents[3] / "roles/dcgm_exporter/files"),
 ]
-from exporter_installer import DOCKER, EMBEDDED, ETC, UNIT, Installer, archive, files
+from exporter_install import refusals
+from exporter_installer import DOCKER, EMBEDDED, ETC, LIB, UNIT, Installer, archive, files
 
 
 class Host(Installer):
@@ -88,3 +89,109 @@ def test_a_renewed_setting_is_written_after_the_mark(host):
     (host.root / ETC / "counters.csv/in the way").write_text("")
     host(DOCKER, status=1)
     assert (host.root / ETC / "restart-pending").exists() and not (host.root / UNIT).exists()
+
+
+# --- what a host cannot be asked for --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", [f"/{ETC}/site.key", f"/etc/../{LIB}/site.key", "/srv/link/site.key"])
+@pytest.mark.parametrize("state", ["present", "absent"])
+def test_a_sites_key_in_the_roles_own_directory_is_refused_and_stays(host, path, state):
+    key = host.root / ETC / "site.key"
+    key.parent.mkdir(parents=True)
+    key.write_text("the only one")
+    (host.root / "srv").mkdir()
+    (host.root / "srv/link").symlink_to(key.parent)
+    said = host(dict(DOCKER, state=state, host_files=[path]), status=1)
+    assert path in said and "role's own" in said
+    assert key.read_text() == "the only one" and [entry.name for entry in key.parent.iterdir()] == ["site.key"]
+    host(dict(DOCKER, host_files=["/etc/openfleet-gpu/exporter.key"]))
+
+
+def test_metrics_of_others_are_not_expected_where_the_role_deletes(host):
+    assert f"{ETC}/metrics" in host(dict(DOCKER, directories=[f"{ETC}/metrics"]), status=1)
+
+
+# 127.1 is no address literally, and the host's own resolver makes it one of loopback.
+@pytest.mark.parametrize(
+    "address, refused", [("127.1", True), ("127.0.0.1", False), ("::1", False), ("localhost", False)]
+)
+def test_a_name_that_is_loopback_here_is_refused(host, address, refused):
+    said = host(dict(DOCKER, address=address), status=1 if refused else 0)
+    if refused:
+        assert "127.0.0.1 on this host" in said and "/etc/hosts" in said
+        assert files(host.root) == {}
+
+
+def test_debians_line_of_hosts_is_refused_also_beside_the_right_one(monkeypatch):
+    found = {"gpu-01": ["127.0.1.1"], "gpu-02": ["10.0.0.7", "::1"], "gpu-03": ["10.0.0.7", "fe80::7%eth0"]}
+    monkeypatch.setattr(
+        refusals.socket, "getaddrinfo", lambda name, *_, **__: [(0, 0, 0, "", (address, 0)) for address in found[name]]
+    )
+    for name, wrong in (("gpu-01", "gpu-01 is 127.0.1.1"), ("gpu-02", "gpu-02 is ::1")):
+        with pytest.raises(SystemExit, match=wrong):
+            refusals.refuse_address(name)
+    refusals.refuse_address("gpu-03")
+
+
+QUADLET = "etc/containers/systemd/dcgm-exporter.container"
+PODMAN = dict(DOCKER, files={QUADLET: {"content": "[Container]\n", "mode": "0644"}})
+
+
+@pytest.mark.parametrize(
+    "version, says", [("4.3.1", "podman version 4.3.1"), ("3.4", "3.4"), ("4.4.0", ""), ("5.0.1", "")]
+)
+def test_a_podman_that_makes_no_unit_of_a_quadlet_gets_none(host, version, says):
+    host.command("podman", f"echo podman version {version}")
+    said = host(PODMAN, status=1 if says else 0)
+    assert (host.root / QUADLET).exists() is not bool(says)
+    if says:
+        assert says in said and "4.4" in said
+
+
+def test_a_unit_that_was_never_made_is_no_reason_not_to_go(host):
+    (host.root / QUADLET).parent.mkdir(parents=True)
+    (host.root / QUADLET).write_text("[Container]\n")
+    host.command("systemctl", '[ "$1" != stop ] || { echo "Failed to stop $2: Unit $2 not loaded." >&2; exit 5; }')
+    assert host(dict(DOCKER, state="absent"))["changed"] is True
+    assert files(host.root) == {}
+
+
+def test_a_unit_that_does_not_stop_is(host):
+    (host.root / QUADLET).parent.mkdir(parents=True)
+    (host.root / QUADLET).write_text("[Container]\n")
+    host.command("systemctl", '[ "$1" != stop ] || { echo "Failed to stop $2: Connection timed out" >&2; exit 1; }')
+    assert "timed out" in host(dict(DOCKER, state="absent"), status=1)
+    assert (host.root / QUADLET).exists()
+
+
+def test_a_unit_that_makes_room_for_a_quadlet_leaves_no_link_to_itself(host):
+    host.command("podman", "echo podman version 5.0.1")
+    host(DOCKER)
+    link = host.root / "etc/systemd/system/multi-user.target.wants/dcgm-exporter.service"
+    link.parent.mkdir()
+    link.symlink_to("/" + UNIT)
+    host(PODMAN)
+    assert not link.is_symlink()
+
+
+# --- passwords of an index ------------------------------------------------------------------------
+
+
+def test_the_password_of_an_index_is_in_no_command_and_no_message(host, tmp_path, monkeypatch):
+    pip = tmp_path / "modules/pip"
+    pip.mkdir(parents=True)
+    (pip / "__init__.py").touch()
+    (pip / "__main__.py").write_text(
+        "import os, pathlib, sys\n"
+        "index = os.environ['PIP_INDEX_URL']\n"
+        f"pathlib.Path({str(tmp_path / 'noted')!r}).write_text(index + ' ' + ' '.join(sys.argv))\n"
+        "sys.exit('no answer from ' + index)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(pip.parent))
+    index = "https://fleet:s3cret@index.example.org/simple"
+    embedded = {"source": "index", "stamp": "one", "requirements": "", "index_url": index, "archive": ""}
+    said = host(dict(EMBEDDED, embedded=embedded), status=1)
+    given, _, arguments = (tmp_path / "noted").read_text().partition(" ")
+    assert given == index and "s3cret" not in arguments
+    assert "no answer from https://***@index.example.org/simple" in said and "s3cret" not in said

@@ -233,6 +233,7 @@ def test_what_does_not_go_together_is_refused_at_once(role):
         dcgm_exporter_tls_certificate="/c",
         dcgm_exporter_basic_auth_users={"a:b": "c", "d": ""},
         dcgm_exporter_embedded_packages="wheels",
+        dcgm_exporter_repository_url="https://fleet:s3cret@mirror.example.org/cuda",
     )
     said = " ".join(said.split())
     assert status != 0
@@ -242,8 +243,10 @@ def test_what_does_not_go_together_is_refused_at_once(role):
         "a password in dcgm_exporter_basic_auth_users is empty",
         "dcgm_exporter_source is embedded",
         "needs dcgm_exporter_embedded_wheels",
+        "dcgm_exporter_repository_url has a name or a password in it",
     ):
         assert wrong in said
+    assert "s3cret" not in said
     assert list(role.root.iterdir()) == []
 
 
@@ -251,6 +254,13 @@ def test_check_mode_writes_nothing_and_shows_what_it_would(role):
     status, said = role("--check", "--diff", dcgm_exporter_source="docker", **TLS)
     assert status == 0, said
     assert f"write {role.root / UNIT}" in said
+    assert list(role.root.iterdir()) == []
+
+
+def test_a_sites_own_key_is_told_to_the_host(role):
+    own = f"/{ETC}/gpu.key"
+    status, said = role(dcgm_exporter_source="docker", **{**TLS, "dcgm_exporter_tls_key": own})
+    assert status != 0 and f"{own} is below" in " ".join(said.split())
     assert list(role.root.iterdir()) == []
 
 

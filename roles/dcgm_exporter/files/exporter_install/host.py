@@ -6,21 +6,28 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 UNIT = "dcgm-exporter.service"
 UNITS = "etc/systemd/system"
+#: The role's own directories, below the root given.
 CONFIG = "etc/openfleet-gpu/exporter"
+PROGRAM = "usr/local/lib/openfleet-gpu-exporter"
 #: There from before the first change until the service was restarted after the last one. A run that was cut off leaves it.
 PENDING = CONFIG + "/restart-pending"
 #: {"packages": [name], "masked": [unit], "directories": [path]}: what was not there before the role, and goes with it.
 RECORD = CONFIG + "/installed.json"
 #: There where systemd runs the host (sd_booted(3)).
 SYSTEMD = "run/systemd/system"
+
+#: Of an address: user and password.
+CREDENTIALS = re.compile(r"//[^/\s]*@")
 
 
 class Installation:
@@ -106,9 +113,13 @@ class Installation:
     def booted(self) -> bool:
         return self.path(SYSTEMD).is_dir()
 
-    def systemctl(self, *arguments: str) -> None:
+    def systemctl(self, *arguments: str, unknown: bool = False) -> None:
+        """`unknown`: systemd may not know the unit."""
         if self.doing("systemctl " + " ".join(arguments)):
-            run(["systemctl", *arguments])
+            command = ["systemctl", *arguments]
+            status, said = output(command, more={"LC_ALL": "C"})
+            if status and not (unknown and "not loaded" in said):
+                fail(command, status, said)
 
 
 def output(command: list[str], more: dict[str, str] | None = None) -> tuple[int, str]:
@@ -128,8 +139,13 @@ def output(command: list[str], more: dict[str, str] | None = None) -> tuple[int,
 def run(command: list[str], more: dict[str, str] | None = None) -> str:
     status, said = output(command, more)
     if status:
-        sys.exit("%s failed with status %d:\n%s" % (" ".join(command), status, said + journal()))
+        fail(command, status, said)
     return said
+
+
+def fail(command: list[str], status: int, said: str) -> NoReturn:
+    text = "%s failed with status %d:\n%s" % (" ".join(command), status, said + journal())
+    sys.exit(CREDENTIALS.sub("//***@", text))
 
 
 def journal() -> str:

@@ -7,7 +7,7 @@ the host, not one for each file:
 
     {"state": "present", "files": {path: {"content": text, "mode": "0644"}}, "web_config": {...}, "users": {name: password},
      "packages": [name], "version": text, "repository": {"url": text, "key": text}, "masked": [unit],
-     "embedded": {...} or null, "directories": [path], "health": {...} or null}
+     "embedded": {...} or null, "directories": [path], "host_files": [path], "address": text, "health": {...} or null}
 
 Prints {"changed": bool, "done": [text], "archive": architecture or ""}. Exit status 4: the archive of Python packages for this
 architecture is missing, and nothing was installed.
@@ -26,17 +26,19 @@ import sys
 import zipfile
 from pathlib import Path
 
-from exporter_install.host import CONFIG, PENDING, RECORD, UNIT, UNITS, Installation, output, run
+from exporter_install.host import CONFIG, PENDING, PROGRAM, RECORD, UNIT, UNITS, Installation, output, run
 from exporter_install.packages import bring, take_away, to_remove
 from exporter_install.passwords import hashes
+from exporter_install.refusals import refuse_address, refuse_paths, refuse_quadlet
 from exporter_install.scrape import certificate_is_old, check_health
 
 EXIT_ARCHIVE = 4
 
 #: All that an installation may consist of, below the root given. Files of a source that is not asked for go.
-PROGRAM = "usr/local/lib/openfleet-gpu-exporter"
 QUADLETS = "etc/containers/systemd"
 UNIT_FILES = (UNITS + "/" + UNIT, QUADLETS + "/dcgm-exporter.container")
+#: What enables the first; the other's unit is wanted by what makes it.
+WANTED = UNITS + "/multi-user.target.wants/" + UNIT
 WEB_CONFIG = CONFIG + "/web-config.json"
 #: What the Python packages were made from. It comes last.
 STAMP = PROGRAM + "/packages/.requirements"
@@ -70,9 +72,10 @@ def install_packages(target: Installation, embedded: dict) -> None:
     if embedded["source"] == "index":
         requirements = new / "requirements.txt"
         requirements.write_text(embedded["requirements"])
-        index = ["--index-url", embedded["index_url"]] if embedded["index_url"] else []
+        # Not in the command, which everybody on the host can read: it may have a password.
+        index = {"PIP_INDEX_URL": embedded["index_url"]} if embedded["index_url"] else {}
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary=:all:"]
-        run([*command, *index, "--target", str(new), "--requirement", str(requirements)])
+        run([*command, "--target", str(new), "--requirement", str(requirements)], more=index)
     else:
         with zipfile.ZipFile(embedded["archive"]) as archive:
             archive.extractall(str(new))
@@ -103,6 +106,8 @@ def install(target: Installation, bundle: dict, files: dict[str, tuple[bytes, in
         target.write(path, *files[path])
     units = [target.remove(path) for path in UNIT_FILES if path not in files]
     units += [target.write(path, *files[path]) for path in UNIT_FILES if path in files]
+    if UNIT_FILES[0] not in files:
+        units.append(target.remove(WANTED))
     for folder in (CONFIG, PROGRAM):
         remove_strangers(target, folder, set(files), bool(bundle["embedded"]))
     for path in bundle["directories"]:
@@ -144,7 +149,8 @@ def uninstall(target: Installation) -> None:
         if UNIT_FILES[0] in there:
             target.systemctl("disable", "--quiet", "--now", UNIT)
         else:
-            target.systemctl("stop", UNIT)
+            # Never made of its quadlet, by a Podman before 4.4.
+            target.systemctl("stop", UNIT, unknown=True)
     for path in (*UNIT_FILES, PROGRAM, *STATE):
         target.remove(path)
     take_away(target, packages)
@@ -164,11 +170,16 @@ def main(bundle: dict) -> int:
     os.umask(0o022)
     target = Installation(options.root, options.check)
     archive = ""
+    refuse_paths(target, [*bundle["host_files"], *bundle["directories"]])
     if bundle["state"] == "absent":
         uninstall(target)
     else:
         target.restarts, pending = True, target.pending
         files = wanted_files(target, bundle)
+        if target.booted:
+            refuse_address(bundle["address"])
+            if UNIT_FILES[1] in files:
+                refuse_quadlet(target.check)
         embedded = bundle["embedded"]
         if embedded and not has_packages(target, embedded):
             if embedded["source"] == "index" or embedded["archive"] or target.check:
