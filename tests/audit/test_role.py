@@ -1,0 +1,216 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The role gpu_audit below a directory of its own: its units before systemd's own check, and what they run, run."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from fleet_history import Device, prometheus
+
+ROOT = Path(__file__).parents[2]
+VENV = Path(sys.executable).parents[1]
+PASSWORD = "the vault's own"
+#: What a shell and systemd take for something else, if they are not told.
+CURRENCY = r'US$ ${HOME} 5% %h "x" \n'
+UNITS = ["gpu-audit.service", "gpu-audit.timer"]
+
+pytestmark = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+
+
+def run(command, folder, **more):
+    environment = {
+        **os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_HOME": str(folder / "home"),
+        "ANSIBLE_COLLECTIONS_PATH": str(ROOT / "collections"), "ANSIBLE_CACHE_PLUGIN": "memory", "NO_COLOR": "1",
+        **more.pop("environment", {}),
+    }  # fmt: skip
+    return subprocess.run(
+        list(map(str, command)), env=environment, capture_output=True, text=True, timeout=600, check=False, **more
+    )
+
+
+def said(done):
+    return " ".join((done.stdout + done.stderr).split())
+
+
+class Host:
+    """A folder that is a control host: a project with an inventory, and the role's files."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.project = folder / "project"
+        # What systemd takes for something else, if it is not told.
+        self.reports = folder / "reports 100%"
+        (self.project / "group_vars").mkdir(parents=True)
+        self.key = folder / "vault-password"
+        self.key.write_text(PASSWORD)
+        self.units = folder / "root" / "etc" / "systemd" / "system"
+        self.units.mkdir(parents=True)
+        (self.project / "hosts.yml").write_text("all: {hosts: {a: {}}}\n")
+
+    def know(self, url):
+        """Have the project name a server, with a password from a vault."""
+        tool = [VENV / "bin" / "ansible-vault", "encrypt_string", "--vault-password-file", self.key, "--name"]
+        secret = run([*tool, "secret", "of-the-server"], self.folder)
+        assert secret.returncode == 0, said(secret)
+        settings = {"url": url, "user": "audit", "password": "{{ secret }}"}
+        (self.project / "group_vars" / "all.yml").write_text(
+            secret.stdout + yaml.safe_dump({"gpu_audit_prometheus": settings, "gpu_audit_hosts": "none"})
+        )
+
+    def apply(self, *options, **variables):
+        settings = {
+            "gpu_audit_user": getpass.getuser(),
+            "gpu_audit_manage_user": False,
+            "gpu_audit_venv": str(VENV),
+            "gpu_audit_project_dir": str(self.project),
+            "gpu_audit_inventory": ["hosts.yml"],
+            "gpu_audit_vault_password_file": str(self.key),
+            "gpu_audit_arguments": ["--extra-vars=" + json.dumps({"gpu_audit_currency": CURRENCY})],
+            "gpu_audit_dir": str(self.reports),
+            "gpu_audit_keep": 3,
+            "gpu_audit__root": str(self.folder / "root"),
+            **variables,
+        }
+        play = [{"hosts": "control", "gather_facts": False, "roles": ["openfleet.gpu.gpu_audit"]}]
+        (self.folder / "play.yml").write_text(yaml.safe_dump(play))
+        host = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable, **settings}
+        (self.folder / "inventory.yml").write_text(yaml.safe_dump({"all": {"hosts": {"control": host}}}))
+        command = [VENV / "bin" / "ansible-playbook", "-i", self.folder / "inventory.yml", *options]
+        return run([*command, self.folder / "play.yml"], self.folder, cwd=ROOT)
+
+    def unit(self, name):
+        """A unit's settings: the lists of values by name."""
+        found = {}
+        for line in (self.units / name).read_text().splitlines():
+            if "=" in line and not line.startswith("#"):
+                key, _equals, value = line.partition("=")
+                found.setdefault(key, []).append(value)
+        return found
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with prometheus([Device("a", 0)], 3, tmp_path_factory.mktemp("server")) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory, server):
+    host = Host(tmp_path_factory.mktemp("control"))
+    host.know(server)
+    done = host.apply()
+    assert done.returncode == 0, said(done)
+    return host
+
+
+def systemd(*arguments):
+    return run(["systemd-analyze", *arguments], Path("/tmp"))
+
+
+def test_systemd_has_nothing_to_say_against_the_units(installed):
+    done = systemd("verify", "--man=no", *[installed.units / name for name in UNITS])
+    ours = [line for line in (done.stdout + done.stderr).splitlines() if "gpu-audit" in line]
+    assert done.returncode == 0 and ours == []
+
+
+def test_it_may_do_little(installed):
+    done = systemd("security", "--offline=true", "--no-pager", installed.units / "gpu-audit.service")
+    (exposure,) = re.findall(r"exposure level for gpu-audit\.service: ([0-9.]+)", done.stdout + done.stderr)
+    # systemd's scale goes from 0 to 10, and calls up to 4 OK; what is left is the network.
+    assert float(exposure) < 2.5
+    unit = installed.unit("gpu-audit.service")
+    assert unit["User"] == [getpass.getuser()] and unit["ProtectSystem"] == ["strict"]
+
+
+def test_the_timer_catches_up(installed):
+    timer = installed.unit("gpu-audit.timer")
+    assert timer["Persistent"] == ["true"] and timer["OnCalendar"] == ["Mon *-*-* 06:00:00"]
+    assert timer["RandomizedDelaySec"] == ["30m"] and timer["WantedBy"] == ["timers.target"]
+
+
+def test_what_the_service_runs_makes_reports(installed):
+    """The command as systemd reads it: quoted words, %% and $$ for one of them, and one variable."""
+    unit = installed.unit("gpu-audit.service")
+    credentials = installed.folder / "credentials"
+    credentials.mkdir()
+    (name, _colon, source) = unit["LoadCredential"][0].partition(":")
+    shutil.copy(source, credentials / name)
+    (line,) = unit["ExecStart"]
+    words = [
+        re.sub(
+            r"\$\$|\$\{(\w+)\}|%%",
+            lambda found: str(credentials) if found[1] == "CREDENTIALS_DIRECTORY" else found[0][0],
+            word,
+        )
+        for word in shlex.split(line)
+    ]
+    assert words[-1] == "openfleet.gpu.audit"
+    (folder,) = unit["WorkingDirectory"]
+    for _time in range(2):
+        done = run(words, installed.folder, cwd=folder)
+        assert done.returncode == 0, said(done)
+    data = json.loads((installed.reports / "latest" / "audit.json").read_text())
+    assert data["summary"]["still"] == data["summary"]["findings"] == 1
+    assert data["currency"] == CURRENCY and len(list(installed.reports.glob("*Z"))) == 2
+    assert (installed.reports / "index.html").exists()
+    # The reports' directory is the one place where the service may write.
+    assert [json.loads(path).replace("%%", "%") for path in unit["ReadWritePaths"]] == [str(installed.reports)]
+    assert "of-the-server" not in said(done)
+
+
+def test_the_second_run_changes_nothing(installed):
+    done = installed.apply()
+    assert done.returncode == 0 and "changed=0" in done.stdout, said(done)
+
+
+def test_another_time_changes_the_timer_alone(tmp_path):
+    host = Host(tmp_path)
+    assert host.apply().returncode == 0
+    before = {name: (host.units / name).read_text() for name in UNITS}
+    dry = host.apply("--check", gpu_audit_on_calendar="daily")
+    assert dry.returncode == 0 and "changed=1" in dry.stdout, said(dry)
+    assert {name: (host.units / name).read_text() for name in UNITS} == before
+    assert host.apply(gpu_audit_on_calendar="daily").returncode == 0
+    assert [name for name in UNITS if (host.units / name).read_text() != before[name]] == ["gpu-audit.timer"]
+
+
+def test_absent_takes_the_units_away_and_leaves_the_reports(tmp_path):
+    host = Host(tmp_path)
+    assert host.apply().returncode == 0
+    (host.reports / "index.html").write_text("mine")
+    done = host.apply(gpu_audit_state="absent")
+    assert done.returncode == 0, said(done)
+    assert list(host.units.iterdir()) == [] and (host.reports / "index.html").read_text() == "mine"
+    again = host.apply(gpu_audit_state="absent")
+    assert again.returncode == 0 and "changed=0" in again.stdout, said(again)
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"gpu_audit_on_calendar": "Mondays"}, "gpu_audit_on_calendar: "),
+        ({"gpu_audit_keep": 0}, "gpu_audit_keep: a report has to stay"),
+        ({"gpu_audit_venv": "/nowhere"}, "/nowhere/bin/ansible-playbook is not there. Bring Ansible"),
+        (
+            {"gpu_audit_project_dir": "/nowhere", "gpu_audit_vault_password_file": "/none"},
+            "/nowhere, /none is not there",
+        ),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_is_written(tmp_path, variables, message):
+    host = Host(tmp_path)
+    done = host.apply(**variables)
+    assert done.returncode == 2 and message in said(done)
+    assert list(host.units.iterdir()) == [] and not host.reports.exists()
