@@ -13,7 +13,9 @@ author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
   - Works from variables alone, so that no host has to be reached.
-  - A host whose C(dcgm_exporter_state) is V(absent) has no exporter, and is left out.
+  - A host has an exporter where its variables say so with C(dcgm_exporter_source), C(dcgm_exporter_state),
+    C(dcgm_exporter_listen_address) or C(gpu_monitoring_address), and C(dcgm_exporter_state) is not V(absent). Others are left
+    out.
   - Returns problems rather than failing, so that all of them can be told at once.
 options:
   _input:
@@ -52,9 +54,18 @@ _value:
     - C(targets), groups of targets for Prometheus' file_sd, the hosts' in order of their names;
       C(access), one entry for each way to get in (C(name), C(user), C(password)), which the targets name in the label
       C(__access__);
-      C(hosts), the names of the hosts that have targets; C(problems), a list of messages.
+      C(hosts), the names of the hosts that have targets; C(unwatched), of those whose variables speak of no exporter;
+      C(problems), a list of messages.
   type: dict
 """
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+
+from ansible.errors import AnsibleError
+from jinja2.exceptions import TemplateError, UndefinedError
+from jinja2.runtime import Undefined
 
 #: The jobs whose series the recording rules read.
 GPU_JOB = "gpu_exporter"
@@ -65,63 +76,139 @@ OPEN = "open"
 #: Defaults of the role dcgm_exporter, for hosts of whose variables only the inventory's are known here.
 ADDRESS = "127.0.0.1"
 PORT = 9400
+#: By one of these a host's variables say that it has an exporter. By the first two site.yml brings one.
+TELLING = ("dcgm_exporter_source", "dcgm_exporter_state", "dcgm_exporter_listen_address", "gpu_monitoring_address")
 #: A host's own loopback interface, as it is by default. Any other address was named by somebody who knows who reaches it.
 OWN_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 ALL_ADDRESSES = ("", "0.0.0.0", "::", "*")
 RESERVED = ("host", "job")
+#: https://prometheus.io/docs/concepts/data_model/#metric-names-and-labels
+LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+#: Of Prometheus' own labels those that say how a target is scraped; the others are its and the role's.
+#: https://prometheus.io/docs/prometheus/latest/configuration/configuration/#relabel_config
+HOW = re.compile(r"__scheme__|__metrics_path__|__param_[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 def scrape_plan(hosts, hostvars, here="", user="", extra=()):
     """See DOCUMENTATION."""
-    plan = {"targets": [], "access": [{"name": OPEN, "user": "", "password": ""}], "hosts": [], "problems": []}
-    for host in sorted(hosts):
-        variables = hostvars[host]
-        if variables.get("dcgm_exporter_state", "present") == "absent":
-            continue
-        plan["hosts"].append(host)
-        labels = _labels(plan, host, variables)
-        _gpu_target(plan, host, variables, labels, here, user)
-        _host_target(plan, host, variables, labels)
-    for group in extra:
-        labels = {"job": GPU_JOB, "__access__": OPEN, **group.get("labels", {})}
-        plan["targets"].append({"targets": list(group["targets"]), "labels": labels})
+    plan = {
+        "targets": [],
+        "access": [{"name": OPEN, "user": "", "password": ""}],
+        "hosts": [],
+        "unwatched": [],
+        "problems": [],
+    }
+    for name in sorted(hosts):
+        host = _Host(plan, name, hostvars[name])
+        if not any(host.says(variable) for variable in TELLING):
+            plan["unwatched"].append(name)
+        elif host.read("dcgm_exporter_state", "present") != "absent":
+            plan["hosts"].append(name)
+            labels = _labels(plan, "%s: gpu_monitoring_labels" % name, host.read("gpu_monitoring_labels", {}), RESERVED)
+            _gpu_target(plan, host, labels, here, user)
+            _host_target(plan, host, labels)
+    for number, group in enumerate(extra):
+        _further_targets(plan, "gpu_monitoring_extra_targets[%d]" % number, group)
     return plan
 
 
-def _labels(plan, host, variables):
-    own = {str(name): str(value) for name, value in (variables.get("gpu_monitoring_labels") or {}).items()}
-    for name in sorted(set(own).intersection(RESERVED)):
-        plan["problems"].append(
-            "%s: gpu_monitoring_labels has the label %s, which is the collection's own. Give it another name."
-            % (host, name)
-        )
-    return own
+class _Host:
+    """The variables of a GPU host. One that cannot be worked out becomes a problem, and its default stands for it."""
+
+    def __init__(self, plan, name, variables):
+        self.plan, self.name, self.variables = plan, name, variables
+
+    def says(self, variable):
+        return variable in self.variables
+
+    def read(self, variable, default):
+        try:
+            value = _whole(self.variables.get(variable, default))
+        except (TemplateError, AnsibleError) as error:
+            self.plan["problems"].append(
+                "%s: %s cannot be worked out (%s). Facts of GPU hosts are not known here, for none of them is asked for "
+                "anything: give it a value that the inventory alone tells%s."
+                % (
+                    self.name,
+                    variable,
+                    " ".join(str(error).split()).rstrip("."),
+                    ", or set gpu_monitoring_address" if variable == "dcgm_exporter_listen_address" else "",
+                )
+            )
+            return default
+        return default if value is None else value
+
+    def port(self, variable, default):
+        value = self.read(variable, default)
+        try:
+            port = int(value)
+        except (TypeError, ValueError):
+            port = -1
+        if not 0 <= port <= 65535:
+            self.plan["problems"].append("%s: %s is %r, which is no port." % (self.name, variable, value))
+            return default
+        return port
 
 
-def _gpu_target(plan, host, variables, labels, here, user):
-    listen = str(variables.get("dcgm_exporter_listen_address", ADDRESS))
-    tls = bool(variables.get("dcgm_exporter_tls_certificate"))
-    address = str(variables.get("gpu_monitoring_address") or "")
+def _whole(value):
+    """A value with all that is in it: Ansible works out a part when it is looked at, and what cannot be is an object too."""
+    if isinstance(value, Undefined):
+        # Ansible's own say so themselves.
+        raise UndefinedError(str(value) or "it is undefined")
+    if isinstance(value, Mapping):
+        return {str(key): _whole(value[key]) for key in value}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_whole(one) for one in value]
+    return value
+
+
+def _labels(plan, where, labels, reserved, allowed=None):
+    """Labels with text as values, those alone that Prometheus takes. One wrong name and it refuses its targets, all of them."""
+    if not isinstance(labels, Mapping):
+        plan["problems"].append("%s is %r. Give names and values, as {cluster: one}." % (where, labels))
+        return {}
+    good = {}
+    for name, value in sorted((str(name), value) for name, value in labels.items()):
+        if name in reserved:
+            problem = "the label %s, which is the collection's own. Give it another name." % name
+        elif not LABEL.fullmatch(name):
+            problem = "the label %s. A name has letters, digits and _, and begins with no digit." % name
+        elif name.startswith("__") and not (allowed and allowed.fullmatch(name)):
+            problem = "the label %s. Names with __ in front are Prometheus' own." % name
+        elif value is None or isinstance(value, (Mapping, list, tuple)):
+            problem = "no text in the label %s, but %r. Give it a word or a number." % (name, value)
+        else:
+            good[name] = str(value)
+            continue
+        plan["problems"].append("%s has %s" % (where, problem))
+    return good
+
+
+def _gpu_target(plan, host, labels, here, user):
+    tls = bool(host.read("dcgm_exporter_tls_certificate", ""))
+    address = str(host.read("gpu_monitoring_address", ""))
     if not address:
-        if listen in OWN_LOOPBACK and host != here:
+        problems = len(plan["problems"])
+        listen = str(host.read("dcgm_exporter_listen_address", ADDRESS))
+        if listen in OWN_LOOPBACK and host.name != here and problems == len(plan["problems"]):
             plan["problems"].append(
                 "%s: its exporter listens on %s, which no other host reaches. Set dcgm_exporter_listen_address to an address "
-                "of the host, or gpu_monitoring_address to what leads there, as a tunnel's end." % (host, listen)
+                "of the host, or gpu_monitoring_address to what leads there, as a tunnel's end." % (host.name, listen)
             )
         # Certificates are of names.
-        address = host if tls or listen in ALL_ADDRESSES else listen
-        if host == here and listen in OWN_LOOPBACK and not tls:
+        address = host.name if tls or listen in ALL_ADDRESSES else listen
+        if host.name == here and listen in OWN_LOOPBACK and not tls:
             address = listen
-    access = _access(plan, host, variables.get("dcgm_exporter_basic_auth_users") or {}, user)
-    port = variables.get("dcgm_exporter_port", PORT)
-    plan["targets"].append(_group(GPU_JOB, host, address, port, "https" if tls else "http", access, labels))
+    access = _access(plan, host, user)
+    port = host.port("dcgm_exporter_port", PORT)
+    plan["targets"].append(_group(GPU_JOB, host.name, address, port, "https" if tls else "http", access, labels))
 
 
-def _host_target(plan, host, variables, labels):
-    port = int(variables.get("gpu_monitoring_host_exporter_port") or 0)
+def _host_target(plan, host, labels):
+    port = host.port("gpu_monitoring_host_exporter_port", 0)
     if port:
-        address = str(variables.get("gpu_monitoring_address") or host)
-        plan["targets"].append(_group(HOST_JOB, host, address, port, "http", OPEN, labels))
+        address = str(host.read("gpu_monitoring_address", "") or host.name)
+        plan["targets"].append(_group(HOST_JOB, host.name, address, port, "http", OPEN, labels))
 
 
 def _group(job, host, address, port, scheme, access, labels):
@@ -130,22 +217,44 @@ def _group(job, host, address, port, scheme, access, labels):
     return {"targets": ["%s:%s" % (where, port)], "labels": {**labels, **own}}
 
 
-def _access(plan, host, users, user):
+def _further_targets(plan, where, group):
+    targets = group.get("targets") if isinstance(group, Mapping) else None
+    if not targets or not isinstance(targets, (list, tuple)):
+        plan["problems"].append(
+            '%s has no targets. Give addresses with ports, as {targets: ["npu-01:8082"], labels: {host: npu-01}}.'
+            % where
+        )
+        return
+    for one in targets:
+        # Prometheus refuses what has a path in it.
+        if not one or not isinstance(one, str) or "/" in one:
+            plan["problems"].append(
+                "%s has the target %r. Give an address with its port, as npu-01:8082." % (where, one)
+            )
+    labels = _labels(plan, where, group.get("labels") or {}, (), HOW)
+    labels = {"job": GPU_JOB, "__access__": OPEN, **labels}
+    plan["targets"].append({"targets": [str(one) for one in targets], "labels": labels})
+
+
+def _access(plan, host, user):
     """The name of the entry by which the host lets Prometheus in; hosts with the same user and password share one."""
+    users = host.read("dcgm_exporter_basic_auth_users", {})
     if not users:
         return OPEN
     name = user or next(iter(users))
     if name not in users:
         plan["problems"].append(
             "%s: gpu_monitoring_scrape_user is %s, and dcgm_exporter_basic_auth_users has only %s. Add that user there, or "
-            "name one of these." % (host, name, ", ".join(users))
+            "name one of these." % (host.name, name, ", ".join(users))
         )
         return OPEN
     for entry in plan["access"]:
         if (entry["user"], entry["password"]) == (name, str(users[name])):
             return entry["name"]
-    # The number alone: a name made of the password would tell something of it.
-    entry = {"name": "password-%d" % len(plan["access"]), "user": str(name), "password": str(users[name])}
+    # Of the user and the first host that has it: a number would be another one when a host ahead of it goes, and a name made of
+    # the password would tell something of it.
+    digest = hashlib.sha256(("%s\0%s" % (name, host.name)).encode()).hexdigest()
+    entry = {"name": "password-%s" % digest[:12], "user": str(name), "password": str(users[name])}
     plan["access"].append(entry)
     return entry["name"]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from ansible.errors import AnsibleFilterError
+from jinja2.exceptions import UndefinedError
 
 from ansible_collections.openfleet.gpu.plugins.filter import scrape_plan as scraping
 from ansible_collections.openfleet.gpu.plugins.filter.price_rules import glob_pattern, price_rules, quote
@@ -94,7 +95,13 @@ def test_with_tls_a_host_is_scraped_by_its_name_unless_it_has_an_address():
 
 def test_an_exporter_on_its_own_loopback_interface_is_the_monitoring_hosts_alone():
     plan = scrape_plan(
-        ["here", "there", "tunnel"], {"here": {}, "there": {}, "tunnel": {"gpu_monitoring_address": "gw"}}, here="here"
+        ["here", "there", "tunnel"],
+        {
+            "here": {"dcgm_exporter_source": "embedded"},
+            "there": {"dcgm_exporter_state": "present"},
+            "tunnel": {"gpu_monitoring_address": "gw"},
+        },
+        here="here",
     )
     assert target(plan, "here")["targets"] == ["127.0.0.1:9400"]
     assert target(plan, "tunnel")["targets"] == ["gw:9400"]
@@ -123,6 +130,67 @@ def test_hosts_with_one_password_share_one_way_in():
     ]
 
 
+def test_the_name_of_a_password_stays_when_other_hosts_come_and_go():
+    def names(*hosts):
+        passwords = {"a": "one", "b": "two", "c": "three"}
+        variables = {
+            host: {
+                "dcgm_exporter_listen_address": "192.0.2.1",
+                "dcgm_exporter_basic_auth_users": {"prom": passwords[host]},
+            }
+            for host in hosts
+        }
+        return {one["password"]: one["name"] for one in scrape_plan(hosts, variables)["access"] if one["user"]}
+
+    alone = names("b")
+    assert re.fullmatch(r"password-[0-9a-f]+", alone["two"])
+    assert names("a", "b", "c")["two"] == names("b", "c")["two"] == alone["two"]
+    assert len(set(names("a", "b", "c").values())) == 3
+
+
+def test_a_host_that_speaks_of_no_exporter_is_not_watched():
+    plan = scrape_plan(
+        ["bare", "off", "seen"],
+        {
+            "bare": {"gpu_layout": [], "gpu_monitoring_labels": {"cluster": "one"}},
+            "off": {"dcgm_exporter_state": "absent"},
+            "seen": {"dcgm_exporter_source": "packages", "gpu_monitoring_address": "seen.mgmt"},
+        },
+    )
+    assert plan["problems"] == []
+    assert (plan["hosts"], plan["unwatched"]) == (["seen"], ["bare"])
+    assert [group["labels"]["host"] for group in plan["targets"]] == ["seen"]
+
+
+class Unknown(dict):
+    """Variables of which some need what is not known, as Ansible's hostvars behave."""
+
+    def get(self, name, default=None):
+        if super().get(name) is Unknown:
+            raise UndefinedError("object of type 'dict' has no attribute 'default_ipv4'")
+        return super().get(name, default)
+
+
+def test_a_variable_that_cannot_be_worked_out_is_told_with_its_host_and_a_cure():
+    plan = scrape_plan(
+        ["a", "b", "c"],
+        {
+            "a": Unknown(dcgm_exporter_listen_address=Unknown),
+            "b": Unknown(dcgm_exporter_listen_address=Unknown, gpu_monitoring_address="b.mgmt"),
+            "c": Unknown(
+                gpu_monitoring_address="c", dcgm_exporter_port="many", gpu_monitoring_host_exporter_port=70000
+            ),
+        },
+    )
+    first, *ports = plan["problems"]
+    assert first.startswith("a: dcgm_exporter_listen_address cannot be worked out (object of type 'dict' has no")
+    assert first.endswith("or set gpu_monitoring_address.")
+    assert ports == [
+        "c: dcgm_exporter_port is 'many', which is no port.",
+        "c: gpu_monitoring_host_exporter_port is 70000, which is no port.",
+    ]
+
+
 def test_node_exporters_and_further_targets_are_scraped_too():
     plan = scrape_plan(
         ["a"],
@@ -144,6 +212,44 @@ def test_labels_of_the_collections_own_are_refused():
         "a: gpu_monitoring_labels has the label host, which is the collection's own. Give it another name."
     ]
     assert target(plan, "a")["labels"]["host"] == "a"
+
+
+@pytest.mark.parametrize("name", ["rack-no", "2nd", "", "ort\u00fc", "__address__", "__scheme__", "job"])
+def test_a_label_that_prometheus_would_refuse_is_told_with_its_host(name):
+    """It would refuse the file, and with it the targets of all hosts."""
+    plan = scrape_plan(["a"], {"a": {"gpu_monitoring_address": "a", "gpu_monitoring_labels": {name: "1", "_ok2": 2}}})
+    (problem,) = plan["problems"]
+    assert problem.startswith("a: gpu_monitoring_labels has the label %s" % name)
+    assert {"_ok2": "2"}.items() <= target(plan, "a")["labels"].items()
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"), [(["rack"], "is ['rack']."), ({"rack": None}, "no text in the label rack")]
+)
+def test_labels_that_are_none_are_told_with_their_host(labels, said):
+    plan = scrape_plan(["a"], {"a": {"gpu_monitoring_address": "a", "gpu_monitoring_labels": labels}})
+    (problem,) = plan["problems"]
+    assert problem.startswith("a: gpu_monitoring_labels ") and said in problem
+
+
+@pytest.mark.parametrize(
+    ("group", "said"),
+    [
+        ({"labels": {"host": "x"}}, "has no targets"),
+        ({"targets": []}, "has no targets"),
+        ({"targets": "npu-01:8082"}, "has no targets"),
+        ({"targets": ["http://npu-01:8082"]}, "has the target 'http://npu-01:8082'"),
+        ({"targets": ["npu-01:8082"], "labels": {"my host": "x"}}, "has the label my host"),
+        ({"targets": ["npu-01:8082"], "labels": {"__access__": "x"}}, "has the label __access__"),
+    ],
+)
+def test_a_further_target_that_prometheus_would_refuse_is_told_with_its_place(group, said):
+    good = {"targets": ["a:1"], "labels": {"__scheme__": "https", "__metrics_path__": "/gpu", "rack": 7}}
+    plan = scrape_plan([], {}, extra=[good, group])
+    (problem,) = plan["problems"]
+    assert problem.startswith("gpu_monitoring_extra_targets[1] ") and said in problem
+    expected = {"__scheme__": "https", "__metrics_path__": "/gpu", "rack": "7"}
+    assert expected.items() <= plan["targets"][0]["labels"].items()
 
 
 def test_the_first_line_of_prices_that_a_model_matches_counts():
