@@ -136,8 +136,8 @@ line:
   sample: "64 findings: 8 held without process, 8 idle, 48 right; 2 new, 1 gone; 29,220 EUR a month buys nothing"
 summary:
   description: >-
-    How many C(findings) there are, by C(words), how many C(new), C(still) and C(gone), and C(waste_per_month) with its
-    C(currency).
+    How many C(findings) there are, by C(words), how many C(new), C(still), C(gone) and C(unseen), and C(waste_per_month)
+    with its C(currency).
   returned: success
   type: dict
 missing:
