@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -101,6 +102,7 @@ class Site:
 def site(tmp_path_factory):
     place = tmp_path_factory.mktemp("site")
     directory = place / "prometheus" / "openfleet-gpu"
+    (place / "grafana" / "dashboards").mkdir(parents=True)
     # What docs/gpu_monitoring.md asks for. This Prometheus is older than scrape_config_files, so that a site would copy the
     # scrape configuration; see the test for it.
     config = place / "prometheus.yml"
@@ -184,22 +186,90 @@ def test_what_the_inventory_has_wrong_is_told_before_anything_is_written(site):
     assert site.files() == before
 
 
+def test_variables_of_gpu_hosts_that_need_facts_are_told_with_their_host(site):
+    more = site.place / "more.yml"
+    address = {"dcgm_exporter_listen_address": "{{ ansible_facts.default_ipv4.address }}"}
+    more.write_text(yaml.safe_dump({"gpu_hosts": {"hosts": {"gpu-3": address}}}))
+    before = site.files()
+    for entry in ("plan", "main"):
+        output, changed = site.run("-i", str(more), fails=True, entry=entry)
+        assert "monitor: gpu-3: dcgm_exporter_listen_address cannot be worked out (" in " ".join(output.split())
+        assert changed == 0
+    assert site.files() == before
+
+
+def test_gpu_hosts_without_an_exporter_are_counted_and_fail_nothing(site):
+    more = site.place / "more.yml"
+    more.write_text(yaml.safe_dump({"gpu_hosts": {"hosts": {"gpu-3": {}}}}))
+    output, _ = site.run("-i", str(more))
+    assert "1 of 3 hosts of gpu_hosts are not watched" in " ".join(output.split())
+    labels = [target["labels"] for target in site.prometheus.get("targets", state="active")["activeTargets"]]
+    assert {each["host"] for each in labels} == {"gpu-1", "gpu-2"}
+
+
 def test_files_of_no_further_use_go_and_others_stay(site):
     old = site.directory / "rules" / "openfleet-gpu-former.yml"
-    own = site.directory / "rules" / "own.yml"
-    old.write_text("groups: []\n")
-    own.write_text("groups: []\n")
+    # A site's alerts on passwords that expire, where the rules are those of its rules.d.
+    others = [site.directory / "rules" / name for name in ("own.yml", "password-expiry.yml")]
+    for path in (old, *others):
+        path.write_text("groups: []\n")
     site.run()
     assert not old.exists()
-    assert own.exists()
-    own.unlink()
+    assert all(path.exists() for path in others)
+    for path in others:
+        path.unlink()
 
 
-def test_reset_leaves_nothing_and_prometheus_forgets_the_rules(site):
+def test_what_a_run_has_written_that_was_cut_off_is_taken_by_the_next(site):
+    def price():
+        (table,) = (one for one in site.prometheus.get("rules")["groups"] if one["name"] == "openfleet_gpu_prices")
+        return [rule["query"].rpartition(" + ")[2] for rule in table["rules"]]
+
+    site.run(gpu_monitoring_prices=[{"model": "*", "price": 6}])
+    assert price() == ["6"]
+    # It ends behind the rules, and before anybody is told of them.
+    asked = {"gpu_monitoring_prices": [{"model": "*", "price": 7}]}
+    site.run(
+        fails=True,
+        gpu_monitoring_grafana_provisioning_directory=str(site.place / "provisioning"),
+        gpu_monitoring_grafana_group="no-such-group",
+        **asked,
+    )
+    assert price() == ["6"]
+    output, changed = site.run(**asked)
+    assert "has not taken its files yet" in output
+    assert changed == 1
+    assert price() == ["7"]
+    output, changed = site.run(**asked)
+    assert "has not taken its files yet" not in output
+    assert changed == 0
+
+
+@pytest.mark.skipif(not shutil.which("dpkg-query"), reason="asks Debian's packages")
+def test_a_prometheus_whose_packages_were_there_is_not_taken_over(site):
+    """By a package that every Debian has."""
+    before = site.files()
+    for options in ((), ("--check",)):
+        output, changed = site.run(
+            *options, fails=True, gpu_monitoring_source="packages", gpu_monitoring_prometheus_packages=["base-files"]
+        )
+        said = " ".join(output.split())
+        assert "base-files is there already, and not from this role" in said
+        assert "gpu_monitoring_source: existing" in said and "gpu_monitoring_take_over: true" in said
+        assert changed == 0
+    assert site.files() == before
+
+
+def test_reset_leaves_what_others_have_and_prometheus_forgets_the_rules(site):
+    own = site.directory / "prometheus.yml"
+    own.write_text("{}\n")
     _, changed = site.run(entry="reset")
     assert changed
-    assert site.files() == {}
-    assert not site.directory.exists()
+    assert set(site.files()) == {own}
+    assert list(site.directory.iterdir()) == [own]
+    # It was there before.
+    assert (site.place / "grafana" / "dashboards").is_dir()
+    own.unlink()
     assert site.prometheus.get("rules")["groups"] == []
     _, changed = site.run(entry="reset")
     assert changed == 0

@@ -14,6 +14,7 @@ from ansible.errors import AnsibleFilterError
 from jinja2.exceptions import UndefinedError
 
 from ansible_collections.openfleet.gpu.plugins.filter import scrape_plan as scraping
+from ansible_collections.openfleet.gpu.plugins.filter.overdue_services import overdue_services
 from ansible_collections.openfleet.gpu.plugins.filter.price_rules import glob_pattern, price_rules, quote
 from ansible_collections.openfleet.gpu.plugins.filter.scrape_plan import scrape_plan
 
@@ -286,3 +287,68 @@ def test_a_glob_means_its_letters():
 def test_a_price_that_is_none_is_refused_with_its_place(line):
     with pytest.raises(AnsibleFilterError, match=r"^gpu_monitoring_prices\[1\]"):
         price_rules([{"model": "A*", "price": 1}, line])
+
+
+DROP_IN = {"service": "prometheus", "files": ["/drop-in"], "handler": "restart", "since": "ActiveEnterTimestamp"}
+ALERTS = {"service": "am.service", "files": ["/am"], "handler": "reload", "since": "StateChangeTimestamp"}
+FILES = {"service": "prometheus", "files": ["/rules", "/none"], "handler": "tell", "since": "loaded"}
+
+
+def shown(start="@1700000100", needs="no", change="@1700000200"):
+    """As systemd 252 says it of two units."""
+    return f"""Id=prometheus.service
+NeedDaemonReload={needs}
+ActiveEnterTimestamp={start}
+StateChangeTimestamp={start}
+
+Id=am.service
+NeedDaemonReload={needs}
+ActiveEnterTimestamp=@1700000000
+StateChangeTimestamp={change}
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "times", "loaded", "overdue"),
+    [
+        (shown(), {"/drop-in": "1700000099.5", "/am": "1700000150.0", "/rules": "1700000000.9"}, "", []),
+        # Within one second: the run that wrote it has told of it.
+        (shown(), {"/drop-in": "1700000100.9", "/am": "1700000200.9"}, "", []),
+        (shown(), {"/drop-in": "1700000101.0"}, "", ["restart"]),
+        (shown(), {"/am": "1700000201.0"}, "", ["reload"]),
+        (shown(needs="yes"), {}, "", ["restart"]),
+        # Never up: the start takes what is there.
+        (shown(start=""), {"/drop-in": "1700000101.0"}, "", []),
+        ("", {"/drop-in": "1700000101.0", "/am": "1700000201.0"}, "", []),
+        # 1700000000 is 2023-11-14T22:13:20Z.
+        ("", {"/rules": "1700000000.9"}, "2023-11-14T22:13:20Z", []),
+        ("", {"/rules": "1700000001.0"}, "2023-11-14T22:13:20Z", ["tell"]),
+        ("", {"/rules": "1700000001.0"}, "2023-11-14T22:13:20.123+00:00", ["tell"]),
+        ("", {"/rules": "1700000001.0"}, "yesterday", []),
+    ],
+)
+def test_services_are_overdue_whose_files_are_newer_than_what_they_have(said, times, loaded, overdue):
+    found = overdue_services([DROP_IN, ALERTS, FILES], shown=said, times=times, loaded=loaded)
+    assert [entry["handler"] for entry in found] == overdue
+
+
+def tasks(name):
+    return yaml.safe_load((ROLE / "tasks" / name).read_text(encoding="utf-8"))
+
+
+def writing(task):
+    return task.get("ansible.builtin.copy") or task["ansible.builtin.template"]
+
+
+def test_what_may_have_secrets_is_not_for_all_to_read_nor_shown():
+    for path in ("gpu_monitoring__secrets", "gpu_monitoring__prometheus }}", "gpu_monitoring__web }}"):
+        (task,) = (one for one in tasks("files.yml") if path in writing(one)["dest"])
+        written = writing(task)
+        assert (written["owner"], written["mode"]) == ("root", "0640")
+        assert "gpu_monitoring_group" in written["group"]
+        assert task.get("no_log") is True or task.get("diff") is False
+
+
+def test_old_passwords_go_once_prometheus_does_without_them():
+    names = [task["name"] for task in tasks("present.yml")]
+    assert names.index("Remove passwords of no further use") > names.index("Let Prometheus take what has changed")
