@@ -182,6 +182,9 @@ lint-all:
 # The tests at (2) by the pytest (1), of those the ones that (3) leaves: on all cores, and then those that must be alone.
 on_all_cores = $(1) --quiet --numprocesses auto -m '$(3)not alone' $(2); $(1) --quiet -m '$(3)alone' $(2)
 
+# On all cores, the tests of one file on the same: they share a Prometheus.
+by_file = pytest --quiet --numprocesses auto --dist loadfile
+
 # Where the interpreter of the host matters: modules, the command, the simulator's tool, installers.
 host_python_tests := tests/integration/modules tests/integration/cli tests/integration/simulator/tool tests/integration/vgpu_limiter
 
@@ -195,8 +198,8 @@ test-limiter:
 
 # Recording rules, alerts, dashboards, audits and proposals, by Debian's promtool and Prometheus.
 test-monitoring: prometheus-tools
-	@$(call leg,rules and alerts and dashboards of the monitoring,pytest --quiet tests/monitoring)
-	$(call leg,audits and right-sizing on a real Prometheus,pytest --quiet tests/audit)
+	@$(call leg,rules and alerts and dashboards of the monitoring,$(by_file) tests/monitoring)
+	$(call leg,audits and right-sizing on a real Prometheus,$(by_file) tests/audit)
 
 test-integration:
 	@$(call leg,integration tests,$(call on_all_cores,$(as_root) pytest,tests/integration))
