@@ -1,0 +1,201 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The steps of the proof, each a fixture that builds on the one before."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from lab_fixtures import container_name, lab_host
+from prometheus import Prometheus
+from recorded_history import DAY, goes_on, put_into, subjects, text
+from relay import relay
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import services
+from services import CONTAINER, SERVICES
+
+__all__ = ["lab_host"]
+
+SCENARIO = Path(__file__).resolve().parents[1]
+HOSTS = ("hopper", "slices", "ada")
+#: No run of these tests has a reason to take as long, not on a busy machine either.
+TIMEOUT_SECONDS = 480
+
+
+@dataclass(frozen=True)
+class Played:
+    """A playbook that ended well: what it said, and the report that it left."""
+
+    told: str
+    report: dict
+
+
+class Site:
+    """The inventory and the address of the monitoring host's Prometheus."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.url, self.folder = url, folder
+
+    def play(self, playbook: str, *arguments: str, **variables: object) -> str:
+        command = ["ansible-playbook", "-i", str(SCENARIO / "inventory"), *arguments, playbook]
+        variables.setdefault("gpu_report_dir", str(self.folder / "report"))
+        done = subprocess.run(
+            [*command, "-e", json.dumps(variables)],
+            cwd=SCENARIO.parents[1],
+            env={**os.environ, "ANSIBLE_FORCE_COLOR": "0", "ANSIBLE_NOCOLOR": "1"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_SECONDS,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+        return done.stdout
+
+    def audit(self) -> Played:
+        settings = {"gpu_audit_prometheus": {"url": self.url}, "gpu_audit_dir": str(self.folder / "audit")}
+        told = self.play("playbooks/audit.yml", **settings)
+        return Played(told, json.loads((self.folder / "audit" / "audit.json").read_text()))
+
+    def rightsize(self, **variables: object) -> Played:
+        settings = {"gpu_audit_prometheus": {"url": self.url}, "gpu_rightsize_dir": str(self.folder / "rightsize")}
+        told = self.play("playbooks/rightsize.yml", **settings, **variables)
+        return Played(told, json.loads((self.folder / "rightsize" / "rightsize.json").read_text()))
+
+
+class Fleet:
+    """Who runs where."""
+
+    def __init__(self, hosts: dict) -> None:
+        self.hosts = hosts
+        self.places: dict[str, tuple[str, str]] = {}
+
+    def begin(self) -> None:
+        for service in SERVICES:
+            self.places[service.name] = services.start(service, self.hosts[service.host], service.gpu, service.start)
+        self.places[CONTAINER.name] = services.start_container(CONTAINER, self.hosts[CONTAINER.host])
+
+    def uses(self) -> dict:
+        """By place what is made of it."""
+        known = {service.name: service.use for service in [*SERVICES, CONTAINER]}
+        return {place: known[name] for name, place in self.places.items()}
+
+    def pids(self) -> dict[str, str]:
+        return {one.name: services.pid(one, self.hosts[one.host]) for one in SERVICES}
+
+    def end(self) -> None:
+        for one in [*SERVICES, CONTAINER]:
+            self.hosts[one.host].run("systemctl stop %s", one.name)
+
+
+class Monitor:
+    def __init__(self, host) -> None:
+        def run(command: str) -> tuple[int, str]:
+            done = host.run(command)
+            return done.rc, done.stdout + done.stderr
+
+        self.prometheus = Prometheus(run)
+
+    def record_a_week(self, fleet: Fleet) -> None:
+        """A week that went as things are now, once Prometheus sees them so."""
+        for host in fleet.hosts.values():
+            # What is told of holders once a minute.
+            host.check_output("systemctl start gpu-layout-metrics.service")
+        deadline = time.monotonic() + 120
+        wanted = self._as_it_is(fleet)
+        while (seen := self._as_it_is_seen()) != wanted:
+            assert time.monotonic() < deadline, f"Prometheus sees {seen}, and there is {wanted}"
+            time.sleep(0.5)
+        end = int(time.time())
+        put_into(container_name("monitor"), text(subjects(self.prometheus), fleet.uses(), end - 7 * DAY, end))
+        goes_on(self.prometheus)
+
+    @staticmethod
+    def _as_it_is(fleet: Fleet) -> tuple[int, list, list]:
+        """GPUs and instances by the word of nvidia-smi; where services run; where containers are."""
+        devices = sum(1 + len(gpu.instances) for host in fleet.hosts.values() for gpu in services.gpus(host))
+        running = sorted(fleet.places[one.name] for one in SERVICES)
+        return devices, running, [fleet.places[CONTAINER.name]] if CONTAINER.name in fleet.places else []
+
+    def _as_it_is_seen(self) -> tuple[int, list, list]:
+        def places(expression: str) -> list:
+            found = [one.labels for one in self.prometheus.query(expression)]
+            return sorted((labels["gpu_uuid"], labels.get("mig_instance", "")) for labels in found)
+
+        # A GPU counts the processes in its instances as its own.
+        whole = (
+            "gpu:processes > 0 unless on (gpu_uuid) (gpu:info{mig_instance!=''}) or gpu:processes{mig_instance!=''} > 0"
+        )
+        return len(places("gpu:info")), places(whole), places("gpu:held{kind='container'} > 0")
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory):
+    with relay(container_name("monitor")) as url:
+        yield Site(url, tmp_path_factory.mktemp("audit"))
+
+
+@pytest.fixture(scope="session")
+def fleet(lab_host):
+    made = Fleet({name: lab_host(name) for name in HOSTS})
+    made.end()
+    made.begin()
+    yield made
+    made.end()
+
+
+@pytest.fixture(scope="session")
+def monitor(lab_host):
+    return Monitor(lab_host("monitor"))
+
+
+@pytest.fixture(scope="session")
+def first(site, fleet, monitor) -> Played:
+    """audit.yml, after a week of that."""
+    monitor.record_a_week(fleet)
+    return site.audit()
+
+
+@pytest.fixture(scope="session")
+def proposal(site, first) -> Played:
+    return site.rightsize(gpu_rightsize_reclaim="act")
+
+
+@dataclass(frozen=True)
+class Applied:
+    """site.yml with the proposal: what it said, and the services' pids before and after."""
+
+    told: str
+    before: dict[str, str]
+    after: dict[str, str]
+
+
+@pytest.fixture(scope="session")
+def applied(site, fleet, proposal) -> Applied:
+    before = fleet.pids()
+    told = site.play("site.yml", "-i", str(site.folder / "rightsize" / "proposal"))
+    return Applied(told, before, fleet.pids())
+
+
+@pytest.fixture(scope="session")
+def second(site, fleet, monitor, proposal, applied) -> Played:
+    """Each workload that has a new place goes there, as its owner would let it. After a week of that: audit.yml."""
+    del fleet.places[CONTAINER.name]
+    known = {service.name: service for service in SERVICES}
+    for row in proposal.report["workloads"]:
+        if row["change"] in ("moved", "resized"):
+            service = known[row["name"]]
+            host = fleet.hosts[row["then_host"]]
+            services.stop(service, fleet.hosts[service.host])
+            first_slice = int(row["then"].rpartition(" at ")[2]) if " at " in row["then"] else None
+            fleet.places[service.name] = services.start(service, host, row["then_gpu_index"], first_slice)
+    monitor.record_a_week(fleet)
+    return site.audit()

@@ -1,0 +1,180 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A recorded past for the Prometheus of a lab host: days of use, of the GPUs and instances that its exporters tell of.
+
+Series have the labels that Prometheus gives them itself, so that what is scraped from then on goes on with them.
+"""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Callable, Iterator, Mapping, Tuple
+
+from prometheus import Prometheus, PrometheusError, Sample
+
+STEP = 300
+DAY = 86400
+GIB = float(1 << 30)
+DATA = "/var/lib/prometheus/metrics2"
+
+#: (GPU's UUID, id of the instance or "").
+Place = Tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Use:
+    """What a workload makes of a GPU, at night and by day: GiB, and shares of all of the GPU's SMs.
+
+    `processes` is 0 for one that holds the GPU and runs nothing.
+    """
+
+    memory_gib: tuple[float, float]
+    compute: tuple[float, float]
+    processes: int = 1
+    held: bool = True
+
+    def at(self, seconds: int) -> tuple[float, float]:
+        """(bytes, share of the SMs) at a time."""
+        day = (1 - math.cos(2 * math.pi * seconds / DAY)) / 2
+        memory, compute = (low + (high - low) * day for low, high in (self.memory_gib, self.compute))
+        return memory * GIB, compute
+
+
+NOBODY = Use((0, 0), (0, 0), processes=0, held=False)
+
+HELD = "gpu:held:avg5m"
+#: What rules record every five minutes (roles/gpu_monitoring/files/rollups.yml), of a use, the share of the GPU's SMs that there
+#: is of it, and the time.
+_COURSES: Mapping[str, Callable[[Use, float, int], float]] = {
+    "gpu:memory_used_bytes:max5m": lambda use, share, at: use.at(at)[0],
+    "gpu:busy_ratio:avg5m": lambda use, share, at: min(1.0, use.at(at)[1] / share),
+    "gpu:compute_active_ratio:avg5m": lambda use, share, at: min(1.0, use.at(at)[1] / share),
+    "gpu:memory_bandwidth_active_ratio:avg5m": lambda use, share, at: min(1.0, use.at(at)[1] / share) / 2,
+    "gpu:tensor_active_ratio:avg5m": lambda use, share, at: min(1.0, use.at(at)[1] / share) / 2,
+    "gpu:processes:max5m": lambda use, share, at: use.processes,
+    HELD: lambda use, share, at: int(use.held),
+}
+
+
+@dataclass
+class Subject:
+    """A GPU or an instance: the labels of its gpu:info, and the labels and value of its other series, by name."""
+
+    labels: dict[str, str]
+    series: dict[str, Sample] = field(default_factory=dict)
+
+
+def subjects(prometheus: Prometheus) -> dict[Place, Subject]:
+    """All that Prometheus sees now. Raises PrometheusError."""
+    found = {_place(one.labels): Subject(_named(one.labels)) for one in prometheus.query("gpu:info")}
+    wanted = "|".join(sorted({name.partition(":")[2].rpartition(":")[0] for name in _COURSES} | {"memory_total_bytes"}))
+    for sample in prometheus.query('{__name__=~"gpu:(%s)"}' % wanted):
+        name = sample.labels["__name__"]
+        if _place(sample.labels) in found:
+            found[_place(sample.labels)].series[name] = Sample(_named(sample.labels), sample.value)
+    return found
+
+
+def _named(labels: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in labels.items() if name != "__name__"}
+
+
+def _place(labels: Mapping[str, str]) -> Place:
+    return labels["gpu_uuid"], labels.get("mig_instance", "")
+
+
+def text(there: Mapping[Place, Subject], uses: Mapping[Place, Use], start: int, end: int) -> Iterator[str]:
+    """OpenMetrics of the time from `start` to `end`. Where `uses` says nothing nobody was.
+
+    Raises ValueError for a use of what is not there: it would be recorded nowhere.
+    """
+    nowhere = set(uses) - set(there)
+    if nowhere:
+        raise ValueError("there is no %s: Prometheus has not seen it" % sorted(nowhere))
+    split = {uuid for uuid, instance in there if instance}
+    times = range(start // STEP * STEP, end + 1, STEP)
+    yield "# TYPE gpu:info gauge\n"
+    for subject in there.values():
+        row = _row("gpu:info", subject.labels)
+        yield from (row % (1, at) for at in times)
+    yield "# TYPE gpu:memory_total_bytes gauge\n"
+    for subject in there.values():
+        if "gpu:memory_total_bytes" in subject.series:
+            labels, value = subject.series["gpu:memory_total_bytes"]
+            row = _row("gpu:memory_total_bytes", labels)
+            yield from (row % (value, at) for at in times)
+    for name, course in _COURSES.items():
+        yield "# TYPE %s gauge\n" % name
+        for place, subject in there.items():
+            # Of a GPU with instances these are told one by one; and nothing is told that its exporter does not tell.
+            whole = not place[1] and place[0] in split
+            if not whole and (name == HELD or name.rpartition(":")[0] in subject.series):
+                kept = {
+                    key: subject.labels[key] for key in ("host", "gpu_uuid", "mig_instance") if key in subject.labels
+                }
+                row, use, share = _row(name, kept), uses.get(place, NOBODY), _share(subject.labels)
+                yield from (row % (course(use, share, at), at) for at in times)
+    yield "# EOF\n"
+
+
+def _share(labels: Mapping[str, str]) -> float:
+    """What of its GPU's seven slices of compute an instance has, by the number that its profile begins with."""
+    profile = labels.get("mig_profile", "")
+    return int(profile.partition("g.")[0]) / 7 if profile else 1.0
+
+
+def _row(name: str, labels: Mapping[str, str]) -> str:
+    written = ",".join('%s="%s"' % pair for pair in labels.items())
+    assert "%" not in written
+    return "%s{%s} %%s %%d\n" % (name, written)
+
+
+def put_into(container: str, lines: Iterator[str]) -> None:
+    """Lets a lab host's Prometheus have this past and no other; it goes on scraping after that."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "history"
+        with file.open("w") as output:
+            output.writelines(lines)
+        _podman("cp", str(file), "%s:/var/tmp/history" % container)
+    # In blocks of up to a week: promtool reads its whole input once for each, of which two hours are the least.
+    _inside(
+        container,
+        "rm -rf /var/tmp/recorded && promtool tsdb create-blocks-from openmetrics --max-block-duration=168h -q "
+        "/var/tmp/history /var/tmp/recorded && chown -R prometheus: /var/tmp/recorded && rm /var/tmp/history",
+    )
+    _inside(
+        container,
+        "systemctl stop prometheus && rm -rf %(data)s/* && mv /var/tmp/recorded/* %(data)s/ && rmdir /var/tmp/recorded "
+        "&& systemctl start prometheus" % {"data": DATA},
+    )
+
+
+def goes_on(prometheus: Prometheus, patience_seconds: float = 120) -> None:
+    """Waits until Prometheus scrapes all exporters again and has recorded what they tell."""
+    deadline = time.monotonic() + patience_seconds
+    # Neither is recorded here.
+    live = "count(up{job='gpu_exporter'} == 1) == count(up{job='gpu_exporter'}) == count(count by (host) (gpu:layout_drift))"
+    seen = ""
+    while time.monotonic() < deadline:
+        try:
+            targets = prometheus.targets().values()
+            if prometheus.query(live) and set(targets) == {"up"}:
+                return
+            seen = "not all of its targets are up again: %s" % ", ".join(targets)
+        except PrometheusError as error:  # it starts
+            seen = str(error)
+        time.sleep(0.5)
+    raise RuntimeError("Prometheus has its history, and then: %s" % seen)
+
+
+def _podman(*arguments: str) -> None:
+    subprocess.run(["podman", *arguments], check=True)
+
+
+def _inside(container: str, command: str) -> None:
+    _podman("exec", container, "sh", "-c", command)

@@ -1,0 +1,81 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""An address of this machine at which the Prometheus of a lab host answers, though no lab host has a network.
+
+What is asked here is asked again inside the host, by one program that stays there, and its answers are passed on as they are.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import subprocess
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Iterator
+
+from prometheus import ADDRESS
+
+#: Runs in the host: a request a line in, an answer a line out. Python's own library is all that it needs.
+_INSIDE = r"""
+import base64, json, sys, urllib.error, urllib.request
+for line in sys.stdin:
+    method, path, kind, body = json.loads(line)
+    request = urllib.request.Request(sys.argv[1] + path, base64.b64decode(body) or None, method=method)
+    if kind:
+        request.add_header("Content-Type", kind)
+    try:
+        answer = urllib.request.urlopen(request, timeout=120)
+    except urllib.error.HTTPError as error:
+        answer = error
+    except OSError as error:
+        print(json.dumps([502, "text/plain", base64.b64encode(str(error).encode()).decode()]), flush=True)
+        continue
+    data = base64.b64encode(answer.read()).decode()
+    print(json.dumps([answer.status, answer.headers.get("Content-Type", ""), data]), flush=True)
+"""
+
+
+@contextlib.contextmanager
+def relay(container: str) -> Iterator[str]:
+    """Gives the URL, which holds until the end of the block. `podman` has to be the lab's."""
+    inside = subprocess.Popen(
+        ["podman", "exec", "--interactive", container, "python3", "-c", _INSIDE, ADDRESS],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    one_at_a_time = threading.Lock()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            told = [self.command, self.path, self.headers.get("Content-Type", ""), base64.b64encode(body).decode()]
+            with one_at_a_time:
+                inside.stdin.write(json.dumps(told) + "\n")
+                inside.stdin.flush()
+                status, kind, data = json.loads(inside.stdout.readline())
+            answer = base64.b64decode(data)
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        do_POST = do_GET
+
+        def log_message(self, *_arguments: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield "http://127.0.0.1:%d" % server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+        # The end of its input is its end.
+        inside.stdin.close()
+        inside.wait(30)
+        inside.stdout.close()
