@@ -58,10 +58,10 @@ class Clients:
         self.host = host
         self.write("/usr/bin/nvidia-ctk", STAND_IN.read_text(), "755")
         self.write("/etc/systemd/system/nvidia-cdi-refresh.service", REFRESH)
-        for name in ("dcgm-exporter", "openfleet-stopped"):
+        for name in ("nvidia-dcgm", "openfleet-stopped"):
             self.write(f"/etc/systemd/system/{name}.service", LISTER)
         host.check_output("mkdir -p /etc/cdi && systemctl daemon-reload")
-        host.check_output("systemctl enable --now --quiet nvidia-cdi-refresh dcgm-exporter")
+        host.check_output("systemctl enable --now --quiet nvidia-cdi-refresh nvidia-dcgm")
         host.check_output(f"nvidia-ctk cdi generate --device-name-strategy=type-index --output={LASTING}")
 
     def write(self, path: str, text: str, mode: str = "644") -> None:
@@ -87,7 +87,7 @@ class Clients:
         ]
 
     def remove(self) -> None:
-        units = "nvidia-cdi-refresh dcgm-exporter openfleet-stopped"
+        units = "nvidia-cdi-refresh nvidia-dcgm openfleet-stopped"
         self.host.run(f"systemctl disable --now --quiet {units}; systemctl reset-failed {units}")
         self.host.run(
             "find /etc/cdi -type f ! -name 'openfleet-mps-*' -delete; rm -rf /run/cdi /usr/bin/nvidia-ctk /run/listed /run/refuse"
@@ -111,12 +111,12 @@ def test_who_lists_devices_lists_those_that_are_there(clients):
     clients.take_gpu_2_apart()
     # The control: nobody of them notices by itself.
     assert clients.lists_gpu_2() == [True, True, True]
-    done = clients.follow("once", "dcgm-exporter", "openfleet-stopped", "absent.service")
+    done = clients.follow("once", "nvidia-dcgm", "openfleet-stopped", "absent.service")
     assert done.rc == 0, done.stderr
     assert done.stdout.splitlines() == [
         "nvidia-cdi-refresh.service restarted",
         f"CDI: {LASTING} written anew",
-        "dcgm-exporter.service restarted",
+        "nvidia-dcgm.service restarted",
     ]
     assert clients.lists_gpu_2() == [False, False, False]
     assert clients.host.run("systemctl is-active openfleet-stopped").stdout.strip() == "inactive"
@@ -124,13 +124,13 @@ def test_who_lists_devices_lists_those_that_are_there(clients):
 
 def test_a_service_that_does_not_start_is_told_and_started_by_the_next_run(clients):
     clients.host.check_output("touch /run/refuse")
-    done = clients.follow("once", "dcgm-exporter.service")
+    done = clients.follow("once", "nvidia-dcgm.service")
     assert done.rc == 1
-    assert done.stderr.startswith("dcgm-exporter.service: it was to be restarted") and "journalctl" in done.stderr
+    assert done.stderr.startswith("nvidia-dcgm.service: it was to be restarted") and "journalctl" in done.stderr
     assert "done: nvidia-cdi-refresh.service restarted" in done.stderr
     clients.host.check_output("rm /run/refuse")
-    assert "dcgm-exporter.service restarted" in clients.follow("again", "dcgm-exporter.service").stdout.splitlines()
-    assert clients.host.check_output("systemctl is-active dcgm-exporter") == "active"
+    assert "nvidia-dcgm.service restarted" in clients.follow("again", "nvidia-dcgm.service").stdout.splitlines()
+    assert clients.host.check_output("systemctl is-active nvidia-dcgm") == "active"
 
 
 def test_gpu_layout_brings_them_up_to_date_where_it_changed_devices(clients):
@@ -143,7 +143,7 @@ def test_gpu_layout_brings_them_up_to_date_where_it_changed_devices(clients):
     listed = clients.host.check_output("cat /run/listed")
     done = clients.host.check_output(f"gpu-layout apply --layout {layout}").splitlines()
     # The specification reads as before: the new device has the place and the name of the old one.
-    assert done[-3:-1] == ["nvidia-cdi-refresh.service restarted", "dcgm-exporter.service restarted"]
+    assert done[-3:-1] == ["nvidia-cdi-refresh.service restarted", "nvidia-dcgm.service restarted"]
     assert clients.lists_gpu_2() == [True, True, True]
     assert clients.host.check_output("cat /run/listed") != listed, "the UUID is another one"
 
@@ -153,18 +153,18 @@ def test_a_run_makes_up_for_one_that_could_not_do_it(clients):
     clients.take_gpu_2_apart()
     failed = clients.host.run("gpu-layout apply --json")
     assert failed.rc == 1
-    assert "dcgm-exporter.service: it was to be restarted" in failed.stderr
+    assert "nvidia-dcgm.service: it was to be restarted" in failed.stderr
     assert '"outcome": "new"' in failed.stdout
     assert clients.host.check_output("nvidia-smi -L").count("MIG 1g.10gb ") == 7, "the layout stands"
     clients.host.check_output("rm /run/refuse")
-    assert "dcgm-exporter.service restarted" in clients.host.check_output("gpu-layout apply")
-    assert clients.host.check_output("systemctl is-active dcgm-exporter") == "active"
+    assert "nvidia-dcgm.service restarted" in clients.host.check_output("gpu-layout apply")
+    assert clients.host.check_output("systemctl is-active nvidia-dcgm") == "active"
     assert "restarted" not in clients.host.check_output("gpu-layout apply")
 
 
 def without_gpu_2(clients) -> None:
     clients.take_gpu_2_apart()
-    assert clients.follow("once", "dcgm-exporter.service").rc == 0
+    assert clients.follow("once", "nvidia-dcgm.service").rc == 0
     assert clients.lists_gpu_2() == [False, False, False]
 
 
