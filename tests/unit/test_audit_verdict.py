@@ -235,3 +235,31 @@ def test_names_differ_where_the_subject_or_the_word_does():
         replace(GPU, host="b"),
     ]
     assert len({finding_id(subject, word) for subject in subjects for word in WORDS}) == len(subjects) * len(WORDS)
+
+
+def unmeasured(**more):
+    """An instance of a GPU that tells of no instance how busy it is, and that nobody has."""
+    return holding(
+        holders=(), processes_now=0.0, busy=None, compute=None, bandwidth=None, tensor=None, memory=stat(0.0),
+        **{"processes": stat(0.0), **more},
+    )  # fmt: skip
+
+
+def test_what_nobody_was_on_is_free_also_where_its_activity_is_not_measured():
+    assert word(unmeasured()) == "free"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"processes": stat(1.0)},
+        {"processes": None},
+        {"processes": stat(0.0, coverage=0.3)},
+        {"holders": (Holder("container", "notebook"),)},
+        {"holders": None},
+        {"compute": stat(0.2)},
+    ],
+)
+def test_it_is_not_free_for_less(more):
+    found = replace(unmeasured(), **more)
+    assert word(found) != "free"

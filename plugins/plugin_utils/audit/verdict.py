@@ -84,10 +84,21 @@ def _judge(holding: Holding, limits: Thresholds, seconds: float | None) -> tuple
         return "free", "Nobody holds it, and nothing ran for %s." % _time(holding), 1.0
     if held is None and long_quiet:
         return "idle", "Nothing ran for %s; who holds it is not known." % _time(holding), 1.0
+    if held is False and _never_used(holding, limits):
+        return "free", "Nobody holds it, and no process was on it for %s." % _hours(holding.processes.seconds), 1.0
     short = _too_little(holding, limits, seconds)
     if short:
         return "no_data", short, 0.0
     return _judge_use(holding, limits)
+
+
+def _never_used(holding: Holding, limits: Thresholds) -> bool:
+    """Whether it is known without any figure of its activity, as of instances before Hopper, that nobody was on it."""
+    processes = holding.processes
+    if processes is None or holding.busy is not None or holding.compute is not None:
+        return False
+    long_enough = processes.seconds >= max(limits.idle_hours, limits.least_history_hours) * 3600
+    return processes.max == 0 and long_enough and processes.coverage_ratio >= limits.least_coverage_ratio
 
 
 def _judge_held(holding: Holding, limits: Thresholds) -> tuple[str, str, float]:
