@@ -133,11 +133,13 @@ setup-test: packages-test
 # --- The main job ---------------------------------------------------------------------------------------------------
 
 .PHONY: demo
-demo: ## start the simulated fleet, run site.yml on it twice, show what came of it
+demo: ## start the simulated fleet, run site.yml on it twice, audit it, show what came of it
 	@started=$$(date +%s.%N)
 	there=$$(ls $(venv_stamp) 2>/dev/null | wc -l)$$(.lab/bin/podman image exists $(lab_image) 2>/dev/null && echo 1 || echo 0)
 	case $$there in 00) temperature=cold ;; 11) temperature=warm ;; *) temperature=partly ;; esac
 	$(MAKE) setup
+	# Right-sizing asks for NumPy, and packs without OR-Tools, which is large.
+	.venv/bin/python -c 'import numpy' 2>/dev/null || .venv/bin/pip install -qq --no-compile "$$(grep ^numpy requirements-rightsize.txt)"
 	OPENFLEET_LAB=demo .venv/bin/python tests/lab/demo.py --started "$$started" --temperature "$$temperature"
 
 # What a site without a network needs for the hosts of INVENTORY, into BUNDLE_DIR.

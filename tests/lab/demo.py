@@ -4,8 +4,8 @@
 """The demonstration that `make demo` gives, once all is set up.
 
 Starts a bare fleet, runs site.yml on it, runs it again, and holds the result against nvidia-smi and against what Prometheus
-scraped. Status 0 only if the second run changed nothing, every host is exactly as the inventory asks, and Prometheus sees it
-without an alert. The times go to .lab/times.json, for
+scraped; then audits it, with a recorded past. Status 0 only if the second run changed nothing, every host is exactly as the
+inventory asks, Prometheus sees it without an alert, and the audit finds what there is. The times go to .lab/times.json, for
 `make bench`.
 """
 
@@ -16,6 +16,7 @@ import json
 import sys
 import time
 
+import demo_audit
 import verify_layout
 import verify_monitoring
 from fleet import LAB, FleetError, play, play_and_read, play_quietly
@@ -33,7 +34,7 @@ def run_demo() -> tuple[list[str], dict[str, float]]:
     wrong = []
     seconds = {}
 
-    banner("1/5  Start the hosts: real systemd, simulated GPUs to come")
+    banner("1/6  Start the hosts: real systemd, simulated GPUs to come")
     REPORT.unlink(missing_ok=True)
     # From bare hosts each time, so that what is shown does not hang on what was done to an earlier fleet.
     seconds["start the hosts"] = play_quietly("tests/lab/destroy.yml", "destroy.log") + play_quietly(
@@ -41,11 +42,11 @@ def run_demo() -> tuple[list[str], dict[str, float]]:
     )
     print(f"up in {seconds['start the hosts']:.0f} s")
 
-    banner("2/5  ansible-playbook site.yml: plan every host, apply in waves, report")
+    banner("2/6  ansible-playbook site.yml: plan every host, apply in waves, report")
     seconds["first run"] = play("site.yml")
     first_report = REPORT.read_text()
 
-    banner("3/5  ansible-playbook site.yml again: nothing may change")
+    banner("3/6  ansible-playbook site.yml again: nothing may change")
     run = play_and_read("site.yml", "second-run.json")
     seconds["second run"] = run.seconds
     if run.changes:
@@ -54,15 +55,20 @@ def run_demo() -> tuple[list[str], dict[str, float]]:
     else:
         print(f"{len(run.hosts)} hosts, nothing changed ({run.seconds:.0f} s)")
 
-    banner("4/5  What NVIDIA's nvidia-smi says on each host, held against the inventory")
+    banner("4/6  What NVIDIA's nvidia-smi says on each host, held against the inventory")
     started = time.monotonic()
     if verify_layout.main([]) != 0:
         wrong.append("a host is not as the inventory asks")
 
-    banner("5/5  What the Prometheus on the monitoring host knows of them")
+    banner("5/6  What the Prometheus on the monitoring host knows of them")
     if verify_monitoring.main() != 0:
         wrong.append("the monitoring host does not see what is there")
     seconds["check"] = time.monotonic() - started
+
+    banner("6/6  Services on some GPUs, a recorded past of them: the audit, and what would be enough")
+    started = time.monotonic()
+    wrong += demo_audit.show()
+    seconds["audit"] = time.monotonic() - started
 
     banner("The report of the first run")
     print(first_report)
@@ -99,6 +105,7 @@ def main() -> int:
     note_times(options.temperature, total)
     print("The second run changed nothing, and every GPU is exactly as the inventory asks, and watched.")
     print(f"The report:  {REPORT} (also .json, .html)")
+    print("The audit:   {}\nIn its place: {}".format(*demo_audit.PAGES))
     print("A host:      .lab/bin/podman exec -it openfleet-demo-h100 bash")
     print("All away:    make clean")
     return 0

@@ -8,6 +8,7 @@ Series have the labels that Prometheus gives them itself, so that what is scrape
 from __future__ import annotations
 
 import math
+import re
 import subprocess
 import tempfile
 import time
@@ -123,9 +124,9 @@ def text(there: Mapping[Place, Subject], uses: Mapping[Place, Use], start: int, 
 
 
 def _share(labels: Mapping[str, str]) -> float:
-    """What of its GPU's seven slices of compute an instance has, by the number that its profile begins with."""
-    profile = labels.get("mig_profile", "")
-    return int(profile.partition("g.")[0]) / 7 if profile else 1.0
+    """What of seven slices of compute an instance has: 2 in 2g.20gb, and in a 2c.4g.40gb."""
+    found = re.match(r"(\d+)[cg]\.", labels.get("mig_profile", ""))
+    return int(found[1]) / 7 if found else 1.0
 
 
 def _row(name: str, labels: Mapping[str, str]) -> str:

@@ -1,0 +1,132 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the demonstration ends with: services on the fleet, three recorded days of them, the audit and the proposal as pages.
+
+The services run as processes of the simulator. Their past is made up here: the output says so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from subprocess import CalledProcessError
+
+from fleet import LAB, FleetError, play
+from nvidia_smi import NvidiaSmiError, read_gpus
+from prometheus import Prometheus, PrometheusError
+from recorded_history import DAY, Place, Subject, Use, goes_on, put_into, subjects, text
+from relay import relay
+from verify_layout import podman_run
+
+REPORT = LAB / "report"
+PAGES = [REPORT / "audit.html", REPORT / "rightsize.html"]
+DAYS = 3
+MONITOR = f"openfleet-{os.environ.get('OPENFLEET_LAB') or 'demo'}-monitor"
+PRICES = [{"model": "H100*", "price": 2.5}, {"model": "A100*", "price": 1.5}, {"model": "*", "price": 1.0}]
+
+
+@dataclass(frozen=True)
+class Service:
+    """A unit on a host's GPU, in the first of its instances of that profile ("": on the GPU), and what its days were like."""
+
+    name: str
+    host: str
+    gpu: int
+    profile: str
+    use: Use
+    #: What the audit has to say of it.
+    word: str
+
+
+SERVICES = [
+    # Two that would be content with small parts of a GPU, and one that uses the part that it has.
+    Service("chat", "h100", 6, "", Use((5, 7), (0.02, 0.1)), "oversized_memory"),
+    Service("search", "h100", 7, "", Use((11, 14), (0.05, 0.2)), "oversized_memory"),
+    Service("train", "h100", 0, "2g.20gb", Use((14, 17), (0.12, 0.24)), "right"),
+    # One whose part is too small, and one that does nothing with it.
+    Service("render", "h100", 3, "1g.20gb", Use((18.6, 19), (0.04, 0.1)), "saturated"),
+    Service("notebook", "h100", 0, "3g.40gb", Use((9, 9), (0, 0)), "idle"),
+]
+
+
+def show() -> list[str]:
+    """Plays it; what did not hold, a sentence each. Raises FleetError."""
+    try:
+        prometheus = Prometheus(podman_run("monitor"))
+        places = {_start(service): service.use for service in SERVICES}
+        end = int(time.time())
+        put_into(MONITOR, text(_seen(prometheus, places), places, end - DAYS * DAY, end))
+        goes_on(prometheus)
+    except (PrometheusError, NvidiaSmiError, RuntimeError, OSError, ValueError, CalledProcessError) as error:
+        raise FleetError(f"the recorded history could not be put into Prometheus: {error}") from error
+    print(
+        f"{len(SERVICES)} services run since now; of the {DAYS} days before Prometheus has a RECORDED history, made up for this."
+    )
+    with relay(MONITOR) as url:
+        settings = {
+            "gpu_audit_prometheus": {"url": url},
+            "gpu_audit_window": f"{DAYS}d",
+            "gpu_audit_prices": PRICES,
+            "gpu_audit_currency": "EUR",
+            "gpu_audit_dir": str(REPORT),
+            "gpu_audit_previous": "",
+            "gpu_rightsize_dir": str(REPORT),
+        }
+        for page in ("audit", "rightsize"):
+            (REPORT / f"{page}.html").unlink(missing_ok=True)
+            (REPORT / f"{page}.json").unlink(missing_ok=True)
+            play(f"playbooks/{page}.yml", "-e", json.dumps(settings))
+    return _differences()
+
+
+def _start(service: Service) -> tuple[str, str]:
+    """Starts it; gives the GPU's UUID and the instance's id, or ""."""
+    run = podman_run(service.host)
+    gpu = read_gpus(run)[service.gpu]
+    instance, where = "", f"--gpu {service.gpu}"
+    if service.profile:
+        instance = str(min(number for number, one in gpu.instances.items() if one.profile == service.profile))
+        where += f" --gi {instance} --ci 0"
+    memory = int(service.use.memory_gib[0] * 1024)
+    command = f"gpusim run {where} --memory {memory}MiB -- sleep infinity"
+    status, output = run(f"systemd-run --quiet --collect --unit={service.name} {command}")
+    if status != 0:
+        raise FleetError(f"{service.name} does not start on {service.host}: {output.strip()[-300:]}")
+    return gpu.uuid, instance
+
+
+def _seen(prometheus: Prometheus, places: dict) -> dict[Place, Subject]:
+    """What Prometheus sees, once it sees all of these at work."""
+    deadline = time.monotonic() + 120
+    while True:
+        there = subjects(prometheus)
+        waiting = [p for p in places if p not in there or not _works(there[p])]
+        if not waiting:
+            return there
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"no process is seen on {waiting}")
+        time.sleep(0.5)
+
+
+def _works(subject: Subject) -> bool:
+    processes = subject.series.get("gpu:processes")
+    return processes is not None and processes.value > 0
+
+
+def _differences() -> list[str]:
+    """Whether the audit says of each service what it was made for."""
+    report = json.loads((REPORT / "audit.json").read_text())
+    words = {}
+    for finding in report["findings"]:
+        for holder in finding["holding"]["holders"] or ():
+            words.update(
+                {one.name: finding["verdict"]["word"] for one in SERVICES if f"{one.name}.service" in holder["who"]}
+            )
+    wrong = [
+        f"the audit calls {one.name} {words.get(one.name, 'nothing')}, and it is {one.word}"
+        for one in SERVICES
+        if words.get(one.name) != one.word
+    ]
+    return wrong + [f"there is no page {page}" for page in PAGES if not page.exists()]
