@@ -229,7 +229,7 @@ endif
 test-fleet: image-slurm image-sharing image-monitoring
 	@export OPENFLEET_LAB=test
 	[ -t 1 ] || export NO_COLOR=1
-	destroy() { for scenario in default mig gpu_drain sharing vgpu monitoring; do molecule destroy --no-command-borders --scenario-name $$scenario; done >.lab/molecule-destroy.log 2>&1; }
+	destroy() { for scenario in default mig gpu_drain sharing vgpu monitoring audit; do molecule destroy --no-command-borders --scenario-name $$scenario; done >.lab/molecule-destroy.log 2>&1; }
 	destroy
 	trap destroy EXIT
 	$(call leg,site.yml on the simulated fleet (molecule),molecule test --no-command-borders --destroy=never)
@@ -239,6 +239,7 @@ test-fleet: image-slurm image-sharing image-monitoring
 	$(call leg,MPS and time slices: switches and failures (molecule),molecule test --no-command-borders --scenario-name sharing --destroy=never)
 	$(call leg,tenants with quotas: commands and services and containers (molecule),molecule test --no-command-borders --scenario-name vgpu --destroy=never)
 	$(call leg,the fleet under watch: from a trouble to its alert (molecule),molecule test --no-command-borders --scenario-name monitoring --destroy=never)
+	$(call leg,audited and right-sized: a recorded week and what comes of it (molecule),molecule test --no-command-borders --scenario-name audit --destroy=never)
 
 # Hosts of their own: bare ones, each with a mirror of packages.
 .PHONY: test-packages
