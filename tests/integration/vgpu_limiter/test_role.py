@@ -74,7 +74,8 @@ STEPS = {"plan_data": {"vgpu": {"steps": [{"step": "RemoveTenant", "name": "a"}]
     ],
 )
 def test_site_brings_the_limiter_where_it_is_wanted_or_was(tmp_path, variables, runs):
-    apply = yaml.safe_load((REPOSITORY / "playbooks" / "site.yml").read_text())[1]["tasks"]
+    plays = yaml.safe_load((REPOSITORY / "playbooks" / "site.yml").read_text())
+    (apply,) = (play["tasks"] for play in plays if play["name"].startswith("Apply"))
     names = [task.get("ansible.builtin.import_role", {}).get("name") for task in apply]
     before = apply[: names.index("openfleet.gpu.gpu_layout")]
     (limiter,) = [
