@@ -21,6 +21,7 @@ from ..plugin_utils.audit.model import WORDS, Audit
 from ..plugin_utils.audit.options import OptionError, access, seconds, thresholds
 from ..plugin_utils.audit.report_json import read_former, summary
 from ..plugin_utils.audit.tell import Notice, tell
+from ..plugin_utils.plain import plain
 
 display = Display()
 
@@ -50,7 +51,7 @@ class ActionModule(ActionBase):
                 "notify": {"type": "list", "elements": "dict", "default": []},
             }
         )
-        args = _plain(args)
+        args = plain(args)
         try:
             order = Order(
                 window_seconds=seconds(args["window"]),
@@ -120,14 +121,3 @@ def _result(audit: Audit, files: list[Path], told: list[str], fail_on: list[str]
         counted = ", ".join("%d %s" % (count, word) for word, count in failing.items())
         result.update(failed=True, msg="%s. It fails for %s (fail_on)." % (line, counted))
     return result
-
-
-def _plain(value: Any) -> Any:
-    """Ansible's own strings, lists and dictionaries as Python's."""
-    if isinstance(value, Mapping):
-        return {_plain(key): _plain(found) for key, found in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(found) for found in value]
-    if isinstance(value, str):
-        return "".join(value)
-    return value

@@ -21,6 +21,7 @@ from ..plugin_utils.bundle.fetch import readable
 from ..plugin_utils.bundle.make import Order, Outcome, make
 from ..plugin_utils.bundle.model import BundleError
 from ..plugin_utils.bundle.wants import OWN_VARIABLES, PARTS, VARIABLES
+from ..plugin_utils.plain import plain
 
 _ROOT = Path(__file__).resolve().parents[2]
 _ROLES = ("nvidia_driver", "container_toolkit", "gpu_layout")
@@ -50,7 +51,7 @@ class ActionModule(ActionBase):
                 "prune": {"type": "bool", "default": False},
             }
         )
-        args = _plain(args)
+        args = plain(args)
         check = self._task.check_mode
         try:
             values = {host: self._values(host, task_vars or {}) for host in args["hosts"]}
@@ -90,7 +91,7 @@ class ActionModule(ActionBase):
         for name in (*VARIABLES, *OWN_VARIABLES):
             try:
                 if name in known:
-                    values[name] = _plain(known[name])
+                    values[name] = plain(known[name])
             except AnsibleError as error:
                 raise BundleError(
                     "%s: %s" % (host, name),
@@ -98,17 +99,6 @@ class ActionModule(ActionBase):
                     "Give it a value that hangs on no facts, in this inventory or with -e.",
                 ) from None
         return values
-
-
-def _plain(value: Any) -> Any:
-    """Ansible's own strings, lists and dictionaries as Python's."""
-    if isinstance(value, Mapping):
-        return {_plain(key): _plain(found) for key, found in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(found) for found in value]
-    if isinstance(value, str):
-        return "".join(value)
-    return value
 
 
 def _defaults() -> dict[str, Any]:

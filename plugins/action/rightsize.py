@@ -17,6 +17,7 @@ from ..module_utils.errors import FleetError
 from ..plugin_utils.audit.holdings import HostState, Price
 from ..plugin_utils.audit.make import Order
 from ..plugin_utils.audit.options import access, seconds, thresholds
+from ..plugin_utils.plain import plain
 
 display = Display()
 
@@ -52,7 +53,7 @@ class ActionModule(ActionBase):
                 "reclaim_exempt": {"type": "list", "elements": "str", "default": []},
             }
         )
-        args = _plain(args)
+        args = plain(args)
         try:
             result.update(self._propose(args))
         except FleetError as error:
@@ -120,14 +121,3 @@ def _prices(rows: Any) -> list[Price]:
         return [Price(str(row["model"]), float(row["price"])) for row in rows]
     except (KeyError, TypeError, ValueError) as error:
         raise FleetError("prices", str(error), 'Write each as {model: "H100*", price: 2.5}.') from None
-
-
-def _plain(value: Any) -> Any:
-    """Ansible's own strings, lists and dictionaries as Python's."""
-    if isinstance(value, Mapping):
-        return {_plain(key): _plain(found) for key, found in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(found) for found in value]
-    if isinstance(value, str):
-        return "".join(value)
-    return value
