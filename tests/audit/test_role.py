@@ -69,7 +69,8 @@ class Host:
             secret.stdout + yaml.safe_dump({"gpu_audit_prometheus": settings, "gpu_audit_hosts": "none"})
         )
 
-    def apply(self, *options, **variables):
+    def apply(self, *options, playbook="", **variables):
+        """Runs the role alone, or a playbook of the collection."""
         settings = {
             "gpu_audit_user": getpass.getuser(),
             "gpu_audit_manage_user": False,
@@ -83,12 +84,13 @@ class Host:
             "gpu_audit__root": str(self.folder / "root"),
             **variables,
         }
-        play = [{"hosts": "control", "gather_facts": False, "roles": ["openfleet.gpu.gpu_audit"]}]
+        play = [{"hosts": "gpu_audit", "gather_facts": False, "roles": ["openfleet.gpu.gpu_audit"]}]
         (self.folder / "play.yml").write_text(yaml.safe_dump(play))
-        host = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable, **settings}
-        (self.folder / "inventory.yml").write_text(yaml.safe_dump({"all": {"hosts": {"control": host}}}))
+        here = {"ansible_connection": "local", "ansible_become": False, "ansible_python_interpreter": sys.executable}
+        groups = {"gpu_audit": {"hosts": {"control": {**here, **settings}}}, "gpu_hosts": {}}
+        (self.folder / "inventory.yml").write_text(yaml.safe_dump(groups))
         command = [VENV / "bin" / "ansible-playbook", "-i", self.folder / "inventory.yml", *options]
-        return run([*command, self.folder / "play.yml"], self.folder, cwd=ROOT)
+        return run([*command, ROOT / playbook if playbook else self.folder / "play.yml"], self.folder, cwd=ROOT)
 
     def unit(self, name):
         """A unit's settings: the lists of values by name."""
@@ -190,11 +192,45 @@ def test_absent_takes_the_units_away_and_leaves_the_reports(tmp_path):
     host = Host(tmp_path)
     assert host.apply().returncode == 0
     (host.reports / "index.html").write_text("mine")
+    stamp = host.folder / "root" / "var" / "lib" / "systemd" / "timers" / "stamp-gpu-audit.timer"
+    stamp.parent.mkdir(parents=True)
+    stamp.touch()
     done = host.apply(gpu_audit_state="absent")
     assert done.returncode == 0, said(done)
     assert list(host.units.iterdir()) == [] and (host.reports / "index.html").read_text() == "mine"
+    # It would catch up at once when it comes back.
+    assert not stamp.exists()
     again = host.apply(gpu_audit_state="absent")
     assert again.returncode == 0 and "changed=0" in again.stdout, said(again)
+
+
+def test_the_fleets_playbooks_bring_it_and_take_it_away(tmp_path):
+    host = Host(tmp_path)
+    # In an inventory without a GPU host, too.
+    done = host.apply(playbook="playbooks/site.yml")
+    assert done.returncode == 0, said(done)
+    assert sorted(path.name for path in host.units.iterdir()) == UNITS
+    done = host.apply(playbook="playbooks/reset.yml")
+    assert done.returncode == 0, said(done)
+    assert list(host.units.iterdir()) == [] and host.reports.is_dir()
+
+
+def test_site_tells_of_a_bad_variable_before_anything_changes(tmp_path):
+    host = Host(tmp_path)
+    done = host.apply(playbook="playbooks/site.yml", gpu_audit_keep=0, gpu_audit_vault_password_file="vault")
+    assert done.returncode == 2
+    wrong = "control: gpu_audit_keep: a report has to stay: write 1 or more. gpu_audit_vault_password_file: "
+    assert wrong in said(done)
+    assert "PLAY [Plan the audit]" in done.stdout and "PLAY [Audit the fleet" not in done.stdout
+
+
+@pytest.mark.parametrize(("mode", "umask"), [("0750", "0027"), ("2770", "0007"), ("755", "0022")])
+def test_reports_are_for_those_who_may_look_into_their_directory(tmp_path, mode, umask):
+    host = Host(tmp_path)
+    done = host.apply(gpu_audit_dir_mode=mode)
+    assert done.returncode == 0, said(done)
+    assert host.unit("gpu-audit.service")["UMask"] == [umask]
+    assert host.reports.stat().st_mode & 0o7777 == int(mode, 8)
 
 
 @pytest.mark.parametrize(
@@ -202,6 +238,11 @@ def test_absent_takes_the_units_away_and_leaves_the_reports(tmp_path):
     [
         ({"gpu_audit_on_calendar": "Mondays"}, "gpu_audit_on_calendar: "),
         ({"gpu_audit_keep": 0}, "gpu_audit_keep: a report has to stay"),
+        ({"gpu_audit_random_delay": "a while"}, "gpu_audit_random_delay, gpu_audit_timeout: "),
+        ({"gpu_audit_timeout": "2 hrs, or so"}, "gpu_audit_random_delay, gpu_audit_timeout: "),
+        ({"gpu_audit_dir": "reports"}, "gpu_audit_dir: systemd knows no relative paths"),
+        ({"gpu_audit_dir_mode": "u=rwx"}, "gpu_audit_dir_mode: write it in octal digits"),
+        ({"gpu_audit_user": "root", "gpu_audit_manage_user": True}, "gpu_audit_user: root is not made"),
         ({"gpu_audit_venv": "/nowhere"}, "/nowhere/bin/ansible-playbook is not there. Bring Ansible"),
         (
             {"gpu_audit_project_dir": "/nowhere", "gpu_audit_vault_password_file": "/none"},
