@@ -1,13 +1,14 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""An audit of a made-up fleet with every verdict in it, judged by the real rules, to look at as a page."""
+"""An audit of a made-up fleet with every verdict in it, judged by the real rules. HTML, for each of the cases of test_page.py."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit import report_html
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.compare import findings
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import (
     Audit,
@@ -86,7 +87,9 @@ def audit(hosts, *, name="gpu-%04d.example.org", further=()):
     holdings = [holding for number in range(hosts) for holding in gpus(name % number)] + list(further)
     judged = [(holding, judge(holding, seconds=SECONDS)) for holding in holdings]
     found = findings(judged, {}, NOW)
-    gone = tuple(dataclasses.replace(one, state="gone") for one in found if one.verdict.word == "idle")[:3]
+    idle = [one for one in found if one.verdict.word == "idle"]
+    gone = tuple(dataclasses.replace(one, state="gone") for one in idle[:3])
+    unseen = tuple(dataclasses.replace(one, state="unseen", first_found_seconds=NOW - 30 * 86400) for one in idle[3:5])
     days = tuple(
         Day(NOW - (14 - day) * 86400, 8.0 * hosts, 0.8 + 0.1 * math.sin(day), 0.5 + 0.2 * math.sin(day / 2), 0.4)
         for day in range(14)
@@ -105,6 +108,44 @@ def audit(hosts, *, name="gpu-%04d.example.org", further=()):
             for number, one in enumerate(found)
         ),
         gone=gone,
+        unseen=unseen,
         history=days,
         currency="EUR",
     )  # fmt: skip
+
+
+def usual():
+    return report_html.to_text(audit(3))
+
+
+def stretched(long):
+    holder = (Holder("process", "pid 1 (" + "python3-with-a-long-name-and-no-space" * 5 + ")"),)
+    subject = Subject("tenant", long, "GPU-" + "0" * 36, "0", "NVIDIA " + "X" * 60, name="t" * 63)
+    further = [well(subject, holders=holder, missing=("who" * 40,), price_per_hour=None)]
+    return report_html.to_text(audit(3, name="%04d-" + long, further=further))
+
+
+def hostile(texts):
+    further = []
+    for number, text in enumerate(texts):
+        subject = Subject("gpu", text, text, text, text, text)
+        holders = (Holder(text, text),)
+        further.append(well(subject, **REST, holders=holders, missing=(text,)))
+        tenant = dataclasses.replace(subject, kind="tenant", name=text)
+        further.append(well(tenant, price_per_hour=None))
+        instance = dataclasses.replace(
+            subject, kind="mig_instance", mig_instance=text, mig_profile=text, host=str(number)
+        )
+        further.append(well(instance))
+    made = audit(1, further=further)
+    sources = dataclasses.replace(made.sources, prometheus=texts[1], missing=texts)
+    return report_html.to_text(dataclasses.replace(made, sources=sources, currency=texts[0]))
+
+
+def large():
+    """A thousand hosts."""
+    return report_html.to_text(audit(1000))
+
+
+def empty():
+    return report_html.to_text(dataclasses.replace(audit(0), findings=(), history=()))

@@ -32,10 +32,10 @@ _CHART = {"width": 640, "height": 150}
 _EDGE = 3
 
 
-def environment() -> jinja2.Environment:
-    """Of all pages: what is put into one is text, whatever it looks like."""
+def environment(*folders: Path) -> jinja2.Environment:
+    """Of all pages, with templates in further folders: what is put into one is text, whatever it looks like."""
     made = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        loader=jinja2.FileSystemLoader([_TEMPLATES, *folders]),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

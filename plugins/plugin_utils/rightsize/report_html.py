@@ -5,65 +5,61 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
-from ..audit.report_html import _hours, _when
+from ..audit.model import WORDS
+from ..audit.report_html import environment
 from ..audit.write_line import money
-from .model import RISKS, HostChange, Outcome, Proposal
+from .model import RISKS, Outcome, Proposal
 from .sums import line, summary
 
 _TEMPLATES = Path(__file__).parent / "templates"
 #: Rows of a table: more than that nobody reads, and the JSON has all.
 _TOP = 200
+#: Hosts that are shown at once; of more than that, each is folded away behind its name.
+_UNFOLDED = 20
 
 
 def to_text(proposal: Proposal) -> str:
     """The page."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(when=_when, hours=_hours, words=lambda word: word.replace("_", " "))
     changing = [one for one in proposal.workloads if one.change in ("moved", "resized")]
     changing.sort(key=lambda one: (-RISKS.index(one.risk), one.host, one.gpu_index, one.name))
-    return environment.get_template("rightsize.html.j2").render(
-        proposal=proposal,
-        line=line(proposal),
-        sums=summary(proposal),
-        changing=changing[:_TOP],
-        changing_count=len(changing),
-        left=[one for one in proposal.workloads if one.change == "left"],
-        staying=[one for one in proposal.workloads if one.change == "stays"],
-        hosts=[_host(number, change, proposal) for number, change in enumerate(proposal.hosts)],
-        money=lambda amount: money(amount, proposal.currency),
-        top=_TOP,
+    return (
+        environment(_TEMPLATES)
+        .get_template("rightsize.html.j2")
+        .render(
+            proposal=proposal,
+            line=line(proposal),
+            sums=summary(proposal),
+            kinds=WORDS,
+            changing=changing,
+            left=[one for one in proposal.workloads if one.change == "left"],
+            staying=[one for one in proposal.workloads if one.change == "stays"],
+            hosts=_hosts(proposal),
+            money=lambda amount: money(amount, proposal.currency),
+            top=_TOP,
+            unfolded=_UNFOLDED,
+        )
     )
 
 
-def _host(number: int, change: HostChange, proposal: Proposal) -> dict[str, Any]:
-    """A host's GPUs before and after, each as the workloads that are on it."""
-    before = _by_gpu([(one.gpu_index, one.today, one) for one in proposal.workloads if one.host == change.host])
-    after = _by_gpu(
-        [(one.then_gpu_index or 0, one.then, one) for one in proposal.workloads if one.then_host == change.host]
-    )
-    indices = sorted({*before, *after, *change.freed_gpus})
-    return {
-        "id": "host-%d" % number,
-        "change": change,
-        "gpus": [{"index": index, "before": before.get(index, []), "after": after.get(index, [])} for index in indices],
-    }
+def _hosts(proposal: Proposal) -> list[dict[str, Any]]:
+    """Hosts that change with their GPUs before and after, each as the workloads that are on it."""
+    before = _by_gpu([(one.host, one.gpu_index, one.today, one) for one in proposal.workloads])
+    after = _by_gpu([(one.then_host, one.then_gpu_index or 0, one.then, one) for one in proposal.workloads])
+    found = []
+    for number, change in enumerate(proposal.hosts):
+        was, will = before.get(change.host, {}), after.get(change.host, {})
+        indices = sorted({*was, *will, *change.freed_gpus})
+        gpus = [{"index": index, "before": was.get(index, []), "after": will.get(index, [])} for index in indices]
+        found.append({"id": "host-%d" % number, "change": change, "gpus": gpus})
+    return found
 
 
-def _by_gpu(rows: list[tuple[int, str, Outcome]]) -> dict[int, list[tuple[str, Outcome]]]:
-    ordered = sorted(rows, key=lambda row: (row[0], row[1], row[2].name))
-    return {
-        index: [(text, one) for _index, text, one in found]
-        for index, found in itertools.groupby(ordered, key=lambda row: row[0])
-    }
+def _by_gpu(rows: list[tuple[str, int, str, Outcome]]) -> dict[str, dict[int, list[tuple[str, Outcome]]]]:
+    """By host and GPU what is on it, with the words for how it has it."""
+    found: dict[str, dict[int, list[tuple[str, Outcome]]]] = {}
+    for host, index, text, one in sorted(rows, key=lambda row: (*row[:3], row[3].name)):
+        found.setdefault(host, {}).setdefault(index, []).append((text, one))
+    return found

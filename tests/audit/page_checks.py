@@ -1,0 +1,108 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What can be asked of any page in a browser: whether it fits, can be read, and holds nothing but text and style."""
+
+from __future__ import annotations
+
+import re
+
+#: What names may look like, to those who would have them do something.
+HOSTILE = (
+    "<img src=x onerror='window.caught=1'>", "</style><script>window.caught=1</script>", "\"'><svg onload=window.caught=1>",
+    "{{ 7 * 7 }}{% raw %}", "javascript:window.caught=1", "&lt;b&gt;",
+)  # fmt: skip
+
+LONG = "a-name-that-nobody-thought-of-when-the-page-was-made.rack-17.hall-3.example.org"
+
+_CONTRASTS = """
+() => {
+  const parts = (text) => (text.match(/[0-9.]+/g) || []).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map((v) => v / 255)
+    .map((v) => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const ground = (element) => {
+    for (let one = element; one; one = one.parentElement) {
+      const found = parts(getComputedStyle(one).backgroundColor);
+      if (found.length === 3 || found[3] === 1) return found.slice(0, 3);
+      if (found[3] !== 0) throw new Error("half transparent: " + one.outerHTML);
+    }
+    throw new Error("no ground");
+  };
+  const found = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+    const element = node.parentElement;
+    if (!node.textContent.trim() || !element.checkVisibility()) continue;
+    const [ink, behind] = [light(parts(getComputedStyle(element).color)), light(ground(element))];
+    found.push([(Math.max(ink, behind) + 0.05) / (Math.min(ink, behind) + 0.05), node.textContent.trim().slice(0, 40)]);
+  }
+  return found.sort((a, b) => a[0] - b[0]);
+}
+"""
+
+_OUTSIDE = """
+() => [...document.querySelectorAll("body *")].filter((one) => {
+  const box = one.getBoundingClientRect();
+  if (!box.width || (box.right <= innerWidth + 0.5 && box.left >= -0.5)) return false;
+  for (let around = one.parentElement; around; around = around.parentElement)
+    if (getComputedStyle(around).overflowX !== "visible") return false;
+  return true;
+}).map((one) => one.outerHTML.slice(0, 120))
+"""
+
+_ACTIVE = """
+() => {
+  const all = [...document.querySelectorAll("*")];
+  const elements = ["script", "img", "iframe", "object", "embed", "link", "form", "base"];
+  const addresses = ["src", "srcdoc", "srcset", "action", "formaction"];
+  const attributes = new Set(all.flatMap((one) => one.getAttributeNames()));
+  return [
+    ...all.filter((one) => elements.includes(one.localName)).map((one) => one.outerHTML.slice(0, 120)),
+    ...[...attributes].filter((name) => name.startsWith("on") || addresses.includes(name)),
+    ...("caught" in window ? ["a name became a script"] : []),
+  ];
+}
+"""
+
+
+def contrasts(page):
+    """The contrast of every text that is seen with the ground behind it, as WCAG 2.1 counts it, the lowest first."""
+    return page.evaluate(_CONTRASTS)
+
+
+def outside(page):
+    """Texts and boxes that stand out of the screen to either side, unless something around them cuts them off."""
+    return page.evaluate(_OUTSIDE)
+
+
+def active(page):
+    """All that could load or do something, if it were in the page."""
+    return page.evaluate(_ACTIVE)
+
+
+def is_dark(page):
+    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    return sum(map(int, re.findall(r"\d+", ground)[:3])) < 3 * 128
+
+
+def shown(page, selector):
+    """The texts of what is seen of all that the selector finds."""
+    found = page.locator(selector).filter(visible=True)
+    return [text.strip() for text in found.all_text_contents()]
+
+
+def follow(page, selector):
+    """Click on the first that is seen; gives the part of the page that its link leads to."""
+    page.locator(selector).filter(visible=True).first.click()
+    return page.evaluate("location.hash")
+
+
+def parts(page):
+    """The page as it opens, with all that is folded away, and at a host's part: in turn, for checks of each."""
+    yield ""
+    if page.locator("details:not([open])").count():
+        page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+        yield "unfolded"
+    if page.locator(".map a").count():
+        yield follow(page, ".map a")

@@ -1,0 +1,93 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the page of an audit and that of all reports have of their own, in a headless Chromium; and the checks of pages."""
+
+from __future__ import annotations
+
+import browser
+import page_fleet
+import page_index
+import pytest
+from page_checks import HOSTILE, active, contrasts, follow, outside, shown
+
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import WORDS
+
+COLOURS = """
+(all) => Object.fromEntries(all.map((one) => [
+  one.className.match(/[cw]-([a-z_]+)/)[1], getComputedStyle(one)[one.localName === "i" ? "backgroundColor" : "borderLeftColor"]
+]))
+"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_verdict_has_a_colour_of_its_own_everywhere(show, scheme):
+    page = show(page_fleet.usual(), scheme=scheme)
+    cells = page.locator("#fleet .gpus i").evaluate_all(COLOURS)
+    assert set(cells) == set(WORDS) and len(set(cells.values())) == len(WORDS)
+    assert page.locator("#fleet .key i").evaluate_all(COLOURS) == cells
+    assert page.locator(".tile[class*=w-]").evaluate_all(COLOURS) == cells
+    assert page.locator(".badge").evaluate_all(COLOURS) == cells
+
+
+def test_a_host_s_page_shows_when_its_link_is_followed_and_alone(show):
+    page = show(page_fleet.usual())
+    assert shown(page, ".host") == [] and len(shown(page, "#fleet")) == 1
+    assert follow(page, ".map a:nth-child(2)") == "#host-1"
+    assert shown(page, ".host h2") == ["gpu-0001.example.org"]
+    assert shown(page, "#fleet, header, .tiles, #findings") == []
+    assert len(shown(page, ".host .gpu")) == 8
+    assert follow(page, "#host-1 a") == "#fleet"
+    assert shown(page, ".host") == [] and len(shown(page, "#findings")) == 1
+
+
+def test_a_finding_leads_to_its_host(show):
+    page = show(page_fleet.usual())
+    place = shown(page, "#findings td a")[0]
+    follow(page, "#findings td a")
+    assert shown(page, ".host h2") == [place.split()[0]]
+
+
+def test_of_a_thousand_hosts_each_has_its_place(show):
+    page = show(page_fleet.large())
+    assert page.locator(".map a").count() == 1000
+    assert page.locator(".map i").count() == 10000
+    assert len(shown(page, "#findings tbody tr")) == 100
+    assert follow(page, ".map a:nth-child(1000)") == "#host-999"
+    assert shown(page, ".host h2") == ["gpu-0999.example.org"]
+
+
+def test_names_are_told_in_full_where_there_is_little_room(show):
+    page = show(page_fleet.hostile(HOSTILE))
+    titles = page.locator("[title]").evaluate_all("all => all.map((one) => one.title).join('|')")
+    assert [name for name in HOSTILE if name not in titles] == []
+
+
+def test_nothing_found_is_said(show):
+    assert "Nothing asks for anything" in show(page_fleet.empty()).locator("body").text_content()
+
+
+def test_the_page_of_all_reports_has_a_row_for_each_and_its_trend(show):
+    page = show(page_index.usual())
+    assert len(shown(page, "tbody tr")) == 20 and len(shown(page, "svg")) == 2
+    # The latest first.
+    assert page.locator("tbody a").first.get_attribute("href") == "report-19/audit.html"
+    assert page.locator("header a").get_attribute("href") == "report-19/audit.html"
+
+
+WRONG = """<!doctype html><html><head><title>x</title></head>
+<body style="margin: 0; background: #fff"><p style="color: #999">grey</p><p style="width: 120vw">wide</p>
+<img src="gone.png" alt=""><script>console.log("loud")</script></body></html>"""
+
+
+def test_the_checks_find_what_is_wrong(chromium, tmp_path):
+    path = tmp_path / "wrong.html"
+    path.write_text(WRONG)
+    with browser.screen(chromium, path, width=1280) as found:
+        # The relative luminance of #999 is 0.319: (1 + 0.05) / (0.319 + 0.05).
+        (lowest, text), *_others = contrasts(found.page)
+        assert text == "grey" and lowest == pytest.approx(2.85, abs=0.01)
+        assert ["wide" in one for one in outside(found.page)] == [True]
+        assert len([one for one in active(found.page) if one.startswith(("<img", "<script", "src"))]) == 3
+        assert found.requests == [path.as_uri(), (tmp_path / "gone.png").as_uri()]
+        assert "loud" in found.said and len(found.said) == 2

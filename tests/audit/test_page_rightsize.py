@@ -1,0 +1,73 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What is the right-sizing page's own, in a headless Chromium."""
+
+from __future__ import annotations
+
+import page_proposal
+from page_checks import shown
+
+
+def rows(page, host):
+    """Of a host's card: by GPU the workloads before and after."""
+    card = page.locator("section", has=page.locator("h2", has_text=host))
+    return {
+        row.locator("> span").first.text_content(): [
+            sorted(part.locator(".part").locator("b, small:only-child").all_text_contents())
+            for part in row.locator(".parts").all()
+        ]
+        for row in card.locator(".gpu").all()
+    }
+
+
+def test_each_host_is_shown_before_and_after(show):
+    page = show(page_proposal.usual())
+    assert rows(page, "train-01") == {
+        "gpu 0": [["chat"], ["free"]],
+        "gpu 1": [["search"], ["free"]],
+        "gpu 2": [["train"], ["train"]],
+        "gpu 3": [["jupyter"], ["jupyter"]],
+        "gpu 4": [["train-01-gpu4"], ["free"]],
+        "gpu 5": [["free"], ["chat", "search", "train-01-gpu4"]],
+    }
+
+
+def test_what_frees_gpus_and_what_is_risked_is_told_apart(show):
+    page = show(page_proposal.usual())
+    assert [text for text in shown(page, "h2") if "frees" in text] == [
+        "batch-01 frees gpu 1 · 730 EUR a month",
+        "parts-01 frees gpu 1 · 1,461 EUR a month",
+        "train-01 frees gpu 0, 1, 4 · 2,922 EUR a month",
+    ]
+    tiles = page.locator(".tile").evaluate_all("all => all.map((one) => getComputedStyle(one).borderLeftColor)")
+    # What is gained (twice), what moves, what is resized, what stays, what is destroyed.
+    assert len(tiles) == 6 and len(set(tiles)) == 5 and tiles[0] == tiles[1]
+
+
+def test_the_plan_is_folded_away_and_there(show):
+    page = show(page_proposal.usual())
+    assert shown(page, "pre") == []
+    page.locator("summary", has_text="The plan").last.click()
+    assert shown(page, "pre") == ["gpu 5: enable MIG mode, create 2g.20gb@0, create 1g.10gb@2, create 3g.40gb@4"]
+
+
+def test_what_may_be_stopped_and_what_may_not(show):
+    page = show(page_proposal.usual())
+    found = dict(zip(shown(page, "#reclaim td:first-child b"), shown(page, "#reclaim [data-name=stop]")))
+    assert found["jupyter.service"] == "yes" and found["user@1000.service"].startswith("no: ")
+
+
+def test_of_many_hosts_each_is_folded_away_behind_its_name(show):
+    page = show(page_proposal.large())
+    assert len(shown(page, "section h2")) > 1000 and shown(page, ".gpu") == []
+    page.locator("summary", has_text="train-01-333").click()
+    assert len(shown(page, ".gpu")) == 6
+
+
+def test_tables_say_how_much_they_leave_out(show):
+    page = show(page_proposal.large())
+    for part, count in (("#workloads", 6 * 334), ("#reclaim", 2 * 334), ("#staying > p", 334)):
+        (text,) = shown(page, part if part.endswith("p") else part + " > .soft")
+        assert text == "200 of %d; rightsize.json has all." % count
+    assert len(shown(page, "#workloads tbody tr")) == 200
