@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import http.server
 import io
 import json
@@ -17,6 +18,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetE
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit import options, report_csv, report_html, report_json
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.holdings import HostState, Price
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.make import AuditError, Order, make
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import Verdict
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.prometheus import Access
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.tell import Notice, NotifyError, tell
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.write_line import line
@@ -79,6 +81,25 @@ def test_the_table_has_a_row_a_finding_and_no_formulas(audit):
     assert row["host"] == "a" and row["verdict"] == "no_data" and row["memory_total_gib"] == "80.00"
     assert row["memory_max_gib"] == "" and row["holders"].startswith("container =cmd")
     assert not any(cell[:1] in "=+-@" for cell in row.values() if cell)
+
+
+def test_the_table_has_what_could_not_be_looked_at_again(audit):
+    (found,) = audit.findings
+    idle = dataclasses.replace(found, id="0123456789", verdict=Verdict("idle", "It was.", waste_per_month=12.5))
+    told = dataclasses.replace(
+        audit,
+        unseen=(dataclasses.replace(idle, state="unseen"),),
+        gone=(dataclasses.replace(idle, id="9876543210", state="gone"),),
+    )
+    rows = [
+        (row["id"], row["state"], row["verdict"], row["waste_per_month"])
+        for row in csv.DictReader(io.StringIO(report_csv.to_text(told)))
+    ]
+    assert rows == [
+        (found.id, "new", "no_data", "0.00"),
+        ("0123456789", "unseen", "idle", "12.50"),
+        ("9876543210", "gone", "idle", "12.50"),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,12 @@ IDLE = {
 JOB = (Holder("slurm", "job 17 of alice"),)
 
 
+def test_the_reason_names_holders_in_words():
+    holders = (Holder("device_handle", "pid 9 (jupyter-lab), which has its device node open"), Holder("container", "x"))
+    found = judge(holding(**{**IDLE, "holders": holders, "processes_now": 0.0}), seconds=TWO_WEEKS)
+    assert "Held by device handle pid 9 (jupyter-lab), which has its device node open; container x," in found.reason
+
+
 @pytest.mark.parametrize(
     ("expected", "changes"),
     [

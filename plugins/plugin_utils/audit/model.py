@@ -98,6 +98,9 @@ class Holder:
     who: str = ""
     since_seconds: float | None = None
 
+    def __str__(self) -> str:
+        return "%s %s" % (self.kind.replace("_", " "), self.who)
+
 
 @dataclass(frozen=True)
 class Quiet:

@@ -25,11 +25,14 @@ COLUMNS = (
 
 
 def to_text(audit: Audit) -> str:
-    """Comma-separated values with a line of names, as RFC 4180 writes them; findings of the audit before last."""
+    """Comma-separated values with a line of names, as RFC 4180 writes them.
+
+    Last what the audit before found and this one did not, or could not look at: without figures, but for what it cost then.
+    """
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS)
     writer.writeheader()
-    for found in (*audit.findings, *audit.gone):
+    for found in (*audit.findings, *audit.unseen, *audit.gone):
         writer.writerow({name: _cell(value) for name, value in _row(found, audit.currency).items()})
     return text.getvalue()
 
@@ -55,7 +58,7 @@ def _row(found: Finding, currency: str) -> dict[str, Any]:
         "mig_profile": subject.mig_profile,
         "mig_instance": subject.mig_instance,
         "name": subject.name,
-        "holders": None if holding.holders is None else "; ".join("%s %s" % (h.kind, h.who) for h in holding.holders),
+        "holders": None if holding.holders is None else "; ".join(map(str, holding.holders)),
         "first_found": None
         if first is None
         else datetime.datetime.fromtimestamp(first, datetime.timezone.utc).isoformat(),

@@ -103,7 +103,7 @@ def _never_used(holding: Holding, limits: Thresholds) -> bool:
 
 def _judge_held(holding: Holding, limits: Thresholds) -> tuple[str, str, float]:
     """Somebody has what rested for long. Blamed is only who has had it for as long."""
-    who = "; ".join(dict.fromkeys("%s %s" % (one.kind, one.who) for one in holding.holders or ()))
+    who = "; ".join(dict.fromkeys(map(str, holding.holders or ())))
     by = " by %s" % who if who else ""
     if holding.held_seconds is None:
         return "idle", "Nothing ran for %s. It is held%s, since when is not known." % (_time(holding), by), 1.0
