@@ -1,0 +1,199 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Right-sizing of whole fleets: what is changed within the bounds, and who takes turns on a card."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rightsize_hosts import GIB, gpu, state
+
+np = pytest.importorskip("numpy")
+
+from rightsize_fleets import H100, today
+
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing import check
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.model import WHOLE, mig, share
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.model import Decision, RightsizeError
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.observed import host_of
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.overlay import merged, planned
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.rearrange import Limits, rearrange
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.teams import teams
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.model import Fleet, Policy
+
+# --- What is changed --------------------------------------------------------------------------------------------------
+
+
+def small(gpus, profile="1g.10gb"):
+    """Everybody could do with one small instance."""
+    return {one.name: Decision("mig", mig(profile), "small") for each in gpus for one in each.occupants}
+
+
+def fleet(host, count, free=0):
+    rows = [gpu(host, n, H100, "w%d-%s.service" % (n, host)) for n in range(count)]
+    return state(*rows, *(gpu(host, n, H100) for n in range(count, count + free)))
+
+
+def test_a_workload_alone_keeps_its_gpu():
+    found = today({"a": fleet("a", 1)})
+    assert rearrange(found, small(found), Limits(seconds=5)).answers == ()
+
+
+def test_workloads_meet_on_one_gpu_of_their_host():
+    found = today({"a": fleet("a", 3), "b": fleet("b", 2)})
+    done = rearrange(found, small(found), Limits(seconds=10))
+    assert {answer.problem.gpus[0].host: answer.saved for answer in done.answers} == {"a": 2, "b": 1}
+    for name, standing in done.standing().items():
+        assert standing[0].host == name[-1]
+
+
+def test_with_the_fleet_in_reach_they_meet_on_one_gpu_of_all():
+    found = today({"a": fleet("a", 3), "b": fleet("b", 2)})
+    (answer,) = rearrange(found, small(found), Limits(reach="fleet", seconds=10)).answers
+    assert answer.saved == 4 and len({each[0].key for each in rearrange_standing(answer)}) == 1
+
+
+def rearrange_standing(answer):
+    return [(each,) for each in answer.packing.standing if each.workload]
+
+
+def test_what_is_new_throughout_goes_where_nobody_is():
+    found = today({"a": fleet("a", 2, free=1)})
+    (answer,) = rearrange(found, small(found), Limits(seconds=5)).answers
+    assert {each.key for each in answer.packing.standing} == {("a", 2)} and answer.saved == 1
+    assert not check.problems(answer.problem, answer.packing)
+
+
+def test_a_gpu_that_takes_no_part_gets_nobody():
+    found = list(today({"a": fleet("a", 2, free=1)}))
+    found[2] = dataclasses.replace(found[2], left="the fan")
+    (answer,) = rearrange(found, small(found), Limits(seconds=5)).answers
+    assert {each.key for each in answer.packing.standing} <= {("a", 0), ("a", 1)}
+
+
+@pytest.mark.parametrize("bound", [0, 1, 2, 3, 4, 5])
+def test_no_more_workloads_move_than_the_bound_and_the_rest_is_said(bound):
+    found = today({"a": fleet("a", 3), "b": fleet("b", 2)})
+    done = rearrange(found, small(found), Limits(most_moved=bound, seconds=10))
+    moved = sum(len(answer.moved) for answer in done.answers)
+    assert moved <= bound
+    # Two moves save a GPU of a host, three save two.
+    assert sum(answer.saved for answer in done.answers) == {0: 0, 1: 0, 2: 1, 3: 2, 4: 2, 5: 3}[bound]
+    assert bool(done.notes) == (len(done.answers) < 2)
+
+
+def test_instances_that_are_there_are_used_before_others_are_made():
+    rows = [gpu("a", n, H100, "w%d.service" % n) for n in range(2)]
+    there = gpu("a", 2, H100, instances=[(1, "1g.10gb", 0, None), (2, "1g.10gb", 1, None)])
+    found = today({"a": state(*rows, there)})
+    done = rearrange(found, small(found), Limits(seconds=5))
+    assert {each[0].key for each in done.standing().values()} == {("a", 2)}
+    assert done.entries("a") == ([], frozenset()) and done.hosts() == {"a"}
+
+
+def test_instances_that_the_bound_protects_stay():
+    rows = [gpu("a", n, H100, instances=[(1, "3g.40gb", 4, "w%d.service" % n)]) for n in range(2)]
+    found = today({"a": state(*rows)})
+    free = rearrange(found, small(found, "1g.10gb"), Limits(seconds=5))
+    assert sum(answer.saved for answer in free.answers) == 1
+    none = rearrange(found, small(found, "1g.10gb"), Limits(most_destroyed=0, seconds=5))
+    assert sum(answer.destroyed for answer in none.answers) == 0
+
+
+def test_what_the_inventory_forces_is_done_without_a_gain():
+    found = today({"a": fleet("a", 1)}, said={"a": [{"profile": "3g.40gb"}]})
+    (answer,) = rearrange(found, small(found, "3g.40gb"), Limits(seconds=5)).answers
+    assert answer.saved == 0 and answer.packing.standing[0].shape == mig("3g.40gb")
+
+
+def test_what_the_planner_refuses_is_not_proposed():
+    found = today({"a": fleet("a", 2)})
+
+    def refuse(arrangement, hosts):
+        assert hosts == {"a"}
+        raise RightsizeError("gpu_layout[0]", "no", "Never mind.")
+
+    done = rearrange(found, small(found), Limits(seconds=5), refuse)
+    assert done.answers == () and "a: H100-80GB stays as it is: gpu_layout[0]: no." in done.notes[0]
+
+
+# --- Who takes turns --------------------------------------------------------------------------------------------------
+
+
+def courses(hours):
+    """Two weeks of workloads that work hard in eight hours of the day, from the hours given by name."""
+    times = np.arange(0, 14 * 86400, 600)
+    of_day = times / 3600 % 24
+    duty = [np.where((of_day - start) % 24 < 8, 90.0, 0.0) for start in hours.values()]
+    return Fleet.of(list(hours), times, duty, np.full((len(hours), len(times)), 10.0 * GIB), 80.0 * GIB)
+
+
+def turns(hours, reach="host"):
+    found = today({"a": fleet("a", len(hours))})
+    names = [one.name for each in found for one in each.occupants]
+    decisions = {name: Decision("time_slicing", share("time_slicing", 12288, 100), "") for name in names}
+    made = teams(courses(dict(zip(names, hours))), found, decisions, reach, Policy())
+    return found, decisions, made
+
+
+def test_those_who_work_at_other_hours_share_a_card_and_those_at_the_same_do_not():
+    found, decisions, made = turns([0, 12, 0])
+    (team,) = made.members
+    assert "w1-a" in team and len(team) == 2 and set(made.stays) == {"w0-a", "w2-a"} - set(team)
+    assert "takes turns with" in made.reasons["w1-a"]
+    kept = {name: decisions[name] for name in team}
+    done = rearrange(found, kept, Limits(seconds=5), teams=made.members)
+    (answer,) = done.answers
+    entries, changed = done.entries("a")
+    assert answer.saved == 1 and set(answer.moved) == set(team)
+    assert [(entry["sharing"], entry["time_slicing"]["replicas"]) for entry in entries] == [("time_slicing", 2)]
+    assert len(changed) == 1
+
+
+def test_where_turns_save_nothing_all_stay_alone():
+    _found, _decisions, made = turns([0, 0])
+    assert made.members == () and all("leave exclusive" in why for why in made.stays.values())
+
+
+def test_a_team_that_is_beyond_the_bound_is_not_made():
+    found, decisions, made = turns([0, 12])
+    done = rearrange(found, decisions, Limits(most_moved=1, seconds=5), teams=made.members)
+    assert done.answers == () and "within the bounds on churn" in done.notes[0]
+
+
+KINDS = st.sampled_from([None, "1g.10gb", "2g.20gb", "3g.40gb", "whole", "vgpu", "mps", "time_slicing"])
+
+
+@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(KINDS, min_size=1, max_size=5), st.integers(0, 2), st.sampled_from([None, 0, 2]))
+def test_any_proposal_keeps_everybody_and_the_planner_takes_it(kinds, free, bound):
+    states = {"a": fleet("a", len(kinds), free)}
+    found = today(states)
+    decisions = {}
+    for kind, each in zip(kinds, found):
+        if kind is not None:
+            shape = WHOLE if kind == "whole" else mig(kind) if kind[0].isdigit() else share(kind, 8192, 20)
+            decisions[each.occupants[0].name] = Decision("mig", shape, "")
+    done = rearrange(found, decisions, Limits(most_moved=bound, seconds=2))
+    for answer in done.answers:
+        assert not check.problems(answer.problem, answer.packing)
+        assert bound is None or len(answer.moved) <= bound
+        assert {each.workload for each in answer.packing.standing} >= {
+            one.name for each in found for one in each.occupants
+        }
+        assert answer.saved > 0
+    gpus = host_of("a", states["a"]).gpus
+    entries, changed = done.entries("a")
+    layout = merged([{"gpus": "all", "sharing": "shared"}], gpus, entries, changed)
+    plan, _lines = planned(layout, gpus, "580.65.06")
+    # No GPU is named twice, and each has what stands on it.
+    assert sorted(each.gpu.index for each in plan.gpus) == list(range(len(gpus)))
+    then = {each.key[1]: [] for each in found}
+    for standing in done.standing().values():
+        then[standing[0].index] += [standing[0].shape.profile] if standing[0].shape.kind == "mig" else []
+    for each in plan.gpus:
+        assert sorted(one.profile for one in each.planned()) == sorted(then[each.gpu.index])
