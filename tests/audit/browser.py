@@ -68,9 +68,8 @@ def screen(
     started: Browser, path: Path, *, width: int = 1280, scheme: str = "light", media: str = "screen"
 ) -> Iterator[Screen]:
     """A file on a screen of this width, below 800 a phone's, or on paper of that width (media print)."""
-    with started.new_context(
-        viewport={"width": width, "height": 800}, is_mobile=width < 800, color_scheme=scheme
-    ) as context:
+    phone = media == "screen" and width < 800
+    with started.new_context(viewport={"width": width, "height": 800}, is_mobile=phone, color_scheme=scheme) as context:
         context.set_default_timeout(_MILLISECONDS)
         page = context.new_page()
         page.emulate_media(media=media)

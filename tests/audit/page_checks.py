@@ -13,7 +13,8 @@ HOSTILE = (
     "{{ 7 * 7 }}{% raw %}", "javascript:window.caught=1", "&lt;b&gt;",
 )  # fmt: skip
 
-LONG = "a-name-that-nobody-thought-of-when-the-page-was-made.rack-17.hall-3.example.org"
+#: Without a place to break it at.
+LONG = "a_name_that_nobody_thought_of_when_the_page_was_made.rack17.hall3.example.org"
 
 _CONTRASTS = """
 () => {

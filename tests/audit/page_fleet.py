@@ -119,10 +119,12 @@ def usual():
 
 
 def stretched(long):
+    """With one on the first host that has nothing but long words."""
+    name = "%04d-" + long
     holder = (Holder("process", "pid 1 (" + "python3-with-a-long-name-and-no-space" * 5 + ")"),)
-    subject = Subject("tenant", long, "GPU-" + "0" * 36, "0", "NVIDIA " + "X" * 60, name="t" * 63)
+    subject = Subject("tenant", name % 0, "GPU-" + "0" * 36, "0", "NVIDIA " + "X" * 60, name="t" * 63)
     further = [well(subject, holders=holder, missing=("who" * 40,), price_per_hour=None)]
-    return report_html.to_text(audit(3, name="%04d-" + long, further=further))
+    return report_html.to_text(audit(3, name=name, further=further))
 
 
 def hostile(texts):

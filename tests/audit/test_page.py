@@ -45,6 +45,7 @@ def test_every_text_can_be_read_in_both_schemes_and_on_paper(show, made, scheme,
 def test_on_paper_nothing_is_cut_off_or_folded_away(show, made, width):
     page = show(made.stretched(LONG), width=width, media="print")
     assert outside(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.locator("pre, .host").count() == len(shown(page, "pre, .host"))
 
 
