@@ -67,7 +67,7 @@ def test_of_many_hosts_each_is_folded_away_behind_its_name(show):
 
 def test_tables_say_how_much_they_leave_out(show):
     page = show(page_proposal.large())
-    for part, count in (("#workloads", 6 * 334), ("#reclaim", 2 * 334), ("#staying > p", 334)):
+    for part, count in (("#notes", 334), ("#workloads", 6 * 334), ("#reclaim", 2 * 334), ("#staying > p", 334)):
         (text,) = shown(page, part if part.endswith("p") else part + " > .soft")
         assert text == "200 of %d; rightsize.json has all." % count
     assert len(shown(page, "#workloads tbody tr")) == 200
