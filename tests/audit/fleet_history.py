@@ -122,8 +122,13 @@ def prometheus(devices: list[Device], hours: float, folder: Path) -> contextlib.
 
 
 @contextlib.contextmanager
-def serve(history: Callable[[int, int, int], Iterator[str]], hours: float, folder: Path) -> Iterator[str]:
-    """The same of any OpenMetrics text, made for (start of all, first sample, last sample) in seconds since the epoch."""
+def serve(
+    history: Callable[[int, int, int], Iterator[str]], hours: float, folder: Path, block: int = BLOCK
+) -> Iterator[str]:
+    """The same of any OpenMetrics text, made for (start of all, first sample, last sample) in seconds since the epoch.
+
+    `block` is what a block holds, in seconds: two hours, or those three, nine, … times.
+    """
     # Not into the future, and no longer ago than the 15 minutes within which a state holds.
     end = int(time.time()) // STEP * STEP
     start = end - int(hours * 3600)
@@ -134,13 +139,14 @@ def serve(history: Callable[[int, int, int], Iterator[str]], hours: float, folde
         "create-blocks-from",
         "openmetrics",
         "-q",
+        "--max-block-duration=%ds" % block,
         str(source),
         str(folder / "data"),
     ]
     # promtool reads all of its input once for each block, so that each block gets an input of its own.
-    for block in range(start // BLOCK * BLOCK, end + 1, BLOCK):
+    for first in range(start // block * block, end + 1, block):
         with source.open("w") as file:
-            file.writelines(history(start, max(start, block), min(end, block + BLOCK - STEP)))
+            file.writelines(history(start, max(start, first), min(end, first + block - STEP)))
         subprocess.run(make, check=True, stdout=subprocess.DEVNULL)
     source.unlink()
     (folder / "prometheus.yml").write_text("global: {}\n")

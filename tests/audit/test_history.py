@@ -27,6 +27,7 @@ def gaps(course, every=4):
     return lambda hour: course(hour) if round(hour * 12) % every == 0 else None
 
 
+HOT = ("gpu:throttled:avg5m", "reason", "hw_thermal")
 LOST = ("gpu:xid_class_errors:count5m", "class", "lost")
 
 
@@ -64,7 +65,7 @@ FLEET = [
     Device("b", 3, jobs=("gpu_exporter", "nvidia_gpu"), labelled=HELD),
     Device("b", 4, series={"gpu:lost": steady(1)}, labelled=HELD),
     Device("b", 5, labelled={**HELD, LOST: lambda hour: 1 if 40 < hour < 41 else None}),
-    Device("b", 6, labelled={**HELD, ("gpu:throttled", "reason", "hw_thermal"): (lambda hour: 1 if hour % 4 < 1 else 0)}),
+    Device("b", 6, labelled={**HELD, HOT: lambda hour: 1 if hour % 4 < 1 else None}),
     # Went away two days ago.
     Device(
         "b", 7, info=until(HOURS - 48, steady(1)),
@@ -173,6 +174,12 @@ def test_a_gpu_of_two_exporters_is_one_and_it_is_said(found, audit):
 def test_a_counter_that_began_anew_is_counted_on(found):
     assert found["c gpu 1 tenant notebook"].holding.denials == pytest.approx(7, rel=0.05)
     assert found["c gpu 1 tenant batch"].holding.denials is None
+
+
+def test_how_much_of_the_time_it_was_throttled(found):
+    # An hour in four, of which the roll-up has nothing else.
+    assert found["b gpu 6"].holding.throttled == {"hw_thermal": pytest.approx(0.25, abs=0.01)}
+    assert found["b gpu 5"].holding.throttled == {}
 
 
 def test_instances_share_the_price_of_their_gpu(found):

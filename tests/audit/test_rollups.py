@@ -79,15 +79,26 @@ def test_instances_and_tenants_stay_apart(tmp_path):
     )
 
 
-def test_held_counts_claims_and_processes(tmp_path):
+def test_held_is_by_whoever_and_however_many(tmp_path):
     series = [
         ('gpu:held{%s,kind="container"}' % GPU, "1x6"),
         ('gpu:held{%s,kind="slurm"}' % GPU, "0x6"),
         ("gpu:processes{%s}" % GPU, "2x6"),
         ('gpu:processes{host="a",gpu_uuid="GPU-2"}', "0x6"),
+        # From minute 4 on, or in half of the time.
+        ('gpu:processes{host="a",gpu_uuid="GPU-3"}', "_ 0 0 0 1 1"),
+        ('gpu:held{host="a",gpu_uuid="GPU-3",kind="slurm"}', "_ 0.1 0.1 0.1 0.1 0.1"),
     ]
     name = "gpu:held:avg5m"
-    check(tmp_path, series, {name: [(name + SHORT, 3), (name + '{gpu_uuid="GPU-2",host="a"}', 0)]})
+    others = [(name + '{gpu_uuid="GPU-%d",host="a"}' % gpu, value) for gpu, value in ((2, 0), (3, 0.5))]
+    check(tmp_path, series, {name: [(name + SHORT, 1), *others]})
+
+
+def test_throttled_is_kept_where_it_was(tmp_path):
+    reasons = {"hot": "_ 0 1 0 1 0", "cap": "0x6"}
+    series = [('gpu:throttled{%s,reason="%s"}' % (GPU, reason), values) for reason, values in reasons.items()]
+    name = "gpu:throttled:avg5m"
+    check(tmp_path, series, {name: [(name + '{gpu_uuid="GPU-1",host="a",reason="hot"}', 0.4)]})
 
 
 def test_what_is_not_reported_has_no_roll_up(tmp_path):
@@ -100,8 +111,12 @@ def test_what_is_not_reported_has_no_roll_up(tmp_path):
 
 def test_the_audit_reads_roll_ups_that_there_are():
     recorded = {rule.name for rule in rules_of([ROLL_UPS])}
-    wanted = {series.roll_up for series in signals.SERIES.values()} | {signals._TENANT.roll_up, signals._HELD}
+    wanted = {series.roll_up for series in signals.SERIES.values()} | {
+        signals._TENANT.roll_up,
+        signals._HELD,
+        signals._THROTTLED,
+    }
     assert wanted <= recorded
     # Each of them has a case here.
-    assert recorded - set(CASES) == {"gpu:tenant_memory_used_bytes:max5m", "gpu:held:avg5m"}
+    assert recorded - set(CASES) == {"gpu:tenant_memory_used_bytes:max5m", "gpu:held:avg5m", "gpu:throttled:avg5m"}
     subprocess.run([tool("promtool"), "check", "rules", str(ROLL_UPS)], check=True, stdout=subprocess.DEVNULL)

@@ -17,6 +17,7 @@ import io
 import json
 import math
 import ssl
+import threading
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -111,6 +112,8 @@ class Prometheus:
         self.name = urllib.parse.urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/"), "", ""))
         self.queries = 0
         self.bytes_received = 0
+        # Several queries may be under way.
+        self._counting = threading.Lock()
         handlers: list[urllib.request.BaseHandler] = [_NoRedirect()]
         if parts.scheme == "https":
             handlers.append(urllib.request.HTTPSHandler(context=self._tls()))
@@ -202,7 +205,8 @@ class Prometheus:
             headers["Authorization"] = "Basic " + base64.b64encode(pair.encode()).decode()
         # POST: a query over many hosts is longer than an address may be.
         request = urllib.request.Request(self.name + path, urllib.parse.urlencode(form).encode(), headers)
-        self.queries += 1
+        with self._counting:
+            self.queries += 1
         try:
             # The server is told to give up first, so that its own words arrive.
             with self._opener.open(request, timeout=self.access.timeout_seconds + 2) as response:
@@ -237,7 +241,8 @@ class Prometheus:
         packed = response.headers.get("Content-Encoding") == "gzip"
         for block in iter(lambda: response.read(_BLOCK), b""):
             size += len(block)
-            self.bytes_received += len(block)
+            with self._counting:
+                self.bytes_received += len(block)
             if size > _MOST_BYTES:
                 raise self._error(
                     "its answer is larger than %d bytes" % _MOST_BYTES, "Ask for fewer hosts.", too_much=True

@@ -5,17 +5,19 @@
 
 Every quantile and maximum is computed by the server, over roll-ups of five minutes where it has them (the rules of the
 role gpu_monitoring record them) and over the series themselves elsewhere. One row a subject and figure crosses the
-network, whatever the window.
+network, whatever the window. What a server does for it grows with the samples it goes through, so that none are asked twice for
+what one answer tells, and series as dense as the scrapes are looked at in steps.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Callable, Mapping
+from typing import Callable, Mapping, Sequence
 
+from .asking import Asking
 from .model import Day, Quiet, Stat, Subject, Window
-from .prometheus import Prometheus, PrometheusError, Sample
+from .prometheus import Prometheus, Sample
 
 Key = tuple[str, str, str, str]
 
@@ -28,11 +30,13 @@ ROLL_UP_SECONDS = 300
 #: Clocks further apart than this are told of.
 _SKEW_SECONDS = 60
 
-#: How long a subject has been quiet is looked up in these steps, in seconds, as far as the window reaches.
-_QUIET_STEPS = tuple(hours * 3600 for hours in (1, 3, 6, 12, 24, 72, 168, 336))
+#: Where the window is cut, in seconds before its end, to see how long a subject has been quiet or held.
+_CUTS = tuple(hours * 3600 for hours in (1, 3, 6, 12, 24, 72, 168, 336))
 
 #: A GPU that did less than this in five minutes did nothing: what a monitoring client itself makes of a GPU stays below.
 QUIET_BUSY_RATIO = 0.01
+
+_DAY = 86400.0
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,7 @@ _ALL = ("p50", "p95", "p99", "max", "mean")
 
 SERIES = {
     "memory": Series("gpu:memory_used_bytes", "gpu:memory_used_bytes:max5m", _ALL, most=1e15),
-    "busy": Series("gpu:busy_ratio", "gpu:busy_ratio:avg5m", _ALL, most=_RATIO),
+    "busy": Series("gpu:busy_ratio", "gpu:busy_ratio:avg5m", ("max", "mean"), most=_RATIO),
     "compute": Series("gpu:compute_active_ratio", "gpu:compute_active_ratio:avg5m", _ALL, most=_RATIO),
     "bandwidth": Series(
         "gpu:memory_bandwidth_active_ratio", "gpu:memory_bandwidth_active_ratio:avg5m", ("p95", "mean"), most=_RATIO
@@ -59,28 +63,31 @@ SERIES = {
     "tensor": Series("gpu:tensor_active_ratio", "gpu:tensor_active_ratio:avg5m", ("p95", "mean"), most=_RATIO),
     "processes": Series("gpu:processes", "gpu:processes:max5m", ("max",), most=1e6),
 }
+#: Stands for compute where nothing says how many SMs were at work.
+_BUSY_FOR_COMPUTE = replace(SERIES["busy"], figures=_ALL)
 _TENANT = Series("gpu:tenant_memory_used_bytes", "gpu:tenant_memory_used_bytes:max5m", _ALL, most=1e15)
 
-_DAY = 86400.0
+#: In how much of five minutes somebody had it, and in how much it was throttled, for each reason; both only as roll-ups: holders
+#: and reasons come and go as series, and what is not throttled has none of the latter.
+_HELD = "gpu:held:avg5m"
+_THROTTLED = "gpu:throttled:avg5m"
 
 #: What is told of the whole fleet, of each day one number.
 _FLEET = {
-    "gpus": "avg_over_time(count(count by (host, gpu_uuid) (gpu:info{%(where)s}))[SPAN:1h])",
-    "held_ratio": "avg(avg_over_time((gpu:held:avg5m{%(where)s} > bool 0)[SPAN:5m]))",
+    "gpus": "avg_over_time(count(count by (host, gpu_uuid) (gpu:info{%(where)s}))[SPAN:6h])",
+    "held_ratio": "avg(avg_over_time(gpu:held:avg5m{%(where)s}[SPAN]) >= 0 <= 1)",
     # A GPU whose figures are impossible is left out, and does not spoil the others' average.
     "busy_ratio": "avg(avg_over_time(gpu:busy_ratio:avg5m{%(where)s}[SPAN]) >= 0 <= 1.05)",
     "memory_ratio": "sum(avg_over_time(gpu:memory_used_bytes:max5m{%(where)s}[SPAN]) >= 0 <= 1e15)"
-    " / sum(max by (host, gpu_uuid, mig_instance) (last_over_time(gpu:memory_total_bytes{%(where)s}[SPAN])))",
+    " / sum(max by (host, gpu_uuid, mig_instance) (max_over_time(gpu:memory_total_bytes{%(where)s}[SPAN:6h])))",
 }
-
-#: How many holders there were, of all kinds; a roll-up only, since holders of a kind come and go as series.
-_HELD = "gpu:held:avg5m"
 
 _OVER_TIME = {
     "p50": "quantile_over_time(0.5, %s)",
     "p95": "quantile_over_time(0.95, %s)",
     "p99": "quantile_over_time(0.99, %s)",
     "max": "max_over_time(%s)",
+    "min": "min_over_time(%s)",
     "mean": "avg_over_time(%s)",
     "count": "count_over_time(%s)",
 }
@@ -117,6 +124,46 @@ class History:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class _Found:
+    """Where the figures of a series come from: what is asked, for how many seconds a sample stands, and how many there are."""
+
+    source: str
+    step_seconds: float
+    counts: Mapping[Key, float]
+
+    @property
+    def rolled_up(self) -> bool:
+        return self.source.endswith("5m")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of the window, in seconds before its end, and of each subject a figure and the number of samples in it."""
+
+    newest: int
+    oldest: int
+    figures: Mapping[Key, float]
+    counts: Mapping[Key, float]
+
+
+def lasting(pieces: Sequence[Piece], holds: Callable[[float], bool], step_seconds: float) -> dict[Key, int]:
+    """For how long up to now it held of each subject, in seconds: as far back as is certain. `pieces` are the newest first.
+
+    Certain is a stretch only with nearly all of its samples: a gap is neither idleness nor possession.
+    """
+    found: dict[Key, int] = {}
+    for key in {key for piece in pieces for key in piece.figures}:
+        count = 0.0
+        for piece in pieces:
+            if key in piece.figures and not holds(piece.figures[key]):
+                break
+            count += piece.counts.get(key, 0.0)
+            if count >= math.floor(0.9 * piece.oldest / step_seconds):
+                found[key] = piece.oldest
+    return found
+
+
 def read(
     server: Prometheus,
     window_seconds: float,
@@ -142,8 +189,7 @@ class _Reading:
         our_seconds: float | None,
         say: Callable[[str], None],
     ) -> None:
-        self.server = server
-        self.selector = selector
+        self.name = server.name
         self.say = say
         self.notes: list[str] = []
         # By the server's clock: what it recorded bears its time.
@@ -154,62 +200,47 @@ class _Reading:
                 % (server.name, abs(our_seconds - end), "ahead of" if end > our_seconds else "behind")
             )
         self.window = Window(end - window_seconds, end)
+        self.asking = Asking(server, end, selector, self.notes)
+        self.span = round(window_seconds)
+        cuts = [0, *(cut for cut in _CUTS if cut < self.span), self.span]
+        self.pieces = list(zip(cuts, cuts[1:]))
         self.records: dict[Key, Record] = {}
-        self.hosts: list[str] = []
         self.dropped: dict[str, int] = {}
 
     def run(self) -> History:
+        self.say("reading what there is")
         self._subjects()
         if self.records:
-            for metric, series in SERIES.items():
-                self.say("reading %s" % series.name)
-                self._stats(metric, series)
+            self._stats()
             self._tenants()
+            self.say("reading what holds now")
             self._state()
-            self._quiet()
         for name, count in sorted(self.dropped.items()):
             self.notes.append(
                 "%d values of %s were impossible (NaN, blank or out of range) and left out." % (count, name)
             )
+        self.say("reading the fleet's days")
         days = self._days() if self.records else ()
         return History(self.window, self.records, days, tuple(dict.fromkeys(self.notes)))
-
-    # --- Asking -----------------------------------------------------------------------------------------------------
-
-    def _ask(self, expression: str, at: float | None = None) -> list[Sample]:
-        """An expression with %(where)s in its selectors; in parts, host by host at last, where the server finds it too much."""
-        return self._ask_of(expression, self.hosts, whole=True, at=at)
-
-    def _ask_of(self, expression: str, hosts: list[str], *, whole: bool, at: float | None) -> list[Sample]:
-        matchers = [self.selector] if self.selector else []
-        if not whole:
-            matchers.append('host=~"%s"' % "|".join(_quoted(host) for host in hosts))
-        try:
-            answer = self.server.query(
-                expression.replace("%(where)s", ",".join(matchers)), self.window.end_seconds if at is None else at
-            )
-        except PrometheusError as error:
-            if not error.too_much or len(hosts) < 2:
-                raise
-            half = len(hosts) // 2
-            return self._ask_of(expression, hosts[:half], whole=False, at=at) + self._ask_of(
-                expression, hosts[half:], whole=False, at=at
-            )
-        for warning in answer.warnings:
-            self.notes.append("%s warns: %s" % (self.server.name, warning))
-        return list(answer.samples)
-
-    def _span(self, seconds: float | None = None) -> str:
-        return "[%ds]" % round(self.window.seconds if seconds is None else seconds)
 
     # --- Who there is -----------------------------------------------------------------------------------------------
 
     def _subjects(self) -> None:
-        """Every GPU and instance of which there was a sample in the window, by what was last said of it."""
-        step = max(ROLL_UP_SECONDS, round(self.window.seconds / 336))
-        seen = self._ask("max_over_time(timestamp(gpu:info{%%(where)s})[%ds:%ds])" % (round(self.window.seconds), step))
+        """Every GPU and instance that there was in the window, by what was last said of it.
+
+        One that was there for less than six hours and is gone for more than a day may be missed.
+        """
+        now, *before = self.asking.ask_all(
+            [
+                "last_over_time(gpu:info{%(where)s}[15m])",
+                # The time of the last step at which it was there; timestamp() would take twenty times as long.
+                "max_over_time((time() * gpu:info{%%(where)s})[%ds:30m])" % min(_DAY, self.span),
+                "max_over_time((time() * gpu:info{%%(where)s})[%ds:6h])" % self.span,
+            ]
+        )
+        end = self.window.end_seconds
         latest: dict[Key, Sample] = {}
-        for sample in seen:
+        for sample in [*(replace(sample, value=end) for sample in now), *(sample for one in before for sample in one)]:
             key = _key(sample.labels)
             if not key[0] or not key[1]:
                 self.notes.append("Series of gpu:info without host or gpu_uuid were left out.")
@@ -231,74 +262,175 @@ class _Reading:
                     mig_profile=labels.get("mig_profile", ""),
                     mig_instance=key[2],
                 ),
-                silent_seconds=max(0.0, self.window.end_seconds - sample.value),
+                silent_seconds=max(0.0, end - sample.value),
             )
-        self.hosts = sorted({key[0] for key in self.records})
-        twice = self._ask("count by (%s) (last_over_time(gpu:info{%%(where)s}[15m])) > 1" % _BY) if self.records else []
+        self.asking.hosts = sorted({key[0] for key in self.records})
+        keys = [_key(sample.labels) for sample in now]
+        twice = (
+            sorted(key for key in set(keys) & set(self.records) if keys.count(key) > 1)
+            if len(keys) > len(set(keys))
+            else []
+        )
         if twice:
             self.notes.append(
                 "%d GPUs or instances are reported by more than one exporter, %s first: the highest value of each figure "
-                "is taken."
-                % (len(twice), " gpu ".join(_key(sorted(twice, key=lambda s: _key(s.labels))[0].labels)[:2]))
+                "is taken." % (len(twice), " gpu ".join(twice[0][:2]))
             )
 
     # --- Figures ----------------------------------------------------------------------------------------------------
 
-    def _stats(self, metric: str, series: Series) -> None:
-        for key, stat in self._figures(series, _BY, lambda labels: _key(labels)).items():
+    def _stats(self) -> None:
+        self.say("looking for roll-ups")
+        sources = {name: self._source(series, _BY, _key) for name, series in SERIES.items() if name != "busy"}
+        for name, found in sources.items():
+            self.say("reading %s" % SERIES[name].name)
+            self._keep(name, self._figures(SERIES[name], found, _BY, _key))
+        self.say("reading %s" % SERIES["busy"].name)
+        busy = self._rest()
+        without = [
+            record for record in self.records.values() if "busy" in record.stats and "compute" not in record.stats
+        ]
+        if without and busy:
+            self._keep("busy", self._figures(_BUSY_FOR_COMPUTE, busy, _BY, _key))
+        self._throttled(busy is None or busy.rolled_up)
+
+    def _keep(self, metric: str, stats: Mapping[Key, Stat]) -> None:
+        for key, stat in stats.items():
             if key in self.records:
                 record = self.records[key]
                 self.records[key] = replace(record, stats={**record.stats, metric: stat})
 
-    def _figures(self, series: Series, by: str, key_of: Callable[[Mapping[str, str]], Key]) -> dict[Key, Stat]:
-        """The figures of a series for each key. `max by` takes one of series that stand for the same subject."""
-        source, step = self._source(series)
-        found: dict[Key, dict[str, float]] = {}
-        for figure in ("count", *series.figures):
-            inner = _OVER_TIME[figure] % ("%s{%%(where)s}%s" % (source, self._span()))
-            for sample in self._ask("max by (%s) (%s)" % (by, inner)):
-                value = sample.value
-                if figure != "count" and not (series.least <= value <= series.most):
-                    self.dropped[series.name] = self.dropped.get(series.name, 0) + 1
-                    continue
-                found.setdefault(key_of(sample.labels), {})[figure] = value
+    def _source(self, series: Series, by: str, key_of: Callable[[Mapping[str, str]], Key]) -> _Found | None:
+        """The roll-up, or the series itself where the server does not have it."""
+        counts = self._over("count", series.roll_up, by, key_of, [(0, self.span)])[0]
+        if counts:
+            return _Found(series.roll_up, ROLL_UP_SECONDS, counts)
+        step = self._distance(series)
+        if step is None:
+            return None
+        return _Found(series.name, step, self._over("count", series.name, by, key_of, [(0, self.span)])[0])
+
+    def _distance(self, series: Series) -> float | None:
+        """Between two samples of a series that has no roll-up: the shortest of any, so that gaps do not hide in it."""
+        dense = self.asking.ask("max(count_over_time(%s{%%(where)s}[1h]))" % series.name)
+        if not dense:
+            return None
+        self.notes.append(
+            "There is no %s: figures are of %s itself, which the server takes longer for."
+            % (series.roll_up, series.name)
+        )
+        return 3600 / dense[0].value if dense[0].value > 0 else ROLL_UP_SECONDS
+
+    def _over(
+        self,
+        figure: str,
+        source: str,
+        by: str,
+        key_of: Callable[[Mapping[str, str]], Key],
+        pieces: Sequence[tuple[int, int]],
+    ) -> list[dict[Key, float]]:
+        """A figure of each piece of the window. `max by` takes one of series that stand for the same subject."""
+        inner = [
+            _OVER_TIME[figure]
+            % ("%s{%%(where)s}[%ds]%s" % (source, oldest - newest, " offset %ds" % newest if newest else ""))
+            for newest, oldest in pieces
+        ]
+        answers = self.asking.ask_all(["max by (%s) (%s)" % (by, one) for one in inner])
+        return [{key_of(sample.labels): sample.value for sample in answer} for answer in answers]
+
+    def _figures(
+        self, series: Series, found: _Found | None, by: str, key_of: Callable[[Mapping[str, str]], Key]
+    ) -> dict[Key, Stat]:
+        if found is None:
+            return {}
+        figures = {}
+        questions = {
+            figure: "max by (%s) (%s)" % (by, _OVER_TIME[figure] % ("%s{%%(where)s}[%ds]" % (found.source, self.span)))
+            for figure in series.figures
+        }
+        for figure, answer in zip(questions, self.asking.ask_all(list(questions.values()))):
+            figures[figure] = {key_of(sample.labels): sample.value for sample in answer}
+        return self._judged(series, found, figures)
+
+    def _judged(self, series: Series, found: _Found, figures: Mapping[str, Mapping[Key, float]]) -> dict[Key, Stat]:
+        """Whole answers only: half a one would say too little of how sure it is, or nothing."""
         stats = {}
-        for key, figures in found.items():
-            # Half an answer would say too little of how sure it is, or nothing.
-            if set(figures) != {"count", *series.figures}:
-                continue
-            seconds = min(figures.pop("count") * step, self.window.seconds)
-            stats[key] = Stat(seconds=seconds, coverage_ratio=seconds / self.window.seconds, **figures)
+        for key, count in found.counts.items():
+            known = {name: values[key] for name, values in figures.items() if key in values}
+            fit = {name: value for name, value in known.items() if series.least <= value <= series.most}
+            if len(fit) < len(known):
+                self.dropped[series.name] = self.dropped.get(series.name, 0) + len(known) - len(fit)
+            if len(fit) == len(series.figures):
+                seconds = min(count * found.step_seconds, self.window.seconds)
+                stats[key] = Stat(seconds=seconds, coverage_ratio=seconds / self.window.seconds, **fit)
         return stats
 
-    def _source(self, series: Series) -> tuple[str, float]:
-        """The roll-up, or the series itself where the server does not have it, and the seconds that a sample stands for."""
-        if self._ask("count(count_over_time(%s{%%(where)s}%s))" % (series.roll_up, self._span())):
-            return series.roll_up, ROLL_UP_SECONDS
-        # The samples' own distance: the shortest of any series, so that gaps do not hide in it.
-        dense = self._ask("max(count_over_time(%s{%%(where)s}[1h]))" % series.name)
-        step = 3600 / dense[0].value if dense and dense[0].value > 0 else ROLL_UP_SECONDS
-        if dense:
-            self.notes.append(
-                "There is no %s: figures are of %s itself, which the server takes longer for."
-                % (series.roll_up, series.name)
-            )
-        return series.name, step
+    def _rest(self) -> _Found | None:
+        """How busy it was, and for how long nothing ran and somebody held it: one look at the samples for both."""
+        series = SERIES["busy"]
+        source, step = series.roll_up, float(ROLL_UP_SECONDS)
+        pieces = self._pieces(source, "max")
+        if not any(piece.counts for piece in pieces):
+            source, step = series.name, self._distance(series)
+            if step is None:
+                return None
+            pieces = self._pieces(source, "max")
+        counts: dict[Key, float] = {}
+        most: dict[Key, float] = {}
+        for piece in pieces:
+            for key, count in piece.counts.items():
+                counts[key] = counts.get(key, 0.0) + count
+            for key, value in piece.figures.items():
+                # Not max(), which keeps a NaN if it comes first.
+                most[key] = value if key not in most or not most[key] >= value else most[key]
+        busy = _Found(source, step, counts)
+        mean = self._over("mean", source, _BY, _key, [(0, self.span)])[0]
+        self._keep("busy", self._judged(series, busy, {"max": most, "mean": mean}))
+        for key, seconds in lasting(pieces, lambda value: 0 <= value < QUIET_BUSY_RATIO, step).items():
+            self._change(key, quiet=Quiet(seconds, whole_window=seconds == self.span))
+        # Whoever holds it by the server's word holds it for some time, which the pieces say if it is an hour or more.
+        for sample in self.asking.ask("last_over_time(%s{%%(where)s}[15m]) > 0" % _HELD):
+            self._change(_key(sample.labels), held_seconds=0.0)
+        for key, seconds in lasting(self._pieces(_HELD, "min"), lambda value: value > 0, ROLL_UP_SECONDS).items():
+            self._change(key, held_seconds=float(seconds))
+        return busy
+
+    def _pieces(self, source: str, figure: str) -> list[Piece]:
+        figures = self._over(figure, source, _BY, _key, self.pieces)
+        counts = self._over("count", source, _BY, _key, self.pieces)
+        return [Piece(*span, *values) for span, *values in zip(self.pieces, figures, counts)]
+
+    def _throttled(self, rolled_up: bool) -> None:
+        """The share of the time that there are figures of in which a GPU was throttled, by reason."""
+        by = _BY + ", reason"
+        if not rolled_up:
+            query = "max by (%s) (avg_over_time(gpu:throttled{%%(where)s}[%ds])) > 0" % (by, self.span)
+            self._by_label("throttled", "reason", query)
+            return
+        # Of a GPU with instances it is these that have figures.
+        seen: dict[tuple[str, str], float] = {}
+        for key, record in self.records.items():
+            seen[key[:2]] = max([seen.get(key[:2], 0.0), *(stat.seconds for stat in record.stats.values())])
+        self._by_label(
+            "throttled",
+            "reason",
+            "max by (%s) (sum_over_time(%s{%%(where)s}[%ds]))" % (by, _THROTTLED, self.span),
+            lambda key, value: min(1.0, value * ROLL_UP_SECONDS / (seen.get(key[:2]) or self.window.seconds)),
+        )
 
     def _tenants(self) -> None:
         """Tenants with a quota, beside the GPU that they share."""
         by = _BY + ", tenant"
-        limits = self._ask(
-            "max by (%s) (last_over_time(gpu:tenant_memory_limit_bytes{%%(where)s}%s))" % (by, self._span())
+        span = "[%ds]" % self.span
+        limits = self.asking.ask(
+            "max by (%s) (last_over_time(gpu:tenant_memory_limit_bytes{%%(where)s}%s))" % (by, span)
         )
         if not limits:
             return
-        stats = self._figures(_TENANT, by, _tenant_key)
+        stats = self._figures(_TENANT, self._source(_TENANT, by, _tenant_key), by, _tenant_key)
         denials = {
             _tenant_key(sample.labels): sample.value
-            for sample in self._ask(
-                "sum by (%s) (increase(gpu:tenant_denied_total{%%(where)s}%s))" % (by, self._span())
-            )
+            for sample in self.asking.ask("sum by (%s) (increase(gpu:tenant_denied_total{%%(where)s}%s))" % (by, span))
             if math.isfinite(sample.value) and sample.value >= 0
         }
         for sample in limits:
@@ -318,43 +450,49 @@ class _Reading:
 
     def _state(self) -> None:
         """What holds at the end of the window: the last value of a quarter of an hour."""
-        self._take("memory_total_bytes", "gpu:memory_total_bytes", self._span(), most=1e15)
-        self._take("processes_now", "gpu:processes", "[15m]", most=1e6)
-        self._take("price_per_hour", "gpu:price_per_hour", "[15m]")
-        for sample in self._ask("max by (%s) (last_over_time(gpu:lost{%%(where)s}[15m]))" % _BY):
+        self._take("memory_total_bytes", "gpu:memory_total_bytes", 1e15)
+        if any(record.memory_total_bytes is None for record in self.records.values()):
+            # Of what is silent by now, what it was.
+            for sample in self.asking.ask(
+                "max by (%s) (max_over_time(gpu:memory_total_bytes{%%(where)s}[%ds:6h]))" % (_BY, self.span)
+            ):
+                key = _key(sample.labels)
+                if key in self.records and self.records[key].memory_total_bytes is None and 0 <= sample.value <= 1e15:
+                    self._change(key, memory_total_bytes=sample.value)
+        self._take("processes_now", "gpu:processes", 1e6)
+        self._take("price_per_hour", "gpu:price_per_hour", math.inf)
+        for sample in self.asking.ask("max by (%s) (last_over_time(gpu:lost{%%(where)s}[15m]))" % _BY):
             self._change(_key(sample.labels), lost=sample.value == 1)
-        for sample in self._ask(
+        for sample in self.asking.ask(
             "max by (%s, sharing) (last_over_time(gpu:layout_sharing_info{%%(where)s}[15m]))" % _BY
         ):
             self._change(_key(sample.labels), sharing=sample.labels.get("sharing", ""))
         self._by_label("held_now", "kind", "max by (%s, kind) (last_over_time(gpu:held{%%(where)s}[15m]))" % _BY)
         # Classed by the alerts' rules, so that an audit and a page at night say the same of an error.
         xids: dict[Key, dict[str, str]] = {}
-        for sample in self._ask(
-            "max by (%s, xid, class) (max_over_time(gpu:xid_class_errors:count5m{%%(where)s}%s)) > 0"
-            % (_BY, self._span())
+        for sample in self.asking.ask(
+            "max by (%s, xid, class) (max_over_time(gpu:xid_class_errors:count5m{%%(where)s}[%ds])) > 0"
+            % (_BY, self.span)
         ):
             xids.setdefault(_key(sample.labels), {})[sample.labels.get("xid", "")] = sample.labels.get("class", "")
         for key, found in xids.items():
             self._change(key, xid=found)
-        self._by_label(
-            "throttled",
-            "reason",
-            "max by (%s, reason) (avg_over_time(gpu:throttled{%%(where)s}%s)) > 0" % (_BY, self._span()),
-        )
 
-    def _take(self, name: str, series: str, span: str, most: float = math.inf) -> None:
-        for sample in self._ask("max by (%s) (last_over_time(%s{%%(where)s}%s))" % (_BY, series, span)):
+    def _take(self, name: str, series: str, most: float) -> None:
+        for sample in self.asking.ask("max by (%s) (last_over_time(%s{%%(where)s}[15m]))" % (_BY, series)):
             if 0 <= sample.value <= most:
                 self._change(_key(sample.labels), **{name: sample.value})
             else:
                 self.dropped[series] = self.dropped.get(series, 0) + 1
 
-    def _by_label(self, name: str, label: str, expression: str) -> None:
+    def _by_label(
+        self, name: str, label: str, expression: str, made: Callable[[Key, float], float] = lambda key, value: value
+    ) -> None:
         found: dict[Key, dict[str, float]] = {}
-        for sample in self._ask(expression):
+        for sample in self.asking.ask(expression):
             if math.isfinite(sample.value) and sample.value >= 0:
-                found.setdefault(_key(sample.labels), {})[sample.labels.get(label, "")] = sample.value
+                key = _key(sample.labels)
+                found.setdefault(key, {})[sample.labels.get(label, "")] = made(key, sample.value)
         for key, values in found.items():
             self._change(key, **{name: values})
 
@@ -362,62 +500,23 @@ class _Reading:
         if key in self.records:
             self.records[key] = replace(self.records[key], **values)  # type: ignore[arg-type]
 
-    def _quiet(self) -> None:
-        """For how long nothing ran, and for how long somebody held it: the longest step of which both are certain.
-
-        Certain is a step only with nearly all of its samples: a gap is not idleness.
-        """
-        source, step = self._source(SERIES["busy"])
-        steps = [seconds for seconds in _QUIET_STEPS if seconds < self.window.seconds] + [round(self.window.seconds)]
-        # Whoever holds it by the server's word holds it for some time, which the steps say if it is an hour or more.
-        for sample in self._ask("last_over_time(%s{%%(where)s}[15m]) > 0" % _HELD):
-            self._change(_key(sample.labels), held_seconds=0.0)
-        for seconds in steps:
-            span = "{%%(where)s}[%ds]" % seconds
-            enough = math.floor(0.9 * seconds / step)
-            for sample in self._ask(
-                "(max by (%s) (max_over_time(%s)) < %g) and (max by (%s) (count_over_time(%s)) >= %d)"
-                % (_BY, source + span, QUIET_BUSY_RATIO, _BY, source + span, enough)
-            ):
-                if sample.value >= 0:
-                    self._change(_key(sample.labels), quiet=Quiet(seconds, whole_window=seconds == steps[-1]))
-            for sample in self._ask(
-                "(min_over_time(%s) > 0) and (count_over_time(%s) >= %d)"
-                % (_HELD + span, _HELD + span, math.floor(0.9 * seconds / ROLL_UP_SECONDS))
-            ):
-                self._change(_key(sample.labels), held_seconds=float(seconds))
-
     # --- The fleet --------------------------------------------------------------------------------------------------
 
     def _days(self) -> tuple[Day, ...]:
         """The fleet's days, the oldest first, each the 24 hours up to a time of day that is the window's end."""
-        made = []
+        ends = []
         for back in range(math.ceil(self.window.seconds / _DAY)):
             end = self.window.end_seconds - back * _DAY
             length = min(_DAY, end - self.window.start_seconds)
-            if length < ROLL_UP_SECONDS:
-                break
-            made.append(
-                Day(
-                    end - length,
-                    **{
-                        name: self._one(expression.replace("SPAN", "%ds" % round(length)), end)
-                        for name, expression in _FLEET.items()
-                    },
-                )
-            )
+            if length >= ROLL_UP_SECONDS:
+                ends.append((end, length))
+        answers = self.asking.ask_for_one(
+            [(text.replace("SPAN", "%ds" % round(length)), end) for end, length in ends for text in _FLEET.values()]
+        )
+        values = [one.value if one and math.isfinite(one.value) else None for one in answers]
+        rows = [values[first : first + len(_FLEET)] for first in range(0, len(values), len(_FLEET))]
+        made = [Day(end - length, **dict(zip(_FLEET, row))) for (end, length), row in zip(ends, rows)]
         return tuple(reversed(made))
-
-    def _one(self, expression: str, at: float) -> float | None:
-        """The only value of an answer; of several parts the fleet's cannot be told."""
-        try:
-            samples = self._ask_of(expression, [], whole=True, at=at)
-        except PrometheusError as error:
-            if not error.too_much:
-                raise
-            self.notes.append("The fleet's history is too much for %s, and left out." % self.server.name)
-            return None
-        return samples[0].value if samples and math.isfinite(samples[0].value) else None
 
 
 def _key(labels: Mapping[str, str]) -> Key:
@@ -426,10 +525,3 @@ def _key(labels: Mapping[str, str]) -> Key:
 
 def _tenant_key(labels: Mapping[str, str]) -> Key:
     return (*_key(labels)[:3], labels.get("tenant", ""))
-
-
-def _quoted(host: str) -> str:
-    """A host's name within a regular expression within a string."""
-    special = set("\\.+*?()|[]{}^$")
-    text = "".join("\\" + character if character in special else character for character in host)
-    return text.replace("\\", "\\\\").replace('"', '\\"')

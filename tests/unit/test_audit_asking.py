@@ -1,0 +1,144 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How a server is asked, and what its pieces of a window come to."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit import asking
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.asking import Asking
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.prometheus import Answer, PrometheusError, Sample
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.signals import Piece, lasting
+
+KEY = ("a", "GPU-1", "", "")
+STEP = 300
+
+
+class Server:
+    """Answers with the query itself; `refuses` says what is too much, or broken."""
+
+    name = "http://server"
+
+    def __init__(self, refuses=lambda expression: None):
+        self.refuses = refuses
+        self.asked = []
+        self.lock = threading.Lock()
+        self.under_way = self.most = 0
+
+    def query(self, expression, at_seconds=None):
+        with self.lock:
+            self.asked.append((expression, at_seconds))
+            self.under_way += 1
+            self.most = max(self.most, self.under_way)
+        try:
+            error = self.refuses(expression)
+            if error:
+                raise error
+            return Answer((Sample({"expression": expression}, 1.0),), ("one store is away",))
+        finally:
+            with self.lock:
+                self.under_way -= 1
+
+
+def asking_of(server, selector=""):
+    return Asking(server, 1000.0, selector, [])
+
+
+def texts(samples):
+    return [sample.labels["expression"] for sample in samples]
+
+
+def test_answers_stand_in_the_order_of_the_questions():
+    server = Server()
+    questions = ["gpu:%d{%%(where)s}" % number for number in range(20)]
+    answers = asking_of(server, 'cluster="a"').ask_all(questions)
+    assert [texts(one) for one in answers] == [['gpu:%d{cluster="a"}' % number] for number in range(20)]
+    assert {at for _expression, at in server.asked} == {1000.0}
+
+
+def test_no_more_than_a_few_are_under_way():
+    gate = threading.Barrier(asking.AT_ONCE, timeout=60)
+
+    def waits(_expression):
+        gate.wait()
+
+    server = Server(waits)
+    asking_of(server).ask_all(["gpu:info"] * (2 * asking.AT_ONCE))
+    assert server.most == asking.AT_ONCE
+
+
+def test_what_is_too_much_is_asked_in_halves():
+    def refuses(expression):
+        return (
+            PrometheusError("server", "too much", too_much=True)
+            if expression.count("|") or "host" not in expression
+            else None
+        )
+
+    server = Server(refuses)
+    one = asking_of(server)
+    one.hosts = ["a", "b.example", "c"]
+    assert texts(one.ask("gpu:info{%(where)s}")) == [
+        'gpu:info{host=~"%s"}' % name for name in ("a", "b\\\\.example", "c")
+    ]
+    assert one.notes and all(note == "http://server warns: one store is away" for note in one.notes)
+
+
+def test_what_is_too_much_for_a_host_is_an_error_and_ends_the_others():
+    def refuses(_expression):
+        time.sleep(0.05)
+        return PrometheusError("server", "too much", too_much=True)
+
+    server = Server(refuses)
+    with pytest.raises(PrometheusError):
+        asking_of(server).ask_all(["gpu:info"] * 100)
+    assert len(server.asked) < 100
+
+
+def test_of_several_parts_the_fleet_s_is_not_known():
+    server = Server(
+        lambda expression: PrometheusError("server", "too much", too_much=True) if "all" in expression else None
+    )
+    one = asking_of(server)
+    one.hosts = ["a", "b"]
+    first, second = one.ask_for_one([("all", 10.0), ("some", 20.0)])
+    assert first is None and second.value == 1.0
+    assert "The fleet's history is too much for http://server, and left out." in one.notes
+    assert ("some", 20.0) in server.asked
+
+
+def pieces(*figures, samples=None):
+    """Of the last hour, of the two before it, and of the three before these."""
+    spans = [(0, 3600), (3600, 3 * 3600), (3 * 3600, 6 * 3600)]
+    made = []
+    for index, ((newest, oldest), figure) in enumerate(zip(spans, figures)):
+        count = (oldest - newest) / STEP if samples is None else samples[index]
+        made.append(Piece(newest, oldest, {} if figure is None else {KEY: figure}, {KEY: count} if count else {}))
+    return made
+
+
+@pytest.mark.parametrize(
+    "figures, samples, hours",
+    [
+        ((0, 0, 0), None, 6),
+        ((0, 0, 0.5), None, 3),
+        ((0.5, 0, 0), None, None),
+        ((0, math.nan, 0), None, 1),
+        # One sample in ten is missing, and not one more.
+        ((0, 0, 0), (12, 24, 29), 6),
+        ((0, 0, 0), (12, 24, 27), 3),
+        # A gap of an hour is too much of three, and of six as well.
+        ((None, 0, 0), (0, 24, 36), None),
+        ((0, None, 0), (12, 0, 36), 1),
+        ((0, 0.5, 0), (12, 24, 36), 1),
+    ],
+)
+def test_how_long_it_lasts_is_certain(figures, samples, hours):
+    found = lasting(pieces(*figures, samples=samples), lambda value: 0 <= value < 0.01, STEP)
+    assert found == ({KEY: hours * 3600} if hours else {})
