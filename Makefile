@@ -162,10 +162,16 @@ endif
 # One leg of the tests: says what it is and how long it took, so that a log can be read.
 leg = printf '\n=== %s\n' "$(1)"; started=$$SECONDS; $(2); printf -- '--- %s: %s s\n' "$(1)" $$((SECONDS - started))
 
+# Two halves side by side, for two cores: the tests under molecule, whose lines begin with `hosts |`, wait for their hosts most
+# of the time. Each half is run to its end, or to its first failure, whatever becomes of the other.
 .PHONY: test
 test: ## every test: lint, unit, integration, the fleet under molecule
 	@$(MAKE) setup-test
-	$(MAKE) lint-all test-unit test-limiter test-monitoring test-integration test-newest test-oldest test-fleet test-packages
+	failed=0
+	$(MAKE) test-fleet test-packages 2>&1 | sed --unbuffered 's/^/hosts | /' & hosts=$$!
+	$(MAKE) lint-all test-unit test-limiter test-monitoring test-integration test-newest test-oldest || failed=1
+	wait $$hosts || failed=1
+	[ $$failed = 0 ] || { printf '\nTests failed, see above; %s s.\n' "$$SECONDS"; exit 1; }
 	printf '\nEvery test passed in %s s.\n' "$$SECONDS"
 
 .PHONY: test-fast
