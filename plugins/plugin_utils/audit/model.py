@@ -92,14 +92,18 @@ class Subject:
 
 @dataclass(frozen=True)
 class Holder:
-    """Whoever holds a subject. `kind` as in docs/holders.md; `who` names it as the host does."""
+    """Whoever holds a subject. `kind` as in docs/holders.md; `who` names it as the host does.
+
+    A server knows only how many there are of a kind; `who` is their number then.
+    """
 
     kind: str
     who: str = ""
     since_seconds: float | None = None
 
     def __str__(self) -> str:
-        return "%s %s" % (self.kind.replace("_", " "), self.who)
+        kind = self.kind.replace("_", " ")
+        return "%s (%s)" % (kind, self.who) if self.who.isdigit() else "%s %s" % (kind, self.who)
 
 
 @dataclass(frozen=True)

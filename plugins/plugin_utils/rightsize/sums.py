@@ -35,12 +35,12 @@ def line(proposal: Proposal) -> str:
     if not proposal.hosts:
         text = "nothing to change: %d of %d GPUs are in use" % (proposal.used_today, proposal.gpus)
     else:
-        text = "%d GPUs instead of %d, with %s: %s, %d stay on their GPU in another part of it" % (
+        text = "%d GPUs instead of %d, with %s: %s, %s in another part of it" % (
             proposal.used_then,
             proposal.used_today,
             _count(sums["hosts"], "other layout"),
             "1 workload moves" if words["moved"] == 1 else "%d workloads move" % words["moved"],
-            words["resized"],
+            "1 stays on its GPU" if words["resized"] == 1 else "%d stay on their GPU" % words["resized"],
         )
         if proposal.saved_per_month is not None:
             text += "; %s a month" % money(proposal.saved_per_month, proposal.currency)

@@ -66,8 +66,9 @@ def teams(
 
 def _reason(name: str, card: Card) -> str:
     others = [other for other in card.names if other != name]
-    return "It takes turns with %s: together at most %.1f GiB, and more work than there is time for %.1f %% of it." % (
+    busy = 100 * card.saturated_ratio
+    return "It takes turns with %s: together at most %.1f GiB, and %s." % (
         ", ".join(others),
         card.memory_bytes / 2**30,
-        100 * card.saturated_ratio,
+        "more work than there is time for %.1f %% of it" % busy if busy >= 0.05 else "time for all that they do",
     )
