@@ -20,7 +20,7 @@ from relay import relay
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import services
-from services import CONTAINER, SERVICES
+from services import BILLING, CONTAINER, DRAFT, SERVICES
 
 __all__ = ["lab_host"]
 
@@ -81,18 +81,25 @@ class Fleet:
     def begin(self) -> None:
         for service in SERVICES:
             self.places[service.name] = services.start(service, self.hosts[service.host], service.gpu, service.start)
+        for service in (DRAFT, BILLING):
+            self.places[service.name] = services.install(service, self.hosts[service.host])
         self.places[CONTAINER.name] = services.start_container(CONTAINER, self.hosts[CONTAINER.host])
 
     def uses(self) -> dict:
         """By place what is made of it."""
-        known = {service.name: service.use for service in [*SERVICES, CONTAINER]}
+        known = {service.name: service.use for service in [*SERVICES, DRAFT, BILLING, CONTAINER]}
         return {place: known[name] for name, place in self.places.items()}
 
     def pids(self) -> dict[str, str]:
         return {one.name: services.pid(one, self.hosts[one.host]) for one in SERVICES}
 
+    def active(self) -> dict[str, str]:
+        """What systemd says of each: active, inactive, ..."""
+        every = [*SERVICES, DRAFT, BILLING, CONTAINER]
+        return {one.name: self.hosts[one.host].run("systemctl is-active %s", one.name).stdout.strip() for one in every}
+
     def end(self) -> None:
-        for one in [*SERVICES, CONTAINER]:
+        for one in [*SERVICES, DRAFT, BILLING, CONTAINER]:
             self.hosts[one.host].run("systemctl stop %s", one.name)
 
 
@@ -122,7 +129,7 @@ class Monitor:
     def _as_it_is(fleet: Fleet) -> tuple[int, list, list]:
         """GPUs and instances by the word of nvidia-smi; where services run; where containers are."""
         devices = sum(1 + len(gpu.instances) for host in fleet.hosts.values() for gpu in services.gpus(host))
-        running = sorted(fleet.places[one.name] for one in SERVICES)
+        running = sorted(fleet.places[one.name] for one in [*SERVICES, DRAFT, BILLING] if one.name in fleet.places)
         return devices, running, [fleet.places[CONTAINER.name]] if CONTAINER.name in fleet.places else []
 
     def _as_it_is_seen(self) -> tuple[int, list, list]:
@@ -164,9 +171,40 @@ def first(site, fleet, monitor) -> Played:
     return site.audit()
 
 
+@dataclass(frozen=True)
+class Reclaimed(Played):
+    """rightsize.yml, and what of the services ran then and stood in its log."""
+
+    active: dict[str, str]
+    log: list[str]
+
+
 @pytest.fixture(scope="session")
-def proposal(site, first) -> Played:
-    return site.rightsize(gpu_rightsize_reclaim="act")
+def reclaim(site, fleet):
+    def play(**variables: object) -> Reclaimed:
+        played = site.rightsize(gpu_rightsize_reclaim_exempt=["bill*"], **variables)
+        log = site.folder / "rightsize" / "reclaim.log"
+        return Reclaimed(
+            played.told, played.report, fleet.active(), log.read_text().splitlines() if log.exists() else []
+        )
+
+    return play
+
+
+@pytest.fixture(scope="session")
+def listed(reclaim, first) -> Reclaimed:
+    """What may be stopped, and nothing is: that is the default."""
+    return reclaim()
+
+
+@pytest.fixture(scope="session")
+def proposal(reclaim, listed) -> Reclaimed:
+    return reclaim(gpu_rightsize_reclaim="act")
+
+
+@pytest.fixture(scope="session")
+def proposal_again(reclaim, proposal) -> Reclaimed:
+    return reclaim(gpu_rightsize_reclaim="act")
 
 
 @dataclass(frozen=True)
@@ -179,7 +217,7 @@ class Applied:
 
 
 @pytest.fixture(scope="session")
-def applied(site, fleet, proposal) -> Applied:
+def applied(site, fleet, proposal_again) -> Applied:
     before = fleet.pids()
     told = site.play("site.yml", "-i", str(site.folder / "rightsize" / "proposal"))
     return Applied(told, before, fleet.pids())
@@ -188,7 +226,7 @@ def applied(site, fleet, proposal) -> Applied:
 @pytest.fixture(scope="session")
 def second(site, fleet, monitor, proposal, applied) -> Played:
     """Each workload that has a new place goes there, as its owner would let it. After a week of that: audit.yml."""
-    del fleet.places[CONTAINER.name]
+    del fleet.places[CONTAINER.name], fleet.places[DRAFT.name]
     known = {service.name: service for service in SERVICES}
     for row in proposal.report["workloads"]:
         if row["change"] in ("moved", "resized"):

@@ -34,6 +34,9 @@ SERVICES = [
     # More than its GPU can give.
     Service("render", "ada", 0, None, Use((40, 43.5), (0.7, 0.97))),
 ]
+#: Processes that do nothing, of services that are installed, enabled and restarted when they end. One is not to be stopped.
+DRAFT = Service("draft", "ada", 2, None, Use((2, 2), (0, 0)))
+BILLING = Service("billing", "ada", 3, None, Use((2, 2), (0, 0)))
 #: A container that was given a GPU and runs nothing on it.
 CONTAINER = Service("notebook", "ada", 1, None, Use((0, 0), (0, 0), processes=0))
 
@@ -53,15 +56,29 @@ def start(service: Service, host: Any, gpu: int, first_slice: int | None) -> tup
     if first_slice is not None:
         ((number, _one),) = [(n, one) for n, one in found.instances.items() if one.start == first_slice]
         where, instance = "%s --gi %d --ci 0" % (where, number), str(number)
-    program = "gpusim run %s --memory %dMiB -- sleep infinity" % (where, service.use.memory_gib[0] * 1024)
-    _unit(host, service.name, program)
+    _transient(host, service.name, _program(service, where))
     return found.uuid, instance
+
+
+def install(service: Service, host: Any) -> tuple[str, str]:
+    """The same for one on a whole GPU, with a file of its own in systemd's directory."""
+    host.check_output(
+        "printf '%%s\\n' '[Service]' %s Restart=always '[Install]' WantedBy=multi-user.target "
+        ">/etc/systemd/system/%s.service && systemctl daemon-reload && systemctl enable --quiet --now %s"
+        % (shlex.quote("ExecStart=" + _program(service, "--gpu %d" % service.gpu)), service.name, service.name)
+    )
+    _runs(host, service.name)
+    return gpus(host)[service.gpu].uuid, ""
+
+
+def _program(service: Service, where: str) -> str:
+    return "gpusim run %s --memory %dMiB -- sleep infinity" % (where, service.use.memory_gib[0] * 1024)
 
 
 def start_container(service: Service, host: Any) -> tuple[str, str]:
     """What every container runtime makes of a container with a GPU: a /dev of its own with the GPU's node, not opened."""
     inside = "mount -t tmpfs tmpfs /dev && touch /dev/nvidia%d && exec sleep infinity" % service.gpu
-    _unit(host, service.name, "unshare --mount sh -c %s" % shlex.quote(inside))
+    _transient(host, service.name, "unshare --mount sh -c %s" % shlex.quote(inside))
     return gpus(host)[service.gpu].uuid, ""
 
 
@@ -69,9 +86,13 @@ def stop(service: Service, host: Any) -> None:
     host.check_output("systemctl stop %s", service.name)
 
 
-def _unit(host: Any, name: str, program: str) -> None:
+def _transient(host: Any, name: str, program: str) -> None:
     host.check_output(f"systemd-run --quiet --collect --unit={name} {program}")
-    # Once it has become what it runs.
+    _runs(host, name)
+
+
+def _runs(host: Any, name: str) -> None:
+    """Waits until it has become what it runs."""
     host.check_output(
         f'timeout 120 sh -c \'until [ "$(cat /proc/$(systemctl show --property=MainPID --value {name})/comm)" = sleep ];'
         " do sleep 0.1; done'"

@@ -1,0 +1,34 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A way by SSH from a control host to a GPU host, as whoever runs them makes it. They share a loopback interface."""
+
+from __future__ import annotations
+
+from typing import Any
+
+HOME = "/var/lib/gpu-audit"
+SERVER_KEY = "/etc/dropbear/dropbear_ed25519_host_key"
+
+
+def make(control: Any, host: Any, address: str) -> None:
+    """The service's user may come in as root, and knows the host."""
+    control.check_output(
+        f"runuser -u gpu-audit -- sh -c 'umask 077 && mkdir -p {HOME}/.ssh && rm -f {HOME}/.ssh/* && "
+        f'ssh-keygen -q -t ed25519 -N "" -f {HOME}/.ssh/id_ed25519\''
+    )
+    theirs = control.check_output(f"cat {HOME}/.ssh/id_ed25519.pub")
+    host.run("systemctl stop dropbear")
+    host.check_output(
+        f"umask 077 && mkdir -p /root/.ssh /etc/dropbear && rm -f {SERVER_KEY} && dropbearkey -t ed25519 -f {SERVER_KEY}"
+    )
+    host.check_output("echo %s >/root/.ssh/authorized_keys", theirs)
+    host.check_output(f"systemd-run --quiet --collect --unit=dropbear dropbear -F -E -p {address}:22")
+    (key,) = [
+        line
+        for line in host.check_output(f"dropbearkey -y -f {SERVER_KEY}").splitlines()
+        if line.startswith("ssh-ed25519 ")
+    ]
+    known = " ".join([address, *key.split()[:2]])
+    control.check_output(
+        "echo %s >%s && chown gpu-audit: %s", known, f"{HOME}/.ssh/known_hosts", f"{HOME}/.ssh/known_hosts"
+    )

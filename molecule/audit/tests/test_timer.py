@@ -1,0 +1,266 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The role gpu_audit on a control host: its timer, its service and their sandbox, by a real systemd. In the order of events."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from datetime import datetime
+
+import pytest
+import ssh_way
+
+REPORTS = "/srv/gpu-audit"
+SETTINGS = "/srv/inventory/group_vars/all.yml"
+STAMP = "/var/lib/systemd/timers/stamp-gpu-audit.timer"
+FILES = {"audit.json", "audit.csv", "audit.html", "summary.json"}
+DROP_IN = "/run/systemd/system/gpu-audit.service.d/probe.conf"
+#: Of the host that its inventory has (prepare.yml).
+ADDRESS = "127.0.0.13"
+PATIENCE_SECONDS = 120
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A run of the service: how `systemctl start` ended, how it itself did, what it said, and the reports there were then."""
+
+    rc: int
+    result: str
+    status: str
+    said: str
+    reports: list[str]
+
+
+class Control:
+    def __init__(self, host) -> None:
+        self.host = host
+
+    def show(self, unit: str, name: str) -> str:
+        return self.host.check_output("systemctl show --property=%s --value %s", name, unit)
+
+    def reports(self) -> list[str]:
+        return sorted(name for name in self.host.file(REPORTS).listdir() if name.endswith("Z"))
+
+    def run(self) -> Ran:
+        started = self.host.run("systemctl start gpu-audit.service")
+        return self.ran(started.rc)
+
+    def ran(self, rc: int) -> Ran:
+        unit = "gpu-audit.service"
+        self.host.check_output("journalctl --sync")
+        said = self.host.check_output(
+            "journalctl --output=cat _SYSTEMD_INVOCATION_ID=%s", self.show(unit, "InvocationID")
+        )
+        return Ran(rc, self.show(unit, "Result"), self.show(unit, "ExecMainStatus"), said, self.reports())
+
+    def json(self, path: str) -> dict:
+        return json.loads(self.host.file(f"{REPORTS}/{path}").content_string)
+
+
+@pytest.fixture(scope="module")
+def control(lab_host, second) -> Control:
+    """After a week is recorded, and before any report. It reaches one of the GPU hosts."""
+    host = lab_host("monitor")
+    ssh_way.make(host, lab_host("ada"), ADDRESS)
+    host.check_output(f"rm -rf {REPORTS}/*")
+    return Control(host)
+
+
+@pytest.fixture(scope="module")
+def once(control) -> Ran:
+    return control.run()
+
+
+@pytest.fixture(scope="module")
+def twice(control, once) -> Ran:
+    return control.run()
+
+
+def test_the_timer_is_enabled_and_waits_for_its_time(control):
+    assert control.host.check_output("systemctl is-enabled gpu-audit.timer") == "enabled"
+    assert control.show("gpu-audit.timer", "SubState") == "waiting"
+    assert "-02-29 03:00:00 " in control.show("gpu-audit.timer", "NextElapseUSecRealtime")
+
+
+def test_the_service_audits(once, control, second, fleet):
+    assert (once.rc, once.result, once.status) == (0, "success", "0"), once.said
+    (report,) = once.reports
+    assert control.json(f"{report}/summary.json")["line"] in once.said
+    # Two hosts were not asked: what nobody has there is not known to be nobody's. Of what somebody has it says the same.
+    found, known = words(control.json(f"{report}/audit.json")), words(second.report)
+    assert set(found) == set(known)
+    assert {place: found[place] for place in fleet.places.values()} == {
+        place: known[place] for place in fleet.places.values()
+    }
+
+
+def test_it_asks_the_hosts_of_its_inventory_by_ssh(once, control, fleet):
+    """Who holds a GPU has a name only where the host was asked."""
+    report = control.json(f"{once.reports[0]}/audit.json")
+    named = {
+        one["holding"]["subject"]["gpu_uuid"]: [holder["who"] for holder in one["holding"]["holders"]]
+        for one in report["findings"]
+        if one["holding"]["holders"]
+    }
+    assert set(named) == {fleet.places[name][0] for name in ("render", "billing")}
+    for name in ("render", "billing"):
+        (who,) = named[fleet.places[name][0]]
+        assert f"{name}.service" in who
+
+
+def words(report):
+    found = {}
+    for finding in report["findings"]:
+        subject = finding["holding"]["subject"]
+        found[subject["gpu_uuid"], subject["mig_instance"]] = finding["verdict"]["word"]
+    return found
+
+
+def test_its_reports_are_its_users_and_for_their_group(once, control):
+    (report,) = once.reports
+    assert set(control.host.file(f"{REPORTS}/{report}").listdir()) == FILES
+    assert control.host.file(f"{REPORTS}/latest").linked_to == f"{REPORTS}/{report}"
+    paths = {
+        REPORTS: 0o750,
+        f"{REPORTS}/{report}": 0o750,
+        f"{REPORTS}/index.html": 0o640,
+        **{f"{REPORTS}/{report}/{name}": 0o640 for name in FILES},
+    }
+    for path, mode in paths.items():
+        file = control.host.file(path)
+        assert (path, file.user, file.group, file.mode) == (path, "gpu-audit", "gpu-audit", mode)
+
+
+def test_the_second_report_stands_beside_the_first(once, twice, control):
+    assert (twice.rc, twice.result) == (0, "success"), twice.said
+    assert len(twice.reports) == 2 and twice.reports[0] == once.reports[0]
+    index = control.host.file(f"{REPORTS}/index.html").content_string
+    for report in twice.reports:
+        assert report in index
+    summary = control.json("latest/audit.json")["summary"]
+    assert (summary["new"], summary["gone"]) == (0, 0)
+
+
+def test_a_secret_of_the_inventory_takes_the_vaults_password(control):
+    """Which is root's alone."""
+    assert "$ANSIBLE_VAULT;" in control.host.file(SETTINGS).content_string
+    key = control.host.file("/etc/gpu-audit/vault-password")
+    assert (key.user, key.mode) == ("root", 0o600)
+
+
+#: What the service's user tries, as `name yes` and `name no`.
+PROBE = r"""
+tell() { printf '%s %s\n' "$1" "$2"; }
+try() { name=$1; shift; if "$@" 2>/dev/null; then tell $name yes; else tell $name no; fi; }
+try reports touch /srv/gpu-audit/probe
+try setuid chmod u+s /srv/gpu-audit/probe
+try own_state touch /var/lib/gpu-audit/probe
+try tmp touch /tmp/probe
+try folder touch /srv/open/probe
+try home touch /home/open/probe
+try shared_memory python3 -c 'import multiprocessing; multiprocessing.Lock()'
+try device test -e /dev/open
+try other_processes test -e /proc/1
+try new_namespace unshare --user true
+try vault_file test -r /etc/gpu-audit/vault-password
+try credential test -s "$CREDENTIALS_DIRECTORY/vault"
+tell user "$(id -un)"
+tell capabilities "$(sed -n 's/^CapBnd:\t*//p' /proc/self/status)"
+"""
+
+
+@pytest.fixture
+def probe(control, twice):
+    """A program that tries it, where everything is open to anybody; it takes the file for what it tells."""
+    host = control.host
+    host.check_output("mkdir -p /srv/open /home/open && touch /dev/open && chmod 777 /srv/open /home/open")
+    host.check_output("printf %%s %s >/usr/local/bin/probe", PROBE)
+    yield "sh /usr/local/bin/probe"
+    host.check_output(
+        "rm -rf /srv/open /home/open /dev/open /usr/local/bin/probe /tmp/probe /srv/gpu-audit/probe* /var/lib/gpu-audit/probe"
+    )
+
+
+def test_the_sandbox_holds(probe, control):
+    def answers(text):
+        return dict(line.split() for line in text.splitlines())
+
+    host = control.host
+    outside = answers(host.check_output(f"runuser -u gpu-audit -- {probe}"))
+    host.check_output("rm -f /tmp/probe")
+    host.check_output(f"mkdir -p $(dirname {DROP_IN})")
+    lines = ["[Service]", "ExecStart=", f"ExecStart=/bin/{probe}", f"StandardOutput=truncate:{REPORTS}/probe-tells"]
+    host.check_output(f"printf %%s %s >{DROP_IN} && systemctl daemon-reload", "\n".join(lines))
+    try:
+        host.check_output("systemctl start gpu-audit.service")
+    finally:
+        host.check_output(f"rm -r $(dirname {DROP_IN}) && systemctl daemon-reload")
+    inside = answers(host.file(f"{REPORTS}/probe-tells").content_string)
+
+    may = ("reports", "own_state", "tmp", "shared_memory", "credential")
+    # These by the sandbox alone: the user could.
+    kept = ("folder", "home", "device", "other_processes", "setuid")
+    may_not = (*kept, "new_namespace", "vault_file")
+    told = {"user": "gpu-audit", "capabilities": "0" * 16}
+    assert inside == {**dict.fromkeys(may, "yes"), **dict.fromkeys(may_not, "no"), **told}
+    assert {name: outside[name] for name in kept} == dict.fromkeys(kept, "yes")
+    # Its /tmp is one of its own.
+    assert not host.file("/tmp/probe").exists
+
+
+def test_a_run_that_was_missed_is_caught_up(control, twice):
+    before = control.show("gpu-audit.service", "InvocationID")
+    control.host.check_output("systemctl stop gpu-audit.timer")
+    # As if the host had been off since then.
+    control.host.check_output("touch --date=2000-01-01 %s", STAMP)
+    control.host.check_output("systemctl start gpu-audit.timer")
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while (
+        control.show("gpu-audit.service", "InvocationID") == before
+        or control.show("gpu-audit.service", "ActiveState") == "activating"
+    ):
+        assert time.monotonic() < deadline, "the timer has not started the service, or the service does not end"
+        time.sleep(0.2)
+    ran = control.ran(0)
+    assert (ran.result, ran.status) == ("success", "0"), ran.said
+    # Two are kept: the first has gone for it.
+    assert len(ran.reports) == 2 and ran.reports[0] == twice.reports[1]
+    # And the timer knows that it is done.
+    assert control.host.file(STAMP).mtime > datetime(2020, 1, 1)
+    assert control.show("gpu-audit.timer", "SubState") == "waiting"
+
+
+@pytest.fixture(scope="module")
+def failed(control) -> Ran:
+    control.host.check_output(f"printf 'gpu_audit_fail_on: [saturated]\\n' >>{SETTINGS}")
+    try:
+        return control.run()
+    finally:
+        control.host.check_output(f"sed -i /gpu_audit_fail_on/d {SETTINGS}")
+
+
+def test_a_verdict_that_is_to_be_none_fails_the_unit_and_the_report_is_there(failed, control):
+    assert failed.rc != 0 and (failed.result, failed.status) == ("exit-code", "2"), failed.said
+    assert "saturated" in failed.said
+    assert control.host.file(f"{REPORTS}/latest").linked_to == f"{REPORTS}/{failed.reports[-1]}"
+    assert control.json("latest/audit.json")["summary"]["words"]["saturated"] == 1
+
+
+def test_the_role_has_nothing_to_change_a_second_time(applied):
+    told = applied.told.partition("PLAY [Audit the fleet from now on]")[2].partition("PLAY RECAP")[0]
+    assert "TASK [openfleet.gpu.gpu_audit : Start the timer]" in told and "ok: [monitor]" in told
+    assert "changed: [monitor]" not in told
+
+
+def test_absent_takes_timer_and_service_away_and_leaves_the_reports(failed, control, site):
+    assert "gpu-audit.service" in control.host.check_output("systemctl list-units --failed --plain --no-legend")
+    # As reset.yml has it, without the rest of that (tests/audit/test_role.py runs it).
+    site.play("molecule/audit/absent.yml")
+    for known in ("list-units --all --plain", "list-unit-files"):
+        assert control.host.run(f"systemctl {known} --no-legend 'gpu-audit*'").stdout == ""
+    left = "find /etc/systemd /run/systemd /var/lib/systemd -xdev -name '*gpu-audit*'"
+    assert control.host.check_output(left) == ""
+    assert control.reports() == failed.reports
+    assert control.host.file(f"{REPORTS}/index.html").exists
