@@ -200,6 +200,6 @@ def test_it_asks_once_whatever_the_window(server):
     short, long = Prometheus(Access(server)), Prometheus(Access(server))
     read(short, 6 * 3600.0)
     read(long, 90 * 3600.0)
-    # Days and steps of quiet are a few queries more; no sample crosses the network.
-    assert long.queries - short.queries < 40
+    # Days, pieces of the window and longer roll-ups are some queries more; no sample crosses the network.
+    assert long.queries - short.queries < 60
     assert long.bytes_received < 1.6 * short.bytes_received

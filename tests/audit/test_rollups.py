@@ -9,7 +9,7 @@ import subprocess
 
 from rule_files import FILES, promtool_test, rules_of, tool
 
-from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit import signals
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit import series
 
 ROLL_UPS = FILES / "rollups.yml"
 GPU = 'host="a",gpu_uuid="GPU-1"'
@@ -109,14 +109,41 @@ def test_what_is_not_reported_has_no_roll_up(tmp_path):
     )
 
 
+#: Three values of five minutes each, those of minutes 5, 10 and 15; and what is kept of them.
+LONG_CASES = {
+    "gpu:memory_used_bytes:max15m": ("gpu:memory_used_bytes:max5m", "10 40 20", 40),
+    "gpu:compute_active_ratio:avg15m": ("gpu:compute_active_ratio:avg5m", "0 1 0.5", 0.5),
+    "gpu:compute_active_ratio:max15m": ("gpu:compute_active_ratio:avg5m", "0 1 0.5", 1),
+    "gpu:memory_bandwidth_active_ratio:avg15m": ("gpu:memory_bandwidth_active_ratio:avg5m", "0 1 0.5", 0.5),
+    "gpu:tensor_active_ratio:avg15m": ("gpu:tensor_active_ratio:avg5m", "0 1 0.5", 0.5),
+    "gpu:processes:max15m": ("gpu:processes:max5m", "0 2 1", 2),
+}
+
+
+def test_a_quarter_of_an_hour_keeps_average_and_peak(tmp_path):
+    series = {source: values for source, values, _value in LONG_CASES.values()}
+    test = {
+        "interval": "5m",
+        # Nothing at minute 0, which some releases of Prometheus would count.
+        "input_series": [
+            {"series": "%s{%s}" % (name, GPU), "values": "_ " + values} for name, values in series.items()
+        ],
+        "promql_expr_test": [
+            {"expr": name, "eval_time": "15m", "exp_samples": [{"labels": name + SHORT, "value": value}]}
+            for name, (_source, _values, value) in LONG_CASES.items()
+        ],
+    }
+    assert promtool_test(tmp_path, [ROLL_UPS], [test]) == ""
+
+
 def test_the_audit_reads_roll_ups_that_there_are():
     recorded = {rule.name for rule in rules_of([ROLL_UPS])}
-    wanted = {series.roll_up for series in signals.SERIES.values()} | {
-        signals._TENANT.roll_up,
-        signals._HELD,
-        signals._THROTTLED,
-    }
+    asked = (*series.SERIES.values(), series.TENANT)
+    wanted = {name for one in asked for name in (one.roll_up, one.long, one.peaks)} | {series.HELD, series.THROTTLED}
+    # bandwidth and tensor cores have no peaks, and are not asked for them.
+    wanted -= {"", *(one.peaks for one in asked if not {"p99", "max"} & set(one.figures))}
     assert wanted <= recorded
     # Each of them has a case here.
-    assert recorded - set(CASES) == {"gpu:tenant_memory_used_bytes:max5m", "gpu:held:avg5m", "gpu:throttled:avg5m"}
+    others = {"gpu:tenant_memory_used_bytes:max5m", "gpu:held:avg5m", "gpu:throttled:avg5m"}
+    assert recorded - set(CASES) - set(LONG_CASES) == others
     subprocess.run([tool("promtool"), "check", "rules", str(ROLL_UPS)], check=True, stdout=subprocess.DEVNULL)

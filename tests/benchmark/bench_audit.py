@@ -38,6 +38,12 @@ _GAUGES = {
     "gpu:tensor_active_ratio:avg5m": lambda n, i: round(0.4 * _wave(n, i), 4),
     "gpu:processes:max5m": lambda n, i: 1,
     "gpu:held:avg5m": lambda n, i: 1,
+    "gpu:memory_used_bytes:max15m": lambda n, i: int((10 + 60 * _wave(n, i)) * GIB),
+    "gpu:compute_active_ratio:avg15m": lambda n, i: round(0.7 * _wave(n, i), 4),
+    "gpu:compute_active_ratio:max15m": lambda n, i: round(0.8 * _wave(n, i), 4),
+    "gpu:memory_bandwidth_active_ratio:avg15m": lambda n, i: round(0.5 * _wave(n, i), 4),
+    "gpu:tensor_active_ratio:avg15m": lambda n, i: round(0.4 * _wave(n, i), 4),
+    "gpu:processes:max15m": lambda n, i: 1,
     "gpu:info": lambda n, i: 1,
     "gpu:memory_total_bytes": lambda n, i: int(80 * GIB),
     "gpu:processes": lambda n, i: 1,
@@ -99,7 +105,8 @@ def text(gpus, start, first, last):
     times = [(at, (at - start) // STEP) for at in range(first, last + 1, STEP)]
     for name, value in _GAUGES.items():
         yield f"# TYPE {name} gauge\n"
-        courses = [[f" {value(n, i)} {at}\n" for at, i in times] for n in range(_VARIANTS)]
+        kept = times[::3] if name.endswith("15m") else times
+        courses = [[f" {value(n, i)} {at}\n" for at, i in kept] for n in range(_VARIANTS)]
         more = ',gpu_index="0",model="NVIDIA H100 80GB HBM3",vendor="nvidia",job="gpu"' if name == "gpu:info" else ""
         for gpu in range(gpus):
             series = f'{name}{{host="gpu-{gpu // _PER_HOST:05d}.example.org",gpu_uuid="GPU-{gpu:032x}"{more}}}'

@@ -13,8 +13,8 @@ import pytest
 
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit import asking
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.asking import Asking
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.lasting import Piece, lasting
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.prometheus import Answer, PrometheusError, Sample
-from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.signals import Piece, lasting
 
 KEY = ("a", "GPU-1", "", "")
 STEP = 300

@@ -18,7 +18,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.holdings impor
     runs_processes,
 )
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import Stat, Subject, Window
-from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.signals import History, Record
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.history import History, Record
 
 HOUR = 3600.0
 USE = {"memory": Stat(HOUR, 1.0, max=1e9), "busy": Stat(HOUR, 1.0, max=0.5)}

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Mapping, Sequence
 
 from ...module_utils.profile_name import ProfileNameError, parse_profile_name
+from .history import History, Key, Record
 from .model import Holder, Holding, Subject
-from .signals import History, Key, Record
 
 #: Kinds of holders that are a process, rather than a claim to the GPU.
 _RUNNING = ("process", "mps")

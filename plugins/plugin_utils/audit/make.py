@@ -11,10 +11,11 @@ from typing import Any, Callable, Mapping, Sequence
 
 from ...module_utils.errors import FleetError
 from .compare import Former, findings, gone
+from .history import History
 from .holdings import HostState, Price, holdings
 from .model import Audit, Sources, Subject, Window
 from .prometheus import Access, Prometheus, PrometheusError
-from .signals import History, read
+from .signals import read
 from .verdict import Thresholds, judge
 
 

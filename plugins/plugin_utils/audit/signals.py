@@ -3,29 +3,40 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """`gpu:*` series to typed history. What is not known stays None; a wrong value is dropped and said.
 
-Every quantile and maximum is computed by the server, over roll-ups of five minutes where it has them (the rules of the
-role gpu_monitoring record them) and over the series themselves elsewhere. One row a subject and figure crosses the
-network, whatever the window. What a server does for it grows with the samples it goes through, so that none are asked twice for
-what one answer tells, and series as dense as the scrapes are looked at in steps.
+Every quantile and maximum is computed by the server, over roll-ups of a quarter of an hour for windows of days, of five minutes
+for shorter ones (the rules of the role gpu_monitoring record both), and over the series themselves where there are none. One row
+a subject and figure crosses the network, whatever the window. What a server does for it grows with the samples it goes through,
+so that none are asked twice for what one answer tells, and series as dense as the scrapes are looked at in steps.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Callable, Mapping, Sequence
 
 from .asking import Asking
+from .history import History, Key, Record
+from .lasting import Piece, lasting
 from .model import Day, Quiet, Stat, Subject, Window
 from .prometheus import Prometheus, Sample
-
-Key = tuple[str, str, str, str]
+from .series import (
+    BUSY_FOR_COMPUTE,
+    FLEET,
+    HELD,
+    LONG_SECONDS,
+    LONG_WINDOW_SECONDS,
+    OVER_TIME,
+    QUIET_BUSY_RATIO,
+    ROLL_UP_SECONDS,
+    SERIES,
+    TENANT,
+    THROTTLED,
+    Series,
+)
 
 #: What tells subjects apart: host, GPU, MIG instance, and a tenant's or workload's name.
 _BY = "host, gpu_uuid, mig_instance"
-
-#: Between two values of a roll-up: the interval of the rules that record them.
-ROLL_UP_SECONDS = 300
 
 #: Clocks further apart than this are told of.
 _SKEW_SECONDS = 60
@@ -33,135 +44,23 @@ _SKEW_SECONDS = 60
 #: Where the window is cut, in seconds before its end, to see how long a subject has been quiet or held.
 _CUTS = tuple(hours * 3600 for hours in (1, 3, 6, 12, 24, 72, 168, 336))
 
-#: A GPU that did less than this in five minutes did nothing: what a monitoring client itself makes of a GPU stays below.
-QUIET_BUSY_RATIO = 0.01
-
 _DAY = 86400.0
 
 
 @dataclass(frozen=True)
-class Series:
-    """A `gpu:*` series: its roll-up, the figures that are asked of it, and the values that it can have."""
-
-    name: str
-    roll_up: str
-    figures: tuple[str, ...]
-    least: float = 0.0
-    most: float = math.inf
-
-
-_RATIO = 1.05  # a counter read a moment apart from its clock gives a little over 1
-_ALL = ("p50", "p95", "p99", "max", "mean")
-
-SERIES = {
-    "memory": Series("gpu:memory_used_bytes", "gpu:memory_used_bytes:max5m", _ALL, most=1e15),
-    "busy": Series("gpu:busy_ratio", "gpu:busy_ratio:avg5m", ("max", "mean"), most=_RATIO),
-    "compute": Series("gpu:compute_active_ratio", "gpu:compute_active_ratio:avg5m", _ALL, most=_RATIO),
-    "bandwidth": Series(
-        "gpu:memory_bandwidth_active_ratio", "gpu:memory_bandwidth_active_ratio:avg5m", ("p95", "mean"), most=_RATIO
-    ),
-    "tensor": Series("gpu:tensor_active_ratio", "gpu:tensor_active_ratio:avg5m", ("p95", "mean"), most=_RATIO),
-    "processes": Series("gpu:processes", "gpu:processes:max5m", ("max",), most=1e6),
-}
-#: Stands for compute where nothing says how many SMs were at work.
-_BUSY_FOR_COMPUTE = replace(SERIES["busy"], figures=_ALL)
-_TENANT = Series("gpu:tenant_memory_used_bytes", "gpu:tenant_memory_used_bytes:max5m", _ALL, most=1e15)
-
-#: In how much of five minutes somebody had it, and in how much it was throttled, for each reason; both only as roll-ups: holders
-#: and reasons come and go as series, and what is not throttled has none of the latter.
-_HELD = "gpu:held:avg5m"
-_THROTTLED = "gpu:throttled:avg5m"
-
-#: What is told of the whole fleet, of each day one number.
-_FLEET = {
-    "gpus": "avg_over_time(count(count by (host, gpu_uuid) (gpu:info{%(where)s}))[SPAN:6h])",
-    "held_ratio": "avg(avg_over_time(gpu:held:avg5m{%(where)s}[SPAN]) >= 0 <= 1)",
-    # A GPU whose figures are impossible is left out, and does not spoil the others' average.
-    "busy_ratio": "avg(avg_over_time(gpu:busy_ratio:avg5m{%(where)s}[SPAN]) >= 0 <= 1.05)",
-    "memory_ratio": "sum(avg_over_time(gpu:memory_used_bytes:max5m{%(where)s}[SPAN]) >= 0 <= 1e15)"
-    " / sum(max by (host, gpu_uuid, mig_instance) (max_over_time(gpu:memory_total_bytes{%(where)s}[SPAN:6h])))",
-}
-
-_OVER_TIME = {
-    "p50": "quantile_over_time(0.5, %s)",
-    "p95": "quantile_over_time(0.95, %s)",
-    "p99": "quantile_over_time(0.99, %s)",
-    "max": "max_over_time(%s)",
-    "min": "min_over_time(%s)",
-    "mean": "avg_over_time(%s)",
-    "count": "count_over_time(%s)",
-}
-
-
-@dataclass(frozen=True)
-class Record:
-    """All that the server knows of one subject."""
-
-    subject: Subject
-    stats: Mapping[str, Stat] = field(default_factory=dict)
-    memory_total_bytes: float | None = None
-    memory_limit_bytes: float | None = None
-    processes_now: float | None = None
-    held_now: Mapping[str, float] | None = None
-    held_seconds: float | None = None
-    quiet: Quiet | None = None
-    xid: Mapping[str, str] = field(default_factory=dict)
-    throttled: Mapping[str, float] = field(default_factory=dict)
-    denials: float | None = None
-    lost: bool = False
-    silent_seconds: float = 0.0
-    price_per_hour: float | None = None
-    sharing: str = ""
-
-
-@dataclass(frozen=True)
-class History:
-    """The whole answer: subjects by (host, GPU's UUID, MIG instance, name), and what was noticed on the way, in words."""
-
-    window: Window
-    records: Mapping[Key, Record]
-    days: tuple[Day, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class _Found:
-    """Where the figures of a series come from: what is asked, for how many seconds a sample stands, and how many there are."""
+    """Where the figures of a series come from: what is asked, for how many seconds a sample stands, and how many there are.
+
+    `peaks` is what p99 and max are asked of.
+    """
 
     source: str
     step_seconds: float
     counts: Mapping[Key, float]
+    peaks: str
 
-    @property
-    def rolled_up(self) -> bool:
-        return self.source.endswith("5m")
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A part of the window, in seconds before its end, and of each subject a figure and the number of samples in it."""
-
-    newest: int
-    oldest: int
-    figures: Mapping[Key, float]
-    counts: Mapping[Key, float]
-
-
-def lasting(pieces: Sequence[Piece], holds: Callable[[float], bool], step_seconds: float) -> dict[Key, int]:
-    """For how long up to now it held of each subject, in seconds: as far back as is certain. `pieces` are the newest first.
-
-    Certain is a stretch only with nearly all of its samples: a gap is neither idleness nor possession.
-    """
-    found: dict[Key, int] = {}
-    for key in {key for piece in pieces for key in piece.figures}:
-        count = 0.0
-        for piece in pieces:
-            if key in piece.figures and not holds(piece.figures[key]):
-                break
-            count += piece.counts.get(key, 0.0)
-            if count >= math.floor(0.9 * piece.oldest / step_seconds):
-                found[key] = piece.oldest
-    return found
+    def of(self, figure: str) -> str:
+        return self.peaks if figure in ("p99", "max") else self.source
 
 
 def read(
@@ -291,8 +190,8 @@ class _Reading:
             record for record in self.records.values() if "busy" in record.stats and "compute" not in record.stats
         ]
         if without and busy:
-            self._keep("busy", self._figures(_BUSY_FOR_COMPUTE, busy, _BY, _key))
-        self._throttled(busy is None or busy.rolled_up)
+            self._keep("busy", self._figures(BUSY_FOR_COMPUTE, busy, _BY, _key))
+        self._throttled(busy is None or busy.source == SERIES["busy"].roll_up)
 
     def _keep(self, metric: str, stats: Mapping[Key, Stat]) -> None:
         for key, stat in stats.items():
@@ -301,14 +200,29 @@ class _Reading:
                 self.records[key] = replace(record, stats={**record.stats, metric: stat})
 
     def _source(self, series: Series, by: str, key_of: Callable[[Mapping[str, str]], Key]) -> _Found | None:
-        """The roll-up, or the series itself where the server does not have it."""
+        """The longest roll-up that the window asks for and the server has, or the series itself where it has none."""
+        if series.long and self.span >= LONG_WINDOW_SECONDS and self._reaches_as_far(series.long, series.roll_up):
+            counts = self._over("count", series.long, by, key_of, [(0, self.span)])[0]
+            return _Found(series.long, LONG_SECONDS, counts, series.peaks)
         counts = self._over("count", series.roll_up, by, key_of, [(0, self.span)])[0]
         if counts:
-            return _Found(series.roll_up, ROLL_UP_SECONDS, counts)
+            return _Found(series.roll_up, ROLL_UP_SECONDS, counts, series.roll_up)
         step = self._distance(series)
         if step is None:
             return None
-        return _Found(series.name, step, self._over("count", series.name, by, key_of, [(0, self.span)])[0])
+        counts = self._over("count", series.name, by, key_of, [(0, self.span)])[0]
+        return _Found(series.name, step, counts, series.name)
+
+    def _reaches_as_far(self, long: str, short: str) -> bool:
+        """Whether the longer roll-up is there now, and was when the window began if the other was: rules come with releases."""
+        ago = " offset %ds" % (self.span - 3600)
+        now, then, before = self.asking.ask_all(
+            [
+                "count(last_over_time(%s{%%(where)s}[1h]%s))" % (name, at)
+                for name, at in ((long, ""), (long, ago), (short, ago))
+            ]
+        )
+        return bool(now) and (not before or (bool(then) and then[0].value >= before[0].value))
 
     def _distance(self, series: Series) -> float | None:
         """Between two samples of a series that has no roll-up: the shortest of any, so that gaps do not hide in it."""
@@ -331,7 +245,7 @@ class _Reading:
     ) -> list[dict[Key, float]]:
         """A figure of each piece of the window. `max by` takes one of series that stand for the same subject."""
         inner = [
-            _OVER_TIME[figure]
+            OVER_TIME[figure]
             % ("%s{%%(where)s}[%ds]%s" % (source, oldest - newest, " offset %ds" % newest if newest else ""))
             for newest, oldest in pieces
         ]
@@ -345,7 +259,8 @@ class _Reading:
             return {}
         figures = {}
         questions = {
-            figure: "max by (%s) (%s)" % (by, _OVER_TIME[figure] % ("%s{%%(where)s}[%ds]" % (found.source, self.span)))
+            figure: "max by (%s) (%s)"
+            % (by, OVER_TIME[figure] % ("%s{%%(where)s}[%ds]" % (found.of(figure), self.span)))
             for figure in series.figures
         }
         for figure, answer in zip(questions, self.asking.ask_all(list(questions.values()))):
@@ -383,15 +298,15 @@ class _Reading:
             for key, value in piece.figures.items():
                 # Not max(), which keeps a NaN if it comes first.
                 most[key] = value if key not in most or not most[key] >= value else most[key]
-        busy = _Found(source, step, counts)
+        busy = _Found(source, step, counts, source)
         mean = self._over("mean", source, _BY, _key, [(0, self.span)])[0]
         self._keep("busy", self._judged(series, busy, {"max": most, "mean": mean}))
         for key, seconds in lasting(pieces, lambda value: 0 <= value < QUIET_BUSY_RATIO, step).items():
             self._change(key, quiet=Quiet(seconds, whole_window=seconds == self.span))
         # Whoever holds it by the server's word holds it for some time, which the pieces say if it is an hour or more.
-        for sample in self.asking.ask("last_over_time(%s{%%(where)s}[15m]) > 0" % _HELD):
+        for sample in self.asking.ask("last_over_time(%s{%%(where)s}[15m]) > 0" % HELD):
             self._change(_key(sample.labels), held_seconds=0.0)
-        for key, seconds in lasting(self._pieces(_HELD, "min"), lambda value: value > 0, ROLL_UP_SECONDS).items():
+        for key, seconds in lasting(self._pieces(HELD, "min"), lambda value: value > 0, ROLL_UP_SECONDS).items():
             self._change(key, held_seconds=float(seconds))
         return busy
 
@@ -414,7 +329,7 @@ class _Reading:
         self._by_label(
             "throttled",
             "reason",
-            "max by (%s) (sum_over_time(%s{%%(where)s}[%ds]))" % (by, _THROTTLED, self.span),
+            "max by (%s) (sum_over_time(%s{%%(where)s}[%ds]))" % (by, THROTTLED, self.span),
             lambda key, value: min(1.0, value * ROLL_UP_SECONDS / (seen.get(key[:2]) or self.window.seconds)),
         )
 
@@ -427,7 +342,7 @@ class _Reading:
         )
         if not limits:
             return
-        stats = self._figures(_TENANT, self._source(_TENANT, by, _tenant_key), by, _tenant_key)
+        stats = self._figures(TENANT, self._source(TENANT, by, _tenant_key), by, _tenant_key)
         denials = {
             _tenant_key(sample.labels): sample.value
             for sample in self.asking.ask("sum by (%s) (increase(gpu:tenant_denied_total{%%(where)s}%s))" % (by, span))
@@ -511,11 +426,11 @@ class _Reading:
             if length >= ROLL_UP_SECONDS:
                 ends.append((end, length))
         answers = self.asking.ask_for_one(
-            [(text.replace("SPAN", "%ds" % round(length)), end) for end, length in ends for text in _FLEET.values()]
+            [(text.replace("SPAN", "%ds" % round(length)), end) for end, length in ends for text in FLEET.values()]
         )
         values = [one.value if one and math.isfinite(one.value) else None for one in answers]
-        rows = [values[first : first + len(_FLEET)] for first in range(0, len(values), len(_FLEET))]
-        made = [Day(end - length, **dict(zip(_FLEET, row))) for (end, length), row in zip(ends, rows)]
+        rows = [values[first : first + len(FLEET)] for first in range(0, len(values), len(FLEET))]
+        made = [Day(end - length, **dict(zip(FLEET, row))) for (end, length), row in zip(ends, rows)]
         return tuple(reversed(made))
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from .holdings import is_held, runs_processes
 from .model import Holding, Stat, Verdict
-from .signals import QUIET_BUSY_RATIO
+from .series import QUIET_BUSY_RATIO
 
 #: A subject of which there was no sample for so long is not there, or not scraped: what it does now is not known. The
 #: last sample is found to the hour.

@@ -20,7 +20,7 @@ import numpy as np
 from ...module_utils.profile_name import parse_profile_name
 from ..audit.model import Window
 from ..audit.prometheus import Prometheus, PrometheusError
-from ..audit.signals import ROLL_UP_SECONDS, SERIES
+from ..audit.series import ROLL_UP_SECONDS, SERIES
 from ..packing.geometry import geometry
 from ..sizing.demand import Demand, demands
 from ..sizing.evidence import memory_margin

@@ -21,7 +21,7 @@ from ...module_utils.model import Gpu, GpuInstance, Host
 from ...module_utils.selector import select, targets
 from ..audit.holdings import Price, is_held, price_of
 from ..audit.model import Audit, Finding, Holding, Subject, Verdict
-from ..audit.signals import QUIET_BUSY_RATIO
+from ..audit.series import QUIET_BUSY_RATIO
 from ..packing.geometry import geometry
 from ..packing.model import WHOLE, Standing, mig, share
 from .model import GpuToday, Occupant, Wish

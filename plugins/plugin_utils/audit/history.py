@@ -1,0 +1,45 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a server knows of a fleet, as far as it was asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Mapping
+
+from .model import Day, Quiet, Stat, Subject, Window
+
+#: (host, GPU's UUID, MIG instance, name of the tenant or workload)
+Key = tuple[str, str, str, str]
+
+
+@dataclass(frozen=True)
+class Record:
+    """All that the server knows of one subject."""
+
+    subject: Subject
+    stats: Mapping[str, Stat] = field(default_factory=dict)
+    memory_total_bytes: float | None = None
+    memory_limit_bytes: float | None = None
+    processes_now: float | None = None
+    held_now: Mapping[str, float] | None = None
+    held_seconds: float | None = None
+    quiet: Quiet | None = None
+    xid: Mapping[str, str] = field(default_factory=dict)
+    throttled: Mapping[str, float] = field(default_factory=dict)
+    denials: float | None = None
+    lost: bool = False
+    silent_seconds: float = 0.0
+    price_per_hour: float | None = None
+    sharing: str = ""
+
+
+@dataclass(frozen=True)
+class History:
+    """The whole answer: subjects by their keys, and what was noticed on the way, in words."""
+
+    window: Window
+    records: Mapping[Key, Record]
+    days: tuple[Day, ...] = ()
+    notes: tuple[str, ...] = ()

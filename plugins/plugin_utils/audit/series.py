@@ -1,0 +1,83 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which `gpu:*` series are asked for which figures, and by which roll-ups; docs/monitoring.md has them all."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+#: Between two values of a roll-up, and of the longer ones: the intervals of the rules that record them.
+ROLL_UP_SECONDS = 300
+LONG_SECONDS = 900
+
+#: Windows from here on, in seconds, are read from the longer ones: a sample in place of three costs a third.
+LONG_WINDOW_SECONDS = 3 * 86400
+
+#: A GPU that did less than this in five minutes did nothing: what a monitoring client itself makes of a GPU stays below.
+QUIET_BUSY_RATIO = 0.01
+
+#: What a figure is in PromQL.
+OVER_TIME = {
+    "p50": "quantile_over_time(0.5, %s)",
+    "p95": "quantile_over_time(0.95, %s)",
+    "p99": "quantile_over_time(0.99, %s)",
+    "max": "max_over_time(%s)",
+    "min": "min_over_time(%s)",
+    "mean": "avg_over_time(%s)",
+    "count": "count_over_time(%s)",
+}
+
+
+@dataclass(frozen=True)
+class Series:
+    """A `gpu:*` series: its roll-up, the figures that are asked of it, and the values that it can have.
+
+    `long` is its longer roll-up, if there is one, and `peaks` the one of which p99 and max are taken then.
+    """
+
+    name: str
+    roll_up: str
+    figures: tuple[str, ...]
+    least: float = 0.0
+    most: float = math.inf
+    long: str = ""
+    peaks: str = ""
+
+
+_RATIO = 1.05  # a counter read a moment apart from its clock gives a little over 1
+_ALL = ("p50", "p95", "p99", "max", "mean")
+
+
+def _series(name: str, kind: str, figures: tuple[str, ...], most: float, long: bool = True) -> Series:
+    longer, peaks = ("%s:%s15m" % (name, kind), "%s:max15m" % name) if long else ("", "")
+    return Series(name, "%s:%s5m" % (name, kind), figures, most=most, long=longer, peaks=peaks)
+
+
+SERIES = {
+    "memory": _series("gpu:memory_used_bytes", "max", _ALL, 1e15),
+    "busy": _series("gpu:busy_ratio", "avg", ("max", "mean"), _RATIO, long=False),
+    "compute": _series("gpu:compute_active_ratio", "avg", _ALL, _RATIO),
+    "bandwidth": _series("gpu:memory_bandwidth_active_ratio", "avg", ("p95", "mean"), _RATIO),
+    "tensor": _series("gpu:tensor_active_ratio", "avg", ("p95", "mean"), _RATIO),
+    "processes": _series("gpu:processes", "max", ("max",), 1e6),
+}
+#: Stands for compute where nothing says how many SMs were at work.
+BUSY_FOR_COMPUTE = replace(SERIES["busy"], figures=_ALL)
+TENANT = _series("gpu:tenant_memory_used_bytes", "max", _ALL, 1e15, long=False)
+
+#: In how much of five minutes somebody had it, and in how much it was throttled, for each reason; both only as roll-ups: holders
+#: and reasons come and go as series, and what is not throttled has none of the latter.
+HELD = "gpu:held:avg5m"
+THROTTLED = "gpu:throttled:avg5m"
+
+#: What is told of the whole fleet, of each day (SPAN) one number.
+FLEET = {
+    "gpus": "avg_over_time(count(count by (host, gpu_uuid) (gpu:info{%(where)s}))[SPAN:6h])",
+    "held_ratio": "avg(avg_over_time(gpu:held:avg5m{%(where)s}[SPAN]) >= 0 <= 1)",
+    # A GPU whose figures are impossible is left out, and does not spoil the others' average.
+    "busy_ratio": "avg(avg_over_time(gpu:busy_ratio:avg5m{%(where)s}[SPAN]) >= 0 <= 1.05)",
+    "memory_ratio": "sum(avg_over_time(gpu:memory_used_bytes:max5m{%(where)s}[SPAN]) >= 0 <= 1e15)"
+    " / sum(max by (host, gpu_uuid, mig_instance) (max_over_time(gpu:memory_total_bytes{%(where)s}[SPAN:6h])))",
+}

@@ -1,0 +1,91 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Windows of days are read from roll-ups of a quarter of an hour: where they reach as far as those of five minutes."""
+
+from __future__ import annotations
+
+import pytest
+from fleet_history import GIB, Device, prometheus, since, steady
+
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.prometheus import Access, Prometheus
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.signals import read
+
+HOURS = 96
+BEGAN = HOURS - 30
+
+
+def burst(hour):
+    """Five minutes of work in each hour."""
+    return 1.0 if round(hour * 12) % 12 == 4 else 0.0
+
+
+def quarters(course):
+    return lambda hour: course(hour) if round(hour * 12) % 3 == 0 else None
+
+
+def peak(low, high):
+    """A quarter of an hour in each hour, the one that ends at half past: the burst is in it."""
+    return quarters(lambda hour: high if round(hour * 12) % 12 == 6 else low)
+
+
+FIVE = {
+    "gpu:compute_active_ratio:avg5m": burst,
+    "gpu:memory_used_bytes:max5m": lambda hour: (10 + 30 * burst(hour)) * GIB,
+}
+FIFTEEN = {
+    "gpu:compute_active_ratio:avg15m": peak(0.0, 1 / 3),
+    "gpu:compute_active_ratio:max15m": peak(0.0, 1.0),
+    "gpu:memory_used_bytes:max15m": peak(10 * GIB, 40 * GIB),
+    "gpu:memory_bandwidth_active_ratio:avg15m": quarters(steady(0.4)),
+    "gpu:tensor_active_ratio:avg15m": quarters(steady(0.3)),
+    "gpu:processes:max15m": quarters(steady(1)),
+}
+
+
+def stats(url, hours):
+    """The figures of the only GPU over so many hours."""
+    (record,) = read(Prometheus(Access(url)), hours * 3600.0).records.values()
+    return record.stats
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    """A server that has both roll-ups, all along."""
+    with prometheus([Device("a", 0, series={**FIVE, **FIFTEEN})], HOURS, tmp_path_factory.mktemp("both")) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def late(tmp_path_factory):
+    """One whose rules have the longer ones since a day."""
+    began = {name: since(BEGAN, course) for name, course in FIFTEEN.items()}
+    with prometheus([Device("a", 0, series={**FIVE, **began})], HOURS, tmp_path_factory.mktemp("late")) as url:
+        yield url
+
+
+def test_days_are_read_from_the_longer_ones(both):
+    compute = stats(both, HOURS - 1)["compute"]
+    # A third of one quarter of an hour in four; the peak in it is kept where it is asked for the most.
+    assert (compute.p50, compute.p95) == (0.0, pytest.approx(1 / 3))
+    assert (compute.p99, compute.max) == (1.0, 1.0)
+    assert compute.mean == pytest.approx(1 / 12, rel=0.05)
+    memory = stats(both, HOURS - 1)["memory"]
+    assert (memory.p50, memory.p95, memory.max) == (10 * GIB, 40 * GIB, 40 * GIB)
+
+
+def test_a_sample_of_them_stands_for_a_quarter_of_an_hour(both):
+    for name, stat in stats(both, HOURS - 1).items():
+        assert stat.coverage_ratio == pytest.approx(1.0, abs=0.02), name
+
+
+def test_a_day_is_read_from_the_shorter_ones(both):
+    compute = stats(both, 24)["compute"]
+    # One value in twelve is 1, more than a twentieth.
+    assert (compute.p50, compute.p95, compute.max) == (0.0, 1.0, 1.0)
+
+
+def test_longer_ones_that_came_later_are_left_alone(late):
+    found = stats(late, HOURS - 1)
+    assert found["compute"].p95 == 1.0
+    assert all(stat.coverage_ratio > 0.97 for stat in found.values())
