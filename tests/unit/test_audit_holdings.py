@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.history import History, Record
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.holdings import (
     HostState,
     Price,
@@ -18,7 +19,6 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.holdings impor
     runs_processes,
 )
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import Stat, Subject, Window
-from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.history import History, Record
 
 HOUR = 3600.0
 USE = {"memory": Stat(HOUR, 1.0, max=1e9), "busy": Stat(HOUR, 1.0, max=0.5)}
