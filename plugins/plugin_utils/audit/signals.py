@@ -12,6 +12,7 @@ so that none are asked twice for what one answer tells, and series as dense as t
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Callable, Mapping, Sequence
 
@@ -88,7 +89,6 @@ class _Reading:
         our_seconds: float | None,
         say: Callable[[str], None],
     ) -> None:
-        self.name = server.name
         self.say = say
         self.notes: list[str] = []
         # By the server's clock: what it recorded bears its time.
@@ -164,12 +164,8 @@ class _Reading:
                 silent_seconds=max(0.0, end - sample.value),
             )
         self.asking.hosts = sorted({key[0] for key in self.records})
-        keys = [_key(sample.labels) for sample in now]
-        twice = (
-            sorted(key for key in set(keys) & set(self.records) if keys.count(key) > 1)
-            if len(keys) > len(set(keys))
-            else []
-        )
+        reports = Counter(_key(sample.labels) for sample in now)
+        twice = sorted(key for key, count in reports.items() if count > 1 and key in self.records)
         if twice:
             self.notes.append(
                 "%d GPUs or instances are reported by more than one exporter, %s first: the highest value of each figure "

@@ -15,7 +15,7 @@ from .model import Holding, Stat, Verdict
 from .series import QUIET_BUSY_RATIO
 
 #: A subject of which there was no sample for so long is not there, or not scraped: what it does now is not known. The
-#: last sample is found to the hour.
+#: last sample is found to half an hour within a day, and to six hours before.
 _SILENT_SECONDS = 3 * 3600.0
 
 _HOURS_PER_MONTH = 730.5
