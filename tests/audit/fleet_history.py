@@ -90,6 +90,26 @@ AT_REST: Mapping[str, Course] = {
     "gpu:memory_used_bytes:max5m": steady(20 * GIB),
 }
 
+#: A process has it; nobody has it, and a server says so.
+HELD = {("gpu:held", "kind", "process"): steady(1)}
+NOBODY = {**AT_REST, "gpu:processes": steady(0), "gpu:processes:max5m": steady(0), "gpu:held:avg5m": steady(0)}
+CLEAR = dict.fromkeys(HELD, steady(0))
+
+
+def use(memory_gib, compute, total_gib=80):
+    """A steady workload."""
+    return {
+        "gpu:memory_used_bytes:max5m": steady(memory_gib * GIB),
+        "gpu:memory_total_bytes": steady(total_gib * GIB),
+        "gpu:busy_ratio:avg5m": steady(compute),
+        "gpu:compute_active_ratio:avg5m": steady(compute),
+    }
+
+
+def device(host, index, series=None, instance="", profile=""):
+    """One that a process has; it works well unless the series say otherwise."""
+    return Device(host, index, instance, profile, series=series or {}, labelled=HELD)
+
 
 def text(devices: list[Device], start: int, first: int, last: int) -> Iterator[str]:
     """OpenMetrics of the samples from `first` to `last`: those of a series together, the series of a name together.

@@ -11,7 +11,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from fleet_history import AT_REST, GIB, Device, prometheus, steady
+from fleet_history import AT_REST, CLEAR, NOBODY, Device, device, prometheus, use
 from rightsize_hosts import gpu, state
 
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.holdings import HostState, Price
@@ -25,40 +25,21 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.wishes imp
 #: A verdict wants a day of history; each two hours of it take Prometheus' tool a moment.
 HOURS = 30
 
-HELD = {("gpu:held", "kind", "process"): steady(1)}
-NOBODY = {**AT_REST, "gpu:processes": steady(0), "gpu:processes:max5m": steady(0), "gpu:held:avg5m": steady(0)}
-CLEAR = dict.fromkeys(HELD, steady(0))
-
-
-def _use(memory_gib, compute, total_gib=80):
-    """A steady workload."""
-    return {
-        "gpu:memory_used_bytes:max5m": steady(memory_gib * GIB),
-        "gpu:memory_total_bytes": steady(total_gib * GIB),
-        "gpu:busy_ratio:avg5m": steady(compute),
-        "gpu:compute_active_ratio:avg5m": steady(compute),
-    }
-
-
-def _held(host, index, series=None, instance="", profile=""):
-    return Device(host, index, instance, profile, series=series or {}, labelled=HELD)
-
-
 #: Some that move, one that gets another part of its GPU, one that works, idle ones that may be stopped and may not, batch
 #: jobs that share a card, and a GPU of which there is no history.
 HISTORY = [
-    _held("train-01", 0, _use(8, 0.05)),
-    _held("train-01", 1, _use(15, 0.2)),
-    _held("train-01", 2),
-    _held("train-01", 3, AT_REST),
-    _held("train-01", 4, AT_REST),
+    device("train-01", 0, use(8, 0.05)),
+    device("train-01", 1, use(15, 0.2)),
+    device("train-01", 2),
+    device("train-01", 3, AT_REST),
+    device("train-01", 4, AT_REST),
     Device("train-01", 5, series=NOBODY, labelled=CLEAR),
-    _held("batch-01", 0, _use(8, 0.05, 48)),
-    _held("batch-01", 1, _use(8, 0.3, 48)),
+    device("batch-01", 0, use(8, 0.05, 48)),
+    device("batch-01", 1, use(8, 0.3, 48)),
     Device("parts-01", 0, series=NOBODY, labelled=CLEAR),
-    _held("parts-01", 0, _use(6, 0.1, 40), "1", "3g.40gb"),
+    device("parts-01", 0, use(6, 0.1, 40), "1", "3g.40gb"),
     Device("parts-01", 1, series=NOBODY, labelled=CLEAR),
-    _held("parts-01", 1, _use(6, 0.1, 40), "1", "4g.40gb"),
+    device("parts-01", 1, use(6, 0.1, 40), "1", "4g.40gb"),
 ]
 STATES = {
     "train-01": state(

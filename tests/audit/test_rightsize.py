@@ -14,7 +14,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 import yaml
-from fleet_history import AT_REST, GIB, Device, prometheus, steady
+from fleet_history import AT_REST, CLEAR, NOBODY, Device, device, prometheus, use
 from rightsize_hosts import gpu, state
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import mig_plan
@@ -25,25 +25,6 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.observed i
 ROOT = Path(__file__).parents[2]
 SCHEMA = jsonschema.Draft202012Validator(json.loads((ROOT / "docs" / "gpu_layout.schema.json").read_text()))
 HOURS = 96
-HELD = {("gpu:held", "kind", "process"): steady(1)}
-NOBODY = {**AT_REST, "gpu:processes": steady(0), "gpu:processes:max5m": steady(0), "gpu:held:avg5m": steady(0)}
-CLEAR = dict.fromkeys(HELD, steady(0))
-
-
-def use(memory_gib, compute, total_gib=80):
-    """A steady workload."""
-    return {
-        "gpu:memory_used_bytes:max5m": steady(memory_gib * GIB),
-        "gpu:memory_total_bytes": steady(total_gib * GIB),
-        "gpu:busy_ratio:avg5m": steady(compute),
-        "gpu:compute_active_ratio:avg5m": steady(compute),
-    }
-
-
-def device(host, index, series=None, instance="", profile=""):
-    return Device(host, index, instance, profile, series=series or {}, labelled=HELD)
-
-
 HISTORY = [
     # Two small services and an idle notebook server beside a training that uses its GPU, and a GPU that nobody has.
     device("h100", 0, use(8, 0.05)),
