@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import Callable, Iterable, Sequence, TypeVar
 
+from .command_line import shown
 from .disturbance import Disturbance
 from .errors import ApplyError, BusyError
 from .holders_model import CONTAINER, UNKNOWN
@@ -134,7 +135,7 @@ def _is_still(holder: Holder | Process) -> bool:
         return True
     try:
         with open("/proc/%d/cmdline" % (holder.pid or 0), errors="replace") as file:  # noqa: PTH123
-            return " ".join(word for word in file.read().split("\0") if word) == command
+            return shown([word for word in file.read().split("\0") if word]) == command
     except OSError:
         return False
 

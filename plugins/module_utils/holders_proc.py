@@ -15,6 +15,7 @@ import re
 from dataclasses import dataclass
 from typing import Iterator
 
+from .command_line import shown
 from .holders_devices import Devices, Node
 
 #: The kernel cuts the name of a process after 15 characters.
@@ -85,10 +86,10 @@ class Processes:
         return int(parent) if parent else None
 
     def command(self, pid: int) -> str | None:
-        """The command line, or the name in brackets where there is none, as ps shows it."""
+        """The command line without its secrets, or the name in brackets where there is none, as ps shows it."""
         words = self.arguments(pid)
         if words:
-            return " ".join(words)
+            return shown(words)
         return "[%s]" % self.seen[pid].name if pid in self.seen else None
 
     def arguments(self, pid: int) -> list[str]:

@@ -168,7 +168,7 @@ gpus:
           description: Whose it is.
           type: str
         command:
-          description: Command line of the process.
+          description: Command line of the process, without the secrets in it that a name before them tells.
           type: str
         unit_or_container:
           description: The systemd unit or the container that it belongs to.

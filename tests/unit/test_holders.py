@@ -90,6 +90,13 @@ def test_one_in_nvml_is_named_once_and_by_what_the_system_knows(dev, find):
         assert OPEN in holder.command
 
 
+def test_a_secret_of_a_command_line_is_not_told(dev, find):
+    with opened(dev / "nvidia0", "--token=s3cret") as process:
+        (holder,) = find(host(gpu(0)), process)
+        assert holder.command.endswith(" --token=***")
+        assert "s3cret" not in repr(holder)
+
+
 def test_one_in_nvml_counts_though_proc_does_not_show_it(find):
     listed = [Process(2**22 + 1, "graphics", "Xorg")]
     (holder,) = find(host(gpu(0, processes=listed)), listed[0])

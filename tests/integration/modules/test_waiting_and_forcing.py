@@ -112,6 +112,18 @@ def test_force_ends_who_is_in_the_way_and_nobody_else(whole, jobs):
     assert host.seen()[1] == [("3g.40gb", 0), ("3g.40gb", 4)]
 
 
+def test_a_secret_in_a_command_line_stays_its_own(whole, jobs):
+    # Hidden, and known again all the same when it is to be ended.
+    job = jobs(0, [sys.executable, "-c", "import signal; signal.pause()", "--api-key", "s3cret"])
+    refused = whole.module("mig", layout=HALVES)
+    assert "--api-key ***" in refused["msg"]
+    assert "s3cret" not in json.dumps(refused)
+    done = whole.module("mig", layout=HALVES, on_busy="force")
+    assert done["changed"], done
+    assert job.wait(5) == -signal.SIGTERM
+    assert "s3cret" not in json.dumps(done)
+
+
 def test_force_gives_a_process_its_time_and_no_more(whole, jobs):
     job = jobs(0, STUBBORN)
     threading.Thread(target=job.wait, daemon=True).start()
