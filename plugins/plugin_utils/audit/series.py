@@ -7,6 +7,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Mapping
+
+from .history import Key
+
+#: What tells subjects apart: host, GPU, MIG instance.
+BY = "host, gpu_uuid, mig_instance"
 
 #: Between two values of a roll-up, and of the longer ones: the intervals of the rules that record them.
 ROLL_UP_SECONDS = 300
@@ -81,3 +87,13 @@ FLEET = {
     "memory_ratio": "sum(avg_over_time(gpu:memory_used_bytes:max5m{%(where)s}[SPAN]) >= 0 <= 1e15)"
     " / sum(max by (host, gpu_uuid, mig_instance) (max_over_time(gpu:memory_total_bytes{%(where)s}[SPAN:6h])))",
 }
+
+
+def key_of(labels: Mapping[str, str]) -> Key:
+    """Whom a sample of a GPU or instance is of."""
+    return (labels.get("host", ""), labels.get("gpu_uuid", ""), labels.get("mig_instance", ""), "")
+
+
+def tenant_key_of(labels: Mapping[str, str]) -> Key:
+    """The same of a sample of a tenant."""
+    return (*key_of(labels)[:3], labels.get("tenant", ""))

@@ -3,65 +3,28 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """`gpu:*` series to typed history. What is not known stays None; a wrong value is dropped and said.
 
-Every quantile and maximum is computed by the server, over roll-ups of a quarter of an hour for windows of days, of five minutes
-for shorter ones (the rules of the role gpu_monitoring record both), and over the series themselves where there are none. One row
-a subject and figure crosses the network, whatever the window. What a server does for it grows with the samples it goes through,
-so that none are asked twice for what one answer tells, and series as dense as the scrapes are looked at in steps.
+Who there is, its figures over the window (figures.py), what holds of it now, and the fleet's days. Series as dense as the scrapes
+are looked at in steps: what a server does for an answer grows with the samples it goes through.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, replace
-from typing import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Callable, Mapping
 
 from .asking import Asking
+from .figures import Figures
 from .history import History, Key, Record
-from .lasting import Piece, lasting
-from .model import Day, Quiet, Stat, Subject, Window
+from .model import Day, Stat, Subject, Window
 from .prometheus import Prometheus, Sample
-from .series import (
-    BUSY_FOR_COMPUTE,
-    FLEET,
-    HELD,
-    LONG_SECONDS,
-    LONG_WINDOW_SECONDS,
-    OVER_TIME,
-    QUIET_BUSY_RATIO,
-    ROLL_UP_SECONDS,
-    SERIES,
-    TENANT,
-    THROTTLED,
-    Series,
-)
-
-#: What tells subjects apart: host, GPU, MIG instance, and a tenant's or workload's name.
-_BY = "host, gpu_uuid, mig_instance"
+from .series import BUSY_FOR_COMPUTE, BY, FLEET, ROLL_UP_SECONDS, SERIES, TENANT, THROTTLED, key_of, tenant_key_of
 
 #: Clocks further apart than this are told of.
 _SKEW_SECONDS = 60
 
-#: Where the window is cut, in seconds before its end, to see how long a subject has been quiet or held.
-_CUTS = tuple(hours * 3600 for hours in (1, 3, 6, 12, 24, 72, 168, 336))
-
 _DAY = 86400.0
-
-
-@dataclass(frozen=True)
-class _Found:
-    """Where the figures of a series come from: what is asked, for how many seconds a sample stands, and how many there are.
-
-    `peaks` is what p99 and max are asked of.
-    """
-
-    source: str
-    step_seconds: float
-    counts: Mapping[Key, float]
-    peaks: str
-
-    def of(self, figure: str) -> str:
-        return self.peaks if figure in ("p99", "max") else self.source
 
 
 def read(
@@ -101,10 +64,8 @@ class _Reading:
         self.window = Window(end - window_seconds, end)
         self.asking = Asking(server, end, selector, self.notes)
         self.span = round(window_seconds)
-        cuts = [0, *(cut for cut in _CUTS if cut < self.span), self.span]
-        self.pieces = list(zip(cuts, cuts[1:]))
+        self.figures = Figures(self.asking, window_seconds, self.notes)
         self.records: dict[Key, Record] = {}
-        self.dropped: dict[str, int] = {}
 
     def run(self) -> History:
         self.say("reading what there is")
@@ -114,7 +75,7 @@ class _Reading:
             self._tenants()
             self.say("reading what holds now")
             self._state()
-        for name, count in sorted(self.dropped.items()):
+        for name, count in sorted(self.figures.dropped.items()):
             self.notes.append(
                 "%d values of %s were impossible (NaN, blank or out of range) and left out." % (count, name)
             )
@@ -140,7 +101,7 @@ class _Reading:
         end = self.window.end_seconds
         latest: dict[Key, Sample] = {}
         for sample in [*(replace(sample, value=end) for sample in now), *(sample for one in before for sample in one)]:
-            key = _key(sample.labels)
+            key = key_of(sample.labels)
             if not key[0] or not key[1]:
                 self.notes.append("Series of gpu:info without host or gpu_uuid were left out.")
                 continue
@@ -164,7 +125,7 @@ class _Reading:
                 silent_seconds=max(0.0, end - sample.value),
             )
         self.asking.hosts = sorted({key[0] for key in self.records})
-        reports = Counter(_key(sample.labels) for sample in now)
+        reports = Counter(key_of(sample.labels) for sample in now)
         twice = sorted(key for key, count in reports.items() if count > 1 and key in self.records)
         if twice:
             self.notes.append(
@@ -176,18 +137,23 @@ class _Reading:
 
     def _stats(self) -> None:
         self.say("looking for roll-ups")
-        sources = {name: self._source(series, _BY, _key) for name, series in SERIES.items() if name != "busy"}
+        sources = {name: self.figures.source(series) for name, series in SERIES.items() if name != "busy"}
         for name, found in sources.items():
             self.say("reading %s" % SERIES[name].name)
-            self._keep(name, self._figures(SERIES[name], found, _BY, _key))
+            self._keep(name, self.figures.stats(SERIES[name], found))
         self.say("reading %s" % SERIES["busy"].name)
-        busy = self._rest()
+        busy = self.figures.busy()
+        self._keep("busy", busy.stats)
+        for key, quiet in busy.quiet.items():
+            self._change(key, quiet=quiet)
         without = [
             record for record in self.records.values() if "busy" in record.stats and "compute" not in record.stats
         ]
-        if without and busy:
-            self._keep("busy", self._figures(BUSY_FOR_COMPUTE, busy, _BY, _key))
-        self._throttled(busy is None or busy.source == SERIES["busy"].roll_up)
+        if without:
+            self._keep("busy", self.figures.stats(BUSY_FOR_COMPUTE, busy.found))
+        for key, seconds in self.figures.held().items():
+            self._change(key, held_seconds=seconds)
+        self._throttled(busy.found is None or busy.found.source == SERIES["busy"].roll_up)
 
     def _keep(self, metric: str, stats: Mapping[Key, Stat]) -> None:
         for key, stat in stats.items():
@@ -195,125 +161,9 @@ class _Reading:
                 record = self.records[key]
                 self.records[key] = replace(record, stats={**record.stats, metric: stat})
 
-    def _source(self, series: Series, by: str, key_of: Callable[[Mapping[str, str]], Key]) -> _Found | None:
-        """The longest roll-up that the window asks for and the server has, or the series itself where it has none."""
-        if series.long and self.span >= LONG_WINDOW_SECONDS and self._reaches_as_far(series.long, series.roll_up):
-            counts = self._over("count", series.long, by, key_of, [(0, self.span)])[0]
-            return _Found(series.long, LONG_SECONDS, counts, series.peaks)
-        counts = self._over("count", series.roll_up, by, key_of, [(0, self.span)])[0]
-        if counts:
-            return _Found(series.roll_up, ROLL_UP_SECONDS, counts, series.roll_up)
-        step = self._distance(series)
-        if step is None:
-            return None
-        counts = self._over("count", series.name, by, key_of, [(0, self.span)])[0]
-        return _Found(series.name, step, counts, series.name)
-
-    def _reaches_as_far(self, long: str, short: str) -> bool:
-        """Whether the longer roll-up is there now, and was when the window began if the other was: rules come with releases."""
-        ago = " offset %ds" % (self.span - 3600)
-        now, then, before = self.asking.ask_all(
-            [
-                "count(last_over_time(%s{%%(where)s}[1h]%s))" % (name, at)
-                for name, at in ((long, ""), (long, ago), (short, ago))
-            ]
-        )
-        return bool(now) and (not before or (bool(then) and then[0].value >= before[0].value))
-
-    def _distance(self, series: Series) -> float | None:
-        """Between two samples of a series that has no roll-up: the shortest of any, so that gaps do not hide in it."""
-        dense = self.asking.ask("max(count_over_time(%s{%%(where)s}[1h]))" % series.name)
-        if not dense:
-            return None
-        self.notes.append(
-            "There is no %s: figures are of %s itself, which the server takes longer for."
-            % (series.roll_up, series.name)
-        )
-        return 3600 / dense[0].value if dense[0].value > 0 else ROLL_UP_SECONDS
-
-    def _over(
-        self,
-        figure: str,
-        source: str,
-        by: str,
-        key_of: Callable[[Mapping[str, str]], Key],
-        pieces: Sequence[tuple[int, int]],
-    ) -> list[dict[Key, float]]:
-        """A figure of each piece of the window. `max by` takes one of series that stand for the same subject."""
-        inner = [
-            OVER_TIME[figure]
-            % ("%s{%%(where)s}[%ds]%s" % (source, oldest - newest, " offset %ds" % newest if newest else ""))
-            for newest, oldest in pieces
-        ]
-        answers = self.asking.ask_all(["max by (%s) (%s)" % (by, one) for one in inner])
-        return [{key_of(sample.labels): sample.value for sample in answer} for answer in answers]
-
-    def _figures(
-        self, series: Series, found: _Found | None, by: str, key_of: Callable[[Mapping[str, str]], Key]
-    ) -> dict[Key, Stat]:
-        if found is None:
-            return {}
-        figures = {}
-        questions = {
-            figure: "max by (%s) (%s)"
-            % (by, OVER_TIME[figure] % ("%s{%%(where)s}[%ds]" % (found.of(figure), self.span)))
-            for figure in series.figures
-        }
-        for figure, answer in zip(questions, self.asking.ask_all(list(questions.values()))):
-            figures[figure] = {key_of(sample.labels): sample.value for sample in answer}
-        return self._judged(series, found, figures)
-
-    def _judged(self, series: Series, found: _Found, figures: Mapping[str, Mapping[Key, float]]) -> dict[Key, Stat]:
-        """Whole answers only: half a one would say too little of how sure it is, or nothing."""
-        stats = {}
-        for key, count in found.counts.items():
-            known = {name: values[key] for name, values in figures.items() if key in values}
-            fit = {name: value for name, value in known.items() if series.least <= value <= series.most}
-            if len(fit) < len(known):
-                self.dropped[series.name] = self.dropped.get(series.name, 0) + len(known) - len(fit)
-            if len(fit) == len(series.figures):
-                seconds = min(count * found.step_seconds, self.window.seconds)
-                stats[key] = Stat(seconds=seconds, coverage_ratio=seconds / self.window.seconds, **fit)
-        return stats
-
-    def _rest(self) -> _Found | None:
-        """How busy it was, and for how long nothing ran and somebody held it: one look at the samples for both."""
-        series = SERIES["busy"]
-        source, step = series.roll_up, float(ROLL_UP_SECONDS)
-        pieces = self._pieces(source, "max")
-        if not any(piece.counts for piece in pieces):
-            source, step = series.name, self._distance(series)
-            if step is None:
-                return None
-            pieces = self._pieces(source, "max")
-        counts: dict[Key, float] = {}
-        most: dict[Key, float] = {}
-        for piece in pieces:
-            for key, count in piece.counts.items():
-                counts[key] = counts.get(key, 0.0) + count
-            for key, value in piece.figures.items():
-                # Not max(), which keeps a NaN if it comes first.
-                most[key] = value if key not in most or not most[key] >= value else most[key]
-        busy = _Found(source, step, counts, source)
-        mean = self._over("mean", source, _BY, _key, [(0, self.span)])[0]
-        self._keep("busy", self._judged(series, busy, {"max": most, "mean": mean}))
-        for key, seconds in lasting(pieces, lambda value: 0 <= value < QUIET_BUSY_RATIO, step).items():
-            self._change(key, quiet=Quiet(seconds, whole_window=seconds == self.span))
-        # Whoever holds it by the server's word holds it for some time, which the pieces say if it is an hour or more.
-        for sample in self.asking.ask("last_over_time(%s{%%(where)s}[15m]) > 0" % HELD):
-            self._change(_key(sample.labels), held_seconds=0.0)
-        for key, seconds in lasting(self._pieces(HELD, "min"), lambda value: value > 0, ROLL_UP_SECONDS).items():
-            self._change(key, held_seconds=float(seconds))
-        return busy
-
-    def _pieces(self, source: str, figure: str) -> list[Piece]:
-        figures = self._over(figure, source, _BY, _key, self.pieces)
-        counts = self._over("count", source, _BY, _key, self.pieces)
-        return [Piece(*span, *values) for span, *values in zip(self.pieces, figures, counts)]
-
     def _throttled(self, rolled_up: bool) -> None:
         """The share of the time that there are figures of in which a GPU was throttled, by reason."""
-        by = _BY + ", reason"
+        by = BY + ", reason"
         if not rolled_up:
             query = "max by (%s) (avg_over_time(gpu:throttled{%%(where)s}[%ds])) > 0" % (by, self.span)
             self._by_label("throttled", "reason", query)
@@ -331,21 +181,21 @@ class _Reading:
 
     def _tenants(self) -> None:
         """Tenants with a quota, beside the GPU that they share."""
-        by = _BY + ", tenant"
+        by = BY + ", tenant"
         span = "[%ds]" % self.span
         limits = self.asking.ask(
             "max by (%s) (last_over_time(gpu:tenant_memory_limit_bytes{%%(where)s}%s))" % (by, span)
         )
         if not limits:
             return
-        stats = self._figures(TENANT, self._source(TENANT, by, _tenant_key), by, _tenant_key)
+        stats = self.figures.stats(TENANT, self.figures.source(TENANT, by, tenant_key_of), by, tenant_key_of)
         denials = {
-            _tenant_key(sample.labels): sample.value
+            tenant_key_of(sample.labels): sample.value
             for sample in self.asking.ask("sum by (%s) (increase(gpu:tenant_denied_total{%%(where)s}%s))" % (by, span))
             if math.isfinite(sample.value) and sample.value >= 0
         }
         for sample in limits:
-            key = _tenant_key(sample.labels)
+            key = tenant_key_of(sample.labels)
             whole = self.records.get((*key[:3], ""))
             if whole is None or not key[3] or not math.isfinite(sample.value):
                 continue
@@ -365,36 +215,36 @@ class _Reading:
         if any(record.memory_total_bytes is None for record in self.records.values()):
             # Of what is silent by now, what it was.
             for sample in self.asking.ask(
-                "max by (%s) (max_over_time(gpu:memory_total_bytes{%%(where)s}[%ds:6h]))" % (_BY, self.span)
+                "max by (%s) (max_over_time(gpu:memory_total_bytes{%%(where)s}[%ds:6h]))" % (BY, self.span)
             ):
-                key = _key(sample.labels)
+                key = key_of(sample.labels)
                 if key in self.records and self.records[key].memory_total_bytes is None and 0 <= sample.value <= 1e15:
                     self._change(key, memory_total_bytes=sample.value)
         self._take("processes_now", "gpu:processes", 1e6)
         self._take("price_per_hour", "gpu:price_per_hour", math.inf)
-        for sample in self.asking.ask("max by (%s) (last_over_time(gpu:lost{%%(where)s}[15m]))" % _BY):
-            self._change(_key(sample.labels), lost=sample.value == 1)
+        for sample in self.asking.ask("max by (%s) (last_over_time(gpu:lost{%%(where)s}[15m]))" % BY):
+            self._change(key_of(sample.labels), lost=sample.value == 1)
         for sample in self.asking.ask(
-            "max by (%s, sharing) (last_over_time(gpu:layout_sharing_info{%%(where)s}[15m]))" % _BY
+            "max by (%s, sharing) (last_over_time(gpu:layout_sharing_info{%%(where)s}[15m]))" % BY
         ):
-            self._change(_key(sample.labels), sharing=sample.labels.get("sharing", ""))
-        self._by_label("held_now", "kind", "max by (%s, kind) (last_over_time(gpu:held{%%(where)s}[15m]))" % _BY)
+            self._change(key_of(sample.labels), sharing=sample.labels.get("sharing", ""))
+        self._by_label("held_now", "kind", "max by (%s, kind) (last_over_time(gpu:held{%%(where)s}[15m]))" % BY)
         # Classed by the alerts' rules, so that an audit and a page at night say the same of an error.
         xids: dict[Key, dict[str, str]] = {}
         for sample in self.asking.ask(
             "max by (%s, xid, class) (max_over_time(gpu:xid_class_errors:count5m{%%(where)s}[%ds])) > 0"
-            % (_BY, self.span)
+            % (BY, self.span)
         ):
-            xids.setdefault(_key(sample.labels), {})[sample.labels.get("xid", "")] = sample.labels.get("class", "")
+            xids.setdefault(key_of(sample.labels), {})[sample.labels.get("xid", "")] = sample.labels.get("class", "")
         for key, found in xids.items():
             self._change(key, xid=found)
 
     def _take(self, name: str, series: str, most: float) -> None:
-        for sample in self.asking.ask("max by (%s) (last_over_time(%s{%%(where)s}[15m]))" % (_BY, series)):
+        for sample in self.asking.ask("max by (%s) (last_over_time(%s{%%(where)s}[15m]))" % (BY, series)):
             if 0 <= sample.value <= most:
-                self._change(_key(sample.labels), **{name: sample.value})
+                self._change(key_of(sample.labels), **{name: sample.value})
             else:
-                self.dropped[series] = self.dropped.get(series, 0) + 1
+                self.figures.dropped[series] += 1
 
     def _by_label(
         self, name: str, label: str, expression: str, made: Callable[[Key, float], float] = lambda key, value: value
@@ -402,7 +252,7 @@ class _Reading:
         found: dict[Key, dict[str, float]] = {}
         for sample in self.asking.ask(expression):
             if math.isfinite(sample.value) and sample.value >= 0:
-                key = _key(sample.labels)
+                key = key_of(sample.labels)
                 found.setdefault(key, {})[sample.labels.get(label, "")] = made(key, sample.value)
         for key, values in found.items():
             self._change(key, **{name: values})
@@ -428,11 +278,3 @@ class _Reading:
         rows = [values[first : first + len(FLEET)] for first in range(0, len(values), len(FLEET))]
         made = [Day(end - length, **dict(zip(FLEET, row))) for (end, length), row in zip(ends, rows)]
         return tuple(reversed(made))
-
-
-def _key(labels: Mapping[str, str]) -> Key:
-    return (labels.get("host", ""), labels.get("gpu_uuid", ""), labels.get("mig_instance", ""), "")
-
-
-def _tenant_key(labels: Mapping[str, str]) -> Key:
-    return (*_key(labels)[:3], labels.get("tenant", ""))

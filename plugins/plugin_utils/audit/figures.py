@@ -1,0 +1,199 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Figures over a window, of each subject: which series they are asked of, and which answers count.
+
+Every quantile and maximum is computed by the server, over roll-ups of a quarter of an hour for windows of days, of five minutes
+for shorter ones (the rules of the role gpu_monitoring record both), and over the series themselves where there are none. One row
+a subject and figure crosses the network, whatever the window. What a server does for it grows with the samples it goes through,
+so that none are asked twice for what one answer tells.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Callable, Mapping, Sequence
+
+from .asking import Asking
+from .history import Key
+from .lasting import Piece, lasting
+from .model import Quiet, Stat
+from .series import (
+    BY,
+    HELD,
+    LONG_SECONDS,
+    LONG_WINDOW_SECONDS,
+    OVER_TIME,
+    QUIET_BUSY_RATIO,
+    ROLL_UP_SECONDS,
+    SERIES,
+    Series,
+    key_of,
+)
+
+#: Where the window is cut, in seconds before its end, to see how long a subject has been quiet or held.
+_CUTS = tuple(hours * 3600 for hours in (1, 3, 6, 12, 24, 72, 168, 336))
+
+#: From the labels of a sample to the subject that it is of.
+KeyOf = Callable[[Mapping[str, str]], Key]
+
+
+@dataclass(frozen=True)
+class Found:
+    """Where the figures of a series come from: what is asked, for how many seconds a sample stands, and how many there are.
+
+    `peaks` is what p99 and max are asked of.
+    """
+
+    source: str
+    step_seconds: float
+    counts: Mapping[Key, float]
+    peaks: str
+
+    def of(self, figure: str) -> str:
+        return self.peaks if figure in ("p99", "max") else self.source
+
+
+@dataclass(frozen=True)
+class Busy:
+    """How busy each subject was, and for how long up to now it has been quiet. `found` is None where nothing says so."""
+
+    found: Found | None = None
+    stats: Mapping[Key, Stat] = field(default_factory=dict)
+    quiet: Mapping[Key, Quiet] = field(default_factory=dict)
+
+
+class Figures:
+    """The figures of one window of `seconds`, up to the time that `asking` asks of; `notes` gets what was noticed.
+
+    Answers are by the labels `by`, of which `key` makes a subject. `dropped` counts, for each series, the values that cannot be.
+    """
+
+    def __init__(self, asking: Asking, seconds: float, notes: list[str]) -> None:
+        self.asking = asking
+        self.seconds = seconds
+        self.span = round(seconds)
+        self.notes = notes
+        self.dropped: Counter[str] = Counter()
+        cuts = [0, *(cut for cut in _CUTS if cut < self.span), self.span]
+        self._spans = list(zip(cuts, cuts[1:]))
+
+    def source(self, series: Series, by: str = BY, key: KeyOf = key_of) -> Found | None:
+        """The longest roll-up that the window asks for and the server has, or the series itself where it has none."""
+        if series.long and self.span >= LONG_WINDOW_SECONDS and self._reaches_as_far(series.long, series.roll_up):
+            counts = self._over("count", series.long, by, key, [(0, self.span)])[0]
+            return Found(series.long, LONG_SECONDS, counts, series.peaks)
+        counts = self._over("count", series.roll_up, by, key, [(0, self.span)])[0]
+        if counts:
+            return Found(series.roll_up, ROLL_UP_SECONDS, counts, series.roll_up)
+        step = self._distance(series)
+        if step is None:
+            return None
+        counts = self._over("count", series.name, by, key, [(0, self.span)])[0]
+        return Found(series.name, step, counts, series.name)
+
+    def stats(self, series: Series, found: Found | None, by: str = BY, key: KeyOf = key_of) -> dict[Key, Stat]:
+        """The figures that the series has, of each subject that it has all of them of."""
+        if found is None:
+            return {}
+        figures = {}
+        questions = {
+            figure: "max by (%s) (%s)"
+            % (by, OVER_TIME[figure] % ("%s{%%(where)s}[%ds]" % (found.of(figure), self.span)))
+            for figure in series.figures
+        }
+        for figure, answer in zip(questions, self.asking.ask_all(list(questions.values()))):
+            figures[figure] = {key(sample.labels): sample.value for sample in answer}
+        return self._judged(series, found, figures)
+
+    def busy(self) -> Busy:
+        """How busy it was, and for how long nothing ran: one look at the samples for both."""
+        series = SERIES["busy"]
+        source, step = series.roll_up, float(ROLL_UP_SECONDS)
+        pieces = self._pieces(source, "max")
+        if not any(piece.counts for piece in pieces):
+            source, step = series.name, self._distance(series)
+            if step is None:
+                return Busy()
+            pieces = self._pieces(source, "max")
+        counts: dict[Key, float] = {}
+        most: dict[Key, float] = {}
+        for piece in pieces:
+            for key, count in piece.counts.items():
+                counts[key] = counts.get(key, 0.0) + count
+            for key, value in piece.figures.items():
+                # Not max(), which keeps a NaN if it comes first.
+                most[key] = value if key not in most or not most[key] >= value else most[key]
+        found = Found(source, step, counts, source)
+        mean = self._over("mean", source, BY, key_of, [(0, self.span)])[0]
+        quiet = lasting(pieces, lambda value: 0 <= value < QUIET_BUSY_RATIO, step)
+        return Busy(
+            found,
+            self._judged(series, found, {"max": most, "mean": mean}),
+            {key: Quiet(seconds, whole_window=seconds == self.span) for key, seconds in quiet.items()},
+        )
+
+    def held(self) -> dict[Key, float]:
+        """For how many seconds somebody has had what is held now: 0 where it is less than an hour, or not certain."""
+        now = self.asking.ask("last_over_time(%s{%%(where)s}[15m]) > 0" % HELD)
+        found = {key_of(sample.labels): 0.0 for sample in now}
+        found.update(lasting(self._pieces(HELD, "min"), lambda value: value > 0, ROLL_UP_SECONDS))
+        return found
+
+    def _reaches_as_far(self, long: str, short: str) -> bool:
+        """Whether the longer roll-up is there now, and was when the window began if the other was: rules come with releases."""
+        ago = " offset %ds" % (self.span - 3600)
+        now, then, before = self.asking.ask_all(
+            [
+                "count(last_over_time(%s{%%(where)s}[1h]%s))" % (name, at)
+                for name, at in ((long, ""), (long, ago), (short, ago))
+            ]
+        )
+        return bool(now) and (not before or (bool(then) and then[0].value >= before[0].value))
+
+    def _distance(self, series: Series) -> float | None:
+        """Between two samples of a series that has no roll-up: the shortest of any, so that gaps do not hide in it."""
+        dense = self.asking.ask("max(count_over_time(%s{%%(where)s}[1h]))" % series.name)
+        if not dense:
+            return None
+        self.notes.append(
+            "There is no %s: figures are of %s itself, which the server takes longer for."
+            % (series.roll_up, series.name)
+        )
+        return 3600 / dense[0].value if dense[0].value > 0 else ROLL_UP_SECONDS
+
+    def _over(
+        self,
+        figure: str,
+        source: str,
+        by: str,
+        key: KeyOf,
+        pieces: Sequence[tuple[int, int]],
+    ) -> list[dict[Key, float]]:
+        """A figure of each piece of the window. `max by` takes one of series that stand for the same subject."""
+        inner = [
+            OVER_TIME[figure]
+            % ("%s{%%(where)s}[%ds]%s" % (source, oldest - newest, " offset %ds" % newest if newest else ""))
+            for newest, oldest in pieces
+        ]
+        answers = self.asking.ask_all(["max by (%s) (%s)" % (by, one) for one in inner])
+        return [{key(sample.labels): sample.value for sample in answer} for answer in answers]
+
+    def _judged(self, series: Series, found: Found, figures: Mapping[str, Mapping[Key, float]]) -> dict[Key, Stat]:
+        """Whole answers only: half a one would say too little of how sure it is, or nothing."""
+        stats = {}
+        for key, count in found.counts.items():
+            known = {name: values[key] for name, values in figures.items() if key in values}
+            fit = {name: value for name, value in known.items() if series.least <= value <= series.most}
+            if len(fit) < len(known):
+                self.dropped[series.name] += len(known) - len(fit)
+            if len(fit) == len(series.figures):
+                seconds = min(count * found.step_seconds, self.seconds)
+                stats[key] = Stat(seconds=seconds, coverage_ratio=seconds / self.seconds, **fit)
+        return stats
+
+    def _pieces(self, source: str, figure: str) -> list[Piece]:
+        figures = self._over(figure, source, BY, key_of, self._spans)
+        counts = self._over("count", source, BY, key_of, self._spans)
+        return [Piece(*span, *values) for span, *values in zip(self._spans, figures, counts)]
