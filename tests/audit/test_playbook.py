@@ -22,7 +22,6 @@ import yaml
 from fleet_history import AT_REST, Device, prometheus, steady
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "integration"))
 from simulated_host import SimulatedHost
 
 SCHEMA = jsonschema.Draft202012Validator(json.loads((ROOT / "docs" / "audit.schema.json").read_text()))

@@ -20,7 +20,7 @@ INVENTORY = REPOSITORY / "inventories" / "simulated"
 
 #: The unit that restores a host's layout when it starts.
 BOOT_UNIT = "gpu-layout.service"
-BOOT_SECONDS = 60
+BOOT_SECONDS = 180
 
 # The podman that tests/lab/prepare made for this machine, for whoever runs pytest by hand.
 os.environ["PATH"] = f"{REPOSITORY / '.lab' / 'bin'}:{os.environ['PATH']}"

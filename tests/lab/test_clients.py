@@ -18,6 +18,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from lab_fixtures import BOOT_SECONDS
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import find_model, load_models
 
@@ -94,9 +95,9 @@ def uuids(client) -> list:
 def start_process(client, gpu: int) -> None:
     """A process on a GPU with 2 GiB of its memory; its output is not ours, or testinfra would wait for its end."""
     client(
-        f"gpusim run --gpu {gpu} --memory 2GiB -- sleep 60 > /dev/null 2>&1 & echo $! > /var/tmp/openfleet-clients/pid"
+        f"gpusim run --gpu {gpu} --memory 2GiB -- sleep 300 > /dev/null 2>&1 & echo $! > /var/tmp/openfleet-clients/pid"
     )
-    client(f"timeout 10 sh -c 'until gpusim show | grep -q \"compute on GPU {gpu}\"; do sleep 0.1; done'")
+    client(f"timeout 120 sh -c 'until gpusim show | grep -q \"compute on GPU {gpu}\"; do sleep 0.1; done'")
 
 
 def stop_process(client) -> None:
@@ -270,10 +271,10 @@ def test_nvidia_smi_lists_processes_by_gpu_instance_and_type(client):
     instance = int(re.search(r"^\|\s+0\s+(\d+)\s+MIG 2g", client("nvidia-smi mig -i 0 -lci"), re.MULTILINE).group(1))
     places = (f"--gpu 0 --gi {instance}", "--gpu 1", "--gpu 1 --type graphics", "--gpu 1 --type mps")
     for place in places:
-        run = f"gpusim run {place} --memory 64MiB -- sleep 60 >/dev/null 2>&1"
+        run = f"gpusim run {place} --memory 64MiB -- sleep 300 >/dev/null 2>&1"
         client(f"{run} & echo $! >> /var/tmp/openfleet-clients/pids")
     try:
-        client("timeout 20 sh -c 'until [ $(gpusim show | grep -c \" on GPU .*64 MiB\") = 4 ]; do sleep 0.1; done'")
+        client("timeout 120 sh -c 'until [ $(gpusim show | grep -c \" on GPU .*64 MiB\") = 4 ]; do sleep 0.1; done'")
         row = r"^\|\s+(\d)\s+(\d+|N/A)\s+(\d+|N/A)\s+\d+\s+([CGM+]+)\s+(\S+)\s+64MiB"
         listed = re.findall(row, client("nvidia-smi"), re.MULTILINE)
         sleep = client("readlink -f $(command -v sleep)").strip()
@@ -285,7 +286,7 @@ def test_nvidia_smi_lists_processes_by_gpu_instance_and_type(client):
         ]
     finally:
         client("kill $(cat /var/tmp/openfleet-clients/pids); rm /var/tmp/openfleet-clients/pids")
-        client("timeout 10 sh -c 'while gpusim show | grep -q \" on GPU .*64 MiB\"; do sleep 0.1; done'")
+        client("timeout 120 sh -c 'while gpusim show | grep -q \" on GPU .*64 MiB\"; do sleep 0.1; done'")
 
 
 # --- Python clients -----------------------------------------------------------------------------
@@ -362,9 +363,9 @@ def test_a_restart_of_the_host_is_a_reboot_of_its_gpus(client, client_host):
     started = client_host.check_output("stat -c %Y /proc/1")
     time.sleep(1)  # the start of PID 1 is told in whole seconds
     client_host.run("systemctl reboot")
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + BOOT_SECONDS
     while client_host.run("stat -c %Y /proc/1").stdout.strip() in ("", started):
-        assert time.monotonic() < deadline, "the host did not come back within 30 s"
+        assert time.monotonic() < deadline, f"the host did not come back within {BOOT_SECONDS} s"
         time.sleep(0.2)
     log = ElementTree.fromstring(client("nvidia-smi -q -x"))
     gpus = log.findall("gpu")

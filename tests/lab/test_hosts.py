@@ -7,13 +7,14 @@ from __future__ import annotations
 import time
 
 import pytest
+from lab_fixtures import BOOT_SECONDS
 
 HOSTS = ["h100", "a100", "pro6000", "l40s"]
 # --collect: a unit that fails on purpose is not left behind in the list of failed ones.
 RUN_UNIT = "systemd-run --quiet --wait --pipe --collect"
 
 
-def wait_until_running(host, seconds: float = 30) -> str:
+def wait_until_running(host, seconds: float = BOOT_SECONDS) -> str:
     """The state that systemd of `host` reaches, the last one seen when the time is over."""
     deadline = time.monotonic() + seconds
     while True:
@@ -72,9 +73,9 @@ def test_a_host_comes_back_after_a_reboot_with_its_disk(lab_host):
     try:
         time.sleep(1)  # the start of PID 1 is told in whole seconds
         host.run("systemctl reboot")
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + BOOT_SECONDS
         while host.run("stat -c %Y /proc/1").stdout.strip() in ("", started):
-            assert time.monotonic() < deadline, "the host did not come back within 30 s"
+            assert time.monotonic() < deadline, f"the host did not come back within {BOOT_SECONDS} s"
             time.sleep(0.2)
         assert wait_until_running(host) == "running"
         assert host.file("/var/lib/openfleet-probe").exists

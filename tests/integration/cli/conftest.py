@@ -5,13 +5,10 @@
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from command_host import CommandHost, build_command
 from simulated_host import SimulatedHost
 

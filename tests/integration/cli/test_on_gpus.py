@@ -4,15 +4,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import shutil
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import yaml
+from patience import PATIENCE_SECONDS, wait_until
 
 H100 = [{"model": "H100-80GB", "count": 2}]
 HALVES = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}]
@@ -139,17 +142,25 @@ def test_a_layout_that_another_run_is_changing_is_left_alone(host):
     assert host.seen() == {0: [], 1: []}
 
 
+def has_open(pid, path):
+    with contextlib.suppress(OSError):
+        return any(file.samefile(path) for file in Path("/proc/%d/fd" % pid).iterdir() if file.exists())
+    return False
+
+
 def test_a_run_that_is_told_to_stop_ends_at_once(host):
     host.simulated.create(H100)
-    words = host.words("apply", "--layout", host.layout(HALVES), "--lock-timeout", "30")
+    words = host.words("apply", "--layout", host.layout(HALVES), "--lock-timeout", str(2 * PATIENCE_SECONDS))
     (host.folder / "state.d").mkdir()
     with (host.folder / "state.d" / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         run = host.simulated.popen(words)
-        time.sleep(1)
+        lock = host.folder / "state.d" / "lock"
+        # Before it looks for the lock it may be ended like anybody.
+        wait_until(lambda: run.poll() is not None or has_open(run.pid, lock), "it waits for the lock")
         assert run.poll() is None, "it did not wait for the lock"
         run.terminate()
-        assert run.wait(timeout=5) == 128 + signal.SIGTERM
+        assert run.wait(PATIENCE_SECONDS) == 128 + signal.SIGTERM
     assert host.seen() == {0: [], 1: []}
 
 
@@ -160,12 +171,12 @@ def test_apply_waits_for_a_driver_that_comes_late(host):
     here, host.simulated.library = host.simulated.library, late
     words = [*host.words("apply", "--layout", host.layout(HALVES)), "--driver-timeout"]
     assert "NVML does not start" in host.simulated.run([*words, "0"], check=False).stderr
-    run = host.simulated.popen([*words, "20"])
+    run = host.simulated.popen([*words, str(PATIENCE_SECONDS)])
     time.sleep(1)
     assert run.poll() is None, "it did not wait"
     shutil.copy(here / "libnvidia-ml.so.1", late / "new")
     (late / "new").rename(late / "libnvidia-ml.so.1")
-    assert run.wait(timeout=20) == 0
+    assert run.wait(PATIENCE_SECONDS) == 0
     assert host.seen()[0] == [("3g.40gb", 0), ("3g.40gb", 4)]
 
 
@@ -274,12 +285,10 @@ def test_export_says_what_no_layout_can_say(host):
 def test_show_names_what_is_there_and_who_uses_it(host):
     host.simulated.create(H100)
     host("apply", "--layout", host.layout(HALVES))
-    process = host.simulated.popen(["gpusim", "run", "--gpu", "1", "--memory", "1GiB", "--", "sleep", "60"])
+    process = host.simulated.popen(["gpusim", "run", "--gpu", "1", "--memory", "1GiB", "--", "sleep", "300"])
     try:
-        deadline = time.monotonic() + 10
-        while "pid %d" % process.pid not in (shown := host("show").stdout):
-            assert time.monotonic() < deadline, shown
-            time.sleep(0.1)
+        wait_until(lambda: "pid %d" % process.pid in host("show").stdout, "the process in gpu-layout show")
+        shown = host("show").stdout
     finally:
         process.kill()
         process.wait()

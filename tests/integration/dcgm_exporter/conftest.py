@@ -19,8 +19,6 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from simulated_host import SimulatedHost
 
 FILES = Path(__file__).resolve().parents[3] / "roles" / "dcgm_exporter" / "files"

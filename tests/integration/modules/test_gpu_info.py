@@ -56,7 +56,7 @@ def test_instances_profiles_and_processes(host):
     big = next(i for i in gpu["mig"]["instances"] if i["profile"] == "3g.40gb")
     assert big["placement"]["size"] == 4
     process = host.popen(
-        ["gpusim", "run", "--gpu", "0", "--gi", str(big["id"]), "--memory", "2GiB", "--", "sleep", "60"]
+        ["gpusim", "run", "--gpu", "0", "--gi", str(big["id"]), "--memory", "2GiB", "--", "sleep", "300"]
     )
     try:
         for _ in range(100):

@@ -11,6 +11,7 @@ import uuid
 from pathlib import Path
 
 import pytest
+from patience import wait_until
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders import find_holders
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Gpu, Host
@@ -58,7 +59,7 @@ def test_who_holds_a_gpu_is_in_gpu_info(host):
     gpu = host.module("gpu_info")["gpus"][0]
     assert gpu["holders"] == []
     big, small = instances(gpu)
-    process = host.popen(["gpusim", "run", "--gpu", "0", "--gi", str(big), "--memory", "1GiB", "--", "sleep", "60"])
+    process = host.popen(["gpusim", "run", "--gpu", "0", "--gi", str(big), "--memory", "1GiB", "--", "sleep", "300"])
     try:
         while not (gpu := host.module("gpu_info")["gpus"][0])["holders"]:
             assert process.poll() is None
@@ -67,7 +68,7 @@ def test_who_holds_a_gpu_is_in_gpu_info(host):
         process.wait()
     (holder,) = gpu["holders"]
     assert (holder["kind"], holder["gpu_instance_id"], holder["user"]) == ("process", big, "root")
-    assert "sleep 60" in holder["command"]
+    assert "sleep 300" in holder["command"]
     assert {i["id"]: len(i["holders"]) for i in gpu["mig"]["instances"]} == {big: 1, small: 0}
     gpu = host.module("gpu_info", holders=False)["gpus"][0]
     assert gpu["holders"] is None
@@ -112,6 +113,9 @@ def container(tmp_path):
         command = [podman, "run", "--detach", "--rm", "--network", "none", "--name", name, "--volume", "/usr:/usr:ro"]
         started = subprocess.run([*command, *options, "--rootfs", str(root), "sleep", "300"], capture_output=True)
         assert started.returncode == 0, started.stderr
+        pid = subprocess.check_output([podman, "inspect", "--format", "{{.State.Pid}}", name], text=True).strip()
+        # Until then it is the runtime, on its way to the container's program.
+        wait_until(lambda: Path("/proc", pid, "comm").read_text() == "sleep\n", "the container's program")
         gpus = tuple(Gpu(i, "GPU-%d" % i, "NVIDIA H100", "0000:%02x:00.0" % (0x3B + i), 80 << 30) for i in range(2))
         found = find_holders(Host("580.65.06", "13.580.65.06", "13.0", True, gpus))
         subprocess.run([podman, "rm", "--force", "--time", "0", name], capture_output=True, check=False)

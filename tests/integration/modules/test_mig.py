@@ -4,9 +4,8 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
+from patience import wait_until
 
 H100 = [{"model": "H100-80GB", "count": 2}]
 HALVES = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}]
@@ -22,12 +21,12 @@ def uuids(result, index=0):
 
 def busy(host, *where):
     """A process that counts as a GPU process there."""
-    process = host.popen(["gpusim", "run", *where, "--memory", "1GiB", "--", "sleep", "60"])
-    deadline = time.monotonic() + 10
-    while not any(gpu["processes"] for gpu in host.module("gpu_info")["gpus"]):
-        assert process.poll() is None, "gpusim run ended"
-        assert time.monotonic() < deadline, "the process never showed up in NVML"
-        time.sleep(0.05)
+    process = host.popen(["gpusim", "run", *where, "--memory", "1GiB", "--", "sleep", "300"])
+    wait_until(
+        lambda: process.poll() is not None or any(gpu["processes"] for gpu in host.module("gpu_info")["gpus"]),
+        "the process in NVML",
+    )
+    assert process.poll() is None, "gpusim run ended"
     return process
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 def test_what_does_not_hold_the_gpu_any_more_is_spared(host):
     host.create([{"model": "H100-80GB", "count": 1}])
     uuid = host.module("gpu_info")["gpus"][0]["uuid"]
-    process = host.popen(["gpusim", "run", "--gpu", "0", "--memory", "2GiB", "--", "sleep", "60"])
+    process = host.popen(["gpusim", "run", "--gpu", "0", "--memory", "2GiB", "--", "sleep", "300"])
     try:
         items = [
             {"kind": "unit", "name": "not-there.service", "gpus": [uuid]},

@@ -12,6 +12,7 @@ import threading
 import time
 
 import pytest
+from patience import PATIENCE_SECONDS
 from simulated_fleet import Fleet
 
 WHOLE = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "7g.80gb"}]}]
@@ -96,7 +97,7 @@ def test_force_ends_it(fleet, job):
     threading.Thread(target=job.wait, daemon=True).start()
     status, said = play(fleet, on_busy="force")
     assert status == 0, said
-    assert job.wait(5) == -signal.SIGTERM
+    assert job.wait(PATIENCE_SECONDS) == -signal.SIGTERM
     assert fleet.seen() == {name: [("3g.40gb", 0), ("3g.40gb", 4)] for name in fleet.hosts}
 
 

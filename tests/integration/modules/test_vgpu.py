@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import itertools
 import json
-import time
 from pathlib import Path
 
 import pytest
+from patience import wait_until
 
 H100 = [{"model": "H100-80GB", "count": 2}]
 LIBRARY = "usr/lib/openfleet-gpu/vgpu/libopenfleet-vgpu.so"
@@ -269,11 +269,11 @@ def as_tenant(host, name):
     """A process that NVML lists on GPU 0, of that tenant as its environment says."""
     command = ["env", "OPENFLEET_VGPU=" + name, "gpusim", "run", "--gpu", "0", "--memory", "1GiB", "--", "sleep", "300"]
     process = host.popen(command)
-    deadline = time.monotonic() + 30
-    while not json.loads(host.gpusim("show", "--json"))["processes"]:
-        assert process.poll() is None, "gpusim run ended"
-        assert time.monotonic() < deadline, "the process never showed up in NVML"
-        time.sleep(0.05)
+    wait_until(
+        lambda: process.poll() is not None or json.loads(host.gpusim("show", "--json"))["processes"],
+        "the process in NVML",
+    )
+    assert process.poll() is None, "gpusim run ended"
     return process
 
 

@@ -9,9 +9,9 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
+from patience import PATIENCE_SECONDS, wait_until
 
 H100 = [{"model": "H100-80GB", "count": 2}]
 HALVES = [{"gpus": "all", "sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}]
@@ -73,20 +73,18 @@ def test_a_run_that_waited_in_vain_names_who_and_changed_nothing(whole, jobs):
 
 
 def test_who_waits_locks_nobody_out(whole, jobs):
-    jobs(1)
-    waiting = threading.Thread(
-        target=whole.module, args=("mig",), kwargs={"layout": HALVES, "on_busy": "wait", "busy_timeout": 8}
-    )
-    waiting.start()
+    job = jobs(1)
+    command = {"layout": HALVES, "on_busy": "wait", "busy_timeout": PATIENCE_SECONDS}
+    other = threading.Thread(target=whole.module, args=("mig",), kwargs=command)
+    other.start()
     try:
-        deadline = time.monotonic() + 6
-        while waiting.is_alive() and time.monotonic() < deadline:
-            # As soon as the other run waits, this one gets the lock at once.
-            if not whole.module("mig", layout=WHOLE, lock_timeout=0).get("failed"):
-                break
-        assert waiting.is_alive()
+        # As soon as the other run waits, this one gets the lock at once.
+        wait_until(lambda: not whole.module("mig", layout=WHOLE, lock_timeout=0).get("failed"), "the lock")
+        assert other.is_alive()
     finally:
-        waiting.join()
+        job.kill()
+        job.wait()
+        other.join()
 
 
 def test_a_dry_run_under_wait_or_force_tells_who_is_in_the_way(whole, jobs):
@@ -105,7 +103,7 @@ def test_force_ends_who_is_in_the_way_and_nobody_else(whole, jobs):
     doomed, spared = jobs(1), jobs(0, instance=1)
     done = host.module("mig", layout=HALVES, on_busy="force")
     assert done["changed"], done
-    assert doomed.wait(5) == -signal.SIGTERM
+    assert doomed.wait(PATIENCE_SECONDS) == -signal.SIGTERM
     assert spared.poll() is None
     assert len(done["ended"]) == 1
     assert "pid %d" % doomed.pid in done["ended"][0]
@@ -120,7 +118,7 @@ def test_a_secret_in_a_command_line_stays_its_own(whole, jobs):
     assert "s3cret" not in json.dumps(refused)
     done = whole.module("mig", layout=HALVES, on_busy="force")
     assert done["changed"], done
-    assert job.wait(5) == -signal.SIGTERM
+    assert job.wait(PATIENCE_SECONDS) == -signal.SIGTERM
     assert "s3cret" not in json.dumps(done)
 
 
@@ -129,7 +127,7 @@ def test_force_gives_a_process_its_time_and_no_more(whole, jobs):
     threading.Thread(target=job.wait, daemon=True).start()
     done = whole.module("mig", layout=HALVES, on_busy="force", grace_period=1)
     assert done["changed"], done
-    job.wait(5)
+    job.wait(PATIENCE_SECONDS)
     assert job.returncode == -signal.SIGKILL
 
 

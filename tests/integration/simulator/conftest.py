@@ -169,7 +169,7 @@ class Simulator:
 
     def idle_process(self) -> subprocess.Popen:
         """Something to attach to a GPU."""
-        child = subprocess.Popen(["sleep", "60"])
+        child = subprocess.Popen(["sleep", "300"])
         self.children.append(child)
         return child
 

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_SECONDS, wait_until
 
 MIB, GIB = 1 << 20, 1 << 30
 NOT_FOUND, IN_USE, INSUFFICIENT_RESOURCES = 6, 19, 23
@@ -64,7 +65,7 @@ def test_stated_power_overrides_utilisation(simulator, nvml, gpu):
 
 def watch(simulator, nvml, gpu, wanted):
     """Pairs of a load's age and its utilisation, seen together; NVML shows the values wanted on the way."""
-    pairs, shown, deadline = [], set(), time.monotonic() + 20
+    pairs, shown, deadline = [], set(), time.monotonic() + PATIENCE_SECONDS
     while (not wanted <= shown or len(pairs) < 80) and time.monotonic() < deadline:
         load = simulator.dump()["gpus"][0]["load"]
         pairs.append((load["age_seconds"], load["utilization_percent"]))
@@ -193,10 +194,7 @@ def test_a_killed_process_is_gone_before_its_parent_has_noticed(simulator, nvml,
     worker = simulator.idle_process()
     attach(simulator, worker.pid)
     worker.kill()
-    deadline = time.monotonic() + 5
-    while nvml.nvmlDeviceGetComputeRunningProcesses(gpu) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert nvml.nvmlDeviceGetComputeRunningProcesses(gpu) == []
+    wait_until(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(gpu) == [], "it is gone")
     stat = Path(f"/proc/{worker.pid}/stat").read_text()
     assert stat.split(")")[1].split()[0] == "Z", "the test is about a zombie"
 

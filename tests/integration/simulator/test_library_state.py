@@ -14,6 +14,7 @@ import threading
 import time
 
 import pytest
+from patience import PATIENCE_SECONDS
 
 pytestmark = [
     pytest.mark.root,
@@ -41,7 +42,7 @@ def wait_for_line(child):
 
 
 def ended(child):
-    child.wait(timeout=20)
+    child.wait(PATIENCE_SECONDS)
     return child.returncode
 
 
@@ -50,7 +51,7 @@ def ended(child):
 
 def test_processes_see_each_other_s_changes(simulator, nvml, gpu):
     create = "print(nvmlGpuInstanceGetInfo(nvmlDeviceCreateGpuInstance(gpu, 9)).id, flush=True)"
-    child = simulator.python(create + "; time.sleep(60)")
+    child = simulator.python(create + "; time.sleep(300)")
     made = int(wait_for_line(child))
     instance = nvml.nvmlDeviceGetGpuInstanceById(gpu, made)
     nvml.nvmlGpuInstanceDestroy(instance)

@@ -10,6 +10,7 @@ import re
 import signal
 
 import pytest
+from patience import PATIENCE_SECONDS
 
 MIG_ON = """
 N.nvmlDeviceSetMigMode(gpu, 1)
@@ -161,15 +162,17 @@ def test_power_follows_utilisation_if_not_given(h100):
 @pytest.mark.parametrize("pattern", ["square", "sine"])
 def test_a_pattern_moves_between_its_bounds(h100, pattern):
     h100.gpusim("load", 0, "--pattern", pattern, "--utilization", "20..60", "--period", 0.4)
-    seen = h100.nvml("""
+    # Two and a half periods, or more on a busy machine, where whole parts of one go by unseen.
+    seen = h100.nvml(f"""
         import time
         end = time.monotonic() + 1
+        late = time.monotonic() + {PATIENCE_SECONDS}
         result = []
-        while time.monotonic() < end:
+        while time.monotonic() < end or not {{20, 60}} <= set(result) and time.monotonic() < late:
             result.append(N.nvmlDeviceGetUtilizationRates(gpu).gpu)
             time.sleep(0.005)
     """)
-    assert min(seen) in range(20, 23) and max(seen) in range(58, 61)
+    assert min(seen) == 20 and max(seen) == 60
     if pattern == "square":
         assert set(seen) == {20, 60}
     else:
@@ -180,19 +183,24 @@ def test_a_recorded_load_is_played_and_repeated(h100, tmp_path):
     recording = tmp_path / "run.csv"
     recording.write_text("utilization_percent,memory_mib,power_watts\n10,1024,100\n50,2048,\n90,1024,300\n")
     h100.gpusim("load", 0, "--pattern", recording, "--interval", 0.1)
-    seen = h100.nvml("""
+    # What was seen, and whether it can have been the next one of all: on a busy machine some go by unseen.
+    seen = h100.nvml(f"""
         import time
-        end = time.monotonic() + 0.7
-        result = []
-        while time.monotonic() < end:
+        late = time.monotonic() + {PATIENCE_SECONDS}
+        result, before = [], None
+        while sum(near for _value, near in result) < 6 and time.monotonic() < late:
             value = N.nvmlDeviceGetUtilizationRates(gpu).gpu
-            if result[-1:] != [value]:
-                result.append(value)
+            now = time.monotonic()
+            if not result or result[-1][0] != value:
+                result.append((value, before is not None and now - before < 0.05))
+            before = now
             time.sleep(0.005)
     """)
-    assert set(seen) == {10, 50, 90} and len(seen) >= 6
+    assert {value for value, _near in seen} == {10, 50, 90}
     order = {10: 50, 50: 90, 90: 10}
-    assert all(order[one] == following for one, following in zip(seen, seen[1:]))
+    nexts = [(one, following) for (one, _), (following, near) in zip(seen, seen[1:]) if near]
+    assert len(nexts) >= 6
+    assert all(order[one] == following for one, following in nexts)
 
 
 @pytest.mark.parametrize(

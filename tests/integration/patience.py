@@ -1,0 +1,19 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Waiting for what is sure to come, on a machine of which nobody knows how busy it is."""
+
+from __future__ import annotations
+
+import time
+from typing import Callable
+
+#: For whatever is waited for: what never comes takes this long to be told, what comes late is right all the same.
+PATIENCE_SECONDS = 180.0
+
+
+def wait_until(holds: Callable[[], object], what: str) -> None:
+    """Look again and again until it holds; `what` is said of what never did."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not holds():
+        assert time.monotonic() < deadline, f"{what}: not within {PATIENCE_SECONDS:.0f} s"
+        time.sleep(0.05)
