@@ -19,7 +19,7 @@ from prometheus import Prometheus, PrometheusError
 from verify_layout import INVENTORY, podman_run, wanted_instances
 
 #: Seconds until what the exporters say has come to Prometheus.
-PATIENCE_SECONDS = 90
+PATIENCE_SECONDS = 180
 
 
 def wanted_parts(names: list[str]) -> tuple[int, int]:

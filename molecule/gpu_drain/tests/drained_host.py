@@ -10,7 +10,7 @@ from typing import Any
 
 NODE = "gpu-a"
 RECORD = "/var/lib/openfleet-gpu/drain.json"
-WAIT_SECONDS = 60
+WAIT_SECONDS = 180
 
 #: Units by name. All run but lab-off, lab-inetd and lab-tick, whose socket and timer do.
 UNITS = {

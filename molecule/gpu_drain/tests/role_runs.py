@@ -16,7 +16,7 @@ from pathlib import Path
 SCENARIO = Path(__file__).resolve().parents[1]
 REPOSITORY = SCENARIO.parents[1]
 #: No run of these tests has a reason to take as long.
-TIMEOUT_SECONDS = 120
+TIMEOUT_SECONDS = 300
 
 
 def _descendants(pid: int) -> list[int]:

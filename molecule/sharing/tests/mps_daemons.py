@@ -15,7 +15,7 @@ from lab_fixtures import REPOSITORY, container_name
 
 LIBRARY = "/opt/openfleet-test"
 PACKAGE = "library"
-WAIT_SECONDS = 60
+WAIT_SECONDS = 180
 MIB = 2**20
 
 #: Reads what to do, does it, and prints what came of it.

@@ -16,7 +16,7 @@ from lab_fixtures import REPOSITORY, container_name
 
 SCENARIO = Path(__file__).resolve().parents[1]
 RUN_SECONDS = 300
-WAIT_SECONDS = 60
+WAIT_SECONDS = 180
 CLIENT = "/opt/client/build/client"
 #: The stub's settings, for whoever has no environment of its own.
 ENVIRONMENT = "/opt/client/environment"

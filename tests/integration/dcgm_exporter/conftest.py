@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from simulated_host import SimulatedHost
 
 FILES = Path(__file__).resolve().parents[3] / "roles" / "dcgm_exporter" / "files"
-DEADLINE = 60
+DEADLINE = 180
 
 
 class Exporter:
