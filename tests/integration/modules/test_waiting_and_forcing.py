@@ -113,8 +113,10 @@ def test_force_ends_who_is_in_the_way_and_nobody_else(whole, jobs):
 def test_a_secret_in_a_command_line_stays_its_own(whole, jobs):
     # Hidden, and known again all the same when it is to be ended.
     job = jobs(0, [sys.executable, "-c", "import signal; signal.pause()", "--api-key", "s3cret"])
+    (holder,) = whole.module("gpu_info")["gpus"][0]["holders"]
+    assert holder["command"].endswith(" --api-key ***")
     refused = whole.module("mig", layout=HALVES)
-    assert "--api-key ***" in refused["msg"]
+    assert "pid %d" % job.pid in refused["msg"]
     assert "s3cret" not in json.dumps(refused)
     done = whole.module("mig", layout=HALVES, on_busy="force")
     assert done["changed"], done
