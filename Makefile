@@ -167,17 +167,17 @@ apart := $(as_root) unshare --pid --fork --kill-child --mount-proc bash -c '"$$@
 # One leg of the tests: says what it is and how long it took, so that a log can be read.
 leg = printf '\n=== %s\n' "$(1)"; started=$$SECONDS; $(2); printf -- '--- %s: %s s\n' "$(1)" $$((SECONDS - started))
 
-# Two halves side by side, for two cores: the tests under molecule, whose lines begin with `hosts |`, wait for their hosts most
-# of the time. Each half is run to its end, or to its first failure, whatever becomes of the other; what failed is said again at
-# the end, for whoever sees only that of a log.
+# Two halves side by side, for two cores: the simulated fleet under molecule, whose lines begin with `hosts |`, which waits for
+# its hosts most of the time, and all else. Each half is run to its end, or to its first failure, whatever becomes of the other;
+# what failed is said again at the end, for whoever sees only that of a log.
 .PHONY: test
 test: ## every test: lint, unit, integration, the fleet under molecule
 	@$(MAKE) setup-test
 	mkdir -p .cache/test
 	half() { $(MAKE) "$${@:2}" 2>&1 | tee .cache/test/$$1.log || { echo $$1 >>.cache/test/failed; false; }; }
 	: >.cache/test/failed
-	half hosts test-fleet test-packages | sed --unbuffered 's/^/hosts | /' & hosts=$$!
-	half here lint-all test-unit test-limiter test-monitoring test-integration test-newest test-oldest || true
+	half hosts test-fleet | sed --unbuffered 's/^/hosts | /' & hosts=$$!
+	half here lint-all test-unit test-limiter test-monitoring test-integration test-newest test-oldest test-packages || true
 	wait $$hosts || true
 	for half in $$(cat .cache/test/failed); do printf '\n=== failed (all of it: .cache/test/%s.log)\n' $$half; tail -n 60 .cache/test/$$half.log; done
 	[ ! -s .cache/test/failed ] || { printf '\nTests failed, see above; %s s.\n' "$$SECONDS"; exit 1; }
