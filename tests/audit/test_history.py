@@ -54,10 +54,10 @@ FLEET = [
     ),
     # Rests as long as one looks, and was taken two hours ago.
     Device("d", 0, series={**AT_REST, **NOBODY, "gpu:held:avg5m": lambda hour: float(hour > HOURS - 2)}, labelled=HELD),
-    # Worked an hour ago.
+    # Worked within the last hour, whenever in the 15 minutes after its last sample it is audited.
     Device(
         "a", 7, labelled=HELD,
-        series={name: (lambda hour: 0.7 if 0.9 < HOURS - hour < 1.1 else 0.0) for name in AT_REST if "ratio" in name},
+        series={name: (lambda hour: 0.7 if 0.4 < HOURS - hour < 0.6 else 0.0) for name in AT_REST if "ratio" in name},
     ),
     Device("b", 0, series=NOTHING, labelled=HELD),
     Device("b", 1, series={"gpu:memory_used_bytes:max5m": steady(SENTINEL)}, labelled=HELD),

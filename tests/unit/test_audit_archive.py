@@ -51,6 +51,15 @@ def test_each_has_a_directory_named_by_its_time(tmp_path):
     assert all(path.is_file() for path in files)
 
 
+def test_of_two_in_the_same_second_none_takes_the_other_s_place(tmp_path):
+    for idle in (1, 2):
+        archive.keep(audit(0, idle), tmp_path, 3)
+    assert directories(tmp_path) == [NAMES[0], "2026-11-22T060001Z"]
+    assert (tmp_path / "latest").readlink().name == "2026-11-22T060001Z"
+    kept = [json.loads((tmp_path / name / "summary.json").read_text()) for name in directories(tmp_path)]
+    assert [one["summary"]["findings"] for one in kept] == [1, 2]
+
+
 def test_the_last_ones_stay_and_the_link_is_the_last(tmp_path):
     for day in range(4):
         archive.keep(audit(day), tmp_path, 2)

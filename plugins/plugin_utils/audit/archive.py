@@ -37,8 +37,7 @@ def keep(audit: Audit, directory: Path, count: int) -> list[Path]:
     """
     if count < 1:
         raise ValueError(count)
-    made = datetime.datetime.fromtimestamp(audit.made_at_seconds, datetime.timezone.utc)
-    place = directory / made.strftime("%Y-%m-%dT%H%M%SZ")
+    place = _place(directory, audit.made_at_seconds)
     files = write.all_of(audit, place)
     try:
         write.whole(place / SUMMARY, _summary(audit))
@@ -52,6 +51,14 @@ def keep(audit: Audit, directory: Path, count: int) -> list[Path]:
             str(directory), "the reports cannot be kept: %s" % error, "Mend it, or name another directory."
         ) from None
     return [*files, place / SUMMARY, directory / INDEX]
+
+
+def _place(directory: Path, made_at_seconds: float) -> Path:
+    """Where it goes, by its time in UTC: a second later where that is another's, so that no report takes another's place."""
+    made = datetime.datetime.fromtimestamp(made_at_seconds, datetime.timezone.utc)
+    while (place := directory / made.strftime("%Y-%m-%dT%H%M%SZ")).exists():
+        made += datetime.timedelta(seconds=1)
+    return place
 
 
 def _summary(audit: Audit) -> str:
