@@ -164,22 +164,25 @@ endif
 # The first process of the namespace reaps what others leave behind.
 apart := $(as_root) unshare --pid --fork --kill-child --mount-proc bash -c '"$$@"; exit $$?' --
 
-# One leg of the tests: says what it is and how long it took, so that a log can be read.
-leg = printf '\n=== %s\n' "$(1)"; started=$$SECONDS; $(2); printf -- '--- %s: %s s\n' "$(1)" $$((SECONDS - started))
+# One leg of the tests: says what it is and how long it took, so that a log can be read. One that fails keeps no other from being
+# run; a recipe of legs ends with `every_leg_passed`.
+leg = printf '\n=== %s\n' "$(1)"; started=$$SECONDS; word=---; { $(2); } || { word='!!! failed:'; failed=yes; }; \
+    printf -- '%s %s: %s s\n' "$$word" "$(1)" $$((SECONDS - started))
+every_leg_passed = [ -z "$${failed-}" ]
 
 # Two halves side by side, for two cores: the simulated fleet under molecule, whose lines begin with `hosts |`, which waits for
-# its hosts most of the time, and all else. Each half is run to its end, or to its first failure, whatever becomes of the other;
-# what failed is said again at the end, for whoever sees only that of a log.
+# its hosts most of the time, and all else. Each is run to its end, whatever fails in it, and the end of every leg that failed is
+# repeated last, for whoever sees only that of a log.
 .PHONY: test
 test: ## every test: lint, unit, integration, the fleet under molecule
 	@$(MAKE) setup-test
 	mkdir -p .cache/test
-	half() { $(MAKE) "$${@:2}" 2>&1 | tee .cache/test/$$1.log || { echo $$1 >>.cache/test/failed; false; }; }
+	half() { $(MAKE) --keep-going "$${@:2}" 2>&1 | tee .cache/test/$$1.log || { echo $$1 >>.cache/test/failed; false; }; }
 	: >.cache/test/failed
 	half hosts test-fleet | sed --unbuffered 's/^/hosts | /' & hosts=$$!
 	half here lint-all test-unit test-limiter test-monitoring test-integration test-newest test-oldest test-packages || true
 	wait $$hosts || true
-	for half in $$(cat .cache/test/failed); do printf '\n=== failed (all of it: .cache/test/%s.log)\n' $$half; tail -n 60 .cache/test/$$half.log; done
+	for half in $$(cat .cache/test/failed); do printf '\n=== again from .cache/test/%s.log:\n' $$half; grep -B 60 '^!!! failed:' .cache/test/$$half.log || tail -n 60 .cache/test/$$half.log; done
 	[ ! -s .cache/test/failed ] || { printf '\nTests failed, see above; %s s.\n' "$$SECONDS"; exit 1; }
 	printf '\nEvery test passed in %s s.\n' "$$SECONDS"
 
@@ -187,6 +190,7 @@ test: ## every test: lint, unit, integration, the fleet under molecule
 test-fast: $(venv_test_stamp) ## the minute between edits: ruff and the unit tests
 	@$(call leg,ruff,ruff check --quiet)
 	$(call leg,unit tests,pytest --quiet tests/unit)
+	$(every_leg_passed)
 
 .PHONY: lint lint-all
 lint: setup-test lint-all ## ruff, yamllint, ansible-lint (production profile), antsibull-changelog
@@ -196,9 +200,10 @@ lint-all:
 	$(call leg,yamllint,yamllint --strict .)
 	$(call leg,ansible-lint,ansible-lint -q)
 	$(call leg,antsibull-changelog,antsibull-changelog lint)
+	$(every_leg_passed)
 
 # The tests at (2) by the pytest (1), of those the ones that (3) leaves: on all cores, and then those that must be alone.
-on_all_cores = $(1) --quiet --numprocesses auto -m '$(3)not alone' $(2); $(1) --quiet -m '$(3)alone' $(2)
+on_all_cores = $(1) --quiet --numprocesses auto -m '$(3)not alone' $(2) && $(1) --quiet -m '$(3)alone' $(2)
 
 # On all cores, the tests of one file on the same: they share a Prometheus.
 by_file = pytest --quiet --numprocesses auto --dist loadfile
@@ -213,24 +218,29 @@ newest_tests := $(filter-out tests/integration/simulator/,$(sort $(dir $(wildcar
 .PHONY: test-unit test-limiter test-monitoring test-integration test-newest test-oldest
 test-unit:
 	@$(call leg,unit tests,pytest --quiet tests/unit)
+	$(every_leg_passed)
 
 # The library is built with gcc and preloaded to programs on a stub of the driver: no GPU, no CUDA.
 test-limiter:
 	@$(call leg,the vGPU limiter on a stub driver,pytest --quiet --numprocesses auto tests/limiter)
+	$(every_leg_passed)
 
 # Recording rules, alerts, dashboards, audits and proposals, by Debian's promtool and Prometheus.
 test-monitoring: prometheus-tools
 	@$(call leg,rules and alerts and dashboards of the monitoring,$(by_file) tests/monitoring)
 	$(call leg,audits and right-sizing on a real Prometheus,$(apart) $(by_file) tests/audit)
+	$(every_leg_passed)
 
 test-integration:
 	@$(call leg,integration tests,$(call on_all_cores,$(apart) pytest,tests/integration))
+	$(every_leg_passed)
 
 test-newest: $(if $(NEWEST_PYTHON),$(venv_newest_stamp))
 ifeq ($(NEWEST_PYTHON),)
 	@printf '\n=== newest ansible-core: left out, no Python 3.12 or later found (NEWEST_PYTHON= names one)\n'
 else
 	@$(call leg,unit and integration tests on the newest ansible-core ($(NEWEST_PYTHON)),$(call on_all_cores,$(apart) .venv-newest/bin/python -m pytest,tests/unit $(newest_tests),not sweep and ))
+	$(every_leg_passed)
 endif
 
 test-oldest:
@@ -238,6 +248,7 @@ ifeq ($(OLDEST_PYTHON),)
 	@printf '\n=== hosts with Python 3.8: left out, none found (OLDEST_PYTHON= names one)\n'
 else
 	@$(call leg,integration tests with $(OLDEST_PYTHON) on the host,$(call on_all_cores,$(apart) env OPENFLEET_HOST_PYTHON=$(OLDEST_PYTHON) pytest,$(host_python_tests),not sweep and ))
+	$(every_leg_passed)
 endif
 
 # One fleet for molecule and for the tests of the lab, apart from the demo's, so that a demo may stand beside it.
@@ -256,6 +267,7 @@ test-fleet: image-slurm image-sharing image-monitoring
 	$(call leg,tenants with quotas: commands and services and containers (molecule),molecule test --no-command-borders --scenario-name vgpu --destroy=never)
 	$(call leg,the fleet under watch: from a trouble to its alert (molecule),molecule test --no-command-borders --scenario-name monitoring --destroy=never)
 	$(call leg,audited and right-sized: a recorded week and what comes of it (molecule),molecule test --no-command-borders --scenario-name audit --destroy=never)
+	$(every_leg_passed)
 
 # Hosts of their own: bare ones, each with a mirror of packages.
 .PHONY: test-packages
@@ -267,6 +279,7 @@ test-packages:
 	$(call leg,the driver from a mirror (molecule),molecule test --scenario-name nvidia_driver --no-command-borders --destroy=never)
 	$(call leg,the container toolkit under real engines (molecule),molecule test --scenario-name container_toolkit --no-command-borders --destroy=never)
 	$(call leg,a host without a network from a bundle (molecule),molecule test --scenario-name bundle --no-command-borders --destroy=never)
+	$(every_leg_passed)
 
 .PHONY: bench
 bench: setup-test ## figures, one `name value unit` a line (BENCH=group for one group)
