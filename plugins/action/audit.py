@@ -15,12 +15,12 @@ from ansible.utils.display import Display
 from ..module_utils.errors import FleetError
 from ..plugin_utils.audit import archive, write, write_line
 from ..plugin_utils.audit.compare import Former
-from ..plugin_utils.audit.holdings import HostState, Price
+from ..plugin_utils.audit.holdings import HostState
 from ..plugin_utils.audit.make import Order, make
 from ..plugin_utils.audit.model import WORDS, Audit
-from ..plugin_utils.audit.options import OptionError, access, seconds, thresholds
+from ..plugin_utils.audit.options import OptionError, access, prices, seconds, thresholds
 from ..plugin_utils.audit.report_json import read_former, summary
-from ..plugin_utils.audit.tell import Notice, tell
+from ..plugin_utils.audit.tell import Notice, NotifyError, tell
 from ..plugin_utils.plain import plain
 
 display = Display()
@@ -59,7 +59,7 @@ class ActionModule(ActionBase):
                 selector=args["selector"],
                 hosts=_hosts(args["hosts"]),
                 hosts_asked=args["hosts_asked"],
-                prices=[Price(str(row["model"]), float(row["price"])) for row in args["prices"]],
+                prices=prices(args["prices"]),
                 currency=args["currency"],
                 thresholds=thresholds(args["thresholds"]),
                 exempt=args["exempt"],
@@ -68,14 +68,13 @@ class ActionModule(ActionBase):
             notices = [Notice.of(row) for row in args["notify"]]
             audit = make(order, time.time(), lambda line: display.display("audit: %s" % line))
             files = [] if self._task.check_mode else _written(audit, args["directory"], args["keep"])
-            told = [] if self._task.check_mode else [tell(notice, audit) for notice in notices]
         except FleetError as error:
             result.update(failed=True, msg=str(error))
             return result
-        except (KeyError, TypeError, ValueError) as error:
-            result.update(failed=True, msg='prices: %s. Write each as {model: "H100*", price: 2.5}.' % error)
-            return result
+        told, untold = ([], []) if self._task.check_mode else _told(notices, audit)
         result.update(_result(audit, files, told, args["fail_on"]))
+        if untold:
+            result.update(failed=True, msg=" ".join([*([result["msg"]] if result.get("failed") else []), *untold]))
         return result
 
 
@@ -102,6 +101,17 @@ def _hosts(given: Mapping[str, Any]) -> dict[str, HostState]:
         for host, state in given.items()
         if isinstance(state, Mapping) and "gpus" in state
     }
+
+
+def _told(notices: list[Notice], audit: Audit) -> tuple[list[str], list[str]]:
+    """(who was told, why others could not be): one that does not listen keeps it from nobody else."""
+    told, untold = [], []
+    for notice in notices:
+        try:
+            told.append(tell(notice, audit))
+        except NotifyError as error:
+            untold.append(str(error))
+    return told, untold
 
 
 def _result(audit: Audit, files: list[Path], told: list[str], fail_on: list[str]) -> dict[str, Any]:

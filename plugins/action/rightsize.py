@@ -14,9 +14,9 @@ from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
 from ..module_utils.errors import FleetError
-from ..plugin_utils.audit.holdings import HostState, Price
+from ..plugin_utils.audit.holdings import HostState
 from ..plugin_utils.audit.make import Order
-from ..plugin_utils.audit.options import access, seconds, thresholds
+from ..plugin_utils.audit.options import access, prices, seconds, thresholds
 from ..plugin_utils.plain import plain
 
 display = Display()
@@ -81,7 +81,7 @@ class ActionModule(ActionBase):
                     for host, state in states.items()
                 },
                 hosts_asked=args["hosts_asked"] or sorted(states),
-                prices=_prices(args["prices"]),
+                prices=prices(args["prices"]),
                 currency=args["currency"],
                 thresholds=thresholds(args["thresholds"]),
                 exempt=args["exempt"],
@@ -114,10 +114,3 @@ class ActionModule(ActionBase):
             "reclaim": [dataclasses.asdict(one) for one in proposal.reclaim],
             "files": [str(path) for path in files],
         }
-
-
-def _prices(rows: Any) -> list[Price]:
-    try:
-        return [Price(str(row["model"]), float(row["price"])) for row in rows]
-    except (KeyError, TypeError, ValueError) as error:
-        raise FleetError("prices", str(error), 'Write each as {model: "H100*", price: 2.5}.') from None

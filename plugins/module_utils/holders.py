@@ -11,10 +11,12 @@ saw is true for as long.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Iterable, Tuple
 
 from .holders_containers import containers
 from .holders_devices import Devices, Place
+from .holders_docker import with_names
 from .holders_kubelet import DIRECTORY as KUBELET_DIRECTORY
 from .holders_kubelet import kubelet
 from .holders_model import (
@@ -26,32 +28,18 @@ from .holders_model import (
     SLURM,
     UNKNOWN,
     Run,
+    is_watcher,
     run_tool,
     short,
     unknown,
 )
 from .holders_mps import is_mps, mps
-from .holders_proc import NAME_LENGTH, Processes, scan
+from .holders_proc import Processes, scan
 from .holders_slurm import slurm
 from .model import Holder, Host
 
 #: What a holder can be, as `Holder.kind`.
 KINDS = (PROCESS, DEVICE_HANDLE, CONTAINER, SLURM, KUBELET, MPS, UNKNOWN)
-
-#: Programs that keep GPUs open and run nothing on them: they talk to NVML or to the driver and never make a context. A
-#: change of instances passes them by; a reset and a change of MIG mode want them gone (nvml.h, nvmlDeviceSetMigMode).
-#: One that has an instance's capability open is in that instance, and then counts like anybody.
-WATCHERS = (
-    "nvidia-persistenced",
-    "nv-hostengine",
-    "dcgm-exporter",
-    "nv-fabricmanager",
-    "nvidia-device-plugin",
-    "gpu-feature-discovery",
-    "nvidia-smi",
-    "nvtop",
-)
-_WATCHERS = frozenset(name[:NAME_LENGTH] for name in WATCHERS)
 
 #: The collection's own look at the host (name of the process, and a word of its command). It is over in a moment, and never
 #: there while a run changes the host: transaction.looking.
@@ -86,7 +74,8 @@ def find_holders(
         *_not_seen(host, devices, processes),
     ]
     order = {gpu.uuid: gpu.index for gpu in host.gpus}
-    return tuple(sorted(_without_repeats(found), key=lambda h: (order[h.gpu_uuid], *_sort_key(h))))
+    timed = [_with_start(holder, processes) for holder in with_names(_without_repeats(found), run)]
+    return tuple(sorted(timed, key=lambda h: (order[h.gpu_uuid], *_sort_key(h))))
 
 
 def blocking(holders: Iterable[Holder], gpu_uuid: str, gpu_instance_id: int | None = None) -> Tuple[Holder, ...]:
@@ -127,7 +116,7 @@ def _process(processes: Processes, pid: int, name: str | None, place: Place, kin
     who = "pid %d" % pid + (" (%s)" % ", ".join(about) if about else "")
     watches = False
     if kind == DEVICE_HANDLE:
-        watches = place[1] is None and processes.seen[pid].name in _WATCHERS
+        watches = place[1] is None and is_watcher(processes.seen[pid].name)
         who += ", which only watches the GPU" if watches else ", which has its device node open"
     return Holder(
         place[0],
@@ -163,6 +152,10 @@ def _not_seen(host: Host, devices: Devices, processes: Processes) -> list[Holder
         problem = "/proc/driver/nvidia does not tell the number of its device node"
         holders += unknown(devices.uncertain, problem, "Reload the driver, or reboot the host.")
     return holders
+
+
+def _with_start(holder: Holder, processes: Processes) -> Holder:
+    return holder if holder.pid is None else replace(holder, started_seconds=processes.started(holder.pid))
 
 
 def _without_repeats(holders: Iterable[Holder]) -> list[Holder]:

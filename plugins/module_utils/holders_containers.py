@@ -19,7 +19,7 @@ import re
 import stat
 
 from .holders_devices import Devices, Place
-from .holders_model import CONTAINER, short, unknown
+from .holders_model import CONTAINER, is_watcher, short, unknown
 from .holders_proc import Processes, Seen
 from .model import Gpu, Holder
 
@@ -47,16 +47,20 @@ def containers(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...]) ->
                 problem = "the devices of the container of pid %d cannot be seen (%s)" % (member.pid, error.strerror)
                 holders += unknown(gpus, problem, "Run as root, with the capability CAP_SYS_PTRACE.", pid=member.pid)
             else:
-                holders += [_holder(processes, member, place) for place in places]
+                # One with nothing but an exporter or device plugin in it uses no more than that.
+                watches = all(is_watcher(process.name) for process in members)
+                holders += [_holder(processes, member, place, watches) for place in places]
             break
     return holders
 
 
-def _holder(processes: Processes, first: Seen, place: Place) -> Holder:
+def _holder(processes: Processes, first: Seen, place: Place, watches: bool) -> Holder:
     origin = processes.origin(first.pid)
     command = processes.command(first.pid)
     what = origin.unit_or_container or "a container"
     who = "%s (pid %d: %s), which was given the device" % (what, first.pid, short(command))
+    if watches:
+        who += " and only watches it"
     return Holder(
         place[0],
         place[1],
@@ -67,6 +71,7 @@ def _holder(processes: Processes, first: Seen, place: Place) -> Holder:
         command,
         origin.unit_or_container,
         origin.job or origin.pod,
+        watches,
     )
 
 

@@ -13,13 +13,12 @@ import os
 import pwd
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Iterator
 
 from .command_line import shown
 from .holders_devices import Devices, Node
-
-#: The kernel cuts the name of a process after 15 characters.
-NAME_LENGTH = 15
+from .holders_model import NAME_LENGTH
 
 _CONTAINER = re.compile(r"(?:(docker|libpod|crio|cri-containerd|nerdctl)-|/(docker|lxc)/)?\b([0-9a-f]{64})\b")
 _NAMED_CONTAINER = re.compile(
@@ -27,6 +26,8 @@ _NAMED_CONTAINER = re.compile(
 )
 _RUNTIMES = {"libpod": "podman", "cri-containerd": "containerd", "crio": "cri-o"}
 _UNIT = re.compile(r"([^/\n]+\.(?:service|scope))(?:/|$)", re.M)
+#: A user's own systemd and what it starts: units of their own names, and containers without root.
+_OF_USER = re.compile(r"/user@(\d+)\.service(?:/|$)", re.M)
 _SLURM_JOB = re.compile(r"/job_(\d+)(?:/|$)", re.M)
 #: Kubernetes puts a pod's cgroup as pod<uid>; the systemd driver writes the uid's dashes as underscores.
 _POD = re.compile(r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12})")
@@ -102,10 +103,14 @@ class Processes:
     def origin(self, pid: int) -> Origin:
         """From the cgroup; for a container without cgroups of its own, from the monitor that podman keeps above it."""
         origin = parse_cgroup(self._text(pid, "cgroup"), self.own_container)
-        name = self._podman_name(pid)
-        if name:
-            return Origin("podman container %s" % name, origin.container_id, origin.job, origin.pod)
-        return origin
+        monitor = self._monitor(pid)
+        words = self.arguments(monitor) if monitor is not None else []
+        if monitor is None or "-n" not in words[:-1]:
+            return origin
+        owner = self._status(monitor, "Uid")
+        runtime = "podman@%s" % owner if owner not in (None, "0") else "podman"
+        name = "%s container %s" % (runtime, words[words.index("-n") + 1])
+        return Origin(name, origin.container_id, origin.job, origin.pod)
 
     def pods(self) -> set[str]:
         """The UIDs of the pods of which a process runs."""
@@ -113,22 +118,30 @@ class Processes:
         return {origin.pod for origin in origins if origin.pod}
 
     def booted(self) -> float | None:
-        """When the host started, as a Unix time: its first process, for the host may itself be a container (proc(5))."""
-        kernel = re.search(r"^btime (\d+)$", _read(self.proc + "/stat"), re.MULTILINE)
-        # The name may have blanks and brackets in it. The 22nd field of all, the 20th after the name.
-        fields = self._text(1, "stat").rpartition(")")[2].split()
-        if not kernel or len(fields) < 20:
-            return None
-        return int(kernel.group(1)) + int(fields[19]) / os.sysconf("SC_CLK_TCK")
+        """When the host started, as a Unix time: its first process, for the host may itself be a container."""
+        return self.started(1)
 
-    def _podman_name(self, pid: int) -> str | None:
+    def started(self, pid: int) -> float | None:
+        """When a process began, as a Unix time (proc(5)); None where /proc does not say."""
+        # The name may have blanks and brackets in it. The 22nd field of all, the 20th after the name.
+        fields = self._text(pid, "stat").rpartition(")")[2].split()
+        if self._kernel_started is None or len(fields) < 20:
+            return None
+        return self._kernel_started + int(fields[19]) / os.sysconf("SC_CLK_TCK")
+
+    @cached_property
+    def _kernel_started(self) -> int | None:
+        found = re.search(r"^btime (\d+)$", _read(self.proc + "/stat"), re.MULTILINE)
+        return int(found.group(1)) if found else None
+
+    def _monitor(self, pid: int) -> int | None:
+        """The process that podman keeps above a container's."""
         above: int | None = pid
         for _level in range(64):
             if above is None or above <= 1:
                 return None
             if above in self.seen and self.seen[above].name == "conmon":
-                words = self.arguments(above)
-                return words[words.index("-n") + 1] if "-n" in words[:-1] else None
+                return above
             above = self.parent(above)
         return None
 
@@ -143,7 +156,9 @@ class Processes:
 def parse_cgroup(text: str, inside: str | None = None) -> Origin:
     """Unit, container, Slurm job and pod from /proc/PID/cgroup, on cgroup v1, v2 and both.
 
-    `inside` is the id of the container that the caller runs in itself: that one is the host, and says nothing.
+    `inside` is the id of the container that the caller runs in itself: that one is the host, and says nothing. Of what a user's
+    own systemd started only that is told, as user@UID.service: a unit of the same name that the system has is another. The
+    runtime of a user's container is told with the UID, as podman@1000, for the same reason.
     """
     if inside:
         text = re.sub(r"/[^\n]*%s[^/\n]*" % re.escape(inside), "", text)
@@ -152,12 +167,14 @@ def parse_cgroup(text: str, inside: str | None = None) -> Origin:
     units = [unit for unit in _UNIT.findall(text) if not unit.startswith(("init.scope", "session-"))]
     job = _SLURM_JOB.search(text)
     pod = _POD.search(text)
-    what = units[-1] if units else None
+    owner = _OF_USER.search(text)
+    what = "user@%s.service" % owner.group(1) if owner else units[-1] if units else None
     if named and not container:
         what = "container %s" % named.group(1)
     if container:
         runtime = container.group(1) or container.group(2) or ""
-        what = ("%s container %s" % (_RUNTIMES.get(runtime, runtime), container.group(3)[:12])).strip()
+        runtime = _RUNTIMES.get(runtime, runtime) + ("@" + owner.group(1) if owner else "")
+        what = ("%s container %s" % (runtime, container.group(3)[:12])).strip()
     return Origin(
         what,
         container.group(3) if container else named.group(1) if named else None,

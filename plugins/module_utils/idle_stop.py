@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import time
 from typing import Any, Callable, Mapping, Sequence, Tuple
 
 from . import drain_units as units
@@ -40,23 +41,24 @@ def reclaim(
     jupyter: Sequence[Mapping[str, Any]] = (),
     quiet_seconds: float = 0.0,
 ) -> dict[str, Any]:
-    """Stop what is still idle; gives `stopped` and `spared`. One that does not stop is spared, and the others go on.
+    """Stop what is still idle; gives `stopped` and `spared`. What cannot be looked at or stopped is spared, and the others go on.
 
-    Of an item that is a Jupyter server by its `name` only the kernels are shut down that were idle for `quiet_seconds`.
+    What began less than `quiet_seconds` ago is spared: what was quiet for so long was something else. Of an item that is a
+    Jupyter server by its `name`, with or without .service, only the kernels are shut down that were idle for `quiet_seconds`.
     """
-    servers = {server["name"]: server for server in jupyter}
+    servers = {_plain(server["name"]): server for server in jupyter}
     stop = stop or (lambda item: _stop(item, closure))
     told: dict[str, list[dict[str, Any]]] = {"stopped": [], "spared": []}
     for item in items:
-        host, holders = look()
-        mine = [holder for holder in holders if _is(item, holder)]
         row: dict[str, Any] = {"kind": item["kind"], "name": item["name"]}
-        server = servers.get(item["name"])
-        # A server works on while single kernels go, and what its GPU does just now may be another kernel's.
-        why = spared(item, host, holders, mine, server is not None)
-        if not why and item["kind"] == "unit" and server is None:
-            why = _along(item, closure)
+        server = servers.get(_plain(item["name"]))
         try:
+            host, holders = look()
+            mine = [holder for holder in holders if _is(item, holder)]
+            # A server works on while single kernels go, and what its GPU does just now may be another kernel's.
+            why = spared(item, host, holders, mine, server is not None)
+            if not why and server is None:
+                why = _young(mine, quiet_seconds) or (_along(item, closure) if item["kind"] == "unit" else "")
             if not why and server is not None:
                 row["kernels"] = idle_jupyter.shut_down(server, quiet_seconds, dry=dry)
                 why = "" if row["kernels"] else "none of its kernels was idle for so long, with nobody connected"
@@ -69,6 +71,10 @@ def reclaim(
         else:
             told["stopped"].append(dict(row, gpus=list(item["gpus"]), holders=sorted({str(one) for one in mine})))
     return told
+
+
+def _plain(name: str) -> str:
+    return name[: -len(".service")] if name.endswith(".service") else name
 
 
 def _is(item: Mapping[str, Any], holder: Holder) -> bool:
@@ -102,6 +108,19 @@ def spared(
                 return "whether gpu %d works just now is not known" % gpu.index
             if used > 0:
                 return "gpu %d works just now (%d %%)" % (gpu.index, used)
+    return ""
+
+
+def _young(mine: Sequence[Holder], quiet_seconds: float) -> str:
+    """Whether any of it began too late to be what was quiet all the time."""
+    for holder in mine:
+        if holder.pid is None:
+            continue
+        if holder.started_seconds is None:
+            return "since when pid %d runs is not known" % holder.pid
+        hours = (time.time() - holder.started_seconds) / 3600
+        if hours < quiet_seconds / 3600:
+            return "pid %d began %.1f hours ago, and the grace is %.0f" % (holder.pid, hours, quiet_seconds / 3600)
     return ""
 
 

@@ -79,7 +79,8 @@ class Holder:
 
     `gpu_instance_id` None is the whole GPU, or one that cannot be told. `who` names it in messages. A holder that
     `watches` keeps the GPU open without running anything on it: it is in the way of a reset and of a change of MIG
-    mode, which want the GPU closed, and not of a change of instances.
+    mode, which want the GPU closed, and not of a change of instances. `started_seconds` is when the process of `pid` began, as a
+    Unix time: since then at most it holds the GPU.
     """
 
     gpu_uuid: str
@@ -92,6 +93,7 @@ class Holder:
     unit_or_container: str | None = None
     job: str | None = None
     watches: bool = False
+    started_seconds: float | None = None
 
     def __str__(self) -> str:
         return self.who

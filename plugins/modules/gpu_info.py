@@ -171,7 +171,8 @@ gpus:
           description: Command line of the process, without the secrets in it that a name before them tells.
           type: str
         unit_or_container:
-          description: The systemd unit or the container that it belongs to.
+          description: >-
+            The systemd unit or the container that it belongs to; V(user@1000.service) for what that user's own systemd started.
           type: str
         job:
           description: Id of the Slurm job, or UID of the pod.
@@ -181,6 +182,9 @@ gpus:
             Whether it only keeps the GPU open, as nvidia-persistenced and DCGM do. Such a one is in the way of a reset and
             of a change of MIG mode, and not of a change of instances.
           type: bool
+        started_seconds:
+          description: When the process began, as a Unix time; null where there is none, or the host does not say.
+          type: float
     telemetry:
       description: >-
         C(memory_used_bytes), C(memory_free_bytes), C(gpu_utilization_percent), C(memory_utilization_percent),

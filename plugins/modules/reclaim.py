@@ -13,7 +13,7 @@ description:
   - Stops systemd services and containers of Docker or Podman that hold GPUs without using them, as M(openfleet.gpu.rightsize)
     lists them.
   - Looks again first. What holds other GPUs than named, or no longer these, or a GPU on which something runs just now, is spared;
-    so is a service with which others would stop.
+    so is a service with which others would stop, and what began within O(quiet_seconds).
   - A stopped service is not disabled. It comes back with C(systemctl start), and at the next boot where it is enabled.
 author:
   - openfleet.gpu contributors (!UNKNOWN)
@@ -66,7 +66,7 @@ options:
         type: str
         default: ""
   quiet_seconds:
-    description: So long a kernel has to have been idle.
+    description: So long something has to have run, and a kernel of Jupyter's to have been idle.
     type: float
     default: 172800
 extends_documentation_fragment:

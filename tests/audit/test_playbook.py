@@ -325,6 +325,15 @@ def test_it_fails_for_a_verdict_when_all_is_written_and_told(play, server, folde
     assert [seen["summary"]["words"]["held_without_process"] for seen in hook.seen] == [1]
 
 
+def test_who_does_not_listen_keeps_it_from_nobody_else(play, server, folder, hook):
+    dead, url = "http://127.0.0.1:9/secret", "http://127.0.0.1:%d/secret" % hook.server_address[1]
+    notify = [{"url": dead}, {"url": url}]
+    done = play(dir=str(folder / "told"), hosts="none", prometheus={"url": server}, notify=notify, fail_on=["idle"])
+    assert done.returncode == 2 and len(hook.seen) == 1
+    assert "nobody could be told" in said(done) and "(fail_on)" in said(done) and "secret" not in said(done)
+    assert sorted(path.name for path in (folder / "told").iterdir()) == FILES
+
+
 def test_a_dry_run_writes_and_tells_nothing(play, server, folder, hook):
     url = "http://127.0.0.1:%d/secret" % hook.server_address[1]
     done = play("--check", dir=str(folder / "dry"), prometheus={"url": server}, notify=[{"url": url}])
@@ -339,7 +348,7 @@ def test_a_dry_run_writes_and_tells_nothing(play, server, folder, hook):
         ({"prometheus": {"adress": NOWHERE}}, "prometheus.adress: there is no such key"),
         ({"keep": -1, "dir": "/nowhere"}, "keep: -1 is no number of reports"),
         ({"window": "two weeks"}, "window: 'two weeks' is not a length of time"),
-        ({"prices": [{"model": "H100*"}]}, 'Write each as {model: "H100*", price: 2.5}'),
+        ({"prices": [{"model": "H100*"}]}, 'prices[0]: model or price is missing. Write it as {model: "H100*", price: 2.5}'),
     ],
 )
 def test_a_setting_that_cannot_be_meant_stops_it_with_its_place(play, settings, message):

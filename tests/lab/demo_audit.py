@@ -73,6 +73,9 @@ def show() -> list[str]:
             "gpu_audit_dir": str(REPORT),
             "gpu_audit_previous": "",
             "gpu_rightsize_dir": str(REPORT),
+            # Their days are recorded; the services themselves began just now.
+            "gpu_rightsize_thresholds": {"least_history_hours": 0},
+            "gpu_rightsize_reclaim_grace": "0.1m",
         }
         for page in ("audit", "rightsize"):
             (REPORT / f"{page}.html").unlink(missing_ok=True)

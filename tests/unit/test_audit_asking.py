@@ -142,3 +142,31 @@ def pieces(*figures, samples=None):
 def test_how_long_it_lasts_is_certain(figures, samples, hours):
     found = lasting(pieces(*figures, samples=samples), lambda value: 0 <= value < 0.01, STEP)
     assert found == ({KEY: hours * 3600} if hours else {})
+
+
+#: How a window of two weeks is cut, in hours before its end.
+CUTS = [0, 1, 3, 6, 12, 24, 72, 168, 336]
+
+
+@pytest.mark.parametrize(
+    ("gap", "hours"),
+    [
+        # As long as a state holds; then what came last is not known.
+        ((0, 0.25), 336),
+        ((0, 0.5), None),
+        ((0, 6), None),
+        ((0, 33), None),
+        # A server that was away for an hour, two hours ago.
+        ((2, 3), 336),
+        # A day and more of which nothing is known hides in no fortnight.
+        ((1, 33), 1),
+        ((30, 33), 336),
+    ],
+)
+def test_a_gap_hides_nothing_that_began_in_it(gap, hours):
+    made = []
+    for newest, oldest in zip(CUTS, CUTS[1:]):
+        missing = max(0.0, min(oldest, gap[1]) - max(newest, gap[0]))
+        count = round((oldest - newest - missing) * 3600 / STEP)
+        made.append(Piece(newest * 3600, oldest * 3600, {KEY: 0.0} if count else {}, {KEY: count} if count else {}))
+    assert lasting(made, lambda value: value == 0, STEP) == ({KEY: hours * 3600} if hours else {})

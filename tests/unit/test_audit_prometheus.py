@@ -269,3 +269,9 @@ def test_a_ca_file_that_is_none(tmp_path):
     (tmp_path / "ca.pem").write_text("nothing")
     with pytest.raises(PrometheusError, match="ca_file"):
         Prometheus(Access("https://prometheus.example.org", ca_file=str(tmp_path / "ca.pem")))
+
+
+def test_a_token_that_no_header_can_have_is_not_repeated():
+    with pytest.raises(PrometheusError, match="none of HTTP's") as error:
+        Prometheus(Access("http://127.0.0.1:9", token="s3cr3t\n")).query("1")
+    assert "s3cr3t" not in str(error.value)

@@ -10,6 +10,7 @@ import dataclasses
 import http.server
 import io
 import json
+import socket
 import threading
 
 import pytest
@@ -159,9 +160,44 @@ def test_access():
         {"adress": "http://a"},
         {"url": "http://a", "timeout_seconds": 0},
         {"url": "http://a", "verify": "no"},
+        {"url": "http://a", "headers": ["X-Scope-OrgID"]},
+        {"url": "http://a", "headers": {"X Scope": "a"}},
     ):
         with pytest.raises(FleetError, match=r"prometheus\."):
             options.access(wrong)
+
+
+SECRET = "s3cr3t"
+
+
+def test_a_secret_may_end_with_the_line_break_of_its_file():
+    found = options.access({"url": "http://a", "token": SECRET + "\n", "password": SECRET + "\r\n"})
+    assert (found.token, found.password) == (SECRET, SECRET)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"token": SECRET + "\nX-More: 1"},
+        {"token": SECRET + "ü"},
+        {"token": [SECRET]},
+        {"password": SECRET + "\0"},
+        {"headers": {"X-Scope-OrgID": SECRET + "\r\nX: 1"}},
+    ],
+)
+def test_a_secret_that_no_header_can_have_is_refused_and_not_repeated(given):
+    with pytest.raises(FleetError, match=r"prometheus\.") as error:
+        options.access({"url": "http://a", **given})
+    assert SECRET not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "row", [{"model": "H100*"}, "H100", {"model": "H100*", "price": "dear"}, {"model": "*", "price": -1}]
+)
+def test_a_price_that_is_none_is_named_with_its_place(row):
+    with pytest.raises(FleetError) as error:
+        options.prices([{"model": "*", "price": 1}, row])
+    assert error.value.where.startswith("prices[1]")
 
 
 class Hook(http.server.BaseHTTPRequestHandler):
@@ -206,3 +242,23 @@ def test_a_mail_server_that_is_not_there(audit):
 def test_a_notice_that_cannot_be_meant(given):
     with pytest.raises(NotifyError):
         Notice.of(given)
+
+
+@pytest.mark.parametrize("url", ["hooks.example.org/s3cr3t", "https://hooks.example.org/s3 cr3t", "ftp://a/s3cr3t"])
+def test_an_address_that_is_none_is_not_repeated(url):
+    with pytest.raises(NotifyError, match="not the address of a web hook") as error:
+        Notice.of({"url": url})
+    assert "cr3t" not in str(error.value)
+
+
+def test_a_hook_that_does_not_speak_http(audit):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer():
+            with listening.accept()[0] as connection:
+                connection.recv(65536)
+                connection.sendall(b"220 mail.example.org\r\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        with pytest.raises(NotifyError, match="nobody could be told: BadStatusLine"):
+            tell(Notice.of({"url": "http://127.0.0.1:%d/s3cr3t" % listening.getsockname()[1]}), audit)

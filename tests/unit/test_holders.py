@@ -208,7 +208,15 @@ ID = "3f2a" * 16
     [
         ("0::/system.slice/train.service", Origin("train.service")),
         ("0::/user.slice/user-1000.slice/session-3.scope", Origin()),
-        ("0::/user.slice/user-1000.slice/user@1000.service/app.slice/jupyter.service", Origin("jupyter.service")),
+        ("0::/user.slice/user-1000.slice/user@1000.service/app.slice/jupyter.service", Origin("user@1000.service")),
+        (
+            "0::/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-%s.scope/container" % ID,
+            Origin("podman@1000 container 3f2a3f2a3f2a", ID),
+        ),
+        (
+            "0::/user.slice/user-1000.slice/user@1000.service/app.slice/docker-%s.scope" % ID,
+            Origin("docker@1000 container 3f2a3f2a3f2a", ID),
+        ),
         ("0::/init.scope", Origin()),
         ("0::/system.slice/docker-%s.scope" % ID, Origin("docker container 3f2a3f2a3f2a", ID)),
         ("5:devices:/docker/%s\n0::/" % ID, Origin("docker container 3f2a3f2a3f2a", ID)),

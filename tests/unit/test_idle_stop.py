@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
+from ansible_collections.openfleet.gpu.plugins.module_utils import idle_stop
 from ansible_collections.openfleet.gpu.plugins.module_utils.drain_units import Unit
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
 from ansible_collections.openfleet.gpu.plugins.module_utils.idle_stop import reclaim
@@ -122,6 +125,54 @@ def test_one_that_does_not_stop_is_told_and_the_others_go_on():
     stops = Stops(problem="it hangs")
     done, _names = run([UNIT, UNIT], host(), [held()], stops)
     assert len(done["spared"]) == 2 and "it hangs" in done["spared"][0]["why"]
+
+
+@pytest.mark.parametrize(
+    ("age_hours", "why"),
+    [(49, None), (47, "pid 7 began 47.0 hours ago, and the grace is 48"), (None, "since when pid 7 runs is not known")],
+)
+@pytest.mark.parametrize(("item", "instance"), [(UNIT, None), (IN_MIG, 1)])
+def test_what_began_within_the_grace_was_not_what_was_quiet(item, instance, age_hours, why):
+    began = None if age_hours is None else time.time() - age_hours * 3600
+    old = held(instance=instance, pid=6, started_seconds=0.0)
+    mine = [old, held(instance=instance, pid=7, started_seconds=began)]
+    seen = host(None if instance else 0, mig=bool(instance))
+    stops = Stops()
+    done = reclaim([item], lambda: (seen, mine), stops.stop, stops.closure, quiet_seconds=48 * 3600.0)
+    assert [row["why"] for row in done["spared"]] == ([why] if why else [])
+    assert stops.names == ([] if why else ["x.service"])
+
+
+def test_one_that_cannot_be_looked_at_is_told_and_the_others_go_on():
+    def look():
+        if not looks:
+            looks.append(1)
+            raise FleetError("NVML", "it does not answer")
+        return host(), [held()]
+
+    looks, stops = [], Stops()
+    done = reclaim([UNIT, UNIT], look, stops.stop, stops.closure)
+    assert stops.names == ["x.service"] and "it does not answer" in done["spared"][0]["why"]
+
+
+def test_a_unit_of_which_systemd_says_nothing_is_told_and_the_others_go_on():
+    def closure(name):
+        raise FleetError(name, "systemctl does not answer")
+
+    stops = Stops()
+    items = [UNIT, CONTAINER]
+    holders = [held(), held("podman container notebook", kind="container")]
+    done = reclaim(items, lambda: (host(), holders), stops.stop, closure)
+    assert stops.names == ["notebook"] and "does not answer" in done["spared"][0]["why"]
+
+
+@pytest.mark.parametrize("name", ["x", "x.service"])
+def test_a_jupyter_server_is_known_with_or_without_service(name, monkeypatch):
+    monkeypatch.setattr(idle_stop.idle_jupyter, "shut_down", lambda server, quiet, dry: ["kernel 1"])
+    stops = Stops()
+    servers = [{"name": name, "url": "http://127.0.0.1:9"}]
+    done = reclaim([UNIT], lambda: (host(), [held()]), stops.stop, stops.closure, jupyter=servers)
+    assert stops.names == [] and done["stopped"][0]["kernels"] == ["kernel 1"]
 
 
 def test_each_is_looked_at_right_before_it_is_stopped():

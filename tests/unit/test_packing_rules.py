@@ -411,6 +411,14 @@ def test_layouts_are_what_the_contract_asks():
     assert len(spanned["gpus"]) == 2
 
 
+def test_clients_of_mps_fit_where_each_may_take_as_much_as_the_largest():
+    rules = geometry.geometry("L40S-48GB")
+    large, small = share("mps", 30 * 1024, 60), share("mps", 4096, 20)
+    assert rules.fits((large,)) and not rules.fits((large, small))
+    assert rules.fits((share("vgpu", 30 * 1024, 60), share("vgpu", 4096, 20)))
+    assert rules.fits((small,) * 5) and not rules.fits((small,) * 6)
+
+
 def test_a_gpu_that_comes_free_is_given_back_whole():
     problem = Problem(fleet(A100, A100), (), today("1 1g.5gb@0 gone"))
     assert layouts(problem, pack(problem)) == {"host0": [{"gpus": [1], "sharing": "exclusive"}]}

@@ -25,6 +25,10 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.model impo
 )
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.observed import host_of
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.reclaim import reclaimable
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.today import fleet_today
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.wishes import wishes
+
+NOW = audit_of({}).made_at_seconds
 
 
 def one_of(states, **more):
@@ -176,6 +180,52 @@ def test_a_gpu_takes_no_part_where_it_is(name):
     assert all(one.left for one in found.occupants)
 
 
+def began(*hours, **more):
+    """A GPU whose processes began so many hours ago."""
+    rows = [
+        holder("x.service", "GPU-a-0", pid=n + 1, started_seconds=NOW - 3600 * age, **more)
+        for n, age in enumerate(hours)
+    ]
+    return state(gpu("a", 0, H100, holders=rows))
+
+
+def left(states, held_hours=None, **more):
+    """Why the only workload of host a stays, where a day of its own is asked for."""
+    audit = audit_of({"a": states})
+    if held_hours is not None:
+        (found,) = audit.findings
+        holding = dataclasses.replace(found.holding, held_seconds=held_hours * 3600.0)
+        audit = dataclasses.replace(audit, findings=(dataclasses.replace(found, holding=holding),))
+    said = {host: wishes(rows, host) for host, rows in more.items()}
+    (found,) = fleet_today(audit, {"a": states}, {}, said, least_seconds=24 * 3600.0)
+    return found.left
+
+
+def test_who_came_today_has_no_history_of_its_own():
+    words = "it is there for less than 24 h, and the history before is another's"
+    assert left(began(23)) == left(began(25), held_hours=12) == left(began(25), held_hours=0) == words
+    # Its oldest process counts: workers come and go.
+    assert left(began(1, 25)) == left(began(25), held_hours=24) == left(state(gpu("a", 0, H100, "x.service"))) == ""
+
+
+def test_what_the_inventory_says_of_it_needs_no_history():
+    assert left(began(1), a=[{"match": "x", "memory": "8GiB", "sm_percent": 10}]) == ""
+    assert left(began(1), a=[{"match": "x", "profile": "1g.10gb"}]) == ""
+
+
+def test_tenants_of_a_gpu_that_is_unhealthy_stay():
+    there = state(gpu("a", 0, H100), tenants=[tenant("x")])
+    assert "unhealthy: see to that first" in one_of(there, words={("a", 0, ""): "unhealthy"}).left
+
+
+def test_a_container_without_a_name_stays_where_some_are_to():
+    there = state(gpu("a", 0, H100, "docker container 0123456789ab"))
+    assert "name of its container is not known" in one_of(there, said={"a": [{"match": "b*", "leave": True}]}).left
+    assert not one_of(there, said={"a": [{"match": "b*", "latency": "low"}]}).left
+    named = state(gpu("a", 0, H100, "docker container billing"))
+    assert "the inventory says so" in one_of(named, said={"a": [{"match": "b*", "leave": True}]}).left
+
+
 def test_figures_in_the_inventory_do_where_there_is_no_history():
     said = {"a": [{"match": "x", "memory": "8GiB", "sm_percent": 10}]}
     assert not one_of(state(gpu("a", 0, H100, "x.service")), said=said, words={("a", 0, ""): "no_data"}).left
@@ -214,6 +264,27 @@ def test_a_service_that_does_nothing_can_be_stopped():
         (gpu("a", 0, H100, "slurmd.service"), {}, "holds GPUs for others"),
         (gpu("a", 0, H100, "x.scope"), {}, "not a service"),
         (gpu("a", 0, H100, "containerd container 0123456789ab"), {}, "stopped where they were started"),
+        (gpu("a", 0, H100, "podman@1000 container x"), {}, "stopped where they were started"),
+        (gpu("a", 0, H100, "podman container dcgm-exporter"), {}, "it watches GPUs, or gives them to others"),
+        (
+            gpu("a", 0, H100, "docker container 0123456789ab"),
+            {"exempt": ["x"]},
+            "its name is not known, and may be exempt",
+        ),
+        (gpu("a", 0, H100, "x.service"), {"exempt": ["x"]}, "exempt (x)"),
+        (
+            gpu(
+                "a",
+                0,
+                H100,
+                holders=[
+                    holder("x.service", "GPU-a-0", pid=1, started_seconds=NOW - 90 * 3600),
+                    holder("x.service", "GPU-a-0", pid=2, started_seconds=NOW - 47 * 3600),
+                ],
+            ),
+            {},
+            "it began 47 hours ago, and the grace is 48",
+        ),
         (gpu("a", 0, H100, holders=[holder(None, "GPU-a-0")]), {}, "a person has to end it"),
         (gpu("a", 0, H100, holders=[holder("x.service", "GPU-a-0", job="17")]), {}, "a scheduler's"),
         (gpu("a", 0, H100, holders=[holder("x.service", "GPU-a-0", kind="unknown")]), {}, "not known"),

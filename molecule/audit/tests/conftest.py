@@ -66,7 +66,13 @@ class Site:
         return Played(told, json.loads((self.folder / "audit" / "audit.json").read_text()))
 
     def rightsize(self, **variables: object) -> Played:
-        settings = {"gpu_audit_prometheus": {"url": self.url}, "gpu_rightsize_dir": str(self.folder / "rightsize")}
+        settings = {
+            "gpu_audit_prometheus": {"url": self.url},
+            "gpu_rightsize_dir": str(self.folder / "rightsize"),
+            # Their week is recorded; the services themselves began just now.
+            "gpu_rightsize_thresholds": {"least_history_hours": 0},
+            "gpu_rightsize_reclaim_grace": "0.1m",
+        }
         told = self.play("playbooks/rightsize.yml", **settings, **variables)
         return Played(told, json.loads((self.folder / "rightsize" / "rightsize.json").read_text()))
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import Any, Mapping
+from typing import Any, Mapping, Sequence
 
 from ...module_utils.errors import FleetError
+from .holdings import Price
 from .prometheus import Access
 from .verdict import Thresholds
 
@@ -34,6 +35,13 @@ def access(given: Mapping[str, Any]) -> Access | None:
     if not given.get("url"):
         return None
     values = {name: value for name, value in given.items() if value is not None}
+    for name in ("url", "user", "password", "token", "ca_file"):
+        if name in values:
+            values[name] = _one_line("prometheus.%s" % name, values[name])
+    if "token" in values:
+        _ascii("prometheus.token", values["token"])
+    if "headers" in values:
+        values["headers"] = _headers(values["headers"])
     if "timeout_seconds" in values:
         values["timeout_seconds"] = _number("prometheus.timeout_seconds", values["timeout_seconds"], above=0)
     if "verify" in values and not isinstance(values["verify"], bool):
@@ -41,6 +49,17 @@ def access(given: Mapping[str, Any]) -> Access | None:
             "prometheus.verify", "%r is neither true nor false" % (values["verify"],), "Write true or false."
         )
     return Access(**values)
+
+
+def prices(rows: Sequence[Mapping[str, Any]]) -> list[Price]:
+    """The price table. Raises OptionError."""
+    found = []
+    for number, row in enumerate(rows):
+        where = "prices[%d]" % number
+        if not isinstance(row, Mapping) or not {"model", "price"} <= set(row):
+            raise OptionError(where, "model or price is missing", 'Write it as {model: "H100*", price: 2.5}.')
+        found.append(Price(str(row["model"]), _number("%s.price" % where, row["price"])))
+    return found
 
 
 def thresholds(given: Mapping[str, Any]) -> Thresholds:
@@ -59,6 +78,35 @@ def _known(where: str, given: Mapping[str, Any], names: set[str]) -> None:
     for name in given:
         if name not in names:
             raise OptionError("%s.%s" % (where, name), "there is no such key", "It has: %s." % ", ".join(sorted(names)))
+
+
+def _one_line(where: str, value: Any) -> str:
+    """A word or a secret, which no message repeats. A line break behind it comes from the tool that wrote it down."""
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        raise OptionError(where, "it is no text", "Write one line of text.")
+    text = str(value).rstrip("\r\n")
+    if any(ord(sign) < 32 or ord(sign) == 127 for sign in text):
+        raise OptionError(where, "a line break or another control character is in it", "Write one line of text.")
+    return text
+
+
+def _ascii(where: str, text: str) -> str:
+    """What goes into a header of HTTP as it is."""
+    if not text.isascii():
+        raise OptionError(where, "a sign is in it that no header of HTTP can have", "Look whether it was copied whole.")
+    return text
+
+
+def _headers(given: Any) -> dict[str, str]:
+    if not isinstance(given, Mapping):
+        raise OptionError("prometheus.headers", "it is no mapping", "Write it as {X-Scope-OrgID: fleet}.")
+    found = {}
+    for name, value in given.items():
+        if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", str(name)):
+            raise OptionError("prometheus.headers", "a header has a name that is none", "Write it as X-Scope-OrgID.")
+        where = "prometheus.headers.%s" % name
+        found[str(name)] = _ascii(where, _one_line(where, value))
+    return found
 
 
 def _number(where: str, value: Any, above: float = -1.0) -> float:

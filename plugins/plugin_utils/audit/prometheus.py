@@ -226,6 +226,11 @@ class Prometheus:
             raise self._error("it could not be reached: %s" % error.reason, _REACH) from None
         except (http.client.HTTPException, OSError, EOFError, zlib.error) as error:
             raise self._error("its answer broke off: %s" % (error or type(error).__name__), _REACH) from None
+        except ValueError:
+            # Its text would repeat a header, and with it a secret.
+            raise self._error(
+                "it cannot be asked: the token or a header is none of HTTP's", "Look at prometheus.token and headers."
+            ) from None
         try:
             found = json.loads(body)
         except ValueError:

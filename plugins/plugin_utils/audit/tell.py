@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import email.message
+import http.client
 import json
+import re
 import smtplib
 import urllib.error
 import urllib.parse
@@ -43,11 +45,12 @@ class Notice:
         for name in given:
             if name not in known:
                 raise NotifyError("notify.%s" % name, "there is no such key", "It has: %s." % ", ".join(sorted(known)))
-        notice = cls(**{name: str(value) for name, value in given.items()})
+        notice = cls(**{name: str(value).strip() for name, value in given.items()})
         if bool(notice.url) == bool(notice.to):
             raise NotifyError("notify", "it needs either url or to", "Write {url: https://…} or {to: gpu@example.org}.")
-        if notice.url and not notice.url.startswith(("http://", "https://")):
-            raise NotifyError("notify.url", "%r is not the address of a web hook" % notice.url, "Write https://….")
+        # Not repeated in what is said: it often is a secret.
+        if notice.url and not re.fullmatch(r"https?://[!-~]+", notice.url):
+            raise NotifyError("notify.url", "it is not the address of a web hook", "Write https://…, without blanks.")
         return notice
 
 
@@ -63,9 +66,11 @@ def tell(notice: Notice, audit: Audit) -> str:
         raise NotifyError(
             _shown(notice.url), "the web hook answered HTTP %d" % error.code, "The report is written all the same."
         ) from None
-    except (urllib.error.URLError, OSError, smtplib.SMTPException, ValueError) as error:
+    except (urllib.error.URLError, OSError, smtplib.SMTPException, http.client.HTTPException, ValueError) as error:
         where = _shown(notice.url) if notice.url else notice.server
-        raise NotifyError(where, "nobody could be told: %s" % error, "The report is written all the same.") from None
+        # The text of an address that is none would repeat it.
+        why = type(error).__name__ if isinstance(error, (http.client.HTTPException, ValueError)) else error
+        raise NotifyError(where, "nobody could be told: %s" % why, "The report is written all the same.") from None
 
 
 def _shown(url: str) -> str:

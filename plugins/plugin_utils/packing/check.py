@@ -140,9 +140,10 @@ def _gpu(problem: Problem, gpu: FleetGpu, standing: Sequence[Standing]) -> Itera
             100 - rules.headroom_sm_percent,
             vgpu_model.SEATS if kinds == {"vgpu"} else len(standing),
         )
-        demands = [
-            vgpu_fit.Demand(str(n), s.shape.memory_mib * _MIB, s.shape.sm_percent) for n, s in enumerate(standing)
-        ]
+        # One cap for all clients of a daemon of MPS.
+        largest = max(s.shape.memory_mib for s in standing), max(s.shape.sm_percent for s in standing)
+        sizes = [largest if kinds == {"mps"} else (s.shape.memory_mib, s.shape.sm_percent) for s in standing]
+        demands = [vgpu_fit.Demand(str(n), memory * _MIB, percent) for n, (memory, percent) in enumerate(sizes)]
         if vgpu_fit.pack([size], demands) is None:
             yield "%s: over capacity" % gpu.label
 

@@ -77,9 +77,11 @@ class Geometry:
             return all(name in self.capacity.profiles for name in names) and self.capacity.fits(names)
         (kind,) = kinds
         seats = self.seats.get(kind)
+        # A daemon of MPS holds all its clients to the same caps, those of the largest: each may come to take as much.
+        total = (lambda parts: len(parts) * max(parts)) if kind == "mps" else sum
         return (
-            sum(shape.memory_mib for shape in pattern) <= self.memory_mib
-            and sum(shape.sm_percent for shape in pattern) <= self.sm_percent
+            total([shape.memory_mib for shape in pattern]) <= self.memory_mib
+            and total([shape.sm_percent for shape in pattern]) <= self.sm_percent
             and (seats is None or len(pattern) <= seats)
         )
 

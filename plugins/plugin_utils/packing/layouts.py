@@ -93,13 +93,11 @@ def _part(index: int, standing: Sequence[Standing]) -> dict[str, Any]:
 
 
 def _mps(index: int, standing: Sequence[Standing]) -> dict[str, Any]:
-    """A daemon holds all its clients to the same caps: those of the largest."""
+    """A daemon holds all its clients to the same caps: those of the largest, for which there is room (geometry.py)."""
     memory, percent = max(s.shape.memory_mib for s in standing), max(1, *(s.shape.sm_percent for s in standing))
     found: dict[str, Any] = {"name": "gpu%d" % index, "clients": len(standing), "active_thread_percentage": percent}
     if memory:
         found["pinned_memory_limit"] = "%dMiB" % memory
-    if len({s.shape for s in standing}) > 1:
-        found["oversubscribe"] = True
     return found
 
 

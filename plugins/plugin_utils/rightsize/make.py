@@ -52,7 +52,14 @@ def make(request: Request, now_seconds: float, say: Callable[[str], None] = lamb
     """The proposal. Raises FleetError where there is nothing to go by, or the inventory asks for what cannot be."""
     audit = make_audit(request.audit, now_seconds, say)
     notes = list(audit.sources.missing)
-    gpus = fleet_today(audit, request.states, request.layouts, request.wishes, request.audit.prices)
+    gpus = fleet_today(
+        audit,
+        request.states,
+        request.layouts,
+        request.wishes,
+        request.audit.prices,
+        request.audit.thresholds.least_history_hours * 3600,
+    )
     by_key = {gpu.key: gpu for gpu in gpus}
     found, fleet = _needs(request, audit, gpus, by_key, notes, say)
     decisions, stays = _decisions(gpus, found)

@@ -23,9 +23,21 @@ _NEVER = (
     "init.scope", "user@*", "session-*", "*.slice", "nvidia-*", "dcgm*", "slurm*", "kubelet*", "k3s*", "docker*",
     "containerd*", "crio*", "podman*", "libvirtd*", "gpu-layout*", "gpu-exporter*", "openfleet*", "ssh*", "dbus*", "systemd-*",
 )  # fmt: skip
+#: The same of containers.
+_NEVER_CONTAINERS = (
+    "*dcgm*",
+    "*exporter*",
+    "*device-plugin*",
+    "*feature-discovery*",
+    "*gpu-operator*",
+    "nvidia-*",
+    "openfleet*",
+)
 #: Whose containers a tool on the host can stop by what the holder's name tells.
 RUNTIMES = ("docker", "podman")
 _CONTAINER = re.compile(r"(?:(\S+) )?container (\S+)")
+#: What a container is called where its name is not known: by its id.
+UNNAMED = re.compile(r"[0-9a-f]{12}")
 
 
 def reclaimable(
@@ -33,7 +45,8 @@ def reclaimable(
 ) -> tuple[Reclaimable, ...]:
     """All that hold a GPU or instance that the audit calls idle, the dearest first.
 
-    `exempt` are globs on units, containers, users and hosts. One that holds another GPU that is in use is spared.
+    `exempt` are globs on units (with or without .service), containers, users and hosts. One that holds another GPU that is in use
+    is spared, and one that began within the grace: what was quiet before was something else.
     """
     found = {_place(one): one for one in audit.findings if one.holding.subject.kind in ("gpu", "mig_instance")}
     made = []
@@ -44,7 +57,7 @@ def reclaimable(
         for name, rows in sorted(held.items()):
             idle = [one for one, _row, _where in rows if one and one.verdict.word in _WORDS]
             if idle:
-                made.append(_one(host, name, rows, grace_seconds, exempt))
+                made.append(_one(host, name, rows, grace_seconds, exempt, audit.made_at_seconds))
     return tuple(sorted(made, key=lambda one: (bool(one.spared), -(one.waste_per_month or 0.0), one.host, one.name)))
 
 
@@ -66,7 +79,9 @@ def _holders(host: str, state: Mapping[str, Any]):
                 yield str(gpu["uuid"]), (host, str(gpu["uuid"]), ""), row
 
 
-def _one(host: str, name: str, rows: Sequence[tuple], grace: float, exempt: Sequence[str]) -> Reclaimable:
+def _one(
+    host: str, name: str, rows: Sequence[tuple], grace: float, exempt: Sequence[str], now_seconds: float
+) -> Reclaimable:
     findings = [one for one, _row, _where in rows]
     holders = [row for _one, row, _where in rows]
     quiet = min((one.holding.quiet.seconds if one and one.holding.quiet else 0.0) for one in findings)
@@ -82,17 +97,22 @@ def _one(host: str, name: str, rows: Sequence[tuple], grace: float, exempt: Sequ
         tuple(sorted({str(row.get("who")) for row in holders})),
         sum(wasted.values()) if wasted else None,
     )
-    return dataclasses.replace(found, spared=_spared(found, findings, holders, grace, exempt))
+    return dataclasses.replace(found, spared=_spared(found, findings, holders, grace, exempt, now_seconds))
 
 
-def _spared(found: Reclaimable, findings, holders, grace: float, exempt: Sequence[str]) -> str:
+def _spared(found: Reclaimable, findings, holders, grace: float, exempt: Sequence[str], now_seconds: float) -> str:
     if found.kind == "process":
         return "no unit or container: a person has to end it"
     if any(row.get("kind") == "unknown" for row in holders):
         return "who holds the GPU is not known"
     if any(row.get("job") for row in holders):
         return "a scheduler's: cancel it there"
-    named = (found.name, found.host, *(str(row.get("user")) for row in holders if row.get("user")))
+    named = (
+        found.name,
+        re.sub(r"\.service$", "", found.name),
+        found.host,
+        *(str(row.get("user")) for row in holders if row.get("user")),
+    )
     rule = next((rule for rule in exempt if any(fnmatch.fnmatchcase(name, rule) for name in named)), None)
     if rule is not None:
         return "exempt (%s)" % rule
@@ -103,8 +123,15 @@ def _spared(found: Reclaimable, findings, holders, grace: float, exempt: Sequenc
             return "not a service: nothing would start it again"
     elif found.runtime not in RUNTIMES:
         return "containers of %s are stopped where they were started" % (found.runtime or "this kind")
+    elif any(fnmatch.fnmatchcase(found.name, rule) for rule in _NEVER_CONTAINERS):
+        return "it watches GPUs, or gives them to others"
+    elif exempt and UNNAMED.fullmatch(found.name):
+        return "its name is not known, and may be exempt"
     if any(one is None or one.verdict.word not in _WORDS for one in findings):
         return "it holds another GPU too, which is in use or not known"
     if found.quiet_seconds < grace:
         return "quiet for %.0f hours, and the grace is %.0f" % (found.quiet_seconds / 3600, grace / 3600)
+    began = max((row["started_seconds"] for row in holders if row.get("started_seconds") is not None), default=None)
+    if began is not None and now_seconds - began < grace:
+        return "it began %.0f hours ago, and the grace is %.0f" % ((now_seconds - began) / 3600, grace / 3600)
     return ""

@@ -172,6 +172,8 @@ def need_of_tenant(one: Occupant, policy: Policy) -> Need | str:
     days = memory.seconds / 86400
     if memory.seconds < policy.least_seconds or memory.coverage_ratio < policy.least_covered_ratio:
         return "too little data: %.1f hours of samples" % (memory.seconds / 3600)
+    if memory.max == 0:
+        return "it has used nothing of its quota yet: what it needs is not known"
     margin = memory_margin(days, policy)
     quota = one.shape.memory_mib * 2**20
     need = max(memory.max, min(memory.max * (1 + margin), quota))

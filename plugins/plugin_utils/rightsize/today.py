@@ -9,6 +9,7 @@ A GPU takes part only where it is certain whose history its history is. What is 
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections import Counter, defaultdict
 from typing import Any, Mapping, Sequence
@@ -26,6 +27,7 @@ from ..packing.geometry import geometry
 from ..packing.model import WHOLE, Standing, mig, share
 from .model import GpuToday, Occupant, Wish
 from .observed import host_of, model_of
+from .reclaim import UNNAMED
 from .wishes import wish_of
 
 _MIB = 1 << 20
@@ -45,11 +47,12 @@ def fleet_today(
     layouts: Mapping[str, Any],
     wishes: Mapping[str, Sequence[Wish]],
     prices: Sequence[Price] = (),
+    least_seconds: float = 0.0,
 ) -> tuple[GpuToday, ...]:
     """The GPUs of all hosts that answered, by host and index.
 
-    `states`: results of gpu_info by host. `layouts`: `gpu_layout` of the hosts that have one. Raises RightsizeError for a
-    state that is none.
+    `states`: results of gpu_info by host. `layouts`: `gpu_layout` of the hosts that have one. A workload that has been there for
+    less than `least_seconds` stays as it is: the history is also another's. Raises RightsizeError for a state that is none.
     """
     findings: dict[tuple[str, str], list[Finding]] = defaultdict(list)
     for found in audit.findings:
@@ -68,6 +71,8 @@ def fleet_today(
         for gpu in seen.gpus:
             one = _Look(host, gpu, states[host], entries.get(gpu.uuid), findings[host, gpu.uuid], wishes.get(host, ()))
             one.watched, one.spread = watched, spread
+            one.since = audit.made_at_seconds - least_seconds
+            one.least_seconds = least_seconds
             gpus.append(dataclasses.replace(one.look(wrong), price_per_hour=price_of(gpu.name, prices)))
     return _named(gpus)
 
@@ -101,6 +106,9 @@ class _Look:
 
     watched = False
     spread: frozenset[str] = frozenset()
+    #: Whatever came later has no history of its own that is long enough.
+    since = math.inf
+    least_seconds = 0.0
 
     def __init__(
         self,
@@ -129,7 +137,7 @@ class _Look:
             occupants, vacant = self._instances(bool(why))
             found = dataclasses.replace(found, occupants=tuple(occupants), vacant=tuple(vacant))
         elif rows:
-            why = why or self._odd_tenants(rows)
+            why = why or self._sick() or self._odd_tenants(rows)
             found = dataclasses.replace(found, occupants=tuple(self._tenant(row) for row in rows))
         else:
             occupant = self._one()
@@ -162,6 +170,13 @@ class _Look:
         if any(self.gpu.uuid in str(daemon) for daemon in self.state.get("mps_daemons") or ()):
             return "an MPS daemon serves it, and whose its history is cannot be told"
         return ""
+
+    def _sick(self) -> str:
+        """Of a GPU with tenants: these have findings of their own, which say nothing of its health."""
+        found = self.findings.get("")
+        if found is None or found.verdict.word != "unhealthy":
+            return ""
+        return "%s (%s)" % (_BLIND["unhealthy"], found.verdict.reason.rstrip("."))
 
     def _one(self) -> Occupant | None:
         """The workload of a whole GPU; None where nobody has it."""
@@ -253,11 +268,27 @@ class _Look:
         told = wish.memory_bytes is not None and wish.sm_percent is not None
         if wish.leave:
             left = left or "the inventory says so (%s)" % wish.where
+        elif self._may_be_left(holders):
+            left = left or "the name of its container is not known, and the inventory leaves some as they are"
         elif found.verdict.word in _BLIND and not (found.verdict.word == "no_data" and (told or wish.profile)):
             left = left or "%s (%s)" % (_BLIND[found.verdict.word], found.verdict.reason.rstrip("."))
+        elif not (tenant or told or wish.profile):
+            left = left or self._new(found, holders)
         return Occupant(
             name, (self.host, self.gpu.index), self.gpu.uuid, shape, start, found, wish, instance, tuple(holders), left
         )
+
+    def _may_be_left(self, holders: Sequence[Mapping[str, Any]]) -> bool:
+        unnamed = any(UNNAMED.fullmatch(origin.rpartition(" container ")[2]) for origin in _origins(holders))
+        return unnamed and any(wish.leave for wish in self.wishes)
+
+    def _new(self, found: Finding, holders: Sequence[Mapping[str, Any]]) -> str:
+        """Whether who is there now came so late that most of the history may be another's; by the host, and by the server."""
+        began = min((row["started_seconds"] for row in holders if row.get("started_seconds") is not None), default=None)
+        held = found.holding.held_seconds
+        if (began is None or began <= self.since) and (held is None or held >= self.least_seconds):
+            return ""
+        return "it is there for less than %.0f h, and the history before is another's" % (self.least_seconds / 3600)
 
 
 def _is_tenant(found: Finding) -> bool:
@@ -306,7 +337,7 @@ def _unit(holders: Sequence[Mapping[str, Any]]) -> str:
     if len(origins) != 1 or any(row.get("job") for row in holders):
         return ""
     (origin,) = origins
-    if re.match(r"(user@|session-)|.*\.scope$", origin) or re.search(r" container [0-9a-f]{12}$", origin):
+    if re.match(r"(user@|session-)|.*\.scope$", origin) or UNNAMED.fullmatch(origin.rpartition(" container ")[2]):
         return ""
     return _clean(re.sub(r"\.service$", "", origin.rpartition(" ")[2]))
 

@@ -1,0 +1,128 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Containers that were given a GPU: what they are called, whose they are, which only watch, and since when they run."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+from holder_hosts import Proc, gpu, host, instance, no_tools
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders import find_holders
+
+ID = "3f2a" * 16
+#: One GPU with an instance, of which the capability to reach it is nvidia-cap12 by the driver's rule.
+OF = host(gpu(0, instance(1, 0)))
+
+
+class Containers:
+    """A host whose processes live in containers, each with a /dev of its own."""
+
+    def __init__(self, folder):
+        self.proc = Proc(folder / "proc")
+        self.dev = folder / "dev"
+        for node in ("nvidia0", "nvidia-caps/nvidia-cap12"):
+            (self.dev / node).parent.mkdir(parents=True, exist_ok=True)
+            (self.dev / node).touch()
+
+    def start(self, pid, name, *nodes, cgroup="0::/system.slice/docker-%s.scope" % ID, namespace="mnt:[7]", opened=()):
+        self.proc.process(pid, name, *(self.dev / node for node in opened), cgroup=cgroup)
+        (self.proc.folder / str(pid) / "ns").mkdir()
+        (self.proc.folder / str(pid) / "ns" / "mnt").symlink_to(namespace)
+        for node in nodes:
+            path = self.proc.folder / str(pid) / "root" / "dev" / node
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+
+    def find(self, run=no_tools):
+        return find_holders(OF, str(self.proc.folder), str(self.dev), run)
+
+
+@pytest.fixture
+def there(tmp_path):
+    return Containers(tmp_path)
+
+
+def docker(said, status=0):
+    """A host's docker that lists these containers."""
+
+    def run(command, **_options):
+        if command[:2] != ["docker", "ps"]:
+            raise FileNotFoundError(2, "No such file or directory", command[0])
+        return subprocess.CompletedProcess(command, status, said, "Cannot connect" if status else "")
+
+    return run
+
+
+def test_docker_s_containers_are_called_by_their_names(there):
+    there.start(70, "train", "nvidia0")
+    (holder,) = there.find(docker("%s billing-api\n%s other\n" % (ID, "b" * 64)))
+    assert holder.unit_or_container == "docker container billing-api"
+    assert holder.who == "docker container billing-api (pid 70: train --flag), which was given the device"
+
+
+def test_a_link_of_old_is_no_name(there):
+    there.start(70, "train", "nvidia0")
+    (holder,) = there.find(docker("%s web/db,db\n" % ID))
+    assert holder.unit_or_container == "docker container db"
+
+
+@pytest.mark.parametrize("run", [no_tools, docker("", 1), docker("rubbish\n"), docker("%s\n" % ID)])
+def test_where_docker_does_not_tell_the_id_stays(there, run):
+    there.start(70, "train", "nvidia0")
+    (holder,) = there.find(run)
+    assert holder.unit_or_container == "docker container 3f2a3f2a3f2a"
+
+
+def test_docker_is_not_asked_for_what_is_not_its_own(there):
+    def asked(command, **_options):
+        assert command[0] != "docker"
+        raise FileNotFoundError(2, "No such file or directory", command[0])
+
+    there.start(70, "train", "nvidia0", cgroup="0::/machine.slice/libpod-%s.scope/container" % ID)
+    (holder,) = there.find(asked)
+    assert holder.unit_or_container == "podman container 3f2a3f2a3f2a"
+
+
+@pytest.mark.parametrize(("owner", "name"), [(0, "podman container web"), (1000, "podman@1000 container web")])
+def test_podman_s_are_called_by_name_and_a_user_s_with_the_user(there, owner, name):
+    there.start(70, "train", "nvidia0", cgroup="0::/user.slice/user-1000.slice/session-3.scope")
+    there.proc.process(60, "conmon")
+    there.proc.write("60/cmdline", "conmon\0-n\0web\0")
+    there.proc.write("60/status", "Name:\tconmon\nPPid:\t1\nUid:\t%d\t%d\t%d\t%d\n" % ((owner,) * 4))
+    there.proc.write("70/status", "Name:\ttrain\nPPid:\t60\nUid:\t0\t0\t0\t0\n")
+    (holder,) = there.find()
+    assert holder.unit_or_container == name
+
+
+def test_an_exporter_s_container_only_watches(there):
+    there.start(70, "dcgm-exporter", "nvidia0", "nvidia-caps/nvidia-cap12")
+    (holder,) = there.find()
+    assert (holder.kind, holder.gpu_instance_id, holder.watches) == ("container", 1, True)
+    assert (holder.blocks(), holder.blocks(1)) == (True, False)
+    assert holder.who.endswith("which was given the device and only watches it")
+
+
+def test_with_anything_else_in_it_it_does_not(there):
+    there.start(70, "dcgm-exporter", "nvidia0", "nvidia-caps/nvidia-cap12")
+    there.start(71, "python3")
+    (holder,) = there.find()
+    assert not holder.watches and holder.blocks(1)
+
+
+def test_an_exporter_that_went_into_an_instance_is_in_its_way(there):
+    caps = ("nvidia0", "nvidia-caps/nvidia-cap12")
+    there.start(70, "dcgm-exporter", *caps, opened=caps)
+    (holder,) = there.find()
+    assert (holder.kind, holder.gpu_instance_id) == ("device_handle", 1) and holder.blocks(1)
+
+
+def test_since_when_it_runs_is_told(there):
+    there.start(70, "train", "nvidia0")
+    assert there.find()[0].started_seconds is None
+    there.proc.write("stat", "cpu 0 0\nbtime 1795000000\n")
+    # The 22nd field, in hundredths of a second after the boot; a name may have blanks and brackets in it.
+    there.proc.write("70/stat", "70 (a (name) S) S %s 360000 %s" % (" ".join(["0"] * 18), " ".join(["0"] * 30)))
+    assert there.find()[0].started_seconds == 1795003600.0
