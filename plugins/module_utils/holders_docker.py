@@ -15,7 +15,8 @@ from typing import Sequence
 from .holders_model import Run, ask
 from .model import Holder
 
-_LIST = ["docker", "ps", "--no-trunc", "--format", "{{.ID}} {{.Names}}"]
+#: Lists running containers for `parse`.
+LIST = ["docker", "ps", "--no-trunc", "--format", "{{.ID}} {{.Names}}"]
 _UNNAMED = re.compile(r"docker container ([0-9a-f]{12})")
 
 
@@ -27,7 +28,7 @@ def with_names(holders: Sequence[Holder], run: Run) -> list[Holder]:
     unnamed = {holder.unit_or_container for holder in holders if _UNNAMED.fullmatch(holder.unit_or_container or "")}
     if not unnamed:
         return list(holders)
-    names = _names(run)
+    names = parse(_listed(run))
     found = []
     for holder in holders:
         match = _UNNAMED.fullmatch(holder.unit_or_container or "")
@@ -40,17 +41,21 @@ def with_names(holders: Sequence[Holder], run: Run) -> list[Holder]:
     return found
 
 
-def _names(run: Run) -> dict[str, str]:
-    """By the first twelve digits of its id each running container's name."""
+def _listed(run: Run) -> str:
     try:
-        said, _why = ask(run, _LIST)
+        said, _why = ask(run, LIST)
     except FileNotFoundError:
-        said = None
+        return ""
+    return said or ""
+
+
+def parse(listed: str) -> dict[str, str]:
+    """By the first twelve digits of its id each running container's name."""
     names = {}
-    for line in (said or "").splitlines():
-        container, _blank, listed = line.partition(" ")
+    for line in listed.splitlines():
+        container, _blank, called = line.partition(" ")
         # Links of old are names of a container too, with a slash in them.
-        own = [name for name in listed.split(",") if name and "/" not in name]
+        own = [name for name in called.split(",") if name and "/" not in name]
         if own:
             names[container[:12]] = own[0]
     return names

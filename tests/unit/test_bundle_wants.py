@@ -4,11 +4,9 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import yaml
+from driver_hosts import DISTRIBUTIONS, REPOSITORY, TRUSTED
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.toolkit import rules as toolkit_rules
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.bundle.model import BundleError
@@ -19,9 +17,6 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.bundle.wants import 
     driver_ask,
     platforms,
 )
-
-sys.path.insert(0, str(Path(__file__).parent))
-from driver_hosts import DISTRIBUTIONS, REPOSITORY, TRUSTED
 
 DEFAULTS = {}
 for role in ("nvidia_driver", "container_toolkit", "gpu_layout"):

@@ -7,16 +7,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from toolkit_hosts import ASKED, CONTAINERD, CRIO, DOCKER, REPOSITORY
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError
 from ansible_collections.openfleet.gpu.plugins.module_utils.toolkit import engines
 from ansible_collections.openfleet.gpu.plugins.module_utils.toolkit.model import Request
-
-sys.path.insert(0, str(Path(__file__).parent))
-from toolkit_hosts import ASKED, CONTAINERD, CRIO, DOCKER, REPOSITORY
 
 STAND_IN = REPOSITORY / "tests" / "lab" / "stand_in_nvidia_ctk.py"
 

@@ -5,20 +5,16 @@
 from __future__ import annotations
 
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import yaml
+from toolkit_hosts import ROLE, URL
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError
 from ansible_collections.openfleet.gpu.plugins.module_utils.packages.model import Package
 from ansible_collections.openfleet.gpu.plugins.module_utils.toolkit import files, observe, rules
 from ansible_collections.openfleet.gpu.plugins.module_utils.toolkit.dnf import Dnf
 from ansible_collections.openfleet.gpu.plugins.module_utils.toolkit.model import Request
-
-sys.path.insert(0, str(Path(__file__).parent))
-from toolkit_hosts import ROLE, URL
 
 
 @pytest.mark.parametrize(

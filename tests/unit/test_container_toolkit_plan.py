@@ -5,18 +5,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from toolkit_hosts import CONTAINERD, CRIO, DOCKER, RUNNING, TRUSTED, kinds, make, packages, right, wanted
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError
 from ansible_collections.openfleet.gpu.plugins.module_utils.toolkit import files, plan, rules
 from ansible_collections.openfleet.gpu.plugins.module_utils.toolkit.model import Host, Request, Unit
-
-sys.path.insert(0, str(Path(__file__).parent))
-from toolkit_hosts import CONTAINERD, CRIO, DOCKER, RUNNING, TRUSTED, kinds, make, packages, right, wanted
 
 
 def test_nothing_is_done_where_all_is_right():

@@ -4,15 +4,10 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import yaml
+from toolkit_hosts import ROLE
 
 from ansible_collections.openfleet.gpu.plugins.modules import container_toolkit
-
-sys.path.insert(0, str(Path(__file__).parent))
-from toolkit_hosts import ROLE
 
 
 def test_the_modules_documentation_is_its_argument_spec():

@@ -8,11 +8,11 @@ import base64
 import hashlib
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from driver_hosts import DISTRIBUTIONS, gpus, host, packages
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.driver import apt, rules
 from ansible_collections.openfleet.gpu.plugins.module_utils.driver.dnf import Dnf
@@ -21,9 +21,6 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanEr
 from ansible_collections.openfleet.gpu.plugins.module_utils.packages import openpgp
 from ansible_collections.openfleet.gpu.plugins.module_utils.packages.dnf import locked
 from ansible_collections.openfleet.gpu.plugins.modules import driver
-
-sys.path.insert(0, str(Path(__file__).parent))
-from driver_hosts import DISTRIBUTIONS, gpus, host, packages
 
 # -- apt ---------------------------------------------------------------------------------------------------------------
 

@@ -5,11 +5,10 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from driver_hosts import DISTRIBUTIONS, HEADLESS, TRUSTED, finished, gpus, host, packages
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.driver import files, initramfs, plan, rules
 from ansible_collections.openfleet.gpu.plugins.module_utils.driver.model import (
@@ -20,9 +19,6 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.driver.model import 
     Unit,
 )
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError
-
-sys.path.insert(0, str(Path(__file__).parent))
-from driver_hosts import DISTRIBUTIONS, HEADLESS, TRUSTED, finished, gpus, host, packages
 
 CATALOGUE = DISTRIBUTIONS["debian-12"]
 PATTERNS = CATALOGUE["patterns"]

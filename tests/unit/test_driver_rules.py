@@ -4,18 +4,13 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
+from driver_hosts import AMPERE, BLACKWELL, DISTRIBUTIONS, GRACE, HOPPER, PASCAL, TURING, VOLTA, gpus, host, packages
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.driver import rules
 from ansible_collections.openfleet.gpu.plugins.module_utils.driver.model import Package, Request, SecureBoot
 from ansible_collections.openfleet.gpu.plugins.module_utils.driver.observe import distribution
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError
-
-sys.path.insert(0, str(Path(__file__).parent))
-from driver_hosts import AMPERE, BLACKWELL, DISTRIBUTIONS, GRACE, HOPPER, PASCAL, TURING, VOLTA, gpus, host, packages
 
 # -- Versions ----------------------------------------------------------------------------------------------------------
 

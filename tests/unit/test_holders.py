@@ -16,13 +16,11 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from holder_hosts import OPEN, Proc, gpu, host, instance, named, no_tools, opened
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders import blocking, find_holders
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders_proc import Origin, parse_cgroup
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder, Process
-
-sys.path.insert(0, str(Path(__file__).parent))
-from holder_hosts import OPEN, Proc, gpu, host, instance, named, no_tools, opened
 
 
 @pytest.fixture

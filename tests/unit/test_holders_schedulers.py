@@ -12,17 +12,14 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from holder_hosts import Proc, gpu, host, instance, named, no_tools, opened
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders import find_holders
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders_slurm import given_on, hostnames, resources
-
-sys.path.insert(0, str(Path(__file__).parent))
-from holder_hosts import Proc, gpu, host, instance, named, no_tools, opened
 
 DATA = Path(__file__).parent / "data" / "holders"
 NODE_IDLE, NODE_USED, JOB = ((DATA / ("slurm-%s.txt" % n)).read_text() for n in ("node-idle", "node-used", "job-1"))

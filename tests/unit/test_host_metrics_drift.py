@@ -5,10 +5,9 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
-from pathlib import Path
 
 import pytest
+from mig_rules import Card, with_instances
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import mig_plan, mps_plan, vgpu_plan
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
@@ -19,9 +18,6 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.mps_model import Mps
 from ansible_collections.openfleet.gpu.plugins.module_utils.ownership import Ownership
 from ansible_collections.openfleet.gpu.plugins.module_utils.selector import targets
 from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_model import VgpuSeen
-
-sys.path.insert(0, str(Path(__file__).parent))
-from mig_rules import Card, with_instances
 
 DRIVER = "580.105.08"
 GPUS = assumed_gpus(["H100-80GB"] * 3)

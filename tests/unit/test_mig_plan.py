@@ -5,12 +5,11 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mig_rules import Card, least_destroyed, legal, with_instances
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import mig_plan, mig_steps
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
@@ -18,9 +17,6 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import loa
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError
 from ansible_collections.openfleet.gpu.plugins.module_utils.mig_steps import Target, WantedInstance
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Placement, Process
-
-sys.path.insert(0, str(Path(__file__).parent))
-from mig_rules import Card, least_destroyed, legal, with_instances
 
 MODELS = load_models()
 MIG_MODELS = [key for key, model in MODELS.items() if model.mig_capable]

@@ -14,10 +14,10 @@ import os
 import signal
 import stat
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from mps_hosts import DAEMON, DEVICES, GIB, OTHER, UNIT, Host, make_host
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import mps_files, mps_host, mps_plan, mps_unit
 from ansible_collections.openfleet.gpu.plugins.module_utils.busy import end_holders
@@ -25,9 +25,6 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.disturbance import D
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError
 from ansible_collections.openfleet.gpu.plugins.module_utils.mps_host import MpsHost, adjustable
 from ansible_collections.openfleet.gpu.plugins.module_utils.mps_model import MpsClient, MpsSeen
-
-sys.path.insert(0, str(Path(__file__).parent))
-from mps_hosts import DAEMON, DEVICES, GIB, OTHER, UNIT, Host, make_host
 
 
 @pytest.fixture

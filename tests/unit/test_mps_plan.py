@@ -5,10 +5,9 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
-from pathlib import Path
 
 import pytest
+from mig_rules import with_instances
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import mig_plan, mps_plan
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
@@ -17,9 +16,6 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Host, Placement
 from ansible_collections.openfleet.gpu.plugins.module_utils.mps_model import MpsClient, MpsDaemon, MpsPlace, MpsSeen
 from ansible_collections.openfleet.gpu.plugins.module_utils.selector import targets
-
-sys.path.insert(0, str(Path(__file__).parent))
-from mig_rules import with_instances
 
 GIB = 1 << 30
 H100 = assumed_gpus(["H100-80GB", "H100-80GB", "H100-80GB"])

@@ -7,19 +7,15 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from mps_hosts import DAEMON, DEVICES, OTHER, UNIT, make_host
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import layout_module, mps_removal
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import BusyError, DriverAbsentError
 from ansible_collections.openfleet.gpu.plugins.module_utils.mps_host import MpsHost
 from ansible_collections.openfleet.gpu.plugins.modules import mps as mps_module
-
-sys.path.insert(0, str(Path(__file__).parent))
-from mps_hosts import DAEMON, DEVICES, OTHER, UNIT, make_host
 
 SHARED, PRIVATE = SimpleNamespace(private=False), SimpleNamespace(private=True)
 

@@ -6,21 +6,17 @@ from __future__ import annotations
 
 import dataclasses
 import random
-import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from packing_cases import MODELS, days_later, fewest, fleet, least_churn, problems
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import layout
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing import check, exact
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.layouts import layouts
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.model import Problem, Rules, Workload, mig
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.pack import pack
-
-sys.path.insert(0, str(Path(__file__).parent))
-from packing_cases import MODELS, days_later, fewest, fleet, least_churn, problems
 
 pytestmark = pytest.mark.skipif(bool(exact.MISSING), reason="OR-Tools is not installed: %s" % exact.MISSING)
 slow = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])

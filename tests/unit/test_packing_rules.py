@@ -14,6 +14,7 @@ from unittest import mock
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from packing_cases import days_later, fleet, problems
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import CatalogueError
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing import cells, check, exact, geometry
@@ -30,9 +31,6 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.model import
     share,
 )
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.pack import pack
-
-sys.path.insert(0, str(Path(__file__).parent))
-from packing_cases import days_later, fleet, problems
 
 A100 = "A100-40GB"
 solvers = pytest.mark.parametrize(

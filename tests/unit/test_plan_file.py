@@ -6,12 +6,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mig_rules import Card, legal, with_instances
 
 from ansible_collections.openfleet.gpu.plugins.filter.fleet_plan import fleet_plan
 from ansible_collections.openfleet.gpu.plugins.filter.host_plan import host_plan
@@ -21,9 +20,6 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import loa
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError
 from ansible_collections.openfleet.gpu.plugins.module_utils.mig_steps import Target, WantedInstance
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Host, Placement
-
-sys.path.insert(0, str(Path(__file__).parent))
-from mig_rules import Card, legal, with_instances
 
 MODELS = load_models()
 MIG_MODELS = [key for key, model in MODELS.items() if model.mig_capable]

@@ -4,14 +4,13 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 np = pytest.importorskip("numpy")
+
+from sizing_fleets import DAY, GIB, fleet, hours, random_fleet
 
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.chance import (
     BIN_BYTES,
@@ -22,9 +21,6 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.chance import
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.demand import demands
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.evidence import gather, memory_margin
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.model import Fleet, Policy
-
-sys.path.insert(0, str(Path(__file__).parent))
-from sizing_fleets import DAY, GIB, fleet, hours, random_fleet
 
 POLICY = Policy()
 few = settings(deadline=None, max_examples=25)

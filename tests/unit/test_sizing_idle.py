@@ -4,20 +4,16 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 np = pytest.importorskip("numpy")
 
+from sizing_fleets import DAY, STEP, fleet, hours, random_fleet
+
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.idle import course, find_idle, first_flags
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.model import Policy
-
-sys.path.insert(0, str(Path(__file__).parent))
-from sizing_fleets import DAY, STEP, fleet, hours, random_fleet
 
 POLICY = Policy()
 HOUR = 3600 // STEP

@@ -4,17 +4,13 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
 np = pytest.importorskip("numpy")
 
-from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.model import Fleet, Policy, SizingError
-
-sys.path.insert(0, str(Path(__file__).parent))
 from sizing_fleets import START, fleet
+
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.model import Fleet, Policy, SizingError
 
 NAN = float("nan")
 

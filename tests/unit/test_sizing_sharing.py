@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -15,12 +13,11 @@ from hypothesis import strategies as st
 
 np = pytest.importorskip("numpy")
 
+from sizing_fleets import DAY, GIB, fleet, hours, random_fleet
+
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.model import Fleet, Policy, SizingError
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.search import Limits, Search, Weight
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.sharing import share
-
-sys.path.insert(0, str(Path(__file__).parent))
-from sizing_fleets import DAY, GIB, fleet, hours, random_fleet
 
 QUICK = Policy(rounds=40)
 few = settings(deadline=None, max_examples=20)

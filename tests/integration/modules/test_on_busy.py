@@ -5,9 +5,9 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import pytest
+from mig_rules import with_instances
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders_mark import mark
@@ -19,9 +19,6 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.holders_model import
 from ansible_collections.openfleet.gpu.plugins.module_utils.mig_plan import plan_gpu
 from ansible_collections.openfleet.gpu.plugins.module_utils.mig_steps import Target, WantedInstance
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder, Host, Placement
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "unit"))
-from mig_rules import with_instances
 
 
 @pytest.fixture

@@ -5,9 +5,12 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import pytest
 from role_runs import run_role
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders_docker import LIST, parse
 
 DAEMON = "/etc/docker/daemon.json"
 TOML = "/etc/containerd/config.toml"
@@ -73,6 +76,11 @@ def test_containers_go_on_while_engines_forget_the_toolkit_and_learn_of_it_again
     assert running(engines, container) == there, "no container has ended or started anew"
     assert starts(engines)[0] == before[0], "docker was told, and not restarted"
     assert starts(engines)[1] != before[1]
+
+
+def test_docker_tells_its_containers_names_as_holders_are_told(engines, container):
+    engines.check_output(f"docker rename {container} billing-api")
+    assert parse(engines.check_output(shlex.join(LIST))) == {container[:12]: "billing-api"}
 
 
 def test_what_would_end_containers_waits_and_says_so_until_it_may(engines, container):
