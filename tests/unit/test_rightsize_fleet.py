@@ -60,6 +60,7 @@ def test_workloads_are_called_by_their_units_and_others_by_their_place():
     [
         [gpu("a", 0, H100, "train.service"), gpu("a", 1, H100, "train.service")],
         [gpu("a", n, H100, holders=[holder(None, "GPU-a-%d" % n, pid=77)]) for n in range(2)],
+        [gpu("a", n, H100, holders=[holder(None, "GPU-a-%d" % n, pid=77 + n)]) for n in range(2)],
         [gpu("a", n, H100, holders=[holder("step%d" % n, "GPU-a-%d" % n, job="17")]) for n in range(2)],
         [gpu("a", 0, H100, instances=[(1, "3g.40gb", 4, "train.service"), (2, "3g.40gb", 0, "train.service")])],
     ],

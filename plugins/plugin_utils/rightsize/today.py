@@ -309,6 +309,8 @@ def _who(row: Mapping[str, Any]) -> list[str]:
     """What a holder is a part of, in words: one of these on two GPUs is one workload with two GPUs."""
     found = [str(row["unit_or_container"])] if row.get("unit_or_container") else []
     found += ["job %s" % row["job"]] if row.get("job") else []
+    # Started by hand, as the ranks of one training may be: nothing else holds these together.
+    found += ["user %s" % row["user"]] if row.get("user") and not found else []
     return found + (["pid %s" % row["pid"]] if row.get("pid") else [])
 
 
