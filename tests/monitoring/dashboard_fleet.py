@@ -16,6 +16,8 @@ node-1  7    1g.10gb 7, alone     idle, held by a container   A100-SXM4-80GB
 node-2  0    whole                idle, nobody                T4, without a price
 node-2  1    whole, lost          nothing is known of it      H100
 
+GPUs 0 to 3 of node-1 and 0 of node-2 are slowed down: THROTTLED.
+
 The size of the board "A100" is not known; of an A100-SXM4-80GB it is.
 
 node-1 is of cluster a, in the role's jobs. node-2 is in a job of another name without labels; so was node-3, whose exporter has
@@ -62,6 +64,16 @@ DEVICES = [
     Device("node-1", 7, "NVIDIA A100-SXM4-80GB", 0.0, 0, "container", "1g.10gb", "7", gib=10),
     Device("node-2", 0, "T4", 0.0, 0),
 ]
+#: Each reason that is there, and 0 for the others of REASONS; of node-2 nothing is known of heat. 0 and 2 of node-1 are hot, the
+#: others lack power.
+THROTTLED = {
+    ("node-1", 0): ("sw_thermal", "hw_slowdown"),
+    ("node-1", 1): ("hw_slowdown",),
+    ("node-1", 2): ("hw_thermal", "sw_power_cap"),
+    ("node-1", 3): ("sw_power_cap",),
+    ("node-2", 0): ("sw_power_cap",),
+}
+REASONS = {"node-1": ("sw_power_cap", "hw_slowdown", "hw_thermal", "sw_thermal"), "node-2": ("sw_power_cap",)}
 TOLD_TWICE = [("node-1", 0), ("node-1", 1), ("node-1", 6)]
 SECOND = {"job": "gpu_host", "instance": "node-1:9100"}
 
@@ -141,8 +153,9 @@ def _health(labels, lost, drifted):
     yield "gpu:temperature_celsius", labels, 60
     for kind in ("ecc_corrected", "ecc_uncorrected", "pcie_replay"):
         yield "gpu:errors_total", {**labels, "kind": kind}, lambda seconds: seconds // 600
-    for reason in ("sw_power_cap", "hw_thermal", "sw_thermal"):
-        yield "gpu:throttled", {**labels, "reason": reason}, 0
+    there = THROTTLED.get((labels["host"], int(labels["gpu_index"])), ())
+    for reason in REASONS[labels["host"]]:
+        yield "gpu:throttled", {**labels, "reason": reason}, int(reason in there)
     yield "gpu:xid_errors:count5m", {**labels, "xid": "31"}, 2
     for name in ("gpu:row_remap_pending", "gpu:row_remap_failed"):
         yield name, labels, 0

@@ -235,6 +235,8 @@ def figure(prometheus, name, title):
         ("Alerts", 2),
         ("Exporters down", 2),
         ("Lost", 1),
+        ("Throttled by heat", 2),
+        ("Throttled by power", 3),
         ("Layout drift", 1),
     ],
 )

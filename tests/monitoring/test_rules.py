@@ -55,22 +55,23 @@ def targets(case: dict):
         )
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_series_are_those_of_the_table_and_no_others(case, tmp_path):
+def problems_with(case: dict, scraped, directory, only: str = "") -> str:
+    """What promtool finds that is not as the table says, of what is scraped; `only` selects the series that are looked at."""
     files = [RULE_FILES[name] for name in case["rules"]]
     expected = table(case)
     records = {rule.name for rule in rules_of(files) if rule.name.startswith("gpu:")}
     assert not set(expected) - records, "the table has series that no rule of the case records"
-    scrapes = max(len(texts) for _, texts in targets(case))
-    problems = promtool_test(
-        tmp_path,
+    scraped = list(scraped)
+    scrapes = max(len(texts) for _, texts in scraped)
+    return promtool_test(
+        directory,
         files,
         [
             {
-                "input_series": input_series(targets(case)),
+                "input_series": input_series(scraped),
                 "promql_expr_test": [
                     {
-                        "expr": record,
+                        "expr": record + only,
                         # Promtool evaluates groups in any order: an interval later each has seen the others' series.
                         "eval_time": f"{scrapes * INTERVAL}s",
                         "exp_samples": expected.get(record, []),
@@ -80,6 +81,31 @@ def test_series_are_those_of_the_table_and_no_others(case, tmp_path):
             }
         ],
     )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_series_are_those_of_the_table_and_no_others(case, tmp_path):
+    problems = problems_with(case, targets(case), tmp_path)
+    assert not problems, problems
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_gpu_that_is_scraped_twice_counts_once(case, tmp_path):
+    """Two scrapes with one job and instance, as two ServiceMonitors make them: nothing is summed, and no rule fails."""
+    again = [({**scrape, "cluster": "zz"}, texts) for scrape, texts in targets(case)]
+    problems = problems_with(case, [*targets(case), *again], tmp_path, '{cluster!="zz"}')
+    assert not problems, problems
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_host_with_two_names_costs_the_others_nothing(case, tmp_path):
+    """A label that was changed, or differs by mistake, where job and instance are the same."""
+    wrong = [
+        ({**scrape, "job": "twice", "instance": "twice", "host": host}, texts)
+        for scrape, texts in targets(case)
+        for host in ("", "zy", "zz")
+    ]
+    problems = problems_with(case, [*targets(case), *wrong], tmp_path, '{host!~"z.", instance!="twice"}')
     assert not problems, problems
 
 

@@ -175,14 +175,14 @@ def fleet():
                 "Throttled by heat",
                 "GPUs whose clocks are held down because they are hot.",
                 "none",
-                f'sum(max by ({q.WHOLE}) (gpu:throttled{{{q.HOST}, reason=~"hw_slowdown|sw_thermal|hw_thermal"}}))',
+                f"sum({q.throttled_by_heat()})",
                 ALARM,
             ),
             number(
                 "Throttled by power",
-                "GPUs whose clocks are held down by their power limit, or by the supply.",
+                "GPUs whose clocks are held down by their power limit, or by the supply, and not by heat.",
                 "none",
-                f'sum(max by ({q.WHOLE}) (gpu:throttled{{{q.HOST}, reason=~"sw_power_cap|hw_power_brake"}}))',
+                f"sum({q.throttled_by_power()})",
                 WARN,
             ),
             number(

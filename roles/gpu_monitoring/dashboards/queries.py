@@ -76,6 +76,21 @@ def memory_ratio(by="", where=HOST):
     return f"sum{group} ({used}) / sum{group} ({total})"
 
 
+def throttled(reasons, where=HOST):
+    """1 for each GPU whose clocks are held down for one of the reasons."""
+    return whole("gpu:throttled", f'{where}, reason=~"{reasons}"')
+
+
+def throttled_by_heat(where=HOST):
+    return throttled("sw_thermal|hw_thermal", where)
+
+
+def throttled_by_power(where=HOST):
+    """The hardware slows down for heat as well, and then says so besides: as the alerts have it."""
+    power = throttled("sw_power_cap|hw_power_brake|hw_slowdown", where)
+    return f"{power} > bool ({throttled_by_heat(where)} or 0 * {power})"
+
+
 def gpu_price(where=HOST):
     return f"max by (host, gpu_uuid) (gpu:price_per_hour{{{where}}})"
 

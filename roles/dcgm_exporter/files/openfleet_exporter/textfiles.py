@@ -4,11 +4,18 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Dict, Iterator
+from typing import Dict, Iterator, List
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
+
+#: The text format's (https://prometheus.io/docs/instrumenting/exposition_formats), of which the parser lets far more pass.
+_METRIC_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_LABEL_NAME = re.compile(r"(?!__name__$)[a-zA-Z_][a-zA-Z0-9_]*")
+#: Milliseconds in 64 bits.
+_MOST_SECONDS = 2**63 / 1000
 
 
 def families(folder: Path) -> Iterator[Metric]:
@@ -21,16 +28,17 @@ def families(folder: Path) -> Iterator[Metric]:
         "openfleet_exporter_textfile_mtime_seconds", "When the file was written, Unix time.", labels=["file"]
     )
     for path in sorted(folder.glob("*.prom")):
+        name = path.name.encode(errors="replace").decode()  # it need not be UTF-8, and labels must
         try:
-            when, found = path.stat().st_mtime, list(text_string_to_metric_families(path.read_text()))
+            when, found = path.stat().st_mtime, _parse(path)
         except FileNotFoundError:
             continue  # it has just gone
-        except (OSError, ValueError) as error:
-            print("%s is left out: %s" % (path, error), flush=True)
-            read.add_metric([path.name], 0)
+        except Exception as error:  # whatever the parser stumbles over: one file must not cost the host's whole scrape
+            print("%s is left out: %s" % (name, error or repr(error)), flush=True)
+            read.add_metric([name], 0)
             continue
-        read.add_metric([path.name], 1)
-        written.add_metric([path.name], when)
+        read.add_metric([name], 1)
+        written.add_metric([name], when)
         for family in found:
             if family.name in merged:
                 merged[family.name].samples.extend(family.samples)
@@ -39,3 +47,24 @@ def families(folder: Path) -> Iterator[Metric]:
     yield from merged.values()
     yield read
     yield written
+
+
+def _parse(path: Path) -> List[Metric]:
+    """What is in a file; raises something if Prometheus would not take it."""
+    if not path.is_file() and path.exists():
+        raise ValueError("it is no file")  # a pipe would keep the scrape waiting
+    text = path.read_text(encoding="utf-8")
+    if "\0" in text:
+        raise ValueError("it is no text")
+    found = list(text_string_to_metric_families(text))
+    for family in found:
+        for name in (family.name, *(sample.name for sample in family.samples)):
+            if not _METRIC_NAME.fullmatch(name):
+                raise ValueError("%r is no name of a metric" % name)
+        for sample in family.samples:
+            for label in sample.labels:
+                if not _LABEL_NAME.fullmatch(label):
+                    raise ValueError("%r is no name of a label" % label)
+            if sample.timestamp is not None and not abs(sample.timestamp) < _MOST_SECONDS:
+                raise ValueError("%s has a time that no server takes" % sample.name)
+    return found
