@@ -251,7 +251,9 @@ else
 	$(every_leg_passed)
 endif
 
-# One fleet for molecule and for the tests of the lab, apart from the demo's, so that a demo may stand beside it.
+# One fleet for molecule and for the tests of the lab, apart from the demo's, so that a demo may stand beside it. Hosts go as soon
+# as they are done with: each takes seven inotify instances, of which a kernel gives its root 128, and units of the path kind do
+# not start without.
 .PHONY: test-fleet
 test-fleet: image-slurm image-sharing image-monitoring
 	@export OPENFLEET_LAB=test
@@ -261,12 +263,13 @@ test-fleet: image-slurm image-sharing image-monitoring
 	trap destroy EXIT
 	$(call leg,site.yml on the simulated fleet (molecule),molecule test --no-command-borders --destroy=never)
 	$(call leg,the lab and real clients,pytest --quiet tests/lab)
+	molecule destroy --no-command-borders >.lab/molecule-destroy.log 2>&1
 	$(call leg,changes that something is in the way of (molecule),molecule test --no-command-borders --scenario-name mig)
 	$(call leg,clients off the GPUs and back: systemd and Slurm (molecule),molecule test --no-command-borders --scenario-name gpu_drain)
-	$(call leg,MPS and time slices: switches and failures (molecule),molecule test --no-command-borders --scenario-name sharing --destroy=never)
-	$(call leg,tenants with quotas: commands and services and containers (molecule),molecule test --no-command-borders --scenario-name vgpu --destroy=never)
-	$(call leg,the fleet under watch: from a trouble to its alert (molecule),molecule test --no-command-borders --scenario-name monitoring --destroy=never)
-	$(call leg,audited and right-sized: a recorded week and what comes of it (molecule),molecule test --no-command-borders --scenario-name audit --destroy=never)
+	$(call leg,MPS and time slices: switches and failures (molecule),molecule test --no-command-borders --scenario-name sharing)
+	$(call leg,tenants with quotas: commands and services and containers (molecule),molecule test --no-command-borders --scenario-name vgpu)
+	$(call leg,the fleet under watch: from a trouble to its alert (molecule),molecule test --no-command-borders --scenario-name monitoring)
+	$(call leg,audited and right-sized: a recorded week and what comes of it (molecule),molecule test --no-command-borders --scenario-name audit)
 	$(every_leg_passed)
 
 # Hosts of their own: bare ones, each with a mirror of packages.
@@ -276,9 +279,9 @@ test-packages:
 	destroy() { for scenario in nvidia_driver container_toolkit bundle; do molecule destroy --no-command-borders --scenario-name $$scenario; done >.lab/molecule-packages.log 2>&1; }
 	destroy
 	trap destroy EXIT
-	$(call leg,the driver from a mirror (molecule),molecule test --scenario-name nvidia_driver --no-command-borders --destroy=never)
-	$(call leg,the container toolkit under real engines (molecule),molecule test --scenario-name container_toolkit --no-command-borders --destroy=never)
-	$(call leg,a host without a network from a bundle (molecule),molecule test --scenario-name bundle --no-command-borders --destroy=never)
+	$(call leg,the driver from a mirror (molecule),molecule test --scenario-name nvidia_driver --no-command-borders)
+	$(call leg,the container toolkit under real engines (molecule),molecule test --scenario-name container_toolkit --no-command-borders)
+	$(call leg,a host without a network from a bundle (molecule),molecule test --scenario-name bundle --no-command-borders)
 	$(every_leg_passed)
 
 .PHONY: bench
