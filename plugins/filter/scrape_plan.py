@@ -17,6 +17,8 @@ description:
     C(dcgm_exporter_listen_address) or C(gpu_monitoring_address), and C(dcgm_exporter_state) is not V(absent). Others are left
     out.
   - Returns problems rather than failing, so that all of them can be told at once.
+  - Problems are what Prometheus would refuse, what it could not reach, an address and port twice in one job, and labels that the
+    rules of the role gpu_monitoring read or write.
 options:
   _input:
     description: Names of the GPU hosts.
@@ -60,6 +62,7 @@ _value:
 """
 
 import hashlib
+import ipaddress
 import re
 from collections.abc import Mapping, Sequence
 
@@ -82,6 +85,21 @@ TELLING = ("dcgm_exporter_source", "dcgm_exporter_state", "dcgm_exporter_listen_
 OWN_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 ALL_ADDRESSES = ("", "0.0.0.0", "::", "*")
 RESERVED = ("host", "job")
+#: What the role's rules read or write; files/rules, files/alerts, and those of prices. As a site's label of a target each of
+#: them would pass for an exporter's, or keep an exporter's own from the rules. A test compares them with the files.
+RULES_LABELS = (
+    *("DCGM_FI_DRIVER_VERSION", "GPU_I_ID", "GPU_I_PROFILE", "Hostname", "UUID", "card_model", "card_series"),
+    *("cause", "class", "daemon", "dcu_pod_name", "device_id", "die", "driver", "driver_version"),
+    *("exported_Hostname", "exported_hostname", "exported_pod"),
+    *("gpu", "gpu_compute_partition_type", "gpu_id", "gpu_index", "gpu_partition_id", "gpu_type", "gpu_uuid"),
+    *("host", "hostname", "hpc_job", "id", "instance", "job", "job_id", "kind"),
+    *("mig_instance", "mig_profile", "minor_number", "mlu", "model", "modelName", "model_name"),
+    *("name", "node", "node_name", "pci_bus_id", "pod", "pod_name"),
+    *("reason", "serial_number", "series", "severity", "tenant", "type", "used_by"),
+    *("uuid", "vdie_id", "vendor", "version", "vf", "workload", "xid"),
+)
+#: Prometheus makes the address the label instance. With that and the job the rules match what an exporter says of a GPU.
+TWICE = "Rules know an exporter by its job and address: its GPUs would pass for those of both."
 #: https://prometheus.io/docs/concepts/data_model/#metric-names-and-labels
 LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 #: Of Prometheus' own labels those that say how a target is scraped; the others are its and the role's.
@@ -98,6 +116,8 @@ def scrape_plan(hosts, hostvars, here="", user="", extra=()):
         "unwatched": [],
         "problems": [],
     }
+    #: By job and address, whose it is.
+    taken = {}
     for name in sorted(hosts):
         host = _Host(plan, name, hostvars[name])
         if not any(host.says(variable) for variable in TELLING):
@@ -105,10 +125,11 @@ def scrape_plan(hosts, hostvars, here="", user="", extra=()):
         elif host.read("dcgm_exporter_state", "present") != "absent":
             plan["hosts"].append(name)
             labels = _labels(plan, "%s: gpu_monitoring_labels" % name, host.read("gpu_monitoring_labels", {}), RESERVED)
-            _gpu_target(plan, host, labels, here, user)
-            _host_target(plan, host, labels)
+            named = host.address("gpu_monitoring_address", "")
+            _gpu_target(plan, taken, host, named, labels, here, user)
+            _host_target(plan, taken, host, named, labels)
     for number, group in enumerate(extra):
-        _further_targets(plan, "gpu_monitoring_extra_targets[%d]" % number, group)
+        _further_targets(plan, taken, "gpu_monitoring_extra_targets[%d]" % number, group)
     return plan
 
 
@@ -149,6 +170,24 @@ class _Host:
             return default
         return port
 
+    def address(self, variable, default):
+        """A name or an address, an IPv6 one without its brackets. The port comes from elsewhere."""
+        said = str(self.read(variable, default))
+        address = said[1:-1] if said.startswith("[") and said.endswith("]") else said
+        if "/" in address or (":" in address and not _is_ipv6(address)):
+            self.plan["problems"].append(
+                "%s: %s is %s, which is no name or address alone. Give it without scheme, port and path; the ports are "
+                "dcgm_exporter_port and gpu_monitoring_host_exporter_port." % (self.name, variable, said)
+            )
+        return address
+
+
+def _is_ipv6(address):
+    try:
+        return bool(ipaddress.IPv6Address(address))
+    except ValueError:
+        return False
+
 
 def _whole(value):
     """A value with all that is in it: Ansible works out a part when it is looked at, and what cannot be is an object too."""
@@ -171,6 +210,8 @@ def _labels(plan, where, labels, reserved, allowed=None):
     for name, value in sorted((str(name), value) for name, value in labels.items()):
         if name in reserved:
             problem = "the label %s, which is the collection's own. Give it another name." % name
+        elif name in RULES_LABELS and name not in RESERVED:
+            problem = "the label %s, which the rules read or write. Give it another name." % name
         elif not LABEL.fullmatch(name):
             problem = "the label %s. A name has letters, digits and _, and begins with no digit." % name
         elif name.startswith("__") and not (allowed and allowed.fullmatch(name)):
@@ -184,31 +225,58 @@ def _labels(plan, where, labels, reserved, allowed=None):
     return good
 
 
-def _gpu_target(plan, host, labels, here, user):
+def _gpu_target(plan, taken, host, named, labels, here, user):
     tls = bool(host.read("dcgm_exporter_tls_certificate", ""))
-    address = str(host.read("gpu_monitoring_address", ""))
+    port = host.port("dcgm_exporter_port", PORT)
+    problems, address = len(plan["problems"]), named
     if not address:
-        problems = len(plan["problems"])
-        listen = str(host.read("dcgm_exporter_listen_address", ADDRESS))
-        if listen in OWN_LOOPBACK and host.name != here and problems == len(plan["problems"]):
+        listen = host.address("dcgm_exporter_listen_address", ADDRESS)
+        own = listen in OWN_LOOPBACK and problems == len(plan["problems"])
+        if own and host.name != here:
             plan["problems"].append(
                 "%s: its exporter listens on %s, which no other host reaches. Set dcgm_exporter_listen_address to an address "
                 "of the host, or gpu_monitoring_address to what leads there, as a tunnel's end." % (host.name, listen)
+            )
+        elif own and tls:
+            plan["problems"].append(
+                "%s: its exporter has a certificate and listens on %s, where https://%s:%s is not. Set "
+                "dcgm_exporter_listen_address to the address of that name, or gpu_monitoring_address to a name that leads to "
+                "%s and that the certificate is of." % (host.name, listen, host.name, port, listen)
             )
         # Certificates are of names.
         address = host.name if tls or listen in ALL_ADDRESSES else listen
         if host.name == here and listen in OWN_LOOPBACK and not tls:
             address = listen
     access = _access(plan, host, user)
-    port = host.port("dcgm_exporter_port", PORT)
-    plan["targets"].append(_group(GPU_JOB, host.name, address, port, "https" if tls else "http", access, labels))
+    target = _group(GPU_JOB, host.name, address, port, "https" if tls else "http", access, labels)
+    plan["targets"].append(target)
+    # Where the address is a problem already, that of another host may well be the same.
+    if problems == len(plan["problems"]):
+        _take_for_host(plan, taken, host, target, "exporter", "dcgm_exporter_port")
 
 
-def _host_target(plan, host, labels):
+def _host_target(plan, taken, host, named, labels):
     port = host.port("gpu_monitoring_host_exporter_port", 0)
     if port:
-        address = str(host.read("gpu_monitoring_address", "") or host.name)
-        plan["targets"].append(_group(HOST_JOB, host.name, address, port, "http", OPEN, labels))
+        target = _group(HOST_JOB, host.name, named or host.name, port, "http", OPEN, labels)
+        plan["targets"].append(target)
+        _take_for_host(plan, taken, host, target, "node_exporter", "gpu_monitoring_host_exporter_port")
+
+
+def _take_for_host(plan, taken, host, target, exporter, variable):
+    (address,) = target["targets"]
+    other = _take(taken, target["labels"]["job"], address, host.name)
+    if other:
+        plan["problems"].append(
+            "%s: its %s is scraped at %s, and so is %s's. %s Give it another gpu_monitoring_address or %s."
+            % (host.name, exporter, address, other, TWICE, variable)
+        )
+
+
+def _take(taken, job, address, owner):
+    """Who else has this address in this job already, if anybody. Of one group Prometheus takes it once."""
+    other = taken.setdefault((job, address), owner)
+    return other if other != owner else None
 
 
 def _group(job, host, address, port, scheme, access, labels):
@@ -217,7 +285,7 @@ def _group(job, host, address, port, scheme, access, labels):
     return {"targets": ["%s:%s" % (where, port)], "labels": {**labels, **own}}
 
 
-def _further_targets(plan, where, group):
+def _further_targets(plan, taken, where, group):
     targets = group.get("targets") if isinstance(group, Mapping) else None
     if not targets or not isinstance(targets, (list, tuple)):
         plan["problems"].append(
@@ -225,14 +293,20 @@ def _further_targets(plan, where, group):
             % where
         )
         return
+    labels = _labels(plan, where, group.get("labels") or {}, (), HOW)
+    labels = {"job": GPU_JOB, "__access__": OPEN, **labels}
     for one in targets:
         # Prometheus refuses what has a path in it.
         if not one or not isinstance(one, str) or "/" in one:
             plan["problems"].append(
                 "%s has the target %r. Give an address with its port, as npu-01:8082." % (where, one)
             )
-    labels = _labels(plan, where, group.get("labels") or {}, (), HOW)
-    labels = {"job": GPU_JOB, "__access__": OPEN, **labels}
+            continue
+        other = _take(taken, labels["job"], one, where)
+        if other:
+            plan["problems"].append(
+                "%s has the target %s, and so has %s. %s Leave one of them out." % (where, one, other, TWICE)
+            )
     plan["targets"].append({"targets": [str(one) for one in targets], "labels": labels})
 
 

@@ -10,6 +10,8 @@ import re
 import shutil
 import subprocess
 import sys
+import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,14 @@ PLAY = [
         ],
     }
 ]
+
+#: For what is between the role and the files alone.
+NOBODY_ASKED = {
+    "gpu_monitoring_health_timeout": 0,
+    "gpu_monitoring_promtool": "",
+    "gpu_monitoring_reload": "none",
+    "gpu_monitoring_exporters": ["host"],
+}
 
 
 class Site:
@@ -128,7 +138,14 @@ def test_a_dry_run_writes_nothing(site):
 
 
 def test_a_prometheus_that_does_not_name_the_files_is_told_of(site):
-    """Its configuration has the rules, and not yet the targets."""
+    """Its configuration has the rules, where they are to be, and not yet the targets."""
+    elsewhere = site.place / "elsewhere"
+    output, _ = site.run(fails=True, gpu_monitoring_health_timeout=4, gpu_monitoring_rules_directory=str(elsewhere))
+    said = " ".join(output.split())
+    assert re.search(
+        f"Prometheus at {site.url} has not got the rule groups (gpu_[a-z_]+, )+gpu_[a-z_]+, nor the targets", said
+    )
+    assert f"{elsewhere}/openfleet-gpu-*.yml under rule_files" in said
     output, _ = site.run(fails=True, gpu_monitoring_health_timeout=4)
     said = " ".join(output.split())
     assert f"Prometheus at {site.url} has not got the targets of gpu-1, gpu-2." in said
@@ -238,7 +255,9 @@ def test_what_a_run_has_written_that_was_cut_off_is_taken_by_the_next(site):
     assert price() == ["6"]
     output, changed = site.run(**asked)
     assert "has not taken its files yet" in output
-    assert changed == 1
+    # That, and what the other run wrote for Grafana, with the note of where.
+    assert changed == 3
+    assert not [path for path in (site.place / "provisioning").rglob("*") if path.is_file()]
     assert price() == ["7"]
     output, changed = site.run(**asked)
     assert "has not taken its files yet" not in output
@@ -258,6 +277,168 @@ def test_a_prometheus_whose_packages_were_there_is_not_taken_over(site):
         assert "gpu_monitoring_source: existing" in said and "gpu_monitoring_take_over: true" in said
         assert changed == 0
     assert site.files() == before
+
+
+def test_slashes_that_mean_nothing_in_directories_change_nothing(site):
+    """A second run would not know what the first has written, and remove it."""
+    provisioning = site.place / "slashes"
+    plain = {**NOBODY_ASKED, "gpu_monitoring_grafana_provisioning_directory": str(provisioning)}
+    site.run(**plain)
+    before = site.files()
+    more = {
+        **NOBODY_ASKED,
+        "gpu_monitoring_directory": f"{site.directory}//",
+        "gpu_monitoring_rules_directory": f"{site.directory}/./rules/",
+        "gpu_monitoring_targets_directory": f"{site.directory}//targets/.",
+        "gpu_monitoring_grafana_dashboards_directory": f"{site.place}//grafana/dashboards/",
+        "gpu_monitoring_grafana_provisioning_directory": f"{provisioning}/",
+    }
+    _, changed = site.run(**more)
+    assert changed == 0
+    assert site.files() == before
+    assert {path.name for path in provisioning.rglob("*.yml")} == {"openfleet-gpu.yml"}
+
+
+def test_what_grafana_is_told_goes_with_the_file_that_tells_it(site):
+    """And nothing else: data sources that are not in a file with prune are never removed."""
+    provisioning = site.place / "provisioning"
+    asked = {**NOBODY_ASKED, "gpu_monitoring_grafana_provisioning_directory": str(provisioning)}
+    site.run(**asked)
+    source = provisioning / "datasources" / "openfleet-gpu.yml"
+    written = yaml.safe_load(source.read_text())
+    assert written["prune"] is True and [each["uid"] for each in written["datasources"]] == ["openfleet-gpu"]
+    assert "deleteDatasources" not in written
+    output, _ = site.run(**asked, gpu_monitoring_grafana_datasource=False)
+    assert not source.exists()
+    assert (provisioning / "dashboards" / "openfleet-gpu.yml").exists()
+    assert "RUNNING HANDLER [openfleet.gpu.gpu_monitoring : Restart Grafana]" in output
+
+
+def test_directories_of_earlier_runs_are_left_clean(site):
+    """Moved, and then wanted no more; what others have in them stays."""
+    provisioning, moved = site.place / "provisioning", site.place / "grafana" / "moved"
+    old = site.place / "grafana" / "dashboards"
+    asked = {**NOBODY_ASKED, "gpu_monitoring_grafana_provisioning_directory": str(provisioning)}
+    site.run(**asked)
+    others = old / "own.json"
+    others.write_text("{}\n")
+    asked["gpu_monitoring_grafana_dashboards_directory"] = str(moved)
+    _, changed = site.run("--check", **asked)
+    assert changed and list(old.glob("openfleet-gpu-*.json"))
+    site.run(**asked)
+    assert list(old.iterdir()) == [others]
+    assert len(list(moved.iterdir())) == len(list((FILES / "dashboards").glob("*.json")))
+    _, changed = site.run(**asked)
+    assert changed == 0
+
+    asked.update(gpu_monitoring_grafana_dashboards_directory="", gpu_monitoring_grafana_provisioning_directory="")
+    site.run(**asked)
+    assert list(moved.iterdir()) == []
+    assert not [path for path in provisioning.rglob("*") if path.is_file()]
+    noted = sorted((site.directory / "written-directories").read_text().split())
+    assert noted == sorted(str(site.directory / name) for name in ("", "rules", "targets"))
+    _, changed = site.run(**asked)
+    assert changed == 0
+    others.unlink()
+
+
+def test_a_directory_may_be_a_link(site):
+    """Its files are found, and those that are wanted are not taken for others by their second path."""
+    real, link = site.place / "grafana" / "real", site.place / "grafana" / "link"
+    real.mkdir()
+    link.symlink_to(real)
+    site.run(**NOBODY_ASKED, gpu_monitoring_grafana_dashboards_directory=str(link))
+    before = site.files()
+    assert len(list(real.iterdir())) == len(list((FILES / "dashboards").glob("*.json")))
+    former = real / "openfleet-gpu-9-former.json"
+    former.write_text("{}\n")
+    _, changed = site.run(**NOBODY_ASKED, gpu_monitoring_grafana_dashboards_directory=str(link))
+    assert changed == 1 and not former.exists()
+    assert site.files() == before
+
+    # The same place by its other name.
+    site.run(**NOBODY_ASKED, gpu_monitoring_grafana_dashboards_directory=str(real))
+    assert {path for path in before if path.parent == real} == set(real.iterdir())
+    site.run(**NOBODY_ASKED)
+    assert list(real.iterdir()) == []
+    link.unlink()
+    real.rmdir()
+
+
+def test_the_plan_is_worked_out_once(site):
+    """For a thousand hosts it takes seconds."""
+    count = site.place / "count"
+    more = site.place / "more.yml"
+    address = {"gpu_monitoring_address": "{{ lookup('ansible.builtin.pipe', 'echo >>%s; echo gpu-3') }}" % count}
+    more.write_text(yaml.safe_dump({"gpu_hosts": {"hosts": {"gpu-3": address}}}))
+    site.run("-i", str(more), **NOBODY_ASKED)
+    assert count.read_text() == "\n"
+    count.unlink()
+    site.run("-i", str(more), "--check", "--diff", **NOBODY_ASKED)
+    assert count.read_text() == "\n"
+
+
+def test_a_password_is_what_the_inventory_says_to_the_letter(site):
+    more = site.place / "more.yml"
+    password = "'{{ 7 * 7 }}' \"%d\" {# no #}"
+    users = "dcgm_exporter_basic_auth_users: {prom: !unsafe %s}" % json.dumps(password)
+    more.write_text("gpu_hosts: {hosts: {gpu-3: {gpu_monitoring_address: gpu-3, %s}}}\n" % users)
+    output, _ = site.run("-i", str(more), "-vvv", "--diff", **NOBODY_ASKED, gpu_monitoring_group=os.getgid())
+    assert [path.read_text() for path in (site.directory / "secrets").iterdir()] == [password]
+    assert "7 * 7" not in output
+    site.run(**NOBODY_ASKED)
+    assert list((site.directory / "secrets").iterdir()) == []
+
+
+@pytest.fixture
+def failing_rule(site):
+    """Gives a rule that cannot be evaluated for some seconds from now on, in a group with the name of one of the role's."""
+    before = site.config.read_text()
+    rules = site.place / "failing.yml"
+
+    def give(seconds):
+        two = "(%s)" % " or ".join(
+            'label_replace(vector(1), "side", "%s", "", "")' % side for side in ("left", "right")
+        )
+        expr = f"{two} * on () ({two} and on () vector(time()) < {time.time() + seconds:.0f})"
+        group = {"name": "gpu_fleet_alerts", "rules": [{"record": "gpu:failing", "expr": expr}]}
+        rules.write_text(json.dumps({"groups": [group]}))
+        config = yaml.safe_load(before)
+        config["rule_files"].append(str(rules))
+        site.config.write_text(yaml.safe_dump(config))
+        reload(site)
+        deadline = time.monotonic() + 60
+        while failing(site) != ["gpu:failing"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+
+    yield give
+    site.config.write_text(before)
+    reload(site)
+
+
+def reload(site):
+    urllib.request.urlopen(urllib.request.Request(f"{site.url}/-/reload", method="POST"), timeout=60).close()
+
+
+def failing(site):
+    found = [rule for group in site.prometheus.get("rules")["groups"] for rule in group["rules"]]
+    return [rule["name"] for rule in found if rule["health"] == "err"]
+
+
+def test_rules_that_prometheus_cannot_evaluate_are_told_with_its_words(site, failing_rule):
+    failing_rule(3600)
+    output, _ = site.run(fails=True, gpu_monitoring_health_timeout=4)
+    said = " ".join(output.split())
+    assert f"Prometheus at {site.url} has the rules, and cannot evaluate 1 of them" in said
+    assert "gpu:failing: found duplicate series for the match group {}" in said
+
+
+def test_rules_that_fail_for_a_moment_are_waited_for(site, failing_rule):
+    """The series of a target that is gone end two intervals later, and one that is new has to be evaluated first."""
+    failing_rule(25)
+    site.run(gpu_monitoring_prices=[{"model": "*", "price": 8}])
+    assert failing(site) == []
 
 
 def test_reset_leaves_what_others_have_and_prometheus_forgets_the_rules(site):

@@ -216,6 +216,76 @@ def test_labels_of_the_collections_own_are_refused():
     assert target(plan, "a")["labels"]["host"] == "a"
 
 
+TWICE = "Rules know an exporter by its job and address: its GPUs would pass for those of both."
+
+
+def test_an_address_that_is_scraped_twice_in_a_job_is_told_with_its_hosts():
+    """The series of both have the same job and instance."""
+    plan = scrape_plan(
+        ["a", "b", "c", "d"],
+        {
+            "a": {"gpu_monitoring_address": "gw", "gpu_monitoring_host_exporter_port": 9100},
+            "b": {"gpu_monitoring_address": "gw", "gpu_monitoring_host_exporter_port": 9100},
+            # Other ports of one tunnel's end, and one port in two jobs.
+            "c": {
+                "gpu_monitoring_address": "gw",
+                "dcgm_exporter_port": 9401,
+                "gpu_monitoring_host_exporter_port": 9400,
+            },
+            "d": {"dcgm_exporter_listen_address": "2001:db8::1"},
+        },
+        extra=[
+            {"targets": ["npu-01:8082", "[2001:db8::1]:9400"]},
+            {"targets": ["npu-01:8082"], "labels": {"job": "npu"}},
+            {"targets": ["npu-01:8082"]},
+        ],
+    )
+    assert plan["problems"] == [
+        "b: its exporter is scraped at gw:9400, and so is a's. %s Give it another gpu_monitoring_address or "
+        "dcgm_exporter_port." % TWICE,
+        "b: its node_exporter is scraped at gw:9100, and so is a's. %s Give it another gpu_monitoring_address or "
+        "gpu_monitoring_host_exporter_port." % TWICE,
+        "gpu_monitoring_extra_targets[0] has the target [2001:db8::1]:9400, and so has d. %s Leave one of them out."
+        % TWICE,
+        "gpu_monitoring_extra_targets[2] has the target npu-01:8082, and so has gpu_monitoring_extra_targets[0]. %s Leave one "
+        "of them out." % TWICE,
+    ]
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1", "::1", "localhost"])
+def test_a_certificate_on_the_monitoring_hosts_own_loopback_interface_leads_nowhere(listen):
+    tls = {"dcgm_exporter_listen_address": listen, "dcgm_exporter_tls_certificate": "/srv/here.pem"}
+    (problem,) = scrape_plan(["here"], {"here": tls}, here="here")["problems"]
+    assert problem.startswith("here: its exporter has a certificate and listens on %s" % listen)
+    assert "https://here:9400" in problem and "gpu_monitoring_address" in problem
+    plan = scrape_plan(["here"], {"here": {**tls, "gpu_monitoring_address": "localhost"}}, here="here")
+    assert plan["problems"] == []
+    assert target(plan, "here")["targets"] == ["localhost:9400"]
+
+
+@pytest.mark.parametrize("address", ["tunnel:9500", "[2001:db8::1]:9500", "192.0.2.1:9400", "http://tunnel", "a/b"])
+@pytest.mark.parametrize("variable", ["gpu_monitoring_address", "dcgm_exporter_listen_address"])
+def test_an_address_with_more_than_a_name_is_told_once(variable, address):
+    host = {variable: address, "gpu_monitoring_host_exporter_port": 9100}
+    assert scrape_plan(["a"], {"a": host})["problems"] == [
+        "a: %s is %s, which is no name or address alone. Give it without scheme, port and path; the ports are "
+        "dcgm_exporter_port and gpu_monitoring_host_exporter_port." % (variable, address)
+    ]
+
+
+@pytest.mark.parametrize("variable", ["gpu_monitoring_address", "dcgm_exporter_listen_address"])
+@pytest.mark.parametrize("address", ["2001:db8::1", "[2001:db8::1]"])
+def test_brackets_around_an_address_are_one_pair(variable, address):
+    plan = scrape_plan(["a"], {"a": {variable: address}})
+    assert plan["problems"] == []
+    assert target(plan, "a")["targets"] == ["[2001:db8::1]:9400"]
+
+
+def test_brackets_around_the_loopback_address_hide_it_not():
+    (problem,) = scrape_plan(["a"], {"a": {"dcgm_exporter_listen_address": "[::1]"}})["problems"]
+    assert problem.startswith("a: its exporter listens on ::1, which no other host reaches.")
+
+
 @pytest.mark.parametrize("name", ["rack-no", "2nd", "", "ort\u00fc", "__address__", "__scheme__", "job"])
 def test_a_label_that_prometheus_would_refuse_is_told_with_its_host(name):
     """It would refuse the file, and with it the targets of all hosts."""
