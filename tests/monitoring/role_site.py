@@ -1,0 +1,103 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The role gpu_monitoring on this machine, without root: a place for its files, and an inventory for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+from prometheus_process import free_port
+from rule_files import ROOT, TOOLS
+
+PLAY = [
+    {
+        "hosts": "monitor",
+        "gather_facts": False,
+        "tasks": [
+            {
+                "ansible.builtin.include_role": {
+                    "name": "openfleet.gpu.gpu_monitoring",
+                    "tasks_from": "{{ entry | default('main') }}",
+                }
+            }
+        ],
+    }
+]
+
+#: For what is between the role and the files alone.
+NOBODY_ASKED = {
+    "gpu_monitoring_health_timeout": 0,
+    "gpu_monitoring_promtool": "",
+    "gpu_monitoring_reload": "none",
+    "gpu_monitoring_exporters": ["host"],
+}
+
+
+class Site:
+    """A place for all files, and an inventory of a monitoring host and two GPU hosts that nobody answers for."""
+
+    def __init__(self, place: Path, url: str):
+        self.place, self.url = place, url
+        self.directory = place / "prometheus" / "openfleet-gpu"
+        hosts = {f"gpu-{number}": {"dcgm_exporter_listen_address": "127.0.0.1%d" % number} for number in (1, 2)}
+        for variables in hosts.values():
+            variables["dcgm_exporter_port"] = free_port()
+        inventory = {
+            "gpu_monitoring": {
+                "hosts": {"monitor": {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}}
+            },
+            "gpu_hosts": {"hosts": hosts},
+        }
+        (place / "hosts.yml").write_text(yaml.safe_dump(inventory))
+        (place / "play.yml").write_text(yaml.safe_dump(PLAY))
+
+    def run(self, *options, fails=False, **variables):
+        """The output, and how many tasks changed something."""
+        variables = {
+            "gpu_monitoring_source": "existing",
+            "gpu_monitoring_directory": str(self.directory),
+            "gpu_monitoring_grafana_dashboards_directory": str(self.place / "grafana" / "dashboards"),
+            "gpu_monitoring_grafana_group": os.getgid(),
+            "gpu_monitoring_promtool": str(TOOLS / "promtool"),
+            "gpu_monitoring_reload": "url",
+            "gpu_monitoring_url": self.url,
+            **variables,
+        }
+        environment = {
+            **os.environ,
+            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+            "ANSIBLE_HOME": str(self.place / "ansible"),
+            "ANSIBLE_LOCAL_TEMP": str(self.place / "ansible" / "local"),
+            "ANSIBLE_REMOTE_TEMP": str(self.place / "ansible" / "remote"),
+            "ANSIBLE_NOCOLOR": "1",
+        }
+        made = subprocess.run(
+            [
+                Path(sys.executable).with_name("ansible-playbook"),
+                "-i",
+                self.place / "hosts.yml",
+                self.place / "play.yml",
+                "-e",
+                json.dumps(variables),
+                *options,
+            ],
+            capture_output=True,
+            text=True,
+            timeout=600,
+            env=environment,
+            cwd=ROOT,
+        )
+        output = made.stdout + made.stderr
+        assert (made.returncode != 0) == fails, output
+        (changed,) = re.findall(r"monitor +: ok=\d+ +changed=(\d+)", output) or ["0"]
+        return output, int(changed)
+
+    def files(self):
+        found = [path for top in (self.directory, self.place / "grafana") for path in top.rglob("*") if path.is_file()]
+        return {path: path.read_text(encoding="utf-8") for path in found}

@@ -1,0 +1,133 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the role gpu_monitoring writes and takes away, wherever its directories are: without a Prometheus."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+import yaml
+from role_site import NOBODY_ASKED, Site
+from rule_files import RULES
+
+DASHBOARDS = RULES[0].parents[1] / "dashboards"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    place = tmp_path_factory.mktemp("site")
+    (place / "grafana" / "dashboards").mkdir(parents=True)
+    return Site(place, "http://127.0.0.1:9")
+
+
+def test_slashes_that_mean_nothing_in_directories_change_nothing(site):
+    """A second run would not know what the first has written, and remove it."""
+    provisioning = site.place / "slashes"
+    plain = {**NOBODY_ASKED, "gpu_monitoring_grafana_provisioning_directory": str(provisioning)}
+    site.run(**plain)
+    before = site.files()
+    more = {
+        **NOBODY_ASKED,
+        "gpu_monitoring_directory": f"{site.directory}//",
+        "gpu_monitoring_rules_directory": f"{site.directory}/./rules/",
+        "gpu_monitoring_targets_directory": f"{site.directory}//targets/.",
+        "gpu_monitoring_grafana_dashboards_directory": f"{site.place}//grafana/dashboards/",
+        "gpu_monitoring_grafana_provisioning_directory": f"{provisioning}/",
+    }
+    _, changed = site.run(**more)
+    assert changed == 0
+    assert site.files() == before
+    assert {path.name for path in provisioning.rglob("*.yml")} == {"openfleet-gpu.yml"}
+
+
+def test_what_grafana_is_told_goes_with_the_file_that_tells_it(site):
+    """And nothing else: data sources that are not in a file with prune are never removed."""
+    provisioning = site.place / "provisioning"
+    asked = {**NOBODY_ASKED, "gpu_monitoring_grafana_provisioning_directory": str(provisioning)}
+    site.run(**asked)
+    source = provisioning / "datasources" / "openfleet-gpu.yml"
+    written = yaml.safe_load(source.read_text())
+    assert written["prune"] is True and [each["uid"] for each in written["datasources"]] == ["openfleet-gpu"]
+    assert "deleteDatasources" not in written
+    output, _ = site.run(**asked, gpu_monitoring_grafana_datasource=False)
+    assert not source.exists()
+    assert (provisioning / "dashboards" / "openfleet-gpu.yml").exists()
+    assert "RUNNING HANDLER [openfleet.gpu.gpu_monitoring : Restart Grafana]" in output
+
+
+def test_directories_of_earlier_runs_are_left_clean(site):
+    """Moved, and then wanted no more; what others have in them stays."""
+    provisioning, moved = site.place / "provisioning", site.place / "grafana" / "moved"
+    old = site.place / "grafana" / "dashboards"
+    asked = {**NOBODY_ASKED, "gpu_monitoring_grafana_provisioning_directory": str(provisioning)}
+    site.run(**asked)
+    others = old / "own.json"
+    others.write_text("{}\n")
+    asked["gpu_monitoring_grafana_dashboards_directory"] = str(moved)
+    _, changed = site.run("--check", **asked)
+    assert changed and list(old.glob("openfleet-gpu-*.json"))
+    site.run(**asked)
+    assert list(old.iterdir()) == [others]
+    assert len(list(moved.iterdir())) == len(list(DASHBOARDS.glob("*.json")))
+    _, changed = site.run(**asked)
+    assert changed == 0
+
+    asked.update(gpu_monitoring_grafana_dashboards_directory="", gpu_monitoring_grafana_provisioning_directory="")
+    site.run(**asked)
+    assert list(moved.iterdir()) == []
+    assert not [path for path in provisioning.rglob("*") if path.is_file()]
+    noted = sorted((site.directory / "written-directories").read_text().split())
+    assert noted == sorted(str(site.directory / name) for name in ("", "rules", "targets"))
+    _, changed = site.run(**asked)
+    assert changed == 0
+    others.unlink()
+
+
+def test_a_directory_may_be_a_link(site):
+    """Its files are found, and those that are wanted are not taken for others by their second path."""
+    real, link = site.place / "grafana" / "real", site.place / "grafana" / "link"
+    real.mkdir()
+    link.symlink_to(real)
+    site.run(**NOBODY_ASKED, gpu_monitoring_grafana_dashboards_directory=str(link))
+    before = site.files()
+    assert len(list(real.iterdir())) == len(list(DASHBOARDS.glob("*.json")))
+    former = real / "openfleet-gpu-9-former.json"
+    former.write_text("{}\n")
+    _, changed = site.run(**NOBODY_ASKED, gpu_monitoring_grafana_dashboards_directory=str(link))
+    assert changed == 1 and not former.exists()
+    assert site.files() == before
+
+    # The same place by its other name.
+    site.run(**NOBODY_ASKED, gpu_monitoring_grafana_dashboards_directory=str(real))
+    assert {path for path in before if path.parent == real} == set(real.iterdir())
+    site.run(**NOBODY_ASKED)
+    assert list(real.iterdir()) == []
+    link.unlink()
+    real.rmdir()
+
+
+def test_the_plan_is_worked_out_once(site):
+    """For a thousand hosts it takes seconds."""
+    count = site.place / "count"
+    more = site.place / "more.yml"
+    address = {"gpu_monitoring_address": "{{ lookup('ansible.builtin.pipe', 'echo >>%s; echo gpu-3') }}" % count}
+    more.write_text(yaml.safe_dump({"gpu_hosts": {"hosts": {"gpu-3": address}}}))
+    site.run("-i", str(more), **NOBODY_ASKED)
+    assert count.read_text() == "\n"
+    count.unlink()
+    site.run("-i", str(more), "--check", "--diff", **NOBODY_ASKED)
+    assert count.read_text() == "\n"
+
+
+def test_a_password_is_what_the_inventory_says_to_the_letter(site):
+    more = site.place / "more.yml"
+    password = "'{{ 7 * 7 }}' \"%d\" {# no #}"
+    users = "dcgm_exporter_basic_auth_users: {prom: !unsafe %s}" % json.dumps(password)
+    more.write_text("gpu_hosts: {hosts: {gpu-3: {gpu_monitoring_address: gpu-3, %s}}}\n" % users)
+    output, _ = site.run("-i", str(more), "-vvv", "--diff", **NOBODY_ASKED, gpu_monitoring_group=os.getgid())
+    assert [path.read_text() for path in (site.directory / "secrets").iterdir()] == [password]
+    assert "7 * 7" not in output
+    site.run(**NOBODY_ASKED)
+    assert list((site.directory / "secrets").iterdir()) == []
