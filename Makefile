@@ -263,7 +263,7 @@ test-fleet: image-slurm image-sharing image-monitoring
 	trap destroy EXIT
 	$(call leg,site.yml on the simulated fleet (molecule),molecule test --no-command-borders --destroy=never)
 	$(call leg,the lab and real clients,pytest --quiet tests/lab)
-	molecule destroy --no-command-borders >.lab/molecule-destroy.log 2>&1
+	molecule destroy --no-command-borders >.lab/molecule-destroy.log 2>&1 || failed=yes
 	$(call leg,changes that something is in the way of (molecule),molecule test --no-command-borders --scenario-name mig)
 	$(call leg,clients off the GPUs and back: systemd and Slurm (molecule),molecule test --no-command-borders --scenario-name gpu_drain)
 	$(call leg,MPS and time slices: switches and failures (molecule),molecule test --no-command-borders --scenario-name sharing)

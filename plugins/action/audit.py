@@ -74,7 +74,7 @@ class ActionModule(ActionBase):
         told, untold = ([], []) if self._task.check_mode else _told(notices, audit)
         result.update(_result(audit, files, told, args["fail_on"]))
         if untold:
-            result.update(failed=True, msg=" ".join([*([result["msg"]] if result.get("failed") else []), *untold]))
+            result.update(failed=True, msg=" ".join(filter(None, [result.get("msg"), *untold])))
         return result
 
 

@@ -279,8 +279,7 @@ class _Look:
         )
 
     def _may_be_left(self, holders: Sequence[Mapping[str, Any]]) -> bool:
-        unnamed = any(UNNAMED.fullmatch(origin.rpartition(" container ")[2]) for origin in _origins(holders))
-        return unnamed and any(wish.leave for wish in self.wishes)
+        return any(wish.leave for wish in self.wishes) and any(map(_unnamed, _origins(holders)))
 
     def _new(self, found: Finding, holders: Sequence[Mapping[str, Any]]) -> str:
         """Whether who is there now came so late that most of the history may be another's; by the host, and by the server."""
@@ -333,13 +332,19 @@ def _origins(holders: Sequence[Mapping[str, Any]]) -> set[str]:
     return {str(row["unit_or_container"]) for row in holders if row.get("unit_or_container")}
 
 
+def _unnamed(origin: str) -> bool:
+    """A container of which only the id is known."""
+    _runtime, container, name = origin.rpartition("container ")
+    return bool(container and UNNAMED.fullmatch(name))
+
+
 def _unit(holders: Sequence[Mapping[str, Any]]) -> str:
     """The unit's or container's name where there is one and it lasts: a job's is another one tomorrow."""
     origins = _origins(holders)
     if len(origins) != 1 or any(row.get("job") for row in holders):
         return ""
     (origin,) = origins
-    if re.match(r"(user@|session-)|.*\.scope$", origin) or UNNAMED.fullmatch(origin.rpartition(" container ")[2]):
+    if re.match(r"(user@|session-)|.*\.scope$", origin) or _unnamed(origin):
         return ""
     return _clean(re.sub(r"\.service$", "", origin.rpartition(" ")[2]))
 
