@@ -33,7 +33,9 @@ def test_a_running_job_is_waited_for_and_the_node_takes_jobs_again(host, run):
 
 
 def test_when_the_time_is_over_all_is_back_and_the_jobs_are_named(host, run):
-    first, second = host.submit(600), host.submit(600, "a|b c", options="--time=30")
+    # Where a job asks for no limit, the backfill scheduler gives it a year; only the main one leaves it without.
+    first = host.submit(600, options="--gres=gpu:1 --time=UNLIMITED")
+    second = host.submit(600, "a|b c", options="--time=30")
     said = run("drain", gpu_drain_slurm=True, gpu_drain_services=["lab-a"], gpu_drain_timeout=2).failed()
     end = said[said.index("after 2 s the GPUs are still in use by") :]
     assert f"Slurm job {first} (train) of user nobody, running, without a time limit" in end
