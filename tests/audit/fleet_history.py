@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-import socket
 import subprocess
 import time
-import urllib.request
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Callable, Iterator, Mapping
 
+from prometheus_process import running
 from rule_files import TOOLS
 
 STEP = 300
@@ -170,35 +169,5 @@ def serve(
         subprocess.run(make, check=True, stdout=subprocess.DEVNULL)
     source.unlink()
     (folder / "prometheus.yml").write_text("global: {}\n")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = "127.0.0.1:%d" % free.getsockname()[1]
-    with (folder / "prometheus.log").open("w") as log:
-        server = subprocess.Popen(
-            [
-                str(TOOLS / "prometheus"),
-                "--config.file=%s" % (folder / "prometheus.yml"),
-                "--storage.tsdb.path=%s" % (folder / "data"),
-                "--storage.tsdb.retention.time=10y",
-                "--web.listen-address=%s" % address,
-            ],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        _ready(server, address, folder / "prometheus.log")
-        yield "http://" + address
-    finally:
-        server.terminate()
-        server.wait(60)
-
-
-def _ready(server: subprocess.Popen, address: str, log: Path) -> None:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        if server.poll() is not None:
-            break
-        with contextlib.suppress(OSError), urllib.request.urlopen("http://%s/-/ready" % address, timeout=5):
-            return
-        time.sleep(0.1)
-    raise RuntimeError("Prometheus did not come up: " + log.read_text()[-2000:])
+    with running(folder, folder / "prometheus.yml", "--storage.tsdb.retention.time=10y") as server:
+        yield server.url

@@ -348,7 +348,10 @@ def test_a_dry_run_writes_and_tells_nothing(play, server, folder, hook):
         ({"prometheus": {"adress": NOWHERE}}, "prometheus.adress: there is no such key"),
         ({"keep": -1, "dir": "/nowhere"}, "keep: -1 is no number of reports"),
         ({"window": "two weeks"}, "window: 'two weeks' is not a length of time"),
-        ({"prices": [{"model": "H100*"}]}, 'prices[0]: model or price is missing. Write it as {model: "H100*", price: 2.5}'),
+        (
+            {"prices": [{"model": "H100*"}]},
+            'prices[0]: model or price is missing. Write it as {model: "H100*", price: 2.5}',
+        ),
     ],
 )
 def test_a_setting_that_cannot_be_meant_stops_it_with_its_place(play, settings, message):

@@ -155,7 +155,7 @@ def put_into(container: str, lines: Iterator[str]) -> None:
     )
 
 
-def goes_on(prometheus: Prometheus, patience_seconds: float = 120) -> None:
+def goes_on(prometheus: Prometheus, patience_seconds: float = 300) -> None:
     """Waits until Prometheus scrapes all exporters again and has recorded what they tell."""
     deadline = time.monotonic() + patience_seconds
     # Neither is recorded here.

@@ -71,7 +71,7 @@ class Clients:
 
     def follow(self, *arguments: str):
         return self.host.run(
-            f"PYTHONPATH=/usr/local/bin/gpu-layout timeout 60 python3 -c {shlex.quote(FOLLOW)} {shlex.join(arguments)}"
+            f"PYTHONPATH=/usr/local/bin/gpu-layout timeout 300 python3 -c {shlex.quote(FOLLOW)} {shlex.join(arguments)}"
         )
 
     def take_gpu_2_apart(self) -> None:
@@ -173,7 +173,7 @@ def without_gpu_2(clients) -> None:
 
 def test_the_boot_unit_does_not_wait_for_those_that_wait_for_it(clients):
     without_gpu_2(clients)
-    clients.host.check_output(f"timeout 60 systemctl restart {BOOT}")
+    clients.host.check_output(f"timeout 300 systemctl restart {BOOT}")
     log = clients.host.check_output(f"journalctl --unit {BOOT} --output=cat --lines=20 --no-pager")
     assert "nvidia-cdi-refresh.service is to be restarted by systemd" in log
     # What systemd was asked for comes now, by itself.

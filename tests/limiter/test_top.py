@@ -134,12 +134,14 @@ def test_the_share_that_a_tenant_had_is_told_from_two_looks(top, tenant):
 
     worker = threading.Thread(target=work)
     worker.start()
+    deadline = time.monotonic() + DEADLINE
     try:
-        gpu = only(top("--json", "--interval", "0.2"))["gpus"][0]
+        # Again where the worker had no turn between the two looks.
+        while (gpu := only(top("--json", "--interval", "0.2"))["gpus"][0])["had_percent"] == 0:
+            assert time.monotonic() < deadline
     finally:
         stop.set()
         worker.join()
-    assert gpu["had_percent"] > 0
     assert gpu["busy_seconds"] > 0
     assert only(top("--json"))["gpus"][0]["had_percent"] == 0
 
@@ -242,9 +244,11 @@ class Terminal:
         fcntl.ioctl(self.descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 160, 0, 0))
 
     def read(self) -> bool:
-        ready, _, _ = select.select([self.descriptor], [], [], 1)
+        """What there is by now, or comes within a second, is in `text`; whether it goes on."""
+        if not select.select([self.descriptor], [], [], 1)[0]:
+            return True
         try:
-            more = os.read(self.descriptor, 65536) if ready else b"\0"
+            more = os.read(self.descriptor, 65536)
         except OSError:
             more = b""  # it has ended
         self.text += more.decode(errors="replace")

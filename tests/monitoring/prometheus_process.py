@@ -42,23 +42,42 @@ def free_port() -> int:
 @contextlib.contextmanager
 def running(place: Path, config: Path, *arguments: str):
     """One with its data in `place`/data; stopped at the end."""
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    command = [TOOLS / "prometheus", f"--config.file={config}", f"--storage.tsdb.path={place / 'data'}"]
-    with (place / "log").open("w") as log:
-        process = subprocess.Popen(
-            [*command, f"--web.listen-address=127.0.0.1:{port}", *arguments], stdout=log, stderr=log
-        )
+    command = [TOOLS / "prometheus", f"--config.file={config}", f"--storage.tsdb.path={place / 'data'}", *arguments]
+    for last in (False, False, False, True):
+        try:
+            process, url = _start(command, place / "log")
+            break
+        except PortTaken:
+            if last:
+                raise
     try:
-        deadline = time.monotonic() + 300
-        while True:
-            try:
-                urllib.request.urlopen(f"{url}/-/ready", timeout=10).close()
-                break
-            except OSError:
-                assert process.poll() is None and time.monotonic() < deadline, (place / "log").read_text()
-                time.sleep(0.2)
         yield Prometheus(url)
     finally:
         process.terminate()
-        process.wait(timeout=60)
+        process.wait(timeout=300)
+
+
+class PortTaken(Exception):
+    """Somebody else has it, who asked after this process had found it free."""
+
+
+def _start(command: list, log: Path) -> tuple[subprocess.Popen, str]:
+    """The process and its address, once it answers."""
+    address = f"127.0.0.1:{free_port()}"
+    with log.open("w") as said:
+        process = subprocess.Popen([*command, f"--web.listen-address={address}"], stdout=said, stderr=said)
+    deadline = time.monotonic() + 300
+    try:
+        while True:
+            ended = process.poll() is not None
+            if ended and "address already in use" in log.read_text():
+                raise PortTaken(address)
+            assert not ended and time.monotonic() < deadline, log.read_text()[-2000:]
+            with contextlib.suppress(OSError):
+                urllib.request.urlopen(f"http://{address}/-/ready", timeout=10).close()
+                return process, f"http://{address}"
+            time.sleep(0.2)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise

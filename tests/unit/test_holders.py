@@ -22,6 +22,9 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.holders import block
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders_proc import Origin, parse_cgroup
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder, Process
 
+# Daemons are started by their real names, and who looks through /proc finds them.
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture
 def empty_dev():

@@ -21,6 +21,9 @@ from holder_hosts import Proc, gpu, host, instance, named, no_tools, opened
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders import find_holders
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders_slurm import given_on, hostnames, resources
 
+# Daemons are started by their real names, and who looks through /proc finds them.
+pytestmark = pytest.mark.alone
+
 DATA = Path(__file__).parent / "data" / "holders"
 NODE_IDLE, NODE_USED, JOB = ((DATA / ("slurm-%s.txt" % n)).read_text() for n in ("node-idle", "node-used", "job-1"))
 FOUR = host(*(gpu(i) for i in range(4)))

@@ -122,7 +122,7 @@ class Monitor:
         for host in fleet.hosts.values():
             # What is told of holders once a minute.
             host.check_output("systemctl start gpu-layout-metrics.service")
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         wanted = self._as_it_is(fleet)
         while (seen := self._as_it_is_seen()) != wanted:
             assert time.monotonic() < deadline, f"Prometheus sees {seen}, and there is {wanted}"

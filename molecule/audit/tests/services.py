@@ -94,7 +94,7 @@ def _transient(host: Any, name: str, program: str) -> None:
 def _runs(host: Any, name: str) -> None:
     """Waits until it has become what it runs."""
     host.check_output(
-        f'timeout 120 sh -c \'until [ "$(cat /proc/$(systemctl show --property=MainPID --value {name})/comm)" = sleep ];'
+        f'timeout 300 sh -c \'until [ "$(cat /proc/$(systemctl show --property=MainPID --value {name})/comm)" = sleep ];'
         " do sleep 0.1; done'"
     )
 

@@ -19,7 +19,7 @@ FILES = {"audit.json", "audit.csv", "audit.html", "summary.json"}
 DROP_IN = "/run/systemd/system/gpu-audit.service.d/probe.conf"
 #: Of the host that its inventory has (prepare.yml).
 ADDRESS = "127.0.0.13"
-PATIENCE_SECONDS = 120
+PATIENCE_SECONDS = 480
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 NODE = "gpu-a"
 RECORD = "/var/lib/openfleet-gpu/drain.json"
-WAIT_SECONDS = 180
+WAIT_SECONDS = 300
 
 #: Units by name. All run but lab-off, lab-inetd and lab-tick, whose socket and timer do.
 UNITS = {
@@ -23,7 +23,9 @@ UNITS = {
     "lab-inetd.service": "[Service]\nExecStart=/bin/sleep infinity",
     "lab-tick.timer": "[Timer]\nOnActiveSec=1h",
     "lab-tick.service": "[Service]\nType=oneshot\nExecStart=/bin/true",
-    "lab-slow.service": "[Service]\nExecStart=/bin/sleep infinity\nExecStop=/bin/sleep 6",
+    # It takes its time to stop, and as long as the file is there.
+    "lab-slow.service": "[Service]\nExecStart=/bin/sleep infinity\nTimeoutStopSec=infinity\n"
+    "ExecStop=/bin/sh -c 'sleep 6; while [ -e /run/lab-hold ]; do sleep 0.1; done'",
     # Cannot be stopped: systemd refuses.
     "lab-firm.service": "[Unit]\nRefuseManualStop=yes\n[Service]\nExecStart=/bin/sleep infinity",
     # Does not start again while the file is there.
@@ -83,6 +85,11 @@ class DrainedHost:
     def node(self) -> str:
         """State and reason of the node, as Slurm writes them."""
         return self.ask(f"sinfo --noheader --nodes {NODE} --format '%T: %E'").strip()
+
+    def node_comes_to(self, state: str) -> None:
+        """Waits for a state (and reason): a slurmd that was started has yet to answer."""
+        shown = f"$(sinfo --noheader --nodes {NODE} --format '%T: %E' | xargs)"
+        self.wait_until(f'[ "{shown}" = {shlex.quote(state)} ]')
 
     def queue(self, seconds: int, name: str = "train", options: str = "--gres=gpu:1") -> str:
         """A job of Debian's user nobody; its id."""

@@ -16,7 +16,7 @@ from pathlib import Path
 SCENARIO = Path(__file__).resolve().parents[1]
 REPOSITORY = SCENARIO.parents[1]
 #: No run of these tests has a reason to take as long.
-TIMEOUT_SECONDS = 300
+TIMEOUT_SECONDS = 600
 
 
 def _descendants(pid: int) -> list[int]:
@@ -33,7 +33,7 @@ class RoleRun:
         command = ["ansible-playbook", "-i", str(SCENARIO / "inventory"), "--limit", host, *arguments]
         command += [str(SCENARIO / f"{playbook}.yml")]
         # Two looks a second suffice for jobs of seconds.
-        command += ["-e", json.dumps({"gpu_drain_poll": 1, "gpu_drain_timeout": 60, **variables})]
+        command += ["-e", json.dumps({"gpu_drain_poll": 1, "gpu_drain_timeout": 240, **variables})]
         with self._log.open("w") as output:
             self.process = subprocess.Popen(
                 command,

@@ -26,7 +26,7 @@ JOURNAL = f"{STATE}/journal.json"
 LAYOUT = "/etc/openfleet-gpu/layout.json"
 #: Whose jobs they are: Debian's nobody.
 USER, AS_USER = "nobody", "setpriv --reuid=65534 --clear-groups"
-WAIT_SECONDS = 120
+WAIT_SECONDS = 240
 #: The second GPU instance that a change makes: by then old ones are gone, and the new ones are not all there.
 HALF_WAY = ("nvmlDeviceCreateGpuInstanceWithPlacement", 2)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 SCENARIO = Path(__file__).resolve().parents[1]
 REPOSITORY = SCENARIO.parents[1]
 #: No run of these tests has a reason to take as long, not on a busy machine either.
-TIMEOUT_SECONDS = 300
+TIMEOUT_SECONDS = 600
 
 
 def descendants(pid: int) -> list[int]:
@@ -44,7 +44,8 @@ class SiteRun:
             self.process = subprocess.Popen(
                 command,
                 cwd=REPOSITORY,
-                env={**os.environ, "ANSIBLE_FORCE_COLOR": "0", "ANSIBLE_NOCOLOR": "1"},
+                # What it says is read while it runs, and ansible-playbook itself never flushes.
+                env={**os.environ, "PYTHONUNBUFFERED": "1", "ANSIBLE_FORCE_COLOR": "0", "ANSIBLE_NOCOLOR": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -94,6 +95,6 @@ class SiteRun:
         return " ".join(" ".join(text for _, text in said).split())
 
     def wait_for(self, text: str) -> None:
-        """Waits until the run has said this."""
-        while text not in self.told:
+        """Waits until the run has said this, wherever the YAML of Ansible's output has folded it."""
+        while text not in " ".join(self.told.split()):
             self.goes_on()

@@ -13,12 +13,15 @@ from lab_fixtures import container_name
 from prometheus import Prometheus
 
 #: How long a thing may take to come about. Far more than it needs: the machine may be loaded.
-PATIENCE_SECONDS = 120
+PATIENCE_SECONDS = 300
 RECEIVED = "/var/lib/receiver/alerts"
 RULES = "/etc/prometheus/openfleet-gpu/rules"
 EXPORTER_UNIT = "dcgm-exporter"
 #: By so much the durations of alerts and of Alertmanager are shortened for the troubles.
 SPEED = 30
+#: But not what a loaded machine alone would come to: an exporter that misses scrapes of two seconds, one after the other, and a
+#: Xid error that is forgotten before all in between have passed it on.
+EXPORTER_DOWN_SECONDS, XID_SECONDS = 40, 60
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -51,7 +54,7 @@ def shorten_memory_of_xids(host: Any) -> None:
     """Lets the exporter of a host forget a Xid error after some seconds instead of five minutes."""
     path = host.check_output("find / -xdev -path '*/openfleet_exporter/events.py'")
     assert host.check_output("grep -c '^RECENT = 300.0$' %s", path) == "1"
-    host.check_output(f"sed -i 's/^RECENT = 300.0$/RECENT = {300 // SPEED}.0/' %s", path)
+    host.check_output(f"sed -i 's/^RECENT = 300.0$/RECENT = {XID_SECONDS}.0/' %s", path)
     host.check_output(f"systemctl restart {EXPORTER_UNIT}")
 
 
@@ -72,6 +75,11 @@ class Monitor:
         for path in (alerts, routes):
             text, count = shortened(self.host.file(path).content_string)
             assert count >= 2, f"{path} has {count} durations to shorten: it is not what this scenario knows"
+            if path == alerts:
+                text, count = re.subn(
+                    r"(- alert: GpuExporterDown\n(?: +(?!- ).*\n)*? +for: )\d+s\n", rf"\g<1>{EXPORTER_DOWN_SECONDS}s\n", text
+                )
+                assert count == 1, f"{path} has GpuExporterDown {count} times"
             # Beside it and then in its place: Prometheus must not read a half.
             self.host.check_output(
                 f"cp -p {path} {path}.new && cat >{path}.new <<'END'\n{text}END\nmv {path}.new {path}"

@@ -271,9 +271,12 @@ class _Reading:
             length = min(_DAY, end - self.window.start_seconds)
             if length >= ROLL_UP_SECONDS:
                 ends.append((end, length))
-        answers = self.asking.ask_for_one(
-            [(text.replace("SPAN", "%ds" % round(length)), end) for end, length in ends for text in FLEET.values()]
-        )
+
+        def of(length: float, text: str) -> str:
+            # Steps lie at multiples of themselves: of a day that is cut short, a longer one might have none.
+            return text.replace("SPAN", "%ds" % round(length)).replace("STEP", "%ds" % (length // 4))
+
+        answers = self.asking.ask_for_one([(of(length, text), end) for end, length in ends for text in FLEET.values()])
         values = [one.value if one and math.isfinite(one.value) else None for one in answers]
         rows = [values[first : first + len(FLEET)] for first in range(0, len(values), len(FLEET))]
         made = [Day(end - length, **dict(zip(FLEET, row))) for (end, length), row in zip(ends, rows)]

@@ -14,6 +14,8 @@ from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 
+from patience import wait_until
+
 REPOSITORY = Path(__file__).parents[3]
 LAB = REPOSITORY / "tests" / "lab"
 DRIVERS = ("580.95.05", "580.105.08")
@@ -40,6 +42,9 @@ class Vendor:
         self._packages()
         # gpg's agent has a socket there, whose path must be short.
         self.home = Path(tempfile.mkdtemp(prefix="bundle-gpg-"))
+        # gpg itself waits for five seconds until it is there.
+        launch = ["gpgconf", "--homedir", str(self.home), "--launch", "gpg-agent"]
+        wait_until(lambda: subprocess.run(launch, check=False).returncode == 0, "gpg's agent")
         for who in (self.build.OWNER, self.build.FOREIGN):
             self._gpg("--quick-generate-key", who, "ed25519", "sign", "never")
         self.fingerprint = self._fingerprint(self.build.OWNER)

@@ -198,7 +198,7 @@ def test_a_run_waits_for_a_look_that_has_gpus_open(laid_out):
             assert drift(laid_out) == {"0": 0, "1": 0, "2": 0}
         finally:
             looking.send_signal(signal.SIGCONT)
-        assert looking.wait(60) == 0
+        assert looking.wait(180) == 0
     laid_out("apply", "--layout", layout)
 
 
@@ -265,7 +265,7 @@ def test_a_run_that_is_ended_leaves_nothing_of_before(laid_out):
                 writer = os.open(layout, os.O_WRONLY | os.O_NONBLOCK)
             time.sleep(0.05)
         running.send_signal(signal.SIGTERM)
-        assert running.wait(60) == 128 + signal.SIGTERM
+        assert running.wait(180) == 128 + signal.SIGTERM
         os.close(writer)
     found = parsed((laid_out.folder / "textfile" / FILE).read_text())
     assert found["openfleet_layout_check_success"] == {None: 0}

@@ -188,12 +188,19 @@ def test_what_is_in_use_as_nvml_measures_it(host, start, instance):
     load = ["load", "--pattern", "constant", "--utilization", "80", "--sm", "50", "--tensor", "25"]
     host.gpusim(*load, "1")
     host.gpusim(*load, f"0/{second['mig_instance']}")
-    for labels in ({"gpu_index": "1"}, {"uuid": second["uuid"]}):
-        # Until both samples are of the time since.
-        exporter.wait(lambda of=labels: exporter.samples().of("openfleet_gpu_sm_active_ratio", **of) == [approx(0.4)])
-        assert exporter.samples().of("openfleet_gpu_tensor_active_ratio", **labels) == [approx(0.2)]
+
+    def told() -> bool:
+        """Whether one scrape has it all. Samples have to be of the time since, and those that are too old are not told."""
+        of = exporter.samples().of
+        busy = ({"gpu_index": "1"}, {"uuid": second["uuid"]})
+        return (
+            all(of("openfleet_gpu_sm_active_ratio", **labels) == [approx(0.4)] for labels in busy)
+            and all(of("openfleet_gpu_tensor_active_ratio", **labels) == [approx(0.2)] for labels in busy)
+            and of("openfleet_gpu_sm_active_ratio", uuid=first["uuid"]) == [0.0]
+        )
+
+    exporter.wait(told)
     samples = exporter.samples()
-    assert samples.of("openfleet_gpu_sm_active_ratio", uuid=first["uuid"]) == [0.0]
     # No figure is not the same as none in use.
     assert samples.labels("openfleet_gpu_sm_active_ratio", gpu_index="2") == []
     assert samples.labels("openfleet_gpu_sm_active_ratio", gpu_index="0", mig_profile="") == []

@@ -101,7 +101,7 @@ def test_it_listens_where_it_is_told_and_nowhere_else(host, start):
     host.create([{"model": "H100-80GB", "count": 1}])
     exporter = start(address="127.0.0.1")
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.7", exporter.port), timeout=60).close()
+        socket.create_connection(("127.0.0.7", exporter.port), timeout=180).close()
 
 
 def test_an_answer_is_compressed_for_who_asks_and_is_the_plain_text_format(host, start):
@@ -112,7 +112,7 @@ def test_an_answer_is_compressed_for_who_asks_and_is_the_plain_text_format(host,
         b"GET /metrics HTTP/1.1\r\nHost: x\r\nAccept: application/openmetrics-text;version=1.0.0\r\n"
         b"Accept-Encoding: gzip\r\nConnection: close\r\n\r\n"
     )
-    with socket.create_connection(("127.0.0.1", exporter.port), timeout=60) as connection:
+    with socket.create_connection(("127.0.0.1", exporter.port), timeout=180) as connection:
         connection.sendall(request)
         said = b"".join(iter(lambda: connection.recv(65536), b""))
     head, _, body = said.partition(b"\r\n\r\n")

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from patience import wait_until
+
 from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import find_model
 
 
@@ -59,10 +61,12 @@ def test_instances_profiles_and_processes(host):
         ["gpusim", "run", "--gpu", "0", "--gi", str(big["id"]), "--memory", "2GiB", "--", "sleep", "300"]
     )
     try:
-        for _ in range(100):
-            gpu = host.module("gpu_info")["gpus"][0]
-            if gpu["processes"]:
-                break
+
+        def looked() -> dict:
+            return host.module("gpu_info")["gpus"][0]
+
+        wait_until(lambda: process.poll() is not None or looked()["processes"], "the process")
+        gpu = looked()
         (found,) = gpu["processes"]
         assert (found["kind"], found["gpu_instance_id"]) == ("compute", big["id"])
         assert found["gpu_memory_bytes"] == 2 << 30

@@ -32,9 +32,10 @@ mknod -m 666 "$dev/urandom" c 1 9
 mkdir "$dev/nvidia-caps"
 touch "$dev/nvidia0" "$dev/nvidia1" "$dev/nvidia-caps/nvidia-cap{minor}"
 mount --bind "$dev" /dev
-sleep 60 3</dev/nvidia0 & whole=$!
-sleep 61 3</dev/nvidia0 4</dev/nvidia-caps/nvidia-cap{minor} & inside=$!
+sleep 600 3</dev/nvidia0 & whole=$!
+sleep 601 3</dev/nvidia0 4</dev/nvidia-caps/nvidia-cap{minor} & inside=$!
 trap 'kill $whole $inside' EXIT
+for holder in $whole $inside; do until [ "$(cat /proc/$holder/comm)" = sleep ]; do sleep 0.05; done; done
 {python} "$@"
 """
 
@@ -88,12 +89,12 @@ def test_an_open_node_holds_without_a_process_in_nvml(host, tmp_path):
     first, second = host.module("gpu_info")["gpus"]
     assert first["processes"] == []
     handles = {h["command"]: (h["kind"], h["gpu_instance_id"]) for h in first["holders"] if h["kind"] != "unknown"}
-    assert handles == {"sleep 60": ("device_handle", None), "sleep 61": ("device_handle", big)}
+    assert handles == {"sleep 600": ("device_handle", None), "sleep 601": ("device_handle", big)}
     in_the_way = {
         instance["id"]: {h["command"] for h in instance["holders"] if h["kind"] != "unknown"}
         for instance in first["mig"]["instances"]
     }
-    assert in_the_way == {big: {"sleep 60", "sleep 61"}, small: {"sleep 60"}}
+    assert in_the_way == {big: {"sleep 600", "sleep 601"}, small: {"sleep 600"}}
     assert [h for h in second["holders"] if h["kind"] != "unknown"] == []
 
 

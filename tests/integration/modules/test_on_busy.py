@@ -110,7 +110,7 @@ def test_a_job_that_begins_after_the_plan_is_not_ended(host):
 
 
 LATE = """
-import subprocess, sys
+import atexit, subprocess, sys
 from ansible_collections.openfleet.gpu.plugins.module_utils import mig_apply, mig_plan
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError
 from ansible_collections.openfleet.gpu.plugins.module_utils.mig_steps import Target, WantedInstance
@@ -124,7 +124,9 @@ with Session() as session:
     def look():
         # By the second look the first GPU has its new layout, and a job has begun on the other one.
         if looks:
-            job = subprocess.Popen(["gpusim", "run", "--gpu", "1", "--gi", "0", "--memory", "1MiB", "--", "sleep", "30"])
+            job = subprocess.Popen(["gpusim", "run", "--gpu", "1", "--gi", "0", "--memory", "1MiB", "--", "sleep", "300"],
+                                   stdout=subprocess.DEVNULL)
+            atexit.register(job.kill)
             while not session.observe().gpus[1].processes:
                 assert job.poll() is None
         looks.append(1)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 from patience import PATIENCE_SECONDS, wait_until
@@ -17,8 +18,8 @@ H100 = [{"model": "H100-80GB", "count": 2}]
 HALVES = [{"gpus": "all", "sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}]
 WHOLE = [{"gpus": "all", "sharing": "mig", "mig": [{"profile": "7g.80gb"}]}]
 
-#: Does not end by SIGTERM.
-STUBBORN = [sys.executable, "-c", "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()"]
+#: What it starts does not end by SIGTERM, from the first moment on: what is ignored stays so over an exec.
+STUBBORN = ["sh", "-c", "trap '' TERM; exec \"$@\"", "sh"]
 
 
 @pytest.fixture
@@ -26,12 +27,14 @@ def jobs(host):
     """Starts a process on a GPU and waits until NVML lists it; ends all of them."""
     started = []
 
-    def start(gpu: int, command=("sleep", "300"), instance: int = 0) -> subprocess.Popen:
+    def start(gpu: int, command=("sleep", "300"), instance: int = 0, below=()) -> subprocess.Popen:
         place = ["--gpu", str(gpu), "--gi", str(instance), "--memory", "1MiB"]
-        job = host.popen([str(host.bin / "gpusim"), "run", *place, "--", *command])
+        job = host.popen([*below, str(host.bin / "gpusim"), "run", *place, "--", *command])
         started.append(job)
         while job.pid not in pids(host):
             assert job.poll() is None
+        # It is listed before it becomes the command.
+        wait_until(lambda: "gpusim" not in Path(f"/proc/{job.pid}/cmdline").read_text(), "the command")
         return job
 
     yield start
@@ -56,7 +59,7 @@ def test_a_run_that_waits_goes_on_when_the_job_has_ended(whole, jobs):
     job = jobs(1)
     threading.Timer(1.5, job.kill).start()
     threading.Thread(target=job.wait, daemon=True).start()
-    done = whole.module("mig", layout=HALVES, on_busy="wait", busy_timeout=60)
+    done = whole.module("mig", layout=HALVES, on_busy="wait", busy_timeout=PATIENCE_SECONDS)
     assert done["changed"], done
     assert whole.seen() == {0: [("3g.40gb", 0), ("3g.40gb", 4)], 1: [("3g.40gb", 0), ("3g.40gb", 4)]}
 
@@ -125,7 +128,7 @@ def test_a_secret_in_a_command_line_stays_its_own(whole, jobs):
 
 
 def test_force_gives_a_process_its_time_and_no_more(whole, jobs):
-    job = jobs(0, STUBBORN)
+    job = jobs(0, below=STUBBORN)
     threading.Thread(target=job.wait, daemon=True).start()
     done = whole.module("mig", layout=HALVES, on_busy="force", grace_period=1)
     assert done["changed"], done

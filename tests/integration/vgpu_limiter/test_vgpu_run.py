@@ -49,7 +49,7 @@ class Tenants:
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=180,
         )
 
     def variables(self, *words: str, **environment: str) -> dict[str, str]:

@@ -68,7 +68,7 @@ class Host:
             text=True,
             check=False,
             env=self.environment,
-            timeout=120,
+            timeout=300,
         )
 
     def installed(self, bundle: dict, *arguments: str) -> dict:

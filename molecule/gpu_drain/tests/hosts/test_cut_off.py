@@ -15,7 +15,8 @@ STOPPING = "pgrep -f 'systemctl.*[s]top.*lab-slow'"
 
 
 def whole(host) -> bool:
-    return host.active() == ALL and host.node() == "idle: none" and not host.host.file(RECORD).exists
+    host.node_comes_to("idle: none")
+    return host.active() == ALL and not host.host.file(RECORD).exists
 
 
 def test_a_change_that_fails_in_between_leaves_everything_back(host, run):
@@ -31,11 +32,12 @@ def test_the_change_itself_has_no_clients(host, run):
 
 
 def test_what_a_killed_execution_took_is_brought_back_by_the_next_resume(host, run):
+    host.ask("touch /run/lab-hold")
     drain = run("drain", **OFF)
     stopping = host.wait_until(STOPPING).split()[0]
     record = json.loads(host.ask(f"cat {RECORD}"))
     assert record["units"] == ["lab-a.service", "lab-slow.service"]
-    host.ask(f"kill -KILL $(ps -o ppid= -p {stopping}) {stopping}")
+    host.ask(f"kill -KILL $(ps -o ppid= -p {stopping}) {stopping}; killed=$?; rm /run/lab-hold; exit $killed")
     drain.failed()
     # The rescue of that very run is the next resume.
     assert whole(host)

@@ -30,13 +30,14 @@ def drained(cluster):
 
 
 def test_the_node_is_cordoned_its_pods_go_first_and_it_is_uncordoned(host, run, cluster, drained):
-    cluster.add_pod("training", seconds=3)
+    cluster.add_pod("training", seconds=600)
     cluster.add_pod("budgeted", protected=1)
     cluster.add_pod("device-plugin", owner="DaemonSet")
     drain = run("drain", **drained)
     drain.wait_for("FAILED - RETRYING")
     # Services stay until the pods are gone.
     assert host.active() == ALL
+    cluster.let_go("training")
     drain.changed()
     assert cluster.there() == ["device-plugin"]
     assert cluster.requests == ["cordon", "evict training", "evict budgeted"]

@@ -13,13 +13,13 @@ ALL = set(RUNNING)
 def test_those_that_ran_are_stopped_in_order_and_started_in_the_reverse_order(host, run):
     services = ["lab-a", "lab-off.service", "lab-tick.service", "lab-nowhere", "lab-lame"]
     off = {"lab-a.service", "lab-tick.timer", "lab-lame.service"}
-    since = host.ask("date +%s.%N")
+    since = host.ask("journalctl --sync; date +%s.%N")
     assert run("drain", gpu_drain_services=services).changed() == 1
     assert host.active() == ALL - off
     assert run("resume").changed() == 1
     assert host.active() == ALL
     log = host.ask(
-        f"journalctl --since=@{since} --output=cat _PID=1 | grep -E '^(Stopped|Started) lab-(a|lame)'"
+        f"journalctl --sync; journalctl --since=@{since} --output=cat _PID=1 | grep -E '^(Stopped|Started) lab-(a|lame)'"
     ).split("\n")
     assert [line.rstrip(".").split()[:2] for line in log] == [
         ["Stopped", "lab-a.service"],

@@ -25,7 +25,7 @@ def test_the_second_waits_and_finds_done_what_the_first_did(site, canary):
     first = site("canary", layout_stage="second")
     pid = canary.until_stopped(first)
     half_done = canary.gpus()
-    second = site("canary", layout_stage="second")
+    second = site("canary", layout_stage="second", gpu_layout_lock_timeout=300)
     canary.until_waiting_for(pid)
     assert canary.gpus() == half_done
     canary.go_on(pid)

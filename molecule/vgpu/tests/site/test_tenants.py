@@ -71,13 +71,13 @@ def test_a_service_is_a_tenant_where_the_inventory_says_so(ada):
     ada.ask("rm -f /run/notebook.in /run/notebook.out && systemctl restart notebook.service")
     try:
         pid = ada.ask("systemctl show -p MainPID --value notebook.service")
-        assert "OPENFLEET_VGPU=batch" in ada.ask(f"tr '\\0' '\\n' </proc/{pid}/environ").splitlines()
         ada.ask(
-            "for i in $(seq 600); do [ -p /run/notebook.in ] && break; sleep 0.1; done; "
-            "timeout 60 sh -c 'echo info >/run/notebook.in'; "
-            "for i in $(seq 600); do [ -s /run/notebook.out ] && exit 0; sleep 0.1; done; exit 1"
+            "for i in $(seq 1800); do [ -p /run/notebook.in ] && break; sleep 0.1; done; "
+            "timeout 180 sh -c 'echo info >/run/notebook.in'; "
+            "for i in $(seq 1800); do [ -s /run/notebook.out ] && exit 0; sleep 0.1; done; exit 1"
         )
         assert ada.ask("cat /run/notebook.out") == f"{QUOTA_MIB['batch']} {QUOTA_MIB['batch']}"
+        assert "OPENFLEET_VGPU=batch" in ada.ask(f"tr '\\0' '\\n' </proc/{pid}/environ").splitlines()
     finally:
         ada.host.run("systemctl stop notebook.service")
 

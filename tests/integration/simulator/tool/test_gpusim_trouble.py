@@ -14,7 +14,7 @@ events = N.nvmlEventSetCreate()
 for i in range(N.nvmlDeviceGetCount()):
     N.nvmlDeviceRegisterEvents(N.nvmlDeviceGetHandleByIndex(i), N.nvmlEventTypeXidCriticalError, events)
 subprocess.run({command!r}, check=True)
-event = N.nvmlEventSetWait_v2(events, 60000)
+event = N.nvmlEventSetWait_v2(events, 180000)
 same = N.cast(event.device, N.c_void_p).value == N.cast(gpu, N.c_void_p).value
 result = [same, event.eventData, event.gpuInstanceId, event.computeInstanceId]
 """
