@@ -142,6 +142,7 @@ def test_the_share_that_a_tenant_had_is_told_from_two_looks(top, tenant):
     finally:
         stop.set()
         worker.join()
+    assert gpu["had_percent"] > 0
     assert gpu["busy_seconds"] > 0
     assert only(top("--json"))["gpus"][0]["had_percent"] == 0
 

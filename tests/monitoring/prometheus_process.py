@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
+import re
 import subprocess
 import time
 import urllib.error
@@ -33,51 +33,31 @@ class Prometheus:
             raise AssertionError(f"{parameters}: {error.read().decode()}") from error
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
 @contextlib.contextmanager
 def running(place: Path, config: Path, *arguments: str):
     """One with its data in `place`/data; stopped at the end."""
-    command = [TOOLS / "prometheus", f"--config.file={config}", f"--storage.tsdb.path={place / 'data'}", *arguments]
-    for last in (False, False, False, True):
-        try:
-            process, url = _start(command, place / "log")
-            break
-        except PortTaken:
-            if last:
-                raise
+    command = [TOOLS / "prometheus", f"--config.file={config}", f"--storage.tsdb.path={place / 'data'}"]
+    # The kernel chooses the port: one that was found free before may be somebody else's by then.
+    command += ["--web.listen-address=127.0.0.1:0", *arguments]
+    log = place / "log"
+    with log.open("w") as said:
+        process = subprocess.Popen(command, stdout=said, stderr=said)
     try:
-        yield Prometheus(url)
+        yield Prometheus(_ready(process, log))
     finally:
         process.terminate()
         process.wait(timeout=300)
 
 
-class PortTaken(Exception):
-    """Somebody else has it, who asked after this process had found it free."""
-
-
-def _start(command: list, log: Path) -> tuple[subprocess.Popen, str]:
-    """The process and its address, once it answers."""
-    address = f"127.0.0.1:{free_port()}"
-    with log.open("w") as said:
-        process = subprocess.Popen([*command, f"--web.listen-address={address}"], stdout=said, stderr=said)
+def _ready(process: subprocess.Popen, log: Path) -> str:
+    """Its address, once it answers."""
     deadline = time.monotonic() + 300
-    try:
-        while True:
-            ended = process.poll() is not None
-            if ended and "address already in use" in log.read_text():
-                raise PortTaken(address)
-            assert not ended and time.monotonic() < deadline, log.read_text()[-2000:]
-            with contextlib.suppress(OSError):
-                urllib.request.urlopen(f"http://{address}/-/ready", timeout=10).close()
-                return process, f"http://{address}"
-            time.sleep(0.2)
-    except BaseException:
-        process.kill()
-        process.wait()
-        raise
+    while True:
+        assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+        listening = re.search(r'"Listening on" address=(\S+)', log.read_text())
+        with contextlib.suppress(OSError):
+            if listening:
+                url = f"http://{listening[1]}"
+                urllib.request.urlopen(f"{url}/-/ready", timeout=10).close()
+                return url
+        time.sleep(0.2)

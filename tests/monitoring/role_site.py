@@ -7,12 +7,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import yaml
-from prometheus_process import free_port
 from rule_files import ROOT, TOOLS
 
 PLAY = [
@@ -37,6 +37,12 @@ NOBODY_ASKED = {
     "gpu_monitoring_reload": "none",
     "gpu_monitoring_exporters": ["host"],
 }
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 class Site:

@@ -77,7 +77,9 @@ class Monitor:
             assert count >= 2, f"{path} has {count} durations to shorten: it is not what this scenario knows"
             if path == alerts:
                 text, count = re.subn(
-                    r"(- alert: GpuExporterDown\n(?: +(?!- ).*\n)*? +for: )\d+s\n", rf"\g<1>{EXPORTER_DOWN_SECONDS}s\n", text
+                    r"(- alert: GpuExporterDown\n(?: +(?!- ).*\n)*? +for: )\d+s\n",
+                    rf"\g<1>{EXPORTER_DOWN_SECONDS}s\n",
+                    text,
                 )
                 assert count == 1, f"{path} has GpuExporterDown {count} times"
             # Beside it and then in its place: Prometheus must not read a half.

@@ -7,7 +7,8 @@
  * What the pieces offer each other:
  *   card.c     the shared file: GPUs, capacity, bytes by process and by group, faults       (kept by the harness)
  *   proc.c     cuGetProcAddress and the table of names, made from functions.txt
- *   context.c  devices and contexts          memory.c  cuMemAlloc and its kin, pointers, arrays, IPC
+ *   device.c   start and devices             context.c contexts, and each thread's stack of them
+ *   memory.c   cuMemAlloc and its kin, pointers, arrays, IPC
  *   pool.c     stream-ordered pools          vmm.c     physical handles, mapping
  *   graph.c    graphs, their nodes, graph memory
  *   gpu.c      streams, events, modules, launches, capture: the queue of a simulated GPU
@@ -55,19 +56,24 @@ unsigned long long stub_setting(const char *name, unsigned long long otherwise);
 /* Waits at the FIFO that the setting names; where there is none (any more) it does not. */
 void stub_pause(const char *setting);
 
-/* --- context.c --- */
+/* --- device.c --- */
 
 /* CUDA_SUCCESS, or CUDA_ERROR_NOT_INITIALIZED before cuInit and in a child of a process that had called it. Each entry
  * point begins with it. */
 CUresult stub_ready(void);
 /* The GPU (card's index) of an ordinal of this process; -1 if there is no such ordinal. */
 int stub_gpu_of(CUdevice device);
+/* CUDA_SUCCESS if the driver is ready, there is room for an answer, and this is a device of the process. */
+CUresult stub_device_known(CUdevice device, const void *answer);
+/* Number of SMs that a device says it has. */
+enum { STUB_SMS = 132 };
+
+/* --- context.c --- */
+
 /* The GPU of the calling thread's context; -1 without one. */
 int stub_current_gpu(void);
 /* An id of the calling thread's context that is never used again; 0 without one. */
 uint64_t stub_current_context(void);
-/* Number of SMs that a device says it has. */
-enum { STUB_SMS = 132 };
 
 /* --- pool.c --- */
 

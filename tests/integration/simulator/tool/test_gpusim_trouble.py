@@ -18,13 +18,6 @@ event = N.nvmlEventSetWait_v2(events, 180000)
 same = N.cast(event.device, N.c_void_p).value == N.cast(gpu, N.c_void_p).value
 result = [same, event.eventData, event.gpuInstanceId, event.computeInstanceId]
 """
-MIG = """
-N.nvmlDeviceSetMigMode(gpu, 1)
-made = N.nvmlDeviceCreateGpuInstance(gpu, 9)
-N.nvmlGpuInstanceCreateComputeInstance(made, 2)
-device = N.nvmlDeviceGetMigDeviceHandleByIndex(gpu, 0)
-result = [N.nvmlGpuInstanceGetInfo(made).id, N.nvmlDeviceGetUUID(device)]
-"""
 NONE = 0xFFFFFFFF
 
 
@@ -43,7 +36,8 @@ def test_an_xid_error_reaches_a_client(h100):
 
 
 def test_an_xid_error_of_an_instance(h100, as_root):
-    instance, uuid = h100.nvml(MIG)
+    instance = h100.create_instance(9, 0)
+    uuid = h100.nvml("result = N.nvmlDeviceGetUUID(N.nvmlDeviceGetMigDeviceHandleByIndex(gpu, 0))")
     assert watched(h100, "xid", f"0/{instance}", "31") == [True, 31, instance, NONE]
     assert watched(h100, "xid", uuid, "13") == [True, 13, instance, 0]
 
