@@ -17,8 +17,8 @@ export OPENFLEET_LAB ?= demo
 # The base image of the lab hosts; see tests/lab/image/build.
 export LAB_RELEASE ?= bookworm
 export LAB_MIRROR LAB_BASE_IMAGE
-# Of the images of the demo, the one that is made last.
-lab_image := localhost/openfleet-lab:$(LAB_RELEASE)-monitoring
+# Names the image of the demo that is made last.
+lab_image := .lab/images/$(LAB_RELEASE)-monitoring
 # The Python of .venv: ansible-core 2.19 runs on 3.11 to 3.13.
 PYTHON := $(or $(PYTHON),$(shell tests/lab/find-python first 3.11 3.13))
 # The Python of .venv-newest, for the leg of `make test` on the newest ansible-core.
@@ -91,24 +91,15 @@ $(venv_newest_stamp):
 	.venv-newest/bin/pip install -qq --no-compile --requirement requirements-newest.txt
 	touch $@
 
-.PHONY: image
-image:
-	@flock .lab/image.lock tests/lab/image/build # one at a time: all builds use the same directory
+# One at a time, since all builds use the same directory. A variant is the base image with what some hosts have besides: Debian's
+# Slurm; an engine for clients of MPS in containers; Prometheus and Alertmanager.
+build_image = flock .lab/image.lock tests/lab/image/build
+.PHONY: image image-slurm image-sharing image-monitoring
+image: packages
+	@$(build_image)
 
-# What one of the tests needs besides: the base image with Debian's Slurm.
-.PHONY: image-slurm
-image-slurm: packages
-	@flock .lab/image.lock tests/lab/image/build slurm
-
-# The same with an engine for clients of MPS in containers.
-.PHONY: image-sharing
-image-sharing: packages
-	@flock .lab/image.lock tests/lab/image/build sharing
-
-# With Prometheus and Alertmanager, for the host that watches the others. The base image is made on the way.
-.PHONY: image-monitoring
-image-monitoring:
-	@flock .lab/image.lock tests/lab/image/build monitoring
+image-slurm image-sharing image-monitoring: packages
+	@$(build_image) $(@:image-%=%)
 
 # Debian's Prometheus and Alertmanager, unpacked and never installed here, which would start them.
 prometheus_stamp := .lab/prometheus/.made-$(call checksum,tests/lab/fetch-prometheus)
@@ -136,7 +127,7 @@ setup-test: packages-test
 .PHONY: demo
 demo: ## start the simulated fleet, run site.yml on it twice, audit it, show what came of it
 	@started=$$(date +%s.%N)
-	there=$$(ls $(venv_stamp) 2>/dev/null | wc -l)$$(.lab/bin/podman image exists $(lab_image) 2>/dev/null && echo 1 || echo 0)
+	there=$$(ls $(venv_stamp) 2>/dev/null | wc -l)$$(.lab/bin/podman image exists "$$(cat $(lab_image))" 2>/dev/null && echo 1 || echo 0)
 	case $$there in 00) temperature=cold ;; 11) temperature=warm ;; *) temperature=partly ;; esac
 	$(MAKE) setup
 	# Right-sizing asks for NumPy, and packs without OR-Tools, which is large.
@@ -154,8 +145,8 @@ bundle: $(venv_stamp) ## collect it: INVENTORY=hosts.yml BUNDLE_DIR=/srv/bundle 
 
 # Partitioning GPUs needs root, on the simulator too; what root writes stays apart from what others must be able to write.
 ifneq ($(shell id -u),0)
-as_root := sudo -n env "PATH=$(PATH)" PYTHONDONTWRITEBYTECODE=1 PYTEST_ADDOPTS='-p no:cacheprovider' \
-    ANSIBLE_CONFIG=$(ANSIBLE_CONFIG) ANSIBLE_HOME=$(CURDIR)/.cache/root/ansible XDG_CACHE_HOME=$(CURDIR)/.cache/root \
+as_root := sudo -n env "PATH=$(PATH)" PYTHONDONTWRITEBYTECODE=1 PYTEST_ADDOPTS='-p no:cacheprovider $(PYTEST_ADDOPTS)' \
+    OPENFLEET_THOROUGH=$(OPENFLEET_THOROUGH) ANSIBLE_CONFIG=$(ANSIBLE_CONFIG) ANSIBLE_HOME=$(CURDIR)/.cache/root/ansible XDG_CACHE_HOME=$(CURDIR)/.cache/root \
     HYPOTHESIS_STORAGE_DIRECTORY=$(CURDIR)/.cache/root/hypothesis PYTEST_DEBUG_TEMPROOT=$(PYTEST_DEBUG_TEMPROOT)
 endif
 
@@ -164,125 +155,94 @@ endif
 # The first process of the namespace reaps what others leave behind.
 apart := $(as_root) unshare --pid --fork --kill-child --mount-proc bash -c '"$$@"; exit $$?' --
 
-# One leg of the tests: says what it is and how long it took, so that a log can be read. One that fails keeps no other from being
-# run; a recipe of legs ends with `every_leg_passed`.
-leg = printf '\n=== %s\n' "$(1)"; started=$$SECONDS; word=---; { $(2); } || { word='!!! failed:'; failed=yes; }; \
-    printf -- '%s %s: %s s\n' "$$word" "$(1)" $$((SECONDS - started))
-every_leg_passed = [ -z "$${failed-}" ]
+# The legs of `make test`, the longest first, so that none is left alone at the end: as many side by side as there are cores, each in
+# one process but for waiting. `make test-mig` sets up what one needs and runs it; leg-mig only runs it.
+scenarios := mig default container_toolkit monitoring gpu_drain sharing nvidia_driver audit vgpu bundle
+legs := mig default container_toolkit monitoring gpu_drain sharing nvidia_driver audit modules commands rules audits vgpu \
+    simulator newest limiter lint bundle unit oldest holders
+JOBS ?= $(shell nproc)
+# 1 in `make test-thorough`: what takes long is tried too (tests/thorough.py).
+export OPENFLEET_THOROUGH ?=
+# In the names of test hosts, so that two checkouts on one machine do not meet.
+export OPENFLEET_CHECKOUT := $(shell printf '%s' '$(CURDIR)' | sha256sum | cut -c 1-6)
 
-# Two halves side by side, for two cores: the simulated fleet under molecule, whose lines begin with `hosts |`, which waits for
-# its hosts most of the time, and all else. Each is run to its end, whatever fails in it, and the end of every leg that failed is
-# repeated last, for whoever sees only that of a log.
-.PHONY: test
-test: ## every test: lint, unit, integration, the fleet under molecule
-	@$(MAKE) setup-test
-	mkdir -p .cache/test
-	half() { $(MAKE) --keep-going "$${@:2}" 2>&1 | tee .cache/test/$$1.log || { echo $$1 >>.cache/test/failed; false; }; }
-	: >.cache/test/failed
-	half hosts test-fleet | sed --unbuffered 's/^/hosts | /' & hosts=$$!
-	half here lint-all test-unit test-limiter test-monitoring test-integration test-newest test-oldest test-packages || true
-	wait $$hosts || true
-	for half in $$(cat .cache/test/failed); do printf '\n=== again from .cache/test/%s.log:\n' $$half; grep -B 60 '^!!! failed:' .cache/test/$$half.log || tail -n 60 .cache/test/$$half.log; done
-	[ ! -s .cache/test/failed ] || { printf '\nTests failed, see above; %s s.\n' "$$SECONDS"; exit 1; }
-	printf '\nEvery test passed in %s s.\n' "$$SECONDS"
+.PHONY: test test-thorough test-fast $(addprefix test-,$(legs)) $(addprefix leg-,$(legs))
+test: ## all that a change may break, in at most 30 minutes on two cores: before each push
+	@$(MAKE) packages-test
+	$(MAKE) -s -j2 setup-legs
+	rm -rf .cache/test && mkdir -p .cache/test
+	exec 9>&1
+	$(MAKE) -j $(JOBS) --output-sync=target --keep-going $(addprefix leg-,$(legs)) || true
+	tests/leg summary $(legs)
 
-.PHONY: test-fast
-test-fast: $(venv_test_stamp) ## the minute between edits: ruff and the unit tests
-	@$(call leg,ruff,ruff check --quiet)
-	$(call leg,unit tests,pytest --quiet tests/unit)
-	$(every_leg_passed)
+test-thorough: ## every draw, sweep, sanitizer and version, for hours: before a release
+	@$(MAKE) test OPENFLEET_THOROUGH=1 PYTEST_ADDOPTS='--hypothesis-profile=default'
 
-.PHONY: lint lint-all
-lint: setup-test lint-all ## ruff, yamllint, ansible-lint (production profile), antsibull-changelog
+test-fast: $(venv_test_stamp) ## ruff and the unit tests, in a minute: between edits
+	@ruff check --quiet
+	pytest --quiet tests/unit
 
-lint-all:
-	@$(call leg,ruff,ruff check)
-	$(call leg,yamllint,yamllint --strict .)
-	$(call leg,ansible-lint,ansible-lint -q)
-	$(call leg,antsibull-changelog,antsibull-changelog lint)
-	$(every_leg_passed)
+.PHONY: setup-legs
+setup-legs: image image-slurm image-sharing image-monitoring $(venv_test_stamp) prometheus-tools $(if $(NEWEST_PYTHON),$(venv_newest_stamp))
 
-# The tests at (2) by the pytest (1), of those the ones that (3) leaves: on all cores, and then those that must be alone.
-on_all_cores = $(1) --quiet --numprocesses auto -m '$(3)not alone' $(2) && $(1) --quiet -m '$(3)alone' $(2)
+$(addprefix test-,$(filter-out $(scenarios),$(legs))): packages-test $(venv_test_stamp)
+$(addprefix test-,$(scenarios)): packages-test image $(venv_test_stamp)
+test-gpu_drain: image-slurm
+test-sharing: image-sharing
+test-default test-monitoring test-audit: image-monitoring
+test-rules test-audits: prometheus-tools
+test-newest: $(if $(NEWEST_PYTHON),$(venv_newest_stamp))
+$(addprefix test-,$(legs)):
+	@$(MAKE) $(@:test-%=leg-%)
 
-# On all cores, the tests of one file on the same: they share a Prometheus.
-by_file = pytest --quiet --numprocesses auto --dist loadfile
+.PHONY: lint
+lint: test-lint ## ruff, yamllint, ansible-lint (production profile), antsibull-changelog
 
-# Where the interpreter of the host matters: modules, the command, the simulator's tool, installers.
-host_python_tests := tests/integration/modules tests/integration/cli tests/integration/simulator/tool tests/integration/vgpu_limiter
+leg-lint:
+	@tests/leg run lint bash -ec 'ruff check; yamllint --strict .; ansible-lint -q; antsibull-changelog lint'
 
-# What ansible-core or the Python of the host can make a difference to: not the simulated library, which is C.
-newest_tests := $(filter-out tests/integration/simulator/,$(sort $(dir $(wildcard tests/integration/*/test_*.py)))) \
-    $(wildcard tests/integration/simulator/tool)
-
-.PHONY: test-unit test-limiter test-monitoring test-integration test-newest test-oldest
-test-unit:
-	@$(call leg,unit tests,pytest --quiet tests/unit)
-	$(every_leg_passed)
+leg-unit:
+	@tests/leg run unit pytest --quiet tests/unit
 
 # The library is built with gcc and preloaded to programs on a stub of the driver: no GPU, no CUDA.
-test-limiter:
-	@$(call leg,the vGPU limiter on a stub driver,pytest --quiet --numprocesses auto tests/limiter)
-	$(every_leg_passed)
+leg-limiter:
+	@tests/leg run limiter pytest --quiet tests/limiter
 
-# Recording rules, alerts, dashboards, audits and proposals, by Debian's promtool and Prometheus.
-test-monitoring: prometheus-tools
-	@$(call leg,rules and alerts and dashboards of the monitoring,$(by_file) tests/monitoring)
-	$(call leg,audits and right-sizing on a real Prometheus,$(apart) $(by_file) tests/audit)
-	$(every_leg_passed)
+# Recording rules, alerts and dashboards by Debian's promtool and Prometheus.
+leg-rules:
+	@tests/leg run rules pytest --quiet tests/monitoring
 
-test-integration:
-	@$(call leg,integration tests,$(call on_all_cores,$(apart) pytest,tests/integration))
-	$(every_leg_passed)
+# Audits and right-sizing on a real Prometheus, and their pages in Chromium.
+leg-audits:
+	@tests/leg run audits $(apart) pytest --quiet tests/audit
 
-test-newest: $(if $(NEWEST_PYTHON),$(venv_newest_stamp))
-ifeq ($(NEWEST_PYTHON),)
-	@printf '\n=== newest ansible-core: left out, no Python 3.12 or later found (NEWEST_PYTHON= names one)\n'
-else
-	@$(call leg,unit and integration tests on the newest ansible-core ($(NEWEST_PYTHON)),$(call on_all_cores,$(apart) .venv-newest/bin/python -m pytest,tests/unit $(newest_tests),not sweep and ))
-	$(every_leg_passed)
-endif
+# Modules on the simulated library. Tests that hold GPUs in the eyes of every other test are a leg of their own.
+leg-modules:
+	@tests/leg run modules $(apart) pytest --quiet -m 'not alone' tests/integration/modules
 
-test-oldest:
-ifeq ($(OLDEST_PYTHON),)
-	@printf '\n=== hosts with Python 3.8: left out, none found (OLDEST_PYTHON= names one)\n'
-else
-	@$(call leg,integration tests with $(OLDEST_PYTHON) on the host,$(call on_all_cores,$(apart) env OPENFLEET_HOST_PYTHON=$(OLDEST_PYTHON) pytest,$(host_python_tests),not sweep and ))
-	$(every_leg_passed)
-endif
+leg-holders:
+	@tests/leg run holders $(apart) pytest --quiet -m alone tests/integration
 
-# One fleet for molecule and for the tests of the lab, apart from the demo's, so that a demo may stand beside it. Hosts go as soon
-# as they are done with: each takes seven inotify instances, of which a kernel gives its root 128, and units of the path kind do
-# not start without.
-.PHONY: test-fleet
-test-fleet: image-slurm image-sharing image-monitoring
-	@export OPENFLEET_LAB=test
-	[ -t 1 ] || export NO_COLOR=1
-	destroy() { for scenario in default mig gpu_drain sharing vgpu monitoring audit; do molecule destroy --no-command-borders --scenario-name $$scenario; done >.lab/molecule-destroy.log 2>&1; }
-	destroy
-	trap destroy EXIT
-	$(call leg,site.yml on the simulated fleet (molecule),molecule test --no-command-borders --destroy=never)
-	$(call leg,the lab and real clients,pytest --quiet tests/lab)
-	molecule destroy --no-command-borders >.lab/molecule-destroy.log 2>&1 || failed=yes
-	$(call leg,changes that something is in the way of (molecule),molecule test --no-command-borders --scenario-name mig)
-	$(call leg,clients off the GPUs and back: systemd and Slurm (molecule),molecule test --no-command-borders --scenario-name gpu_drain)
-	$(call leg,MPS and time slices: switches and failures (molecule),molecule test --no-command-borders --scenario-name sharing)
-	$(call leg,tenants with quotas: commands and services and containers (molecule),molecule test --no-command-borders --scenario-name vgpu)
-	$(call leg,the fleet under watch: from a trouble to its alert (molecule),molecule test --no-command-borders --scenario-name monitoring)
-	$(call leg,audited and right-sized: a recorded week and what comes of it (molecule),molecule test --no-command-borders --scenario-name audit)
-	$(every_leg_passed)
+leg-simulator:
+	@tests/leg run simulator $(apart) pytest --quiet tests/integration/simulator
 
-# Hosts of their own: bare ones, each with a mirror of packages.
-.PHONY: test-packages
-test-packages:
-	@[ -t 1 ] || export NO_COLOR=1
-	destroy() { for scenario in nvidia_driver container_toolkit bundle; do molecule destroy --no-command-borders --scenario-name $$scenario; done >.lab/molecule-packages.log 2>&1; }
-	destroy
-	trap destroy EXIT
-	$(call leg,the driver from a mirror (molecule),molecule test --scenario-name nvidia_driver --no-command-borders)
-	$(call leg,the container toolkit under real engines (molecule),molecule test --scenario-name container_toolkit --no-command-borders)
-	$(call leg,a host without a network from a bundle (molecule),molecule test --scenario-name bundle --no-command-borders)
-	$(every_leg_passed)
+# What roles install: gpu-layout, the exporter, the limiter; and bundles.
+leg-commands:
+	@tests/leg run commands $(apart) pytest --quiet $(addprefix tests/integration/,bundle cli dcgm_exporter vgpu_limiter)
+
+# Only what can tell another ansible-core from the usual one, or another Python on hosts; everything in the thorough run.
+leg-newest:
+	@if [ -z '$(NEWEST_PYTHON)' ]; then tests/leg left-out newest 'no Python 3.12 or later (NEWEST_PYTHON names one)'; exit; fi
+	tests/leg run newest $(apart) .venv-newest/bin/python -m pytest --quiet $(if $(OPENFLEET_THOROUGH),,-m core) tests/unit tests/integration
+
+leg-oldest:
+	@if [ -z '$(OLDEST_PYTHON)' ]; then tests/leg left-out oldest 'no Python 3.8 (OLDEST_PYTHON names one)'; exit; fi
+	tests/leg run oldest $(apart) env OPENFLEET_HOST_PYTHON=$(OLDEST_PYTHON) pytest --quiet -m $(if $(OPENFLEET_THOROUGH),'not alone',host_python) tests/integration
+
+# Scenarios of molecule, each with a fleet of its own.
+$(addprefix leg-,$(scenarios)):
+	@export NO_COLOR=1
+	tests/leg run $(@:leg-%=%) molecule test --no-command-borders --scenario-name $(@:leg-%=%)
 
 .PHONY: bench
 bench: setup-test ## figures, one `name value unit` a line (BENCH=group for one group)

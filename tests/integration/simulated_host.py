@@ -4,11 +4,15 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
+
+from warm_python import WarmPython
 
 ROOT = Path(__file__).resolve().parents[2]
 SIMULATOR = ROOT / "roles" / "gpu_simulator" / "files"
@@ -17,6 +21,8 @@ MODELS = ROOT / "plugins" / "module_utils" / "models"
 
 class SimulatedHost:
     """Runs commands and modules as processes that see the folder's GPUs."""
+
+    _interpreters: ClassVar[dict[tuple[str, Path], WarmPython]] = {}
 
     def __init__(self, folder: Path, library: Path) -> None:
         self.folder, self.library = folder, library
@@ -59,13 +65,28 @@ class SimulatedHost:
         return self
 
     def gpusim(self, *arguments: str) -> str:
-        return self.run([str(self.bin / "gpusim"), *arguments]).stdout
+        """Run the simulator's tool; return what it printed."""
+        environment = self.environment
+        environment["PYTHONPATH"] = f"{SIMULATOR}:{environment['PYTHONPATH']}"
+        return self._checked(self._warm(sys.executable).run("gpusim", arguments, environment)).stdout
 
     def run(self, command: list[str], check: bool = True, **options) -> subprocess.CompletedProcess:
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False, **options)
-        if check and done.returncode != 0:
-            raise AssertionError("%s: exit %d\n%s%s" % (command, done.returncode, done.stdout, done.stderr))
+        return self._checked(done) if check else done
+
+    @staticmethod
+    def _checked(done: subprocess.CompletedProcess) -> subprocess.CompletedProcess:
+        if done.returncode != 0:
+            raise AssertionError("%s: exit %d\n%s%s" % (done.args, done.returncode, done.stdout, done.stderr))
         return done
+
+    def _warm(self, python: str) -> WarmPython:
+        """Return the loaded interpreter for this library, one in each process of tests."""
+        key = (python, self.library)
+        if key not in self._interpreters:
+            self._interpreters[key] = WarmPython(python, self.environment)
+            atexit.register(self._interpreters[key].close)
+        return self._interpreters[key]
 
     def popen(self, command: list[str], **options) -> subprocess.Popen:
         return subprocess.Popen(command, env=self.environment, **options)
@@ -76,15 +97,13 @@ class SimulatedHost:
         if name == "mig":
             arguments.setdefault("state_directory", str(self.folder / "state.d"))
         module = f"ansible_collections.openfleet.gpu.plugins.modules.{name}"
-        command = [self.python, "-m", module]
-        if user is not None:
+        given = json.dumps({"ANSIBLE_MODULE_ARGS": arguments})
+        if user is None:
+            done = self._warm(self.python).run(module, [], self.environment, given)
+        else:
             # The interpreter may lie where another user cannot read (root's home): load first, then become that user.
-            command = [
-                self.python,
-                "-c",
-                f"import os, pynvml, {module} as m; os.setgid({user}); os.setuid({user}); m.main()",
-            ]
-        done = self.run(command, check=False, input=json.dumps({"ANSIBLE_MODULE_ARGS": arguments}))
+            become = f"import os, pynvml, {module} as m; os.setgid({user}); os.setuid({user}); m.main()"
+            done = self.run([self.python, "-c", become], check=False, input=given)
         try:
             return json.loads(done.stdout)
         except ValueError:

@@ -24,6 +24,8 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.bundle.model import 
     without_password,
 )
 
+pytestmark = pytest.mark.core
+
 TRUSTED = ("A" * 40,)
 VALID = "[GNUPG:] VALIDSIG %s 2025-01-01 1735689600 0 4 0 22 10 01 %s\n"
 

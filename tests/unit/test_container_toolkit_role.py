@@ -4,10 +4,13 @@
 
 from __future__ import annotations
 
+import pytest
 import yaml
 from toolkit_hosts import ROLE
 
 from ansible_collections.openfleet.gpu.plugins.modules import container_toolkit
+
+pytestmark = pytest.mark.core
 
 
 def test_the_modules_documentation_is_its_argument_spec():

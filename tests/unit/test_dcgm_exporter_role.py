@@ -8,7 +8,10 @@ import csv
 import re
 from pathlib import Path
 
+import pytest
 import yaml
+
+pytestmark = pytest.mark.core
 
 REPOSITORY = Path(__file__).parents[2]
 ROLE = REPOSITORY / "roles" / "dcgm_exporter"

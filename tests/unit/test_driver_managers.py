@@ -22,6 +22,8 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.packages import open
 from ansible_collections.openfleet.gpu.plugins.module_utils.packages.dnf import locked
 from ansible_collections.openfleet.gpu.plugins.modules import driver
 
+pytestmark = pytest.mark.core
+
 # -- apt ---------------------------------------------------------------------------------------------------------------
 
 SIMULATED = """NOTE: This is only a simulation!

@@ -12,6 +12,8 @@ from ansible_collections.openfleet.gpu.plugins.filter.gpu_models import gpu_mode
 from ansible_collections.openfleet.gpu.plugins.filter.plan_without_driver import plan_without_driver
 from ansible_collections.openfleet.gpu.plugins.module_utils.pci import nvidia_gpus
 
+pytestmark = pytest.mark.core
+
 SEVENTHS = [{"gpus": "all", "sharing": "mig", "mig": [{"profile": "1g.10gb", "count": 7}]}]
 
 

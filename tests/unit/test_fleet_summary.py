@@ -4,7 +4,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ansible_collections.openfleet.gpu.plugins.callback.fleet_summary import Summary, waiting
+
+pytestmark = pytest.mark.core
 
 
 def result(create, destroy, keep):

@@ -18,6 +18,8 @@ from ansible_collections.openfleet.gpu.plugins.filter.overdue_services import ov
 from ansible_collections.openfleet.gpu.plugins.filter.price_rules import glob_pattern, price_rules, quote
 from ansible_collections.openfleet.gpu.plugins.filter.scrape_plan import scrape_plan
 
+pytestmark = pytest.mark.core
+
 ROLES = Path(__file__).parents[2] / "roles"
 ROLE = ROLES / "gpu_monitoring"
 

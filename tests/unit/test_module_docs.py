@@ -11,6 +11,8 @@ from ansible_collections.openfleet.gpu.plugins.doc_fragments.layout import Modul
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
 from ansible_collections.openfleet.gpu.plugins.modules import drain, gpu_info, layout, mig, mps, reclaim, time_slicing
 
+pytestmark = pytest.mark.core
+
 
 def documented_options(module):
     """With those of the collection's own fragments, which are named `layout` and `layout.gpus`."""

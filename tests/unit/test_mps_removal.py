@@ -17,6 +17,8 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.errors import BusyEr
 from ansible_collections.openfleet.gpu.plugins.module_utils.mps_host import MpsHost
 from ansible_collections.openfleet.gpu.plugins.modules import mps as mps_module
 
+pytestmark = pytest.mark.core
+
 SHARED, PRIVATE = SimpleNamespace(private=False), SimpleNamespace(private=True)
 
 

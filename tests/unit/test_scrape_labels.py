@@ -13,6 +13,8 @@ import yaml
 from ansible_collections.openfleet.gpu.plugins.filter import price_rules
 from ansible_collections.openfleet.gpu.plugins.filter.scrape_plan import RULES_LABELS, scrape_plan
 
+pytestmark = pytest.mark.core
+
 FILES = Path(__file__).parents[2] / "roles" / "gpu_monitoring" / "files"
 PATHS = sorted([*FILES.glob("rules/*.yml"), *FILES.glob("alerts/*.yml"), *FILES.glob("*.yml")])
 #: Strings, brackets, names, and the operators of matchers; what lies between them tells nothing of labels.

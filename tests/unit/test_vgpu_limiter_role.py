@@ -6,7 +6,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import yaml
+
+pytestmark = pytest.mark.core
 
 REPOSITORY = Path(__file__).parents[2]
 ROLE = REPOSITORY / "roles" / "vgpu_limiter"

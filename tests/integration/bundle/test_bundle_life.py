@@ -103,6 +103,7 @@ def test_apt_refuses_a_bundle_that_was_changed_after_it_was_made(site, serve, tm
     assert "unexpected size" in updated.stderr or "Hash Sum mismatch" in updated.stderr
 
 
+@pytest.mark.core
 def test_the_manifest_says_what_is_for_whom(site):
     site.make()
     manifest = site.manifest()

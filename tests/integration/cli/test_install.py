@@ -40,6 +40,7 @@ def install(tmp_path):
     return run
 
 
+@pytest.mark.host_python
 def installed(root) -> dict:
     return {str(f.relative_to(root)): f.read_bytes() for f in root.rglob("*") if f.is_file()}
 

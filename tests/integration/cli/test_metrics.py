@@ -56,6 +56,7 @@ def written(host, *arguments, status=0):
     return parsed((folder / FILE).read_text()), done.stderr
 
 
+@pytest.mark.host_python
 def drift(host):
     found, said = written(host)
     assert said == ""

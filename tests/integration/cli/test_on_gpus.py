@@ -22,6 +22,7 @@ HALVES = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb", "count"
 LINE = "gpu 0: enable MIG mode, create 3g.40gb@0, create 3g.40gb@4"
 
 
+@pytest.mark.host_python
 def test_plan_tells_and_changes_nothing(host):
     host.simulated.create(H100)
     layout = host.layout(HALVES)
@@ -100,6 +101,7 @@ def test_a_wrong_layout_is_an_error_that_says_so_and_changes_nothing(host, text,
     assert host.seen() == {0: [], 1: []}
 
 
+@pytest.mark.host_python
 def test_a_file_that_is_not_there_is_named(host):
     host.simulated.create(H100)
     assert (
@@ -207,6 +209,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.host_python
 @pytest.mark.parametrize("model", LAYOUTS)
 @pytest.mark.parametrize("options", [[], ["--pin-placements"], ["--select-by", "uuid"], ["--select-by", "pci"]])
 def test_what_export_prints_leads_to_an_empty_plan(host, model, options):
@@ -273,6 +276,7 @@ def test_tenants_are_applied_shown_and_exported(host, monkeypatch):
     assert yaml.safe_load(done.stdout)["gpu_layout"] == [dict(TENANTS[0], gpus="all", vgpu=by_preload)]
 
 
+@pytest.mark.host_python
 def test_export_says_what_no_layout_can_say(host):
     host.simulated.create(H100)
     program = "import pynvml as n; n.nvmlInit(); n.nvmlDeviceSetComputeMode(n.nvmlDeviceGetHandleByIndex(1), 2)"

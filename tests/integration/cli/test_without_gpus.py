@@ -85,6 +85,7 @@ MIG_PARTED = {
 }
 
 
+@pytest.mark.host_python
 def test_import_prints_a_layout_for_each_label(bare, tmp_path):
     file = tmp_path / "config.json"
     file.write_text(json.dumps(MIG_PARTED))

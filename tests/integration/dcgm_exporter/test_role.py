@@ -103,6 +103,7 @@ TLS = {
 }
 
 
+@pytest.mark.core
 def test_packages(role):
     status, said = role(dcgm_exporter_source="packages", dcgm_exporter_listen_address="10.0.0.7", **TLS)
     assert status == 0, said

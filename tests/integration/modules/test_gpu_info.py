@@ -4,9 +4,12 @@
 
 from __future__ import annotations
 
+import pytest
 from patience import wait_until
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import find_model
+
+pytestmark = [pytest.mark.core, pytest.mark.host_python]
 
 
 def test_what_the_host_has(host):

@@ -19,6 +19,10 @@ def uuids(result, index=0):
     return {i["profile"] + "@%d" % i["placement"]["start"]: i["mig_uuids"] for i in result["gpus"][index]["instances"]}
 
 
+@pytest.mark.host_python
+@pytest.mark.core
+@pytest.mark.host_python
+@pytest.mark.core
 def busy(host, *where):
     """A process that counts as a GPU process there."""
     process = host.popen(["gpusim", "run", *where, "--memory", "1GiB", "--", "sleep", "300"])
@@ -177,6 +181,8 @@ def test_a_mode_that_waits_for_a_reset_gets_one(host):
     assert host.seen() == {0: [("7g.80gb", 0)], 1: []}
 
 
+@pytest.mark.host_python
+@pytest.mark.core
 @pytest.mark.parametrize(
     "call",
     [
@@ -207,6 +213,8 @@ def test_a_failed_step_brings_the_old_layout_back(host, call, nth):
     assert host.module("mig", layout=new)["changed"]
 
 
+@pytest.mark.host_python
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("layout", "words"),
     [

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import pytest
 
+pytestmark = [pytest.mark.core, pytest.mark.host_python]
+
 
 def absent(host, state, check=False):
     return host.module("mps", check=check, layout=[], state=state, state_directory=str(host.folder / "state.d"))

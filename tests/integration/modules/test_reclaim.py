@@ -5,6 +5,10 @@
 
 from __future__ import annotations
 
+import pytest
+
+pytestmark = [pytest.mark.core, pytest.mark.host_python]
+
 
 def test_what_does_not_hold_the_gpu_any_more_is_spared(host):
     host.create([{"model": "H100-80GB", "count": 1}])

@@ -34,6 +34,7 @@ def untouched(fleet):
     return fleet.seen() == {"one": [], "two": [], "three": []}
 
 
+@pytest.mark.core
 def said(run):
     """All that a run said, in one line: YAML folds long messages."""
     return " ".join((run.stdout + run.stderr).split())

@@ -17,6 +17,7 @@ def fleet(host, library, tmp_path):
     return Fleet(tmp_path, library, ["one", "two", "three"])
 
 
+@pytest.mark.core
 def test_it_applies_reports_and_is_idempotent(fleet, tmp_path):
     report = tmp_path / "report"
     report.mkdir()
@@ -40,6 +41,7 @@ def test_it_applies_reports_and_is_idempotent(fleet, tmp_path):
     assert "WARNING" not in second.stdout + second.stderr
 
 
+@pytest.mark.core
 def test_the_typo_of_the_last_host_stops_the_run_before_the_first_is_touched(fleet):
     typo = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.45gb"}]}]
     run = fleet.play({"one": LAYOUT, "two": LAYOUT, "three": typo})
@@ -63,6 +65,7 @@ def test_waves_come_from_the_inventory(fleet, waves, plays):
     assert run.stdout.count("PLAY [Apply (in waves, a canary first)]") == plays
 
 
+@pytest.mark.core
 def test_a_dry_run_shows_the_steps_and_changes_nothing(fleet):
     run = fleet.play(dict.fromkeys(fleet.hosts, LAYOUT), "--check", "--diff")
     assert run.returncode == 0, run.stdout + run.stderr

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from fault_sweep import Sweep, random_transitions
+from thorough import THOROUGH
 
 MAKE = str(Path(__file__).resolve().parents[1] / "make_instance.py")
 SCHEMA_1 = Path(__file__).resolve().parents[1] / "data" / "schema-1"
@@ -27,14 +28,15 @@ OLD = [mig(0, "3g.40gb", "2g.20gb", "1g.10gb")]
 NEW = [mig(0, "3g.40gb", "1g.20gb", "1g.20gb"), mig(1, "4g.40gb")]
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.host_python
+@pytest.mark.parametrize("seed", range(16 if THOROUGH else 2))
 def test_a_fault_anywhere_ends_in_the_old_layout_or_the_new_one(host, library, seed, monkeypatch):
     """A sample; `make bench BENCH=mig` sweeps every call of many transitions."""
     monkeypatch.setenv("GPUSIM_STATE", str(host.folder / "state"))
     (transition,) = random_transitions(seed, 1)
-    endings = list(Sweep(host.folder, library).transition(*transition, most=120))
-    assert len(endings) == 120
+    most = 120 if THOROUGH else 60
+    endings = list(Sweep(host.folder, library).transition(*transition, most=most))
+    assert len(endings) == most
     assert [ending for ending in endings if ending.wrong] == []
 
 
@@ -86,6 +88,7 @@ def test_what_a_cut_off_run_made_is_its_own(host):
     assert not host.module("mig", layout=OLD)["changed"]
 
 
+@pytest.mark.host_python
 @pytest.mark.parametrize("content", ["", "{}", "[1]"])
 @pytest.mark.parametrize("name", ["journal.json", "owned.json"])
 def test_a_damaged_file_is_named_and_nothing_changes(host, name, content):

@@ -61,6 +61,8 @@ GIB = 2**30
 BASE = [entry([0, 1], tenant("a"), tenant("b", "60GiB"), tenant("pair", "10GiB", 40, gpus=2))]
 
 
+@pytest.mark.host_python
+@pytest.mark.core
 def test_a_layout_with_tenants_is_applied_once(fleet):
     foretold = run(fleet, *BASE, check=True)
     assert files(fleet) == {}
@@ -131,6 +133,8 @@ def test_gpus_of_a_process_have_none_of_the_hosts_tenants(host):
     assert host.module("gpu_info")["vgpu_tenants"] == []
 
 
+@pytest.mark.host_python
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("layout", "words"),
     [
@@ -209,6 +213,8 @@ def test_a_failed_step_brings_tenants_back(fleet):
     assert shared_inodes(fleet) == inodes
 
 
+@pytest.mark.host_python
+@pytest.mark.core
 def test_a_file_that_cannot_be_written_brings_tenants_back(fleet):
     run(fleet, entry([0], tenant("a"), tenant("b")))
     before = files(fleet)

@@ -45,6 +45,7 @@ def built(tmp_path: Path, version: str) -> dict:
 # --- once, again, check mode, away --------------------------------------------------------------
 
 
+@pytest.mark.host_python
 def test_a_bare_host_gets_everything_and_a_second_run_changes_nothing(host):
     assert host.installed(host.bundle())["changed"]
     name = host.library().name
@@ -213,6 +214,7 @@ def test_a_file_with_another_checksum_is_refused(host, tmp_path):
     assert not host.root.exists()
 
 
+@pytest.mark.host_python
 def test_a_file_for_another_machine_is_refused(host, tmp_path):
     given = built(tmp_path, "theirs")
     content = bytearray(base64.b64decode(given["libopenfleet-vgpu.so"]["content"]))

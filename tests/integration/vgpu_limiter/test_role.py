@@ -59,6 +59,8 @@ TENANT = [{"gpus": [0], "sharing": "vgpu", "vgpu": {"tenants": [{"name": "a", "m
 STEPS = {"plan_data": {"vgpu": {"steps": [{"step": "RemoveTenant", "name": "a"}]}}}
 
 
+@pytest.mark.core
+@pytest.mark.host_python
 @pytest.mark.parametrize(
     ("variables", "runs"),
     [

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 from fleet import LAB, play_and_read
 
@@ -20,7 +21,7 @@ def test_a_dry_run_on_the_finished_fleet_finds_nothing_to_do():
 
 
 def test_the_report_tells_of_every_host():
-    report = json.loads((LAB / "report-test" / "report.json").read_text())
+    report = json.loads((LAB / f"report-{os.environ['OPENFLEET_LAB']}" / "report.json").read_text())
     assert sorted(host["name"] for host in report["hosts"]) == HOSTS
     # 8 + 4 + 2 + 2 GPUs, as inventories/simulated has them.
     assert report["totals"]["gpus"] == 16

@@ -24,6 +24,7 @@ def running(child) -> None:
 # --- init ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.host_python
 def configured(host, tmp_path, data) -> str:
     path = tmp_path / "gpus.json"
     path.write_text(data if isinstance(data, str) else json.dumps(data))
@@ -130,6 +131,7 @@ def test_a_gpu_instance_that_is_not_there(h100):
 # --- run ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.host_python
 def test_a_command_counts_as_gpu_process_until_it_is_killed(h100):
     child = h100.start("--gpu", 0, "--memory", "4GiB", "--", "cat")
     running(child)
@@ -307,6 +309,7 @@ def test_show_tells_everything_there_is(h100, as_root):
         assert part in shown, part
 
 
+@pytest.mark.host_python
 def test_models_lists_the_catalogue(h100):
     listed = h100.gpusim("models")
     assert "B200-180GB" in listed and "1g.23gb+me" in listed and "no MIG" in listed

@@ -16,6 +16,7 @@ T4 = {"model": "T4-16GB"}
 PLACES = ("usr/local/lib/gpusim", "usr/local/share/gpusim", "etc/gpusim", "var/lib/gpusim")
 
 
+@pytest.mark.host_python
 def files_of(host):
     return {str(p.relative_to(host.root)) for p in host.root.rglob("*") if not p.is_dir()}
 
@@ -149,6 +150,7 @@ def test_a_source_that_does_not_compile_leaves_the_host_as_it_was(installed_host
     assert host.installed(bundle(T4))["changed"] is False
 
 
+@pytest.mark.host_python
 def test_a_file_changed_by_hand_is_put_right(installed_host, bundle):
     host = installed_host
     model = host.root / "usr/local/share/gpusim/models/t4-16gb.json"

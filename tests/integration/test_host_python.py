@@ -1,0 +1,52 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Compile and import all that runs on hosts with the Python that hosts may have (OPENFLEET_HOST_PYTHON)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import ansible
+import pynvml
+import pytest
+
+pytestmark = pytest.mark.host_python
+
+ROOT = Path(__file__).resolve().parents[2]
+PYTHON = os.environ.get("OPENFLEET_HOST_PYTHON") or sys.executable
+COLLECTION = "ansible_collections.openfleet.gpu.plugins"
+#: Modules that an action plugin on the controller answers for: no host runs them.
+CONTROLLER = {p.stem for p in (ROOT / "plugins" / "action").glob("*.py")}
+
+
+def host_modules() -> list[str]:
+    """Return the import paths of module_utils and of the modules that hosts run."""
+    utils = [p for p in (ROOT / "plugins" / "module_utils").rglob("*.py") if p.name != "__init__.py"]
+    modules = [p for p in (ROOT / "plugins" / "modules").glob("*.py") if p.stem not in CONTROLLER]
+    return sorted(
+        ".".join([COLLECTION, *path.relative_to(ROOT / "plugins").with_suffix("").parts]) for path in [*utils, *modules]
+    )
+
+
+def run(*arguments: str, **environment: str) -> str:
+    done = subprocess.run(
+        [PYTHON, *arguments], env={**os.environ, **environment}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    return done.stdout
+
+
+def test_what_hosts_run_compiles(tmp_path):
+    folders = [ROOT / "plugins" / "module_utils", ROOT / "plugins" / "modules", *ROOT.glob("roles/*/files")]
+    run("-m", "compileall", "-qf", *map(str, folders), PYTHONPYCACHEPREFIX=str(tmp_path))
+
+
+def test_what_hosts_run_can_be_imported():
+    packages = {str(Path(ansible.__file__).parents[1]), str(Path(pynvml.__file__).parent), str(ROOT / "collections")}
+    names = host_modules()
+    assert len(names) > 60
+    script = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)\nprint(len(sys.argv) - 1)"
+    assert run("-c", script, *names, PYTHONPATH=":".join(packages)).split() == [str(len(names))]

@@ -1,0 +1,158 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Run `python -m MODULE` as a process of its own that need not load Ansible and pynvml first.
+
+Loading is most of what a test of a module would wait for, hundreds of times. One interpreter loads what modules import, none of
+the modules themselves, and each run is a fork of it with its own environment and standard input and output.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Mapping, Sequence
+
+#: A request is its length in decimal and a line feed, then JSON; the answer is the exit status in decimal.
+Request = Mapping[str, object]
+
+
+class WarmPython:
+    """Start processes from one loaded interpreter.
+
+    `environment` is what the interpreter starts with: the dynamic linker reads LD_LIBRARY_PATH only then.
+    """
+
+    def __init__(self, python: str, environment: Mapping[str, str]) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [python, str(Path(__file__).resolve()), str(theirs.fileno())],
+                env=dict(environment),
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+            )
+        self._requests = ours
+
+    def run(self, module: str, arguments: Sequence[str], environment: Mapping[str, str], stdin: str = ""):
+        """Run a module as `python -m` would; return its subprocess.CompletedProcess."""
+        request = {
+            "module": module,
+            "arguments": list(arguments),
+            "environment": dict(environment),
+            "cwd": str(Path.cwd()),
+        }
+        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            given.write(stdin.encode())
+            given.seek(0)
+            ours, theirs = socket.socketpair()
+            with ours:
+                with theirs:
+                    files = array.array("i", [given.fileno(), out.fileno(), err.fileno(), theirs.fileno()])
+                    self._requests.sendmsg([b"."], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, files)])
+                text = json.dumps(request).encode()
+                ours.sendall(b"%d\n" % len(text) + text)
+                status = ours.makefile("rb").read()
+            out.seek(0)
+            err.seek(0)
+            return subprocess.CompletedProcess(
+                [module, *arguments], int(status or b"-9"), out.read().decode(), err.read().decode()
+            )
+
+    def close(self) -> None:
+        self._requests.close()
+        self._process.wait()
+
+
+# --- In the interpreter that is forked ------------------------------------------------------------------------------
+
+
+def load() -> None:
+    """Import what modules and gpusim import, as far as this interpreter has it."""
+    import pkgutil
+
+    import ansible.module_utils.basic  # noqa: F401
+    import pynvml  # noqa: F401
+
+    from ansible_collections.openfleet.gpu.plugins import module_utils
+
+    for found in pkgutil.iter_modules(module_utils.__path__):
+        if not found.ispkg:
+            __import__("%s.%s" % (module_utils.__name__, found.name))
+
+
+def serve(requests: socket.socket) -> None:
+    """Fork for each request, until the other end closes."""
+    while True:
+        files = array.array("i")
+        data, ancillary, _flags, _address = requests.recvmsg(1, socket.CMSG_SPACE(4 * files.itemsize))
+        if not data:
+            return
+        for _level, _kind, content in ancillary:
+            files.frombytes(content)
+        if os.fork() == 0:
+            requests.close()
+            answer(list(files))
+        for file in files:
+            os.close(file)
+        # Those that have ended.
+        while True:
+            try:
+                if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                    break
+            except ChildProcessError:
+                break
+
+
+def answer(files: list) -> None:
+    """Run one request in a child of this process, and send its exit status."""
+    connection = socket.socket(fileno=files.pop())
+    reader = connection.makefile("rb")
+    request = json.loads(reader.read(int(reader.readline())).decode())
+    child = os.fork()
+    if child == 0:
+        for number, file in enumerate(files):
+            os.dup2(file, number)
+            os.close(file)
+        connection.close()
+        run(request)
+    status = os.waitpid(child, 0)[1]
+    code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+    connection.sendall(b"%d" % code)
+    os._exit(0)
+
+
+def run(request: Request) -> None:
+    """Become the process that was asked for; this does not return."""
+    import runpy
+    import traceback
+
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["cwd"])
+    sys.path[:0] = [path for path in request["environment"].get("PYTHONPATH", "").split(":") if path not in sys.path]
+    sys.argv[1:] = request["arguments"]
+    code = 0
+    try:
+        runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 0
+        if end.code is not None and not isinstance(end.code, int):
+            print(end.code, file=sys.stderr)
+            code = 1
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    load()
+    serve(socket.socket(fileno=int(sys.argv[1])))

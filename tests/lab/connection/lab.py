@@ -1,0 +1,50 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Reach a lab host with one command per module: the podman connection with pipelining.
+
+containers.podman.podman switches pipelining off, because `sudo` in a container may be missing or may ask for a terminal. Lab
+hosts are entered as root. Without pipelining each module takes five commands on the host, which cost as much as the module.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+from ansible.module_utils.common.text.converters import to_native
+from ansible.plugins.connection import ConnectionBase
+
+from ansible_collections.containers.podman.plugins.connection import podman
+
+DOCUMENTATION = podman.DOCUMENTATION.replace("name: podman\n", "name: lab\n")
+
+
+class Connection(podman.Connection):
+    """Connect to a running lab host by `podman exec`."""
+
+    transport = "lab"
+    has_pipelining = True
+
+    def _connect(self):
+        # Only files need the mount point of the host, for which podman has to be asked.
+        ConnectionBase._connect(self)
+        self._connected = True
+
+    def exec_command(self, cmd, in_data=None, sudoable=False):
+        """Run a command on the host with `in_data` (bytes) as its standard input; return (status, stdout, stderr)."""
+        ConnectionBase.exec_command(self, cmd, in_data=in_data, sudoable=sudoable)
+        user = ["--user", self.user] if self.user else []
+        return self._podman(["exec", "--interactive", *user], shlex.split(to_native(cmd)), in_data)
+
+    def put_file(self, in_path, out_path):
+        """Copy a local file to the host."""
+        self._mount()
+        super().put_file(in_path, out_path)
+
+    def fetch_file(self, in_path, out_path):
+        """Copy a file of the host to a local path."""
+        self._mount()
+        super().fetch_file(in_path, out_path)
+
+    def _mount(self):
+        if not self._mount_point:
+            super()._connect()

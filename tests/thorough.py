@@ -1,0 +1,25 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What `make test-thorough` does beyond `make test`: tests marked `thorough`, more draws and new ones, whole sweeps."""
+
+from __future__ import annotations
+
+import os
+from typing import Sequence, TypeVar
+
+from hypothesis import settings
+
+T = TypeVar("T")
+
+#: Set by the Makefile.
+THOROUGH = os.environ.get("OPENFLEET_THOROUGH") == "1"
+
+
+def draws(usual: int) -> settings:
+    """Return Hypothesis' settings for a test that `make test` gives `usual` examples, and the thorough run ten times as many."""
+    return settings(max_examples=usual * (10 if THOROUGH else 1), deadline=None)
+
+
+def sample(items: Sequence[T], every: int) -> list[T]:
+    """Return every n-th of the items and the last one; all of them in the thorough run."""
+    return list(items) if THOROUGH else sorted({*items[::every], *items[-1:]})
