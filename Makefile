@@ -173,7 +173,7 @@ test: ## all that a change may break, in at most 30 minutes on two cores: before
 	rm -rf .cache/test && mkdir -p .cache/test
 	exec 9>&1
 	$(MAKE) -j $(JOBS) --output-sync=target --keep-going $(addprefix leg-,$(legs)) || true
-	tests/leg summary $(legs)
+	TOTAL_SECONDS=$$SECONDS tests/leg summary $(legs)
 
 test-thorough: ## every draw, sweep, sanitizer and version, for hours: before a release
 	@$(MAKE) test OPENFLEET_THOROUGH=1 PYTEST_ADDOPTS='--hypothesis-profile=default'
@@ -245,7 +245,7 @@ $(addprefix leg-,$(scenarios)):
 	tests/leg run $(@:leg-%=%) molecule test --no-command-borders --scenario-name $(@:leg-%=%)
 
 .PHONY: bench
-bench: setup-test ## figures, one `name value unit` a line (BENCH=group for one group)
+bench: setup-test prometheus-tools ## figures, one `name value unit` a line (BENCH=group for one group)
 	@.venv/bin/python tests/benchmark/run.py $(BENCH)
 
 # --- The lab --------------------------------------------------------------------------------------------------------

@@ -50,30 +50,32 @@ _GAUGES = {
 }
 
 
+FIGURES = (
+    "audit_seconds_10000_gpus",
+    "audit_bytes_10000_gpus",
+    "audit_peak_memory_10000_gpus",
+    "audit_growth_exponent",
+)
+
+
 def figures(options):
     """Yields (name, value, unit) or (name, None, reason)."""
     largest = int(options.get("SIZE", 1800))
     sizes = [size for size in (largest // 9, largest // 3, largest) if size >= _PER_HOST]
-    names = (
-        "audit_seconds_10000_gpus",
-        "audit_bytes_10000_gpus",
-        "audit_peak_memory_10000_gpus",
-        "audit_growth_exponent",
-    )
     if len(sizes) < 3:
-        for name in names:
+        for name in FIGURES:
             yield name, None, f"three sizes are needed, and SIZE={largest} is too small for them"
         return
     measured = [(size, *measure(size)) for size in sizes]
     sizes, *columns = zip(*measured)
     lines = [line(sizes, one) for one in columns]
     seconds, received, memory = (fixed + slope * TARGET for fixed, slope in lines)
-    yield names[0], seconds, "s"
-    yield names[1], received / 2**20, "MiB"
-    yield names[2], memory / 2**20, "MiB"
+    yield FIGURES[0], seconds, "s"
+    yield FIGURES[1], received / 2**20, "MiB"
+    yield FIGURES[2], memory / 2**20, "MiB"
     # 1 is linear: of the part that grows, between the two largest.
     grown = [max(1e-9, value - lines[0][0]) for value in columns[0][-2:]]
-    yield names[3], math.log(grown[1] / grown[0]) / math.log(sizes[-1] / sizes[-2]), "ratio"
+    yield FIGURES[3], math.log(grown[1] / grown[0]) / math.log(sizes[-1] / sizes[-2]), "ratio"
 
 
 def line(xs, ys):

@@ -21,6 +21,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "limiter"))
 from card import Card
 from limiter_lab import DEADLINE, OUT, Built, Client, Tenant
 
+FIGURES = (
+    "limiter_launch_added",
+    "limiter_alloc_free_added",
+    "limiter_start_300_processes",
+    "limiter_quota_error",
+    *(f"limiter_sm_error_{shares}" for shares in ("20", "50", "80", "10_90")),
+    "limiter_throttled_launch_added",
+)
 PROCESSES = 300
 #: Runs of the program with and without the library; the median of the pairs' differences is printed.
 RUNS = 9

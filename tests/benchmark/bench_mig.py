@@ -25,6 +25,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration"))
 
 TRANSITIONS = 10_000
 #: Transitions whose every NVML call is made to fail and to die; a run takes about 20 s for each.
+FIGURES = (
+    "mig_transitions",
+    "mig_destroyed_over_optimum",
+    "mig_destroyed_over_recreate_all",
+    "mig_busy_destroyed",
+    "mig_plan_p99",
+    "mig_plan_10000_gpus",
+    "mig_module_noop",
+    "mig_module_apply",
+    "mig_apply_8_gpus",
+    "mig_apply_noop",
+    "mig_fault_cases",
+    "mig_fault_bad_endings",
+)
 FAULT_TRANSITIONS = 10
 ROOT_ONLY = "partitioning needs root, also on the simulator"
 #: Two layouts of eight H100 that have no instance in common.

@@ -26,7 +26,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PROMETHEUS = ROOT / ".lab" / "prometheus" / "usr" / "bin" / "prometheus"
 FILES = ROOT / "roles" / "gpu_monitoring" / "files"
-NAMES = (
+FIGURES = (
     "monitoring_series_per_gpu",
     "monitoring_rule_seconds_1000_gpus",
     "monitoring_slowest_group_seconds_1000_gpus",
@@ -98,20 +98,17 @@ DEV = (
 def figures(options):
     """Yields (name, value, unit) or (name, None, reason)."""
     gpus = int(options.get("SIZE", 1000))
-    if not PROMETHEUS.exists():
-        yield from ((name, None, f"{PROMETHEUS} is missing: `make prometheus-tools`") for name in NAMES)
-        return
     fleet = Fleet(-(-gpus // GPUS_PER_HOST))
     try:
         with tempfile.TemporaryDirectory(prefix="openfleet-bench-") as directory, Server(fleet) as server:
             series, seconds, slowest, memory = measure(Path(directory), server.port, fleet)
     except BenchError as error:
-        yield from ((name, None, str(error)) for name in NAMES)
+        yield from ((name, None, str(error)) for name in FIGURES)
         return
-    yield NAMES[0], series / fleet.gpus, "count"
-    yield NAMES[1], seconds, "s"
-    yield NAMES[2], slowest, "s"
-    yield NAMES[3], memory, "MiB"
+    yield FIGURES[0], series / fleet.gpus, "count"
+    yield FIGURES[1], seconds, "s"
+    yield FIGURES[2], slowest, "s"
+    yield FIGURES[3], memory, "MiB"
 
 
 class BenchError(Exception):

@@ -47,6 +47,9 @@ def all_names():
     yield from ("rightsize_idle_false_flags", "rightsize_idle_recall", "rightsize_idle_hours_to_flag")
 
 
+FIGURES = tuple(all_names())
+
+
 def figures(options):
     """Yields (name, value, unit) or (name, None, reason)."""
     try:
@@ -57,7 +60,7 @@ def figures(options):
         if not fleet.names:
             raise trace.TraceError(f"no container has more than {LEAST_SAMPLES} samples")
     except trace.TraceError as error:
-        for name in all_names():
+        for name in FIGURES:
             yield name, None, str(error)
         return
     seed = int(options.get("SEED", 1))

@@ -20,6 +20,15 @@ ROLES = tuple(
 )
 
 
+FIGURES = (
+    "demo_cold",
+    "demo_warm",
+    "site_module_executions_naive",
+    "site_module_executions_noop",
+    "site_seconds_per_host_noop",
+)
+
+
 def figures(options):
     """Yields (name, value, unit) or (name, None, reason)."""
     yield from demo_times()

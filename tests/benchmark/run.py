@@ -5,9 +5,9 @@
 
 usage: run.py [GROUP]      every group if none is named
 
-A figure that cannot be measured is `name n/a reason`. A group is a module bench_GROUP.py beside this file with a
-function figures(options), which yields (name, value, unit), or (name, None, reason); the options are the environment
-variables SEED, SIZE, CASES, FAULTS, TRACE, PODS and NODES, as far as they are set.
+A figure that cannot be measured is `name n/a reason`. A group is a module bench_GROUP.py beside this file: FIGURES names what it
+measures, and figures(options) yields (name, value, unit), or (name, None, reason). The options are the environment variables
+SEED, SIZE, CASES, FAULTS, TRACE, PODS and NODES, as far as they are set.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import traceback
 from pathlib import Path
+from typing import Iterator
 
 HERE = Path(__file__).resolve().parent
 OPTIONS = ("SEED", "SIZE", "CASES", "FAULTS", "TRACE", "PODS", "NODES")
@@ -43,9 +45,24 @@ def main(arguments: list[str]) -> int:
     options = {name: os.environ[name] for name in OPTIONS if os.environ.get(name)}
     for group in arguments or groups():
         print(f"bench: group {group}", file=sys.stderr)
-        for name, value, unit in importlib.import_module(f"bench_{group}").figures(options):
+        for name, value, unit in figures(group, options):
             print(as_line(name, value, unit), flush=True)
     return 0
+
+
+def figures(group: str, options: dict[str, str]) -> Iterator[tuple]:
+    """Yield the figures of a group; where it fails, those that are missing with the reason."""
+    module = importlib.import_module(f"bench_{group}")
+    missing = list(module.FIGURES)
+    try:
+        for figure in module.figures(options):
+            yield figure
+            if figure[0] in missing:
+                missing.remove(figure[0])
+    except Exception as error:
+        traceback.print_exc()
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        yield from ((name, None, reason) for name in missing)
 
 
 if __name__ == "__main__":
