@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,9 @@ def build_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def built(build_folder: Path) -> Built:
-    """The library as it is released, the stub and the client."""
-    return Built(build_folder / "release")
+    """The library as it is released, the stub and the client; with the sanitizer that OPENFLEET_SANITIZER names, if any."""
+    sanitizer = os.environ.get("OPENFLEET_SANITIZER", "")
+    return Built(build_folder / (f"all-{sanitizer.replace(',', '-')}" if sanitizer else "release"), sanitizer)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import shlex
 
+from ansible.errors import AnsibleConnectionFailure
 from ansible.module_utils.common.text.converters import to_native
 from ansible.plugins.connection import ConnectionBase
 
@@ -30,10 +31,17 @@ class Connection(podman.Connection):
         self._connected = True
 
     def exec_command(self, cmd, in_data=None, sudoable=False):
-        """Run a command on the host with `in_data` (bytes) as its standard input; return (status, stdout, stderr)."""
+        """Run a command on the host with `in_data` (bytes) as its standard input; return (status, stdout, stderr).
+
+        Raises AnsibleConnectionFailure where the host does not run.
+        """
         ConnectionBase.exec_command(self, cmd, in_data=in_data, sudoable=sudoable)
         user = ["--user", self.user] if self.user else []
-        return self._podman(["exec", "--interactive", *user], shlex.split(to_native(cmd)), in_data)
+        status, out, err = self._podman(["exec", "--interactive", *user], shlex.split(to_native(cmd)), in_data)
+        # Podman's and runc's own words where nothing was run: the host is stopped, paused or gone.
+        if (status, err[:6]) == (125, b"Error:") or (status == 255 and (b"exec failed: " in err or err[:6] == b"Error:")):
+            raise AnsibleConnectionFailure(f"{self._container_id} does not run: {to_native(err).strip()}")
+        return status, out, err
 
     def put_file(self, in_path, out_path):
         """Copy a local file to the host."""
