@@ -160,9 +160,12 @@ apart := $(as_root) unshare --pid --fork --kill-child --mount-proc bash -c '"$$@
 scenarios := mig default container_toolkit monitoring gpu_drain sharing nvidia_driver audit vgpu bundle
 legs := mig default container_toolkit monitoring gpu_drain sharing nvidia_driver audit modules commands rules audits vgpu \
     simulator newest limiter lint bundle unit oldest holders
-JOBS ?= $(shell nproc)
-# 1 in `make test-thorough`: what takes long is tried too (tests/thorough.py).
+# Only in the thorough run: everything is tried that takes long (tests/thorough.py), and these legs.
 export OPENFLEET_THOROUGH ?=
+ifneq ($(OPENFLEET_THOROUGH),)
+legs += trixie sanitized pythons cores
+endif
+JOBS ?= $(shell nproc)
 # In the names of test hosts, so that two checkouts on one machine do not meet.
 export OPENFLEET_CHECKOUT := $(shell printf '%s' '$(CURDIR)' | sha256sum | cut -c 1-6)
 
@@ -238,6 +241,30 @@ leg-newest:
 leg-oldest:
 	@if [ -z '$(OLDEST_PYTHON)' ]; then tests/leg left-out oldest 'no Python 3.8 (OLDEST_PYTHON names one)'; exit; fi
 	tests/leg run oldest $(apart) env OPENFLEET_HOST_PYTHON=$(OLDEST_PYTHON) pytest --quiet -m $(if $(OPENFLEET_THOROUGH),'not alone',host_python) tests/integration
+
+# The rest of the limiter's tests look at the library as it is released, or at what cannot be built with a sanitizer.
+leg-sanitized:
+	@OPENFLEET_SANITIZER=address,undefined tests/leg run sanitized pytest --quiet tests/limiter \
+	    $(addprefix --ignore=tests/limiter/,test_binary.py test_dlsym.py test_top.py)
+
+# Every Python between the oldest and the newest that this machine has, on the side of the hosts.
+leg-pythons:
+	@tests/leg run pythons $(apart) bash -ec 'for minor in 9 10 11 12 13 14; do python=$$(tests/lab/find-python first 3.$$minor 3.$$minor); \
+	    [ -z "$$python" ] || { echo "$$python"; OPENFLEET_HOST_PYTHON=$$python pytest --quiet -m host_python tests/integration; }; done'
+
+# ansible-core between the usual one and the newest.
+CORES ?= 2.20
+leg-cores:
+	@if [ -z '$(NEWEST_PYTHON)' ]; then tests/leg left-out cores 'no Python 3.12 or later (NEWEST_PYTHON names one)'; exit; fi
+	tests/leg run cores $(apart) bash -ec 'for core in $(CORES); do venv=.cache/venv-core-$$core; \
+	    [ -x $$venv/bin/pytest ] || { $(NEWEST_PYTHON) -m venv $$venv; $$venv/bin/pip install -qq -r requirements-unit.txt "ansible-core~=$$core.0"; }; \
+	    $$venv/bin/python -m pytest --quiet -m core tests/unit tests/integration; done'
+
+# Debian 13 on the hosts, after the scenarios of the same names and apart from what molecule keeps of them.
+leg-trixie:
+	@export LAB_RELEASE=trixie NO_COLOR=1 XDG_CACHE_HOME=$(CURDIR)/.cache/trixie OPENFLEET_CHECKOUT=$(OPENFLEET_CHECKOUT)-13
+	tests/leg run trixie bash -ec 'flock .lab/image.lock tests/lab/image/build; \
+	    for scenario in nvidia_driver container_toolkit mig; do molecule test --no-command-borders --scenario-name $$scenario; done'
 
 # Scenarios of molecule, each with a fleet of its own.
 $(addprefix leg-,$(scenarios)):

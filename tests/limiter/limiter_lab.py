@@ -107,6 +107,9 @@ class Built:
             found = subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True)
             preloads.insert(0, os.path.realpath(found.stdout.strip()))
         variables = {"LD_LIBRARY_PATH": str(self.stub), "PATH": os.environ["PATH"]}
+        if "address" in self.sanitizer:
+            # Programs such as Python leave memory to the kernel at their end.
+            variables["ASAN_OPTIONS"] = "detect_leaks=0:abort_on_error=1"
         if preloads:
             variables["LD_PRELOAD"] = " ".join(preloads)
         return variables
