@@ -92,39 +92,73 @@ def end_holders(disturbs: Iterable[Disturbance], grace_seconds: float) -> tuple[
 
     Raises ApplyError where a process does not go, or is one that must not be ended.
     """
-    # By now a pid may be another process's.
-    found = {h.pid: str(h) for d in disturbs for h in d.who if can_be_ended(h) and _is_still(h)}
-    spared = [who for pid, who in found.items() if pid in _never()]
-    if spared:
-        raise ApplyError(
-            "; ".join(spared),
-            "it is this run itself, or what the host lives by, and is not ended",
-            "Let go of the GPU there and run again.",
-            outcome="old",
-        )
-    started = {pid: begun for pid in found for begun in [_started(pid)] if begun is not None}
-    for number, seconds in ((signal.SIGTERM, grace_seconds), (signal.SIGKILL, _KILL_SECONDS)):
-        started = _signal(started, number, seconds)
-    if started:
-        raise ApplyError(
-            "; ".join(found[pid] for pid in started),
-            "it does not end, not even by SIGKILL",
-            "It hangs in the driver: look at the kernel log; a reboot of the host ends it.",
-            outcome="old",
-        )
+    named = {h.pid: h for d in disturbs for h in d.who if can_be_ended(h)}
+    targets = {pid: _Target(pid) for pid in named}
+    try:
+        # A pid may be another process's by now: what is looked at from here on is the process behind the descriptor.
+        found = {pid: str(holder) for pid, holder in named.items() if _is_still(holder)}
+        spared = [who for pid, who in found.items() if pid in _never()]
+        if spared:
+            raise ApplyError(
+                "; ".join(spared),
+                "it is this run itself, or what the host lives by, and is not ended",
+                "Let go of the GPU there and run again.",
+                outcome="old",
+            )
+        left = [target for pid, target in targets.items() if pid in found]
+        for number, seconds in ((signal.SIGTERM, grace_seconds), (signal.SIGKILL, _KILL_SECONDS)):
+            left = _signal(left, number, seconds)
+        if left:
+            raise ApplyError(
+                "; ".join(found[target.pid] for target in left),
+                "it does not end, not even by SIGKILL",
+                "It hangs in the driver: look at the kernel log; a reboot of the host ends it.",
+                outcome="old",
+            )
+    finally:
+        for target in targets.values():
+            target.close()
     return tuple(found.values())
 
 
-def _signal(started: dict[int, str], number: int, seconds: float) -> dict[int, str]:
-    """Send the signal to all and wait until they are gone; those that are not."""
-    for pid in _alive(started):
+class _Target:
+    """A process that may be signalled, held by a pidfd (pidfd_open(2)), so that no other process gets its signals.
+
+    Python before 3.9 and Linux before 5.3 have none; there its start time is compared right before each signal.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid, self._descriptor = pid, None
+        with contextlib.suppress(AttributeError, OSError):
+            self._descriptor = os.pidfd_open(pid)
+        self._begun = _started(pid)
+
+    @property
+    def alive(self) -> bool:
+        return self._begun is not None and _started(self.pid) == self._begun
+
+    def send(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
+            if self._descriptor is None:
+                os.kill(self.pid, number)
+            else:
+                signal.pidfd_send_signal(self._descriptor, number)
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+
+
+def _signal(targets: Sequence[_Target], number: int, seconds: float) -> list[_Target]:
+    """Send the signal to all that live and wait until they are gone; return those that are not."""
+    for target in targets:
+        if target.alive:
+            target.send(number)
     deadline = time.monotonic() + seconds
     while True:
-        started = _alive(started)
-        if not started or time.monotonic() >= deadline:
-            return started
+        left = [target for target in targets if target.alive]
+        if not left or time.monotonic() >= deadline:
+            return left
         time.sleep(_POLL_SECONDS)
 
 
@@ -138,10 +172,6 @@ def _is_still(holder: Holder | Process) -> bool:
             return shown([word for word in file.read().split("\0") if word]) == command
     except OSError:
         return False
-
-
-def _alive(started: dict[int, str]) -> dict[int, str]:
-    return {pid: begun for pid, begun in started.items() if _started(pid) == begun}
 
 
 def _started(pid: int) -> str | None:

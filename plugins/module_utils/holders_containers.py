@@ -44,6 +44,10 @@ def containers(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...]) ->
                 # It has ended meanwhile, or shows no /dev; another one of the same namespace may do.
                 continue
             except OSError as error:
+                if os.geteuid() == 0 and not any(process.nodes for process in members):
+                    # Root may read every /dev but one that somebody has made unreadable: a link to itself, a file system of a
+                    # user's own. By the kernel's word no process there has a GPU open.
+                    break
                 problem = "the devices of the container of pid %d cannot be seen (%s)" % (member.pid, error.strerror)
                 holders += unknown(gpus, problem, "Run as root, with the capability CAP_SYS_PTRACE.", pid=member.pid)
             else:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+from functools import cached_property
 from pathlib import Path
 
 from .model import Gpu, Host
@@ -46,12 +47,13 @@ class Devices:
             else:
                 self._by_minor[minor] = gpu
         self._capability_major = self._major("nvidia-caps")
+        self._has_driver = (self._proc / "driver/nvidia").is_dir() or str(_GPU_MAJOR) in self._listed_majors.split()
         self._listed: dict[int, tuple[int, int]] | None = None
 
     @property
     def can_be_open(self) -> bool:
         """Whether there can be an open device node at all: not so with simulated GPUs, which have no kernel side."""
-        if (self._proc / "driver/nvidia").is_dir() or str(_GPU_MAJOR) in _read(self._proc / "devices").split():
+        if self._has_driver:
             return True
         try:
             return any(_NODE.search("/" + entry.name) for entry in Path(self.dev).iterdir())
@@ -62,10 +64,11 @@ class Devices:
         return [self._by_minor[minor] for minor in sorted(self._by_minor)]
 
     def node(self, path: str, status: os.stat_result | None) -> Node | None:
-        """The node behind a path, by its device number where it has one of the driver's, else by its name.
+        """Return the node behind a path, by its device number; None for what is none of the driver's.
 
         A container may show a node under another name, and a node may be another file than it was when it was opened;
-        the number is what the driver sees.
+        the number is what the driver sees. A name alone is anybody's to choose: it counts only on hosts of simulated
+        GPUs, which have no driver and so no numbers.
         """
         if status is not None and stat.S_ISCHR(status.st_mode):
             major, minor = os.major(status.st_rdev), os.minor(status.st_rdev)
@@ -73,6 +76,8 @@ class Devices:
                 return (GPU, minor) if minor < _FIRST_OTHER_MINOR else None
             if major == self._capability_major:
                 return CAPABILITY, minor
+        if self._has_driver:
+            return None
         for pattern, kind in ((_NODE, GPU), (_CAPABILITY_NODE, CAPABILITY)):
             found = pattern.search(path)
             if found:
@@ -117,8 +122,12 @@ class Devices:
         return int(found.group(1)) if found else None
 
     def _major(self, name: str) -> int | None:
-        found = re.search(r"^\s*(\d+) %s$" % re.escape(name), _read(self._proc / "devices"), re.MULTILINE)
+        found = re.search(r"^\s*(\d+) %s$" % re.escape(name), self._listed_majors, re.MULTILINE)
         return int(found.group(1)) if found else None
+
+    @cached_property
+    def _listed_majors(self) -> str:
+        return _read(self._proc / "devices")
 
 
 def _read(path: Path) -> str:

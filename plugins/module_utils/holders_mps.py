@@ -1,35 +1,46 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Clients of the MPS daemons that run here. A client between two kernels need not show in NVML; its server knows it."""
+"""Clients of the MPS daemons that root runs here. A client between two kernels need not show in NVML; its server knows it.
+
+A user's own daemon is not asked: it answers whatever its user likes, and root ends processes by such answers. Its servers and
+their clients have the GPU's node open, which the kernel says, and hold the GPU by that.
+"""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
-from .holders_devices import Devices
-from .holders_model import MPS, Run, short, unknown
+from .holders_devices import Devices, Place
+from .holders_model import MPS, TOOL_TIMEOUT_SECONDS, Run, short, unknown
 from .holders_proc import Processes
 from .model import Gpu, Holder
 from .mps_control import CONTROL, PIPE_DIRECTORY, SERVER, Control, MpsError
 
 #: Where a daemon has its pipes that is told nothing (nvidia-cuda-mps-control(1)).
 _DEFAULT = "/tmp/nvidia-mps"
+#: For all daemons of a host together: a look happens under the host's lock.
+_DEADLINE_SECONDS = 3 * TOOL_TIMEOUT_SECONDS
+#: Of a daemon and of a server. A server takes at most 60 clients (https://docs.nvidia.com/deploy/mps/, "Limitations").
+_MOST_SERVERS, _MOST_CLIENTS = 64, 256
 
 
 def mps(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...], run: Run) -> list[Holder]:
-    """A holder for each client of each MPS server, on what the server has open."""
+    """Return a holder for each client of each MPS server, on what the server has open."""
     holders: list[Holder] = []
-    # Both names are longer than the kernel keeps, and are one and the same when cut.
-    running = [process for process in processes.named(CONTROL) if _program(processes, process.pid) == CONTROL]
-    for daemon in running:
-        if processes.in_container(daemon.pid):
-            # That container's affair: the container was given the GPU, and its server has the GPU open.
+    deadline = time.monotonic() + _DEADLINE_SECONDS
+    # The kernel cuts names: the server's and the daemon's are one and the same.
+    for daemon in processes.named(CONTROL):
+        # A container's is that container's affair: it was given the GPU, and its server has the GPU open.
+        if not processes.is_roots(daemon.pid, CONTROL) or processes.in_container(daemon.pid):
             continue
         control = Control(run, _pipe_directory(processes, daemon.pid))
         try:
-            for server in control.servers():
-                for client in control.clients(server):
+            for server in _few(control.servers(), _MOST_SERVERS, "servers", control):
+                if time.monotonic() > deadline:
+                    raise MpsError(control.where, "its servers take too long to answer", "See whether they hang.")
+                for client in _few(control.clients(server), _MOST_CLIENTS, "clients", control):
                     holders += _client(devices, processes, gpus, server, client)
         except MpsError as error:
             problem = "an MPS daemon (pid %d) runs here, and its clients are not known: %s"
@@ -39,8 +50,9 @@ def mps(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...], run: Run)
 
 
 def is_mps(processes: Processes, pid: int) -> bool:
-    """Whether a process is a daemon or server of MPS itself."""
-    return _program(processes, pid) in (CONTROL, SERVER)
+    """Return whether a process is a daemon or server of MPS itself."""
+    words = processes.arguments(pid)
+    return bool(words) and words[0].rpartition("/")[2] in (CONTROL, SERVER)
 
 
 def _client(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...], server: int, client: int) -> list[Holder]:
@@ -48,15 +60,30 @@ def _client(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...], serve
     origin = processes.origin(client)
     about = short(command) or "of a process that /proc does not show"
     who = "pid %d (%s%s), a client of the MPS server %d" % (client, about, ", user %s" % user if user else "", server)
-    nodes = processes.seen[server].nodes if server in processes.seen else ()
-    places = {place for place in (devices.place(node) for node in nodes) if place}
-    inside = {uuid for uuid, instance in places if instance is not None}
+    places = _places(devices, processes, server)
+    if devices.can_be_open and not _places(devices, processes, client):
+        # A server runs as its user, who may have it name any process: one without a GPU open is not to be ended by that.
+        who += ", has no GPU open itself and is not ended. Stop that server if nobody needs it"
+        return [Holder(uuid, instance, MPS, who) for uuid, instance in places or [(gpu.uuid, None) for gpu in gpus]]
     # A server that shows no open device cannot be matched with a GPU: its clients hold any.
-    held = [place for place in places if place[1] is not None or place[0] not in inside]
     return [
         Holder(uuid, instance, MPS, who, client, user, command, origin.unit_or_container, origin.job or origin.pod)
-        for uuid, instance in held or [(gpu.uuid, None) for gpu in gpus]
+        for uuid, instance in places or [(gpu.uuid, None) for gpu in gpus]
     ]
+
+
+def _places(devices: Devices, processes: Processes, pid: int) -> list[Place]:
+    """What a process has open: its instances, and GPUs as a whole where it is in none of their instances."""
+    nodes = processes.seen[pid].nodes if pid in processes.seen else ()
+    places = {place for place in (devices.place(node) for node in nodes) if place}
+    inside = {uuid for uuid, instance in places if instance is not None}
+    return [place for place in places if place[1] is not None or place[0] not in inside]
+
+
+def _few(pids: tuple[int, ...], most: int, what: str, control: Control) -> tuple[int, ...]:
+    if len(pids) > most:
+        raise MpsError(control.where, "it names %d %s" % (len(pids), what), "No daemon has as many: see what it is.")
+    return pids
 
 
 def _pipe_directory(processes: Processes, pid: int) -> str | None:
@@ -68,8 +95,3 @@ def _pipe_directory(processes: Processes, pid: int) -> str | None:
         return told if here.exists() and here.samefile(there) else str(there)
     except OSError:
         return told
-
-
-def _program(processes: Processes, pid: int) -> str:
-    words = processes.arguments(pid)
-    return words[0].rpartition("/")[2] if words else ""

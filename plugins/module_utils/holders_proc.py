@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 #
 # Thousands of files are looked at in one pass, and pathlib would take most of its time.
-# ruff: noqa: PTH116, PTH123, PTH208
+# ruff: noqa: PTH116, PTH119, PTH123, PTH208
 """One pass over /proc: which process has which device nodes open, and in which mount namespace it lives (proc(5))."""
 
 from __future__ import annotations
@@ -17,20 +17,9 @@ from functools import cached_property
 from typing import Iterator
 
 from .command_line import shown
+from .holders_cgroup import Origin, parse_cgroup
 from .holders_devices import Devices, Node
 from .holders_model import NAME_LENGTH
-
-_CONTAINER = re.compile(r"(?:(docker|libpod|crio|cri-containerd|nerdctl)-|/(docker|lxc)/)?\b([0-9a-f]{64})\b")
-_NAMED_CONTAINER = re.compile(
-    r"/(?:lxc\.payload\.|lxc/|systemd-nspawn@|machine-)([^/\n]+?)(?:\.service|\.scope)?(?:/|$)", re.M
-)
-_RUNTIMES = {"libpod": "podman", "cri-containerd": "containerd", "crio": "cri-o"}
-_UNIT = re.compile(r"([^/\n]+\.(?:service|scope))(?:/|$)", re.M)
-#: A user's own systemd and what it starts: units of their own names, and containers without root.
-_OF_USER = re.compile(r"/user@(\d+)\.service(?:/|$)", re.M)
-_SLURM_JOB = re.compile(r"/job_(\d+)(?:/|$)", re.M)
-#: Kubernetes puts a pod's cgroup as pod<uid>; the systemd driver writes the uid's dashes as underscores.
-_POD = re.compile(r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12})")
 
 
 @dataclass(frozen=True)
@@ -41,16 +30,6 @@ class Seen:
     name: str
     nodes: tuple[Node, ...] = ()
     mount_namespace: str | None = None
-
-
-@dataclass(frozen=True)
-class Origin:
-    """What started a process, as far as its cgroup tells."""
-
-    unit_or_container: str | None = None
-    container_id: str | None = None
-    job: str | None = None
-    pod: str | None = None
 
 
 @dataclass(frozen=True)
@@ -77,6 +56,15 @@ class Processes:
             return pwd.getpwuid(int(uid)).pw_name
         except (KeyError, ValueError):
             return uid
+
+    def is_roots(self, pid: int, program: str) -> bool:
+        """Whether root runs it, by the kernel's word: all of its user ids, and the file that it executes.
+
+        Name, arguments and environment are the process's own to choose, and a setuid program has them from its caller.
+        """
+        ids = re.search(r"^Uid:((?:\s+\d+)+)$", self._text(pid, "status"), re.MULTILINE)
+        executed = os.path.basename(_link("%s/%d/exe" % (self.proc, pid)) or "")
+        return ids is not None and set(ids.group(1).split()) == {"0"} and executed.split(" ", 1)[0] == program
 
     def in_container(self, pid: int) -> bool:
         """Whether it has a PID namespace that is not the caller's: its pid is another one there (proc(5), NSpid)."""
@@ -108,7 +96,8 @@ class Processes:
         if monitor is None or "-n" not in words[:-1]:
             return origin
         owner = self._status(monitor, "Uid")
-        runtime = "podman@%s" % owner if owner not in (None, "0") else "podman"
+        # Only root's podman goes by that name; an owner that is gone is not taken for root.
+        runtime = "podman" if owner == "0" else "podman@%s" % (owner or "unknown")
         name = "%s container %s" % (runtime, words[words.index("-n") + 1])
         return Origin(name, origin.container_id, origin.job, origin.pod)
 
@@ -151,36 +140,6 @@ class Processes:
 
     def _text(self, pid: int, name: str) -> str:
         return _read("%s/%d/%s" % (self.proc, pid, name))
-
-
-def parse_cgroup(text: str, inside: str | None = None) -> Origin:
-    """Unit, container, Slurm job and pod from /proc/PID/cgroup, on cgroup v1, v2 and both.
-
-    `inside` is the id of the container that the caller runs in itself: that one is the host, and says nothing. Of what a user's
-    own systemd started only that is told, as user@UID.service: a unit of the same name that the system has is another. The
-    runtime of a user's container is told with the UID, as podman@1000, for the same reason.
-    """
-    if inside:
-        text = re.sub(r"/[^\n]*%s[^/\n]*" % re.escape(inside), "", text)
-    container = _CONTAINER.search(text)
-    named = _NAMED_CONTAINER.search(text)
-    units = [unit for unit in _UNIT.findall(text) if not unit.startswith(("init.scope", "session-"))]
-    job = _SLURM_JOB.search(text)
-    pod = _POD.search(text)
-    owner = _OF_USER.search(text)
-    what = "user@%s.service" % owner.group(1) if owner else units[-1] if units else None
-    if named and not container:
-        what = "container %s" % named.group(1)
-    if container:
-        runtime = container.group(1) or container.group(2) or ""
-        runtime = _RUNTIMES.get(runtime, runtime) + ("@" + owner.group(1) if owner else "")
-        what = ("%s container %s" % (runtime, container.group(3)[:12])).strip()
-    return Origin(
-        what,
-        container.group(3) if container else named.group(1) if named else None,
-        job.group(1) if job else None,
-        pod.group(1).replace("_", "-") if pod else None,
-    )
 
 
 def scan(devices: Devices, proc: str = "/proc") -> Processes:

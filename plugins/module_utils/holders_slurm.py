@@ -26,6 +26,9 @@ _FIELD = re.compile(r"(\S+?)=(\S*)")
 _RESOURCE = re.compile(r"([A-Za-z_]\w*)((?::[^,(]+)*)(?:\(([^)]*)\))?(?:,|$)")
 _JOB_STATES = "RUNNING,SUSPENDED,COMPLETING,CONFIGURING,STOPPED,SIGNALING,STAGE_OUT"
 _NO_INDEX = sys.maxsize
+_DAEMON = "slurmd"
+#: A name as slurm.conf(5) has it, and no option of the tools that it is given to.
+_NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*$")
 #: (name, how many, their indexes or None where they are not said)
 Resource = "tuple[str, int, tuple[int, ...] | None]"
 
@@ -33,8 +36,12 @@ Resource = "tuple[str, int, tuple[int, ...] | None]"
 def slurm(host: Host, devices: Devices, processes: Processes, run: Run) -> list[Holder]:
     """A holder for each job of this node and each GPU or GPU instance that it was given."""
     # One machine may be several nodes, each with a slurmd. What one in a container gives away, the container was given.
-    daemons = [daemon.pid for daemon in processes.named("slurmd") if not processes.in_container(daemon.pid)]
-    nodes = sorted({_node_name(processes.arguments(daemon)) for daemon in daemons})
+    daemons = [
+        daemon.pid
+        for daemon in processes.named(_DAEMON)
+        if processes.is_roots(daemon.pid, _DAEMON) and not processes.in_container(daemon.pid)
+    ]
+    nodes = sorted(filter(_NODE_NAME.match, {_node_name(processes.arguments(daemon)) for daemon in daemons}))
     return [holder for node in nodes for holder in _of_node(host, devices, processes, node, run)]
 
 
@@ -115,9 +122,9 @@ def _by_tasks(host: Host, processes: Processes, job: str, count: int) -> set[Pla
     """
     told: set[str] = set()
     for pid in processes.seen:
-        variables = processes.environment(pid)
-        if variables.get("SLURM_JOB_ID") == job:
-            told |= set(variables.get("CUDA_VISIBLE_DEVICES", "").split(",")) - {""}
+        # Slurm puts its jobs into cgroups; a variable of the environment says what anybody likes.
+        if processes.origin(pid).job == job:
+            told |= set(processes.environment(pid).get("CUDA_VISIBLE_DEVICES", "").split(",")) - {""}
     places = {place_of(host, device) for device in told}
     if len(told) != count or None in places:
         return None

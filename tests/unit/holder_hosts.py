@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -43,10 +44,8 @@ def no_tools(command, **_options):
 
 
 def named(folder: Path, name: str) -> Path:
-    """A program of that name, which the kernel then shows as the process's name."""
-    program = folder / name
-    program.symlink_to(sys.executable)
-    return program
+    """A program of that name, which the kernel then shows as the process's name and executable."""
+    return Path(shutil.copy(Path(sys.executable).resolve(), folder / name))
 
 
 @contextlib.contextmanager
@@ -75,11 +74,16 @@ class Proc:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 
-    def process(self, pid: int, name: str, *opened: Path, cgroup: str = "0::/init.scope") -> None:
-        self.write("%d/comm" % pid, name + "\n")
-        self.write("%d/cmdline" % pid, name + "\0--flag\0")
+    def process(
+        self, pid: int, name: str, *opened: Path, cgroup: str = "0::/init.scope", uid: int = 0, words=(), variables=()
+    ) -> None:
+        """Add a process; `words` are its arguments, `variables` the (name, value) pairs of its environment."""
+        self.write("%d/comm" % pid, name[:15] + "\n")
+        self.write("%d/cmdline" % pid, "\0".join([name, *(words or ("--flag",)), ""]))
+        self.write("%d/environ" % pid, "".join("%s=%s\0" % pair for pair in variables))
         self.write("%d/cgroup" % pid, cgroup + "\n")
-        self.write("%d/status" % pid, "Name:\t%s\nPPid:\t1\nUid:\t0\t0\t0\t0\n" % name)
+        self.write("%d/status" % pid, "Name:\t%s\nPPid:\t1\nUid:\t%s\n" % (name, "\t".join(["%d" % uid] * 4)))
+        (self.folder / str(pid) / "exe").symlink_to("/usr/sbin/" + name)
         (self.folder / str(pid) / "fd").mkdir()
         for number, file in enumerate(opened):
             (self.folder / str(pid) / "fd" / str(number)).symlink_to(file)

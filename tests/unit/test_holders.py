@@ -19,7 +19,7 @@ import pytest
 from holder_hosts import OPEN, Proc, gpu, host, instance, named, no_tools, opened
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders import blocking, find_holders
-from ansible_collections.openfleet.gpu.plugins.module_utils.holders_proc import Origin, parse_cgroup
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders_cgroup import Origin, parse_cgroup
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder, Process
 
 # Daemons are started by their real names, and who looks through /proc finds them.
@@ -126,12 +126,32 @@ def test_the_collections_own_look_is_in_nobodys_way(dev, find, tmp_path):
         assert [holder.kind for holder in find(host(gpu(0)), process)] == ["device_handle"]
 
 
+def device_node(path, major, minor):
+    """Make a character device, or skip the test where that is not permitted."""
+    path.unlink(missing_ok=True)
+    try:
+        os.mknod(path, 0o20600, os.makedev(major, minor))
+    except PermissionError:
+        pytest.skip("this user or container may not make device nodes")
+    return path
+
+
+def test_where_there_is_a_driver_a_name_is_no_device(dev, tmp_path):
+    proc = Proc(tmp_path / "proc")
+    proc.write("devices", "Character devices:\n195 nvidia-frontend\n511 nvidia-caps\n")
+    (dev / "nvidia-caps/nvidia-cap12").touch()
+    proc.process(7, "claims", dev / "nvidia0", dev / "nvidia-caps/nvidia-cap12")
+    proc.process(8, "has", device_node(dev / "nvidia1", 195, 1))
+    found = find_holders(host(gpu(0, instance(1, 0)), gpu(1)), str(proc.folder), str(dev), no_tools)
+    assert [(h.pid, h.gpu_uuid) for h in found] == [(8, "GPU-1")]
+
+
 def test_the_driver_counts_its_nodes_in_its_own_order(dev, tmp_path):
     proc = Proc(tmp_path / "proc")
     for index, minor in ((0, 1), (1, 0)):
         information = "Model: \t\t NVIDIA H100\nGPU UUID: \t GPU-%d\nDevice Minor: \t %d\n" % (index, minor)
         proc.write("driver/nvidia/gpus/0000:%02x:00.0/information" % (0x3B + index), information)
-    proc.process(7, "train", dev / "nvidia0")
+    proc.process(7, "train", device_node(dev / "nvidia0", 195, 0))
     (holder,) = find_holders(host(gpu(0), gpu(1)), str(proc.folder), str(dev), no_tools)
     assert (holder.pid, holder.gpu_uuid) == (7, "GPU-1")
     (proc.folder / "driver/nvidia/gpus/0000:3b:00.0/information").write_text("Model: \t\t NVIDIA H100\n")
@@ -150,19 +170,11 @@ def test_the_drivers_list_of_capabilities_goes_before_the_rule(dev, tmp_path):
         assert [h.gpu_instance_id for h in found if h.pid == minor + 10] == [of]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="making device nodes needs root")
 def test_the_number_of_a_node_counts_and_not_its_name(dev, tmp_path):
-    proc, node = Proc(tmp_path / "proc"), dev / "nvidia0"
-    node.unlink()
-    try:
-        os.mknod(node, 0o20600, os.makedev(195, 1))
-    except PermissionError:
-        pytest.skip("this container may not make device nodes")
-    proc.process(7, "train", node)
-    os.mknod(dev / "accelerator", 0o20600, os.makedev(195, 0))
-    proc.process(8, "other", dev / "accelerator")
-    os.mknod(dev / "control", 0o20600, os.makedev(195, 255))
-    proc.process(9, "control", dev / "control")
+    proc = Proc(tmp_path / "proc")
+    proc.process(7, "train", device_node(dev / "nvidia0", 195, 1))
+    proc.process(8, "other", device_node(dev / "accelerator", 195, 0))
+    proc.process(9, "control", device_node(dev / "control", 195, 255))
     found = find_holders(host(gpu(0), gpu(1)), str(proc.folder), str(dev), no_tools)
     assert [(h.pid, h.gpu_uuid) for h in found] == [(8, "GPU-0"), (7, "GPU-1")]
 
@@ -238,6 +250,29 @@ ID = "3f2a" * 16
     ],
 )
 def test_a_cgroup_tells_what_started_a_process(cgroup, origin):
+    assert parse_cgroup(cgroup + "\n") == origin
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "origin"),
+    [
+        ("0::/system.slice/jupyterhub.service/postgresql.service", Origin("jupyterhub.service")),
+        ("0::/system.slice/jupyterhub.service/docker-%s.scope" % ID, Origin("jupyterhub.service")),
+        ("0::/system.slice/jupyterhub.service/user@0.service/x.service", Origin("jupyterhub.service")),
+        ("0::/system.slice/jupyterhub.service/slurmstepd.scope/job_17/step_0", Origin("jupyterhub.service")),
+        (
+            "0::/system.slice/jupyterhub.service/kubepods/x/pod9a15d2b5-c152-46b9-96e0-d57032629e1f/%s" % ID,
+            Origin("jupyterhub.service"),
+        ),
+        (
+            "0::/user.slice/user-1000.slice/user@1000.service/slurmstepd.scope/job_17/step_0",
+            Origin("user@1000.service"),
+        ),
+        ("0::/user.slice/user-1000.slice/session-3.scope/postgresql.service", Origin()),
+        ("0::/system.slice/system-jupyter.slice/jupyter@a.service/x.scope", Origin("jupyter@a.service")),
+    ],
+)
+def test_names_below_a_delegated_cgroup_are_no_origin(cgroup, origin):
     assert parse_cgroup(cgroup + "\n") == origin
 
 

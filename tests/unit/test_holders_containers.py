@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 
 import pytest
@@ -126,3 +127,11 @@ def test_since_when_it_runs_is_told(there):
     # The 22nd field, in hundredths of a second after the boot; a name may have blanks and brackets in it.
     there.proc.write("70/stat", "70 (a (name) S) S %s 360000 %s" % (" ".join(["0"] * 18), " ".join(["0"] * 30)))
     assert there.find()[0].started_seconds == 1795003600.0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root reads every /dev")
+def test_a_dev_that_somebody_has_made_unreadable_holds_nothing(there):
+    there.start(70, "chroot", cgroup="0::/user.slice/user-1000.slice/session-3.scope")
+    (there.proc.folder / "70/root").mkdir()
+    (there.proc.folder / "70/root/dev").symlink_to("dev")
+    assert there.find() == ()

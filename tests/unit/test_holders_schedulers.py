@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -89,13 +90,87 @@ def test_gpus_that_cannot_be_told_are_all_held(jobs):
     assert len(jobs(FOUR, Slurm(job1=unsaid))) == 4
 
 
-def test_with_mig_the_jobs_processes_tell_its_devices(jobs):
+def test_with_mig_the_jobs_processes_tell_its_devices(tmp_path):
     of = host(gpu(0, instance(1, 0), instance(2, 2)), gpu(1, instance(3, 0)), gpu(2), gpu(3))
-    assert {h.gpu_uuid for h in jobs(of, Slurm())} == {"GPU-0", "GPU-1", "GPU-2", "GPU-3"}
-    with opened(SLURM_JOB_ID="1", CUDA_VISIBLE_DEVICES="MIG-2,MIG-3"):
-        assert [(h.gpu_uuid, h.gpu_instance_id) for h in jobs(of, Slurm())] == [("GPU-0", 2), ("GPU-1", 3)]
-    with opened(SLURM_JOB_ID="1", CUDA_VISIBLE_DEVICES="MIG-2"):
-        assert len(jobs(of, Slurm())) == 4, "a step that has one of a job's two devices does not tell the other"
+    job = {"cgroup": "0::/system.slice/slurmstepd.scope/job_1/step_0/user/task_0"}
+    for step, devices, held in (
+        ({}, "", [(f"GPU-{i}", None) for i in range(4)]),
+        (job, "MIG-2,MIG-3", [("GPU-0", 2), ("GPU-1", 3)]),
+        # A step that has one of a job's two devices does not tell the other.
+        (job, "MIG-2", [(f"GPU-{i}", None) for i in range(4)]),
+        # Its variable makes a process no process of the job.
+        (
+            {"cgroup": "0::/user.slice/user-1000.slice/session-1.scope"},
+            "MIG-2,MIG-3",
+            [(f"GPU-{i}", None) for i in range(4)],
+        ),
+    ):
+        proc = Proc(tmp_path / ("proc" + devices + str(len(step))))
+        proc.process(5, "slurmd", words=("-N", "gpu-a"))
+        proc.process(7, "python3", variables=(("SLURM_JOB_ID", "1"), ("CUDA_VISIBLE_DEVICES", devices)), **step)
+        found = find_holders(of, str(proc.folder), str(tmp_path / "dev"), Slurm(), str(tmp_path))
+        assert [(h.gpu_uuid, h.gpu_instance_id) for h in found if h.kind == "slurm"] == held
+        shutil.rmtree(proc.folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "uid", "words"),
+    [
+        ("slurmd", 1000, ("-N", "gpu-a")),
+        ("slurmd", 0, ("-N", "--help")),
+        ("slurmd", 0, ("-N", "gpu a;x")),
+        ("nvidia-cuda-mps-control", 1000, ()),
+    ],
+)
+def test_a_daemon_that_is_not_roots_or_has_no_name_is_not_asked(tmp_path, name, uid, words):
+    proc = Proc(tmp_path / "proc")
+    proc.process(5, name, uid=uid, words=words, variables=(("CUDA_MPS_PIPE_DIRECTORY", "/tmp/mine"),))
+    assert find_holders(FOUR, str(proc.folder), str(tmp_path / "dev"), never, str(tmp_path)) == ()
+
+
+def test_a_daemon_is_what_it_executes_and_not_what_it_calls_itself(tmp_path):
+    proc = Proc(tmp_path / "proc")
+    for pid, name in ((5, "slurmd"), (6, "nvidia-cuda-mps-control")):
+        proc.process(pid, name)
+        (proc.folder / str(pid) / "exe").unlink()
+        (proc.folder / str(pid) / "exe").symlink_to("/usr/bin/sleep")
+    assert find_holders(FOUR, str(proc.folder), str(tmp_path / "dev"), never, str(tmp_path)) == ()
+
+
+def test_a_process_that_has_no_gpu_open_is_not_ended_on_the_word_of_a_server(tmp_path):
+    dev = tmp_path / "dev"
+    dev.mkdir()
+    (dev / "nvidia0").touch()
+    proc = Proc(tmp_path / "proc")
+    proc.process(5, "nvidia-cuda-mps-control")
+    proc.process(6, "nvidia-cuda-mps-server", dev / "nvidia0", uid=1000)
+    proc.process(7, "postgres", uid=70, cgroup="0::/system.slice/postgresql.service")
+    proc.process(8, "train", dev / "nvidia0", uid=1000)
+    answers = {"get_server_list\n": "6\n", "get_client_list 6\n": "7\n8\n"}
+
+    def control(command, input, env):
+        return subprocess.CompletedProcess(command, 0, answers[input], "")
+
+    found = find_holders(host(gpu(0)), str(proc.folder), str(dev), control, str(tmp_path))
+    assert {(h.pid, h.kind, h.unit_or_container) for h in found} == {
+        (None, "mps", None),
+        (6, "device_handle", None),
+        (8, "mps", None),
+    }
+    (named_only,) = (h for h in found if h.pid is None)
+    assert "pid 7 (postgres" in named_only.who and "has no GPU open itself" in named_only.who
+
+
+def test_a_daemon_that_names_more_than_any_can_have_is_not_followed(tmp_path):
+    proc = Proc(tmp_path / "proc")
+    proc.process(5, "nvidia-cuda-mps-control")
+
+    def control(command, input, env):
+        assert input == "get_server_list\n"
+        return subprocess.CompletedProcess(command, 0, "\n".join(map(str, range(100, 600))), "")
+
+    (holder,) = find_holders(host(gpu(0)), str(proc.folder), str(tmp_path / "dev"), control, str(tmp_path))
+    assert holder.kind == "unknown" and "it names 500 servers" in holder.who
 
 
 def test_a_job_that_ended_meanwhile_leaves_the_rest_unknown(jobs):
@@ -271,11 +346,11 @@ def test_a_client_of_mps_holds_what_its_server_has_open(tmp_path):
 
     of = host(gpu(0), gpu(1, instance(1, 0), instance(2, 2)))
     daemon, program = named(tmp_path, "nvidia-cuda-mps-control"), named(tmp_path, "nvidia-cuda-mps-server")
-    with opened(program=daemon, CUDA_MPS_PIPE_DIRECTORY="/run/mps") as running, opened() as client:
+    with opened(program=daemon, CUDA_MPS_PIPE_DIRECTORY="/run/mps") as running, opened(dev / "nvidia1") as client:
         with opened(dev / "nvidia1", dev / "nvidia-caps/nvidia-cap156", program=program) as server:
             found = find_holders(of, dev=str(dev), run=control, kubelet_directory=str(tmp_path))
-            (holder,) = (h for h in found if h.pid == client.pid)
-            assert (holder.gpu_uuid, holder.gpu_instance_id, holder.kind) == ("GPU-1", 2, "mps")
+            (holder,) = (h for h in found if h.pid == client.pid and h.kind == "mps")
+            assert (holder.gpu_uuid, holder.gpu_instance_id) == ("GPU-1", 2)
             (holder,) = (h for h in found if h.pid == server.pid)
             assert (holder.gpu_uuid, holder.gpu_instance_id) == ("GPU-1", 2)
             assert [env for _input, env in asked] == [{"CUDA_MPS_PIPE_DIRECTORY": "/run/mps"}] * 2
