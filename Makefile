@@ -159,7 +159,7 @@ apart := $(as_root) unshare --pid --fork --kill-child --mount-proc bash -c '"$$@
 # one process but for waiting. `make test-mig` sets up what one needs and runs it; leg-mig only runs it.
 scenarios := mig default container_toolkit monitoring gpu_drain sharing nvidia_driver audit vgpu bundle
 legs := mig default container_toolkit monitoring gpu_drain sharing nvidia_driver audit modules commands rules audits vgpu \
-    simulator newest limiter lint bundle unit oldest holders
+    simulator newest limiter lint bundle unit oldest adversary holders
 # Only in the thorough run: everything is tried that takes long (tests/thorough.py), and these legs.
 export OPENFLEET_THOROUGH ?=
 ifneq ($(OPENFLEET_THOROUGH),)
@@ -225,6 +225,10 @@ leg-modules:
 
 leg-holders:
 	@tests/leg run holders $(apart) pytest --quiet -m alone tests/integration
+
+# Attacks by users, tenants and hosts.
+leg-adversary:
+	@tests/leg run adversary $(apart) pytest --quiet tests/adversary
 
 leg-simulator:
 	@tests/leg run simulator $(apart) pytest --quiet tests/integration/simulator

@@ -18,6 +18,8 @@ from pathlib import Path
 REQUIREMENTS = Path(__file__).with_name("embedded-requirements.txt")
 PYTHON = "3.8"
 PLATFORM = "manylinux2014_%s"
+#: What a host may call its architecture: the name becomes a part of a path and of an argument of pip.
+ARCHITECTURES = ("x86_64", "aarch64")
 
 
 def make(archive: Path, machine: str, wheels: str) -> None:
@@ -50,6 +52,8 @@ def make(archive: Path, machine: str, wheels: str) -> None:
 
 def main() -> int:
     archive, machine = Path(sys.argv[1]), sys.argv[2]
+    if machine not in ARCHITECTURES:
+        sys.exit("make_archive: no packages for the architecture %r: %s" % (machine, " or ".join(ARCHITECTURES)))
     archive.parent.mkdir(parents=True, exist_ok=True)
     with archive.with_name(archive.name + ".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

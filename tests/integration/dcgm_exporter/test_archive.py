@@ -76,6 +76,14 @@ def test_what_is_missing_is_named_and_nothing_is_left(tmp_path, wheels):
     assert [path.name for path in archive.parent.iterdir()] == ["exporter.zip.lock"]
 
 
+@pytest.mark.parametrize("machine", ["../../../tmp/x", "x86_64/../..", "--target=/tmp", "riscv64", ""])
+def test_an_architecture_that_it_does_not_know_is_refused(tmp_path, wheels, machine):
+    done = make(tmp_path / "cache" / "exporter.zip", wheels, machine=machine)
+    assert done.returncode != 0
+    assert f"no packages for the architecture {machine!r}" in done.stderr
+    assert not (tmp_path / "cache").exists()
+
+
 def test_wheels_of_another_architecture_are_not_taken(tmp_path, wheels):
     done = make(tmp_path / "exporter.zip", wheels, machine="x86_64")
     assert done.returncode != 0 and "x86_64" in done.stderr
