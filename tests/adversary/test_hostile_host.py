@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.fleet.page import to_text
+
 ROOT = Path(__file__).resolve().parents[2]
 #: Records a node as drained by the module itself, then brings the clients back by the role.
 RESUME = """
@@ -61,3 +63,39 @@ def test_its_record_uncordons_no_node_but_its_own(tmp_path, variables):
     assert 'its record says that a drain cordoned the Kubernetes node "victim"' in said
     assert "No node was uncordoned" in said and "k8s_drain" not in said
     assert (tmp_path / "state" / "drain.json").exists()
+
+
+SCRIPT = '"><script>alert(1)</script>'
+
+
+def hostile(**changes) -> dict:
+    instance = {"profile": "1g.10gb" + SCRIPT, "placement": {"start": 0, "size": 1}}
+    gpu = {
+        **dict.fromkeys(("name", "asked", "before", "after"), SCRIPT),
+        "index": 0,
+        "changed": SCRIPT,
+        "placement_units": 8,
+        "instances": [instance],
+    }
+    return {"summary": SCRIPT, "hosts": [{"name": SCRIPT, "note": SCRIPT, "gpus": [{**gpu, **changes}]}]}
+
+
+@pytest.mark.parametrize("changes", [{}, {"instances": []}])
+def test_its_words_are_text_in_the_report(changes):
+    page = to_text(hostile(**changes))
+    assert "<script" not in page and "&lt;script&gt;" in page
+    assert "Content-Security-Policy\" content=\"default-src 'none'" in page
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"index": SCRIPT},
+        {"placement_units": "8, 1fr); background: url(//x"},
+        {"instances": [{"profile": "1g", "placement": {"start": SCRIPT, "size": 1}}]},
+        {"instances": [{"profile": "1g", "placement": {"start": 0, "size": SCRIPT}}]},
+    ],
+)
+def test_its_numbers_are_numbers_in_the_report(changes):
+    with pytest.raises(ValueError):
+        to_text(hostile(**changes))

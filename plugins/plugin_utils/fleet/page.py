@@ -1,0 +1,60 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Draw the report of a run of site.yml as a page: each GPU a bar of its instances.
+
+What hosts say is text and numbers, whatever they send: a page that an administrator opens must run nothing of theirs.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Mapping
+
+from ..audit.report_html import environment
+
+_TEMPLATES = Path(__file__).parent / "templates"
+#: Where the name of a profile may be broken: behind "g.", and ahead of a sign.
+_BREAK = re.compile(r"(g\.|(?=[+-]))")
+#: The colours are by compute slices.
+_SLICES = re.compile(r"([1-7])g\.")
+
+
+def to_text(report: Mapping[str, Any], planned: bool = False) -> str:
+    """Return the page for what the filter fleet_report returned. Raises ValueError where a number is none."""
+    hosts = [_host(host) for host in report["hosts"]]
+    return (
+        environment(_TEMPLATES)
+        .get_template("report.html.j2")
+        .render(summary=report["summary"], hosts=hosts, planned=planned)
+    )
+
+
+def _host(host: Mapping[str, Any]) -> dict[str, Any]:
+    gpus = [_gpu(gpu) for gpu in host["gpus"]]
+    return {"name": host["name"], "note": host["note"], "gpus": gpus, "models": sorted({gpu["model"] for gpu in gpus})}
+
+
+def _gpu(gpu: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "index": int(gpu["index"]),
+        "model": gpu["name"],
+        "asked": gpu["asked"],
+        "before": gpu["before"],
+        "after": gpu["after"],
+        "whole": re.sub(r"^gpu \d+: ", "", str(gpu["after"])),
+        "changed": bool(gpu["changed"]),
+        "units": int(gpu.get("placement_units") or 1),
+        "instances": [_instance(instance) for instance in gpu["instances"]],
+    }
+
+
+def _instance(instance: Mapping[str, Any]) -> dict[str, Any]:
+    slices = _SLICES.match(str(instance["profile"]))
+    return {
+        "profile": _BREAK.sub("\\1\u200b", str(instance["profile"])),
+        "colour": int(slices.group(1)) if slices else 0,
+        "column": int(instance["placement"]["start"]) + 1,
+        "span": int(instance["placement"]["size"]),
+    }
