@@ -31,7 +31,7 @@ _ADDRESS = re.compile(r"(://[^/\s:@]*:)[^/\s@]+(?=@)")
 
 
 def shown(words: Sequence[str]) -> str:
-    """The arguments in a line, secrets hidden."""
+    """Return the arguments in a line, secrets hidden and control characters written out."""
     line = []
     follows = False
     for word in words:
@@ -40,7 +40,7 @@ def shown(words: Sequence[str]) -> str:
         else:
             line.append(_hidden(word))
         follows = bool(_BEFORE.fullmatch(word))
-    return " ".join(line)
+    return printable(" ".join(line))
 
 
 def _hidden(word: str) -> str:
@@ -50,3 +50,18 @@ def _hidden(word: str) -> str:
     for pattern in (_HEADER, _WITHIN, _ADDRESS):
         word = pattern.sub(r"\1" + HIDDEN, word)
     return word
+
+
+def printable(text: str) -> str:
+    r"""Return the text with what a terminal or a parser may act on written out: \x1b, \u2028.
+
+    Names and command lines are chosen by other users: a carriage return rewrites a line of root's terminal, and U+0085 and U+2028
+    end a line of YAML.
+    """
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() else _written_out(ord(letter)) for letter in text)
+
+
+def _written_out(code: int) -> str:
+    return "\\x%02x" % code if code < 0x100 else "\\u%04x" % code if code < 0x10000 else "\\U%08x" % code

@@ -14,6 +14,7 @@ import os
 from dataclasses import replace
 from typing import Iterable, Tuple
 
+from .command_line import printable
 from .holders_containers import containers
 from .holders_devices import Devices, Place
 from .holders_docker import with_names
@@ -74,7 +75,7 @@ def find_holders(
         *_not_seen(host, devices, processes),
     ]
     order = {gpu.uuid: gpu.index for gpu in host.gpus}
-    timed = [_with_start(holder, processes) for holder in with_names(_without_repeats(found), run)]
+    timed = [_with_start(_printable(holder), processes) for holder in with_names(_without_repeats(found), run)]
     return tuple(sorted(timed, key=lambda h: (order[h.gpu_uuid], *_sort_key(h))))
 
 
@@ -156,6 +157,12 @@ def _not_seen(host: Host, devices: Devices, processes: Processes) -> list[Holder
 
 def _with_start(holder: Holder, processes: Processes) -> Holder:
     return holder if holder.pid is None else replace(holder, started_seconds=processes.started(holder.pid))
+
+
+def _printable(holder: Holder) -> Holder:
+    """The names of units, containers and jobs, and what processes call themselves, are chosen by others."""
+    texts = {name: getattr(holder, name) for name in ("who", "user", "command", "unit_or_container", "job")}
+    return replace(holder, **{name: printable(text) for name, text in texts.items() if text is not None})
 
 
 def _without_repeats(holders: Iterable[Holder]) -> list[Holder]:

@@ -39,7 +39,6 @@ def test_a_secret_is_hidden(words, line):
         "python3 train.py --tokenizer gpt2 --max-tokens 4096 --max_new_tokens=16 --tokenizer_name=t5",
         "torchrun --nproc-per-node=8 train.py --key-dim 64 --kv-cache-dtype=fp8 --ssl-keyfile /etc/tls/key.pem",
         "serve --token-file /run/token --password-file=/run/password --bypass=1 --passes 3 --compass north",
-        "python -c import sys; print(sys.argv)\nsys.stdin.read()",
         "rsync host:/data https://example.org:8080/path@2",
         "",
     ],

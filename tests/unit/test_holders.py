@@ -88,7 +88,7 @@ def test_one_in_nvml_is_named_once_and_by_what_the_system_knows(dev, find):
         listed = [Process(process.pid, "compute", "python", 1 << 30, 1, 0)]
         (holder,) = find(host(gpu(0, instance(1, 0), instance(2, 2), processes=listed)), process)
         assert (holder.kind, holder.gpu_instance_id, holder.user) == ("process", 1, getpass.getuser())
-        assert OPEN in holder.command
+        assert OPEN.replace("\n", "\\x0a") in holder.command
 
 
 def test_a_secret_of_a_command_line_is_not_told(dev, find):

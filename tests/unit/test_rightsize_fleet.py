@@ -347,6 +347,19 @@ def test_a_host_s_name_leads_nowhere_else(host, tmp_path):
     assert not list(tmp_path.glob("**/gpu_layout.yml"))
 
 
-def test_a_plan_of_several_lines_stays_a_comment(tmp_path):
-    change = dataclasses.replace(proposal("a").hosts[0], plan=("gpu 0: x\ngpu_layout: []",))
-    assert yaml.safe_load(write.layout_text(change)) == {"gpu_layout": [{"gpus": [0], "sharing": "exclusive"}]}
+@pytest.mark.parametrize(
+    "word", ["x\ngpu_layout: []", "x\rgpu_layout: []", "x\x85gpu_layout: []", "x\u2028y: []", "{{ x }}"]
+)
+def test_no_word_of_a_host_or_a_user_is_in_a_file_that_ansible_reads(word):
+    found = {"what": "gpu 0", "who": (word,)}
+    change = dataclasses.replace(proposal("a").hosts[0], plan=(word,), disturbs=(found,))
+    text = write.layout_text(change)
+    assert yaml.safe_load(text) == {"gpu_layout": [{"gpus": [0], "sharing": "exclusive"}]}
+    assert word not in text and "rightsize.yml" in text
+
+
+@pytest.mark.parametrize("word", ["{{ lookup('pipe', 'id') }}", "{% x %}", "a\rb", "a\u2028b"])
+def test_a_layout_that_ansible_would_evaluate_is_not_written(word):
+    layout = ({"gpus": [0], "sharing": "mig", "mig": [{"profile": word}]},)
+    with pytest.raises(RightsizeError, match="not plain text"):
+        write.layout_text(dataclasses.replace(proposal("a").hosts[0], layout=layout))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any, Iterator
 
@@ -68,14 +69,30 @@ def files(proposal: Proposal) -> Iterator[tuple[str, str]]:
 
 
 def layout_text(change: HostChange) -> str:
-    """The vars file of a host, fit for a pull request: what would happen stands above it."""
-    lines = ["%s for %s. It replaces the host's gpu_layout." % (_MARK, change.host), "#", "# The plan that it causes:"]
-    lines += ["#   %s" % line for line in change.plan]
-    if change.disturbs:
-        lines += ["#", "# In use today, so that gpu_layout_on_busy decides (docs/on-busy.md):"]
-        lines += ["#   %s: %s" % (found["what"], "; ".join(found["who"])) for found in change.disturbs]
-    text = "\n".join(" ".join(line.split()) if "\n" in line else line for line in lines)
-    return "%s\n---\n%s" % (text, _yaml({"gpu_layout": [dict(entry) for entry in change.layout]}))
+    """Return the vars file of a host, fit for a pull request. Raises RightsizeError.
+
+    Ansible trusts this file, so that it has no words of a host or a user in it: the plan, and what is in use, are in
+    rightsize.yml, which Ansible does not read. A layout that is not plain data, read back, is not written.
+    """
+    layout = [dict(entry) for entry in change.layout]
+    heading = "%s. It replaces the host's gpu_layout. The plan that it causes, and what is in use: %s" % (_MARK, YAML)
+    text = "%s\n---\n%s" % (heading, _yaml({"gpu_layout": layout}))
+    problem = _not_plain(layout)
+    if problem or yaml.safe_load(text) != {"gpu_layout": layout}:
+        raise RightsizeError(
+            change.host,
+            "the layout proposed for it has a value that is not plain text: %r" % (problem,),
+            "Look at what the host reports of its GPUs (openfleet.gpu.gpu_info).",
+        )
+    return text
+
+
+def _not_plain(value: Any) -> str | None:
+    """The first string within that Ansible would take for a template, or that does not stay on its line."""
+    if isinstance(value, str):
+        return value if not value.isprintable() or re.search("{[{%#]", value) else None
+    parts = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return next((found for found in map(_not_plain, parts) if found is not None), None)
 
 
 def to_data(proposal: Proposal) -> dict[str, Any]:
