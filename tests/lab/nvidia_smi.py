@@ -62,8 +62,25 @@ class NvidiaSmiError(Exception):
     """nvidia-smi could not be asked."""
 
 
-def _ask(run: Run, arguments: str) -> str:
-    status, output = run(f"nvidia-smi {arguments}")
+#: Ends what one of several commands printed, and tells its status.
+END = re.compile(r"^=== nvidia-smi ended with (\d+)\n", re.MULTILINE)
+
+
+def _ask(run: Run, *questions: str) -> list[tuple[int, str]]:
+    """(exit status, output) of nvidia-smi with each of these arguments, by one command: each entry of a host has its price."""
+    script = "; ".join(
+        f"nvidia-smi {words} 2>&1; printf '\\n=== nvidia-smi ended with %d\\n' $?" for words in questions
+    )
+    status, output = run(script)
+    pieces = END.split(output)
+    answers = [(int(ended), text) for text, ended in zip(pieces[::2], pieces[1::2])]
+    if status != 0 or len(answers) != len(questions):
+        raise NvidiaSmiError(f"nvidia-smi could not be asked, status {status}: {output.strip()[-300:]}")
+    return answers
+
+
+def _good(arguments: str, answer: tuple[int, str]) -> str:
+    status, output = answer
     if status != 0:
         raise NvidiaSmiError(f"`nvidia-smi {arguments}` ended with {status}: {output.strip()[-300:]}")
     return output
@@ -71,7 +88,8 @@ def _ask(run: Run, arguments: str) -> str:
 
 def read_gpus(run: Run) -> list[Gpu]:
     """The GPUs of a host in the order of their index; raises NvidiaSmiError."""
-    devices = _listed_devices(_ask(run, "-L"))
+    listing, log, instances, policies = _ask(run, "-L", "-q -x", "mig -lgi", "compute-policy -l")
+    devices = _listed_devices(_good("-L", listing))
     gpus = [
         Gpu(
             index=index,
@@ -85,15 +103,15 @@ def read_gpus(run: Run) -> list[Gpu]:
             instances=_instances(element, devices[index]),
             memory=int(element.findtext("fb_memory_usage/total", "0 MiB").split()[0]),
         )
-        for index, element in enumerate(ElementTree.fromstring(_ask(run, "-q -x")).findall("gpu"))
+        for index, element in enumerate(ElementTree.fromstring(_good("-q -x", log)).findall("gpu"))
     ]
     # The list ends with an error of its own where there is no instance at all.
-    status, table = run("nvidia-smi mig -lgi")
+    status, table = instances
     for gpu, profile, instance, start in GPU_INSTANCE.findall(table) if status == 0 else ():
         # One without a compute instance is no MIG device: only this list tells of it.
         gpus[int(gpu)].instances.setdefault(int(instance), GpuInstance(profile, None)).start = int(start)
     # This one ends at the first GPU that has none, after those before it.
-    _status, table = run("nvidia-smi compute-policy -l")
+    _status, table = policies
     for index, name in TIME_SLICE.findall(table):
         gpus[int(index)].time_slice = name
     return gpus

@@ -15,7 +15,7 @@ from lab_fixtures import container_name, lab_host
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from gpu_hosts import GpuHost
-from site_runs import SCENARIO, SiteRun
+from runs import SCENARIO, CommandRun, Run, SiteRun
 
 __all__ = ["lab_host"]
 
@@ -69,14 +69,32 @@ def fleet(gpu_host):
 
 
 @pytest.fixture
-def site(tmp_path):
+def runs():
+    """All runs of the test, which end with it."""
+    begun: list[Run] = []
+    yield begun
+    for run in begun:
+        run.kill()
+
+
+@pytest.fixture
+def site(tmp_path, runs):
     """A function that begins a run of site.yml: site(limit, variable=value, ...)."""
-    runs = []
 
     def start(limit: str | None = None, **variables) -> SiteRun:
         runs.append(SiteRun(tmp_path, limit, variables))
         return runs[-1]
 
-    yield start
-    for run in runs:
-        run.kill()
+    return start
+
+
+@pytest.fixture
+def apply(tmp_path, runs):
+    """A function that begins a run of gpu-layout on a host, to a layout or a stage: apply(host, layout, option=value, ...)."""
+
+    def start(host: GpuHost, layout: list[dict] | str, **options) -> CommandRun:
+        wanted = host.variables["layouts"][layout] if isinstance(layout, str) else layout
+        runs.append(CommandRun(tmp_path, host.name, wanted, options))
+        return runs[-1]
+
+    return start

@@ -17,7 +17,7 @@ from typing import Any, Iterator
 
 from lab_fixtures import container_name
 from nvidia_smi import Gpu, GpuInstance, read_gpus
-from site_runs import SiteRun
+from runs import Run
 from verify_layout import differences
 
 STATE = "/var/lib/openfleet-gpu"
@@ -33,6 +33,7 @@ HALF_WAY = ("nvmlDeviceCreateGpuInstanceWithPlacement", 2)
 #: The pid of the run that had the host's lock last, and whether it is stopped.
 OWNER = rf"""pid=$(sed -n 's/.*"pid": \([0-9]*\),.*/\1/p' {STATE}/lock 2>/dev/null)"""
 STOPPED = "grep -qs '^State:.T' /proc/$pid/status"
+CLEAR = f"gpusim fail --clear; {OWNER}; if {STOPPED}; then kill -KILL $pid; fi"
 
 
 @dataclass(frozen=True)
@@ -82,16 +83,15 @@ class GpuHost:
     # --- where each test begins -----------------------------------------------------------------
 
     def to_first(self) -> None:
-        """Leads the host to its first layout, whatever the test before this one left, as a run of site.yml would."""
-        self.clear()
+        """Lead the host to its first layout, whatever the test before this one left, as a run of site.yml would."""
         layout = shlex.quote(json.dumps(self.variables["layouts"]["first"], indent=2))
-        self.ask(f"echo {layout} > {LAYOUT} && gpu-layout apply --unlisted remove")
+        lead = f"echo {layout} > {LAYOUT} && gpu-layout apply --unlisted remove && test ! -e {JOURNAL}"
+        self.ask(f"{CLEAR}; {lead}")
         assert self.not_as("first") == []
-        assert not self.cut_off
 
     def clear(self) -> None:
-        """Forgets faults that wait, and ends a run that was stopped."""
-        self.ask(f"gpusim fail --clear; {OWNER}; if {STOPPED}; then kill -KILL $pid; fi")
+        """Forget faults that wait, and end a run that was stopped."""
+        self.ask(CLEAR)
 
     # --- jobs -----------------------------------------------------------------------------------
 
@@ -158,7 +158,7 @@ class GpuHost:
     def fail_at(self, call: str, nth: int = 1, code: str = "INSUFFICIENT_RESOURCES") -> None:
         self.ask(f"gpusim fail {call} --nth {nth} --code {code}")
 
-    def until_stopped(self, run: SiteRun) -> int:
+    def until_stopped(self, run: Run) -> int:
         """Waits for the run to get there; its pid on the host."""
         while (found := self.host.run(f"{OWNER}; {STOPPED} && echo $pid")).rc != 0:
             run.goes_on()

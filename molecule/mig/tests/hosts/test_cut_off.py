@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Runs that do not get to their end, and runs that meet: the host has the old layout or the new one, and never a third."""
+"""Changes that do not get to their end: the host has the old layout or the new one, and never a third."""
 
 from __future__ import annotations
 
@@ -8,29 +8,51 @@ import pytest
 from gpu_hosts import HALF_WAY
 
 
-def test_a_run_whose_driver_refuses_a_step_brings_the_old_layout_back_at_once(site, canary):
+@pytest.fixture
+def has_its_old_layout(apply, canary):
+    """A function: after the next run, which asks for what was there before, it is there.
+
+    Nothing but the clearing up brings it back.
+    """
+
+    def check() -> None:
+        apply(canary, "first").succeeded()
+        assert canary.not_as("first") == []
+        assert not canary.cut_off
+
+    return check
+
+
+def test_a_change_whose_driver_refuses_a_step_brings_the_old_layout_back_at_once(apply, canary):
     canary.fail_at(*HALF_WAY)
-    said = site("canary", layout_stage="second").failed("canary")
+    said = apply(canary, "second").failed()
     assert "Insufficient Resources" in said and "the layout of before is back" in said, said
     assert canary.not_as("first") == []
     assert not canary.cut_off
 
 
-@pytest.mark.parametrize("name", ["TERM", "KILL"])
-def test_the_run_after_one_that_was_killed_brings_the_old_layout_back(site, canary, name):
+@pytest.mark.parametrize("name", ["KILL", pytest.param("TERM", marks=pytest.mark.thorough)])
+def test_the_run_after_one_that_was_killed_brings_the_old_layout_back(site, canary, has_its_old_layout, name):
     canary.stop_at(*HALF_WAY)
     run = site("canary", layout_stage="second")
     pid = canary.until_stopped(run)
     canary.end(name, pid)
     run.failed("canary")
     assert canary.is_neither or (name == "TERM" and canary.not_as("first") == [])
-    # It asks for what was there before: nothing but the clearing up brings it back.
-    site("canary").succeeded()
-    assert canary.not_as("first") == []
-    assert not canary.cut_off
+    has_its_old_layout()
 
 
-def test_a_run_that_loses_its_controller_leaves_no_third_layout(site, canary):
+def test_the_run_after_a_command_that_was_told_to_stop_brings_the_old_layout_back(apply, canary, has_its_old_layout):
+    canary.stop_at(*HALF_WAY)
+    run = apply(canary, "second")
+    pid = canary.until_stopped(run)
+    canary.end("TERM", pid)
+    assert run.end().process.returncode != 0, run.told
+    assert canary.is_neither or canary.not_as("first") == []
+    has_its_old_layout()
+
+
+def test_a_run_that_loses_its_controller_leaves_no_third_layout(site, canary, has_its_old_layout):
     canary.stop_at(*HALF_WAY)
     run = site("canary", layout_stage="second")
     pid = canary.until_stopped(run)
@@ -39,6 +61,4 @@ def test_a_run_that_loses_its_controller_leaves_no_third_layout(site, canary):
     canary.until_unlocked()
     # It ends by itself, unless the hang-up of the connection ends it too: then the next run clears up.
     assert canary.cut_off or canary.not_as("second") == []
-    site("canary").succeeded()
-    assert canary.not_as("first") == []
-    assert not canary.cut_off
+    has_its_old_layout()

@@ -51,6 +51,8 @@ def test_the_service_makes_room_and_is_back_in_the_new_layout(site, served):
     assert active(served) and at_work(served)
 
 
+# tests/integration/modules/test_site_on_busy.py has it with commands, molecule/gpu_drain with services and another change.
+@pytest.mark.thorough
 def test_after_a_failed_change_it_is_back_in_the_old_layout(site, served):
     served.fail_at(HALF_WAY[0], 1)
     said = site("hopper", gpu_layout=WHOLE, **DRAIN).failed("hopper")
@@ -66,7 +68,7 @@ def test_after_a_run_that_was_cut_off_it_is_back_with_the_next_one(site, served)
     run.kill()
     served.end("KILL", pid)
     served.until_unlocked()
-    # The control: nobody else has brought it back.
+    # The control: nothing else has brought it back.
     assert served.cut_off and not active(served)
     site("hopper", **DRAIN).succeeded()
     assert served.not_as("first") == [] and not served.cut_off

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Runs of site.yml on the fleet of this scenario: how they end, and what they say to whoever reads their output."""
+"""Changes of a layout while they go on, by site.yml or by the command gpu-layout: how they end, and what they print."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+
+from lab_fixtures import container_name
 
 SCENARIO = Path(__file__).resolve().parents[1]
 REPOSITORY = SCENARIO.parents[1]
@@ -28,25 +30,22 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-class SiteRun:
-    """One run, begun when the object is made. `variables` become extra vars; `told` is all it has written so far."""
+class Run:
+    """A command of this machine, begun when the object is made; `told` is all it has printed so far."""
 
-    def __init__(self, folder: Path, limit: str | None, variables: dict) -> None:
-        folder = folder / f"run-{time.monotonic_ns()}"
-        folder.mkdir()
+    def __init__(self, folder: Path, command: list[str], given: str = "") -> None:
+        self.folder = folder / f"run-{time.monotonic_ns()}"
+        self.folder.mkdir()
         self._deadline = time.monotonic() + TIMEOUT_SECONDS
-        self._log, self._report = folder / "output", folder / "report"
-        command = ["ansible-playbook", "-i", str(SCENARIO / "inventory"), "site.yml"]
-        command += ["--limit", limit] if limit else []
-        # A report of its own: two runs may be going on at once.
-        command += ["-e", json.dumps({"gpu_report_dir": str(self._report), **variables})]
-        with self._log.open("w") as output:
+        self._log, given_file = self.folder / "output", self.folder / "input"
+        given_file.write_text(given)
+        with self._log.open("w") as output, given_file.open() as stdin:
             self.process = subprocess.Popen(
                 command,
                 cwd=REPOSITORY,
-                # What it says is read while it runs, and ansible-playbook itself never flushes.
+                # What it prints is read while it runs, and ansible-playbook itself never flushes.
                 env={**os.environ, "PYTHONUNBUFFERED": "1", "ANSIBLE_FORCE_COLOR": "0", "ANSIBLE_NOCOLOR": "1"},
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
@@ -54,10 +53,6 @@ class SiteRun:
     @property
     def told(self) -> str:
         return self._log.read_text()
-
-    @property
-    def report(self) -> dict:
-        return json.loads((self._report / "report.json").read_text())
 
     @property
     def ended(self) -> bool:
@@ -69,22 +64,37 @@ class SiteRun:
         assert time.monotonic() < self._deadline, f"the run takes too long:\n{self.told[-3000:]}"
         time.sleep(0.05)
 
-    def end(self) -> SiteRun:
-        """Waits for its end."""
+    def end(self) -> Run:
+        """Wait for its end."""
         while not self.ended:
             self.goes_on()
         return self
 
     def kill(self) -> None:
-        """Ends the controller and all of its processes on this machine, at once."""
+        """End the command and all of its processes on this machine, at once."""
         for pid in [] if self.ended else [self.process.pid, *descendants(self.process.pid)]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
 
-    def succeeded(self) -> SiteRun:
+    def succeeded(self) -> Run:
         assert self.end().process.returncode == 0, self.told[-3000:]
         return self
+
+    def wait_for(self, text: str) -> None:
+        """Wait until the run has printed this, wherever the YAML of Ansible's output has folded it."""
+        while text not in " ".join(self.told.split()):
+            self.goes_on()
+
+
+class SiteRun(Run):
+    """A run of site.yml; `variables` become extra vars."""
+
+    def __init__(self, folder: Path, limit: str | None, variables: dict) -> None:
+        command = ["ansible-playbook", "-i", str(SCENARIO / "inventory"), "site.yml"]
+        command += ["--limit", limit] if limit else []
+        # The converge has brought pynvml.
+        super().__init__(folder, [*command, "-e", json.dumps({"gpu_layout_nvml_source": "none", **variables})])
 
     def failed(self, *hosts: str) -> str:
         """What it said of these hosts and of no other, as one text; that it failed is asserted."""
@@ -94,7 +104,18 @@ class SiteRun:
         # The YAML of Ansible's output folds long lines.
         return " ".join(" ".join(text for _, text in said).split())
 
-    def wait_for(self, text: str) -> None:
-        """Waits until the run has said this, wherever the YAML of Ansible's output has folded it."""
-        while text not in " ".join(self.told.split()):
-            self.goes_on()
+
+class CommandRun(Run):
+    """A run of `gpu-layout apply` on a host; `options` are the command's, with underscores."""
+
+    def __init__(self, folder: Path, host: str, layout: list[dict], options: dict) -> None:
+        command = ["podman", "exec", "-i", container_name(host), "gpu-layout", "apply", "--layout", "-"]
+        for name, value in options.items():
+            command += [f"--{name.replace('_', '-')}", str(value)]
+        super().__init__(folder, command, json.dumps(layout))
+
+    def failed(self) -> str:
+        """What it said; that it failed is asserted, and that it said why itself."""
+        assert self.end().process.returncode == 1, self.told[-3000:]
+        assert "Traceback" not in self.told, self.told[-3000:]
+        return self.told
