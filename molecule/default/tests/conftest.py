@@ -2,13 +2,29 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
+from fleet import Run, play_and_read
 from lab_fixtures import host_vars, lab_host
 from mps_answers import read_daemons
 from nvidia_smi import read_gpus
 from verify_layout import read_tenants
 
-__all__ = ["daemons_of", "gpus_of", "host_vars", "lab_host", "tenants_of"]
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+__all__ = ["daemons_of", "gpus_of", "host_vars", "lab_host", "play_site", "tenants_of"]
+
+
+@pytest.fixture(scope="session")
+def play_site():
+    """A function that runs site.yml on the fleet with the settings of molecule.yml: play_site(log, argument, ...)."""
+
+    def play(log_name: str, *arguments: str) -> Run:
+        return play_and_read("site.yml", log_name, "--diff", "--extra-vars=gpu_layout_unlisted=remove", *arguments)
+
+    return play
 
 
 @pytest.fixture(scope="session")

@@ -1,19 +1,31 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""After drift by hand and a dry run: the drift is there still, and is seen where it is."""
+"""After drift by hand: a dry run foretells what it would mend and nothing else, and leaves the drift."""
 
 from __future__ import annotations
 
 import re
 
 import pytest
+from site_changes import LAYOUT_CHANGES
 from verify_layout import differences, differences_of_daemons
 
 DRIFTED_GPUS = {"h100": {0, 3, 4, 5, 6, 7}, "a100": {1}, "pro6000": {1}, "l40s": {1}}
 
 
+@pytest.fixture(scope="module")
+def foretold(play_site):
+    """The dry run. All tests come after it."""
+    return play_site("check-drifted.json", "--check")
+
+
+def test_a_dry_run_foretells_the_layouts_and_nothing_else(foretold):
+    assert sorted(foretold.hosts) == sorted([*DRIFTED_GPUS, "monitor"])
+    assert set(foretold.changes) == LAYOUT_CHANGES
+
+
 @pytest.mark.parametrize("name", sorted(DRIFTED_GPUS))
-def test_a_dry_run_left_the_drift_alone(gpus_of, daemons_of, host_vars, name):
+def test_a_dry_run_left_the_drift_alone(foretold, gpus_of, daemons_of, host_vars, name):
     gpus = gpus_of(name)
     found = differences(host_vars(name), gpus)
     daemons = differences_of_daemons(host_vars(name), gpus, daemons_of(name))

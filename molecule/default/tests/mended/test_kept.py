@@ -1,12 +1,16 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""After the drift is mended: what could stay has stayed, down to the UUID."""
+"""A run mends the drift and changes nothing else: what could stay has stayed, down to the UUID."""
 
 from __future__ import annotations
 
+import json
+import os
 import re
 
 import pytest
+from fleet import LAB
+from site_changes import DRIFTED, LAYOUT_CHANGES
 
 # By host: the GPUs that the drift left alone, and those where it took a part only.
 UNTOUCHED = {"h100": {2}, "a100": {0, 2, 3}, "pro6000": {0}}
@@ -23,6 +27,38 @@ def mig_uuids(listing: str) -> dict[int, set[str]]:
     return found
 
 
+@pytest.fixture(scope="module", autouse=True)
+def mended(play_site):
+    """The run. All tests come after it."""
+    return play_site("converge-drifted.json")
+
+
+def test_the_run_changed_the_layouts_and_nothing_else(mended):
+    assert sorted(mended.hosts) == sorted([*DRIFTED, "monitor"])
+    assert set(mended.changes) == LAYOUT_CHANGES
+
+
+@pytest.mark.parametrize("name", DRIFTED)
+def test_a_second_time_there_is_nothing_to_change(lab_host, name):
+    assert "nothing changed" in lab_host(name).check_output("gpu-layout apply --unlisted remove")
+
+
+def test_the_report_tells_of_every_host():
+    report = json.loads((LAB / f"report-{os.environ['OPENFLEET_LAB']}" / "report.json").read_text())
+    assert sorted(host["name"] for host in report["hosts"]) == DRIFTED
+    # 8 + 4 + 2 + 2 GPUs, as inventories/simulated has them.
+    assert report["totals"]["gpus"] == 16
+    # On GPU 1 of the h100 an MPS daemon had ended.
+    changed = {h["name"]: [i for i, gpu in enumerate(h["gpus"]) if gpu["changed"]] for h in report["hosts"]}
+    assert changed == {"a100": [1], "h100": [0, 1, 3, 4, 5, 6, 7], "l40s": [1], "pro6000": [1]}
+
+
+@pytest.mark.thorough
+def test_a_second_run_and_a_dry_run_change_nothing(play_site):
+    assert play_site("second.json").changes == ()
+    assert play_site("check-finished.json", "--check").changes == ()
+
+
 @pytest.fixture(scope="module")
 def before_and_now(lab_host):
     def read(name: str):
@@ -34,7 +70,7 @@ def before_and_now(lab_host):
 
 
 @pytest.mark.parametrize("name", sorted(UNTOUCHED))
-def test_instances_that_nobody_touched_were_kept(before_and_now, name):
+def test_untouched_instances_were_kept(before_and_now, name):
     before, now = before_and_now(name)
     for gpu in UNTOUCHED[name]:
         assert now[gpu] == before[gpu], f"GPU {gpu}"
@@ -46,13 +82,13 @@ def test_the_daemon_in_the_instance_that_stayed_was_not_restarted(lab_host, daem
     assert restarts in lab_host("h100").file("/var/tmp/before-the-drift").content_string
 
 
-def test_only_the_lost_instance_was_made_anew(before_and_now):
+def test_only_the_lost_instance_was_replaced(before_and_now):
     before, now = before_and_now("h100")
     assert len(before[0]) == len(now[0]) == 3
     assert len(before[0] & now[0]) == 2
 
 
-def test_only_the_lost_compute_instance_was_made_anew(before_and_now):
+def test_only_the_lost_compute_instance_was_replaced(before_and_now):
     before, now = before_and_now("h100")
     assert len(before[5]) == len(now[5]) == 3
     assert len(before[5] & now[5]) == 2
