@@ -6,6 +6,7 @@ import shlex
 import sys
 from pathlib import Path
 
+import host_modules
 import pytest
 from lab_fixtures import lab_host
 
@@ -24,8 +25,9 @@ def host_name(worker_id):
 
 @pytest.fixture(scope="session")
 def with_units(lab_host, host_name):
-    """The host with the units of the tests."""
+    """The host with the units of the tests, and the collection's modules."""
     host = lab_host(host_name)
+    host_modules.install(host_name)
     for name, text in UNITS.items():
         # Those that run come back after a restart of the host, as services do.
         installed = f"{text}\n[Install]\nWantedBy=multi-user.target\n"
@@ -35,16 +37,16 @@ def with_units(lab_host, host_name):
 
 
 @pytest.fixture
-def host(with_units):
+def host(with_units, host_name):
     """The host where every test begins: the units run, the node is idle, nothing is recorded."""
-    drained = DrainedHost(with_units)
+    drained = DrainedHost(host_name, with_units)
     drained.bare()
     return drained
 
 
 @pytest.fixture
 def run(tmp_path, host_name):
-    """A function that begins a run: run("drain", "--check", gpu_drain_services=[...])."""
+    """A function that begins a run of the role: run("drain", "--check", gpu_drain_services=[...])."""
     runs = []
 
     def start(playbook: str, *arguments: str, **variables) -> RoleRun:

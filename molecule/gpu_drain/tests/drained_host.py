@@ -8,6 +8,8 @@ import shlex
 import time
 from typing import Any
 
+from host_modules import run_module
+
 NODE = "gpu-a"
 RECORD = "/var/lib/openfleet-gpu/drain.json"
 WAIT_SECONDS = 300
@@ -25,7 +27,7 @@ UNITS = {
     "lab-tick.service": "[Service]\nType=oneshot\nExecStart=/bin/true",
     # It takes its time to stop, and as long as the file is there.
     "lab-slow.service": "[Service]\nExecStart=/bin/sleep infinity\nTimeoutStopSec=infinity\n"
-    "ExecStop=/bin/sh -c 'sleep 6; while [ -e /run/lab-hold ]; do sleep 0.1; done'",
+    "ExecStop=/bin/sh -c 'sleep 1; while [ -e /run/lab-hold ]; do sleep 0.1; done'",
     # Cannot be stopped: systemd refuses.
     "lab-firm.service": "[Unit]\nRefuseManualStop=yes\n[Service]\nExecStart=/bin/sleep infinity",
     # Does not start again while the file is there.
@@ -35,10 +37,32 @@ RUNNING = [name for name in UNITS if name not in ("lab-off.service", "lab-inetd.
 
 
 class DrainedHost:
-    """The host, by its testinfra host."""
+    """The host, by its testinfra host; and the module, by the host's own Python."""
 
-    def __init__(self, host: Any) -> None:
-        self.host = host
+    def __init__(self, name: str, host: Any) -> None:
+        self.name, self.host = name, host
+
+    # --- the module ----------------------------------------------------------------------------
+
+    def drain(self, check: bool = False, **arguments: object) -> dict:
+        """What the module returned; that it went well is asserted."""
+        return self._module("drained", check, arguments)
+
+    def resume(self, check: bool = False) -> dict:
+        return self._module("resumed", check, {})
+
+    def refused(self, state: str, **arguments: object) -> str:
+        """The module's message; that it failed is asserted."""
+        result = run_module(self.name, "drain", state=state, **arguments)
+        assert result.get("failed"), result
+        return result["msg"]
+
+    def _module(self, state: str, check: bool, arguments: dict) -> dict:
+        result = run_module(self.name, "drain", check, state=state, **arguments)
+        assert not result.get("failed"), result
+        return result
+
+    # --- the host ------------------------------------------------------------------------------
 
     def ask(self, command: str) -> str:
         """What a shell command printed, which must succeed."""
@@ -68,6 +92,11 @@ class DrainedHost:
         """The test units that run."""
         shown = self.host.run(f"systemctl is-active {' '.join(UNITS)}").stdout.split()
         return {name for name, state in zip(UNITS, shown) if state == "active"}
+
+    def is_whole(self) -> bool:
+        """Whether all is as before the drain, once slurmd has answered."""
+        self.node_comes_to("idle: none")
+        return self.active() == set(RUNNING) and not self.host.file(RECORD).exists
 
     def reboot(self) -> None:
         started = self.ask("stat -c %Y /proc/1")

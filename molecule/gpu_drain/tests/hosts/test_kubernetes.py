@@ -29,46 +29,67 @@ def drained(cluster):
     }
 
 
-def test_the_node_is_cordoned_its_pods_go_first_and_it_is_uncordoned(host, run, cluster, drained):
+def test_a_lost_controller_leaves_what_the_next_resume_brings_back(host, run, cluster, drained):
+    cluster.add_pod("training", seconds=600)
+    dry = run("drain", "--check", "--diff", **drained)
+    assert dry.changed() >= 1
+    assert "-Kubernetes node n1: schedulable +Kubernetes node n1: cordoned" in dry.told
+    assert cluster.requests == []
+    drain = run("drain", **drained)
+    drain.wait_for("FAILED - RETRYING")
+    # Services stay until the pods are gone.
+    assert host.active() == ALL
+    drain.kill()
+    assert cluster.unschedulable
+    assert run("resume", "--check", "--diff", **drained).changed() == 1
+    assert cluster.unschedulable
+    run("resume", **drained).changed()
+    assert not cluster.unschedulable
+    assert not host.host.file(RECORD).exists
+
+
+def test_the_node_is_cordoned_its_pods_go_first_and_it_is_uncordoned_once_the_cluster_answers(
+    host, run, cluster, drained
+):
     cluster.add_pod("training", seconds=600)
     cluster.add_pod("budgeted", protected=1)
     cluster.add_pod("device-plugin", owner="DaemonSet")
     drain = run("drain", **drained)
     drain.wait_for("FAILED - RETRYING")
-    # Services stay until the pods are gone.
-    assert host.active() == ALL
     cluster.let_go("training")
     drain.changed()
     assert cluster.there() == ["device-plugin"]
     assert cluster.requests == ["cordon", "evict training", "evict budgeted"]
     assert host.active() == ALL - {"lab-a.service"}
     assert run("drain", **drained).changed() == 0
+    cluster.broken = "patch"
+    said = run("resume", **drained).failed()
+    assert "Kubernetes node n1 is still cordoned, it could not be uncordoned" in said
+    assert "kubectl uncordon n1" in said
+    # What does not hang on it is back.
+    assert host.active() == ALL
+    assert not host.host.file("/run/lab-after").exists
+    cluster.broken = None
     run("resume", **drained).changed()
     assert cluster.requests[3:] == ["uncordon"]
     assert not cluster.unschedulable
     assert host.active() == ALL
     assert host.host.file("/run/lab-after").exists
     assert not host.host.file(RECORD).exists
-    assert run("resume", **drained).changed() == 0
 
 
-def test_a_node_that_was_cordoned_before_stays_cordoned(host, run, cluster, drained):
+def test_pods_that_do_not_go_in_time_are_named_and_a_node_that_was_cordoned_before_stays_cordoned(
+    host, run, cluster, drained
+):
     cluster.unschedulable = True
-    cluster.add_pod("training")
-    run("drain", **drained).changed()
-    assert cluster.requests == ["evict training"]
-    run("resume", **drained).changed()
-    assert cluster.unschedulable
-    assert not host.host.file(RECORD).exists
-
-
-def test_pods_that_do_not_go_in_time_are_named_and_all_is_back(host, run, cluster, drained):
     cluster.add_pod("training", seconds=600)
     said = run("drain", gpu_drain_timeout=2, **drained).failed()
     assert "after 2 s the GPUs are still in use by pod ml/training. All that was taken off is back." in said
-    assert cluster.requests == ["cordon", "evict training", "uncordon"]
+    assert cluster.requests == ["evict training"]
+    assert cluster.unschedulable
     assert host.active() == ALL
     assert host.host.file("/run/lab-after").exists
+    assert not host.host.file(RECORD).exists
 
 
 def test_a_pod_that_nobody_owns_fails_the_drain_before_any_goes(host, run, cluster, drained):
@@ -77,46 +98,8 @@ def test_a_pod_that_nobody_owns_fails_the_drain_before_any_goes(host, run, clust
     said = run("drain", **drained).failed()
     assert "ml/bare" in said
     assert cluster.there() == ["training", "bare"]
-    assert not cluster.unschedulable
+    assert cluster.requests == ["cordon", "uncordon"]
     assert not host.host.file(RECORD).exists
-
-
-def test_a_cluster_that_does_not_answer_at_the_end_leaves_the_node_recorded(host, run, cluster, drained):
-    run("drain", **drained).changed()
-    cluster.broken = "patch"
-    said = run("resume", **drained).failed()
-    assert "Kubernetes node n1 is still cordoned, it could not be uncordoned" in said
-    assert "kubectl uncordon n1" in said
-    # What does not hang on it is back.
-    assert host.active() == ALL
-    cluster.broken = None
-    run("resume", **drained).changed()
-    assert not cluster.unschedulable
-    assert host.host.file("/run/lab-after").exists
-
-
-def test_a_lost_controller_leaves_what_the_next_resume_brings_back(host, run, cluster, drained):
-    cluster.add_pod("training", seconds=600)
-    drain = run("drain", **drained)
-    drain.wait_for("FAILED - RETRYING")
-    drain.kill()
-    assert cluster.unschedulable
-    run("resume", **drained).changed()
-    assert not cluster.unschedulable
-    assert not host.host.file(RECORD).exists
-
-
-def test_a_dry_run_predicts_and_leaves_the_cluster(host, run, cluster, drained):
-    cluster.add_pod("training")
-    dry = run("drain", "--check", "--diff", **drained)
-    assert dry.changed() >= 1
-    assert "-Kubernetes node n1: schedulable +Kubernetes node n1: cordoned" in dry.told
-    assert cluster.requests == []
-    assert host.active() == ALL
-    run("drain", **drained).changed()
-    assert run("resume", "--check", "--diff", **drained).changed() == 1
-    assert cluster.unschedulable
-    run("resume", **drained).changed()
 
 
 def test_a_node_that_the_cluster_does_not_have_is_an_error_with_its_cure(host, run, cluster, drained):

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""systemd's units off and back, seen by systemd."""
+"""systemd's units off and back by the module, seen by systemd."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from drained_host import RECORD, RUNNING
 ALL = set(RUNNING)
 
 
-def test_those_that_ran_are_stopped_in_order_and_started_in_the_reverse_order(host, run):
+def test_those_that_ran_are_stopped_in_order_and_started_in_the_reverse_order(host):
     services = ["lab-a", "lab-off.service", "lab-tick.service", "lab-nowhere", "lab-lame"]
     off = {"lab-a.service", "lab-tick.timer", "lab-lame.service"}
     since = host.ask("journalctl --sync; date +%s.%N")
-    assert run("drain", gpu_drain_services=services).changed() == 1
+    assert host.drain(services=services)["changed"]
     assert host.active() == ALL - off
-    assert run("resume").changed() == 1
+    assert host.resume()["changed"]
     assert host.active() == ALL
     log = host.ask(
         f"journalctl --sync; journalctl --since=@{since} --output=cat _PID=1 | grep -E '^(Stopped|Started) lab-(a|lame)'"
@@ -30,71 +30,64 @@ def test_those_that_ran_are_stopped_in_order_and_started_in_the_reverse_order(ho
     assert not host.host.file(RECORD).exists
 
 
-def test_a_second_drain_and_a_second_resume_change_nothing_and_cost_one_execution(host, run):
-    assert run("drain", gpu_drain_services=["lab-a"]).changed() == 1
-    again = run("drain", gpu_drain_services=["lab-a"])
-    assert again.changed() == 0
-    assert host.active() == ALL - {"lab-a.service"}
-    assert run("resume").changed() == 1
-    nothing = run("resume")
-    assert nothing.changed() == 0
-    # The include, the check of the arguments, and one module.
-    assert again.executions() == nothing.executions() == 2
-    assert host.active() == ALL
-
-
-def test_what_systemd_stops_along_is_started_again(host, run):
-    run("drain", gpu_drain_services=["lab-b"]).changed()
+def test_what_systemd_stops_along_is_started_again(host):
+    assert host.drain(services=["lab-b"])["changed"]
     assert host.active() == ALL - {"lab-b.service", "lab-exporter.service"}
-    run("resume").changed()
+    assert not host.drain(services=["lab-b"])["changed"]
+    assert host.resume()["changed"]
     assert host.active() == ALL
+    assert not host.resume()["changed"]
 
 
 @pytest.mark.parametrize("ran_before", [False, True])
-def test_a_socket_does_not_bring_its_service_back_before_it_is_time(host, run, ran_before):
+def test_a_socket_does_not_bring_its_service_back_before_it_is_time(host, ran_before):
     before = ALL | ({"lab-inetd.service"} if ran_before else set())
     if ran_before:
         host.ask("systemctl start lab-inetd.service")
-    run("drain", gpu_drain_services=["lab-inetd"]).changed()
+    assert host.drain(services=["lab-inetd"])["changed"]
     assert host.active() == ALL - {"lab-inetd.socket"}
-    run("resume").changed()
+    assert host.resume()["changed"]
     assert host.active() == before
 
 
-def test_a_dry_run_says_what_would_go_and_leaves_it(host, run):
-    dry = run("drain", "--check", "--diff", gpu_drain_services=["lab-b", "lab-off"])
-    assert dry.changed() == 1
-    assert "-lab-exporter.service: active -lab-b.service: active +lab-exporter.service: inactive" in dry.told
-    assert "lab-off" not in dry.told
+def test_a_dry_run_says_what_would_go_and_leaves_it(host):
+    dry = host.drain(check=True, services=["lab-b", "lab-off"])
+    assert dry["changed"]
+    assert dry["diff"] == {
+        "before": "lab-exporter.service: active\nlab-b.service: active\n",
+        "after": "lab-exporter.service: inactive\nlab-b.service: inactive\n",
+    }
     assert host.active() == ALL
     assert not host.host.file(RECORD).exists
-    run("drain", gpu_drain_services=["lab-b"]).changed()
-    dry = run("resume", "--check", "--diff")
-    assert dry.changed() == 1
-    assert "-lab-b.service: inactive -lab-exporter.service: inactive +lab-b.service: active" in dry.told
+    assert host.drain(services=["lab-b"])["changed"]
+    dry = host.resume(check=True)
+    assert dry["changed"]
+    assert dry["diff"] == {
+        "before": "lab-b.service: inactive\nlab-exporter.service: inactive\n",
+        "after": "lab-b.service: active\nlab-exporter.service: active\n",
+    }
     assert "lab-b.service" not in host.active()
-    run("resume").changed()
 
 
-def test_a_unit_that_takes_its_time_to_stop_is_stopped_all_the_same(host, run):
-    assert run("drain", gpu_drain_services=["lab-slow", "lab-a"]).changed() == 1
+def test_a_unit_that_takes_its_time_to_stop_is_stopped_all_the_same(host):
+    assert host.drain(services=["lab-slow", "lab-a"])["changed"]
     assert host.active() == ALL - {"lab-slow.service", "lab-a.service"}
-    run("resume").changed()
+    assert host.resume()["changed"]
     assert host.active() == ALL
 
 
-def test_when_one_cannot_be_stopped_those_before_it_are_back(host, run):
-    said = run("drain", gpu_drain_services=["lab-a", "lab-firm"]).failed()
-    assert ": unit lab-firm.service: it cannot be stopped:" in said
+def test_when_one_cannot_be_stopped_those_before_it_are_back(host):
+    said = host.refused("drained", services=["lab-a", "lab-firm"])
+    assert "unit lab-firm.service: it cannot be stopped:" in said
     assert "What had been taken off is back." in said
     assert host.active() == ALL
     assert not host.host.file(RECORD).exists
 
 
-def test_one_that_does_not_start_again_is_named_with_its_cure_and_not_forgotten(host, run):
-    run("drain", gpu_drain_services=["lab-a", "lab-lame"], gpu_drain_commands_after=["touch /run/lab-after"]).changed()
+def test_one_that_does_not_start_again_is_named_with_its_cure_and_not_forgotten(host):
+    assert host.drain(services=["lab-a", "lab-lame"], commands_after=["touch /run/lab-after"])["changed"]
     host.ask("touch /run/lab-lame")
-    said = run("resume").failed()
+    said = host.refused("resumed")
     assert "unit lab-lame.service: it does not start:" in said
     assert "(by hand: systemctl start lab-lame.service)" in said
     # What came after it is back, and the rest waits.
@@ -102,35 +95,35 @@ def test_one_that_does_not_start_again_is_named_with_its_cure_and_not_forgotten(
     assert not host.host.file("/run/lab-after").exists
     host.ask("rm /run/lab-lame; systemctl start lab-lame")
     # By hand is as good: nothing is started any more, and what waited for it is done.
-    assert run("resume").changed() == 1
+    assert host.resume()["changed"]
     assert host.host.file("/run/lab-after").exists
-    assert run("resume").changed() == 0
+    assert not host.resume()["changed"]
 
 
-def test_a_failed_drain_that_cannot_be_taken_back_says_both(host, run):
+def test_a_failed_drain_that_cannot_be_taken_back_says_both(host):
     host.ask("touch /run/lab-lame")
-    said = run("drain", gpu_drain_services=["lab-lame", "lab-firm"]).failed()
+    said = host.refused("drained", services=["lab-lame", "lab-firm"])
     assert "lab-firm.service: it cannot be stopped" in said
     assert "not everything could be brought back: unit lab-lame.service: it does not start" in said
     assert "(by hand: systemctl start lab-lame.service)" in said
     assert host.host.file(RECORD).exists
     host.ask("rm /run/lab-lame")
-    assert run("resume").changed() == 1
+    assert host.resume()["changed"]
     assert host.active() == ALL
 
 
-def test_a_unit_that_somebody_removed_meanwhile_is_left(host, run):
-    run("drain", gpu_drain_services=["lab-a", "lab-b"]).changed()
+def test_a_unit_that_somebody_removed_meanwhile_is_left(host):
+    assert host.drain(services=["lab-a", "lab-b"])["changed"]
     host.ask("mv /etc/systemd/system/lab-a.service /run/lab-a.kept; systemctl daemon-reload")
     try:
-        assert run("resume").changed() == 1
+        assert host.resume()["changed"]
         assert host.active() == ALL - {"lab-a.service"}
         assert not host.host.file(RECORD).exists
     finally:
         host.ask("mv /run/lab-a.kept /etc/systemd/system/lab-a.service; systemctl daemon-reload")
 
 
-def test_what_is_no_unit_to_stop_is_refused_before_anything_goes(host, run):
-    said = run("drain", gpu_drain_services=["lab-a", "multi-user.target"]).failed()
+def test_what_is_no_unit_to_stop_is_refused_before_anything_goes(host):
+    said = host.refused("drained", services=["lab-a", "multi-user.target"])
     assert "unit multi-user.target: it is a target: started again, it would bring more than was stopped" in said
     assert host.active() == ALL

@@ -1,0 +1,122 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The role: waiting for jobs, bringing all back whatever went wrong, and what it hands to the module."""
+
+from __future__ import annotations
+
+import json
+
+from drained_host import RECORD, RUNNING
+
+ALL = set(RUNNING)
+OFF = {"gpu_drain_slurm": True, "gpu_drain_services": ["lab-a", "lab-slow", "lab-b"]}
+#: systemctl in the middle of stopping the second unit; its parent is the module. (The pattern does not match itself.)
+STOPPING = "pgrep -f 'systemctl.*[s]top.*lab-slow'"
+
+
+def test_a_running_job_is_waited_for_and_the_node_takes_jobs_again(host, run):
+    off = {
+        "gpu_drain_slurm": True,
+        "gpu_drain_slurm_reason": "new layout",
+        "gpu_drain_services": ["lab-a"],
+    }
+    job = host.submit(600)
+    dry = run("drain", "--check", "--diff", **off)
+    assert dry.changed() == 1
+    assert f"Slurm job {job} (train) of user nobody" in dry.told
+    assert "+Slurm node gpu-a: MIXED+DRAIN +lab-a.service: inactive" in dry.told
+    assert host.node() == "mixed: none"
+    assert host.active() == ALL
+    drain = run("drain", **off)
+    drain.wait_for("FAILED - RETRYING")
+    # As long as the job runs no other starts, and no service is stopped.
+    queued = host.queue(1)
+    assert f"Slurm job {job} (train) of user nobody, running" in drain.told
+    assert host.node() == "draining: new layout"
+    assert host.active() == ALL
+    # The wait is over once the job is, and not before.
+    host.ask(f"scancel {job}")
+    assert drain.changed() == 2
+    assert host.job_state(job) == "CANCELLED"
+    assert host.job_state(queued) == "PENDING"
+    assert host.node() == "drained: new layout"
+    assert host.active() == ALL - {"lab-a.service"}
+    again = run("drain", **off)
+    assert again.changed() == 0
+    dry = run("resume", "--check", "--diff")
+    assert dry.changed() == 1
+    assert "-lab-a.service: inactive" in dry.told and "+lab-a.service: active" in dry.told
+    assert host.active() == ALL - {"lab-a.service"}
+    assert run("resume").changed() == 1
+    assert host.active() == ALL
+    host.wait_until(f"scontrol show job {queued} | grep -q JobState=COMPLETED")
+    host.node_comes_to("idle: none")
+    nothing = run("resume")
+    assert nothing.changed() == 0
+    # The include, the check of the arguments, and one module.
+    assert again.executions() == nothing.executions() == 2
+    assert host.active() == ALL
+
+
+def test_when_the_time_is_over_all_is_back_and_the_jobs_are_named(host, run):
+    # Where a job asks for no limit, the backfill scheduler gives it a year; only the main one leaves it without.
+    first = host.submit(600, options="--gres=gpu:1 --time=UNLIMITED")
+    second = host.submit(600, "a|b c", options="--time=30-00:00:00")
+    said = run("drain", gpu_drain_slurm=True, gpu_drain_services=["lab-a"], gpu_drain_timeout=2).failed()
+    end = said[said.index("after 2 s the GPUs are still in use by") :]
+    assert f"Slurm job {first} (train) of user nobody, running, without a time limit" in end
+    assert f"Slurm job {second} (a|b c) of user nobody, running, 29-23:" in end
+    assert "All that was taken off is back." in end
+    assert host.node() == "mixed: none" or host.node() == "allocated: none"
+    assert host.active() == ALL
+    # They are jobs as before.
+    assert host.job_state(first) == host.job_state(second) == "RUNNING"
+    assert not host.resume()["changed"]
+
+
+def test_what_the_module_refuses_fails_the_role_with_its_cure(host, run):
+    said = run("drain", gpu_drain_slurm=True, gpu_drain_slurm_node="gpu-b", gpu_drain_services=["lab-a"]).failed()
+    assert "Slurm node gpu-b: Slurm has no node of this name. Say in gpu_drain_slurm_node what Slurm calls" in said
+    assert f"{host.name}: " in said
+    assert host.is_whole()
+
+
+def test_a_change_that_fails_in_between_leaves_everything_back(host, run):
+    commands = {
+        "gpu_drain_commands_before": ["echo before >> /run/lab-log", ["touch", "/run/lab a file"]],
+        "gpu_drain_commands_after": ["systemctl is-active lab-a >> /run/lab-log", "echo after >> /run/lab-log"],
+    }
+    assert "fatal:" in run("around", change="false", **commands, **OFF).failed()
+    assert host.ask("cat /run/lab-log").split() == ["before", "active", "after"]
+    assert host.host.file("/run/lab a file").exists
+    assert host.is_whole()
+
+
+def test_the_change_itself_has_no_clients(host, run):
+    look = "sh -c 'systemctl is-active lab-a lab-b > /run/lab-seen; sinfo -h -o %T >> /run/lab-seen'"
+    assert run("around", change=look, **OFF).changed() == 3
+    assert host.ask("cat /run/lab-seen").split() == ["inactive", "inactive", "drained"]
+    assert host.is_whole()
+
+
+def test_what_a_killed_execution_took_is_brought_back_by_the_same_run(host, run):
+    host.ask("touch /run/lab-hold")
+    drain = run("drain", **OFF)
+    stopping = host.wait_until(STOPPING).split()[0]
+    record = json.loads(host.ask(f"cat {RECORD}"))
+    assert record["units"] == ["lab-a.service", "lab-slow.service"]
+    host.ask(f"kill -KILL $(ps -o ppid= -p {stopping}) {stopping}; killed=$?; rm /run/lab-hold; exit $killed")
+    # Its rescue is a resume.
+    drain.failed()
+    assert host.is_whole()
+
+
+def test_what_a_lost_controller_left_is_brought_back_by_the_next_resume(host, run):
+    job = host.submit(600)
+    drain = run("drain", **OFF)
+    drain.wait_for("FAILED - RETRYING")
+    drain.kill()
+    assert host.node() == "draining: openfleet.gpu: clients taken off the GPUs"
+    assert host.resume()["changed"]
+    assert host.node() == "mixed: none"
+    assert host.job_state(job) == "RUNNING"
