@@ -8,6 +8,7 @@ A conftest.py imports them by name.
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 
@@ -29,6 +30,15 @@ os.environ["PATH"] = f"{REPOSITORY / '.lab' / 'bin'}:{os.environ['PATH']}"
 def container_name(host_name: str) -> str:
     """The container that is the lab host `host_name` (as `h100`)."""
     return f"openfleet-{os.environ.get('OPENFLEET_LAB') or 'demo'}-{host_name}"
+
+
+def changed_tasks(told: str) -> set[tuple[str, str]]:
+    """Role and name of each task that changed something, and the host, from what ansible-playbook told."""
+    return {
+        (part.partition("] **")[0], host)
+        for part in told.split("\nTASK [")[1:]
+        for host in re.findall(r"^changed: \[([^\s\]]+)", part, re.MULTILINE)
+    }
 
 
 def boot_time(host) -> str:
