@@ -40,11 +40,11 @@ def install(tmp_path):
     return run
 
 
-@pytest.mark.host_python
 def installed(root) -> dict:
     return {str(f.relative_to(root)): f.read_bytes() for f in root.rglob("*") if f.is_file()}
 
 
+@pytest.mark.host_python
 def test_it_installs_once_and_takes_all_away(install, tmp_path):
     assert len(install()["done"]) == 3
     there = installed(tmp_path)

@@ -56,13 +56,13 @@ def written(host, *arguments, status=0):
     return parsed((folder / FILE).read_text()), done.stderr
 
 
-@pytest.mark.host_python
 def drift(host):
     found, said = written(host)
     assert said == ""
     return found["openfleet_layout_drift"]
 
 
+@pytest.mark.host_python
 def test_what_was_applied_has_not_drifted(laid_out):
     before = time.time()
     found, said = written(laid_out)

@@ -24,8 +24,6 @@ def there(tmp_path):
     return DrainHost(tmp_path)
 
 
-@pytest.mark.host_python
-@pytest.mark.core
 def with_commands(folder):
     """Own commands, and what they have written once both have run."""
     log = folder / "log"
@@ -36,6 +34,8 @@ def with_commands(folder):
     return log, commands
 
 
+@pytest.mark.host_python
+@pytest.mark.core
 def test_clients_go_in_order_and_come_back(there, tmp_path):
     log, commands = with_commands(tmp_path)
     done = there.drain(**commands)
@@ -152,8 +152,6 @@ def test_a_fault_of_any_call_of_a_resume_is_mended_by_the_next(there, kind):
 
 @pytest.mark.host_python
 @pytest.mark.core
-@pytest.mark.host_python
-@pytest.mark.core
 def test_after_a_kill_another_drain_goes_on(there):
     calls = calls_of(there, "drained")
     there.sweep("resumed")
@@ -167,6 +165,8 @@ def test_after_a_kill_another_drain_goes_on(there):
         assert there.shown() == BEFORE, nth
 
 
+@pytest.mark.host_python
+@pytest.mark.core
 def test_a_kill_is_a_kill_of_the_module_too(there):
     there.fault(9, "kill")
     assert there.drain() is None
@@ -175,6 +175,8 @@ def test_a_kill_is_a_kill_of_the_module_too(there):
     assert there.shown() == BEFORE
 
 
+@pytest.mark.host_python
+@pytest.mark.core
 def test_a_dry_run_predicts_and_calls_nothing_that_changes(there, tmp_path):
     log, commands = with_commands(tmp_path)
     there.set(jobs=["5 alice RUNNING 1:00:00 train"])
@@ -208,6 +210,8 @@ def test_an_after_command_that_fails_is_tried_again_and_those_done_are_not(there
     assert log.read_text().split() == ["one", "two"]
 
 
+@pytest.mark.host_python
+@pytest.mark.core
 def test_a_program_that_is_not_there_is_named(there):
     assert "the command 'nosuchprogram -x'" in there.drain(commands_before=[["nosuchprogram", "-x"]])["msg"]
     assert there.shown() == BEFORE

@@ -19,10 +19,6 @@ def uuids(result, index=0):
     return {i["profile"] + "@%d" % i["placement"]["start"]: i["mig_uuids"] for i in result["gpus"][index]["instances"]}
 
 
-@pytest.mark.host_python
-@pytest.mark.core
-@pytest.mark.host_python
-@pytest.mark.core
 def busy(host, *where):
     """A process that counts as a GPU process there."""
     process = host.popen(["gpusim", "run", *where, "--memory", "1GiB", "--", "sleep", "300"])
@@ -34,6 +30,8 @@ def busy(host, *where):
     return process
 
 
+@pytest.mark.host_python
+@pytest.mark.core
 def test_a_layout_is_applied_once(host):
     host.create(H100)
     first = host.module("mig", layout=HALVES)
@@ -47,6 +45,8 @@ def test_a_layout_is_applied_once(host):
     assert all(u[0].startswith("MIG-") for u in uuids(first).values())
 
 
+@pytest.mark.host_python
+@pytest.mark.core
 def test_check_mode_foretells_and_changes_nothing(host):
     host.create(H100)
     foretold = host.module("mig", check=True, layout=HALVES)

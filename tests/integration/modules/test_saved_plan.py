@@ -34,12 +34,12 @@ def untouched(fleet):
     return fleet.seen() == {"one": [], "two": [], "three": []}
 
 
-@pytest.mark.core
 def said(run):
     """All that a run said, in one line: YAML folds long messages."""
     return " ".join((run.stdout + run.stderr).split())
 
 
+@pytest.mark.core
 def test_a_saved_plan_is_applied_and_then_left_alone(fleet, saved):
     first = fleet.play(dict.fromkeys(fleet.hosts, HALVES), "-e", f"gpu_layout_plan={saved}")
     assert first.returncode == 0, first.stdout + first.stderr

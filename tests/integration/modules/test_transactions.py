@@ -40,6 +40,7 @@ def test_a_fault_anywhere_ends_in_the_old_layout_or_the_new_one(host, library, s
     assert [ending for ending in endings if ending.wrong] == []
 
 
+@pytest.mark.host_python
 def test_the_run_after_a_kill_brings_the_old_layout_back_and_goes_on(host):
     host.create(H100)
     host.module("mig", layout=OLD)
@@ -102,6 +103,7 @@ def test_a_damaged_file_is_named_and_nothing_changes(host, name, content):
     assert host.seen() == {0: [], 1: []}
 
 
+@pytest.mark.host_python
 def test_power_loss_is_like_a_kill_and_a_reboot(host):
     host.create(H100)
     host.module("mig", layout=OLD)

@@ -82,6 +82,8 @@ def test_a_layout_with_tenants_is_applied_once(fleet):
     assert files(fleet) == before
 
 
+@pytest.mark.host_python
+@pytest.mark.core
 def test_the_module_does_its_part_alone_and_takes_it_away(fleet):
     told = run(fleet, *BASE, module="vgpu_quota")
     assert [each["name"] for each in told["tenants"]] == ["a", "b", "pair"]
@@ -229,6 +231,8 @@ def test_a_file_that_cannot_be_written_brings_tenants_back(fleet):
     assert files(fleet) == before
 
 
+@pytest.mark.host_python
+@pytest.mark.core
 def test_a_run_that_was_cut_off_is_cleared_up_by_the_next(fleet):
     run(fleet, entry([0, 1], tenant("a"), tenant("b", gpu=1)))
     before = files(fleet)

@@ -24,13 +24,13 @@ def running(child) -> None:
 # --- init ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.host_python
 def configured(host, tmp_path, data) -> str:
     path = tmp_path / "gpus.json"
     path.write_text(data if isinstance(data, str) else json.dumps(data))
     return str(path)
 
 
+@pytest.mark.host_python
 def test_init_says_whether_it_changed_anything(h100, tmp_path):
     config = configured(h100, tmp_path, {"host": "h1", "gpus": [{"model": "h100-80gb"}]})
     assert h100.gpusim("init", "--config", config, "--check").startswith("changed: would lay out 1 ")
@@ -315,6 +315,7 @@ def test_models_lists_the_catalogue(h100):
     assert "B200-180GB" in listed and "1g.23gb+me" in listed and "no MIG" in listed
 
 
+@pytest.mark.host_python
 def test_without_a_layout_the_cure_is_told(h100):
     h100.state_file.unlink()
     assert "gpusim init --config" in h100.refused("show")

@@ -16,11 +16,11 @@ T4 = {"model": "T4-16GB"}
 PLACES = ("usr/local/lib/gpusim", "usr/local/share/gpusim", "etc/gpusim", "var/lib/gpusim")
 
 
-@pytest.mark.host_python
 def files_of(host):
     return {str(p.relative_to(host.root)) for p in host.root.rglob("*") if not p.is_dir()}
 
 
+@pytest.mark.host_python
 def test_a_bare_host_gets_everything_and_a_second_run_changes_nothing(empty_host, bundle):
     first = empty_host.installed(bundle(T4))
     assert first["changed"] is True
@@ -161,6 +161,7 @@ def test_a_file_changed_by_hand_is_put_right(installed_host, bundle):
     assert len(done) == 2 and not stray.exists() and json.loads(model.read_text())["key"] == "T4-16GB"
 
 
+@pytest.mark.host_python
 def test_a_missing_compiler_is_told_by_name(empty_host, bundle, tmp_path):
     (tmp_path / "bin").mkdir()
     poor = {**empty_host.environment, "PATH": str(tmp_path / "bin")}
