@@ -7,13 +7,12 @@ In this order: each test takes the host as the one before left it.
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
+import json
 
 import pytest
+from driver_runs import INVENTORY, LOOK, Ask, State, play
+from fleet import play_and_read
 from lab_fixtures import REPOSITORY, reboot
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from package_changes import differences, foretold
 
 BOARD = "blackwell"
@@ -30,14 +29,12 @@ def bare(lab_host):
     return set(lab_host(BOARD).check_output(TRACES).splitlines())
 
 
-def test_a_bare_board_gets_what_the_dry_run_said(bare, play, state_of):
+def test_a_bare_board_gets_what_was_planned(bare, state_of):
     before = state_of(BOARD)
-    dry = play(BOARD, "--check", **ASKED)
-    assert state_of(BOARD) == before
-    wet = play(BOARD, **ASKED)
-    assert (dry.failed, wet.failed) == ("", "")
-    assert dry.planned == wet.done
-    assert foretold(dry.planned) == differences(before, state_of(BOARD))
+    planned, wet = play(BOARD, Ask(ASKED, entry="plan", then=LOOK), Ask(ASKED, then=LOOK))
+    assert State.read(planned.seen) == before
+    assert planned.planned == wet.done
+    assert foretold(planned.planned) == differences(before, State.read(wet.seen))
 
 
 def test_fabric_manager_finds_its_subnet_manager_also_after_a_boot(lab_host, state_of):
@@ -61,33 +58,36 @@ def test_dracuts_initramfs_keeps_nouveau_away(lab_host):
     assert "blacklist nouveau" in host.check_output("lsinitrd -f etc/modprobe.d/openfleet-nvidia-driver.conf " + IMAGE)
 
 
-def test_imex_comes_when_it_is_asked_for_and_follows_its_nodes(play, lab_host, state_of):
+def test_imex_comes_when_it_is_asked_for_and_follows_its_nodes(lab_host, state_of):
     host = lab_host(BOARD)
     assert "nvidia-imex" not in state_of(BOARD).packages
-    assert play(BOARD, **DOMAIN).failed == ""
-    assert state_of(BOARD).packages["nvidia-imex"] == "580.105.08-1"
-    assert host.service("nvidia-imex").is_running
-    assert host.service("nvidia-imex").is_enabled
-    former = host.check_output("systemctl show --property MainPID nvidia-imex")
+    process = "systemctl show --property MainPID nvidia-imex"
     moved = {**DOMAIN, "nvidia_driver_imex_nodes": ["10.0.0.1", "10.0.0.2"]}
-    played = play(BOARD, **moved)
-    assert played.done == (
+    first, second, again = play(
+        BOARD,
+        Ask(DOMAIN, then=f"systemctl is-active nvidia-imex; systemctl is-enabled nvidia-imex; {process}"),
+        Ask(moved),
+        Ask(moved),
+    )
+    active, enabled, former = first.seen.splitlines()
+    assert (active, enabled) == ("active", "enabled")
+    assert state_of(BOARD).packages["nvidia-imex"] == "580.105.08-1"
+    assert second.done == (
         "write /etc/nvidia-imex/nodes_config.cfg",
         "restart nvidia-imex.service, whose nodes change",
     )
     assert host.file("/etc/nvidia-imex/nodes_config.cfg").content_string == "10.0.0.1\n10.0.0.2\n"
     assert host.service("nvidia-imex").is_running
-    assert host.check_output("systemctl show --property MainPID nvidia-imex") != former
+    assert host.check_output(process) != former
     assert host.service("client").is_running
-    assert not play(BOARD, **moved).changed
+    assert not again.changed
 
 
-def test_reset_leaves_nothing_but_what_debian_brought(bare, play, lab_host, state_of):
+def test_reset_leaves_nothing_but_what_debian_brought(bare, lab_host, state_of):
     host, before = lab_host(BOARD), state_of(BOARD)
-    layout = [{"gpus": "all", "sharing": "exclusive"}]
-    reset = REPOSITORY / "playbooks" / "reset.yml"
-    played = play(BOARD, playbook=reset, nvidia_driver_state="absent", gpu_layout=layout)
-    assert played.failed == ""
+    variables = {"nvidia_driver_state": "absent", "gpu_layout": [{"gpus": "all", "sharing": "exclusive"}]}
+    options = ["--inventory", str(INVENTORY), "--limit", BOARD, "--extra-vars", json.dumps(variables)]
+    play_and_read(str(REPOSITORY / "playbooks" / "reset.yml"), "blackwell-reset.json", *options)
     after = state_of(BOARD)
     assert (after.loaded, after.held, after.broken) == ("", (), "")
     gone = {name for name, version in differences(before, after).items() if version is None}

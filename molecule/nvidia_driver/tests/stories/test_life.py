@@ -8,17 +8,13 @@ In this order: each test takes the host as the one before left it, and says at i
 from __future__ import annotations
 
 import base64
-import sys
-from pathlib import Path
 
-import pytest
+from driver_runs import LOOK, Ask, State, play
 from lab_fixtures import reboot
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from package_changes import differences, foretold
+from thorough import sample
 
 HGX, MIRROR = "hgx", "http://127.0.0.1:8080"
-REFUSALS = Path(__file__).with_name("refusals.yml")
 PARTS = {"firmware-nvidia-gsp", "libcuda1", "libnvidia-ml1", "nvidia-driver-cuda", "nvidia-fabricmanager",
          "nvidia-kernel-open-dkms", "nvidia-kernel-support", "nvidia-persistenced"}  # fmt: skip
 
@@ -35,18 +31,27 @@ def is_whole(state, version):
     assert state.broken == ""
 
 
+#: The services that must run, and the process of the client that uses the GPUs.
+SERVICES = "systemctl is-active nvidia-persistenced nvidia-fabricmanager client | xargs; systemctl show --property MainPID client"
+#: A command behind a run: the services first, then the state.
+SEE = SERVICES + "; echo ===; " + LOOK
+
+
+def see(text: str) -> tuple[State, str, str]:
+    """The state, the services' states, and the client's process."""
+    services, state = text.split("===\n", 1)
+    active, client = services.splitlines()
+    return State.read(state), active, client
+
+
+RUNNING = "active active active"
+
+
 def runs(host):
-    services = host.run("systemctl is-active nvidia-persistenced nvidia-fabricmanager client").stdout.split()
-    assert services == ["active"] * 3
+    assert host.run(SERVICES).stdout.splitlines()[0] == RUNNING
 
 
 # -- From 580.95.05 ----------------------------------------------------------------------------------------------------
-
-
-def test_a_run_that_changes_nothing_is_one_execution(play):
-    played = play(HGX)
-    assert (played.failed, played.changed) == ("", False)
-    assert played.executions == 1
 
 
 def test_other_peoples_upgrades_leave_the_driver_alone(lab_host, state_of):
@@ -63,95 +68,72 @@ def test_other_peoples_upgrades_leave_the_driver_alone(lab_host, state_of):
 
 #: What is asked for beside version 580.105.08, and what the refusal says.
 REFUSED = [
-    ({"url": MIRROR + "/unsigned/repos/{directory}/{architecture}"}, "is not signed"),
-    ({"url": MIRROR + "/foreign/repos/{directory}/{architecture}"}, "is not signed"),
-    ({"fingerprints": ["EB693B3035CD5710E231E123A4B469963BF863CC"]}, "is to be trusted"),
-    ({"url": "http://127.0.0.1:9/nobody/{directory}"}, "cannot be used"),
+    ({"repository_url": MIRROR + "/unsigned/repos/{directory}/{architecture}"}, "is not signed"),
+    ({"repository_url": MIRROR + "/foreign/repos/{directory}/{architecture}"}, "is not signed"),
+    ({"repository_fingerprints": ["EB693B3035CD5710E231E123A4B469963BF863CC"]}, "is to be trusted"),
+    ({"repository_url": "http://127.0.0.1:9/nobody/{directory}"}, "cannot be used"),
     ({"version": "580.1.1"}, "There is: 590.48.01, 590.44.01, 580.105.08, 580.95.05"),
     ({"reboot": "never"}, "a reboot is needed"),
     ({"kernel_modules": "proprietary", "version": "620"}, "has no proprietary modules"),
 ]
+NEWER = {"nvidia_driver_version": "580.105.08"}
 
 
-@pytest.mark.parametrize("options", [(), ("--check",)], ids=["run", "check"])
-def test_what_must_not_be_is_refused_with_nothing_changed(play, lab_host, state_of, options):
-    before = state_of(HGX)
-    played = play(HGX, *options, playbook=REFUSALS, refusals=[asked for asked, _said in REFUSED])
-    assert played.failed == ""
-    assert not played.changed
-    assert len(played.said) == len(REFUSED)
-    for (asked, said), refusal in zip(REFUSED, played.said):
-        assert said in refusal, asked
-    assert state_of(HGX) == before
-    runs(lab_host(HGX))
+def refusals(cases) -> list[Ask]:
+    return [
+        Ask({**NEWER, **{"nvidia_driver_" + name: value for name, value in asked.items()}}, then=SEE, fails=True)
+        for asked, _said in cases
+    ]
 
 
-def test_a_mirror_that_dies_half_way_costs_nobody_anything(play, lab_host, state_of):
-    host, before = lab_host(HGX), state_of(HGX)
-    client = host.check_output("systemctl show --property MainPID client")
-    host.run("touch /srv/mirror/.dies")
-    try:
-        played = play(HGX, nvidia_driver_version="580.105.08")
-    finally:
-        host.run("rm /srv/mirror/.dies")
-    assert "not all of them could be fetched" in played.failed
-    assert state_of(HGX) == before
-    assert host.check_output("systemctl show --property MainPID client") == client, "the client was taken off"
-    runs(host)
+def test_what_must_not_be_is_refused_and_a_mirror_that_dies_half_way_costs_nobody_anything(lab_host):
+    """Nor does the entry point plan. Ahead of them a run that changes nothing, which is one execution."""
+    before = see(lab_host(HGX).check_output(SEE))
+    right, *refused, died, planned, not_planned = play(
+        HGX,
+        Ask(then=SEE),
+        *refusals(REFUSED),
+        Ask(NEWER, first="touch /srv/mirror/.dies", then="rm /srv/mirror/.dies; " + SEE, fails=True),
+        Ask(NEWER, entry="plan", then=SEE),
+        Ask({**NEWER, "nvidia_driver_reboot": "never"}, entry="plan", then=SEE, fails=True),
+    )
+    assert (right.changed, right.executions) == (False, 1)
+    for (asked, said), refusal in zip(REFUSED, refused):
+        assert said in refusal.failed, asked
+    assert "not all of them could be fetched" in died.failed
+    assert set(foretold(planned.planned)) == PARTS
+    assert "a reboot is needed" in not_planned.failed
+    # The client runs on in the process that it had: nobody took it off.
+    assert before[1] == RUNNING
+    for played in (right, *refused, died, planned, not_planned):
+        assert see(played.seen) == before, played.failed
 
 
-def test_the_entry_point_plan_only_plans(play, state_of):
-    before = state_of(HGX)
-    played = play(HGX, entry_point="plan", nvidia_driver_version="580.105.08")
-    assert played.failed == ""
-    assert set(foretold(played.planned)) == PARTS
-    assert state_of(HGX) == before
-    refused = play(HGX, entry_point="plan", nvidia_driver_version="580.105.08", nvidia_driver_reboot="never")
-    assert "a reboot is needed" in refused.failed
-
-
-def test_an_upgrade_within_the_branch_does_what_the_dry_run_said(play, lab_host, state_of):
-    before = state_of(HGX)
-    dry = play(HGX, "--check", nvidia_driver_version="580.105.08")
-    assert state_of(HGX) == before
-    wet = play(HGX, nvidia_driver_version="580.105.08")
-    after = state_of(HGX)
-    assert (dry.failed, wet.failed) == ("", "")
+def test_an_upgrade_within_the_branch_does_what_the_dry_run_said(lab_host, state_of):
+    """The dry run refuses what a run does. Afterwards the branch keeps what is there until an upgrade is asked for."""
+    before = see(lab_host(HGX).check_output(SEE))
+    cases = [REFUSED[number] for number in sample(range(len(REFUSED)), len(REFUSED) - 1)]
+    *refused, dry = play(HGX, *refusals(cases), Ask(NEWER, then=SEE), check=True)
+    for (asked, said), refusal in zip(cases, refused):
+        assert said in refusal.failed, asked
+    for played in (*refused, dry):
+        assert see(played.seen) == before, played.failed
+    wet, kept, upgrade = play(
+        HGX,
+        Ask(NEWER, then=SEE),
+        Ask({"nvidia_driver_version": "580"}, then=SEE),
+        Ask({"nvidia_driver_version": "590", "nvidia_driver_upgrade": True}, entry="plan"),
+    )
+    after, active, _client = see(wet.seen)
     assert dry.planned == wet.done
-    assert foretold(dry.planned) == differences(before, after) == dict.fromkeys(PARTS, "580.105.08-1")
+    assert foretold(dry.planned) == differences(before[0], after) == dict.fromkeys(PARTS, "580.105.08-1")
     is_whole(after, "580.105.08")
-    runs(lab_host(HGX))
+    assert active == RUNNING
+    assert not kept.changed and see(kept.seen)[0] == after
+    assert set(foretold(upgrade.planned).values()) == {"590.48.01-1"}
 
 
 # -- From 580.105.08 ---------------------------------------------------------------------------------------------------
-
-
-def test_a_branch_keeps_what_is_there_until_an_upgrade_is_asked_for(play):
-    assert not play(HGX, nvidia_driver_version="580").changed
-    asked = play(HGX, "--check", nvidia_driver_version="590", nvidia_driver_upgrade=True)
-    assert set(foretold(asked.planned).values()) == {"590.48.01-1"}
-
-
-def test_an_upgrade_that_fails_leaves_the_old_driver(play, lab_host, state_of):
-    """Also where no source has the old version any more."""
-    lab_host(HGX).check_output(
-        "apt-get clean; mkdir /srv/gone; mv /srv/mirror/cuda/repos/*/*/*_580.105.08-1_*.deb /srv/gone"
-    )
-    before = state_of(HGX)
-    played = play(HGX, nvidia_driver_version="590.44.01")
-    assert "The host is on 580.105.08 again" in played.failed
-    assert "Bad return status for module build" in played.failed
-    after = state_of(HGX)
-    is_whole(after, "580.105.08")
-    assert after.packages == before.packages
-    assert after.held == before.held
-    host = lab_host(HGX)
-    runs(host)
-    assert "580.105.08" in host.check_output("dkms status")
-    assert not host.file("/var/lib/openfleet-gpu/driver.json").exists
-    host.check_output("mv /srv/gone/* /srv/mirror/cuda/repos/*/x86_64/")
-    # And the next run finds nothing to mend.
-    assert not play(HGX, nvidia_driver_version="580.105.08").changed
 
 
 KILL = """#!/usr/bin/python3
@@ -171,70 +153,92 @@ for line in sys.stdin:
 """
 
 
-def test_a_run_that_was_killed_is_finished_by_the_next_one(play, lab_host, state_of):
-    host = lab_host(HGX)
+def test_an_upgrade_that_fails_leaves_the_old_driver_and_one_that_was_killed_is_finished_by_the_next(
+    lab_host, state_of
+):
+    """The old driver also where no source has it any more. Then a downgrade across branches, the reboot left to the operator."""
+    host, before = lab_host(HGX), state_of(HGX)
     program, hook = "/usr/local/sbin/kill-at", "/etc/dpkg/dpkg.cfg.d/kill"
     encoded = base64.b64encode(KILL.encode()).decode()
-    host.check_output("echo %s | base64 -d >%s && chmod 755 %s" % (encoded, program, program))
-    host.check_output("echo status-logger=%s >%s" % (program, hook))
-    played = play(HGX, nvidia_driver_version="590.48.01")
-    host.run("rm %s %s" % (hook, program))
-    assert played.failed
-    torn = state_of(HGX)
+    mirror = "/srv/mirror/cuda/repos/*/*"
+    newest = {"nvidia_driver_version": "590.48.01"}
+    later = {"nvidia_driver_version": "580.95.05", "nvidia_driver_reboot": "later"}
+    broken, right, killed, finished, pending = play(
+        HGX,
+        Ask(
+            {"nvidia_driver_version": "590.44.01"},
+            first=f"apt-get clean; mkdir /srv/gone; mv {mirror}/*_580.105.08-1_*.deb /srv/gone",
+            then=f"dkms status | grep -q 580.105.08; ! ls /var/lib/openfleet-gpu/driver.json; {SEE}",
+            fails=True,
+        ),
+        Ask(NEWER, first="mv /srv/gone/* /srv/mirror/cuda/repos/*/x86_64/"),
+        Ask(
+            newest,
+            first=f"echo {encoded} | base64 -d >{program}; chmod 755 {program}; echo status-logger={program} >{hook}",
+            then=f"rm {hook} {program}; ls /var/lib/openfleet-gpu/driver.json >&2; {SEE}",
+            fails=True,
+        ),
+        Ask(newest, then=f"! ls /var/lib/openfleet-gpu/driver.json; {SEE}"),
+        Ask(later, then=SEE),
+    )
+    assert "The host is on 580.105.08 again" in broken.failed
+    assert "Bad return status for module build" in broken.failed
+    after, active, _client = see(broken.seen)
+    is_whole(after, "580.105.08")
+    assert (after.packages, after.held, active) == (before.packages, before.held, RUNNING)
+    # The next run finds nothing to mend.
+    assert not right.changed
+    torn, _active, _client = see(killed.seen)
     assert torn.broken or len(versions(torn)) > 1, "it was killed too late to hurt"
-    assert host.file("/var/lib/openfleet-gpu/driver.json").exists
-    played = play(HGX, nvidia_driver_version="590.48.01")
-    assert played.failed == ""
-    assert played.planned[0] == "finish what was interrupted"
-    is_whole(state_of(HGX), "590.48.01")
-    runs(host)
-    assert not host.file("/var/lib/openfleet-gpu/driver.json").exists
-
-
-# -- From 590.48.01 ----------------------------------------------------------------------------------------------------
-
-
-def test_a_downgrade_across_branches_with_the_reboot_left_to_the_operator(play, lab_host, state_of):
-    host = lab_host(HGX)
-    played = play(HGX, nvidia_driver_version="580.95.05", nvidia_driver_reboot="later")
-    assert played.failed == ""
-    pending = state_of(HGX)
-    assert versions(pending) == {"580.95.05-1"}
-    assert pending.loaded == "590.48.01"
-    assert not host.service("client").is_running, "a client would meet two versions"
+    assert finished.planned[0] == "finish what was interrupted"
+    after, active, _client = see(finished.seen)
+    is_whole(after, "590.48.01")
+    assert active == RUNNING
+    after, active, _client = see(pending.seen)
+    assert versions(after) == {"580.95.05-1"}
+    assert after.loaded == "590.48.01"
+    assert active.split()[2] == "inactive", "a client would meet two versions"
     reboot(host)
-    host.run("systemctl stop client")
-    played = play(HGX, nvidia_driver_version="580.95.05", nvidia_driver_reboot="later")
-    assert (played.failed, played.planned) == ("", ())
-    is_whole(state_of(HGX), "580.95.05")
-    runs(host)
 
 
 # -- From 580.95.05 ----------------------------------------------------------------------------------------------------
 
 
-def test_parts_that_differ_are_reported_and_cured_by_a_reboot(play, lab_host, state_of):
+def test_after_the_operators_reboot_parts_that_differ_are_cured_by_another_and_removal_leaves_no_trace(lab_host):
     host = lab_host(HGX)
-    host.run("echo 580.65.06 >/sys/module/nvidia/version")
-    played = play(HGX, nvidia_driver_reboot="never")
-    assert "the loaded kernel module is 580.65.06, and the driver's other parts are 580.95.05" in played.failed
-    played = play(HGX)
-    assert (played.failed, played.done) == ("", ())
-    is_whole(state_of(HGX), "580.95.05")
-    runs(host)
-
-
-def test_removal_leaves_no_trace(play, lab_host, state_of):
-    host = lab_host(HGX)
-    before = state_of(HGX)
-    dry = play(HGX, "--check", nvidia_driver_state="absent")
-    assert state_of(HGX) == before
-    wet = play(HGX, nvidia_driver_state="absent")
-    assert (wet.failed, dry.planned) == ("", wet.done)
-    after = state_of(HGX)
+    absent = {"nvidia_driver_state": "absent"}
+    resumed, differ, cured, foretold_removal, removal, again = play(
+        HGX,
+        Ask(
+            {"nvidia_driver_version": "580.95.05", "nvidia_driver_reboot": "later"},
+            first="systemctl stop client",
+            then=SEE,
+        ),
+        Ask(
+            {"nvidia_driver_reboot": "never"},
+            first="echo 580.65.06 >/sys/module/nvidia/version",
+            fails=True,
+        ),
+        Ask(then=SEE),
+        Ask(absent, entry="plan", then=SEE),
+        Ask(absent, then=SEE),
+        Ask(absent),
+    )
+    assert resumed.planned == ()
+    after, active, _client = see(resumed.seen)
+    is_whole(after, "580.95.05")
+    assert active == RUNNING
+    assert "the loaded kernel module is 580.65.06, and the driver's other parts are 580.95.05" in differ.failed
+    assert cured.done == ()
+    after, active, _client = see(cured.seen)
+    is_whole(after, "580.95.05")
+    assert active == RUNNING
+    assert foretold_removal.seen == cured.seen
+    assert foretold_removal.planned == removal.done
+    after, _active, _client = see(removal.seen)
     assert not PARTS & set(after.packages)
     assert (after.loaded, after.held, after.broken) == ("", (), "")
     assert host.check_output("find /etc /var -name '*openfleet*'") == ""
     assert "openfleet" not in host.check_output("lsinitramfs /boot/initrd.img-$(uname -r)")
-    assert not play(HGX, nvidia_driver_state="absent").changed
+    assert not again.changed
     assert host.service("client").is_running

@@ -6,49 +6,46 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from driver_runs import LOOK, Ask, State, play
 from package_changes import differences, foretold
 
 
-def test_secure_boot_without_a_trusted_key_installs_nothing_and_tells_the_steps(play, state_of):
-    before = state_of("secure")
-    for options in ((), ("--check",)):
-        played = play("secure", *options, nvidia_driver_version="580.95.05")
-        assert "mokutil --import /var/lib/dkms/mok.pub" in played.failed
-        assert state_of("secure") == before
-
-
-def test_secure_boot_with_an_enrolled_key_is_a_boot_as_any_other(play, lab_host, state_of):
-    host = lab_host("secure")
-    host.check_output("mkdir -p /var/lib/dkms && head -c 900 /dev/urandom >/var/lib/dkms/mok.pub")
+def test_secure_boot_takes_a_trusted_key_and_is_then_a_boot_as_any_other(lab_host, state_of):
+    """Without one it installs nothing, and tells the steps."""
+    host, before = lab_host("secure"), state_of("secure")
     hardware = json.loads(host.file("/etc/simulated-hardware.json").content_string)
     text = json.dumps(dict(hardware, mok="/var/lib/dkms/mok.pub"))
-    host.check_output("printf %%s '%s' >/etc/simulated-hardware.json && systemctl restart simulated-hardware" % text)
-    before = state_of("secure")
-    dry = play("secure", "--check", nvidia_driver_version="580.95.05")
-    assert state_of("secure") == before
-    wet = play("secure", nvidia_driver_version="580.95.05")
-    assert wet.failed == ""
-    assert dry.planned == wet.done
-    after = state_of("secure")
+    enrol = (
+        "mkdir -p /var/lib/dkms; head -c 900 /dev/urandom >/var/lib/dkms/mok.pub; "
+        f"printf %s '{text}' >/etc/simulated-hardware.json; systemctl restart simulated-hardware"
+    )
+    asked = {"nvidia_driver_version": "580.95.05"}
+    refused, not_planned, planned, wet = play(
+        "secure",
+        Ask(asked, then=LOOK, fails=True),
+        Ask(asked, entry="plan", then=LOOK, fails=True),
+        Ask(asked, entry="plan", first=enrol, then=LOOK),
+        Ask(asked, then=LOOK),
+    )
+    for played in (refused, not_planned):
+        assert "mokutil --import /var/lib/dkms/mok.pub" in played.failed
+    for played in (refused, not_planned, planned):
+        assert State.read(played.seen) == before
+    assert planned.planned == wet.done
+    after = State.read(wet.seen)
     # A bare host: what Debian has for building modules comes too, and was foretold in its versions as well.
     assert {"dkms", "nvidia-driver-cuda"} < differences(before, after).keys()
-    assert foretold(dry.planned) == differences(before, after)
+    assert foretold(planned.planned) == differences(before, after)
     assert after.loaded == "580.95.05"
     # It has no initramfs of its own.
     assert not host.exists("update-initramfs")
     assert not host.exists("dracut")
 
 
-def test_from_the_distributions_packages_to_the_runfile(play, lab_host, state_of):
+def test_from_the_distributions_packages_to_the_runfile(lab_host):
     """The runfile is a file on the controller, and nothing without its checksum."""
-    host = lab_host("pcie")
-    gone = play("pcie", nvidia_driver_state="absent")
-    assert gone.failed == ""
-    assert "libcuda1" not in state_of("pcie").packages
     runfile = Path(__file__).with_name("stand-in.run")
     request = {
         "nvidia_driver_source": "runfile",
@@ -57,14 +54,20 @@ def test_from_the_distributions_packages_to_the_runfile(play, lab_host, state_of
         "nvidia_driver_persistenced": False,
         "nvidia_driver_runfile": str(runfile),
     }
-    bad = play("pcie", **request, nvidia_driver_runfile_sha256="0" * 64)
+    absent = {"nvidia_driver_state": "absent"}
+    wrong = {**request, "nvidia_driver_runfile_sha256": "0" * 64}
+    right = {**request, "nvidia_driver_runfile_sha256": hashlib.sha256(runfile.read_bytes()).hexdigest()}
+    uninstaller = "! ls /usr/bin/nvidia-uninstall"
+    gone, bad, brought, again, _gone = play(
+        "pcie",
+        Ask(absent, then=LOOK),
+        Ask(wrong, then=uninstaller, fails=True),
+        Ask(right, then=LOOK),
+        Ask(right, then="cat /var/log/nvidia-installer.log"),
+        Ask(absent, then=uninstaller),
+    )
+    assert "libcuda1" not in State.read(gone.seen).packages
     assert "is not the file with SHA-256 " + "0" * 64 in bad.failed
-    assert not host.file("/usr/bin/nvidia-uninstall").exists
-    right = dict(request, nvidia_driver_runfile_sha256=hashlib.sha256(runfile.read_bytes()).hexdigest())
-    played = play("pcie", **right)
-    assert played.failed == ""
-    assert state_of("pcie").loaded == "580.95.05"
-    assert "--silent" in host.file("/var/log/nvidia-installer.log").content_string
-    assert not play("pcie", **right).changed
-    assert play("pcie", nvidia_driver_state="absent").failed == ""
-    assert not host.file("/usr/bin/nvidia-uninstall").exists
+    assert State.read(brought.seen).loaded == "580.95.05"
+    assert not again.changed and "--silent" in again.seen
+    assert not lab_host("pcie").file("/usr/bin/nvidia-uninstall").exists

@@ -1,0 +1,69 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Runs of the role on a host of this scenario, and the state of a host between them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import role_plays
+from role_plays import Ask
+
+__all__ = ["Ask"]
+
+SCENARIO = Path(__file__).resolve().parents[1]
+INVENTORY = SCENARIO / "inventory"
+
+
+@dataclass(frozen=True)
+class Played:
+    """How a run went on one host."""
+
+    failed: str
+    changed: bool
+    #: What the module planned, and what it then did.
+    planned: tuple[str, ...]
+    done: tuple[str, ...]
+    executions: int
+    #: What Ask.then printed.
+    seen: str
+
+
+def play(host: str, *asks: Ask, check: bool = False) -> list[Played]:
+    """Run the role once for each of `asks`, in order, by one ansible-playbook; with `check` by --check."""
+    options = ["--check"] if check else []
+    played = []
+    for run in role_plays.run_role(INVENTORY, "nvidia_driver", host, list(asks), *options):
+        planned, done = (
+            tuple(run.results.get(name, {}).get("steps", ())) for name in ("Plan the driver", "Apply the plan")
+        )
+        played.append(Played(run.failed, run.changed, planned, done, run.executions, run.seen))
+    return played
+
+
+# In one execution: a story looks often.
+LOOK = r"""dpkg-query -W -f '${Package} ${Version} ${db:Status-Status}\n'; echo ---
+apt-mark showhold; echo ---
+find /etc/apt /etc/modprobe.d /etc/modules-load.d /var/lib/apt/lists -type f ! -name lock -exec sha256sum {} + | sort; echo ---
+cat /sys/module/nvidia/version 2>/dev/null || true; echo ---
+dpkg --audit || true; echo --- end"""
+
+
+@dataclass(frozen=True)
+class State:
+    """All that a change of the driver may touch, as LOOK prints it."""
+
+    packages: dict[str, str]
+    held: tuple[str, ...]
+    configuration: str
+    loaded: str
+    broken: str
+
+    @classmethod
+    def read(cls, text: str) -> State:
+        parts = [part.strip() for part in re.split("^---.*$", text, flags=re.MULTILINE)]
+        lines = (line.split() for line in parts[0].splitlines())
+        packages = {line[0]: line[1] for line in lines if line[2] == "installed"}
+        return cls(packages, tuple(parts[1].split()), parts[2], parts[3], parts[4])

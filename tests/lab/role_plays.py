@@ -1,0 +1,125 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Run a role on a lab host several times by one ansible-playbook, which takes longer to start than a run takes.
+
+Each run is a play of its own, with its own variables. What has to be seen between two runs is printed by a command on the host.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lab_fixtures import REPOSITORY
+
+#: These run on the controller alone.
+_LOCAL = ("include_tasks", "include_role", "validate_argument_spec", "debug", "fail")
+_FIRST, _THEN, _FAILED = "Run the command ahead of the role", "Run the command behind the role", "Go on after a failure"
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A run of the role, and what is done on the host around it."""
+
+    #: Of the role, in place of the inventory's.
+    variables: dict = field(default_factory=dict)
+    entry: str = "main"
+    #: A dry run for modules. Only --check sets `ansible_check_mode`, for roles that read it.
+    check: bool = False
+    #: The run must fail; any other must not.
+    fails: bool = False
+    #: Shell commands ahead of the run, and behind it whether it failed or not.
+    first: str = ""
+    then: str = ""
+
+
+@dataclass(frozen=True)
+class Done:
+    """How one run went."""
+
+    #: The message of the failure.
+    failed: str
+    changed: bool
+    #: Modules that ran on the host.
+    executions: int
+    #: What debug tasks of the role printed.
+    said: tuple[str, ...]
+    #: What Ask.then printed.
+    seen: str
+    #: The error of a command around the run.
+    broken: str
+    #: By the name of the task, without the role's.
+    results: dict[str, dict]
+
+
+def run_role(inventory: Path, role: str, host: str, asks: list[Ask], *options: str) -> list[Done]:
+    """Run openfleet.gpu.ROLE on the host once for each of `asks`, in order; `options` are those of ansible-playbook."""
+    plays = [_play(role, host, number, ask) for number, ask in enumerate(asks)]
+    environment = {
+        **os.environ,
+        "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
+        "ANSIBLE_NOCOLOR": "1",
+        "ANSIBLE_CONFIG": str(REPOSITORY / "ansible.cfg"),
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        playbook = Path(folder, "plays.json")
+        playbook.write_text(json.dumps(plays))
+        command = ["ansible-playbook", "--inventory", str(inventory), *options, str(playbook)]
+        ended = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
+    assert "{" in ended.stdout, ended.stderr
+    told, _end = json.JSONDecoder().raw_decode(ended.stdout[ended.stdout.index("{") :])
+    done = [_read(play["tasks"], host) for play in told["plays"]]
+    for number, (ask, run) in enumerate(zip(asks, done)):
+        assert not run.broken, f"run {number}: a command around it failed: {run.broken}"
+        assert bool(run.failed) == ask.fails, f"run {number}: {run.failed or 'it went well'}"
+    assert (ended.returncode, len(done)) == (0, len(asks)), ended.stdout[-2000:] + ended.stderr
+    return done
+
+
+def _play(role: str, host: str, number: int, ask: Ask) -> dict:
+    def command(name: str, text: str) -> list[dict]:
+        # Its braces are none of Ansible's.
+        cmd = "{% raw %}set -e\n" + text + "{% endraw %}"
+        return [{"name": name, "ansible.builtin.shell": {"cmd": cmd}, "check_mode": False}] if text else []
+
+    run = {
+        "name": "Run the role",
+        "ansible.builtin.include_role": {"name": f"openfleet.gpu.{role}", "tasks_from": ask.entry},
+    }
+    rescue = {"name": _FAILED, "ansible.builtin.debug": {"msg": "failed"}}
+    play = {
+        "name": f"Run {number}",
+        "hosts": host,
+        "gather_facts": False,
+        "become": True,
+        "vars": ask.variables,
+        "tasks": [
+            *command(_FIRST, ask.first),
+            {"name": "Run", "block": [run], "rescue": [rescue]},
+            *command(_THEN, ask.then),
+        ],
+    }
+    return {**play, "check_mode": True} if ask.check else play
+
+
+def _read(tasks: list[dict], host: str) -> Done:
+    of_host = [(task["task"]["name"], task["hosts"][host]) for task in tasks if host in task["hosts"]]
+    there = [(name, result) for name, result in of_host if not result.get("skipped")]
+    around = {name: result for name, result in there if name in (_FIRST, _THEN)}
+    role = [(name, result) for name, result in there if name not in (_FIRST, _THEN, _FAILED)]
+    messages = [result.get("msg", "") for _name, result in role if result.get("failed")]
+    actions = [str(result.get("action", "")).rpartition(".")[2] for _name, result in role]
+    return Done(
+        # A role's own rescue fails last, and says most.
+        (messages or ["it ended without a message"])[-1] if any(name == _FAILED for name, _result in there) else "",
+        any(result.get("changed") for _name, result in role),
+        len([action for action in actions if action not in _LOCAL]),
+        tuple(result["msg"] for (_name, result), action in zip(role, actions) if action == "debug" and "msg" in result),
+        around.get(_THEN, {}).get("stdout", ""),
+        "".join(f"{result['cmd']}: {result['stderr']}" for result in around.values() if result.get("failed")),
+        {name.rpartition(" : ")[2]: result for name, result in role},
+    )
