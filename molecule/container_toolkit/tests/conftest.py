@@ -9,7 +9,6 @@ import pytest
 from lab_fixtures import lab_host
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from role_runs import run_role
 
 __all__ = ["lab_host"]
 
@@ -27,18 +26,3 @@ def engines(lab_host):
 @pytest.fixture(scope="session")
 def whole(lab_host):
     return lab_host("whole")
-
-
-@pytest.fixture
-def finished():
-    """Whatever a test left behind: afterwards the host is as the inventory asks, and a second run has nothing to do."""
-    hosts = []
-
-    def start_from(name: str, **variables) -> None:
-        hosts.append(name)
-        run_role(name, **variables)
-
-    yield start_from
-    for name in hosts:
-        run_role(name)
-        assert run_role(name).steps == []

@@ -8,7 +8,7 @@ import re
 import time
 
 import pytest
-from role_runs import run_role
+from role_runs import Ask, run_roles
 
 SPECIFICATION = "/var/run/cdi/nvidia.yaml"
 IMAGE = "localhost/openfleet-test"
@@ -43,8 +43,12 @@ def gpus(text: str) -> list[str]:
     return re.findall(r"UUID: (GPU-[^)]+)\)", text)
 
 
+def names(specification: str) -> list[str]:
+    return re.findall(r'- name: "?([^"\s]+)', specification)
+
+
 def listed(host) -> list[str]:
-    return re.findall(r'- name: "?([^"\s]+)', host.check_output(f"cat {SPECIFICATION}"))
+    return names(host.check_output(f"cat {SPECIFICATION}"))
 
 
 def test_the_specification_lists_what_nvml_lists(boxes):
@@ -84,48 +88,41 @@ def test_a_user_who_is_not_root_gives_containers_devices_too(boxes, image, alice
     assert gpus(done.stdout) == gpus(boxes.check_output("nvidia-smi -L"))
 
 
-def test_rootless_podman_gets_to_read_what_only_root_could(boxes, alice, image):
+def test_rootless_podman_gets_to_read_what_only_root_could_and_the_smoke_test_says_what_a_container_saw(
+    boxes, alice, image
+):
     boxes.check_output(f"chmod 600 {SPECIFICATION}")
     command = f"podman run --rm --network=none --device nvidia.com/gpu=0 {image} nvidia-smi -L"
     assert alice(command).rc != 0
-    assert run_role("boxes").steps == [f"let everybody read {SPECIFICATION}"]
-    assert alice(command).rc == 0
-
-
-def test_the_smoke_test_says_what_a_container_saw(boxes):
-    run = run_role("boxes")
-    assert (run.steps, run.result["smoke_test"]) == ([], "a container of podman sees 2 devices, the host's own")
-    assert "smoke" not in boxes.check_output("podman images --all")
-
-
-def test_the_smoke_test_fails_where_containers_do_not_get_the_devices(boxes):
-    boxes.check_output("mv /dev/nvidia1 /dev/hidden")
-    try:
-        message = run_role("boxes", fails=True)
-    finally:
-        boxes.check_output("mv /dev/hidden /dev/nvidia1")
-    assert (
-        message.startswith("smoke test: a container with nvidia.com/gpu=all does not start")
-        and "/dev/nvidia1" in message
+    published, right, hidden = run_roles(
+        "boxes",
+        Ask(),
+        Ask(then="podman images --all"),
+        Ask(first="mv /dev/nvidia1 /dev/hidden", then="mv /dev/hidden /dev/nvidia1", fails=True),
     )
+    assert published.steps == [f"let everybody read {SPECIFICATION}"]
+    assert alice(command).rc == 0
+    assert (right.steps, right.result["smoke_test"]) == ([], "a container of podman sees 2 devices, the host's own")
+    assert "smoke" not in right.seen
+    assert hidden.failed.startswith("smoke test: a container with nvidia.com/gpu=all does not start")
+    assert "/dev/nvidia1" in hidden.failed
 
 
 def test_mig_devices_that_came_are_listed_and_given(boxes, image):
     boxes.check_output("nvidia-smi -i 1 -mig 1 && nvidia-smi mig -i 1 -cgi 19,19 -C")
     try:
         assert "1:0" not in listed(boxes), "the control: nobody notices by itself"
-        assert run_role("boxes", "--check").steps == [f"write {SPECIFICATION} for the devices that are there"]
-        assert "1:0" not in listed(boxes)
-        run = run_role("boxes")
-        assert run.steps == [f"write {SPECIFICATION} for the devices that are there"]
-        assert run.result["smoke_test"] == "a container of podman sees 4 devices, the host's own"
+        foretold, written, again = run_roles("boxes", Ask(check=True, then=f"cat {SPECIFICATION}"), Ask(), Ask())
+        assert foretold.steps == [f"write {SPECIFICATION} for the devices that are there"]
+        assert "all" in names(foretold.seen) and "1:0" not in names(foretold.seen)
+        assert written.steps == foretold.steps
+        assert written.result["smoke_test"] == "a container of podman sees 4 devices, the host's own"
+        assert again.steps == []
         assert {"0", "1:0", "1:1"} <= set(listed(boxes)) and "1" not in listed(boxes)
         said = boxes.check_output(f"podman run --rm --network=none --device nvidia.com/gpu=1:1 {image} nvidia-smi -L")
         assert said.count("MIG 1g.10gb") == 2
-        assert run_role("boxes").steps == []
     finally:
         boxes.run("nvidia-smi mig -i 1 -dci; nvidia-smi mig -i 1 -dgi; nvidia-smi -i 1 -mig 0")
-        run_role("boxes")
 
 
 def test_a_driver_that_changes_makes_the_specification_anew_each_time(boxes):
@@ -140,15 +137,19 @@ def test_a_driver_that_changes_makes_the_specification_anew_each_time(boxes):
         while not boxes.file(SPECIFICATION).exists:
             assert time.monotonic() < deadline
             time.sleep(0.2)
+    assert sorted(listed(boxes)) == sorted(["0", "1", *gpus(boxes.check_output("nvidia-smi -L")), "all"])
 
 
 def test_without_a_driver_there_is_nothing_to_list_and_that_is_said(boxes):
     index = boxes.check_output("ls /lib/modules/$(uname -r)/modules.dep")
-    boxes.check_output(f"mv {index} /tmp/modules.dep && rm {SPECIFICATION}")
-    try:
-        run = run_role("boxes", container_toolkit_smoke_test=False)
-        assert run.steps == [] and run.result["notes"][0].startswith("no driver for the running kernel")
-    finally:
-        boxes.check_output(f"mv /tmp/modules.dep {index}")
-        run_role("boxes")
-    assert boxes.file(SPECIFICATION).exists
+    without, with_driver = run_roles(
+        "boxes",
+        Ask(
+            {"container_toolkit_smoke_test": False},
+            first=f"mv {index} /tmp/modules.dep && rm {SPECIFICATION}",
+            then=f"mv /tmp/modules.dep {index}",
+        ),
+        Ask(),
+    )
+    assert without.steps == [] and without.result["notes"][0].startswith("no driver for the running kernel")
+    assert with_driver.result["notes"] == [] and boxes.file(SPECIFICATION).exists

@@ -1,14 +1,18 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Docker and containerd, both running: what they are told, and how they take it without ending a container."""
+"""Docker and containerd, both running: what they are told, and how they take it without ending a container.
+
+In this order: one container runs until a test lets Docker end it.
+"""
 
 from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import dataclass
 
 import pytest
-from role_runs import run_role
+from role_runs import Ask, run_roles
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders_docker import LIST, parse
 
@@ -22,11 +26,41 @@ def docker(host) -> dict:
     return json.loads(host.check_output("docker info --format '{{json .}}'"))
 
 
+#: What two runs are compared by: when the engines started, what they were told, and the container that runs.
+LOOK = (
+    "systemctl show --value --property=InvocationID docker containerd | grep .; docker info --format '{{json .Runtimes}}'; "
+    "containerd config dump | grep -v imports | grep -c nvidia || true; grep -c nvidia %s || true; tr -d '\\n' <%s; echo; "
+    % (TOML, DAEMON)
+    + "docker inspect --format '{{.State.Running}} {{.State.Pid}}' $(docker ps --all --quiet)"
+)
+
+
+@dataclass(frozen=True)
+class Look:
+    """What LOOK printed."""
+
+    docker_start: str
+    containerd_start: str
+    runtimes: dict
+    #: Lines that name NVIDIA, of containerd's configuration as it runs, and of its file.
+    effective: int
+    written: int
+    daemon: dict
+    container: str
+
+    @classmethod
+    def read(cls, text: str) -> Look:
+        docker, containerd, runtimes, effective, written, daemon, container = text.splitlines()
+        return cls(
+            docker, containerd, json.loads(runtimes), int(effective), int(written), json.loads(daemon), container
+        )
+
+
 def starts(host) -> list[str]:
     return host.check_output("systemctl show --value --property=InvocationID docker containerd").split()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def container(engines):
     """A container that runs, and must go on doing so: one program that needs nothing, and nothing else."""
     program = "int main(void) { for (;;) __builtin_ia32_pause(); }"
@@ -55,27 +89,29 @@ def test_engines_have_the_runtime_and_all_that_was_there(engines):
     assert '"/etc/containerd/site.d/*.toml"' in engines.check_output(f"cat {TOML}")
 
 
-def test_a_run_that_changes_nothing_restarts_nothing(engines):
-    before = starts(engines)
-    run = run_role("engines")
-    assert (run.steps, run.executions) == ([], 1)
-    assert starts(engines) == before
-
-
 def test_containers_go_on_while_engines_forget_the_toolkit_and_learn_of_it_again(engines, container):
     before, there = starts(engines), running(engines, container)
-    foretold = run_role("engines", "--check", playbook="reset.yml")
-    assert run_role("engines", playbook="reset.yml").steps == foretold.steps
-    assert "nvidia" not in docker(engines)["Runtimes"] and "other" in docker(engines)["Runtimes"]
-    assert "nvidia" not in engines.check_output(
-        "containerd config dump | grep -v imports; cat /etc/containerd/config.toml"
+    right, forgets, forgot, learns, learned = run_roles(
+        "engines",
+        Ask(then=LOOK),
+        Ask(entry="reset", check=True, then=LOOK),
+        Ask(entry="reset", then=LOOK),
+        Ask(check=True),
+        Ask(then=LOOK),
     )
-    foretold = run_role("engines", "--check")
-    assert run_role("engines").steps == foretold.steps
-    assert "nvidia" in docker(engines)["Runtimes"]
-    assert running(engines, container) == there, "no container has ended or started anew"
-    assert starts(engines)[0] == before[0], "docker was told, and not restarted"
-    assert starts(engines)[1] != before[1]
+    assert (right.steps, right.executions) == ([], 1)
+    look = Look.read(right.seen)
+    assert [look.docker_start, look.containerd_start] == before, "a run that changes nothing restarts nothing"
+    assert forgets.seen == right.seen and forgets.steps == forgot.steps
+    look = Look.read(forgot.seen)
+    assert "nvidia" not in look.runtimes and "other" in look.runtimes
+    assert (look.effective, look.written) == (0, 0)
+    assert learns.steps == learned.steps
+    look = Look.read(learned.seen)
+    assert "nvidia" in look.runtimes and look.effective > 0
+    assert look.container == running(engines, container) == there, "no container has ended or started anew"
+    assert look.docker_start == before[0], "docker was told, and not restarted"
+    assert look.containerd_start != before[1]
 
 
 def test_docker_tells_its_containers_names_as_holders_are_told(engines, container):
@@ -86,77 +122,73 @@ def test_docker_tells_its_containers_names_as_holders_are_told(engines, containe
 def test_what_would_end_containers_waits_and_says_so_until_it_may(engines, container):
     """Docker takes CDI when it starts; a restart of it ends what runs, for it has no live-restore."""
     asked = {"container_toolkit_runtime_cdi": True}
+    never = {"container_toolkit_restart": "never"}
     before, there = starts(engines), running(engines, container)
-    run = run_role("engines", **asked)
-    assert (
-        run.result["restart_pending"] == ["docker"]
-        and "runs on with its former configuration" in run.result["notes"][0]
+    first, again, always, last, reset, left, restarted = run_roles(
+        "engines",
+        Ask(asked, then=LOOK),
+        Ask(asked, then=LOOK),
+        Ask({**asked, "container_toolkit_restart": "always"}, then=LOOK),
+        Ask(asked),
+        Ask(entry="reset", then=LOOK),
+        Ask(never, then=LOOK),
+        Ask(never, first=RESTART),
     )
-    assert json.loads(engines.check_output(f"cat {DAEMON}"))["features"]["cdi"] is True
-    again = run_role("engines", **asked)
+    assert first.result["restart_pending"] == ["docker"]
+    assert "runs on with its former configuration" in first.result["notes"][0]
+    assert Look.read(first.seen).daemon["features"]["cdi"] is True
     assert (again.changed, again.result["restart_pending"]) == (False, ["docker"])
-    assert running(engines, container) == there and starts(engines)[0] == before[0]
-    run = run_role("engines", container_toolkit_restart="always", **asked)
-    assert run.steps == ["restart docker.service"] and run.result["restart_pending"] == []
-    assert running(engines, container).startswith("false")
-    assert run_role("engines", **asked).result["restart_pending"] == []
+    look = Look.read(again.seen)
+    assert look.container == there and look.docker_start == before[0]
+    assert always.steps == ["restart docker.service"] and always.result["restart_pending"] == []
+    assert Look.read(always.seen).container.startswith("false")
+    assert last.result["restart_pending"] == []
     # The way back knows what a later run has added.
-    run_role("engines", playbook="reset.yml")
-    assert "features" not in json.loads(engines.check_output(f"cat {DAEMON}"))
-    run_role("engines")
+    look = Look.read(reset.seen)
+    assert "features" not in look.daemon
+    # A restart that never may be is left to others.
+    assert left.result["restart_pending"] == ["docker", "containerd"]
+    after = Look.read(left.seen)
+    assert (after.docker_start, after.containerd_start) == (look.docker_start, look.containerd_start)
+    assert (restarted.steps, restarted.result["restart_pending"]) == ([], [])
 
 
-def test_a_restart_that_never_may_be_is_left_to_others(engines):
-    run_role("engines", playbook="reset.yml")
-    before = starts(engines)
-    run = run_role("engines", container_toolkit_restart="never")
-    assert run.result["restart_pending"] == ["docker", "containerd"] and starts(engines) == before
-    engines.check_output(RESTART)
-    run = run_role("engines", container_toolkit_restart="never")
-    assert (run.steps, run.result["restart_pending"]) == ([], [])
+BROKEN = {DAEMON: "{,}", TOML: 'version = 2\nimports = ["/etc/containerd/site.d/*.toml"]'}
 
 
-@pytest.mark.parametrize(
-    ("path", "text", "version", "message"),
-    [
-        (DAEMON, "{,}", "1.18.2", f"{DAEMON}: nvidia-ctk cannot configure docker"),
-        (
-            TOML,
-            'version = 2\nimports = ["/etc/containerd/site.d/*.toml"]\n',
-            "1.18.0",
-            f"{TOML}: nvidia-ctk would drop",
-        ),
-    ],
-)
-def test_a_configuration_that_would_suffer_stays_as_it_is(engines, path, text, version, message):
-    kept = engines.check_output(f"cat {path}")
-    engines.check_output(f"cat >{path} <<'END'\n{text}\nEND")
-    before = engines.check_output(f"cat {path}")
-    try:
-        said = run_role("engines", fails=True, container_toolkit_version=version)
-        assert said.startswith(message), said
-        assert engines.check_output(f"cat {path}") == before
-    finally:
-        engines.check_output(f"cat >{path} <<'END'\n{kept}\nEND")
-        run_role("engines")
-
-
-def test_an_engine_that_does_not_come_back_gets_its_former_configuration(engines):
-    """A unit that refuses the new configuration: the site's own check."""
-    run_role("engines", playbook="reset.yml")
-    former = engines.check_output(f"cat {TOML}")
+def test_a_configuration_that_would_suffer_stays_as_it_is_and_an_engine_that_does_not_come_back_gets_its_own(engines):
+    """The second by a unit that refuses the new configuration: the site's own check."""
     check = "/etc/systemd/system/containerd.service.d/check.conf"
-    engines.check_output(
-        f"mkdir -p $(dirname {check}) && printf '[Service]\\nExecStartPre=/bin/sh -c \"! grep -q nvidia "
+    refuse = (
+        f"cp {TOML} /tmp/former; mkdir -p $(dirname {check}) && printf '[Service]\\nExecStartPre=/bin/sh -c \"! grep -q nvidia "
         f"{TOML}\"\\n' >{check} && systemctl daemon-reload"
     )
-    try:
-        said = run_role("engines", fails=True)
-        assert said.startswith("containerd.service: it does not take its new configuration")
-        assert "It runs with its former configuration" in said
-        assert engines.check_output("systemctl is-active containerd") == "active"
-        assert engines.check_output(f"cat {TOML}") == former
-    finally:
-        engines.check_output(f"rm -r $(dirname {check}) && systemctl daemon-reload && {RESTART}")
-    run_role("engines")
-    assert run_role("engines").steps == []
+
+    def broken(path: str, version: str) -> Ask:
+        put = f"cp -p {path} /tmp/kept; cat >{path} <<'END'\n{BROKEN[path]}\nEND"
+        return Ask(
+            {"container_toolkit_version": version}, first=put, then=f"cat {path}; mv /tmp/kept {path}", fails=True
+        )
+
+    daemon, toml, _reset, refused, brought, again = run_roles(
+        "engines",
+        broken(DAEMON, "1.18.2"),
+        broken(TOML, "1.18.0"),
+        Ask(entry="reset"),
+        Ask(
+            first=refuse,
+            then=f"systemctl is-active containerd; cmp {TOML} /tmp/former; rm -r $(dirname {check}) /tmp/former; "
+            f"systemctl daemon-reload; {RESTART}",
+            fails=True,
+        ),
+        Ask(),
+        Ask(),
+    )
+    assert daemon.failed.startswith(f"{DAEMON}: nvidia-ctk cannot configure docker"), daemon.failed
+    assert daemon.seen == BROKEN[DAEMON]
+    assert toml.failed.startswith(f"{TOML}: nvidia-ctk would drop"), toml.failed
+    assert toml.seen == BROKEN[TOML]
+    assert refused.failed.startswith("containerd.service: it does not take its new configuration"), refused.failed
+    assert "It runs with its former configuration" in refused.failed
+    assert refused.seen == "active"
+    assert brought.steps and again.steps == []
