@@ -11,6 +11,7 @@ from pathlib import Path
 
 import yaml
 from simulated_host import ROOT, SimulatedHost
+from warm_ansible import interpreter
 
 
 class Fleet:
@@ -62,14 +63,8 @@ class Fleet:
         """A Python that sees the GPUs of one host."""
         host = self.hosts[name]
         environment = host.environment
-        wrapper = host.bin / "python3"
-        exports = "".join(
-            f"export {key}='{environment[key]}'\n"
-            for key in ("PATH", "LD_LIBRARY_PATH", "GPUSIM_STATE", "GPUSIM_LIBRARY", "PYTHONPATH")
-        )
-        wrapper.write_text(f'#!/bin/sh\n{exports}exec "{host.python}" "$@"\n')
-        wrapper.chmod(0o755)
-        return wrapper
+        names = ("PATH", "LD_LIBRARY_PATH", "GPUSIM_STATE", "GPUSIM_LIBRARY", "PYTHONPATH")
+        return interpreter(host.bin / "python3", {key: environment[key] for key in names}, host.python)
 
     def seen(self):
         return {name: host.seen()[0] for name, host in self.hosts.items()}

@@ -128,9 +128,11 @@ def answer(files: list) -> None:
 
 
 def run(request: Request) -> None:
-    """Become the process that was asked for; this does not return."""
+    """Become the process that was asked for: a module, or the code on standard input. This does not return."""
+    import atexit
     import runpy
     import traceback
+    import types
 
     os.environ.clear()
     os.environ.update(request["environment"])
@@ -139,7 +141,12 @@ def run(request: Request) -> None:
     sys.argv[1:] = request["arguments"]
     code = 0
     try:
-        runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+        if request["module"]:
+            runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+        else:
+            code_given = compile(sys.stdin.buffer.read(), "<stdin>", "exec")
+            sys.modules["__main__"] = types.ModuleType("__main__")
+            exec(code_given, sys.modules["__main__"].__dict__)
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 0
         if end.code is not None and not isinstance(end.code, int):
@@ -148,6 +155,8 @@ def run(request: Request) -> None:
     except BaseException:
         traceback.print_exc()
         code = 1
+    # Modules remove their temporary folders there.
+    atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

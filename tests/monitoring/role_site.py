@@ -14,6 +14,7 @@ from pathlib import Path
 
 import yaml
 from rule_files import ROOT, TOOLS
+from warm_ansible import interpreter
 
 PLAY = [
     {
@@ -54,17 +55,18 @@ class Site:
         hosts = {f"gpu-{number}": {"dcgm_exporter_listen_address": "127.0.0.1%d" % number} for number in (1, 2)}
         for variables in hosts.values():
             variables["dcgm_exporter_port"] = free_port()
+        python = interpreter(place / "python3")
         inventory = {
             "gpu_monitoring": {
-                "hosts": {"monitor": {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}}
+                "hosts": {"monitor": {"ansible_connection": "local", "ansible_python_interpreter": str(python)}}
             },
             "gpu_hosts": {"hosts": hosts},
         }
         (place / "hosts.yml").write_text(yaml.safe_dump(inventory))
         (place / "play.yml").write_text(yaml.safe_dump(PLAY))
 
-    def run(self, *options, fails=False, **variables):
-        """The output, and how many tasks changed something."""
+    def run(self, *options, fails=False, meanwhile=None, **variables):
+        """The output, and how many tasks changed something. `meanwhile` is (regular expression, what to do at such a line)."""
         variables = {
             "gpu_monitoring_source": "existing",
             "gpu_monitoring_directory": str(self.directory),
@@ -83,7 +85,7 @@ class Site:
             "ANSIBLE_REMOTE_TEMP": str(self.place / "ansible" / "remote"),
             "ANSIBLE_NOCOLOR": "1",
         }
-        made = subprocess.run(
+        with subprocess.Popen(
             [
                 Path(sys.executable).with_name("ansible-playbook"),
                 "-i",
@@ -93,13 +95,20 @@ class Site:
                 json.dumps(variables),
                 *options,
             ],
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
-            timeout=600,
             env=environment,
             cwd=ROOT,
-        )
-        output = made.stdout + made.stderr
+        ) as made:
+            lines = []
+            for line in made.stdout:
+                lines.append(line)
+                if meanwhile and re.search(meanwhile[0], line):
+                    meanwhile[1]()
+                    meanwhile = None
+        output = "".join(lines)
+        assert not meanwhile, output
         assert (made.returncode != 0) == fails, output
         (changed,) = re.findall(r"monitor +: ok=\d+ +changed=(\d+)", output) or ["0"]
         return output, int(changed)

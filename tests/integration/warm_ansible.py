@@ -1,0 +1,118 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Give local connections an interpreter that has loaded Ansible's own module code already.
+
+Ansible starts an interpreter for each module and sends it all that the module imports, in an archive. To compile that code takes
+most of a module's time, and most of it is the same each time. Here one process has imported ansible-core's part, and each module
+is a fork of it with its own environment, standard input and output. The collection's code still comes from Ansible's archive.
+"""
+
+from __future__ import annotations
+
+import array
+import atexit
+import contextlib
+import importlib
+import os
+import select
+import shlex
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import ClassVar, Mapping
+
+from warm_python import answer
+
+#: What modules of ansible-core import. Not each release has all of them.
+LOADED = [
+    "ansible.module_utils.basic",
+    "ansible.module_utils._internal._ansiballz._loader",
+    "ansible.module_utils.facts.ansible_collector",
+    "ansible.module_utils.facts.default_collectors",
+    "ansible.module_utils.urls",
+]
+
+
+def interpreter(wrapper: Path, environment: Mapping[str, str] | None = None, python: str = sys.executable) -> Path:
+    """Write a program for ansible_python_interpreter, which sets `environment` for modules; return its path.
+
+    Another Python than that of the tests, which is Ansible's own, loads everything from Ansible's archive, as on a host.
+    """
+    environment = dict(environment or {})
+    exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items())
+    command = [python]
+    if python == sys.executable:
+        server = _Server.of(environment.get("LD_LIBRARY_PATH", ""))
+        # -I and -S: the client needs nothing beyond the standard library.
+        client = Path(__file__).with_name("warm_client.py").resolve()
+        command = [python, "-I", "-S", str(client), str(server.socket)]
+    wrapper.write_text(f'#!/bin/sh\n{exports}exec {" ".join(map(shlex.quote, command))} "$@"\n')
+    wrapper.chmod(0o755)
+    return wrapper
+
+
+class _Server:
+    """The process that has loaded the code. It ends with this one."""
+
+    _started: ClassVar[dict[str, _Server]] = {}
+
+    @classmethod
+    def of(cls, libraries: str) -> _Server:
+        """Return the one for these libraries: the dynamic linker reads their path when a process starts, not when it forks."""
+        if libraries not in cls._started:
+            cls._started[libraries] = cls(libraries)
+            atexit.register(cls._started[libraries].close)
+        return cls._started[libraries]
+
+    def __init__(self, libraries: str) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="openfleet-warm-")
+        self.socket = Path(self._folder.name) / "socket"
+        environment = dict(os.environ, LD_LIBRARY_PATH=libraries) if libraries else None
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(self.socket))
+            listening.listen(64)
+            self._process = subprocess.Popen(
+                [sys.executable, str(Path(__file__).resolve()), str(listening.fileno())],
+                env=environment,
+                pass_fds=[listening.fileno()],
+                stdin=subprocess.PIPE,
+            )
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        self._process.wait()
+        self._folder.cleanup()
+
+
+# --- In the process that is forked ----------------------------------------------------------------------------------
+
+
+def serve(listening: socket.socket) -> None:
+    """Fork for each connection, until standard input ends."""
+    while True:
+        ready, _, _ = select.select([listening, sys.stdin], [], [])
+        if sys.stdin in ready:
+            return
+        connection, _address = listening.accept()
+        if os.fork() == 0:
+            listening.close()
+            files = array.array("i")
+            _data, ancillary, _flags, _from = connection.recvmsg(1, socket.CMSG_SPACE(3 * files.itemsize))
+            for _level, _kind, content in ancillary:
+                files.frombytes(content)
+            answer([*files, connection.detach()])
+        connection.close()
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
+if __name__ == "__main__":
+    # Modules must not find the tests.
+    sys.path.pop(0)
+    for name in LOADED:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    serve(socket.socket(fileno=int(sys.argv[1])))
