@@ -23,6 +23,7 @@ from fleet_history import AT_REST, Device, prometheus, steady
 
 ROOT = Path(__file__).parents[2]
 from simulated_host import SimulatedHost
+from warm_ansible import interpreter
 
 SCHEMA = jsonschema.Draft202012Validator(json.loads((ROOT / "docs" / "audit.schema.json").read_text()))
 HOURS = 50
@@ -55,13 +56,8 @@ def folder(tmp_path_factory):
 def host(folder):
     """Two GPUs."""
     made = SimulatedHost.build(folder / "host").create([{"model": "H100-80GB", "count": 2}])
-    exports = "".join(
-        "export %s='%s'\n" % (name, made.environment[name])
-        for name in ("PATH", "LD_LIBRARY_PATH", "GPUSIM_STATE", "GPUSIM_LIBRARY", "PYTHONPATH")
-    )
-    python = made.bin / "python3"
-    python.write_text('#!/bin/sh\n%sexec "%s" "$@"\n' % (exports, made.python))
-    python.chmod(0o755)
+    names = ("PATH", "LD_LIBRARY_PATH", "GPUSIM_STATE", "GPUSIM_LIBRARY", "PYTHONPATH")
+    interpreter(made.bin / "python3", {name: made.environment[name] for name in names}, made.python)
     return made
 
 
@@ -101,6 +97,17 @@ def server(folder, host):
         yield url
 
 
+def ansible_playbook(folder, *arguments):
+    environment = {
+        **os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_HOME": str(folder / "home"),
+        "ANSIBLE_CACHE_PLUGIN": "memory", "NO_COLOR": "1",
+    }  # fmt: skip
+    command = [Path(sys.executable).with_name("ansible-playbook"), *arguments]
+    return subprocess.run(
+        list(map(str, command)), cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False
+    )
+
+
 @pytest.fixture(scope="module")
 def play(folder, inventory):
     """Run it with variables; gives the ended process."""
@@ -109,15 +116,7 @@ def play(folder, inventory):
         settings = {"window": "%dh" % (HOURS - 1), **settings}
         variables = folder / "variables.json"
         variables.write_text(json.dumps({"gpu_audit_%s" % name: value for name, value in settings.items()}))
-        command = [str(Path(sys.executable).with_name("ansible-playbook")), "-i", str(inventory), *options]
-        command += ["playbooks/audit.yml", "-e", "@%s" % variables]
-        environment = {
-            **os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_HOME": str(folder / "home"),
-            "ANSIBLE_CACHE_PLUGIN": "memory", "NO_COLOR": "1",
-        }  # fmt: skip
-        return subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False
-        )
+        return ansible_playbook(folder, "-i", inventory, *options, "playbooks/audit.yml", "-e", "@%s" % variables)
 
     return run
 
@@ -233,11 +232,13 @@ def test_all_three_files_are_there_and_nothing_else(twice, folder):
 
 
 def test_without_a_server_the_hosts_are_reported_and_nobody_is_blamed(play, folder):
-    done = play(dir=str(folder / "hosts"))
+    """Of the hosts, only those that were asked are missed."""
+    done = play(dir=str(folder / "one"), hosts="here")
     assert done.returncode == 0, said(done)
-    data = read(folder / "hosts")
+    data = read(folder / "one")
     assert words(data) == {"here 0": "no_data", "here 1": "no_data"}
     assert any("No server was named" in text for text in data["sources"]["missing"])
+    assert data["sources"]["hosts_asked"] == ["here"] and "did not answer" not in " ".join(data["sources"]["missing"])
 
 
 def test_a_server_that_is_down_leaves_the_hosts_and_is_said(play, folder):
@@ -256,42 +257,6 @@ def test_with_neither_server_nor_hosts_it_fails_and_writes_nothing(play, folder)
     assert done.returncode == 2
     assert "there is nothing to audit with" in said(done) and "could not be reached" in said(done)
     assert not (folder / "nothing").exists()
-
-
-def test_the_server_alone_and_an_inventory_with_nothing(play, server, folder):
-    (folder / "empty.yml").write_text("all: {}\n")
-    done = play(inventory=folder / "empty.yml", dir=str(folder / "server"), hosts="none", prometheus={"url": server})
-    assert done.returncode == 0, said(done)
-    data = read(folder / "server")
-    assert words(data)["far 0"] == "held_without_process" and words(data)["here 0"] == "idle"
-    assert any("No host was asked" in text for text in data["sources"]["missing"])
-
-
-def test_only_hosts_that_were_asked_are_missed(play, folder):
-    done = play(dir=str(folder / "one"), hosts="here")
-    assert done.returncode == 0, said(done)
-    data = read(folder / "one")
-    assert data["sources"]["hosts_asked"] == ["here"] and "did not answer" not in " ".join(data["sources"]["missing"])
-
-
-def test_reports_are_kept_side_by_side(play, server, folder):
-    settings = {"dir": str(folder / "kept"), "keep": 2, "hosts": "none", "prometheus": {"url": server}}
-    first = play(**settings)
-    assert first.returncode == 0, said(first)
-    before = (folder / "kept" / "latest").readlink()
-    second = play(**settings)
-    assert second.returncode == 0, said(second)
-    after = (folder / "kept" / "latest").readlink()
-    assert sorted(path.name for path in (folder / "kept").iterdir()) == [
-        str(before),
-        str(after),
-        "index.html",
-        "latest",
-    ]
-    data = read(folder / "kept" / "latest")
-    assert data["summary"]["still"] == data["summary"]["findings"] == 4
-    page = (folder / "kept" / "index.html").read_text()
-    assert page.index("%s/audit.html" % after) < page.index("%s/audit.html" % before)
 
 
 class Hook(http.server.BaseHTTPRequestHandler):
@@ -313,16 +278,43 @@ def hook():
         listening.shutdown()
 
 
-def test_it_fails_for_a_verdict_when_all_is_written_and_told(play, server, folder, hook):
+@pytest.fixture(scope="module")
+def alone(play, server, folder):
+    """The data of an audit by the server alone, with an inventory that has nothing; the first of the reports in kept."""
+    (folder / "empty.yml").write_text("all: {}\n")
+    settings = {"dir": str(folder / "kept"), "keep": 2, "hosts": "none", "prometheus": {"url": server}}
+    done = play(inventory=folder / "empty.yml", **settings)
+    assert done.returncode == 0, said(done)
+    return settings, read(folder / "kept" / "latest")
+
+
+def test_the_server_alone_and_an_inventory_with_nothing(alone):
+    _settings, data = alone
+    assert words(data)["far 0"] == "held_without_process" and words(data)["here 0"] == "idle"
+    assert any("No host was asked" in text for text in data["sources"]["missing"])
+
+
+def test_it_fails_for_a_verdict_when_all_is_kept_and_told(play, alone, folder, hook):
+    """Reports lie side by side."""
+    settings, _data = alone
+    before = (folder / "kept" / "latest").readlink()
     url = "http://127.0.0.1:%d/secret" % hook.server_address[1]
-    done = play(
-        dir=str(folder / "strict"), hosts="none", prometheus={"url": server}, notify=[{"url": url}],
-        fail_on=["held_without_process", "unhealthy"],
-    )  # fmt: skip
+    done = play(**settings, notify=[{"url": url}], fail_on=["held_without_process", "unhealthy"])
     assert done.returncode == 2
-    assert "It fails for 1 held_without_process (fail_on)" in said(done)
-    assert sorted(path.name for path in (folder / "strict").iterdir()) == FILES
+    assert "It fails for 1 held_without_process (fail_on)" in said(done) and "nobody could be told" not in said(done)
     assert [seen["summary"]["words"]["held_without_process"] for seen in hook.seen] == [1]
+    after = (folder / "kept" / "latest").readlink()
+    assert sorted(path.name for path in (folder / "kept").iterdir()) == [
+        str(before),
+        str(after),
+        "index.html",
+        "latest",
+    ]
+    assert sorted(path.name for path in (folder / "kept" / "latest").iterdir()) == [*FILES, "summary.json"]
+    data = read(folder / "kept" / "latest")
+    assert data["summary"]["still"] == data["summary"]["findings"] == 4
+    page = (folder / "kept" / "index.html").read_text()
+    assert page.index("%s/audit.html" % after) < page.index("%s/audit.html" % before)
 
 
 def test_who_does_not_listen_keeps_it_from_nobody_else(play, server, folder, hook):
@@ -342,18 +334,36 @@ def test_a_dry_run_writes_and_tells_nothing(play, server, folder, hook):
     assert not (folder / "dry").exists() and hook.seen == []
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"prometheus": {"adress": NOWHERE}}, "prometheus.adress: there is no such key"),
-        ({"keep": -1, "dir": "/nowhere"}, "keep: -1 is no number of reports"),
-        ({"window": "two weeks"}, "window: 'two weeks' is not a length of time"),
-        (
-            {"prices": [{"model": "H100*"}]},
-            'prices[0]: model or price is missing. Write it as {model: "H100*", price: 2.5}',
-        ),
-    ],
-)
-def test_a_setting_that_cannot_be_meant_stops_it_with_its_place(play, settings, message):
+REFUSED = [
+    ({"prometheus": {"adress": NOWHERE}}, "prometheus.adress: there is no such key"),
+    ({"keep": -1, "directory": "/nowhere"}, "keep: -1 is no number of reports"),
+    ({"window": "two weeks"}, "window: 'two weeks' is not a length of time"),
+    (
+        {"prices": [{"model": "H100*"}]},
+        'prices[0]: model or price is missing. Write it as {model: "H100*", price: 2.5}',
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def refused(folder):
+    """What the action says of each of these settings, in one run."""
+    tasks = [
+        {"openfleet.gpu.audit": {"hosts": {}, "hosts_asked": [], **settings}, "ignore_errors": True}
+        for settings, _message in REFUSED
+    ]
+    (folder / "refused.yml").write_text(yaml.safe_dump([{"hosts": "localhost", "gather_facts": False, "tasks": tasks}]))
+    done = ansible_playbook(folder, folder / "refused.yml")
+    assert done.returncode == 0 and done.stdout.count("...ignoring") == len(REFUSED), said(done)
+    return said(done)
+
+
+@pytest.mark.parametrize("message", [message for _settings, message in REFUSED])
+def test_a_setting_that_cannot_be_meant_is_refused_with_its_place(refused, message):
+    assert message in refused
+
+
+def test_the_playbook_stops_at_a_setting_that_cannot_be_meant(play):
+    settings, message = REFUSED[0]
     done = play(hosts="none", **settings)
     assert done.returncode == 2 and message in said(done)

@@ -137,15 +137,13 @@ def workloads(proposal):
 @pytest.fixture(scope="module")
 def layouts(played, folder, inventory):
     """What site.yml would take each host's layout for, with the proposal after the inventory."""
-    found = {}
-    for host in STATES:
-        arguments = ["-i", inventory, "-i", folder / "out" / "proposal", "--host", host]
-        done = run("ansible-inventory", *arguments, home=folder / "home")
-        assert done.returncode == 0, done.stderr
-        # Nothing of the proposal is taken for something else.
-        assert "WARNING" not in done.stderr
-        found[host] = json.loads(done.stdout).get("gpu_layout")
-    return found
+    arguments = ["-i", inventory, "-i", folder / "out" / "proposal", "--list"]
+    done = run("ansible-inventory", *arguments, home=folder / "home")
+    assert done.returncode == 0, done.stderr
+    # Nothing of the proposal is taken for something else.
+    assert "WARNING" not in done.stderr
+    found = json.loads(done.stdout)["_meta"]["hostvars"]
+    return {host: found[host].get("gpu_layout") for host in STATES}
 
 
 def test_small_services_go_onto_the_gpu_that_nobody_has(workloads, layouts):

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import yaml
 from fleet_history import Device, prometheus
+from warm_ansible import interpreter
 
 ROOT = Path(__file__).parents[2]
 VENV = Path(sys.executable).parents[1]
@@ -47,8 +48,10 @@ def said(done):
 class Host:
     """A folder that is a control host: a project with an inventory, and the role's files."""
 
-    def __init__(self, folder):
-        self.folder = folder
+    def __init__(self, folder, name="control"):
+        self.folder, self.name = folder, name
+        folder.mkdir(exist_ok=True)
+        self.python = interpreter(folder / "python3")
         self.project = folder / "project"
         # What systemd takes for something else, if it is not told.
         self.reports = folder / "reports 100%"
@@ -69,9 +72,12 @@ class Host:
             secret.stdout + yaml.safe_dump({"gpu_audit_prometheus": settings, "gpu_audit_hosts": "none"})
         )
 
-    def apply(self, *options, playbook="", **variables):
-        """Runs the role alone, or a playbook of the collection."""
-        settings = {
+    def variables(self, more):
+        """What an inventory says of it."""
+        return {
+            "ansible_connection": "local",
+            "ansible_become": False,
+            "ansible_python_interpreter": str(self.python),
             "gpu_audit_user": getpass.getuser(),
             "gpu_audit_manage_user": False,
             "gpu_audit_venv": str(VENV),
@@ -82,15 +88,14 @@ class Host:
             "gpu_audit_dir": str(self.reports),
             "gpu_audit_keep": 3,
             "gpu_audit__root": str(self.folder / "root"),
-            **variables,
+            **more,
         }
-        play = [{"hosts": "gpu_audit", "gather_facts": False, "roles": ["openfleet.gpu.gpu_audit"]}]
-        (self.folder / "play.yml").write_text(yaml.safe_dump(play))
-        here = {"ansible_connection": "local", "ansible_become": False, "ansible_python_interpreter": sys.executable}
-        groups = {"gpu_audit": {"hosts": {"control": {**here, **settings}}}, "gpu_hosts": {}}
-        (self.folder / "inventory.yml").write_text(yaml.safe_dump(groups))
-        command = [VENV / "bin" / "ansible-playbook", "-i", self.folder / "inventory.yml", *options]
-        return run([*command, ROOT / playbook if playbook else self.folder / "play.yml"], self.folder, cwd=ROOT)
+
+    def apply(self, *options, playbook="", **variables):
+        return apply({self: variables}, *options, playbook=playbook)
+
+    def texts(self):
+        return {name: (self.units / name).read_text() for name in UNITS}
 
     def unit(self, name):
         """A unit's settings: the lists of values by name."""
@@ -102,19 +107,70 @@ class Host:
         return found
 
 
+def apply(hosts, *options, playbook=""):
+    """Run the role alone, or a playbook of the collection, on hosts with variables of their own."""
+    folder = next(iter(hosts)).folder
+    play = [{"hosts": "gpu_audit", "gather_facts": False, "roles": ["openfleet.gpu.gpu_audit"]}]
+    (folder / "play.yml").write_text(yaml.safe_dump(play))
+    named = {host.name: host.variables(variables) for host, variables in hosts.items()}
+    (folder / "inventory.yml").write_text(yaml.safe_dump({"gpu_audit": {"hosts": named}, "gpu_hosts": {}}))
+    command = [VENV / "bin" / "ansible-playbook", "-i", folder / "inventory.yml", *options]
+    return run([*command, ROOT / playbook if playbook else folder / "play.yml"], folder, cwd=ROOT)
+
+
+def changed(done, host):
+    """How many tasks changed something on the host, none of which failed."""
+    (count,) = re.findall(rf"^{host.name} +: ok=\d+ +changed=(\d+) +unreachable=0 +failed=0", done.stdout, re.MULTILINE)
+    return int(count)
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     with prometheus([Device("a", 0)], 3, tmp_path_factory.mktemp("server")) as url:
         yield url
 
 
+#: The umask of the service, by the mode of the reports' directory.
+UMASKS = {"0750": "0027", "2770": "0007", "755": "0022"}
+
+
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory, server):
-    host = Host(tmp_path_factory.mktemp("control"))
-    host.know(server)
-    done = host.apply()
+def hosts(tmp_path_factory, server):
+    """Hosts by name on which the role has run once: in one run, with variables for each."""
+    folder = tmp_path_factory.mktemp("hosts")
+    made = {
+        name: Host(folder / name, name) for name in ("control", "timed", "left", *(f"mode_{mode}" for mode in UMASKS))
+    }
+    made["control"].know(server)
+    variables = {host: {} for host in made.values()}
+    for mode in UMASKS:
+        variables[made[f"mode_{mode}"]] = {"gpu_audit_dir_mode": mode}
+    done = apply(variables)
     assert done.returncode == 0, said(done)
-    return host
+    return made
+
+
+@pytest.fixture(scope="module")
+def installed(hosts):
+    return hosts["control"]
+
+
+@pytest.fixture(scope="module")
+def again(hosts):
+    """A dry run for another time, and then a run where it is so, where nothing differs and where the role goes."""
+    timed, left = hosts["timed"], hosts["left"]
+    before = timed.texts()
+    dry = timed.apply("--check", gpu_audit_on_calendar="daily")
+    assert dry.returncode == 0 and changed(dry, timed) == 1, said(dry)
+    assert timed.texts() == before
+    (left.reports / "index.html").write_text("mine")
+    stamp = left.folder / "root" / "var" / "lib" / "systemd" / "timers" / "stamp-gpu-audit.timer"
+    stamp.parent.mkdir(parents=True)
+    stamp.touch()
+    variables = {hosts["control"]: {}, timed: {"gpu_audit_on_calendar": "daily"}, left: {"gpu_audit_state": "absent"}}
+    done = apply(variables)
+    assert done.returncode == 0, said(done)
+    return done, before, stamp
 
 
 def systemd(*arguments):
@@ -172,36 +228,24 @@ def test_what_the_service_runs_makes_reports(installed):
     assert "of-the-server" not in said(done)
 
 
-def test_the_second_run_changes_nothing(installed):
-    done = installed.apply()
-    assert done.returncode == 0 and "changed=0" in done.stdout, said(done)
+def test_the_second_run_changes_nothing(installed, again):
+    done, _before, _stamp = again
+    assert changed(done, installed) == 0, said(done)
 
 
-def test_another_time_changes_the_timer_alone(tmp_path):
-    host = Host(tmp_path)
-    assert host.apply().returncode == 0
-    before = {name: (host.units / name).read_text() for name in UNITS}
-    dry = host.apply("--check", gpu_audit_on_calendar="daily")
-    assert dry.returncode == 0 and "changed=1" in dry.stdout, said(dry)
-    assert {name: (host.units / name).read_text() for name in UNITS} == before
-    assert host.apply(gpu_audit_on_calendar="daily").returncode == 0
-    assert [name for name in UNITS if (host.units / name).read_text() != before[name]] == ["gpu-audit.timer"]
+def test_another_time_changes_the_timer_alone(hosts, again):
+    _done, before, _stamp = again
+    after = hosts["timed"].texts()
+    assert [name for name in UNITS if after[name] != before[name]] == ["gpu-audit.timer"]
 
 
-def test_absent_takes_the_units_away_and_leaves_the_reports(tmp_path):
-    host = Host(tmp_path)
-    assert host.apply().returncode == 0
-    (host.reports / "index.html").write_text("mine")
-    stamp = host.folder / "root" / "var" / "lib" / "systemd" / "timers" / "stamp-gpu-audit.timer"
-    stamp.parent.mkdir(parents=True)
-    stamp.touch()
-    done = host.apply(gpu_audit_state="absent")
-    assert done.returncode == 0, said(done)
+def test_absent_takes_the_units_away_and_leaves_the_reports(hosts, again):
+    host, (_done, _before, stamp) = hosts["left"], again
     assert list(host.units.iterdir()) == [] and (host.reports / "index.html").read_text() == "mine"
     # It would catch up at once when it comes back.
     assert not stamp.exists()
-    again = host.apply(gpu_audit_state="absent")
-    assert again.returncode == 0 and "changed=0" in again.stdout, said(again)
+    done = host.apply(gpu_audit_state="absent")
+    assert done.returncode == 0 and changed(done, host) == 0, said(done)
 
 
 def test_the_fleets_playbooks_bring_it_and_take_it_away(tmp_path):
@@ -224,34 +268,43 @@ def test_site_tells_of_a_bad_variable_before_anything_changes(tmp_path):
     assert "PLAY [Plan the audit]" in done.stdout and "PLAY [Audit the fleet" not in done.stdout
 
 
-@pytest.mark.parametrize(("mode", "umask"), [("0750", "0027"), ("2770", "0007"), ("755", "0022")])
-def test_reports_are_for_those_who_may_look_into_their_directory(tmp_path, mode, umask):
-    host = Host(tmp_path)
-    done = host.apply(gpu_audit_dir_mode=mode)
-    assert done.returncode == 0, said(done)
-    assert host.unit("gpu-audit.service")["UMask"] == [umask]
+@pytest.mark.parametrize("mode", UMASKS)
+def test_reports_are_for_those_who_may_look_into_their_directory(hosts, mode):
+    host = hosts[f"mode_{mode}"]
+    assert host.unit("gpu-audit.service")["UMask"] == [UMASKS[mode]]
     assert host.reports.stat().st_mode & 0o7777 == int(mode, 8)
 
 
-@pytest.mark.parametrize(
-    ("variables", "message"),
-    [
-        ({"gpu_audit_on_calendar": "Mondays"}, "gpu_audit_on_calendar: "),
-        ({"gpu_audit_keep": 0}, "gpu_audit_keep: a report has to stay"),
-        ({"gpu_audit_random_delay": "a while"}, "gpu_audit_random_delay, gpu_audit_timeout: "),
-        ({"gpu_audit_timeout": "2 hrs, or so"}, "gpu_audit_random_delay, gpu_audit_timeout: "),
-        ({"gpu_audit_dir": "reports"}, "gpu_audit_dir: systemd knows no relative paths"),
-        ({"gpu_audit_dir_mode": "u=rwx"}, "gpu_audit_dir_mode: write it in octal digits"),
-        ({"gpu_audit_user": "root", "gpu_audit_manage_user": True}, "gpu_audit_user: root is not made"),
-        ({"gpu_audit_venv": "/nowhere"}, "/nowhere/bin/ansible-playbook is not there. Bring Ansible"),
-        (
-            {"gpu_audit_project_dir": "/nowhere", "gpu_audit_vault_password_file": "/none"},
-            "/nowhere, /none is not there",
-        ),
-    ],
-)
-def test_what_cannot_work_is_said_before_anything_is_written(tmp_path, variables, message):
-    host = Host(tmp_path)
-    done = host.apply(**variables)
-    assert done.returncode == 2 and message in said(done)
+REFUSED = [
+    ({"gpu_audit_on_calendar": "Mondays"}, "gpu_audit_on_calendar: "),
+    ({"gpu_audit_keep": 0}, "gpu_audit_keep: a report has to stay"),
+    ({"gpu_audit_random_delay": "a while"}, "gpu_audit_random_delay, gpu_audit_timeout: "),
+    ({"gpu_audit_timeout": "2 hrs, or so"}, "gpu_audit_random_delay, gpu_audit_timeout: "),
+    ({"gpu_audit_dir": "reports"}, "gpu_audit_dir: systemd knows no relative paths"),
+    ({"gpu_audit_dir_mode": "u=rwx"}, "gpu_audit_dir_mode: write it in octal digits"),
+    ({"gpu_audit_user": "root", "gpu_audit_manage_user": True}, "gpu_audit_user: root is not made"),
+    ({"gpu_audit_venv": "/nowhere"}, "/nowhere/bin/ansible-playbook is not there. Bring Ansible"),
+    (
+        {"gpu_audit_project_dir": "/nowhere", "gpu_audit_vault_password_file": "/none"},
+        "/nowhere, /none is not there",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory):
+    """One run for all cases, each on a host of its own: (ended process, hosts)."""
+    folder = tmp_path_factory.mktemp("refused")
+    made = [Host(folder / f"case_{number}", f"case_{number}") for number in range(len(REFUSED))]
+    done = apply({host: variables for host, (variables, _message) in zip(made, REFUSED)})
+    assert done.returncode == 2, said(done)
+    return done, made
+
+
+@pytest.mark.parametrize("number", range(len(REFUSED)), ids=[message for _variables, message in REFUSED])
+def test_what_cannot_work_is_said_before_anything_is_written(refused, number):
+    done, made = refused
+    host, (_variables, message) = made[number], REFUSED[number]
+    assert f"fatal: [{host.name}]: FAILED!" in done.stdout
+    assert f"{host.name}: {message}" in said(done)
     assert list(host.units.iterdir()) == [] and not host.reports.exists()
