@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from warm_ansible import interpreter
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 QUADLET = os.environ.get("OPENFLEET_QUADLET") or "/usr/libexec/podman/quadlet"
@@ -24,7 +26,7 @@ UNIT = "etc/systemd/system/dcgm-exporter.service"
 CONTAINER = "etc/containers/systemd/dcgm-exporter.container"
 
 PLAY = """
-- hosts: localhost
+- hosts: all
   gather_facts: false
   tasks:
     - ansible.builtin.include_role:
@@ -32,41 +34,31 @@ PLAY = """
 """
 
 
-@pytest.fixture
-def role(tmp_path):
-    """Runs it with these variables; returns the exit status, the output and a reader of files."""
-    play = tmp_path / "play.yml"
+def run(folder: Path, hosts, *options):
+    """Run the role on hosts, each a folder below this one; return the exit status and the output."""
+    play = folder / "play.yml"
     play.write_text(PLAY)
-    root = tmp_path / "root"
-    root.mkdir()
-
-    def one(*options, **variables):
-        # No package may be installed here, and whatever Python this machine has more of stays out of it.
-        own = {
+    for name in hosts:
+        (folder / name).mkdir(exist_ok=True)
+    python = str(interpreter(folder / "python3"))
+    # No package may be installed here, and whatever Python this machine has more of stays out of it.
+    inventory = {
+        name: {
+            "ansible_connection": "local",
+            "ansible_python_interpreter": python,
             "dcgm_exporter_packages": [],
-            "dcgm_exporter__root": str(root),
-            "ansible_python_interpreter": sys.executable,
+            "dcgm_exporter__root": str(folder / name),
+            **variables,
         }
-        variables = {**own, **variables}
-        command = [
-            "ansible-playbook",
-            "-i",
-            "localhost,",
-            "-c",
-            "local",
-            "-e",
-            json.dumps(variables),
-            *options,
-            str(play),
-        ]
-        environment = dict(os.environ, ANSIBLE_CONFIG=str(REPOSITORY / "ansible.cfg"), NO_COLOR="1")
-        environment["ANSIBLE_COLLECTIONS_PATH"] = str(REPOSITORY / "collections")
-        environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-        return done.returncode, done.stdout + done.stderr
-
-    one.root = root
-    return one
+        for name, variables in hosts.items()
+    }
+    (folder / "hosts.yml").write_text(json.dumps({"all": {"hosts": inventory}}))
+    command = ["ansible-playbook", "-i", str(folder / "hosts.yml"), *options, str(play)]
+    environment = dict(os.environ, ANSIBLE_CONFIG=str(REPOSITORY / "ansible.cfg"), NO_COLOR="1")
+    environment["ANSIBLE_COLLECTIONS_PATH"] = str(REPOSITORY / "collections")
+    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    return done.returncode, done.stdout + done.stderr
 
 
 def settings(unit: Path, section: str):
@@ -103,11 +95,38 @@ TLS = {
 }
 
 
-@pytest.mark.core
-def test_packages(role):
-    status, said = role(dcgm_exporter_source="packages", dcgm_exporter_listen_address="10.0.0.7", **TLS)
+PRESENT = {
+    "packages": {"dcgm_exporter_source": "packages", "dcgm_exporter_listen_address": "10.0.0.7", **TLS},
+    "options": {
+        "dcgm_exporter_source": "packages",
+        "dcgm_exporter_listen_address": "fd00::7",
+        "dcgm_exporter_remote_hostengine": "localhost:5555",
+        "dcgm_exporter_hpc_job_mapping_dir": "/var/spool/gpu-jobs",
+        "dcgm_exporter_kubernetes": True,
+        "dcgm_exporter_kubernetes_virtual_gpus": True,
+        "dcgm_exporter_extra_arguments": ["--xid-count-window-size", "300000", "100%$HOME"],
+    },
+    "docker": {"dcgm_exporter_source": "docker", "dcgm_exporter_hpc_job_mapping_dir": "/var/spool/gpu jobs", **TLS},
+    "podman": {"dcgm_exporter_source": "podman", "dcgm_exporter_kubernetes": True, **TLS},
+    # One that goes later.
+    "leaving": {"dcgm_exporter_source": "podman", **TLS},
+}
+
+
+@pytest.fixture(scope="module")
+def present(tmp_path_factory):
+    """A folder of hosts that all have the exporter, by one run; no password was told."""
+    folder = tmp_path_factory.mktemp("present")
+    status, said = run(folder, PRESENT)
     assert status == 0, said
-    unit = role.root / UNIT
+    assert "a password" not in said
+    return folder
+
+
+@pytest.mark.core
+def test_packages(present):
+    root = present / "packages"
+    unit = root / UNIT
     (command,) = [value for key, value in settings(unit, "Service") if key == "ExecStart"]
     assert shlex.split(command) == [
         "/usr/bin/dcgm-exporter",
@@ -117,29 +136,26 @@ def test_packages(role):
         *("--devices", "f"),
         *("--web-config-file", "/etc/openfleet-gpu/exporter/web-config.json"),
     ]
-    web = json.loads((role.root / ETC / "web-config.json").read_text())
+    web = json.loads((root / ETC / "web-config.json").read_text())
     assert web["tls_server_config"] == {"cert_file": "/etc/ssl/gpu.crt", "key_file": "/etc/ssl/private/gpu.key"}
     assert list(web["basic_auth_users"]) == ["prometheus"]
     assert verify(unit) == []
     # The package's own is in nobody's way.
-    assert os.readlink(role.root / "etc/systemd/system/nvidia-dcgm-exporter.service") == "/dev/null"
-    assert "a password" not in said
-    status, said = role(dcgm_exporter_source="packages", dcgm_exporter_listen_address="10.0.0.7", **TLS)
-    assert status == 0 and "changed=0" in said
+    assert os.readlink(root / "etc/systemd/system/nvidia-dcgm-exporter.service") == "/dev/null"
 
 
-def test_the_options_of_dcgm_exporter(role):
-    status, said = role(
-        dcgm_exporter_source="packages",
-        dcgm_exporter_listen_address="fd00::7",
-        dcgm_exporter_remote_hostengine="localhost:5555",
-        dcgm_exporter_hpc_job_mapping_dir="/var/spool/gpu-jobs",
-        dcgm_exporter_kubernetes=True,
-        dcgm_exporter_kubernetes_virtual_gpus=True,
-        dcgm_exporter_extra_arguments=["--xid-count-window-size", "300000", "100%$HOME"],
-    )
+@pytest.mark.core
+def test_a_second_run_changes_nothing_and_reset_leaves_nothing(present):
+    leaving = dict(PRESENT["leaving"], dcgm_exporter_state="absent")
+    status, said = run(present, {"packages": PRESENT["packages"], "leaving": leaving})
     assert status == 0, said
-    (command,) = [value for key, value in settings(role.root / UNIT, "Service") if key == "ExecStart"]
+    assert re.search(r"^packages +: ok=\d+ +changed=0 ", said, re.MULTILINE), said
+    assert [path for path in (present / "leaving").rglob("*") if not path.is_dir()] == []
+
+
+def test_the_options_of_dcgm_exporter(present):
+    root = present / "options"
+    (command,) = [value for key, value in settings(root / UNIT, "Service") if key == "ExecStart"]
     words = shlex.split(command)
     for option, value in {
         "--address": "[fd00::7]:9400",
@@ -149,14 +165,13 @@ def test_the_options_of_dcgm_exporter(role):
         assert words[words.index(option) + 1] == value
     assert {"--kubernetes=true", "--kubernetes-virtual-gpus=true"} <= set(words)
     assert words[-3:] == ["--xid-count-window-size", "300000", "100%%$$HOME"], "both mean something to systemd"
-    assert (role.root / "var/spool/gpu-jobs").is_dir()
-    assert ("Wants", "nvidia-dcgm.service") in settings(role.root / UNIT, "Unit")
+    assert (root / "var/spool/gpu-jobs").is_dir()
+    assert ("Wants", "nvidia-dcgm.service") in settings(root / UNIT, "Unit")
 
 
-def test_docker(role):
-    status, said = role(dcgm_exporter_source="docker", dcgm_exporter_hpc_job_mapping_dir="/var/spool/gpu jobs", **TLS)
-    assert status == 0, said
-    unit = role.root / UNIT
+def test_docker(present):
+    root = present / "docker"
+    unit = root / UNIT
     (command,) = [value for key, value in settings(unit, "Service") if key == "ExecStart"]
     words = shlex.split(command)
     assert words[:2] == ["/usr/bin/docker", "run"]
@@ -174,16 +189,15 @@ def test_docker(role):
     }
     assert after[after.index("--address") + 1] == "127.0.0.1:9400"
     assert after[after.index("--web-config-file") + 1] == "/run/openfleet-gpu-exporter/web-config"
-    web = json.loads((role.root / ETC / "web-config.json").read_text())
+    web = json.loads((root / ETC / "web-config.json").read_text())
     assert web["tls_server_config"]["key_file"] == "/run/openfleet-gpu-exporter/tls.key"
     assert verify(unit) == []
 
 
-def test_podman(role):
-    status, said = role(dcgm_exporter_source="podman", dcgm_exporter_kubernetes=True, **TLS)
-    assert status == 0, said
-    assert not (role.root / UNIT).exists()
-    found = settings(role.root / CONTAINER, "Container")
+def test_podman(present):
+    root = present / "podman"
+    assert not (root / UNIT).exists()
+    found = settings(root / CONTAINER, "Container")
     assert ("AddDevice", "nvidia.com/gpu=all") in found and ("Network", "host") in found
     assert ("AddCapability", "CAP_SYS_ADMIN") in found and ("DropCapability", "ALL") in found
     volumes = {value for key, value in found if key == "Volume"}
@@ -194,10 +208,8 @@ def test_podman(role):
 @pytest.mark.skipif(
     not os.access(QUADLET, os.X_OK), reason="no quadlet here: Podman 4.4 or later has one, Debian 12's 4.3 not"
 )
-def test_podmans_generator_makes_a_unit_of_the_quadlet(role, tmp_path):
-    status, said = role(dcgm_exporter_source="podman", **TLS)
-    assert status == 0, said
-    environment = dict(os.environ, QUADLET_UNIT_DIRS=str((role.root / CONTAINER).parent))
+def test_podmans_generator_makes_a_unit_of_the_quadlet(present, tmp_path):
+    environment = dict(os.environ, QUADLET_UNIT_DIRS=str((present / "podman" / CONTAINER).parent))
     done = subprocess.run([QUADLET, "-dryrun"], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     unit = tmp_path / "dcgm-exporter.service"
@@ -221,52 +233,49 @@ def test_podmans_generator_makes_a_unit_of_the_quadlet(role, tmp_path):
     assert verify(unit) == []
 
 
-def test_all_addresses_are_never_meant_by_nothing(role):
-    status, said = role(dcgm_exporter_source="packages", dcgm_exporter_listen_address="")
-    assert status != 0 and "dcgm_exporter_listen_address is empty" in said
-    assert list(role.root.iterdir()) == []
+OWN_KEY = f"/{ETC}/gpu.key"
+REFUSED = {
+    "everywhere": (
+        {"dcgm_exporter_source": "packages", "dcgm_exporter_listen_address": ""},
+        ["dcgm_exporter_listen_address is empty"],
+    ),
+    "together": (
+        {
+            "dcgm_exporter_source": "embedded",
+            "dcgm_exporter_kubernetes": True,
+            "dcgm_exporter_tls_certificate": "/c",
+            "dcgm_exporter_basic_auth_users": {"a:b": "c", "d": ""},
+            "dcgm_exporter_embedded_packages": "wheels",
+            "dcgm_exporter_repository_url": "https://fleet:s3cret@mirror.example.org/cuda",
+        },
+        [
+            "dcgm_exporter_tls_certificate and dcgm_exporter_tls_key belong together",
+            "a name in dcgm_exporter_basic_auth_users has a colon",
+            "a password in dcgm_exporter_basic_auth_users is empty",
+            "dcgm_exporter_source is embedded",
+            "needs dcgm_exporter_embedded_wheels",
+            "dcgm_exporter_repository_url has a name or a password in it",
+        ],
+    ),
+    # A site's own key has no place in a directory that the role clears.
+    "key": ({"dcgm_exporter_source": "docker", **TLS, "dcgm_exporter_tls_key": OWN_KEY}, [f"{OWN_KEY} is below"]),
+}
 
 
-def test_what_does_not_go_together_is_refused_at_once(role):
-    status, said = role(
-        dcgm_exporter_source="embedded",
-        dcgm_exporter_kubernetes=True,
-        dcgm_exporter_tls_certificate="/c",
-        dcgm_exporter_basic_auth_users={"a:b": "c", "d": ""},
-        dcgm_exporter_embedded_packages="wheels",
-        dcgm_exporter_repository_url="https://fleet:s3cret@mirror.example.org/cuda",
-    )
-    said = " ".join(said.split())
+def test_what_does_not_go_together_is_refused_at_once(tmp_path):
+    """All addresses are never meant by nothing."""
+    status, output = run(tmp_path, {name: variables for name, (variables, _messages) in REFUSED.items()})
     assert status != 0
-    for wrong in (
-        "dcgm_exporter_tls_certificate and dcgm_exporter_tls_key belong together",
-        "a name in dcgm_exporter_basic_auth_users has a colon",
-        "a password in dcgm_exporter_basic_auth_users is empty",
-        "dcgm_exporter_source is embedded",
-        "needs dcgm_exporter_embedded_wheels",
-        "dcgm_exporter_repository_url has a name or a password in it",
-    ):
-        assert wrong in said
-    assert "s3cret" not in said
-    assert list(role.root.iterdir()) == []
+    assert "s3cret" not in output
+    said = " ".join(output.split())
+    for name, (_variables, messages) in REFUSED.items():
+        assert f"fatal: [{name}]: FAILED!" in said
+        assert [message for message in messages if message not in said] == []
+        assert list((tmp_path / name).iterdir()) == []
 
 
-def test_check_mode_writes_nothing_and_shows_what_it_would(role):
-    status, said = role("--check", "--diff", dcgm_exporter_source="docker", **TLS)
+def test_check_mode_writes_nothing_and_shows_what_it_would(tmp_path):
+    status, said = run(tmp_path, {"docker": {"dcgm_exporter_source": "docker", **TLS}}, "--check", "--diff")
     assert status == 0, said
-    assert f"write {role.root / UNIT}" in said
-    assert list(role.root.iterdir()) == []
-
-
-def test_a_sites_own_key_is_told_to_the_host(role):
-    own = f"/{ETC}/gpu.key"
-    status, said = role(dcgm_exporter_source="docker", **{**TLS, "dcgm_exporter_tls_key": own})
-    assert status != 0 and f"{own} is below" in " ".join(said.split())
-    assert list(role.root.iterdir()) == []
-
-
-def test_reset_leaves_nothing(role):
-    assert role(dcgm_exporter_source="podman", **TLS)[0] == 0
-    status, said = role(dcgm_exporter_source="podman", dcgm_exporter_state="absent", **TLS)
-    assert status == 0, said
-    assert [path for path in role.root.rglob("*") if not path.is_dir()] == []
+    assert f"write {tmp_path / 'docker' / UNIT}" in said
+    assert list((tmp_path / "docker").iterdir()) == []

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -15,19 +16,19 @@ LAYOUT = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb", "count"
 
 @pytest.fixture
 def fleet(host, library, tmp_path):
-    fleet = Fleet(tmp_path, library, ["one"])
-    run = fleet.play({"one": LAYOUT}, *METRICS)
+    fleet = Fleet(tmp_path, library, ["one", "two"])
+    run = fleet.play(dict.fromkeys(fleet.hosts, LAYOUT), *METRICS, waves=["100%"])
     assert run.returncode == 0, run.stdout + run.stderr
     assert (fleet.hosts["one"].folder / "root/srv/metrics").is_dir()
     return fleet
 
 
-def reset(fleet, tmp_path, *arguments):
+def reset(fleet, tmp_path, *arguments, hosts=("one",)):
     # pynvml's folder is this machine's: another one stands for it.
     brought = tmp_path / "openfleet-gpu" / "python"
     brought.mkdir(parents=True, exist_ok=True)
     return fleet.play(
-        {"one": LAYOUT},
+        dict.fromkeys(hosts, LAYOUT),
         "-e",
         f"gpu_layout_nvml_directory={brought}",
         *METRICS,
@@ -43,29 +44,22 @@ def traces(fleet, tmp_path):
     return files + [str(path) for path in (state, tmp_path / "openfleet-gpu") if path.exists()]
 
 
-def test_nothing_is_left_but_the_gpus_as_they_were(fleet, tmp_path):
+def test_nothing_is_left_but_the_gpus_as_they_were_unless_that_is_asked(fleet, tmp_path):
     assert traces(fleet, tmp_path)
     dry = reset(fleet, tmp_path, "--check")
     assert dry.returncode == 0, dry.stdout + dry.stderr
     assert traces(fleet, tmp_path)
-    run = reset(fleet, tmp_path)
+    # Instances of the second host go: that is asked of it.
+    asked = {"gpu_layout_reset_instances": "{{ inventory_hostname == 'two' }}"}
+    run = reset(fleet, tmp_path, "-e", json.dumps(asked), hosts=fleet.hosts)
     assert run.returncode == 0, run.stdout + run.stderr
     assert traces(fleet, tmp_path) == []
     assert not (fleet.hosts["one"].folder / "root/srv").exists()
-    assert fleet.seen()["one"] == [("3g.40gb", 0), ("3g.40gb", 4)]
+    assert fleet.seen() == {"one": [("3g.40gb", 0), ("3g.40gb", 4)], "two": []}
 
-
-def test_a_second_time_there_is_nothing_to_take_away(fleet, tmp_path):
-    reset(fleet, tmp_path)
-    # What stands for pynvml's folder is made for each run.
+    # A second time there is nothing to take away. What stands for pynvml's folder is made for each run.
     again = reset(fleet, tmp_path)
     assert again.returncode == 0, again.stdout + again.stderr
     assert traces(fleet, tmp_path) == []
     changed = re.findall(r"^TASK \[(.*?)\][^\n]*\n(?:(?!TASK).*\n)*?changed:", again.stdout, flags=re.MULTILINE)
     assert changed == ["openfleet.gpu.gpu_layout : Remove pynvml"]
-
-
-def test_instances_go_where_that_is_asked(fleet, tmp_path):
-    run = reset(fleet, tmp_path, "-e", '{"gpu_layout_reset_instances": true}')
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert fleet.seen()["one"] == []

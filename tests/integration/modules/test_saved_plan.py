@@ -19,17 +19,6 @@ def fleet(host, library, tmp_path):
     return Fleet(tmp_path, library, ["one", "two", "three"])
 
 
-@pytest.fixture
-def saved(fleet, tmp_path):
-    """A file with the plan that makes two halves of every GPU of the fleet."""
-    file = tmp_path / "plan.json"
-    run = fleet.play(dict.fromkeys(fleet.hosts, HALVES), "--check", "-e", f"gpu_layout_plan_out={file}")
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert "Plan: 6 to create, 0 to destroy, 0 kept, on 3 of 3 hosts" in run.stdout
-    assert untouched(fleet)
-    return file
-
-
 def untouched(fleet):
     return fleet.seen() == {"one": [], "two": [], "three": []}
 
@@ -40,56 +29,65 @@ def said(run):
 
 
 @pytest.mark.core
-def test_a_saved_plan_is_applied_and_then_left_alone(fleet, saved):
-    first = fleet.play(dict.fromkeys(fleet.hosts, HALVES), "-e", f"gpu_layout_plan={saved}")
-    assert first.returncode == 0, first.stdout + first.stderr
-    assert all(seen == [("3g.40gb", 0), ("3g.40gb", 4)] for seen in fleet.seen().values())
-    assert "Applied: 6 created, 0 destroyed, 0 kept, on 3 of 3 hosts" in first.stdout
-    second = fleet.play(dict.fromkeys(fleet.hosts, HALVES), "-e", f"gpu_layout_plan={saved}")
-    assert second.returncode == 0, second.stdout + second.stderr
-    assert second.stdout.count("changed=0") == 3
-    assert "Applied: 0 created, 0 destroyed, 6 kept, on 0 of 3 hosts" in second.stdout
+def test_a_saved_plan_is_refused_where_it_does_not_fit_and_then_applied_and_left_alone(fleet, tmp_path):
+    """Make two halves of every GPU of the fleet, by a plan in a file."""
+    saved = tmp_path / "plan.json"
+    layouts = dict.fromkeys(fleet.hosts, HALVES)
+    run = fleet.play(layouts, "--check", "-e", f"gpu_layout_plan_out={saved}")
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "Plan: 6 to create, 0 to destroy, 0 kept, on 3 of 3 hosts" in run.stdout
+    assert untouched(fleet)
 
-
-def test_one_host_that_moved_stops_the_fleet_and_is_named(fleet, saved):
+    # One host that moved stops the fleet and is named.
     fleet.hosts["three"].module("mig", layout=[{"gpus": [0], "sharing": "exclusive"}])
-    run = fleet.play(dict.fromkeys(fleet.hosts, HALVES), "-e", f"gpu_layout_plan={saved}")
+    run = fleet.play(layouts, "-e", f"gpu_layout_plan={saved}")
     assert run.returncode != 0
     assert "gpu 0: compute mode was default and is exclusive_process" in said(run)
     assert "Failed: three: the saved plan: the host is not what it was" in run.stdout
     assert "Applied: nothing, on 0 of 3 hosts" in run.stdout
     assert untouched(fleet)
+    fleet.hosts["three"].module("mig", layout=[{"gpus": [0], "sharing": "shared"}])
 
-
-def test_a_host_that_is_not_in_the_file_stops_the_fleet(fleet, saved):
+    # So does one that is not in the file.
+    changed = tmp_path / "changed.json"
     data = json.loads(saved.read_text())
-    del data["hosts"]["two"]
-    saved.write_text(json.dumps(data))
-    run = fleet.play(dict.fromkeys(fleet.hosts, HALVES), "-e", f"gpu_layout_plan={saved}")
+    two = data["hosts"].pop("two")
+    changed.write_text(json.dumps(data))
+    run = fleet.play({"one": HALVES, "two": HALVES}, "-e", f"gpu_layout_plan={changed}")
     assert run.returncode != 0
     assert "fatal: [two]" in run.stdout
     assert "the saved plan: two is not in it" in said(run)
     assert "The file has: one, three." in said(run)
     assert untouched(fleet)
 
-
-def test_a_plan_of_another_schema_version_is_refused_with_a_cure(fleet, saved):
-    data = json.loads(saved.read_text())
-    saved.write_text(json.dumps(dict(data, schema=5)))
-    run = fleet.play(dict.fromkeys(fleet.hosts, HALVES), "-e", f"gpu_layout_plan={saved}")
+    # A file of another schema version is refused with a cure.
+    data["hosts"]["two"] = two
+    changed.write_text(json.dumps(dict(data, schema=5)))
+    run = fleet.play({"one": HALVES}, "-e", f"gpu_layout_plan={changed}")
     assert run.returncode != 0
     assert "it has schema 5 and this release reads 1 to 4. Save it anew with this release" in said(run)
     assert untouched(fleet)
 
+    first = fleet.play(layouts, "-e", f"gpu_layout_plan={saved}", waves=["100%"])
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert all(seen == [("3g.40gb", 0), ("3g.40gb", 4)] for seen in fleet.seen().values())
+    assert "Applied: 6 created, 0 destroyed, 0 kept, on 3 of 3 hosts" in first.stdout
+    second = fleet.play(layouts, "-e", f"gpu_layout_plan={saved}", waves=["100%"])
+    assert second.returncode == 0, second.stdout + second.stderr
+    assert second.stdout.count("changed=0") == 3
+    assert "Applied: 0 created, 0 destroyed, 6 kept, on 0 of 3 hosts" in second.stdout
 
-def test_a_run_that_fails_tells_how_far_the_fleet_got(fleet):
+
+def test_a_run_that_fails_ends_its_waves_and_tells_how_far_the_fleet_got(fleet):
     # The inventory lists them as one, three, two.
     fleet.hosts["three"].gpusim("fail", "nvmlDeviceCreateGpuInstanceWithPlacement", "--code", "UNKNOWN")
     run = fleet.play(dict.fromkeys(fleet.hosts, HALVES), waves=[1])
     assert run.returncode != 0
+    assert "the layout of before is back" in said(run)
     assert "Applied: 2 created, 0 destroyed, 0 kept, on 1 of 3 hosts" in run.stdout
     assert "Failed: three: gpu GPU-" in run.stdout
     assert run.stdout.count("Failed: ") == 1
+    assert fleet.seen() == {"one": [("3g.40gb", 0), ("3g.40gb", 4)], "two": [], "three": []}
 
 
 # ---------------------------------------------------------------------- one host, by the module alone
