@@ -67,7 +67,7 @@ def test_a_prometheus_that_does_not_name_the_files_is_told_of(site):
 
 def test_prometheus_has_rules_prices_and_targets(site):
     prices = [{"model": "H100*", "price": 2.4}, {"model": "*", "price": 1}]
-    _, changed = site.run(gpu_monitoring_prices=prices)
+    _, changed = site.run(gpu_monitoring_prices=prices, gpu_monitoring_currency="EUR")
     assert changed
     # The free ports: nobody listens there, and that is no failure of this host.
     given = [FILES / "rules" / f"{name}.yml" for name in ("dcgm", "embedded", "host")]
@@ -81,13 +81,12 @@ def test_prometheus_has_rules_prices_and_targets(site):
     assert not any(name.startswith("__") or "access" in name for each in labels for name in each)
 
     before = site.files()
-    _, changed = site.run(gpu_monitoring_prices=prices)
+    _, changed = site.run(gpu_monitoring_prices=prices, gpu_monitoring_currency="EUR")
     assert changed == 0
     assert site.files() == before
 
 
 def test_the_dashboards_are_there_in_the_sites_currency(site):
-    site.run(gpu_monitoring_currency="EUR")
     there = {path.name: text for path, text in site.files().items() if path.parent.name == "dashboards"}
     for path in (FILES / "dashboards").glob("*.json"):
         assert there.pop(path.name) == path.read_text(encoding="utf-8").replace("currencyUSD", "currencyEUR")
@@ -107,54 +106,49 @@ def test_a_bad_file_does_not_take_the_place_of_a_good_one(site):
 
 
 def test_what_the_inventory_has_wrong_is_told_before_anything_is_written(site):
-    before = site.files()
-    output, changed = site.run(fails=True, gpu_monitoring_exporters=["dcgm", "abacus"])
-    assert "there are no rules for abacus" in " ".join(output.split())
-    assert changed == 0
-    assert site.files() == before
-
-
-def test_variables_of_gpu_hosts_that_need_facts_are_told_with_their_host(site):
+    """Variables of GPU hosts that need facts with their host."""
     more = site.place / "more.yml"
     address = {"dcgm_exporter_listen_address": "{{ ansible_facts.default_ipv4.address }}"}
     more.write_text(yaml.safe_dump({"gpu_hosts": {"hosts": {"gpu-3": address}}}))
     before = site.files()
     for entry in ("plan", "main"):
-        output, changed = site.run("-i", str(more), fails=True, entry=entry)
-        assert "monitor: gpu-3: dcgm_exporter_listen_address cannot be worked out (" in " ".join(output.split())
+        output, changed = site.run(
+            "-i", str(more), fails=True, entry=entry, gpu_monitoring_exporters=["dcgm", "abacus"]
+        )
+        said = " ".join(output.split())
+        assert "monitor: gpu-3: dcgm_exporter_listen_address cannot be worked out (" in said
+        assert "there are no rules for abacus" in said
         assert changed == 0
     assert site.files() == before
 
 
-def test_gpu_hosts_without_an_exporter_are_counted_and_fail_nothing(site):
+def test_gpu_hosts_without_an_exporter_are_counted_and_files_of_no_further_use_go(site):
     more = site.place / "more.yml"
     more.write_text(yaml.safe_dump({"gpu_hosts": {"hosts": {"gpu-3": {}}}}))
-    output, _ = site.run("-i", str(more))
-    assert "1 of 3 hosts of gpu_hosts are not watched" in " ".join(output.split())
-    labels = [target["labels"] for target in site.prometheus.get("targets", state="active")["activeTargets"]]
-    assert {each["host"] for each in labels} == {"gpu-1", "gpu-2"}
-
-
-def test_files_of_no_further_use_go_and_others_stay(site):
     old = site.directory / "rules" / "openfleet-gpu-former.yml"
     # A site's alerts on passwords that expire, where the rules are those of its rules.d.
     others = [site.directory / "rules" / name for name in ("own.yml", "password-expiry.yml")]
     for path in (old, *others):
         path.write_text("groups: []\n")
-    site.run()
+    output, _ = site.run("-i", str(more), gpu_monitoring_prices=[{"model": "*", "price": 6}])
+    assert "1 of 3 hosts of gpu_hosts are not watched" in " ".join(output.split())
+    labels = [target["labels"] for target in site.prometheus.get("targets", state="active")["activeTargets"]]
+    assert {each["host"] for each in labels} == {"gpu-1", "gpu-2"}
+    assert price(site) == ["6"]
+    # What others have there stays.
     assert not old.exists()
     assert all(path.exists() for path in others)
     for path in others:
         path.unlink()
 
 
-def test_what_a_run_has_written_that_was_cut_off_is_taken_by_the_next(site):
-    def price():
-        (table,) = (one for one in site.prometheus.get("rules")["groups"] if one["name"] == "openfleet_gpu_prices")
-        return [rule["query"].rpartition(" + ")[2] for rule in table["rules"]]
+def price(site):
+    (table,) = (one for one in site.prometheus.get("rules")["groups"] if one["name"] == "openfleet_gpu_prices")
+    return [rule["query"].rpartition(" + ")[2] for rule in table["rules"]]
 
-    site.run(gpu_monitoring_prices=[{"model": "*", "price": 6}])
-    assert price() == ["6"]
+
+def test_what_a_run_has_written_that_was_cut_off_is_taken_by_the_next(site):
+    assert price(site) == ["6"]
     # It ends behind the rules, and before anybody is told of them.
     asked = {"gpu_monitoring_prices": [{"model": "*", "price": 7}]}
     site.run(
@@ -163,13 +157,13 @@ def test_what_a_run_has_written_that_was_cut_off_is_taken_by_the_next(site):
         gpu_monitoring_grafana_group="no-such-group",
         **asked,
     )
-    assert price() == ["6"]
+    assert price(site) == ["6"]
     output, changed = site.run(**asked)
     assert "has not taken its files yet" in output
     # That, and what the other run wrote for Grafana, with the note of where.
     assert changed == 3
     assert not [path for path in (site.place / "provisioning").rglob("*") if path.is_file()]
-    assert price() == ["7"]
+    assert price(site) == ["7"]
     output, changed = site.run(**asked)
     assert "has not taken its files yet" not in output
     assert changed == 0
@@ -192,29 +186,29 @@ def test_a_prometheus_whose_packages_were_there_is_not_taken_over(site):
 
 @pytest.fixture
 def failing_rule(site):
-    """Gives a rule that cannot be evaluated for some seconds from now on, in a group with the name of one of the role's."""
+    """A rule that cannot be evaluated, in a group with the name of one of the role's; gives what takes it away."""
     before = site.config.read_text()
     rules = site.place / "failing.yml"
+    two = "(%s)" % " or ".join('label_replace(vector(1), "side", "%s", "", "")' % side for side in ("left", "right"))
+    group = {"name": "gpu_fleet_alerts", "rules": [{"record": "gpu:failing", "expr": f"{two} * on () {two}"}]}
+    rules.write_text(json.dumps({"groups": [group]}))
+    config = yaml.safe_load(before)
+    config["rule_files"].append(str(rules))
+    site.config.write_text(yaml.safe_dump(config))
 
-    def give(seconds):
-        two = "(%s)" % " or ".join(
-            'label_replace(vector(1), "side", "%s", "", "")' % side for side in ("left", "right")
-        )
-        expr = f"{two} * on () ({two} and on () vector(time()) < {time.time() + seconds:.0f})"
-        group = {"name": "gpu_fleet_alerts", "rules": [{"record": "gpu:failing", "expr": expr}]}
-        rules.write_text(json.dumps({"groups": [group]}))
-        config = yaml.safe_load(before)
-        config["rule_files"].append(str(rules))
-        site.config.write_text(yaml.safe_dump(config))
+    def mend():
+        site.config.write_text(before)
+        reload(site)
+
+    try:
         reload(site)
         deadline = time.monotonic() + 300
         while failing(site) != ["gpu:failing"]:
             assert time.monotonic() < deadline
             time.sleep(0.2)
-
-    yield give
-    site.config.write_text(before)
-    reload(site)
+        yield mend
+    finally:
+        mend()
 
 
 def reload(site):
@@ -227,7 +221,6 @@ def failing(site):
 
 
 def test_rules_that_prometheus_cannot_evaluate_are_told_with_its_words(site, failing_rule):
-    failing_rule(3600)
     output, _ = site.run(fails=True, gpu_monitoring_health_timeout=4)
     said = " ".join(output.split())
     assert f"Prometheus at {site.url} has the rules, and cannot evaluate 1 of them" in said
@@ -236,8 +229,9 @@ def test_rules_that_prometheus_cannot_evaluate_are_told_with_its_words(site, fai
 
 def test_rules_that_fail_for_a_moment_are_waited_for(site, failing_rule):
     """The series of a target that is gone end two intervals later, and one that is new has to be evaluated first."""
-    failing_rule(60)
-    site.run(gpu_monitoring_prices=[{"model": "*", "price": 8}])
+    # Mended once the role has found it failing.
+    asked_again = r"FAILED - RETRYING: .*Wait until Prometheus has evaluated the rules"
+    site.run(meanwhile=(asked_again, failing_rule), gpu_monitoring_prices=[{"model": "*", "price": 8}])
     assert failing(site) == []
 
 
