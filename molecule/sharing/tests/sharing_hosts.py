@@ -11,7 +11,7 @@ from typing import Any
 
 from lab_fixtures import REPOSITORY, container_name
 from mps_answers import Daemon, read_daemons
-from nvidia_smi import read_gpus
+from nvidia_smi import Gpu, read_gpus
 
 SCENARIO = Path(__file__).resolve().parents[1]
 GIB = 2**30
@@ -32,8 +32,12 @@ class SharingHost:
         """`gpu-layout apply` with this layout: what it returned, as JSON, also where it failed."""
         return self._command("apply", entries)
 
+    def plan(self, *entries: dict) -> dict:
+        """The same of `gpu-layout plan`."""
+        return self._command("plan", entries)
+
     def nothing_to_do(self, *entries: dict) -> bool:
-        return self._command("plan", entries)["changed"] is False
+        return self.plan(*entries)["changed"] is False
 
     def _command(self, verb: str, entries: tuple[dict, ...]) -> dict:
         # The layout is standard input, so that no shell reads it.
@@ -57,11 +61,11 @@ class SharingHost:
         )
         return json.loads(done.stdout)
 
-    def play(self, playbook: str, *options: str, **variables: Any) -> subprocess.CompletedProcess:
-        """A playbook on this host alone."""
-        command = ["ansible-playbook", "-i", str(SCENARIO / "inventory"), playbook, "--limit", self.name]
+    def play(self, playbook: str, *options: str, limit: bool = True) -> subprocess.CompletedProcess:
+        """A playbook on this host alone, or on the fleet."""
+        command = ["ansible-playbook", "-i", str(SCENARIO / "inventory"), playbook]
         return subprocess.run(
-            [*command, *options, "-e", json.dumps(variables)],
+            [*command, *(["--limit", self.name] if limit else []), *options],
             cwd=REPOSITORY,
             capture_output=True,
             text=True,
@@ -71,9 +75,16 @@ class SharingHost:
 
     # -------------------------------------------------------------- looking
 
+    def read(self) -> list[Gpu]:
+        """The GPUs, in nvidia-smi's words."""
+        return read_gpus(self._run)
+
     def gpu(self, index: int) -> dict:
-        """Compute mode, instances and time slice of a GPU, in nvidia-smi's words."""
-        gpu = read_gpus(self._run)[index]
+        return self.told_of(self.read()[index])
+
+    @staticmethod
+    def told_of(gpu: Gpu) -> dict:
+        """Compute mode, instances and time slice of a GPU."""
         instances = sorted((i.start, i.profile) for i in gpu.instances.values())
         return {
             "mig": gpu.mig_mode == "Enabled",
@@ -84,14 +95,17 @@ class SharingHost:
         }
 
     def time_slices(self) -> list[str | None]:
-        return [gpu.time_slice for gpu in read_gpus(self._run)]
+        return [gpu.time_slice for gpu in self.read()]
 
     def device(self, gpu: int, profile: str | None = None) -> str:
+        return self.device_of(self.read()[gpu], profile)
+
+    @staticmethod
+    def device_of(gpu: Gpu, profile: str | None = None) -> str:
         """The UUID of a GPU, or of the first MIG device of a profile on it."""
-        found = read_gpus(self._run)[gpu]
         if profile is None:
-            return found.uuid
-        return next(i.uuids[0] for i in found.instances.values() if i.profile == profile)
+            return gpu.uuid
+        return next(i.uuids[0] for i in gpu.instances.values() if i.profile == profile)
 
     def daemons(self) -> dict[str, Daemon]:
         return read_daemons(self._run)

@@ -59,8 +59,12 @@ def test_more_memory_than_there_is_is_refused_before_anything(hopper):
     assert set(hopper.daemons()) == {"small", "inference"}
 
 
-def test_a_gpu_without_time_slices_says_so_before_anything(ada):
-    ada.ask("gpusim set 1 timeslicing off")
+def test_a_gpu_without_time_slices_says_so_before_anything(ada, inventory_layout):
+    ada.ask("gpusim set 0 timeslicing off")
+    planned = ada.plan(*inventory_layout("ada"))
+    problem = planned["error"]["problem"]
+    assert "its time slice cannot be set: Failed to get compute policies for GPU 0 : Not Supported" in problem
+    ada.ask("gpusim set 0 timeslicing on && gpusim set 1 timeslicing off")
     failed = ada.apply(shared(0), {"gpus": [1], "sharing": "time_slicing", "time_slicing": {"slice": "long"}})
     assert failed["error"]["where"].startswith("gpu_layout[1] on gpu 1")
     assert "Not Supported" in failed["error"]["problem"]
@@ -68,11 +72,3 @@ def test_a_gpu_without_time_slices_says_so_before_anything(ada):
     # The driver's default is what such a GPU has anyhow.
     done = ada.apply({"gpus": [1], "sharing": "time_slicing", "time_slicing": {"slice": "default"}})
     assert "error" not in done, done
-
-
-def test_a_plan_of_site_yml_stops_at_it_on_every_host(ada):
-    ada.ask("gpusim set 0 timeslicing off")
-    done = ada.play("site.yml")
-    assert done.returncode != 0
-    assert "its time slice cannot be set: Failed to get compute policies for GPU 0 : Not Supported" in done.stdout
-    assert "PLAY [Apply" not in done.stdout
