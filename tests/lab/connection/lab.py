@@ -39,7 +39,7 @@ class Connection(podman.Connection):
         user = ["--user", self.user] if self.user else []
         status, out, err = self._podman(["exec", "--interactive", *user], shlex.split(to_native(cmd)), in_data)
         # Podman's and runc's own words where nothing was run: the host is stopped, paused or gone.
-        if (status, err[:6]) == (125, b"Error:") or (status == 255 and (b"exec failed: " in err or err[:6] == b"Error:")):
+        if status in (125, 255) and (err.startswith(b"Error:") or b"exec failed: " in err):
             raise AnsibleConnectionFailure(f"{self._container_id} does not run: {to_native(err).strip()}")
         return status, out, err
 
