@@ -56,10 +56,14 @@ class Prometheus:
         active = self.ask("targets", state="active")["activeTargets"]
         return {target["labels"]["instance"]: target["health"] for target in active}
 
+    def active_alerts(self) -> list[tuple[str, dict[str, str]]]:
+        """State ("pending" or "firing") and labels of each alert that is not quiet."""
+        return [(alert["state"], alert["labels"]) for alert in self.ask("alerts")["alerts"]]
+
     def alerts(self) -> dict[str, str]:
         """State of each alert that is not quiet: "pending" or "firing"."""
         states: dict[str, str] = {}
-        for alert in self.ask("alerts")["alerts"]:
-            name = alert["labels"]["alertname"]
-            states[name] = "firing" if "firing" in (alert["state"], states.get(name)) else "pending"
+        for state, labels in self.active_alerts():
+            name = labels["alertname"]
+            states[name] = "firing" if "firing" in (state, states.get(name)) else "pending"
         return states

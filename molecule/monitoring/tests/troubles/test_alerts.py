@@ -1,6 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Troubles, each alone, from the host to the receiver: each raises its alert and no other one, and clears it."""
+"""Troubles from the host to the receiver: each raises its alert and no other one, and clears it.
+
+Those of one round are there at the same time, so that their waits overlap. Each concerns a GPU or a host of its own: an alert
+that a trouble raised besides its own would have labels that none of the others has.
+"""
 
 from __future__ import annotations
 
@@ -23,50 +27,66 @@ class Trouble(NamedTuple):
 # a look that had begun before a cause or a cure would be taken for theirs.
 LOOK = "systemctl start gpu-layout-metrics.service"
 
-TROUBLES = {
-    "an application's Xid error": Trouble(
-        "hopper",
-        "gpusim xid 1 31",
-        None,
-        {"alertname": "GpuXidApplication", "host": "hopper", "gpu_index": "1", "xid": "31"},
-    ),
-    "a Xid error of the hardware": Trouble(
-        "ada",
-        "gpusim xid 0 74",
-        None,
-        {"alertname": "GpuXidHardware", "host": "ada", "gpu_index": "0", "xid": "74"},
-    ),
-    "a lost GPU": Trouble(
-        "hopper",
-        "gpusim lose 1",
-        "gpusim restore 1",
-        {"alertname": "GpuLost", "host": "hopper", "gpu_index": "1"},
-    ),
-    "heat": Trouble(
-        "ada",
-        "gpusim set 0 throttle thermal",
-        "gpusim set 0 throttle off",
-        {"alertname": "GpuThermalThrottle", "host": "ada", "gpu_index": "0"},
-    ),
-    "drift by hand": Trouble(
-        "hopper",
-        f"nvidia-smi -i 1 -c PROHIBITED && {LOOK}",
-        f"nvidia-smi -i 1 -c DEFAULT && {LOOK}",
-        {"alertname": "GpuLayoutDrift", "host": "hopper", "gpu_index": "1"},
-    ),
-    "an MPS daemon that ended": Trouble(
-        "hopper",
-        f"systemctl stop openfleet-mps@inference && {LOOK}",
-        f"systemctl start openfleet-mps@inference && {LOOK}",
-        {"alertname": "GpuMpsDaemonDown", "host": "hopper", "gpu_index": "2", "daemon": "inference"},
-    ),
-    "an exporter that ended": Trouble(
-        "ada",
-        "systemctl stop dcgm-exporter",
-        "systemctl start dcgm-exporter",
-        {"alertname": "GpuExporterDown", "host": "ada", "instance": "ada:9400"},
-    ),
+ROUNDS = {
+    "errors": [
+        # An application's Xid error.
+        Trouble(
+            "hopper",
+            "gpusim xid 0 31",
+            None,
+            {"alertname": "GpuXidApplication", "host": "hopper", "gpu_index": "0", "xid": "31"},
+        ),
+        # A Xid error of the hardware.
+        Trouble(
+            "ada",
+            "gpusim xid 0 74",
+            None,
+            {"alertname": "GpuXidHardware", "host": "ada", "gpu_index": "0", "xid": "74"},
+        ),
+        # A lost GPU.
+        Trouble(
+            "hopper",
+            "gpusim lose 1",
+            "gpusim restore 1",
+            {"alertname": "GpuLost", "host": "hopper", "gpu_index": "1"},
+        ),
+        # Heat.
+        Trouble(
+            "hopper",
+            "gpusim set 2 throttle thermal",
+            "gpusim set 2 throttle off",
+            {"alertname": "GpuThermalThrottle", "host": "hopper", "gpu_index": "2"},
+        ),
+    ],
+    "services": [
+        # Drift by hand.
+        Trouble(
+            "hopper",
+            f"nvidia-smi -i 1 -c PROHIBITED && {LOOK}",
+            f"nvidia-smi -i 1 -c DEFAULT && {LOOK}",
+            {"alertname": "GpuLayoutDrift", "host": "hopper", "gpu_index": "1"},
+        ),
+        # An MPS daemon that ended.
+        Trouble(
+            "hopper",
+            f"systemctl stop openfleet-mps@inference && {LOOK}",
+            f"systemctl start openfleet-mps@inference && {LOOK}",
+            {"alertname": "GpuMpsDaemonDown", "host": "hopper", "gpu_index": "2", "daemon": "inference"},
+        ),
+        # An exporter that ended.
+        Trouble(
+            "ada",
+            "systemctl stop dcgm-exporter",
+            "systemctl start dcgm-exporter",
+            {"alertname": "GpuExporterDown", "host": "ada", "instance": "ada:9400"},
+        ),
+    ],
 }
+
+
+def alert_of(labels, troubles):
+    """The trouble that an alert tells of, or None."""
+    return next((one for one in troubles if one.labels.items() <= labels.items()), None)
 
 
 @pytest.fixture(scope="session")
@@ -81,27 +101,42 @@ def hurried(monitor, hopper, ada):
         host.check_output("systemctl start gpu-layout-metrics.timer")
 
 
-@pytest.mark.parametrize("name", TROUBLES)
-def test_it_raises_its_alert_and_no_other_and_clears_it(hurried, request, name):
-    trouble = TROUBLES[name]
-    host = request.getfixturevalue(trouble.host)
-    alert = trouble.labels["alertname"]
-    for watched in ("hopper", "ada"):
-        request.getfixturevalue(watched).check_output(LOOK)
+@pytest.mark.parametrize("name", ROUNDS)
+def test_each_raises_its_alert_and_no_other_and_clears_it(hurried, hopper, ada, name):
+    hosts, troubles = {"hopper": hopper, "ada": ada}, ROUNDS[name]
+    wanted = {trouble.labels["alertname"] for trouble in troubles}
+    lasting = {trouble.labels["alertname"] for trouble in troubles if trouble.cure}
+    for host in hosts.values():
+        host.check_output(LOOK)
     hurried.quiet()
     told = Told(hurried)
-    host.check_output(trouble.cause)
+
+    def firing():
+        return {alert for alert in wanted if "firing" in told.statuses(alert)}
+
+    def alone(active):
+        """Whether what lasts fires and nothing else is there. One that waits for longer than these would be pending by now."""
+        told_of = [(state, alert_of(labels, troubles)) for state, labels in active]
+        names = {trouble.labels["alertname"] for state, trouble in told_of if trouble and state == "firing"}
+        return lasting <= names and len(names) == len(told_of)
+
     try:
-        eventually(lambda: told.statuses(alert), lambda seen: "firing" in seen, f"{alert} at the receiver")
-        if trouble.cure:
-            # An alert that waits for longer than this one would be pending by now.
-            eventually(hurried.prometheus.alerts, lambda alerts: alerts == {alert: "firing"}, f"{alert} alone")
+        for trouble in troubles:
+            hosts[trouble.host].check_output(trouble.cause)
+        eventually(firing, lambda seen: seen == wanted, "all of them at the receiver")
+        eventually(hurried.prometheus.active_alerts, alone, "them alone")
     finally:
-        if trouble.cure:
-            host.run(trouble.cure)
-    eventually(lambda: told.statuses(alert)[-1:], lambda seen: seen == ["resolved"], f"{alert} cleared at the receiver")
+        for trouble in troubles:
+            if trouble.cure:
+                hosts[trouble.host].run(trouble.cure)
+
+    def resolved():
+        return {alert for alert in wanted if told.statuses(alert)[-1:] == ["resolved"]}
+
+    eventually(resolved, lambda seen: seen == wanted, "all of them cleared at the receiver")
     hurried.quiet()
-    assert told.names() == {alert}
+    assert told.names() == wanted
     for one in told.alerts():
-        assert trouble.labels.items() <= one["labels"].items(), one["labels"]
-        assert one["annotations"]["runbook"].endswith(f"docs/alerts.md#{alert.lower()}")
+        trouble = alert_of(one["labels"], troubles)
+        assert trouble, one["labels"]
+        assert one["annotations"]["runbook"].endswith(f"docs/alerts.md#{trouble.labels['alertname'].lower()}")
