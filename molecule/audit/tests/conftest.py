@@ -17,6 +17,7 @@ from lab_fixtures import container_name, lab_host
 from prometheus import Prometheus
 from recorded_history import DAY, goes_on, put_into, subjects, text
 from relay import relay
+from thorough import THOROUGH
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import services
@@ -223,7 +224,10 @@ class Applied:
 
 
 @pytest.fixture(scope="session")
-def applied(site, fleet, proposal_again) -> Applied:
+def applied(request, site, fleet, proposal) -> Applied:
+    if THOROUGH:
+        # It asks for what is before this.
+        request.getfixturevalue("proposal_again")
     before = fleet.pids()
     told = site.play("site.yml", "-i", str(site.folder / "rightsize" / "proposal"))
     return Applied(told, before, fleet.pids())

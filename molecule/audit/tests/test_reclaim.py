@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 import services
 from services import BILLING, CONTAINER, DRAFT, SERVICES
 
@@ -39,6 +40,8 @@ def test_the_log_has_a_line_of_it(proposal, fleet):
     assert draft["gpus"] == [services.gpus(fleet.hosts["ada"])[DRAFT.gpu].uuid]
 
 
+# tests/integration/modules/test_reclaim.py has what is gone already.
+@pytest.mark.thorough
 def test_a_second_run_has_nothing_to_stop(proposal, proposal_again):
     assert rows(proposal_again) == {BILLING.name: "exempt (bill*)"}
     assert proposal_again.active == proposal.active

@@ -30,7 +30,8 @@ def eventually(look: Callable[[], Any], wanted: Callable[[Any], bool], what: str
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not wanted(seen := look()):
         assert time.monotonic() < deadline, f"{what}: not within {PATIENCE_SECONDS} s, but {seen!r}"
-        time.sleep(0.3)
+        # A look costs a tenth of a second of CPU, of which others have need.
+        time.sleep(1)
     return seen
 
 
@@ -126,6 +127,9 @@ class Told:
     def names(self) -> set[str]:
         return {alert["labels"]["alertname"] for alert in self.alerts()}
 
-    def statuses(self, name: str) -> list[str]:
-        """All that was told of an alert, in order: "firing", "resolved"."""
-        return [alert["status"] for alert in self.alerts() if alert["labels"]["alertname"] == name]
+    def statuses(self) -> dict[str, list[str]]:
+        """By name all that was told of an alert, in order: "firing", "resolved"."""
+        told: dict[str, list[str]] = {}
+        for alert in self.alerts():
+            told.setdefault(alert["labels"]["alertname"], []).append(alert["status"])
+        return told

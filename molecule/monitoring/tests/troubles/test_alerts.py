@@ -112,7 +112,7 @@ def test_each_raises_its_alert_and_no_other_and_clears_it(hurried, hopper, ada, 
     told = Told(hurried)
 
     def firing():
-        return {alert for alert in wanted if "firing" in told.statuses(alert)}
+        return {alert for alert, statuses in told.statuses().items() if "firing" in statuses}
 
     def alone(active):
         """Whether what lasts fires and nothing else is there. One that waits for longer than these would be pending by now."""
@@ -123,7 +123,7 @@ def test_each_raises_its_alert_and_no_other_and_clears_it(hurried, hopper, ada, 
     try:
         for trouble in troubles:
             hosts[trouble.host].check_output(trouble.cause)
-        eventually(firing, lambda seen: seen == wanted, "all of them at the receiver")
+        eventually(firing, lambda seen: seen >= wanted, "all of them at the receiver")
         eventually(hurried.prometheus.active_alerts, alone, "them alone")
     finally:
         for trouble in troubles:
@@ -131,9 +131,9 @@ def test_each_raises_its_alert_and_no_other_and_clears_it(hurried, hopper, ada, 
                 hosts[trouble.host].run(trouble.cure)
 
     def resolved():
-        return {alert for alert in wanted if told.statuses(alert)[-1:] == ["resolved"]}
+        return {alert for alert, statuses in told.statuses().items() if statuses[-1] == "resolved"}
 
-    eventually(resolved, lambda seen: seen == wanted, "all of them cleared at the receiver")
+    eventually(resolved, lambda seen: seen >= wanted, "all of them cleared at the receiver")
     hurried.quiet()
     assert told.names() == wanted
     for one in told.alerts():
