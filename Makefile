@@ -34,6 +34,8 @@ BENCH ?=
 export PATH := $(CURDIR)/.venv/bin:$(CURDIR)/.lab/bin:$(PATH)
 $(shell mkdir -p .cache/tmp)
 export XDG_CACHE_HOME := $(CURDIR)/.cache
+# Where it is set, each of some hundred runs of Ansible compiles itself again.
+unexport PYTHONDONTWRITEBYTECODE
 export PIP_CACHE_DIR := $(CURDIR)/.cache/pip
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
