@@ -19,6 +19,18 @@ from ansible_collections.containers.podman.plugins.connection import podman
 DOCUMENTATION = podman.DOCUMENTATION.replace("name: podman\n", "name: lab\n")
 
 
+#: A host that sshd would not serve yet, or no more, is none that Ansible reaches: its start empties /tmp, and its end kills all
+#: that runs. The words are this plugin's own, so that no command's status is taken for them.
+NOT_UP = "lab: the host is starting or going down"
+#: Asked three times: systemd does not answer for a moment where a package has it execute itself again.
+ONCE_UP = """for attempt in 1 2 3; do
+systemctl --quiet is-active sysinit.target 2>/dev/null && exec "$@"
+sleep 0.2
+done
+echo "%s" >&2
+exit 255""" % NOT_UP
+
+
 class Connection(podman.Connection):
     """Connect to a running lab host by `podman exec`."""
 
@@ -37,9 +49,11 @@ class Connection(podman.Connection):
         """
         ConnectionBase.exec_command(self, cmd, in_data=in_data, sudoable=sudoable)
         user = ["--user", self.user] if self.user else []
-        status, out, err = self._podman(["exec", "--interactive", *user], shlex.split(to_native(cmd)), in_data)
+        words = ["sh", "-c", ONCE_UP, "sh", *shlex.split(to_native(cmd))]
+        status, out, err = self._podman(["exec", "--interactive", *user], words, in_data)
         # Podman's and runc's own words where nothing was run: the host is stopped, paused or gone.
-        if status in (125, 255) and (err.startswith(b"Error:") or b"exec failed: " in err):
+        unreached = err.startswith((b"Error:", NOT_UP.encode())) or b"exec failed: " in err
+        if status in (125, 255) and unreached:
             raise AnsibleConnectionFailure(f"{self._container_id} does not run: {to_native(err).strip()}")
         return status, out, err
 
