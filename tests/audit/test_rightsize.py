@@ -216,8 +216,10 @@ def test_what_can_be_reclaimed_is_listed_and_nothing_is_stopped(proposal, played
 
 def test_the_overlay_says_what_it_would_cause(folder):
     text = (folder / "out" / "proposal" / "host_vars" / "h100" / "gpu_layout.yml").read_text()
-    assert "#   gpu 4: enable MIG mode" in text
-    assert yaml.safe_load(text)["gpu_layout"]
+    assert list(yaml.safe_load(text)) == ["gpu_layout"] and "rightsize.yml" in text
+    reviewed = yaml.safe_load((folder / "out" / "rightsize.yml").read_text())["hosts"]["h100"]
+    assert reviewed["gpu_layout"] == yaml.safe_load(text)["gpu_layout"]
+    assert any(line.startswith("gpu 4: enable MIG mode") for line in reviewed["plan"])
 
 
 def test_the_page_stands_alone(folder):

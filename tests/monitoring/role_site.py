@@ -84,6 +84,8 @@ class Site:
             "ANSIBLE_LOCAL_TEMP": str(self.place / "ansible" / "local"),
             "ANSIBLE_REMOTE_TEMP": str(self.place / "ansible" / "remote"),
             "ANSIBLE_NOCOLOR": "1",
+            # What it says is read while it runs.
+            "PYTHONUNBUFFERED": "1",
         }
         with subprocess.Popen(
             [

@@ -231,7 +231,8 @@ def test_rules_that_fail_for_a_moment_are_waited_for(site, failing_rule):
     """The series of a target that is gone end two intervals later, and one that is new has to be evaluated first."""
     # Mended once the role has found it failing.
     asked_again = r"FAILED - RETRYING: .*Wait until Prometheus has evaluated the rules"
-    site.run(meanwhile=(asked_again, failing_rule), gpu_monitoring_prices=[{"model": "*", "price": 8}])
+    changed = {"gpu_monitoring_prices": [{"model": "*", "price": 8}], "gpu_monitoring_health_timeout": 300}
+    site.run(meanwhile=(asked_again, failing_rule), **changed)
     assert failing(site) == []
 
 
