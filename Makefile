@@ -208,7 +208,7 @@ leg-lint:
 	@tests/leg run lint bash -ec 'ruff check; yamllint --strict .; ansible-lint -q; antsibull-changelog lint'
 
 leg-unit:
-	@tests/leg run unit pytest --quiet tests/unit
+	@tests/leg run unit pytest --quiet -m 'not alone' tests/unit
 
 # The library is built with gcc and preloaded to programs on a stub of the driver: no GPU, no CUDA.
 leg-limiter:
@@ -227,7 +227,7 @@ leg-modules:
 	@tests/leg run modules $(apart) pytest --quiet -m 'not alone' tests/integration/modules
 
 leg-holders:
-	@tests/leg run holders $(apart) pytest --quiet -m alone tests/integration
+	@tests/leg run holders $(apart) pytest --quiet -m alone tests/unit tests/integration
 
 # Attacks by users, tenants and hosts.
 leg-adversary:

@@ -14,30 +14,45 @@ from ansible.errors import AnsibleConnectionFailure
 from ansible.module_utils.common.text.converters import to_native
 from ansible.plugins.connection import ConnectionBase
 
-from ansible_collections.containers.podman.plugins.connection import podman
+try:
+    from ansible_collections.containers.podman.plugins.connection import podman
 
-DOCUMENTATION = podman.DOCUMENTATION.replace("name: podman\n", "name: lab\n")
-
+    Podman = podman.Connection
+    DOCUMENTATION = podman.DOCUMENTATION.replace("name: podman\n", "name: lab\n")
+except ImportError:
+    # ansible-core by itself, on a checkout whose lab is not set up: it loads every plugin that it finds, and warns of one
+    # that it cannot load.
+    Podman = ConnectionBase
+    DOCUMENTATION = (
+        "{name: lab, short_description: Reach a lab host, description: [Needs containers.podman.], author: none}"
+    )
 
 #: A host that sshd would not serve yet, or no more, is none that Ansible reaches: its start empties /tmp, and its end kills all
 #: that runs. The words are this plugin's own, so that no command's status is taken for them.
 NOT_UP = "lab: the host is starting or going down"
 #: Asked three times: systemd does not answer for a moment where a package has it execute itself again.
-ONCE_UP = """for attempt in 1 2 3; do
+ONCE_UP = (
+    """for attempt in 1 2 3; do
 systemctl --quiet is-active sysinit.target 2>/dev/null && exec "$@"
 sleep 0.2
 done
 echo "%s" >&2
-exit 255""" % NOT_UP
+exit 255"""
+    % NOT_UP
+)
 
 
-class Connection(podman.Connection):
+class Connection(Podman):
     """Connect to a running lab host by `podman exec`."""
 
     transport = "lab"
     has_pipelining = True
 
     def _connect(self):
+        if Podman is ConnectionBase:
+            raise AnsibleConnectionFailure(
+                "lab hosts are reached by the collection containers.podman: run `make setup`"
+            )
         # Only files need the mount point of the host, for which podman has to be asked.
         ConnectionBase._connect(self)
         self._connected = True
@@ -66,6 +81,10 @@ class Connection(podman.Connection):
         """Copy a file of the host to a local path."""
         self._mount()
         super().fetch_file(in_path, out_path)
+
+    def close(self):
+        """End the connection, of which nothing stays."""
+        self._connected = False
 
     def _mount(self):
         if not self._mount_point:
