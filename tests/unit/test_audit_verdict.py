@@ -269,3 +269,8 @@ def test_what_nobody_was_on_is_free_also_where_its_activity_is_not_measured():
 def test_it_is_not_free_for_less(more):
     found = replace(unmeasured(), **more)
     assert word(found) != "free"
+
+
+@pytest.mark.parametrize(("silent_hours", "expected"), [(2.9, "idle"), (3.1, "no_data")])
+def test_a_gpu_that_went_silent_is_not_idle(silent_hours, expected):
+    assert word(holding(**IDLE, silent_seconds=silent_hours * 3600)) == expected
