@@ -157,18 +157,18 @@ endif
 # The first process of the namespace reaps what others leave behind.
 apart := $(as_root) unshare --pid --fork --kill-child --mount-proc bash -c '"$$@"; exit $$?' --
 
-# The legs of `make test`, the longest first, so that none is left alone at the end. Each is one process but for waiting; hosts and
-# clocks are waited for two fifths of the time, so that one leg more than there are cores runs side by side.
+# The legs of `make test`, the longest first, so that none is left alone at the end: as many side by side as there are cores, each
+# one process but for waiting.
 # `make test-mig` sets up what one leg needs and runs it; leg-mig only runs it.
 scenarios := mig default container_toolkit monitoring gpu_drain sharing nvidia_driver audit vgpu bundle
-legs := mig default container_toolkit monitoring gpu_drain sharing nvidia_driver audit modules commands rules audits vgpu \
-    simulator newest limiter lint bundle unit oldest adversary holders
+legs := default rules container_toolkit monitoring commands mig nvidia_driver audit modules sharing audits newest gpu_drain \
+    vgpu simulator limiter oldest lint bundle unit holders adversary
 # Only in the thorough run: everything is tried that takes long (tests/thorough.py), and these legs.
 export OPENFLEET_THOROUGH ?=
 ifneq ($(OPENFLEET_THOROUGH),)
 legs += trixie sanitized pythons cores
 endif
-JOBS ?= $(shell expr $$(nproc) + 1)
+JOBS ?= $(shell nproc)
 # In the names of test hosts, so that two checkouts on one machine do not meet.
 export OPENFLEET_CHECKOUT := $(shell printf '%s' '$(CURDIR)' | sha256sum | cut -c 1-6)
 
