@@ -173,7 +173,7 @@ JOBS ?= $(shell nproc)
 export OPENFLEET_CHECKOUT := $(shell printf '%s' '$(CURDIR)' | sha256sum | cut -c 1-6)
 
 .PHONY: test test-thorough test-fast $(addprefix test-,$(legs)) $(addprefix leg-,$(legs))
-test: ## all that a change may break, in at most 30 minutes on two cores: before each push
+test: ## all that a change may break, with a budget of 30 minutes on two cores: before each push
 	@$(MAKE) packages-test
 	$(MAKE) -s -j2 setup-legs
 	rm -rf .cache/test && mkdir -p .cache/test
@@ -181,7 +181,7 @@ test: ## all that a change may break, in at most 30 minutes on two cores: before
 	$(MAKE) -j $(JOBS) --output-sync=target --keep-going $(addprefix leg-,$(legs)) || true
 	TOTAL_SECONDS=$$SECONDS tests/leg summary $(legs)
 
-test-thorough: ## every draw, sweep, sanitizer and version, for hours: before a release
+test-thorough: ## every draw, sweep, sanitizer and version: before a release
 	@$(MAKE) test OPENFLEET_THOROUGH=1 PYTEST_ADDOPTS='--hypothesis-profile=default'
 
 test-fast: $(venv_test_stamp) ## ruff and the unit tests, in a minute: between edits
