@@ -93,13 +93,17 @@ $(venv_newest_stamp):
 	.venv-newest/bin/pip install -qq --no-compile --requirement requirements-newest.txt
 	touch $@
 
-# One at a time, since all builds use the same directory. A variant is the base image with what some hosts have besides: Debian's
-# Slurm; an engine for clients of MPS in containers; Prometheus and Alertmanager.
+# One at a time, since all builds use the same directory: the variants follow each other, so that a queue of jobs gives them one
+# place and not four that wait. A variant is the base image with what some hosts have besides: Prometheus and Alertmanager; Debian's
+# Slurm; an engine for clients of MPS in containers.
 build_image = flock .lab/image.lock tests/lab/image/build
 .PHONY: image image-slurm image-sharing image-monitoring
 image: packages
 	@$(build_image)
 
+image-monitoring: image
+image-slurm: | image-monitoring
+image-sharing: | image-slurm
 image-slurm image-sharing image-monitoring: packages
 	@$(build_image) $(@:image-%=%)
 
@@ -157,8 +161,8 @@ endif
 # The first process of the namespace reaps what others leave behind.
 apart := $(as_root) unshare --pid --fork --kill-child --mount-proc bash -c '"$$@"; exit $$?' --
 
-# The legs of `make test`, the longest first, so that none is left alone at the end: as many side by side as there are cores, each
-# one process but for waiting.
+# The legs of `make test`, the longest first, so that none is left alone at the end. One more runs side by side than there are
+# cores: a leg waits for its hosts an eighth of its time, and cold the images are built beside the first legs.
 # `make test-mig` sets up what one leg needs and runs it; leg-mig only runs it.
 scenarios := mig default container_toolkit monitoring gpu_drain sharing nvidia_driver audit vgpu bundle
 legs := default rules container_toolkit monitoring commands mig nvidia_driver audit modules sharing audits newest gpu_drain \
@@ -168,17 +172,16 @@ export OPENFLEET_THOROUGH ?=
 ifneq ($(OPENFLEET_THOROUGH),)
 legs += trixie sanitized pythons cores
 endif
-JOBS ?= $(shell nproc)
+JOBS ?= $(shell expr $$(nproc) + 1)
 # In the names of test hosts, so that two checkouts on one machine do not meet.
 export OPENFLEET_CHECKOUT := $(shell printf '%s' '$(CURDIR)' | sha256sum | cut -c 1-6)
 
 .PHONY: test test-thorough test-fast $(addprefix test-,$(legs)) $(addprefix leg-,$(legs))
 test: ## all that a change may break, with a budget of 30 minutes on two cores: before each push
 	@$(MAKE) packages-test
-	$(MAKE) -s -j2 setup-legs
 	rm -rf .cache/test && mkdir -p .cache/test
 	exec 9>&1
-	$(MAKE) -j $(JOBS) --output-sync=target --keep-going $(addprefix leg-,$(legs)) || true
+	$(MAKE) -j $(JOBS) --output-sync=target --keep-going $(addprefix test-,$(legs)) || true
 	TOTAL_SECONDS=$$SECONDS tests/leg summary $(legs)
 
 test-thorough: ## every draw, sweep, sanitizer and version: before a release
@@ -187,9 +190,6 @@ test-thorough: ## every draw, sweep, sanitizer and version: before a release
 test-fast: $(venv_test_stamp) ## ruff and the unit tests, in a minute: between edits
 	@ruff check --quiet
 	pytest --quiet tests/unit
-
-.PHONY: setup-legs
-setup-legs: image image-slurm image-sharing image-monitoring $(venv_test_stamp) prometheus-tools $(if $(NEWEST_PYTHON),$(venv_newest_stamp))
 
 $(addprefix test-,$(filter-out $(scenarios),$(legs))): packages-test $(venv_test_stamp)
 $(addprefix test-,$(scenarios)): packages-test image $(venv_test_stamp)
