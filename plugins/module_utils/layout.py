@@ -55,6 +55,8 @@ __all__ = [
 ]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+#: What systemd accepts as a group: https://systemd.io/USER_NAMES/ (strict mode, and the dot that many sites have).
+_GROUP = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}")
 
 _MPS_EXAMPLE = "mps: {name: inference, clients: 4, active_thread_percentage: 25}"
 _TENANT_EXAMPLE = "{name: notebook-a, memory: 8GiB, sm_percent: 30}"
@@ -103,6 +105,7 @@ _TENANT = {
     "priority": Key("priority: 0"),
     "gpus": Key("gpus: 2"),
     "gpu": Key("gpu: 6"),
+    "group": Key("group: researchers"),
 }
 
 
@@ -243,6 +246,7 @@ class _Parser:
             fields.read("priority", lambda field: field.integer(0, 1000), 0),
             fields.read("gpus", lambda field: field.integer(1), 1),
             fields.read("gpu", parse_single_gpu),
+            fields.read("group", _group),
         )
 
 
@@ -284,6 +288,17 @@ def _size_bytes(node: Node) -> int | None:
     except SizeError as error:
         node.report(error.problem, error.cure)
         return None
+
+
+def _group(node: Node) -> str | None:
+    name = node.text()
+    if name is not None and not _GROUP.fullmatch(name):
+        node.report(
+            "%s cannot be the name of a group" % quoted(name),
+            "Name a Unix group of the host: up to 32 letters, digits, _ . and -, a letter or _ first.",
+        )
+        return None
+    return name
 
 
 def _unique_name(node: Node, taken: dict[Hashable, str], what: str) -> str | None:

@@ -45,6 +45,7 @@ _NO_TENANT = {
     "policy": None,
     "priority": None,
     "provider": None,
+    "group": None,
     "gpus": [],
     "processes": None,
 }
@@ -186,6 +187,7 @@ def told_of(seen: VgpuSeen) -> dict[str, Any]:
         "policy": tenant.policy,
         "priority": tenant.priority,
         "provider": tenant.provider,
+        "group": tenant.group,
         "gpus": [
             {"uuid": seat.gpu_uuid, "seat": seat.seat, "used_bytes": used.get(seat.gpu_uuid, none)}
             for seat in tenant.seats

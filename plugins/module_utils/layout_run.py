@@ -164,6 +164,10 @@ def _check_tenants(asked: Sequence[vgpu_plan.WantedTenant], tenants: VgpuHost | 
             "these are simulated GPUs of this process alone, which have no tenants",
             "Simulate them for the whole host (the role gpu_simulator).",
         )
+    for each in asked:
+        problem = tenants.group_problem(each.tenant)
+        if problem is not None:
+            raise PlanError("%s.group" % each.where, problem.problem, problem.cure)
     problem = tenants.available()
     where = next((each.where for each in asked if each.tenant.provider != TENANTS_BY_MPS), None)
     if problem is not None and where is not None and not library_comes:

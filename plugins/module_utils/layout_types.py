@@ -92,7 +92,10 @@ class TimeSlicing:
 
 @dataclass(frozen=True)
 class Tenant:
-    """A quota of `memory_bytes` and `sm_percent` on each of `gpus` GPUs of the entry. `gpu` pins it to one."""
+    """A quota of `memory_bytes` and `sm_percent` on each of `gpus` GPUs of the entry. `gpu` pins it to one.
+
+    `group`: the Unix group whose members' processes may be the tenant's; None: any user's.
+    """
 
     name: str
     memory_bytes: int
@@ -100,6 +103,7 @@ class Tenant:
     priority: int = 0
     gpus: int = 1
     gpu: Selector | None = None
+    group: str | None = None
 
 
 @dataclass(frozen=True)

@@ -86,4 +86,6 @@ def _tenant_to_data(tenant: Tenant) -> dict[str, Any]:
         data["gpus"] = tenant.gpus
     if tenant.gpu is not None:
         data["gpu"] = selector_to_data(tenant.gpu)
+    if tenant.group is not None:
+        data["group"] = tenant.group
     return data

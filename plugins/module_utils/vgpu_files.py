@@ -10,7 +10,8 @@ vgpu_limiter installs them.
 from __future__ import annotations
 
 import json
-from typing import Any, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Iterable, Mapping, Sequence
 
 from . import cdi_spec
 from .errors import Problem
@@ -26,6 +27,13 @@ LIBRARY = PROGRAMS + "/libopenfleet-vgpu.so"
 #: One line, the library's path: what containers get as their /etc/ld.so.preload.
 PRELOAD_LIST = PROGRAMS + "/ld.so.preload"
 TMPFILES_PATH = "etc/tmpfiles.d/openfleet-vgpu.conf"
+#: Mounts a tmpfs of limited size on STATE, so that a tenant's process cannot fill the host's /run. The name follows from STATE.
+MOUNT_UNIT = "run-openfleet\\x2dgpu-vgpu.mount"
+MOUNT_PATH = "etc/systemd/system/" + MOUNT_UNIT
+#: Size in bytes of a tenant's region and of a GPU's turnstile: sizeof in region.h and turnstile.h of the library.
+REGION_BYTES, TURNSTILE_BYTES = 328512, 17024
+#: The tmpfs has this size, in MiB, or a multiple of it where the files alone could fill half of it.
+_MOUNT_MIB = 64
 
 #: The device of a tenant in containers is openfleet.io/vgpu=NAME.
 CDI_KIND = "openfleet.io/vgpu"
@@ -98,23 +106,74 @@ def files(tenant: VgpuTenant) -> dict[str, str]:
     return own
 
 
-def shared_regions(tenant: VgpuTenant) -> list[str]:
-    """The files that the tenant's processes share memory in. They are made empty; the library gives them size and form."""
-    return [region_path(tenant.name), *(turnstile_path(uuid) for uuid in tenant.gpus)]
+@dataclass(frozen=True)
+class SharedFile:
+    """A file that processes share memory in: its path, who may write it (None: every user), its size in bytes at most.
+
+    It is created empty; the library gives it size and content.
+    """
+
+    path: str
+    group: str | None
+    most_bytes: int
+
+    @property
+    def mode(self) -> int:
+        """Permission bits of the file."""
+        return 0o666 if self.group is None else 0o660
+
+
+def shared_files(tenant: VgpuTenant) -> list[SharedFile]:
+    """Return the tenant's region, and the turnstiles of its GPUs, which all tenants of a GPU write."""
+    region = SharedFile(region_path(tenant.name), tenant.group, REGION_BYTES)
+    return [region, *(SharedFile(turnstile_path(uuid), None, TURNSTILE_BYTES) for uuid in tenant.gpus)]
 
 
 def tmpfiles(tenants: Iterable[VgpuTenant]) -> str:
-    """For systemd-tmpfiles (tmpfiles.d(5)): what is below /run is made anew at each boot."""
-    names, gpus = set(), set()
-    for tenant in tenants:
-        names.add(tenant.name)
-        gpus.update(tenant.gpus)
+    """Return the lines for systemd-tmpfiles (tmpfiles.d(5)), which creates the files below /run at each boot."""
     lines = ["d /%s 0755 root root -" % path for path in ("run/openfleet-gpu", STATE, TENANTS, GPUS)]
-    for name in sorted(names):
-        lines += ["d /%s/%s 0755 root root -" % (TENANTS, name), "f /%s 0666 root root -" % region_path(name)]
-    lines += ["f /%s 0666 root root -" % turnstile_path(uuid) for uuid in sorted(gpus)]
+    regions: list[str] = []
+    turnstiles: set[str] = set()
+    for tenant in sorted(tenants, key=lambda each: each.name):
+        region, *others = shared_files(tenant)
+        regions += ["d /%s/%s 0755 root root -" % (TENANTS, tenant.name), _tmpfiles_line(region)]
+        turnstiles.update(_tmpfiles_line(other) for other in others)
+    lines += [*regions, *sorted(turnstiles)]
     return "# Written by openfleet.gpu for the tenants that gpu_layout names.\n" + "".join(
         line + "\n" for line in lines
+    )
+
+
+def _tmpfiles_line(file: SharedFile) -> str:
+    return "f /%s %04o root %s -" % (file.path, file.mode, file.group or "root")
+
+
+def mount_unit(tenants: Sequence[VgpuTenant]) -> str:
+    """Return the systemd mount unit of the tmpfs on STATE (systemd.mount(5)).
+
+    Its size is _MOUNT_MIB, or the least multiple of it that is twice what the files take.
+    """
+    sizes = {file.path: file.most_bytes for tenant in tenants for file in shared_files(tenant)}
+    chunks = -(-2 * sum(sizes.values()) // (_MOUNT_MIB * BYTES_PER_UNIT["MiB"]))
+    return "".join(
+        line + "\n"
+        for line in [
+            "# Written by openfleet.gpu for the tenants that gpu_layout names.",
+            "[Unit]",
+            "Description=Shared memory of vGPU tenants",
+            "Documentation=https://docs.kernel.org/filesystems/tmpfs.html",
+            "",
+            "[Mount]",
+            "What=tmpfs",
+            "Where=/" + STATE,
+            "Type=tmpfs",
+            "Options=size=%dM,nr_inodes=65536,mode=0755,nosuid,nodev,noexec" % (_MOUNT_MIB * max(1, chunks)),
+            # Programs that run keep what they have mapped.
+            "LazyUnmount=yes",
+            "",
+            "[Install]",
+            "WantedBy=local-fs.target",
+        ]
     )
 
 
@@ -123,6 +182,7 @@ def to_data(tenant: VgpuTenant) -> dict[str, Any]:
         "schema": SCHEMA,
         "name": tenant.name,
         "provider": tenant.provider,
+        "group": tenant.group,
         "policy": tenant.policy,
         "priority": tenant.priority,
         "memory_bytes": tenant.memory_bytes,
@@ -141,6 +201,7 @@ def from_data(data: Mapping[str, Any]) -> VgpuTenant:
         data["policy"],
         data["priority"],
         data["provider"],
+        data.get("group"),
     )
 
 
@@ -197,6 +258,8 @@ def _drop_in(tenant: VgpuTenant) -> str:
         # Under ProtectSystem=strict the region could not be written.
         "ReadWritePaths=-/%s" % STATE,
     ]
+    if tenant.group is not None:
+        lines.append("SupplementaryGroups=%s" % tenant.group)
     if tenant.provider == DMEM:
         lines.append("Slice=%s" % slice_of(tenant.name))
     return "".join(line + "\n" for line in lines)
@@ -221,7 +284,7 @@ def _mounts(tenant: VgpuTenant) -> list[dict[str, Any]]:
         ("/" + PROGRAMS, "/" + PROGRAMS, read),
         ("/" + folder(tenant.name), "/" + folder(tenant.name), [*read, "noexec"]),
         ("/" + PRELOAD_LIST, "/etc/ld.so.preload", [*read, "noexec"]),
-        *(("/" + path, "/" + path, [*write, "noexec"]) for path in shared_regions(tenant)),
+        *(("/" + file.path, "/" + file.path, [*write, "noexec"]) for file in shared_files(tenant)),
     ]
     return [{"hostPath": host, "containerPath": inside, "options": options} for host, inside, options in mounts]
 

@@ -9,6 +9,7 @@ What the files are is in vgpu_files. The library that holds processes to them co
 from __future__ import annotations
 
 import contextlib
+import grp
 import os
 import shutil
 import stat
@@ -58,6 +59,16 @@ class VgpuHost:
             "Install it with the role openfleet.gpu.vgpu_limiter.",
         )
 
+    def group_problem(self, tenant: VgpuTenant) -> Problem | None:
+        """Return why the tenant's group cannot be used on this host; None where it can."""
+        if tenant.group is None or _gid(tenant.group) is not None:
+            return None
+        return Problem(
+            "the group %s" % tenant.group,
+            "this host has no group %s" % tenant.group,
+            "Create it (groupadd --system %s), name another, or take group away." % tenant.group,
+        )
+
     @property
     def dmem(self) -> frozenset[str]:
         """UUIDs of the GPUs whose memory the kernel bounds."""
@@ -88,7 +99,7 @@ class VgpuHost:
 
     def _look(self, tenant: VgpuTenant, shared: Sequence[str]) -> VgpuSeen:
         outdated = {*shared, *self._differing(vgpu_files.files(tenant))}
-        outdated.update(path for path in vgpu_files.shared_regions(tenant) if not self._is_open(path))
+        outdated.update(file.path for file in vgpu_files.shared_files(tenant) if not self._is_right(file))
         if tenant.provider == DMEM:
             said = vgpu_dmem.limits(self._root, tenant.name)
             if any(said.get(region) != limit for region, limit in vgpu_dmem.wanted(tenant, self._regions).items()):
@@ -116,7 +127,7 @@ class VgpuHost:
 
     def write(self, tenant: VgpuTenant) -> None:
         """Make the tenant what is wanted: all that is missing or differs. Processes of it heed a new quota. Raises ApplyError."""
-        problem = vgpu_files.name_problem(tenant.name)
+        problem = vgpu_files.name_problem(tenant.name) or self.group_problem(tenant)
         if problem:
             raise ApplyError(problem.where, problem.problem, problem.cure)
         files = vgpu_files.files(tenant)
@@ -126,8 +137,8 @@ class VgpuHost:
         if tenant.provider == DMEM:
             vgpu_dmem.bound(self._root, self._run, tenant, self._regions)
         tenants = list(self._tenants())
-        self._write(self._shared(tenants))
-        self._open_regions(tenant)
+        self._mount(resized=vgpu_files.MOUNT_PATH in self._write(self._shared(tenants)))
+        self._make_shared_files(tenant)
         drop_in = bool(self._differing({path: files[path] for path in [vgpu_files.drop_in_path(tenant.name)]}))
         self._write(files)
         if drop_in:
@@ -162,6 +173,9 @@ class VgpuHost:
 
     def _forget_shared(self) -> None:
         durable.remove(self._root / vgpu_files.TMPFILES_PATH)
+        if self._mounts and (self._root / vgpu_files.MOUNT_PATH).exists():
+            self._systemctl(["disable", "--now", vgpu_files.MOUNT_UNIT], "the tmpfs of tenants cannot be unmounted")
+        durable.remove(self._root / vgpu_files.MOUNT_PATH)
         for folder in (vgpu_files.TENANTS, vgpu_files.GPUS, vgpu_files.STATE, vgpu_files.SETTINGS):
             for path in (self._root / folder, (self._root / folder).parent):
                 # Not where something of others is in it.
@@ -179,7 +193,10 @@ class VgpuHost:
     # --- parts of it ------------------------------------------------------------------------------------------------
 
     def _shared(self, tenants: Sequence[VgpuTenant]) -> dict[str, str]:
-        return {vgpu_files.TMPFILES_PATH: vgpu_files.tmpfiles(tenants)}
+        return {
+            vgpu_files.TMPFILES_PATH: vgpu_files.tmpfiles(tenants),
+            vgpu_files.MOUNT_PATH: vgpu_files.mount_unit(tenants),
+        }
 
     def _differing(self, files: dict[str, str]) -> list[str]:
         return [path for path, text in files.items() if not self._has(path, text)]
@@ -190,8 +207,10 @@ class VgpuHost:
         except OSError:
             return False
 
-    def _write(self, files: dict[str, str]) -> None:
-        written = [self._root / path for path in self._differing(files)]
+    def _write(self, files: dict[str, str]) -> list[str]:
+        """Write the files that differ, and return their paths below the root."""
+        differing = self._differing(files)
+        written = [self._root / path for path in differing]
         for path in written:
             durable.make_folder(path.parent)
             durable.write_text(path, files[str(path.relative_to(self._root))], mode=0o644)
@@ -199,36 +218,68 @@ class VgpuHost:
             # What containers may read is said by the host's rules for the path.
             with contextlib.suppress(FileNotFoundError):
                 ask(self._run, ["restorecon", *sorted({str(each) for path in written for each in (path.parent, path)})])
+        return differing
+
+    @property
+    def _mounts(self) -> bool:
+        """Whether the tmpfs can be mounted: not below a root of tests, nor without systemd."""
+        return self._root == Path("/") and systemd.booted(self._root)
+
+    def _mount(self, resized: bool) -> None:
+        """Mount the tmpfs, or give it its new size.
+
+        Regions that processes may have mapped are not hidden below it: a host that has some gets the tmpfs at its next boot.
+        """
+        if not self._mounts:
+            return
+        what = "the tmpfs of tenants cannot be mounted"
+        if os.path.ismount("/" + vgpu_files.STATE):
+            if resized:
+                self._systemctl(["daemon-reload"], what)
+                self._systemctl(["reload", vgpu_files.MOUNT_UNIT], what)
+            return
+        now = [] if any((self._root / vgpu_files.TENANTS).glob("*/region.*")) else ["--now"]
+        self._systemctl(["daemon-reload"], what)
+        self._systemctl(["enable", *now, vgpu_files.MOUNT_UNIT], what)
 
     def _read_units_anew(self) -> None:
         """For services that have a tenant's drop-in as a link: systemd knows what it said when it last read it."""
-        if not systemd.booted(self._root):
-            return
-        try:
-            systemd.tell(self._run, ["systemctl", "daemon-reload"])
-        except (systemd.NoAnswerError, FileNotFoundError) as error:
-            cure = "See: systemctl status. Then run systemctl daemon-reload."
-            raise ApplyError("systemd", "it cannot read the drop-ins of tenants: %s" % error, cure) from error
+        if systemd.booted(self._root):
+            self._systemctl(["daemon-reload"], "it cannot read the drop-ins of tenants")
 
-    def _is_open(self, path: str) -> bool:
-        """Whether any user's processes can use the file."""
+    def _systemctl(self, arguments: Sequence[str], problem: str) -> None:
+        """Run systemctl. Raises ApplyError with the `problem` where it fails."""
+        try:
+            systemd.tell(self._run, ["systemctl", *arguments])
+        except (systemd.NoAnswerError, FileNotFoundError) as error:
+            cure = "See: systemctl status. Then run systemctl %s." % " ".join(arguments)
+            raise ApplyError("systemd", "%s: %s" % (problem, error), cure) from error
+
+    def _is_right(self, file: vgpu_files.SharedFile) -> bool:
+        """Whether exactly those may write the file who should, and it has not grown beyond its size."""
         with contextlib.suppress(OSError):
-            status = (self._root / path).lstat()
-            return stat.S_ISREG(status.st_mode) and stat.S_IMODE(status.st_mode) == 0o666
+            status = (self._root / file.path).lstat()
+            return (
+                stat.S_ISREG(status.st_mode)
+                and stat.S_IMODE(status.st_mode) == file.mode
+                and (file.group is None or status.st_gid == _gid(file.group))
+                and status.st_size <= file.most_bytes
+            )
         return False
 
-    def _open_regions(self, tenant: VgpuTenant) -> None:
+    def _make_shared_files(self, tenant: VgpuTenant) -> None:
         """Make the files below /run, by systemd-tmpfiles, which gives them labels too, or without it."""
-        missing = [path for path in vgpu_files.shared_regions(tenant) if not self._is_open(path)]
-        if not missing:
+        wrong = [file for file in vgpu_files.shared_files(tenant) if not self._is_right(file)]
+        if not wrong:
             return
         if self._root == Path("/"):
             with contextlib.suppress(FileNotFoundError):
                 ask(self._run, ["systemd-tmpfiles", "--create", "/" + vgpu_files.TMPFILES_PATH])
         try:
-            for path in (self._root / each for each in missing):
+            for file in wrong:
+                path = self._root / file.path
                 durable.make_folder(path.parent)
-                _open_to_all(path)
+                _make_shared(path, file)
         except OSError as error:
             raise ApplyError(
                 str(error.filename), "it cannot be made: %s" % error, "Make room for it, as root."
@@ -239,16 +290,31 @@ class VgpuHost:
             (self._root / path).unlink()
 
 
-def _open_to_all(path: Path) -> None:
-    """Make the file, or open it to all. A link is not followed, and what is no file is taken away."""
+def _gid(group: str) -> int | None:
+    """Return the number of a group that the host knows, None where it does not."""
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError:
+        return None
+
+
+def _make_shared(path: Path, file: vgpu_files.SharedFile) -> None:
+    """Create the file or correct it. A link is not followed, and what is no regular file is removed.
+
+    What a process wrote behind the end of the shared memory is cut off: nobody has it mapped.
+    """
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISREG(path.lstat().st_mode):
             _remove_folder(path)
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
-    descriptor = os.open(str(path), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    descriptor = os.open(str(path), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     try:
-        os.fchmod(descriptor, 0o666)
+        if file.group is not None:
+            os.fchown(descriptor, -1, grp.getgrnam(file.group).gr_gid)
+        os.fchmod(descriptor, file.mode)
+        if os.fstat(descriptor).st_size > file.most_bytes:
+            os.ftruncate(descriptor, file.most_bytes)
     finally:
         os.close(descriptor)
 

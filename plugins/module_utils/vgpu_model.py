@@ -36,6 +36,8 @@ class VgpuTenant:
     policy: str = "fixed"
     priority: int = 0
     provider: str = PRELOAD
+    #: The Unix group that may write the tenant's region. None: every user of the host may.
+    group: str | None = None
 
     @property
     def gpus(self) -> tuple[str, ...]:

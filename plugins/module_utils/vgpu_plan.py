@@ -132,7 +132,14 @@ def _of_entry(
         seats = _seats(packed[tenant.name], taken, now.get(tenant.name))
         provider, why = _provider(vgpu.provider, packed[tenant.name], dmem, "%s.vgpu.provider" % entry.where)
         made = VgpuTenant(
-            tenant.name, tenant.memory_bytes, tenant.sm_percent, seats, vgpu.policy, tenant.priority, provider
+            tenant.name,
+            tenant.memory_bytes,
+            tenant.sm_percent,
+            seats,
+            vgpu.policy,
+            tenant.priority,
+            provider,
+            tenant.group,
         )
         found.append(WantedTenant(made, where[tenant.name], why))
     return found

@@ -163,6 +163,8 @@ def caps(tenant: VgpuTenant) -> str:
     words = ["%s and %d %%" % (size(tenant.memory_bytes), tenant.sm_percent), tenant.policy]
     if tenant.priority:
         words.append("priority %d" % tenant.priority)
+    if tenant.group is not None:
+        words.append("group %s" % tenant.group)
     return ", ".join([*words, "by %s" % tenant.provider])
 
 

@@ -181,7 +181,8 @@ def test_a_lock_that_names_nobody(tenant: Tenant, word: int) -> None:
 
 
 @pytest.mark.parametrize("what", ["missing", "forbidden", "foreign", "newer", "a folder"])
-def test_without_a_region_each_process_has_the_quota_for_itself(tenant: Tenant, what: str) -> None:
+def test_without_a_region_every_allocation_is_refused(tenant: Tenant, what: str) -> None:
+    """A quota for each process would be none for the tenant."""
     tenant.quota(8 * MIB)
     if what == "missing" or what == "a folder":
         tenant.region.unlink()
@@ -198,10 +199,9 @@ def test_without_a_region_each_process_has_the_quota_for_itself(tenant: Tenant, 
     before = tenant.region.read_bytes() if what in ("foreign", "newer") else b""
     with tenant.client() as first, tenant.client() as second:
         for client in (first, second):
-            client.alloc(8 * MIB)
             assert client.call("cuMemAlloc_v2", OUT, 1)[0] == 2
             assert client.memory() == (0, 8 * MIB)
-    assert "for this process alone" in tenant.logged()
+    assert "allocations on GPUs with a quota are refused" in tenant.logged()
     if before:
         assert tenant.region.read_bytes()[: len(before)] == before
 
@@ -234,9 +234,10 @@ def test_a_full_run_ends_no_program(tenant: Tenant, tmp_path: Path, room: str, s
     )
     script.chmod(0o755)
     with Client(SimpleNamespace(client=script), tenant.environment()) as client:
-        client.alloc(8 * MIB)
+        if shared:
+            client.alloc(8 * MIB)
         assert client.call("cuMemAlloc_v2", OUT, 1)[0] == 2
-    assert ("for this process alone" in tenant.logged()) != shared
+    assert ("are refused" in tenant.logged()) != shared
 
 
 def test_places_of_gpus_are_used_again_when_nobody_knows_them(tenant: Tenant) -> None:
@@ -257,7 +258,7 @@ def test_places_of_gpus_are_used_again_when_nobody_knows_them(tenant: Tenant) ->
 
 
 def test_when_all_places_are_taken(tenant: Tenant) -> None:
-    """1024 processes of one tenant that use CUDA: the next one is limited by itself, and says so."""
+    """1024 processes of one tenant that use CUDA: the next one gets nothing, and the log says why."""
     tenant.quota(8 * MIB)
     with tenant.client() as client:
         client.alloc(MIB)
@@ -265,7 +266,8 @@ def test_when_all_places_are_taken(tenant: Tenant) -> None:
             lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, LOCKED_SLOTS + 1, SLOT_COUNT - 1, 0)
             fcntl.fcntl(file, fcntl.F_SETLK, lock)
             with tenant.client() as late:
-                assert late.memory() == (8 * MIB, 8 * MIB)
+                assert late.memory() == (0, 8 * MIB)
+                assert late.call("cuMemAlloc_v2", OUT, 1)[0] == 2
         assert "all 1024 places" in tenant.logged()
         with tenant.client() as next_one:
             assert next_one.memory() == (7 * MIB, 8 * MIB)

@@ -71,7 +71,7 @@ class Operations:
             (durable, "write_text"),
             (durable, "remove"),
             (vgpu_host, "_remove_folder"),
-            (VgpuHost, "_open_regions"),
+            (VgpuHost, "_make_shared_files"),
         ):
             monkeypatch.setattr(module, name, self.counted(getattr(module, name)))
 

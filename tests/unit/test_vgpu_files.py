@@ -7,6 +7,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils import vgpu_files
 from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_model import VgpuSeat, VgpuTenant
 
 GIB = 2**30
+SOURCES = Path(__file__).parents[2] / "roles/vgpu_limiter/files/src"
 A, B = "GPU-5c89ca61-4aac-4bd7-8d0f-2bb3ae2f1f0d", "GPU-0b1f2c3d-4aac-4bd7-8d0f-2bb3ae2f1f0e"
 PAIR = VgpuTenant("pair-1", 8 * GIB, 30, (VgpuSeat(A, 0), VgpuSeat(B, 3)), "burst", 2)
 ONE = VgpuTenant("one", GIB, 100, (VgpuSeat(A, 63),))
@@ -121,11 +124,43 @@ def test_the_specification_is_of_the_oldest_version_that_has_such_names(name, ve
 def test_what_is_below_run_comes_again_at_boot():
     lines = vgpu_files.tmpfiles([PAIR, ONE]).splitlines()
     for tenant in (PAIR, ONE):
-        for path in vgpu_files.shared_regions(tenant):
+        for file in vgpu_files.shared_files(tenant):
+            path = file.path
             assert lines.count("f /%s 0666 root root -" % path) == 1
             folder = "/" + path.rpartition("/")[0]
             # A directory before what is in it, and for nobody but root to write.
             assert lines.index("d %s 0755 root root -" % folder) < lines.index("f /%s 0666 root root -" % path)
+
+
+def test_a_tenant_with_a_group_shares_its_region_with_that_group_alone():
+    """The turnstile of the GPU stays open to all: tenants of other groups write it too."""
+    tenant = dataclasses.replace(ONE, group="researchers")
+    lines = vgpu_files.tmpfiles([tenant]).splitlines()
+    assert "f /%s 0660 root researchers -" % vgpu_files.region_path(ONE.name) in lines
+    assert all("f /%s 0666 root root -" % vgpu_files.turnstile_path(gpu) in lines for gpu in ONE.gpus)
+    assert "SupplementaryGroups=researchers" in vgpu_files.files(tenant)[vgpu_files.drop_in_path(ONE.name)].splitlines()
+    assert "Supplementary" not in vgpu_files.files(ONE)[vgpu_files.drop_in_path(ONE.name)]
+    assert vgpu_files.from_data(json.loads(json.dumps(vgpu_files.to_data(tenant)))) == tenant
+
+
+def test_the_sizes_of_shared_files_are_the_librarys():
+    """A file that is larger was not made by it; a smaller limit would cut off what processes have mapped."""
+    program = (
+        '#include "region.h"\n#include "turnstile.h"\n'
+        '_Static_assert(sizeof(struct region) == %d && sizeof(struct turnstile) == %d, "sizes");\n'
+        % (vgpu_files.REGION_BYTES, vgpu_files.TURNSTILE_BYTES)
+    )
+    command = ["gcc", "-std=gnu11", "-fsyntax-only", "-I", str(SOURCES), "-x", "c", "-"]
+    done = subprocess.run(command, input=program, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("tenants", "mib"), [(0, 64), (1, 64), (90, 64), (100, 64), (103, 128), (1000, 640)])
+def test_the_tmpfs_has_room_for_twice_the_files(tenants, mib):
+    """328,512 bytes a tenant and 17,024 a GPU, twice, in steps of 64 MiB."""
+    there = [dataclasses.replace(ONE, name="t%d" % number) for number in range(tenants)]
+    options = next(line for line in vgpu_files.mount_unit(there).splitlines() if line.startswith("Options="))
+    assert "size=%dM" % mib in options.partition("=")[2].split(",")
 
 
 @pytest.mark.parametrize("name", ["a-", "a.", "a_"])

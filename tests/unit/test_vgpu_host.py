@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import grp
 import json
 import os
 import subprocess
@@ -65,6 +66,39 @@ def test_what_was_written_is_seen(host, tmp_path):
         shared = path.startswith("run/") and not (tmp_path / path).is_dir()
         # The library heeds no quota that others than root can write.
         assert mode == (0o666 if shared else 0o755 if (tmp_path / path).is_dir() else 0o644), path
+
+
+def test_a_region_is_its_groups(host, tmp_path):
+    own = grp.getgrgid(os.getgid()).gr_name
+    region, turnstile = (tmp_path / path for path in (vgpu_files.region_path("a"), vgpu_files.turnstile_path(GPU.uuid)))
+    host.write(A)
+    host.write(dataclasses.replace(A, group=own))
+    assert (region.stat().st_mode & 0o777, region.stat().st_gid) == (0o660, os.getgid())
+    assert turnstile.stat().st_mode & 0o777 == 0o666
+    assert host.observe() == (VgpuSeen(dataclasses.replace(A, group=own), usage=UNUSED),)
+    region.chmod(0o666)
+    assert host.observe()[0].outdated == (vgpu_files.region_path("a"),)
+    host.write(A)
+    assert region.stat().st_mode & 0o777 == 0o666
+
+
+def test_a_group_that_the_host_does_not_have_is_refused_before_anything_is_written(host, tmp_path):
+    with pytest.raises(ApplyError, match=r"this host has no group no-such-group: .*|no group no-such-group") as raised:
+        host.write(dataclasses.replace(A, group="no-such-group"))
+    assert "groupadd --system no-such-group" in str(raised.value)
+    assert everything(tmp_path) == []
+
+
+def test_a_shared_file_that_has_grown_is_cut_to_its_size(host, tmp_path):
+    """A tenant that fills the tmpfs would keep others from starting; what it counts in stays."""
+    host.write(A)
+    region = tmp_path / vgpu_files.region_path("a")
+    region.write_bytes(b"x" * (vgpu_files.REGION_BYTES + 1))
+    assert host.observe()[0].outdated == (vgpu_files.region_path("a"),)
+    inode = region.stat().st_ino
+    host.write(A)
+    assert region.read_bytes() == b"x" * vgpu_files.REGION_BYTES
+    assert region.stat().st_ino == inode
 
 
 def test_systemd_reads_a_drop_in_anew_when_it_changes_and_only_then(tmp_path):

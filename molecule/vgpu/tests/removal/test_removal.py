@@ -11,6 +11,8 @@ TRACES = (
     "/etc/openfleet-gpu",
     "/etc/cdi/openfleet-vgpu-pair.json",
     "/etc/tmpfiles.d/openfleet-vgpu.conf",
+    "/etc/systemd/system/run-openfleet\\x2dgpu-vgpu.mount",
+    "/etc/systemd/system/local-fs.target.wants/run-openfleet\\x2dgpu-vgpu.mount",
     "/etc/systemd/system/notebook.service.d",
     "/run/openfleet-gpu",
     "/var/lib/openfleet-gpu",

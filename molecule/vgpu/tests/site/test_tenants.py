@@ -92,6 +92,35 @@ def test_a_sandboxed_service_of_another_user_is_held(ada):
     assert told == f"{QUOTA_MIB['notebook-a']} {OUT_OF_MEMORY}"
 
 
+def test_only_members_of_its_group_are_a_tenant_that_has_one(ada):
+    """Others are refused by vgpu-run, and without it get nothing, rather than a quota of their own."""
+    command = f"{CLIENT} fill 64"
+    member, other = ("setpriv --reuid=65534 --regid=65534 --groups=%s " % group for group in ("operator", "nogroup"))
+    assert ada.ask(member + ada.shell(command, "batch")).split() == [str(QUOTA_MIB["batch"]), str(OUT_OF_MEMORY)]
+    refused = ada.host.run(other + ada.shell(command, "batch"))
+    assert refused.rc == 125
+    assert "cannot be written by nobody" in refused.stderr
+    assert "member of its group, operator" in refused.stderr
+    past_it = f"env $(cat {ENVIRONMENT}) $(grep ^[A-Z] /etc/openfleet-gpu/vgpu/batch/env) {command}"
+    assert ada.ask(other + past_it).split() == ["0", str(OUT_OF_MEMORY)]
+
+
+def test_a_tenant_cannot_fill_the_hosts_run(ada):
+    region = "/run/openfleet-gpu/vgpu/tenants/notebook-a/region.1"
+    size, options = ada.ask("findmnt --noheadings --bytes --output SIZE,OPTIONS /run/openfleet-gpu/vgpu").split()
+    assert int(size) == 64 * 2**20
+    assert {"nosuid", "nodev", "noexec"} <= set(options.split(","))
+    before = int(ada.ask(f"stat -c %s {region}"))
+    free = "df --output=avail --block-size=1M /run | tail -1"
+    free_mib = int(ada.ask(free))
+    try:
+        filled = ada.host.run(f"setpriv --reuid=65534 --clear-groups fallocate --offset 1M --length 1G {region}")
+        assert "No space left" in filled.stderr
+        assert abs(int(ada.ask(free)) - free_mib) < 64
+    finally:
+        ada.ask(f"truncate -s {before} {region}")
+
+
 # --- containers ---------------------------------------------------------------------------------
 
 

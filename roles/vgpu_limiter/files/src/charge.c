@@ -54,11 +54,14 @@ int vgpu_gpu_of_current_context(const struct quota *quota)
 
 static struct target target_of(const struct quota *quota, CUdevice device)
 {
+	const struct state *state = vgpu_state();
 	struct target target = { .gpu = -1, .device = device };
 	int i = vgpu_gpu_of_device(quota, device);
 	if (i >= 0) {
 		target.gpu = quota->gpus[i].region;
 		target.limit_bytes = quota->gpus[i].memory_bytes ? quota->gpus[i].memory_bytes : UINT64_MAX;
+		if (UNLIKELY(state->uncounted) && quota->gpus[i].memory_bytes)
+			target.limit_bytes = 0;
 	}
 	return target;
 }

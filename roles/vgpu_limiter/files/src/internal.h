@@ -144,7 +144,7 @@ struct state {
 	struct mutex memory;			/* held with the region's lock */
 	struct region *region;			/* NULL: not opened yet */
 	uint64_t region_device, region_inode;	/* of the file that is mapped */
-	bool region_is_private;			/* there is no shared one: each process has the quota for itself */
+	bool uncounted;				/* the shared region cannot be used: what has a quota is refused */
 	int slot;				/* in region->slots */
 	uint32_t nonce;				/* tells this process from others that had the slot */
 

@@ -88,6 +88,9 @@ static void fill_slot(struct state *state)
 
 /* --- opening --- */
 
+/* Where the tenant's processes cannot count together, a quota for each of them would be none for the tenant. */
+#define REFUSED "this process cannot be counted, so its allocations on GPUs with a quota are refused"
+
 /* One of those who find a new file writes its head; the others wait for that. */
 static bool has_head(struct region *region, int descriptor)
 {
@@ -111,7 +114,7 @@ static bool open_shared_region(struct state *state)
 		return false;
 	struct region *region = vgpu_open_shared(path, sizeof *region, &descriptor);
 	if (!region) {
-		vgpu_log(LOG_ERR, "cannot open %s (%m): the memory quota holds for this process alone", path);
+		vgpu_log(LOG_ERR, "cannot open %s (%m): " REFUSED, path);
 		return false;
 	}
 	const char *wrong = NULL;
@@ -127,7 +130,7 @@ static bool open_shared_region(struct state *state)
 	vgpu_close(descriptor);
 	if (!wrong)
 		return true;
-	vgpu_log(LOG_ERR, "%s: %s: the memory quota holds for this process alone", path, wrong);
+	vgpu_log(LOG_ERR, "%s: %s: " REFUSED, path, wrong);
 	munmap(region, sizeof *region);
 	state->region = NULL;
 	return false;
@@ -141,7 +144,7 @@ static bool join(struct state *state)
 		void *region = mmap(NULL, sizeof(struct region), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 		if (region == MAP_FAILED || madvise(region, sizeof(struct region), MADV_DONTFORK) != 0)
 			return false;
-		state->region_is_private = true;
+		state->uncounted = true;
 		state->slot = 0;
 		state->region = region;
 	}

@@ -28,7 +28,7 @@ int region_reopen(const struct state *state)
 {
 	char path[512];
 	struct stat status;
-	if (state->region_is_private
+	if (state->uncounted
 	    || !vgpu_path(path, sizeof path, "/run/openfleet-gpu/vgpu/tenants/%s/region.%d", state->name, REGION_VERSION))
 		return -1;
 	int descriptor = vgpu_reopen(path);

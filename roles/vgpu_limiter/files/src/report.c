@@ -21,9 +21,9 @@ static bool limited(const struct quota_gpu *gpu, uint64_t total, uint64_t free, 
 {
 	if (!gpu || gpu->memory_bytes == 0 || gpu->region < 0)
 		return false;
-	uint64_t used = tenant_used(vgpu_state(), gpu->region);
+	struct state *state = vgpu_state();
 	told->total = least(gpu->memory_bytes, total);
-	told->used = least(used, told->total);
+	told->used = state->uncounted ? told->total : least(tenant_used(state, gpu->region), told->total);
 	told->free = least(told->total - told->used, free);
 	return true;
 }
