@@ -89,6 +89,7 @@ options:
     elements: str
     choices:
       - unhealthy
+      - broken_metrics
       - held_without_process
       - idle
       - saturated

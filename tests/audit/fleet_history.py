@@ -77,6 +77,7 @@ WELL: Mapping[str, Course] = {
     "gpu:memory_used_bytes:max5m": wave(50 * GIB, 70 * GIB),
     "gpu:memory_total_bytes": steady(80 * GIB),
     "gpu:busy_ratio:avg5m": wave(0.6, 0.9),
+    "gpu:activity_ratio:max5m": wave(0.7, 1.0),
     "gpu:compute_active_ratio:avg5m": wave(0.5, 0.8),
     "gpu:memory_bandwidth_active_ratio:avg5m": steady(0.4),
     "gpu:tensor_active_ratio:avg5m": steady(0.3),
@@ -101,6 +102,7 @@ def use(memory_gib, compute, total_gib=80):
         "gpu:memory_used_bytes:max5m": steady(memory_gib * GIB),
         "gpu:memory_total_bytes": steady(total_gib * GIB),
         "gpu:busy_ratio:avg5m": steady(compute),
+        "gpu:activity_ratio:max5m": steady(compute),
         "gpu:compute_active_ratio:avg5m": steady(compute),
     }
 

@@ -69,7 +69,8 @@ def gpus(host):
     yield gpu(3, **{**REST, "held_seconds": None}, holders=(), processes_now=0.0)
     yield gpu(4, memory=stat(8 * GIB, 9 * GIB, 9 * GIB, 10 * GIB), compute=stat(0.1, 0.2, 0.2, 0.3))
     yield gpu(5, compute=stat(0.9, 0.97, 1.0, 1.0))
-    yield part(6, 1, "3g.40gb", 40, memory=stat(30 * GIB, 33 * GIB, 34 * GIB, 35 * GIB))
+    yield part(6, 1, "3g.40gb", 40, memory=stat(30 * GIB, 33 * GIB, 34 * GIB, 35 * GIB),
+               unreported_work_seconds=7200.0)  # fmt: skip
     yield part(
         6, 2, "2g.20gb", 20, memory=stat(9 * GIB, 15 * GIB, 15 * GIB, 15 * GIB), compute=stat(0.1, 0.2, 0.3, 0.4)
     )

@@ -27,6 +27,26 @@ def gaps(course, every=4):
     return lambda hour: course(hour) if round(hour * 12) % every == 0 else None
 
 
+def activity(course):
+    """The course of every sign of work."""
+    return {"gpu:activity_ratio:max5m": course}
+
+
+def never(hour):
+    """Has no sample."""
+
+
+def dark(series):
+    """The courses without their samples of ten hours of each day."""
+    return {
+        name: (lambda hour, course=course: None if hour % 24 < 10 else course(hour)) for name, course in series.items()
+    }
+
+
+def nan_at_night(course):
+    return lambda hour: math.nan if hour % 24 < 10 else course(hour)
+
+
 HOT = ("gpu:throttled:avg5m", "reason", "hw_thermal")
 LOST = ("gpu:xid_class_errors:count5m", "class", "lost")
 
@@ -71,6 +91,20 @@ FLEET = [
         "b", 7, info=until(HOURS - 48, steady(1)),
         series={name: until(HOURS - 48, course) for name, course in WELL.items()},
     ),
+    # Requests so short that kernels ran for less than 1 % of each five minutes; one of 2 s an hour.
+    Device("e", 0, labelled=HELD,
+           series={**AT_REST, **NOBODY, "gpu:busy_ratio:avg5m": steady(0.0067), **activity(steady(0.013))}),
+    Device("e", 1, series={**AT_REST, **NOBODY, **activity(lambda hour: 0.07 if hour % 1 < 0.1 else 0.0)}, labelled=HELD),
+    # The metric of kernels is stuck at 0.
+    Device("e", 2, series={**AT_REST, "gpu:compute_active_ratio:avg5m": steady(0.4), **activity(steady(0.4)),
+                           "gpu:unreported_work_ratio:max5m": steady(0.4)}, labelled=HELD),
+    # At rest as far as one sees; for ten hours of each day there is no figure, which roll-ups leave out.
+    Device("e", 3, series={**AT_REST, **NOBODY, **dark(AT_REST)}, labelled=HELD),
+    # The same, by a server whose roll-ups have NaN as samples.
+    Device("e", 4, series={**AT_REST, **NOBODY, **{n: nan_at_night(c) for n, c in AT_REST.items()}}, labelled=HELD),
+    # Little memory, and nothing of its activity: an instance before Hopper.
+    Device("e", 5, labelled=HELD,
+           series={**memory(9 * GIB, 80 * GIB), **dict.fromkeys((n for n in AT_REST if "ratio" in n), never)}),
     Device("c", 0, labelled=HELD),
     Device("c", 0, "1", "3g.40gb", labelled=HELD, series={
         **memory(9 * GIB, 40 * GIB), "gpu:compute_active_ratio:avg5m": steady(0.2), "gpu:busy_ratio:avg5m": steady(0.2),
@@ -97,9 +131,9 @@ WORDS = {
     "a gpu 6": "idle",
     "a gpu 7": "oversized_compute",
     "b gpu 0": "no_data",
-    # What is left of it once the impossible is dropped: its compute.
+    # What is left once the impossible is dropped: of the one its compute, of the other its memory, which alone tells nothing.
     "b gpu 1": "right",
-    "b gpu 2": "right",
+    "b gpu 2": "no_data",
     "b gpu 3": "right",
     "b gpu 4": "unhealthy",
     "b gpu 5": "unhealthy",
@@ -109,6 +143,12 @@ WORDS = {
     "c gpu 0 1g.10gb (instance 2)": "saturated",
     "c gpu 1": "right",
     "d gpu 0": "no_data",
+    "e gpu 0": "oversized_memory",
+    "e gpu 1": "oversized_memory",
+    "e gpu 2": "broken_metrics",
+    "e gpu 3": "oversized_memory",
+    "e gpu 4": "no_data",
+    "e gpu 5": "no_data",
     "c gpu 1 tenant batch": "right",
     "c gpu 1 tenant notebook": "saturated",
 }
@@ -190,7 +230,7 @@ def test_instances_share_the_price_of_their_gpu(found):
 def test_the_fleet_s_days(audit):
     assert len(audit.history) == 4
     # One went away after the first two of them, and one came three hours ago.
-    assert [round(day.gpus) for day in audit.history] == [18, 18, 17, 17]
+    assert [round(day.gpus) for day in audit.history] == [24, 24, 23, 23]
     # The impossible figures of three GPUs are in no average: the others work or rest.
     assert all(0.3 < day.busy_ratio < 0.7 for day in audit.history)
     assert all(0.8 < day.held_ratio < 1 and 0.4 < day.memory_ratio < 0.9 for day in audit.history)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import subprocess
 
+import pytest
 from rule_files import FILES, promtool_test, rules_of, tool
 
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit import series
@@ -26,7 +27,16 @@ CASES = {
     "gpu:processes:max5m": ("gpu:processes", "0 0 3 0 0 0", 3),
     "gpu:power_watts:avg5m": ("gpu:power_watts", "200 100 200 300 200 200", 200),
 }
+#: Those that are made of several series; each has a test of its own.
+MADE_OF_SEVERAL = {
+    "gpu:tenant_memory_used_bytes:max5m",
+    "gpu:held:avg5m",
+    "gpu:throttled:avg5m",
+    series.ACTIVITY,
+    series.UNREPORTED_WORK,
+}
 MINUTES = "5m"
+NANS = " ".join(["NaN"] * 6)
 
 
 def check(folder, series, expected):
@@ -49,6 +59,53 @@ def test_each_keeps_what_the_audit_asks_of_it(tmp_path):
     series = [("%s{%s}" % (source, GPU), values) for source, values, _value in CASES.values()]
     expected = {name: [(name + SHORT, value)] for name, (_source, _values, value) in CASES.items()}
     check(tmp_path, series, expected)
+
+
+SIGNS = {
+    "gpu:busy_ratio": "0x6",
+    "gpu:compute_active_ratio": "0x6",
+    "gpu:tensor_active_ratio": "0x6",
+    "gpu:memory_bandwidth_active_ratio": "0x6",
+    "gpu:power_watts": "70x6",
+    "gpu:power_limit_watts": "700x6",
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "activity", "unreported"),
+    [
+        ({}, 0, None),
+        # A request of 0.4 s each minute, on the average less than 1 %; and one in the five minutes.
+        ({"gpu:busy_ratio": "0.013x6"}, 0.013, None),
+        ({"gpu:busy_ratio": "0 0 0.07 0 0 0"}, 0.07, None),
+        # Work that the busy ratio does not report: a metric stuck at 0.
+        ({"gpu:compute_active_ratio": "0.4x6"}, 0.4, 0.4),
+        ({"gpu:tensor_active_ratio": "0.3x6"}, 0.3, 0.3),
+        ({"gpu:power_watts": "650x6"}, 650 / 700, 650 / 700),
+        # Copies need no kernel.
+        ({"gpu:memory_bandwidth_active_ratio": "0.1x6"}, 0.1, None),
+        # Memory that is filled, and waits.
+        ({"gpu:power_watts": "130x6"}, 0, None),
+        ({"gpu:busy_ratio": "0.9x6", "gpu:compute_active_ratio": "0.4x6"}, 0.9, None),
+        # What is not known is no rest.
+        ({"gpu:busy_ratio": NANS}, None, None),
+        ({"gpu:busy_ratio": "_x6"}, None, None),
+        ({"gpu:busy_ratio": "NaN NaN 0.5 NaN NaN NaN"}, 0.5, None),
+        ({"gpu:compute_active_ratio": NANS, "gpu:tensor_active_ratio": "_x6", "gpu:power_watts": "_x6"}, 0, None),
+    ],
+)
+def test_any_sign_of_work_is_activity(tmp_path, changes, activity, unreported):
+    given = [("%s{%s}" % (name, GPU), values) for name, values in {**SIGNS, **changes}.items()]
+    expected = {
+        name: [] if value is None else [(name + SHORT, value)]
+        for name, value in ((series.ACTIVITY, activity), (series.UNREPORTED_WORK, unreported))
+    }
+    check(tmp_path, given, expected)
+
+
+def test_nan_is_no_sample_of_a_roll_up(tmp_path):
+    given = [("%s{%s}" % (source, GPU), NANS) for source, _values, _value in CASES.values()]
+    check(tmp_path, given, {name: [] for name in CASES})
 
 
 def test_two_exporters_and_two_workloads_make_one_series(tmp_path):
@@ -139,11 +196,15 @@ def test_a_quarter_of_an_hour_keeps_average_and_peak(tmp_path):
 def test_the_audit_reads_roll_ups_that_there_are():
     recorded = {rule.name for rule in rules_of([ROLL_UPS])}
     asked = (*series.SERIES.values(), series.TENANT)
-    wanted = {name for one in asked for name in (one.roll_up, one.long, one.peaks)} | {series.HELD, series.THROTTLED}
+    wanted = {name for one in asked for name in (one.roll_up, one.long, one.peaks)} | {
+        series.HELD,
+        series.THROTTLED,
+        series.ACTIVITY,
+        series.UNREPORTED_WORK,
+    }
     # bandwidth and tensor cores have no peaks, and are not asked for them.
     wanted -= {"", *(one.peaks for one in asked if not {"p99", "max"} & set(one.figures))}
     assert wanted <= recorded
     # Each of them has a case here.
-    others = {"gpu:tenant_memory_used_bytes:max5m", "gpu:held:avg5m", "gpu:throttled:avg5m"}
-    assert recorded - set(CASES) - set(LONG_CASES) == others
+    assert recorded - set(CASES) - set(LONG_CASES) == MADE_OF_SEVERAL
     subprocess.run([tool("promtool"), "check", "rules", str(ROLL_UPS)], check=True, stdout=subprocess.DEVNULL)

@@ -33,6 +33,7 @@ _BLOCK = 18 * 3600
 _GAUGES = {
     "gpu:memory_used_bytes:max5m": lambda n, i: int((10 + 60 * _wave(n, i)) * GIB),
     "gpu:busy_ratio:avg5m": lambda n, i: round(0.9 * _wave(n, i), 4),
+    "gpu:activity_ratio:max5m": lambda n, i: round(0.95 * _wave(n, i), 4),
     "gpu:compute_active_ratio:avg5m": lambda n, i: round(0.7 * _wave(n, i), 4),
     "gpu:memory_bandwidth_active_ratio:avg5m": lambda n, i: round(0.5 * _wave(n, i), 4),
     "gpu:tensor_active_ratio:avg5m": lambda n, i: round(0.4 * _wave(n, i), 4),

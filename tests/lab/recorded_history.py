@@ -54,6 +54,7 @@ HELD = "gpu:held:avg5m"
 _COURSES: Mapping[str, Callable[[Use, float, int], float]] = {
     "gpu:memory_used_bytes:max5m": lambda use, share, at: use.at(at)[0],
     "gpu:busy_ratio:avg5m": lambda use, share, at: min(1.0, use.at(at)[1] / share),
+    "gpu:activity_ratio:max5m": lambda use, share, at: min(1.0, use.at(at)[1] / share),
     "gpu:compute_active_ratio:avg5m": lambda use, share, at: min(1.0, use.at(at)[1] / share),
     "gpu:memory_bandwidth_active_ratio:avg5m": lambda use, share, at: min(1.0, use.at(at)[1] / share) / 2,
     "gpu:tensor_active_ratio:avg5m": lambda use, share, at: min(1.0, use.at(at)[1] / share) / 2,

@@ -88,6 +88,15 @@ def test_the_reason_names_holders_in_words():
         ("no_data", {**IDLE, "holders": JOB, "processes_now": 0.0, "held_seconds": 3600.0}),
         ("no_data", {**IDLE, "held_seconds": 0.0}),
         ("idle", {**IDLE, "holders": JOB, "processes_now": 0.0, "held_seconds": None}),
+        # Work that one metric does not report is a fault of the metrics, and nobody's idleness.
+        ("broken_metrics", {"unreported_work_seconds": 3600.0}),
+        ("broken_metrics", {**IDLE, "unreported_work_seconds": 2 * DAY}),
+        ("unhealthy", {"lost": True, "unreported_work_seconds": 2 * DAY}),
+        # A restart of the exporter.
+        ("right", {"unreported_work_seconds": 900.0}),
+        # What it needs is not known where its activity is not, unless the memory is full.
+        ("saturated", {"memory": stat(79 * GIB), "compute": None, "busy": None}),
+        ("no_data", {"memory": stat(10 * GIB), "compute": None, "busy": None}),
         # An hour at rest is no idleness.
         ("right", {"quiet": Quiet(3600.0)}),
         ("saturated", {"memory": stat(78 * GIB)}),
@@ -176,6 +185,9 @@ def test_nobody_is_blamed_for_what_is_not_known(held_seconds, busy, compute, mem
         assert held == () and not processes
     if verdict.word == "oversized_memory":
         assert memory.max * 1.15 <= 40 * GIB
+        assert (compute or busy).p99 <= 0.5
+    if quiet is None and busy is None and compute is None:
+        assert not verdict.waste_per_month
     if verdict.word == "oversized_compute":
         assert (compute or busy).p99 <= 0.5
     if verdict.waste_per_month is not None:

@@ -20,6 +20,7 @@ from .history import Key
 from .lasting import Piece, lasting
 from .model import Quiet, Stat
 from .series import (
+    ACTIVITY,
     BY,
     HELD,
     LONG_SECONDS,
@@ -28,6 +29,7 @@ from .series import (
     QUIET_BUSY_RATIO,
     ROLL_UP_SECONDS,
     SERIES,
+    UNREPORTED_WORK,
     Series,
     key_of,
 )
@@ -108,15 +110,26 @@ class Figures:
         return self._judged(series, found, figures)
 
     def busy(self) -> Busy:
-        """How busy it was, and for how long nothing ran: one look at the samples for both."""
+        """Return how busy each subject was, and for how long it has shown no sign of work.
+
+        The latter is by ACTIVITY. A server whose rules do not record that yet is asked for the share of time in which kernels
+        ran, which hides short work: this is noted.
+        """
         series = SERIES["busy"]
         source, step = series.roll_up, float(ROLL_UP_SECONDS)
         pieces = self._pieces(source, "max")
+        activity = self._pieces(ACTIVITY, "max")
         if not any(piece.counts for piece in pieces):
             source, step = series.name, self._distance(series)
             if step is None:
                 return Busy()
             pieces = self._pieces(source, "max")
+        if not any(piece.counts for piece in activity):
+            self.notes.append(
+                "There is no %s (rules of gpu_monitoring): idle times are by gpu:busy_ratio alone, which hides short work."
+                % ACTIVITY
+            )
+            activity = pieces
         counts: dict[Key, float] = {}
         most: dict[Key, float] = {}
         for piece in pieces:
@@ -127,12 +140,19 @@ class Figures:
                 most[key] = value if key not in most or not most[key] >= value else most[key]
         found = Found(source, step, counts, source)
         mean = self._over("mean", source, BY, key_of, [(0, self.span)])[0]
-        quiet = lasting(pieces, lambda value: 0 <= value < QUIET_BUSY_RATIO, step)
+        stats = self._judged(series, found, {"max": most, "mean": mean})
+        quiet = lasting(activity, lambda value: 0 <= value < QUIET_BUSY_RATIO, step)
         return Busy(
             found,
-            self._judged(series, found, {"max": most, "mean": mean}),
-            {key: Quiet(seconds, whole_window=seconds == self.span) for key, seconds in quiet.items()},
+            stats,
+            # Without figures that can be, a count of samples says nothing: it has the NaN in it.
+            {key: Quiet(seconds, whole_window=seconds == self.span) for key, seconds in quiet.items() if key in stats},
         )
+
+    def unreported_work(self) -> dict[Key, float]:
+        """Return for how many seconds of the window there was work that `gpu:busy_ratio` did not report."""
+        counts = self._over("count", UNREPORTED_WORK, BY, key_of, [(0, self.span)])[0]
+        return {key: count * ROLL_UP_SECONDS for key, count in counts.items()}
 
     def held(self) -> dict[Key, float]:
         """For how many seconds somebody has had what is held now: 0 where it is less than an hour, or not certain."""

@@ -17,6 +17,7 @@ KINDS = ("gpu", "mig_instance", "tenant", "workload")
 #: What an audit can say of a subject, the gravest first: reports keep this order.
 WORDS = (
     "unhealthy",
+    "broken_metrics",
     "held_without_process",
     "idle",
     "saturated",
@@ -138,6 +139,8 @@ class Holding:
     processes: Stat | None = None
     processes_now: float | None = None
     quiet: Quiet | None = None
+    #: Time in the window in which other metrics showed work that the busy ratio did not report.
+    unreported_work_seconds: float = 0.0
     xid: Mapping[str, str] = field(default_factory=dict)
     throttled: Mapping[str, float] = field(default_factory=dict)
     denials: float | None = None

@@ -22,7 +22,15 @@ from .write_line import line, money
 _TEMPLATES = Path(__file__).parent / "templates"
 
 #: What asks for something comes first; the rest of the fleet is in the map and on the hosts' pages.
-_ASKING = ("unhealthy", "held_without_process", "idle", "saturated", "oversized_memory", "oversized_compute")
+_ASKING = (
+    "unhealthy",
+    "broken_metrics",
+    "held_without_process",
+    "idle",
+    "saturated",
+    "oversized_memory",
+    "oversized_compute",
+)
 #: Rows of the first table: more than that nobody reads, and the table of all is the CSV.
 _TOP = 100
 

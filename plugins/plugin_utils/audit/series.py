@@ -24,6 +24,11 @@ LONG_WINDOW_SECONDS = 3 * 86400
 #: A GPU that did less than this in five minutes did nothing: what a monitoring client itself makes of a GPU stays below.
 QUIET_BUSY_RATIO = 0.01
 
+#: The highest sample of any sign of work in five minutes, and the work that `gpu:busy_ratio` does not report: both only as
+#: roll-ups.
+ACTIVITY = "gpu:activity_ratio:max5m"
+UNREPORTED_WORK = "gpu:unreported_work_ratio:max5m"
+
 #: What a figure is in PromQL.
 OVER_TIME = {
     "p50": "quantile_over_time(0.5, %s)",

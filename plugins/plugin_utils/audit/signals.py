@@ -151,6 +151,8 @@ class _Reading:
         ]
         if without:
             self._keep("busy", self.figures.stats(BUSY_FOR_COMPUTE, busy.found))
+        for key, seconds in self.figures.unreported_work().items():
+            self._change(key, unreported_work_seconds=seconds)
         for key, seconds in self.figures.held().items():
             self._change(key, held_seconds=seconds)
         self._throttled(busy.found is None or busy.found.source == SERIES["busy"].roll_up)

@@ -23,6 +23,9 @@ _HOURS_PER_MONTH = 730.5
 #: Classes of XIDs after which a board needs a person or a reset; docs/alerts.md has the numbers of each.
 _HARD_CLASSES = ("hardware", "memory", "remap_failed", "lost")
 
+#: Work that the busy ratio did not report for this long in the window makes its metrics broken: less may be a restart's.
+_UNREPORTED_SECONDS = 3600.0
+
 #: What slows a GPU against its will; a power cap is what the operator set, and says that the GPU is worked.
 _HARMFUL = ("hw_slowdown", "hw_thermal", "sw_thermal", "hw_power_brake")
 
@@ -76,6 +79,9 @@ def _judge(holding: Holding, limits: Thresholds, seconds: float | None) -> tuple
     held = is_held(holding)
     if holding.subject.kind == "tenant":
         return _judge_tenant(holding, limits)
+    if holding.unreported_work_seconds >= _UNREPORTED_SECONDS:
+        reason = "For %s its metrics contradict each other: no kernel ran, yet SMs, tensor cores or power show work."
+        return "broken_metrics", reason % _hours(holding.unreported_work_seconds), 0.0
     quiet = holding.quiet.seconds if holding.quiet else 0.0
     long_quiet = quiet >= limits.idle_hours * 3600
     if held and long_quiet:
@@ -129,15 +135,17 @@ def _judge_use(holding: Holding, limits: Thresholds) -> tuple[str, str, float]:
         return "saturated", "Memory came to %.0f %% of what there is." % (100 * full), 0.0
     if active is not None and active >= limits.saturated_ratio:
         return "saturated", "Compute is at %.0f %% or above for a twentieth of the time." % (100 * active), 0.0
-    top = compute.p99 if compute else None
+    if compute is None:
+        return "no_data", "Its activity is not known: memory alone does not tell what it needs.", 0.0
+    top = compute.p99
     if full is not None and full * (1 + limits.memory_margin_ratio) <= limits.small_memory_ratio:
-        # A GPU whose compute is needed whole is not oversized for having much memory.
-        if top is None or top <= limits.small_compute_ratio:
-            reason = "At most %.0f %% of the memory was used" % (100 * full)
-            reason += (
-                ", and at most %.0f %% of the compute for 99 %% of the time." % (100 * top) if top is not None else "."
+        # A GPU whose compute is needed whole is not oversized for having much memory; one whose activity is not known may be.
+        if top is not None and top <= limits.small_compute_ratio:
+            reason = (
+                "At most %.0f %% of the memory was used, and at most %.0f %% of the compute for 99 %% of the time."
+                % (100 * full, 100 * top)
             )
-            return "oversized_memory", reason, 1 - max(full * (1 + limits.memory_margin_ratio), top or 0.0)
+            return "oversized_memory", reason, 1 - max(full * (1 + limits.memory_margin_ratio), top)
     elif top is not None and top <= limits.small_compute_ratio:
         return (
             "oversized_compute",

@@ -34,6 +34,7 @@ _MIB = 1 << 20
 #: Verdicts after which nothing is known of a workload's need, and what to do about each first.
 _BLIND = {
     "unhealthy": "the GPU is unhealthy: see to that first",
+    "broken_metrics": "its metrics contradict each other",
     "no_data": "too little data",
     "held_without_process": "nothing runs on it: see the list of what can be reclaimed",
 }
