@@ -36,9 +36,9 @@ _value:
   elements: dict
 """
 
-import re
-
 from ansible.errors import AnsibleFilterError
+
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.promql import literal, quote
 
 RECORD = "gpu:price_per_hour"
 #: What tells the parts of a GPU apart, or its exporter's state, and not the GPU.
@@ -72,14 +72,7 @@ def price_rules(prices):
 def glob_pattern(glob):
     """A regular expression of RE2, anchored by Prometheus, for a glob with * and ?; `NVIDIA ` may be in front."""
     parts = {"*": ".*", "?": "."}
-    # re.escape writes blanks with a backslash, which RE2 refuses.
-    escaped = "".join(parts.get(char) or (re.escape(char) if not char.isspace() else char) for char in glob)
-    return "(NVIDIA )?" + escaped
-
-
-def quote(text):
-    """A string of PromQL, in double quotes."""
-    return '"%s"' % text.replace("\\", "\\\\").replace('"', '\\"')
+    return "(NVIDIA )?" + "".join(parts.get(char) or literal(char) for char in glob)
 
 
 class FilterModule:

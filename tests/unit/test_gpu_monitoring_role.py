@@ -15,7 +15,7 @@ from jinja2.exceptions import UndefinedError
 
 from ansible_collections.openfleet.gpu.plugins.filter import scrape_plan as scraping
 from ansible_collections.openfleet.gpu.plugins.filter.overdue_services import overdue_services
-from ansible_collections.openfleet.gpu.plugins.filter.price_rules import glob_pattern, price_rules, quote
+from ansible_collections.openfleet.gpu.plugins.filter.price_rules import glob_pattern, price_rules
 from ansible_collections.openfleet.gpu.plugins.filter.scrape_plan import scrape_plan
 
 pytestmark = pytest.mark.core
@@ -351,7 +351,6 @@ def test_the_first_line_of_prices_that_a_model_matches_counts():
 def test_a_glob_means_its_letters():
     assert re.fullmatch(glob_pattern("RTX 6000 (Ada) v1.0?"), "NVIDIA RTX 6000 (Ada) v1.0b")
     assert not re.fullmatch(glob_pattern("v1.0"), "v1x0")
-    assert quote('a"b\\c') == '"a\\"b\\\\c"'
 
 
 @pytest.mark.parametrize(

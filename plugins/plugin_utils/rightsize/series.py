@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from dataclasses import dataclass
 from typing import Callable, Mapping, Sequence
 
@@ -22,6 +21,7 @@ from ..audit.model import Window
 from ..audit.prometheus import Prometheus, PrometheusError
 from ..audit.series import ROLL_UP_SECONDS, SERIES
 from ..packing.geometry import geometry
+from ..promql import any_of
 from ..sizing.demand import Demand, demands
 from ..sizing.evidence import memory_margin
 from ..sizing.model import Fleet, Policy
@@ -85,9 +85,7 @@ def histories(
 
 def _read(server, figure, uuids, grid: Grid, selector: str, found, notes) -> None:
     series = SERIES[figure]
-    # Escaped for the regular expression, and that for the string.
-    named = "|".join(re.escape(uuid) for uuid in uuids).replace("\\", "\\\\")
-    where = ",".join([*([selector] if selector else []), 'gpu_uuid=~"%s"' % named])
+    where = ",".join([*([selector] if selector else []), "gpu_uuid=~%s" % any_of(uuids)])
     try:
         answer = server.query_range(_expression(series.roll_up, where, grid, True), grid.start, grid.end, grid.step)
         if not answer.courses:
