@@ -3,7 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Command lines of others, as they may be shown: they come into logs, reports and web hooks that more people read than /proc.
 
-A secret is known by the name before it, not by its looks: ``wandb login KEY`` has none, and its key stays.
+A secret is known by the name before it, by the program that it is given to, or by the mark that its issuer begins it with. One
+without any of these cannot be told from other words, and stays.
 """
 
 from __future__ import annotations
@@ -11,45 +12,98 @@ from __future__ import annotations
 import re
 from typing import Sequence
 
-#: In place of a secret.
-HIDDEN = "***"
+from .command_line_programs import HIDDEN, without_passwords
 
 _KIND = (
     r"(?:password|passwd|passphrase|secret|token|credentials?"
-    r"|(?:api|access|account|auth|encryption|private|secret)[-_.]?key|(?<![a-z0-9])(?:pass|pwd))"
+    r"|(?:api|access|account|auth|encryption|private|secret|wandb|openai)[-_.]?key|(?<![a-z0-9])(?:pass|pwd|pw))"
 )
 _NAME = r"[\w.-]*" + _KIND
-#: An argument or variable that is nothing but a secret, whatever its value has in it.
-_WHOLE = re.compile(r"((?:--?)?%s)=." % _NAME, re.IGNORECASE | re.DOTALL)
+#: An argument or variable that is nothing but a secret, whatever its value has in it. An option named key and no more is one too.
+_WHOLE = re.compile(r"((?:--?)?%s|--?key)=." % _NAME, re.IGNORECASE | re.DOTALL)
 #: An option whose value is the next argument.
-_BEFORE = re.compile(r"--?%s" % _NAME, re.IGNORECASE)
+_BEFORE = re.compile(r"--?%s|--?key" % _NAME, re.IGNORECASE)
+#: The value of `--key` and `--private-key` may be a file, whose name is no secret.
+_FILE = re.compile(r"[\w./~-]+\.(?:pem|key)", re.IGNORECASE)
 #: One within an argument: of a script, a header, an address. It is looked for at every place, so that nothing of any length
 #: comes before it: an argument may be a megabyte.
 _WITHIN = re.compile(r"(%s[\"']?\s{0,9}[=:]\s{0,9}[\"']?)[^\s\"'&,;)]+" % _KIND, re.IGNORECASE)
-_HEADER = re.compile(r"(authorization:\s{0,9}(?:\w{1,99}\s{1,9})?)\S+", re.IGNORECASE)
-_ADDRESS = re.compile(r"(://[^/\s:@]*:)[^/\s@]+(?=@)")
+#: Up to the last @ before the path: a password may have one in it.
+_ADDRESS = re.compile(r"(://[^/\s:@]*:)[^/\s]+(?=@)")
+_SCHEME = r"(?:(?:basic|bearer|digest|token|negotiate|apikey)\s{1,9})?"
+#: The rest of an argument, or of its quotes: a header may have several parts.
+_HEADER = re.compile(r"((?:authorization|cookie)[\"']?:\s{0,9}[\"']?%s)[^\s\"'][^\"'\r\n]*" % _SCHEME, re.IGNORECASE)
+#: https://www.rfc-editor.org/rfc/rfc6750#section-2.1
+_BEARER = re.compile(r"(\bbearer\s{1,9})[\w.~+/-]{8,}=*", re.IGNORECASE)
+_SPLIT_HEADER = re.compile(r"(authorization:\s{1,9}%s)[^\s\"']+" % _SCHEME, re.IGNORECASE)
+
+#: What issuers begin their secrets with; as many characters as keep names of models and files out. Nothing follows a part of
+#: any length, so that a line is read once. The lengths, where issuers do not tell them, are those of
+#: https://github.com/gitleaks/gitleaks/blob/master/config/gitleaks.toml
+_MARKED = re.compile(
+    r"(?<![A-Za-z0-9_])(?:"
+    # https://github.blog/engineering/platform-security/behind-githubs-new-authentication-token-formats/
+    r"gh[pousr]_[\w.-]{30,}|github_pat_\w{30,}"
+    # https://docs.gitlab.com/security/tokens/#token-prefixes
+    r"|gl(?:pat|oas|dt|rtr?|cbt|ptt|ft|imt|agent|wt|soat|ffct)-[\w-]{20,}(?:\.[\w.]+)?"
+    # https://huggingface.co/docs/hub/security-tokens
+    r"|(?:hf_|api_org_)[A-Za-z0-9]{30,}"
+    # OpenAI, Anthropic, OpenRouter and servers that speak like them.
+    r"|sk-(?:(?:proj|svcacct|admin|ant|or)-[\w-]{16,}|[A-Za-z0-9]{20,})"
+    # https://docs.slack.dev/authentication/tokens
+    r"|(?:xox[a-z]|xapp)-[\w-]{10,}"
+    # https://cloud.google.com/docs/authentication/api-keys; access tokens; client secrets.
+    r"|AIza[\w-]{35}|ya29\.[\w.-]{20,}|GOCSPX-[\w-]{20,}"
+    # https://github.blog/2021-09-23-announcing-npms-new-access-token-format/
+    r"|npm_[A-Za-z0-9]{36}"
+    # https://warehouse.pypa.io/development/token-scanning.html
+    r"|pypi-Ag[\w-]{40,}"
+    # https://docs.wandb.ai/models/ref/cli/wandb-login
+    r"|wandb_v1_\w{20,}"
+    r")"
+)
+#: https://www.rfc-editor.org/rfc/rfc7519#section-3.1: an object of JSON in base64, and one or more parts after it.
+_JWT = re.compile(r"(?<![\w-])eyJ[\w-]{8,}(?:\.[\w-]*){1,4}")
+#: https://www.rfc-editor.org/rfc/rfc7468#section-2. One that is cut off ends with the line.
+_PEM = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY.*?(?:-----END [A-Z0-9 ]{0,60}-----|\Z)", re.DOTALL)
+#: https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_identifiers.html#identifiers-unique-ids
+_AWS_ID = re.compile(r"(?<![A-Z0-9])(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Z0-9])")
+#: Nothing marks the secret of such a key but its length: only hidden beside the key.
+_AWS_SECRET = re.compile(r"(?<![A-Za-z0-9/+])[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=])")
 
 
 def shown(words: Sequence[str]) -> str:
     """Return the arguments in a line, secrets hidden and control characters written out."""
     line = []
     follows = False
-    for word in words:
-        if follows and not word.startswith("-"):
+    for word in without_passwords(words):
+        if follows and not word.startswith("-") and not _FILE.fullmatch(word):
             line.append(HIDDEN)
         else:
             line.append(_hidden(word))
         follows = bool(_BEFORE.fullmatch(word))
-    return printable(" ".join(line))
+    return printable(_without_marked(" ".join(line)))
 
 
 def _hidden(word: str) -> str:
     whole = _WHOLE.match(word)
+    if whole and _FILE.fullmatch(word, whole.end(1) + 1):
+        return word
     if whole:
         return "%s=%s" % (whole.group(1), HIDDEN)
-    for pattern in (_HEADER, _WITHIN, _ADDRESS):
+    for pattern in (_HEADER, _BEARER, _WITHIN, _ADDRESS):
         word = pattern.sub(r"\1" + HIDDEN, word)
     return word
+
+
+def _without_marked(line: str) -> str:
+    """Hide what its looks tell to be a secret. Of the whole line: what was not quoted is in several arguments."""
+    line = _SPLIT_HEADER.sub(r"\1" + HIDDEN, line)
+    for pattern in (_PEM, _JWT, _MARKED):
+        line = pattern.sub(HIDDEN, line)
+    if _AWS_ID.search(line):
+        line = _AWS_SECRET.sub(HIDDEN, _AWS_ID.sub(HIDDEN, line))
+    return line
 
 
 def printable(text: str) -> str:
