@@ -10,6 +10,7 @@ import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LAB = REPOSITORY / ".lab"
@@ -48,11 +49,17 @@ def play(playbook: str, *arguments: str) -> float:
     return time.monotonic() - started
 
 
+def private_log(path: Path) -> TextIO:
+    """Opens a log for writing that only the owner and the group read: results name users and their command lines."""
+    path.unlink(missing_ok=True)
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640), "w")
+
+
 def play_quietly(playbook: str, log_name: str, *arguments: str) -> float:
     """Runs a playbook with its output in .lab/LOG_NAME; gives the seconds it took. Raises FleetError with its end."""
     started = time.monotonic()
     log = LAB / log_name
-    with log.open("w") as output:
+    with private_log(log) as output:
         done = subprocess.run(
             ["ansible-playbook", playbook, *arguments],
             cwd=REPOSITORY,
@@ -82,7 +89,7 @@ def play_and_read(playbook: str, log_name: str, *arguments: str) -> Run:
     log = LAB / log_name
     environment = dict(os.environ, ANSIBLE_STDOUT_CALLBACK="ansible.posix.json")
     started = time.monotonic()
-    with log.open("w") as output:
+    with private_log(log) as output:
         done = subprocess.run(
             ["ansible-playbook", playbook, *arguments],
             cwd=REPOSITORY,

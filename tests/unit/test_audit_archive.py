@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
+import stat
 
 import pytest
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
-from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit import archive, report_index
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit import archive, report_index, write
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import (
     WORDS,
     Audit,
@@ -49,6 +51,39 @@ def test_each_has_a_directory_named_by_its_time(tmp_path):
     assert {path.name for path in place.iterdir()} == FILES
     assert set(files) == {place / name for name in FILES} | {tmp_path / "new" / "place" / "index.html"}
     assert all(path.is_file() for path in files)
+
+
+@pytest.fixture
+def no_umask():
+    """A process whose umask takes nothing away."""
+    former = os.umask(0)
+    yield
+    os.umask(former)
+
+
+def modes(paths):
+    return {stat.S_IMODE(path.stat().st_mode) for path in paths}
+
+
+def test_reports_are_for_the_owner_and_the_group(tmp_path, no_umask):
+    place = tmp_path / "new" / "place"
+    for day in range(2):
+        archive.keep(audit(day), place, 3)
+        files = {path for path in place.rglob("*") if path.is_file() and "latest" not in path.parts}
+        assert len(files) == 4 * (day + 1) + 1 and modes(files) == {0o640}
+        assert modes([place.parent, place, *map(place.joinpath, directories(place))]) == {0o750}
+        # As an earlier release left it, and one that was cut off.
+        (place / "index.html").chmod(0o644)
+        (place / ".index.html.new").write_text("half")
+
+
+def test_the_only_report_is_for_the_owner_and_the_group(tmp_path, no_umask):
+    for name in FILES:
+        (tmp_path / name).write_text("of an earlier release")
+    tmp_path.chmod(0o755)
+    assert modes(write.all_of(audit(0), tmp_path)) == {0o640}
+    # A directory of somebody else's keeps its mode.
+    assert modes([tmp_path]) == {0o755}
 
 
 def test_of_two_in_the_same_second_none_takes_the_other_s_place(tmp_path):

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import stat
 
 import pytest
 import yaml
@@ -338,6 +340,26 @@ def test_hosts_of_a_proposal_before_are_gone_from_the_next_and_others_files_stay
     write.all_of(proposal("b"), tmp_path)
     assert sorted(path.parent.name for path in tmp_path.glob("proposal/host_vars/*/gpu_layout.yml")) == ["b", "c"]
     assert yaml.safe_load((tmp_path / "proposal" / "hosts.yml").read_text()) == {"all": {"hosts": {"b": {}}}}
+
+
+@pytest.fixture
+def no_umask():
+    """A process whose umask takes nothing away."""
+    former = os.umask(0)
+    yield
+    os.umask(former)
+
+
+def test_a_proposal_is_for_the_owner_and_the_group(tmp_path, no_umask):
+    for _time in range(2):
+        write.all_of(proposal("a"), tmp_path / "new" / "place")
+        found = {path for path in tmp_path.rglob("*") if path.is_file()}
+        assert len(found) == 5 and {stat.S_IMODE(path.stat().st_mode) for path in found} == {0o640}
+        folders = {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*") if path.is_dir()}
+        assert folders == {0o750}
+        # As an earlier release left them.
+        for path in found:
+            path.chmod(0o644)
 
 
 @pytest.mark.parametrize("host", ["..", "a/b"])

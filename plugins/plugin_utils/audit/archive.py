@@ -15,6 +15,7 @@ import json
 import re
 from pathlib import Path
 
+from .. import private
 from . import report_index, write
 from .model import SCHEMA_VERSION, Audit
 from .report_index import Entry
@@ -27,7 +28,7 @@ _NAME = re.compile(r"\d{4}-\d\d-\d\dT\d{6}Z")
 # With anything else in it a directory is not ours to remove.
 _FILES = (write.JSON, write.CSV, write.HTML, SUMMARY)
 #: These, whole or half-written when a run was cut off.
-_OURS = (*_FILES, *(write.unfinished(name) for name in _FILES))
+_OURS = (*_FILES, *(private.unfinished(name) for name in _FILES))
 
 
 def keep(audit: Audit, directory: Path, count: int) -> list[Path]:
@@ -40,12 +41,12 @@ def keep(audit: Audit, directory: Path, count: int) -> list[Path]:
     place = _place(directory, audit.made_at_seconds)
     files = write.all_of(audit, place)
     try:
-        write.whole(place / SUMMARY, _summary(audit))
+        private.write(place / SUMMARY, _summary(audit))
         _link(directory / LATEST, place.name)
         others = [other for other in _places(directory) if other != place]
         for old in others[: max(0, len(others) + 1 - count)]:
             _remove(old)
-        write.whole(directory / INDEX, report_index.to_text(_entries(directory)))
+        private.write(directory / INDEX, report_index.to_text(_entries(directory)))
     except OSError as error:
         raise ReportError(
             str(directory), "the reports cannot be kept: %s" % error, "Mend it, or name another directory."

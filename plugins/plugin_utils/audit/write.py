@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from .. import private
 from . import report_csv, report_html, report_json
 from .model import Audit
 from .report_json import ReportError
@@ -22,23 +23,11 @@ def all_of(audit: Audit, directory: Path) -> list[Path]:
         HTML: report_html.to_text(audit),
     }
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        private.make_folder(directory)
         for name, text in texts.items():
-            whole(directory / name, text)
+            private.write(directory / name, text)
     except OSError as error:
         raise ReportError(
             str(directory), "the report cannot be written: %s" % error, "Name another directory."
         ) from None
     return [directory / name for name in texts]
-
-
-def whole(path: Path, text: str) -> None:
-    """Written beside it first, and moved in one step. Raises OSError."""
-    new = path.with_name(unfinished(path.name))
-    new.write_text(text, encoding="utf-8", newline="")
-    new.replace(path)
-
-
-def unfinished(name: str) -> str:
-    """What a file is called until it is whole."""
-    return ".%s.new" % name

@@ -17,6 +17,7 @@ from typing import Any, Iterator
 
 import yaml
 
+from .. import private
 from . import report_html
 from .model import HostChange, Proposal, RightsizeError
 from .sums import summary
@@ -31,7 +32,7 @@ def all_of(proposal: Proposal, directory: Path) -> list[Path]:
     """Write all; gives the paths. Each file is there whole or not at all. Raises RightsizeError."""
     texts = dict(files(proposal))
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        private.make_folder(directory)
         for old in directory.glob("%s/host_vars/*/%s" % (OVERLAY, LAYOUT)):
             if str(old.relative_to(directory)) not in texts and old.read_text(encoding="utf-8").startswith(_MARK):
                 old.unlink()
@@ -39,10 +40,8 @@ def all_of(proposal: Proposal, directory: Path) -> list[Path]:
                     old.parent.rmdir()
         for name, text in texts.items():
             path = directory / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            new = path.parent / (".%s.new" % path.name)
-            new.write_text(text, encoding="utf-8", newline="")
-            new.replace(path)
+            private.make_folder(path.parent)
+            private.write(path, text)
     except OSError as error:
         raise RightsizeError(
             str(directory), "the proposal cannot be written: %s" % error, "Name another directory."

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import stat
 
 import pytest
 from patience import wait_until
@@ -32,9 +33,13 @@ def said(run):
 def test_a_saved_plan_is_refused_where_it_does_not_fit_and_then_applied_and_left_alone(fleet, tmp_path):
     """Make two halves of every GPU of the fleet, by a plan in a file."""
     saved = tmp_path / "plan.json"
+    saved.write_text("of an earlier release")
+    saved.chmod(0o644)
     layouts = dict.fromkeys(fleet.hosts, HALVES)
     run = fleet.play(layouts, "--check", "-e", f"gpu_layout_plan_out={saved}")
     assert run.returncode == 0, run.stdout + run.stderr
+    # It names who is in the way, with their command lines.
+    assert stat.S_IMODE(saved.stat().st_mode) == 0o640
     assert "Plan: 6 to create, 0 to destroy, 0 kept, on 3 of 3 hosts" in run.stdout
     assert untouched(fleet)
 

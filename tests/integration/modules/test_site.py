@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 
 import pytest
 from simulated_fleet import Fleet
@@ -17,15 +19,22 @@ def fleet(host, library, tmp_path):
     return Fleet(tmp_path, library, ["one", "two", "three"])
 
 
+def modes(folder):
+    return {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*")}
+
+
 def waves_of(run):
     return run.stdout.count("PLAY [Apply (in waves, a canary first)]")
 
 
 @pytest.mark.core
 def test_it_applies_reports_and_is_idempotent(fleet, tmp_path):
-    report = tmp_path / "report"
-    report.mkdir()
-    first = fleet.play(dict.fromkeys(fleet.hosts, LAYOUT), "-e", f"gpu_report_dir={report}", waves=[3])
+    report = tmp_path / "reports" / "site"
+    former = os.umask(0)
+    try:
+        first = fleet.play(dict.fromkeys(fleet.hosts, LAYOUT), "-e", f"gpu_report_dir={report}", waves=[3])
+    finally:
+        os.umask(former)
     assert first.returncode == 0, first.stdout + first.stderr
     assert waves_of(first) == 1
     assert all(seen == [("3g.40gb", 0), ("3g.40gb", 4)] for seen in fleet.seen().values())
@@ -37,10 +46,16 @@ def test_it_applies_reports_and_is_idempotent(fleet, tmp_path):
     assert written["totals"]["hosts_changed"] == 3
     assert "asked    mig: 2x 3g.40gb" in (report / "report.txt").read_text()
     assert (report / "report.html").read_text().count("grid-column: ") == 6
-    second = fleet.play(dict.fromkeys(fleet.hosts, LAYOUT), waves=[1])
+    # It tells of users and their command lines.
+    private = {"site": 0o750, "report.txt": 0o640, "report.json": 0o640, "report.html": 0o640}
+    assert modes(report.parent) == private
+    for file in report.iterdir():
+        file.chmod(0o644)
+    second = fleet.play(dict.fromkeys(fleet.hosts, LAYOUT), "-e", f"gpu_report_dir={report}", waves=[1])
     assert second.returncode == 0, second.stdout + second.stderr
     assert waves_of(second) == 3
     assert second.stdout.count("changed=0") == 3
+    assert modes(report.parent) == private
     assert "0 created, 0 destroyed, 6 kept; 0 of 3 hosts changed" in " ".join(second.stdout.split())
     # An inventory without monitoring lacks nothing.
     assert "PLAY [Watch the fleet]" in second.stdout

@@ -1,0 +1,35 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Write files of the controller that tell of hosts, their users and their command lines: for the owner and the group alone."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+#: At most: the umask takes away from them.
+_FILE_MODE, _FOLDER_MODE = 0o640, 0o750
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder and those above it that are missing. One that exists keeps its mode. Raises OSError."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(_FOLDER_MODE, exist_ok=True)
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file whole or not at all, whatever the mode of the one that it replaces. Raises OSError."""
+    new = path.with_name(unfinished(path.name))
+    # Of a run that was cut off.
+    new.unlink(missing_ok=True)
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, _FILE_MODE)
+    with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
+        file.write(text)
+    new.replace(path)
+
+
+def unfinished(name: str) -> str:
+    """Return what a file is called until it is whole."""
+    return ".%s.new" % name
