@@ -20,6 +20,7 @@ import urllib.request
 from typing import Any, Mapping
 
 from .errors import FleetError
+from .no_redirect import NoRedirect
 
 TIMEOUT_SECONDS = 30
 _MOST_BYTES = 1 << 24
@@ -91,15 +92,8 @@ def _ask(server: Mapping[str, Any], method: str, path: str) -> bytes | None:
         raise _error(server, "it could not be reached: %s" % (getattr(error, "reason", None) or error)) from None
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A login page is no answer, and the token is for this server alone."""
-
-    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
-        return None
-
-
-#: No proxy of the environment's: the server is this host's own.
-_OPENER = urllib.request.build_opener(_NoRedirect, urllib.request.ProxyHandler({}))
+#: A login page is no answer. No proxy of the environment's: the server is this host's own.
+_OPENER = urllib.request.build_opener(NoRedirect, urllib.request.ProxyHandler({}))
 
 
 def _error(server: Mapping[str, Any], problem: str) -> JupyterError:

@@ -103,6 +103,7 @@ options:
     description:
       - Whom to tell. Each has C(url), a web hook that takes a POST of JSON (C(text) and C(summary)), or C(to), a mail address,
         with C(sender) and C(server) (V(localhost:25)).
+      - A web hook that answers with a redirection is an error, and nobody else is sent anything.
     type: list
     elements: dict
     default: []

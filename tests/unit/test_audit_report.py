@@ -204,6 +204,14 @@ class Hook(http.server.BaseHTTPRequestHandler):
     def do_POST(self):
         self.server.seen.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         self.send_response(self.server.status)
+        if self.server.location:
+            self.send_header("Location", self.server.location)
+        self.end_headers()
+
+    def do_GET(self):
+        # As a redirected POST arrives.
+        self.server.seen.append(self.path)
+        self.send_response(200)
         self.end_headers()
 
     def log_message(self, *args):
@@ -213,7 +221,7 @@ class Hook(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def hook():
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hook) as server:
-        server.seen, server.status = [], 200
+        server.seen, server.status, server.location = [], 200, ""
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         yield server
         server.shutdown()
@@ -231,6 +239,17 @@ def test_a_web_hook_that_refuses(hook, audit):
     with pytest.raises(NotifyError, match="HTTP 500") as error:
         tell(Notice.of({"url": "http://127.0.0.1:%d/secret" % hook.server_address[1]}), audit)
     assert "secret" not in str(error.value)
+
+
+@pytest.mark.parametrize("status", [300, 301, 302, 303, 304, 307, 308])
+def test_a_web_hook_is_not_followed_elsewhere(hook, audit, status):
+    hook.status = status
+    hook.location = "http://127.0.0.1:%d/elsewhere" % hook.server_address[1]
+    with pytest.raises(NotifyError, match=r"http://127\.0\.0\.1/…: .*HTTP %d" % status) as error:
+        tell(Notice.of({"url": "http://127.0.0.1:%d/s3cr3t?key=s3cr3t" % hook.server_address[1]}), audit)
+    assert "s3cr3t" not in str(error.value) and "elsewhere (HTTP" in str(error.value)
+    # Asked once, and nobody else.
+    assert len(hook.seen) == 1 and hook.seen[0]["summary"]
 
 
 def test_a_mail_server_that_is_not_there(audit):

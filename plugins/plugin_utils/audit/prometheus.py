@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any, Mapping
 
 from ...module_utils.errors import FleetError
+from ...module_utils.no_redirect import NoRedirect
 
 #: More than any honest answer: 10,000 GPUs with seven instances each are some 40 MiB.
 _MOST_BYTES = 1 << 30
@@ -114,7 +115,7 @@ class Prometheus:
         self.bytes_received = 0
         # Several queries may be under way.
         self._counting = threading.Lock()
-        handlers: list[urllib.request.BaseHandler] = [_NoRedirect()]
+        handlers: list[urllib.request.BaseHandler] = [NoRedirect()]
         if parts.scheme == "https":
             handlers.append(urllib.request.HTTPSHandler(context=self._tls()))
         self._opener = urllib.request.build_opener(*handlers)
@@ -288,13 +289,6 @@ class Prometheus:
 
 _REACH = "Look whether the address is right and the server runs, and whether this machine may reach it."
 _NOT_ONE = "Look whether prometheus.url is that of a Prometheus-compatible API (ends before /api/v1)."
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A POST that is sent elsewhere would arrive as a GET, and the password with it."""
-
-    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
-        return None
 
 
 def _text_of(error: urllib.error.HTTPError) -> str:

@@ -17,12 +17,15 @@ from dataclasses import dataclass, fields
 from typing import Any, Mapping
 
 from ...module_utils.errors import FleetError
+from ...module_utils.no_redirect import NoRedirect
 from .model import Audit
 from .report_json import summary
 from .write_line import line
 
 _TIMEOUT_SECONDS = 30
 _SHOWN = 20
+#: A report names users and what they run: it is for the server that the inventory names.
+_OPENER = urllib.request.build_opener(NoRedirect)
 
 
 class NotifyError(FleetError):
@@ -63,14 +66,20 @@ def tell(notice: Notice, audit: Audit) -> str:
         _mail(notice, audit)
         return notice.to
     except urllib.error.HTTPError as error:
-        raise NotifyError(
-            _shown(notice.url), "the web hook answered HTTP %d" % error.code, "The report is written all the same."
-        ) from None
+        with error:
+            raise _refused(notice.url, error.code) from None
     except (urllib.error.URLError, OSError, smtplib.SMTPException, http.client.HTTPException, ValueError) as error:
         where = _shown(notice.url) if notice.url else notice.server
         # The text of an address that is none would repeat it.
         why = type(error).__name__ if isinstance(error, (http.client.HTTPException, ValueError)) else error
         raise NotifyError(where, "nobody could be told: %s" % why, "The report is written all the same.") from None
+
+
+def _refused(url: str, status: int) -> NotifyError:
+    if 300 <= status < 400:
+        cure = "Give the address that it sends to. The report is written all the same."
+        return NotifyError(_shown(url), "the web hook sends elsewhere (HTTP %d), which is not followed" % status, cure)
+    return NotifyError(_shown(url), "the web hook answered HTTP %d" % status, "The report is written all the same.")
 
 
 def _shown(url: str) -> str:
@@ -82,7 +91,7 @@ def _shown(url: str) -> str:
 def _post(url: str, audit: Audit) -> None:
     body = json.dumps({"text": text_of(audit), "summary": summary(audit)}).encode()
     request = urllib.request.Request(url, body, {"Content-Type": "application/json", "User-Agent": "openfleet.gpu"})
-    with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS):
+    with _OPENER.open(request, timeout=_TIMEOUT_SECONDS):
         pass
 
 
