@@ -84,6 +84,42 @@ def test_the_table_has_a_row_a_finding_and_no_formulas(audit):
     assert not any(cell[:1] in "=+-@" for cell in row.values() if cell)
 
 
+def cell_of(audit, name):
+    """What a reader of the table finds for a finding of that name, and the whole text."""
+    (found,) = audit.findings
+    subject = dataclasses.replace(found.holding.subject, name=name)
+    holding = dataclasses.replace(found.holding, subject=subject)
+    text = report_csv.to_text(dataclasses.replace(audit, findings=(dataclasses.replace(found, holding=holding),)))
+    (row,) = csv.DictReader(io.StringIO(text, newline=""))
+    return row["name"], text
+
+
+BEFORE = ["", " ", "   ", "\n", "\r\n", "\t", "\0", "\x0b", "\x85", "\xa0", "\u200b", "\ufeff", "x\n"]
+#: Full-width forms, and one each of the small and the raised ones.
+FORMS = ["\uff1d", "\uff0b", "\uff0d", "\uff20", "\ufe63", "\u207a"]
+
+
+@pytest.mark.parametrize("before", BEFORE)
+@pytest.mark.parametrize("starter", ["=", "+", "-", "@", *FORMS])
+def test_no_cell_begins_as_a_formula_does(audit, before, starter):
+    cell, text = cell_of(audit, "%s%s1+1" % (before, starter))
+    # Blanks are before it as they were, and everything else is written out.
+    assert cell == "'%s%s1+1" % (before, starter) if not before.strip(" ") else cell[0] in "\\x"
+    assert cell.isprintable() and len(text.splitlines()) == 2
+
+
+def test_no_cell_is_cut_in_two(audit):
+    for name in ("a;=1+1", 'a";=1+1', "a\t=1+1", "a,=1+1"):
+        cell, text = cell_of(audit, name)
+        assert cell in (name, "a\\x09=1+1")
+        assert '"%s"' % cell.replace('"', '""') in text
+
+
+def test_a_cell_that_is_no_formula_stays(audit):
+    for name in ("train.py --lr=1", "a = b", "é", "'quoted'", "1-2"):
+        assert cell_of(audit, name)[0] == name
+
+
 def test_the_table_has_what_could_not_be_looked_at_again(audit):
     (found,) = audit.findings
     idle = dataclasses.replace(found, id="0123456789", verdict=Verdict("idle", "It was.", waste_per_month=12.5))

@@ -8,12 +8,17 @@ from __future__ import annotations
 import csv
 import datetime
 import io
+import unicodedata
 from typing import Any
 
+from ...module_utils.command_line import printable
 from .model import Audit, Finding, Stat
 
 _GIB = float(1 << 30)
 _FIGURES = ("p50", "p95", "p99", "max")
+#: A spreadsheet takes a cell that begins so for a formula, blanks and control characters before it or not, and a holder's command
+#: line may begin with anything. https://owasp.org/www-community/attacks/CSV_Injection
+_STARTS_FORMULA = ("=", "+", "-", "@")
 
 COLUMNS = (
     "id", "state", "verdict", "reason", "use", "waste_per_month", "currency", "host", "gpu_index", "gpu_uuid", "model",
@@ -25,12 +30,13 @@ COLUMNS = (
 
 
 def to_text(audit: Audit) -> str:
-    """Comma-separated values with a line of names, as RFC 4180 writes them.
+    """Comma-separated values with a line of names, as RFC 4180 writes them. Every cell is in quotes: some spreadsheets take a
+    semicolon for the comma, and would begin a cell behind it.
 
     Last what the audit before found and this one did not, or could not look at: without figures, but for what it cost then.
     """
     text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS)
+    writer = csv.DictWriter(text, COLUMNS, quoting=csv.QUOTE_ALL)
     writer.writeheader()
     for found in (*audit.findings, *audit.unseen, *audit.gone):
         writer.writerow({name: _cell(value) for name, value in _row(found, audit.currency).items()})
@@ -87,6 +93,7 @@ def _cell(value: Any) -> Any:
         return ""
     if isinstance(value, float):
         return "%.2f" % value
-    text = str(value)
-    # A spreadsheet takes a cell that begins so for a formula, and a holder's command line may begin with anything.
-    return "'" + text if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
+    text = printable(str(value))
+    # Full-width forms and the like are what NFKC makes of them.
+    begins = unicodedata.normalize("NFKC", text.lstrip(" ")[:1])[:1]
+    return "'" + text if begins in _STARTS_FORMULA else text
