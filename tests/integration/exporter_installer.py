@@ -31,7 +31,7 @@ EMBEDDED = {
     "users": {"prometheus": "correct horse", "ops": "größe"},
     "packages": [],
     "version": "",
-    "repository": {"url": "", "key": ""},
+    "repository": {"url": "", "key": "", "repo_gpgcheck": True},
     "masked": [],
     "embedded": None,
     "directories": ["srv/metrics"],

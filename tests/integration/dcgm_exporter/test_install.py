@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import configparser
 import copy
 import http.server
 import json
@@ -179,6 +180,20 @@ def test_the_repository_is_written_with_its_key_and_goes(run):
     assert run(dict(DOCKER, repository=repository))["changed"] is False
     run(DOCKER)
     assert not (run.root / source).exists() and not (run.root / key).exists()
+
+
+@pytest.mark.parametrize(("asked", "written"), [(True, "1"), (False, "0")])
+def test_dnf_verifies_packages_and_metadata(asked, written):
+    parser = configparser.ConfigParser()
+    parser.read_string(packages.dnf_source("https://example.org/cuda/rhel9/x86_64", asked))
+    assert dict(parser[packages.DNF_REPOSITORY]) == {
+        "name": "DCGM, for openfleet.gpu",
+        "baseurl": "https://example.org/cuda/rhel9/x86_64",
+        "enabled": "1",
+        "gpgcheck": "1",
+        "repo_gpgcheck": written,
+        "gpgkey": "file:///" + packages.DNF_KEY,
+    }
 
 
 class With(managers.Apt):

@@ -17,7 +17,8 @@ sys.path[:0] = [
     str(Path(__file__).resolve().parents[1]),
     str(Path(__file__).resolve().parents[3] / "roles/dcgm_exporter/files"),
 ]
-from exporter_install import managers
+from exporter_install import managers, packages
+from exporter_install.host import Installation
 from exporter_installer import DOCKER, ETC, Installer
 
 CORE, EXPORTER = "datacenter-gpu-manager-4-core", "datacenter-gpu-manager-exporter"
@@ -226,3 +227,25 @@ def test_what_dnf_would_do_is_read_from_its_table(tmp_path, monkeypatch):
     (tmp_path / "table").write_text("Error: no network\n")
     with pytest.raises(SystemExit, match="no network"):
         dnf.plan(dnf.install([EXPORTER], ""))
+
+
+@pytest.mark.parametrize("url", ["https://example.org/cuda/rhel9/x86_64", ""])
+def test_dnf_has_the_key_of_the_metadata_before_it_is_asked_for_a_plan(tmp_path, monkeypatch, url):
+    """To a plan nobody says yes, and so not to the key either: dnf would do without the repository."""
+    (tmp_path / "table").write_text(DNF)
+    (tmp_path / "dnf").write_text(
+        f'#!/bin/sh\necho "$*" >> {tmp_path}/asked\n[ "$1" = makecache ] || cat {tmp_path}/table\n'
+    )
+    (tmp_path / "rpm").write_text("#!/bin/sh\nexit 1\n")
+    for name in ("dnf", "rpm"):
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(packages, "manager", managers.Dnf)
+    target = Installation(tmp_path / "root", False)
+    repository = {"url": url, "key": "-----BEGIN PGP PUBLIC KEY BLOCK-----", "repo_gpgcheck": True}
+    with pytest.raises(SystemExit, match=r"nothing was installed: .* change the version of glibc"):
+        packages.bring(target, dict(BUNDLE, repository=repository))
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert ["makecache -y --repo=openfleet-dcgm"] * bool(url) == asked[:-1]
+    assert asked[-1].startswith("install --assumeno ")
+    assert (target.root / packages.DNF_SOURCE).exists() == bool(url)

@@ -43,7 +43,7 @@ class Apt:
     def asked(self, package: str, version: str) -> str:
         return package + ("=%s%s" % (version, "" if "-" in version else "-*") if version else "")
 
-    def refresh(self) -> None:
+    def refresh(self, own: str) -> None:
         run(["apt-get", "update", "-q"], more=QUIET)
 
     def install(self, asked: list[str], version: str) -> list[str]:
@@ -75,8 +75,10 @@ class Dnf:
     def asked(self, package: str, version: str) -> str:
         return package + ("-" + version if version else "")
 
-    def refresh(self) -> None:
-        """It does so by itself."""
+    def refresh(self, own: str) -> None:
+        """It does so by itself, but asks whether the key of signed metadata is to be trusted: nobody says yes to a plan."""
+        if own:
+            run(["dnf", "makecache", "-y", "--repo=" + own], more=QUIET)
 
     def install(self, asked: list[str], version: str) -> list[str]:
         return ["dnf", "install", "-y", "--setopt=install_weak_deps=False", *asked]

@@ -12,6 +12,7 @@ from exporter_install.managers import QUIET, Apt, manager
 
 #: NVIDIA's repository, where the hosts' own sources do not have the packages.
 APT_SOURCE, APT_KEY = "etc/apt/sources.list.d/openfleet-dcgm.list", "etc/apt/keyrings/openfleet-dcgm.asc"
+DNF_REPOSITORY = "openfleet-dcgm"
 DNF_SOURCE, DNF_KEY = "etc/yum.repos.d/openfleet-dcgm.repo", "etc/pki/rpm-gpg/RPM-GPG-KEY-openfleet-dcgm"
 #: DCGM 4's. The one of DCGM 3 has no more to its name, and is a site's own.
 FAMILY = "datacenter-gpu-manager-"
@@ -29,14 +30,27 @@ def missing(host, packages: list[str], version: str) -> list[str]:
     return lacking
 
 
+def dnf_source(url: str, repo_gpgcheck: bool) -> str:
+    """NVIDIA signs its packages, and repomd.xml too: https://github.com/NVIDIA/cuda-repo-management"""
+    lines = [
+        "[%s]" % DNF_REPOSITORY,
+        "name=DCGM, for openfleet.gpu",
+        "baseurl=%s" % url,
+        "enabled=1",
+        "gpgcheck=1",
+        "repo_gpgcheck=%d" % repo_gpgcheck,
+        "gpgkey=file:///%s" % DNF_KEY,
+    ]
+    return "".join(line + "\n" for line in lines)
+
+
 def write_repository(target: Installation, repository: dict) -> None:
     url, key = repository["url"], repository["key"].encode()
     wanted = {}
     if url and isinstance(manager(), Apt):
         wanted = {APT_KEY: key, APT_SOURCE: ("deb [signed-by=/%s] %s /\n" % (APT_KEY, url)).encode()}
     elif url:
-        text = "[openfleet-dcgm]\nname=DCGM, for openfleet.gpu\nbaseurl=%s\nenabled=1\ngpgcheck=1\ngpgkey=file:///%s\n"
-        wanted = {DNF_KEY: key, DNF_SOURCE: (text % (url, DNF_KEY)).encode()}
+        wanted = {DNF_KEY: key, DNF_SOURCE: dnf_source(url, repository["repo_gpgcheck"]).encode()}
     for path in (APT_KEY, APT_SOURCE, DNF_KEY, DNF_SOURCE):
         if path in wanted:
             target.write(path, wanted[path])
@@ -51,7 +65,7 @@ def bring(target: Installation, bundle: dict) -> None:
     lacking = missing(host, packages, version)
     command = host.install(lacking, version)
     if lacking and not target.check:
-        host.refresh()
+        host.refresh(DNF_REPOSITORY if bundle["repository"]["url"] else "")
         plan = host.plan(command)
         others = plan.others(lambda name: name.startswith(FAMILY) or name in packages)
         if others:
