@@ -4,9 +4,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -18,7 +15,6 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.driver import apt, r
 from ansible_collections.openfleet.gpu.plugins.module_utils.driver.dnf import Dnf
 from ansible_collections.openfleet.gpu.plugins.module_utils.driver.model import Host, Request
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError
-from ansible_collections.openfleet.gpu.plugins.module_utils.packages import openpgp
 from ansible_collections.openfleet.gpu.plugins.module_utils.packages.dnf import locked
 from ansible_collections.openfleet.gpu.plugins.modules import driver
 
@@ -136,66 +132,6 @@ def test_dnf_removes_what_is_the_drivers():
     seen = Host("el-9", "x86_64", "5.14", gpus("2330"), packages=packages("580.95.05-1.el9", "nvidia-driver-cuda"))
     found = Dnf(Said({})).resolve_removal(seen, DISTRIBUTIONS["el-9"]["patterns"])
     assert found.removals == (("nvidia-driver-cuda", "580.95.05-1.el9"),)
-
-
-# -- Keys --------------------------------------------------------------------------------------------------------------
-
-#: A version 4 packet: tag 6 in the new format, one octet of length. Its fingerprint by RFC 9580, 5.5.4.2.
-BODY = bytes([4, 0x65, 0, 0, 0, 22, 9]) + b"an Ed25519 key, or so"
-PACKET = bytes([0xC0 | 6, len(BODY)]) + BODY
-
-
-FINGERPRINT = hashlib.sha1(b"\x99" + len(BODY).to_bytes(2, "big") + BODY).hexdigest().upper()
-
-
-def armoured(content, header="Version: GnuPG v2\n\n"):
-    lines = base64.encodebytes(content).decode()
-    return (
-        "-----BEGIN PGP PUBLIC KEY BLOCK-----\n%s%s=abcd\n-----END PGP PUBLIC KEY BLOCK-----\n" % (header, lines)
-    ).encode()
-
-
-@pytest.mark.parametrize("content", [PACKET, armoured(PACKET), armoured(PACKET, "\n"), armoured(PACKET, "")])
-def test_fingerprints_of_keys_in_both_forms(content):
-    assert openpgp.fingerprints(content) == (FINGERPRINT,)
-    assert openpgp.binary(content) == PACKET
-
-
-def test_every_key_of_a_ring_counts():
-    assert openpgp.fingerprints(PACKET + PACKET) == (FINGERPRINT, FINGERPRINT)
-    assert openpgp.fingerprints(armoured(PACKET) + armoured(PACKET)) == (FINGERPRINT, FINGERPRINT)
-
-
-NO_KEY_BUT_A_NAME = bytes([0xC0 | 13, 1, 65])
-NO_KEYS = [
-    b"<html>404</html>",
-    PACKET[:-1],
-    armoured(PACKET)[:-40],
-    b"-----BEGIN PGP MESSAGE-----\n",
-    NO_KEY_BUT_A_NAME,
-    b"",
-]
-
-
-@pytest.mark.parametrize("content", NO_KEYS)
-def test_what_is_no_key(content):
-    with pytest.raises(openpgp.KeyFormatError):
-        openpgp.fingerprints(content)
-
-
-RINGS = sorted(Path("/usr/share/keyrings").glob("debian-archive-*.gpg"))
-
-
-@pytest.mark.skipif(not RINGS or not shutil.which("gpg"), reason="no Debian keys, or no gpg, on this machine")
-def test_real_key_rings_as_gpg_reads_them():
-    for ring in RINGS:
-        told = subprocess.run(
-            ["gpg", "--show-keys", "--with-colons", str(ring)], capture_output=True, text=True, check=True
-        )
-        # One part a key; of its fingerprints the first is the primary key's.
-        parts = ("\n" + told.stdout).split("\npub:")[1:]
-        primary = [part.split("\nfpr:")[1].split(":")[8] for part in parts]
-        assert sorted(openpgp.fingerprints(ring.read_bytes())) == sorted(primary)
 
 
 # -- What is written down ----------------------------------------------------------------------------------------------

@@ -1,7 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Fingerprints of OpenPGP keys, read without gpg, which few hosts have (RFC 9580, formerly RFC 4880)."""
+"""Fingerprints of OpenPGP keys, read without gpg, which few hosts have (RFC 9580, formerly RFC 4880).
+
+What was read here is then given to apt, dnf and gpgv, so that nothing passes that they might take for one more key: only the
+packets of public keys (RFC 9580, 10.1), of which each key ring begins with a primary key.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,16 @@ import hashlib
 from typing import Iterator
 
 _PUBLIC_KEY = 6
+#: Signature, public key, user id, public subkey, user attribute: RFC 9580, 5.
+_OF_PUBLIC_KEYS = (2, _PUBLIC_KEY, 13, 14, 17)
+#: Of what is refused, by name what somebody may have exported by mistake.
+_NAMES = {
+    5: "a secret key",
+    7: "a secret subkey",
+    8: "compressed data",
+    11: "literal data",
+    12: "gpg's own trust record",
+}
 
 
 class KeyFormatError(ValueError):
@@ -41,11 +55,23 @@ def binary(content: bytes) -> bytes:
 
 
 def fingerprints(content: bytes) -> tuple[str, ...]:
-    """Those of the primary keys, in upper case, in order. Raises KeyFormatError where there is none."""
-    found = tuple(_fingerprint(body) for tag, body in _packets(binary(content)) if tag == _PUBLIC_KEY)
+    """Return those of the primary keys, in upper case, in order.
+
+    Raises KeyFormatError where there is none, and for every packet that is not part of a public key.
+    """
+    found = []
+    for tag, offset, body in _packets(binary(content)):
+        if tag == _PUBLIC_KEY:
+            found.append(_fingerprint(body))
+        elif not found:
+            raise _wrong(tag, offset, "belongs to no key: no public key is before it")
     if not found:
         raise KeyFormatError("there is no public key in it")
-    return found
+    return tuple(found)
+
+
+def _wrong(tag: int, offset: int, problem: str) -> KeyFormatError:
+    return KeyFormatError("the packet with tag %d at byte %d %s" % (tag, offset, problem))
 
 
 def _fingerprint(body: bytes) -> str:
@@ -57,35 +83,45 @@ def _fingerprint(body: bytes) -> str:
     raise KeyFormatError("it is of version %d, and only 4 and 6 are known" % version)
 
 
-def _packets(content: bytes) -> Iterator[tuple[int, bytes]]:
+def _packets(content: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Give the tag, the place and the body of each packet of public keys (RFC 9580, 4.2); any other is an error."""
     position = 0
-    try:
-        while position < len(content):
-            head = content[position]
-            if not head & 0x80:
-                raise KeyFormatError("it is no OpenPGP data")
-            position += 1
-            if head & 0x40:
-                tag = head & 0x3F
-                first = content[position]
-                if first < 192:
-                    length, position = first, position + 1
-                elif first < 224:
-                    length, position = ((first - 192) << 8) + content[position + 1] + 192, position + 2
-                elif first == 255:
-                    length, position = int.from_bytes(content[position + 1 : position + 5], "big"), position + 5
-                else:
-                    raise KeyFormatError("it is cut into parts, as keys never are")
-            else:
-                tag, kind = (head >> 2) & 0x0F, head & 3
-                if kind == 3:
-                    raise KeyFormatError("a packet has no length")
-                octets = 1 << kind
-                length, position = int.from_bytes(content[position : position + octets], "big"), position + octets
-            body = content[position : position + length]
-            if len(body) != length:
-                raise KeyFormatError("it is cut off")
-            yield tag, body
-            position += length
-    except IndexError:
-        raise KeyFormatError("it is cut off") from None
+    while position < len(content):
+        start, head = position, content[position]
+        if not head & 0x80:
+            raise KeyFormatError("at byte %d it is no OpenPGP data" % start)
+        tag = head & 0x3F if head & 0x40 else (head >> 2) & 0x0F
+        if tag not in _OF_PUBLIC_KEYS:
+            name = " (%s)" % _NAMES[tag] if tag in _NAMES else ""
+            raise _wrong(tag, start, "is no part of a public key%s" % name)
+        try:
+            length, position = _length(content, position)
+        except IndexError:
+            raise _wrong(tag, start, "is cut off") from None
+        if length is None:
+            raise _wrong(tag, start, "has no length of its own, as packets of keys have")
+        body = content[position : position + length]
+        if len(body) != length:
+            raise _wrong(tag, start, "is cut off")
+        yield tag, start, body
+        position += length
+
+
+def _length(content: bytes, position: int) -> tuple[int | None, int]:
+    """Return how long a packet's body is and where it begins; None for one in parts, or up to the end."""
+    head, position = content[position], position + 1
+    if not head & 0x40:
+        # 1, 2 or 4 octets; 3 is up to the end (RFC 9580, 4.2.2).
+        octets = 1 << (head & 3)
+        return (None, position) if octets == 8 else (_number(content, position, octets), position + octets)
+    first = content[position]
+    if first < 192:
+        return first, position + 1
+    if first < 224:
+        return ((first - 192) << 8) + content[position + 1] + 192, position + 2
+    return (_number(content, position + 1, 4), position + 5) if first == 255 else (None, position)
+
+
+def _number(content: bytes, position: int, octets: int) -> int:
+    """Raises IndexError where the octets are not there."""
+    return int.from_bytes([content[at] for at in range(position, position + octets)], "big")
