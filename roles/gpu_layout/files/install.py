@@ -20,6 +20,10 @@ In a checkout `install.py --build FILE` makes the command alone, pynvml included
 The command is a zip archive that Python runs. Python keeps no bytecode of modules in an archive, which would cost
 0.1 s at each start, so the archive carries the bytecode that the installing interpreter made; any other falls back to
 the source beside it.
+
+Bytecode of the same source need not be the same bytes, so that an archive is not compared with a new one. It ends with a
+comment instead: a digest of what it was made from, and one of all its bytes before. A command of which either does not
+hold is written anew, with the reason in what was done.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ import argparse
 import hashlib
 import io
 import json
+import os
 import py_compile
 import re
 import shutil
@@ -55,6 +60,10 @@ METRICS_RECORD = "etc/openfleet-gpu/metrics.json"
 TEXTFILE = "openfleet_gpu_layout.prom"
 NOT_RECORDED = {"directory": "", "made": []}
 
+#: Of the command.
+MODE = 0o755
+#: Of a SHA-256 in hexadecimal.
+SEAL_LENGTH = 64
 PACKAGE = "openfleet_gpu"
 MAIN = "import sys\n\nfrom %s.cli.main import main\n\nsys.exit(main())\n" % PACKAGE
 #: Of module_utils, what only modules need: runner imports Ansible.
@@ -76,7 +85,10 @@ class Installation:
         path = self.path(relative)
         if path.is_file() and path.read_bytes() == content and stat.S_IMODE(path.stat().st_mode) == mode:
             return
-        self.done.append("write %s" % path)
+        self.replace(path, content, mode)
+
+    def replace(self, path: Path, content: bytes, mode: int, reason: str = "") -> None:
+        self.done.append("write %s%s" % (path, ": " + reason if reason else ""))
         if not self.check:
             path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             new = path.with_name(path.name + ".new")
@@ -125,10 +137,11 @@ def install(target: Installation, bundle: dict) -> None:
     modules, directory = bundle["modules"], bundle["metrics"]["directory"]
     if directory and not re.fullmatch(r"/[^\s%\"'\\]+", directory):
         sys.exit("gpu_layout_metrics_dir: %r is no absolute path without spaces, quotes and %%." % directory)
-    digest = fingerprint(modules)
+    made_from = fingerprint(modules)
     command = target.path(COMMAND)
-    if not is_built(command, digest):
-        target.write(COMMAND, b"" if target.check else archive(modules, digest, sys.executable), 0o755)
+    reason = difference(command, made_from)
+    if reason is not None:
+        target.replace(command, b"" if target.check else archive(modules, made_from, sys.executable), MODE, reason)
     for relative in KEPT:
         there = target.path(relative)
         if bundle["try"]:
@@ -243,29 +256,44 @@ def fingerprint(modules: dict[str, str]) -> bytes:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest().encode()
 
 
-def is_built(command: Path, digest: bytes) -> bool:
-    # Bytecode of the same source need not be the same bytes, so the archive is known by what it was made from.
+def difference(command: Path, made_from: bytes) -> str | None:
+    """Return why the command has to be written: "" where there is none, None where it is as it should be."""
     try:
-        with zipfile.ZipFile(str(command)) as built:
-            return built.comment == digest and stat.S_IMODE(command.stat().st_mode) == 0o755
-    except (OSError, zipfile.BadZipFile):
-        return False
+        status = command.lstat()
+        content = command.read_bytes() if stat.S_ISREG(status.st_mode) else b""
+    except FileNotFoundError:
+        return ""
+    if not stat.S_ISREG(status.st_mode):
+        return "it is no regular file"
+    if status.st_uid != os.geteuid():
+        return "it belongs to user id %d" % status.st_uid
+    if stat.S_IMODE(status.st_mode) != MODE:
+        return "its mode is %04o" % stat.S_IMODE(status.st_mode)
+    if not content.endswith(seal(content[:-SEAL_LENGTH])):
+        return "its content is not what was installed"
+    return None if content[:-SEAL_LENGTH].endswith(made_from) else "it is of another release, or of another Python"
 
 
-def archive(modules: dict[str, str], comment: bytes, interpreter: str) -> bytes:
+def seal(content: bytes) -> bytes:
+    return hashlib.sha256(content).hexdigest().encode()
+
+
+def archive(modules: dict[str, str], made_from: bytes, interpreter: str) -> bytes:
     """The command: `modules` (texts by path below the package), each Python file also as bytecode."""
     members = {"__main__.py": MAIN, "%s/__init__.py" % PACKAGE: ""}
     members.update(("%s/%s" % (PACKAGE, path), text) for path, text in modules.items())
     content = io.BytesIO()
     content.write(b"#!%s\n" % interpreter.encode())
     with zipfile.ZipFile(content, "a") as bundled:
-        bundled.comment = comment
+        # At the very end of the archive.
+        bundled.comment = made_from + b"." * SEAL_LENGTH
         for path, text in sorted(members.items()):
-            add(bundled, path, text.encode())
+            add(bundled, os.path.normpath(path), text.encode())
             if path.endswith(".py"):
                 # Stored, not deflated: this is what every start reads.
-                add(bundled, path + "c", bytecode(path, text), zipfile.ZIP_STORED)
-    return content.getvalue()
+                add(bundled, os.path.normpath(path) + "c", bytecode(path, text), zipfile.ZIP_STORED)
+    whole = content.getvalue()[:-SEAL_LENGTH]
+    return whole + seal(whole)
 
 
 def add(bundled: zipfile.ZipFile, path: str, content: bytes, compression: int = zipfile.ZIP_DEFLATED) -> None:
@@ -292,14 +320,10 @@ def build(file: Path) -> None:
     """The command as one file that brings pynvml along."""
     import pynvml
 
-    modules = modules_of_checkout()
-    content = archive(modules, fingerprint(modules), "/usr/bin/env python3")
-    file.write_bytes(content)
-    with zipfile.ZipFile(str(file), "a") as bundled:
-        binding = Path(pynvml.__file__).read_text(encoding="utf-8")
-        add(bundled, "pynvml.py", binding.encode())
-        add(bundled, "pynvml.pyc", bytecode("pynvml.py", binding), zipfile.ZIP_STORED)
-    file.chmod(0o755)
+    binding = Path(pynvml.__file__).read_text(encoding="utf-8")
+    modules = dict(modules_of_checkout(), **{"../pynvml.py": binding})
+    file.write_bytes(archive(modules, fingerprint(modules), "/usr/bin/env python3"))
+    file.chmod(MODE)
 
 
 def main() -> int:

@@ -5,8 +5,12 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 import subprocess
+import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 from command_host import PYTHON, run_installer
@@ -169,10 +173,140 @@ def test_a_change_of_one_part_writes_that_part(install, tmp_path):
     install()
     assert install(layout=[])["done"] == [f"write {tmp_path}/etc/openfleet-gpu/layout.json"]
     changed = dict(modules(), **{"sizes.py": modules()["sizes.py"] + "# later\n"})
-    assert install(modules=changed, layout=[])["done"] == [f"write {tmp_path}/usr/local/bin/gpu-layout"]
-    # What somebody else did to the file is mended.
-    (tmp_path / "usr/local/bin/gpu-layout").write_text("#!/bin/sh\n")
-    assert install(modules=changed, layout=[])["changed"]
+    written = f"write {tmp_path}/usr/local/bin/gpu-layout: it is of another release, or of another Python"
+    assert install(modules=changed, layout=[])["done"] == [written]
+
+
+def truncated(command):
+    command.write_bytes(command.read_bytes()[:-100])
+
+
+def empty(command):
+    command.write_bytes(b"")
+
+
+def longer(command):
+    with command.open("ab") as file:
+        file.write(b"\n")
+
+
+def another_program(command):
+    command.write_text("#!/bin/sh\n")
+
+
+def another_interpreter(command):
+    line, rest = command.read_bytes().split(b"\n", 1)
+    command.write_bytes(line[:-1] + b"x\n" + rest)
+
+
+def another_bytecode(command):
+    """A byte of what runs: the archive is whole, and its comment is what it was."""
+    with zipfile.ZipFile(command) as archive:
+        code = archive.read("openfleet_gpu/cli/main.pyc")
+    content = command.read_bytes()
+    assert content.count(code) == 1
+    command.write_bytes(content.replace(code, code[:-1] + bytes([code[-1] ^ 1])))
+
+
+def another_member(command):
+    """By zip's own tools, which keep the comment."""
+    with zipfile.ZipFile(command, "a") as archive:
+        archive.writestr("sitecustomize.py", "print('not ours')\n")
+
+
+def another_mode(command):
+    command.chmod(0o777)
+
+
+def a_link(command):
+    kept = command.with_name("kept")
+    command.rename(kept)
+    command.symlink_to(kept)
+
+
+def another_owner(command):
+    if os.geteuid() != 0:
+        pytest.skip("giving a file away needs root")
+    os.chown(command, 65534, -1)
+
+
+def seen(command):
+    status = command.lstat()
+    return status.st_ino, status.st_mode, status.st_uid, status.st_mtime_ns, command.read_bytes()
+
+
+CONTENT = "its content is not what was installed"
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        *[
+            (damage, CONTENT)
+            for damage in (
+                truncated,
+                empty,
+                longer,
+                another_program,
+                another_interpreter,
+                another_bytecode,
+                another_member,
+            )
+        ],
+        (another_mode, "its mode is 0777"),
+        (a_link, "it is no regular file"),
+        (another_owner, "it belongs to user id 65534"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_command_that_somebody_changed_is_replaced_and_the_reason_told(install, tmp_path, damage, reason):
+    install()
+    command = tmp_path / "usr/local/bin/gpu-layout"
+    with zipfile.ZipFile(command) as archive:
+        before = {member.filename: member.CRC for member in archive.infolist() if member.filename.endswith(".py")}
+    damage(command)
+    damaged = seen(command)
+    foretold = install("--check")
+    assert foretold == {"changed": True, "done": [f"write {command}: {reason}"]}
+    assert seen(command) == damaged
+    assert install() == foretold
+    status = command.lstat()
+    assert stat.S_ISREG(status.st_mode) and stat.S_IMODE(status.st_mode) == 0o755 and status.st_uid == os.geteuid()
+    with zipfile.ZipFile(command) as archive:
+        assert {
+            member.filename: member.CRC for member in archive.infolist() if member.filename.endswith(".py")
+        } == before
+    assert install() == {"changed": False, "done": []}
+    assert subprocess.run([PYTHON, str(command), "--help"], capture_output=True, check=False).returncode == 0
+
+
+BOOT = """
+- hosts: localhost
+  gather_facts: false
+  tasks:
+    - ansible.builtin.include_role:
+        name: openfleet.gpu.gpu_layout
+        tasks_from: boot
+"""
+
+
+def test_the_role_tells_the_reason_also_in_check_mode(tmp_path):
+    (tmp_path / "play.yml").write_text(BOOT)
+    given = {"gpu_layout": LAYOUT, "gpu_layout__root": str(tmp_path / "root"), "ansible_python_interpreter": PYTHON}
+    words = [str(Path(sys.executable).with_name("ansible-playbook")), "-i", "localhost,", "-c", "local"]
+    words += [str(tmp_path / "play.yml"), "-e", json.dumps(given)]
+    environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
+
+    def play(*arguments):
+        done = subprocess.run([*words, *arguments], env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return " ".join(done.stdout.split())
+
+    assert "gpu-layout:" not in play()
+    another_bytecode(tmp_path / "root/usr/local/bin/gpu-layout")
+    for arguments in (["--check"], []):
+        said = play(*arguments)
+        assert f"usr/local/bin/gpu-layout: {CONTENT}" in said and "changed=1 " in said
 
 
 def test_the_bytecode_is_what_runs_and_the_source_is_enough(install, tmp_path):
