@@ -29,7 +29,6 @@ from .holders_model import (
     SLURM,
     UNKNOWN,
     Run,
-    is_watcher,
     run_tool,
     short,
     unknown,
@@ -37,6 +36,7 @@ from .holders_model import (
 from .holders_mps import is_mps, mps
 from .holders_proc import Processes, scan
 from .holders_slurm import slurm
+from .holders_watchers import is_watcher
 from .model import Holder, Host
 
 #: What a holder can be, as `Holder.kind`.
@@ -117,7 +117,7 @@ def _process(processes: Processes, pid: int, name: str | None, place: Place, kin
     who = "pid %d" % pid + (" (%s)" % ", ".join(about) if about else "")
     watches = False
     if kind == DEVICE_HANDLE:
-        watches = place[1] is None and is_watcher(processes.seen[pid].name)
+        watches = place[1] is None and is_watcher(processes, pid)
         who += ", which only watches the GPU" if watches else ", which has its device node open"
     return Holder(
         place[0],

@@ -19,8 +19,9 @@ import re
 import stat
 
 from .holders_devices import Devices, Place
-from .holders_model import CONTAINER, is_watcher, short, unknown
+from .holders_model import CONTAINER, short, unknown
 from .holders_proc import Processes, Seen
+from .holders_watchers import is_watcher
 from .model import Gpu, Holder
 
 #: What a privileged container has of its own in /dev, as terminals and consoles, or that differs from boot to boot.
@@ -52,7 +53,7 @@ def containers(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...]) ->
                 holders += unknown(gpus, problem, "Run as root, with the capability CAP_SYS_PTRACE.", pid=member.pid)
             else:
                 # One with nothing but an exporter or device plugin in it uses no more than that.
-                watches = all(is_watcher(process.name) for process in members)
+                watches = all(is_watcher(processes, process.pid) for process in members)
                 holders += [_holder(processes, member, place, watches) for place in places]
             break
     return holders

@@ -24,21 +24,6 @@ PROCESS, DEVICE_HANDLE, CONTAINER, SLURM, KUBELET, MPS, UNKNOWN = (
 #: The kernel cuts the name of a process after 15 characters.
 NAME_LENGTH = 15
 
-#: Programs that keep GPUs open and run nothing on them: they talk to NVML or to the driver and never make a context. A
-#: change of instances passes them by; a reset and a change of MIG mode want them gone (nvml.h, nvmlDeviceSetMigMode).
-#: One that has an instance's capability open is in that instance, and then counts like anybody.
-WATCHERS = (
-    "nvidia-persistenced",
-    "nv-hostengine",
-    "dcgm-exporter",
-    "nv-fabricmanager",
-    "nvidia-device-plugin",
-    "gpu-feature-discovery",
-    "nvidia-smi",
-    "nvtop",
-)
-_WATCHERS = frozenset(name[:NAME_LENGTH] for name in WATCHERS)
-
 #: How much of a command line a message has room for.
 _COMMAND_LENGTH = 80
 
@@ -47,11 +32,6 @@ TOOL_TIMEOUT_SECONDS = 10
 
 #: Called as run(command, input=text, env=variables to add); returns what subprocess.run with text=True returns.
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-def is_watcher(name: str) -> bool:
-    """Whether a process of that name, as the kernel has it, only watches GPUs."""
-    return name in _WATCHERS
 
 
 def unknown(gpus: Iterable[Gpu], problem: str, cure: str, **details: Any) -> list[Holder]:

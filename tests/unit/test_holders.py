@@ -104,6 +104,7 @@ def test_one_in_nvml_counts_though_proc_does_not_show_it(find):
     assert (holder.kind, holder.command, holder.user) == ("process", "Xorg", None)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="who is not root is not believed to be a watcher")
 def test_a_watcher_is_in_the_way_of_a_reset_only(dev, find, tmp_path):
     watcher = named(tmp_path, "nv-hostengine")
     (dev / "nvidia-caps/nvidia-cap12").touch()
@@ -116,6 +117,23 @@ def test_a_watcher_is_in_the_way_of_a_reset_only(dev, find, tmp_path):
         (holder,) = find(of, process)
         assert holder.gpu_instance_id == 1
         assert holder.blocks(1), "a watcher that went into an instance is in its way"
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "watches"),
+    [
+        ("0::/system.slice/dcgm-exporter.service", True),
+        ("0::/system.slice/nvidia-persistenced.service", True),
+        ("0::/system.slice/train.service", False),
+        ("0::/system.slice/jupyterhub.service/dcgm-exporter.service", False),
+        ("0::/user.slice/user-1000.slice/user@1000.service/app.slice/dcgm-exporter.service", False),
+    ],
+)
+def test_a_unit_of_the_system_that_watches_does_so_under_any_user(dev, tmp_path, cgroup, watches):
+    proc = Proc(tmp_path / "proc")
+    proc.process(7, "python3", dev / "nvidia0", cgroup=cgroup, uid=61234)
+    (holder,) = find_holders(host(gpu(0)), str(proc.folder), str(dev), no_tools)
+    assert holder.watches == watches
 
 
 def test_the_collections_own_look_is_in_nobodys_way(dev, find, tmp_path):

@@ -241,8 +241,7 @@ def test_jobs_of_a_scheduler(host, start, instance):
     assert jobs == {("0", "3g.40gb", "1201"), ("0", "3g.40gb", "1202"), ("1", "", "77")}
 
 
-def test_it_counts_as_one_that_only_watches(host, start):
-    """plugins/module_utils/holders.py knows watchers by the names of their processes."""
+def test_ps_shows_it_as_the_exporter(host, start):
     host.create([{"model": "H100-80GB", "count": 1}])
     exporter = start()
     assert Path(f"/proc/{exporter.process.pid}/comm").read_text() == "dcgm-exporter\n"

@@ -25,6 +25,8 @@ sys.path[:0] = [
 from exporter_install import managers, packages, scrape
 from exporter_installer import DOCKER, EMBEDDED, ETC, LIB, PYTHON, UNIT, Installer, archive, files
 
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders_watchers import WATCHER_UNITS
+
 OPENSSL = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "3"]
 
 
@@ -32,6 +34,11 @@ OPENSSL = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", 
 def run(tmp_path):
     (tmp_path / "root").mkdir()
     return Installer(tmp_path / "root")
+
+
+def test_its_unit_is_known_to_watch_only():
+    """Otherwise the exporter, which has the GPUs open, would be in the way of every change of instances."""
+    assert Path(UNIT).name in WATCHER_UNITS
 
 
 def test_a_second_run_changes_nothing_and_keeps_the_hashes(run):

@@ -1,0 +1,133 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A user whose process poses as one that only watches GPUs: it holds what it has open, whatever it is called."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from holder_hosts import gpu, host, instance, named, no_tools, opened
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders import find_holders
+
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(os.geteuid() != 0, reason="other users, and files of root, need root"),
+]
+#: As a user without any rights; and in a mount namespace of its own, where `bind` lies over `over`.
+NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+PROGRAMS = ["dcgm-exporter", "nv-hostengine", "nvidia-smi"]
+
+
+@pytest.fixture
+def roots():
+    """A directory that root alone can change, with all above it."""
+    with tempfile.TemporaryDirectory(prefix="openfleet-", dir="/var/lib") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+@pytest.fixture
+def users():
+    """A directory of a user's own, which others reach too."""
+    with tempfile.TemporaryDirectory(prefix="openfleet-") as folder:
+        os.chown(folder, 65534, 65534)
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+@pytest.fixture
+def dev(roots):
+    (roots / "dev").mkdir()
+    (roots / "dev" / "nvidia0").touch()
+    return roots / "dev"
+
+
+@pytest.fixture
+def found(dev):
+    """Who a process with the GPU open is, and whether it is in the way of a change of an instance."""
+
+    def look(program, *within):
+        with opened(dev / "nvidia0", program=program, within=within) as process:
+            of = host(gpu(0, instance(1, 0)))
+            holders = find_holders(of, dev=str(dev), run=no_tools, kubelet_directory=str(dev / "kubelet"))
+            (holder,) = [one for one in holders if one.pid == process.pid]
+            assert holder.blocks()
+            assert holder.watches == (not holder.blocks(1))
+            return holder.watches
+
+    return look
+
+
+def bound(source, target):
+    """The words that run something with one file over another, as a user may in a namespace of his own."""
+    script = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
+    return ["unshare", "--mount", "sh", "-c", script, "sh", str(source), str(target), *NOBODY]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_of_a_user_s_own_is_a_holder(found, users, name):
+    program = named(users, name)
+    os.chown(program, 65534, 65534)
+    assert not found(program, *NOBODY)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_hosts_own_watches_whoever_runs_it(found, roots, name):
+    assert found(named(roots, name))
+    assert found(named(roots, name), *NOBODY)
+
+
+def test_a_file_of_root_s_in_a_user_s_directory_is_a_holder(found, users):
+    # As by a hard link, where the host allows it: fs.protected_hardlinks.
+    assert not found(named(users, "nvidia-smi"), *NOBODY)
+
+
+@pytest.mark.parametrize("mode", [0o757, 0o775])
+def test_a_program_that_others_may_replace_is_a_holder(found, roots, mode):
+    program = named(roots, "nvtop")
+    os.chown(program, 0, 65534)
+    program.chmod(mode)
+    assert not found(program, *NOBODY)
+    program.chmod(0o755)
+    assert found(program, *NOBODY)
+    roots.chmod(0o777)
+    assert not found(program, *NOBODY)
+
+
+@pytest.mark.skipif(
+    subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode != 0,
+    reason="no mount namespaces here",
+)
+def test_a_program_that_is_mounted_over_the_host_s_is_a_holder(found, roots, users):
+    there = roots / "nvidia-smi"
+    there.write_bytes(b"the host's own")
+    there.chmod(0o755)
+    program = named(users, "train")
+    os.chown(program, 65534, 65534)
+    assert not found(there, *bound(program, there))
+    # And a file of root's, over one of the user's.
+    mine = users / "nvidia-smi"
+    mine.touch()
+    assert not found(mine, *bound(Path(sys.executable).resolve(), mine))
+
+
+def test_a_name_that_the_process_gives_itself_is_none(dev, roots):
+    """The name that ps shows: prctl(2), PR_SET_NAME."""
+    script = (
+        "import ctypes, sys\nctypes.CDLL(None).prctl(15, b'dcgm-exporter', 0, 0, 0)\n"
+        "file = open(sys.argv[1])\nprint('open', flush=True)\nsys.stdin.read()"
+    )
+    command = [*NOBODY, sys.executable, "-c", script, str(dev / "nvidia0")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "open\n"
+        assert Path("/proc/%d/comm" % process.pid).read_text() == "dcgm-exporter\n"
+        of = host(gpu(0, instance(1, 0)))
+        (holder,) = [one for one in find_holders(of, dev=str(dev), run=no_tools) if one.pid == process.pid]
+        assert not holder.watches and holder.blocks(1)
+        process.stdin.close()
