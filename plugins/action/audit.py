@@ -15,12 +15,13 @@ from ansible.utils.display import Display
 from ..module_utils.errors import FleetError
 from ..plugin_utils.audit import archive, write, write_line
 from ..plugin_utils.audit.compare import Former
-from ..plugin_utils.audit.holdings import HostState
+from ..plugin_utils.audit.holdings import hosts_of
 from ..plugin_utils.audit.make import Order, make
 from ..plugin_utils.audit.model import WORDS, Audit
 from ..plugin_utils.audit.options import OptionError, access, prices, seconds, thresholds
 from ..plugin_utils.audit.report_json import read_former, summary
 from ..plugin_utils.audit.tell import Notice, NotifyError, tell
+from ..plugin_utils.host_results import gpu_info_of_all
 from ..plugin_utils.plain import plain
 
 display = Display()
@@ -51,14 +52,17 @@ class ActionModule(ActionBase):
                 "notify": {"type": "list", "elements": "dict", "default": []},
             }
         )
+        # One without a driver has no GPUs to speak of, and did answer.
+        states, refused = gpu_info_of_all(args.pop("hosts"))
         args = plain(args)
         try:
             order = Order(
                 window_seconds=seconds(args["window"]),
                 access=access(args["prometheus"]),
                 selector=args["selector"],
-                hosts=_hosts(args["hosts"]),
+                hosts=hosts_of(states),
                 hosts_asked=args["hosts_asked"],
+                refused=refused,
                 prices=prices(args["prices"]),
                 currency=args["currency"],
                 thresholds=thresholds(args["thresholds"]),
@@ -92,15 +96,6 @@ def _written(audit: Audit, directory: str | None, keep: int) -> list[Path]:
     if not directory:
         return []
     return archive.keep(audit, Path(directory), keep) if keep else write.all_of(audit, Path(directory))
-
-
-def _hosts(given: Mapping[str, Any]) -> dict[str, HostState]:
-    """Of the hosts that answered: gpu_info's results. One without a driver has no GPUs to speak of, and did answer."""
-    return {
-        host: HostState(state.get("gpus") or (), state.get("vgpu_tenants") or ())
-        for host, state in given.items()
-        if isinstance(state, Mapping) and "gpus" in state
-    }
 
 
 def _told(notices: list[Notice], audit: Audit) -> tuple[list[str], list[str]]:

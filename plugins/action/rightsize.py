@@ -14,9 +14,10 @@ from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
 from ..module_utils.errors import FleetError
-from ..plugin_utils.audit.holdings import HostState
+from ..plugin_utils.audit.holdings import hosts_of
 from ..plugin_utils.audit.make import Order
 from ..plugin_utils.audit.options import access, prices, seconds, thresholds
+from ..plugin_utils.host_results import gpu_info_of_all
 from ..plugin_utils.plain import plain
 
 display = Display()
@@ -53,9 +54,9 @@ class ActionModule(ActionBase):
                 "reclaim_exempt": {"type": "list", "elements": "str", "default": []},
             }
         )
-        args = plain(args)
+        states, refused = gpu_info_of_all(args.pop("hosts"))
         try:
-            result.update(self._propose(args))
+            result.update(self._propose(plain(args), states, refused))
         except FleetError as error:
             result.update(failed=True, msg=str(error))
         except ImportError as error:
@@ -63,24 +64,21 @@ class ActionModule(ActionBase):
             result.update(failed=True, msg="%s is missing on the controller: %s." % (error.name or error, cure))
         return result
 
-    def _propose(self, args: Mapping[str, Any]) -> dict[str, Any]:
+    def _propose(
+        self, args: Mapping[str, Any], states: Mapping[str, dict[str, Any]], refused: list[str]
+    ) -> dict[str, Any]:
         # NumPy is not there on every controller, and is missed only here.
         from ..plugin_utils.rightsize import make, options, sums, write
         from ..plugin_utils.rightsize.wishes import wishes
 
-        states = {
-            host: state for host, state in args["hosts"].items() if isinstance(state, Mapping) and "gpus" in state
-        }
         request = make.Request(
             audit=Order(
                 window_seconds=seconds(args["window"]),
                 access=access(args["prometheus"]),
                 selector=args["selector"],
-                hosts={
-                    host: HostState(state["gpus"] or (), state.get("vgpu_tenants") or ())
-                    for host, state in states.items()
-                },
+                hosts=hosts_of(states),
                 hosts_asked=args["hosts_asked"] or sorted(states),
+                refused=refused,
                 prices=prices(args["prices"]),
                 currency=args["currency"],
                 thresholds=thresholds(args["thresholds"]),

@@ -31,6 +31,9 @@ from ansible import constants as C
 from ansible import context
 from ansible.plugins.callback import CallbackBase
 
+from ..plugin_utils import host_results
+from ..plugin_utils.host_values import HostValueError, text
+
 #: The second does a part of the first.
 MODULES = ("openfleet.gpu.layout", "openfleet.gpu.mig")
 
@@ -65,7 +68,12 @@ class Summary:
             self.without_driver.discard(host)
         elif self.check_mode:
             self.without_driver.add(host)
-        found = result.get("counts")
+        try:
+            found = host_results.layout(host, {"counts": result.get("counts")})["counts"]
+        except HostValueError as error:
+            # One host's nonsense must not cost the fleet its line.
+            self.failed(host, error)
+            return
         if not found or check_mode != self.check_mode:
             return
         if host in self.rebooting:
@@ -74,7 +82,8 @@ class Summary:
             return
         if result.get("reboot_required"):
             self.rebooting.add(host)
-        new = Counts(found["create"], found["destroy"], found["keep"], found["gpus_changed"] > 0)
+        create, destroy, keep, changed = (found.get(name) or 0 for name in host_results.COUNTS)
+        new = Counts(create, destroy, keep, changed > 0)
         old = self.counts.get(host)
         if old and not self.check_mode:
             # Applied twice in one run: changes add up, and kept is what stood through both. A plan told twice is one.
@@ -85,7 +94,7 @@ class Summary:
 
     def failed(self, host, msg):
         """A task failed there."""
-        self.reasons[host] = (str(msg).strip() or "no reason given").splitlines()[0]
+        self.reasons[host] = text((str(msg).strip() or "no reason given").splitlines()[0])
 
     def line(self):
         """The one line for all hosts."""
@@ -107,7 +116,11 @@ class Summary:
 
 def waiting(host, result):
     """Who a host waits for, a line each."""
-    return ["%s: waiting: %s is in use by %s" % (host, b["what"], ", ".join(b["who"])) for b in result.get("busy", [])]
+    try:
+        busy = host_results.layout(host, {"busy": result.get("busy") or []})["busy"]
+    except HostValueError as error:
+        return [str(error)]
+    return ["%s: waiting: %s is in use by %s" % (host, each["what"], ", ".join(each["who"])) for each in busy]
 
 
 class CallbackModule(CallbackBase):

@@ -38,12 +38,30 @@ _value:
   type: dict
 """
 
+from collections.abc import Mapping
+
+from ansible.errors import AnsibleFilterError
+
 from ..module_utils.plan_file import fleet
+from ..plugin_utils.host_values import bounded, shown
+
+#: Entries of a host's plan: 16 GPUs with seven instances each have some thousand.
+_MOST_ENTRIES = 20_000
 
 
 def fleet_plan(results):
     """See DOCUMENTATION."""
-    return fleet({name: result["plan_data"] for name, result in results.items()})
+    return fleet({name: _plan(name, result) for name, result in results.items()})
+
+
+def _plan(name, result):
+    """A host's plan goes back to that host alone, but stays in a file and is read by people."""
+    data = result.get("plan_data") if isinstance(result, Mapping) else None
+    if not isinstance(data, Mapping):
+        raise AnsibleFilterError(
+            "%s: the host returned no plan, but %s. See what openfleet.gpu.layout returns there." % (name, shown(data))
+        )
+    return bounded(data, _MOST_ENTRIES)
 
 
 class FilterModule:

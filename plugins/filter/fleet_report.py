@@ -13,6 +13,7 @@ author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
   - Takes the results of the module M(openfleet.gpu.layout) by host and returns rows and totals for the report templates.
+  - Each host's result is checked first. One that no module returned is left out, and the host's C(note) says why.
 options:
   _input:
     description: Result of the module by host name. A host without a result is reported as such.
@@ -39,6 +40,11 @@ _value:
   type: dict
 """
 
+from collections.abc import Mapping
+
+from ..plugin_utils import host_results
+from ..plugin_utils.host_values import HostValueError
+
 SCHEMA = 1
 DONE = (
     "{gpus} GPUs on {hosts} hosts, {instances} MIG instances: {create} created, {destroy} destroyed, {keep} kept; "
@@ -48,16 +54,15 @@ PLANNED = (
     "{gpus} GPUs on {hosts} hosts, {instances} MIG instances now: {create} to create, {destroy} to destroy, {keep} to keep; "
     "{hosts_changed} of {hosts} hosts would change"
 )
-COUNTS = ("create", "destroy", "keep", "gpus_changed")
 
 
 def fleet_report(results, planned=False):
     """See DOCUMENTATION."""
-    hosts = [_host(name, result or {}) for name, result in results.items()]
-    totals = {count: sum(host["counts"].get(count, 0) for host in hosts) for count in COUNTS}
+    hosts = [_host(name, result) for name, result in results.items()]
+    totals = {count: sum(host["counts"].get(count) or 0 for host in hosts) for count in host_results.COUNTS}
     totals.update(
         hosts=len(hosts),
-        hosts_changed=sum(host["counts"].get("gpus_changed", 0) > 0 for host in hosts),
+        hosts_changed=sum(bool(host["counts"].get("gpus_changed")) for host in hosts),
         gpus=sum(len(host["gpus"]) for host in hosts),
         instances=sum(len(gpu["instances"]) for host in hosts for gpu in host["gpus"]),
     )
@@ -70,9 +75,14 @@ def fleet_report(results, planned=False):
 
 
 def _host(name, result):
-    gpus = result.get("gpus", [])
-    note = "" if gpus else result.get("msg") or "nothing was applied on this host"
-    return {"name": name, "gpus": gpus, "counts": result.get("counts", {}), "note": note}
+    try:
+        # A host that the run did not come to has none.
+        read = host_results.layout(name, result) if isinstance(result, Mapping) else {}
+    except HostValueError as error:
+        read = {"msg": str(error)}
+    gpus = read.get("gpus") or []
+    note = "" if gpus else read.get("msg") or "nothing was applied on this host"
+    return {"name": name, "gpus": gpus, "counts": read.get("counts") or {}, "note": note}
 
 
 class FilterModule:

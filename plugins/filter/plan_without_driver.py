@@ -53,6 +53,10 @@ from ..module_utils.layout_types import Layout
 from ..module_utils.mps_steps import caps
 from ..module_utils.selector import targets
 from ..module_utils.vgpu_steps import size
+from ..plugin_utils.host_values import Reader
+
+#: What a host says of its PCI bus: at most so many GPUs.
+_ON_THE_BUS = [{"device_id!": "pci_device"}, 64]
 
 
 def plan_without_driver(layout_data, expected_gpus=(), pci_gpus=()):
@@ -62,7 +66,8 @@ def plan_without_driver(layout_data, expected_gpus=(), pci_gpus=()):
         if expected_gpus:
             gpus = assumed.assumed_gpus(expected_gpus)
         else:
-            gpus = assumed.gpus_on_the_bus([gpu["device_id"] for gpu in pci_gpus])
+            there = Reader("this host").read("pci_gpus", pci_gpus, _ON_THE_BUS)
+            gpus = assumed.gpus_on_the_bus([gpu["device_id"] for gpu in there])
         if not gpus:
             return {"problems": [], "plan": [], "checked": False}
         layout = _by_place(layout)

@@ -105,7 +105,9 @@ def test_tenants_are_packed_without_a_driver_too():
 
 
 def test_the_report_adds_up():
-    gpu = {"index": 0, "instances": [{}, {}], "changed": True}
+    instance = {"profile": "1g.10gb", "placement": {"start": 0, "size": 1}, "mig_uuids": [None]}
+    words = {"asked": "mig: 2x 1g.10gb", "before": "gpu 0: MIG off", "after": "gpu 0: MIG on"}
+    gpu = {"index": 0, "name": "NVIDIA H100", **words, "instances": [instance, instance], "changed": True}
     report = fleet_report(
         {
             "a": {"gpus": [gpu, gpu], "counts": {"create": 3, "destroy": 1, "keep": 1, "gpus_changed": 2}},

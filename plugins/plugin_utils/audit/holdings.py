@@ -18,6 +18,8 @@ from .model import Holder, Holding, Subject
 
 #: Kinds of holders that are a process, rather than a claim to the GPU.
 _RUNNING = ("process", "mps")
+#: A process with the GPU's node open of which NVML lists no context.
+_BARE_HANDLE = "device_handle"
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,11 @@ class HostState:
     gpus: Sequence[Mapping[str, Any]]
     tenants: Sequence[Mapping[str, Any]] = ()
     layout: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
+
+
+def hosts_of(states: Mapping[str, Mapping[str, Any]]) -> dict[str, HostState]:
+    """Return by host what an audit uses of the results of gpu_info."""
+    return {host: HostState(state.get("gpus") or (), state.get("vgpu_tenants") or ()) for host, state in states.items()}
 
 
 def holdings(
@@ -237,6 +244,15 @@ def _priced(
 def price_of(model: str, prices: Sequence[Price]) -> float | None:
     short = model[len("NVIDIA ") :] if model.startswith("NVIDIA ") else model
     return next((price.price for price in prices if fnmatch.fnmatchcase(short, price.model)), None)
+
+
+def using(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the holders without bare handles, or all where they have nothing else: docs/holders.md, "Bare handles".
+
+    Whoever may open a GPU's node may keep it open for as long as he likes. He has no memory there and runs nothing, so that his
+    handle says nothing of what others do with the GPU.
+    """
+    return [row for row in rows if row.get("kind") != _BARE_HANDLE] or list(rows)
 
 
 def is_held(holding: Holding) -> bool | None:

@@ -23,6 +23,7 @@ from .verdict import Thresholds, judge
 class Order:
     """What is asked. `access` is None where there is no server; `hosts` has those that answered of `hosts_asked`.
 
+    `refused` says of hosts whose answer was not taken why; to all else they are hosts that did not answer.
     `exempt` are hosts, GPUs' UUIDs and tenants of which nothing is said.
     """
 
@@ -31,6 +32,7 @@ class Order:
     selector: str = ""
     hosts: Mapping[str, HostState] = field(default_factory=dict)
     hosts_asked: Sequence[str] = ()
+    refused: Sequence[str] = ()
     prices: Sequence[Price] = ()
     currency: str = ""
     thresholds: Thresholds = field(default_factory=Thresholds)
@@ -51,7 +53,8 @@ def make(order: Order, now_seconds: float, say: Callable[[str], None] = lambda l
             "%d of %d hosts did not answer (%s): who holds their GPUs is not known but by the server."
             % (len(silent), len(order.hosts_asked), _some(silent))
         )
-    elif not order.hosts_asked:
+    missing += order.refused
+    if not order.hosts_asked:
         missing.append("No host was asked: who holds what is known only as far as the server has it.")
     if history is None and not order.hosts:
         raise AuditError(

@@ -27,10 +27,14 @@ from typing import Any, Mapping
 
 from ...module_utils.errors import FleetError
 from ...module_utils.no_redirect import NoRedirect
+from ..host_values import MOST_TEXT, text
 
 #: More than any honest answer: 10,000 GPUs with seven instances each are some 40 MiB.
 _MOST_BYTES = 1 << 30
 _BLOCK = 1 << 16
+
+#: Characters of what a server says of an error, and how many of its warnings are told.
+_SHOWN, _MOST_WARNINGS = 300, 20
 
 #: Of one series in one answer. A server refuses more than 11,000 (its web/api/v1).
 MOST_POINTS = 5000
@@ -147,14 +151,14 @@ class Prometheus:
         result = data.get("result")
         try:
             if kind == "vector":
-                samples = tuple(Sample(dict(row["metric"]), float(row["value"][1])) for row in result)
+                samples = tuple(Sample(_labels(row["metric"]), float(row["value"][1])) for row in result)
             elif kind == "scalar":
                 samples = (Sample({}, float(result[1])),)
             else:
                 raise ValueError("a result of type %r" % (kind,))
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise self._error("its answer is not what the API promises: %s" % error, _NOT_ONE) from None
-        return Answer(samples, tuple(str(text) for text in data.get("warnings", ())))
+        return Answer(samples, tuple(map(text, list(data.get("warnings", ()))[:_MOST_WARNINGS])))
 
     def query_range(
         self, expression: str, start_seconds: float, end_seconds: float, step_seconds: float
@@ -177,12 +181,12 @@ class Prometheus:
             if data.get("resultType") != "matrix":
                 raise ValueError("a result of type %r" % (data.get("resultType"),))
             courses = tuple(
-                Course(dict(row["metric"]), {float(at): float(value) for at, value in row["values"]})
+                Course(_labels(row["metric"]), {float(at): float(value) for at, value in row["values"]})
                 for row in data["result"]
             )
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise self._error("its answer is not what the API promises: %s" % error, _NOT_ONE) from None
-        return RangeAnswer(courses, tuple(str(text) for text in data.get("warnings", ())))
+        return RangeAnswer(courses, tuple(map(text, list(data.get("warnings", ()))[:_MOST_WARNINGS])))
 
     def now(self) -> float:
         """The server's clock, in seconds since the epoch. Raises PrometheusError."""
@@ -237,8 +241,8 @@ class Prometheus:
         except ValueError:
             raise self._error("it answered with something other than JSON", _NOT_ONE) from None
         if not isinstance(found, dict) or found.get("status") != "success" or not isinstance(found.get("data"), dict):
-            text = found.get("error", "no reason given") if isinstance(found, dict) else "not an object"
-            raise self._error("it refused the query: %s" % text, _NOT_ONE)
+            why = found.get("error", "no reason given") if isinstance(found, dict) else "not an object"
+            raise self._error("it refused the query: %s" % text(why, _SHOWN), _NOT_ONE)
         return {"warnings": found.get("warnings") or (), **found["data"]}
 
     def _read(self, response: Any) -> bytes:
@@ -258,10 +262,10 @@ class Prometheus:
         if not packed:
             return body
         with gzip.GzipFile(fileobj=io.BytesIO(body)) as file:
-            text = file.read(_MOST_BYTES + 1)
-        if len(text) > _MOST_BYTES:
+            unpacked = file.read(_MOST_BYTES + 1)
+        if len(unpacked) > _MOST_BYTES:
             raise self._error("its answer is larger than %d bytes" % _MOST_BYTES, "Ask for fewer hosts.", too_much=True)
-        return text
+        return unpacked
 
     def _refused(self, code: int, text: str) -> PrometheusError:
         if code in (401, 403):
@@ -298,10 +302,19 @@ def _text_of(error: urllib.error.HTTPError) -> str:
         if error.headers.get("Content-Encoding") == "gzip":
             body = gzip.decompress(body)
         found = json.loads(body)
-        text = str(found["error"])
+        said = str(found["error"])
     except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error, http.client.HTTPException):
-        text = error.reason or "no reason given"
-    return " ".join(str(text).split())[:300]
+        said = error.reason or "no reason given"
+    return text(" ".join(str(said).split()), _SHOWN)
+
+
+def _labels(given: Mapping[str, Any]) -> dict[str, str]:
+    """An exporter chooses most of them, and they come into reports and messages."""
+    return {
+        # Of the millions that a large fleet has nearly all are fine as they are.
+        name: value if str.isprintable(value) and len(value) <= MOST_TEXT else text(value)
+        for name, value in given.items()
+    }
 
 
 def _without_credentials(url: str) -> str:

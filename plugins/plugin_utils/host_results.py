@@ -1,0 +1,149 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Read the modules' results as hosts send them: only what the controller uses, each value checked (host_values). Pure."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping
+
+from .host_values import MOST_ENTRIES, HostValueError, Reader
+
+#: More than any host has: 16 GPUs on an HGX board of two baseboards, 7 instances on each.
+_GPUS, _PARTS = 64, 64
+
+_PLACEMENT = {"start!": "small", "size!": "small"}
+_PROCESS = {"pid!": "count", "kind": "name", "name": "text"}
+_HOLDER = {
+    "gpu_uuid": "gpu_uuid",
+    "gpu_instance_id": "small",
+    "kind!": "name",
+    "who!": "text",
+    "pid": "count",
+    "user": "text",
+    "command": "text",
+    "unit_or_container": "text",
+    "job": "text",
+    "watches": "flag",
+    "started_seconds": "number",
+}
+_PROFILE = {
+    "name!": "profile",
+    **dict.fromkeys(("enum!", "profile_id!", "compute_slices!", "multiprocessors!", "max_instances!"), "small"),
+    **dict.fromkeys(("decoders!", "encoders!", "jpegs!", "ofas!"), "small"),
+    "memory_mib!": "count",
+    "placements!": [_PLACEMENT, _PARTS],
+}
+_COMPUTE_INSTANCE = {
+    "id!": "small",
+    "compute_slices!": "small",
+    "placement!": _PLACEMENT,
+    "mig_uuid": "mig_uuid",
+    "processes": [_PROCESS],
+}
+_INSTANCE = {
+    "id!": "small",
+    "profile!": "profile",
+    "placement!": _PLACEMENT,
+    "compute_instances": [_COMPUTE_INSTANCE, _PARTS],
+    "processes": [_PROCESS],
+    "holders": [_HOLDER],
+}
+_MIG = {
+    **dict.fromkeys(("capable", "enabled", "pending"), "flag"),
+    "profiles": [_PROFILE, _PARTS],
+    "instances": [_INSTANCE, _PARTS],
+}
+_GPU = {
+    "index!": "small",
+    "uuid!": "gpu_uuid",
+    "name!": "model",
+    "pci_address": "pci_address",
+    "architecture": "text",
+    "compute_capability": "version",
+    "memory_total_bytes": "count",
+    "compute_mode": "name",
+    "numa_node": "small",
+    "nvlinks": [{"link!": "small", "remote_pci_address": "pci_address"}, _PARTS],
+    "processes": [_PROCESS],
+    "holders": [_HOLDER],
+    "mig": _MIG,
+}
+_DAEMON = {"name": "name", "devices": ["text", _PARTS], "places": [{"gpu_uuid": "gpu_uuid"}, _PARTS], "problem": "text"}
+_TENANT = {
+    "name": "name",
+    "memory_bytes": "count",
+    "sm_percent": "small",
+    "policy": "name",
+    "priority": "small",
+    "provider": "name",
+    "gpus": [{"uuid!": "gpu_uuid"}, _PARTS],
+    "problem": "text",
+}
+_GPU_INFO = {
+    **dict.fromkeys(("driver_version", "nvml_version", "cuda_version"), "version"),
+    "simulated": "flag",
+    "gpus!": [_GPU, _GPUS],
+    "mps_daemons": [_DAEMON, 1024],
+    "vgpu_tenants": [_TENANT, 1024],
+}
+
+_CHANGED_GPU = {
+    "index!": "small",
+    "uuid": "gpu_uuid",
+    "name!": "model",
+    "entry": "text",
+    **dict.fromkeys(("asked!", "before!", "after!"), "text"),
+    "changed!": "flag",
+    "placement_units": "small",
+    "instances!": [
+        {"profile!": "profile", "placement!": _PLACEMENT, "mig_uuids": ["mig_uuid?", _PARTS]},
+        _PARTS,
+    ],
+}
+#: Of instances, and of GPUs.
+COUNTS = ("create", "destroy", "keep", "gpus_changed")
+_LAYOUT = {
+    "msg": "text",
+    "counts": dict.fromkeys(COUNTS, "count"),
+    "gpus": [_CHANGED_GPU, _GPUS],
+    "busy": [{"what!": "text", "who!": ["text"]}],
+}
+
+
+def gpu_info(host: str, result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what openfleet.gpu.gpu_info returned there. Raises HostValueError.
+
+    Of a GPU with more holders than are read, one of kind unknown stands for the others: nothing is proposed for it.
+    """
+    read = Reader(host).read("", result, _GPU_INFO)
+    for row, sent in zip(read["gpus"], result["gpus"]):
+        parts = zip((row.get("mig") or {}).get("instances") or (), (sent.get("mig") or {}).get("instances") or ())
+        for one, given in ((row, sent), *parts):
+            _name_the_rest(one, given, row["uuid"])
+    return read
+
+
+def gpu_info_of_all(results: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """Return (by host the results of those that answered, of those whose result is not taken why)."""
+    read: dict[str, dict[str, Any]] = {}
+    refused = []
+    for host, result in results.items():
+        if isinstance(result, Mapping) and "gpus" in result:
+            try:
+                read["".join(host)] = gpu_info(host, result)
+            except HostValueError as error:
+                refused.append(str(error))
+    return read, refused
+
+
+def _name_the_rest(read: dict[str, Any], sent: Mapping[str, Any], uuid: str) -> None:
+    left_out = len(sent.get("holders") or ()) - len(read.get("holders") or ())
+    if left_out > 0:
+        who = "%d more, which are not listed (at most %d of a GPU are)" % (left_out, MOST_ENTRIES)
+        read["holders"].append({"gpu_uuid": uuid, "gpu_instance_id": None, "kind": "unknown", "who": who})
+
+
+def layout(host: str, result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what openfleet.gpu.layout returned there of GPUs, counts and who is in the way. Raises HostValueError."""
+    return Reader(host).read("", result, _LAYOUT)

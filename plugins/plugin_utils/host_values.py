@@ -1,0 +1,188 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Check values that a managed host sends before the controller uses them. Pure.
+
+A host that was taken over sends what it likes in place of a module's result. Names are checked by pattern, numbers by bounds.
+Text is made printable, and texts and lists are cut, so that one host can neither act on the controller nor fill its memory.
+docs/security-host-values.md lists where each value goes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ..module_utils.command_line import printable
+from ..module_utils.errors import FleetError
+
+#: Characters of a text, and of a value in a message.
+MOST_TEXT, _SHOWN = 1000, 80
+#: Entries of a list of holders or processes, and of all such lists of a host together.
+MOST_ENTRIES, MOST_ENTRIES_OF_HOST = 200, 5000
+#: Larger than any count of bytes that a host has; and for what is counted by hand, as GPUs and slices.
+_LARGEST, _LARGEST_SMALL = 1 << 60, 1 << 14
+
+#: Names by pattern, and what each is in words.
+_PATTERNS = {
+    "architecture": (r"x86_64|aarch64", "x86_64 or aarch64"),
+    # NVML's form, and that of MIG devices before driver 470: https://docs.nvidia.com/datacenter/tesla/mig-user-guide/
+    "gpu_uuid": (r"GPU-[0-9A-Za-z][0-9A-Za-z-]{0,63}", "the UUID of a GPU as NVML writes it"),
+    "mig_uuid": (r"MIG-[0-9A-Za-z][0-9A-Za-z/-]{0,95}", "the UUID of a MIG device as NVML writes it"),
+    # As sysfs writes it: domain:bus:device.function.
+    "pci_address": (
+        r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]",
+        "a PCI address such as 0000:3b:00.0",
+    ),
+    "pci_device": (r"[0-9a-f]{4}", "a PCI device id of four hexadecimal digits"),
+    "model": (r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9 ()/+._-]{0,95}", "the name of a GPU model"),
+    "profile": (
+        r"[1-9][0-9]?g\.[1-9][0-9]{0,3}gb(?:[+-][a-z]{1,8}(?:\.all)?)?",
+        "a profile of GPU instances such as 1g.10gb",
+    ),
+    "version": (r"[0-9A-Za-z][0-9A-Za-z.+~:_-]{0,63}", "a version"),
+    # systemd.unit(5).
+    "unit": (
+        r"[A-Za-z0-9:_.\\@-]{1,244}\.(?:service|socket|timer|path|scope|slice)",
+        "the full name of a systemd unit",
+    ),
+    "container": (r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", "the name or id of a container"),
+    # Of MPS daemons, tenants and kinds of holders: docs/gpu_layout.md.
+    "name": (r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", "a name of letters, digits, _, . and -"),
+}
+_NUMBERS = {
+    "small": (int, 0, _LARGEST_SMALL, "a whole number from 0 to %d" % _LARGEST_SMALL),
+    "count": (int, 0, _LARGEST, "a whole number of 0 or more"),
+    "number": ((int, float), -_LARGEST, _LARGEST, "a number"),
+}
+KINDS = (*_PATTERNS, *_NUMBERS, "flag", "text")
+
+
+class HostValueError(FleetError):
+    """A host sent a value that cannot be what it should be. `where` names the host and the value's place in the result."""
+
+    def __init__(self, host: str, place: str, value: Any, words: str) -> None:
+        super().__init__(
+            "%s: %s" % (host, place),
+            "the host says %s, which is not %s" % (shown(value), words),
+            "Find out who changed what this host runs as root.",
+        )
+
+
+def checked(host: str, place: str, kind: str, value: Any) -> Any:
+    """Return the value as a plain object of this kind (one of KINDS); raise HostValueError where it is none."""
+    if kind == "text":
+        return text(value)
+    if kind in _PATTERNS:
+        pattern, words = _PATTERNS[kind]
+        # No pattern allows more, and to look through megabytes takes time.
+        if isinstance(value, str) and len(value) <= 256 and re.fullmatch(pattern, value, re.ASCII):
+            return "".join(value)
+    elif kind == "flag":
+        words = "true or false"
+        if isinstance(value, bool):
+            return value
+    else:
+        wanted, least, most, words = _NUMBERS[kind]
+        # NaN lies in no range.
+        if isinstance(value, wanted) and not isinstance(value, bool) and least <= value <= most:
+            return value
+    raise HostValueError(host, place, value, words)
+
+
+def is_a(kind: str, value: Any) -> bool:
+    """Return whether the value is one of this kind."""
+    try:
+        checked("", "", kind, value)
+    except HostValueError:
+        return False
+    return True
+
+
+def text(value: Any, most: int = MOST_TEXT) -> str:
+    """Return the value as a text of at most `most` characters in which nothing acts on a terminal or a parser."""
+    whole = value if isinstance(value, str) else type(value).__name__ if _may_be_long(value) else str(value)
+    written = printable("".join(whole[:most]))
+    return written if len(whole) <= most and len(written) <= most else written[: most - 3] + "..."
+
+
+def shown(value: Any) -> str:
+    """Return the value as an error message shows it: quoted, printable and short."""
+    return '"%s"' % text(value, _SHOWN)
+
+
+def _may_be_long(value: Any) -> bool:
+    return not isinstance(value, (bool, int, float, type(None))) or (isinstance(value, int) and abs(value) > _LARGEST)
+
+
+class Reader:
+    """Read one result of a host by a shape.
+
+    A shape is a kind (with ``?`` behind it one that may be null), a mapping of shapes by key, ``[shape]`` for a list that may be
+    cut, or ``[shape, most]`` for one that may not be longer. A key that ends in ``!`` must be there and not null; others may be
+    missing or null. What no shape names is left out.
+    """
+
+    def __init__(self, host: str, entries: int = MOST_ENTRIES_OF_HOST) -> None:
+        self.host, self._entries_left = host, entries
+
+    def read(self, place: str, value: Any, shape: Any) -> Any:
+        """Return a plain copy of the value. Raises HostValueError, naming the place within the result."""
+        if isinstance(shape, str):
+            return None if value is None and shape.endswith("?") else checked(self.host, place, shape.rstrip("?"), value)
+        if isinstance(shape, list):
+            return self._list(place, value, *shape)
+        return self._mapping(place, value, shape)
+
+    def _list(self, place: str, value: Any, shape: Any, most: int | None = None) -> list[Any]:
+        if not isinstance(value, (list, tuple)):
+            raise HostValueError(self.host, place, value, "a list")
+        if most is not None and len(value) > most:
+            raise HostValueError(self.host, place, "a list of %d" % len(value), "one of at most %d" % most)
+        if most is None:
+            most = min(MOST_ENTRIES, self._entries_left)
+            self._entries_left -= min(most, len(value))
+        return [self.read("%s[%d]" % (place, number), each, shape) for number, each in enumerate(value[:most])]
+
+    def _mapping(self, place: str, value: Any, shape: Mapping[str, Any]) -> dict[str, Any]:
+        if not isinstance(value, Mapping):
+            raise HostValueError(self.host, place, value, "a mapping")
+        found = {}
+        for key, inner in shape.items():
+            name = key.rstrip("!")
+            given = value.get(name)
+            if given is not None or key != name:
+                found[name] = self.read("%s.%s" % (place, name) if place else name, given, inner)
+            elif name in value:
+                found[name] = None
+        return found
+
+
+def bounded(value: Any, entries: int = MOST_ENTRIES_OF_HOST) -> Any:
+    """Return a plain copy of any result that is fit to be kept: texts printable and cut, and at most so many entries in all."""
+    return _Bounded(entries).copy(value, 16)
+
+
+class _Bounded:
+    def __init__(self, entries: int) -> None:
+        self._left = entries
+
+    def copy(self, value: Any, depth: int) -> Any:
+        if isinstance(value, bool) or value is None:
+            return value
+        if isinstance(value, (int, float)):
+            return value if -_LARGEST <= value <= _LARGEST else text(value)
+        if depth and isinstance(value, Mapping):
+            pairs = list(value.items())[: self._take(len(value))]
+            return {text(key): self.copy(each, depth - 1) for key, each in pairs}
+        if depth and isinstance(value, (list, tuple)):
+            taken = self._take(len(value))
+            more = ["and %d more" % (len(value) - taken)] if taken < len(value) else []
+            return [*(self.copy(each, depth - 1) for each in value[:taken]), *more]
+        return text(value)
+
+    def _take(self, wanted: int) -> int:
+        taken = min(wanted, self._left)
+        self._left -= taken
+        return taken

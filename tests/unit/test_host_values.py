@@ -1,0 +1,309 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a host sends in place of a module's result: taken where it is what a module returns, refused with its place otherwise."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from rightsize_hosts import gpu, state
+
+from ansible_collections.openfleet.gpu.plugins.filter.fleet_plan import fleet_plan
+from ansible_collections.openfleet.gpu.plugins.filter.fleet_report import fleet_report
+from ansible_collections.openfleet.gpu.plugins.filter.host_value import host_value
+from ansible_collections.openfleet.gpu.plugins.filter.plan_without_driver import plan_without_driver
+from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
+from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import load_models
+from ansible_collections.openfleet.gpu.plugins.module_utils.model import to_data
+from ansible_collections.openfleet.gpu.plugins.plugin_utils import host_results
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.host_values import (
+    KINDS,
+    MOST_ENTRIES,
+    HostValueError,
+    bounded,
+    checked,
+    is_a,
+    text,
+)
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.observed import host_of
+
+#: What no kind of name or number is, for whatever it may end up in.
+HOSTILE = [
+    "",
+    "../../../etc/cron.d/x",
+    "x86_64\n",
+    "x86_64/../..",
+    "--help",
+    "-rf",
+    "a b;c",
+    "$(id)",
+    "`id`",
+    "{{ lookup('pipe', 'id') }}",
+    "{% for x in y %}",
+    '"} or vector(1) #',
+    "<script>alert(1)</script>",
+    "a\x1b[2Jb",
+    "a\rb",
+    "a\x85b",
+    "a\u2028b",
+    "a\u202eb",
+    "a\x00b",
+    "\udcff",
+    "\uff21\uff22",
+    "x" * 10_000,
+    None,
+    True,
+    [],
+    {},
+    [["x"]],
+    {"__ansible_unsafe": "x"},
+    float("nan"),
+    float("inf"),
+    -1.5,
+    -1,
+    1 << 70,
+    10**6000,
+]
+
+
+#: Told apart by their numbers: some have no end.
+each = pytest.mark.parametrize("value", HOSTILE, ids=map(str, range(len(HOSTILE))))
+
+
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"text", "flag", "number"}))
+@each
+def test_no_name_and_no_count_is_anything_but_that(kind, value):
+    with pytest.raises(HostValueError) as error:
+        checked("gpu-1", "gpus[0].uuid", kind, value)
+    message = str(error.value)
+    assert message.startswith("gpu-1: gpus[0].uuid: the host says ")
+    assert len(message) < 400 and message.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("architecture", "x86_64"),
+        ("architecture", "aarch64"),
+        ("gpu_uuid", "GPU-5c89ca61-4aac-4bd7-8d0f-2bb3ae2f1f0d"),
+        ("mig_uuid", "MIG-5c89ca61-4aac-4bd7-8d0f-2bb3ae2f1f0d"),
+        ("mig_uuid", "MIG-GPU-5c89ca61-4aac-4bd7-8d0f-2bb3ae2f1f0d/7/0"),
+        ("pci_address", "0000:3b:00.0"),
+        ("pci_address", "10000:e1:00.0"),
+        ("version", "580.65.06"),
+        ("version", "13.580.65.06"),
+        ("model", "NVIDIA RTX PRO 6000 Blackwell Server Edition"),
+        ("model", "NVIDIA TITAN X (Pascal)"),
+        ("profile", "1g.10gb+me"),
+        ("profile", "1g.24gb+me.all"),
+        ("profile", "1g.24gb-me"),
+        ("unit", "jupyter@alice.service"),
+        ("unit", "dev-disk-by\\x2duuid.service"),
+        ("container", "3f2a3f2a3f2a"),
+        ("name", "device_handle"),
+        ("small", 0),
+        ("count", 80 << 30),
+        ("number", 1795338000.5),
+        ("flag", False),
+        ("text", "any \u8bad\u7ec3"),
+    ],
+)
+def test_what_hosts_do_send_is_taken(kind, value):
+    assert checked("gpu-1", "x", kind, value) == value and is_a(kind, value)
+
+
+def test_every_model_and_profile_of_the_catalogue_is_taken():
+    for model in load_models().values():
+        assert all(is_a("model", board.name) and is_a("pci_device", board.pci_device_id) for board in model.boards)
+        assert all(is_a("profile", profile.name) for profile in model.profiles)
+
+
+def test_a_text_is_a_short_line():
+    assert text("a\x1b[2J\u2028b") == "a\\x1b[2J\\u2028b"
+    for long in ("x" * 10_000_000, "\n" * 10_000_000):
+        assert len(text(long)) == 1000 and text(long).endswith("...")
+    assert text([1] * 10_000_000) == "list" and text(10**6000) == "int"
+    assert len(text("x" * 1000)) == 1000 and text("x" * 1000) == "x" * 1000
+
+
+# --- gpu_info ---------------------------------------------------------------------------------------------------------
+
+
+def honest() -> dict:
+    instances = [(1, "3g.40gb", 4, "embed.service"), (2, "1g.10gb", 0, None)]
+    tenant = {
+        "name": "a", "memory_bytes": 1 << 30, "sm_percent": 30, "policy": "fixed", "priority": 0, "provider": "preload",
+        "gpus": [{"uuid": "GPU-gpu-1-0", "seat": 0, "used_bytes": 0}], "processes": 0, "problem": None,
+    }  # fmt: skip
+    there = state(
+        gpu("gpu-1", 0, "H100-80GB", "train.service"),
+        gpu("gpu-1", 1, "H100-80GB", instances=instances),
+        tenants=[tenant],
+    )
+    there["gpus"][1]["mig"]["profiles"] = to_data(assumed_gpus(["H100-80GB"])[0].mig.profiles)
+    return there
+
+
+def test_what_gpu_info_returns_is_read_whole():
+    read = host_results.gpu_info("gpu-1", honest())
+    # By the model that right-sizing makes of it, before and after.
+    assert dataclasses.asdict(host_of("gpu-1", read)) == dataclasses.asdict(host_of("gpu-1", honest()))
+    assert read["vgpu_tenants"][0]["memory_bytes"] == 1 << 30
+    assert json.loads(json.dumps(read)) == read
+
+
+def places(value, path=()):
+    """Every place of a result: (path, value)."""
+    yield path, value
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from places(inner, (*path, key))
+
+
+def kinds_of_places(value):
+    """The places of a result, of those that only differ by their numbers the first."""
+    found = {}
+    for path, inner in list(places(value))[1:]:
+        found.setdefault(tuple(0 if isinstance(key, int) else key for key in path), (path, inner))
+    return list(found.values())
+
+
+def put(value, path, what):
+    for key in path[:-1]:
+        value = value[key]
+    value[path[-1]] = what
+
+
+@each
+def test_whatever_stands_at_whatever_place_is_refused_or_harmless(value):
+    """Nothing but HostValueError is raised, and what is taken is plain, printable and fit for what reads it."""
+    sent = honest()
+    for path, was in kinds_of_places(sent):
+        put(sent, path, value)
+        try:
+            read = host_results.gpu_info("gpu-1", sent)
+        except HostValueError as error:
+            assert str(error).isprintable() and str(error).startswith("gpu-1: ")
+            continue
+        finally:
+            put(sent, path, was)
+        for _path, inner in places(read):
+            assert type(inner) in (dict, list, str, int, float, bool, type(None))
+            assert not isinstance(inner, str) or (inner.isprintable() and len(inner) <= 1000)
+        host_of("gpu-1", read)
+        json.dumps(read, allow_nan=False)
+
+
+def test_a_million_holders_are_a_few_and_the_rest_unknown():
+    sent = honest()
+    row = sent["gpus"][0]["holders"][0]
+    sent["gpus"][0]["holders"] = [row] * 1_000_000
+    sent["gpus"][0]["processes"] = [{"pid": 1, "kind": "compute", "name": "x" * 100}] * 1_000_000
+    read = host_results.gpu_info("gpu-1", sent)["gpus"][0]
+    assert len(read["processes"]) == MOST_ENTRIES and len(read["holders"]) == MOST_ENTRIES + 1
+    last = read["holders"][-1]
+    assert last["kind"] == "unknown" and last["who"].startswith("%d more" % (1_000_000 - MOST_ENTRIES))
+
+
+def test_lists_of_all_gpus_together_are_bounded_too():
+    sent = honest()
+    row = sent["gpus"][0]["holders"][0]
+    sent["gpus"] = [dict(sent["gpus"][0], index=n, holders=[row] * 1000) for n in range(64)]
+    read = host_results.gpu_info("gpu-1", sent)
+    assert sum(len(one["holders"]) + len(one["processes"]) for one in read["gpus"]) <= 5000 + 64
+
+
+@pytest.mark.parametrize("most", [65, 1_000_000])
+def test_a_host_of_more_gpus_than_any_is_refused(most):
+    sent = honest()
+    sent["gpus"] = sent["gpus"][:1] * most
+    with pytest.raises(
+        HostValueError, match=r'gpu-1: gpus: the host says "a list of %d", which is not one of at most 64' % most
+    ):
+        host_results.gpu_info("gpu-1", sent)
+
+
+def test_one_hostile_host_of_many_is_refused_alone():
+    deep: list = []
+    for _level in range(5000):
+        deep = [deep]
+    read, refused = host_results.gpu_info_of_all(
+        {"a": honest(), "b": {"gpus": deep}, "c": {"failed": True}, "d": {"gpus": [{"uuid": "GPU-1"}]}, "e": "text"}
+    )
+    assert sorted(read) == ["a"]
+    assert [line.split(": ")[0] for line in refused] == ["b", "d"]
+
+
+# --- layout, plans and others -----------------------------------------------------------------------------------------
+
+
+def result(**changes) -> dict:
+    row = {
+        "index": 0, "uuid": "GPU-0", "name": "NVIDIA H100", "entry": "gpu_layout[0]", "asked": "mig", "before": "gpu 0: MIG off",
+        "after": "gpu 0: MIG on", "changed": True, "placement_units": 8,
+        "instances": [{"profile": "1g.10gb", "placement": {"start": 0, "size": 1}, "mig_uuids": ["MIG-1", None]}],
+    }  # fmt: skip
+    counts = {"create": 1, "destroy": 0, "keep": 0, "gpus_changed": 1}
+    return {"counts": counts, "gpus": [{**row, **changes}]}
+
+
+@each
+def test_one_host_s_nonsense_costs_the_fleet_no_report(value):
+    sent = result()
+    for path, was in kinds_of_places(sent):
+        put(sent, path, value)
+        report = fleet_report({"good": result(), "bad": sent})
+        assert report["hosts"][0]["gpus"][0]["name"] == "NVIDIA H100"
+        assert report["totals"]["create"] >= 1
+        assert all(inner.isprintable() for _path, inner in places(report) if isinstance(inner, str))
+        put(sent, path, was)
+
+
+def test_of_a_result_that_is_none_the_report_says_why():
+    report = fleet_report({"bad": result(uuid="GPU-0; rm -rf /")})
+    (row,) = report["hosts"]
+    assert row["gpus"] == []
+    assert row["note"].startswith('bad: gpus[0].uuid: the host says "GPU-0; rm -rf /", which is not the UUID of a GPU')
+
+
+def test_a_plan_is_kept_as_it_is_and_bounded():
+    plan = {"schema": 4, "gpus": [{"uuid": "GPU-0", "plan": "gpu 0: nothing to do", "steps": [], "asked": None}]}
+    assert fleet_plan({"a": {"plan_data": plan}})["hosts"]["a"] == plan
+    huge = {"schema": 4, "gpus": ["\x1b[2J" + "x" * 5000, *["x"] * 1_000_000]}
+    kept = fleet_plan({"a": {"plan_data": huge}})["hosts"]["a"]
+    assert len(kept["gpus"]) <= 20_001 and kept["gpus"][0].startswith("\\x1b[2Jx") and len(kept["gpus"][0]) == 1000
+    for none in (None, {}, {"plan_data": "x"}, []):
+        with pytest.raises(Exception, match="a: the host returned no plan"):
+            fleet_plan({"a": none})
+
+
+@each
+def test_what_a_host_says_of_its_bus_is_checked(value):
+    layout = [{"gpus": "all", "sharing": "shared"}]
+    for sent in (value, [value], [{"device_id": value}]):
+        found = plan_without_driver(layout, [], sent)
+        # Nothing at all is what a host without GPUs says.
+        assert found["problems"] or not sent
+        assert all(problem.isprintable() and len(problem) < 400 for problem in found["problems"])
+
+
+def test_what_is_copied_is_plain_and_bounded():
+    deep = "x"
+    for _level in range(500):
+        deep = [deep]
+    copied = bounded({"a": deep, "b\x1b": [1, True, None, 1.5, float("nan"), 1 << 70, "\u2028"], "c": range(3)})
+    json.dumps(copied, allow_nan=False)
+    assert copied["b\\x1b"] == [1, True, None, 1.5, "nan", "int", "\\u2028"] and copied["c"] == "range"
+    assert bounded(list(range(10)), 3) == [0, 1, 2, "and 7 more"]
+
+
+def test_the_filter_says_what_is_wrong():
+    assert host_value("aarch64", "architecture", "gpu-1") == {"value": "aarch64", "problem": ""}
+    found = host_value("x86_64/../../x", "architecture", "gpu-1")
+    assert "value" not in found
+    assert found["problem"].startswith(
+        'gpu-1: its result: the host says "x86_64/../../x", which is not x86_64 or aarch64.'
+    )
+    with pytest.raises(Exception, match="there is no kind 'path'"):
+        host_value("x", "path")
