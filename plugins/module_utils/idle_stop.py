@@ -17,6 +17,7 @@ from typing import Any, Callable, Mapping, Sequence, Tuple
 from . import drain_units as units
 from . import idle_jupyter
 from .errors import FleetError
+from .holders_model import DEVICE_HANDLE
 from .model import Gpu, Holder, Host
 
 #: Gives the host with its telemetry, and all holders.
@@ -55,10 +56,11 @@ def reclaim(
         try:
             host, holders = look()
             mine = [holder for holder in holders if _is(item, holder)]
+            using = _using(mine)
             # A server works on while single kernels go, and what its GPU does just now may be another kernel's.
-            why = spared(item, host, holders, mine, server is not None)
+            why = spared(item, host, holders, using, server is not None)
             if not why and server is None:
-                why = _young(mine, quiet_seconds) or (_along(item, closure) if item["kind"] == "unit" else "")
+                why = _young(using, quiet_seconds) or (_along(item, closure) if item["kind"] == "unit" else "")
             if not why and server is not None:
                 row["kernels"] = idle_jupyter.shut_down(server, quiet_seconds, dry=dry)
                 why = "" if row["kernels"] else "none of its kernels was idle for so long, with nobody connected"
@@ -82,6 +84,15 @@ def _is(item: Mapping[str, Any], holder: Holder) -> bool:
     if item["kind"] == "container":
         name = ("%s container %s" % (item.get("runtime") or "", name)).strip()
     return holder.unit_or_container == name
+
+
+def _using(holders: Sequence[Holder]) -> list[Holder]:
+    """The holders without bare handles, or all where they have nothing else: docs/holders.md, "Bare handles".
+
+    A process that has no context on a GPU has no memory there and runs nothing. Where users run programs in a unit, any of them
+    may start one, and it spares nobody.
+    """
+    return [holder for holder in holders if holder.kind != DEVICE_HANDLE] or list(holders)
 
 
 def spared(

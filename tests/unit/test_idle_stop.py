@@ -99,6 +99,22 @@ def test_what_is_not_certain_any_more_is_spared(item, seen, holders, why):
     assert names == [] and done["stopped"] == [] and why in done["spared"][0]["why"]
 
 
+@pytest.mark.parametrize("elsewhere", ["GPU-0", "GPU-1"])
+def test_a_bare_handle_spares_nobody(elsewhere):
+    """Another user's process in the same service has a GPU's node open, since a minute, and no context on it."""
+    old = held(pid=6, started_seconds=0.0)
+    bare = held(gpu=elsewhere, kind="device_handle", pid=7, started_seconds=time.time() - 60)
+    for mine in ([old, bare], [bare, old]):
+        stops = Stops()
+        reclaim([UNIT], lambda mine=mine: (host(), mine), stops.stop, stops.closure, quiet_seconds=48 * 3600.0)
+        assert stops.names == ["x.service"]
+    # With nothing else it is what the service has.
+    _done, names = run([{**UNIT, "gpus": [elsewhere]}], host(), [bare])
+    assert names == ["x.service"]
+    done, names = run([UNIT], host(), [held(kind="device_handle"), held(gpu="GPU-1", kind="device_handle")])
+    assert names == [] and "another GPU too: GPU-1" in done["spared"][0]["why"]
+
+
 @pytest.mark.parametrize(
     ("stops", "why"),
     [

@@ -303,6 +303,48 @@ def test_who_holds_a_gpu_that_works_as_well_is_spared():
     assert "another GPU too" in one.spared and one.gpus == ("GPU-a-0", "GPU-a-1")
 
 
+def bare(name, uuid, **more):
+    """A process that has the GPU's node open, and no context on it."""
+    return holder(name, uuid, kind="device_handle", pid=99, **more)
+
+
+def test_a_bare_handle_spares_nobody():
+    """Where users run programs in one service, any of them may open another GPU, again and again, and does nothing there."""
+    young = NOW - 60
+    first = gpu("a", 0, H100, "hub.service")
+    first["holders"] += [bare("hub.service", "GPU-a-0", started_seconds=young), bare(None, "GPU-a-0")]
+    second = gpu("a", 1, H100, "train.service")
+    second["holders"].append(bare("hub.service", "GPU-a-1", started_seconds=young))
+    found = reclaim({"a": state(first, second)}, IDLE)
+    assert (found["hub.service"].gpus, found["hub.service"].spared) == (("GPU-a-0",), "")
+    # It is named all the same.
+    assert any(str(bare("hub.service", "GPU-a-0")["who"]) == who for who in found["hub.service"].holders)
+
+
+def test_one_that_has_nothing_but_bare_handles_is_what_it_holds():
+    rows = [gpu("a", n, H100, holders=[bare("agent.service", "GPU-a-%d" % n)]) for n in range(2)]
+    (one,) = reclaim({"a": state(*rows)}, IDLE).values()
+    assert "another GPU too" in one.spared and one.gpus == ("GPU-a-0", "GPU-a-1")
+    (one,) = reclaim({"a": state(rows[0])}, IDLE).values()
+    assert not one.spared
+
+
+def test_a_bare_handle_makes_two_workloads_of_none():
+    row = gpu("a", 0, H100, "x.service")
+    row["holders"].append(bare("y.service", "GPU-a-0"))
+    (found,) = today({"a": state(row)})
+    assert [one.name for one in found.occupants] == ["x"] and not found.left
+
+
+def test_a_name_that_no_unit_and_no_container_has_is_spared():
+    for name, why in (
+        ("x;y.service", "no unit has such a name"),
+        ("podman container $(id)", "no container has such a name"),
+    ):
+        (one,) = reclaim({"a": state(gpu("a", 0, H100, name))}, IDLE).values()
+        assert one.spared == why
+
+
 def test_containers_and_instances_are_found_too():
     states = {
         "a": state(

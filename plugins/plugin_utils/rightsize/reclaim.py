@@ -14,7 +14,9 @@ import re
 from collections import defaultdict
 from typing import Any, Mapping, Sequence
 
+from ..audit.holdings import using
 from ..audit.model import Audit, Finding
+from ..host_values import is_a
 from .model import Reclaimable
 
 _WORDS = ("idle", "held_without_process")
@@ -82,8 +84,11 @@ def _holders(host: str, state: Mapping[str, Any]):
 def _one(
     host: str, name: str, rows: Sequence[tuple], grace: float, exempt: Sequence[str], now_seconds: float
 ) -> Reclaimable:
-    findings = [one for one, _row, _where in rows]
+    # A process of the unit that only has another GPU's node open, or began to a minute ago, does nothing there: it spares nobody.
     holders = [row for _one, row, _where in rows]
+    counted = set(map(id, using(holders)))
+    used = [row for row in rows if id(row[1]) in counted]
+    findings = [one for one, _row, _where in used]
     quiet = min((one.holding.quiet.seconds if one and one.holding.quiet else 0.0) for one in findings)
     wasted = {one.id: one.verdict.waste_per_month for one in findings if one and one.verdict.waste_per_month}
     container = _CONTAINER.fullmatch(name)
@@ -92,15 +97,18 @@ def _one(
         "container" if container else "unit" if name else "process",
         (container.group(2) if container else name) or "; ".join(sorted({str(row.get("who")) for row in holders})),
         (container.group(1) or "") if container else "",
-        tuple(sorted({where for _one, _row, where in rows})),
+        tuple(sorted({where for _one, _row, where in used})),
         quiet,
         tuple(sorted({str(row.get("who")) for row in holders})),
         sum(wasted.values()) if wasted else None,
     )
-    return dataclasses.replace(found, spared=_spared(found, findings, holders, grace, exempt, now_seconds))
+    starts = [row["started_seconds"] for _one, row, _where in used if row.get("started_seconds") is not None]
+    began = max(starts, default=None)
+    age = None if began is None else now_seconds - began
+    return dataclasses.replace(found, spared=_spared(found, findings, holders, grace, exempt, age))
 
 
-def _spared(found: Reclaimable, findings, holders, grace: float, exempt: Sequence[str], now_seconds: float) -> str:
+def _spared(found: Reclaimable, findings, holders, grace: float, exempt: Sequence[str], age: float | None) -> str:
     if found.kind == "process":
         return "no unit or container: a person has to end it"
     if any(row.get("kind") == "unknown" for row in holders):
@@ -121,8 +129,12 @@ def _spared(found: Reclaimable, findings, holders, grace: float, exempt: Sequenc
             return "it holds GPUs for others, or somebody sits in it"
         if not found.name.endswith(".service"):
             return "not a service: nothing would start it again"
+        if not is_a("unit", found.name):
+            return "no unit has such a name"
     elif found.runtime not in RUNTIMES:
         return "containers of %s are stopped where they were started" % (found.runtime or "this kind")
+    elif not is_a("container", found.name):
+        return "no container has such a name"
     elif any(fnmatch.fnmatchcase(found.name, rule) for rule in _NEVER_CONTAINERS):
         return "it watches GPUs, or gives them to others"
     elif exempt and UNNAMED.fullmatch(found.name):
@@ -131,7 +143,6 @@ def _spared(found: Reclaimable, findings, holders, grace: float, exempt: Sequenc
         return "it holds another GPU too, which is in use or not known"
     if found.quiet_seconds < grace:
         return "quiet for %.0f hours, and the grace is %.0f" % (found.quiet_seconds / 3600, grace / 3600)
-    began = max((row["started_seconds"] for row in holders if row.get("started_seconds") is not None), default=None)
-    if began is not None and now_seconds - began < grace:
-        return "it began %.0f hours ago, and the grace is %.0f" % ((now_seconds - began) / 3600, grace / 3600)
+    if age is not None and age < grace:
+        return "it began %.0f hours ago, and the grace is %.0f" % (age / 3600, grace / 3600)
     return ""

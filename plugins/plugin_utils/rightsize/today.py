@@ -20,7 +20,7 @@ from ...module_utils.layout import parse_layout
 from ...module_utils.layout_types import Entry
 from ...module_utils.model import Gpu, GpuInstance, Host
 from ...module_utils.selector import select, targets
-from ..audit.holdings import Price, is_held, price_of
+from ..audit.holdings import Price, is_held, price_of, using
 from ..audit.model import Audit, Finding, Holding, Subject, Verdict
 from ..audit.series import QUIET_BUSY_RATIO
 from ..packing.geometry import geometry
@@ -326,7 +326,7 @@ def _spread(state: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _holders(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [one for one in row.get("holders") or () if not one.get("watches")]
+    return using([one for one in row.get("holders") or () if not one.get("watches")])
 
 
 def _origins(holders: Sequence[Mapping[str, Any]]) -> set[str]:
