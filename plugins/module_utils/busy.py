@@ -12,10 +12,10 @@ import time
 from dataclasses import dataclass
 from typing import Callable, Iterable, Sequence, TypeVar
 
-from .command_line import shown
 from .disturbance import Disturbance
 from .errors import ApplyError, BusyError
 from .holders_model import CONTAINER, UNKNOWN
+from .holders_proc import arguments_of, command_of, start_ticks
 from .model import Holder, Process
 
 T = TypeVar("T")
@@ -163,26 +163,24 @@ def _signal(targets: Sequence[_Target], number: int, seconds: float) -> list[_Ta
 
 
 def _is_still(holder: Holder | Process) -> bool:
-    """Whether the pid has the command line that the holder was found with."""
-    command = holder.command if isinstance(holder, Holder) else None
-    if not command or command.startswith("["):
+    """Whether the pid is the process that was seen, and its command line is what it was: it may have become another program."""
+    if not isinstance(holder, Holder):
         return True
-    try:
-        with open("/proc/%d/cmdline" % (holder.pid or 0), errors="replace") as file:  # noqa: PTH123
-            return shown([word for word in file.read().split("\0") if word]) == command
-    except OSError:
+    pid = holder.pid or 0
+    if holder.started_ticks is not None and _started(pid) != holder.started_ticks:
         return False
+    if not holder.command or holder.command.startswith("["):
+        return True
+    return command_of(arguments_of(pid)) == holder.command
 
 
-def _started(pid: int) -> str | None:
+def _started(pid: int) -> int | None:
     """When the process began, in the kernel's count: a pid alone may be another process by now. None: it is gone."""
     try:
-        with open("/proc/%d/stat" % pid) as file:  # noqa: PTH123
-            # The name may have blanks and brackets in it (proc(5)).
-            fields = file.read().rpartition(")")[2].split()
+        with open("/proc/%d/stat" % pid, errors="replace") as file:  # noqa: PTH123
+            return start_ticks(file.read())
     except OSError:
         return None
-    return None if fields[0] in "ZX" else fields[19]
 
 
 def _never() -> Sequence[int]:
@@ -191,7 +189,7 @@ def _never() -> Sequence[int]:
     while pid > 1:
         above.append(pid)
         try:
-            with open("/proc/%d/stat" % pid) as file:  # noqa: PTH123
+            with open("/proc/%d/stat" % pid, errors="replace") as file:  # noqa: PTH123
                 pid = int(file.read().rpartition(")")[2].split()[1])
         except OSError:
             break

@@ -10,6 +10,9 @@ from typing import Any
 
 from .model import Holder, Process
 
+#: How many a message and a result name: any user may start thousands.
+_NAMED, _LISTED = 20, 200
+
 
 @dataclass(frozen=True)
 class Disturbance:
@@ -19,7 +22,11 @@ class Disturbance:
     who: tuple[Holder | Process, ...]
 
     def __str__(self) -> str:
-        return "%s is in use by %s" % (self.what, ", ".join(map(str, self.who)))
+        return "%s is in use by %s" % (self.what, ", ".join(self._names(_NAMED)))
 
     def to_data(self) -> dict[str, Any]:
-        return {"what": self.what, "who": [str(holder) for holder in self.who]}
+        return {"what": self.what, "who": self._names(_LISTED)}
+
+    def _names(self, most: int) -> list[str]:
+        more = ["%d more" % (len(self.who) - most)] if len(self.who) > most else []
+        return [str(holder) for holder in self.who[:most]] + more

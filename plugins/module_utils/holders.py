@@ -34,7 +34,7 @@ from .holders_model import (
     unknown,
 )
 from .holders_mps import is_mps, mps
-from .holders_proc import Processes, scan
+from .holders_proc import COMMAND_LENGTH, Processes, scan
 from .holders_slurm import slurm
 from .holders_watchers import is_watcher
 from .model import Holder, Host
@@ -42,12 +42,14 @@ from .model import Holder, Host
 #: What a holder can be, as `Holder.kind`.
 KINDS = (PROCESS, DEVICE_HANDLE, CONTAINER, SLURM, KUBELET, MPS, UNKNOWN)
 
-#: The collection's own look at the host (name of the process, and a word of its command). It is over in a moment, and never
-#: there while a run changes the host: transaction.looking.
+#: The collection's own look at the host (name of the process, and a word of its command; root's). It is over in a moment, and
+#: never there while a run changes the host: transaction.looking.
 LOOK = ("gpu-layout", "metrics")
 
 #: What a message has room for.
 _PIDS_SHOWN = 5
+#: Of each text: with what it takes to write out a command line's control characters.
+_TEXT_LENGTH = 4 * COMMAND_LENGTH
 
 
 def find_holders(
@@ -89,7 +91,7 @@ def _of_processes(host: Host, devices: Devices, processes: Processes) -> list[Ho
     kinds: dict[int, dict[Place, str]] = {}
     names: dict[int, str | None] = {}
     for pid, seen in processes.seen.items():
-        if seen.name == LOOK[0] and LOOK[1] in processes.arguments(pid):
+        if seen.name == LOOK[0] and processes.runs_as_root(pid) and LOOK[1] in processes.arguments(pid):
             continue
         places = {place for place in map(devices.place, seen.nodes) if place}
         inside = {gpu for gpu, instance in places if instance is not None}
@@ -156,13 +158,20 @@ def _not_seen(host: Host, devices: Devices, processes: Processes) -> list[Holder
 
 
 def _with_start(holder: Holder, processes: Processes) -> Holder:
-    return holder if holder.pid is None else replace(holder, started_seconds=processes.started(holder.pid))
+    if holder.pid is None:
+        return holder
+    seconds, ticks = processes.started(holder.pid), processes.started_ticks(holder.pid)
+    return replace(holder, started_seconds=seconds, started_ticks=ticks)
 
 
 def _printable(holder: Holder) -> Holder:
     """The names of units, containers and jobs, and what processes call themselves, are chosen by others."""
     texts = {name: getattr(holder, name) for name in ("who", "user", "command", "unit_or_container", "job")}
-    return replace(holder, **{name: printable(text) for name, text in texts.items() if text is not None})
+    return replace(holder, **{name: _cut(printable(text)) for name, text in texts.items() if text is not None})
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _TEXT_LENGTH else text[: _TEXT_LENGTH - 3] + "..."
 
 
 def _without_repeats(holders: Iterable[Holder]) -> list[Holder]:

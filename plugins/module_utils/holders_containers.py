@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 #
 # Thousands of files are looked at in one pass, and pathlib would take most of its time.
-# ruff: noqa: PTH121, PTH123, PTH208
+# ruff: noqa: PTH120, PTH121, PTH123
 """Containers that were given a GPU, whether they have it open or not.
 
 Every runtime gives a GPU by putting its device node into the container's own /dev, and every container has a mount
@@ -14,9 +14,12 @@ differ in all of that; and with cgroup v2 the device cgroup is a BPF program tha
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import re
 import stat
+from typing import Iterator
 
 from .holders_devices import Devices, Place
 from .holders_model import CONTAINER, short, unknown
@@ -26,6 +29,8 @@ from .model import Gpu, Holder
 
 #: What a privileged container has of its own in /dev, as terminals and consoles, or that differs from boot to boot.
 _OWN_NODES = re.compile(r"^(tty|pty|vcs|pts|ptmx|console|loop\d|dm-|core|fd|std|shm|mqueue|log|nvidia)")
+#: Files in a /dev that are looked at: no honest one has more.
+_MOST_NODES = 8192
 #: Driver files that the container toolkit brings along with the GPU.
 _DRIVER_FILES = ("libnvidia-ml.so", "libcuda.so", "nvidia-smi")
 
@@ -81,20 +86,26 @@ def _holder(processes: Processes, first: Seen, place: Place, watches: bool) -> H
 
 
 def _given(devices: Devices, process: str) -> list[Place]:
-    """The GPUs and GPU instances whose nodes are in a process's own /dev; none where it has the host's."""
+    """The GPUs and GPU instances whose nodes are in a process's own /dev; none where it has the host's.
+
+    A container's /dev is a directory. A link would lead from the host's root on, as to the /dev of another container.
+    """
     folder = process + "/root/dev"
-    if os.path.samefile(folder, devices.dev):
+    if not stat.S_ISDIR(os.lstat(folder).st_mode) or os.path.samefile(folder, devices.dev):
         return []
-    names = _nodes(folder)
+    user = _users_namespace(process)
+    names = _of_host(devices) if user else _names(folder, devices)
     places = set()
-    for name in names + ["nvidia-caps/" + name for name in _nodes(folder + "/nvidia-caps")]:
-        if "nvidia" not in name and not _is_character_device(folder + "/" + name):
+    for name in names:
+        path = "%s/%s" % (folder, name)
+        status = _status(path)
+        if "nvidia" not in name and not (status is not None and stat.S_ISCHR(status.st_mode)):
             continue
-        node = devices.node(folder + "/" + name, _status(folder + "/" + name))
+        node = devices.node(path, status) if status is not None else None
         place = node and devices.place(node)
-        if place:
+        if place and (not user or user.may_open(path, status)):
             places.add(place)
-    if places and _has_every_device(devices.dev, names) and not _has_driver(process):
+    if places and not user and _has_every_device(devices.dev, names) and not _has_driver(process):
         # A privileged container gets whatever the host has (every node agent and storage driver of a cluster does):
         # nobody gave it a GPU. If it opens one all the same, its handle tells.
         return []
@@ -102,6 +113,54 @@ def _given(devices: Devices, process: str) -> list[Place]:
     return sorted(
         (place for place in places if place[1] is not None or place[0] not in inside), key=lambda p: (p[0], p[1] or 0)
     )
+
+
+def _names(folder: str, devices: Devices) -> list[str]:
+    """What is in a container's /dev; of one with very many files the beginning, and what the host has of the driver's."""
+    names = list(itertools.islice(_nodes(folder), _MOST_NODES + 1))
+    if len(names) > _MOST_NODES:
+        names = [*names[:_MOST_NODES], *_of_host(devices)]
+    caps = folder + "/nvidia-caps"
+    status = _status(caps)
+    inside = _nodes(caps) if status is not None and stat.S_ISDIR(status.st_mode) else iter(())
+    return names + ["nvidia-caps/" + name for name in itertools.islice(inside, _MOST_NODES)]
+
+
+def _of_host(devices: Devices) -> list[str]:
+    names = [name for name in _nodes(devices.dev) if name.startswith("nvidia")]
+    return names + ["nvidia-caps/" + name for name in _nodes(devices.dev + "/nvidia-caps")]
+
+
+class _User:
+    """Whom the kernel takes a process in a user namespace for. Any user makes such a namespace, and any /dev in it."""
+
+    def __init__(self, status: str) -> None:
+        ids = re.findall(r"^(Uid|Gid|Groups):[ \t]*([\d \t]*)$", status, re.MULTILINE)
+        found = {name: [int(number) for number in numbers.split()] for name, numbers in ids}
+        self.uids = found.get("Uid", [])[1:2]
+        self.gids = {*found.get("Gid", [])[1:2], *found.get("Groups", [])}
+
+    def may_open(self, path: str, status: os.stat_result | None) -> bool:
+        """Whether it may open the node. Where an access control list says more, it may."""
+        if status is None:
+            return False
+        with contextlib.suppress(OSError):
+            if os.getxattr(path, "system.posix_acl_access", follow_symlinks=False):
+                return True
+        shift = 6 if status.st_uid in self.uids else 3 if status.st_gid in self.gids else 0
+        return bool(status.st_mode >> shift & 6)
+
+
+def _users_namespace(process: str) -> _User | None:
+    """The user of a process with a user namespace of its own; None of one that has the host's, or where /proc does not say."""
+    try:
+        own = os.readlink("%s/self/ns/user" % os.path.dirname(process))
+        if os.readlink(process + "/ns/user") == own:
+            return None
+        with open(process + "/status", errors="replace") as file:
+            return _User(file.read())
+    except OSError:
+        return None
 
 
 def _has_every_device(dev: str, names: list[str]) -> bool:
@@ -119,11 +178,13 @@ def _has_driver(process: str) -> bool:
     return any(name in mounts for name in _DRIVER_FILES)
 
 
-def _nodes(folder: str) -> list[str]:
+def _nodes(folder: str) -> Iterator[str]:
     try:
-        return os.listdir(folder)
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                yield entry.name
     except (FileNotFoundError, NotADirectoryError):
-        return []
+        return
 
 
 def _is_character_device(path: str) -> bool:

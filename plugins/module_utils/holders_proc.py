@@ -12,14 +12,24 @@ import contextlib
 import os
 import pwd
 import re
+import stat
+import threading
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Iterator
+from typing import Iterator, Sequence
 
 from .command_line import shown
 from .holders_cgroup import Origin, parse_cgroup
 from .holders_devices import Devices, Node
 from .holders_model import NAME_LENGTH
+
+#: Of a command line, which may have two megabytes: what holders show, and what is read of it.
+COMMAND_LENGTH, _MEMORY_BYTES = 1000, 1 << 16
+#: What podman keeps above each container, and the names that it takes (libpod, define.NameRegex).
+_MONITOR = "conmon"
+_CONTAINER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
+#: It takes microseconds.
+_MEMORY_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -62,9 +72,16 @@ class Processes:
 
         Name, arguments and environment are the process's own to choose, and a setuid program has them from its caller.
         """
+        return self.runs_as_root(pid) and self._executes(pid) == program
+
+    def runs_as_root(self, pid: int) -> bool:
+        """Whether all of its user ids are root's."""
         ids = re.search(r"^Uid:((?:\s+\d+)+)$", self._text(pid, "status"), re.MULTILINE)
-        executed = os.path.basename(_link("%s/%d/exe" % (self.proc, pid)) or "")
-        return ids is not None and set(ids.group(1).split()) == {"0"} and executed.split(" ", 1)[0] == program
+        return ids is not None and set(ids.group(1).split()) == {"0"}
+
+    def _executes(self, pid: int) -> str:
+        """The name of the file that it executes. One that was replaced has " (deleted)" behind it."""
+        return os.path.basename(_link("%s/%d/exe" % (self.proc, pid)) or "").split(" ", 1)[0]
 
     def in_container(self, pid: int) -> bool:
         """Whether it has a PID namespace that is not the caller's: its pid is another one there (proc(5), NSpid)."""
@@ -78,14 +95,14 @@ class Processes:
         """The command line without its secrets, or the name in brackets where there is none, as ps shows it."""
         words = self.arguments(pid)
         if words:
-            return shown(words)
+            return command_of(words)
         return "[%s]" % self.seen[pid].name if pid in self.seen else None
 
     def arguments(self, pid: int) -> list[str]:
-        return [word for word in self._text(pid, "cmdline").split("\0") if word]
+        return arguments_of(pid, self.proc)
 
     def environment(self, pid: int) -> dict[str, str]:
-        pairs = (entry.partition("=") for entry in self._text(pid, "environ").split("\0"))
+        pairs = (entry.partition("=") for entry in memory_of("%s/%d/environ" % (self.proc, pid)).split("\0"))
         return {name: value for name, equals, value in pairs if equals}
 
     def origin(self, pid: int) -> Origin:
@@ -98,7 +115,8 @@ class Processes:
         owner = self._status(monitor, "Uid")
         # Only root's podman goes by that name; an owner that is gone is not taken for root.
         runtime = "podman" if owner == "0" else "podman@%s" % (owner or "unknown")
-        name = "%s container %s" % (runtime, words[words.index("-n") + 1])
+        called = words[words.index("-n") + 1]
+        name = "%s container %s" % (runtime, called if _CONTAINER_NAME.fullmatch(called) else "of no name")
         return Origin(name, origin.container_id, origin.job, origin.pod)
 
     def pods(self) -> set[str]:
@@ -112,11 +130,14 @@ class Processes:
 
     def started(self, pid: int) -> float | None:
         """When a process began, as a Unix time (proc(5)); None where /proc does not say."""
-        # The name may have blanks and brackets in it. The 22nd field of all, the 20th after the name.
-        fields = self._text(pid, "stat").rpartition(")")[2].split()
-        if self._kernel_started is None or len(fields) < 20:
+        ticks = self.started_ticks(pid)
+        if self._kernel_started is None or ticks is None:
             return None
-        return self._kernel_started + int(fields[19]) / os.sysconf("SC_CLK_TCK")
+        return self._kernel_started + ticks / os.sysconf("SC_CLK_TCK")
+
+    def started_ticks(self, pid: int) -> int | None:
+        """The same, counted by the kernel from its own start."""
+        return start_ticks(self._text(pid, "stat"))
 
     @cached_property
     def _kernel_started(self) -> int | None:
@@ -124,15 +145,18 @@ class Processes:
         return int(found.group(1)) if found else None
 
     def _monitor(self, pid: int) -> int | None:
-        """The process that podman keeps above a container's."""
+        """The process that podman keeps above a container's. One within a container is that container's own invention."""
         above: int | None = pid
         for _level in range(64):
             if above is None or above <= 1:
                 return None
-            if above in self.seen and self.seen[above].name == "conmon":
+            if above in self.seen and self.seen[above].name == _MONITOR and self._is_monitor(above):
                 return above
             above = self.parent(above)
         return None
+
+    def _is_monitor(self, pid: int) -> bool:
+        return self._executes(pid) == _MONITOR and not self.in_container(pid)
 
     def _status(self, pid: int, key: str) -> str | None:
         found = re.search(r"^%s:\s*(\d+)" % key, self._text(pid, "status"), re.MULTILINE)
@@ -140,6 +164,59 @@ class Processes:
 
     def _text(self, pid: int, name: str) -> str:
         return _read("%s/%d/%s" % (self.proc, pid, name))
+
+
+def start_ticks(text: str) -> int | None:
+    """When the process with this text in /proc/PID/stat began, in the kernel's count; None where it has ended."""
+    # The name may have blanks and brackets in it. The third field is the state, the 22nd the start.
+    fields = text.rpartition(")")[2].split()
+    return int(fields[19]) if len(fields) > 19 and fields[0] not in "ZX" else None
+
+
+def owner_of(pid: int, proc: str = "/proc") -> int | None:
+    """Return the real user id of a process; None where there is no such process."""
+    found = re.search(r"^Uid:\s*(\d+)", _read("%s/%d/status" % (proc, pid)), re.MULTILINE)
+    return int(found.group(1)) if found else None
+
+
+def may_have_gpu_open(pid: int, proc: str = "/proc") -> bool:
+    """Return whether a process has a node of the driver open, or that cannot be told: as of simulated GPUs, which have none."""
+    majors = set(re.findall(r"^\s*(\d+) nvidia", _read(proc + "/devices"), re.MULTILINE))
+    folder = "%s/%d/fd" % (proc, pid)
+    try:
+        opened = os.listdir(folder) if majors else []
+    except OSError as error:
+        return not isinstance(error, FileNotFoundError)
+    for descriptor in opened:
+        with contextlib.suppress(OSError):
+            status = os.stat("%s/%s" % (folder, descriptor))
+            if stat.S_ISCHR(status.st_mode) and str(os.major(status.st_rdev)) in majors:
+                return True
+    return not majors
+
+
+def arguments_of(pid: int, proc: str = "/proc") -> list[str]:
+    """Return the words of its command line; none of a process that is gone, or whose memory cannot be read in time."""
+    return [word for word in memory_of("%s/%d/cmdline" % (proc, pid)).split("\0") if word]
+
+
+def command_of(words: Sequence[str]) -> str:
+    """Return a command line as holders have it: without its secrets, and not longer than people read."""
+    line = shown(words)
+    return line if len(line) <= COMMAND_LENGTH else line[: COMMAND_LENGTH - 3] + "..."
+
+
+def memory_of(path: str) -> str:
+    """Read a file of /proc that shows a process's own memory: its beginning, and nothing where that takes too long.
+
+    A process may have the pages of its arguments in a file system of its own, which need never answer. The thread that waits for
+    it ends with this process.
+    """
+    found: list[str] = []
+    thread = threading.Thread(target=lambda: found.append(_read(path, _MEMORY_BYTES)), daemon=True)
+    thread.start()
+    thread.join(_MEMORY_SECONDS)
+    return found[0] if found else ""
 
 
 def scan(devices: Devices, proc: str = "/proc") -> Processes:
@@ -198,9 +275,9 @@ def _link(path: str) -> str | None:
         return None
 
 
-def _read(path: str) -> str:
+def _read(path: str, most: int = -1) -> str:
     try:
         with open(path, errors="replace") as file:
-            return file.read()
+            return file.read(most)
     except OSError:
         return ""

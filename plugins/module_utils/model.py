@@ -12,6 +12,9 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+#: Marks fields that are the planner's business and that `to_data` leaves out.
+INTERNAL = {"internal": True}
+
 
 @dataclass(frozen=True, order=True)
 class Placement:
@@ -94,6 +97,8 @@ class Holder:
     job: str | None = None
     watches: bool = False
     started_seconds: float | None = None
+    #: The same in the kernel's count, which no clock moves: with the pid it is one process and no other.
+    started_ticks: int | None = field(default=None, metadata=INTERNAL)
 
     def __str__(self) -> str:
         return self.who
@@ -103,10 +108,6 @@ class Holder:
         if gpu_instance_id is None:
             return True
         return not self.watches and self.gpu_instance_id in (None, gpu_instance_id)
-
-
-#: Marks fields that are the planner's business and that `to_data` leaves out.
-INTERNAL = {"internal": True}
 
 
 def _held_by() -> Any:

@@ -19,6 +19,7 @@ from typing import Iterator, Mapping, Sequence
 from . import durable, mps_files, mps_unit, systemd
 from .errors import ApplyError, Problem
 from .holders_model import Run, ask, run_tool
+from .holders_proc import arguments_of, command_of, may_have_gpu_open, owner_of
 from .mps_control import CONTROL, Control, MpsError, told
 from .mps_model import MpsClient, MpsDaemon, MpsSeen
 
@@ -166,16 +167,14 @@ class MpsHost:
 
     def _client(self, pid: int, server: int) -> MpsClient:
         """What /proc says of a client; nothing where it has ended."""
-        folder = self._root / "proc" / str(pid)
-        command = user = None
-        with contextlib.suppress(OSError):
-            words = (folder / "cmdline").read_text(errors="replace").split("\0")
-            # Whole, for whoever ends it looks whether the process still is this one.
-            command = " ".join(word for word in words if word)
-            uid = folder.stat().st_uid
-            user = str(uid)
-            user = pwd.getpwuid(uid).pw_name
-        return MpsClient(pid, server, command or None, user)
+        proc = str(self._root / "proc")
+        words, uid = arguments_of(pid, proc), owner_of(pid, proc)
+        user = None if uid is None else str(uid)
+        with contextlib.suppress(KeyError):
+            user = None if uid is None else pwd.getpwuid(uid).pw_name
+        # A server of root's serves the clients of all users.
+        attested = owner_of(server, proc) in (None, 0, uid) and may_have_gpu_open(pid, proc)
+        return MpsClient(pid, server, command_of(words) if words else None, user, attested)
 
     def _replaced(self, pid: int) -> bool:
         """Whether the daemon runs a file that is no longer there under its name, as after a package was upgraded."""

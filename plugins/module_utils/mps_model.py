@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from .model import INTERNAL
 
 
 @dataclass(frozen=True, order=True)
@@ -38,12 +40,17 @@ class MpsDaemon:
 
 @dataclass(frozen=True)
 class MpsClient:
-    """A process that an MPS server serves."""
+    """A process that an MPS server says it serves.
+
+    A server runs as its user, and may name any process. `attested` says that the kernel does not contradict it: the process is of
+    the server's user, and has a GPU open.
+    """
 
     pid: int
     server_pid: int
     command: str | None = None
     user: str | None = None
+    attested: bool = field(default=True, metadata=INTERNAL)
 
 
 @dataclass(frozen=True)

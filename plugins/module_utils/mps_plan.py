@@ -125,7 +125,8 @@ def serves(seen: Iterable[MpsSeen], clients: bool = True) -> dict[str, frozenset
     """By GPU the processes that are there as these daemons' own: daemon, servers and, unless they are asked out, clients."""
     found: dict[str, frozenset[int]] = {}
     for one in seen:
-        pids = {one.pid, *one.server_pids, *(client.pid for client in one.clients if clients)} - {None}
+        served = (client.pid for client in one.clients if clients and client.attested)
+        pids = {one.pid, *one.server_pids, *served} - {None}
         for place in one.daemon.places:
             found[place.gpu_uuid] = found.get(place.gpu_uuid, frozenset()) | frozenset(pids)
     return found
@@ -150,7 +151,12 @@ def clients(one: MpsSeen) -> tuple[Holder, ...]:
     for client in one.clients:
         about = [text for text in (short(client.command), client.user and "user %s" % client.user) if text]
         who = "pid %d%s, its client" % (client.pid, " (%s)" % ", ".join(about) if about else "")
-        found.append(Holder(gpu, None, MPS, who, client.pid, client.user, client.command))
+        if client.attested:
+            found.append(Holder(gpu, None, MPS, who, client.pid, client.user, client.command))
+        else:
+            # Root ends nobody on the word of a user's process.
+            who += " by the word of the server %d alone, and is not ended" % client.server_pid
+            found.append(Holder(gpu, None, MPS, who))
     return tuple(found)
 
 

@@ -196,10 +196,12 @@ def test_servers_and_clients_are_listed(host, mps):
     host.servers = {41: {"percentage": 25.0, "limits": {}, "clients": [77, 78]}, 42: {"clients": []}}
     (host.root / "proc/77").mkdir(parents=True)
     (host.root / "proc/77/cmdline").write_bytes(b"python3\0train.py\0")
+    (host.root / "proc/77/status").write_text("Uid:\t1000\t1000\t1000\t1000\n")
     (seen,) = mps.observe()
     assert seen.server_pids == (41, 42)
     first, second = seen.clients
-    assert (first.pid, first.server_pid, first.command) == (77, 41, "python3 train.py") and first.user
+    assert (first.pid, first.server_pid, first.command) == (77, 41, "python3 train.py")
+    assert first.user
     # It has ended meanwhile.
     assert second == MpsClient(78, 41)
 
