@@ -5,9 +5,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import selectors
+import signal
 import subprocess
-from typing import Any, Callable, Iterable
+import time
+from typing import Any, Callable, Iterable, Sequence
 
 from .model import Gpu, Holder, Host
 
@@ -29,6 +33,10 @@ _COMMAND_LENGTH = 80
 
 #: How long a scheduler's or runtime's tool may take; one whose controller does not answer counts as failed after it.
 TOOL_TIMEOUT_SECONDS = 10
+#: What a tool may say: a controller of ten thousand jobs says less.
+_MOST_BYTES, _CHUNK_BYTES = 1 << 25, 1 << 16
+#: What was killed is gone in a moment.
+_REAP_SECONDS = 2.0
 
 #: Called as run(command, input=text, env=variables to add); returns what subprocess.run with text=True returns.
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -67,17 +75,58 @@ def run_tool(
     env: dict[str, str] | None = None,
     timeout_seconds: float = TOOL_TIMEOUT_SECONDS,
 ) -> Any:
-    """Run a tool of the host. Raises FileNotFoundError where it is not installed, TimeoutExpired where it hangs."""
-    return subprocess.run(
+    """Run a tool of the host. Raises FileNotFoundError where it is not installed, TimeoutExpired where it does not end.
+
+    That goes for one that hangs and for one that never stops talking: it is killed with all that it started. `input` is a line or
+    two.
+    """
+    process = subprocess.Popen(
         command,
-        input=input,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=timeout_seconds,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         env=dict(os.environ, LANG="C", LC_ALL="C", **(env or {})),
-        check=False,
+        start_new_session=True,
     )
+    deadline = time.monotonic() + timeout_seconds
+    try:
+        with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
+            pipe.write(input.encode())
+        said = _read((process.stdout, process.stderr), deadline)
+        if said is None:
+            raise subprocess.TimeoutExpired(command, timeout_seconds)
+        process.wait(max(0.0, deadline - time.monotonic()))
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        # One that hangs in the kernel is not waited for.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_REAP_SECONDS)
+        raise
+    finally:
+        for stream in (process.stdout, process.stderr):
+            stream.close()
+    return subprocess.CompletedProcess(command, process.returncode, *said)
+
+
+def _read(streams: Sequence[Any], deadline: float) -> list[str] | None:
+    """All that they say; None where that is too much, or takes too long."""
+    found = {stream: bytearray() for stream in streams}
+    with selectors.DefaultSelector() as selector:
+        for stream in streams:
+            selector.register(stream, selectors.EVENT_READ)
+        while selector.get_map():
+            ready = selector.select(max(0.0, deadline - time.monotonic()))
+            if not ready:
+                return None
+            for key, _events in ready:
+                chunk = os.read(key.fd, _CHUNK_BYTES)
+                found[key.fileobj] += chunk
+                if not chunk:
+                    selector.unregister(key.fileobj)
+                elif len(found[key.fileobj]) > _MOST_BYTES:
+                    return None
+    return [text.decode(errors="replace") for text in found.values()]
 
 
 def ask(run: Run, command: list[str], **options: Any) -> tuple[str | None, str]:
