@@ -19,6 +19,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import durable
 from .errors import Problem
 from .holders_model import Run, ask
 
@@ -128,11 +129,11 @@ def _replace(path: Path, text: str) -> bool:
         return False
     # Beside it, so that it can be renamed, and under a name that no engine reads.
     new = path.with_name(path.name + ".new")
-    with new.open("w") as file:
+    with durable.create(new) as file:
+        os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    new.chmod(stat.S_IMODE(path.stat().st_mode))
     new.replace(path)
     return True
 

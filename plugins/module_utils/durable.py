@@ -10,7 +10,7 @@ import json
 import os
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Callable, Dict, Mapping
+from typing import IO, Any, Callable, Dict, Mapping
 
 from .errors import ApplyError
 
@@ -27,7 +27,7 @@ def write_text(path: Path, text: str, mode: int | None = None) -> None:
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         new = path.with_name(path.name + ".new")
-        with new.open("w") as file:
+        with create(new) as file:
             if mode is not None:
                 os.fchmod(file.fileno(), mode)
             file.write(text)
@@ -39,6 +39,15 @@ def write_text(path: Path, text: str, mode: int | None = None) -> None:
         raise ApplyError(
             str(path), "it cannot be written: %s" % error, "Make room for it, as root.", outcome="old"
         ) from error
+
+
+def create(path: Path, mode: str = "w", permissions: int = 0o666) -> IO[Any]:
+    """Open a new file of this name to write. What lies there goes, and a link that somebody has put there is not followed."""
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(str(path), flags, permissions)
+    return os.fdopen(descriptor, mode, encoding=None if "b" in mode else "utf-8")
 
 
 def make_folder(folder: Path) -> None:

@@ -14,6 +14,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any, Iterable
 
+from ..durable import create
 from ..errors import FleetError
 from ..host_metrics import look
 from ..host_metrics_text import Snapshot, families, render
@@ -64,11 +65,8 @@ def write(directory: Path, text: str) -> None:
     """A reader finds the old file or the new one, never part of one; where it cannot be written, none at all."""
     path, new = directory / FILE, directory / (FILE + ".new")
     try:
-        # Others may write into the directory: what they put in its place is not followed.
-        with contextlib.suppress(FileNotFoundError):
-            new.unlink()
-        descriptor = os.open(str(new), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        # Others may write into the directory.
+        with create(new) as file:
             os.fchmod(file.fileno(), 0o644)
             file.write(text)
         new.replace(path)

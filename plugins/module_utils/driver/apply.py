@@ -9,6 +9,7 @@ A journal is on the disk before the first change: after a kill or a lost power s
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 from pathlib import Path
 from typing import Any, Callable, Sequence
@@ -261,8 +262,9 @@ def _write(path: str, content: bytes) -> None:
     new = Path(path + ".new")
     try:
         new.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        new.write_bytes(content)
-        new.chmod(0o644)
+        with durable.create(new, "wb") as file:
+            os.fchmod(file.fileno(), 0o644)
+            file.write(content)
         new.replace(path)
     except OSError as error:
         raise ApplyError(

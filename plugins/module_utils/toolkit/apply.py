@@ -80,8 +80,7 @@ class Work:
                 target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
                 former = target.stat() if target.exists() else None
                 new = target.with_name(".%s.new" % target.name)
-                descriptor = os.open(str(new), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-                with os.fdopen(descriptor, "wb") as file:
+                with durable.create(new, "wb", 0o600) as file:
                     file.write(content)
                     file.flush()
                     os.fsync(file.fileno())

@@ -92,8 +92,7 @@ class Installation:
         if not self.check:
             path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             new = path.with_name(path.name + ".new")
-            new.write_bytes(content)
-            new.chmod(mode)
+            put_new(new, content, mode)
             new.replace(path)
 
     def make(self, folder: Path) -> list[str]:
@@ -117,6 +116,16 @@ class Installation:
         """systemd is the host's own: below another root there is none to tell."""
         if self.root == Path("/") and not self.check:
             run(["systemctl", *arguments])
+
+
+def put_new(path: Path, content: bytes, mode: int) -> None:
+    """A file that is new: a link that somebody has put in its place is not followed."""
+    if path.exists() or path.is_symlink():
+        path.unlink()
+    descriptor = os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        os.fchmod(file.fileno(), mode)
 
 
 def run(command: list[str]) -> None:

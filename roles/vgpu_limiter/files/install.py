@@ -86,8 +86,7 @@ class Installation:
         if not self.check:
             path.parent.mkdir(parents=True, exist_ok=True)
             new = path.with_name(path.name + ".new")
-            new.write_bytes(content)
-            new.chmod(mode)
+            put_new(new, content, mode)
             new.replace(path)
         return True
 
@@ -119,6 +118,16 @@ class Installation:
         path = self.path(relative)
         if not self.check and path.is_dir() and not any(path.iterdir()):
             path.rmdir()
+
+
+def put_new(path: Path, content: bytes, mode: int) -> None:
+    """A file that is new: a link that somebody has put in its place is not followed."""
+    if path.exists() or path.is_symlink():
+        path.unlink()
+    descriptor = os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        os.fchmod(file.fileno(), mode)
 
 
 def run(command: list[str], **more) -> str:
