@@ -4,17 +4,21 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
+from attackers import ROOT, HostileHost, play, said
+from rightsize_hosts import gpu, state
 
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.prometheus import Access, Prometheus
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.fleet.page import to_text
 
-ROOT = Path(__file__).resolve().parents[2]
 #: Records a node as drained by the module itself, then brings the clients back by the role.
 RESUME = """
 - hosts: localhost
@@ -30,20 +34,12 @@ RESUME = """
 """
 
 
-def play(tmp_path: Path, **variables) -> subprocess.CompletedProcess:
+def resume(tmp_path: Path, **variables) -> subprocess.CompletedProcess:
     playbook = tmp_path / "resume.yml"
     playbook.write_text(RESUME)
-    variables["gpu_drain_state_directory"] = str(tmp_path / "state")
-    given = json.dumps({"ansible_python_interpreter": sys.executable, **variables})
-    ansible = str(Path(sys.executable).with_name("ansible-playbook"))
-    return subprocess.run(
-        [ansible, "-i", "localhost,", "-c", "local", str(playbook), "-e", given],
-        env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+    given = json.dumps({**variables, "gpu_drain_state_directory": str(tmp_path / "state")})
+    return play(tmp_path, playbook, {"all": {"hosts": {"localhost": local}}}, "-e", given)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a drain needs root")
@@ -57,11 +53,10 @@ def play(tmp_path: Path, **variables) -> subprocess.CompletedProcess:
 )
 def test_its_record_uncordons_no_node_but_its_own(tmp_path, variables):
     # A kubeconfig that leads nowhere: whoever tried to reach the cluster would say so.
-    done = play(tmp_path, gpu_drain_kubernetes_kubeconfig=str(tmp_path / "none"), **variables)
-    said = " ".join((done.stdout + done.stderr).split())
+    done = resume(tmp_path, gpu_drain_kubernetes_kubeconfig=str(tmp_path / "none"), **variables)
     assert done.returncode != 0
-    assert 'its record says that a drain cordoned the Kubernetes node "victim"' in said
-    assert "No node was uncordoned" in said and "k8s_drain" not in said
+    assert 'its record says that a drain cordoned the Kubernetes node "victim"' in said(done)
+    assert "No node was uncordoned" in said(done) and "k8s_drain" not in said(done)
     assert (tmp_path / "state" / "drain.json").exists()
 
 
@@ -99,3 +94,196 @@ def test_its_words_are_text_in_the_report(changes):
 def test_its_numbers_are_numbers_in_the_report(changes):
     with pytest.raises(ValueError):
         to_text(hostile(**changes))
+
+
+# --- What its modules return ------------------------------------------------------------------------------------------
+
+#: What would act on a terminal, a template, a shell, a page or a path.
+WORDS = "{{ lookup('pipe', 'touch PWNED') }}$(touch PWNED)`touch PWNED`<script>x</script>\x1b[2J\r\x85\u2028\u202e../../PWNED"
+
+
+def facts(folder: Path) -> dict:
+    """Facts that are no facts: names of variables of the inventory, by which roles write, read and speak on the controller."""
+    return {
+        "gpu_report_dir": str(folder / "stolen"),
+        "gpu_layout_plan_out": str(folder / "stolen.json"),
+        "gpu_rightsize_reclaim_log": str(folder / "stolen.log"),
+        "gpu_drain_kubernetes": True,
+        "gpu_drain_kubernetes_node": "victim",
+        "gpu_drain_kubernetes_kubeconfig": str(folder / "none"),
+        "nvidia_driver_version": "580.65.06",
+        "nvidia_driver_source": "runfile",
+        "nvidia_driver_runfile": "/etc/hostname",
+        "ansible_connection": "ssh",
+        "ansible_python_interpreter": "/nowhere",
+    }
+
+
+def layout_result(words: str) -> dict:
+    """What the module layout returns, with these words wherever there is text."""
+    row = {
+        "index": 0, "uuid": "GPU-0", "name": "NVIDIA H100", "entry": words, "asked": words, "before": words, "after": words,
+        "changed": False, "placement_units": 8, "instances": [],
+    }  # fmt: skip
+    return {
+        "changed": False,
+        "driver_present": True,
+        "plan": [words],
+        "plan_data": {"schema": 4, "gpus": [{"plan": words}], "vgpu": {"steps": []}},
+        "counts": {"create": 0, "destroy": 0, "keep": 0, "gpus_changed": 0},
+        "gpus": [row],
+        "reboot_required": False,
+        # Of a command, as roles send them to hosts.
+        "rc": 0,
+        "stdout": json.dumps({"changed": False, "done": [words]}),
+    }
+
+
+def site(tmp_path, *hostile: HostileHost, settings=None, **environment) -> subprocess.CompletedProcess:
+    """A dry run of site.yml on these hosts, which saves the plan and writes a report."""
+    layout = [{"gpus": "all", "sharing": "shared"}]
+    own = {"gpu_layout": layout, "gpu_layout_nvml_source": "none", "gpu_layout_restore_at_boot": False}
+    hosts = {"bad%d" % n: {**each.variables, **own} for n, each in enumerate(hostile)}
+    inventory = {"gpu_hosts": {"hosts": hosts, "vars": settings or {}}}
+    return play(tmp_path, ROOT / "playbooks/site.yml", inventory, "--check", **environment)
+
+
+def test_its_facts_set_no_variable_of_the_inventory(tmp_path):
+    answer = {**layout_result(WORDS.replace("PWNED", str(tmp_path / "pwned"))), "ansible_facts": facts(tmp_path)}
+    own = {"gpu_report_dir": str(tmp_path / "report"), "gpu_layout_plan_out": str(tmp_path / "plan.json")}
+    # Two of them, so that each could set what the other one's tasks use.
+    bad = [HostileHost(tmp_path / name, answer) for name in ("a", "b")]
+    done = site(tmp_path, *bad, settings=own)
+    assert done.returncode == 0, said(done)
+    assert bad[0].asked.exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "a",
+        "b",
+        "home",
+        "inventory.json",
+        "plan.json",
+        "report",
+    ]
+    # What it said is in the report, as text and nothing else.
+    for name in ("report.txt", "report.html", "report.json"):
+        text = (tmp_path / "report" / name).read_text()
+        assert "lookup" in text
+        assert name != "report.html" or "<script" not in text
+        assert not {"\x1b", "\r", "\x85", "\u2028", "\u202e"} & set(text)
+
+
+def test_where_facts_would_be_variables_no_host_is_asked(tmp_path):
+    bad = HostileHost(tmp_path / "a", {**layout_result("x"), "ansible_facts": facts(tmp_path)})
+    done = site(tmp_path, bad, ANSIBLE_INJECT_FACT_VARS="True")
+    assert done.returncode != 0 and not bad.asked.exists()
+    assert "inject_facts_as_vars = False" in said(done) and "Nothing was changed." in said(done)
+
+
+@pytest.mark.parametrize("playbook", ["audit", "rightsize", "reset", "bundle"])
+def test_every_playbook_looks_to_that_first(playbook):
+    """In each play that asks hosts, or reads their variables, the first task."""
+    import yaml
+
+    plays = yaml.safe_load((ROOT / "playbooks" / (playbook + ".yml")).read_text())
+    firsts = [each["tasks"][0].get("ansible.builtin.import_tasks") for each in plays]
+    assert firsts[0] == "tasks/facts.yml"
+    assert playbook not in ("audit", "rightsize") or firsts[1] == "tasks/facts.yml"
+
+
+def audited(tmp_path, answers: dict, playbook="audit", **variables) -> subprocess.CompletedProcess:
+    hosts = {name: HostileHost(tmp_path / name, answer).variables for name, answer in answers.items()}
+    variables["gpu_%s_dir" % playbook] = str(tmp_path / "report")
+    inventory = {"gpu_hosts": {"hosts": hosts}, "all": {"vars": variables}}
+    return play(tmp_path, ROOT / "playbooks" / (playbook + ".yml"), inventory)
+
+
+def test_one_hostile_host_costs_the_audit_no_other_host(tmp_path):
+    deep = "[" * 900 + "]" * 900
+    traversal = state(gpu("x", 0, "H100-80GB"))
+    traversal["gpus"][0]["uuid"] = "GPU-../../" + WORDS
+    huge = state(gpu("x", 0, "H100-80GB", "train.service"))
+    huge["gpus"][0]["holders"] *= 3000
+    answers = {
+        "good": state(gpu("good", 0, "H100-80GB", "train.service")),
+        "crowd": huge,
+        "deep": '{"gpus": %s}' % deep,
+        "nothing": {"gpus": None},
+        "path": traversal,
+        "words": state(gpu("words", 0, "H100-80GB", WORDS)),
+    }
+    done = audited(tmp_path, answers)
+    assert done.returncode == 0, said(done)
+    report = json.loads((tmp_path / "report/audit.json").read_text())
+    assert {"good", "crowd", "words"} <= set(report["sources"]["hosts_answered"])
+    missing = " ".join(report["sources"]["missing"])
+    assert 'path: gpus[0].uuid: the host says "GPU-../../{{ lookup' in missing
+    assert all(line.isprintable() for line in report["sources"]["missing"])
+    sizes = {path.name: path.stat().st_size for path in (tmp_path / "report").iterdir()}
+    assert max(sizes.values()) < 500_000, sizes
+    page = (tmp_path / "report/audit.html").read_text()
+    assert "<script" not in page and "\x1b" not in page and "\u202e" not in page
+    assert not list(tmp_path.rglob("PWNED")) and not (ROOT / "PWNED").exists()
+
+
+def test_what_it_says_of_what_was_stopped_is_a_line_of_a_log(tmp_path):
+    """The log is the controller's: no host chooses its path, and none fills the disk with it."""
+    answer = state(gpu("bad", 0, "H100-80GB", "idle.service"))
+    answer["stopped"] = [{"kind": "unit", "name": WORDS, "gpus": [], "holders": ["x" * 2000] * 1000}] * 10
+    answer["spared"] = []
+    answer["ansible_facts"] = facts(tmp_path)
+    bad = HostileHost(tmp_path / "bad", answer)
+    # The play that reclaims, alone: what is listed is a variable, as if an audit had found it.
+    playbook = tmp_path / "reclaim.yml"
+    import yaml
+
+    plays = yaml.safe_load((ROOT / "playbooks/rightsize.yml").read_text())
+    playbook.write_text(yaml.safe_dump(plays[-1:]))
+    listed = [
+        {"host": "bad", "kind": "unit", "name": "idle.service", "runtime": "", "gpus": ["GPU-bad-0"], "spared": ""}
+    ]
+    local = {
+        "ansible_connection": "local",
+        "ansible_python_interpreter": sys.executable,
+        "gpu_rightsize_reclaim": "act",
+        "gpu_rightsize_result": {"reclaim": listed, "reclaim_grace_seconds": 1},
+    }
+    inventory = {
+        "gpu_hosts": {"hosts": {"bad": {**bad.variables, "gpu_rightsize_dir": str(tmp_path)}}},
+        "all": {"hosts": {"localhost": local}},
+    }
+    done = play(tmp_path, playbook, inventory)
+    assert done.returncode == 0, said(done)
+    assert not (tmp_path / "stolen.log").exists()
+    (line,) = (tmp_path / "reclaim.log").read_text().splitlines()
+    assert line.isascii() and len(line) < 6_000_000
+    assert json.loads(line)["stopped"][0]["name"].startswith("{{ lookup('pipe'")
+
+
+# --- What its exporter says -------------------------------------------------------------------------------------------
+
+
+def test_labels_of_its_exporter_are_short_lines_of_text():
+    hostile = {"host": "bad", "model": WORDS, "gpu_uuid": "x" * 1_000_000}
+    answer = {"status": "success", "data": {"resultType": "vector", "result": [{"metric": hostile, "value": [0, "1"]}]}}
+    answer["warnings"] = [WORDS] * 10_000
+
+    class Server(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = json.dumps(answer).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *arguments):
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Server) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        said_by_it = Prometheus(Access("http://127.0.0.1:%d" % server.server_port)).query("gpu:info")
+        thread.join()
+    (sample,) = said_by_it.samples
+    for text in (*sample.labels.values(), *said_by_it.warnings):
+        assert text.isprintable() and len(text) <= 1000
+    assert len(said_by_it.warnings) == 20

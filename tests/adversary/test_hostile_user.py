@@ -1,12 +1,30 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A user who chooses names and command lines: what root and others read of them acts on no terminal and no parser."""
+"""Users without rights: what they call themselves, say and hold open makes root do nothing to anybody else.
+
+Real processes of two users on the real /proc. Device nodes are files of a folder: where there is no driver, the look at them goes
+by name.
+"""
 
 from __future__ import annotations
 
-import pytest
+import ctypes
+import json
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
 
+import pytest
+from attackers import ALICE, BOB, HOLD, PYTHON, gpu, holding, host, named, process, public_folder
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.busy import end_holders
 from ansible_collections.openfleet.gpu.plugins.module_utils.command_line import printable, shown
+from ansible_collections.openfleet.gpu.plugins.module_utils.disturbance import Disturbance
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders import find_holders
+from ansible_collections.openfleet.gpu.plugins.module_utils.model import Process, to_data
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root starts processes of other users")
 
 
 @pytest.mark.parametrize(
@@ -30,3 +48,199 @@ def test_control_characters_of_a_command_line_are_written_out(letter, written):
 @pytest.mark.parametrize("text", ["", "python3 train.py --name=Z\u00fcrich", "\u8bad\u7ec3"])
 def test_other_letters_stay(text):
     assert printable(text) == text
+
+
+@pytest.fixture
+def folder():
+    with public_folder() as made:
+        (made / "dev").mkdir()
+        for name in ("nvidia0", "nvidia1"):
+            (made / "dev" / name).touch()
+        yield made
+
+
+def never(command, **_options):
+    raise AssertionError("a user had root run %s" % command)
+
+
+def look(folder, *gpus, run=never):
+    """What root finds, of processes of these users alone."""
+    found = find_holders(host(*(gpus or (gpu(0), gpu(1)))), dev=str(folder / "dev"), run=run, kubelet_directory="/none")
+    return [holder for holder in found if holder.user in (str(ALICE), str(BOB)) or holder.kind in ("mps", "slurm")]
+
+
+# --- Finding 1: MPS ---------------------------------------------------------------------------------------------------
+
+
+@as_root
+@pytest.mark.parametrize("name", ["nvidia-cuda-mps-control", "nvidia-cuda-mps-server"])
+def test_a_user_s_own_mps_daemon_is_not_asked(folder, name):
+    with holding(user=ALICE, program=named(folder, name), CUDA_MPS_PIPE_DIRECTORY=str(folder)):
+        assert look(folder) == []
+
+
+@as_root
+def test_a_name_and_a_title_make_no_daemon_of_roots(folder):
+    """The kernel cuts names after 15 letters, and escapes what would end the line of /proc/PID/status."""
+    pretend = "open('/proc/self/comm', 'w').write(sys.argv[1])\n" + HOLD.replace("sys.argv[1:]", "sys.argv[2:]")
+    for name in ("slurmd", "nvidia-cuda-mps", "x\nUid:\t0\t0\t0\t0"):
+        with process(PYTHON, "-c", "import sys\n" + pretend, name, "-N", "gpu-a", user=ALICE):
+            assert look(folder) == []
+
+
+@as_root
+def test_servers_without_end_hold_up_nobody(folder):
+    """A user's daemons are not asked, however many there are."""
+    program = named(folder, "nvidia-cuda-mps-control")
+    start = (
+        "import os\nfor _ in range(9):\n    os.fork() or os.execv(%r, ['x', '-c', 'import sys; sys.stdin.read()'])\n"
+    )
+    with process(PYTHON, "-c", start % str(program) + HOLD, user=ALICE):
+        assert look(folder) == []
+
+
+# --- Finding 3: who holds a GPU -----------------------------------------------------------------------------------------
+
+
+@as_root
+def test_a_user_s_slurmd_and_his_job_number_hold_nothing(folder):
+    variables = {"SLURM_JOB_ID": "1", "CUDA_VISIBLE_DEVICES": "GPU-0,GPU-1"}
+    with holding("-N", "--help", user=ALICE, program=named(folder, "slurmd"), **variables):
+        assert look(folder) == []
+
+
+@as_root
+def test_a_user_is_not_hidden_by_the_name_of_the_collection_s_own_look(folder):
+    with holding(folder / "dev/nvidia0", "metrics", user=ALICE, program=named(folder, "gpu-layout")) as held:
+        assert [(holder.pid, holder.user) for holder in look(folder)] == [(held.pid, str(ALICE))]
+
+
+# --- Names and sizes ----------------------------------------------------------------------------------------------------
+
+HOSTILE = [
+    b"\r\x1b[2J\x1b]0;root\x07",
+    "\x85---\u2028- hosts: localhost".encode(),
+    b"{{ lookup('pipe', 'id') }}",
+    b"../../etc/cron.d/x",
+    "\u202etxt.exe".encode(),
+    b"\xff\xfe\x80",
+    b"a" * 10000,
+    b"\n" * 500,
+]
+
+
+@as_root
+def test_whatever_a_user_calls_his_process_is_a_line_of_text(folder):
+    with holding(folder / "dev/nvidia0", *HOSTILE, user=ALICE) as held:
+        (holder,) = look(folder)
+        assert holder.pid == held.pid
+        for text in (holder.who, holder.command, holder.user):
+            assert text.isprintable() and len(text) <= 4000
+        # What is shown is what the process is compared with when it is ended.
+        (ended,) = end_holders([Disturbance("gpu 0", (holder,))], grace_seconds=60)
+        assert ended == holder.who and held.wait() == -signal.SIGTERM
+
+
+@as_root
+def test_an_argument_of_megabytes_costs_a_look_nothing(folder):
+    words = [b"--token=s3cret", *[b"x" * 100_000] * 12]
+    with holding(folder / "dev/nvidia0", folder / "dev/nvidia1", *words, user=ALICE):
+        found = look(folder)
+        assert len(found) == 2 and len(json.dumps(to_data(found))) < 8000
+        assert "s3cret" not in repr(found) and "--token=***" in repr(found)
+
+
+@as_root
+def test_a_crowd_is_named_in_part(folder):
+    """A message and a result stay of a size that somebody reads, however many processes a user starts."""
+    with holding(folder / "dev/nvidia0", user=ALICE):
+        (holder,) = look(folder)
+    crowd = Disturbance("gpu 0", tuple(replace(holder, pid=n, who="pid %d" % n) for n in range(30000)))
+    assert len(str(crowd)) < 1000 and str(crowd).endswith(", 29980 more")
+    assert len(crowd.to_data()["who"]) == 201
+
+
+# --- Races: between the look and the signal ---------------------------------------------------------------------------
+
+
+class _CloneArguments(ctypes.Structure):
+    """struct clone_args of clone(2), version 1."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_uint64)
+        for name in (
+            *("flags", "pidfd", "child_tid", "parent_tid", "exit_signal"),
+            *("stack", "stack_size", "tls", "set_tid", "set_tid_size"),
+        )
+    )
+
+
+def start_as(pid: int, command: list[str], user: int) -> int:
+    """Start a process with this pid, as the kernel lets root choose it (clone3(2), set_tid)."""
+    wanted = (ctypes.c_int * 1)(pid)
+    arguments = _CloneArguments(exit_signal=signal.SIGCHLD, set_tid=ctypes.addressof(wanted), set_tid_size=1)
+    libc = ctypes.PyDLL(None, use_errno=True)
+    read_end, write_end = os.pipe()
+    made = libc.syscall(435, ctypes.byref(arguments), ctypes.sizeof(arguments))
+    if made == 0:
+        os.dup2(write_end, 1)
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+        os.execv(command[0], command)
+    os.close(write_end)
+    if made < 0:
+        os.close(read_end)
+        pytest.skip("this kernel lets nobody choose a pid: %s" % os.strerror(ctypes.get_errno()))
+    with os.fdopen(read_end) as pipe:
+        assert pipe.readline() == "open\n"
+    return made
+
+
+def began(pid: object) -> int:
+    """When it began, in the kernel's hundredths of a second."""
+    return int(Path("/proc/%s/stat" % pid).read_text().rpartition(")")[2].split()[19])
+
+
+def newest() -> int:
+    with process("sh", "-c", "echo open; read _", user=BOB) as made:
+        return began(made.pid)
+
+
+@as_root
+def test_a_signal_goes_to_nobody_who_has_the_pid_by_now(folder):
+    hold = "print('open', flush=True)\nimport time\nwhile True: time.sleep(1000)"
+    command = [str(PYTHON), "-c", "f = open(%r)\n%s" % (str(folder / "dev/nvidia0"), hold)]
+    with process(*command, user=ALICE) as held:
+        (holder,) = look(folder)
+        before = began(held.pid)
+    while newest() == before:
+        pass
+    # The same command line, and another user's.
+    victim = start_as(held.pid, command, BOB)
+    try:
+        assert victim == held.pid
+        assert end_holders([Disturbance("gpu 0", (holder,))], grace_seconds=0) == ()
+        assert os.waitpid(victim, os.WNOHANG) == (0, 0)
+    finally:
+        os.kill(victim, signal.SIGKILL)
+        os.waitpid(victim, 0)
+
+
+@as_root
+def test_a_signal_goes_to_no_program_that_a_process_has_become(folder):
+    become = HOLD + "\nimport os\nos.execv('/bin/sh', ['sh', '-c', 'echo other; exec sleep 1000'])"
+    with process(PYTHON, "-c", become, folder / "dev/nvidia0", user=ALICE) as held:
+        (holder,) = look(folder)
+        # The end of its input makes it go on.
+        held.stdin.close()
+        assert held.stdout.readline() == b"other\n"
+        assert end_holders([Disturbance("gpu 0", (holder,))], grace_seconds=0) == ()
+        assert held.poll() is None
+
+
+@as_root
+def test_root_and_those_that_started_it_are_ended_for_nobody(folder):
+    listed = [Process(os.getpid(), "compute"), Process(1, "compute"), Process(os.getppid(), "compute")]
+    found = find_holders(host(gpu(0, listed)), dev=str(folder / "dev"), run=never, kubelet_directory="/none")
+    with pytest.raises(Exception, match="it is this run itself, or what the host lives by"):
+        end_holders([Disturbance("gpu 0", found)], grace_seconds=0)

@@ -1,0 +1,144 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Links, pipes and folders that somebody put where root writes: what they lead to stays as it is.
+
+Folders that only root writes to need none of it, and a site may choose others.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from pathlib import Path
+
+import pytest
+from attackers import ROOT, public_folder
+
+from ansible_collections.openfleet.gpu.plugins.module_utils import cdi, durable, vgpu_host
+from ansible_collections.openfleet.gpu.plugins.module_utils.cli import metrics
+from ansible_collections.openfleet.gpu.plugins.module_utils.driver import apply as driver_apply
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
+
+
+def installer(name: str):
+    """A role's files/install.py, which is sent to hosts and belongs to no package."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "roles" / name / "files" / "install.py")
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+def by_installer(name):
+    def write(path, text):
+        target = installer(name).Installation(path.parent, False)
+        target.write(path.name, text.encode())
+
+    return write
+
+
+def by_specification(path, text):
+    """A CDI specification is renewed where it is what nvidia-ctk wrote."""
+    path.write_text(json.dumps({"kind": "nvidia.com/gpu", "devices": [{"name": "0"}], "hooks": "nvidia-cdi-hook"}))
+    text = json.dumps({"kind": "nvidia.com/gpu", "devices": [{"name": text}]})
+    cdi._replace(path, text)
+
+
+#: What writes a file, its name, and what the file is called until it is whole.
+WRITERS = {
+    "durable": (durable.write_text, "journal.json", "journal.json.new"),
+    "metrics": (lambda path, text: metrics.write(path.parent, text), metrics.FILE, metrics.FILE + ".new"),
+    "cdi": (by_specification, "nvidia.json", "nvidia.json.new"),
+    "driver": (lambda path, text: driver_apply._write(str(path), text.encode()), "x.conf", "x.conf.new"),
+    "gpu_layout": (by_installer("gpu_layout"), "gpu-layout", "gpu-layout.new"),
+    "vgpu_limiter": (by_installer("vgpu_limiter"), "vgpu-top", "vgpu-top.new"),
+}
+each = pytest.mark.parametrize("name", WRITERS)
+
+
+@pytest.fixture
+def folder():
+    with public_folder() as made:
+        yield made
+
+
+@each
+@pytest.mark.parametrize("trap", ["link", "hard link", "link to nothing"])
+def test_a_link_in_the_way_is_not_followed(folder, name, trap):
+    write, final, unfinished = WRITERS[name]
+    victim = folder / "shadow"
+    (folder / "in").mkdir()
+    if trap != "link to nothing":
+        victim.write_text("root:x:\n")
+        victim.chmod(0o600)
+    link = folder / "in" / unfinished
+    os.link(victim, link) if trap == "hard link" else link.symlink_to(victim)
+    write(folder / "in" / final, "written")
+    assert "written" in (folder / "in" / final).read_text() and not (folder / "in" / final).is_symlink()
+    if trap == "link to nothing":
+        assert not victim.exists()
+    else:
+        assert victim.read_text() == "root:x:\n" and victim.stat().st_mode & 0o777 == 0o600
+
+
+@each
+def test_a_pipe_in_the_way_holds_up_nobody(folder, name):
+    write, final, unfinished = WRITERS[name]
+    os.mkfifo(folder / unfinished)
+    write(folder / final, "written")
+    assert "written" in (folder / final).read_text()
+
+
+@each
+def test_a_folder_in_the_way_is_an_error_and_stays(folder, name):
+    write, final, unfinished = WRITERS[name]
+    (folder / unfinished).mkdir()
+    (folder / unfinished / "kept").touch()
+    with pytest.raises((FleetError, OSError)):
+        write(folder / final, "written")
+    assert (folder / unfinished / "kept").exists()
+
+
+@each
+def test_a_link_in_the_place_of_the_file_is_replaced(folder, name):
+    if name == "cdi":
+        pytest.skip("an administrator may keep a specification elsewhere: such a link stays one")
+    write, final, _unfinished = WRITERS[name]
+    victim = folder / "shadow"
+    victim.write_text("root:x:\n")
+    (folder / final).symlink_to(victim)
+    write(folder / final, "written")
+    assert victim.read_text() == "root:x:\n" and (folder / final).read_text() == "written"
+
+
+def test_nothing_that_root_writes_is_open_to_others_for_a_moment(folder, monkeypatch):
+    """A reader that opens the file as soon as it is there would keep it open."""
+    made = []
+    real = os.open
+
+    def noted(path, flags, mode=0o777, **more):
+        if flags & os.O_CREAT:
+            made.append((Path(path).name, mode, flags & os.O_EXCL))
+        return real(path, flags, mode, **more)
+
+    monkeypatch.setattr(os, "open", noted)
+    WRITERS["gpu_layout"][0](folder / "gpu-layout", "written")
+    assert made == [("gpu-layout.new", 0o600, os.O_EXCL)]
+
+
+@pytest.mark.parametrize("trap", ["link", "folder", "pipe"])
+def test_what_a_tenant_puts_in_place_of_his_region_leads_nowhere(folder, trap):
+    """Regions are made again, open to the tenant's processes; what a link leads to would be open to all."""
+    victim, region = folder / "shadow", folder / "region.1"
+    victim.write_text("root:x:\n")
+    victim.chmod(0o600)
+    if trap == "link":
+        region.symlink_to(victim)
+    elif trap == "folder":
+        (region / "deep").mkdir(parents=True)
+        (region / "deep/link").symlink_to(victim)
+    else:
+        os.mkfifo(region)
+    vgpu_host._open_to_all(region)
+    assert region.is_file() and not region.is_symlink()
+    assert victim.read_text() == "root:x:\n" and victim.stat().st_mode & 0o777 == 0o600

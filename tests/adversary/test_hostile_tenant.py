@@ -1,0 +1,217 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Tenants in containers, and users who make themselves some: a /dev that they arrange holds no GPU, and poses as nobody.
+
+Real namespaces and device nodes; the host's /proc is seen through a window with a driver in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+import pytest
+from attackers import ALICE, BOB, HOLD, Window, gpu, holding, host, named, process, public_folder
+
+from ansible_collections.openfleet.gpu.plugins.module_utils import holders_containers, holders_proc
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders import find_holders
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes containers and device nodes")
+
+#: As containers are started: a mount namespace of their own; a user makes it within a user namespace, where he may.
+CONTAINER, OWN_CONTAINER = ["unshare", "--mount"], ["unshare", "--user", "--map-root-user", "--mount"]
+WAIT = "echo open; read _"
+
+
+@pytest.fixture
+def folder():
+    with public_folder() as made:
+        (made / "dev").mkdir()
+        yield made
+
+
+@pytest.fixture
+def node(folder):
+    """The host's node of the first GPU, which root alone may open."""
+    path = folder / "dev/nvidia0"
+    os.mknod(path, 0o20600, os.makedev(195, 0))
+    return path
+
+
+def container(script: str, *arguments: object, user: int = 0, within=CONTAINER):
+    """A container whose first process is a shell that arranges its files, says so and waits."""
+    return process(*within, "sh", "-ec", script + "\n" + WAIT, "sh", *arguments, user=user)
+
+
+def look(folder, *processes):
+    window = Window(folder / "proc", *processes)
+
+    def never(command, **_options):
+        raise AssertionError("a tenant had root run %s" % command)
+
+    return list(find_holders(host(gpu(0)), str(window.folder), str(folder / "dev"), never, "/none"))
+
+
+def may_make_namespaces() -> bool:
+    with contextlib.suppress(AssertionError), container(":", user=ALICE, within=OWN_CONTAINER):
+        return True
+    return False
+
+
+users_namespaces = pytest.mark.skipif(
+    os.geteuid() == 0 and not may_make_namespaces(), reason="users make no namespaces here"
+)
+
+
+def test_a_container_that_root_gave_a_gpu_holds_it(folder, node):
+    give = "mount -nt tmpfs none /dev\nmknod /dev/nvidia0 c 195 0"
+    with container(give) as made:
+        (holder,) = look(folder, made)
+        assert (holder.kind, holder.pid, holder.gpu_uuid) == ("container", made.pid, "GPU-0")
+
+
+@users_namespaces
+@pytest.mark.parametrize("mode", ["0600", "0666"])
+def test_a_user_s_container_holds_what_he_may_open(folder, node, mode):
+    """As rootless engines give devices. A mount asks for no right to the node that is mounted."""
+    node.chmod(int(mode, 8))
+    give = "mount -nt tmpfs none /mnt\ntouch /mnt/nvidia0\nmount -n --bind $1 /mnt/nvidia0\nmount -n --move /mnt /dev"
+    with container(give, node, user=ALICE, within=OWN_CONTAINER) as made:
+        assert [(h.kind, h.user) for h in look(folder, made)] == ([("container", str(ALICE))] if mode == "0666" else [])
+
+
+@users_namespaces
+@pytest.mark.parametrize(
+    "arrange",
+    [
+        "mount -nt tmpfs none /dev\ntouch /dev/nvidia0",
+        "mount -nt tmpfs none /dev\nln -s $1 /dev/nvidia0",
+        "mount -nt tmpfs none /dev\nmkdir /dev/nvidia0",
+        "mount -nt tmpfs none /dev\nmkfifo /dev/nvidia0",
+    ],
+    ids=["a file", "a link", "a folder", "a pipe"],
+)
+def test_what_only_bears_a_node_s_name_holds_nothing(folder, node, arrange):
+    with container(arrange, node, user=ALICE, within=OWN_CONTAINER) as made:
+        assert look(folder, made) == []
+
+
+@users_namespaces
+@pytest.mark.parametrize("leads_to", ["dev", "/", "/proc/{other}/root/dev", "{host}", "/dev/../../{host}"])
+def test_a_dev_that_is_a_link_leads_nowhere(folder, node, leads_to):
+    """Root would follow it from the host's root on: to another tenant's devices, a share that hangs, a link to itself."""
+    node.chmod(0o666)
+    with container("mount -nt tmpfs none /dev\nmknod /dev/nvidia0 c 195 0") as other:
+        target = leads_to.format(other=other.pid, host=folder / "dev")
+        enter = "\n".join(
+            [
+                "mount -nt tmpfs none /mnt",
+                "ln -s $1 /mnt/dev",
+                "for d in bin lib lib64 usr; do",
+                "  [ ! -e /$d ] || { mkdir /mnt/$d; mount -n --rbind /$d /mnt/$d; }",
+                "done",
+                "exec chroot /mnt /bin/sh -c '%s'",
+            ]
+        )
+        with process(*OWN_CONTAINER, "sh", "-ec", enter % WAIT, "sh", target, user=ALICE) as made:
+            assert [holder.pid for holder in look(folder, made, other)] == [other.pid]
+
+
+def test_a_dev_of_very_many_files_is_looked_at_in_part(folder, node, monkeypatch):
+    monkeypatch.setattr(holders_containers, "_MOST_NODES", 50)
+    fill = "mount -nt tmpfs none /dev\nfor n in $(seq 200); do : >/dev/f$n; done\nmknod /dev/nvidia0 c 195 0"
+    looked = []
+    status = holders_containers._status
+    monkeypatch.setattr(holders_containers, "_status", lambda path: looked.append(path) or status(path))
+    with container(fill) as made:
+        assert [holder.pid for holder in look(folder, made)] == [made.pid]
+        assert len([path for path in looked if "/root/dev/f" in path]) <= 50
+
+
+# --- Posing as another container ------------------------------------------------------------------------------------------
+
+
+def test_a_monitor_that_a_tenant_makes_up_names_no_other_container(folder):
+    """Root in a container is root to /proc, and calls a process conmon. Reclaiming stops containers by what it says."""
+    (folder / "dev/nvidia0").touch()
+    program = named(folder, "conmon")
+    start = "import os, sys\nif os.fork(): sys.stdin.read()\nelse:\n    sys.argv[1:3] = []\n    " + HOLD.replace(
+        "\n", "\n    "
+    )
+    tenant = ["unshare", "--pid", "--fork", "--kill-child"]
+    with process(*tenant, program, "-c", start, "-n", "billing-api", folder / "dev/nvidia0", user=0) as made:
+        found = find_holders(host(gpu(0)), dev=str(folder / "dev"), kubelet_directory="/none")
+        mine = [holder for holder in found if (holder.command or "").startswith(str(program))]
+        assert mine and {holder.unit_or_container for holder in mine} == {None}
+        made.stdin.close()
+
+
+def test_a_user_s_monitor_names_no_container_of_roots(folder):
+    (folder / "dev/nvidia0").touch()
+    start = "import os, sys\nif os.fork(): sys.stdin.read()\nelse:\n    sys.argv[1:3] = []\n    " + HOLD.replace(
+        "\n", "\n    "
+    )
+    program = named(folder, "conmon")
+    for name, called in (("billing-api", "billing-api"), ("x\x1b[2J" + "y" * 9000, "of no name")):
+        with process(program, "-c", start, "-n", name, folder / "dev/nvidia0", user=ALICE) as made:
+            found = find_holders(host(gpu(0)), dev=str(folder / "dev"), kubelet_directory="/none")
+            names = {holder.unit_or_container for holder in found if holder.user == str(ALICE)}
+            assert names == {"podman@%d container %s" % (ALICE, called)}
+            made.stdin.close()
+
+
+# --- Delegated cgroups ------------------------------------------------------------------------------------------------------
+
+
+def hierarchies() -> list[Path]:
+    """Where cgroups are made by which systemd tells units: its own hierarchy of cgroup v1, then cgroup v2."""
+    mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+    own = [Path(where) for _what, where, kind, options, *_ in mounts if kind == "cgroup" and "name=systemd" in options]
+    return own + [Path(where) for _what, where, kind, *_ in mounts if kind == "cgroup2"]
+
+
+@pytest.fixture
+def delegated():
+    """A service's cgroup of which a part was given to its user, beside those of this machine's systemd."""
+    top = next(iter(hierarchies()), Path("/nowhere")) / ("openfleet%d.slice" % os.getpid())
+    inner = top / "hub.service" / "postgresql.service"
+    try:
+        inner.mkdir(parents=True)
+    except OSError as error:
+        pytest.skip("no cgroups can be made here: %s" % error)
+    yield inner
+    deadline = time.monotonic() + 60
+    for path in (inner, inner.parent, top):
+        while path.exists():
+            with contextlib.suppress(OSError):
+                path.rmdir()
+            assert time.monotonic() < deadline, "%s does not empty" % path
+
+
+def test_a_service_that_calls_a_cgroup_postgresql_is_itself(folder, delegated):
+    (folder / "dev/nvidia0").touch()
+    with holding(folder / "dev/nvidia0", user=BOB) as held:
+        (delegated / "cgroup.procs").write_text(str(held.pid))
+        if ":/%s\n" % "/".join(delegated.parts[-3:]) not in Path("/proc/%d/cgroup" % held.pid).read_text():
+            pytest.skip("the cgroups of this machine are below another's")
+        found = find_holders(host(gpu(0)), dev=str(folder / "dev"), kubelet_directory="/none")
+        assert [h.unit_or_container for h in found if h.pid == held.pid] == ["hub.service"]
+
+
+# --- Memory that does not answer ----------------------------------------------------------------------------------------------
+
+
+def test_a_process_whose_memory_does_not_answer_holds_up_nobody(folder, monkeypatch):
+    """Its arguments may lie in a file system of its own, which never answers; here /proc has a pipe that nobody writes to."""
+    monkeypatch.setattr(holders_proc, "_MEMORY_SECONDS", 0.01)
+    proc = folder / "proc"
+    (proc / "7/fd").mkdir(parents=True)
+    (folder / "dev/nvidia0").touch()
+    (proc / "7/fd/3").symlink_to(folder / "dev/nvidia0")
+    (proc / "7/comm").write_text("train\n")
+    (proc / "7/status").write_text("Name:\ttrain\nUid:\t%d\t%d\t%d\t%d\n" % ((ALICE,) * 4))
+    os.mkfifo(proc / "7/cmdline")
+    (holder,) = find_holders(host(gpu(0)), str(proc), str(folder / "dev"), kubelet_directory="/none")
+    assert (holder.pid, holder.user, holder.command) == (7, str(ALICE), "[train]")

@@ -1,0 +1,88 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Tools of a host that never end, never stop talking, or leave others behind: a look at the host goes on, and nothing stays."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders_model import ask, run_tool
+
+NEVER = "while :; do read _ </dev/tty 2>/dev/null || sleep 1000; done"
+
+
+@pytest.fixture
+def tool(tmp_path):
+    """A tool that is this script; it writes its pid, and that of what it starts, into `pids`."""
+
+    def make(script: str) -> list[str]:
+        path = tmp_path / "tool"
+        path.write_text("#!/bin/sh\necho $$ >>%s/pids\n%s\n" % (tmp_path, script))
+        path.chmod(0o755)
+        return [str(path)]
+
+    return make
+
+
+def nothing_is_left(folder: Path) -> None:
+    """Wait until none of the processes that wrote their pids runs any more."""
+    deadline = time.monotonic() + 60
+    for pid in (folder / "pids").read_text().split():
+        while _runs(pid):
+            assert time.monotonic() < deadline, "pid %s is left" % pid
+            time.sleep(0.01)
+
+
+def _runs(pid: str) -> bool:
+    try:
+        return Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        NEVER,
+        "trap '' TERM INT HUP QUIT\n" + NEVER,
+        # It ends, and what it started has its output still.
+        "sh -c 'echo $$ >>${0%%/*}/pids; exec sleep 1000' $0 &\nexit 0",
+        "sh -c 'trap \"\" TERM; echo $$ >>${0%%/*}/pids; sleep 1000; :' $0 &\n" + NEVER,
+    ],
+    ids=["never ends", "ignores signals", "leaves a child", "leaves a child that ignores signals"],
+)
+def test_one_that_does_not_end_is_killed_with_all_that_it_started(tool, tmp_path, script):
+    command = tool(script.replace("${0%%/*}", str(tmp_path)))
+    with pytest.raises(subprocess.TimeoutExpired):
+        run_tool(command, timeout_seconds=0.5)
+    nothing_is_left(tmp_path)
+
+
+@pytest.mark.parametrize("where", ["", ">&2"])
+def test_one_that_never_stops_talking_is_killed(tool, tmp_path, where):
+    """Far ahead of its time: what it said would not fit into memory."""
+    began = time.monotonic()
+    with pytest.raises(subprocess.TimeoutExpired):
+        run_tool(tool("exec yes " + where), timeout_seconds=3600)
+    assert time.monotonic() - began < 600
+    nothing_is_left(tmp_path)
+
+
+def test_what_it_says_is_a_short_line_in_a_message(tool):
+    text, problem = ask(run_tool, tool("yes 'controller down' | head -c 100000 >&2; exit 1"))
+    assert text is None and len(problem) < 500 and "controller down" in problem
+
+
+def test_one_that_ends_well_is_heard_to_the_end(tool):
+    done = run_tool(
+        tool("read line; echo got $line $KEY; head -c 3000000 /dev/zero; echo err >&2; exit 3"), "word\n", {"KEY": "v"}
+    )
+    assert (done.returncode, done.stderr, done.stdout[:11], len(done.stdout)) == (3, "err\n", "got word v\n", 3000011)
+
+
+def test_one_that_reads_nothing_is_no_error(tool):
+    assert run_tool(tool("exit 0"), "word\n" * 1000).returncode == 0
