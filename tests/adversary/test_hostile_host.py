@@ -177,6 +177,13 @@ def test_where_facts_would_be_variables_no_host_is_asked(tmp_path):
     done = site(tmp_path, bad, ANSIBLE_INJECT_FACT_VARS="True")
     assert done.returncode != 0 and not bad.asked.exists()
     assert "inject_facts_as_vars = False" in said(done) and "Nothing was changed." in said(done)
+    assert "OPENFLEET_GPU_TRUST_FACTS=1" in said(done)
+
+
+def test_whoever_trusts_all_hosts_may_have_facts_as_variables(tmp_path):
+    good = HostileHost(tmp_path / "a", layout_result("x"))
+    done = site(tmp_path, good, ANSIBLE_INJECT_FACT_VARS="True", OPENFLEET_GPU_TRUST_FACTS="1")
+    assert done.returncode == 0 and good.asked.exists(), said(done)
 
 
 @pytest.mark.parametrize("playbook", ["audit", "rightsize", "reset", "bundle"])
