@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from attackers import ROOT, public_folder
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import cdi, durable, vgpu_host
+from ansible_collections.openfleet.gpu.plugins.module_utils import cdi, durable, vgpu_files, vgpu_host
 from ansible_collections.openfleet.gpu.plugins.module_utils.cli import metrics
 from ansible_collections.openfleet.gpu.plugins.module_utils.driver import apply as driver_apply
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
@@ -139,6 +139,6 @@ def test_what_a_tenant_puts_in_place_of_his_region_leads_nowhere(folder, trap):
         (region / "deep/link").symlink_to(victim)
     else:
         os.mkfifo(region)
-    vgpu_host._open_to_all(region)
+    vgpu_host._make_shared(region, vgpu_files.SharedFile("region.1", None, vgpu_files.REGION_BYTES))
     assert region.is_file() and not region.is_symlink()
     assert victim.read_text() == "root:x:\n" and victim.stat().st_mode & 0o777 == 0o600
