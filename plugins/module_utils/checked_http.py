@@ -1,0 +1,69 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""HTTP that sends nothing before a check of the connection: no header, and so no password, while the check may still fail.
+
+Standard library only: the role dcgm_exporter sends this file to hosts by itself.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+import urllib.request
+from typing import Any, Callable
+
+#: Called with the connected socket, after the TLS handshake where there is one. It raises what the caller is to get.
+Check = Callable[[Any], None]
+
+
+class _Checked:
+    """Checks each connection right after it was made. http.client sends nothing before that."""
+
+    def __init__(self, *arguments: Any, check: Check, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._check = check
+
+    def connect(self) -> None:
+        super().connect()  # type: ignore[misc]
+        try:
+            self._check(self.sock)  # type: ignore[attr-defined]
+        except BaseException:
+            self.close()  # type: ignore[attr-defined]
+            raise
+
+
+class CheckedConnection(_Checked, http.client.HTTPConnection):
+    """HTTP without TLS."""
+
+
+class CheckedTlsConnection(_Checked, http.client.HTTPSConnection):
+    """HTTP over TLS."""
+
+
+class _Handler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
+    def __init__(self, check: Check, context: ssl.SSLContext | None) -> None:
+        urllib.request.HTTPHandler.__init__(self)
+        self._check = check
+        self._tls = context
+
+    def http_open(self, request: urllib.request.Request) -> Any:
+        return self.do_open(CheckedConnection, request, check=self._check)
+
+    def https_open(self, request: urllib.request.Request) -> Any:
+        return self.do_open(CheckedTlsConnection, request, check=self._check, context=self._tls)
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A login page is no answer, and a password is for this server alone."""
+
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+
+def opener(check: Check, context: ssl.SSLContext | None = None) -> urllib.request.OpenerDirector:
+    """What opens requests to a server of this host: no proxy of the environment's, and no redirect.
+
+    `context` is for https; without one the system's authorities and the server's name are checked.
+    """
+    return urllib.request.build_opener(_Handler(check, context), _NoRedirect, urllib.request.ProxyHandler({}))

@@ -1,0 +1,274 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Find the process at the other end of a TCP connection, by what the kernel attests, before a secret goes over it.
+
+A port belongs to the process that bound it first: while a service restarts, any user can take it. So a client connects first
+and then looks up the server's end of that one connection in the kernel's table (proc_pid_net(5), proc_net_tcp.rst) and the
+process that has this socket open. Whoever binds the port afterwards does not get the connection.
+
+What remains: a process of the owner, or root, may pass the socket on or forward what it reads. Both could read the secret
+anyway.
+
+Standard library only, and no import but `printable`: the role dcgm_exporter sends this file to hosts by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import re
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Iterator, Tuple
+
+from .command_line import printable
+
+#: Until a server accepts a connection, no process has it open.
+ACCEPT_SECONDS = 10.0
+_POLL_SECONDS = 0.05
+#: Tests give another one.
+PROC = "/proc"
+_IDS = re.compile(r"^Uid:((?:\s+\d+){4})$", re.MULTILINE)
+_MAPPED = b"\0" * 10 + b"\xff\xff"
+
+#: An address in network order (IPv4 in 4 bytes, also where a socket of IPv6 has it) and a port.
+End = Tuple[bytes, int]
+
+
+class PeerError(Exception):
+    """The other end of a connection is not the owner's, or it is not known whose it is. Nothing was sent."""
+
+
+class Process:
+    """A process, by a descriptor of its directory in /proc: that never speaks of a later process with the same pid."""
+
+    def __init__(self, pid: int, folder: int) -> None:
+        self.pid = pid
+        self._folder = folder
+        #: As /proc/PID/cgroup has it.
+        self.cgroup = self._read("cgroup")
+        #: Real, effective, saved and file system user id.
+        self.uids = {int(text) for text in _numbers(self._read("status"))}
+
+    @property
+    def executable(self) -> str:
+        try:
+            return os.readlink("exe", dir_fd=self._folder)
+        except OSError:
+            return ""
+
+    def sockets(self) -> set[int]:
+        """The inodes of its sockets; none where it has ended or cannot be looked at, which attests nothing."""
+        found = set()
+        try:
+            descriptors = os.open("fd", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._folder)
+        except OSError:
+            return found
+        try:
+            for name in os.listdir(descriptors):  # noqa: PTH208 by descriptor
+                with contextlib.suppress(OSError):
+                    target = os.readlink(name, dir_fd=descriptors)
+                    if target.startswith("socket:["):
+                        found.add(int(target[len("socket:[") : -1]))
+        finally:
+            os.close(descriptors)
+        return found
+
+    def connections(self) -> list[Connection]:
+        """All TCP sockets of its network namespace."""
+        return [entry for name in ("net/tcp", "net/tcp6") for entry in _parse(self._read(name))]
+
+    def __str__(self) -> str:
+        """Its pid, program and user, with control characters written out."""
+        users = ", ".join(_user(uid) for uid in sorted(self.uids))
+        return printable("pid %d (%s) of %s" % (self.pid, self.executable or "program unknown", users))
+
+    def _read(self, name: str) -> str:
+        try:
+            descriptor = os.open(name, os.O_RDONLY, dir_fd=self._folder)
+        except OSError:
+            return ""
+        with os.fdopen(descriptor, errors="replace") as file:
+            try:
+                return file.read()
+            except OSError:
+                return ""
+
+
+@dataclass(frozen=True)
+class Connection:
+    """An entry of /proc/PID/net/tcp. The inode is 0 until a process has accepted the connection."""
+
+    local: End
+    remote: End
+    inode: int
+
+
+class Owner:
+    """The service that a connection should end in."""
+
+    #: As messages call it.
+    name = ""
+
+    def has(self, process: Process) -> bool:
+        """Whether it is the service's process."""
+        raise NotImplementedError
+
+    def forwarder(self, process: Process) -> bool:
+        """Whether root runs the process to forward connections. Where they lead is checked as well."""
+        return False
+
+
+def check(connection: socket.socket, owner: Owner, seconds: float = ACCEPT_SECONDS) -> None:
+    """Return when a process of the owner has the other end of a connected socket. Raises PeerError.
+
+    `seconds` is how long the server may take to accept the connection.
+    """
+    near, far = (_end(name) for name in (connection.getsockname(), connection.getpeername()))
+    deadline = time.monotonic() + seconds
+    while True:
+        problem = _problem(near, far, owner)
+        if not problem:
+            return
+        if time.monotonic() > deadline:
+            raise PeerError(problem)
+        time.sleep(_POLL_SECONDS)
+
+
+def _problem(near: End, far: End, owner: Owner) -> str:
+    """What is wrong so far and may change while the server accepts; empty if nothing is. Raises PeerError for good."""
+    table = _own_connections()
+    inode = next((entry.inode for entry in table if (entry.local, entry.remote) == (far, near)), None)
+    if inode is None:
+        if any(_has_end_beyond(process, near) for process in _processes() if owner.has(process)):
+            return ""
+        return (
+            "no process in this host's network has the other end of the connection: it leaves the host, or address translation "
+            "leads it elsewhere than into %s" % owner.name
+        )
+    if inode == 0:
+        return "nothing accepts the connection"
+    if any(inode in process.sockets() for process in _processes() if owner.has(process)):
+        return ""
+    stranger = ""
+    for process in _processes():
+        if inode not in process.sockets():
+            continue
+        if owner.forwarder(process) and _leads_to(process, table, owner):
+            return ""
+        stranger = stranger or str(process)
+    if stranger:
+        raise PeerError("the port is held by %s, which is no process of %s" % (stranger, owner.name))
+    return "no process that can be seen has the other end of the connection"
+
+
+def _has_end_beyond(process: Process, near: End) -> bool:
+    """Whether it has the other end in a network namespace of its own, as a container's with a published port.
+
+    Address translation, which only root sets up, changes the addresses but keeps the client's port where it is free; where it
+    is not, the answer is no.
+    """
+    sockets = process.sockets()
+    return any(
+        entry.remote[1] == near[1]
+        and entry.inode in sockets
+        and (entry.remote[0] == near[0] or _is_of_this_host(entry.remote[0]))
+        for entry in process.connections()
+    )
+
+
+def _leads_to(forwarder: Process, table: list[Connection], owner: Owner) -> bool:
+    """Whether one of its connections ends in the owner. docker-proxy has one target for all connections."""
+    sockets = forwarder.sockets()
+    ends = {(entry.remote, entry.local) for entry in table if entry.inode in sockets}
+    for process in _processes():
+        if owner.has(process):
+            own = process.sockets()
+            if any((entry.local, entry.remote) in ends and entry.inode in own for entry in process.connections()):
+                return True
+    return False
+
+
+def _is_of_this_host(address: bytes) -> bool:
+    family = socket.AF_INET if len(address) == 4 else socket.AF_INET6
+    with socket.socket(family) as probe:
+        try:
+            probe.bind((socket.inet_ntop(family, address), 0))
+        except OSError:
+            return False
+    return True
+
+
+# -- The kernel's tables -----------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def looking_at(pid: int) -> Iterator[Process | None]:
+    """The process as long as the context lasts; None if it has ended."""
+    try:
+        folder = os.open("%s/%d" % (PROC, pid), os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        yield None
+        return
+    try:
+        yield Process(pid, folder)
+    finally:
+        os.close(folder)
+
+
+def _processes() -> Iterator[Process]:
+    """All processes, one after the other: each can be looked at until the next one is asked for."""
+    for name in os.listdir(PROC):  # noqa: PTH208 thousands of them
+        if name.isdigit():
+            with looking_at(int(name)) as process:
+                if process:
+                    yield process
+
+
+def _own_connections() -> list[Connection]:
+    """All TCP sockets of this process's network namespace."""
+    folder = Path(PROC, "self/net")
+    return [
+        entry for name in ("tcp", "tcp6") if (folder / name).exists() for entry in _parse((folder / name).read_text())
+    ]
+
+
+def _parse(text: str) -> Iterator[Connection]:
+    for line in text.splitlines()[1:]:
+        fields = line.split()
+        if len(fields) > 9:
+            yield Connection(_written(fields[1]), _written(fields[2]), int(fields[9]))
+
+
+def _written(text: str) -> End:
+    """An address as the kernel writes it: each 32 bits in the machine's own order of bytes, then the port."""
+    address, _colon, port = text.partition(":")
+    words = [int(address[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(address), 8)]
+    return _plain(b"".join(words)), int(port, 16)
+
+
+def _end(name: tuple) -> End:
+    """An end of a socket, from getsockname() or getpeername()."""
+    host = str(name[0]).partition("%")[0]
+    return _plain(socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host)), int(name[1])
+
+
+def _plain(address: bytes) -> bytes:
+    return address[len(_MAPPED) :] if address.startswith(_MAPPED) else address
+
+
+def _numbers(status: str) -> list[str]:
+    found = _IDS.search(status)
+    return found.group(1).split() if found else []
+
+
+def _user(uid: int) -> str:
+    try:
+        return "user %s (uid %d)" % (pwd.getpwuid(uid).pw_name, uid)
+    except KeyError:
+        return "uid %d" % uid

@@ -1,0 +1,348 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Who has the other end of a connection: real sockets and processes, in cgroups of the test's choice."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from peer_hosts import Processes, Stranger
+
+from ansible_collections.openfleet.gpu.plugins.module_utils import peer
+from ansible_collections.openfleet.gpu.plugins.module_utils.peer_owner import ContainerOwner, UnitOwner, UserOfUnitOwner
+
+UNIT = "dcgm-exporter.service"
+OWN = "/system.slice/" + UNIT
+FOREIGN = "/user.slice/user-1000.slice/user@1000.service/app.slice/x.scope"
+ID = "9a15d2b5" * 8
+
+
+@pytest.fixture
+def processes(tmp_path, monkeypatch):
+    return Processes(tmp_path / "proc", monkeypatch, peer)
+
+
+@pytest.fixture
+def stranger():
+    found = Stranger()
+    yield found
+    if found.process.poll() is None:
+        found.end()
+
+
+def connect(port, address="127.0.0.1"):
+    return socket.create_connection((address, port))
+
+
+@pytest.fixture(params=["127.0.0.1", "::1", "::ffff:127.0.0.1"])
+def accepted(request):
+    """(a client's socket, the server's end of it), over IPv4, IPv6, and IPv4 to a server of both."""
+    address = request.param
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family) as listener:
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.bind((address if address != "::ffff:127.0.0.1" else "::", 0))
+        listener.listen()
+        with connect(listener.getsockname()[1], address.rpartition("::ffff:")[2]) as client:
+            server, _ = listener.accept()
+            with server:
+                yield client
+
+
+def test_the_units_own_process_may_be_spoken_to(processes, accepted):
+    processes.add(os.getpid(), OWN)
+    peer.check(accepted, UnitOwner(UNIT))
+
+
+@pytest.mark.parametrize(
+    "cgroup",
+    [
+        FOREIGN,
+        # Names below what was delegated are the user's own choice.
+        "/user.slice/user-1000.slice/user@1000.service/%s" % UNIT,
+        "/system.slice/jupyterhub.service/%s" % UNIT,
+        "/system.slice/docker-%s.scope/system.slice/%s" % (ID, UNIT),
+        "/",
+    ],
+)
+def test_a_stranger_is_named_and_how_it_is_recognised(processes, stranger, cgroup):
+    processes.add(stranger.process.pid, cgroup)
+    # A process of the unit is there, and has not got the port.
+    processes.add(os.getpid(), OWN)
+    with connect(stranger.port) as client, pytest.raises(peer.PeerError) as caught:
+        peer.check(client, UnitOwner(UNIT))
+    said = str(caught.value)
+    assert "the port is held by pid %d (%s) of " % (stranger.process.pid, os.path.realpath(sys.executable)) in said
+    assert "uid %d" % (65534 if os.geteuid() == 0 else os.geteuid()) in said
+    assert "which is no process of dcgm-exporter.service" in said
+
+
+def test_a_program_with_control_characters_in_its_name_is_written_out(processes, stranger):
+    processes.add(stranger.process.pid, FOREIGN, executable="/tmp/a\r\x1b[2Jroot")
+    with connect(stranger.port) as client, pytest.raises(peer.PeerError) as caught:
+        peer.check(client, UnitOwner(UNIT))
+    assert "(/tmp/a\\x0d\\x1b[2Jroot)" in str(caught.value)
+
+
+def test_a_stranger_that_took_the_port_after_the_connection_does_not_matter_nor_one_that_had_it_before(processes):
+    """What counts is the process that has this connection, whoever listens now."""
+    processes.add(os.getpid(), OWN)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        client = connect(port)
+        server, _ = listener.accept()
+    with client, server:
+        late = Stranger(port=port)
+        processes.add(late.process.pid, FOREIGN)
+        peer.check(client, UnitOwner(UNIT))
+        with connect(port) as other, pytest.raises(peer.PeerError, match="held by pid %d " % late.process.pid):
+            peer.check(other, UnitOwner(UNIT))
+        late.end()
+
+
+def test_a_connection_that_was_accepted_by_nobody_is_waited_for(processes, monkeypatch):
+    """Until then the kernel knows no owner: the inode is 0, and a user id of 0 would mean nothing."""
+    processes.add(os.getpid(), OWN)
+    with socket.create_server(("127.0.0.1", 0)) as listener, connect(listener.getsockname()[1]) as client:
+        with pytest.raises(peer.PeerError, match="nothing accepts the connection"):
+            peer.check(client, UnitOwner(UNIT), seconds=0)
+
+        looks, accepted, table = [], [], peer._own_connections
+
+        def look():
+            looks.append(1)
+            if len(looks) == 3:
+                accepted.append(listener.accept()[0])
+            return table()
+
+        monkeypatch.setattr(peer, "_own_connections", look)
+        peer.check(client, UnitOwner(UNIT), seconds=60)
+        assert len(looks) == 3
+        accepted[0].close()
+
+
+def test_a_connection_to_itself_is_no_units(processes):
+    """Where nothing listens, a client may get the server's port as its own and be connected to itself."""
+    processes.add(os.getpid(), FOREIGN)
+    with socket.socket() as client:
+        client.bind(("127.0.0.1", 0))
+        client.connect(client.getsockname())
+        with pytest.raises(peer.PeerError, match="held by pid %d " % os.getpid()):
+            peer.check(client, UnitOwner(UNIT))
+
+
+def test_a_closed_or_a_far_connection_is_nobodys(processes):
+    processes.add(os.getpid(), OWN)
+    with socket.create_server(("127.0.0.1", 0)) as listener, connect(listener.getsockname()[1]) as client:
+        real = client.getsockname()
+        far = [("192.0.2.7", 9400), ("2001:db8::7", 9400, 0, 0)]
+        for name in far:
+
+            class Elsewhere:
+                """Connected to another host, for all that this one's tables say."""
+
+                getsockname, getpeername = (lambda self: real), (lambda self, name=name: name)
+
+            with pytest.raises(peer.PeerError, match="it leaves the host"):
+                peer.check(Elsewhere(), UnitOwner(UNIT), seconds=0)
+
+
+# -- Containers --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def engines(tmp_path, monkeypatch):
+    """Stand-ins for docker, podman and systemctl: {"docker container inspect ...": what it prints}."""
+    folder, answers = tmp_path / "bin", tmp_path / "answers"
+    folder.mkdir()
+    answers.mkdir()
+    for name in ("docker", "podman", "systemctl"):
+        program = folder / name
+        program.write_text(
+            '#!/bin/sh\nfor last; do :; done\ncat "%s/%s $last" 2>/dev/null || exit 1\n' % (answers, name)
+        )
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", "%s:%s" % (folder, os.environ["PATH"]))
+
+    def answer(command, text):
+        (answers / command).write_text(text + "\n")
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("engine", "cgroup", "own"),
+    [
+        ("podman", OWN + "/libpod-payload-" + ID, True),
+        ("docker", "/system.slice/docker-%s.scope" % ID, True),
+        ("docker", "/docker/" + ID, True),
+        ("docker", "/system.slice/docker-%s.scope" % ("0" * 64), False),
+        # A user's own engine may call its cgroup so.
+        ("docker", "/user.slice/user-1000.slice/user@1000.service/docker-%s.scope" % ID, False),
+        ("podman", "/system.slice/docker-%s.scope" % ID, False),
+    ],
+)
+def test_a_container_of_the_exporter_is_known_by_its_engine_and_its_cgroup(
+    processes, engines, accepted, engine, cgroup, own
+):
+    engines("%s dcgm-exporter" % engine, ID)
+    processes.add(os.getpid(), cgroup)
+    owner = UnitOwner(UNIT, engine, "dcgm-exporter")
+    if own:
+        peer.check(accepted, owner)
+    else:
+        with pytest.raises(peer.PeerError, match="held by pid %d " % os.getpid()):
+            peer.check(accepted, owner)
+
+
+def test_a_container_that_does_not_run_owns_nothing(engines):
+    with pytest.raises(peer.PeerError, match="docker container notebook does not run"):
+        ContainerOwner("docker", "notebook")
+
+
+def test_only_the_main_process_s_user_speaks_for_a_unit_of_several_users(processes, engines, stranger):
+    """As a hub that runs its users' servers in its own cgroup."""
+    if os.geteuid() != 0:
+        pytest.skip("starts a process of another user: run as root")
+    unit = "jupyter.service"
+    engines("systemctl " + unit, str(os.getpid()))
+    processes.add(os.getpid(), "/system.slice/" + unit)
+    processes.add(stranger.process.pid, "/system.slice/" + unit)
+    with connect(stranger.port) as client, pytest.raises(peer.PeerError) as caught:
+        peer.check(client, UserOfUnitOwner(unit))
+    assert "no process of jupyter.service with the uid 0 of its main process" in str(caught.value)
+    with socket.create_server(("127.0.0.1", 0)) as listener, connect(listener.getsockname()[1]) as client:
+        server, _ = listener.accept()
+        with server:
+            peer.check(client, UserOfUnitOwner(unit))
+
+
+@pytest.mark.parametrize("main", ["0", "", "1000000000"])
+def test_a_unit_without_a_main_process_owns_nothing(processes, engines, main):
+    engines("systemctl jupyter.service", main)
+    with pytest.raises(peer.PeerError, match="main process"):
+        UserOfUnitOwner("jupyter.service")
+
+
+def test_a_main_process_that_is_another_one_by_now_owns_nothing(processes, engines):
+    engines("systemctl jupyter.service", str(os.getpid()))
+    processes.add(os.getpid(), FOREIGN)
+    with pytest.raises(peer.PeerError, match="has ended"):
+        UserOfUnitOwner("jupyter.service")
+
+
+#: Forwards one connection to a port, as docker-proxy does, and says when it can.
+PROXY = """
+import socket, sys
+listener = socket.create_server(("127.0.0.1", 0))
+print(listener.getsockname()[1], flush=True)
+client, _ = listener.accept()
+backend = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "executable", "inside", "trusted"),
+    [
+        ("/system.slice/docker.service", "/usr/bin/docker-proxy", True, True),
+        # It leads into another container.
+        ("/system.slice/docker.service", "/usr/bin/docker-proxy", False, False),
+        # Root in a container that shares the host's network calls its program what it likes.
+        ("/system.slice/docker-%s.scope" % ("0" * 64), "/usr/bin/docker-proxy", True, False),
+        ("/system.slice/docker.service", "/usr/bin/socat", True, False),
+        (FOREIGN, "/usr/bin/docker-proxy", True, False),
+    ],
+)
+def test_a_published_port_leads_through_docker_s_own_proxy(processes, engines, cgroup, executable, inside, trusted):
+    if os.geteuid() != 0:
+        pytest.skip("docker-proxy is root's: run as root")
+    engines("docker notebook", ID)
+    processes.add(os.getpid(), "/system.slice/docker-%s.scope" % (ID if inside else "1" * 64))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        command = [sys.executable, "-c", PROXY, str(listener.getsockname()[1])]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as proxy:
+            processes.add(proxy.pid, cgroup, executable)
+            with connect(int(proxy.stdout.readline())) as client:
+                server, _ = listener.accept()
+                with server:
+                    owner = ContainerOwner("docker", "notebook")
+                    if trusted:
+                        peer.check(client, owner)
+                    else:
+                        with pytest.raises(peer.PeerError, match="held by pid %d " % proxy.pid):
+                            peer.check(client, owner)
+            proxy.stdin.close()
+
+
+def test_a_published_port_that_is_translated_ends_in_the_container(processes, engines, accepted, monkeypatch):
+    """The host's table does not have the other end: the container's has, where only the client's port is the same."""
+    engines("podman notebook", ID)
+    processes.add(os.getpid(), "/machine.slice/libpod-%s.scope/container" % ID)
+    owner = ContainerOwner("podman", "notebook")
+    monkeypatch.setattr(peer, "_own_connections", list)
+    peer.check(accepted, owner)
+    # Of another container, it is not this one's.
+    processes.add(os.getpid(), "/machine.slice/libpod-%s.scope/container" % ("0" * 64))
+    with pytest.raises(peer.PeerError, match="podman container notebook"):
+        peer.check(accepted, owner, seconds=0)
+
+
+@pytest.mark.parametrize(
+    ("address", "port", "inode", "ours"),
+    [
+        # The source that masquerading gave it, an address of this host.
+        ("127.0.0.9", 4711, 5, True),
+        # One of another host with this client's port, by chance or by somebody's choice.
+        ("192.0.2.7", 4711, 5, False),
+        ("127.0.0.9", 4712, 5, False),
+        # A socket of another process in the container's network.
+        ("127.0.0.9", 4711, 6, False),
+    ],
+)
+def test_what_a_translated_connection_is_known_by(address, port, inode, ours):
+    class Seen:
+        def sockets(self):
+            return {5}
+
+        def connections(self):
+            return [peer.Connection(peer._end(("10.88.0.2", 8888)), peer._end((address, port)), inode)]
+
+    assert peer._has_end_beyond(Seen(), peer._end(("127.0.0.1", 4711))) is ours
+
+
+def test_the_host_may_be_a_container_itself(processes, accepted):
+    """As the lab's are: the container that this process runs in says nothing."""
+    (processes.folder / "self/cgroup").write_text("0::/machine.slice/libpod-%s.scope/init.scope\n" % ID)
+    processes.add(os.getpid(), "/machine.slice/libpod-%s.scope/system.slice/%s" % (ID, UNIT))
+    peer.check(accepted, UnitOwner(UNIT))
+
+
+def test_this_kernel_writes_addresses_as_expected():
+    with socket.create_server(("127.0.0.1", 0)) as listener, connect(listener.getsockname()[1]) as client:
+        server, _ = listener.accept()
+        with server:
+            ends = {(entry.local, entry.remote) for entry in peer._own_connections()}
+            near, far = (peer._end(name) for name in (client.getsockname(), client.getpeername()))
+            assert {(near, far), (far, near)} <= ends
+
+
+def test_no_more_descriptors_stay_open_than_before(processes, accepted):
+    processes.add(os.getpid(), OWN)
+    owner = UnitOwner(UNIT)
+
+    def descriptors():
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    before = descriptors()
+    peer.check(accepted, owner)
+    with pytest.raises(peer.PeerError):
+        processes.add(os.getpid(), FOREIGN)
+        peer.check(accepted, owner)
+    assert descriptors() == before
