@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """HTTP that sends nothing before a check of the connection: no header, and so no password, while the check may still fail.
 
-Standard library only: the role dcgm_exporter sends this file to hosts by itself.
+Standard library only, and no import but files that do the same: the role dcgm_exporter sends this file to hosts by itself.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import http.client
 import ssl
 import urllib.request
 from typing import Any, Callable
+
+from .no_redirect import NoRedirect
 
 #: Called with the connected socket, after the TLS handshake where there is one. It raises what the caller is to get.
 Check = Callable[[Any], None]
@@ -54,16 +56,9 @@ class _Handler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
         return self.do_open(CheckedTlsConnection, request, check=self._check, context=self._tls)
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A login page is no answer, and a password is for this server alone."""
-
-    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
-        return None
-
-
 def opener(check: Check, context: ssl.SSLContext | None = None) -> urllib.request.OpenerDirector:
     """What opens requests to a server of this host: no proxy of the environment's, and no redirect.
 
     `context` is for https; without one the system's authorities and the server's name are checked.
     """
-    return urllib.request.build_opener(_Handler(check, context), _NoRedirect, urllib.request.ProxyHandler({}))
+    return urllib.request.build_opener(_Handler(check, context), NoRedirect, urllib.request.ProxyHandler({}))

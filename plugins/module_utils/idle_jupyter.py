@@ -5,6 +5,10 @@
 
 By its REST API: https://jupyter-server.readthedocs.io/en/latest/developers/rest-api.html (kernels). What a kernel had in memory
 is lost; so one that works, or that a browser is connected to, is never shut down, however old its last activity.
+
+Another process may have the server's port. Before the token or any other byte is sent, the kernel attests for each connection
+that its other end is a process of the unit or container that the inventory names (peer.py); with https, after the certificate
+was checked. Otherwise what the server does is not known, and nothing is shut down.
 """
 
 from __future__ import annotations
@@ -17,10 +21,11 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from dataclasses import dataclass, field
 from typing import Any, Mapping
 
+from . import checked_http, peer
 from .errors import FleetError
-from .no_redirect import NoRedirect
 
 TIMEOUT_SECONDS = 30
 _MOST_BYTES = 1 << 24
@@ -32,10 +37,17 @@ class JupyterError(FleetError):
     """A server that does not answer as Jupyter's does. `where` is its address, without the token."""
 
 
-def shut_down(
-    server: Mapping[str, Any], quiet_seconds: float, now: float | None = None, dry: bool = False
-) -> list[str]:
-    """Shut down what was idle for so long; gives the kernels in words. `server`: `url` and `token`.
+@dataclass(frozen=True)
+class Server:
+    """How to reach a server, and the processes that it consists of."""
+
+    url: str
+    owner: peer.Owner
+    token: str = field(default="", repr=False)
+
+
+def shut_down(server: Server, quiet_seconds: float, now: float | None = None, dry: bool = False) -> list[str]:
+    """Shut down what was idle for so long; gives the kernels in words.
 
     Raises JupyterError. A kernel that is gone by then is none of them.
     """
@@ -53,7 +65,7 @@ def shut_down(
     return gone
 
 
-def _kernels(server: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _kernels(server: Server) -> list[Mapping[str, Any]]:
     body = _ask(server, "GET", "/api/kernels")
     try:
         found = json.loads(body or b"")
@@ -64,7 +76,7 @@ def _kernels(server: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return found
 
 
-def _seconds(server: Mapping[str, Any], text: Any) -> float:
+def _seconds(server: Server, text: Any) -> float:
     """Of a time as Jupyter writes it, in UTC."""
     found = _TIME.fullmatch(str(text))
     if not found:
@@ -72,17 +84,21 @@ def _seconds(server: Mapping[str, Any], text: Any) -> float:
     return float(calendar.timegm(time.strptime(found.group(1), "%Y-%m-%dT%H:%M:%S")))
 
 
-def _ask(server: Mapping[str, Any], method: str, path: str) -> bytes | None:
+def _ask(server: Server, method: str, path: str) -> bytes | None:
     """The body of the answer; None where there is no such thing any more."""
-    url = str(server["url"]).rstrip("/")
+    url = server.url.rstrip("/")
     if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
         raise _error(server, "this is no address of a server")
     request = urllib.request.Request(url + path, method=method)
-    if server.get("token"):
-        request.add_header("Authorization", "token %s" % server["token"])
+    if server.token:
+        request.add_header("Authorization", "token %s" % server.token)
+    opener = checked_http.opener(lambda connection: peer.check(connection, server.owner))
     try:
-        with _OPENER.open(request, timeout=TIMEOUT_SECONDS) as response:
+        with opener.open(request, timeout=TIMEOUT_SECONDS) as response:
             return response.read(_MOST_BYTES)
+    except peer.PeerError as error:
+        cure = "End that process if it is foreign; let gpu_rightsize_jupyter name the unit or container of the server."
+        raise _error(server, "%s. Nothing was sent, and what the server does is not known" % error, cure) from None
     except urllib.error.HTTPError as error:
         with error:
             if error.code == 404 and method == "DELETE":
@@ -92,10 +108,6 @@ def _ask(server: Mapping[str, Any], method: str, path: str) -> bytes | None:
         raise _error(server, "it could not be reached: %s" % (getattr(error, "reason", None) or error)) from None
 
 
-#: A login page is no answer. No proxy of the environment's: the server is this host's own.
-_OPENER = urllib.request.build_opener(NoRedirect, urllib.request.ProxyHandler({}))
-
-
-def _error(server: Mapping[str, Any], problem: str) -> JupyterError:
-    cure = "Look at url and token of gpu_rightsize_jupyter, and whether the server runs."
-    return JupyterError("the Jupyter server at %s" % str(server["url"]).rpartition("@")[2], problem, cure)
+def _error(server: Server, problem: str, cure: str = "") -> JupyterError:
+    cure = cure or "Look at url and token of gpu_rightsize_jupyter, and whether the server runs."
+    return JupyterError("the Jupyter server at %s" % server.url.rpartition("@")[2], problem, cure)

@@ -19,6 +19,8 @@ from . import idle_jupyter
 from .errors import FleetError
 from .holders_model import DEVICE_HANDLE
 from .model import Gpu, Holder, Host
+from .peer import Owner, PeerError
+from .peer_owner import ContainerOwner, UserOfUnitOwner
 
 #: Gives the host with its telemetry, and all holders.
 Look = Callable[[], Tuple[Host, Sequence[Holder]]]
@@ -62,7 +64,7 @@ def reclaim(
             if not why and server is None:
                 why = _young(using, quiet_seconds) or (_along(item, closure) if item["kind"] == "unit" else "")
             if not why and server is not None:
-                row["kernels"] = idle_jupyter.shut_down(server, quiet_seconds, dry=dry)
+                row["kernels"] = idle_jupyter.shut_down(_jupyter(item, server), quiet_seconds, dry=dry)
                 why = "" if row["kernels"] else "none of its kernels was idle for so long, with nobody connected"
             elif not why and not dry:
                 stop(item)
@@ -73,6 +75,21 @@ def reclaim(
         else:
             told["stopped"].append(dict(row, gpus=list(item["gpus"]), holders=sorted({str(one) for one in mine})))
     return told
+
+
+def _jupyter(item: Mapping[str, Any], server: Mapping[str, Any]) -> idle_jupyter.Server:
+    """Raises ReclaimError where no process is known to be its own."""
+    try:
+        owner: Owner = (
+            UserOfUnitOwner(item["name"]) if item["kind"] == "unit" else ContainerOwner(_runtime(item), item["name"])
+        )
+    except PeerError as error:
+        raise ReclaimError(
+            "the Jupyter server of %s %s" % (item["kind"], item["name"]),
+            "%s, so what it does is not known" % error,
+            "Start it, or take it out of gpu_rightsize_jupyter.",
+        ) from None
+    return idle_jupyter.Server(str(server["url"]), owner, str(server.get("token") or ""))
 
 
 def _plain(name: str) -> str:
@@ -172,10 +189,7 @@ def _stop(item: Mapping[str, Any], closure: Callable[..., Any]) -> None:
         if not now.is_off:
             raise ReclaimError("unit %s" % name, "it is %s" % now.active, "See: systemctl status %s." % name)
         return
-    where = "container %s" % name
-    runtime = item.get("runtime") or ""
-    if runtime not in RUNTIMES or not _CONTAINER_NAME.fullmatch(name):
-        raise ReclaimError(where, "it is none of docker or podman", "Stop it where it was started.")
+    where, runtime = "container %s" % name, _runtime(item)
     environment = dict(os.environ, LANG="C", LC_ALL="C")
     try:
         done = subprocess.run(
@@ -193,3 +207,12 @@ def _stop(item: Mapping[str, Any], closure: Callable[..., Any]) -> None:
     if done.returncode != 0:
         said = " ".join((done.stderr or done.stdout).split())[:300]
         raise ReclaimError(where, "it cannot be stopped: %s" % said, "Try %s stop %s." % (runtime, name))
+
+
+def _runtime(item: Mapping[str, Any]) -> str:
+    """The engine of a container. Raises ReclaimError where it is not one that root's commands reach."""
+    runtime = item.get("runtime") or ""
+    if runtime not in RUNTIMES or not _CONTAINER_NAME.fullmatch(item["name"]):
+        where = "container %s" % item["name"]
+        raise ReclaimError(where, "it is none of docker or podman", "Stop it where it was started.")
+    return runtime

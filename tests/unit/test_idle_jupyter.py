@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import http.server
 import json
+import os
 import threading
 
 import pytest
+from peer_hosts import Processes
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.idle_jupyter import JupyterError, shut_down
+from ansible_collections.openfleet.gpu.plugins.module_utils import peer
+from ansible_collections.openfleet.gpu.plugins.module_utils.idle_jupyter import JupyterError, Server, shut_down
 from ansible_collections.openfleet.gpu.plugins.module_utils.idle_stop import reclaim
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Gpu, Holder, Host, Mig, Telemetry
 
@@ -47,7 +50,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 
 
-class Server(http.server.ThreadingHTTPServer):
+class ThisProcess(peer.Owner):
+    """The server is a thread of the test."""
+
+    name = "this test"
+
+    def has(self, process):
+        return process.pid == os.getpid()
+
+
+class StandIn(http.server.ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self):
@@ -60,8 +72,12 @@ class Server(http.server.ThreadingHTTPServer):
         return (204, b"") if method == "DELETE" else (200, json.dumps(self.kernels).encode())
 
     @property
+    def url(self):
+        return "http://127.0.0.1:%d/" % self.server_address[1]
+
+    @property
     def access(self):
-        return {"name": "jupyter.service", "url": "http://127.0.0.1:%d/" % self.server_address[1], "token": TOKEN}
+        return Server(self.url, ThisProcess(), TOKEN)
 
     @property
     def deleted(self):
@@ -70,7 +86,7 @@ class Server(http.server.ThreadingHTTPServer):
 
 @pytest.fixture
 def server():
-    with Server() as found:
+    with StandIn() as found:
         threading.Thread(target=found.serve_forever, args=(0.02,), daemon=True).start()
         yield found
         found.shutdown()
@@ -122,14 +138,41 @@ def test_what_is_not_certain_shuts_nothing_down(server, kernels, status, words):
 
 def test_nobody_there_is_an_error(server):
     with pytest.raises(JupyterError, match="could not be reached"):
-        shut_down({"url": "http://127.0.0.1:9", "token": TOKEN}, 48 * HOUR, NOW)
+        shut_down(Server("http://127.0.0.1:9", ThisProcess(), TOKEN), 48 * HOUR, NOW)
     with pytest.raises(JupyterError, match="no address"):
-        shut_down({"url": "file:///etc", "token": TOKEN}, 48 * HOUR, NOW)
+        shut_down(Server("file:///etc", ThisProcess(), TOKEN), 48 * HOUR, NOW)
 
 
-def test_the_server_itself_goes_on(server):
+class NotThisProcess(ThisProcess):
+    def has(self, process):
+        return False
+
+
+@pytest.mark.parametrize("token", [TOKEN, ""])
+def test_a_server_of_another_process_is_asked_nothing(server, token):
+    """Also one without a token: what it says of kernels is not the server's word."""
+    server.kernels = [kernel(1)]
+    with pytest.raises(JupyterError, match="held by pid %d .*what the server does is not known" % os.getpid()):
+        shut_down(Server(server.url, NotThisProcess(), token), 48 * HOUR, NOW)
+    assert server.seen == []
+
+
+@pytest.fixture
+def unit(tmp_path, monkeypatch):
+    """The test's process is the main process of jupyter.service."""
+    systemctl = tmp_path / "bin/systemctl"
+    systemctl.parent.mkdir()
+    systemctl.write_text("#!/bin/sh\necho %d\n" % os.getpid())
+    systemctl.chmod(0o755)
+    monkeypatch.setenv("PATH", "%s:%s" % (systemctl.parent, os.environ["PATH"]))
+    Processes(tmp_path / "proc", monkeypatch, peer).add(os.getpid(), "/system.slice/jupyter.service")
+    return systemctl
+
+
+def test_the_server_itself_goes_on(server, unit):
     """Also while its GPU works, since that may be another kernel's."""
     server.kernels = [kernel(1)]
+    access = {"name": "jupyter.service", "url": server.url, "token": TOKEN}
     item = {"kind": "unit", "name": "jupyter.service", "runtime": "", "gpus": ["GPU-0"]}
     gpu = Gpu(0, "GPU-0", "NVIDIA H100", "", 80 << 30, Mig(True), telemetry=Telemetry(gpu_utilization_percent=60))
     look = (
@@ -140,11 +183,14 @@ def test_the_server_itself_goes_on(server):
     def stop(_item):
         raise AssertionError("the server is not to be stopped")
 
-    done = reclaim([item], lambda: look, stop, jupyter=[server.access], quiet_seconds=48 * HOUR)
+    done = reclaim([item], lambda: look, stop, jupyter=[access], quiet_seconds=48 * HOUR)
     assert server.deleted == ["1"] and len(done["stopped"][0]["kernels"]) == 1
     server.kernels = []
-    done = reclaim([item], lambda: look, stop, jupyter=[server.access], quiet_seconds=48 * HOUR)
+    done = reclaim([item], lambda: look, stop, jupyter=[access], quiet_seconds=48 * HOUR)
     assert "none of its kernels" in done["spared"][0]["why"]
     server.status = {"GET": 500}
-    done = reclaim([item], lambda: look, stop, jupyter=[server.access], quiet_seconds=48 * HOUR)
+    done = reclaim([item], lambda: look, stop, jupyter=[access], quiet_seconds=48 * HOUR)
     assert "HTTP 500" in done["spared"][0]["why"] and done["stopped"] == []
+    unit.write_text("#!/bin/sh\necho 0\n")
+    done = reclaim([item], lambda: look, stop, jupyter=[access], quiet_seconds=48 * HOUR)
+    assert "jupyter.service has no main process, so what it does is not known" in done["spared"][0]["why"]

@@ -185,6 +185,7 @@ def test_a_unit_of_which_systemd_says_nothing_is_told_and_the_others_go_on():
 @pytest.mark.parametrize("name", ["x", "x.service"])
 def test_a_jupyter_server_is_known_with_or_without_service(name, monkeypatch):
     monkeypatch.setattr(idle_stop.idle_jupyter, "shut_down", lambda server, quiet, dry: ["kernel 1"])
+    monkeypatch.setattr(idle_stop, "UserOfUnitOwner", lambda name: None)
     stops = Stops()
     servers = [{"name": name, "url": "http://127.0.0.1:9"}]
     done = reclaim([UNIT], lambda: (host(), [held()]), stops.stop, stops.closure, jupyter=servers)
