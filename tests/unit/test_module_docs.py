@@ -9,7 +9,16 @@ import yaml
 
 from ansible_collections.openfleet.gpu.plugins.doc_fragments.layout import ModuleDocFragment
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
-from ansible_collections.openfleet.gpu.plugins.modules import drain, gpu_info, layout, mig, mps, reclaim, time_slicing
+from ansible_collections.openfleet.gpu.plugins.modules import (
+    drain,
+    gpu_info,
+    layout,
+    mig,
+    mps,
+    reclaim,
+    time_slicing,
+    unit_request,
+)
 
 pytestmark = pytest.mark.core
 
@@ -25,7 +34,7 @@ def documented_options(module):
     return found
 
 
-@pytest.mark.parametrize("module", [drain, gpu_info, layout, mig, mps, reclaim, time_slicing])
+@pytest.mark.parametrize("module", [drain, gpu_info, layout, mig, mps, reclaim, time_slicing, unit_request])
 def test_options_are_those_of_the_argument_spec(module):
     documented = documented_options(module)
     spec = module.argspec()

@@ -1,0 +1,164 @@
+#!/usr/bin/python
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: unit_request
+short_description: Send a password to a service over HTTP only once it is known to be that service
+version_added: "0.1.0"
+description:
+  - Sends an HTTP request to a service, as M(ansible.builtin.uri) does, and reads its JSON.
+  - With a password, nothing is sent before the server is known. With C(https) its certificate and name are checked. With C(http)
+    the kernel has to attest that the other end of the connection is a process of O(unit); a user of the host who took the port
+    while the service was down gets nothing.
+  - It follows no redirect and uses no proxy.
+author:
+  - openfleet.gpu contributors (!UNKNOWN)
+requirements:
+  - root, with a password and C(http)
+options:
+  url:
+    description: The address.
+    type: str
+    required: true
+  method:
+    description: V(POST) sends an empty body, and is left out in check mode.
+    type: str
+    choices: [GET, POST]
+    default: GET
+  username:
+    description: User for HTTP basic authentication.
+    type: str
+    default: ""
+  password:
+    description: Its password. Without one, the server is not checked over C(http).
+    type: str
+    default: ""
+  ca_path:
+    description: File with the authorities of the server's certificate. Without it, those that the host trusts.
+    type: path
+  unit:
+    description: The systemd unit that has to be at the other end, for a password and C(http), with or without C(.service).
+    type: str
+    required: true
+extends_documentation_fragment:
+  - ansible.builtin.action_common_attributes
+attributes:
+  check_mode:
+    support: partial
+    details: Asks with O(method=GET), and sends no O(method=POST).
+  diff_mode:
+    support: none
+  platform:
+    platforms: linux
+seealso:
+  - module: ansible.builtin.uri
+"""
+
+EXAMPLES = r"""
+- name: Ask Prometheus for its state
+  openfleet.gpu.unit_request:
+    url: http://127.0.0.1:9090/api/v1/status/runtimeinfo
+    username: ansible
+    password: "{{ vault_prometheus_password }}"
+    unit: prometheus.service
+  become: true
+"""
+
+RETURN = r"""
+status:
+  description: The HTTP status.
+  returned: when there was an answer
+  type: int
+json:
+  description: What the answer has, if it is JSON.
+  returned: success
+  type: raw
+"""
+
+import base64
+import contextlib
+import http.client
+import json
+import re
+import ssl
+import urllib.error
+import urllib.parse
+import urllib.request
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ..module_utils import checked_http, peer
+from ..module_utils.errors import FleetError
+from ..module_utils.peer_owner import UnitOwner
+from ..module_utils.runner import run
+
+TIMEOUT_SECONDS = 30
+
+
+class RequestError(FleetError):
+    """A request without a usable answer. `where` is the address."""
+
+
+def argspec():
+    return {
+        "url": {"type": "str", "required": True},
+        "method": {"type": "str", "choices": ["GET", "POST"], "default": "GET"},
+        "username": {"type": "str", "default": ""},
+        "password": {"type": "str", "default": "", "no_log": True},
+        "ca_path": {"type": "path"},
+        "unit": {"type": "str", "required": True},
+    }
+
+
+def send(params):
+    """The module's return values. Raises RequestError."""
+    url, password = params["url"], params["password"]
+    where = re.sub("//[^/]*@", "//", url)
+    scheme = urllib.parse.urlsplit(url).scheme
+    if scheme not in ("http", "https"):
+        raise RequestError(where, "this is no address of HTTP", "Write http:// or https:// in front.")
+    unit = params["unit"] if params["unit"].endswith(".service") else params["unit"] + ".service"
+
+    def check(connection):
+        if password and scheme == "http":
+            peer.check(connection, UnitOwner(unit))
+
+    request = urllib.request.Request(url, data=b"" if params["method"] == "POST" else None, method=params["method"])
+    if password:
+        said = "%s:%s" % (params["username"], password)
+        request.add_header("Authorization", "Basic " + base64.b64encode(said.encode()).decode())
+    try:
+        context = ssl.create_default_context(cafile=params["ca_path"]) if scheme == "https" else None
+        with checked_http.opener(check, context).open(request, timeout=TIMEOUT_SECONDS) as response:
+            status, body = response.status, response.read()
+    except peer.PeerError as error:
+        cure = (
+            "End the process that has the port, or name the unit that is to have it; a server elsewhere needs https, which its "
+            "certificate vouches for."
+        )
+        raise RequestError(where, "%s. It was sent no password" % error, cure) from None
+    except urllib.error.HTTPError as error:
+        with error:
+            raise RequestError(where, "it answered HTTP %d %s" % (error.code, error.reason)) from None
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise RequestError(where, "it could not be reached: %s" % reason) from None
+    found = {"changed": False, "status": status}
+    with contextlib.suppress(ValueError):
+        found["json"] = json.loads(body)
+    return found
+
+
+def main():
+    module = AnsibleModule(argument_spec=argspec(), supports_check_mode=True)
+    if module.check_mode and module.params["method"] == "POST":
+        module.exit_json(skipped=True, changed=False)
+    run(module, lambda: send(module.params))
+
+
+if __name__ == "__main__":
+    main()
