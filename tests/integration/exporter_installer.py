@@ -11,13 +11,25 @@ import sys
 import zipfile
 from pathlib import Path
 
-FILES = Path(__file__).resolve().parents[2] / "roles" / "dcgm_exporter" / "files"
+import yaml
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+ROLE = REPOSITORY / "roles" / "dcgm_exporter"
+FILES, UTILS = ROLE / "files", REPOSITORY / "plugins" / "module_utils"
 INSTALL = FILES / "install.py"
+SHARED = [UTILS / name for name in yaml.safe_load((ROLE / "vars" / "main.yml").read_text())["dcgm_exporter__shared"]]
 #: As the role sends it.
-PROGRAM = {path.stem: path.read_text() for path in (FILES / "exporter_install").glob("*.py")}
+PROGRAM = {path.stem: path.read_text() for path in [*(FILES / "exporter_install").glob("*.py"), *SHARED]}
 PYTHON = os.environ.get("OPENFLEET_HOST_PYTHON") or sys.executable
 ETC, LIB = "etc/openfleet-gpu/exporter", "usr/local/lib/openfleet-gpu-exporter"
 UNIT = "etc/systemd/system/dcgm-exporter.service"
+
+# In a test's own process it is imported from the checkout, where the shared modules are elsewhere.
+sys.path.insert(0, str(FILES))
+import exporter_install
+
+exporter_install.__path__.append(str(UTILS))
+from exporter_install import peer, scrape  # noqa: F401 for tests, which get them from here
 
 EMBEDDED = {
     "state": "present",

@@ -22,8 +22,9 @@ sys.path[:0] = [
     str(Path(__file__).resolve().parents[1]),
     str(Path(__file__).resolve().parents[3] / "roles/dcgm_exporter/files"),
 ]
-from exporter_install import managers, packages, scrape
-from exporter_installer import DOCKER, EMBEDDED, ETC, LIB, PYTHON, UNIT, Installer, archive, files
+from exporter_install import managers, packages
+from exporter_installer import DOCKER, EMBEDDED, ETC, LIB, PYTHON, UNIT, Installer, archive, files, peer, scrape
+from peer_hosts import Processes
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders_watchers import WATCHER_UNITS
 
@@ -246,12 +247,20 @@ def test_a_directory_in_which_others_have_files_stays(run):
     assert set(files(run.root)) == {"srv/metrics/others.prom"}
 
 
-HEALTH = {"address": "127.0.0.1", "certificate": "", "users": {}, "timeout": 0}
+HEALTH = {"address": "127.0.0.1", "certificate": "", "users": {}, "timeout": 0, "engine": ""}
+OWN = "/system.slice/dcgm-exporter.service"
 
 
-def test_health_is_what_a_scrape_finds(host, start):
+@pytest.fixture
+def processes(tmp_path, monkeypatch):
+    """Those of this machine, in cgroups of the test's choice."""
+    return Processes(tmp_path / "proc", monkeypatch, peer)
+
+
+def test_health_is_what_a_scrape_finds(host, start, processes):
     host.create([{"model": "H100-80GB", "count": 1}])
     exporter = start()
+    processes.add(exporter.process.pid, OWN)
     assert scrape.problem(dict(HEALTH, port=exporter.port)) == ""
     # It lets everybody in, and was to ask for a password.
     assert "status 200, which should be 401" in scrape.problem(dict(HEALTH, port=exporter.port, users={"a": "b"}))
@@ -259,7 +268,7 @@ def test_health_is_what_a_scrape_finds(host, start):
     assert "does not answer" in scrape.problem(dict(HEALTH, port=exporter.port))
 
 
-def test_an_exporter_without_gpus_is_not_well():
+def test_an_exporter_without_gpus_is_not_well(processes):
     class Empty(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
             self.send_response(200)
@@ -269,6 +278,7 @@ def test_an_exporter_without_gpus_is_not_well():
         def log_message(self, *arguments):
             pass
 
+    processes.add(os.getpid(), OWN)
     with http.server.HTTPServer(("127.0.0.1", 0), Empty) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
@@ -277,20 +287,25 @@ def test_an_exporter_without_gpus_is_not_well():
             server.shutdown()
 
 
-def test_health_with_tls_and_passwords(host, start):
-    host.create([{"model": "H100-80GB", "count": 1}])
-    for name in ("tls", "other"):
+def certificates(folder, *names):
+    for name in names:
         subprocess.run(
             [*OPENSSL, "-keyout", f"{name}.key", "-out", f"{name}.crt", "-subj", "/CN=gpu"],
-            cwd=host.folder,
+            cwd=folder,
             check=True,
             capture_output=True,
         )
+
+
+def test_health_with_tls_and_passwords(host, start, processes):
+    host.create([{"model": "H100-80GB", "count": 1}])
+    certificates(host.folder, "tls", "other")
     config = host.folder / "web-config"
     tls = {"cert_file": str(host.folder / "tls.crt"), "key_file": str(host.folder / "tls.key")}
     users = {"a": bcrypt.hashpw(b"b", bcrypt.gensalt(4)).decode()}
     config.write_text(json.dumps({"tls_server_config": tls, "basic_auth_users": users}))
     exporter = start(web_config=str(config))
+    processes.add(exporter.process.pid, OWN)
     health = dict(HEALTH, port=exporter.port, certificate=str(host.folder / "tls.crt"), users={"a": "b"})
     assert scrape.problem(health) == ""
     assert "status 401" in scrape.problem(dict(health, users={"a": "c"}))
@@ -298,3 +313,6 @@ def test_health_with_tls_and_passwords(host, start):
     assert "another certificate" in scrape.problem(renewed)
     # Which a run takes as the reason for a restart.
     assert scrape.certificate_is_old({"health": renewed}) and not scrape.certificate_is_old({"health": health})
+    # The exporter's own, and no process of the unit: as after somebody started it by hand.
+    processes.add(exporter.process.pid, "/user.slice/user-0.slice/session-1.scope")
+    assert f"held by pid {exporter.process.pid} " in scrape.problem(health)

@@ -1,6 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Is the exporter well? What it says when it is scraped."""
+"""Is the exporter well? What it says when it is scraped.
+
+No request is sent before the server has shown the certificate that is configured, in a TLS handshake that proves its key, and
+the kernel has attested that the other end of this connection is a process of the exporter's own unit (peer.py). So another
+process that has the port gets neither the password nor a header.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +16,21 @@ import ssl
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
-from exporter_install.host import journal
+from exporter_install.checked_http import CheckedConnection, CheckedTlsConnection
+from exporter_install.host import UNIT, journal
+from exporter_install.peer import PeerError, check
+from exporter_install.peer_owner import UnitOwner
 
 SAMPLE = re.compile(r"^(DCGM_FI_\w+|openfleet_gpu_info|openfleet_gpu_lost)\{", re.MULTILINE)
+#: As the unit of Docker and the quadlet name it.
+CONTAINER = "dcgm-exporter"
+SECONDS = 20
+
+
+class OtherCertificateError(Exception):
+    """The server shows another certificate than the configured one."""
 
 
 def pem_certificate(path: str) -> bytes:
@@ -25,24 +41,32 @@ def pem_certificate(path: str) -> bytes:
     return ssl.PEM_cert_to_DER_cert(first)
 
 
-def scrape(health: dict, user: str | None) -> tuple[int, str, bytes]:
-    """Status, body, and the certificate that was shown. Whose it is, is compared, as its name need not be this address's."""
-    if health["certificate"]:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        connection = http.client.HTTPSConnection(health["address"], health["port"], timeout=20, context=context)
-    else:
-        connection = http.client.HTTPConnection(health["address"], health["port"], timeout=20)
+def connection_to(health: dict, check_first) -> http.client.HTTPConnection:
+    if not health["certificate"]:
+        return CheckedConnection(health["address"], health["port"], timeout=SECONDS, check=check_first)
+    # The certificate is compared as a whole: its name need not be this address's.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return CheckedTlsConnection(health["address"], health["port"], timeout=SECONDS, context=context, check=check_first)
+
+
+def scrape(health: dict, user: str | None) -> tuple[int, str]:
+    """Status and body. Raises OtherCertificateError or PeerError, and has sent nothing then."""
+
+    def check_first(socket: Any) -> None:
+        if health["certificate"] and socket.getpeercert(binary_form=True) != pem_certificate(health["certificate"]):
+            raise OtherCertificateError
+        check(socket, UnitOwner(UNIT, health["engine"], CONTAINER))
+
+    headers = {}
+    if user is not None:
+        said = "%s:%s" % (user, health["users"][user])
+        headers["Authorization"] = "Basic " + base64.b64encode(said.encode()).decode()
+    connection = connection_to(health, check_first)
     try:
-        connection.connect()
-        shown = connection.sock.getpeercert(binary_form=True) if health["certificate"] else b""
-        headers = {}
-        if user is not None:
-            said = "%s:%s" % (user, health["users"][user])
-            headers["Authorization"] = "Basic " + base64.b64encode(said.encode()).decode()
         connection.request("GET", "/metrics", headers=headers)
         answer = connection.getresponse()
-        return answer.status, answer.read().decode(errors="replace"), shown
+        return answer.status, answer.read().decode(errors="replace")
     finally:
         connection.close()
 
@@ -52,10 +76,15 @@ def certificate_is_old(bundle: dict) -> bool:
     health = bundle["health"]
     if not health or not health["certificate"]:
         return False
+    shown = []
+    connection = connection_to(health, lambda socket: shown.append(socket.getpeercert(binary_form=True)))
     try:
-        return scrape(health, None)[2] != pem_certificate(health["certificate"])
+        connection.connect()
+        return shown != [pem_certificate(health["certificate"])]
     except (OSError, ValueError, http.client.HTTPException):
         return False
+    finally:
+        connection.close()
 
 
 def problem(health: dict) -> str:
@@ -66,9 +95,14 @@ def problem(health: dict) -> str:
             status = scrape(health, None)[0]
             if status != 401:
                 return "%s answers without a password with status %d, which should be 401" % (where, status)
-        status, body, shown = scrape(health, sorted(health["users"])[0] if health["users"] else None)
-        if health["certificate"] and shown != pem_certificate(health["certificate"]):
-            return "%s shows another certificate than %s" % (where, health["certificate"])
+        status, body = scrape(health, sorted(health["users"])[0] if health["users"] else None)
+    except OtherCertificateError:
+        return "%s shows another certificate than %s; it was sent no password" % (where, health["certificate"])
+    except PeerError as error:
+        return (
+            "%s: %s; it was sent no password. End the process that has the port, or set another dcgm_exporter_port; see: "
+            "systemctl status %s" % (where, error, UNIT)
+        )
     except (OSError, ValueError, http.client.HTTPException) as error:
         return "%s does not answer: %s" % (where, error)
     if status != 200:

@@ -1,0 +1,106 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A user who takes a service's port while it is down: root sends no password, no token and no header there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import pytest
+from exporter_installer import peer as exporter_peer
+from exporter_installer import scrape
+from peer_hosts import Processes, Stranger
+
+from ansible_collections.openfleet.gpu.plugins.module_utils import idle_jupyter, idle_stop, peer
+from ansible_collections.openfleet.gpu.plugins.module_utils.model import Gpu, Holder, Host, Mig
+from ansible_collections.openfleet.gpu.plugins.modules import unit_request
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the listener is another user's")
+SECRET = "correct horse"
+USERS = "/user.slice/user-65534.slice/user@65534.service/app.slice/x.scope"
+
+
+@pytest.fixture
+def processes(tmp_path, monkeypatch):
+    found = Processes(tmp_path / "proc", monkeypatch, exporter_peer, peer)
+    # The services run, and have not got their ports.
+    found.add(os.getpid(), "/system.slice/dcgm-exporter.service")
+    return found
+
+
+@pytest.fixture
+def certificate(tmp_path):
+    """A certificate and its key, of the exporter's and of somebody else's."""
+    for name in ("tls", "other"):
+        command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "3", "-subj", "/CN=gpu"]
+        command += ["-keyout", f"{name}.key", "-out", f"{name}.crt"]
+        subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    return lambda name: (str(tmp_path / f"{name}.crt"), str(tmp_path / f"{name}.key"))
+
+
+def scraped(stranger, processes, certificate=""):
+    processes.add(stranger.process.pid, USERS)
+    health = {"address": "127.0.0.1", "port": stranger.port, "certificate": certificate, "engine": ""}
+    said = scrape.problem({**health, "users": {"prometheus": SECRET}, "timeout": 0})
+    return said, stranger.end()
+
+
+def test_the_scrape_password_is_not_sent_to_a_user_with_the_port(processes):
+    stranger = Stranger()
+    said, heard = scraped(stranger, processes)
+    assert heard == ["b''"]
+    assert f"127.0.0.1 port {stranger.port}: the port is held by pid {stranger.process.pid} (" in said
+    assert "uid 65534" in said and "no process of dcgm-exporter.service; it was sent no password" in said
+    assert "End the process that has the port, or set another dcgm_exporter_port" in said
+
+
+def test_nor_under_another_certificate(processes, certificate):
+    said, heard = scraped(Stranger(*certificate("other")), processes, certificate("tls")[0])
+    assert heard[0] == "b''" and "GET" not in "".join(heard)
+    assert "shows another certificate than" in said and "it was sent no password" in said
+
+
+def test_nor_under_the_exporter_s_own_certificate(processes, certificate):
+    """As by a site that has one key for the whole fleet, and a tenant who has found it."""
+    said, heard = scraped(Stranger(*certificate("tls")), processes, certificate("tls")[0])
+    assert heard[0] == "b''" and "GET" not in "".join(heard)
+    assert "which is no process of dcgm-exporter.service" in said
+
+
+def test_a_jupyter_token_is_not_sent_to_a_user_with_the_port(processes, tmp_path, monkeypatch):
+    systemctl = tmp_path / "bin/systemctl"
+    systemctl.parent.mkdir()
+    systemctl.write_text("#!/bin/sh\necho %d\n" % os.getpid())
+    systemctl.chmod(0o755)
+    monkeypatch.setenv("PATH", "%s:%s" % (systemctl.parent, os.environ["PATH"]))
+    processes.add(os.getpid(), "/system.slice/jupyter.service")
+    stranger = Stranger()
+    processes.add(stranger.process.pid, USERS)
+    item = {"kind": "unit", "name": "jupyter.service", "runtime": "", "gpus": ["GPU-0"]}
+    gpu = Gpu(0, "GPU-0", "NVIDIA H100", "", 80 << 30, Mig(True))
+    look = (
+        Host("580", "13", "13.0", True, (gpu,)),
+        [Holder("GPU-0", None, "process", "x", unit_or_container="jupyter.service")],
+    )
+    server = {"name": "jupyter.service", "url": "http://127.0.0.1:%d" % stranger.port, "token": SECRET}
+    done = idle_stop.reclaim([item], lambda: look, jupyter=[server], quiet_seconds=48 * 3600.0)
+    assert stranger.end() == ["b''"]
+    assert done["stopped"] == []
+    why = done["spared"][0]["why"]
+    assert f"held by pid {stranger.process.pid} (" in why and "what the server does is not known" in why
+    assert SECRET not in why and SECRET not in repr(idle_jupyter.Server("http://x", None, SECRET))
+
+
+def test_the_password_of_prometheus_is_not_sent_to_a_user_with_the_port(processes):
+    stranger = Stranger()
+    processes.add(stranger.process.pid, USERS)
+    params = {
+        "url": f"http://127.0.0.1:{stranger.port}/-/reload",
+        "method": "POST",
+        "unit": "prometheus",
+        "ca_path": None,
+    }
+    with pytest.raises(unit_request.RequestError, match=f"held by pid {stranger.process.pid} .*sent no password"):
+        unit_request.send({**params, "username": "ansible", "password": SECRET})
+    assert stranger.end() == ["b''"]
