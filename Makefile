@@ -47,8 +47,8 @@ export RUFF_CACHE_DIR := $(CURDIR)/.cache/ruff
 # --- Stamps: a virtual environment is made anew when its requirements or its Python change --------------------------
 
 checksum = $(shell { cat $(1); echo '$(2)'; } | sha256sum | cut -c 1-12)
-venv_stamp := .venv/.made-$(call checksum,requirements.txt,$(PYTHON))
-venv_test_stamp := .venv/.made-test-$(call checksum,requirements.txt requirements-bundle.txt requirements-rightsize.txt requirements-unit.txt requirements-test.txt,$(PYTHON))
+venv_stamp := .venv/.made-$(call checksum,requirements-locked.txt,$(PYTHON))
+venv_test_stamp := .venv/.made-test-$(call checksum,requirements-locked.txt requirements.txt requirements-bundle.txt requirements-rightsize.txt requirements-unit.txt requirements-test.txt,$(PYTHON))
 venv_newest_stamp := .venv-newest/.made-$(call checksum,requirements-bundle.txt requirements-rightsize.txt requirements-unit.txt requirements-newest.txt,$(NEWEST_PYTHON))
 
 # Ubuntu's chromium only fetches a snap, which cannot be driven from here: there the tests of the pages are skipped.
@@ -78,7 +78,7 @@ $(venv_stamp):
 	@echo 'venv: .venv with $(PYTHON)'
 	rm -rf .venv && mkdir -p .cache
 	$(PYTHON) -m venv .venv
-	.venv/bin/pip install -qq --no-compile --requirement requirements.txt
+	.venv/bin/pip install -qq --no-compile --require-hashes --only-binary=:all: --requirement requirements-locked.txt
 	touch $@
 
 $(venv_test_stamp): $(venv_stamp)
@@ -121,6 +121,11 @@ prometheus-tools: $(prometheus_stamp)
 dashboards: $(venv_test_stamp) ## write the Grafana dashboards anew
 	.venv/bin/python roles/gpu_monitoring/dashboards/build.py
 
+# Of what is installed as root, and of this checkout's own environment: from the index that pip is set up for.
+.PHONY: hashes
+hashes: $(venv_stamp) ## renew the hashes of Python packages, after a change of a version
+	.venv/bin/python tools/renew_hashes.py
+
 .PHONY: setup setup-test
 setup: packages ## all that a run needs: Debian packages, virtual environment, images
 	@$(MAKE) -s -j2 $(venv_stamp) image-monitoring
@@ -144,8 +149,8 @@ demo: ## start the simulated fleet, run site.yml on it twice, audit it, show wha
 .PHONY: bundle
 bundle: $(venv_stamp) ## collect it: INVENTORY=hosts.yml BUNDLE_DIR=/srv/bundle [BUNDLE_OPTIONS=--check]
 	@[ -n "$(INVENTORY)" ] && [ -n "$(BUNDLE_DIR)" ] || { echo 'make: name the inventory and the folder: make bundle INVENTORY=hosts.yml BUNDLE_DIR=/srv/bundle' >&2; exit 1; }
-	.venv/bin/pip install -qq --no-compile --requirement requirements-bundle.txt
-	ansible-playbook -i $(INVENTORY) playbooks/bundle.yml -e gpu_bundle_requirements=$(CURDIR)/requirements.txt -e gpu_bundle_dir=$(abspath $(BUNDLE_DIR)) $(BUNDLE_OPTIONS)
+	.venv/bin/pip install -qq --no-compile --require-hashes --only-binary=:all: --requirement requirements-bundle-locked.txt
+	ansible-playbook -i $(INVENTORY) playbooks/bundle.yml -e gpu_bundle_requirements=$(CURDIR)/requirements-locked.txt -e gpu_bundle_dir=$(abspath $(BUNDLE_DIR)) $(BUNDLE_OPTIONS)
 
 # --- Tests and figures ----------------------------------------------------------------------------------------------
 
