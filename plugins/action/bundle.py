@@ -137,7 +137,7 @@ def _requirements(path: str | None) -> list[str]:
     try:
         nvml = metadata.version("nvidia-ml-py")
     except metadata.PackageNotFoundError:
-        nvml = _defaults()["gpu_layout_nvml_version"]
+        nvml = str(_defaults()["gpu_layout_nvml_version"])
     return ["ansible-core==%s" % ansible_version, "nvidia-ml-py==%s" % nvml]
 
 

@@ -17,6 +17,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.bundle.wants import 
     driver_ask,
     platforms,
 )
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.python_pins import Pin
 
 DEFAULTS = {}
 for role in ("nvidia_driver", "container_toolkit", "gpu_layout"):
@@ -140,10 +141,19 @@ def test_files_and_wheels_that_the_inventory_names():
         container_toolkit_files=[{"path": "/srv/one.deb", "sha256": "cd"}],
         gpu_layout_nvml_source="index",
         gpu_layout_nvml_version="13.1",
+        gpu_layout_nvml_hashes=["sha256:" + "0" * 64],
     )
     wants = collect({"a": entry}, DISTRIBUTIONS)
-    assert {path: sha256 for path, sha256, _what in wants.files} == {"/srv/driver.run": "ab", "/srv/one.deb": "cd"}
-    assert wants.nvml == {"13.1": {"a"}}
+    assert {path: sums for path, sums, _what in wants.files} == {"/srv/driver.run": ("ab",), "/srv/one.deb": ("cd",)}
+    assert wants.nvml == {Pin("nvidia-ml-py", "13.1", ("0" * 64,)): {"a"}}
+
+
+def test_a_version_of_pynvml_without_a_hash_is_not_fetched():
+    entry = host(gpu_layout_nvml_source="index", gpu_layout_nvml_version="13.1")
+    with pytest.raises(BundleError) as caught:
+        collect({"a": entry}, DISTRIBUTIONS)
+    assert caught.value.where == "a: gpu_layout_nvml_version"
+    assert "gpu_layout_nvml_hashes" in caught.value.problem
 
 
 def test_only_the_parts_that_are_asked_for():

@@ -5,14 +5,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import subprocess
 import sys
 import sysconfig
 import tarfile
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Iterable, Mapping, Sequence
+from typing import Any, Mapping, Sequence
 
 from . import fetch
 from .model import BundleError, Item
@@ -20,19 +22,19 @@ from .model import BundleError, Item
 _LAST_LINES = 4
 
 
-def named(path: str, sha256: str, what: str, hosts: set[str]) -> Item:
-    """A file that an inventory names, with the checksum that it names. Raises BundleError."""
+def named(path: str, allowed: Sequence[str], what: str, hosts: set[str]) -> Item:
+    """A file that an inventory names, with one of the checksums that it may have, if any is known. Raises BundleError."""
     here = Path(path).expanduser()
     if not path or not here.is_file():
         raise BundleError(
             path or what, "the inventory names it as %s, and it is not there" % what, "Fetch it to this machine first."
         )
     found = fetch.digest(here)
-    if sha256 and found != sha256.lower():
+    if allowed and found not in allowed:
         raise BundleError(
             path,
-            "its SHA-256 is %s, and the inventory expects %s" % (found, sha256),
-            "Fetch it anew, or mend the inventory.",
+            "its SHA-256 is %s, and the inventory expects %s" % (found, " or ".join(allowed)),
+            "Fetch it anew, or mend the inventory%s." % (" (gpu_layout_nvml_hashes)" if what == "nvidia-ml-py" else ""),
         )
     return Item("files/%s" % here.name, what, found, here.stat().st_size, local=here, hosts=set(hosts))
 
@@ -45,18 +47,41 @@ def python_is() -> str:
     return "Python %d.%d on %s" % (*sys.version_info[:2], sysconfig.get_platform())
 
 
-def wheels(
-    asked: Sequence[str], options: Sequence[str], folder: Path, what: str, hosts: Iterable[str] = ()
-) -> list[Item]:
+@dataclass(frozen=True)
+class Question:
+    """What pip is asked for: lines of a requirements file, with hashes or without. `name` is for messages."""
+
+    name: str
+    requirements: str
+    options: tuple[str, ...] = ()
+    hosts: frozenset[str] = frozenset()
+
+    @property
+    def hashed(self) -> bool:
+        return "--hash=" in self.requirements
+
+    def asked(self) -> list[str]:
+        """It in a few lines, for a manifest."""
+        lines = [line.strip().rstrip(" \\") for line in self.requirements.splitlines()]
+        lines = [line for line in lines if not line.startswith("--hash=")]
+        digest = hashlib.sha256(self.requirements.encode()).hexdigest()
+        return [*lines, "hashes %s" % digest[:16]] if self.hashed else lines
+
+
+def wheels(question: Question, folder: Path, what: str) -> list[Item]:
     """Have pip fetch them, and what they need, into an empty folder. Raises BundleError.
 
-    Wheels alone, so that the other side has to build nothing. pip verifies what it fetches by its index.
+    Wheels alone, so that the other side has to build nothing. pip verifies what it fetches by the hashes; without any it takes
+    its index's word.
     """
     folder.mkdir(parents=True)
+    requirements = folder.with_name(folder.name + ".txt")
+    requirements.write_text(question.requirements)
     command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--only-binary=:all:"]
+    command += ["--require-hashes"] if question.hashed else []
     _run(
-        [*command, "--dest", str(folder), *options, *asked],
-        "pip cannot fetch %s" % ", ".join(asked),
+        [*command, "--dest", str(folder), *question.options, "--requirement", str(requirements)],
+        "pip cannot fetch %s" % question.name,
         "It asks the index that it is set up for on this machine; gpu_bundle_pip_options adds to its options.",
     )
     return [
@@ -67,7 +92,7 @@ def wheels(
             path.stat().st_size,
             local=path,
             told="pip",
-            hosts=set(hosts),
+            hosts=set(question.hosts),
         )
         for path in sorted(folder.iterdir())
     ]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
+from .. import python_pins
 from . import fetch, local, mirror, papers
 from .model import BundleError, Item, Wants
 from .wants import collect
@@ -101,7 +102,7 @@ class _Making:
         self._add(item for found in mirrors for item in found.packages.values())
         self._add(item for found in mirrors for item in found.index)
         self._add(
-            local.named(path, sha256, what, hosts) for (path, sha256, what), hosts in sorted(self.wants.files.items())
+            local.named(path, allowed, what, hosts) for (path, allowed, what), hosts in sorted(self.wants.files.items())
         )
         self._python()
         if "collection" in self.order.parts:
@@ -126,40 +127,44 @@ class _Making:
     # -- Python --------------------------------------------------------------------------------------------------------
 
     def _python(self) -> None:
+        options = tuple(self.order.pip_options)
         if "controller" in self.order.parts:
             text = "".join(line + "\n" for line in self.order.requirements)
-            asked = ["--requirement", "requirements.txt"]
-            self._wheels("controller", asked, list(self.order.requirements), text, set())
-        for version, hosts in sorted(self.wants.nvml.items()):
-            asked = ["--no-deps", "nvidia-ml-py==%s" % version]
-            self._wheels("nvidia-ml-py %s" % version, asked, asked[1:], "", hosts)
+            question = local.Question("the controller's packages", text, options)
+            if not question.hashed:
+                self.outcome.notes.append(
+                    "the controller's packages were asked for without hashes, so that pip takes its index's word for them: "
+                    "let gpu_bundle_requirements name a file with hashes"
+                )
+            self._wheels("controller", question, "python/requirements.txt")
+        for pin, hosts in sorted(self.wants.nvml.items(), key=lambda found: str(found[0])):
+            name = "%s %s" % (pin.name, pin.version)
+            question = local.Question("%s==%s" % (pin.name, pin.version), str(pin), options, frozenset(hosts))
+            self._wheels(name, question, "")
 
-    def _wheels(self, name: str, arguments: list[str], asked: list[str], text: str, hosts: set[str]) -> None:
-        """Ask pip once for one question; the answer stands in the manifest."""
-        # pip's options may name addresses with passwords, which a manifest must not.
-        options = list(self.order.pip_options)
-        question = [*asked, "for %s" % local.python_is()]
-        if options:
-            question.append("options %s" % hashlib.sha256(repr(options).encode()).hexdigest()[:16])
-        found = local.recorded(self.before, name, question, self.bundle)
+    def _wheels(self, name: str, question: local.Question, requirements: str) -> None:
+        """Ask pip once for one question; the answer stands in the manifest. `requirements` is a file of it, with hashes."""
+        asked = [*question.asked(), "for %s" % local.python_is()]
+        if question.options:
+            # pip's options may name addresses with passwords, which a manifest must not.
+            asked.append("options %s" % hashlib.sha256(repr(list(question.options)).encode()).hexdigest()[:16])
+        found = local.recorded(self.before, name, asked, self.bundle)
         if found is None and self.order.check:
-            self.outcome.notes.append("pip would be asked for %s" % ", ".join(asked))
+            self.outcome.notes.append("pip would be asked for %s" % question.name)
             self.foretold = False
             self.outcome.changed = True
             return
         if found is None:
-            self.say("asking pip for %s" % ", ".join(asked))
-            if text:
-                requirements = self.scratch / "requirements.txt"
-                requirements.write_text(text)
-                arguments = ["--requirement", str(requirements)]
-            found = local.wheels(arguments, options, self.scratch / name.replace(" ", "-"), "Python package", hosts)
-            if text:
-                content = text.encode()
-                found.append(mirror.text_file("python/requirements.txt", "requirements of the controller", content))
+            self.say("asking pip for %s" % question.name)
+            found = local.wheels(question, self.scratch / name.replace(" ", "-"), "Python package")
+            if requirements:
+                # What was fetched, all of it: the other side verifies each file by it.
+                pins = python_pins.of_files((item.path.rpartition("/")[2], item.sha256) for item in found)
+                content = "".join(map(str, pins)).encode()
+                found.append(mirror.text_file(requirements, "requirements of the controller", content))
         self._add(found)
         self.python[name] = {
-            "asked": question,
+            "asked": asked,
             "for": local.python_is(),
             "files": sorted(item.path for item in found),
         }

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...module_utils.errors import FleetError
+from ..python_pins import Pin
 
 
 class BundleError(FleetError):
@@ -117,10 +118,10 @@ class Wants:
     """All that the hosts want. `named` are things that come from elsewhere, with the hosts that need them."""
 
     repositories: dict[Source, dict[Ask, set[str]]] = field(default_factory=dict)
-    #: (path on the controller, SHA-256 or empty, what it is) of files that the inventory names.
-    files: dict[tuple[str, str, str], set[str]] = field(default_factory=dict)
-    #: Versions of nvidia-ml-py.
-    nvml: dict[str, set[str]] = field(default_factory=dict)
+    #: (path on the controller, the SHA-256s that it may have, what it is) of files that the inventory names.
+    files: dict[tuple[str, tuple[str, ...], str], set[str]] = field(default_factory=dict)
+    #: Versions of nvidia-ml-py, with the hashes of their wheels.
+    nvml: dict[Pin, set[str]] = field(default_factory=dict)
     named: dict[tuple[str, str], set[str]] = field(default_factory=dict)
 
     def name(self, what: str, platform: str, hosts: set[str]) -> None:

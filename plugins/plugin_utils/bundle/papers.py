@@ -130,8 +130,8 @@ def readme(items: Iterable[Item], mirrors: Iterable[Mirror], elsewhere: int, pyt
     ]
     if "controller" in python:
         lines.append(
-            "2. The controller (%s): `pip install --no-index --find-links python --requirement python/requirements.txt`"
-            % python["controller"]["for"]
+            "2. The controller (%s): `pip install --require-hashes --only-binary=:all: --no-index --find-links python "
+            "--requirement python/requirements.txt`" % python["controller"]["for"]
         )
     else:
         lines.append("2. The controller needs ansible-core and nvidia-ml-py, which are not in here.")

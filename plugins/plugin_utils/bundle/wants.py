@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the hosts of an inventory want, by the rules of the roles themselves. Nothing is read, written or fetched here."""
+"""What the hosts of an inventory want, by the rules of the roles themselves.
+
+Nothing is written or fetched here, and nothing is read but the hashes that the collection ships.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from ...module_utils.driver.model import Gpu, Host, Request
 from ...module_utils.errors import FleetError
 from ...module_utils.toolkit import files as toolkit_files
 from ...module_utils.toolkit import rules as toolkit_rules
+from .. import nvml_source
 from .model import Ask, BundleError, Platform, Source, Wants
 
 #: What is read of each host; defaults are the roles' own.
@@ -42,6 +46,7 @@ VARIABLES = (
     "gpu_layout_nvml_source",
     "gpu_layout_nvml_wheel",
     "gpu_layout_nvml_version",
+    "gpu_layout_nvml_hashes",
     "gpu_layout_nvml_package",
 )
 #: The same, without a role: docs/air-gapped.md.
@@ -57,9 +62,13 @@ _EXAMPLE = "[{distribution: debian-12, architecture: x86_64, nvswitch: false}]"
 
 
 def collect(
-    hosts: Mapping[str, Mapping[str, Any]], catalogue: Mapping[str, Any], parts: Iterable[str] = PARTS
+    hosts: Mapping[str, Mapping[str, Any]],
+    catalogue: Mapping[str, Any],
+    parts: Iterable[str] = PARTS,
+    shipped: nvml_source.Shipped | None = None,
 ) -> Wants:
     """`hosts` are the roles' variables by host, defaults included. Raises BundleError."""
+    shipped = shipped or nvml_source.shipped()
     wants = Wants()
     parts = set(parts)
     for host in sorted(hosts):
@@ -73,7 +82,7 @@ def collect(
             if versions:
                 _toolkit(wants, host, values, versions, catalogue)
         if "nvml" in parts:
-            _nvml(wants, host, values)
+            _nvml(wants, host, values, shipped)
     _check_folders(wants)
     return wants
 
@@ -129,7 +138,7 @@ def _driver(
         path = values["nvidia_driver_runfile"]
         if not path:
             raise BundleError(host, "nvidia_driver_source is runfile, and nvidia_driver_runfile is empty", "Name it.")
-        entry = (path, str(values["nvidia_driver_runfile_sha256"]), "NVIDIA's installer")
+        entry = (path, _sums(values["nvidia_driver_runfile_sha256"]), "NVIDIA's installer")
         wants.files.setdefault(entry, set()).add(host)
         return
     for platform in platforms(host, values, catalogue):
@@ -216,7 +225,7 @@ def _toolkit(
     origin = values["container_toolkit_source"]
     if origin == "files":
         for file in values["container_toolkit_files"]:
-            wants.files.setdefault((file["path"], file["sha256"], "container toolkit"), set()).add(host)
+            wants.files.setdefault((file["path"], _sums(file["sha256"]), "container toolkit"), set()).add(host)
         return
     for platform in platforms(host, values, catalogue):
         manager = catalogue[platform.distribution]["manager"]
@@ -256,15 +265,25 @@ def _toolkit_source(host: str, values: Mapping[str, Any], platform: Platform, ma
 # -- The rest ----------------------------------------------------------------------------------------------------------
 
 
-def _nvml(wants: Wants, host: str, values: Mapping[str, Any]) -> None:
+def _nvml(wants: Wants, host: str, values: Mapping[str, Any], shipped: nvml_source.Shipped) -> None:
     origin = values["gpu_layout_nvml_source"]
-    if origin == "wheel":
-        wants.files.setdefault((values["gpu_layout_nvml_wheel"], "", "nvidia-ml-py"), set()).add(host)
-    elif origin == "index":
-        wants.nvml.setdefault(str(values["gpu_layout_nvml_version"]), set()).add(host)
-    elif origin == "distribution":
+    try:
+        request = nvml_source.Request.of(values)
+        if origin == "wheel":
+            entry = (request.wheel, nvml_source.wheel_hashes(request, shipped), "nvidia-ml-py")
+            wants.files.setdefault(entry, set()).add(host)
+        elif origin == "index":
+            wants.nvml.setdefault(nvml_source.pin(request, shipped), set()).add(host)
+    except nvml_source.NvmlSourceError as error:
+        raise BundleError("%s: %s" % (host, error.where), error.problem, error.cure) from None
+    if origin == "distribution":
         for entry in values.get("gpu_bundle_platforms") or [{"distribution": "the host's distribution"}]:
             wants.name(values["gpu_layout_nvml_package"], str(entry["distribution"]), {host})
+
+
+def _sums(sha256: Any) -> tuple[str, ...]:
+    """What a file's checksum may be; nothing where the inventory does not say."""
+    return (str(sha256).lower(),) if sha256 else ()
 
 
 def _check_folders(wants: Wants) -> None:

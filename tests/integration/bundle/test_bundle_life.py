@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import http.server
 import subprocess
 import threading
@@ -180,6 +181,9 @@ def test_files_that_the_inventory_names_come_along(site, tmp_path):
         gpu_layout_nvml_source="wheel",
         gpu_layout_nvml_wheel=str(tmp_path / "nvidia_ml_py-1-py3-none-any.whl"),
     )
+    said = " ".join(site.make(expect=1).split())
+    assert "the inventory expects" in said and "gpu_layout_nvml_hashes" in said
+    site.variables["gpu_layout_nvml_hashes"] = ["sha256:" + hashlib.sha256(b"a wheel\n").hexdigest()]
     site.make("-e", "gpu_bundle_path=/mnt/bundle")
     assert (site.bundle / "files" / "driver.run").read_text() == "an installer\n"
     values = yaml.safe_load((site.bundle / "gpu_bundle.yml").read_text())

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
 import zipfile
@@ -12,17 +13,19 @@ import pytest
 import yaml
 
 
-def wheel(folder, name, version, requires=""):
-    """The smallest wheel there is."""
+def wheel(folder, name, version, requires="", code=""):
+    """Make the smallest wheel there is; return its SHA-256."""
     about = "%s-%s.dist-info/" % (name, version)
-    with zipfile.ZipFile(folder / ("%s-%s-py3-none-any.whl" % (name, version)), "w") as archive:
-        archive.writestr("%s.py" % name, "VERSION = %r\n" % version)
+    path = folder / ("%s-%s-py3-none-any.whl" % (name, version))
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("%s.py" % name, "VERSION = %r\n%s\n" % (version, code))
         metadata = "Metadata-Version: 2.1\nName: %s\nVersion: %s\n" % (name, version)
         archive.writestr(about + "METADATA", metadata + ("Requires-Dist: %s\n" % requires if requires else ""))
         archive.writestr(
             about + "WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         )
         archive.writestr(about + "RECORD", "")
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @pytest.fixture
@@ -61,17 +64,33 @@ def test_the_controllers_packages_come_with_what_they_need(site, index, tmp_path
     (tmp_path / "requirements.txt").write_text("# the controller's\nfleet-tool==2.0\n")
     site.variables["gpu_bundle_parts"] = ["controller"]
     site.variables["gpu_bundle_requirements"] = str(tmp_path / "requirements.txt")
-    site.make()
+    # The index's word is taken here, and the files' hashes are noted for the other side.
+    assert "without hashes" in site.make()
     names = {path.name for path in (site.bundle / "python").iterdir()}
     assert names == {"fleet_tool-2.0-py3-none-any.whl", "fleet_helper-1.5-py3-none-any.whl", "requirements.txt"}
     # The very line of the bundle's README, on the other side.
-    command = "pip install --no-index --find-links python --requirement python/requirements.txt"
+    command = "pip install --require-hashes --only-binary=:all: --no-index --find-links python "
+    command += "--requirement python/requirements.txt"
     assert command in (site.bundle / "README.md").read_text()
     target = tmp_path / "other-side"
     subprocess.run(
         [sys.executable, "-m", *command.split(), "--quiet", "--target", str(target)], cwd=str(site.bundle), check=True
     )
     assert {path.name for path in target.glob("*.py")} == {"fleet_tool.py", "fleet_helper.py"}
+    # A wheel that was altered on the way, and its line in SHA256SUMS with it.
+    helper = site.bundle / "python" / "fleet_helper-1.5-py3-none-any.whl"
+    kept = helper.read_bytes()
+    wheel(helper.parent, "fleet_helper", "1.5", code="import os")
+    done = subprocess.run(
+        [sys.executable, "-m", *command.split(), "--quiet", "--target", str(tmp_path / "altered")],
+        cwd=str(site.bundle),
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert done.returncode != 0 and "DO NOT MATCH THE HASHES" in done.stderr
+    assert not (tmp_path / "altered").exists()
+    helper.write_bytes(kept)
     # Asked and answered: the index may be gone.
     for path in index.iterdir():
         path.unlink()
@@ -81,14 +100,42 @@ def test_the_controllers_packages_come_with_what_they_need(site, index, tmp_path
     assert {path.name for path in (site.bundle / "python").iterdir()} == names
 
 
+def test_packages_with_hashes_are_fetched_by_these(site, index, tmp_path):
+    wheels = {path.name.split("-")[0]: hashlib.sha256(path.read_bytes()).hexdigest() for path in index.iterdir()}
+    lines = ["%s==%s --hash=sha256:%s\n" % (name, version, wheels[name]) for name, version in
+             (("fleet_tool", "2.0"), ("fleet_helper", "1.5"))]  # fmt: skip
+    (tmp_path / "requirements.txt").write_text("".join(lines))
+    site.variables["gpu_bundle_parts"] = ["controller"]
+    site.variables["gpu_bundle_requirements"] = str(tmp_path / "requirements.txt")
+    (helper,) = index.glob("fleet_helper-*")
+    good = helper.read_bytes()
+    wheel(index, "fleet_helper", "1.5", code="import os")
+    said = site.make(expect=1)
+    assert "pip cannot fetch" in said and not (site.bundle / "python").exists()
+    helper.write_bytes(good)
+    said = site.make()
+    assert "without hashes" not in said
+    assert "changed=0" in site.make()
+
+
 def test_hosts_that_had_pip_fetch_pynvml_get_it_as_a_wheel(site, index):
     site.variables["gpu_bundle_parts"] = ["nvml"]
     site.variables.update(gpu_layout_nvml_source="index", gpu_layout_nvml_version="1.2.3")
+    said = " ".join(site.make("--check", expect=1).split())
+    assert "gpu_layout_nvml_version" in said and "gpu_layout_nvml_hashes" in said
+    (path,) = index.glob("nvidia_ml_py-*")
+    site.variables["gpu_layout_nvml_hashes"] = ["sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()]
     assert "pip would be asked for nvidia-ml-py==1.2.3" in site.make("--check")
+    good = path.read_bytes()
+    wheel(index, "nvidia_ml_py", "1.2.3", code="import os")
+    assert "pip cannot fetch nvidia-ml-py==1.2.3" in site.make(expect=1)
+    path.write_bytes(good)
     site.make()
     values = yaml.safe_load((site.bundle / "gpu_bundle.yml").read_text())
     assert values["gpu_layout_nvml_source"] == "wheel"
     assert values["gpu_layout_nvml_wheel"] == "{{ gpu_bundle_path }}/python/nvidia_ml_py-1.2.3-py3-none-any.whl"
+    # Whom to trust is for the inventory of the other side, not for what is to be verified.
+    assert "gpu_layout_nvml_hashes" not in values
     assert (site.bundle / "python" / "nvidia_ml_py-1.2.3-py3-none-any.whl").is_file()
     assert "changed=0" in site.make()
 
