@@ -3,7 +3,8 @@
 """Makes one archive of the embedded exporter's Python packages on the controller: make_archive.py FILE MACHINE [WHEELS]
 
 Wheels of plain Python or for the stable ABI from Python 3.8 on, for a glibc of 2.17 or later: any host of the architecture
-can use it. Where the file is there it is left alone; several hosts at once wait for one that makes it.
+can use it. Each has one of the hashes in embedded-requirements.txt, or no archive is made. Where the file is there it is left
+alone; several hosts at once wait for one that makes it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,15 @@ def make(archive: Path, machine: str, wheels: str) -> None:
     source = ["--no-index", "--find-links", wheels] if wheels else []
     with tempfile.TemporaryDirectory(prefix="exporter-", dir=str(archive.parent)) as folder:
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-        command += ["--no-compile", "--only-binary=:all:", "--implementation", "cp", "--python-version", PYTHON]
+        command += [
+            "--no-compile",
+            "--require-hashes",
+            "--only-binary=:all:",
+            "--implementation",
+            "cp",
+            "--python-version",
+            PYTHON,
+        ]
         command += ["--platform", PLATFORM % machine, *source, "--target", folder + "/packages"]
         done = subprocess.run(
             [*command, "--requirement", str(REQUIREMENTS)],

@@ -4,53 +4,42 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
+import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+from wheel_files import wheel
 
-MAKE = Path(__file__).resolve().parents[3] / "roles" / "dcgm_exporter" / "files" / "make_archive.py"
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.python_pins import Pin, read
 
-
-def wheel(folder: Path, name: str, version: str, tag: str) -> None:
-    module, info = name.replace("-", "_"), f"{name.replace('-', '_')}-{version}.dist-info"
-    members = {
-        f"{module}/__init__.py": f"__version__ = '{version}'\n",
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
-        f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: {tag}\n",
-    }
-    record = ""
-    for path, text in members.items():
-        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).decode().rstrip("=")
-        record += f"{path},sha256={digest},{len(text)}\n"
-    members[f"{info}/RECORD"] = record + f"{info}/RECORD,,\n"
-    with zipfile.ZipFile(folder / f"{module}-{version}-{tag}.whl", "w") as made:
-        for path, text in members.items():
-            made.writestr(path, text)
+FILES = Path(__file__).resolve().parents[3] / "roles" / "dcgm_exporter" / "files"
 
 
 def pins():
-    lines = MAKE.with_name("embedded-requirements.txt").read_text().splitlines()
-    return [line.split("==") for line in lines if "==" in line]
+    return [(pin.name, pin.version) for pin in read((FILES / "embedded-requirements.txt").read_text())]
 
 
 def make(archive: Path, wheels: Path, machine: str = "aarch64"):
-    command = [sys.executable, str(MAKE), str(archive), machine, str(wheels)]
+    """With the requirements that lie beside the script."""
+    command = [sys.executable, str(wheels.parent / "make_archive.py"), str(archive), machine, str(wheels)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture
 def wheels(tmp_path):
-    """For the oldest Python that hosts may have; two of another architecture than this machine may be."""
+    """For the oldest Python that hosts may have; two of another architecture than this machine may be. Their hashes are known."""
     folder = tmp_path / "wheels"
     folder.mkdir()
+    requirements = ""
     for name, version in pins():
         binary = name in ("bcrypt", "psutil")
-        wheel(folder, name, version, "cp38-abi3-manylinux2014_aarch64" if binary else "py3-none-any")
+        digest = wheel(folder, name, version, "cp38-abi3-manylinux2014_aarch64" if binary else "py3-none-any")
+        requirements += str(Pin(name, version, (digest,)))
+    shutil.copy(FILES / "make_archive.py", tmp_path)
+    (tmp_path / "embedded-requirements.txt").write_text(requirements)
     return folder
 
 
@@ -60,10 +49,12 @@ def test_one_archive_for_an_architecture(tmp_path, wheels):
     assert done.returncode == 0, done.stderr
     with zipfile.ZipFile(archive) as made:
         names = set(made.namelist())
-    assert {f"{name.replace('-', '_')}/__init__.py" for name, _ in pins()} <= names
+    assert {f"{name.replace('-', '_')}.py" for name, _ in pins()} <= names
     # It is made once, however many hosts ask.
     before = archive.stat().st_mtime_ns
-    assert make(archive, tmp_path / "no-such-directory").returncode == 0
+    for path in wheels.iterdir():
+        path.unlink()
+    assert make(archive, wheels).returncode == 0
     assert archive.stat().st_mtime_ns == before
 
 
@@ -74,6 +65,25 @@ def test_what_is_missing_is_named_and_nothing_is_left(tmp_path, wheels):
     assert done.returncode != 0
     assert "psutil" in done.stderr and "dcgm_exporter_embedded_packages" in done.stderr
     assert [path.name for path in archive.parent.iterdir()] == ["exporter.zip.lock"]
+
+
+def test_an_altered_wheel_is_refused_and_nothing_is_left(tmp_path, wheels):
+    """Of the same name and version, and whole in itself."""
+    name, version = pins()[1]
+    wheel(wheels, name, version, code="import os")
+    archive = tmp_path / "cache" / "exporter.zip"
+    done = make(archive, wheels)
+    assert done.returncode != 0
+    assert "DO NOT MATCH THE HASHES" in done.stderr and name in done.stderr
+    assert [path.name for path in archive.parent.iterdir()] == ["exporter.zip.lock"]
+
+
+def test_a_requirement_without_a_hash_is_refused(tmp_path, wheels):
+    requirements = tmp_path / "embedded-requirements.txt"
+    lines = requirements.read_text().split(" \\\n", 1)
+    requirements.write_text(lines[0] + "\n" + lines[1].partition("\n")[2])
+    done = make(tmp_path / "exporter.zip", wheels)
+    assert done.returncode != 0 and "--require-hashes mode" in done.stderr
 
 
 @pytest.mark.parametrize("machine", ["../../../tmp/x", "x86_64/../..", "--target=/tmp", "riscv64", ""])

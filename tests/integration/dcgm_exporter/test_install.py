@@ -25,8 +25,10 @@ sys.path[:0] = [
 from exporter_install import managers, packages
 from exporter_installer import DOCKER, EMBEDDED, ETC, LIB, PYTHON, UNIT, Installer, archive, files, peer, scrape
 from peer_hosts import Processes
+from wheel_files import wheel
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders_watchers import WATCHER_UNITS
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.python_pins import Pin
 
 OPENSSL = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "3"]
 
@@ -245,6 +247,28 @@ def test_a_directory_in_which_others_have_files_stays(run):
     (run.root / "srv/metrics/others.prom").write_text("up 1\n")
     run(dict(EMBEDDED, state="absent", files={}))
     assert set(files(run.root)) == {"srv/metrics/others.prom"}
+
+
+def test_packages_of_an_index_are_known_by_their_hashes(run, tmp_path, monkeypatch):
+    """By the real pip, with a folder for an index."""
+    index = tmp_path / "index"
+    index.mkdir()
+    pin = Pin("some-package", "1.0", (wheel(index, "some-package", "1.0"),))
+    for name, value in (("PIP_NO_INDEX", "1"), ("PIP_FIND_LINKS", str(index))):
+        monkeypatch.setenv(name, value)
+    embedded = {"source": "index", "stamp": "one", "requirements": str(pin), "index_url": "", "archive": ""}
+    good = dict(EMBEDDED, embedded=embedded)
+    folder = run.root / LIB / "packages"
+    wheel(index, "some-package", "1.0", code="import os")
+    said = run(good, status=1)
+    assert "DO NOT MATCH THE HASHES" in said and "some-package" in said
+    assert not folder.exists() and not (run.root / UNIT).exists()
+    wheel(index, "some-package", "1.0")
+    run(good)
+    assert (folder / "some_package.py").exists()
+    unhashed = dict(embedded, stamp="two", requirements="some-package==1.0\n")
+    assert "--require-hashes mode" in run(dict(EMBEDDED, embedded=unhashed), status=1)
+    assert (folder / ".requirements").read_text() == "one"
 
 
 HEALTH = {"address": "127.0.0.1", "certificate": "", "users": {}, "timeout": 0, "engine": ""}

@@ -120,6 +120,9 @@ def present(tmp_path_factory):
     status, said = run(folder, PRESENT)
     assert status == 0, said
     assert "a password" not in said
+    # Of all hosts with a container, whose image is the default.
+    warnings = [line for line in said.splitlines() if "dcgm_exporter_image" in line]
+    assert len(warnings) == 1 and "WARNING" in warnings[0] and "named by a tag" in warnings[0], said
     return folder
 
 

@@ -74,7 +74,16 @@ def install_packages(target: Installation, embedded: dict) -> None:
         requirements.write_text(embedded["requirements"])
         # Not in the command, which everybody on the host can read: it may have a password.
         index = {"PIP_INDEX_URL": embedded["index_url"]} if embedded["index_url"] else {}
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary=:all:"]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--require-hashes",
+            "--only-binary=:all:",
+        ]
         run([*command, "--target", str(new), "--requirement", str(requirements)], more=index)
     else:
         with zipfile.ZipFile(embedded["archive"]) as archive:
