@@ -9,46 +9,16 @@ from typing import Any, Sequence
 
 from . import busy, plan_file
 from .converge import converge, foresee
-from .errors import DriverAbsentError, FleetError
+from .errors import DriverAbsentError
 from .follow import SERVICES
 from .layout import parse_layout
 from .layout_run import ALL_PARTS
 from .mig_steps import Plan
 from .model import Gpu, to_data
-from .mps_host import MpsHost
-from .nvml import Session
 from .ownership import POLICIES
 from .pci import nvidia_gpus
 from .runner import respawn_with_pynvml
 from .transaction import DIRECTORY
-from .vgpu_host import VgpuHost, applies
-from .vgpu_model import VgpuSeen
-
-#: What is told where the daemons cannot be looked at.
-_NO_DAEMON = {
-    "name": None,
-    "places": [],
-    "devices": [],
-    "clients": None,
-    "active_thread_percentage": None,
-    "pinned_memory_limits_bytes": [],
-    "running": None,
-    "pid": None,
-    "server_pids": [],
-    "silent_server_pids": [],
-    "client_processes": [],
-}
-_NO_TENANT = {
-    "name": None,
-    "memory_bytes": None,
-    "sm_percent": None,
-    "policy": None,
-    "priority": None,
-    "provider": None,
-    "group": None,
-    "gpus": [],
-    "processes": None,
-}
 
 
 def argspec() -> dict[str, Any]:
@@ -157,71 +127,4 @@ def report(plan: Plan, observed: dict[str, Gpu]) -> list[dict[str, Any]]:
             ],
         }
         for gpu in plan.gpus
-    ]
-
-
-def vgpu_tenants(session: Session) -> list[dict[str, Any]]:
-    """The collection's tenants on this host, as return values; none where the session's GPUs are this process's own.
-
-    Where they cannot be looked at, one entry has nothing but the `problem`: that is told, and fails nobody.
-    """
-    if not applies(session.private):
-        return []
-    try:
-        observed = VgpuHost().observe()
-    except FleetError as error:
-        return [dict(_NO_TENANT, problem=str(error))]
-    return [told_of(seen) for seen in observed]
-
-
-def told_of(seen: VgpuSeen) -> dict[str, Any]:
-    """A tenant as modules return it."""
-    tenant = seen.tenant
-    usage = seen.usage
-    used = {each.gpu_uuid: each.used_bytes for each in usage.gpus} if usage is not None else {}
-    none = None if usage is None else 0
-    return {
-        "name": tenant.name,
-        "memory_bytes": tenant.memory_bytes,
-        "sm_percent": tenant.sm_percent,
-        "policy": tenant.policy,
-        "priority": tenant.priority,
-        "provider": tenant.provider,
-        "group": tenant.group,
-        "gpus": [
-            {"uuid": seat.gpu_uuid, "seat": seat.seat, "used_bytes": used.get(seat.gpu_uuid, none)}
-            for seat in tenant.seats
-        ],
-        "processes": None if usage is None else usage.processes,
-        "problem": None,
-    }
-
-
-def mps_daemons(session: Session) -> list[dict[str, Any]]:
-    """The collection's MPS daemons on this host, as return values; none where the session's GPUs are this process's own.
-
-    Where they cannot be looked at, one entry has nothing but the `problem`: that is told, and fails nobody.
-    """
-    if session.private:
-        return []
-    try:
-        observed = MpsHost().observe()
-    except FleetError as error:
-        return [dict(_NO_DAEMON, problem=str(error))]
-    return [
-        {
-            "name": seen.daemon.name,
-            "places": to_data(seen.daemon.places),
-            "devices": list(seen.devices),
-            "clients": seen.daemon.clients,
-            "active_thread_percentage": seen.active_thread_percentage,
-            "pinned_memory_limits_bytes": list(seen.pinned_memory_limits_bytes),
-            "running": seen.running,
-            "pid": seen.pid,
-            "server_pids": list(seen.server_pids),
-            "silent_server_pids": list(seen.silent_server_pids),
-            "client_processes": to_data(seen.clients),
-            "problem": seen.problem,
-        }
-        for seen in observed
     ]

@@ -247,9 +247,8 @@ vgpu_tenants:
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.errors import DriverAbsentError
-from ..module_utils.holders import blocking, find_holders
-from ..module_utils.layout_module import mps_daemons, vgpu_tenants
-from ..module_utils.model import to_data
+from ..module_utils.holders import find_holders
+from ..module_utils.host_state import gpus, mps_daemons, vgpu_tenants
 from ..module_utils.nvml import Session
 from ..module_utils.runner import respawn_with_pynvml, run
 
@@ -260,6 +259,10 @@ def argspec():
         "profiles": {"type": "bool", "default": False},
         "holders": {"type": "bool", "default": True},
     }
+
+
+#: What is told of the host as a whole.
+ABOUT = ("driver_version", "nvml_version", "cuda_version", "simulated")
 
 
 def read(params):
@@ -275,15 +278,13 @@ def read(params):
         nothing = dict.fromkeys(("driver_version", "nvml_version", "cuda_version"))
         beside = {"mps_daemons": [], "vgpu_tenants": []}
         return dict(nothing, driver_present=False, driver_absent_reason=str(error), simulated=False, gpus=[], **beside)
-    data = dict(to_data(host), mps_daemons=daemons, vgpu_tenants=tenants)
-    for gpu in data["gpus"]:
-        gpu["holders"] = None if holders is None else to_data(blocking(holders, gpu["uuid"]))
-        if not params["profiles"]:
-            del gpu["mig"]["profiles"]
-        for instance in gpu["mig"]["instances"]:
-            in_the_way = None if holders is None else to_data(blocking(holders, gpu["uuid"], instance["id"]))
-            instance["holders"] = in_the_way
-    return dict(data, driver_present=True)
+    return dict(
+        {name: getattr(host, name) for name in ABOUT},
+        driver_present=True,
+        gpus=gpus(host, holders, params["profiles"]),
+        mps_daemons=daemons,
+        vgpu_tenants=tenants,
+    )
 
 
 def main():

@@ -142,8 +142,9 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.busy import OnBusy
 from ..module_utils.errors import DriverAbsentError
+from ..module_utils.host_state import mps_daemons
 from ..module_utils.layout_module import argspec as argspec_of_parts
-from ..module_utils.layout_module import bring_about, mps_daemons
+from ..module_utils.layout_module import bring_about
 from ..module_utils.layout_run import MPS, NO_MPS
 from ..module_utils.mps_removal import remove_all
 from ..module_utils.nvml import Session

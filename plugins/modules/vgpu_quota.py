@@ -153,8 +153,9 @@ steps_done:
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.errors import DriverAbsentError
+from ..module_utils.host_state import vgpu_tenants
 from ..module_utils.layout_module import argspec as argspec_of_parts
-from ..module_utils.layout_module import bring_about, vgpu_tenants
+from ..module_utils.layout_module import bring_about
 from ..module_utils.layout_run import NO_VGPU, VGPU
 from ..module_utils.nvml import Session
 from ..module_utils.runner import run
