@@ -42,9 +42,9 @@ from .model import Holder, Host
 #: What a holder can be, as `Holder.kind`.
 KINDS = (PROCESS, DEVICE_HANDLE, CONTAINER, SLURM, KUBELET, MPS, UNKNOWN)
 
-#: The collection's own look at the host (name of the process, and a word of its command; root's). It is over in a moment, and
+#: The collection's own looks at the host (name of the process, and words of its command; root's). They are over in a moment, and
 #: never there while a run changes the host: transaction.looking.
-LOOK = ("gpu-layout", "metrics")
+LOOK = ("gpu-layout", {"metrics", "holders"})
 
 #: What a message has room for.
 _PIDS_SHOWN = 5
@@ -91,7 +91,8 @@ def _of_processes(host: Host, devices: Devices, processes: Processes) -> list[Ho
     kinds: dict[int, dict[Place, str]] = {}
     names: dict[int, str | None] = {}
     for pid, seen in processes.seen.items():
-        if seen.name == LOOK[0] and processes.runs_as_root(pid) and LOOK[1] in processes.arguments(pid):
+        own = seen.name == LOOK[0] and processes.runs_as_root(pid)
+        if own and not LOOK[1].isdisjoint(processes.arguments(pid)):
             continue
         places = {place for place in map(devices.place, seen.nodes) if place}
         inside = {gpu for gpu, instance in places if instance is not None}

@@ -60,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="gpu-layout",
         description="How the NVIDIA GPUs of this host are shared: look, plan, apply, adopt.",
         epilog="Exit status: 0 done, 1 error, 2 wrong usage. docs/gpu-layout-command.md tells more.",
+        allow_abbrev=False,
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
 
@@ -112,6 +113,10 @@ def _parser() -> argparse.ArgumentParser:
         help="wait so long for the driver to answer, as at boot (default: 0)",
     )
 
+    _command(
+        commands, "holders", ".holders:holders", "who holds each GPU; the command for accounts that may do no more"
+    )
+
     metrics = _command(commands, "metrics", ".metrics:metrics", "how the host stands to its layout, for Prometheus")
     metrics.add_argument(
         "--textfile",
@@ -156,7 +161,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _command(commands: Any, name: str, run: str, text: str) -> argparse.ArgumentParser:
-    command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    # A rule of sudo allows exact words: none of them may be another's beginning.
+    command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False)
     command.add_argument("--json", action="store_true", help="print JSON, also for errors")
     command.set_defaults(run=run.split(":"))
     return command

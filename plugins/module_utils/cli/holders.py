@@ -1,0 +1,172 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""holders: the subcommand for accounts that may learn who holds the GPUs and may do nothing else as root.
+
+It takes no path, name or number, and heeds nothing of its caller: environment, folder, standard input, signals. What it prints is
+a part of what the module gpu_info returns: what the audit reads (plugins/plugin_utils/audit/answers.py), and no more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import time
+from argparse import Namespace
+from pathlib import Path
+from typing import Any, Iterator, Mapping, Sequence
+
+from ..bounded import bounded
+from ..errors import DriverAbsentError, FleetError
+from ..holders import find_holders
+from ..host_state import gpus, vgpu_tenants
+from ..nvml import Session
+from ..transaction import DIRECTORY, looking
+
+#: What the role writes where some account may run this. Only root can open it, so it is a lock that no other user can take.
+READERS = "/etc/openfleet-gpu/readers.json"
+#: A look takes some milliseconds, and half a minute where schedulers' tools and MPS daemons do not answer.
+SECONDS = 60.0
+MOST_BYTES = 4 * 1024 * 1024
+#: Of a GPU or an instance; and letters of a name.
+_MOST_HOLDERS, _MOST_PROCESSES, _MOST_LETTERS = 256, 1024, 500
+_ENVIRONMENT = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "HOME": "/root",
+    "LANG": "C.UTF-8",
+}
+_THIS_HOST = "this host"
+_POLL_SECONDS = 0.1
+
+
+def holders(options: Namespace) -> int:
+    """Print who holds each GPU and MIG instance."""
+    _leave_the_caller()
+    text = bounded(lambda: json.dumps(look()), _THIS_HOST, SECONDS, MOST_BYTES)
+    if options.json:
+        print(text)
+    else:
+        print("\n".join(_lines(json.loads(text))))
+    return 0
+
+
+def _leave_the_caller() -> None:
+    """Drop what the caller handed down, so that no tool and no library is steered by it."""
+    os.environ.clear()
+    os.environ.update(_ENVIRONMENT)
+    os.umask(0o077)
+    os.chdir("/")
+    with Path(os.devnull).open("rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    # With SIGCHLD ignored a tool that failed would seem to have succeeded.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def look() -> dict[str, Any]:
+    """Return the answer. Raises FleetError where the host cannot be looked at, or is being changed."""
+    with _alone() as directory:
+        try:
+            # As short as can be: a run that wants to reset GPUs waits until nobody has them open.
+            with _unchanged(directory), Session() as session:
+                host = session.observe()
+                tenants = vgpu_tenants(session)
+        except DriverAbsentError as error:
+            return {"driver_present": False, "driver_absent_reason": str(error), "gpus": [], "vgpu_tenants": []}
+        seen = find_holders(host)
+        with _unchanged(directory):
+            pass
+    return {
+        "driver_present": True,
+        "gpus": [_gpu(gpu) for gpu in gpus(host, seen)],
+        "vgpu_tenants": [_tenant(tenant) for tenant in tenants],
+    }
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[str]:
+    """Wait for an earlier look, and give the state directory. Many at once could keep a change of the layout waiting for ever."""
+    with contextlib.ExitStack() as held:
+        try:
+            file = held.enter_context(Path(READERS).open(encoding="utf-8"))
+        except FileNotFoundError:
+            # No account may run this, and root knows what it does.
+            yield DIRECTORY
+            return
+        _lock(file)
+        try:
+            directory = json.load(file)["state_directory"]
+        except (ValueError, KeyError, TypeError):
+            raise FleetError(READERS, "it is not what the role wrote", "Run the role gpu_layout again.") from None
+        yield directory
+
+
+def _lock(file: Any) -> None:
+    deadline = time.monotonic() + SECONDS / 2
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if time.monotonic() >= deadline:
+                raise FleetError(_THIS_HOST, "another look at it does not end", "Run it again later.") from None
+        time.sleep(_POLL_SECONDS)
+
+
+@contextlib.contextmanager
+def _unchanged(directory: str) -> Iterator[None]:
+    with looking(directory) as busy:
+        if busy is not None:
+            raise busy
+        yield
+
+
+def _gpu(gpu: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        **{name: gpu[name] for name in ("index", "uuid", "name", "memory_total_bytes")},
+        **_held(gpu),
+        "mig": {
+            "instances": [{"id": one["id"], "profile": one["profile"], **_held(one)} for one in gpu["mig"]["instances"]]
+        },
+    }
+
+
+def _held(place: Mapping[str, Any]) -> dict[str, Any]:
+    processes = [{"pid": one["pid"], "kind": one["kind"]} for one in place["processes"][:_MOST_PROCESSES]]
+    return {"processes": processes, "holders": _holders(place["holders"])}
+
+
+def _holders(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    told = [
+        {"kind": one["kind"], "who": one["who"][:_MOST_LETTERS], "watches": one["watches"]}
+        for one in found[:_MOST_HOLDERS]
+    ]
+    if len(found) > _MOST_HOLDERS:
+        told.append({"kind": "unknown", "who": "%d more" % (len(found) - _MOST_HOLDERS), "watches": False})
+    return told
+
+
+def _tenant(tenant: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "name": tenant["name"],
+        "memory_bytes": tenant["memory_bytes"],
+        "gpus": [{"uuid": place["uuid"]} for place in tenant["gpus"]],
+    }
+
+
+def _lines(answer: Mapping[str, Any]) -> Iterator[str]:
+    if not answer["driver_present"]:
+        yield answer["driver_absent_reason"]
+    for gpu in answer["gpus"]:
+        label = "gpu %d  %s  %s" % (gpu["index"], gpu["name"], gpu["uuid"])
+        yield from _of_place(label, gpu["holders"])
+        for one in gpu["mig"]["instances"]:
+            yield from _of_place("  instance %d  %s" % (one["id"], one["profile"]), one["holders"])
+
+
+def _of_place(label: str, found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    yield "%s  %s" % (label, "held by:" if found else "no holders")
+    for one in found:
+        yield "      %s: %s" % (one["kind"], one["who"])

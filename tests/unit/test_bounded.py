@@ -1,0 +1,70 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Work with bounds: what it answers, what it may not, and that nothing of it goes on."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import time
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.bounded import bounded
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
+
+#: No test waits for it.
+LONG = 300.0
+
+
+def test_it_gives_what_the_work_says():
+    assert bounded(lambda: "Zürich " * 100000, "here", LONG, 10**6) == "Zürich " * 100000
+
+
+def test_the_works_own_error_is_raised_here():
+    def work():
+        raise FleetError("gpu 0", "it is lost", "Look at its cable.")
+
+    with pytest.raises(FleetError) as error:
+        bounded(work, "here", LONG, 1000)
+    assert (error.value.where, error.value.problem, error.value.cure) == ("gpu 0", "it is lost", "Look at its cable.")
+
+
+@pytest.mark.parametrize("end", [lambda: os.kill(os.getpid(), signal.SIGKILL), lambda: os._exit(0), lambda: 1 / 0])
+def test_work_that_dies_is_an_error_and_no_answer(end):
+    with pytest.raises(FleetError, match="ended without an answer"):
+        bounded(end, "here", LONG, 1000)
+
+
+def test_more_than_it_may_say_is_no_answer():
+    with pytest.raises(FleetError, match="more to tell than 1000 bytes"):
+        bounded(lambda: "x" * 1000, "here", LONG, 1000)
+    assert bounded(lambda: "x" * 999, "here", LONG, 1000) == "x" * 999
+
+
+def test_what_takes_too_long_is_ended_with_all_that_it_started():
+    reading, writing = os.pipe()
+
+    def work():
+        # A tool that hangs: it holds the pipe until it ends.
+        os.set_inheritable(writing, True)
+        subprocess.run(["sleep", "infinity"], close_fds=False, check=False)
+        return ""
+
+    started = time.monotonic()
+    with pytest.raises(FleetError, match="takes too long"):
+        bounded(work, "here", 0.1, 1000)
+    os.close(writing)
+    # The end of the pipe comes when the last process is gone that has it.
+    ready, _, _ = select.select([reading], [], [], LONG)
+    assert ready and os.read(reading, 1) == b""
+    os.close(reading)
+    assert time.monotonic() - started < LONG
+
+
+def test_it_leaves_no_child_behind():
+    bounded(lambda: "", "here", LONG, 1000)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
