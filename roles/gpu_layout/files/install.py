@@ -6,7 +6,8 @@ The role gpu_layout runs it on the host, with all of an installation as one JSON
 that changes nothing costs one command on the host, not one for each file:
 
     {"state": "present", "modules": {path: text}, "layout": [...], "unit": text, "try": true,
-     "metrics": {"directory": path or "", "service": text, "timer": text}}
+     "metrics": {"directory": path or "", "service": text, "timer": text},
+     "readers": {"accounts": [name], "state_directory": path}}
 
 A layout that is not tried, because it waits for a reboot, is on trial: the one before it is kept, and comes back with the
 state "former".
@@ -33,6 +34,7 @@ import hashlib
 import io
 import json
 import os
+import pwd
 import py_compile
 import re
 import shutil
@@ -42,6 +44,7 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import Callable
 
 #: Everything an installation consists of, below the root given.
 COMMAND = "usr/local/bin/gpu-layout"
@@ -64,6 +67,23 @@ NOT_RECORDED = {"directory": "", "made": []}
 MODE = 0o755
 #: Of a SHA-256 in hexadecimal.
 SEAL_LENGTH = 64
+
+#: Who may ask who holds the GPUs, by a rule of sudo for exactly that. sudo reads no file with a dot in its name, as one that is
+#: being written has.
+SUDOERS = "etc/sudoers.d/openfleet-gpu-holders"
+READERS = "etc/openfleet-gpu/readers.json"
+ASK = "/%s holders --json" % COMMAND
+#: No capital letters: in sudoers they are names of aliases, ALL among them.
+ACCOUNT = re.compile(r"[a-z_][a-z0-9_.-]{0,31}")
+RULE = """\
+# Written by the role openfleet.gpu.gpu_layout; gpu_layout_readers: [] takes it away.
+# This command with these words and no other, as root, in an environment that the caller has no part in.
+Cmnd_Alias OPENFLEET_GPU_HOLDERS = {ask}
+Defaults!OPENFLEET_GPU_HOLDERS env_reset, !setenv, !env_keep, !env_check, !requiretty
+Defaults!OPENFLEET_GPU_HOLDERS secure_path="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+{accounts} ALL = (root) NOPASSWD: NOSETENV: OPENFLEET_GPU_HOLDERS
+"""
+
 PACKAGE = "openfleet_gpu"
 MAIN = "import sys\n\nfrom %s.cli.main import main\n\nsys.exit(main())\n" % PACKAGE
 #: Of module_utils, what only modules need: runner imports Ansible.
@@ -80,19 +100,29 @@ class Installation:
     def path(self, relative: str) -> Path:
         return self.root / relative
 
-    def write(self, relative: str, content: bytes, mode: int = 0o644) -> None:
-        """A reader finds the old file or the new one, never part of one."""
+    def write(
+        self, relative: str, content: bytes, mode: int = 0o644, check: Callable[[Path], None] = lambda new: None
+    ) -> None:
+        """A reader finds the old file or the new one, never part of one. `check` ends this process where the new one is wrong."""
         path = self.path(relative)
         if path.is_file() and path.read_bytes() == content and stat.S_IMODE(path.stat().st_mode) == mode:
             return
-        self.replace(path, content, mode)
+        self.replace(path, content, mode, check=check)
 
-    def replace(self, path: Path, content: bytes, mode: int, reason: str = "") -> None:
+    def replace(
+        self,
+        path: Path,
+        content: bytes,
+        mode: int,
+        reason: str = "",
+        check: Callable[[Path], None] = lambda new: None,
+    ) -> None:
         self.done.append("write %s%s" % (path, ": " + reason if reason else ""))
         if not self.check:
             path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             new = path.with_name(path.name + ".new")
             put_new(new, content, mode)
+            check(new)
             new.replace(path)
 
     def make(self, folder: Path) -> list[str]:
@@ -144,13 +174,14 @@ def run(command: list[str]) -> None:
 
 def install(target: Installation, bundle: dict) -> None:
     modules, directory = bundle["modules"], bundle["metrics"]["directory"]
+    refuse_readers(target, bundle["readers"]["accounts"])
     if directory and not re.fullmatch(r"/[^\s%\"'\\]+", directory):
         sys.exit("gpu_layout_metrics_dir: %r is no absolute path without spaces, quotes and %%." % directory)
     made_from = fingerprint(modules)
     command = target.path(COMMAND)
     reason = difference(command, made_from)
     if reason is not None:
-        target.replace(command, b"" if target.check else archive(modules, made_from, sys.executable), MODE, reason)
+        target.replace(command, b"" if target.check else archive(modules, made_from, shebang(sys.executable)), MODE, reason)
     for relative in KEPT:
         there = target.path(relative)
         if bundle["try"]:
@@ -172,6 +203,67 @@ def install(target: Installation, bundle: dict) -> None:
             if bundle["try"]:
                 # What it said last was of the layout of before.
                 target.systemctl("start", METRICS)
+    # Last: no unit has to do with it.
+    install_readers(target, bundle["readers"])
+
+
+def refuse_readers(target: Installation, accounts: list[str]) -> None:
+    """End this process, before anything is written, where a rule of sudo cannot be had for these accounts."""
+    wrong = [name for name in accounts if not ACCOUNT.fullmatch(name)]
+    if wrong:
+        sys.exit(
+            "gpu_layout_readers: %s is no name of an account (%s)." % (", ".join(map(repr, wrong)), ACCOUNT.pattern)
+        )
+    if target.check:
+        # An earlier task of the same dry run may be the one that would bring sudo and the account.
+        return
+    if accounts and not visudo():
+        sys.exit("gpu_layout_readers: sudo is not installed on this host. Install it, or set gpu_layout_readers: [].")
+    # Below another root there are other accounts.
+    missing = [name for name in accounts if not exists(name)] if target.root == Path("/") else []
+    if missing:
+        sys.exit(
+            "gpu_layout_readers: this host has no account %s. Create it first, or mend the name: whoever gets an account "
+            "of that name later would have the rule." % ", ".join(missing)
+        )
+
+
+def exists(account: str) -> bool:
+    try:
+        pwd.getpwnam(account)
+    except KeyError:
+        return False
+    return True
+
+
+def visudo() -> str | None:
+    return shutil.which("visudo", path="/usr/sbin:/sbin:/usr/local/sbin:/usr/bin:/bin")
+
+
+def install_readers(target: Installation, readers: dict) -> None:
+    """The rule, and what the command asks of this installation; or neither."""
+    if not readers["accounts"]:
+        uninstall_readers(target)
+        return
+    target.write(READERS, (json.dumps(readers, indent=2) + "\n").encode(), 0o600)
+    # In this order: whoever may run it finds the lock that keeps it from running many times at once.
+    rule = RULE.format(ask=ASK, accounts=", ".join(sorted(set(readers["accounts"]))))
+    target.write(SUDOERS, rule.encode(), 0o440, accepted)
+
+
+def accepted(new: Path) -> None:
+    """Ask visudo about a new file of sudo: a wrong one would take sudo away from everybody."""
+    done = subprocess.run(
+        [visudo() or "visudo", "-cf", str(new)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+    )
+    if done.returncode:
+        new.unlink()
+        sys.exit("visudo refuses the rule for gpu_layout_readers:\n%s" % done.stdout.decode(errors="replace"))
+
+
+def uninstall_readers(target: Installation) -> None:
+    target.remove(SUDOERS)
+    target.remove(READERS)
 
 
 def install_metrics(target: Installation, metrics: dict) -> bool:
@@ -230,11 +322,16 @@ def bring_back(target: Installation) -> None:
 
 
 def uninstall(target: Installation, bundle: dict) -> None:
+    if bundle["readers"]["accounts"]:
+        sys.exit(
+            "gpu_layout_readers needs the command on the host: set gpu_layout_restore_at_boot: true, or gpu_layout_readers: []."
+        )
     if bundle["metrics"]["directory"]:
         sys.exit(
             "gpu_layout_metrics_dir needs the command and the layout on the host: set gpu_layout_restore_at_boot: true, "
             'or gpu_layout_metrics_dir: "".'
         )
+    uninstall_readers(target)
     uninstall_metrics(target, recorded(target))
     if target.path(UNIT_FILE).exists():
         target.systemctl("disable", "--quiet", "--now", UNIT)
@@ -261,8 +358,13 @@ def remove_records(target: Installation, folder: Path) -> None:
 
 def fingerprint(modules: dict[str, str]) -> bytes:
     """What the command is made from: the sources, and the interpreter whose bytecode it carries."""
-    parts = [sys.version, sys.executable, MAIN, *(part for item in sorted(modules.items()) for part in item)]
+    parts = [sys.version, shebang(sys.executable), MAIN, *(part for item in sorted(modules.items()) for part in item)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest().encode()
+
+
+def shebang(interpreter: str) -> str:
+    """Isolated (-I): root runs it, and takes no module from the caller's environment, folder or home."""
+    return "%s -I" % interpreter
 
 
 def difference(command: Path, made_from: bytes) -> str | None:

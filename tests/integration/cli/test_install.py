@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -13,11 +14,12 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from command_host import PYTHON, run_installer
+from command_host import INSTALLER, PYTHON, run_installer
 from simulated_host import ROOT
 
 LAYOUT = [{"gpus": "all", "sharing": "shared"}]
 OFF = {"directory": "", "service": "[Service]\n", "timer": "[Timer]\n"}
+NOBODY = {"accounts": [], "state_directory": "/var/lib/openfleet-gpu"}
 
 
 def modules() -> dict:
@@ -36,6 +38,7 @@ def install(tmp_path):
             "unit": "[Unit]\n",
             "try": True,
             "metrics": OFF,
+            "readers": NOBODY,
         }
         done = run_installer("--root", str(tmp_path), *arguments, input=json.dumps(dict(bundle, **changes)))
         assert done.returncode == 0, done.stderr
@@ -155,7 +158,7 @@ def test_a_directory_of_others_stays_with_what_they_have_there(install, tmp_path
 
 @pytest.mark.parametrize("directory", ["var/lib", "/var/with space", '/a"b', "/100%"])
 def test_a_directory_that_a_unit_cannot_name_is_refused(tmp_path, directory):
-    refused(tmp_path, "is no absolute path", metrics=dict(ON, directory=directory))
+    refused(tmp_path, "gpu_layout_metrics_dir: ", metrics=dict(ON, directory=directory))
 
 
 def test_metrics_without_the_command_are_refused(tmp_path):
@@ -164,9 +167,83 @@ def test_metrics_without_the_command_are_refused(tmp_path):
 
 def refused(root, said, **changes):
     bundle = {"state": "present", "modules": {}, "layout": LAYOUT, "unit": "[Unit]\n", "try": True}
+    bundle.update(metrics=OFF, readers=NOBODY)
     done = run_installer("--root", str(root), input=json.dumps(dict(bundle, **changes)))
-    assert done.returncode == 1 and said in done.stderr and "gpu_layout_metrics_dir" in done.stderr
+    assert done.returncode == 1 and said in done.stderr
     assert "Traceback" not in done.stderr
+    assert installed(root) == {}
+
+
+READERS = dict(NOBODY, accounts=["gpu-audit", "ops.audit"])
+RULE, RECORD = "etc/sudoers.d/openfleet-gpu-holders", "etc/openfleet-gpu/readers.json"
+needs_sudo = pytest.mark.skipif(shutil.which("visudo", path="/usr/sbin:/sbin") is None, reason="sudo is not installed")
+
+
+@needs_sudo
+def test_a_rule_of_sudo_comes_and_goes_with_its_readers(install, tmp_path):
+    install()
+    without = installed(tmp_path)
+    foretold = install("--check", readers=READERS)
+    assert installed(tmp_path) == without
+    assert install(readers=READERS) == foretold and foretold["done"]
+    assert set(installed(tmp_path)) - set(without) == {RULE, RECORD}
+    assert ((tmp_path / RULE).stat().st_mode & 0o777, (tmp_path / RECORD).stat().st_mode & 0o777) == (0o440, 0o600)
+    rule = (tmp_path / RULE).read_text()
+    assert "\ngpu-audit, ops.audit ALL = (root) NOPASSWD: NOSETENV: OPENFLEET_GPU_HOLDERS\n" in rule
+    assert install(readers=READERS) == {"changed": False, "done": []}
+    assert install(readers=dict(READERS, accounts=["gpu-audit"]))["done"] == [
+        f"write {tmp_path}/{name}" for name in (RECORD, RULE)
+    ]
+    assert install(readers=NOBODY)["changed"] and installed(tmp_path) == without
+    install(readers=READERS)
+    assert install(state="absent")["changed"] and installed(tmp_path) == {}
+
+
+@needs_sudo
+@pytest.mark.parametrize("name", ["ALL", "%sudo", "a b", "audit,root", "audit=ALL", "#0", "", "-x", "audit\n"])
+def test_what_is_no_account_becomes_no_rule(tmp_path, name):
+    refused(tmp_path, "gpu_layout_readers: ", readers=dict(READERS, accounts=["gpu-audit", name]))
+
+
+@needs_sudo
+def test_a_rule_that_visudo_refuses_is_not_put_in_place(install, tmp_path):
+    """As by a visudo that knows less: the program is looked for where root's programs are."""
+    install(readers=READERS)
+    before = (tmp_path / RULE).read_bytes()
+    script = tmp_path / "refuse.py"
+    script.write_text(
+        "import sys; sys.argv = ['install.py', '--root', %r]\n"
+        "import importlib.util as u; s = u.spec_from_file_location('i', %r); i = u.module_from_spec(s); s.loader.exec_module(i)\n"
+        "i.RULE = i.RULE.replace('NOPASSWD:', 'NOPASSWORD:'); sys.exit(i.main())\n" % (str(tmp_path), str(INSTALLER))
+    )
+    bundle = {"state": "present", "modules": modules(), "layout": LAYOUT, "unit": "[Unit]\n", "try": True}
+    bundle.update(metrics=OFF, readers=dict(READERS, accounts=["other"]))
+    done = subprocess.run([PYTHON, str(script)], input=json.dumps(bundle), capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "visudo refuses the rule" in done.stderr, done.stderr
+    assert (tmp_path / RULE).read_bytes() == before
+    assert [path.name for path in (tmp_path / RULE).parent.iterdir()] == [RULE.rpartition("/")[2]]
+
+
+@needs_sudo
+def test_readers_without_the_command_are_refused(tmp_path):
+    refused(tmp_path, "set gpu_layout_restore_at_boot: true", state="absent", readers=READERS)
+
+
+@pytest.mark.host_python
+def test_the_command_takes_no_module_from_its_callers_environment(install, tmp_path):
+    """Root runs it. A module of that name comes before the standard library's, where it is heeded."""
+    install()
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    for name in ("sitecustomize", "usercustomize", "argparse"):
+        (folder / f"{name}.py").write_text(f"open({str(folder / 'ran')!r}, 'a').write({name!r})\n")
+    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONSTARTUP": str(folder / "argparse.py")}
+    done = subprocess.run(
+        [str(tmp_path / "usr/local/bin/gpu-layout"), "fits", "A30-24GB", "1g.6gb"],
+        env=environment, cwd=folder, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not (folder / "ran").exists()
 
 
 def test_a_change_of_one_part_writes_that_part(install, tmp_path):
