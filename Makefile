@@ -51,8 +51,9 @@ venv_stamp := .venv/.made-$(call checksum,requirements-locked.txt,$(PYTHON))
 venv_test_stamp := .venv/.made-test-$(call checksum,requirements-locked.txt requirements.txt requirements-bundle.txt requirements-rightsize.txt requirements-unit.txt requirements-test.txt,$(PYTHON))
 venv_newest_stamp := .venv-newest/.made-$(call checksum,requirements-bundle.txt requirements-rightsize.txt requirements-unit.txt requirements-newest.txt,$(NEWEST_PYTHON))
 
-# Ubuntu's chromium only fetches a snap, which cannot be driven from here: there the tests of the pages are skipped.
-test_packages := gcc gnupg libc6-dev make openssl $(if $(shell grep -sx ID=debian /etc/os-release),chromium)
+# Ubuntu's chromium only fetches a snap, which cannot be driven from here: there the tests of the pages are skipped. sudo is there to
+# be attacked.
+test_packages := gcc gnupg libc6-dev make openssl sudo $(if $(shell grep -sx ID=debian /etc/os-release),chromium)
 
 .PHONY: help
 help: ## this list

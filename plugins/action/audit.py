@@ -13,7 +13,7 @@ from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
 from ..module_utils.errors import FleetError
-from ..plugin_utils.audit import archive, write, write_line
+from ..plugin_utils.audit import answers, archive, write, write_line
 from ..plugin_utils.audit.compare import Former
 from ..plugin_utils.audit.holdings import hosts_of
 from ..plugin_utils.audit.make import Order, make
@@ -42,6 +42,7 @@ class ActionModule(ActionBase):
                 "window": {"type": "str", "default": "14d"},
                 "selector": {"type": "str", "default": ""},
                 "hosts": {"type": "dict", "default": {}},
+                "answers": {"type": "dict", "default": {}},
                 "hosts_asked": {"type": "list", "elements": "str", "default": []},
                 "prices": {"type": "list", "elements": "dict", "default": []},
                 "currency": {"type": "str", "default": ""},
@@ -52,8 +53,10 @@ class ActionModule(ActionBase):
                 "notify": {"type": "list", "elements": "dict", "default": []},
             }
         )
-        # One without a driver has no GPUs to speak of, and did answer.
-        states, refused = gpu_info_of_all(args.pop("hosts"))
+        # What hosts say is looked at host by host: one that sends nonsense is one that did not answer. One without a driver has
+        # no GPUs to speak of, and did answer.
+        said, no_answers = answers.of_all(args.pop("answers"))
+        states, refused = gpu_info_of_all({**args.pop("hosts"), **said})
         args = plain(args)
         try:
             order = Order(
@@ -62,7 +65,7 @@ class ActionModule(ActionBase):
                 selector=args["selector"],
                 hosts=hosts_of(states),
                 hosts_asked=args["hosts_asked"],
-                refused=refused,
+                refused=[*no_answers, *refused],
                 prices=prices(args["prices"]),
                 currency=args["currency"],
                 thresholds=thresholds(args["thresholds"]),

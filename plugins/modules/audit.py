@@ -47,7 +47,15 @@ options:
     type: str
     default: ""
   hosts:
-    description: By host, the results of M(openfleet.gpu.gpu_info). One without a result did not answer.
+    description:
+      - By host, the results of M(openfleet.gpu.gpu_info). One without a result did not answer.
+      - One whose result is not what that module returns is told in RV(missing), and counts as not having answered.
+    type: dict
+    default: {}
+  answers:
+    description:
+      - By host, the results of a task that ran C(gpu-layout holders --json) there, as M(ansible.builtin.raw) does. They are read
+        with the same care as those of O(hosts), and stand beside them.
     type: dict
     default: {}
   hosts_asked:

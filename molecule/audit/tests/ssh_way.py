@@ -1,17 +1,21 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A way by SSH from a control host to a GPU host, as whoever runs them makes it. They share a loopback interface."""
+"""A way by SSH from a control host to a GPU host, as docs/audit.md has it. They share a loopback interface."""
 
 from __future__ import annotations
 
 from typing import Any
 
 HOME = "/var/lib/gpu-audit"
+#: On the GPU host, too.
+ACCOUNT = "gpu-audit"
+#: What the key is for, whatever is asked of it. (OpenSSH has `restrict` for the rest.)
+BOUND = 'no-port-forwarding,no-agent-forwarding,no-X11-forwarding,no-pty,command="sudo -n /usr/local/bin/gpu-layout holders --json"'
 SERVER_KEY = "/etc/dropbear/dropbear_ed25519_host_key"
 
 
 def make(control: Any, host: Any, address: str) -> None:
-    """The service's user may come in as root, and knows the host."""
+    """The service's user may come in to ask who holds the GPUs, and knows the host."""
     control.check_output(
         f"runuser -u gpu-audit -- sh -c 'umask 077 && mkdir -p {HOME}/.ssh && rm -f {HOME}/.ssh/* && "
         f'ssh-keygen -q -t ed25519 -N "" -f {HOME}/.ssh/id_ed25519\''
@@ -19,9 +23,11 @@ def make(control: Any, host: Any, address: str) -> None:
     theirs = control.check_output(f"cat {HOME}/.ssh/id_ed25519.pub")
     host.run("systemctl stop dropbear")
     host.check_output(
-        f"umask 077 && mkdir -p /root/.ssh /etc/dropbear && rm -f {SERVER_KEY} && dropbearkey -t ed25519 -f {SERVER_KEY}"
+        f"umask 077 && mkdir -p /etc/dropbear && rm -f {SERVER_KEY} && dropbearkey -t ed25519 -f {SERVER_KEY}"
     )
-    host.check_output("echo %s >/root/.ssh/authorized_keys", theirs)
+    # Root's, so that the account cannot change what its key is for.
+    host.check_output(f"install -d /home/{ACCOUNT}/.ssh && chown root: /home/{ACCOUNT} /home/{ACCOUNT}/.ssh")
+    host.check_output("echo %s >%s", f"{BOUND} {theirs}", f"/home/{ACCOUNT}/.ssh/authorized_keys")
     host.check_output(f"systemd-run --quiet --collect --unit=dropbear dropbear -F -E -p {address}:22")
     (key,) = [
         line

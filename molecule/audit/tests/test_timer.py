@@ -122,6 +122,25 @@ def test_it_asks_the_hosts_of_its_inventory_by_ssh(once, control, fleet):
         assert f"{name}.service" in who
 
 
+def test_it_has_no_other_way_into_the_host(once, control):
+    """Its key runs the one command, whatever it asks for; its account may run that, and nothing else."""
+    ssh = f"runuser -u gpu-audit -- ssh -o BatchMode=yes {ssh_way.ACCOUNT}@{ADDRESS}"
+    for command in ("id", "sudo -n id", "cat /etc/openfleet-gpu/layout.json"):
+        answer = json.loads(control.host.check_output(f"{ssh} {command}"))
+        assert set(answer) == {"driver_present", "gpus", "vgpu_tenants"}
+
+
+def test_its_account_may_run_the_one_command(once, lab_host):
+    host = lab_host("ada")
+    listed = host.check_output("sudo -l -U gpu-audit")
+    assert "(root) NOSETENV: NOPASSWD: /usr/local/bin/gpu-layout holders --json" in listed
+    assert [line.split(")")[0].strip() for line in listed.splitlines() if ") " in line] == ["(root"]
+    for words in ("id", "/usr/local/bin/gpu-layout apply", "/usr/local/bin/gpu-layout holders"):
+        assert host.run(f"runuser -u gpu-audit -- sudo -n {words}").rc != 0
+    rule = host.file("/etc/sudoers.d/openfleet-gpu-holders")
+    assert (rule.user, rule.group, rule.mode) == ("root", "root", 0o440)
+
+
 def words(report):
     found = {}
     for finding in report["findings"]:

@@ -128,7 +128,10 @@ def _gpu(gpu: Mapping[str, Any]) -> dict[str, Any]:
         **{name: gpu[name] for name in ("index", "uuid", "name", "memory_total_bytes")},
         **_held(gpu),
         "mig": {
-            "instances": [{"id": one["id"], "profile": one["profile"], **_held(one)} for one in gpu["mig"]["instances"]]
+            "instances": [
+                {**{name: one[name] for name in ("id", "profile", "placement")}, **_held(one)}
+                for one in gpu["mig"]["instances"]
+            ]
         },
     }
 
