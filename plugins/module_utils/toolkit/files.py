@@ -77,6 +77,34 @@ ExecStart=/bin/sh -c 'nvidia-ctk cdi generate --format=yaml --output= >/var/run/
 ExecStart=/bin/chmod 0644 /var/run/cdi/nvidia.new
 ExecStart=/bin/mv -f /var/run/cdi/nvidia.new /var/run/cdi/nvidia.yaml
 
+# As root, who alone sees all devices of a GPU in MIG mode. SYS_MODULE, MKNOD, CHOWN and FOWNER are for a first client of the
+# driver, which may load it and make its nodes. The numbers of some are given then, so that no device can be left out before.
+CapabilityBoundingSet=CAP_SYS_ADMIN CAP_SYS_MODULE CAP_MKNOD CAP_CHOWN CAP_FOWNER CAP_DAC_OVERRIDE
+NoNewPrivileges=yes
+ProtectSystem=strict
+RuntimeDirectory=cdi
+RuntimeDirectoryPreserve=yes
+ProtectHome=yes
+PrivateTmp=yes
+PrivateMounts=yes
+PrivateNetwork=yes
+IPAddressDeny=any
+RestrictAddressFamilies=AF_UNIX AF_NETLINK
+ProtectControlGroups=yes
+ProtectHostname=yes
+ProtectKernelLogs=yes
+ProtectKernelTunables=yes
+ProtectProc=invisible
+LockPersonality=yes
+RestrictNamespaces=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+SystemCallArchitectures=native
+SystemCallFilter=@system-service @module
+SystemCallFilter=~@resources
+SystemCallErrorNumber=EPERM
+UMask=0022
+
 [Install]
 WantedBy=multi-user.target
 """

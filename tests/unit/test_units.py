@@ -1,0 +1,91 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The units of systemd that the collection installs: each is exposed as little as docs/security.md says, or less."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+import pytest
+from rendered_units import ROLES, ROOT, TEMPLATES, TEXTS, exposure, rendered
+
+#: What a unit may have without a reason.
+MOST = 3.0
+ALL = [*TEMPLATES, *TEXTS]
+
+
+def lacks_offline() -> str:
+    """Why this machine's systemd cannot judge a unit that is not installed; empty where it can."""
+    try:
+        done = subprocess.run(["systemd-analyze", "--version"], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return "systemd-analyze is not installed"
+    found = re.match(r"systemd (\d+)", done.stdout)
+    # --offline came with 250.
+    return "" if found and int(found.group(1)) >= 250 else "systemd-analyze is older than 250"
+
+
+def documented() -> dict[tuple[str, str], tuple[float, str]]:
+    """By unit and what is special about it: the most that docs/security.md says, and the reason."""
+    section = (ROOT / "docs" / "security.md").read_text().partition("### Exposure of the units")[2].partition("\n#")[0]
+    rows = re.findall(r"^\| `([^`]+)`(?: \(([^)]*)\))? \| ([\d.]+) \| (.*?) *\|$", section, re.MULTILINE)
+    return {(name, special): (float(most), reason) for name, special, most, reason in rows}
+
+
+def test_every_unit_of_the_collection_is_judged():
+    """Wherever a service is written: a template of a role, or a text of a module."""
+    known = {template for _role, template, _given in TEMPLATES.values()}
+    known |= {
+        # Drop-ins of units that others bring.
+        "alertmanager.conf.j2", "prometheus.conf.j2",
+        # No unit: Podman's generator makes one of it, which docs/security.md tells of.
+        "quadlet.container.j2",
+    }  # fmt: skip
+    written = {
+        path.name for path in ROLES.glob("*/templates/*") if re.search(r"^\[Service\]$", path.read_text(), re.MULTILINE)
+    }
+    assert written == known
+    modules = {
+        str(path.relative_to(ROOT))
+        for path in [*(ROOT / "plugins").rglob("*.py"), *ROLES.rglob("files/**/*.py")]
+        if re.search(r"^(\W*)ExecStart=", path.read_text(), re.MULTILINE)
+    }
+    assert modules == {"plugins/module_utils/mps_unit.py", "plugins/module_utils/toolkit/files.py"}
+
+
+@pytest.mark.skipif(bool(lacks_offline()), reason=lacks_offline() or "-")
+@pytest.mark.parametrize(("name", "special"), ALL)
+def test_it_is_exposed_no_more_than_is_documented(tmp_path, name, special):
+    text = rendered(name, special)
+    most, reason = documented()[name, special]
+    found = exposure(tmp_path, name, text)
+    assert found <= most
+    assert most <= MOST or (reason and "Left open on purpose" in text)
+
+
+def test_no_row_is_of_a_unit_that_is_gone():
+    assert set(documented()) - {("dcgm-exporter.service", "podman")} == set(ALL)
+
+
+@pytest.mark.parametrize(
+    ("name", "special"),
+    [("gpu-layout.service", ""), ("gpu-layout-metrics.service", ""), ("dcgm-exporter.service", "embedded")],
+)
+def test_simulated_gpus_have_their_state_whoever_made_them(name, special):
+    """An inventory need not say of this host that its GPUs are simulated: a playbook may have, or somebody by hand."""
+    paths = re.findall(r"^ReadWritePaths=(.*)$", rendered(name, special), re.MULTILINE)
+    assert "-/var/lib/gpusim" in " ".join(paths).split()
+
+
+@pytest.mark.parametrize("special", ["", "mps", "vgpu"])
+def test_what_restores_the_layout_may_do_what_that_takes(special):
+    """What no simulated GPU would miss: modules, nodes, the places where it writes."""
+    text = rendered("gpu-layout.service", special)
+    (kept,) = re.findall(r"^CapabilityBoundingSet=(.*)$", text, re.MULTILINE)
+    assert {"CAP_SYS_ADMIN", "CAP_SYS_MODULE", "CAP_MKNOD", "CAP_SYS_PTRACE"} <= set(kept.split())
+    assert "PrivateDevices=" not in text and "ProtectKernelModules=" not in text and "DeviceAllow=" not in text
+    assert ("ProtectControlGroups=no" in text) == (special == "vgpu")
+    writable = " ".join(re.findall(r"^ReadWritePaths=(.*)$", text, re.MULTILINE)).split()
+    places = ["/etc/openfleet-gpu", "/etc/systemd/system", "/etc/cdi", "/run/cdi", "/run/openfleet-mps", "/sys/devices"]
+    assert {"/var/lib/openfleet-gpu", *map("-{}".format, places)} <= set(writable)
