@@ -23,6 +23,10 @@ options:
     description: Whether the results come from a dry run, so that the summary speaks of what would be.
     type: bool
     default: false
+  warnings:
+    description: By host, what is to be told of it besides, as vulnerabilities of its driver.
+    type: dict
+    default: {}
 """
 
 EXAMPLES = r"""
@@ -34,8 +38,8 @@ EXAMPLES = r"""
 RETURN = r"""
 _value:
   description:
-    - C(schema), the version of this form; C(hosts), by name, each with C(gpus) as the module returned them and C(note)
-      where there are none; C(totals) with C(hosts), C(hosts_changed), C(gpus), C(gpus_changed), C(instances),
+    - C(schema), the version of this form; C(hosts), by name, each with C(gpus) as the module returned them, C(note)
+      where there are none, and C(warnings); C(totals) with C(hosts), C(hosts_changed), C(gpus), C(gpus_changed), C(instances),
       C(create), C(destroy) and C(keep); C(summary), the totals in one line.
   type: dict
 """
@@ -43,9 +47,11 @@ _value:
 from collections.abc import Mapping
 
 from ..plugin_utils import host_results
-from ..plugin_utils.host_values import HostValueError
+from ..plugin_utils.host_values import HostValueError, text
 
 SCHEMA = 1
+#: Of a host.
+MOST_WARNINGS = 20
 DONE = (
     "{gpus} GPUs on {hosts} hosts, {instances} MIG instances: {create} created, {destroy} destroyed, {keep} kept; "
     "{hosts_changed} of {hosts} hosts changed"
@@ -56,9 +62,10 @@ PLANNED = (
 )
 
 
-def fleet_report(results, planned=False):
+def fleet_report(results, planned=False, warnings=None):
     """See DOCUMENTATION."""
-    hosts = [_host(name, result) for name, result in results.items()]
+    told = warnings or {}
+    hosts = [_host(name, result, told.get(name) or []) for name, result in results.items()]
     totals = {count: sum(host["counts"].get(count) or 0 for host in hosts) for count in host_results.COUNTS}
     totals.update(
         hosts=len(hosts),
@@ -74,7 +81,7 @@ def fleet_report(results, planned=False):
     }
 
 
-def _host(name, result):
+def _host(name, result, warnings):
     try:
         # A host that the run did not come to has none.
         read = host_results.layout(name, result) if isinstance(result, Mapping) else {}
@@ -82,7 +89,9 @@ def _host(name, result):
         read = {"msg": str(error)}
     gpus = read.get("gpus") or []
     note = "" if gpus else read.get("msg") or "nothing was applied on this host"
-    return {"name": name, "gpus": gpus, "counts": read.get("counts") or {}, "note": note}
+    # They name versions as the host reports them.
+    warned = [text(each) for each in warnings[:MOST_WARNINGS]] if isinstance(warnings, (list, tuple)) else []
+    return {"name": name, "gpus": gpus, "counts": read.get("counts") or {}, "note": note, "warnings": warned}
 
 
 class FilterModule:

@@ -98,6 +98,13 @@ options:
     description: Afterwards start a container that is given all GPUs, and hold what it sees against the host.
     type: bool
     default: false
+  vulnerable:
+    description:
+      - What to do where NVIDIA has published vulnerabilities of O(version) that a later one mends.
+      - V(warn) tells, V(refuse) fails before anything changes, V(accept) is silent. C(docs/security.md) has the table.
+    type: str
+    choices: [warn, refuse, accept]
+    default: warn
   state_directory:
     description: Where the host keeps what the way back needs.
     type: path
@@ -149,6 +156,10 @@ smoke_test:
   description: What the container saw.
   returned: when O(smoke_test=true), outside check mode
   type: str
+vulnerable:
+  description: What NVIDIA has published against the version, in a sentence; empty for nothing, and with O(vulnerable=accept).
+  returned: always
+  type: str
 notes:
   description: What is worth knowing and no error.
   returned: always
@@ -158,6 +169,7 @@ notes:
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ..module_utils.minimum_versions import POLICIES
 from ..module_utils.runner import run
 from ..module_utils.toolkit.smoke import smoke_test
 from ..module_utils.toolkit.toolkit import Toolkit
@@ -190,6 +202,7 @@ def argspec():
         "selinux_boolean": {"type": "bool", "default": True},
         "allow_removal": {"type": "list", "elements": "str", "default": []},
         "smoke_test": {"type": "bool", "default": False},
+        "vulnerable": {"type": "str", "choices": list(POLICIES), "default": POLICIES[0]},
         "state_directory": {"type": "path", "default": "/var/lib/openfleet-gpu"},
     }
 
@@ -210,6 +223,8 @@ def main():
                 result = toolkit.apply(plan)
         finally:
             toolkit.close()
+        if toolkit.vulnerable:
+            module.warn(toolkit.vulnerable)
         if module.params["smoke_test"] and module.params["state"] == "present" and not module.check_mode:
             result["smoke_test"] = smoke_test(toolkit.call)
         return dict(result, diff={"before": "", "after": "".join(step + "\n" for step in result["steps"])})

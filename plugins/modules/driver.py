@@ -104,6 +104,13 @@ options:
     description: Its SHA-256.
     type: str
     default: ""
+  vulnerable:
+    description:
+      - What to do where NVIDIA has published vulnerabilities of the version that the driver has or is about to get.
+      - V(warn) tells, V(refuse) fails before anything changes, V(accept) is silent. C(docs/security.md) has the table.
+    type: str
+    choices: [warn, refuse, accept]
+    default: warn
   state_directory:
     description: Where the host keeps the journal of a change.
     type: path
@@ -170,6 +177,10 @@ loaded_version:
   description: Version of the kernel module that is loaded; empty where none is.
   returned: always
   type: str
+vulnerable:
+  description: What NVIDIA has published against the version, in a sentence; empty for nothing, and with O(vulnerable=accept).
+  returned: always
+  type: str
 notes:
   description: What is worth knowing and no error.
   returned: always
@@ -180,6 +191,7 @@ notes:
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.driver.desired import Driver
+from ..module_utils.minimum_versions import POLICIES
 from ..module_utils.runner import run
 
 
@@ -203,6 +215,7 @@ def argspec():
         "allow_removal": {"type": "list", "elements": "str", "default": []},
         "runfile": {"type": "path", "default": ""},
         "runfile_sha256": {"type": "str", "default": ""},
+        "vulnerable": {"type": "str", "choices": list(POLICIES), "default": POLICIES[0]},
         "state_directory": {"type": "path", "default": "/var/lib/openfleet-gpu"},
     }
 
@@ -227,6 +240,8 @@ def main():
                 result = driver.apply(plan)
         finally:
             driver.close()
+        if driver.vulnerable:
+            module.warn(driver.vulnerable)
         last = ["reboot: " + plan.reboot] if plan.reboot and module.params["reboot"] == "now" else []
         text = "".join(step + "\n" for step in result["steps"] + last)
         return dict(result, diff={"before": "", "after": text})

@@ -135,6 +135,13 @@ def test_the_report_adds_up():
     assert report["hosts"][2]["note"] == "nothing was applied on this host"
 
 
+def test_the_report_warns_of_the_hosts_that_it_concerns():
+    gpu = {"index": 0, "instances": [], "changed": False}
+    hosts = fleet_report({"a": {"gpus": [gpu]}, "b": None}, warnings={"a": [], "b": ["the driver is old"]})["hosts"]
+    assert [host["warnings"] for host in hosts] == [[], ["the driver is old"]]
+    assert fleet_report({"a": {"gpus": [gpu]}})["hosts"][0]["warnings"] == []
+
+
 @pytest.mark.parametrize(
     ("groups", "words"),
     [

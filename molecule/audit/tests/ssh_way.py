@@ -10,7 +10,8 @@ HOME = "/var/lib/gpu-audit"
 #: On the GPU host, too.
 ACCOUNT = "gpu-audit"
 #: What the key is for, whatever is asked of it. (OpenSSH has `restrict` for the rest.)
-BOUND = 'no-port-forwarding,no-agent-forwarding,no-X11-forwarding,no-pty,command="sudo -n /usr/local/bin/gpu-layout holders --json"'
+ASK = "sudo -n /usr/local/bin/gpu-layout holders --json"
+BOUND = f'no-port-forwarding,no-agent-forwarding,no-X11-forwarding,no-pty,command="{ASK}"'
 SERVER_KEY = "/etc/dropbear/dropbear_ed25519_host_key"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from .. import durable
+from .. import durable, minimum_versions
 from ..errors import PlanError
 from ..packages import keys
 from . import files, plan, rules
@@ -45,6 +45,7 @@ class Driver:
         self.keyring = files.KEYRINGS[self.manager.manager]
         self.key = b""
         self.flavor = "none"
+        self.vulnerable = ""
 
     def close(self) -> None:
         self.manager.close()
@@ -64,6 +65,13 @@ class Driver:
         transaction = None
         if self._must_ask(version):
             version, transaction = self._ask(wanted)
+        self.vulnerable = minimum_versions.judged(
+            minimum_versions.driver(version or self.request.version),
+            self.params["vulnerable"],
+            "nvidia_driver_vulnerable",
+            "Ask for a version that mends them, of one of the branches %s."
+            % ", ".join(map(str, minimum_versions.MENDED)),
+        )
         desired = files.wanted(
             self.manager.manager,
             self.request.source,
@@ -197,6 +205,7 @@ class Driver:
             "runfile_needed": any(step.kind == "runfile" and step.items for step in made.steps),
             "kernel_modules": self.flavor,
             "loaded_version": self.host.loaded,
+            "vulnerable": self.vulnerable,
             "notes": list(made.notes),
         }
 

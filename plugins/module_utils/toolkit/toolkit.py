@@ -9,7 +9,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from .. import durable
+from .. import durable, minimum_versions
 from ..errors import ApplyError, PlanError
 from ..packages import keys
 from ..packages.command import Run, run
@@ -35,6 +35,7 @@ class Toolkit:
         self.environment = dict(params["cdi_environment"], **observe.environment_file())
         self.key = b""
         self.version = self.request.version
+        self.vulnerable = ""
 
     def close(self) -> None:
         self.manager.close()
@@ -47,6 +48,12 @@ class Toolkit:
         """Look, ask the repository where need be, decide. Changes nothing. Raises PlanError."""
         if self.request.version:
             rules.check_version(self.request.version)
+            self.vulnerable = minimum_versions.judged(
+                minimum_versions.toolkit(self.request.version),
+                self.params["vulnerable"],
+                "container_toolkit_vulnerable",
+                "Ask for %s or later." % minimum_versions.TOOLKIT[-1].version,
+            )
         self.host = self.look()
         if not self.request.version:
             names = [package.name for package in self.host.packages]
@@ -135,6 +142,7 @@ class Toolkit:
             "steps": [step.text for step in made.steps],
             "files_needed": self.request.source == "files" and any(step.kind == "install" for step in made.steps),
             "restart_pending": list(made.pending),
+            "vulnerable": self.vulnerable,
             "notes": list(made.notes),
         }
 

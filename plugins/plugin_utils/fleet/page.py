@@ -33,7 +33,14 @@ def to_text(report: Mapping[str, Any], planned: bool = False) -> str:
 
 def _host(host: Mapping[str, Any]) -> dict[str, Any]:
     gpus = [_gpu(gpu) for gpu in host["gpus"]]
-    return {"name": host["name"], "note": host["note"], "gpus": gpus, "models": sorted({gpu["model"] for gpu in gpus})}
+    models = sorted({gpu["model"] for gpu in gpus})
+    return {
+        "name": host["name"],
+        "note": host["note"],
+        "warnings": list(host.get("warnings") or ()),
+        "gpus": gpus,
+        "models": models,
+    }
 
 
 def _gpu(gpu: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,102 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The versions that mend known vulnerabilities: what is said of a version, what is made of it, and where it is documented."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ansible_collections.openfleet.gpu.plugins.module_utils import minimum_versions
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError
+from ansible_collections.openfleet.gpu.plugins.module_utils.minimum_versions import DRIVER, TOOLKIT, judged
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize(
+    ("version", "open_ones"),
+    [
+        ("1.16.1", 10),
+        ("1.16.2", 8),
+        ("1.17.3", 4),
+        ("1.17.4", 3),
+        ("1.17.7-1", 3),
+        ("1.17.8", 1),
+        ("1.17.8-1", 1),
+        ("1.18.2", 1),
+        # As numbers: 1.9 is older.
+        ("1.9.0", 10),
+    ],
+)
+def test_a_toolkit_has_what_later_ones_mend(version, open_ones):
+    said = minimum_versions.toolkit(version)
+    assert len(re.findall(r"CVE-\d{4}-\d+", said)) == open_ones
+    assert "CVE-2026-24260" in said and "1.19.1 mends" in said and "bulletin 5850 of 2026-06-30" in said
+
+
+@pytest.mark.parametrize("version", ["1.19.1", "1.19.1-1", "1.20.0", "2.0.0"])
+def test_nothing_is_known_of_a_toolkit_that_mends_all(version):
+    assert minimum_versions.toolkit(version) == ""
+
+
+def test_a_driver_of_a_branch_that_is_mended():
+    said = minimum_versions.driver("580.105.08")
+    assert said == (
+        "the driver 580.105.08 has vulnerabilities that 580.178.04 mends (NVIDIA's security bulletin 5861 of 2026-09-30)"
+    )
+    # As numbers: 580.95 is older than 580.105.
+    assert minimum_versions.driver("580.95.05") and minimum_versions.driver("595.91.06")
+    assert minimum_versions.driver("580.178.04") == minimum_versions.driver("595.91.07") == ""
+    assert minimum_versions.driver("615.80.01") == ""
+
+
+def test_a_driver_of_a_branch_that_is_mended_no_more():
+    for version in ("535.309.01", "570.211.01", "590.48.01", "550.163.01", "470.256.02"):
+        branch = version.partition(".")[0]
+        assert minimum_versions.driver(version) == (
+            "the driver is %s, and branch %s is none of those that NVIDIA's security bulletin 5861 of 2026-09-30 mends "
+            "(580, 595, 610, 615)" % (version, branch)
+        )
+    old = minimum_versions.driver("535.274.02")
+    assert "has vulnerabilities that 535.309.01 mends" in old and "branch 535 is none of those" in old
+
+
+@pytest.mark.parametrize("version", ["", "620.10.01", "700.1"])
+def test_nothing_is_known_of_what_comes_later(version):
+    assert minimum_versions.driver(version) == ""
+
+
+def test_what_is_made_of_it_is_for_the_site_to_say():
+    assert judged("it is old", "warn", "x", "Ask for more.") == "it is old"
+    assert judged("it is old", "accept", "x", "Ask for more.") == ""
+    assert judged("", "refuse", "x", "Ask for more.") == ""
+    with pytest.raises(PlanError, match=r"^x: it is old\. Ask for more\. Or say warn.* Nothing was changed\.$"):
+        judged("it is old", "refuse", "x", "Ask for more.")
+
+
+def test_the_documentation_has_the_very_table():
+    text = (ROOT / "docs" / "security.md").read_text()
+    section = text.partition("## Minimum versions")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (?:(\d+) \| )?([\d.]+) \| (.*?) \| \[(\d+)\]\((\S+)\), ([\d-]+) \|$", section, re.MULTILINE)
+    documented = {(branch, version, names, int(number), url, day) for branch, version, names, number, url, day in rows}
+    known = {("", fix.version, ", ".join(fix.vulnerabilities), fix) for fix in TOOLKIT}
+    known |= {
+        (str(branch), fix.version, "yes" if branch in minimum_versions.MENDED else "no", fix)
+        for branch, fix in DRIVER.items()
+    }
+    assert documented == {
+        (branch, version, names, fix.bulletin.number, fix.bulletin.url, fix.bulletin.revised)
+        for branch, version, names, fix in known
+    }
+
+
+def test_the_example_asks_for_nothing_that_is_known_to_be_vulnerable():
+    example = ROOT / "inventories" / "example" / "group_vars"
+    drivers = yaml.safe_load((example / "gpu_drivers.yml").read_text())
+    containers = yaml.safe_load((example / "gpu_containers.yml").read_text())
+    assert minimum_versions.driver(drivers["nvidia_driver_version"]) == ""
+    assert minimum_versions.toolkit(containers["container_toolkit_version"]) == ""
