@@ -367,3 +367,16 @@ def test_the_playbook_stops_at_a_setting_that_cannot_be_meant(play):
     settings, message = REFUSED[0]
     done = play(hosts="none", **settings)
     assert done.returncode == 2 and message in said(done)
+
+
+def test_a_way_to_ask_that_there_is_not_is_refused_before_any_host_is_asked(play, folder):
+    done = play(dir=str(folder / "asked"), reader="anybody")
+    assert done.returncode == 2
+    assert "gpu_audit_reader is anybody. It is one of module and helper." in said(done)
+    assert "Look at the GPUs" not in done.stdout and not (folder / "asked").exists()
+
+
+def test_hosts_without_the_helper_are_hosts_that_did_not_answer(play, folder):
+    done = play(dir=str(folder / "helper"), reader="helper", hosts="here")
+    assert done.returncode == 2
+    assert "there is nothing to audit with" in said(done) and "1 of 1 hosts did not answer (here)" in said(done)
