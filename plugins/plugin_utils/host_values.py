@@ -130,7 +130,9 @@ class Reader:
     def read(self, place: str, value: Any, shape: Any) -> Any:
         """Return a plain copy of the value. Raises HostValueError, naming the place within the result."""
         if isinstance(shape, str):
-            return None if value is None and shape.endswith("?") else checked(self.host, place, shape.rstrip("?"), value)
+            return (
+                None if value is None and shape.endswith("?") else checked(self.host, place, shape.rstrip("?"), value)
+            )
         if isinstance(shape, list):
             return self._list(place, value, *shape)
         return self._mapping(place, value, shape)

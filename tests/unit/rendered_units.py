@@ -41,7 +41,12 @@ TEMPLATES: dict[tuple[str, str], tuple[str, str, dict[str, Any]]] = {
         "dcgm_exporter", "embedded.service.j2", {"dcgm_exporter_source": "embedded", **SECURED},
     ),
     ("dcgm-exporter.service", "packages"): ("dcgm_exporter", "packages.service.j2", {"dcgm_exporter_source": "packages"}),
-    ("dcgm-exporter.service", "docker"): ("dcgm_exporter", "docker.service.j2", {"dcgm_exporter_source": "docker"}),
+    ("dcgm-exporter.service", "docker"): (
+        "dcgm_exporter",
+        "docker.service.j2",
+        # As the collection's filter returns it, which a Templar without a play does not know.
+        {"dcgm_exporter_source": "docker", "dcgm_exporter__image": "dcgm-exporter@sha256:0"},
+    ),
 }  # fmt: skip
 #: Written by modules.
 TEXTS = {

@@ -181,7 +181,9 @@ def install(target: Installation, bundle: dict) -> None:
     command = target.path(COMMAND)
     reason = difference(command, made_from)
     if reason is not None:
-        target.replace(command, b"" if target.check else archive(modules, made_from, shebang(sys.executable)), MODE, reason)
+        target.replace(
+            command, b"" if target.check else archive(modules, made_from, shebang(sys.executable)), MODE, reason
+        )
     for relative in KEPT:
         there = target.path(relative)
         if bundle["try"]:
