@@ -13,6 +13,7 @@ import re
 from typing import Sequence
 
 from .command_line_programs import HIDDEN, without_passwords
+from .printable import printable
 
 _KIND = (
     r"(?:password|passwd|passphrase|secret|token|credentials?"
@@ -104,18 +105,3 @@ def _without_marked(line: str) -> str:
     if _AWS_ID.search(line):
         line = _AWS_SECRET.sub(HIDDEN, _AWS_ID.sub(HIDDEN, line))
     return line
-
-
-def printable(text: str) -> str:
-    r"""Return the text with what a terminal or a parser may act on written out: \x1b, \u2028.
-
-    Names and command lines are chosen by other users: a carriage return rewrites a line of root's terminal, and U+0085 and U+2028
-    end a line of YAML.
-    """
-    if text.isprintable():
-        return text
-    return "".join(letter if letter.isprintable() else _written_out(ord(letter)) for letter in text)
-
-
-def _written_out(code: int) -> str:
-    return "\\x%02x" % code if code < 0x100 else "\\u%04x" % code if code < 0x10000 else "\\U%08x" % code

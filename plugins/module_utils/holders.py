@@ -14,7 +14,6 @@ import os
 from dataclasses import replace
 from typing import Iterable, Tuple
 
-from .command_line import printable
 from .holders_containers import containers
 from .holders_devices import Devices, Place
 from .holders_docker import with_names
@@ -38,6 +37,7 @@ from .holders_proc import COMMAND_LENGTH, Processes, scan
 from .holders_slurm import slurm
 from .holders_watchers import is_watcher
 from .model import Holder, Host
+from .printable import printable
 
 #: What a holder can be, as `Holder.kind`.
 KINDS = (PROCESS, DEVICE_HANDLE, CONTAINER, SLURM, KUBELET, MPS, UNKNOWN)

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Iterator, Tuple
 
-from .command_line import printable
+from .printable import printable
 
 #: Until a server accepts a connection, no process has it open.
 ACCEPT_SECONDS = 10.0

@@ -14,8 +14,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ..module_utils.command_line import printable
 from ..module_utils.errors import FleetError
+from ..module_utils.printable import printable
 
 #: Characters of a text, and of a value in a message.
 MOST_TEXT, _SHOWN = 1000, 80

@@ -19,10 +19,11 @@ import pytest
 from attackers import ALICE, BOB, HOLD, PYTHON, gpu, holding, host, named, process, public_folder
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.busy import end_holders
-from ansible_collections.openfleet.gpu.plugins.module_utils.command_line import printable, shown
+from ansible_collections.openfleet.gpu.plugins.module_utils.command_line import shown
 from ansible_collections.openfleet.gpu.plugins.module_utils.disturbance import Disturbance
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders import find_holders
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Process, to_data
+from ansible_collections.openfleet.gpu.plugins.module_utils.printable import printable
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root starts processes of other users")
 

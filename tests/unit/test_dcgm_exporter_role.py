@@ -59,6 +59,16 @@ def test_tests_use_the_very_versions_that_hosts_get():
     )
 
 
+def test_the_modules_that_it_sends_need_no_others():
+    """They are taken from plugins/module_utils, where each may come to import more."""
+    shared = yaml.safe_load((ROLE / "vars" / "main.yml").read_text())["dcgm_exporter__shared"]
+    for name in shared:
+        text = (REPOSITORY / "plugins" / "module_utils" / name).read_text()
+        for module, names in re.findall(r"^from \.(\w*) import ([\w, ]+)$", text, re.MULTILINE):
+            assert {f"{each}.py" for each in ([module] if module else names.split(", "))} <= set(shared), name
+        assert "ansible" not in re.findall(r"^(?:from|import) (\w+)", text, re.MULTILINE), name
+
+
 def counters():
     lines = (ROLE / "files" / "counters.csv").read_text().splitlines()
     return [[cell.strip() for cell in row] for row in csv.reader(line for line in lines if line and line[0] != "#")]

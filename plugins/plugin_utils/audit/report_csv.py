@@ -11,7 +11,7 @@ import io
 import unicodedata
 from typing import Any
 
-from ...module_utils.command_line import printable
+from ...module_utils.printable import printable
 from .model import Audit, Finding, Stat
 
 _GIB = float(1 << 30)
