@@ -61,6 +61,8 @@ _COURSES: Mapping[str, Callable[[Use, float, int], float]] = {
     "gpu:processes:max5m": lambda use, share, at: use.processes,
     HELD: lambda use, share, at: int(use.held),
 }
+#: What these are made of, where it is not the series of the same name: a GPU without the one has no other.
+_MADE_OF = {"gpu:activity_ratio:max5m": "gpu:busy_ratio"}
 
 
 @dataclass
@@ -115,7 +117,7 @@ def text(there: Mapping[Place, Subject], uses: Mapping[Place, Use], start: int, 
         for place, subject in there.items():
             # Of a GPU with instances these are told one by one; and nothing is told that its exporter does not tell.
             whole = not place[1] and place[0] in split
-            if not whole and (name == HELD or name.rpartition(":")[0] in subject.series):
+            if not whole and (name == HELD or _MADE_OF.get(name, name.rpartition(":")[0]) in subject.series):
                 kept = {
                     key: subject.labels[key] for key in ("host", "gpu_uuid", "mig_instance") if key in subject.labels
                 }

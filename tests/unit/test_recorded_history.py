@@ -1,0 +1,42 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The past that the lab makes up has what the rules would have recorded of the GPUs that there are."""
+
+from __future__ import annotations
+
+import re
+
+import yaml
+from fleet import REPOSITORY
+from prometheus import Sample
+from recorded_history import HELD, NOBODY, STEP, Subject, text
+
+ROLL_UPS = REPOSITORY / "roles" / "gpu_monitoring" / "files" / "rollups.yml"
+PLACE = ("GPU-1", "")
+
+
+def rules() -> dict[str, str]:
+    groups = yaml.safe_load(ROLL_UPS.read_text())["groups"]
+    return {rule["record"]: rule["expr"] for group in groups for rule in group["rules"]}
+
+
+def recorded(*told: str) -> set[str]:
+    """The names of what is made up of a GPU whose exporter tells these."""
+    labels = {"host": "a", "gpu_uuid": PLACE[0]}
+    subject = Subject(labels, {name: Sample(labels, 0.0) for name in told})
+    lines = "".join(text({PLACE: subject}, {PLACE: NOBODY}, 0, STEP)).splitlines()
+    return {re.split(r"[{ ]", line)[0] for line in lines if not line.startswith("#")} - {"gpu:info"}
+
+
+def test_a_gpu_of_which_all_is_told_has_every_roll_up_that_is_made_up():
+    known = rules()
+    # What exporters' series are called, which rules make others of.
+    live = set(re.findall(r"\bgpu:[a-z_]+\b(?!:)", " ".join(known.values()))) - set(known)
+    made = recorded(*live) - {"gpu:memory_total_bytes"}
+    assert made <= {*known, HELD}
+    assert {"gpu:busy_ratio:avg5m", "gpu:activity_ratio:max5m", "gpu:tensor_active_ratio:avg5m", HELD} <= made
+
+
+def test_what_an_exporter_does_not_tell_is_not_made_up():
+    assert recorded() == {HELD}
+    assert recorded("gpu:busy_ratio") == {HELD, "gpu:busy_ratio:avg5m", "gpu:activity_ratio:max5m"}
