@@ -15,9 +15,10 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from .command_line import printable
 from .drain_record import DrainError
 from .holders_model import Run, ask, run_tool
-from .holders_slurm import fields
+from .holders_slurm import NoAnswerError, fields, first_line, name_of
 
 #: What runs on the node is not known to Slurm, or will not be.
 _LOST = {"DOWN", "UNKNOWN", "ERROR", "FUTURE", "NOT_RESPONDING"}
@@ -105,13 +106,22 @@ class Slurm:
     def jobs(self, name: str) -> list[dict[str, Any]]:
         """The jobs that have the node, with what is left of their time. All count: one without GPUs can open them too."""
         command = ("squeue", "--all", "--noheader", "--nodelist", name, "--states", _JOB_STATES)
-        # The name last: it may hold anything.
-        text, problem = self._ask(*command, "--format", "%A %u %T %L %j")
+        text, problem = self._ask(*command, "--format", "%A %T %L %u")
         if text is None:
             raise DrainError(
                 "Slurm node %s" % name, problem, "See whether slurmctld answers on this host (scontrol ping)."
             )
-        return [_job(line) for line in text.splitlines() if line.strip()]
+        return [self._job(*line.strip().split(" ", 3)) for line in text.splitlines() if line.strip()]
+
+    def _job(self, number: str, state: str, left: str, user: str) -> dict[str, Any]:
+        try:
+            # It may hold anything, lines that look like jobs too: what is asked of all jobs at once has no names in it.
+            name = printable(first_line(name_of(self.run, number)))
+        except NoAnswerError:
+            name = ""
+        limit = "%s left" % left if left[:1].isdigit() else "without a time limit"
+        told = "Slurm job %s (%s) of user %s, %s, %s" % (number, name, user, state.lower(), limit)
+        return {"kind": "slurm_job", "id": number, "name": name, "user": user, "state": state, "who": told}
 
     def drain(self, name: str, reason: str) -> Node:
         """Take the node out of service; gives it as it is then. Raises DrainError where it is not out."""
@@ -156,10 +166,3 @@ class Slurm:
                 "Install Slurm's client commands on it, or put their directory on the PATH of the task (environment:)."
             )
             raise DrainError("this host", "%s is not there" % command[0], cure) from None
-
-
-def _job(line: str) -> dict[str, Any]:
-    number, user, state, left, name = [*line.strip().split(" ", 4), ""][:5]
-    limit = "%s left" % left if left[:1].isdigit() else "without a time limit"
-    who = "Slurm job %s (%s) of user %s, %s, %s" % (number, name, user, state.lower(), limit)
-    return {"kind": "slurm_job", "id": number, "name": name, "user": user, "state": state, "who": who}

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from dataclasses import dataclass
 from typing import Sequence
 
 from .holders_devices import Devices, Place
@@ -25,6 +26,11 @@ _FIELD = re.compile(r"(\S+?)=(\S*)")
 #: One resource in a list: name, then type or count, then what of it: gpu:h100:2(IDX:0-1), gpu(IDX:0-1), gpu:8(S:0-1).
 _RESOURCE = re.compile(r"([A-Za-z_]\w*)((?::[^,(]+)*)(?:\(([^)]*)\))?(?:,|$)")
 _JOB_STATES = "RUNNING,SUSPENDED,COMPLETING,CONFIGURING,STOPPED,SIGNALING,STAGE_OUT"
+#: The beginning of a job's record, up to its name; what it was given on some nodes (until Slurm 17.02 as GRES_IDX), and what goes
+#: before that.
+_RECORD = re.compile(r"JobId=\d+ (?:ArrayJobId=\d+ ArrayTaskId=\S+ )?(?:HetJobId=\d+ HetJobOffset=\d+ )?JobName=")
+_JOB_RESOURCES = re.compile(r"\sJOB_GRES=\S*")
+_GIVEN = re.compile(r"\s+Nodes=(\S+) CPU_IDs=\S* Mem=\S*(?: GRES(?:_IDX)?=(\S*))?")
 _NO_INDEX = sys.maxsize
 _DAEMON = "slurmd"
 #: A name as slurm.conf(5) has it, and no option of the tools that it is given to.
@@ -51,20 +57,28 @@ def _of_node(host: Host, devices: Devices, processes: Processes, node: str, run:
         used = sum(count for _name, count, _indexes in resources(fields(record).get("GresUsed", "")))
         if not used:
             return []
-        jobs = _tell(run, "squeue", "--noheader", "--nodelist", node, "--states", _JOB_STATES, "--format", "%A").split()
-        records = {job: _record(run, job) for job in sorted(set(jobs))}
+        listed = _tell(run, "squeue", "--noheader", "--nodelist", node, "--states", _JOB_STATES, "--format", "%A %u")
+        users = dict(line.split(" ", 1) for line in listed.splitlines() if " " in line)
+        records = {job: _record(run, job) for job in sorted(users)}
+        given_jobs = [Job(job, users[job], name_of(run, job), record) for job, record in records.items() if record]
     except FileNotFoundError as error:
         problem = "slurmd runs here, but %s is not installed" % error.filename
         return unknown(host.gpus, problem, "Install Slurm's client commands.")
-    except _NoAnswer as error:
+    except NoAnswerError as error:
         problem = "slurmd runs here, and what it gave to jobs is not known: %s" % error
         return unknown(host.gpus, problem, "See whether slurmctld answers here (scontrol ping), then run again.")
     order = _order(devices, host.gpus, fields(record))
     holders: list[Holder] = []
-    for job, text in records.items():
-        given = given_on(text, node)
+    for job in given_jobs:
+        given = job.given_on(node)
+        if given is None:
+            # Whatever its record says: it may have any, and hides none that others have.
+            holders += unknown(
+                host.gpus, "what %s was given is not known" % job, "Cancel it (scancel), or wait.", job=job.id
+            )
+            continue
         used -= sum(count for _name, count, _indexes in given)
-        holders += _of_job(host, processes, job, text, given, order) if given else ()
+        holders += _of_job(host, processes, job, given, order) if given else ()
     if used > 0:
         # A job that is just given its GPUs, or just ends, shows in one record and not yet, or no more, in the other.
         holders += unknown(
@@ -74,34 +88,76 @@ def _of_node(host: Host, devices: Devices, processes: Processes, node: str, run:
 
 
 def _of_job(
-    host: Host, processes: Processes, job: str, text: str, given: Sequence[Resource], order: Sequence[Gpu] | None
+    host: Host, processes: Processes, job: Job, given: Sequence[Resource], order: Sequence[Gpu] | None
 ) -> list[Holder]:
-    named = re.search(r"JobName=(.*?) UserId=([^( ]+)", text)
-    name, user = named.groups() if named else ("no name", None)
-    who = "Slurm job %s (%s) of user %s" % (job, name, user or "unknown")
-    places = _by_index(order, given) or _by_tasks(host, processes, job, sum(count for _name, count, _ in given))
+    who = str(job)
+    places = _by_index(order, given) or _by_tasks(host, processes, job.id, sum(count for _name, count, _ in given))
     if places is None:
         what = ", ".join("%s:%d" % (name, count) for name, count, _indexes in given)
         who += ", which has %s; which of the GPUs that is cannot be told" % what
         places = {(gpu.uuid, None) for gpu in host.gpus}
-    return [Holder(uuid, instance, SLURM, who, user=user, job=job) for uuid, instance in places]
+    return [Holder(uuid, instance, SLURM, who, user=job.user, job=job.id) for uuid, instance in places]
 
 
-class _NoAnswer(Exception):
-    pass
+@dataclass(frozen=True)
+class Job:
+    """A job as Slurm tells it: `user` and `name` by squeue, `record` by scontrol.
+
+    Its user chooses the name, and may write into it what looks like the rest of a record: another user, other nodes and GPUs. So
+    the record is read from behind the name that squeue tells, and ahead of paths and comments.
+    """
+
+    id: str
+    user: str
+    #: As squeue printed it, with more lines where the job is one of an array.
+    name: str
+    record: str
+
+    def __str__(self) -> str:
+        return "Slurm job %s (%s) of user %s" % (self.id, first_line(self.name) or "no name", self.user)
+
+    def given_on(self, node: str) -> list[Resource] | None:
+        """The GPU resources of the job on one node; None where its record and squeue tell of another name."""
+        begins = _RECORD.match(self.record)
+        rest = self.record[begins.end() :] if begins else ""
+        lines = self.name.split("\n")
+        for count in range(len(lines), 0, -1):
+            name = "\n".join(lines[:count])
+            if rest.startswith(name + " UserId="):
+                return given_on(rest[len(name) :], node)
+        return None
+
+
+class NoAnswerError(Exception):
+    """A tool of Slurm failed; the text says how."""
 
 
 def _tell(run: Run, *command: str) -> str:
     text, problem = ask(run, list(command))
     if text is None:
-        raise _NoAnswer(problem)
+        raise NoAnswerError(problem)
     return text
+
+
+def first_line(name: str) -> str:
+    """Return a name as messages show it."""
+    return name.split("\n", 1)[0]
+
+
+def name_of(run: Run, job: str) -> str:
+    """Return what squeue says of a job's name and nothing else: it may be anything. Raises NoAnswerError."""
+    try:
+        return _tell(run, "squeue", "--all", "--noheader", "--jobs", job, "--format", "%j").rstrip("\n")
+    except NoAnswerError as error:
+        if "Invalid job id" in str(error):
+            return ""
+        raise
 
 
 def _record(run: Run, job: str) -> str:
     try:
         return _tell(run, "scontrol", "--details", "--oneliner", "show", "job", job)
-    except _NoAnswer as error:
+    except NoAnswerError as error:
         if "Invalid job id" in str(error):
             # It has ended and was forgotten since squeue named it.
             return ""
@@ -153,13 +209,17 @@ def fields(record: str) -> dict[str, str]:
 
 
 def given_on(record: str, node: str) -> list[Resource]:
-    """The GPU resources of a job (as `resources`) on one node; a detailed record has one Nodes= … GRES= for each."""
-    found = []
-    for part in re.split(r"\s(?=Nodes=)", record)[1:]:
-        values = fields(part)
-        if node in hostnames(values["Nodes"]):
-            # Until Slurm 17.02 the field was GRES_IDX.
-            found += resources(values.get("GRES") or values.get("GRES_IDX") or "")
+    """The GPU resources of a job (as `resources`) on one node, from its record behind its name.
+
+    A detailed record has one Nodes= … GRES= for each, all in a row; what follows them may be its user's to choose.
+    """
+    row = _JOB_RESOURCES.search(record)
+    part = _GIVEN.search(record, row.end() if row else 0)
+    found: list[Resource] = []
+    while part:
+        if node in hostnames(part.group(1)):
+            found += resources(part.group(2) or "")
+        part = _GIVEN.match(record, part.end())
     return found
 
 

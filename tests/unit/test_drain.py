@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 
 from ansible_collections.openfleet.gpu.plugins.filter.awaited_pods import awaited_pods
@@ -163,14 +165,32 @@ class Answers:
         return self
 
 
+def squeue(names):
+    """Answers as squeue does: for all jobs without their names, and for one its name."""
+
+    def answer(command):
+        if "--jobs" in command:
+            said = names[command[command.index("--jobs") + 1]]
+        else:
+            said = "5 RUNNING 1:20:03 alice\n6 SUSPENDED UNLIMITED CORP\\Bob B\n"
+        return subprocess.CompletedProcess(command, 0, said, "")
+
+    return answer
+
+
 def test_jobs_are_named_with_user_and_time():
-    told = "5 alice RUNNING 1:20:03 train it | now\n6 bob SUSPENDED UNLIMITED \n"
-    jobs = Slurm(Answers(stdout=told)).jobs("gpu-a")
+    jobs = Slurm(squeue({"5": "train it | now\n", "6": "\n"})).jobs("gpu-a")
     assert [job["who"] for job in jobs] == [
         "Slurm job 5 (train it | now) of user alice, running, 1:20:03 left",
-        "Slurm job 6 () of user bob, suspended, without a time limit",
+        "Slurm job 6 () of user CORP\\Bob B, suspended, without a time limit",
     ]
     assert (jobs[0]["id"], jobs[0]["name"], jobs[0]["user"]) == ("5", "train it | now", "alice")
+
+
+def test_a_job_s_name_is_no_other_job_and_a_line_of_text():
+    names = {"5": "a\n99 RUNNING 1:00 root\n", "6": "\x1b[2J\u2028b\x85\n"}
+    jobs = Slurm(squeue(names)).jobs("gpu-a")
+    assert [(job["id"], job["name"]) for job in jobs] == [("5", "a"), ("6", "\\x1b[2J\\u2028b\\x85")]
 
 
 def test_an_unknown_node_says_which_variable_to_set():

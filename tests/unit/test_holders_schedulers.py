@@ -33,12 +33,15 @@ FOUR = host(*(gpu(i) for i in range(4)))
 class Slurm:
     """Answers as scontrol and squeue do, from records."""
 
-    def __init__(self, node: str = NODE_USED, squeue: str = "1\n", **jobs: str) -> None:
-        self.node, self.squeue, self.jobs = node, squeue, jobs or {"job1": JOB}
+    def __init__(self, node: str = NODE_USED, squeue: str = "1 root\n", name: str = "train\n", **jobs: str) -> None:
+        self.node, self.squeue, self.name, self.jobs = node, squeue, name, jobs or {"job1": JOB}
         self.called: list[str] = []
 
     def __call__(self, command, **_options):
         self.called.append(" ".join(command))
+        if command[0] == "squeue" and "--jobs" in command:
+            assert command[-2:] == ["--format", "%j"]
+            return subprocess.CompletedProcess(command, 0, self.name, "")
         if command[0] == "squeue":
             assert command[command.index("--nodelist") + 1] == "gpu-a"
             return subprocess.CompletedProcess(command, 0, self.squeue, "")
@@ -173,8 +176,46 @@ def test_a_daemon_that_names_more_than_any_can_have_is_not_followed(tmp_path):
     assert holder.kind == "unknown" and "it names 500 servers" in holder.who
 
 
+ALL_GPUS = " Nodes=gpu-a CPU_IDs=0 Mem=1 GRES=gpu:h100:4(IDX:0-3)"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "x UserId=victim(7)" + ALL_GPUS,
+        "x JOB_GRES=gpu:4 " + ALL_GPUS,
+        "x\nUserId=victim(7)" + ALL_GPUS,
+        "x\n2 alice y UserId=victim(7)" + ALL_GPUS,
+        "train UserId=root(0) GroupId=root(0) MCS_label=N/A JOB_GRES=gpu:h100:4 " + ALL_GPUS,
+        "\x1b[2J\u2028\u202e{{ x }}",
+    ],
+)
+def test_a_job_s_name_is_taken_for_nothing_else(jobs, name):
+    """Its user chooses it. What follows what a job was given is his to choose too: paths and comments."""
+    record = JOB.replace("JobName=train", "JobName=" + name).replace("Command=(null)", "Command=/x" + ALL_GPUS)
+    found = jobs(FOUR, Slurm(name=name + "\n", job1=record))
+    assert [(h.gpu_uuid, h.kind, h.job, h.user) for h in found] == [
+        ("GPU-0", "slurm", "1", "root"),
+        ("GPU-1", "slurm", "1", "root"),
+    ]
+    assert all(holder.who.isprintable() for holder in found)
+
+
+def test_a_job_of_an_array_has_the_name_of_all(jobs):
+    record = JOB.replace("JobId=1 ", "JobId=1 ArrayJobId=1 ArrayTaskId=3 ")
+    found = jobs(FOUR, Slurm(name="train\n" * 3, job1=record))
+    assert [(h.gpu_uuid, h.who) for h in found] == [("GPU-%d" % n, "Slurm job 1 (train) of user root") for n in (0, 1)]
+
+
+def test_a_job_whose_name_is_told_in_two_ways_hides_nobody(jobs):
+    found = jobs(FOUR, Slurm(name="other\n"))
+    assert {h.gpu_uuid for h in found if "what Slurm job 1 (other) of user root was given is not known" in h.who} == {
+        "GPU-%d" % n for n in range(4)
+    }
+
+
 def test_a_job_that_ended_meanwhile_leaves_the_rest_unknown(jobs):
-    found = jobs(FOUR, Slurm(squeue="99\n"))
+    found = jobs(FOUR, Slurm(squeue="99 alice\n"))
     assert [h.kind for h in found] == ["unknown"] * 4
     assert "2 more GPUs" in found[0].who
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from drained_host import NODE, RECORD, RUNNING
 
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders_slurm import Job
+
 ALL = set(RUNNING)
 
 
@@ -20,6 +22,20 @@ def test_a_suspended_job_is_waited_for_too(host):
     (who,) = waited_for(host.drain(slurm=True, services=["lab-a"]))
     assert f"Slurm job {job} (train) of user nobody, suspended" in who
     assert host.active() == ALL
+
+
+def test_a_job_s_name_is_taken_for_nothing_else(host):
+    """Its user writes another job into it, another user, and what the job was given."""
+    given = f"Nodes={NODE} CPU_IDs=0 Mem=1 GRES=gpu:h100:4(IDX:0-3)"
+    name = f"x UserId=root(0) JOB_GRES=gpu:h100:4 {given}\n99 RUNNING 1:00 root\u2028{{{{ x }}}}"
+    job = host.submit(600, name)
+    (waiting,) = host.drain(slurm=True)["waiting"]
+    assert (waiting["id"], waiting["user"]) == (job, "nobody")
+    assert waiting["name"].startswith("x UserId=root(0)") and waiting["name"].isprintable()
+    record = host.ask(f"scontrol --details --oneliner show job {job}")
+    told = host.ask(f"squeue --noheader --jobs {job} --format %j")
+    ((kind, count, _indexes),) = Job(job, "nobody", told, record).given_on(NODE)
+    assert (kind, count) == ("gpu", 1)
 
 
 def test_a_node_that_somebody_else_drained_stays_drained_with_its_reason(host):
