@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 from typing import Any, Sequence
 
+from .command_line import printable
 from .errors import NvmlError
 from .model import (
     ComputeInstance,
@@ -164,7 +165,7 @@ class Session(Calls):
         return Process(
             pid=entry.pid,
             kind=kind,
-            name=self._told("nvmlSystemGetProcessName", entry.pid),
+            name=_line(self._told("nvmlSystemGetProcessName", entry.pid)),
             gpu_memory_bytes=None if entry.usedGpuMemory in (None, _NO_SIZE) else entry.usedGpuMemory,
             gpu_instance_id=None if gpu_instance == _NO_ID else gpu_instance,
             compute_instance_id=None if compute_instance == _NO_ID else compute_instance,
@@ -355,6 +356,11 @@ class Session(Calls):
         raise NvmlError(
             "gpu %s" % gpu, "no GPU instance of profile id %d starts at placement %d" % (profile_id, start), gpu=gpu
         )
+
+
+def _line(text: str | None) -> str | None:
+    """A text that a user chose, as terminals and files may have it. NVML cuts it."""
+    return None if text is None else printable(text)
 
 
 def _text(value: bytes | str) -> str:

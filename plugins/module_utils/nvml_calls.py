@@ -121,6 +121,9 @@ class Calls:
             return self._optional(call, *args)
         except NvmlError:
             return None
+        except UnicodeDecodeError as error:
+            # nvidia-ml-py takes any text for UTF-8, and users choose what their programs are called.
+            return error.object.decode(errors="replace")
 
     def _call(self, call: str, *args: Any, gpu: str | None = None) -> Any:
         function = getattr(self._nvml, call, None)

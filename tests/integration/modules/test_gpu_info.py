@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+
 import pytest
 from patience import wait_until
 
@@ -79,6 +82,23 @@ def test_instances_profiles_and_processes(host):
         process.kill()
         process.wait()
     assert host.module("gpu_info")["gpus"][0]["processes"] == []
+
+
+def test_a_program_of_any_name_is_a_line_of_text(host):
+    """A user chooses it, and it need not be UTF-8."""
+    host.create([{"model": "L40S-48GB", "count": 1}])
+    program = shutil.copy("/bin/sleep", os.fsencode(host.folder) + "/\x1b[2J\u2028\r".encode() + b"\xff")
+    with host.popen(["gpusim", "run", "--gpu", "0", "--", os.fsdecode(program), "300"]) as process:
+        try:
+            wait_until(lambda: process.poll() is not None or _processes(host), "the process")
+            (found,) = _processes(host)
+            assert found["name"].endswith("/\\x1b[2J\\u2028\\x0d\ufffd")
+        finally:
+            process.kill()
+
+
+def _processes(host):
+    return host.module("gpu_info")["gpus"][0]["processes"]
 
 
 def test_no_driver_is_an_answer_and_not_a_failure(host):
