@@ -83,6 +83,25 @@ def test_what_is_no_text_or_no_file_is_left_out(tmp_path):
     assert readable(tmp_path) == {"bytes.prom": False, "folder.prom": False, "pipe.prom": False}
 
 
+def test_one_that_has_no_end_is_left_out(tmp_path, capsys):
+    """It need not lie on a disk: zeros that nobody wrote have a size too."""
+    with (tmp_path / "huge.prom").open("wb") as file:
+        file.truncate(1 << 40)
+    assert readable(tmp_path) == {"huge.prom": False}
+    assert "huge.prom is left out: it has more than 4194304 bytes" in capsys.readouterr().out
+
+
+def test_of_jobs_no_more_is_read_than_a_scheduler_writes(tmp_path):
+    for name, write in (("pipe", os.mkfifo), ("folder", os.mkdir)):
+        write(tmp_path / name)
+        with pytest.raises(ValueError, match="it is no file"):
+            textfiles.content(tmp_path / name, 10)
+    (tmp_path / "jobs").write_text("17\n18\n")
+    assert textfiles.content(tmp_path / "jobs", 6) == "17\n18\n"
+    with pytest.raises(ValueError, match="more than 5 bytes"):
+        textfiles.content(tmp_path / "jobs", 5)
+
+
 def test_a_file_has_a_name_that_can_be_served(tmp_path):
     (tmp_path / os.fsdecode(b"\xff.prom")).write_text("good 1\n")
     assert readable(tmp_path) == {"?.prom": True}

@@ -37,6 +37,8 @@ ECC = {
     "uncorrected": nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
 }
 PREFIX = "openfleet_gpu_"
+#: Of a file of jobs: each is a series.
+MOST_JOB_BYTES = 4096
 #: Seconds that a scrape waits for the one before it.
 PATIENCE = 20
 
@@ -147,8 +149,8 @@ class HostCollector(Collector):
         names += [("%s.%d" % (gpu.entity.gpu_index, mig.gpu_instance), mig.entity) for mig in gpu.mig_devices]
         for name, entity in names:
             try:
-                jobs = (self.job_mapping_dir / name).read_text().split()
-            except (OSError, UnicodeDecodeError):
+                jobs = textfiles.content(self.job_mapping_dir / name, MOST_JOB_BYTES).split()
+            except (OSError, ValueError):
                 continue
             for job in sorted(set(jobs)):
                 families.add("job", "1 for each job that a scheduler gave it.", entity, 1, hpc_job=job)
