@@ -23,8 +23,8 @@ from .holders_cgroup import Origin, parse_cgroup
 from .holders_devices import Devices, Node
 from .holders_model import NAME_LENGTH
 
-#: Of a command line, which may have two megabytes: what holders show, and what is read of it.
-COMMAND_LENGTH, _MEMORY_BYTES = 1000, 1 << 16
+#: Of a command line, which may have two megabytes: what holders show, and what is read of it. An environment is read whole.
+COMMAND_LENGTH, _COMMAND_BYTES, _MEMORY_BYTES = 1000, 1 << 16, 1 << 22
 #: What podman keeps above each container, and the names that it takes (libpod, define.NameRegex).
 _MONITOR = "conmon"
 _CONTAINER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
@@ -197,7 +197,7 @@ def may_have_gpu_open(pid: int, proc: str = "/proc") -> bool:
 
 def arguments_of(pid: int, proc: str = "/proc") -> list[str]:
     """Return the words of its command line; none of a process that is gone, or whose memory cannot be read in time."""
-    return [word for word in memory_of("%s/%d/cmdline" % (proc, pid)).split("\0") if word]
+    return [word for word in memory_of("%s/%d/cmdline" % (proc, pid), _COMMAND_BYTES).split("\0") if word]
 
 
 def command_of(words: Sequence[str]) -> str:
@@ -206,14 +206,14 @@ def command_of(words: Sequence[str]) -> str:
     return line if len(line) <= COMMAND_LENGTH else line[: COMMAND_LENGTH - 3] + "..."
 
 
-def memory_of(path: str) -> str:
-    """Read a file of /proc that shows a process's own memory: its beginning, and nothing where that takes too long.
+def memory_of(path: str, most: int = _MEMORY_BYTES) -> str:
+    """Read a file of /proc that shows a process's own memory; nothing where that takes too long.
 
     A process may have the pages of its arguments in a file system of its own, which need never answer. The thread that waits for
     it ends with this process.
     """
     found: list[str] = []
-    thread = threading.Thread(target=lambda: found.append(_read(path, _MEMORY_BYTES)), daemon=True)
+    thread = threading.Thread(target=lambda: found.append(_read(path, most)), daemon=True)
     thread.start()
     thread.join(_MEMORY_SECONDS)
     return found[0] if found else ""

@@ -19,12 +19,13 @@ from typing import Iterator, Sequence
 from . import durable, systemd, vgpu_dmem, vgpu_files, vgpu_region
 from .errors import ApplyError, Problem
 from .holders_model import UNKNOWN, Run, ask, run_tool
+from .holders_proc import memory_of
 from .model import Gpu, Holder, Host
 from .vgpu_model import DMEM, MPS, VgpuSeen, VgpuTenant
 
 #: A root of its own, for tests: the library heeds it too.
 ROOT_VARIABLE = "OPENFLEET_VGPU_ROOT"
-_NAME_VARIABLE = b"OPENFLEET_VGPU="
+_NAME_VARIABLE = "OPENFLEET_VGPU="
 
 
 def applies(private: bool) -> bool:
@@ -117,11 +118,8 @@ class VgpuHost:
     def _is_of(self, pid: int | None, name: str) -> bool:
         if pid is None:
             return False
-        try:
-            words = (self._proc / str(pid) / "environ").read_bytes().split(b"\0")
-        except OSError:
-            return False
-        return _NAME_VARIABLE + name.encode() in words
+        words = memory_of(str(self._proc / str(pid) / "environ")).split("\0")
+        return _NAME_VARIABLE + name in words
 
     # --- changing ---------------------------------------------------------------------------------------------------
 

@@ -206,6 +206,31 @@ def test_servers_and_clients_are_listed(host, mps):
     assert second == MpsClient(78, 41)
 
 
+def test_a_client_is_attested_by_the_kernel_and_not_by_its_server(host, mps):
+    """A server runs as its user, and may name any process of anybody."""
+    mps.start(DAEMON, DEVICES)
+    host.servers = {41: {"percentage": 25.0, "limits": {}, "clients": [77, 78, 79]}}
+    proc = host.root / "proc"
+    for pid, uid, opened in ((41, 1000, "/dev/null"), (77, 1000, "/dev/null"), (78, 70, "/dev/null"), (79, 1000, None)):
+        (proc / str(pid) / "fd").mkdir(parents=True)
+        (proc / str(pid) / "status").write_text("Uid:\t%d\t%d\t%d\t%d\n" % ((uid,) * 4))
+        if opened:
+            (proc / str(pid) / "fd/3").symlink_to(opened)
+
+    def attested():
+        (seen,) = mps.observe()
+        return [client.pid for client in seen.clients if client.attested]
+
+    # Simulated GPUs have no nodes, and only the user tells.
+    assert attested() == [77, 79]
+    # /dev/null stands for a node: it has the major number 1 everywhere.
+    (proc / "devices").write_text("Character devices:\n  1 nvidia-frontend\n")
+    assert attested() == [77]
+    # A server of root's serves all users.
+    (proc / "41/status").write_text("Uid:\t0\t0\t0\t0\n")
+    assert attested() == [77, 78]
+
+
 def test_a_client_with_a_long_command_can_be_ended(host, mps):
     """Who ends it looks whether the process still has the command line that was seen."""
     mps.start(DAEMON, DEVICES)

@@ -213,6 +213,20 @@ def test_new_limits_that_take_a_restart_disturb_its_clients():
     assert plan.disturbs[0].who[0].pid == 77
 
 
+def test_a_client_by_the_word_of_a_server_alone_is_named_and_not_ended():
+    told = dataclasses.replace(CLIENT, attested=False)
+    seen = dataclasses.replace(RUNNING, clients=(told,))
+    (disturbance,) = planned([shared([0])], SERVED, [seen])[1].disturbs
+    (who,) = disturbance.who
+    assert who.pid is None
+    assert str(who) == (
+        "pid 77 (python3 serve.py, user alice), its client by the word of the server 42 alone, and is not ended"
+    )
+    # It holds GPUs by itself, as any other process.
+    assert mps_plan.serves([seen])[H100[0].uuid] == {41, 42}
+    assert mps_plan.serves([dataclasses.replace(RUNNING, clients=(CLIENT,))])[H100[0].uuid] == {41, 42, 77}
+
+
 def test_without_clients_nobody_is_disturbed():
     plan = planned([shared([0])], SERVED, [RUNNING])[1]
     assert plan.lines() == ["mps a: stop on gpu 0"]
