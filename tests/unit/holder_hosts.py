@@ -72,7 +72,7 @@ class Proc:
     def write(self, name: str, text: str) -> None:
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8", errors="surrogateescape")
 
     def process(
         self, pid: int, name: str, *opened: Path, cgroup: str = "0::/init.scope", uid: int = 0, words=(), variables=()

@@ -1,0 +1,111 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Names that others choose, wherever the look at a host meets them: all of it comes out as short lines of text.
+
+A /proc of another host, in a folder, and tools that answer; real users, processes and containers are in the files beside.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+from holder_hosts import Proc, gpu, host, instance
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders import find_holders
+from ansible_collections.openfleet.gpu.plugins.module_utils.mps_host import MpsHost
+
+OF = host(gpu(0), gpu(1, instance(1, 0)))
+POD = "9a15d2b5-c152-46b9-96e0-d57032629e1f"
+ID = "3f2a" * 16
+NAMES = [
+    "a\x1b[2J\x1b]0;root\x07b",
+    "a\rb\x85c\u2028d\u2029e",
+    "\u202egnp.exe\u2066",
+    "{{ lookup('pipe', 'id') }}{% raw %}",
+    "../../../etc/cron.d/x",
+    "--help",
+    "x" * 10_000,
+    "\udcff\udc80",
+    "",
+    " ",
+    "a b;c|d&e$(f)`g`",
+    "podman container billing-api",
+]
+
+
+class Tools:
+    """A host whose Slurm and Docker know of jobs and containers of this name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, command, **_options):
+        if command[0] == "docker":
+            said = "%s %s\n" % (ID, self.name)
+        elif command[0] == "squeue":
+            said = self.name + "\n" if "--jobs" in command else "17 alice\n"
+        elif command[-2:] == ["node", "gpu-a"]:
+            said = "NodeName=gpu-a Gres=gpu:2 GresUsed=gpu:1(IDX:0)"
+        else:
+            said = (
+                "JobId=17 JobName=%s UserId=alice(1) JOB_GRES=gpu:1  Nodes=gpu-a CPU_IDs=0 Mem=1 GRES=gpu:1(IDX:0) X="
+                % self.name
+            )
+        return subprocess.CompletedProcess(command, 0, said, "")
+
+
+@pytest.fixture
+def there(tmp_path):
+    """One process of each origin, which has the GPU open or was given it."""
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidia0").touch()
+
+    def make(name: str) -> list:
+        proc = Proc(tmp_path / "proc")
+        # What no folder and no control group can be called.
+        path = name.replace("/", "_").replace("\n", "_").replace("\0", "_")[:200] or "_"
+        proc.process(5, "slurmd", words=("-N", "gpu-a"))
+        cgroups = (
+            "0::/system.slice/%s.service" % path,
+            "0::/system.slice/docker-%s.scope" % ID,
+            "0::/machine.slice/systemd-nspawn@%s.service/payload" % path,
+            "0::/user.slice/user-1000.slice/user@1000.service/app.slice/%s.service" % path,
+            "0::/system.slice/slurmstepd.scope/job_17/%s" % path,
+        )
+        for pid, cgroup in enumerate(cgroups, 20):
+            proc.process(pid, "train", tmp_path / "dev/nvidia0", cgroup=cgroup, uid=1000, words=(name, name))
+            # The kernel's word for a name is 15 bytes of anything.
+            proc.write("%d/comm" % pid, path[:15] + "\n")
+        checkpoint = tmp_path / "lib/kubelet/device-plugins/kubelet_internal_checkpoint"
+        checkpoint.parent.mkdir(parents=True)
+        entry = {"PodUID": POD, "ContainerName": name, "ResourceName": "nvidia.com/gpu", "DeviceIDs": {"0": ["GPU-1"]}}
+        checkpoint.write_text(json.dumps({"Data": {"PodDeviceEntries": [entry]}}))
+        (tmp_path / "lib/kubelet/pods" / POD).mkdir(parents=True)
+        return list(
+            find_holders(OF, str(proc.folder), str(tmp_path / "dev"), Tools(name), str(tmp_path / "lib/kubelet"))
+        )
+
+    return make
+
+
+@pytest.mark.parametrize("name", NAMES, ids=map(str, range(len(NAMES))))
+def test_every_name_is_a_short_line_of_text(there, name):
+    found = there(name)
+    assert {holder.kind for holder in found} >= {"device_handle", "slurm", "kubelet"}
+    for holder in found:
+        for text in (holder.who, holder.user, holder.command, holder.unit_or_container, holder.job):
+            assert text is None or (text.isprintable() and len(text) <= 4000)
+    # No name makes a unit or a container of root's out of anything else.
+    mine = {holder.pid: holder.unit_or_container for holder in found if holder.pid}
+    assert mine[23] == "user@1000.service" and mine[24] == "slurmstepd.scope"
+    assert (mine[22] or "").startswith("container ")
+
+
+@pytest.mark.parametrize("name", NAMES, ids=map(str, range(len(NAMES))))
+def test_clients_of_mps_are_short_lines_of_text(tmp_path, name):
+    proc = Proc(tmp_path / "proc")
+    proc.process(77, "train", uid=1000, words=(name,))
+    client = MpsHost(str(tmp_path))._client(77, 41)
+    assert client.command.isprintable() and len(client.command) <= 1000
