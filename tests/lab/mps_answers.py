@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import re
 import shlex
+import time
 from dataclasses import dataclass
 from typing import Callable
+
+WAIT_SECONDS = 120
 
 # Runs a shell command on a host and gives (exit status, standard output).
 Run = Callable[[str], "tuple[int, str]"]
@@ -46,8 +49,28 @@ def _daemon(run: Run, name: str) -> Daemon:
         pipes = shlex.quote(environment["CUDA_MPS_PIPE_DIRECTORY"])
         return _ask(run, f"echo {command} | CUDA_MPS_PIPE_DIRECTORY={pipes} nvidia-cuda-mps-control").strip()
 
-    limits = [answer(f"get_default_device_pinned_mem_limit {number}") for number in range(len(devices))]
-    return Daemon(pid, devices, float(answer("get_default_active_thread_percentage")), limits)
+    def answers() -> list[str]:
+        limits = [answer(f"get_default_device_pinned_mem_limit {number}") for number in range(len(devices))]
+        return [answer("get_default_active_thread_percentage"), *limits]
+
+    percentage, *limits = _settled(answers)
+    return Daemon(pid, devices, float(percentage), limits)
+
+
+def _settled(answers: Callable[[], list[str]]) -> list[str]:
+    """Return what is answered twice in succession, the first of it not empty.
+
+    A daemon that somebody else asks at that moment (gpu-layout metrics does, once a minute) may answer nothing.
+    """
+    deadline = time.monotonic() + WAIT_SECONDS
+    before = answers()
+    while True:
+        now = answers()
+        if now == before and now[0]:
+            return now
+        if time.monotonic() > deadline:
+            raise DaemonError(f"it answers {now} after {before}")
+        before = now
 
 
 def _ask(run: Run, command: str) -> str:
