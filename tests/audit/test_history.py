@@ -233,7 +233,8 @@ def test_the_fleet_s_days(audit):
     assert [round(day.gpus) for day in audit.history] == [24, 24, 23, 23]
     # The impossible figures of three GPUs are in no average: the others work or rest.
     assert all(0.3 < day.busy_ratio < 0.7 for day in audit.history)
-    assert all(0.8 < day.held_ratio < 1 and 0.4 < day.memory_ratio < 0.9 for day in audit.history)
+    # Of 24 GPUs with 80 GiB a dozen have 50 to 70 GiB in use, the others 9 to 20.
+    assert all(0.8 < day.held_ratio < 1 and 0.3 < day.memory_ratio < 0.9 for day in audit.history), audit.history
 
 
 def test_a_day_that_the_window_cuts_short_has_its_figures_too(server):
