@@ -26,6 +26,9 @@ from ..plugin_utils.plain import plain
 
 display = Display()
 
+#: Of hosts that were asked, and are no verdict on a GPU.
+UNANSWERED = "unanswered"
+
 
 class ActionModule(ActionBase):
     TRANSFERS_FILES = False
@@ -49,12 +52,11 @@ class ActionModule(ActionBase):
                 "thresholds": {"type": "dict", "default": {}},
                 "exempt": {"type": "list", "elements": "str", "default": []},
                 "previous": {"type": "path"},
-                "fail_on": {"type": "list", "elements": "str", "choices": list(WORDS), "default": []},
+                "fail_on": {"type": "list", "elements": "str", "choices": [*WORDS, UNANSWERED], "default": []},
                 "notify": {"type": "list", "elements": "dict", "default": []},
             }
         )
-        # What hosts say is looked at host by host: one that sends nonsense is one that did not answer. One without a driver has
-        # no GPUs to speak of, and did answer.
+        # What hosts say is looked at host by host: one that sends nonsense is one that did not answer, as one without a driver.
         said, no_answers = answers.of_all(args.pop("answers"))
         states, refused = gpu_info_of_all({**args.pop("hosts"), **said})
         args = plain(args)
@@ -115,7 +117,8 @@ def _told(notices: list[Notice], audit: Audit) -> tuple[list[str], list[str]]:
 def _result(audit: Audit, files: list[Path], told: list[str], fail_on: list[str]) -> dict[str, Any]:
     sums = summary(audit)
     line = write_line.line(audit)
-    failing = {word: sums["words"][word] for word in fail_on if sums["words"][word]}
+    counts = {**sums["words"], UNANSWERED: len(set(audit.sources.hosts_asked) - set(audit.sources.hosts_answered))}
+    failing = {word: counts[word] for word in fail_on if counts[word]}
     result = {
         # A report is no change of a system.
         "changed": False,

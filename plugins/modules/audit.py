@@ -92,7 +92,10 @@ options:
       - The C(audit.json) to compare with. Without it, the latest one in O(directory), if there is one.
     type: path
   fail_on:
-    description: Fail, after everything is written, where there is a finding with one of these verdicts.
+    description:
+      - Fail, after everything is written, where there is a finding with one of these verdicts.
+      - V(unanswered) is no verdict but a host that was asked and said nothing of its GPUs, because it could not be reached, has
+        no driver or pynvml, or the look at it failed.
     type: list
     elements: str
     choices:
@@ -106,6 +109,7 @@ options:
       - no_data
       - free
       - right
+      - unanswered
     default: []
   notify:
     description:

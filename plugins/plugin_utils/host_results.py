@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping
 
-from .host_values import MOST_ENTRIES, HostValueError, Reader
+from .host_values import MOST_ENTRIES, HostValueError, Reader, text
 
 #: More than any host has: 16 GPUs on an HGX board of two baseboards, 7 instances on each.
 _GPUS, _PARTS = 64, 64
@@ -125,16 +125,35 @@ def gpu_info(host: str, result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def gpu_info_of_all(results: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """Return (by host the results of those that answered, of those whose result is not taken why)."""
+    """Return (by host the results of those that answered, in words why others did not).
+
+    A host that was not asked is in neither.
+    """
     read: dict[str, dict[str, Any]] = {}
-    refused = []
+    unanswered = []
     for host, result in results.items():
-        if isinstance(result, Mapping) and "gpus" in result:
+        if not isinstance(result, Mapping):
+            continue
+        reason = _no_answer(result)
+        if reason:
+            unanswered.append("%s: %s" % (text(host), reason))
+        elif "gpus" in result:
             try:
                 read["".join(host)] = gpu_info(host, result)
             except HostValueError as error:
-                refused.append(str(error))
-    return read, refused
+                unanswered.append(str(error))
+    return read, unanswered
+
+
+def _no_answer(result: Mapping[str, Any]) -> str:
+    """Return why a result says nothing of the host's GPUs; empty where it does, or where nobody asked."""
+    if result.get("unreachable") is True:
+        return "it could not be reached: %s" % text(result.get("msg") or "")
+    if result.get("failed") is True and "gpus" not in result:
+        return "the look at it failed: %s" % text(result.get("msg") or "")
+    if result.get("driver_present") is False:
+        return "it was not looked at: %s" % text(result.get("driver_absent_reason") or "it has no NVIDIA driver")
+    return ""
 
 
 def _name_the_rest(read: dict[str, Any], sent: Mapping[str, Any], uuid: str) -> None:

@@ -192,7 +192,7 @@ def test_hosts_and_history_together_though_one_host_cannot_be_reached(twice):
     assert [one["who"] for one in holders["far"]] == ["1"]
     (process,) = next(f for f in data["findings"] if f["verdict"]["word"] == "idle")["holding"]["holders"]
     assert process["kind"] == "process" and "cat" in process["who"]
-    assert "did not answer (far)" in said(done)
+    assert "did not answer (far)" in said(done) and "far: it could not be reached: " in said(done)
 
 
 def test_prices_are_the_monitoring_host_s(twice):
@@ -328,8 +328,10 @@ def test_who_does_not_listen_keeps_it_from_nobody_else(play, server, folder, hoo
 
 def test_a_dry_run_writes_and_tells_nothing(play, server, folder, hook):
     url = "http://127.0.0.1:%d/secret" % hook.server_address[1]
-    done = play("--check", dir=str(folder / "dry"), prometheus={"url": server}, notify=[{"url": url}])
-    assert done.returncode == 0, said(done)
+    settings = {"dir": str(folder / "dry"), "prometheus": {"url": server}, "notify": [{"url": url}]}
+    done = play("--check", **settings, fail_on=["unanswered", "unhealthy"])
+    # It tells of the host that cannot be reached as a real one would.
+    assert done.returncode == 2 and "It fails for 1 unanswered (fail_on)" in said(done), said(done)
     assert "4 findings: " in said(done)
     assert not (folder / "dry").exists() and hook.seen == []
 

@@ -41,7 +41,7 @@ def said(answer, rc=0):
 
 def test_a_helpers_answer_is_what_it_printed():
     assert answers.of_helper("a", said(GOOD)) == GOOD
-    # A host without a driver answers too.
+    # Of a host without a driver host_results says that it did not answer.
     assert answers.of_helper("a", said({"driver_present": False, "gpus": []})) == {"driver_present": False, "gpus": []}
 
 

@@ -232,7 +232,27 @@ def test_one_hostile_host_of_many_is_refused_alone():
         {"a": honest(), "b": {"gpus": deep}, "c": {"failed": True}, "d": {"gpus": [{"uuid": "GPU-1"}]}, "e": "text"}
     )
     assert sorted(read) == ["a"]
-    assert [line.split(": ")[0] for line in refused] == ["b", "d"]
+    assert [line.split(": ")[0] for line in refused] == ["b", "c", "d"]
+
+
+@pytest.mark.parametrize(
+    ("result", "reason"),
+    [
+        ({"unreachable": True, "msg": "No route to host"}, "a: it could not be reached: No route to host"),
+        ({"failed": True, "msg": "pynvml is\nmissing"}, "a: the look at it failed: pynvml is\\x0amissing"),
+        (
+            {"gpus": [], "driver_present": False, "driver_absent_reason": "libnvidia-ml.so.1 is not there"},
+            "a: it was not looked at: libnvidia-ml.so.1 is not there",
+        ),
+    ],
+)
+def test_a_host_that_says_nothing_of_its_gpus_did_not_answer(result, reason):
+    """It is no host without GPUs, or without holders."""
+    assert host_results.gpu_info_of_all({"a": result}) == ({}, [reason])
+
+
+def test_a_host_that_was_not_asked_is_not_one_that_did_not_answer():
+    assert host_results.gpu_info_of_all({"a": {}, "b": {"skipped": True}}) == ({}, [])
 
 
 # --- layout, plans and others -----------------------------------------------------------------------------------------

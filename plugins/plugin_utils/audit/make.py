@@ -40,6 +40,10 @@ class Order:
     former: Mapping[str, Former] = field(default_factory=dict)
 
 
+#: Hosts of which the report says why they did not answer.
+_MOST_REASONS = 20
+
+
 class AuditError(FleetError):
     """There is nothing to audit with: no server answered, and no host."""
 
@@ -53,7 +57,11 @@ def make(order: Order, now_seconds: float, say: Callable[[str], None] = lambda l
             "%d of %d hosts did not answer (%s): who holds their GPUs is not known but by the server."
             % (len(silent), len(order.hosts_asked), _some(silent))
         )
-    missing += order.refused
+    missing += order.refused[:_MOST_REASONS]
+    if len(order.refused) > _MOST_REASONS:
+        missing.append(
+            "%d more hosts did not answer, each for a reason of its own." % (len(order.refused) - _MOST_REASONS)
+        )
     if not order.hosts_asked:
         missing.append("No host was asked: who holds what is known only as far as the server has it.")
     if history is None and not order.hosts:
