@@ -24,11 +24,12 @@ def fleet(host, library, tmp_path):
 
 
 def reset(fleet, tmp_path, *arguments, hosts=("one",)):
-    # pynvml's folder is this machine's: another one stands for it.
+    # pynvml's folder is this machine's: another one stands for it, which the hosts share and so remove one after the other.
     brought = tmp_path / "openfleet-gpu" / "python"
     brought.mkdir(parents=True, exist_ok=True)
     return fleet.play(
         dict.fromkeys(hosts, LAYOUT),
+        "--forks=1",
         "-e",
         f"gpu_layout_nvml_directory={brought}",
         *METRICS,
