@@ -146,6 +146,10 @@ def _not_seen(host: Host, devices: Devices, processes: Processes) -> list[Holder
         shown = ", ".join(str(pid) for pid in pids[:_PIDS_SHOWN]) + (", ..." if len(pids) > _PIDS_SHOWN else "")
         problem = "the open files of %d processes cannot be seen (pid %s)" % (len(pids), shown)
         holders += unknown(host.gpus, problem, cure)
+    elif processes.crowded:
+        who = ", ".join("pid %d, user %s" % (pid, processes.user(pid)) for pid in processes.crowded[:_PIDS_SHOWN])
+        problem = "%d processes have too many files open to look at in time (%s)" % (len(processes.crowded), who)
+        holders += unknown(host.gpus, problem, "End them, or see what they are (ls /proc/PID/fd).")
     elif not processes.complete:
         holders += unknown(host.gpus, "the processes of other users cannot be seen", cure)
     if os.geteuid() != 0:

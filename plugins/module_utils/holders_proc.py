@@ -9,14 +9,16 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import pwd
 import re
 import stat
 import threading
+import time
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Iterator, Sequence
+from typing import Iterable, Iterator, Mapping, Sequence
 
 from .command_line import shown
 from .holders_cgroup import Origin, parse_cgroup
@@ -25,6 +27,10 @@ from .holders_model import NAME_LENGTH
 
 #: Of a command line, which may have two megabytes: what holders show, and what is read of it. An environment is read whole.
 COMMAND_LENGTH, _COMMAND_BYTES, _MEMORY_BYTES = 1000, 1 << 16, 1 << 22
+#: Open files of a process that are looked at as it comes, and for how long the further ones of all such processes are.
+_FEW_FILES, _CROWD_SECONDS = 1 << 16, 20.0
+#: A mount of one node of the driver: its path in its file system, and where it is mounted (proc(5), mountinfo).
+_MOUNTED_NODE = re.compile(r"^\d+ \d+ \d+:\d+ (/\S*nvidia(?:-cap)?\d+) (\S+) ", re.MULTILINE)
 #: What podman keeps above each container, and the names that it takes (libpod, define.NameRegex).
 _MONITOR = "conmon"
 _CONTAINER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
@@ -54,6 +60,8 @@ class Processes:
     own_mount_namespace: str | None
     #: The container that this process runs in.
     own_container: str | None = None
+    #: Those that have too many files open to look at all of them in time.
+    crowded: tuple[int, ...] = ()
 
     def named(self, name: str) -> list[Seen]:
         return [process for process in self.seen.values() if process.name == name[:NAME_LENGTH]]
@@ -223,24 +231,79 @@ def scan(devices: Devices, proc: str = "/proc") -> Processes:
     """Look at every process but this one once. Processes that end meanwhile are left out."""
     seen: dict[int, Seen] = {}
     unreadable = []
+    crowded = []
+    mounts = _Mounts(proc)
     own = os.getpid()
     for pid in _pids(proc):
         if pid == own and proc == "/proc":
             # This process has the GPUs open itself, through NVML.
             continue
-        folder = "%s/%d" % (proc, pid)
-        nodes: tuple[Node, ...] = ()
         try:
-            nodes = tuple(sorted(set(_open_nodes(folder + "/fd", devices))))
+            process, whole = _see(devices, proc, pid, mounts, _FEW_FILES)
         except PermissionError:
             unreadable.append(pid)
+            process, whole = _name(proc, pid), True
         except OSError:
             continue
-        name = _read(folder + "/comm").rstrip("\n")
-        seen[pid] = Seen(pid, name, nodes, _link(folder + "/ns/mnt"))
+        seen[pid] = process
+        if not whole:
+            crowded.append(pid)
+    # Behind all others, so that nobody is hidden by them.
+    deadline = time.monotonic() + _CROWD_SECONDS
+    slow = []
+    for pid in crowded:
+        with contextlib.suppress(OSError):
+            process, whole = _see(devices, proc, pid, mounts, None, deadline)
+            seen[pid] = process
+            if not whole:
+                slow.append(pid)
     complete = os.geteuid() == 0 or 1 in seen
     container = parse_cgroup(_read(proc + "/self/cgroup")).container_id
-    return Processes(proc, seen, tuple(unreadable), complete, _link(proc + "/self/ns/mnt"), container)
+    return Processes(proc, seen, tuple(unreadable), complete, mounts.own, container, tuple(slow))
+
+
+def _name(proc: str, pid: int, nodes: Iterable[Node] = ()) -> Seen:
+    folder = "%s/%d" % (proc, pid)
+    return Seen(pid, _read(folder + "/comm").rstrip("\n"), tuple(sorted(set(nodes))), _link(folder + "/ns/mnt"))
+
+
+def _see(
+    devices: Devices, proc: str, pid: int, mounts: _Mounts, most: int | None, deadline: float = math.inf
+) -> tuple[Seen, bool]:
+    """(the process, whether all of its open files were looked at). Raises OSError."""
+    found: list[Node] = []
+    whole = True
+    elsewhere = mounts.of(pid)
+    with os.scandir("%s/%d/fd" % (proc, pid)) as entries:
+        for count, entry in enumerate(entries):
+            if count == most or (count % 1000 == 0 and time.monotonic() > deadline):
+                whole = False
+                break
+            node = _node(entry.path, devices, elsewhere)
+            if node is not None:
+                found.append(node)
+    return _name(proc, pid, found), whole
+
+
+class _Mounts:
+    """Device nodes that are mounted elsewhere than in /dev, by mount namespace: any user may mount one in his own."""
+
+    def __init__(self, proc: str) -> None:
+        self._proc, self.own = proc, _link(proc + "/self/ns/mnt")
+        self._found: dict[str, dict[str, str]] = {}
+
+    def of(self, pid: int) -> dict[str, str]:
+        """By path, as the process has it, the path of the node; nothing in the host's own namespace, which root arranges."""
+        namespace = _link("%s/%d/ns/mnt" % (self._proc, pid))
+        if namespace is None or namespace == self.own:
+            return {}
+        if namespace not in self._found:
+            text = _read("%s/%d/mountinfo" % (self._proc, pid), _MEMORY_BYTES)
+            self._found[namespace] = {
+                re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal.group(1), 8)), where): node
+                for node, where in _MOUNTED_NODE.findall(text)
+            }
+        return self._found[namespace]
 
 
 def _pids(proc: str) -> Iterator[int]:
@@ -249,23 +312,22 @@ def _pids(proc: str) -> Iterator[int]:
             yield int(name)
 
 
-def _open_nodes(folder: str, devices: Devices) -> Iterator[Node]:
-    prefixes = (devices.dev + "/", "/dev/")
-    for descriptor in os.listdir(folder):
-        path = "%s/%s" % (folder, descriptor)
-        try:
-            target = os.readlink(path)
-        except FileNotFoundError:
-            # Closed meanwhile. A refusal is none of these: root may list what it may not look at.
-            continue
-        if not target.startswith(prefixes) or target.startswith(("/dev/null", "/dev/pts/")):
-            continue
-        status = None
-        with contextlib.suppress(OSError):
-            status = os.stat(path)
-        node = devices.node(target.replace(" (deleted)", ""), status)
-        if node is not None:
-            yield node
+def _node(path: str, devices: Devices, elsewhere: Mapping[str, str]) -> Node | None:
+    """The node behind an open file of a process; None for all others. Raises OSError where that may not be looked at."""
+    try:
+        target = os.readlink(path)
+    except FileNotFoundError:
+        # Closed meanwhile. A refusal is none of these: root may list what it may not look at.
+        return None
+    target = elsewhere.get(target, target)
+    if not target.startswith((devices.dev + "/", "/dev/")) and target not in elsewhere.values():
+        return None
+    if target.startswith(("/dev/null", "/dev/pts/")):
+        return None
+    status = None
+    with contextlib.suppress(OSError):
+        status = os.stat(path)
+    return devices.node(target.replace(" (deleted)", ""), status)
 
 
 def _link(path: str) -> str | None:

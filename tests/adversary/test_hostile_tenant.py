@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from attackers import ALICE, BOB, HOLD, Window, gpu, holding, host, named, process, public_folder
+from attackers import ALICE, BOB, HOLD, PYTHON, Window, gpu, holding, host, named, process, public_folder
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import holders_containers, holders_proc
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders import find_holders
@@ -96,6 +96,18 @@ def test_a_user_s_container_holds_what_he_may_open(folder, node, mode):
 def test_what_only_bears_a_node_s_name_holds_nothing(folder, node, arrange):
     with container(arrange, node, user=ALICE, within=OWN_CONTAINER) as made:
         assert look(folder, made) == []
+
+
+@users_namespaces
+@pytest.mark.parametrize("where", ["/mnt/x", "/mnt/a b"])
+def test_a_node_that_a_user_has_mounted_elsewhere_is_a_node(folder, where):
+    """Open under a name of his own, he would hold the GPU and be named by nobody."""
+    node = folder / "dev/nvidia0"
+    node.touch()
+    move = 'mount -nt tmpfs none /mnt\ntouch "$1"\nmount -n --bind "$2" "$1"\nexec "$3" -c "$4" "$1"'
+    with process(*OWN_CONTAINER, "sh", "-ec", move, "sh", where, node, PYTHON, HOLD, user=ALICE) as made:
+        found = find_holders(host(gpu(0)), dev=str(folder / "dev"), kubelet_directory="/none")
+        assert [(h.kind, h.gpu_uuid) for h in found if h.pid == made.pid] == [("device_handle", "GPU-0")]
 
 
 @users_namespaces

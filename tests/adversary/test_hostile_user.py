@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from attackers import ALICE, BOB, HOLD, PYTHON, gpu, holding, host, named, process, public_folder
 
+from ansible_collections.openfleet.gpu.plugins.module_utils import holders_proc
 from ansible_collections.openfleet.gpu.plugins.module_utils.busy import end_holders
 from ansible_collections.openfleet.gpu.plugins.module_utils.command_line import shown
 from ansible_collections.openfleet.gpu.plugins.module_utils.disturbance import Disturbance
@@ -159,6 +160,23 @@ def test_a_crowd_is_named_in_part(folder):
     crowd = Disturbance("gpu 0", tuple(replace(holder, pid=n, who="pid %d" % n) for n in range(30000)))
     assert len(str(crowd)) < 1000 and str(crowd).endswith(", 29980 more")
     assert len(crowd.to_data()["who"]) == 201
+
+
+CROWD = "import os\nfor _ in range(200): os.dup(0)\n"
+
+
+@as_root
+def test_a_process_with_very_many_files_hides_nobody_and_holds_up_nobody(folder, monkeypatch):
+    """The further files of such processes are looked at behind all others, and not for ever."""
+    monkeypatch.setattr(holders_proc, "_FEW_FILES", 100)
+    crowded = process(PYTHON, "-c", CROWD + HOLD, folder / "dev/nvidia0", user=ALICE)
+    with crowded as crowd, holding(folder / "dev/nvidia1", user=BOB) as held:
+        assert [(h.pid, h.gpu_uuid) for h in look(folder)] == [(crowd.pid, "GPU-0"), (held.pid, "GPU-1")]
+        monkeypatch.setattr(holders_proc, "_CROWD_SECONDS", -1.0)
+        found = find_holders(host(gpu(0), gpu(1)), dev=str(folder / "dev"), run=never, kubelet_directory="/none")
+        assert [h.pid for h in found if h.gpu_uuid == "GPU-1" and h.pid] == [held.pid]
+        told = [h.who for h in found if h.kind == "unknown" and "too many files open" in h.who]
+        assert len(told) == 2 and "(pid %d, user %d)" % (crowd.pid, ALICE) in told[0]
 
 
 # --- Races: between the look and the signal ---------------------------------------------------------------------------
