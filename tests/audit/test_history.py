@@ -97,7 +97,7 @@ FLEET = [
     Device("e", 1, series={**AT_REST, **NOBODY, **activity(lambda hour: 0.07 if hour % 1 < 0.1 else 0.0)}, labelled=HELD),
     # The metric of kernels is stuck at 0.
     Device("e", 2, series={**AT_REST, "gpu:compute_active_ratio:avg5m": steady(0.4), **activity(steady(0.4)),
-                           "gpu:unreported_work_ratio:max5m": steady(0.4)}, labelled=HELD),
+                           "gpu:unreported_work_ratio:avg5m": steady(0.4)}, labelled=HELD),
     # At rest as far as one sees; for ten hours of each day there is no figure, which roll-ups leave out.
     Device("e", 3, series={**AT_REST, **NOBODY, **dark(AT_REST)}, labelled=HELD),
     # The same, by a server whose roll-ups have NaN as samples.

@@ -117,19 +117,25 @@ class Figures:
         """
         series = SERIES["busy"]
         source, step = series.roll_up, float(ROLL_UP_SECONDS)
-        pieces = self._pieces(source, "max")
-        activity = self._pieces(ACTIVITY, "max")
+        activity = self._pieces(ACTIVITY, "max", self._spans)
+        recorded = any(piece.counts for piece in activity)
+        # Pieces only where they are needed to tell the quiet time.
+        spans = [(0, self.span)] if recorded else self._spans
+        pieces = self._pieces(source, "max", spans)
         if not any(piece.counts for piece in pieces):
             source, step = series.name, self._distance(series)
             if step is None:
                 return Busy()
-            pieces = self._pieces(source, "max")
-        if not any(piece.counts for piece in activity):
+            pieces = self._pieces(source, "max", spans)
+        if not recorded:
             self.notes.append(
                 "There is no %s (rules of gpu_monitoring): idle times are by gpu:busy_ratio alone, which hides short work."
                 % ACTIVITY
             )
             activity = pieces
+        quiet = lasting(
+            activity, lambda value: 0 <= value < QUIET_BUSY_RATIO, float(ROLL_UP_SECONDS) if recorded else step
+        )
         counts: dict[Key, float] = {}
         most: dict[Key, float] = {}
         for piece in pieces:
@@ -141,7 +147,6 @@ class Figures:
         found = Found(source, step, counts, source)
         mean = self._over("mean", source, BY, key_of, [(0, self.span)])[0]
         stats = self._judged(series, found, {"max": most, "mean": mean})
-        quiet = lasting(activity, lambda value: 0 <= value < QUIET_BUSY_RATIO, step)
         return Busy(
             found,
             stats,
@@ -158,7 +163,7 @@ class Figures:
         """For how many seconds somebody has had what is held now: 0 where it is less than an hour, or not certain."""
         now = self.asking.ask("last_over_time(%s{%%(where)s}[15m]) > 0" % HELD)
         found = {key_of(sample.labels): 0.0 for sample in now}
-        found.update(lasting(self._pieces(HELD, "min"), lambda value: value > 0, ROLL_UP_SECONDS))
+        found.update(lasting(self._pieces(HELD, "min", self._spans), lambda value: value > 0, ROLL_UP_SECONDS))
         return found
 
     def _reaches_as_far(self, long: str, short: str) -> bool:
@@ -213,7 +218,7 @@ class Figures:
                 stats[key] = Stat(seconds=seconds, coverage_ratio=seconds / self.seconds, **fit)
         return stats
 
-    def _pieces(self, source: str, figure: str) -> list[Piece]:
-        figures = self._over(figure, source, BY, key_of, self._spans)
-        counts = self._over("count", source, BY, key_of, self._spans)
-        return [Piece(*span, *values) for span, *values in zip(self._spans, figures, counts)]
+    def _pieces(self, source: str, figure: str, spans: Sequence[tuple[int, int]]) -> list[Piece]:
+        figures = self._over(figure, source, BY, key_of, spans)
+        counts = self._over("count", source, BY, key_of, spans)
+        return [Piece(*span, *values) for span, *values in zip(spans, figures, counts)]

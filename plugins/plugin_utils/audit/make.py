@@ -59,9 +59,7 @@ def make(order: Order, now_seconds: float, say: Callable[[str], None] = lambda l
         )
     missing += order.refused[:_MOST_REASONS]
     if len(order.refused) > _MOST_REASONS:
-        missing.append(
-            "%d more hosts did not answer, each for a reason of its own." % (len(order.refused) - _MOST_REASONS)
-        )
+        missing.append("The reasons of %d more hosts are left out." % (len(order.refused) - _MOST_REASONS))
     if not order.hosts_asked:
         missing.append("No host was asked: who holds what is known only as far as the server has it.")
     if history is None and not order.hosts:

@@ -27,7 +27,7 @@ QUIET_BUSY_RATIO = 0.01
 #: The highest sample of any sign of work in five minutes, and the work that `gpu:busy_ratio` does not report: both only as
 #: roll-ups.
 ACTIVITY = "gpu:activity_ratio:max5m"
-UNREPORTED_WORK = "gpu:unreported_work_ratio:max5m"
+UNREPORTED_WORK = "gpu:unreported_work_ratio:avg5m"
 
 #: What a figure is in PromQL.
 OVER_TIME = {

@@ -139,7 +139,7 @@ def _judge_use(holding: Holding, limits: Thresholds) -> tuple[str, str, float]:
         return "no_data", "Its activity is not known: memory alone does not tell what it needs.", 0.0
     top = compute.p99
     if full is not None and full * (1 + limits.memory_margin_ratio) <= limits.small_memory_ratio:
-        # A GPU whose compute is needed whole is not oversized for having much memory; one whose activity is not known may be.
+        # A GPU whose compute is needed whole is not oversized for having much memory.
         if top is not None and top <= limits.small_compute_ratio:
             reason = (
                 "At most %.0f %% of the memory was used, and at most %.0f %% of the compute for 99 %% of the time."
