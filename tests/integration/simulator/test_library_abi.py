@@ -162,12 +162,32 @@ def test_short_process_lists_say_how_long_they_are(simulator, nvml, gpu):
         assert (getattr(simulator.library, function)(gpu, ctypes.byref(count), None), count.value) == (0, 0)
 
 
-def test_short_placement_lists_say_how_long_they_are(simulator, gpu):
-    places, count = (ctypes.c_uint * 14)(), ctypes.c_uint(6)
-    call = simulator.library.nvmlDeviceGetGpuInstancePossiblePlacements_v2
-    assert (call(gpu, 19, places, ctypes.byref(count)), count.value) == (INSUFFICIENT_SIZE, 7)
-    assert call(gpu, 19, places, ctypes.byref(count)) == 0
-    assert list(places) == [n for start in range(7) for n in (start, 1)]
+def test_the_number_of_placements_is_only_returned(simulator, nvml, gpu):
+    """nvidia-smi 450 and 460 pass what lay there before."""
+    nvml.nvmlDeviceSetMigMode(gpu, 1)
+    instance = nvml.nvmlDeviceCreateGpuInstance(gpu, 9)
+    functions = [
+        ("nvmlDeviceGetGpuInstancePossiblePlacements", gpu, 19, 7),
+        ("nvmlDeviceGetGpuInstancePossiblePlacements_v2", gpu, 19, 7),
+        ("nvmlGpuInstanceGetComputeInstancePossiblePlacements", instance, 0, 3),
+    ]
+    for function, handle, profile, length in functions:
+        call = getattr(simulator.library, function)
+        for left_over in (0, 1, 0xDEADBEEF):
+            places, count = (ctypes.c_uint * 16)(), ctypes.c_uint(left_over)
+            assert (call(handle, profile, places, ctypes.byref(count)), count.value) == (0, length), function
+            assert list(places)[: 2 * length] == [n for start in range(length) for n in (start, 1)]
+            assert not any(list(places)[2 * length :])
+        assert (call(handle, profile, None, ctypes.byref(count)), count.value) == (0, length)
+
+
+def test_a_power_scope_is_one_byte(simulator, nvml, gpu):
+    """nvidia-smi 535 and 550 leave garbage behind it (`-pl`)."""
+    words = (ctypes.c_uint * 3)(0x0200000C, 0xABCDEF00, 300000)
+    assert simulator.library.nvmlDeviceSetPowerManagementLimit_v2(gpu, words) == 0
+    assert nvml.nvmlDeviceGetPowerManagementLimit(gpu) == 300000
+    words[1] = 0xABCDEF01
+    assert simulator.library.nvmlDeviceSetPowerManagementLimit_v2(gpu, words) == NOT_SUPPORTED
 
 
 def test_strangers_are_no_handles(simulator, nvml, gpu):
@@ -196,7 +216,7 @@ def test_what_the_configuration_leaves_out_is_not_supported(simulator, nvml):
     simulator.create("l40s", numa_node=None, serial=None)
     nvml.nvmlInit()
     gpu = nvml.nvmlDeviceGetHandleByIndex(0)
-    for question in (nvml.nvmlDeviceGetSerial, nvml.nvmlDeviceGetNumaNodeId, nvml.nvmlDeviceGetBAR1MemoryInfo):
+    for question in (nvml.nvmlDeviceGetSerial, nvml.nvmlDeviceGetModuleId, nvml.nvmlDeviceGetBAR1MemoryInfo):
         with pytest.raises(nvml.NVMLError_NotSupported):
             question(gpu)
 

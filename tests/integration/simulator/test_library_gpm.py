@@ -161,6 +161,18 @@ print(round(nvmlGpmMetricsGet(asked).metrics[0].value))
     assert child.stdout.read() == "40\n"
 
 
+def test_traffic_is_not_known_rather_than_none(simulator, nvml, gpu):
+    """A GPU at work that moves nothing would be a lie; 20 and 21 are PCIe, 60 and 61 NVLink."""
+    load(simulator, "pattern constant\nutilization_percent 80\n")
+    first = sample(nvml, gpu)
+    time.sleep(0.001)
+    answered = nvml.nvmlGpmMetricsGet(request(nvml, first, sample(nvml, gpu), 20, 21, 60, 61)).metrics
+    assert [answered[i].nvmlReturn for i in range(4)] == [NOT_SUPPORTED] * 4
+    for counter in (nvml.NVML_PCIE_UTIL_TX_BYTES, nvml.NVML_PCIE_UTIL_RX_BYTES):
+        assert code_of(nvml, nvml.nvmlDeviceGetPcieThroughput, gpu, counter) == NOT_SUPPORTED
+    assert code_of(nvml, nvml.nvmlDeviceGetPcieThroughput, gpu, 2) == INVALID_ARGUMENT
+
+
 def test_other_metrics_are_not_supported_one_by_one(nvml, gpu):
     first = sample(nvml, gpu)
     time.sleep(0.001)

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 
-from . import configuration, load, show, target
+from . import configuration, load, record, show, target
 from .catalogue import load_models
 from .control import DRIVER_NOT_LOADED, IN_USE, WHOLE, Control, ControlError
 from .errors import FleetError
@@ -161,6 +161,11 @@ def _models(options: argparse.Namespace) -> None:
         print(f"{key:16} {model.name}\n{'':16} {profiles}")
 
 
+def _record(options: argparse.Namespace) -> None:
+    readings, source = record.read_report(options.report, options.gpu)
+    print(record.model_text(options.key, readings, source, load_models(options.models)), end="")
+
+
 def _calls(options: argparse.Namespace) -> None:
     control = Control()
     if options.clear:
@@ -254,6 +259,12 @@ def _parser() -> argparse.ArgumentParser:
     child.add_argument("words", nargs="+", metavar="WORD", help=words)
 
     child = command("models", _models, "list the models that can be simulated")
+    child.add_argument("--models", help=f"model files, {MODELS_DIRECTORY} by default", **models)
+
+    child = command("record", _record, "print the model file of a card that make check-gpu read")
+    child.add_argument("report", metavar="FILE", help="gpu-check.json")
+    child.add_argument("--gpu", type=int, default=0, metavar="INDEX", help="which GPU of the report, 0 by default")
+    child.add_argument("--key", required=True, help="the model's name in inventories, as H100-80GB")
     child.add_argument("--models", help=f"model files, {MODELS_DIRECTORY} by default", **models)
 
     child = command("calls", _calls, "print how often each NVML function was called on this host")

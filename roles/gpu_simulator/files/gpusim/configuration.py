@@ -21,6 +21,7 @@ from typing import Any, Iterable, Iterator
 
 from .catalogue import Model, Profile
 from .errors import FleetError
+from .model_readings import CORES
 
 DEFAULT_DRIVER_VERSION = "580.105.08"
 
@@ -29,12 +30,20 @@ CUDA_VERSIONS = {470: "11.4", 525: "12.0", 535: "12.2", 550: "12.4", 570: "12.8"
 
 #: nvml.h: nvmlBrandType_t and NVML_DEVICE_ARCH_*.
 NVML_BRANDS = {"NVIDIA": 14, "NVIDIA RTX": 12}
-NVML_ARCHITECTURES = {"Turing": 6, "Ampere": 7, "Ada": 8, "Hopper": 9, "Blackwell": 10}
+#: nvml.h: nvmlNvlinkVersion_t of the NVLinks that GPUs of an architecture have.
+NVLINK_VERSIONS = {"Volta": 2, "Ampere": 4, "Hopper": 6, "Blackwell": 7}
+NVML_ARCHITECTURES = {"Volta": 5, "Turing": 6, "Ampere": 7, "Ada": 8, "Hopper": 9, "Blackwell": 10}
 
 MAX_GPUS = 32
 GPUS_PER_PCI_DOMAIN = 16
 FIRST_PCI_BUS, PCI_BUS_STEP = 0x1A, 0x0E
 NVIDIA_PCI_VENDOR = 0x10DE
+
+#: Modules on one board, numbered from 1.
+MODULES_PER_BOARD = 8
+
+#: Cards that are no modules show 1 from this branch on (nvidia-smi -q of A10, L4 and T4), and 0 under 470 and 515.
+FIRST_DRIVER_THAT_NUMBERS_CARDS = 535
 
 #: Up to this many, GPUs are wired to each other directly, as on HGX boards; more go through NVSwitches.
 DIRECTLY_WIRED_GPUS = 4
@@ -120,7 +129,8 @@ def _gpus(configuration: dict[str, Any], models: dict[str, Model]) -> Iterator[s
             raise ConfigurationError(f"gpus[{i}].model", f"{entry['model']} is not in the catalogue", cure)
         wanted += [model] * entry.get("count", 1)
     keys = [model.key for model in wanted]
-    early_profiles = int(configuration["driver_version"].split(".")[0]) > LAST_DRIVER_WITHOUT_EARLY_PROFILES
+    branch = int(configuration["driver_version"].split(".")[0])
+    early_profiles = branch > LAST_DRIVER_WITHOUT_EARLY_PROFILES
     for index, model in enumerate(wanted):
         siblings = [i for i, key in enumerate(keys) if key == model.key]
         bus = FIRST_PCI_BUS + PCI_BUS_STEP * (index % GPUS_PER_PCI_DOMAIN)
@@ -134,7 +144,15 @@ def _gpus(configuration: dict[str, Any], models: dict[str, Model]) -> Iterator[s
         yield f"numa_node {index * 2 // len(wanted)}"
         yield f"profiles_without_mig {int(early_profiles)}"
         yield from _pairs(_nvlink(model, index, siblings))
+        yield f"module_id {_module_id(model, siblings.index(index), branch)}"
         yield from _model(model)
+
+
+def _module_id(model: Model, position: int, branch: int) -> int:
+    """The number of a GPU's module. The real order on a board differs from that of NVML, and between boards."""
+    if model.on_module:
+        return position % MODULES_PER_BOARD + 1
+    return int(branch >= FIRST_DRIVER_THAT_NUMBERS_CARDS)
 
 
 def _model(model: Model) -> Iterator[str]:
@@ -150,7 +168,10 @@ def _model(model: Model) -> Iterator[str]:
             "pci_subsystem_id": model.pci_subsystem_id and int(model.pci_subsystem_id, 16) << 16 | NVIDIA_PCI_VENDOR,
             "vbios_version": model.vbios_version,
             "board_part_number": model.board_part_number,
+            "gpu_part_number": model.gpu_part_number,
+            **{f"inforom_{name}": version for name, version in model.inforom.items()},
             "multiprocessors": model.multiprocessors,
+            "cores_per_multiprocessor": CORES.get(model.compute_capability),
             "memory_total_mib": model.memory_total_mib,
             "memory_reserved_mib": model.reserved_mib(),
             "bar1_total_mib": model.bar1_mib(),
@@ -162,10 +183,18 @@ def _model(model: Model) -> Iterator[str]:
             "clock_graphics_max_mhz": model.clocks_mhz["graphics"],
             "clock_memory_max_mhz": model.clocks_mhz["memory"],
             "clock_video_max_mhz": model.clocks_mhz["video"],
+            "clock_graphics_idle_mhz": model.idle_clocks_mhz["graphics"],
+            "clock_memory_idle_mhz": model.idle_clocks_mhz["memory"],
+            "clock_video_idle_mhz": model.idle_clocks_mhz["video"],
+            "clock_graphics_application_mhz": model.application_clock_mhz,
+            "performance_state_idle": model.idle_performance_state,
             "temperature_idle_c": model.temperatures_celsius["idle"],
             "temperature_max_c": model.temperatures_celsius["max_operating"],
             "temperature_slowdown_c": model.temperatures_celsius["slowdown"],
             "temperature_shutdown_c": model.temperatures_celsius["shutdown"],
+            "temperature_margins": int(model.temperature_margins),
+            "temperature_memory_idle_c": model.memory_temperatures_celsius["idle"],
+            "temperature_memory_max_c": model.memory_temperatures_celsius["max"],
             "pcie_generation": model.pcie["generation"],
             "pcie_width": model.pcie["width"],
         }
@@ -223,13 +252,18 @@ def _profile(model: Model, profile: Profile) -> Iterator[str]:
 def _nvlink(model: Model, index: int, siblings: list[int]) -> dict[str, Any]:
     """Links to the GPUs of the same model: direct ones shared out evenly, or all of them to switches."""
     peers = [i for i in siblings if i != index]
+    links = {
+        "nvlink_links": model.nvlink_links,
+        "nvlink_version": NVLINK_VERSIONS.get(model.architecture) if model.nvlink_links else None,
+        "nvlink_speed_mbps": model.nvlink_mb_per_second,
+    }
     if not model.nvlink_links or not peers:
-        return {"nvlink_links": model.nvlink_links}
+        return links
     if len(siblings) > DIRECTLY_WIRED_GPUS:
         ends: list[Any] = ["switch"] * model.nvlink_links
     else:
         ends = [peer for peer in peers for _ in range(model.nvlink_links // len(peers))]
-    return {"nvlink_links": model.nvlink_links, "nvlink_peers": " ".join(map(str, ends))}
+    return {**links, "nvlink_peers": " ".join(map(str, ends))}
 
 
 def _pairs(values: dict[str, Any]) -> Iterable[str]:

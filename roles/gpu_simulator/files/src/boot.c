@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "clocks.h"
 #include "health.h"
 #include "mig.h"
 #include "process.h"
@@ -52,6 +53,7 @@ void boot_restart(host_t *host, const char *identity)
 		gpu->timeslice = 0;
 		gpu->persistence_mode = 0;
 		gpu->power_limit_mw = gpu->power_default_mw;
+		clocks_reset(gpu);
 		gpu->energy_mj = 0;
 		gpu->lost = 0;
 		health_reboot(&gpu->health);

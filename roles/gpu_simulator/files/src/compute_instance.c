@@ -98,6 +98,7 @@ nvmlReturn_t nvmlGpuInstanceGetComputeInstanceRemainingCapacity(nvmlGpuInstance_
 	return NVML_SUCCESS;
 }
 
+/* The count is only returned, as with the placements of GPU instances. */
 nvmlReturn_t nvmlGpuInstanceGetComputeInstancePossiblePlacements(nvmlGpuInstance_t instance, unsigned id, nvmlPlacement_t *out,
                                                                  unsigned *count)
 {
@@ -109,12 +110,10 @@ nvmlReturn_t nvmlGpuInstanceGetComputeInstancePossiblePlacements(nvmlGpuInstance
 	if (profile < 0)
 		return NVML_ERROR_NOT_SUPPORTED;
 	const spans_t *places = &on.gpu->ci_profiles[profile].placements;
-	nvmlReturn_t result = give_list(count, places->count, out);
-	if (!out)
-		return NVML_SUCCESS;
-	for (int i = 0; result == NVML_SUCCESS && i < places->count; i++)
+	*count = places->count;
+	for (int i = 0; out && i < places->count; i++)
 		out[i] = (nvmlPlacement_t){ places->at[i].start, places->at[i].size };
-	return result;
+	return NVML_SUCCESS;
 }
 
 static nvmlReturn_t create(function_t function, nvmlGpuInstance_t instance, unsigned id, bool placed,

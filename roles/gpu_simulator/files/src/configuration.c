@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "clocks.h"
 #include "keys.h"
 #include "load.h"
 #include "pci.h"
@@ -113,10 +114,13 @@ static const char *finish_gpu(gpu_t *gpu, int index)
 	set_unless_known(&gpu->minor_number, index);
 	set_unless_known(&gpu->power_idle_mw, gpu->power_default_mw / 10);
 	set_unless_known(&gpu->clock_graphics_idle_mhz, gpu->clock_graphics_max_mhz / 10);
+	set_unless_known(&gpu->clock_memory_idle_mhz, gpu->clock_memory_max_mhz);
+	set_unless_known(&gpu->clock_video_idle_mhz, gpu->clock_video_max_mhz);
 	set_unless_known(&gpu->mig_survives_reboot, gpu->mig_needs_reset);
 	set_unless_known(&gpu->max_mig_devices,
 	                 gpu->compute_slices < gpu->placement_units ? gpu->compute_slices : gpu->placement_units);
 	gpu->power_limit_mw = gpu->power_default_mw;
+	clocks_reset(gpu);
 	gpu->energy_since_ns = load_now_ns();
 	return NULL;
 }

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "boot.h"
+#include "clocks.h"
 #include "configuration.h"
 #include "dump.h"
 #include "events.h"
@@ -326,6 +327,7 @@ int gpusimReset(int gpu_index)
 	gpu->compute_mode = COMPUTE_DEFAULT;
 	gpu->timeslice = 0;
 	gpu->mig_current = gpu->mig_pending;
+	clocks_reset(gpu);
 	health_reload(&gpu->health);
 	return state_commit();
 }

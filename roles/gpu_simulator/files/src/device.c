@@ -5,12 +5,14 @@
  * Which GPUs there are, and what never changes about them.
  */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
 #include "call.h"
 #include "mig.h"
 #include "pci.h"
+#include "telemetry.h"
 
 /* A lost GPU still counts: nvml.h has the number "of all devices in the system even if" no handle of one is
  * given (nvmlDeviceGetHandleByIndex_v2), and nvmlDeviceGetCount_v2 no GPU_IS_LOST among its results. */
@@ -71,11 +73,9 @@ static nvmlReturn_t by_pci_bus_id(function_t function, const char *text, nvmlDev
 	pci_address_t wanted;
 	if (!host || !out || !text || !pci_parse(text, &wanted))
 		return NVML_ERROR_INVALID_ARGUMENT;
-	for (int i = 0; i < host->gpu_count; i++) {
-		pci_address_t address;
-		if (pci_parse(host->gpus[i].pci_address, &address) && memcmp(&address, &wanted, sizeof address) == 0)
+	for (int i = 0; i < host->gpu_count; i++)
+		if (pci_is_at(&host->gpus[i], text))
 			return give_gpu(out, host, i);
-	}
 	return NVML_ERROR_NOT_FOUND;
 }
 
@@ -201,10 +201,10 @@ nvmlReturn_t nvmlDeviceGetNumGpuCores(nvmlDevice_t device, unsigned *cores)
 GPU_TEXT(nvmlDeviceGetSerial, serial)
 GPU_TEXT(nvmlDeviceGetVbiosVersion, vbios_version)
 GPU_TEXT(nvmlDeviceGetBoardPartNumber, board_part_number)
+GPU_TEXT(nvmlDeviceGetInforomImageVersion, inforom_image)
+GPU_NUMBER(nvmlDeviceGetModuleId, module_id)
 GPU_NUMBER(nvmlDeviceGetBoardId, board_id)
-GPU_NUMBER(nvmlDeviceGetNumaNodeId, numa_node)
 GPU_NUMBER(nvmlDeviceGetMemoryBusWidth, memory_bus_width_bits)
-GPU_NUMBER(nvmlDeviceGetCurrPcieLinkGeneration, pcie_generation)
 GPU_NUMBER(nvmlDeviceGetMaxPcieLinkGeneration, pcie_generation)
 GPU_NUMBER(nvmlDeviceGetGpuMaxPcieLinkGeneration, pcie_generation)
 GPU_NUMBER(nvmlDeviceGetCurrPcieLinkWidth, pcie_width)
@@ -229,4 +229,75 @@ nvmlReturn_t nvmlDeviceGetMultiGpuBoard(nvmlDevice_t device, unsigned *multi)
 {
 	QUERY_GPU(nvmlDeviceGetMultiGpuBoard);
 	return give(multi, 0);
+}
+
+nvmlReturn_t nvmlDeviceGetInforomVersion(nvmlDevice_t device, unsigned object, char *out, unsigned length)
+{
+	QUERY_GPU(nvmlDeviceGetInforomVersion);
+	const char *const versions[] = { on.gpu->inforom_oem, on.gpu->inforom_ecc, on.gpu->inforom_power };
+	if (object >= sizeof versions / sizeof *versions)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	return give_text(out, length, versions[object]);
+}
+
+/*
+ * The GPU system processor runs the driver's own firmware, of the same version: so on boards from T4 to GB200
+ * (github.com/NVIDIA/k8s-test-infra tests/e2e/go/assertions/nvidiasmi/testdata/hardware). Drivers have it since 510, for Turing
+ * and later (driver README, "GSP Firmware").
+ */
+enum { FIRST_DRIVER_WITH_GSP = 510 };
+
+static bool has_gsp(const host_t *host, const gpu_t *gpu)
+{
+	return gpu->architecture >= ARCHITECTURE_TURING && atoi(host->driver_version) >= FIRST_DRIVER_WITH_GSP;
+}
+
+/* The buffer is 64 bytes long (nvml.h, NVML_GSP_FIRMWARE_VERSION_BUF_SIZE). */
+nvmlReturn_t nvmlDeviceGetGspFirmwareVersion(nvmlDevice_t device, char *out)
+{
+	QUERY_GPU(nvmlDeviceGetGspFirmwareVersion);
+	return has_gsp(host, on.gpu) ? give_text(out, 64, host->driver_version) : NVML_ERROR_NOT_SUPPORTED;
+}
+
+nvmlReturn_t nvmlDeviceGetGspFirmwareMode(nvmlDevice_t device, unsigned *enabled, unsigned *by_default)
+{
+	QUERY_GPU(nvmlDeviceGetGspFirmwareMode);
+	if (!enabled || !by_default)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	*enabled = *by_default = has_gsp(host, on.gpu);
+	return NVML_SUCCESS;
+}
+
+/* A link that never errs. */
+nvmlReturn_t nvmlDeviceGetPcieReplayCounter(nvmlDevice_t device, unsigned *out)
+{
+	QUERY_GPU(nvmlDeviceGetPcieReplayCounter);
+	return give(out, 0);
+}
+
+/* nvml.h, NVML_PCIE_LINK_MAX_SPEED_*: 1 for 2500 MB/s, each further generation one more. */
+nvmlReturn_t nvmlDeviceGetPcieLinkMaxSpeed(nvmlDevice_t device, unsigned *out)
+{
+	QUERY_GPU(nvmlDeviceGetPcieLinkMaxSpeed);
+	return give(out, on.gpu->pcie_generation);
+}
+
+/* In P8 the link rests at the first generation (nvidia-smi -q of an idle L4); its width stays. */
+static int64_t current_generation(const host_t *host, const target_t *on)
+{
+	return telemetry_of(host, on->gpu_index).performance_state == 0 ? on->gpu->pcie_generation : 1;
+}
+
+nvmlReturn_t nvmlDeviceGetCurrPcieLinkGeneration(nvmlDevice_t device, unsigned *out)
+{
+	QUERY_GPU(nvmlDeviceGetCurrPcieLinkGeneration);
+	return give(out, current_generation(host, &on));
+}
+
+nvmlReturn_t nvmlDeviceGetPcieSpeed(nvmlDevice_t device, unsigned *out)
+{
+	static const int64_t mbps[] = { 0, 2500, 5000, 8000, 16000, 32000, 64000 };
+	QUERY_GPU(nvmlDeviceGetPcieSpeed);
+	int64_t generation = current_generation(host, &on);
+	return give(out, generation > 0 && generation < (int64_t)(sizeof mbps / sizeof *mbps) ? mbps[generation] : UNKNOWN);
 }

@@ -10,15 +10,28 @@
 #include <string.h>
 
 #include "call.h"
+#include "pci.h"
 #include "process.h"
+#include "topology.h"
 
 nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *out);
+nvmlReturn_t nvmlDeviceGetEnforcedPowerLimit(nvmlDevice_t device, unsigned *milliwatts);
+nvmlReturn_t nvmlDeviceGetModuleId(nvmlDevice_t device, unsigned *out);
+nvmlReturn_t nvmlDeviceGetGspFirmwareVersion(nvmlDevice_t device, char *out);
+nvmlReturn_t nvmlDeviceGetMemoryAffinity(nvmlDevice_t device, unsigned words, unsigned long *out, unsigned scope);
+nvmlReturn_t nvmlDeviceGetMarginTemperature(nvmlDevice_t device, nvmlMarginTemperature_v1_t *out);
+nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvmlFieldValue_t *values);
 
 enum {
 	ENTRIES = 320,
 	/* Asked ahead of all others; nothing hangs on what they do. */
-	DEBUG_LOG = 26, SILENT_A = 23, SILENT_B = 72,
+	DEBUG_LOG = 26, SILENT = 72,
+	COMMON_ANCESTOR = 23,
 	HANDLE_BY_INDEX = 81,
+	ENFORCED_POWER_LIMIT = 108,
+	PRIVATE_FIELDS = 165,
+	/* The same as public functions, which later releases ask instead (470: module and firmware). */
+	MODULE_ID = 207, GSP_FIRMWARE_VERSION = 211, NEAREST_CPU_NODES = 223, GPU_PART_NUMBER = 231, MARGIN_TEMPERATURE = 240,
 	SET_COMPUTE_POLICY = 192, LIST_COMPUTE_POLICIES = 193,
 	/* The process lists of nvidia-smi 525 and later. */
 	COMPUTE_PROCESSES = 213, MPS_PROCESSES = 214, GRAPHICS_PROCESSES = 215,
@@ -46,6 +59,71 @@ static nvmlReturn_t unsupported(void)
 static nvmlReturn_t nothing(void)
 {
 	return NVML_SUCCESS;
+}
+
+/*
+ * `topo -m` names GPUs by PCI bus id and takes its own numbers for levels: 0 PIX, 1 PXB, 2 PHB, 3 NODE, 4 SYS; what is
+ * beyond it shows as that many NVLinks.
+ */
+static _Thread_local bool in_topology;
+
+static nvmlReturn_t common_ancestor(const char *one, const char *other, unsigned *level)
+{
+	in_topology = true;
+	CALL_AS(F_nvmlInternalGetExportTable);
+	host_t *host READING = state_read();
+	const gpu_t *gpus[2] = { NULL, NULL };
+	if (!host || !one || !other || !level)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	for (int i = 0; i < host->gpu_count; i++) {
+		if (pci_is_at(&host->gpus[i], one))
+			gpus[0] = &host->gpus[i];
+		if (pci_is_at(&host->gpus[i], other))
+			gpus[1] = &host->gpus[i];
+	}
+	if (!gpus[0] || !gpus[1])
+		return NVML_ERROR_NOT_FOUND;
+	unsigned between = topology_between(gpus[0], gpus[1]);
+	if (between == TOPOLOGY_UNKNOWN)
+		return NVML_ERROR_NOT_SUPPORTED;
+	*level = between == TOPOLOGY_NODE ? 3 : between == TOPOLOGY_SYSTEM ? 4 : 0;
+	return NVML_SUCCESS;
+}
+
+/*
+ * Values by numbers that are not those of nvml.h and differ between releases. Known is one: `topo -m` of 450 asks for the
+ * links to switches by 1, always right after a common ancestor; 470 and later ask by 1 for something else, outside of it.
+ */
+enum { PRIVATE_SWITCH_LINKS = 1, FIELD_SWITCH_LINKS = 147 };
+
+static nvmlReturn_t private_fields(nvmlDevice_t device, int count, nvmlFieldValue_t *values)
+{
+	if (!in_topology || count != 1 || !values || values->field != PRIVATE_SWITCH_LINKS)
+		return NVML_ERROR_NOT_SUPPORTED;
+	values->field = FIELD_SWITCH_LINKS;
+	nvmlReturn_t result = nvmlDeviceGetFieldValues(device, 1, values);
+	values->field = PRIVATE_SWITCH_LINKS;
+	return result;
+}
+
+static nvmlReturn_t nearest_cpu_nodes(nvmlDevice_t device, unsigned words, unsigned long *out)
+{
+	return nvmlDeviceGetMemoryAffinity(device, words, out, 0);
+}
+
+static nvmlReturn_t gpu_part_number(nvmlDevice_t device, char *out, unsigned length)
+{
+	QUERY_GPU_AS(F_nvmlInternalGetExportTable);
+	return give_text(out, length, on.gpu->gpu_part_number);
+}
+
+static nvmlReturn_t margin_temperature(nvmlDevice_t device, int *celsius)
+{
+	nvmlMarginTemperature_v1_t margin = { .version = STRUCT_VERSION(nvmlMarginTemperature_v1_t, 1u) };
+	nvmlReturn_t result = celsius ? nvmlDeviceGetMarginTemperature(device, &margin) : NVML_ERROR_INVALID_ARGUMENT;
+	if (result == NVML_SUCCESS)
+		*celsius = margin.celsius;
+	return result;
 }
 
 /* The driver takes any value, and nvidia-smi calls those above 3 unknown. */
@@ -113,7 +191,15 @@ __attribute__((constructor)) static void fill_table(void)
 	table[0] = (const void *)sizeof table;
 	for (int i = 1; i < ENTRIES; i++)
 		table[i] = (const void *)unsupported;
-	table[DEBUG_LOG] = table[SILENT_A] = table[SILENT_B] = (const void *)nothing;
+	table[DEBUG_LOG] = table[SILENT] = (const void *)nothing;
+	table[COMMON_ANCESTOR] = (const void *)common_ancestor;
+	table[ENFORCED_POWER_LIMIT] = (const void *)nvmlDeviceGetEnforcedPowerLimit;
+	table[PRIVATE_FIELDS] = (const void *)private_fields;
+	table[MODULE_ID] = (const void *)nvmlDeviceGetModuleId;
+	table[GSP_FIRMWARE_VERSION] = (const void *)nvmlDeviceGetGspFirmwareVersion;
+	table[NEAREST_CPU_NODES] = (const void *)nearest_cpu_nodes;
+	table[GPU_PART_NUMBER] = (const void *)gpu_part_number;
+	table[MARGIN_TEMPERATURE] = (const void *)margin_temperature;
 	table[HANDLE_BY_INDEX] = (const void *)nvmlDeviceGetHandleByIndex_v2;
 	table[SET_COMPUTE_POLICY] = (const void *)set_compute_policy;
 	table[LIST_COMPUTE_POLICIES] = (const void *)list_compute_policies;

@@ -14,11 +14,52 @@
 enum {
 	FIELD_ECC_CURRENT = 1, FIELD_ECC_PENDING = 2, FIELD_CORRECTED_VOLATILE = 3, FIELD_UNCORRECTED_AGGREGATE = 6,
 	FIELD_REMAPPED_CORRECTABLE = 142, FIELD_REMAPPED_UNCORRECTABLE = 143, FIELD_REMAP_PENDING = 144, FIELD_REMAP_FAILED = 145,
-	FIELD_TOTAL_ENERGY = 83, FIELD_NVLINK_COUNT = 91, FIELD_NVLINK_VERSION = 166,
+	FIELD_MEMORY_TEMPERATURE = 82, FIELD_TOTAL_ENERGY = 83, FIELD_NVLINK_COUNT = 91, FIELD_NVLINK_VERSION = 166,
+	FIELD_NVLINK_SPEED_0 = 84, FIELD_NVLINK_SPEED_5 = 89, FIELD_NVLINK_SPEED_COMMON = 90,
+	FIELD_NVLINK_SPEED_6 = 132, FIELD_NVLINK_SPEED_11 = 137, FIELD_NVLINK_SPEED = 164,
+	FIELD_REPLAYS = 94, FIELD_REPLAY_ROLLOVERS = 95, FIELD_SWITCH_LINKS = 147,
+	FIELD_LINK_REPLAYS = 161, FIELD_LINK_RECOVERIES = 162, FIELD_LINK_CRC_ERRORS = 163,
 	FIELD_NVLINK_STATE = 165, FIELD_RESETLESS_MIG = 184, FIELD_POWER_AVERAGE = 185, FIELD_POWER_INSTANT = 186,
 	FIELD_POWER_MIN = 187, FIELD_POWER_MAX = 188, FIELD_POWER_DEFAULT = 189, FIELD_POWER_CURRENT_LIMIT = 190,
-	FIELD_ENERGY = 191, FIELD_POWER_REQUESTED_LIMIT = 192, FIELD_PROFILES_WITHOUT_MIG = 199,
+	FIELD_ENERGY = 191, FIELD_POWER_REQUESTED_LIMIT = 192, FIELD_MARGIN_SHUTDOWN = 193, FIELD_MARGIN_SLOWDOWN = 194,
+	FIELD_MARGIN_MEMORY = 195, FIELD_MARGIN_GPU = 196, FIELD_PROFILES_WITHOUT_MIG = 199,
 };
+
+/* nvml.h, NVML_FI_DEV_NVLINK_SPEED_*: a field for each of the first twelve links, one for all, and one with the link as scope. */
+static int64_t link_speed(const gpu_t *gpu, unsigned field, unsigned scope)
+{
+	unsigned link = scope;
+	if (gpu->nvlink_links <= 0)
+		return UNKNOWN;
+	if (field == FIELD_NVLINK_SPEED_COMMON)
+		return gpu->nvlink_speed_mbps;
+	if (field >= FIELD_NVLINK_SPEED_0 && field <= FIELD_NVLINK_SPEED_5)
+		link = field - FIELD_NVLINK_SPEED_0;
+	else if (field >= FIELD_NVLINK_SPEED_6 && field <= FIELD_NVLINK_SPEED_11)
+		link = field - FIELD_NVLINK_SPEED_6 + 6;
+	if (link >= gpu->nvlink_links)
+		return UNKNOWN;
+	return gpu->nvlink_peers[link] == PEER_NONE ? 0 : gpu->nvlink_speed_mbps;
+}
+
+static int64_t switch_links(const gpu_t *gpu)
+{
+	int64_t count = 0;
+	for (int i = 0; i < gpu->nvlink_links; i++)
+		count += gpu->nvlink_peers[i] == PEER_SWITCH;
+	return gpu->nvlink_links > 0 ? count : UNKNOWN;
+}
+
+/* Distances from the highest operating temperature, which the thresholds beyond have below 0 (nvidia-smi: "T.Limit"). */
+static bool margin(const gpu_t *gpu, unsigned field, int64_t *out)
+{
+	if (!gpu->temperature_margins || (field == FIELD_MARGIN_MEMORY && gpu->temperature_memory_idle_c == UNKNOWN))
+		return false;
+	/* The memory's own limit is what its distance is counted from. */
+	*out = field == FIELD_MARGIN_SHUTDOWN ? gpu->temperature_max_c - gpu->temperature_shutdown_c
+	     : field == FIELD_MARGIN_SLOWDOWN ? gpu->temperature_max_c - gpu->temperature_slowdown_c : 0;
+	return true;
+}
 
 /* The scope of the power fields is 0 for the GPU (1 module, 2 memory); of link fields, the link. */
 static nvmlReturn_t figure(const host_t *host, const target_t *on, unsigned field, unsigned scope, int64_t *out)
@@ -36,7 +77,29 @@ static nvmlReturn_t figure(const host_t *host, const target_t *on, unsigned fiel
 		*out = health_ecc_count(gpu, nth % 2, nth / 2);
 		return NVML_SUCCESS;
 	}
+	if (field >= FIELD_MARGIN_SHUTDOWN && field <= FIELD_MARGIN_GPU)
+		return margin(gpu, field, out) ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
+	if ((field >= FIELD_NVLINK_SPEED_0 && field <= FIELD_NVLINK_SPEED_COMMON)
+	    || (field >= FIELD_NVLINK_SPEED_6 && field <= FIELD_NVLINK_SPEED_11) || field == FIELD_NVLINK_SPEED) {
+		*out = link_speed(gpu, field, scope);
+		return *out == UNKNOWN ? NVML_ERROR_NOT_SUPPORTED : NVML_SUCCESS;
+	}
 	switch (field) {
+	case FIELD_MEMORY_TEMPERATURE:
+		*out = telemetry_of(host, on->gpu_index).temperature_memory_c;
+		break;
+	case FIELD_REPLAYS:
+	case FIELD_REPLAY_ROLLOVERS:
+		*out = 0;
+		break;
+	case FIELD_LINK_REPLAYS:
+	case FIELD_LINK_RECOVERIES:
+	case FIELD_LINK_CRC_ERRORS:
+		*out = scope < gpu->nvlink_links ? 0 : UNKNOWN;
+		break;
+	case FIELD_SWITCH_LINKS:
+		*out = switch_links(gpu);
+		break;
 	case FIELD_REMAPPED_CORRECTABLE:
 		*out = gpu->health.remapped_correctable;
 		break;
@@ -110,7 +173,8 @@ nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvmlFieldV
 		value->result = on.gi ? NVML_ERROR_NOT_SUPPORTED : figure(host, &on, value->field, value->scope, &number);
 		bool wide = value->field == FIELD_TOTAL_ENERGY || value->field == FIELD_ENERGY
 		         || (value->field >= FIELD_CORRECTED_VOLATILE && value->field <= FIELD_UNCORRECTED_AGGREGATE);
-		value->value_type = wide ? VALUE_ULONGLONG : VALUE_UINT;
+		bool is_margin = value->field >= FIELD_MARGIN_SHUTDOWN && value->field <= FIELD_MARGIN_GPU;
+		value->value_type = wide ? VALUE_ULONGLONG : is_margin ? VALUE_INT : VALUE_UINT;
 		value->value.ull = value->result == NVML_SUCCESS ? number : 0;
 	}
 	return NVML_SUCCESS;

@@ -83,6 +83,7 @@ nvmlReturn_t nvmlGpmMigSampleGet(nvmlDevice_t device, unsigned gpu_instance, nvm
 	return take(host, &on, sample);
 }
 
+/* Metrics of PCIe and NVLink (20, 21, 60 and above) are not supported: no traffic is simulated. */
 static void fill(nvmlGpmMetric_t *metric, const activity_t *from, const activity_t *to, double seconds)
 {
 	static const struct { unsigned id; size_t offset; const char *short_name, *long_name; } known[] = {

@@ -111,8 +111,8 @@ nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfoByIdV(nvmlDevice_t device, unsig
 }
 
 /*
- * This list is asked for its length with a NULL buffer, which is not an error (nvml.h), unlike in
- * the lists of instances, where the caller has the count from the profile.
+ * nvml.h: a NULL buffer asks for the number of placements, any other one "must be large enough"; the count is only
+ * returned. nvidia-smi 450 and 460 pass a count that they did not set.
  */
 static nvmlReturn_t possible_placements(function_t function, nvmlDevice_t device, unsigned id, nvmlPlacement_t *out, unsigned *count)
 {
@@ -124,12 +124,10 @@ static nvmlReturn_t possible_placements(function_t function, nvmlDevice_t device
 	if ((call.result = profile_by_id(on.gpu, id, &profile)) != NVML_SUCCESS)
 		return call.result;
 	const spans_t *places = &on.gpu->gi_profiles[profile].placements;
-	nvmlReturn_t result = give_list(count, places->count, out);
-	if (!out)
-		return NVML_SUCCESS;
-	for (int i = 0; result == NVML_SUCCESS && i < places->count; i++)
+	*count = places->count;
+	for (int i = 0; out && i < places->count; i++)
 		out[i] = (nvmlPlacement_t){ places->at[i].start, places->at[i].size };
-	return result;
+	return NVML_SUCCESS;
 }
 
 nvmlReturn_t nvmlDeviceGetGpuInstancePossiblePlacements(nvmlDevice_t device, unsigned id, nvmlPlacement_t *out, unsigned *count)

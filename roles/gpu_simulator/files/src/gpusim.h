@@ -28,7 +28,7 @@
 #include <stdint.h>
 
 /* Version of this interface. A client can tell the simulated library from the real one by the
- * presence of this symbol alone. Never fails. Example: "gpusim 1 (state schema 6)". */
+ * presence of this symbol alone. Never fails. Example: "gpusim 1 (state schema 7)". */
 const char *gpusimVersion(void);
 
 /* Reason of the calling thread's last failed gpusim call, "" when there was none. */
@@ -72,12 +72,22 @@ const char *gpusimMessage(void);
  *   power_idle_mw                   default: a tenth of power_default_mw
  *   clock_graphics_max_mhz *, clock_memory_max_mhz *, clock_video_max_mhz
  *   clock_graphics_idle_mhz         default: a tenth of the maximum
- *   pcie_generation *, pcie_width * (maximum and current alike)
- *   nvlink_links                    links of this GPU, default 0; nvlink_version
+ *   clock_memory_idle_mhz, clock_video_idle_mhz   default: the maximum
+ *   clock_graphics_application_mhz  default application clock; omitted: the GPU has no application clocks
+ *   performance_state_idle          P-state of an idle GPU, default 0
+ *   pcie_generation *, pcie_width * (maximum and current alike; in P8 the generation is 1)
+ *   nvlink_links                    links of this GPU, default 0
+ *   nvlink_version                  nvmlNvlinkVersion_t: 2 for 2.0, 4 for 3.0, 6 for 4.0, 7 for 5.0
+ *   nvlink_speed_mbps               MB/s of one link in one direction
  *   nvlink_peers                    one entry per link, blank-separated: index of the peer GPU, or
  *                                   `switch`; shorter lists leave the remaining links inactive
  *   temperature_idle_c, temperature_max_c, temperature_slowdown_c, temperature_shutdown_c
  *                                   defaults 32, 85, 90, 95
+ *   temperature_margins             boolean, default 0: thresholds are reported as distances from
+ *                                   temperature_max_c (T.Limit), not as temperatures
+ *   temperature_memory_idle_c       omitted: no sensor in the memory; temperature_memory_max_c
+ *   inforom_image, inforom_oem, inforom_ecc, inforom_power   versions; gpu_part_number
+ *   module_id                       place of the module on its board, from 1; of a card 0 or 1
  *   fan                             boolean: reports a fan speed; default 0
  *   display                         boolean, display active; default 0
  *   mig_capable                     boolean, default 0

@@ -95,14 +95,17 @@ typedef struct {
 typedef struct {
 	/* configuration */
 	char name[96], model[48], uuid[48], serial[32], board_part_number[32], vbios_version[32];
-	char compute_capability[8], pci_address[32];
+	char compute_capability[8], pci_address[32], gpu_part_number[32];
+	char inforom_image[16], inforom_oem[8], inforom_ecc[8], inforom_power[8];
 	int64_t brand, architecture, pci_device_id, pci_subsystem_id, minor_number, numa_node, board_id;
 	int64_t memory_total_mib, memory_reserved_mib, bar1_total_mib;
 	int64_t multiprocessors, cores_per_multiprocessor, memory_bus_width_bits, ecc;
 	int64_t power_default_mw, power_min_mw, power_max_mw, power_idle_mw;
 	int64_t clock_graphics_max_mhz, clock_graphics_idle_mhz, clock_memory_max_mhz, clock_video_max_mhz;
-	int64_t pcie_generation, pcie_width, nvlink_links, nvlink_version;
+	int64_t clock_memory_idle_mhz, clock_video_idle_mhz, clock_graphics_application_mhz, performance_state_idle;
+	int64_t pcie_generation, pcie_width, nvlink_links, nvlink_version, nvlink_speed_mbps;
 	int64_t temperature_idle_c, temperature_max_c, temperature_slowdown_c, temperature_shutdown_c;
+	int64_t temperature_margins, temperature_memory_idle_c, temperature_memory_max_c, module_id;
 	int64_t fan, display;
 	int64_t mig_capable, mig_needs_reset, mig_survives_reboot, profiles_without_mig, passthrough, reset_refused, timeslicing;
 	int64_t max_mig_devices, compute_slices, placement_units;
@@ -113,6 +116,9 @@ typedef struct {
 
 	/* what changes */
 	int64_t mig_current, mig_pending, compute_mode, timeslice, persistence_mode, power_limit_mw;
+	int64_t locked_graphics_min_mhz, locked_graphics_max_mhz;	/* UNKNOWN: not locked */
+	int64_t locked_memory_min_mhz, locked_memory_max_mhz;
+	int64_t application_graphics_mhz;
 	int64_t lost;				/* fallen off the bus: nothing on it answers */
 	health_t health;
 	int64_t energy_mj, energy_since_ns;	/* up to energy_since_ns; later energy is computed */

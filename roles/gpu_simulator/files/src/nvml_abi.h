@@ -39,11 +39,16 @@ typedef struct event_set *nvmlEventSet_t;
 #define STRUCT_VERSION(type, version) ((unsigned)sizeof(type) | (version) << 24)
 
 enum { NVML_INIT_FLAG_NO_GPUS = 1 };
-enum { ARCHITECTURE_AMPERE = 7, ARCHITECTURE_HOPPER = 9 };
+enum { ARCHITECTURE_TURING = 6, ARCHITECTURE_AMPERE = 7, ARCHITECTURE_HOPPER = 9, ARCHITECTURE_BLACKWELL = 10 };
 enum { COMPUTE_DEFAULT, COMPUTE_EXCLUSIVE_THREAD, COMPUTE_PROHIBITED, COMPUTE_EXCLUSIVE_PROCESS };
+enum { CLOCK_CURRENT, CLOCK_APPLICATION, CLOCK_APPLICATION_DEFAULT, CLOCK_CUSTOMER_BOOST };
+enum { CLOCK_LIMIT_START = 0xffffff00u, CLOCK_LIMIT_TDP, CLOCK_LIMIT_UNLIMITED };
 enum { CLOCK_KIND_GRAPHICS, CLOCK_KIND_SM, CLOCK_KIND_MEMORY, CLOCK_KIND_VIDEO };
 enum { THRESHOLD_SHUTDOWN, THRESHOLD_SLOWDOWN, THRESHOLD_MEMORY_MAX, THRESHOLD_GPU_MAX };
-enum { TOPOLOGY_INTERNAL = 0, TOPOLOGY_HOSTBRIDGE = 30, TOPOLOGY_NODE = 40, TOPOLOGY_SYSTEM = 50 };
+enum { TOPOLOGY_INTERNAL = 0, TOPOLOGY_NODE = 40, TOPOLOGY_SYSTEM = 50, TOPOLOGY_UNKNOWN = 0xff };
+enum { LINK_ERROR_KINDS = 5 };	/* NVML_NVLINK_ERROR_COUNT */
+enum { P2P_OK = 0, P2P_NOT_SUPPORTED = 5, P2P_UNKNOWN = 6 };
+enum { P2P_INDEX_READ, P2P_INDEX_WRITE, P2P_INDEX_NVLINK, P2P_INDEX_ATOMICS, P2P_INDEX_PCI, P2P_INDEX_UNKNOWN };
 enum { VALUE_DOUBLE, VALUE_UINT, VALUE_ULONG, VALUE_ULONGLONG, VALUE_LONGLONG, VALUE_INT };
 enum { PROFILE_CAPABILITY_P2P = 1, PROFILE_CAPABILITY_GRAPHICS = 2 };
 enum { GI_PROFILE_COUNT = 18, CI_PROFILE_COUNT = 8, CI_ENGINE_PROFILE_COUNT = 1 };
@@ -69,7 +74,30 @@ typedef struct { unsigned long long total, free, used; } nvmlMemory_t, nvmlBAR1M
 typedef struct { unsigned version; unsigned long long total, reserved, free, used; } nvmlMemory_v2_t;
 typedef struct { unsigned gpu, memory; } nvmlUtilization_t;
 typedef struct { unsigned version, sensor; int temperature; } nvmlTemperature_v1_t;
-typedef struct { unsigned version, scope, milliwatts; } nvmlPowerValue_v2_t;
+typedef struct { unsigned version; int celsius; } nvmlMarginTemperature_v1_t;
+/* The scope is one byte (nvmlPowerScopeType_t); nvidia-smi leaves what it finds in those behind it. */
+typedef struct { unsigned version; unsigned char scope; unsigned milliwatts; } nvmlPowerValue_v2_t;
+typedef struct { unsigned sessions, fps, latency_us; } nvmlFBCStats_t;
+
+/* How far a GPU has joined the NVLink fabric; the third version has a summary of the health behind the second. */
+typedef struct {
+	unsigned char cluster_uuid[16];
+	nvmlReturn_t status;
+	unsigned clique_id;
+	unsigned char state;
+} nvmlGpuFabricInfo_t;
+typedef struct {
+	unsigned version;
+	unsigned char cluster_uuid[16];
+	nvmlReturn_t status;
+	unsigned clique_id;
+	unsigned char state;
+	unsigned health_mask;
+} nvmlGpuFabricInfo_v2_t;
+typedef struct {
+	nvmlGpuFabricInfo_v2_t second;
+	unsigned char health_summary;
+} nvmlGpuFabricInfo_v3_t;
 
 typedef struct { unsigned pid; unsigned long long memory_bytes; } nvmlProcessInfo_v1_t;
 typedef struct {
@@ -167,6 +195,8 @@ typedef struct {
 /* The version words that clients were seen to send (nvidia-ml-py 13.615). */
 static_assert(STRUCT_VERSION(nvmlMemory_v2_t, 2u) == 0x02000028, "nvmlMemory_v2");
 static_assert(STRUCT_VERSION(nvmlPciInfoExt_v1_t, 1u) == 0x01000040, "nvmlPciInfoExt_v1");
+static_assert(STRUCT_VERSION(nvmlGpuFabricInfo_v2_t, 2u) == 0x02000024, "nvmlGpuFabricInfo_v2");
+static_assert(STRUCT_VERSION(nvmlGpuFabricInfo_v3_t, 3u) == 0x03000028, "nvmlGpuFabricInfo_v3");
 static_assert(STRUCT_VERSION(nvmlTemperature_v1_t, 1u) == 0x0100000c, "nvmlTemperature_v1");
 static_assert(STRUCT_VERSION(nvmlPowerValue_v2_t, 2u) == 0x0200000c, "nvmlPowerValue_v2");
 static_assert(STRUCT_VERSION(nvmlGpuInstanceProfileInfo_v2_t, 2u) == 0x02000098, "nvmlGpuInstanceProfileInfo_v2");

@@ -19,6 +19,12 @@ bool pci_parse(const char *text, pci_address_t *a)
 	return sscanf(text, "%2x:%2x.%1x%n", &a->bus, &a->device, &a->function, &end) == 3 && !text[end];
 }
 
+bool pci_is_at(const gpu_t *gpu, const char *text)
+{
+	pci_address_t address, wanted;
+	return pci_parse(gpu->pci_address, &address) && pci_parse(text, &wanted) && memcmp(&address, &wanted, sizeof address) == 0;
+}
+
 void pci_fill(const gpu_t *gpu, nvmlPciInfo_t *info)
 {
 	pci_address_t a;

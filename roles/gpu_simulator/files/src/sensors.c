@@ -46,6 +46,37 @@ nvmlReturn_t nvmlDeviceGetDecoderUtilization(nvmlDevice_t device, unsigned *perc
 	return media_utilization(F_nvmlDeviceGetDecoderUtilization, device, percent, period_us);
 }
 
+nvmlReturn_t nvmlDeviceGetJpgUtilization(nvmlDevice_t device, unsigned *percent, unsigned *period_us)
+{
+	return media_utilization(F_nvmlDeviceGetJpgUtilization, device, percent, period_us);
+}
+
+nvmlReturn_t nvmlDeviceGetOfaUtilization(nvmlDevice_t device, unsigned *percent, unsigned *period_us)
+{
+	return media_utilization(F_nvmlDeviceGetOfaUtilization, device, percent, period_us);
+}
+
+/* Nor are there sessions that encode or capture. */
+static nvmlReturn_t no_sessions(function_t function, nvmlDevice_t device, unsigned *count, unsigned *fps, unsigned *latency_us)
+{
+	QUERY_GPU_AS(function);
+	if (!count || !fps || !latency_us)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	*count = *fps = *latency_us = 0;
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetEncoderStats(nvmlDevice_t device, unsigned *count, unsigned *fps, unsigned *latency_us)
+{
+	return no_sessions(F_nvmlDeviceGetEncoderStats, device, count, fps, latency_us);
+}
+
+nvmlReturn_t nvmlDeviceGetFBCStats(nvmlDevice_t device, nvmlFBCStats_t *out)
+{
+	return no_sessions(F_nvmlDeviceGetFBCStats, device, out ? &out->sessions : NULL, out ? &out->fps : NULL,
+	                   out ? &out->latency_us : NULL);
+}
+
 nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *out)
 {
 	QUERY(nvmlDeviceGetMemoryInfo);
@@ -80,6 +111,12 @@ nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *
 	if (on.gpu->bar1_total_mib == UNKNOWN)
 		return NVML_ERROR_NOT_SUPPORTED;
 	uint64_t total = (uint64_t)on.gpu->bar1_total_mib << 20, used = 1 << 20;
+	if (on.gi) {
+		/* A MIG device has the window's share of its memory slices; of the last MiB nvidia-smi shows nothing: 32767 for half
+		 * of 65536 on an A100 40 GB (github.com/XuehaiPan/nvitop/pull/8). */
+		total = total * on.gi->placement.size / on.gpu->placement_units - (1 << 20);
+		used = 0;
+	}
 	*out = (nvmlBAR1Memory_t){ total, total - used, used };
 	return NVML_SUCCESS;
 }
@@ -126,11 +163,27 @@ nvmlReturn_t nvmlDeviceGetTemperatureThreshold(nvmlDevice_t device, unsigned kin
 		return give(celsius, on.gpu->temperature_shutdown_c);
 	case THRESHOLD_SLOWDOWN:
 		return give(celsius, on.gpu->temperature_slowdown_c);
+	case THRESHOLD_MEMORY_MAX:
+		return give(celsius, on.gpu->temperature_memory_max_c);
 	case THRESHOLD_GPU_MAX:
 		return give(celsius, on.gpu->temperature_max_c);
 	default:
 		return NVML_ERROR_NOT_SUPPORTED;
 	}
+}
+
+/* How far the GPU is from its highest operating temperature (nvidia-smi: "GPU T.Limit Temp"). */
+nvmlReturn_t nvmlDeviceGetMarginTemperature(nvmlDevice_t device, nvmlMarginTemperature_v1_t *out)
+{
+	QUERY_GPU(nvmlDeviceGetMarginTemperature);
+	if (!out)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if (out->version != STRUCT_VERSION(nvmlMarginTemperature_v1_t, 1u))
+		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+	if (!on.gpu->temperature_margins)
+		return NVML_ERROR_NOT_SUPPORTED;
+	out->celsius = on.gpu->temperature_max_c - telemetry_of(host, on.gpu_index).temperature_c;
+	return NVML_SUCCESS;
 }
 
 nvmlReturn_t nvmlDeviceGetFanSpeed(nvmlDevice_t device, unsigned *percent)
@@ -142,36 +195,17 @@ nvmlReturn_t nvmlDeviceGetFanSpeed(nvmlDevice_t device, unsigned *percent)
 	return give(percent, celsius < 30 ? 30 : celsius);
 }
 
-static int64_t clock_mhz(const host_t *host, const target_t *on, unsigned kind, bool maximum)
-{
-	telemetry_t now = telemetry_of(host, on->gpu_index);
-	switch (kind) {
-	case CLOCK_KIND_GRAPHICS:
-	case CLOCK_KIND_SM:
-		return maximum ? on->gpu->clock_graphics_max_mhz : now.clock_graphics_mhz;
-	case CLOCK_KIND_MEMORY:
-		return maximum ? on->gpu->clock_memory_max_mhz : now.clock_memory_mhz;
-	default:
-		return on->gpu->clock_video_max_mhz;
-	}
-}
-
-nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t device, unsigned kind, unsigned *mhz)
-{
-	QUERY_GPU(nvmlDeviceGetClockInfo);
-	return kind > CLOCK_KIND_VIDEO ? NVML_ERROR_INVALID_ARGUMENT : give(mhz, clock_mhz(host, &on, kind, false));
-}
-
-nvmlReturn_t nvmlDeviceGetMaxClockInfo(nvmlDevice_t device, unsigned kind, unsigned *mhz)
-{
-	QUERY_GPU(nvmlDeviceGetMaxClockInfo);
-	return kind > CLOCK_KIND_VIDEO ? NVML_ERROR_INVALID_ARGUMENT : give(mhz, clock_mhz(host, &on, kind, true));
-}
-
 nvmlReturn_t nvmlDeviceGetPerformanceState(nvmlDevice_t device, unsigned *state)
 {
 	QUERY_GPU(nvmlDeviceGetPerformanceState);
-	return give(state, 0);
+	return give(state, telemetry_of(host, on.gpu_index).performance_state);
+}
+
+/* nvml.h: deprecated, the same as the performance state. */
+nvmlReturn_t nvmlDeviceGetPowerState(nvmlDevice_t device, unsigned *state)
+{
+	QUERY_GPU(nvmlDeviceGetPowerState);
+	return give(state, telemetry_of(host, on.gpu_index).performance_state);
 }
 
 static nvmlReturn_t clocks_event_reasons(function_t function, nvmlDevice_t device, unsigned long long *reasons)
@@ -181,7 +215,7 @@ static nvmlReturn_t clocks_event_reasons(function_t function, nvmlDevice_t devic
 		return NVML_ERROR_INVALID_ARGUMENT;
 	telemetry_t now = telemetry_of(host, on.gpu_index);
 	*reasons = on.gpu->health.throttle | (now.power_capped ? REASON_SW_POWER_CAP : 0);
-	if (!*reasons && now.clock_graphics_mhz == on.gpu->clock_graphics_idle_mhz)
+	if (!*reasons && now.idle)
 		*reasons = REASON_IDLE;
 	return NVML_SUCCESS;
 }
@@ -216,9 +250,9 @@ nvmlReturn_t nvmlDeviceGetSupportedClocksThrottleReasons(nvmlDevice_t device, un
 	return supported_clocks_event_reasons(F_nvmlDeviceGetSupportedClocksThrottleReasons, device, reasons);
 }
 
-/* No traffic is simulated. */
+/* Traffic is not simulated, and 0 would say that a GPU at work moves nothing. */
 nvmlReturn_t nvmlDeviceGetPcieThroughput(nvmlDevice_t device, unsigned counter, unsigned *kib_per_second)
 {
 	QUERY_GPU(nvmlDeviceGetPcieThroughput);
-	return counter > 1 ? NVML_ERROR_INVALID_ARGUMENT : give(kib_per_second, 0);
+	return counter > 1 || !kib_per_second ? NVML_ERROR_INVALID_ARGUMENT : NVML_ERROR_NOT_SUPPORTED;
 }

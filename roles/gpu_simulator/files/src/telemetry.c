@@ -11,6 +11,7 @@
 
 #include <math.h>
 
+#include "clocks.h"
 #include "health.h"
 #include "process.h"
 
@@ -100,8 +101,16 @@ telemetry_t telemetry_of(const host_t *host, int gpu_index)
 	if (gpu->health.throttle & ~REASON_SYNC_BOOST)
 		cap *= 0.5;
 	bool busy = t.utilization_percent > 0 || process_uses(host, gpu_index, -1, -1);
+	t.idle = !busy;
+	t.performance_state = busy ? 0 : gpu->performance_state_idle;
 	t.clock_graphics_mhz = busy ? llround(gpu->clock_graphics_max_mhz * cap) : gpu->clock_graphics_idle_mhz;
-	t.clock_memory_mhz = gpu->clock_memory_max_mhz;
+	t.clock_memory_mhz = busy ? gpu->clock_memory_max_mhz : gpu->clock_memory_idle_mhz;
+	t.clock_video_mhz = busy ? gpu->clock_video_max_mhz : gpu->clock_video_idle_mhz;
+	if (t.performance_state == 0)
+		clocks_limit(gpu, &t.clock_graphics_mhz, &t.clock_memory_mhz);
+	/* The memory is taken to warm up as the GPU does. */
+	t.temperature_memory_c = gpu->temperature_memory_idle_c == UNKNOWN ? UNKNOWN
+	                       : gpu->temperature_memory_idle_c + t.temperature_c - gpu->temperature_idle_c;
 	return t;
 }
 

@@ -16,8 +16,9 @@ framebuffer_t telemetry_framebuffer(const host_t *host, const target_t *target);
 
 typedef struct {
 	double utilization_percent, memory_utilization_percent;
-	int64_t power_mw, temperature_c, clock_graphics_mhz, clock_memory_mhz;
-	bool power_capped;
+	int64_t power_mw, temperature_c, temperature_memory_c, clock_graphics_mhz, clock_memory_mhz, clock_video_mhz;
+	int64_t performance_state;
+	bool power_capped, idle;
 } telemetry_t;
 telemetry_t telemetry_of(const host_t *host, int gpu_index);
 

@@ -2,19 +2,21 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * How GPUs are connected: NVLinks and NUMA nodes.
+ * How GPUs are connected: NVLinks, NUMA nodes, peer to peer.
  */
 #include <string.h>
 
 #include "call.h"
 #include "pci.h"
+#include "topology.h"
 
 static nvmlReturn_t link_of(const target_t *on, unsigned link, int *peer)
 {
 	if (on->gpu->nvlink_links <= 0)
 		return NVML_ERROR_NOT_SUPPORTED;
+	/* Links that another GPU has, and this one has not, do not exist on it; nvidia-smi asks for all of them. */
 	if (link >= on->gpu->nvlink_links)
-		return NVML_ERROR_INVALID_ARGUMENT;
+		return link < MAX_LINKS ? NVML_ERROR_NOT_SUPPORTED : NVML_ERROR_INVALID_ARGUMENT;
 	*peer = on->gpu->nvlink_peers[link];
 	return NVML_SUCCESS;
 }
@@ -45,6 +47,19 @@ nvmlReturn_t nvmlDeviceGetNvLinkCapability(nvmlDevice_t device, unsigned link, u
 	if ((call.result = link_of(&on, link, &peer)) != NVML_SUCCESS)
 		return call.result;
 	return capability > 5 ? NVML_ERROR_INVALID_ARGUMENT : give(out, capability == 0 || capability == 5);
+}
+
+/* Links do not err. */
+nvmlReturn_t nvmlDeviceGetNvLinkErrorCounter(nvmlDevice_t device, unsigned link, unsigned counter, unsigned long long *out)
+{
+	QUERY_GPU(nvmlDeviceGetNvLinkErrorCounter);
+	int peer;
+	if (!out || counter >= LINK_ERROR_KINDS)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if ((call.result = link_of(&on, link, &peer)) != NVML_SUCCESS)
+		return call.result;
+	*out = 0;
+	return NVML_SUCCESS;
 }
 
 static nvmlReturn_t remote_pci(function_t function, nvmlDevice_t device, unsigned link, nvmlPciInfo_t *out)
@@ -79,15 +94,193 @@ nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo(nvmlDevice_t device, unsigned link
 	return NVML_SUCCESS;
 }
 
+unsigned topology_between(const gpu_t *one, const gpu_t *other)
+{
+	if (one == other)
+		return TOPOLOGY_INTERNAL;
+	if (one->numa_node == UNKNOWN || other->numa_node == UNKNOWN)
+		return TOPOLOGY_UNKNOWN;
+	return one->numa_node == other->numa_node ? TOPOLOGY_NODE : TOPOLOGY_SYSTEM;
+}
+
 nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t device, nvmlDevice_t other, unsigned *level)
 {
 	QUERY(nvmlDeviceGetTopologyCommonAncestor);
 	target_t to;
 	if ((call.result = handle_device(host, other, &to)) != NVML_SUCCESS)
 		return call.result;
-	if (on.gpu == to.gpu)
-		return give(level, TOPOLOGY_INTERNAL);
-	if (on.gpu->numa_node == UNKNOWN || to.gpu->numa_node == UNKNOWN)
+	unsigned between = topology_between(on.gpu, to.gpu);
+	return between == TOPOLOGY_UNKNOWN ? NVML_ERROR_NOT_SUPPORTED : give(level, between);
+}
+
+/* nvml.h: the GPUs that are at this level from a GPU, itself left out. `count` holds the room in; a NULL list asks for the number. */
+nvmlReturn_t nvmlDeviceGetTopologyNearestGpus(nvmlDevice_t device, unsigned level, unsigned *count, nvmlDevice_t *out)
+{
+	QUERY_GPU(nvmlDeviceGetTopologyNearestGpus);
+	if (!count || level > TOPOLOGY_SYSTEM || level % 10)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	unsigned found = 0, room = out ? *count : 0;
+	for (int i = 0; i < host->gpu_count; i++)
+		if (i != on.gpu_index && topology_between(on.gpu, &host->gpus[i]) == level && found++ < room)
+			out[found - 1] = handle_of_gpu(i);
+	*count = out && room < found ? room : found;
+	return NVML_SUCCESS;
+}
+
+static int64_t numa_nodes(const host_t *host)
+{
+	int64_t last = 0;
+	for (int i = 0; i < host->gpu_count; i++)
+		if (host->gpus[i].numa_node > last)
+			last = host->gpus[i].numa_node;
+	return last + 1;
+}
+
+/* The CPUs of the machine, shared out evenly between the nodes of the simulated host; each node has one at least. */
+typedef struct { int64_t first, end; } cpus_t;
+
+static cpus_t cpus_of_node(const host_t *host, int64_t node)
+{
+	int64_t nodes = numa_nodes(host), cpus = sysconf(_SC_NPROCESSORS_CONF);
+	cpus_t on = { node * cpus / nodes, (node + 1) * cpus / nodes };
+	return on.first == on.end ? (cpus_t){ node % cpus, node % cpus + 1 } : on;
+}
+
+/* The GPUs on the node of a CPU (nvml.h, nvmlSystemGetTopologyGpuSet). */
+nvmlReturn_t nvmlSystemGetTopologyGpuSet(unsigned cpu, unsigned *count, nvmlDevice_t *out)
+{
+	CALL(nvmlSystemGetTopologyGpuSet);
+	host_t *host READING = state_read();
+	if (!host || !count || cpu >= (unsigned)sysconf(_SC_NPROCESSORS_CONF))
+		return NVML_ERROR_INVALID_ARGUMENT;
+	unsigned found = 0, room = out ? *count : 0;
+	for (int i = 0; i < host->gpu_count; i++) {
+		if (host->gpus[i].numa_node == UNKNOWN)
+			continue;
+		cpus_t near = cpus_of_node(host, host->gpus[i].numa_node);
+		if (cpu >= near.first && cpu < near.end && found++ < room)
+			out[found - 1] = handle_of_gpu(i);
+	}
+	*count = out && room < found ? room : found;
+	return NVML_SUCCESS;
+}
+
+/* Sets bits in a bitmap of `words` longs; INSUFFICIENT_SIZE when they are too few. */
+static nvmlReturn_t give_bits(unsigned long *out, unsigned words, int64_t first, int64_t end)
+{
+	const int64_t width = 8 * sizeof *out;
+	if (!out || !words)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if (end > words * width)
+		return NVML_ERROR_INSUFFICIENT_SIZE;
+	memset(out, 0, words * sizeof *out);
+	for (int64_t bit = first; bit < end; bit++)
+		out[bit / width] |= 1ul << bit % width;
+	return NVML_SUCCESS;
+}
+
+/* Node and socket are the same here: the scope changes nothing (0: node, 1: socket). */
+static nvmlReturn_t affinity(function_t function, nvmlDevice_t device, unsigned words, unsigned long *out, unsigned scope, bool memory)
+{
+	QUERY_AS(function);
+	if (scope > 1)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if (on.gpu->numa_node == UNKNOWN)
 		return NVML_ERROR_NOT_SUPPORTED;
-	return give(level, on.gpu->numa_node == to.gpu->numa_node ? TOPOLOGY_NODE : TOPOLOGY_SYSTEM);
+	if (memory)
+		return give_bits(out, words, on.gpu->numa_node, on.gpu->numa_node + 1);
+	cpus_t near = cpus_of_node(host, on.gpu->numa_node);
+	return give_bits(out, words, near.first, near.end);
+}
+
+nvmlReturn_t nvmlDeviceGetMemoryAffinity(nvmlDevice_t device, unsigned words, unsigned long *out, unsigned scope)
+{
+	return affinity(F_nvmlDeviceGetMemoryAffinity, device, words, out, scope, true);
+}
+
+nvmlReturn_t nvmlDeviceGetCpuAffinity(nvmlDevice_t device, unsigned words, unsigned long *out)
+{
+	return affinity(F_nvmlDeviceGetCpuAffinity, device, words, out, 0, false);
+}
+
+nvmlReturn_t nvmlDeviceGetCpuAffinityWithinScope(nvmlDevice_t device, unsigned words, unsigned long *out, unsigned scope)
+{
+	return affinity(F_nvmlDeviceGetCpuAffinityWithinScope, device, words, out, scope, false);
+}
+
+static bool has_switch(const gpu_t *gpu)
+{
+	for (int i = 0; i < gpu->nvlink_links; i++)
+		if (gpu->nvlink_peers[i] == PEER_SWITCH)
+			return true;
+	return false;
+}
+
+static bool nvlink_connects(const gpu_t *one, const gpu_t *other, int other_index)
+{
+	if (other->nvlink_links <= 0)
+		return false;
+	for (int i = 0; i < one->nvlink_links; i++)
+		if (one->nvlink_peers[i] == other_index)
+			return true;
+	return has_switch(one) && has_switch(other);
+}
+
+/*
+ * What one GPU can do with the memory of another. Over NVLink it reads, writes and has atomics. Whether it can over PCIe
+ * depends on chipset and driver, which nothing here knows. The MIG User Guide: no peer to peer in MIG mode, over PCIe nor NVLink.
+ */
+nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t device, nvmlDevice_t other, unsigned index, unsigned *status)
+{
+	QUERY_GPU(nvmlDeviceGetP2PStatus);
+	target_t to;
+	if ((call.result = handle_device(host, other, &to)) != NVML_SUCCESS)
+		return call.result;
+	if (index >= P2P_INDEX_UNKNOWN || to.gi)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	bool linked = nvlink_connects(on.gpu, to.gpu, to.gpu_index);
+	if (on.gpu->mig_current || to.gpu->mig_current)
+		return give(status, P2P_NOT_SUPPORTED);
+	if (index == P2P_INDEX_NVLINK)
+		return give(status, linked ? P2P_OK : P2P_NOT_SUPPORTED);
+	return give(status, linked && index != P2P_INDEX_PCI ? P2P_OK : P2P_UNKNOWN);
+}
+
+/*
+ * Hopper and later join the fabric of their switches. nvidia-smi of boards with 8 GPUs (github.com/NVIDIA/k8s-test-infra
+ * tests/e2e/go/assertions/nvidiasmi/testdata/hardware, H100, B200) has: completed, success, clique 0, a cluster UUID of zeros;
+ * the health of a B200 is a summary alone, an H100 tells none.
+ */
+enum { FABRIC_COMPLETED = 3, FABRIC_HEALTHY = 1 };
+
+static bool joins_fabric(const gpu_t *gpu)
+{
+	return gpu->architecture >= ARCHITECTURE_HOPPER && has_switch(gpu);
+}
+
+nvmlReturn_t nvmlDeviceGetGpuFabricInfo(nvmlDevice_t device, nvmlGpuFabricInfo_t *out)
+{
+	QUERY_GPU(nvmlDeviceGetGpuFabricInfo);
+	if (!out)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if (!joins_fabric(on.gpu))
+		return NVML_ERROR_NOT_SUPPORTED;
+	*out = (nvmlGpuFabricInfo_t){ .status = NVML_SUCCESS, .state = FABRIC_COMPLETED };
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, nvmlGpuFabricInfo_v2_t *out)
+{
+	QUERY_GPU(nvmlDeviceGetGpuFabricInfoV);
+	if (!out)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	bool third = out->version == STRUCT_VERSION(nvmlGpuFabricInfo_v3_t, 3u);
+	if (!third && out->version != STRUCT_VERSION(nvmlGpuFabricInfo_v2_t, 2u))
+		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+	if (!joins_fabric(on.gpu))
+		return NVML_ERROR_NOT_SUPPORTED;
+	*out = (nvmlGpuFabricInfo_v2_t){ .version = out->version, .status = NVML_SUCCESS, .state = FABRIC_COMPLETED };
+	if (third)
+		((nvmlGpuFabricInfo_v3_t *)out)->health_summary = on.gpu->architecture >= ARCHITECTURE_BLACKWELL ? FABRIC_HEALTHY : 0;
+	return NVML_SUCCESS;
 }

@@ -93,6 +93,12 @@ def test_the_configuration_reaches_nvml(make_host):
             "ids": [hex(N.nvmlDeviceGetPciInfo(h).pciDeviceId) for h in handles],
             "capability": [N.nvmlDeviceGetCudaComputeCapability(h) for h in handles],
             "links": [sum(N.nvmlDeviceGetNvLinkState(h, i) for i in range(12)) for h in handles[:2]],
+            "link": [N.nvmlDeviceGetNvLinkVersion(handles[0], 0), N.nvmlDeviceGetFieldValues(handles[0], [90])[0].value.uiVal],
+            "states": [N.nvmlDeviceGetPerformanceState(h) for h in handles],
+            "idle": [N.nvmlDeviceGetClockInfo(handles[2], kind) for kind in range(4)],
+            "watts": [N.nvmlDeviceGetPowerUsage(h) // 1000 for h in handles],
+            "modules": [N.nvmlDeviceGetModuleId(h) for h in handles],
+            "inforom": [N.nvmlDeviceGetInforomImageVersion(h) for h in handles],
         }
     """)
     assert found == {
@@ -105,6 +111,13 @@ def test_the_configuration_reaches_nvml(make_host):
         "ids": ["0x20b210de", "0x20b210de", "0x1eb810de"],
         "capability": [[8, 0], [8, 0], [7, 5]],
         "links": [12, 12],
+        # NVLink 3.0, 25 GB/s.
+        "link": [4, 25000],
+        "states": [0, 0, 8],
+        "idle": [300, 300, 405, 540],
+        "watts": [59, 59, 9],
+        "modules": [1, 2, 1],
+        "inforom": ["G506.0210.00.03"] * 2 + ["G183.0200.00.02"],
     }
 
 

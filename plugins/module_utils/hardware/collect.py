@@ -1,0 +1,42 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Read all of a host that the check of the hardware looks at. Needs no root for most of it, and changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any, Callable
+
+from ..bounded import bounded
+from ..nvml_calls import _binding
+from .host_files import read_host
+from .nvidia_smi import read_nvidia_smi
+from .reader import HardwareReader
+
+SCHEMA = 1
+#: A driver that hangs never answers: the reading ends then.
+TIMEOUT_SECONDS = 300.0
+_MOST_BYTES = 1 << 26
+
+
+def collect(
+    progress: Callable[[str], None] = lambda text: None, seconds: float = TIMEOUT_SECONDS, root: str = "/"
+) -> dict[str, Any]:
+    """Return the readings of this host. Raises FleetError: no driver, no pynvml, no answer within so many seconds."""
+    # Here, so that a missing pynvml keeps its own error; the driver is loaded in the child alone.
+    _binding()
+    return json.loads(bounded(lambda: json.dumps(_read(progress, root)), "this host", seconds, _MOST_BYTES))
+
+
+def _read(progress: Callable[[str], None], root: str) -> dict[str, Any]:
+    made = time.time()
+    with HardwareReader() as reader:
+        nvml = reader.read(progress)
+    progress("nvidia-smi")
+    smi = read_nvidia_smi()
+    progress("files of the kernel")
+    files = read_host([gpu["pci_address"] for gpu in nvml["facts"]["gpus"]], root)
+    return {"schema": SCHEMA, "made": made, "root": os.geteuid() == 0, "nvml": nvml, "nvidia_smi": smi, "files": files}

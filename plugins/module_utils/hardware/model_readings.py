@@ -1,0 +1,259 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the readings of a GPU say about its model, field by field of a model file. Pure.
+
+Readings are those of hardware/reader.py, as plain data: they may come from a report. A field is named by its path in the
+file: ``power_watts.default``, ``profiles.3g.40gb.memory_mib``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Callable, Iterable, Mapping
+
+#: nvml.h: nvmlBrandType_t and NVML_DEVICE_ARCH_*.
+_BRANDS = {14: "NVIDIA", 12: "NVIDIA RTX"}
+_ARCHITECTURES = {5: "Volta", 6: "Turing", 7: "Ampere", 8: "Ada", 9: "Hopper", 10: "Blackwell"}
+#: CUDA programming guide, "Compute Capabilities": FP32 cores of a multiprocessor.
+CORES = {"7.0": 64, "7.5": 64, "8.0": 64, "8.6": 128, "8.9": 128, "9.0": 128, "10.0": 128, "10.3": 128, "12.0": 128}
+#: Return codes of nvml.h by which a GPU says that it does not have something.
+_LACKS = ("NotSupported", "FunctionNotFound")
+#: Of a GPU that runs no clocks up: performance state and figures are those of an idle one.
+_BUSY_PERCENT = 1
+
+
+@dataclass(frozen=True)
+class Field:
+    """What was read of a field. `known` is whether the GPU answered, also that it has no such thing (`value` None then)."""
+
+    value: Any
+    known: bool = True
+    reason: str = ""
+    call: str = ""
+
+
+class Readings:
+    """The readings of one GPU, by call and what it is of."""
+
+    def __init__(self, calls: Iterable[Mapping[str, Any]]) -> None:
+        self.calls = [dict(reading) for reading in calls]
+        self._by_name = {(reading["call"], reading.get("of", "")): reading for reading in self.calls}
+
+    def field(self, call: str, of: str = "", part: Callable[[Any], Any] | None = None) -> Field:
+        """Return what a call said, or the part of it; unknown where it failed."""
+        words = "%s (%s)" % (call, of) if of else call
+        reading = self._by_name.get((call, of))
+        if reading is None:
+            return Field(None, False, "%s was not read" % words, words)
+        if "value" in reading:
+            try:
+                return Field(part(reading["value"]) if part else reading["value"], call=words)
+            except (KeyError, TypeError, ValueError, IndexError):
+                return Field(None, False, "%s gave an answer of another form" % words, words)
+        if reading.get("error") in _LACKS:
+            return Field(None, True, "%s: %s" % (words, reading["error"]), words)
+        return Field(None, False, "%s: %s" % (words, reading.get("error") or reading.get("missing")), words)
+
+    def value(self, call: str, of: str = "") -> Any:
+        """Return what a call said, None where it failed."""
+        return self.field(call, of).value
+
+    def all(self, call: str) -> list[tuple[str, Any]]:
+        """Return (what it is of, value) of every reading of a call that has a value."""
+        return [(r.get("of", ""), r["value"]) for r in self.calls if r["call"] == call and "value" in r]
+
+
+def is_idle(readings: Readings) -> Field:
+    """Return whether nothing used the GPU while it was read."""
+    counts = [
+        readings.value("nvmlDeviceGet%sRunningProcesses" % name, "count")
+        for name in ("Compute", "Graphics", "MPSCompute")
+    ]
+    if any(counts):
+        return Field(False, reason="processes use the GPU")
+    rates = readings.field("nvmlDeviceGetUtilizationRates", part=lambda value: int(value["gpu"]))
+    if rates.value is None:
+        return Field(None, False, rates.reason or "no utilization is known")
+    if rates.value > _BUSY_PERCENT:
+        return Field(False, reason="the GPU is %d %% busy" % rates.value)
+    return Field(True)
+
+
+def fields_of(readings: Readings) -> dict[str, Field]:
+    """Return what is known of each field of the GPU's model file, profiles included."""
+    read = readings.field
+    found = {
+        "name": read("nvmlDeviceGetName"),
+        "pci_device_id": read("nvmlDeviceGetPciInfo", part=lambda pci: "%04x" % (pci["pciDeviceId"] >> 16)),
+        "pci_subsystem_id": read("nvmlDeviceGetPciInfo", part=_subsystem),
+        "brand": read("nvmlDeviceGetBrand", part=lambda brand: _BRANDS.get(brand, "brand %d of nvml.h" % brand)),
+        "architecture": read(
+            "nvmlDeviceGetArchitecture",
+            part=lambda number: _ARCHITECTURES.get(number, "architecture %d of nvml.h" % number),
+        ),
+        "compute_capability": read("nvmlDeviceGetCudaComputeCapability", part=lambda pair: "%d.%d" % tuple(pair)),
+        "multiprocessors": _multiprocessors(readings),
+        "memory_total_mib": _mib(read("nvmlDeviceGetMemoryInfo", "version 2", lambda memory: memory["total"])),
+        "memory_reserved_mib": _mib(read("nvmlDeviceGetMemoryInfo", "version 2", lambda memory: memory["reserved"])),
+        "bar1_total_mib": _mib(read("nvmlDeviceGetBAR1MemoryInfo", part=lambda memory: memory["bar1Total"])),
+        "power_watts.default": read("nvmlDeviceGetPowerManagementDefaultLimit", part=_watts),
+        "power_watts.min": read("nvmlDeviceGetPowerManagementLimitConstraints", part=lambda pair: _watts(pair[0])),
+        "power_watts.max": read("nvmlDeviceGetPowerManagementLimitConstraints", part=lambda pair: _watts(pair[1])),
+        "application_clock_mhz": read("nvmlDeviceGetDefaultApplicationsClock", "graphics"),
+        "temperatures_celsius.max_operating": read("nvmlDeviceGetTemperatureThreshold", "gpu max"),
+        "temperatures_celsius.slowdown": read("nvmlDeviceGetTemperatureThreshold", "slowdown"),
+        "temperatures_celsius.shutdown": read("nvmlDeviceGetTemperatureThreshold", "shutdown"),
+        "memory_temperatures_celsius.max": read("nvmlDeviceGetTemperatureThreshold", "memory max"),
+        "temperature_margins": _has(read("nvmlDeviceGetMarginTemperature")),
+        "pcie.generation": read("nvmlDeviceGetGpuMaxPcieLinkGeneration"),
+        "pcie.width": read("nvmlDeviceGetMaxPcieLinkWidth"),
+        "nvlink_links": _or_zero(read("nvmlDeviceGetFieldValues", "nvlink count")),
+        "nvlink_mb_per_second": _link_speed(readings),
+        "vbios_version": read("nvmlDeviceGetVbiosVersion"),
+        "board_part_number": read("nvmlDeviceGetBoardPartNumber"),
+        "gpu_part_number": read("nvidia-smi", "gpu_part_number"),
+        "inforom.image": read("nvmlDeviceGetInforomImageVersion"),
+        **{"inforom.%s" % name: read("nvmlDeviceGetInforomVersion", name) for name in ("oem", "ecc", "power")},
+        "on_module": _on_module(readings),
+        "mig_capable": _has(read("nvmlDeviceGetMigMode")),
+        "mig_needs_reset": read("nvmlDeviceGetFieldValues", "resetless mig", lambda resetless: not resetless),
+    }
+    for kind in ("graphics", "sm", "memory", "video"):
+        found["clocks_mhz.%s" % kind] = read("nvmlDeviceGetMaxClockInfo", kind)
+    found.update(_idle(readings))
+    if found["mig_capable"].value:
+        found.update(_mig(readings))
+    elif found["mig_needs_reset"].known:
+        found["mig_needs_reset"] = Field(False, call="nvmlDeviceGetMigMode")
+    return found
+
+
+def profile_names(fields: Mapping[str, Field]) -> list[str]:
+    """Return the GPU instance profiles in the order of NVML."""
+    return [path[len("profiles.") : -len(".profile_id")] for path in fields if path.endswith(".profile_id")]
+
+
+def _idle(readings: Readings) -> dict[str, Field]:
+    """Return the fields that only an idle GPU tells."""
+    read = readings.field
+    found = {
+        "power_watts.idle": read("nvmlDeviceGetPowerUsage", part=_watts),
+        "idle_performance_state": read("nvmlDeviceGetPerformanceState"),
+        "temperatures_celsius.idle": read("nvmlDeviceGetTemperature", "gpu"),
+        "memory_temperatures_celsius.idle": read("nvmlDeviceGetFieldValues", "memory temperature"),
+        **{
+            "idle_clocks_mhz.%s" % kind: read("nvmlDeviceGetClockInfo", kind)
+            for kind in ("graphics", "memory", "video")
+        },
+    }
+    idle = is_idle(readings)
+    if idle.value:
+        return found
+    return {
+        path: Field(None, False, "the GPU is not known to be idle: %s" % idle.reason, each.call)
+        for path, each in found.items()
+    }
+
+
+def _mig(readings: Readings) -> dict[str, Field]:
+    found: dict[str, Field] = {}
+    slices, units = [], []
+    for of, info in readings.all("nvmlDeviceGetGpuInstanceProfileInfo"):
+        if not of.startswith("profile "):
+            # The first version of the structure, which has no names.
+            continue
+        name = str(info["name"]).replace("MIG ", "")
+        number = int(of.rpartition(" ")[2])
+        places = readings.field("nvmlDeviceGetGpuInstancePossiblePlacements", of)
+        values = {
+            "nvml_profile": number,
+            "profile_id": info["id"],
+            "compute_slices": info["sliceCount"],
+            "memory_mib": info["memorySizeMB"],
+            "multiprocessors": info["multiprocessorCount"],
+            "copy_engines": info["copyEngineCount"],
+            "decoders": info["decoderCount"],
+            "encoders": info["encoderCount"],
+            "jpeg_engines": info["jpegCount"],
+            "ofa_engines": info["ofaCount"],
+            "max_instances": info["instanceCount"],
+        }
+        call = "nvmlDeviceGetGpuInstanceProfileInfo (%s)" % of
+        found.update({"profiles.%s.%s" % (name, field): Field(value, call=call) for field, value in values.items()})
+        for field, value in (
+            ("placement_size", sorted({place["size"] for place in places.value or ()})),
+            ("placement_starts", sorted(place["start"] for place in places.value or ())),
+        ):
+            single = (value[0] if value else None) if field == "placement_size" else value
+            path = "profiles.%s.%s" % (name, field)
+            found[path] = (
+                Field(single, call=places.call)
+                if value
+                else Field(None, False, places.reason or "none are listed", places.call)
+            )
+        slices.append(info["sliceCount"])
+        units += [place["start"] + place["size"] for place in places.value or ()]
+    unread = Field(None, False, "no profile was read")
+    found["compute_slices"] = Field(max(slices), call="nvmlDeviceGetGpuInstanceProfileInfo") if slices else unread
+    found["placement_units"] = Field(max(units), call="nvmlDeviceGetGpuInstancePossiblePlacements") if units else unread
+    found["max_gpu_instances"] = readings.field("nvmlDeviceGetMaxMigDeviceCount")
+    return found
+
+
+def _multiprocessors(readings: Readings) -> Field:
+    cores = readings.field("nvmlDeviceGetNumGpuCores")
+    capability = readings.field("nvmlDeviceGetCudaComputeCapability", part=lambda pair: "%d.%d" % tuple(pair))
+    if cores.value is None or capability.value is None:
+        return Field(None, False, cores.reason or capability.reason, cores.call)
+    if capability.value not in CORES:
+        return Field(
+            None,
+            False,
+            "the cores of a multiprocessor of compute capability %s are not known" % capability.value,
+            cores.call,
+        )
+    return Field(cores.value // CORES[capability.value], call=cores.call)
+
+
+def _link_speed(readings: Readings) -> Field:
+    common = readings.field("nvmlDeviceGetFieldValues", "nvlink speed common")
+    if common.value is not None:
+        return common
+    speeds = [
+        value
+        for of, value in readings.all("nvmlDeviceGetFieldValues")
+        if of.startswith("link ") and of.endswith(" speed")
+    ]
+    return Field(max(speeds), call="nvmlDeviceGetFieldValues (speed)") if any(speeds) else common
+
+
+def _on_module(readings: Readings) -> Field:
+    """Whether the GPU has a place on a baseboard. Cards answer with 0 or 1 too, so that 1 alone says nothing."""
+    module = readings.field("nvmlDeviceGetModuleId")
+    name = str(readings.value("nvmlDeviceGetName") or "")
+    if "SXM" in name or (module.value or 0) > 1:
+        return Field(True, call=module.call)
+    if "PCIe" in name or module.value == 0:
+        return Field(False, call=module.call)
+    return Field(None, False, "a module id of 1 is that of a first module or of a card", module.call)
+
+
+def _has(field: Field) -> Field:
+    return Field(field.value is not None, call=field.call) if field.known else field
+
+
+def _or_zero(field: Field) -> Field:
+    return Field(field.value or 0, call=field.call) if field.known else field
+
+
+def _subsystem(pci: Mapping[str, Any]) -> str | None:
+    return "%04x" % (pci["pciSubSystemId"] >> 16) if pci["pciSubSystemId"] else None
+
+
+def _mib(field: Field) -> Field:
+    return field if field.value is None else Field(field.value >> 20, call=field.call)
+
+
+def _watts(milliwatts: int) -> int:
+    return round(milliwatts / 1000)

@@ -1,0 +1,528 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Read every NVML function that only reads, in one session, and note each answer or failure by itself.
+
+A reading is ``{"call", "of", "value"}``, ``{"call", "of", "error", "code"}`` where NVML answers with a return code, or
+``{"call", "of", "missing"}`` where the call could not be made. Names of processes are not kept, only how many there are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import time
+from typing import Any, Callable, Iterator
+
+from ..errors import NvmlError
+from ..model import to_data
+from ..nvml import Session
+from ..nvml_calls import INVALID_ARGUMENT, NOT_FOUND
+from . import getters
+
+Reading = dict
+#: Room for lists that NVML fills.
+_LIST_LENGTH = 64
+#: NVML_EVENT_TYPE_XID_CRITICAL_ERROR, and the return code of a wait in which nothing came.
+_XID, _TIMEOUT = 8, 10
+#: Between two GPM samples.
+_GPM_SECONDS = 0.2
+
+
+class HardwareReader(Session):
+    """One NVML session that reads all there is."""
+
+    def read(self, progress: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+        """Return the readings of the host and of each GPU. Raises NvmlError where not even the GPUs can be counted."""
+        progress("NVML of the host")
+        host = [self._reading(getter) for getter in getters.of_host()]
+        host.append(self._custom("nvmlSystemGetProcessName", "this process", self._process_name))
+        count = self._call("nvmlDeviceGetCount")
+        handles = {}
+        gpus = []
+        for index in range(count):
+            try:
+                handles[index] = self._call("nvmlDeviceGetHandleByIndex", index, gpu=str(index))
+            except NvmlError as error:
+                gpus.append({"index": index, "problem": error.problem, "code_name": error.code_name, "calls": []})
+        host.append(self._custom("nvmlSystemGetTopologyGpuSet", "cpu 0", lambda: self._indices_of_cpu(0)))
+        for index, handle in handles.items():
+            progress("NVML of GPU %d" % index)
+            gpus.append(
+                {
+                    "index": index,
+                    "problem": None,
+                    "code_name": None,
+                    "calls": list(self._gpu_readings(handle, index, handles)),
+                }
+            )
+        return {
+            "pynvml": str(getattr(self._nvml, "__version__", "unknown")),
+            "simulated": self.simulated,
+            "calls": host,
+            "gpus": sorted(gpus, key=lambda gpu: gpu["index"]),
+            "facts": self._facts(),
+        }
+
+    def _facts(self) -> dict[str, Any]:
+        """Return what the module gpu_info reports, without processes; a GPU that fails is named under problems."""
+        silent: dict[int, NvmlError] = {}
+        try:
+            seen = self.observe(telemetry=True, silent=silent)
+        except NvmlError as error:
+            return {"gpus": [], "lost": [], "problems": [_problem(error)]}
+        data = to_data(seen)
+        for gpu in data["gpus"]:
+            gpu["processes"] = len(gpu["processes"])
+            gpu["mig"]["profiles"] = [profile["name"] for profile in gpu["mig"]["profiles"]]
+            gpu["mig"]["instances"] = [
+                {
+                    "id": instance["id"],
+                    "profile": instance["profile"],
+                    "placement": instance["placement"],
+                    "compute_instances": [compute["id"] for compute in instance["compute_instances"]],
+                }
+                for instance in gpu["mig"]["instances"]
+            ]
+        return dict(data, problems=[_problem(error) for error in silent.values()])
+
+    # ------------------------------------------------------------------ single readings
+
+    def _reading(self, getter: getters.Getter, *handle: Any) -> Reading:
+        return self._custom(
+            getter.call, getter.of, lambda: getattr(self._nvml, getter.call)(*handle, *getter.arguments)
+        )
+
+    def _custom(self, call: str, of: str, ask: Callable[[], Any]) -> Reading:
+        """Return the reading of one call, whatever comes of it."""
+        reading: Reading = {"call": call, "of": of}
+        if not hasattr(self._nvml, call):
+            return dict(reading, missing="this pynvml has no such function")
+        try:
+            return dict(reading, value=plain(ask()))
+        except self._nvml.NVMLError as error:
+            return dict(reading, error=type(error).__name__.replace("NVMLError_", ""), code=error.value)
+        except UnicodeDecodeError:
+            return dict(reading, missing="the answer is no text")
+        except (AttributeError, TypeError, ctypes.ArgumentError) as error:
+            # A pynvml of another version than the one that this is written for.
+            return dict(reading, missing="this pynvml cannot make the call: %s" % error)
+
+    def _process_name(self) -> bool:
+        return bool(self._nvml.nvmlSystemGetProcessName(os.getpid()))
+
+    def _index(self, handle: Any) -> int:
+        return int(self._nvml.nvmlDeviceGetIndex(handle))
+
+    def _indices_of_cpu(self, cpu: int) -> list[int]:
+        return self._indices_of(self._nvml.nvmlSystemGetTopologyGpuSet(cpu))
+
+    def _indices_of(self, handles: list[Any]) -> list[int]:
+        """Return the indices of GPUs that another one knows of. One that is lost has none, and is named by its own readings."""
+        found = []
+        for handle in handles:
+            with contextlib.suppress(self._nvml.NVMLError):
+                found.append(self._index(handle))
+        return sorted(found)
+
+    # ------------------------------------------------------------------ a GPU
+
+    def _gpu_readings(self, handle: Any, index: int, handles: dict[int, Any]) -> Iterator[Reading]:
+        nvml = self._nvml
+        for getter in getters.of_gpu():
+            yield self._reading(getter, handle)
+        yield from self._found_again(handle)
+        yield self._custom(
+            "nvmlDeviceGetMemoryInfo", "version 2", lambda: nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2)
+        )
+        yield self._custom("nvmlDeviceGetPciInfoExt", "", lambda: self._pci_info_ext(handle))
+        for call, kind in (
+            ("nvmlDeviceGetGpuFabricInfo", "c_nvmlGpuFabricInfo_t"),
+            ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v2_t"),
+        ):
+            yield self._custom(call, "", lambda call=call, kind=kind: self._fabric(call, kind, handle))
+        for name in ("Compute", "Graphics", "MPSCompute"):
+            call = "nvmlDeviceGet%sRunningProcesses" % name
+            yield self._custom(call, "count", lambda call=call: len(getattr(nvml, call)(handle)))
+        yield self._custom(
+            "nvmlDeviceGetProcessUtilization", "count", lambda: len(nvml.nvmlDeviceGetProcessUtilization(handle, 0))
+        )
+        yield from self._fields(handle)
+        yield from self._links(handle)
+        yield from self._topology(handle, index, handles)
+        yield from self._events(handle)
+        yield from self._gpm(handle)
+        yield from self._mig_readings(handle)
+
+    def _found_again(self, handle: Any) -> Iterator[Reading]:
+        """Read whether the GPU's names lead to it again: the value is the index that is found."""
+        nvml = self._nvml
+        for call, name in (
+            ("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetIndex"),
+            ("nvmlDeviceGetHandleByUUID", "nvmlDeviceGetUUID"),
+            ("nvmlDeviceGetHandleBySerial", "nvmlDeviceGetSerial"),
+        ):
+            yield self._custom(
+                call, "", lambda call=call, name=name: self._index(getattr(nvml, call)(getattr(nvml, name)(handle)))
+            )
+        yield self._custom(
+            "nvmlDeviceGetHandleByPciBusId",
+            "",
+            lambda: self._index(nvml.nvmlDeviceGetHandleByPciBusId(nvml.nvmlDeviceGetPciInfo(handle).busId)),
+        )
+
+    def _pci_info_ext(self, handle: Any) -> Any:
+        info = self._nvml.nvmlPciInfoExt_v1_t()
+        info.version = self._nvml.nvmlPciInfoExt_v1
+        self._nvml.nvmlDeviceGetPciInfoExt(handle, ctypes.byref(info))
+        return info
+
+    def _fabric(self, call: str, kind: str, handle: Any) -> Any:
+        info = getattr(self._nvml, kind)()
+        if hasattr(info, "version"):
+            info.version = self._nvml.nvmlGpuFabricInfo_v2
+        getattr(self._nvml, call)(handle, ctypes.byref(info))
+        # The cluster's id says where a GPU is, and nothing about it.
+        return {"state": info.state, "status": info.status}
+
+    def _fields(self, handle: Any) -> Iterator[Reading]:
+        yield from self._field_readings(handle, [(number, 0, name) for number, name in getters.FIELDS.items()])
+
+    def _field_readings(self, handle: Any, wanted: list[tuple[int, int, str]]) -> Iterator[Reading]:
+        call = "nvmlDeviceGetFieldValues"
+        try:
+            values = self._nvml.nvmlDeviceGetFieldValues(handle, [(number, scope) for number, scope, _name in wanted])
+        except self._nvml.NVMLError as error:
+            yield {"call": call, "of": "", "error": type(error).__name__.replace("NVMLError_", ""), "code": error.value}
+            return
+        for (_number, _scope, name), value in zip(wanted, values):
+            yield self._custom(call, name, lambda value=value: self._field(value))
+
+    def _field(self, value: Any) -> Any:
+        self._nvml._nvmlCheckReturn(value.nvmlReturn)
+        # NVML_VALUE_TYPE_*: double, unsigned, unsigned long, unsigned long long, signed long long, signed, unsigned short.
+        names = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+        return getattr(value.value, names[value.valueType])
+
+    def _links(self, handle: Any) -> Iterator[Reading]:
+        for link in range(getattr(self._nvml, "NVML_NVLINK_MAX_LINKS", 18)):
+            words = "link %d" % link
+            state = self._reading(getters.Getter("nvmlDeviceGetNvLinkState", (link,), words), handle)
+            yield state
+            if "value" not in state:
+                # All links from here on answer so.
+                return
+            yield self._reading(getters.Getter("nvmlDeviceGetNvLinkVersion", (link,), words), handle)
+            yield self._reading(getters.Getter("nvmlDeviceGetNvLinkRemotePciInfo", (link,), words), handle)
+            for number, name in enumerate(getters.LINK_CAPABILITIES):
+                yield self._reading(
+                    getters.Getter("nvmlDeviceGetNvLinkCapability", (link, number), "%s %s" % (words, name)), handle
+                )
+            for number, name in enumerate(getters.LINK_ERRORS):
+                yield self._reading(
+                    getters.Getter("nvmlDeviceGetNvLinkErrorCounter", (link, number), "%s %s" % (words, name)), handle
+                )
+            fields = [(number, link, "%s %s" % (words, name)) for number, name in getters.LINK_FIELDS.items()]
+            yield from self._field_readings(handle, fields)
+
+    def _topology(self, handle: Any, index: int, handles: dict[int, Any]) -> Iterator[Reading]:
+        nvml = self._nvml
+        for other, peer in handles.items():
+            if other == index:
+                continue
+            words = "gpu %d" % other
+            yield self._custom(
+                "nvmlDeviceGetTopologyCommonAncestor",
+                words,
+                lambda peer=peer: nvml.nvmlDeviceGetTopologyCommonAncestor(handle, peer),
+            )
+            for number, name in enumerate(getters.PEER_TO_PEER):
+                yield self._custom(
+                    "nvmlDeviceGetP2PStatus",
+                    "%s %s" % (words, name),
+                    lambda peer=peer, number=number: nvml.nvmlDeviceGetP2PStatus(handle, peer, number),
+                )
+        for level, name in getters.LEVELS.items():
+            yield self._custom(
+                "nvmlDeviceGetTopologyNearestGpus",
+                name,
+                lambda level=level: self._indices_of(nvml.nvmlDeviceGetTopologyNearestGpus(handle, level)),
+            )
+
+    def _events(self, handle: Any) -> Iterator[Reading]:
+        """Register for Xid errors and look once whether one waits."""
+        nvml = self._nvml
+        made: list[Any] = []
+        yield self._custom("nvmlEventSetCreate", "", lambda: made.append(nvml.nvmlEventSetCreate()))
+        if not made:
+            return
+        yield self._custom(
+            "nvmlDeviceRegisterEvents", "xid", lambda: nvml.nvmlDeviceRegisterEvents(handle, _XID, made[0])
+        )
+        yield self._custom("nvmlEventSetWait", "0 ms", lambda: self._waiting_xid(made[0]))
+        yield self._custom("nvmlEventSetFree", "", lambda: nvml.nvmlEventSetFree(made[0]))
+
+    def _waiting_xid(self, events: Any) -> int | None:
+        try:
+            return int(self._nvml.nvmlEventSetWait(events, 0).eventData)
+        except self._nvml.NVMLError as error:
+            if error.value == _TIMEOUT:
+                return None
+            raise
+
+    def _gpm(self, handle: Any) -> Iterator[Reading]:
+        nvml = self._nvml
+        support = self._custom(
+            "nvmlGpmQueryDeviceSupport", "", lambda: nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice
+        )
+        yield support
+        if not support.get("value"):
+            return
+        samples: list[Any] = []
+        try:
+            for _number in range(2):
+                yield self._custom("nvmlGpmSampleAlloc", "", lambda: samples.append(nvml.nvmlGpmSampleAlloc()))
+            if len(samples) < 2:
+                return
+            for number, sample in enumerate(samples):
+                if number:
+                    time.sleep(_GPM_SECONDS)
+                yield self._custom(
+                    "nvmlGpmSampleGet",
+                    "sample %d" % number,
+                    lambda sample=sample: bool(nvml.nvmlGpmSampleGet(handle, sample)),
+                )
+            yield from self._gpm_metrics(samples)
+            yield from self._gpm_of_instance(handle, samples[0])
+        finally:
+            for sample in samples:
+                nvml.nvmlGpmSampleFree(sample)
+
+    def _gpm_metrics(self, samples: list[Any]) -> Iterator[Reading]:
+        nvml = self._nvml
+        wanted = nvml.c_nvmlGpmMetricsGet_t()
+        wanted.version = nvml.NVML_GPM_METRICS_GET_VERSION
+        wanted.sample1, wanted.sample2 = samples
+        wanted.numMetrics = len(getters.GPM_METRICS)
+        for place, number in enumerate(getters.GPM_METRICS):
+            wanted.metrics[place].metricId = number
+        got = self._custom("nvmlGpmMetricsGet", "", lambda: bool(nvml.nvmlGpmMetricsGet(wanted)))
+        yield got
+        if "value" in got:
+            for place, name in enumerate(getters.GPM_METRICS.values()):
+                yield self._custom("nvmlGpmMetricsGet", name, lambda metric=wanted.metrics[place]: self._metric(metric))
+
+    def _metric(self, metric: Any) -> float:
+        self._nvml._nvmlCheckReturn(metric.nvmlReturn)
+        return float(metric.value)
+
+    def _gpm_of_instance(self, handle: Any, sample: Any) -> Iterator[Reading]:
+        for instance, _profile in self._instances_of(handle):
+            number = self._nvml.nvmlGpuInstanceGetInfo(instance).id
+            yield self._custom(
+                "nvmlGpmMigSampleGet",
+                "gi %d" % number,
+                lambda number=number: bool(self._nvml.nvmlGpmMigSampleGet(handle, number, sample)),
+            )
+            return
+
+    # ------------------------------------------------------------------ MIG
+
+    def _profile_infos(self, handle: Any) -> list[tuple[int, Any]]:
+        found = []
+        for number in range(self._nvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
+            try:
+                info = self._optional("nvmlDeviceGetGpuInstanceProfileInfo", handle, number, also=(INVALID_ARGUMENT,))
+            except NvmlError:
+                continue
+            if info is not None:
+                found.append((number, info))
+        return found
+
+    def _instances_of(self, handle: Any) -> list[tuple[Any, int]]:
+        """Return each GPU instance with its profile id; none where they cannot be listed."""
+        found = []
+        for _number, info in self._profile_infos(handle):
+            try:
+                listed = self._list(
+                    self._nvml.c_nvmlGpuInstance_t, "nvmlDeviceGetGpuInstances", handle, info.id, optional=True
+                )
+            except NvmlError:
+                continue
+            found += [(instance, info.id) for instance in listed]
+        return found
+
+    def _mig_readings(self, handle: Any) -> Iterator[Reading]:
+        nvml = self._nvml
+        for number in range(nvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
+            words = "profile %d" % number
+            info = self._custom(
+                "nvmlDeviceGetGpuInstanceProfileInfo",
+                words,
+                lambda number=number: nvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, number),
+            )
+            if info.get("code") == INVALID_ARGUMENT:
+                # NVML's way to end the list: it does not know the profile.
+                break
+            yield info
+            if "value" not in info:
+                continue
+            identity = info["value"]["id"]
+            for call in ("nvmlDeviceGetGpuInstanceProfileInfoV", "nvmlDeviceGetGpuInstanceProfileInfoByIdV"):
+                argument = number if call.endswith("InfoV") else identity
+                yield self._reading(getters.Getter(call, (argument,), words), handle)
+            # pynvml calls the later version of the function for its name, unless it is told otherwise.
+            first = getters.Getter("nvmlDeviceGetGpuInstanceProfileInfo", (number, 1), "version 1, %s" % words)
+            yield self._reading(first, handle)
+            yield self._custom(
+                "nvmlDeviceGetGpuInstancePossiblePlacements",
+                words,
+                lambda identity=identity: self._listed(
+                    nvml.c_nvmlGpuInstancePlacement_t, "nvmlDeviceGetGpuInstancePossiblePlacements", handle, identity
+                ),
+            )
+            yield self._reading(getters.Getter("nvmlDeviceGetGpuInstanceRemainingCapacity", (identity,), words), handle)
+            yield self._custom(
+                "nvmlDeviceGetGpuInstances",
+                "%s count" % words,
+                lambda identity=identity: len(
+                    self._listed(nvml.c_nvmlGpuInstance_t, "nvmlDeviceGetGpuInstances", handle, identity, keep=True)
+                ),
+            )
+        for instance, _profile in self._instances_of(handle):
+            yield from self._instance_readings(handle, instance)
+        yield from self._mig_device_readings(handle)
+
+    def _listed(self, item: Any, call: str, owner: Any, number: int, keep: bool = False) -> list[Any]:
+        """Return what a list function fills in. Raises pynvml's own errors, so that their codes are noted."""
+        buffer, count = (item * _LIST_LENGTH)(), ctypes.c_uint(_LIST_LENGTH)
+        getattr(self._nvml, call)(owner, number, buffer, ctypes.byref(count))
+        found = [buffer[place] for place in range(count.value)]
+        return found if keep else [plain(each) for each in found]
+
+    def _instance_readings(self, handle: Any, instance: Any) -> Iterator[Reading]:
+        nvml = self._nvml
+        info = self._custom("nvmlGpuInstanceGetInfo", "", lambda: nvml.nvmlGpuInstanceGetInfo(instance))
+        if "value" not in info:
+            yield info
+            return
+        number, words = info["value"]["id"], "gi %d" % info["value"]["id"]
+        yield dict(info, of=words)
+        yield self._custom(
+            "nvmlDeviceGetGpuInstanceById",
+            words,
+            lambda: nvml.nvmlGpuInstanceGetInfo(nvml.nvmlDeviceGetGpuInstanceById(handle, number)).id,
+        )
+        shared = nvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
+        for profile in range(nvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
+            of = "%s profile %d" % (words, profile)
+            found = self._reading(
+                getters.Getter("nvmlGpuInstanceGetComputeInstanceProfileInfo", (profile, shared), of), instance
+            )
+            if found.get("code") == INVALID_ARGUMENT:
+                break
+            yield found
+            yield self._reading(
+                getters.Getter("nvmlGpuInstanceGetComputeInstanceProfileInfoV", (profile, shared), of), instance
+            )
+            call, of_first = "nvmlGpuInstanceGetComputeInstanceProfileInfo", "version 1, %s" % of
+            yield self._reading(getters.Getter(call, (profile, shared, 1), of_first), instance)
+            if "value" in found:
+                yield from self._compute_readings(instance, found["value"]["id"], of)
+
+    def _compute_readings(self, instance: Any, profile: int, of: str) -> Iterator[Reading]:
+        nvml = self._nvml
+        yield self._custom(
+            "nvmlGpuInstanceGetComputeInstancePossiblePlacements",
+            of,
+            lambda: self._listed(
+                nvml.c_nvmlComputeInstancePlacement_t,
+                "nvmlGpuInstanceGetComputeInstancePossiblePlacements",
+                instance,
+                profile,
+            ),
+        )
+        yield self._reading(
+            getters.Getter("nvmlGpuInstanceGetComputeInstanceRemainingCapacity", (profile,), of), instance
+        )
+        listed: list[Any] = []
+        yield self._custom(
+            "nvmlGpuInstanceGetComputeInstances",
+            "%s count" % of,
+            lambda: listed.extend(
+                self._listed(
+                    nvml.c_nvmlComputeInstance_t, "nvmlGpuInstanceGetComputeInstances", instance, profile, keep=True
+                )
+            ),
+        )
+        for compute in listed:
+            info = self._custom("nvmlComputeInstanceGetInfo", of, lambda compute=compute: self._compute_info(compute))
+            yield info
+            if "value" in info:
+                number = info["value"]["id"]
+                yield self._custom(
+                    "nvmlGpuInstanceGetComputeInstanceById",
+                    "%s ci %d" % (of, number),
+                    lambda number=number: self._compute_info(
+                        nvml.nvmlGpuInstanceGetComputeInstanceById(instance, number)
+                    )["id"],
+                )
+
+    def _compute_info(self, compute: Any) -> dict[str, Any]:
+        info = self._nvml.nvmlComputeInstanceGetInfo(compute)
+        return {"id": info.id, "profileId": info.profileId, "placement": plain(info.placement)}
+
+    def _mig_device_readings(self, handle: Any) -> Iterator[Reading]:
+        nvml = self._nvml
+        try:
+            most = self._optional("nvmlDeviceGetMaxMigDeviceCount", handle) or 0
+        except NvmlError:
+            return
+        for number in range(most):
+            words = "mig %d" % number
+            found: list[Any] = []
+            reading = self._custom(
+                "nvmlDeviceGetMigDeviceHandleByIndex",
+                words,
+                lambda number=number, found=found: found.append(
+                    nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
+                ),
+            )
+            if reading.get("code") == NOT_FOUND:
+                # An empty place in the list.
+                continue
+            yield reading
+            if not found:
+                return
+            device = found[0]
+            for call in ("GetGpuInstanceId", "GetComputeInstanceId", "GetAttributes", "GetUUID", "GetMemoryInfo"):
+                yield self._reading(getters.Getter("nvmlDevice" + call, (), words), device)
+            yield self._custom(
+                "nvmlDeviceGetDeviceHandleFromMigDeviceHandle",
+                words,
+                lambda device=device: self._index(nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(device)),
+            )
+
+
+def _problem(error: NvmlError) -> dict[str, Any]:
+    return {"text": str(error), "code_name": error.code_name}
+
+
+def plain(value: Any) -> Any:
+    """Return a value of pynvml as JSON can hold it."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    if isinstance(value, ctypes.Structure):
+        names = [field[0] for field in value._fields_]
+        return {name: plain(getattr(value, name)) for name in names if name != "version"}
+    if isinstance(value, dict):
+        return {name: plain(each) for name, each in value.items()}
+    if isinstance(value, (ctypes.Array, list, tuple)):
+        return [plain(each) for each in value]
+    if isinstance(value, ctypes._SimpleCData):
+        return plain(value.value)
+    # Handles and pointers mean nothing outside of this process.
+    return None

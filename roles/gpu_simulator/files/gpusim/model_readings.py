@@ -1,0 +1,1 @@
+../../../../plugins/module_utils/hardware/model_readings.py
