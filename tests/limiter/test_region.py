@@ -7,7 +7,6 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-import shutil
 import signal
 import struct
 import subprocess
@@ -22,6 +21,7 @@ import account
 import pytest
 from account import MIB
 from limiter_lab import DEADLINE, OUT, Client, Tenant, data
+from mounts import UNSHARE, can_mount
 
 # The layout of region.1, written down again: what a released version has must not change under its users.
 MAGIC = 0x3155504756464F00
@@ -206,16 +206,6 @@ def test_without_a_region_every_allocation_is_refused(tenant: Tenant, what: str)
         assert tenant.region.read_bytes()[: len(before)] == before
 
 
-UNSHARE = ("unshare", *(() if os.geteuid() == 0 else ("--user", "--map-root-user")), "--mount")
-
-
-def can_mount() -> bool:
-    if not shutil.which("unshare"):
-        return False
-    done = subprocess.run([*UNSHARE, "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, check=False)
-    return done.returncode == 0
-
-
 @pytest.mark.skipif(not can_mount(), reason="this user may not mount a tmpfs, not even in a namespace of its own")
 @pytest.mark.parametrize(("room", "shared"), [("64k", False), ("8m", True)])
 @pytest.mark.parametrize("size", [0, SIZE])
@@ -240,6 +230,17 @@ def test_a_full_run_ends_no_program(tenant: Tenant, tmp_path: Path, room: str, s
     assert ("are refused" in tenant.logged()) != shared
 
 
+WAYS_TO_ALLOCATE = (
+    ("cuMemAlloc_v2", OUT, 1),
+    ("cuMemAllocPitch_v2", OUT, OUT, 1, 1, 4),
+    ("cuMemAllocManaged", OUT, 1, 1),
+    ("cuMemCreate", OUT, 2 * MIB, data(account.on_device(0)), 0),
+    ("cuArrayCreate_v2", OUT, data(account.array_2d(1, 1, 0x20, 1))),
+    ("cuMemAllocAsync", OUT, 1, 0),
+    ("cuMemPoolCreate", OUT, data(account.pool_on_device(0))),
+)
+
+
 def test_places_of_gpus_are_used_again_when_nobody_knows_them(tenant: Tenant) -> None:
     """Sixteen GPUs that the tenant had once: while a process of that time lives there is no room for another."""
     head = f"version 1\ntenant {tenant.name}\n"
@@ -248,8 +249,10 @@ def test_places_of_gpus_are_used_again_when_nobody_knows_them(tenant: Tenant) ->
     with tenant.write(head + "".join(earlier)).client() as old:
         old.alloc(MIB)
         with tenant.write(head + now).client() as client:
-            client.alloc(16 * MIB)
-            assert "no memory limit" in tenant.logged()
+            assert client.memory() == (0, 8 * MIB)
+            for call in WAYS_TO_ALLOCATE:
+                assert client.call(*call)[0] == 2, call
+            assert "are refused; end all programs of the tenant" in tenant.logged()
     with tenant.client() as client:
         assert client.call("cuMemAlloc_v2", OUT, 8 * MIB + 1)[0] == 2
         client.alloc(8 * MIB)

@@ -24,14 +24,16 @@ _HOOKED = """
     cuMemRetainAllocationHandle cuArrayDestroy cuMipmappedArrayDestroy cuMemPoolDestroy cuMemPoolTrimTo cuCtxDestroy_v2
     cuDevicePrimaryCtxRelease_v2 cuDevicePrimaryCtxReset_v2 cuMemGetInfo_v2 cuDeviceTotalMem_v2 cuLaunchKernel
     cuLaunchKernel_ptsz cuLaunchKernelEx cuLaunchKernelEx_ptsz cuLaunchCooperativeKernel cuLaunchCooperativeKernel_ptsz
-    cuGraphLaunch cuGraphLaunch_ptsz
+    cuGraphLaunch cuGraphLaunch_ptsz cuLaunchCooperativeKernelMultiDevice cuLaunch cuLaunchGrid cuLaunchGridAsync
+    cuCtxCreate cuCtxCreate_v2 cuCtxCreate_v3 cuCtxCreate_v4 cuDevicePrimaryCtxRetain cuCtxSetLimit
+    cuMemAlloc cuMemAllocPitch cuMemFree cuMemGetInfo cuDeviceTotalMem cuArrayCreate cuArray3DCreate
 """
 HOOKED = set(_HOOKED.split())
 # Intercepted besides: what else gives memory back or takes it, on newer and older programs.
 _MAY_BE_HOOKED = """
     cuCtxDestroy cuDevicePrimaryCtxRelease cuDevicePrimaryCtxReset cuMemPoolCreate cuDeviceGraphMemTrim cuGraphUpload
     cuGraphUpload_ptsz cuMemPoolImportFromShareableHandle cuMemImportFromShareableHandle cuGreenCtxDestroy cuCtxDetach
-    cuLaunchCooperativeKernelMultiDevice cuLaunch cuLaunchGrid cuLaunchGridAsync cuGraphExecDestroy cuGraphInstantiate
+    cuGraphExecDestroy cuGraphInstantiate
     cuMemPoolSetAttribute cuDeviceSetMemPool cuMemSetMemPool cuGraphInstantiateWithFlags
 """
 MAY_BE_HOOKED = set(_MAY_BE_HOOKED.split())

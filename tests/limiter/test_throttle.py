@@ -7,13 +7,14 @@ The judge is the stub GPU, which counts what it did for each process; the limite
 
 from __future__ import annotations
 
+import ctypes
 import signal
 from pathlib import Path
 
 import pytest
 from limiter_lab import Built, Tenant
 from sm import Worker, World, alone, two
-from test_turnstile import Turnstile
+from test_turnstile import Seat, Turnstile
 
 KERNELS = ("10000", "100000", "1000000", "50000000")
 GRAPH = "--kernel 20000 --graph 10 --form graph"
@@ -85,6 +86,28 @@ def test_a_gap_on_the_host_is_not_counted_as_busy(tmp_path, built):
     assert alone(tmp_path / "above", built, 5, options) == pytest.approx(5, abs=0.5)
 
 
+def test_loading_kernels_is_not_counted_as_busy(tmp_path, built):
+    """A hundred kernels of a millisecond, each loaded for 20 ms in its first launch: 5 percent, below the share."""
+    options = "--kernel 1000000 --distinct 100 --sync 1 --report 0.1 --seconds 5"
+    world = World(tmp_path, built, STUB_LAZY_NS="20000000")
+    worker = world.worker(world.tenant(10), options)
+    world.run()
+    loaded = next(seconds for seconds, _, launches in worker.lines if launches >= 100)
+    assert loaded < 2.5, "nothing was held back while kernels were loaded"
+    assert worker.share(2.6, 5) == pytest.approx(10, abs=1)
+
+
+@pytest.mark.parametrize("sync", ["--sync 1", "--sync 3 --streams 2"])
+def test_the_time_of_a_launch_on_the_host_is_not_counted_as_busy(tmp_path, built, sync):
+    share = alone(tmp_path, built, 40, f"--kernel 10000 {sync} --seconds 2", STUB_LAUNCH_NS="5000")
+    assert share == pytest.approx(40, abs=POINTS)
+
+
+def test_launches_that_wait_for_their_kernels_are_counted(tmp_path, built):
+    options = "--kernel 2000000 --distinct 8 --seconds 4"
+    assert alone(tmp_path, built, 30, options, CUDA_LAUNCH_BLOCKING="1") == pytest.approx(30, abs=POINTS)
+
+
 def test_a_capture_goes_on_undisturbed_while_another_stream_is_held_back(world):
     """The worker fails if the capture does; 50 of its launches are captured and never run."""
     worker = world.worker(world.tenant(30), "--kernel 500000 --streams 1 --capture-at 1 --seconds 4")
@@ -132,7 +155,7 @@ def test_processes_of_one_tenant_share_its_percentage(world):
     world.run()
     assert sum(worker.share() for worker in several) == pytest.approx(40, abs=POINTS)
     assert other.share() == pytest.approx(50, abs=POINTS)
-    assert all(worker.share() > 2 for worker in several), "none of them starves"
+    assert all(worker.share() > 6 for worker in several), "none of them starves"
 
 
 def test_six_processes_of_a_tenant_take_turns(world):
@@ -274,6 +297,85 @@ def test_what_is_idle_goes_to_the_most_urgent_borrower(world):
     ]
     world.run()
     assert [worker.share() for worker in workers] == [pytest.approx(80, abs=POINTS), pytest.approx(20, abs=POINTS)]
+
+
+# --- a turnstile that a tenant has written to ---
+
+FOREVER, UNUSED = 2**62, 9
+
+
+def field(name: str, seat: int | None = None) -> int:
+    """Where a field lies in a turnstile's file."""
+    if seat is None:
+        return getattr(Turnstile, name).offset
+    return Turnstile.seats.offset + seat * ctypes.sizeof(Seat) + getattr(Seat, name).offset
+
+
+def poke(world: World, tenant: Tenant, offset: int, value: str | int) -> None:
+    """A process that writes eight bytes into the turnstile after a second; `+N`: the clock's present and so much more."""
+    path = tenant.gpus / f"{world.card.uuid()}.1"
+    words = f"--poke-file {path} --poke-offset {offset} --poke-value {value} --start 1 --seconds 0"
+    world.worker(tenant, words, preload=False)
+
+
+def lease(process: int) -> str:
+    """A lease that ends a second after tests begin to write: clocks begin at 1000 seconds."""
+    return str((process << 48 | 1_002_000_000) - (1 << 64 if process >= 1 << 15 else 0))
+
+
+WRITES = {
+    "waits-for-ever": (field("waiting_until", UNUSED), FOREVER),
+    "own-seat-waits-for-ever": (field("waiting_until", 0), FOREVER),
+    "active-for-ever": (field("active_until", UNUSED), FOREVER),
+    "own-seat-active-for-ever": (field("active_until", 0), FOREVER),
+    "owes-for-ever": (field("paid_until", 0), FOREVER),
+    "owes-eleven-minutes": (field("paid_until", 0), "+660000000000"),
+    "has-saved-for-ever": (field("paid_until", 0), -FOREVER),
+    "percent-0-policy-77": (field("percent", 0), 77 << 32),
+    "percent-2147483648": (field("percent", 0), 1 << 31),
+    "priority-lowest": (field("priority", 0), 2**31 - 1),
+    "priority-highest": (field("priority", 1), 1 << 31),
+    "lease-of-nobody": (field("lease"), lease(4095)),
+    "lease-for-ever": (field("lease"), (4095 - 65536) << 48 | (1 << 48) - 1),
+    "lease-began-in-the-future": (field("lease_since"), FOREVER),
+    "lease-began-before-time": (field("lease_since"), -FOREVER * 2),
+    "seats-of-processes": (field("seat_of"), 0x0101010101010101),
+}
+
+
+@pytest.mark.parametrize(
+    ("write", "policy"),
+    [(write, "fixed") for write in WRITES]
+    + [pytest.param(w, p, marks=pytest.mark.thorough) for w in WRITES for p in ("contended", "burst")],
+)
+def test_a_hostile_write_to_the_turnstile_costs_a_moment(world, write, policy):
+    tenants = [world.tenant(50, f"tenant-{seat}", seat, policy=policy) for seat in range(2)]
+    workers = [world.worker(tenant, "--kernel 2000000 --report 0.05 --seconds 4") for tenant in tenants]
+    poke(world, tenants[0], *WRITES[write])
+    world.run()
+    for worker in workers:
+        waits = [after[0] - before[0] for before, after in zip(worker.lines, worker.lines[1:])]
+        assert max(waits) < 1.2, "the delay is bounded by a lease's length"
+        assert worker.share(2.1, 4) == pytest.approx(50, abs=5), "what was saved in the delay is spent afterwards"
+
+
+def test_a_forged_active_tenant_does_not_bind_a_contended_one(world):
+    tenant = world.tenant(30, policy="contended")
+    worker = world.worker(tenant, f"{HALF_MS} --seconds 4")
+    poke(world, tenant, field("active_until", UNUSED), FOREVER)
+    world.run()
+    assert worker.share(1.1, 4) > 97
+
+
+@pytest.mark.parametrize(("policy", "most"), [("fixed", 60), ("contended", 60), ("burst", 1)])
+def test_a_forged_debt_costs_no_more_than_the_tenants_other_processes_may_owe(world, policy, most):
+    """A debt that a tenant can have, but this one has not made: another process of it may have."""
+    tenants = [world.tenant(50, f"tenant-{seat}", seat, policy=policy) for seat in range(2)]
+    first, other = (world.worker(tenant, f"--kernel 20000000 --report 0.25 --seconds {most + 6}") for tenant in tenants)
+    poke(world, tenants[0], field("paid_until", 0), "+590000000000")
+    world.run()
+    assert first.share(most + 2.1) == pytest.approx(50, abs=POINTS)
+    assert other.share(most + 2.1) == pytest.approx(50, abs=POINTS)
 
 
 # --- a quota that changes ---

@@ -6,7 +6,20 @@ from __future__ import annotations
 
 import ctypes
 import random
-from ctypes import POINTER, Structure, byref, c_bool, c_char, c_int, c_int32, c_int64, c_uint, c_uint32, c_uint64
+from ctypes import (
+    POINTER,
+    Structure,
+    byref,
+    c_bool,
+    c_char,
+    c_char_p,
+    c_int,
+    c_int32,
+    c_int64,
+    c_uint,
+    c_uint32,
+    c_uint64,
+)
 from pathlib import Path
 
 import pytest
@@ -29,7 +42,10 @@ class Seat(Structure):
         ("waiting_until", c_int64),
         ("used_ns", c_uint64),
         ("throttled_ns", c_uint64),
-        ("reserved", c_uint64 * 10),
+        ("due", c_int64),
+        ("lead", c_int64),
+        ("launches", c_uint64),
+        ("reserved", c_uint64 * 7),
     )
 
 
@@ -40,14 +56,19 @@ class Turnstile(Structure):
         ("size", c_uint32),
         ("lease", c_uint64),
         ("lease_since", c_int64),
-        ("reserved", c_uint64 * 12),
+        ("passes", c_uint64),
+        ("reserved", c_uint64 * 11),
         ("seat_of", ctypes.c_uint8 * PROCESSES),
         ("seats", Seat * SEATS),
     )
 
 
+class Terms(Structure):
+    _fields_ = (("percent", c_uint32), ("policy", c_uint32), ("priority", c_int32))
+
+
 class Claim(Structure):
-    _fields_ = (("credit", c_bool), ("priority", c_int32), ("paid_until", c_int64))
+    _fields_ = (("credit", c_bool), ("priority", c_int32), ("paid_until", c_int64), ("place", c_uint32))
 
 
 class Covered(Structure):
@@ -59,11 +80,22 @@ SIGNATURES = {
     "turnstile_wall": (c_int64, c_int64, c_uint),
     "turnstile_resume": (c_int64, c_uint),
     "turnstile_order": (c_int, Claim, Claim),
+    "turnstile_place": (c_uint32, c_char_p, c_int64),
+    "turnstile_is_overdue": (c_bool, POINTER(Turnstile), c_int, c_int64),
+    "turnstile_is_working": (c_bool, POINTER(Turnstile), c_int, c_int64),
     "turnstile_before": (c_bool, Claim, Claim),
     "turnstile_adopt": (c_bool, POINTER(Turnstile)),
     "turnstile_rival": (c_bool, POINTER(Turnstile), c_int, c_int64, POINTER(Claim)),
     "turnstile_contended": (c_bool, POINTER(Turnstile), c_int, c_int64),
-    "turnstile_spend": (None, POINTER(Turnstile), c_int, c_int64, c_int64, c_int64),
+    "turnstile_spend": (None, POINTER(Turnstile), c_int, Terms, c_int64, c_int64, c_int64),
+    "turnstile_show": (None, POINTER(Turnstile), c_int, Terms),
+    "turnstile_terms": (Terms, POINTER(Turnstile), c_int),
+    "turnstile_paid": (c_int64, POINTER(Turnstile), c_int, c_int64),
+    "turnstile_is_active": (c_bool, POINTER(Turnstile), c_int, c_int64),
+    "turnstile_is_waiting": (c_bool, POINTER(Turnstile), c_int, c_int64),
+    "turnstile_set_active": (None, POINTER(Turnstile), c_int, c_int64, c_int64),
+    "turnstile_set_waiting": (None, POINTER(Turnstile), c_int, c_int64, c_int64),
+    "turnstile_limit_debt": (c_int64, POINTER(Turnstile), c_int, c_int64, c_int64),
     "turnstile_holder": (c_uint, POINTER(Turnstile), c_int64),
     "turnstile_last_holder": (c_uint, POINTER(Turnstile)),
     "turnstile_take": (c_bool, POINTER(Turnstile), c_uint, c_int64, c_int64, c_uint),
@@ -163,6 +195,47 @@ def test_credit_comes_first_then_the_smaller_priority_number(library, first, sec
     assert library.turnstile_order(second, first) == -order
 
 
+def test_tenants_of_equal_rights_change_places_from_slot_to_slot(library):
+    slot, names = 20 * MS, [b"tenant-%d" % i for i in range(4)]
+    first, before = dict.fromkeys(names, 0), {}
+    for number in range(400):
+        places = {name: library.turnstile_place(name, NOW + number * slot) for name in names}
+        assert len(set(places.values())) == len(names)
+        assert places == {name: library.turnstile_place(name, NOW + (number + 1) * slot - 1) for name in names}
+        if number % 2:
+            assert sorted(names, key=before.get) == sorted(names, key=places.get, reverse=True)
+        before = places
+        first[min(names, key=places.get)] += 1
+    assert all(count > 60 for count in first.values()), first
+    here, there = Claim(True, 0, 9, 1), Claim(True, 0, 1, 2)
+    assert (library.turnstile_order(here, there), library.turnstile_order(there, here)) == (1, -1)
+
+
+def test_work_is_overdue_for_a_second_at_most(library, turnstile):
+    def states(due):
+        turnstile.seats[3].due = due
+        return tuple(
+            getattr(library, f"turnstile_is_{word}")(byref(turnstile), 3, NOW) for word in ("working", "overdue")
+        )
+
+    assert states(0) == (False, False)
+    assert states(NOW + MS) == (True, False)
+    assert states(NOW - MS // 4) == (False, False)
+    assert states(NOW - MS) == (False, True)
+    assert states(NOW - 2 * SECOND) == (False, False)
+    for value in ABSURD:
+        assert states(value) == (False, False)
+
+
+def test_a_lead_counts_up_to_its_limit(library, turnstile):
+    rival = Claim()
+    seat(turnstile, 3, paid=NOW + 10 * MS)
+    for lead, paid in ((0, 10 * MS), (4 * MS, 6 * MS), (2**62, -90 * MS), (-(2**62), 10 * MS)):
+        turnstile.seats[3].lead = lead
+        assert library.turnstile_rival(byref(turnstile), 0, NOW, byref(rival))
+        assert rival.paid_until == NOW + paid
+
+
 def test_of_equals_the_one_that_is_further_behind_comes_first(library):
     assert library.turnstile_before(Claim(True, 0, 1), Claim(True, 0, 2))
     assert not library.turnstile_before(Claim(True, 0, 2), Claim(True, 0, 1))
@@ -191,9 +264,65 @@ def test_others_that_are_active_make_a_gpu_contended(library, turnstile):
 
 def test_a_borrower_owes_at_most_a_second(library, turnstile):
     for policy, most in ((0, 50 * SECOND), (1, 50 * SECOND), (2, SECOND)):
-        turnstile.seats[1].percent, turnstile.seats[1].policy, turnstile.seats[1].paid_until = 10, policy, NOW
-        library.turnstile_spend(byref(turnstile), 1, NOW, NOW, 5 * SECOND)
+        turnstile.seats[1].paid_until = NOW
+        library.turnstile_spend(byref(turnstile), 1, Terms(10, policy, 0), NOW, NOW, 5 * SECOND)
         assert turnstile.seats[1].paid_until == NOW + most
+
+
+# --- values that no honest process can have written ---
+
+ABSURD = [2**62, 2**63 - 1, -(2**62), -(2**63), -1]
+
+
+@pytest.mark.parametrize("value", [*ABSURD, NOW + SECOND])
+def test_a_seat_does_not_wait_later_than_it_can_have_said(library, turnstile, value):
+    turnstile.seats[3].waiting_until = value
+    assert not library.turnstile_is_waiting(byref(turnstile), 3, NOW)
+    assert not library.turnstile_rival(byref(turnstile), 0, NOW, byref(Claim()))
+    library.turnstile_set_waiting(byref(turnstile), 3, NOW, NOW + 2 * MS)
+    assert library.turnstile_is_waiting(byref(turnstile), 3, NOW), "its own tenant puts it right"
+
+
+@pytest.mark.parametrize("value", [*ABSURD, NOW + SECOND])
+def test_a_seat_is_not_active_later_than_it_can_have_said(library, turnstile, value):
+    turnstile.seats[3].active_until = value
+    assert not library.turnstile_contended(byref(turnstile), 0, NOW)
+    library.turnstile_set_active(byref(turnstile), 3, NOW, NOW + 50 * MS)
+    assert library.turnstile_contended(byref(turnstile), 0, NOW), "its own tenant puts it right"
+
+
+def test_a_seat_in_debt_is_active_until_it_has_paid(library, turnstile):
+    turnstile.seats[3].paid_until = NOW + 10 * SECOND
+    library.turnstile_set_active(byref(turnstile), 3, NOW, NOW + 10 * SECOND + 100 * MS)
+    assert library.turnstile_is_active(byref(turnstile), 3, NOW + 10 * SECOND)
+
+
+@pytest.mark.parametrize(
+    ("value", "believed"),
+    [(2**62, NOW), (2**63 - 1, NOW), (NOW + 700 * SECOND, NOW), (-1, 0), (-(2**63), 0), (NOW + SECOND, NOW + SECOND)],
+)
+def test_no_debt_is_longer_than_a_charge_can_have_made_it(library, turnstile, value, believed):
+    turnstile.seats[3].paid_until = value
+    assert library.turnstile_paid(byref(turnstile), 3, NOW) == believed
+    library.turnstile_spend(byref(turnstile), 3, Terms(50, 0, 0), NOW, NOW, MS)
+    assert turnstile.seats[3].paid_until == max(believed, NOW - 100 * MS) + 2 * MS
+
+
+def test_a_debt_can_be_limited(library, turnstile):
+    turnstile.seats[3].paid_until = NOW + 90 * SECOND
+    assert library.turnstile_limit_debt(byref(turnstile), 3, NOW, NOW + SECOND) == NOW + SECOND
+    assert turnstile.seats[3].paid_until == NOW + SECOND
+    assert library.turnstile_limit_debt(byref(turnstile), 3, NOW, NOW + 2 * SECOND) == NOW + SECOND
+
+
+@pytest.mark.parametrize("percent", [0, 101, 2**31, 2**32 - 1])
+def test_terms_that_no_quota_can_say_give_nothing(library, turnstile, percent):
+    wrong = turnstile.seats[3]
+    wrong.percent, wrong.policy, wrong.priority = percent, 77, -(2**31)
+    terms = library.turnstile_terms(byref(turnstile), 3)
+    assert (terms.percent, terms.policy, terms.priority) == (1, 0, 2**31 - 1)
+    library.turnstile_show(byref(turnstile), 3, Terms(30, 2, -5))
+    assert (wrong.percent, wrong.policy, wrong.priority) == (30, 2, -5)
 
 
 def test_a_lease_has_one_holder_until_it_ends(library, turnstile):
@@ -239,8 +368,9 @@ def test_a_lease_is_never_so_long_that_it_would_bind_nobody(library, turnstile):
     assert [library.turnstile_holder(t, NOW + 3 * SECOND // 2 - late) for late in (MS, 0)] == [7, 0]
 
 
-def test_a_lease_from_a_broken_hand_binds_nobody(library, turnstile):
-    turnstile.lease = 2**64 - 1
+@pytest.mark.parametrize("lease", [2**64 - 1, 9 << 48 | (NOW + 2 * SECOND) // 1000, 9 << 48])
+def test_a_lease_that_cannot_have_been_taken_binds_nobody(library, turnstile, lease):
+    turnstile.lease = lease
     assert library.turnstile_holder(byref(turnstile), NOW) == 0
     assert library.turnstile_take(byref(turnstile), 8, NOW, NOW + SECOND, 0)
 

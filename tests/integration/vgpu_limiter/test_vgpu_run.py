@@ -93,6 +93,23 @@ def test_a_command_runs_as_the_tenant(tenants):
     assert seen["PATH"] == os.environ["PATH"]
 
 
+UNSHARE = ("unshare", *(() if os.geteuid() == 0 else ("--user", "--map-root-user")), "--mount")
+CAN_MOUNT = (
+    shutil.which("unshare") and not subprocess.run([*UNSHARE, "true"], capture_output=True, check=False).returncode
+)
+
+
+@pytest.mark.skipif(not CAN_MOUNT, reason="this user may not mount, not even in a namespace of its own")
+def test_a_mounted_quota_decides(tenants):
+    """As in a container: the library would take the mounted folder's tenant, not the one that is named."""
+    tenants.add("notebook-b")
+    folder = tenants.host.root / "etc/openfleet-gpu/vgpu/notebook-b"
+    mount = [*UNSHARE, "sh", "-c", 'mount --bind "$1" "$1" && shift && exec "$@"', "sh", str(folder)]
+    tenants.shell = [*mount, *tenants.shell]
+    assert "another tenant's: notebook-b" in tenants.refused("notebook-a", "true")
+    assert tenants.variables("notebook-b")["OPENFLEET_VGPU"] == "notebook-b"
+
+
 def test_words_and_status_of_the_command_are_its_own(tenants):
     done = tenants.run("notebook-a", "sh", "-c", 'printf "[%s]" "$@"; exit 42', "sh", "a b", "", "*", "$HOME", "--list")
     assert (done.returncode, done.stdout, done.stderr) == (42, "[a b][][*][$HOME][--list]", "")

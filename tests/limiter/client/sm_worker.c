@@ -8,6 +8,7 @@
 #define _GNU_SOURCE
 #include "../stub/cuda.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -25,6 +26,10 @@ CUresult cuCtxSetCurrent(CUcontext);
 CUresult cuCtxCreate_v2(CUcontext *, unsigned, CUdevice);
 CUresult cuCtxDestroy_v2(CUcontext);
 CUresult cuCtxSynchronize(void);
+CUresult cuLaunch(CUfunction);
+CUresult cuLaunchGrid(CUfunction, int, int);
+CUresult cuLaunchGridAsync(CUfunction, int, int, CUstream);
+CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *, unsigned, unsigned);
 CUresult cuStreamCreate(CUstream *, unsigned);
 CUresult cuStreamSynchronize(CUstream);
 CUresult cuStreamBeginCapture_v2(CUstream, int);
@@ -42,10 +47,11 @@ CUresult cuGraphLaunch(CUgraphExec, CUstream);
 CUresult cuGraphLaunch_ptsz(CUgraphExec, CUstream);
 int64_t stub_busy_ns(int gpu);
 
-enum { MAX_KERNELS = 8, MAX_STREAMS = 16, MAX_THREADS = 8 };
+enum { MAX_KERNELS = 128, MAX_STREAMS = 16, MAX_THREADS = 8 };
 static double seconds = 1, start, report_every, rename_at, capture_at;
-static const char *form = "kernel", *rename_from, *rename_to;
-static long die_after, time_launches, fresh_context;
+static const char *form = "kernel", *rename_from, *rename_to, *poke_file, *poke_value, *run_file;
+static long long poke_offset;
+static long die_after, time_launches, fresh_context, steps;
 /* contexts: each with a launch, and all others in the last one; current: a device whose context the launching thread has, -1: none */
 static int contexts, current = -2;
 static int kernel_count, stream_count, sync_every, threads = 1, graph_kernels, gpu;
@@ -76,6 +82,20 @@ static void rest(long long ns)
 {
     struct timespec t = {ns / 1000000000, ns % 1000000000};
     nanosleep(&t, NULL);
+}
+
+/* Overwrites eight bytes of a file once, when the worker starts. A value with a sign counts from the present. */
+static void poke(void)
+{
+    struct timespec t;
+    long long value = strtoll(poke_value, NULL, 0);
+    int fd = open(poke_file, O_RDWR);
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    if (*poke_value == '+' || *poke_value == '-')
+        value += t.tv_sec * 1000000000LL + t.tv_nsec;
+    if (fd < 0 || pwrite(fd, &value, sizeof value, poke_offset) != sizeof value)
+        perror(poke_file), exit(1);
+    close(fd);
 }
 
 static void report(void)
@@ -118,6 +138,14 @@ static void launch(int i, CUstream stream)
         result = cuLaunchCooperativeKernel(f, 1, 1, 1, 1, 1, 1, 0, stream, NULL);
     else if (!strcmp(form, "cooperative_ptsz"))
         result = cuLaunchCooperativeKernel_ptsz(f, 1, 1, 1, 1, 1, 1, 0, stream, NULL);
+    else if (!strcmp(form, "old"))
+        result = cuLaunch(f);
+    else if (!strcmp(form, "grid"))
+        result = cuLaunchGrid(f, 1, 1);
+    else if (!strcmp(form, "grid_async"))
+        result = cuLaunchGridAsync(f, 1, 1, stream);
+    else if (!strcmp(form, "devices"))
+        result = cuLaunchCooperativeKernelMultiDevice(&(CUDA_LAUNCH_PARAMS){f, 1, 1, 1, 1, 1, 1, 0, stream, NULL}, 1, 0);
     else if (!strcmp(form, "graph"))
         result = cuGraphLaunch(graphs[i], stream);
     else if (!strcmp(form, "graph_ptsz"))
@@ -161,6 +189,10 @@ static void *work(void *first)
         began = now();
     if (start > 0)
         rest((long long)(start * 1e9));
+    if (first && poke_file)
+        poke();
+    if (first && run_file && system(run_file) != 0) /* time stands still meanwhile */
+        exit(1);
     double end = now() + seconds;
     need(cuCtxSetCurrent(context), "cuCtxSetCurrent");
     if (contexts)
@@ -177,7 +209,7 @@ static void *work(void *first)
             need(cuDevicePrimaryCtxRetain(&other, current), "cuDevicePrimaryCtxRetain");
         need(cuCtxSetCurrent(other), "cuCtxSetCurrent");
     }
-    for (long i = 0; now() < end; i++) {
+    for (long i = 0; steps ? i < steps * kernel_count : now() < end; i++) {
         long stream = contexts && i >= contexts ? stream_count - 1 : stream_count ? i % stream_count : 0;
         launch((int)(i % kernel_count), streams[stream]);
         if (die_after && i + 1 >= die_after)
@@ -204,6 +236,8 @@ static void *work(void *first)
             capture_at = 0;
         }
     }
+    if (steps)
+        need(cuCtxSynchronize(), "cuCtxSynchronize");
     if (first)
         report();
     return NULL;
@@ -215,8 +249,15 @@ int main(int count, char **words)
         const char *name = words[i], *value = words[i + 1];
         if (!strcmp(name, "--seconds")) seconds = atof(value);
         else if (!strcmp(name, "--start")) start = atof(value);
+        else if (!strcmp(name, "--steps")) steps = atol(value); /* of one launch of each kernel, whatever time they take */
         else if (!strcmp(name, "--report")) report_every = atof(value);
         else if (!strcmp(name, "--kernel")) snprintf(kernels[kernel_count++ % MAX_KERNELS], 32, *value > '9' ? "%s" : "busy_%s", value);
+        else if (!strcmp(name, "--distinct")) { /* so many kernels in place of the one */
+            char like[32];
+            memcpy(like, kernels[0], sizeof like);
+            for (kernel_count = 0; kernel_count < atoi(value) && kernel_count < MAX_KERNELS; kernel_count++)
+                snprintf(kernels[kernel_count], 32, "%.15s_%d", like, kernel_count);
+        }
         else if (!strcmp(name, "--streams")) stream_count = atoi(value);
         else if (!strcmp(name, "--sync")) sync_every = atoi(value);
         else if (!strcmp(name, "--threads")) threads = atoi(value);
@@ -226,6 +267,10 @@ int main(int count, char **words)
         else if (!strcmp(name, "--rename-at")) rename_at = atof(value);
         else if (!strcmp(name, "--rename-from")) rename_from = value;
         else if (!strcmp(name, "--rename-to")) rename_to = value;
+        else if (!strcmp(name, "--poke-file")) poke_file = value;
+        else if (!strcmp(name, "--poke-offset")) poke_offset = atoll(value);
+        else if (!strcmp(name, "--poke-value")) poke_value = value;
+        else if (!strcmp(name, "--run")) run_file = value;
         else if (!strcmp(name, "--die-after")) die_after = atol(value);
         else if (!strcmp(name, "--device")) gpu = atoi(value);
         else if (!strcmp(name, "--contexts")) contexts = atoi(value);

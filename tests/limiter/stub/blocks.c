@@ -41,8 +41,23 @@ CUdeviceptr stub_address(size_t size)
     return address;
 }
 
+CUdeviceptr stub_low_address(size_t size)
+{
+    static CUdeviceptr next = 1 << 20; /* never given out again */
+    CUdeviceptr address = 0;
+    pthread_mutex_lock(&lock);
+    if (next + size < 1ull << 32) {
+        address = next;
+        next += (size + 511) / 512 * 512;
+    }
+    pthread_mutex_unlock(&lock);
+    return address;
+}
+
 static void reuse(const struct block *block)
 {
+    if (block->address < 1ull << 32)
+        return;
     int class = class_of(block->size);
     if (unused[class].count == unused[class].room) {
         unused[class].room = unused[class].room ? unused[class].room * 2 : 64;

@@ -157,6 +157,7 @@ static void move_on(struct world *w) {
         int64_t next = INT64_MAX;
         for (int i = 0; i < CLOCK_PARTIES; i++)
             if (w->parties[i].pid && w->parties[i].until < next) next = w->parties[i].until;
+        for (int i = 0; i < CLOCK_GPUS; i++) gpu_start(w, &w->gpus[i]);
         for (int i = 0; i < CLOCK_GPUS; i++) {
             int64_t time = gpu_next(w, &w->gpus[i]);
             if (time < next) next = time;

@@ -19,7 +19,15 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { CLOCK_GPUS = 2, CLOCK_PROCESSES = 24, CLOCK_STREAMS = 16, CLOCK_OPS = 1024, CLOCK_EVENTS = 2048, CLOCK_PARTIES = 64 };
+enum {
+    CLOCK_GPUS = 4,
+    CLOCK_PROCESSES = 24,
+    CLOCK_STREAMS = 16,
+    CLOCK_OPS = 1024,
+    CLOCK_EVENTS = 2048,
+    CLOCK_PARTIES = 64,
+    CLOCK_MEETINGS = 16,
+};
 
 enum op_kind { OP_KERNEL, OP_RECORD, OP_WAIT, OP_SPIN };
 struct op {
@@ -27,6 +35,9 @@ struct op {
     int event;        /* OP_RECORD, OP_WAIT: index of the event */
     int64_t left;     /* OP_KERNEL: nanoseconds still to run */
     uint64_t serial;  /* OP_RECORD, OP_WAIT: which recording of the event; OP_SPIN: until so many launches were made */
+    bool started;     /* OP_KERNEL: the GPU has begun it */
+    int meeting;      /* OP_KERNEL: which meeting it takes part in, below 0: none, */
+    uint64_t starts;  /* and how many kernels of the meeting must have started before it makes progress */
 };
 struct queue {
     uint64_t put, done; /* operations ever put in and done; those between wait in ops[n % CLOCK_OPS] */
@@ -42,6 +53,7 @@ struct tenant {
     int stream; /* whose kernel runs */
     int64_t busy;
     uint64_t launches; /* ever put into its queues */
+    uint64_t meetings[CLOCK_MEETINGS]; /* kernels launched that meet others, by meeting */
     struct queue queues[CLOCK_STREAMS];
     struct event events[CLOCK_EVENTS];
 };
@@ -65,6 +77,7 @@ struct world {
     int seen, needed; /* parties */
     int64_t now;
     int64_t slice, late;
+    uint64_t starts[CLOCK_MEETINGS]; /* kernels started, by meeting */
     struct party parties[CLOCK_PARTIES];
     struct gpu gpus[CLOCK_GPUS];
 };
@@ -80,6 +93,8 @@ void clock_wait(struct world *w, int64_t until, int gpu, int tenant, int stream,
 
 /* --- gpu_queue.c --- */
 
+/* The kernel whose turn it is begins. */
+void gpu_start(struct world *w, struct gpu *g);
 /* Lets the GPU work from the present to `time`. */
 void gpu_run(struct world *w, struct gpu *g, int64_t time);
 /* When it will next have done something; INT64_MAX if it has nothing to do. */

@@ -8,6 +8,7 @@
 
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 
 struct CUctx_st {
     uint64_t id; /* another one each time the primary context comes to life */
@@ -15,7 +16,10 @@ struct CUctx_st {
     bool alive, primary;
     int references;
     size_t bytes;
+    size_t limits[3]; /* stack, printf FIFO, malloc heap */
 };
+
+static const size_t first_limits[3] = {1024, 1 << 20, 8 << 20};
 
 static struct CUctx_st primaries[STUB_MAX_GPUS];
 static uint64_t last_id;
@@ -59,6 +63,7 @@ static CUresult come_alive(CUcontext context, CUdevice device)
     if (bytes && stub_take("cuCtxCreate", stub_gpu_of(device), STUB_CONTEXT, bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
     context->bytes = bytes;
+    memcpy(context->limits, first_limits, sizeof first_limits);
     context->device = device;
     context->id = __atomic_add_fetch(&last_id, 1, __ATOMIC_RELAXED);
     context->alive = true;
@@ -114,6 +119,46 @@ EXPORT CUresult cuCtxCreate_v4(CUcontext *context, void *parameters, unsigned in
 {
     (void)parameters, (void)flags;
     return create(context, device);
+}
+
+EXPORT CUresult cuCtxCreate(CUcontext *context, unsigned int flags, CUdevice device)
+{
+    return cuCtxCreate_v2(context, flags, device);
+}
+
+EXPORT CUresult cuCtxGetLimit(size_t *value, int limit)
+{
+    CUresult result = usable();
+    if (result || !value)
+        return result ? result : CUDA_ERROR_INVALID_VALUE;
+    if (limit < 0 || limit > 2)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    *value = current()->limits[limit];
+    return CUDA_SUCCESS;
+}
+
+/* Takes at once what a driver may take only when it is needed: for each thread that fits on the GPU a stack. */
+EXPORT CUresult cuCtxSetLimit(int limit, size_t value)
+{
+    CUresult result = usable();
+    if (result)
+        return result;
+    if (limit < 0 || limit > 2)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    CUcontext context = current();
+    size_t times = limit == 0 ? STUB_SMS * (size_t)2048 : 1, before = context->limits[limit];
+    /* What the first values take is in a context's own bytes. */
+    before = before > first_limits[limit] ? before - first_limits[limit] : 0;
+    size_t after = value > first_limits[limit] ? value - first_limits[limit] : 0;
+    if (after > before)
+        result = stub_take(__func__, stub_gpu_of(context->device), STUB_CONTEXT, (after - before) * times);
+    else
+        stub_give(stub_gpu_of(context->device), STUB_CONTEXT, (before - after) * times);
+    if (!result) {
+        context->bytes = context->bytes + after * times - before * times;
+        context->limits[limit] = value;
+    }
+    return result;
 }
 
 EXPORT CUresult cuCtxDestroy_v2(CUcontext context)

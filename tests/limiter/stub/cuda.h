@@ -124,6 +124,11 @@ typedef struct { size_t Width, Height; int Format; unsigned int NumChannels; } C
 typedef struct { size_t Width, Height, Depth; int Format; unsigned int NumChannels; unsigned int Flags; } CUDA_ARRAY3D_DESCRIPTOR;
 enum { CUDA_ARRAY3D_LAYERED = 0x01, CUDA_ARRAY3D_CUBEMAP = 0x04, CUDA_ARRAY3D_SPARSE = 0x40, CUDA_ARRAY3D_DEFERRED_MAPPING = 0x80 };
 
+/* The forms of before CUDA 3.2, for names without a suffix: 32 bits for pointers of the device and for sizes. */
+typedef unsigned int CUdeviceptr_v1;
+typedef struct { unsigned int Width, Height; int Format; unsigned int NumChannels; } CUDA_ARRAY_DESCRIPTOR_v1;
+typedef struct { unsigned int Width, Height, Depth; int Format; unsigned int NumChannels; unsigned int Flags; } CUDA_ARRAY3D_DESCRIPTOR_v1;
+
 /* Launches */
 typedef struct { int id; char pad[4]; union { uint64_t number; unsigned char bytes[64]; } value; } CUlaunchAttribute;
 typedef struct {
@@ -132,5 +137,11 @@ typedef struct {
     CUlaunchAttribute *attrs;
     unsigned int numAttrs;
 } CUlaunchConfig;
+typedef struct {
+    CUfunction function;
+    unsigned int gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes;
+    CUstream hStream;
+    void **kernelParams;
+} CUDA_LAUNCH_PARAMS;
 
 #endif

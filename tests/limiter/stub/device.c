@@ -71,8 +71,28 @@ EXPORT CUresult cuInit(unsigned int flags)
     return result;
 }
 
+/* As a profiler's (CUPTI): called at each entry point, on the thread that made the call, and may call the driver itself. */
+static void (*subscriber)(void);
+
+EXPORT void stub_subscribe(void (*callback)(void))
+{
+    subscriber = callback;
+}
+
+static void tell_subscriber(void)
+{
+    static __thread bool inside;
+    if (inside)
+        return;
+    inside = true;
+    subscriber();
+    inside = false;
+}
+
 CUresult stub_ready(void)
 {
+    if (__builtin_expect(subscriber != NULL, 0))
+        tell_subscriber();
     return __builtin_expect(phase == INITIALISED, 1) ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
 }
 
@@ -157,6 +177,7 @@ EXPORT CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
         return result;
     switch (attribute) {
     case 16: *value = STUB_SMS; break; /* MULTIPROCESSOR_COUNT */
+    case 39: *value = 2048; break;     /* MAX_THREADS_PER_MULTIPROCESSOR */
     case 75: *value = 9; break;        /* COMPUTE_CAPABILITY_MAJOR */
     case 76: *value = 0; break;
     case 41:  /* UNIFIED_ADDRESSING */

@@ -154,7 +154,20 @@ void gpu_submit_kernel(struct CUstream_st *stream, uint64_t nanoseconds)
     if (nanoseconds == GPU_NEEDS_NEXT)
         gpu_submit(w, stream, (struct op){.kind = OP_SPIN, .serial = launches + 1});
     else
-        gpu_submit(w, stream, (struct op){.kind = OP_KERNEL, .left = (int64_t)nanoseconds});
+        gpu_submit(w, stream, (struct op){.kind = OP_KERNEL, .left = (int64_t)nanoseconds, .meeting = -1});
+    clock_unlock(w);
+}
+
+void gpu_submit_meeting(struct CUstream_st *stream, uint64_t nanoseconds, int meeting, int ranks)
+{
+    struct world *w = clock_world();
+    if (!w)
+        return;
+    clock_lock(w);
+    struct tenant *tenant = &w->gpus[stream->gpu].tenants[gpu_tenant(w, stream->gpu)];
+    tenant->launches++;
+    uint64_t starts = ++tenant->meetings[meeting] * (uint64_t)ranks;
+    gpu_submit(w, stream, (struct op){.kind = OP_KERNEL, .left = (int64_t)nanoseconds, .meeting = meeting, .starts = starts});
     clock_unlock(w);
 }
 
@@ -164,6 +177,16 @@ static void wait_for_queue(struct world *w, int gpu, int tenant, int i)
     uint64_t put = queue->put;
     if (queue->done < put)
         clock_wait(w, INT64_MAX, gpu, tenant, i, put);
+}
+
+void gpu_wait_for_stream(struct CUstream_st *stream)
+{
+    struct world *w = clock_world();
+    if (!w)
+        return;
+    clock_lock(w);
+    wait_for_queue(w, stream->gpu, gpu_tenant(w, stream->gpu), stream->queue);
+    clock_unlock(w);
 }
 
 void stub_gpu_wait(int gpu)
@@ -270,12 +293,7 @@ static CUresult synchronize(struct CUstream_st *stream)
         return ready ? ready : CUDA_ERROR_INVALID_CONTEXT;
     if (stream->graph || gpu_unsafe())
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    struct world *w = clock_world();
-    if (w) {
-        clock_lock(w);
-        wait_for_queue(w, stream->gpu, gpu_tenant(w, stream->gpu), stream->queue);
-        clock_unlock(w);
-    }
+    gpu_wait_for_stream(stream);
     stub_pools_settle(stream->gpu);
     return CUDA_SUCCESS;
 }

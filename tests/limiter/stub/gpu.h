@@ -30,6 +30,10 @@ void gpu_submit(struct world *w, struct CUstream_st *stream, struct op op);
  * no time of the GPU. */
 #define GPU_NEEDS_NEXT UINT64_MAX
 void gpu_submit_kernel(struct CUstream_st *stream, uint64_t nanoseconds);
+/* One that makes progress when its like in each of `ranks` processes has started. */
+void gpu_submit_meeting(struct CUstream_st *stream, uint64_t nanoseconds, int meeting, int ranks);
+/* Waits for what the stream has been given. */
+void gpu_wait_for_stream(struct CUstream_st *stream);
 /* Whether this launch is to be captured rather than run; the error if it may not be at all. */
 CUresult gpu_capturing(struct CUstream_st *stream, bool *captured);
 

@@ -2,7 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * How a simulated GPU works off its queues: one process at a time, in slices, round and round; within a process one
- * kernel at a time, the streams in turn, each in its own order.
+ * kernel at a time, the streams in turn, each in its own order. A kernel that meets others, as a collective operation's
+ * does, keeps its GPU (or its time slices of it) busy without progress until all of them have started.
  */
 #include "clock.h"
 
@@ -74,11 +75,22 @@ static struct op *running(struct world *w, struct gpu *g, int64_t now) {
     return NULL;
 }
 
+static bool makes_progress(struct world *w, struct op *op) {
+    return op->meeting < 0 || w->starts[op->meeting] >= op->starts;
+}
+
+void gpu_start(struct world *w, struct gpu *g) {
+    struct op *op = running(w, g, w->now);
+    if (!op || op->started) return;
+    op->started = true;
+    if (op->meeting >= 0) w->starts[op->meeting]++;
+}
+
 int64_t gpu_next(struct world *w, struct gpu *g) {
     struct op *op = running(w, g, w->now);
     if (!op) return INT64_MAX;
     if (w->now >= g->slice_end) g->slice_end = w->now + w->slice;
-    int64_t end = w->now + op->left;
+    int64_t end = makes_progress(w, op) ? w->now + op->left : INT64_MAX;
     return another_waits(g) && g->slice_end < end ? g->slice_end : end;
 }
 
@@ -87,7 +99,7 @@ void gpu_run(struct world *w, struct gpu *g, int64_t time) {
     struct op *op = running(w, g, w->now);
     if (!op || time <= w->now) return;
     struct tenant *t = &g->tenants[g->current];
-    op->left -= time - w->now;
+    if (makes_progress(w, op)) op->left -= time - w->now;
     t->busy += time - w->now;
     if (op->left > 0) return;
     t->queues[t->stream].done++;

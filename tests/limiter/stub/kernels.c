@@ -2,15 +2,19 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Modules and launches. The first number in a kernel's name is the time it takes in nanoseconds: `busy_10000`.
- * `needs_next` ends when this process has launched another.
+ * `needs_next` ends when this process has launched another. `meet_LENGTH_MEETING_RANKS` is one of a collective operation:
+ * the n-th of each of so many processes makes progress when all of them have started.
  */
 #include "gpu.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 struct CUfunc_st {
     uint64_t nanoseconds;
+    bool loaded;
+    int meeting, ranks; /* ranks 0: it meets no other */
     struct CUfunc_st *next;
     char name[];
 };
@@ -60,6 +64,9 @@ EXPORT CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const
         f = calloc(1, sizeof *f + strlen(name) + 1);
         strcpy(f->name, name);
         f->nanoseconds = !strcmp(name, "needs_next") ? GPU_NEEDS_NEXT : strtoull(name + strcspn(name, "0123456789"), NULL, 10);
+        sscanf(name, "meet_%*u_%d_%d", &f->meeting, &f->ranks);
+        if (f->meeting < 0 || f->meeting >= CLOCK_MEETINGS)
+            abort();
         f->next = functions;
         functions = f;
     }
@@ -85,6 +92,23 @@ uint64_t stub_kernel_nanoseconds(CUfunction function) { return function ? functi
 
 /* --- launches --- */
 
+/* The calling thread works so long on the host. */
+static void spend_host_time(int64_t nanoseconds)
+{
+    struct world *w = clock_world();
+    if (!w || nanoseconds <= 0)
+        return;
+    clock_lock(w);
+    clock_wait(w, w->now + nanoseconds, -1, 0, 0, 0);
+    clock_unlock(w);
+}
+
+static void before_launch(CUfunction function)
+{
+    bool loaded = __atomic_exchange_n(&function->loaded, true, __ATOMIC_RELAXED);
+    spend_host_time((int64_t)(stub_setting("STUB_LAUNCH_NS", 0) + (loaded ? 0 : stub_setting("STUB_LAZY_NS", 0))));
+}
+
 static CUresult launch(CUfunction function, CUstream handle, bool per_thread)
 {
     CUresult ready = stub_ready();
@@ -97,10 +121,17 @@ static CUresult launch(CUfunction function, CUstream handle, bool per_thread)
     CUresult result = gpu_capturing(stream, &captured);
     if (result)
         return result;
-    if (captured)
+    if (captured) {
         stub_graph_add_kernel(stream->graph, function->nanoseconds);
+        return CUDA_SUCCESS;
+    }
+    before_launch(function);
+    if (function->ranks)
+        gpu_submit_meeting(stream, function->nanoseconds, function->meeting, function->ranks);
     else
         gpu_submit_kernel(stream, function->nanoseconds);
+    if (stub_setting("CUDA_LAUNCH_BLOCKING", 0))
+        gpu_wait_for_stream(stream);
     return CUDA_SUCCESS;
 }
 

@@ -3,7 +3,7 @@
  *
  * The stub NVML: devices, their memory and their processes, from the same file as the stub driver. Types are written
  * anew from the NVML API reference (https://docs.nvidia.com/deploy/nvml-api/).
- * STUB_MPS=1: the processes are clients of MPS, STUB_NVML_HIDES=1: NVML names none (as in another pid namespace).
+ * STUB_MPS=1: the processes are clients of MPS, STUB_GRAPHICS=1: they are programs of graphics, STUB_NVML_HIDES=1: NVML names none (as in another pid namespace).
  */
 #include "card.h"
 
@@ -128,14 +128,21 @@ EXPORT int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory_v2 *memory)
     return result;
 }
 
-static int list(void *device, unsigned int *count, void *infos, bool v1, bool mps)
+enum kind { COMPUTE, MPS, GRAPHICS };
+
+static enum kind kind_of_all(void)
+{
+    return stub_setting("STUB_MPS", 0) ? MPS : stub_setting("STUB_GRAPHICS", 0) ? GRAPHICS : COMPUTE;
+}
+
+static int list(void *device, unsigned int *count, void *infos, bool v1, enum kind kind)
 {
     int index = index_of(device);
     if (index < 0 || !count || (*count && !infos))
         return INVALID_ARGUMENT;
     unsigned int found = 0, room = *count;
     stub_pause("STUB_PAUSE_NVML");
-    if (mps == (bool)stub_setting("STUB_MPS", 0) && !stub_setting("STUB_NVML_HIDES", 0)) {
+    if (kind == kind_of_all() && !stub_setting("STUB_NVML_HIDES", 0)) {
         stub_card_lock(card);
         stub_card_bury(card);
         for (int p = 0; p < STUB_MAX_PROCESSES; p++) {
@@ -154,17 +161,11 @@ static int list(void *device, unsigned int *count, void *infos, bool v1, bool mp
     return found > room ? INSUFFICIENT_SIZE : SUCCESS;
 }
 
-#define LISTS(name, mps) \
-    EXPORT int name(void *device, unsigned int *count, void *infos) { return list(device, count, infos, true, mps); } \
-    EXPORT int name##_v2(void *device, unsigned int *count, void *infos) { return list(device, count, infos, false, mps); } \
-    EXPORT int name##_v3(void *device, unsigned int *count, void *infos) { return list(device, count, infos, false, mps); }
+#define LISTS(name, kind) \
+    EXPORT int name(void *device, unsigned int *count, void *infos) { return list(device, count, infos, true, kind); } \
+    EXPORT int name##_v2(void *device, unsigned int *count, void *infos) { return list(device, count, infos, false, kind); } \
+    EXPORT int name##_v3(void *device, unsigned int *count, void *infos) { return list(device, count, infos, false, kind); }
 
-LISTS(nvmlDeviceGetComputeRunningProcesses, false)
-LISTS(nvmlDeviceGetMPSComputeRunningProcesses, true)
-
-EXPORT int nvmlDeviceGetGraphicsRunningProcesses_v3(void *device, unsigned int *count, void *infos)
-{
-    (void)infos;
-    *count = 0;
-    return index_of(device) < 0 ? INVALID_ARGUMENT : SUCCESS;
-}
+LISTS(nvmlDeviceGetComputeRunningProcesses, COMPUTE)
+LISTS(nvmlDeviceGetMPSComputeRunningProcesses, MPS)
+LISTS(nvmlDeviceGetGraphicsRunningProcesses, GRAPHICS)

@@ -26,6 +26,8 @@ CUresult stub_in_context(void);
 
 /* An address for `size` bytes, which may be one that was free'd a moment ago, as the driver's may. */
 CUdeviceptr stub_address(size_t size);
+/* The same below 4 GiB, for functions that know no other. 0: there is none left. */
+CUdeviceptr stub_low_address(size_t size);
 void stub_block_add(struct block block);
 /* Takes the block that begins at `address` out; false if there is none. */
 bool stub_block_remove(CUdeviceptr address, struct block *removed);

@@ -9,6 +9,7 @@
  *   proc.c     cuGetProcAddress and the table of names, made from functions.txt
  *   device.c   start and devices             context.c contexts, and each thread's stack of them
  *   memory.c   cuMemAlloc and its kin, pointers, arrays, IPC
+ *   old.c      the names of before CUDA 3.2, and launches of before CUDA 4
  *   pool.c     stream-ordered pools          vmm.c     physical handles, mapping
  *   graph.c    graphs, their nodes, graph memory
  *   gpu.c      streams, events, modules, launches, capture: the queue of a simulated GPU
@@ -24,6 +25,9 @@
  *   STUB_POOL_GROWTH      by how much a pool grows at least (32 MiB)
  *   STUB_FAIL             FUNCTION:N[:CODE]: the Nth call (from 1) of a function that takes memory fails so (CODE 2)
  *   STUB_RECORDS_FAIL     N: each Nth recording of an event fails
+ *   STUB_LAUNCH_NS        how long a launch takes on the host, in virtual time (0)
+ *   STUB_LAZY_NS          how much longer a function's first launch takes there, since it loads the function (0)
+ *   CUDA_LAUNCH_BLOCKING  1: a launch returns when its kernel is done, as the driver's
  *   STUB_PAUSE_GROWN      a FIFO: a pool has grown, and the call waits until somebody has opened it and closed it
  *   STUB_PAUSE_NVML       the same before NVML lists processes; without such a file (any more) there is no pause
  *   STUB_ALIASES          1: cuGetProcAddress answers with other addresses than the exported symbols'

@@ -18,6 +18,7 @@
  *   T_HANDLE   handle of physical memory: `with` its block; count, how often it is to be released
  *   T_MAPPING  address: bytes; `with` the mapped block (0: memory that is not counted)
  *   T_GRAPH    executable graph: known to have no memory of its own
+ *   T_CONTEXT  context: bytes that were reserved for it
  *   T_BLOCK    a number of ours: bytes charged. Of a pool (pooled): count of its pointers in use,
  *              `with` the pool (0: it is gone). Of physical memory: count of handles, `with` of mappings */
 struct entry {

@@ -100,7 +100,7 @@ static CUresult keep(enum table_kind kind, const struct target *target, void *ar
 /* The same around each of the three calls. `bytes` may look at the description only when it is there. */
 #define CREATE(kind, array, described, bytes_of, call) do { \
 	struct target target = target_of_context(); \
-	uint64_t bytes = target.gpu >= 0 && (array) && (described) ? (bytes_of) : 0; \
+	uint64_t bytes = target.gpu != NOT_COUNTED && (array) && (described) ? (bytes_of) : 0; \
 	if (bytes == 0) \
 		return call; \
 	if (!charge(&target, bytes)) \
@@ -121,6 +121,23 @@ CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *what)
 CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *what)
 {
 	CREATE(T_ARRAY, array, what, array_bytes(what, 1), REAL(cuArray3DCreate_v2)(array, what));
+}
+
+CUresult cuArrayCreate(CUarray *array, const CUDA_ARRAY_DESCRIPTOR_v1 *what)
+{
+	CREATE(T_ARRAY, array, what, level_bytes(what->width, what->height, 1, element_bits(what->format, what->channels)),
+	       REAL(cuArrayCreate)(array, what));
+}
+
+static uint64_t old_array_bytes(const CUDA_ARRAY3D_DESCRIPTOR_v1 *what)
+{
+	return array_bytes(&(CUDA_ARRAY3D_DESCRIPTOR){ .width = what->width, .height = what->height, .depth = what->depth,
+	                                               .format = what->format, .channels = what->channels, .flags = what->flags }, 1);
+}
+
+CUresult cuArray3DCreate(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR_v1 *what)
+{
+	CREATE(T_ARRAY, array, what, old_array_bytes(what), REAL(cuArray3DCreate)(array, what));
 }
 
 CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR *what, unsigned levels)

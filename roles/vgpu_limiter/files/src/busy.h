@@ -14,6 +14,7 @@
 #include "cuda_abi.h"
 
 #define BUSY_UNKNOWN_NS INT64_C(2000000)	/* a kernel that has not been measured yet */
+#define BUSY_HOST_NS INT64_C(50000)	/* a launch takes no longer on the host, but for a function's first */
 
 enum {
 	BUSY_RING = 256,	/* launches of a context that are not known to be done */
@@ -24,6 +25,12 @@ enum {
  * one before it ended. */
 struct covered { int64_t floor, from, to; };
 
+/* What others did that makes a launch take longer, in all. */
+struct others {
+	uint64_t held_ns;	/* the tenant was held back on its other GPUs: what is launched there may be waited for */
+	uint64_t passes;	/* launches beside those of the lease's holder */
+};
+
 enum launch_phase { LAUNCH_BEGUN, LAUNCH_RECORDED, LAUNCH_UNTIMED, LAUNCH_FAILED };
 
 struct launch {
@@ -33,6 +40,9 @@ struct launch {
 	int64_t asked_ns;	/* when it was let through */
 	int64_t estimate_ns;
 	bool charged;		/* the estimate was taken from the tenant's share */
+	bool first;		/* nothing else of the context was on its way */
+	struct others others;	/* by then */
+	int64_t host_ns;	/* how long the launch itself took after `begin` was done: no time of the GPU */
 };
 
 struct busy {
@@ -44,7 +54,7 @@ struct busy {
 	uint32_t put, done;	/* launches ever begun and known to be done */
 	int64_t in_flight_ns;	/* what is begun and not done will take, by its estimates */
 	struct launch ring[BUSY_RING];
-	struct { const void *function; int64_t ns; } estimates[BUSY_ESTIMATES];
+	struct { const void *function; int64_t ns; bool once; } estimates[BUSY_ESTIMATES];	/* once: measured one time */
 };
 
 /* How much of the stretch from `from` to `to` was not counted before. */
@@ -57,12 +67,13 @@ static inline bool busy_is_idle(const struct busy *b) { return b->put == b->done
 
 /* A place for a launch, with the throttle's lock held; then, without it, just before and just after
  * the launch. */
-struct launch *busy_reserve(struct busy *, const void *function, int64_t now);
+struct launch *busy_reserve(struct busy *, const void *function, struct others, int64_t now);
 bool busy_before(struct launch *, CUstream);	/* false: it cannot be timed */
-void busy_after(struct launch *, CUstream, bool timed, bool launched);
+/* host_ns: how long the launch took, 0 where others were on their way. */
+void busy_after(struct launch *, CUstream, bool timed, bool launched, int64_t host_ns);
 
-/* The next launch that is done; false if there is none. *busy_ns is what it took of the GPU,
- * or was taken to need where that cannot be told. */
-bool busy_harvest(struct busy *, struct launch *done, int64_t *busy_ns);
+/* The next launch that is done; false if there is none. *busy_ns is what it took of the GPU, or was taken to need where
+ * that cannot be told. Where it took longer than usual, and others can have been the reason, the usual is its own time. */
+bool busy_harvest(struct busy *, struct others, struct launch *done, int64_t *busy_ns);
 
 #endif

@@ -55,11 +55,13 @@ int vgpu_gpu_of_current_context(const struct quota *quota)
 static struct target target_of(const struct quota *quota, CUdevice device)
 {
 	const struct state *state = vgpu_state();
-	struct target target = { .gpu = -1, .device = device };
+	struct target target = { .gpu = quota->refuses_all ? NO_PLACE : NOT_COUNTED, .device = device };
 	int i = vgpu_gpu_of_device(quota, device);
 	if (i >= 0) {
 		target.gpu = quota->gpus[i].region;
 		target.limit_bytes = quota->gpus[i].memory_bytes ? quota->gpus[i].memory_bytes : UINT64_MAX;
+		if (UNLIKELY(target.gpu < 0))
+			target.gpu = quota->gpus[i].memory_bytes ? NO_PLACE : NOT_COUNTED;
 		if (UNLIKELY(state->uncounted) && quota->gpus[i].memory_bytes)
 			target.limit_bytes = 0;
 	}
@@ -69,7 +71,7 @@ static struct target target_of(const struct quota *quota, CUdevice device)
 struct target target_of_device(CUdevice device)
 {
 	const struct quota *quota = vgpu_quota();
-	return quota ? target_of(quota, device) : (struct target){ .gpu = -1 };
+	return quota ? target_of(quota, device) : (struct target){ .gpu = NOT_COUNTED };
 }
 
 struct target target_of_context(void)
@@ -77,7 +79,7 @@ struct target target_of_context(void)
 	const struct quota *quota = vgpu_quota();
 	CUdevice device;
 	if (!quota || REAL(cuCtxGetDevice)(&device) != CUDA_SUCCESS)
-		return (struct target){ .gpu = -1 };
+		return (struct target){ .gpu = NOT_COUNTED };
 	return target_of(quota, device);
 }
 
@@ -115,6 +117,8 @@ struct target target_of_stream(CUstream stream)
 bool charge(const struct target *target, uint64_t bytes)
 {
 	struct state *state = vgpu_state();
+	if (UNLIKELY(target->gpu == NO_PLACE))
+		return false;
 	if (LIKELY(tenant_reserve(state, target->gpu, bytes, target->limit_bytes)))
 		return true;
 	settle_pools(state, target->gpu, true);

@@ -48,6 +48,8 @@ enum { CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, CU_ST
 enum { CU_EVENT_DEFAULT = 0, CU_EVENT_BLOCKING_SYNC = 1, CU_EVENT_DISABLE_TIMING = 2 };
 enum { CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM = 2 };
 enum { CU_MEM_LOCATION_TYPE_DEVICE = 1 };
+enum { CU_LIMIT_STACK_SIZE = 0, CU_LIMIT_PRINTF_FIFO_SIZE = 1, CU_LIMIT_MALLOC_HEAP_SIZE = 2 };
+enum { CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR = 39 };
 enum { CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT = 5, CU_MEMPOOL_ATTR_USED_MEM_CURRENT = 7 };
 enum { CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT = 2 };
 enum {
@@ -103,6 +105,20 @@ typedef struct {
 } CUlaunchConfig;
 static_assert(sizeof(CUlaunchConfig) == 56, "CUlaunchConfig");
 
+typedef struct {
+	CUfunction function;
+	unsigned grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes;
+	CUstream stream;
+	void **parameters;
+} CUDA_LAUNCH_PARAMS;
+static_assert(sizeof(CUDA_LAUNCH_PARAMS) == 56, "CUDA_LAUNCH_PARAMS_v1");
+
+/* Before CUDA 3.2 pointers of the device and sizes had 32 bits, on 64-bit processors too: names without a suffix have
+ * kept that (cuda.h, "CUDA API made obselete at API version 3020"; cudaTypedefs.h, PFN_cuMemAlloc_v2000 and its kin). */
+typedef unsigned CUdeviceptr_v1;
+typedef struct { unsigned width, height, format, channels; } CUDA_ARRAY_DESCRIPTOR_v1;
+typedef struct { unsigned width, height, depth, format, channels, flags; } CUDA_ARRAY3D_DESCRIPTOR_v1;
+
 /* What is intercepted (hooks.h). */
 CUresult cuGetProcAddress(const char *, void **, int version, uint64_t flags);
 CUresult cuGetProcAddress_v2(const char *, void **, int version, uint64_t flags, int *status);
@@ -113,9 +129,20 @@ CUresult cuMemAllocManaged(CUdeviceptr *, size_t, unsigned flags);
 CUresult cuMemFree_v2(CUdeviceptr);
 CUresult cuArrayCreate_v2(CUarray *, const CUDA_ARRAY_DESCRIPTOR *);
 CUresult cuArray3DCreate_v2(CUarray *, const CUDA_ARRAY3D_DESCRIPTOR *);
+CUresult cuMemAlloc(CUdeviceptr_v1 *, unsigned);
+CUresult cuMemAllocPitch(CUdeviceptr_v1 *, unsigned *pitch, unsigned width_bytes, unsigned height, unsigned element_bytes);
+CUresult cuMemFree(CUdeviceptr_v1);
+CUresult cuArrayCreate(CUarray *, const CUDA_ARRAY_DESCRIPTOR_v1 *);
+CUresult cuArray3DCreate(CUarray *, const CUDA_ARRAY3D_DESCRIPTOR_v1 *);
 CUresult cuArrayDestroy(CUarray);
 CUresult cuMipmappedArrayCreate(CUmipmappedArray *, const CUDA_ARRAY3D_DESCRIPTOR *, unsigned levels);
 CUresult cuMipmappedArrayDestroy(CUmipmappedArray);
+CUresult cuCtxCreate(CUcontext *, unsigned flags, CUdevice);
+CUresult cuCtxCreate_v2(CUcontext *, unsigned flags, CUdevice);
+CUresult cuCtxCreate_v3(CUcontext *, void *affinity, int affinities, unsigned flags, CUdevice);
+CUresult cuCtxCreate_v4(CUcontext *, void *parameters, unsigned flags, CUdevice);
+CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
+CUresult cuCtxSetLimit(int limit, size_t value);
 CUresult cuCtxDestroy(CUcontext);
 CUresult cuCtxDestroy_v2(CUcontext);
 CUresult cuDevicePrimaryCtxRelease(CUdevice);
@@ -145,6 +172,8 @@ CUresult cuMemUnmap(CUdeviceptr, size_t);
 
 CUresult cuMemGetInfo_v2(size_t *free, size_t *total);
 CUresult cuDeviceTotalMem_v2(size_t *, CUdevice);
+CUresult cuMemGetInfo(unsigned *free, unsigned *total);
+CUresult cuDeviceTotalMem(unsigned *, CUdevice);
 
 CUresult cuLaunchKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **, void **);
 CUresult cuLaunchKernel_ptsz(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **, void **);
@@ -152,6 +181,10 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *, CUfunction, void **, void **);
 CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *, CUfunction, void **, void **);
 CUresult cuLaunchCooperativeKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **);
 CUresult cuLaunchCooperativeKernel_ptsz(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **);
+CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *, unsigned count, unsigned flags);
+CUresult cuLaunch(CUfunction);
+CUresult cuLaunchGrid(CUfunction, int width, int height);
+CUresult cuLaunchGridAsync(CUfunction, int width, int height, CUstream);
 CUresult cuGraphLaunch(CUgraphExec, CUstream);
 CUresult cuGraphLaunch_ptsz(CUgraphExec, CUstream);
 
@@ -164,7 +197,8 @@ CUresult cuDeviceGetUuid(CUuuid *, CUdevice);
 CUresult cuDeviceGetUuid_v2(CUuuid *, CUdevice);
 CUresult cuDeviceGetCount(int *);
 CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned *flags, int *active);
-CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
+CUresult cuDeviceGetAttribute(int *, int attribute, CUdevice);
+CUresult cuCtxGetLimit(size_t *, int limit);
 CUresult cuDeviceGetMemPool(CUmemoryPool *, CUdevice);
 CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *, CUdevice);
 CUresult cuMemPoolGetAttribute(CUmemoryPool, int attribute, void *value);
@@ -208,6 +242,9 @@ nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t, unsigned *, n
 nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses(nvmlDevice_t, unsigned *, nvmlProcessInfo_v1_t *);
 nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v2(nvmlDevice_t, unsigned *, nvmlProcessInfo_t *);
 nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t, unsigned *, nvmlProcessInfo_t *);
+nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses(nvmlDevice_t, unsigned *, nvmlProcessInfo_v1_t *);
+nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v2(nvmlDevice_t, unsigned *, nvmlProcessInfo_t *);
+nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t, unsigned *, nvmlProcessInfo_t *);
 nvmlReturn_t nvmlInit_v2(void);
 nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *, nvmlDevice_t *);
 nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t, char *, unsigned);

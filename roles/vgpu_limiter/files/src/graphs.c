@@ -18,6 +18,8 @@ static bool reserved_on(CUdevice device, uint64_t *bytes)
 /* With state->pools held. False: it does not fit, and nothing has changed. */
 static bool set_charge(struct state *state, int gpu, uint64_t bytes, uint64_t limit)
 {
+	if (gpu == NO_PLACE)
+		return bytes == 0;
 	uint64_t *charged = &state->graph_bytes[gpu];
 	if (bytes > *charged && !tenant_reserve(state, gpu, bytes - *charged, limit))
 		return false;
@@ -34,10 +36,10 @@ static void settle_graph_memory(struct state *state, const struct quota *quota, 
 	uint64_t bytes = 0;
 	if (gpu < 0)
 		return;
-	mutex_lock(&state->pools);
+	pools_lock(state);
 	if (reserved_on(device, &bytes))
 		set_charge(state, gpu, bytes, UINT64_MAX);
-	mutex_unlock(&state->pools);
+	pools_unlock(state);
 }
 
 void settle_graphs(struct state *state, const struct quota *quota)
@@ -61,10 +63,13 @@ static CUresult settle_upload(struct state *state, const struct target *target, 
 {
 	if (set_charge(state, target->gpu, bytes, target->limit_bytes))
 		return CUDA_SUCCESS;
-	settle_pools_held(state, target->gpu, true);
+	if (target->gpu >= 0)
+		settle_pools_held(state, target->gpu, true);
 	if (set_charge(state, target->gpu, bytes, target->limit_bytes))
 		return CUDA_SUCCESS;
 	REAL(cuDeviceGraphMemTrim)(target->device);
+	if (target->gpu < 0)
+		return CUDA_ERROR_OUT_OF_MEMORY;
 	if (reserved_on(target->device, &bytes))
 		set_charge(state, target->gpu, bytes, UINT64_MAX);
 	tenant_refused(state, target->gpu);
@@ -76,14 +81,14 @@ static CUresult upload(struct state *state, CUgraphExec graph, CUstream stream, 
                        CUresult real(CUgraphExec, CUstream))
 {
 	uint64_t bytes = 0;
-	mutex_lock(&state->pools);
+	pools_lock(state);
 	CUresult result = real(graph, stream);
 	if (result == CUDA_SUCCESS && reserved_on(target->device, &bytes)) {
 		result = settle_upload(state, target, bytes);
 		if (bytes == 0)
 			remember(state, T_GRAPH, (uintptr_t)graph, &(struct entry){ .gpu = -1 });
 	}
-	mutex_unlock(&state->pools);
+	pools_unlock(state);
 	return result;
 }
 
@@ -98,7 +103,7 @@ static bool is_known_without_memory(struct state *state, CUgraphExec graph)
 CUresult vgpu_graph_admit(CUgraphExec graph, CUstream stream, bool per_thread)
 {
 	struct target target = target_of_stream(stream);
-	struct state *state = target.gpu >= 0 ? vgpu_state() : NULL;
+	struct state *state = target.gpu != NOT_COUNTED ? vgpu_state() : NULL;
 	if (!state || !graph || target.limit_bytes == UINT64_MAX || is_known_without_memory(state, graph)
 	    || !HAVE(cuGraphUpload) || vgpu_is_capturing(stream, per_thread))
 		return CUDA_SUCCESS;
@@ -110,7 +115,7 @@ CUresult vgpu_graph_admit(CUgraphExec graph, CUstream stream, bool per_thread)
 static CUresult upload_hook(CUgraphExec graph, CUstream stream, CUresult real(CUgraphExec, CUstream))
 {
 	struct target target = target_of_stream(stream);
-	return target.gpu < 0 ? real(graph, stream) : upload(vgpu_state(), graph, stream, &target, real);
+	return target.gpu == NOT_COUNTED ? real(graph, stream) : upload(vgpu_state(), graph, stream, &target, real);
 }
 
 CUresult cuGraphUpload(CUgraphExec graph, CUstream stream) { return upload_hook(graph, stream, REAL(cuGraphUpload)); }

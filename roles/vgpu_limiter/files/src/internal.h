@@ -11,6 +11,7 @@
  *   hooks.h        the one list of what is intercepted and called
  *   resolve.c      dlsym and cuGetProcAddress: who gets our function, who the untouched pointer; REAL
  *   state.c        what a process keeps: one page that fork empties, so that a child begins anew
+ *   identity.c     which tenant the process belongs to
  *   quota.c        the tenant's file, looked at again once a second
  *   region.c       the tenant's shared memory: what each process of it has allocated on each GPU
  *   region_lock.c  its lock, which a killed holder does not keep
@@ -18,18 +19,21 @@
  *   allocations.c  the process's own tables: what each pointer and handle has cost
  *   charge.c       reserve before the driver is asked, give back when it refuses; which GPU is meant
  *   memory.c arrays.c pools.c vmm.c graphs.c   the hooks that allocate and free
+ *   contexts.c     the hooks that make contexts and set their limits
  *   report.c nvml.c                    the hooks that tell free and total; what NVML says of us
  *   launch.c throttle.c turnstile.c    the hooks that launch, and the share of the SMs
  *   seat.c busy.c cover.c              a place at the turnstile; how long the GPU worked for us
+ *   agent.c                            turnstiles that the host's agent hands out
  *   vgpu-top.c top_read.c              a program of its own, which shows it all
  *   log.c
  *
  * Rules that hold everywhere:
- *   - Without OPENFLEET_VGPU and a quota file every hook is the driver's function and nothing else.
+ *   - A process of no tenant (identity.c) has the driver's function behind every hook and nothing else.
+ *   - What has a quota and cannot be counted is refused.
  *   - Nothing happens when the library is loaded. It starts no thread, handles no signal, registers
  *     no atexit or atfork handler, keeps no descriptor open, changes no environment, and prints nothing.
- *     (A second after its first call it loads NVML into a process that uses CUDA, and what NVML opens
- *     stays open.)
+ *     (A second after its first call, or before its second context, it loads NVML into a process that uses
+ *     CUDA, and what NVML opens stays open.)
  *   - It never ends the process and never waits for anything but a lock that is held for microseconds.
  *   - A process may be killed at any instruction. What others then find is put right by the next of
  *     them that needs it (region.h says how).
@@ -90,7 +94,7 @@ struct quota_gpu {
 	uint64_t memory_bytes;		/* 0: limited by somebody else, so only counted here */
 	int sm_percent;			/* 100: never throttled */
 	int seat;			/* in this GPU's turnstile */
-	int region;			/* the GPU's place in the tenant's region, -1: none */
+	int region;			/* the GPU's place in the tenant's region, -1: none, so that nothing fits */
 	char name[48];			/* GPU-..., as in the file and in the turnstile's name */
 };
 
@@ -100,6 +104,7 @@ struct quota {
 	char tenant[TENANT_NAME];
 	int policy;			/* enum policy, turnstile.h */
 	int priority;
+	bool refuses_all;		/* in place of a quota that must be there and is not: no memory on any GPU */
 	int gpu_count;
 	struct quota_gpu gpus[QUOTA_GPUS];
 };
@@ -109,6 +114,18 @@ struct quota {
  * process's state when they are first called (also in a child of fork). */
 const struct quota *vgpu_quota(void);
 static inline const struct quota *vgpu_quota_now(void);
+
+/* --- identity.c: whose process this is --- */
+
+enum identity {
+	IDENTITY_NONE,			/* no tenant's */
+	IDENTITY_VARIABLE,		/* as OPENFLEET_VGPU says */
+	IDENTITY_MOUNTED,		/* the one whose quota folder is mounted, as in containers */
+	IDENTITY_UNCLEAR,		/* one of several that are mounted: nothing may be allocated */
+};
+struct state;
+/* Fills in state->name and state->root. */
+enum identity vgpu_identify(struct state *);
 
 /* Index into quota->gpus, -1: not in the quota, or the thread has no context. */
 int vgpu_gpu_of_device(const struct quota *, CUdevice);
@@ -121,12 +138,19 @@ struct mutex { _Atomic uint32_t word; };
 void mutex_lock(struct mutex *);
 void mutex_unlock(struct mutex *);
 
+/* state->pools. A thread that has it may take it again: a profiler's callback (CUPTI's) runs within the driver's call, on
+ * the thread that made it, and may call hooked functions. So nothing that was read before a call to the driver may be
+ * relied on after it. */
+struct state;
+void pools_lock(struct state *);
+void pools_unlock(struct state *);
+
 /* allocations.h */
 struct table {
 	struct entry *entries;		/* NULL: empty */
 	uint32_t capacity, count;
 };
-enum table_kind { T_POINTER, T_ARRAY, T_MIPMAP, T_POOL, T_HANDLE, T_BLOCK, T_MAPPING, T_GRAPH, TABLE_COUNT };
+enum table_kind { T_POINTER, T_ARRAY, T_MIPMAP, T_POOL, T_HANDLE, T_BLOCK, T_MAPPING, T_GRAPH, T_CONTEXT, TABLE_COUNT };
 
 enum { DEVICES = 64 };
 
@@ -138,8 +162,9 @@ struct state {
 	_Atomic int64_t look_again_ns;		/* when to look at the file again (CLOCK_MONOTONIC_COARSE) */
 	struct { uint64_t device, inode; int64_t changed_ns, size; } file;	/* the quota's, as it was read */
 	bool looked;				/* for it, at least once */
-	char name[TENANT_NAME];			/* OPENFLEET_VGPU */
+	char name[TENANT_NAME];			/* of the tenant (identity.c) */
 	char root[128];				/* OPENFLEET_VGPU_ROOT */
+	bool mounted;				/* the quota folder is: without a quota in it everything is refused */
 
 	struct mutex memory;			/* held with the region's lock */
 	struct region *region;			/* NULL: not opened yet */
@@ -152,8 +177,20 @@ struct state {
 	struct table tables[TABLE_COUNT];
 	uint64_t last_block;
 
-	struct mutex pools;			/* held over the driver's answer and what follows from it */
+	struct pools_lock {			/* held over the driver's answer and what follows from it */
+		struct mutex mutex;
+		_Atomic(const char *) owner;	/* a thread, by the address of something of its own */
+		unsigned depth;
+	} pools;
 	uint64_t graph_bytes[QUOTA_GPUS];	/* by place in the region: charged for the graphs' memory */
+
+	/* contexts.c, by place in the region too */
+	_Atomic unsigned contexts[QUOTA_GPUS];		/* made since there is a quota, and not gone */
+	_Atomic uint64_t context_charged[QUOTA_GPUS];	/* what was reserved for them and for those that are being made */
+	_Atomic uint64_t context_pending[QUOTA_GPUS];	/* of it for those: NVML cannot name that yet */
+	_Atomic unsigned contexts_begun, contexts_ended;	/* calls that make or destroy some: equal while there is none */
+	_Atomic bool has_managed;			/* memory that is counted in full, wherever it lies */
+	_Atomic unsigned learned;			/* GPUs, by place, of which NVML was asked for the cost of a context */
 
 	/* nvml.c; one thread at a time, by `settling` */
 	_Atomic bool settling;
@@ -169,7 +206,7 @@ struct state {
 enum { PHASE_NEW, PHASE_OFF, PHASE_ON };
 
 extern _Atomic(struct state *) vgpu_state_page;
-/* The process's state, made where there is none. NULL: OPENFLEET_VGPU does not name a tenant. */
+/* The process's state, made where there is none. NULL: it is no tenant's process. */
 struct state *vgpu_state_start(void);
 
 static inline struct state *vgpu_state(void)
@@ -189,6 +226,13 @@ static inline const struct quota *vgpu_quota_now(void)
 {
 	struct state *state = vgpu_state();
 	return state ? atomic_load_explicit(&state->quota, memory_order_acquire) : NULL;
+}
+
+/* Whether a quota was read, now or before. */
+static inline bool vgpu_has_quota(const struct state *state)
+{
+	const struct quota *quota = atomic_load_explicit(&state->quota, memory_order_acquire);
+	return quota && !quota->refuses_all;
 }
 
 /* Nanoseconds of CLOCK_MONOTONIC_COARSE: a few milliseconds old, and cheap. */
@@ -237,8 +281,9 @@ void vgpu_log(int level, const char *format, ...) __attribute__((format(printf, 
 /* --- charge.c ----------------------------------------------------------------------------------- */
 
 /* Which GPU a call means. */
+enum { NOT_COUNTED = -1, NO_PLACE = -2 };
 struct target {
-	int gpu;			/* place in the region, -1: not counted */
+	int gpu;			/* place in the region; NOT_COUNTED; NO_PLACE: cannot be counted, so nothing fits */
 	CUdevice device;
 	uint64_t limit_bytes;		/* UINT64_MAX: only counted */
 };
@@ -256,6 +301,11 @@ void uncharge(int gpu, uint64_t bytes);
 
 /* Whether what is given to the stream becomes part of a graph (pools.c). */
 bool vgpu_is_capturing(CUstream, bool per_thread);
+
+/* --- contexts.c, memory.c --- */
+
+void vgpu_context_is_gone(struct state *, CUcontext);
+bool vgpu_primary_is_active(CUdevice);
 
 /* --- graphs.c ----------------------------------------------------------------------------------- */
 

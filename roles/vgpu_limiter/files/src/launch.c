@@ -58,6 +58,25 @@ LAUNCH(cuLaunchKernelEx_ptsz, (const CUlaunchConfig *c, CUfunction f, void **p, 
 LAUNCH(cuLaunchCooperativeKernel, (KERNEL_PARAMETERS, void **p), (KERNEL_ARGUMENTS, p), f, stream, as_it_is)
 LAUNCH(cuLaunchCooperativeKernel_ptsz, (KERNEL_PARAMETERS, void **p), (KERNEL_ARGUMENTS, p), f, stream, own_default)
 
+LAUNCH(cuLaunch, (CUfunction f), (f), f, NULL, as_it_is)
+LAUNCH(cuLaunchGrid, (CUfunction f, int w, int h), (f, w, h), f, NULL, as_it_is)
+LAUNCH(cuLaunchGridAsync, (CUfunction f, int w, int h, CUstream stream), (f, w, h, stream), f, stream, as_it_is)
+
+/* One launch on each of several devices, each in its own stream. More than there can be the driver refuses. */
+CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned count, unsigned flags)
+{
+	struct passage passages[DEVICES];
+	if (!list || count > DEVICES || LIKELY(throttle_is_off()))
+		return REAL(cuLaunchCooperativeKernelMultiDevice)(list, count, flags);
+	count_looks();
+	for (unsigned i = 0; i < count; i++)
+		passages[i] = throttle_enter(list[i].function, list[i].stream);
+	CUresult result = REAL(cuLaunchCooperativeKernelMultiDevice)(list, count, flags);
+	for (unsigned i = 0; i < count; i++)
+		throttle_leave(&passages[i], result);
+	return result;
+}
+
 /* A graph may also take memory, which its launch charges (graphs.c). */
 static CUresult and_its_memory(CUresult result, CUstream stream)
 {

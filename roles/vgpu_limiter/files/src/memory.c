@@ -8,7 +8,7 @@
 #include "tenant.h"
 
 /* A call that the driver will refuse anyway, or that is not counted, is the driver's alone. */
-#define COUNTED(target, pointer, bytes) ((target).gpu >= 0 && (pointer) && (bytes) > 0)
+#define COUNTED(target, pointer, bytes) ((target).gpu != NOT_COUNTED && (pointer) && (bytes) > 0)
 
 static CUcontext current_context(void)
 {
@@ -44,6 +44,20 @@ CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
 	return result;
 }
 
+CUresult cuMemAlloc(CUdeviceptr_v1 *pointer, unsigned bytes)
+{
+	struct target target = target_of_context();
+	if (!COUNTED(target, pointer, bytes))
+		return REAL(cuMemAlloc)(pointer, bytes);
+	if (!charge(&target, bytes))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	CUresult result = REAL(cuMemAlloc)(pointer, bytes);
+	if (result == CUDA_SUCCESS)
+		return keep(&target, *pointer, bytes);
+	uncharge(target.gpu, bytes);
+	return result;
+}
+
 /* Managed memory may lie on the host; it is counted where the context is, as if all of it were there. */
 CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned flags)
 {
@@ -52,6 +66,7 @@ CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned flags)
 		return REAL(cuMemAllocManaged)(pointer, bytes, flags);
 	if (!charge(&target, bytes))
 		return CUDA_ERROR_OUT_OF_MEMORY;
+	atomic_store_explicit(&vgpu_state()->has_managed, true, memory_order_relaxed);
 	CUresult result = REAL(cuMemAllocManaged)(pointer, bytes, flags);
 	if (result == CUDA_SUCCESS)
 		return keep(&target, *pointer, bytes);
@@ -59,18 +74,30 @@ CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned flags)
 	return result;
 }
 
-/* Only the driver knows the pitch. It is at least the width, and the rest is reserved when it is known. */
-CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height, unsigned element)
+/* Either form of the call; the old one answers in 32 bits. */
+static CUresult ask_for_rows(bool old, CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height, unsigned element)
 {
-	struct target target = target_of_context();
-	uint64_t least, bytes;
-	if (!COUNTED(target, pointer && pitch, width) || height == 0)
+	CUdeviceptr_v1 found = 0;
+	unsigned found_pitch = 0;
+	if (!old)
 		return REAL(cuMemAllocPitch_v2)(pointer, pitch, width, height, element);
+	CUresult result = REAL(cuMemAllocPitch)(&found, &found_pitch, (unsigned)width, (unsigned)height, element);
+	*pointer = found;
+	*pitch = found_pitch;
+	return result;
+}
+
+/* Only the driver knows the pitch. It is at least the width, and the rest is reserved when it is known. */
+static CUresult allocate_rows(bool old, const struct target *counted, CUdeviceptr *pointer, size_t *pitch, size_t width,
+                              size_t height, unsigned element)
+{
+	struct target target = *counted;
+	uint64_t least, bytes;
 	if (__builtin_mul_overflow(width, height, &least) || !charge(&target, least))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	CUdeviceptr found = 0;
 	size_t found_pitch = 0;
-	CUresult result = REAL(cuMemAllocPitch_v2)(&found, &found_pitch, width, height, element);
+	CUresult result = ask_for_rows(old, &found, &found_pitch, width, height, element);
 	if (result != CUDA_SUCCESS) {
 		uncharge(target.gpu, least);
 		return result;
@@ -89,9 +116,37 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, s
 	return result;
 }
 
+CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height, unsigned element)
+{
+	struct target target = target_of_context();
+	if (!COUNTED(target, pointer && pitch, width) || height == 0)
+		return REAL(cuMemAllocPitch_v2)(pointer, pitch, width, height, element);
+	return allocate_rows(false, &target, pointer, pitch, width, height, element);
+}
+
+CUresult cuMemAllocPitch(CUdeviceptr_v1 *pointer, unsigned *pitch, unsigned width, unsigned height, unsigned element)
+{
+	struct target target = target_of_context();
+	CUdeviceptr found = 0;
+	size_t found_pitch = 0;
+	if (!COUNTED(target, pointer && pitch, width) || height == 0)
+		return REAL(cuMemAllocPitch)(pointer, pitch, width, height, element);
+	CUresult result = allocate_rows(true, &target, &found, &found_pitch, width, height, element);
+	if (result == CUDA_SUCCESS) {
+		*pointer = (CUdeviceptr_v1)found;
+		*pitch = (unsigned)found_pitch;
+	}
+	return result;
+}
+
 CUresult cuMemFree_v2(CUdeviceptr pointer)
 {
 	FREE_OF(T_POINTER, cuMemFree_v2, pointer);
+}
+
+CUresult cuMemFree(CUdeviceptr_v1 pointer)
+{
+	FREE_OF(T_POINTER, cuMemFree, pointer);
 }
 
 /* --- contexts --- */
@@ -100,6 +155,7 @@ CUresult cuMemFree_v2(CUdeviceptr pointer)
 static void forget_context(struct state *state, CUcontext context)
 {
 	static const enum table_kind kinds[] = { T_POINTER, T_ARRAY, T_MIPMAP };
+	vgpu_context_is_gone(state, context);
 	for (int k = 0; k < 3; k++) {
 		struct table *table = &state->tables[kinds[k]];
 		mutex_lock(&state->tables_lock);
@@ -124,16 +180,20 @@ static CUresult destroy_context(CUcontext context, CUresult real(CUcontext))
 		throttle_settle();
 		throttle_context_gone(context);
 	}
+	if (state)
+		atomic_fetch_add(&state->contexts_begun, 1);
 	CUresult result = real(context);
 	if (state && result == CUDA_SUCCESS)
 		forget_context(state, context);
+	if (state)
+		atomic_fetch_add(&state->contexts_ended, 1);
 	return result;
 }
 
 CUresult cuCtxDestroy(CUcontext context) { return destroy_context(context, REAL(cuCtxDestroy)); }
 CUresult cuCtxDestroy_v2(CUcontext context) { return destroy_context(context, REAL(cuCtxDestroy_v2)); }
 
-static bool primary_is_active(CUdevice device)
+bool vgpu_primary_is_active(CUdevice device)
 {
 	unsigned flags;
 	int active = 0;
@@ -145,18 +205,22 @@ static CUresult release_primary(CUdevice device, CUresult real(CUdevice), CUresu
 {
 	struct state *state = vgpu_quota_now() ? vgpu_state() : NULL;
 	CUcontext primary = NULL;
-	if (state && primary_is_active(device) && REAL(cuDevicePrimaryCtxRetain)(&primary, device) == CUDA_SUCCESS)
+	if (state && vgpu_primary_is_active(device) && REAL(cuDevicePrimaryCtxRetain)(&primary, device) == CUDA_SUCCESS)
 		release(device);
-	if (primary)
+	if (primary) {
 		throttle_settle();
+		atomic_fetch_add(&state->contexts_begun, 1);
+	}
 	CUresult result = real(device);
-	if (result == CUDA_SUCCESS && primary && (always || !primary_is_active(device))) {
+	if (result == CUDA_SUCCESS && primary && (always || !vgpu_primary_is_active(device))) {
 		throttle_context_gone(primary);
 		forget_context(state, primary);
 		/* The device's own pool and its graphs may have lost their memory too. */
 		settle_pools(state, -1, false);
 		settle_graphs(state, vgpu_quota_now());
 	}
+	if (primary)
+		atomic_fetch_add(&state->contexts_ended, 1);
 	return result;
 }
 

@@ -4,8 +4,9 @@
  *
  * What the driver takes for a process beyond what the process asks for (its context, modules, and
  * what allocations are rounded up to) is in no call. NVML knows it where it names this process: what
- * it says beyond what was counted is charged as `context`, about once a second. In a container with its
- * own process numbers nothing is charged for it: there the number of this process may be a stranger's.
+ * it says beyond what was counted is charged as `context`, about once a second. Where it does not, and in a
+ * container with its own process numbers, where the number of this process may be a stranger's, what was
+ * reserved for its contexts stays charged (contexts.c).
  */
 #include <unistd.h>
 
@@ -54,10 +55,19 @@ static bool bytes_by_nvml(const struct quota_gpu *gpu, uint64_t *bytes)
 /* What is counted now, and not in the middle of a pool's growth, which the driver holds before it is charged. */
 static uint64_t counted_whole(struct state *state, int gpu)
 {
-	mutex_lock(&state->pools);
+	pools_lock(state);
 	uint64_t bytes = tenant_own_used(state, gpu);
-	mutex_unlock(&state->pools);
+	pools_unlock(state);
 	return bytes;
+}
+
+/* Modules make it more than the contexts alone, so that the least is kept. Where contexts came or went meanwhile the
+ * figure is of another number of them. */
+static void learn(struct state *state, int gpu, uint64_t beyond, unsigned ended_before)
+{
+	unsigned contexts = atomic_load(&state->contexts[gpu]);
+	if (contexts > 0 && !atomic_load(&state->has_managed) && atomic_load(&state->contexts_begun) == ended_before)
+		tenant_learn_context(state, gpu, beyond / contexts);
 }
 
 /* Between what is counted before and after NVML was asked memory may have come or gone. The larger of
@@ -73,13 +83,30 @@ void settle_nvml(struct state *state, const struct quota *quota)
 			int gpu = quota->gpus[i].region;
 			if (gpu < 0)
 				continue;
+			unsigned ended = atomic_load(&state->contexts_ended);
 			uint64_t bytes, before = tenant_own_used(state, gpu);
 			bool named = bytes_by_nvml(&quota->gpus[i], &bytes);
 			uint64_t after = counted_whole(state, gpu), counted = before > after ? before : after;
-			tenant_set_context(state, gpu, named && bytes > counted ? bytes - counted : 0);
+			uint64_t beyond = bytes > counted ? bytes - counted : 0;
+			if (named && before == after)
+				learn(state, gpu, beyond, ended);
+			tenant_set_context(state, gpu, named ? beyond + atomic_load(&state->context_pending[gpu])
+			                                     : atomic_load(&state->context_charged[gpu]));
 			named_somewhere |= named;
 		}
 	}
 	if (!named_somewhere)
 		state->nvml_again_ns = now + SELDOM_NS;
+}
+
+void tenant_learn_now(struct state *state, const struct quota *quota)
+{
+	unsigned with_contexts = 0;
+	for (int gpu = 0; gpu < QUOTA_GPUS; gpu++)
+		with_contexts |= atomic_load(&state->contexts[gpu]) > 0 ? 1u << gpu : 0;
+	if (!(with_contexts & ~atomic_fetch_or(&state->learned, with_contexts)) || atomic_exchange(&state->settling, true))
+		return;
+	state->nvml_again_ns = 0;
+	settle_nvml(state, quota);
+	atomic_store(&state->settling, false);
 }

@@ -83,7 +83,7 @@ static void settle_pool(struct state *state, CUmemoryPool pool)
 {
 	struct entry block;
 	uint64_t bytes;
-	if (block_of(state, pool, &block) && reserved_by(pool, &bytes))
+	if (reserved_by(pool, &bytes) && block_of(state, pool, &block))
 		set_charge(state, &block, bytes, UINT64_MAX);
 }
 
@@ -98,7 +98,8 @@ static void trim_pool(CUmemoryPool pool, uint64_t keep)
 static void settle_all(struct state *state, int gpu, bool trim, CUmemoryPool growing)
 {
 	struct table *pools = &state->tables[T_POOL];
-	/* Only who holds state->pools changes this table, and the driver is not asked under tables_lock. */
+	/* Only who holds state->pools changes this table, which may be a callback within the driver's calls here: it is read
+	 * again each time. The driver is not asked under tables_lock. */
 	for (uint32_t i = 0; i < pools->capacity; i++) {
 		struct entry block;
 		CUmemoryPool pool = (CUmemoryPool)(uintptr_t)pools->entries[i].key;
@@ -118,9 +119,9 @@ void settle_pools_held(struct state *state, int gpu, bool trim)
 
 void settle_pools(struct state *state, int gpu, bool trim)
 {
-	mutex_lock(&state->pools);
+	pools_lock(state);
 	settle_pools_held(state, gpu, trim);
-	mutex_unlock(&state->pools);
+	pools_unlock(state);
 }
 
 /* --- allocating --- */
@@ -141,7 +142,7 @@ static struct target target_of_pool(struct state *state, CUmemoryPool pool)
 		if (REAL(cuDeviceGetDefaultMemPool)(&own, device) == CUDA_SUCCESS && own == pool)
 			return target_of_device(device);
 	}
-	return (struct target){ .gpu = -1 };
+	return (struct target){ .gpu = NOT_COUNTED };
 }
 
 /* The call of each hook, in one shape. A stream that captures allocates nothing now. */
@@ -206,7 +207,7 @@ static bool set_charge_to_growth(struct state *state, const struct request *r, c
 {
 	struct entry block;
 	uint64_t bytes;
-	return !block_of(state, r->pool, &block) || !reserved_by(r->pool, &bytes)
+	return !reserved_by(r->pool, &bytes) || !block_of(state, r->pool, &block)
 	    || set_charge(state, &block, bytes, target->limit_bytes);
 }
 
@@ -250,11 +251,13 @@ static CUresult allocate_async(struct request *r)
 		return ask(r);
 	struct state *state = vgpu_state();
 	struct target target = r->from_pool ? target_of_pool(state, r->pool) : target_of_stream(r->stream);
+	if (target.gpu == NO_PLACE)
+		return CUDA_ERROR_OUT_OF_MEMORY;
 	if (target.gpu < 0 || (!r->from_pool && REAL(cuDeviceGetMemPool)(&r->pool, target.device) != CUDA_SUCCESS))
 		return ask(r);
-	mutex_lock(&state->pools);
+	pools_lock(state);
 	CUresult result = allocate(state, r, &target);
-	mutex_unlock(&state->pools);
+	pools_unlock(state);
 	if (result == CUDA_ERROR_OUT_OF_MEMORY)
 		tenant_refused(state, target.gpu);
 	return result;
@@ -301,7 +304,7 @@ static void drop_orphan(struct state *state, uint64_t id)
 void pool_pointer_freed(struct state *state, uint64_t id)
 {
 	CUmemoryPool pool = NULL;
-	mutex_lock(&state->pools);
+	pools_lock(state);
 	mutex_lock(&state->tables_lock);
 	struct entry *block = table_find(&state->tables[T_BLOCK], id);
 	if (block) {
@@ -313,7 +316,7 @@ void pool_pointer_freed(struct state *state, uint64_t id)
 		settle_pool(state, pool);
 	else
 		drop_orphan(state, id);
-	mutex_unlock(&state->pools);
+	pools_unlock(state);
 }
 
 static CUresult free_async(CUdeviceptr pointer, CUstream stream, CUresult real(CUdeviceptr, CUstream))
@@ -334,15 +337,18 @@ CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream) { return free
 
 CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *what)
 {
+	struct target target = { .gpu = NOT_COUNTED };
+	if (pool && what && what->location.type == CU_MEM_LOCATION_TYPE_DEVICE)
+		target = target_of_device(what->location.id);
+	/* Nothing could be allocated from it. */
+	if (target.gpu == NO_PLACE)
+		return CUDA_ERROR_OUT_OF_MEMORY;
 	CUresult result = REAL(cuMemPoolCreate)(pool, what);
-	if (result != CUDA_SUCCESS || !pool || !what || what->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
-		return result;
-	struct target target = target_of_device(what->location.id);
-	if (target.gpu >= 0) {
+	if (result == CUDA_SUCCESS && target.gpu >= 0) {
 		struct state *state = vgpu_state();
-		mutex_lock(&state->pools);
+		pools_lock(state);
 		add_pool(state, *pool, target.gpu, target.device);
-		mutex_unlock(&state->pools);
+		pools_unlock(state);
 	}
 	return result;
 }
@@ -354,7 +360,7 @@ CUresult cuMemPoolDestroy(CUmemoryPool pool)
 	if (!state)
 		return REAL(cuMemPoolDestroy)(pool);
 	struct entry known;
-	mutex_lock(&state->pools);
+	pools_lock(state);
 	CUresult result = REAL(cuMemPoolDestroy)(pool);
 	if (result == CUDA_SUCCESS && take_out(state, T_POOL, (uintptr_t)pool, &known)) {
 		mutex_lock(&state->tables_lock);
@@ -364,7 +370,7 @@ CUresult cuMemPoolDestroy(CUmemoryPool pool)
 		mutex_unlock(&state->tables_lock);
 		drop_orphan(state, known.with);
 	}
-	mutex_unlock(&state->pools);
+	pools_unlock(state);
 	return result;
 }
 
@@ -373,9 +379,9 @@ CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
 	CUresult result = REAL(cuMemPoolTrimTo)(pool, keep);
 	struct state *state = vgpu_state();
 	if (state) {
-		mutex_lock(&state->pools);
+		pools_lock(state);
 		settle_pool(state, pool);
-		mutex_unlock(&state->pools);
+		pools_unlock(state);
 	}
 	return result;
 }

@@ -64,16 +64,37 @@ static bool read_text(int descriptor, char *text, size_t room)
 	}
 }
 
+void quota_refuse_all(struct state *state)
+{
+	static const struct quota refusing = { .refuses_all = true };
+	const struct quota *none = NULL;
+	atomic_compare_exchange_strong(&state->quota, &none, &refusing);
+}
+
+/* What the lines in the log end with where the file cannot be used. */
+static const char *consequence(struct state *state)
+{
+	if (vgpu_has_quota(state))
+		return "the quota that was read before still holds";
+	if (!state->mounted)
+		return "no limit in this process";
+	quota_refuse_all(state);
+	return "it is mounted, so allocations on GPUs are refused until there is a quota";
+}
+
 /* Quotas lie in pages of their own, which stay: another thread may be reading the old one. */
 static void adopt(struct state *state, const struct quota *read)
 {
 	struct quota *quota = mmap(NULL, sizeof *quota, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	if (quota == MAP_FAILED)
+	if (quota == MAP_FAILED) {
+		quota_refuse_all(state);
+		memset(&state->file, 0, sizeof state->file);	/* the next look tries again */
 		return;
+	}
 	*quota = *read;
 	tenant_join(state, quota);
 	mprotect(quota, sizeof *quota, PROT_READ);
-	bool first = !atomic_load(&state->quota);
+	bool first = !vgpu_has_quota(state);
 	atomic_store_explicit(&state->quota, quota, memory_order_release);
 	vgpu_log(LOG_INFO, "%s the quota of tenant %s: %d GPUs", first ? "took" : "changed to", quota->tenant, quota->gpu_count);
 }
@@ -84,7 +105,7 @@ void quota_read(struct state *state)
 	struct stat status;
 	struct quota quota;
 	int line = 0;
-	if (!vgpu_path(path, sizeof path, "/etc/openfleet-gpu/vgpu/%s/quota", state->name))
+	if (!*state->name || !vgpu_path(path, sizeof path, "/etc/openfleet-gpu/vgpu/%s/quota", state->name))
 		return;
 	if (file_status(AT_FDCWD, path, &status) == 0 && is_same(state, &status))
 		return;
@@ -92,8 +113,7 @@ void quota_read(struct state *state)
 	if (descriptor < 0 || file_status(descriptor, "", &status) != 0) {
 		/* Gone: the quota ends with the process. Never there: once is enough to say so. */
 		if (state->file.inode != 0 || !state->looked)
-			vgpu_log(LOG_NOTICE, "cannot read %s (%m): %s", path,
-			         atomic_load(&state->quota) ? "the quota that was read before still holds" : "no limit in this process");
+			vgpu_log(LOG_NOTICE, "cannot read %s (%m): %s", path, consequence(state));
 		memset(&state->file, 0, sizeof state->file);
 		state->looked = true;
 		if (descriptor >= 0)
@@ -111,8 +131,7 @@ void quota_read(struct state *state)
 	if (!wrong)
 		adopt(state, &quota);
 	else
-		vgpu_log(LOG_ERR, "%s, line %d: %s; %s", path, line, wrong,
-		         atomic_load(&state->quota) ? "the quota that was read before still holds" : "no limit in this process");
+		vgpu_log(LOG_ERR, "%s, line %d: %s; %s", path, line, wrong, consequence(state));
 }
 
 /* One thread does it; the others go on with what is known. */

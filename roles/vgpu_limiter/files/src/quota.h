@@ -12,6 +12,7 @@
  *
  * Unknown keys are passed over with a line in the log. A file that cannot be understood, or that
  * somebody but root could have written, changes nothing: the quota that was read before still holds.
+ * Where none was, a process whose quota folder is mounted is refused all memory, and others are not limited.
  */
 #ifndef QUOTA_H
 #define QUOTA_H
@@ -26,5 +27,8 @@ const char *quota_parse(struct quota *, char *text, const char *tenant, int *lin
 bool quota_parse_uuid(CUuuid *, const char *);
 /* Reads the file if it is another one than at the last time. The caller holds state->starting. */
 void quota_read(struct state *);
+
+/* Until a quota is read nothing is allocated on any GPU. */
+void quota_refuse_all(struct state *);
 
 #endif

@@ -28,22 +28,55 @@ static void clear_slot(struct region *region, struct slot *slot)
 	atomic_store(&slot->state, SLOT_FREE);
 }
 
-/* Under the lock. A process that takes a slot while this goes on waits for the lock before it writes. */
-static void strike_off_the_dead(struct state *state)
+/* With or without the lock: which slots' processes are dead, of those in `among` (NULL: of all) and of those that hold
+ * something on the GPU (-1: of all). Each costs a call to the kernel. */
+struct slots { uint64_t bits[REGION_SLOTS / 64]; };
+
+static bool find_dead(const struct state *state, int gpu, const struct slots *among, struct slots *dead)
 {
-	struct region *region = state->region;
+	const struct region *region = state->region;
 	uint32_t slots = atomic_load(&region->slot_limit);
 	int descriptor = -2;
+	bool any = false;
+	*dead = (struct slots){ 0 };
 	for (uint32_t i = 0; i < slots && i < REGION_SLOTS; i++) {
-		if (atomic_load(&region->slots[i].state) != SLOT_USED || i == (uint32_t)state->slot)
+		if (atomic_load(&region->slots[i].state) != SLOT_USED || i == (uint32_t)state->slot
+		    || (among && !(among->bits[i / 64] >> i % 64 & 1)))
+			continue;
+		if (gpu >= 0 && atomic_load(&region->slots[i].used[gpu]) == 0 && atomic_load(&region->slots[i].context[gpu]) == 0)
 			continue;
 		if (descriptor == -2)
 			descriptor = region_reopen(state);
-		if (region_slot_is_dead(state, descriptor, i))
-			clear_slot(region, &region->slots[i]);
+		if (region_slot_is_dead(state, descriptor, i)) {
+			dead->bits[i / 64] |= UINT64_C(1) << i % 64;
+			any = true;
+		}
 	}
 	if (descriptor >= 0)
 		vgpu_close(descriptor);
+	return any;
+}
+
+/* Under the lock. A process that takes a slot while this goes on waits for the lock before it writes. */
+static void strike_off(struct state *state, const struct slots *among)
+{
+	struct slots dead;
+	if (find_dead(state, -1, among, &dead))
+		for (uint32_t i = 0; i < REGION_SLOTS; i++)
+			if (dead.bits[i / 64] >> i % 64 & 1)
+				clear_slot(state->region, &state->region->slots[i]);
+}
+
+/* Without the lock: a tenant of hundreds of processes would wait for milliseconds. With it only those that were found dead
+ * are looked at again, since another may have the slot by now. */
+static void strike_off_the_dead(struct state *state, int gpu)
+{
+	struct slots dead;
+	if (!find_dead(state, gpu, NULL, &dead))
+		return;
+	region_lock(state);
+	strike_off(state, &dead);
+	region_unlock(state);
 }
 
 /* The byte makes the slot ours; what the slot says is written under the lock. */
@@ -174,7 +207,7 @@ static int find_gpu(struct region *region, const CUuuid *uuid)
 /* Under the lock, by a process that has no quota yet and so has nothing anywhere: whether it is the only one. */
 static bool is_alone(struct state *state)
 {
-	strike_off_the_dead(state);
+	strike_off(state, NULL);
 	for (uint32_t i = 0; i < REGION_SLOTS; i++)
 		if (i != (uint32_t)state->slot && atomic_load(&state->region->slots[i].state) != SLOT_FREE)
 			return false;
@@ -190,6 +223,7 @@ static void clear_gpus(struct region *region)
 		atomic_store(&gpu->total, 0);
 		atomic_store(&gpu->peak, 0);
 		atomic_store(&gpu->refused, 0);
+		atomic_store(&gpu->context_kib, 0);
 	}
 }
 
@@ -209,15 +243,15 @@ void tenant_join(struct state *state, struct quota *quota)
 	if (!join(state))
 		return;
 	region_lock(state);
-	if (!find_gpus(state->region, quota) && !atomic_load(&state->quota) && is_alone(state)) {
+	if (!find_gpus(state->region, quota) && !vgpu_has_quota(state) && is_alone(state)) {
 		clear_gpus(state->region);
 		find_gpus(state->region, quota);
 	}
 	region_unlock(state);
 	for (int i = 0; i < quota->gpu_count; i++)
 		if (quota->gpus[i].region < 0)
-			vgpu_log(LOG_ERR, "the region of %s has had %d other GPUs: no memory limit on %s until its processes have ended",
-			         quota->tenant, REGION_GPUS, quota->gpus[i].name);
+			vgpu_log(LOG_ERR, "the region of %s has had %d other GPUs, so allocations on %s are refused; end all programs of the tenant, "
+			         "and the next one has room for it", quota->tenant, REGION_GPUS, quota->gpus[i].name);
 }
 
 /* --- sums --- */
@@ -246,31 +280,30 @@ static bool has_room(struct state *state, int gpu, uint64_t bytes, uint64_t limi
 	return total <= limit && bytes <= limit - total;
 }
 
-/* Under the lock. */
-static bool make_room(struct state *state, int gpu, uint64_t bytes, uint64_t limit)
+static inline bool reserve_if(struct state *state, int gpu, uint64_t bytes, uint64_t limit, bool reserves)
 {
-	if (LIKELY(has_room(state, gpu, bytes, limit)))
-		return true;
-	strike_off_the_dead(state);
-	return has_room(state, gpu, bytes, limit);
+	region_lock(state);
+	bool room = has_room(state, gpu, bytes, limit);
+	if (LIKELY(room && reserves))
+		add(state, gpu, bytes);
+	region_unlock(state);
+	return room;
 }
 
 bool tenant_has_room(struct state *state, int gpu, uint64_t bytes, uint64_t limit)
 {
-	region_lock(state);
-	bool room = make_room(state, gpu, bytes, limit);
-	region_unlock(state);
-	return room;
+	if (reserve_if(state, gpu, bytes, limit, false))
+		return true;
+	strike_off_the_dead(state, gpu);
+	return reserve_if(state, gpu, bytes, limit, false);
 }
 
 bool tenant_reserve(struct state *state, int gpu, uint64_t bytes, uint64_t limit)
 {
-	region_lock(state);
-	bool room = make_room(state, gpu, bytes, limit);
-	if (LIKELY(room))
-		add(state, gpu, bytes);
-	region_unlock(state);
-	return room;
+	if (LIKELY(reserve_if(state, gpu, bytes, limit, true)))
+		return true;
+	strike_off_the_dead(state, gpu);
+	return reserve_if(state, gpu, bytes, limit, true);
 }
 
 void tenant_refused(struct state *state, int gpu)
@@ -298,10 +331,59 @@ void tenant_give_back(struct state *state, int gpu, uint64_t bytes)
 	region_unlock(state);
 }
 
+/* --- contexts --- */
+
+static bool reserve_context_if_room(struct state *state, int gpu, uint64_t bytes, uint64_t limit)
+{
+	_Atomic uint64_t *context = &state->region->slots[state->slot].context[gpu];
+	region_lock(state);
+	bool room = has_room(state, gpu, bytes, limit);
+	if (room) {
+		uint64_t total = atomic_load(&state->region->gpus[gpu].total) + bytes;
+		atomic_store(context, atomic_load(context) + bytes);
+		atomic_store(&state->region->gpus[gpu].total, total);
+	}
+	region_unlock(state);
+	return room;
+}
+
+bool tenant_reserve_context(struct state *state, int gpu, uint64_t bytes, uint64_t limit)
+{
+	if (reserve_context_if_room(state, gpu, bytes, limit))
+		return true;
+	strike_off_the_dead(state, gpu);
+	return reserve_context_if_room(state, gpu, bytes, limit);
+}
+
+void tenant_give_back_context(struct state *state, int gpu, uint64_t bytes)
+{
+	_Atomic uint64_t *context = &state->region->slots[state->slot].context[gpu], *total = &state->region->gpus[gpu].total;
+	region_lock(state);
+	uint64_t held = atomic_load(context);
+	if (bytes > held)
+		bytes = held;
+	atomic_store(context, held - bytes);
+	atomic_store(total, atomic_load(total) - bytes);
+	region_unlock(state);
+}
+
+uint64_t tenant_context_cost(struct state *state, int gpu)
+{
+	return (uint64_t)atomic_load(&state->region->gpus[gpu].context_kib) * 1024;
+}
+
+void tenant_learn_context(struct state *state, int gpu, uint64_t bytes)
+{
+	_Atomic uint32_t *cost = &state->region->gpus[gpu].context_kib;
+	uint32_t known = atomic_load(cost), kib = bytes / 1024 > UINT32_MAX ? UINT32_MAX : (uint32_t)(bytes / 1024);
+	while (kib && (known == 0 || kib < known) && !atomic_compare_exchange_weak(cost, &known, kib))
+		;
+}
+
 uint64_t tenant_used(struct state *state, int gpu)
 {
+	strike_off_the_dead(state, gpu);
 	region_lock(state);
-	strike_off_the_dead(state);
 	uint64_t total = atomic_load(&state->region->gpus[gpu].total);
 	region_unlock(state);
 	return total;
@@ -329,8 +411,8 @@ int tenant_pids(struct state *state, unsigned pids[REGION_SLOTS])
 	int count = 0;
 	if (vgpu_pid_namespace() != INITIAL_PID_NAMESPACE)
 		return 0;
+	strike_off_the_dead(state, -1);
 	region_lock(state);
-	strike_off_the_dead(state);
 	uint32_t slots = atomic_load(&state->region->slot_limit);
 	for (uint32_t i = 0; i < slots && i < REGION_SLOTS; i++)
 		if (atomic_load(&state->region->slots[i].state) == SLOT_USED

@@ -11,7 +11,7 @@
  * process, however that ends: whoever can have the lock finds the slot's process dead. No pid is
  * compared, so the processes may be in different pid namespaces.
  *
- * Who may write. Everything but `nonce`, `peak` and `refused` is written under the region's lock, whose word
+ * Who may write. Everything but `nonce`, `peak`, `refused` and `context_kib` is written under the region's lock, whose word
  * names its holder: slot + 1, and the nonce that tells this holder from an earlier one of the slot. A waiter
  * that finds the holder dead replaces the word by its own and computes the totals again from the
  * slots: they are all that counts, and each figure in them is one 64-bit store. So a process may be
@@ -48,13 +48,13 @@ struct slot {
 	uint64_t pid_namespace;		/* this namespace; 0: not known */
 	uint64_t reserved;
 	_Atomic uint64_t used[REGION_GPUS];	/* bytes charged for allocations */
-	_Atomic uint64_t context[REGION_GPUS];	/* bytes that NVML names beyond those */
+	_Atomic uint64_t context[REGION_GPUS];	/* bytes that NVML names beyond those, or that are reserved for contexts */
 };
 
 struct region_gpu {
 	unsigned char uuid[16];
 	_Atomic uint32_t taken;
-	uint32_t reserved;
+	_Atomic uint32_t context_kib;	/* what a context costs, 0: not known. Libraries of before leave 0 here */
 	_Atomic uint64_t total;		/* of used and context of all slots */
 	_Atomic uint64_t peak;		/* of total, since the region was made: when memory was there, not when it was asked for */
 	_Atomic uint64_t refused;	/* times that an allocation found no room */

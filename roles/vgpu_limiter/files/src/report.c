@@ -19,11 +19,11 @@ static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
 /* False: not limited here. What the card really has left is the most that there is. */
 static bool limited(const struct quota_gpu *gpu, uint64_t total, uint64_t free, struct figures *told)
 {
-	if (!gpu || gpu->memory_bytes == 0 || gpu->region < 0)
+	if (!gpu || gpu->memory_bytes == 0)
 		return false;
 	struct state *state = vgpu_state();
 	told->total = least(gpu->memory_bytes, total);
-	told->used = state->uncounted ? told->total : least(tenant_used(state, gpu->region), told->total);
+	told->used = state->uncounted || gpu->region < 0 ? told->total : least(tenant_used(state, gpu->region), told->total);
 	told->free = least(told->total - told->used, free);
 	return true;
 }
@@ -34,8 +34,12 @@ CUresult cuMemGetInfo_v2(size_t *free, size_t *total)
 {
 	const struct quota *quota = vgpu_quota();
 	int i = free || total ? vgpu_gpu_of_current_context(quota) : -1;
-	if (i < 0)
-		return REAL(cuMemGetInfo_v2)(free, total);
+	if (i < 0) {
+		CUresult result = REAL(cuMemGetInfo_v2)(free, total);
+		if (quota && quota->refuses_all && result == CUDA_SUCCESS && free)
+			*free = 0;
+		return result;
+	}
 	/* Either may be NULL; we need both. */
 	size_t real_free = 0, real_total = 0;
 	CUresult result = REAL(cuMemGetInfo_v2)(&real_free, &real_total);
@@ -57,6 +61,31 @@ CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
 	int i = result == CUDA_SUCCESS && bytes ? vgpu_gpu_of_device(quota, device) : -1;
 	if (i >= 0 && quota->gpus[i].memory_bytes)
 		*bytes = least(*bytes, quota->gpus[i].memory_bytes);
+	return result;
+}
+
+static unsigned in_32_bits(uint64_t bytes) { return bytes > UINT32_MAX ? UINT32_MAX : (unsigned)bytes; }
+
+/* What the newer form says, as far as it can be said: what the driver's own says of 4 GiB and more is not documented. */
+CUresult cuMemGetInfo(unsigned *free, unsigned *total)
+{
+	CUresult result = REAL(cuMemGetInfo)(free, total);
+	size_t free_bytes, total_bytes;
+	if (result != CUDA_SUCCESS || !vgpu_quota_now() || cuMemGetInfo_v2(&free_bytes, &total_bytes) != CUDA_SUCCESS)
+		return result;
+	if (free)
+		*free = in_32_bits(free_bytes);
+	if (total)
+		*total = in_32_bits(total_bytes);
+	return result;
+}
+
+CUresult cuDeviceTotalMem(unsigned *bytes, CUdevice device)
+{
+	CUresult result = REAL(cuDeviceTotalMem)(bytes, device);
+	size_t whole;
+	if (result == CUDA_SUCCESS && bytes && vgpu_quota_now() && cuDeviceTotalMem_v2(&whole, device) == CUDA_SUCCESS)
+		*bytes = in_32_bits(whole);
 	return result;
 }
 
@@ -157,3 +186,6 @@ LIST(nvmlDeviceGetComputeRunningProcesses_v3, nvmlProcessInfo_t)
 LIST(nvmlDeviceGetMPSComputeRunningProcesses, nvmlProcessInfo_v1_t)
 LIST(nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlProcessInfo_t)
 LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlProcessInfo_t)
+LIST(nvmlDeviceGetGraphicsRunningProcesses, nvmlProcessInfo_v1_t)
+LIST(nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlProcessInfo_t)
+LIST(nvmlDeviceGetGraphicsRunningProcesses_v3, nvmlProcessInfo_t)

@@ -9,25 +9,41 @@
 
 #include <time.h>
 
+#include "agent.h"
 #include "busy.h"
 #include "internal.h"
 #include "turnstile.h"
 
 struct throttle_gpu {
-	struct turnstile *turnstile;	/* NULL: there is none, each process is held back by itself */
-	struct turnstile *mine;		/* the shared one, or one of this process alone */
+	struct turnstile *file;		/* NULL: there is none, each process is held back by itself */
+	struct turnstile *mine;		/* the agent's, or else the file, or else one of this process alone */
 	char path[512];
-	uint64_t device, inode;		/* of the file that is mapped */
+	uint64_t device, inode;		/* of the file that is mapped: its locks tell who lives, whatever `mine` is */
+	uint64_t sealed;		/* which of the agent's it is, 0: none */
 	int seat;			/* -1: none, as the quota names none (any more) */
 	unsigned process;
+	struct terms terms;		/* as the quota says, whatever the turnstile says */
+	int64_t own_paid;		/* paid_until, if this process alone had used the GPU */
+	int64_t took_ns;		/* when it took the lease last */
 	bool spent;			/* ran out of credit and waits for some */
 	bool ending;			/* its turn is over as soon as its work is done */
 	bool alone;			/* nobody else wants the GPU, as of looked_ns */
 	int64_t looked_ns;		/* at the other seats */
 	int64_t progress_ns;		/* when some of its work was last known to be done, or there was none */
+	int64_t done_ns;		/* when work was last found done, or begun where there was none */
+	int64_t lead_ns;		/* of this GPU's credit, so that it is that of the tenant's richest GPU */
+	uint64_t peers_held_ns;		/* how long the tenant was held back on its other GPUs, in all */
+	bool has_peers;			/* that want their GPUs now */
+	bool together;			/* one of them works, and is not late */
+	bool behind;			/* one of them has been given more launches in this turn */
+	bool hurry;			/* one of them is late, maybe for what was not launched here yet */
+	int64_t hurry_ns;		/* since when one is late */
+	int64_t late_ns;		/* when one was last late; 0: never */
+	int64_t ending_ns;		/* when its turn was first found to be over */
 	int64_t not_before;		/* leaves its turn to others until then */
 	int64_t liveness_ns;		/* next time to ask */
 	int sleepers;
+	uint32_t noise;			/* of the next poll */
 	struct busy *contexts;		/* in which it has launched */
 };
 
@@ -38,12 +54,18 @@ static inline int64_t now_ns(void)
 	return now.tv_sec * NS_PER_SECOND + now.tv_nsec;
 }
 
-/* Opens the GPU's turnstile and takes the tenant's seat there. NULL: no memory. */
-struct throttle_gpu *seat_start(const struct quota *, const struct quota_gpu *);
+/* Opens the GPU's turnstile, the one of the answer or else the file, and takes the tenant's seat there. NULL: no memory. */
+struct throttle_gpu *seat_start(const struct quota *, const struct quota_gpu *, const struct agent_answer *);
+/* Goes over to the turnstile of the answer, where that has another one. */
+void seat_move(struct throttle_gpu *, const struct quota *, const struct quota_gpu *, const struct agent_answer *);
 /* What the quota says goes into the seat. */
 void seat_take(struct throttle_gpu *, const struct quota *, const struct quota_gpu *);
 /* The quota names no seat any more: it is not throttled here. */
 void seat_leave(struct throttle_gpu *);
+/* The turnstile file of another GPU of the tenant, only to look at it; NULL: there is none. */
+struct turnstile *seat_peer(const struct quota_gpu *);
+/* Asks the agent; the answer is to be closed. False: none answers. `log`: what an operator should know of that. */
+bool seat_ask(const struct quota *, struct agent_answer *, bool log);
 bool seat_holder_is_dead(const struct throttle_gpu *, unsigned holder);
 
 #endif

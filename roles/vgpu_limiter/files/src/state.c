@@ -9,10 +9,7 @@
 #include "internal.h"
 
 #include <errno.h>
-#include <limits.h>
 #include <linux/futex.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -45,6 +42,27 @@ void mutex_unlock(struct mutex *mutex)
 		syscall(SYS_futex, &mutex->word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }
 
+static __thread char this_thread __attribute__((tls_model("initial-exec")));
+
+void pools_lock(struct state *state)
+{
+	struct pools_lock *lock = &state->pools;
+	if (atomic_load_explicit(&lock->owner, memory_order_relaxed) != &this_thread) {
+		mutex_lock(&lock->mutex);
+		atomic_store_explicit(&lock->owner, &this_thread, memory_order_relaxed);
+	}
+	lock->depth++;
+}
+
+void pools_unlock(struct state *state)
+{
+	struct pools_lock *lock = &state->pools;
+	if (--lock->depth > 0)
+		return;
+	atomic_store_explicit(&lock->owner, NULL, memory_order_relaxed);
+	mutex_unlock(&lock->mutex);
+}
+
 static struct state *make_page(void)
 {
 	struct state *page = mmap(NULL, sizeof *page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -62,29 +80,6 @@ static struct state *make_page(void)
 	return other;
 }
 
-/* A name that cannot lead out of its directory. */
-static bool is_name(const char *name)
-{
-	if (!*name || *name == '.' || strlen(name) >= TENANT_NAME)
-		return false;
-	return name[strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")] == '\0';
-}
-
-/* True: this process belongs to a tenant. */
-static bool read_environment(struct state *state)
-{
-	const char *name = getenv("OPENFLEET_VGPU"), *root = secure_getenv("OPENFLEET_VGPU_ROOT");
-	if (!name || !*name)
-		return false;
-	if (!is_name(name) || (root && strlen(root) >= sizeof state->root)) {
-		vgpu_log(LOG_ERR, "OPENFLEET_VGPU names no tenant (letters, digits, . _ - are allowed): no limit in this process");
-		return false;
-	}
-	strcpy(state->name, name);
-	strcpy(state->root, root ? root : "");
-	return true;
-}
-
 struct state *vgpu_state_start(void)
 {
 	/* Most processes that load the library are of no tenant's, and then it costs them one look. */
@@ -100,8 +95,12 @@ struct state *vgpu_state_start(void)
 	}
 	mutex_lock(&state->starting);
 	if (atomic_load_explicit(&state->phase, memory_order_relaxed) == PHASE_NEW) {
-		bool on = read_environment(state);
-		if (on)
+		enum identity identity = vgpu_identify(state);
+		bool on = identity != IDENTITY_NONE;
+		state->mounted = identity == IDENTITY_MOUNTED;
+		if (identity == IDENTITY_UNCLEAR)
+			quota_refuse_all(state);
+		else if (on)
 			quota_read(state);
 		/* The first call of a process does no more than it must: NVML's turn comes a second later. */
 		atomic_store(&state->look_again_ns, vgpu_coarse_ns() + LOOK_EVERY_NS);

@@ -15,7 +15,7 @@
 /* Takes a slot in the region, where this process has none yet, and finds each GPU's place in it. */
 void tenant_join(struct state *, struct quota *);
 
-/* Exact, by the living alone: whoever is found dead on the way is struck off. */
+/* Exact, by the living alone: the dead are struck off before it is false, or shown. */
 bool tenant_reserve(struct state *, int gpu, uint64_t bytes, uint64_t limit);
 bool tenant_has_room(struct state *, int gpu, uint64_t bytes, uint64_t limit);	/* as it would answer; reserves nothing */
 uint64_t tenant_used(struct state *, int gpu);
@@ -26,6 +26,14 @@ void tenant_give_back(struct state *, int gpu, uint64_t bytes);
 void tenant_note_peak(struct state *, int gpu);
 /* An allocation found no room in the end. */
 void tenant_refused(struct state *, int gpu);
+
+/* Of contexts (contexts.c). What one costs on the GPU, 0: not known yet. */
+bool tenant_reserve_context(struct state *, int gpu, uint64_t bytes, uint64_t limit);
+void tenant_give_back_context(struct state *, int gpu, uint64_t bytes);
+uint64_t tenant_context_cost(struct state *, int gpu);
+void tenant_learn_context(struct state *, int gpu, uint64_t bytes);	/* the least that was ever seen is kept */
+/* Asks NVML at once, where it was not asked for the GPUs of this process's contexts yet. */
+void tenant_learn_now(struct state *, const struct quota *);
 
 uint64_t tenant_own_used(struct state *, int gpu);		/* this process's, without its context */
 void tenant_set_context(struct state *, int gpu, uint64_t bytes);

@@ -14,12 +14,22 @@
  *      included, for only then do the events tell what each used. The lease says until when at most; it
  *      is given back when the work is done and the turn over, or simply ends.
  *
+ * Processes of a tenant on several GPUs may wait for each other within kernels (collective operations). What one of them
+ * is denied then keeps the others' GPUs busy for nothing. So
+ *   - tenants of equal rights take slots of the clock that are the same on all GPUs (turnstile_place);
+ *   - credit is that of the tenant's richest GPU, within limits, so that it ends on all of them at once (lead);
+ *   - a turn, or credit, that ends goes on until this GPU has been given as many launches as the tenant's others (behind);
+ *   - where work on another GPU is overdue all the same, what is launched here goes first (hurry), in the end also beside
+ *     the work of the lease's holder;
+ *   - time in which a kernel can only have waited is not charged, and its usual length does not grow by it (busy.c).
+ *
  * Waiting is sleeping without any lock. A tenant whose share is 100 never comes here.
  */
 #include "internal.h"
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 
 #include "busy.h"
@@ -33,15 +43,18 @@ static_assert((int)THROTTLE_GPUS == (int)QUOTA_GPUS, "throttle_state has a place
 #define DRAIN_LEASE_NS (20 * NS_PER_MS)		/* what a holder has left at least while it waits here for its own work */
 #define STUCK_NS (50 * NS_PER_MS)		/* work that is so late may be waiting for what comes after it */
 #define NAP_NS (50 * NS_PER_MS)			/* the longest sleep: the quota may change meanwhile */
+#define PEERS_NAP_NS (NS_PER_MS / 2)		/* the same where another GPU of the tenant may come to wait for this one */
+#define OVERTIME_NS (QUANTUM_NS / 2)		/* how long a turn goes on after its end for work on the tenant's other GPUs */
+#define HURRY_NS (4 * NS_PER_MS)			/* after which an overdue peer is helped, also by one that is not behind it */
+#define PASS_NS (2 * NS_PER_MS)			/* after which it is helped beside the work of the lease's holder */
+#define AGENT_AGAIN_NS (10 * NS_PER_SECOND)	/* how often the agent is asked for a turnstile that it did not have, */
+#define AGENT_CHECK_NS (60 * NS_PER_SECOND)	/* and whether the one that it gave is still the one */
+#define GANG_NS NS_PER_SECOND			/* for so long a peer that was late shows that the processes wait for each other */
 #define LIVENESS_NS (10 * NS_PER_MS)		/* how often a waiter asks whether the holder lives */
 
-static void raise_to(_Atomic int64_t *word, int64_t value)
-{
-	if (atomic_load_explicit(word, memory_order_relaxed) < value)
-		atomic_store_explicit(word, value, memory_order_relaxed);
-}
-
 static struct mutex *lock_of(struct state *state) { return (struct mutex *)&state->throttle.lock; }
+
+static int64_t within(int64_t ns, int64_t low, int64_t high) { return ns < low ? low : ns > high ? high : ns; }
 
 /* With the lock held: what the quota says now. */
 static void follow(struct state *state, const struct quota *quota)
@@ -64,6 +77,12 @@ static void follow(struct state *state, const struct quota *quota)
 		}
 		off = off && quota->gpus[i].sm_percent >= 100;
 	}
+	const char *blocking = getenv("CUDA_LAUNCH_BLOCKING");
+	t->blocking = blocking && *blocking && strcmp(blocking, "0") != 0;
+	for (int i = 0; i < QUOTA_GPUS; i++)	/* one that was mapped for a GPU of the old quota stays mapped */
+		if (!quota || !t->quota || i >= quota->gpu_count || i >= t->quota->gpu_count
+		    || memcmp(&quota->gpus[i].uuid, &t->quota->gpus[i].uuid, sizeof(CUuuid)) != 0)
+			t->peers[i] = (struct peer){ 0 };
 	t->quota = quota;
 	atomic_store(&t->off, off);
 }
@@ -86,13 +105,24 @@ static struct busy *context_of(struct throttle_gpu *g)
 	return b;
 }
 
+static void spend(struct throttle_gpu *g, int64_t asked, int64_t now, int64_t busy_ns)
+{
+	turnstile_spend(g->mine, g->seat, g->terms, asked, now, busy_ns);
+	g->own_paid = turnstile_charge(g->own_paid, asked, now, busy_ns, g->terms.percent, turnstile_most_debt(g->terms));
+}
+
 static void account(struct throttle_gpu *g, const struct launch *done, int64_t busy_ns, int64_t now)
 {
 	if (g->seat < 0)	/* it was left since */
 		return;
 	atomic_fetch_add(&g->mine->seats[g->seat].used_ns, (uint64_t)busy_ns);
 	if (done->charged)
-		turnstile_spend(g->mine, g->seat, done->asked_ns, now, busy_ns - done->estimate_ns);
+		spend(g, done->asked_ns, now, busy_ns - done->estimate_ns);
+}
+
+static struct others others(const struct throttle_gpu *g)
+{
+	return (struct others){ g->peers_held_ns, atomic_load(&g->mine->passes) };
 }
 
 /* Accounts for what is done; returns the time that the rest will take. */
@@ -102,28 +132,96 @@ static int64_t harvest(struct throttle_gpu *g, int64_t now, bool *idle)
 	struct launch done;
 	*idle = true;
 	for (struct busy *b = g->contexts; b; b = b->next) {
-		while (busy_harvest(b, &done, &busy_ns)) {
+		while (busy_harvest(b, others(g), &done, &busy_ns)) {
 			account(g, &done, busy_ns, now);
-			g->progress_ns = now;
+			g->progress_ns = g->done_ns = now;
 		}
 		in_flight += b->in_flight_ns;
 		*idle = *idle && busy_is_idle(b);
 	}
 	if (*idle)
-		g->progress_ns = now;
+		g->progress_ns = g->done_ns = now;
 	return in_flight;
+}
+
+/* --- several GPUs --- */
+
+/* The tenant's other GPUs: work there may wait for work here, and the other way round. */
+static void look_at_peers(struct throttle_state *t, int own, struct throttle_gpu *g, bool begins, int64_t now)
+{
+	int64_t paid = turnstile_paid(g->mine, g->seat, now), least = paid;
+	uint64_t held = 0;
+	bool late = false;
+	g->hurry = g->has_peers = g->together = g->behind = false;
+	uint64_t launches = atomic_load(&g->mine->seats[g->seat].launches);
+	for (int i = 0; i < t->quota->gpu_count; i++) {
+		const struct quota_gpu *gpu = &t->quota->gpus[i];
+		struct peer *peer = &t->peers[i];
+		if (i == own || gpu->sm_percent >= 100 || gpu->seat < 0)
+			continue;
+		if (!peer->looked) {
+			/* An agent that answers is asked with the next launch; until then it is not looked at. */
+			*peer = (struct peer){ .looked = true, .turnstile = t->no_agent ? seat_peer(gpu) : NULL };
+			t->ask_agent_ns = t->no_agent ? t->ask_agent_ns : 0;
+		}
+		if (!peer->turnstile)
+			continue;
+		held += atomic_load(&peer->turnstile->seats[gpu->seat].throttled_ns);
+		if (!turnstile_is_active(peer->turnstile, gpu->seat, now))
+			continue;
+		int64_t paid_there = turnstile_paid(peer->turnstile, gpu->seat, now);
+		least = paid_there < least ? paid_there : least;
+		g->has_peers = true;
+		int64_t ahead = (int64_t)(atomic_load(&peer->turnstile->seats[gpu->seat].launches) - launches);
+		if (begins && atomic_load(&peer->turnstile->seats[gpu->seat].due) == 0)
+			peer->ahead = ahead;
+		bool behind = ahead > peer->ahead && ahead <= peer->ahead + BUSY_RING;
+		bool overdue = turnstile_is_overdue(peer->turnstile, gpu->seat, now);
+		g->behind = g->behind || behind;
+		g->hurry = g->hurry || (overdue && behind);
+		late = late || overdue;
+		g->together = g->together || turnstile_is_working(peer->turnstile, gpu->seat, now);
+	}
+	if (late)
+		g->late_ns = now;
+	else
+		g->hurry_ns = now;
+	g->hurry = g->hurry || now - g->hurry_ns > HURRY_NS;
+	g->peers_held_ns = held;
+	g->lead_ns = within(paid - least, 0, LEAD_MAX_NS);
+	if (atomic_load(&g->mine->seats[g->seat].lead) != g->lead_ns)
+		atomic_store(&g->mine->seats[g->seat].lead, g->lead_ns);
+}
+
+/* Says when the work on this GPU should be done. */
+static void tell_due(struct throttle_gpu *g)
+{
+	int64_t due = 0;
+	for (struct busy *b = g->contexts; b; b = b->next)
+		if (!busy_is_idle(b))
+			due = (due ? due : g->done_ns) + b->in_flight_ns;
+	if (atomic_load(&g->mine->seats[g->seat].due) != due)
+		atomic_store(&g->mine->seats[g->seat].due, due);
 }
 
 /* --- deciding: each returns 0, or how long to sleep before asking again --- */
 
-static int64_t within(int64_t ns, int64_t low, int64_t high) { return ns < low ? low : ns > high ? high : ns; }
-
 static int64_t drain(int64_t in_flight) { return within(in_flight / 2, POLL_NS / 4, NS_PER_MS); }
+
+/* Uneven on purpose: processes that ask at a fixed distance from each other would always get the turn in the same order, and
+ * of three the last one next to nothing. */
+static int64_t poll_ns(struct throttle_gpu *g)
+{
+	g->noise = g->noise * UINT32_C(1664525) + UINT32_C(1013904223);
+	return POLL_NS / 2 + ((POLL_NS * (g->noise >> 16)) >> 16);
+}
 
 static int64_t wait_for_credit(struct throttle_gpu *g, enum policy policy, int64_t now, bool *borrows)
 {
-	struct seat *seat = &g->mine->seats[g->seat];
-	int64_t paid = atomic_load(&seat->paid_until), resume = turnstile_resume(atomic_load(&seat->percent));
+	/* More than this process has used, and its tenant's others may have: so much was not used by any. */
+	int64_t others = policy == POLICY_BURST ? BORROW_MAX_NS : SIBLING_DEBT_MAX_NS;
+	int64_t most = (g->own_paid > now ? g->own_paid : now) + others;
+	int64_t paid = turnstile_limit_debt(g->mine, g->seat, now, most) - g->lead_ns, resume = turnstile_resume(g->terms.percent);
 	if (paid > now)
 		g->spent = true;
 	else if (paid + resume <= now)
@@ -131,24 +229,32 @@ static int64_t wait_for_credit(struct throttle_gpu *g, enum policy policy, int64
 	*borrows = g->spent && policy != POLICY_FIXED;
 	if (!g->spent || policy == POLICY_BURST || (policy == POLICY_CONTENDED && g->alone))
 		return 0;
-	raise_to(&seat->active_until, paid + resume + ACTIVE_NS);
-	return paid + resume - now;
+	turnstile_set_active(g->mine, g->seat, now, paid + resume + ACTIVE_NS);
+	return paid + resume - now + poll_ns(g);
 }
 
 static int64_t turn_ends(struct throttle_gpu *g, int64_t now, bool idle, int64_t in_flight)
 {
 	struct turnstile *t = g->mine;
-	struct claim rival, own = turnstile_claim(t, g->seat, now, true);
+	struct claim rival, own = turnstile_claim(t, g->seat, g->terms, now, true);
 	bool waits = turnstile_rival(t, g->seat, now, &rival);
 	/* This process does not wait while it has the lease, so it is another of the tenant's. */
-	bool sibling = atomic_load(&t->seats[g->seat].waiting_until) > now;
-	bool over = now - atomic_load(&t->lease_since) >= QUANTUM_NS;
+	bool sibling = turnstile_is_waiting(t, g->seat, now);
+	bool over = now - g->took_ns >= QUANTUM_NS;
 	int order = waits ? turnstile_order(rival, own) : -1;
-	g->ending = order > 0 || (over && (sibling || order == 0));
-	if (!g->ending)
+	bool ends = order > 0 || (over && (sibling || order == 0));
+	if (ends && !g->ending)
+		g->ending_ns = now;
+	g->ending = ends;
+	/* What is on its way on the tenant's other GPUs may wait for what is launched here next. */
+	bool overtime = now - g->ending_ns < OVERTIME_NS;
+	if (!ends || (overtime && (g->behind || g->hurry)))
 		return 0;
 	if (!idle)
 		return drain(in_flight);
+	/* An idle GPU is kept only for a process that does wait for the others: their work is late now and then. */
+	if (overtime && g->together && now - g->late_ns < GANG_NS)
+		return POLL_NS;
 	turnstile_give(t, g->process);
 	g->not_before = now + 2 * POLL_NS;
 	return POLL_NS;
@@ -159,50 +265,59 @@ static int64_t wait_for_turn(struct throttle_gpu *g, int64_t now, int64_t until)
 	struct turnstile *t = g->mine;
 	struct claim rival;
 	unsigned holder = turnstile_holder(t, now), dead = 0;
-	raise_to(&t->seats[g->seat].waiting_until, now + GRACE_NS);
+	turnstile_set_waiting(t, g->seat, now, now + GRACE_NS);
 	if (now < g->not_before)
-		return POLL_NS;
+		return poll_ns(g);
 	if (holder && now >= g->liveness_ns) {
 		g->liveness_ns = now + LIVENESS_NS;
 		if (seat_holder_is_dead(g, holder))
 			dead = holder;
 	}
 	if (holder && !dead)
-		return POLL_NS;
-	if (turnstile_rival(t, g->seat, now, &rival) && turnstile_before(rival, turnstile_claim(t, g->seat, now, false)))
-		return POLL_NS;
+		return poll_ns(g);
+	if (turnstile_rival(t, g->seat, now, &rival) && turnstile_before(rival, turnstile_claim(t, g->seat, g->terms, now, false)))
+		return poll_ns(g);
 	if (!turnstile_take(t, g->process, now, until, dead))
-		return POLL_NS;
+		return poll_ns(g);
 	atomic_store(&t->seats[g->seat].waiting_until, 0);
+	g->took_ns = now;
 	g->ending = false;
 	return 0;
 }
 
 enum reason { FOR_NOTHING, FOR_CREDIT, FOR_THE_GPU, FOR_ITS_TURN };
 
-static int64_t hold_back(struct throttle_gpu *g, struct busy *b, enum policy policy, const void *function, int64_t now,
-			 enum reason *reason)
+static int64_t hold_back(struct throttle_state *state, int gpu, struct busy *b, const void *function, int64_t now, enum reason *reason)
 {
+	struct throttle_gpu *g = state->gpus[gpu];
+	enum policy policy = (enum policy)g->terms.policy;
 	bool known;
 	int64_t estimate = busy_estimate(b, function, &known);
 	bool idle, borrows, holds = turnstile_last_holder(g->mine) == g->process;
-	int64_t in_flight = harvest(g, now, &idle), wait;
 	bool look = !holds || g->ending || now - g->looked_ns >= POLL_NS;
+
+	if (state->quota->gpu_count > 1 && look)
+		look_at_peers(state, gpu, g, !holds, now);
+	int64_t in_flight = harvest(g, now, &idle), wait;
+	if (state->quota->gpu_count > 1)
+		tell_due(g);
 
 	/* A kernel may wait for another that is launched after it, in another stream or on another GPU. So one
 	 * launch goes through without waiting for its end or for a turn's, and its lease is left to end. */
 	bool stuck = !idle && now - g->progress_ns > STUCK_NS + within(in_flight, 0, STUCK_NS);
 
-	raise_to(&g->mine->seats[g->seat].active_until, now + ACTIVE_NS);
+	turnstile_set_active(g->mine, g->seat, now, now + ACTIVE_NS);
 	if (holds && !idle && !stuck)
 		turnstile_renew(g->mine, g->process, now, now + DRAIN_LEASE_NS);
 	if (look) {
 		g->looked_ns = now;
+		turnstile_show(g->mine, g->seat, g->terms);
 		g->alone = !turnstile_contended(g->mine, g->seat, now);
 	}
 	*reason = FOR_CREDIT;
 	wait = wait_for_credit(g, policy, now, &borrows);
-	if (wait > 0) {
+	bool hurry = g->hurry && wait < BORROW_MAX_NS;
+	if (wait > 0 && !hurry && !(holds && g->behind && wait < LEAD_MAX_NS)) {
 		if (!idle)
 			return drain(in_flight);
 		turnstile_give(g->mine, g->process);
@@ -218,13 +333,23 @@ static int64_t hold_back(struct throttle_gpu *g, struct busy *b, enum policy pol
 	int64_t until = now + in_flight + within(estimate * 3 / 2, known ? 2 * NS_PER_MS : UNKNOWN_LEASE_NS, LEASE_MAX_NS);
 	if (holds && turnstile_renew(g->mine, g->process, now, until))
 		return 0;
-	return wait_for_turn(g, now, until);
+	wait = wait_for_turn(g, now, until);
+	if (wait == 0 || !hurry || turnstile_has_slot(g->mine, g->seat, now))
+		return hurry ? 0 : wait;
+	if (now - g->hurry_ns <= PASS_NS)
+		return wait;
+	/* Late enough: the GPU divides its time between the two. What may be of the next step is not let through again soon, or
+	 * two tenants would go on step by step, each in the other's slots too. */
+	if (!g->behind)
+		g->hurry_ns = now;
+	return 0;
 }
 
 static void nap(struct state *state, struct throttle_gpu *g, int64_t ns, enum reason reason)
 {
 	int64_t began = now_ns();
-	struct timespec time = { 0, (long)(ns < NAP_NS ? ns : NAP_NS) };
+	int64_t most = g->has_peers ? PEERS_NAP_NS : NAP_NS;
+	struct timespec time = { 0, (long)(ns < most ? ns : most) };
 	bool first = g->sleepers++ == 0;
 	mutex_unlock(lock_of(state));
 	clock_nanosleep(CLOCK_MONOTONIC, 0, &time, NULL);
@@ -233,6 +358,49 @@ static void nap(struct state *state, struct throttle_gpu *g, int64_t ns, enum re
 	/* Several threads that sleep at once have lost the time once; a full queue is the program's own doing. */
 	if (first && reason != FOR_THE_GPU)
 		atomic_fetch_add(&g->mine->seats[g->seat].throttled_ns, (uint64_t)(now_ns() - began));
+}
+
+/* Asks the agent; where it did not answer, not again soon. The answer is to be closed. */
+static void ask(struct throttle_state *t, const struct quota *quota, struct agent_answer *answer, int64_t now)
+{
+	answer->count = 0;
+	if (t->no_agent && now < t->ask_agent_ns)
+		return;
+	t->no_agent = !seat_ask(quota, answer, !t->no_agent);
+	t->ask_agent_ns = now + (t->no_agent ? AGENT_AGAIN_NS : AGENT_CHECK_NS);
+}
+
+/* The agent's turnstiles are used as soon as there are some. An agent that has lost them has others then. */
+static void follow_agent(struct throttle_state *t, const struct quota *quota, int64_t now)
+{
+	struct agent_answer answer;
+	ask(t, quota, &answer, now);
+	for (int i = 0; i < quota->gpu_count; i++) {
+		if (t->gpus[i])
+			seat_move(t->gpus[i], quota, &quota->gpus[i], &answer);
+		struct peer *peer = &t->peers[i];
+		bool was_sealed = peer->sealed != 0;
+		struct turnstile *sealed = peer->looked ? agent_map(&answer, quota->gpus[i].name, sizeof *sealed, &peer->sealed) : NULL;
+		if (sealed) {
+			if (was_sealed)
+				munmap(peer->turnstile, sizeof *sealed);
+			peer->turnstile = sealed;
+			peer->ahead = 0;
+		} else if (peer->looked && !peer->turnstile) {
+			peer->turnstile = seat_peer(&quota->gpus[i]);
+		}
+	}
+	agent_close(&answer);
+}
+
+/* Begins to use a GPU. NULL: no memory. */
+static struct throttle_gpu *start(struct throttle_state *t, const struct quota *quota, int gpu, int64_t now)
+{
+	struct agent_answer answer;
+	ask(t, quota, &answer, now);
+	t->gpus[gpu] = seat_start(quota, &quota->gpus[gpu], &answer);
+	agent_close(&answer);
+	return t->gpus[gpu];
 }
 
 /* With the lock held, and again when it returns. NULL: this launch is not throttled. */
@@ -245,21 +413,32 @@ static struct launch *admit(struct state *state, const void *function)
 			return NULL;
 		struct throttle_gpu *g = state->throttle.gpus[i];
 		if (!g)
-			g = state->throttle.gpus[i] = seat_start(quota, &quota->gpus[i]);
+			g = start(&state->throttle, quota, i, now_ns());
 		struct busy *b = g && g->mine ? context_of(g) : NULL;
 		if (!b)
 			return NULL;
 		int64_t now = now_ns();
+		if (now >= state->throttle.ask_agent_ns) {
+			follow_agent(&state->throttle, quota, now);
+			now = now_ns();
+		}
 		enum reason reason = FOR_NOTHING;
-		int64_t wait = hold_back(g, b, (enum policy)quota->policy, function, now, &reason);
+		int64_t wait = hold_back(&state->throttle, i, b, function, now, &reason);
 		if (wait == 0) {
 			g->progress_ns = now;	/* or else the next is not let through before STUCK_NS are over again */
 			if (busy_is_full(b))	/* of work that is stuck: this cannot be measured */
 				return NULL;
-			struct launch *launch = busy_reserve(b, function, now);
+			struct others before = others(g);
+			if (turnstile_last_holder(g->mine) != g->process)
+				atomic_fetch_add(&g->mine->passes, 1);
+			struct launch *launch = busy_reserve(b, function, before, now);
+			if (quota->gpu_count > 1) {
+				atomic_fetch_add(&g->mine->seats[g->seat].launches, 1);
+				tell_due(g);
+			}
 			launch->charged = !(quota->policy == POLICY_CONTENDED && g->alone);
 			if (launch->charged)
-				turnstile_spend(g->mine, g->seat, now, now, launch->estimate_ns);
+				spend(g, now, now, launch->estimate_ns);
 			return launch;
 		}
 		nap(state, g, wait, reason);
@@ -273,7 +452,7 @@ static struct launch *admit(struct state *state, const void *function)
 
 struct passage throttle_enter(const void *function, CUstream stream)
 {
-	struct passage passage = { NULL, stream, false };
+	struct passage passage = { NULL, stream, false, 0 };
 	const struct quota *quota = vgpu_quota();
 	struct state *state = vgpu_state();
 	int status = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -301,6 +480,8 @@ struct passage throttle_enter(const void *function, CUstream stream)
 	if (passage.launch)
 		passage.timed = busy_before(passage.launch, stream);
 	vgpu_leave_stream(entered);
+	if (passage.timed && passage.launch->first && !state->throttle.blocking)
+		passage.began_ns = now_ns();
 	return passage;
 }
 
@@ -308,8 +489,9 @@ void throttle_leave(const struct passage *passage, CUresult result)
 {
 	if (!passage->launch)
 		return;
+	int64_t host_ns = passage->began_ns ? now_ns() - passage->began_ns : 0;
 	bool entered = vgpu_enter_stream(passage->stream);
-	busy_after(passage->launch, passage->stream, passage->timed, result == CUDA_SUCCESS);
+	busy_after(passage->launch, passage->stream, passage->timed, result == CUDA_SUCCESS, host_ns);
 	vgpu_leave_stream(entered);
 }
 

@@ -16,20 +16,38 @@
 
 struct quota;
 struct throttle_gpu;
+struct turnstile;
 struct launch;
 
 enum { THROTTLE_GPUS = 16 };	/* as QUOTA_GPUS */
 
+/* Another GPU of the tenant. */
+struct peer {
+	bool looked;			/* for its turnstile */
+	uint64_t sealed;		/* which of the agent's that is, 0: the file */
+	struct turnstile *turnstile;	/* NULL: none */
+	int64_t ahead;			/* by how many launches it was when a turn began: so many mean nothing */
+};
+
 /* What a process keeps; all zero at first, and again in a child of fork. */
 struct throttle_state {
 	_Atomic int off;			/* 1: no GPU of the quota is throttled; the launches' fast path */
+	int64_t ask_agent_ns;			/* when to ask the agent again */
+	bool no_agent;				/* it did not answer */
+	bool blocking;				/* each launch waits for its kernel (CUDA_LAUNCH_BLOCKING) */
 	_Atomic uint32_t lock;			/* a struct mutex (internal.h) */
 	const struct quota *quota;		/* as of which `off` and the seats are */
 	struct throttle_gpu *gpus[THROTTLE_GPUS];	/* by place in the quota; NULL: not used yet */
+	struct peer peers[THROTTLE_GPUS];	/* likewise */
 };
 
 /* A launch on its way through; launch NULL: it is not throttled. */
-struct passage { struct launch *launch; CUstream stream; bool timed; };
+struct passage {
+	struct launch *launch;
+	CUstream stream;
+	bool timed;
+	int64_t began_ns;	/* when the driver was called, 0 where that is of no use */
+};
 
 /* Waits until the launch may go; `function` tells kernels and graphs apart. */
 struct passage throttle_enter(const void *function, CUstream stream);

@@ -17,6 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "agent.h"
 #include "quota.h"
 
 #define ETC "/etc/openfleet-gpu/vgpu"
@@ -215,15 +216,17 @@ static void read_region(struct top_tenant *tenant, const char *root)
 
 /* --- turnstiles --- */
 
-static void read_turnstile(struct top_tenant *tenant, int gpu, const char *root)
+static void read_turnstile(struct top_tenant *tenant, int gpu, const char *root, const struct agent_answer *agent)
 {
 	char path[512];
 	struct turnstile *t = need(calloc(1, sizeof *t));
 	const struct quota_gpu *quota = &tenant->quota.gpus[gpu];
 	snprintf(path, sizeof path, "%s" RUN "/gpus/%s.1", root, quota->name);
-	ssize_t size = read_file(path, t, sizeof *t, NULL);
-	if (size == (ssize_t)sizeof *t && atomic_load(&t->magic) == TURNSTILE_MAGIC
-	    && atomic_load(&t->version) == TURNSTILE_VERSION && quota->seat >= 0 && quota->seat < TURNSTILE_SEATS) {
+	int sealed = agent_descriptor(agent, quota->name);
+	ssize_t size = sealed >= 0 ? pread(sealed, t, sizeof *t, 0) : read_file(path, t, sizeof *t, NULL);
+	bool known = sealed >= 0
+		|| (atomic_load(&t->magic) == TURNSTILE_MAGIC && atomic_load(&t->version) == TURNSTILE_VERSION);
+	if (size == (ssize_t)sizeof *t && known && quota->seat >= 0 && quota->seat < TURNSTILE_SEATS) {
 		const struct seat *seat = &t->seats[quota->seat];
 		struct top_gpu *shown = &tenant->gpus[gpu];
 		shown->seated = strncmp(seat->tenant, tenant->name, sizeof seat->tenant) == 0;
@@ -290,11 +293,15 @@ static int by_name(const void *a, const void *b)
 struct top *top_read(const char *root, const struct top *before)
 {
 	struct timespec now;
+	struct agent_answer agent;
+	char folder[512];
 	struct top *top = need(calloc(1, sizeof *top));
 	top->tenants = need(calloc(TOP_TENANTS, sizeof *top->tenants));
 	list(top, root, ETC);
 	list(top, root, RUN "/tenants");
 	qsort(top->tenants, (size_t)top->tenant_count, sizeof *top->tenants, by_name);
+	snprintf(folder, sizeof folder, "%s" RUN, root);
+	agent_ask(folder, &agent);
 	clock_gettime(CLOCK_MONOTONIC, &now);
 	top->time_ns = now.tv_sec * NS_PER_SECOND + now.tv_nsec;
 	for (int i = 0; i < top->tenant_count; i++) {
@@ -302,10 +309,11 @@ struct top *top_read(const char *root, const struct top *before)
 		read_quota(tenant, root);
 		for (int gpu = 0; gpu < tenant->quota.gpu_count; gpu++) {
 			tenant->gpus[gpu].had_percent = -1;
-			read_turnstile(tenant, gpu, root);
+			read_turnstile(tenant, gpu, root, &agent);
 		}
 		read_region(tenant, root);
 	}
+	agent_close(&agent);
 	compare(top, before);
 	return top;
 }

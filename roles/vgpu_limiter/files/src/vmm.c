@@ -91,11 +91,11 @@ static bool add_block(struct state *state, CUmemGenericAllocationHandle handle, 
 
 CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *what, unsigned long long flags)
 {
-	struct target target = { .gpu = -1 };
+	struct target target = { .gpu = NOT_COUNTED };
 	/* The memory's device is in its description: the thread need not have a context. */
 	if (handle && bytes > 0 && what && what->location.type == CU_MEM_LOCATION_TYPE_DEVICE)
 		target = target_of_device(what->location.id);
-	if (target.gpu < 0)
+	if (target.gpu == NOT_COUNTED)
 		return REAL(cuMemCreate)(handle, bytes, what, flags);
 	if (!charge(&target, bytes))
 		return CUDA_ERROR_OUT_OF_MEMORY;

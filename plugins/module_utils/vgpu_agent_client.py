@@ -1,0 +1,37 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Ask the agent of this host which turnstiles it hands out (vgpu_agent)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from pathlib import Path
+from typing import Iterator
+
+from . import vgpu_files
+
+
+def handed_out(root: Path, seconds: float = 1.0) -> frozenset[str]:
+    """Return the UUIDs of the GPUs whose turnstiles are sealed memory. None where no agent answers."""
+    found = b""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.settimeout(seconds)
+        with socket_folder(root / vgpu_files.STATE) as folder:
+            connection.connect(folder + vgpu_files.AGENT_SOCKET)
+        # The descriptors are not asked for, so the kernel drops them.
+        for message in iter(lambda: connection.recv(1 << 16), b""):
+            found += message
+    return frozenset(found.decode(errors="replace").split())
+
+
+@contextlib.contextmanager
+def socket_folder(path: Path) -> Iterator[str]:
+    """A way to a folder that fits into the address of a socket, however long its path is. Raises OSError."""
+    descriptor = os.open(str(path), os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield "/proc/self/fd/%d/" % descriptor
+    finally:
+        os.close(descriptor)

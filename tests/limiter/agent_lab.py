@@ -1,0 +1,187 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The agent that hands out turnstiles, under a service manager that keeps its descriptors; and a client that attacks it."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from limiter_lab import DEADLINE, Tenant
+from sm import Worker, World
+
+from ansible_collections.openfleet.gpu.plugins.module_utils import vgpu_files
+from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_agent_client import socket_folder
+from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_model import VgpuSeat, VgpuTenant
+
+ROOT = Path(__file__).resolve().parents[2]
+#: The interpreter that stands for a host's.
+PYTHON = os.environ.get("OPENFLEET_HOST_PYTHON") or sys.executable
+MAIN = "import sys; from ansible_collections.openfleet.gpu.plugins.module_utils.cli.main import main; sys.exit(main())"
+FIRST = 3
+
+
+def wait_until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < deadline, f"not in {DEADLINE} s: {what}"
+        time.sleep(0.02)
+
+
+class Agent:
+    """`gpu-layout vgpu-agent` below a root, and what systemd is to it: told when it is ready, and keeps descriptors."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.kept, self.ready, self.process = root, {}, 0, None
+        self.log = root.parent / "agent.log"
+        self._address = f"openfleet-test-{os.getpid()}-{id(self)}"
+        self._manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._manager.bind("\0" + self._address)
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        while True:
+            text, control, _flags, _from = self._manager.recvmsg(4096, socket.CMSG_SPACE(4))
+            if text == b"END":
+                return
+            passed = [array.array("i", part[2])[0] for part in control]
+            lines = dict(line.split("=", 1) for line in text.decode().splitlines())
+            if "FDSTORE" in lines:
+                self.kept[lines["FDNAME"]] = passed.pop()
+            if "FDSTOREREMOVE" in lines:
+                os.close(self.kept.pop(lines["FDNAME"]))
+            self.ready += "READY" in lines
+            for descriptor in passed:
+                os.close(descriptor)
+
+    def start(self) -> Agent:
+        """Starts it with the descriptors that were kept, and waits until it serves."""
+        before, descriptors = self.ready, list(self.kept.values())
+
+        def hand_over() -> None:
+            # Above all that are to be had, so that none is overwritten before it was copied.
+            high = [os.dup2(descriptor, 200 + n) for n, descriptor in enumerate(descriptors)]
+            for n, descriptor in enumerate(high):
+                os.dup2(descriptor, FIRST + n)
+
+        environment = {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": os.pathsep.join([str(ROOT / "collections"), *filter(None, sys.path)]),
+            "OPENFLEET_VGPU_ROOT": str(self.root),
+            "NOTIFY_SOCKET": "@" + self._address,
+            "LISTEN_FDS": str(len(descriptors)),
+            "LISTEN_FDNAMES": ":".join(self.kept),
+        }
+        with self.log.open("a") as log:
+            self.process = subprocess.Popen(
+                ["sh", "-c", 'LISTEN_PID=$$ exec "$@"', "sh", PYTHON, "-c", MAIN, "vgpu-agent"],
+                env=environment,
+                stdout=log,
+                stderr=log,
+                close_fds=False,
+                preexec_fn=hand_over,
+            )
+        wait_until(lambda: self.ready > before or self.process.poll() is not None, "the agent is ready")
+        assert self.process.poll() is None, self.log.read_text()
+        return self
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(DEADLINE)
+
+    def restart(self, lose: bool = False) -> None:
+        """As systemd does when it was killed; `lose`: as after `systemctl stop`, which drops what was kept."""
+        self.kill()
+        if lose:
+            self.lose()
+        self.start()
+
+    def lose(self) -> None:
+        while self.kept:
+            os.close(self.kept.popitem()[1])
+
+    def end(self) -> None:
+        if self.process is not None:
+            self.process.send_signal(signal.SIGCONT)
+            self.kill()
+        self.lose()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as last:
+            last.sendto(b"END", "\0" + self._address)
+
+    def memory(self, gpu_uuid: str) -> bytes:
+        """What is in a GPU's turnstile."""
+        return os.pread(self.kept[f"turnstile-1-{gpu_uuid}"], 1 << 20, 0)
+
+
+def spec_of(tenant: Tenant, group: str | None = None) -> VgpuTenant:
+    """The tenant as gpu_layout has it, on all GPUs of its card."""
+    seats = tuple(VgpuSeat(tenant.card.uuid(gpu), 0) for gpu in range(tenant.card.gpus))
+    return VgpuTenant(tenant.name, 1 << 30, 50, seats, group=group)
+
+
+def make_tenant(tenant: Tenant, group: str | None = None) -> Tenant:
+    """What the agent goes by."""
+    spec = vgpu_files.to_data(spec_of(tenant, group))
+    (tenant.root / vgpu_files.agent_folder(tenant.name)).mkdir(parents=True, exist_ok=True)
+    new = tenant.folder / "tenant.json.new"
+    new.write_text(json.dumps(spec))
+    new.rename(tenant.root / vgpu_files.spec_path(tenant.name))
+    return tenant
+
+
+@contextlib.contextmanager
+def connected(folder: Path) -> Iterator[socket.socket]:
+    """A connection to the agent's socket in the folder."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.settimeout(DEADLINE)
+        with socket_folder(folder) as path:
+            connection.connect(path + vgpu_files.AGENT_SOCKET)
+        yield connection
+
+
+@contextlib.contextmanager
+def handed(folder: Path) -> Iterator[dict[str, int]]:
+    """What a client gets there: descriptors by the GPU's UUID."""
+    found: dict[str, int] = {}
+    with connected(folder) as connection:
+        while True:
+            text, control, _flags, _from = connection.recvmsg(1 << 16, socket.CMSG_SPACE(4 * 64))
+            if not text:
+                break
+            passed = array.array("i", b"".join(part[2] for part in control))
+            found.update(zip(text.decode().split(), passed))
+    try:
+        yield found
+    finally:
+        for descriptor in found.values():
+            os.close(descriptor)
+
+
+class Pause:
+    """A moment at which the world's time stands still until the test lets it go on."""
+
+    def __init__(self, world: World, tenant: Tenant, seconds: float) -> None:
+        self._folder = world.folder / f"pause-{len(world.workers)}"
+        self._folder.mkdir()
+        script = self._folder / "run"
+        script.write_text(
+            f"#!/bin/sh\ntouch {self._folder}/here\nuntil [ -e {self._folder}/on ]; do sleep 0.02; done\n"
+        )
+        script.chmod(0o755)
+        self.worker: Worker = world.worker(tenant, f"--run {script} --start {seconds} --seconds 0", preload=False)
+
+    def __enter__(self) -> None:
+        wait_until(lambda: (self._folder / "here").exists(), "the world pauses")
+
+    def __exit__(self, *_: object) -> None:
+        (self._folder / "on").touch()

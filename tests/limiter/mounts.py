@@ -1,0 +1,68 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Programs in a mount namespace of their own, as containers have one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+from limiter_lab import Client, Tenant
+
+UNSHARE = ("unshare", *(() if os.geteuid() == 0 else ("--user", "--map-root-user")), "--mount")
+
+
+def can_mount() -> bool:
+    """Whether this user may mount, if only in a user namespace."""
+    if not shutil.which("unshare"):
+        return False
+    done = subprocess.run([*UNSHARE, "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, check=False)
+    return done.returncode == 0
+
+
+def client_behind(tenant: Tenant, mounts: str, *, prefix: str = "", start: bool = True, **environment: str) -> Client:
+    """A client of the tenant that starts after the shell's commands `mounts`, by way of the command `prefix`.
+
+    An empty value takes a variable out of its environment.
+    """
+    variables = {key: value for key, value in tenant.environment(**environment).items() if value}
+    preload, driver = variables.pop("LD_PRELOAD"), tenant.built.stub / "libcuda.so.1"
+    script = Path(tenant.root) / f"start-{len(list(tenant.root.glob('start-*')))}"
+    script.write_text(
+        f"""#!/bin/sh -e
+        test "$1" = inside || exec {" ".join(UNSHARE)} "$0" inside
+        {mounts}
+        LD_PRELOAD='{preload}' exec {prefix} {tenant.built.client} {driver}
+        """
+    )
+    script.chmod(0o755)
+    return Client(SimpleNamespace(client=script), variables, start)
+
+
+def client_in_container(tenant: Tenant, *others: Tenant, start: bool = True, **variables: str) -> Client:
+    """A client whose files are where a container has them: /etc/ld.so.preload, the quota folder, the region.
+
+    It has no variable but `variables` and what the stub of the driver needs.
+    """
+    preload = tenant.environment()["LD_PRELOAD"].split()
+    mounts = ["mount -t tmpfs none /etc", "mount -t tmpfs none /run", "mkdir -p /run/openfleet-gpu/vgpu/gpus"]
+    for each in (tenant, *others):
+        folder, region = (Path("/") / path.relative_to(each.root) for path in (each.folder, each.region))
+        mounts += [f"mkdir -p {folder} {region.parent}", f"touch {region}"]
+        mounts += [f"mount --bind -o ro {each.folder} {folder}", f"mount --bind {each.region} {region}"]
+    mounts += [f"echo '{path}' >>/etc/ld.so.preload" for path in preload]
+    script = Path(tenant.root) / f"container-{len(list(tenant.root.glob('container-*')))}"
+    lines = "\n        ".join(mounts)
+    script.write_text(
+        f"""#!/bin/sh -e
+        test "$1" = inside || exec {" ".join(UNSHARE)} "$0" inside
+        {lines}
+        exec {tenant.built.client} {tenant.built.stub / "libcuda.so.1"}
+        """
+    )
+    script.chmod(0o755)
+    stub = {"STUB_GROUP": tenant.name, **tenant.card.environment(), "OPENFLEET_VGPU_LOG": str(tenant.log)}
+    return Client(SimpleNamespace(client=script), {"PATH": os.environ["PATH"], **stub, **variables}, start)

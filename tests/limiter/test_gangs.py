@@ -1,0 +1,51 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Tenants whose processes wait for each other on several GPUs make progress at their share, in virtual time."""
+
+from __future__ import annotations
+
+import pytest
+from gangs import MATRIX, MS, POLICIES, Gangs
+from sm import World
+
+#: Without turns that coincide on all GPUs the first of these cells took 110 times as long as its share allows.
+OFTEN = [
+    *(Gangs(2, 2, policy, 2 * MS) for policy in POLICIES),
+    Gangs(2, 2, "fixed", 2 * MS, sync=False),
+    Gangs(2, 2, "fixed", MS // 5),
+]
+
+
+def limit(gangs: Gangs) -> float:
+    """How much longer than its share allows a cell may take.
+
+    Tenants that run at once on a GPU wait for its time slices. In steps shorter than these that took four times as long, for as
+    long as both let each other's next steps through.
+    """
+    return 2 if gangs.ranks == gangs.tenants == 2 else 3
+
+
+@pytest.mark.parametrize("gangs", OFTEN, ids=str)
+def test_processes_that_wait_for_each_other_get_their_share(tmp_path, built, gangs):
+    assert gangs.ratio(tmp_path, built, seed=1) < limit(gangs)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("gangs", MATRIX, ids=str)
+@pytest.mark.parametrize("seed", range(3))
+def test_the_whole_matrix_of_gangs(tmp_path, built, gangs, seed):
+    assert gangs.ratio(tmp_path, built, seed) < limit(gangs)
+
+
+def test_kernels_that_meet_end_when_all_have_started(tmp_path, built):
+    """The second process begins half a second later; the first one's kernel occupies its GPU for so long."""
+    world = World(tmp_path, built, gpus=2)
+    tenant = world.tenant(50)
+    workers = [
+        world.worker(tenant, f"--device {gpu} --kernel meet_1000000_0_2 --steps 1 --start {gpu / 2}", preload=False)
+        for gpu in range(2)
+    ]
+    world.run()
+    first, second = (worker.lines[-1] for worker in workers)
+    assert first[0] == second[0] == pytest.approx(0.501, abs=1e-6)
+    assert (first[1], second[1]) == (pytest.approx(501_000_000, abs=1000), 1_000_000)
