@@ -84,6 +84,11 @@ WELL: Mapping[str, Course] = {
     "gpu:processes": steady(1),
     "gpu:processes:max5m": steady(1),
     "gpu:held:avg5m": steady(1),
+    # That these signs of work are measured; what they show is in gpu:activity_ratio:max5m.
+    "gpu:sm_active_ratio": steady(0.5),
+    "gpu:pcie_bytes_per_second": steady(0),
+    "gpu:power_watts": steady(100),
+    "gpu:process_cpu_seconds_total": steady(0),
 }
 AT_REST: Mapping[str, Course] = {
     **{name: steady(0.0) for name in WELL if "ratio" in name},
@@ -152,7 +157,20 @@ def serve(
     """
     # Not into the future, and no longer ago than the 15 minutes within which a state holds.
     end = int(time.time()) // STEP * STEP
-    start = end - int(hours * 3600)
+    make_blocks(history, end - int(hours * 3600), end, folder, block)
+    with serve_blocks(folder) as url:
+        yield url
+
+
+def make_blocks(
+    history: Callable[[int, int, int], Iterator[str]],
+    start: int,
+    end: int,
+    folder: Path,
+    block: int = BLOCK,
+    step: int = STEP,
+) -> None:
+    """Write such a text from `start` to `end` to folder/data; samples are `step` seconds apart."""
     source = folder / "history.om"
     make = [
         str(TOOLS / "promtool"),
@@ -167,9 +185,16 @@ def serve(
     # promtool reads all of its input once for each block, so that each block gets an input of its own.
     for first in range(start // block * block, end + 1, block):
         with source.open("w") as file:
-            file.writelines(history(start, max(start, first), min(end, first + block - STEP)))
+            file.writelines(history(start, max(start, first), min(end, first + block - step)))
         subprocess.run(make, check=True, stdout=subprocess.DEVNULL)
     source.unlink()
     (folder / "prometheus.yml").write_text("global: {}\n")
-    with running(folder, folder / "prometheus.yml", "--storage.tsdb.retention.time=10y") as server:
+
+
+@contextlib.contextmanager
+def serve_blocks(folder: Path) -> Iterator[str]:
+    """A real Prometheus that has the blocks in folder/data; gives its address."""
+    # On a machine with much else to do a rule over days of a whole fleet may take more than the two minutes that are usual.
+    lasting = ("--storage.tsdb.retention.time=10y", "--query.timeout=30m")
+    with running(folder, folder / "prometheus.yml", *lasting) as server:
         yield server.url

@@ -49,6 +49,7 @@ def well(subject, **more):
 
 
 REST = {"busy": stat(0, 0, 0, 0), "compute": stat(0, 0, 0, 0), "quiet": Quiet(SECONDS, True), "held_seconds": SECONDS}
+SERVER = (Holder("process", "pid 12 (vllm serve)", listens=True, clients=0),)
 JOB = (Holder("container", "jupyter-alice (docker, user alice)"), Holder("device_handle", "pid 9 (jupyter-lab)"))
 
 
@@ -76,6 +77,7 @@ def gpus(host):
     )
     yield part(6, 3, "1g.10gb", 10, memory=None, busy=None, compute=None, holders=None, processes_now=None,
                missing=("who holds it is not known: the host was not asked or did not answer",))  # fmt: skip
+    yield part(6, 4, "1g.10gb", 10, **REST, memory=stat(8 * GIB, 8 * GIB, 8 * GIB, 8 * GIB), holders=SERVER)
     yield gpu(7, lost=True)
     tenant = dataclasses.replace(gpu(7).subject, kind="tenant", name="notebooks")
     yield well(

@@ -17,6 +17,7 @@ from rightsize_hosts import gpu, state
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.holdings import HostState, Price
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.make import Order
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.prometheus import Access
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.verdict import Thresholds
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize import report_html
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.make import Request, make
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.model import Proposal
@@ -81,6 +82,8 @@ def proposal() -> Proposal:
             hosts_asked=[*STATES, "gone-01"],
             prices=[Price("H100*", 2.0), Price("*", 1.0)],
             currency="EUR",
+            # There is a day of history.
+            thresholds=Thresholds(idle_hours=20, new_holder_hours=0),
         )
         said = {name: wishes(rows, name) for name, rows in WISHES.items()}
         return make(Request(order, STATES, LAYOUTS, said, reclaim_grace_seconds=24 * 3600.0), time.time())

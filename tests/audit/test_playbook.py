@@ -113,7 +113,13 @@ def play(folder, inventory):
     """Run it with variables; gives the ended process."""
 
     def run(*options, inventory=inventory, **settings):
-        settings = {"window": "%dh" % (HOURS - 1), **settings}
+        # There are two days of history.
+        short = {"idle_hours": 24, "new_holder_hours": 0}
+        settings = {
+            "window": "%dh" % (HOURS - 1),
+            **settings,
+            "thresholds": {**short, **settings.get("thresholds", {})},
+        }
         variables = folder / "variables.json"
         variables.write_text(json.dumps({"gpu_audit_%s" % name: value for name, value in settings.items()}))
         return ansible_playbook(folder, "-i", inventory, *options, "playbooks/audit.yml", "-e", "@%s" % variables)

@@ -117,6 +117,8 @@ def played(folder, inventory):
             "gpu_rightsize_dir": str(folder / "out"),
             "gpu_rightsize_prices": [{"model": "H100*", "price": 2.0}, {"model": "*", "price": 1.0}],
             "gpu_rightsize_currency": "EUR",
+            # There are four days of history.
+            "gpu_rightsize_thresholds": {"idle_hours": 24, "new_holder_hours": 0},
         }
         arguments = ["-i", inventory, "playbooks/rightsize.yml", "-e", json.dumps(settings)]
         done = run("ansible-playbook", *arguments, home=folder / "home")

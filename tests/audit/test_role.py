@@ -194,7 +194,7 @@ def test_it_may_do_little(installed):
 
 def test_the_timer_catches_up(installed):
     timer = installed.unit("gpu-audit.timer")
-    assert timer["Persistent"] == ["true"] and timer["OnCalendar"] == ["Mon *-*-* 06:00:00"]
+    assert timer["Persistent"] == ["true"] and timer["OnCalendar"] == ["Wed *-*-* 06:00:00"]
     assert timer["RandomizedDelaySec"] == ["30m"] and timer["WantedBy"] == ["timers.target"]
 
 

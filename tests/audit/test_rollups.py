@@ -7,14 +7,10 @@ from __future__ import annotations
 
 import subprocess
 
-import pytest
-from rule_files import FILES, promtool_test, rules_of, tool
+from roll_up_checks import GPU, NANS, ROLL_UPS, SHORT, check
+from rule_files import promtool_test, rules_of, tool
 
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit import series
-
-ROLL_UPS = FILES / "rollups.yml"
-GPU = 'host="a",gpu_uuid="GPU-1"'
-SHORT = '{gpu_uuid="GPU-1",host="a"}'
 
 #: What is scraped every minute from minute 0 on, and what is kept of it at minute 5; whether minute 0 still counts hangs on the
 #: release of Prometheus, and changes none of them.
@@ -34,25 +30,9 @@ MADE_OF_SEVERAL = {
     "gpu:throttled:avg5m",
     series.ACTIVITY,
     series.UNREPORTED_WORK,
+    "gpu:power_watts:avg1h",
+    "gpu:power_watts:min7d",
 }
-MINUTES = "5m"
-NANS = " ".join(["NaN"] * 6)
-
-
-def check(folder, series, expected):
-    test = {
-        "interval": "1m",
-        "input_series": [{"series": name, "values": values} for name, values in series],
-        "promql_expr_test": [
-            {
-                "expr": expr,
-                "eval_time": MINUTES,
-                "exp_samples": [{"labels": labels, "value": value} for labels, value in samples],
-            }
-            for expr, samples in expected.items()
-        ],
-    }
-    assert promtool_test(folder, [ROLL_UPS], [test]) == ""
 
 
 def test_each_keeps_what_the_audit_asks_of_it(tmp_path):
@@ -61,46 +41,34 @@ def test_each_keeps_what_the_audit_asks_of_it(tmp_path):
     check(tmp_path, series, expected)
 
 
-SIGNS = {
-    "gpu:busy_ratio": "0x6",
-    "gpu:compute_active_ratio": "0x6",
-    "gpu:tensor_active_ratio": "0x6",
-    "gpu:memory_bandwidth_active_ratio": "0x6",
-    "gpu:power_watts": "70x6",
-    "gpu:power_limit_watts": "700x6",
-}
-
-
-@pytest.mark.parametrize(
-    ("changes", "activity", "unreported"),
-    [
-        ({}, 0, None),
-        # A request of 0.4 s each minute, on the average less than 1 %; and one in the five minutes.
-        ({"gpu:busy_ratio": "0.013x6"}, 0.013, None),
-        ({"gpu:busy_ratio": "0 0 0.07 0 0 0"}, 0.07, None),
-        # Work that the busy ratio does not report: a metric stuck at 0.
-        ({"gpu:compute_active_ratio": "0.4x6"}, 0.4, 0.4),
-        ({"gpu:tensor_active_ratio": "0.3x6"}, 0.3, 0.3),
-        ({"gpu:power_watts": "650x6"}, 650 / 700, 650 / 700),
-        # Copies need no kernel.
-        ({"gpu:memory_bandwidth_active_ratio": "0.1x6"}, 0.1, None),
-        # Memory that is filled, and waits.
-        ({"gpu:power_watts": "130x6"}, 0, None),
-        ({"gpu:busy_ratio": "0.9x6", "gpu:compute_active_ratio": "0.4x6"}, 0.9, None),
-        # What is not known is no rest.
-        ({"gpu:busy_ratio": NANS}, None, None),
-        ({"gpu:busy_ratio": "_x6"}, None, None),
-        ({"gpu:busy_ratio": "NaN NaN 0.5 NaN NaN NaN"}, 0.5, None),
-        ({"gpu:compute_active_ratio": NANS, "gpu:tensor_active_ratio": "_x6", "gpu:power_watts": "_x6"}, 0, None),
-    ],
-)
-def test_any_sign_of_work_is_activity(tmp_path, changes, activity, unreported):
-    given = [("%s{%s}" % (name, GPU), values) for name, values in {**SIGNS, **changes}.items()]
-    expected = {
-        name: [] if value is None else [(name + SHORT, value)]
-        for name, value in ((series.ACTIVITY, activity), (series.UNREPORTED_WORK, unreported))
+def test_the_lowest_hour_is_that_of_a_week(tmp_path):
+    hours = ["_", "300", "80", *["200"] * 175]
+    test = {
+        "input_series": [{"series": "gpu:power_watts:avg1h{%s}" % GPU, "values": " ".join(hours)}],
+        "promql_expr_test": [
+            {
+                "expr": "last_over_time(gpu:power_watts:min7d[2h])",
+                "eval_time": when,
+                "exp_samples": [{"labels": "gpu:power_watts:min7d" + SHORT, "value": value}],
+            }
+            for when, value in (("1h", 300), ("3h", 80), ("169h", 80), ("174h", 200))
+        ],
     }
-    check(tmp_path, given, expected)
+    assert promtool_test(tmp_path, [ROLL_UPS], [test], interval=3600) == ""
+
+
+def test_an_hour_is_an_average_of_what_was_told(tmp_path):
+    given = [
+        ("gpu:power_watts{%s}" % GPU, "_x30 100x15 200x15"),
+        ('gpu:power_watts{host="a",gpu_uuid="GPU-2"}', "0x60"),
+    ]
+    # Averages of five minutes, which promtool makes every minute; a GPU that tells 0 W tells nothing.
+    check(
+        tmp_path,
+        given,
+        {"count(gpu:power_watts:avg1h)": [("{}", 1)], "count(gpu:power_watts:avg1h > 125 < 175)": [("{}", 1)]},
+        "60m",
+    )
 
 
 def test_nan_is_no_sample_of_a_roll_up(tmp_path):

@@ -28,6 +28,7 @@ FIGURES = (
     "limiter_quota_error",
     *(f"limiter_sm_error_{shares}" for shares in ("20", "50", "80", "10_90")),
     "limiter_throttled_launch_added",
+    "limiter_gang_worst_ratio",
 )
 PROCESSES = 300
 #: Runs of the program with and without the library; the median of the pairs' differences is printed.
@@ -119,6 +120,7 @@ def _take(client: Client, size: int) -> bool:
 
 
 def _shares(folder: Path, built: Built):
+    import gangs
     import sm
 
     for name, error in sm.sm_errors(folder / "shares", built).items():
@@ -127,3 +129,5 @@ def _shares(folder: Path, built: Built):
     # and their reading come on top.
     bare = sm.launch_ns(folder / "bare", built, None)
     yield "limiter_throttled_launch_added", sm.launch_ns(folder / "held", built, 50) - bare, "ns"
+    # Several processes a tenant, on a GPU each, that wait for each other: wall time over the time at their share.
+    yield "limiter_gang_worst_ratio", gangs.worst_ratio(folder / "gangs", built), "ratio"

@@ -42,7 +42,7 @@ WARM_UP = 2
 DEADLINE = 600
 MODEL = "NVIDIA H100 80GB HBM3"
 DRIVER = "580.105.08"
-#: What nvitop serves besides, and no rule reads.
+#: What nvitop serves besides. Rules read its throughputs only where GPM tells none.
 UNREAD = (
     "gpu_memory_utilization_Percentage",
     "gpu_encoder_utilization_Percentage",
@@ -70,6 +70,8 @@ PROF = (
     "DRAM_ACTIVE",
     "PCIE_TX_BYTES",
     "PCIE_RX_BYTES",
+    "NVLINK_TX_BYTES",
+    "NVLINK_RX_BYTES",
 )
 #: Of the same; FB_*, XIDs and others apart.
 DEV = (
@@ -161,6 +163,8 @@ class Fleet:
             f"openfleet_gpu_row_remap_pending{{{whole}}} 0",
             f"openfleet_gpu_row_remap_failed{{{whole}}} 0",
             f"openfleet_gpu_pcie_replays_total{{{whole}}} {index}",
+            f"openfleet_gpu_pcie_bytes_per_second{{{whole}}} {1e10 * value():.0f}",
+            f"openfleet_gpu_nvlink_bytes_per_second{{{whole}}} {1e11 * value():.0f}",
             f"gpu_power_usage_W{{{nvitop}}} {100 + 600 * value():.3f}",
             f"gpu_power_limit_W{{{nvitop}}} 700",
             f"gpu_temperature_C{{{nvitop}}} {30 + 50 * value():.0f}",
@@ -213,6 +217,7 @@ class Fleet:
         for profile, instance in [("1g.10gb", str(7 + number)) for number in instances] or [("", "")]:
             device = f'{gpu},model="{MODEL}",mig_profile="{profile}",mig_instance="{instance}"'
             lines += [f'openfleet_holders{{{device},kind="{kind}"}} 1' for kind in ("process", "slurm")]
+            lines.append(f"openfleet_holders_cpu_seconds_total{{{device}}} {1000 * self.random.random():.2f}")
         if index == 6:
             tenant = f'{gpu},tenant="t"'
             lines += [

@@ -10,7 +10,8 @@ import sys
 import numpy as np
 import sizing_trace as trace
 
-from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.idle import first_flags
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.idle.rhythm import Rhythm
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.idle.rule import Policy, threshold_seconds
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.model import Fleet
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.sharing import share
 
@@ -21,6 +22,10 @@ LEAST_SAMPLES = 1300
 CELLS = [(reverse, card) for reverse in (False, True) for card in CARDS]
 #: Idle: false if duty comes to this within so long after the first flag, which counts if there is so much left.
 WORK_PERCENT, AHEAD_SECONDS, INJECTED = 10, 6 * 3600, 20
+#: The idle rule as audits use it, in hours in place of days: the trace is one day long. Work is duty of 1 %; samples that are
+#: missing for ten minutes are a gap.
+IDLE = Policy(grace_seconds=2 * 3600, new_seconds=86400, new_threshold_seconds=6.4 * 3600)
+WORKING_PERCENT, GAP_SECONDS = 1, 600
 #: Random parts of the containers on which the bar is tried besides.
 SUBSETS, SUBSET_SHARE = 6, 0.7
 
@@ -120,6 +125,33 @@ def subset_figures(fleet, subsets, seed):
                     print(f"rightsize: {name}: a subset fails in {cell(*which)}: {verdict}", file=sys.stderr)
     for name, value in zip(SUBSET_NAMES, (subsets * len(CELLS), failed["planned"], failed["joint_rule"])):
         yield name, value, "count"
+
+
+def first_flags(fleet):
+    """The index of the first sample at which each workload is idle, -1 where there is none."""
+    memory = fleet.whole_memory()
+    return [first_flag(fleet.times, duty, held) for duty, held in zip(fleet.duty, memory)]
+
+
+def first_flag(times, duty, memory):
+    rhythm, seen = None, None
+    for place, now in enumerate(times):
+        if memory[place] == 0:
+            rhythm = None
+        elif rhythm is None:
+            rhythm = Rhythm(now)
+        if np.isnan(duty[place]):
+            continue
+        if rhythm is not None:
+            if seen is not None and now - seen > GAP_SECONDS:
+                rhythm.gap(seen, now)
+            if duty[place] >= WORKING_PERCENT:
+                rhythm.works(now, now)
+            known = {"longest_seconds": rhythm.longest_seconds, "history_seconds": now - times[0]}
+            if rhythm.quiet_seconds(now) >= threshold_seconds(IDLE, **known):
+                return place
+        seen = now
+    return -1
 
 
 def idle_figures(fleet, seed):

@@ -17,6 +17,7 @@ from mig_rules import least_destroyed, legal, with_instances
 from ansible_collections.openfleet.gpu.plugins.module_utils import mig_plan, mig_steps
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import load_models
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Gpu
 
 MODELS = load_models()
@@ -73,7 +74,9 @@ def read_cases(path: str) -> Iterator[Case]:
             at = {(p.name, placement.start): placement for p in gpu.mig.profiles for placement in p.placements}
             have = [(name, at[name, start]) for name, start in data["have"]]
             yield _case(gpu, have, {start for _, start in data.get("busy", [])}, data["want"])
-        except (ValueError, KeyError) as error:
+        except FleetError as error:
+            raise SystemExit(f"{path}:{number}: {error}") from error
+        except (ValueError, KeyError, TypeError) as error:
             raise SystemExit(f"{path}:{number}: not a case ({error!r})") from error
 
 

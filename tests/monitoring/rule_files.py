@@ -124,15 +124,15 @@ def input_series(targets: Iterable[tuple[dict, list[str | None]]]) -> list[dict]
     return [{"series": name, "values": " ".join(values)} for name, values in sorted(series.items())]
 
 
-def promtool_test(directory: Path, rule_files: Iterable[Path], tests: list[dict]) -> str:
-    """What promtool finds wrong when it runs the tests on the rules; empty if nothing."""
+def promtool_test(directory: Path, rule_files: Iterable[Path], tests: list[dict], interval: int = INTERVAL) -> str:
+    """What promtool finds wrong when it runs the tests on the rules; empty if nothing. `interval` is in seconds."""
     path = directory / "test.yml"
     path.write_text(
         json.dumps(
             {
                 "rule_files": [str(file) for file in rule_files],
-                "evaluation_interval": f"{INTERVAL}s",
-                "tests": [{"interval": f"{INTERVAL}s", **test} for test in tests],
+                "evaluation_interval": f"{interval}s",
+                "tests": [{"interval": f"{interval}s", **test} for test in tests],
             }
         )
     )

@@ -13,6 +13,7 @@ from rule_files import (
     ALERTS,
     HERE,
     INTERVAL,
+    ROOT,
     RULES,
     as_series,
     input_series,
@@ -139,6 +140,21 @@ def test_samples_are_in_prometheus_text_format(path):
     )
     # 3: what promtool's linter thinks of the exporter's names.
     assert done.returncode in (0, 3), done.stderr
+
+
+#: Fields that DCGM had before, or that other counters files have, read where the role's own are not there.
+OTHERS_FIELDS = {"DCGM_FI_DEV_FB_TOTAL", "DCGM_FI_DEV_ENFORCED_POWER_LIMIT", "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS"}
+
+
+def test_the_role_collects_what_the_rules_read():
+    counters = (ROOT / "roles" / "dcgm_exporter" / "files" / "counters.csv").read_text()
+    collected = set(re.findall(r"^(DCGM_\w+),", counters, re.MULTILINE))
+    text = " ".join(rule.expr for rule in rules_of([RULE_FILES["dcgm"]]))
+    text = text.replace(
+        "DCGM_FI_DEV_FB_(USED|FREE|RESERVED)", "DCGM_FI_DEV_FB_USED DCGM_FI_DEV_FB_FREE DCGM_FI_DEV_FB_RESERVED"
+    )
+    read = set(re.findall(r"DCGM_\w+", text))
+    assert read - collected == OTHERS_FIELDS
 
 
 def test_every_sample_is_used():

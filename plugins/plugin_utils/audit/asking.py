@@ -6,14 +6,20 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Sequence
+from typing import Callable, Sequence, TypeVar
 
 from ..promql import any_of
-from .prometheus import Prometheus, PrometheusError, Sample
+from .prometheus import Answer, Course, Prometheus, PrometheusError, RangeAnswer, Sample
+
+_Row = TypeVar("_Row")
+_Answer = TypeVar("_Answer", Answer, RangeAnswer)
 
 #: Queries under way at once. One query takes one core of a Prometheus, which lets 20 run at a time if nothing else is said
 #: (--query.max-concurrency, https://prometheus.io/docs/prometheus/latest/command-line/prometheus/): the most are left to others.
 AT_ONCE = 4
+
+#: GPUs in one query about single GPUs.
+GPUS_A_QUERY = 40
 
 #: An expression with %(where)s in its selectors, and the time it is asked of, in seconds since the epoch.
 Question = tuple[str, float]
@@ -40,6 +46,29 @@ class Asking:
     def ask_all(self, expressions: Sequence[str]) -> list[list[Sample]]:
         """The same of several, in their order."""
         return self._at_once(self.ask, expressions)
+
+    def ask_of(self, expression: str, uuids: Sequence[str]) -> list[Sample]:
+        """The same of some GPUs only, a few dozen a query."""
+
+        def query(where: str) -> Sequence[Sample]:
+            return self._noted(self.server.query(expression.replace("%(where)s", where), self.end_seconds)).samples
+
+        return self._of_gpus(query, uuids)
+
+    def ask_courses(self, expression: str, span_seconds: int, step_seconds: int, uuids: Sequence[str]) -> list[Course]:
+        """The courses of some GPUs over the last `span_seconds`, a few dozen GPUs a query. Raises PrometheusError."""
+        start = self.end_seconds - span_seconds
+
+        def query(where: str) -> Sequence[Course]:
+            text = expression.replace("%(where)s", where)
+            return self._noted(self.server.query_range(text, start, self.end_seconds, step_seconds)).courses
+
+        return self._of_gpus(query, uuids)
+
+    def _of_gpus(self, query: Callable[[str], Sequence[_Row]], uuids: Sequence[str]) -> list[_Row]:
+        parts = [uuids[at : at + GPUS_A_QUERY] for at in range(0, len(uuids), GPUS_A_QUERY)]
+        answers = self._at_once(lambda part: in_halves(query, self.selector, part), parts)
+        return [row for answer in answers for row in answer]
 
     def ask_for_one(self, questions: Sequence[Question]) -> list[Sample | None]:
         """The only sample of each answer. Of several parts the fleet's cannot be told: what is too much is None, and noted."""
@@ -81,6 +110,22 @@ class Asking:
                 for part in (hosts[:half], hosts[half:])
                 for sample in self._in_parts(expression, at, part, whole=False)
             ]
-        for warning in answer.warnings:
-            self.notes.append("%s warns: %s" % (self.server.name, warning))
-        return list(answer.samples)
+        return list(self._noted(answer).samples)
+
+    def _noted(self, answer: _Answer) -> _Answer:
+        self.notes += ["%s warns: %s" % (self.server.name, warning) for warning in answer.warnings]
+        return answer
+
+
+def in_halves(query: Callable[[str], Sequence[_Row]], selector: str, uuids: Sequence[str]) -> list[_Row]:
+    """What a query by label matchers gives of these GPUs, asked again for half of them where it is too much.
+
+    Raises PrometheusError.
+    """
+    try:
+        return list(query(",".join([*([selector] if selector else []), "gpu_uuid=~%s" % any_of(uuids)])))
+    except PrometheusError as error:
+        if not error.too_much or len(uuids) < 2:
+            raise
+    half = len(uuids) // 2
+    return [row for part in (uuids[:half], uuids[half:]) for row in in_halves(query, selector, part)]

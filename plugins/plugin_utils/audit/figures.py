@@ -12,23 +12,20 @@ so that none are asked twice for what one answer tells.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Callable, Mapping, Sequence
 
 from .asking import Asking
 from .history import Key
 from .lasting import Piece, lasting
-from .model import Quiet, Stat
+from .model import Stat
 from .series import (
-    ACTIVITY,
     BY,
     HELD,
     LONG_SECONDS,
     LONG_WINDOW_SECONDS,
     OVER_TIME,
-    QUIET_BUSY_RATIO,
     ROLL_UP_SECONDS,
-    SERIES,
     UNREPORTED_WORK,
     Series,
     key_of,
@@ -55,15 +52,6 @@ class Found:
 
     def of(self, figure: str) -> str:
         return self.peaks if figure in ("p99", "max") else self.source
-
-
-@dataclass(frozen=True)
-class Busy:
-    """How busy each subject was, and for how long up to now it has been quiet. `found` is None where nothing says so."""
-
-    found: Found | None = None
-    stats: Mapping[Key, Stat] = field(default_factory=dict)
-    quiet: Mapping[Key, Quiet] = field(default_factory=dict)
 
 
 class Figures:
@@ -108,51 +96,6 @@ class Figures:
         for figure, answer in zip(questions, self.asking.ask_all(list(questions.values()))):
             figures[figure] = {key(sample.labels): sample.value for sample in answer}
         return self._judged(series, found, figures)
-
-    def busy(self) -> Busy:
-        """Return how busy each subject was, and for how long it has shown no sign of work.
-
-        The latter is by ACTIVITY. A server whose rules do not record that yet is asked for the share of time in which kernels
-        ran, which hides short work: this is noted.
-        """
-        series = SERIES["busy"]
-        source, step = series.roll_up, float(ROLL_UP_SECONDS)
-        activity = self._pieces(ACTIVITY, "max", self._spans)
-        recorded = any(piece.counts for piece in activity)
-        # Pieces only where they are needed to tell the quiet time.
-        spans = [(0, self.span)] if recorded else self._spans
-        pieces = self._pieces(source, "max", spans)
-        if not any(piece.counts for piece in pieces):
-            source, step = series.name, self._distance(series)
-            if step is None:
-                return Busy()
-            pieces = self._pieces(source, "max", spans)
-        if not recorded:
-            self.notes.append(
-                "There is no %s (rules of gpu_monitoring): idle times are by gpu:busy_ratio alone, which hides short work."
-                % ACTIVITY
-            )
-            activity = pieces
-        quiet = lasting(
-            activity, lambda value: 0 <= value < QUIET_BUSY_RATIO, float(ROLL_UP_SECONDS) if recorded else step
-        )
-        counts: dict[Key, float] = {}
-        most: dict[Key, float] = {}
-        for piece in pieces:
-            for key, count in piece.counts.items():
-                counts[key] = counts.get(key, 0.0) + count
-            for key, value in piece.figures.items():
-                # Not max(), which keeps a NaN if it comes first.
-                most[key] = value if key not in most or not most[key] >= value else most[key]
-        found = Found(source, step, counts, source)
-        mean = self._over("mean", source, BY, key_of, [(0, self.span)])[0]
-        stats = self._judged(series, found, {"max": most, "mean": mean})
-        return Busy(
-            found,
-            stats,
-            # Without figures that can be, a count of samples says nothing: it has the NaN in it.
-            {key: Quiet(seconds, whole_window=seconds == self.span) for key, seconds in quiet.items() if key in stats},
-        )
 
     def unreported_work(self) -> dict[Key, float]:
         """Return for how many seconds of the window there was work that `gpu:busy_ratio` did not report."""

@@ -159,11 +159,19 @@ def _with_state(known: Holding | None, subject: Subject, state: Mapping[str, Any
     return replace(
         base,
         subject=named,
-        holders=base.holders
-        if holders is None
-        else tuple(Holder(str(one["kind"]), str(one["who"])) for one in holders if not one.get("watches")),
+        holders=base.holders if holders is None else tuple(_holder(one) for one in holders if not one.get("watches")),
         processes_now=base.processes_now if processes is None else float(len(processes)),
         memory_total_bytes=base.memory_total_bytes or (float(total) if total else None),
+    )
+
+
+def _holder(row: Mapping[str, Any]) -> Holder:
+    listens, clients = row.get("listens"), row.get("clients")
+    return Holder(
+        str(row["kind"]),
+        str(row["who"]),
+        listens=None if listens is None else bool(listens),
+        clients=None if clients is None else int(clients),
     )
 
 

@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Mapping, Sequence
 
 from ...module_utils.errors import FleetError
+from ..idle.rhythm import Span
 from .compare import Former, findings, gone
 from .history import History
 from .holdings import HostState, Price, holdings
 from .model import Audit, Sources, Subject, Window
 from .prometheus import Access, Prometheus, PrometheusError
+from .quiet_times import QuietQuestion
 from .signals import read
 from .verdict import Thresholds, judge
 
@@ -23,12 +25,14 @@ from .verdict import Thresholds, judge
 class Order:
     """What is asked. `access` is None where there is no server; `hosts` has those that answered of `hosts_asked`.
 
+    The window ends at `end_seconds`, or now if it is None: the series of a server tell of a past time as well as of now.
     `refused` says of hosts whose answer was not taken why; to all else they are hosts that did not answer.
-    `exempt` are hosts, GPUs' UUIDs and tenants of which nothing is said.
+    `exempt` are hosts, GPUs' UUIDs and tenants of which nothing is said, `holidays` spans of time that do not count as quiet.
     """
 
     window_seconds: float
     access: Access | None = None
+    end_seconds: float | None = None
     selector: str = ""
     hosts: Mapping[str, HostState] = field(default_factory=dict)
     hosts_asked: Sequence[str] = ()
@@ -37,6 +41,7 @@ class Order:
     currency: str = ""
     thresholds: Thresholds = field(default_factory=Thresholds)
     exempt: Sequence[str] = ()
+    holidays: Sequence[Span] = ()
     former: Mapping[str, Former] = field(default_factory=dict)
 
 
@@ -114,7 +119,15 @@ def _history(order: Order, now_seconds: float, say: Callable[[str], None]) -> tu
         return None, ["No server was named: use over time is not known, and no GPU is called idle for it."]
     server = Prometheus(order.access)
     try:
-        history = read(server, order.window_seconds, selector=order.selector, our_seconds=now_seconds, say=say)
+        history = read(
+            server,
+            order.window_seconds,
+            quiet=QuietQuestion(order.thresholds.idle_hours * 3600, tuple(order.holidays)),
+            selector=order.selector,
+            our_seconds=now_seconds,
+            end_seconds=order.end_seconds,
+            say=say,
+        )
     except PrometheusError as error:
         # With hosts the audit goes on, with half of its sight.
         return None, ["%s Use over time is not known, and no GPU is called idle for it." % error]
@@ -129,6 +142,7 @@ def _settings(order: Order) -> dict[str, Any]:
         "thresholds": dataclasses.asdict(order.thresholds),
         "prices": [dataclasses.asdict(price) for price in order.prices],
         "exempt": list(order.exempt),
+        "holidays": [list(span) for span in order.holidays],
         "selector": order.selector,
     }
 

@@ -20,6 +20,7 @@ WORDS = (
     "broken_metrics",
     "held_without_process",
     "idle",
+    "standby",
     "saturated",
     "oversized_memory",
     "oversized_compute",
@@ -93,14 +94,17 @@ class Subject:
 
 @dataclass(frozen=True)
 class Holder:
-    """Whoever holds a subject. `kind` as in docs/holders.md; `who` names it as the host does.
+    """A holder of a subject. `kind` as in docs/holders.md; `who` names it as the host does.
 
-    A server knows only how many there are of a kind; `who` is their number then.
+    A server knows only how many there are of a kind; `who` is their number then. `listens` says whether its unit, container or
+    process has a TCP socket that waits for clients, and `clients` how many are connected; None where the host did not look.
     """
 
     kind: str
     who: str = ""
     since_seconds: float | None = None
+    listens: bool | None = None
+    clients: int | None = None
 
     def __str__(self) -> str:
         kind = self.kind.replace("_", " ")
@@ -109,13 +113,18 @@ class Holder:
 
 @dataclass(frozen=True)
 class Quiet:
-    """For how long, up to the end of the window, a subject has done nothing: at least `seconds`.
+    """For how long, up to the end of the window, a subject has shown no sign of work: `seconds`.
 
-    `whole_window` says that it never did anything in all the window, so that it may well be longer.
+    `whole_window` says that it never showed one for as far as the server remembers. `longest_seconds` is the longest quiet time
+    of its holder that ended, `held_seconds` the time since its last known release, and `signals` the signs of work that
+    are measured, by name.
     """
 
     seconds: float
     whole_window: bool = False
+    longest_seconds: float = 0.0
+    held_seconds: float = 0.0
+    signals: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -158,13 +167,15 @@ class Verdict:
 
     `use` is none, useful, busy (kernels run, but neither tensor cores nor bandwidth do much) or unknown.
 
-    `waste_per_month` is what of the price buys nothing, in the price table's currency; None without a price.
+    `waste_per_month` is the wasted part of the price, in the price table's currency; None without a price. `idle_after_seconds`
+    is from how long a quiet time on this holder is idle; None where nothing is quiet.
     """
 
     word: str
     reason: str
     use: str = "unknown"
     waste_per_month: float | None = None
+    idle_after_seconds: float | None = None
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ import re
 from typing import Any, Mapping, Sequence
 
 from ...module_utils.errors import FleetError
+from ..idle.holidays import spans
+from ..idle.rhythm import Span
 from .holdings import Price
 from .prometheus import Access
 from .verdict import Thresholds
@@ -72,6 +74,15 @@ def thresholds(given: Mapping[str, Any]) -> Thresholds:
             raise OptionError("thresholds.%s" % name, "%g is above 1" % number, "Ratios go from 0 to 1: 0.5 is a half.")
         values[name] = number
     return Thresholds(**values)
+
+
+def holidays(given: Mapping[str, Any]) -> tuple[Span, ...]:
+    """The days that do not count as quiet, in seconds since the epoch. Raises OptionError and HolidayError."""
+    _known("holidays", given, {"days", "time_zone"})
+    days = given.get("days") or []
+    if not isinstance(days, list):
+        raise OptionError("holidays.days", "it is no list", "Write it as [2026-12-25, 2027-01-01].")
+    return spans(days, str(given.get("time_zone") or "UTC"))
 
 
 def _known(where: str, given: Mapping[str, Any], names: set[str]) -> None:

@@ -27,6 +27,7 @@ _ASKING = (
     "broken_metrics",
     "held_without_process",
     "idle",
+    "standby",
     "saturated",
     "oversized_memory",
     "oversized_compute",

@@ -19,6 +19,7 @@ _EDGE = 3
 _LINES = (
     ("held_without_process", "held without process"),
     ("idle", "idle"),
+    ("standby", "standby"),
     ("oversized_memory", "oversized memory"),
     ("oversized_compute", "oversized compute"),
     ("unhealthy", "unhealthy"),

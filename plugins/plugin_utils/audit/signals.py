@@ -19,6 +19,7 @@ from .figures import Figures
 from .history import History, Key, Record
 from .model import Day, Stat, Subject, Window
 from .prometheus import Prometheus, Sample
+from .quiet_times import BY_DEFAULT, QuietQuestion, quiet_times
 from .series import BUSY_FOR_COMPUTE, BY, FLEET, ROLL_UP_SECONDS, SERIES, TENANT, THROTTLED, key_of, tenant_key_of
 
 #: Clocks further apart than this are told of.
@@ -31,16 +32,19 @@ def read(
     server: Prometheus,
     window_seconds: float,
     *,
+    quiet: QuietQuestion = BY_DEFAULT,
     selector: str = "",
     our_seconds: float | None = None,
+    end_seconds: float | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> History:
-    """Ask the server for the last `window_seconds`.
+    """Ask the server for the last `window_seconds`, or for those before `end_seconds` (since the epoch).
 
-    `selector` narrows the series, as ``cluster="a"``; `our_seconds` is this machine's clock, to tell of a wrong one.
-    Raises PrometheusError where the server does not answer; a figure that it does not have is None.
+    `quiet` says which quiet times are looked up. `selector` narrows the series, as ``cluster="a"``; `our_seconds` is this
+    machine's clock, to tell of a wrong one where the window ends now. Raises PrometheusError where the server does not answer; a
+    figure that it does not have is None.
     """
-    return _Reading(server, window_seconds, selector, our_seconds, say).run()
+    return _Reading(server, window_seconds, quiet, selector, our_seconds, end_seconds, say).run()
 
 
 class _Reading:
@@ -48,15 +52,18 @@ class _Reading:
         self,
         server: Prometheus,
         window_seconds: float,
+        quiet: QuietQuestion,
         selector: str,
         our_seconds: float | None,
+        end_seconds: float | None,
         say: Callable[[str], None],
     ) -> None:
         self.say = say
+        self.quiet = quiet
         self.notes: list[str] = []
         # By the server's clock: what it recorded bears its time.
-        end = server.now()
-        if our_seconds is not None and abs(our_seconds - end) > _SKEW_SECONDS:
+        end = server.now() if end_seconds is None else end_seconds
+        if end_seconds is None and our_seconds is not None and abs(our_seconds - end) > _SKEW_SECONDS:
             self.notes.append(
                 "The clock of %s is %d s %s this machine's: times are by the server's."
                 % (server.name, abs(our_seconds - end), "ahead of" if end > our_seconds else "behind")
@@ -137,25 +144,27 @@ class _Reading:
 
     def _stats(self) -> None:
         self.say("looking for roll-ups")
-        sources = {name: self.figures.source(series) for name, series in SERIES.items() if name != "busy"}
+        sources = {name: self.figures.source(series) for name, series in SERIES.items()}
         for name, found in sources.items():
             self.say("reading %s" % SERIES[name].name)
             self._keep(name, self.figures.stats(SERIES[name], found))
-        self.say("reading %s" % SERIES["busy"].name)
-        busy = self.figures.busy()
-        self._keep("busy", busy.stats)
-        for key, quiet in busy.quiet.items():
-            self._change(key, quiet=quiet)
         without = [
             record for record in self.records.values() if "busy" in record.stats and "compute" not in record.stats
         ]
         if without:
-            self._keep("busy", self.figures.stats(BUSY_FOR_COMPUTE, busy.found))
+            self._keep("busy", self.figures.stats(BUSY_FOR_COMPUTE, sources["busy"]))
         for key, seconds in self.figures.unreported_work().items():
             self._change(key, unreported_work_seconds=seconds)
-        for key, seconds in self.figures.held().items():
+        held = self.figures.held()
+        for key, seconds in held.items():
             self._change(key, held_seconds=seconds)
-        self._throttled(busy.found is None or busy.found.source == SERIES["busy"].roll_up)
+        self.say("reading quiet times")
+        for key, quiet in quiet_times(self.asking, self.quiet, self.notes).items():
+            self._change(key, quiet=quiet)
+            if key in held:
+                self._change(key, held_seconds=quiet.held_seconds)
+        busy = sources["busy"]
+        self._throttled(busy is None or busy.source == SERIES["busy"].roll_up)
 
     def _keep(self, metric: str, stats: Mapping[Key, Stat]) -> None:
         for key, stat in stats.items():

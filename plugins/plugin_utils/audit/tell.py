@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tell somebody of an audit: by mail, or by a web hook that takes JSON. What is said fits one screen."""
+"""Send a message by mail, or to a web hook that takes JSON: of an audit, or of idle holders. It fits one screen."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import smtplib
 import urllib.error
 import urllib.parse
 import urllib.request
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Mapping
 
 from ...module_utils.errors import FleetError
@@ -24,6 +24,11 @@ from .write_line import line
 
 _TIMEOUT_SECONDS = 30
 _SHOWN = 20
+#: What chats act on: mentions (<!channel>, @everyone), links with a text of their own (<url|text>, [text](url)), and images.
+_MARKUP = str.maketrans({"<": "\u2039", ">": "\u203a", "@": "\uff20", "[": "(", "]": ")"})
+#: In an address, the account that a message is about.
+USER = "{user}"
+_ACCOUNT = re.compile(r"[a-z_][a-z0-9_.-]{0,31}")
 #: A report names users and what they run: it is for the server that the inventory names.
 _OPENER = urllib.request.build_opener(NoRedirect)
 
@@ -42,8 +47,8 @@ class Notice:
     server: str = "localhost:25"
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Notice:
-        """Raises NotifyError."""
+    def of(cls, given: Mapping[str, Any], personal: bool = False) -> Notice:
+        """Raises NotifyError. `personal`: ``{user}`` in `to` stands for whom the message is about."""
         known = {field.name for field in fields(cls)}
         for name in given:
             if name not in known:
@@ -54,16 +59,44 @@ class Notice:
         # Not repeated in what is said: it often is a secret.
         if notice.url and not re.fullmatch(r"https?://[!-~]+", notice.url):
             raise NotifyError("notify.url", "it is not the address of a web hook", "Write https://…, without blanks.")
+        if USER in notice.to and not personal:
+            cure = "Write an address without it; gpu_rightsize_reclaim_tell may have one with it."
+            raise NotifyError("notify.to", "an audit is about no single user, so %s stands for nobody" % USER, cure)
         return notice
+
+    @property
+    def is_personal(self) -> bool:
+        """Whether each user gets a message about what is theirs."""
+        return USER in self.to
+
+    def to_user(self, user: str) -> Notice:
+        """Return the way to one user. Raises NotifyError for a name that no account has."""
+        if not _ACCOUNT.fullmatch(user):
+            raise NotifyError("notify.to", "%r is no name of an account" % user[:80], "See who runs what is idle.")
+        return replace(self, to=self.to.replace(USER, user))
+
+
+@dataclass(frozen=True)
+class Message:
+    """What is said: `data` goes to web hooks besides the text."""
+
+    subject: str
+    text: str
+    data: Mapping[str, Any]
 
 
 def tell(notice: Notice, audit: Audit) -> str:
-    """Tell one; gives whom. Raises NotifyError."""
+    """Tell one of an audit; return whom. Raises NotifyError."""
+    return send(notice, Message("GPU audit: %s" % line(audit), text_of(audit), {"summary": summary(audit)}))
+
+
+def send(notice: Notice, message: Message) -> str:
+    """Send a message; return to whom. Raises NotifyError."""
     try:
         if notice.url:
-            _post(notice.url, audit)
+            _post(notice.url, message)
             return _shown(notice.url)
-        _mail(notice, audit)
+        _mail(notice, message)
         return notice.to
     except urllib.error.HTTPError as error:
         with error:
@@ -88,21 +121,29 @@ def _shown(url: str) -> str:
     return "%s://%s/…" % (parts.scheme, parts.hostname)
 
 
-def _post(url: str, audit: Audit) -> None:
-    body = json.dumps({"text": text_of(audit), "summary": summary(audit)}).encode()
+def _post(url: str, message: Message) -> None:
+    body = json.dumps({"text": without_markup(message.text), **message.data}).encode()
     request = urllib.request.Request(url, body, {"Content-Type": "application/json", "User-Agent": "openfleet.gpu"})
     with _OPENER.open(request, timeout=_TIMEOUT_SECONDS):
         pass
 
 
-def _mail(notice: Notice, audit: Audit) -> None:
-    message = email.message.EmailMessage()
-    message["Subject"] = "GPU audit: %s" % line(audit)
-    message["From"], message["To"] = notice.sender, notice.to
-    message.set_content(text_of(audit))
+def without_markup(text: str) -> str:
+    """Return the text with look-alikes in place of what a chat would act on.
+
+    Users choose names and command lines. Each chat escapes in another way, and which one takes the web hook is not known.
+    """
+    return text.translate(_MARKUP)
+
+
+def _mail(notice: Notice, message: Message) -> None:
+    mail = email.message.EmailMessage()
+    mail["Subject"] = message.subject
+    mail["From"], mail["To"] = notice.sender, notice.to
+    mail.set_content(message.text)
     host, _colon, port = notice.server.partition(":")
     with smtplib.SMTP(host, int(port or 25), timeout=_TIMEOUT_SECONDS) as server:
-        server.send_message(message)
+        server.send_message(mail)
 
 
 def text_of(audit: Audit) -> str:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..idle.rule import Policy, threshold_seconds
 from .holdings import is_held, runs_processes
 from .model import Holding, Stat, Verdict
+from .resting import Resting, duration, resting
 from .series import QUIET_BUSY_RATIO
 
 #: A subject of which there was no sample for so long is not there, or not scraped: what it does now is not known. The
@@ -19,6 +21,11 @@ from .series import QUIET_BUSY_RATIO
 _SILENT_SECONDS = 3 * 3600.0
 
 _HOURS_PER_MONTH = 730.5
+
+#: From this share of its memory on a GPU has a model loaded: a context alone takes less.
+_LOADED_RATIO = 0.1
+#: Programs that listen for the notebook server that has started them.
+_NOTEBOOKS = ("ipykernel", "jupyter")
 
 #: Classes of XIDs after which a board needs a person or a reset; docs/alerts.md has the numbers of each.
 _HARD_CLASSES = ("hardware", "memory", "remap_failed", "lost")
@@ -35,7 +42,8 @@ class Thresholds:
     """Where the words begin. Ratios from 0 to 1, times in hours.
 
     `least_history_hours` below this a subject has no verdict but no_data, since a day and a night have to be in it.
-    `idle_hours` a held GPU on which nothing ran for so long is idle.
+    `idle_hours` nothing that is quiet for less is idle; `rhythm_factor` nor what is quiet for less than so many times the longest
+    quiet time of its holder that ended; `new_holder_hours` nor a holder with less than two weeks of history before that.
     `small_memory_ratio`, `small_compute_ratio` the maximum seen stays below: less would have done.
     `memory_margin_ratio` is added to the maximum seen before that is said.
     `throttled_ratio` of the time spent slowed against its will makes a GPU unhealthy.
@@ -43,7 +51,9 @@ class Thresholds:
 
     least_history_hours: float = 24.0
     least_coverage_ratio: float = 0.5
-    idle_hours: float = 24.0
+    idle_hours: float = 48.0
+    rhythm_factor: float = 2.0
+    new_holder_hours: float = 176.0
     small_memory_ratio: float = 0.5
     memory_margin_ratio: float = 0.15
     small_compute_ratio: float = 0.5
@@ -53,6 +63,14 @@ class Thresholds:
     useful_bandwidth_ratio: float = 0.3
     throttled_ratio: float = 0.05
 
+    @property
+    def idle_policy(self) -> Policy:
+        return Policy(
+            grace_seconds=self.idle_hours * 3600,
+            rhythm_factor=self.rhythm_factor,
+            new_threshold_seconds=self.new_holder_hours * 3600,
+        )
+
 
 def judge(holding: Holding, limits: Thresholds = Thresholds(), *, seconds: float | None = None) -> Verdict:
     """The one word that is most urgent. `seconds` is the window's length; None without history."""
@@ -60,7 +78,8 @@ def judge(holding: Holding, limits: Thresholds = Thresholds(), *, seconds: float
     money = None
     if holding.price_per_hour is not None:
         money = round(holding.price_per_hour * _HOURS_PER_MONTH * waste, 2)
-    return Verdict(word, reason, use_of(holding, limits), money)
+    rest = resting(holding, limits.idle_policy)
+    return Verdict(word, reason, use_of(holding, limits), money, rest.idle_after_seconds if rest else None)
 
 
 def _judge(holding: Holding, limits: Thresholds, seconds: float | None) -> tuple[str, str, float]:
@@ -75,23 +94,22 @@ def _judge(holding: Holding, limits: Thresholds, seconds: float | None) -> tuple
     if worst is not None and slowed[worst] >= limits.throttled_ratio:
         return "unhealthy", "Slowed down (%s) for %.0f %% of the time." % (worst, 100 * slowed[worst]), 0.0
     if holding.silent_seconds > _SILENT_SECONDS:
-        return "no_data", "Nothing was heard of it for %s." % _hours(holding.silent_seconds), 0.0
+        return "no_data", "Nothing was heard of it for %s." % duration(holding.silent_seconds), 0.0
     held = is_held(holding)
     if holding.subject.kind == "tenant":
         return _judge_tenant(holding, limits)
     if holding.unreported_work_seconds >= _UNREPORTED_SECONDS:
         reason = "For %s its metrics contradict each other: no kernel ran, yet SMs, tensor cores or power show work."
-        return "broken_metrics", reason % _hours(holding.unreported_work_seconds), 0.0
-    quiet = holding.quiet.seconds if holding.quiet else 0.0
-    long_quiet = quiet >= limits.idle_hours * 3600
-    if held and long_quiet:
-        return _judge_held(holding, limits)
-    if held is False and long_quiet:
-        return "free", "Nobody holds it, and nothing ran for %s." % _time(holding), 1.0
-    if held is None and long_quiet:
-        return "idle", "Nothing ran for %s; who holds it is not known." % _time(holding), 1.0
+        return "broken_metrics", reason % duration(holding.unreported_work_seconds), 0.0
+    rest = resting(holding, limits.idle_policy)
+    if rest and held is False:
+        return "free", "Nobody holds it. No sign of work for %s." % duration(rest.seconds), 1.0
+    if rest and rest.is_idle:
+        return _judge_idle(holding, rest)
+    if rest and rest.too_early:
+        return "no_data", "%s %s" % (_held_by(holding), rest.too_early), 0.0
     if held is False and _never_used(holding, limits):
-        return "free", "Nobody holds it, and no process was on it for %s." % _hours(holding.processes.seconds), 1.0
+        return "free", "Nobody holds it, and no process was on it for %s." % duration(holding.processes.seconds), 1.0
     short = _too_little(holding, limits, seconds)
     if short:
         return "no_data", short, 0.0
@@ -107,22 +125,42 @@ def _never_used(holding: Holding, limits: Thresholds) -> bool:
     return processes.max == 0 and long_enough and processes.coverage_ratio >= limits.least_coverage_ratio
 
 
-def _judge_held(holding: Holding, limits: Thresholds) -> tuple[str, str, float]:
-    """Somebody has what rested for long. Blamed is only who has had it for as long."""
+def _judge_idle(holding: Holding, rest: Resting) -> tuple[str, str, float]:
+    """Say what kind of idle it is."""
+    if runs_processes(holding) is False and is_held(holding) and holding.held_seconds is not None:
+        return "held_without_process", "%s No process runs on it. %s" % (_held_by(holding), rest.why), 1.0
+    waits = _waits_for_clients(holding)
+    if waits:
+        return "standby", "%s %s %s" % (_held_by(holding), waits, rest.why), 1.0
+    return "idle", "%s %s" % (_held_by(holding), rest.why), 1.0
+
+
+def _held_by(holding: Holding) -> str:
     who = "; ".join(dict.fromkeys(map(str, holding.holders or ())))
-    by = " by %s" % who if who else ""
-    if holding.held_seconds is None:
-        return "idle", "Nothing ran for %s. It is held%s, since when is not known." % (_time(holding), by), 1.0
-    if holding.held_seconds < limits.idle_hours * 3600:
-        reason = "Held%s for less than %g h, after a rest of %s: too early to say." % (
-            by,
-            limits.idle_hours,
-            _time(holding),
-        )
-        return "no_data", reason, 0.0
-    if runs_processes(holding) is False:
-        return "held_without_process", "Held%s, with no process, and nothing ran for %s." % (by, _time(holding)), 1.0
-    return "idle", "Held%s, and nothing ran for %s." % (by, _time(holding)), 1.0
+    if not who and not is_held(holding):
+        return "Its holder is not known."
+    return "Held%s%s." % (
+        " by %s" % who if who else "",
+        ", since when is not known" if holding.held_seconds is None else "",
+    )
+
+
+def _waits_for_clients(holding: Holding) -> str:
+    """How a loaded model server shows, as the host sees it; empty where it is none.
+
+    A notebook's kernel listens too, for the server that it belongs to. That it is one its command line says: nobody gains by
+    posing as a notebook.
+    """
+    holders = holding.holders or ()
+    clients = sum(holder.clients or 0 for holder in holders)
+    if clients:
+        return "Clients are connected: %d." % clients
+    memory, total = holding.memory, holding.memory_total_bytes
+    if not memory or not memory.max or not total or memory.max < _LOADED_RATIO * total:
+        return ""
+    if any(holder.listens and not any(word in holder.who for word in _NOTEBOOKS) for holder in holders):
+        return "It waits for clients with its memory filled."
+    return ""
 
 
 def _judge_use(holding: Holding, limits: Thresholds) -> tuple[str, str, float]:
@@ -163,12 +201,17 @@ def _judge_tenant(holding: Holding, limits: Thresholds) -> tuple[str, str, float
     if memory is None or memory.max is None or not total:
         return "no_data", "What it uses of its quota is not known.", 0.0
     if memory.seconds < limits.least_history_hours * 3600:
-        return "no_data", "Only %s of history." % _hours(memory.seconds), 0.0
+        return "no_data", "Only %s of history." % duration(memory.seconds), 0.0
     full = memory.max / total
     if full >= limits.full_memory_ratio:
         return "saturated", "Memory came to %.0f %% of the quota." % (100 * full), 0.0
+    # Nothing but memory is measured of a tenant: its rhythm is not known.
+    after = threshold_seconds(limits.idle_policy, longest_seconds=0.0, history_seconds=0.0)
+    if memory.max == 0 and memory.seconds < after:
+        early = "None of the quota was used for %s: too early to say, idle from %s on."
+        return "no_data", early % (duration(memory.seconds), duration(after)), 0.0
     if memory.max == 0:
-        return "idle", "None of the quota was used for %s." % _hours(memory.seconds), 0.0
+        return "idle", "None of the quota was used for %s." % duration(memory.seconds), 0.0
     if full * (1 + limits.memory_margin_ratio) <= limits.small_memory_ratio:
         return "oversized_memory", "At most %.0f %% of the quota was used." % (100 * full), 0.0
     return "right", "The quota is in use.", 0.0
@@ -181,7 +224,7 @@ def _too_little(holding: Holding, limits: Thresholds, seconds: float | None) -> 
         return "There is no history of it."
     least = min(stat.seconds for stat in known)
     if least < limits.least_history_hours * 3600:
-        return "Only %s of history: a verdict wants %g h." % (_hours(least), limits.least_history_hours)
+        return "Only %s of history: a verdict wants %g h." % (duration(least), limits.least_history_hours)
     if seconds is not None and _gaps(known, limits):
         return "Samples are missing for %.0f %% of the window." % (100 * (1 - min(s.coverage_ratio for s in known)))
     if holding.memory is None and holding.compute is None and holding.busy is None:
@@ -203,15 +246,3 @@ def use_of(holding: Holding, limits: Thresholds = Thresholds()) -> str:
         return "unknown"
     useful = (tensor or 0.0) >= limits.useful_tensor_ratio or (bandwidth or 0.0) >= limits.useful_bandwidth_ratio
     return "useful" if useful else "busy"
-
-
-def _time(holding: Holding) -> str:
-    quiet = holding.quiet
-    if quiet is None:
-        return "an unknown time"
-    return "%s%s" % (_hours(quiet.seconds), " (all of the window)" if quiet.whole_window else "")
-
-
-def _hours(seconds: float) -> str:
-    hours = seconds / 3600
-    return "%.0f days" % (hours / 24) if hours >= 48 else "%.0f h" % hours

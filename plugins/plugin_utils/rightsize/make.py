@@ -14,6 +14,7 @@ from ..audit.make import Order
 from ..audit.make import make as make_audit
 from ..audit.model import Audit
 from ..audit.prometheus import Prometheus, PrometheusError
+from ..packing import exact
 from ..packing.model import Shape, Standing
 from ..sizing.model import Fleet, Policy
 from .mode import decide
@@ -21,7 +22,7 @@ from .model import Decision, GpuToday, HostChange, Need, Occupant, Outcome, Prop
 from .observed import host_of
 from .overlay import merged, planned
 from .rearrange import Arrangement, Limits, rearrange, smaller
-from .reclaim import reclaimable
+from .reclaim import Bounds, reclaimable
 from .risk import risk
 from .series import fleet_of, histories, need_of_tenant, needs, with_wish
 from .teams import teams
@@ -44,8 +45,9 @@ class Request:
     policy: Policy = field(default_factory=Policy)
     #: Of workloads whose history is read; the dearest first.
     most_candidates: int = 1000
-    reclaim_grace_seconds: float = 48 * 3600.0
+    reclaim_grace_seconds: float | None = None
     reclaim_exempt: Sequence[str] = ()
+    reclaim_standby: Sequence[str] = ()
 
 
 def make(request: Request, now_seconds: float, say: Callable[[str], None] = lambda line: None) -> Proposal:
@@ -99,7 +101,11 @@ def make(request: Request, now_seconds: float, say: Callable[[str], None] = lamb
         prometheus=audit.sources.prometheus,
         hosts=changes,
         workloads=outcomes,
-        reclaim=reclaimable(audit, request.states, request.reclaim_grace_seconds, request.reclaim_exempt),
+        reclaim=reclaimable(
+            audit,
+            request.states,
+            Bounds(request.reclaim_grace_seconds, tuple(request.reclaim_exempt), tuple(request.reclaim_standby)),
+        ),
         gpus=len(gpus),
         used_today=sum(gpu.used for gpu in gpus),
         used_then=len(used_then),
@@ -199,7 +205,7 @@ def _outcome(
     place = then[0] if then else None
     if place is None or (place.key, place.shape, place.start) == (one.key, one.shape, one.start):
         if decision and not stays_as.reason:
-            return dataclasses.replace(stays_as, reason=_why_not(one, decision, gpu.model))
+            return dataclasses.replace(stays_as, reason=why_unchanged(one, decision, gpu.model, exact.MISSING))
         return stays_as
     word, why = risk(one, place.shape, by_key[place.key].model, known, place.host)
     if decision and place.shape == decision.shape:
@@ -219,17 +225,22 @@ def _outcome(
     )
 
 
-def _why_not(one: Occupant, decision: Decision, model: str) -> str:
-    """Why one that could change does not."""
+def why_unchanged(one: Occupant, decision: Decision, model: str, solver_missing: str = "") -> str:
+    """Return why a workload that could change does not. `solver_missing`: why OR-Tools is not there."""
     if decision.shape == one.shape:
         return decision.reason
     could = _shown(decision.shape, None)
-    if decision.shape.kind != one.shape.kind or smaller(decision, one, model):
-        return "It could be %s, and no GPU would come free by that, or not within the bounds. %s" % (
+    if decision.shape.kind == one.shape.kind and not smaller(decision, one, model):
+        return "It would take %s, more than it has, and right-sizing never increases an allocation. %s" % (
             could,
             decision.reason,
         )
-    return "It would take %s, more than it has, and nothing is made larger here. %s" % (could, decision.reason)
+    if solver_missing:
+        # The heuristic did not look at every plan: that no GPU comes free is not known.
+        why = "but the best plan that was found does not change it. OR-Tools is missing: pip install ortools for the optimum."
+    else:
+        why = "but no GPU would come free by that within the bounds on churn."
+    return "It could be %s, %s %s" % (could, why, decision.reason)
 
 
 def _mode(kind: str) -> str:
@@ -287,8 +298,9 @@ def _settings(request: Request) -> dict[str, Any]:
             host: [dataclasses.asdict(wish) for wish in wishes] for host, wishes in request.wishes.items() if wishes
         },
         "most_candidates": request.most_candidates,
-        "reclaim_grace_hours": request.reclaim_grace_seconds / 3600,
+        "reclaim_grace_hours": None if request.reclaim_grace_seconds is None else request.reclaim_grace_seconds / 3600,
         "reclaim_exempt": list(request.reclaim_exempt),
+        "reclaim_standby": list(request.reclaim_standby),
         "thresholds": dataclasses.asdict(request.audit.thresholds),
         "prices": [dataclasses.asdict(price) for price in request.audit.prices],
     }

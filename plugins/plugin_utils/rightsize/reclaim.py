@@ -12,14 +12,17 @@ import dataclasses
 import fnmatch
 import re
 from collections import defaultdict
+from dataclasses import dataclass
 from typing import Any, Mapping, Sequence
 
+from ...module_utils.essential_units import is_essential
 from ..audit.holdings import using
 from ..audit.model import Audit, Finding
 from ..host_values import is_a
 from .model import Reclaimable
 
 _WORDS = ("idle", "held_without_process")
+_STANDBY = "standby"
 #: Units that hold GPUs for others, or that people sit in: never stopped for being idle.
 _NEVER = (
     "init.scope", "user@*", "session-*", "*.slice", "nvidia-*", "dcgm*", "slurm*", "kubelet*", "k3s*", "docker*",
@@ -42,13 +45,25 @@ _CONTAINER = re.compile(r"(?:(\S+) )?container (\S+)")
 UNNAMED = re.compile(r"[0-9a-f]{12}")
 
 
-def reclaimable(
-    audit: Audit, states: Mapping[str, Mapping[str, Any]], grace_seconds: float, exempt: Sequence[str] = ()
-) -> tuple[Reclaimable, ...]:
-    """All that hold a GPU or instance that the audit calls idle, the dearest first.
+@dataclass(frozen=True)
+class Bounds:
+    """What may be stopped at all.
 
-    `exempt` are globs on units (with or without .service), containers, users and hosts. One that holds another GPU that is in use
-    is spared, and one that began within the grace: what was quiet before was something else.
+    Nothing that was quiet or has run for less than `grace_seconds`; None: than the time after which the audit calls it idle.
+    Nothing that `exempt` matches: globs on units (with or without .service), containers, users and hosts. What the audit calls
+    standby only where `standby`, such globs too, matches it.
+    """
+
+    grace_seconds: float | None = None
+    exempt: Sequence[str] = ()
+    standby: Sequence[str] = ()
+
+
+def reclaimable(audit: Audit, states: Mapping[str, Mapping[str, Any]], bounds: Bounds) -> tuple[Reclaimable, ...]:
+    """All that hold a GPU or instance that the audit calls idle or standby, the dearest first.
+
+    One that holds another GPU that is in use is spared, and one that began within the grace: what was quiet before was something
+    else.
     """
     found = {_place(one): one for one in audit.findings if one.holding.subject.kind in ("gpu", "mig_instance")}
     made = []
@@ -57,9 +72,8 @@ def reclaimable(
         for where, place, row in _holders(host, states[host]):
             held[str(row.get("unit_or_container") or "")].append((found.get(place), row, where))
         for name, rows in sorted(held.items()):
-            idle = [one for one, _row, _where in rows if one and one.verdict.word in _WORDS]
-            if idle:
-                made.append(_one(host, name, rows, grace_seconds, exempt, audit.made_at_seconds))
+            if any(one and one.verdict.word in (*_WORDS, _STANDBY) for one, _row, _where in rows):
+                made.append(_one(host, name, rows, bounds, audit.made_at_seconds))
     return tuple(sorted(made, key=lambda one: (bool(one.spared), -(one.waste_per_month or 0.0), one.host, one.name)))
 
 
@@ -81,9 +95,7 @@ def _holders(host: str, state: Mapping[str, Any]):
                 yield str(gpu["uuid"]), (host, str(gpu["uuid"]), ""), row
 
 
-def _one(
-    host: str, name: str, rows: Sequence[tuple], grace: float, exempt: Sequence[str], now_seconds: float
-) -> Reclaimable:
+def _one(host: str, name: str, rows: Sequence[tuple], bounds: Bounds, now_seconds: float) -> Reclaimable:
     # A process of the unit that only has another GPU's node open, or began to a minute ago, does nothing there: it spares nobody.
     holders = [row for _one, row, _where in rows]
     counted = set(map(id, using(holders)))
@@ -105,10 +117,10 @@ def _one(
     starts = [row["started_seconds"] for _one, row, _where in used if row.get("started_seconds") is not None]
     began = max(starts, default=None)
     age = None if began is None else now_seconds - began
-    return dataclasses.replace(found, spared=_spared(found, findings, holders, grace, exempt, age))
+    return dataclasses.replace(found, spared=_spared(found, findings, holders, bounds, age))
 
 
-def _spared(found: Reclaimable, findings, holders, grace: float, exempt: Sequence[str], age: float | None) -> str:
+def _spared(found: Reclaimable, findings, holders, bounds: Bounds, age: float | None) -> str:
     if found.kind == "process":
         return "no unit or container: a person has to end it"
     if any(row.get("kind") == "unknown" for row in holders):
@@ -121,11 +133,11 @@ def _spared(found: Reclaimable, findings, holders, grace: float, exempt: Sequenc
         found.host,
         *(str(row.get("user")) for row in holders if row.get("user")),
     )
-    rule = next((rule for rule in exempt if any(fnmatch.fnmatchcase(name, rule) for name in named)), None)
+    rule = _matching(bounds.exempt, named)
     if rule is not None:
         return "exempt (%s)" % rule
     if found.kind == "unit":
-        if any(fnmatch.fnmatchcase(found.name, rule) for rule in _NEVER):
+        if is_essential(found.name) or any(fnmatch.fnmatchcase(found.name, rule) for rule in _NEVER):
             return "it holds GPUs for others, or somebody sits in it"
         if not found.name.endswith(".service"):
             return "not a service: nothing would start it again"
@@ -137,12 +149,22 @@ def _spared(found: Reclaimable, findings, holders, grace: float, exempt: Sequenc
         return "no container has such a name"
     elif any(fnmatch.fnmatchcase(found.name, rule) for rule in _NEVER_CONTAINERS):
         return "it watches GPUs, or gives them to others"
-    elif exempt and UNNAMED.fullmatch(found.name):
+    elif bounds.exempt and UNNAMED.fullmatch(found.name):
         return "its name is not known, and may be exempt"
-    if any(one is None or one.verdict.word not in _WORDS for one in findings):
+    if any(one is None or one.verdict.word not in (*_WORDS, _STANDBY) for one in findings):
         return "it holds another GPU too, which is in use or not known"
+    if any(one.verdict.word == _STANDBY for one in findings) and _matching(bounds.standby, named) is None:
+        return "it waits for clients (standby)"
+    # What holds a GPU since yesterday did not rest on it for a week, whatever the GPU did.
+    grace = bounds.grace_seconds
+    if grace is None:
+        grace = max((one.verdict.idle_after_seconds or 0.0 for one in findings), default=0.0)
     if found.quiet_seconds < grace:
         return "quiet for %.0f hours, and the grace is %.0f" % (found.quiet_seconds / 3600, grace / 3600)
     if age is not None and age < grace:
         return "it began %.0f hours ago, and the grace is %.0f" % (age / 3600, grace / 3600)
     return ""
+
+
+def _matching(rules: Sequence[str], names: Sequence[str]) -> str | None:
+    return next((rule for rule in rules if any(fnmatch.fnmatchcase(name, rule) for name in names)), None)

@@ -17,11 +17,11 @@ from typing import Callable, Mapping, Sequence
 import numpy as np
 
 from ...module_utils.profile_name import parse_profile_name
+from ..audit.asking import GPUS_A_QUERY, in_halves
 from ..audit.model import Window
-from ..audit.prometheus import Prometheus, PrometheusError
+from ..audit.prometheus import Course, Prometheus
 from ..audit.series import ROLL_UP_SECONDS, SERIES
 from ..packing.geometry import geometry
-from ..promql import any_of
 from ..sizing.demand import Demand, demands
 from ..sizing.evidence import memory_margin
 from ..sizing.model import Fleet, Policy
@@ -29,8 +29,6 @@ from .model import GpuToday, Need, Occupant
 
 #: Two weeks of five minutes.
 MOST_POINTS = 4032
-#: GPUs in one query.
-_GPUS_A_QUERY = 40
 _FIGURES = ("memory", "busy", "compute")
 _BY = "host, gpu_uuid, mig_instance"
 
@@ -73,8 +71,8 @@ def histories(
     found: dict[tuple, dict[str, np.ndarray]] = {}
     for figure in _FIGURES:
         say("reading %s of %d GPUs" % (SERIES[figure].name, len(uuids)))
-        for at in range(0, len(uuids), _GPUS_A_QUERY):
-            _read(server, figure, uuids[at : at + _GPUS_A_QUERY], grid, selector, found, notes)
+        for at in range(0, len(uuids), GPUS_A_QUERY):
+            _read(server, figure, uuids[at : at + GPUS_A_QUERY], grid, selector, found, notes)
     empty = np.full(len(grid.times), np.nan)
     by_name = {}
     for one in occupants:
@@ -85,21 +83,16 @@ def histories(
 
 def _read(server, figure, uuids, grid: Grid, selector: str, found, notes) -> None:
     series = SERIES[figure]
-    where = ",".join([*([selector] if selector else []), "gpu_uuid=~%s" % any_of(uuids)])
-    try:
+
+    def query(where: str) -> Sequence[Course]:
         answer = server.query_range(_expression(series.roll_up, where, grid, True), grid.start, grid.end, grid.step)
         if not answer.courses:
             raw = _expression(series.name, where, grid, figure == "memory")
             answer = server.query_range(raw, grid.start, grid.end, grid.step)
-    except PrometheusError as error:
-        if not error.too_much or len(uuids) < 2:
-            raise
-        half = len(uuids) // 2
-        _read(server, figure, uuids[:half], grid, selector, found, notes)
-        _read(server, figure, uuids[half:], grid, selector, found, notes)
-        return
-    notes += ["%s warns: %s" % (server.name, warning) for warning in answer.warnings]
-    for course in answer.courses:
+        notes.extend("%s warns: %s" % (server.name, warning) for warning in answer.warnings)
+        return answer.courses
+
+    for course in in_halves(query, selector, uuids):
         labels = course.labels
         place = (labels.get("host", ""), labels.get("gpu_uuid", ""), labels.get("mig_instance", ""))
         row = np.full(len(grid.times), np.nan)

@@ -36,6 +36,7 @@ _BLIND = {
     "unhealthy": "the GPU is unhealthy: see to that first",
     "broken_metrics": "its metrics contradict each other",
     "no_data": "too little data",
+    "standby": "it may be a model server that waits for clients",
     "held_without_process": "nothing runs on it: see the list of what can be reclaimed",
 }
 #: Of these entries all processes are one history.
@@ -64,7 +65,7 @@ def fleet_today(
         wrong = ""
         try:
             entries = _entries(layouts.get(host), seen)
-            wrong = _drift(layouts.get(host), seen)
+            wrong = _lost(states[host]) or _drift(layouts.get(host), seen)
         except FleetError as error:
             entries, wrong = {}, "the host's layout does not hold: %s" % error
         spread = _spread(states[host])
@@ -96,6 +97,11 @@ def _drift(layout: Any, host: Host) -> str:
         return ""
     first = next(each for each in plan.gpus if each.told_steps)
     return "the host is not as its layout says, apply that first (%s)" % first
+
+
+def _lost(state: Mapping[str, Any]) -> str:
+    lost = state.get("lost_gpus") or ()
+    return "gpu %d of the host is lost, bring it back first" % lost[0]["index"] if lost else ""
 
 
 def _history(found: Finding) -> bool:
@@ -168,7 +174,8 @@ class _Look:
             return "who holds it is not known: %s" % doubt.get("who", "")
         if self.entry is not None and self.entry.sharing in _MIXED:
             return "it is shared by %s, and whose its history is cannot be told" % self.entry.sharing
-        if any(self.gpu.uuid in str(daemon) for daemon in self.state.get("mps_daemons") or ()):
+        places = (place for daemon in self.state.get("mps_daemons") or () for place in daemon.get("places") or ())
+        if any(place.get("gpu_uuid") == self.gpu.uuid for place in places):
             return "an MPS daemon serves it, and whose its history is cannot be told"
         return ""
 

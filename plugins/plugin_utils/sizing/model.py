@@ -60,15 +60,6 @@ class Policy:
     rounds: int = 800
     candidates: int = 64
     seed: int = 1
-    #: Idle: quiet for so long, before anything of a day is known, and once a whole day is.
-    idle_unknown_seconds: float = 8 * 3600.0
-    idle_known_seconds: float = 2 * 3600.0
-    #: And so many times longer than any quiet time before that came to an end.
-    idle_gap_factor: float = 2.0
-    #: Of the workloads' longest quiet times, the quantile that stands for the fleet.
-    idle_fleet_quantile: float = 0.9
-    #: Samples missing for longer than this end what is known of a quiet time.
-    idle_missing_seconds: float = 600.0
 
     def __post_init__(self) -> None:
         for item in fields(self):

@@ -1,0 +1,161 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""For how long GPUs have shown no sign of work, and what quiet times their holders had before.
+
+Two steps. One instant query finds the GPUs that were quiet for the whole grace. Only of these the past is read: by the hour, as
+events, so that a GPU that rests costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Mapping, Sequence
+
+from ..idle.rhythm import Rhythm, Span
+from ..idle.rule import Policy
+from ..idle.signals import KERNELS, SIGNALS
+from .asking import Asking
+from .history import Key
+from .model import Quiet
+from .series import ACTIVITY, BY, HELD, QUIET_BUSY_RATIO, SERIES, key_of
+
+#: How far back the rhythm of a holder is looked up: a monthly job has run twice within it.
+LOOK_BACK_SECONDS = 56 * 86400
+
+_HOUR = 3600
+#: So many samples make an hour one that is known: a third of the roll-ups of five minutes.
+_LEAST_SAMPLES = 4
+
+#: Labels of an event, beside those of BY.
+_WORKS, _APPEARS, _VANISHES, _TAKEN, _WATCHED = "works", "appears", "vanishes", "taken", "watched"
+
+
+@dataclass(frozen=True)
+class QuietQuestion:
+    """Quiet times from `grace_seconds` on are looked up. `holidays` are spans that do not count as quiet."""
+
+    grace_seconds: float = Policy.grace_seconds
+    holidays: tuple[Span, ...] = ()
+
+
+BY_DEFAULT = QuietQuestion()
+
+
+def quiet_times(asking: Asking, question: QuietQuestion, notes: list[str]) -> dict[Key, Quiet]:
+    """Return the quiet time of each GPU and instance that was quiet for the whole grace. Raises PrometheusError.
+
+    Activity is ACTIVITY. A server whose rules do not record that yet is asked for the share of time in which kernels ran, which
+    hides short work: this is noted.
+    """
+    for series in (ACTIVITY, SERIES["busy"].roll_up, SERIES["busy"].name):
+        if asking.ask("count(last_over_time(%s{%%(where)s}[15m]))" % series):
+            break
+    else:
+        return {}
+    if series != ACTIVITY:
+        notes.append(
+            "There is no %s (rules of gpu_monitoring): idle times are by gpu:busy_ratio alone, which hides short work."
+            % ACTIVITY
+        )
+    # A GPU that is not measured just now may have begun to work.
+    candidates = asking.ask(
+        "(max by (%s) (max_over_time(%s{%%(where)s}[%ds])) < %g >= 0)"
+        " and on (%s) last_over_time(%s{%%(where)s}[15m]) and on (%s) %s"
+        % (BY, series, question.grace_seconds, QUIET_BUSY_RATIO, BY, series, BY, _known(series, ""))
+    )
+    keys = {key_of(sample.labels) for sample in candidates}
+    events = _events(asking, series, sorted({key[1] for key in keys}))
+    signals = _signals(asking, sorted({key[1] for key in keys})) if series == ACTIVITY else {}
+    return {
+        key: _quiet(
+            events.get(key, {}),
+            asking.end_seconds,
+            question.holidays,
+            (KERNELS.name, *_of(signals, key)),
+        )
+        for key in keys
+    }
+
+
+def _known(series: str, ago: str) -> str:
+    """What tells the hours with samples. An average that has a NaN in it is NaN, and not above 0."""
+    return "(max by (%s) (count_over_time(%s{%%(where)s}[1h]%s) >= %d and avg_over_time(%s{%%(where)s}[1h]%s) >= 0))" % (
+        BY, series, ago, _LEAST_SAMPLES, series, ago,
+    )  # fmt: skip
+
+
+def _events(asking: Asking, series: str, uuids: Sequence[str]) -> dict[Key, dict[str, list[float]]]:
+    """The hours that begin or end something, by their ends in seconds, of each GPU or instance and kind of event."""
+    watched = "(max by (%s) (min_over_time(%s{%%(where)s}[1h]AGO)))" % (BY, HELD)
+    free = "(%s == 0)" % watched
+    now, before = "", " offset 1h"
+    questions = {
+        _WORKS: "max by (%s) (max_over_time(%s{%%(where)s}[1h])) >= %g" % (BY, series, QUIET_BUSY_RATIO),
+        _APPEARS: "%s unless %s" % (_known(series, now), _known(series, before)),
+        _VANISHES: "%s unless %s" % (_known(series, before), _known(series, now)),
+        _TAKEN: "%s unless %s" % (free.replace("AGO", before), free.replace("AGO", now)),
+        _WATCHED: "%s unless %s" % (watched.replace("AGO", now), watched.replace("AGO", before)),
+    }
+    expression = " or ".join(
+        'label_replace(%s, "event", "%s", "", "")' % (question, event) for event, question in questions.items()
+    )
+    found: dict[Key, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for course in asking.ask_courses(expression, LOOK_BACK_SECONDS, _HOUR, uuids):
+        found[key_of(course.labels)][course.labels.get("event", "")] += sorted(course.values)
+    return found
+
+
+def _signals(asking: Asking, uuids: Sequence[str]) -> dict[Key, set[str]]:
+    """The names of the signals that are measured now, of each GPU or instance."""
+    expression = "count by (%s, signal) (%s)" % (
+        BY,
+        " or ".join(
+            'label_replace(last_over_time(%s{%%(where)s}[15m]), "signal", "%s", "", "")' % (signal.series, signal.name)
+            for signal in SIGNALS
+            if signal.series
+        ),
+    )
+    found: dict[Key, set[str]] = defaultdict(set)
+    for sample in asking.ask_of(expression, uuids):
+        found[key_of(sample.labels)].add(sample.labels.get("signal", ""))
+    return found
+
+
+def _of(signals: Mapping[Key, set[str]], key: Key) -> list[str]:
+    """Those of a GPU or instance in the order of SIGNALS: power and traffic are measured of the whole GPU."""
+    known = signals.get(key, set()) | signals.get((*key[:2], "", ""), set())
+    return [signal.name for signal in SIGNALS if signal.name in known and signal is not KERNELS]
+
+
+def _quiet(
+    events: Mapping[str, Sequence[float]], end: float, excluded: Sequence[Span], signals: tuple[str, ...]
+) -> Quiet:
+    works = [(at - _HOUR, at) for at in events.get(_WORKS, ())]
+    appears, vanishes = events.get(_APPEARS, ()), events.get(_VANISHES, ())
+    began = end - LOOK_BACK_SECONDS
+    if appears and (not vanishes or appears[0] < vanishes[0]):
+        began = appears[0] - _HOUR
+    ends = [at - _HOUR for at in vanishes]
+    gaps = [(start, min((at - _HOUR for at in appears if at - _HOUR >= start), default=end)) for start in ends]
+    # Since it was free last, or since somebody looks; a gap between is no change of hands.
+    changes = [*events.get(_TAKEN, ()), *sorted(events.get(_WATCHED, ()))[:1]]
+    held_since = max([began, *(at - _HOUR for at in changes)])
+    whole = _rhythm(began, works, gaps, excluded)
+    holder = whole if held_since <= began else _rhythm(held_since, works, gaps, excluded)
+    return Quiet(
+        seconds=whole.quiet_seconds(end),
+        whole_window=not works,
+        longest_seconds=holder.longest_seconds,
+        held_seconds=end - held_since,
+        signals=signals,
+    )
+
+
+def _rhythm(began: float, works: Sequence[Span], gaps: Sequence[Span], excluded: Sequence[Span]) -> Rhythm:
+    rhythm = Rhythm(began, excluded)
+    for start, end, is_gap in sorted([(*span, False) for span in works] + [(*span, True) for span in gaps]):
+        if end > began:
+            (rhythm.gap if is_gap else rhythm.works)(max(start, began), end)
+    return rhythm

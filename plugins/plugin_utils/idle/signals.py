@@ -1,0 +1,50 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The signs of work, and which of them are measured.
+
+Any of them vetoes idleness. The rules of gpu_monitoring take the highest of all that have a series (gpu:activity_ratio:max5m);
+client connections come from the host. Where a group of signals is missing, the others may miss work, and the grace is longer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Collection
+
+
+@dataclass(frozen=True)
+class Signal:
+    """`name` is what reports call it, `series` where it is from: empty for the host's own answer.
+
+    Signals of one `group` stand for each other: one of them is enough.
+    """
+
+    name: str
+    series: str
+    group: str
+
+
+KERNELS = Signal("kernels", "gpu:busy_ratio", "kernels")
+CLIENTS = Signal("client connections", "", "client connections")
+
+SIGNALS = (
+    KERNELS,
+    Signal("SM activity", "gpu:sm_active_ratio", "profiling"),
+    Signal("tensor cores", "gpu:tensor_active_ratio", "profiling"),
+    Signal("memory bandwidth", "gpu:memory_bandwidth_active_ratio", "profiling"),
+    Signal("PCIe traffic", "gpu:pcie_bytes_per_second", "transfers"),
+    Signal("NVLink traffic", "gpu:nvlink_bytes_per_second", "transfers"),
+    Signal("power", "gpu:power_watts", "power"),
+    Signal("CPU time", "gpu:process_cpu_seconds_total", "CPU time"),
+    CLIENTS,
+)
+
+#: In the order of SIGNALS.
+GROUPS = tuple(dict.fromkeys(signal.group for signal in SIGNALS))
+
+
+def missing_groups(known: Collection[str]) -> tuple[str, ...]:
+    """Return the groups of which no signal is known, by the names of the known ones."""
+    there = {signal.group for signal in SIGNALS if signal.name in known}
+    return tuple(group for group in GROUPS if group not in there)

@@ -1,0 +1,161 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Whom the controller tells of idle holders, and what: the settings of the inventory, and the results of hosts, checked."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from dataclasses import dataclass
+from typing import Any, Mapping, Sequence
+
+from ...module_utils import reclaim_text
+from ...module_utils.errors import FleetError
+from ...module_utils.reclaim_tell import WAYS as HOST_WAYS
+from ..audit.options import seconds
+from ..audit.tell import Message, Notice, NotifyError, send
+from ..host_values import Reader
+
+_KINDS = {"webhook": "url", "mail": "to"}
+_ITEM = {
+    "kind!": "name",
+    "name!": "text",
+    "runtime": "text",
+    "gpus!": ["text", 512],
+    "places!": ["text"],
+    "holders": ["text"],
+    "user": "text",
+    "idle_since": "number",
+    "jupyter": "flag",
+    "keep": "text",
+    "kernels": ["text"],
+}
+_RESULT = {"noticed!": [{**_ITEM, "stop_after!": "number"}, 256], "stopped!": [_ITEM, 256]}
+
+
+class TellError(FleetError):
+    """A setting of gpu_rightsize_reclaim_tell, _notice or _owners that cannot be meant."""
+
+
+@dataclass(frozen=True)
+class Ways:
+    """How owners are told: by the controller, and on the host (words of the module reclaim)."""
+
+    controller: tuple[Notice, ...]
+    host: tuple[str, ...]
+
+
+def ways(given: Sequence[Any] | None, audits: Sequence[Mapping[str, Any]]) -> Ways:
+    """Return the ways that the inventory names; without any, those of the audit. Raises FleetError."""
+    known = [Notice.of(row, personal=True) for row in audits]
+    if given is None:
+        return Ways(tuple(known), ())
+    controller, host = [], []
+    for number, entry in enumerate(given):
+        where = "gpu_rightsize_reclaim_tell[%d]" % number
+        if isinstance(entry, Mapping):
+            controller.append(Notice.of(entry, personal=True))
+        elif entry in HOST_WAYS:
+            host.append(str(entry))
+        elif entry in _KINDS:
+            named = [notice for notice in known if getattr(notice, _KINDS[entry])]
+            if not named:
+                raise TellError(where, "gpu_audit_notify has no %s" % entry, "Write {%s: …} instead." % _KINDS[entry])
+            controller += named
+        else:
+            cure = "It is one of webhook, mail, wall and home, or {url: …} or {to: …}."
+            raise TellError(where, "%r is no way to tell" % (entry,), cure)
+    return Ways(tuple(dict.fromkeys(controller)), tuple(dict.fromkeys(host)))
+
+
+def notice_seconds(text: Any) -> float:
+    """Return the time between notice and stop; 0 for none. Raises FleetError."""
+    if re.fullmatch(r"\s*0\s*[mhdw]?\s*", str(text)):
+        return 0.0
+    try:
+        return seconds(str(text))
+    except FleetError as error:
+        raise TellError("gpu_rightsize_reclaim_notice", error.problem, "Write 24h or 2d, or 0 for no notice.") from None
+
+
+def owners(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Return (glob, account) of each row. Raises TellError."""
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping) or set(row) != {"match", "user"}:
+            cure = 'Write {match: "notebook-a*", user: alice}.'
+            raise TellError("gpu_rightsize_owners[%d]" % number, "it needs match and user", cure)
+    return [(str(row["match"]), str(row["user"])) for row in rows]
+
+
+def result_of(host: str, result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a host says that it announced and stopped. Raises HostValueError."""
+    return Reader(host).read("", result, _RESULT)
+
+
+def tell(
+    host: str, result: Mapping[str, Any], told_by: Sequence[Notice], owned: Sequence[tuple[str, str]], keep_url: str
+) -> tuple[list[str], list[str], list[dict[str, Any]]]:
+    """Send a message for each receiver and stage; return (who was told, what failed, notices that reached somebody)."""
+    told: list[str] = []
+    untold: list[str] = []
+    reached: list[dict[str, Any]] = []
+    for stage in ("noticed", "stopped"):
+        rows = result[stage]
+        for notice in told_by if rows else ():
+            parts, problems = _parts(notice, rows, owned)
+            untold += problems
+            for receiver, theirs in parts:
+                try:
+                    told.append(send(receiver, _message(host, stage, theirs, keep_url)))
+                except NotifyError as error:
+                    untold.append(str(error))
+                else:
+                    reached += theirs if stage == "noticed" else []
+    confirmed = [
+        {name: row[name] for name in ("kind", "name", "runtime", "gpus")} for row in result["noticed"] if row in reached
+    ]
+    return told, untold, confirmed
+
+
+def _parts(
+    notice: Notice, rows: Sequence[dict[str, Any]], owned: Sequence[tuple[str, str]]
+) -> tuple[list[tuple[Notice, list[dict[str, Any]]]], list[str]]:
+    """(each receiver with what concerns it, what concerns nobody known)."""
+    if not notice.is_personal:
+        return [(notice, list(rows))], []
+    by_user: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        by_user.setdefault(_owner(row, owned), []).append(row)
+    found, problems = [], []
+    for user, theirs in sorted(by_user.items()):
+        names = ", ".join(row["name"] for row in theirs[:10])
+        if user:
+            try:
+                found.append((notice.to_user(user), theirs))
+            except NotifyError as error:
+                problems.append("%s: %s" % (names, error))
+        else:
+            cure = "Name one in gpu_rightsize_owners, or tell a fixed address too."
+            problems.append(str(NotifyError(names, "no user is known to own it, so nobody got mail", cure)))
+    return found, problems
+
+
+def _owner(row: Mapping[str, Any], owned: Sequence[tuple[str, str]]) -> str:
+    """The account that the inventory names, or else the one that the host names."""
+    name = row["name"]
+    plain = name.removesuffix(".service")
+    named = (user for match, user in owned if fnmatch.fnmatchcase(name, match) or fnmatch.fnmatchcase(plain, match))
+    return next(named, row.get("user") or "")
+
+
+def _message(host: str, stage: str, rows: Sequence[Mapping[str, Any]], keep_url: str) -> Message:
+    texts = [
+        reclaim_text.notice(host, row, keep_url) if stage == "noticed" else reclaim_text.stopped(host, row)
+        for row in rows
+    ]
+    return Message(
+        reclaim_text.subject(host, stage, rows),
+        "\n".join(texts),
+        {"reclaim": {"host": host, "stage": stage, "items": list(rows)}},
+    )

@@ -1,0 +1,141 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Audits of usage patterns in a real Prometheus, judged by the patterns' truth."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Iterator, Sequence
+
+from fleet_history import make_blocks, serve_blocks
+from idle_model import DAY, HOLIDAY_DATES, HOUR, MINUTES, START, Pattern
+from idle_samples import state, text
+from past_rules import record
+from rule_files import FILES
+
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.holdings import hosts_of
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.make import Order, make
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import Audit, Finding
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.prometheus import Access
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.idle.holidays import spans
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.reclaim import Bounds, reclaimable
+
+#: What blames a holder. `free` gives away what somebody holds.
+BLAME = ("idle", "held_without_process", "free")
+FLAGS = ("idle", "held_without_process")
+#: What a block of the history holds, in seconds: few blocks, so that promtool reads little twice.
+BLOCK = 7200 * 81
+
+#: When it is audited, and the window, in minutes: Mondays and Wednesdays at six with the history there was by then …
+GROWING = [(day * DAY + 6 * HOUR, 14 * DAY) for day in (3, 7, 9, 14, 16, 21, 23)]
+#: … the last ones, with two and with four weeks of it …
+LAST = [(day * DAY + 6 * HOUR, weeks * 7 * DAY) for day in (28, 30) for weeks in (2, 4)]
+#: … and in the holidays.
+HOLIDAYS = [(24 * DAY + 13 * HOUR, 14 * DAY), (27 * DAY + 22 * HOUR, 14 * DAY), (29 * DAY + 6 * HOUR, 28 * DAY)]
+
+
+@dataclass(frozen=True, repr=False)
+class Wrong:
+    """An audit that is wrong about a pattern: `what` is false flag, missed or false stop."""
+
+    what: str
+    pattern: Pattern
+    minute: int
+    window: int
+    why: str
+
+    def __repr__(self) -> str:
+        at = time.strftime("%a %m-%d %H:%M", time.gmtime(START + 60 * self.minute))
+        quiet = self.pattern.quiet(self.minute) / HOUR
+        row = (self.what, self.pattern.name, at, self.window // DAY, quiet, self.why)
+        return "%s: %s, audited %s over %d days, truly quiet for %.0f h: %s" % row
+
+
+@dataclass
+class Outcome:
+    """What became of so many audits of a pattern: `due` had to be called idle, and `untold` cannot be told by the history."""
+
+    judged: int = 0
+    due: int = 0
+    flagged: int = 0
+    wrong: list[Wrong] = field(default_factory=list)
+    untold: list[tuple[Pattern, int]] = field(default_factory=list)
+
+    def count(self, what: str) -> int:
+        return sum(one.what == what for one in self.wrong)
+
+
+@contextlib.contextmanager
+def serve(patterns: Sequence[Pattern], folder: Path) -> Iterator[str]:
+    """A Prometheus that has the patterns' samples, and what the shipped rules record of them; gives its address."""
+
+    def history(start: int, first: int, last: int) -> Iterator[str]:
+        for pattern in patterns:
+            yield from text(pattern, (first - START) // 60, (last - START) // 60)
+        yield "# EOF\n"
+
+    end = START + 60 * (MINUTES - 1)
+    make_blocks(history, START, end, folder, BLOCK, step=60)
+    files = [FILES / "rollups.yml"]
+    if any(pattern.dcgm for pattern in patterns):
+        files.insert(0, FILES / "rules" / "dcgm.yml")
+    record(files, folder, START, end, BLOCK)
+    with serve_blocks(folder) as url:
+        yield url
+
+
+def judge(url: str, patterns: Sequence[Pattern], audits: Sequence[tuple[int, int]]) -> Outcome:
+    """Audit at each (minute, window)."""
+    outcome = Outcome()
+    for minute, window in audits:
+        there = [pattern for pattern in patterns if minute >= pattern.came + DAY]
+        states = {pattern.name: state(pattern, minute) for pattern in there}
+        at = START + 60.0 * minute
+        order = Order(
+            60.0 * window,
+            Access(url, timeout_seconds=600),
+            end_seconds=at,
+            hosts=hosts_of(states),
+            hosts_asked=list(states),
+            holidays=spans(HOLIDAY_DATES),
+        )
+        audit = make(order, at)
+        stops = stopped(audit, states)
+        found = {one.holding.subject.host: one for one in audit.findings}
+        for pattern in there:
+            judge_one(outcome, pattern, minute, window, found[pattern.name], stops.get(pattern.name))
+    return outcome
+
+
+def stopped(audit: Audit, states: dict[str, dict]) -> dict[str, str]:
+    """What could be stopped, by host."""
+    found = reclaimable(audit, states, Bounds())
+    return {one.host: "%s %s may be stopped" % (one.kind, one.name) for one in found if not one.spared}
+
+
+def judge_one(outcome: Outcome, pattern: Pattern, minute: int, window: int, finding: Finding, stop: str | None) -> None:
+    """Add to the outcome what is wrong with one verdict; `stop` says what could be stopped, if anything."""
+    word, reason = finding.verdict.word, finding.verdict.reason
+    outcome.judged += 1
+    if pattern.abandoned is not None and minute >= pattern.abandoned:
+        if minute < pattern.deadline:
+            return
+        # A server that waits for nobody any more is one that waits: it is found, and not stopped.
+        flagged = word in (*FLAGS, "standby") if pattern.holder.listens else word in FLAGS
+        outcome.due += 1
+        outcome.flagged += flagged
+        if not flagged:
+            outcome.wrong.append(Wrong("missed", pattern, minute, window, "%s: %s" % (word, reason)))
+        return
+    if pattern.cannot_be_told(minute, window):
+        outcome.untold.append((pattern, minute))
+        return
+    blamed = word in (BLAME if pattern.span(minute) is not None else FLAGS)
+    if blamed:
+        outcome.wrong.append(Wrong("false flag", pattern, minute, window, "%s: %s" % (word, reason)))
+    if stop is not None:
+        outcome.wrong.append(Wrong("false stop", pattern, minute, window, stop))

@@ -1,0 +1,65 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The shipped recording rules over the past of a history: promtool evaluates them against a Prometheus that has their input.
+
+promtool writes what rules record into new blocks, which the Prometheus it asks does not have yet. So rules go in passes: each has
+those whose input the passes before have made.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Iterable, Sequence
+
+import yaml
+from fleet_history import serve_blocks
+from rule_files import TOOLS
+
+#: Of groups that have none of their own, in seconds: a sample a minute, as the history has.
+INTERVAL = "60s"
+_NAME = re.compile(r"[a-zA-Z_:][\w:]*")
+
+
+def passes(files: Iterable[Path]) -> list[list[dict]]:
+    """The rules of the files as groups, in the order in which they can be evaluated. A rule may read its own series."""
+    rules = [
+        {**rule, "interval": group.get("interval", INTERVAL)}
+        for file in files
+        for group in yaml.safe_load(file.read_text())["groups"]
+        for rule in group["rules"]
+    ]
+    made, left = [], rules
+    while left:
+        to_come = {rule["record"] for rule in left}
+        ready = [rule for rule in left if not (to_come - {rule["record"]}) & set(_NAME.findall(rule["expr"]))]
+        if not ready:
+            raise ValueError("rules that wait for each other: %s" % sorted(to_come))
+        left = [rule for rule in left if rule not in ready]
+        groups: dict[str, list[dict]] = {}
+        for rule in ready:
+            groups.setdefault(rule["interval"], []).append({key: rule[key] for key in rule if key != "interval"})
+        made.append([{"name": every, "interval": every, "rules": some} for every, some in groups.items()])
+    return made
+
+
+def record(files: Sequence[Path], folder: Path, start: int, end: int, block: int) -> None:
+    """Add to folder/data, which fleet_history.make_blocks() made, what the rules record from `start` to `end`.
+
+    `block` is what a block holds, in seconds.
+    """
+    for number, groups in enumerate(passes(files)):
+        rules, new = folder / ("rules-%d.yml" % number), folder / "new"
+        rules.write_text(json.dumps({"groups": groups}))
+        with serve_blocks(folder) as url:
+            command = [str(TOOLS / "promtool"), "tsdb", "create-blocks-from", "rules", "--url=" + url]
+            command += ["--start=%d" % start, "--end=%d" % end, "--output-dir=%s" % new, "--eval-interval=" + INTERVAL]
+            command += ["--max-block-duration=%ds" % block, str(rules)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stdout + done.stderr
+        for made in new.iterdir() if new.is_dir() else ():
+            shutil.move(str(made), folder / "data")

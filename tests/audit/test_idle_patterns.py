@@ -1,0 +1,139 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Usage patterns in a real Prometheus, by the shipped rules: holders who work are not called idle, those who left are.
+
+`make bench BENCH=idle` has more patterns and more times of audits.
+"""
+
+from __future__ import annotations
+
+import time
+
+import idle_abandoned
+import idle_working
+import pytest
+from idle_judge import LAST, Outcome, judge, judge_one, serve
+from idle_model import DAY, FACTOR, GRACE, HOLIDAY_DATES, HOLIDAYS, HOUR, MINUTES, START, WEEK, WEEKEND, Pattern
+from idle_samples import text
+from past_rules import passes
+from rule_files import FILES
+
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import Finding, Holding, Subject, Verdict
+
+WORKING = [*idle_working.named(0, 4), *idle_working.named(2 * WEEK, 2)]
+LEFT = [
+    one for one in idle_abandoned.patterns() if one.name in ("forgotten-notebook", "never-used-container", "dcgm-left")
+]
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory):
+    """Mondays and Wednesdays at six, over two and four weeks."""
+    with serve([*WORKING, *LEFT], tmp_path_factory.mktemp("patterns")) as url:
+        yield judge(url, [*WORKING, *LEFT], LAST)
+
+
+def wrong(outcome, pattern, *kinds):
+    return "\n".join(str(one) for one in outcome.wrong if one.pattern.name == pattern.name and one.what in kinds)
+
+
+@pytest.mark.parametrize("pattern", WORKING, ids=lambda one: one.name)
+def test_who_works_is_never_called_idle(outcome, pattern):
+    assert wrong(outcome, pattern, "false flag") == ""
+
+
+@pytest.mark.parametrize("pattern", WORKING, ids=lambda one: one.name)
+def test_who_works_is_never_stopped(outcome, pattern):
+    assert wrong(outcome, pattern, "false stop") == ""
+
+
+@pytest.mark.parametrize("pattern", LEFT, ids=lambda one: one.name)
+def test_who_left_is_called_idle_in_time(outcome, pattern):
+    assert wrong(outcome, pattern, "missed") == ""
+
+
+def test_each_pattern_is_judged_at_each_time(outcome):
+    assert outcome.judged == len(LAST) * len([*WORKING, *LEFT])
+    assert outcome.due == len(LAST) * len(LEFT) and outcome.untold == []
+
+
+# --- The judge --------------------------------------------------------------------------------------------------------
+
+
+def days(*some):
+    """Works on these days from nine to five."""
+    return Pattern("x", idle_working.work(lambda m: m // DAY in some and 9 * HOUR <= m % DAY < 17 * HOUR))
+
+
+def test_quiet_times_are_those_between_work():
+    pattern = days(0, 1, 4)
+    assert pattern.quiet(2 * DAY) == 7 * HOUR and pattern.quiet(10 * HOUR) == 0
+    assert pattern.longest(0, 2 * DAY) == 16 * HOUR and pattern.longest(0, 5 * DAY) == 2 * DAY + 16 * HOUR
+    # What has not ended is no usual quiet time; two weeks of history take the place of the weekend's.
+    assert pattern.usual(0, 13 * DAY) == WEEKEND
+    assert days(*range(20)).usual(0, 20 * DAY) == 16 * HOUR
+
+
+def test_an_abandoned_gpu_is_due_after_grace_and_twice_the_usual():
+    pattern = idle_abandoned.patterns()[0]
+    assert pattern.deadline == pattern.abandoned + GRACE + FACTOR * WEEKEND
+    assert days(0).deadline is None
+
+
+def test_what_no_history_tells_is_not_judged():
+    pattern = days(0, 1)
+    assert not pattern.cannot_be_told(9 * DAY, 14 * DAY) and pattern.cannot_be_told(10 * DAY, 14 * DAY)
+    # Of all others the history tells.
+    for pattern in [*idle_working.named(0, 4), *idle_working.others()]:
+        times = range(pattern.came + DAY, MINUTES, 7 * HOUR)
+        told = not any(pattern.cannot_be_told(minute, window * DAY) for minute in times for window in (14, 28))
+        assert told != pattern.rare, pattern.name
+
+
+def test_patterns_have_names_of_their_own_and_enough_are_abandoned():
+    every = [*WORKING, *idle_working.others(), *idle_abandoned.patterns()]
+    assert len({one.name for one in every}) == len(every) >= 75
+    assert len({one.deadline for one in idle_abandoned.patterns()} - {None}) > 3
+    assert len([one for one in idle_abandoned.patterns() if one.deadline < 28 * DAY]) >= 15
+
+
+def test_holidays_are_on_the_dates_that_the_inventory_has():
+    assert [time.strftime("%Y-%m-%d", time.gmtime(START + 60 * one)) for one in HOLIDAYS] == list(HOLIDAY_DATES)
+
+
+def test_samples_are_once_a_minute_and_none_is_twice():
+    for pattern in (LEFT[2], *WORKING[:13], *idle_working.others()):
+        noon = max(pattern.came, 22 * DAY) + 12 * HOUR
+        seen = [line.rsplit(" ", 2) for part in text(pattern, noon, noon + 90) for line in part.splitlines()]
+        assert seen and len({(series, at) for series, _value, at in seen}) == len(seen), pattern.name
+
+
+def test_rules_are_evaluated_after_those_that_they_read():
+    files = [FILES / "rules" / "dcgm.yml", FILES / "rollups.yml"]
+    order = [{rule["record"] for group in groups for rule in group["rules"]} for groups in passes(files)]
+    place = {name: number for number, names in enumerate(order) for name in names}
+    assert place["gpu_map:dcgm"] < place["gpu:busy_ratio"] < place["gpu:busy_ratio:avg5m"]
+    assert place["gpu:compute_active_ratio:avg5m"] < place["gpu:compute_active_ratio:max15m"]
+
+
+def said(pattern, word, stop=None, day=20):
+    """What is wrong if the audit of this day says so."""
+    outcome = Outcome()
+    subject = Subject("gpu", pattern.name, pattern.uuid)
+    finding = Finding("x", Verdict(word, "a reason"), Holding(subject))
+    judge_one(outcome, pattern, day * DAY, 14 * DAY, finding, stop)
+    return [one.what for one in outcome.wrong]
+
+
+def test_the_judge_goes_by_the_truth_alone():
+    works, left, waits = days(*range(20)), idle_abandoned.patterns()[0], idle_working.standby()[0]
+    for word in ("idle", "held_without_process", "free"):
+        assert said(works, word) == said(waits, word) == ["false flag"]
+    for word in ("right", "no_data", "broken_metrics", "standby", "saturated"):
+        assert said(works, word) == said(waits, word) == []
+        assert said(left, word) == ["missed"]
+    assert said(works, "right", "a stop") == said(waits, "standby", "a stop") == ["false stop"]
+    assert said(left, "idle", "a stop") == said(left, "held_without_process") == []
+    # Neither early nor late: too soon to say.
+    assert said(left, "right", day=12) == said(left, "idle", day=12) == []

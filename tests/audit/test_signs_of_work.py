@@ -1,0 +1,173 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What counts as work in five minutes of a GPU or an instance, by promtool, and what its metrics then do not tell."""
+
+from __future__ import annotations
+
+import pytest
+from roll_up_checks import GPU, NANS, SHORT, check
+
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit import series
+
+SIGNS = {
+    "gpu:busy_ratio": "0x6",
+    "gpu:compute_active_ratio": "0x6",
+    "gpu:tensor_active_ratio": "0x6",
+    "gpu:memory_bandwidth_active_ratio": "0x6",
+    "gpu:power_watts": "70x6",
+    "gpu:power_limit_watts": "700x6",
+    "gpu:pcie_bytes_per_second": "130000x6",
+    "gpu:nvlink_bytes_per_second": "0x6",
+    "gpu:process_cpu_seconds_total": "5000x6",
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "activity", "unreported"),
+    [
+        ({}, 130000 / 1e9, None),
+        # A request of 0.4 s each minute, on the average less than 1 %; and one in the five minutes.
+        ({"gpu:busy_ratio": "0.013x6"}, 0.013, None),
+        ({"gpu:busy_ratio": "0 0 0.07 0 0 0"}, 0.07, None),
+        # Work that the busy ratio does not report: a metric stuck at 0.
+        ({"gpu:compute_active_ratio": "0.4x6"}, 0.4, 0.4),
+        ({"gpu:tensor_active_ratio": "0.3x6"}, 0.3, 0.3),
+        ({"gpu:power_watts": "650x6"}, 650 / 700, 650 / 700),
+        # Copies need no kernel.
+        ({"gpu:memory_bandwidth_active_ratio": "0.1x6"}, 0.1, None),
+        # Weights are loaded, or two GPUs talk to each other. 10 MB/s and 1 MB/s are work, less is monitoring and waiting.
+        ({"gpu:pcie_bytes_per_second": "0 0 2e10 0 0 0"}, 1, None),
+        ({"gpu:pcie_bytes_per_second": "1e7x6"}, 0.01, None),
+        ({"gpu:pcie_bytes_per_second": "9.9e6x6"}, 0.0099, None),
+        ({"gpu:nvlink_bytes_per_second": "5e6x6"}, 0.05, None),
+        ({"gpu:nvlink_bytes_per_second": "9e5x6"}, 0.009, None),
+        # Half of a core, which prepares the next step; and what a waiting process takes.
+        ({"gpu:process_cpu_seconds_total": "5000+30x6"}, 0.05, None),
+        ({"gpu:process_cpu_seconds_total": "5000+3x6"}, 0.005, None),
+        ({"gpu:process_cpu_seconds_total": "5000+6000x6"}, 1, None),
+        # Memory that is filled, and waits; also next to its limit's 45 %, as of a card of 70 W.
+        ({"gpu:power_watts": "130x6"}, 130000 / 1e9, None),
+        ({"gpu:power_watts": "36x6", "gpu:power_limit_watts": "70x6"}, 130000 / 1e9, None),
+        ({"gpu:busy_ratio": "0.9x6", "gpu:compute_active_ratio": "0.4x6"}, 0.9, None),
+        # What is not known is no rest.
+        ({"gpu:busy_ratio": NANS}, None, None),
+        ({"gpu:busy_ratio": "_x6"}, None, None),
+        ({"gpu:busy_ratio": "NaN NaN 0.5 NaN NaN NaN"}, 0.5, None),
+        (
+            {
+                "gpu:compute_active_ratio": NANS,
+                "gpu:tensor_active_ratio": "_x6",
+                "gpu:power_watts": "_x6",
+                "gpu:pcie_bytes_per_second": NANS,
+                "gpu:nvlink_bytes_per_second": NANS,
+                "gpu:process_cpu_seconds_total": NANS,
+            },
+            0,
+            None,
+        ),
+        # One of the GPU's own that is not known does not hide the others.
+        ({"gpu:pcie_bytes_per_second": NANS, "gpu:nvlink_bytes_per_second": "5e6x6"}, 0.05, None),
+        ({"gpu:power_limit_watts": "_x6", "gpu:power_watts": "650x6"}, 130000 / 1e9, None),
+    ],
+)
+def test_any_sign_of_work_is_activity(tmp_path, changes, activity, unreported):
+    given = [("%s{%s}" % (name, GPU), values) for name, values in {**SIGNS, **changes}.items()]
+    expected = {
+        name: [] if value is None else [(name + SHORT, value)]
+        for name, value in ((series.ACTIVITY, activity), (series.UNREPORTED_WORK, unreported))
+    }
+    check(tmp_path, given, expected)
+
+
+#: Two instances of a GPU that has no figure of the whole.
+OWN = {"gpu:busy_ratio": "0x6", "gpu:compute_active_ratio": "0x6", "gpu:memory_bandwidth_active_ratio": "0x6"}
+
+
+@pytest.mark.parametrize(
+    ("first", "whole", "activity", "unreported"),
+    [
+        ({}, {}, (0, 0), (None, None)),
+        # Whichever of them draws it, its metrics do not tell.
+        ({}, {"gpu:power_watts": "630x6"}, (0.9, 0.9), (0.9, 0.9)),
+        ({}, {"gpu:pcie_bytes_per_second": "2e8x6"}, (0.2, 0.2), (None, None)),
+        ({}, {"gpu:nvlink_bytes_per_second": "2e7x6"}, (0.2, 0.2), (None, None)),
+        # One that is at work explains it, and says nothing of its neighbour.
+        ({"gpu:busy_ratio": "0 0 0.5 0 0 0"}, {"gpu:power_watts": "630x6"}, (0.5, 0), (None, None)),
+        (
+            {"gpu:memory_bandwidth_active_ratio": "0.3x6"},
+            {"gpu:pcie_bytes_per_second": "2e8x6"},
+            (0.3, 0),
+            (None, None),
+        ),
+        ({"gpu:compute_active_ratio": "0.3x6"}, {"gpu:power_watts": "630x6"}, (0.3, 0), (0.3, None)),
+        # The CPU of a process explains no power.
+        (
+            {"gpu:process_cpu_seconds_total": "70+60x6"},
+            {"gpu:power_watts": "630x6"},
+            (0.9, 0.9),
+            (0.9, 0.9),
+        ),
+        ({"gpu:process_cpu_seconds_total": "70+60x6"}, {}, (0.1, 0), (None, None)),
+        # Of an instance without figures nothing is known.
+        ({"gpu:busy_ratio": NANS}, {"gpu:power_watts": "630x6"}, (None, 0.9), (None, 0.9)),
+    ],
+)
+def test_what_the_whole_gpu_does_is_a_sign_of_instances_that_show_none(tmp_path, first, whole, activity, unreported):
+    own = {1: {**OWN, **first}, 2: OWN}
+    given = [
+        ('%s{%s,mig_instance="%d"}' % (name, GPU, number), values)
+        for number, signs in own.items()
+        for name, values in signs.items()
+    ]
+    # Another GPU of the host has nothing to do with it.
+    given += [('%s{host="a",gpu_uuid="GPU-2"}' % name, values) for name, values in SIGNS.items()]
+    given += [
+        ("%s{%s}" % (name, GPU), values)
+        for name, values in {"gpu:power_watts": "70x6", "gpu:power_limit_watts": "700x6", **whole}.items()
+    ]
+    expected = {
+        '%s{gpu_uuid="GPU-1"}' % name: [
+            ('%s{gpu_uuid="GPU-1",host="a",mig_instance="%d"}' % (name, number), value)
+            for number, value in enumerate(values, 1)
+            if value is not None
+        ]
+        for name, values in ((series.ACTIVITY, activity), (series.UNREPORTED_WORK, unreported))
+    }
+    check(tmp_path, given, expected)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "limit", "told"),
+    [
+        # An instance of which the utilisation is told as 0, at half of the limit of a GPU that rested before:
+        # https://github.com/NVIDIA/dcgm-exporter/issues/216
+        (80, 350, 700, 0.5),
+        # So does one that never rests.
+        (350, 350, 700, 0.5),
+        (80, 300, 700, None),
+        # A smaller one: not 45 %; not 1.5 times what it draws at least; 60 % is enough by itself.
+        (30, 66, 150, None),
+        (30, 70, 150, 70 / 150),
+        (50, 70, 150, None),
+        (80, 95, 150, 95 / 150),
+        # A card that takes half of its limit as soon as a process is there.
+        (30, 36, 70, None),
+    ],
+)
+@pytest.mark.parametrize("instance", ["", ',mig_instance="3"'])
+def test_power_counts_against_the_lowest_hour_too(tmp_path, before, now, limit, told, instance):
+    given = [
+        ("gpu:busy_ratio{%s%s}" % (GPU, instance), "0x75"),
+        ("gpu:power_watts{%s}" % GPU, "%dx63 %dx10" % (before, now)),
+        ("gpu:power_limit_watts{%s}" % GPU, "%dx75" % limit),
+    ]
+    labels = '{gpu_uuid="GPU-1",host="a"%s}' % instance
+    expected = {
+        series.ACTIVITY: [(series.ACTIVITY + labels, told)] if told else None,
+        series.UNREPORTED_WORK: [(series.UNREPORTED_WORK + labels, told)] if told else [],
+    }
+    if not told:
+        # Without PCIe and NVLink no other sign is there.
+        expected[series.ACTIVITY] = [(series.ACTIVITY + labels, 0)]
+    check(tmp_path, given, expected, "72m")

@@ -1,0 +1,51 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Figures of the idle rule: audits of usage patterns whose truth is known, in a real Prometheus. docs/audit.md.
+
+Each wrong verdict is a line on standard error, and so is what no rule could tell.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent / "audit"), str(HERE.parent / "monitoring")]
+
+import idle_abandoned
+import idle_judge
+import idle_working
+from idle_model import WEEK
+
+FIGURES = ("idle_patterns", "idle_false_flags", "idle_recall", "idle_false_stops")
+
+
+def figures(options):
+    """Yields (name, value, unit)."""
+    # Named patterns have holders who came four and two weeks before the end.
+    patterns = [
+        *idle_working.named(0, 4),
+        *idle_working.named(2 * WEEK, 2),
+        *idle_working.others(),
+        *idle_abandoned.patterns(),
+    ]
+    audits = [*idle_judge.GROWING, *idle_judge.LAST, *idle_judge.HOLIDAYS]
+    say(f"the history of {len(patterns)} patterns is made")
+    with tempfile.TemporaryDirectory(prefix="bench-idle-") as name, idle_judge.serve(patterns, Path(name)) as url:
+        say(f"{len(audits)} audits")
+        outcome = idle_judge.judge(url, patterns, audits)
+    for wrong in outcome.wrong:
+        say(str(wrong))
+    untold = sorted({pattern.name for pattern, _minute in outcome.untold})
+    say(f"not judged, for want of history: {len(outcome.untold)} audits of {', '.join(untold) or 'none'}")
+    say(f"{outcome.judged} verdicts, {outcome.flagged} of {outcome.due} idle ones found")
+    yield FIGURES[0], len(patterns), "count"
+    yield FIGURES[1], outcome.count("false flag"), "count"
+    yield FIGURES[2], outcome.flagged / outcome.due, "ratio"
+    yield FIGURES[3], outcome.count("false stop"), "count"
+
+
+def say(text):
+    print(f"idle: {text}", file=sys.stderr, flush=True)

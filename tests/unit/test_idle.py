@@ -1,0 +1,147 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The idle rule: quiet times, their rhythm, missing signals and holidays."""
+
+from __future__ import annotations
+
+import datetime
+
+import pytest
+import zoneinfo
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.idle.holidays import HolidayError, spans
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.idle.rhythm import Rhythm
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.idle.rule import Policy, threshold_seconds
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.idle.signals import GROUPS, SIGNALS, missing_groups
+
+HOUR = 3600.0
+DAY = 24 * HOUR
+
+
+def hours(*, works=(), gaps=(), began=0.0, excluded=()):
+    """A rhythm in hours: spans of work and of missing samples."""
+    rhythm = Rhythm(began * HOUR, [(start * HOUR, end * HOUR) for start, end in excluded])
+    told = [(*span, rhythm.works) for span in works] + [(*span, rhythm.gap) for span in gaps]
+    for start, end, tell in sorted(told, key=lambda row: row[:2]):
+        tell(start * HOUR, end * HOUR)
+    return rhythm
+
+
+@pytest.mark.parametrize(
+    ("told", "now", "quiet", "longest"),
+    [
+        ({}, 10, 10, 0),
+        ({"works": [(0, 10)]}, 10, 0, 0),
+        ({"works": [(0, 4)]}, 10, 6, 0),
+        # The quiet time that a history begins with has ended as well: it lasted for so long at least.
+        ({"works": [(4, 5)]}, 10, 5, 4),
+        ({"works": [(0, 1), (9, 10), (12, 13)]}, 20, 7, 8),
+        # Work that overlaps, and work twice.
+        ({"works": [(0, 5), (3, 6), (3, 6)]}, 10, 4, 0),
+        # A gap does not make the present quiet time longer, unless it is a tenth of it at most.
+        ({"works": [(0, 1)], "gaps": [(5, 8)]}, 12, 4, 0),
+        ({"works": [(0, 1)], "gaps": [(50, 53)]}, 101, 100, 0),
+        ({"works": [(0, 1)], "gaps": [(5, 8)]}, 31, 30, 0),
+        ({"works": [(0, 1)], "gaps": [(5, 8)]}, 30, 22, 0),
+        # Without a sample just now nothing is known of now.
+        ({"works": [(0, 1)], "gaps": [(5, 10)]}, 10, 0, 0),
+        # Between two quiet times it makes one of them, beside work it does not.
+        ({"works": [(0, 1), (20, 21)], "gaps": [(5, 15)]}, 22, 1, 19),
+        ({"works": [(0, 5), (15, 16)], "gaps": [(5, 15)]}, 22, 6, 0),
+        ({"works": [(0, 5), (18, 19)], "gaps": [(5, 15)]}, 22, 3, 3),
+        ({"works": [(0, 1), (15, 16)], "gaps": [(5, 15)]}, 22, 6, 4),
+        ({"works": [(0, 1), (30, 31)], "gaps": [(5, 10), (15, 20)]}, 31, 0, 29),
+        # Holidays do not count, neither now nor before.
+        ({"works": [(0, 1)], "excluded": [(5, 8)]}, 12, 8, 0),
+        ({"works": [(0, 1), (11, 12)], "excluded": [(5, 8), (9, 30)]}, 40, 10, 5),
+    ],
+)
+def test_quiet_times(told, now, quiet, longest):
+    rhythm = hours(**told)
+    assert (rhythm.quiet_seconds(now * HOUR) / HOUR, rhythm.longest_seconds / HOUR) == (quiet, longest)
+
+
+spans_of_hours = st.lists(
+    st.tuples(st.integers(0, 200), st.integers(1, 40)).map(lambda pair: (pair[0], pair[0] + pair[1])), max_size=12
+)
+
+
+@given(works=spans_of_hours, gaps=spans_of_hours)
+def test_no_quiet_time_reaches_back_beyond_the_last_work(works, gaps):
+    rhythm = hours(works=works, gaps=gaps)
+    last = max([0, *(end for _start, end in works)])
+    assert 0 <= rhythm.quiet_seconds(300 * HOUR) <= (300 - last) * HOUR
+    assert 0 <= rhythm.longest_seconds <= 240 * HOUR
+
+
+@given(works=spans_of_hours)
+def test_a_gap_never_makes_a_gpu_idle_earlier(works):
+    whole, holed = hours(works=works), hours(works=works, gaps=[(245, 299)])
+    assert holed.quiet_seconds(300 * HOUR) <= whole.quiet_seconds(300 * HOUR)
+    assert holed.longest_seconds == whole.longest_seconds
+
+
+def threshold(longest_days=0.0, history_days=28.0, missing=0):
+    return (
+        threshold_seconds(
+            Policy(), longest_seconds=longest_days * DAY, history_seconds=history_days * DAY, missing_signals=missing
+        )
+        / DAY
+    )
+
+
+def test_a_quiet_time_is_idle_after_the_grace_and_twice_its_longest_that_ended():
+    assert threshold() == 2
+    assert threshold(longest_days=0.6) == 2
+    assert threshold(longest_days=2.6) == 5.2
+
+
+def test_a_week_is_usual_where_two_weeks_are_not_known():
+    assert threshold(history_days=13.9) * 24 == 176
+    assert threshold(longest_days=2.6, history_days=13.9) * 24 == 176
+    assert threshold(longest_days=6.7, history_days=13.9) == 13.4
+
+
+def test_each_group_of_signals_that_is_missing_makes_the_grace_longer():
+    assert [threshold(missing=count) for count in range(3)] == [2, 2.5, 3]
+    # But nothing else.
+    assert threshold(longest_days=6.7, missing=4) == 13.4
+
+
+def test_one_signal_of_a_group_is_enough():
+    assert missing_groups(()) == GROUPS
+    assert missing_groups([signal.name for signal in SIGNALS]) == ()
+    assert missing_groups(["kernels", "tensor cores", "power"]) == ("transfers", "CPU time", "client connections")
+
+
+def test_a_holiday_lasts_from_midnight_to_midnight_of_its_time_zone():
+    ((start, end),) = spans(["2026-10-25"], "Europe/Berlin")
+    assert datetime.datetime.fromtimestamp(start, zoneinfo.ZoneInfo("Europe/Berlin")).isoformat() == (
+        "2026-10-25T00:00:00+02:00"
+    )
+    # The clocks go back on that day.
+    assert end - start == 25 * HOUR
+    ((start, end),) = spans(["2026-12-24"])
+    assert start % DAY == 0 and end - start == DAY
+
+
+def test_ranges_of_holidays_that_overlap_are_one():
+    days = ["2026-12-31/2027-01-03", "2026-12-24 / 2026-12-26", "2027-01-01", datetime.date(2026, 12, 27)]
+    assert [(end - start) / DAY for start, end in spans(days)] == [4, 4]
+
+
+@pytest.mark.parametrize(
+    "entry", ["", "24.12.2026", "2026-02-30", "2026-12-24/2026-12-23", "9999-12-31", ["2026-12-24"]]
+)
+def test_what_is_no_day_is_refused(entry):
+    with pytest.raises(HolidayError, match=r"holidays\[1\]"):
+        spans(["2026-12-24", entry])
+
+
+def test_what_is_no_time_zone_is_refused():
+    for zone in ("Berlin", "../../etc/passwd", ""):
+        with pytest.raises(HolidayError, match="time_zone"):
+            spans([], zone)
