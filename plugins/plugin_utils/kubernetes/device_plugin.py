@@ -1,0 +1,262 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Map a node to NVIDIA's device plugin, version 0.20.
+
+https://github.com/NVIDIA/k8s-device-plugin: its README.md ("README" below) and sources.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from typing import Any, Mapping, Sequence
+
+from ...module_utils.profile_name import parse_profile_name
+from .model import (
+    DEVICE_PLUGIN,
+    MIXED,
+    SINGLE,
+    WITHOUT_MIG_MANAGER,
+    NodeGpu,
+    NodeInstance,
+    NodeMapping,
+    Refusal,
+    by_entry,
+    gpus_text,
+    refusal,
+)
+
+GPU_RESOURCE = "nvidia.com/gpu"
+#: The label by which the plugin's config-manager finds the node's key of the ConfigMap (README, "Updating Per-Node
+#: Configuration With a Node Label").
+CONFIG_LABEL = "nvidia.com/device-plugin.config"
+#: The plugin ends without it where MPS is configured; this is the value of its Helm chart.
+_MPS_ROOT = "/run/nvidia/mps"
+#: The plugin takes fewer replicas for a mistake.
+_FEWEST_REPLICAS = 2
+
+
+def map_device_plugin(node: Sequence[NodeGpu], mig_strategy: str = MIXED) -> NodeMapping:
+    """Return what the device plugin makes of the node's GPUs."""
+    whole = [each for each in node if each.instances is None]
+    partitioned = [each for each in node if each.instances is not None]
+    refusals = [*_refuse_tenants(whole), *_refuse_instances(partitioned, mig_strategy), *_refuse_sharing(whole, node)]
+    if partitioned and mig_strategy == SINGLE:
+        refusals += _refuse_single(whole, partitioned)
+    if refusals:
+        return NodeMapping(DEVICE_PLUGIN, refusals=tuple(refusals))
+    replicas = max((_replicas(each) for each in whole), default=1)
+    config = _config(
+        whole, MIXED if partitioned and mig_strategy == MIXED else SINGLE if partitioned else "none", replicas
+    )
+    return NodeMapping(
+        DEVICE_PLUGIN,
+        _resources(whole, partitioned, mig_strategy, replicas),
+        config,
+        {CONFIG_LABEL: config_name(config), **WITHOUT_MIG_MANAGER},
+        notes=tuple(_notes(whole)),
+    )
+
+
+def resource_name(profile: str) -> str:
+    """Return the resource of a MIG profile under the strategy mixed: a plus sign becomes a dot.
+
+    README, "Configuration Option Details". Since version 0.20 profiles that end in ``-me``, ``+me.all`` and ``+gfx`` have
+    resources of their own.
+    """
+    return "nvidia.com/mig-%s" % profile.replace("+", ".")
+
+
+def config_name(config: Mapping[str, Any]) -> str:
+    """Return the key of a configuration in the ConfigMap, by its content.
+
+    The config-manager does not notice a key that is edited in place: it compares where the key's link points to. With
+    another content the key has another name, and the node's label moves to it.
+    """
+    content = json.dumps(config, sort_keys=True, separators=(",", ":"))
+    return "openfleet-%s" % hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+def _config(whole: Sequence[NodeGpu], strategy: str, replicas: int) -> dict[str, Any]:
+    """Return the plugin's configuration file (README, "As a configuration file" and "Shared Access to GPUs").
+
+    A request of more than one replica does not give more of a GPU, so it fails, as the README recommends.
+    """
+    flags: dict[str, Any] = {"migStrategy": strategy}
+    config: dict[str, Any] = {"version": "v1", "flags": flags}
+    if replicas > 1:
+        shared = {"failRequestsGreaterThanOne": True, "resources": [{"name": GPU_RESOURCE, "replicas": replicas}]}
+        way = "mps" if whole[0].sharing == "mps" else "timeSlicing"
+        config["sharing"] = {way: shared}
+        if way == "mps":
+            flags["mpsRoot"] = _MPS_ROOT
+    return config
+
+
+def _resources(
+    whole: Sequence[NodeGpu], partitioned: Sequence[NodeGpu], mig_strategy: str, replicas: int
+) -> dict[str, int]:
+    instances = Counter(instance.profile for each in partitioned for instance in each.instances or ())
+    parts = sum(len(instance.compute_slices) or 1 for each in partitioned for instance in each.instances or ())
+    found = {}
+    if whole:
+        found[GPU_RESOURCE] = len(whole) * replicas
+    elif partitioned and mig_strategy == SINGLE:
+        found[GPU_RESOURCE] = parts
+    if mig_strategy == MIXED:
+        for profile in sorted(instances, key=profile_order):
+            found[resource_name(profile)] = instances[profile]
+    return found
+
+
+def profile_order(profile: str) -> tuple[int, int, str]:
+    """Sort key of profiles, the largest first."""
+    name = parse_profile_name(profile)
+    return -name.gpu_slices, -name.memory_gb, profile
+
+
+def _replicas(each: NodeGpu) -> int:
+    """Return to how many pods the layout offers the GPU."""
+    entry = each.entry
+    if entry is not None and entry.time_slicing is not None:
+        return entry.time_slicing.replicas
+    if entry is not None and entry.mps is not None:
+        return entry.mps.clients
+    return 1
+
+
+def _refuse_tenants(whole: Sequence[NodeGpu]) -> list[Refusal]:
+    """The plugin counts devices; it knows no quotas of memory and SMs (README, "Shared Access to GPUs")."""
+    tenants = by_entry([each for each in whole if each.sharing == "vgpu"])
+    return [refusal(group, "the device plugin knows no tenants with quotas") for group in tenants]
+
+
+def _refuse_instances(partitioned: Sequence[NodeGpu], mig_strategy: str) -> list[Refusal]:
+    found = []
+    for group in by_entry(partitioned):
+        instances = group[0].instances or ()
+        if not instances:
+            # internal/rm/device_map.go, assertAllMigDevicesAreValid, under both strategies.
+            found.append(
+                refusal(
+                    group,
+                    "MIG mode is on and there is no instance: the device plugin then ends, for all GPUs of the node",
+                    "Add an instance, or turn MIG mode off.",
+                )
+            )
+        if any(instance.mps for instance in instances):
+            # README, "With CUDA MPS": only for full GPUs.
+            found.append(refusal(group, "the device plugin has no MPS inside MIG instances"))
+        split = next((instance for instance in instances if instance.compute_slices), None)
+        if split and mig_strategy == MIXED:
+            # internal/rm/rm.go, AddDefaultResourcesToConfig: a MIG device that is no whole GPU instance matches no pattern.
+            found.append(
+                refusal(
+                    group,
+                    "%s is split into compute instances: under the MIG strategy mixed the device plugin then ends, for all "
+                    "GPUs of the node" % split.profile,
+                    "Take compute_instances away.",
+                )
+            )
+    return found
+
+
+def _refuse_single(whole: Sequence[NodeGpu], partitioned: Sequence[NodeGpu]) -> list[Refusal]:
+    """Under the strategy single every GPU is in MIG mode, and all MIG devices are alike.
+
+    internal/rm/device_map.go, buildDeviceMapFromConfigResources and assertAllMigDevicesAreValid.
+    """
+    cure = "Use the MIG strategy mixed (gpu_kubernetes_mig_strategy)."
+    if whole:
+        problem = "the MIG strategy single wants MIG mode on every GPU, and %s without" % _are(whole)
+        return [refusal(group, problem, cure) for group in by_entry(partitioned)]
+    kinds = {kind: None for each in partitioned for instance in each.instances or () for kind in _kinds(instance)}
+    if len(kinds) > 1:
+        problem = "the MIG strategy single wants MIG devices of one kind, and there are %s" % " and ".join(kinds)
+        return [refusal(group, problem, cure) for group in by_entry(partitioned)]
+    return []
+
+
+def _kinds(instance: NodeInstance) -> list[str]:
+    if not instance.compute_slices:
+        return [instance.profile]
+    return ["%dc.%s" % (slices, instance.profile) for slices in instance.compute_slices]
+
+
+def _refuse_sharing(whole: Sequence[NodeGpu], node: Sequence[NodeGpu]) -> list[Refusal]:
+    """Time slicing and MPS are set for a resource, so for all GPUs of the node that are not in MIG mode.
+
+    README, "Shared Access to GPUs": sharing cannot be configured for each GPU, time slicing and MPS exclude each other. The
+    field `devices` of the configuration is read and then ignored (api/config/v1/config.go, DisableResourceNamingInConfig).
+    """
+    found = []
+    for group in by_entry([each for each in whole if each.sharing in ("time_slicing", "mps")]):
+        here = group[0]
+        number = _replicas(here)
+        if here.sharing == "mps":
+            found += _refuse_mps(group, node)
+        elif number == 1:
+            continue
+        others = [each for each in whole if (each.sharing, _replicas(each)) != (here.sharing, number)]
+        if others:
+            word = "MPS" if here.sharing == "mps" else "time slicing"
+            problem = "%s with %d replicas is for all GPUs of a node without MIG, and %s another sharing" % (
+                word,
+                number,
+                "%s %s" % (gpus_text([each.gpu.index for each in others]), "have" if len(others) > 1 else "has"),
+            )
+            found.append(refusal(group, problem))
+    return found
+
+
+def _refuse_mps(group: Sequence[NodeGpu], node: Sequence[NodeGpu]) -> list[Refusal]:
+    """The plugin's daemon divides memory and SMs evenly (cmd/mps-control-daemon/mps/daemon.go), and has no place beside MIG.
+
+    README, "With CUDA MPS": not on devices with MIG. The plugin refuses `sharing.mps` together with the strategy mixed.
+    """
+    entry = group[0].entry
+    assert entry is not None and entry.mps is not None
+    mps, found = entry.mps, []
+    if any(each.instances is not None for each in node):
+        found.append(refusal(group, "the device plugin has no MPS on a node with MIG"))
+    if mps.clients < _FEWEST_REPLICAS:
+        found.append(refusal(group, "the device plugin shares a GPU between %d pods or more" % _FEWEST_REPLICAS))
+    elif mps.active_thread_percentage != 100 // mps.clients:
+        problem = "the device plugin gives each of %d clients %d percent of the SMs, not %d" % (
+            mps.clients,
+            100 // mps.clients,
+            mps.active_thread_percentage,
+        )
+        found.append(refusal(group, problem))
+    limit = mps.pinned_memory_limit_bytes
+    smallest = min(each.gpu.memory_total_bytes for each in group) // mps.clients
+    if limit is not None and limit < smallest:
+        problem = (
+            "the device plugin gives each of %d clients an equal part of the memory (%d MiB), more than the %d MiB"
+            % (
+                mps.clients,
+                smallest >> 20,
+                limit >> 20,
+            )
+        )
+        found.append(refusal(group, problem))
+    return found
+
+
+def _notes(whole: Sequence[NodeGpu]) -> list[str]:
+    notes = []
+    if any(each.sharing == "mps" for each in whole):
+        notes.append(
+            "The device plugin starts an MPS daemon of its own, which cannot run beside the layout's, and limits each client to "
+            "an equal part of the memory."
+        )
+    unlisted = [each.gpu.index for each in whole if each.entry is None]
+    if unlisted:
+        notes.append("No entry names %s: the device plugin offers what it finds." % gpus_text(unlisted))
+    return notes
+
+
+def _are(node: Sequence[NodeGpu]) -> str:
+    return "%s %s" % (gpus_text([each.gpu.index for each in node]), "are" if len(node) > 1 else "is")

@@ -1,0 +1,162 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Map a node to NVIDIA's DRA driver, version 0.4.
+
+https://github.com/kubernetes-sigs/dra-driver-nvidia-gpu, below site/content/docs: concepts/gpu-sharing.md, reference/api.md,
+reference/feature-gates.md and reference/resourceslice-attributes.md.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Sequence
+
+from ...module_utils.layout_types import TIME_SLICES, Mps
+from .device_plugin import profile_order
+from .model import DRA, WITHOUT_MIG_MANAGER, NodeGpu, NodeMapping, Refusal, Request, by_entry, gpus_text, refusal
+
+GPU_CLASS, MIG_CLASS, _DRIVER = "gpu.nvidia.com", "mig.nvidia.com", "gpu.nvidia.com"
+_API = "resource.nvidia.com/v1beta1"
+
+
+def map_dra(node: Sequence[NodeGpu]) -> NodeMapping:
+    """Return what the DRA driver makes of the node's GPUs.
+
+    Each GPU and each MIG instance is a device; how it is shared is said in the claim that several pods name
+    (concepts/gpu-sharing.md, "User-mediated sharing").
+    """
+    refusals = _refusals(node)
+    if refusals:
+        return NodeMapping(DRA, refusals=tuple(refusals))
+    requests = [request for group in by_entry(node) if group[0].entry for request in _requests(group)]
+    return NodeMapping(
+        DRA,
+        _devices(node),
+        {"featureGates": _gates(node)},
+        WITHOUT_MIG_MANAGER,
+        tuple(requests),
+        notes=tuple(_notes(node)),
+    )
+
+
+def _refusals(node: Sequence[NodeGpu]) -> list[Refusal]:
+    found = []
+    for group in by_entry(node):
+        if group[0].sharing == "vgpu":
+            # reference/api.md: a claim has time slicing or MPS, and no quotas of one pod.
+            found.append(refusal(group, "the DRA driver knows no tenants with quotas"))
+        split = next((instance for instance in group[0].instances or () if instance.compute_slices), None)
+        if split:
+            # cmd/gpu-kubelet-plugin/nvlib.go, getGpuInfo and getMigDevices: no profile is found for such a device.
+            found.append(
+                refusal(
+                    group,
+                    "%s is split into compute instances: the DRA driver then ends, for all GPUs of the node"
+                    % split.profile,
+                    "Take compute_instances away.",
+                )
+            )
+    return found
+
+
+def _devices(node: Sequence[NodeGpu]) -> dict[str, int]:
+    whole = sum(each.instances is None for each in node)
+    profiles = Counter(instance.profile for each in node for instance in each.instances or ())
+    found = {GPU_CLASS: whole} if whole else {}
+    for profile in sorted(profiles, key=profile_order):
+        found["%s/%s" % (MIG_CLASS, profile)] = profiles[profile]
+    return found
+
+
+def _gates(node: Sequence[NodeGpu]) -> dict[str, bool]:
+    """Return the driver's feature gates that the layout needs (reference/feature-gates.md).
+
+    DynamicMIG is always off: it removes instances that it did not make, and excludes MPSSupport.
+    """
+    gates = {"DynamicMIG": False}
+    if any(each.sharing == "mps" or any(part.mps for part in each.instances or ()) for each in node):
+        gates["MPSSupport"] = True
+    if any(_slice(each) != TIME_SLICES[0] for each in node):
+        gates["TimeSlicingSettings"] = True
+    return gates
+
+
+def _slice(each: NodeGpu) -> str:
+    entry = each.entry
+    return entry.time_slicing.slice if entry is not None and entry.time_slicing is not None else TIME_SLICES[0]
+
+
+def _requests(group: Sequence[NodeGpu]) -> list[Request]:
+    """Return a claim for the GPUs of an entry, or one for each kind of its instances."""
+    here = group[0]
+    entry = here.entry
+    assert entry is not None
+    if here.instances is None:
+        sharing = None
+        if entry.mps is not None:
+            sharing = _mps(entry.mps)
+        elif _slice(here) != TIME_SLICES[0]:
+            sharing = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": _slice(here).capitalize()}}
+        return [Request(here.where, GPU_CLASS, claim=_claim(GPU_CLASS, _cel("uuid", group), "GpuConfig", sharing))]
+    kinds = sorted(
+        {(part.profile, part.mps) for part in here.instances}, key=lambda kind: (profile_order(kind[0]), str(kind[1]))
+    )
+    requests = []
+    for profile, mps in kinds:
+        selector = " && ".join(
+            part for part in ("%s == '%s'" % (_attribute("profile"), profile), _cel("parentUUID", group)) if part
+        )
+        claim = _claim(MIG_CLASS, selector, "MigDeviceConfig", _mps(mps) if mps else None)
+        requests.append(Request(here.where, "%s/%s" % (MIG_CLASS, profile), claim=claim))
+    return requests
+
+
+def _claim(device_class: str, selector: str, kind: str, sharing: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the `spec` of a ResourceClaim, which pods of one namespace share by naming the claim."""
+    exactly: dict[str, Any] = {"deviceClassName": device_class}
+    if selector:
+        exactly["selectors"] = [{"cel": {"expression": selector}}]
+    devices: dict[str, Any] = {"requests": [{"name": "gpu", "exactly": exactly}]}
+    if sharing is not None:
+        parameters = {"apiVersion": _API, "kind": kind, "sharing": sharing}
+        devices["config"] = [{"requests": ["gpu"], "opaque": {"driver": _DRIVER, "parameters": parameters}}]
+    return {"devices": devices}
+
+
+def _mps(mps: Mps) -> dict[str, Any]:
+    limits: dict[str, Any] = {"defaultActiveThreadPercentage": mps.active_thread_percentage}
+    if mps.pinned_memory_limit_bytes is not None:
+        limits["defaultPinnedDeviceMemoryLimit"] = "%dMi" % (mps.pinned_memory_limit_bytes >> 20)
+    return {"strategy": "MPS", "mpsConfig": limits}
+
+
+def _attribute(name: str) -> str:
+    return "device.attributes['%s'].%s" % (_DRIVER, name)
+
+
+def _cel(attribute: str, group: Sequence[NodeGpu]) -> str:
+    """Return the expression for the GPUs of an entry; empty where their UUIDs are not known yet."""
+    if not all(each.has_uuid for each in group):
+        return ""
+    return "%s in [%s]" % (_attribute(attribute), ", ".join("'%s'" % each.gpu.uuid for each in group))
+
+
+def _notes(node: Sequence[NodeGpu]) -> list[str]:
+    notes = []
+    shared = [
+        each for each in node if each.sharing in ("mps", "time_slicing") or any(p.mps for p in each.instances or ())
+    ]
+    if shared:
+        notes.append(
+            "%s: pods that share a device name one ResourceClaim of their namespace; how many they are is not enforced."
+            % gpus_text([each.gpu.index for each in shared])
+        )
+    if any(each.sharing == "mps" or any(part.mps for part in each.instances or ()) for each in node):
+        notes.append("The DRA driver starts an MPS daemon for each claim, which cannot run beside the layout's.")
+    if any(each.entry and not each.has_uuid for each in node):
+        notes.append("The claims do not select GPUs: their UUIDs are not known before the driver answers.")
+    unlisted = [each.gpu.index for each in node if each.entry is None]
+    if unlisted:
+        notes.append("No entry names %s: the DRA driver offers what it finds." % gpus_text(unlisted))
+    return notes

@@ -1,0 +1,50 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Find the entry of each GPU of a node."""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+from ...module_utils.layout_types import Entry, Layout
+from ...module_utils.model import Gpu
+from ...module_utils.selector import targets
+from .model import NodeGpu, NodeInstance
+
+
+def node_gpus(layout: Layout, gpus: Sequence[Gpu]) -> tuple[NodeGpu, ...]:
+    """Return every GPU of the node as it will be, those that no entry names as they were seen.
+
+    Raises SelectorError where a selector matches nothing or a GPU is named twice.
+    """
+    entries = {entry.where: entry for entry in layout.entries}
+    named = {target.gpu_uuid: entries[target.where] for target in targets(layout, gpus)}
+    return tuple(_node_gpu(gpu, named.get(gpu.uuid)) for gpu in gpus)
+
+
+def _node_gpu(gpu: Gpu, entry: Entry | None) -> NodeGpu:
+    if entry is None:
+        return NodeGpu(gpu, None, _instances_seen(gpu) if gpu.mig.enabled else None)
+    if entry.mig is None:
+        return NodeGpu(gpu, entry)
+    wanted = [
+        NodeInstance(instance.profile, tuple(sorted(instance.compute_slices, reverse=True)), instance.mps)
+        for instance in entry.mig
+        for _number in range(instance.count)
+    ]
+    return NodeGpu(gpu, entry, tuple(wanted))
+
+
+def _instances_seen(gpu: Gpu) -> tuple[NodeInstance, ...]:
+    """Return the instances of a GPU that no entry names. One without a compute instance is no device yet."""
+    slices = {profile.name: profile.compute_slices for profile in gpu.mig.profiles}
+    found = []
+    for instance in gpu.mig.instances:
+        parts = tuple(sorted((part.compute_slices for part in instance.compute_instances), reverse=True))
+        if parts:
+            spans = len(parts) == 1 and parts[0] == slices.get(
+                instance.profile, int(instance.profile.partition("g")[0])
+            )
+            found.append(NodeInstance(instance.profile, () if spans else parts))
+    return tuple(found)

@@ -1,0 +1,251 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Map a node to HAMi 2.10 or to Volcano's vGPU plugin 1.12, which read the same configuration of a node.
+
+HAMi: https://github.com/Project-HAMi/HAMi, docs/config.md and docs/device-plugin-config.md.
+Volcano: https://github.com/Project-HAMi/volcano-vgpu-device-plugin, README.md and doc/config.md.
+Both hold pods to quotas of memory and SMs by a library in the container, HAMi-core.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Sequence
+
+from ...module_utils.layout_types import Tenant, Vgpu
+from ...module_utils.model import Gpu
+from ...module_utils.selector import matches
+from .model import (
+    HAMI,
+    VOLCANO,
+    WITHOUT_MIG_MANAGER,
+    LeftOut,
+    NodeGpu,
+    NodeMapping,
+    Refusal,
+    Request,
+    by_entry,
+    refusal,
+)
+
+MIB = 1 << 20
+#: Pods of one GPU where the layout does not say (docs/config.md, `deviceSplitCount`).
+DEFAULT_SPLIT_COUNT = 10
+#: Offered by HAMi-core: several processes on a GPU without MIG, in compute mode DEFAULT.
+OFFERED = ("shared", "time_slicing", "vgpu")
+#: A tenant's policy in the words of GPU_CORE_UTILIZATION_POLICY (docs/config.md): `force` binds always, `default` while another
+#: container works on the GPU. No policy lends idle SMs and takes them back, as burst does: `disable` has no limit at all.
+_CORE_POLICIES = {"fixed": "force", "contended": "default"}
+#: HAMi knows a high and a low priority (docs/config.md, `resourcePriority`).
+_HAMI_PRIORITIES = (0, 1)
+
+
+@dataclass(frozen=True)
+class _Plugin:
+    """What differs between the two."""
+
+    backend: str
+    name: str
+    number: str
+    memory: str
+    cores: str
+    #: None where it knows no priorities.
+    priority: str | None
+    #: Annotation that pins a pod to a GPU; None where it has none.
+    pin: str | None
+    #: Whether memory and SMs are resources of the node too. HAMi's scheduler keeps them in annotations.
+    counts_all: bool
+    labels: dict[str, str]
+
+
+PLUGINS = {
+    HAMI: _Plugin(
+        HAMI,
+        "HAMi",
+        "nvidia.com/gpu",
+        "nvidia.com/gpumem",
+        "nvidia.com/gpucores",
+        "nvidia.com/priority",
+        "nvidia.com/use-gpuuuid",
+        counts_all=False,
+        # The node selector of its DaemonSet (values.yaml, `nvidiaNodeSelector`).
+        labels={"gpu": "on"},
+    ),
+    VOLCANO: _Plugin(
+        VOLCANO,
+        "Volcano's vGPU plugin",
+        "volcano.sh/vgpu-number",
+        "volcano.sh/vgpu-memory",
+        "volcano.sh/vgpu-cores",
+        None,
+        None,
+        counts_all=True,
+        labels={},
+    ),
+}
+
+
+def map_vgpu_plugin(node: Sequence[NodeGpu], backend: str, name: str = "") -> NodeMapping:
+    """Return what the plugin makes of the node's GPUs. `name` is what Kubernetes calls the node."""
+    plugin = PLUGINS[backend]
+    offered = [each for each in node if each.sharing in OFFERED]
+    others = [each for each in node if each.sharing not in OFFERED]
+    refusals = [
+        *_refuse_instances(others, plugin),
+        *_refuse_tenants(offered, plugin),
+        *_refuse_differences(offered, plugin),
+    ]
+    if refusals:
+        return NodeMapping(backend, refusals=tuple(refusals))
+    left_out = tuple(_left_out(group, plugin) for group in by_entry(others))
+    if not offered:
+        return NodeMapping(backend, labels=WITHOUT_MIG_MANAGER, left_out=left_out)
+    split, memory_ratio, sm_ratio = _split_count(offered), *_ratios(offered[0])
+    config = {
+        "name": name,
+        "operatingmode": "hami-core",
+        "devicesplitcount": split,
+        "devicememoryscaling": memory_ratio,
+        "devicecorescaling": sm_ratio,
+        "migstrategy": "none",
+        "filterdevices": _filter(others),
+    }
+    resources = {plugin.number: len(offered) * split}
+    if plugin.counts_all:
+        memory_mib = sum(each.gpu.memory_total_bytes // MIB for each in offered)
+        resources[plugin.memory] = int(memory_mib * memory_ratio)
+        resources[plugin.cores] = int(100 * len(offered) * sm_ratio)
+    requests = [request for group in by_entry(offered) for request in _requests(group, plugin)]
+    labels = {**plugin.labels, **WITHOUT_MIG_MANAGER}
+    return NodeMapping(
+        backend, resources, {"nodeconfig": [config]}, labels, tuple(requests), left_out, notes=tuple(_notes(offered))
+    )
+
+
+def _notes(offered: Sequence[NodeGpu]) -> list[str]:
+    unknown = [each for each in offered if each.entry and each.entry.vgpu and not each.has_uuid]
+    if any(tenant.gpu is not None for each in unknown for tenant in each.entry.vgpu.tenants):
+        return ["Tenants are not pinned: the UUIDs of the GPUs are not known before the driver answers."]
+    return []
+
+
+def _filter(others: Sequence[NodeGpu]) -> dict[str, list[Any]]:
+    """Return the GPUs that the plugin leaves alone: by UUID, or by index where a driver does not answer yet."""
+    return {
+        "uuid": [each.gpu.uuid for each in others if each.has_uuid],
+        "index": [each.gpu.index for each in others if not each.has_uuid],
+    }
+
+
+def _left_out(group: Sequence[NodeGpu], plugin: _Plugin) -> LeftOut:
+    reasons = {
+        "exclusive": "%s would share them, and the compute mode allows one process" % plugin.name,
+        "mig": "in its mode for MIG %s removes instances that it did not make" % plugin.name,
+        "mps": "%s does not use the layout's MPS daemon" % plugin.name,
+        "unlisted": "no entry names it",
+    }
+    return LeftOut(group[0].where, tuple(each.gpu.index for each in group), reasons[group[0].sharing])
+
+
+def _refuse_instances(others: Sequence[NodeGpu], plugin: _Plugin) -> list[Refusal]:
+    found = [group for group in by_entry(others) if any(part.mps for part in group[0].instances or ())]
+    return [refusal(group, "%s has no MPS inside MIG instances" % plugin.name) for group in found]
+
+
+def _refuse_tenants(offered: Sequence[NodeGpu], plugin: _Plugin) -> list[Refusal]:
+    found = []
+    for group in by_entry([each for each in offered if each.sharing == "vgpu"]):
+        entry = group[0].entry
+        vgpu = entry.vgpu if entry else None
+        if vgpu is not None:
+            found += [refusal(group, problem) for problem in _problems(vgpu, plugin)]
+    return found
+
+
+def _problems(vgpu: Vgpu, plugin: _Plugin) -> list[str]:
+    """Return what the plugin cannot express of the tenants of an entry."""
+    problems = []
+    if vgpu.provider in ("mps", "dmem"):
+        held = "provider: %s holds tenants to their quotas on the host, and %s in the container"
+        problems.append(held % (vgpu.provider, plugin.name))
+    if vgpu.policy not in _CORE_POLICIES:
+        problems.append("%s has no policy %s, which lends idle SMs and takes them back" % (plugin.name, vgpu.policy))
+    if plugin.priority is None and any(tenant.priority for tenant in vgpu.tenants):
+        problems.append("%s knows no priorities" % plugin.name)
+    elif plugin.priority and any(tenant.priority not in _HAMI_PRIORITIES for tenant in vgpu.tenants):
+        problems.append("%s knows the priorities 0 and 1 only" % plugin.name)
+    if plugin.pin is None and any(tenant.gpu is not None for tenant in vgpu.tenants):
+        problems.append("%s cannot pin a tenant to a GPU" % plugin.name)
+    grouped = [tenant.name for tenant in vgpu.tenants if tenant.group is not None]
+    if grouped:
+        problems.append("Kubernetes does not know the Unix group of tenant %s" % grouped[0])
+    return problems
+
+
+def _refuse_differences(offered: Sequence[NodeGpu], plugin: _Plugin) -> list[Refusal]:
+    """The number of pods and the ratios are the node's, not a GPU's (docs/config.md, "Node Configs")."""
+    found = []
+    sliced = [each for each in offered if each.sharing == "time_slicing"]
+    most = max((_tenants(each) for each in offered), default=0)
+    for group in by_entry(sliced):
+        replicas = _replicas(group[0])
+        if any(_replicas(each) != replicas for each in sliced):
+            found.append(refusal(group, "%s has one number of replicas for all GPUs of a node" % plugin.name))
+        elif most > replicas:
+            problem = (
+                "%s has one number of pods for all GPUs of a node: %d are too few for the %d tenants of another entry"
+            )
+            found.append(refusal(group, problem % (plugin.name, replicas, most)))
+    ratios = {_ratios(each) for each in offered}
+    if len(ratios) > 1:
+        for group in by_entry([each for each in offered if _ratios(each) != (1.0, 1.0)]):
+            found.append(refusal(group, "%s has one oversubscription for all GPUs of a node" % plugin.name))
+    return found
+
+
+def _replicas(each: NodeGpu) -> int:
+    return each.entry.time_slicing.replicas if each.entry and each.entry.time_slicing else 0
+
+
+def _tenants(each: NodeGpu) -> int:
+    return len(each.entry.vgpu.tenants) if each.entry and each.entry.vgpu else 0
+
+
+def _ratios(each: NodeGpu) -> tuple[float, float]:
+    vgpu = each.entry.vgpu if each.entry else None
+    return (vgpu.oversubscribe_memory_ratio, vgpu.oversubscribe_sm_ratio) if vgpu else (1.0, 1.0)
+
+
+def _split_count(offered: Sequence[NodeGpu]) -> int:
+    """Return how many pods may share a GPU of the node: the replicas, or else enough for the tenants and no fewer than usual."""
+    replicas = max(_replicas(each) for each in offered)
+    return replicas or max(DEFAULT_SPLIT_COUNT, *(_tenants(each) for each in offered))
+
+
+def _requests(group: Sequence[NodeGpu], plugin: _Plugin) -> list[Request]:
+    entry = group[0].entry
+    vgpu = entry.vgpu if entry else None
+    if vgpu is None:
+        return []
+    return [_request(group, vgpu, tenant, plugin) for tenant in vgpu.tenants]
+
+
+def _request(group: Sequence[NodeGpu], vgpu: Vgpu, tenant: Tenant, plugin: _Plugin) -> Request:
+    limits = {
+        plugin.number: tenant.gpus,
+        plugin.memory: tenant.memory_bytes // MIB,
+        plugin.cores: tenant.sm_percent,
+    }
+    if plugin.priority and any(one.priority for one in vgpu.tenants):
+        limits[plugin.priority] = tenant.priority
+    pinned = _pinned(tenant, group)
+    annotations = {plugin.pin: pinned.uuid} if plugin.pin and pinned else {}
+    environment = {"GPU_CORE_UTILIZATION_POLICY": _CORE_POLICIES[vgpu.policy]}
+    return Request(group[0].where, tenant.name, limits, annotations, environment)
+
+
+def _pinned(tenant: Tenant, group: Sequence[NodeGpu]) -> Gpu | None:
+    if tenant.gpu is None:
+        return None
+    return next((each.gpu for each in group if each.has_uuid and matches(tenant.gpu, each.gpu)), None)

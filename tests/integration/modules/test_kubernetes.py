@@ -1,0 +1,54 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What Kubernetes will offer, by the role gpu_kubernetes and by site.yml, on hosts that are folders of this machine."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+from simulated_fleet import Fleet
+
+MIG = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}, {"profile": "1g.10gb", "count": 2}]}]
+TENANTS = [
+    {"gpus": [0], "sharing": "vgpu", "vgpu": {"tenants": [{"name": "a", "memory": "8GiB", "sm_percent": 30}]}},
+]
+SPLIT = [
+    {"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb", "compute_instances": ["1c.3g.40gb", "2c.3g.40gb"]}]},
+]
+REFUSAL = (
+    "gpu_layout[0] (gpu 0): the device plugin knows no tenants with quotas. "
+    "hami or volcano_vgpu can express it (gpu_kubernetes_backend)."
+)
+
+
+@pytest.fixture
+def fleet(host, library, tmp_path):
+    fleet = Fleet(tmp_path, library, ["one", "two"])
+    for name in fleet.hosts:
+        fleet.more[name] = {"gpu_kubernetes_backend": "nvidia_device_plugin", "gpu_kubernetes_node": "node-%s" % name}
+    return fleet
+
+
+def said(run):
+    return " ".join((run.stdout + run.stderr).split())
+
+
+def test_the_role_prints_the_mapping_or_refuses_the_layout(fleet, tmp_path):
+    task = {"ansible.builtin.include_role": {"name": "openfleet.gpu.gpu_kubernetes", "tasks_from": "plan"}}
+    play = tmp_path / "play.yml"
+    play.write_text(yaml.safe_dump([{"hosts": "gpu_hosts", "gather_facts": False, "tasks": [task]}]))
+    run = fleet.play({"one": MIG, "two": TENANTS}, playbook=play)
+    assert "node node-one: nvidia.com/mig-3g.40gb 1, nvidia.com/mig-1g.10gb 2" in said(run)
+    assert "two: %s" % REFUSAL in said(run)
+    assert (run.stdout.count("failed=1"), run.stdout.count("changed=0")) == (1, 2), run.stdout
+    assert fleet.seen() == {"one": [], "two": []}
+
+
+@pytest.mark.core
+def test_site_refuses_a_layout_that_the_backend_cannot_express_before_it_changes_a_host(fleet):
+    # Of a mistake in the inventory none is tolerated.
+    run = fleet.play({"one": MIG, "two": SPLIT}, "-e", "gpu_site_tolerate=1")
+    assert run.returncode != 0
+    assert "node node-one: nvidia.com/mig-3g.40gb 1, nvidia.com/mig-1g.10gb 2" in said(run)
+    assert "two: gpu_layout[0] (gpu 0): 3g.40gb is split into compute instances" in said(run)
+    assert fleet.seen() == {"one": [], "two": []}

@@ -1,0 +1,32 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The role gpu_kubernetes: its variables are those of its specs, and the words are the library's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ansible_collections.openfleet.gpu.plugins.filter import kubernetes_mapping
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.kubernetes.model import BACKENDS, MIG_STRATEGIES
+
+pytestmark = pytest.mark.core
+
+ROLE = Path(__file__).parents[2] / "roles" / "gpu_kubernetes"
+OPTIONS = yaml.safe_load((ROLE / "meta" / "argument_specs.yml").read_text())["argument_specs"]["plan"]["options"]
+
+
+def test_the_roles_defaults_are_those_of_its_argument_specs():
+    defaults = yaml.safe_load((ROLE / "defaults" / "main.yml").read_text())
+    assert {name: option["default"] for name, option in OPTIONS.items() if "default" in option} == defaults
+    assert [name for name, option in OPTIONS.items() if option.get("required")] == ["gpu_kubernetes_backend"]
+
+
+def test_role_and_filter_offer_the_librarys_words():
+    of_filter = yaml.safe_load(kubernetes_mapping.DOCUMENTATION)["options"]
+    backends = [OPTIONS["gpu_kubernetes_backend"]["choices"], of_filter["backend"]["choices"]]
+    strategies = [OPTIONS["gpu_kubernetes_mig_strategy"]["choices"], of_filter["mig_strategy"]["choices"]]
+    assert backends == [list(BACKENDS)] * 2
+    assert strategies == [list(MIG_STRATEGIES)] * 2

@@ -1,0 +1,533 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What each backend makes of a gpu_layout: the table of docs/kubernetes.md, and the rules behind it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from functools import lru_cache
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import SelectorError
+from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
+from ansible_collections.openfleet.gpu.plugins.module_utils.model import (
+    ComputeInstance,
+    GpuInstance,
+    Mig,
+    Placement,
+)
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.kubernetes.device_plugin import config_name, resource_name
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.kubernetes.mapping import map_node
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.kubernetes.model import (
+    BACKENDS,
+    DEVICE_PLUGIN,
+    DRA,
+    HAMI,
+    VOLCANO,
+)
+
+pytestmark = pytest.mark.core
+
+GIB = 1 << 30
+H100 = assumed_gpus(["H100-80GB"] * 8)
+UUIDS = tuple("GPU-%08x-0000-4000-8000-000000000000" % index for index in range(8))
+
+EXCLUSIVE, SHARED = {"sharing": "exclusive"}, {"sharing": "shared"}
+MIG = {"sharing": "mig", "mig": [{"profile": "3g.40gb"}, {"profile": "1g.10gb", "count": 2}]}
+SPLIT = {
+    "sharing": "mig",
+    "mig": [{"profile": "3g.40gb", "compute_instances": ["1c.3g.40gb", "2c.3g.40gb"]}],
+}
+NO_INSTANCES = {"sharing": "mig", "mig": []}
+DAEMON = {"name": "inference", "clients": 4, "active_thread_percentage": 25}
+MPS = {"sharing": "mps", "mps": DAEMON}
+MPS_INSIDE = {"sharing": "mig", "mig": [{"profile": "3g.40gb", "mps": dict(DAEMON, name="inside")}]}
+SLICED = {"sharing": "time_slicing", "time_slicing": {"slice": "long", "replicas": 4}}
+TENANTS = {
+    "sharing": "vgpu",
+    "vgpu": {
+        "tenants": [
+            {"name": "a", "memory": "8GiB", "sm_percent": 30},
+            {"name": "b", "memory": "16GiB", "sm_percent": 60},
+        ]
+    },
+}
+ENTRIES = [None, EXCLUSIVE, SHARED, MIG, SPLIT, NO_INSTANCES, MPS, MPS_INSIDE, SLICED, TENANTS]
+PAIRS = list(itertools.permutations(range(len(ENTRIES)), 2))
+
+
+def layout(*entries):
+    """A layout with one entry for each GPU, in index order; None leaves a GPU out."""
+    return parse_layout([dict(entry, gpus=[index]) for index, entry in enumerate(entries) if entry])
+
+
+def gpus(number):
+    """GPUs with UUIDs, as a driver tells them."""
+    return [dataclasses.replace(gpu, uuid=uuid) for gpu, uuid in zip(H100[:number], UUIDS)]
+
+
+def mapped(backend, *entries, number=None, **options):
+    return map_node(layout(*entries), gpus(number or len(entries)), backend, "h100-01", **options)
+
+
+def vgpu(**changes):
+    tenant = {"name": "a", "memory": "8GiB", "sm_percent": 30, **changes.pop("tenant", {})}
+    return {"sharing": "vgpu", "vgpu": {"tenants": [tenant], **changes}}
+
+
+@lru_cache(maxsize=None)
+def mapped_pair(backend, first, second):
+    """A node of two GPUs, by the positions of their entries in ENTRIES."""
+    return mapped(backend, ENTRIES[first], ENTRIES[second])
+
+
+def outcome(mapping):
+    return "refused" if mapping.refusals else "left out" if mapping.left_out else "offered"
+
+
+# -- The table: one GPU by each backend --
+
+
+@pytest.mark.parametrize(
+    ("entry", "by_device_plugin", "by_dra", "by_hami", "by_volcano"),
+    [
+        (EXCLUSIVE, "offered", "offered", "left out", "left out"),
+        (SHARED, "offered", "offered", "offered", "offered"),
+        (MIG, "offered", "offered", "left out", "left out"),
+        (SPLIT, "refused", "refused", "left out", "left out"),
+        (NO_INSTANCES, "refused", "offered", "left out", "left out"),
+        (MPS, "offered", "offered", "left out", "left out"),
+        (MPS_INSIDE, "refused", "offered", "refused", "refused"),
+        (SLICED, "offered", "offered", "offered", "offered"),
+        (TENANTS, "refused", "refused", "offered", "offered"),
+    ],
+)
+def test_a_gpu_by_each_backend(entry, by_device_plugin, by_dra, by_hami, by_volcano):
+    found = [outcome(mapped(backend, entry)) for backend in (DEVICE_PLUGIN, DRA, HAMI, VOLCANO)]
+    assert found == [by_device_plugin, by_dra, by_hami, by_volcano]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_layout_is_published_whole_or_refused(backend):
+    for places in PAIRS:
+        found, pair = mapped_pair(backend, *places), [ENTRIES[place] for place in places]
+        if found.refusals:
+            assert not (found.resources or found.config or found.labels or found.requests or found.left_out), pair
+        else:
+            left_out = {index for each in found.left_out for index in each.gpus}
+            offered = [entry for index, entry in enumerate(pair) if index not in left_out and entry is not NO_INSTANCES]
+            assert bool(found.resources) == bool(offered), pair
+            assert found.labels["nvidia.com/gpu.deploy.mig-manager"] == "false"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_backends_that_a_refusal_names_offer_the_entry(backend):
+    named = 0
+    for pair in PAIRS:
+        for refused in mapped_pair(backend, *pair).refusals:
+            assert backend not in refused.backends
+            for other in BACKENDS:
+                found = mapped_pair(other, *pair)
+                places = {each.where for each in (*found.refusals, *found.left_out)}
+                assert (other in refused.backends) == (other != backend and refused.where not in places)
+            named += len(refused.backends)
+    assert named
+
+
+def test_a_refusal_names_the_entry_the_reason_and_the_backend_that_can():
+    (refused,) = mapped(DEVICE_PLUGIN, EXCLUSIVE, TENANTS).refusals
+    assert str(refused) == (
+        "gpu_layout[1] (gpu 1): the device plugin knows no tenants with quotas. "
+        "hami or volcano_vgpu can express it (gpu_kubernetes_backend)."
+    )
+
+
+def test_a_refusal_that_no_backend_cures_says_what_to_change():
+    (refused,) = mapped(DEVICE_PLUGIN, SPLIT).refusals
+    assert refused.backends == ()
+    assert str(refused).endswith("Take compute_instances away. No other backend can express it.")
+
+
+def test_a_selector_that_matches_nothing_is_an_error():
+    with pytest.raises(SelectorError):
+        mapped(DEVICE_PLUGIN, EXCLUSIVE, EXCLUSIVE, number=1)
+
+
+# -- NVIDIA's device plugin --
+
+
+def test_mig_devices_are_resources_by_their_profile():
+    found = mapped(DEVICE_PLUGIN, MIG, MIG, EXCLUSIVE)
+    assert list(found.resources.items()) == [
+        ("nvidia.com/gpu", 1),
+        ("nvidia.com/mig-3g.40gb", 2),
+        ("nvidia.com/mig-1g.10gb", 4),
+    ]
+    assert found.config == {"version": "v1", "flags": {"migStrategy": "mixed"}}
+
+
+@pytest.mark.parametrize(
+    ("profile", "resource"),
+    [
+        ("3g.40gb", "nvidia.com/mig-3g.40gb"),
+        ("1g.10gb+me", "nvidia.com/mig-1g.10gb.me"),
+        ("1g.24gb+me.all", "nvidia.com/mig-1g.24gb.me.all"),
+        ("1g.24gb+gfx", "nvidia.com/mig-1g.24gb.gfx"),
+        ("1g.24gb-me", "nvidia.com/mig-1g.24gb-me"),
+    ],
+)
+def test_a_plus_sign_of_a_profile_becomes_a_dot(profile, resource):
+    assert resource_name(profile) == resource
+
+
+def test_without_mig_there_is_no_mig_strategy():
+    found = mapped(DEVICE_PLUGIN, EXCLUSIVE, SHARED)
+    assert (found.resources, found.config["flags"]) == ({"nvidia.com/gpu": 2}, {"migStrategy": "none"})
+
+
+def test_single_counts_mig_devices_as_gpus():
+    sevenths = {"sharing": "mig", "mig": [{"profile": "1g.10gb", "count": 7}]}
+    found = mapped(DEVICE_PLUGIN, sevenths, sevenths, mig_strategy="single")
+    assert found.resources == {"nvidia.com/gpu": 14}
+    assert found.config["flags"] == {"migStrategy": "single"}
+
+
+def test_single_counts_equal_parts_of_split_instances():
+    halves = {"sharing": "mig", "mig": [{"profile": "2g.20gb", "compute_instances": ["1c.2g.20gb", "1c.2g.20gb"]}]}
+    assert mapped(DEVICE_PLUGIN, halves, mig_strategy="single").resources == {"nvidia.com/gpu": 2}
+
+
+@pytest.mark.parametrize(
+    ("entries", "problem"),
+    [
+        ((MIG,), "there are 3g.40gb and 1g.10gb"),
+        ((SPLIT,), "there are 2c.3g.40gb and 1c.3g.40gb"),
+        (({"sharing": "mig", "mig": [{"profile": "1g.10gb"}]}, EXCLUSIVE), "gpu 1 is without"),
+        (({"sharing": "mig", "mig": [{"profile": "1g.10gb"}]}, None), "gpu 1 is without"),
+    ],
+)
+def test_single_wants_mig_devices_of_one_kind_on_every_gpu(entries, problem):
+    (refused,) = mapped(DEVICE_PLUGIN, *entries, mig_strategy="single").refusals
+    assert refused.problem.endswith(problem)
+    assert "mixed" in refused.cure
+
+
+def test_time_slicing_of_all_gpus_multiplies_them():
+    found = mapped(DEVICE_PLUGIN, SLICED, SLICED)
+    assert found.resources == {"nvidia.com/gpu": 8}
+    assert found.config["sharing"] == {
+        "timeSlicing": {"failRequestsGreaterThanOne": True, "resources": [{"name": "nvidia.com/gpu", "replicas": 4}]}
+    }
+    assert found.config["flags"] == {"migStrategy": "none"}
+
+
+def test_time_slicing_leaves_gpus_with_mig_alone():
+    found = mapped(DEVICE_PLUGIN, SLICED, MIG)
+    assert found.resources == {"nvidia.com/gpu": 4, "nvidia.com/mig-3g.40gb": 1, "nvidia.com/mig-1g.10gb": 2}
+    assert found.config["sharing"]["timeSlicing"]["resources"] == [{"name": "nvidia.com/gpu", "replicas": 4}]
+
+
+def test_one_replica_is_no_sharing():
+    once = {"sharing": "time_slicing", "time_slicing": {"slice": "long"}}
+    found = mapped(DEVICE_PLUGIN, once, EXCLUSIVE)
+    assert (found.resources, "sharing" in found.config) == ({"nvidia.com/gpu": 2}, False)
+
+
+@pytest.mark.parametrize(
+    "other", [EXCLUSIVE, SHARED, None, {"sharing": "time_slicing", "time_slicing": {"slice": "long"}}]
+)
+def test_time_slicing_is_for_all_gpus_without_mig(other):
+    (refused,) = mapped(DEVICE_PLUGIN, SLICED, other).refusals
+    assert (refused.where, refused.gpus) == ("gpu_layout[0]", (0,))
+    assert refused.problem.endswith("gpu 1 has another sharing")
+
+
+def test_two_numbers_of_replicas_are_refused():
+    twice = {"sharing": "time_slicing", "time_slicing": {"slice": "long", "replicas": 2}}
+    found = mapped(DEVICE_PLUGIN, SLICED, twice)
+    assert [each.where for each in found.refusals] == ["gpu_layout[0]", "gpu_layout[1]"]
+
+
+def test_mps_of_all_gpus_multiplies_them():
+    second = dict(MPS, mps=dict(DAEMON, name="other"))
+    found = mapped(DEVICE_PLUGIN, MPS, second)
+    assert found.resources == {"nvidia.com/gpu": 8}
+    assert found.config["flags"] == {"migStrategy": "none", "mpsRoot": "/run/nvidia/mps"}
+    assert found.config["sharing"]["mps"]["resources"] == [{"name": "nvidia.com/gpu", "replicas": 4}]
+    assert any("MPS daemon of its own" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"clients": 1, "active_thread_percentage": 100}, "between 2 pods or more"),
+        ({"active_thread_percentage": 20}, "gives each of 4 clients 25 percent of the SMs, not 20"),
+        (
+            {"active_thread_percentage": 50, "oversubscribe": True},
+            "gives each of 4 clients 25 percent of the SMs, not 50",
+        ),
+        ({"pinned_memory_limit": "18GiB"}, "an equal part of the memory"),
+    ],
+)
+def test_mps_divides_evenly(change, problem):
+    (refused,) = mapped(DEVICE_PLUGIN, dict(MPS, mps=dict(DAEMON, **change))).refusals
+    assert problem in refused.problem
+    assert refused.backends == (DRA,)
+
+
+def test_a_third_of_the_sms_is_rounded_down_as_the_plugin_does():
+    thirds = dict(MPS, mps={"name": "a", "clients": 3, "active_thread_percentage": 33})
+    assert mapped(DEVICE_PLUGIN, thirds).resources == {"nvidia.com/gpu": 3}
+
+
+@pytest.mark.parametrize("other", [EXCLUSIVE, SLICED, MIG, None])
+def test_mps_is_for_the_whole_node(other):
+    refused = [each for each in mapped(DEVICE_PLUGIN, MPS, other).refusals if each.where == "gpu_layout[0]"]
+    assert len(refused) == 1
+
+
+def seen(gpu, *instances):
+    """The GPU in MIG mode with these instances, each a profile and the slices of its compute instances."""
+    found = tuple(
+        GpuInstance(
+            number,
+            profile,
+            Placement(0, 1),
+            tuple(ComputeInstance(n, s, Placement(0, s)) for n, s in enumerate(slices)),
+        )
+        for number, (profile, slices) in enumerate(instances)
+    )
+    return dataclasses.replace(gpu, mig=dataclasses.replace(gpu.mig, enabled=True, pending=True, instances=found))
+
+
+def test_a_gpu_that_no_entry_names_is_offered_as_it_is_seen():
+    node = [seen(gpus(1)[0], ("2g.20gb", [2])), *gpus(2)[1:]]
+    found = map_node(layout(None, EXCLUSIVE), node, DEVICE_PLUGIN)
+    assert found.resources == {"nvidia.com/gpu": 1, "nvidia.com/mig-2g.20gb": 1}
+
+
+@pytest.mark.parametrize("instances", [[], [("3g.40gb", [2, 1])], [("3g.40gb", [])]])
+def test_a_gpu_that_no_entry_names_can_end_the_plugin(instances):
+    node = [gpus(1)[0], seen(gpus(2)[1], *instances)]
+    (refused,) = map_node(layout(EXCLUSIVE), node, DEVICE_PLUGIN).refusals
+    assert str(refused).startswith("gpu 1 (no entry names it): ")
+
+
+def test_instances_of_an_unknown_model_are_told_apart():
+    unknown = dataclasses.replace(gpus(1)[0], mig=Mig(capable=True))
+    found = map_node(layout(), [seen(unknown, ("3g.40gb", [3]))], DEVICE_PLUGIN)
+    assert found.resources == {"nvidia.com/mig-3g.40gb": 1}
+
+
+def test_a_configuration_is_named_by_its_content():
+    config = mapped(DEVICE_PLUGIN, SLICED).config
+    assert config_name(dict(reversed(list(config.items())))) == config_name(config)
+    others = [mapped(DEVICE_PLUGIN, entry).config for entry in (EXCLUSIVE, MIG, MPS)]
+    names = {config_name(each) for each in (config, *others)}
+    assert len(names) == 4
+    # Both a key of a ConfigMap and the value of a label.
+    assert all(re.fullmatch(r"[A-Za-z0-9][-A-Za-z0-9_.]{0,61}[A-Za-z0-9]", name) for name in names)
+
+
+def test_the_label_of_the_node_is_the_name_of_its_configuration():
+    found = mapped(DEVICE_PLUGIN, MIG)
+    assert found.labels["nvidia.com/device-plugin.config"] == config_name(found.config)
+
+
+# -- NVIDIA's DRA driver --
+
+
+def parameters(request):
+    (config,) = request.claim["devices"]["config"]
+    return config["opaque"]["parameters"]
+
+
+def selector(request):
+    (wanted,) = request.claim["devices"]["requests"]
+    return wanted["exactly"]["selectors"][0]["cel"]["expression"]
+
+
+def test_dra_publishes_a_mixed_layout():
+    found = mapped(DRA, EXCLUSIVE, MIG, MPS, SLICED)
+    assert found.resources == {"gpu.nvidia.com": 3, "mig.nvidia.com/3g.40gb": 1, "mig.nvidia.com/1g.10gb": 2}
+    assert found.config == {"featureGates": {"DynamicMIG": False, "MPSSupport": True, "TimeSlicingSettings": True}}
+
+
+def test_dra_needs_no_gate_without_sharing():
+    once = {"sharing": "time_slicing", "time_slicing": {"slice": "default", "replicas": 4}}
+    found = mapped(DRA, EXCLUSIVE, MIG, once)
+    assert found.config == {"featureGates": {"DynamicMIG": False}}
+
+
+def test_a_claim_selects_the_gpus_of_its_entry():
+    claims = {each.where: each for each in mapped(DRA, EXCLUSIVE, SLICED).requests}
+    assert selector(claims["gpu_layout[1]"]) == "device.attributes['gpu.nvidia.com'].uuid in ['%s']" % UUIDS[1]
+    assert "config" not in claims["gpu_layout[0]"].claim["devices"]
+
+
+@pytest.mark.parametrize(("word", "interval"), [("short", "Short"), ("medium", "Medium"), ("long", "Long")])
+def test_a_claim_has_the_length_of_the_slice(word, interval):
+    (request,) = mapped(DRA, {"sharing": "time_slicing", "time_slicing": {"slice": word}}).requests
+    assert parameters(request) == {
+        "apiVersion": "resource.nvidia.com/v1beta1",
+        "kind": "GpuConfig",
+        "sharing": {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": interval}},
+    }
+
+
+def test_a_claim_has_the_limits_of_mps():
+    (request,) = mapped(DRA, dict(MPS, mps=dict(DAEMON, pinned_memory_limit="18GiB"))).requests
+    assert parameters(request)["sharing"] == {
+        "strategy": "MPS",
+        "mpsConfig": {"defaultActiveThreadPercentage": 25, "defaultPinnedDeviceMemoryLimit": "18432Mi"},
+    }
+
+
+def test_a_claim_for_mps_inside_an_instance():
+    (request,) = mapped(DRA, MPS_INSIDE).requests
+    assert parameters(request)["kind"] == "MigDeviceConfig"
+    assert selector(request) == (
+        "device.attributes['gpu.nvidia.com'].profile == '3g.40gb' && "
+        "device.attributes['gpu.nvidia.com'].parentUUID in ['%s']" % UUIDS[0]
+    )
+
+
+def test_claims_for_gpus_without_uuids_select_none_and_say_so():
+    found = map_node(layout(EXCLUSIVE), H100[:1], DRA)
+    assert "selectors" not in found.requests[0].claim["devices"]["requests"][0]["exactly"]
+    assert any("UUIDs" in note for note in found.notes)
+
+
+# -- HAMi, and Volcano's vGPU plugin --
+
+
+def test_hami_shares_what_it_may_and_filters_the_rest():
+    found = mapped(HAMI, EXCLUSIVE, MIG, SHARED, SLICED)
+    assert found.resources == {"nvidia.com/gpu": 8}
+    assert found.config == {
+        "nodeconfig": [
+            {
+                "name": "h100-01",
+                "operatingmode": "hami-core",
+                "devicesplitcount": 4,
+                "devicememoryscaling": 1.0,
+                "devicecorescaling": 1.0,
+                "migstrategy": "none",
+                "filterdevices": {"uuid": [UUIDS[0], UUIDS[1]], "index": []},
+            }
+        ]
+    }
+    assert found.labels["gpu"] == "on"
+    assert [(each.where, each.gpus) for each in found.left_out] == [("gpu_layout[0]", (0,)), ("gpu_layout[1]", (1,))]
+
+
+@pytest.mark.parametrize("backend", [HAMI, VOLCANO])
+def test_a_gpu_that_no_entry_names_is_not_shared(backend):
+    found = mapped(backend, SHARED, None)
+    assert found.config["nodeconfig"][0]["filterdevices"]["uuid"] == [UUIDS[1]]
+    assert [str(each) for each in found.left_out] == ["gpu 1 is not offered: no entry names it."]
+
+
+def test_gpus_without_uuids_are_filtered_by_index():
+    found = map_node(layout(SHARED, EXCLUSIVE), H100[:2], HAMI)
+    assert found.config["nodeconfig"][0]["filterdevices"] == {"uuid": [], "index": [1]}
+
+
+@pytest.mark.parametrize("backend", [HAMI, VOLCANO])
+def test_a_node_without_gpus_to_share_has_no_configuration(backend):
+    found = mapped(backend, EXCLUSIVE)
+    assert (found.resources, found.config, "gpu" in found.labels) == ({}, {}, False)
+
+
+def test_a_tenant_is_a_request_of_a_pod():
+    (request, _other) = mapped(HAMI, TENANTS).requests
+    assert (request.where, request.name) == ("gpu_layout[0]", "a")
+    assert request.limits == {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 8192, "nvidia.com/gpucores": 30}
+    assert request.environment == {"GPU_CORE_UTILIZATION_POLICY": "force"}
+    assert request.annotations == {}
+
+
+def test_a_tenant_of_volcano():
+    (request, _other) = mapped(VOLCANO, TENANTS).requests
+    assert request.limits == {"volcano.sh/vgpu-number": 1, "volcano.sh/vgpu-memory": 8192, "volcano.sh/vgpu-cores": 30}
+
+
+def test_a_pinned_tenant_of_hami_names_its_gpu():
+    (request,) = mapped(HAMI, vgpu(tenant={"gpu": 0})).requests
+    assert request.annotations == {"nvidia.com/use-gpuuuid": UUIDS[0]}
+    found = map_node(layout(vgpu(tenant={"gpu": 0})), H100[:1], HAMI)
+    assert found.requests[0].annotations == {}
+    assert any("not pinned" in note for note in found.notes)
+
+
+def test_priorities_of_hami():
+    low = {"name": "b", "memory": "8GiB", "sm_percent": 30, "priority": 1}
+    entry = vgpu()
+    entry["vgpu"]["tenants"].append(low)
+    assert [each.limits["nvidia.com/priority"] for each in mapped(HAMI, entry).requests] == [0, 1]
+
+
+def test_the_policy_contended_is_hamis_default():
+    (request,) = mapped(HAMI, vgpu(policy="contended")).requests
+    assert request.environment == {"GPU_CORE_UTILIZATION_POLICY": "default"}
+
+
+@pytest.mark.parametrize(
+    ("entry", "by_hami", "by_volcano"),
+    [
+        (vgpu(policy="burst"), "policy burst", "policy burst"),
+        (vgpu(provider="mps"), "provider: mps", "provider: mps"),
+        (vgpu(provider="dmem"), "provider: dmem", "provider: dmem"),
+        (vgpu(tenant={"group": "researchers"}), "Unix group of tenant a", "Unix group of tenant a"),
+        (vgpu(tenant={"priority": 2}), "priorities 0 and 1 only", "knows no priorities"),
+        (vgpu(tenant={"priority": 1}), None, "knows no priorities"),
+        (vgpu(tenant={"gpu": 0}), None, "cannot pin a tenant"),
+    ],
+)
+def test_tenants_that_cannot_be_expressed(entry, by_hami, by_volcano):
+    for backend, problem in ((HAMI, by_hami), (VOLCANO, by_volcano)):
+        problems = [each.problem for each in mapped(backend, entry).refusals]
+        assert len(problems) == (problem is not None)
+        assert all(problem in each for each in problems)
+
+
+def test_volcano_counts_memory_and_cores_as_resources():
+    found = mapped(VOLCANO, TENANTS, EXCLUSIVE, SHARED)
+    total_mib = H100[0].memory_total_bytes // (1 << 20)
+    assert found.resources == {
+        "volcano.sh/vgpu-number": 20,
+        "volcano.sh/vgpu-memory": 2 * total_mib,
+        "volcano.sh/vgpu-cores": 200,
+    }
+
+
+@pytest.mark.parametrize("backend", [HAMI, VOLCANO])
+def test_oversubscription_is_the_nodes(backend):
+    more = vgpu(oversubscribe={"memory": 1.5, "sm": 2.0})
+    (node,) = mapped(backend, more, EXCLUSIVE).config["nodeconfig"]
+    assert (node["devicememoryscaling"], node["devicecorescaling"]) == (1.5, 2.0)
+    (refused,) = mapped(backend, more, SHARED).refusals
+    assert (refused.where, "one oversubscription" in refused.problem) == ("gpu_layout[0]", True)
+
+
+def test_oversubscription_scales_volcanos_resources():
+    found = mapped(VOLCANO, vgpu(oversubscribe={"memory": 2.0, "sm": 1.5}))
+    assert found.resources["volcano.sh/vgpu-cores"] == 150
+    assert found.resources["volcano.sh/vgpu-memory"] == 2 * (H100[0].memory_total_bytes // (1 << 20))
+
+
+def test_a_node_has_one_number_of_pods_for_each_gpu():
+    many = {
+        "sharing": "vgpu",
+        "vgpu": {"tenants": [{"name": "t%d" % n, "memory": "1GiB", "sm_percent": 5} for n in range(12)]},
+    }
+    assert mapped(HAMI, many).config["nodeconfig"][0]["devicesplitcount"] == 12
+    assert mapped(HAMI, TENANTS).config["nodeconfig"][0]["devicesplitcount"] == 10
+    (refused,) = mapped(HAMI, many, SLICED).refusals
+    assert refused.where == "gpu_layout[1]"
+    twice = {"sharing": "time_slicing", "time_slicing": {"slice": "long", "replicas": 2}}
+    assert [each.where for each in mapped(HAMI, SLICED, twice).refusals] == ["gpu_layout[0]", "gpu_layout[1]"]
