@@ -18,7 +18,7 @@ from ..plugin_utils.audit.compare import Former
 from ..plugin_utils.audit.holdings import hosts_of
 from ..plugin_utils.audit.make import Order, make
 from ..plugin_utils.audit.model import WORDS, Audit
-from ..plugin_utils.audit.options import OptionError, access, prices, seconds, thresholds
+from ..plugin_utils.audit.options import OptionError, access, holidays, prices, seconds, thresholds
 from ..plugin_utils.audit.report_json import read_former, summary
 from ..plugin_utils.audit.tell import Notice, NotifyError, tell
 from ..plugin_utils.host_results import gpu_info_of_all
@@ -51,6 +51,7 @@ class ActionModule(ActionBase):
                 "currency": {"type": "str", "default": ""},
                 "thresholds": {"type": "dict", "default": {}},
                 "exempt": {"type": "list", "elements": "str", "default": []},
+                "holidays": {"type": "dict", "default": {}},
                 "previous": {"type": "path"},
                 "fail_on": {"type": "list", "elements": "str", "choices": [*WORDS, UNANSWERED], "default": []},
                 "notify": {"type": "list", "elements": "dict", "default": []},
@@ -72,6 +73,7 @@ class ActionModule(ActionBase):
                 currency=args["currency"],
                 thresholds=thresholds(args["thresholds"]),
                 exempt=args["exempt"],
+                holidays=holidays(args["holidays"]),
                 former=_former(args["previous"], args["directory"], args["keep"]),
             )
             notices = [Notice.of(row) for row in args["notify"]]

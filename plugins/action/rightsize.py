@@ -16,7 +16,7 @@ from ansible.utils.display import Display
 from ..module_utils.errors import FleetError
 from ..plugin_utils.audit.holdings import hosts_of
 from ..plugin_utils.audit.make import Order
-from ..plugin_utils.audit.options import access, prices, seconds, thresholds
+from ..plugin_utils.audit.options import access, holidays, prices, seconds, thresholds
 from ..plugin_utils.host_results import gpu_info_of_all
 from ..plugin_utils.plain import plain
 
@@ -44,14 +44,16 @@ class ActionModule(ActionBase):
                 "currency": {"type": "str", "default": ""},
                 "thresholds": {"type": "dict", "default": {}},
                 "exempt": {"type": "list", "elements": "str", "default": []},
+                "holidays": {"type": "dict", "default": {}},
                 "reach": {"type": "str", "choices": ["host", "fleet"], "default": "host"},
                 "max_moved": {"type": "int"},
                 "max_destroyed": {"type": "int"},
                 "packing": {"type": "dict", "default": {}},
                 "sizing": {"type": "dict", "default": {}},
                 "max_candidates": {"type": "int", "default": 1000},
-                "reclaim_grace": {"type": "str", "default": "48h"},
+                "reclaim_grace": {"type": "str", "default": ""},
                 "reclaim_exempt": {"type": "list", "elements": "str", "default": []},
+                "reclaim_standby": {"type": "list", "elements": "str", "default": []},
             }
         )
         states, refused = gpu_info_of_all(args.pop("hosts"))
@@ -71,6 +73,7 @@ class ActionModule(ActionBase):
         from ..plugin_utils.rightsize import make, options, sums, write
         from ..plugin_utils.rightsize.wishes import wishes
 
+        grace_seconds = seconds(args["reclaim_grace"]) if args["reclaim_grace"] else None
         request = make.Request(
             audit=Order(
                 window_seconds=seconds(args["window"]),
@@ -83,6 +86,7 @@ class ActionModule(ActionBase):
                 currency=args["currency"],
                 thresholds=thresholds(args["thresholds"]),
                 exempt=args["exempt"],
+                holidays=holidays(args["holidays"]),
             ),
             states=states,
             layouts={host: layout for host, layout in args["layouts"].items() if layout},
@@ -90,8 +94,9 @@ class ActionModule(ActionBase):
             limits=options.limits(args["reach"], args["max_moved"], args["max_destroyed"], args["packing"]),
             policy=options.policy(args["sizing"]),
             most_candidates=max(0, args["max_candidates"]),
-            reclaim_grace_seconds=seconds(args["reclaim_grace"]),
+            reclaim_grace_seconds=grace_seconds,
             reclaim_exempt=args["reclaim_exempt"],
+            reclaim_standby=args["reclaim_standby"],
         )
         proposal = make.make(request, time.time(), lambda line: display.display("rightsize: %s" % line))
         files = []
@@ -108,7 +113,7 @@ class ActionModule(ActionBase):
                 for change in proposal.hosts
                 if change.changes_layout
             },
-            "reclaim_grace_seconds": request.reclaim_grace_seconds,
+            "reclaim_grace_seconds": grace_seconds or request.audit.thresholds.idle_hours * 3600,
             "reclaim": [dataclasses.asdict(one) for one in proposal.reclaim],
             "files": [str(path) for path in files],
         }

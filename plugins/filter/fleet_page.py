@@ -42,11 +42,12 @@ _value:
 
 from ansible.errors import AnsibleFilterError
 
-from ansible_collections.openfleet.gpu.plugins.plugin_utils.fleet import page
-
 
 def fleet_page(report, planned=False):
     """Return the page; see DOCUMENTATION."""
+    # ansible-core loads all filters of a collection in the worker of each task that uses one. What takes long waits for its use.
+    from ansible_collections.openfleet.gpu.plugins.plugin_utils.fleet import page
+
     try:
         return page.to_text(report, planned)
     except (KeyError, TypeError, ValueError) as error:

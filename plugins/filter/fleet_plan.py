@@ -42,7 +42,6 @@ from collections.abc import Mapping
 
 from ansible.errors import AnsibleFilterError
 
-from ..module_utils.plan_file import fleet
 from ..plugin_utils.host_values import bounded, shown
 
 #: Entries of a host's plan: 16 GPUs with seven instances each have some thousand.
@@ -51,6 +50,9 @@ _MOST_ENTRIES = 20_000
 
 def fleet_plan(results):
     """See DOCUMENTATION."""
+    # ansible-core loads all filters of a collection in the worker of each task that uses one. What takes long waits for its use.
+    from ..module_utils.plan_file import fleet
+
     return fleet({name: _plan(name, result) for name, result in results.items()})
 
 

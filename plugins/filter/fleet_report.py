@@ -27,6 +27,10 @@ options:
     description: By host, what is to be told of it besides, as vulnerabilities of its driver.
     type: dict
     default: {}
+  left_out:
+    description: By host, why the run went on without it.
+    type: dict
+    default: {}
 """
 
 EXAMPLES = r"""
@@ -39,8 +43,8 @@ RETURN = r"""
 _value:
   description:
     - C(schema), the version of this form; C(hosts), by name, each with C(gpus) as the module returned them, C(note)
-      where there are none, and C(warnings); C(totals) with C(hosts), C(hosts_changed), C(gpus), C(gpus_changed), C(instances),
-      C(create), C(destroy) and C(keep); C(summary), the totals in one line.
+      where there are none, and C(warnings); C(totals) with C(hosts), C(hosts_changed), C(hosts_left_out),
+      C(gpus), C(gpus_changed), C(instances), C(create), C(destroy) and C(keep); C(summary), the totals in one line.
   type: dict
 """
 
@@ -62,13 +66,17 @@ PLANNED = (
 )
 
 
-def fleet_report(results, planned=False, warnings=None):
+def fleet_report(results, planned=False, warnings=None, left_out=None):
     """See DOCUMENTATION."""
-    told = warnings or {}
-    hosts = [_host(name, result, told.get(name) or []) for name, result in results.items()]
+    told, left_out = warnings or {}, left_out or {}
+    hosts = [
+        _host(name, {"msg": "left out: %s" % left_out[name]} if name in left_out else result, told.get(name) or [])
+        for name, result in results.items()
+    ]
     totals = {count: sum(host["counts"].get(count) or 0 for host in hosts) for count in host_results.COUNTS}
     totals.update(
         hosts=len(hosts),
+        hosts_left_out=len(left_out),
         hosts_changed=sum(bool(host["counts"].get("gpus_changed")) for host in hosts),
         gpus=sum(len(host["gpus"]) for host in hosts),
         instances=sum(len(gpu["instances"]) for host in hosts for gpu in host["gpus"]),
@@ -77,7 +85,8 @@ def fleet_report(results, planned=False, warnings=None):
         "schema": SCHEMA,
         "hosts": hosts,
         "totals": totals,
-        "summary": (PLANNED if planned else DONE).format(**totals),
+        "summary": (PLANNED if planned else DONE).format(**totals)
+        + ("; %d left out" % len(left_out) if left_out else ""),
     }
 
 

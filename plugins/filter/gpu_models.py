@@ -36,7 +36,14 @@ _value:
   elements: str
 """
 
+import re
+
 from ansible.errors import AnsibleFilterError
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.layout_reader import is_integer, number, quoted
+
+#: 1 to 256, the most GPUs of a layout.
+_COUNT = re.compile(r"[1-9][0-9]?|1[0-9]{2}|2[0-4][0-9]|25[0-6]")
 
 
 def gpu_models(groups):
@@ -58,8 +65,9 @@ def _models(where, group):
         problem = "has no model" if model is None else f"has the model {model!r}, which is no name"
         raise _problem(where, problem, example)
     # A templated number may come as text.
-    if isinstance(count, bool) or not str(count).isdecimal() or int(count) < 1:
-        raise _problem(where, f"has the count {count!r}, which is no whole number from 1", example)
+    if isinstance(count, bool) or not _COUNT.fullmatch(quoted(count)[1:-1]):
+        shown = number(count) if is_integer(count) else repr(count)[:60]
+        raise _problem(where, f"has the count {shown}, which is no whole number from 1 to 256", example)
     return [model] * int(count)
 
 

@@ -47,11 +47,13 @@ _value:
 """
 
 from ..module_utils.errors import PlanError
-from ..module_utils.plan_file import host_part
 
 
 def host_plan(text, host):
     """See DOCUMENTATION."""
+    # ansible-core loads all filters of a collection in the worker of each task that uses one. What takes long waits for its use.
+    from ..module_utils.plan_file import host_part
+
     try:
         return {"plan": host_part(text, host), "problem": ""}
     except PlanError as error:

@@ -46,60 +46,13 @@ _value:
   type: dict
 """
 
-from ..module_utils import assumed, mig_plan, mps_plan, vgpu_plan
-from ..module_utils.errors import FleetError, LayoutError
-from ..module_utils.layout import parse_layout
-from ..module_utils.layout_types import Layout
-from ..module_utils.mps_steps import caps
-from ..module_utils.selector import targets
-from ..module_utils.vgpu_steps import size
-from ..plugin_utils.host_values import Reader
-
-#: What a host says of its PCI bus: at most so many GPUs.
-_ON_THE_BUS = [{"device_id!": "pci_device"}, 64]
-
 
 def plan_without_driver(layout_data, expected_gpus=(), pci_gpus=()):
     """See DOCUMENTATION."""
-    try:
-        layout = parse_layout(layout_data)
-        if expected_gpus:
-            gpus = assumed.assumed_gpus(expected_gpus)
-        else:
-            there = Reader("this host").read("pci_gpus", pci_gpus, _ON_THE_BUS)
-            gpus = assumed.gpus_on_the_bus([gpu["device_id"] for gpu in there])
-        if not gpus:
-            return {"problems": [], "plan": [], "checked": False}
-        layout = _by_place(layout)
-        plan = mig_plan.plan(gpus, targets(layout, gpus))
-        daemons = [each.daemon for each in mps_plan.wanted(layout, plan, None)]
-        # Whether the kernel bounds a GPU's memory is not known here, so it is no reason to refuse.
-        tenants = vgpu_plan.wanted(layout, plan, dmem=frozenset(gpu.uuid for gpu in gpus))
-    except LayoutError as error:
-        return {"problems": [str(problem) for problem in error.problems], "plan": [], "checked": True}
-    except FleetError as error:
-        return {"problems": [str(error)], "plan": [], "checked": True}
-    return {"problems": [], "plan": [*plan.lines(), *map(_daemon, daemons), *map(_tenant, tenants)], "checked": True}
+    # ansible-core loads all filters of a collection in the worker of each task that uses one. What takes long waits for its use.
+    from ..plugin_utils.site import without_driver
 
-
-def _daemon(daemon):
-    return "mps %s: start (%s)" % (daemon.name, caps(daemon))
-
-
-def _tenant(wanted):
-    tenant = wanted.tenant
-    return "vgpu %s: add (%s and %d %%)" % (tenant.name, size(tenant.memory_bytes), tenant.sm_percent)
-
-
-def _by_place(layout):
-    """The layout without entries that name GPUs by UUID or PCI address: only the driver can say which these are."""
-    return Layout(tuple(e for e in layout.entries if all(s.kind not in ("uuid", "pci") for s in _selectors(e))))
-
-
-def _selectors(entry):
-    """All that name GPUs in it."""
-    tenants = entry.vgpu.tenants if entry.vgpu is not None else ()
-    return [*entry.selectors, *(tenant.gpu for tenant in tenants if tenant.gpu is not None)]
+    return without_driver.plan(layout_data, expected_gpus, pci_gpus)
 
 
 class FilterModule:

@@ -92,9 +92,9 @@ RULES_LABELS = (
     *("cause", "class", "daemon", "dcu_pod_name", "device_id", "die", "driver", "driver_version"),
     *("exported_Hostname", "exported_hostname", "exported_pod"),
     *("gpu", "gpu_compute_partition_type", "gpu_id", "gpu_index", "gpu_partition_id", "gpu_type", "gpu_uuid"),
-    *("host", "hostname", "hpc_job", "id", "instance", "job", "job_id", "kind"),
-    *("mig_instance", "mig_profile", "minor_number", "mlu", "model", "modelName", "model_name"),
-    *("name", "node", "node_name", "pci_bus_id", "pod", "pod_name"),
+    *("host", "hostname", "hpc_job", "id", "instance", "job", "job_id", "kind", "link_index"),
+    *("metaxlink", "mig_instance", "mig_profile", "minor_number", "mlu", "model", "modelName", "model_name"),
+    *("name", "node", "node_name", "pci_bus_id", "pcie_bw_type", "pod", "pod_name"),
     *("reason", "serial_number", "series", "severity", "tenant", "type", "used_by"),
     *("uuid", "vdie_id", "vendor", "version", "vf", "workload", "xid"),
 )

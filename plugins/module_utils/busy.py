@@ -14,6 +14,7 @@ from typing import Callable, Iterable, Sequence, TypeVar
 
 from .disturbance import Disturbance
 from .errors import ApplyError, BusyError
+from .essential_units import is_essential, is_on_bus
 from .holders_model import CONTAINER, UNKNOWN
 from .holders_proc import arguments_of, command_of, start_ticks
 from .model import Holder, Process
@@ -97,12 +98,13 @@ def end_holders(disturbs: Iterable[Disturbance], grace_seconds: float) -> tuple[
     try:
         # A pid may be another process's by now: what is looked at from here on is the process behind the descriptor.
         found = {pid: str(holder) for pid, holder in named.items() if _is_still(holder)}
-        spared = [who for pid, who in found.items() if pid in _never()]
+        never = _never()
+        spared = [who for pid, who in found.items() if pid in never or _is_essential(named[pid])]
         if spared:
             raise ApplyError(
                 "; ".join(spared),
                 "it is this run itself, or what the host lives by, and is not ended",
-                "Let go of the GPU there and run again.",
+                "Let go of the GPU there and run again. A service that takes open files from users may have it from one of them.",
                 outcome="old",
             )
         left = [target for pid, target in targets.items() if pid in found]
@@ -162,6 +164,12 @@ def _signal(targets: Sequence[_Target], number: int, seconds: float) -> list[_Ta
         time.sleep(_POLL_SECONDS)
 
 
+def _is_essential(holder: Holder | Process) -> bool:
+    if not isinstance(holder, Holder):
+        return False
+    return is_essential(holder.unit_or_container) or is_on_bus(holder.unit_or_container)
+
+
 def _is_still(holder: Holder | Process) -> bool:
     """Whether the pid is the process that was seen, and its command line is what it was: it may have become another program."""
     if not isinstance(holder, Holder):
@@ -177,7 +185,7 @@ def _is_still(holder: Holder | Process) -> bool:
 def _started(pid: int) -> int | None:
     """When the process began, in the kernel's count: a pid alone may be another process by now. None: it is gone."""
     try:
-        with open("/proc/%d/stat" % pid, errors="replace") as file:  # noqa: PTH123
+        with open("/proc/%d/stat" % pid, errors="replace", newline="\n") as file:  # noqa: PTH123
             return start_ticks(file.read())
     except OSError:
         return None
@@ -189,7 +197,7 @@ def _never() -> Sequence[int]:
     while pid > 1:
         above.append(pid)
         try:
-            with open("/proc/%d/stat" % pid, errors="replace") as file:  # noqa: PTH123
+            with open("/proc/%d/stat" % pid, errors="replace", newline="\n") as file:  # noqa: PTH123
                 pid = int(file.read().rpartition(")")[2].split()[1])
         except OSError:
             break

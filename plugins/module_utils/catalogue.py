@@ -10,7 +10,6 @@ questions asked without the hardware (does this layout fit?) and for the simulat
 from __future__ import annotations
 
 import json
-import math
 import re
 import zipfile
 from dataclasses import dataclass, fields
@@ -116,11 +115,20 @@ class Model:
     bar1_total_mib: int | None
     power_watts: Mapping[str, int | None]
     clocks_mhz: Mapping[str, int | None]
+    idle_clocks_mhz: Mapping[str, int | None]
+    idle_performance_state: int | None
+    application_clock_mhz: int | None
     temperatures_celsius: Mapping[str, int | None]
+    memory_temperatures_celsius: Mapping[str, int | None]
+    temperature_margins: bool
     pcie: Mapping[str, int]
     nvlink_links: int
+    nvlink_mb_per_second: int | None
     vbios_version: str | None
     board_part_number: str | None
+    gpu_part_number: str | None
+    inforom: Mapping[str, str | None]
+    on_module: bool
     mig_capable: bool
     mig_needs_reset: bool
     compute_slices: int | None
@@ -169,26 +177,22 @@ class Model:
         return share // DERIVED_MEMORY_STEP_MIB * DERIVED_MEMORY_STEP_MIB
 
 
-def profile_name(compute_slices: int, memory_mib: int, memory_total_mib: int, attribute: str = "") -> str:
-    """A profile's name from what NVML reports of it, as NVIDIA's go-nvlib derives it (pkg/nvlib/device/mig_profile.go).
-
-    The memory is rounded up to eighths of the GPU, and halves of a GB are rounded up: 1/8 of 180 GB is 23 GB.
-    """
-    eighths = math.ceil(memory_mib * 8 / memory_total_mib)
-    total_gib = math.ceil(memory_total_mib / 1024)
-    return f"{compute_slices}g.{math.floor(eighths * total_gib / 8 + 0.5)}gb{attribute}"
-
-
 def load_models(directory: str | None = None) -> dict[str, Model]:
     """All models by key, in the order of their keys; from `directory`, else from models/ beside this file.
 
-    Raises CatalogueError naming file and field if a file is malformed or two files have one key.
+    Raises CatalogueError naming file and field if a file is malformed, or two files have one key or one PCI device id.
     """
     models: dict[str, Model] = {}
+    by_device_id: dict[str, str] = {}
     for source, text in sorted(_model_files(directory)):
         model = parse_model(text, source)
         if model.key in models:
             raise CatalogueError(source, f"a second model with key {model.key}", "Give each model one file")
+        for board in model.boards:
+            other = by_device_id.setdefault(board.pci_device_id, model.key)
+            if other != model.key:
+                cure = "A GPU on the bus is told by its id: give it to one model"
+                raise CatalogueError(source, f"PCI device id {board.pci_device_id} is that of {other} too", cure)
         models[model.key] = model
     return dict(sorted(models.items()))
 
@@ -249,6 +253,7 @@ _LISTS = {"tuple[Board, ...]": Board, "tuple[Profile, ...]": Profile}
 _PLAIN_LISTS = {"tuple[int, ...]": int, "tuple[str, ...]": str}
 _MAPPINGS = {
     "Mapping[str, str]": (str, False),
+    "Mapping[str, str | None]": (str, True),
     "Mapping[str, int]": (int, False),
     "Mapping[str, int | None]": (int, True),
 }
@@ -330,11 +335,16 @@ def _check(model: Model, source: str) -> None:
     for mapping, wanted in (
         ("power_watts", {"default", "min", "max", "idle"}),
         ("clocks_mhz", {"graphics", "sm", "memory", "video"}),
+        ("idle_clocks_mhz", {"graphics", "memory", "video"}),
         ("temperatures_celsius", {"idle", "max_operating", "slowdown", "shutdown"}),
+        ("memory_temperatures_celsius", {"idle", "max"}),
+        ("inforom", {"image", "oem", "ecc", "power"}),
         ("pcie", {"generation", "width"}),
     ):
         if set(getattr(model, mapping)) != wanted:
             problems.append((mapping, "wants exactly the fields {}".format(", ".join(sorted(wanted)))))
+    if model.power_watts.get("idle") is None and "idle" not in model.unconfirmed.get("power_watts", ""):
+        problems.append(("power_watts", "an unknown idle draw must be explained under unconfirmed"))
     geometry = (model.compute_slices, model.placement_units, model.max_gpu_instances)
     if model.mig_capable != bool(model.profiles) or model.mig_capable != all(geometry):
         problems.append(("mig_capable", "must be true with profiles, slices and units, false without them"))

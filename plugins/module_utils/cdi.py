@@ -13,14 +13,13 @@ What is asked of nvidia-ctk: https://github.com/NVIDIA/nvidia-container-toolkit,
 from __future__ import annotations
 
 import json
-import os
 import re
 import stat
 from dataclasses import dataclass
 from pathlib import Path
 
 from . import durable
-from .errors import Problem
+from .errors import FleetError, Problem
 from .holders_model import Run, ask
 
 TOOL = "nvidia-ctk"
@@ -92,8 +91,10 @@ def renew(spec: Spec, run: Run) -> tuple[bool, Problem | None]:
         return False, Problem(str(spec.path), problem, cure)
     try:
         return _replace(spec.path, text), None
+    except FleetError as error:
+        return False, Problem(str(spec.path), error.problem, cure)
     except OSError as error:
-        return False, Problem(str(spec.path), "it cannot be written: %s" % error, cure)
+        return False, Problem(str(spec.path), "it cannot be read: %s" % error, cure)
 
 
 def _read(path: Path) -> Spec | None:
@@ -127,14 +128,8 @@ def _names(text: str, format: str) -> list[str] | None:
 def _replace(path: Path, text: str) -> bool:
     if path.read_text(errors="replace") == text:
         return False
-    # Beside it, so that it can be renamed, and under a name that no engine reads.
-    new = path.with_name(path.name + ".new")
-    with durable.create(new) as file:
-        os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
+    # Until it is whole it has a name that no engine reads.
+    durable.write_text(path, text, stat.S_IMODE(path.stat().st_mode))
     return True
 
 

@@ -13,7 +13,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Callable, Mapping, Sequence
 
-from . import mig_apply, mig_plan, mig_recover, time_slices
+from . import lost_gpus, mig_apply, mig_plan, mig_recover, time_slices
 from .busy import FAIL, FORCE, REFUSE, OnBusy, end_holders, patiently
 from .disturbance import Disturbance
 from .errors import ApplyError, BusyError, FollowError
@@ -33,6 +33,7 @@ from .layout_run import (
     staying,
 )
 from .layout_types import Layout
+from .lost_gpus import answering
 from .mig_steps import Plan, standing
 from .model import Host
 from .mps_apply import MpsChange
@@ -41,8 +42,26 @@ from .mps_model import MpsSeen
 from .nvml import Session
 from .ownership import Owned, Ownership, Record, owned_instance
 from .transaction import Journal, locked
+from .trial import PendingReboot
 from .vgpu_apply import VgpuChange
 from .vgpu_host import VgpuHost, applies
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a run is asked for: these `parts` of the layout, by the plan that was `saved` for it where there is one.
+
+    `directory` is the host's state directory, `unlisted` one of ownership.POLICIES, `lost` one of lost_gpus.POLICIES.
+    Where devices come or go, `services` are restarted (docs/after-a-change.md).
+    """
+
+    layout: Layout
+    directory: str
+    unlisted: str
+    saved: Mapping[str, Any] | None = None
+    services: Sequence[str] = ()
+    parts: Sequence[str] = ALL_PARTS
+    lost: str = lost_gpus.FAIL
 
 
 @dataclass(frozen=True)
@@ -51,7 +70,7 @@ class Run:
 
     `ended` names the processes that it ended, `followed` what else was done because devices changed. With
     `reboot_required` the plan is not carried out: the MIG modes that it changes wait for a reboot of the host. `missing` is
-    what has to come before a plan that was only foreseen can be carried out.
+    what has to come before a plan that was only foreseen can be carried out. `warnings` has a sentence for each lost GPU.
     """
 
     plan: Plan
@@ -61,65 +80,51 @@ class Run:
     reboot_required: bool = False
     followed: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def changed(self) -> bool:
         return self.plan.changes or self.recovered == "old" or bool(self.followed)
 
 
-def foresee(
-    layout: Layout,
-    directory: str,
-    unlisted: str,
-    saved: Mapping[str, Any] | None = None,
-    on_busy: str = FAIL,
-    services: Sequence[str] = (),
-    parts: Sequence[str] = ALL_PARTS,
-    library_comes: bool = False,
-) -> Run:
+def foresee(request: Request, on_busy: str = FAIL, library_comes: bool = False) -> Run:
     """What a run would do. Changes nothing, and needs no lock. Raises as `converge` does, as far as it can be known.
 
     With `library_comes` the library of the tenants may be missing still.
     """
     with Session() as session:
-        session.with_time_slices = _looks_at_slices(layout, directory, parts)
-        host, beside = _look(session, parts)
-        ownership = Ownership(unlisted, _owned(directory, host))
-        plan = make_plan(layout, host, ownership, saved, parts, beside, library_comes)
+        session.with_time_slices = _looks_at_slices(request)
+        host, beside = _look(session, request.parts)
+        ownership = Ownership(request.unlisted, _owned(request.directory, host))
+        there = answering(request.layout, host, request.lost)
+        plan = make_plan(there.layout, host, ownership, request.saved, request.parts, beside, library_comes)
         if on_busy == FAIL:
             mig_apply.refuse_disturbance(plan)
-        owed = Owing(directory).due()
+        owed = Owing(request.directory).due()
         follows = (plan.changes_devices or owed) and not session.private
         absent = beside.tenants.available() if beside.tenants is not None and plan.vgpu.takes_library else None
         missing = () if absent is None else (str(absent),)
-        return Run(plan, host, followed=foretell(services, again=owed) if follows else (), missing=missing)
+        followed = foretell(request.services, again=owed) if follows else ()
+        return Run(plan, host, followed=followed, missing=missing, warnings=there.warnings)
 
 
 def converge(
-    layout: Layout,
-    directory: str,
-    unlisted: str,
-    lock_timeout_seconds: float,
-    saved: Mapping[str, Any] | None = None,
-    on_busy: OnBusy = REFUSE,
-    leave_pending: bool = False,
-    services: Sequence[str] = (),
-    parts: Sequence[str] = ALL_PARTS,
+    request: Request, lock_timeout_seconds: float, on_busy: OnBusy = REFUSE, leave_pending: bool = False
 ) -> Run:
-    """Make the host's GPUs what these `parts` of the layout say, by the plan that was `saved` for it where there is one.
+    """Make the host's GPUs what the request says.
 
-    Where devices came or went, CDI specifications are made anew and `services` restarted (docs/after-a-change.md). With
+    Where devices came or went, CDI specifications are written again and services restarted. With
     `leave_pending` a plan that changes MIG modes is not carried out: the modes are left pending on the GPUs, for the
     caller to reboot the host at once (`Run.reboot_required`).
 
     Raises DriverAbsentError, SelectorError, PlanError before anything has changed; BusyError and ApplyError with its
     outcome after; FollowError where the layout stands and the rest could not be done.
     """
-    work = _Work(layout, directory, unlisted, saved, on_busy, leave_pending, services, parts)
+    work = _Work(request, on_busy, leave_pending)
 
     def attempt() -> Run:
         with contextlib.ExitStack() as held:
-            held.enter_context(locked(directory, lock_timeout_seconds))
+            held.enter_context(locked(request.directory, lock_timeout_seconds))
             return work.attempt(held.enter_context(Session()))
 
     return patiently(attempt, on_busy)
@@ -128,21 +133,11 @@ def converge(
 class _Work:
     """What is asked, and what was done so far: under a policy that waits, by several attempts."""
 
-    def __init__(
-        self,
-        layout: Layout,
-        directory: str,
-        unlisted: str,
-        saved: Mapping[str, Any] | None,
-        on_busy: OnBusy,
-        leave_pending: bool,
-        services: Sequence[str],
-        parts: Sequence[str],
-    ) -> None:
-        self.directory, self.parts, self.slices = directory, parts, time_slices.Record(directory)
-        self.layout, self.unlisted, self.saved, self.services = layout, unlisted, saved, services
-        self.on_busy, self.leave_pending = on_busy, leave_pending
-        self.journal, self.record, self.owing = Journal(directory), Record(directory), Owing(directory)
+    def __init__(self, request: Request, on_busy: OnBusy, leave_pending: bool) -> None:
+        self.request, self.on_busy, self.leave_pending = request, on_busy, leave_pending
+        self.slices = time_slices.Record(request.directory)
+        self.journal, self.record = Journal(request.directory), Record(request.directory)
+        self.owing, self.pending_reboot = Owing(request.directory), PendingReboot(request.directory)
         #: Whether a run before this one left undone what follows a change. Asked under the lock, the first time.
         self.owed: bool | None = None
         self.recovered: str | None = None
@@ -185,18 +180,22 @@ class _Work:
             )
             or self.recovered
         )
-        session.with_time_slices = _looks_at_slices(self.layout, self.directory, self.parts)
-        host, beside = _look(session, self.parts)
-        ownership = Ownership(self.unlisted, self.record.read())
-        plan = make_plan(self.layout, host, ownership, self.saved, self.parts, beside)
+        session.with_time_slices = _looks_at_slices(self.request)
+        host, beside = _look(session, self.request.parts)
+        ownership = Ownership(self.request.unlisted, self.record.read())
+        there = answering(self.request.layout, host, self.request.lost)
+        plan = make_plan(there.layout, host, ownership, self.request.saved, self.request.parts, beside)
+        if GPUS in self.request.parts:
+            # Modes that an earlier run left pending are set or taken back from here on.
+            self.pending_reboot.end()
         own = staying(plan)
         if plan.changes and clear is None:
             mig_apply.refuse_disturbance(plan)
         if self.leave_pending and any(map(mig_apply.mode_changes, plan.gpus)):
             # Of daemons that stay the clients count here: the reboot would end them too.
             self._refuse_loss(observe(session, beside.daemons_seen, clients=True), plan)
-            mig_apply.leave_pending(session, plan)
-            return Run(plan, look(), self.recovered, tuple(self.ended), True)
+            self._leave_pending(session, plan)
+            return Run(plan, look(), self.recovered, tuple(self.ended), True, warnings=there.warnings)
         if plan.changes:
             if plan.changes_devices:
                 self.owing.begin()
@@ -213,11 +212,20 @@ class _Work:
             )
         if session.with_time_slices:
             self.slices.write(_with_slices(host))
-        if GPUS in self.parts:
+        if GPUS in self.request.parts:
             # What stood there already and is named by the layout is adopted too.
-            there = {gpu.uuid: gpu for gpu in host.gpus}
-            self.record.adopt((there[gpu.gpu.uuid], gpu.left) for gpu in plan.gpus)
-        return Run(plan, host, self.recovered, tuple(self.ended))
+            seen = {gpu.uuid: gpu for gpu in host.gpus}
+            self.record.adopt((seen[gpu.gpu.uuid], gpu.left) for gpu in plan.gpus if gpu.gpu.uuid in seen)
+        return Run(plan, host, self.recovered, tuple(self.ended), warnings=there.warnings)
+
+    def _leave_pending(self, session: Session, plan: Plan) -> None:
+        """On record before the first mode: a boot after a kill in between has the layout that asks for them."""
+        self.pending_reboot.begin()
+        try:
+            mig_apply.leave_pending(session, plan)
+        except BaseException:
+            self.pending_reboot.end()
+            raise
 
     def _note_slices(self, host: Host, plan: Plan) -> None:
         """Ahead of the change, so that a run after one that was cut off looks at them too."""
@@ -232,10 +240,10 @@ class _Work:
 
     def _follow(self, session: Session) -> tuple[str, ...]:
         """Do what follows a change of devices of this run, or of one before it that was cut off or could not do it."""
-        if GPUS not in self.parts or not self.owing.due():
+        if GPUS not in self.request.parts or not self.owing.due():
             # Whoever changes GPUs knows whom to tell of it.
             return ()
-        followed = () if session.private else follow(self.services, again=bool(self.owed))
+        followed = () if session.private else follow(self.request.services, again=bool(self.owed))
         self.owing.end()
         return followed
 
@@ -251,7 +259,7 @@ class _Work:
             for gpu in host.gpus
             for instance in left.get(gpu.uuid, gpu.mig.instances)
         ]
-        if lost and self.unlisted != "remove":
+        if lost and self.request.unlisted != "remove":
             raise ApplyError(
                 "; ".join(lost),
                 "no instance survives the reboot that is needed, and the layout does not put these back",
@@ -278,10 +286,11 @@ def _owned(directory: str, host: Host) -> frozenset[Owned]:
     return frozenset(made | {o for o in owned if (o.gpu_uuid, o.profile, o.start) not in places})
 
 
-def _looks_at_slices(layout: Layout, directory: str, parts: Sequence[str]) -> bool:
+def _looks_at_slices(request: Request) -> bool:
     """Whether any GPU has a time slice by this collection, or shall have."""
-    return TIME_SLICES in parts and (
-        any(entry.time_slicing is not None for entry in layout.entries) or time_slices.Record(directory).any()
+    return TIME_SLICES in request.parts and (
+        any(entry.time_slicing is not None for entry in request.layout.entries)
+        or time_slices.Record(request.directory).any()
     )
 
 

@@ -9,13 +9,14 @@ unit with a socket, a timer or a path is started again by that, unless it is sto
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 from dataclasses import dataclass
-from typing import Callable, Iterable, Sequence
+from typing import Callable, Iterable, Mapping, Sequence
 
+from . import systemd
 from .drain_record import DrainError
+from .holders_model import run_tool
 
 #: Units that a stop takes and a start brings back whole. A target or a slice is started with all that belongs to it,
 #: also what did not run before.
@@ -25,7 +26,7 @@ _OTHER_TYPES = ("target", "slice", "scope", "mount", "automount", "swap", "devic
 _NAME = re.compile(r"[A-Za-z0-9:_.\\-]+(@(?!\.)[A-Za-z0-9:_.\\-]+)?")
 #: Units that are stopped when this one is: the inverse of Requires=, Requisite=, BindsTo=, PartOf=, StopPropagatedFrom=.
 _DEPENDENTS = ("RequiredBy", "RequisiteOf", "BoundBy", "ConsistsOf", "PropagatesStopTo")
-_PROPERTIES = ("Id", "LoadState", "ActiveState", "Triggers", "TriggeredBy", *_DEPENDENTS)
+_PROPERTIES = ("Id", "LoadState", "ActiveState", "Triggers", "TriggeredBy", "BusName", *_DEPENDENTS)
 #: States of a unit that nobody has to start: it never ran, or has ended by itself.
 _OFF = ("inactive", "failed", "maintenance")
 
@@ -46,6 +47,8 @@ class Unit:
     triggered_by: tuple[str, ...] = ()
     dependents: tuple[str, ...] = ()
     triggers: tuple[str, ...] = ()
+    #: What it is called on D-Bus; empty where it is not on it.
+    bus_name: str = ""
 
     @property
     def runs(self) -> bool:
@@ -116,17 +119,23 @@ def show(names: Sequence[str]) -> list[Unit]:
         raise DrainError("systemd", "systemctl show does not answer", "See: systemctl status.") from None
     if done.returncode != 0:
         raise DrainError("systemd", "systemctl show failed: %s" % _said(done), "See: systemctl status.")
-    units = [_parse(block) for block in done.stdout.strip("\n").split("\n\n")]
+    units = [_unit(fields) for fields in systemd.parse(done.stdout, _PROPERTIES)]
     if len(units) != len(names):
         raise DrainError("systemd", "systemctl show tells of %d units for %d" % (len(units), len(names)))
     return units
 
 
-def _parse(block: str) -> Unit:
-    values = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
-    dependents = tuple(name for key in _DEPENDENTS for name in values.get(key, "").split())
-    triggered_by, triggers = (tuple(values.get(key, "").split()) for key in ("TriggeredBy", "Triggers"))
-    return Unit(values["Id"], values["LoadState"], values["ActiveState"], triggered_by, dependents, triggers)
+def _unit(fields: Mapping[str, str]) -> Unit:
+    dependents = tuple(name for key in _DEPENDENTS for name in fields[key].split())
+    return Unit(
+        fields["Id"],
+        fields["LoadState"],
+        fields["ActiveState"],
+        tuple(fields["TriggeredBy"].split()),
+        dependents,
+        tuple(fields["Triggers"].split()),
+        fields["BusName"].strip(),
+    )
 
 
 def stop(name: str) -> None:
@@ -152,18 +161,8 @@ def start(name: str) -> None:
 
 def _systemctl(*arguments: str, seconds: float) -> subprocess.CompletedProcess[str]:
     command = ["systemctl", "--no-ask-password", "--no-pager", *arguments]
-    environment = dict(os.environ, LANG="C", LC_ALL="C")
     try:
-        return subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=seconds,
-            env=environment,
-            check=False,
-        )
+        return run_tool(command, timeout_seconds=seconds)
     except OSError as error:
         raise DrainError(
             "this host", "systemctl cannot be run: %s" % error, "Leave gpu_drain_services empty."

@@ -6,15 +6,25 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 from pathlib import Path
-from types import MappingProxyType
-from typing import IO, Any, Callable, Dict, Mapping
+from typing import IO, Any, Callable
 
 from .errors import ApplyError
 
-Upgrades = Mapping[int, Callable[[Dict[str, Any]], Dict[str, Any]]]
+_CURES = {
+    errno.EACCES: "Run as root (become: true).",
+    errno.EPERM: "Run as root (become: true); as root, see whether the file is immutable (lsattr).",
+    errno.EROFS: "The file system is read-only: mount it for writing, or set gpu_layout_state_directory to another directory.",
+    errno.ENOSPC: "The file system is full: make room.",
+    errno.EDQUOT: "The quota is used up: make room.",
+    errno.ENOTDIR: "A part of that path is a file: move it away.",
+    errno.EEXIST: "A file has the name of that directory: move it away.",
+    errno.EISDIR: "A directory has that name: move it away.",
+    errno.ELOOP: "A link is in its place: remove the link.",
+}
 
 
 def write(path: Path, data: Any) -> None:
@@ -24,21 +34,38 @@ def write(path: Path, data: Any) -> None:
 
 def write_text(path: Path, text: str, mode: int | None = None) -> None:
     """Write a text; `mode` sets the file's, whatever the umask is. Raises as `write`."""
+    write_bytes(path, text.encode(), mode)
+
+
+def write_bytes(
+    path: Path, content: bytes, mode: int | None = None, accept: Callable[[Path], None] | None = None
+) -> None:
+    """As `write_text`. `accept` is given the new file before it takes its place, and raises if it is wrong: it goes then."""
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         new = path.with_name(path.name + ".new")
-        with create(new) as file:
+        # Until its mode is set, only this user reads it.
+        with create(new, "wb", 0o666 if mode is None else 0o600) as file:
             if mode is not None:
                 os.fchmod(file.fileno(), mode)
-            file.write(text)
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
+        if accept is not None:
+            try:
+                accept(new)
+            except BaseException:
+                new.unlink()
+                raise
         new.replace(path)
         _sync(path.parent)
     except OSError as error:
-        raise ApplyError(
-            str(path), "it cannot be written: %s" % error, "Make room for it, as root.", outcome="old"
-        ) from error
+        raise ApplyError(str(path), "it cannot be written: %s" % error, cure_of(error), outcome="old") from error
+
+
+def cure_of(error: OSError) -> str:
+    """Return how to mend what keeps a file from being read or written."""
+    return _CURES.get(error.errno or 0, "Look at that path on the host, and run again.")
 
 
 def create(path: Path, mode: str = "w", permissions: int = 0o666) -> IO[Any]:
@@ -67,12 +94,8 @@ def remove(path: Path) -> None:
         _sync(path.parent)
 
 
-def read(path: Path, schema: int, upgrades: Upgrades = MappingProxyType({})) -> Any:
-    """The file's mapping in this schema, or None where there is no file.
-
-    A file of an older release is upgraded, a schema at a time: `upgrades` maps each older schema that can be read to the
-    function that makes it the next. Raises ApplyError for anything else than a mapping of such a schema.
-    """
+def read(path: Path, schema: int) -> Any:
+    """Return the file's mapping, None if there is no file. Raises ApplyError for anything else than a mapping of this schema."""
     try:
         data = json.loads(path.read_text())
     except FileNotFoundError:
@@ -80,9 +103,6 @@ def read(path: Path, schema: int, upgrades: Upgrades = MappingProxyType({})) -> 
     except ValueError:
         data = None
     found = data.get("schema") if isinstance(data, dict) else None
-    while found != schema and isinstance(found, int) and found in upgrades:
-        data = upgrades[found](data)
-        found = data["schema"]
     if found != schema:
         raise damaged(
             path, "is damaged" if found is None else "has schema %s, and this release reads %d" % (found, schema)

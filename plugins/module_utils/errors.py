@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Iterable
+from typing import Any, Callable, Iterable
 
 #: What a failed apply leaves behind: the old layout, the new one, or something a person must look at.
 OUTCOMES = ("old", "new", "unknown")
@@ -138,3 +138,19 @@ class FollowError(ApplyError):
 
     def __str__(self) -> str:
         return "\n".join(str(problem) for problem in self.problems)
+
+
+def attempt_all(*parts: Callable[[], None] | None) -> None:
+    """Call every part that is there, also after one that failed. Raises the only error, or one ApplyError with all of them."""
+    errors: list[FleetError] = []
+    for part in filter(None, parts):
+        try:
+            part()
+        except FleetError as error:
+            errors.append(error)
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        first, *others = errors
+        said = "; ".join([first.problem, *("%s: %s" % (error.where, error.problem) for error in others)])
+        raise ApplyError(first.where, said, " ".join(dict.fromkeys(error.cure for error in errors))) from first

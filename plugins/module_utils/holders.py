@@ -11,7 +11,8 @@ saw is true for as long.
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+import time
+from dataclasses import asdict, replace
 from typing import Iterable, Tuple
 
 from .holders_containers import containers
@@ -35,6 +36,7 @@ from .holders_model import (
 from .holders_mps import is_mps, mps
 from .holders_proc import COMMAND_LENGTH, Processes, scan
 from .holders_slurm import slurm
+from .holders_sockets import with_sockets
 from .holders_watchers import is_watcher
 from .model import Holder, Host
 from .printable import printable
@@ -44,8 +46,10 @@ KINDS = (PROCESS, DEVICE_HANDLE, CONTAINER, SLURM, KUBELET, MPS, UNKNOWN)
 
 #: The collection's own looks at the host (name of the process, and words of its command; root's). They are over in a moment, and
 #: never there while a run changes the host: transaction.looking.
-LOOK = ("gpu-layout", {"metrics", "holders"})
+LOOK = ("gpu-layout", {"metrics", "holders", "keep-serve"})
 
+#: How long open files are looked at beyond the few that most processes have, those of crowds and of services together.
+_LOOK_SECONDS = 20.0
 #: What a message has room for.
 _PIDS_SHOWN = 5
 #: Of each text: with what it takes to write out a command line's control characters.
@@ -58,16 +62,18 @@ def find_holders(
     dev: str = "/dev",
     run: Run = run_tool,
     kubelet_directory: str = KUBELET_DIRECTORY,
+    sockets: bool = False,
 ) -> Tuple[Holder, ...]:
     """All holders of the host's GPUs, by GPU (in the host's order), instance, kind and pid.
 
-    `host` is as just observed; this process itself is left out. Raises nothing for what it cannot see: that is a
-    holder of kind unknown, which says how to mend it.
+    `host` is as just observed; this process itself is left out. `sockets` asks for `listens` and `clients` too. Raises nothing
+    for what it cannot see: that is a holder of kind unknown, which says how to mend it.
     """
     if not host.gpus:
         return ()
     devices = Devices(host, proc, dev)
-    processes = scan(devices, proc)
+    deadline = time.monotonic() + _LOOK_SECONDS
+    processes = scan(devices, proc, deadline)
     found = [
         *mps(devices, processes, host.gpus, run),
         *_of_processes(host, devices, processes),
@@ -77,8 +83,10 @@ def find_holders(
         *_not_seen(host, devices, processes),
     ]
     order = {gpu.uuid: gpu.index for gpu in host.gpus}
-    timed = [_with_start(_printable(holder), processes) for holder in with_names(_without_repeats(found), run)]
-    return tuple(sorted(timed, key=lambda h: (order[h.gpu_uuid], *_sort_key(h))))
+    told = [_with_times(_printable(holder), processes) for holder in with_names(_without_repeats(found), run)]
+    if sockets:
+        told = with_sockets(told, processes, deadline)
+    return tuple(sorted(told, key=lambda h: (order[h.gpu_uuid], *_sort_key(h))))
 
 
 def blocking(holders: Iterable[Holder], gpu_uuid: str, gpu_instance_id: int | None = None) -> Tuple[Holder, ...]:
@@ -162,11 +170,8 @@ def _not_seen(host: Host, devices: Devices, processes: Processes) -> list[Holder
     return holders
 
 
-def _with_start(holder: Holder, processes: Processes) -> Holder:
-    if holder.pid is None:
-        return holder
-    seconds, ticks = processes.started(holder.pid), processes.started_ticks(holder.pid)
-    return replace(holder, started_seconds=seconds, started_ticks=ticks)
+def _with_times(holder: Holder, processes: Processes) -> Holder:
+    return holder if holder.pid is None else replace(holder, **asdict(processes.times(holder.pid)))
 
 
 def _printable(holder: Holder) -> Holder:

@@ -49,7 +49,8 @@ def parse_cgroup(text: str, inside: str | None = None) -> Origin:
     runtime of a user's container is told with the UID, as podman@1000, for the same reason.
     """
     if inside:
-        text = re.sub(r"/[^\n]*%s[^/\n]*" % re.escape(inside), "", text)
+        # The first of that name: those below it are others' to choose.
+        text = re.sub(r"(?m)^([^/\n]*)/[^\n]*?%s[^/\n]*" % re.escape(inside), r"\1", text)
     origins = [_origin(components) for components in _paths(text)]
 
     def first(name: str) -> str | None:
@@ -62,8 +63,11 @@ def parse_cgroup(text: str, inside: str | None = None) -> Origin:
 
 
 def _paths(text: str) -> Iterator[list[str]]:
-    """The components of each hierarchy's path, systemd's first: it alone names units."""
-    lines = [line.split(":", 2) for line in text.splitlines() if line.count(":") >= 2]
+    """The components of each hierarchy's path, systemd's first: it alone names units.
+
+    A name may have any character but a line feed, those too that splitlines() takes for the end of a line.
+    """
+    lines = [line.split(":", 2) for line in text.split("\n") if line.count(":") >= 2]
     for _number, _controllers, path in sorted(lines, key=lambda line: line[1] not in ("", "name=systemd")):
         yield [component for component in path.split("/") if component]
 

@@ -26,6 +26,7 @@ from .holders_model import CONTAINER, short, unknown
 from .holders_proc import Processes, Seen
 from .holders_watchers import is_watcher
 from .model import Gpu, Holder
+from .proc_files import LINE_END
 
 #: What a privileged container has of its own in /dev, as terminals and consoles, or that differs from boot to boot.
 _OWN_NODES = re.compile(r"^(tty|pty|vcs|pts|ptmx|console|loop\d|dm-|core|fd|std|shm|mqueue|log|nvidia)")
@@ -157,7 +158,7 @@ def _users_namespace(process: str) -> _User | None:
         own = os.readlink("%s/self/ns/user" % os.path.dirname(process))
         if os.readlink(process + "/ns/user") == own:
             return None
-        with open(process + "/status", errors="replace") as file:
+        with open(process + "/status", errors="replace", newline=LINE_END) as file:
             return _User(file.read())
     except OSError:
         return None
@@ -171,7 +172,7 @@ def _has_every_device(dev: str, names: list[str]) -> bool:
 
 def _has_driver(process: str) -> bool:
     try:
-        with open(process + "/mountinfo", errors="replace") as file:
+        with open(process + "/mountinfo", errors="replace", newline=LINE_END) as file:
             mounts = file.read()
     except OSError:
         return True

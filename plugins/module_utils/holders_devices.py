@@ -47,13 +47,14 @@ class Devices:
             else:
                 self._by_minor[minor] = gpu
         self._capability_major = self._major("nvidia-caps")
-        self._has_driver = (self._proc / "driver/nvidia").is_dir() or str(_GPU_MAJOR) in self._listed_majors.split()
+        #: Without one, as with simulated GPUs, nodes have no numbers, and names have to do.
+        self.has_driver = (self._proc / "driver/nvidia").is_dir() or str(_GPU_MAJOR) in self._listed_majors.split()
         self._listed: dict[int, tuple[int, int]] | None = None
 
     @property
     def can_be_open(self) -> bool:
         """Whether there can be an open device node at all: not so with simulated GPUs, which have no kernel side."""
-        if self._has_driver:
+        if self.has_driver:
             return True
         try:
             return any(_NODE.search("/" + entry.name) for entry in Path(self.dev).iterdir())
@@ -71,13 +72,19 @@ class Devices:
         GPUs, which have no driver and so no numbers.
         """
         if status is not None and stat.S_ISCHR(status.st_mode):
-            major, minor = os.major(status.st_rdev), os.minor(status.st_rdev)
-            if major == _GPU_MAJOR:
-                return (GPU, minor) if minor < _FIRST_OTHER_MINOR else None
-            if major == self._capability_major:
-                return CAPABILITY, minor
-        if self._has_driver:
-            return None
+            found = self.numbered_node(os.major(status.st_rdev), os.minor(status.st_rdev))
+            if found or os.major(status.st_rdev) == _GPU_MAJOR:
+                return found
+        return None if self.has_driver else self.named_node(path)
+
+    def numbered_node(self, major: int, minor: int) -> Node | None:
+        """Return the node with this device number; None for one of other drivers, or of no GPU."""
+        if major == _GPU_MAJOR:
+            return (GPU, minor) if minor < _FIRST_OTHER_MINOR else None
+        return (CAPABILITY, minor) if major == self._capability_major else None
+
+    def named_node(self, path: str) -> Node | None:
+        """Return the node that a path names."""
         for pattern, kind in ((_NODE, GPU), (_CAPABILITY_NODE, CAPABILITY)):
             found = pattern.search(path)
             if found:

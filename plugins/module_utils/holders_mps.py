@@ -14,7 +14,7 @@ from pathlib import Path
 
 from .holders_devices import Devices, Place
 from .holders_model import MPS, TOOL_TIMEOUT_SECONDS, Run, short, unknown
-from .holders_proc import Processes
+from .holders_proc import Processes, executable_of, in_container, owner_of
 from .model import Gpu, Holder
 from .mps_control import CONTROL, PIPE_DIRECTORY, SERVER, Control, MpsError
 
@@ -56,20 +56,43 @@ def is_mps(processes: Processes, pid: int) -> bool:
 
 
 def _client(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...], server: int, client: int) -> list[Holder]:
-    command, user = processes.command(client), processes.user(client)
-    origin = processes.origin(client)
+    command, user, origin = processes.command(client), processes.user(client), processes.origin(client)
     about = short(command) or "of a process that /proc does not show"
     who = "pid %d (%s%s), a client of the MPS server %d" % (client, about, ", user %s" % user if user else "", server)
     places = _places(devices, processes, server)
-    if devices.can_be_open and not _places(devices, processes, client):
-        # A server runs as its user, who may have it name any process: one without a GPU open is not to be ended by that.
-        who += ", has no GPU open itself and is not ended. Stop that server if nobody needs it"
+    contradiction = _contradiction(devices, processes, server, client)
+    if contradiction:
+        who += ", %s and is not ended. Stop that server if nobody needs it" % contradiction
         return [Holder(uuid, instance, MPS, who) for uuid, instance in places or [(gpu.uuid, None) for gpu in gpus]]
     # A server that shows no open device cannot be matched with a GPU: its clients hold any.
     return [
         Holder(uuid, instance, MPS, who, client, user, command, origin.unit_or_container, origin.job or origin.pod)
         for uuid, instance in places or [(gpu.uuid, None) for gpu in gpus]
     ]
+
+
+def _contradiction(devices: Devices, processes: Processes, server: int, client: int) -> str:
+    """Return what the kernel says against the client; empty where it says nothing against it.
+
+    A server runs as its user, who may have it name any process: one of another user, or without a GPU open, is not ended by that.
+    """
+    if devices.can_be_open and not _places(devices, processes, client):
+        return "has no GPU open itself"
+    if not serves(server, client, processes.proc):
+        return "is of another user than that server"
+    return ""
+
+
+def serves(server: int, client: int, proc: str) -> bool:
+    """Return whether a process may be a server of the other one, by the kernel's word: its file, its PID namespace and its user.
+
+    Whoever can write to a daemon's pipes, as root in a container of one of its clients, may answer in its place and name any two.
+    """
+    if executable_of(server, proc) != SERVER or in_container(server, proc):
+        return False
+    owner, of_client = owner_of(server, proc), owner_of(client, proc)
+    # A server of root's serves all users.
+    return of_client is not None and owner in (0, of_client)
 
 
 def _places(devices: Devices, processes: Processes, pid: int) -> list[Place]:

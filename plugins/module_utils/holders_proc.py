@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 #
 # Thousands of files are looked at in one pass, and pathlib would take most of its time.
-# ruff: noqa: PTH116, PTH119, PTH123, PTH208
+# ruff: noqa: PTH119, PTH208
 """One pass over /proc: which process has which device nodes open, and in which mount namespace it lives (proc(5))."""
 
 from __future__ import annotations
@@ -13,29 +13,26 @@ import math
 import os
 import pwd
 import re
-import stat
-import threading
 import time
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Iterable, Iterator, Mapping, Sequence
+from typing import Iterable, Iterator, Sequence
 
 from .command_line import shown
 from .holders_cgroup import Origin, parse_cgroup
 from .holders_devices import Devices, Node
 from .holders_model import NAME_LENGTH
+from .open_files import RemoteMounts, device_of, node_of
+from .proc_files import link, read
+from .process_memory import begin_pass, memory_of
 
-#: Of a command line, which may have two megabytes: what holders show, and what is read of it. An environment is read whole.
-COMMAND_LENGTH, _COMMAND_BYTES, _MEMORY_BYTES = 1000, 1 << 16, 1 << 22
-#: Open files of a process that are looked at as it comes, and for how long the further ones of all such processes are.
-_FEW_FILES, _CROWD_SECONDS = 1 << 16, 20.0
-#: A mount of one node of the driver: its path in its file system, and where it is mounted (proc(5), mountinfo).
-_MOUNTED_NODE = re.compile(r"^\d+ \d+ \d+:\d+ (/\S*nvidia(?:-cap)?\d+) (\S+) ", re.MULTILINE)
+#: Of a command line, which may have two megabytes: what holders show, and what is read of it.
+COMMAND_LENGTH, _COMMAND_BYTES = 1000, 1 << 14
+#: Open files of a process that are looked at as it comes.
+_FEW_FILES = 1 << 16
 #: What podman keeps above each container, and the names that it takes (libpod, define.NameRegex).
 _MONITOR = "conmon"
 _CONTAINER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
-#: It takes microseconds.
-_MEMORY_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -46,6 +43,18 @@ class Seen:
     name: str
     nodes: tuple[Node, ...] = ()
     mount_namespace: str | None = None
+
+
+@dataclass(frozen=True)
+class Times:
+    """Times of a process (proc(5), stat); None where /proc does not say."""
+
+    #: As a Unix time.
+    started_seconds: float | None = None
+    #: The same, counted by the kernel from its own start.
+    started_ticks: int | None = None
+    #: All of its threads, those that ended too; not its children.
+    cpu_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -80,20 +89,15 @@ class Processes:
 
         Name, arguments and environment are the process's own to choose, and a setuid program has them from its caller.
         """
-        return self.runs_as_root(pid) and self._executes(pid) == program
+        return self.runs_as_root(pid) and executable_of(pid, self.proc) == program
 
     def runs_as_root(self, pid: int) -> bool:
         """Whether all of its user ids are root's."""
         ids = re.search(r"^Uid:((?:\s+\d+)+)$", self._text(pid, "status"), re.MULTILINE)
         return ids is not None and set(ids.group(1).split()) == {"0"}
 
-    def _executes(self, pid: int) -> str:
-        """The name of the file that it executes. One that was replaced has " (deleted)" behind it."""
-        return os.path.basename(_link("%s/%d/exe" % (self.proc, pid)) or "").split(" ", 1)[0]
-
     def in_container(self, pid: int) -> bool:
-        """Whether it has a PID namespace that is not the caller's: its pid is another one there (proc(5), NSpid)."""
-        return bool(re.search(r"^NSpid:\s*\d+\s+\d", self._text(pid, "status"), re.MULTILINE))
+        return in_container(pid, self.proc)
 
     def parent(self, pid: int) -> int | None:
         parent = self._status(pid, "PPid")
@@ -134,22 +138,22 @@ class Processes:
 
     def booted(self) -> float | None:
         """When the host started, as a Unix time: its first process, for the host may itself be a container."""
-        return self.started(1)
+        return self.times(1).started_seconds
 
-    def started(self, pid: int) -> float | None:
-        """When a process began, as a Unix time (proc(5)); None where /proc does not say."""
-        ticks = self.started_ticks(pid)
-        if self._kernel_started is None or ticks is None:
-            return None
-        return self._kernel_started + ticks / os.sysconf("SC_CLK_TCK")
-
-    def started_ticks(self, pid: int) -> int | None:
-        """The same, counted by the kernel from its own start."""
-        return start_ticks(self._text(pid, "stat"))
+    def times(self, pid: int) -> Times:
+        """Return when a process began and its CPU time, of one reading: the pid may be of another process soon."""
+        text = self._text(pid, "stat")
+        ticks = start_ticks(text)
+        if ticks is None:
+            return Times()
+        second = os.sysconf("SC_CLK_TCK")
+        started = None if self._kernel_started is None else self._kernel_started + ticks / second
+        user, system = text.rpartition(")")[2].split()[11:13]
+        return Times(started, ticks, (int(user) + int(system)) / second)
 
     @cached_property
     def _kernel_started(self) -> int | None:
-        found = re.search(r"^btime (\d+)$", _read(self.proc + "/stat"), re.MULTILINE)
+        found = re.search(r"^btime (\d+)$", read(self.proc + "/stat"), re.MULTILINE)
         return int(found.group(1)) if found else None
 
     def _monitor(self, pid: int) -> int | None:
@@ -164,14 +168,14 @@ class Processes:
         return None
 
     def _is_monitor(self, pid: int) -> bool:
-        return self._executes(pid) == _MONITOR and not self.in_container(pid)
+        return executable_of(pid, self.proc) == _MONITOR and not self.in_container(pid)
 
     def _status(self, pid: int, key: str) -> str | None:
         found = re.search(r"^%s:\s*(\d+)" % key, self._text(pid, "status"), re.MULTILINE)
         return found.group(1) if found else None
 
     def _text(self, pid: int, name: str) -> str:
-        return _read("%s/%d/%s" % (self.proc, pid, name))
+        return read("%s/%d/%s" % (self.proc, pid, name))
 
 
 def start_ticks(text: str) -> int | None:
@@ -181,26 +185,37 @@ def start_ticks(text: str) -> int | None:
     return int(fields[19]) if len(fields) > 19 and fields[0] not in "ZX" else None
 
 
+def started_ticks_of(pid: int, proc: str = "/proc") -> int | None:
+    """Return when a process began, in the kernel's count; None where there is no such process."""
+    return start_ticks(read("%s/%d/stat" % (proc, pid)))
+
+
+def executable_of(pid: int, proc: str = "/proc") -> str:
+    """Return the name of the file that a process executes. One that was replaced has " (deleted)" behind it."""
+    return os.path.basename(link("%s/%d/exe" % (proc, pid)) or "").split(" ", 1)[0]
+
+
+def in_container(pid: int, proc: str = "/proc") -> bool:
+    """Return whether it has a PID namespace that is not the caller's: its pid is another one there (proc(5), NSpid)."""
+    return bool(re.search(r"^NSpid:\s*\d+\s+\d", read("%s/%d/status" % (proc, pid)), re.MULTILINE))
+
+
 def owner_of(pid: int, proc: str = "/proc") -> int | None:
     """Return the real user id of a process; None where there is no such process."""
-    found = re.search(r"^Uid:\s*(\d+)", _read("%s/%d/status" % (proc, pid)), re.MULTILINE)
+    found = re.search(r"^Uid:\s*(\d+)", read("%s/%d/status" % (proc, pid)), re.MULTILINE)
     return int(found.group(1)) if found else None
 
 
 def may_have_gpu_open(pid: int, proc: str = "/proc") -> bool:
     """Return whether a process has a node of the driver open, or that cannot be told: as of simulated GPUs, which have none."""
-    majors = set(re.findall(r"^\s*(\d+) nvidia", _read(proc + "/devices"), re.MULTILINE))
+    majors = {int(number) for number in re.findall(r"^\s*(\d+) nvidia", read(proc + "/devices"), re.MULTILINE)}
     folder = "%s/%d/fd" % (proc, pid)
     try:
         opened = os.listdir(folder) if majors else []
     except OSError as error:
         return not isinstance(error, FileNotFoundError)
-    for descriptor in opened:
-        with contextlib.suppress(OSError):
-            status = os.stat("%s/%s" % (folder, descriptor))
-            if stat.S_ISCHR(status.st_mode) and str(os.major(status.st_rdev)) in majors:
-                return True
-    return not majors
+    found = (device_of("%s/%s" % (folder, descriptor)) for descriptor in opened)
+    return not majors or any(device and device[0] in majors for device in found)
 
 
 def arguments_of(pid: int, proc: str = "/proc") -> list[str]:
@@ -210,46 +225,39 @@ def arguments_of(pid: int, proc: str = "/proc") -> list[str]:
 
 def command_of(words: Sequence[str]) -> str:
     """Return a command line as holders have it: without its secrets, and not longer than people read."""
-    line = shown(words)
+    # No more words than letters: to look through tens of thousands takes a second.
+    line = shown(words[:COMMAND_LENGTH])
     return line if len(line) <= COMMAND_LENGTH else line[: COMMAND_LENGTH - 3] + "..."
 
 
-def memory_of(path: str, most: int = _MEMORY_BYTES) -> str:
-    """Read a file of /proc that shows a process's own memory; nothing where that takes too long.
+def scan(devices: Devices, proc: str = "/proc", deadline: float = math.inf) -> Processes:
+    """Look at every process but this one once. Processes that end meanwhile are left out.
 
-    A process may have the pages of its arguments in a file system of its own, which need never answer. The thread that waits for
-    it ends with this process.
+    `deadline` ends the look at those with crowds of open files, in seconds of time.monotonic().
     """
-    found: list[str] = []
-    thread = threading.Thread(target=lambda: found.append(_read(path, most)), daemon=True)
-    thread.start()
-    thread.join(_MEMORY_SECONDS)
-    return found[0] if found else ""
-
-
-def scan(devices: Devices, proc: str = "/proc") -> Processes:
-    """Look at every process but this one once. Processes that end meanwhile are left out."""
     seen: dict[int, Seen] = {}
     unreadable = []
     crowded = []
-    mounts = _Mounts(proc)
+    mounts = RemoteMounts(proc)
     own = os.getpid()
+    begin_pass()
     for pid in _pids(proc):
         if pid == own and proc == "/proc":
             # This process has the GPUs open itself, through NVML.
             continue
         try:
             process, whole = _see(devices, proc, pid, mounts, _FEW_FILES)
-        except PermissionError:
+        except (FileNotFoundError, ProcessLookupError):
+            # It has ended.
+            continue
+        except OSError:
+            # Not allowed, or no descriptors or memory left for it here: none of these says that it holds nothing.
             unreadable.append(pid)
             process, whole = _name(proc, pid), True
-        except OSError:
-            continue
         seen[pid] = process
         if not whole:
             crowded.append(pid)
     # Behind all others, so that nobody is hidden by them.
-    deadline = time.monotonic() + _CROWD_SECONDS
     slow = []
     for pid in crowded:
         with contextlib.suppress(OSError):
@@ -258,88 +266,34 @@ def scan(devices: Devices, proc: str = "/proc") -> Processes:
             if not whole:
                 slow.append(pid)
     complete = os.geteuid() == 0 or 1 in seen
-    container = parse_cgroup(_read(proc + "/self/cgroup")).container_id
+    container = parse_cgroup(read(proc + "/self/cgroup")).container_id
     return Processes(proc, seen, tuple(unreadable), complete, mounts.own, container, tuple(slow))
 
 
 def _name(proc: str, pid: int, nodes: Iterable[Node] = ()) -> Seen:
     folder = "%s/%d" % (proc, pid)
-    return Seen(pid, _read(folder + "/comm").rstrip("\n"), tuple(sorted(set(nodes))), _link(folder + "/ns/mnt"))
+    return Seen(pid, read(folder + "/comm").rstrip("\n"), tuple(sorted(set(nodes))), link(folder + "/ns/mnt"))
 
 
 def _see(
-    devices: Devices, proc: str, pid: int, mounts: _Mounts, most: int | None, deadline: float = math.inf
+    devices: Devices, proc: str, pid: int, mounts: RemoteMounts, most: int | None, deadline: float = math.inf
 ) -> tuple[Seen, bool]:
     """(the process, whether all of its open files were looked at). Raises OSError."""
     found: list[Node] = []
     whole = True
-    elsewhere = mounts.of(pid)
+    remote = mounts.of(pid)
     with os.scandir("%s/%d/fd" % (proc, pid)) as entries:
         for count, entry in enumerate(entries):
             if count == most or (count % 1000 == 0 and time.monotonic() > deadline):
                 whole = False
                 break
-            node = _node(entry.path, devices, elsewhere)
+            node = node_of(entry.path, devices, remote)
             if node is not None:
                 found.append(node)
     return _name(proc, pid, found), whole
-
-
-class _Mounts:
-    """Device nodes that are mounted elsewhere than in /dev, by mount namespace: any user may mount one in his own."""
-
-    def __init__(self, proc: str) -> None:
-        self._proc, self.own = proc, _link(proc + "/self/ns/mnt")
-        self._found: dict[str, dict[str, str]] = {}
-
-    def of(self, pid: int) -> dict[str, str]:
-        """By path, as the process has it, the path of the node; nothing in the host's own namespace, which root arranges."""
-        namespace = _link("%s/%d/ns/mnt" % (self._proc, pid))
-        if namespace is None or namespace == self.own:
-            return {}
-        if namespace not in self._found:
-            text = _read("%s/%d/mountinfo" % (self._proc, pid), _MEMORY_BYTES)
-            self._found[namespace] = {
-                re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal.group(1), 8)), where): node
-                for node, where in _MOUNTED_NODE.findall(text)
-            }
-        return self._found[namespace]
 
 
 def _pids(proc: str) -> Iterator[int]:
     for name in os.listdir(proc):
         if name.isdigit():
             yield int(name)
-
-
-def _node(path: str, devices: Devices, elsewhere: Mapping[str, str]) -> Node | None:
-    """The node behind an open file of a process; None for all others. Raises OSError where that may not be looked at."""
-    try:
-        target = os.readlink(path)
-    except FileNotFoundError:
-        # Closed meanwhile. A refusal is none of these: root may list what it may not look at.
-        return None
-    target = elsewhere.get(target, target)
-    if not target.startswith((devices.dev + "/", "/dev/")) and target not in elsewhere.values():
-        return None
-    if target.startswith(("/dev/null", "/dev/pts/")):
-        return None
-    status = None
-    with contextlib.suppress(OSError):
-        status = os.stat(path)
-    return devices.node(target.replace(" (deleted)", ""), status)
-
-
-def _link(path: str) -> str | None:
-    try:
-        return os.readlink(path)
-    except OSError:
-        return None
-
-
-def _read(path: str, most: int = -1) -> str:
-    try:
-        with open(path, errors="replace") as file:
-            return file.read(most)
-    except OSError:
-        return ""

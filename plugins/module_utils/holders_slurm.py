@@ -30,6 +30,11 @@ _JOB_STATES = "RUNNING,SUSPENDED,COMPLETING,CONFIGURING,STOPPED,SIGNALING,STAGE_
 #: before that.
 _RECORD = re.compile(r"JobId=\d+ (?:ArrayJobId=\d+ ArrayTaskId=\S+ )?(?:HetJobId=\d+ HetJobOffset=\d+ )?JobName=")
 _JOB_RESOURCES = re.compile(r"\sJOB_GRES=\S*")
+#: What stands in a record behind account and WCKey, and ahead of what the job was given; and what stands behind that.
+_STATE, _NEEDS = " JobState=", " MinCPUsNode="
+#: Of a range: more nodes than slurm.conf(5) allows, and indexes of more GPUs than any has.
+_MOST_NUMBERS = 1 << 16
+_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _GIVEN = re.compile(r"\s+Nodes=(\S+) CPU_IDs=\S* Mem=\S*(?: GRES(?:_IDX)?=(\S*))?")
 _NO_INDEX = sys.maxsize
 _DAEMON = "slurmd"
@@ -57,7 +62,9 @@ def _of_node(host: Host, devices: Devices, processes: Processes, node: str, run:
         used = sum(count for _name, count, _indexes in resources(fields(record).get("GresUsed", "")))
         if not used:
             return []
-        listed = _tell(run, "squeue", "--noheader", "--nodelist", node, "--states", _JOB_STATES, "--format", "%A %u")
+        listed = _tell(
+            run, "squeue", "--all", "--noheader", "--nodelist", node, "--states", _JOB_STATES, "--format", "%A %u"
+        )
         users = dict(line.split(" ", 1) for line in listed.splitlines() if " " in line)
         records = {job: _record(run, job) for job in sorted(users)}
         given_jobs = [Job(job, users[job], name_of(run, job), record) for job, record in records.items() if record]
@@ -104,7 +111,8 @@ class Job:
     """A job as Slurm tells it: `user` and `name` by squeue, `record` by scontrol.
 
     Its user chooses the name, and may write into it what looks like the rest of a record: another user, other nodes and GPUs. So
-    the record is read from behind the name that squeue tells, and ahead of paths and comments.
+    the record is read from behind the name that squeue tells. Account and WCKey are his to choose where no accounting says which
+    there are, and so are paths and comments: they are not among what is read for what it was given.
     """
 
     id: str
@@ -117,14 +125,15 @@ class Job:
         return "Slurm job %s (%s) of user %s" % (self.id, first_line(self.name) or "no name", self.user)
 
     def given_on(self, node: str) -> list[Resource] | None:
-        """The GPU resources of the job on one node; None where its record and squeue tell of another name."""
+        """The GPU resources of the job on one node; None where its record cannot be told from what its user wrote into it."""
         begins = _RECORD.match(self.record)
         rest = self.record[begins.end() :] if begins else ""
         lines = self.name.split("\n")
         for count in range(len(lines), 0, -1):
             name = "\n".join(lines[:count])
             if rest.startswith(name + " UserId="):
-                return given_on(rest[len(name) :], node)
+                _before, _state, behind = rest[len(name) :].partition(_STATE)
+                return None if _STATE in behind else given_on(behind.partition(_NEEDS)[0], node)
         return None
 
 
@@ -238,30 +247,39 @@ def resources(text: str) -> list[Resource]:
 
 def numbers(text: str) -> tuple[int, ...] | None:
     """0-1,3 as numbers; None for anything else, as N/A."""
-    found: list[int] = []
-    for part in text.split(","):
-        first, _dash, last = part.partition("-")
-        if not first.isdigit() or (last and not last.isdigit()):
-            return None
-        found += range(int(first), int(last or first) + 1)
-    return tuple(found)
+    found = [number for part in text.split(",") for number in _range(part) or (-1,)]
+    return None if -1 in found else tuple(found)
+
+
+def _range(text: str) -> range | None:
+    """0-3 or 5 as numbers; None for anything else, and for very many."""
+    match = _RANGE.fullmatch(text)
+    if match is None:
+        return None
+    first, last = int(match.group(1)), int(match.group(2) or match.group(1))
+    return range(first, last + 1) if 0 <= last - first < _MOST_NUMBERS else None
 
 
 def hostnames(text: str) -> set[str]:
-    """The names in a Slurm host list such as rack[1-2]-gpu[01-03,7],login1."""
-    return {name for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text) for name in _expand(part)}
+    """The names in a Slurm host list such as rack[1-2]-gpu[01-03,7],login1; none of what is no such list, or names very many."""
+    names: set[str] = set()
+    for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
+        names.update(_expand(part, _MOST_NUMBERS))
+    return names
 
 
-def _expand(name: str) -> list[str]:
+def _expand(name: str, most: int) -> list[str]:
     prefix, bracket, rest = name.partition("[")
     if not bracket:
         return [prefix]
     inside, _bracket, suffix = rest.partition("]")
-    found = []
+    ends = _expand(suffix, most)
+    found: list[str] = []
     for part in inside.split(","):
-        first, _dash, last = part.partition("-")
-        for number in range(int(first), int(last or first) + 1):
-            found += ["%s%0*d%s" % (prefix, len(first), number, end) for end in _expand(suffix)]
+        among, width = _range(part) or (), len(part.partition("-")[0])
+        if len(found) + len(among) * len(ends) > most:
+            return []
+        found += ["%s%0*d%s" % (prefix, width, number, end) for number in among for end in ends]
     return found
 
 

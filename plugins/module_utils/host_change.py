@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from .errors import FleetError
+from .errors import attempt_all
 from .model import Host
 from .mps_apply import DaemonsEntry, MpsChange
 from .vgpu_apply import TenantsEntry, VgpuChange
@@ -43,17 +43,12 @@ class HostChange:
             self._daemons.clear_away()
 
     def bring_back(self, host: Host) -> None:
-        """On the way back, after the GPUs: all of before, as much as can be had, then the first error."""
-        errors: list[FleetError] = []
-        try:
-            if self._daemons is not None:
-                self._daemons.bring_back(host)
-        except FleetError as error:
-            errors.append(error)
-        if self._tenants is not None:
-            self._tenants.bring_back()
-        if errors:
-            raise errors[0]
+        """On the way back, after the GPUs: all of before, as much as can be had. Raises ApplyError with all that failed."""
+        daemons, tenants = self._daemons, self._tenants
+        attempt_all(
+            (lambda: daemons.bring_back(host)) if daemons is not None else None,
+            tenants.bring_back if tenants is not None else None,
+        )
 
     def forget(self) -> None:
         """Once the new layout stands: nothing is left of daemons and tenants that it does not name."""

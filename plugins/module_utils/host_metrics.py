@@ -20,7 +20,6 @@ from .model import Holder, Host
 from .mps_host import MpsHost
 from .mps_model import MpsSeen
 from .nvml import Session
-from .nvml_calls import GPU_IS_LOST
 from .ownership import Ownership, Record
 from .transaction import looking
 from .vgpu_host import VgpuHost, applies
@@ -53,15 +52,15 @@ class _Look:
             session = held.enter_context(Session())
             session.with_time_slices = slices
             host, private = session.observe(silent=silent), session.private
-        # That a GPU is lost is told by whoever watches GPUs, and is no failure of this look.
-        self._problems += [error for error in silent.values() if error.code != GPU_IS_LOST]
+        # Lost GPUs are no failure of this look: monitoring has an alert for them.
+        self._problems += silent.values()
         daemons = () if private else self._attempt(MpsHost().observe)
         holders = _holders(host, daemons or ())
         beside = Beside(daemons, *self._tenants(host)) if applies(private) else Beside(daemons)
         busy = self._attempt(self._changing)
         standing: tuple[Standing, ...] = ()
         if layout is not None and busy is None:
-            standing = self._standing(layout, mark(host, holders), beside, bool(silent))
+            standing = self._standing(layout, mark(host, holders), beside, bool(silent or host.lost))
         return Snapshot(
             time.time(),
             host.gpus,

@@ -10,10 +10,10 @@ docs/gpu-layout-command.md. What is not known is left out, never 0.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Iterable, Mapping, Sequence
+from typing import Iterable, Iterator, Mapping, Sequence
 
 from .errors import FleetError
-from .holders_model import PROCESS
+from .holders_model import DEVICE_HANDLE, MPS, PROCESS
 from .host_metrics_drift import Standing, answers
 from .model import Gpu, Holder
 from .mps_model import MpsPlace, MpsSeen
@@ -111,6 +111,12 @@ def families(seen: Snapshot) -> tuple[Family, ...]:
             tuple(_holders(seen.gpus, seen.holders)),
         ),
         Family(
+            "openfleet_holders_cpu_seconds_total",
+            COUNTER,
+            "CPU time so far of the processes that run on the GPU or GPU instance.",
+            tuple(_cpu_seconds(seen.gpus, seen.holders)),
+        ),
+        Family(
             "openfleet_mps_daemon_up",
             GAUGE,
             "Whether the MPS daemon runs and answers.",
@@ -144,6 +150,42 @@ def _holders(gpus: Sequence[Gpu], holders: Sequence[Holder]) -> list[Sample]:
                 )
                 samples.append(Sample(here.count(kind), labels))
     return samples
+
+
+def _cpu_seconds(gpus: Sequence[Gpu], holders: Sequence[Holder]) -> Iterator[Sample]:
+    """Each device, a GPU without instances or an instance.
+
+    A process of which the instance is not known counts on each of them: it may be at work there.
+    """
+    for gpu in gpus:
+        own = _at_work([holder for holder in holders if holder.gpu_uuid == gpu.uuid])
+        instances = {each.id: each.profile for each in gpu.mig.instances}
+        for place, profile in instances.items() or ((None, ""),):
+            here = {
+                h.pid: h.cpu_seconds for h in own if h.gpu_instance_id == place or h.gpu_instance_id not in instances
+            }
+            labels = dict(
+                _gpu(gpu.uuid, {gpu.uuid: gpu}),
+                model=gpu.name,
+                mig_profile=profile,
+                mig_instance="" if place is None else str(place),
+            )
+            yield Sample(sum(here.values()), labels)
+
+
+def _at_work(holders: Sequence[Holder]) -> list[Holder]:
+    """Those with a context, and bare handles that belong to the same unit, container or job, as the loaders of a training have.
+
+    Any other bare handle says nothing of the GPU: who may open its node could make it look busy.
+    """
+    running = [holder for holder in holders if holder.kind in (PROCESS, MPS)]
+    theirs = {origin for origin in map(_origin, running) if any(origin)}
+    found = running + [h for h in holders if h.kind == DEVICE_HANDLE and _origin(h) in theirs]
+    return [holder for holder in found if holder.cpu_seconds is not None]
+
+
+def _origin(holder: Holder) -> tuple[str | None, str | None]:
+    return holder.unit_or_container, holder.job
 
 
 def _daemons(daemons: Sequence[MpsSeen], gpus: Mapping[str, Gpu]) -> list[Sample]:

@@ -1,26 +1,31 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Stops units and containers that hold GPUs and use none, after another look right before each.
+"""Stop units and containers that hold GPUs and use none, in steps: a notice, time to keep them, a longer look, the stop.
 
 What was idle for days may have begun to work a minute ago. Whatever is not certain is spared, with the reason.
 """
 
 from __future__ import annotations
 
-import os
+import contextlib
 import re
 import subprocess
 import time
+from dataclasses import dataclass, field
 from typing import Any, Callable, Mapping, Sequence, Tuple
 
 from . import drain_units as units
-from . import idle_jupyter
+from . import idle_jupyter, reclaim_tell, reclaim_text
 from .errors import FleetError
-from .holders_model import DEVICE_HANDLE
-from .model import Gpu, Holder, Host
+from .holders_model import run_tool
+from .idle_checks import held_by, in_words, spared, using, young
+from .idle_watch import Sample, watch
+from .keeps import Keep, kept
+from .model import Holder, Host
 from .peer import Owner, PeerError
 from .peer_owner import ContainerOwner, UserOfUnitOwner
+from .reclaim_notices import Record, utc
 
 #: Gives the host with its telemetry, and all holders.
 Look = Callable[[], Tuple[Host, Sequence[Holder]]]
@@ -35,46 +40,197 @@ class ReclaimError(FleetError):
     """Something that was to be stopped did not stop."""
 
 
-def reclaim(
-    items: Sequence[Mapping[str, Any]],
-    look: Look,
-    stop: Callable[[Mapping[str, Any]], None] | None = None,
-    closure: Callable[..., Any] = units.closure,
-    dry: bool = False,
-    jupyter: Sequence[Mapping[str, Any]] = (),
-    quiet_seconds: float = 0.0,
-) -> dict[str, Any]:
-    """Stop what is still idle; gives `stopped` and `spared`. What cannot be looked at or stopped is spared, and the others go on.
+@dataclass(frozen=True)
+class Policy:
+    """What a run is asked for. Without a `record` nothing is announced, and what is idle is stopped in this run."""
 
-    What began less than `quiet_seconds` ago is spared: what was quiet for so long was something else. Of an item that is a
-    Jupyter server by its `name`, with or without .service, only the kernels are shut down that were idle for `quiet_seconds`.
+    #: What began later was not what was quiet.
+    grace_seconds: float = 0.0
+    #: Watched for so long right before the stop.
+    look_seconds: float = 0.0
+    #: Only looks, and says what it would do.
+    dry: bool = False
+    #: Of items that are Jupyter servers only idle kernels are shut down.
+    jupyter: Sequence[Mapping[str, Any]] = ()
+    record: Record | None = None
+    #: Whether a notice counts from now on, or is told by others who then confirm it.
+    records: bool = True
+    #: Ways of `reclaim_tell`.
+    ways: Sequence[str] = ()
+    #: As texts name the host, and whether and where its owners can keep what they have.
+    host: str = "this host"
+    can_keep: bool = False
+    keep_url: str = ""
+
+
+@dataclass(frozen=True)
+class Tools:
+    """How the host is looked at and changed."""
+
+    look: Look
+    #: Utilisation of all GPUs just now.
+    sample: Sample
+    #: Reads what is kept just now.
+    keeps: Callable[[], Sequence[Keep]] = tuple
+    stop: Callable[[Mapping[str, Any]], None] | None = None
+    closure: Callable[..., Any] = units.closure
+
+
+@dataclass
+class _Done:
+    """What a run returns."""
+
+    noticed: list[dict[str, Any]] = field(default_factory=list)
+    stopped: list[dict[str, Any]] = field(default_factory=list)
+    spared: list[dict[str, Any]] = field(default_factory=list)
+
+    def spare(self, item: Mapping[str, Any], why: str) -> None:
+        self.spared.append({"kind": item["kind"], "name": item["name"], "why": why})
+
+
+def reclaim(items: Sequence[Mapping[str, Any]], tools: Tools, policy: Policy) -> dict[str, Any]:
+    """Announce what is idle, and stop what was announced long enough ago; return `noticed`, `stopped` and `spared`.
+
+    What cannot be looked at or stopped is spared, and the others go on. Raises FleetError where the record cannot be used.
     """
-    servers = {_plain(server["name"]): server for server in jupyter}
-    stop = stop or (lambda item: _stop(item, closure))
-    told: dict[str, list[dict[str, Any]]] = {"stopped": [], "spared": []}
+    done = _Done()
+    run = _Run(tools, policy)
+    due = []
     for item in items:
-        row: dict[str, Any] = {"kind": item["kind"], "name": item["name"]}
-        server = servers.get(_plain(item["name"]))
+        why, found = run.checked(item)
+        if why:
+            done.spare(item, why)
+        elif policy.record is None:
+            due.append(item)
+        else:
+            announced = policy.record.announced(item, run.now)
+            after = None if announced is None else announced + policy.record.period_seconds
+            if after is None:
+                done.noticed.append(run.notice(item, found))
+            elif run.now < after:
+                done.spare(item, "announced %s, to be stopped after %s" % (utc(announced or 0), utc(after)))
+            else:
+                due.append(item)
+    if policy.record is not None and not policy.dry:
+        policy.record.keep_only(items)
+        if done.noticed and policy.records:
+            policy.record.add(done.noticed, run.now)
+    # One look for all, however many: it takes a minute.
+    whole = [item for item in due if not run.is_jupyter(item)]
+    busy = dict(zip(map(id, whole), watch(whole, tools.sample, policy.look_seconds)))
+    run.not_idle += [item for item in whole if busy[id(item)]]
+    for item in due:
+        run.end(item, busy.get(id(item), ""), done)
+    if policy.record is not None and not policy.dry:
+        for item in run.not_idle:
+            policy.record.remove(item)
+    return {"noticed": done.noticed, "stopped": done.stopped, "spared": done.spared}
+
+
+class _Run:
+    """One run on a host."""
+
+    def __init__(self, tools: Tools, policy: Policy) -> None:
+        self._tools, self._policy = tools, policy
+        self._servers = {_plain(server["name"]): server for server in policy.jupyter}
+        self.now = time.time()
+        #: What is idle no more, or not certainly: it gets a notice again before it is stopped.
+        self.not_idle: list[Mapping[str, Any]] = []
+
+    def is_jupyter(self, item: Mapping[str, Any]) -> bool:
+        return _plain(item["name"]) in self._servers
+
+    def checked(self, item: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        """Look at one. (why it is spared, what is told of it): of the two one is empty."""
+        found: dict[str, Any] = {}
         try:
-            host, holders = look()
-            mine = [holder for holder in holders if _is(item, holder)]
-            using = _using(mine)
+            host, holders = self._tools.look()
+            mine = held_by(item, holders)
+            count = using(mine)
+            server = self._servers.get(_plain(item["name"]))
             # A server works on while single kernels go, and what its GPU does just now may be another kernel's.
-            why = spared(item, host, holders, using, server is not None)
+            why = spared(item, host, holders, count, server is not None)
             if not why and server is None:
-                why = _young(using, quiet_seconds) or (_along(item, closure) if item["kind"] == "unit" else "")
+                why = young(count, self._policy.grace_seconds) or (
+                    _along(item, self._tools.closure) if item["kind"] == "unit" else ""
+                )
+            if why:
+                self.not_idle.append(item)
+            else:
+                keep = kept(item["kind"], item["name"], count, self._tools.keeps())
+                why = "" if keep is None else "kept until %s by %s" % (utc(keep.until), keep.user)
             if not why and server is not None:
-                row["kernels"] = idle_jupyter.shut_down(_jupyter(item, server), quiet_seconds, dry=dry)
-                why = "" if row["kernels"] else "none of its kernels was idle for so long, with nobody connected"
-            elif not why and not dry:
-                stop(item)
+                found["kernels"] = self._kernels(item, server, dry=True)
+                why = "" if found["kernels"] else "none of its kernels was idle for so long, with nobody connected"
+            found["holders"] = sorted({str(one) for one in mine})
+            found["places"] = [in_words(text, host) for text in item["gpus"]]
+        except FleetError as error:
+            why = str(error)
+        return (why, {}) if why else ("", found)
+
+    def notice(self, item: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+        """Tell the owner, by the ways on the host; return what the controller may tell."""
+        policy = self._policy
+        uid = reclaim_tell.owner_of(item)
+        idle = item.get("quiet_seconds")
+        row = {
+            **{name: item.get(name) or "" for name in ("kind", "name", "runtime")},
+            "gpus": list(item["gpus"]),
+            "places": found["places"],
+            "holders": found["holders"],
+            "user": reclaim_tell.user_of(uid),
+            "idle_since": None if idle is None else self.now - idle,
+            "stop_after": self.now + (policy.record.period_seconds if policy.record else 0.0),
+            "jupyter": "kernels" in found,
+            "keep": item["name"] if policy.can_keep else "",
+            "told": [],
+            "untold": [],
+        }
+        if not policy.dry:
+            self._tell(row, uid, reclaim_text.notice(policy.host, row, policy.keep_url))
+        return row
+
+    def end(self, item: Mapping[str, Any], busy: str, done: _Done) -> None:
+        """Look again and stop it, or only say so."""
+        why, found = (busy, {}) if busy else self.checked(item)
+        uid = None if why else reclaim_tell.owner_of(item)
+        try:
+            if not why and not self._policy.dry:
+                if self.is_jupyter(item):
+                    found["kernels"] = self._kernels(item, self._servers[_plain(item["name"])], dry=False)
+                else:
+                    (self._tools.stop or (lambda each: _stop(each, self._tools.closure)))(item)
         except FleetError as error:
             why = str(error)
         if why:
-            told["spared"].append({"kind": item["kind"], "name": item["name"], "why": why})
-        else:
-            told["stopped"].append(dict(row, gpus=list(item["gpus"]), holders=sorted({str(one) for one in mine})))
-    return told
+            done.spare(item, why)
+            return
+        row = {
+            "kind": item["kind"],
+            "name": item["name"],
+            "runtime": item.get("runtime") or "",
+            "gpus": list(item["gpus"]),
+        }
+        row.update(found, user=reclaim_tell.user_of(uid), told=[], untold=[])
+        done.stopped.append(row)
+        if self._policy.dry:
+            return
+        self._tell(row, uid, reclaim_text.stopped(self._policy.host, row))
+        if self._policy.record is not None:
+            # What stays in it is forgotten by the next run, which no longer lists this.
+            with contextlib.suppress(FleetError):
+                self._policy.record.remove(item)
+
+    def _tell(self, row: dict[str, Any], uid: int | None, text: str) -> None:
+        for way in self._policy.ways:
+            try:
+                reclaim_tell.tell(way, row, uid, text)
+                row["told"].append(way)
+            except FleetError as error:
+                row["untold"].append(str(error))
+
+    def _kernels(self, item: Mapping[str, Any], server: Mapping[str, Any], dry: bool) -> list[str]:
+        return idle_jupyter.shut_down(_jupyter(item, server), self._policy.grace_seconds, dry=dry)
 
 
 def _jupyter(item: Mapping[str, Any], server: Mapping[str, Any]) -> idle_jupyter.Server:
@@ -96,75 +252,6 @@ def _plain(name: str) -> str:
     return name[: -len(".service")] if name.endswith(".service") else name
 
 
-def _is(item: Mapping[str, Any], holder: Holder) -> bool:
-    name = item["name"]
-    if item["kind"] == "container":
-        name = ("%s container %s" % (item.get("runtime") or "", name)).strip()
-    return holder.unit_or_container == name
-
-
-def _using(holders: Sequence[Holder]) -> list[Holder]:
-    """The holders without bare handles, or all where they have nothing else: docs/holders.md, "Bare handles".
-
-    A process that has no context on a GPU has no memory there and runs nothing. Where users run programs in a unit, any of them
-    may start one, and it spares nobody.
-    """
-    return [holder for holder in holders if holder.kind != DEVICE_HANDLE] or list(holders)
-
-
-def spared(
-    item: Mapping[str, Any], host: Host, holders: Sequence[Holder], mine: Sequence[Holder], parts: bool = False
-) -> str:
-    """Why it is not to be stopped just now; empty where it may be. Pure. `parts`: only idle parts of it are stopped."""
-    wanted = {_place(text) for text in item["gpus"]}
-    gpus = {gpu.uuid: gpu for gpu in host.gpus}
-    if not mine:
-        return "it holds no GPU any more"
-    if any(holder.job for holder in mine):
-        return "a scheduler has started it"
-    held = {_of(holder, gpus[holder.gpu_uuid]) for holder in mine if holder.gpu_uuid in gpus}
-    if held - wanted and not parts:
-        return "it holds another GPU too: %s" % ", ".join(_text(place) for place in sorted(held - wanted, key=repr))
-    for uuid, instance in sorted(held, key=repr):
-        gpu = gpus[uuid]
-        if any(one.kind == "unknown" and one.blocks(instance) for one in holders if one.gpu_uuid == uuid):
-            return "who holds gpu %d is not known" % gpu.index
-        # Of an instance NVML tells no utilisation: there the history alone counts.
-        if instance is None and not parts:
-            used = gpu.telemetry.gpu_utilization_percent if gpu.telemetry else None
-            if used is None:
-                return "whether gpu %d works just now is not known" % gpu.index
-            if used > 0:
-                return "gpu %d works just now (%d %%)" % (gpu.index, used)
-    return ""
-
-
-def _young(mine: Sequence[Holder], quiet_seconds: float) -> str:
-    """Whether any of it began too late to be what was quiet all the time."""
-    for holder in mine:
-        if holder.pid is None:
-            continue
-        if holder.started_seconds is None:
-            return "since when pid %d runs is not known" % holder.pid
-        hours = (time.time() - holder.started_seconds) / 3600
-        if hours < quiet_seconds / 3600:
-            return "pid %d began %.1f hours ago, and the grace is %.0f" % (holder.pid, hours, quiet_seconds / 3600)
-    return ""
-
-
-def _place(text: str) -> tuple[str, int | None]:
-    uuid, _blank, instance = text.partition(" ")
-    return uuid, int(instance) if instance.isdigit() else None
-
-
-def _of(holder: Holder, gpu: Gpu) -> tuple[str, int | None]:
-    return holder.gpu_uuid, holder.gpu_instance_id if gpu.mig.enabled else None
-
-
-def _text(place: tuple[str, int | None]) -> str:
-    return place[0] if place[1] is None else "%s instance %d" % place
-
-
 def _along(item: Mapping[str, Any], closure: Callable[..., Any]) -> str:
     """What else would stop with a unit: what would start it again may, others may not."""
     name = item["name"]
@@ -173,6 +260,9 @@ def _along(item: Mapping[str, Any], closure: Callable[..., Any]) -> str:
     unit, found = closure(name)
     if not unit.runs:
         return "it does not run"
+    if unit.bus_name:
+        # Any user can hand it an open file: what it holds may be none of its own (essential_units.py).
+        return "it is on D-Bus (%s), where users hand files to others" % unit.bus_name
     others = [one.name for one in found if one.name not in (name, *units.triggers_of(found)) and one.runs]
     return "with it would stop %s" % ", ".join(others) if others else ""
 
@@ -190,18 +280,8 @@ def _stop(item: Mapping[str, Any], closure: Callable[..., Any]) -> None:
             raise ReclaimError("unit %s" % name, "it is %s" % now.active, "See: systemctl status %s." % name)
         return
     where, runtime = "container %s" % name, _runtime(item)
-    environment = dict(os.environ, LANG="C", LC_ALL="C")
     try:
-        done = subprocess.run(
-            [runtime, "stop", "--", name],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=STOP_SECONDS,
-            env=environment,
-            check=False,
-        )
+        done = run_tool([runtime, "stop", "--", name], timeout_seconds=STOP_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ReclaimError(where, "it cannot be stopped: %s" % error, "Try %s stop %s." % (runtime, name)) from None
     if done.returncode != 0:

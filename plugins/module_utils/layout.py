@@ -16,9 +16,13 @@ from typing import Any, Hashable
 
 from .errors import LayoutError, Problem
 from .layout_gpus import parse_selector, parse_single_gpu
-from .layout_reader import Fields, Key, Node, is_integer, quoted
+from .layout_reader import Fields, Key, Node, is_integer, number, quoted
 from .layout_types import (
     LAYOUT_VERSION,
+    MOST_CLIENTS,
+    MOST_GPUS,
+    MOST_INSTANCES,
+    MOST_RATIO,
     MPS_DAEMONS,
     PARTS,
     SHARINGS,
@@ -131,7 +135,7 @@ class _Parser:
         self._tenants: dict[Hashable, str] = {}
 
     def entries(self, root: Node) -> list[Entry]:
-        nodes = root.items(at_least=0) or []
+        nodes = root.items(0, MOST_GPUS) or []
         entries = [self._entry(node, index) for index, node in enumerate(nodes)]
         self._check_all_stands_alone(root)
         return entries
@@ -161,11 +165,11 @@ class _Parser:
         elif is_integer(node.value):
             node.report(
                 "a number alone could be an index or a count",
-                "Write gpus: [%d] for the GPU of index %d." % (node.value, node.value),
+                "Write gpus: [%s] for the GPU of index %s." % (number(node.value), number(node.value)),
             )
             return ()
         else:
-            nodes = node.items(at_least=1) or []
+            nodes = node.items(1, MOST_GPUS) or []
         selectors = tuple(parse_selector(each) for each in nodes)
         for each, selector in zip(nodes, selectors):
             if selector is not None:
@@ -180,7 +184,7 @@ class _Parser:
             root.problems.append(Problem(place, problem, "Keep all alone, or list the GPUs of each entry."))
 
     def _mig(self, node: Node) -> tuple[MigInstance, ...] | None:
-        nodes = node.items(at_least=0)
+        nodes = node.items(0, MOST_INSTANCES)
         return None if nodes is None else tuple(self._mig_instance(each) for each in nodes)
 
     def _mig_instance(self, node: Node) -> MigInstance | None:
@@ -188,8 +192,8 @@ class _Parser:
         if fields is None:
             return None
         profile = fields.read("profile", _gpu_instance_profile)
-        count = fields.read("count", lambda field: field.integer(1), 1)
-        placement = fields.read("placement", lambda field: field.integer(0))
+        count = fields.read("count", lambda field: field.integer(1, MOST_INSTANCES), 1)
+        placement = fields.read("placement", lambda field: field.integer(0, MOST_INSTANCES - 1))
         if placement is not None and count is not None and count > 1:
             node.report(
                 "one placement cannot serve %d instances" % count,
@@ -202,7 +206,7 @@ class _Parser:
         fields = node.fields(keys)
         if fields is None:
             return None
-        clients = fields.read("clients", lambda field: field.integer(1))
+        clients = fields.read("clients", lambda field: field.integer(1, MOST_CLIENTS))
         percent = fields.read("active_thread_percentage", _percent)
         oversubscribe = fields.read("oversubscribe", Node.boolean, False)
         if oversubscribe is False and clients and percent and clients * percent > 100:
@@ -224,7 +228,7 @@ class _Parser:
         if fields is None:
             return None
         memory_ratio, sm_ratio = fields.read("oversubscribe", _oversubscribe, (1.0, 1.0))
-        nodes = fields.read("tenants", lambda field: field.items(at_least=1)) or []
+        nodes = fields.read("tenants", lambda field: field.items(1, MOST_CLIENTS)) or []
         tenants = [self._tenant(each) for each in nodes]
         check_tenants(node, nodes, tenants, selectors, sm_ratio)
         return Vgpu(
@@ -244,7 +248,7 @@ class _Parser:
             fields.read("memory", _size_bytes),
             fields.read("sm_percent", _percent),
             fields.read("priority", lambda field: field.integer(0, 1000), 0),
-            fields.read("gpus", lambda field: field.integer(1), 1),
+            fields.read("gpus", lambda field: field.integer(1, MOST_GPUS), 1),
             fields.read("gpu", parse_single_gpu),
             fields.read("group", _group),
         )
@@ -280,7 +284,9 @@ def _percent(node: Node) -> int | None:
 
 def _size_bytes(node: Node) -> int | None:
     if is_integer(node.value):
-        node.report("the bare number %d has no unit" % node.value, "Write it like `%s`, in MiB or GiB." % node.example)
+        node.report(
+            "the bare number %s has no unit" % number(node.value), "Write it like `%s`, in MiB or GiB." % node.example
+        )
         return None
     text = node.text()
     try:
@@ -337,7 +343,7 @@ def _gpu_instance_profile(node: Node) -> ProfileName | None:
 
 def _compute_instances(node: Node, profile: ProfileName | None) -> tuple[str, ...]:
     """The names of the parts of a split; none where a single part spans the instance, which is what no split means."""
-    nodes = node.items(at_least=1) or []
+    nodes = node.items(1, MOST_INSTANCES) or []
     names = [_profile_name(each) for each in nodes]
     if profile is None or None in names or not names:
         return ()
@@ -362,7 +368,7 @@ def _time_slicing(node: Node) -> TimeSlicing | None:
         return None
     return TimeSlicing(
         fields.read("slice", lambda field: field.choice(TIME_SLICES)),
-        fields.read("replicas", lambda field: field.integer(1), 1),
+        fields.read("replicas", lambda field: field.integer(1, MOST_CLIENTS), 1),
     )
 
 
@@ -371,6 +377,6 @@ def _oversubscribe(node: Node) -> tuple[float | None, float | None]:
     if fields is None:
         return None, None
     return (
-        fields.read("memory", lambda field: field.ratio(1.0), 1.0),
-        fields.read("sm", lambda field: field.ratio(1.0), 1.0),
+        fields.read("memory", lambda field: field.ratio(1.0, MOST_RATIO), 1.0),
+        fields.read("sm", lambda field: field.ratio(1.0, MOST_RATIO), 1.0),
     )

@@ -9,14 +9,15 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from .layout_reader import Key, Node, described, is_integer, nearest, quoted
-from .layout_types import Selector
+from .layout_reader import Key, Node, described, is_digits, is_integer, nearest, quoted
+from .layout_types import MOST_GPUS, Selector
 
 _UUID = re.compile(r"GPU-([0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12})")
 # NVML pads the domain to eight digits, sysfs to four, lspci leaves it out. A GPU is function 0 of its device.
 _PCI = re.compile(r"(?:([0-9A-Fa-f]{4,8}):)?([0-9A-Fa-f]{2}):([01][0-9A-Fa-f])\.0")
 
 _MODEL = {"model": Key('{model: "H100*"}', required=True)}
+_LONGEST_PATTERN = 100
 _FORMS = (
     'Write all, an index (0), a UUID ("GPU-" and 36 characters, see nvidia-smi -L), '
     'a PCI address ("0000:3b:00.0") or {model: "H100*"}.'
@@ -27,7 +28,7 @@ def parse_selector(node: Node) -> Selector | None:
     """The selector that one element of `gpus` is, normalised; None after reporting why it is none."""
     value = node.value
     if is_integer(value):
-        index = node.integer(0)
+        index = node.integer(0, MOST_GPUS - 1)
         return None if index is None else Selector("index", index)
     if isinstance(value, Mapping):
         return _parse_model(node)
@@ -56,7 +57,9 @@ def _parse_model(node: Node) -> Selector | None:
     if pattern is None:
         return None
     model = fields["model"]
-    if not pattern.strip():
+    if len(pattern) > _LONGEST_PATTERN:
+        model.report("the pattern has %d characters" % len(pattern), "Write at most %d." % _LONGEST_PATTERN)
+    elif not pattern.strip():
         model.report("the pattern is empty", 'Write a glob on the GPU\'s name, like "H100*".')
     elif pattern.startswith("NVIDIA "):
         model.report("names are compared without NVIDIA", "Write %s." % quoted(pattern[len("NVIDIA ") :]))
@@ -78,8 +81,8 @@ def _parse_text(node: Node, text: str) -> Selector | None:
         node.report(
             "%s is a MIG device, not a GPU" % quoted(text), "Name the GPU that holds it; nvidia-smi -L shows which."
         )
-    elif text.strip().isdigit():
-        node.report("the index %s is a string" % quoted(text), "Write it without quotes: %s." % text.strip())
+    elif is_digits(text.strip()):
+        node.report("the index %s is a string" % quoted(text), "Write it without quotes: %.20s." % text.strip())
     elif nearest(text, ["all"]):
         node.report("%s names no GPU" % quoted(text), "Did you mean all?")
     else:

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
-from . import busy, plan_file
-from .converge import converge, foresee
+from . import busy, lost_gpus, plan_file
+from .converge import Request, converge, foresee
 from .errors import DriverAbsentError
 from .follow import SERVICES
 from .layout import parse_layout
 from .layout_run import ALL_PARTS
 from .mig_steps import Plan
 from .model import Gpu, to_data
+from .nvml_calls import driver_loaded, lend
 from .ownership import POLICIES
 from .pci import nvidia_gpus
 from .runner import respawn_with_pynvml
@@ -30,6 +31,7 @@ def argspec() -> dict[str, Any]:
         "busy_timeout": {"type": "int", "default": 600},
         "grace_period": {"type": "int", "default": 30},
         "lock_timeout": {"type": "int", "default": 60},
+        "lost": {"type": "str", "choices": list(lost_gpus.POLICIES), "default": lost_gpus.FAIL},
         "state_directory": {"type": "path", "default": DIRECTORY},
     }
 
@@ -42,37 +44,43 @@ def argspec_of_gpus() -> dict[str, Any]:
         plan={"type": "dict"},
         leave_pending={"type": "bool", "default": False},
         restart_services={"type": "list", "elements": "str", "default": list(SERVICES)},
+        # The text of a Python file, of which no log needs a copy.
+        pynvml={"type": "str", "no_log": True},
     )
 
 
 def bring_about(params: dict[str, Any], check_mode: bool, parts: Sequence[str] = ALL_PARTS) -> dict[str, Any]:
     """Bring these parts of the layout about. The module's return values."""
-    layout = parse_layout(params["layout"])
-    directory, unlisted, saved = params["state_directory"], params.get("unlisted", POLICIES[0]), params.get("plan")
-    services = params.get("restart_services", ())
+    request = Request(
+        layout=parse_layout(params["layout"]),
+        directory=params["state_directory"],
+        unlisted=params.get("unlisted", POLICIES[0]),
+        saved=params.get("plan"),
+        services=params.get("restart_services", ()),
+        parts=parts,
+        lost=params["lost"],
+    )
+    if check_mode and params.get("pynvml"):
+        lend(params["pynvml"])
     try:
         if check_mode:
             # An earlier task of the same dry run may be the one that would install it.
-            done = foresee(layout, directory, unlisted, saved, params["on_busy"], services, parts, library_comes=True)
+            done = foresee(request, params["on_busy"], library_comes=True)
         else:
             done = converge(
-                layout,
-                directory,
-                unlisted,
+                request,
                 params["lock_timeout"],
-                saved,
                 busy.OnBusy(params["on_busy"], params["busy_timeout"], params["grace_period"]),
                 params.get("leave_pending", False),
-                services,
-                parts,
             )
     except DriverAbsentError as error:
         if error.call == "import":
             respawn_with_pynvml()
-        if saved is not None or not check_mode:
+        if request.saved is not None or not check_mode:
             raise
         msg = "%s Only the form of the layout was checked." % error
-        return {"changed": True, "driver_present": False, "pci_gpus": nvidia_gpus(), "msg": msg}
+        found = {"changed": True, "driver_present": False, "pci_gpus": nvidia_gpus(), "msg": msg}
+        return dict(found, pynvml_missing=True) if error.call == "import" and driver_loaded() else found
     plan = done.plan
     told = {
         "changed": done.changed,
@@ -93,6 +101,8 @@ def bring_about(params: dict[str, Any], check_mode: bool, parts: Sequence[str] =
             told["missing"] = list(done.missing)
         if plan.disturbs:
             told["busy"] = [disturbance.to_data() for disturbance in plan.disturbs]
+    if done.warnings:
+        told["lost"] = told["warnings"] = list(done.warnings)
     if done.followed:
         told["followed"] = list(done.followed)
     if done.ended:
@@ -123,7 +133,7 @@ def report(plan: Plan, observed: dict[str, Gpu]) -> list[dict[str, Any]]:
                     "placement": to_data(i.placement),
                     "mig_uuids": [c.mig_uuid for c in i.compute_instances],
                 }
-                for i in observed[gpu.gpu.uuid].mig.instances
+                for i in observed.get(gpu.gpu.uuid, gpu.gpu).mig.instances
             ],
         }
         for gpu in plan.gpus

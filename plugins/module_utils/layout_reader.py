@@ -9,7 +9,6 @@ Knows nothing of `gpu_layout`. A read that fails reports the problem and returns
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Mapping
 from typing import Any, Callable, Iterable, NamedTuple, Sequence, TypeVar
 
@@ -18,6 +17,7 @@ from .errors import Problem
 T = TypeVar("T")
 
 _LONGEST_QUOTE = 60
+_LONGEST_NUMBER = 20
 
 
 class Key(NamedTuple):
@@ -29,8 +29,15 @@ class Key(NamedTuple):
 
 def quoted(value: object) -> str:
     """The value between quotes, cut where a message would drown in it."""
-    text = str(value)
+    text = number(value) if is_integer(value) else str(value)
     return '"%s"' % (text if len(text) <= _LONGEST_QUOTE else text[:_LONGEST_QUOTE] + "...")
+
+
+def number(value: float) -> str:
+    """The number in digits, or how long it is: Python refuses to write very long ones, and no message needs them."""
+    if isinstance(value, int) and abs(value) >= 10**_LONGEST_NUMBER:
+        return "a number of more than %d digits" % _LONGEST_NUMBER
+    return "%s" % value
 
 
 def described(value: object) -> str:
@@ -40,7 +47,8 @@ def described(value: object) -> str:
     if isinstance(value, bool):
         return "the boolean %s" % str(value).lower()
     if isinstance(value, (int, float)):
-        return "the number %s" % value
+        text = number(value)
+        return text if text.startswith("a number") else "the number %s" % text
     if isinstance(value, str):
         return "the string %s" % quoted(value)
     if isinstance(value, Mapping):
@@ -52,8 +60,14 @@ def described(value: object) -> str:
 
 def nearest(word: object, known: Iterable[str]) -> str | None:
     """The known word that `word` most likely was to be."""
-    matches = difflib.get_close_matches(str(word).lower(), list(known), n=1)
+    text = str(word)[:_LONGEST_QUOTE] if isinstance(word, str) else ""
+    matches = difflib.get_close_matches(text.lower(), list(known), n=1)
     return matches[0] if matches else None
+
+
+def is_digits(text: str) -> bool:
+    """Whether it is a number in digits. To `str.isdigit` superscripts are digits too, which `int` refuses."""
+    return text.isascii() and text.isdigit()
 
 
 def is_integer(value: object) -> bool:
@@ -81,7 +95,7 @@ class Node:
         hint = ""
         if isinstance(self.value, bool):
             hint = " (YAML reads yes, no, on, off, true and false as booleans; quotes make them text)"
-        elif isinstance(self.value, str) and self.value.strip().isdigit():
+        elif isinstance(self.value, str) and is_digits(self.value.strip()):
             hint = " (without quotes: between them a number is text)"
         return "Write it like `%s`%s." % (self.example, hint)
 
@@ -102,16 +116,17 @@ class Node:
         if not is_integer(self.value):
             self.report_type("a whole number " + span)
         elif self.value < minimum or (maximum is not None and self.value > maximum):
-            self.report("%d is out of range" % self.value, "Write a whole number %s." % span)
+            self.report("%s is out of range" % number(self.value), "Write a whole number %s." % span)
         else:
             return int(self.value)
         return None
 
-    def ratio(self, minimum: float) -> float | None:
+    def ratio(self, minimum: float, maximum: float) -> float | None:
         if not is_integer(self.value) and not isinstance(self.value, float):
             self.report_type("a number")
-        elif not minimum <= self.value < math.inf:
-            self.report("%s is out of range" % self.value, "Write a number of %s or more." % minimum)
+        elif not minimum <= self.value <= maximum:
+            cure = "Write a number from %g to %g." % (minimum, maximum)
+            self.report("%s is out of range" % number(self.value), cure)
         else:
             return float(self.value)
         return None
@@ -125,17 +140,20 @@ class Node:
         self.report("unknown value %s" % quoted(text), "%sIt is one of %s." % (meant, ", ".join(options)))
         return None
 
-    def items(self, at_least: int) -> list[Node] | None:
+    def items(self, at_least: int, at_most: int | None = None) -> list[Node] | None:
         """The elements of a list; `at_least` is 0 where an empty one has a meaning."""
         if not isinstance(self.value, (list, tuple)):
             self.report_type("a list")
+            return None
+        if at_most is not None and len(self.value) > at_most:
+            self.report("the list has %d elements" % len(self.value), "Write at most %d." % at_most)
             return None
         if len(self.value) < at_least:
             self.report("the list is empty", self._type_cure())
             return None
         return [
-            Node(value, "%s[%d]" % (self.where, number), self.problems, self.example)
-            for number, value in enumerate(self.value)
+            Node(value, "%s[%d]" % (self.where, place), self.problems, self.example)
+            for place, value in enumerate(self.value)
         ]
 
     def fields(self, keys: dict[str, Key]) -> Fields | None:
@@ -161,7 +179,7 @@ class Node:
         )
 
     def _place(self, key: object) -> str:
-        return "%s.%s" % (self.where, key)
+        return "%s.%s" % (self.where, quoted(key)[1:-1])
 
 
 class Fields:

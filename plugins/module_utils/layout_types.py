@@ -12,6 +12,10 @@ from .profile_name import parse_profile_name
 #: Raised when a layout that was valid becomes invalid, or means something else.
 LAYOUT_VERSION = 1
 
+#: Bounds of a layout. No host has so many GPUs, no GPU so many instances, clients or tenants.
+MOST_GPUS, MOST_INSTANCES, MOST_CLIENTS = 256, 64, 1000
+MOST_RATIO = 100.0
+
 #: The ways of sharing that have a part of their own name in the entry, and those that need none.
 PARTS = ("mig", "mps", "time_slicing", "vgpu")
 SHARINGS = ("exclusive", "shared", *PARTS)

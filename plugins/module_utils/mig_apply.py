@@ -153,8 +153,15 @@ def _make_way(gpu_plan: GpuPlan, look: Look, clear: Clear | None) -> None:
 
 
 def run_steps(session: Session, gpu_plan: GpuPlan, reset: Reset, done: list[str]) -> None:
+    gpu = gpu_plan.gpu
     for step in gpu_plan.steps:
-        _step(session, gpu_plan.gpu.uuid, step, reset)
+        try:
+            _step(session, gpu.uuid, step, reset)
+        except NvmlError as error:
+            # What works on one GPU knows its UUID alone; people know its index.
+            if error.where == "gpu %s" % gpu.uuid:
+                error.where = "gpu %d (%s)" % (gpu.index, gpu.uuid)
+            raise
         done.append("gpu %d: %s" % (gpu_plan.gpu.index, step))
 
 

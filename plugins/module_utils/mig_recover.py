@@ -9,7 +9,7 @@ from typing import Callable, Sequence
 
 from . import mig_plan, mps_apply, vgpu_apply
 from .busy import can_be_ended
-from .errors import ApplyError, BusyError, FleetError
+from .errors import ApplyError, BusyError, FleetError, attempt_all
 from .mig_apply import Clear, Look, Reset, expect, go_back, run_steps, settled
 from .mig_steps import Plan, Target
 from .model import Gpu, Host
@@ -62,10 +62,11 @@ def recover(
             raise ApplyError(error.where, problem, cure) from error
         if reached is None:
             outcome = "old"
-    if outcome == "old" and daemons is not None:
-        mps_apply.bring_back(entry.daemons, daemons, host)
-    if outcome == "old" and tenants is not None:
-        vgpu_apply.bring_back(entry.tenants, tenants(host.gpus))
+    if outcome == "old":
+        attempt_all(
+            (lambda: mps_apply.bring_back(entry.daemons, daemons, host)) if daemons is not None else None,
+            (lambda: vgpu_apply.bring_back(entry.tenants, tenants(host.gpus))) if tenants is not None else None,
+        )
     with settled(outcome):
         if record is not None and reached is None:
             record.renew(host.gpus)

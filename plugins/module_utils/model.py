@@ -99,6 +99,12 @@ class Holder:
     started_seconds: float | None = None
     #: The same in the kernel's count, which no clock moves: with the pid it is one process and no other.
     started_ticks: int | None = field(default=None, metadata=INTERNAL)
+    #: Whether its unit or container has a TCP socket that listens, and how many clients are connected to such; None where nobody
+    #: looked, or it cannot be told (holders_sockets).
+    listens: bool | None = None
+    clients: int | None = None
+    #: CPU time that the process has taken so far.
+    cpu_seconds: float | None = field(default=None, metadata=INTERNAL)
 
     def __str__(self) -> str:
         return self.who
@@ -209,14 +215,23 @@ class Gpu:
 
 
 @dataclass(frozen=True)
+class LostGpu:
+    """A GPU that the driver counts and that answers only GPU_IS_LOST (XID 79). Nothing but its index is known."""
+
+    index: int
+    problem: str
+
+
+@dataclass(frozen=True)
 class Host:
-    """All that one NVML session saw on a host. GPUs are in index order."""
+    """All that one NVML session saw on a host. GPUs are in index order; lost ones are not among `gpus`."""
 
     driver_version: str
     nvml_version: str
     cuda_version: str | None
     simulated: bool
     gpus: tuple[Gpu, ...]
+    lost: tuple[LostGpu, ...] = ()
 
 
 def to_data(value: Any) -> Any:

@@ -9,13 +9,14 @@ takes to start the daemon of before.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any, Callable, Mapping, Sequence
 
 from . import mps_files, mps_plan
 from .busy import make_way
 from .disturbance import Disturbance
-from .errors import ApplyError, FleetError
+from .errors import ApplyError, attempt_all
 from .model import Host
 from .mps_host import MpsHost, adjustable
 from .mps_model import MpsSeen
@@ -105,19 +106,11 @@ class MpsChange:
         self._started.clear()
 
     def bring_back(self, host: Host) -> None:
-        """On the way back, after the GPUs: the daemons and limits of before, as many as can be had, then the first error."""
-        errors: list[FleetError] = []
-        back: list[tuple[MpsSeen, Callable[[MpsSeen], None]]] = [
-            *((seen, lambda one: self._start_again(one, host)) for seen in self._stopped),
-            *((seen, self._adjust_back) for seen in self._adjusted),
-        ]
-        for seen, again in back:
-            try:
-                again(seen)
-            except FleetError as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
+        """On the way back, after the GPUs: the daemons and limits of before, as many as can be had. Raises all errors as one."""
+        attempt_all(
+            *(functools.partial(self._start_again, seen, host) for seen in self._stopped),
+            *(functools.partial(self._adjust_back, seen) for seen in self._adjusted),
+        )
 
     def _start_again(self, seen: MpsSeen, host: Host) -> None:
         self._host.start(seen.daemon, mps_plan.devices(seen.daemon, host.gpus) or seen.devices)

@@ -11,7 +11,12 @@ of its answers below was seen with those of Debian, 535.261.03 and 550.163.01.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 import re
+import time
+from typing import Iterator
 
 from .errors import FleetError
 from .holders_model import Run, ask
@@ -22,6 +27,13 @@ PIPE_DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY"
 _MIB = 2**20
 _REFUSED = re.compile(r"privilege|^Unknown command|^Invalid", re.IGNORECASE | re.MULTILINE)
 _SIZE = re.compile(r"([0-9]+)([GM])")
+#: Of two tools that ask a daemon at the same moment, one may fail or print nothing (seen with 535.261.03). So readers of the
+#: collection take turns on its own daemons, by a lock that only root can open; a sandboxed service may find it missing.
+_LOCK, _OWN = "/run/openfleet-gpu-mps.lock", "/run/openfleet-mps/"
+_TURN_SECONDS, _TURN_POLL_SECONDS = 5.0, 0.01
+#: An operator's own tool takes no turns. What failed beside it, or had no answer, is asked again after so many seconds.
+_AGAIN_SECONDS = (0.05, 0.2, 0.5)
+_COLLISION = re.compile(r"exit status 1: (Cannot send command to MPS control daemon.*)?$", re.DOTALL)
 
 
 class MpsError(FleetError):
@@ -32,16 +44,25 @@ class Control:
     """The control daemon behind a pipe directory; None is the directory that the tool has as its default."""
 
     def __init__(self, run: Run, directory: str | None) -> None:
-        self._run = run
+        self._run, self._directory = run, directory
         self._variables = {PIPE_DIRECTORY: directory} if directory else {}
         self.where = "the MPS control daemon of %s" % (directory or "the default pipe directory")
 
-    def ask(self, command: str) -> str:
-        """The answer to a command. Raises MpsError where the daemon does not answer or refuses."""
-        try:
-            text, problem = ask(self._run, [CONTROL], input=command + "\n", env=self._variables)
-        except FileNotFoundError as error:
-            raise MpsError(self.where, str(error), "Install %s." % CONTROL) from error
+    def ask(self, command: str, answers: bool = False) -> str:
+        """Return the answer to a command; `answers` tells that a daemon always has one to it.
+
+        Raises MpsError where the daemon does not answer or refuses.
+        """
+        for pause in (*_AGAIN_SECONDS, None):
+            try:
+                with _turn(self._directory):
+                    text, problem = ask(self._run, [CONTROL], input=command + "\n", env=self._variables)
+            except FileNotFoundError as error:
+                raise MpsError(self.where, str(error), "Install %s." % CONTROL) from error
+            collided = not text.strip() and answers if text is not None else _COLLISION.search(problem)
+            if pause is None or not collided:
+                break
+            time.sleep(pause)
         if text is None:
             raise MpsError(self.where, problem, "See whether it runs, and as whom.")
         if _REFUSED.search(text):
@@ -50,7 +71,12 @@ class Control:
 
     def servers(self) -> tuple[int, ...]:
         """The pids of its servers: one for each user at work, none before the first client."""
-        return _pids(self.ask("get_server_list"))
+        found = self.ask("get_server_list")
+        if not found:
+            # None, or a tool that asked at the same moment: a command that always has an answer came through meanwhile.
+            self.percentage()
+            found = self.ask("get_server_list")
+        return _pids(found)
 
     def clients(self, server: int) -> tuple[int, ...]:
         """The pids of a server's clients; none where the server has ended since."""
@@ -62,7 +88,7 @@ class Control:
         A server that is just starting or ending tells nothing.
         """
         of = "get_default_active_thread_percentage" if server is None else "get_active_thread_percentage %d" % server
-        return _number(self.ask(of))
+        return _number(self.ask(of, answers=server is None))
 
     def set_percentage(self, percentage: int, server: int | None = None) -> float | None:
         """What holds afterwards. Clients that are connected keep what they have; None as in `percentage`."""
@@ -77,6 +103,26 @@ class Control:
 
     def set_limit(self, index: int, limit_bytes: int, server: int | None = None) -> None:
         self.ask(limit_command(index, limit_bytes, server))
+
+
+@contextlib.contextmanager
+def _turn(directory: str | None) -> Iterator[None]:
+    """Run the body while no other reader of the collection asks one of its daemons, as far as that can be had."""
+    descriptor = None
+    if directory is not None and directory.startswith(_OWN):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        end = time.monotonic() + _TURN_SECONDS
+        while descriptor is not None and time.monotonic() < end:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            time.sleep(_TURN_POLL_SECONDS)
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 def limit_command(index: int, limit_bytes: int, server: int | None = None) -> str:

@@ -19,7 +19,8 @@ from typing import Iterator, Mapping, Sequence
 from . import durable, mps_files, mps_unit, systemd
 from .errors import ApplyError, Problem
 from .holders_model import Run, ask, run_tool
-from .holders_proc import arguments_of, command_of, may_have_gpu_open, owner_of
+from .holders_mps import serves
+from .holders_proc import arguments_of, command_of, may_have_gpu_open, owner_of, started_ticks_of
 from .mps_control import CONTROL, Control, MpsError, told
 from .mps_model import MpsClient, MpsDaemon, MpsSeen
 
@@ -172,9 +173,10 @@ class MpsHost:
         user = None if uid is None else str(uid)
         with contextlib.suppress(KeyError):
             user = None if uid is None else pwd.getpwuid(uid).pw_name
-        # A server of root's serves the clients of all users.
-        attested = owner_of(server, proc) in (None, 0, uid) and may_have_gpu_open(pid, proc)
-        return MpsClient(pid, server, command_of(words) if words else None, user, attested)
+        # Of a server that has ended nothing is attested.
+        attested = serves(server, pid, proc) and may_have_gpu_open(pid, proc)
+        command = command_of(words) if words else None
+        return MpsClient(pid, server, command, user, attested, started_ticks_of(pid, proc))
 
     def _replaced(self, pid: int) -> bool:
         """Whether the daemon runs a file that is no longer there under its name, as after a package was upgraded."""

@@ -51,6 +51,8 @@ class MpsClient:
     command: str | None = None
     user: str | None = None
     attested: bool = field(default=True, metadata=INTERNAL)
+    #: When it began, in the kernel's count: a later process with its pid is another one.
+    started_ticks: int | None = field(default=None, metadata=INTERNAL)
 
 
 @dataclass(frozen=True)

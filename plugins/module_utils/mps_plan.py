@@ -152,7 +152,8 @@ def clients(one: MpsSeen) -> tuple[Holder, ...]:
         about = [text for text in (short(client.command), client.user and "user %s" % client.user) if text]
         who = "pid %d%s, its client" % (client.pid, " (%s)" % ", ".join(about) if about else "")
         if client.attested:
-            found.append(Holder(gpu, None, MPS, who, client.pid, client.user, client.command))
+            ticks = client.started_ticks
+            found.append(Holder(gpu, None, MPS, who, client.pid, client.user, client.command, started_ticks=ticks))
         else:
             # Root ends nobody on the word of a user's process.
             who += " by the word of the server %d alone, and is not ended" % client.server_pid

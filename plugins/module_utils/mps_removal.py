@@ -39,7 +39,7 @@ def remove_all(directory: str, lock_timeout_seconds: float, on_busy: OnBusy, che
             host = MpsHost()
             plan = _plan(host) if "GPUSIM_STATE" not in os.environ else MpsPlan()
             if plan.disturbs and on_busy.policy != FORCE and (on_busy.policy == FAIL or not check_mode):
-                cure = "Stop it and run again; on_busy can wait for it or end it."
+                cure = "Stop it and run again; gpu_layout_on_busy (the option on_busy) can wait for it or end it."
                 raise BusyError(plan.disturbs, "nothing was changed", cure)
             if not check_mode:
                 change = MpsChange(host, plan, clear if on_busy.policy == FORCE else None)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 from pathlib import Path
@@ -18,17 +19,20 @@ from .model import (
     GpuInstance,
     GpuInstanceProfile,
     Host,
+    LostGpu,
     Mig,
     NvLink,
     Placement,
     Process,
     Telemetry,
 )
-from .nvml_calls import INVALID_ARGUMENT, Calls
+from .nvml_calls import GPU_IS_LOST, INVALID_ARGUMENT, Calls
 from .time_slices import set_time_slice, with_time_slices
 
 _ARCHITECTURES = {5: "volta", 6: "turing", 7: "ampere", 8: "ada", 9: "hopper", 10: "blackwell", 13: "rubin"}
 _COMPUTE_MODES = {0: "default", 2: "prohibited", 3: "exclusive_process"}
+#: Longs of a bitmap of NUMA nodes: Linux has 1024 at most (CONFIG_NODES_SHIFT).
+NUMA_NODE_WORDS = 16
 #: Kind of the process that stands for those that NVML does not list.
 UNKNOWN = "unknown"
 #: NVML's way to say "no such instance" in process lists, and "no value" in sizes.
@@ -59,23 +63,41 @@ class Session(Calls):
     def observe(self, telemetry: bool = False, silent: dict[int, NvmlError] | None = None) -> Host:
         """Everything that planning needs; with `telemetry` also what the GPUs are doing just now.
 
-        Raises NvmlError for a GPU that does not answer. With `silent` it is left out, and the error is noted there by index.
+        Lost GPUs are apart from the others. Raises NvmlError for a GPU that fails otherwise; with `silent` it is left out, and
+        the error is noted there by index.
         """
         cuda = self._told("nvmlSystemGetCudaDriverVersion_v2")
         found = [self._answering(index, telemetry, silent) for index in range(self._call("nvmlDeviceGetCount"))]
-        gpus = tuple(gpu for gpu in found if gpu is not None)
+        gpus = tuple(gpu for gpu in found if isinstance(gpu, Gpu))
         return Host(
             driver_version=self._call("nvmlSystemGetDriverVersion"),
             nvml_version=self._call("nvmlSystemGetNVMLVersion"),
             cuda_version=None if cuda is None else "%d.%d" % (cuda // 1000, cuda % 1000 // 10),
             simulated=self.simulated,
             gpus=with_time_slices(gpus) if self.with_time_slices else gpus,
+            lost=tuple(gpu for gpu in found if isinstance(gpu, LostGpu)),
         )
 
-    def _answering(self, index: int, telemetry: bool, silent: dict[int, NvmlError] | None) -> Gpu | None:
+    def utilizations(self) -> dict[str, tuple[int, int | None]]:
+        """By UUID each GPU's index and the share of the last second in which a kernel ran, in percent; None in MIG mode.
+
+        A GPU that does not answer is left out.
+        """
+        found = {}
+        for index in range(self._call("nvmlDeviceGetCount")):
+            with contextlib.suppress(NvmlError):
+                handle = self._call("nvmlDeviceGetHandleByIndex", index, gpu=str(index))
+                rates = self._optional("nvmlDeviceGetUtilizationRates", handle)
+                uuid = self._call("nvmlDeviceGetUUID", handle, gpu=str(index))
+                found[uuid] = (index, None if rates is None else int(rates.gpu))
+        return found
+
+    def _answering(self, index: int, telemetry: bool, silent: dict[int, NvmlError] | None) -> Gpu | LostGpu | None:
         try:
             return self._gpu(index, telemetry)
         except NvmlError as error:
+            if error.code == GPU_IS_LOST:
+                return LostGpu(index, error.problem)
             if silent is None:
                 raise
             silent[index] = error
@@ -85,6 +107,7 @@ class Session(Calls):
         handle = self._call("nvmlDeviceGetHandleByIndex", index, gpu=str(index))
         uuid = self._call("nvmlDeviceGetUUID", handle, gpu=str(index))
         self._handles[uuid] = handle
+        self._indices[uuid] = index
         pci = self._call("nvmlDeviceGetPciInfo", handle, gpu=uuid)
         memory_total_bytes = self._call("nvmlDeviceGetMemoryInfo", handle, gpu=uuid).total
         architecture = self._told("nvmlDeviceGetArchitecture", handle)
@@ -116,12 +139,21 @@ class Session(Calls):
         )
 
     def _numa_node(self, handle: Any, address: str) -> int | None:
-        # The kernel knows where the card is plugged in; NVML knows it of cards with memory of their own on the host.
+        # The kernel knows where the card is plugged in; where /sys is hidden, NVML has the node whose memory is nearest.
+        # nvmlDeviceGetNumaNodeId is about GPUs that are NUMA nodes themselves (beside a Grace CPU).
         try:
-            node: int | None = int(Path("/sys/bus/pci/devices", address, "numa_node").read_text())
+            node = int(Path("/sys/bus/pci/devices", address, "numa_node").read_text())
+            return node if node >= 0 else None
         except (OSError, ValueError):
-            node = self._told("nvmlDeviceGetNumaNodeId", handle)
-        return node if node is not None and node >= 0 else None
+            words = self._told(
+                "nvmlDeviceGetMemoryAffinity", handle, NUMA_NODE_WORDS, self._nvml.NVML_AFFINITY_SCOPE_NODE
+            )
+        bits = (
+            []
+            if words is None
+            else [64 * i + bit for i, word in enumerate(words) for bit in range(64) if word >> bit & 1]
+        )
+        return bits[0] if bits else None
 
     def _nvlinks(self, handle: Any) -> tuple[NvLink, ...]:
         links = []
@@ -320,7 +352,7 @@ class Session(Calls):
         profile = next((p for p in self._compute_profiles(instance) if p.sliceCount == compute_slices), None)
         if profile is None:
             raise NvmlError(
-                "gpu %s" % gpu,
+                self._label(gpu),
                 "the GPU instance at %d offers no compute instance of %d slices" % (gpu_instance_start, compute_slices),
                 gpu=gpu,
             )
@@ -354,7 +386,7 @@ class Session(Calls):
             if self._call("nvmlGpuInstanceGetInfo", found, gpu=gpu).placement.start == start:
                 return found
         raise NvmlError(
-            "gpu %s" % gpu, "no GPU instance of profile id %d starts at placement %d" % (profile_id, start), gpu=gpu
+            self._label(gpu), "no GPU instance of profile id %d starts at placement %d" % (profile_id, start), gpu=gpu
         )
 
 

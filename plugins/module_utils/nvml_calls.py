@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import sys
+import types
+from pathlib import Path
 from typing import Any, Iterator, TypeVar
 
 from .errors import DriverAbsentError, NvmlError
@@ -22,7 +24,7 @@ BINDING_DIRECTORY = "/usr/local/lib/openfleet-gpu/python"
 SUCCESS, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 0, 3, 4, 6
 FUNCTION_NOT_FOUND, RESET_REQUIRED, IN_USE = 13, 16, 19
 INVALID_ARGUMENT, DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND = 2, 9, 12
-GPU_IS_LOST = 15
+GPU_IS_LOST, UNKNOWN = 15, 999
 _ABSENT = (NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, FUNCTION_NOT_FOUND)
 
 _CURES = {
@@ -35,6 +37,31 @@ _CURES = {
 
 #: Longer than any list of instances or placements of a GPU (at most 15 GPU instances of 8 compute instances each).
 _LIST_LENGTH = 32
+
+
+#: What the kernel shows while the driver is loaded.
+_LOADED = "/proc/driver/nvidia/version"
+
+
+def driver_loaded() -> bool:
+    """Whether the host has a driver that NVML could ask, known without pynvml."""
+    if Path(_LOADED).exists():
+        return True
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def lend(source: str) -> None:
+    """Use this text of pynvml.py in this process, where the host has no pynvml. Nothing of it is written to the host."""
+    try:
+        _binding()
+    except DriverAbsentError:
+        module = types.ModuleType("pynvml")
+        sys.modules["pynvml"] = module
+        exec(compile(source, "pynvml.py (lent by the controller)", "exec"), module.__dict__)
 
 
 def _binding() -> Any:
@@ -65,12 +92,16 @@ class Calls:
     def __init__(self) -> None:
         self._nvml = _binding()
         self._handles: dict[str, Any] = {}
+        #: NVML's index of each UUID that was seen, for messages.
+        self._indices: dict[str, int] = {}
 
     def __enter__(self: Started) -> Started:
         try:
             self._nvml.nvmlInit()
         except self._nvml.NVMLError as error:
-            absent = error.value in (DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND)
+            # The library alone, as in a container, may not know that there is no driver.
+            alone = error.value == UNKNOWN and not Path(_LOADED).exists()
+            absent = alone or error.value in (DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND)
             raise (DriverAbsentError if absent else NvmlError)(
                 "this host",
                 "NVML does not start: %s" % error,
@@ -140,9 +171,15 @@ class Calls:
         except self._nvml.NVMLError as error:
             raise self._error(call, error, gpu) from error
 
+    def _label(self, gpu: str | None) -> str:
+        """How messages name the GPU: people know its index, and only the UUID stays the same."""
+        if gpu in self._indices:
+            return "gpu %d (%s)" % (self._indices[gpu], gpu)
+        return "gpu %s" % gpu if gpu else "this host"
+
     def _error(self, call: str, error: Any, gpu: str | None) -> NvmlError:
         return NvmlError(
-            "gpu %s" % gpu if gpu else "this host",
+            self._label(gpu),
             "%s failed: %s (NVML code %d)" % (call, error, error.value),
             _CURES.get(error.value, ""),
             call=call,

@@ -51,9 +51,9 @@ class Process:
         self.pid = pid
         self._folder = folder
         #: As /proc/PID/cgroup has it.
-        self.cgroup = self._read("cgroup")
+        self.cgroup = self.read("cgroup")
         #: Real, effective, saved and file system user id.
-        self.uids = {int(text) for text in _numbers(self._read("status"))}
+        self.uids = {int(text) for text in _numbers(self.read("status"))}
 
     @property
     def executable(self) -> str:
@@ -81,19 +81,21 @@ class Process:
 
     def connections(self) -> list[Connection]:
         """All TCP sockets of its network namespace."""
-        return [entry for name in ("net/tcp", "net/tcp6") for entry in _parse(self._read(name))]
+        return [entry for name in ("net/tcp", "net/tcp6") for entry in _parse(self.read(name))]
 
     def __str__(self) -> str:
         """Its pid, program and user, with control characters written out."""
         users = ", ".join(_user(uid) for uid in sorted(self.uids))
         return printable("pid %d (%s) of %s" % (self.pid, self.executable or "program unknown", users))
 
-    def _read(self, name: str) -> str:
+    def read(self, name: str) -> str:
+        """Return a file of its directory; empty where it has ended or may not be looked at."""
         try:
             descriptor = os.open(name, os.O_RDONLY, dir_fd=self._folder)
         except OSError:
             return ""
-        with os.fdopen(descriptor, errors="replace") as file:
+        # A carriage return in a name that a user chose ends no line (proc_files).
+        with os.fdopen(descriptor, errors="replace", newline="\n") as file:
             try:
                 return file.read()
             except OSError:
@@ -242,11 +244,11 @@ def _parse(text: str) -> Iterator[Connection]:
     for line in text.splitlines()[1:]:
         fields = line.split()
         if len(fields) > 9:
-            yield Connection(_written(fields[1]), _written(fields[2]), int(fields[9]))
+            yield Connection(end_of(fields[1]), end_of(fields[2]), int(fields[9]))
 
 
-def _written(text: str) -> End:
-    """An address as the kernel writes it: each 32 bits in the machine's own order of bytes, then the port."""
+def end_of(text: str) -> End:
+    """Read an end of a socket as the kernel writes it: each 32 bits in the machine's own order of bytes, then the port."""
     address, _colon, port = text.partition(":")
     words = [int(address[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(address), 8)]
     return _plain(b"".join(words)), int(port, 16)

@@ -31,7 +31,7 @@ class UnitOwner(Owner):
     def __init__(self, unit: str, engine: str = "", container: str = "") -> None:
         self.name = unit
         self._origins = [Origin(unit)]
-        self._inside = _own_container()
+        self._inside = own_container()
         number = container_id(engine, container) if engine else ""
         if number:
             self._origins.append(Origin("%s container %s" % (engine, number[:12]), number))
@@ -55,6 +55,11 @@ class UserOfUnitOwner(UnitOwner):
             raise PeerError("the main process of %s has ended" % unit)
         self.name = "%s with the uid %s of its main process" % (unit, " ".join(map(str, sorted(self._uids))))
 
+    @property
+    def uids(self) -> frozenset[int]:
+        """All user ids of its main process."""
+        return frozenset(self._uids)
+
     def has(self, process: Process) -> bool:
         return super().has(process) and process.uids == self._uids
 
@@ -68,7 +73,7 @@ class ContainerOwner(Owner):
         if not number:
             raise PeerError("%s does not run" % self.name)
         self._origin = Origin("%s container %s" % (engine, number[:12]), number)
-        self._inside = _own_container()
+        self._inside = own_container()
 
     def has(self, process: Process) -> bool:
         return parse_cgroup(process.cgroup, self._inside) == self._origin
@@ -85,8 +90,8 @@ def container_id(engine: str, container: str) -> str:
     return number if len(number) == 64 and number.isalnum() else ""
 
 
-def _own_container() -> str | None:
-    """The container that this process runs in: it is the host, and says nothing of a service in it."""
+def own_container() -> str | None:
+    """Return the container that this process runs in: it is the host, and says nothing of a service in it."""
     try:
         return parse_cgroup(Path(peer.PROC, "self/cgroup").read_text()).container_id
     except OSError:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any, Callable, Iterable, Mapping, Sequence
+from typing import Any, Iterable, Mapping, Sequence
 
 from . import mig_plan
 from .errors import PlanError
@@ -27,7 +27,6 @@ from .mps_steps import MpsPlan
 from .ownership import Ownership
 from .vgpu_steps import VgpuPlan
 
-#: 2: who was in the way of the plan when it was made. 3: time slices and MPS daemons. 4: tenants.
 SCHEMA = 4
 _WHERE = "the saved plan"
 _ANEW = "Look at the difference and save a new plan (-e gpu_layout_plan_out=FILE)."
@@ -71,16 +70,16 @@ def restore(saved: Mapping[str, Any], host: Host, targets: Iterable[Target], own
     Raises PlanError, naming what moved, where the host or what the layout asks of it is not what it was.
     """
     try:
-        return _restore(_upgraded(saved, _HOST_UPGRADES), host, tuple(targets), ownership)
+        return _restore(_checked(saved), host, tuple(targets), ownership)
     except (KeyError, TypeError, AttributeError) as error:
         raise PlanError(_WHERE, "it was not written by this collection (%r)" % error, _ANEW) from None
 
 
 def check_beside(saved: Mapping[str, Any], plan: Plan) -> None:
     """Raises PlanError where MPS daemons or tenants would need a step that was not saved. Some may have been done already."""
-    upgraded = _upgraded(saved, _HOST_UPGRADES)
+    checked = _checked(saved)
     for part, planned in (("mps", plan.mps), ("vgpu", plan.vgpu)):
-        _check_steps(upgraded[part], planned)
+        _check_steps(checked[part], planned)
 
 
 def _check_steps(saved: Mapping[str, Any], planned: MpsPlan | VgpuPlan) -> None:
@@ -100,7 +99,7 @@ def host_part(text: str, host: str) -> dict[str, Any]:
         data = json.loads(text)
     except ValueError as error:
         raise PlanError(_WHERE, "the file is not JSON (%s)" % error, _ANEW) from None
-    hosts = _upgraded(data, _FLEET_UPGRADES).get("hosts", {})
+    hosts = _checked(data).get("hosts", {})
     if host not in hosts:
         raise PlanError(
             _WHERE,
@@ -111,37 +110,16 @@ def host_part(text: str, host: str) -> dict[str, Any]:
     return hosts[host]
 
 
-def _upgraded(data: Any, upgrades: Mapping[int, Callable[[Mapping[str, Any]], dict[str, Any]]]) -> Mapping[str, Any]:
-    """The data in this release's form. Raises PlanError for what neither this release nor one before it wrote."""
+def _checked(data: Any) -> Mapping[str, Any]:
+    """Return the data. Raises PlanError if it is not of this release's schema."""
     schema = data.get("schema") if isinstance(data, Mapping) else None
-    while isinstance(schema, int) and schema in upgrades:
-        data = upgrades[schema](data)
-        schema = data["schema"]
     if schema != SCHEMA:
         raise PlanError(
             _WHERE,
-            "it has schema %s and this release reads 1 to %d" % (schema, SCHEMA),
-            "Save it anew with this release (-e gpu_layout_plan_out=FILE), or apply it with the release that wrote it.",
+            "it has schema %s and this release reads %d" % (schema, SCHEMA),
+            "Save it again with this release (-e gpu_layout_plan_out=FILE), or apply it with the release that wrote it.",
         )
     return data
-
-
-def _host_from_1(data: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(data, schema=2, gpus=[dict(gpu, busy=[]) for gpu in data["gpus"]])
-
-
-def _host_from_2(data: Mapping[str, Any]) -> dict[str, Any]:
-    gpus = [dict(gpu, observed=dict(gpu["observed"], time_slice=None)) for gpu in data["gpus"]]
-    return dict(data, schema=3, gpus=gpus, mps={"plan": [], "busy": [], "steps": []})
-
-
-def _host_from_3(data: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(data, schema=4, vgpu={"plan": [], "busy": [], "steps": []})
-
-
-_HOST_UPGRADES = {1: _host_from_1, 2: _host_from_2, 3: _host_from_3}
-# The hosts' parts have a schema of their own each.
-_FLEET_UPGRADES = {n: lambda data: dict(data, schema=data["schema"] + 1) for n in range(1, SCHEMA)}
 
 
 def _restore(saved: Mapping[str, Any], host: Host, targets: Sequence[Target], ownership: Ownership) -> Plan:

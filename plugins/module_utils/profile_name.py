@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from .errors import FleetError
 
-_NAME = re.compile(r"(?:([1-9][0-9]*)c\.)?([1-9][0-9]*)g\.([1-9][0-9]*)gb(\+me\.all|\+me|\+gfx|-me)?")
+_NAME = re.compile(r"(?:([1-9][0-9]?)c\.)?([1-9][0-9]?)g\.([1-9][0-9]{0,4})gb(\+me\.all|\+me|\+gfx|-me)?")
 
 
 class ProfileNameError(FleetError):
@@ -50,7 +50,7 @@ def parse_profile_name(text: str) -> ProfileName:
     if not match:
         raise ProfileNameError(
             "",
-            '"%s" is not the name of a MIG profile' % text,
+            '"%.60s" is not the name of a MIG profile' % text,
             "Write it like nvidia-smi mig -lgip: 3g.40gb, 1g.10gb+me, 1g.24gb+me.all, 1g.24gb+gfx or 1g.24gb-me.",
         )
     compute, slices, memory, attribute = match.groups()

@@ -8,10 +8,10 @@ On hardware nvidia-smi does it. On a simulated NVML nvidia-smi's reset refuses, 
 
 from __future__ import annotations
 
-import os
 import subprocess
 
 from .errors import ResetRefusedError
+from .holders_model import run_tool
 
 #: Driver resets of an 8-GPU baseboard take tens of seconds; past this something hangs.
 TIMEOUT_SECONDS = 300
@@ -22,22 +22,18 @@ def reset_gpu(gpu: str, simulated: bool) -> None:
     command = ["gpusim", "reset", gpu] if simulated else ["nvidia-smi", "--gpu-reset", "-i", gpu]
     where, cure = "gpu %s" % gpu, "Stop what uses the GPU and run again, or reboot the host."
     try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=TIMEOUT_SECONDS,
-            env=dict(os.environ, LANG="C", LC_ALL="C"),
-            check=False,
-        )
+        done = run_tool(command, timeout_seconds=TIMEOUT_SECONDS)
     except FileNotFoundError:
         raise ResetRefusedError(
-            where, "%s is not there to reset it" % command[0], "Install it, or reboot the host.", gpu=gpu
+            where,
+            "%s is not installed, and resets GPUs" % command[0],
+            "Install it (nvidia-utils or nvidia-driver-cuda, in the driver's version), or reboot the host.",
+            gpu=gpu,
         ) from None
     except subprocess.TimeoutExpired:
         raise ResetRefusedError(
             where, "%s did not end within %d s" % (" ".join(command), TIMEOUT_SECONDS), cure, gpu=gpu
         ) from None
     if done.returncode != 0:
-        said = " ".join((done.stdout + done.stderr).decode(errors="replace").split()).rstrip(".")
+        said = " ".join((done.stdout + done.stderr).split()).rstrip(".")
         raise ResetRefusedError(where, "%s refused: %s" % (" ".join(command), said), cure, gpu=gpu)

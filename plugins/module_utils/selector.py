@@ -55,8 +55,17 @@ def select(selector: Selector, gpus: Sequence[Gpu], where: str) -> list[Gpu]:
             ", ".join("%d: %s, %s, %s" % (gpu.index, gpu.name, gpu.uuid, gpu.pci_address) for gpu in gpus)
             or "no GPU at all"
         )
-        raise SelectorError(where, "no GPU of this host matches %s" % selector, "There is %s." % there)
+        raise SelectorError(
+            where, "no GPU of this host matches %s" % selector, "There is %s.%s" % (there, _octal_hint(selector))
+        )
     return found
+
+
+def _octal_hint(selector: Selector) -> str:
+    """A sentence where the index may have been written with a leading zero, which makes it octal to YAML 1.1."""
+    if selector.kind != "index" or not isinstance(selector.value, int) or selector.value < 8:
+        return ""
+    return " YAML reads 0%o as %d: write indices without leading zeros." % (selector.value, selector.value)
 
 
 def matches(selector: Selector, gpu: Gpu) -> bool:

@@ -12,7 +12,7 @@ from .errors import FleetError
 #: Framebuffer is accounted in MiB, by NVML as by MPS: nothing smaller means anything.
 BYTES_PER_UNIT = {"MiB": 2**20, "GiB": 2**30}
 
-_SIZE = re.compile(r"([1-9][0-9]*)(MiB|GiB)")
+_SIZE = re.compile(r"([1-9][0-9]{0,8})(MiB|GiB)")
 _BARE_NUMBER = re.compile(r"[0-9]+")
 
 
@@ -27,12 +27,12 @@ def parse_size_bytes(text: str) -> int:
         return int(match.group(1)) * BYTES_PER_UNIT[match.group(2)]
     if _BARE_NUMBER.fullmatch(text):
         raise SizeError(
-            "", "the size %s has no unit" % text, "Write %sGiB or %sMiB, whichever is meant." % (text, text)
+            "", "the size %.20s has no unit" % text, "Write %.20sGiB or %.20sMiB, whichever is meant." % (text, text)
         )
     raise SizeError(
         "",
-        'the size "%s" is not a positive whole number with the unit MiB or GiB' % text,
-        "Write it like 18GiB or 512MiB (powers of 1024, no space, no fraction).",
+        'the size "%.60s" is not a positive whole number with the unit MiB or GiB' % text,
+        "Write it like 18GiB or 512MiB (powers of 1024, no space, no fraction, at most 9 digits).",
     )
 
 

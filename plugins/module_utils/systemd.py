@@ -29,13 +29,16 @@ def show(run: Run, names: Sequence[str], properties: Sequence[str]) -> list[dict
     Raises NoAnswerError, and FileNotFoundError where there is no systemctl.
     """
     text = tell(run, ["systemctl", "show", "--property=%s" % ",".join(properties), "--", *names])
-    units = []
-    for block in text.strip().split("\n\n"):
-        said = dict(line.partition("=")[::2] for line in block.splitlines())
-        units.append({key: said.get(key, "") for key in properties})
+    units = parse(text, properties)
     if len(units) != len(names):
         raise NoAnswerError("systemctl show answered for %d units of %d" % (len(units), len(names)))
     return units
+
+
+def parse(text: str, properties: Sequence[str]) -> list[dict[str, str]]:
+    """What `systemctl show` printed: these properties of each unit, empty if it has no such property. One unit at least."""
+    blocks = [dict(line.partition("=")[::2] for line in block.splitlines()) for block in text.strip().split("\n\n")]
+    return [{key: said.get(key, "") for key in properties} for said in blocks]
 
 
 def starting(run: Run, boot_active_state: str) -> bool:

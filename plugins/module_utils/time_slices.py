@@ -43,6 +43,13 @@ def set_time_slice(gpu_uuid: str, name: str, run: Run = run_tool) -> None:
     listed, unread = _ask([*_LIST, "-i", gpu_uuid], run)
     found = list(_rows(listed).values())
     if found != [name]:
+        if reason == unread == _NOT_INSTALLED:
+            raise NvmlError(
+                "gpu %s" % gpu_uuid,
+                "the time slice was to be %s, and %s" % (name, reason),
+                "Install it (nvidia-utils or nvidia-driver-cuda, in the driver's version), and run again.",
+                gpu=gpu_uuid,
+            )
         shown = "shows %s" % found[0] if found else "does not show it (%s)" % unread
         raise NvmlError(
             "gpu %s" % gpu_uuid,
@@ -51,6 +58,9 @@ def set_time_slice(gpu_uuid: str, name: str, run: Run = run_tool) -> None:
             "See whether this GPU has time slices (nvidia-smi compute-policy -i %s -l)." % gpu_uuid,
             gpu=gpu_uuid,
         )
+
+
+_NOT_INSTALLED = "nvidia-smi is not installed"
 
 
 class Record:
@@ -97,7 +107,7 @@ def _ask(command: list[str], run: Run) -> tuple[str, str]:
     try:
         done = run(command)
     except FileNotFoundError:
-        return "", "nvidia-smi is not installed"
+        return "", _NOT_INSTALLED
     except (OSError, subprocess.SubprocessError) as error:
         return "", str(error)
     if done.returncode == 0:

@@ -22,11 +22,11 @@ from typing import Any, Iterator, Mapping, Sequence
 
 from . import durable
 from .errors import ApplyError
+from .holders_proc import started_ticks_of
 from .mig_steps import Target, WantedInstance
 from .model import to_data
 
 DIRECTORY = "/var/lib/openfleet-gpu"
-#: 2: the journal names the run that began it, as the lock does. 3: targets have a time slice, and MPS daemons. 4: tenants.
 SCHEMA = 4
 _POLL_SECONDS = 0.2
 NO_DAEMONS: Mapping[str, Any] = MappingProxyType({"stops": (), "starts": ()})
@@ -43,7 +43,7 @@ def locked(directory: str, timeout_seconds: float) -> Iterator[None]:
         file = os.fdopen(os.open(str(folder / "lock"), os.O_RDWR | os.O_CREAT, 0o600), "r+")
     except OSError as error:
         raise ApplyError(
-            directory, "the lock cannot be taken: %s" % error, "Run as root (become: true).", outcome="old"
+            directory, "the lock cannot be taken: %s" % error, durable.cure_of(error), outcome="old"
         ) from None
     with file:
         deadline = time.monotonic() + timeout_seconds
@@ -53,7 +53,7 @@ def locked(directory: str, timeout_seconds: float) -> Iterator[None]:
                 break
             except OSError:
                 if time.monotonic() >= deadline:
-                    raise _taken(file) from None
+                    raise _taken(file, folder / "lock") from None
                 time.sleep(_POLL_SECONDS)
         file.truncate(0)
         json.dump(dict(_this_run(), schema=SCHEMA), file)
@@ -76,31 +76,41 @@ def looking(directory: str) -> Iterator[ApplyError | None]:
         return
     except OSError as error:
         raise ApplyError(
-            directory, "the lock cannot be looked at: %s" % error, "Run as root (become: true).", outcome="old"
+            directory, "the lock cannot be looked at: %s" % error, durable.cure_of(error), outcome="old"
         ) from None
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             busy = None
         except OSError:
-            busy = _taken(file)
+            busy = _taken(file, Path(directory) / "lock")
         yield busy
 
 
-def _taken(file: Any) -> ApplyError:
+def _taken(file: Any, path: Path) -> ApplyError:
     file.seek(0)
     try:
-        who = _name(json.loads(file.read()))
-    except (ValueError, KeyError, TypeError):
+        run = json.loads(file.read())
+        # A name that is still there from the run before is worse than none.
+        if run.get("start") is not None and started_ticks_of(run["pid"]) != run["start"]:
+            raise ValueError("the run before this one left its name, and has ended")
+        who = _name(run)
+    except (ValueError, KeyError, TypeError, AttributeError):
         # Between taking the lock and writing its name, or a release that wrote it otherwise.
-        who = "a process that did not leave its name (see: fuser %s)" % file.name
+        who = "a process that did not leave its name (see: fuser %s)" % path
     return ApplyError(
         "this host", "another run is changing the layout: %s" % who, "Wait for it and run again.", outcome="old"
     )
 
 
 def _this_run() -> dict[str, Any]:
-    return {"pid": os.getpid(), "command": " ".join(sys.argv), "since": time.time()}
+    words = "a run of Ansible, such as site.yml" if _of_ansible() else " ".join(sys.argv)
+    return {"pid": os.getpid(), "command": words, "since": time.time(), "start": started_ticks_of(os.getpid())}
+
+
+def _of_ansible() -> bool:
+    """Whether this is a module: its file is a copy for the moment, whose name says nothing."""
+    return "ansible.module_utils.basic" in sys.modules
 
 
 def _name(run: dict[str, Any]) -> str:
@@ -155,7 +165,7 @@ class Journal:
 
     def read(self) -> Entry | None:
         """What a run that was cut off left, or None. Raises ApplyError for a journal that this release cannot read."""
-        data = durable.read(self.path, SCHEMA, {1: _from_1, 2: _from_2, 3: _from_3})
+        data = durable.read(self.path, SCHEMA)
         if data is None:
             return None
         try:
@@ -164,19 +174,6 @@ class Journal:
             return Entry(_targets(data["before"]), _targets(data["after"]), who, data["daemons"], data["tenants"])
         except (KeyError, TypeError, ValueError):
             raise durable.damaged(self.path) from None
-
-
-def _from_1(data: dict[str, Any]) -> dict[str, Any]:
-    return dict(data, schema=2, run=None)
-
-
-def _from_2(data: dict[str, Any]) -> dict[str, Any]:
-    # A target without a time slice leaves it.
-    return dict(data, schema=3, daemons=dict(NO_DAEMONS))
-
-
-def _from_3(data: dict[str, Any]) -> dict[str, Any]:
-    return dict(data, schema=4, tenants=dict(NO_TENANTS))
 
 
 def _targets(data: list[dict[str, Any]]) -> tuple[Target, ...]:

@@ -9,18 +9,19 @@ tenants is gone on with by whoever plans next.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any, Callable, Mapping, Sequence
 
 from . import vgpu_files
 from .busy import make_way
 from .disturbance import Disturbance
-from .errors import FleetError
+from .errors import attempt_all
 from .model import Host
 from .vgpu_host import VgpuHost
 from .vgpu_model import VgpuTenant
-from .vgpu_plan import moved
-from .vgpu_steps import VgpuPlan
+from .vgpu_plan import unheld
+from .vgpu_steps import ChangeTenant, RemoveTenant, VgpuPlan
 
 #: Ends those who are in the way; says whether there was anybody whom it could end.
 Clear = Callable[[Sequence[Disturbance]], bool]
@@ -60,9 +61,13 @@ class VgpuChange:
         before = tuple(step.seen.tenant for step in self._plan.changes)
         return TenantsEntry(before, tuple(step.name for step in self._plan.adds))
 
+    @property
+    def _unholding(self) -> tuple[RemoveTenant | ChangeTenant, ...]:
+        return (*self._plan.removes, *self._plan.changes)
+
     def stop(self, done: list[str]) -> None:
         """A last look for processes that nobody would hold any more: they raise BusyError, or are ended."""
-        if any(change.unheld for change in self._plan.changes):
+        if any(step.unheld for step in self._unholding):
             make_way(self._in_the_way, self._clear)
 
     def start(self, done: list[str]) -> None:
@@ -85,15 +90,12 @@ class VgpuChange:
             self._host.forget(step.name)
 
     def bring_back(self) -> None:
-        """The tenants of before, as many as can be had, then the first error."""
-        errors: list[FleetError] = []
-        for name in self._came:
-            _collect(errors, lambda name=name: self._host.forget(name))
-        # The other way round, so that again what one gives up comes before what another one gets.
-        for tenant in reversed(self._changed):
-            _collect(errors, lambda tenant=tenant: self._host.write(tenant))
-        if errors:
-            raise errors[0]
+        """The tenants of before, as many as can be had. Raises all errors as one."""
+        attempt_all(
+            *(functools.partial(self._host.forget, name) for name in self._came),
+            # The other way round, so that again what one gives up comes before what another one gets.
+            *(functools.partial(self._host.write, tenant) for tenant in reversed(self._changed)),
+        )
 
     def _in_the_way(self) -> list[Disturbance]:
         host = self._look()
@@ -101,11 +103,4 @@ class VgpuChange:
         def processes(name: str, uuid: str) -> Sequence[Any]:
             return self._host.processes(host, name, uuid)
 
-        return [found for change in self._plan.changes for found in moved(change, processes, self._plan.indices)]
-
-
-def _collect(errors: list[FleetError], work: Callable[[], None]) -> None:
-    try:
-        work()
-    except FleetError as error:
-        errors.append(error)
+        return [found for step in self._unholding for found in unheld(step, processes, self._plan.indices)]

@@ -22,7 +22,9 @@ from .vgpu_model import DMEM, MPS, VgpuSeat, VgpuTenant
 
 #: Below the root of the host: settings of each tenant, what changes, and the library.
 SETTINGS, STATE, PROGRAMS = "etc/openfleet-gpu/vgpu", "run/openfleet-gpu/vgpu", "usr/lib/openfleet-gpu/vgpu"
-TENANTS, GPUS = STATE + "/tenants", STATE + "/gpus"
+TENANTS, GPUS, AGENT = STATE + "/tenants", STATE + "/gpus", STATE + "/agent"
+#: Of the agent (vgpu_agent), in a folder of each tenant below AGENT, and in STATE for all users.
+AGENT_SOCKET = "turnstiles.1"
 LIBRARY = PROGRAMS + "/libopenfleet-vgpu.so"
 #: One line, the library's path: what containers get as their /etc/ld.so.preload.
 PRELOAD_LIST = PROGRAMS + "/ld.so.preload"
@@ -64,6 +66,11 @@ def cdi_path(name: str) -> str:
 
 def region_path(name: str) -> str:
     return "%s/%s/region.%d" % (TENANTS, name, REGION_VERSION)
+
+
+def agent_folder(name: str) -> str:
+    """The folder of the socket by which the agent hands the tenant its turnstiles. Containers have it mounted."""
+    return "%s/%s" % (AGENT, name)
 
 
 def turnstile_path(gpu_uuid: str) -> str:
@@ -131,12 +138,13 @@ def shared_files(tenant: VgpuTenant) -> list[SharedFile]:
 
 def tmpfiles(tenants: Iterable[VgpuTenant]) -> str:
     """Return the lines for systemd-tmpfiles (tmpfiles.d(5)), which creates the files below /run at each boot."""
-    lines = ["d /%s 0755 root root -" % path for path in ("run/openfleet-gpu", STATE, TENANTS, GPUS)]
+    lines = ["d /%s 0755 root root -" % path for path in ("run/openfleet-gpu", STATE, TENANTS, GPUS, AGENT)]
     regions: list[str] = []
     turnstiles: set[str] = set()
     for tenant in sorted(tenants, key=lambda each: each.name):
         region, *others = shared_files(tenant)
         regions += ["d /%s/%s 0755 root root -" % (TENANTS, tenant.name), _tmpfiles_line(region)]
+        regions.append("d /%s 0755 root root -" % agent_folder(tenant.name))
         turnstiles.update(_tmpfiles_line(other) for other in others)
     lines += [*regions, *sorted(turnstiles)]
     return "# Written by openfleet.gpu for the tenants that gpu_layout names.\n" + "".join(
@@ -284,6 +292,8 @@ def _mounts(tenant: VgpuTenant) -> list[dict[str, Any]]:
         ("/" + PROGRAMS, "/" + PROGRAMS, read),
         ("/" + folder(tenant.name), "/" + folder(tenant.name), [*read, "noexec"]),
         ("/" + PRELOAD_LIST, "/etc/ld.so.preload", [*read, "noexec"]),
+        # The folder, for an agent that starts again makes its socket again. A socket that can only be read can be connected to.
+        ("/" + agent_folder(tenant.name), "/" + agent_folder(tenant.name), [*read, "noexec"]),
         *(("/" + file.path, "/" + file.path, [*write, "noexec"]) for file in shared_files(tenant)),
     ]
     return [{"hostPath": host, "containerPath": inside, "options": options} for host, inside, options in mounts]

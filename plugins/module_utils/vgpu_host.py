@@ -9,6 +9,7 @@ What the files are is in vgpu_files. The library that holds processes to them co
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import grp
 import os
 import shutil
@@ -19,9 +20,10 @@ from typing import Iterator, Sequence
 from . import durable, systemd, vgpu_dmem, vgpu_files, vgpu_region
 from .errors import ApplyError, Problem
 from .holders_model import UNKNOWN, Run, ask, run_tool
-from .holders_proc import memory_of
 from .model import Gpu, Holder, Host
-from .vgpu_model import DMEM, MPS, VgpuSeen, VgpuTenant
+from .process_memory import memory_of
+from .vgpu_agent_client import handed_out
+from .vgpu_model import DMEM, MPS, NOT_ISOLATED, SEALED, VgpuSeen, VgpuTenant
 
 #: A root of its own, for tests: the library heeds it too.
 ROOT_VARIABLE = "OPENFLEET_VGPU_ROOT"
@@ -78,13 +80,24 @@ class VgpuHost:
     def observe(self) -> tuple[VgpuSeen, ...]:
         """Every tenant that has files of this collection here, by name. Raises ApplyError for files that cannot be read."""
         try:
-            tenants = list(self._tenants())
+            tenants = self.tenants()
         except ApplyError as error:
             # Nothing changes by looking.
             error.outcome = "old"
             raise
         shared = self._differing(self._shared(tenants))
-        return tuple(self._look(tenant, shared) for tenant in tenants)
+        sealed = handed_out(self._root) if any(tenant.has_neighbours(tenants) for tenant in tenants) else frozenset()
+        found = [self._look(tenant, shared) for tenant in tenants]
+        return tuple(
+            dataclasses.replace(seen, isolation=SEALED if sealed.issuperset(seen.tenant.gpus) else NOT_ISOLATED)
+            if seen.tenant.has_neighbours(tenants)
+            else seen
+            for seen in found
+        )
+
+    def tenants(self) -> list[VgpuTenant]:
+        """Return the tenants of this host, by name. Raises ApplyError for files that cannot be read."""
+        return list(self._tenants())
 
     def _tenants(self) -> Iterator[VgpuTenant]:
         for path in sorted(self._root.glob(vgpu_files.spec_path("*"))):
@@ -101,6 +114,8 @@ class VgpuHost:
     def _look(self, tenant: VgpuTenant, shared: Sequence[str]) -> VgpuSeen:
         outdated = {*shared, *self._differing(vgpu_files.files(tenant))}
         outdated.update(file.path for file in vgpu_files.shared_files(tenant) if not self._is_right(file))
+        if not (self._root / vgpu_files.agent_folder(tenant.name)).is_dir():
+            outdated.add(vgpu_files.agent_folder(tenant.name))
         if tenant.provider == DMEM:
             said = vgpu_dmem.limits(self._root, tenant.name)
             if any(said.get(region) != limit for region, limit in vgpu_dmem.wanted(tenant, self._regions).items()):
@@ -116,10 +131,23 @@ class VgpuHost:
         return tuple(h for h in who if not h.watches and (h.kind == UNKNOWN or self._is_of(h.pid, name)))
 
     def _is_of(self, pid: int | None, name: str) -> bool:
+        """Whether the library in a process takes it for the tenant's: identity.c says by what."""
         if pid is None:
             return False
         words = memory_of(str(self._proc / str(pid) / "environ")).split("\0")
-        return _NAME_VARIABLE + name in words
+        mounted = self._mounted(pid)
+        return mounted == {name} or (_NAME_VARIABLE + name in words and (not mounted or name in mounted))
+
+    def _mounted(self, pid: int) -> set[str]:
+        """Names of the tenants whose quota folders are mount points for a process, as in containers."""
+        mounted = set()
+        with contextlib.suppress(OSError), (self._proc / str(pid) / "mountinfo").open(errors="replace") as lines:
+            # The fifth word is the mount point: proc(5). No name of a tenant has a character that is escaped there.
+            for words in (line.split(" ", 5) for line in lines):
+                folder, _slash, name = words[4].rpartition("/") if len(words) > 5 else ("", "", "")
+                if folder == "/" + vgpu_files.SETTINGS:
+                    mounted.add(name)
+        return mounted
 
     # --- changing ---------------------------------------------------------------------------------------------------
 
@@ -134,9 +162,10 @@ class VgpuHost:
         self._write({spec: files.pop(spec)})
         if tenant.provider == DMEM:
             vgpu_dmem.bound(self._root, self._run, tenant, self._regions)
-        tenants = list(self._tenants())
+        tenants = self.tenants()
         self._mount(resized=vgpu_files.MOUNT_PATH in self._write(self._shared(tenants)))
         self._make_shared_files(tenant)
+        durable.make_folder(self._root / vgpu_files.agent_folder(tenant.name))
         drop_in = bool(self._differing({path: files[path] for path in [vgpu_files.drop_in_path(tenant.name)]}))
         self._write(files)
         if drop_in:
@@ -152,13 +181,14 @@ class VgpuHost:
         try:
             durable.remove(self._root / vgpu_files.cdi_path(name))
             _remove_folder(self._root / vgpu_files.TENANTS / name)
+            _remove_folder(self._root / vgpu_files.agent_folder(name))
             folder = self._root / vgpu_files.folder(name)
             for path in sorted(folder.glob("*")):
                 if path.name != Path(vgpu_files.spec_path(name)).name:
                     path.unlink()
             durable.remove(self._root / vgpu_files.spec_path(name))
             _remove_folder(folder)
-            tenants = list(self._tenants())
+            tenants = self.tenants()
             self._forget_turnstiles(tenants)
             if tenants:
                 self._write(self._shared(tenants))
@@ -174,7 +204,9 @@ class VgpuHost:
         if self._mounts and (self._root / vgpu_files.MOUNT_PATH).exists():
             self._systemctl(["disable", "--now", vgpu_files.MOUNT_UNIT], "the tmpfs of tenants cannot be unmounted")
         durable.remove(self._root / vgpu_files.MOUNT_PATH)
-        for folder in (vgpu_files.TENANTS, vgpu_files.GPUS, vgpu_files.STATE, vgpu_files.SETTINGS):
+        with contextlib.suppress(OSError):
+            (self._root / vgpu_files.STATE / vgpu_files.AGENT_SOCKET).unlink()
+        for folder in (vgpu_files.TENANTS, vgpu_files.GPUS, vgpu_files.AGENT, vgpu_files.STATE, vgpu_files.SETTINGS):
             for path in (self._root / folder, (self._root / folder).parent):
                 # Not where something of others is in it.
                 with contextlib.suppress(OSError):

@@ -6,11 +6,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Iterable
 
 from .layout_types import VGPU_PROVIDERS
 
 #: `auto` is for layouts: a tenant has one of the others.
 AUTO, PRELOAD, MPS, DMEM = VGPU_PROVIDERS
+
+#: The turnstile that a tenant shares with its neighbours is a file: they can truncate it, which ends its programs.
+NOT_ISOLATED = "none"
+#: It is sealed memory of the agent: they can write it, which delays its programs, and cannot truncate it.
+SEALED = "sealed"
 
 #: Tenants that a GPU has seats for, and GPUs that a tenant's region has room for: the library's own (its turnstile.h and
 #: region.h, in the role vgpu_limiter).
@@ -44,6 +50,13 @@ class VgpuTenant:
         """UUIDs of its GPUs, in the order in which its processes see them."""
         return tuple(seat.gpu_uuid for seat in self.seats)
 
+    def has_neighbours(self, tenants: Iterable[VgpuTenant]) -> bool:
+        """Return whether the library holds its launches back and other `tenants` can write what it goes by."""
+        if self.provider == MPS or self.sm_percent >= 100:
+            return False
+        others = (each for each in tenants if each.name != self.name and each.provider != MPS)
+        return any(set(self.gpus).intersection(each.gpus) for each in others)
+
 
 @dataclass(frozen=True)
 class VgpuUse:
@@ -71,3 +84,5 @@ class VgpuSeen:
     #: Files that are missing, or that this release would write otherwise.
     outdated: tuple[str, ...] = ()
     usage: VgpuUsage | None = None
+    #: How the tenant is protected from its neighbours' writes. None: there is no neighbour, or nothing holds the tenant back.
+    isolation: str | None = None

@@ -65,8 +65,8 @@ def plan(
     """The steps from the tenants that were `seen` to those wanted.
 
     A tenant that the layout does not want is removed where the layout names one of its GPUs; on others it is left alone, as
-    they are, until `leave_others` is false. A tenant whose processes are on a GPU that it has to leave would escape its
-    quota there: they are in the way.
+    they are, until `leave_others` is false. Processes of a tenant on a GPU that it has to leave, or of one that is removed,
+    would escape its quota: they are in the way.
     """
     by_name = {each.tenant.name: each for each in tenants}
     named = {each.gpu.uuid for each in gpus.gpus}
@@ -77,12 +77,13 @@ def plan(
         if want is None:
             if not leave_others or named.intersection(one.tenant.gpus):
                 removes.append(RemoveTenant(one))
+                disturbs += unheld(removes[-1], processes, indices)
         elif one.tenant == want.tenant and not one.outdated:
             kept.append(one)
         else:
             change = ChangeTenant(one, want.tenant)
             changes.append(change)
-            disturbs += moved(change, processes, indices)
+            disturbs += unheld(change, processes, indices)
     # What one gives up may be what another one gets.
     changes.sort(
         key=lambda c: (bool(set(c.tenant.gpus) - set(c.seen.tenant.gpus)), c.grows_bytes, _grows_percent(c), c.name)
@@ -91,21 +92,17 @@ def plan(
     return VgpuPlan(tuple(removes), tuple(changes), tuple(adds), tuple(kept), tuple(disturbs), indices)
 
 
-def moved(change: ChangeTenant, processes: Processes, indices: Sequence[tuple[str, int]]) -> list[Disturbance]:
-    """Whom the change would let go on without a quota: on a GPU that the tenant leaves, or under another provider."""
+def unheld(
+    step: RemoveTenant | ChangeTenant, processes: Processes, indices: Sequence[tuple[str, int]]
+) -> list[Disturbance]:
+    """Return whom the step would let go on without a quota: the processes of a tenant that leaves a GPU, changes its provider
+    or is removed.
+    """
     index = dict(indices)
     return [
-        Disturbance(
-            "vgpu %s (%s gpu %s)"
-            % (
-                change.name,
-                "it would leave" if uuid in change.leaves else "its provider would change on",
-                index.get(uuid, uuid),
-            ),
-            tuple(who),
-        )
-        for uuid in change.unheld
-        for who in [processes(change.name, uuid)]
+        Disturbance("vgpu %s (%s gpu %s)" % (step.name, step.reason(uuid), index.get(uuid, uuid)), tuple(who))
+        for uuid in step.unheld
+        for who in [processes(step.name, uuid)]
         if who
     ]
 

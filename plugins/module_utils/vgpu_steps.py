@@ -18,13 +18,22 @@ _MIB = BYTES_PER_UNIT["MiB"]
 
 @dataclass(frozen=True)
 class RemoveTenant:
-    """Take a tenant away. What runs of it keeps its quota until it ends."""
+    """Take a tenant away. What its processes start from then on would have no quota."""
 
     seen: VgpuSeen
 
     @property
     def name(self) -> str:
         return self.seen.tenant.name
+
+    @property
+    def unheld(self) -> tuple[str, ...]:
+        """UUIDs of the GPUs where no quota would hold its processes any more."""
+        return self.seen.tenant.gpus
+
+    def reason(self, gpu_uuid: str) -> str:
+        """Return why its processes on the GPU are in the way, up to the GPU's name."""
+        return "it would be removed from"
 
     def __str__(self) -> str:
         return "remove"
@@ -73,6 +82,10 @@ class ChangeTenant:
         """
         providers = {self.seen.tenant.provider, self.tenant.provider}
         return self.seen.tenant.gpus if len(providers) > 1 and MPS in providers else self.leaves
+
+    def reason(self, gpu_uuid: str) -> str:
+        """Return why its processes on the GPU are in the way, up to the GPU's name."""
+        return "it would leave" if gpu_uuid in self.leaves else "its provider would change on"
 
     def __str__(self) -> str:
         old, new = self.seen.tenant, self.tenant

@@ -77,9 +77,10 @@ options:
     default: ""
   thresholds:
     description:
-      - Where the verdicts begin. C(least_history_hours) (24), C(least_coverage_ratio) (0.5), C(idle_hours) (24),
-        C(small_memory_ratio) (0.5), C(memory_margin_ratio) (0.15), C(small_compute_ratio) (0.5), C(full_memory_ratio) (0.95),
-        C(saturated_ratio) (0.9), C(useful_tensor_ratio) (0.1), C(useful_bandwidth_ratio) (0.3), C(throttled_ratio) (0.05).
+      - Where the verdicts begin. C(least_history_hours) (24), C(least_coverage_ratio) (0.5), C(idle_hours) (48),
+        C(rhythm_factor) (2), C(new_holder_hours) (176), C(small_memory_ratio) (0.5), C(memory_margin_ratio) (0.15),
+        C(small_compute_ratio) (0.5), C(full_memory_ratio) (0.95), C(saturated_ratio) (0.9), C(useful_tensor_ratio) (0.1),
+        C(useful_bandwidth_ratio) (0.3), C(throttled_ratio) (0.05).
     type: dict
     default: {}
   exempt:
@@ -87,6 +88,12 @@ options:
     type: list
     elements: str
     default: []
+  holidays:
+    description:
+      - Days that do not count as quiet, so that a service that rests on them is not idle for it. C(days), a list of days as
+        V(2026-12-25) or first and last day as V(2026-12-24/2027-01-01), and their C(time_zone) (V(UTC)) as V(Europe/Berlin).
+    type: dict
+    default: {}
   previous:
     description:
       - The C(audit.json) to compare with. Without it, the latest one in O(directory), if there is one.
@@ -103,6 +110,7 @@ options:
       - broken_metrics
       - held_without_process
       - idle
+      - standby
       - saturated
       - oversized_memory
       - oversized_compute
@@ -116,12 +124,17 @@ options:
       - Whom to tell. Each has C(url), a web hook that takes a POST of JSON (C(text) and C(summary)), or C(to), a mail address,
         with C(sender) and C(server) (V(localhost:25)).
       - A web hook that answers with a redirection is an error, and nobody else is sent anything.
+      - In the text for a web hook look-alikes stand for the characters that chats take for mentions and links.
     type: list
     elements: dict
     default: []
 extends_documentation_fragment:
   - ansible.builtin.action_common_attributes
 attributes:
+  action_group:
+    support: full
+    description: Use C(group/openfleet.gpu.audit) in C(module_defaults) to set defaults for several modules.
+    membership: openfleet.gpu.audit
   check_mode:
     support: full
   diff_mode:

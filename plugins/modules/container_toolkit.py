@@ -112,6 +112,10 @@ options:
 extends_documentation_fragment:
   - ansible.builtin.action_common_attributes
 attributes:
+  action_group:
+    support: full
+    description: Use C(group/openfleet.gpu.state) in C(module_defaults) to set defaults for several modules.
+    membership: openfleet.gpu.state
   check_mode:
     support: full
   diff_mode:

@@ -89,6 +89,10 @@ options:
 extends_documentation_fragment:
   - ansible.builtin.action_common_attributes
 attributes:
+  action_group:
+    support: full
+    description: Use C(group/openfleet.gpu.state) in C(module_defaults) to set defaults for several modules.
+    membership: openfleet.gpu.state
   check_mode:
     support: full
     details: Units, nodes and jobs are looked at as they are; commands are not run.

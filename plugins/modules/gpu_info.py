@@ -36,6 +36,13 @@ options:
       - Takes some milliseconds; longer where Slurm or MPS runs, whose tools are asked.
     type: bool
     default: true
+  sockets:
+    description:
+      - Also look whether the unit or container of each holder listens on TCP, and how many clients are connected to it.
+      - Reads the open files of these units' and containers' processes once more, and the tables of their network namespaces. Has
+        no effect without O(holders).
+    type: bool
+    default: false
 extends_documentation_fragment:
   - ansible.builtin.action_common_attributes
 attributes:
@@ -185,6 +192,16 @@ gpus:
         started_seconds:
           description: When the process began, as a Unix time; null where there is none, or the host does not say.
           type: float
+        listens:
+          description: >-
+            Whether its unit or container has a TCP socket that listens, on any address and loopback too; of a process that is in
+            neither, the process alone. Null without O(sockets), for holders without a process, and where it cannot be told.
+          type: bool
+        clients:
+          description: >-
+            How many TCP connections are established to the ports on which it listens, whose other end is not in the same unit or
+            container. Null where RV(gpus[].holders[].listens) is.
+          type: int
     telemetry:
       description: >-
         C(memory_used_bytes), C(memory_free_bytes), C(gpu_utilization_percent), C(memory_utilization_percent),
@@ -226,6 +243,13 @@ gpus:
                 be told; null without O(holders).
               type: list
               elements: dict
+lost_gpus:
+  description: >-
+    GPUs that have fallen off the bus (XID 79): the driver counts them, and answers nothing about them. Not in RV(gpus). Each has
+    C(index) and C(problem), NVML's words.
+  returned: always
+  type: list
+  elements: dict
 mps_daemons:
   description: >-
     The MPS control daemons of this collection that run here, with what each one answers and its clients, as the module
@@ -249,6 +273,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ..module_utils.errors import DriverAbsentError
 from ..module_utils.holders import find_holders
 from ..module_utils.host_state import gpus, mps_daemons, vgpu_tenants
+from ..module_utils.model import to_data
 from ..module_utils.nvml import Session
 from ..module_utils.runner import respawn_with_pynvml, run
 
@@ -258,6 +283,7 @@ def argspec():
         "telemetry": {"type": "bool", "default": True},
         "profiles": {"type": "bool", "default": False},
         "holders": {"type": "bool", "default": True},
+        "sockets": {"type": "bool", "default": False},
     }
 
 
@@ -270,17 +296,19 @@ def read(params):
     try:
         with Session() as session:
             host = session.observe(telemetry=params["telemetry"])
-            holders = find_holders(host) if params["holders"] else None
+            holders = find_holders(host, sockets=params["sockets"]) if params["holders"] else None
             daemons, tenants = mps_daemons(session), vgpu_tenants(session)
     except DriverAbsentError as error:
         if error.call == "import":
             respawn_with_pynvml()
         nothing = dict.fromkeys(("driver_version", "nvml_version", "cuda_version"))
         beside = {"mps_daemons": [], "vgpu_tenants": []}
-        return dict(nothing, driver_present=False, driver_absent_reason=str(error), simulated=False, gpus=[], **beside)
+        absent = {"driver_present": False, "driver_absent_reason": str(error), "lost_gpus": []}
+        return dict(nothing, simulated=False, gpus=[], **absent, **beside)
     return dict(
         {name: getattr(host, name) for name in ABOUT},
         driver_present=True,
+        lost_gpus=to_data(host.lost),
         gpus=gpus(host, holders, params["profiles"]),
         mps_daemons=daemons,
         vgpu_tenants=tenants,

@@ -111,12 +111,21 @@ driver_present:
   description: Whether NVML answers.
   returned: success
   type: bool
+lost:
+  description: A sentence for each GPU of the host that is lost (fallen off the bus), also given as a warning.
+  returned: when a GPU is lost
+  type: list
+  elements: str
 recovered:
   description: >-
     Where an earlier run was cut off half way, the layout that stood after this run had cleared up and before it went on:
     V(old) or V(new).
   returned: when an earlier run was cut off, not in check mode
   type: str
+pynvml_missing:
+  description: True where a driver is loaded and no pynvml is there to ask it by, so that nothing could be planned.
+  returned: when no driver answers for that reason, in check mode
+  type: bool
 pci_gpus:
   description: C(address) and C(device_id) of the NVIDIA GPUs on the PCI bus.
   returned: when no driver answers, in check mode

@@ -123,6 +123,11 @@ ended:
   returned: when there are any
   type: list
   elements: str
+lost:
+  description: A sentence for each GPU of the host that is lost (fallen off the bus), also given as a warning.
+  returned: when a GPU is lost
+  type: list
+  elements: str
 recovered:
   description: Where an earlier run was cut off half way, the layout that stood after this run had cleared up, V(old) or V(new).
   returned: when an earlier run was cut off, not in check mode

@@ -83,6 +83,10 @@ options:
     type: list
     elements: str
     default: []
+  holidays:
+    description: As O(openfleet.gpu.audit#module:holidays).
+    type: dict
+    default: {}
   reach:
     description: How far a workload may go, to other GPUs of its host (V(host)) or of all hosts (V(fleet)). The model stays.
     type: str
@@ -110,17 +114,29 @@ options:
     type: int
     default: 1000
   reclaim_grace:
-    description: Nothing that was quiet for less is listed as reclaimable, as V(48h).
+    description:
+      - What was quiet or has run for less is not listed as reclaimable, as V(48h). Without it, the time after which the audit
+        calls the holder idle.
     type: str
-    default: 48h
+    default: ""
   reclaim_exempt:
     description: Globs on units, containers, users and hosts that are never listed as reclaimable.
+    type: list
+    elements: str
+    default: []
+  reclaim_standby:
+    description:
+      - Globs on units, containers, users and hosts that are listed as reclaimable although the audit calls them V(standby).
     type: list
     elements: str
     default: []
 extends_documentation_fragment:
   - ansible.builtin.action_common_attributes
 attributes:
+  action_group:
+    support: full
+    description: Use C(group/openfleet.gpu.audit) in C(module_defaults) to set defaults for several modules.
+    membership: openfleet.gpu.audit
   check_mode:
     support: full
   diff_mode:
@@ -177,7 +193,7 @@ reclaim:
   type: list
   elements: dict
 reclaim_grace_seconds:
-  description: O(reclaim_grace) in seconds.
+  description: O(reclaim_grace) in seconds, or C(idle_hours) of O(thresholds). What began later is not stopped on its host.
   returned: success
   type: float
 files:

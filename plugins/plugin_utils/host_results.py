@@ -26,6 +26,8 @@ _HOLDER = {
     "job": "text",
     "watches": "flag",
     "started_seconds": "number",
+    "listens": "flag",
+    "clients": "count",
 }
 _PROFILE = {
     "name!": "profile",
@@ -86,6 +88,7 @@ _GPU_INFO = {
     "gpus!": [_GPU, _GPUS],
     "mps_daemons": [_DAEMON, 1024],
     "vgpu_tenants": [_TENANT, 1024],
+    "lost_gpus": [{"index!": "small", "problem": "text"}, _GPUS],
 }
 
 _CHANGED_GPU = {

@@ -33,6 +33,8 @@ SECONDS = 60.0
 MOST_BYTES = 4 * 1024 * 1024
 #: Of a GPU or an instance; and letters of a name.
 _MOST_HOLDERS, _MOST_PROCESSES, _MOST_LETTERS = 256, 1024, 500
+#: Of a holder.
+_TOLD = ("kind", "who", "watches", "listens", "clients")
 _ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "HOME": "/root",
@@ -45,7 +47,7 @@ _POLL_SECONDS = 0.1
 def holders(options: Namespace) -> int:
     """Print who holds each GPU and MIG instance."""
     _leave_the_caller()
-    text = bounded(lambda: json.dumps(look()), _THIS_HOST, SECONDS, MOST_BYTES)
+    text = bounded(lambda: json.dumps(look(sockets=options.json)), _THIS_HOST, SECONDS, MOST_BYTES)
     if options.json:
         print(text)
     else:
@@ -66,8 +68,11 @@ def _leave_the_caller() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
-def look() -> dict[str, Any]:
-    """Return the answer. Raises FleetError where the host cannot be looked at, or is being changed."""
+def look(sockets: bool = False) -> dict[str, Any]:
+    """Return the answer, with who serves clients where that is asked for.
+
+    Raises FleetError where the host cannot be looked at, or is being changed.
+    """
     with _alone() as directory:
         try:
             # As short as can be: a run that wants to reset GPUs waits until nobody has them open.
@@ -76,7 +81,7 @@ def look() -> dict[str, Any]:
                 tenants = vgpu_tenants(session)
         except DriverAbsentError as error:
             return {"driver_present": False, "driver_absent_reason": str(error), "gpus": [], "vgpu_tenants": []}
-        seen = find_holders(host)
+        seen = find_holders(host, sockets=sockets)
         with _unchanged(directory):
             pass
     return {
@@ -142,12 +147,10 @@ def _held(place: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _holders(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    told = [
-        {"kind": one["kind"], "who": one["who"][:_MOST_LETTERS], "watches": one["watches"]}
-        for one in found[:_MOST_HOLDERS]
-    ]
+    told = [{**{name: one[name] for name in _TOLD}, "who": one["who"][:_MOST_LETTERS]} for one in found[:_MOST_HOLDERS]]
     if len(found) > _MOST_HOLDERS:
-        told.append({"kind": "unknown", "who": "%d more" % (len(found) - _MOST_HOLDERS), "watches": False})
+        more = {"kind": "unknown", "who": "%d more" % (len(found) - _MOST_HOLDERS), "watches": False}
+        told.append({**dict.fromkeys(_TOLD), **more})
     return told
 
 

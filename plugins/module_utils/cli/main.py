@@ -16,7 +16,8 @@ from ..errors import ApplyError, BusyError, FleetError
 
 LAYOUT = "/etc/openfleet-gpu/layout.json"
 STATE_DIRECTORY = "/var/lib/openfleet-gpu"
-EXIT_ERROR, EXIT_USAGE, EXIT_CHANGES = 1, 2, 2
+KEEP_SOCKET, KEEP_SETTINGS = "/run/openfleet-gpu-keep.sock", "/etc/openfleet-gpu/keep.json"
+EXIT_ERROR, EXIT_CHANGES = 1, 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -117,6 +118,28 @@ def _parser() -> argparse.ArgumentParser:
         commands, "holders", ".holders:holders", "who holds each GPU; the command for accounts that may do no more"
     )
 
+    keep = _command(
+        commands, "keep", ".keep:keep", "keep your idle service, container or process from being stopped; needs no root"
+    )
+    keep.add_argument(
+        "name", metavar="NAME", nargs="?", help="a service, a container, or the pid of a process on a GPU"
+    )
+    keep.add_argument("duration", metavar="DURATION", nargs="?", help="30m, 12h, 3d, 1w; the host has a longest one")
+    keep.add_argument("--list", action="store_true", help="show what is kept")
+    keep.add_argument("--end", metavar="NAME", help="end a keep")
+    keep.add_argument(
+        "--socket", default=KEEP_SOCKET, metavar="FILE", help="the service's socket (default: %(default)s)"
+    )
+
+    serve = _command(commands, "keep-serve", ".keep:serve", "the service behind keep, which systemd starts")
+    serve.add_argument(
+        "--settings", default=KEEP_SETTINGS, metavar="FILE", help="what the role wrote (default: %(default)s)"
+    )
+
+    _command(
+        commands, "vgpu-agent", ".vgpu_agent:serve", "hand out sealed turnstiles to vGPU tenants; systemd starts it"
+    )
+
     metrics = _command(commands, "metrics", ".metrics:metrics", "how the host stands to its layout, for Prometheus")
     metrics.add_argument(
         "--textfile",
@@ -184,6 +207,12 @@ def _layout(command: argparse.ArgumentParser) -> None:
         choices=["fail", "remove", "keep"],
         default="fail",
         help="what to do with MIG instances that neither the layout names nor an earlier run made (default: fail)",
+    )
+    command.add_argument(
+        "--lost",
+        choices=["fail", "skip"],
+        default="fail",
+        help="where the layout names a GPU that fell off the bus: stop, or change the other GPUs (default: fail)",
     )
     command.add_argument(
         "--on-busy",

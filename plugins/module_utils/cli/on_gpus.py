@@ -9,6 +9,7 @@ import json
 import sys
 import time
 from argparse import Namespace
+from pathlib import Path
 from typing import Any, Callable, TypeVar
 
 from ..errors import DriverAbsentError
@@ -20,12 +21,14 @@ from ..mps_steps import MpsPlan, caps
 from ..nvml import Session
 from ..time_slices import Record
 from ..vgpu_host import VgpuHost, applies
-from ..vgpu_model import VgpuSeen
+from ..vgpu_model import NOT_ISOLATED, SEALED, VgpuSeen
 from ..vgpu_steps import VgpuPlan, size
 from ..vgpu_steps import caps as quota
 
 T = TypeVar("T")
 _POLL_SECONDS = 0.2
+#: What the line of a tenant ends with.
+_ISOLATION = {NOT_ISOLATED: "  not isolated from neighbours", SEALED: "  neighbours can delay it"}
 
 
 def show(options: Namespace) -> int:
@@ -47,6 +50,8 @@ def show(options: Namespace) -> int:
     print(_headline(host))
     for gpu in host.gpus:
         print("\n".join(_described(gpu)))
+    for lost in host.lost:
+        print("gpu %d  lost: %s" % (lost.index, lost.problem))
     for daemon in daemons:
         print(_serving(daemon, host))
     for tenant in tenants:
@@ -56,14 +61,15 @@ def show(options: Namespace) -> int:
 
 def plan(options: Namespace) -> int:
     """Print what apply would do."""
-    from ..converge import foresee
+    from ..converge import Request, foresee
     from ..layout import parse_layout
     from ..transaction import Journal
     from .files import read_layout
     from .main import EXIT_CHANGES
 
     layout = parse_layout(read_layout(options.layout))
-    run = foresee(layout, options.state_directory, options.unlisted, on_busy=options.on_busy)
+    run = foresee(Request(layout, options.state_directory, options.unlisted, lost=options.lost), options.on_busy)
+    _warn(run)
     cut_off = Journal(options.state_directory).path.exists()
     if cut_off:
         print("gpu-layout: a run was cut off before; apply clears up after it first", file=sys.stderr)
@@ -77,23 +83,26 @@ def plan(options: Namespace) -> int:
 def apply(options: Namespace) -> int:
     """Make the GPUs what the layout says; print the plan that was carried out."""
     from ..busy import OnBusy
-    from ..converge import converge
+    from ..converge import Request, converge
     from ..layout import parse_layout
+    from ..trial import settle
     from .files import read_layout
 
-    layout = parse_layout(read_layout(options.layout))
-    on_busy = OnBusy(options.on_busy, options.busy_timeout, options.grace_period, _say)
-    run = _patient(
-        lambda: converge(
-            layout,
-            options.state_directory,
-            options.unlisted,
-            options.lock_timeout,
-            on_busy=on_busy,
-            services=options.restart_services,
-        ),
-        options.driver_timeout,
+    if options.layout != "-" and settle(Path(options.layout), options.state_directory):
+        _say("the layout on trial was taken back: a run ended before its MIG modes were left pending for a reboot")
+        if not Path(options.layout).exists():
+            _say("there was no layout before it: nothing to apply")
+            return 0
+    request = Request(
+        parse_layout(read_layout(options.layout)),
+        options.state_directory,
+        options.unlisted,
+        services=options.restart_services,
+        lost=options.lost,
     )
+    on_busy = OnBusy(options.on_busy, options.busy_timeout, options.grace_period, _say)
+    run = _patient(lambda: converge(request, options.lock_timeout, on_busy), options.driver_timeout)
+    _warn(run)
     if options.json:
         done = {"recovered": run.recovered, "ended": list(run.ended), "followed": list(run.followed)}
         print(json.dumps(dict(_told(run), **done), indent=2))
@@ -108,23 +117,18 @@ def apply(options: Namespace) -> int:
 
 def export(options: Namespace) -> int:
     """Print the state of the GPUs as gpu_layout."""
-    from ..export import exported
+    from ..export_host import export_host
     from ..layout import layout_to_data
     from ..layout_yaml import layout_yaml
 
-    with Session() as session:
-        # nvidia-smi and daemons know only the GPUs of the whole host.
-        session.with_time_slices = not session.private
-        daemons = () if session.private else [seen.daemon for seen in MpsHost().observe()]
-        tenants = [seen.tenant for seen in VgpuHost().observe()] if applies(session.private) else []
-        found = exported(session.observe().gpus, options.pin_placements, options.select_by, daemons, tenants)
+    found = export_host(options.pin_placements, options.select_by)
     data = layout_to_data(found.layout)
     if options.json:
         print(json.dumps({"gpu_layout": data, "left_out": list(found.left_out)}, indent=2))
     else:
         print(layout_yaml(data), end="")
     for sentence in found.left_out:
-        print("gpu-layout: %s" % sentence, file=sys.stderr)
+        _say(sentence)
     return 0
 
 
@@ -146,9 +150,15 @@ def _say(text: str) -> None:
     print("gpu-layout: %s" % text, file=sys.stderr, flush=True)
 
 
+def _warn(run: Any) -> None:
+    for text in run.warnings:
+        _say(text)
+
+
 def _told(run: Any) -> dict[str, Any]:
     busy = [disturbance.to_data() for disturbance in run.plan.disturbs]
-    return {"changed": run.changed, "plan": run.plan.lines(), "counts": run.plan.counts(), "busy": busy}
+    told = {"changed": run.changed, "plan": run.plan.lines(), "counts": run.plan.counts(), "busy": busy}
+    return dict(told, warnings=list(run.warnings)) if run.warnings else told
 
 
 def _in_the_way(run: Any) -> list[str]:
@@ -218,11 +228,11 @@ def _sharing(seen: VgpuSeen, host: Host) -> str:
     tenant, usage = seen.tenant, seen.usage
     plan = VgpuPlan(indices=tuple((gpu.uuid, gpu.index) for gpu in host.gpus))
     line = "vgpu %s  %s  %s" % (tenant.name, plan.gpus(tenant), quota(tenant))
-    if usage is None:
-        return line
-    used = {each.gpu_uuid: each.used_bytes for each in usage.gpus}
-    uses = " and ".join(size(used.get(uuid, 0)) for uuid in tenant.gpus)
-    return "%s  %s used by %d process%s" % (line, uses, usage.processes, "" if usage.processes == 1 else "es")
+    if usage is not None:
+        used = {each.gpu_uuid: each.used_bytes for each in usage.gpus}
+        uses = " and ".join(size(used.get(uuid, 0)) for uuid in tenant.gpus)
+        line += "  %s used by %d process%s" % (uses, usage.processes, "" if usage.processes == 1 else "es")
+    return line + _ISOLATION.get(seen.isolation, "")
 
 
 def _users(processes: Any) -> str:

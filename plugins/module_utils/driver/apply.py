@@ -9,7 +9,6 @@ A journal is on the disk before the first change: after a kill or a lost power s
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 from pathlib import Path
 from typing import Any, Callable, Sequence
@@ -27,6 +26,8 @@ SCHEMA = 1
 JOURNAL = "driver.json"
 #: Where the packages from before a change lie while it goes on.
 KEPT = "driver-old"
+#: Mode of the key and of the files that belong to the driver.
+_MODE = 0o644
 
 
 class Work:
@@ -48,6 +49,8 @@ class Work:
         self.journal, self.kept = state / JOURNAL, state / KEPT
         self.keyring, self.runfile, self.call = keyring, runfile, call
         self.done: list[str] = []
+        #: Where the package manager's history ended before this change.
+        self.mark = ""
 
     def run(self) -> Host:
         """Do all steps; gives the host as it then is. Raises ApplyError, with the old driver back wherever that can be."""
@@ -58,10 +61,10 @@ class Work:
         self._begin(packages)
         try:
             for step in self._steps("key"):
-                _write(self.keyring[0], self.keyring[1])
+                durable.write_bytes(Path(self.keyring[0]), self.keyring[1], _MODE)
                 self._did([step])
             for step in self._steps("write"):
-                _write(step.items[0], step.items[1].encode())
+                durable.write_text(Path(step.items[0]), step.items[1], _MODE)
                 self._did([step])
             self._change(packages)
         except ApplyError as error:
@@ -106,11 +109,13 @@ class Work:
                     "Make it available in a source of the host. Nothing was changed.",
                     outcome="old",
                 )
+        self.mark = self.manager.mark() if packages else ""
         durable.write(
             self.journal,
             {
                 "schema": SCHEMA,
                 "to": self.plan.version,
+                "mark": self.mark,
                 "from": self.host.library,
                 "packages": [list(step.items) for step in packages],
                 "held": [package.name for package in self.host.packages if package.held],
@@ -158,7 +163,7 @@ class Work:
         there = {package.name for package in self.look().packages}
         added = [name for name, _old, _new in changed if name not in before and name in there]
         kept = sorted(str(path) for path in self.kept.glob("*.deb")) if self.kept.is_dir() else []
-        problem = self.manager.put_back(kept, added) if changed else ""
+        problem = self.manager.put_back(kept, added, self.mark) if changed else ""
         self._restore_files()
         held = [package.name for package in self.host.packages if package.held]
         if held and not problem:
@@ -187,7 +192,7 @@ class Work:
         for step in self._steps("write"):
             path = step.items[0]
             if path in self.host.files:
-                _write(path, self.host.files[path].encode())
+                durable.write_text(Path(path), self.host.files[path], _MODE)
             elif Path(path).exists():
                 Path(path).unlink()
         if self._steps("key") and not self.host.key_fingerprints and Path(self.keyring[0]).exists():
@@ -242,10 +247,10 @@ def finish(manager: Any, state: Path) -> None:
     journal, kept = state / JOURNAL, state / KEPT
     problem = manager.repair()
     if problem:
-        data = durable.read(journal, SCHEMA) or {"packages": []}
+        data = durable.read(journal, SCHEMA) or {"packages": [], "mark": ""}
         files = sorted(str(path) for path in kept.glob("*.deb")) if kept.is_dir() else []
         added = [name for name, old, _new in data["packages"] if not old]
-        problem = manager.put_back(files, added) if files or added else problem
+        problem = manager.put_back(files, added, data["mark"]) if files or added else problem
     if problem:
         raise ApplyError(
             "packages",
@@ -255,21 +260,6 @@ def finish(manager: Any, state: Path) -> None:
         )
     durable.remove(journal)
     shutil.rmtree(str(kept), ignore_errors=True)
-
-
-def _write(path: str, content: bytes) -> None:
-    """A reader finds the old file or the new one."""
-    new = Path(path + ".new")
-    try:
-        new.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        with durable.create(new, "wb") as file:
-            os.fchmod(file.fileno(), 0o644)
-            file.write(content)
-        new.replace(path)
-    except OSError as error:
-        raise ApplyError(
-            path, "it cannot be written: %s" % error, "Make room for it, as root.", outcome="old"
-        ) from error
 
 
 def _last_words(said: str) -> str:

@@ -129,7 +129,11 @@ class Apt(apt.AptBase):
     def remove(self, transaction: Transaction) -> str:
         return self.change("purge", *(name for name, _old in transaction.removals))
 
-    def put_back(self, packages: Sequence[str], added: Sequence[str]) -> str:
+    def mark(self) -> str:
+        """Return nothing: the way back is the packages that `keep` fetched."""
+        return ""
+
+    def put_back(self, packages: Sequence[str], added: Sequence[str], mark: str) -> str:
         """Install package files as they were, and take away what came with them. Without apt, which would resolve anew."""
         said = []
         if added:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Iterable, Sequence
 
@@ -13,6 +14,9 @@ from ..packages import dnf
 from ..packages.command import Run, run
 from . import files, rules
 from .model import Host, Request, Transaction, Wanted
+
+#: A row of `dnf history list`, and a line of `dnf history info`.
+_NUMBER, _COMMENT = re.compile(r"\s*(\d+) \|"), re.compile(r"Comment +: (.*?) *$")
 
 
 class Dnf(dnf.DnfBase):
@@ -80,13 +84,43 @@ class Dnf(dnf.DnfBase):
         return []
 
     def install(self, transaction: Transaction) -> str:
-        return self.change("--allowerasing", "install", *transaction.arguments)
+        return self.change(self._comment, "--allowerasing", "install", *transaction.arguments)
 
     def remove(self, transaction: Transaction) -> str:
-        return self.change("remove", *(name for name, _old in transaction.removals))
+        return self.change(self._comment, "remove", *(name for name, _old in transaction.removals))
 
-    def put_back(self, packages: Sequence[str], added: Sequence[str]) -> str:
-        return self.change("--allowerasing", "history", "undo", "last")
+    def mark(self) -> str:
+        """Return the number of the last transaction in DNF's history: 0 without one, empty if it cannot be read."""
+        numbers = self._history()
+        return "" if numbers is None else str(max(numbers, default=0))
+
+    def put_back(self, packages: Sequence[str], added: Sequence[str], mark: str) -> str:
+        """Undo the role's own transactions after `mark`, the newest first: none if its transaction never began."""
+        numbers = self._history() if mark else None
+        if numbers is None:
+            return "the history of DNF cannot be read"
+        for number in sorted(numbers, reverse=True):
+            if number > int(mark) and self._is_ours(number):
+                problem = self.change("--allowerasing", "history", "undo", str(number))
+                if problem:
+                    return problem
+        return ""
+
+    @property
+    def _comment(self) -> str:
+        """The option that tells the role's transactions from an administrator's."""
+        return "--comment=%s" % self.owner.name
+
+    def _history(self) -> list[int] | None:
+        done = self.call(["dnf", "--quiet", "history", "list"])
+        if done.returncode != 0:
+            return None
+        return [int(found[1]) for found in map(_NUMBER.match, done.stdout.splitlines()) if found]
+
+    def _is_ours(self, number: int) -> bool:
+        done = self.call(["dnf", "--quiet", "history", "info", str(number)])
+        comments = [found[1] for found in map(_COMMENT.match, done.stdout.splitlines()) if found]
+        return comments == [self.owner.name]
 
     def repair(self) -> str:
         done = self.call(["dnf", "--quiet", "check"])

@@ -9,6 +9,7 @@ import platform
 from pathlib import Path
 from typing import Iterable, Sequence
 
+from .. import systemd
 from ..errors import PlanError
 from ..packages import apt, dnf, keys
 from ..packages.command import Run, program, run
@@ -23,6 +24,7 @@ _NVSWITCH_IDS = frozenset(("0x1ac0", "0x1ac2", "0x1af1", "0x22a3"))
 _CONNECTX_7 = ("0x15b3", "0x1021")
 _BRIDGE_MARK = b"SW_MNG"
 _LIBRARY_DIRECTORIES = ("/usr/lib/%s-linux-gnu", "/usr/lib64", "/usr/lib")
+_UNIT_FIELDS = ("Id", "LoadState", "UnitFileState", "ActiveState")
 _EFI = "/sys/firmware/efi/efivars"
 _SECURE_BOOT = _EFI + "/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 #: Of dkms itself, and of Ubuntu's shim.
@@ -133,11 +135,9 @@ def _rpm(call: Run) -> tuple[Package, ...]:
 
 
 def _units(names: Sequence[str], call: Run) -> dict[str, Unit]:
-    done = call(["systemctl", "show", "--property=Id,LoadState,UnitFileState,ActiveState", *names])
-    found = {}
-    for block in done.stdout.strip().split("\n\n"):
-        fields = dict(line.partition("=")[::2] for line in block.splitlines())
-        if fields.get("LoadState") == "loaded":
-            state = fields.get("UnitFileState", "")
-            found[fields["Id"]] = Unit(True, state in ("enabled", "static"), fields.get("ActiveState") == "active")
-    return found
+    done = call(["systemctl", "show", "--property=" + ",".join(_UNIT_FIELDS), *names])
+    return {
+        fields["Id"]: Unit(True, fields["UnitFileState"] in ("enabled", "static"), fields["ActiveState"] == "active")
+        for fields in systemd.parse(done.stdout, _UNIT_FIELDS)
+        if fields["LoadState"] == "loaded"
+    }

@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import Any, Mapping
 
-from .. import cdi
+from .. import cdi, systemd
 from ..holders_model import ask as ask_tool
 from ..holders_model import run_tool
 from ..packages import keys
@@ -73,15 +73,14 @@ def _units(call: Run) -> dict[str, Unit]:
     names = [engine.unit for engine in rules.ENGINES if engine.unit] + [rules.REFRESH_PATH, rules.REFRESH_SERVICE]
     done = call(["systemctl", "show", "--property=" + ",".join(_UNIT_FIELDS), *names])
     found = {}
-    for block in done.stdout.strip().split("\n\n"):
-        fields = dict(line.partition("=")[::2] for line in block.splitlines())
-        if fields.get("LoadState") == "loaded":
+    for fields in systemd.parse(done.stdout, _UNIT_FIELDS):
+        if fields["LoadState"] == "loaded":
             found[fields["Id"]] = Unit(
-                enabled=fields.get("UnitFileState", "").startswith("enabled"),
-                active=fields.get("ActiveState") in ("active", "reloading"),
-                start=fields.get("InvocationID", ""),
+                enabled=fields["UnitFileState"].startswith("enabled"),
+                active=fields["ActiveState"] in ("active", "reloading"),
+                start=fields["InvocationID"],
                 # CRI-O's containers run in scopes of their own.
-                children_stay=fields["Id"] == "crio.service" or fields.get("KillMode") in ("process", "none"),
+                children_stay=fields["Id"] == "crio.service" or fields["KillMode"] in ("process", "none"),
             )
     return found
 

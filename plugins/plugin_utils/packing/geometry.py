@@ -15,7 +15,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.mig_fit import Capac
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Gpu, Placement
 from ansible_collections.openfleet.gpu.plugins.module_utils.mps_rules import most_clients
 
-from .model import SHARES, Shape, mig
+from .model import Shape
 
 #: How strongly an instance of today is to be kept where it stands.
 VACANT, TAKEN, MUST = 0, 1, 2
@@ -192,12 +192,3 @@ class Geometry:
 def geometry(key: str, headroom_memory_percent: int = 0, headroom_sm_percent: int = 0) -> Geometry:
     """Raises CatalogueError where the catalogue has no such model."""
     return Geometry(catalogue.find_model(key), headroom_memory_percent, headroom_sm_percent)
-
-
-def is_share(shape: Shape) -> bool:
-    return shape.kind in SHARES
-
-
-def mig_shapes(key: str) -> tuple[Shape, ...]:
-    """All MIG shapes of a model."""
-    return tuple(mig(name) for name in geometry(key).capacity.profiles)

@@ -1,0 +1,102 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The action behind openfleet.gpu.check_variables: a host's variables against the collection's specs, on the controller alone."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Mapping
+
+from ansible.errors import AnsibleError
+from ansible.plugins.action import ActionBase
+
+from ..module_utils.errors import Problem
+from ..plugin_utils.plain import plain
+from ..plugin_utils.variables import check, known
+
+_OWN = "gpu_site_own_variables"
+#: These mean the same for all hosts of a group, whose first host is asked for them (site.yml).
+_FLEET_WIDE = {"gpu_site_tolerate": "gpu_hosts", "gpu_site_waves": "gpu_hosts"}
+_WORD = re.compile(r"[A-Za-z_]\w*")
+
+
+class ActionModule(ActionBase):
+    TRANSFERS_FILES = False
+    _requires_connection = False
+    _supports_check_mode = True
+
+    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        result = super().run(tmp, task_vars)
+        _given, args = self.validate_argument_spec(
+            {
+                "of": {"type": "list", "elements": "str", "required": True, "choices": known.owners()},
+                "required": {"type": "list", "elements": "str", "default": []},
+            }
+        )
+        variables = task_vars or {}
+        values, problems = self._values(variables, args["of"])
+        missing = [name for name in args["required"] if variables.get(name) is None]
+        problems += [check.missing(name) for name in missing]
+        problems += check.check({name: value for name, value in values.items() if name not in missing})
+        checked = {name for owner in args["of"] for name in known.of_owner(owner)}
+        problems += self._differing(checked, values, variables)
+        own = values.get(_OWN, [])
+        unknown = check.unknown(map(str, variables), own if isinstance(own, list) else [])
+        told = [str(problem) for problem in problems] + [str(each) for each in unknown if each.error]
+        host = variables["inventory_hostname"]
+        result.update(changed=False, warnings=["%s: %s" % (host, each) for each in unknown if not each.error])
+        if told:
+            lines = ["%s: %s" % (host, each) for each in told]
+            result.update(failed=True, msg="\n".join([*lines, "Nothing was changed."]))
+        return result
+
+    def _values(self, variables: Mapping[str, Any], owners: list[str]) -> tuple[dict[str, Any], list[Problem]]:
+        """The variables of these owners that the inventory sets, and those that cannot be resolved."""
+        values: dict[str, Any] = {}
+        problems = []
+        names = dict.fromkeys([*(name for owner in owners for name in known.of_owner(owner)), _OWN])
+        for name in names:
+            if name not in variables:
+                continue
+            try:
+                values[name] = plain(self._templar.template(variables[name]))
+            except AnsibleError as error:
+                # Facts are not there yet. A role that gathers them has its own check.
+                if not _asks_host(variables[name], variables):
+                    cure = "Define what it is made of, or write the value itself."
+                    problems.append(Problem(name, " ".join(str(error).split()), cure))
+        return values, problems
+
+    @staticmethod
+    def _differing(checked: set[str], values: Mapping[str, Any], variables: Mapping[str, Any]) -> list[Problem]:
+        problems, host = [], variables["inventory_hostname"]
+        for name, group in _FLEET_WIDE.items():
+            if name not in checked:
+                continue
+            first = next(iter(variables.get("groups", {}).get(group, [])), None)
+            if first in (None, host) or host not in variables["groups"][group]:
+                continue
+            others = variables["hostvars"][first]
+            try:
+                same = (plain(others[name]) if name in others else None) == values.get(name)
+            except AnsibleError:
+                # It is told of that host.
+                same = True
+            if not same:
+                cure = "Set it for the whole group, in group_vars/%s.yml." % group
+                problems.append(Problem(name, "it differs from that of %s, whose value all hosts get" % first, cure))
+        return problems
+
+
+def _asks_host(value: Any, variables: Mapping[str, Any]) -> bool:
+    """Whether the value is made of facts, itself or by way of other variables."""
+    seen: set[str] = set()
+    waiting = [str(value)]
+    while waiting:
+        words = set(_WORD.findall(waiting.pop())) - seen
+        if "ansible_facts" in words:
+            return True
+        seen |= words
+        waiting += [str(variables[word]) for word in words if isinstance(variables.get(word), (str, list, dict))]
+    return False

@@ -1,0 +1,72 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The action behind openfleet.gpu.gpu_check: runs the module on the host; judges and reports on the controller."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from ansible.plugins.action import ActionBase
+
+from ..module_utils.errors import FleetError
+from ..plugin_utils import lent_pynvml
+from ..plugin_utils.hardware import host_reading, report
+from ..plugin_utils.hardware.acceptance import Limits
+from ..plugin_utils.plain import plain
+
+_MODULE = "openfleet.gpu.gpu_check"
+#: In the result; the report has all.
+_MOST_LINES = 50
+
+
+class ActionModule(ActionBase):
+    _supports_check_mode = True
+
+    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        result = super().run(tmp, task_vars)
+        variables = task_vars or {}
+        args = plain(self._task.args)
+
+        def execute(given: dict[str, Any]) -> dict[str, Any]:
+            return self._execute_module(module_name=_MODULE, module_args=given, task_vars=variables)
+
+        hashes = plain(self._templar.template(variables.get("gpu_layout_nvml_hashes", [])))
+        result.update(lent_pynvml.run(execute, args, hashes if isinstance(hashes, list) else []))
+        reading = result.pop("reading", None)
+        if result.get("failed") or result.get("unreachable") or reading is None:
+            return result
+        host = str(variables["inventory_hostname"])
+        identify = str(args.get("identify", False)).lower() in ("true", "yes", "1")
+        try:
+            # From the task: a host cannot widen its limits.
+            limits = _limits(args.get("accept"))
+            judged = host_reading.judged(host, plain(reading), identify, limits)
+            paths = []
+            if args.get("directory") and not self._task.check_mode:
+                paths = host_reading.write_report(host, args["directory"], judged.files)
+        except (FleetError, OSError) as error:
+            result.update(failed=True, msg=str(error))
+            return result
+        made = judged.report
+        lines = report.differences(made)
+        more = ["and %d more" % (len(lines) - _MOST_LINES)] if len(lines) > _MOST_LINES else []
+        result.update(
+            summary=made["summary"],
+            differences=[*lines[:_MOST_LINES], *more],
+            paths=paths,
+            msg="%s: %s" % (host, report.line(made)),
+        )
+        if limits is not None:
+            result.update(accepted=made["acceptance"]["accepted"], failures=report.failures(made))
+        return result
+
+
+def _limits(given: dict[str, Any] | None) -> Limits | None:
+    """Return the limits that a task gives, None where it does not ask for acceptance. The module has checked their types."""
+    if not given:
+        return None
+    return Limits(
+        **{field.name: int(given[field.name]) for field in fields(Limits) if given.get(field.name) is not None}
+    )

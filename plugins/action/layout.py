@@ -1,0 +1,33 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The action behind openfleet.gpu.layout: in check mode, lends pynvml to hosts that do not have it yet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ansible.plugins.action import ActionBase
+
+from ..plugin_utils import lent_pynvml
+from ..plugin_utils.plain import plain
+
+_MODULE = "openfleet.gpu.layout"
+
+
+class ActionModule(ActionBase):
+    _supports_check_mode = True
+    _supports_async = True
+
+    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        result = super().run(tmp, task_vars)
+        variables = task_vars or {}
+
+        def execute(args: dict[str, Any]) -> dict[str, Any]:
+            return self._execute_module(
+                module_name=_MODULE, module_args=args, task_vars=variables, wrap_async=bool(self._task.async_val)
+            )
+
+        hashes = plain(self._templar.template(variables.get("gpu_layout_nvml_hashes", [])))
+        result.update(lent_pynvml.run(execute, self._task.args, hashes if isinstance(hashes, list) else []))
+        return result

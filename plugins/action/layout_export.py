@@ -1,0 +1,61 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The action behind openfleet.gpu.layout_export: runs the module on the host, and writes the file on the controller."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ansible.errors import AnsibleError
+from ansible.plugins.action import ActionBase
+
+from ..module_utils.errors import FleetError
+from ..plugin_utils import export_file, lent_pynvml
+from ..plugin_utils.plain import plain
+
+_MODULE = "openfleet.gpu.layout_export"
+
+
+class ActionModule(ActionBase):
+    _supports_check_mode = True
+
+    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        result = super().run(tmp, task_vars)
+        variables = task_vars or {}
+        args = plain(self._task.args)
+
+        def execute(given: dict[str, Any]) -> dict[str, Any]:
+            return self._execute_module(module_name=_MODULE, module_args=given, task_vars=variables)
+
+        hashes = plain(self._templar.template(variables.get("gpu_layout_nvml_hashes", [])))
+        result.update(lent_pynvml.run(execute, args, hashes if isinstance(hashes, list) else []))
+        if result.get("failed") or result.get("unreachable") or "gpu_layout" not in result:
+            return result
+        host = str(variables["inventory_hostname"])
+        try:
+            layout, left_out = export_file.checked(host, result)
+            result.update(gpu_layout=layout, left_out=left_out)
+            if args.get("directory"):
+                plan = export_file.plan(host, args["directory"], layout, left_out)
+                self._write(plan, variables, str(args.get("overwrite", False)).lower() in ("true", "yes", "1"), result)
+            else:
+                result["msg"] = "%s: no file was asked for" % host
+        except (FleetError, OSError) as error:
+            result.update(failed=True, msg=str(error))
+        return result
+
+    def _write(self, plan: Any, variables: dict[str, Any], overwrite: bool, result: dict[str, Any]) -> None:
+        try:
+            known = plain(self._templar.template(variables.get("gpu_layout")))
+        except AnsibleError:
+            known = None
+        written = export_file.write(plan, known, overwrite, dry=self._task.check_mode)
+        result.update(path=str(plan.path), changed=written.changed, msg=written.text)
+        if written.changed:
+            result["diff"] = {
+                "before_header": str(plan.path),
+                "after_header": str(plan.path),
+                "before": plan.former or "",
+                "after": plan.text,
+            }

@@ -1,0 +1,60 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The action behind openfleet.gpu.reclaim_tell: mails and web hooks about idle holders. It works on the controller alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ansible.plugins.action import ActionBase
+
+from ..module_utils.errors import FleetError
+from ..plugin_utils.plain import plain
+from ..plugin_utils.rightsize import reclaim_told
+
+
+class ActionModule(ActionBase):
+    TRANSFERS_FILES = False
+    _requires_connection = False
+    _supports_check_mode = True
+
+    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        result = super().run(tmp, task_vars)
+        _given, args = self.validate_argument_spec(
+            {
+                "host": {"type": "str", "default": ""},
+                "result": {"type": "dict"},
+                "ways": {"type": "list", "elements": "raw"},
+                "notify": {"type": "list", "elements": "dict", "default": []},
+                "notice": {"type": "str", "default": "24h"},
+                "owners": {"type": "list", "elements": "dict", "default": []},
+                "keep_url": {"type": "str", "default": ""},
+            }
+        )
+        said = args.pop("result")
+        args = plain(args)
+        try:
+            ways = reclaim_told.ways(args["ways"], args["notify"])
+            result.update(
+                changed=False,
+                notice_seconds=reclaim_told.notice_seconds(args["notice"]),
+                host_ways=list(ways.host),
+                tells=bool(ways.controller),
+            )
+            owners = reclaim_told.owners(args["owners"])
+        except FleetError as error:
+            result.update(failed=True, msg=str(error))
+            return result
+        told, untold, confirmed = [], [], []
+        if said is not None and not self._task.check_mode:
+            try:
+                checked = reclaim_told.result_of(args["host"], said)
+            except FleetError as error:
+                # Not the inventory's fault: the run goes on, and has it in its log.
+                untold.append(str(error))
+            else:
+                told, untold, confirmed = reclaim_told.tell(
+                    args["host"], checked, ways.controller, owners, args["keep_url"]
+                )
+        return dict(result, told=told, untold=untold, confirmed=confirmed)

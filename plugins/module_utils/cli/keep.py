@@ -1,0 +1,149 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""keep: the subcommand by which owners keep idle holders of GPUs, and the service behind its socket.
+
+The command runs as the user who calls it and decides nothing: the service learns the caller from the kernel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+from argparse import Namespace
+from typing import Any, Iterator, Mapping
+
+from .. import keep_server
+from ..errors import FleetError
+from ..keeps import KeepError, duration
+from ..printable import printable
+from ..reclaim_notices import utc
+
+#: The service gives up first.
+_SECONDS = 2 * keep_server.ANSWER_SECONDS
+#: The first descriptor that systemd hands over (sd_listen_fds(3)).
+_FIRST_DESCRIPTOR = 3
+
+
+def keep(options: Namespace) -> int:
+    """Ask the service of this host, and print what it said."""
+    told = _ask(options.socket, _request(options))
+    error = told.get("error")
+    if isinstance(error, dict):
+        raise KeepError(*(printable(str(error.get(name, ""))) for name in ("where", "problem", "cure")))
+    if options.json:
+        print(json.dumps({name: value for name, value in told.items() if name != "log"}))
+    else:
+        print("\n".join(_lines(told)))
+    return 0
+
+
+def serve(options: Namespace) -> int:
+    """Serve the socket that systemd hands over, until nobody asks."""
+    from ..keep_request import Settings, answer, parse, to_log
+
+    settings = Settings.read(options.settings)
+
+    def answered(line: bytes, uid: int) -> str:
+        request = parse(line)
+        told = answer(request, uid, settings, lambda: _holders(settings.state_directory))
+        return json.dumps(dict(told, log=to_log(request, uid, told)))
+
+    if os.environ.get("LISTEN_FDS") != "1":
+        raise FleetError("keep-serve", "systemd has handed over no socket", "Start gpu-layout-keep.socket instead.")
+    with socket.socket(fileno=_FIRST_DESCRIPTOR) as listener:
+        keep_server.Server(listener, answered, lambda text: print(text, flush=True)).serve()
+    return 0
+
+
+def _holders(state_directory: str) -> Any:
+    """Who holds the GPUs now. Raises FleetError, also while a run changes them."""
+    from ..holders import find_holders
+    from ..holders_docker import LIST
+    from ..holders_model import run_tool
+    from ..nvml import Session
+    from ..transaction import looking
+
+    def run(command: list[str], **how: Any) -> Any:
+        # The names of Docker's containers; no scheduler is asked, and none of its allocations can be kept.
+        if command != LIST:
+            raise FileNotFoundError(2, "not asked", command[0])
+        return run_tool(command, **how)
+
+    with looking(state_directory) as busy:
+        if busy is not None:
+            raise busy
+        with Session() as session:
+            host = session.observe()
+    return find_holders(host, run=run)
+
+
+def _request(options: Namespace) -> Mapping[str, Any]:
+    """Raises KeepError for words that do not go together."""
+    given = [options.list, options.end is not None, options.name is not None]
+    if sum(given) != 1 or (options.name is None) != (options.duration is None):
+        cure = "Write: gpu-layout keep NAME 3d, gpu-layout keep --list or gpu-layout keep --end NAME."
+        raise KeepError("gpu-layout keep", "it needs a name and a length of time, --list or --end NAME", cure)
+    if options.list:
+        return {"op": "list"}
+    if options.end is not None:
+        return {"op": "end", "name": options.end}
+    return {"op": "keep", "name": options.name, "seconds": duration(options.duration)}
+
+
+def _ask(path: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Raises KeepError where nobody answers."""
+    line = json.dumps(request).encode() + b"\n"
+    if len(line) > keep_server.MOST_LINE_BYTES:
+        raise KeepError("gpu-layout keep", "the name is too long", "Write the name of a service, a container or a pid.")
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(_SECONDS)
+        try:
+            connection.connect(path)
+        except OSError:
+            cure = "Ask an administrator to keep it, or to set gpu_layout_keep: true for this host."
+            raise KeepError("this host", "nothing can be kept here: %s is not served" % path, cure) from None
+        # A connection that was turned away has its reason to read, though the line was not taken.
+        with contextlib.suppress(OSError):
+            connection.sendall(line)
+        said = _read(connection)
+    try:
+        told = json.loads(said.decode())
+    except ValueError:
+        told = None
+    if not isinstance(told, dict):
+        raise KeepError(
+            "this host", "its service for keeps gave no answer", "Try again; see: journalctl -u gpu-layout-keep."
+        )
+    return told
+
+
+def _read(connection: socket.socket) -> bytes:
+    said = b""
+    with contextlib.suppress(OSError):
+        while len(said) <= keep_server.MOST_ANSWER_BYTES and not said.endswith(b"\n"):
+            chunk = connection.recv(keep_server.MOST_ANSWER_BYTES)
+            if not chunk:
+                break
+            said += chunk
+    return said
+
+
+def _lines(told: Mapping[str, Any]) -> Iterator[str]:
+    if "kept" in told:
+        row = told["kept"]
+        yield "%s is kept until %s: it is not stopped for being idle before that." % (_name(row), utc(row["until"]))
+        yield "To end it sooner: gpu-layout keep --end %s" % _name(row).rpartition(" ")[2]
+    for row in told.get("ended", ()):
+        yield "%s is no longer kept." % _name(row)
+    if "keeps" in told:
+        for row in told["keeps"]:
+            yield "%s  until %s  by %s" % (_name(row), utc(row["until"]), printable(str(row["user"])))
+        if not told["keeps"]:
+            yield "Nothing of yours is kept on this host."
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    return printable(str(row["name"]))

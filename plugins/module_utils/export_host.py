@@ -1,0 +1,29 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Exports the host that this runs on: for the command gpu-layout and the module layout_export."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from .export import Exported, exported
+from .mps_host import MpsHost
+from .nvml import Session
+from .vgpu_host import VgpuHost, applies
+
+#: How GPUs are named in a layout.
+SELECT_BY = ("index", "uuid", "pci")
+
+
+def export_host(pin_placements: bool = False, select_by: str = SELECT_BY[0]) -> Exported:
+    """Return the layout of what is there. Raises NvmlError."""
+    with Session() as session:
+        # nvidia-smi and daemons know only the GPUs of the whole host.
+        session.with_time_slices = not session.private
+        daemons = () if session.private else [seen.daemon for seen in MpsHost().observe()]
+        tenants = [seen.tenant for seen in VgpuHost().observe()] if applies(session.private) else []
+        host = session.observe()
+    found = exported(host.gpus, pin_placements, select_by, daemons, tenants)
+    lost = tuple("gpu %d is lost: %s" % (gpu.index, gpu.problem) for gpu in host.lost)
+    return dataclasses.replace(found, left_out=(*found.left_out, *lost))

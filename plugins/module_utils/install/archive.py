@@ -1,0 +1,137 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The command gpu-layout as one file: a zip archive that Python runs.
+
+Python keeps no bytecode of modules in an archive, which would cost 0.1 s at each start, so the archive carries the bytecode that
+the installing interpreter made; any other falls back to the source beside it.
+
+Bytecode of the same source need not be the same bytes, so an archive is not compared with a new one. It ends with a comment
+instead: a digest of what it was made from, and one of all its bytes before. A command of which either does not hold is replaced.
+
+In a checkout `python3 plugins/module_utils/install/archive.py FILE` makes the command, pynvml included: one file for hosts
+without Ansible. So this file imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import io
+import os
+import py_compile
+import stat
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Mapping
+
+#: Mode of the command.
+MODE = 0o755
+#: Length of a SHA-256 in hexadecimal.
+DIGEST_LENGTH = 64
+
+PACKAGE = "openfleet_gpu"
+MAIN = "import sys\n\nfrom %s.cli.main import main\n\nsys.exit(main())\n" % PACKAGE
+#: What the command is made of, below module_utils; packages that only modules use are not among it.
+PATTERNS = ("*.py", "cli/*.py", "models/*.json")
+#: Files of these that only modules need: runner imports Ansible.
+LEFT_OUT = ("layout_module.py", "runner.py")
+
+
+def read_sources() -> dict[str, str]:
+    """Return the sources of the command, texts by path below module_utils."""
+    utils = Path(__file__).resolve().parents[1]
+    files = [file for pattern in PATTERNS for file in utils.glob(pattern) if file.name not in LEFT_OUT]
+    return {str(file.relative_to(utils)): file.read_text(encoding="utf-8") for file in files}
+
+
+def sources_digest(sources: Mapping[str, str]) -> str:
+    """Return the digest by which two sets of sources are told apart."""
+    parts = [MAIN, *(part for item in sorted(sources.items()) for part in item)]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def origin(digest: str) -> bytes:
+    """Return the digest of what the command is made from: sources of this digest, and this interpreter with its bytecode."""
+    parts = [sys.version, shebang(sys.executable), digest]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest().encode()
+
+
+def shebang(interpreter: str) -> str:
+    """Isolated (-I): root runs it, and takes no module from the caller's environment, folder or home."""
+    return "%s -I" % interpreter
+
+
+def difference(command: Path, made_from: bytes) -> str | None:
+    """Return why the command has to be written: "" if there is none, None if it is as it should be."""
+    try:
+        status = command.lstat()
+        content = command.read_bytes() if stat.S_ISREG(status.st_mode) else b""
+    except FileNotFoundError:
+        return ""
+    if not stat.S_ISREG(status.st_mode):
+        return "it is no regular file"
+    if status.st_uid != os.geteuid():
+        return "it belongs to user id %d" % status.st_uid
+    if stat.S_IMODE(status.st_mode) != MODE:
+        return "its mode is %04o" % stat.S_IMODE(status.st_mode)
+    if not content.endswith(_seal(content[:-DIGEST_LENGTH])):
+        return "its content is not what was installed"
+    return None if content[:-DIGEST_LENGTH].endswith(made_from) else "it is of another release, or of another Python"
+
+
+def archive(sources: Mapping[str, str], made_from: bytes, interpreter: str) -> bytes:
+    """Return the command: `sources` (texts by path below the package), each Python file also as bytecode."""
+    members = {"__main__.py": MAIN, "%s/__init__.py" % PACKAGE: ""}
+    members.update(("%s/%s" % (PACKAGE, path), text) for path, text in sources.items())
+    content = io.BytesIO()
+    content.write(b"#!%s\n" % interpreter.encode())
+    with zipfile.ZipFile(content, "a") as bundled:
+        # At the very end of the archive.
+        bundled.comment = made_from + b"." * DIGEST_LENGTH
+        for path, text in sorted(members.items()):
+            _add(bundled, os.path.normpath(path), text.encode())
+            if path.endswith(".py"):
+                # Stored, not deflated: this is what every start reads.
+                _add(bundled, os.path.normpath(path) + "c", _bytecode(path, text), zipfile.ZIP_STORED)
+    whole = content.getvalue()[:-DIGEST_LENGTH]
+    return whole + _seal(whole)
+
+
+def _seal(content: bytes) -> bytes:
+    return hashlib.sha256(content).hexdigest().encode()
+
+
+def _add(bundled: zipfile.ZipFile, path: str, content: bytes, compression: int = zipfile.ZIP_DEFLATED) -> None:
+    bundled.writestr(zipfile.ZipInfo(path, (1980, 1, 1, 0, 0, 0)), content, compression)
+
+
+def _bytecode(path: str, text: str) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="gpu-layout-") as folder:
+        source, compiled = Path(folder, "source.py"), Path(folder, "compiled.pyc")
+        source.write_text(text, encoding="utf-8")
+        mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+        py_compile.compile(str(source), str(compiled), dfile=path, doraise=True, invalidation_mode=mode)
+        return compiled.read_bytes()
+
+
+def build(file: Path) -> None:
+    """Write the command as one file that brings pynvml along."""
+    import pynvml
+
+    binding = Path(pynvml.__file__).read_text(encoding="utf-8")
+    sources = dict(read_sources(), **{"../pynvml.py": binding})
+    file.write_bytes(archive(sources, origin(sources_digest(sources)), "/usr/bin/env python3"))
+    file.chmod(MODE)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Make the command gpu-layout as one file, pynvml included.")
+    parser.add_argument("file", type=Path, metavar="FILE")
+    build(parser.parse_args().file)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What installers share: files below a root, written whole or not at all, with a check mode and one lock."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Callable, Iterator
+
+from .. import durable
+from ..errors import FleetError
+from ..packages.command import Run, run
+
+#: Held while an installation is written and its units are started: of two runs, one would stop the socket that the other
+#: is starting. Removed at the end; in /run, so that one of a run that was killed is gone at the next boot.
+LOCK, LOCK_SECONDS = "run/openfleet-gpu-install.lock", 300
+
+
+class InstallError(FleetError):
+    """An installation that cannot be made. `where` names the variable of the role or the file."""
+
+
+class Installation:
+    """The files below `root`; with `check` nothing is changed, only said. Methods raise FleetError or OSError."""
+
+    def __init__(self, root: Path, check: bool, call: Run = run) -> None:
+        self.root, self.check, self.call = root, check, call
+        #: What was done, in words, and Ansible's differences of the text files.
+        self.done: list[str] = []
+        self.differences: list[dict[str, str]] = []
+        self._mark: Path | None = None
+
+    def mark(self, relative: str) -> bool:
+        """Write this file ahead of the first change; `finish` removes it. Return whether an earlier run left it behind.
+
+        That run was interrupted: its files may all be as wanted, and its units not started.
+        """
+        self._mark = self.path(relative)
+        return self._mark.exists()
+
+    def finish(self) -> None:
+        """Remove the mark."""
+        if self._mark is not None and not self.check:
+            self._mark.unlink(missing_ok=True)
+
+    def _begin(self) -> None:
+        if self._mark is not None and not self._mark.exists():
+            durable.write_bytes(self._mark, b"", 0o600)
+
+    @property
+    def is_host(self) -> bool:
+        """Whether the root is the host's own: systemd and the accounts are."""
+        return self.root == Path("/")
+
+    def path(self, relative: str) -> Path:
+        return self.root / relative
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Run the body while no other installation runs on this host."""
+        if self.check:
+            yield
+            return
+        lock = self.path(LOCK)
+        made = [folder for folder in (lock.parent, *lock.parent.parents) if not folder.exists()]
+        lock.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        descriptor = _wait_for(lock)
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
+            os.close(descriptor)
+            for folder in made:
+                with suppress(OSError):  # not empty: the installation is in there
+                    folder.rmdir()
+
+    def write(
+        self, relative: str, content: bytes, mode: int = 0o644, accept: Callable[[Path], None] | None = None
+    ) -> None:
+        """Write the file unless it is so. `accept` is given the new file before it takes its place, and raises if it is wrong."""
+        path = self.path(relative)
+        if path.is_file() and path.read_bytes() == content and stat.S_IMODE(path.stat().st_mode) == mode:
+            return
+        before = path.read_bytes() if path.is_file() else b""
+        self._differ(path, before, content)
+        self.replace(path, content, mode, accept=accept)
+
+    def replace(
+        self, path: Path, content: bytes, mode: int, reason: str = "", accept: Callable[[Path], None] | None = None
+    ) -> None:
+        """Write the file. A reader finds the old one or the new one, never part of one."""
+        self.done.append("write %s%s" % (path, ": " + reason if reason else ""))
+        if not self.check:
+            self._begin()
+            durable.write_bytes(path, content, mode, accept)
+
+    def make(self, folder: Path) -> list[str]:
+        """Make the directory, which everybody may read; return those that were not there, outermost first."""
+        missing = [path for path in (folder, *folder.parents) if not path.exists()][::-1]
+        for path in missing:
+            self.done.append("make %s" % path)
+            if not self.check:
+                path.mkdir()
+                path.chmod(0o755)
+        return [str(path) for path in missing]
+
+    def remove(self, relative: str) -> None:
+        """Remove the file if it is there."""
+        path = self.path(relative)
+        if path.is_file() or path.is_symlink():
+            self._differ(path, path.read_bytes() if path.is_file() else b"", b"")
+            self.done.append("remove %s" % path)
+            if not self.check:
+                self._begin()
+                path.unlink()
+
+    def prune(self, folder: Path, said: bool = True) -> None:
+        """Remove the directory if it is empty."""
+        if folder.is_dir() and not any(folder.iterdir()):
+            if said:
+                self.done.append("remove %s" % folder)
+            if not self.check:
+                folder.rmdir()
+
+    def systemctl(self, *arguments: str, log_of: str = "") -> None:
+        """Call systemd if it is this host's. Raises InstallError, with the end of the log of the unit `log_of`."""
+        if not self.is_host or self.check:
+            return
+        done = self.call(["systemctl", *arguments])
+        if done.returncode:
+            said = done.stdout + done.stderr
+            if log_of:
+                words = ["journalctl", "--no-pager", "--output=cat", "--lines=20", "--unit", log_of]
+                said += self.call(words).stdout
+            raise InstallError(
+                "systemctl %s" % " ".join(arguments), "it failed with status %d:\n%s" % (done.returncode, said.rstrip())
+            )
+
+    def result(self) -> dict[str, Any]:
+        """Return what a module returns of it."""
+        return {"changed": bool(self.done), "done": self.done, "diff": self.differences}
+
+    def _differ(self, path: Path, before: bytes, after: bytes) -> None:
+        try:
+            texts = before.decode(), after.decode()
+        except UnicodeDecodeError:
+            return
+        if texts[0] != texts[1]:
+            names = {"before_header": str(path), "after_header": str(path)}
+            self.differences.append(dict(names, before=texts[0], after=texts[1]))
+
+
+def _wait_for(lock: Path) -> int:
+    """Return a descriptor of the file, locked. Raises InstallError where another run keeps it for LOCK_SECONDS."""
+    deadline = time.monotonic() + LOCK_SECONDS
+    while time.monotonic() < deadline:
+        descriptor = os.open(str(lock), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # The one before removes its file when it is done: a lock of that is none.
+            if os.path.samestat(os.fstat(descriptor), lock.stat()):
+                return descriptor
+        except (BlockingIOError, FileNotFoundError):
+            time.sleep(0.1)
+        os.close(descriptor)
+    raise InstallError(
+        str(lock), "another run has installed for %d s" % LOCK_SECONDS, "Look for it, end it, run again."
+    )

@@ -1,0 +1,316 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The command gpu-layout, the host's layout and the units that restore and watch it; or none of them.
+
+A layout on trial (module_utils/trial.py) is written and not tried, and the one before it is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import pwd
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any, Mapping
+
+from ..packages.command import run
+from ..trial import FORMER
+from .archive import MODE, archive, difference, origin, shebang
+from .files import Installation, InstallError
+
+#: Everything an installation consists of, below the root given.
+COMMAND = "usr/local/bin/gpu-layout"
+LAYOUT = "etc/openfleet-gpu/layout.json"
+UNIT = "gpu-layout.service"
+UNIT_FILE = "etc/systemd/system/" + UNIT
+#: What a layout on trial replaces.
+KEPT = (LAYOUT, UNIT_FILE)
+
+#: What tells Prometheus of the layout, as often as the timer says.
+METRICS, METRICS_TIMER = "gpu-layout-metrics.service", "gpu-layout-metrics.timer"
+METRICS_FILES = tuple("etc/systemd/system/" + unit for unit in (METRICS, METRICS_TIMER))
+#: Where its file is, and which directories were made for it.
+METRICS_RECORD = "etc/openfleet-gpu/metrics.json"
+TEXTFILE = "openfleet_gpu_layout.prom"
+_NOT_RECORDED: Mapping[str, Any] = {"directory": "", "made": []}
+
+#: By what owners keep their idle services, and what the service behind it reads.
+KEEP, KEEP_SOCKET = "gpu-layout-keep.service", "gpu-layout-keep.socket"
+KEEP_FILES = tuple("etc/systemd/system/" + unit for unit in (KEEP, KEEP_SOCKET))
+KEEP_SETTINGS = "etc/openfleet-gpu/keep.json"
+
+#: What hands out turnstiles to the tenants that the layout has.
+AGENT = "openfleet-vgpu-agent.service"
+AGENT_FILE = "etc/systemd/system/" + AGENT
+
+#: There from the first change until the units are started.
+UNFINISHED = "etc/openfleet-gpu/installing"
+
+#: Who may ask who holds the GPUs, by a rule of sudo for exactly that. sudo reads no file with a dot in its name, as one that is
+#: being written has.
+SUDOERS = "etc/sudoers.d/openfleet-gpu-holders"
+READERS = "etc/openfleet-gpu/readers.json"
+ASK = "/%s holders --json" % COMMAND
+#: No capital letters: in sudoers they are names of aliases, ALL among them.
+ACCOUNT = re.compile(r"[a-z_][a-z0-9_.-]{0,31}")
+RULE = """\
+# Written by the role openfleet.gpu.gpu_layout; gpu_layout_readers: [] takes it away.
+# This command with these words and no other, as root, in an environment that the caller has no part in.
+Cmnd_Alias OPENFLEET_GPU_HOLDERS = {ask}
+Defaults!OPENFLEET_GPU_HOLDERS env_reset, !setenv, !env_keep, !env_check, !requiretty
+Defaults!OPENFLEET_GPU_HOLDERS secure_path="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+{accounts} ALL = (root) NOPASSWD: NOSETENV: OPENFLEET_GPU_HOLDERS
+"""
+_NEEDS_COMMAND = "Set gpu_layout_restore_at_boot: true, or %s."
+
+
+def install(target: Installation, wanted: Mapping[str, Any]) -> bool:
+    """Install what the module's parameters ask for. Return False, with nothing changed, if the sources are needed first."""
+    metrics, keep, readers = wanted["metrics"], wanted["keep"], wanted["readers"]
+    _refuse(target, metrics["directory"], keep, readers["accounts"])
+    made_from = origin(wanted["sources_digest"])
+    command = target.path(COMMAND)
+    reason = difference(command, made_from)
+    if reason is not None and not target.check and not wanted["sources"]:
+        return False
+    if target.mark(UNFINISHED):
+        target.done.append("start the units, which an earlier run did not do")
+    if reason is not None:
+        content = b"" if target.check else archive(wanted["sources"], made_from, shebang(sys.executable))
+        target.replace(command, content, MODE, reason)
+    for relative in KEPT:
+        there = target.path(relative)
+        if not wanted["on_trial"]:
+            target.remove(relative + FORMER)
+        elif not target.path(relative + FORMER).exists():
+            target.write(relative + FORMER, there.read_bytes() if there.exists() else b"")
+    target.write(LAYOUT, _json(wanted["layout"]))
+    target.write(UNIT_FILE, wanted["unit"].encode())
+    watched = _install_metrics(target, metrics)
+    kept = _install_keep(target, keep)
+    served = _install_agent(target, wanted["agent"])
+    if target.done:
+        _start(target, not wanted["on_trial"], watched, kept)
+        if served:
+            target.systemctl("enable", "--quiet", AGENT)
+            # Running tenants have the turnstiles mapped, and systemd keeps them meanwhile.
+            target.systemctl("restart", AGENT, log_of=AGENT)
+    # Last: no unit has to do with it.
+    _install_readers(target, readers)
+    target.finish()
+    return True
+
+
+def _start(target: Installation, tried: bool, watched: bool, kept: bool) -> None:
+    target.systemctl("daemon-reload")
+    target.systemctl("enable", "--quiet", UNIT)
+    if tried:
+        # The layout stands already, so this changes no GPU: it proves that the next boot can do it.
+        target.systemctl("restart", UNIT, log_of=UNIT)
+    if watched:
+        target.systemctl("enable", "--quiet", METRICS_TIMER)
+        target.systemctl("restart", METRICS_TIMER, log_of=METRICS)
+        if tried:
+            # What it said last was of the layout of before.
+            target.systemctl("start", METRICS, log_of=METRICS)
+    if kept:
+        target.systemctl("enable", "--quiet", KEEP_SOCKET)
+        # Both at once: a user who connects in between would start the service again, and a socket with one cannot start.
+        target.systemctl("stop", KEEP, KEEP_SOCKET, log_of=KEEP)
+        target.systemctl("start", KEEP_SOCKET, log_of=KEEP)
+
+
+def restore_former(target: Installation) -> None:
+    """Take back a layout on trial, and the unit that restores it."""
+    for relative in KEPT:
+        former = target.path(relative + FORMER)
+        if not former.exists():
+            continue
+        if former.stat().st_size:
+            target.write(relative, former.read_bytes())
+        else:
+            target.remove(relative)
+        target.remove(relative + FORMER)
+    if target.done:
+        target.systemctl("daemon-reload")
+
+
+def uninstall(target: Installation, wanted: Mapping[str, Any]) -> None:
+    """Remove all of it, and the directory of records if the parameters name one."""
+    for where, asked, off in (
+        ("gpu_layout_readers", wanted["readers"]["accounts"], "gpu_layout_readers: []"),
+        ("gpu_layout_metrics_dir", wanted["metrics"]["directory"], 'gpu_layout_metrics_dir: ""'),
+        ("gpu_layout_keep", wanted["keep"]["wanted"], "gpu_layout_keep: false"),
+    ):
+        if asked:
+            raise InstallError(where, "it needs the command and the layout on the host", _NEEDS_COMMAND % off)
+    _uninstall_readers(target)
+    _uninstall_agent(target)
+    _uninstall_keep(target)
+    _uninstall_metrics(target, _recorded(target))
+    if target.path(UNIT_FILE).exists():
+        target.systemctl("disable", "--quiet", "--now", UNIT, log_of=UNIT)
+    for relative in (UNIT_FILE, LAYOUT, UNIT_FILE + FORMER, LAYOUT + FORMER, COMMAND, UNFINISHED):
+        target.remove(relative)
+    if not target.check:
+        target.prune(target.path(LAYOUT).parent, said=False)
+    if target.done:
+        target.systemctl("daemon-reload")
+    if wanted["records"]:
+        _remove_records(target, Path(wanted["records"]))
+
+
+def _refuse(target: Installation, directory: str, keep: Mapping[str, Any], accounts: list[str]) -> None:
+    """Raise InstallError, before anything is written, for what cannot be had."""
+    wrong = [name for name in accounts if not ACCOUNT.fullmatch(name)]
+    if wrong:
+        raise InstallError(
+            "gpu_layout_readers", "%s is no name of an account (%s)" % (", ".join(map(repr, wrong)), ACCOUNT.pattern)
+        )
+    # In a dry run, an earlier task may be the one that would bring sudo and the account.
+    if accounts and not target.check:
+        _refuse_readers(target, accounts)
+    longest = str(keep["settings"].get("max"))
+    if keep["wanted"] and not re.fullmatch(r"[1-9]\d{0,5}[mhdw]", longest):
+        raise InstallError("gpu_layout_keep_max", "%r is no length of time" % longest, "Write 7d or 12h.")
+    if directory and not re.fullmatch(r"/[^\s%\"'\\]+", directory):
+        raise InstallError("gpu_layout_metrics_dir", "%r is no absolute path without spaces, quotes and %%" % directory)
+
+
+def _refuse_readers(target: Installation, accounts: list[str]) -> None:
+    if not _visudo():
+        raise InstallError(
+            "gpu_layout_readers", "sudo is not installed on this host", "Install it, or set gpu_layout_readers: []."
+        )
+    # Below another root there are other accounts.
+    missing = [name for name in accounts if not _exists(name)] if target.is_host else []
+    if missing:
+        raise InstallError(
+            "gpu_layout_readers",
+            "this host has no account %s" % ", ".join(missing),
+            "Create it first, or correct the name: an account of that name that is created later would have the rule.",
+        )
+
+
+def _exists(account: str) -> bool:
+    try:
+        pwd.getpwnam(account)
+    except KeyError:
+        return False
+    return True
+
+
+def _visudo() -> str | None:
+    return shutil.which("visudo", path="/usr/sbin:/sbin:/usr/local/sbin:/usr/bin:/bin")
+
+
+def _install_readers(target: Installation, readers: Mapping[str, Any]) -> None:
+    """The rule, and what the command asks of this installation; or neither."""
+    if not readers["accounts"]:
+        _uninstall_readers(target)
+        return
+    target.write(READERS, _json(readers), 0o600)
+    # In this order: an account that may run the command finds the lock that keeps it from running many times at once.
+    rule = RULE.format(ask=ASK, accounts=", ".join(sorted(set(readers["accounts"]))))
+    target.write(SUDOERS, rule.encode(), 0o440, _accept)
+
+
+def _accept(new: Path) -> None:
+    """Ask visudo about a new file of sudo: a wrong one would take sudo away from everybody."""
+    done = run([_visudo() or "visudo", "-cf", str(new)])
+    if done.returncode:
+        raise InstallError("gpu_layout_readers", "visudo refuses the rule:\n%s" % (done.stdout + done.stderr).rstrip())
+
+
+def _uninstall_readers(target: Installation) -> None:
+    target.remove(SUDOERS)
+    target.remove(READERS)
+
+
+def _install_metrics(target: Installation, metrics: Mapping[str, Any]) -> bool:
+    """The unit and its timer, or neither. Return whether they are there."""
+    directory, before = metrics["directory"], _recorded(target)
+    if before["directory"] != directory:
+        _uninstall_metrics(target, before)
+        before = _NOT_RECORDED
+    if not directory:
+        return False
+    made = target.make(target.path(directory.lstrip("/")))
+    target.write(METRICS_RECORD, _json({"directory": directory, "made": list(dict.fromkeys([*before["made"], *made]))}))
+    for relative, text in zip(METRICS_FILES, (metrics["service"], metrics["timer"])):
+        target.write(relative, text.encode())
+    return True
+
+
+def _recorded(target: Installation) -> Mapping[str, Any]:
+    try:
+        return json.loads(target.path(METRICS_RECORD).read_text())
+    except FileNotFoundError:
+        return _NOT_RECORDED
+
+
+def _uninstall_metrics(target: Installation, record: Mapping[str, Any]) -> None:
+    """With the file: Prometheus would go on believing what it says."""
+    if target.path(METRICS_FILES[1]).exists():
+        target.systemctl("disable", "--quiet", "--now", METRICS_TIMER, log_of=METRICS)
+        target.systemctl("stop", METRICS, log_of=METRICS)
+    for relative in METRICS_FILES:
+        target.remove(relative)
+    if record["directory"]:
+        target.remove(str(Path(record["directory"].lstrip("/"), TEXTFILE)))
+    for folder in reversed(record["made"]):
+        target.prune(Path(folder))
+    target.remove(METRICS_RECORD)
+
+
+def _install_keep(target: Installation, keep: Mapping[str, Any]) -> bool:
+    """The socket with its service, or neither. Return whether they are there."""
+    if not keep["wanted"]:
+        _uninstall_keep(target)
+        return False
+    target.write(KEEP_SETTINGS, _json(keep["settings"]))
+    for relative, text in zip(KEEP_FILES, (keep["service"], keep["socket"])):
+        target.write(relative, text.encode())
+    return True
+
+
+def _uninstall_keep(target: Installation) -> None:
+    """What is kept stays in the records: it ends by its time."""
+    if target.path(KEEP_FILES[1]).exists():
+        target.systemctl("disable", "--quiet", "--now", KEEP_SOCKET, log_of=KEEP)
+        target.systemctl("stop", KEEP, log_of=KEEP)
+    for relative in (*KEEP_FILES, KEEP_SETTINGS):
+        target.remove(relative)
+
+
+def _install_agent(target: Installation, unit: str) -> bool:
+    """The agent of tenants, or none where the text is empty. Return whether it is there."""
+    if not unit:
+        _uninstall_agent(target)
+        return False
+    target.write(AGENT_FILE, unit.encode())
+    return True
+
+
+def _uninstall_agent(target: Installation) -> None:
+    """Programs that run keep what they have mapped."""
+    if target.path(AGENT_FILE).exists():
+        target.systemctl("disable", "--quiet", "--now", AGENT, log_of=AGENT)
+    target.remove(AGENT_FILE)
+
+
+def _remove_records(target: Installation, folder: Path) -> None:
+    """The host's records, wherever they are; the lock that the run itself has just taken is none."""
+    if not folder.is_dir():
+        return
+    if any(path.name != "lock" for path in folder.iterdir()):
+        target.done.append("remove %s" % folder)
+    if not target.check:
+        shutil.rmtree(str(folder.resolve()))
+
+
+def _json(data: Any) -> bytes:
+    return (json.dumps(data, indent=2) + "\n").encode()

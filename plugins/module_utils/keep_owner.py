@@ -1,0 +1,133 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Find what a keep is asked for among the holders of a host, and who owns it by the kernel's word.
+
+| what | its owner |
+|---|---|
+| a process outside of containers | its user ids, where they are all the same |
+| a unit | the user ids of its running main process, where they are all the same |
+| a container of a user's own engine | that user |
+| a container of root's engine, and what runs in it | root |
+
+Root, and members of the groups that the inventory names, may keep all of them.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import re
+from dataclasses import dataclass
+from typing import Sequence
+
+from . import peer
+from .keeps import KeepError, container_id, container_of, process_identity
+from .model import Holder
+from .peer import PeerError
+from .peer_owner import UserOfUnitOwner
+
+_ROOT = 0
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is to be kept: `identity` as in a keep; `owner` is the uid that may keep it, besides administrators."""
+
+    kind: str
+    name: str
+    identity: str
+    owner: int
+
+
+def find(name: str, holders: Sequence[Holder]) -> Target:
+    """Return the holder of this name or pid. Raises KeepError where none or several have it."""
+    if re.fullmatch(r"[0-9]{1,9}", name):
+        return _process(int(name), holders)
+    named = {holder.unit_or_container: holder for holder in holders if holder.pid and _is_called(name, holder)}
+    if not named:
+        cure = "Write the name of the service or container, or the pid of the process; root sees them by: gpu-layout holders."
+        raise KeepError(name, "no service or container of this name holds a GPU on this host", cure)
+    if len(named) > 1:
+        cure = 'Write one of: "%s".' % '", "'.join(sorted(map(str, named)))
+        raise KeepError(name, "several holders have this name", cure)
+    (holder,) = named.values()
+    return _container(holder) if container_of(holder) else _unit(str(holder.unit_or_container))
+
+
+def is_administrator(uid: int, groups: Sequence[str]) -> bool:
+    """Return whether a user is root, or by the host's own database a member of one of the groups."""
+    if uid == _ROOT:
+        return True
+    try:
+        entry = pwd.getpwuid(uid)
+    except KeyError:
+        return False
+    wanted = set()
+    for group in groups:
+        try:
+            wanted.add(grp.getgrnam(group).gr_gid)
+        except KeyError:
+            # A group that this host does not have has no members.
+            continue
+    return bool(wanted.intersection(os.getgrouplist(entry.pw_name, entry.pw_gid)))
+
+
+def user_name(uid: int) -> str:
+    """Return the name of a user by the host's database, or the uid where it has none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return "uid %d" % uid
+
+
+def _is_called(name: str, holder: Holder) -> bool:
+    whole = holder.unit_or_container or ""
+    container = container_of(holder)
+    return name == whole or (name == container[1] if container else name + ".service" == whole)
+
+
+def _process(pid: int, holders: Sequence[Holder]) -> Target:
+    where = "pid %d" % pid
+    mine = [holder for holder in holders if holder.pid == pid]
+    identity = process_identity(mine[0]) if mine else ""
+    if not identity:
+        cure = "See the pids of your processes on the GPUs (nvidia-smi); in a container a process has another pid."
+        raise KeepError(where, "no process with this pid holds a GPU on this host", cure)
+    with peer.looking_at(pid) as process:
+        uids = process.uids if process else set()
+    # Looked up after the identity, and checked against it: the pid may be another's by now.
+    if not uids or process_identity(mine[0]) != identity:
+        raise KeepError(where, "the process has just ended", "")
+    container = container_of(mine[0])
+    if container is not None:
+        return Target("process", where, identity, _owner_of_container(container[0]))
+    return Target("process", where, identity, uids.pop() if len(uids) == 1 else _ROOT)
+
+
+def _unit(name: str) -> Target:
+    cure = "Keep the process instead, by its pid."
+    if not name.endswith(".service"):
+        raise KeepError(name, "it is no service", cure)
+    try:
+        uids = UserOfUnitOwner(name).uids
+    except PeerError as error:
+        raise KeepError(name, "whose it is is not known: %s" % error, cure) from None
+    return Target("unit", name, name, next(iter(uids)) if len(uids) == 1 else _ROOT)
+
+
+def _container(holder: Holder) -> Target:
+    runtime, _name = container_of(holder) or ("", "")
+    identity = container_id(holder)
+    if not identity:
+        raise KeepError(
+            str(holder.unit_or_container), "the id of the container is not known", "Keep its process by the pid."
+        )
+    return Target("container", str(holder.unit_or_container), identity, _owner_of_container(runtime))
+
+
+def _owner_of_container(runtime: str) -> int:
+    """The user whose own engine it is (`podman@1000`), or root."""
+    uid = runtime.partition("@")[2]
+    return int(uid) if uid.isdigit() else _ROOT

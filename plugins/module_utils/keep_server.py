@@ -1,0 +1,202 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Serve the keep socket, to which every user may connect: bounded in connections, letters, seconds and requests.
+
+A request is answered in a child process that is killed if it takes too long. While it works, others wait in the socket's queue.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import selectors
+import socket
+import struct
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Callable, Deque
+
+from . import peer
+from .bounded import bounded
+from .errors import FleetError
+from .holders_cgroup import parse_cgroup
+from .keeps import KeepError
+from .peer_owner import own_container
+
+SOCKET = "/run/openfleet-gpu-keep.sock"
+MOST_LINE_BYTES, MOST_ANSWER_BYTES = 4096, 65536
+#: Open connections in all and of one user, and seconds in which the line has to come.
+MOST_CONNECTIONS, MOST_OF_USER, LINE_SECONDS = 32, 2, 5.0
+#: Of one user in a minute.
+MOST_REQUESTS, _MINUTE = 20, 60.0
+#: For a look at the host's processes.
+ANSWER_SECONDS = 30.0
+#: The service ends when it had nothing to do for so long; the socket starts it again.
+IDLE_SECONDS = 60.0
+#: Users whose requests are counted. More than a host has at once.
+_MOST_USERS = 4096
+_ROOT = 0
+#: Since Linux 6.5; the constant is not in Python's socket module.
+_SO_PEERPIDFD = 77
+
+#: Given the line and the user: the answer as JSON.
+Answer = Callable[[bytes, int], str]
+
+
+@dataclass
+class _Connection:
+    socket: socket.socket
+    uid: int
+    ends: float
+    line: bytearray = field(default_factory=bytearray)
+
+
+class Server:
+    """Takes connections of a listening socket until there are none for a while."""
+
+    def __init__(self, listener: socket.socket, answer: Answer, log: Callable[[str], None] = print) -> None:
+        self._listener, self._answer, self._log = listener, answer, log
+        self._open: dict[int, _Connection] = {}
+        self._requests: dict[int, Deque[float]] = {}
+        self._selector = selectors.DefaultSelector()
+
+    def serve(self, idle_seconds: float = IDLE_SECONDS) -> None:
+        """Return after `idle_seconds` without a connection."""
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        last = time.monotonic()
+        try:
+            while self._open or time.monotonic() - last < idle_seconds:
+                for key, _events in self._selector.select(1.0):
+                    last = time.monotonic()
+                    if key.fileobj is self._listener:
+                        self._accept()
+                    else:
+                        self._read(self._open[key.fd])
+                self._end_slow()
+        finally:
+            for connection in list(self._open.values()):
+                self._close(connection)
+            self._selector.close()
+
+    def _accept(self) -> None:
+        try:
+            made, _address = self._listener.accept()
+        except OSError:
+            return
+        made.setblocking(False)
+        try:
+            uid = caller(made)
+            self._admit(uid)
+        except FleetError as error:
+            _send(made, failure(error))
+            made.close()
+            return
+        self._open[made.fileno()] = _Connection(made, uid, time.monotonic() + LINE_SECONDS)
+        self._selector.register(made, selectors.EVENT_READ)
+
+    def _admit(self, uid: int) -> None:
+        """Raise KeepError where a user, or all together, ask too much at once. Root has no bound of its own."""
+        if uid == _ROOT and len(self._open) < MOST_CONNECTIONS:
+            return
+        if sum(one.uid == uid for one in self._open.values()) >= MOST_OF_USER or len(self._open) >= MOST_CONNECTIONS:
+            raise KeepError("this host", "too many ask at once", "Try again in a few seconds.")
+        now = time.monotonic()
+        if len(self._requests) >= _MOST_USERS:
+            self._requests = {each: times for each, times in self._requests.items() if times[-1] > now - _MINUTE}
+        times = self._requests.setdefault(uid, deque(maxlen=MOST_REQUESTS))
+        if len(times) == MOST_REQUESTS and times[0] > now - _MINUTE:
+            raise KeepError("this host", "you asked %d times within a minute" % MOST_REQUESTS, "Wait a minute.")
+        times.append(now)
+
+    def _read(self, connection: _Connection) -> None:
+        try:
+            chunk = connection.socket.recv(MOST_LINE_BYTES + 1)
+        except BlockingIOError:
+            return
+        except OSError:
+            chunk = b""
+        connection.line += chunk
+        line, newline, _rest = bytes(connection.line).partition(b"\n")
+        if newline and len(line) <= MOST_LINE_BYTES:
+            self._reply(connection, line)
+        elif len(connection.line) > MOST_LINE_BYTES:
+            _send(connection.socket, failure(KeepError("the request", "it is too long", "Use gpu-layout keep.")))
+            self._close(connection)
+        elif not chunk:
+            self._close(connection)
+
+    def _reply(self, connection: _Connection, line: bytes) -> None:
+        began = time.monotonic()
+        try:
+            text = bounded(lambda: self._answer(line, connection.uid), "this host", ANSWER_SECONDS, MOST_ANSWER_BYTES)
+        except FleetError as error:
+            text = failure(error)
+        else:
+            self._log_change(text)
+        _send(connection.socket, text)
+        self._close(connection)
+        # Others could not be read meanwhile.
+        for other in self._open.values():
+            other.ends += time.monotonic() - began
+
+    def _log_change(self, text: str) -> None:
+        said = json.loads(text).get("log")
+        if said:
+            self._log(said)
+
+    def _end_slow(self) -> None:
+        now = time.monotonic()
+        for connection in [one for one in self._open.values() if one.ends < now]:
+            error = KeepError("the request", "it did not come within %d seconds" % LINE_SECONDS, "Use gpu-layout keep.")
+            _send(connection.socket, failure(error))
+            self._close(connection)
+
+    def _close(self, connection: _Connection) -> None:
+        self._selector.unregister(connection.socket)
+        del self._open[connection.socket.fileno()]
+        connection.socket.close()
+
+
+def failure(error: FleetError) -> str:
+    """Return the answer of a request that failed."""
+    return json.dumps({"error": {"where": error.where, "problem": error.problem, "cure": error.cure}})
+
+
+def caller(connection: socket.socket) -> int:
+    """Return the user at the other end of a connection, by the kernel's word. Raises KeepError.
+
+    A container may have the socket mounted, and its root is not the host's: processes in containers are refused.
+    """
+    pid, uid, _gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    with peer.looking_at(pid) as process:
+        # By pidfd the kernel says whether the pid is still that of the process that connected.
+        if process is None or _pid_by_descriptor(connection) not in (None, pid) or uid not in process.uids:
+            raise KeepError("this host", "the process that asks has ended", "Use gpu-layout keep.")
+        if parse_cgroup(process.cgroup, own_container()).container_id:
+            raise KeepError("this host", "a process in a container asks", "Run gpu-layout keep on the host itself.")
+    return uid
+
+
+def _pid_by_descriptor(connection: socket.socket) -> int | None:
+    """The pid of the process that connected, -1 where it has ended; None before Linux 6.5."""
+    try:
+        descriptor = struct.unpack("i", connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD, 4))[0]
+    except OSError:
+        return None
+    try:
+        with open("/proc/self/fdinfo/%d" % descriptor) as file:  # noqa: PTH123
+            found = re.search(r"^Pid:\s*(-?\d+)$", file.read(), re.MULTILINE)
+    finally:
+        os.close(descriptor)
+    return int(found.group(1)) if found else -1
+
+
+def _send(connection: socket.socket, text: str) -> None:
+    """All at once: it fits the socket's buffer, and who does not read it is not waited for."""
+    with contextlib.suppress(OSError):
+        connection.send(text.encode() + b"\n", socket.MSG_NOSIGNAL)

@@ -1,0 +1,157 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Keeps: what owners of idle holders said they still need, each until a time. A file of root's on the host.
+
+A keep is bound to what it was given for: a unit's name, a container's id, or one process by pid and start. A container made
+again under the same name, or another process with the same pid, is not kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Sequence
+
+from . import durable, peer
+from .errors import ApplyError, FleetError
+from .holders_cgroup import parse_cgroup
+from .holders_proc import start_ticks
+from .model import Holder
+from .peer_owner import own_container
+from .reclaim_notices import FOLDER, utc
+
+SCHEMA = 1
+NAME = "keeps.json"
+#: All that a host has, and those of one user.
+MOST, MOST_OF_USER = 256, 16
+LEAST_SECONDS = 60
+_UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 604800}
+_CONTAINER = re.compile(r"(?:(?P<runtime>\S+) )?container (?P<name>\S+)")
+
+
+class KeepError(FleetError):
+    """A keep that is not given, or the file of keeps cannot be used."""
+
+
+@dataclass(frozen=True)
+class Keep:
+    """One keep. `identity` is what it is bound to, `until` and `made` are Unix times, `uid` is who asked for it."""
+
+    kind: str
+    name: str
+    identity: str
+    uid: int
+    user: str
+    made: float
+    until: float
+
+    def __str__(self) -> str:
+        return "%s is kept until %s by %s" % (self.name, utc(self.until), self.user)
+
+
+def duration(text: str) -> int:
+    """Return the seconds of 30m, 12h, 3d or 1w. Raises KeepError."""
+    found = re.fullmatch(r"(\d{1,6})([mhdw])", str(text).strip(), re.ASCII)
+    if not found or int(found.group(1)) == 0:
+        raise KeepError("duration", "%r is not a length of time" % str(text)[:40], "Write 30m, 12h, 3d or 1w.")
+    return int(found.group(1)) * _UNITS[found.group(2)]
+
+
+# -- The file ----------------------------------------------------------------------------------------------------------
+
+
+def read(state_directory: str, now: float) -> list[Keep]:
+    """Return the keeps that have not ended. Raises KeepError where the file cannot be read."""
+    path = Path(state_directory, FOLDER, NAME)
+    try:
+        data = durable.read(path, SCHEMA)
+        found = [] if data is None else [Keep(**row) for row in data["keeps"]]
+        return [keep for keep in found if keep.until > now]
+    except (ApplyError, OSError, KeyError, TypeError, ValueError) as error:
+        problem = error.problem if isinstance(error, ApplyError) else "the file of keeps cannot be read"
+        raise KeepError(str(path), problem, "Remove it; owners then have to keep their holders again.") from None
+
+
+def write(state_directory: str, keeps: Sequence[Keep]) -> None:
+    """Replace the file. Raises KeepError where the file system refuses."""
+    text = json.dumps({"schema": SCHEMA, "keeps": [dataclasses.asdict(keep) for keep in keeps]}, indent=1)
+    try:
+        durable.write_text(Path(state_directory, FOLDER, NAME), text, mode=0o600)
+    except ApplyError as error:
+        raise KeepError(error.where, error.problem, error.cure) from None
+
+
+def with_keep(keeps: Sequence[Keep], new: Keep) -> list[Keep]:
+    """Return the keeps with this one, in place of an earlier one of the same. Raises KeepError where there are too many."""
+    left = [keep for keep in keeps if (keep.kind, keep.identity) != (new.kind, new.identity)]
+    if new.uid != 0 and sum(keep.uid == new.uid for keep in left) >= MOST_OF_USER:
+        cure = "End one first: gpu-layout keep --list, gpu-layout keep --end NAME."
+        raise KeepError(new.name, "%s has %d keeps already, which is the limit" % (new.user, MOST_OF_USER), cure)
+    if len(left) >= MOST:
+        cure = "Ask an administrator to end some: gpu-layout keep --list, gpu-layout keep --end NAME."
+        raise KeepError(new.name, "this host has %d keeps already, which is the limit" % MOST, cure)
+    return [*left, new]
+
+
+# -- What a keep is bound to -------------------------------------------------------------------------------------------
+
+
+def container_of(holder: Holder) -> tuple[str, str] | None:
+    """Return (runtime, name) of a holder in a container; None of any other."""
+    found = _CONTAINER.fullmatch(holder.unit_or_container or "")
+    return (found.group("runtime") or "", found.group("name")) if found else None
+
+
+def container_id(holder: Holder) -> str:
+    """Return the id of the container that a holder's process is in, by the kernel; empty where it does not tell."""
+    process = _of_kernel(holder)
+    return process[0] if process else ""
+
+
+def process_identity(holder: Holder) -> str:
+    """Return pid, start and boot of a holder's process; empty where it has ended."""
+    process = _of_kernel(holder)
+    return "%d %d %s" % (holder.pid or 0, process[1], _boot()) if process else ""
+
+
+def kept(kind: str, name: str, holders: Sequence[Holder], keeps: Sequence[Keep]) -> Keep | None:
+    """Return the keep of a unit or container, or of one of its processes that use a GPU; None if there is none.
+
+    `holders` are those of the item that count as using it.
+    """
+    if not keeps:
+        return None
+    bound = {("process", process_identity(holder)) for holder in holders if holder.pid is not None}
+    if kind == "unit":
+        bound.add(("unit", name))
+    else:
+        bound |= {("container", container_id(holder)) for holder in holders if holder.pid is not None}
+    found = [keep for keep in keeps if keep.identity and (keep.kind, keep.identity) in bound]
+    return max(found, key=lambda keep: keep.until) if found else None
+
+
+def _of_kernel(holder: Holder) -> tuple[str, int] | None:
+    """(container id, start in the kernel's count) of the very process that was seen as the holder."""
+    if holder.pid is None:
+        return None
+    with peer.looking_at(holder.pid) as process:
+        ticks = start_ticks(process.read("stat")) if process else None
+        if process is None or ticks is None or ticks != holder.started_ticks:
+            return None
+        return parse_cgroup(process.cgroup, own_container()).container_id or "", ticks
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def to_row(keep: Keep) -> dict[str, Any]:
+    """Return what a client is told of a keep."""
+    return {"name": keep.name, "kind": keep.kind, "user": keep.user, "until": keep.until}

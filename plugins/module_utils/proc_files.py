@@ -1,0 +1,31 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+#
+# ruff: noqa: PTH123
+"""Read files and links of /proc."""
+
+from __future__ import annotations
+
+import os
+
+#: For open(): a carriage return ends no line. Users choose names of processes and cgroups, in which the kernel writes out
+#: nothing but line feeds. Nor may such a text be split by splitlines(), which knows eight more ends of lines.
+LINE_END = "\n"
+
+
+def link(path: str) -> str | None:
+    """Return where a link leads; None where there is none, or it may not be read."""
+    try:
+        return os.readlink(path)
+    except OSError:
+        return None
+
+
+def read(path: str, most: int = -1) -> str:
+    """Return the beginning of a file, `most` characters, or all of it; nothing where it cannot be read."""
+    try:
+        with open(path, errors="replace", newline=LINE_END) as file:
+            return file.read(most)
+    except OSError:
+        return ""

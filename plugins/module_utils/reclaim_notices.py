@@ -1,0 +1,127 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Record which idle holders were announced to be stopped: a file of the host's, so that each is announced once.
+
+An idle holder is stopped only a notice period after its notice. The record is keyed by what a finding is: the unit or container
+with its GPUs. A finding that a run no longer lists is forgotten; when it comes again, it gets a notice again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import time
+from pathlib import Path
+from typing import Any, Iterator, Mapping, Sequence, Tuple
+
+from . import durable
+from .errors import ApplyError, FleetError
+
+SCHEMA = 1
+#: Below the host's state directory.
+FOLDER, NAME = "reclaim", "notices.json"
+#: Of an item, what its finding is.
+Finding = Tuple[str, str, str, Tuple[str, ...]]
+
+
+class NoticeError(FleetError):
+    """The record of notices cannot be read or written."""
+
+
+def finding(item: Mapping[str, Any]) -> Finding:
+    """Return what tells one finding from another."""
+    return item["kind"], item["name"], item.get("runtime") or "", tuple(sorted(item["gpus"]))
+
+
+def folder(state_directory: str) -> Path:
+    """Make the folder of this record and of the keeps, for root alone. Raises NoticeError."""
+    made = Path(state_directory, FOLDER)
+    try:
+        made.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        made.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise NoticeError(str(made), "it cannot be made: %s" % error.strerror, "Run as root (become: true).") from None
+    return made
+
+
+class Record:
+    """When each finding was announced, as a Unix time, and how long a notice has to be old before a stop."""
+
+    def __init__(self, path: Path, period_seconds: float, announced: Mapping[Finding, float]) -> None:
+        self._path, self.period_seconds = path, period_seconds
+        self._announced = dict(announced)
+
+    def announced(self, item: Mapping[str, Any], now: float) -> float | None:
+        """Return when it was announced, as a Unix time; None if a notice is due.
+
+        A notice of before the idle time began was of an earlier one. One that lies ahead is of a clock that was set back.
+        """
+        at = self._announced.get(finding(item))
+        if at is None or at > now:
+            return None
+        quiet = item.get("quiet_seconds")
+        return None if quiet is not None and at < now - quiet else at
+
+    def add(self, items: Sequence[Mapping[str, Any]], now: float) -> None:
+        """Record that these were announced now. Raises NoticeError."""
+        self._announced.update((finding(item), now) for item in items)
+        self._write()
+
+    def remove(self, item: Mapping[str, Any]) -> None:
+        """Forget one, as it was stopped. Raises NoticeError."""
+        if self._announced.pop(finding(item), None) is not None:
+            self._write()
+
+    def keep_only(self, items: Sequence[Mapping[str, Any]]) -> None:
+        """Forget all others. Raises NoticeError."""
+        left = {key: at for key, at in self._announced.items() if key in {finding(item) for item in items}}
+        if left != self._announced:
+            self._announced = left
+            self._write()
+
+    def _write(self) -> None:
+        rows = [
+            {"kind": kind, "name": name, "runtime": runtime, "gpus": list(gpus), "announced": at}
+            for (kind, name, runtime, gpus), at in sorted(self._announced.items())
+        ]
+        text = json.dumps({"schema": SCHEMA, "notices": rows}, indent=1)
+        try:
+            durable.write_text(self._path, text, mode=0o600)
+        except ApplyError as error:
+            raise NoticeError(error.where, error.problem, error.cure) from None
+
+
+@contextlib.contextmanager
+def opened(state_directory: str, period_seconds: float, dry: bool = False) -> Iterator[Record]:
+    """Give the host's record, which no other run changes meanwhile. Raises NoticeError, also where another run has it.
+
+    `dry` only reads it.
+    """
+    path = Path(state_directory, FOLDER, NAME)
+    if dry:
+        yield Record(path, period_seconds, _read(path))
+        return
+    with (folder(state_directory) / "lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise NoticeError("this host", "another run reclaims its GPUs", "Wait for it and run again.") from None
+        yield Record(path, period_seconds, _read(path))
+
+
+def _read(path: Path) -> dict[Finding, float]:
+    try:
+        data = durable.read(path, SCHEMA)
+        rows = [] if data is None else data["notices"]
+        return {finding(row): float(row["announced"]) for row in rows}
+    except (ApplyError, KeyError, TypeError, ValueError, AttributeError, OSError) as error:
+        problem = error.problem if isinstance(error, ApplyError) else "the file is damaged"
+        cure = "Remove it: every idle holder then gets a notice again before it is stopped."
+        raise NoticeError(str(path), problem, cure) from None
+
+
+def utc(seconds: float) -> str:
+    """Return a Unix time as people read it."""
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))

@@ -1,0 +1,65 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A layout on trial: the boot has it ahead of a reboot that it needs, and the layout before it is kept beside it.
+
+The reboot takes two steps of a run: the boot gets the new layout, then the new MIG modes are left pending on the GPUs. A run
+that ends between the two leaves a boot whose layout does not belong to the GPUs' modes. So the second step is on record, and
+the next `gpu-layout apply` settles which of the two layouts the host keeps.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from . import durable
+
+#: What a layout on trial replaces is kept under this suffix; empty if there was none.
+FORMER = ".former"
+#: The only layout that is ever on trial, below the root of the host. A `.former` beside any other file is its owner's.
+_INSTALLED = ("etc", "openfleet-gpu", "layout.json")
+_SCHEMA = 1
+
+
+class PendingReboot:
+    """A mark on the disk: MIG modes were left pending on the GPUs, or may have been, for a reboot of the host."""
+
+    def __init__(self, directory: str) -> None:
+        self.path = Path(directory) / "reboot.json"
+
+    def begin(self) -> None:
+        durable.write(self.path, {"schema": _SCHEMA})
+
+    def end(self) -> None:
+        durable.remove(self.path)
+
+    def due(self) -> bool:
+        """Whether it is set. Its content does not count: a damaged mark is a mark."""
+        return self.path.exists()
+
+
+def replaced_files(layout: Path) -> tuple[Path, Path]:
+    """Return the files that a layout on trial replaces: the layout itself, and the unit that restores it at boot."""
+    return layout, layout.parent.parent / "systemd" / "system" / "gpu-layout.service"
+
+
+def settle(layout: Path, directory: str) -> bool:
+    """Keep the layout on trial if its MIG modes were left pending, else take back the former one: True if it was taken back."""
+    if layout.absolute().parts[-len(_INSTALLED) :] != _INSTALLED:
+        return False
+    on_trial = [path for path in replaced_files(layout) if _former(path).exists()]
+    if PendingReboot(directory).due():
+        for path in on_trial:
+            durable.remove(_former(path))
+        return False
+    for path in on_trial:
+        if _former(path).stat().st_size:
+            _former(path).replace(path)
+        else:
+            durable.remove(path)
+            durable.remove(_former(path))
+    return bool(on_trial)
+
+
+def _former(path: Path) -> Path:
+    return path.with_name(path.name + FORMER)

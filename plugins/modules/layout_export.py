@@ -1,0 +1,126 @@
+#!/usr/bin/python
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: layout_export
+short_description: Write the layout that a host's GPUs have now into the inventory
+version_added: "0.1.0"
+description:
+  - Reads how the GPUs of a host are shared, and writes that as C(gpu_layout) to a file on the controller. Applied to the same
+    host, the layout changes nothing. So an existing host is adopted. The playbook C(openfleet.gpu.export) is made of it.
+  - Nothing is installed or changed on the host. Where it has no pynvml, the controller's is used while the module runs.
+  - A file with another layout is not overwritten, nor is one written where the inventory has another C(gpu_layout) for the host,
+    without O(overwrite).
+author:
+  - openfleet.gpu contributors (!UNKNOWN)
+options:
+  directory:
+    description: >-
+      Directory on the controller, that of the inventory. The file is C(host_vars/HOST/gpu_layout.yml) in it. Without it the
+      layout is only returned.
+    type: path
+  overwrite:
+    description: Replace a file with another layout.
+    type: bool
+    default: false
+  pin_placements:
+    description: Name the placement of each GPU instance, and the GPU of each tenant that has one.
+    type: bool
+    default: false
+  select_by:
+    description: How GPUs are named. Indices serve hosts that are alike; UUIDs and PCI addresses name this host's own GPUs.
+    type: str
+    choices: [index, uuid, pci]
+    default: index
+  pynvml:
+    description: As O(openfleet.gpu.layout#module:pynvml). Set by the module itself.
+    type: str
+extends_documentation_fragment:
+  - ansible.builtin.action_common_attributes
+attributes:
+  check_mode:
+    support: full
+    details: Reads the host, and writes no file.
+  diff_mode:
+    support: full
+    details: Shows the file before and after.
+  platform:
+    platforms: linux
+seealso:
+  - module: openfleet.gpu.layout
+"""
+
+EXAMPLES = r"""
+- name: Adopt what is there
+  openfleet.gpu.layout_export:
+    directory: "{{ inventory_dir }}"
+  become: true
+"""
+
+RETURN = r"""
+gpu_layout:
+  description: The layout of the host's GPUs.
+  returned: success
+  type: list
+  elements: dict
+  sample: [{gpus: all, sharing: mig, mig: [{profile: 3g.40gb, count: 2}]}]
+left_out:
+  description: A sentence for each GPU or instance that no layout can express.
+  returned: success
+  type: list
+  elements: str
+path:
+  description: The file.
+  returned: when O(directory) is given
+  type: str
+msg:
+  description: What was done, or would be in check mode, in a sentence.
+  returned: always
+  type: str
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ..module_utils.errors import DriverAbsentError
+from ..module_utils.export_host import SELECT_BY, export_host
+from ..module_utils.layout import layout_to_data
+from ..module_utils.nvml_calls import driver_loaded, lend
+from ..module_utils.runner import respawn_with_pynvml, run
+
+
+def argspec():
+    return {
+        "directory": {"type": "path"},
+        "overwrite": {"type": "bool", "default": False},
+        "pin_placements": {"type": "bool", "default": False},
+        "select_by": {"type": "str", "choices": list(SELECT_BY), "default": SELECT_BY[0]},
+        "pynvml": {"type": "str", "no_log": True},
+    }
+
+
+def read(params):
+    """Return the module's result. plugins/action/layout_export.py writes the file."""
+    if params["pynvml"]:
+        lend(params["pynvml"])
+    try:
+        found = export_host(params["pin_placements"], params["select_by"])
+    except DriverAbsentError as error:
+        if error.call == "import":
+            respawn_with_pynvml()
+            if driver_loaded():
+                return {"changed": False, "pynvml_missing": True}
+        raise
+    return {"changed": False, "gpu_layout": layout_to_data(found.layout), "left_out": list(found.left_out)}
+
+
+def main():
+    module = AnsibleModule(argument_spec=argspec(), supports_check_mode=True)
+    run(module, lambda: read(module.params))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The file of the inventory that adopts a host: host_vars/HOST/gpu_layout.yml.
+
+Ansible trusts it and a host says what is in it, so that only what the parser of `gpu_layout` took is written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Mapping
+
+import yaml
+
+from ..module_utils.errors import FleetError, LayoutError
+from ..module_utils.layout import layout_to_data, parse_layout
+from ..module_utils.layout_yaml import layout_yaml
+from .host_values import text
+from .plain import plain
+
+_HEAD = "# As openfleet.gpu.export found it.%s\n---\n"
+_MOST_SENTENCES = 100
+
+
+@dataclass(frozen=True)
+class FilePlan:
+    """What the file is to hold, and what it holds; `former` is None where there is none."""
+
+    host: str
+    path: Path
+    layout: list[dict[str, Any]]
+    left_out: list[str]
+    text: str
+    former: str | None
+
+
+@dataclass(frozen=True)
+class Written:
+    """What was done, or would be in a dry run."""
+
+    changed: bool
+    text: str
+
+
+def checked(host: str, result: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the layout that a host sent, in its canonical form, and what it left out, fit to be shown. Raises FleetError."""
+    try:
+        parsed = parse_layout(plain(result["gpu_layout"]))
+    except LayoutError as error:
+        raise FleetError(
+            "%s: %s" % (host, text(error.where)),
+            "the host sent a layout that is none: %s" % text(error.problem),
+            "Find out who changed what this host runs as root.",
+        ) from None
+    if any(selector.kind == "model" for entry in parsed.entries for selector in entry.selectors):
+        raise FleetError(
+            "%s: gpu_layout" % host,
+            "the host sent a glob for its GPUs",
+            "Find out who changed what this host runs as root.",
+        )
+    sentences = result.get("left_out")
+    return layout_to_data(parsed), [
+        text(each) for each in (sentences if isinstance(sentences, list) else [])[:_MOST_SENTENCES]
+    ]
+
+
+def plan(host: str, directory: str, layout: list[dict[str, Any]], left_out: list[str]) -> FilePlan:
+    """Return what is to be written for the host. Raises FleetError for a name that is no name of a directory, and OSError."""
+    if "/" in host or "\0" in host or host.startswith("."):
+        raise FleetError(host, "no directory can have the name of this host", "Write its gpu_layout by hand.")
+    path = Path(directory).expanduser().absolute() / "host_vars" / host / "gpu_layout.yml"
+    former = path.read_text(encoding="utf-8") if path.exists() else None
+    notes = "".join("\n# Left out: %s" % sentence for sentence in left_out)
+    return FilePlan(host, path, layout, left_out, _HEAD % notes + layout_yaml(layout), former)
+
+
+def write(plan: FilePlan, known: Any, overwrite: bool, dry: bool) -> Written:
+    """Write the file where it is needed. `known` is the gpu_layout that the inventory has for the host, or None.
+
+    Raises FleetError where the file or the inventory has another layout and `overwrite` is not given.
+    """
+    there = _layout_of(plan)
+    if there == plan.layout or (plan.former is None and _canonical(known) == plan.layout):
+        return Written(False, "%s: the inventory has this layout already" % plan.host)
+    if not overwrite and (plan.former is not None or known is not None):
+        what = "%s holds" % plan.path if plan.former is not None else "the inventory has"
+        raise FleetError(
+            plan.host,
+            "%s another gpu_layout than the host" % what,
+            "See the difference with -e gpu_export_overwrite=true --check --diff, and run that without --check to replace it; or "
+            "keep it, and let site.yml change the host.",
+        )
+    if not dry:
+        plan.path.parent.mkdir(parents=True, exist_ok=True)
+        new = plan.path.with_name(".%s.new" % plan.path.name)
+        new.write_text(plan.text, encoding="utf-8")
+        new.replace(plan.path)
+    verb = "would write" if dry else "wrote"
+    count = len(plan.layout)
+    left = "; left out: %s" % "; ".join(plan.left_out) if plan.left_out else ""
+    return Written(
+        True, "%s: %s %s (%d entr%s)%s" % (plan.host, verb, plan.path, count, "y" if count == 1 else "ies", left)
+    )
+
+
+def _layout_of(plan: FilePlan) -> list[dict[str, Any]] | None:
+    """The layout that the file holds, in its canonical form; None where it is none or there is no file."""
+    try:
+        data = yaml.safe_load(plan.former or "")
+    except yaml.YAMLError:
+        # With a vaulted value, or one that is no YAML: another content in any case.
+        return None
+    return _canonical(data.get("gpu_layout")) if isinstance(data, dict) and set(data) == {"gpu_layout"} else None
+
+
+def _canonical(layout: Any) -> list[dict[str, Any]] | None:
+    try:
+        return None if layout is None else layout_to_data(parse_layout(layout))
+    except LayoutError:
+        return None

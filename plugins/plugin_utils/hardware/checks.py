@@ -1,0 +1,266 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Judge the readings of a host: NVML by itself, against nvidia-smi, the kernel's files and the model files. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any, Iterator, Mapping, Sequence
+
+from ...module_utils.hardware.model_readings import Readings, is_idle
+from . import model_file
+from .host_checks import kernel_checks, smi_checks
+from .outcome import DIFFERS, HELD, Check, compared, not_run, shown
+
+#: Errors by which NVML says that a GPU, or the caller, does not have something.
+_ANSWERS = {
+    "NotSupported": "not supported",
+    "NotFound": "nothing found",
+}
+#: Errors that say that it could not be asked.
+_NOT_ASKED = {
+    "NoPermission": "needs root",
+    "FunctionNotFound": "the driver has no such function",
+    "LibraryNotFound": "the library lacks it",
+    "ArgumentVersionMismatch": "this driver has another version of the structure",
+}
+#: Of calls for which an error says that there are no more links.
+_PAST_THE_END = {("nvmlDeviceGetNvLinkState", "InvalidArgument")}
+_HANDLES = ("ByIndex", "ByUUID", "BySerial", "ByPciBusId")
+#: Of temperatures that are read one after the other.
+_DEGREES = 3
+
+
+def judge(reading: Mapping[str, Any], files: Sequence[model_file.ModelFile]) -> list[Check]:
+    """Return all checks of a host, of the host first and then GPU by GPU."""
+    nvml = reading["nvml"]
+    by_index = {gpu["index"]: gpu for gpu in nvml["gpus"]}
+    result = [*_answers(None, nvml["calls"]), *_of_the_facts(nvml["facts"])]
+    result += smi_checks(nvml["facts"], reading["nvidia_smi"])
+    result += kernel_checks(nvml, reading["files"])
+    for index, gpu in sorted(by_index.items()):
+        if gpu["problem"]:
+            result.append(
+                Check(
+                    "NVML",
+                    index,
+                    "nvmlDeviceGetHandleByIndex",
+                    DIFFERS,
+                    "a handle",
+                    gpu["code_name"] or "",
+                    gpu["problem"],
+                )
+            )
+            result += [
+                not_run(area, index, "all checks", "NVML gives no handle of this GPU")
+                for area in ("model file", "links")
+            ]
+            continue
+        readings = readings_of(gpu, reading["nvidia_smi"])
+        result += _answers(index, gpu["calls"])
+        result += _agreement(index, readings)
+        result += _links(index, readings)
+        result += _power_and_clocks(index, readings)
+        result += model_file.checks(index, readings, files, nvml["simulated"])
+    return result
+
+
+def readings_of(gpu: Mapping[str, Any], nvidia_smi: Mapping[str, Any]) -> Readings:
+    """Return the readings of a GPU, with what only nvidia-smi knows."""
+    calls = list(gpu["calls"])
+    uuid = Readings(calls).value("nvmlDeviceGetUUID")
+    for other in nvidia_smi.get("gpus") or ():
+        if other["uuid"] == uuid and other.get("gpu_part_number"):
+            number = other["gpu_part_number"]
+            reading = {"call": "nvidia-smi", "of": "gpu_part_number"}
+            calls.append(dict(reading, error="NotSupported") if "N/A" in number else dict(reading, value=number))
+    return Readings(calls)
+
+
+def _answers(gpu: int | None, calls: Sequence[Mapping[str, Any]]) -> Iterator[Check]:
+    """Return one check for each function: whether NVML answered, with a value or that there is none."""
+    by_call = defaultdict(list)
+    for reading in calls:
+        by_call[reading["call"]].append(reading)
+    for call, readings in sorted(by_call.items()):
+        wrong = [
+            r
+            for r in readings
+            if "value" not in r and "error" in r and not _is_answer(r) and r["error"] not in _NOT_ASKED
+        ]
+        unasked = [r for r in readings if "missing" in r or r.get("error") in _NOT_ASKED]
+        values = [r for r in readings if "value" in r]
+        if wrong:
+            found = "; ".join(_failed(reading) for reading in wrong[:3])
+            yield Check("NVML", gpu, call, DIFFERS, "an answer", found)
+        elif unasked and not values:
+            first = unasked[0]
+            yield not_run("NVML", gpu, call, first.get("missing") or _NOT_ASKED[first["error"]])
+        else:
+            found = (
+                shown(values[0]["value"]) if len(readings) == len(values) == 1 else _counted(len(values), len(readings))
+            )
+            yield Check("NVML", gpu, call, HELD, "an answer", found[:80])
+
+
+def _is_answer(reading: Mapping[str, Any]) -> bool:
+    return reading["error"] in _ANSWERS or (reading["call"], reading["error"]) in _PAST_THE_END
+
+
+def _failed(reading: Mapping[str, Any]) -> str:
+    return "%s%s" % ("%s: " % reading["of"] if reading.get("of") else "", reading["error"])
+
+
+def _counted(values: int, readings: int) -> str:
+    if not values:
+        return "not supported"
+    return "%d values" % values if values == readings else "%d values, %d not supported" % (values, readings - values)
+
+
+def _of_the_facts(facts: Mapping[str, Any]) -> Iterator[Check]:
+    what = "the facts of every GPU"
+    if any(problem["code_name"] == "NoPermission" for problem in facts["problems"]):
+        yield not_run("gpu_info", None, what, "needs root on a host with GPUs in MIG mode")
+    problems = [problem["text"] for problem in facts["problems"] if problem["code_name"] != "NoPermission"]
+    problems += ["gpu %d: %s" % (gpu["index"], gpu["problem"]) for gpu in facts.get("lost") or ()]
+    if problems:
+        yield Check("gpu_info", None, what, DIFFERS, "all GPUs answer", "; ".join(problems))
+    elif not facts["problems"]:
+        yield Check("gpu_info", None, what, HELD, "all GPUs answer", "%d GPUs" % len(facts["gpus"]))
+
+
+def _agreement(gpu: int, readings: Readings) -> Iterator[Check]:
+    """Return checks that functions which say the same thing agree."""
+    area = "NVML agrees"
+    index = readings.value("nvmlDeviceGetIndex")
+    for name in _HANDLES:
+        call = "nvmlDeviceGetHandle%s" % name
+        found = readings.field(call)
+        yield (
+            compared(area, gpu, call, index, found.value)
+            if found.value is not None
+            else not_run(area, gpu, call, found.reason)
+        )
+    total = readings.field("nvmlDeviceGetMemoryInfo", "", lambda value: value["total"])
+    second = readings.field("nvmlDeviceGetMemoryInfo", "version 2", lambda value: value["total"])
+    yield from _both(area, gpu, "total memory of both versions", total, second)
+    for kind in ("corrected", "uncorrected"):
+        for counter in ("volatile", "aggregate"):
+            words = "%s %s" % (kind, counter)
+            yield from _both(
+                area,
+                gpu,
+                "ECC errors, %s: function and field" % words,
+                readings.field("nvmlDeviceGetTotalEccErrors", words),
+                readings.field("nvmlDeviceGetFieldValues", "ecc %s" % words),
+            )
+    for place, name in enumerate(("remapped correctable", "remapped uncorrectable", "remap pending", "remap failed")):
+        yield from _both(
+            area,
+            gpu,
+            "%s rows: function and field" % name,
+            readings.field("nvmlDeviceGetRemappedRows", "", lambda value, place=place: value[place]),
+            readings.field("nvmlDeviceGetFieldValues", name),
+        )
+    for place, name in enumerate(("min", "max")):
+        yield from _both(
+            area,
+            gpu,
+            "%s power limit: function and field" % name,
+            readings.field("nvmlDeviceGetPowerManagementLimitConstraints", "", lambda value, place=place: value[place]),
+            readings.field("nvmlDeviceGetFieldValues", "power %s limit" % name),
+        )
+    yield from _temperatures(area, gpu, readings)
+
+
+def _both(area: str, gpu: int, what: str, first: Any, second: Any) -> Iterator[Check]:
+    """Compare two readings of one thing, where there are two."""
+    if not first.known or not second.known:
+        yield not_run(area, gpu, what, first.reason if not first.known else second.reason)
+    elif first.value is None and second.value is None:
+        yield Check(area, gpu, what, HELD, "not supported", "not supported")
+    else:
+        yield compared(area, gpu, what, first.value, second.value)
+
+
+def _temperatures(area: str, gpu: int, readings: Readings) -> Iterator[Check]:
+    what = "temperature: both functions"
+    first = readings.field("nvmlDeviceGetTemperature", "gpu")
+    second = readings.field("nvmlDeviceGetTemperatureV", "gpu")
+    if first.value is None or second.value is None:
+        yield not_run(area, gpu, what, first.reason or second.reason)
+        return
+    outcome = HELD if abs(first.value - second.value) <= _DEGREES else DIFFERS
+    yield Check(area, gpu, what, outcome, "about %d" % first.value, shown(second.value))
+
+
+def _links(gpu: int, readings: Readings) -> Iterator[Check]:
+    """Return the checks of NVLinks and of the PCIe link."""
+    states = readings.all("nvmlDeviceGetNvLinkState")
+    active = [of for of, state in states if state]
+    if not states:
+        yield not_run("links", gpu, "NVLinks", "the GPU has no NVLinks")
+    elif not active:
+        yield not_run("links", gpu, "NVLinks", "none of its %d NVLinks is active" % len(states))
+    else:
+        yield compared("links", gpu, "active NVLinks", len(states), len(active))
+        speeds = [
+            value
+            for of, value in readings.all("nvmlDeviceGetFieldValues")
+            if of.endswith(" speed") and of[: -len(" speed")] in active
+        ]
+        yield Check(
+            "links",
+            gpu,
+            "speed of the NVLinks",
+            HELD if len(set(speeds)) == 1 else DIFFERS,
+            "the same for all",
+            shown(sorted(set(speeds))),
+        )
+        errors = ["%s: %d" % (of, value) for of, value in readings.all("nvmlDeviceGetNvLinkErrorCounter") if value]
+        yield Check("links", gpu, "NVLink errors", DIFFERS if errors else HELD, "none", "; ".join(errors[:5]) or "none")
+    width, most = readings.field("nvmlDeviceGetCurrPcieLinkWidth"), readings.field("nvmlDeviceGetMaxPcieLinkWidth")
+    if width.value is None or most.value is None:
+        yield not_run("links", gpu, "PCIe width", width.reason or most.reason)
+    else:
+        yield compared("links", gpu, "PCIe width", most.value, width.value)
+    yield _generation(gpu, readings)
+
+
+def _generation(gpu: int, readings: Readings) -> Check:
+    """Return the check of the link's generation, which rests while a GPU idles."""
+    now, most = (
+        readings.field("nvmlDeviceGetCurrPcieLinkGeneration"),
+        readings.field("nvmlDeviceGetMaxPcieLinkGeneration"),
+    )
+    what = "PCIe generation"
+    if now.value is None or most.value is None:
+        return not_run("links", gpu, what, now.reason or most.reason)
+    if now.value < most.value and (readings.value("nvmlDeviceGetPerformanceState") or is_idle(readings).value):
+        return not_run("links", gpu, what, "the GPU idles, and its link rests at generation %d" % now.value)
+    return compared("links", gpu, what, most.value, now.value)
+
+
+def _power_and_clocks(gpu: int, readings: Readings) -> Iterator[Check]:
+    area = "power and clocks"
+    limit = readings.field("nvmlDeviceGetPowerManagementLimit")
+    bounds = readings.field("nvmlDeviceGetPowerManagementLimitConstraints")
+    if limit.value is None or bounds.value is None:
+        yield not_run(area, gpu, "power limit", limit.reason or bounds.reason)
+    else:
+        least, most = bounds.value
+        outcome = HELD if least <= limit.value <= most else DIFFERS
+        yield Check(area, gpu, "power limit", outcome, "%d to %d mW" % (least, most), "%d mW" % limit.value)
+    for kind in ("graphics", "sm", "memory", "video"):
+        now, most = readings.field("nvmlDeviceGetClockInfo", kind), readings.field("nvmlDeviceGetMaxClockInfo", kind)
+        if now.value is None or most.value is None:
+            yield not_run(area, gpu, "%s clock" % kind, now.reason or most.reason)
+        else:
+            outcome = HELD if now.value <= most.value else DIFFERS
+            yield Check(area, gpu, "%s clock" % kind, outcome, "at most %d MHz" % most.value, "%d MHz" % now.value)
+    mode = readings.field("nvmlDeviceGetEccMode")
+    if mode.value is None:
+        yield not_run("ECC", gpu, "ECC mode", mode.reason)
+    else:
+        yield compared("ECC", gpu, "ECC mode, now and after a reboot", bool(mode.value[0]), bool(mode.value[1]))

@@ -1,0 +1,68 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Take the readings that a host sent: bounded, printable, and judged without trust in their form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Mapping
+
+from ...module_utils.errors import FleetError
+from ..host_values import bounded
+from ..private import make_folder, write
+from . import model_file, page, report
+from .acceptance import Limits
+
+#: Of readings: a host with 32 GPUs has about 100,000.
+_MOST_ENTRIES = 400_000
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The report of a host, and its files by name."""
+
+    report: dict[str, Any]
+    files: dict[str, str]
+
+
+def judged(host: str, reading: Any, identify: bool, limits: Limits | None = None) -> Judged:
+    """Return the report of a host; with `limits` it says whether the host is accepted.
+
+    Raises FleetError where what the host sent is no reading.
+    """
+    files = model_file.model_files()
+    try:
+        taken = bounded(reading, _MOST_ENTRIES)
+        _check_form(taken)
+        made = report.make(taken, files, host, identify, limits)
+        return Judged(made, {"gpu-check.json": report.to_text(made), "gpu-check.html": page.to_text(made)})
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, OSError) as error:
+        raise FleetError(
+            host,
+            "the host sent readings of its GPUs in another form than the module's",
+            "Find out who changed what this host runs as root.",
+        ) from error
+
+
+def _check_form(reading: Any) -> None:
+    """Check what names GPUs and calls. Raises TypeError; the rest is checked where it is used."""
+    for gpu in reading["nvml"]["gpus"]:
+        if type(gpu["index"]) is not int or not isinstance(gpu["problem"], (str, type(None))):
+            raise TypeError("a GPU without an index")
+    for reading_of in [reading["nvml"], *reading["nvml"]["gpus"]]:
+        for each in reading_of["calls"]:
+            if not isinstance(each["call"], str) or not isinstance(each["of"], str):
+                raise TypeError("a reading without a name")
+
+
+def write_report(host: str, directory: str, files: Mapping[str, str]) -> list[str]:
+    """Write the report's files, and return their paths. Raises FleetError for a name that no directory can have, and OSError."""
+    if "/" in host or "\0" in host or host.startswith("."):
+        raise FleetError(host, "no directory can have the name of this host", "Give it another name in the inventory.")
+    folder = Path(directory).expanduser().absolute() / host
+    make_folder(folder)
+    for name, text in files.items():
+        write(folder / name, text)
+    return [str(folder / name) for name in files]

@@ -1,0 +1,171 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Hold the readings of a GPU against the file of its model, and name the line of each difference."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Sequence
+
+from ...module_utils.catalogue import Model, parse_model
+from ...module_utils.hardware.model_readings import Field, Readings, fields_of, profile_names
+from .outcome import DIFFERS, HELD, Check, compared, not_run, shown
+
+MODELS = Path(__file__).resolve().parents[2] / "module_utils" / "models"
+#: As the collection's files are named in reports.
+_SHOWN = "plugins/module_utils/models/%s"
+#: Idle figures depend on the room and on the board: how far they may lie apart, in the field's unit, and in percent of it.
+_TOLERANCES = {
+    "power_watts.idle": (15, 30),
+    "temperatures_celsius.idle": (20, 0),
+    "memory_temperatures_celsius.idle": (20, 0),
+}
+AREA = "model file"
+
+
+class ModelFile:
+    """A model's file: its values, and the line of each."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.text = path.read_text(encoding="utf-8")
+        self.model: Model = parse_model(self.text, path.name)
+        self.data: dict[str, Any] = json.loads(self.text)
+        self._lines = self.text.splitlines()
+
+    def where(self, path: str) -> str:
+        """Return file and line of a field, as a message names it."""
+        return "%s:%d" % (_SHOWN % self.path.name, self.line(path))
+
+    def line(self, path: str) -> int:
+        """Return the line of a field, from 1; that of the list of profiles for a profile that the file lacks."""
+        if not path.startswith("profiles."):
+            return self._top(path.partition(".")[0])
+        name, _dot, field = path[len("profiles.") :].rpartition(".")
+        begin = re.compile(r'\{"name": "%s",' % re.escape(name))
+        for number, line in enumerate(self._lines):
+            if begin.search(line):
+                return self._within(number, field) + 1
+        return self._top("profiles")
+
+    def _top(self, field: str) -> int:
+        field = {"name": "boards", "pci_device_id": "boards"}.get(field, field)
+        start = '  "%s":' % field
+        return next((number for number, line in enumerate(self._lines, 1) if line.startswith(start)), 1)
+
+    def _within(self, first: int, field: str) -> int:
+        for number in range(first, len(self._lines)):
+            if number > first and '{"name":' in self._lines[number]:
+                break
+            if '"%s":' % field in self._lines[number].partition('"unconfirmed":')[0]:
+                return number
+        return first
+
+    def value(self, path: str, board: int) -> Any:
+        """Return what the file has for a field; `board` is the place of the product in `boards`."""
+        if path in ("name", "pci_device_id"):
+            return self.data["boards"][board][path]
+        if path.startswith("profiles."):
+            name, _dot, field = path[len("profiles.") :].rpartition(".")
+            return next((profile[field] for profile in self.data["profiles"] if profile["name"] == name), None)
+        value: Any = self.data
+        for part in path.split("."):
+            value = value[part]
+        return value
+
+    def unconfirmed(self, path: str) -> str:
+        """Return why a value is not sure; empty where it is."""
+        if path.startswith("profiles."):
+            name, _dot, field = path[len("profiles.") :].rpartition(".")
+            profile = next((profile for profile in self.data["profiles"] if profile["name"] == name), {})
+            return str(profile.get("unconfirmed", {}).get(field, ""))
+        return str(self.data["unconfirmed"].get(path.partition(".")[0], ""))
+
+
+@lru_cache(maxsize=None)
+def model_files(directory: Path = MODELS) -> tuple[ModelFile, ...]:
+    """Return all model files. Raises CatalogueError."""
+    return tuple(ModelFile(path) for path in sorted(directory.glob("*.json")))
+
+
+def checks(index: int, readings: Readings, files: Sequence[ModelFile], simulated: bool = False) -> list[Check]:
+    """Return the checks of one GPU against its model's file.
+
+    A simulated GPU has a value where the file has none (models/README.md): that one says nothing about the file.
+    """
+    fields = fields_of(readings)
+    device = fields["pci_device_id"]
+    if device.value is None:
+        return [not_run(AREA, index, "which model it is", device.reason or "its PCI device id is not known")]
+    found = file_of(device.value, files)
+    if found is None:
+        what = "%s (PCI device id %s)" % (shown(fields["name"].value), device.value)
+        cure = "no model file has this PCI device id: write one with gpusim record"
+        return [Check(AREA, index, "which model it is", DIFFERS, "a model of the catalogue", what, cure, _SHOWN % "")]
+    file, board = found
+    result = [
+        Check(
+            AREA,
+            index,
+            "which model it is",
+            HELD,
+            file.model.key,
+            "%s: %s" % (file.model.key, shown(fields["name"].value)),
+        )
+    ]
+    for path, field in fields.items():
+        if simulated and field.known and file.value(path, board) is None and field.value is not None:
+            result.append(
+                not_run(AREA, index, path, "the file does not know it: the simulated GPU has a value in its place")
+            )
+        else:
+            result.append(_check(index, file, board, path, field))
+    named = set(profile_names(fields))
+    if fields["mig_capable"].value and named:
+        for profile in file.model.profiles:
+            if profile.name not in named:
+                where = file.where("profiles.%s.name" % profile.name)
+                result.append(
+                    Check(
+                        AREA,
+                        index,
+                        "profiles.%s" % profile.name,
+                        DIFFERS,
+                        "a profile",
+                        "NVML does not list it",
+                        where=where,
+                    )
+                )
+    return result
+
+
+def file_of(device_id: str, files: Sequence[ModelFile]) -> tuple[ModelFile, int] | None:
+    """Return the file that has the PCI device id, and the place of the board in it; None where no file has it."""
+    for file in files:
+        for number, board in enumerate(file.model.boards):
+            if board.pci_device_id == device_id:
+                return file, number
+    return None
+
+
+def _check(index: int, file: ModelFile, board: int, path: str, field: Field) -> Check:
+    if not field.known:
+        return not_run(AREA, index, path, field.reason)
+    expected = file.value(path, board)
+    if path in _TOLERANCES and isinstance(expected, int) and isinstance(field.value, int):
+        least, percent = _TOLERANCES[path]
+        if abs(expected - field.value) <= max(least, expected * percent / 100):
+            return Check(AREA, index, path, HELD, "about %d" % expected, shown(field.value))
+    check = compared(AREA, index, path, expected, field.value, file.where(path))
+    if check.outcome == HELD:
+        return check
+    reasons = []
+    if board:
+        reasons.append("the file describes %s; this is another board of the model" % file.model.name)
+    if file.unconfirmed(path):
+        reasons.append("the file calls it unconfirmed: %s" % file.unconfirmed(path))
+    return Check(AREA, index, path, DIFFERS, check.expected, check.found, "; ".join(reasons), check.where)

@@ -1,0 +1,51 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The outcome of one check of the hardware."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+HELD, DIFFERS, NOT_RUN = "held", "differs", "not run"
+OUTCOMES = (HELD, DIFFERS, NOT_RUN)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check. `gpu` is an index, or None for the host; `where` the line of a file to change; `reason` why it was not run."""
+
+    area: str
+    gpu: int | None
+    what: str
+    outcome: str
+    expected: str = ""
+    found: str = ""
+    reason: str = ""
+    where: str = ""
+
+    def to_data(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def compared(area: str, gpu: int | None, what: str, expected: Any, found: Any, where: str = "") -> Check:
+    """Return the check that two values are the same."""
+    outcome = HELD if expected == found else DIFFERS
+    return Check(area, gpu, what, outcome, shown(expected), shown(found), where=where if outcome == DIFFERS else "")
+
+
+def not_run(area: str, gpu: int | None, what: str, reason: str) -> Check:
+    """Return the check that could not be made."""
+    return Check(area, gpu, what, NOT_RUN, reason=reason)
+
+
+def shown(value: Any) -> str:
+    """Return a value as a report shows it."""
+    if value is None:
+        return "not known"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(shown(each) for each in value) or "none"
+    return str(value)

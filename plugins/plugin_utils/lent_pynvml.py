@@ -1,0 +1,36 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Runs a module that asks NVML on a host that may not have pynvml yet, with the controller's for as long as the module runs."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Mapping, Sequence
+
+from . import nvml_source
+from .nvml_source import NvmlSourceError, Request
+
+#: What a module returns where it lacks pynvml, and a driver is there.
+MISSING = "pynvml_missing"
+
+
+def run(
+    execute: Callable[[dict[str, Any]], dict[str, Any]], args: Mapping[str, Any], hashes: Sequence[str]
+) -> dict[str, Any]:
+    """Return the module's result. `execute` runs it with arguments, `hashes` are those of gpu_layout_nvml_hashes.
+
+    Where the host has a driver and neither the host nor the controller has a pynvml that may be used, the result is a failure.
+    """
+    result = execute(dict(args))
+    if not result.pop(MISSING, False):
+        return result
+    try:
+        request = Request("controller", "", "", tuple(text.partition(":")[2] for text in hashes))
+        source = nvml_source.controller_file(request, nvml_source.shipped()).read_text(encoding="utf-8")
+    except NvmlSourceError as error:
+        return {
+            "failed": True,
+            "msg": "the host has an NVIDIA driver and no pynvml to ask it by, and the controller has none to lend: %s %s "
+            "Nothing was changed." % (error.problem, error.cure),
+        }
+    return execute(dict(args, pynvml=source))

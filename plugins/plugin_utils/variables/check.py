@@ -1,0 +1,203 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Checks an inventory's variables against the collection's specs, before a run changes anything. Pure."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, Iterable, Sequence
+
+from ...module_utils.errors import Problem
+from ...module_utils.layout_reader import Key, Node, is_integer
+from . import known
+from .rules import RULES, Refused, bounds_of
+
+_MOST_RATIO = 1e9
+#: How alike a name without a prefix must be to a known one; and the rest of a name behind its prefix.
+_NAME_RATIO, _REST_RATIO = 0.9, 0.66
+#: Parts of names that are worth a look without a prefix of the collection.
+_WORDS = ("gpu", "nvidia", "dcgm", "container_t")
+_SECRETS = (
+    "password",
+    "token",
+    "secret",
+    "basic_auth",
+    "prometheus",
+    "notify",
+    "tell",
+    "web_config",
+    "receivers",
+    "jupyter",
+)
+_TRUTHS = ("yes", "on", "1", "true", "t", "y", "no", "off", "0", "false", "f", "n")
+_EXAMPLES = {
+    "int": "60",
+    "bool": "true",
+    "list": "[one, two]",
+    "dict": "{key: value}",
+    "path": "/srv/file",
+    "str": "text",
+}
+_MISSING = {
+    "gpu_layout": (
+        "Write `gpu_layout: []` to leave its GPUs as they are, run openfleet.gpu.export to adopt what is there, or take "
+        "the host out of gpu_hosts."
+    )
+}
+#: Where a text is shown, its characters are none of the user's.
+_HIDDEN = "(hidden)"
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A variable that the collection does not have. `error` where it can hardly be meant for anything else."""
+
+    name: str
+    nearest: str
+    error: bool
+
+    def __str__(self) -> str:
+        meant = "Did you mean %s? " % self.nearest if self.nearest else ""
+        cure = meant + "If the variable is your own, name it in gpu_site_own_variables."
+        return str(Problem(self.name, "the collection has no such variable, and ignores it", cure))
+
+
+def unknown(names: Iterable[str], own: Sequence[str] = ()) -> list[Unknown]:
+    """Return those of the names that look like the collection's variables and are none; `own` are globs of names to leave out."""
+    there, found = known.variables(), []
+    for name in sorted(names):
+        if name in there or any(fnmatchcase(name, pattern) for pattern in own):
+            continue
+        prefix = next((each for each in known.prefixes() if name.startswith(each)), "")
+        if not prefix and not name.startswith(_WORDS):
+            continue
+        near = _nearest(name, prefix, there)
+        if (prefix or near) and not known.is_internal(name):
+            found.append(Unknown(name, near, bool(prefix and near)))
+    return found
+
+
+def _nearest(name: str, prefix: str, there: Iterable[str]) -> str:
+    """The known name most like it. Behind a prefix only the rest counts: all names of a role are alike by their prefix."""
+    if prefix:
+        rests = {each[len(prefix) :]: each for each in there if each.startswith(prefix)}
+        near = difflib.get_close_matches(name[len(prefix) :], rests, 1, _REST_RATIO)
+        return rests[near[0]] if near else ""
+    near = difflib.get_close_matches(name, list(there), 1, _NAME_RATIO)
+    return near[0] if near else ""
+
+
+def missing(name: str) -> Problem:
+    """Return what is wrong where a host does not have this variable, which it must have."""
+    return Problem(name, "the host has no %s" % name, _MISSING.get(name, "Set it in the inventory."))
+
+
+def check(values: Mapping[str, Any]) -> list[Problem]:
+    """Return what is wrong with the values, by the names of variables. Unknown names are skipped."""
+    problems: list[Problem] = []
+    for name, value in values.items():
+        variable = known.variables().get(name)
+        if variable is not None:
+            problems += _check(variable, value)
+    return problems
+
+
+def _check(variable: known.Variable, value: Any) -> list[Problem]:
+    problems: list[Problem] = []
+    secret = variable.option.get("no_log") or any(word in variable.name for word in _SECRETS)
+    shown = _hidden(value) if secret else value
+    kind = variable.option.get("type", "str")
+    node = Node(shown, variable.name, problems, "%s: %s" % (variable.name, _example(variable.option)))
+    _READERS[kind](node, variable.option, variable)
+    if not problems and variable.name in RULES:
+        try:
+            RULES[variable.name](value, variable.name)
+        except Refused as refused:
+            problems += refused.problems
+    return problems
+
+
+def _hidden(value: Any) -> Any:
+    """The value with its texts hidden, for messages."""
+    if isinstance(value, Mapping):
+        return {key: _hidden(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_hidden(item) for item in value]
+    return _HIDDEN if isinstance(value, str) else value
+
+
+def _example(option: Mapping[str, Any]) -> str:
+    if option.get("choices"):
+        first = str(option["choices"][0])
+        return "[%s]" % first if option.get("type") == "list" else first
+    default = option.get("default")
+    if is_integer(default) or (isinstance(default, str) and default and "{{" not in default):
+        return str(default)
+    return _EXAMPLES.get(option.get("type", "str"), "value")
+
+
+def _text(node: Node, option: Mapping[str, Any], _variable: Any) -> None:
+    if option.get("choices"):
+        node.choice([str(choice) for choice in option["choices"]])
+    elif isinstance(node.value, bool) or not isinstance(node.value, (str, int, float)):
+        # A version may look like a number to YAML.
+        node.report_type("a string")
+
+
+def _number(node: Node, _option: Mapping[str, Any], variable: known.Variable) -> None:
+    if isinstance(node.value, str) and node.value.isascii() and node.value.isdigit() and len(node.value) < 20:
+        # As `-e name=60` gives it.
+        node.value = int(node.value)
+    node.integer(*bounds_of(variable.name))
+
+
+def _ratio(node: Node, _option: Mapping[str, Any], _variable: Any) -> None:
+    node.ratio(0, _MOST_RATIO)
+
+
+def _truth(node: Node, _option: Mapping[str, Any], _variable: Any) -> None:
+    if not isinstance(node.value, bool) and str(node.value).lower() not in _TRUTHS:
+        node.boolean()
+
+
+def _list(node: Node, option: Mapping[str, Any], variable: known.Variable) -> None:
+    if isinstance(node.value, str) and not variable.by_role and option.get("elements") == "str":
+        # As `-e name=one,two` gives it: a playbook hands it to a module, which takes it apart.
+        node.value = node.value.split(",")
+    for each in node.items(at_least=0) or []:
+        element = {key: option[key] for key in ("choices", "options") if key in option}
+        _READERS[option.get("elements", "raw")](each, element, variable)
+
+
+def _mapping(node: Node, option: Mapping[str, Any], variable: known.Variable) -> None:
+    if not isinstance(node.value, Mapping):
+        node.report_type("a mapping")
+        return
+    options = option.get("options")
+    if options is None:
+        return
+    keys = {name: Key("%s: %s" % (name, _example(each)), bool(each.get("required"))) for name, each in options.items()}
+    fields = node.fields(keys)
+    for name, each in options.items():
+        if fields is not None and name in fields:
+            _READERS[each.get("type", "str")](fields[name], each, variable)
+
+
+def _raw(_node: Node, _option: Mapping[str, Any], _variable: Any) -> None:
+    """Whatever it is, a rule of its own checks it, or whoever takes it."""
+
+
+_READERS = {
+    "str": _text,
+    "path": _text,
+    "int": _number,
+    "bool": _truth,
+    "list": _list,
+    "dict": _mapping,
+    "raw": _raw,
+    "float": _ratio,
+}

@@ -1,0 +1,97 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Reads every variable of the collection from the argument specs of its roles and playbooks."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Mapping
+
+import yaml
+
+_ROOT = Path(__file__).resolve().parents[3]
+PLAYBOOKS = "playbooks"
+#: Specs in files: libyaml reads them ten times as fast, and this runs once for each host.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One variable. `owners` are the roles (``gpu_layout``) and playbooks (``site.yml``) that read it."""
+
+    name: str
+    option: Mapping[str, Any]
+    owners: tuple[str, ...]
+
+    @property
+    def by_role(self) -> bool:
+        return any(not owner.endswith(".yml") for owner in self.owners)
+
+
+@lru_cache(maxsize=None)
+def variables() -> dict[str, Variable]:
+    """Return all variables by their names, role by role and then playbook by playbook."""
+    found: dict[str, Variable] = {}
+    for owner, options in _specs():
+        for name, option in options.items():
+            former = found.get(name)
+            owners = former.owners if former else ()
+            # Where a role and a playbook share one, the role's description is the longer one.
+            kept = former.option if former else option
+            found[name] = Variable(name, kept, owners if owner in owners else (*owners, owner))
+    return found
+
+
+def of_owner(owner: str) -> dict[str, Mapping[str, Any]]:
+    """Return the options of a role or playbook by the variables' names, in the order of its spec."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for each, options in _specs():
+        if each == owner:
+            found.update(options)
+    return found
+
+
+def owners() -> list[str]:
+    """Return the roles and playbooks that have variables."""
+    return list(dict.fromkeys(owner for owner, _options in _specs()))
+
+
+@lru_cache(maxsize=None)
+def prefixes() -> tuple[str, ...]:
+    """Return the beginnings of the collection's names, the longest first."""
+    starts = {owner + "_" for owner in owners() if not owner.endswith(".yml")}
+    starts |= {
+        "_".join(variable.name.split("_")[:2]) + "_" for variable in variables().values() if not variable.by_role
+    }
+    return tuple(sorted(starts, key=len, reverse=True))
+
+
+def is_internal(name: str) -> bool:
+    """Whether the collection's own tasks set this variable, so that it is no variable of an inventory."""
+    return "__" in name or name in _set_by_tasks()
+
+
+@lru_cache(maxsize=None)
+def _set_by_tasks() -> frozenset[str]:
+    files = [*_ROOT.glob("roles/*/tasks/*.yml"), *_ROOT.glob("roles/*/vars/*.yml"), *_ROOT.glob("playbooks/**/*.yml")]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in files if path.name != "argument_specs.yml")
+    return frozenset(re.findall(r"^ *(?:- )?(\w+):", text, re.MULTILINE) + re.findall(r"register: (\w+)", text))
+
+
+@lru_cache(maxsize=None)
+def _specs() -> tuple[tuple[str, Mapping[str, Any]], ...]:
+    found = []
+    for path in sorted(_ROOT.glob("roles/*/meta/argument_specs.yml")):
+        for entry in _read(path).values():
+            found.append((path.parents[1].name, entry.get("options") or {}))
+    for name, entry in _read(_ROOT / PLAYBOOKS / "vars" / "argument_specs.yml").items():
+        found.append((name + ".yml", entry["options"]))
+    return tuple(found)
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    return yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)["argument_specs"]

@@ -1,0 +1,73 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Writes docs/variables.md from the specs of roles and playbooks."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Mapping
+
+from . import known
+
+_HEAD = """# Variables
+
+Every variable of the collection's roles and playbooks. This page is made from their argument specs by `make variables`.
+
+`site.yml` and `reset.yml` check all of them on every host before anything changes, `audit.yml`, `rightsize.yml` and
+`bundle.yml` check their own:
+
+- **Values**: type, choices, bounds and form. A value that is made of facts is checked later, by the role that gathers them.
+- **Names**: a name that begins like the collection's names and resembles one of them is an error. A name that only begins
+  like them is a warning, and so is one whose beginning is misspelt.
+
+```text
+h100-03: gpu_layout_on_busy: unknown value "drian". Did you mean drain? It is one of fail, wait, drain, force.
+h100-03: gpu_site_wave: the collection has no such variable, and ignores it. Did you mean gpu_site_waves?
+         If the variable is your own, name it in gpu_site_own_variables.
+Nothing was changed.
+```
+
+Name variables of your own otherwise (`site_h100_layout`), or list them, by globs:
+
+```yaml
+gpu_site_own_variables: [gpu_layout_h100*]
+```
+"""
+_MARK = re.compile(r"\b[CVOBI]\((.*?)\)")
+
+
+def page() -> str:
+    """Return the page's text."""
+    parts = [_HEAD]
+    for owner in known.owners():
+        parts.append("\n## %s\n\n| Variable | Type | Default | Meaning |\n|---|---|---|---|\n" % _title(owner))
+        parts += [_row(name, option) for name, option in known.of_owner(owner).items()]
+    return "".join(parts)
+
+
+def _title(owner: str) -> str:
+    return "Playbook %s" % owner if owner.endswith(".yml") else "Role [%s](../roles/%s/README.md)" % (owner, owner)
+
+
+def _row(name: str, option: Mapping[str, Any]) -> str:
+    kind = option.get("type", "str")
+    if kind == "list":
+        kind = "list of %s" % option.get("elements", "raw")
+    if option.get("choices"):
+        kind = "%s: %s" % (kind, ", ".join("`%s`" % choice for choice in option["choices"]))
+    default = "required" if option.get("required") else _value(option["default"]) if "default" in option else "none"
+    text = option.get("description", "")
+    meaning = " ".join(str(text if isinstance(text, str) else text[0]).split())
+    cells = ("`%s`" % name, kind, default, _MARK.sub(_code, meaning))
+    return "| %s |\n" % " | ".join(cell.replace("|", "\\|") for cell in cells)
+
+
+def _value(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return "`%s`" % text if text else "empty"
+
+
+def _code(match: re.Match[str]) -> str:
+    return "`%s`" % match.group(1)
