@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from . import textfiles
 from .events import XidErrors
 from .from_nvitop import FromNvitop
-from .gpm import METRICS, Gpm
+from .gpm import RATES, RATIOS, Gpm
 from .gpus import Entity, Gpu, Gpus, NvmlGoneError, ask, text
 
 #: Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h) that slow a GPU down for a reason that somebody may mend.
@@ -138,8 +138,12 @@ class HostCollector(Collector):
         places = instances or {None: gpu.entity}
         for instance, entity in places.items():
             figures = self.gpm.figures(gpu.entity.uuid, instance)
-            for name in METRICS:
+            for name in RATIOS:
                 families.add(name + "_ratio", "As measured by NVML (GPM), 0 to 1.", entity, figures.get(name))
+        figures = self.gpm.figures(gpu.entity.uuid, None)
+        for name in RATES:
+            help = "Both directions together, as measured by NVML (GPM)."
+            families.add(name, help, gpu.entity, figures.get(name))
 
     def _jobs(self, families: Families, gpu: Gpu) -> None:
         """Jobs of a scheduler, from files as dcgm-exporter reads them: `0`, or `0.2` for GPU instance 2."""

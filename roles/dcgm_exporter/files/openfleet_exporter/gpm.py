@@ -1,9 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""GPM: how much of a GPU is in use, measured by NVML itself on Hopper and later, also for an instance."""
+"""GPM: how much of a GPU is in use, measured by NVML itself on Hopper and later; the use also of each instance."""
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from typing import Any, Dict, List, Optional, Tuple
@@ -12,14 +13,25 @@ import pynvml as nvml
 
 from .gpus import Gpu, Gpus, NvmlGoneError, ask
 
-#: Name of the figure: NVML's number of it. All are percentages.
-METRICS = {
+MIB = 1 << 20
+#: Name of the ratio: NVML's number of it, a percentage.
+RATIOS = {
     "graphics_active": nvml.NVML_GPM_METRIC_GRAPHICS_UTIL,
     "sm_active": nvml.NVML_GPM_METRIC_SM_UTIL,
     "sm_occupancy": nvml.NVML_GPM_METRIC_SM_OCCUPANCY,
     "memory_bandwidth_active": nvml.NVML_GPM_METRIC_DRAM_BW_UTIL,
     "tensor_active": nvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL,
 }
+#: Name of the rate, in bytes per second: NVML's numbers of both directions, in MiB per second. NVML tells them of the whole GPU.
+RATES = {
+    "pcie_bytes_per_second": (nvml.NVML_GPM_METRIC_PCIE_TX_PER_SEC, nvml.NVML_GPM_METRIC_PCIE_RX_PER_SEC),
+    "nvlink_bytes_per_second": (
+        nvml.NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC,
+        nvml.NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC,
+    ),
+}
+#: All of them are asked for at once.
+_NUMBERS = (*RATIOS.values(), *(number for numbers in RATES.values() for number in numbers))
 #: A GPU and a GPU instance of it, or None for the whole.
 Place = Tuple[str, Optional[int]]
 
@@ -36,7 +48,7 @@ class Gpm(threading.Thread):
         self._figures: Dict[Place, Tuple[float, Dict[str, float]]] = {}
 
     def figures(self, gpu_uuid: str, instance: Optional[int]) -> Dict[str, float]:
-        """Ratios by name; none where NVML does not measure them, or has not lately."""
+        """Return ratios and rates by name; none where NVML does not measure them, or has not lately."""
         with self.lock:
             when, figures = self._figures.get((gpu_uuid, instance), (0.0, {}))
         return figures if figures and self.clock() - when <= 3 * self.interval else {}
@@ -57,7 +69,8 @@ class Gpm(threading.Thread):
         for gpu in gpus:
             if gpu.lost or not supported(gpu.handle):
                 continue
-            for instance in sorted({mig.gpu_instance for mig in gpu.mig_devices}) or [None]:
+            # Rates are the whole GPU's, whether it has instances or not.
+            for instance in (None, *sorted({mig.gpu_instance for mig in gpu.mig_devices})):
                 place = (gpu.entity.uuid, instance)
                 sample = take(gpu.handle, instance)
                 if sample is None:
@@ -95,19 +108,24 @@ def take(handle: Any, instance: Optional[int]) -> Any:
 
 
 def between(former: Any, latter: Any) -> Dict[str, float]:
-    """Ratios of what NVML knows of the time between two samples."""
+    """Return the ratios and rates that NVML knows of the time between two samples."""
     request = nvml.c_nvmlGpmMetricsGet_t()
     request.version = nvml.NVML_GPM_METRICS_GET_VERSION
-    request.numMetrics = len(METRICS)
+    request.numMetrics = len(_NUMBERS)
     request.sample1, request.sample2 = former, latter
-    for position, number in enumerate(METRICS.values()):
+    for position, number in enumerate(_NUMBERS):
         request.metrics[position].metricId = number
     if ask(nvml.nvmlGpmMetricsGet, request) is None:
         return {}
-    answers = zip(METRICS, request.metrics)
-    return {
-        name: metric.value / 100.0
-        for name, metric in answers
-        # NaN is not between the two.
-        if metric.nvmlReturn == nvml.NVML_SUCCESS and 0.0 <= metric.value <= 100.0
+    values = {
+        number: metric.value
+        for number, metric in zip(_NUMBERS, request.metrics)
+        # NaN is not less than anything.
+        if metric.nvmlReturn == nvml.NVML_SUCCESS and 0.0 <= metric.value < math.inf
     }
+    figures = {name: values[number] / 100.0 for name, number in RATIOS.items() if values.get(number, math.inf) <= 100.0}
+    for name, directions in RATES.items():
+        # One direction alone is not the whole.
+        if all(number in values for number in directions):
+            figures[name] = sum(values[number] for number in directions) * MIB
+    return figures
