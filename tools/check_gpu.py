@@ -1,0 +1,160 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Check this machine's GPUs against NVIDIA's tools and the model files, and write a report: docs/hardware.md."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SIMULATOR = ROOT / "roles" / "gpu_simulator" / "files"
+sys.path.insert(0, str(ROOT / "collections"))
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
+from ansible_collections.openfleet.gpu.plugins.module_utils.hardware.collect import TIMEOUT_SECONDS, collect
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.hardware import model_file, report, simulated
+
+DIFFERENT, UNREAD = 1, 3
+#: Printed; the report has all.
+_MOST_LINES = 20
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; return its exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        if options.only_read:
+            print(json.dumps(collect(seconds=options.timeout)))
+            return 0
+        reading = collect(_progress, options.timeout)
+        files = model_file.model_files(options.models)
+        more = _against_the_simulator(reading, files, options)
+        made = report.make(reading, files, identify=options.identify, more=more)
+    except FleetError as error:
+        print("check-gpu: %s" % error, file=sys.stderr)
+        return UNREAD
+    options.directory.mkdir(parents=True, exist_ok=True)
+    _write(options.directory / "gpu-check.json", report.to_text(made))
+    _write_page(options.directory / "gpu-check.html", made)
+    lines = report.differences(made)
+    for line in lines[:_MOST_LINES]:
+        print(line)
+    if len(lines) > _MOST_LINES:
+        print("and %d more, in the report" % (len(lines) - _MOST_LINES))
+    print(report.line(made))
+    return DIFFERENT if lines else 0
+
+
+def _against_the_simulator(reading: dict, files: list, options: argparse.Namespace) -> list:
+    """Return the checks against simulated GPUs of the same models, which a process of their own reads."""
+    keys, reason = simulated.models_of(reading, files)
+    if not reason and options.library == "none":
+        reason = "--library none was given"
+    if reason:
+        return simulated.checks(reading, None, reason)
+    with tempfile.TemporaryDirectory(prefix="check-gpu-") as folder:
+        try:
+            other = _read_simulated(keys, reading, Path(folder), options)
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            said = getattr(error, "stderr", None) or str(error)
+            return simulated.checks(
+                reading, None, "the simulated library cannot be read: %s" % " ".join(said.split())[-300:]
+            )
+    return simulated.checks(reading, other, "")
+
+
+def _read_simulated(keys: list[str], reading: dict, folder: Path, options: argparse.Namespace) -> dict:
+    """Return the readings of simulated GPUs. Raises OSError and SubprocessError where there is no compiler, or it fails."""
+    library = Path(options.library or folder)
+    run = {"check": True, "capture_output": True, "text": True, "timeout": options.timeout}
+    if not options.library:
+        _progress("the simulated library (it is built for this)")
+        subprocess.run(["make", "-s", "-C", str(SIMULATOR / "src"), "BUILD=%s" % folder], **run)
+    environment = dict(
+        os.environ,
+        GPUSIM_STATE=str(folder / "state"),
+        GPUSIM_LIBRARY=str(library / "libnvidia-ml.so.1"),
+        LD_LIBRARY_PATH=str(library),
+    )
+    gpus = [{"model": key} for key in keys]
+    configuration = {"host": "check-gpu", "gpus": gpus, "driver_version": reading["nvml"]["facts"]["driver_version"]}
+    command = [sys.executable, "-m", "gpusim", "init", "--config", "-", "--models", str(options.models)]
+    places = dict(environment, PYTHONPATH=str(SIMULATOR))
+    subprocess.run(command, env=places, input=json.dumps(configuration), **run)
+    done = subprocess.run([sys.executable, str(Path(__file__).resolve()), "--only-read"], env=environment, **run)
+    return json.loads(done.stdout)
+
+
+def _progress(text: str) -> None:
+    print("check-gpu: reading %s" % text, file=sys.stderr, flush=True)
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+    print("check-gpu: wrote %s" % path, file=sys.stderr)
+
+
+def _write_page(path: Path, made: dict) -> None:
+    try:
+        from ansible_collections.openfleet.gpu.plugins.plugin_utils.hardware import page
+    except ImportError as error:
+        print(
+            "check-gpu: %s was not written: Python has no module %s (make check-gpu brings it)" % (path, error.name),
+            file=sys.stderr,
+        )
+        return
+    _write(path, page.to_text(made))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="check-gpu",
+        description="Read this machine's GPUs through NVML, nvidia-smi and the kernel's files, and hold them against each other "
+        "and against the collection's model files. Nothing is changed. Root is needed for what NVML shows root alone.",
+        epilog="Writes gpu-check.json and gpu-check.html. Exit status: 0 nothing differs, 1 something differs, 2 wrong usage, "
+        "3 nothing could be read. What could not be checked is 'not run', with the reason. docs/hardware.md tells more.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--directory", type=Path, default=Path(), metavar="DIR", help="where the report goes (default: here)"
+    )
+    parser.add_argument(
+        "--identify",
+        action="store_true",
+        help="leave serial numbers and UUIDs in the report; without it words stand for them",
+    )
+    parser.add_argument(
+        "--models", type=Path, default=model_file.MODELS, metavar="DIR", help="the model files to compare with"
+    )
+    parser.add_argument(
+        "--library",
+        metavar="DIR",
+        help="where the simulated library is, to compare the driver's answers with; none: do not compare (default: built by cc "
+        "and make for this run)",
+    )
+    parser.add_argument("--only-read", action="store_true", help="print the readings as JSON, and write no report")
+    parser.add_argument(
+        "--timeout",
+        type=_seconds,
+        default=TIMEOUT_SECONDS,
+        metavar="SECONDS",
+        help="give up a driver that does not answer (default: %(default)g)",
+    )
+    return parser
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < float("inf"):
+        raise ValueError(text)
+    return seconds
+
+
+if __name__ == "__main__":
+    sys.exit(main())
