@@ -23,9 +23,11 @@ lab_image := .lab/images/$(LAB_RELEASE)-monitoring
 PYTHON := $(or $(PYTHON),$(shell tests/lab/find-python first 3.11 3.13))
 # The Python of .venv-newest, for the leg of `make test` on the newest ansible-core.
 NEWEST_PYTHON := $(or $(NEWEST_PYTHON),$(shell tests/lab/find-python newest 3.12))
+# The oldest Python that the oldest supported ansible-core runs on, for a leg of `make test`.
+OLDEST_CORE_PYTHON := $(or $(OLDEST_CORE_PYTHON),$(shell tests/lab/find-python oldest 3.10 3.12))
 # The oldest Python that code on hosts supports, for a leg of `make test`.
 OLDEST_PYTHON := $(or $(OLDEST_PYTHON),$(shell tests/lab/find-python first 3.8 3.8))
-export PYTHON NEWEST_PYTHON OLDEST_PYTHON
+export PYTHON NEWEST_PYTHON OLDEST_CORE_PYTHON OLDEST_PYTHON
 # The group of figures that `make bench` prints; all if empty.
 BENCH ?=
 
@@ -50,6 +52,8 @@ checksum = $(shell { cat $(1); echo '$(2)'; } | sha256sum | cut -c 1-12)
 venv_stamp := .venv/.made-$(call checksum,requirements-locked.txt,$(PYTHON))
 venv_test_stamp := .venv/.made-test-$(call checksum,requirements-locked.txt requirements.txt requirements-bundle.txt requirements-rightsize.txt requirements-unit.txt requirements-test.txt,$(PYTHON))
 venv_newest_stamp := .venv-newest/.made-$(call checksum,requirements-bundle.txt requirements-rightsize.txt requirements-unit.txt requirements-newest.txt,$(NEWEST_PYTHON))
+venv_oldest_core := .cache/venv-oldest-core
+venv_oldest_core_stamp := $(venv_oldest_core)/.made-$(call checksum,requirements-oldest-core.txt,$(OLDEST_CORE_PYTHON))
 
 # Ubuntu's chromium only fetches a snap, which cannot be driven from here: there the tests of the pages are skipped. sudo is there to
 # be attacked.
@@ -69,7 +73,8 @@ packages: require-python
 	@tests/lab/prepare $(call venv_package,$(PYTHON))
 
 packages-test: require-python
-	@tests/lab/prepare $(call venv_package,$(PYTHON)) $(if $(NEWEST_PYTHON),$(call venv_package,$(NEWEST_PYTHON))) $(test_packages)
+	@tests/lab/prepare $(call venv_package,$(PYTHON)) $(if $(NEWEST_PYTHON),$(call venv_package,$(NEWEST_PYTHON))) \
+	    $(if $(OLDEST_CORE_PYTHON),$(call venv_package,$(OLDEST_CORE_PYTHON))) $(test_packages)
 
 .PHONY: require-python
 require-python:
@@ -94,9 +99,15 @@ $(venv_newest_stamp):
 	.venv-newest/bin/pip install -qq --no-compile --requirement requirements-newest.txt
 	touch $@
 
-# One at a time, since all builds use the same directory: the variants follow each other, so that a queue of jobs gives them one
-# place and not four that wait. A variant is the base image with what some hosts have besides: Prometheus and Alertmanager; Debian's
-# Slurm; an engine for clients of MPS in containers.
+$(venv_oldest_core_stamp):
+	@echo 'venv: $(venv_oldest_core) with $(OLDEST_CORE_PYTHON)'
+	rm -rf $(venv_oldest_core) && mkdir -p .cache
+	$(OLDEST_CORE_PYTHON) -m venv $(venv_oldest_core)
+	$(venv_oldest_core)/bin/pip install -qq --no-compile --requirement requirements-oldest-core.txt
+	touch $@
+
+# One at a time, since all builds use the same directory: each variant waits for the one before it. A variant is the base image with
+# what some hosts have besides: Prometheus and Alertmanager; Debian's Slurm; an engine for clients of MPS in containers.
 build_image = flock .lab/image.lock tests/lab/image/build
 .PHONY: image image-slurm image-sharing image-monitoring
 image: packages
@@ -114,13 +125,21 @@ $(prometheus_stamp):
 	@tests/lab/fetch-prometheus
 	touch $@
 
-.PHONY: prometheus-tools
+.PHONY: prometheus-tools venv-test venv-newest venv-oldest-core
 prometheus-tools: $(prometheus_stamp)
+venv-test: $(venv_test_stamp)
+venv-newest: $(venv_newest_stamp)
+venv-oldest-core: $(venv_oldest_core_stamp)
 
 # From their source, after a change of it; a test says when that was forgotten.
 .PHONY: dashboards
 dashboards: $(venv_test_stamp) ## write the Grafana dashboards anew
 	.venv/bin/python roles/gpu_monitoring/dashboards/build.py
+
+# Likewise.
+.PHONY: variables
+variables: $(venv_test_stamp) ## write docs/variables.md from the argument specs
+	.venv/bin/python tools/variables_page.py
 
 # Of what is installed as root, and of this checkout's own environment: from the index that pip is set up for.
 .PHONY: hashes
@@ -142,9 +161,14 @@ demo: ## start the simulated fleet, run site.yml on it twice, audit it, show wha
 	there=$$(ls $(venv_stamp) 2>/dev/null | wc -l)$$(.lab/bin/podman image exists "$$(cat $(lab_image))" 2>/dev/null && echo 1 || echo 0)
 	case $$there in 00) temperature=cold ;; 11) temperature=warm ;; *) temperature=partly ;; esac
 	$(MAKE) setup
-	# Right-sizing asks for NumPy, and packs without OR-Tools, which is large.
-	.venv/bin/python -c 'import numpy' 2>/dev/null || .venv/bin/pip install -qq --no-compile "$$(grep ^numpy requirements-rightsize.txt)"
+	# Without OR-Tools right-sizing finds fewer GPUs to free, and destroys more instances.
+	.venv/bin/python -c 'import numpy, ortools' 2>/dev/null || .venv/bin/pip install -qq --no-compile --requirement requirements-rightsize.txt
 	OPENFLEET_LAB=demo .venv/bin/python tests/lab/demo.py --started "$$started" --temperature "$$temperature"
+
+# Nothing is changed on this machine; docs/hardware.md.
+.PHONY: check-gpu
+check-gpu: $(venv_stamp) ## check this machine's real GPUs and write gpu-check.html [CHECK_OPTIONS=--help]
+	.venv/bin/python tools/check_gpu.py $(CHECK_OPTIONS)
 
 # What a site without a network needs for the hosts of INVENTORY, into BUNDLE_DIR.
 .PHONY: bundle
@@ -168,17 +192,35 @@ endif
 apart := $(as_root) unshare --pid --fork --kill-child --mount-proc bash -c '"$$@"; exit $$?' --
 
 # The legs of `make test`, the longest first, so that none is left alone at the end. One more runs side by side than there are
-# cores: a leg waits for its hosts an eighth of its time, and cold the images are built beside the first legs.
+# cores: a leg waits for its hosts an eighth of its time.
 # `make test-mig` sets up what one leg needs and runs it; leg-mig only runs it.
 scenarios := mig default container_toolkit monitoring gpu_drain sharing nvidia_driver audit vgpu bundle
 legs := default rules container_toolkit monitoring commands mig nvidia_driver audit modules sharing audits newest gpu_drain \
-    vgpu simulator limiter oldest lint bundle unit holders adversary
+    vgpu simulator limiter oldest lint oldest-core bundle unit holders adversary
 # Only in the thorough run: everything is tried that takes long (tests/thorough.py), and these legs.
 export OPENFLEET_THOROUGH ?=
 ifneq ($(OPENFLEET_THOROUGH),)
 legs += trixie sanitized pythons cores
 endif
 JOBS ?= $(shell expr $$(nproc) + 1)
+
+# What a leg needs besides the packages. A host of the commands' own, made of the image's files, installs from bundles.
+needs_default := image-monitoring
+needs_monitoring := image-monitoring
+needs_audit := image-monitoring
+needs_gpu_drain := image-slurm
+needs_sharing := image-sharing
+needs_vgpu := image-sharing
+needs_commands := image
+needs_rules := prometheus-tools
+needs_audits := prometheus-tools
+needs_newest := $(if $(NEWEST_PYTHON),venv-newest)
+needs_oldest-core := $(if $(OLDEST_CORE_PYTHON),venv-oldest-core)
+needs_of = venv-test $(or $(needs_$(1)),$(if $(filter $(1),$(scenarios) trixie),image))
+comma := ,
+none :=
+queued = $(1):$(subst $(none) $(none),$(comma),$(strip $(2)))
+
 # In the names of test hosts, so that two checkouts on one machine do not meet.
 export OPENFLEET_CHECKOUT := $(shell printf '%s' '$(CURDIR)' | sha256sum | cut -c 1-6)
 
@@ -187,7 +229,9 @@ test: ## all that a change may break, with a budget of 30 minutes on two cores: 
 	@$(MAKE) packages-test
 	rm -rf .cache/test && mkdir -p .cache/test
 	exec 9>&1
-	$(MAKE) -j $(JOBS) --output-sync=target --keep-going $(addprefix test-,$(legs)) || true
+	$(PYTHON) tests/queue $(JOBS) venv-test image $(call queued,image-monitoring,image) $(call queued,image-slurm,image-monitoring) \
+	    $(call queued,image-sharing,image-slurm) prometheus-tools $(needs_newest) $(needs_oldest-core) \
+	    $(foreach leg,$(legs),$(call queued,leg-$(leg),$(call needs_of,$(leg)))) || true
 	TOTAL_SECONDS=$$SECONDS tests/leg summary $(legs)
 
 test-thorough: ## every draw, sweep, sanitizer and version: before a release
@@ -197,21 +241,15 @@ test-fast: $(venv_test_stamp) ## ruff and the unit tests, in a minute: between e
 	@ruff check --quiet
 	pytest --quiet tests/unit
 
-$(addprefix test-,$(filter-out $(scenarios),$(legs))): packages-test $(venv_test_stamp)
-$(addprefix test-,$(scenarios)): packages-test image $(venv_test_stamp)
-test-gpu_drain: image-slurm
-test-sharing: image-sharing
-test-default test-monitoring test-audit: image-monitoring
-test-rules test-audits: prometheus-tools
-test-newest: $(if $(NEWEST_PYTHON),$(venv_newest_stamp))
+$(foreach leg,$(legs),$(eval test-$(leg): packages-test $(call needs_of,$(leg))))
 $(addprefix test-,$(legs)):
 	@$(MAKE) $(@:test-%=leg-%)
 
 .PHONY: lint
-lint: test-lint ## ruff, yamllint, ansible-lint (production profile), antsibull-changelog
+lint: test-lint ## ruff, yamllint, ansible-lint (production profile), antsibull, Galaxy's importer
 
 leg-lint:
-	@tests/leg run lint bash -ec 'ruff check; yamllint --strict .; ansible-lint -q; antsibull-changelog lint'
+	@tests/leg run lint bash -ec 'ruff check; yamllint --strict .; ansible-lint -q; antsibull-changelog lint; pytest --quiet tests/collection'
 
 leg-unit:
 	@tests/leg run unit pytest --quiet -m 'not alone' tests/unit
@@ -250,6 +288,13 @@ leg-commands:
 leg-newest:
 	@if [ -z '$(NEWEST_PYTHON)' ]; then tests/leg left-out newest 'no Python 3.12 or later (NEWEST_PYTHON names one)'; exit; fi
 	tests/leg run newest $(apart) .venv-newest/bin/python -m pytest --quiet $(if $(OPENFLEET_THOROUGH),,-m core) tests/unit tests/integration
+
+# A smoke of filters, modules and site.yml: what roles bring besides is run with the usual ansible-core.
+oldest_core_tests := tests/unit/test_module_docs.py tests/unit/test_filters.py tests/unit/test_fleet_summary.py \
+    $(patsubst %,tests/integration/modules/test_%.py,action_groups gpu_info mps site $(if $(OPENFLEET_THOROUGH),drain mig saved_plan vgpu))
+leg-oldest-core:
+	@if [ -z '$(OLDEST_CORE_PYTHON)' ]; then tests/leg left-out oldest-core 'no Python 3.10 to 3.12 (OLDEST_CORE_PYTHON names one)'; exit; fi
+	tests/leg run oldest-core $(apart) env OPENFLEET_GPU_TRUST_HOSTS=1 $(venv_oldest_core)/bin/python -m pytest --quiet -m core $(oldest_core_tests)
 
 leg-oldest:
 	@if [ -z '$(OLDEST_PYTHON)' ]; then tests/leg left-out oldest 'no Python 3.8 (OLDEST_PYTHON names one)'; exit; fi

@@ -17,8 +17,8 @@ from attackers import ROOT, public_folder
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import cdi, durable, vgpu_files, vgpu_host
 from ansible_collections.openfleet.gpu.plugins.module_utils.cli import metrics
-from ansible_collections.openfleet.gpu.plugins.module_utils.driver import apply as driver_apply
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
+from ansible_collections.openfleet.gpu.plugins.module_utils.install.files import Installation
 
 
 def installer(name: str):
@@ -37,6 +37,10 @@ def by_installer(name):
     return write
 
 
+def by_installation(path, text):
+    Installation(path.parent, False).write(path.name, text.encode())
+
+
 def by_specification(path, text):
     """A CDI specification is renewed where it is what nvidia-ctk wrote."""
     path.write_text(json.dumps({"kind": "nvidia.com/gpu", "devices": [{"name": "0"}], "hooks": "nvidia-cdi-hook"}))
@@ -49,8 +53,7 @@ WRITERS = {
     "durable": (durable.write_text, "journal.json", "journal.json.new"),
     "metrics": (lambda path, text: metrics.write(path.parent, text), metrics.FILE, metrics.FILE + ".new"),
     "cdi": (by_specification, "nvidia.json", "nvidia.json.new"),
-    "driver": (lambda path, text: driver_apply._write(str(path), text.encode()), "x.conf", "x.conf.new"),
-    "gpu_layout": (by_installer("gpu_layout"), "gpu-layout", "gpu-layout.new"),
+    "gpu_layout": (by_installation, "gpu-layout", "gpu-layout.new"),
     "vgpu_limiter": (by_installer("vgpu_limiter"), "vgpu-top", "vgpu-top.new"),
 }
 each = pytest.mark.parametrize("name", WRITERS)

@@ -197,6 +197,26 @@ def test_every_playbook_looks_to_that_first(playbook):
             assert each["tasks"][0].get("ansible.builtin.import_tasks") == "tasks/facts.yml"
 
 
+ROLES = [
+    *("gpu_layout", "gpu_layout/plan", "nvidia_driver", "nvidia_driver/plan", "dcgm_exporter", "gpu_drain"),
+    *("gpu_drain/resume", "vgpu_limiter", "container_toolkit"),
+]
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_that_is_used_alone_looks_to_that_first(tmp_path, role):
+    """By its facts a host could name a file of the controller that is copied to it (nvidia_driver_runfile)."""
+    bad = HostileHost(tmp_path / "a", {**layout_result("x"), "ansible_facts": facts(tmp_path)})
+    name, _slash, entry = role.partition("/")
+    task = {"ansible.builtin.include_role": {"name": "openfleet.gpu." + name, "tasks_from": entry or "main"}}
+    playbook = tmp_path / "play.yml"
+    playbook.write_text(json.dumps([{"hosts": "all", "gather_facts": False, "tasks": [task]}]))
+    inventory = {"all": {"hosts": {"bad": {**bad.variables, "gpu_layout": [], "gpu_layout_nvml_source": "none"}}}}
+    done = play(tmp_path, playbook, inventory, "--check", ANSIBLE_INJECT_FACT_VARS="True")
+    assert done.returncode != 0 and not bad.asked.exists()
+    assert "inject_facts_as_vars = False" in said(done) and "Nothing was changed." in said(done), said(done)
+
+
 def audited(tmp_path, answers: dict, playbook="audit", **variables) -> subprocess.CompletedProcess:
     hosts = {name: HostileHost(tmp_path / name, answer).variables for name, answer in answers.items()}
     variables["gpu_%s_dir" % playbook] = str(tmp_path / "report")
@@ -236,7 +256,7 @@ def test_what_it_says_of_what_was_stopped_is_a_line_of_a_log(tmp_path):
     """The log is the controller's: no host chooses its path, and none fills the disk with it."""
     answer = state(gpu("bad", 0, "H100-80GB", "idle.service"))
     answer["stopped"] = [{"kind": "unit", "name": WORDS, "gpus": [], "holders": ["x" * 2000] * 1000}] * 10
-    answer["spared"] = []
+    answer["noticed"] = answer["spared"] = []
     answer["ansible_facts"] = facts(tmp_path)
     bad = HostileHost(tmp_path / "bad", answer)
     # The play that reclaims, alone: what is listed is a variable, as if an audit had found it.
@@ -253,6 +273,7 @@ def test_what_it_says_of_what_was_stopped_is_a_line_of_a_log(tmp_path):
         "ansible_python_interpreter": sys.executable,
         "gpu_rightsize_reclaim": "act",
         "gpu_rightsize_result": {"reclaim": listed, "reclaim_grace_seconds": 1},
+        "gpu_rightsize_tell": {"notice_seconds": 60, "host_ways": [], "tells": False},
     }
     inventory = {
         "gpu_hosts": {"hosts": {"bad": {**bad.variables, "gpu_rightsize_dir": str(tmp_path)}}},

@@ -50,8 +50,8 @@ class Tools:
             said = "NodeName=gpu-a Gres=gpu:2 GresUsed=gpu:1(IDX:0)"
         else:
             said = (
-                "JobId=17 JobName=%s UserId=alice(1) JOB_GRES=gpu:1  Nodes=gpu-a CPU_IDs=0 Mem=1 GRES=gpu:1(IDX:0) X="
-                % self.name
+                "JobId=17 JobName=%s UserId=alice(1) JobState=RUNNING JOB_GRES=gpu:1  Nodes=gpu-a CPU_IDs=0 Mem=1"
+                " GRES=gpu:1(IDX:0) X=" % self.name
             )
         return subprocess.CompletedProcess(command, 0, said, "")
 

@@ -84,7 +84,8 @@ def test_a_jupyter_token_is_not_sent_to_a_user_with_the_port(processes, tmp_path
         [Holder("GPU-0", None, "process", "x", unit_or_container="jupyter.service")],
     )
     server = {"name": "jupyter.service", "url": "http://127.0.0.1:%d" % stranger.port, "token": SECRET}
-    done = idle_stop.reclaim([item], lambda: look, jupyter=[server], quiet_seconds=48 * 3600.0)
+    tools = idle_stop.Tools(lambda: look, dict)
+    done = idle_stop.reclaim([item], tools, idle_stop.Policy(jupyter=[server], grace_seconds=48 * 3600.0))
     assert stranger.end() == ["b''"]
     assert done["stopped"] == []
     why = done["spared"][0]["why"]

@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 
 import pytest
-from attackers import ALICE, BOB, HOLD, PYTHON, Window, gpu, holding, host, named, process, public_folder
+from attackers import ALICE, BOB, HOLD, Window, gpu, holding, host, named, process, public_folder
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import holders_containers, holders_proc
+from ansible_collections.openfleet.gpu.plugins.module_utils import holders_containers, process_memory
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders import find_holders
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes containers and device nodes")
@@ -96,18 +96,6 @@ def test_a_user_s_container_holds_what_he_may_open(folder, node, mode):
 def test_what_only_bears_a_node_s_name_holds_nothing(folder, node, arrange):
     with container(arrange, node, user=ALICE, within=OWN_CONTAINER) as made:
         assert look(folder, made) == []
-
-
-@users_namespaces
-@pytest.mark.parametrize("where", ["/mnt/x", "/mnt/a b"])
-def test_a_node_that_a_user_has_mounted_elsewhere_is_a_node(folder, where):
-    """Open under a name of his own, he would hold the GPU and be named by nobody."""
-    node = folder / "dev/nvidia0"
-    node.touch()
-    move = 'mount -nt tmpfs none /mnt\ntouch "$1"\nmount -n --bind "$2" "$1"\nexec "$3" -c "$4" "$1"'
-    with process(*OWN_CONTAINER, "sh", "-ec", move, "sh", where, node, PYTHON, HOLD, user=ALICE) as made:
-        found = find_holders(host(gpu(0)), dev=str(folder / "dev"), kubelet_directory="/none")
-        assert [(h.kind, h.gpu_uuid) for h in found if h.pid == made.pid] == [("device_handle", "GPU-0")]
 
 
 @users_namespaces
@@ -217,7 +205,7 @@ def test_a_service_that_calls_a_cgroup_postgresql_is_itself(folder, delegated):
 
 def test_a_process_whose_memory_does_not_answer_holds_up_nobody(folder, monkeypatch):
     """Its arguments may lie in a file system of its own, which never answers; here /proc has a pipe that nobody writes to."""
-    monkeypatch.setattr(holders_proc, "_MEMORY_SECONDS", 0.01)
+    monkeypatch.setattr(process_memory, "_SECONDS", 0.01)
     proc = folder / "proc"
     (proc / "7/fd").mkdir(parents=True)
     (folder / "dev/nvidia0").touch()

@@ -18,11 +18,15 @@ from pathlib import Path
 import pytest
 from attackers import ALICE, BOB, HOLD, PYTHON, gpu, holding, host, named, process, public_folder
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import holders_proc
+from ansible_collections.openfleet.gpu.plugins.module_utils import holders, holders_mps, holders_proc, peer, proc_files
 from ansible_collections.openfleet.gpu.plugins.module_utils.busy import end_holders
 from ansible_collections.openfleet.gpu.plugins.module_utils.command_line import shown
 from ansible_collections.openfleet.gpu.plugins.module_utils.disturbance import Disturbance
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError
+from ansible_collections.openfleet.gpu.plugins.module_utils.essential_units import is_essential, is_on_bus
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders import find_holders
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders_cgroup import Origin, parse_cgroup
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders_devices import Devices
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Process, to_data
 from ansible_collections.openfleet.gpu.plugins.module_utils.printable import printable
 
@@ -172,7 +176,7 @@ def test_a_process_with_very_many_files_hides_nobody_and_holds_up_nobody(folder,
     crowded = process(PYTHON, "-c", CROWD + HOLD, folder / "dev/nvidia0", user=ALICE)
     with crowded as crowd, holding(folder / "dev/nvidia1", user=BOB) as held:
         assert [(h.pid, h.gpu_uuid) for h in look(folder)] == [(crowd.pid, "GPU-0"), (held.pid, "GPU-1")]
-        monkeypatch.setattr(holders_proc, "_CROWD_SECONDS", -1.0)
+        monkeypatch.setattr(holders, "_LOOK_SECONDS", -1.0)
         found = find_holders(host(gpu(0), gpu(1)), dev=str(folder / "dev"), run=never, kubelet_directory="/none")
         assert [h.pid for h in found if h.gpu_uuid == "GPU-1" and h.pid] == [held.pid]
         told = [h.who for h in found if h.kind == "unknown" and "too many files open" in h.who]
@@ -263,3 +267,121 @@ def test_root_and_those_that_started_it_are_ended_for_nobody(folder):
     found = find_holders(host(gpu(0, listed)), dev=str(folder / "dev"), run=never, kubelet_directory="/none")
     with pytest.raises(Exception, match="it is this run itself, or what the host lives by"):
         end_holders([Disturbance("gpu 0", found)], grace_seconds=0)
+
+
+@as_root
+@pytest.mark.parametrize("unit", ["dbus.service", "dbus-broker.service", "systemd-logind.service", "polkit.service"])
+def test_a_service_that_users_hand_files_to_is_not_ended(folder, unit):
+    """The bus keeps a file that a user sends until the receiver reads, and so has the GPU open for as long as the user likes."""
+    with holding(folder / "dev/nvidia0", user=BOB) as held:
+        (holder,) = look(folder)
+        with pytest.raises(ApplyError, match="what the host lives by") as error:
+            end_holders([Disturbance("gpu 0", (replace(holder, unit_or_container=unit),))], grace_seconds=0)
+        assert held.poll() is None and "from one of them" in error.value.cure
+
+
+def test_another_service_on_the_bus_is_not_ended_either(folder, tmp_path, monkeypatch):
+    """By systemd's word: users hand files to any service on the bus."""
+    (tmp_path / "systemctl").write_text(
+        '#!/bin/sh\ncase "$*" in *" -- vendor.service") echo BusName=org.example.Vendor ;; *) echo BusName= ;; esac\n'
+    )
+    (tmp_path / "systemctl").chmod(0o755)
+    monkeypatch.setenv("PATH", "%s:%s" % (tmp_path, os.environ["PATH"]))
+    assert not is_on_bus("train.service") and not is_on_bus(None) and not is_on_bus("x' --help.service")
+    with holding(folder / "dev/nvidia0", user=BOB) as held:
+        (holder,) = look(folder)
+        with pytest.raises(ApplyError, match="what the host lives by"):
+            end_holders([Disturbance("gpu 0", (replace(holder, unit_or_container="vendor.service"),))], grace_seconds=0)
+        assert held.poll() is None
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        None,
+        "train.service",
+        "dbus.service.service",
+        "podman container dbus.service",
+        "user@61001.service",
+        # Users' jobs and sessions may run in these.
+        "cron.service",
+        "ssh.service",
+        "systemd-nspawn@a.service",
+    ],
+)
+def test_where_users_start_processes_they_are_ended(unit):
+    assert not is_essential(unit)
+
+
+# --- Names that end a line --------------------------------------------------------------------------------------------------
+
+CALLED = "open('/proc/self/comm', 'w', newline='').write(sys.argv.pop(1).encode().decode('unicode_escape'))\n" + HOLD
+#: Of 15 letters at most. The kernel writes out nothing but line feeds.
+ROOTS_LINE = "\\rUid:\\t0\\t0\\t0\\t0"
+
+
+@as_root
+@pytest.mark.parametrize("program", ["nvidia-smi", "dcgm-exporter"])
+def test_a_name_with_a_carriage_return_makes_nobody_root(folder, program):
+    """He would count as a watcher, and hold no instance; as a daemon of MPS or Slurm, be asked by root whom to end."""
+    command = [named(folder, program), "-c", "import sys\n" + CALLED, ROOTS_LINE, folder / "dev/nvidia0"]
+    with process(*command, user=ALICE) as made:
+        assert b"\rUid:\t0\t0\t0\t0\n" in Path("/proc/%d/status" % made.pid).read_bytes()
+        (holder,) = look(folder)
+        assert (holder.pid, holder.user, holder.watches) == (made.pid, str(ALICE), False)
+        seen = holders_proc.Processes("/proc", {}, (), True, None)
+        assert not seen.runs_as_root(made.pid) and holders_proc.owner_of(made.pid) == ALICE
+        with peer.looking_at(made.pid) as other:
+            assert other.uids == {ALICE}
+
+
+@as_root
+def test_a_name_with_a_carriage_return_makes_no_daemon_of_roots(folder):
+    """It has the daemon's name while that is looked at, and the other one while its user is."""
+    program = named(folder, "nvidia-cuda-mps-control")
+    with process(program, "-c", "import sys\n" + CALLED, ROOTS_LINE, user=ALICE) as made:
+        seen = holders_proc.Seen(made.pid, "nvidia-cuda-mps")
+        processes = holders_proc.Processes("/proc", {made.pid: seen}, (), True, None)
+        assert processes.named("nvidia-cuda-mps-control") == [seen]
+        assert holders_mps.mps(Devices(host(gpu(0))), processes, (gpu(0),), never) == []
+
+
+CONTAINER_ID = "d" * 64
+
+
+@pytest.mark.parametrize("end", ["\r", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029"])
+@pytest.mark.parametrize(
+    "posed",
+    [
+        "system.slice/docker-%s.scope" % CONTAINER_ID,
+        "system.slice/dcgm-exporter.service",
+        "system.slice/slurmstepd.scope/job_7",
+        "kubepods/podaaaaaaaa-1111-1111-1111-aaaaaaaaaaaa",
+    ],
+    ids=["container", "unit", "job", "pod"],
+)
+def test_a_cgroup_s_name_is_no_second_line(tmp_path, end, posed):
+    """Below a user's manager all names are the user's: another container's would have root stop that one, or send it secrets."""
+    path = "/user.slice/user-61001.slice/user@61001.service/x%s0::/%s" % (end, posed)
+    (tmp_path / "cgroup").write_bytes(("0::%s\n" % path).encode())
+    folder = os.open(tmp_path, os.O_RDONLY)
+    try:
+        texts = [proc_files.read(str(tmp_path / "cgroup")), peer.Process(1, folder).cgroup]
+    finally:
+        os.close(folder)
+    # A container of that name is the user's own, and called so.
+    users = (
+        Origin("docker@61001 container " + "d" * 12, CONTAINER_ID)
+        if "docker" in posed
+        else Origin("user@61001.service")
+    )
+    assert [parse_cgroup(text) for text in texts] == [users, users]
+
+
+def test_the_container_that_is_the_host_is_left_out_of_a_path_once():
+    """What is called so below it is a user's."""
+    own = "/machine.slice/libpod-%s.scope" % CONTAINER_ID
+    users = "/user.slice/user-61001.slice/user@61001.service"
+    for posed in ("/%s/system.slice/postgresql.service" % CONTAINER_ID, "%s/system.slice/a.service" % own):
+        found = parse_cgroup("0::%s%s%s\n" % (own, users, posed), CONTAINER_ID).unit_or_container
+        assert found is not None and "@61001 container" in found

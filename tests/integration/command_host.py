@@ -4,22 +4,45 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
-from simulated_host import ROOT, SimulatedHost
+from simulated_host import ROOT, SimulatedHost, module_path
 
-INSTALLER = ROOT / "roles" / "gpu_layout" / "files" / "install.py"
+from ansible_collections.openfleet.gpu.plugins.module_utils.install.archive import read_sources, sources_digest
+
+INSTALLER = "ansible_collections.openfleet.gpu.plugins.modules.layout_boot"
+BUILDER = ROOT / "plugins" / "module_utils" / "install" / "archive.py"
 #: The interpreter of the host, as in simulated_host.
 PYTHON = os.environ.get("OPENFLEET_HOST_PYTHON") or sys.executable
 
 
-def run_installer(*arguments: str, **options) -> subprocess.CompletedProcess:
-    command = [PYTHON, str(INSTALLER), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+def installer_environment() -> dict[str, str]:
+    return dict(os.environ, PYTHONPATH=module_path(), LC_ALL="C.UTF-8")
+
+
+def installer_input(root: Path, check: bool = False, sources: dict[str, str] | None = None, **arguments) -> str:
+    """What the module layout_boot reads, with the command's sources as the action plugin sends them to a host that asks."""
+    sources = read_sources() if sources is None else sources
+    known = {"root": str(root), "sources_digest": sources_digest(sources), **arguments}
+    if known.pop("send", True):
+        known["sources"] = base64.b64encode(zlib.compress(json.dumps(sources).encode())).decode()
+    return json.dumps({"ANSIBLE_MODULE_ARGS": {**known, "_ansible_check_mode": check, "_ansible_diff": True}})
+
+
+def run_installer(root: Path, **arguments) -> dict:
+    """Run the module layout_boot below `root`; return its result."""
+    command, given = [PYTHON, "-m", INSTALLER], installer_input(root, **arguments)
+    done = subprocess.run(
+        command, input=given, env=installer_environment(), capture_output=True, text=True, check=False
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return json.loads(done.stdout)
 
 
 class CommandHost:
@@ -50,10 +73,12 @@ class CommandHost:
 
 
 def build_command(file: Path) -> Path:
-    """The command as one file, pynvml included, as `install.py --build` makes it."""
+    """The command as one file, pynvml included."""
     import pynvml
 
-    done = run_installer("--build", str(file), env=dict(os.environ, PYTHONPATH=str(Path(pynvml.__file__).parent)))
+    environment = dict(os.environ, PYTHONPATH=str(Path(pynvml.__file__).parent))
+    command = [PYTHON, str(BUILDER), str(file)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise AssertionError(done.stderr)
     return file

@@ -19,6 +19,10 @@ class Fleet:
 
     def __init__(self, folder: Path, library: Path, names) -> None:
         self.folder = folder
+        #: Variables of a host besides, by its name.
+        self.more: dict[str, dict] = {}
+        #: Groups besides, as in an inventory.
+        self.groups: dict[str, dict] = {}
         self.hosts = {
             name: SimulatedHost(folder / name, library).create([{"model": "H100-80GB", "count": 1}]) for name in names
         }
@@ -27,11 +31,15 @@ class Fleet:
         inventory = {name: self.variables(name, layout) for name, layout in layouts.items()}
         file = self.folder / "hosts.yml"
         group = {"hosts": inventory, "vars": {"gpu_site_waves": waves} if waves else {}}
-        file.write_text(yaml.safe_dump({"gpu_hosts": group}))
+        file.write_text(yaml.safe_dump({"gpu_hosts": group, **self.groups}))
+        return self.run(playbook, file, *arguments)
+
+    def run(self, playbook, inventory, *arguments):
+        """Run a playbook with an inventory's file."""
         command = [
             str(Path(sys.executable).with_name("ansible-playbook")),
             "-i",
-            str(file),
+            str(inventory),
             str(ROOT / playbook),
             *arguments,
         ]
@@ -57,6 +65,7 @@ class Fleet:
             "vgpu_limiter__root": str(self.hosts[name].folder / "root"),
             "gpu_layout_state_directory": str(self.hosts[name].folder / "state.d"),
             "gpu_drain_state_directory": str(self.hosts[name].folder / "state.d"),
+            **self.more.get(name, {}),
         }
 
     def interpreter(self, name):
@@ -68,3 +77,17 @@ class Fleet:
 
     def seen(self):
         return {name: host.seen()[0] for name, host in self.hosts.items()}
+
+
+class BareFleet(Fleet):
+    """Hosts whose Python has only its own library."""
+
+    def interpreter(self, name):
+        host = self.hosts[name]
+        names = ("PATH", "LD_LIBRARY_PATH", "GPUSIM_STATE", "GPUSIM_LIBRARY")
+        exports = "".join(f'export {key}="{host.environment[key]}"\n' for key in names)
+        wrapper = host.bin / "python3"
+        # -S: without the packages of the machine that runs the tests.
+        wrapper.write_text(f'#!/bin/sh\nunset PYTHONPATH\n{exports}exec {sys._base_executable} -S "$@"\n')
+        wrapper.chmod(0o755)
+        return wrapper

@@ -19,6 +19,15 @@ SIMULATOR = ROOT / "roles" / "gpu_simulator" / "files"
 MODELS = ROOT / "plugins" / "module_utils" / "models"
 
 
+def module_path() -> str:
+    """Return the PYTHONPATH with which a module of the collection runs outside of Ansible's archive."""
+    import ansible
+    import pynvml
+
+    packages = {str(Path(ansible.__file__).parents[1]), str(Path(pynvml.__file__).parent)}
+    return ":".join([str(ROOT / "collections"), *sorted(packages)])
+
+
 class SimulatedHost:
     """Runs commands and modules as processes that see the folder's GPUs."""
 
@@ -43,17 +52,13 @@ class SimulatedHost:
 
     @property
     def environment(self) -> dict[str, str]:
-        import ansible
-        import pynvml
-
-        packages = {str(Path(ansible.__file__).parents[1]), str(Path(pynvml.__file__).parent)}
         return dict(
             os.environ,
             PATH=f"{self.bin}:{os.environ['PATH']}",
             LD_LIBRARY_PATH=str(self.library),
             GPUSIM_STATE=str(self.folder / "state"),
             GPUSIM_LIBRARY=str(self.library / "libnvidia-ml.so.1"),
-            PYTHONPATH=":".join([str(ROOT / "collections"), *sorted(packages)]),
+            PYTHONPATH=module_path(),
             LC_ALL="C.UTF-8",
         )
 
@@ -94,7 +99,7 @@ class SimulatedHost:
     def module(self, name: str, check: bool = False, user: int | None = None, **arguments) -> dict:
         """Run a module of the collection as Ansible does, less the connection; returns its result."""
         arguments.update(_ansible_check_mode=check, _ansible_diff=True)
-        if name == "mig":
+        if name in ("mig", "reclaim"):
             arguments.setdefault("state_directory", str(self.folder / "state.d"))
         module = f"ansible_collections.openfleet.gpu.plugins.modules.{name}"
         given = json.dumps({"ANSIBLE_MODULE_ARGS": arguments})

@@ -22,6 +22,7 @@ from verify_layout import podman_run
 
 REPORT = LAB / "report"
 PAGES = [REPORT / "audit.html", REPORT / "rightsize.html"]
+SHORT = {"idle_hours": 24, "new_holder_hours": 0}
 DAYS = 3
 MONITOR = f"openfleet-{os.environ.get('OPENFLEET_LAB') or 'demo'}-monitor"
 PRICES = [{"model": "H100*", "price": 2.5}, {"model": "A100*", "price": 1.5}, {"model": "*", "price": 1.0}]
@@ -72,9 +73,11 @@ def show() -> list[str]:
             "gpu_audit_currency": "EUR",
             "gpu_audit_dir": str(REPORT),
             "gpu_audit_previous": "",
+            # Three days show no weekend.
+            "gpu_audit_thresholds": SHORT,
             "gpu_rightsize_dir": str(REPORT),
             # Their days are recorded; the services themselves began just now.
-            "gpu_rightsize_thresholds": {"least_history_hours": 0},
+            "gpu_rightsize_thresholds": {**SHORT, "least_history_hours": 0},
             "gpu_rightsize_reclaim_grace": "0.1m",
         }
         for page in ("audit", "rightsize"):

@@ -17,7 +17,7 @@ from pathlib import Path
 from lab_fixtures import REPOSITORY
 
 #: These run on the controller alone.
-_LOCAL = ("include_tasks", "include_role", "validate_argument_spec", "debug", "fail")
+_LOCAL = ("include_tasks", "include_role", "validate_argument_spec", "assert", "debug", "fail")
 _FIRST, _THEN, _FAILED = "Run the command ahead of the role", "Run the command behind the role", "Go on after a failure"
 
 

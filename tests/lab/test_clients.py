@@ -137,6 +137,51 @@ def test_nvidia_smi_reports_what_was_configured(client):
     assert gpus[0].findtext("max_clocks/graphics_clock") == "1980 MHz"
 
 
+def test_nvidia_smi_tells_the_speed_of_links(client):
+    told = client("timeout 60 nvidia-smi nvlink -s")
+    assert "Unable" not in told.split("NVIDIA A100")[0]
+    by_gpu = re.split(r"^GPU \d: .*$", told, flags=re.MULTILINE)[1:]
+    assert [re.findall(r"Link (\d+): (.+)", gpu) for gpu in by_gpu[:2]] == [
+        [(str(link), "26.562 GB/s") for link in range(18)]
+    ] * 2
+
+
+def test_nvidia_smi_draws_the_topology(client):
+    rows = [line.split("\t") for line in client("nvidia-smi topo -m").splitlines() if line.startswith("GPU")]
+    # Two sockets, the GPUs in halves; only the H100s are wired to each other.
+    assert [[cell.strip() for cell in row[1:5]] for row in rows] == [
+        ["X", "NV18", "SYS", "SYS"],
+        ["NV18", "X", "SYS", "SYS"],
+        ["SYS", "SYS", "X", "NODE"],
+        ["SYS", "SYS", "NODE", "X"],
+    ]
+    assert [row[6].strip() for row in rows] == ["0", "0", "1", "1"], "the NUMA affinity"
+    assert all(row[5].strip() for row in rows), "the CPU affinity"
+    linked = re.findall(r"^ GPU\d\t(.+?)\t?$", client("nvidia-smi topo -p2p n"), re.MULTILINE)
+    assert [row.split() for row in linked] == [
+        ["X", "OK", "NS", "NS"], ["OK", "X", "NS", "NS"], ["NS", "NS", "X", "NS"], ["NS", "NS", "NS", "X"],
+    ]  # fmt: skip
+
+
+def test_nvidia_smi_reads_limits_clocks_and_states_as_of_the_models(client):
+    gpus = ElementTree.fromstring(client("nvidia-smi -q -x")).findall("gpu")
+    assert [gpu.findtext("performance_state") for gpu in gpus] == ["P0", "P0", "P0", "P8"]
+    # nvidia-smi -q -x of an H100: distances from the limit; the A100 has temperatures.
+    h100, a100 = gpus[0], gpus[2]
+    names = ("gpu_temp_tlimit", "gpu_temp_max_tlimit_threshold", "gpu_temp_slow_tlimit_threshold", "memory_temp")
+    assert [h100.findtext(f"temperature/{name}") for name in names] == ["58 C", "-8 C", "-2 C", "37 C"]
+    assert a100.findtext("temperature/gpu_temp_tlimit") == "N/A"
+    assert h100.findtext("inforom_version/img_version") == "G520.0200.00.05"
+    assert h100.findtext("gsp_firmware_version") == "580.105.08"
+    assert [gpu.findtext("platformInfo/module_id") or gpu.findtext("gpu_module_id") for gpu in gpus[:2]] == ["1", "2"]
+    query = "nvidia-smi --format=csv,noheader -i 0 --query-gpu=enforced.power.limit,clocks.gr,clocks.mem"
+    assert client(query).strip() == "700.00 W, 345 MHz, 2619 MHz"
+    client("nvidia-smi -i 0 -pl 500 && nvidia-smi -i 0 -lgc 900,1200 && nvidia-smi -i 0 -lmc 1593")
+    assert client(query).strip() == "500.00 W, 900 MHz, 1593 MHz"
+    client("nvidia-smi -i 0 -rgc && nvidia-smi -i 0 -rmc")
+    assert client(query).strip() == "500.00 W, 345 MHz, 2619 MHz"
+
+
 def test_nvidia_smi_lists_profiles_and_placements(client):
     client("nvidia-smi -i 0 -mig 1")
     row = r"^\|\s+0\s+MIG (\S+)\s+(\d+)\s+(\d)/(\d)\s+([\d.]+)"

@@ -55,7 +55,7 @@ class Processes:
         process = self.folder / str(pid)
         process.mkdir(exist_ok=True)
         (process / "cgroup").write_text("0::%s\n" % cgroup)
-        for name in ("fd", "status", "net"):
+        for name in ("fd", "status", "stat", "net"):
             if not (process / name).is_symlink():
                 (process / name).symlink_to("/proc/%d/%s" % (pid, name))
         if not (process / "exe").is_symlink():

@@ -21,7 +21,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.holdings impor
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.make import AuditError, Order, make
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import Verdict
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.prometheus import Access
-from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.tell import Notice, NotifyError, tell
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.tell import Notice, NotifyError, tell, text_of
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.write_line import line
 
 HOLDER = {"kind": "container", "who": "=cmd|' /C calc'!A0 of alice", "watches": False}
@@ -268,6 +268,21 @@ def test_a_web_hook_gets_the_summary(hook, audit):
     assert hook.seen[0]["summary"]["findings"] == 1 and hook.seen[0]["text"].startswith(line(audit))
     assert "Not known:" in hook.seen[0]["text"]
     assert "secret" not in told
+
+
+@pytest.mark.parametrize(
+    "name", ["<!channel>", "@everyone", "<https://evil.example|log in>", "[log in](https://evil.example)", "![](//a)"]
+)
+def test_a_name_in_a_web_hook_is_nothing_that_a_chat_acts_on(hook, audit, name):
+    """What it takes for markup differs from chat to chat; of mails there is none."""
+    (found,) = audit.findings
+    verdict = dataclasses.replace(found.verdict, word="held_idle", reason="held by %s" % name)
+    audit = dataclasses.replace(audit, findings=(dataclasses.replace(found, verdict=verdict, state="new"),))
+    assert name in text_of(audit)
+    tell(Notice.of({"url": "http://127.0.0.1:%d/secret" % hook.server_address[1]}), audit)
+    text = hook.seen[0]["text"]
+    assert "held by " in text and name not in text
+    assert not set("<>@[]") & set(text)
 
 
 def test_a_web_hook_that_refuses(hook, audit):

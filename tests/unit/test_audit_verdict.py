@@ -22,8 +22,10 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import (
     Verdict,
 )
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.verdict import Thresholds, judge, use_of
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.idle.signals import SIGNALS
 
 DAY = 86400.0
+ALL_SIGNALS = tuple(signal.name for signal in SIGNALS if signal.series)
 TWO_WEEKS = 14 * DAY
 GPU = Subject("gpu", "h100-01", "GPU-1", gpu_index="0", model="NVIDIA H100 80GB HBM3")
 GIB = float(1 << 30)
@@ -59,12 +61,19 @@ IDLE = {
     "busy": stat(0.0), "compute": stat(0.0), "quiet": Quiet(TWO_WEEKS, whole_window=True), "held_seconds": TWO_WEEKS,
 }  # fmt: skip
 JOB = (Holder("slurm", "job 17 of alice"),)
+SERVER = (Holder("process", "pid 5 (vllm serve)", listens=True, clients=0),)
+NOTEBOOK = (Holder("process", "pid 6 (python3 -m ipykernel_launcher -f k.json)", listens=True, clients=0),)
+WATCHED = (Holder("process", "pid 7 (train.py)", listens=False, clients=0),)
+
+
+def quiet(days, longest_days=0.0, signals=ALL_SIGNALS):
+    return Quiet(days * DAY, not longest_days, longest_days * DAY, TWO_WEEKS, tuple(signals))
 
 
 def test_the_reason_names_holders_in_words():
     holders = (Holder("device_handle", "pid 9 (jupyter-lab), which has its device node open"), Holder("container", "x"))
     found = judge(holding(**{**IDLE, "holders": holders, "processes_now": 0.0}), seconds=TWO_WEEKS)
-    assert "Held by device handle pid 9 (jupyter-lab), which has its device node open; container x," in found.reason
+    assert "Held by device handle pid 9 (jupyter-lab), which has its device node open; container x." in found.reason
 
 
 @pytest.mark.parametrize(
@@ -88,6 +97,26 @@ def test_the_reason_names_holders_in_words():
         ("no_data", {**IDLE, "holders": JOB, "processes_now": 0.0, "held_seconds": 3600.0}),
         ("no_data", {**IDLE, "held_seconds": 0.0}),
         ("idle", {**IDLE, "holders": JOB, "processes_now": 0.0, "held_seconds": None}),
+        # A weekly job, four days after its last run; and a service before it has shown a weekend, three days after its start.
+        ("right", {"quiet": quiet(4, longest_days=6.7), "held_seconds": TWO_WEEKS}),
+        ("no_data", {**IDLE, "quiet": quiet(3), "held_seconds": 3 * DAY}),
+        ("no_data", {**IDLE, "quiet": quiet(7.3), "held_seconds": 7.3 * DAY}),
+        ("idle", {**IDLE, "quiet": quiet(7.4), "held_seconds": 7.4 * DAY}),
+        # A bridge of four days after normal weekends.
+        ("right", {"quiet": quiet(4.5, longest_days=2.6), "held_seconds": TWO_WEEKS}),
+        ("idle", {"quiet": quiet(5.3, longest_days=2.6), "held_seconds": TWO_WEEKS}),
+        # The more signals are missing, the longer the grace: 48 h, and 12 h for each of five groups.
+        ("right", {"quiet": quiet(4.4, longest_days=0.1, signals=("kernels",)), "held_seconds": TWO_WEEKS}),
+        ("idle", {"quiet": quiet(4.6, longest_days=0.1, signals=("kernels",)), "held_seconds": TWO_WEEKS}),
+        ("right", {"quiet": quiet(1.9, longest_days=0.1), "held_seconds": TWO_WEEKS, "holders": WATCHED}),
+        ("idle", {"quiet": quiet(2.1, longest_days=0.1), "held_seconds": TWO_WEEKS, "holders": WATCHED}),
+        # A model server with its model loaded, and what only looks like one.
+        ("standby", {**IDLE, "memory": stat(60 * GIB), "holders": SERVER}),
+        ("standby", {**IDLE, "memory": stat(60 * GIB), "holders": (replace(SERVER[0], listens=False, clients=2),)}),
+        ("standby", {**IDLE, "memory": stat(1 * GIB), "holders": (replace(SERVER[0], clients=2),)}),
+        ("idle", {**IDLE, "memory": stat(1 * GIB), "holders": SERVER}),
+        ("idle", {**IDLE, "memory": stat(60 * GIB), "holders": WATCHED}),
+        ("idle", {**IDLE, "memory": stat(60 * GIB), "holders": NOTEBOOK}),
         # Work that one metric does not report is a fault of the metrics, and nobody's idleness.
         ("broken_metrics", {"unreported_work_seconds": 3600.0}),
         ("broken_metrics", {**IDLE, "unreported_work_seconds": 2 * DAY}),
@@ -118,7 +147,11 @@ def test_the_word(expected, changes):
 
 def test_every_word_has_a_reason_and_its_waste():
     idle = judge(holding(**IDLE), seconds=TWO_WEEKS)
-    assert "pid 4711" in idle.reason and "14 days (all of the window)" in idle.reason
+    assert "pid 4711" in idle.reason and "No sign of work for 14.0 days; no earlier pause is known" in idle.reason
+    assert (
+        "Signals: none. Not measured: kernels, profiling, transfers, power, CPU time, client connections."
+        in idle.reason
+    )
     assert idle.waste_per_month == pytest.approx(2.0 * 730.5)
     assert judge(holding(), seconds=TWO_WEEKS).waste_per_month == 0.0
     assert judge(holding(price_per_hour=None, **IDLE), seconds=TWO_WEEKS).waste_per_month is None
@@ -142,6 +175,8 @@ def test_busy_is_not_useful():
         ("saturated", {"memory": stat(2 * GIB), "denials": 3.0}),
         ("oversized_memory", {"memory": stat(2 * GIB)}),
         ("idle", {"memory": stat(0.0)}),
+        # Six days.
+        ("no_data", {"memory": stat(0.0, coverage=0.45)}),
         ("no_data", {"memory": None}),
         ("no_data", {"memory": stat(2 * GIB, coverage=0.02)}),
     ],
@@ -178,9 +213,9 @@ def test_nobody_is_blamed_for_what_is_not_known(held_seconds, busy, compute, mem
     verdict = judge(found, seconds=TWO_WEEKS)
     assert verdict.word in WORDS and verdict.reason
     if verdict.word in ("idle", "held_without_process", "free"):
-        assert quiet is not None and quiet.seconds >= DAY
+        assert quiet is not None and quiet.seconds >= 2 * DAY
     if verdict.word == "held_without_process":
-        assert held and not processes and held_seconds >= DAY
+        assert held and not processes and held_seconds >= 2 * DAY
     if verdict.word == "free":
         assert held == () and not processes
     if verdict.word == "oversized_memory":

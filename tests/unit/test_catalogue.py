@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import zipfile
@@ -28,16 +29,29 @@ NVML_PROFILES = {
 def test_the_promised_models_are_there():
     assert set(MODELS) >= {
         "A100-40GB", "A100-80GB", "A30-24GB", "H100-80GB", "H200-141GB", "B200-180GB", "RTXPRO6000-96GB",
-        "L40S-48GB", "T4-16GB",
+        "L40S-48GB", "T4-16GB", "H100-94GB", "H100-96GB", "GH200-96GB", "GH200-144GB", "GB200-186GB", "H20-96GB",
+        "RTXPRO5000-48GB", "L4-24GB", "A10-24GB", "A16-16GB", "A40-48GB", "RTX6000ADA-48GB", "V100-32GB",
     }  # fmt: skip
-    assert {key for key, model in MODELS.items() if not model.mig_capable} == {"L40S-48GB", "T4-16GB"}
+    assert {key for key, model in MODELS.items() if not model.mig_capable} == {
+        "L40S-48GB", "T4-16GB", "L4-24GB", "A10-24GB", "A16-16GB", "A40-48GB", "RTX6000ADA-48GB", "V100-32GB",
+    }  # fmt: skip
     assert {key for key, model in MODELS.items() if model.mig_needs_reset} == {"A100-40GB", "A100-80GB", "A30-24GB"}
+
+
+def profile_name(compute_slices: int, memory_mib: int, memory_total_mib: int, attribute: str = "") -> str:
+    """A profile's name from what NVML reports of it, as NVIDIA's go-nvlib derives it (pkg/nvlib/device/mig_profile.go).
+
+    The memory is rounded up to eighths of the GPU, and halves of a GB are rounded up: 1/8 of 180 GB is 23 GB.
+    """
+    eighths = math.ceil(memory_mib * 8 / memory_total_mib)
+    total_gib = math.ceil(memory_total_mib / 1024)
+    return f"{compute_slices}g.{math.floor(eighths * total_gib / 8 + 0.5)}gb{attribute}"
 
 
 @pytest.mark.parametrize("model, profile", PROFILES)
 def test_the_name_follows_from_the_memory(model, profile):
     memory_mib = model.profile_memory_mib(profile)
-    name = catalogue.profile_name(profile.compute_slices, memory_mib, model.memory_total_mib, profile.attribute)
+    name = profile_name(profile.compute_slices, memory_mib, model.memory_total_mib, profile.attribute)
     assert name == profile.name
 
 
@@ -112,6 +126,10 @@ def changed(**changes):
         ({"multiprocessors": "132"}, "multiprocessors", 'is "132", not int'),
         ({"multiprocessors": True}, "multiprocessors", "is true, not int"),
         ({"memory_total_mib": -1}, "memory_total_mib", "is negative"),
+        ({"power_watts__idle": None}, "power_watts", "idle draw must be explained"),
+        ({"idle_clocks_mhz__sm": 345}, "idle_clocks_mhz", "exactly"),
+        ({"memory_temperatures_celsius__max": KeyError}, "memory_temperatures_celsius", "exactly"),
+        ({"inforom__image": 5}, "inforom.image", "not str"),
         ({"colour": "green"}, "colour", "is not a field"),
         ({"key": "H100"}, "key", "does not match"),
         ({"boards": []}, "boards", "is empty"),
@@ -144,9 +162,19 @@ def test_text_that_is_not_json_or_no_object():
 
 def test_a_new_model_is_one_more_file(tmp_path):
     (tmp_path / "x1-80gb.json").write_text(changed(key="X1-80GB"))
+    (tmp_path / "notes.txt").write_text("no model")
     assert list(catalogue.load_models(str(tmp_path))) == ["X1-80GB"]
     with pytest.raises(catalogue.CatalogueError, match="cannot be read"):
         catalogue.load_models(str(tmp_path / "nowhere"))
+
+
+def test_two_models_with_one_pci_device_id_are_refused(tmp_path):
+    for key in ("X1-80GB", "X2-80GB"):
+        (tmp_path / f"{key.lower()}.json").write_text(changed(key=key))
+    with pytest.raises(catalogue.CatalogueError) as caught:
+        catalogue.load_models(str(tmp_path))
+    assert caught.value.where == str(tmp_path / "x2-80gb.json")
+    assert "PCI device id 2330 is that of X1-80GB too" in caught.value.problem
 
 
 def test_it_loads_from_inside_a_zipapp(tmp_path):

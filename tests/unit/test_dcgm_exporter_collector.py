@@ -114,6 +114,61 @@ def test_figures_of_long_ago_are_none():
     assert measured.figures("GPU-1", None) == {}
 
 
+def answers(values):
+    """nvmlGpmMetricsGet that knows these values by number, and no others."""
+
+    def metrics_get(request):
+        for metric in request.metrics[: request.numMetrics]:
+            known = metric.metricId in values
+            metric.nvmlReturn = pynvml.NVML_SUCCESS if known else pynvml.NVML_ERROR_NOT_SUPPORTED
+            metric.value = values.get(metric.metricId, 0.0)
+        return request
+
+    return metrics_get
+
+
+@pytest.mark.parametrize(
+    ("values", "figures"),
+    [
+        ({}, {}),
+        ({2: 50.0, 5: 101.0, 10: float("nan")}, {"sm_active": 0.5}),
+        # nvml.h: MiB in a second, of each direction.
+        ({20: 2.0, 21: 1.0, 60: 0.0, 61: 0.5}, {"pcie_bytes_per_second": 3 << 20, "nvlink_bytes_per_second": 1 << 19}),
+        # One direction is not the whole, and what is no number is nothing.
+        ({20: 2.0, 60: float("nan"), 61: 0.5}, {}),
+        ({20: float("inf"), 21: 1.0}, {}),
+    ],
+)
+def test_figures_of_two_samples(nvml, values, figures):
+    nvml(nvmlGpmMetricsGet=answers(values))
+    assert gpm.between(None, None) == figures
+
+
+def test_rates_are_told_of_the_whole_gpu_and_ratios_of_its_instances(nvml):
+    """Two samples of a GPU with an instance; each takes one of the whole besides."""
+    taken = []
+    nvml(
+        nvmlGpmQueryDeviceSupport=lambda handle: SimpleNamespace(isSupportedDevice=1),
+        nvmlGpmMetricsGet=answers({2: 40.0, 20: 1.0, 21: 1.0}),
+        nvmlGpmSampleAlloc=pynvml.c_nvmlGpmSample_t,
+        nvmlGpmSampleFree=lambda sample: sample,
+        nvmlGpmSampleGet=lambda handle, sample: taken.append(None) or sample,
+        nvmlGpmMigSampleGet=lambda handle, instance, sample: taken.append(instance) or sample,
+    )
+    gpu = Gpu(WHOLE, object(), 0, mig_devices=[MigDevice(PART, object(), 0, 7, 0)])
+    measured = gpm.Gpm(Gpus(), interval=10, clock=lambda: 5.0)
+    for _ in range(2):
+        measured.sample([gpu])
+    assert taken == [None, 7] * 2
+    families = collector.Families()
+    collector.HostCollector(Gpus(), None, gpm=measured)._in_use(families, gpu)
+    told = {s.name: (s.labels["uuid"], s.value) for family in families for s in family.samples}
+    assert told == {
+        "openfleet_gpu_sm_active_ratio": ("MIG-1", 0.4),
+        "openfleet_gpu_pcie_bytes_per_second": ("GPU-1", 2 << 20),
+    }
+
+
 def test_two_compute_instances_have_the_memory_once():
     first, second = (MigDevice(PART, object(), number, 7, number) for number in (0, 1))
     assert not first.shares_memory and second.shares_memory

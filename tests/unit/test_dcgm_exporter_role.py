@@ -26,7 +26,7 @@ def defaults():
 
 def test_the_roles_defaults_are_those_of_its_argument_specs():
     specs = yaml.safe_load((ROLE / "meta" / "argument_specs.yml").read_text())["argument_specs"]
-    assert set(specs) == {"main", "reset"}
+    assert set(specs) == {"main", "plan", "reset"}
     for entry_point in specs.values():
         assert {name: option["default"] for name, option in entry_point["options"].items()} == defaults()
 

@@ -12,10 +12,12 @@ import yaml
 from driver_hosts import DISTRIBUTIONS, gpus, host, packages
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.driver import apt, rules
+from ansible_collections.openfleet.gpu.plugins.module_utils.driver.apply import Work
 from ansible_collections.openfleet.gpu.plugins.module_utils.driver.dnf import Dnf
-from ansible_collections.openfleet.gpu.plugins.module_utils.driver.model import Host, Request
-from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError
+from ansible_collections.openfleet.gpu.plugins.module_utils.driver.model import Host, Plan, Request, Transaction
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError, PlanError
 from ansible_collections.openfleet.gpu.plugins.module_utils.packages.dnf import locked
+from ansible_collections.openfleet.gpu.plugins.module_utils.packages.model import Step
 from ansible_collections.openfleet.gpu.plugins.modules import driver
 
 pytestmark = pytest.mark.core
@@ -103,16 +105,87 @@ def test_dnf_refuses_a_version_that_is_not_there_and_a_repository_that_fails():
         resolve(Said(OFFERED, fails=("makecache",)))
 
 
-def test_dnf_changes_holds_and_takes_back():
+def test_dnf_changes_and_holds():
     said = Said(OFFERED)
     found, manager = resolve(said)
     assert manager.install(found) == ""
     assert said.commands[-1][-len(found.arguments) :] == list(found.arguments)
     assert manager.hold(["nvidia-driver-cuda"]) == ""
     assert said.commands[-1] == ["dnf", "--quiet", "versionlock", "add", "nvidia-driver-cuda"]
-    manager.put_back([], [])
-    assert said.commands[-1][-3:] == ["history", "undo", "last"]
     assert Dnf(Said({}, fails=("install",))).install(found) == "Error: it broke"
+
+
+ROW = "%6d | --assumeyes --quiet --se | 2026-11-23 13:41 | Install        |    1   \n"
+OURS = "openfleet-nvidia-driver"
+
+
+class History(Said):
+    """Has a history, in the format of DNF 4.14. `breaks` says what `install` and `remove` come to: nothing, or a transaction."""
+
+    def __init__(self, *comments, breaks=""):
+        super().__init__(OFFERED)
+        self.comments, self.breaks, self.undone = list(comments), breaks, []
+
+    def __call__(self, command):
+        self.commands.append(list(command))
+        if command[-2:] == ["history", "list"]:
+            rows = [ROW % number for number in range(len(self.comments), 0, -1)]
+            head = "ID     | Command line             | Date and time    | Action(s)      | Altered\n" + "-" * 79 + "\n"
+            return subprocess.CompletedProcess(command, 0, head + "".join(rows), "")
+        if command[-3:-1] == ["history", "info"]:
+            comment = self.comments[int(command[-1]) - 1]
+            text = "Transaction ID : %s\nCommand Line   : install x\nComment        : %s\nPackages Altered:\n" % (
+                command[-1],
+                comment,
+            )
+            return subprocess.CompletedProcess(command, 0, text, "")
+        if command[-3:-1] == ["history", "undo"]:
+            self.undone.append(int(command[-1]))
+        elif self.breaks != "before" and {"install", "remove"}.intersection(command):
+            given = [word[10:] for word in command if word.startswith("--comment=")]
+            self.comments.append(given[0] if given else "")
+        failed = bool(self.breaks) and {"install", "remove"}.intersection(command)
+        return subprocess.CompletedProcess(command, int(bool(failed)), "", "Error: it broke\n" if failed else "")
+
+
+def test_dnf_undoes_nothing_if_its_own_transaction_never_began():
+    said = History("", OURS, "the administrator's", breaks="before")
+    manager = Dnf(said)
+    mark = manager.mark()
+    assert manager.install(Transaction("580.105.08", arguments=("nvidia-driver-cuda",))) == "Error: it broke"
+    assert manager.put_back([], ["nvidia-driver-cuda"], mark) == ""
+    assert said.undone == []
+
+
+@pytest.mark.parametrize("change", ["install", "remove"])
+def test_dnf_undoes_its_own_transactions_and_no_others(change):
+    said = History(OURS, "", breaks="after")
+    manager = Dnf(said)
+    mark = manager.mark()
+    getattr(manager, change)(Transaction("580.105.08", removals=(("a", "1"),), arguments=("a",)))
+    said.comments.append("the administrator's")
+    assert manager.put_back([], [], mark) == ""
+    assert said.undone == [3]
+
+
+def test_dnf_starts_with_an_empty_history_and_says_if_it_cannot_be_read():
+    assert Dnf(History()).mark() == "0"
+    manager = Dnf(Said({}, fails=("history",)))
+    assert manager.mark() == ""
+    assert manager.put_back([], [], "3") == "the history of DNF cannot be read"
+
+
+def test_a_key_that_cannot_be_written_leaves_the_history_of_dnf_alone(tmp_path):
+    """The way back from before the packages: the last transaction is the administrator's."""
+    said, seen = History("the administrator's"), host("el-9")
+    steps = (Step("key", "write the key"), Step("packages", "install", ("a", "", "1")))
+    made = Plan("580.105.08", steps, transaction=Transaction("580.105.08", (("a", "", "1"),), (), ("a-1",)))
+    (tmp_path / "file").touch()
+    keyring = (str(tmp_path / "file" / "key"), b"key")
+    with pytest.raises(ApplyError, match="cannot be written") as failed:
+        Work(made, seen, Request("580"), Dnf(said), lambda: seen, tmp_path / "state", keyring, call=said).run()
+    assert failed.value.outcome == "old"
+    assert not said.undone
 
 
 def test_dnf_gets_its_versionlock_where_it_has_none():

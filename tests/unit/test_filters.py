@@ -122,6 +122,7 @@ def test_the_report_adds_up():
         "gpus_changed": 2,
         "hosts": 3,
         "hosts_changed": 1,
+        "hosts_left_out": 0,
         "gpus": 3,
         "instances": 6,
     }
@@ -161,6 +162,9 @@ def test_the_report_warns_of_the_hosts_that_it_concerns():
         ([{"model": "T4-16GB", "count": 1.5}], ["gpu_simulator_gpus[0] has the count 1.5", "whole number"]),
         ([{"model": "T4-16GB", "count": None}], ["gpu_simulator_gpus[0] has the count None", "whole number"]),
         ([{"model": "T4-16GB", "count": True}], ["gpu_simulator_gpus[0] has the count True", "whole number"]),
+        ([{"model": "T4-16GB", "count": 257}], ["gpu_simulator_gpus[0] has the count 257", "from 1 to 256"]),
+        ([{"model": "T4-16GB", "count": 10**5000}], ["gpu_simulator_gpus[0] has the count a number of more than 20"]),
+        ([{"model": "T4-16GB", "count": "²"}], ["gpu_simulator_gpus[0] has the count '²'"]),
     ],
 )
 def test_bad_simulated_gpus_are_refused_by_place_problem_and_cure(groups, words):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import getpass
 import multiprocessing
 import os
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -52,6 +53,25 @@ def find(dev, tmp_path):
         return [holder for holder in found if holder.pid in pids]
 
     return look
+
+
+def test_the_cpu_time_of_a_process_is_the_kernels_count(dev, find):
+    """Of all threads; a few ticks are 10 ms each."""
+    code = (
+        "import sys, threading, time\nfile = open(sys.argv[1])\n"
+        "def work():\n    while time.process_time() < 0.3: pass\n"
+        "thread = threading.Thread(target=work)\nthread.start(); thread.join()\n"
+        "print('done', flush=True)\nsys.stdin.read()"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code, str(dev / "nvidia1")], **pipes) as process:
+        assert process.stdout.readline() == "done\n"
+        (holder,) = find(host(gpu(0), gpu(1)), process)
+        process.stdin.close()
+        _pid, _status, used = os.wait4(process.pid, 0)
+        process.returncode = 0
+    assert 0.25 <= holder.cpu_seconds <= used.ru_utime + used.ru_stime + 0.05
+    assert holder.started_seconds is not None and holder.started_ticks is not None
 
 
 def test_a_process_that_has_a_node_open_holds_the_gpu_until_it_ends(dev, find):
@@ -136,9 +156,10 @@ def test_a_unit_of_the_system_that_watches_does_so_under_any_user(dev, tmp_path,
     assert holder.watches == watches
 
 
-def test_the_collections_own_look_is_in_nobodys_way(dev, find, tmp_path):
+@pytest.mark.parametrize("word", ["metrics", "holders", "keep-serve"])
+def test_the_collections_own_look_is_in_nobodys_way(dev, find, tmp_path, word):
     program = named(tmp_path, "gpu-layout")
-    with opened(dev / "nvidia0", "metrics", program=program) as process:
+    with opened(dev / "nvidia0", word, program=program) as process:
         assert find(host(gpu(0)), process) == []
     with opened(dev / "nvidia0", "apply", program=program) as process:
         assert [holder.kind for holder in find(host(gpu(0)), process)] == ["device_handle"]

@@ -164,6 +164,40 @@ def test_a_process_that_has_no_gpu_open_is_not_ended_on_the_word_of_a_server(tmp
     assert "pid 7 (postgres" in named_only.who and "has no GPU open itself" in named_only.who
 
 
+@pytest.mark.parametrize(
+    ("server", "uid", "ended"),
+    [
+        ("nvidia-cuda-mps-server", 1000, False),
+        ("nvidia-cuda-mps-server", 2000, True),
+        ("nvidia-cuda-mps-server", 0, True),
+        # Whoever answers in the daemon's place may name any process as a server, too.
+        ("nvidia-persistenced", 0, False),
+        (None, None, False),
+    ],
+)
+def test_a_server_names_no_process_of_another_user(tmp_path, server, uid, ended):
+    """The victim works on a GPU of its own; the server's user may have it name any pid."""
+    dev = tmp_path / "dev"
+    dev.mkdir()
+    for name in ("nvidia0", "nvidia1"):
+        (dev / name).touch()
+    proc = Proc(tmp_path / "proc")
+    proc.process(5, "nvidia-cuda-mps-control")
+    if server:
+        proc.process(6, server, dev / "nvidia0", uid=uid)
+    proc.process(7, "train", dev / "nvidia1", uid=2000)
+    answers = {"get_server_list\n": "6\n", "get_client_list 6\n": "7\n"}
+
+    def control(command, input, env):
+        return subprocess.CompletedProcess(command, 0, answers[input], "")
+
+    found = find_holders(host(gpu(0), gpu(1)), str(proc.folder), str(dev), control, str(tmp_path))
+    named_by_server = [h for h in found if h.kind == "mps"]
+    assert named_by_server and {h.pid for h in named_by_server} == ({7} if ended else {None})
+    assert ended or "is of another user than that server and is not ended" in named_by_server[0].who
+    assert ("GPU-1", 7) in {(h.gpu_uuid, h.pid) for h in found}
+
+
 def test_a_daemon_that_names_more_than_any_can_have_is_not_followed(tmp_path):
     proc = Proc(tmp_path / "proc")
     proc.process(5, "nvidia-cuda-mps-control")
@@ -359,6 +393,47 @@ def test_what_was_given_before_the_boot_holds_nothing_until_the_kubelet_runs(pod
     assert len(booted(-3600)) == 1
 
 
+ROW = " JOB_GRES=gpu:h100:2 " + ALL_GPUS.replace(":4", ":2")
+
+
+@pytest.mark.parametrize(
+    ("record", "held"),
+    [
+        (JOB.replace("Account=(null)", "Account=x" + ROW), {"slurm": 2}),
+        (JOB.replace("QOS=(null)", "QOS=(null) WCKey=x" + ROW), {"slurm": 2}),
+        (JOB.replace("WorkDir=/tmp", "WorkDir=/x" + ROW), {"slurm": 2}),
+        # Which of the two is Slurm's cannot be told, nor so who has what the node has given.
+        (JOB.replace("QOS=(null)", "QOS=(null) WCKey=x JobState=RUNNING" + ROW), {"unknown": 8}),
+        # Without what it was given, nothing that is in its paths is taken for that.
+        (JOB.replace("Nodes=gpu-a CPU_IDs=0", "").replace("Command=(null)", "Command=" + ROW), {"unknown": 4}),
+    ],
+    ids=["account", "wckey", "path", "state", "path alone"],
+)
+def test_what_else_a_job_s_user_writes_is_taken_for_nothing_else(jobs, record, held):
+    found = jobs(FOUR, Slurm(job1=record))
+    assert {kind: sum(h.kind == kind for h in found) for kind in {h.kind for h in found}} == held
+    assert [h.gpu_uuid for h in found if h.kind == "slurm"] == ["GPU-0", "GPU-1"][: held.get("slurm", 0)]
+
+
+def test_jobs_of_hidden_partitions_are_asked_for(jobs):
+    run = Slurm()
+    jobs(FOUR, run)
+    assert all(" --all " in call for call in run.called if call.startswith("squeue"))
+
+
+@pytest.mark.parametrize(
+    "text", ["0-99999999999", "0-999999999", "5-1", "\u00b2", "1-\u00b2", "9" * 5000, "-", "", "1,x"]
+)
+def test_indexes_and_names_without_end_are_none(text):
+    """They would fill root's memory, or end the look with a traceback."""
+    assert resources("gpu:1(IDX:%s)" % text) == [("gpu", 1, None)]
+    assert hostnames("a[%s]" % text) <= {"a1"}
+
+
+def test_a_list_of_very_many_nodes_is_none():
+    assert hostnames("a[1-60000][1-60000],b") == {"b"}
+
+
 def test_a_pod_goes_by_its_name_where_the_logs_tell_it(pods, tmp_path):
     (tmp_path / "log" / "pods" / ("ml_train-0_" + POD)).mkdir(parents=True)
     (holder,) = pods(host(gpu(0)), entry({"0": ["GPU-0"]}))
@@ -422,4 +497,4 @@ def test_an_mps_daemon_with_files_of_its_own_is_asked_where_they_are(tmp_path):
     daemon = named(tmp_path, "nvidia-cuda-mps-control")
     with opened(program=daemon, within=within, CUDA_MPS_PIPE_DIRECTORY=directory) as running:
         find_holders(FOUR, dev=str(tmp_path / "dev"), run=control, kubelet_directory=str(tmp_path))
-        assert asked == ["/proc/%d/root%s" % (running.pid, directory)]
+        assert set(asked) == {"/proc/%d/root%s" % (running.pid, directory)}

@@ -102,6 +102,35 @@ def test_every_kind_of_holder_can_be_told(kind):
     assert labels(WHOLE, kind="process", model=WHOLE.name) in found
 
 
+def test_cpu_time_is_that_of_processes_at_work():
+    def holder(uuid, place, kind, pid, seconds, unit=None, job=None):
+        return Holder(uuid, place, kind, "a", pid, unit_or_container=unit, job=job, cpu_seconds=seconds)
+
+    holders = (
+        holder(WHOLE.uuid, None, "process", 7, 100.25, "train.service"),
+        holder(WHOLE.uuid, None, "mps", 8, 20.5),
+        # A loader of the same unit has the node open, and works for it.
+        holder(WHOLE.uuid, None, "device_handle", 9, 3.0, "train.service"),
+        # Others who have it open say nothing of it: nor those of whom the origin is as unknown.
+        holder(WHOLE.uuid, None, "device_handle", 10, 5000.0, "other.service"),
+        holder(WHOLE.uuid, None, "device_handle", 11, 5000.0),
+        # A container or job is told without a process, and one that ended has no time.
+        Holder(WHOLE.uuid, None, "container", "b", unit_or_container="train.service"),
+        holder(WHOLE.uuid, None, "process", 12, None),
+        holder(SPLIT.uuid, 2, "process", 13, 1.5, job="4711"),
+        holder(SPLIT.uuid, 2, "device_handle", 14, 0.5, job="4711"),
+        # It may be at work in any of them.
+        holder(SPLIT.uuid, None, "process", 15, 64.0),
+    )
+    split = {"model": SPLIT.name}
+    assert told(gpus=GPUS, holders=holders)["openfleet_holders_cpu_seconds_total"] == {
+        labels(WHOLE, model=WHOLE.name): 123.75,
+        labels(SPLIT, mig_profile="1g.10gb", mig_instance="3", **split): 64.0,
+        labels(SPLIT, mig_profile="3g.40gb", mig_instance="2", **split): 66.0,
+    }
+    assert told(gpus=GPUS[:1])["openfleet_holders_cpu_seconds_total"] == {labels(WHOLE, model=WHOLE.name): 0}
+
+
 def test_a_daemon_is_up_on_each_of_its_places():
     place = MpsPlace(SPLIT.uuid, "3g.40gb", 4)
     up = MpsSeen(MpsDaemon("up", (MpsPlace(WHOLE.uuid), MpsPlace("GPU-lost")), 2, 50), (), True, 7, (), (), 50.0)

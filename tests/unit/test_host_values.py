@@ -142,6 +142,7 @@ def honest() -> dict:
         gpu("gpu-1", 1, "H100-80GB", instances=instances),
         tenants=[tenant],
     )
+    there["gpus"][0]["holders"][0].update(listens=True, clients=3)
     there["gpus"][1]["mig"]["profiles"] = to_data(assumed_gpus(["H100-80GB"])[0].mig.profiles)
     return there
 
@@ -151,6 +152,9 @@ def test_what_gpu_info_returns_is_read_whole():
     # By the model that right-sizing makes of it, before and after.
     assert dataclasses.asdict(host_of("gpu-1", read)) == dataclasses.asdict(host_of("gpu-1", honest()))
     assert read["vgpu_tenants"][0]["memory_bytes"] == 1 << 30
+    served, others = read["gpus"][0]["holders"][0], read["gpus"][1]["holders"]
+    assert (served["listens"], served["clients"]) == (True, 3)
+    assert not {"listens", "clients"} & set(others[0]), "not asked, or told by a host of before"
     assert json.loads(json.dumps(read)) == read
 
 

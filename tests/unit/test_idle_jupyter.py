@@ -15,7 +15,7 @@ from peer_hosts import Processes
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import peer
 from ansible_collections.openfleet.gpu.plugins.module_utils.idle_jupyter import JupyterError, Server, shut_down
-from ansible_collections.openfleet.gpu.plugins.module_utils.idle_stop import reclaim
+from ansible_collections.openfleet.gpu.plugins.module_utils.idle_stop import Policy, Tools, reclaim
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Gpu, Holder, Host, Mig, Telemetry
 
 #: 2024-03-01T12:00:00Z
@@ -183,14 +183,14 @@ def test_the_server_itself_goes_on(server, unit):
     def stop(_item):
         raise AssertionError("the server is not to be stopped")
 
-    done = reclaim([item], lambda: look, stop, jupyter=[access], quiet_seconds=48 * HOUR)
+    done = reclaim([item], Tools(lambda: look, dict, stop=stop), Policy(jupyter=[access], grace_seconds=48 * HOUR))
     assert server.deleted == ["1"] and len(done["stopped"][0]["kernels"]) == 1
     server.kernels = []
-    done = reclaim([item], lambda: look, stop, jupyter=[access], quiet_seconds=48 * HOUR)
+    done = reclaim([item], Tools(lambda: look, dict, stop=stop), Policy(jupyter=[access], grace_seconds=48 * HOUR))
     assert "none of its kernels" in done["spared"][0]["why"]
     server.status = {"GET": 500}
-    done = reclaim([item], lambda: look, stop, jupyter=[access], quiet_seconds=48 * HOUR)
+    done = reclaim([item], Tools(lambda: look, dict, stop=stop), Policy(jupyter=[access], grace_seconds=48 * HOUR))
     assert "HTTP 500" in done["spared"][0]["why"] and done["stopped"] == []
     unit.write_text("#!/bin/sh\necho 0\n")
-    done = reclaim([item], lambda: look, stop, jupyter=[access], quiet_seconds=48 * HOUR)
+    done = reclaim([item], Tools(lambda: look, dict, stop=stop), Policy(jupyter=[access], grace_seconds=48 * HOUR))
     assert "jupyter.service has no main process, so what it does is not known" in done["spared"][0]["why"]

@@ -12,7 +12,7 @@ import pytest
 from ansible_collections.openfleet.gpu.plugins.module_utils import idle_stop
 from ansible_collections.openfleet.gpu.plugins.module_utils.drain_units import Unit
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
-from ansible_collections.openfleet.gpu.plugins.module_utils.idle_stop import reclaim
+from ansible_collections.openfleet.gpu.plugins.module_utils.idle_stop import Policy, Tools, reclaim
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Gpu, Holder, Host, Mig, Telemetry
 
 UNIT = {"kind": "unit", "name": "x.service", "runtime": "", "gpus": ["GPU-0"]}
@@ -31,19 +31,20 @@ def held(name="x.service", gpu="GPU-0", instance=None, **more):
     return Holder(gpu, instance, more.pop("kind", "process"), "pid 7 (%s)" % name, unit_or_container=name, **more)
 
 
-def unit(name, active="active", triggered_by=()):
-    return Unit(name, "loaded", active, triggered_by)
+def unit(name, active="active", triggered_by=(), bus_name=""):
+    return Unit(name, "loaded", active, triggered_by, bus_name=bus_name)
 
 
 class Stops:
     """Stands for systemd and the runtimes: remembers what was stopped."""
 
-    def __init__(self, *along, active="active", problem=""):
-        self.along, self.active, self.problem = along, active, problem
+    def __init__(self, *along, active="active", problem="", bus_name=""):
+        self.along, self.active, self.problem, self.bus_name = along, active, problem, bus_name
         self.names = []
 
     def closure(self, name):
-        asked = unit(name, self.active, tuple(one.name for one in self.along if one.name.endswith(".socket")))
+        sockets = tuple(one.name for one in self.along if one.name.endswith(".socket"))
+        asked = unit(name, self.active, sockets, self.bus_name)
         return asked, [*self.along, asked]
 
     def stop(self, item):
@@ -52,9 +53,19 @@ class Stops:
         self.names.append(item["name"])
 
 
+def at_rest(used=0):
+    """All GPUs, as a sample has them."""
+    return lambda: {"GPU-%d" % index: (index, used) for index in range(2)}
+
+
+def stop_idle(items, look, stops, sample=None, **policy):
+    """A run without notices: the steps before the stop have tests of their own."""
+    return reclaim(items, Tools(look, sample or at_rest(), stop=stops.stop, closure=stops.closure), Policy(**policy))
+
+
 def run(items, seen, holders, stops=None, dry=False):
     stops = stops or Stops()
-    done = reclaim(items, lambda: (seen, holders), stops.stop, stops.closure, dry)
+    done = stop_idle(items, lambda: (seen, holders), stops, dry=dry)
     return done, stops.names
 
 
@@ -84,6 +95,7 @@ def test_a_dry_run_stops_nothing_and_says_what_it_would():
     [
         (UNIT, host(), [], "holds no GPU any more"),
         (UNIT, host(), [held("y.service")], "holds no GPU any more"),
+        ({**UNIT, "name": "polkit.service"}, host(), [held("polkit.service")], "the host needs it"),
         (UNIT, host(1), [held()], "gpu 0 works just now (1 %)"),
         (UNIT, host(None), [held()], "whether gpu 0 works just now is not known"),
         (UNIT, host(), [held(), held(gpu="GPU-1")], "another GPU too: GPU-1"),
@@ -106,7 +118,7 @@ def test_a_bare_handle_spares_nobody(elsewhere):
     bare = held(gpu=elsewhere, kind="device_handle", pid=7, started_seconds=time.time() - 60)
     for mine in ([old, bare], [bare, old]):
         stops = Stops()
-        reclaim([UNIT], lambda mine=mine: (host(), mine), stops.stop, stops.closure, quiet_seconds=48 * 3600.0)
+        stop_idle([UNIT], lambda mine=mine: (host(), mine), stops, grace_seconds=48 * 3600.0)
         assert stops.names == ["x.service"]
     # With nothing else it is what the service has.
     _done, names = run([{**UNIT, "gpus": [elsewhere]}], host(), [bare])
@@ -120,6 +132,7 @@ def test_a_bare_handle_spares_nobody(elsewhere):
     [
         (Stops(unit("y.service")), "with it would stop y.service"),
         (Stops(active="inactive"), "it does not run"),
+        (Stops(bus_name="org.example.Vendor"), "it is on D-Bus (org.example.Vendor)"),
     ],
 )
 def test_a_unit_that_takes_others_along_is_spared(stops, why):
@@ -154,7 +167,7 @@ def test_what_began_within_the_grace_was_not_what_was_quiet(item, instance, age_
     mine = [old, held(instance=instance, pid=7, started_seconds=began)]
     seen = host(None if instance else 0, mig=bool(instance))
     stops = Stops()
-    done = reclaim([item], lambda: (seen, mine), stops.stop, stops.closure, quiet_seconds=48 * 3600.0)
+    done = stop_idle([item], lambda: (seen, mine), stops, grace_seconds=48 * 3600.0)
     assert [row["why"] for row in done["spared"]] == ([why] if why else [])
     assert stops.names == ([] if why else ["x.service"])
 
@@ -167,7 +180,7 @@ def test_one_that_cannot_be_looked_at_is_told_and_the_others_go_on():
         return host(), [held()]
 
     looks, stops = [], Stops()
-    done = reclaim([UNIT, UNIT], look, stops.stop, stops.closure)
+    done = stop_idle([UNIT, UNIT], look, stops)
     assert stops.names == ["x.service"] and "it does not answer" in done["spared"][0]["why"]
 
 
@@ -178,7 +191,8 @@ def test_a_unit_of_which_systemd_says_nothing_is_told_and_the_others_go_on():
     stops = Stops()
     items = [UNIT, CONTAINER]
     holders = [held(), held("podman container notebook", kind="container")]
-    done = reclaim(items, lambda: (host(), holders), stops.stop, closure)
+    stops.closure = closure
+    done = stop_idle(items, lambda: (host(), holders), stops)
     assert stops.names == ["notebook"] and "does not answer" in done["spared"][0]["why"]
 
 
@@ -188,12 +202,13 @@ def test_a_jupyter_server_is_known_with_or_without_service(name, monkeypatch):
     monkeypatch.setattr(idle_stop, "UserOfUnitOwner", lambda name: None)
     stops = Stops()
     servers = [{"name": name, "url": "http://127.0.0.1:9"}]
-    done = reclaim([UNIT], lambda: (host(), [held()]), stops.stop, stops.closure, jupyter=servers)
+    done = stop_idle([UNIT], lambda: (host(), [held()]), stops, jupyter=servers)
     assert stops.names == [] and done["stopped"][0]["kernels"] == ["kernel 1"]
 
 
 def test_each_is_looked_at_right_before_it_is_stopped():
-    looks = iter([(host(), [held()]), (host(5), [held("z.service")])])
+    idle, both = (host(), [held(), held("z.service")]), (host(5), [held("z.service")])
+    looks = iter([idle, idle, idle, both])
     stops = Stops()
-    done = reclaim([UNIT, {**UNIT, "name": "z.service"}], lambda: next(looks), stops.stop, stops.closure)
+    done = stop_idle([UNIT, {**UNIT, "name": "z.service"}], lambda: next(looks), stops)
     assert stops.names == ["x.service"] and "works just now" in done["spared"][0]["why"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from textwrap import dedent
 
 import jsonschema
 import pytest
@@ -23,11 +24,15 @@ VALIDATOR = jsonschema.Draft202012Validator(
 )
 EXAMPLE = REPOSITORY / "inventories" / "example"
 REFERENCE = (REPOSITORY / "docs" / "gpu_layout.md").read_text(encoding="utf-8")
+MODELS = (REPOSITORY / "docs" / "models.md").read_text(encoding="utf-8")
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+SITE = (REPOSITORY / "docs" / "site.md").read_text(encoding="utf-8")
 
 
 def blocks(text, language):
-    return re.findall(r"^```%s\n(.*?)^```$" % language, text, flags=re.MULTILINE | re.DOTALL)
+    """Return the code blocks of a language, those of a numbered step included."""
+    found = re.findall(r"^( *)```%s\n(.*?)^\1```$" % language, text, flags=re.MULTILINE | re.DOTALL)
+    return [dedent(block) for _indent, block in found]
 
 
 def layouts_shown():
@@ -85,14 +90,25 @@ def test_the_example_explains_every_variable(variable):
     assert any(re.match(r"(# )?%s:" % variable, line) for line in lines)
 
 
-def test_the_readme_lists_the_catalogue():
-    """A new model is one data file; the table of the README must not fall behind it."""
-    listed = re.findall(r"`([A-Z0-9]+-\d+GB)`", README)
+def test_the_table_of_models_lists_the_catalogue():
+    """A new model is one data file; the table must not fall behind it."""
+    listed = re.findall(r"`([A-Z0-9]+-\d+GB)`", MODELS)
     assert sorted(listed) == sorted(load_models())
 
 
-def test_the_readme_is_right_about_plans_and_problems():
-    shown = "".join(blocks(README, "text"))
+def test_the_readme_shows_an_inventory_and_its_plan():
+    hosts, variables = (yaml.safe_load(block) for block in blocks(README, "yaml"))
+    assert list(hosts["gpu_hosts"]["hosts"]), "site.yml runs on the group gpu_hosts"
+    answer = plan_without_driver(variables["gpu_layout"], ["H100-80GB"] * 8)
+    assert answer["problems"] == []
+    (shown,) = blocks(README, "text")
+    assert shown.splitlines()
+    # Where a daemon is to run only the driver can tell.
+    assert {re.sub(r" on gpu \d+$", "", line) for line in shown.splitlines()} == set(answer["plan"])
+
+
+def test_plans_and_problems_shown_are_those_given():
+    shown = "".join(blocks(SITE, "text"))
     layout = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}, {"profile": "2g.20gb", "count": 2}]}]
     (plan,) = plan_without_driver(layout, ["H100-80GB"])["plan"]
     assert plan + "\n" in shown

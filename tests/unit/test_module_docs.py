@@ -4,37 +4,64 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import yaml
 
 from ansible_collections.openfleet.gpu.plugins.doc_fragments.layout import ModuleDocFragment
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
 from ansible_collections.openfleet.gpu.plugins.modules import (
+    audit,
+    bundle,
+    container_toolkit,
     drain,
+    driver,
+    gpu_check,
     gpu_info,
     layout,
+    layout_boot,
+    layout_export,
     mig,
     mps,
     reclaim,
+    reclaim_tell,
+    rightsize,
     time_slicing,
     unit_request,
+    vgpu_quota,
 )
 
 pytestmark = pytest.mark.core
+
+META = Path(__file__).parents[2] / "meta" / "runtime.yml"
+MODULES = [
+    audit, bundle, container_toolkit, drain, driver, gpu_check, gpu_info, layout, mig, mps, reclaim, reclaim_tell, rightsize,
+    time_slicing, unit_request, vgpu_quota,
+]  # fmt: skip
+#: Options that module_defaults can be set for, by group.
+OF_LAYOUTS = {"layout", "on_busy", "busy_timeout", "grace_period", "lock_timeout", "state_directory"}
+OF_AUDITS = {
+    "prometheus", "window", "selector", "hosts", "hosts_asked", "prices", "currency", "thresholds", "exempt", "holidays"
+}  # fmt: skip
+SHARED = {"layout": OF_LAYOUTS, "state": {"state_directory"}, "audit": OF_AUDITS}
 
 
 def documented_options(module):
     """With those of the collection's own fragments, which are named `layout` and `layout.gpus`."""
     documentation = yaml.safe_load(module.DOCUMENTATION)
     found = dict(documentation.get("options", {}))
-    for name in documentation["extends_documentation_fragment"]:
+    for name in documentation.get("extends_documentation_fragment", []):
         if name.startswith("openfleet.gpu."):
             part = name.removeprefix("openfleet.gpu.").partition(".")[2].upper() or "DOCUMENTATION"
             found.update(yaml.safe_load(getattr(ModuleDocFragment, part))["options"])
     return found
 
 
-@pytest.mark.parametrize("module", [drain, gpu_info, layout, mig, mps, reclaim, time_slicing, unit_request])
+@pytest.mark.parametrize(
+    "module",
+    [drain, gpu_check, gpu_info, layout, layout_boot, layout_export, mig, mps, reclaim, time_slicing, unit_request],
+)
 def test_options_are_those_of_the_argument_spec(module):
     documented = documented_options(module)
     spec = module.argspec()
@@ -52,3 +79,28 @@ def test_the_layouts_of_the_examples_are_valid(module):
     assert given
     for one in given:
         parse_layout(one)
+
+
+def name_of(module):
+    return module.__name__.rpartition(".")[2]
+
+
+@pytest.mark.parametrize("group", sorted(SHARED))
+def test_a_group_has_the_modules_that_take_its_defaults(group):
+    groups = yaml.safe_load(META.read_text(encoding="utf-8"))["action_groups"]
+    assert set(groups) == set(SHARED)
+    assert set(groups[group]) == {
+        name_of(module) for module in MODULES if SHARED[group] <= set(documented_options(module))
+    }
+
+
+@pytest.mark.parametrize("module", MODULES, ids=name_of)
+def test_a_module_names_its_groups(module):
+    documentation = yaml.safe_load(module.DOCUMENTATION)
+    attributes = dict(documentation.get("attributes") or {})
+    if "openfleet.gpu.layout" in documentation.get("extends_documentation_fragment", []):
+        attributes.update(yaml.safe_load(ModuleDocFragment.DOCUMENTATION)["attributes"])
+    named = attributes.get("action_group", {}).get("membership", [])
+    groups = yaml.safe_load(META.read_text(encoding="utf-8"))["action_groups"]
+    expected = sorted("openfleet.gpu." + group for group, members in groups.items() if name_of(module) in members)
+    assert sorted([named] if isinstance(named, str) else named) == expected

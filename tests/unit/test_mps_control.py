@@ -8,9 +8,12 @@ The answers are those of Debian's 535.261.03 and 550.163.01, as they were printe
 from __future__ import annotations
 
 import subprocess
+import threading
+import time
 
 import pytest
 
+from ansible_collections.openfleet.gpu.plugins.module_utils import mps_control
 from ansible_collections.openfleet.gpu.plugins.module_utils.mps_control import Control, MpsError, limit_command, told
 
 MIB = 2**20
@@ -44,7 +47,7 @@ def answering(text, status=0, asked=None):
 )
 def test_commands(method, arguments, command):
     asked = []
-    getattr(answering("", asked=asked), method)(*arguments)
+    getattr(answering("7", asked=asked), method)(*arguments)
     assert asked == [(command + "\n", {"CUDA_MPS_PIPE_DIRECTORY": "/run/mps"})]
 
 
@@ -95,6 +98,66 @@ def test_a_daemon_that_is_not_there():
 
     with pytest.raises(MpsError, match=r"default pipe directory.*nvidia-cuda-mps-control.*Install"):
         Control(missing, None).servers()
+
+
+def answering_each(*answers):
+    """A daemon whose tool answers so, one time after the other, and the commands that it was given."""
+    left, asked = list(answers), []
+
+    def run(command, input="", **_options):
+        asked.append(input.strip())
+        status, text = left.pop(0)
+        return subprocess.CompletedProcess(command, status, text if status == 0 else "", "" if status == 0 else text)
+
+    return Control(run, "/run/mps"), asked
+
+
+LOST = "Cannot send command to MPS control daemon process\n"
+
+
+@pytest.mark.parametrize("collision", [(1, LOST), (1, ""), (0, "")])
+def test_a_tool_that_collided_with_another_is_asked_again(collision):
+    control, asked = answering_each(collision, collision, (0, "25.0\n"))
+    assert control.percentage() == 25
+    assert len(asked) == 3
+    control, _asked = answering_each(*[collision] * 4)
+    if collision[0]:
+        with pytest.raises(MpsError, match="exit status 1"):
+            control.percentage()
+    else:
+        assert control.percentage() is None
+
+
+def test_no_server_is_believed_only_beside_an_answer():
+    control, asked = answering_each((0, ""), (0, "100.0\n"), (0, "580\n"))
+    assert control.servers() == (580,)
+    assert asked == ["get_server_list", "get_default_active_thread_percentage", "get_server_list"]
+
+
+def test_a_tool_that_failed_for_another_reason_is_not_asked_again():
+    control, asked = answering_each((1, "Cannot find MPS control daemon process\n"))
+    with pytest.raises(MpsError, match="Cannot find"):
+        control.servers()
+    assert len(asked) == 1
+
+
+def test_readers_of_the_collections_daemons_take_turns(tmp_path, monkeypatch):
+    monkeypatch.setattr(mps_control, "_LOCK", str(tmp_path / "lock"))
+    inside, most = [], []
+
+    def run(command, **_options):
+        inside.append(1)
+        most.append(len(inside))
+        time.sleep(0.01)
+        inside.pop()
+        return subprocess.CompletedProcess(command, 0, "1.0\n", "")
+
+    readers = [threading.Thread(target=Control(run, "/run/openfleet-mps/one").percentage) for _ in range(8)]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join()
+    assert most == [1] * 8
 
 
 @pytest.mark.parametrize(

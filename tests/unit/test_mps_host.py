@@ -17,6 +17,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from holder_hosts import named, opened
 from mps_hosts import DAEMON, DEVICES, GIB, OTHER, UNIT, Host, make_host
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import mps_files, mps_host, mps_plan, mps_unit
@@ -203,7 +204,7 @@ def test_servers_and_clients_are_listed(host, mps):
     assert (first.pid, first.server_pid, first.command) == (77, 41, "python3 train.py")
     assert first.user
     # It has ended meanwhile.
-    assert second == MpsClient(78, 41)
+    assert second == MpsClient(78, 41, attested=False)
 
 
 def test_a_client_is_attested_by_the_kernel_and_not_by_its_server(host, mps):
@@ -211,11 +212,12 @@ def test_a_client_is_attested_by_the_kernel_and_not_by_its_server(host, mps):
     mps.start(DAEMON, DEVICES)
     host.servers = {41: {"percentage": 25.0, "limits": {}, "clients": [77, 78, 79]}}
     proc = host.root / "proc"
-    for pid, uid, opened in ((41, 1000, "/dev/null"), (77, 1000, "/dev/null"), (78, 70, "/dev/null"), (79, 1000, None)):
+    for pid, uid, file in ((41, 1000, "/dev/null"), (77, 1000, "/dev/null"), (78, 70, "/dev/null"), (79, 1000, None)):
         (proc / str(pid) / "fd").mkdir(parents=True)
         (proc / str(pid) / "status").write_text("Uid:\t%d\t%d\t%d\t%d\n" % ((uid,) * 4))
-        if opened:
-            (proc / str(pid) / "fd/3").symlink_to(opened)
+        (proc / str(pid) / "exe").symlink_to("/usr/bin/nvidia-cuda-mps-server")
+        if file:
+            (proc / str(pid) / "fd/3").symlink_to(file)
 
     def attested():
         (seen,) = mps.observe()
@@ -226,12 +228,22 @@ def test_a_client_is_attested_by_the_kernel_and_not_by_its_server(host, mps):
     # /dev/null stands for a node: it has the major number 1 everywhere.
     (proc / "devices").write_text("Character devices:\n  1 nvidia-frontend\n")
     assert attested() == [77]
+    # One that has ended, as by its user's will as soon as it has named somebody.
+    (proc / "41/status").rename(proc / "41/gone")
+    assert attested() == []
     # A server of root's serves all users.
     (proc / "41/status").write_text("Uid:\t0\t0\t0\t0\n")
     assert attested() == [77, 78]
+    # Root in a container is one, and writes to the pipes of the daemon that it is a client of.
+    (proc / "41/status").write_text("Uid:\t0\t0\t0\t0\nNSpid:\t41\t7\n")
+    assert attested() == []
+    (proc / "41/status").write_text("Uid:\t0\t0\t0\t0\n")
+    (proc / "41/exe").unlink()
+    (proc / "41/exe").symlink_to("/usr/bin/nvidia-persistenced")
+    assert attested() == []
 
 
-def test_a_client_with_a_long_command_can_be_ended(host, mps):
+def test_a_client_with_a_long_command_can_be_ended(host, mps, tmp_path):
     """Who ends it looks whether the process still has the command line that was seen."""
     mps.start(DAEMON, DEVICES)
     (host.root / "proc").symlink_to("/proc")
@@ -241,8 +253,9 @@ def test_a_client_with_a_long_command_can_be_ended(host, mps):
     )
     assert client.stdout.readline()
     try:
-        host.servers = {41: {"percentage": 25.0, "limits": {}, "clients": [client.pid]}}
-        (seen,) = mps.observe()
+        with opened(program=named(tmp_path, "nvidia-cuda-mps-server")) as server:
+            host.servers = {server.pid: {"percentage": 25.0, "limits": {}, "clients": [client.pid]}}
+            (seen,) = mps.observe()
         disturbance = Disturbance("mps inference", mps_plan.clients(seen))
         (ended,) = end_holders([disturbance], grace_seconds=60)
         assert ended.startswith("pid %d (sh -c echo; read _ 0" % client.pid) and len(ended) < 150

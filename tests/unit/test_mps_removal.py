@@ -10,6 +10,7 @@ import subprocess
 from types import SimpleNamespace
 
 import pytest
+from holder_hosts import named, opened
 from mps_hosts import DAEMON, DEVICES, OTHER, UNIT, make_host
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import host_state, mps_removal
@@ -63,13 +64,14 @@ class Living:
 
 
 @pytest.fixture
-def client(host):
+def client(host, tmp_path):
     (host.root / "proc").symlink_to("/proc")
     # Its line says that it has its own command line: until then, that is empty.
     process = subprocess.Popen(["sh", "-c", "echo; read _"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout.readline()
-    host.servers = {41: {"percentage": 25.0, "limits": {}, "clients": Living(process)}}
-    yield process
+    with opened(program=named(tmp_path, "nvidia-cuda-mps-server")) as server:
+        host.servers = {server.pid: {"percentage": 25.0, "limits": {}, "clients": Living(process)}}
+        yield process
     process.kill()
     process.communicate()
 

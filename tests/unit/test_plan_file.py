@@ -154,7 +154,7 @@ def test_a_file_keeps_the_plans_of_many_hosts():
         ("{", "not JSON"),
         ("[]", "schema None"),
         ('{"hosts": {}}', "schema None"),
-        ('{"schema": 0, "hosts": {"a": {}}}', "schema 0 and this release reads 1"),
+        ('{"schema": 0, "hosts": {"a": {}}}', "schema 0 and this release reads 4. Save it again"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_refused_with_a_cure(text, problem):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import stat
+from unittest import mock
 
 import pytest
 import yaml
@@ -17,16 +18,18 @@ pytest.importorskip("numpy")
 
 from rightsize_fleets import H100, audit_of, today
 
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.make import Order
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import Window
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing import exact
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.model import mig, share
-from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize import write
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize import make, write
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.model import (
     HostChange,
     Proposal,
     RightsizeError,
 )
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.observed import host_of
-from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.reclaim import reclaimable
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.reclaim import Bounds, reclaimable
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.today import fleet_today
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.wishes import wishes
 
@@ -136,7 +139,7 @@ ODD = {
         "shared by mps",
     ),
     "served by a daemon": (
-        state(gpu("a", 0, H100, "x.service"), daemons=[{"name": "m", "gpus": [{"gpu_uuid": "GPU-a-0"}]}]),
+        state(gpu("a", 0, H100, "x.service"), daemons=[{"name": "m", "places": [{"gpu_uuid": "GPU-a-0"}]}]),
         {},
         "an MPS daemon serves it",
     ),
@@ -181,6 +184,11 @@ def test_a_gpu_takes_no_part_where_it_is(name):
     found = one_of(found_state, **more)
     assert words in found.left
     assert all(one.left for one in found.occupants)
+
+
+def test_a_daemon_serves_the_gpus_of_its_places_and_no_others():
+    daemon = {"name": "m", "places": [{"gpu_uuid": "GPU-a-01"}], "problem": "GPU-a-0 cannot be read"}
+    assert one_of(state(gpu("a", 0, H100, "x.service"), daemons=[daemon])).left == ""
 
 
 def began(*hours, **more):
@@ -239,12 +247,34 @@ def test_what_is_no_result_of_gpu_info_is_an_error():
         host_of("a", {"gpus": [{"index": 0}]})
 
 
+# --- Why a workload keeps its size ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("missing", "words"),
+    [
+        ("", "It could be 1g.10gb, but no GPU would come free by that within the bounds on churn."),
+        ("No module named 'ortools'", "OR-Tools is missing: pip install ortools for the optimum."),
+    ],
+)
+def test_a_workload_that_could_be_smaller_says_why_it_is_not(missing, words):
+    """Alone on its GPU. Without OR-Tools not every plan was looked at, so that none frees a GPU is not claimed."""
+    states = {"a": state(gpu("a", 0, H100, "x.service"))}
+    said = {"a": wishes([{"match": "x", "memory": "4GiB", "sm_percent": 10}], "a")}
+    audited = mock.patch.object(make, "make_audit", lambda order, now_seconds, say: audit_of(states))
+    with audited, mock.patch.object(exact, "MISSING", missing):
+        (found,) = make.make(make.Request(Order(345600.0), states, wishes=said), NOW).workloads
+    assert found.change == "stays"
+    assert words in found.reason
+    assert ("no GPU would come free" in found.reason) == (not missing)
+
+
 # --- What can be reclaimed --------------------------------------------------------------------------------------------
 
 
-def reclaim(states, words=None, grace_hours=48.0, exempt=(), quiet_hours=96.0):
+def reclaim(states, words=None, grace_hours=48.0, exempt=(), quiet_hours=96.0, standby=()):
     audit = audit_of(states, words or {}, quiet_hours)
-    return {one.name: one for one in reclaimable(audit, states, grace_hours * 3600, exempt)}
+    return {one.name: one for one in reclaimable(audit, states, Bounds(grace_hours * 3600, exempt, standby))}
 
 
 IDLE = {("a", 0, ""): "idle"}
@@ -264,6 +294,8 @@ def test_a_service_that_does_nothing_can_be_stopped():
         (gpu("a", 0, H100, "x.service"), {"exempt": ["alice"]}, "exempt (alice)"),
         (gpu("a", 0, H100, "x.service"), {"exempt": ["a"]}, "exempt (a)"),
         (gpu("a", 0, H100, "user@1000.service"), {}, "somebody sits in it"),
+        # A user handed it an open node.
+        (gpu("a", 0, H100, "polkit.service"), {}, "it holds GPUs for others"),
         (gpu("a", 0, H100, "slurmd.service"), {}, "holds GPUs for others"),
         (gpu("a", 0, H100, "x.scope"), {}, "not a service"),
         (gpu("a", 0, H100, "containerd container 0123456789ab"), {}, "stopped where they were started"),

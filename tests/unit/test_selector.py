@@ -130,3 +130,12 @@ def test_tenants_are_of_a_shared_gpu(gpus):
 
 def test_every_sharing_has_its_compute_mode():
     assert set(COMPUTE_MODES) == set(SHARINGS)
+
+
+def test_an_index_that_is_not_there_may_have_been_octal(gpus):
+    """YAML 1.1 reads a number with a leading zero in base 8."""
+    with pytest.raises(SelectorError, match="YAML reads 010 as 8: write indices without leading zeros"):
+        named(gpus, 8)
+    with pytest.raises(SelectorError) as raised:
+        named(gpus, 7)
+    assert "YAML" not in str(raised.value)

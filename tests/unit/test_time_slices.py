@@ -81,6 +81,15 @@ def test_without_nvidia_smi_the_reason_is_told():
     assert seen(absent) == [(None, "nvidia-smi is not installed")] * 3
 
 
+def test_without_nvidia_smi_the_cure_is_to_install_it():
+    def missing(command, **_options):
+        raise FileNotFoundError(command[0])
+
+    with pytest.raises(NvmlError) as raised:
+        time_slices.set_time_slice(GPUS[0].uuid, "long", missing)
+    assert "nvidia-smi is not installed" in raised.value.problem and raised.value.cure.startswith("Install it")
+
+
 @pytest.mark.parametrize("name", ["default", "short", "medium", "long"])
 def test_what_was_set_is_read_back(name):
     smi = NvidiaSmi("Default", "Medium", "Default")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 
 import pytest
 
@@ -206,13 +207,14 @@ def test_less_is_given_before_more(make, monkeypatch):
     assert max(promised) <= min(gpu.memory_total_bytes for gpu in GPUS)
 
 
-def test_processes_of_a_tenant_that_moves_are_looked_for_right_before(make, monkeypatch):
+@pytest.mark.parametrize("name, why", [("moves", "it would leave gpu 0"), ("goes", "it would be removed from gpu 0")])
+def test_processes_that_would_escape_their_quota_are_looked_for_right_before(make, monkeypatch, name, why):
     host, root = make()
     before = files(root)
     holder = Holder(GPUS[0].uuid, None, "process", "pid 7 (train.py)", 7)
     there = [holder]
-    monkeypatch.setattr(VgpuHost, "processes", lambda self, seen, name, gpu: tuple(there))
-    with pytest.raises(BusyError, match=r"vgpu moves \(it would leave gpu 0\) is in use by pid 7"):
+    monkeypatch.setattr(VgpuHost, "processes", lambda self, seen, tenant, gpu: tuple(there if tenant == name else ()))
+    with pytest.raises(BusyError, match=re.escape("vgpu %s (%s) is in use by pid 7" % (name, why))):
         carry_out(change(host, AFTER))
     assert files(root) == before
     ended = []

@@ -109,6 +109,8 @@ def test_a_container_gets_the_library_and_its_own_quota_and_no_other():
         ("/usr/lib/openfleet-gpu/vgpu",) * 2: "ro",
         ("/etc/openfleet-gpu/vgpu/pair-1",) * 2: "ro",
         ("/usr/lib/openfleet-gpu/vgpu/ld.so.preload", "/etc/ld.so.preload"): "ro",
+        # The folder of the tenant's own socket, in which an agent that starts again makes another one.
+        ("/run/openfleet-gpu/vgpu/agent/pair-1",) * 2: "ro",
         # Files: in a directory that it may write, a container could put a link to a file of the host.
         ("/run/openfleet-gpu/vgpu/tenants/pair-1/region.1",) * 2: "rw",
         ("/run/openfleet-gpu/vgpu/gpus/%s.1" % A,) * 2: "rw",

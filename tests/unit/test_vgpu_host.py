@@ -60,12 +60,31 @@ def test_what_was_written_is_seen(host, tmp_path):
         host.write(B)
     finally:
         os.umask(0o022)
-    assert host.observe() == (VgpuSeen(A, usage=UNUSED), VgpuSeen(B, usage=UNUSED))
+    assert host.observe() == (
+        VgpuSeen(A, usage=UNUSED, isolation="none"),
+        VgpuSeen(B, usage=UNUSED, isolation="none"),
+    )
     modes = {str(path.relative_to(tmp_path)): path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
     for path, mode in modes.items():
         shared = path.startswith("run/") and not (tmp_path / path).is_dir()
         # The library heeds no quota that others than root can write.
         assert mode == (0o666 if shared else 0o755 if (tmp_path / path).is_dir() else 0o644), path
+
+
+@pytest.mark.parametrize(
+    ("change", "isolation"),
+    [
+        ({}, ["none", "none"]),
+        ({"seats": (VgpuSeat(OTHER.uuid, 0),)}, [None, None]),
+        ({"provider": "mps"}, [None, None]),
+        ({"sm_percent": 100}, ["none", None]),
+    ],
+    ids=["neighbours", "another-gpu", "mps", "never-held-back"],
+)
+def test_tenants_that_share_a_gpu_are_not_isolated(host, change, isolation):
+    host.write(A)
+    host.write(dataclasses.replace(B, **change))
+    assert [seen.isolation for seen in host.observe()] == isolation
 
 
 def test_a_region_is_its_groups(host, tmp_path):
@@ -267,6 +286,34 @@ def test_a_tenants_processes_are_told_by_their_environment(host, tmp_path):
     seen = Host("580", "12", "13.0", True, (dataclasses.replace(GPU, held_by=(*holders, unseen)), OTHER))
     assert host.processes(seen, "a", GPU.uuid) == (holders[0], unseen)
     assert host.processes(seen, "a", OTHER.uuid) == ()
+
+
+MOUNTS = """22 1 0:20 / / rw,relatime shared:1 - overlay overlay rw
+30 22 8:1 /etc/openfleet-gpu/vgpu/x /etc/openfleet-gpu/vgpu rw - ext4 /dev/sda1 rw
+31 22 8:1 / /data\\040disk/etc/openfleet-gpu/vgpu/b rw - ext4 /dev/sda1 rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("mounted", "variable", "whose"),
+    [
+        (["a"], "", ["a"]),
+        (["a"], "b", ["a"]),
+        (["a", "b"], "b", ["b"]),
+        (["a", "b"], "", []),
+        ([], "a", ["a"]),
+        ([], "", []),
+    ],
+)
+def test_a_tenants_processes_in_containers_are_told_by_their_mounts(host, tmp_path, mounted, variable, whose):
+    lines = "".join("40 22 8:1 /etc/v/%s /etc/openfleet-gpu/vgpu/%s ro - ext4 /dev/sda1 rw\n" % (n, n) for n in mounted)
+    process = tmp_path / "proc" / "7"
+    process.mkdir(parents=True)
+    (process / "environ").write_text("PATH=/bin\0" + ("OPENFLEET_VGPU=%s\0" % variable if variable else ""))
+    (process / "mountinfo").write_text(MOUNTS + lines)
+    holder = Holder(GPU.uuid, None, "process", "pid 7", 7)
+    seen = Host("580", "12", "13.0", True, (dataclasses.replace(GPU, held_by=(holder,)), OTHER))
+    assert [name for name in ("a", "b") if host.processes(seen, name, GPU.uuid)] == whose
 
 
 # ---------------------------------------------------------------------- the kernel's own bound

@@ -214,11 +214,14 @@ def test_the_library_holds_them_under_dmem_too():
     assert (len(plan.changes), plan.disturbs) == (1, ())
 
 
-def test_removal_and_a_smaller_quota_are_in_nobodys_way():
+def test_processes_of_a_tenant_that_is_removed_are_in_the_way_and_those_of_a_smaller_quota_are_not():
     before = there(entry([0], tenant("a"), tenant("b")))
     plan = planned([entry([0], tenant("a", 1, 1))], seen=before, processes=lambda name, gpu: [holder(gpu)])[1]
     assert len(plan.steps) == 2
-    assert plan.disturbs == ()
+    assert [str(each) for each in plan.disturbs] == [
+        "vgpu b (it would be removed from gpu 0) is in use by pid 7 (train.py)"
+    ]
+    assert planned([entry([0], tenant("a", 1, 1))], seen=before)[1].disturbs == ()
 
 
 def test_a_tenant_that_gets_another_gpu_keeps_the_order_of_those_that_it_has():

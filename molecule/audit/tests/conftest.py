@@ -71,8 +71,9 @@ class Site:
             "gpu_audit_prometheus": {"url": self.url},
             "gpu_rightsize_dir": str(self.folder / "rightsize"),
             # Their week is recorded; the services themselves began just now.
-            "gpu_rightsize_thresholds": {"least_history_hours": 0},
+            "gpu_rightsize_thresholds": {"least_history_hours": 0, "new_holder_hours": 120},
             "gpu_rightsize_reclaim_grace": "0.1m",
+            "gpu_rightsize_reclaim_look_seconds": 2,
         }
         told = self.play("playbooks/rightsize.yml", **settings, **variables)
         return Played(told, json.loads((self.folder / "rightsize" / "rightsize.json").read_text()))
@@ -205,8 +206,25 @@ def listed(reclaim, first) -> Reclaimed:
 
 
 @pytest.fixture(scope="session")
-def proposal(reclaim, listed) -> Reclaimed:
-    return reclaim(gpu_rightsize_reclaim="act")
+def announced(reclaim, listed) -> Reclaimed:
+    """What may be stopped is announced in the first run that may stop anything."""
+    return reclaim(gpu_rightsize_reclaim="act", gpu_rightsize_reclaim_tell=["wall", "home"])
+
+
+@pytest.fixture(scope="session")
+def kept(reclaim, announced, fleet) -> Reclaimed:
+    """The notice's time is over, and the owner of one keeps it, without root."""
+    fleet.hosts[DRAFT.host].check_output("runuser -u %s -- gpu-layout keep draft 1h", DRAFT.user)
+    return reclaim(gpu_rightsize_reclaim="act", gpu_rightsize_reclaim_notice="0.001m")
+
+
+@pytest.fixture(scope="session")
+def proposal(reclaim, kept, fleet) -> Reclaimed:
+    """The owner needs it no more."""
+    fleet.hosts[DRAFT.host].check_output("runuser -u %s -- gpu-layout keep --end draft", DRAFT.user)
+    return reclaim(
+        gpu_rightsize_reclaim="act", gpu_rightsize_reclaim_notice="0.001m", gpu_rightsize_reclaim_tell=["home"]
+    )
 
 
 @pytest.fixture(scope="session")

@@ -14,13 +14,14 @@ from recorded_history import Use
 
 @dataclass(frozen=True)
 class Service:
-    """A unit, where it begins (host, GPU, first memory slice of its instance or None), and what it uses."""
+    """A unit, where it begins (host, GPU, first memory slice of its instance or None), what it uses, and whose it is."""
 
     name: str
     host: str
     gpu: int
     start: int | None
     use: Use
+    user: str = "root"
 
 
 SERVICES = [
@@ -35,7 +36,8 @@ SERVICES = [
     Service("render", "ada", 0, None, Use((40, 43.5), (0.7, 0.97))),
 ]
 #: Processes that do nothing, of services that are installed, enabled and restarted when they end. One is not to be stopped.
-DRAFT = Service("draft", "ada", 2, None, Use((2, 2), (0, 0)))
+#: The other is of an account that may do nothing (prepare.yml).
+DRAFT = Service("draft", "ada", 2, None, Use((2, 2), (0, 0)), "gpu-audit")
 BILLING = Service("billing", "ada", 3, None, Use((2, 2), (0, 0)))
 #: A container that was given a GPU and runs nothing on it.
 CONTAINER = Service("notebook", "ada", 1, None, Use((0, 0), (0, 0), processes=0))
@@ -63,9 +65,14 @@ def start(service: Service, host: Any, gpu: int, first_slice: int | None) -> tup
 def install(service: Service, host: Any) -> tuple[str, str]:
     """The same for one on a whole GPU, with a file of its own in systemd's directory."""
     host.check_output(
-        "printf '%%s\\n' '[Service]' %s Restart=always '[Install]' WantedBy=multi-user.target "
+        "printf '%%s\\n' '[Service]' %s User=%s Restart=always '[Install]' WantedBy=multi-user.target "
         ">/etc/systemd/system/%s.service && systemctl daemon-reload && systemctl enable --quiet --now %s"
-        % (shlex.quote("ExecStart=" + _program(service, "--gpu %d" % service.gpu)), service.name, service.name)
+        % (
+            shlex.quote("ExecStart=" + _program(service, "--gpu %d" % service.gpu)),
+            service.user,
+            service.name,
+            service.name,
+        )
     )
     _runs(host, service.name)
     return gpus(host)[service.gpu].uuid, ""

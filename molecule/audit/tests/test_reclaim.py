@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import services
@@ -23,21 +24,85 @@ def test_by_default_it_is_listed_and_goes_on(listed):
     assert rows(listed) == {DRAFT.name: "", CONTAINER.name: "", BILLING.name: "exempt (bill*)"}
     told = " ".join(listed.told.split())
     for name in STOPPED:
-        assert f"ada: unit {name}.service, quiet for 168 h or longer: can be stopped" in told
+        assert re.search(rf"ada: unit {name}\.service, quiet for 16[789] h or longer: can be stopped", told)
     assert listed.active == dict.fromkeys(ALL, "active")
     assert listed.log == []
+
+
+def home(fleet):
+    return fleet.hosts["ada"].file(f"/home/{DRAFT.user}/gpu-notice-draft.service.txt")
+
+
+def test_the_first_run_that_may_stop_announces_it_and_stops_nothing(announced, fleet):
+    assert announced.active == dict.fromkeys(ALL, "active")
+    (line,) = map(json.loads, announced.log)
+    assert {one["name"] for one in line["noticed"]} == {f"{name}.service" for name in STOPPED} and line["stopped"] == []
+    told = {one["name"]: (one["user"], one["told"], len(one["untold"])) for one in line["noticed"]}
+    assert told == {"draft.service": (DRAFT.user, ["wall", "home"], 0), "notebook.service": ("", ["wall"], 1)}
+
+
+def test_the_owner_has_a_file_that_says_how_to_keep_it(announced, kept, proposal, fleet):
+    # By now it says that it was stopped; both are files of the owner's own.
+    file = home(fleet)
+    assert (file.user, file.mode) == (DRAFT.user, 0o600)
+    assert file.content_string.startswith("Service draft.service on ada was stopped. It held gpu 2 (GPU-")
+    assert "keep draft.service 3d" not in file.content_string
+    (line, *_more) = map(json.loads, announced.log)
+    assert {one["keep"] for one in line["noticed"]} == {"draft.service", "notebook.service"}
+
+
+def test_what_its_owner_keeps_goes_on_and_the_other_is_stopped(kept):
+    assert kept.active == {name: "inactive" if name == CONTAINER.name else "active" for name in ALL}
+    line = json.loads(kept.log[-1])
+    assert [one["name"] for one in line["stopped"]] == [f"{CONTAINER.name}.service"]
+    (spared,) = line["spared"]
+    assert spared["name"] == "draft.service" and spared["why"].endswith(f"by {DRAFT.user}")
 
 
 def test_what_does_nothing_is_stopped_and_nothing_else(proposal):
     assert proposal.active == {name: "inactive" if name in STOPPED else "active" for name in ALL}
 
 
-def test_the_log_has_a_line_of_it(proposal, fleet):
-    (line,) = map(json.loads, proposal.log)
-    assert (line["host"], line["check"], line["spared"]) == ("ada", False, [])
-    assert {(one["kind"], one["name"]) for one in line["stopped"]} == {("unit", f"{name}.service") for name in STOPPED}
-    (draft,) = [one for one in line["stopped"] if one["name"] == "draft.service"]
+def test_the_log_has_a_line_of_each_run(proposal, fleet):
+    assert len(proposal.log) == 3
+    line = json.loads(proposal.log[-1])
+    assert (line["host"], line["check"], line["spared"], line["noticed"]) == ("ada", False, [], [])
+    (draft,) = line["stopped"]
+    assert (draft["kind"], draft["name"], draft["told"]) == ("unit", "draft.service", ["home"])
     assert draft["gpus"] == [services.gpus(fleet.hosts["ada"])[DRAFT.gpu].uuid]
+
+
+def test_the_host_forgets_what_was_stopped(proposal, fleet):
+    notices = json.loads(fleet.hosts["ada"].file("/var/lib/openfleet-gpu/reclaim/notices.json").content_string)
+    assert notices["notices"] == []
+
+
+KEEP = "gpu-layout keep"
+
+
+def test_the_service_behind_keep_answers_users_by_who_they_are(kept, proposal, fleet):
+    """By the real socket and the sandbox of its unit."""
+    host = fleet.hosts["ada"]
+    assert host.check_output("systemctl is-active gpu-layout-keep.socket") == "active"
+    host.check_output(f"{KEEP} billing 1h")
+    assert "billing.service  until" in host.check_output(f"{KEEP} --list")
+    for command, why in ((f"{KEEP} billing 1h", "belongs to root"), (f"{KEEP} --end billing", "you keep nothing")):
+        done = host.run(f"runuser -u {DRAFT.user} -- {command}")
+        assert done.rc == 1 and why in done.stderr, done.stderr
+    assert "Nothing of yours" in host.check_output(f"runuser -u nobody -- {KEEP} --list")
+    assert "lasts 7 days at most" in host.run(f"{KEEP} billing 8d").stderr
+    host.check_output(f"{KEEP} --end billing")
+    host.check_output("journalctl --sync")
+    said = host.check_output("journalctl --output=cat --unit=gpu-layout-keep.service")
+    assert f"{DRAFT.user} keeps draft.service until" in said and "root ended the keep of billing.service" in said
+    assert "Traceback" not in said
+
+
+def test_another_process_of_the_owner_s_is_not_the_service(kept, proposal, fleet):
+    """A user's own unit has a name of the user's choice, and a cgroup below the user's manager."""
+    host = fleet.hosts["ada"]
+    done = host.run(f"runuser -u {DRAFT.user} -- {KEEP} render 1h")
+    assert done.rc == 1 and "belongs to root" in done.stderr
 
 
 # tests/integration/modules/test_reclaim.py has what is gone already.

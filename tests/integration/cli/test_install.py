@@ -4,51 +4,119 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
 import stat
 import subprocess
 import sys
+import time
 import zipfile
+from contextlib import suppress
 from pathlib import Path
+from typing import Callable
 
 import pytest
-from command_host import INSTALLER, PYTHON, run_installer
+from command_host import INSTALLER, PYTHON, installer_environment, installer_input, run_installer
 from simulated_host import ROOT
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.install import layout_boot
+from ansible_collections.openfleet.gpu.plugins.module_utils.install.archive import read_sources, sources_digest
+from ansible_collections.openfleet.gpu.plugins.module_utils.install.files import Installation, InstallError
 
 LAYOUT = [{"gpus": "all", "sharing": "shared"}]
 OFF = {"directory": "", "service": "[Service]\n", "timer": "[Timer]\n"}
 NOBODY = {"accounts": [], "state_directory": "/var/lib/openfleet-gpu"}
+UNKEPT = {
+    "wanted": False, "socket": "[Socket]\n", "service": "[Service]\n",
+    "settings": {"max": "7d", "groups": [], "state_directory": "/var/lib/openfleet-gpu"},
+}  # fmt: skip
 
 
-def modules() -> dict:
-    utils = ROOT / "plugins" / "module_utils"
-    files = [f for pattern in ("*.py", "cli/*.py", "models/*.json") for f in utils.glob(pattern)]
-    return {str(f.relative_to(utils)): f.read_text() for f in files if f.name not in ("layout_module.py", "runner.py")}
+def asked(**changes) -> dict:
+    """Parameters of the module, without the command's sources."""
+    known = {"layout": LAYOUT, "unit": "[Unit]\n", "metrics": OFF, "readers": NOBODY, "keep": UNKEPT}
+    return {**known, **changes}
 
 
 @pytest.fixture
 def install(tmp_path):
-    def run(*arguments: str, **changes) -> dict:
-        bundle = {
-            "state": "present",
-            "modules": modules(),
-            "layout": LAYOUT,
-            "unit": "[Unit]\n",
-            "try": True,
-            "metrics": OFF,
-            "readers": NOBODY,
-        }
-        done = run_installer("--root", str(tmp_path), *arguments, input=json.dumps(dict(bundle, **changes)))
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+    def run(**changes) -> dict:
+        result = run_installer(tmp_path, **asked(**changes))
+        assert not result.get("failed"), result["msg"]
+        return {key: result[key] for key in ("changed", "done")}
 
     return run
 
 
+LOCK = "run/openfleet-gpu-install.lock"
+
+
 def installed(root) -> dict:
     return {str(f.relative_to(root)): f.read_bytes() for f in root.rglob("*") if f.is_file()}
+
+
+@pytest.mark.host_python
+def test_one_installation_waits_for_another(install, tmp_path):
+    (tmp_path / "run").mkdir()
+    with (tmp_path / LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        command = [PYTHON, "-m", INSTALLER]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        with subprocess.Popen(command, env=installer_environment(), **pipes) as second:
+            second.stdin.write(installer_input(tmp_path, **asked()))
+            second.stdin.close()
+            wait_until(lambda: has_open(second.pid, tmp_path / LOCK), "the installer looks at the lock")
+            assert second.poll() is None and list(installed(tmp_path)) == [LOCK]
+            assert install(check=True)["changed"], "a dry run changes nothing, so it need not wait"
+            fcntl.flock(lock, fcntl.LOCK_UN)
+            assert len(json.load(second.stdout)["done"]) == 3
+    assert LOCK not in installed(tmp_path) and not install()["changed"]
+
+
+def test_units_that_a_run_failed_to_start_are_started_by_the_next(tmp_path, monkeypatch):
+    """All files are as wanted then, and nothing else would tell."""
+    monkeypatch.setattr(Installation, "is_host", True)
+    sources = read_sources()
+    wanted = {**asked(), "agent": "", "on_trial": False, "sources": sources, "sources_digest": sources_digest(sources)}
+    failing, called = {"restart"}, []
+
+    def call(command):
+        called.append(command[1])
+        return subprocess.CompletedProcess(command, int(command[1] in failing), "", "it does not answer")
+
+    def run(check=False):
+        called.clear()
+        target = Installation(tmp_path, check, call)
+        layout_boot.install(target, wanted)
+        return target.done
+
+    for _ in range(2):
+        with pytest.raises(InstallError, match=r"systemctl restart gpu-layout\.service: it failed with status 1"):
+            run()
+    assert run(check=True) == ["start the units, which an earlier run did not do"] and called == []
+    failing.clear()
+    assert run() == ["start the units, which an earlier run did not do"]
+    assert called == ["daemon-reload", "enable", "restart"]
+    assert run() == [] and called == []
+    assert layout_boot.UNFINISHED not in installed(tmp_path)
+
+
+def has_open(pid: int, file: Path) -> bool:
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        # A file that is closed meanwhile is not the one.
+        with suppress(FileNotFoundError):
+            if os.readlink(link) == str(file):
+                return True
+    return False
+
+
+def wait_until(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 120
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
 
 
 @pytest.mark.host_python
@@ -73,7 +141,7 @@ def test_records_go_with_it_and_a_lock_alone_is_none(install, tmp_path):
     for name in ("lock", "owned.json"):
         records.mkdir(exist_ok=True)
         (records / name).touch()
-        foretold = install("--check", state="absent", records=str(records))
+        foretold = install(check=True, state="absent", records=str(records))
         assert (records / name).exists()
         told = install(state="absent", records=str(records))
         assert told == foretold and not records.exists()
@@ -82,11 +150,11 @@ def test_records_go_with_it_and_a_lock_alone_is_none(install, tmp_path):
 
 
 def test_check_foretells_and_changes_nothing(install, tmp_path):
-    foretold = install("--check")
+    foretold = install(check=True)
     assert installed(tmp_path) == {}
     assert install() == foretold
     there = installed(tmp_path)
-    assert install("--check", state="absent")["changed"]
+    assert install(check=True, state="absent")["changed"]
     assert installed(tmp_path) == there
 
 
@@ -94,17 +162,17 @@ def test_a_layout_on_trial_can_be_taken_back(install, tmp_path):
     path = tmp_path / "etc/openfleet-gpu/layout.json"
     install(state="former")
     assert installed(tmp_path) == {}, "nothing was on trial"
-    install(**{"try": False})
+    install(on_trial=True)
     install(state="former")
     assert set(installed(tmp_path)) == {"usr/local/bin/gpu-layout"}, "there was no layout before"
     install()
     there = installed(tmp_path)
     for layout in ([{"gpus": [0], "sharing": "exclusive"}], [{"gpus": [1], "sharing": "exclusive"}]):
-        install(layout=layout, unit="[Unit]\nDescription=of this layout\n", **{"try": False})
+        install(layout=layout, unit="[Unit]\nDescription=of this layout\n", on_trial=True)
         assert json.loads(path.read_text()) == layout
     assert install(state="former")["changed"]
     assert installed(tmp_path) == there
-    install(layout=[], **{"try": False})
+    install(layout=[], on_trial=True)
     install(layout=[])
     assert json.loads(path.read_text()) == [], "it stands: nothing is kept"
     assert set(installed(tmp_path)) == set(there)
@@ -121,7 +189,7 @@ METRICS = {
 def test_metrics_come_and_go_with_their_directory(install, tmp_path):
     install()
     without = installed(tmp_path)
-    foretold = install("--check", metrics=ON)
+    foretold = install(check=True, metrics=ON)
     assert installed(tmp_path) == without
     assert install(metrics=ON) == foretold
     assert set(installed(tmp_path)) - set(without) == METRICS
@@ -135,6 +203,44 @@ def test_metrics_come_and_go_with_their_directory(install, tmp_path):
     (folder / "openfleet_gpu_layout.prom").write_text("openfleet_layout_drift 0\n")
     assert install(state="absent")["changed"]
     assert installed(tmp_path) == {} and not (tmp_path / "var").exists()
+
+
+def test_the_socket_of_keep_comes_and_goes(install, tmp_path):
+    install()
+    without = installed(tmp_path)
+    kept = dict(UNKEPT, wanted=True)
+    assert install(keep=kept)["changed"] and install(keep=kept) == {"changed": False, "done": []}
+    assert set(installed(tmp_path)) - set(without) == {
+        "etc/openfleet-gpu/keep.json",
+        "etc/systemd/system/gpu-layout-keep.service",
+        "etc/systemd/system/gpu-layout-keep.socket",
+    }
+    assert json.loads((tmp_path / "etc/openfleet-gpu/keep.json").read_text()) == kept["settings"]
+    install()
+    assert installed(tmp_path) == without
+    install(keep=kept)
+    install(state="absent")
+    assert installed(tmp_path) == {}
+
+
+def test_the_agent_of_tenants_comes_and_goes(install, tmp_path):
+    install()
+    without = installed(tmp_path)
+    assert install(agent="[Service]\n")["changed"]
+    assert install(agent="[Service]\n") == {"changed": False, "done": []}
+    unit = "etc/systemd/system/openfleet-vgpu-agent.service"
+    assert set(installed(tmp_path)) - set(without) == {unit} and (tmp_path / unit).read_text() == "[Service]\n"
+    install()
+    assert installed(tmp_path) == without
+    install(agent="[Service]\n")
+    install(state="absent")
+    assert installed(tmp_path) == {}
+
+
+def test_a_keep_that_cannot_be_had_is_refused_before_anything_changes(tmp_path):
+    endless = dict(UNKEPT, wanted=True, settings=dict(UNKEPT["settings"], max="for ever"))
+    refused(tmp_path, "gpu_layout_keep_max: 'for ever' is no length of time", keep=endless)
+    refused(tmp_path, "gpu_layout_keep: it needs the command", state="absent", keep=dict(UNKEPT, wanted=True))
 
 
 def test_a_directory_of_others_stays_with_what_they_have_there(install, tmp_path):
@@ -162,15 +268,12 @@ def test_a_directory_that_a_unit_cannot_name_is_refused(tmp_path, directory):
 
 
 def test_metrics_without_the_command_are_refused(tmp_path):
-    refused(tmp_path, "set gpu_layout_restore_at_boot: true", state="absent", metrics=ON)
+    refused(tmp_path, "Set gpu_layout_restore_at_boot: true", state="absent", metrics=ON)
 
 
 def refused(root, said, **changes):
-    bundle = {"state": "present", "modules": {}, "layout": LAYOUT, "unit": "[Unit]\n", "try": True}
-    bundle.update(metrics=OFF, readers=NOBODY)
-    done = run_installer("--root", str(root), input=json.dumps(dict(bundle, **changes)))
-    assert done.returncode == 1 and said in done.stderr
-    assert "Traceback" not in done.stderr
+    result = run_installer(root, **asked(**changes))
+    assert result["failed"] and said in result["msg"], result
     assert installed(root) == {}
 
 
@@ -183,7 +286,7 @@ needs_sudo = pytest.mark.skipif(shutil.which("visudo", path="/usr/sbin:/sbin") i
 def test_a_rule_of_sudo_comes_and_goes_with_its_readers(install, tmp_path):
     install()
     without = installed(tmp_path)
-    foretold = install("--check", readers=READERS)
+    foretold = install(check=True, readers=READERS)
     assert installed(tmp_path) == without
     assert install(readers=READERS) == foretold and foretold["done"]
     assert set(installed(tmp_path)) - set(without) == {RULE, RECORD}
@@ -210,23 +313,23 @@ def test_a_rule_that_visudo_refuses_is_not_put_in_place(install, tmp_path):
     """As by a visudo that knows less: the program is looked for where root's programs are."""
     install(readers=READERS)
     before = (tmp_path / RULE).read_bytes()
-    script = tmp_path / "refuse.py"
-    script.write_text(
-        "import sys; sys.argv = ['install.py', '--root', %r]\n"
-        "import importlib.util as u; s = u.spec_from_file_location('i', %r); i = u.module_from_spec(s); s.loader.exec_module(i)\n"
-        "i.RULE = i.RULE.replace('NOPASSWD:', 'NOPASSWORD:'); sys.exit(i.main())\n" % (str(tmp_path), str(INSTALLER))
+    script = (
+        "from ansible_collections.openfleet.gpu.plugins.module_utils.install import layout_boot as i\n"
+        "i.RULE = i.RULE.replace('NOPASSWD:', 'NOPASSWORD:')\n"
+        "from ansible_collections.openfleet.gpu.plugins.modules import layout_boot; layout_boot.main()\n"
     )
-    bundle = {"state": "present", "modules": modules(), "layout": LAYOUT, "unit": "[Unit]\n", "try": True}
-    bundle.update(metrics=OFF, readers=dict(READERS, accounts=["other"]))
-    done = subprocess.run([PYTHON, str(script)], input=json.dumps(bundle), capture_output=True, text=True, check=False)
-    assert done.returncode == 1 and "visudo refuses the rule" in done.stderr, done.stderr
+    given = installer_input(tmp_path, **asked(readers=dict(READERS, accounts=["other"])))
+    done = subprocess.run(
+        [PYTHON, "-c", script], input=given, env=installer_environment(), capture_output=True, text=True, check=False
+    )
+    assert "visudo refuses the rule" in json.loads(done.stdout)["msg"], done.stderr
     assert (tmp_path / RULE).read_bytes() == before
     assert [path.name for path in (tmp_path / RULE).parent.iterdir()] == [RULE.rpartition("/")[2]]
 
 
 @needs_sudo
 def test_readers_without_the_command_are_refused(tmp_path):
-    refused(tmp_path, "set gpu_layout_restore_at_boot: true", state="absent", readers=READERS)
+    refused(tmp_path, "Set gpu_layout_restore_at_boot: true", state="absent", readers=READERS)
 
 
 @pytest.mark.host_python
@@ -249,9 +352,9 @@ def test_the_command_takes_no_module_from_its_callers_environment(install, tmp_p
 def test_a_change_of_one_part_writes_that_part(install, tmp_path):
     install()
     assert install(layout=[])["done"] == [f"write {tmp_path}/etc/openfleet-gpu/layout.json"]
-    changed = dict(modules(), **{"sizes.py": modules()["sizes.py"] + "# later\n"})
+    changed = dict(read_sources(), **{"sizes.py": read_sources()["sizes.py"] + "# later\n"})
     written = f"write {tmp_path}/usr/local/bin/gpu-layout: it is of another release, or of another Python"
-    assert install(modules=changed, layout=[])["done"] == [written]
+    assert install(sources=changed, layout=[])["done"] == [written]
 
 
 def truncated(command):
@@ -343,7 +446,7 @@ def test_a_command_that_somebody_changed_is_replaced_and_the_reason_told(install
         before = {member.filename: member.CRC for member in archive.infolist() if member.filename.endswith(".py")}
     damage(command)
     damaged = seen(command)
-    foretold = install("--check")
+    foretold = install(check=True)
     assert foretold == {"changed": True, "done": [f"write {command}: {reason}"]}
     assert seen(command) == damaged
     assert install() == foretold
@@ -384,6 +487,42 @@ def test_the_role_tells_the_reason_also_in_check_mode(tmp_path):
     for arguments in (["--check"], []):
         said = play(*arguments)
         assert f"usr/local/bin/gpu-layout: {CONTENT}" in said and "changed=1 " in said
+
+
+def test_without_the_sources_the_module_asks_for_them_and_changes_nothing(install, tmp_path):
+    assert run_installer(tmp_path, **asked(send=False))["sources_needed"]
+    assert installed(tmp_path) == {}
+    foretold = run_installer(tmp_path, **asked(check=True, send=False))
+    assert foretold["changed"] and len(foretold["done"]) == 3
+    install()
+    result = run_installer(tmp_path, **asked(layout=[], send=False))
+    assert result["done"] == [f"write {tmp_path}/etc/openfleet-gpu/layout.json"]
+    assert result["diff"][0]["before"] == json.dumps(LAYOUT, indent=2) + "\n" and result["diff"][0]["after"] == "[]\n"
+
+
+def test_the_sources_travel_only_to_a_host_that_asks_for_them(tmp_path):
+    """Counted in what Ansible sends: the files of the module, less what it sends for any module."""
+    (tmp_path / "play.yml").write_text(BOOT + "    - ansible.builtin.ping:\n")
+    given = {"gpu_layout": LAYOUT, "gpu_layout__root": str(tmp_path / "root"), "ansible_python_interpreter": PYTHON}
+    words = [str(Path(sys.executable).with_name("ansible-playbook")), "-i", "localhost,", "-c", "local"]
+    settings = {"ANSIBLE_NOCOLOR": "1", "ANSIBLE_KEEP_REMOTE_FILES": "1", "ANSIBLE_PIPELINING": "0"}
+
+    def sent(run):
+        more = ["-e", json.dumps(dict(given, ansible_remote_tmp=str(tmp_path / run)))]
+        environment = {**os.environ, **settings, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
+        command = [*words, str(tmp_path / "play.yml"), *more]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        sizes = {name: [f.stat().st_size for f in (tmp_path / run).rglob(f"AnsiballZ_{name}.py")] for name in NAMES}
+        (ping,) = sizes["ping"]
+        return [size - ping for size in sizes["layout_boot"]]
+
+    (first,), (second,) = sent("first"), sent("second")
+    assert first > second + 100_000, "the sources, which the first run sent last"
+    assert second < 45_000
+
+
+NAMES = ("layout_boot", "ping")
 
 
 def test_the_bytecode_is_what_runs_and_the_source_is_enough(install, tmp_path):

@@ -95,7 +95,8 @@ def test_a_reboot_that_restores_nothing_is_drift_until_the_layout_is_back(laid_o
 
 
 def test_a_process_is_counted_where_it_runs(laid_out):
-    command = ["gpusim", "run", "--gpu", "2", "--", "sh", "-c", "echo ready; exec sleep 600"]
+    work = "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done; echo ready; exec sleep 600"
+    command = ["gpusim", "run", "--gpu", "2", "--", "sh", "-c", work]
     with laid_out.simulated.popen(command, stdout=subprocess.PIPE, text=True) as running:
         try:
             assert running.stdout.readline() == "ready\n"
@@ -103,6 +104,9 @@ def test_a_process_is_counted_where_it_runs(laid_out):
         finally:
             running.send_signal(signal.SIGTERM)
     assert found["openfleet_holders"] == {"0": [0, 0], "1": [0, 0], "2": 1}
+    # Of the instances, and of the whole GPU.
+    seconds = found["openfleet_holders_cpu_seconds_total"]
+    assert seconds.pop("2") > 0 and seconds == {"0": 0, "1": 0}
     assert found["openfleet_layout_drift"]["2"] == 0
 
 

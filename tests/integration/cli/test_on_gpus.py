@@ -261,12 +261,12 @@ def test_tenants_are_applied_shown_and_exported(host, monkeypatch):
     library.touch()
     assert "vgpu pair: add" in host("apply", "--layout", layout).stdout
     assert host("show").stdout.splitlines()[-2:] == [
-        "vgpu a  gpu 1  8GiB and 60 %, contended, by preload  0 MiB used by 0 processes",
+        "vgpu a  gpu 1  8GiB and 60 %, contended, by preload  0 MiB used by 0 processes  not isolated from neighbours",
         "vgpu pair  gpu 0 and gpu 1  512MiB and 60 %, contended, priority 1, by preload  "
-        "0 MiB and 0 MiB used by 0 processes",
+        "0 MiB and 0 MiB used by 0 processes  not isolated from neighbours",
     ]
     told = json.loads(host("show", "--json").stdout)["vgpu_tenants"]
-    assert [each["tenant"]["name"] for each in told] == ["a", "pair"]
+    assert [(each["tenant"]["name"], each["isolation"]) for each in told] == [("a", "none"), ("pair", "none")]
     for options in ([], ["--pin-placements"]):
         done = host("export", *options)
         assert done.stderr == ""
@@ -342,3 +342,78 @@ def test_what_is_in_use_stops_it_is_waited_for_or_is_ended(host):
     finally:
         job.kill()
         job.wait()
+
+
+ALL_MIG = [{"gpus": "all", "sharing": "mig", "mig": [{"profile": "7g.80gb"}]}]
+UNIT, OLD_UNIT = "[Unit]\nDescription=new\n", "[Unit]\nDescription=old\n"
+
+
+@pytest.fixture
+def on_trial(host):
+    """GPUs that cannot be reset, and an installation after the first step of a reboot: the old files beside the new ones."""
+    host.simulated.create([{"model": "A100-80GB", "count": 2}])
+    for gpu in "01":
+        host.gpusim("set", gpu, "passthrough", "on")
+        host.gpusim("set", gpu, "reset_refused", "on")
+    layout, unit = host.folder / "etc/openfleet-gpu/layout.json", host.folder / "etc/systemd/system/gpu-layout.service"
+    for path, new, old in (
+        (layout, json.dumps(ALL_MIG), json.dumps([{"gpus": "all", "sharing": "exclusive"}])),
+        (unit, UNIT, OLD_UNIT),
+    ):
+        path.parent.mkdir(parents=True)
+        path.write_text(new)
+        path.with_name(path.name + ".former").write_text(old)
+    return layout, unit
+
+
+def leftovers(host):
+    return sorted(path.name for path in (host.folder / "etc").rglob("*") if path.suffix == ".former")
+
+
+def test_a_boot_takes_back_a_layout_whose_modes_were_never_left_pending(host, on_trial):
+    layout, unit = on_trial
+    host.gpusim("reboot")
+    done = host("apply", "--layout", str(layout))
+    assert "the layout on trial was taken back" in done.stderr
+    assert "exclusive" in layout.read_text() and unit.read_text() == OLD_UNIT
+    assert leftovers(host) == []
+    assert host.seen() == {0: [], 1: []}
+    assert "compute mode exclusive_process" in host("show").stdout
+
+
+def test_a_boot_removes_a_layout_that_replaced_none(host, on_trial):
+    layout, unit = on_trial
+    for path in on_trial:
+        path.with_name(path.name + ".former").write_text("")
+    assert "nothing to apply" in host("apply", "--layout", str(layout)).stderr
+    assert not layout.exists() and not unit.exists() and leftovers(host) == []
+
+
+def test_a_layout_of_the_operators_own_is_never_on_trial(host, on_trial):
+    own = host.folder / "mine.json"
+    own.write_text(json.dumps([{"gpus": "all", "sharing": "exclusive"}]))
+    former = own.with_name("mine.json.former")
+    former.write_text("[]")
+    host("apply", "--layout", str(own))
+    assert "exclusive" in own.read_text() and former.read_text() == "[]"
+    assert leftovers(host) == sorted(path.name + ".former" for path in on_trial)
+
+
+def test_a_boot_keeps_a_layout_whose_modes_were_left_pending(host, on_trial):
+    layout, unit = on_trial
+    assert host.module("mig", layout=ALL_MIG, leave_pending=True)["reboot_required"]
+    host.gpusim("reboot")
+    done = host("apply", "--layout", str(layout))
+    assert "taken back" not in done.stderr and "create 7g.80gb@0" in done.stdout
+    assert json.loads(layout.read_text()) == ALL_MIG and unit.read_text() == UNIT and leftovers(host) == []
+    # A second boot, before the run that asked for the reboot comes back: nothing is on trial any more.
+    assert "taken back" not in host("apply", "--layout", str(layout)).stderr
+
+
+def test_modes_that_cannot_be_left_pending_or_are_taken_back_do_not_keep_the_layout(host, on_trial):
+    layout, _unit = on_trial
+    host.module("mig", layout=ALL_MIG, leave_pending=True)
+    # A later run without leave to reboot: it takes the modes back.
+    assert host.module("mig", layout=ALL_MIG)["reboot_required"]
+    assert "taken back" in host("apply", "--layout", str(layout)).stderr
+    assert "exclusive" in layout.read_text()

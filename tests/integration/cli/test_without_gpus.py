@@ -59,7 +59,7 @@ def test_it_says_what_of_a_model_is_not_confirmed(bare):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["H900", "3g.40gb"], "It has: A100-40GB"),
+        (["H900", "3g.40gb"], "A100-40GB, A100-80GB"),
         (["H100-80GB", "3g.4"], "is not the name of a MIG profile"),
         (["H100-80GB", "1c.3g.40gb"], "it is a compute instance"),
     ],

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
+import sys
 import uuid
 from pathlib import Path
 
@@ -71,9 +73,39 @@ def test_who_holds_a_gpu_is_in_gpu_info(host):
     assert (holder["kind"], holder["gpu_instance_id"], holder["user"]) == ("process", big, "root")
     assert "sleep 300" in holder["command"]
     assert {i["id"]: len(i["holders"]) for i in gpu["mig"]["instances"]} == {big: 1, small: 0}
-    gpu = host.module("gpu_info", holders=False)["gpus"][0]
+    assert (holder["listens"], holder["clients"]) == (None, None), "nobody asked"
+    gpu = host.module("gpu_info", holders=False, sockets=True)["gpus"][0]
     assert gpu["holders"] is None
     assert [i["holders"] for i in gpu["mig"]["instances"]] == [None, None]
+
+
+#: Listens and has one client, itself in another process; says when.
+SERVE = """
+import os, socket, time
+one = socket.create_server(("127.0.0.1", 0))
+address = one.getsockname()
+if os.fork():
+    kept = one.accept()
+    print("ready", flush=True)
+else:
+    one.close()
+    kept = socket.create_connection(address)
+time.sleep(600)
+"""
+
+
+def test_who_serves_clients_is_in_gpu_info_where_that_is_asked(host):
+    host.create([{"model": "H100-80GB", "count": 1}])
+    command = ["gpusim", "run", "--gpu", "0", "--", sys.executable, "-c", SERVE]
+    with host.popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        try:
+            assert process.stdout.readline() == "ready\n"
+            (holder,) = host.module("gpu_info", sockets=True)["gpus"][0]["holders"]
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert holder["listens"] is True
+    # Where the tests run in no unit, the child is somebody else; in one it is of the same.
+    assert holder["clients"] == (0 if holder["unit_or_container"] else 1)
 
 
 def test_an_open_node_holds_without_a_process_in_nvml(host, tmp_path):

@@ -36,6 +36,8 @@ def test_without_leave_the_old_layout_stands_and_the_word_is_clear(stuck):
     assert failed["reboot_required"]
     assert "reboot needed: gpusim reset" in failed["msg"]
     assert "gpu_layout_reboot: true" in failed["msg"]
+    # By its index, and by what does not change.
+    assert "gpu 0 (%s)" % stuck.module("gpu_info")["gpus"][0]["uuid"] in failed["msg"], failed["msg"]
     assert modes(stuck) == [(False, False), (False, False)]
     assert [gpu["compute_mode"] for gpu in stuck.module("gpu_info")["gpus"]] == ["default", "default"]
 

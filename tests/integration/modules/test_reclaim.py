@@ -5,7 +5,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
+
+from ansible_collections.openfleet.gpu.plugins.module_utils import transaction
 
 pytestmark = [pytest.mark.core, pytest.mark.host_python]
 
@@ -26,3 +30,24 @@ def test_what_does_not_hold_the_gpu_any_more_is_spared(host):
     finally:
         process.kill()
         process.wait()
+
+
+def test_what_was_announced_is_recorded_once_it_was_told_and_forgotten_when_it_is_gone(host):
+    record = host.folder / "state.d/reclaim/notices.json"
+    finding = {"kind": "unit", "name": "idle.service", "runtime": "", "gpus": ["GPU-0"]}
+    # Nothing is made on a host where nothing was ever announced.
+    assert not host.module("reclaim", items=[])["changed"] and not record.parent.exists()
+    assert host.module("reclaim", items=[], confirmed=[finding])["changed"]
+    (row,) = json.loads(record.read_text())["notices"]
+    assert {name: row[name] for name in finding} == finding
+    assert record.parent.stat().st_mode & 0o777 == 0o700 and record.stat().st_mode & 0o777 == 0o600
+    assert not host.module("reclaim", items=[])["changed"]
+    assert json.loads(record.read_text())["notices"] == []
+
+
+def test_while_a_run_changes_the_host_nothing_is_stopped(host):
+    host.create([{"model": "H100-80GB", "count": 1}])
+    with transaction.locked(str(host.folder / "state.d"), 60.0):
+        done = host.module("reclaim", items=[{"kind": "unit", "name": "idle.service", "gpus": ["GPU-0"]}])
+    assert done["stopped"] == done["noticed"] == []
+    assert "another run is changing the layout" in done["spared"][0]["why"]

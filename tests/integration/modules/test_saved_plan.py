@@ -70,7 +70,7 @@ def test_a_saved_plan_is_refused_where_it_does_not_fit_and_then_applied_and_left
     changed.write_text(json.dumps(dict(data, schema=5)))
     run = fleet.play({"one": HALVES}, "-e", f"gpu_layout_plan={changed}")
     assert run.returncode != 0
-    assert "it has schema 5 and this release reads 1 to 4. Save it anew with this release" in said(run)
+    assert "it has schema 5 and this release reads 4. Save it again with this release" in said(run)
     assert untouched(fleet)
 
     first = fleet.play(layouts, "-e", f"gpu_layout_plan={saved}", waves=["100%"])
@@ -90,7 +90,7 @@ def test_a_run_that_fails_ends_its_waves_and_tells_how_far_the_fleet_got(fleet):
     assert run.returncode != 0
     assert "the layout of before is back" in said(run)
     assert "Applied: 2 created, 0 destroyed, 0 kept, on 1 of 3 hosts" in run.stdout
-    assert "Failed: three: gpu GPU-" in run.stdout
+    assert "Failed: three: gpu 0 (GPU-" in run.stdout
     assert run.stdout.count("Failed: ") == 1
     assert fleet.seen() == {"one": [("3g.40gb", 0), ("3g.40gb", 4)], "two": [], "three": []}
 
@@ -210,7 +210,7 @@ def test_steps_that_the_planner_would_not_take_are_refused(host, planned):
     """A plan is no back door: what is in the file is compared with what the planner makes, never carried out from it."""
     planned["gpus"][0]["steps"].pop()
     assert "the steps would be others now: gpu 0: " in refused(host, planned)
-    assert "it was not written by this collection" in refused(host, {"schema": 1})
+    assert "it was not written by this collection" in refused(host, {"schema": 4})
     assert "it has schema None" in refused(host, {})
 
 

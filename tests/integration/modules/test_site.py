@@ -9,6 +9,7 @@ import os
 import stat
 
 import pytest
+from ansible.release import __version__ as ansible_version
 from simulated_fleet import Fleet
 
 LAYOUT = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}]
@@ -73,6 +74,27 @@ def test_the_typo_of_the_last_host_stops_the_run_before_the_first_is_touched(fle
 
 
 @pytest.mark.core
+def test_wrong_variables_of_the_last_host_stop_the_run_before_the_first_is_touched(fleet):
+    wrong = {"gpu_layout_lock_timeout": "soon", "gpu_layout_on_bsuy": "wait", "container_toolkit_restart": "mabye"}
+    fleet.more["three"] = wrong
+    run = fleet.play(dict.fromkeys(fleet.hosts, LAYOUT), waves=[0, "many"])
+    said = " ".join((run.stdout + run.stderr).split())
+    assert run.returncode != 0
+    assert "three: gpu_layout_lock_timeout: expected a whole number" in said
+    assert (
+        "three: gpu_layout_on_bsuy: the collection has no such variable, and ignores it. Did you mean gpu_layout_on_busy?"
+        in said
+    )
+    assert 'three: container_toolkit_restart: unknown value "mabye"' in said
+    assert "one: gpu_site_waves[0]: a wave of 0 hosts" in said
+    assert 'one: gpu_site_waves[1]: "many" is no size of a wave' in said
+    assert "Traceback" not in said
+    # No host was even looked at.
+    assert "TASK [openfleet.gpu.gpu_layout" not in said
+    assert fleet.seen() == {"one": [], "two": [], "three": []}
+
+
+@pytest.mark.core
 def test_a_dry_run_shows_the_steps_and_changes_nothing(fleet):
     run = fleet.play(dict.fromkeys(fleet.hosts, LAYOUT), "--check", "--diff")
     assert run.returncode == 0, run.stdout + run.stderr
@@ -83,9 +105,79 @@ def test_a_dry_run_shows_the_steps_and_changes_nothing(fleet):
     assert fleet.seen() == {"one": [], "two": [], "three": []}
 
 
+@pytest.mark.parametrize("group", ["gpu_host", "gpu_hosts"])
+def test_an_inventory_without_gpu_hosts_is_no_success(fleet, tmp_path, group):
+    inventory = tmp_path / "empty.yml"
+    inventory.write_text(json.dumps({group: {"hosts": {"one": {}} if group != "gpu_hosts" else {}}}))
+    run = fleet.run("site.yml", inventory)
+    assert run.returncode != 0
+    assert "The group gpu_hosts has no hosts" in " ".join((run.stdout + run.stderr).split())
+
+
+def test_a_host_without_a_plan_stops_the_run_unless_it_is_tolerated(fleet, tmp_path):
+    """One host cannot be reached, and the driver of another fails."""
+    fleet.more["one"] = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
+    fleet.hosts["two"].gpusim("fail", "nvmlDeviceGetMemoryInfo", "--code", "UNKNOWN")
+    layouts = dict.fromkeys(fleet.hosts, LAYOUT)
+    refused = fleet.play(layouts, waves=[1])
+    said = " ".join((refused.stdout + refused.stderr).split())
+    assert refused.returncode != 0
+    assert (
+        "No plan for one (could not be reached), two (gpu 0 (GPU-" in said and "Nothing was changed. Mend them" in said
+    )
+    assert "(--limit '!one:!two'), or go on without so many hosts (gpu_site_tolerate: 2)" in said
+    # The plan of the host that has one is there to read.
+    assert "gpu 0: enable MIG mode, create 3g.40gb@0" in refused.stdout
+    assert fleet.seen() == {"one": [], "two": [], "three": []}
+    assert "Share the GPUs" not in refused.stdout and "Apply the layout" not in refused.stdout
+    fleet.hosts["two"].gpusim("fail", "nvmlDeviceGetMemoryInfo", "--code", "UNKNOWN")
+    report = tmp_path / "report"
+    done = fleet.play(layouts, "-e", "gpu_site_tolerate=70%", "-e", f"gpu_report_dir={report}", waves=[1])
+    assert fleet.seen() == {"one": [], "two": [], "three": [("3g.40gb", 0), ("3g.40gb", 4)]}
+    # The canary is the host that is left, and the exit status says that some are missing.
+    assert waves_of(done) == 1 and done.returncode != 0
+    written = json.loads((report / "report.json").read_text())
+    assert written["totals"]["hosts_left_out"] == 2 and written["totals"]["hosts_changed"] == 1
+    notes = {host["name"]: host["note"] for host in written["hosts"]}
+    assert notes["one"] == "left out: could not be reached" and notes["two"].startswith("left out: gpu 0 (GPU-")
+    assert "2 left out" in " ".join(done.stdout.split())
+
+
+def test_a_mistake_in_the_monitoring_stops_the_run_also_where_a_loss_is_tolerated(fleet):
+    """Of a play with a host that failed before, ansible-core does not let the failure end the playbook."""
+    fleet.more["one"] = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
+    watchers = {"one": {}, "right": {"gpu_monitoring_state": "absent"}, "wrong": {"gpu_monitoring_state": "gone"}}
+    fleet.groups["gpu_monitoring"] = {"hosts": watchers}
+    run = fleet.play(dict.fromkeys(fleet.hosts, LAYOUT), "-e", "gpu_site_tolerate=1", waves=[1])
+    said = " ".join((run.stdout + run.stderr).split())
+    assert run.returncode != 0 and "gpu_monitoring_state" in said
+    assert "Apply the layout" not in said and "Bring the monitoring" not in said and "Nothing was changed" in said
+    assert fleet.seen() == {"one": [], "two": [], "three": []}
+
+
+def test_a_wrong_layout_is_not_tolerated(fleet):
+    typo = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.45gb"}]}]
+    run = fleet.play({"one": LAYOUT, "two": LAYOUT, "three": typo}, "-e", "gpu_site_tolerate=2")
+    said = " ".join((run.stdout + run.stderr).split())
+    assert run.returncode != 0
+    assert "No plan for three (gpu_layout[0] on gpu 0" in said and "is never tolerated" in said
+    assert fleet.seen() == {"one": [], "two": [], "three": []}
+
+
+@pytest.mark.core
+def test_before_ansible_core_2_19_it_runs_only_where_hosts_are_trusted(fleet, monkeypatch):
+    old = tuple(map(int, ansible_version.split(".")[:2])) < (2, 19)
+    monkeypatch.delenv("OPENFLEET_GPU_TRUST_HOSTS", raising=False)
+    run = fleet.play({"one": LAYOUT}, "--check")
+    assert (run.returncode != 0) == old
+    assert ("set OPENFLEET_GPU_TRUST_HOSTS=1" in " ".join((run.stdout + run.stderr).split())) == old
+
+
 def test_a_host_without_a_layout_is_named(fleet):
     run = fleet.play({"one": LAYOUT, "two": None, "three": LAYOUT})
     assert run.returncode != 0
     assert "fatal: [two]" in run.stdout + run.stderr
-    assert "gpu_layout" in run.stdout + run.stderr
+    said = " ".join((run.stdout + run.stderr).split())
+    assert "two: gpu_layout: the host has no gpu_layout. Write `gpu_layout: []` to leave its GPUs as they are" in said
+    assert "Jinja" not in said and "is undefined" not in said
     assert fleet.seen() == {"one": [], "two": [], "three": []}

@@ -4,9 +4,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +14,6 @@ from fault_sweep import Sweep, random_transitions
 from thorough import THOROUGH
 
 MAKE = str(Path(__file__).resolve().parents[1] / "make_instance.py")
-SCHEMA_1 = Path(__file__).resolve().parents[1] / "data" / "schema-1"
 H100 = [{"model": "H100-80GB", "count": 2}]
 
 
@@ -234,42 +231,14 @@ def test_where_both_ways_would_end_a_job_the_run_says_so(host):
         job.wait()
 
 
-# --- files of an older release: what the release that had schema 1 left of a run that was killed ---------------------
+# --- a journal of another schema --------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def left_behind(host):
-    """The host on which it was killed, as it left it."""
-    host.create(H100, host="gpu-1")
-    for profile, start in (("3g.40gb", 4), ("1g.20gb", 0)):
-        host.run([sys.executable, MAKE, "0", profile, str(start)])
-    shutil.copytree(SCHEMA_1, host.folder / "state.d")
-    return host
-
-
-def test_the_journal_of_an_older_release_leads_back(left_behind):
-    done = left_behind.module("mig", layout=OLD)
-    assert done["recovered"] == "old", done
-    assert left_behind.seen() == {0: [("2g.20gb", 0), ("1g.10gb", 2), ("3g.40gb", 4)], 1: []}
-    # Its record too was understood: all of these are the collection's own, and go without a word.
-    assert left_behind.module("mig", layout=[mig(0, "7g.80gb")])["changed"]
-
-
-def test_the_plan_of_an_older_release_is_carried_out(left_behind):
-    plan = json.loads((SCHEMA_1 / "plan.json").read_text())
-    done = left_behind.module("mig", layout=NEW, plan=plan)
-    assert done["recovered"] == "old", done
-    assert done["plan"] == [gpu["plan"] for gpu in plan["gpus"]]
-
-
-def test_an_older_release_that_holds_the_lock_is_named(host):
+def test_a_journal_that_this_release_cannot_read_is_refused(host):
     host.create(H100)
-    shutil.copytree(SCHEMA_1, host.folder / "state.d")
-    (host.folder / "state.d" / "journal.json").unlink()
-    with (host.folder / "state.d" / "lock").open() as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        refused = host.module("mig", layout=NEW, lock_timeout=0)
-    assert (
-        "another run is changing the layout: pid 103 (/usr/local/bin/gpu-layout apply) since 2026-11-21"
-        in refused["msg"]
-    )
+    journal = host.folder / "state.d" / "journal.json"
+    journal.parent.mkdir()
+    journal.write_text('{"schema": 1, "before": [], "after": []}')
+    refused = host.module("mig", layout=NEW)
+    assert "has schema 1, and this release reads 4" in refused["msg"]
+    assert journal.exists() and host.seen()[0] == []

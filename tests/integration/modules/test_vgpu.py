@@ -307,6 +307,23 @@ def test_a_tenant_at_work_is_not_moved_unless_it_may_be_ended(fleet):
         process.wait()
 
 
+def test_a_tenant_at_work_is_neither_removed_nor_renamed_unless_it_may_be_ended(fleet):
+    run(fleet, entry([0], tenant("a")))
+    before = files(fleet)
+    process = as_tenant(fleet, "a")
+    try:
+        for after in (entry([0], tenant("renamed")), {"gpus": [0], "sharing": "shared"}):
+            refused = run(fleet, after)
+            assert "vgpu a (it would be removed from gpu 0) is in use by pid %d" % process.pid in refused["msg"]
+        assert files(fleet) == before
+        gone = run(fleet, entry([0], tenant("renamed")), on_busy="force", grace_period=10)
+        assert str(process.pid) in gone["ended"][0]
+        assert set(quotas(fleet)) == {"renamed"}
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_another_process_is_in_no_tenants_way(fleet):
     run(fleet, entry([0], tenant("a")))
     process = as_tenant(fleet, "b")

@@ -152,7 +152,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils import busy, converg
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError
 asked = layout.parse_layout([{"gpus": "all", "sharing": "mig", "mig": [{"profile": "3g.40gb"}]}])
 try:
-    converge.converge(asked, sys.argv[1], "fail", 0, None, busy.OnBusy("force"))
+    converge.converge(converge.Request(asked, sys.argv[1], "fail"), 0, busy.OnBusy("force"))
 except ApplyError as error:
     print(error)
 """

@@ -63,7 +63,7 @@ def starts(host) -> list[str]:
 @pytest.fixture(scope="module")
 def container(engines):
     """A container that runs, and must go on doing so: one program that needs nothing, and nothing else."""
-    program = "int main(void) { for (;;) __builtin_ia32_pause(); }"
+    program = "int pause(void); int main(void) { for (;;) pause(); }"
     engines.check_output(f"printf '{program}' | gcc -static -x c -o /tmp/wait -")
     engines.check_output("tar -C /tmp -cf - wait | docker import - localhost/wait")
     # There is no group of control groups here that is docker's.

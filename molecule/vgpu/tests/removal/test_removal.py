@@ -14,6 +14,8 @@ TRACES = (
     "/etc/systemd/system/run-openfleet\\x2dgpu-vgpu.mount",
     "/etc/systemd/system/local-fs.target.wants/run-openfleet\\x2dgpu-vgpu.mount",
     "/etc/systemd/system/notebook.service.d",
+    "/etc/systemd/system/openfleet-vgpu-agent.service",
+    "/etc/systemd/system/multi-user.target.wants/openfleet-vgpu-agent.service",
     "/run/openfleet-gpu",
     "/var/lib/openfleet-gpu",
 )

@@ -121,6 +121,13 @@ def test_a_tenant_cannot_fill_the_hosts_run(ada):
         ada.ask(f"truncate -s {before} {region}")
 
 
+def test_the_agent_keeps_neighbours_from_ending_a_tenants_programs(ada):
+    assert ada.ask("systemctl is-active openfleet-vgpu-agent.service") == "active"
+    shown = json.loads(ada.ask("gpu-layout show --json"))["vgpu_tenants"]
+    assert {one["tenant"]["name"]: one["isolation"] for one in shown} == dict.fromkeys(QUOTA_MIB, "sealed")
+    assert "openfleet-vgpu-agent.service" in ada.ask("ls /etc/systemd/system/multi-user.target.wants")
+
+
 # --- containers ---------------------------------------------------------------------------------
 
 
@@ -165,6 +172,9 @@ def test_a_containers_processes_have_the_library_and_nothing_else_is_changed(ada
     )
     assert told.splitlines()[0] == f"{DIRECTORY}/libopenfleet-vgpu.so"
     assert ada.current() in told
+    sockets = "cd /run/openfleet-gpu/vgpu/agent && echo */* && [ -S pair/turnstiles.1 ]"
+    told = ada.ask(f"podman run --rm --network=none --device openfleet.io/vgpu=pair {IMAGE} sh -c '{sockets}'")
+    assert told == "pair/turnstiles.1"
     spec = json.loads(ada.ask("cat /etc/cdi/openfleet-vgpu-pair.json"))
     assert spec["kind"] == "openfleet.io/vgpu"
     # Never the whole host's.

@@ -1,0 +1,127 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A host of simulated GPUs with the service behind `gpu-layout keep`, and users who ask it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Iterator
+
+from attackers import PYTHON
+from command_host import PYTHON as HOST_PYTHON
+from command_host import build_command
+from simulated_host import SIMULATOR, SimulatedHost
+
+#: Longer than any answer takes on a busy machine.
+PATIENCE_SECONDS = 120.0
+#: Makes the socket as systemd would, and becomes the service.
+START = """
+import os, socket, sys
+path, *command = sys.argv[1:]
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(path)
+os.chmod(path, 0o666)
+listener.listen(64)
+os.dup2(listener.fileno(), 3)
+os.set_inheritable(3, True)
+os.environ["LISTEN_FDS"] = "1"
+os.execv(command[0], command)
+"""
+
+
+class KeepHost:
+    """The service as root, its socket, and a folder that every user reaches."""
+
+    def __init__(self, folder: Path, library: Path, groups: tuple[str, ...] = (), most: str = "7d") -> None:
+        self.folder = folder
+        self.simulated = SimulatedHost(folder / "host", library).create([{"model": "H100-80GB", "count": 2}])
+        self.command = build_command(folder / "gpu-layout")
+        self.socket = folder / "keep.sock"
+        self.state = folder / "state.d"
+        settings = folder / "keep.json"
+        settings.write_text(json.dumps({"max": most, "groups": list(groups), "state_directory": str(self.state)}))
+        words = [HOST_PYTHON, str(self.command), "keep-serve", "--settings", str(settings)]
+        self.log = folder / "log"
+        with self.log.open("w") as log:
+            self.service = self.simulated.popen(
+                [sys.executable, "-c", START, str(self.socket), *words], stdout=log, stderr=log
+            )
+        wait_for(self.socket.exists, "the socket")
+
+    def close(self) -> None:
+        self.service.terminate()
+        self.service.wait(PATIENCE_SECONDS)
+
+    @contextlib.contextmanager
+    def holder(self, user: int) -> Iterator[int]:
+        """A process of that user on GPU 0; gives its pid."""
+        command = [str(PYTHON), "-m", "gpusim", "run", "--gpu", "0", "--", "sh", "-c", "echo on; exec cat"]
+        environment = {**self.simulated.environment, "PYTHONPATH": str(self.tool), "PYTHONDONTWRITEBYTECODE": "1"}
+        with subprocess.Popen(
+            command, env=environment, cwd="/", user=user, group=user, extra_groups=[],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        ) as made:  # fmt: skip
+            try:
+                assert made.stdout.readline() == "on\n"
+                yield made.pid
+            finally:
+                made.kill()
+
+    @property
+    def tool(self) -> Path:
+        """The simulator's tool where every user can read it."""
+        copy = self.folder / "tool"
+        if not copy.exists():
+            shutil.copytree(SIMULATOR / "gpusim", copy / "gpusim", ignore=shutil.ignore_patterns("__pycache__"))
+        return copy
+
+    def keep(self, *words: object, user: int = 0) -> subprocess.CompletedProcess:
+        """Run the command as a user."""
+        return subprocess.run(
+            [str(PYTHON), "-I", str(self.command), "keep", "--socket", str(self.socket), *map(str, words)],
+            user=user, group=user, extra_groups=[], cwd="/", env={"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8"},
+            capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS,
+        )  # fmt: skip
+
+    def say(self, data: bytes, end: bool = True) -> dict:
+        """Send bytes as root, and return the answer; empty if there was none."""
+        with self.connected() as made:
+            with contextlib.suppress(OSError):
+                made.sendall(data)
+                if end:
+                    made.shutdown(socket.SHUT_WR)
+            return heard(made)
+
+    def connected(self) -> socket.socket:
+        made = socket.socket(socket.AF_UNIX)
+        made.settimeout(PATIENCE_SECONDS)
+        made.connect(str(self.socket))
+        return made
+
+    def kept(self) -> list[dict]:
+        """What is in the file of keeps."""
+        path = self.state / "reclaim" / "keeps.json"
+        return json.loads(path.read_text())["keeps"] if path.exists() else []
+
+
+def heard(made: socket.socket) -> dict:
+    said = b""
+    with contextlib.suppress(ConnectionResetError):
+        while chunk := made.recv(65536):
+            said += chunk
+    return json.loads(said) if said else {}
+
+
+def wait_for(condition, what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)

@@ -1,0 +1,219 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""`gpu-layout keep` by a real service, on which users with other user ids try what they can."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+
+import pytest
+from attackers import ALICE, BOB, PYTHON, public_folder
+from keep_host import PATIENCE_SECONDS, KeepHost, heard, wait_for
+from simulated_host import SimulatedHost
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="processes of several users are started as root")
+#: In an account's own group on every machine.
+DAEMON = 1
+
+
+@pytest.fixture(scope="module")
+def library():
+    with public_folder() as folder:
+        yield SimulatedHost.build(folder).library
+
+
+@pytest.fixture(scope="module")
+def shared(library):
+    with public_folder() as folder:
+        made = KeepHost(folder, library, groups=("daemon", "of-no-host"))
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def host(shared):
+    yield shared
+    assert shared.service.poll() is None, shared.log.read_text()
+    assert "Traceback" not in shared.log.read_text()
+    for row in shared.kept():
+        assert shared.keep("--end", row["name"].rpartition(" ")[2]).returncode == 0
+
+
+@pytest.fixture
+def pid(host):
+    with host.holder(ALICE) as found:
+        yield found
+
+
+def test_an_owner_keeps_lists_renews_and_ends(host, pid):
+    done = host.keep(pid, "3d", user=ALICE)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"pid {pid} is kept until ") and f"gpu-layout keep --end {pid}" in done.stdout
+    (first,) = host.kept()
+    assert (first["uid"], first["kind"], first["identity"].split()[0]) == (ALICE, "process", str(pid))
+    assert first["until"] == pytest.approx(first["made"] + 3 * 86400)
+    assert host.state.joinpath("reclaim/keeps.json").stat().st_mode & 0o077 == 0
+    assert host.keep(pid, "12h", user=ALICE).returncode == 0
+    (renewed,) = host.kept()
+    assert renewed["until"] < first["until"]
+    assert f"pid {pid}  until " in host.keep("--list", user=ALICE).stdout
+    assert "is no longer kept" in host.keep("--end", pid, user=ALICE).stdout
+    assert host.kept() == []
+    assert host.keep("--list", user=ALICE).stdout == "Nothing of yours is kept on this host.\n"
+
+
+def test_another_user_neither_keeps_nor_ends_nor_sees_it(host, pid):
+    done = host.keep(pid, "3d", user=BOB)
+    assert done.returncode == 1 and f"it belongs to uid {ALICE}" in done.stderr
+    assert "Ask a member of the group daemon or of-no-host" in done.stderr and host.kept() == []
+    assert host.keep(pid, "3d", user=ALICE).returncode == 0
+    assert "you keep nothing of this name" in host.keep("--end", pid, user=BOB).stderr
+    assert "Nothing of yours" in host.keep("--list", user=BOB).stdout
+    assert [row["uid"] for row in host.kept()] == [ALICE]
+
+
+@pytest.mark.parametrize("user", [0, DAEMON])
+def test_root_and_members_of_the_groups_keep_what_is_others(host, pid, user):
+    assert host.keep(pid, "1d", user=user).returncode == 0
+    assert [row["uid"] for row in host.kept()] == [user]
+    assert f"pid {pid}  until " in host.keep("--list", user=user).stdout
+
+
+def test_what_holds_no_gpu_is_not_kept(host, pid):
+    with subprocess.Popen([str(PYTHON), "-c", "input()"], stdin=subprocess.PIPE, user=BOB) as mine:
+        done = host.keep(mine.pid, "3d", user=BOB)
+        mine.kill()
+    assert done.returncode == 1 and "no process with this pid holds a GPU" in done.stderr
+    for name in ("none", "none.service", "999999999"):
+        assert host.keep(name, "3d", user=ALICE).returncode == 1
+    assert host.kept() == []
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("x", "8d"), "lasts 7 days at most"),
+        (("x", "3"), "not a length of time"),
+        (("x", "0d"), "not a length of time"),
+        (("x",), "it needs a name and a length of time"),
+        ((), "it needs a name and a length of time"),
+        (("x", "3d", "--list"), "it needs a name and a length of time"),
+        (("x" * 256, "3d"), "names no service"),
+        (("x" * 5000, "3d"), "too long"),
+        (("../../etc", "3d"), "names no service"),
+        (("x\ny", "3d"), "names no service"),
+        (("-- x", "3d"), "names no service, container or process|no service or container"),
+    ],
+)
+def test_errors_say_what_to_do(host, words, why):
+    import re
+
+    done = host.keep(*(["--"] if words and words[0][:1] == "-" else []), *words, user=DAEMON)
+    assert done.returncode == 1 and re.search(why, done.stderr), done.stderr
+    assert "Traceback" not in done.stderr and host.kept() == []
+
+
+GOOD = {"op": "keep", "name": "x", "seconds": 3600}
+BAD = {
+    "empty": b"\n",
+    "no JSON": b"keep x 3d\n",
+    "not UTF-8": b"\xff\xfe\n",
+    "a NUL": b'{"op": "list"}\0\n',
+    "no object": b"[]\n",
+    "deep": b"[" * 4000 + b"\n",
+    "another operation": b'{"op": "apply"}\n',
+    "an operation of another type": b'{"op": ["keep"]}\n',
+    "a user of its choice": json.dumps({**GOOD, "uid": 0}).encode() + b"\n",
+    "a pid of its choice": json.dumps({**GOOD, "pid": 1}).encode() + b"\n",
+    "seconds as text": json.dumps({**GOOD, "seconds": "3600"}).encode() + b"\n",
+    "true for a number": json.dumps({**GOOD, "seconds": True}).encode() + b"\n",
+    "no time": json.dumps({**GOOD, "seconds": 0}).encode() + b"\n",
+    "less than none": json.dumps({**GOOD, "seconds": -86400}).encode() + b"\n",
+    "for ever": b'{"op": "keep", "name": "x", "seconds": 1e400}\n',
+    "a large number": b'{"op": "keep", "name": "x", "seconds": 1%s}\n' % (b"0" * 3000),
+    "too long": b'{"op": "end", "name": "%s"}\n' % (b"x" * 8192),
+    "endless": b"x" * 1_000_000,
+}
+
+
+@pytest.mark.parametrize("data", BAD.values(), ids=BAD)
+def test_what_is_no_request_is_refused(host, data):
+    said = host.say(data)
+    # The kernel may cut the connection of who sends more than is read, with the answer.
+    assert set(said) == {"error"} or (not said and len(data) > 4096), said
+    assert host.kept() == []
+
+
+@pytest.fixture
+def fresh(library):
+    """A service that nobody has asked anything yet."""
+    with public_folder() as folder:
+        made = KeepHost(folder, library)
+        yield made
+        made.close()
+        assert "Traceback" not in made.log.read_text()
+
+
+SLOW = """
+import socket, sys
+path, count = sys.argv[1], int(sys.argv[2])
+held = [socket.socket(socket.AF_UNIX) for _ in range(count)]
+for one in held:
+    one.connect(path)
+    one.sendall(b'{"op": ')
+print("open", flush=True)
+for one in held:
+    one.settimeout(120)
+    print(one.recv(65536).decode().strip(), flush=True)
+"""
+
+
+def test_one_who_does_not_end_the_line_keeps_nobody_from_being_served(fresh):
+    with subprocess.Popen(
+        [str(PYTHON), "-c", SLOW, str(fresh.socket), "5"], user=BOB, group=BOB, extra_groups=[],
+        stdout=subprocess.PIPE, text=True,
+    ) as slow:  # fmt: skip
+        assert slow.stdout.readline() == "open\n"
+        assert fresh.keep("--list", user=ALICE).returncode == 0
+        said = [
+            json.loads(line)["error"]["problem"] for line in slow.communicate(timeout=PATIENCE_SECONDS)[0].splitlines()
+        ]
+    assert sorted(said) == ["it did not come within 5 seconds"] * 2 + ["too many ask at once"] * 3
+
+
+def test_one_who_asks_all_the_time_waits_and_others_do_not(fresh):
+    done = [fresh.keep("--list", user=BOB) for _number in range(21)]
+    assert [one.returncode for one in done] == [0] * 20 + [1]
+    assert "you asked 20 times within a minute" in done[-1].stderr
+    assert fresh.keep("--list", user=ALICE).returncode == 0
+
+
+def test_a_process_that_has_ended_asks_for_nothing(fresh):
+    """Its pid may be another's by the time the service looks: the connection is handed to a process that goes on."""
+    ours, theirs = socket.socketpair()
+    child = os.fork()
+    if child == 0:
+        made = fresh.connected()
+        socket.send_fds(theirs, [b"x"], [made.fileno()])
+        os.kill(os.getpid(), 9)
+    _data, (descriptor,), _flags, _address = socket.recv_fds(ours, 1, 1)
+    os.waitpid(child, 0)
+    with socket.socket(fileno=descriptor) as made:
+        made.settimeout(PATIENCE_SECONDS)
+        made.sendall(b'{"op": "list"}\n')
+        said = heard(made)
+    # It was admitted while it lived, or it was not.
+    assert set(said) in ({"error"}, {"keeps", "log"})
+
+
+def test_without_a_service_the_command_says_so(host, tmp_path):
+    done = host.keep("--socket", tmp_path / "none", "--list", user=ALICE)
+    assert done.returncode == 1 and "set gpu_layout_keep: true" in done.stderr
+
+
+def test_the_journal_says_who_kept_what(host, pid):
+    assert host.keep(pid, "1d", user=ALICE).returncode == 0
+    wait_for(lambda: f"uid {ALICE} keeps pid {pid} until" in host.log.read_text(), "a line of the journal")

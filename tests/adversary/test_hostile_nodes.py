@@ -1,0 +1,164 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Users who have a GPU's node open under a name of their own: they hold the GPU, and are named.
+
+The node is /dev/full, which everybody may open, on a host whose driver has its number.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from attackers import ALICE, PYTHON, Window, gpu, host, process, public_folder
+
+from ansible_collections.openfleet.gpu.plugins.module_utils import holders_devices, open_files, process_memory
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders import find_holders
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders_devices import Devices
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders_proc import command_of, scan
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root starts processes of other users")
+
+#: The major number of memory devices, and the minor number of /dev/full among them.
+MEMORY, FULL = 1, 7
+OF_ROOT, OF_A_USER = ["unshare", "--mount"], ["unshare", "--user", "--map-root-user", "--mount"]
+#: Opens $1 and says so. With a second word, the mount there is taken away first.
+HOLD = """
+import ctypes, sys
+f = open(sys.argv[1])
+if sys.argv[2:]:
+    assert ctypes.CDLL(None).umount2(sys.argv[2].encode(), 2) == 0
+print("open", flush=True)
+sys.stdin.read()
+"""
+#: Starts one that opens the node in a namespace of its own and ends, and keeps what that one sent.
+RECEIVE = """
+import socket, subprocess, sys
+near, far = socket.socketpair()
+send = (
+    "import array, socket, sys\\n"
+    "far = socket.socket(fileno=int(sys.argv[1]))\\n"
+    "file = open('/mnt/x')\\n"
+    "far.sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [file.fileno()]))])"
+)
+command = [*sys.argv[2:], "sh", "-ec", sys.argv[1] + '\\nexec "$@"', "sh", sys.executable, "-c", send, str(far.fileno())]
+subprocess.run(command, pass_fds=[far.fileno()], check=True)
+kept = near.recvmsg(1, socket.CMSG_SPACE(4))
+print("open", flush=True)
+sys.stdin.read()
+"""
+BIND = "mount -nt tmpfs none /mnt\ntouch '/mnt/%s'\nmount -n --bind /dev/full '/mnt/%s'"
+
+
+@pytest.fixture
+def folder(monkeypatch):
+    monkeypatch.setattr(holders_devices, "_GPU_MAJOR", MEMORY)
+    with public_folder() as made:
+        (made / "dev").mkdir()
+        yield made
+
+
+def look(folder, *processes):
+    window = Window(folder / "proc", *processes)
+    (window.folder / "devices").write_text("Character devices:\n  1 mem\n")
+    found = find_holders(host(gpu(FULL)), str(window.folder), str(folder / "dev"), kubelet_directory="/none")
+    return [(holder.kind, holder.pid, holder.gpu_uuid) for holder in found]
+
+
+def held_by(made):
+    return [("device_handle", made.pid, "GPU-%d" % FULL)]
+
+
+@pytest.mark.parametrize("within", [OF_ROOT, OF_A_USER], ids=["root in a container", "a user"])
+@pytest.mark.parametrize(
+    ("arrange", "where"),
+    [
+        (BIND % ("x", "x"), ["/mnt/x"]),
+        (BIND % ("a b", "a b"), ["/mnt/a b"]),
+        ("mount -n --rbind /dev /mnt", ["/mnt/full"]),
+        ("mount -n --bind /dev/full /dev/null", ["/dev/null"]),
+        (BIND % ("x", "x"), ["/mnt/x", "/mnt/x"]),
+        ("mount -nt tmpfs none /mnt\nmknod /mnt/x c 1 7", ["/mnt/x"]),
+    ],
+    ids=["elsewhere", "with a blank", "all of /dev", "as /dev/null", "and taken away", "made"],
+)
+def test_a_node_is_one_whatever_it_is_called(folder, within, arrange, where):
+    if "mknod" in arrange and within is OF_A_USER:
+        pytest.skip("only root makes nodes that can be opened")
+    command = [*within, "sh", "-ec", arrange + '\nexec "$@"', "sh", PYTHON, "-c", HOLD, *where]
+    with process(*command, user=0 if within is OF_ROOT else ALICE) as made:
+        assert look(folder, made) == held_by(made)
+
+
+def test_a_node_that_came_from_another_namespace_is_one(folder):
+    """Nothing that leads to its mount is left."""
+    with process(PYTHON, "-c", RECEIVE, BIND % ("x", "x"), *OF_A_USER, user=ALICE) as made:
+        assert look(folder, made) == held_by(made)
+
+
+def test_a_file_on_a_server_is_not_asked_and_hides_no_node(folder, monkeypatch):
+    """A server that is gone never answers. What only has a path below its mount is looked at: by the mount, not by the name."""
+    monkeypatch.setattr(open_files.RemoteMounts, "of", lambda *_arguments: {"/dev": "1000000"})
+    with process(PYTHON, "-c", HOLD, "/dev/full", user=ALICE) as made:
+        assert look(folder, made) == held_by(made)
+    line = "77 1 0:50 / /home/a\\040b rw,relatime shared:1 - nfs4 server:/home rw\n78 1 0:51 / /x rw - fuse x rw\n"
+    assert open_files._REMOTE_MOUNT.findall(line) == [("77", "/home/a\\040b")]
+
+
+def test_without_statx_the_number_counts_too(folder, monkeypatch):
+    monkeypatch.setattr(open_files, "_call", None)
+    with process(PYTHON, "-c", HOLD, "/dev/full", user=ALICE) as made:
+        assert look(folder, made) == held_by(made)
+
+
+# --- Looks that fail, or never end --------------------------------------------------------------------------------------
+
+
+def test_a_process_that_could_not_be_looked_at_is_not_left_out(folder, monkeypatch):
+    """As where no descriptors are left: what holds nothing and what was not seen are two things."""
+    real = os.scandir
+
+    def scandir(path):
+        if str(path).startswith(str(folder / "proc")):
+            raise OSError(24, "Too many open files")
+        return real(path)
+
+    with process(PYTHON, "-c", HOLD, "/dev/full", user=ALICE) as made:
+        monkeypatch.setattr(os, "scandir", scandir)
+        assert [(kind, pid) for kind, pid, _gpu in look(folder, made)] == [("unknown", None)]
+
+
+def test_very_many_processes_whose_memory_does_not_answer_hold_up_a_look_for_a_bounded_time(folder, monkeypatch):
+    """No thread and no descriptor more than for some of them is left behind, however often somebody looks."""
+    monkeypatch.setattr(process_memory, "_SECONDS", 0.01)
+    for pid in range(2, 40):
+        os.mkfifo(folder / ("memory%d" % pid))
+    read = process_memory._Memory()
+    for _look in range(3):
+        read.begin_pass()
+        assert {read.read(str(folder / ("memory%d" % pid)), 100) for pid in range(2, 40)} == {""}
+    assert len(read._stuck) == process_memory._MOST_STUCK
+
+
+def test_all_memory_together_is_waited_for_only_so_long(folder, monkeypatch):
+    monkeypatch.setattr(process_memory, "_ALL_SECONDS", 0.0)
+    (folder / "answers").write_text("at once")
+    assert process_memory._Memory().read(str(folder / "answers"), 100) == ""
+
+
+def test_a_command_of_very_many_words_is_looked_through_in_part(monkeypatch):
+    assert command_of(["x", *["y"] * 5000]) == "x" + " y" * 498 + "..."
+    shown = []
+    monkeypatch.setattr(
+        "ansible_collections.openfleet.gpu.plugins.module_utils.holders_proc.shown",
+        lambda words: shown.extend(words) or "",
+    )
+    command_of(["y"] * 30000)
+    assert len(shown) == 1000
+
+
+def test_the_whole_proc_of_this_machine_can_be_looked_at(folder):
+    """With a driver the number of every open file is asked for."""
+    devices = Devices(host(gpu(FULL)), "/proc", str(folder / "dev"))
+    devices.has_driver = True
+    assert not scan(devices).crowded

@@ -1,0 +1,109 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a host says that it announced and stopped: mail goes to accounts of the site's domain, and the log is a log."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from attackers import ROOT, HostileHost, play, said
+from rightsize_hosts import gpu, state
+from test_reclaim_told import mailbox, row
+
+__all__ = ["mailbox"]
+
+DAY = 86400
+
+
+class Site:
+    """The play that reclaims, alone: what is listed is a variable, as if an audit had found it."""
+
+    def __init__(self, folder: Path, server: str) -> None:
+        self.folder, self.server = folder, server
+
+    def play(self, noticed, *arguments: str):
+        answer = state(gpu("bad", 0, "H100-80GB", "idle.service"))
+        answer.update(noticed=noticed, stopped=[], spared=[])
+        self.host = HostileHost(self.folder / "bad", answer)
+        playbook = self.folder / "reclaim.yml"
+        playbook.write_text(yaml.safe_dump(yaml.safe_load((ROOT / "playbooks/rightsize.yml").read_text())[-1:]))
+        listed = [
+            {"host": "bad", "kind": "unit", "name": "idle.service", "runtime": "", "gpus": ["GPU-0"], "spared": ""}
+        ]
+        local = {
+            "ansible_connection": "local",
+            "ansible_python_interpreter": sys.executable,
+            "gpu_rightsize_reclaim": "act",
+            "gpu_rightsize_result": {"reclaim": listed, "reclaim_grace_seconds": 1},
+            "gpu_rightsize_tell": {"notice_seconds": DAY, "host_ways": [], "tells": True},
+        }
+        site = {
+            "gpu_rightsize_dir": str(self.folder),
+            "gpu_rightsize_reclaim_tell": [{"to": "{user}@example.org", "server": self.server}],
+        }
+        inventory = {
+            "gpu_hosts": {"hosts": {"bad": self.host.variables}},
+            "all": {"hosts": {"localhost": local}, "vars": site},
+        }
+        return play(self.folder, playbook, inventory, *arguments)
+
+    @property
+    def log(self) -> list[dict]:
+        return [json.loads(line) for line in (self.folder / "reclaim.log").read_text().splitlines()]
+
+    @property
+    def asked(self) -> int:
+        """How often a module was run on the host."""
+        return len(self.host.asked.read_text().splitlines())
+
+
+@pytest.fixture
+def site(tmp_path, mailbox):
+    return Site(tmp_path, mailbox.server)
+
+
+def test_owners_get_mail_and_only_then_the_notice_counts(site, mailbox):
+    done = site.play([row("idle.service", "alice")])
+    assert done.returncode == 0, said(done)
+    ((to, mail),) = mailbox.mails
+    assert to == ["alice@example.org"] and "gpu-layout keep idle.service 3d" in mail.get_content()
+    assert "Service idle.service on bad holds" in mail.get_content()
+    assert [(line["told"], line["untold"]) for line in site.log] == [(["alice@example.org"], [])]
+    # Once to announce it, and once to say that it was told.
+    assert site.asked == 2
+
+
+def test_who_cannot_be_told_is_named_and_the_notice_does_not_count(site, mailbox):
+    done = site.play([row("idle.service", "nobody")])
+    assert done.returncode != 0 and "nobody could be told" in said(done)
+    assert mailbox.mails == [] and site.asked == 1
+    assert site.log[0]["told"] == [] and "no such user" in site.log[0]["untold"][0]
+
+
+def test_a_dry_run_tells_nobody(site, mailbox):
+    assert site.play([row("idle.service", "alice")], "--check").returncode == 0
+    assert mailbox.mails == [] and site.asked == 1
+
+
+WORDS = "{{ lookup('pipe', 'touch PWNED') }}"
+
+
+@pytest.mark.parametrize(
+    "noticed",
+    [
+        [row("idle.service", "alice", places=["x"] * 1000, keep=WORDS), row(WORDS, "alice@evil.org, x")],
+        [row("idle.service", "alice")] * 300,
+        WORDS,
+    ],
+    ids=["much", "hundreds", "no list"],
+)
+def test_what_it_says_names_no_other_receiver_and_runs_nothing(site, mailbox, noticed):
+    site.play(noticed)
+    assert not list(site.folder.rglob("PWNED")) and not (ROOT / "PWNED").exists()
+    assert len(mailbox.mails) <= 1
+    for to, mail in mailbox.mails:
+        assert to == ["alice@example.org"] and len(mail.get_content()) < 10_000

@@ -1,0 +1,100 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The tarball of the collection: what it carries, and whether Galaxy and antsibull-docs take it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+#: What users of the collection get; all else is for a checkout.
+SHIPPED = {
+    "COPYING", "FILES.json", "LICENSES", "MANIFEST.json", "README.md", "SECURITY.md", "changelogs", "docs", "galaxy.yml",
+    "inventories", "meta", "playbooks", "plugins", "requirements-bundle.txt", "requirements-rightsize.txt", "roles",
+}  # fmt: skip
+
+
+def run(program: str, *arguments: str, folder: Path, **environment: str) -> str:
+    """Return all output of a program of the tests' own Python, which must succeed."""
+    programs = Path(sys.executable).parent
+    done = subprocess.run(
+        [str(programs / program), *arguments],
+        cwd=folder,
+        env={**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "NO_COLOR": "1", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def tarball(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tarball")
+    run("ansible-galaxy", "collection", "build", "--output-path", str(folder), folder=ROOT)
+    (built,) = folder.glob("*.tar.gz")
+    return built
+
+
+@pytest.fixture(scope="module")
+def collection(tarball):
+    """The collection as ansible-galaxy would unpack it."""
+    folder = tarball.parent / "ansible_collections" / "openfleet" / "gpu"
+    folder.mkdir(parents=True)
+    with tarfile.open(tarball) as file:
+        file.extractall(folder)
+    return folder
+
+
+def test_it_carries_what_users_need_and_nothing_of_a_checkout(collection):
+    assert {path.name for path in collection.iterdir()} <= SHIPPED
+    waste = [path for path in collection.rglob("*") if re.search(r"cache|fragments|\.pyc$|^\.", path.name)]
+    assert [path for path in waste if path.name != "doc_fragments"] == []
+    assert sorted(path.name for path in (collection / "inventories").iterdir()) == ["example"]
+
+
+def test_links_of_its_documents_stay_within_it(collection):
+    broken = []
+    for document in collection.rglob("*.md"):
+        text = re.sub(r"^( *)```.*?^\1```$", "", document.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        for link in re.findall(r"\]\(([^)\s#]+)[^)]*\)", text):
+            if not re.match(r"[a-z]+:", link) and not (document.parent / link).exists():
+                broken.append(f"{document.relative_to(collection)}: {link}")
+    assert broken == []
+
+
+def test_galaxy_takes_it_without_a_warning(tarball, tmp_path):
+    """By Galaxy's own importer. ansible-lint runs on the checkout, with the same profile."""
+    told = run(
+        "python",
+        "-m",
+        "galaxy_importer.main",
+        str(tarball),
+        folder=tmp_path,
+        GALAXY_IMPORTER_RUN_ANSIBLE_LINT="false",
+        GALAXY_IMPORTER_ANSIBLE_LOCAL_TMP=str(tmp_path / "ansible"),
+    )
+    assert "Importer processing completed successfully" in told
+    assert [line for line in told.splitlines() if re.match("WARNING|ERROR", line)] == []
+
+
+def test_its_documentation_has_no_broken_reference(collection):
+    """By antsibull-docs: markup, and references from options to options, modules and roles."""
+    run(
+        "antsibull-docs",
+        "lint-collection-docs",
+        "--plugin-docs",
+        "--validate-collection-refs=self",
+        str(collection),
+        folder=collection,
+        ANSIBLE_COLLECTIONS_PATH=str(collection.parents[2]),
+    )

@@ -1,0 +1,72 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The first runs on hosts that have a driver and no pynvml: a dry run, and export.yml."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+from simulated_fleet import BareFleet
+
+LAYOUT = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}]
+THERE = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "7g.80gb"}]}]
+
+
+@pytest.fixture
+def fleet(host, library, tmp_path):
+    return BareFleet(tmp_path, library, ["one", "two"])
+
+
+def files(fleet):
+    return {path for host in fleet.hosts.values() for path in host.folder.rglob("*pynvml*")}
+
+
+@pytest.mark.core
+def test_the_first_dry_run_shows_the_steps_and_leaves_nothing(fleet):
+    assert fleet.hosts["two"].module("mig", layout=THERE)["changed"]
+    run = fleet.play(dict.fromkeys(fleet.hosts, LAYOUT), "--check", "--diff", waves=[2])
+    said = run.stdout + run.stderr
+    assert run.returncode == 0, said
+    assert "gpu 0: enable MIG mode, create 3g.40gb@0, create 3g.40gb@4" in said
+    # What only the driver knows: the instance that stands there.
+    assert "destroy 7g.80gb@0" in said
+    assert "Only the form of the layout was checked" not in said
+    # Its text is in no output.
+    assert "nvmlDeviceGetHandleByIndex" not in said
+    assert files(fleet) == set()
+    assert fleet.seen() == {"one": [], "two": [("7g.80gb", 0)]}
+
+
+def test_a_plan_without_any_pynvml_fails_by_name(fleet, tmp_path, monkeypatch):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "pynvml.py").write_text("# another one\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "other"))
+    run = fleet.play(dict.fromkeys(fleet.hosts, LAYOUT), "--check")
+    said = " ".join((run.stdout + run.stderr).split())
+    assert run.returncode != 0
+    assert "the host has an NVIDIA driver and no pynvml to ask it by, and the controller has none to lend" in said
+    assert "fatal: [one]" in said and "fatal: [two]" in said
+    assert "Traceback" not in said
+
+
+def test_export_adopts_what_is_there_and_overwrites_nothing(fleet, tmp_path):
+    assert fleet.hosts["one"].module("mig", layout=LAYOUT)["changed"]
+    nothing = dict.fromkeys(fleet.hosts)
+    first = fleet.play(nothing, playbook="playbooks/export.yml")
+    said = " ".join((first.stdout + first.stderr).split())
+    assert first.returncode == 0, said
+    written = {name: tmp_path / "host_vars" / name / "gpu_layout.yml" for name in fleet.hosts}
+    assert yaml.safe_load(written["one"].read_text()) == {"gpu_layout": [{**LAYOUT[0], "gpus": "all"}]}
+    assert yaml.safe_load(written["two"].read_text()) == {"gpu_layout": [{"gpus": "all", "sharing": "shared"}]}
+    assert all(f"{name}: wrote {path} (1 entry)" in said for name, path in written.items())
+    assert files(fleet) == set()
+    written["two"].write_text("gpu_layout: []\n")
+    # The hosts' own variables would go behind those files: without them.
+    for name in nothing:
+        fleet.more[name] = {"gpu_layout": [] if name == "two" else [{**LAYOUT[0], "gpus": "all"}]}
+    second = fleet.play(nothing, playbook="playbooks/export.yml")
+    said = " ".join((second.stdout + second.stderr).split())
+    assert second.returncode != 0
+    assert "one: the inventory has this layout already" in said
+    assert f"two: {written['two']} holds another gpu_layout than the host" in said
+    assert written["two"].read_text() == "gpu_layout: []\n"

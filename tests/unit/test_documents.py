@@ -1,0 +1,75 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Links in the documents lead somewhere, every page is listed, and make has the targets that they name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+DOCUMENTS = sorted(
+    [
+        *REPOSITORY.glob("*.md"),
+        *(REPOSITORY / "docs").glob("*.md"),
+        *REPOSITORY.glob("roles/*/README.md"),
+        REPOSITORY / "plugins" / "module_utils" / "models" / "README.md",
+    ]
+)
+INDEX = REPOSITORY / "docs" / "README.md"
+
+
+def prose(path):
+    """Return the text without its code blocks, in which brackets are no links and a hash is no heading."""
+    return re.sub(r"^( *)```.*?^\1```$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(path):
+    """Return the anchors of the headings as GitHub and Galaxy make them."""
+    names = set()
+    for heading in re.findall(r"^#+ (.+)$", prose(path), flags=re.MULTILINE):
+        plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
+        names.add(re.sub(r"[^\w\- ]", "", plain).replace(" ", "-"))
+    return names
+
+
+def links(path):
+    return re.findall(r"\]\(([^)\s]+)\)", prose(path))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(REPOSITORY)))
+def test_links_lead_somewhere(document):
+    broken = []
+    for link in links(document):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _hash, anchor = link.partition("#")
+        target = (document.parent / name).resolve() if name else document
+        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
+            broken.append(link)
+    assert broken == []
+
+
+def test_every_page_is_listed():
+    pages = {path.name for path in (REPOSITORY / "docs").glob("*.md")} - {INDEX.name}
+    assert pages - set(links(INDEX)) == set()
+
+
+def test_make_has_the_targets_that_documents_name():
+    makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
+    named = {
+        name
+        for path in DOCUMENTS
+        for name in re.findall(r"`make ([a-z]+(?:-[a-z]+)*)", path.read_text(encoding="utf-8"))
+    }
+    assert {"demo", "test", "test-fast", "test-thorough"} <= named
+    listed = re.search(r"^legs :=((?:.*\\\n)*.*)", makefile, flags=re.MULTILINE)[1]
+    legs = {"test-%s" % leg for leg in listed.replace("\\", "").split()}
+    missing = [
+        name
+        for name in sorted(named - legs)
+        if not re.search(r"^(?:[a-z-]+ )*%s(?: [a-z-]+)*:" % re.escape(name), makefile, flags=re.MULTILINE)
+    ]
+    assert missing == []

@@ -1,0 +1,137 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The file by which an inventory adopts a host, and pynvml as the controller lends it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pynvml
+import pytest
+import yaml
+
+from ansible_collections.openfleet.gpu.plugins.module_utils import nvml_calls
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
+from ansible_collections.openfleet.gpu.plugins.plugin_utils import export_file, lent_pynvml, nvml_source
+
+SHARED = [{"gpus": "all", "sharing": "shared"}]
+HALVES = [{"gpus": "all", "sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}]
+
+
+def write(folder, layout, known=None, overwrite=False, dry=False, left_out=()):
+    plan = export_file.plan("h1", str(folder), layout, list(left_out))
+    return export_file.write(plan, known, overwrite, dry), plan.path
+
+
+def test_a_file_is_written_once(tmp_path):
+    done, path = write(tmp_path, HALVES, dry=True)
+    assert (done.changed, done.text) == (True, "h1: would write %s (1 entry)" % path)
+    assert not path.exists()
+    done, path = write(tmp_path, HALVES, left_out=["gpu 3 (L40S) is left out: a change is pending"])
+    assert done.text.startswith("h1: wrote ") and done.text.endswith(
+        "left out: gpu 3 (L40S) is left out: a change is pending"
+    )
+    assert path == tmp_path / "host_vars" / "h1" / "gpu_layout.yml"
+    assert yaml.safe_load(path.read_text()) == {"gpu_layout": HALVES}
+    assert "# Left out: gpu 3 (L40S)" in path.read_text()
+    assert list(path.parent.iterdir()) == [path]
+    done, _path = write(tmp_path, HALVES, known=HALVES)
+    assert (done.changed, done.text) == (False, "h1: the inventory has this layout already")
+
+
+def test_the_same_layout_in_other_words_is_left(tmp_path):
+    path = tmp_path / "host_vars" / "h1" / "gpu_layout.yml"
+    path.parent.mkdir(parents=True)
+    text = "# ours\ngpu_layout:\n  - sharing: mig\n    gpus: all\n    mig: [{profile: 3g.40gb, count: 2}]\n"
+    path.write_text(text)
+    assert not write(tmp_path, HALVES)[0].changed
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize(
+    "text", ["gpu_layout: []\n", "", "a: [", "gpu_layout: !vault x\n", "gpu_layout: []\nother: 1\n"]
+)
+def test_a_file_with_another_content_stays_without_the_option(tmp_path, text):
+    path = tmp_path / "host_vars" / "h1" / "gpu_layout.yml"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    with pytest.raises(FleetError, match="gpu_export_overwrite=true"):
+        write(tmp_path, HALVES)
+    assert path.read_text() == text
+    assert write(tmp_path, HALVES, overwrite=True, dry=True)[0].changed
+    assert path.read_text() == text
+    assert write(tmp_path, HALVES, overwrite=True)[0].changed
+    assert yaml.safe_load(path.read_text()) == {"gpu_layout": HALVES}
+
+
+def test_a_layout_elsewhere_in_the_inventory_counts_too(tmp_path):
+    assert not write(tmp_path, SHARED, known=SHARED)[0].changed
+    with pytest.raises(FleetError, match="the inventory has another gpu_layout"):
+        write(tmp_path, HALVES, known=SHARED)
+    assert not (tmp_path / "host_vars").exists()
+
+
+@pytest.mark.parametrize("host", ["../h1", "a/b", ".hidden", "a\0b"])
+def test_a_host_whose_name_is_no_directory_is_refused(tmp_path, host):
+    with pytest.raises(FleetError, match="no directory"):
+        export_file.plan(host, str(tmp_path), SHARED, [])
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "{{ lookup('pipe', 'id') }}",
+        [{"gpus": "{{ x }}", "sharing": "shared"}],
+        [
+            {
+                "gpus": [0],
+                "sharing": "vgpu",
+                "vgpu": {"tenants": [{"name": "{{ x }}", "memory": "1GiB", "sm_percent": 1}]},
+            }
+        ],
+        [{"gpus": [{"model": "{{ x }}"}], "sharing": "shared"}],
+        None,
+    ],
+)
+def test_what_a_host_sends_is_a_layout_of_its_own_gpus_or_nothing(layout):
+    with pytest.raises(FleetError, match="Find out who changed"):
+        export_file.checked("h1", {"gpu_layout": layout, "left_out": []})
+
+
+def test_what_a_host_left_out_is_fit_to_be_shown():
+    _layout, left_out = export_file.checked("h1", {"gpu_layout": [], "left_out": ["a\nb: c\x1b[31m", 7]})
+    assert "\n" not in "".join(left_out) and "\x1b" not in "".join(left_out)
+
+
+# -- pynvml --
+
+
+def test_it_is_lent_only_where_it_is_missing():
+    asked = []
+
+    def execute(args):
+        asked.append(args)
+        return {"plan": []} if "pynvml" in args or len(asked) > 2 else {"pynvml_missing": True}
+
+    assert lent_pynvml.run(execute, {"layout": []}, []) == {"plan": []}
+    assert asked[0] == {"layout": []}
+    assert asked[1]["pynvml"] == Path(pynvml.__file__).read_text()
+    assert lent_pynvml.run(execute, {"layout": []}, []) == {"plan": []}
+    assert len(asked) == 3
+
+
+def test_one_with_an_unknown_hash_is_not_lent(monkeypatch, tmp_path):
+    (tmp_path / "pynvml.py").write_text("# another\n")
+    monkeypatch.setattr(
+        nvml_source.importlib.util, "find_spec", lambda name: type("Spec", (), {"origin": str(tmp_path / "pynvml.py")})
+    )
+    result = lent_pynvml.run(lambda _args: {"pynvml_missing": True}, {}, [])
+    assert result["failed"] and "has the SHA-256" in result["msg"] and result["msg"].endswith("Nothing was changed.")
+
+
+def test_the_lent_text_serves_as_the_module(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    nvml_calls.lend(Path(pynvml.__file__).read_text())
+    lent = nvml_calls._binding()
+    assert lent is not pynvml and lent.NVML_ERROR_NOT_FOUND == pynvml.NVML_ERROR_NOT_FOUND

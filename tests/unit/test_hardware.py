@@ -1,0 +1,339 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The judgement of a card's readings: lines of model files, nvidia-smi, files of the kernel, masking, the page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
+from ansible_collections.openfleet.gpu.plugins.module_utils.hardware import host_files, nvidia_smi
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.hardware import (
+    acceptance,
+    host_checks,
+    host_reading,
+    model_file,
+    page,
+    report,
+)
+
+UUID = "GPU-0a1b2c3d-0000-4000-8000-00000000000a"
+FILES = model_file.model_files()
+#: nvidia-smi -q -x, as far as it is read (nvsmi_device_v12.dtd).
+XML = """<?xml version="1.0" ?>
+<nvidia_smi_log>
+  <driver_version>580.105.08</driver_version>
+  <cuda_version>13.0</cuda_version>
+  <gpu id="00000000:1A:00.0">
+    <product_name>NVIDIA H100 80GB HBM3</product_name>
+    <mig_mode><current_mig>Enabled</current_mig><pending_mig>Enabled</pending_mig></mig_mode>
+    <mig_devices>
+      <mig_device><index>0</index><gpu_instance_id>1</gpu_instance_id><compute_instance_id>0</compute_instance_id></mig_device>
+    </mig_devices>
+    <serial>1650000000001</serial>
+    <uuid>%s</uuid>
+    <minor_number>0</minor_number>
+    <gpu_part_number>2330-885-A1</gpu_part_number>
+    <persistence_mode>Disabled</persistence_mode>
+    <compute_mode>Default</compute_mode>
+    <pci><pci_bus_id>00000000:1A:00.0</pci_bus_id></pci>
+    <fb_memory_usage><total>81559 MiB</total></fb_memory_usage>
+  </gpu>
+</nvidia_smi_log>
+""" % UUID  # fmt: skip
+
+
+def fact(**changes):
+    gpu = {
+        "index": 0,
+        "uuid": UUID,
+        "name": "NVIDIA H100 80GB HBM3",
+        "pci_address": "0000:1a:00.0",
+        "memory_total_bytes": 81559 << 20,
+        "serial": "1650000000001",
+        "persistence_mode": False,
+        "compute_mode": None,
+        "numa_node": 0,
+        "mig": {"capable": True, "enabled": True, "pending": True, "instances": [{"id": 1, "compute_instances": [0]}]},
+    }
+    return dict(gpu, **changes)
+
+
+def facts(**changes):
+    versions = {"driver_version": "580.105.08", "cuda_version": "13.0"}
+    return {**versions, "gpus": [fact(**changes)], "lost": [], "problems": []}
+
+
+def differing(checks):
+    return {check.what: (check.expected, check.found) for check in checks if check.outcome == "differs"}
+
+
+def value_paths(data, prefix=""):
+    for name, value in data.items():
+        if isinstance(value, dict):
+            yield from value_paths(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.path.stem)
+def test_every_field_of_a_model_file_has_its_line(file):
+    lines = file.text.splitlines()
+    plain = {key: value for key, value in file.data.items() if not isinstance(value, list)}
+    for left in ("unconfirmed", "compute_instance_profiles"):
+        plain.pop(left)
+    for path in value_paths(plain):
+        line = lines[file.line(path) - 1]
+        assert '"%s": %s' % (path.rpartition(".")[2], json.dumps(file.value(path, 0))) in line, path
+    for profile in file.data["profiles"]:
+        for field in set(profile) - {"unconfirmed"}:
+            path = "profiles.%s.%s" % (profile["name"], field)
+            assert '"%s": %s' % (field, json.dumps(profile[field])) in lines[file.line(path) - 1], path
+    assert '"boards"' in lines[file.line("pci_device_id") - 1]
+
+
+def test_nvidia_smi_that_says_the_same_differs_in_nothing():
+    checks = list(host_checks.smi_checks(facts(), nvidia_smi.parse(XML)))
+    assert differing(checks) == {}
+    assert [check.what for check in checks if check.outcome == "not run"] == ["compute mode"]
+    assert len([check for check in checks if check.outcome == "held"]) == 11
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [
+        ("<current_mig>Enabled", "<current_mig>Disabled", "MIG mode"),
+        ("<total>81559", "<total>81558", "memory in MiB"),
+        ("<gpu_instance_id>1", "<gpu_instance_id>2", "MIG devices (GPU instance, compute instance)"),
+        ("00000000:1A:00.0</pci_bus_id>", "00000000:1B:00.0</pci_bus_id>", "PCI address"),
+        ("<cuda_version>13.0", "<cuda_version>12.8", "CUDA version"),
+        (UUID, UUID[:-1] + "b", "UUIDs of all GPUs"),
+    ],
+)
+def test_what_nvidia_smi_says_otherwise_is_a_difference(old, new, what):
+    assert old in XML
+    assert what in differing(host_checks.smi_checks(facts(), nvidia_smi.parse(XML.replace(old, new))))
+
+
+def test_nvidia_smi_that_fails_is_a_reason():
+    def missing(_command):
+        raise FileNotFoundError
+
+    (check,) = host_checks.smi_checks(facts(), nvidia_smi.read_nvidia_smi(missing))
+    assert (check.outcome, check.reason) == ("not run", "nvidia-smi is not installed")
+    assert nvidia_smi.parse("NVIDIA-SMI has failed")["problem"].startswith("nvidia-smi printed no XML")
+
+
+@pytest.fixture
+def kernel(tmp_path):
+    """Files of a host with one H100 in MIG mode, whose device nodes are /dev/zero (1:5)."""
+    for path, text in {
+        "proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.105.08  Release Build\n",
+        "proc/driver/nvidia/gpus/0000:1a:00.0/information": "Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 105\n"
+        "GPU UUID: \t %s\nVideo BIOS: \t 96.00.99.00.01\nDevice Minor: \t 5\n" % UUID,
+        "proc/driver/nvidia-caps/mig-minors": "config 1\nmonitor 2\ngpu5/gi1/access 687\ngpu5/gi1/ci0/access 688\n",
+        "proc/modules": "nvidia_uvm 1 0 - Live 0x0 (OE)\nnvidia 2 1 nvidia_uvm, Live 0x0 (OE)\next4 3 1 - Live 0x0\n",
+        "proc/devices": "Character devices:\n  1 nvidia\n  5 /dev/tty\n236 nvidia-caps\n\nBlock devices:\n  1 nvidia-none\n",
+        "sys/bus/pci/devices/0000:1a:00.0/vendor": "0x10de\n",
+        "sys/bus/pci/devices/0000:1a:00.0/device": "0x2330\n",
+        "sys/bus/pci/devices/0000:1a:00.0/subsystem_vendor": "0x10de\n",
+        "sys/bus/pci/devices/0000:1a:00.0/subsystem_device": "0x16c1\n",
+        "sys/bus/pci/devices/0000:1a:00.0/current_link_width": "16\n",
+        "sys/bus/pci/devices/0000:1a:00.0/numa_node": "0\n",
+    }.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    (tmp_path / "sys/bus/pci/devices/0000:1a:00.0/driver").symlink_to("../../../../bus/pci/drivers/nvidia")
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidia5").symlink_to("/dev/zero")
+    (tmp_path / "dev/nvidia-notes").write_text("no device")
+    return tmp_path
+
+
+def nvml_of_one(simulated=False):
+    calls = {
+        "nvmlDeviceGetMinorNumber": 5,
+        "nvmlDeviceGetVbiosVersion": "96.00.99.00.01",
+        "nvmlDeviceGetPciInfo": {"pciDeviceId": 0x233010DE, "pciSubSystemId": 0x16C110DE},
+        "nvmlDeviceGetCurrPcieLinkWidth": 16,
+    }
+    readings = [{"call": call, "of": "", "value": value} for call, value in calls.items()]
+    return {"simulated": simulated, "facts": facts(), "gpus": [{"index": 0, "problem": None, "calls": readings}]}
+
+
+def read(root):
+    return host_files.read_host(["0000:1a:00.0"], str(root))
+
+
+def test_files_of_the_kernel_that_agree(kernel):
+    checks = list(host_checks.kernel_checks(nvml_of_one(), read(kernel)))
+    # A node with the minor 255 is beyond what a test may make.
+    assert differing(checks) == {"/dev/nvidiactl": ("a character device", "not there")}
+    assert {check.what: check.reason for check in checks if check.outcome == "not run"} == {
+        "nodes of GPU instance 1": "not made so far: nvidia-cap687, nvidia-cap688"
+    }
+    held = {check.what for check in checks if check.outcome == "held"}
+    assert {
+        "UUID in /proc",
+        "/dev/nvidia5",
+        "gpu5/gi1/access",
+        "gpu5/gi1/ci0/access",
+        "vendor and device",
+        "NUMA node",
+    } <= held
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "new", "what"),
+    [
+        ("proc/driver/nvidia/version", "580.105.08", "570.1.1", "version of the module and of NVML"),
+        ("proc/driver/nvidia/gpus/0000:1a:00.0/information", "Minor: \t 5", "Minor: \t 4", "device minor in /proc"),
+        ("proc/driver/nvidia-caps/mig-minors", "687", "686", "gpu5/gi1/access"),
+        ("proc/modules", "ext4", "nouveau", "module nouveau"),
+        ("proc/devices", "  1 nvidia\n", "195 nvidia\n", "/dev/nvidia5"),
+        ("sys/bus/pci/devices/0000:1a:00.0/current_link_width", "16", "8", "width of the link"),
+        ("sys/bus/pci/devices/0000:1a:00.0/device", "0x2330", "0x2331", "vendor and device"),
+    ],
+)
+def test_files_of_the_kernel_that_say_otherwise(kernel, path, old, new, what):
+    text = (kernel / path).read_text()
+    assert old in text
+    (kernel / path).write_text(text.replace(old, new))
+    assert what in differing(host_checks.kernel_checks(nvml_of_one(), read(kernel)))
+
+
+def test_a_host_without_the_files_is_no_difference(tmp_path):
+    for simulated, word in ((True, "simulated GPUs"), (False, "/proc/driver/nvidia is not there")):
+        checks = list(host_checks.kernel_checks(nvml_of_one(simulated), read(tmp_path)))
+        assert {check.outcome for check in checks} == {"not run"}
+        assert all(word in check.reason for check in checks)
+
+
+def test_masking_leaves_nothing_that_names_one_card():
+    value = {"a": [UUID, "see %s" % UUID, {"serial": "165"}], "MIG-%s" % UUID[4:]: 1, "old": "MIG-%s/1/0" % UUID}
+    text = json.dumps(report.masked(value, {UUID: "(UUID of GPU 0)", "165": "(serial number of GPU 0)"}))
+    assert UUID[4:] not in text
+    assert "165" not in text
+    assert "(UUID of a MIG device)" in text
+
+
+@pytest.mark.parametrize(("serial", "stays"), [("1650000000001", False), ("0", True), ("N/A", True)])
+def test_a_serial_number_that_names_no_card_is_no_word_to_replace(serial, stays):
+    reading = whole_reading()
+    for call in reading["nvml"]["gpus"][0]["calls"]:
+        if call["call"] == "nvmlDeviceGetSerial":
+            call["value"] = serial
+    reading["nvidia_smi"]["gpus"][0]["serial"] = serial
+    reading["nvml"]["facts"]["gpus"][0]["serial"] = serial
+    made = report.make(reading, FILES)
+    assert made["driver_version"] == "580.105.08"
+    assert (serial in made["readings"]["nvidia_smi"]["gpus"][0]["serial"]) is stays
+    assert ("(serial number of GPU 0)" in report.to_text(made)) is not stays
+
+
+def test_the_page_shows_what_a_host_said_as_text():
+    evil = "<script>alert(1)</script>"
+    check = {
+        "area": evil,
+        "gpu": 0,
+        "what": evil,
+        "outcome": "differs",
+        "expected": evil,
+        "found": evil,
+        "reason": evil,
+        "where": evil,
+    }
+    summary = {"held": 0, "differs": 1, "not run": 0}
+    made = {
+        "made": evil, "host": evil, "simulated": False, "as_root": True, "driver_version": evil, "cuda_version": None,
+        "kernel": evil, "pynvml": evil, "summary": summary, "checks": [check],
+        "gpus": [{"index": 0, "name": evil, "model": evil, "problem": None, "summary": summary}],
+    }  # fmt: skip
+    text = page.to_text(made)
+    assert "<script" not in text
+    assert text.count("&lt;script&gt;") >= 10
+
+
+def test_the_catalogue_is_read_from_any_folder(tmp_path):
+    (tmp_path / "t4-16gb.json").write_text(Path(model_file.MODELS, "t4-16gb.json").read_text())
+    assert [file.model.key for file in model_file.model_files(tmp_path)] == ["T4-16GB"]
+
+
+def whole_reading():
+    """What a module returns of one GPU, as far as it is judged."""
+    nvml = nvml_of_one()
+    readings = nvml["gpus"][0]["calls"]
+    for call, of, value in (
+        ("nvmlDeviceGetUUID", "", UUID),
+        ("nvmlDeviceGetSerial", "", "1650000000001"),
+        ("nvmlDeviceGetMigMode", "", [1, 1]),
+        ("nvmlDeviceGetEccMode", "", [1, 1]),
+        ("nvmlDeviceGetRemappedRows", "", [0, 0, 0, 0]),
+        ("nvmlDeviceGetNvLinkState", "link 0", 1),
+        ("nvmlDeviceGetNvLinkErrorCounter", "link 0 replay", 0),
+        ("nvmlDeviceGetPowerManagementLimitConstraints", "", [200000, 700000]),
+        ("nvmlDeviceGetEnforcedPowerLimit", "", 700000),
+        ("nvmlDeviceGetPowerManagementDefaultLimit", "", 700000),
+        ("nvmlDeviceGetCurrentClocksEventReasons", "", 0),
+        ("nvmlDeviceGetTemperature", "gpu", 40),
+        ("nvmlDeviceGetTemperatureThreshold", "gpu max", 87),
+        ("nvmlDeviceGetGpuInstancePossiblePlacements", "profile 0", [{"start": 0, "size": 1}]),
+        (
+            "nvmlDeviceGetGpuInstanceProfileInfo",
+            "profile 0",
+            {
+                "name": "MIG 1g.10gb", "id": 19, "sliceCount": 1, "memorySizeMB": 9984, "multiprocessorCount": 16,
+                "copyEngineCount": 1, "decoderCount": 1, "encoderCount": 0, "jpegCount": 1, "ofaCount": 0, "instanceCount": 7,
+            },
+        ),
+    ):  # fmt: skip
+        readings.append({"call": call, "of": of, "value": value})
+    nvml.update(pynvml="13", calls=[{"call": "nvmlDeviceGetCount", "of": "", "value": 1}])
+    nvml["gpus"][0]["code_name"] = None
+    files = {"kernel": "6.1", "machine": "x86_64", "driver_version": None, "gpus": {}, "pci": {}}
+    tests = [{"category": "a", "name": "b", "results": [{"of": "GPU 0", "status": "Pass", "warnings": []}]}]
+    dcgm = {"level": 1, "missing": None, "problem": None, "tests": tests}
+    return {
+        "schema": 1,
+        "made": 1.0,
+        "root": True,
+        "nvml": nvml,
+        "nvidia_smi": nvidia_smi.parse(XML),
+        "files": files,
+        "dcgm": dcgm,
+    }
+
+
+def places(value, path=()):
+    """Return the path of every value within a reading."""
+    yield path
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, each in inner:
+        yield from places(each, (*path, name))
+
+
+def test_whatever_a_host_sends_is_judged_or_refused_by_name():
+    judged = host_reading.judged("gpu-7", whole_reading(), False, acceptance.Limits())
+    assert judged.report["acceptance"]["accepted"]
+    refused = 0
+    for path in places(whole_reading()):
+        for odd in (None, "<b>\x1b[31m", 1e308, {"a": [{}]}):
+            reading = {"all": whole_reading()}
+            at = reading
+            for name in ("all", *path)[:-1]:
+                at = at[name]
+            at[("all", *path)[-1]] = odd
+            try:
+                made = host_reading.judged("gpu-7", reading["all"], False, acceptance.Limits())
+                assert "\x1b" not in "".join(made.files.values()), path
+                assert "<b>\\" not in made.files["gpu-check.html"], path
+                assert all(
+                    isinstance(line, str) for line in report.differences(made.report) + report.failures(made.report)
+                )
+            except FleetError as error:
+                refused += 1
+                assert error.where == "gpu-7", path
+    assert refused > 100

@@ -1,0 +1,285 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which holders serve clients: real processes with real sockets, in network namespaces of their own too.
+
+Units are given: /proc here is a folder with links to the real one, and cgroups as systemd would have made them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from holder_hosts import gpu, host, no_tools
+
+from ansible_collections.openfleet.gpu.plugins.module_utils import holders_sockets
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders import find_holders
+from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder, Process
+
+#: Seconds, for a machine that has much else to do.
+DEADLINE = 60
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces are made by root: run as root")
+
+#: Does what each line of its standard input says, and answers with one line.
+PROGRAM = """
+import fcntl, socket, struct, sys
+kept, lines = [], {}
+for line in sys.stdin:
+    word, *rest = line.split()
+    answer = "done"
+    if word == "open":
+        kept.append(open(rest[0]))
+    elif word == "listen":
+        one = socket.socket(socket.AF_INET6 if ":" in rest[0] else socket.AF_INET)
+        one.bind((rest[0], int(rest[1])))
+        one.listen()
+        kept.append(one)
+        lines[one.getsockname()[1]] = one
+        answer = str(one.getsockname()[1])
+    elif word == "accept":
+        kept.append(lines[int(rest[0])].accept()[0])
+    elif word == "connect":
+        kept.append(socket.create_connection((rest[0], int(rest[1]))))
+    elif word == "loopback":
+        with socket.socket() as one:
+            # SIOCSIFFLAGS, IFF_UP (netdevice(7)).
+            fcntl.ioctl(one, 0x8914, struct.pack("16sh14x", b"lo", 1))
+    elif word == "duplicate":
+        kept.append([one.dup() for one in lines.values() for _ in range(int(rest[0]))])
+    print(answer, flush=True)
+"""
+
+
+class Running:
+    """A process that does as it is told."""
+
+    def __init__(self, process: subprocess.Popen) -> None:
+        self.process, self.pid = process, process.pid
+
+    def __call__(self, *words: object) -> str:
+        self.process.stdin.write(" ".join(map(str, words)) + "\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline().strip()
+        assert answer, "the process ended"
+        return answer
+
+
+@pytest.fixture
+def run():
+    """Start processes; they end with the test. Words are a command to start it by, as in a namespace."""
+    with contextlib.ExitStack() as ends:
+
+        def start(*within: str) -> Running:
+            process = subprocess.Popen(
+                [*within, sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+            ends.callback(process.wait)
+            ends.callback(process.kill)
+            return Running(process)
+
+        yield start
+
+
+class Machine:
+    """A host whose processes are some real ones, each in a unit, or in none."""
+
+    def __init__(self, folder: Path) -> None:
+        self.proc, self.dev = folder / "proc", folder / "dev"
+        self.kubelet = folder / "kubelet"
+        for made in (self.proc / "self", self.dev):
+            made.mkdir(parents=True)
+        (self.dev / "nvidia0").touch()
+        (self.proc / "self" / "cgroup").write_text("0::/init.scope\n")
+        self.pids: list[int] = []
+
+    def add(self, process: Running, unit: str = "") -> Running:
+        """Give it a unit, and the GPU open where it is the first one."""
+        folder = self.proc / str(process.pid)
+        folder.mkdir()
+        for name in ("fd", "net", "ns", "status", "stat", "comm", "cmdline"):
+            (folder / name).symlink_to("/proc/%d/%s" % (process.pid, name))
+        (folder / "cgroup").write_text("0::/system.slice/%s\n" % unit if unit else "0::/user.slice/session-3.scope\n")
+        if not self.pids:
+            process("open", self.dev / "nvidia0")
+        self.pids.append(process.pid)
+        return process
+
+    def holders(self, **options):
+        listed = host(gpu(0, processes=[Process(self.pids[0], "compute")]))
+        found = find_holders(
+            listed, str(self.proc), str(self.dev), no_tools, str(self.kubelet), **{"sockets": True, **options}
+        )
+        return [holder for holder in found if holder.pid == self.pids[0]]
+
+    def service(self, **options):
+        """(listens, clients) of the holder."""
+        (holder,) = self.holders(**options)
+        return holder.listens, holder.clients
+
+    def wait_for(self, *expected) -> None:
+        """The kernel closes and opens connections in its own time."""
+        until = time.monotonic() + DEADLINE
+        while self.service() != expected and time.monotonic() < until:
+            time.sleep(0.05)
+        assert self.service() == expected
+
+
+@pytest.fixture
+def machine(tmp_path) -> Machine:
+    return Machine(tmp_path)
+
+
+def test_a_process_that_listens_has_the_clients_that_are_connected(machine, run):
+    server = machine.add(run())
+    assert machine.service() == (False, 0)
+    port = server("listen", "127.0.0.1", 0)
+    assert machine.service() == (True, 0)
+    with socket.create_connection(("127.0.0.1", int(port))):
+        # Before anybody has accepted it, and then.
+        machine.wait_for(True, 1)
+        server("accept", port)
+        machine.wait_for(True, 1)
+        with socket.create_connection(("127.0.0.1", int(port))):
+            machine.wait_for(True, 2)
+
+
+def test_nobody_looks_unless_asked(machine, run):
+    server = machine.add(run())
+    server("listen", "127.0.0.1", 0)
+    assert machine.service(sockets=False) == (None, None)
+
+
+def test_one_that_is_a_client_itself_serves_nobody(machine, run):
+    holder, other = machine.add(run()), machine.add(run(), "web.service")
+    port = other("listen", "127.0.0.1", 0)
+    holder("connect", "127.0.0.1", port)
+    other("accept", port)
+    assert machine.service() == (False, 0)
+
+
+def test_a_unit_serves_by_any_of_its_processes_and_is_no_client_of_its_own(machine, run):
+    worker, front = machine.add(run(), "model.service"), machine.add(run(), "model.service")
+    stranger = machine.add(run(), "web.service")
+    port = front("listen", "0.0.0.0", 0)
+    assert machine.service() == (True, 0)
+    worker("connect", "127.0.0.1", port)
+    front("accept", port)
+    # The worker asks its own front, which is not a client.
+    machine.wait_for(True, 0)
+    stranger("connect", "127.0.0.1", port)
+    machine.wait_for(True, 1)
+
+
+def test_a_process_without_a_unit_is_alone(machine, run):
+    machine.add(run())
+    neighbour = machine.add(run())
+    neighbour("listen", "127.0.0.1", 0)
+    assert machine.service() == (False, 0)
+
+
+def test_a_socket_of_ipv6_has_clients_of_ipv4(machine, run):
+    """Both ends of a connection within the unit are known, though the kernel writes them in two tables."""
+    front, worker = machine.add(run(), "model.service"), machine.add(run(), "model.service")
+    try:
+        port = front("listen", "::", 0)
+    except AssertionError:
+        pytest.skip("no IPv6 here")
+    worker("connect", "127.0.0.1", port)
+    front("accept", port)
+    machine.wait_for(True, 0)
+    with socket.create_connection(("127.0.0.1", int(port))):
+        machine.wait_for(True, 1)
+
+
+def test_another_units_port_of_the_same_number_is_not_its_own(machine, run):
+    server, other = machine.add(run(), "model.service"), machine.add(run(), "web.service")
+    port = server("listen", "127.0.0.1", 0)
+    other("listen", "127.0.0.2", port)
+    with socket.create_connection(("127.0.0.2", int(port))):
+        other("accept", port)
+        machine.wait_for(True, 0)
+
+
+@needs_root
+def test_each_network_namespace_has_a_table_of_its_own(machine, run):
+    server = machine.add(run("unshare", "--net"), "model.service")
+    server("loopback")
+    port = server("listen", "127.0.0.1", 0)
+    neighbour = machine.add(run("nsenter", "--net=/proc/%d/ns/net" % server.pid), "web.service")
+    # One of the same number in the host's, which has a client.
+    with socket.socket() as elsewhere:
+        with contextlib.suppress(OSError):
+            elsewhere.bind(("127.0.0.1", int(port)))
+            elsewhere.listen()
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", int(port))):
+            assert machine.service() == (True, 0)
+    neighbour("connect", "127.0.0.1", port)
+    machine.wait_for(True, 1)
+
+
+def test_one_that_has_ended_is_not_known(machine, run):
+    server = machine.add(run())
+    server("listen", "127.0.0.1", 0)
+    server.process.kill()
+    server.process.wait()
+    assert machine.service() == (None, None)
+
+
+def test_a_process_of_the_unit_that_has_ended_keeps_nothing_back(machine, run):
+    server, gone = machine.add(run(), "model.service"), machine.add(run(), "model.service")
+    server("listen", "127.0.0.1", 0)
+    gone.process.kill()
+    gone.process.wait()
+    assert machine.service() == (True, 0)
+
+
+@pytest.mark.parametrize(
+    ("bound", "value"),
+    [("_MOST_FILES", 20), ("_MOST_PROCESSES", 1), ("_MOST_BYTES", 100)],
+    ids=lambda value: str(value),
+)
+def test_what_is_too_much_is_not_known(machine, run, monkeypatch, bound, value):
+    server = machine.add(run(), "model.service")
+    machine.add(run(), "model.service")
+    server("listen", "127.0.0.1", 0)
+    server("duplicate", 40)
+    assert machine.service() == (True, 0)
+    monkeypatch.setattr(holders_sockets, bound, value)
+    assert machine.service() == (None, None)
+
+
+def test_what_takes_too_long_is_not_known(machine, run, monkeypatch):
+    server = machine.add(run(), "model.service")
+    server("listen", "127.0.0.1", 0)
+    monkeypatch.setattr("ansible_collections.openfleet.gpu.plugins.module_utils.holders._LOOK_SECONDS", -1.0)
+    assert machine.service() == (None, None)
+
+
+@needs_root
+def test_what_may_not_be_seen_is_not_known(machine, run):
+    """As another user, whose look at root's processes is refused."""
+    server = machine.add(run())
+    server("listen", "127.0.0.1", 0)
+    for folder in (machine.proc, machine.proc.parent, *list(machine.proc.parents)[:4]):
+        folder.chmod(0o755)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        os.setresuid(65534, 65534, 65534)
+        os.write(writer, repr(machine.service()).encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as answer:
+        assert answer.read() == "(None, None)"
+    os.waitpid(child, 0)
+
+
+def test_a_holder_without_a_process_has_no_sockets():
+    job = Holder("GPU-0", None, "slurm", "job 7")
+    assert holders_sockets.with_sockets([job], None, time.monotonic() + DEADLINE) == [job]

@@ -1,0 +1,225 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Who owns what is kept, what a keep is bound to, and how many there may be: real processes, in cgroups of the test's choice."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from peer_hosts import Processes
+
+from ansible_collections.openfleet.gpu.plugins.module_utils import keep_owner, keep_request, keep_server, keeps, peer
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders_proc import start_ticks
+from ansible_collections.openfleet.gpu.plugins.module_utils.keeps import Keep, KeepError, kept
+from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="processes of several users are started as root")
+
+ALICE, BOB, ROOT = 61001, 61002, 0
+ID, OTHER_ID = "c0ffee" + "0" * 58, "decade" + "0" * 58
+UNIT = "/system.slice/notebook.service"
+DOCKER = "/system.slice/docker-%s.scope" % ID
+ROOTLESS = "/user.slice/user-61001.slice/user@61001.service/user.slice/libpod-%s.scope" % ID
+SETTINGS = keep_request.Settings(7 * 86400, ("daemon",), "/nowhere")
+
+
+@pytest.fixture
+def host(tmp_path, monkeypatch):
+    made = Host(tmp_path, monkeypatch)
+    yield made
+    made.close()
+
+
+class Host:
+    """Processes that hold a GPU."""
+
+    def __init__(self, folder: Path, monkeypatch) -> None:
+        self.processes = Processes(folder / "proc", monkeypatch, peer)
+        self.main = folder / "main"
+        systemctl = folder / "bin/systemctl"
+        systemctl.parent.mkdir()
+        systemctl.write_text("#!/bin/sh\ncat %s\n" % self.main)
+        systemctl.chmod(0o755)
+        monkeypatch.setenv("PATH", "%s:%s" % (systemctl.parent, os.environ["PATH"]))
+        self.main.write_text("0")
+        self.started: list[subprocess.Popen] = []
+
+    def holder(self, cgroup: str, user: int, name: str | None, main: bool = True, **more) -> Holder:
+        process = subprocess.Popen(["sleep", "600"], user=user, group=user, extra_groups=[])
+        self.started.append(process)
+        self.processes.add(process.pid, cgroup)
+        if main:
+            self.main.write_text(str(process.pid))
+        ticks = start_ticks(Path("/proc/%d/stat" % process.pid).read_text())
+        return Holder(
+            "GPU-0", None, "process", "x", pid=process.pid, unit_or_container=name, started_ticks=ticks, **more
+        )
+
+    def close(self) -> None:
+        for process in self.started:
+            process.kill()
+            process.wait()
+
+
+def keep_of(target: keep_owner.Target, uid: int = ALICE, until: float = 2e9) -> Keep:
+    return Keep(target.kind, target.name, target.identity, uid, "alice", 1e9, until)
+
+
+@pytest.mark.parametrize("name", ["notebook", "notebook.service"])
+def test_a_unit_is_its_main_process_s_user_s(host, name):
+    target = keep_owner.find(name, [host.holder(UNIT, ALICE, "notebook.service")])
+    assert target == keep_owner.Target("unit", "notebook.service", "notebook.service", ALICE)
+
+
+def test_a_process_of_another_user_in_it_does_not_make_it_that_user_s(host):
+    mine = host.holder(UNIT, ALICE, "notebook.service")
+    theirs = host.holder(UNIT, BOB, "notebook.service", main=False)
+    assert keep_owner.find("notebook", [theirs, mine]).owner == ALICE
+
+
+def test_a_unit_of_root_s_with_users_in_it_is_root_s_and_each_process_its_user_s(host):
+    host.holder(UNIT, ROOT, "notebook.service")
+    theirs = host.holder(UNIT, BOB, "notebook.service", main=False)
+    assert keep_owner.find("notebook", [theirs]).owner == ROOT
+    assert keep_owner.find(str(theirs.pid), [theirs]).owner == BOB
+
+
+def test_a_cgroup_of_a_user_s_own_with_the_name_of_a_unit_is_not_the_unit(host):
+    """systemd names a main process, and by its cgroup it is elsewhere by now."""
+    mine = host.holder("/user.slice/user-61001.slice/user@61001.service/notebook.service", ALICE, "user@61001.service")
+    with pytest.raises(KeepError, match="no service or container of this name"):
+        keep_owner.find("notebook.service", [mine])
+    with pytest.raises(KeepError, match="whose it is is not known"):
+        keep_owner.find("other", [host.holder(UNIT, ALICE, "other.service")])
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "name", "owner"),
+    [
+        (DOCKER, "docker container lab", ROOT),
+        (DOCKER.replace("docker-", "libpod-"), "podman container lab", ROOT),
+        (ROOTLESS, "podman@61001 container lab", ALICE),
+    ],
+)
+def test_a_container_is_its_engine_s_user_s_whatever_runs_in_it(host, cgroup, name, owner):
+    inside = host.holder(cgroup, BOB, name)
+    target = keep_owner.find("lab", [inside])
+    assert (target.kind, target.name, target.identity, target.owner) == ("container", name, ID, owner)
+    assert keep_owner.find(str(inside.pid), [inside]).owner == owner
+
+
+def test_two_of_one_name_are_told_apart_by_the_whole_name(host):
+    both = [
+        host.holder(DOCKER, ROOT, "docker container lab"),
+        host.holder(ROOTLESS, ALICE, "podman@61001 container lab"),
+    ]
+    with pytest.raises(KeepError) as raised:
+        keep_owner.find("lab", both)
+    assert '"docker container lab", "podman@61001 container lab"' in str(raised.value)
+    assert keep_owner.find("podman@61001 container lab", both).owner == ALICE
+
+
+def test_a_process_with_several_user_ids_is_root_s(host):
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import os\nos.setresuid(61001, 0, 0)\nprint('on', flush=True)\ninput()"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    host.started.append(process)
+    assert process.stdout.readline() == b"on\n"
+    host.processes.add(process.pid, "/user.slice")
+    ticks = start_ticks(Path("/proc/%d/stat" % process.pid).read_text())
+    holder = Holder("GPU-0", None, "process", "x", pid=process.pid, started_ticks=ticks)
+    assert keep_owner.find(str(process.pid), [holder]).owner == ROOT
+    process.stdin.close()
+    process.stdout.close()
+
+
+def test_a_keep_is_bound_to_what_it_was_given_for(host):
+    unit = host.holder(UNIT, ALICE, "notebook.service")
+    inside = host.holder(DOCKER, ROOT, "docker container lab", main=False)
+    of_unit, of_container, of_process = (
+        keep_of(keep_owner.find(name, [unit, inside])) for name in ("notebook", "lab", str(unit.pid))
+    )
+    assert kept("unit", "notebook.service", [unit], [of_unit]) == of_unit
+    assert kept("unit", "notebook.service", [unit], [of_process]) == of_process
+    assert kept("container", "lab", [inside], [of_container]) == of_container
+    assert kept("unit", "notebook.service", [unit], [of_container]) is None
+    assert kept("unit", "other.service", [unit], [of_unit]) is None
+    # The container was made again; the pid is another process's.
+    host.processes.add(inside.pid, DOCKER.replace(ID, OTHER_ID))
+    assert kept("container", "lab", [inside], [of_container]) is None
+    later = Holder("GPU-0", None, "process", "x", pid=unit.pid, started_ticks=unit.started_ticks + 1)
+    assert kept("unit", "x.service", [later], [of_process]) is None
+    assert kept("container", "lab", [later], [Keep("container", "lab", "", 0, "root", 1.0, 2e9)]) is None
+
+
+def test_what_has_ended_is_kept_no_more(tmp_path):
+    made = Keep("unit", "x.service", "x.service", ALICE, "alice", 1.0, 100.0)
+    keeps.write(str(tmp_path), [made])
+    assert keeps.read(str(tmp_path), 99.0) == [made] and keeps.read(str(tmp_path), 100.0) == []
+    assert (tmp_path / "reclaim/keeps.json").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"schema": 9}', '{"schema": 1, "keeps": [{"kind": "unit"}]}'])
+def test_a_damaged_file_is_an_error_and_not_none(tmp_path, text):
+    (tmp_path / "reclaim").mkdir()
+    (tmp_path / "reclaim/keeps.json").write_text(text)
+    with pytest.raises(KeepError, match=r"keeps\.json.*Remove it"):
+        keeps.read(str(tmp_path), 0.0)
+
+
+def test_a_user_and_a_host_have_a_limit_and_renewing_is_none_more():
+    of_alice = [Keep("unit", "%d" % n, "%d" % n, ALICE, "alice", 1.0, 2e9) for n in range(keeps.MOST_OF_USER)]
+    with pytest.raises(KeepError, match="alice has 16 keeps already"):
+        keeps.with_keep(of_alice, Keep("unit", "x", "x", ALICE, "alice", 1.0, 2e9))
+    assert len(keeps.with_keep(of_alice, Keep("unit", "3", "3", ALICE, "alice", 1.0, 3e9))) == keeps.MOST_OF_USER
+    full = [Keep("unit", "%d" % n, "%d" % n, ROOT, "root", 1.0, 2e9) for n in range(keeps.MOST)]
+    with pytest.raises(KeepError, match="this host has 256 keeps already"):
+        keeps.with_keep(full, Keep("unit", "x", "x", ALICE, "alice", 1.0, 2e9))
+
+
+def test_no_longer_than_the_host_allows(tmp_path):
+    settings = keep_request.Settings(86400, (), str(tmp_path))
+    request = keep_request.parse(json.dumps({"op": "keep", "name": "x", "seconds": 86401}).encode())
+    with pytest.raises(KeepError, match=r"lasts 1 days at most.*The latest end now is"):
+        keep_request.answer(request, ROOT, settings, list)
+
+
+def test_who_is_an_administrator_is_the_host_s_own_word():
+    assert keep_owner.is_administrator(ROOT, [])
+    assert keep_owner.is_administrator(1, ["daemon"]) and not keep_owner.is_administrator(1, ["bin", "of-no-host"])
+    assert not keep_owner.is_administrator(ALICE, ["daemon", "root"])
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "problem"),
+    [(UNIT, ""), (DOCKER, "a process in a container asks"), (ROOTLESS, "a process in a container")],
+)
+def test_a_container_with_the_socket_asks_for_nothing(host, cgroup, problem):
+    """Its root has the user id of the host's."""
+    host.processes.add(os.getpid(), cgroup)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        if not problem:
+            assert keep_server.caller(ours) == os.geteuid()
+            return
+        with pytest.raises(FleetError, match=problem):
+            keep_server.caller(ours)
+
+
+@pytest.mark.parametrize("text", ["3", "d", "0h", "3 d", "-3d", "3D", "٣d", "9999999d", "3d\n3d"])
+def test_what_is_no_length_of_time_is_refused(text):
+    with pytest.raises(KeepError, match="not a length of time"):
+        keeps.duration(text)
+
+
+def test_lengths_of_time_are_seconds():
+    assert [keeps.duration(text) for text in ("30m", "12h", "3d", "1w")] == [1800, 43200, 259200, 604800]

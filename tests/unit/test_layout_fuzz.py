@@ -1,0 +1,98 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The parser on layouts with anything in them: it returns a layout or says what is wrong, quickly and in few words."""
+
+from __future__ import annotations
+
+import copy
+import random
+from pathlib import Path
+
+import pytest
+import yaml
+from thorough import THOROUGH
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError, LayoutError
+from ansible_collections.openfleet.gpu.plugins.module_utils.layout import layout_to_data, parse_layout
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.variables import check
+
+GOOD = [
+    case["layout"]
+    for case in yaml.safe_load((Path(__file__).parent / "data" / "good_layouts.yml").read_text(encoding="utf-8"))
+    if case["layout"]
+]
+RUNS = 100_000 if THOROUGH else 2_000
+#: A message is for people.
+MOST_CHARACTERS = 500
+ODD = [
+    *(None, True, False, 0, -1, 1, 8, 63, 64, 256, 10**9, 10**400, -(10**400), 10**5000, 1.5, 1e300),
+    *(float("inf"), float("-inf"), float("nan"), "", " ", "\0", "²", "٣", "1" * 400, "9" * 5000 + "GiB", "x" * 5000),
+    *("all", "All", "0", "3g.40gb", "9" * 400 + "g.1gb", "1c.1g.5gb", "99c.1g.5gb", "GPU-", "MIG-", "8GiB", "50%"),
+    *([], {}, [[]], {"": ""}, {1: 2}, {None: None}, {True: 1}, {"model": "*" * 3000}, {"model": None}, b"bytes"),
+    *([10**400], ["²"], {"x" * 5000: 1}, "\ud800", {"gpus": "all"}, [{}] * 70, list(range(300))),
+]
+
+
+def places(node, found):
+    """Every mapping and list in the layout, with the keys or numbers of its elements."""
+    if isinstance(node, (dict, list)) and node:
+        keys = list(node) if isinstance(node, dict) else list(range(len(node)))
+        found += [(node, key) for key in keys]
+        for key in keys:
+            places(node[key], found)
+    return found
+
+
+def odd_layout(draw):
+    layout = copy.deepcopy(draw.choice(GOOD))
+    for _ in range(draw.randint(1, 3)):
+        there = places(layout, [])
+        if not there:
+            break
+        node, key = draw.choice(there)
+        what = draw.randrange(4)
+        if what == 0 and isinstance(node, dict):
+            del node[key]
+        elif what == 1 and isinstance(node, dict):
+            node[draw.choice(["gpu", "mig", "count", "gpus", "²", 7, None, "tenants"])] = copy.deepcopy(
+                draw.choice(ODD)
+            )
+        elif what == 2:
+            # As a slip of the pen has it.
+            other, place = draw.choice(there)
+            node[key] = copy.deepcopy(other[place])
+        else:
+            node[key] = copy.deepcopy(draw.choice(ODD))
+    return layout
+
+
+@pytest.mark.parametrize("part", range(10))
+def test_no_layout_is_too_odd(part):
+    draw = random.Random(part)
+    for number in range(RUNS // 10):
+        layout = odd_layout(draw)
+        try:
+            parsed = parse_layout(layout)
+        except LayoutError as error:
+            assert error.problems, (part, number)
+            for problem in error.problems:
+                assert len(problem.problem + problem.cure) < MOST_CHARACTERS, (part, number, str(problem)[:200])
+        else:
+            # What it takes, it writes, and means the same by it.
+            assert parse_layout(layout_to_data(parsed)) == parsed, (part, number)
+
+
+@pytest.mark.parametrize("value", ODD, ids=lambda value: str(type(value)))
+def test_an_odd_value_for_the_whole(value):
+    try:
+        parse_layout(value)
+    except FleetError as error:
+        assert str(error)
+    check.check({"gpu_layout": value, "gpu_site_waves": value, "gpu_simulator_gpus": value})
+
+
+def test_what_is_in_itself_is_refused():
+    layout = []
+    layout.append(layout)
+    with pytest.raises(LayoutError):
+        parse_layout(layout)

@@ -1,0 +1,82 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the lock says of who holds it, and of why it cannot be taken."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.module_utils import durable, transaction
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders_proc import started_ticks_of
+
+
+def refused(folder):
+    with pytest.raises(ApplyError) as error, transaction.locked(str(folder), 0):
+        pass
+    return str(error.value)
+
+
+def test_a_run_that_has_ended_is_not_named(tmp_path):
+    """It left its name, and another has taken the lock and not yet written its own."""
+    ended = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    start = started_ticks_of(ended.pid)
+    run = {"pid": ended.pid, "command": "gpu-layout apply", "since": 0, "start": start}
+    (tmp_path / "lock").write_text(json.dumps(run))
+    with (tmp_path / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert "pid %d (gpu-layout apply) since 1970-01-01" % ended.pid in refused(tmp_path)
+        ended.communicate()
+        said = refused(tmp_path)
+    assert "pid %d" % ended.pid not in said
+    assert "a process that did not leave its name (see: fuser %s)" % (tmp_path / "lock") in said
+
+
+@pytest.mark.parametrize("text", ["", "[]", "7", "{}", '{"start": 1}', '{"pid": "x", "start": 1}'])
+def test_a_lock_of_anybody_is_no_traceback(tmp_path, text):
+    (tmp_path / "lock").write_text(text)
+    with (tmp_path / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert "did not leave its name" in refused(tmp_path)
+
+
+def test_a_module_is_called_a_run_of_ansible(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ansible.module_utils.basic", object())
+    with transaction.locked(str(tmp_path), 0):
+        said = refused(tmp_path)
+    assert "another run is changing the layout: pid %d (a run of Ansible, such as site.yml) since" % os.getpid() in said
+
+
+def test_a_command_is_called_by_its_words(tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "ansible.module_utils.basic", raising=False)
+    monkeypatch.setattr(sys, "argv", ["/usr/local/bin/gpu-layout", "apply"])
+    with transaction.locked(str(tmp_path), 0):
+        assert "(/usr/local/bin/gpu-layout apply) since" in refused(tmp_path)
+
+
+def test_a_file_in_the_way_is_not_cured_by_root(tmp_path):
+    (tmp_path / "state").write_text("")
+    said = refused(tmp_path / "state")
+    assert "the lock cannot be taken" in said and "Run as root" not in said
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.EROFS, "mount it for writing"),
+        (errno.ENOSPC, "make room"),
+        (errno.EACCES, "Run as root"),
+        (errno.EIO, "Look at that path"),
+    ],
+)
+def test_the_cure_is_that_of_the_error(number, words):
+    cure = durable.cure_of(OSError(number, os.strerror(number)))
+    assert words in cure
+    assert ("root" in cure) == (number == errno.EACCES)

@@ -1,0 +1,98 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The queue of `make test`: order, needs, failures; and that scenarios need the images that their hosts are made of."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+#: In the place of make: notes its target, says so, and fails where a file of that name says so.
+MAKE = """#!/bin/sh
+echo "begin $2" >>log
+echo "output of $2"
+[ -e "wait-$2" ] && while [ -e "wait-$2" ]; do sleep 0.01; done
+echo "end $2" >>log
+[ ! -e "fail-$2" ]
+"""
+
+
+@pytest.fixture()
+def queue(tmp_path):
+    """Run it in a folder of its own; gives the ended process and what began and ended, in order."""
+    (tmp_path / "make").write_text(MAKE)
+    (tmp_path / "make").chmod(0o755)
+    environment = {**os.environ, "PATH": "%s:%s" % (tmp_path, os.environ["PATH"])}
+
+    def run(*arguments, failing=()):
+        for target in failing:
+            (tmp_path / ("fail-" + target)).touch()
+        command = [sys.executable, str(ROOT / "tests" / "queue"), *arguments]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+        )
+        log = tmp_path / "log"
+        return done, log.read_text().split("\n")[:-1] if log.exists() else []
+
+    return run
+
+
+def test_targets_start_in_order_one_at_a_time(queue):
+    done, log = queue("1", "a", "b", "c")
+    assert done.returncode == 0
+    assert log == ["begin a", "end a", "begin b", "end b", "begin c", "end c"]
+    assert done.stdout == "output of a\noutput of b\noutput of c\n"
+
+
+def test_what_is_ready_goes_before_what_waits_and_first_in_the_list_before_later_ones(queue):
+    _done, log = queue("1", "long:image", "short", "image", "last:image,short")
+    assert [line for line in log if line.startswith("begin")] == [
+        "begin short",
+        "begin image",
+        "begin long",
+        "begin last",
+    ]
+
+
+def test_as_many_run_side_by_side_as_there_are_jobs(queue, tmp_path):
+    for target in ("a", "b"):
+        (tmp_path / ("wait-" + target)).touch()
+    # The third ends the others: they run beside it, or this would not end.
+    (tmp_path / "make").write_text(MAKE + '\n[ "$2" != c ] || rm wait-a wait-b\n')
+    done, log = queue("3", "a", "b", "c", "d")
+    assert done.returncode == 0 and len(log) == 8
+    # The fourth begins when one of them has ended.
+    assert log.index("begin d") > min(log.index("end " + target) for target in "abc")
+
+
+def test_what_needs_a_target_that_failed_is_left_out_and_the_others_run(queue):
+    done, log = queue("2", "image", "scenario:image", "after:scenario", "unit", failing=["image"])
+    assert done.returncode == 1
+    assert sorted(log) == ["begin image", "begin unit", "end image", "end unit"]
+    assert "queue: scenario is left out: image failed" in done.stdout
+
+
+def test_a_need_that_is_not_in_the_list_and_a_circle_are_refused(queue):
+    done, _log = queue("2", "a:b")
+    assert done.returncode == 1 and "not in the list: b" in done.stderr
+    done, _log = queue("2", "a:b", "b:a")
+    assert done.returncode == 1 and "a b wait for each other" in done.stderr
+
+
+def test_a_scenario_needs_the_images_of_its_hosts():
+    makefile = (ROOT / "Makefile").read_text()
+    wanted = {}
+    for path in ROOT.glob("molecule/*/inventory/**/*.yml"):
+        scenario = path.relative_to(ROOT / "molecule").parts[0]
+        # A variant that its name is put together for is built by the scenario itself.
+        for variant in re.findall(r"lab_variant: (\w+)$", path.read_text(), re.MULTILINE):
+            wanted[scenario] = variant
+    assert {"vgpu", "sharing", "gpu_drain", "monitoring", "audit"} <= set(wanted)
+    for scenario, variant in wanted.items():
+        assert "needs_%s := image-%s\n" % (scenario, variant) in makefile, scenario

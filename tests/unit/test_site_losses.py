@@ -1,0 +1,72 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Whether a run goes on without the hosts that have no plan."""
+
+from __future__ import annotations
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.site.losses import losses, tolerated
+
+HOSTS = ["h%d" % number for number in range(10)]
+SICK = {"msg": "gpu 3: nvmlDeviceGetMigMode failed: Unknown Error. Look.\nmore", "nvml": {"code": 999}}
+TYPO = {"msg": "gpu_layout[0] on gpu 0: there is no profile 3g.45gb.", "where": "gpu_layout[0]", "problem": "no"}
+
+
+@pytest.mark.parametrize(
+    ("value", "hosts", "allowed"),
+    [
+        (0, 10, 0),
+        (2, 10, 2),
+        ("2", 10, 2),
+        ("10%", 10, 1),
+        ("10%", 19, 1),
+        ("5%", 10, 0),
+        ("100%", 3, 3),
+        (" 7 % ", 100, 7),
+    ],
+)
+def test_a_number_or_a_percentage_may_be_lost(value, hosts, allowed):
+    assert tolerated(value, hosts) == allowed
+
+
+@pytest.mark.parametrize("value", ["many", "-1", -1, "101%", 1.5, True, None, "", "1%%", "9" * 400])
+def test_nothing_else_is_a_tolerance(value):
+    with pytest.raises(ValueError, match="neither a number of hosts nor a percentage"):
+        tolerated(value, 10)
+
+
+def test_a_run_without_losses_goes_on():
+    found = losses(HOSTS, HOSTS, {}, 0)
+    assert (dict(found.left_out), found.refusal) == ({}, "")
+
+
+def test_one_sentence_names_the_hosts_and_how_to_go_on():
+    found = losses(HOSTS, [host for host in HOSTS if host not in ("h3", "h7")], {"h3": SICK}, 1)
+    assert found.left_out == {
+        "h3": "gpu 3: nvmlDeviceGetMigMode failed: Unknown Error. Look.",
+        "h7": "could not be reached",
+    }
+    assert found.refusal == (
+        "No plan for h3 (gpu 3: nvmlDeviceGetMigMode failed: Unknown Error. Look), h7 (could not be reached). Nothing was "
+        "changed. Mend them, leave them out (--limit '!h3:!h7'), or go on without so many hosts (gpu_site_tolerate: 2)."
+    )
+    assert not losses(HOSTS, HOSTS[:8], {"h9": SICK}, "20%").refusal
+
+
+@pytest.mark.parametrize("tolerate", [1, "100%"])
+def test_a_wrong_layout_is_never_tolerated(tolerate):
+    found = losses(HOSTS, HOSTS[:8], {"h8": SICK, "h9": TYPO}, tolerate)
+    assert "No plan for h9 (gpu_layout[0] on gpu 0: there is no profile 3g.45gb)." in found.refusal
+    assert "never tolerated" in found.refusal and "h8" not in found.refusal
+
+
+def test_a_thousand_hosts_make_no_page():
+    hosts = ["h%d" % number for number in range(1000)]
+    found = losses(hosts, [], {}, 0)
+    assert len(found.left_out) == 1000 and len(found.refusal) < 2000 and "980 more" in found.refusal
+
+
+def test_what_a_host_says_is_a_text():
+    found = losses(["h0"], [], {"h0": {"msg": "\x1b[31mred", "nvml": {"code": 1}}}, 0)
+    assert "\x1b" not in found.refusal

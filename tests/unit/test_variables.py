@@ -1,0 +1,265 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The check of an inventory's variables, for every variable of the collection; and what of it the playbooks use."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ansible_collections.openfleet.gpu.plugins.action.check_variables import ActionModule
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.variables import check, known, rules
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.variables.page import page
+
+ROOT = Path(__file__).resolve().parents[2]
+VARIABLES = known.variables()
+#: Wrong for any variable of the type.
+WRONG = {
+    "int": ["soon", -1, True, 1.5, None, [], 10**400, "9" * 400, "²"],
+    "bool": ["maybe", 2, None, [], {}],
+    "str": [True, None, [], {"key": "value"}],
+    "path": [False, None, ["/a", "/b"], {}],
+    "list": [{}, 7, None, True],
+    "dict": ["text", [], 7, None],
+}
+#: Wrong for all that have no type.
+WRONG_RAW = {
+    "gpu_layout": [{}, "all", None, [{"gpus": [0], "sharing": "shraed"}]],
+    "gpu_site_tolerate": ["many", -1, "101%", 1.5, True, None, [], {}, 10**5000, "²"],
+}
+WRONG_ELEMENTS = {"str": [{}], "dict": ["text"], "raw": [[{"no": "such"}], True]}
+OWNERS = known.owners()
+
+
+def wrong_values(name):
+    option = VARIABLES[name].option
+    kind = option.get("type", "str")
+    values = WRONG_RAW[name] if kind == "raw" else list(WRONG[kind])
+    if kind == "list":
+        values += [[value] for value in WRONG_ELEMENTS[option.get("elements", "raw")]]
+    if option.get("choices"):
+        values.append(["no-such"] if kind == "list" else "no-such")
+    if kind == "list" and (VARIABLES[name].by_role or option.get("elements") != "str"):
+        values.append("one,two")
+    # A mapping may be a way of its own, with keys that only the one who sends knows.
+    return [value for value in values if not (name == "gpu_rightsize_reclaim_tell" and value == [{"no": "such"}])]
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+def test_a_wrong_value_of_each_variable_is_found(name):
+    for value in wrong_values(name):
+        problems = check.check({name: value})
+        assert problems, value
+        for problem in problems:
+            assert problem.where.startswith(name), value
+            assert problem.problem and problem.cure, value
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+def test_the_default_of_each_variable_is_right(name):
+    option = VARIABLES[name].option
+    if "default" in option and "{{" not in str(option["default"]):
+        assert check.check({name: option["default"]}) == []
+
+
+@pytest.mark.parametrize("name", [name for name, each in VARIABLES.items() if each.option.get("choices")])
+def test_every_choice_is_right(name):
+    option = VARIABLES[name].option
+    for choice in option["choices"]:
+        assert check.check({name: [choice] if option["type"] == "list" else choice}) == []
+
+
+def test_rules_are_of_variables_that_there_are():
+    assert set(rules.RULES) <= set(VARIABLES)
+
+
+@pytest.mark.parametrize("name", rules.RULES)
+def test_a_rule_takes_any_value_of_its_type_without_a_traceback(name):
+    texts = ["", "x", "²", "9" * 400, "\0", "-1", "[", "/"]
+    kind = VARIABLES[name].option.get("type", "str")
+    values = {"str": texts, "path": texts, "list": [[text] for text in texts], "dict": [{text: text} for text in texts]}
+    for value in values.get(kind, [*texts, *([text] for text in texts), 10**400, None, {}]):
+        check.check({name: value})
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ([0, "100%"], "without a canary"),
+        ([1, "many"], "is no size of a wave"),
+        ([], "the list is empty"),
+        (["0%"], "out of range"),
+        (["101%"], "out of range"),
+        ([-1], "is no size of a wave"),
+        ([True], "is no size of a wave"),
+        (["²"], "is no size of a wave"),
+        ([1, None], "is no size of a wave"),
+        ([10**5000], "is no size of a wave"),
+    ],
+)
+def test_waves_that_ansible_would_take_otherwise_are_refused(value, problem):
+    (found,) = check.check({"gpu_site_waves": value})
+    assert problem in found.problem
+
+
+@pytest.mark.parametrize("value", [[1, "10%", "100%"], ["1", 5]])
+def test_waves(value):
+    assert check.check({"gpu_site_waves": value}) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("gpu_layout_lock_timeout", "60"),
+        ("gpu_layout_reboot", "yes"),
+        ("nvidia_driver_version", 580),
+        ("gpu_audit_fail_on", "idle,held_without_process"),
+    ],
+)
+def test_what_an_option_of_the_command_line_gives_is_right(name, value):
+    assert check.check({name: value}) == []
+
+
+def test_a_misspelt_value_is_told_with_the_words_of_the_variable():
+    (problem,) = check.check({"gpu_layout_on_busy": "drian"})
+    assert str(problem) == (
+        'gpu_layout_on_busy: unknown value "drian". Did you mean drain? It is one of fail, wait, drain, force.'
+    )
+
+
+def test_no_message_has_a_secret():
+    for name in ("gpu_audit_prometheus", "gpu_monitoring_url_password", "dcgm_exporter_basic_auth_users"):
+        for value in ("hunter2", ["hunter2"], {"user": ["hunter2"]}):
+            assert "hunter2" not in "".join(map(str, check.check({name: value})))
+
+
+# -- Names --
+
+
+def misspelt(name):
+    """The name with two letters changed places, behind its prefix."""
+    prefix = next(each for each in known.prefixes() if name.startswith(each))
+    rest = name[len(prefix) :]
+    for place in range(len(rest) - 1):
+        if rest[place] != rest[place + 1]:
+            wrong = prefix + rest[:place] + rest[place + 1] + rest[place] + rest[place + 2 :]
+            if wrong not in VARIABLES:
+                return wrong
+    raise AssertionError(name)
+
+
+@pytest.mark.parametrize("name", [name for name in VARIABLES if name.startswith(known.prefixes())])
+def test_a_misspelt_name_of_each_variable_is_an_error(name):
+    (found,) = check.unknown([misspelt(name)])
+    # Short names resemble each other: dirs and dir.
+    assert found.error and (found.nearest == name or len(name.split("_")[-1]) < 6), found
+
+
+def test_names_like_the_collections_are_warned_of_or_left():
+    found = {
+        each.name: each for each in check.unknown(["gpu_layuot", "nvidia_drvier_version", "gpu_layout_h100", "lab"])
+    }
+    assert {name: (each.nearest, each.error) for name, each in found.items()} == {
+        "gpu_layuot": ("gpu_layout", False),
+        "nvidia_drvier_version": ("nvidia_driver_version", False),
+        "gpu_layout_h100": ("", False),
+    }
+    assert check.unknown(["gpu_layout_h100", "gpu_layout_on_bsuy"], ["gpu_layout_*"]) == []
+
+
+def test_what_the_collection_sets_itself_is_no_variable_of_an_inventory():
+    names = [
+        "gpu_layout_result",
+        "gpu_layout_planned",
+        "gpu_layout__root",
+        "gpu_layout_nvml_directory",
+        "gpu_audit_result",
+    ]
+    assert check.unknown([*VARIABLES, *names]) == []
+
+
+INVENTORIES = [*ROOT.glob("inventories/*"), *ROOT.glob("molecule/*/inventory")]
+
+
+@pytest.mark.parametrize("inventory", INVENTORIES, ids=lambda path: "%s-%s" % (path.parent.name, path.name))
+def test_the_inventories_here_are_right(inventory):
+    for path in [*inventory.glob("group_vars/*.yml"), *inventory.glob("host_vars/*.yml")]:
+        values = yaml.safe_load(path.read_text(encoding="utf-8").replace("!vault", "")) or {}
+        assert check.unknown(values) == [], path
+        assert check.check({name: value for name, value in values.items() if "{{" not in str(value)}) == [], path
+
+
+# -- Playbooks --
+
+
+def plays(name):
+    return yaml.safe_load((ROOT / "playbooks" / name).read_text(encoding="utf-8"))
+
+
+def in_blocks(tasks):
+    """Each task, and those of the blocks among them."""
+    for task in tasks:
+        yield task
+        yield from in_blocks(task.get("block", []))
+
+
+def checked(name):
+    return {
+        owner
+        for play in plays(name)
+        for task in in_blocks(play.get("tasks", []))
+        for owner in task.get("openfleet.gpu.check_variables", {}).get("of", [])
+    }
+
+
+def test_every_role_and_playbook_is_checked():
+    roles = {owner for owner in OWNERS if not owner.endswith(".yml")}
+    assert checked("site.yml") == {*roles, "site.yml"}
+    assert checked("reset.yml") == {*roles, "site.yml"} - {"gpu_monitoring", "gpu_audit"}
+    for owner in OWNERS:
+        if owner.endswith(".yml"):
+            assert owner in checked(owner)
+
+
+def test_the_variables_of_playbooks_are_those_that_they_read():
+    prefix = r"gpu_(?:site|report|audit|rightsize|bundle|check|accept)_[a-z0-9_]+"
+    for playbook in ("site.yml", "audit.yml", "rightsize.yml", "bundle.yml", "check_gpu.yml", "accept.yml"):
+        text = "".join(
+            line.partition("#")[0]
+            for path in (ROOT / "playbooks" / playbook, ROOT / "playbooks" / "tasks" / "report.yml")
+            for line in path.read_text(encoding="utf-8").splitlines(True)
+        )
+        read = {name for name in re.findall(prefix, text) if name not in VARIABLES and not known.is_internal(name)}
+        assert read == set(), playbook
+
+
+def test_every_entry_of_a_role_has_a_spec():
+    """ansible-core finds it by the word of tasks_from: `plan.yml` has none where `plan` has one, and nothing is validated."""
+    for path in [*ROOT.glob("playbooks/*.yml"), *ROOT.glob("roles/*/tasks/*.yml")]:
+        text = path.read_text(encoding="utf-8")
+        for role, entry in re.findall(r"name: openfleet\.gpu\.(\w+)\n\s+tasks_from: (\S+)", text):
+            spec = yaml.safe_load((ROOT / "roles" / role / "meta" / "argument_specs.yml").read_text(encoding="utf-8"))
+            assert entry in spec["argument_specs"], (path, role, entry)
+
+
+def test_the_reference_page_is_in_step():
+    assert (ROOT / "docs" / "variables.md").read_text(encoding="utf-8") == page(), "make variables"
+
+
+@pytest.mark.parametrize(
+    ("host", "checked", "found"),
+    [
+        ("two", {"gpu_site_waves"}, 1),
+        ("two", set(), 0),
+        ("monitor", {"gpu_site_waves"}, 0),
+        ("one", {"gpu_site_waves"}, 0),
+    ],
+    ids=["another value", "a play that does not read it", "a host of another group", "the host that is asked"],
+)
+def test_what_holds_for_a_whole_group_is_compared_within_it(host, checked, found):
+    fleet = {"one": {"gpu_site_waves": [1]}, "two": {}, "monitor": {}}
+    variables = {"inventory_hostname": host, "groups": {"gpu_hosts": ["one", "two"]}, "hostvars": fleet}
+    assert len(ActionModule._differing(checked, fleet[host], variables)) == found
