@@ -123,6 +123,14 @@ def waiting(host, result):
     return ["%s: waiting: %s is in use by %s" % (host, each["what"], ", ".join(each["who"])) for each in busy]
 
 
+def parts(result):
+    """Return the host's name, the task and what it returned: before ansible-core 2.19 these attributes have an underscore."""
+    host, task, returned = (
+        getattr(result, name if hasattr(result, name) else "_" + name) for name in ("host", "task", "result")
+    )
+    return host.get_name(), task, returned
+
+
 class CallbackModule(CallbackBase):
     """Ansible's entry point."""
 
@@ -136,16 +144,18 @@ class CallbackModule(CallbackBase):
         self._summary = Summary(bool(context.CLIARGS.get("check")))
 
     def v2_runner_on_ok(self, result):
-        if not self._is_ours(result.task):
+        host, task, returned = parts(result)
+        if not self._is_ours(task):
             return
         # A task with a loop has one result for each item.
-        for item in result.result.get("results", [result.result]):
-            self._summary.ran(result.host.get_name(), item, bool(result.task.check_mode))
+        for item in returned.get("results", [returned]):
+            self._summary.ran(host, item, bool(task.check_mode))
 
     def v2_runner_retry(self, result):
         # Ansible says that it tries again; this says what for.
-        if self._is_ours(result.task):
-            for line in waiting(result.host.get_name(), result.result):
+        host, task, returned = parts(result)
+        if self._is_ours(task):
+            for line in waiting(host, returned):
                 self._display.display(line)
 
     def v2_runner_on_failed(self, result, ignore_errors=False):
@@ -167,11 +177,11 @@ class CallbackModule(CallbackBase):
                 self._display.display("Failed: %s: %s" % (host, reason), color=C.COLOR_ERROR)
 
     def _failed(self, result):
-        host = result.host.get_name()
-        if self._is_ours(result.task):
+        host, task, returned = parts(result)
+        if self._is_ours(task):
             self._summary.hosts.add(host)
-        failed = [item for item in result.result.get("results", []) if item.get("failed")]
-        self._summary.failed(host, (failed or [result.result])[0].get("msg", ""))
+        failed = [item for item in returned.get("results", []) if item.get("failed")]
+        self._summary.failed(host, (failed or [returned])[0].get("msg", ""))
 
     @staticmethod
     def _is_ours(task):

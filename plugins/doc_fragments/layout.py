@@ -43,6 +43,14 @@ options:
       How many seconds to wait where another run is changing this host's layout. Then the module fails and names that run.
     type: int
     default: 60
+  lost:
+    description: >-
+      What to do where the layout names a GPU that is lost (fallen off the bus, XID 79). V(fail) stops before anything changes.
+      V(skip) leaves it out with a warning and changes the host's other GPUs; an entry that divides something between its
+      GPUs (C(vgpu), or C(mps) with C(daemon_per=entry)) is left out whole. Where the layout does not name it, a warning is all.
+    type: str
+    choices: [fail, skip]
+    default: fail
   state_directory:
     description: >-
       Directory on the host for the lock, the journal and the record of this collection's instances. Wherever a host's layout
@@ -53,6 +61,12 @@ requirements:
   - nvidia-ml-py on the host (the role P(openfleet.gpu.gpu_layout#role) brings it)
   - root
 attributes:
+  action_group:
+    support: full
+    description: >-
+      Use C(group/openfleet.gpu.layout) or C(group/openfleet.gpu.state) in C(module_defaults) to set defaults for several
+      modules.
+    membership: [openfleet.gpu.layout, openfleet.gpu.state]
   check_mode:
     support: full
     details: On a host without a driver the layout is checked by itself, RV(driver_present) is false and nothing is planned.
@@ -102,4 +116,11 @@ options:
     type: list
     elements: str
     default: [nvidia-dcgm.service, dcgm-exporter.service]
+  pynvml:
+    description:
+      - In check mode, the text of pynvml.py to use where the host has no pynvml. It stays in the memory of the module, and
+        nothing of it is written to the host.
+      - M(openfleet.gpu.layout) sets it by itself, where a driver is loaded on a host without pynvml, to the file of the
+        Python that runs Ansible, if the SHA-256 of that file is known (C(gpu_layout_nvml_hashes)).
+    type: str
 """
