@@ -89,77 +89,16 @@ _value:
   type: dict
 """
 
-import dataclasses
-
-from ..module_utils.assumed import assumed_gpus, gpus_on_the_bus
-from ..module_utils.errors import FleetError, LayoutError
-from ..module_utils.layout import parse_layout
-from ..module_utils.lost_gpus import FAIL, POLICIES, answering
-from ..module_utils.model import LostGpu, to_data
-from ..plugin_utils.host_results import gpu_info
-from ..plugin_utils.host_values import Reader
-from ..plugin_utils.kubernetes.device_plugin import CONFIG_LABEL
-from ..plugin_utils.kubernetes.mapping import map_node
-from ..plugin_utils.kubernetes.model import BACKENDS, MIG_STRATEGIES, MIXED, NodeMapping
-from ..plugin_utils.kubernetes.text import lines
-from ..plugin_utils.rightsize.observed import host_of
-
-#: What a host says of its PCI bus: at most so many GPUs.
-_ON_THE_BUS = [{"device_id!": "pci_device"}, 64]
-
 
 def kubernetes_mapping(
-    layout_data, backend, state=None, expected_gpus=(), pci_gpus=(), node="", mig_strategy=MIXED, lost=FAIL
+    layout_data, backend, state=None, expected_gpus=(), pci_gpus=(), node="", mig_strategy="mixed", lost="fail"
 ):
     """See DOCUMENTATION."""
-    state, warnings = state or {}, ()
-    try:
-        _check_word("backend", backend, BACKENDS)
-        _check_word("mig_strategy", mig_strategy, MIG_STRATEGIES)
-        _check_word("lost", lost, POLICIES)
-        layout = parse_layout(layout_data)
-        if state.get("driver_present") is True:
-            host = _host(node or "this host", state)
-            answers = answering(layout, host, lost)
-            layout, warnings, gpus = answers.layout, answers.warnings, host.gpus
-        else:
-            gpus = _gpus(node or "this host", layout, expected_gpus, pci_gpus)
-        mapping = map_node(layout, gpus, backend, node, mig_strategy) if gpus else NodeMapping(backend)
-    except LayoutError as error:
-        return _answer(NodeMapping(backend), [str(problem) for problem in error.problems], checked=True)
-    except FleetError as error:
-        return _answer(NodeMapping(backend), [str(error)], checked=True)
-    answer = _answer(mapping, list(map(str, mapping.refusals)), checked=bool(gpus))
-    if gpus and not mapping.refusals:
-        answer["plan"] = [*lines(mapping, node or "this host"), *warnings]
-    return answer
+    # ansible-core loads all filters of a collection in the worker of each task that uses one. What takes long waits for its use.
+    from ..plugin_utils.kubernetes import request
 
-
-def _host(name, state):
-    """The host that gpu_info told of, lost GPUs included."""
-    read = gpu_info(name, state)
-    lost = tuple(LostGpu(row["index"], row.get("problem") or "") for row in read.get("lost_gpus") or ())
-    return dataclasses.replace(host_of(name, read), lost=lost)
-
-
-def _gpus(name, layout, expected_gpus, pci_gpus):
-    """The GPUs that are expected, or on the host's bus; none where only a driver could say which GPUs the layout names."""
-    if any(selector.kind in ("uuid", "pci") for entry in layout.entries for selector in entry.selectors):
-        return ()
-    if expected_gpus:
-        return assumed_gpus(expected_gpus)
-    found = Reader(name).read("pci_gpus", pci_gpus, _ON_THE_BUS)
-    return gpus_on_the_bus([gpu["device_id"] for gpu in found])
-
-
-def _check_word(option, word, words):
-    if word not in words:
-        raise FleetError(option, '"%.60s" is no value of this option' % word, "Write one of %s." % ", ".join(words))
-
-
-def _answer(mapping, problems, checked):
-    data = to_data(mapping)
-    return dict(data, config_name=mapping.labels.get(CONFIG_LABEL, ""), problems=problems, checked=checked, plan=[])
+    asked = request.Request(layout_data, backend, state, expected_gpus, pci_gpus, node, mig_strategy, lost)
+    return request.answer(asked)
 
 
 class FilterModule:
