@@ -284,14 +284,17 @@ leg-simulator:
 leg-commands:
 	@tests/leg run commands $(apart) pytest --quiet $(addprefix tests/integration/,bundle cli dcgm_exporter vgpu_limiter)
 
-# Only what can tell another ansible-core from the usual one, or another Python on hosts; everything in the thorough run.
+# A smoke of filters, modules and site.yml on another ansible-core: what roles bring besides is run with the usual one.
+core_tests := tests/unit/test_module_docs.py tests/unit/test_filters.py tests/unit/test_fleet_summary.py \
+    $(patsubst %,tests/integration/modules/test_%.py,action_groups gpu_info mps site)
+
+# Everything in the thorough run.
 leg-newest:
 	@if [ -z '$(NEWEST_PYTHON)' ]; then tests/leg left-out newest 'no Python 3.12 or later (NEWEST_PYTHON names one)'; exit; fi
-	tests/leg run newest $(apart) .venv-newest/bin/python -m pytest --quiet $(if $(OPENFLEET_THOROUGH),,-m core) tests/unit tests/integration
+	tests/leg run newest $(apart) .venv-newest/bin/python -m pytest --quiet $(if $(OPENFLEET_THOROUGH),tests/unit tests/integration,-m core $(core_tests))
 
-# A smoke of filters, modules and site.yml: what roles bring besides is run with the usual ansible-core.
-oldest_core_tests := tests/unit/test_module_docs.py tests/unit/test_filters.py tests/unit/test_fleet_summary.py \
-    $(patsubst %,tests/integration/modules/test_%.py,action_groups gpu_info mps site $(if $(OPENFLEET_THOROUGH),drain mig saved_plan vgpu))
+oldest_core_tests := $(core_tests) \
+    $(if $(OPENFLEET_THOROUGH),$(patsubst %,tests/integration/modules/test_%.py,drain mig saved_plan vgpu))
 leg-oldest-core:
 	@if [ -z '$(OLDEST_CORE_PYTHON)' ]; then tests/leg left-out oldest-core 'no Python 3.10 to 3.12 (OLDEST_CORE_PYTHON names one)'; exit; fi
 	tests/leg run oldest-core $(apart) env OPENFLEET_GPU_TRUST_HOSTS=1 $(venv_oldest_core)/bin/python -m pytest --quiet -m core $(oldest_core_tests)

@@ -201,14 +201,21 @@ class Pattern:
         span = None if self.same_user else self.span(minute)
         return span[0] if span else self.came
 
+    @cached_property
+    def _pauses(self) -> tuple[list[int], list[int]]:
+        """The minutes in which work began again, and how long it had rested by then."""
+        again = [(now, now - before - 1) for before, now in zip(self.works, self.works[1:]) if now > before + 1]
+        return [minute for minute, _length in again], [length for _minute, length in again]
+
     def longest(self, first: int, last: int) -> int:
         """The longest quiet time, in minutes, that ended between these two."""
-        found, before = 0, max(first, self.since(last))
-        for minute in self.works[bisect_right(self.works, before - 1) :]:
-            if minute > last:
-                break
-            found, before = max(found, minute - before), minute + 1
-        return found
+        begin = max(first, self.since(last))
+        place = bisect_right(self.works, begin - 1)
+        if place == len(self.works) or self.works[place] > last:
+            return 0
+        minutes, lengths = self._pauses
+        within = lengths[bisect_right(minutes, self.works[place]) : bisect_right(minutes, last)]
+        return max([self.works[place] - begin, *within])
 
     def usual(self, first: int, last: int) -> int:
         """What an idle time is held against: with under two weeks of history a weekend at least."""

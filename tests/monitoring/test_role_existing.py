@@ -122,6 +122,7 @@ def test_what_the_inventory_has_wrong_is_told_before_anything_is_written(site):
     assert site.files() == before
 
 
+@pytest.mark.thorough
 def test_gpu_hosts_without_an_exporter_are_counted_and_files_of_no_further_use_go(site):
     more = site.place / "more.yml"
     more.write_text(yaml.safe_dump({"gpu_hosts": {"hosts": {"gpu-3": {}}}}))
@@ -147,6 +148,7 @@ def price(site):
     return [rule["query"].rpartition(" + ")[2] for rule in table["rules"]]
 
 
+@pytest.mark.thorough
 def test_what_a_run_has_written_that_was_cut_off_is_taken_by_the_next(site):
     assert price(site) == ["6"]
     # It ends behind the rules, and before anybody is told of them.
@@ -169,6 +171,7 @@ def test_what_a_run_has_written_that_was_cut_off_is_taken_by_the_next(site):
     assert changed == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not shutil.which("dpkg-query"), reason="asks Debian's packages")
 def test_a_prometheus_whose_packages_were_there_is_not_taken_over(site):
     """By a package that every Debian has."""
@@ -227,6 +230,7 @@ def test_rules_that_prometheus_cannot_evaluate_are_told_with_its_words(site, fai
     assert "gpu:failing: found duplicate series for the match group {}" in said
 
 
+@pytest.mark.thorough
 def test_rules_that_fail_for_a_moment_are_waited_for(site, failing_rule):
     """The series of a target that is gone end two intervals later, and one that is new has to be evaluated first."""
     # Mended once the role has found it failing.

@@ -62,6 +62,7 @@ def test_what_grafana_is_told_goes_with_the_file_that_tells_it(site, asked):
     assert "RUNNING HANDLER [openfleet.gpu.gpu_monitoring : Restart Grafana]" in output
 
 
+@pytest.mark.thorough
 def test_directories_of_earlier_runs_are_left_clean(site, asked):
     """Moved, and then wanted no more; what others have in them stays."""
     provisioning, moved = site.place / "provisioning", site.place / "grafana" / "moved"

@@ -138,6 +138,7 @@ def test_a_dry_run_names_the_packages_and_leaves_nothing(site):
     assert not [name for name, _range in site.vendor.requests if name.endswith(".deb")]
 
 
+@pytest.mark.thorough
 def test_another_version_comes_and_the_old_one_goes_when_it_is_asked_for(site):
     site.make()
     site.variables["nvidia_driver_version"] = "580.95.05"

@@ -118,6 +118,7 @@ def test_packages_with_hashes_are_fetched_by_these(site, index, tmp_path):
     assert "changed=0" in site.make()
 
 
+@pytest.mark.thorough
 def test_hosts_that_had_pip_fetch_pynvml_get_it_as_a_wheel(site, index):
     site.variables["gpu_bundle_parts"] = ["nvml"]
     site.variables.update(gpu_layout_nvml_source="index", gpu_layout_nvml_version="1.2.3")

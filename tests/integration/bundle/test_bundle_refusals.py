@@ -91,6 +91,7 @@ def test_an_index_that_was_changed_is_refused(site, name, was, becomes, problem)
     no_half_file(site)
 
 
+@pytest.mark.thorough
 def test_a_mirror_that_dies_half_way_costs_only_the_rest(site):
     path = "/cuda/debian12/x86_64/" + PACKAGE
     site.vendor.dying.add(path)
@@ -108,6 +109,7 @@ def test_a_mirror_that_dies_half_way_costs_only_the_rest(site):
     assert not (site.bundle / ".partial").exists()
 
 
+@pytest.mark.thorough
 def test_a_half_file_of_something_else_is_fetched_anew(site):
     site.make()
     entry = next(entry for entry in site.manifest()["files"] if entry["path"].endswith(PACKAGE))
@@ -118,6 +120,7 @@ def test_a_half_file_of_something_else_is_fetched_anew(site):
     assert (site.bundle / DRIVER / PACKAGE).read_bytes() == (site.vendor.driver / PACKAGE).read_bytes()
 
 
+@pytest.mark.thorough
 def test_a_file_that_went_bad_in_the_bundle_is_mended(site):
     site.make()
     before = site.manifest()
@@ -137,6 +140,7 @@ def test_a_failed_run_leaves_the_bundle_of_the_last_one_whole(site):
     assert {name: (site.bundle / name).read_bytes() for name in before} == before
 
 
+@pytest.mark.thorough
 def test_two_runs_do_not_make_one_bundle(site):
     site.make()
     with (site.bundle / ".lock").open("w") as lock:

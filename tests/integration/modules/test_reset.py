@@ -45,6 +45,7 @@ def traces(fleet, tmp_path):
     return files + [str(path) for path in (state, tmp_path / "openfleet-gpu") if path.exists()]
 
 
+@pytest.mark.thorough
 def test_nothing_is_left_but_the_gpus_as_they_were_unless_that_is_asked(fleet, tmp_path):
     assert traces(fleet, tmp_path)
     dry = reset(fleet, tmp_path, "--check")

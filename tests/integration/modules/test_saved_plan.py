@@ -53,8 +53,23 @@ def test_a_saved_plan_is_refused_where_it_does_not_fit_and_then_applied_and_left
     assert untouched(fleet)
     fleet.hosts["three"].module("mig", layout=[{"gpus": [0], "sharing": "shared"}])
 
-    # So does one that is not in the file.
-    changed = tmp_path / "changed.json"
+    first = fleet.play(layouts, "-e", f"gpu_layout_plan={saved}", waves=["100%"])
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert all(seen == [("3g.40gb", 0), ("3g.40gb", 4)] for seen in fleet.seen().values())
+    assert "Applied: 6 created, 0 destroyed, 0 kept, on 3 of 3 hosts" in first.stdout
+    second = fleet.play(layouts, "-e", f"gpu_layout_plan={saved}", waves=["100%"])
+    assert second.returncode == 0, second.stdout + second.stderr
+    assert second.stdout.count("changed=0") == 3
+    assert "Applied: 0 created, 0 destroyed, 6 kept, on 0 of 3 hosts" in second.stdout
+
+
+@pytest.mark.thorough
+def test_a_saved_plan_without_the_host_or_of_another_schema_is_refused(fleet, tmp_path):
+    saved, changed = tmp_path / "plan.json", tmp_path / "changed.json"
+    run = fleet.play(dict.fromkeys(fleet.hosts, HALVES), "--check", "-e", f"gpu_layout_plan_out={saved}")
+    assert run.returncode == 0, run.stdout + run.stderr
+
+    # One that is not in the file stops the fleet.
     data = json.loads(saved.read_text())
     two = data["hosts"].pop("two")
     changed.write_text(json.dumps(data))
@@ -72,15 +87,6 @@ def test_a_saved_plan_is_refused_where_it_does_not_fit_and_then_applied_and_left
     assert run.returncode != 0
     assert "it has schema 5 and this release reads 4. Save it again with this release" in said(run)
     assert untouched(fleet)
-
-    first = fleet.play(layouts, "-e", f"gpu_layout_plan={saved}", waves=["100%"])
-    assert first.returncode == 0, first.stdout + first.stderr
-    assert all(seen == [("3g.40gb", 0), ("3g.40gb", 4)] for seen in fleet.seen().values())
-    assert "Applied: 6 created, 0 destroyed, 0 kept, on 3 of 3 hosts" in first.stdout
-    second = fleet.play(layouts, "-e", f"gpu_layout_plan={saved}", waves=["100%"])
-    assert second.returncode == 0, second.stdout + second.stderr
-    assert second.stdout.count("changed=0") == 3
-    assert "Applied: 0 created, 0 destroyed, 6 kept, on 0 of 3 hosts" in second.stdout
 
 
 def test_a_run_that_fails_ends_its_waves_and_tells_how_far_the_fleet_got(fleet):

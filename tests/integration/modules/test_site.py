@@ -164,6 +164,7 @@ def test_a_wrong_layout_is_not_tolerated(fleet):
     assert fleet.seen() == {"one": [], "two": [], "three": []}
 
 
+@pytest.mark.thorough
 @pytest.mark.core
 def test_before_ansible_core_2_19_it_runs_only_where_hosts_are_trusted(fleet, monkeypatch):
     old = tuple(map(int, ansible_version.split(".")[:2])) < (2, 19)

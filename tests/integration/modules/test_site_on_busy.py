@@ -84,6 +84,7 @@ def test_wait_shows_who_is_waited_for_and_goes_on_when_it_ends(fleet, job):
     assert fleet.seen() == {name: [("3g.40gb", 0), ("3g.40gb", 4)] for name in fleet.hosts}
 
 
+@pytest.mark.thorough
 def test_wait_gives_up_when_its_time_is_over(fleet, job):
     status, said = play(fleet, on_busy="wait", busy_timeout=3, busy_poll=60)
     assert status != 0

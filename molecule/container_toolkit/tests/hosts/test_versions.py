@@ -115,6 +115,7 @@ def files(version: str) -> list[dict]:
     return [{"path": str(path), "sha256": hashlib.sha256(path.read_bytes()).hexdigest()} for path in paths]
 
 
+@pytest.mark.thorough
 def test_a_mirror_that_dies_half_way_leaves_the_old_toolkit_and_without_any_it_comes_from_files(boxes):
     """The run after the former cures it; for the latter nothing but the files is there to install from."""
     asked = {"container_toolkit_source": "files", "container_toolkit_version": "1.18.0"}

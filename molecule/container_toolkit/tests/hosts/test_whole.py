@@ -59,6 +59,7 @@ def test_one_run_brings_driver_toolkit_and_layout(whole, before):
     assert "nvidia" in json.loads(whole.check_output("cat /etc/docker/daemon.json"))["runtimes"]
 
 
+@pytest.mark.thorough
 def test_another_driver_comes_with_a_specification_of_its_own_and_a_second_run_changes_nothing(whole):
     """Over a reboot, for the old module is loaded; the layout is back after it, and is listed."""
     run = play("site.yml", nvidia_driver_version=SECOND)

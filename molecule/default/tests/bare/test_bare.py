@@ -1,10 +1,13 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""After a dry run on hosts where nothing is installed: nothing is installed."""
+"""A dry run on hosts where nothing is installed foretells what it would do, and installs nothing."""
 
 from __future__ import annotations
 
 import pytest
+from thorough import THOROUGH
+
+HOSTS = ["a100", "h100", "l40s", "pro6000"] if THOROUGH else ["h100"]
 
 INSTALLED = [
     "/etc/gpusim",
@@ -15,8 +18,19 @@ INSTALLED = [
 ]
 
 
-@pytest.mark.parametrize("name", ["h100", "a100", "pro6000", "l40s"])
-def test_a_dry_run_left_the_bare_host_alone(lab_host, name):
+@pytest.fixture(scope="module")
+def foretold(play_site):
+    """The dry run. All tests come after it."""
+    return play_site("check-bare.json", "--check", "--limit", ",".join(HOSTS))
+
+
+def test_the_dry_run_foretells_changes_of_every_host(foretold):
+    assert sorted(foretold.hosts) == HOSTS
+    assert {change.host for change in foretold.changes} == set(HOSTS)
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_a_dry_run_left_the_bare_host_alone(foretold, lab_host, name):
     host = lab_host(name)
     for path in INSTALLED:
         assert not host.file(path).exists, path

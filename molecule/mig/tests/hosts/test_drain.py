@@ -61,6 +61,8 @@ def test_after_a_failed_change_it_is_back_in_the_old_layout(site, served):
     assert active(served) and at_work(served)
 
 
+# molecule/gpu_drain has it.
+@pytest.mark.thorough
 def test_after_a_run_that_was_cut_off_it_is_back_with_the_next_one(site, served):
     served.stop_at(HALF_WAY[0], 1)
     run = site("hopper", gpu_layout=WHOLE, **DRAIN)

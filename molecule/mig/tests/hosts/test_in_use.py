@@ -34,6 +34,8 @@ def refused(apply, hopper):
     return check
 
 
+# tests/integration/modules/test_site_on_busy.py has it.
+@pytest.mark.thorough
 def test_a_run_is_refused_whole_or_waits_and_goes_on_by_itself(site, hopper):
     before = hopper.gpus()
     with hopper.gpu_job(7, start=4) as job:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from gpu_hosts import HALF_WAY
 
 
@@ -13,6 +14,8 @@ def report(folder) -> dict:
     return json.loads((folder / "report.json").read_text())
 
 
+# tests/integration/modules/test_transactions.py has it with the module alone.
+@pytest.mark.thorough
 def test_the_second_names_the_first_or_waits_and_finds_done_what_the_first_did(site, apply, canary, tmp_path):
     canary.stop_at(*HALF_WAY)
     first = site("canary", layout_stage="second", gpu_report_dir=str(tmp_path / "first"))

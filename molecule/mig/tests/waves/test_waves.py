@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 from gpu_hosts import HALF_WAY
 from lab_fixtures import boot_time, wait_until_up
+from thorough import THOROUGH
 
 
 @pytest.fixture
@@ -24,10 +25,11 @@ def test_a_host_that_fails_has_its_old_layout_back_and_is_the_last_one(site, fle
     assert canary.not_as("second") == []
     assert hopper.not_as("first") == [] and not hopper.cut_off
     assert later() == "as before"
-    # The control, and the cure: the same run without the fault goes through all waves.
-    site(layout_stage="second").succeeded()
-    assert [host.not_as("second") for host in fleet] == [[], [], [], []]
-    assert later() == "changed"
+    if THOROUGH:
+        # The control, and the cure: the same run without the fault goes through all waves.
+        site(layout_stage="second").succeeded()
+        assert [host.not_as("second") for host in fleet] == [[], [], [], []]
+        assert later() == "changed"
 
 
 def test_a_host_that_loses_power_in_its_wave_is_the_last_one_and_mends_itself(site, fleet, later):
@@ -49,6 +51,8 @@ def test_a_host_that_loses_power_in_its_wave_is_the_last_one_and_mends_itself(si
     assert hopper.not_as("first") == [] and not hopper.cut_off
 
 
+# The one that loses power is not reached either when the next wave would begin.
+@pytest.mark.thorough
 def test_a_host_that_cannot_be_reached_when_its_wave_begins_is_the_last_one(site, fleet, later):
     canary, hopper, ampere, _ = fleet
     # Every plan stands by the time that the canary changes.

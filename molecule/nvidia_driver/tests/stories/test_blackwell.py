@@ -58,6 +58,7 @@ def test_dracuts_initramfs_keeps_nouveau_away(lab_host):
     assert "blacklist nouveau" in host.check_output("lsinitrd -f etc/modprobe.d/openfleet-nvidia-driver.conf " + IMAGE)
 
 
+@pytest.mark.thorough
 def test_imex_comes_when_it_is_asked_for_and_follows_its_nodes(lab_host, state_of):
     host = lab_host(BOARD)
     assert "nvidia-imex" not in state_of(BOARD).packages
@@ -91,7 +92,8 @@ def test_reset_leaves_nothing_but_what_debian_brought(bare, lab_host, state_of):
     after = state_of(BOARD)
     assert (after.loaded, after.held, after.broken) == ("", (), "")
     gone = {name for name, version in differences(before, after).items() if version is None}
-    assert {"nvidia-driver-cuda", "nvidia-imex", "nvlsm", "nvidia-fabricmanager"} <= gone
+    assert {"nvidia-driver-cuda", "nvlsm", "nvidia-fabricmanager"} <= gone
+    assert "nvidia-imex" not in after.packages
     # Others may have come to need them.
     assert {"dkms", "infiniband-diags"} <= after.packages.keys()
     left = set(host.check_output(TRACES).splitlines()) - bare

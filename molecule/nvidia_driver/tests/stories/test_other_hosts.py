@@ -8,10 +8,13 @@ import hashlib
 import json
 from pathlib import Path
 
+import pytest
 from driver_runs import LOOK, Ask, State, play
 from package_changes import differences, foretold
 
 
+# What it refuses and plans is in tests/unit/test_driver_*.py.
+@pytest.mark.thorough
 def test_secure_boot_takes_a_trusted_key_and_is_then_a_boot_as_any_other(lab_host, state_of):
     """Without one it installs nothing, and tells the steps."""
     host, before = lab_host("secure"), state_of("secure")
