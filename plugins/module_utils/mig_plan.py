@@ -37,6 +37,7 @@ from .mig_steps import (
 )
 from .model import ComputeInstance, Gpu, GpuInstance, GpuInstanceProfile, Holder, Placement, Process
 from .ownership import Ownership
+from .profile_name import nearest_profile
 
 DEFAULT_SLICE = TIME_SLICES[0]
 
@@ -259,10 +260,12 @@ def _capacity(gpu: Gpu, target: Target) -> Capacity:
     capacity = Capacity(gpu.mig.profiles)
     unknown = sorted({wanted.profile for wanted in target.instances} - set(capacity.profiles))
     if unknown:
+        near = dict.fromkeys(filter(None, (nearest_profile(name, capacity.profiles) for name in unknown)))
+        meant = "Did you mean %s? " % " and ".join(near) if near else ""
         raise PlanError(
             where,
             "there is no profile %s" % " or ".join(unknown),
-            "This GPU has: %s." % ", ".join(sorted(capacity.profiles)),
+            "%sThis GPU has: %s." % (meant, ", ".join(sorted(capacity.profiles))),
         )
     for wanted in target.instances:
         profile = capacity.profiles[wanted.profile]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Iterable
 
 from .errors import FleetError
 
@@ -63,3 +64,19 @@ def parse_profile_name(text: str) -> ProfileName:
             "The number before c cannot exceed the one before g.",
         )
     return name
+
+
+def nearest_profile(text: str, known: Iterable[str]) -> str:
+    """Return the known profile of as many slices whose attribute and memory are most like the name's; empty where none is."""
+    try:
+        name = parse_profile_name(text)
+        others = [parse_profile_name(other) for other in known]
+    except ProfileNameError:
+        return ""
+    alike = [other for other in others if other.gpu_slices == name.gpu_slices]
+    near = min(
+        alike,
+        key=lambda other: (other.attribute != name.attribute, abs(other.memory_gb - name.memory_gb), str(other)),
+        default=None,
+    )
+    return "" if near is None else near.gpu_instance

@@ -23,7 +23,11 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.layout import (
     layout_to_data,
     parse_layout,
 )
-from ansible_collections.openfleet.gpu.plugins.module_utils.profile_name import ProfileName, parse_profile_name
+from ansible_collections.openfleet.gpu.plugins.module_utils.profile_name import (
+    ProfileName,
+    nearest_profile,
+    parse_profile_name,
+)
 from ansible_collections.openfleet.gpu.plugins.module_utils.sizes import SizeError, format_size, parse_size_bytes
 
 DATA = Path(__file__).parent / "data"
@@ -236,3 +240,23 @@ def test_what_has_no_text_is_not_formatted(size_bytes):
 def test_profile_names(text, name):
     assert parse_profile_name(text) == name
     assert str(name) == text
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("3g.45gb", "3g.40gb"),
+        ("1g.5gb", "1g.10gb"),
+        # Between 1g.10gb and 1g.20gb: what is more like it.
+        ("1g.18gb", "1g.20gb"),
+        ("1g.12gb+me", "1g.10gb+me"),
+        ("2g.40gb", "2g.20gb"),
+        ("1c.3g.45gb", "3g.40gb"),
+        # Nothing here has five slices.
+        ("5g.40gb", ""),
+        ("half", ""),
+    ],
+)
+def test_a_profile_that_is_not_there_may_be_meant_for_one_that_is(wrong, meant):
+    known = ["1g.10gb", "1g.10gb+me", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"]
+    assert nearest_profile(wrong, known) == meant

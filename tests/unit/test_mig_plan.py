@@ -172,7 +172,7 @@ def test_splits_keep_the_compute_instances_they_can_use():
             "H100-80GB",
             ["1g.5gb"],
             "there is no profile 1g.5gb",
-            "1g.10gb, 1g.10gb+me, 1g.20gb, 2g.20gb, 3g.40gb, 4g.40gb, 7g.80gb",
+            "Did you mean 1g.10gb? This GPU has: 1g.10gb, 1g.10gb+me, 1g.20gb, 2g.20gb, 3g.40gb, 4g.40gb, 7g.80gb.",
         ),
         ("H100-80GB", ["3g.40gb"] * 3, "9 compute slices are asked for and the GPU has 7", "2x 3g.40gb"),
         ("H100-80GB", ["1g.10gb+me"] * 2, "media engines (ofas)", "1x 1g.10gb+me"),
