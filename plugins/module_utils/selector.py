@@ -50,20 +50,31 @@ def targets(layout: Layout, gpus: Sequence[Gpu]) -> tuple[Target, ...]:
 def select(selector: Selector, gpus: Sequence[Gpu], where: str) -> list[Gpu]:
     """The GPUs that a selector names, never none: raises SelectorError with what there is to choose from."""
     found = [gpu for gpu in gpus if matches(selector, gpu)]
-    if not found:
-        there = (
-            ", ".join("%d: %s, %s, %s" % (gpu.index, gpu.name, gpu.uuid, gpu.pci_address) for gpu in gpus)
-            or "no GPU at all"
-        )
-        raise SelectorError(
-            where, "no GPU of this host matches %s" % selector, "There is %s.%s" % (there, _octal_hint(selector))
-        )
-    return found
+    if found:
+        return found
+    if selector.kind == "index" and gpus:
+        problem = "this host has no GPU %s" % selector.value
+        raise SelectorError(where, problem, "It has %s.%s" % (_indices(gpus), _octal_hint(selector)))
+    there = (
+        ", ".join("%d: %s, %s, %s" % (gpu.index, gpu.name, gpu.uuid, gpu.pci_address) for gpu in gpus)
+        or "no GPU at all"
+    )
+    raise SelectorError(where, "no GPU of this host matches %s" % selector, "There is %s." % there)
+
+
+def _indices(gpus: Sequence[Gpu]) -> str:
+    """Return the indices of GPUs in words: ``GPU 0 alone``, ``GPUs 0 to 7``, ``GPUs 0, 2 and 3``."""
+    indices = sorted(gpu.index for gpu in gpus)
+    if len(indices) == 1:
+        return "GPU %d alone" % indices[0]
+    if len(indices) > 2 and indices == list(range(indices[0], indices[-1] + 1)):
+        return "GPUs %d to %d" % (indices[0], indices[-1])
+    return "GPUs %s and %d" % (", ".join(map(str, indices[:-1])), indices[-1])
 
 
 def _octal_hint(selector: Selector) -> str:
     """A sentence where the index may have been written with a leading zero, which makes it octal to YAML 1.1."""
-    if selector.kind != "index" or not isinstance(selector.value, int) or selector.value < 8:
+    if not isinstance(selector.value, int) or selector.value < 8:
         return ""
     return " YAML reads 0%o as %d: write indices without leading zeros." % (selector.value, selector.value)
 

@@ -183,7 +183,7 @@ def test_a_gpu_that_is_gone_for_good_is_a_problem_and_the_others_are_told():
     layout, host, beside = made(HALVES, SHARED)
     found, problems = differences(layout, without(host, 1), beside)
     assert found == {0: (), 2: ()}
-    assert len(problems) == 1 and problems[0].startswith("gpu_layout[0].gpus[1]: no GPU of this host matches GPU 1")
+    assert len(problems) == 1 and problems[0].startswith("gpu_layout[0].gpus[1]: this host has no GPU 1")
 
 
 def test_a_gpu_that_cannot_have_its_layout_is_a_problem_and_the_others_are_told():

@@ -84,7 +84,7 @@ def test_unknown_gpus_leave_the_layout_unchecked(layout, given):
     ("layout", "options", "problem"),
     [
         ([{"gpus": [0], "sharing": "nope"}], {}, "gpu_layout[0].sharing"),
-        ([{"gpus": [7], "sharing": "shared"}], {}, "no GPU of this host matches"),
+        ([{"gpus": [7], "sharing": "shared"}], {}, "this host has no GPU 7"),
         (MIG, {"backend": "docker"}, "backend: "),
         (MIG, {"mig_strategy": "double"}, "mig_strategy: "),
         (MIG, {"lost": "found"}, "lost: "),

@@ -11,7 +11,8 @@ import pytest
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import SelectorError
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout import SHARINGS, parse_layout
-from ansible_collections.openfleet.gpu.plugins.module_utils.selector import COMPUTE_MODES, targets
+from ansible_collections.openfleet.gpu.plugins.module_utils.layout_types import Selector
+from ansible_collections.openfleet.gpu.plugins.module_utils.selector import COMPUTE_MODES, select, targets
 
 UUID = "GPU-5c89d3fa-0000-4000-8000-00000000000%d"
 
@@ -52,14 +53,22 @@ def test_gpus_that_no_entry_names_have_no_target(gpus):
     assert targets(parse_layout([]), gpus) == ()
 
 
-@pytest.mark.parametrize(
-    "selector", [4, "GPU-00000000-0000-4000-8000-000000000000", "0000:99:00.0", {"model": "B200*"}]
-)
+@pytest.mark.parametrize("selector", ["GPU-00000000-0000-4000-8000-000000000000", "0000:99:00.0", {"model": "B200*"}])
 def test_a_selector_that_matches_nothing_says_what_there_is(gpus, selector):
     with pytest.raises(SelectorError) as caught:
         named(gpus, 0, selector)
     assert caught.value.where == "gpu_layout[0].gpus[1]"
     assert "0: NVIDIA H100 80GB HBM3, %s, 0000:10:00.0" % (UUID % 0) in caught.value.cure
+
+
+@pytest.mark.parametrize(
+    ("kept", "there"),
+    [([0], "GPU 0 alone"), ([0, 3], "GPUs 0 and 3"), ([0, 1, 3], "GPUs 0, 1 and 3"), ([1, 2, 3], "GPUs 1 to 3")],
+)
+def test_an_index_that_is_not_there_is_answered_by_those_that_are(gpus, kept, there):
+    with pytest.raises(SelectorError) as caught:
+        select(Selector("index", 7), [gpus[index] for index in kept], "gpu_layout[0].gpus[0]")
+    assert str(caught.value) == "gpu_layout[0].gpus[0]: this host has no GPU 7. It has %s." % there
 
 
 def test_a_host_without_gpus_says_so():

@@ -86,7 +86,7 @@ def test_without_pyyaml_a_yaml_layout_is_refused_with_the_way_out(host):
         ("[{", "not valid JSON"),
         ("a: [", "not valid YAML"),
         ('[{"gpus": [0], "sharing": "migg"}]', "Did you mean mig?"),
-        ('[{"gpus": [7], "sharing": "shared"}]', "gpu_layout[0].gpus[0]: no GPU of this host matches GPU 7"),
+        ('[{"gpus": [7], "sharing": "shared"}]', "gpu_layout[0].gpus[0]: this host has no GPU 7"),
         (
             '[{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 3}]}]',
             "The largest part that fits is",

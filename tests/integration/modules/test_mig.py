@@ -227,7 +227,7 @@ def test_a_failed_step_brings_the_old_layout_back(host, call, nth):
         ([mig(0, "4g.40gb", "4g.40gb")], ["gpu_layout[0]", "do not fit", "The largest part that fits is: 1x 4g.40gb"]),
         ([mig(0, "7g.80gb"), {"gpus": [0], "sharing": "shared"}], ["gpu_layout[1].gpus[0]", "gpu_layout[0].gpus[0]"]),
         ([mig(0, "7g.80gb"), {"gpus": [{"model": "H100*"}], "sharing": "shared"}], ["gpu_layout[1].gpus[0]", "gpu 0"]),
-        ([mig(5, "7g.80gb")], ["gpu_layout[0].gpus[0]", "matches GPU 5", "There is 0: NVIDIA H100"]),
+        ([mig(5, "7g.80gb")], ["gpu_layout[0].gpus[0]", "this host has no GPU 5", "It has GPUs 0 to 2"]),
         ([mig(2, "1g.10gb")], ["gpu_layout[0]", "gpu 2", "no MIG"]),
         (
             [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "1g.10gb", "count": "two"}]}],
