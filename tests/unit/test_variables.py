@@ -170,6 +170,16 @@ def test_names_like_the_collections_are_warned_of_or_left():
     assert check.unknown(["gpu_layout_h100", "gpu_layout_on_bsuy"], ["gpu_layout_*"]) == []
 
 
+def test_an_unknown_name_says_whether_the_run_stops():
+    warned, stops = map(str, check.unknown(["gpu_layout_h100", "gpu_layout_on_bsuy"]))
+    own = "If the variable is your own, name it in gpu_site_own_variables."
+    assert warned == "gpu_layout_h100: the collection has no such variable, and ignores this one. " + own
+    assert stops == (
+        "gpu_layout_on_bsuy: the collection has no such variable, so the run stops here. Did you mean gpu_layout_on_busy? "
+        + own
+    )
+
+
 def test_what_the_collection_sets_itself_is_no_variable_of_an_inventory():
     names = [
         "gpu_layout_result",

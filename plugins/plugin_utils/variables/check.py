@@ -63,7 +63,8 @@ class Unknown:
     def __str__(self) -> str:
         meant = "Did you mean %s? " % self.nearest if self.nearest else ""
         cure = meant + "If the variable is your own, name it in gpu_site_own_variables."
-        return str(Problem(self.name, "the collection has no such variable, and ignores it", cure))
+        so = "so the run stops here" if self.error else "and ignores this one"
+        return str(Problem(self.name, "the collection has no such variable, %s" % so, cure))
 
 
 def unknown(names: Iterable[str], own: Sequence[str] = ()) -> list[Unknown]:
