@@ -104,7 +104,9 @@ def test_the_readme_shows_an_inventory_and_its_plan():
     (shown,) = blocks(README, "text")
     assert shown.splitlines()
     # Where a daemon is to run only the driver can tell.
-    assert {re.sub(r" on gpu \d+$", "", line) for line in shown.splitlines()} == set(answer["plan"])
+    assert {re.sub(r" on gpu \d+$| \(GPU-[0-9a-f]{8}\)", "", line) for line in shown.splitlines()} == set(
+        answer["plan"]
+    )
 
 
 def test_plans_and_problems_shown_are_those_given():

@@ -4,9 +4,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import yaml
+from ansible.inventory.manager import InventoryManager
+from ansible.parsing.dataloader import DataLoader
+from ansible.vars.manager import VariableManager
 from simulated_fleet import BareFleet
+from simulated_host import ROOT
 
 LAYOUT = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}]
 THERE = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "7g.80gb"}]}]
@@ -27,7 +33,7 @@ def test_the_first_dry_run_shows_the_steps_and_leaves_nothing(fleet):
     run = fleet.play(dict.fromkeys(fleet.hosts, LAYOUT), "--check", "--diff", waves=[2])
     said = run.stdout + run.stderr
     assert run.returncode == 0, said
-    assert "gpu 0: enable MIG mode, create 3g.40gb@0, create 3g.40gb@4" in said
+    assert re.search(r"gpu 0 \(GPU-[0-9a-f]{8}\): enable MIG mode, create 3g\.40gb@0, create 3g\.40gb@4", said)
     # What only the driver knows: the instance that stands there.
     assert "destroy 7g.80gb@0" in said
     assert "Only the form of the layout was checked" not in said
@@ -35,6 +41,22 @@ def test_the_first_dry_run_shows_the_steps_and_leaves_nothing(fleet):
     assert "nvmlDeviceGetHandleByIndex" not in said
     assert files(fleet) == set()
     assert fleet.seen() == {"one": [], "two": [("7g.80gb", 0)]}
+
+
+def test_the_minimal_inventory_has_a_plan(host):
+    """As a new user would copy it: read by Ansible, planned on the GPUs that it names."""
+    loader = DataLoader()
+    inventory = InventoryManager(loader=loader, sources=[str(ROOT / "inventories" / "minimal" / "hosts.yml")])
+    members = inventory.get_hosts("gpu_hosts")
+    assert [member.name for member in members] == ["gpu-01.example.org", "gpu-02.example.org"]
+    layout = VariableManager(loader=loader, inventory=inventory).get_vars(host=members[0])["gpu_layout"]
+    host.create([{"model": "H100-80GB", "count": 3}])
+    planned = host.module("layout", check=True, layout=layout, state_directory=str(host.folder / "state.d"))
+    assert planned["plan"] == [
+        "gpu 0: enable MIG mode, create 2g.20gb@0, create 2g.20gb@2, create 3g.40gb@4",
+        "gpu 1: set compute mode exclusive_process",
+        "gpu 2: nothing to do",
+    ]
 
 
 def test_a_plan_without_any_pynvml_fails_by_name(fleet, tmp_path, monkeypatch):
