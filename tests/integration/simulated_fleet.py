@@ -21,6 +21,8 @@ class Fleet:
         self.folder = folder
         #: Variables of a host besides, by its name.
         self.more: dict[str, dict] = {}
+        #: The ansible.cfg of the runs. None: they find none, in the folder of the fleet.
+        self.config: Path | None = ROOT / "ansible.cfg"
         #: Groups besides, as in an inventory.
         self.groups: dict[str, dict] = {}
         self.hosts = {
@@ -43,15 +45,18 @@ class Fleet:
             str(ROOT / playbook),
             *arguments,
         ]
+        folder = ROOT if self.config else self.folder
         environment = dict(
             os.environ,
-            ANSIBLE_CONFIG=str(ROOT / "ansible.cfg"),
+            # One that is not there counts as none.
+            ANSIBLE_CONFIG=str(self.config or self.folder / "none.cfg"),
+            PWD=str(folder),
             ANSIBLE_STDOUT_CALLBACK="default",
             ANSIBLE_COLLECTIONS_PATH=str(ROOT / "collections"),
             ANSIBLE_CACHE_PLUGIN="memory",
             ANSIBLE_NOCOLOR="1",
         )
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=ROOT)
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=folder)
 
     def variables(self, name, layout):
         return {
