@@ -51,7 +51,7 @@ _value:
 from collections.abc import Mapping
 
 from ..plugin_utils import host_results
-from ..plugin_utils.host_values import HostValueError, text
+from ..plugin_utils.host_values import HostValueError, text, without_host
 
 SCHEMA = 1
 #: Of a host.
@@ -97,7 +97,7 @@ def _host(name, result, warnings):
     except HostValueError as error:
         read = {"msg": str(error)}
     gpus = read.get("gpus") or []
-    note = "" if gpus else read.get("msg") or "nothing was applied on this host"
+    note = "" if gpus else without_host(name, read.get("msg") or "nothing was applied on this host")
     # They name versions as the host reports them.
     warned = [text(each) for each in warnings[:MOST_WARNINGS]] if isinstance(warnings, (list, tuple)) else []
     return {"name": name, "gpus": gpus, "counts": read.get("counts") or {}, "note": note, "warnings": warned}

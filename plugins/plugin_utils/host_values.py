@@ -107,6 +107,11 @@ def text(value: Any, most: int = MOST_TEXT) -> str:
     return written if len(whole) <= most and len(written) <= most else written[: most - 3] + "..."
 
 
+def without_host(host: str, message: str) -> str:
+    """Return the message without the name of its host in front, for where the name stands already."""
+    return message[len(host) + 2 :] if message.startswith(host + ": ") else message
+
+
 def shown(value: Any) -> str:
     """Return the value as an error message shows it: quoted, printable and short."""
     return '"%s"' % text(value, _SHOWN)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 from ansible.errors import AnsibleFilterError
 
+from ansible_collections.openfleet.gpu.plugins.filter.fleet_page import fleet_page
 from ansible_collections.openfleet.gpu.plugins.filter.fleet_report import fleet_report
 from ansible_collections.openfleet.gpu.plugins.filter.gpu_models import gpu_models
 from ansible_collections.openfleet.gpu.plugins.filter.plan_without_driver import plan_without_driver
@@ -134,6 +135,20 @@ def test_the_report_adds_up():
         dry == "1 GPUs on 1 hosts, 2 MIG instances now: 3 to create, 0 to destroy, 0 to keep; 1 of 1 hosts would change"
     )
     assert report["hosts"][2]["note"] == "nothing was applied on this host"
+
+
+@pytest.mark.parametrize(("planned", "word"), [(True, "would change"), (False, "changed")])
+def test_the_page_of_a_dry_run_says_what_would_change(planned, word):
+    words = {"asked": "shared", "before": "gpu 0: MIG on", "after": "gpu 0: MIG off"}
+    gpu = {"index": 0, "name": "NVIDIA H100", **words, "instances": [], "changed": True}
+    page = fleet_page(fleet_report({"a": {"gpus": [gpu, {**gpu, "changed": False}]}}, planned=planned), planned=planned)
+    said = [each for each in (">changed<", ">would change<", ">unchanged<") if each in page]
+    assert said == [">%s<" % word, ">unchanged<"]
+
+
+def test_a_note_in_the_report_does_not_repeat_the_host():
+    report = fleet_report({"a": {"failed": True, "msg": "a: gpu 3 is lost."}})
+    assert report["hosts"][0]["note"] == "gpu 3 is lost."
 
 
 def test_the_report_warns_of_the_hosts_that_it_concerns():
