@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The action behind openfleet.gpu.layout: in check mode, lends pynvml to hosts that do not have it yet."""
+"""The action behind openfleet.gpu.layout: in check mode, lends pynvml to hosts that do not have it yet.
+
+Errors begin with the host's name, so that they can be read without Ansible's line above them.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,8 @@ from ..plugin_utils import lent_pynvml
 from ..plugin_utils.plain import plain
 
 _MODULE = "openfleet.gpu.layout"
+#: Set by a play that printed the plans before, so that a diff does not repeat the steps.
+_STEPS_PRINTED = "gpu_layout__steps_printed"
 
 
 class ActionModule(ActionBase):
@@ -30,4 +35,13 @@ class ActionModule(ActionBase):
 
         hashes = plain(self._templar.template(variables.get("gpu_layout_nvml_hashes", [])))
         result.update(lent_pynvml.run(execute, self._task.args, hashes if isinstance(hashes, list) else []))
+        if result.get("failed") and isinstance(result.get("msg"), str):
+            result["msg"] = _of_host(variables["inventory_hostname"], result["msg"], "problems" in result)
+        if self._templar.template(variables.get(_STEPS_PRINTED, False)) and isinstance(result.get("diff"), dict):
+            result["diff"].pop("prepared", None)
         return result
+
+
+def _of_host(host: str, message: str, by_line: bool) -> str:
+    """The message with the host's name in front; of each line where each is a problem of its own."""
+    return "\n".join("%s: %s" % (host, line) for line in (message.splitlines() if by_line else [message]))

@@ -32,7 +32,7 @@ from ansible import context
 from ansible.plugins.callback import CallbackBase
 
 from ..plugin_utils import host_results
-from ..plugin_utils.host_values import HostValueError, text
+from ..plugin_utils.host_values import HostValueError, text, without_host
 
 #: The second does a part of the first.
 MODULES = ("openfleet.gpu.layout", "openfleet.gpu.mig")
@@ -94,7 +94,8 @@ class Summary:
 
     def failed(self, host, msg):
         """A task failed there."""
-        self.reasons[host] = text((str(msg).strip() or "no reason given").splitlines()[0])
+        first = (str(msg).strip() or "no reason given").splitlines()[0]
+        self.reasons[host] = text(without_host(host, first))
 
     def line(self):
         """The one line for all hosts."""

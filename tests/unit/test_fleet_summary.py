@@ -77,4 +77,6 @@ def test_of_a_reason_the_first_line_is_told():
     summary = Summary(check_mode=False)
     summary.failed("a", "\n the GPU is in use\nby pid 7")
     summary.failed("b", "")
-    assert summary.reasons == {"a": "the GPU is in use", "b": "no reason given"}
+    # The line that it stands in begins with the host.
+    summary.failed("c", "c: gpu 3 is lost.")
+    assert summary.reasons == {"a": "the GPU is in use", "b": "no reason given", "c": "gpu 3 is lost."}
