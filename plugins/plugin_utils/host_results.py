@@ -112,6 +112,15 @@ _LAYOUT = {
     "gpus": [_CHANGED_GPU, _GPUS],
     "busy": [{"what!": "text", "who!": ["text"]}],
 }
+#: A GPU's line, and one for each of its daemons and tenants.
+_LINES = 2048
+_PLAN = {
+    "driver_present": "flag",
+    "msg": "text",
+    "plan": ["text", _LINES],
+    "counts": dict.fromkeys(COUNTS, "count"),
+    "gpus": [{"index!": "small", "uuid": "gpu_uuid"}, _GPUS],
+}
 
 
 def gpu_info(host: str, result: Mapping[str, Any]) -> dict[str, Any]:
@@ -169,3 +178,8 @@ def _name_the_rest(read: dict[str, Any], sent: Mapping[str, Any], uuid: str) -> 
 def layout(host: str, result: Mapping[str, Any]) -> dict[str, Any]:
     """Return what openfleet.gpu.layout returned there of GPUs, counts and who is in the way. Raises HostValueError."""
     return Reader(host).read("", result, _LAYOUT)
+
+
+def plan(host: str, result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what openfleet.gpu.layout planned there in check mode, as lines. Raises HostValueError."""
+    return Reader(host).read("", result, _PLAN)

@@ -13,12 +13,16 @@ import re
 from dataclasses import dataclass
 from typing import Any, Mapping, Sequence
 
-from ..host_values import text
+from ..host_values import text, without_host
 
 #: Of hosts named in one sentence; a report has all of them.
 _NAMED = 20
 #: Results that have one of these come from the host's state, not from what the inventory says.
 _OF_THE_HOST = ("nvml", "busy", "unreachable", "module_stderr", "module_stdout")
+_CURE_OF_ALL = (
+    "Mend them and run again. Where none can be reached, look at the inventory's names and the SSH login: "
+    "ansible gpu_hosts -m ansible.builtin.ping."
+)
 _TOLERANCE = re.compile(r"\s*([0-9]{1,9})\s*(%?)\s*")
 
 
@@ -45,37 +49,41 @@ def losses(hosts: Sequence[str], planned: Sequence[str], failures: Mapping[str, 
     """Hold the hosts that were to be planned against those that have a plan.
 
     `failures` has the result of the failed task by host; a host without one, or with an empty one, could not be
-    reached. Raises ValueError for a
-    `tolerate` that `tolerated` refuses.
+    reached. Raises ValueError for a `tolerate` that `tolerated` refuses. Where no host has a plan, nothing is tolerated.
     """
-    lost = [host for host in hosts if host not in set(planned)]
-    left_out = {host: _reason(failures.get(host)) for host in lost}
+    with_plan = set(planned)
+    lost = [host for host in hosts if host not in with_plan]
+    left_out = {host: _reason(host, failures.get(host)) for host in lost}
     wrong = [host for host in lost if failures.get(host) and not _is_of_the_host(failures[host])]
+    allowed = tolerated(tolerate, len(hosts))
+    every = bool(lost) and len(lost) == len(hosts)
     if wrong:
         cure = "Correct that first: what may be a mistake in the inventory is never tolerated."
-        return Losses(left_out, _refusal({host: left_out[host] for host in wrong}, cure))
-    if len(lost) > tolerated(tolerate, len(hosts)):
+        return Losses(left_out, _refusal({host: left_out[host] for host in wrong}, cure, len(wrong) == len(hosts)))
+    if every:
+        return Losses(left_out, _refusal(left_out, _CURE_OF_ALL, every))
+    if len(lost) > allowed:
         cure = "Mend them, leave them out (--limit '%s'), or go on without so many hosts (gpu_site_tolerate: %d)." % (
             ":".join("!%s" % host for host in lost[:_NAMED]),
             len(lost),
         )
-        return Losses(left_out, _refusal(left_out, cure))
+        return Losses(left_out, _refusal(left_out, cure, every))
     return Losses(left_out, "")
 
 
-def _refusal(reasons: Mapping[str, str], cure: str) -> str:
+def _refusal(reasons: Mapping[str, str], cure: str, every: bool) -> str:
     named = ["%s (%s)" % (host, reason.rstrip(".")) for host, reason in list(reasons.items())[:_NAMED]]
     if len(reasons) > _NAMED:
         named.append("%d more" % (len(reasons) - _NAMED))
-    return "No plan for %s. Nothing was changed. %s" % (", ".join(named), cure)
+    return "No plan for %s%s. %s Nothing was changed." % ("any host: " if every else "", ", ".join(named), cure)
 
 
 def _is_of_the_host(result: Any) -> bool:
     return isinstance(result, Mapping) and any(result.get(key) for key in _OF_THE_HOST)
 
 
-def _reason(result: Any) -> str:
-    if not isinstance(result, Mapping) or not result:
+def _reason(host: str, result: Any) -> str:
+    if not isinstance(result, Mapping) or not result or result.get("unreachable"):
         return "could not be reached"
     lines = str(result.get("msg") or "").strip().splitlines()
-    return text(lines[0], 300) if lines else "no reason given"
+    return text(without_host(host, lines[0]), 300) if lines else "no reason given"

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 
 import pytest
@@ -68,8 +69,14 @@ def test_the_typo_of_the_last_host_stops_the_run_before_the_first_is_touched(fle
     typo = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.45gb"}]}]
     run = fleet.play({"one": LAYOUT, "two": LAYOUT, "three": typo})
     assert run.returncode != 0
-    assert "there is no profile 3g.45gb" in run.stdout + run.stderr
-    assert "fatal: [three]" in run.stdout + run.stderr
+    said = " ".join((run.stdout + run.stderr).split())
+    # Whole by itself: host, entry, GPU with its UUID, what is wrong, what is meant.
+    assert re.search(
+        r"three: gpu_layout\[0\] on gpu 0 \(NVIDIA H100 80GB HBM3, GPU-[0-9a-f-]{36}\): there is no profile 3g\.45gb\. "
+        r"Did you mean 3g\.40gb\? This GPU has: ",
+        said,
+    )
+    assert "fatal: [three]" in said
     assert fleet.seen() == {"one": [], "two": [], "three": []}
 
 
@@ -82,7 +89,7 @@ def test_wrong_variables_of_the_last_host_stop_the_run_before_the_first_is_touch
     assert run.returncode != 0
     assert "three: gpu_layout_lock_timeout: expected a whole number" in said
     assert (
-        "three: gpu_layout_on_bsuy: the collection has no such variable, and ignores it. Did you mean gpu_layout_on_busy?"
+        "three: gpu_layout_on_bsuy: the collection has no such variable, so the run stops here. Did you mean gpu_layout_on_busy?"
         in said
     )
     assert 'three: container_toolkit_restart: unknown value "mabye"' in said
@@ -96,13 +103,24 @@ def test_wrong_variables_of_the_last_host_stop_the_run_before_the_first_is_touch
 
 @pytest.mark.core
 def test_a_dry_run_shows_the_steps_and_changes_nothing(fleet):
+    fleet.hosts["three"].module("mig", layout=LAYOUT)
+    there = {"one": [], "two": [], "three": [("3g.40gb", 0), ("3g.40gb", 4)]}
     run = fleet.play(dict.fromkeys(fleet.hosts, LAYOUT), "--check", "--diff")
     assert run.returncode == 0, run.stdout + run.stderr
     # Where the inventory says nothing of waves: one host, a quarter, the rest.
     assert waves_of(run) == 3
-    assert run.stdout.count("gpu 0: enable MIG mode, create 3g.40gb@0, create 3g.40gb@4") >= 3
-    assert "+gpu 0: MIG on: 3g.40gb@0, 3g.40gb@4" in run.stdout
-    assert fleet.seen() == {"one": [], "two": [], "three": []}
+    planning, applying = run.stdout.split("PLAY [Apply (in waves, a canary first)]", 1)
+    steps = r"gpu 0 \(GPU-[0-9a-f]{8}\): enable MIG mode, create 3g\.40gb@0, create 3g\.40gb@4"
+    # YAML folds long lines, and sorts keys.
+    plans = " ".join(planning.split("PLAY [Decide whether to go on]", 1)[1].split())
+    assert re.search("one: - '?" + steps, plans) and re.search("two: - '?" + steps, plans), plans
+    assert "nothing to do: three " in plans and plans.count("enable MIG mode") == 2
+    # The diff shows what is and what would be, and not the steps once more.
+    assert run.stdout.count("create 3g.40gb@4") == 2
+    assert "+gpu 0: MIG on: 3g.40gb@0, 3g.40gb@4" in applying
+    assert applying.count("would change  from MIG off, compute mode default") == 2
+    assert "would change  no" in applying and "changed  " not in applying
+    assert fleet.seen() == there
 
 
 @pytest.mark.parametrize("group", ["gpu_host", "gpu_hosts"])
@@ -111,7 +129,9 @@ def test_an_inventory_without_gpu_hosts_is_no_success(fleet, tmp_path, group):
     inventory.write_text(json.dumps({group: {"hosts": {"one": {}} if group != "gpu_hosts" else {}}}))
     run = fleet.run("site.yml", inventory)
     assert run.returncode != 0
-    assert "The group gpu_hosts has no hosts" in " ".join((run.stdout + run.stderr).split())
+    said = " ".join((run.stdout + run.stderr).split())
+    assert "The group gpu_hosts has no hosts" in said
+    assert ("The inventory has the group gpu_host: did you mean gpu_hosts?" in said) == (group == "gpu_host")
 
 
 def test_a_host_without_a_plan_stops_the_run_unless_it_is_tolerated(fleet, tmp_path):
@@ -123,11 +143,13 @@ def test_a_host_without_a_plan_stops_the_run_unless_it_is_tolerated(fleet, tmp_p
     said = " ".join((refused.stdout + refused.stderr).split())
     assert refused.returncode != 0
     assert (
-        "No plan for one (could not be reached), two (gpu 0 (GPU-" in said and "Nothing was changed. Mend them" in said
+        said.count("No plan for one (could not be reached), two (gpu 0 (GPU-") >= 1
+        and "or go on without so many hosts (gpu_site_tolerate: 2). Nothing was changed." in said
     )
-    assert "(--limit '!one:!two'), or go on without so many hosts (gpu_site_tolerate: 2)" in said
-    # The plan of the host that has one is there to read.
-    assert "gpu 0: enable MIG mode, create 3g.40gb@0" in refused.stdout
+    assert "Mend them, leave them out (--limit '!one:!two')" in said
+    # The plan of the host that has one is there to read, and that host has not failed.
+    assert re.search(r"three:\s+- '?gpu 0 \(GPU-[0-9a-f]{8}\): enable MIG mode, create 3g\.40gb@0", refused.stdout)
+    assert "fatal: [three]" not in refused.stdout
     assert fleet.seen() == {"one": [], "two": [], "three": []}
     assert "Share the GPUs" not in refused.stdout and "Apply the layout" not in refused.stdout
     fleet.hosts["two"].gpusim("fail", "nvmlDeviceGetMemoryInfo", "--code", "UNKNOWN")
@@ -141,6 +163,47 @@ def test_a_host_without_a_plan_stops_the_run_unless_it_is_tolerated(fleet, tmp_p
     notes = {host["name"]: host["note"] for host in written["hosts"]}
     assert notes["one"] == "left out: could not be reached" and notes["two"].startswith("left out: gpu 0 (GPU-")
     assert "2 left out" in " ".join(done.stdout.split())
+
+
+@pytest.mark.core
+def test_where_no_host_can_be_reached_the_run_ends_with_all_names_and_a_cure(fleet):
+    gone = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
+    fleet.more = dict.fromkeys(fleet.hosts, gone)
+    run = fleet.play(dict.fromkeys(fleet.hosts, LAYOUT), "-e", "gpu_site_tolerate=100%")
+    said = " ".join((run.stdout + run.stderr).split())
+    assert run.returncode != 0
+    reasons = ", ".join("%s (could not be reached)" % name for name in fleet.hosts)
+    assert "No plan for any host: %s. Mend them and run again." % reasons in said
+    assert "ansible gpu_hosts -m ansible.builtin.ping. Nothing was changed." in said
+    assert "PLAY [Apply" not in said
+
+
+def test_a_host_that_cannot_be_reached_is_not_in_a_saved_plan(fleet, tmp_path):
+    fleet.more["one"] = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
+    layouts = dict.fromkeys(fleet.hosts, LAYOUT)
+    file = tmp_path / "plan.json"
+    refused = fleet.play(layouts, "--check", "-e", f"gpu_layout_plan_out={file}")
+    assert refused.returncode != 0 and not file.exists()
+    assert "No plan for one (could not be reached)" in " ".join(refused.stdout.split())
+    fleet.play(layouts, "--check", "-e", f"gpu_layout_plan_out={file}", "-e", "gpu_site_tolerate=1")
+    assert sorted(json.loads(file.read_text())["hosts"]) == ["three", "two"]
+
+
+@pytest.mark.parametrize("with_file", [True, False])
+def test_facts_as_variables_are_refused_by_the_name_of_the_configuration(fleet, tmp_path, monkeypatch, with_file):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("ANSIBLE_INJECT_FACT_VARS", raising=False)
+    fleet.config = None
+    file = tmp_path / "none.cfg"
+    if with_file:
+        file.write_text("[defaults]\n")
+    run = fleet.play(dict.fromkeys(fleet.hosts, LAYOUT), "--check")
+    said = " ".join((run.stdout + run.stderr).split())
+    assert run.returncode != 0
+    named = f"Set inject_facts_as_vars = False under [defaults] of {file}, the ansible.cfg in use."
+    written = f"No ansible.cfg is in use: write one in {tmp_path}, the directory of this run, with the lines"
+    assert (named in said) == with_file and (written in said) == (not with_file)
+    assert "TASK [openfleet.gpu.gpu_layout" not in said
 
 
 def test_a_mistake_in_the_monitoring_stops_the_run_also_where_a_loss_is_tolerated(fleet):

@@ -1,0 +1,56 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The filter that finds groups of an inventory whose names are misspelt."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: misspelt_groups
+short_description: Find groups of an inventory whose names are misspelt
+version_added: "0.1.0"
+author:
+  - openfleet.gpu contributors (!UNKNOWN)
+description:
+  - Compares the names of the groups that have hosts with known names.
+positional: known
+options:
+  _input:
+    description: The variable C(groups), the hosts by group.
+    type: dict
+    required: true
+  known:
+    description: The names that are meant.
+    type: list
+    elements: str
+    required: true
+"""
+
+EXAMPLES = r"""
+- name: Stop where the group is empty
+  ansible.builtin.fail:
+    msg: "The group gpu_hosts has no hosts. {{ groups | openfleet.gpu.misspelt_groups(['gpu_hosts']) }}"
+  when: groups['gpu_hosts'] | default([]) | length == 0
+"""
+
+RETURN = r"""
+_value:
+  description: A sentence for each group whose name resembles a known one, empty where none does.
+  type: str
+  sample: "The inventory has the group gpu_host: did you mean gpu_hosts?"
+"""
+
+
+def misspelt_groups(groups, known):
+    """See DOCUMENTATION."""
+    # ansible-core loads all filters of a collection in the worker of each task that uses one. What takes long waits for its use.
+    from ..plugin_utils.site.groups import misspelt
+
+    return misspelt(groups, list(known))
+
+
+class FilterModule:
+    """Ansible's entry point."""
+
+    def filters(self):
+        return {"misspelt_groups": misspelt_groups}

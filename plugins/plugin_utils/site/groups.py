@@ -1,0 +1,25 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Find groups of an inventory whose names are misspelt. Pure."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, Mapping, Sequence
+
+from ..host_values import text
+
+#: How alike a group's name must be to a known one.
+_RATIO = 0.8
+
+
+def misspelt(groups: Mapping[str, Any], known: Sequence[str]) -> str:
+    """Return a sentence for each group with hosts whose name resembles a known one, in one text; empty where none does."""
+    sentences = []
+    for name, hosts in sorted(groups.items()):
+        # gpu-hosts and GPU_Hosts are meant for gpu_hosts.
+        near = difflib.get_close_matches(name.lower().replace("-", "_"), known, 1, _RATIO)
+        if hosts and near and name not in known:
+            sentences.append("The inventory has the group %s: did you mean %s?" % (text(name, 80), near[0]))
+    return " ".join(sentences)

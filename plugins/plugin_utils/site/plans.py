@@ -1,0 +1,64 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Write the plans of all hosts as site.yml prints them. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Mapping
+
+from .. import host_results
+from ..host_values import HostValueError, text
+
+#: The key under which the hosts are listed that need nothing. No host has a name with a space in it.
+UNCHANGED = "nothing to do"
+#: Of the hosts that need nothing.
+_NAMED = 20
+_OF_A_GPU = re.compile(r"gpu (\d+): (.*)", re.DOTALL)
+#: Of a UUID: "GPU-" and eight digits, which tell the GPUs of a host apart.
+_SHORT_UUID = 12
+_NO_DRIVER = "(no driver answers yet)"
+
+
+def plans(results: Mapping[str, Any], forecasts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return by host the lines of its plan. Hosts that need nothing share one entry, UNCHANGED.
+
+    `results` are those of openfleet.gpu.layout in check mode. `forecasts` has lines by host for those without a driver. A
+    host whose result cannot be read has the reason in place of lines.
+    """
+    written: dict[str, Any] = {}
+    unchanged = []
+    for host, result in results.items():
+        try:
+            lines = _lines(host, result if isinstance(result, Mapping) else {}, forecasts.get(host))
+        except HostValueError as error:
+            lines = [str(error)]
+        if lines:
+            written[host] = lines
+        else:
+            unchanged.append(host)
+    if unchanged:
+        more = ["%d more" % (len(unchanged) - _NAMED)] if len(unchanged) > _NAMED else []
+        written[UNCHANGED] = ", ".join([*unchanged[:_NAMED], *more])
+    return written
+
+
+def _lines(host: str, result: Mapping[str, Any], forecast: Any) -> list[str]:
+    """Return the lines of a host, none where nothing changes. Raises HostValueError."""
+    read = host_results.plan(host, result)
+    if not read.get("driver_present"):
+        told = forecast if isinstance(forecast, (list, tuple)) else [forecast or read.get("msg") or "no plan"]
+        return [_NO_DRIVER, *map(text, told)]
+    lines = read.get("plan") or []
+    # Daemons and tenants have a line where they change.
+    if not (read.get("counts") or {}).get("gpus_changed") and all(_OF_A_GPU.fullmatch(line) for line in lines):
+        return []
+    uuids = {gpu["index"]: gpu.get("uuid") for gpu in read.get("gpus") or []}
+    return [_with_uuid(line, uuids) for line in lines]
+
+
+def _with_uuid(line: str, uuids: Mapping[int, Any]) -> str:
+    found = _OF_A_GPU.fullmatch(line)
+    uuid = uuids.get(int(found.group(1))) if found else None
+    return "gpu %s (%s): %s" % (found.group(1), uuid[:_SHORT_UUID], found.group(2)) if found and uuid else line

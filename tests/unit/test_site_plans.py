@@ -1,0 +1,83 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What site.yml prints at the end of planning, and of an inventory without hosts."""
+
+from __future__ import annotations
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.site.groups import misspelt
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.site.plans import plans
+
+UUIDS = ["GPU-5c89d3fa-0000-4000-8000-000000000001", "GPU-5c89d3fb-0000-4000-8000-000000000002"]
+GROUPS = ["gpu_hosts", "gpu_monitoring", "gpu_audit"]
+
+
+def result(*lines, changed=1):
+    gpus = [{"index": index, "uuid": uuid, "name": "NVIDIA H100"} for index, uuid in enumerate(UUIDS)]
+    return {"driver_present": True, "plan": list(lines), "counts": {"gpus_changed": changed}, "gpus": gpus}
+
+
+def test_each_host_has_its_lines_with_uuids():
+    changes = result("gpu 0: enable MIG mode", "gpu 1: nothing to do", "mps a: start (2 clients) on gpu 1")
+    assert plans({"one": changes, "two": result("gpu 0: keep 7g.80gb@0", changed=0)}, {}) == {
+        "one": [
+            "gpu 0 (GPU-5c89d3fa): enable MIG mode",
+            "gpu 1 (GPU-5c89d3fb): nothing to do",
+            "mps a: start (2 clients) on gpu 1",
+        ],
+        "nothing to do": "two",
+    }
+
+
+def test_a_daemon_or_tenant_alone_is_a_change():
+    assert list(plans({"one": result("vgpu a: remove", changed=0)}, {})) == ["one"]
+
+
+def test_a_fleet_without_changes_is_one_line():
+    same = result("gpu 0: keep 7g.80gb@0", changed=0)
+    found = plans({"h%d" % number: same for number in range(1000)}, {})
+    assert list(found) == ["nothing to do"]
+    assert found["nothing to do"].startswith("h0, h1, ") and found["nothing to do"].endswith("h19, 980 more")
+
+
+@pytest.mark.parametrize(
+    ("forecast", "lines"),
+    [
+        (["gpu 0: enable MIG mode"], ["gpu 0: enable MIG mode"]),
+        ("Only the form was checked.", ["Only the form was checked."]),
+        (None, ["No driver."]),
+    ],
+)
+def test_a_host_without_a_driver_has_what_is_known_of_it(forecast, lines):
+    new = {"driver_present": False, "msg": "No driver."}
+    assert plans({"new": new}, {"new": forecast}) == {"new": ["(no driver answers yet)", *lines]}
+
+
+def test_what_a_host_says_acts_on_no_terminal_and_costs_no_other_host_its_plan():
+    bad = result("gpu 0: \x1b[31mred")
+    worse = dict(result("gpu 0: enable MIG mode"), gpus=[{"index": 0, "uuid": "{{ 1 }}"}])
+    found = plans({"bad": bad, "worse": worse, "good": result("gpu 0: enable MIG mode")}, {})
+    assert "\x1b" not in str(found)
+    assert "worse: gpus[0].uuid: the host says" in found["worse"][0]
+    assert found["good"] == ["gpu 0 (GPU-5c89d3fa): enable MIG mode"]
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("gpu_host", "gpu_hosts"),
+        ("gpu-hosts", "gpu_hosts"),
+        ("GPU_Hosts", "gpu_hosts"),
+        ("gpus_hosts", "gpu_hosts"),
+        ("gpu_monitor", "gpu_monitoring"),
+        ("gpu_audits", "gpu_audit"),
+    ],
+)
+def test_a_misspelt_group_is_named_with_what_is_meant(name, meant):
+    expected = "The inventory has the group %s: did you mean %s?" % (name, meant)
+    assert misspelt({"all": ["a"], "ungrouped": [], name: ["a"]}, GROUPS) == expected
+
+
+def test_other_groups_are_no_misspelt_ones():
+    assert misspelt({"all": ["a"], "web": ["a"], "gpu_h100": ["a"], "gpu_hosts": ["a"], "gpu_host": []}, GROUPS) == ""
