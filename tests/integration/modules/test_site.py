@@ -172,8 +172,11 @@ def test_where_no_host_can_be_reached_the_run_ends_with_all_names_and_a_cure(fle
     run = fleet.play(dict.fromkeys(fleet.hosts, LAYOUT), "-e", "gpu_site_tolerate=100%")
     said = " ".join((run.stdout + run.stderr).split())
     assert run.returncode != 0
-    reasons = ", ".join("%s (could not be reached)" % name for name in fleet.hosts)
+    reasons = ", ".join("%s (could not be reached)" % name for name in sorted(fleet.hosts))
     assert "No plan for any host: %s. Mend them and run again." % reasons in said
+    # It closes the run: only the recap follows.
+    assert said.rindex("no plan (could not be reached)") < said.index("No plan for any host") < said.index("PLAY RECAP")
+    assert said.count("failed=1") == 3
     assert "ansible gpu_hosts -m ansible.builtin.ping. Nothing was changed." in said
     assert "PLAY [Apply" not in said
 
