@@ -175,8 +175,9 @@ def test_where_no_host_can_be_reached_the_run_ends_with_all_names_and_a_cure(fle
     reasons = ", ".join("%s (could not be reached)" % name for name in sorted(fleet.hosts))
     assert "No plan for any host: %s. Mend them and run again." % reasons in said
     # It closes the run: only the recap follows.
-    assert said.rindex("no plan (could not be reached)") < said.index("No plan for any host") < said.index("PLAY RECAP")
-    assert said.count("failed=1") == 3
+    tasks, recap = said.split("PLAY RECAP", 1)
+    assert tasks.rindex("no plan (could not be reached)") < tasks.index("No plan for any host")
+    assert recap.count("failed=1") == 3
     assert "ansible gpu_hosts -m ansible.builtin.ping. Nothing was changed." in said
     assert "PLAY [Apply" not in said
 
