@@ -11,7 +11,7 @@
  *       The other three are what cuGetProcAddress is asked for to get it: the name, the first CUDA
  *       version of this form, and whether it is the form for per-thread default streams.
  *   HOOK_NVML(symbol)   an exported name of NVML
- *   HOOK_LIBC(symbol)   dlsym
+ *   HOOK_LIBC(symbol)   dlsym, dlvsym
  *   CALLED(symbol)      a driver function that is called and not intercepted
  *   CALLED_NVML(symbol) the same of NVML
  */
@@ -33,6 +33,7 @@
 
 /* resolve.c */
 HOOK_LIBC(dlsym)
+HOOK_LIBC(dlvsym)
 HOOK(cuGetProcAddress, "cuGetProcAddress", 11030, 0)
 HOOK(cuGetProcAddress_v2, "cuGetProcAddress", 12000, 0)
 
