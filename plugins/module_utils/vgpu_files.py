@@ -28,6 +28,16 @@ AGENT_SOCKET = "turnstiles.1"
 LIBRARY = PROGRAMS + "/libopenfleet-vgpu.so"
 #: One line, the library's path: what containers get as their /etc/ld.so.preload.
 PRELOAD_LIST = PROGRAMS + "/ld.so.preload"
+#: A libcuda.so.1 that needs the library and then the driver's file (front.c in the role vgpu_limiter), and one line: its
+#: folder. Containers get that line under a name that ldconfig reads before nvidia-container-toolkit's 00-nvcr-*.conf, so that
+#: the front is found first, and after the 00-compat-*.conf and 00-cuda-compat.conf of a newer driver's libraries in the image.
+FRONT, FRONT_CONF = PROGRAMS + "/front/libcuda.so.1", PROGRAMS + "/front.conf"
+FRONT_CONF_INSIDE = "etc/ld.so.conf.d/00-driver-openfleet-vgpu.conf"
+#: Where hosts have the driver's libcuda.so.1, and where the front looks for it in containers.
+DRIVERS = tuple(
+    "usr/%s/libcuda.so.1" % folder for folder in ("lib64", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", "lib")
+)
+DRIVER_INSIDE = "usr/lib/openfleet-gpu/driver/libcuda.so.1"
 TMPFILES_PATH = "etc/tmpfiles.d/openfleet-vgpu.conf"
 #: Mounts a tmpfs of limited size on STATE, so that a tenant's process cannot fill the host's /run. The name follows from STATE.
 MOUNT_UNIT = "run-openfleet\\x2dgpu-vgpu.mount"
@@ -99,14 +109,17 @@ def slice_of(name: str) -> str:
     return "openfleet-vgpu-%s.slice" % name.replace("-", "\\x2d")
 
 
-def files(tenant: VgpuTenant) -> dict[str, str]:
-    """The tenant's own files, in the order in which they are written. `quota` is the one that running processes heed."""
+def files(tenant: VgpuTenant, driver: str | None = None) -> dict[str, str]:
+    """The tenant's own files, in the order in which they are written. `quota` is the one that running processes heed.
+
+    `driver` is the path of the driver's libcuda.so.1 for containers that get the front; None: they get none.
+    """
     own = {
         spec_path(tenant.name): _json(to_data(tenant)),
         quota_path(tenant.name): _quota(tenant),
         folder(tenant.name) + "/env": _environment(tenant),
         drop_in_path(tenant.name): _drop_in(tenant),
-        cdi_path(tenant.name): _json(_cdi(tenant)),
+        cdi_path(tenant.name): _json(_cdi(tenant, driver)),
     }
     if tenant.provider == DMEM:
         own[folder(tenant.name) + "/slice"] = slice_of(tenant.name) + "\n"
@@ -273,7 +286,7 @@ def _drop_in(tenant: VgpuTenant) -> str:
     return "".join(line + "\n" for line in lines)
 
 
-def _cdi(tenant: VgpuTenant) -> dict[str, Any]:
+def _cdi(tenant: VgpuTenant, driver: str | None) -> dict[str, Any]:
     """What makes a container's processes the tenant's; the GPU itself is another device, nvidia.com/gpu=UUID.
 
     https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md. What is read comes as directories, so that a file
@@ -281,12 +294,12 @@ def _cdi(tenant: VgpuTenant) -> dict[str, Any]:
     """
     edits = {
         "env": ["%s=%s" % item for item in _variables(tenant).items()],
-        "mounts": client_mounts(daemon_of(tenant.gpus[0])) if tenant.provider == MPS else _mounts(tenant),
+        "mounts": client_mounts(daemon_of(tenant.gpus[0])) if tenant.provider == MPS else _mounts(tenant, driver),
     }
     return cdi_spec.device(CDI_KIND, tenant.name, edits)
 
 
-def _mounts(tenant: VgpuTenant) -> list[dict[str, Any]]:
+def _mounts(tenant: VgpuTenant, driver: str | None) -> list[dict[str, Any]]:
     read, write = (["bind", mode, "nosuid", "nodev"] for mode in ("ro", "rw"))
     mounts = [
         ("/" + PROGRAMS, "/" + PROGRAMS, read),
@@ -296,6 +309,10 @@ def _mounts(tenant: VgpuTenant) -> list[dict[str, Any]]:
         ("/" + agent_folder(tenant.name), "/" + agent_folder(tenant.name), [*read, "noexec"]),
         *(("/" + file.path, "/" + file.path, [*write, "noexec"]) for file in shared_files(tenant)),
     ]
+    if driver is not None:
+        mounts.append(("/" + FRONT_CONF, "/" + FRONT_CONF_INSIDE, [*read, "noexec"]))
+        # By the name that the host's driver has in each version: the engine follows it to the file when a container starts.
+        mounts.append(("/" + driver, "/" + DRIVER_INSIDE, read))
     return [{"hostPath": host, "containerPath": inside, "options": options} for host, inside, options in mounts]
 
 

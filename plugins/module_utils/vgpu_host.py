@@ -112,7 +112,7 @@ class VgpuHost:
                 yield tenant
 
     def _look(self, tenant: VgpuTenant, shared: Sequence[str]) -> VgpuSeen:
-        outdated = {*shared, *self._differing(vgpu_files.files(tenant))}
+        outdated = {*shared, *self._differing(vgpu_files.files(tenant, self._driver))}
         outdated.update(file.path for file in vgpu_files.shared_files(tenant) if not self._is_right(file))
         if not (self._root / vgpu_files.agent_folder(tenant.name)).is_dir():
             outdated.add(vgpu_files.agent_folder(tenant.name))
@@ -156,7 +156,7 @@ class VgpuHost:
         problem = vgpu_files.name_problem(tenant.name) or self.group_problem(tenant)
         if problem:
             raise ApplyError(problem.where, problem.problem, problem.cure)
-        files = vgpu_files.files(tenant)
+        files = vgpu_files.files(tenant, self._driver)
         # The spec first, so that whatever follows is known to be this tenant's.
         spec = vgpu_files.spec_path(tenant.name)
         self._write({spec: files.pop(spec)})
@@ -221,6 +221,13 @@ class VgpuHost:
                 path.unlink()
 
     # --- parts of it ------------------------------------------------------------------------------------------------
+
+    @property
+    def _driver(self) -> str | None:
+        """Path below the root of the driver's libcuda.so.1, in front of which containers get the front; None: they get none."""
+        if not (self._root / vgpu_files.FRONT).exists():
+            return None
+        return next((path for path in vgpu_files.DRIVERS if (self._root / path).exists()), None)
 
     def _shared(self, tenants: Sequence[VgpuTenant]) -> dict[str, str]:
         return {

@@ -92,6 +92,14 @@ class Built:
         run_make(SOURCE, self.folder / "library", *self._library_flags)
         return self.folder / "library" / LIBRARY
 
+    @property
+    def front(self) -> Path:
+        """The folder of a libcuda.so.1 that stands in front of the stub's, as containers have it."""
+        folder = self.folder / "front"
+        paths = (f"FRONT_LIBRARY={self.library}", f"FRONT_DRIVER={self.stub / 'libcuda.so.1'}")
+        run_make(SOURCE, folder, *paths, str(folder / "libcuda.so.1"))
+        return folder
+
     def program(self, name: str, *options: str) -> Path:
         """A program of client/NAME.c, or of the source among the options."""
         source = HERE / f"client/{name}.c"

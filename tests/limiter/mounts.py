@@ -42,25 +42,35 @@ def client_behind(tenant: Tenant, mounts: str, *, prefix: str = "", start: bool 
     return Client(SimpleNamespace(client=script), variables, start)
 
 
-def client_in_container(tenant: Tenant, *others: Tenant, start: bool = True, **variables: str) -> Client:
+def client_in_container(
+    tenant: Tenant,
+    *others: Tenant,
+    start: bool = True,
+    preload: bool = True,
+    driver: str | None = None,
+    hook: str = ":",
+    **variables: str,
+) -> Client:
     """A client whose files are where a container has them: /etc/ld.so.preload, the quota folder, the region.
 
-    It has no variable but `variables` and what the stub of the driver needs.
+    It has no variable but `variables` and what the stub of the driver needs. It opens `driver`, or the stub by its path,
+    after the shell's command `hook`.
     """
-    preload = tenant.environment()["LD_PRELOAD"].split()
+    preloads = tenant.environment()["LD_PRELOAD"].split() if preload else []
     mounts = ["mount -t tmpfs none /etc", "mount -t tmpfs none /run", "mkdir -p /run/openfleet-gpu/vgpu/gpus"]
     for each in (tenant, *others):
         folder, region = (Path("/") / path.relative_to(each.root) for path in (each.folder, each.region))
         mounts += [f"mkdir -p {folder} {region.parent}", f"touch {region}"]
         mounts += [f"mount --bind -o ro {each.folder} {folder}", f"mount --bind {each.region} {region}"]
-    mounts += [f"echo '{path}' >>/etc/ld.so.preload" for path in preload]
+    mounts += [f"echo '{path}' >>/etc/ld.so.preload" for path in preloads]
     script = Path(tenant.root) / f"container-{len(list(tenant.root.glob('container-*')))}"
     lines = "\n        ".join(mounts)
     script.write_text(
         f"""#!/bin/sh -e
         test "$1" = inside || exec {" ".join(UNSHARE)} "$0" inside
         {lines}
-        exec {tenant.built.client} {tenant.built.stub / "libcuda.so.1"}
+        {hook}
+        exec {tenant.built.client} {driver or tenant.built.stub / "libcuda.so.1"}
         """
     )
     script.chmod(0o755)

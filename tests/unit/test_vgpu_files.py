@@ -118,6 +118,24 @@ def test_a_container_gets_the_library_and_its_own_quota_and_no_other():
     }
 
 
+def test_a_container_finds_the_front_before_the_driver_where_the_host_has_both():
+    """The front is in the library's folder; its place in the loader's order and the driver's file behind it are mounts."""
+    without = cdi(PAIR)["devices"][0]["containerEdits"]["mounts"]
+    driver = "usr/lib/x86_64-linux-gnu/libcuda.so.1"
+    files = vgpu_files.files(PAIR, driver)
+    mounts = json.loads(files[vgpu_files.cdi_path("pair-1")])["devices"][0]["containerEdits"]["mounts"]
+    assert mounts[: len(without)] == without
+    assert [(m["hostPath"], m["containerPath"]) for m in mounts[len(without) :]] == [
+        ("/usr/lib/openfleet-gpu/vgpu/front.conf", "/etc/ld.so.conf.d/00-driver-openfleet-vgpu.conf"),
+        ("/" + driver, "/usr/lib/openfleet-gpu/driver/libcuda.so.1"),
+    ]
+    assert all("ro" in m["options"] for m in mounts[len(without) :])
+    # A library is mapped as code.
+    assert "noexec" not in mounts[-1]["options"]
+    client = dataclasses.replace(ONE, provider="mps")
+    assert vgpu_files.files(client, driver) == vgpu_files.files(client)
+
+
 @pytest.mark.parametrize(("name", "version"), [("lab-7", "0.3.0"), ("7-lab", "0.5.0")])
 def test_the_specification_is_of_the_oldest_version_that_has_such_names(name, version):
     assert cdi(dataclasses.replace(ONE, name=name))["cdiVersion"] == version

@@ -87,6 +87,32 @@ def test_tenants_that_share_a_gpu_are_not_isolated(host, change, isolation):
     assert [seen.isolation for seen in host.observe()] == isolation
 
 
+def test_containers_get_the_front_where_the_host_has_it_and_a_driver(host, tmp_path):
+    def drivers():
+        text = (tmp_path / vgpu_files.cdi_path("a")).read_text()
+        mounts = json.loads(text)["devices"][0]["containerEdits"]["mounts"]
+        return [m["hostPath"] for m in mounts if m["containerPath"] == "/" + vgpu_files.DRIVER_INSIDE]
+
+    folder = tmp_path / "usr/lib/x86_64-linux-gnu"
+    folder.mkdir(parents=True)
+    (folder / "libcuda.so.1").symlink_to("libcuda.so.580.82.07")
+    (folder / "libcuda.so.580.82.07").touch()
+    host.write(A)
+    assert (drivers(), host.observe()[0].outdated) == ([], ())
+    front = tmp_path / vgpu_files.FRONT
+    front.parent.mkdir(parents=True)
+    front.touch()
+    assert host.observe()[0].outdated == (vgpu_files.cdi_path("a"),)
+    host.write(A)
+    # Not the file of this version: the link leads to the next one too.
+    assert (drivers(), host.observe()[0].outdated) == (["/usr/lib/x86_64-linux-gnu/libcuda.so.1"], ())
+    # The driver is gone: with a mount of what is not there no container would start.
+    (folder / "libcuda.so.580.82.07").unlink()
+    assert host.observe()[0].outdated == (vgpu_files.cdi_path("a"),)
+    host.write(A)
+    assert drivers() == []
+
+
 def test_a_region_is_its_groups(host, tmp_path):
     own = grp.getgrgid(os.getgid()).gr_name
     region, turnstile = (tmp_path / path for path in (vgpu_files.region_path("a"), vgpu_files.turnstile_path(GPU.uuid)))

@@ -40,6 +40,11 @@ LIBRARY = "libopenfleet-vgpu.so"
 LINK = DIRECTORY + "/" + LIBRARY
 #: Containers have it as /etc/ld.so.preload.
 PRELOAD = DIRECTORY + "/ld.so.preload"
+#: What containers find as libcuda.so.1 before the driver's, and the line by which they do: its folder.
+FRONT = "libcuda.so.1"
+FRONT_PATH, FRONT_CONF = DIRECTORY + "/front/" + FRONT, DIRECTORY + "/front.conf"
+#: What a build makes.
+BUILT = (LIBRARY, FRONT, "vgpu-top")
 #: What was installed, by checksums. It comes last.
 MANIFEST = DIRECTORY + "/manifest.json"
 RUN, TOP = "usr/bin/vgpu-run", "usr/bin/vgpu-top"
@@ -166,6 +171,7 @@ def install_library(target: Installation, bundle: dict, built: dict[str, bytes])
     version = version_of(bundle, built)
     name = "%s.%s" % (LIBRARY, version)
     target.write(PRELOAD, b"/" + LINK.encode() + b"\n")
+    target.write(FRONT_CONF, b"/" + str(Path(FRONT_PATH).parent).encode() + b"\n")
     if not is_installed(target, version):
         if target.check:
             target.done.append("install %s" % target.path(DIRECTORY + "/" + name))
@@ -187,8 +193,10 @@ def place(target: Installation, name: str, version: str, built: dict[str, bytes]
     library = "%s/%s" % (DIRECTORY, name)
     target.write(library, built[LIBRARY], 0o755)
     refuse_what_does_not_load(target.path(library))
+    target.write(FRONT_PATH, built[FRONT], 0o755)
     target.write(TOP, built["vgpu-top"], 0o755)
-    sums = {relative: hashlib.sha256(target.path(relative).read_bytes()).hexdigest() for relative in (library, TOP)}
+    files = (library, FRONT_PATH, TOP)
+    sums = {relative: hashlib.sha256(target.path(relative).read_bytes()).hexdigest() for relative in files}
     target.write(MANIFEST, (json.dumps({"version": version, "sha256": sums}, indent=2) + "\n").encode())
 
 
@@ -230,7 +238,7 @@ def compiled(source: dict[str, str]) -> dict[str, bytes]:
         for name, text in source.items():
             (Path(directory) / name).write_text(text, encoding="utf-8")
         run(["make", "-s", "-j2", "-C", directory, "BUILD=build"])
-        return {name: (Path(directory) / "build" / name).read_bytes() for name in (LIBRARY, "vgpu-top")}
+        return {name: (Path(directory) / "build" / name).read_bytes() for name in BUILT}
 
 
 def refuse_what_does_not_load(library: Path) -> None:
@@ -380,8 +388,11 @@ def uninstall(target: Installation) -> None:
     target.remove(MANIFEST)
     # The link goes first: no process finds a library that is about to go.
     target.remove(LINK)
-    for path in sorted(target.path(DIRECTORY).glob("*")):
-        target.remove(str(path.relative_to(target.root)))
+    folder = Path(FRONT_PATH).parent
+    for path in [*sorted(target.path(str(folder)).glob("*")), *sorted(target.path(DIRECTORY).glob("*"))]:
+        if path.name != folder.name:
+            target.remove(str(path.relative_to(target.root)))
+    target.prune(str(folder))
     target.prune(DIRECTORY)
     target.prune(str(Path(DIRECTORY).parent))
 

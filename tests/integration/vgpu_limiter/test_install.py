@@ -33,7 +33,7 @@ def built(tmp_path: Path, version: str) -> dict:
         (folder / name).write_text(text)
     subprocess.run(["make", "-s", "-B", "-C", str(folder), "BUILD=build"], check=True)
     given = {}
-    for name in ("libopenfleet-vgpu.so", "vgpu-top"):
+    for name in ("libopenfleet-vgpu.so", "libcuda.so.1", "vgpu-top"):
         content = (folder / "build" / name).read_bytes()
         given[name] = {
             "content": base64.b64encode(content).decode(),
@@ -56,10 +56,14 @@ def test_a_bare_host_gets_everything_and_a_second_run_changes_nothing(host):
         f"{DIRECTORY}/{name}",
         f"{DIRECTORY}/libopenfleet-vgpu.so",
         f"{DIRECTORY}/ld.so.preload",
+        f"{DIRECTORY}/front.conf",
+        f"{DIRECTORY}/front/libcuda.so.1",
         f"{DIRECTORY}/manifest.json",
         "usr/bin/vgpu-run",
         "usr/bin/vgpu-top",
     }
+    # What a container finds libcuda.so.1 by: the folder there.
+    assert (host.root / DIRECTORY / "front.conf").read_text() == "/usr/lib/openfleet-gpu/vgpu/front\n"
     # What a container has as /etc/ld.so.preload: the path there.
     assert (host.root / DIRECTORY / "ld.so.preload").read_text() == "/usr/lib/openfleet-gpu/vgpu/libopenfleet-vgpu.so\n"
     assert {stat.S_IMODE((host.root / "usr/bin" / name).stat().st_mode) for name in ("vgpu-run", "vgpu-top")} == {0o755}
@@ -110,7 +114,9 @@ def test_it_stays_as_long_as_there_are_tenants(host):
     assert host.installed(host.bundle(state="absent"), "--check")["changed"]
 
 
-@pytest.mark.parametrize("damaged", ["usr/bin/vgpu-top", "usr/bin/vgpu-run", "library", "link"])
+@pytest.mark.parametrize(
+    "damaged", ["usr/bin/vgpu-top", "usr/bin/vgpu-run", "library", "link", f"{DIRECTORY}/front/libcuda.so.1"]
+)
 def test_what_was_damaged_or_taken_is_mended(host, damaged):
     host.installed(host.bundle())
     path = {

@@ -22,9 +22,11 @@ DIRECTORY = "usr/lib/openfleet-gpu/vgpu"
 TENANTS = "etc/openfleet-gpu/vgpu"
 
 MAKEFILE = """
-all: $(BUILD)/libopenfleet-vgpu.so $(BUILD)/vgpu-top
+all: $(BUILD)/libopenfleet-vgpu.so $(BUILD)/libcuda.so.1 $(BUILD)/vgpu-top
 $(BUILD)/libopenfleet-vgpu.so: library.c
 \tmkdir -p $(BUILD) && cc -shared -fPIC -Wl,-soname,libopenfleet-vgpu.so -o $@ $<
+$(BUILD)/libcuda.so.1: library.c
+\tmkdir -p $(BUILD) && cc -shared -fPIC -Wl,-soname,libcuda.so.1 -o $@ $<
 $(BUILD)/vgpu-top: top.c
 \tmkdir -p $(BUILD) && cc -o $@ $<
 """

@@ -165,12 +165,20 @@ static inline dlvsym_t *real_dlvsym(void)
 
 /* --- the real functions --- */
 
+/* What has the driver's soname may be the front (front.c), whose names are ours: it says which file is the driver's. */
+static void *driver_handle(void)
+{
+	void *handle = libc_dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+	const char *behind = handle ? real_dlsym()(handle, "openfleet_vgpu_driver") : NULL;
+	return behind ? libc_dlopen(behind, RTLD_LAZY | RTLD_NOLOAD) : handle;
+}
+
 /* The library must already be in the process: by whatever path it was loaded, it has this soname. The
  * handle is kept, so that no later dlclose takes the functions away from under us. Two threads may do
  * this at once; both find the same. */
 static bool resolve(bool nvml)
 {
-	void *handle = libc_dlopen(nvml ? "libnvidia-ml.so.1" : "libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+	void *handle = nvml ? libc_dlopen("libnvidia-ml.so.1", RTLD_LAZY | RTLD_NOLOAD) : driver_handle();
 	if (!handle)
 		return false;
 	for (int i = 0; i < REAL_COUNT; i++)
