@@ -92,4 +92,5 @@ def _tenant(tenant: VgpuTenant, gpus: dict[str, Gpu], pin: Callable[[Gpu], Selec
         len(tenant.gpus),
         pin(gpus[tenant.gpus[0]]) if alone and pin is not None else None,
         tenant.group,
+        tenant.oversubscribe_managed,
     )

@@ -37,6 +37,7 @@ _NO_TENANT = {
     "priority": None,
     "provider": None,
     "group": None,
+    "oversubscribe_managed": None,
     "gpus": [],
     "processes": None,
 }
@@ -84,6 +85,7 @@ def told_of(seen: VgpuSeen) -> dict[str, Any]:
         "priority": tenant.priority,
         "provider": tenant.provider,
         "group": tenant.group,
+        "oversubscribe_managed": tenant.oversubscribe_managed,
         "gpus": [
             {"uuid": seat.gpu_uuid, "seat": seat.seat, "used_bytes": used.get(seat.gpu_uuid, none)}
             for seat in tenant.seats

@@ -110,6 +110,7 @@ _TENANT = {
     "gpus": Key("gpus: 2"),
     "gpu": Key("gpu: 6"),
     "group": Key("group: researchers"),
+    "oversubscribe_managed": Key("oversubscribe_managed: true"),
 }
 
 
@@ -251,6 +252,7 @@ class _Parser:
             fields.read("gpus", lambda field: field.integer(1, MOST_GPUS), 1),
             fields.read("gpu", parse_single_gpu),
             fields.read("group", _group),
+            fields.read("oversubscribe_managed", Node.boolean, False),
         )
 
 

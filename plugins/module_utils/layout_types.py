@@ -99,6 +99,7 @@ class Tenant:
     """A quota of `memory_bytes` and `sm_percent` on each of `gpus` GPUs of the entry. `gpu` pins it to one.
 
     `group`: the Unix group whose members' processes may be the tenant's; None: any user's.
+    `oversubscribe_managed`: managed memory does not count against the quota of memory.
     """
 
     name: str
@@ -108,6 +109,7 @@ class Tenant:
     gpus: int = 1
     gpu: Selector | None = None
     group: str | None = None
+    oversubscribe_managed: bool = False
 
 
 @dataclass(frozen=True)

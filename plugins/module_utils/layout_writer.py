@@ -88,4 +88,6 @@ def _tenant_to_data(tenant: Tenant) -> dict[str, Any]:
         data["gpu"] = selector_to_data(tenant.gpu)
     if tenant.group is not None:
         data["group"] = tenant.group
+    if tenant.oversubscribe_managed:
+        data["oversubscribe_managed"] = True
     return data

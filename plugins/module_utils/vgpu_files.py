@@ -204,6 +204,7 @@ def to_data(tenant: VgpuTenant) -> dict[str, Any]:
         "name": tenant.name,
         "provider": tenant.provider,
         "group": tenant.group,
+        "oversubscribe_managed": tenant.oversubscribe_managed,
         "policy": tenant.policy,
         "priority": tenant.priority,
         "memory_bytes": tenant.memory_bytes,
@@ -223,6 +224,7 @@ def from_data(data: Mapping[str, Any]) -> VgpuTenant:
         data["priority"],
         data["provider"],
         data.get("group"),
+        data.get("oversubscribe_managed", False),
     )
 
 
@@ -240,6 +242,7 @@ def _quota(tenant: VgpuTenant) -> str:
             "tenant %s\n" % tenant.name,
             "policy %s\n" % tenant.policy,
             "priority %d\n" % tenant.priority,
+            *(["managed oversubscribed\n"] if tenant.oversubscribe_managed else []),
             *(
                 "gpu %s memory %d sm %d seat %d\n" % (seat.gpu_uuid, memory, percent, seat.seat)
                 for seat in tenant.seats

@@ -44,6 +44,8 @@ class VgpuTenant:
     provider: str = PRELOAD
     #: The Unix group that may write the tenant's region. None: every user of the host may.
     group: str | None = None
+    #: Managed memory (cuMemAllocManaged) does not count against memory_bytes.
+    oversubscribe_managed: bool = False
 
     @property
     def gpus(self) -> tuple[str, ...]:

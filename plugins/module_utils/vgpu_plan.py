@@ -137,6 +137,7 @@ def _of_entry(
             tenant.priority,
             provider,
             tenant.group,
+            tenant.oversubscribe_managed,
         )
         found.append(WantedTenant(made, where[tenant.name], why))
     return found

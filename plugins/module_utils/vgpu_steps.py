@@ -178,6 +178,8 @@ def caps(tenant: VgpuTenant) -> str:
         words.append("priority %d" % tenant.priority)
     if tenant.group is not None:
         words.append("group %s" % tenant.group)
+    if tenant.oversubscribe_managed:
+        words.append("managed memory beyond the quota")
     return ", ".join([*words, "by %s" % tenant.provider])
 
 

@@ -80,7 +80,7 @@ tenants:
   description: >-
     This collection's tenants on the host, as seen after the run (in check mode before it). C(name), C(memory_bytes) and
     C(sm_percent) on each of its GPUs, C(policy), C(priority), C(provider), C(group) (null: every
-    user), C(gpus), each with C(uuid), C(seat) and
+    user), C(oversubscribe_managed), C(gpus), each with C(uuid), C(seat) and
     C(used_bytes), and C(processes), how many there are (both null where nothing tells it). Where the tenants cannot be looked
     at, one entry of which only C(problem) is set. Empty for GPUs that are simulated for this process alone.
   returned: when a driver is present

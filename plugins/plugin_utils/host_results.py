@@ -79,6 +79,7 @@ _TENANT = {
     "policy": "name",
     "priority": "small",
     "provider": "name",
+    "oversubscribe_managed": "flag",
     "gpus": [{"uuid!": "gpu_uuid"}, _PARTS],
     "problem": "text",
 }

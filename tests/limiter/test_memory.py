@@ -12,6 +12,8 @@ import pytest
 from account import MIB, PITCH, STEP
 from card import Card
 from limiter_lab import OUT, Built, Client, Tenant, data
+from test_quota_file import until
+from test_report import settled
 
 OUT_OF_MEMORY, INVALID_VALUE = 2, 1
 PAGE = data(account.on_device(0))
@@ -378,3 +380,66 @@ def test_a_graph_whose_memory_does_not_fit_is_not_launched(tenant: Tenant) -> No
         assert client.call("cuGraphLaunch", large, 0)[0] == OUT_OF_MEMORY
         client.ok("cuDeviceGraphMemTrim", 0)
         assert client.memory()[0] == 8 * MIB and tenant.used() == 0
+
+
+# --- Managed memory beyond the quota ---
+
+
+def with_managed(tenant: Tenant, word: str, quota: int = 64 * MIB) -> Tenant:
+    """Has managed memory `counted` against the quota, or `oversubscribed`."""
+    tenant.quota(quota)
+    return tenant.write((tenant.folder / "quota").read_text() + f"managed {word}\n")
+
+
+def test_managed_memory_beyond_the_quota_where_the_quota_says_so(tenant: Tenant) -> None:
+    """It does not count, and takes no room from what does: RMM and cuDF have more of it than the card has memory."""
+    call = ("cuMemAllocManaged", OUT, 200 * MIB, 1)
+    with with_managed(tenant, "counted").client() as client:
+        assert client.call(*call)[0] == OUT_OF_MEMORY
+    with with_managed(tenant, "oversubscribed").client() as client:
+        managed = client.ok(*call)
+        assert client.memory() == (64 * MIB, 64 * MIB)
+        plain = client.alloc(64 * MIB)
+        assert client.call("cuMemAlloc_v2", OUT, 1)[0] == OUT_OF_MEMORY
+        client.free(managed)
+        assert client.memory() == (0, 64 * MIB)
+        client.free(plain)
+        assert (client.memory(), tenant.used()) == ((64 * MIB, 64 * MIB), 0)
+
+
+def test_managed_memory_of_before_is_given_back_once(tenant: Tenant) -> None:
+    """What was counted when it was allocated is given back, whatever the quota says by then."""
+    with with_managed(tenant, "counted").client() as client:
+        counted = client.ok("cuMemAllocManaged", OUT, 40 * MIB, 1)
+        with_managed(tenant, "oversubscribed")
+        assert until(lambda: client.call("cuMemAllocManaged", OUT, 200 * MIB, 1)[0], 0) == 0
+        assert client.memory() == (24 * MIB, 64 * MIB)
+        client.free(counted)
+        assert client.memory() == (64 * MIB, 64 * MIB)
+
+
+def test_managed_memory_counts_again_when_the_quota_says_so(tenant: Tenant) -> None:
+    with with_managed(tenant, "oversubscribed").client() as client:
+        client.free(client.ok("cuMemAllocManaged", OUT, 65 * MIB, 1))
+        with_managed(tenant, "counted")
+        call = ("cuMemAllocManaged", OUT, 65 * MIB, 1)
+        assert until(lambda: client.call(*call)[0], OUT_OF_MEMORY) == OUT_OF_MEMORY
+
+
+def test_what_nvml_says_of_managed_memory_is_not_charged(tenant: Tenant) -> None:
+    """NVML has one figure for a process. When the second client is charged by it, its turn has come for the first too."""
+    context = {"STUB_CONTEXT_BYTES": str(10 * MIB)}
+    with_managed(tenant, "oversubscribed")
+    with tenant.client(**context) as first:
+        first.ok("cuMemAllocManaged", OUT, 200 * MIB, 1)
+        first.alloc(20 * MIB)
+        with tenant.client(**context) as second:
+            assert settled(second, 34 * MIB) == (34 * MIB, 64 * MIB)
+            assert first.memory() == second.memory() == (34 * MIB, 64 * MIB)
+
+
+def test_what_cannot_be_counted_is_refused_also_of_managed_memory(tenant: Tenant) -> None:
+    with_managed(tenant, "oversubscribed")
+    tenant.region.unlink()
+    with tenant.client() as client:
+        assert client.call("cuMemAllocManaged", OUT, 1, 1)[0] == OUT_OF_MEMORY

@@ -64,6 +64,7 @@ def test_unknown_keys_are_passed_over_and_logged(tenant: Tenant) -> None:
         ("tenant tenant-a", "tenant", 2, "without a value"),
         ("gpu ", "policy free\ngpu ", 3, "fixed, contended or burst"),
         ("gpu ", "priority high\ngpu ", 3, "whole number"),
+        ("gpu ", "managed free\ngpu ", 3, "counted or oversubscribed"),
         (UUID, "0", 3, "UUID"),
         (UUID, UUID + "0", 3, "UUID"),
         (UUID, "GPU-xyz", 3, "UUID"),

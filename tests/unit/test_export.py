@@ -142,9 +142,13 @@ def test_the_provider_is_one_under_which_tenants_stay_as_they_are(providers, tol
 
 def test_tenants_are_told_with_the_gpus_that_they_share():
     one, two, three = gpus(3)
-    there = [tenant("b", two), tenant("pair", one, two, priority=1), tenant("a", three, policy="burst")]
+    there = [
+        tenant("b", two),
+        tenant("pair", one, two, priority=1, oversubscribe_managed=True),
+        tenant("a", three, policy="burst"),
+    ]
     b = {"name": "b", "memory": "8GiB", "sm_percent": 30}
-    pair = {"name": "pair", "memory": "8GiB", "sm_percent": 30, "priority": 1, "gpus": 2}
+    pair = {"name": "pair", "memory": "8GiB", "sm_percent": 30, "priority": 1, "gpus": 2, "oversubscribe_managed": True}
     a = dict(b, name="a")
     expected = [
         {"gpus": [0, 1], "sharing": "vgpu", "vgpu": {"provider": "preload", "tenants": [b, pair]}},

@@ -170,6 +170,11 @@ ODD = {
         {},
         "a policy or priority of its own",
     ),
+    "with a tenant that oversubscribes managed memory": (
+        state(gpu("a", 0, H100), tenants=[tenant("x", oversubscribe_managed=True)]),
+        {},
+        "the tenant x may have managed memory beyond its quota",
+    ),
     "with an instance without data": (
         state(gpu("a", 0, H100, instances=[(1, "3g.40gb", 4, "x.service"), (2, "1g.10gb", 0, "y.service")])),
         {"words": {("a", 0, "2"): "no_data"}},

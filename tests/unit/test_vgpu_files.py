@@ -56,6 +56,18 @@ def test_the_quota_is_what_the_library_reads():
     ]
 
 
+def test_managed_memory_beyond_the_quota_is_a_line_of_it():
+    """Without the key there is none, so that older libraries say nothing of it."""
+    beyond = dataclasses.replace(PAIR, oversubscribe_managed=True)
+    lines, without = of(beyond, "quota").splitlines(), of(PAIR, "quota").splitlines()
+    assert [line for line in lines if line not in without] == ["managed oversubscribed"]
+    assert vgpu_files.from_data(json.loads(of(beyond, "tenant.json"))) == beyond
+    # Written by a release that had no such key.
+    data = vgpu_files.to_data(PAIR)
+    del data["oversubscribe_managed"]
+    assert vgpu_files.from_data(data) == PAIR
+
+
 def test_what_the_kernel_bounds_the_library_does_too():
     """A container is in no slice, unless somebody puts it there."""
     bound = dataclasses.replace(PAIR, provider="dmem")

@@ -71,6 +71,12 @@ def test_a_tenant_has_its_quota_on_each_of_its_gpus():
     assert plan.gpus_changed() == {UUIDS[0], UUIDS[2]}
 
 
+def test_a_plan_says_who_may_have_managed_memory_beyond_the_quota():
+    wanted, plan = planned([entry([0], tenant("a", oversubscribe_managed=True))])
+    assert wanted[0].tenant.oversubscribe_managed
+    assert "(8GiB and 30 %, fixed, managed memory beyond the quota, by preload" in plan.lines()[0]
+
+
 def test_tenants_of_one_gpu_have_seats_of_their_own():
     wanted = planned([entry([0], tenant("a"), tenant("b"), tenant("c"))])[0]
     assert [each.tenant.seats for each in wanted] == [(VgpuSeat(UUIDS[0], n),) for n in range(3)]

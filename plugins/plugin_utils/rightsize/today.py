@@ -245,6 +245,8 @@ class _Look:
                 return "the tenant %s spans several GPUs" % row["name"]
             if row.get("policy", "fixed") != "fixed" or row.get("priority"):
                 return "the tenant %s has a policy or priority of its own" % row["name"]
+            if row.get("oversubscribe_managed"):
+                return "the tenant %s may have managed memory beyond its quota" % row["name"]
             if row.get("provider") == "mps":
                 return "the tenant %s is held to its quota by MPS" % row["name"]
         if self.entry is not None and self.entry.vgpu is not None:

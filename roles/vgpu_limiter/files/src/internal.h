@@ -105,6 +105,7 @@ struct quota {
 	char tenant[TENANT_NAME];
 	int policy;			/* enum policy, turnstile.h */
 	int priority;
+	bool managed_oversubscribed;	/* managed memory does not count */
 	bool refuses_all;		/* in place of a quota that must be there and is not: no memory on any GPU */
 	int gpu_count;
 	struct quota_gpu gpus[QUOTA_GPUS];
@@ -190,7 +191,7 @@ struct state {
 	_Atomic uint64_t context_charged[QUOTA_GPUS];	/* what was reserved for them and for those that are being made */
 	_Atomic uint64_t context_pending[QUOTA_GPUS];	/* of it for those: NVML cannot name that yet */
 	_Atomic unsigned contexts_begun, contexts_ended;	/* calls that make or destroy some: equal while there is none */
-	_Atomic bool has_managed;			/* memory that is counted in full, wherever it lies */
+	_Atomic bool has_managed;			/* memory that is counted in full, wherever it lies, or not at all */
 	_Atomic unsigned learned;			/* GPUs, by place, of which NVML was asked for the cost of a context */
 
 	/* nvml.c; one thread at a time, by `settling` */

@@ -58,16 +58,26 @@ CUresult cuMemAlloc(CUdeviceptr_v1 *pointer, unsigned bytes)
 	return result;
 }
 
-/* Managed memory may lie on the host; it is counted where the context is, as if all of it were there. */
+/* What cannot be counted is refused, also where it would not count. */
+static bool is_beyond_quota(const struct target *target)
+{
+	return vgpu_quota_now()->managed_oversubscribed && target->gpu >= 0 && target->limit_bytes > 0;
+}
+
+/* Managed memory may lie on the host; it is counted where the context is, as if all of it were there. Or, where the quota
+ * says so, not at all: the driver moves it out of the GPU for any other memory. */
 CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned flags)
 {
 	struct target target = target_of_context();
 	if (!COUNTED(target, pointer, bytes))
 		return REAL(cuMemAllocManaged)(pointer, bytes, flags);
-	if (!charge(&target, bytes))
+	bool counts = !is_beyond_quota(&target);
+	if (counts && !charge(&target, bytes))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	atomic_store_explicit(&vgpu_state()->has_managed, true, memory_order_relaxed);
 	CUresult result = REAL(cuMemAllocManaged)(pointer, bytes, flags);
+	if (!counts)
+		return result;
 	if (result == CUDA_SUCCESS)
 		return keep(&target, *pointer, bytes);
 	uncharge(target.gpu, bytes);

@@ -88,11 +88,14 @@ void settle_nvml(struct state *state, const struct quota *quota)
 			bool named = bytes_by_nvml(&quota->gpus[i], &bytes);
 			uint64_t after = counted_whole(state, gpu), counted = before > after ? before : after;
 			uint64_t beyond = bytes > counted ? bytes - counted : 0;
+			named_somewhere |= named;
 			if (named && before == after)
 				learn(state, gpu, beyond, ended);
+			/* What lies on the GPU of managed memory that does not count cannot be told from the rest. */
+			if (named && quota->managed_oversubscribed && atomic_load(&state->has_managed))
+				continue;
 			tenant_set_context(state, gpu, named ? beyond + atomic_load(&state->context_pending[gpu])
 			                                     : atomic_load(&state->context_charged[gpu]));
-			named_somewhere |= named;
 		}
 	}
 	if (!named_somewhere)

@@ -8,6 +8,7 @@
  *   tenant notebook-a
  *   policy fixed                fixed | contended | burst
  *   priority 0
+ *   managed counted             counted | oversubscribed: whether managed memory counts; counted without the line
  *   gpu GPU-UUID memory BYTES sm PERCENT seat NUMBER
  *
  * Unknown keys are passed over with a line in the log. A file that cannot be understood, or that

@@ -123,6 +123,10 @@ static const char *parse_line(struct quota *quota, char *line, const char *tenan
 		quota->priority = negative ? -(int)number : (int)number;
 		return NULL;
 	}
+	if (strcmp(key, "managed") == 0) {
+		quota->managed_oversubscribed = strcmp(value, "oversubscribed") == 0;
+		return quota->managed_oversubscribed || strcmp(value, "counted") == 0 ? NULL : "managed is counted or oversubscribed";
+	}
 	vgpu_log(LOG_NOTICE, "quota of %s: `%s` is not known here and passed over", tenant, key);
 	return NULL;
 }
