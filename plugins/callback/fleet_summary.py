@@ -37,6 +37,9 @@ from ..plugin_utils.host_values import HostValueError, text, without_host
 #: The second does a part of the first.
 MODULES = ("openfleet.gpu.layout", "openfleet.gpu.mig")
 
+#: How site.yml begins where it stops a host because of an error that was told before.
+NO_PLAN = ("No plan for ", "no plan (")
+
 
 @dataclass
 class Counts:
@@ -94,8 +97,9 @@ class Summary:
 
     def failed(self, host, msg):
         """A task failed there."""
-        first = (str(msg).strip() or "no reason given").splitlines()[0]
-        self.reasons[host] = text(without_host(host, first))
+        first = without_host(host, (str(msg).strip() or "no reason given").splitlines()[0])
+        if not (host in self.reasons and first.startswith(NO_PLAN)):
+            self.reasons[host] = text(first)
 
     def line(self):
         """The one line for all hosts."""

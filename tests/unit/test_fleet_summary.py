@@ -80,3 +80,18 @@ def test_of_a_reason_the_first_line_is_told():
     # The line that it stands in begins with the host.
     summary.failed("c", "c: gpu 3 is lost.")
     assert summary.reasons == {"a": "the GPU is in use", "b": "no reason given", "c": "gpu 3 is lost."}
+
+
+def test_a_host_without_a_plan_keeps_the_reason_of_its_own():
+    summary = Summary(check_mode=False)
+    for host in ("a", "b"):
+        summary.failed(host, "%s: gpu 3 is lost. Look." % host)
+    summary.failed("a", "a: no plan (gpu 3 is lost)")
+    summary.failed("b", "No plan for any host: a (gpu 3 is lost), b (gpu 3 is lost). Mend them.")
+    # One that was lost in another way speaks for all.
+    summary.failed("c", "No plan for c (could not be reached). Mend them.")
+    assert summary.reasons == {
+        "a": "gpu 3 is lost. Look.",
+        "b": "gpu 3 is lost. Look.",
+        "c": "No plan for c (could not be reached). Mend them.",
+    }

@@ -289,7 +289,7 @@ def test_of_a_result_that_is_none_the_report_says_why():
     report = fleet_report({"bad": result(uuid="GPU-0; rm -rf /")})
     (row,) = report["hosts"]
     assert row["gpus"] == []
-    assert row["note"].startswith('bad: gpus[0].uuid: the host says "GPU-0; rm -rf /", which is not the UUID of a GPU')
+    assert row["note"].startswith('gpus[0].uuid: the host says "GPU-0; rm -rf /", which is not the UUID of a GPU')
 
 
 def test_a_plan_is_kept_as_it_is_and_bounded():
