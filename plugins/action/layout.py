@@ -37,6 +37,9 @@ class ActionModule(ActionBase):
         result.update(lent_pynvml.run(execute, self._task.args, hashes if isinstance(hashes, list) else []))
         if result.get("failed") and isinstance(result.get("msg"), str):
             result["msg"] = _of_host(variables["inventory_hostname"], result["msg"], "problems" in result)
+            if "problem" in result:
+                # ansible-core 2.19 and later print the module's own message out of it.
+                result.pop("exception", None)
         if self._templar.template(variables.get(_STEPS_PRINTED, False)) and isinstance(result.get("diff"), dict):
             result["diff"].pop("prepared", None)
         return result

@@ -76,7 +76,7 @@ def test_the_typo_of_the_last_host_stops_the_run_before_the_first_is_touched(fle
         r"Did you mean 3g\.40gb\? This GPU has: ",
         said,
     )
-    assert "fatal: [three]" in said
+    assert "fatal: [three]" in said and "failed: gpu_layout[0]" not in said
     assert fleet.seen() == {"one": [], "two": [], "three": []}
 
 
