@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+from ctypes import byref
 
 import pytest
 
@@ -215,3 +216,68 @@ def test_values_that_make_no_sense_change_nothing(simulator, gpu, key, value):
     assert simulator.call("gpusimSet", 0, key, value) == INVALID_ARGUMENT and simulator.message()
     health = simulator.dump()["gpus"][0]["health"]
     assert not any(health.values())
+
+
+# --- what a healthy GPU has none of
+
+
+def test_sram_has_no_errors_and_none_are_told_in_mig_mode(simulator, nvml, gpu):
+    status = nvml.c_nvmlEccSramErrorStatus_v1_t()
+    nvml.nvmlDeviceGetSramEccErrorStatus(gpu, byref(status))
+    assert (status.aggregateCor, status.volatileUncParity, status.aggregateUncBucketL2, status.bThresholdExceeded) == (
+        0, 0, 0, 0,
+    )  # fmt: skip
+    version, status.version = status.version, 0
+    with pytest.raises(nvml.NVMLError_ArgumentVersionMismatch):
+        nvml.nvmlDeviceGetSramEccErrorStatus(gpu, byref(status))
+    if os.geteuid() == 0:
+        status.version = version
+        nvml.nvmlDeviceSetMigMode(gpu, 1)
+        assert is_unsupported(nvml, nvml.nvmlDeviceGetSramEccErrorStatus, gpu, byref(status))
+
+
+def test_only_gpus_that_do_not_remap_rows_retire_pages(simulator, nvml):
+    # 6 is Turing, 7 Ampere.
+    for architecture, retires in ((6, True), (7, False)):
+        simulator.create(
+            "l40s", architecture=architecture, uuid=f"GPU-00000000-0000-0000-0000-00000000001{architecture}"
+        )
+        nvml.nvmlInit()
+        gpu = nvml.nvmlDeviceGetHandleByIndex(0)
+        if retires:
+            assert list(nvml.nvmlDeviceGetRetiredPages(gpu, nvml.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR)) == []
+            assert nvml.nvmlDeviceGetRetiredPagesPendingStatus(gpu) == 0
+        else:
+            assert is_unsupported(nvml, nvml.nvmlDeviceGetRetiredPages, gpu, 0)
+            assert is_unsupported(nvml, nvml.nvmlDeviceGetRetiredPagesPendingStatus, gpu)
+
+
+def test_accounting_is_off(nvml, gpu):
+    assert nvml.nvmlDeviceGetAccountingMode(gpu) == 0
+    assert nvml.nvmlDeviceGetAccountingBufferSize(gpu) == 4000
+    assert nvml.nvmlDeviceGetAccountingPids(gpu) == []
+
+
+def test_no_memory_is_protected(nvml, gpu):
+    memory = nvml.nvmlDeviceGetConfComputeProtectedMemoryUsage(gpu)
+    assert (memory.total, memory.used, memory.free) == (0, 0, 0)
+
+
+def test_links_count_no_ecc_errors(nvml, gpu):
+    first, last, total = 148, 159, 160
+    for field in (first, last, total):
+        (value,) = nvml.nvmlDeviceGetFieldValues(gpu, [field])
+        assert (value.nvmlReturn, value.value.ullVal) == (0, 0)
+    without_links = nvml.nvmlDeviceGetHandleByIndex(1)
+    (value,) = nvml.nvmlDeviceGetFieldValues(without_links, [total])
+    assert value.nvmlReturn == NOT_SUPPORTED
+
+
+def test_a_healthy_gpu_needs_no_reset(simulator, nvml, gpu):
+    reset, drain_and_reset, recovery_action = 226, 227, 230
+    for field in (reset, drain_and_reset, recovery_action):
+        (value,) = nvml.nvmlDeviceGetFieldValues(gpu, [field])
+        assert (value.nvmlReturn, value.value.uiVal) == (0, 0)
+    ill(simulator, "remap_pending", 1)
+    (value,) = nvml.nvmlDeviceGetFieldValues(gpu, [recovery_action])
+    assert value.nvmlReturn == NOT_SUPPORTED

@@ -268,6 +268,18 @@ nvmlReturn_t nvmlDeviceGetGspFirmwareMode(nvmlDevice_t device, unsigned *enabled
 	return NVML_SUCCESS;
 }
 
+/*
+ * Confidential computing is off, so no memory is protected: nvidia-smi -q -x of T4, A100 and H100 has 0 of 0 MiB.
+ */
+nvmlReturn_t nvmlDeviceGetConfComputeProtectedMemoryUsage(nvmlDevice_t device, nvmlMemory_t *out)
+{
+	QUERY_GPU(nvmlDeviceGetConfComputeProtectedMemoryUsage);
+	if (!out)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	*out = (nvmlMemory_t){ 0, 0, 0 };
+	return NVML_SUCCESS;
+}
+
 /* A link that never errs. */
 nvmlReturn_t nvmlDeviceGetPcieReplayCounter(nvmlDevice_t device, unsigned *out)
 {

@@ -3,7 +3,7 @@
  * Copyright: (c) openfleet.gpu contributors
  *
  * The private door of nvidia-smi: a table of functions, found by a GUID. Word 0 is its size in bytes, word n is function
- * n. What the functions are for nobody documents; those below were found by watching Debian's nvidia-smi 470, 535 and 550,
+ * n. What the functions are for nobody documents; those below were found by watching Debian's nvidia-smi 450 to 555,
  * and all others answer NOT_SUPPORTED and write nothing, which nvidia-smi shows as N/A.
  */
 #include <stdio.h>
@@ -16,6 +16,7 @@
 
 nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *out);
 nvmlReturn_t nvmlDeviceGetEnforcedPowerLimit(nvmlDevice_t device, unsigned *milliwatts);
+nvmlReturn_t nvmlDeviceSetPersistenceMode(nvmlDevice_t device, unsigned mode);
 nvmlReturn_t nvmlDeviceGetModuleId(nvmlDevice_t device, unsigned *out);
 nvmlReturn_t nvmlDeviceGetGspFirmwareVersion(nvmlDevice_t device, char *out);
 nvmlReturn_t nvmlDeviceGetMemoryAffinity(nvmlDevice_t device, unsigned words, unsigned long *out, unsigned scope);
@@ -32,6 +33,8 @@ enum {
 	PRIVATE_FIELDS = 165,
 	/* The same as public functions, which later releases ask instead (470: module and firmware). */
 	MODULE_ID = 207, GSP_FIRMWARE_VERSION = 211, NEAREST_CPU_NODES = 223, GPU_PART_NUMBER = 231, MARGIN_TEMPERATURE = 240,
+	/* `-pm` of 555. */
+	SET_PERSISTENCE_MODE = 251,
 	SET_COMPUTE_POLICY = 192, LIST_COMPUTE_POLICIES = 193,
 	/* The process lists of nvidia-smi 525 and later. */
 	COMPUTE_PROCESSES = 213, MPS_PROCESSES = 214, GRAPHICS_PROCESSES = 215,
@@ -200,6 +203,7 @@ __attribute__((constructor)) static void fill_table(void)
 	table[NEAREST_CPU_NODES] = (const void *)nearest_cpu_nodes;
 	table[GPU_PART_NUMBER] = (const void *)gpu_part_number;
 	table[MARGIN_TEMPERATURE] = (const void *)margin_temperature;
+	table[SET_PERSISTENCE_MODE] = (const void *)nvmlDeviceSetPersistenceMode;
 	table[HANDLE_BY_INDEX] = (const void *)nvmlDeviceGetHandleByIndex_v2;
 	table[SET_COMPUTE_POLICY] = (const void *)set_compute_policy;
 	table[LIST_COMPUTE_POLICIES] = (const void *)list_compute_policies;

@@ -19,9 +19,11 @@ enum {
 	FIELD_NVLINK_SPEED_6 = 132, FIELD_NVLINK_SPEED_11 = 137, FIELD_NVLINK_SPEED = 164,
 	FIELD_REPLAYS = 94, FIELD_REPLAY_ROLLOVERS = 95, FIELD_SWITCH_LINKS = 147,
 	FIELD_LINK_REPLAYS = 161, FIELD_LINK_RECOVERIES = 162, FIELD_LINK_CRC_ERRORS = 163,
+	FIELD_LINK_ECC_0 = 148, FIELD_LINK_ECC_TOTAL = 160,
 	FIELD_NVLINK_STATE = 165, FIELD_RESETLESS_MIG = 184, FIELD_POWER_AVERAGE = 185, FIELD_POWER_INSTANT = 186,
 	FIELD_POWER_MIN = 187, FIELD_POWER_MAX = 188, FIELD_POWER_DEFAULT = 189, FIELD_POWER_CURRENT_LIMIT = 190,
 	FIELD_ENERGY = 191, FIELD_POWER_REQUESTED_LIMIT = 192, FIELD_MARGIN_SHUTDOWN = 193, FIELD_MARGIN_SLOWDOWN = 194,
+	FIELD_RESET_STATUS = 226, FIELD_DRAIN_AND_RESET_STATUS = 227, FIELD_RECOVERY_ACTION = 230,
 	FIELD_MARGIN_MEMORY = 195, FIELD_MARGIN_GPU = 196, FIELD_PROFILES_WITHOUT_MIG = 199,
 };
 
@@ -84,9 +86,23 @@ static nvmlReturn_t figure(const host_t *host, const target_t *on, unsigned fiel
 		*out = link_speed(gpu, field, scope);
 		return *out == UNKNOWN ? NVML_ERROR_NOT_SUPPORTED : NVML_SUCCESS;
 	}
+	/* Counted per link of the first twelve, and for all. */
+	if (field >= FIELD_LINK_ECC_0 && field <= FIELD_LINK_ECC_TOTAL) {
+		bool known = gpu->architecture >= ARCHITECTURE_AMPERE
+		             && (field == FIELD_LINK_ECC_TOTAL ? 0 : field - FIELD_LINK_ECC_0) < gpu->nvlink_links;
+		*out = 0;
+		return known ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
+	}
 	switch (field) {
 	case FIELD_MEMORY_TEMPERATURE:
 		*out = telemetry_of(host, on->gpu_index).temperature_memory_c;
+		break;
+	/* Nothing is to be done about a healthy GPU (recovery action of T4, A100 and H100). What is to be done about one with
+	 * rows to remap is not documented. */
+	case FIELD_RESET_STATUS:
+	case FIELD_DRAIN_AND_RESET_STATUS:
+	case FIELD_RECOVERY_ACTION:
+		*out = gpu->health.remap_pending || gpu->health.remap_failed ? UNKNOWN : 0;
 		break;
 	case FIELD_REPLAYS:
 	case FIELD_REPLAY_ROLLOVERS:

@@ -13,7 +13,7 @@
 /* nvml.h: nvmlClocksEventReason*. */
 enum {
 	REASON_IDLE = 0x1, REASON_SW_POWER_CAP = 0x4, REASON_HW_SLOWDOWN = 0x8, REASON_SYNC_BOOST = 0x10, REASON_SW_THERMAL = 0x20,
-	REASON_HW_THERMAL = 0x40, REASON_HW_POWER_BRAKE = 0x80,
+	REASON_APPLICATIONS_CLOCKS = 0x2, REASON_DISPLAY_CLOCKS = 0x100, REASON_HW_THERMAL = 0x40, REASON_HW_POWER_BRAKE = 0x80,
 };
 
 /* The names of the reasons that are engaged, joined by commas; "" without any. */

@@ -235,7 +235,9 @@ static nvmlReturn_t supported_clocks_event_reasons(function_t function, nvmlDevi
 	QUERY_GPU_AS(function);
 	if (!reasons)
 		return NVML_ERROR_INVALID_ARGUMENT;
-	*reasons = REASON_IDLE | REASON_SW_POWER_CAP | REASON_HW_SLOWDOWN | REASON_SYNC_BOOST | REASON_SW_THERMAL | REASON_HW_THERMAL
+	/* Two that are never engaged here, and shown as not active by every board that was read (T4, A100, H100). */
+	*reasons = REASON_APPLICATIONS_CLOCKS | REASON_DISPLAY_CLOCKS;
+	*reasons |= REASON_IDLE | REASON_SW_POWER_CAP | REASON_HW_SLOWDOWN | REASON_SYNC_BOOST | REASON_SW_THERMAL | REASON_HW_THERMAL
 	         | REASON_HW_POWER_BRAKE;
 	return NVML_SUCCESS;
 }
