@@ -9,8 +9,9 @@ import json
 import os
 import re
 import sys
+from pathlib import Path
 
-from . import configuration, load, record, show, target
+from . import configuration, kernel_files, load, record, show, target
 from .catalogue import load_models
 from .control import DRIVER_NOT_LOADED, IN_USE, WHOLE, Control, ControlError
 from .errors import FleetError
@@ -166,6 +167,14 @@ def _record(options: argparse.Namespace) -> None:
     print(record.model_text(options.key, readings, source, load_models(options.models)), end="")
 
 
+def _kernel_files(options: argparse.Namespace) -> None:
+    if options.remove:
+        kernel_files.remove(options.root)
+        return
+    for node in kernel_files.write(Control().dump(), options.root):
+        print(f"gpusim: {node} was left out: device nodes may not be made here", file=sys.stderr)
+
+
 def _calls(options: argparse.Namespace) -> None:
     control = Control()
     if options.clear:
@@ -266,6 +275,12 @@ def _parser() -> argparse.ArgumentParser:
     child.add_argument("--gpu", type=int, default=0, metavar="INDEX", help="which GPU of the report, 0 by default")
     child.add_argument("--key", required=True, help="the model's name in inventories, as H100-80GB")
     child.add_argument("--models", help=f"model files, {MODELS_DIRECTORY} by default", **models)
+
+    child = command(
+        "kernel-files", _kernel_files, "write the driver's files of /proc/driver and /dev/nvidia-caps as of now"
+    )
+    child.add_argument("--root", metavar="DIR", type=Path, default=Path("/"), help="below this directory")
+    child.add_argument("--remove", action="store_true", help="take them away again")
 
     child = command("calls", _calls, "print how often each NVML function was called on this host")
     child.add_argument("--clear", action="store_true", help="start counting anew")

@@ -1,0 +1,109 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The driver's files, written in a mount namespace of the test's own and read there without NVML."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounts: run as root")
+
+
+@pytest.fixture
+def within():
+    """A function that runs a shell script in a mount namespace with a /dev of its own, and gives its output."""
+
+    def run(host, script: str, check: bool = True) -> subprocess.CompletedProcess:
+        tool = f"{sys.executable} {host.root}/usr/local/bin/gpusim"
+        # Only what the test makes lies in /dev: a machine with GPUs keeps its nodes.
+        begin = f'set -e; mount -t tmpfs dev /dev; mknod -m 666 /dev/null c 1 3; gpusim() {{ {tool} "$@"; }}\n'
+        done = subprocess.run(
+            ["unshare", "--mount", "--propagation", "private", "sh", "-c", begin + script],
+            env=host.environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert not check or done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    return run
+
+
+def test_every_gpu_has_its_information(make_host, within):
+    host = make_host({"model": "H100-80GB", "count": 2})
+    gpus = json.loads(host.gpusim("show", "--json"))["gpus"]
+    said = within(host, "gpusim kernel-files; cd /proc/driver/nvidia/gpus; tail -n +1 */information").stdout
+    by_address = {}
+    for part in said.split("==> ")[1:]:
+        name, _, text = part.partition("/information <==\n")
+        by_address[name] = dict(line.split(":", 1) for line in text.split("\n") if ":" in line)
+    assert sorted(by_address) == [gpu["pci_address"][4:].lower() for gpu in gpus]
+    for index, figures in enumerate(by_address[name] for name in sorted(by_address)):
+        figures = {key: value.strip() for key, value in figures.items()}
+        assert figures["Model"] == "NVIDIA H100 80GB HBM3"
+        assert figures["GPU UUID"] == gpus[index]["uuid"]
+        assert figures["Video BIOS"] == "96.00.99.00.01"
+        assert figures["Device Minor"] == str(index)
+
+
+def test_the_version_is_the_drivers(make_host, within):
+    said = within(make_host({"model": "T4-16GB"}), "gpusim kernel-files; cat /proc/driver/nvidia/version").stdout
+    # The words ahead of the number are those that programs look for.
+    assert said.splitlines()[0].startswith("NVRM version: NVIDIA UNIX ")
+    assert "Kernel Module  580.105.08  " in said.splitlines()[0]
+
+
+def test_minors_of_instances_are_those_of_the_mig_user_guide(make_host, within):
+    host = make_host({"model": "H100-80GB"})
+    lines = within(host, "gpusim kernel-files; cat /proc/driver/nvidia-caps/mig-minors").stdout.splitlines()
+    minors = dict(line.split(" ") for line in lines)
+    assert lines[:4] == ["config 1", "monitor 2", "gpu0/gi0/access 3", "gpu0/gi0/ci0/access 4"]
+    # 15 GPU instances of 1 + 8 numbers each: GPU 1 begins 135 behind GPU 0.
+    assert (minors["gpu0/gi1/access"], minors["gpu1/gi0/access"]) == ("12", "138")
+    # The last of 32 GPUs: 3 + 31 * 135 + 14 * 9 + 1 + 7.
+    assert minors["gpu31/gi14/ci7/access"] == "4322" and len(lines) == 2 + 32 * 135
+
+
+def test_capabilities_follow_the_instances(make_host, within):
+    host = make_host({"model": "H100-80GB"})
+    instance = host.create_instance(14, 0)
+    minor = 3 + 9 * instance
+    shown = "stat -c '%n %a' /dev/nvidia-caps/*; cat /proc/driver/nvidia/capabilities/gpu0/mig/gi*/ci0/access"
+    said = within(host, f"gpusim kernel-files; {shown}").stdout.splitlines()
+    nodes = dict(line.split() for line in said if line.startswith("/dev"))
+    assert nodes == {
+        "/dev/nvidia-caps/nvidia-cap1": "400",
+        "/dev/nvidia-caps/nvidia-cap2": "400",
+        f"/dev/nvidia-caps/nvidia-cap{minor}": "444",
+        f"/dev/nvidia-caps/nvidia-cap{minor + 1}": "444",
+    }
+    assert f"DeviceFileMinor: {minor + 1}" in said
+    # Written again after the instance has gone, nothing of it stays.
+    script = "gpusim kernel-files; gpusim reboot; gpusim kernel-files; cd /proc/driver/nvidia; ls /dev/nvidia-caps capabilities"
+    said = within(host, script).stdout.split()
+    assert said == ["/dev/nvidia-caps:", "nvidia-cap1", "nvidia-cap2", "capabilities:", "mig"]
+
+
+def test_a_lost_gpu_has_no_information(make_host, within):
+    host = make_host({"model": "T4-16GB", "count": 2})
+    host.gpusim("lose", "0")
+    said = within(host, "gpusim kernel-files; ls /proc/driver/nvidia/gpus").stdout.split()
+    assert len(said) == 1
+
+
+def test_the_files_are_taken_away_again(make_host, within):
+    script = "gpusim kernel-files; gpusim kernel-files --remove; ls /dev; ls /proc/driver | grep nvidia || true"
+    assert within(make_host({"model": "T4-16GB"}), script).stdout.split() == ["null"]
+
+
+def test_a_real_drivers_files_are_left_alone(make_host, within):
+    # A mount of another name over /proc/driver is the nearest to a real driver's folder.
+    script = """
+    mount -t tmpfs other /proc/driver; mkdir /proc/driver/nvidia
+    gpusim kernel-files
+    """
+    done = within(make_host({"model": "T4-16GB"}), script, check=False)
+    assert done.returncode == 1 and "this host has a real driver" in done.stderr
