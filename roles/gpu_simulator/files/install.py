@@ -5,7 +5,7 @@
 All of an installation comes as one JSON object on standard input, so that a run that changes nothing costs one
 command on the host, not one for each file:
 
-    {"state": "present", "hide_real_gpus": false, "configuration": {…},
+    {"state": "present", "hide_real_gpus": false, "kernel_files": false, "configuration": {…},
      "source": {name: text}, "tool": {name: text}, "models": {name: text}}
 
 Prints {"changed": bool, "done": [text], "missing": [programs]}. Exit status 3: programs are missing,
@@ -43,6 +43,20 @@ SHARE_DIRECTORY = "usr/local/share/gpusim"
 CONFIGURATION_DIRECTORY = "etc/gpusim"
 LOADER_CONFIGURATION = "etc/ld.so.conf.d/000-gpusim.conf"
 STATE_DIRECTORY = "var/lib/gpusim"
+KERNEL_FILES_UNIT = "etc/systemd/system/gpusim-kernel-files.service"
+KERNEL_FILES_AT_BOOT = "etc/systemd/system/multi-user.target.wants/gpusim-kernel-files.service"
+
+KERNEL_FILES_SERVICE = f"""[Unit]
+Description=Files of the simulated NVIDIA driver in /proc/driver and /dev/nvidia-caps
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=/{TOOL} kernel-files
+
+[Install]
+WantedBy=multi-user.target
+"""
 
 
 class Installation:
@@ -112,8 +126,35 @@ def install(target: Installation, bundle: dict) -> None:
             target.remove(relative)
     configuration = json.dumps(bundle["configuration"], indent=2, sort_keys=True) + "\n"
     lay_out(target, configuration)
+    if bundle.get("kernel_files"):
+        install_kernel_files(target)
+    else:
+        remove_kernel_files(target)
     # Last, so that the file never says what the tool refused to lay out.
     target.write(f"{CONFIGURATION_DIRECTORY}/gpus.json", configuration.encode())
+
+
+def install_kernel_files(target: Installation) -> None:
+    """Written now and at each boot. What lies below another root is not mounted on: it is no running system."""
+    target.write(KERNEL_FILES_UNIT, KERNEL_FILES_SERVICE.encode())
+    link = target.path(KERNEL_FILES_AT_BOOT)
+    if not link.is_symlink():
+        target.done.append(f"write {link}")
+        if not target.check:
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(f"/{KERNEL_FILES_UNIT}")
+    if target.done and not target.check and target.root == Path("/"):
+        run([sys.executable, str(target.path(TOOL)), "kernel-files"])
+
+
+def remove_kernel_files(target: Installation) -> None:
+    """Also from /proc and /dev, while the tool is there to do so."""
+    target.remove(KERNEL_FILES_AT_BOOT)
+    if not target.path(KERNEL_FILES_UNIT).exists():
+        return
+    if not target.check and target.root == Path("/"):
+        run([sys.executable, str(target.path(TOOL)), "kernel-files", "--remove"])
+    target.remove(KERNEL_FILES_UNIT)
 
 
 def install_library(target: Installation, source: dict[str, str]) -> None:
@@ -187,6 +228,7 @@ def lay_out(target: Installation, configuration: str) -> None:
 
 def uninstall(target: Installation) -> None:
     """Running clients keep what they have mapped."""
+    remove_kernel_files(target)
     # The library's directory goes after the refresh, which is done again as long as it is there.
     if target.remove(LOADER_CONFIGURATION) or target.path(LIBRARY_DIRECTORY).exists():
         target.refresh_loader()

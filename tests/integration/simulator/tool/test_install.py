@@ -201,3 +201,26 @@ def test_a_host_with_real_gpus_is_refused_unless_told_to_hide_them(installed_hos
         assert refused.returncode == 1 and "real NVIDIA GPUs" in refused.stderr
     assert installed_host.installed(bundle(T4, hide_real_gpus=True))["changed"] is False
     assert installed_host.installed(bundle(state="absent"))["changed"] is True
+
+
+# --- files of the driver
+
+
+def test_files_of_the_driver_are_written_at_each_boot_where_asked_for(installed_host, bundle):
+    host, unit = installed_host, "etc/systemd/system/gpusim-kernel-files.service"
+    at_boot = "etc/systemd/system/multi-user.target.wants/gpusim-kernel-files.service"
+    assert host.installed(bundle(T4, kernel_files=True), "--check")["changed"] is True
+    assert not (host.root / unit).exists()
+    assert host.installed(bundle(T4, kernel_files=True))["changed"] is True
+    assert "ExecStart=/usr/local/bin/gpusim kernel-files\n" in (host.root / unit).read_text()
+    assert os.readlink(host.root / at_boot) == f"/{unit}"
+    assert host.installed(bundle(T4, kernel_files=True))["changed"] is False
+    assert host.installed(bundle(T4))["changed"] is True
+    assert not (host.root / unit).exists() and not (host.root / at_boot).is_symlink()
+
+
+def test_an_absent_simulator_writes_no_files_of_a_driver(installed_host, bundle):
+    host = installed_host
+    host.installed(bundle(T4, kernel_files=True))
+    host.installed(bundle(T4, state="absent"))
+    assert not [path for path in files_of(host) if "kernel-files" in path]
