@@ -277,8 +277,9 @@ leg-holders:
 leg-adversary:
 	@tests/leg run adversary $(apart) pytest --quiet tests/adversary
 
+# With clients that nobody here wrote: two releases of nvidia-smi and nvidia-ml-py, all in the thorough run.
 leg-simulator:
-	@tests/leg run simulator $(apart) pytest --quiet tests/integration/simulator
+	@tests/leg run simulator $(apart) pytest --quiet tests/integration/simulator tests/clients
 
 # What roles install: gpu-layout, the exporter, the limiter; and bundles.
 leg-commands:

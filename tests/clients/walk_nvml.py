@@ -1,0 +1,60 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Ask NVML, through a Python binding, everything that needs nothing but a GPU; print {function: {GPU: error}} as JSON.
+
+usage: walk_nvml.py BINDING    pynvml, or py3nvml.py3nvml
+"""
+
+import importlib
+import inspect
+import json
+import sys
+
+#: Takes a GPU and is no question.
+CHANGES = (
+    "Clear",
+    "Reset",
+    "Set",
+    "Validate",
+    "Remove",
+    "Create",
+    "Destroy",
+    "Register",
+    "Freeze",
+    "Power",
+    "Workload",
+)
+
+
+def questions(binding):
+    """Yield the functions of a device that take the device alone."""
+    for name, function in sorted(vars(binding).items()):
+        if not name.startswith("nvmlDevice") or not inspect.isfunction(function):
+            continue
+        if any(name.startswith("nvmlDevice" + word) for word in CHANGES):
+            continue
+        needed = [p for p in inspect.signature(function).parameters.values() if p.default is p.empty]
+        if [p.name for p in needed] in (["handle"], ["device"]):
+            yield name, function
+
+
+def main():
+    binding = importlib.import_module(sys.argv[1])
+    binding.nvmlInit()
+    found = {}
+    for index in range(binding.nvmlDeviceGetCount()):
+        gpu = binding.nvmlDeviceGetHandleByIndex(index)
+        for name, function in questions(binding):
+            try:
+                function(gpu)
+                answer = "answered"
+            except binding.NVMLError as error:
+                # Bindings differ in the names of their classes, not in the words of NVML.
+                answer = str(error)
+            except Exception as error:
+                answer = type(error).__name__ + ": " + str(error)
+            found.setdefault(name, {})[index] = answer
+    print(json.dumps(found))
+
+
+main()

@@ -1,0 +1,28 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The tables of clients in docs/simulator.md are those of tests/clients."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def tool():
+    return runpy.run_path(str(ROOT / "tools" / "clients_page.py"))
+
+
+def test_the_page_is_up_to_date(tool):
+    assert tool["page"]() == (ROOT / "docs" / "simulator.md").read_text(encoding="utf-8"), "run tools/clients_page.py"
+
+
+def test_every_client_and_entry_has_its_place(tool):
+    made = tool["tables"]()
+    assert "| nvidia-smi | 340.108, 390.157, " in made
+    assert "| Fan speed | nvidia-smi | boards without a fan have N/A | captures of T4, A100 and H100 |" in made
+    assert "| Remapped rows of a GPU with instances | nvidia-smi, mig in MIG mode | " in made
