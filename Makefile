@@ -239,7 +239,7 @@ test-thorough: ## every draw, sweep, sanitizer and version: before a release
 
 test-fast: $(venv_test_stamp) ## ruff and the unit tests, in a minute: between edits
 	@ruff check --quiet
-	pytest --quiet tests/unit
+	pytest --quiet -n $$(nproc) tests/unit
 
 $(foreach leg,$(legs),$(eval test-$(leg): packages-test $(call needs_of,$(leg))))
 $(addprefix test-,$(legs)):

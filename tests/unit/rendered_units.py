@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,9 @@ TEXTS = {
         "etc/systemd/system/openfleet-mps@.service"
     ],
     ("nvidia-cdi-refresh.service", ""): toolkit_files.refresh_service(),
+    ("gpusim-kernel-files.service", ""): runpy.run_path(str(ROLES / "gpu_simulator" / "files" / "install.py"))[
+        "KERNEL_FILES_SERVICE"
+    ],
 }
 
 

@@ -51,7 +51,11 @@ def test_every_unit_of_the_collection_is_judged():
         for path in [*(ROOT / "plugins").rglob("*.py"), *ROLES.rglob("files/**/*.py")]
         if re.search(r"^(\W*)ExecStart=", path.read_text(), re.MULTILINE)
     }
-    assert modules == {"plugins/module_utils/mps_unit.py", "plugins/module_utils/toolkit/files.py"}
+    assert modules == {
+        "plugins/module_utils/mps_unit.py",
+        "plugins/module_utils/toolkit/files.py",
+        "roles/gpu_simulator/files/install.py",
+    }
 
 
 @pytest.mark.skipif(bool(lacks_offline()), reason=lacks_offline() or "-")

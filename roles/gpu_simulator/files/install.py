@@ -52,6 +52,7 @@ Description=Files of the simulated NVIDIA driver in /proc/driver and /dev/nvidia
 [Service]
 Type=oneshot
 RemainAfterExit=yes
+# Left open on purpose: it mounts over the host's own /proc/driver and makes nodes, which a sandbox would keep to itself.
 ExecStart=/{TOOL} kernel-files
 
 [Install]
