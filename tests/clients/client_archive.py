@@ -28,7 +28,8 @@ class NotOffered(Exception):
 def unpack(packages: list[dict]) -> Path:
     """Return a folder with the content of Debian packages ({package, version, suite, component}).
 
-    Raises NotOffered, naming package and version, and CalledProcessError where the archive cannot be reached.
+    Raises NotOffered, naming package and version or what this machine lacks, and CalledProcessError where the archive cannot be
+    reached.
     """
     name = "_".join(f"{wanted['package']}-{wanted['version']}" for wanted in packages[:1])
     with _made_once(name) as (folder, complete):
@@ -62,6 +63,8 @@ def _made_once(name: str) -> Iterator[tuple[Path, bool]]:
 
 
 def _download(wanted: dict, into: Path) -> Path:
+    if not Path(KEYRING).exists():
+        raise NotOffered("this machine has no keys of Debian's archive: install debian-archive-keyring")
     suite, component = wanted["suite"], wanted["component"]
     with _made_once(f"apt-{suite}-{component}") as (lists, complete):
         apt = _apt(lists, suite, component)
@@ -97,6 +100,7 @@ def _apt(folder: Path, suite: str, component: str) -> list[str]:
         "APT::Sandbox::User": "root",
         "APT::Architecture": "amd64",
         "Acquire::Languages": "none",
+        "Acquire::Retries": "3",
         "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled": "false",
     }
     return [part for key, value in settings.items() for part in ("-o", f"{key}={value}")]
