@@ -193,7 +193,7 @@ def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterable[st
         elif place not in old:
             yield "%s appeared" % name
         elif old[place]["id"] != new[place]["id"]:
-            yield "%s was made anew (instance %d then, %d now)" % (name, old[place]["id"], new[place]["id"])
+            yield "%s was recreated (instance %d then, %d now)" % (name, old[place]["id"], new[place]["id"])
         elif old[place] != new[place]:
             yield "the compute instances of %s were %s and are %s" % (name, _compute(old[place]), _compute(new[place]))
 

@@ -119,7 +119,7 @@ def test_each_thing_that_moves_is_named_alone():
     bare = dataclasses.replace(half, compute_instances=())
     cases = {
         "gpu 0: 1g.10gb@4 is gone": mig(instances=(half,)),
-        "gpu 0: 1g.10gb@4 was made anew (instance %d then, 9 now)" % seventh.id: mig(instances=(half, other_id)),
+        "gpu 0: 1g.10gb@4 was recreated (instance %d then, 9 now)" % seventh.id: mig(instances=(half, other_id)),
         "gpu 0: the compute instances of 3g.40gb@0 were 3c@0 and are none": mig(instances=(bare, seventh)),
         "gpu 0: the pending MIG mode was on and is off": mig(pending=False),
         "gpu 0: 1g.10gb@6 appeared": with_instances(empty, [*standing, ("1g.10gb", Placement(6, 1))]),
