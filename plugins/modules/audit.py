@@ -14,7 +14,8 @@ version_added: "0.1.0"
 description:
   - Reads the C(gpu:*) series of a Prometheus-compatible server over a window, and what hosts say of themselves, and gives every
     GPU, MIG instance and tenant one verdict with its reason. The playbook C(openfleet.gpu.audit) is made of it.
-  - One source is enough. RV(missing) lists what the other would have given. A GPU is never reported idle when its metrics are missing.
+  - One source is enough. RV(missing) lists what the other would have given. A GPU is never reported idle when its metrics are
+    missing.
   - Quantiles and maxima are computed by the server, so that what crosses the network grows with GPUs and not with samples.
   - It changes nothing on any host. In check mode it writes and tells nothing either.
 author:

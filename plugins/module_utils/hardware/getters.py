@@ -22,6 +22,8 @@ _INFOROM = ("oem", "ecc", "power")
 LINK_CAPABILITIES = ("p2p", "sysmem", "p2p atomics", "sysmem atomics", "sli", "valid")
 LINK_ERRORS = ("replay", "recovery", "crc flit", "crc data")
 PEER_TO_PEER = ("read", "write", "nvlink", "atomics", "proprietary")
+#: NVML_PAGE_RETIREMENT_CAUSE_*.
+_RETIREMENT_CAUSES = ("single bit errors", "double bit error")
 #: NVML_TOPOLOGY_*.
 LEVELS = {0: "internal", 10: "single", 20: "multiple", 30: "hostbridge", 40: "node", 50: "system"}
 _SCOPES = ("node", "socket")
@@ -77,7 +79,8 @@ _PLAIN = (
     "GetMarginTemperature", "GetNumFans", "GetFanSpeed", "GetPersistenceMode", "GetComputeMode",
     "GetCurrPcieLinkGeneration", "GetMaxPcieLinkGeneration", "GetGpuMaxPcieLinkGeneration", "GetCurrPcieLinkWidth",
     "GetMaxPcieLinkWidth", "GetPcieLinkMaxSpeed", "GetPcieSpeed", "GetPcieReplayCounter",
-    "GetEccMode", "GetRemappedRows", "GetSupportedEventTypes", "GetMigMode", "GetMaxMigDeviceCount",
+    "GetEccMode", "GetRemappedRows", "GetRetiredPagesPendingStatus", "GetSupportedEventTypes", "GetMigMode",
+    "GetMaxMigDeviceCount", "GetAccountingMode", "GetAccountingBufferSize", "GetConfComputeProtectedMemoryUsage",
 )  # fmt: skip
 
 
@@ -106,6 +109,9 @@ def of_gpu() -> Iterator[Getter]:
     for number, name in enumerate(("tx", "rx")):
         yield Getter("nvmlDeviceGetPcieThroughput", (number,), name)
     yield from _ecc()
+    for number, name in enumerate(_RETIREMENT_CAUSES):
+        yield Getter("nvmlDeviceGetRetiredPages", (number,), name)
+        yield Getter("nvmlDeviceGetRetiredPages_v2", (number,), name)
     yield Getter("nvmlDeviceGetCpuAffinity", (_CPU_WORDS,))
     for number, name in enumerate(_SCOPES):
         yield Getter("nvmlDeviceGetCpuAffinityWithinScope", (_CPU_WORDS, number), name)

@@ -148,6 +148,10 @@ class HardwareReader(Session):
         yield self._custom(
             "nvmlDeviceGetProcessUtilization", "count", lambda: len(nvml.nvmlDeviceGetProcessUtilization(handle, 0))
         )
+        yield self._custom(
+            "nvmlDeviceGetAccountingPids", "count", lambda: len(nvml.nvmlDeviceGetAccountingPids(handle))
+        )
+        yield self._custom("nvmlDeviceGetSramEccErrorStatus", "", lambda: self._sram_errors(handle))
         yield from self._fields(handle)
         yield from self._links(handle)
         yield from self._topology(handle, index, handles)
@@ -177,6 +181,12 @@ class HardwareReader(Session):
         info.version = self._nvml.nvmlPciInfoExt_v1
         self._nvml.nvmlDeviceGetPciInfoExt(handle, ctypes.byref(info))
         return info
+
+    def _sram_errors(self, handle: Any) -> Any:
+        status = self._nvml.c_nvmlEccSramErrorStatus_v1_t()
+        status.version = self._nvml.nvmlEccSramErrorStatus_v1
+        self._nvml.nvmlDeviceGetSramEccErrorStatus(handle, ctypes.byref(status))
+        return status
 
     def _fabric(self, call: str, kind: str, handle: Any) -> Any:
         info = getattr(self._nvml, kind)()

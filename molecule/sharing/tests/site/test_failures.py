@@ -37,7 +37,7 @@ def test_a_run_that_is_killed_after_it_stopped_a_daemon_is_made_up_for(hopper, i
     assert set(hopper.daemons()) == {"small"}
     # Also by a run that gets no further.
     refused = hopper.apply({"gpus": [7], "sharing": "shared"})
-    assert "matches GPU 7" in refused["error"]["problem"]
+    assert "has no GPU 7" in refused["error"]["problem"]
     assert set(hopper.daemons()) == {"small", "inference"}
     assert hopper.nothing_to_do(*inventory_layout("hopper"))
 
