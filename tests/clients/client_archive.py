@@ -9,12 +9,13 @@ or LAB_MIRROR.
 from __future__ import annotations
 
 import fcntl
-import os
 import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Iterator
+
+from debian_mirror import debian_mirror
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache" / "clients"
@@ -107,11 +108,7 @@ def _apt(folder: Path, suite: str, component: str) -> list[str]:
 
 
 def _mirror() -> str:
-    named = os.environ.get("LAB_MIRROR")
-    if named:
-        return named
-    asked = ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages", "Label: Debian"]
-    uris = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.split()
-    if not uris:
+    found = debian_mirror()
+    if not found:
         raise NotOffered("this machine's apt knows no mirror of Debian: name one with LAB_MIRROR")
-    return uris[0]
+    return found
