@@ -8,12 +8,10 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from ansible.plugins.action import ActionBase
-
 from ..module_utils.errors import FleetError
-from ..plugin_utils import lent_pynvml
 from ..plugin_utils.hardware import host_reading, report
 from ..plugin_utils.hardware.acceptance import Limits
+from ..plugin_utils.lent_pynvml import LendingAction
 from ..plugin_utils.plain import plain
 
 _MODULE = "openfleet.gpu.gpu_check"
@@ -21,19 +19,12 @@ _MODULE = "openfleet.gpu.gpu_check"
 _MOST_LINES = 50
 
 
-class ActionModule(ActionBase):
-    _supports_check_mode = True
-
+class ActionModule(LendingAction):
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         result = super().run(tmp, task_vars)
         variables = task_vars or {}
         args = plain(self._task.args)
-
-        def execute(given: dict[str, Any]) -> dict[str, Any]:
-            return self._execute_module(module_name=_MODULE, module_args=given, task_vars=variables)
-
-        hashes = plain(self._templar.template(variables.get("gpu_layout_nvml_hashes", [])))
-        result.update(lent_pynvml.run(execute, args, hashes if isinstance(hashes, list) else []))
+        result.update(self.run_lending(_MODULE, args, variables))
         reading = result.pop("reading", None)
         if result.get("failed") or result.get("unreachable") or reading is None:
             return result

@@ -10,31 +10,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible.plugins.action import ActionBase
-
-from ..plugin_utils import lent_pynvml
-from ..plugin_utils.plain import plain
+from ..plugin_utils.lent_pynvml import LendingAction
 
 _MODULE = "openfleet.gpu.layout"
 #: Set by a play that printed the plans before, so that a diff does not repeat the steps.
 _STEPS_PRINTED = "gpu_layout__steps_printed"
 
 
-class ActionModule(ActionBase):
-    _supports_check_mode = True
+class ActionModule(LendingAction):
     _supports_async = True
 
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         result = super().run(tmp, task_vars)
         variables = task_vars or {}
-
-        def execute(args: dict[str, Any]) -> dict[str, Any]:
-            return self._execute_module(
-                module_name=_MODULE, module_args=args, task_vars=variables, wrap_async=bool(self._task.async_val)
-            )
-
-        hashes = plain(self._templar.template(variables.get("gpu_layout_nvml_hashes", [])))
-        result.update(lent_pynvml.run(execute, self._task.args, hashes if isinstance(hashes, list) else []))
+        result.update(self.run_lending(_MODULE, self._task.args, variables))
         if result.get("failed") and isinstance(result.get("msg"), str):
             result["msg"] = _of_host(variables["inventory_hostname"], result["msg"], "problems" in result)
             if "problem" in result:

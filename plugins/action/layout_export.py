@@ -8,28 +8,21 @@ from __future__ import annotations
 from typing import Any
 
 from ansible.errors import AnsibleError
-from ansible.plugins.action import ActionBase
 
 from ..module_utils.errors import FleetError
-from ..plugin_utils import export_file, lent_pynvml
+from ..plugin_utils import export_file
+from ..plugin_utils.lent_pynvml import LendingAction
 from ..plugin_utils.plain import plain
 
 _MODULE = "openfleet.gpu.layout_export"
 
 
-class ActionModule(ActionBase):
-    _supports_check_mode = True
-
+class ActionModule(LendingAction):
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         result = super().run(tmp, task_vars)
         variables = task_vars or {}
         args = plain(self._task.args)
-
-        def execute(given: dict[str, Any]) -> dict[str, Any]:
-            return self._execute_module(module_name=_MODULE, module_args=given, task_vars=variables)
-
-        hashes = plain(self._templar.template(variables.get("gpu_layout_nvml_hashes", [])))
-        result.update(lent_pynvml.run(execute, args, hashes if isinstance(hashes, list) else []))
+        result.update(self.run_lending(_MODULE, args, variables))
         if result.get("failed") or result.get("unreachable") or "gpu_layout" not in result:
             return result
         host = str(variables["inventory_hostname"])

@@ -7,11 +7,32 @@ from __future__ import annotations
 
 from typing import Any, Callable, Mapping, Sequence
 
+from ansible.plugins.action import ActionBase
+
 from . import nvml_source
 from .nvml_source import NvmlSourceError, Request
+from .plain import plain
 
 #: What a module returns where it lacks pynvml, and a driver is there.
 MISSING = "pynvml_missing"
+
+
+class LendingAction(ActionBase):
+    """An action whose module asks NVML, also on a host without pynvml."""
+
+    _supports_check_mode = True
+
+    def run_lending(self, module: str, args: Mapping[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
+        """Return the result of the module; `variables` are the task's."""
+
+        def execute(given: dict[str, Any]) -> dict[str, Any]:
+            wrap_async = self._supports_async and bool(self._task.async_val)
+            return self._execute_module(
+                module_name=module, module_args=given, task_vars=variables, wrap_async=wrap_async
+            )
+
+        hashes = plain(self._templar.template(variables.get("gpu_layout_nvml_hashes", [])))
+        return run(execute, args, hashes if isinstance(hashes, list) else [])
 
 
 def run(

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What the readings of a GPU say about its model, field by field of a model file. Pure.
 
-Readings are those of hardware/reader.py, as plain data: they may come from a report. A field is named by its path in the
+Readings are those of hardware/asking.py, as plain data: they may come from a report. A field is named by its path in the
 file: ``power_watts.default``, ``profiles.3g.40gb.memory_mib``.
 """
 
