@@ -30,10 +30,11 @@ except ImportError:
 #: A host that sshd would not serve yet, or no more, is none that Ansible reaches: its start empties /tmp, and its end kills all
 #: that runs. The words are this plugin's own, so that no command's status is taken for them.
 NOT_UP = "lab: the host is starting or going down"
-#: Asked three times: systemd does not answer for a moment where a package has it execute itself again.
+#: Asked three times: systemd does not answer for a moment where a package has it execute itself again. PYTHONPATH spares modules
+#: to compile ansible-core (tests/lab/ansible_code); where nothing is mounted there it is without effect.
 ONCE_UP = (
     """for attempt in 1 2 3; do
-systemctl --quiet is-active sysinit.target 2>/dev/null && exec "$@"
+systemctl --quiet is-active sysinit.target 2>/dev/null && exec env PYTHONPATH=/opt/openfleet-lab "$@"
 sleep 0.2
 done
 echo "%s" >&2
