@@ -329,6 +329,7 @@ leg-trixie:
 	    for scenario in nvidia_driver container_toolkit mig; do molecule test --no-command-borders --scenario-name $$scenario; done'
 
 # Scenarios of molecule, each with a fleet of its own.
+leg-default: export OPENFLEET_LIMIT := $(if $(OPENFLEET_THOROUGH),all,h100,l40s,monitor)
 $(addprefix leg-,$(scenarios)):
 	@export NO_COLOR=1
 	tests/leg run $(@:leg-%=%) molecule test --no-command-borders --scenario-name $(@:leg-%=%)

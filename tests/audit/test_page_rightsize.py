@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import page_proposal
+import pytest
 from page_checks import shown
 
 
@@ -58,6 +59,7 @@ def test_what_may_be_stopped_and_what_may_not(show):
     assert found["jupyter.service"] == "yes" and found["user@1000.service"].startswith("no: ")
 
 
+@pytest.mark.thorough
 def test_of_many_hosts_each_is_folded_away_behind_its_name(show):
     page = show(page_proposal.large())
     assert len(shown(page, "section h2")) > 1000 and shown(page, ".gpu") == []

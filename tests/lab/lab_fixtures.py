@@ -19,6 +19,11 @@ import yaml
 REPOSITORY = Path(__file__).resolve().parents[2]
 INVENTORY = REPOSITORY / "inventories" / "simulated"
 
+#: The GPU hosts of inventories/simulated that the tests run on: all of them, or those that OPENFLEET_LIMIT names.
+HOSTS = ["a100", "h100", "l40s", "pro6000"]
+if os.environ.get("OPENFLEET_LIMIT", "all") != "all":
+    HOSTS = sorted({*HOSTS} & {*os.environ["OPENFLEET_LIMIT"].split(",")})
+
 #: The unit that restores a host's layout when it starts.
 BOOT_UNIT = "gpu-layout.service"
 BOOT_SECONDS = 180

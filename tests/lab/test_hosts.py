@@ -7,9 +7,8 @@ from __future__ import annotations
 import time
 
 import pytest
-from lab_fixtures import BOOT_SECONDS
+from lab_fixtures import BOOT_SECONDS, HOSTS
 
-HOSTS = ["h100", "a100", "pro6000", "l40s"]
 # --collect: a unit that fails on purpose is not left behind in the list of failed ones.
 RUN_UNIT = "systemd-run --quiet --wait --pipe --collect"
 

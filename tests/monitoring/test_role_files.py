@@ -49,6 +49,7 @@ def test_slashes_that_mean_nothing_in_directories_change_nothing(site, asked):
     assert {path.name for path in provisioning.rglob("*.yml")} == {"openfleet-gpu.yml"}
 
 
+@pytest.mark.thorough
 def test_what_grafana_is_told_goes_with_the_file_that_tells_it(site, asked):
     """And nothing else: data sources that are not in a file with prune are never removed."""
     provisioning = site.place / "provisioning"

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 import pytest
+from thorough import THOROUGH
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
 from ansible_collections.openfleet.gpu.plugins.module_utils.hardware import host_files, nvidia_smi
@@ -319,8 +320,9 @@ def test_whatever_a_host_sends_is_judged_or_refused_by_name():
     judged = host_reading.judged("gpu-7", whole_reading(), False, acceptance.Limits())
     assert judged.report["acceptance"]["accepted"]
     refused = 0
-    for path in places(whole_reading()):
-        for odd in (None, "<b>\x1b[31m", 1e308, {"a": [{}]}):
+    odd_values = (None, "<b>\x1b[31m", 1e308, {"a": [{}]})
+    for number, path in enumerate(places(whole_reading())):
+        for odd in odd_values if THOROUGH else odd_values[number % 4 :][:1]:
             reading = {"all": whole_reading()}
             at = reading
             for name in ("all", *path)[:-1]:
@@ -336,4 +338,4 @@ def test_whatever_a_host_sends_is_judged_or_refused_by_name():
             except FleetError as error:
                 refused += 1
                 assert error.where == "gpu-7", path
-    assert refused > 100
+    assert refused > (100 if THOROUGH else 25)

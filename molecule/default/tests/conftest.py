@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -22,7 +23,13 @@ def play_site():
     """A function that runs site.yml on the fleet with the settings of molecule.yml: play_site(log, argument, ...)."""
 
     def play(log_name: str, *arguments: str) -> Run:
-        return play_and_read("site.yml", log_name, "--diff", "--extra-vars=gpu_layout_unlisted=remove", *arguments)
+        usual = [
+            "--diff",
+            "--extra-vars=gpu_layout_unlisted=remove",
+            "--limit",
+            os.environ.get("OPENFLEET_LIMIT", "all"),
+        ]
+        return play_and_read("site.yml", log_name, *usual, *arguments)
 
     return play
 

@@ -5,9 +5,8 @@
 from __future__ import annotations
 
 from fleet import Change
+from lab_fixtures import HOSTS
 
-#: The hosts whose layout is worked on by hand: all but the one that monitors them.
-DRIFTED = ["a100", "h100", "l40s", "pro6000"]
 LAYOUT_CHANGES = {
-    Change(name, "Apply (in waves, a canary first)", "openfleet.gpu.gpu_layout : Apply the layout") for name in DRIFTED
+    Change(name, "Apply (in waves, a canary first)", "openfleet.gpu.gpu_layout : Apply the layout") for name in HOSTS
 }

@@ -133,7 +133,7 @@ def test_after_a_kill_at_any_call_of_a_drain_a_resume_brings_everything_back(the
         assert log.read_text().split() == ["before", "after", "last"], nth
 
 
-@pytest.mark.parametrize("kind", ["fail", "kill"])
+@pytest.mark.parametrize("kind", [pytest.param("fail", marks=pytest.mark.thorough), "kill"])
 def test_a_fault_of_any_call_of_a_resume_is_mended_by_the_next(there, kind):
     calls_of(there, "drained")
     calls = calls_of(there, "resumed")

@@ -10,6 +10,7 @@ import stat
 import pytest
 from patience import wait_until
 from simulated_fleet import Fleet
+from thorough import THOROUGH
 
 H100 = [{"model": "H100-80GB", "count": 2}]
 HALVES = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}]
@@ -57,6 +58,8 @@ def test_a_saved_plan_is_refused_where_it_does_not_fit_and_then_applied_and_left
     assert first.returncode == 0, first.stdout + first.stderr
     assert all(seen == [("3g.40gb", 0), ("3g.40gb", 4)] for seen in fleet.seen().values())
     assert "Applied: 6 created, 0 destroyed, 0 kept, on 3 of 3 hosts" in first.stdout
+    if not THOROUGH:
+        return
     second = fleet.play(layouts, "-e", f"gpu_layout_plan={saved}", waves=["100%"])
     assert second.returncode == 0, second.stdout + second.stderr
     assert second.stdout.count("changed=0") == 3

@@ -182,6 +182,7 @@ def test_where_no_host_can_be_reached_the_run_ends_with_all_names_and_a_cure(fle
     assert "PLAY [Apply" not in said
 
 
+@pytest.mark.thorough
 def test_a_host_that_cannot_be_reached_is_not_in_a_saved_plan(fleet, tmp_path):
     fleet.more["one"] = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
     layouts = dict.fromkeys(fleet.hosts, LAYOUT)

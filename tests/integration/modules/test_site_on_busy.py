@@ -94,6 +94,7 @@ def test_wait_gives_up_when_its_time_is_over(fleet, job):
     assert job.poll() is None
 
 
+@pytest.mark.thorough
 def test_force_ends_it(fleet, job):
     threading.Thread(target=job.wait, daemon=True).start()
     status, said = play(fleet, on_busy="force")
@@ -102,6 +103,7 @@ def test_force_ends_it(fleet, job):
     assert fleet.seen() == {name: [("3g.40gb", 0), ("3g.40gb", 4)] for name in fleet.hosts}
 
 
+@pytest.mark.thorough
 def test_drain_brings_every_host_of_a_wave_its_clients_back_where_one_fails(fleet):
     folder = "{{ gpu_layout_state_directory | dirname }}"
     commands = {

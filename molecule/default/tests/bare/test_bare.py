@@ -5,9 +5,10 @@
 from __future__ import annotations
 
 import pytest
+from lab_fixtures import HOSTS
 from thorough import THOROUGH
 
-HOSTS = ["a100", "h100", "l40s", "pro6000"] if THOROUGH else ["h100"]
+BARE = HOSTS if THOROUGH else ["h100"]
 
 INSTALLED = [
     "/etc/gpusim",
@@ -21,15 +22,15 @@ INSTALLED = [
 @pytest.fixture(scope="module")
 def foretold(play_site):
     """The dry run. All tests come after it."""
-    return play_site("check-bare.json", "--check", "--limit", ",".join(HOSTS))
+    return play_site("check-bare.json", "--check", "--limit", ",".join(BARE))
 
 
 def test_the_dry_run_foretells_changes_of_every_host(foretold):
-    assert sorted(foretold.hosts) == HOSTS
-    assert {change.host for change in foretold.changes} == set(HOSTS)
+    assert sorted(foretold.hosts) == BARE
+    assert {change.host for change in foretold.changes} == set(BARE)
 
 
-@pytest.mark.parametrize("name", HOSTS)
+@pytest.mark.parametrize("name", BARE)
 def test_a_dry_run_left_the_bare_host_alone(foretold, lab_host, name):
     host = lab_host(name)
     for path in INSTALLED:

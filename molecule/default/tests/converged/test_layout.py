@@ -5,9 +5,8 @@
 from __future__ import annotations
 
 import pytest
+from lab_fixtures import HOSTS
 from verify_layout import differences, differences_of_daemons, differences_of_tenants
-
-HOSTS = ["h100", "a100", "pro6000", "l40s"]
 
 
 @pytest.mark.parametrize("name", HOSTS)
@@ -23,6 +22,7 @@ def test_a_pinned_instance_stands_where_it_was_pinned(gpus_of):
     assert [instance.start for instance in pinned] == [6]
 
 
+@pytest.mark.skipif("a100" not in HOSTS, reason="OPENFLEET_LIMIT leaves a100 out")
 def test_the_combination_that_fails_in_written_order_stands(gpus_of):
     # MIG User Guide, "Creating GPU Instances": 19,19,14,9 without placements ends in insufficient resources.
     profiles = sorted(instance.profile for instance in gpus_of("a100")[0].instances.values())

@@ -7,27 +7,28 @@ from __future__ import annotations
 import re
 
 import pytest
+from lab_fixtures import HOSTS
 from site_changes import LAYOUT_CHANGES
 from thorough import THOROUGH
 from verify_layout import differences, differences_of_daemons
 
 DRIFTED_GPUS = {"h100": {0, 3, 4, 5, 6, 7}, "a100": {1}, "pro6000": {1}, "l40s": {1}}
 #: The h100 has every kind of drift.
-HOSTS = sorted(DRIFTED_GPUS) if THOROUGH else ["h100"]
+LOOKED_AT = HOSTS if THOROUGH else ["h100"]
 
 
 @pytest.fixture(scope="module")
 def foretold(play_site):
     """The dry run. All tests come after it."""
-    return play_site("check-drifted.json", "--check", *([] if THOROUGH else ["--limit", ",".join(HOSTS)]))
+    return play_site("check-drifted.json", "--check", *([] if THOROUGH else ["--limit", ",".join(LOOKED_AT)]))
 
 
 def test_a_dry_run_foretells_the_layouts_and_nothing_else(foretold):
-    assert sorted(foretold.hosts) == ([*HOSTS, "monitor"] if THOROUGH else HOSTS)
-    assert set(foretold.changes) == {change for change in LAYOUT_CHANGES if change.host in HOSTS}
+    assert sorted(foretold.hosts) == ([*LOOKED_AT, "monitor"] if THOROUGH else LOOKED_AT)
+    assert set(foretold.changes) == {change for change in LAYOUT_CHANGES if change.host in LOOKED_AT}
 
 
-@pytest.mark.parametrize("name", HOSTS)
+@pytest.mark.parametrize("name", LOOKED_AT)
 def test_a_dry_run_left_the_drift_alone(foretold, gpus_of, daemons_of, host_vars, name):
     gpus = gpus_of(name)
     found = differences(host_vars(name), gpus)

@@ -29,6 +29,7 @@ def drained(cluster):
     }
 
 
+@pytest.mark.thorough
 def test_a_lost_controller_leaves_what_the_next_resume_brings_back(host, run, cluster, drained):
     cluster.add_pod("training", seconds=600)
     dry = run("drain", "--check", "--diff", **drained)
@@ -78,6 +79,7 @@ def test_the_node_is_cordoned_its_pods_go_first_and_it_is_uncordoned_once_the_cl
     assert not host.host.file(RECORD).exists
 
 
+@pytest.mark.thorough
 def test_pods_that_do_not_go_in_time_are_named_and_a_node_that_was_cordoned_before_stays_cordoned(
     host, run, cluster, drained
 ):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from drained_host import RECORD, RUNNING
 
 ALL = set(RUNNING)
@@ -58,6 +59,7 @@ def test_a_running_job_is_waited_for_and_the_node_takes_jobs_again(host, run):
     assert host.active() == ALL
 
 
+@pytest.mark.thorough
 def test_when_the_time_is_over_all_is_back_and_the_jobs_are_named(host, run):
     # Where a job asks for no limit, the backfill scheduler gives it a year; only the main one leaves it without.
     first = host.submit(600, options="--gres=gpu:1 --time=UNLIMITED")
@@ -74,6 +76,7 @@ def test_when_the_time_is_over_all_is_back_and_the_jobs_are_named(host, run):
     assert not host.resume()["changed"]
 
 
+@pytest.mark.thorough
 def test_what_the_module_refuses_fails_the_role_with_its_cure(host, run):
     said = run("drain", gpu_drain_slurm=True, gpu_drain_slurm_node="gpu-b", gpu_drain_services=["lab-a"]).failed()
     assert "Slurm node gpu-b: Slurm has no node of this name. Say in gpu_drain_slurm_node what Slurm calls" in said
@@ -92,6 +95,7 @@ def test_a_change_that_fails_in_between_leaves_everything_back(host, run):
     assert host.is_whole()
 
 
+@pytest.mark.thorough
 def test_the_change_itself_has_no_clients(host, run):
     look = "sh -c 'systemctl is-active lab-a lab-b > /run/lab-seen; sinfo -h -o %T >> /run/lab-seen'"
     assert run("around", change=look, **OFF).changed() == 3

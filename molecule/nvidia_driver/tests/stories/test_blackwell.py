@@ -84,6 +84,7 @@ def test_imex_comes_when_it_is_asked_for_and_follows_its_nodes(lab_host, state_o
     assert not again.changed
 
 
+@pytest.mark.thorough
 def test_reset_leaves_nothing_but_what_debian_brought(bare, lab_host, state_of):
     host, before = lab_host(BOARD), state_of(BOARD)
     variables = {"nvidia_driver_state": "absent", "gpu_layout": [{"gpus": "all", "sharing": "exclusive"}]}

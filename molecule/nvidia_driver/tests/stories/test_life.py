@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 
+import pytest
 from driver_runs import LOOK, Ask, State, play
 from lab_fixtures import reboot
 from package_changes import differences, foretold
@@ -89,16 +90,17 @@ def refusals(cases) -> list[Ask]:
 def test_what_must_not_be_is_refused_and_a_mirror_that_dies_half_way_costs_nobody_anything(lab_host):
     """Nor does the entry point plan. Ahead of them a run that changes nothing, which is one execution."""
     before = see(lab_host(HGX).check_output(SEE))
+    cases = [REFUSED[number] for number in sample(range(len(REFUSED)), 2)]
     right, *refused, died, planned, not_planned = play(
         HGX,
         Ask(then=SEE),
-        *refusals(REFUSED),
+        *refusals(cases),
         Ask(NEWER, first="touch /srv/mirror/.dies", then="rm /srv/mirror/.dies; " + SEE, fails=True),
         Ask(NEWER, entry="plan", then=SEE),
         Ask({**NEWER, "nvidia_driver_reboot": "never"}, entry="plan", then=SEE, fails=True),
     )
     assert (right.changed, right.executions) == (False, 1)
-    for (asked, said), refusal in zip(REFUSED, refused):
+    for (asked, said), refusal in zip(cases, refused):
         assert said in refusal.failed, asked
     assert "not all of them could be fetched" in died.failed
     assert set(foretold(planned.planned)) == PARTS
@@ -204,36 +206,43 @@ def test_an_upgrade_that_fails_leaves_the_old_driver_and_one_that_was_killed_is_
 # -- From 580.95.05 ----------------------------------------------------------------------------------------------------
 
 
-def test_after_the_operators_reboot_parts_that_differ_are_cured_by_another_and_removal_leaves_no_trace(lab_host):
-    host = lab_host(HGX)
-    absent = {"nvidia_driver_state": "absent"}
-    resumed, differ, cured, foretold_removal, removal, again = play(
+#: The operator's reboot was the second half of the run before.
+RESUMED = Ask(
+    {"nvidia_driver_version": "580.95.05", "nvidia_driver_reboot": "later"}, first="systemctl stop client", then=SEE
+)
+
+
+@pytest.mark.thorough
+def test_after_the_operators_reboot_parts_that_differ_are_cured_by_another():
+    resumed, differ, cured = play(
         HGX,
-        Ask(
-            {"nvidia_driver_version": "580.95.05", "nvidia_driver_reboot": "later"},
-            first="systemctl stop client",
-            then=SEE,
-        ),
+        RESUMED,
         Ask(
             {"nvidia_driver_reboot": "never"},
             first="echo 580.65.06 >/sys/module/nvidia/version",
             fails=True,
         ),
         Ask(then=SEE),
-        Ask(absent, entry="plan", then=SEE),
-        Ask(absent, then=SEE),
-        Ask(absent),
+    )
+    assert "the loaded kernel module is 580.65.06, and the driver's other parts are 580.95.05" in differ.failed
+    assert cured.done == ()
+    for played in (resumed, cured):
+        after, active, _client = see(played.seen)
+        is_whole(after, "580.95.05")
+        assert active == RUNNING
+
+
+def test_after_the_operators_reboot_clients_are_back_and_removal_leaves_no_trace(lab_host):
+    host = lab_host(HGX)
+    absent = {"nvidia_driver_state": "absent"}
+    resumed, foretold_removal, removal, again = play(
+        HGX, RESUMED, Ask(absent, entry="plan", then=SEE), Ask(absent, then=SEE), Ask(absent)
     )
     assert resumed.planned == ()
     after, active, _client = see(resumed.seen)
     is_whole(after, "580.95.05")
     assert active == RUNNING
-    assert "the loaded kernel module is 580.65.06, and the driver's other parts are 580.95.05" in differ.failed
-    assert cured.done == ()
-    after, active, _client = see(cured.seen)
-    is_whole(after, "580.95.05")
-    assert active == RUNNING
-    assert foretold_removal.seen == cured.seen
+    assert foretold_removal.seen == resumed.seen
     assert foretold_removal.planned == removal.done
     after, _active, _client = see(removal.seen)
     assert not PARTS & set(after.packages)

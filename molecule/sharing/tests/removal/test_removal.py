@@ -23,6 +23,7 @@ def hopper(lab_host):
     return SharingHost("hopper", lab_host("hopper"))
 
 
+@pytest.mark.thorough
 def test_a_dry_run_takes_nothing_away(hopper):
     before = hopper.daemons()
     assert set(before) == {"small", "inference"}

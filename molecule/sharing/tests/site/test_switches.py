@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From any technique to any other in one run: every ordered pair, on one GPU, seen by NVIDIA's own programs."""
+"""From one technique to another in one run, on one GPU, seen by NVIDIA's own programs. Every pair in the thorough run."""
 
 from __future__ import annotations
 
@@ -56,11 +56,13 @@ def tour(names):
 
 
 def every_switch():
-    """The tour of all techniques. Exclusive is shared with another compute mode: it only begins what is not the thorough run."""
-    names = [name for name in TECHNIQUES if THOROUGH or name != "exclusive"]
+    """Return the techniques in order: there and back again, or in the thorough run a tour of every ordered pair."""
+    names = list(TECHNIQUES)
+    if not THOROUGH:
+        return [*names, *names[-2:0:-1]]
     way = tour(names)
     assert len(set(zip(way, way[1:]))) == len(way) - 1 == len(names) * (len(names) - 1)
-    return way if THOROUGH else ["exclusive", *way]
+    return way
 
 
 def entry(name):
