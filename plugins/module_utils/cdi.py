@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import durable
+from .command import Run, ask
 from .errors import FleetError, Problem
-from .holders_model import Run, ask
 
 TOOL = "nvidia-ctk"
 #: Where container engines look: for what an administrator put there, and for what is made anew at each boot.

@@ -15,9 +15,9 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from .command import Run, ask, run_tool
 from .command_line import printable
 from .drain_record import DrainError
-from .holders_model import Run, ask, run_tool
 from .holders_slurm import NoAnswerError, fields, first_line, name_of
 
 #: What runs on the node is not known to Slurm, or will not be.

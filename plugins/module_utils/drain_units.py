@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Callable, Iterable, Mapping, Sequence
 
 from . import systemd
+from .command import run_tool
 from .drain_record import DrainError
-from .holders_model import run_tool
 
 #: Units that a stop takes and a start brings back whole. A target or a slice is started with all that belongs to it,
 #: also what did not run before.
@@ -114,15 +114,12 @@ def starting_order(stopped: Sequence[str]) -> list[str]:
 def show(names: Sequence[str]) -> list[Unit]:
     """The units as systemd has them now. Raises DrainError where it does not answer."""
     try:
-        done = _systemctl("show", "--property=" + ",".join(_PROPERTIES), "--", *names, seconds=STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        raise DrainError("systemd", "systemctl show does not answer", "See: systemctl status.") from None
-    if done.returncode != 0:
-        raise DrainError("systemd", "systemctl show failed: %s" % _said(done), "See: systemctl status.")
-    units = [_unit(fields) for fields in systemd.parse(done.stdout, _PROPERTIES)]
-    if len(units) != len(names):
-        raise DrainError("systemd", "systemctl show tells of %d units for %d" % (len(units), len(names)))
-    return units
+        found = systemd.show(run_tool, names, _PROPERTIES, timeout_seconds=STOP_SECONDS)
+    except systemd.NoAnswerError as error:
+        raise DrainError("systemd", str(error), "See: systemctl status.") from None
+    except OSError as error:
+        raise _no_systemctl(error) from None
+    return [_unit(fields) for fields in found]
 
 
 def _unit(fields: Mapping[str, str]) -> Unit:
@@ -164,9 +161,11 @@ def _systemctl(*arguments: str, seconds: float) -> subprocess.CompletedProcess[s
     try:
         return run_tool(command, timeout_seconds=seconds)
     except OSError as error:
-        raise DrainError(
-            "this host", "systemctl cannot be run: %s" % error, "Leave gpu_drain_services empty."
-        ) from None
+        raise _no_systemctl(error) from None
+
+
+def _no_systemctl(error: OSError) -> DrainError:
+    return DrainError("this host", "systemctl cannot be run: %s" % error, "Leave gpu_drain_services empty.")
 
 
 def _said(done: subprocess.CompletedProcess[str]) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 
 from . import systemd
-from .holders_model import run_tool
+from .command import run_tool
 
 _ESSENTIAL = re.compile(
     r"(?:dbus|dbus-broker|polkit|NetworkManager|wpa_supplicant|firewalld|accounts-daemon|udisks2|upower|avahi-daemon|ModemManager|rtkit-daemon"

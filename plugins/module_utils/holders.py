@@ -15,6 +15,7 @@ import time
 from dataclasses import asdict, replace
 from typing import Iterable, Tuple
 
+from .command import Run, run_tool
 from .holders_containers import containers
 from .holders_devices import Devices, Place
 from .holders_docker import with_names
@@ -28,8 +29,6 @@ from .holders_model import (
     PROCESS,
     SLURM,
     UNKNOWN,
-    Run,
-    run_tool,
     short,
     unknown,
 )

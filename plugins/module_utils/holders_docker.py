@@ -12,7 +12,7 @@ import dataclasses
 import re
 from typing import Sequence
 
-from .holders_model import Run, ask
+from .command import Run, ask
 from .model import Holder
 
 #: Lists running containers for `parse`.

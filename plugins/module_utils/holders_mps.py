@@ -12,8 +12,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from .command import TOOL_TIMEOUT_SECONDS, Run
 from .holders_devices import Devices, Place
-from .holders_model import MPS, TOOL_TIMEOUT_SECONDS, Run, short, unknown
+from .holders_model import MPS, short, unknown
 from .holders_proc import Processes, executable_of, in_container, owner_of
 from .model import Gpu, Holder
 from .mps_control import CONTROL, PIPE_DIRECTORY, SERVER, Control, MpsError

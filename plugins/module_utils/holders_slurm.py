@@ -15,8 +15,9 @@ import sys
 from dataclasses import dataclass
 from typing import Sequence
 
+from .command import Run, ask
 from .holders_devices import Devices, Place
-from .holders_model import SLURM, Run, ask, place_of, unknown
+from .holders_model import SLURM, place_of, unknown
 from .holders_proc import Processes
 from .model import Gpu, Holder, Host
 

@@ -17,8 +17,8 @@ from typing import Any, Callable, Mapping, Sequence, Tuple
 
 from . import drain_units as units
 from . import idle_jupyter, reclaim_tell, reclaim_text
+from .command import run_tool
 from .errors import FleetError
-from .holders_model import run_tool
 from .idle_checks import held_by, in_words, spared, using, young
 from .idle_watch import Sample, watch
 from .keeps import Keep, kept

@@ -18,8 +18,8 @@ import re
 import time
 from typing import Iterator
 
+from .command import Run, ask
 from .errors import FleetError
-from .holders_model import Run, ask
 
 CONTROL, SERVER = "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"
 PIPE_DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY"

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Iterator, Mapping, Sequence
 
 from . import durable, mps_files, mps_unit, systemd
+from .command import Run, ask, run_tool
 from .errors import ApplyError, Problem
-from .holders_model import Run, ask, run_tool
 from .holders_mps import serves
 from .holders_proc import arguments_of, command_of, may_have_gpu_open, owner_of, started_ticks_of
 from .mps_control import CONTROL, Control, MpsError, told

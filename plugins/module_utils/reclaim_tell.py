@@ -17,8 +17,8 @@ import subprocess
 from typing import Any, Mapping
 
 from .bounded import bounded
+from .command import run_tool
 from .errors import FleetError
-from .holders_model import run_tool
 from .peer import PeerError
 from .peer_owner import UserOfUnitOwner
 

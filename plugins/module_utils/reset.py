@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import subprocess
 
+from .command import run_tool
 from .errors import ResetRefusedError
-from .holders_model import run_tool
 
 #: Driver resets of an 8-GPU baseboard take tens of seconds; past this something hangs.
 TIMEOUT_SECONDS = 300

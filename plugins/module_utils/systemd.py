@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Sequence
 
-from .holders_model import Run, ask
+from .command import Run, ask
 
 #: The unit by which the role gpu_layout restores the layout at boot; this very process may be it.
 BOOT = "gpu-layout.service"
@@ -23,22 +23,25 @@ def booted(root: Path) -> bool:
     return (root / "run/systemd/system").is_dir()
 
 
-def show(run: Run, names: Sequence[str], properties: Sequence[str]) -> list[dict[str, str]]:
-    """The properties of each unit, in the order of the names; a unit that is not there has the LoadState not-found.
+def show(run: Run, names: Sequence[str], properties: Sequence[str], **options: float) -> list[dict[str, str]]:
+    """Return the properties of each unit, in the order of the names, empty where a unit has no such property.
 
-    Raises NoAnswerError, and FileNotFoundError where there is no systemctl.
+    A unit that is not there has the LoadState not-found. Raises NoAnswerError, and FileNotFoundError where there is no systemctl.
     """
-    text = tell(run, ["systemctl", "show", "--property=%s" % ",".join(properties), "--", *names])
-    units = parse(text, properties)
-    if len(units) != len(names):
-        raise NoAnswerError("systemctl show answered for %d units of %d" % (len(units), len(names)))
-    return units
-
-
-def parse(text: str, properties: Sequence[str]) -> list[dict[str, str]]:
-    """What `systemctl show` printed: these properties of each unit, empty if it has no such property. One unit at least."""
+    text = tell(run, ["systemctl", "show", "--property=%s" % ",".join(properties), "--", *names], **options)
     blocks = [dict(line.partition("=")[::2] for line in block.splitlines()) for block in text.strip().split("\n\n")]
+    if len(blocks) != len(names):
+        raise NoAnswerError("systemctl show answered for %d units of %d" % (len(blocks), len(names)))
     return [{key: said.get(key, "") for key in properties} for said in blocks]
+
+
+def loaded(run: Run, names: Sequence[str], properties: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Return the properties of the units that are there, by Id; none where systemd does not answer."""
+    try:
+        units = show(run, names, ("Id", "LoadState", *properties))
+    except (NoAnswerError, FileNotFoundError):
+        return {}
+    return {said["Id"]: said for said in units if said["LoadState"] == "loaded"}
 
 
 def starting(run: Run, boot_active_state: str) -> bool:

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Iterable, Sequence
 
 from . import durable
+from .command import Run, run_tool
 from .errors import NvmlError
-from .holders_model import Run, run_tool
 from .layout_types import TIME_SLICES
 from .model import Gpu
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Iterable, Mapping
 
 from . import systemd
+from .command import Run
 from .errors import ApplyError
-from .holders_model import Run
 from .model import Gpu
 from .vgpu_files import slice_of
 from .vgpu_model import VgpuTenant

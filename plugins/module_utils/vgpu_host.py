@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Iterator, Sequence
 
 from . import durable, systemd, vgpu_dmem, vgpu_files, vgpu_region
+from .command import Run, ask, run_tool
 from .errors import ApplyError, Problem
-from .holders_model import UNKNOWN, Run, ask, run_tool
+from .holders_model import UNKNOWN
 from .model import Gpu, Holder, Host
 from .process_memory import memory_of
 from .vgpu_agent_client import handed_out

@@ -100,6 +100,8 @@ def test_a_docker_that_is_off_is_not_asked(monkeypatch, tmp_path, state):
     """The question would start it, by its socket."""
     monkeypatch.setattr(observe, "there", lambda program: program == "dockerd")
     unit = "Id=docker.service\nLoadState=loaded\nUnitFileState=disabled\nActiveState=%s\n" % state
+    asked_for = [engine.unit for engine in rules.ENGINES if engine.unit] + [rules.REFRESH_PATH, rules.REFRESH_SERVICE]
+    unit += "".join("\nId=%s\nLoadState=not-found\n" % name for name in asked_for if name != "docker.service")
     machine = Machine(info=(0, '{"ContainersRunning": 1, "LiveRestoreEnabled": false}', ""), systemctl=(0, unit, ""))
     host = observe.look(Dnf(machine, str(tmp_path / "none")), Request("1.18.2"), {}, {}, machine)
     asked = any(command[0] == "docker" for command in machine.commands)

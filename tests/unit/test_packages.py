@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError
-from ansible_collections.openfleet.gpu.plugins.module_utils.packages import apt, command, dnf, keys
+from ansible_collections.openfleet.gpu.plugins.module_utils.packages import apt, dnf, keys
 from ansible_collections.openfleet.gpu.plugins.module_utils.packages.model import Owner, Package
 
 OWNER = Owner("some_role", "openfleet-some", "something")
@@ -105,9 +105,3 @@ def test_what_apt_complains_of_is_told_without_the_rest(said, expected):
 def test_a_versionlock_is_read_by_name():
     text = "# comment\none-0:1.2-3.*\ntwo-more-2:4-5.*\n!three-0:1-1.*\n"
     assert dnf.locked(text) == {"one", "two-more"}
-
-
-def test_a_command_that_is_not_there_is_told_as_a_shell_does():
-    done = command.run(["openfleet-no-such-command"])
-    assert (done.returncode, done.stderr) == (127, "openfleet-no-such-command is not installed")
-    assert command.program("openfleet-no-such-command") is None and command.program("sh")

@@ -60,9 +60,9 @@ def serve(options: Namespace) -> int:
 
 def _holders(state_directory: str) -> Any:
     """Who holds the GPUs now. Raises FleetError, also while a run changes them."""
+    from ..command import run_tool
     from ..holders import find_holders
     from ..holders_docker import LIST
-    from ..holders_model import run_tool
     from ..nvml import Session
     from ..transaction import looking
 

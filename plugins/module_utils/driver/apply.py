@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Callable, Sequence
 
 from .. import durable
+from ..command import Run, run_to_end
 from ..errors import ApplyError
-from ..packages.command import Run, run
 from ..packages.model import Step
 from . import initramfs
 from .files import SOURCES
@@ -43,7 +43,7 @@ class Work:
         state: Path,
         keyring: tuple[str, bytes],
         runfile: Sequence[str] = (),
-        call: Run = run,
+        call: Run = run_to_end,
     ) -> None:
         self.plan, self.host, self.request, self.manager, self.look = plan, host, request, manager, look
         self.journal, self.kept = state / JOURNAL, state / KEPT

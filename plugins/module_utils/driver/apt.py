@@ -10,9 +10,9 @@ import shutil
 from pathlib import Path
 from typing import Iterable, Sequence
 
+from ..command import Run, run_to_end
 from ..errors import ApplyError, PlanError
 from ..packages import apt
-from ..packages.command import Run, run
 from . import files, rules
 from .model import Host, Request, Transaction, Wanted
 
@@ -23,7 +23,7 @@ _REMV = re.compile(r"^(?:Remv|Purg) ([^\s:]+)(?::\S+)?(?: \[([^\]]+)\])?")
 class Apt(apt.AptBase):
     """The host's APT, asked for the driver."""
 
-    def __init__(self, call: Run = run) -> None:
+    def __init__(self, call: Run = run_to_end) -> None:
         super().__init__(rules.OWNER, call)
 
     # -- asking ------------------------------------------------------------------------------------------------------

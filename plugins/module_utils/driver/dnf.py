@@ -9,9 +9,9 @@ import re
 from pathlib import Path
 from typing import Iterable, Sequence
 
+from ..command import Run, run_to_end
 from ..errors import ApplyError, PlanError
 from ..packages import dnf
-from ..packages.command import Run, run
 from . import files, rules
 from .model import Host, Request, Transaction, Wanted
 
@@ -22,7 +22,7 @@ _NUMBER, _COMMENT = re.compile(r"\s*(\d+) \|"), re.compile(r"Comment +: (.*?) *$
 class Dnf(dnf.DnfBase):
     """The host's DNF, asked for the driver."""
 
-    def __init__(self, call: Run = run) -> None:
+    def __init__(self, call: Run = run_to_end) -> None:
         super().__init__(rules.OWNER, call)
 
     def open(self, url: str, key: bytes) -> None:

@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from ..packages.command import Run, program, run
+from ..command import Run, program, run_to_end
 
 #: The first one that is there: where both are, dracut came as a library of something else. For all kernels, so that
 #: nouveau stays away whichever is booted next.
 _TOOLS = (("update-initramfs", "-u", "-k", "all"), ("dracut", "--force", "--regenerate-all"))
 
 
-def rebuild(call: Run = run) -> str:
+def rebuild(call: Run = run_to_end) -> str:
     """Empty, or what went wrong. A host without either has no initramfs to rebuild, or its owner's own way."""
     for command in _TOOLS:
         if program(command[0]):

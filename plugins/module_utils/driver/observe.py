@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Iterable, Sequence
 
 from .. import systemd
+from ..command import Run, program, run_to_end
 from ..errors import PlanError
 from ..packages import apt, dnf, keys
-from ..packages.command import Run, program, run
 from ..packages.model import Package
 from ..pci import DEVICES, nvidia_gpus
 from .model import Gpu, Host, SecureBoot, Unit
@@ -24,7 +24,7 @@ _NVSWITCH_IDS = frozenset(("0x1ac0", "0x1ac2", "0x1af1", "0x22a3"))
 _CONNECTX_7 = ("0x15b3", "0x1021")
 _BRIDGE_MARK = b"SW_MNG"
 _LIBRARY_DIRECTORIES = ("/usr/lib/%s-linux-gnu", "/usr/lib64", "/usr/lib")
-_UNIT_FIELDS = ("Id", "LoadState", "UnitFileState", "ActiveState")
+_UNIT_FIELDS = ("UnitFileState", "ActiveState")
 _EFI = "/sys/firmware/efi/efivars"
 _SECURE_BOOT = _EFI + "/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 #: Of dkms itself, and of Ubuntu's shim.
@@ -44,7 +44,7 @@ def distribution(release: str) -> str:
 
 
 def look(
-    manager: str, paths: Iterable[str], keyring: str, units: Sequence[str], interrupted: bool, call: Run = run
+    manager: str, paths: Iterable[str], keyring: str, units: Sequence[str], interrupted: bool, call: Run = run_to_end
 ) -> Host:
     """The host as it is now. `paths` are the files whose text is wanted."""
     system = platform.uname()
@@ -135,9 +135,7 @@ def _rpm(call: Run) -> tuple[Package, ...]:
 
 
 def _units(names: Sequence[str], call: Run) -> dict[str, Unit]:
-    done = call(["systemctl", "show", "--property=" + ",".join(_UNIT_FIELDS), *names])
     return {
-        fields["Id"]: Unit(True, fields["UnitFileState"] in ("enabled", "static"), fields["ActiveState"] == "active")
-        for fields in systemd.parse(done.stdout, _UNIT_FIELDS)
-        if fields["LoadState"] == "loaded"
+        name: Unit(True, fields["UnitFileState"] in ("enabled", "static"), fields["ActiveState"] == "active")
+        for name, fields in systemd.loaded(call, names, _UNIT_FIELDS).items()
     }

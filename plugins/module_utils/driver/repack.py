@@ -13,7 +13,7 @@ import shutil
 import stat
 from pathlib import Path
 
-from ..packages.command import Run, run
+from ..command import Run, run_to_end
 
 _INFO = Path("/var/lib/dpkg/info")
 #: What dpkg keeps for itself, and would refuse in a package.
@@ -22,7 +22,7 @@ _NOT_CONTROL = ("list", "md5sums")
 _MERGED = ("/bin", "/lib", "/lib64", "/sbin")
 
 
-def repack(name: str, folder: Path, call: Run = run) -> str:
+def repack(name: str, folder: Path, call: Run = run_to_end) -> str:
     """Write NAME.deb into `folder`. Empty, or why it cannot be done."""
     stanza = call(["dpkg-query", "--status", name])
     listed = call(["dpkg-query", "--listfiles", name])

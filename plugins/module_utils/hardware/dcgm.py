@@ -13,7 +13,7 @@ import json
 import subprocess
 from typing import Any, Iterator
 
-from ..holders_model import Run, run_tool
+from ..command import Run, run_tool
 
 _ROOTS = ("DCGM Diagnostic", "DCGM GPU Diagnostic")
 LEVELS = (1, 2, 3, 4)

@@ -9,7 +9,7 @@ import subprocess
 from typing import Any
 from xml.etree import ElementTree
 
-from ..holders_model import Run, run_tool
+from ..command import Run, run_tool
 
 #: By name in the report: where it is in the XML of a GPU.
 _OF_GPU = {

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Callable, Iterator
 
 from .. import durable
+from ..command import Run, run_to_end
 from ..errors import FleetError
-from ..packages.command import Run, run
 
 #: Held while an installation is written and its units are started: of two runs, one would stop the socket that the other
 #: is starting. Removed at the end; in /run, so that one of a run that was killed is gone at the next boot.
@@ -29,7 +29,7 @@ class InstallError(FleetError):
 class Installation:
     """The files below `root`; with `check` nothing is changed, only said. Methods raise FleetError or OSError."""
 
-    def __init__(self, root: Path, check: bool, call: Run = run) -> None:
+    def __init__(self, root: Path, check: bool, call: Run = run_to_end) -> None:
         self.root, self.check, self.call = root, check, call
         #: What was done, in words, and Ansible's differences of the text files.
         self.done: list[str] = []

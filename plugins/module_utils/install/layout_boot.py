@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any, Mapping
 
-from ..packages.command import run
+from ..command import run_to_end
 from ..trial import FORMER
 from .archive import MODE, archive, difference, origin, shebang
 from .files import Installation, InstallError
@@ -220,7 +220,7 @@ def _install_readers(target: Installation, readers: Mapping[str, Any]) -> None:
 
 def _accept(new: Path) -> None:
     """Ask visudo about a new file of sudo: a wrong one would take sudo away from everybody."""
-    done = run([_visudo() or "visudo", "-cf", str(new)])
+    done = run_to_end([_visudo() or "visudo", "-cf", str(new)])
     if done.returncode:
         raise InstallError("gpu_layout_readers", "visudo refuses the rule:\n%s" % (done.stdout + done.stderr).rstrip())
 

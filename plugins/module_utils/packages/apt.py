@@ -18,8 +18,8 @@ import tempfile
 from pathlib import Path
 from typing import Iterable, Sequence
 
+from ..command import Run, run_to_end
 from ..errors import PlanError
-from .command import Run, run
 from .model import Owner, Package
 
 LISTS = "/var/lib/apt/lists"
@@ -41,7 +41,7 @@ class AptBase:
 
     manager = "apt"
 
-    def __init__(self, owner: Owner, call: Run = run) -> None:
+    def __init__(self, owner: Owner, call: Run = run_to_end) -> None:
         self.owner, self.call = owner, call
         self._private: Path | None = None
         #: What makes apt ask in the private directory; nothing outside of open and close.

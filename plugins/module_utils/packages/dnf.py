@@ -14,8 +14,8 @@ import tempfile
 from pathlib import Path
 from typing import Sequence
 
+from ..command import Run, run_to_end
 from ..errors import PlanError
-from .command import Run, run
 from .model import Owner
 
 VERSIONLOCK = "/etc/dnf/plugins/versionlock.list"
@@ -28,7 +28,7 @@ class DnfBase:
 
     manager = "dnf"
 
-    def __init__(self, owner: Owner, call: Run = run) -> None:
+    def __init__(self, owner: Owner, call: Run = run_to_end) -> None:
         self.owner, self.call = owner, call
         self._private: Path | None = None
         self._options: tuple[str, ...] = ()

@@ -9,8 +9,8 @@ import re
 from pathlib import Path
 from typing import Sequence
 
+from ..command import Run, run_to_end
 from ..packages import apt
-from ..packages.command import Run, run
 from ..packages.model import Package
 from . import files, rules
 
@@ -20,7 +20,7 @@ _REMOVED = re.compile(r"^(?:Remv|Purg) ([^\s:]+)", re.MULTILINE)
 class Apt(apt.AptBase):
     """The host's APT, asked for the toolkit."""
 
-    def __init__(self, call: Run = run) -> None:
+    def __init__(self, call: Run = run_to_end) -> None:
         super().__init__(rules.OWNER, call)
 
     def packages(self) -> tuple[Package, ...]:

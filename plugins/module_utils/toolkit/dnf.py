@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Sequence
 
+from ..command import Run, run_to_end
 from ..packages import dnf
-from ..packages.command import Run, run
 from ..packages.model import Package
 from . import files, rules
 
@@ -17,7 +17,7 @@ from . import files, rules
 class Dnf(dnf.DnfBase):
     """The host's DNF, asked for the toolkit."""
 
-    def __init__(self, call: Run = run, versionlock: str = dnf.VERSIONLOCK) -> None:
+    def __init__(self, call: Run = run_to_end, versionlock: str = dnf.VERSIONLOCK) -> None:
         super().__init__(rules.OWNER, call)
         self._versionlock = Path(versionlock)
 

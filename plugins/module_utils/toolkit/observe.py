@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any, Mapping
 
 from .. import cdi, systemd
-from ..holders_model import ask as ask_tool
-from ..holders_model import run_tool
+from ..command import Run, program, run_tool
+from ..command import ask as ask_tool
 from ..packages import keys
-from ..packages.command import Run, program
 from . import engines, files, rules
 from .model import Host, Request, Unit
 
-_UNIT_FIELDS = ("Id", "LoadState", "UnitFileState", "ActiveState", "InvocationID", "KillMode")
+_UNIT_FIELDS = ("UnitFileState", "ActiveState", "InvocationID", "KillMode")
 #: As the toolkit's own unit asks (deployments/systemd/nvidia-cdi-refresh.service).
 _MODULE = re.compile(r"/(nvidia|nvidia-current)\.ko")
 _SECONDS = 120
@@ -71,18 +70,16 @@ def read(path: str) -> str | None:
 
 def _units(call: Run) -> dict[str, Unit]:
     names = [engine.unit for engine in rules.ENGINES if engine.unit] + [rules.REFRESH_PATH, rules.REFRESH_SERVICE]
-    done = call(["systemctl", "show", "--property=" + ",".join(_UNIT_FIELDS), *names])
-    found = {}
-    for fields in systemd.parse(done.stdout, _UNIT_FIELDS):
-        if fields["LoadState"] == "loaded":
-            found[fields["Id"]] = Unit(
-                enabled=fields["UnitFileState"].startswith("enabled"),
-                active=fields["ActiveState"] in ("active", "reloading"),
-                start=fields["InvocationID"],
-                # CRI-O's containers run in scopes of their own.
-                children_stay=fields["Id"] == "crio.service" or fields["KillMode"] in ("process", "none"),
-            )
-    return found
+    return {
+        name: Unit(
+            enabled=fields["UnitFileState"].startswith("enabled"),
+            active=fields["ActiveState"] in ("active", "reloading"),
+            start=fields["InvocationID"],
+            # CRI-O's containers run in scopes of their own.
+            children_stay=name == "crio.service" or fields["KillMode"] in ("process", "none"),
+        )
+        for name, fields in systemd.loaded(call, names, _UNIT_FIELDS).items()
+    }
 
 
 def _driver() -> bool:

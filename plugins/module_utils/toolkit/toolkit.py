@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from .. import durable, minimum_versions
+from ..command import Run, run_to_end
 from ..errors import ApplyError, PlanError
 from ..packages import keys
-from ..packages.command import Run, run
 from . import files, observe, plan, rules
 from .apply import Work
 from .apt import Apt
@@ -26,7 +26,7 @@ SCHEMA = 1
 class Toolkit:
     """The container toolkit of this host. Whoever makes one closes it."""
 
-    def __init__(self, params: dict[str, Any], call: Run = run) -> None:
+    def __init__(self, params: dict[str, Any], call: Run = run_to_end) -> None:
         self.params, self.call = params, call
         self.manager: Any = _manager(call)
         self.request = _request(params)

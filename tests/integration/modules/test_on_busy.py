@@ -11,11 +11,7 @@ from mig_rules import with_instances
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders_mark import mark
-from ansible_collections.openfleet.gpu.plugins.module_utils.holders_model import (
-    CONTAINER,
-    DEVICE_HANDLE,
-    PROCESS,
-)
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders_model import CONTAINER, DEVICE_HANDLE, PROCESS
 from ansible_collections.openfleet.gpu.plugins.module_utils.mig_plan import plan_gpu
 from ansible_collections.openfleet.gpu.plugins.module_utils.mig_steps import Target, WantedInstance
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder, Host, Placement

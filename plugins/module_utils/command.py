@@ -1,0 +1,137 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Run commands of the host: one rule of where they are, and of the language that they answer in.
+
+`run_tool` is for what is asked and must answer soon. `run_to_end` is for what must not be cut off, as a package manager.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import time
+from typing import Any, Callable, Mapping, Sequence
+
+#: How long a tool may take that is given no other limit, as a scheduler's whose controller does not answer.
+TOOL_TIMEOUT_SECONDS = 10
+#: What a tool may say: a controller of ten thousand jobs says less.
+_MOST_BYTES, _CHUNK_BYTES = 1 << 25, 1 << 16
+#: What was killed is gone in a moment.
+_REAP_SECONDS = 2.0
+#: Root's own folders count for every caller.
+_ROOTS_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
+
+#: Called as run(command), or run(command, input=text, env=variables to add, timeout_seconds=number) where the runner is
+#: `run_tool`; returns what subprocess.run with text=True returns.
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def search_path() -> str:
+    """Return the folders in which programs are looked for. The current one is never among them."""
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    return os.pathsep.join([folder for folder in (*folders, *_ROOTS_FOLDERS) if folder])
+
+
+def program(name: str) -> str | None:
+    """Return the path of a program, None if it is not installed."""
+    return shutil.which(name, path=search_path())
+
+
+def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the environment of a command: English, no questions, and the variables of `more`."""
+    rules = {"LANG": "C", "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_SUSPEND": "1"}
+    return dict(os.environ, PATH=search_path(), **{**rules, **(more or {})})
+
+
+def run_to_end(command: Sequence[str], input: str = "", env: Mapping[str, str] | None = None) -> Any:
+    """Run a command however long it takes. Return its status, 127 if it is not installed, and what it said."""
+    given: Any = {"input": input} if input else {"stdin": subprocess.DEVNULL}
+    try:
+        return subprocess.run(
+            list(command),
+            **given,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            env=environment(env),
+            check=False,
+        )
+    except FileNotFoundError:
+        return subprocess.CompletedProcess(list(command), 127, "", "%s is not installed" % command[0])
+
+
+def run_tool(
+    command: Sequence[str],
+    input: str = "",
+    env: Mapping[str, str] | None = None,
+    timeout_seconds: float = TOOL_TIMEOUT_SECONDS,
+) -> Any:
+    """Run a tool of the host. Raises FileNotFoundError where it is not installed, TimeoutExpired where it does not end.
+
+    That goes for one that hangs and for one that never stops talking: it is killed with all that it started. `input` is a line or
+    two.
+    """
+    process = subprocess.Popen(
+        list(command),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(env),
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + timeout_seconds
+    try:
+        with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
+            pipe.write(input.encode())
+        said = _read((process.stdout, process.stderr), deadline)
+        if said is None:
+            raise subprocess.TimeoutExpired(command, timeout_seconds)
+        process.wait(max(0.0, deadline - time.monotonic()))
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        # One that hangs in the kernel is not waited for.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_REAP_SECONDS)
+        raise
+    finally:
+        for stream in (process.stdout, process.stderr):
+            stream.close()
+    return subprocess.CompletedProcess(command, process.returncode, *said)
+
+
+def _read(streams: Sequence[Any], deadline: float) -> list[str] | None:
+    """All that they say; None where that is too much, or takes too long."""
+    found = {stream: bytearray() for stream in streams}
+    with selectors.DefaultSelector() as selector:
+        for stream in streams:
+            selector.register(stream, selectors.EVENT_READ)
+        while selector.get_map():
+            ready = selector.select(max(0.0, deadline - time.monotonic()))
+            if not ready:
+                return None
+            for key, _events in ready:
+                chunk = os.read(key.fd, _CHUNK_BYTES)
+                found[key.fileobj] += chunk
+                if not chunk:
+                    selector.unregister(key.fileobj)
+                elif len(found[key.fileobj]) > _MOST_BYTES:
+                    return None
+    return [text.decode(errors="replace") for text in found.values()]
+
+
+def ask(run: Run, command: Sequence[str], **options: Any) -> tuple[str | None, str]:
+    """(output, "") of a tool, or (None, why there is none). Raises FileNotFoundError where it is not installed."""
+    try:
+        done = run(command, **options)
+    except (subprocess.TimeoutExpired, PermissionError) as error:
+        return None, "%s failed: %s" % (" ".join(command), error)
+    if done.returncode != 0:
+        said = " ".join((done.stderr or done.stdout).split())
+        return None, "%s failed with exit status %d: %s" % (" ".join(command), done.returncode, said[:200])
+    return done.stdout, ""

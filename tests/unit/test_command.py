@@ -1,0 +1,86 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How commands of the host are found and run, and what systemctl show prints. Hostile tools are in tests/adversary."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.module_utils import systemd
+from ansible_collections.openfleet.gpu.plugins.module_utils.command import program, run_to_end, run_tool, search_path
+
+RUNNERS = pytest.mark.parametrize("run", [run_tool, run_to_end])
+ENVIRONMENT = [sys.executable, "-c", "import os; print(*(os.environ[n] for n in ('LC_ALL', 'LANG', 'PATH', 'MORE')))"]
+
+
+@RUNNERS
+def test_every_runner_has_the_same_environment(run, monkeypatch):
+    monkeypatch.setenv("PATH", "/opt/bin")
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    said = run(ENVIRONMENT, env={"MORE": "more"}).stdout
+    assert said == "C C /opt/bin:/usr/local/sbin:/usr/sbin:/sbin more\n"
+
+
+@RUNNERS
+def test_a_program_is_never_taken_from_the_current_folder(run, monkeypatch, tmp_path):
+    (tmp_path / "semodule").write_text("#!/bin/sh\necho taken\n")
+    (tmp_path / "semodule").chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    for path in ("", ":/nowhere", None):
+        monkeypatch.delenv("PATH") if path is None else monkeypatch.setenv("PATH", path)
+        assert "" not in search_path().split(os.pathsep)
+        found = program("semodule")
+        assert found is None or Path(found).is_absolute()
+        try:
+            assert run(["semodule", "-l"]).stdout != "taken\n"
+        except FileNotFoundError:
+            assert run is run_tool
+
+
+def test_a_command_that_is_not_installed_has_status_127_or_raises():
+    done = run_to_end(["openfleet-none"])
+    assert (done.returncode, done.stderr) == (127, "openfleet-none is not installed")
+    assert program("openfleet-none") is None and program("sh")
+    with pytest.raises(FileNotFoundError):
+        run_tool(["openfleet-none"])
+
+
+@RUNNERS
+def test_a_command_has_its_input_and_its_status(run):
+    done = run(["sh", "-c", "cat; echo wrong >&2; exit 3"], input="given")
+    assert (done.returncode, done.stdout, done.stderr) == (3, "given", "wrong\n")
+    assert run(["cat"]).stdout == ""
+
+
+# --- systemctl show
+
+
+def shown(text: str, status: int = 0):
+    return lambda command, **options: subprocess.CompletedProcess(command, status, text, "Failed to connect to bus")
+
+
+TWO = "Id=a.service\nLoadState=loaded\nExecStart=x=y\n\nLoadState=not-found\nId=b.service\n"
+
+
+def test_systemctl_show_is_read_unit_by_unit():
+    units = systemd.show(shown(TWO), ["a", "b"], ("Id", "ExecStart"))
+    assert units == [{"Id": "a.service", "ExecStart": "x=y"}, {"Id": "b.service", "ExecStart": ""}]
+    assert list(systemd.loaded(shown(TWO), ["a", "b"], ("ExecStart",))) == ["a.service"]
+
+
+@pytest.mark.parametrize("answer", [shown("", 1), shown(TWO)], ids=["failed", "units left out"])
+def test_an_answer_that_is_none_names_no_unit(answer):
+    with pytest.raises(systemd.NoAnswerError):
+        systemd.show(answer, ["a", "b", "c"], ("Id",))
+    assert systemd.loaded(answer, ["a", "b", "c"], ()) == {}
+
+
+def test_a_host_without_systemctl_has_no_units(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for run in (run_tool, run_to_end):
+        assert systemd.loaded(run, ["a"], ()) == {}
