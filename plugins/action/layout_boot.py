@@ -5,28 +5,17 @@
 
 from __future__ import annotations
 
-import base64
-import json
-import zlib
-from typing import Any
-
-from ansible.plugins.action import ActionBase
+from typing import Any, Mapping
 
 from ..module_utils.install.archive import read_sources, sources_digest
+from ..plugin_utils.on_demand import OnDemandAction
 
-MODULE = "openfleet.gpu.layout_boot"
 
+class ActionModule(OnDemandAction):
+    MODULE = "openfleet.gpu.layout_boot"
 
-class ActionModule(ActionBase):
-    _supports_check_mode = True
+    def sources(self, arguments: Mapping[str, Any]) -> dict[str, str]:
+        return read_sources()
 
-    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        result = super().run(tmp, task_vars)
-        sources = read_sources()
-        arguments = dict(self._task.args, sources_digest=sources_digest(sources))
-        found = self._execute_module(MODULE, module_args=arguments, task_vars=task_vars)
-        if found.pop("sources_needed", False):
-            packed = base64.b64encode(zlib.compress(json.dumps(sources).encode(), 9)).decode()
-            found = self._execute_module(MODULE, module_args=dict(arguments, sources=packed), task_vars=task_vars)
-        result.update(found)
-        return result
+    def digest(self, sources: Mapping[str, str]) -> str:
+        return sources_digest(sources)

@@ -17,8 +17,6 @@ description:
   - The sources of the command travel only to a host whose command is missing, damaged, of another release or of another Python.
 author:
   - openfleet.gpu contributors (!UNKNOWN)
-requirements:
-  - root
 options:
   state:
     description:
@@ -99,33 +97,10 @@ options:
   records:
     description: With O(state=absent), a directory of records to remove.
     type: path
-  root:
-    description: The directory to install below. Units are only started if it is V(/).
-    type: path
-    default: /
-  sources_digest:
-    description: Set by the action plugin. What the sources of the command are compared by.
-    type: str
-    default: ""
-  sources:
-    description: Set by the action plugin. The sources of the command, JSON compressed by zlib, in Base64.
-    type: str
 extends_documentation_fragment:
+  - openfleet.gpu.install
   - ansible.builtin.action_common_attributes
   - ansible.builtin.action_common_attributes.flow
-attributes:
-  action:
-    support: full
-  async:
-    support: none
-  bypass_host_loop:
-    support: none
-  check_mode:
-    support: full
-  diff_mode:
-    support: full
-  platform:
-    platforms: linux
 seealso:
   - module: openfleet.gpu.layout
 """
@@ -152,14 +127,11 @@ done:
   sample: ["write /usr/local/bin/gpu-layout: its content is not what was installed"]
 """
 
-import base64
-import json
-import zlib
-from pathlib import Path
+from functools import partial
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils.install.files import Installation, InstallError
+from ..module_utils.install import sources
 from ..module_utils.install.layout_boot import install, restore_former, uninstall
 from ..module_utils.runner import run
 
@@ -199,33 +171,23 @@ def argspec():
         },
         "agent": dict(text),
         "records": {"type": "path"},
-        "root": {"type": "path", "default": "/"},
-        "sources_digest": dict(text),
-        # Not a secret: it would fill the host's log.
-        "sources": {"type": "str", "no_log": True},
+        **sources.argspec(),
     }
 
 
-def bring_about(params, check_mode):
-    """Return the module's return values. Raises FleetError."""
-    target = Installation(Path(params["root"]), check_mode)
-    sources = json.loads(zlib.decompress(base64.b64decode(params["sources"]))) if params["sources"] else {}
-    try:
-        with target.locked():
-            if params["state"] == "former":
-                restore_former(target)
-            elif params["state"] == "absent":
-                uninstall(target, params)
-            elif not install(target, dict(params, sources=sources)):
-                return {"changed": False, "sources_needed": True}
-    except OSError as error:
-        raise InstallError(str(error.filename), "%s" % error.strerror, "Run as root (become: true).") from error
-    return target.result()
+def body(params, target, given):
+    """Bring about the state that the parameters ask for."""
+    if params["state"] == "former":
+        restore_former(target)
+    elif params["state"] == "absent":
+        uninstall(target, params)
+    else:
+        install(target, params, given)
 
 
 def main():
     module = AnsibleModule(argument_spec=argspec(), supports_check_mode=True)
-    run(module, lambda: bring_about(module.params, module.check_mode))
+    run(module, lambda: sources.bring_about(module.params, module.check_mode, partial(body, module.params)))
 
 
 if __name__ == "__main__":

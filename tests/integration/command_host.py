@@ -4,17 +4,16 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import subprocess
 import sys
-import zlib
 from pathlib import Path
 
 from simulated_host import ROOT, SimulatedHost, module_path
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.install.archive import read_sources, sources_digest
+from ansible_collections.openfleet.gpu.plugins.module_utils.install.sources import pack
 
 INSTALLER = "ansible_collections.openfleet.gpu.plugins.modules.layout_boot"
 BUILDER = ROOT / "plugins" / "module_utils" / "install" / "archive.py"
@@ -31,7 +30,7 @@ def installer_input(root: Path, check: bool = False, sources: dict[str, str] | N
     sources = read_sources() if sources is None else sources
     known = {"root": str(root), "sources_digest": sources_digest(sources), **arguments}
     if known.pop("send", True):
-        known["sources"] = base64.b64encode(zlib.compress(json.dumps(sources).encode())).decode()
+        known["sources"] = pack(sources)
     return json.dumps({"ANSIBLE_MODULE_ARGS": {**known, "_ansible_check_mode": check, "_ansible_diff": True}})
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from ansible_collections.openfleet.gpu.plugins.doc_fragments import install as install_fragment
 from ansible_collections.openfleet.gpu.plugins.doc_fragments.layout import ModuleDocFragment
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
 from ansible_collections.openfleet.gpu.plugins.modules import (
@@ -44,17 +45,19 @@ OF_LAYOUTS = {"layout", "on_busy", "busy_timeout", "grace_period", "lock_timeout
 OF_AUDITS = {
     "prometheus", "window", "selector", "hosts", "hosts_asked", "prices", "currency", "thresholds", "exempt", "holidays"
 }  # fmt: skip
+FRAGMENTS = {"install": install_fragment.ModuleDocFragment, "layout": ModuleDocFragment}
 SHARED = {"layout": OF_LAYOUTS, "state": {"state_directory"}, "audit": OF_AUDITS}
 
 
 def documented_options(module):
-    """With those of the collection's own fragments, which are named `layout` and `layout.gpus`."""
+    """With those of the collection's own fragments, such as `install` and `layout.gpus`."""
     documentation = yaml.safe_load(module.DOCUMENTATION)
     found = dict(documentation.get("options", {}))
     for name in documentation.get("extends_documentation_fragment", []):
         if name.startswith("openfleet.gpu."):
-            part = name.removeprefix("openfleet.gpu.").partition(".")[2].upper() or "DOCUMENTATION"
-            found.update(yaml.safe_load(getattr(ModuleDocFragment, part))["options"])
+            file, _, part = name.removeprefix("openfleet.gpu.").partition(".")
+            fragment = FRAGMENTS[file]
+            found.update(yaml.safe_load(getattr(fragment, part.upper() or "DOCUMENTATION"))["options"])
     return found
 
 

@@ -20,6 +20,7 @@ from ..command import run_to_end
 from ..trial import FORMER
 from .archive import MODE, archive, difference, origin, shebang
 from .files import Installation, InstallError
+from .sources import Sources
 
 #: Everything an installation consists of, below the root given.
 COMMAND = "usr/local/bin/gpu-layout"
@@ -67,19 +68,19 @@ Defaults!OPENFLEET_GPU_HOLDERS secure_path="/usr/local/sbin:/usr/local/bin:/usr/
 _NEEDS_COMMAND = "Set gpu_layout_restore_at_boot: true, or %s."
 
 
-def install(target: Installation, wanted: Mapping[str, Any]) -> bool:
-    """Install what the module's parameters ask for. Return False, with nothing changed, if the sources are needed first."""
+def install(target: Installation, wanted: Mapping[str, Any], sources: Sources) -> None:
+    """Install what the module's parameters ask for. Raises SourcesNeededError, with nothing changed."""
     metrics, keep, readers = wanted["metrics"], wanted["keep"], wanted["readers"]
     _refuse(target, metrics["directory"], keep, readers["accounts"])
-    made_from = origin(wanted["sources_digest"])
+    made_from = origin(sources.digest)
     command = target.path(COMMAND)
     reason = difference(command, made_from)
-    if reason is not None and not target.check and not wanted["sources"]:
-        return False
+    content = b""
+    if reason is not None and not target.check:
+        content = archive(sources.texts(), made_from, shebang(sys.executable))
     if target.mark(UNFINISHED):
         target.done.append("start the units, which an earlier run did not do")
     if reason is not None:
-        content = b"" if target.check else archive(wanted["sources"], made_from, shebang(sys.executable))
         target.replace(command, content, MODE, reason)
     for relative in KEPT:
         there = target.path(relative)
@@ -101,7 +102,6 @@ def install(target: Installation, wanted: Mapping[str, Any]) -> bool:
     # Last: no unit has to do with it.
     _install_readers(target, readers)
     target.finish()
-    return True
 
 
 def _start(target: Installation, tried: bool, watched: bool, kept: bool) -> None:

@@ -24,6 +24,7 @@ from simulated_host import ROOT
 from ansible_collections.openfleet.gpu.plugins.module_utils.install import layout_boot
 from ansible_collections.openfleet.gpu.plugins.module_utils.install.archive import read_sources, sources_digest
 from ansible_collections.openfleet.gpu.plugins.module_utils.install.files import Installation, InstallError
+from ansible_collections.openfleet.gpu.plugins.module_utils.install.sources import Sources, pack
 
 LAYOUT = [{"gpus": "all", "sharing": "shared"}]
 OFF = {"directory": "", "service": "[Service]\n", "timer": "[Timer]\n"}
@@ -79,7 +80,8 @@ def test_units_that_a_run_failed_to_start_are_started_by_the_next(tmp_path, monk
     """All files are as wanted then, and nothing else would tell."""
     monkeypatch.setattr(Installation, "is_host", True)
     sources = read_sources()
-    wanted = {**asked(), "agent": "", "on_trial": False, "sources": sources, "sources_digest": sources_digest(sources)}
+    given = Sources(sources_digest(sources), pack(sources))
+    wanted = {**asked(), "agent": "", "on_trial": False}
     failing, called = {"restart"}, []
 
     def call(command):
@@ -89,7 +91,7 @@ def test_units_that_a_run_failed_to_start_are_started_by_the_next(tmp_path, monk
     def run(check=False):
         called.clear()
         target = Installation(tmp_path, check, call)
-        layout_boot.install(target, wanted)
+        layout_boot.install(target, wanted, given)
         return target.done
 
     for _ in range(2):

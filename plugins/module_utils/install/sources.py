@@ -1,0 +1,73 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The sources of an installation: large, so they are sent only to a host that asks for them.
+
+Each run sends their digest. A module whose host needs more returns `sources_needed`, and its action plugin runs it again with the
+sources (plugin_utils/on_demand.py).
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import zlib
+from pathlib import Path
+from typing import Any, Callable, Mapping
+
+from .files import Installation, InstallError
+
+
+class SourcesNeededError(Exception):
+    """The host needs the sources, and nothing was changed so far."""
+
+
+class Sources:
+    """Texts by name as the controller has them, known by their digest alone until they are sent."""
+
+    def __init__(self, digest: str, packed: str | None = None) -> None:
+        self.digest, self._packed = digest, packed
+
+    def texts(self) -> dict[str, str]:
+        """Return the sources. Raises SourcesNeededError if they were not sent."""
+        if self._packed is None:
+            raise SourcesNeededError
+        return json.loads(zlib.decompress(base64.b64decode(self._packed)))
+
+
+def digest(sources: Mapping[str, str]) -> str:
+    """Return the digest by which two sets of sources are told apart."""
+    parts = [part for item in sorted(sources.items()) for part in item]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def pack(sources: Mapping[str, str]) -> str:
+    """Return the sources as the module's parameter."""
+    return base64.b64encode(zlib.compress(json.dumps(sources).encode(), 9)).decode()
+
+
+def argspec() -> dict[str, Any]:
+    """Return the options that modules with sources share; doc_fragments/install.py describes them."""
+    return {
+        "root": {"type": "path", "default": "/"},
+        "sources_digest": {"type": "str", "default": ""},
+        # Not a secret: it would fill the host's log.
+        "sources": {"type": "str", "no_log": True},
+    }
+
+
+def bring_about(
+    params: Mapping[str, Any], check_mode: bool, body: Callable[[Installation, Sources], Mapping[str, Any] | None]
+) -> dict[str, Any]:
+    """Run `body` while no other installation runs; return the module's return values, with those of `body`. Raises FleetError."""
+    target = Installation(Path(params["root"]), check_mode)
+    sources = Sources(params["sources_digest"], params["sources"])
+    try:
+        with target.locked():
+            more = body(target, sources) or {}
+    except SourcesNeededError:
+        return {"changed": False, "sources_needed": True}
+    except OSError as error:
+        raise InstallError(str(error.filename), "%s" % error.strerror, "Run as root (become: true).") from error
+    return dict(target.result(), **more)
