@@ -7,34 +7,17 @@ Folders that only root writes to need none of it, and a site may choose others.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 from pathlib import Path
 
 import pytest
-from attackers import ROOT, public_folder
+from attackers import public_folder
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import cdi, durable, vgpu_files, vgpu_host
 from ansible_collections.openfleet.gpu.plugins.module_utils.cli import metrics
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
 from ansible_collections.openfleet.gpu.plugins.module_utils.install.files import Installation
-
-
-def installer(name: str):
-    """A role's files/install.py, which is sent to hosts and belongs to no package."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "roles" / name / "files" / "install.py")
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
-
-
-def by_installer(name):
-    def write(path, text):
-        target = installer(name).Installation(path.parent, False)
-        target.write(path.name, text.encode())
-
-    return write
 
 
 def by_installation(path, text):
@@ -53,8 +36,7 @@ WRITERS = {
     "durable": (durable.write_text, "journal.json", "journal.json.new"),
     "metrics": (lambda path, text: metrics.write(path.parent, text), metrics.FILE, metrics.FILE + ".new"),
     "cdi": (by_specification, "nvidia.json", "nvidia.json.new"),
-    "gpu_layout": (by_installation, "gpu-layout", "gpu-layout.new"),
-    "vgpu_limiter": (by_installer("vgpu_limiter"), "vgpu-top", "vgpu-top.new"),
+    "installation": (by_installation, "gpu-layout", "gpu-layout.new"),
 }
 each = pytest.mark.parametrize("name", WRITERS)
 
@@ -114,6 +96,16 @@ def test_a_link_in_the_place_of_the_file_is_replaced(folder, name):
     assert victim.read_text() == "root:x:\n" and (folder / final).read_text() == "written"
 
 
+def test_an_installation_replaces_a_link_to_what_it_would_write(folder):
+    """Whoever owns what the link leads to could change it later."""
+    (folder / "theirs").write_text("written")
+    (folder / "theirs").chmod(0o644)
+    (folder / "ours").symlink_to(folder / "theirs")
+    target = Installation(folder, False)
+    assert target.write("ours", b"written") and not (folder / "ours").is_symlink()
+    assert not target.write("ours", b"written") and len(target.done) == 1
+
+
 def test_nothing_that_root_writes_is_open_to_others_for_a_moment(folder, monkeypatch):
     """A reader that opens the file as soon as it is there would keep it open."""
     made = []
@@ -125,7 +117,7 @@ def test_nothing_that_root_writes_is_open_to_others_for_a_moment(folder, monkeyp
         return real(path, flags, mode, **more)
 
     monkeypatch.setattr(os, "open", noted)
-    WRITERS["gpu_layout"][0](folder / "gpu-layout", "written")
+    WRITERS["installation"][0](folder / "gpu-layout", "written")
     assert made == [("gpu-layout.new", 0o600, os.O_EXCL)]
 
 

@@ -30,6 +30,7 @@ from ansible_collections.openfleet.gpu.plugins.modules import (
     rightsize,
     time_slicing,
     unit_request,
+    vgpu_limiter,
     vgpu_quota,
 )
 
@@ -63,7 +64,20 @@ def documented_options(module):
 
 @pytest.mark.parametrize(
     "module",
-    [drain, gpu_check, gpu_info, layout, layout_boot, layout_export, mig, mps, reclaim, time_slicing, unit_request],
+    [
+        drain,
+        gpu_check,
+        gpu_info,
+        layout,
+        layout_boot,
+        layout_export,
+        mig,
+        mps,
+        reclaim,
+        time_slicing,
+        unit_request,
+        vgpu_limiter,
+    ],
 )
 def test_options_are_those_of_the_argument_spec(module):
     documented = documented_options(module)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import stat
 import time
 from contextlib import contextmanager, suppress
@@ -49,9 +50,12 @@ class Installation:
         if self._mark is not None and not self.check:
             self._mark.unlink(missing_ok=True)
 
-    def _begin(self) -> None:
+    def _begin(self, path: Path) -> None:
+        """Get ready to change this file: its directory is there, and others can read it whatever the umask is."""
         if self._mark is not None and not self._mark.exists():
+            durable.make_folder(self._mark.parent)
             durable.write_bytes(self._mark, b"", 0o600)
+        durable.make_folder(path.parent)
 
     @property
     def is_host(self) -> bool:
@@ -82,14 +86,33 @@ class Installation:
 
     def write(
         self, relative: str, content: bytes, mode: int = 0o644, accept: Callable[[Path], None] | None = None
-    ) -> None:
-        """Write the file unless it is so. `accept` is given the new file before it takes its place, and raises if it is wrong."""
+    ) -> bool:
+        """Write the file; return False if it was so. A link is replaced.
+
+        `accept` is given the new file before it takes its place, and raises if it is wrong.
+        """
         path = self.path(relative)
-        if path.is_file() and path.read_bytes() == content and stat.S_IMODE(path.stat().st_mode) == mode:
-            return
-        before = path.read_bytes() if path.is_file() else b""
-        self._differ(path, before, content)
+        before = path.read_bytes() if path.is_file() and not path.is_symlink() else None
+        if before == content and stat.S_IMODE(path.stat().st_mode) == mode:
+            return False
+        self._differ(path, before or b"", content)
         self.replace(path, content, mode, accept=accept)
+        return True
+
+    def link(self, relative: str, to: str) -> bool:
+        """Make the link; return False if it was so. A reader finds the old one or the new one."""
+        path = self.path(relative)
+        if path.is_symlink() and os.readlink(str(path)) == to:
+            return False
+        self.done.append("link %s to %s" % (path, to))
+        if not self.check:
+            self._begin(path)
+            new = path.with_name(path.name + ".new")
+            if new.exists() or new.is_symlink():
+                new.unlink()
+            new.symlink_to(to)
+            new.replace(path)
+        return True
 
     def replace(
         self, path: Path, content: bytes, mode: int, reason: str = "", accept: Callable[[Path], None] | None = None
@@ -97,7 +120,7 @@ class Installation:
         """Write the file. A reader finds the old one or the new one, never part of one."""
         self.done.append("write %s%s" % (path, ": " + reason if reason else ""))
         if not self.check:
-            self._begin()
+            self._begin(path)
             durable.write_bytes(path, content, mode, accept)
 
     def make(self, folder: Path) -> list[str]:
@@ -110,15 +133,28 @@ class Installation:
                 path.chmod(0o755)
         return [str(path) for path in missing]
 
-    def remove(self, relative: str) -> None:
-        """Remove the file if it is there."""
+    def remove(self, relative: str) -> bool:
+        """Remove the file or link; return False if there is none."""
         path = self.path(relative)
-        if path.is_file() or path.is_symlink():
-            self._differ(path, path.read_bytes() if path.is_file() else b"", b"")
-            self.done.append("remove %s" % path)
-            if not self.check:
-                self._begin()
-                path.unlink()
+        if not path.is_file() and not path.is_symlink():
+            return False
+        self._differ(path, path.read_bytes() if not path.is_symlink() else b"", b"")
+        self.done.append("remove %s" % path)
+        if not self.check:
+            self._begin(path)
+            path.unlink()
+        return True
+
+    def remove_tree(self, relative: str) -> bool:
+        """Remove the directory with all that is in it; return False if there is none."""
+        path = self.path(relative)
+        if path.is_symlink() or not path.is_dir():
+            return self.remove(relative)
+        self.done.append("remove %s" % path)
+        if not self.check:
+            self._begin(path)
+            shutil.rmtree(str(path))
+        return True
 
     def prune(self, folder: Path, said: bool = True) -> None:
         """Remove the directory if it is empty."""
@@ -132,15 +168,20 @@ class Installation:
         """Call systemd if it is this host's. Raises InstallError, with the end of the log of the unit `log_of`."""
         if not self.is_host or self.check:
             return
-        done = self.call(["systemctl", *arguments])
+        self.run("systemctl", *arguments, log_of=log_of)
+
+    def run(self, *command: str, log_of: str = "", **options: Any) -> str:
+        """Return what a command of the host said, nothing in check mode. Raises InstallError as `systemctl`."""
+        if self.check:
+            return ""
+        done = self.call(list(command), **options)
+        said = done.stdout + done.stderr
         if done.returncode:
-            said = done.stdout + done.stderr
             if log_of:
                 words = ["journalctl", "--no-pager", "--output=cat", "--lines=20", "--unit", log_of]
                 said += self.call(words).stdout
-            raise InstallError(
-                "systemctl %s" % " ".join(arguments), "it failed with status %d:\n%s" % (done.returncode, said.rstrip())
-            )
+            raise InstallError(" ".join(command), "it failed with status %d:\n%s" % (done.returncode, said.rstrip()))
+        return said
 
     def result(self) -> dict[str, Any]:
         """Return what a module returns of it."""

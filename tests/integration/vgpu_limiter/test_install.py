@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""install.py: what the role vgpu_limiter does on a host, in a directory that stands for one."""
+"""The module vgpu_limiter: what the role vgpu_limiter does on a host, in a directory that stands for one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from install_module import result
 from vgpu_limiter_host import DIRECTORY, Host, source_of
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
+from ansible_collections.openfleet.gpu.plugins.plugin_utils import limiter_sources
 
 NOTHING = {"changed": False, "done": [], "missing": []}
 
@@ -35,10 +39,7 @@ def built(tmp_path: Path, version: str) -> dict:
     given = {}
     for name in ("libopenfleet-vgpu.so", "libcuda.so.1", "vgpu-top"):
         content = (folder / "build" / name).read_bytes()
-        given[name] = {
-            "content": base64.b64encode(content).decode(),
-            "sha256": hashlib.sha256(content).hexdigest(),
-        }
+        given[name] = base64.b64encode(content).decode()
     return given
 
 
@@ -84,15 +85,15 @@ def test_everybody_can_read_it_whatever_the_umask_of_the_run(host):
 
 
 def test_a_dry_run_foretells_and_touches_nothing(host):
-    foretold = host.installed(host.bundle(), "--check")
+    foretold = host.installed(host.bundle(), check=True)
     assert foretold["changed"] and not host.root.exists()
     host.installed(host.bundle())
-    assert host.installed(host.bundle(), "--check") == NOTHING
+    assert host.installed(host.bundle(), check=True) == NOTHING
     name = host.library().name
-    upgrade = host.installed(host.bundle("two"), "--check")
+    upgrade = host.installed(host.bundle("two"), check=True)
     assert any(step.endswith(name) and step.startswith("remove ") for step in upgrade["done"])
     assert host.library().name == name
-    away = host.installed(host.bundle(state="absent"), "--check")
+    away = host.installed(host.bundle(state="absent"), check=True)
     assert {step.partition(" ")[2] for step in away["done"]} == {str(host.root / path) for path in host.files()}
 
 
@@ -111,7 +112,7 @@ def test_it_stays_as_long_as_there_are_tenants(host):
     there = host.files()
     assert "notebook-a" in host.refused(host.bundle(state="absent"))
     assert host.files() == there
-    assert host.installed(host.bundle(state="absent"), "--check")["changed"]
+    assert host.installed(host.bundle(state="absent"), check=True)["changed"]
 
 
 @pytest.mark.parametrize(
@@ -212,20 +213,33 @@ def test_files_that_somebody_has_built_need_no_compiler(host, tmp_path):
     assert host.installed(bundle) == NOTHING
 
 
-def test_a_file_with_another_checksum_is_refused(host, tmp_path):
+def test_files_are_read_on_the_controller_and_compared_with_their_checksums(tmp_path):
     given = built(tmp_path, "theirs")
-    given["vgpu-top"]["sha256"] = "0" * 64
-    told = host.refused(host.bundle(source={}, built=given))
-    assert "vgpu-top" in told and "0" * 64 in told
-    assert not host.root.exists()
+    folder = tmp_path / "built/build"
+    sums = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in given}
+    files = [{"path": str(folder / name), "sha256": checksum.upper()} for name, checksum in sums.items()]
+    read = limiter_sources.sources(limiter_sources.built(files))
+    assert {name: read["built/" + name] for name in given} == given and "vgpu-run" in read
+    assert not any(name.startswith("src/") for name in read)
+    with pytest.raises(FleetError, match=r"vgpu_limiter_files: .*vgpu-top.*says 0{64}"):
+        limiter_sources.built([{"path": str(folder / "vgpu-top"), "sha256": "0" * 64}])
+    with pytest.raises(FleetError, match=r"there is no libcuda\.so\.1 and no vgpu-top"):
+        limiter_sources.built(files[:1])
+    with pytest.raises(FleetError, match=r"gone: it cannot be read"):
+        limiter_sources.built([{"path": str(folder / "gone")}])
+
+
+def test_without_files_the_source_of_the_role_is_what_is_built():
+    read = limiter_sources.sources({})
+    assert {"src/Makefile", "src/quota.c", "vgpu-run", "openfleet-vgpu.cil", "openfleet-vgpu.apparmor"} <= set(read)
 
 
 @pytest.mark.host_python
 def test_a_file_for_another_machine_is_refused(host, tmp_path):
     given = built(tmp_path, "theirs")
-    content = bytearray(base64.b64decode(given["libopenfleet-vgpu.so"]["content"]))
+    content = bytearray(base64.b64decode(given["libopenfleet-vgpu.so"]))
     content[18:20] = (8).to_bytes(2, "little")  # MIPS, which elf.h calls EM_MIPS
-    given["libopenfleet-vgpu.so"] = {"content": base64.b64encode(content).decode(), "sha256": None}
+    given["libopenfleet-vgpu.so"] = base64.b64encode(content).decode()
     assert "libopenfleet-vgpu.so is no program or library for" in host.refused(host.bundle(source={}, built=given))
     assert not host.root.exists()
 
@@ -233,7 +247,7 @@ def test_a_file_for_another_machine_is_refused(host, tmp_path):
 def test_without_a_compiler_nothing_is_done_but_to_say_so(host, tmp_path):
     host.environment["PATH"] = str(tmp_path)
     done = host.run(host.bundle())
-    assert done.returncode == 3 and '"missing": ["cc", "make"]' in done.stdout
+    assert result(done) == {"changed": False, "done": [], "missing": ["cc", "make"]}
     assert not host.root.exists()
 
 
@@ -288,7 +302,7 @@ def test_systemd_reads_drop_ins_when_they_change_and_only_then(host, booted):
     host.installed(host.bundle())
     assert booted.read_text() == ""
     named = host.bundle(services={"a.service": "a"})
-    assert host.installed(named, "--check")["changed"] and booted.read_text() == ""
+    assert host.installed(named, check=True)["changed"] and booted.read_text() == ""
     host.installed(named)
     assert host.installed(named) == NOTHING
     assert booted.read_text().splitlines() == ["daemon-reload"]
@@ -306,7 +320,7 @@ def test_a_reload_that_failed_is_done_by_the_next_run(host, booted, tmp_path, th
     assert "daemon-reload" in host.refused(wanted)
     (tmp_path / "broken").unlink()
     booted.write_text("")
-    assert "reload systemd" in host.installed(wanted, "--check")["done"] and booted.read_text() == ""
+    assert "reload systemd" in host.installed(wanted, check=True)["done"] and booted.read_text() == ""
     assert "reload systemd" in host.installed(wanted)["done"]
     assert booted.read_text().splitlines() == ["daemon-reload"]
     assert host.installed(wanted) == NOTHING
@@ -351,7 +365,7 @@ def labelled(host: Host, tmp_path) -> Path:
 
 def test_labels_come_once_and_go(host, labelled):
     host.tenant("a", quota="version 1\n")
-    assert host.installed(host.bundle(), "--check")["changed"] and not labelled.exists()
+    assert host.installed(host.bundle(), check=True)["changed"] and not labelled.exists()
     host.installed(host.bundle())
     first, second = labelled.read_text().splitlines()
     assert first.startswith("semodule --install ") and first.endswith("/openfleet-vgpu.cil")
@@ -374,7 +388,7 @@ def test_a_module_that_somebody_took_away_is_no_hindrance(host, labelled, tmp_pa
 def test_selinux_without_its_tool_is_told(host, labelled, tmp_path):
     host.environment["PATH"] = "/nowhere"
     before = host.files()
-    assert "install policycoreutils" in host.refused(host.bundle(source={}, built=built(tmp_path, "theirs")))
+    assert "Install policycoreutils" in host.refused(host.bundle(source={}, built=built(tmp_path, "theirs")))
     assert host.files() == before
 
 

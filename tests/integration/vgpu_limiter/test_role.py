@@ -14,7 +14,7 @@ import yaml
 from vgpu_limiter_host import HOST_PYTHON, REPOSITORY
 
 
-def play(tmp_path: Path, tasks: list[dict], variables: dict) -> subprocess.CompletedProcess:
+def play(tmp_path: Path, tasks: list[dict], variables: dict, **settings: str) -> subprocess.CompletedProcess:
     playbook = tmp_path / "playbook.yml"
     inventory = tmp_path / "hosts.yml"
     here = {"ansible_connection": "local", "ansible_python_interpreter": HOST_PYTHON}
@@ -27,6 +27,7 @@ def play(tmp_path: Path, tasks: list[dict], variables: dict) -> subprocess.Compl
         ANSIBLE_STDOUT_CALLBACK="default",
         ANSIBLE_CACHE_PLUGIN="memory",
         ANSIBLE_NOCOLOR="1",
+        **settings,
     )
     return subprocess.run(
         [str(Path(sys.executable).with_name("ansible-playbook")), "-i", str(inventory), str(playbook)],
@@ -55,6 +56,28 @@ def test_a_compiler_that_is_missing_still_is_no_success(tmp_path, again):
     assert ("there is no cc and no make" in told and "vgpu_limiter_packages" in told) == again
 
 
+def test_the_sources_are_sent_once_and_a_second_run_sends_little(tmp_path):
+    """Counted in what Ansible sends: the files of the module, less what it sends for any module."""
+    role = [{"ansible.builtin.import_role": {"name": "openfleet.gpu.vgpu_limiter"}}, {"ansible.builtin.ping": None}]
+    keep = {"ANSIBLE_KEEP_REMOTE_FILES": "1", "ANSIBLE_PIPELINING": "0"}
+
+    def sent(run):
+        variables = {"vgpu_limiter__root": str(tmp_path / "root"), "ansible_remote_tmp": str(tmp_path / run)}
+        done = play(tmp_path, role, variables, **keep)
+        assert done.returncode == 0, done.stdout + done.stderr
+        sizes = {name: [f.stat().st_size for f in (tmp_path / run).rglob(f"AnsiballZ_{name}.py")] for name in NAMES}
+        (ping,) = sizes["ping"]
+        return done.stdout, [size - ping for size in sizes["vgpu_limiter"]]
+
+    # Of two executions of one task, the file of the last is left.
+    (said, (first,)), (said_again, (second,)) = sent("first"), sent("second")
+    assert "changed=1 " in said and "changed=0 " in said_again
+    assert first > second + 50_000, "the sources, which the first run sent last"
+    assert second < 40_000
+    assert (tmp_path / "root/usr/lib/openfleet-gpu/vgpu/libopenfleet-vgpu.so").exists()
+
+
+NAMES = ("vgpu_limiter", "ping")
 TENANT = [{"gpus": [0], "sharing": "vgpu", "vgpu": {"tenants": [{"name": "a", "memory": "1GiB", "sm_percent": 10}]}}]
 STEPS = {"plan_data": {"vgpu": {"steps": [{"step": "RemoveTenant", "name": "a"}]}}}
 

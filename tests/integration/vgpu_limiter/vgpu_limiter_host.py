@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A directory that stands for a host, and the role's installer for it.
+"""A directory that stands for a host, and the module that installs the limiter there.
 
 What is installed is a small library that stands for the limiter's: another text is another version. The limiter itself
 is installed by the molecule scenario vgpu.
@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
+
+from install_module import HOST_PYTHON, result, run_module
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 FILES = REPOSITORY / "roles" / "vgpu_limiter" / "files"
-#: The interpreter that stands for a host's: code on hosts is to run on old ones too.
-HOST_PYTHON = os.environ.get("OPENFLEET_HOST_PYTHON") or sys.executable
+__all__ = ["HOST_PYTHON"]
 DIRECTORY = "usr/lib/openfleet-gpu/vgpu"
 TENANTS = "etc/openfleet-gpu/vgpu"
 
@@ -51,38 +50,33 @@ class Host:
         self.environment = dict(os.environ)
 
     def bundle(self, version: str = "one", **changes) -> dict:
+        """Arguments of the module, and under `source` or `built` what its action plugin reads on the controller."""
         plain = {
             "state": "present",
             "source": source_of("%s %s" % (self.version, version)),
             "built": {},
-            "run": (FILES / "vgpu-run").read_text(),
-            "selinux": (FILES / "openfleet-vgpu.cil").read_text(),
-            "apparmor": (FILES / "openfleet-vgpu.apparmor").read_text(),
             "services": {},
         }
         return dict(plain, **changes)
 
-    def run(self, bundle: dict, *arguments: str) -> subprocess.CompletedProcess:
-        return subprocess.run(
-            [HOST_PYTHON, str(FILES / "install.py"), "--root", str(self.root), *arguments],
-            input=json.dumps(bundle),
-            capture_output=True,
-            text=True,
-            check=False,
-            env=self.environment,
-            timeout=300,
-        )
+    def run(self, bundle: dict, check: bool = False):
+        arguments = {"state": bundle["state"], "services": bundle["services"]}
+        arguments["files"] = [{"path": "/on/the/controller/" + name} for name in bundle["built"]]
+        sources = {"src/" + name: text for name, text in bundle["source"].items()}
+        sources.update(("built/" + name, text) for name, text in bundle["built"].items())
+        names = ("vgpu-run", "openfleet-vgpu.cil", "openfleet-vgpu.apparmor")
+        sources.update((name, (FILES / name).read_text()) for name in names)
+        if bundle["state"] == "absent":
+            sources = {}
+        return run_module("vgpu_limiter", self.root, arguments, sources, check, self.environment)
 
-    def installed(self, bundle: dict, *arguments: str) -> dict:
-        done = self.run(bundle, *arguments)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+    def installed(self, bundle: dict, check: bool = False) -> dict:
+        return result(self.run(bundle, check))
 
-    def refused(self, bundle: dict, *arguments: str) -> str:
-        done = self.run(bundle, *arguments)
-        assert done.returncode == 1 and done.stdout == ""
-        assert "Traceback" not in done.stderr
-        return done.stderr
+    def refused(self, bundle: dict) -> str:
+        done = self.run(bundle)
+        assert done.returncode == 1
+        return json.loads(done.stdout)["msg"]
 
     def files(self) -> set[str]:
         return {str(path.relative_to(self.root)) for path in self.root.rglob("*") if not path.is_dir()}

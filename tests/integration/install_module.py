@@ -1,0 +1,56 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A module that installs from sources, run as its action plugin runs it: with their digest first, with them if the host asks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Mapping
+
+from simulated_host import module_path
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.install.sources import digest, pack
+
+#: The interpreter that stands for a host's: code on hosts is to run on old ones too.
+HOST_PYTHON = os.environ.get("OPENFLEET_HOST_PYTHON") or sys.executable
+MODULE = "ansible_collections.openfleet.gpu.plugins.modules.%s"
+
+
+def run_module(
+    name: str,
+    root: Path,
+    arguments: Mapping[str, Any],
+    sources: Mapping[str, str],
+    check: bool = False,
+    environment: Mapping[str, str] = os.environ,
+) -> subprocess.CompletedProcess:
+    """Run the module below `root`; return the last process. Its output is the module's result."""
+    given = {"root": str(root), "sources_digest": digest(sources), **arguments, "_ansible_check_mode": check}
+    done = _run(name, given, environment)
+    if done.returncode == 0 and json.loads(done.stdout).get("sources_needed"):
+        done = _run(name, {**given, "sources": pack(sources)}, environment)
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
+
+
+def _run(name: str, given: Mapping[str, Any], environment: Mapping[str, str]) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [HOST_PYTHON, "-m", MODULE % name],
+        input=json.dumps({"ANSIBLE_MODULE_ARGS": given}),
+        env={**environment, "PYTHONPATH": module_path()},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+
+
+def result(done: subprocess.CompletedProcess) -> dict[str, Any]:
+    """Return what the module says it changed."""
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = json.loads(done.stdout)
+    return {key: said[key] for key in ("changed", "done", "missing") if key in said}
