@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import runpy
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import mps_unit
+from ansible_collections.openfleet.gpu.plugins.module_utils.install import gpu_simulator
 from ansible_collections.openfleet.gpu.plugins.module_utils.toolkit import files as toolkit_files
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,9 +58,7 @@ TEXTS = {
         "etc/systemd/system/openfleet-mps@.service"
     ],
     ("nvidia-cdi-refresh.service", ""): toolkit_files.refresh_service(),
-    ("gpusim-kernel-files.service", ""): runpy.run_path(str(ROLES / "gpu_simulator" / "files" / "install.py"))[
-        "KERNEL_FILES_SERVICE"
-    ],
+    ("gpusim-kernel-files.service", ""): gpu_simulator.KERNEL_FILES_SERVICE,
 }
 
 

@@ -52,9 +52,9 @@ def test_every_unit_of_the_collection_is_judged():
         if re.search(r"^(\W*)ExecStart=", path.read_text(), re.MULTILINE)
     }
     assert modules == {
+        "plugins/module_utils/install/gpu_simulator.py",
         "plugins/module_utils/mps_unit.py",
         "plugins/module_utils/toolkit/files.py",
-        "roles/gpu_simulator/files/install.py",
     }
 
 

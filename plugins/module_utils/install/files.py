@@ -171,9 +171,11 @@ class Installation:
         self.run("systemctl", *arguments, log_of=log_of)
 
     def run(self, *command: str, log_of: str = "", **options: Any) -> str:
-        """Return what a command of the host said, nothing in check mode. Raises InstallError as `systemctl`."""
-        if self.check:
-            return ""
+        """Run a command that changes the host, not in check mode; return what it said. Raises InstallError as `systemctl`."""
+        return "" if self.check else self.ask(*command, log_of=log_of, **options)
+
+    def ask(self, *command: str, log_of: str = "", **options: Any) -> str:
+        """Return what a command of the host says, also in check mode. Raises InstallError as `systemctl`."""
         done = self.call(list(command), **options)
         said = done.stdout + done.stderr
         if done.returncode:

@@ -13,8 +13,6 @@ the files that are installed as they are.
 from __future__ import annotations
 
 import base64
-import hashlib
-import json
 import platform
 import re
 import tempfile
@@ -24,6 +22,7 @@ from typing import Any, Mapping
 from .. import systemd
 from ..command import program
 from .files import Installation, InstallError
+from .manifest import Manifest
 from .sources import Sources
 
 BUILD_PROGRAMS = ("cc", "make")
@@ -108,42 +107,22 @@ class _Installed:
 
     def __init__(self, target: Installation, sources: Sources) -> None:
         self._target = target
-        # The same version is the same source on the same kind of machine.
-        made_from = "%s\0%s" % (platform.machine(), sources.digest)
-        self._version = hashlib.sha256(made_from.encode()).hexdigest()[:12]
-        self.library = "%s.%s" % (LINK, self._version)
-        self._sums: dict[str, str] = {}
-        try:
-            manifest = json.loads(target.path(MANIFEST).read_bytes().decode())
-            if manifest["version"] == self._version:
-                self._sums = dict(manifest["sha256"])
-        except (OSError, ValueError, KeyError, TypeError):
-            pass
+        self._manifest = Manifest(target, MANIFEST, platform.machine(), sources.digest)
+        self.library = "%s.%s" % (LINK, self._manifest.version)
 
     def has_library(self) -> bool:
         """Return whether all that a build makes is as it was installed."""
-        return self._are_so(self.library, FRONT_PATH, TOP)
+        return self._manifest.holds(self.library, FRONT_PATH, TOP)
 
     def is_whole(self) -> bool:
         """Return whether all that comes from the sources is as it was installed, and nothing is missing."""
         labels = [SELINUX] if _has_selinux(self._target) else []
         labels += [APPARMOR] if _has_apparmor(self._target) else []
-        return self.has_library() and self._are_so(RUN, *labels)
+        return self.has_library() and self._manifest.holds(RUN, *labels)
 
     def record(self) -> None:
         """Write the manifest of what is there now."""
-        sums = {
-            path: _sum_of(self._target.path(path)) for path in (self.library, FRONT_PATH, TOP, RUN, SELINUX, APPARMOR)
-        }
-        manifest = {"version": self._version, "sha256": {path: found for path, found in sums.items() if found}}
-        self._target.write(MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
-
-    def _are_so(self, *files: str) -> bool:
-        return all(self._sums.get(path, "") == _sum_of(self._target.path(path)) for path in files)
-
-
-def _sum_of(path: Path) -> str | None:
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+        self._manifest.record((self.library, FRONT_PATH, TOP, RUN, SELINUX, APPARMOR))
 
 
 def _install_library(

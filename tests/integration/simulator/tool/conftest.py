@@ -14,12 +14,10 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from install_module import HOST_PYTHON, result, run_module
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 FILES = REPOSITORY / "roles" / "gpu_simulator" / "files"
-
-#: The interpreter that stands for a host's: code on hosts is to run on old ones too.
-HOST_PYTHON = os.environ.get("OPENFLEET_HOST_PYTHON") or sys.executable
 
 
 @functools.lru_cache(maxsize=None)
@@ -28,17 +26,19 @@ def _texts(pattern: str) -> dict[str, str]:
     return {path.name: path.read_text() for path in sorted(REPOSITORY.glob(pattern)) if path.is_file()}
 
 
-def texts(pattern: str) -> dict[str, str]:
-    return dict(_texts(pattern))
+def texts(pattern: str, prefix: str) -> dict[str, str]:
+    return {prefix + name: text for name, text in _texts(pattern).items()}
 
 
 def make_bundle(*gpus: dict, **more) -> dict:
     return {
         "state": "present",
         "hide_real_gpus": False,
-        "source": texts("roles/gpu_simulator/files/src/*"),
-        "tool": texts("roles/gpu_simulator/files/gpusim/*.py"),
-        "models": texts("plugins/module_utils/models/*.json"),
+        "sources": {
+            **texts("roles/gpu_simulator/files/src/*", "src/"),
+            **texts("roles/gpu_simulator/files/gpusim/*.py", "gpusim/"),
+            **texts("plugins/module_utils/models/*.json", "models/"),
+        },
         "configuration": {"host": "h1", "driver_version": "580.105.08", "gpus": list(gpus)},
         **more,
     }
@@ -63,13 +63,13 @@ class Host:
         self.children: list[subprocess.Popen] = []
 
     def install(self, wanted: dict, *options: str, **more) -> subprocess.CompletedProcess:
-        command = [HOST_PYTHON, str(FILES / "install.py"), "--root", str(self.root), *options]
-        return self._run(command, input=json.dumps(wanted), **more)
+        environment = more.get("env", self.environment)
+        sources = {} if wanted["state"] == "absent" else wanted["sources"]
+        arguments = {name: value for name, value in wanted.items() if name != "sources"}
+        return run_module("gpu_simulator", self.root, arguments, sources, "--check" in options, environment)
 
     def installed(self, wanted: dict, *options: str) -> dict:
-        done = self.install(wanted, *options)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return json.loads(done.stdout)
+        return result(self.install(wanted, *options))
 
     def lay_out(self, *gpus: dict) -> None:
         configuration = json.dumps(make_bundle(*gpus)["configuration"])
@@ -144,7 +144,7 @@ class Host:
 
 @pytest.fixture(scope="session")
 def bundle():
-    """A function from GPUs, and fields to be different, to what the role hands to install.py."""
+    """A function from GPUs, and fields to be different, to arguments of the module and the sources of its action plugin."""
     return make_bundle
 
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""install.py: what the role gpu_simulator does on a host, in a directory that stands for one."""
+"""The module gpu_simulator: what the role gpu_simulator does on a host, in a directory that stands for one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import signal
 import subprocess
 
 import pytest
+from install_module import result
 
 T4 = {"model": "T4-16GB"}
 PLACES = ("usr/local/lib/gpusim", "usr/local/share/gpusim", "etc/gpusim", "var/lib/gpusim")
@@ -72,7 +73,7 @@ def test_gpus_in_use_are_not_laid_out_anew(installed_host, bundle):
     assert child.stdout.readline() == b"x\n"
     refused = host.install(bundle({"model": "T4-16GB", "count": 2}))
     assert refused.returncode == 1
-    assert "in use" in refused.stderr and "Stop the processes" in refused.stderr
+    assert "in use" in refused.stdout and "Stop the processes" in refused.stdout
     assert host.nvml("result = N.nvmlDeviceGetCount()") == 1
     assert json.loads((host.root / "etc/gpusim/gpus.json").read_text())["gpus"] == [T4]
 
@@ -82,7 +83,7 @@ def test_the_library_is_built_only_from_changed_source_and_replaced_by_renaming(
     library = host.library
     before = library.stat().st_ino
     wanted = bundle(T4)
-    wanted["source"]["another_release.c"] = 'const char another_release[] = "2";\n'
+    wanted["sources"]["src/another_release.c"] = 'const char another_release[] = "2";\n'
     with library.open("rb") as client:
         assert host.installed(wanted)["changed"] is True
         assert library.stat().st_ino != before
@@ -143,9 +144,9 @@ def test_a_source_that_does_not_compile_leaves_the_host_as_it_was(installed_host
     host = installed_host
     before = host.library.read_bytes()
     wanted = bundle(T4)
-    wanted["source"]["broken.c"] = "int main(void) { return }\n"
+    wanted["sources"]["src/broken.c"] = "int main(void) { return }\n"
     failed = host.install(wanted)
-    assert failed.returncode == 1 and "broken.c" in failed.stderr
+    assert failed.returncode == 1 and "broken.c" in failed.stdout
     assert host.library.read_bytes() == before
     assert host.installed(bundle(T4))["changed"] is False
 
@@ -166,9 +167,8 @@ def test_a_missing_compiler_is_told_by_name(empty_host, bundle, tmp_path):
     (tmp_path / "bin").mkdir()
     poor = {**empty_host.environment, "PATH": str(tmp_path / "bin")}
     done = empty_host.install(bundle(T4), env=poor)
-    assert done.returncode == 3
-    assert json.loads(done.stdout) == {"changed": False, "done": [], "missing": ["cc", "make"]}
-    predicted = json.loads(empty_host.install(bundle(T4), "--check", env=poor).stdout)
+    assert result(done) == {"changed": False, "done": [], "missing": ["cc", "make"]}
+    predicted = result(empty_host.install(bundle(T4), "--check", env=poor))
     assert predicted["changed"] is True and predicted["done"][0] == "install packages for cc, make"
     assert not empty_host.root.exists()
 
@@ -187,7 +187,7 @@ def test_an_unknown_model_is_refused_with_those_there_are(installed_host, bundle
     host = installed_host
     refused = host.install(bundle({"model": "H9000"}))
     assert refused.returncode == 1
-    assert "gpus[0].model: H9000 is not in the catalogue" in refused.stderr and "H100-80GB" in refused.stderr
+    assert "gpus[0].model: H9000 is not in the catalogue" in refused.stdout and "H100-80GB" in refused.stdout
 
 
 def test_a_host_with_real_gpus_is_refused_unless_told_to_hide_them(installed_host, bundle):
@@ -198,7 +198,7 @@ def test_a_host_with_real_gpus_is_refused_unless_told_to_hide_them(installed_hos
         (installed_host.root / sign).touch()
     for options in ([], ["--check"]):
         refused = installed_host.install(bundle(T4), *options)
-        assert refused.returncode == 1 and "real NVIDIA GPUs" in refused.stderr
+        assert refused.returncode == 1 and "real NVIDIA GPUs" in refused.stdout
     assert installed_host.installed(bundle(T4, hide_real_gpus=True))["changed"] is False
     assert installed_host.installed(bundle(state="absent"))["changed"] is True
 

@@ -1,0 +1,210 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Simulated GPUs: the library that answers as NVML does, the tool gpusim, model files and the GPUs of the host; or none of it.
+
+The sources are texts by name: `src/NAME` of the library, `gpusim/NAME` of the tool, `models/NAME`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import platform
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any, Mapping
+
+from ..command import program
+from .files import Installation, InstallError
+from .manifest import Manifest
+from .sources import Sources
+
+LIBRARY_NAME = "libnvidia-ml.so.1"
+BUILD_PROGRAMS = ("cc", "make")
+
+#: Both are there where a real driver is loaded and this host may use it. A container sees the former of its machine's
+#: driver, and the real library makes the latter without any driver.
+REAL_DRIVER = ("proc/driver/nvidia/version", "dev/nvidiactl")
+
+#: Everything an installation consists of, below the root given.
+LIBRARY_DIRECTORY = "usr/local/lib/gpusim"
+LIBRARY = LIBRARY_DIRECTORY + "/" + LIBRARY_NAME
+#: What the library was built from.
+STAMP = LIBRARY_DIRECTORY + "/source.sha256"
+MANIFEST = LIBRARY_DIRECTORY + "/manifest.json"
+TOOL = "usr/local/bin/gpusim"
+SHARE_DIRECTORY = "usr/local/share/gpusim"
+MODELS = SHARE_DIRECTORY + "/models"
+CONFIGURATION_DIRECTORY = "etc/gpusim"
+LOADER_CONFIGURATION = "etc/ld.so.conf.d/000-gpusim.conf"
+STATE_DIRECTORY = "var/lib/gpusim"
+KERNEL_FILES_UNIT = "etc/systemd/system/gpusim-kernel-files.service"
+KERNEL_FILES_AT_BOOT = "etc/systemd/system/multi-user.target.wants/gpusim-kernel-files.service"
+
+KERNEL_FILES_SERVICE = (
+    """[Unit]
+Description=Files of the simulated NVIDIA driver in /proc/driver and /dev/nvidia-caps
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+# Left open on purpose: it mounts over the host's own /proc/driver and makes nodes, which a sandbox would keep to itself.
+ExecStart=/%s kernel-files
+
+[Install]
+WantedBy=multi-user.target
+"""
+    % TOOL
+)
+
+
+def install(target: Installation, wanted: Mapping[str, Any], sources: Sources) -> dict[str, Any]:
+    """Install what the module's parameters ask for. Return programs that are missing for it; nothing was changed then."""
+    if not wanted["hide_real_gpus"] and all(target.path(sign).exists() for sign in REAL_DRIVER):
+        raise InstallError(
+            "this host",
+            "it has real NVIDIA GPUs, which simulated ones would hide from every client",
+            "Leave the host out, or set gpu_simulator_hide_real_gpus: true.",
+        )
+    missing: list[str] = []
+    manifest = Manifest(target, MANIFEST, *platform.libc_ver(), platform.machine(), sources.digest)
+    if not manifest.files or not manifest.holds(*manifest.files) or set(_models(target)) - set(manifest.files):
+        missing = [name for name in BUILD_PROGRAMS if not program(name)]
+        if missing and not target.check:
+            return {"missing": missing}
+        given = sources.texts()
+        if missing:
+            target.done.append("install packages for %s" % ", ".join(missing))
+        _install_files(target, given, manifest)
+    configuration = json.dumps(wanted["configuration"], indent=2, sort_keys=True) + "\n"
+    _lay_out(target, configuration)
+    if wanted["kernel_files"]:
+        _install_kernel_files(target)
+    else:
+        _remove_kernel_files(target)
+    # Last, so that the file never says what the tool refused to lay out.
+    target.write(CONFIGURATION_DIRECTORY + "/gpus.json", configuration.encode())
+    return {"missing": missing}
+
+
+def _models(target: Installation) -> list[str]:
+    return [str(path.relative_to(target.root)) for path in sorted(target.path(MODELS).glob("*.json"))]
+
+
+def _install_files(target: Installation, given: Mapping[str, str], manifest: Manifest) -> None:
+    _install_library(target, _part(given, "src/"))
+    target.write(TOOL, _archive(_part(given, "gpusim/")), 0o755)
+    models = {"%s/%s" % (MODELS, name): text for name, text in _part(given, "models/").items()}
+    for relative, text in models.items():
+        target.write(relative, text.encode())
+    for relative in _models(target):
+        if relative not in models:
+            target.remove(relative)
+    if not target.check:
+        manifest.record([LIBRARY, STAMP, LOADER_CONFIGURATION, TOOL, *models])
+
+
+def _part(given: Mapping[str, str], prefix: str) -> dict[str, str]:
+    return {name[len(prefix) :]: text for name, text in sorted(given.items()) if name.startswith(prefix)}
+
+
+def _install_library(target: Installation, source: Mapping[str, str]) -> None:
+    """Built with the host's own compiler for its own C library, and found by its loader; not again while all is so."""
+    parts = [*platform.libc_ver(), platform.machine(), *(part for item in sorted(source.items()) for part in item)]
+    stamp = hashlib.sha256("\0".join(parts).encode()).hexdigest() + "\n"
+    found_in = "/%s\n" % LIBRARY_DIRECTORY
+    built = target.path(LIBRARY).is_file() and _text(target, STAMP) == stamp
+    if built and _text(target, LOADER_CONFIGURATION) == found_in:
+        return
+    if target.check:
+        target.done.append("install %s" % target.path(LIBRARY))
+        return
+    content = target.path(LIBRARY).read_bytes() if built else _compiled(target, source)
+    # The stamp goes first and comes last: what is interrupted in between is done again.
+    target.path(STAMP).unlink(missing_ok=True)
+    target.write(LIBRARY, content, 0o755)
+    target.link(LIBRARY_DIRECTORY + "/libnvidia-ml.so", LIBRARY_NAME)
+    target.write(LOADER_CONFIGURATION, found_in.encode())
+    _refresh_loader(target)
+    target.write(STAMP, stamp.encode())
+
+
+def _text(target: Installation, relative: str) -> str | None:
+    path = target.path(relative)
+    return path.read_text() if path.is_file() else None
+
+
+def _compiled(target: Installation, source: Mapping[str, str]) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="gpusim-build-") as directory:
+        for name, text in source.items():
+            Path(directory, name).write_text(text, encoding="utf-8")
+        target.run("make", "-s", "-j2", "-C", directory, "BUILD=build")
+        return Path(directory, "build", LIBRARY_NAME).read_bytes()
+
+
+def _refresh_loader(target: Installation) -> None:
+    """Below another root only where that is a system with a dynamic loader of its own."""
+    if target.path("etc/ld.so.conf").exists():
+        target.run(program("ldconfig") or "/sbin/ldconfig", "-r", str(target.root))
+
+
+def _archive(tool: Mapping[str, str]) -> bytes:
+    """The tool as one executable file. The same input gives the same bytes, so that it is written only on a change."""
+    members = {"gpusim/%s" % name: text for name, text in tool.items()}
+    members["__main__.py"] = members.pop("gpusim/__main__.py")
+    content = io.BytesIO(b"#!/usr/bin/env python3\n")
+    content.seek(0, io.SEEK_END)
+    with zipfile.ZipFile(content, "a", zipfile.ZIP_DEFLATED) as bundled:
+        for name, text in sorted(members.items()):
+            bundled.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), text, zipfile.ZIP_DEFLATED)
+    return content.getvalue()
+
+
+def _lay_out(target: Installation, configuration: str) -> None:
+    """The state file belongs to the tool. It can be asked for a prediction only once it is installed."""
+    if target.check and target.done:
+        target.done.append("lay out the GPUs if they are not as configured")
+        return
+    states = target.path(STATE_DIRECTORY)
+    if not target.check:
+        states.mkdir(parents=True, exist_ok=True)
+    environment = {
+        "GPUSIM_LIBRARY": str(target.path(LIBRARY)),
+        "GPUSIM_STATE": str(states / "state"),
+        "GPUSIM_MODELS": str(target.path(MODELS)),
+    }
+    command = [sys.executable, str(target.path(TOOL)), "init", "--config", "-"] + ["--check"] * target.check
+    said = target.ask(*command, env=environment, input=configuration).strip()
+    if not said.startswith("unchanged"):
+        target.done.append(said.partition(": ")[2])
+
+
+def _install_kernel_files(target: Installation) -> None:
+    """Written now and at each boot. What lies below another root is not mounted on: it is no running system."""
+    target.write(KERNEL_FILES_UNIT, KERNEL_FILES_SERVICE.encode())
+    target.link(KERNEL_FILES_AT_BOOT, "/" + KERNEL_FILES_UNIT)
+    if target.done and target.is_host:
+        target.run(sys.executable, str(target.path(TOOL)), "kernel-files")
+
+
+def _remove_kernel_files(target: Installation) -> None:
+    """Also from /proc and /dev, while the tool is there to do so."""
+    target.remove(KERNEL_FILES_AT_BOOT)
+    if target.path(KERNEL_FILES_UNIT).exists():
+        if target.is_host:
+            target.run(sys.executable, str(target.path(TOOL)), "kernel-files", "--remove")
+        target.remove(KERNEL_FILES_UNIT)
+
+
+def uninstall(target: Installation) -> None:
+    """Remove all of it. Running clients keep what they have mapped."""
+    _remove_kernel_files(target)
+    # The library's directory goes after the refresh, which is done again as long as it is there.
+    if target.remove(LOADER_CONFIGURATION) or target.path(LIBRARY_DIRECTORY).exists():
+        _refresh_loader(target)
+    for relative in (LIBRARY_DIRECTORY, TOOL, SHARE_DIRECTORY, CONFIGURATION_DIRECTORY, STATE_DIRECTORY):
+        target.remove_tree(relative)

@@ -1,0 +1,48 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The record on a host of what was installed from which sources. By it a run knows that it needs none of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Iterable
+
+from .files import Installation
+
+
+class Manifest:
+    """Checksums of files that were installed, and the version of the sources that they were made from."""
+
+    def __init__(self, target: Installation, relative: str, *made_from: str) -> None:
+        self._target, self._relative = target, relative
+        #: The same version is the same source for the same kind of machine.
+        self.version = hashlib.sha256("\0".join(made_from).encode()).hexdigest()[:12]
+        self._sums: dict[str, str] = {}
+        try:
+            manifest = json.loads(target.path(relative).read_bytes().decode())
+            if manifest["version"] == self.version:
+                self._sums = dict(manifest["sha256"])
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+
+    @property
+    def files(self) -> list[str]:
+        """The files of these sources, below the root."""
+        return list(self._sums)
+
+    def holds(self, *files: str) -> bool:
+        """Return whether the files are as they were installed."""
+        return all(self._sums.get(path, "") == _sum_of(self._target.path(path)) for path in files)
+
+    def record(self, files: Iterable[str]) -> None:
+        """Write what is there now; last, so that what fails or is interrupted before it is done again."""
+        sums = {path: _sum_of(self._target.path(path)) for path in files}
+        manifest = {"version": self.version, "sha256": {path: found for path, found in sums.items() if found}}
+        self._target.write(self._relative, (json.dumps(manifest, indent=2) + "\n").encode())
+
+
+def _sum_of(path: Path) -> str | None:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None

@@ -1,0 +1,100 @@
+#!/usr/bin/python
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: gpu_simulator
+short_description: Install simulated NVIDIA GPUs
+version_added: "0.1.0"
+description:
+  - Builds and installs the library that answers as NVML does, with the tool C(gpusim), and lays out GPUs; or removes all of it.
+  - The role P(openfleet.gpu.gpu_simulator#role) uses it, and installs a compiler where one is missing.
+  - The sources travel only to a host whose installation is missing, damaged or of other sources.
+author:
+  - openfleet.gpu contributors (!UNKNOWN)
+options:
+  state:
+    description: V(present) installs, V(absent) removes.
+    type: str
+    choices: [present, absent]
+    default: present
+  configuration:
+    description: What C(gpusim init) reads, with C(host), C(driver_version) and C(gpus).
+    type: dict
+    default: {}
+  hide_real_gpus:
+    description: Whether a host with real GPUs is not refused.
+    type: bool
+    default: false
+  kernel_files:
+    description: Whether the files of the driver are written now and at each boot.
+    type: bool
+    default: false
+extends_documentation_fragment:
+  - openfleet.gpu.install
+  - ansible.builtin.action_common_attributes
+  - ansible.builtin.action_common_attributes.flow
+"""
+
+EXAMPLES = r"""
+- name: Simulate eight GPUs
+  openfleet.gpu.gpu_simulator:
+    configuration:
+      host: "{{ inventory_hostname }}"
+      driver_version: 580.105.08
+      gpus: [{model: H100-80GB, count: 8}]
+  become: true
+"""
+
+RETURN = r"""
+done:
+  description: What was done, or in check mode would be done.
+  returned: success
+  type: list
+  elements: str
+  sample: [laid out 8 simulated GPUs of gpu-01]
+missing:
+  description: Programs that the host needs to build the library, and does not have. Nothing was changed if there are any.
+  returned: success
+  type: list
+  elements: str
+  sample: [cc, make]
+"""
+
+from functools import partial
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ..module_utils.install import sources
+from ..module_utils.install.gpu_simulator import install, uninstall
+from ..module_utils.runner import run
+
+
+def argspec():
+    return {
+        "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+        "configuration": {"type": "dict", "default": {}},
+        "hide_real_gpus": {"type": "bool", "default": False},
+        "kernel_files": {"type": "bool", "default": False},
+        **sources.argspec(),
+    }
+
+
+def body(params, target, given):
+    """Bring about the state that the parameters ask for; return the programs that are missing for it."""
+    if params["state"] == "absent":
+        uninstall(target)
+        return {"missing": []}
+    return install(target, params, given)
+
+
+def main():
+    module = AnsibleModule(argument_spec=argspec(), supports_check_mode=True)
+    run(module, lambda: sources.bring_about(module.params, module.check_mode, partial(body, module.params)))
+
+
+if __name__ == "__main__":
+    main()
