@@ -13,7 +13,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Callable, Mapping, Sequence
 
-from . import lost_gpus, mig_apply, mig_plan, mig_recover, time_slices
+from . import lost_gpus, mig_apply, mig_recover
 from .busy import FAIL, FORCE, REFUSE, OnBusy, end_holders, patiently
 from .disturbance import Disturbance
 from .errors import ApplyError, BusyError, FollowError
@@ -25,7 +25,6 @@ from .layout_run import (
     MPS,
     NO_MPS,
     NO_VGPU,
-    TIME_SLICES,
     VGPU,
     Beside,
     make_plan,
@@ -41,6 +40,7 @@ from .mps_host import MpsHost
 from .mps_model import MpsSeen
 from .nvml import Session
 from .ownership import Owned, Ownership, Record, owned_instance
+from .techniques.registry import TECHNIQUES, observers_for
 from .transaction import Journal, locked
 from .trial import PendingReboot
 from .vgpu_apply import VgpuChange
@@ -93,7 +93,7 @@ def foresee(request: Request, on_busy: str = FAIL, library_comes: bool = False) 
     With `library_comes` the library of the tenants may be missing still.
     """
     with Session() as session:
-        session.with_time_slices = _looks_at_slices(request)
+        session.observers = observers_for(request.layout, request.directory, request.parts)
         host, beside = _look(session, request.parts)
         ownership = Ownership(request.unlisted, _owned(request.directory, host))
         there = answering(request.layout, host, request.lost)
@@ -135,7 +135,6 @@ class _Work:
 
     def __init__(self, request: Request, on_busy: OnBusy, leave_pending: bool) -> None:
         self.request, self.on_busy, self.leave_pending = request, on_busy, leave_pending
-        self.slices = time_slices.Record(request.directory)
         self.journal, self.record = Journal(request.directory), Record(request.directory)
         self.owing, self.pending_reboot = Owing(request.directory), PendingReboot(request.directory)
         #: Whether a run before this one left undone what follows a change. Asked under the lock, the first time.
@@ -180,7 +179,7 @@ class _Work:
             )
             or self.recovered
         )
-        session.with_time_slices = _looks_at_slices(self.request)
+        session.observers = observers_for(self.request.layout, self.request.directory, self.request.parts)
         host, beside = _look(session, self.request.parts)
         ownership = Ownership(self.request.unlisted, self.record.read())
         there = answering(self.request.layout, host, self.request.lost)
@@ -199,7 +198,7 @@ class _Work:
         if plan.changes:
             if plan.changes_devices:
                 self.owing.begin()
-            self._note_slices(host, plan)
+            self._record_coming(host, plan)
             host = mig_apply.apply(
                 session,
                 plan,
@@ -210,8 +209,9 @@ class _Work:
                 clear=clear,
                 beside=_change(beside, plan, look, clear),
             )
-        if session.with_time_slices:
-            self.slices.write(_with_slices(host))
+        for technique in TECHNIQUES:
+            if technique.observer in session.observers:
+                technique.record(self.request.directory, host.gpus)
         if GPUS in self.request.parts:
             # What stood there already and is named by the layout is adopted too.
             seen = {gpu.uuid: gpu for gpu in host.gpus}
@@ -227,11 +227,13 @@ class _Work:
             self.pending_reboot.end()
             raise
 
-    def _note_slices(self, host: Host, plan: Plan) -> None:
-        """Ahead of the change, so that a run after one that was cut off looks at them too."""
-        given = {gpu.gpu.uuid for gpu in plan.gpus if gpu.target.time_slice not in (None, mig_plan.DEFAULT_SLICE)}
-        if given:
-            self.slices.write(given.union(_with_slices(host)))
+    def _record_coming(self, host: Host, plan: Plan) -> None:
+        """Record settings ahead of the change, so that a run after one that was cut off looks at them too."""
+        for technique in TECHNIQUES:
+            default = (None, technique.default)
+            coming = {gpu.gpu.uuid for gpu in plan.gpus if gpu.target.settings.get(technique.setting) not in default}
+            if coming:
+                technique.record(self.request.directory, host.gpus, coming)
 
     def _clear(self, disturbs: Sequence[Disturbance]) -> bool:
         ended = end_holders(disturbs, self.on_busy.grace_seconds)
@@ -284,18 +286,6 @@ def _owned(directory: str, host: Host) -> frozenset[Owned]:
     }
     places = {(item.gpu_uuid, item.profile, item.start) for item in made}
     return frozenset(made | {o for o in owned if (o.gpu_uuid, o.profile, o.start) not in places})
-
-
-def _looks_at_slices(request: Request) -> bool:
-    """Whether any GPU has a time slice by this collection, or shall have."""
-    return TIME_SLICES in request.parts and (
-        any(entry.time_slicing is not None for entry in request.layout.entries)
-        or time_slices.Record(request.directory).any()
-    )
-
-
-def _with_slices(host: Host) -> list[str]:
-    return [gpu.uuid for gpu in host.gpus if gpu.time_slice not in (None, mig_plan.DEFAULT_SLICE)]
 
 
 def _look(session: Session, parts: Sequence[str]) -> tuple[Host, Beside]:

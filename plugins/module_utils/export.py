@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Iterable, Sequence
+from typing import Any, Iterable, Sequence
 
 from .export_vgpu import entries_of_tenants
-from .layout_types import MPS_DAEMONS, TIME_SLICES, Entry, Layout, MigInstance, Mps, Selector, TimeSlicing
+from .layout_types import MPS_DAEMONS, Entry, Layout, MigInstance, Mps, Selector
 from .model import Gpu, GpuInstance
 from .mps_model import MpsDaemon, MpsPlace
+from .techniques.protocol import Technique
+from .techniques.registry import TECHNIQUES
 from .vgpu_model import VgpuTenant
 
 MIB = 1 << 20
@@ -63,21 +65,31 @@ def _entry(gpu: Gpu, pin_placements: bool, daemons: Sequence[MpsDaemon], left_ou
         left_out.append("%s is left out: a change of its MIG mode is pending until a reset" % gpu.label)
         return None
     if gpu.mig.enabled:
-        return Entry(0, (), "mig", mig=tuple(_instances(gpu, pin_placements, daemons, left_out)))
+        return Entry(0, (), "mig", tuple(_instances(gpu, pin_placements, daemons, left_out)))
     sharing = _SHARINGS.get(gpu.compute_mode or "")
-    sliced = gpu.time_slice if gpu.time_slice in TIME_SLICES[1:] else None
+    technique, part = _set_by(gpu)
     served = [daemon for daemon in daemons if MpsPlace(gpu.uuid) in daemon.places]
-    if sharing is None or (sliced and sharing != "shared") or (served and sharing != "exclusive"):
+    misset = technique is not None and technique.compute_mode != gpu.compute_mode
+    if sharing is None or misset or (served and sharing != "exclusive"):
         mode = gpu.compute_mode or "not told"
-        mode += ", time slice %s" % sliced if sliced else ""
+        mode += ", %s" % technique.observer.describe(gpu) if technique is not None else ""
         mode += ", MPS daemon %s" % served[0].name if served else ""
         left_out.append("%s is left out: no sharing means its compute mode (%s)" % (gpu.label, mode))
         return None
     if served:
-        return Entry(0, (), "mps", mps=_mps(served[0], gpu.memory_total_bytes))
-    if sliced:
-        return Entry(0, (), "time_slicing", time_slicing=TimeSlicing(sliced))
+        return Entry(0, (), "mps", _mps(served[0], gpu.memory_total_bytes))
+    if technique is not None:
+        return Entry(0, (), technique.key, part)
     return Entry(0, (), sharing)
+
+
+def _set_by(gpu: Gpu) -> tuple[Technique | None, Any]:
+    """Return the technique by whose setting the GPU is shared, and its part of an entry."""
+    for technique in TECHNIQUES:
+        part = technique.export(gpu)
+        if part is not None:
+            return technique, part
+    return None, None
 
 
 def _mps(daemon: MpsDaemon, memory_bytes: int) -> Mps:

@@ -10,6 +10,7 @@ import dataclasses
 from .export import Exported, exported
 from .mps_host import MpsHost
 from .nvml import Session
+from .techniques.observers import OBSERVERS
 from .vgpu_host import VgpuHost, applies
 
 #: How GPUs are named in a layout.
@@ -20,7 +21,7 @@ def export_host(pin_placements: bool = False, select_by: str = SELECT_BY[0]) -> 
     """Return the layout of what is there. Raises NvmlError."""
     with Session() as session:
         # nvidia-smi and daemons know only the GPUs of the whole host.
-        session.with_time_slices = not session.private
+        session.observers = () if session.private else OBSERVERS
         daemons = () if session.private else [seen.daemon for seen in MpsHost().observe()]
         tenants = [seen.tenant for seen in VgpuHost().observe()] if applies(session.private) else []
         host = session.observe()

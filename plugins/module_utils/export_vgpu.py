@@ -31,7 +31,7 @@ def entries_of_tenants(
         problem = _problem(group, [by_uuid.get(uuid) for uuid in sorted(uuids)])
         if problem:
             left_out.append("the tenants %s are left out: %s" % (names, problem))
-        entry = None if problem else Entry(0, (), "vgpu", vgpu=_vgpu(group, by_uuid, pin))
+        entry = None if problem else Entry(0, (), "vgpu", _vgpu(group, by_uuid, pin))
         found.update(dict.fromkeys(uuids, entry))
     return found
 

@@ -9,7 +9,7 @@ import contextlib
 import time
 from typing import Callable, TypeVar
 
-from . import mig_plan, mps_plan, time_slices
+from . import mig_plan, mps_plan
 from .errors import ApplyError, FleetError, NvmlError
 from .holders import find_holders
 from .holders_mark import mark
@@ -21,6 +21,7 @@ from .mps_host import MpsHost
 from .mps_model import MpsSeen
 from .nvml import Session
 from .ownership import Ownership, Record
+from .techniques.registry import observers_for
 from .transaction import looking
 from .vgpu_host import VgpuHost, applies
 
@@ -42,7 +43,7 @@ class _Look:
 
     def at(self, read: Callable[[], Layout]) -> Snapshot:
         layout = self._attempt(read)
-        slices = bool(self._attempt(lambda: self._has_slices(layout)))
+        observers = self._attempt(lambda: observers_for(layout, self._directory))
         silent: dict[int, NvmlError] = {}
         with contextlib.ExitStack() as held:
             busy = self._attempt(lambda: held.enter_context(looking(self._directory)))
@@ -50,7 +51,7 @@ class _Look:
                 # It may be about to reset GPUs, and is told of none who has them open.
                 return Snapshot(time.time(), changing=busy)
             session = held.enter_context(Session())
-            session.with_time_slices = slices
+            session.observers = observers or ()
             host, private = session.observe(silent=silent), session.private
         # Lost GPUs are no failure of this look: monitoring has an alert for them.
         self._problems += silent.values()
@@ -75,10 +76,6 @@ class _Look:
     def _changing(self) -> ApplyError | None:
         with looking(self._directory) as busy:
             return busy
-
-    def _has_slices(self, layout: Layout | None) -> bool:
-        asked = layout is not None and any(entry.time_slicing is not None for entry in layout.entries)
-        return asked or time_slices.Record(self._directory).any()
 
     def _tenants(self, host: Host) -> tuple:
         there = VgpuHost(host.gpus)

@@ -117,9 +117,10 @@ def _misses(entry: Entry, gpus: Sequence[Gpu]) -> list[FleetError]:
 
 
 def _planned(gpu: Gpu, target: Target, ownership: Ownership, lost: bool) -> GpuPlan:
-    if lost and gpu.time_slice is None:
-        # Of a host with a lost GPU, nvidia-smi tells no time slices, of the others neither.
-        target = dataclasses.replace(target, time_slice=None)
+    if lost:
+        # A GPU that is lost may keep observers from reading the settings of the others.
+        settings = {name: None if gpu.setting(name) is None else value for name, value in target.settings.items()}
+        target = dataclasses.replace(target, settings=settings)
     try:
         return mig_plan.plan_gpu(gpu, target, ownership)
     except PlanError:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Hashable
+from typing import Any, Callable, Hashable
 
 from .errors import LayoutError, Problem
 from .layout_gpus import parse_selector, parse_single_gpu
@@ -24,9 +24,6 @@ from .layout_types import (
     MOST_INSTANCES,
     MOST_RATIO,
     MPS_DAEMONS,
-    PARTS,
-    SHARINGS,
-    TIME_SLICES,
     VGPU_POLICIES,
     VGPU_PROVIDERS,
     Entry,
@@ -35,24 +32,22 @@ from .layout_types import (
     Mps,
     Selector,
     Tenant,
-    TimeSlicing,
     Vgpu,
 )
 from .layout_vgpu import check_tenants
 from .layout_writer import layout_to_data
 from .profile_name import ProfileName, ProfileNameError, parse_profile_name
 from .sizes import SizeError, parse_size_bytes
+from .techniques.registry import PARTS, SHARINGS, TECHNIQUES
 
 __all__ = [
     "LAYOUT_VERSION",
-    "SHARINGS",
     "Entry",
     "Layout",
     "MigInstance",
     "Mps",
     "Selector",
     "Tenant",
-    "TimeSlicing",
     "Vgpu",
     "layout_to_data",
     "parse_layout",
@@ -65,13 +60,16 @@ _GROUP = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}")
 _MPS_EXAMPLE = "mps: {name: inference, clients: 4, active_thread_percentage: 25}"
 _TENANT_EXAMPLE = "{name: notebook-a, memory: 8GiB, sm_percent: 30}"
 
+_PARTS = {
+    "mig": Key("mig: [{profile: 3g.40gb}]"),
+    "mps": Key(_MPS_EXAMPLE),
+    "vgpu": Key("vgpu: {tenants: [%s]}" % _TENANT_EXAMPLE),
+    **{technique.key: technique.example for technique in TECHNIQUES},
+}
 _ENTRY = {
     "gpus": Key("gpus: [0, 1]", required=True),
     "sharing": Key("sharing: mig", required=True),
-    "mig": Key("mig: [{profile: 3g.40gb}]"),
-    "mps": Key(_MPS_EXAMPLE),
-    "time_slicing": Key("time_slicing: {slice: long}"),
-    "vgpu": Key("vgpu: {tenants: [%s]}" % _TENANT_EXAMPLE),
+    **{key: _PARTS[key] for key in PARTS},
 }
 _MIG_INSTANCE = {
     "profile": Key("profile: 3g.40gb", required=True),
@@ -88,10 +86,6 @@ _MPS = {
     "oversubscribe": Key("oversubscribe: true"),
 }
 _MPS_OF_ENTRY = dict(_MPS, daemon_per=Key("daemon_per: entry"))
-_TIME_SLICING = {
-    "slice": Key("slice: long", required=True),
-    "replicas": Key("replicas: 4"),
-}
 _VGPU = {
     "provider": Key("provider: auto"),
     "policy": Key("policy: fixed"),
@@ -149,15 +143,15 @@ class _Parser:
         sharing = fields.read("sharing", lambda field: field.choice(SHARINGS))
         if sharing is not None:
             _check_parts(node, fields, sharing)
-        return Entry(
-            index,
-            selectors,
-            sharing,
-            mig=fields.read("mig", self._mig),
-            mps=fields.read("mps", lambda field: self._mps(field, _MPS_OF_ENTRY)),
-            time_slicing=fields.read("time_slicing", _time_slicing),
-            vgpu=fields.read("vgpu", lambda field: self._vgpu(field, selectors)),
-        )
+        readers: dict[str, Callable[[Node], Any]] = {
+            "mig": self._mig,
+            "mps": lambda field: self._mps(field, _MPS_OF_ENTRY),
+            "vgpu": lambda field: self._vgpu(field, selectors),
+            **{technique.key: technique.parse for technique in TECHNIQUES},
+        }
+        # Each part is read, so that the problems of one that does not belong there are found too.
+        parts = {key: fields.read(key, readers[key]) for key in PARTS}
+        return Entry(index, selectors, sharing, parts.get(sharing))
 
     def _selectors(self, node: Node) -> tuple[Selector | None, ...]:
         # One string or mapping may stand alone; a number may not, for `gpus: 2` could as well mean two GPUs.
@@ -362,16 +356,6 @@ def _compute_instances(node: Node, profile: ProfileName | None) -> tuple[str, ..
             "Take parts away, or choose smaller ones.",
         )
     return () if names == [profile] else tuple(str(name) for name in names)
-
-
-def _time_slicing(node: Node) -> TimeSlicing | None:
-    fields = node.fields(_TIME_SLICING)
-    if fields is None:
-        return None
-    return TimeSlicing(
-        fields.read("slice", lambda field: field.choice(TIME_SLICES)),
-        fields.read("replicas", lambda field: field.integer(1, MOST_CLIENTS), 1),
-    )
 
 
 def _oversubscribe(node: Node) -> tuple[float | None, float | None]:

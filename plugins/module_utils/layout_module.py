@@ -19,6 +19,7 @@ from .nvml_calls import driver_loaded, lend
 from .ownership import POLICIES
 from .pci import nvidia_gpus
 from .runner import respawn_with_pynvml
+from .selector import asked
 from .transaction import DIRECTORY
 
 
@@ -120,7 +121,7 @@ def report(plan: Plan, observed: dict[str, Gpu]) -> list[dict[str, Any]]:
             "uuid": gpu.gpu.uuid,
             "name": gpu.gpu.name,
             "entry": gpu.target.where,
-            "asked": str(gpu.target),
+            "asked": asked(gpu.target),
             "before": plan.before(gpu),
             "after": plan.after(gpu),
             "changed": plan.changed(gpu),

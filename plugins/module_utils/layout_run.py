@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a run looks at and plans: the GPUs with whoever holds them, their time slices, the MPS daemons, the tenants."""
+"""What a run looks at and plans: the GPUs with whoever holds them, their settings, the MPS daemons, the tenants."""
 
 from __future__ import annotations
 
@@ -13,19 +13,22 @@ from .errors import PlanError
 from .holders import find_holders
 from .holders_mark import mark
 from .layout_types import Layout
-from .mig_steps import GpuPlan, Plan, SetTimeSlice, Target
+from .mig_steps import GpuPlan, Plan, Target
 from .model import Gpu, Holder, Host
 from .mps_host import MpsHost, adjustable
 from .mps_model import MpsSeen
 from .nvml import Session
 from .ownership import Ownership
 from .selector import targets
+from .techniques.registry import TECHNIQUES
 from .vgpu_host import VgpuHost
 from .vgpu_model import MPS as TENANTS_BY_MPS
 from .vgpu_model import VgpuSeen
 
-#: The parts of a layout that a run may be about: MIG and compute modes, the time slice, the MPS daemons, the tenants.
-GPUS, TIME_SLICES, MPS, VGPU = ALL_PARTS = ("gpus", "time_slices", "mps", "vgpu")
+#: The parts of a layout that a run may be about: MIG and compute modes, the MPS daemons, the tenants.
+GPUS, MPS, VGPU = "gpus", "mps", "vgpu"
+#: These, and what each technique sets on GPUs.
+ALL_PARTS = (GPUS, *(technique.key for technique in TECHNIQUES), MPS, VGPU)
 #: Instead of MPS or VGPU: every daemon or tenant of this collection goes, whatever the layout says.
 NO_MPS, NO_VGPU = "no_mps", "no_vgpu"
 
@@ -82,7 +85,7 @@ def make_plan(
         plan = plan_file.restore(saved, host, wanted, ownership)
     if GPUS not in parts:
         # A MIG mode that is pending there is not this run's business either.
-        plan = dataclasses.replace(plan, gpus=tuple(_of_slices_only(gpu) for gpu in plan.gpus))
+        plan = dataclasses.replace(plan, gpus=tuple(_of_settings_only(gpu) for gpu in plan.gpus))
     plan = _with_daemons(plan, layout, host, parts, beside.daemons, beside.daemons_seen)
     plan = _with_tenants(plan, layout, host, parts, beside, library_comes)
     if saved is not None:
@@ -136,13 +139,13 @@ def _of_parts(target: Target, host: Host, parts: Sequence[str]) -> Target:
     """The target with everything that is not to be changed as it is."""
     if GPUS not in parts:
         now = mig_plan.target_of(next(gpu for gpu in host.gpus if gpu.uuid == target.gpu_uuid))
-        target = dataclasses.replace(now, where=target.where, sharing=target.sharing, time_slice=target.time_slice)
-    return target if TIME_SLICES in parts else dataclasses.replace(target, time_slice=None)
+        target = dataclasses.replace(now, where=target.where, sharing=target.sharing, settings=target.settings)
+    others = {technique.setting: None for technique in TECHNIQUES if technique.key not in parts}
+    return dataclasses.replace(target, settings={**target.settings, **others})
 
 
-def _of_slices_only(plan: GpuPlan) -> GpuPlan:
-    steps = tuple(step for step in plan.steps if isinstance(step, SetTimeSlice))
-    return dataclasses.replace(plan, steps=steps, disturbs=())
+def _of_settings_only(plan: GpuPlan) -> GpuPlan:
+    return dataclasses.replace(plan, gpu_steps=(), disturbs=())
 
 
 def _check_daemons(where: str, daemons: MpsHost | None) -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from .profile_name import parse_profile_name
 
@@ -15,13 +16,6 @@ LAYOUT_VERSION = 1
 #: Bounds of a layout. No host has so many GPUs, no GPU so many instances, clients or tenants.
 MOST_GPUS, MOST_INSTANCES, MOST_CLIENTS = 256, 64, 1000
 MOST_RATIO = 100.0
-
-#: The ways of sharing that have a part of their own name in the entry, and those that need none.
-PARTS = ("mig", "mps", "time_slicing", "vgpu")
-SHARINGS = ("exclusive", "shared", *PARTS)
-
-#: The driver's own four (nvidia-smi compute-policy --help), in the order of its numbers 0 to 3.
-TIME_SLICES = ("default", "short", "medium", "long")
 
 MPS_DAEMONS = ("gpu", "entry")
 
@@ -87,14 +81,6 @@ class MigInstance:
 
 
 @dataclass(frozen=True)
-class TimeSlicing:
-    """`slice` is one of TIME_SLICES, `replicas` how many clients the GPU is offered to."""
-
-    slice: str
-    replicas: int = 1
-
-
-@dataclass(frozen=True)
 class Tenant:
     """A quota of `memory_bytes` and `sm_percent` on each of `gpus` GPUs of the entry. `gpu` pins it to one.
 
@@ -126,15 +112,27 @@ class Vgpu:
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry of the list. Exactly the part that `sharing` names is set; exclusive and shared have none."""
+    """One entry of the list. `part` is what the key that `sharing` names holds; exclusive and shared have none."""
 
     index: int
     selectors: tuple[Selector, ...]
     sharing: str
-    mig: tuple[MigInstance, ...] | None = None
-    mps: Mps | None = None
-    time_slicing: TimeSlicing | None = None
-    vgpu: Vgpu | None = None
+    part: Any = None
+
+    @property
+    def mig(self) -> tuple[MigInstance, ...] | None:
+        """The part of sharing: mig."""
+        return self.part if self.sharing == "mig" else None
+
+    @property
+    def mps(self) -> Mps | None:
+        """The part of sharing: mps."""
+        return self.part if self.sharing == "mps" else None
+
+    @property
+    def vgpu(self) -> Vgpu | None:
+        """The part of sharing: vgpu."""
+        return self.part if self.sharing == "vgpu" else None
 
     @property
     def where(self) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from .layout_gpus import selector_to_data
 from .layout_types import MPS_DAEMONS, VGPU_PROVIDERS, Entry, Layout, MigInstance, Mps, Tenant, Vgpu
 from .sizes import format_size
+from .techniques.registry import TECHNIQUES
 
 
 def layout_to_data(layout: Layout) -> list[dict[str, Any]]:
@@ -24,12 +25,11 @@ def _entry_to_data(entry: Entry) -> dict[str, Any]:
         data["mig"] = [_mig_instance_to_data(instance) for instance in entry.mig]
     if entry.mps is not None:
         data["mps"] = _mps_to_data(entry.mps)
-    if entry.time_slicing is not None:
-        data["time_slicing"] = {"slice": entry.time_slicing.slice}
-        if entry.time_slicing.replicas != 1:
-            data["time_slicing"]["replicas"] = entry.time_slicing.replicas
     if entry.vgpu is not None:
         data["vgpu"] = _vgpu_to_data(entry.vgpu)
+    for technique in TECHNIQUES:
+        if technique.key == entry.sharing:
+            data[technique.key] = technique.to_data(entry.part)
     return data
 
 

@@ -16,6 +16,7 @@ from . import mig_plan, mig_steps
 from .busy import can_be_ended, make_way
 from .disturbance import Disturbance
 from .errors import ApplyError, BusyError, FleetError, NvmlError, ResetRefusedError
+from .gpu_part import PartStep
 from .holders_model import UNKNOWN
 from .host_change import HostChange
 from .mig_steps import GpuPlan, Plan, Target
@@ -24,6 +25,7 @@ from .nvml import Session
 from .nvml_calls import IN_USE, RESET_REQUIRED, SUCCESS
 from .ownership import Ownership, Record
 from .reset import reset_gpu
+from .techniques.registry import technique_of
 from .transaction import Journal
 
 Reset = Callable[[str, bool], None]
@@ -175,13 +177,11 @@ def expect(host: Host, targets: Sequence[Target], ownership: Ownership = mig_pla
         )
 
 
-def _step(session: Session, gpu: str, step: mig_steps.Step, reset: Reset) -> None:
+def _step(session: Session, gpu: str, step: mig_steps.Step | PartStep, reset: Reset) -> None:
     if isinstance(step, mig_steps.SetMigMode):
         _set_mig_mode(session, gpu, step.enabled, reset)
     elif isinstance(step, mig_steps.SetComputeMode):
         session.set_compute_mode(gpu, step.mode)
-    elif isinstance(step, mig_steps.SetTimeSlice):
-        session.set_time_slice(gpu, step.time_slice)
     elif isinstance(step, mig_steps.DestroyComputeInstance):
         session.destroy_compute_instance(gpu, step.gpu_instance_id, step.compute_instance_id)
     elif isinstance(step, mig_steps.DestroyGpuInstance):
@@ -191,7 +191,7 @@ def _step(session: Session, gpu: str, step: mig_steps.Step, reset: Reset) -> Non
     elif isinstance(step, mig_steps.CreateComputeInstance):
         session.create_compute_instance(gpu, step.profile_id, step.gpu_instance_start, step.compute_slices, step.start)
     else:
-        raise TypeError("not a step: %r" % (step,))
+        technique_of(step).apply(gpu, step)
 
 
 def _set_mig_mode(session: Session, gpu: str, enabled: bool, reset: Reset) -> None:

@@ -15,7 +15,6 @@ import dataclasses
 from typing import Iterable, Sequence
 
 from .errors import PlanError
-from .layout_types import TIME_SLICES
 from .mig_fit import Capacity, Want, arrange
 from .mig_steps import (
     DEFAULT,
@@ -28,7 +27,6 @@ from .mig_steps import (
     Plan,
     SetComputeMode,
     SetMigMode,
-    SetTimeSlice,
     Step,
     Target,
     WantedInstance,
@@ -38,8 +36,7 @@ from .mig_steps import (
 from .model import ComputeInstance, Gpu, GpuInstance, GpuInstanceProfile, Holder, Placement, Process
 from .ownership import Ownership
 from .profile_name import nearest_profile
-
-DEFAULT_SLICE = TIME_SLICES[0]
+from .techniques.registry import SHARINGS, TECHNIQUES
 
 #: Compute slices of a GPU instance -> {slices of a compute instance: where it may start}. From the compute-instance tables
 #: of NVIDIA's MIG User Guide (supported-mig-profiles) and of go-nvml's A100 and H100; the starts were not seen on hardware.
@@ -50,6 +47,8 @@ COMPUTE_STARTS = {
     4: {1: (0, 1, 2, 3), 2: (0, 2), 4: (0,)},
     7: {1: (0, 1, 2, 3, 4, 5, 6), 2: (0, 2, 4), 3: (0, 4), 4: (0,), 7: (0,)},
 }
+
+_WITHOUT_MIG = tuple(sharing for sharing in SHARINGS if sharing != "mig")
 
 #: Every instance counts as the collection's own: the way back to a state, and plans for GPUs that are not there yet.
 ALL_OURS = Ownership("remove")
@@ -75,7 +74,9 @@ def plan(gpus: Sequence[Gpu], targets: Iterable[Target], ownership: Ownership = 
 
 def plan_gpu(gpu: Gpu, target: Target, ownership: Ownership = ALL_OURS) -> GpuPlan:
     """Plan one GPU; see `plan`."""
-    return _with_time_slice(_plan_gpu(gpu, target, ownership))
+    made = _plan_gpu(gpu, target, ownership)
+    parts = (each.plan(gpu, made.target.settings.get(each.setting), made.target.where) for each in TECHNIQUES)
+    return dataclasses.replace(made, parts=tuple(parts))
 
 
 def _plan_gpu(gpu: Gpu, target: Target, ownership: Ownership) -> GpuPlan:
@@ -90,22 +91,6 @@ def _plan_gpu(gpu: Gpu, target: Target, ownership: Ownership) -> GpuPlan:
     made = _plan_mig(gpu, target)
     _spare(gpu, target, [instance for instance in foreign if instance not in made.kept])
     return made
-
-
-def _with_time_slice(made: GpuPlan) -> GpuPlan:
-    """The plan with the time slice that its target means. One that nobody looked at counts as the driver's default."""
-    gpu, target = made.gpu, made.target
-    if target.time_slice in (None, gpu.time_slice) or (gpu.time_slice is None and target.time_slice == DEFAULT_SLICE):
-        return made
-    if gpu.no_time_slice is not None:
-        raise PlanError(
-            "%s on %s" % (target.where, gpu.label),
-            "its time slice cannot be set: %s" % gpu.no_time_slice,
-            "Write slice: default, or choose another sharing for it.",
-        )
-    step = SetTimeSlice(target.time_slice)
-    # A GPU goes into MIG mode without a slice of its own, and comes out of it before it gets one.
-    return dataclasses.replace(made, steps=(step, *made.steps) if target.mig_enabled else (*made.steps, step))
 
 
 def _spare(gpu: Gpu, target: Target, doomed: Sequence[GpuInstance]) -> None:
@@ -162,8 +147,7 @@ def target_of(gpu: Gpu) -> Target:
             for i in gpu.mig.instances
         ),
         compute_mode=None if gpu.mig.enabled else gpu.compute_mode,
-        # What the driver calls unknown cannot be asked for.
-        time_slice=gpu.time_slice if gpu.time_slice in TIME_SLICES else None,
+        settings={technique.setting: technique.current(gpu) for technique in TECHNIQUES},
     )
 
 
@@ -248,7 +232,7 @@ def _capacity(gpu: Gpu, target: Target) -> Capacity:
         raise PlanError(
             where,
             "this GPU has no MIG",
-            "Choose another sharing for it (exclusive, shared, mps, time_slicing or vgpu).",
+            "Choose another sharing for it (%s or %s)." % (", ".join(_WITHOUT_MIG[:-1]), _WITHOUT_MIG[-1]),
         )
     if not gpu.mig.profiles:
         raise PlanError(

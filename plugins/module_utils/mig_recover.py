@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Callable, Sequence
 
-from . import mig_plan, mps_apply, vgpu_apply
+from . import durable, mig_plan, mps_apply, vgpu_apply
 from .busy import can_be_ended
 from .errors import ApplyError, BusyError, FleetError, attempt_all
 from .mig_apply import Clear, Look, Reset, expect, go_back, run_steps, settled
@@ -17,7 +17,8 @@ from .mps_host import MpsHost
 from .nvml import Session
 from .ownership import Record
 from .reset import reset_gpu
-from .transaction import Journal
+from .techniques.observers import OBSERVERS
+from .transaction import Entry, Journal
 from .vgpu_host import VgpuHost
 
 
@@ -41,9 +42,7 @@ def recover(
     entry = journal.read()
     if entry is None:
         return None
-    if any(target.time_slice for target in (*entry.before, *entry.after)):
-        # Whatever this run is about: without a look at them they would be neither the old ones nor the new ones.
-        session.with_time_slices = True
+    _observe_settings(session, journal, entry)
     look = look or session.observe
     gpus = look().gpus
     there = {gpu.uuid for gpu in gpus}
@@ -74,6 +73,15 @@ def recover(
             record.adopt((gpu.gpu, [i for i in gpu.gpu.mig.instances if i not in gpu.kept]) for gpu in reached.gpus)
         journal.end()
     return outcome
+
+
+def _observe_settings(session: Session, journal: Journal, entry: Entry) -> None:
+    """Have every setting read that the journal names, whatever this run is about: unread it is neither the old nor the new."""
+    settings = [setting for target in (*entry.before, *entry.after) for setting in target.settings.items()]
+    if not {name for name, _value in settings}.issubset(observer.setting for observer in OBSERVERS):
+        raise durable.damaged(journal.path)
+    named = {name for name, value in settings if value}
+    session.observers = tuple(observer for observer in OBSERVERS if observer.setting in named)
 
 
 def _back_or_on(

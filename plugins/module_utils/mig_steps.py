@@ -8,11 +8,12 @@ Check mode, diff, reports and the executor use the same object. Nothing here dec
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Sequence, Union
+from dataclasses import dataclass, field, fields
+from typing import Any, Mapping, Sequence, Union
 
 from .disturbance import Disturbance
-from .model import Gpu, GpuInstance, Placement
+from .gpu_part import GpuPart, PartStep
+from .model import Gpu, GpuInstance, Placement, to_data
 from .mps_steps import MpsPlan
 from .vgpu_steps import VgpuPlan
 
@@ -44,13 +45,28 @@ class Target:
     instances: tuple[WantedInstance, ...] = ()
     #: default or exclusive_process; None leaves it, as with MIG on, where it belongs to the instances.
     compute_mode: str | None = None
-    #: One of TIME_SLICES; None leaves it.
-    time_slice: str | None = None
+    #: Settings of techniques by name; None leaves one as it is.
+    settings: Mapping[str, str | None] = field(default_factory=dict, hash=False)
 
     def __str__(self) -> str:
         if not self.mig_enabled:
-            return self.sharing if self.sharing != "time_slicing" else "time_slicing: %s" % self.time_slice
+            return self.sharing
         return "%s: %s" % (self.sharing, listing([str(instance) for instance in self.instances]))
+
+    def to_data(self) -> dict[str, Any]:
+        """Return the target as journals and saved plans have it: each setting is a key beside the others."""
+        data = to_data(self)
+        settings = data.pop("settings")
+        return {**data, **settings}
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Target:
+        """Return the target whose data this is. Raises KeyError, TypeError or ValueError if it is none."""
+        instances = tuple(map(_wanted_instance, data["instances"]))
+        own = {each.name for each in fields(cls)} - {"settings"}
+        known = {name: value for name, value in data.items() if name in own}
+        settings = {name: value for name, value in data.items() if name not in own}
+        return cls(**dict(known, instances=instances, settings=settings))
 
 
 @dataclass(frozen=True)
@@ -69,14 +85,6 @@ class SetComputeMode:
 
     def __str__(self) -> str:
         return "set compute mode %s" % self.mode
-
-
-@dataclass(frozen=True)
-class SetTimeSlice:
-    time_slice: str
-
-    def __str__(self) -> str:
-        return "set time slice %s" % self.time_slice
 
 
 @dataclass(frozen=True)
@@ -131,7 +139,6 @@ class CreateComputeInstance:
 Step = Union[
     SetMigMode,
     SetComputeMode,
-    SetTimeSlice,
     DestroyComputeInstance,
     DestroyGpuInstance,
     CreateGpuInstance,
@@ -141,15 +148,23 @@ Step = Union[
 
 @dataclass(frozen=True)
 class GpuPlan:
-    """The steps for one GPU, in order, and what stays."""
+    """The steps for one GPU, in order, and what stays. `gpu_steps` are those of its instances and its modes."""
 
     gpu: Gpu
     target: Target
-    steps: tuple[Step, ...] = ()
+    gpu_steps: tuple[Step, ...] = ()
     kept: tuple[GpuInstance, ...] = ()
     disturbs: tuple[Disturbance, ...] = ()
     #: Instances that are not the collection's and that no layout names, left where they are.
     left: tuple[GpuInstance, ...] = ()
+    #: In the order of the registry of techniques.
+    parts: tuple[GpuPart, ...] = ()
+
+    @property
+    def steps(self) -> tuple[Step | PartStep, ...]:
+        """All steps in their order: a GPU loses its settings before it goes into MIG mode, and gets them after it came out."""
+        of_parts = [step for part in self.parts for step in part.steps]
+        return (*of_parts, *self.gpu_steps) if self.target.mig_enabled else (*self.gpu_steps, *of_parts)
 
     def __str__(self) -> str:
         words = ["keep %s" % standing(instance) for instance in self.kept]
@@ -158,7 +173,7 @@ class GpuPlan:
         return "gpu %d: %s" % (self.gpu.index, ", ".join(words) or "nothing to do")
 
     @property
-    def told_steps(self) -> tuple[Step, ...]:
+    def told_steps(self) -> tuple[Step | PartStep, ...]:
         """The steps, less those that go without saying."""
         return tuple(step for step in self.steps if not self._implied(step))
 
@@ -167,7 +182,7 @@ class GpuPlan:
         profiles = {i.placement.start: i.profile for i in self.kept}
         slices = {i.placement.start: [c.compute_slices for c in i.compute_instances] for i in self.kept}
         starts = {i.id: i.placement.start for i in self.kept}
-        for step in self.steps:
+        for step in self.gpu_steps:
             if isinstance(step, CreateGpuInstance):
                 profiles[step.placement.start], slices[step.placement.start] = step.profile, []
             elif isinstance(step, CreateComputeInstance):
@@ -182,14 +197,15 @@ class GpuPlan:
     def before(self) -> str:
         """The GPU as observed, in one line."""
         instances = ["%s@%d%s" % (i.profile, i.placement.start, _split(i)) for i in self.gpu.mig.instances]
-        return self._state(self.gpu.mig.enabled, instances, self.gpu.compute_mode, self.gpu.time_slice)
+        settings = [part.before for part in self.parts]
+        return self._state(self.gpu.mig.enabled, instances, self.gpu.compute_mode, settings)
 
     def after(self) -> str:
         """The GPU as it will be when every step is done, in the words of `before`."""
         staying = self.kept + self.left
         slices = {i.placement.start: [c.compute_slices for c in i.compute_instances] for i in staying}
         named = {i.placement.start: i.profile for i in staying}
-        for step in self.steps:
+        for step in self.gpu_steps:
             if isinstance(step, CreateGpuInstance):
                 named[step.placement.start], slices[step.placement.start] = step.profile, []
             elif isinstance(step, CreateComputeInstance):
@@ -199,37 +215,34 @@ class GpuPlan:
                 slices[start].remove(step.compute_slices)
         instances = ["%s@%d%s" % (named[start], start, _split_text(slices[start])) for start in sorted(named)]
         mode = self.gpu.compute_mode if self.target.compute_mode is None else self.target.compute_mode
-        slices_set = [step.time_slice for step in self.steps if isinstance(step, SetTimeSlice)]
-        return self._state(self.target.mig_enabled, instances, mode, (slices_set or [self.gpu.time_slice])[-1])
+        return self._state(self.target.mig_enabled, instances, mode, [part.after for part in self.parts])
 
     def _state(
-        self, mig_enabled: bool, instances: Sequence[str], compute_mode: str | None, time_slice: str | None
+        self, mig_enabled: bool, instances: Sequence[str], compute_mode: str | None, settings: Sequence[str]
     ) -> str:
         if mig_enabled:
             what = "MIG on: %s" % (", ".join(instances) or "no instances")
         else:
             what = "MIG off, compute mode %s" % (compute_mode or "unknown")
-        if time_slice not in (None, "default"):
-            what += ", time slice %s" % time_slice
-        return "gpu %d: %s" % (self.gpu.index, what)
+        return "gpu %d: %s" % (self.gpu.index, ", ".join([what, *filter(None, settings)]))
 
-    def _implied(self, step: Step) -> bool:
+    def _implied(self, step: Step | PartStep) -> bool:
         # The one compute instance of a whole new or doomed GPU instance goes without saying.
         if isinstance(step, CreateComputeInstance):
             made = [
                 s
-                for s in self.steps
+                for s in self.gpu_steps
                 if isinstance(s, CreateGpuInstance) and s.placement.start == step.gpu_instance_start
             ]
             siblings = [
                 s
-                for s in self.steps
+                for s in self.gpu_steps
                 if isinstance(s, CreateComputeInstance) and s.gpu_instance_start == step.gpu_instance_start
             ]
             return bool(made) and len(siblings) == 1
         if isinstance(step, DestroyComputeInstance):
             return any(
-                isinstance(s, DestroyGpuInstance) and s.gpu_instance_id == step.gpu_instance_id for s in self.steps
+                isinstance(s, DestroyGpuInstance) and s.gpu_instance_id == step.gpu_instance_id for s in self.gpu_steps
             )
         return False
 
@@ -251,8 +264,8 @@ class Plan:
 
     @property
     def changes_devices(self) -> bool:
-        """Whether devices come or go: any step but to set a compute mode or a time slice."""
-        return any(not isinstance(step, (SetComputeMode, SetTimeSlice)) for gpu in self.gpus for step in gpu.steps)
+        """Whether devices come or go: any step of a GPU's own but to set a compute mode."""
+        return any(not isinstance(step, SetComputeMode) for gpu in self.gpus for step in gpu.gpu_steps)
 
     @property
     def disturbs(self) -> tuple[Disturbance, ...]:
@@ -293,6 +306,11 @@ def _served(daemons: Sequence[str]) -> str:
 
 def _shared(tenants: Sequence[str]) -> str:
     return ", vgpu %s" % ", ".join(tenants) if tenants else ""
+
+
+def _wanted_instance(data: Mapping[str, Any]) -> WantedInstance:
+    slices = data["compute_slices"]
+    return WantedInstance(data["profile"], data["start"], None if slices is None else tuple(slices))
 
 
 def standing(instance: GpuInstance) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Mapping
 
 #: Marks fields that are the planner's business and that `to_data` leaves out.
 INTERNAL = {"internal": True}
@@ -184,6 +184,14 @@ class Telemetry:
 
 
 @dataclass(frozen=True)
+class Setting:
+    """A setting of a GPU that NVML does not have, as its observer read it: the value, or why there is none."""
+
+    value: str | None
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
 class Gpu:
     """One physical GPU. `compute_mode` is default, exclusive_process or prohibited, None where MIG hides it."""
 
@@ -202,9 +210,8 @@ class Gpu:
     nvlinks: tuple[NvLink, ...] = ()
     processes: tuple[Process, ...] = ()
     telemetry: Telemetry | None = None
-    #: One of TIME_SLICES or "unknown"; None where nobody looked, or where there is none, for the reason beside it.
-    time_slice: str | None = field(default=None, metadata=INTERNAL)
-    no_time_slice: str | None = field(default=None, metadata=INTERNAL)
+    #: Settings by name that the observers of techniques read; a setting that was not looked at is missing.
+    settings: Mapping[str, Setting] = field(default_factory=dict, hash=False, metadata=INTERNAL)
     #: For a change of MIG mode, which wants the whole GPU free.
     held_by: tuple[Holder, ...] = _held_by()
 
@@ -212,6 +219,10 @@ class Gpu:
     def label(self) -> str:
         """How messages name this GPU."""
         return "gpu %d (%s, %s)" % (self.index, self.name, self.uuid)
+
+    def setting(self, name: str) -> str | None:
+        """Return the value of a setting; None if it was not looked at, or there is none."""
+        return self.settings[name].value if name in self.settings else None
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import contextlib
 import ctypes
 import os
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any, Protocol, Sequence
 
 from .command_line import printable
 from .errors import NvmlError
@@ -27,7 +27,6 @@ from .model import (
     Telemetry,
 )
 from .nvml_calls import GPU_IS_LOST, INVALID_ARGUMENT, Calls
-from .time_slices import set_time_slice, with_time_slices
 
 _ARCHITECTURES = {5: "volta", 6: "turing", 7: "ampere", 8: "ada", 9: "hopper", 10: "blackwell", 13: "rubin"}
 _COMPUTE_MODES = {0: "default", 2: "prohibited", 3: "exclusive_process"}
@@ -39,13 +38,20 @@ UNKNOWN = "unknown"
 _NO_ID, _NO_SIZE = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
 
 
+class Observer(Protocol):
+    """Read of GPUs what NVML does not have."""
+
+    def observe(self, gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
+        """Return the GPUs with what was read."""
+
+
 class Session(Calls):
     """One NVML session, as a context manager. Not safe for several threads at once."""
 
     def __init__(self) -> None:
         super().__init__()
-        #: Whether GPUs are observed with their time slices, which takes a call of nvidia-smi.
-        self.with_time_slices = False
+        #: What is read besides, each time that GPUs are observed.
+        self.observers: Sequence[Observer] = ()
         self._profiles: dict[tuple[str, int], tuple[GpuInstanceProfile, ...]] = {}
 
     # ------------------------------------------------------------------ reading
@@ -69,12 +75,14 @@ class Session(Calls):
         cuda = self._told("nvmlSystemGetCudaDriverVersion_v2")
         found = [self._answering(index, telemetry, silent) for index in range(self._call("nvmlDeviceGetCount"))]
         gpus = tuple(gpu for gpu in found if isinstance(gpu, Gpu))
+        for observer in self.observers:
+            gpus = observer.observe(gpus)
         return Host(
             driver_version=self._call("nvmlSystemGetDriverVersion"),
             nvml_version=self._call("nvmlSystemGetNVMLVersion"),
             cuda_version=None if cuda is None else "%d.%d" % (cuda // 1000, cuda % 1000 // 10),
             simulated=self.simulated,
-            gpus=with_time_slices(gpus) if self.with_time_slices else gpus,
+            gpus=gpus,
             lost=tuple(gpu for gpu in found if isinstance(gpu, LostGpu)),
         )
 
@@ -330,10 +338,6 @@ class Session(Calls):
     def set_compute_mode(self, gpu: str, mode: str) -> None:
         codes = {name: code for code, name in _COMPUTE_MODES.items()}
         self._call("nvmlDeviceSetComputeMode", self._handle(gpu), codes[mode], gpu=gpu)
-
-    def set_time_slice(self, gpu: str, time_slice: str) -> None:
-        """One of TIME_SLICES. Raises NvmlError where it is not seen to be set."""
-        set_time_slice(gpu, time_slice)
 
     def create_gpu_instance(self, gpu: str, profile_id: int, placement: Placement) -> None:
         where = self._nvml.c_nvmlGpuInstancePlacement_t(placement.start, placement.size)

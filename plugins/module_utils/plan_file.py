@@ -25,6 +25,8 @@ from .mig_steps import (
 from .model import Gpu, Host, to_data
 from .mps_steps import MpsPlan
 from .ownership import Ownership
+from .selector import asked
+from .techniques.registry import TECHNIQUES
 from .vgpu_steps import VgpuPlan
 
 SCHEMA = 4
@@ -182,9 +184,10 @@ def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterable[st
             yield "%s was %s and is %s" % (name, *("on" if m[mode] else "off" for m in (then, now)))
     if then["compute_mode"] != now["compute_mode"]:
         yield "compute mode was %s and is %s" % (then["compute_mode"], now["compute_mode"])
-    # Nobody looked at what is None.
-    if None not in (then["time_slice"], now["time_slice"]) and then["time_slice"] != now["time_slice"]:
-        yield "time slice was %s and is %s" % (then["time_slice"], now["time_slice"])
+    for technique in TECHNIQUES:
+        found = technique.difference(then[technique.setting], now[technique.setting])
+        if found is not None:
+            yield found
     old, new = ({(i["profile"], i["start"]): i for i in m["instances"]} for m in (then, now))
     for place in sorted({*old, *new}, key=lambda place: (place[1], place[0])):
         name = "%s@%d" % place
@@ -211,7 +214,7 @@ def _asked_otherwise(saved: Mapping[str, Any], gpus: Mapping[str, Gpu], targets:
         if gpu is None:
             found.append("%s is named by %s and is not in the plan" % (gpus[target.gpu_uuid].label, target.where))
         elif gpu["asked"] != _asked(target):
-            found.append("%s is to be %s" % (gpus[target.gpu_uuid].label, target))
+            found.append("%s is to be %s" % (gpus[target.gpu_uuid].label, asked(target)))
     # A GPU that is gone is told as such, whether the layout still could name it or not.
     found += ["gpu %d (%s) is not named any more" % (g["index"], uuid) for uuid, g in then.items() if uuid in gpus]
     return found
@@ -219,13 +222,14 @@ def _asked_otherwise(saved: Mapping[str, Any], gpus: Mapping[str, Gpu], targets:
 
 def _asked(target: Target) -> dict[str, Any]:
     """What a layout asks of a GPU, without the place of the entry: to move an entry changes nothing."""
-    asked = to_data(target)
-    del asked["gpu_uuid"], asked["where"]
-    if asked["time_slice"] in (None, mig_plan.DEFAULT_SLICE):
-        # Whoever does not look at them leaves them as most GPUs have them.
-        del asked["time_slice"]
-    asked["instances"].sort(key=lambda i: json.dumps(i, sort_keys=True))
-    return asked
+    data = target.to_data()
+    del data["gpu_uuid"], data["where"]
+    for technique in TECHNIQUES:
+        if data.get(technique.setting) in (None, technique.default):
+            # A run that does not look at a setting leaves it as most GPUs have it.
+            data.pop(technique.setting, None)
+    data["instances"].sort(key=lambda i: json.dumps(i, sort_keys=True))
+    return data
 
 
 def _observed(gpu: Gpu) -> dict[str, Any]:
@@ -234,7 +238,7 @@ def _observed(gpu: Gpu) -> dict[str, Any]:
         "mig_enabled": gpu.mig.enabled,
         "mig_pending": gpu.mig.pending,
         "compute_mode": gpu.compute_mode,
-        "time_slice": gpu.time_slice,
+        **{technique.setting: gpu.setting(technique.setting) for technique in TECHNIQUES},
         "instances": [
             {
                 "id": instance.id,

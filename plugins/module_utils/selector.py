@@ -12,9 +12,10 @@ from fnmatch import fnmatchcase
 from typing import Sequence
 
 from .errors import SelectorError
-from .layout_types import TIME_SLICES, Entry, Layout, MigInstance, Selector
+from .layout_types import Entry, Layout, MigInstance, Selector
 from .mig_steps import DEFAULT, EXCLUSIVE_PROCESS, Target, WantedInstance
 from .model import Gpu
+from .techniques.registry import TECHNIQUES
 
 #: Of a GPU, by its sharing; with MIG it belongs to the instances.
 COMPUTE_MODES = {
@@ -22,8 +23,8 @@ COMPUTE_MODES = {
     "exclusive": EXCLUSIVE_PROCESS,
     "shared": DEFAULT,
     "mps": EXCLUSIVE_PROCESS,
-    "time_slicing": DEFAULT,
     "vgpu": DEFAULT,
+    **{technique.key: technique.compute_mode for technique in TECHNIQUES},
 }
 
 
@@ -62,6 +63,14 @@ def select(selector: Selector, gpus: Sequence[Gpu], where: str) -> list[Gpu]:
     raise SelectorError(where, "no GPU of this host matches %s" % selector, "There is %s." % there)
 
 
+def asked(target: Target) -> str:
+    """Return in words what the layout asks of a GPU."""
+    for technique in TECHNIQUES:
+        if technique.key == target.sharing:
+            return "%s: %s" % (target, target.settings.get(technique.setting))
+    return str(target)
+
+
 def _indices(gpus: Sequence[Gpu]) -> str:
     """Return the indices of GPUs in words: ``GPU 0 alone``, ``GPUs 0 to 7``, ``GPUs 0, 2 and 3``."""
     indices = sorted(gpu.index for gpu in gpus)
@@ -96,9 +105,9 @@ def matches(selector: Selector, gpu: Gpu) -> bool:
 def _target(gpu: Gpu, entry: Entry) -> Target:
     where = entry.where
     wanted = [each for instance in entry.mig or () for each in _wanted(instance)]
-    time_slice = entry.time_slicing.slice if entry.time_slicing is not None else TIME_SLICES[0]
+    settings = {each.setting: each.wanted(entry.part if each.key == entry.sharing else None) for each in TECHNIQUES}
     mode = COMPUTE_MODES[entry.sharing]
-    return Target(gpu.uuid, where, entry.sharing, entry.sharing == "mig", tuple(wanted), mode, time_slice)
+    return Target(gpu.uuid, where, entry.sharing, entry.sharing == "mig", tuple(wanted), mode, settings)
 
 
 def _wanted(instance: MigInstance) -> list[WantedInstance]:

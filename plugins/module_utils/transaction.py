@@ -23,8 +23,7 @@ from typing import Any, Iterator, Mapping, Sequence
 from . import durable
 from .errors import ApplyError
 from .holders_proc import started_ticks_of
-from .mig_steps import Target, WantedInstance
-from .model import to_data
+from .mig_steps import Target
 
 DIRECTORY = "/var/lib/openfleet-gpu"
 SCHEMA = 4
@@ -152,8 +151,8 @@ class Journal:
         content = {
             "schema": SCHEMA,
             "run": _this_run(),
-            "before": to_data(tuple(before)),
-            "after": to_data(tuple(after)),
+            "before": [target.to_data() for target in before],
+            "after": [target.to_data() for target in after],
             "daemons": dict(daemons),
             "tenants": dict(tenants),
         }
@@ -171,19 +170,7 @@ class Journal:
         try:
             run = data["run"]
             who = None if run is None else _name(run)
-            return Entry(_targets(data["before"]), _targets(data["after"]), who, data["daemons"], data["tenants"])
+            before, after = (tuple(map(Target.from_data, data[name])) for name in ("before", "after"))
+            return Entry(before, after, who, data["daemons"], data["tenants"])
         except (KeyError, TypeError, ValueError):
             raise durable.damaged(self.path) from None
-
-
-def _targets(data: list[dict[str, Any]]) -> tuple[Target, ...]:
-    targets = []
-    for target in data:
-        instances = tuple(
-            WantedInstance(
-                i["profile"], i["start"], None if i["compute_slices"] is None else tuple(i["compute_slices"])
-            )
-            for i in target["instances"]
-        )
-        targets.append(Target(**dict(target, instances=instances)))
-    return tuple(targets)

@@ -114,8 +114,8 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.layout_module import argspec as argspec_of_parts
 from ..module_utils.layout_module import bring_about
-from ..module_utils.layout_run import TIME_SLICES
 from ..module_utils.runner import run
+from ..module_utils.techniques.time_slicing.model import KEY
 
 
 def argspec():
@@ -124,7 +124,7 @@ def argspec():
 
 def main():
     module = AnsibleModule(argument_spec=argspec(), supports_check_mode=True)
-    run(module, lambda: bring_about(module.params, module.check_mode, [TIME_SLICES]))
+    run(module, lambda: bring_about(module.params, module.check_mode, [KEY]))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,12 @@ import pytest
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.export import exported
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout import layout_to_data, parse_layout
-from ansible_collections.openfleet.gpu.plugins.module_utils.model import ComputeInstance, GpuInstance, Placement
+from ansible_collections.openfleet.gpu.plugins.module_utils.model import (
+    ComputeInstance,
+    GpuInstance,
+    Placement,
+    Setting,
+)
 from ansible_collections.openfleet.gpu.plugins.module_utils.mps_model import MpsDaemon, MpsPlace
 from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_model import VgpuSeat, VgpuTenant
 
@@ -105,7 +110,7 @@ def test_a_daemon_in_an_instance_belongs_to_it():
 
 
 def test_a_time_slice_is_time_slicing_and_with_a_process_mode_nothing():
-    one, two = (dataclasses.replace(gpu, time_slice="long") for gpu in gpus(2))
+    one, two = (dataclasses.replace(gpu, settings={"time_slice": Setting("long")}) for gpu in gpus(2))
     found = exported([one, exclusive(two)])
     assert data(found) == [{"gpus": [0], "sharing": "time_slicing", "time_slicing": {"slice": "long"}}]
     assert "compute mode (exclusive_process, time slice long)" in found.left_out[0]

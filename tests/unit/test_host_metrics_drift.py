@@ -13,7 +13,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils import mig_plan, mps
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.host_metrics_drift import Beside, compare
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
-from ansible_collections.openfleet.gpu.plugins.module_utils.model import Host
+from ansible_collections.openfleet.gpu.plugins.module_utils.model import Host, Setting
 from ansible_collections.openfleet.gpu.plugins.module_utils.mps_model import MpsSeen
 from ansible_collections.openfleet.gpu.plugins.module_utils.ownership import Ownership
 from ansible_collections.openfleet.gpu.plugins.module_utils.selector import targets
@@ -21,7 +21,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_model import Vg
 
 DRIVER = "580.105.08"
 GPUS = assumed_gpus(["H100-80GB"] * 3)
-SLICED = tuple(dataclasses.replace(gpu, time_slice="long") for gpu in GPUS[:2]) + GPUS[2:]
+SLICED = tuple(dataclasses.replace(gpu, settings={"time_slice": Setting("long")}) for gpu in GPUS[:2]) + GPUS[2:]
 HALVES = {"gpus": [0, 1], "sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}
 MPS = {"name": "a", "clients": 4, "active_thread_percentage": 25}
 SERVED = {"gpus": [0, 1], "sharing": "mps", "mps": MPS}
@@ -164,12 +164,14 @@ def test_beside_a_lost_gpu_a_time_slice_that_nvidia_smi_does_not_tell_is_left_ou
     layout, host, beside = made(
         SHARED, {"gpus": [0, 1], "sharing": "time_slicing", "time_slicing": {"slice": "long"}}, gpus=SLICED
     )
-    untold = dataclasses.replace(host.gpus[1], time_slice=None, no_time_slice="Unable to determine the device handle")
+    untold = dataclasses.replace(
+        host.gpus[1], settings={"time_slice": Setting(None, "Unable to determine the device handle")}
+    )
     host = without(changed(host, 1, lambda _gpu: untold), 0)
     assert differences(layout, host, beside, lost=True) == ({1: (), 2: ()}, [])
     found, problems = differences(layout, without(host, 0), beside)
     assert found == {2: ()} and any("its time slice cannot be set" in problem for problem in problems)
-    told = dataclasses.replace(untold, time_slice="short", no_time_slice=None)
+    told = dataclasses.replace(untold, settings={"time_slice": Setting("short")})
     found, _problems = differences(layout, changed(host, 1, lambda _gpu: told), beside, lost=True)
     assert found == {1: ("set time slice long",), 2: ()}
 

@@ -18,7 +18,6 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.layout import (
     Mps,
     Selector,
     Tenant,
-    TimeSlicing,
     Vgpu,
     layout_to_data,
     parse_layout,
@@ -29,6 +28,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.profile_name import 
     parse_profile_name,
 )
 from ansible_collections.openfleet.gpu.plugins.module_utils.sizes import SizeError, format_size, parse_size_bytes
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.time_slicing.model import TimeSlicing
 
 DATA = Path(__file__).parent / "data"
 GOOD = yaml.safe_load((DATA / "good_layouts.yml").read_text(encoding="utf-8"))
@@ -107,24 +107,24 @@ def test_the_contract_in_full():
                 0,
                 (Selector("index", 0), Selector("index", 1)),
                 "mig",
-                mig=(
+                (
                     MigInstance("3g.40gb", compute_instances=("1c.3g.40gb", "2c.3g.40gb")),
                     MigInstance("1g.10gb", count=2),
                     MigInstance("2g.20gb", placement=4, mps=Mps("small", 4, 25)),
                 ),
             ),
-            Entry(1, (Selector("index", 2),), "mps", mps=Mps("big", 5, 25, 18 * GIB, True)),
+            Entry(1, (Selector("index", 2),), "mps", Mps("big", 5, 25, 18 * GIB, True)),
             Entry(
                 2,
                 (Selector("uuid", "GPU-5c89ca61-4aac-4bd7-8d0f-2bb3ae2f1f0d"), Selector("pci", "0000:3b:00.0")),
                 "time_slicing",
-                time_slicing=TimeSlicing("long", 4),
+                TimeSlicing("long", 4),
             ),
             Entry(
                 3,
                 (Selector("index", 6), Selector("index", 7)),
                 "vgpu",
-                vgpu=Vgpu(
+                Vgpu(
                     (
                         Tenant("notebook-a", GIB // 2, 30, 1, 1, Selector("index", 6)),
                         Tenant("pair", 16 * GIB, 70, gpus=2),

@@ -16,7 +16,8 @@ import yaml
 from ansible_collections.openfleet.gpu.plugins.filter.plan_without_driver import plan_without_driver
 from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import load_models
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import LayoutError
-from ansible_collections.openfleet.gpu.plugins.module_utils.layout import SHARINGS, parse_layout
+from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.registry import SHARINGS
 
 REPOSITORY = Path(__file__).parents[2]
 VALIDATOR = jsonschema.Draft202012Validator(

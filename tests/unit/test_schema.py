@@ -18,6 +18,9 @@ from hypothesis import strategies as st
 from ansible_collections.openfleet.gpu.plugins.module_utils import layout_types as types
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import LayoutError
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout import LAYOUT_VERSION, layout_to_data, parse_layout
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques import registry
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.time_slicing import model as time_slicing
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.time_slicing import parse as time_slicing_parse
 
 REPOSITORY = Path(__file__).parents[2]
 DATA = Path(__file__).parent / "data"
@@ -83,11 +86,11 @@ def test_schema_and_parser_know_the_same_words():
     assert keys_of("mig_instance") == set(layout._MIG_INSTANCE)
     assert keys_of("mps") == set(layout._MPS_OF_ENTRY)
     assert set(layout._MPS_OF_ENTRY) - set(layout._MPS) == {"daemon_per"}
-    assert keys_of("time_slicing") == set(layout._TIME_SLICING)
+    assert keys_of("time_slicing") == set(time_slicing_parse.KEYS)
     assert keys_of("vgpu") == set(layout._VGPU)
     assert keys_of("tenant") == set(layout._TENANT)
-    assert SCHEMA["$defs"]["entry"]["properties"]["sharing"]["enum"] == list(types.SHARINGS)
-    assert SCHEMA["$defs"]["time_slicing"]["properties"]["slice"]["enum"] == list(types.TIME_SLICES)
+    assert SCHEMA["$defs"]["entry"]["properties"]["sharing"]["enum"] == list(registry.SHARINGS)
+    assert SCHEMA["$defs"]["time_slicing"]["properties"]["slice"]["enum"] == list(time_slicing.TIME_SLICES)
     assert SCHEMA["$defs"]["mps"]["properties"]["daemon_per"]["enum"] == list(types.MPS_DAEMONS)
     assert SCHEMA["$defs"]["vgpu"]["properties"]["policy"]["enum"] == list(types.VGPU_POLICIES)
     assert SCHEMA["$defs"]["vgpu"]["properties"]["provider"]["enum"] == list(types.VGPU_PROVIDERS)
@@ -183,15 +186,17 @@ def layouts(draw):
         if not chosen or (taken and types.Selector("all") in chosen) or types.Selector("all") in taken:
             continue
         taken.update(chosen)
-        sharing = draw(st.sampled_from(types.SHARINGS))
+        sharing = draw(st.sampled_from(registry.SHARINGS))
         parts = {
             "mig": st.lists(mig_instances(), max_size=4).map(tuple),
             "mps": mps(),
-            "time_slicing": st.builds(types.TimeSlicing, st.sampled_from(types.TIME_SLICES), st.integers(1, 16)),
+            "time_slicing": st.builds(
+                time_slicing.TimeSlicing, st.sampled_from(time_slicing.TIME_SLICES), st.integers(1, 16)
+            ),
             "vgpu": vgpus(chosen),
         }
-        part = {sharing: draw(parts[sharing])} if sharing in parts else {}
-        entries.append(types.Entry(len(entries), chosen, sharing, **part))
+        part = draw(parts[sharing]) if sharing in parts else None
+        entries.append(types.Entry(len(entries), chosen, sharing, part))
     return renamed(types.Layout(tuple(entries)), iter(range(1000)))
 
 

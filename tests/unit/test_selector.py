@@ -10,9 +10,10 @@ import pytest
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import SelectorError
-from ansible_collections.openfleet.gpu.plugins.module_utils.layout import SHARINGS, parse_layout
+from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout_types import Selector
 from ansible_collections.openfleet.gpu.plugins.module_utils.selector import COMPUTE_MODES, select, targets
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.registry import SHARINGS
 
 UUID = "GPU-5c89d3fa-0000-4000-8000-00000000000%d"
 
@@ -127,14 +128,18 @@ def test_mps_is_exclusive_and_time_slicing_has_its_slice(gpus):
     mps = {"gpus": [0], "sharing": "mps", "mps": {"name": "a", "clients": 2, "active_thread_percentage": 50}}
     sliced = {"gpus": [1], "sharing": "time_slicing", "time_slicing": {"slice": "long", "replicas": 2}}
     first, second = targets(parse_layout([mps, sliced]), gpus)
-    assert (first.mig_enabled, first.compute_mode, first.time_slice) == (False, "exclusive_process", "default")
-    assert (second.mig_enabled, second.compute_mode, second.time_slice) == (False, "default", "long")
+    assert (first.mig_enabled, first.compute_mode, first.settings) == (
+        False,
+        "exclusive_process",
+        {"time_slice": "default"},
+    )
+    assert (second.mig_enabled, second.compute_mode, second.settings) == (False, "default", {"time_slice": "long"})
 
 
 def test_tenants_are_of_a_shared_gpu(gpus):
     entry = {"gpus": [0], "sharing": "vgpu", "vgpu": {"tenants": [{"name": "a", "memory": "1GiB", "sm_percent": 10}]}}
     (target,) = targets(parse_layout([entry]), gpus)
-    assert (target.mig_enabled, target.compute_mode, target.time_slice) == (False, "default", "default")
+    assert (target.mig_enabled, target.compute_mode, target.settings) == (False, "default", {"time_slice": "default"})
 
 
 def test_every_sharing_has_its_compute_mode():

@@ -9,11 +9,15 @@ import subprocess
 
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import mig_plan, time_slices
+from ansible_collections.openfleet.gpu.plugins.module_utils import mig_plan
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import NvmlError, PlanError
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
+from ansible_collections.openfleet.gpu.plugins.module_utils.model import Setting
 from ansible_collections.openfleet.gpu.plugins.module_utils.selector import targets
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.time_slicing.apply import set_time_slice
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.time_slicing.observe import with_time_slices
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.time_slicing.record import Record
 
 HEAD = "+---+\n| GPU compute policies:               |\n| GPU     Name           Value        |\n|====|\n"
 ROW = "|   %d   Timeslice       %-14s|\n+---+\n"
@@ -63,7 +67,13 @@ def absent(command, **_options):
 
 
 def seen(smi):
-    return [(gpu.time_slice, gpu.no_time_slice) for gpu in time_slices.with_time_slices(GPUS, smi)]
+    return [dataclasses.astuple(gpu.settings["time_slice"]) for gpu in with_time_slices(GPUS, smi)]
+
+
+def sliced(gpu, name, problem=None, **fields):
+    """The GPU as it is observed with this time slice; None: nobody looked, or there is none for the reason beside it."""
+    read = {} if name is problem is None else {"time_slice": Setting(name, problem)}
+    return dataclasses.replace(gpu, settings=read, **fields)
 
 
 def test_all_gpus_are_read_by_one_call():
@@ -86,32 +96,32 @@ def test_without_nvidia_smi_the_cure_is_to_install_it():
         raise FileNotFoundError(command[0])
 
     with pytest.raises(NvmlError) as raised:
-        time_slices.set_time_slice(GPUS[0].uuid, "long", missing)
+        set_time_slice(GPUS[0].uuid, "long", missing)
     assert "nvidia-smi is not installed" in raised.value.problem and raised.value.cure.startswith("Install it")
 
 
 @pytest.mark.parametrize("name", ["default", "short", "medium", "long"])
 def test_what_was_set_is_read_back(name):
     smi = NvidiaSmi("Default", "Medium", "Default")
-    time_slices.set_time_slice(GPUS[1].uuid, name, smi)
+    set_time_slice(GPUS[1].uuid, name, smi)
     assert [s.lower() for s in smi.slices] == ["default", name, "default"]
 
 
 def test_a_success_that_changed_nothing_is_none():
     with pytest.raises(NvmlError, match="was to be long, and nvidia-smi shows default; it said: Successfully set"):
-        time_slices.set_time_slice(GPUS[0].uuid, "long", NvidiaSmi("Default", "Default", "Default", keeps=False))
+        set_time_slice(GPUS[0].uuid, "long", NvidiaSmi("Default", "Default", "Default", keeps=False))
 
 
 def test_a_gpu_that_has_none_says_why():
     with pytest.raises(NvmlError, match=r"does not show it .*Not Supported.*Failed to set timeslice"):
-        time_slices.set_time_slice(GPUS[0].uuid, "long", NvidiaSmi(None, "Default", "Default"))
+        set_time_slice(GPUS[0].uuid, "long", NvidiaSmi(None, "Default", "Default"))
 
 
 # ---------------------------------------------------------------------- in a plan
 
 
 def plan(layout, *slices):
-    gpus = [dataclasses.replace(gpu, time_slice=s) for gpu, s in zip(GPUS, slices)]
+    gpus = [sliced(gpu, name) for gpu, name in zip(GPUS, slices)]
     return mig_plan.plan(gpus, targets(parse_layout(layout), gpus))
 
 
@@ -145,7 +155,7 @@ def test_what_nobody_looked_at_counts_as_the_default():
 
 
 def test_a_gpu_that_has_no_slices_is_told_before_anything_changes():
-    gpus = [dataclasses.replace(GPUS[0], no_time_slice="Not Supported")]
+    gpus = [sliced(GPUS[0], None, "Not Supported")]
     layout = [slicing("medium", [0])]
     with pytest.raises(PlanError, match=r"gpu_layout\[0\] on gpu 0 .*cannot be set: Not Supported"):
         mig_plan.plan(gpus, targets(parse_layout(layout), gpus))
@@ -153,14 +163,14 @@ def test_a_gpu_that_has_no_slices_is_told_before_anything_changes():
 
 
 def test_the_way_back_is_the_slice_of_before():
-    gpu = dataclasses.replace(GPUS[0], time_slice="long", compute_mode="exclusive_process")
-    changed = dataclasses.replace(GPUS[0], time_slice="short")
+    gpu = sliced(GPUS[0], "long", compute_mode="exclusive_process")
+    changed = sliced(GPUS[0], "short")
     back = mig_plan.plan([changed], [mig_plan.target_of(gpu)])
     assert [str(step) for step in back.gpus[0].steps] == ["set compute mode exclusive_process", "set time slice long"]
 
 
 def test_the_record_knows_that_any_gpu_was_given_one(tmp_path):
-    record = time_slices.Record(str(tmp_path))
+    record = Record(str(tmp_path))
     assert not record.any()
     record.write([])
     assert not record.path.exists()

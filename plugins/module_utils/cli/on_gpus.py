@@ -19,7 +19,7 @@ from ..mps_host import MpsHost
 from ..mps_model import MpsSeen
 from ..mps_steps import MpsPlan, caps
 from ..nvml import Session
-from ..time_slices import Record
+from ..techniques import observers
 from ..vgpu_host import VgpuHost, applies
 from ..vgpu_model import NOT_ISOLATED, SEALED, VgpuSeen
 from ..vgpu_steps import VgpuPlan, size
@@ -34,7 +34,7 @@ _ISOLATION = {NOT_ISOLATED: "  not isolated from neighbours", SEALED: "  neighbo
 def show(options: Namespace) -> int:
     """Print the GPUs with their instances and processes."""
     with Session() as session:
-        session.with_time_slices = Record(options.state_directory).any()
+        session.observers = observers.recorded(options.state_directory)
         host = session.observe(telemetry=options.telemetry)
         daemons = () if session.private else MpsHost().observe()
         tenants = VgpuHost().observe() if applies(session.private) else ()
@@ -198,8 +198,7 @@ def _described(gpu: Gpu) -> list[str]:
         state = "MIG on" + ("" if gpu.mig.instances else ", no instances")
     else:
         state = ("MIG off, " if gpu.mig.capable else "") + "compute mode %s" % (gpu.compute_mode or "unknown")
-    if gpu.time_slice not in (None, "default"):
-        state += ", time slice %s" % gpu.time_slice
+    state = ", ".join([state, *filter(None, (observer.describe(gpu) for observer in observers.OBSERVERS))])
     if gpu.mig.pending != gpu.mig.enabled:
         state += ", MIG %s pending until a reset" % ("on" if gpu.mig.pending else "off")
     lines = ["gpu %d  %s  %s  %s  %s" % (gpu.index, gpu.name, gpu.uuid, gpu.pci_address, state)]

@@ -35,7 +35,7 @@ DIGEST_LENGTH = 64
 PACKAGE = "openfleet_gpu"
 MAIN = "import sys\n\nfrom %s.cli.main import main\n\nsys.exit(main())\n" % PACKAGE
 #: What the command is made of, below module_utils; packages that only modules use are not among it.
-PATTERNS = ("*.py", "cli/*.py", "models/*.json")
+PATTERNS = ("*.py", "cli/*.py", "techniques/*.py", "techniques/*/*.py", "models/*.json")
 #: Files of these that only modules need: runner imports Ansible.
 LEFT_OUT = ("layout_module.py", "runner.py")
 

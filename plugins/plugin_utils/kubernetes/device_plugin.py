@@ -14,6 +14,7 @@ from collections import Counter
 from typing import Any, Mapping, Sequence
 
 from ...module_utils.profile_name import parse_profile_name
+from ...module_utils.techniques.time_slicing import model as time_slicing
 from .model import (
     DEVICE_PLUGIN,
     MIXED,
@@ -120,8 +121,8 @@ def profile_order(profile: str) -> tuple[int, int, str]:
 def _replicas(each: NodeGpu) -> int:
     """Return to how many pods the layout offers the GPU."""
     entry = each.entry
-    if entry is not None and entry.time_slicing is not None:
-        return entry.time_slicing.replicas
+    if entry is not None and entry.sharing == time_slicing.KEY:
+        return entry.part.replicas
     if entry is not None and entry.mps is not None:
         return entry.mps.clients
     return 1

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, Sequence
 
-from ...module_utils.layout_types import TIME_SLICES, Mps
+from ...module_utils.layout_types import Mps
+from ...module_utils.techniques.time_slicing import model as time_slicing
 from .device_plugin import profile_order
 from .model import DRA, WITHOUT_MIG_MANAGER, NodeGpu, NodeMapping, Refusal, Request, by_entry, gpus_text, refusal
 
@@ -77,14 +78,14 @@ def _gates(node: Sequence[NodeGpu]) -> dict[str, bool]:
     gates = {"DynamicMIG": False}
     if any(each.sharing == "mps" or any(part.mps for part in each.instances or ()) for each in node):
         gates["MPSSupport"] = True
-    if any(_slice(each) != TIME_SLICES[0] for each in node):
+    if any(_slice(each) != time_slicing.DEFAULT for each in node):
         gates["TimeSlicingSettings"] = True
     return gates
 
 
 def _slice(each: NodeGpu) -> str:
     entry = each.entry
-    return entry.time_slicing.slice if entry is not None and entry.time_slicing is not None else TIME_SLICES[0]
+    return entry.part.slice if entry is not None and entry.sharing == time_slicing.KEY else time_slicing.DEFAULT
 
 
 def _requests(group: Sequence[NodeGpu]) -> list[Request]:
@@ -96,7 +97,7 @@ def _requests(group: Sequence[NodeGpu]) -> list[Request]:
         sharing = None
         if entry.mps is not None:
             sharing = _mps(entry.mps)
-        elif _slice(here) != TIME_SLICES[0]:
+        elif _slice(here) != time_slicing.DEFAULT:
             sharing = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": _slice(here).capitalize()}}
         return [Request(here.where, GPU_CLASS, claim=_claim(GPU_CLASS, _cel("uuid", group), "GpuConfig", sharing))]
     kinds = sorted(

@@ -16,6 +16,7 @@ from typing import Any, Sequence
 from ...module_utils.layout_types import Tenant, Vgpu
 from ...module_utils.model import Gpu
 from ...module_utils.selector import matches
+from ...module_utils.techniques.time_slicing import model as time_slicing
 from .model import (
     HAMI,
     VOLCANO,
@@ -208,7 +209,7 @@ def _refuse_differences(offered: Sequence[NodeGpu], plugin: _Plugin) -> list[Ref
 
 
 def _replicas(each: NodeGpu) -> int:
-    return each.entry.time_slicing.replicas if each.entry and each.entry.time_slicing else 0
+    return each.entry.part.replicas if each.entry and each.entry.sharing == time_slicing.KEY else 0
 
 
 def _tenants(each: NodeGpu) -> int:

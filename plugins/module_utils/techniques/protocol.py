@@ -1,0 +1,79 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Describe what a sharing technique does for the rest of the collection.
+
+A technique is a folder beside this file. The tables in `registry` and `observers` name it; nothing else does.
+Here are the techniques that set one value on each whole GPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Iterable, Protocol, Sequence
+
+from ..gpu_part import GpuPart, PartStep
+from ..layout_reader import Key, Node
+from ..model import Gpu
+
+
+class Observer(Protocol):
+    """Read a setting of GPUs that NVML does not have."""
+
+    #: Name of the setting in `Gpu.settings`, `Target.settings`, journals and saved plans.
+    setting: str
+
+    def recorded(self, directory: str) -> bool:
+        """Return whether any GPU of the host was given this setting, by the record in the state directory.
+
+        Raises ApplyError for a record that this release cannot read.
+        """
+
+    def observe(self, gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
+        """Return the GPUs with this setting in `Gpu.settings`: its value, or why there is none."""
+
+    def describe(self, gpu: Gpu) -> str:
+        """Return the setting in words, or an empty text if it is the default or unknown."""
+
+
+class Technique(Protocol):
+    """Share a GPU in one way: everything that the parser, the planner and the executor ask of it."""
+
+    #: Word in `gpu_layout`, both as `sharing` and as the key of its part.
+    key: str
+    #: How the part is written, for messages.
+    example: Key
+    #: Name of the setting, as its observer has it.
+    setting: str
+    #: Value of GPUs that do not use the technique.
+    default: str
+    #: Compute mode of GPUs that use the technique.
+    compute_mode: str
+    #: Reads what is there.
+    observer: Observer
+
+    def parse(self, node: Node) -> Any:
+        """Return the part of an entry as a frozen value. Reports problems to the node."""
+
+    def to_data(self, part: Any) -> dict[str, Any]:
+        """Return the part as `gpu_layout` has it, without what equals a default."""
+
+    def wanted(self, part: Any) -> str:
+        """Return the setting that the part asks for; the default if `part` is None."""
+
+    def current(self, gpu: Gpu) -> str | None:
+        """Return the setting that leads back to the GPU as observed; None to leave it."""
+
+    def plan(self, gpu: Gpu, wanted: str | None, where: str) -> GpuPart:
+        """Return the steps to a setting; None leaves it. Raises PlanError if the GPU cannot have it."""
+
+    def apply(self, gpu_uuid: str, step: PartStep) -> None:
+        """Carry out a step. Raises NvmlError if its effect is not seen."""
+
+    def difference(self, then: str | None, now: str | None) -> str | None:
+        """Return in words how an observed setting differs from a saved one; None if it does not, or cannot be compared."""
+
+    def export(self, gpu: Gpu) -> Any:
+        """Return the part of an entry that describes the GPU; None if the GPU does not use the technique."""
+
+    def record(self, directory: str, gpus: Sequence[Gpu], coming: Iterable[str] = ()) -> None:
+        """Write down which GPUs have a setting other than the default, and the UUIDs of those that will get one."""

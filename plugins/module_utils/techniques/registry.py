@@ -1,0 +1,39 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""List the sharing techniques. A new one is a folder, a line here and a line in `observers`."""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+from ..gpu_part import PartStep
+from ..layout_types import Layout
+from .protocol import Observer, Technique
+from .time_slicing.technique import TimeSlicingTechnique
+
+#: In the order in which a GPU's steps of several techniques are carried out. `GpuPlan.steps` has their place beside MIG.
+TECHNIQUES: tuple[Technique, ...] = (TimeSlicingTechnique(),)
+
+#: The ways of sharing that have a part of their own name in the entry. The first three have no folder here yet.
+PARTS = tuple(sorted(("mig", "mps", "vgpu", *(technique.key for technique in TECHNIQUES))))
+#: All ways of sharing. The first two need no part.
+SHARINGS = ("exclusive", "shared", *PARTS)
+
+
+def observers_for(layout: Layout | None, directory: str, keys: Sequence[str] = PARTS) -> tuple[Observer, ...]:
+    """Return the observers that a look at the host needs: of techniques that the layout or the host's record names.
+
+    `keys` are the techniques that the look is about. Raises ApplyError for an unreadable record.
+    """
+    sharings = set() if layout is None else {entry.sharing for entry in layout.entries}
+    about = [technique for technique in TECHNIQUES if technique.key in keys]
+    return tuple(each.observer for each in about if each.key in sharings or each.observer.recorded(directory))
+
+
+def technique_of(step: PartStep) -> Technique:
+    """Return the technique whose step it is. Raises TypeError if it is none."""
+    for technique in TECHNIQUES:
+        if technique.key == getattr(step, "technique", None):
+            return technique
+    raise TypeError("not a step: %r" % (step,))

@@ -1,0 +1,45 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Set the time slice of a GPU.
+
+nvidia-smi takes numbers that mean nothing and calls that a success, and the driver forgets the setting when it is
+reloaded: what counts is what nvidia-smi lists afterwards.
+"""
+
+from __future__ import annotations
+
+from ...command import Run, run_tool
+from ...errors import NvmlError
+from .model import TIME_SLICES, SetTimeSlice
+from .nvidia_smi import LIST, NOT_INSTALLED, ask, read_rows
+
+
+def apply(gpu_uuid: str, step: SetTimeSlice) -> None:
+    """Carry out a step. Raises NvmlError if its effect is not seen."""
+    set_time_slice(gpu_uuid, step.time_slice)
+
+
+def set_time_slice(gpu_uuid: str, name: str, run: Run = run_tool) -> None:
+    """Set it, and see it set. Raises NvmlError where nvidia-smi lists anything else afterwards."""
+    number = TIME_SLICES.index(name)
+    # 470 wants the number as a word of its own; later ones take that too (their --help).
+    said, reason = ask(["nvidia-smi", "compute-policy", "-i", gpu_uuid, "--set-timeslice", str(number)], run)
+    listed, unread = ask([*LIST, "-i", gpu_uuid], run)
+    found = list(read_rows(listed).values())
+    if found == [name]:
+        return
+    if reason == unread == NOT_INSTALLED:
+        raise NvmlError(
+            "gpu %s" % gpu_uuid,
+            "the time slice was to be %s, and %s" % (name, reason),
+            "Install it (nvidia-utils or nvidia-driver-cuda, in the driver's version), and run again.",
+            gpu=gpu_uuid,
+        )
+    shown = "shows %s" % found[0] if found else "does not show it (%s)" % unread
+    raise NvmlError(
+        "gpu %s" % gpu_uuid,
+        "the time slice was to be %s, and nvidia-smi %s; it said: %s" % (name, shown, reason or " ".join(said.split())),
+        "See whether this GPU has time slices (nvidia-smi compute-policy -i %s -l)." % gpu_uuid,
+        gpu=gpu_uuid,
+    )

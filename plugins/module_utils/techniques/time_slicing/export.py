@@ -1,0 +1,15 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Say in the words of a layout that a GPU has a time slice."""
+
+from __future__ import annotations
+
+from ...model import Gpu
+from .model import TIME_SLICES, TimeSlicing, time_slice_of
+
+
+def export(gpu: Gpu) -> TimeSlicing | None:
+    """Return the part of an entry that describes the GPU; None for the default, and where none is known."""
+    time_slice = time_slice_of(gpu)
+    return TimeSlicing(str(time_slice)) if time_slice in TIME_SLICES[1:] else None

@@ -1,0 +1,51 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Define time slices: how long a process runs on a GPU before the next one gets its turn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ...model import Gpu
+
+KEY = "time_slicing"
+SETTING = "time_slice"
+#: Processes of several users take turns.
+COMPUTE_MODE = "default"
+
+#: The driver's own four (nvidia-smi compute-policy --help), in the order of its numbers 0 to 3.
+TIME_SLICES = ("default", "short", "medium", "long")
+DEFAULT = TIME_SLICES[0]
+#: Stands for a number that the driver took although it means nothing.
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class TimeSlicing:
+    """`slice` is one of TIME_SLICES, `replicas` how many clients the GPU is offered to."""
+
+    slice: str
+    replicas: int = 1
+
+
+@dataclass(frozen=True)
+class SetTimeSlice:
+    """Set the time slice of a GPU."""
+
+    technique: ClassVar[str] = KEY
+    time_slice: str
+
+    def __str__(self) -> str:
+        return "set time slice %s" % self.time_slice
+
+
+def time_slice_of(gpu: Gpu) -> str | None:
+    """Return the observed time slice, one of TIME_SLICES or UNKNOWN; None if it was not looked at, or there is none."""
+    return gpu.setting(SETTING)
+
+
+def describe(time_slice: str | None) -> str:
+    """Return the time slice in words; empty for the default, and where none is known."""
+    return "" if time_slice in (None, DEFAULT) else "time slice %s" % time_slice

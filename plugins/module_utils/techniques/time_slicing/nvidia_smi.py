@@ -1,0 +1,39 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Ask nvidia-smi for its compute policy "timeslice". NVML has no public call for it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+from ...command import Run
+from .model import TIME_SLICES, UNKNOWN
+
+LIST = ("nvidia-smi", "compute-policy", "-l")
+NOT_INSTALLED = "nvidia-smi is not installed"
+_ROW = re.compile(r"^\|\s+(\d+)\s+Timeslice\s+(\w+)\s+\|", re.MULTILINE)
+
+
+def ask(command: list[str], run: Run) -> tuple[str, str]:
+    """Return what it printed and why it failed: it prints GPUs before the one that makes it fail, all on standard output."""
+    try:
+        done = run(command)
+    except FileNotFoundError:
+        return "", NOT_INSTALLED
+    except (OSError, subprocess.SubprocessError) as error:
+        return "", str(error)
+    if done.returncode == 0:
+        return done.stdout, ""
+    failed = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.startswith("Failed")]
+    return done.stdout, (failed or [" ".join(done.stdout.split()[-20:]) or "exit status %d" % done.returncode])[0]
+
+
+def read_rows(listed: str) -> dict[int, str]:
+    """Return the time slices by index of the GPU, in the layout's words."""
+    return {int(index): _word(value) for index, value in _ROW.findall(listed)}
+
+
+def _word(value: str) -> str:
+    return value.lower() if value.lower() in TIME_SLICES else UNKNOWN

@@ -1,0 +1,59 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Read the time slices of GPUs."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Sequence
+
+from ...command import Run, run_tool
+from ...model import Gpu, Setting
+from .model import SETTING, describe, time_slice_of
+from .nvidia_smi import LIST, ask, read_rows
+from .record import Record
+
+
+class TimeSliceObserver:
+    """Read time slices, which takes a call of nvidia-smi."""
+
+    setting = SETTING
+
+    def recorded(self, directory: str) -> bool:
+        """Return whether any GPU of the host was given a time slice."""
+        return Record(directory).any()
+
+    def observe(self, gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
+        """Return the GPUs with their time slices."""
+        return with_time_slices(gpus)
+
+    def describe(self, gpu: Gpu) -> str:
+        """Return the time slice in words."""
+        return describe(time_slice_of(gpu))
+
+
+def with_time_slices(gpus: Sequence[Gpu], run: Run = run_tool) -> tuple[Gpu, ...]:
+    """Return the GPUs with their time slices; where one has none, with the reason."""
+    listed, reason = ask([*LIST], run)
+    rows = read_rows(listed)
+    return tuple(_with(gpu, _time_slice(gpu, rows, reason, run)) for gpu in gpus)
+
+
+def _time_slice(gpu: Gpu, rows: dict[int, str], reason: str, run: Run) -> Setting:
+    if gpu.index in rows:
+        return Setting(rows[gpu.index])
+    if rows:
+        # The list ends at the first GPU that has none.
+        listed, reason = ask([*LIST, "-i", gpu.uuid], run)
+        found = list(read_rows(listed).values())
+        if found:
+            return Setting(found[0])
+    return Setting(None, reason or "nvidia-smi lists none")
+
+
+def _with(gpu: Gpu, time_slice: Setting) -> Gpu:
+    return dataclasses.replace(gpu, settings={**gpu.settings, SETTING: time_slice})
+
+
+OBSERVER = TimeSliceObserver()

@@ -1,0 +1,37 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Read the part `time_slicing` of an entry of `gpu_layout`, and write it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...layout_reader import Key, Node
+from ...layout_types import MOST_CLIENTS
+from .model import TIME_SLICES, TimeSlicing
+
+EXAMPLE = Key("time_slicing: {slice: long}")
+KEYS = {
+    "slice": Key("slice: long", required=True),
+    "replicas": Key("replicas: 4"),
+}
+
+
+def parse(node: Node) -> TimeSlicing | None:
+    """Return the part; None after reporting why it is none."""
+    fields = node.fields(KEYS)
+    if fields is None:
+        return None
+    return TimeSlicing(
+        fields.read("slice", lambda field: field.choice(TIME_SLICES)),
+        fields.read("replicas", lambda field: field.integer(1, MOST_CLIENTS), 1),
+    )
+
+
+def to_data(part: TimeSlicing) -> dict[str, Any]:
+    """Return the part in its canonical form."""
+    data: dict[str, Any] = {"slice": part.slice}
+    if part.replicas != 1:
+        data["replicas"] = part.replicas
+    return data

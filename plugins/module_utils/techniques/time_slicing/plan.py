@@ -1,0 +1,47 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Plan time slices. Pure."""
+
+from __future__ import annotations
+
+from ...errors import PlanError
+from ...gpu_part import GpuPart
+from ...model import Gpu
+from .model import DEFAULT, SETTING, TIME_SLICES, SetTimeSlice, TimeSlicing, describe, time_slice_of
+
+
+def wanted(part: TimeSlicing | None) -> str:
+    """Return the time slice that an entry asks for. Every other sharing means the driver's default."""
+    return DEFAULT if part is None else part.slice
+
+
+def current(gpu: Gpu) -> str | None:
+    """Return the time slice that leads back to the GPU as observed. UNKNOWN cannot be asked for."""
+    now = time_slice_of(gpu)
+    return now if now in TIME_SLICES else None
+
+
+def plan(gpu: Gpu, time_slice: str | None, where: str) -> GpuPart:
+    """Return the step to a time slice; None leaves it. A slice that was not looked at counts as the driver's default.
+
+    Raises PlanError if the GPU has no time slices.
+    """
+    now = time_slice_of(gpu)
+    if time_slice in (None, now) or (now is None and time_slice == DEFAULT):
+        return GpuPart(before=describe(now), after=describe(now))
+    problem = gpu.settings[SETTING].problem if SETTING in gpu.settings else None
+    if problem is not None:
+        raise PlanError(
+            "%s on %s" % (where, gpu.label),
+            "its time slice cannot be set: %s" % problem,
+            "Write slice: default, or choose another sharing for it.",
+        )
+    return GpuPart((SetTimeSlice(time_slice),), describe(now), describe(time_slice))
+
+
+def difference(then: str | None, now: str | None) -> str | None:
+    """Return in words how the time slice differs from the saved one. None was not looked at, and is not compared."""
+    if None in (then, now) or then == now:
+        return None
+    return "time slice was %s and is %s" % (then, now)

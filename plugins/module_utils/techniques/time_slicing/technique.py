@@ -1,0 +1,35 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Offer the files of this folder as a technique."""
+
+from __future__ import annotations
+
+from .apply import apply
+from .export import export
+from .model import COMPUTE_MODE, DEFAULT, KEY, SETTING
+from .observe import OBSERVER
+from .parse import EXAMPLE, parse, to_data
+from .plan import current, difference, plan, wanted
+from .record import record
+
+
+class TimeSlicingTechnique:
+    """Share a GPU by turns. `protocol.Technique` documents the members."""
+
+    key = KEY
+    example = EXAMPLE
+    setting = SETTING
+    default = DEFAULT
+    compute_mode = COMPUTE_MODE
+    observer = OBSERVER
+
+    parse = staticmethod(parse)
+    to_data = staticmethod(to_data)
+    wanted = staticmethod(wanted)
+    current = staticmethod(current)
+    plan = staticmethod(plan)
+    apply = staticmethod(apply)
+    difference = staticmethod(difference)
+    export = staticmethod(export)
+    record = staticmethod(record)

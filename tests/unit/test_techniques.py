@@ -1,0 +1,154 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Techniques stay in their folders, and packages of module_utils import each other in one direction."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.module_utils import mig_plan, mig_recover
+from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError
+from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
+from ansible_collections.openfleet.gpu.plugins.module_utils.mig_steps import CreateGpuInstance
+from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import Session
+from ansible_collections.openfleet.gpu.plugins.module_utils.selector import asked, targets
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.observers import OBSERVERS
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.registry import TECHNIQUES, technique_of
+from ansible_collections.openfleet.gpu.plugins.module_utils.transaction import Journal
+
+UTILS = Path(__file__).resolve().parents[2] / "plugins/module_utils"
+FOLDERS = sorted(path.parent for path in (UTILS / "techniques").glob("*/__init__.py"))
+#: The tables that name techniques.
+TABLES = {"techniques/registry.py", "techniques/observers.py"}
+
+
+def imported(tree: ast.AST, path: str) -> set[str]:
+    """Return what a file of module_utils imports from module_utils, as dotted names below it, functions included."""
+    package = path.split("/")[:-1]
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = package[: len(package) - node.level + 1] + (node.module.split(".") if node.module else [])
+            found |= {".".join([*base, name.name]) for name in node.names}
+    return found
+
+
+def words_of(tree: ast.AST) -> set[str]:
+    """Return the names in the code, and its strings without docstrings: what it could branch on."""
+    found = set()
+    for node in ast.walk(tree):
+        for field in ("id", "attr", "arg", "name"):
+            value = getattr(node, field, None)
+            if isinstance(value, str):
+                found.add(value)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.add(node.value)
+    return found
+
+
+def breaches(source: str, path: str, key: str, setting: str) -> set[str]:
+    """Return where a file that is no part of a technique knows it all the same."""
+    tree = ast.parse(source)
+    inside = "techniques.%s" % key
+    found = {name for name in imported(tree, path) if name == inside or name.startswith(inside + ".")}
+    return found | {word for word in words_of(tree) if word.lower().replace("-", "_") in (key, setting)}
+
+
+@pytest.mark.parametrize("technique", TECHNIQUES, ids=lambda technique: technique.key)
+def test_only_its_folder_and_the_tables_know_a_technique(technique):
+    folder = "techniques/%s/" % technique.key
+    found = {}
+    for file in sorted(UTILS.rglob("*.py")):
+        path = str(file.relative_to(UTILS))
+        if not path.startswith(folder) and path not in TABLES:
+            found[path] = breaches(file.read_text(encoding="utf-8"), path, technique.key, technique.setting)
+    assert {path: words for path, words in found.items() if words} == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "path"),
+    [
+        ("from .techniques.turns.plan import plan", "converge.py"),
+        ("def late():\n    from ..techniques import turns", "cli/main.py"),
+        ('if entry.sharing == "turns": pass', "export.py"),
+        ("gpu.turn_length", "mig_plan.py"),
+        ('data = dict(turn_length="long")', "plan_file.py"),
+        ('data["turn_length"]', "plan_file.py"),
+    ],
+)
+def test_each_way_to_know_a_technique_is_found(source, path):
+    assert breaches(source, path, "turns", "turn_length")
+
+
+def test_a_message_may_name_a_technique():
+    source = '"""Say that turns exist."""\nraise ValueError("choose another sharing (exclusive or turns)")'
+    assert not breaches(source, "mps_plan.py", "turns", "turn_length")
+
+
+def test_each_folder_is_in_the_tables():
+    assert sorted(technique.key for technique in TECHNIQUES) == [folder.name for folder in FOLDERS]
+    assert [technique.observer for technique in TECHNIQUES] == list(OBSERVERS)
+
+
+def test_packages_import_each_other_in_one_direction():
+    """A package is a folder of module_utils with all below it, or a file beside the folders."""
+    graph: dict[str, set[str]] = {}
+    for file in sorted(UTILS.rglob("*.py")):
+        path = str(file.relative_to(UTILS))
+        here = path.split("/")[0].replace(".py", "")
+        names = {name.split(".")[0] for name in imported(ast.parse(file.read_text(encoding="utf-8")), path)}
+        graph.setdefault(here, set()).update(names - {here, ""})
+    assert {"layout", "mig_plan", "plan_file"} <= {name for name, used in graph.items() if "techniques" in used}
+    # What imports nothing that is left can be taken away; what cannot be taken away is in a circle, or leads to one.
+    while True:
+        done = {name for name, used in graph.items() if not used & graph.keys()}
+        if not done:
+            break
+        graph = {name: used for name, used in graph.items() if name not in done}
+    assert graph == {}
+
+
+# ---------------------------------------------------------------------- what plans and journals have of them
+
+GPUS = assumed_gpus(["L40S-48GB", "L40S-48GB"])
+LAYOUT = [
+    {"gpus": [0], "sharing": "time_slicing", "time_slicing": {"slice": "long"}},
+    {"gpus": [1], "sharing": "shared"},
+]
+
+
+def test_the_target_is_told_with_its_setting():
+    assert [asked(target) for target in targets(parse_layout(LAYOUT), GPUS)] == ["time_slicing: long", "shared"]
+
+
+def test_a_journal_has_each_setting_beside_the_other_keys(tmp_path):
+    after, journal = targets(parse_layout(LAYOUT), GPUS), Journal(str(tmp_path))
+    before = [mig_plan.target_of(gpu) for gpu in GPUS]
+    journal.begin(before, after)
+    kept = json.loads(journal.path.read_text())
+    keys = {"gpu_uuid", "where", "sharing", "mig_enabled", "instances", "compute_mode", "time_slice"}
+    assert [set(target) for target in kept["before"] + kept["after"]] == [keys] * 4
+    assert [target["time_slice"] for target in kept["before"] + kept["after"]] == [None, None, "long", "default"]
+    entry = journal.read()
+    assert (list(entry.before), entry.after) == (before, after)
+
+
+def test_a_journal_with_a_setting_that_nothing_reads_is_refused(tmp_path):
+    journal = Journal(str(tmp_path))
+    journal.begin([], targets(parse_layout(LAYOUT), GPUS))
+    kept = journal.path.read_text()
+    journal.path.write_text(kept.replace('"time_slice"', '"colour"'))
+    with pytest.raises(ApplyError) as raised:
+        mig_recover.recover(Session(), journal)
+    assert raised.value.where == str(journal.path)
+    assert journal.path.read_text() == kept.replace('"time_slice"', '"colour"')
+
+
+def test_a_step_of_no_technique_is_refused():
+    with pytest.raises(TypeError, match="not a step"):
+        technique_of(CreateGpuInstance("1g.10gb", 19, None))
