@@ -1,0 +1,138 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The module time_slicing, and a part of the module layout: plan, apply, a kill at the step, recovery, a saved plan.
+
+nvidia-smi is a stand-in that keeps the slices in a file: the real one does not see GPUs of one process alone. The scenario
+`sharing` runs the real one.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+NVIDIA_SMI = """#!%s
+import json, os, pathlib, signal, sys
+
+NAMES = ("Default", "Short", "Medium", "Long")
+folder = pathlib.Path(__file__).resolve().parents[1]
+file, kill = folder / "slices.json", folder / "kill"
+slices, arguments = json.loads(file.read_text()), sys.argv[1:]
+assert arguments[0] == "compute-policy", arguments
+uuids = list(slices)
+asked = [arguments[arguments.index("-i") + 1]] if "-i" in arguments else uuids
+when = kill.read_text() if kill.exists() else ""
+if "--set-timeslice" in arguments:
+    if when == "before":
+        os.kill(os.getppid(), signal.SIGKILL)
+        sys.exit(1)
+    slices[asked[0]] = NAMES[int(arguments[-1])]
+    file.write_text(json.dumps(slices))
+    if when == "after":
+        os.kill(os.getppid(), signal.SIGKILL)
+    sys.exit(0)
+for uuid in asked:
+    print("|   %%d   Timeslice       %%-14s|" %% (uuids.index(uuid), slices[uuid]))
+"""
+
+
+def slicing(name, gpus):
+    return {"gpus": gpus, "sharing": "time_slicing", "time_slicing": {"slice": name}}
+
+
+@pytest.fixture(name="sliced")
+def host_with_slices(host):
+    """A host with two GPUs and a stand-in nvidia-smi."""
+    host.create([{"model": "L40S-48GB", "count": 2}])
+    tool = host.bin / "nvidia-smi"
+    tool.write_text(NVIDIA_SMI % sys.executable)
+    tool.chmod(0o755)
+    uuids = [gpu["uuid"] for gpu in host.module("gpu_info", telemetry=False, holders=False)["gpus"]]
+    (host.folder / "slices.json").write_text(json.dumps(dict.fromkeys(uuids, "Default")))
+    return host
+
+
+def slices(host):
+    return list(json.loads((host.folder / "slices.json").read_text()).values())
+
+
+def run(host, layout, name="time_slicing", **options):
+    return host.module(name, layout=layout, state_directory=str(host.folder / "state.d"), **options)
+
+
+def killed(host, when, layout):
+    """Run the module in a process of its own, which is killed at the step."""
+    (host.folder / "kill").write_text(when)
+    arguments = {"layout": layout, "state_directory": str(host.folder / "state.d")}
+    module = "ansible_collections.openfleet.gpu.plugins.modules.time_slicing"
+    done = host.run([sys.executable, "-m", module], check=False, input=json.dumps({"ANSIBLE_MODULE_ARGS": arguments}))
+    (host.folder / "kill").unlink()
+    assert done.returncode == -9, done.stderr
+
+
+def test_a_slice_is_planned_set_kept_and_taken_back(sliced):
+    layout = [slicing("long", [0]), {"gpus": [1], "sharing": "shared"}]
+    planned = run(sliced, layout, check=True)
+    assert planned["plan"] == ["gpu 0: set time slice long", "gpu 1: nothing to do"]
+    assert planned["diff"]["before"].splitlines()[0] == "gpu 0: MIG off, compute mode default"
+    assert planned["diff"]["after"].splitlines()[0] == "gpu 0: MIG off, compute mode default, time slice long"
+    assert [gpu["asked"] for gpu in planned["gpus"]] == ["time_slicing: long", "shared"]
+    assert slices(sliced) == ["Default", "Default"]
+
+    done = run(sliced, layout)
+    assert done["changed"] and "followed" not in done
+    assert slices(sliced) == ["Long", "Default"]
+    assert not run(sliced, layout)["changed"]
+
+    back = run(sliced, [{"gpus": "all", "sharing": "shared"}])
+    assert back["plan"] == ["gpu 0: set time slice default", "gpu 1: nothing to do"]
+    assert slices(sliced) == ["Default", "Default"]
+
+
+def test_what_the_run_is_not_about_stays(sliced):
+    exclusive = [{"gpus": "all", "sharing": "exclusive"}]
+    run(sliced, [slicing("long", "all")])
+    assert run(sliced, exclusive, "mig")["plan"] == ["gpu %d: set compute mode exclusive_process" % n for n in (0, 1)]
+    assert slices(sliced) == ["Long", "Long"]
+    assert run(sliced, [slicing("short", "all")])["plan"] == ["gpu %d: set time slice short" % n for n in (0, 1)]
+
+
+@pytest.mark.parametrize(("when", "outcome"), [("before", "old"), ("after", "new")])
+def test_a_run_that_is_killed_at_the_step_is_cleared_up(sliced, when, outcome):
+    run(sliced, [slicing("medium", [0])])
+    killed(sliced, when, [slicing("long", [0])])
+    # The next run asks for nothing about slices, and clears up all the same.
+    done = run(sliced, [], "mig")
+    assert done["recovered"] == outcome
+    assert slices(sliced)[0] == {"old": "Medium", "new": "Long"}[outcome]
+    assert not run(sliced, [slicing(slices(sliced)[0].lower(), [0])])["changed"]
+
+
+def test_a_run_killed_between_two_gpus_goes_back(sliced):
+    run(sliced, [slicing("medium", "all")])
+    killed(sliced, "after", [slicing("long", "all")])
+    assert slices(sliced) == ["Long", "Medium"]
+    assert run(sliced, [slicing("medium", "all")])["recovered"] == "old"
+    assert slices(sliced) == ["Medium", "Medium"]
+
+
+def test_a_saved_plan_is_carried_out_or_says_what_moved(sliced):
+    layout = [slicing("long", "all")]
+    plan = run(sliced, layout, "layout", check=True)["plan_data"]
+    assert [gpu["observed"]["time_slice"] for gpu in plan["gpus"]] == ["default", "default"]
+    assert [gpu["steps"] for gpu in plan["gpus"]] == [[{"step": "SetTimeSlice", "time_slice": "long"}]] * 2
+
+    uuid = plan["gpus"][0]["uuid"]
+    moved = dict(json.loads((sliced.folder / "slices.json").read_text()), **{uuid: "Short"})
+    (sliced.folder / "slices.json").write_text(json.dumps(moved))
+    failed = run(sliced, layout, "layout", plan=plan)
+    assert failed["failed"] and "gpu 0: time slice was default and is short" in failed["msg"]
+    assert slices(sliced) == ["Short", "Default"]
+    asked = run(sliced, [slicing("medium", "all")], "layout", plan=plan)
+    assert "is to be time_slicing: medium" in asked["msg"]
+
+    (sliced.folder / "slices.json").write_text(json.dumps(dict(moved, **{uuid: "Default"})))
+    assert run(sliced, layout, "layout", plan=plan)["changed"]
+    assert slices(sliced) == ["Long", "Long"]
