@@ -13,7 +13,7 @@ author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
   - Takes what the module M(openfleet.gpu.layout) returned in check mode on each host, and gives the lines of each plan, with the
-    beginning of the UUID of each GPU.
+    beginning of the UUID of each GPU, and a line for each instance, daemon or tenant that is in the way of the plan.
   - Hosts that need nothing are named together, under C(nothing to do).
 positional: forecasts
 options:

@@ -105,13 +105,14 @@ _CHANGED_GPU = {
         _PARTS,
     ],
 }
+_BUSY = [{"what!": "text", "who!": ["text"]}]
 #: Of instances, and of GPUs.
 COUNTS = ("create", "destroy", "keep", "gpus_changed")
 _LAYOUT = {
     "msg": "text",
     "counts": dict.fromkeys(COUNTS, "count"),
     "gpus": [_CHANGED_GPU, _GPUS],
-    "busy": [{"what!": "text", "who!": ["text"]}],
+    "busy": _BUSY,
 }
 #: A GPU's line, and one for each of its daemons and tenants.
 _LINES = 2048
@@ -121,6 +122,7 @@ _PLAN = {
     "plan": ["text", _LINES],
     "counts": dict.fromkeys(COUNTS, "count"),
     "gpus": [{"index!": "small", "uuid": "gpu_uuid"}, _GPUS],
+    "busy": _BUSY,
 }
 
 
@@ -182,5 +184,5 @@ def layout(host: str, result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plan(host: str, result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what openfleet.gpu.layout planned there in check mode, as lines. Raises HostValueError."""
+    """Return what openfleet.gpu.layout planned there in check mode: lines, and who is in the way. Raises HostValueError."""
     return Reader(host).read("", result, _PLAN)

@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Mapping
+from typing import Any, Mapping, Sequence
 
 from .. import host_results
-from ..host_values import HostValueError, text
+from ..host_values import MOST_ENTRIES, HostValueError, text
 
 #: The key under which the hosts are listed that need nothing. No host has a name with a space in it.
 UNCHANGED = "nothing to do"
-#: Of the hosts that need nothing.
+#: Hosts that need nothing, lines about what is in the way, and holders on such a line.
 _NAMED = 20
 _OF_A_GPU = re.compile(r"gpu (\d+): (.*)", re.DOTALL)
 #: Of a UUID: "GPU-" and eight digits, which tell the GPUs of a host apart.
@@ -39,8 +39,7 @@ def plans(results: Mapping[str, Any], forecasts: Mapping[str, Any]) -> dict[str,
         else:
             unchanged.append(host)
     if unchanged:
-        more = ["%d more" % (len(unchanged) - _NAMED)] if len(unchanged) > _NAMED else []
-        written[UNCHANGED] = ", ".join([*unchanged[:_NAMED], *more])
+        written[UNCHANGED] = ", ".join(_first(unchanged))
     return written
 
 
@@ -50,15 +49,25 @@ def _lines(host: str, result: Mapping[str, Any], forecast: Any) -> list[str]:
     if not read.get("driver_present"):
         told = forecast if isinstance(forecast, (list, tuple)) else [forecast or read.get("msg") or "no plan"]
         return [_NO_DRIVER, *map(text, told)]
-    lines = read.get("plan") or []
+    lines, busy = read.get("plan") or [], read.get("busy") or []
     # Daemons and tenants have a line where they change.
-    if not (read.get("counts") or {}).get("gpus_changed") and all(_OF_A_GPU.fullmatch(line) for line in lines):
+    changes = busy or (read.get("counts") or {}).get("gpus_changed")
+    if not changes and all(_OF_A_GPU.fullmatch(line) for line in lines):
         return []
     uuids = {gpu["index"]: gpu.get("uuid") for gpu in read.get("gpus") or []}
-    return [_with_uuid(line, uuids) for line in lines]
+    held = ["%s is in use by %s" % (_with_uuid(each["what"], uuids), ", ".join(_first(each["who"]))) for each in busy]
+    return [*(_with_uuid(line, uuids) for line in lines), *map("in the way: {}".format, _first(held))]
 
 
 def _with_uuid(line: str, uuids: Mapping[int, Any]) -> str:
     found = _OF_A_GPU.fullmatch(line)
     uuid = uuids.get(int(found.group(1))) if found else None
     return "gpu %s (%s): %s" % (found.group(1), uuid[:_SHORT_UUID], found.group(2)) if found and uuid else line
+
+
+def _first(texts: Sequence[str]) -> list[str]:
+    """Return the first _NAMED texts and, where there are more, their count."""
+    left = len(texts) - _NAMED
+    # A list that was cut when it was read stands for more than it has.
+    more = ["%s%d more" % ("at least " if len(texts) == MOST_ENTRIES else "", left)] if left > 0 else []
+    return [*texts[:_NAMED], *more]

@@ -48,9 +48,9 @@ def job(fleet):
         yield job
 
 
-def play(fleet, **variables):
+def play(fleet, *arguments, **variables):
     given = [word for name, value in variables.items() for word in ("-e", "gpu_layout_%s=%s" % (name, value))]
-    run = fleet.play(dict.fromkeys(fleet.hosts, HALVES), *given, waves=["100%"])
+    run = fleet.play(dict.fromkeys(fleet.hosts, HALVES), *given, *arguments, waves=["100%"])
     return run.returncode, run.stdout + run.stderr
 
 
@@ -80,8 +80,23 @@ def test_wait_shows_who_is_waited_for_and_goes_on_when_it_ends(fleet, job):
     # Newer ansible-core has the role's name in between.
     assert re.search(r"FAILED - RETRYING: \[two\]: .*Apply the layout", said), said
     assert "RETRYING: [one]" not in said
+    # A real run prints the plans of hosts with a workload in the way, before anything changes.
+    plans = " ".join(said.split("PLAY [Apply", 1)[0].split())
+    assert "in the way: gpu 0 (GPU-" in plans and "two: - " in plans and "one: - " not in plans
     assert "two: waiting: gpu 0: 7g.80gb@0 (1 process) is in use by pid %d" % job.pid in said
     assert fleet.seen() == {name: [("3g.40gb", 0), ("3g.40gb", 4)] for name in fleet.hosts}
+
+
+@pytest.mark.parametrize("on_busy", ["wait", "drain", "force"])
+def test_a_dry_run_names_who_would_be_waited_for_drained_or_ended(fleet, job, on_busy):
+    status, said = play(fleet, "--check", on_busy=on_busy)
+    assert status == 0, said
+    plans = " ".join(said.split("PLAY [Decide whether to go on]", 1)[1].split("PLAY [", 1)[0].split())
+    held = r"in the way: gpu 0 \(GPU-[0-9a-f]{8}\): 7g\.80gb@0 \(1 process\) is in use by pid %d" % job.pid
+    assert re.search("two: - .*" + held, plans), plans
+    assert plans.count("in the way: ") == 1
+    assert job.poll() is None
+    assert fleet.seen() == {"one": [("7g.80gb", 0)], "two": [("7g.80gb", 0)]}
 
 
 @pytest.mark.thorough
