@@ -29,6 +29,9 @@ class Problem:
 class FleetError(Exception):
     """Base of all errors of the collection that a user can do something about."""
 
+    #: Whether the state of the host is the reason, and not the inventory. site.yml may leave out such a host.
+    host_fault = False
+
     def __init__(self, where: str, problem: str, cure: str = "") -> None:
         super().__init__(where, problem, cure)
         self.where = where
@@ -65,6 +68,8 @@ class PlanError(FleetError):
 class NvmlError(FleetError):
     """An NVML call failed. `code` and `code_name` are NVML's, `gpu` is a UUID or index, or None."""
 
+    host_fault = True
+
     def __init__(
         self,
         where: str,
@@ -96,6 +101,8 @@ class ApplyError(FleetError):
 
     `reboot_needed` where a reset was refused, so that only a reboot of the host brings the new layout about.
     """
+
+    host_fault = True
 
     def __init__(
         self,

@@ -39,6 +39,8 @@ _COLLISION = re.compile(r"exit status 1: (Cannot send command to MPS control dae
 class MpsError(FleetError):
     """A control daemon that does not answer, or refuses."""
 
+    host_fault = True
+
 
 class Control:
     """The control daemon behind a pipe directory; None is the directory that the tool has as its default."""

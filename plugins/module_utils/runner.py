@@ -34,6 +34,8 @@ def respawn_with_pynvml() -> None:
 def details(error: FleetError) -> dict[str, Any]:
     """The error's parts, for playbooks that act on them."""
     found: dict[str, Any] = {"where": error.where, "problem": error.problem, "cure": error.cure}
+    if error.host_fault:
+        found["host_fault"] = True
     if isinstance(error, (LayoutError, FollowError)):
         found["problems"] = [{"where": p.where, "problem": p.problem, "cure": p.cure} for p in error.problems]
     if isinstance(error, NvmlError):

@@ -159,6 +159,12 @@ reboot_required:
     a reboot brings the layout about.
   returned: success, and on failure when the plan could not be carried out
   type: bool
+host_fault:
+  description: >-
+    On failure, true where the state of the host is the reason (its driver, an MPS daemon, a file, a workload in the way) and
+    not the arguments.
+  returned: when the host is at fault
+  type: bool
 outcome:
   description: On failure, which layout stands now. V(old), V(unknown), or V(new) where only what follows a change failed.
   returned: when the plan could not be carried out

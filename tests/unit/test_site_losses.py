@@ -6,10 +6,13 @@ from __future__ import annotations
 
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.plugin_utils.site.losses import losses, tolerated
+from ansible_collections.openfleet.gpu.plugins.module_utils import errors
+from ansible_collections.openfleet.gpu.plugins.module_utils.mps_control import MpsError
+from ansible_collections.openfleet.gpu.plugins.module_utils.runner import details
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.site.losses import failure, losses, tolerated
 
 HOSTS = ["h%d" % number for number in range(10)]
-SICK = {"msg": "gpu 3: nvmlDeviceGetMigMode failed: Unknown Error. Look.\nmore", "nvml": {"code": 999}}
+SICK = {"msg": "gpu 3: nvmlDeviceGetMigMode failed: Unknown Error. Look.\nmore", "host_fault": True}
 TYPO = {"msg": "gpu_layout[0] on gpu 0: there is no profile 3g.45gb.", "where": "gpu_layout[0]", "problem": "no"}
 
 
@@ -77,7 +80,7 @@ def test_where_every_layout_is_wrong_all_are_named():
 
 
 def test_the_name_of_the_host_is_said_once():
-    found = losses(HOSTS, HOSTS[1:], {"h0": {"msg": "h0: gpu 3 is lost.", "nvml": {"code": 1}}}, 0)
+    found = losses(HOSTS, HOSTS[1:], {"h0": {"msg": "h0: gpu 3 is lost.", "host_fault": True}}, 0)
     assert found.refusal.startswith("No plan for h0 (gpu 3 is lost). Mend")
 
 
@@ -88,5 +91,44 @@ def test_a_thousand_hosts_make_no_page():
 
 
 def test_what_a_host_says_is_a_text():
-    found = losses(["h0"], [], {"h0": {"msg": "\x1b[31mred", "nvml": {"code": 1}}}, 0)
+    found = losses(["h0"], [], {"h0": {"msg": "\x1b[31mred", "host_fault": True}}, 0)
     assert "\x1b" not in found.refusal
+
+
+WHERE = ("gpu 0", "it does not answer", "Look at it.")
+
+
+@pytest.mark.parametrize(
+    ("error", "host_fault"),
+    [
+        (errors.NvmlError(*WHERE), True),
+        (errors.DriverAbsentError(*WHERE), True),
+        (errors.ApplyError("/var/lib/openfleet-gpu", "the lock cannot be taken", outcome="old"), True),
+        (errors.ApplyError("tenant.json", "the file is damaged"), True),
+        (errors.BusyError([], "it is in use"), True),
+        (MpsError("the MPS control daemon", "it does not answer"), True),
+        (errors.LayoutError([errors.Problem("gpu_layout[0]", "there is no key shraing")]), False),
+        (errors.SelectorError("gpu_layout[0].gpus", "this host has no GPU 8"), False),
+        (errors.PlanError("gpu_layout[0]", "there is no profile 3g.45gb"), False),
+    ],
+)
+def test_an_error_of_a_module_says_whether_the_host_is_at_fault(error, host_fault):
+    found = failure("h1", {"failed": True, "msg": str(error), **details(error)})
+    assert (found.reason, found.host_fault) == (str(error), host_fault)
+
+
+@pytest.mark.parametrize(
+    ("result", "host_fault"),
+    [
+        ({"msg": "Task failed: Missing sudo password"}, True),
+        ({"msg": "Incorrect sudo password"}, True),
+        ({"msg": "MODULE FAILURE", "module_stderr": "Killed"}, True),
+        ({"msg": "MODULE FAILURE", "module_stdout": "sudo: a password is required"}, True),
+        ({"msg": "The task includes an option with an undefined variable."}, False),
+        ({"msg": "gpu_layout: Missing sudo password", "problem": "Missing sudo password"}, False),
+        ({"msg": "gpu_drain_services: Missing sudo password", "assertion": "false"}, False),
+        ({"msg": "Missing sudo password in gpu_layout"}, False),
+    ],
+)
+def test_a_failure_of_ansible_itself_is_told_from_a_mistake(result, host_fault):
+    assert failure("h1", result).host_fault == host_fault

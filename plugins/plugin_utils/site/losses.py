@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Decide whether a run goes on without the hosts that have no plan. Pure.
 
-A host that cannot be reached, whose driver fails or whose GPUs are in use is a loss, which `gpu_site_tolerate` allows for. A
+A host that is at fault itself (it cannot be reached, its driver fails, its GPUs are in use) is a loss, which `gpu_site_tolerate` allows for. A
 host whose layout or variables are wrong is never tolerated: the inventory is to be corrected first.
 """
 
@@ -17,8 +17,12 @@ from ..host_values import text, without_host
 
 #: Of hosts named in one sentence; a report has all of them.
 _NAMED = 20
-#: Results that have one of these come from the host's state, not from what the inventory says.
-_OF_THE_HOST = ("nvml", "busy", "unreachable", "module_stderr", "module_stdout")
+#: A failed result with one of these comes from the state of the host, not from the inventory. `host_fault` is set by the
+#: modules of this collection (runner.details), the others by Ansible.
+_HOST_FAULTS = ("host_fault", "unreachable", "module_stderr", "module_stdout")
+#: Ansible's own words where the host wants a password to become root. Its result has nothing else to tell it by.
+_BECOME_PASSWORD = re.compile(r"(?:^|: )(?:Missing|Incorrect) [a-z]{1,16} password\.?$", re.MULTILINE)
+_UNREACHABLE = "could not be reached"
 _CURE_OF_ALL = (
     "Mend them and run again. Where none can be reached, look at the inventory's names and the SSH login: "
     "ansible gpu_hosts -m ansible.builtin.ping."
@@ -45,16 +49,38 @@ def tolerated(value: Any, hosts: int) -> int:
     return hosts * int(found.group(1)) // 100 if found.group(2) else int(found.group(1))
 
 
+@dataclass(frozen=True)
+class Failure:
+    """Why a host has no plan, in one line. `host_fault`: the host is at fault, not the inventory."""
+
+    reason: str
+    host_fault: bool
+
+
+def failure(host: str, result: Any) -> Failure:
+    """Return what the result of the task that failed on a host says. No result, or an empty one: it was not reached."""
+    if not isinstance(result, Mapping) or not result or result.get("unreachable"):
+        return Failure(_UNREACHABLE, True)
+    message = str(result.get("msg") or "").strip()
+    lines = message.splitlines()
+    reason = text(without_host(host, lines[0]), 300) if lines else "no reason given"
+    # A role's assertion and a module of this collection quote the inventory in their messages.
+    by_ansible = "assertion" not in result and "problem" not in result
+    fault = any(result.get(key) for key in _HOST_FAULTS)
+    return Failure(reason, fault or (by_ansible and _BECOME_PASSWORD.search(message) is not None))
+
+
 def losses(hosts: Sequence[str], planned: Sequence[str], failures: Mapping[str, Any], tolerate: Any) -> Losses:
     """Hold the hosts that were to be planned against those that have a plan.
 
-    `failures` has the result of the failed task by host; a host without one, or with an empty one, could not be
-    reached. Raises ValueError for a `tolerate` that `tolerated` refuses. Where no host has a plan, nothing is tolerated.
+    `failures` has by host the result of the task that failed, as `failure` takes it. Where no host has a plan, nothing is
+    tolerated. Raises ValueError for a `tolerate` that `tolerated` refuses.
     """
     with_plan = set(planned)
     lost = [host for host in hosts if host not in with_plan]
-    left_out = {host: _reason(host, failures.get(host)) for host in lost}
-    wrong = [host for host in lost if failures.get(host) and not _is_of_the_host(failures[host])]
+    found = {host: failure(host, failures.get(host)) for host in lost}
+    left_out = {host: found[host].reason for host in lost}
+    wrong = [host for host in lost if not found[host].host_fault]
     allowed = tolerated(tolerate, len(hosts))
     every = bool(lost) and len(lost) == len(hosts)
     if wrong:
@@ -76,14 +102,3 @@ def _refusal(reasons: Mapping[str, str], cure: str, every: bool) -> str:
     if len(reasons) > _NAMED:
         named.append("%d more" % (len(reasons) - _NAMED))
     return "No plan for %s%s. %s Nothing was changed." % ("any host: " if every else "", ", ".join(named), cure)
-
-
-def _is_of_the_host(result: Any) -> bool:
-    return isinstance(result, Mapping) and any(result.get(key) for key in _OF_THE_HOST)
-
-
-def _reason(host: str, result: Any) -> str:
-    if not isinstance(result, Mapping) or not result or result.get("unreachable"):
-        return "could not be reached"
-    lines = str(result.get("msg") or "").strip().splitlines()
-    return text(without_host(host, lines[0]), 300) if lines else "no reason given"

@@ -165,6 +165,40 @@ def test_a_host_without_a_plan_stops_the_run_unless_it_is_tolerated(fleet, tmp_p
     assert "2 left out" in " ".join(done.stdout.split())
 
 
+def test_a_damaged_file_or_a_missing_password_is_tolerated(fleet, tmp_path):
+    tenant = tmp_path / "tenants/etc/openfleet-gpu/vgpu/a/tenant.json"
+    tenant.parent.mkdir(parents=True)
+    tenant.write_text('{"schema": 1, "na')
+    python = fleet.interpreter("one")
+    damaged = python.with_name("python3-with-tenants")
+    exported = "export OPENFLEET_VGPU_ROOT=%s" % (tmp_path / "tenants")
+    damaged.write_text(python.read_text().replace("exec ", exported + "\nexec ", 1))
+    damaged.chmod(0o755)
+    # What sudo says on a host, by way of Ansible's own connection.
+    ssh = tmp_path / "ssh"
+    ssh.write_text("#!/bin/sh\necho 'sudo: a password is required' >&2\nexit 1\n")
+    ssh.chmod(0o755)
+    fleet.more = {
+        "one": {"ansible_python_interpreter": str(damaged)},
+        "two": {
+            "ansible_connection": "ssh",
+            "ansible_host": "127.0.0.1",
+            "ansible_ssh_executable": str(ssh),
+            "ansible_become": True,
+        },
+    }
+    layouts = dict.fromkeys(fleet.hosts, LAYOUT)
+    refused = fleet.play(layouts, "-e", "gpu_site_tolerate=1", waves=[1])
+    said = " ".join((refused.stdout + refused.stderr).split())
+    assert refused.returncode != 0 and "Apply the layout" not in said
+    assert re.search(
+        r"No plan for one \(\S*/a/tenant\.json: the file is damaged\b.*\), two \(.*gpu_site_tolerate: 2", said
+    ), said
+    done = fleet.play(layouts, "-e", "gpu_site_tolerate=2", waves=[1])
+    assert fleet.seen() == {"one": [], "two": [], "three": [("3g.40gb", 0), ("3g.40gb", 4)]}, done.stdout
+    assert done.returncode != 0 and "2 left out" in " ".join(done.stdout.split())
+
+
 @pytest.mark.core
 def test_where_no_host_can_be_reached_the_run_ends_with_all_names_and_a_cure(fleet):
     gone = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
