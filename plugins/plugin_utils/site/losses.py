@@ -3,8 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Decide whether a run goes on without the hosts that have no plan. Pure.
 
-A host that is at fault itself (it cannot be reached, its driver fails, its GPUs are in use) is a loss, which `gpu_site_tolerate` allows for. A
-host whose layout or variables are wrong is never tolerated: the inventory is to be corrected first.
+A host that is at fault itself (it cannot be reached, its driver fails, its GPUs are in use) is a loss, which
+`gpu_site_tolerate` allows for. A host whose layout or variables are wrong is never tolerated: the inventory is to be corrected
+first.
 """
 
 from __future__ import annotations

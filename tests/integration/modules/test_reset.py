@@ -65,3 +65,18 @@ def test_nothing_is_left_but_the_gpus_as_they_were_unless_that_is_asked(fleet, t
     assert traces(fleet, tmp_path) == []
     changed = re.findall(r"^TASK \[(.*?)\][^\n]*\n(?:(?!TASK).*\n)*?changed:", again.stdout, flags=re.MULTILINE)
     assert changed == ["openfleet.gpu.gpu_layout : Remove pynvml"]
+
+
+@pytest.mark.parametrize(
+    ("group", "variable"), [("gpu_monitoring", "gpu_monitoring_state"), ("gpu_audit", "gpu_audit_state")]
+)
+def test_a_wrong_variable_of_a_later_play_stops_the_run_before_the_fleet_is_reset(fleet, tmp_path, group, variable):
+    before = traces(fleet, tmp_path)
+    fleet.groups[group] = {"hosts": {"watcher": {variable: "gone"}}}
+    run = reset(fleet, tmp_path)
+    said = " ".join((run.stdout + run.stderr).split())
+    assert run.returncode != 0
+    assert 'watcher: %s: unknown value "gone"' % variable in said and "Nothing was changed." in said
+    assert "Take away what the collection brought" not in said
+    # The folder that stands for pynvml's is the test's own.
+    assert [path for path in traces(fleet, tmp_path) if path != str(tmp_path / "openfleet-gpu")] == before
