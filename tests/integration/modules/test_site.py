@@ -8,6 +8,7 @@ import json
 import os
 import re
 import stat
+import sys
 
 import pytest
 from ansible.release import __version__ as ansible_version
@@ -123,15 +124,38 @@ def test_a_dry_run_shows_the_steps_and_changes_nothing(fleet):
     assert fleet.seen() == there
 
 
-@pytest.mark.parametrize("group", ["gpu_host", "gpu_hosts"])
-def test_an_inventory_without_gpu_hosts_is_no_success(fleet, tmp_path, group):
+@pytest.mark.parametrize(
+    ("playbook", "group"),
+    [
+        ("site.yml", "gpu_host"),
+        ("site.yml", "gpu_hosts"),
+        *(("playbooks/%s.yml" % name, "gpu_host") for name in ("export", "reset", "check_gpu", "accept", "rightsize")),
+    ],
+)
+def test_an_inventory_without_gpu_hosts_is_no_success(fleet, tmp_path, playbook, group):
     inventory = tmp_path / "empty.yml"
     inventory.write_text(json.dumps({group: {"hosts": {"one": {}} if group != "gpu_hosts" else {}}}))
-    run = fleet.run("site.yml", inventory)
+    run = fleet.run(playbook, inventory)
     assert run.returncode != 0
     said = " ".join((run.stdout + run.stderr).split())
     assert "The group gpu_hosts has no hosts" in said
     assert ("The inventory has the group gpu_host: did you mean gpu_hosts?" in said) == (group == "gpu_host")
+    # It is the only play that has a host.
+    assert said.split("PLAY RECAP", 1)[1].split()[1:2] == ["localhost"]
+
+
+def test_an_inventory_of_a_monitoring_host_alone_is_one(fleet, tmp_path):
+    watcher = {
+        "ansible_connection": "local",
+        "ansible_become": False,
+        "ansible_python_interpreter": sys.executable,
+        "gpu_monitoring_state": "absent",
+    }
+    inventory = tmp_path / "monitoring.yml"
+    inventory.write_text(json.dumps({"gpu_monitoring": {"hosts": {"watcher": watcher}}}))
+    run = fleet.run("site.yml", inventory, "--check")
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "TASK [Bring the monitoring that the inventory asks for]" in run.stdout
 
 
 def test_a_host_without_a_plan_stops_the_run_unless_it_is_tolerated(fleet, tmp_path):
@@ -284,3 +308,43 @@ def test_a_host_without_a_layout_is_named(fleet):
     assert "two: gpu_layout: the host has no gpu_layout. Write `gpu_layout: []` to leave its GPUs as they are" in said
     assert "Jinja" not in said and "is undefined" not in said
     assert fleet.seen() == {"one": [], "two": [], "three": []}
+
+
+@pytest.fixture
+def sick(fleet):
+    """The second host has two GPUs, of which the second is lost."""
+    host = fleet.hosts["two"].create([{"model": "H100-80GB", "count": 2}])
+    host.gpusim("lose", "1")
+    return fleet
+
+
+HALVES = [("3g.40gb", 0), ("3g.40gb", 4)]
+
+
+def test_a_lost_gpu_that_the_layout_does_not_name_is_a_warning(sick):
+    run = sick.play({"two": LAYOUT}, waves=[1])
+    said = " ".join((run.stdout + run.stderr).split())
+    assert run.returncode == 0, said
+    assert "gpu 1 is lost: the layout does not name it" in said
+    assert sick.hosts["two"].module("gpu_info")["gpus"][0]["mig"]["enabled"]
+
+
+def test_a_lost_gpu_that_the_layout_names_is_a_loss_that_can_be_tolerated_or_skipped(sick):
+    layouts = {"one": LAYOUT, "two": [dict(LAYOUT[0], gpus=[0, 1])]}
+    refused = sick.play(layouts, waves=[1])
+    said = " ".join((refused.stdout + refused.stderr).split())
+    assert refused.returncode != 0
+    assert "No plan for two (gpu_layout[0].gpus[1]: gpu 1 is lost: " in said and "gpu_layout_lost: skip" in said
+    assert sick.hosts["one"].seen()[0] == []
+    tolerated = sick.play(layouts, "-e", "gpu_site_tolerate=1", waves=[1])
+    said = " ".join((tolerated.stdout + tolerated.stderr).split())
+    assert tolerated.returncode != 0 and "1 left out" in said
+    assert sick.hosts["one"].seen()[0] == HALVES
+    skipped = sick.play(layouts, "-e", "gpu_layout_lost=skip", waves=[1])
+    said = " ".join((skipped.stdout + skipped.stderr).split())
+    assert skipped.returncode == 0, said
+    assert "gpu_layout[0] is applied to its other GPUs" in said
+    # The health check of the wave passed.
+    assert "TASK [openfleet.gpu.gpu_layout : " in skipped.stdout and "failed=0" in said
+    gpus = sick.hosts["two"].module("gpu_info")["gpus"]
+    assert [(gpu["index"], len(gpu["mig"]["instances"])) for gpu in gpus] == [(0, 2)]
