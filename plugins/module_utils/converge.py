@@ -252,12 +252,14 @@ class _Work:
     def _refuse_loss(self, host: Host, plan: Plan) -> None:
         """A reboot ends what runs on any GPU of the host, and every instance that the layout does not put back."""
         held = [(gpu, [h for h in gpu.held_by if not h.watches]) for gpu in host.gpus]
-        disturbs = [Disturbance("gpu %d (the host would reboot)" % gpu.index, tuple(who)) for gpu, who in held if who]
+        disturbs = [
+            Disturbance("%s, whose host would reboot," % gpu.short_label, tuple(who)) for gpu, who in held if who
+        ]
         if disturbs and self.on_busy.policy != FORCE:
             raise BusyError(disturbs, "the reboot that is needed would end what runs there", "Stop it and run again.")
         left = {gpu.gpu.uuid: gpu.left for gpu in plan.gpus}
         lost = [
-            "gpu %d: %s" % (gpu.index, standing(instance))
+            "%s: %s" % (gpu.short_label, standing(instance))
             for gpu in host.gpus
             for instance in left.get(gpu.uuid, gpu.mig.instances)
         ]

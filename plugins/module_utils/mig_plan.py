@@ -211,10 +211,10 @@ def disturbed(gpu: Gpu, steps: Iterable[Step]) -> tuple[Disturbance, ...]:
     found = []
     for instance in gpu.mig.instances:
         if instance.id in doomed:
-            found.append(Disturbance("gpu %d: %s" % (gpu.index, standing(instance)), _holders(instance)))
+            found.append(Disturbance("%s: %s" % (gpu.short_label, standing(instance)), _holders(instance)))
             continue
         found += [
-            Disturbance("gpu %d: compute instance %d of %s" % (gpu.index, c.id, standing(instance)), _holders(c))
+            Disturbance("%s: compute instance %d of %s" % (gpu.short_label, c.id, standing(instance)), _holders(c))
             for c in instance.compute_instances
             if (instance.id, c.id) in parts
         ]
@@ -222,7 +222,7 @@ def disturbed(gpu: Gpu, steps: Iterable[Step]) -> tuple[Disturbance, ...]:
     switches = any(isinstance(step, SetMigMode) and step.enabled != gpu.mig.enabled for step in steps)
     # Who holds an instance holds its GPU, and is named once.
     if switches and not found and _holders(gpu):
-        found.append(Disturbance("gpu %d (its MIG mode would change)" % gpu.index, _holders(gpu)))
+        found.append(Disturbance("%s, whose MIG mode would change," % gpu.short_label, _holders(gpu)))
     return tuple(found)
 
 

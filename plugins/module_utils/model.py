@@ -183,6 +183,11 @@ class Telemetry:
     temperature_celsius: int | None = None
 
 
+def short_label(index: int, uuid: str) -> str:
+    """Return a GPU's index with "GPU-" and the eight digits of its UUID that tell the GPUs of a host apart."""
+    return "gpu %d (%s)" % (index, uuid[:12])
+
+
 @dataclass(frozen=True)
 class Setting:
     """A setting of a GPU that NVML does not have, as its observer read it: the value, or why there is none."""
@@ -223,6 +228,11 @@ class Gpu:
     def setting(self, name: str) -> str | None:
         """Return the value of a setting; None if it was not looked at, or there is none."""
         return self.settings[name].value if name in self.settings else None
+
+    @property
+    def short_label(self) -> str:
+        """How lines about many GPUs name this one."""
+        return short_label(self.index, self.uuid)
 
 
 @dataclass(frozen=True)

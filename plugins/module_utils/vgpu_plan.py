@@ -9,13 +9,13 @@ Tenants that are there stay on their GPUs and seats where they can; new quotas a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Callable, Sequence
+from typing import Callable, Mapping, Sequence
 
 from .disturbance import Disturbance
 from .errors import PlanError
 from .layout_types import Entry, Layout, Tenant, Vgpu
 from .mig_steps import Plan
-from .model import Gpu, Holder, Host
+from .model import Gpu, Holder, Host, short_label
 from .selector import matches
 from .vgpu_files import name_problem
 from .vgpu_fit import Bin, Demand, TooHardError, first_misfit, pack
@@ -100,11 +100,16 @@ def unheld(
     """
     index = dict(indices)
     return [
-        Disturbance("vgpu %s (%s gpu %s)" % (step.name, step.reason(uuid), index.get(uuid, uuid)), tuple(who))
+        Disturbance("vgpu %s (%s %s)" % (step.name, step.reason(uuid), _short_label(index, uuid)), tuple(who))
         for uuid in step.unheld
         for who in [processes(step.name, uuid)]
         if who
     ]
+
+
+def _short_label(index: Mapping[str, int], uuid: str) -> str:
+    # The GPU may have gone from the host.
+    return short_label(index[uuid], uuid) if uuid in index else "gpu %s" % uuid
 
 
 def _grows_percent(change: ChangeTenant) -> int:

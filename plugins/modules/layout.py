@@ -139,7 +139,7 @@ busy:
   type: list
   elements: dict
   sample:
-    - what: "gpu 3: 1g.10gb@4 (1 process)"
+    - what: "gpu 3 (GPU-5c89d3fa): 1g.10gb@4 (1 process)"
       who: ["pid 4711 (python3 train.py, user alice, train.service)"]
 ended:
   description: The processes that were ended, by O(on_busy=force).

@@ -110,7 +110,8 @@ def test_it_reads_as_people_would_say_it():
 def test_what_runs_is_named_before_it_would_end():
     gpu = with_instances(gpu_of("H100-80GB"), [("3g.40gb", Placement(0, 4))], busy={0})
     plan = mig_plan.plan(([gpu]), [mig(gpu, "7g.80gb")])
-    assert [str(d) for d in plan.disturbs] == ["gpu 0: 3g.40gb@0 (1 process) is in use by pid 1000 (python3)"]
+    held = "gpu 0 (%s): 3g.40gb@0 (1 process) is in use by pid 1000 (python3)" % gpu.uuid[:12]
+    assert [str(d) for d in plan.disturbs] == [held]
 
 
 def test_a_mode_change_disturbs_what_runs_on_the_whole_gpu():

@@ -42,7 +42,7 @@ def test_a_fleet_without_changes_is_one_line():
 
 
 def test_who_is_in_the_way_is_named():
-    held = {"what": "gpu 1: 1g.10gb@4 (1 process)", "who": ["pid 7 (python3 train.py)", "pid 8"]}
+    held = {"what": "gpu 1 (GPU-5c89d3fb): 1g.10gb@4 (1 process)", "who": ["pid 7 (python3 train.py)", "pid 8"]}
     tenant = {"what": "vgpu a", "who": ["pid 9"]}
     # A change of daemons or tenants alone counts no GPU.
     busy = dict(result("gpu 1: nothing to do", changed=0), busy=[held, tenant])
@@ -56,7 +56,7 @@ def test_who_is_in_the_way_is_named():
 
 
 def test_many_in_the_way_make_no_page():
-    held = [{"what": "gpu 0: 1g.10gb@%d" % number, "who": ["pid 7"] * 25} for number in range(23)]
+    held = [{"what": "gpu 0 (GPU-5c89d3fa): 1g.10gb@%d" % number, "who": ["pid 7"] * 25} for number in range(23)]
     found = plans({"one": dict(result("gpu 0: disable MIG mode"), busy=held)}, {})["one"]
     assert len(found) == 22
     assert found[-2].startswith("in the way: gpu 0 (GPU-5c89d3fa): 1g.10gb@19 ") and found[-1] == "in the way: 3 more"

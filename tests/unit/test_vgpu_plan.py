@@ -24,6 +24,7 @@ GPUS = tuple(
     for gpu in assumed_gpus(["L40S-48GB"] * 3)
 )
 UUIDS = [gpu.uuid for gpu in GPUS]
+GPU_0 = GPUS[0].short_label
 HOST = Host("580.105.08", "12.580", "13.0", True, GPUS)
 
 
@@ -200,7 +201,7 @@ def test_a_tenant_that_must_move_is_in_the_way_while_its_processes_are_there():
         return [holder(gpu)]
 
     (disturbance,) = planned(moves, seen=before, processes=processes)[1].disturbs
-    assert str(disturbance) == "vgpu a (it would leave gpu 0) is in use by pid 7 (train.py)"
+    assert str(disturbance) == "vgpu a (it would leave %s) is in use by pid 7 (train.py)" % GPU_0
     assert asked == [("a", UUIDS[0])]
 
 
@@ -211,7 +212,7 @@ def test_processes_that_another_provider_would_not_hold_are_in_the_way():
         before = there(layouts[old])
         assert planned([layouts[new]], seen=before)[1].disturbs == ()
         (disturbance,) = planned([layouts[new]], seen=before, processes=lambda name, gpu: [holder(gpu)])[1].disturbs
-        assert str(disturbance) == "vgpu a (its provider would change on gpu 0) is in use by pid 7 (train.py)"
+        assert str(disturbance) == "vgpu a (its provider would change on %s) is in use by pid 7 (train.py)" % GPU_0
 
 
 def test_the_library_holds_them_under_dmem_too():
@@ -225,7 +226,7 @@ def test_processes_of_a_tenant_that_is_removed_are_in_the_way_and_those_of_a_sma
     plan = planned([entry([0], tenant("a", 1, 1))], seen=before, processes=lambda name, gpu: [holder(gpu)])[1]
     assert len(plan.steps) == 2
     assert [str(each) for each in plan.disturbs] == [
-        "vgpu b (it would be removed from gpu 0) is in use by pid 7 (train.py)"
+        "vgpu b (it would be removed from %s) is in use by pid 7 (train.py)" % GPU_0
     ]
     assert planned([entry([0], tenant("a", 1, 1))], seen=before)[1].disturbs == ()
 

@@ -55,7 +55,7 @@ def _lines(host: str, result: Mapping[str, Any], forecast: Any) -> list[str]:
     if not changes and all(_OF_A_GPU.fullmatch(line) for line in lines):
         return []
     uuids = {gpu["index"]: gpu.get("uuid") for gpu in read.get("gpus") or []}
-    held = ["%s is in use by %s" % (_with_uuid(each["what"], uuids), ", ".join(_first(each["who"]))) for each in busy]
+    held = ["%s is in use by %s" % (each["what"], ", ".join(_first(each["who"]))) for each in busy]
     return [*(_with_uuid(line, uuids) for line in lines), *map("in the way: {}".format, _first(held))]
 
 

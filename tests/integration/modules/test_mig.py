@@ -166,7 +166,7 @@ def test_ampere_changes_mode_when_idle_and_refuses_when_not(host):
     process = busy(host, "--gpu", "0")
     refused = host.module("mig", layout=[mig(0, "7g.80gb")])
     assert refused["failed"]
-    assert "its MIG mode would change" in refused["msg"]
+    assert "whose MIG mode would change, is in use by" in refused["msg"]
     process.kill()
     process.wait()
     assert host.module("mig", layout=[mig(0, "7g.80gb")])["changed"]

@@ -32,7 +32,7 @@ def test_a_container_that_was_given_an_instance_holds_it_and_no_other(gpu):
     container = Holder(gpu.uuid, gpu.mig.instances[1].id, CONTAINER, "container trainer")
     # One 3g stays: the planner keeps the one that is held.
     assert disturbs(gpu, [container], "3g.40gb") == []
-    assert disturbs(gpu, [container], "7g.80gb") == ["gpu 0: 3g.40gb@4 is in use by container trainer"]
+    assert disturbs(gpu, [container], "7g.80gb") == ["%s: 3g.40gb@4 is in use by container trainer" % gpu.short_label]
 
 
 def test_who_holds_the_whole_gpu_holds_every_instance(gpu):
@@ -46,7 +46,7 @@ def test_who_only_watches_is_in_the_way_of_a_mode_change_alone(gpu):
     off = mark(Host("1", "1", None, True, (gpu,)), [watcher]).gpus[0]
     plan = plan_gpu(off, Target(gpu.uuid, "gpu_layout[0]", "shared", False, (), "default"))
     assert [str(found) for found in plan.disturbs] == [
-        "gpu 0 (its MIG mode would change) is in use by nvidia-persistenced"
+        "%s, whose MIG mode would change, is in use by nvidia-persistenced" % gpu.short_label
     ]
 
 

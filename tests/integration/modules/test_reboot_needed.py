@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -78,7 +79,9 @@ def test_who_runs_on_a_gpu_that_stays_as_it_is_holds_the_reboot_up(stuck):
             assert job.poll() is None
         failed = stuck.module("mig", layout=layout, leave_pending=True)
         assert failed["failed"]
-        assert "gpu 1 (the host would reboot) is in use by pid %d" % job.pid in failed["msg"]
+        assert re.search(
+            r"gpu 1 \(GPU-[0-9a-f]{8}\), whose host would reboot, is in use by pid %d\b" % job.pid, failed["msg"]
+        )
         assert modes(stuck) == [(False, False), (False, False)]
         forced = stuck.module("mig", layout=layout, leave_pending=True, on_busy="force")
         assert forced["reboot_required"]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -294,7 +295,9 @@ def test_a_tenant_at_work_is_not_moved_unless_it_may_be_ended(fleet):
     process = as_tenant(fleet, "a")
     try:
         refused = run(fleet, *moves)
-        assert "vgpu a (it would leave gpu 0) is in use by pid %d" % process.pid in refused["msg"]
+        assert re.search(
+            r"vgpu a \(it would leave gpu 0 \(GPU-[0-9a-f]{8}\)\) is in use by pid %d\b" % process.pid, refused["msg"]
+        )
         assert files(fleet) == before
         # Another quota is in nobody's way.
         assert run(fleet, entry([0], tenant("a", "1GiB")))["changed"]
@@ -314,7 +317,8 @@ def test_a_tenant_at_work_is_neither_removed_nor_renamed_unless_it_may_be_ended(
     try:
         for after in (entry([0], tenant("renamed")), {"gpus": [0], "sharing": "shared"}):
             refused = run(fleet, after)
-            assert "vgpu a (it would be removed from gpu 0) is in use by pid %d" % process.pid in refused["msg"]
+            said = r"vgpu a \(it would be removed from gpu 0 \(GPU-[0-9a-f]{8}\)\) is in use by pid %d\b" % process.pid
+            assert re.search(said, refused["msg"])
         assert files(fleet) == before
         gone = run(fleet, entry([0], tenant("renamed")), on_busy="force", grace_period=10)
         assert str(process.pid) in gone["ended"][0]

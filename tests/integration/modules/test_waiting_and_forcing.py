@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -70,7 +71,8 @@ def test_a_run_that_waited_in_vain_names_who_and_changed_nothing(whole, jobs):
     failed = whole.module("mig", layout=HALVES, on_busy="wait", busy_timeout=1)
     assert failed["failed"]
     assert "pid %d" % job.pid in failed["msg"]
-    assert [found["what"] for found in failed["busy"]] == ["gpu 1: 7g.80gb@0 (1 process)"]
+    (found,) = failed["busy"]
+    assert re.fullmatch(r"gpu 1 \(GPU-[0-9a-f]{8}\): 7g\.80gb@0 \(1 process\)", found["what"])
     assert whole.seen() == there
     assert job.poll() is None
 

@@ -39,7 +39,12 @@ def test_a_gpu_in_use_refuses_the_change(apply, ampere, by):
     before = ampere.gpus()
     with holders[by]() as job:
         said = apply(ampere, "second").failed()
-        assert "gpu 3 (its MIG mode would change)" in said and f"pid {job.pid} " in said and f"user {USER}" in said
+        assert (
+            "whose MIG mode would change, is in use by" in said
+            and "gpu 3 (GPU-" in said
+            and f"pid {job.pid} " in said
+            and f"user {USER}" in said
+        )
         assert ("only watches" in said) == (by == "watcher")
         assert ampere.runs(job)
     # GPUs 0 to 2, which are idle, would have changed as well: all or nothing.
