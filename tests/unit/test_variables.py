@@ -9,43 +9,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from wrong_values import VARIABLES, wrong_values
 
 from ansible_collections.openfleet.gpu.plugins.action.check_variables import ActionModule
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.variables import check, known, rules
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.variables.page import page
 
 ROOT = Path(__file__).resolve().parents[2]
-VARIABLES = known.variables()
-#: Wrong for any variable of the type.
-WRONG = {
-    "int": ["soon", -1, True, 1.5, None, [], 10**400, "9" * 400, "²"],
-    "bool": ["maybe", 2, None, [], {}],
-    "str": [True, None, [], {"key": "value"}],
-    "path": [False, None, ["/a", "/b"], {}],
-    "list": [{}, 7, None, True],
-    "dict": ["text", [], 7, None],
-}
-#: Wrong for all that have no type.
-WRONG_RAW = {
-    "gpu_layout": [{}, "all", None, [{"gpus": [0], "sharing": "shraed"}]],
-    "gpu_site_tolerate": ["many", -1, "101%", 1.5, True, None, [], {}, 10**5000, "²"],
-}
-WRONG_ELEMENTS = {"str": [{}], "dict": ["text"], "raw": [[{"no": "such"}], True]}
 OWNERS = known.owners()
-
-
-def wrong_values(name):
-    option = VARIABLES[name].option
-    kind = option.get("type", "str")
-    values = WRONG_RAW[name] if kind == "raw" else list(WRONG[kind])
-    if kind == "list":
-        values += [[value] for value in WRONG_ELEMENTS[option.get("elements", "raw")]]
-    if option.get("choices"):
-        values.append(["no-such"] if kind == "list" else "no-such")
-    if kind == "list" and (VARIABLES[name].by_role or option.get("elements") != "str"):
-        values.append("one,two")
-    # A mapping may be a way of its own, with keys that only the one who sends knows.
-    return [value for value in values if not (name == "gpu_rightsize_reclaim_tell" and value == [{"no": "such"}])]
 
 
 @pytest.mark.parametrize("name", VARIABLES)
@@ -235,8 +206,16 @@ def test_every_role_and_playbook_is_checked():
 
 
 def test_the_variables_of_playbooks_are_those_that_they_read():
-    prefix = r"gpu_(?:site|report|audit|rightsize|bundle|check|accept)_[a-z0-9_]+"
-    for playbook in ("site.yml", "audit.yml", "rightsize.yml", "bundle.yml", "check_gpu.yml", "accept.yml"):
+    prefix = r"gpu_(?:site|report|audit|rightsize|bundle|check|accept|export)_[a-z0-9_]+"
+    for playbook in (
+        "site.yml",
+        "audit.yml",
+        "rightsize.yml",
+        "bundle.yml",
+        "check_gpu.yml",
+        "accept.yml",
+        "export.yml",
+    ):
         text = "".join(
             line.partition("#")[0]
             for path in (ROOT / "playbooks" / playbook, ROOT / "playbooks" / "tasks" / "report.yml")
