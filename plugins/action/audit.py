@@ -92,7 +92,11 @@ class ActionModule(ActionBase):
 def _former(previous: str | None, directory: str | None, keep: int) -> Mapping[str, Former]:
     """The report named, or the latest one in the directory, if there is one."""
     if keep < 0:
-        raise OptionError("keep", "%d is no number of reports" % keep, "Write 0 to keep none but the latest, or more.")
+        raise OptionError(
+            "keep",
+            "%d is not a number of reports" % keep,
+            "Write 0 to keep only the latest report, or a larger number.",
+        )
     if previous:
         return read_former(Path(previous))
     last = Path(directory) / (archive.LATEST if keep else "") / write.JSON if directory else None
@@ -132,5 +136,5 @@ def _result(audit: Audit, files: list[Path], told: list[str], fail_on: list[str]
     }
     if failing:
         counted = ", ".join("%d %s" % (count, word) for word, count in failing.items())
-        result.update(failed=True, msg="%s. It fails for %s (fail_on)." % (line, counted))
+        result.update(failed=True, msg="%s. Failed because of fail_on: %s." % (line, counted))
     return result

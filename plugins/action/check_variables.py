@@ -84,8 +84,8 @@ class ActionModule(ActionBase):
                 # It is told of that host.
                 same = True
             if not same:
-                cure = "Set it for the whole group, in group_vars/%s.yml." % group
-                problems.append(Problem(name, "it differs from that of %s, whose value all hosts get" % first, cure))
+                cure = "site.yml uses one value for all hosts. Set it in group_vars/%s.yml." % group
+                problems.append(Problem(name, "value differs from host %s" % first, cure))
         return problems
 
 

@@ -33,7 +33,7 @@ class ActionModule(LendingAction):
                 plan = export_file.plan(host, args["directory"], layout, left_out)
                 self._write(plan, variables, str(args.get("overwrite", False)).lower() in ("true", "yes", "1"), result)
             else:
-                result["msg"] = "%s: no file was asked for" % host
+                result["msg"] = "%s: no file written: `directory` is not set" % host
         except (FleetError, OSError) as error:
             result.update(failed=True, msg=str(error))
         return result

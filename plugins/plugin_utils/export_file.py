@@ -51,7 +51,7 @@ def checked(host: str, result: Mapping[str, Any]) -> tuple[list[dict[str, Any]],
     except LayoutError as error:
         raise FleetError(
             "%s: %s" % (host, text(error.where)),
-            "the host sent a layout that is none: %s" % text(error.problem),
+            "the host sent an invalid layout: %s" % text(error.problem),
             "Find out who changed what this host runs as root.",
         ) from None
     if any(selector.kind == "model" for entry in parsed.entries for selector in entry.selectors):

@@ -51,7 +51,7 @@ def run(
     except NvmlSourceError as error:
         return {
             "failed": True,
-            "msg": "the host has an NVIDIA driver and no pynvml to ask it by, and the controller has none to lend: %s %s "
-            "Nothing was changed." % (error.problem, error.cure),
+            "msg": "pynvml is missing on the host and on the controller, so its GPUs cannot be read. Install nvidia-ml-py on the "
+            "controller: %s. %s Nothing was changed." % (error.problem.rstrip("."), error.cure),
         }
     return execute(dict(args, pynvml=source))

@@ -307,7 +307,7 @@ def test_it_fails_for_a_verdict_when_all_is_kept_and_told(play, alone, folder, h
     url = "http://127.0.0.1:%d/secret" % hook.server_address[1]
     done = play(**settings, notify=[{"url": url}], fail_on=["held_without_process", "unhealthy"])
     assert done.returncode == 2
-    assert "It fails for 1 held_without_process (fail_on)" in said(done) and "nobody could be told" not in said(done)
+    assert "Failed because of fail_on: 1 held_without_process." in said(done) and "was not sent" not in said(done)
     assert [seen["summary"]["words"]["held_without_process"] for seen in hook.seen] == [1]
     after = (folder / "kept" / "latest").readlink()
     assert sorted(path.name for path in (folder / "kept").iterdir()) == [
@@ -328,7 +328,7 @@ def test_who_does_not_listen_keeps_it_from_nobody_else(play, server, folder, hoo
     notify = [{"url": dead}, {"url": url}]
     done = play(dir=str(folder / "told"), hosts="none", prometheus={"url": server}, notify=notify, fail_on=["idle"])
     assert done.returncode == 2 and len(hook.seen) == 1
-    assert "nobody could be told" in said(done) and "(fail_on)" in said(done) and "secret" not in said(done)
+    assert "the notification was not sent" in said(done) and "(fail_on)" in said(done) and "secret" not in said(done)
     assert sorted(path.name for path in (folder / "told").iterdir()) == FILES
 
 
@@ -337,14 +337,14 @@ def test_a_dry_run_writes_and_tells_nothing(play, server, folder, hook):
     settings = {"dir": str(folder / "dry"), "prometheus": {"url": server}, "notify": [{"url": url}]}
     done = play("--check", **settings, fail_on=["unanswered", "unhealthy"])
     # It tells of the host that cannot be reached as a real one would.
-    assert done.returncode == 2 and "It fails for 1 unanswered (fail_on)" in said(done), said(done)
+    assert done.returncode == 2 and "Failed because of fail_on: 1 unanswered." in said(done), said(done)
     assert "4 findings: " in said(done)
     assert not (folder / "dry").exists() and hook.seen == []
 
 
 REFUSED = [
     ({"prometheus": {"adress": NOWHERE}}, "prometheus.adress: there is no such key"),
-    ({"keep": -1, "directory": "/nowhere"}, "keep: -1 is no number of reports"),
+    ({"keep": -1, "directory": "/nowhere"}, "keep: -1 is not a number of reports"),
     ({"window": "two weeks"}, "window: 'two weeks' is not a length of time"),
     (
         {"prices": [{"model": "H100*"}]},

@@ -304,7 +304,7 @@ def test_a_web_hook_is_not_followed_elsewhere(hook, audit, status):
 
 
 def test_a_mail_server_that_is_not_there(audit):
-    with pytest.raises(NotifyError, match="nobody could be told"):
+    with pytest.raises(NotifyError, match="the notification was not sent"):
         tell(Notice.of({"to": "gpu@example.org", "server": "127.0.0.1:9"}), audit)
 
 
@@ -330,5 +330,5 @@ def test_a_hook_that_does_not_speak_http(audit):
                 connection.sendall(b"220 mail.example.org\r\n")
 
         threading.Thread(target=answer, daemon=True).start()
-        with pytest.raises(NotifyError, match="nobody could be told: BadStatusLine"):
+        with pytest.raises(NotifyError, match="the notification was not sent: BadStatusLine"):
             tell(Notice.of({"url": "http://127.0.0.1:%d/s3cr3t" % listening.getsockname()[1]}), audit)

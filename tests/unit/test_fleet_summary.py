@@ -87,11 +87,11 @@ def test_a_host_without_a_plan_keeps_the_reason_of_its_own():
     for host in ("a", "b"):
         summary.failed(host, "%s: gpu 3 is lost. Look." % host)
     summary.failed("a", "a: no plan (gpu 3 is lost)")
-    summary.failed("b", "No plan for any host: a (gpu 3 is lost), b (gpu 3 is lost). Mend them.")
+    summary.failed("b", "No plan for any host: a (gpu 3 is lost), b (gpu 3 is lost). Fix these hosts.")
     # One that was lost in another way speaks for all.
-    summary.failed("c", "No plan for c (could not be reached). Mend them.")
+    summary.failed("c", "No plan for c (could not be reached). Fix these hosts.")
     assert summary.reasons == {
         "a": "gpu 3 is lost. Look.",
         "b": "gpu 3 is lost. Look.",
-        "c": "No plan for c (could not be reached). Mend them.",
+        "c": "No plan for c (could not be reached). Fix these hosts.",
     }

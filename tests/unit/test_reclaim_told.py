@@ -184,7 +184,7 @@ def test_without_ways_of_its_own_it_is_the_audit_s(mailbox):
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        (["pigeon"], r"gpu_rightsize_reclaim_tell\[0\]: 'pigeon' is no way to tell"),
+        (["pigeon"], r"gpu_rightsize_reclaim_tell\[0\]: 'pigeon' is not a known notification method"),
         (["wall", "webhook"], r"gpu_rightsize_reclaim_tell\[1\]: gpu_audit_notify has no webhook"),
         ([{"url": "x"}], "is not the address of a web hook"),
         ([{}], "needs either url or to"),

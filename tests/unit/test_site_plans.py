@@ -77,14 +77,17 @@ def test_a_wrong_list_of_what_is_in_the_way_is_refused(busy):
 @pytest.mark.parametrize(
     ("forecast", "lines"),
     [
-        (["gpu 0: enable MIG mode"], ["gpu 0: enable MIG mode"]),
-        ("Only the form was checked.", ["Only the form was checked."]),
-        (None, ["No driver."]),
+        (
+            ["gpu 0: enable MIG mode"],
+            ["(no NVIDIA driver yet; checked against the model catalogue)", "gpu 0: enable MIG mode"],
+        ),
+        ("Only the form was checked.", ["(no NVIDIA driver yet)", "Only the form was checked."]),
+        (None, ["(no NVIDIA driver yet)", "No driver."]),
     ],
 )
 def test_a_host_without_a_driver_has_what_is_known_of_it(forecast, lines):
     new = {"driver_present": False, "msg": "No driver."}
-    assert plans({"new": new}, {"new": forecast}) == {"new": ["(no driver answers yet)", *lines]}
+    assert plans({"new": new}, {"new": forecast}) == {"new": lines}
 
 
 def test_what_a_host_says_acts_on_no_terminal_and_costs_no_other_host_its_plan():

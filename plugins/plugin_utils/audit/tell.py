@@ -34,7 +34,7 @@ _OPENER = urllib.request.build_opener(NoRedirect)
 
 
 class NotifyError(FleetError):
-    """Somebody could not be told. The report stands."""
+    """A notification was not sent. The report is written."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def send(notice: Notice, message: Message) -> str:
         where = _shown(notice.url) if notice.url else notice.server
         # The text of an address that is none would repeat it.
         why = type(error).__name__ if isinstance(error, (http.client.HTTPException, ValueError)) else error
-        raise NotifyError(where, "nobody could be told: %s" % why, "The report is written all the same.") from None
+        raise NotifyError(where, "the notification was not sent: %s" % why, "The report is written.") from None
 
 
 def _refused(url: str, status: int) -> NotifyError:

@@ -65,7 +65,7 @@ def ways(given: Sequence[Any] | None, audits: Sequence[Mapping[str, Any]]) -> Wa
             controller += named
         else:
             cure = "It is one of webhook, mail, wall and home, or {url: …} or {to: …}."
-            raise TellError(where, "%r is no way to tell" % (entry,), cure)
+            raise TellError(where, "%r is not a known notification method" % (entry,), cure)
     return Ways(tuple(dict.fromkeys(controller)), tuple(dict.fromkeys(host)))
 
 

@@ -25,7 +25,7 @@ _HOST_FAULTS = ("host_fault", "unreachable", "module_stderr", "module_stdout")
 _BECOME_PASSWORD = re.compile(r"(?:^|: )(?:Missing|Incorrect) [a-z]{1,16} password\.?$", re.MULTILINE)
 _UNREACHABLE = "could not be reached"
 _CURE_OF_ALL = (
-    "Mend them and run again. Where none can be reached, look at the inventory's names and the SSH login: "
+    "Fix these hosts and run again. If none can be reached, check the names in the inventory and the SSH login: "
     "ansible gpu_hosts -m ansible.builtin.ping."
 )
 _TOLERANCE = re.compile(r"\s*([0-9]{1,9})\s*(%?)\s*")
@@ -85,13 +85,16 @@ def losses(hosts: Sequence[str], planned: Sequence[str], failures: Mapping[str, 
     allowed = tolerated(tolerate, len(hosts))
     every = bool(lost) and len(lost) == len(hosts)
     if wrong:
-        cure = "Correct that first: what may be a mistake in the inventory is never tolerated."
+        cure = "Correct the inventory and run again. gpu_site_tolerate does not cover errors in the layout or in variables."
         return Losses(left_out, _refusal({host: left_out[host] for host in wrong}, cure, len(wrong) == len(hosts)))
     if every:
         return Losses(left_out, _refusal(left_out, _CURE_OF_ALL, every))
     if len(lost) > allowed:
-        cure = "Mend them, leave them out (--limit '%s'), or go on without so many hosts (gpu_site_tolerate: %d)." % (
+        cure = "Fix %s, exclude %s (--limit '%s'), or allow %d host%s without a plan (gpu_site_tolerate: %d)." % (
+            *(("this host", "it") if len(lost) == 1 else ("these hosts", "them")),
             ":".join("!%s" % host for host in lost[:_NAMED]),
+            len(lost),
+            "" if len(lost) == 1 else "s",
             len(lost),
         )
         return Losses(left_out, _refusal(left_out, cure, every))

@@ -18,7 +18,7 @@ _NAMED = 20
 _OF_A_GPU = re.compile(r"gpu (\d+): (.*)", re.DOTALL)
 #: Of a UUID: "GPU-" and eight digits, which tell the GPUs of a host apart.
 _SHORT_UUID = 12
-_NO_DRIVER = "(no driver answers yet)"
+_NO_DRIVER = "(no NVIDIA driver yet%s)"
 
 
 def plans(results: Mapping[str, Any], forecasts: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,8 +47,9 @@ def _lines(host: str, result: Mapping[str, Any], forecast: Any) -> list[str]:
     """Return the lines of a host, none where nothing changes. Raises HostValueError."""
     read = host_results.plan(host, result)
     if not read.get("driver_present"):
-        told = forecast if isinstance(forecast, (list, tuple)) else [forecast or read.get("msg") or "no plan"]
-        return [_NO_DRIVER, *map(text, told)]
+        if isinstance(forecast, (list, tuple)):
+            return [_NO_DRIVER % "; checked against the model catalogue", *map(text, forecast)]
+        return [_NO_DRIVER % "", text(forecast or read.get("msg") or "no plan")]
     lines, busy = read.get("plan") or [], read.get("busy") or []
     # Daemons and tenants have a line where they change.
     changes = busy or (read.get("counts") or {}).get("gpus_changed")

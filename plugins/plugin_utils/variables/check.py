@@ -62,9 +62,8 @@ class Unknown:
 
     def __str__(self) -> str:
         meant = "Did you mean %s? " % self.nearest if self.nearest else ""
-        cure = meant + "If the variable is your own, name it in gpu_site_own_variables."
-        so = "so the run stops here" if self.error else "and ignores this one"
-        return str(Problem(self.name, "the collection has no such variable, %s" % so, cure))
+        cure = meant + "If it is yours, list it in gpu_site_own_variables."
+        return str(Problem(self.name, "unknown variable" if self.error else "unknown variable, ignored", cure))
 
 
 def unknown(names: Iterable[str], own: Sequence[str] = ()) -> list[Unknown]:
@@ -189,7 +188,7 @@ def _mapping(node: Node, option: Mapping[str, Any], variable: known.Variable) ->
 
 
 def _raw(_node: Node, _option: Mapping[str, Any], _variable: Any) -> None:
-    """Whatever it is, a rule of its own checks it, or whoever takes it."""
+    """Leave the check to a rule of the variable, or to the step that uses the value."""
 
 
 _READERS = {

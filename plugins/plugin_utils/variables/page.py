@@ -24,8 +24,7 @@ Every variable of the collection's roles and playbooks. This page is made from t
 
 ```text
 h100-03: gpu_layout_on_busy: unknown value "drian". Did you mean drain? It is one of fail, wait, drain, force.
-h100-03: gpu_site_wave: the collection has no such variable, so the run stops here. Did you mean gpu_site_waves?
-         If the variable is your own, name it in gpu_site_own_variables.
+h100-03: gpu_site_wave: unknown variable. Did you mean gpu_site_waves? If it is yours, list it in gpu_site_own_variables.
 Nothing was changed.
 ```
 

@@ -50,7 +50,7 @@ def waves(value: Any, name: str) -> None:
         percent = re.fullmatch(r"([0-9]{1,3})%", text)
         count = re.fullmatch(r"[0-9]{1,9}", text)
         if isinstance(size, bool) or not (percent or count):
-            problems.append(Problem("%s[%d]" % (name, number), "%s is no size of a wave" % quoted(size), cure))
+            problems.append(Problem("%s[%d]" % (name, number), "invalid wave size %s" % quoted(size), cure))
         elif count and int(text) < 1:
             problem = "a wave of %s hosts would be all hosts at once, without a canary" % text
             problems.append(Problem("%s[%d]" % (name, number), problem, cure))
@@ -123,7 +123,7 @@ def _commands(value: Sequence[Any], name: str) -> None:
         words = command if isinstance(command, (list, tuple)) else [command]
         if not words or not all(isinstance(word, (str, int, float)) and not isinstance(word, bool) for word in words):
             cure = "Write a line of shell, or a list of words: [systemctl, stop, worker.service]."
-            raise Refused(Problem("%s[%d]" % (name, number), "it is no command", cure))
+            raise Refused(Problem("%s[%d]" % (name, number), "not a command", cure))
 
 
 def _packing(value: Mapping[str, Any], name: str) -> None:
@@ -138,7 +138,7 @@ def _ways(value: Sequence[Any], name: str) -> None:
     for number, way in enumerate(value):
         if not isinstance(way, Mapping) and way not in ("webhook", "mail", "wall", "home"):
             cure = "It is one of webhook, mail, wall and home, or {url: ...} or {to: ...}."
-            raise Refused(Problem("%s[%d]" % (name, number), "it is no way to tell", cure))
+            raise Refused(Problem("%s[%d]" % (name, number), "unknown notification method", cure))
 
 
 _duration = _form(r"\s*[0-9]{1,6}(?:\.[0-9]{1,6})?\s*[mhdw]\s*", "a length of time", "14d, a number and m, h, d or w")
