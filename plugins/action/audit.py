@@ -110,7 +110,7 @@ def _written(audit: Audit, directory: str | None, keep: int) -> list[Path]:
 
 
 def _told(notices: list[Notice], audit: Audit) -> tuple[list[str], list[str]]:
-    """(who was told, why others could not be): one that does not listen keeps it from nobody else."""
+    """Return the receivers that were notified, and why others were not. If one fails, the others are still notified."""
     told, untold = [], []
     for notice in notices:
         try:

@@ -81,7 +81,7 @@ class ActionModule(ActionBase):
             try:
                 same = (plain(others[name]) if name in others else None) == values.get(name)
             except AnsibleError:
-                # It is told of that host.
+                # The check of that host reports it.
                 same = True
             if not same:
                 cure = "site.yml uses one value for all hosts. Set it in group_vars/%s.yml." % group

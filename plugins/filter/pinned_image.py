@@ -12,7 +12,7 @@ version_added: "0.1.0"
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
-  - Returns the name of the image as it is. Without a digest it warns, once a run for each image, as whoever can write to the
+  - Returns the name of the image as it is. Without a digest it warns, once a run for each image, as a user who can write to the
     registry decides what the tag means.
 options:
   _input:

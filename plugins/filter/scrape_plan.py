@@ -73,7 +73,7 @@ from jinja2.runtime import Undefined
 #: The jobs whose series the recording rules read.
 GPU_JOB = "gpu_exporter"
 HOST_JOB = "gpu_host"
-#: Exporters that nobody asks for a password.
+#: Exporters without a password.
 OPEN = "open"
 
 #: Defaults of the role dcgm_exporter, for hosts of whose variables only the inventory's are known here.
@@ -81,7 +81,7 @@ ADDRESS = "127.0.0.1"
 PORT = 9400
 #: By one of these a host's variables say that it has an exporter. By the first two site.yml brings one.
 TELLING = ("dcgm_exporter_source", "dcgm_exporter_state", "dcgm_exporter_listen_address", "gpu_monitoring_address")
-#: A host's own loopback interface, as it is by default. Any other address was named by somebody who knows who reaches it.
+#: A host's own loopback interface, as it is by default. Any other address was named on purpose.
 OWN_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 ALL_ADDRESSES = ("", "0.0.0.0", "::", "*")
 RESERVED = ("host", "job")

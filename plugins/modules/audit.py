@@ -124,7 +124,7 @@ options:
     description:
       - Whom to tell. Each has C(url), a web hook that takes a POST of JSON (C(text) and C(summary)), or C(to), a mail address,
         with C(sender) and C(server) (V(localhost:25)).
-      - A web hook that answers with a redirection is an error, and nobody else is sent anything.
+      - A web hook that answers with a redirection is an error, and the message is not sent to the new address.
       - In the text for a web hook look-alikes stand for the characters that chats take for mentions and links.
     type: list
     elements: dict

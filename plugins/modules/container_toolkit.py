@@ -73,12 +73,12 @@ options:
   restart:
     description:
       - How engines take a changed configuration. V(safe) reloads or restarts them where no container ends; V(always) restarts
-        them anyhow; V(never) leaves it to somebody else.
+        them anyhow; V(never) leaves it to you.
     type: str
     choices: [safe, always, never]
     default: safe
   cdi:
-    description: Keep a CDI specification of the GPUs, made anew after changes of the driver and of MIG devices.
+    description: Keep a CDI specification of the GPUs, rewritten after changes of the driver and of MIG devices.
     type: bool
     default: true
   cdi_environment:

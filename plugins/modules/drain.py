@@ -40,7 +40,7 @@ options:
     default: []
   slurm:
     description:
-      - Whether to drain the Slurm node. A node that somebody else has drained stays drained afterwards, with its reason.
+      - Whether to drain the Slurm node. A node that was drained before stays drained afterwards, with its reason.
       - All jobs of the node count in RV(waiting), since one without GPUs can open them too.
     type: bool
     default: false
@@ -142,7 +142,7 @@ waiting:
     - {kind: slurm_job, id: "17", name: train, user: alice, state: RUNNING,
        who: "Slurm job 17 (train) of user alice, running, 1:20:03 left"}
 drained:
-  description: With V(drained), whether all is off and nobody is awaited.
+  description: With V(drained), whether all clients are off and none is waited for.
   returned: success
   type: bool
 kept:

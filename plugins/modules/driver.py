@@ -170,7 +170,7 @@ runfile_needed:
   returned: always
   type: bool
 drained:
-  description: Whether an earlier change of the driver took clients off the GPUs that nobody has brought back since.
+  description: Whether an earlier change of the driver took clients off the GPUs that are not back yet.
   returned: always
   type: bool
 kernel_modules:

@@ -31,7 +31,7 @@ options:
     default: false
   holders:
     description:
-      - Also look for whoever holds a GPU or an instance without a process in NVML; processes with an open device node,
+      - Also look for holders of a GPU or an instance without a process in NVML; processes with an open device node,
         containers, Slurm jobs, pods, MPS clients.
       - Takes some milliseconds; longer where Slurm or MPS runs, whose tools are asked.
     type: bool
@@ -62,7 +62,7 @@ EXAMPLES = r"""
   become: true
   register: result
 
-- name: Stop where somebody uses a GPU
+- name: Stop where a GPU is in use
   ansible.builtin.assert:
     that: result.gpus | map(attribute='holders') | flatten | rejectattr('watches') | length == 0
     fail_msg: "{{ result.gpus | map(attribute='holders') | flatten | map(attribute='who') | unique | join('; ') }}"
@@ -150,7 +150,7 @@ gpus:
       elements: dict
     holders:
       description: >-
-        Whoever counts as using this GPU or one of its instances; null without O(holders). What cannot be determined is
+        The holders of this GPU or one of its instances; null without O(holders). What cannot be determined is
         a holder too, of kind V(unknown).
       type: list
       elements: dict
@@ -287,7 +287,7 @@ def argspec():
     }
 
 
-#: What is told of the host as a whole.
+#: What is reported for the host as a whole.
 ABOUT = ("driver_version", "nvml_version", "cuda_version", "simulated")
 
 

@@ -21,7 +21,7 @@ description:
   - Every instance that the layout can use where it stands stays, with its UUID and with what runs in it. Every new GPU
     instance is created at a placement named in the plan. So does every MPS daemon and every tenant; new limits are given to it
     as it runs.
-  - A plan that would end something that runs, or take a GPU or instance from whoever holds it (C(docs/holders.md)), is
+  - A plan that would end something that runs, or take a GPU or instance from its holder (C(docs/holders.md)), is
     refused before anything changes; holders are looked up again right before the steps on each GPU that could end something.
   - Where a step fails, the layout of before is brought back, and the error says so (RV(outcome)).
     Where the run itself is cut off (killed, power lost), the next one does that first (RV(recovered)).

@@ -10,7 +10,7 @@ module: mig
 short_description: Bring the MIG instances and compute modes of a layout about
 version_added: "0.1.0"
 description:
-  - What M(openfleet.gpu.layout) does, but for time slices and MPS daemons, which stay as they are. A daemon that serves a
+  - What M(openfleet.gpu.layout) does, except time slices and MPS daemons, which stay as they are. A daemon that serves a
     GPU whose MIG mode changes, or an instance that goes, holds it.
   - GPUs that the layout names with C(sharing) V(mig) get MIG mode and exactly the instances listed. GPUs named with anything
     else get MIG mode off and the compute mode that it means. GPUs that no entry names are left as they are.

@@ -13,7 +13,7 @@ description:
   - Stops systemd services and containers of Docker or Podman that hold GPUs without using them, as M(openfleet.gpu.rightsize)
     lists them.
   - Works in steps, a step in a run. The first run that lists an idle holder announces that it will be stopped. A run stops it
-    when it was announced O(notice_seconds) ago, is listed again with the same GPUs, and nobody keeps it (C(gpu-layout keep)).
+    when it was announced O(notice_seconds) ago, is listed again with the same GPUs, and is not kept (C(gpu-layout keep)).
   - Looks again first, and watches the GPUs for O(look_seconds) before a stop. What holds other GPUs than named, or no longer
     these, or a GPU on which something runs, is spared; so is a service with which others would stop, and what began within
     O(quiet_seconds).
@@ -245,7 +245,7 @@ def argspec():
 
 @contextlib.contextmanager
 def session(directory):
-    """NVML for a moment, while no run changes the host: a reset waits until nobody has the GPUs open."""
+    """NVML for a moment, while no run changes the host: a reset waits until the GPUs are closed."""
     with looking(directory) as busy:
         if busy is not None:
             raise busy

@@ -88,7 +88,7 @@ untold:
   type: list
   elements: str
 confirmed:
-  description: The announcements that reached somebody, for O(openfleet.gpu.reclaim#module:confirmed).
+  description: The announcements that were delivered, for O(openfleet.gpu.reclaim#module:confirmed).
   returned: success
   type: list
   elements: dict
