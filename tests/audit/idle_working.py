@@ -153,6 +153,7 @@ def gaps(when: When):
 
 UNIT: Callable[..., Holder] = partial(Holder, kind="process")
 SERVER = Holder(listens=True, clients=0)
+SMALL_SERVER = UNIT("predict.service", listens=True, clients=0)
 
 
 def office(off: Sequence[int] = (), zone=BERLIN, days: Sequence[int] = WEEKDAYS) -> Schedule:
@@ -167,8 +168,13 @@ def named(came: int, weeks: int) -> list[Pattern]:
         Pattern("office-bridge", office((GOOD_FRIDAY - 1, GOOD_FRIDAY)), holder=UNIT("notebook.service")),
         Pattern("weekly-8h", work(hours(22, 6, (1,)), TRAIN)),
         Pattern("weekly-2h", work(hours(3, 5, (5,)), TRAIN), holder=UNIT("weekly.service")),
-        Pattern("request-0.4s-minute", requests("a", 0.4, 1, False), holder=Holder(listens=True, clients=2)),
-        Pattern("request-0.4s-minute-instant", requests("b", 0.4, 1, True), holder=Holder(listens=True, clients=2)),
+        # A small model, and no connection that is kept from request to request.
+        Pattern("request-0.4s-minute", requests("a", 0.4, 1, False), holder=SMALL_SERVER, memory_gib=2),
+        Pattern("request-0.4s-minute-instant", requests("b", 0.4, 1, True), holder=SMALL_SERVER, memory_gib=2),
+        Pattern("request-5ms-second", requests("e", 0.3, 1, False), holder=SMALL_SERVER, memory_gib=2),
+        # No socket that the look at TCP could find.
+        Pattern("request-unix-socket", requests("f", 0.4, 1, False), memory_gib=60,
+                holder=UNIT("gunicorn.service", listens=False, clients=0)),
         Pattern("request-2s-hour", requests("c", 2, 60, False), holder=UNIT("predict.service")),
         Pattern("request-2s-hour-instant", requests("d", 2, 60, True), holder=UNIT("predict.service")),
         Pattern("busy-nan-10h", work(always, TRAIN), sampled=nan_by_day),

@@ -27,12 +27,18 @@ SIGNS = {
     ("changes", "activity", "unreported"),
     [
         ({}, 130000 / 1e9, None),
-        # A request of 0.4 s each minute, on the average less than 1 %; and one in the five minutes.
-        ({"gpu:busy_ratio": "0.013x6"}, 0.013, None),
-        ({"gpu:busy_ratio": "0 0 0.07 0 0 0"}, 0.07, None),
+        # A request of 0.4 s each minute, on the average of the minute less than 1 %; and one in the five minutes.
+        ({"gpu:busy_ratio": "0.0067x6"}, 0.0335, None),
+        ({"gpu:busy_ratio": "0 0 0.05 0 0 0"}, 0.25, None),
+        # 0.2 % is work, less is noise or a probe.
+        ({"gpu:busy_ratio": "0.002x6"}, 0.01, None),
+        ({"gpu:busy_ratio": "0.0019x6"}, 0.0095, None),
+        ({"gpu:compute_active_ratio": "0.002x6"}, 0.01, None),
+        ({"gpu:tensor_active_ratio": "0.002x6"}, 0.01, None),
+        ({"gpu:memory_bandwidth_active_ratio": "0.002x6"}, 0.002, None),
         # Work that the busy ratio does not report: a metric stuck at 0.
-        ({"gpu:compute_active_ratio": "0.4x6"}, 0.4, 0.4),
-        ({"gpu:tensor_active_ratio": "0.3x6"}, 0.3, 0.3),
+        ({"gpu:compute_active_ratio": "0.4x6"}, 1, 0.4),
+        ({"gpu:tensor_active_ratio": "0.15x6"}, 0.75, 0.15),
         ({"gpu:power_watts": "650x6"}, 650 / 700, 650 / 700),
         # Copies need no kernel.
         ({"gpu:memory_bandwidth_active_ratio": "0.1x6"}, 0.1, None),
@@ -49,11 +55,11 @@ SIGNS = {
         # Memory that is filled, and waits; also next to its limit's 45 %, as of a card of 70 W.
         ({"gpu:power_watts": "130x6"}, 130000 / 1e9, None),
         ({"gpu:power_watts": "36x6", "gpu:power_limit_watts": "70x6"}, 130000 / 1e9, None),
-        ({"gpu:busy_ratio": "0.9x6", "gpu:compute_active_ratio": "0.4x6"}, 0.9, None),
+        ({"gpu:busy_ratio": "0.9x6", "gpu:compute_active_ratio": "0.4x6"}, 1, None),
         # What is not known is no rest.
         ({"gpu:busy_ratio": NANS}, None, None),
         ({"gpu:busy_ratio": "_x6"}, None, None),
-        ({"gpu:busy_ratio": "NaN NaN 0.5 NaN NaN NaN"}, 0.5, None),
+        ({"gpu:busy_ratio": "NaN NaN 0.1 NaN NaN NaN"}, 0.5, None),
         (
             {
                 "gpu:compute_active_ratio": NANS,
@@ -93,14 +99,14 @@ OWN = {"gpu:busy_ratio": "0x6", "gpu:compute_active_ratio": "0x6", "gpu:memory_b
         ({}, {"gpu:pcie_bytes_per_second": "2e8x6"}, (0.2, 0.2), (None, None)),
         ({}, {"gpu:nvlink_bytes_per_second": "2e7x6"}, (0.2, 0.2), (None, None)),
         # One that is at work explains it, and says nothing of its neighbour.
-        ({"gpu:busy_ratio": "0 0 0.5 0 0 0"}, {"gpu:power_watts": "630x6"}, (0.5, 0), (None, None)),
+        ({"gpu:busy_ratio": "0 0 0.1 0 0 0"}, {"gpu:power_watts": "630x6"}, (0.5, 0), (None, None)),
         (
             {"gpu:memory_bandwidth_active_ratio": "0.3x6"},
             {"gpu:pcie_bytes_per_second": "2e8x6"},
             (0.3, 0),
             (None, None),
         ),
-        ({"gpu:compute_active_ratio": "0.3x6"}, {"gpu:power_watts": "630x6"}, (0.3, 0), (0.3, None)),
+        ({"gpu:compute_active_ratio": "0.1x6"}, {"gpu:power_watts": "630x6"}, (0.5, 0), (0.1, None)),
         # The CPU of a process explains no power.
         (
             {"gpu:process_cpu_seconds_total": "70+60x6"},

@@ -60,6 +60,7 @@ def word(found, **limits):
 IDLE = {
     "busy": stat(0.0), "compute": stat(0.0), "quiet": Quiet(TWO_WEEKS, whole_window=True), "held_seconds": TWO_WEEKS,
 }  # fmt: skip
+STIRRING = {**IDLE, "quiet": replace(IDLE["quiet"], kernel_hours_ratio=0.9)}
 JOB = (Holder("slurm", "job 17 of alice"),)
 SERVER = (Holder("process", "pid 5 (vllm serve)", listens=True, clients=0),)
 NOTEBOOK = (Holder("process", "pid 6 (python3 -m ipykernel_launcher -f k.json)", listens=True, clients=0),)
@@ -115,6 +116,19 @@ def test_the_reason_names_holders_in_words():
         ("standby", {**IDLE, "memory": stat(60 * GIB), "holders": (replace(SERVER[0], listens=False, clients=2),)}),
         ("standby", {**IDLE, "memory": stat(1 * GIB), "holders": (replace(SERVER[0], clients=2),)}),
         ("idle", {**IDLE, "memory": stat(1 * GIB), "holders": SERVER}),
+        # Kernels that are too short for a sign of work, in most hours: a small model that answers now and then.
+        ("standby", {**STIRRING, "memory": stat(1 * GIB), "holders": SERVER}),
+        ("idle", {**STIRRING, "memory": stat(1 * GIB), "holders": WATCHED}),
+        ("idle", {**STIRRING, "memory": stat(1 * GIB), "holders": NOTEBOOK}),
+        (
+            "idle",
+            {
+                **STIRRING,
+                "quiet": replace(STIRRING["quiet"], kernel_hours_ratio=0.4),
+                "memory": stat(1 * GIB),
+                "holders": SERVER,
+            },
+        ),
         ("idle", {**IDLE, "memory": stat(60 * GIB), "holders": WATCHED}),
         ("idle", {**IDLE, "memory": stat(60 * GIB), "holders": NOTEBOOK}),
         # Work that one metric does not report is a fault of the metrics, and nobody's idleness.

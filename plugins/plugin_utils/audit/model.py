@@ -117,7 +117,8 @@ class Quiet:
 
     `whole_window` says that it never showed one for as far as the server remembers. `longest_seconds` is the longest quiet time
     of its holder that ended, `held_seconds` the time since its last known release, and `signals` the signs of work that
-    are measured, by name.
+    are measured, by name. `kernel_hours_ratio` is the share of the hours of the grace in which any kernel ran, however briefly:
+    less than a sign of work, yet not nothing.
     """
 
     seconds: float
@@ -125,6 +126,7 @@ class Quiet:
     longest_seconds: float = 0.0
     held_seconds: float = 0.0
     signals: tuple[str, ...] = ()
+    kernel_hours_ratio: float = 0.0
 
 
 @dataclass(frozen=True)

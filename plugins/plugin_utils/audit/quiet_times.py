@@ -19,7 +19,7 @@ from ..idle.signals import KERNELS, SIGNALS
 from .asking import Asking
 from .history import Key
 from .model import Quiet
-from .series import ACTIVITY, BY, HELD, QUIET_BUSY_RATIO, SERIES, key_of
+from .series import ACTIVITY, BY, HELD, QUIET_BUSY_RATIO, QUIET_RATIO, SERIES, key_of
 
 #: How far back the rhythm of a holder is looked up: a monthly job has run twice within it.
 LOOK_BACK_SECONDS = 56 * 86400
@@ -59,21 +59,24 @@ def quiet_times(asking: Asking, question: QuietQuestion, notes: list[str]) -> di
             "There is no %s (rules of gpu_monitoring): idle times are by gpu:busy_ratio alone, which hides short work."
             % ACTIVITY
         )
+    least = QUIET_RATIO if series == ACTIVITY else QUIET_BUSY_RATIO
     # A GPU that is not measured just now may have begun to work.
     candidates = asking.ask(
         "(max by (%s) (max_over_time(%s{%%(where)s}[%ds])) < %g >= 0)"
         " and on (%s) last_over_time(%s{%%(where)s}[15m]) and on (%s) %s"
-        % (BY, series, question.grace_seconds, QUIET_BUSY_RATIO, BY, series, BY, _known(series, ""))
+        % (BY, series, question.grace_seconds, least, BY, series, BY, _known(series, ""))
     )
     keys = {key_of(sample.labels) for sample in candidates}
-    events = _events(asking, series, sorted({key[1] for key in keys}))
+    events = _events(asking, series, least, sorted({key[1] for key in keys}))
     signals = _signals(asking, sorted({key[1] for key in keys})) if series == ACTIVITY else {}
+    kernel_hours = _kernel_hours(asking, question.grace_seconds, sorted({key[1] for key in keys}))
     return {
         key: _quiet(
             events.get(key, {}),
             asking.end_seconds,
             question.holidays,
             (KERNELS.name, *_of(signals, key)),
+            kernel_hours.get(key, 0.0),
         )
         for key in keys
     }
@@ -86,13 +89,13 @@ def _known(series: str, ago: str) -> str:
     )  # fmt: skip
 
 
-def _events(asking: Asking, series: str, uuids: Sequence[str]) -> dict[Key, dict[str, list[float]]]:
+def _events(asking: Asking, series: str, least: float, uuids: Sequence[str]) -> dict[Key, dict[str, list[float]]]:
     """The hours that begin or end something, by their ends in seconds, of each GPU or instance and kind of event."""
     watched = "(max by (%s) (min_over_time(%s{%%(where)s}[1h]AGO)))" % (BY, HELD)
     free = "(%s == 0)" % watched
     now, before = "", " offset 1h"
     questions = {
-        _WORKS: "max by (%s) (max_over_time(%s{%%(where)s}[1h])) >= %g" % (BY, series, QUIET_BUSY_RATIO),
+        _WORKS: "max by (%s) (max_over_time(%s{%%(where)s}[1h])) >= %g" % (BY, series, least),
         _APPEARS: "%s unless %s" % (_known(series, now), _known(series, before)),
         _VANISHES: "%s unless %s" % (_known(series, before), _known(series, now)),
         _TAKEN: "%s unless %s" % (free.replace("AGO", before), free.replace("AGO", now)),
@@ -123,6 +126,15 @@ def _signals(asking: Asking, uuids: Sequence[str]) -> dict[Key, set[str]]:
     return found
 
 
+def _kernel_hours(asking: Asking, span_seconds: float, uuids: Sequence[str]) -> dict[Key, float]:
+    """The share of the hours of this span in which any kernel ran, of each GPU or instance: 0 hours are left out."""
+    expression = "count_over_time((max by (%s) (max_over_time(%s{%%(where)s}[1h])) > 0)[%ds:1h])" % (
+        BY, SERIES["busy"].roll_up, span_seconds,
+    )  # fmt: skip
+    hours = max(1.0, span_seconds / _HOUR)
+    return {key_of(sample.labels): min(1.0, sample.value / hours) for sample in asking.ask_of(expression, uuids)}
+
+
 def _of(signals: Mapping[Key, set[str]], key: Key) -> list[str]:
     """Those of a GPU or instance in the order of SIGNALS: power and traffic are measured of the whole GPU."""
     known = signals.get(key, set()) | signals.get((*key[:2], "", ""), set())
@@ -130,7 +142,11 @@ def _of(signals: Mapping[Key, set[str]], key: Key) -> list[str]:
 
 
 def _quiet(
-    events: Mapping[str, Sequence[float]], end: float, excluded: Sequence[Span], signals: tuple[str, ...]
+    events: Mapping[str, Sequence[float]],
+    end: float,
+    excluded: Sequence[Span],
+    signals: tuple[str, ...],
+    kernel_hours_ratio: float = 0.0,
 ) -> Quiet:
     works = [(at - _HOUR, at) for at in events.get(_WORKS, ())]
     appears, vanishes = events.get(_APPEARS, ()), events.get(_VANISHES, ())
@@ -150,6 +166,7 @@ def _quiet(
         longest_seconds=holder.longest_seconds,
         held_seconds=end - held_since,
         signals=signals,
+        kernel_hours_ratio=kernel_hours_ratio,
     )
 
 

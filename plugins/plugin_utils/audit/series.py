@@ -21,8 +21,10 @@ LONG_SECONDS = 900
 #: Windows from here on, in seconds, are read from the longer ones: a sample in place of three costs a third.
 LONG_WINDOW_SECONDS = 3 * 86400
 
-#: A GPU that did less than this in five minutes did nothing: what a monitoring client itself makes of a GPU stays below.
-QUIET_BUSY_RATIO = 0.01
+#: Below this ACTIVITY is none; the same of kernels alone, which count five times there. What a monitoring client makes of a GPU
+#: stays below.
+QUIET_RATIO = 0.01
+QUIET_BUSY_RATIO = QUIET_RATIO / 5
 
 #: The highest sample of any sign of work in five minutes, and the work that `gpu:busy_ratio` does not report: both only as
 #: roll-ups.

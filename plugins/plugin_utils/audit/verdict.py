@@ -24,6 +24,8 @@ _HOURS_PER_MONTH = 730.5
 
 #: From this share of its memory on a GPU has a model loaded: a context alone takes less.
 _LOADED_RATIO = 0.1
+#: A service on which kernels ran in more than this share of the hours answers somebody, in times too short for a sign of work.
+_MOST_HOURS_RATIO = 0.5
 #: Programs that listen for the notebook server that has started them.
 _NOTEBOOKS = ("ipykernel", "jupyter")
 
@@ -155,10 +157,12 @@ def _waits_for_clients(holding: Holding) -> str:
     clients = sum(holder.clients or 0 for holder in holders)
     if clients:
         return "Clients are connected: %d." % clients
-    memory, total = holding.memory, holding.memory_total_bytes
-    if not memory or not memory.max or not total or memory.max < _LOADED_RATIO * total:
+    if not any(holder.listens and not any(word in holder.who for word in _NOTEBOOKS) for holder in holders):
         return ""
-    if any(holder.listens and not any(word in holder.who for word in _NOTEBOOKS) for holder in holders):
+    if holding.quiet and holding.quiet.kernel_hours_ratio > _MOST_HOURS_RATIO:
+        return "It waits for clients, and kernels ran in most hours, too briefly to be a sign of work."
+    memory, total = holding.memory, holding.memory_total_bytes
+    if memory and memory.max and total and memory.max >= _LOADED_RATIO * total:
         return "It waits for clients with its memory filled."
     return ""
 
