@@ -151,9 +151,8 @@ class _Run:
             # A server works on while single kernels go, and what its GPU does just now may be another kernel's.
             why = spared(item, host, holders, count, server is not None)
             if not why and server is None:
-                why = young(count, self._policy.grace_seconds) or (
-                    _along(item, self._tools.closure) if item["kind"] == "unit" else ""
-                )
+                least = max(self._policy.grace_seconds, item.get("idle_after_seconds") or 0.0)
+                why = young(count, least) or (_along(item, self._tools.closure) if item["kind"] == "unit" else "")
             if why:
                 self.not_idle.append(item)
             else:

@@ -54,6 +54,9 @@ options:
           - For how long it is known to be idle. An announcement of before that was for an earlier time of idleness, and counts
             no more.
         type: float
+      idle_after_seconds:
+        description: From when on a quiet time of it is idle. What began later is spared, as what began within O(quiet_seconds).
+        type: float
   jupyter:
     description:
       - Which of O(items) are Jupyter servers. Such a one goes on, and only those of its kernels are shut down, by its REST API,
@@ -219,7 +222,7 @@ def argspec():
             "type": "list",
             "elements": "dict",
             "required": True,
-            "options": dict(_FINDING, quiet_seconds={"type": "float"}),
+            "options": dict(_FINDING, quiet_seconds={"type": "float"}, idle_after_seconds={"type": "float"}),
         },
         "jupyter": {
             "type": "list",

@@ -188,7 +188,7 @@ layouts:
 reclaim:
   description: >-
     What holds GPUs and uses none, each with C(host), C(kind), C(name), C(runtime), C(gpus), C(quiet_seconds), C(holders),
-    C(waste_per_month) and C(spared), the reason why it is not to be stopped, empty where it may be.
+    C(waste_per_month), C(idle_after_seconds) and C(spared), the reason why it is not to be stopped, empty where it may be.
   returned: success
   type: list
   elements: dict

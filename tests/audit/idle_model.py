@@ -98,6 +98,7 @@ class Pattern:
     `abandoned` is the minute from which on nothing will ever come, and `waits` a model server that is to be there unasked.
     `sampled` changes a sample: (series, minute, value) to the value, or None for none; `every` so many minutes there is one;
     `exporters` are (job, first minute, last minute) of those that report it. `without` are series that the exporter lacks.
+    Up to the minute `renamed` its series have another label `host`.
     `lengthened` minutes are added to the grace for what the exporter does not show. `rare`: the history may not tell it from an
     abandoned one.
     """
@@ -117,6 +118,7 @@ class Pattern:
     exporters: Sequence[tuple[str, int, int]] = (("gpu", 0, MINUTES),)
     without: frozenset[str] = frozenset()
     cpu_resets: Callable[[int], bool] = lambda minute: False
+    renamed: int = 0
     lengthened: int = 0
     rare: bool = False
     #: From this minute on no process is on the GPU, whatever the holder is.

@@ -60,17 +60,23 @@ DCGM = (
 def text(pattern: Pattern, first: int, last: int) -> Iterator[str]:
     """OpenMetrics of the samples of these minutes, series by series."""
     last = min(last, MINUTES - 1)
+    for host, begin, end in ((pattern.name + "-before", 0, pattern.renamed), (pattern.name, pattern.renamed, MINUTES)):
+        if max(first, begin) <= min(last, end - 1):
+            yield from _text(pattern, host, max(first, begin), min(last, end - 1))
+
+
+def _text(pattern: Pattern, host: str, first: int, last: int) -> Iterator[str]:
     for job, begin, end in pattern.exporters:
-        labels = _dcgm_labels(pattern) if pattern.dcgm else _labels(pattern, job)
+        labels = _dcgm_labels(pattern, host) if pattern.dcgm else _labels(pattern, host, job)
         yield from _of(pattern, DCGM if pattern.dcgm else GAUGES, labels, max(first, begin), min(last, end - 1))
         if pattern.instance:
-            labels = _labels(pattern, job, whole=True)
+            labels = _labels(pattern, host, job, whole=True)
             yield from _of(pattern, (GAUGES[0], *WHOLE), labels, max(first, begin), min(last, end - 1))
         elif not pattern.dcgm:
             yield from _of(pattern, WHOLE, labels, max(first, begin), min(last, end - 1))
     kind = "container" if pattern.holder.kind == "process" else pattern.holder.kind
     of_host = (Series("gpu:processes", _field("processes")), Series("gpu:held", _field("held"), 'kind="%s"' % kind))
-    labels = _labels(pattern, "host")
+    labels = _labels(pattern, host, "host")
     yield from _of(pattern, of_host, labels, first, last)
     if CPU_SECONDS not in pattern.without:
         minutes = _minutes(pattern, first, last)
@@ -111,15 +117,14 @@ def _changed(pattern: Pattern, name: str, prefix: str, minutes: list[int], value
     )
 
 
-def _dcgm_labels(pattern: Pattern) -> str:
-    host = pattern.name
+def _dcgm_labels(pattern: Pattern, host: str) -> str:
     return 'host="%s",UUID="%s",gpu="0",modelName="NVIDIA H100 80GB HBM3",instance="%s:9400",job="dcgm"' % (
         host, pattern.uuid, host,
     )  # fmt: skip
 
 
-def _labels(pattern: Pattern, job: str, whole: bool = False) -> str:
-    text = 'host="%s",gpu_uuid="%s",gpu_index="0",job="%s"' % (pattern.name, pattern.uuid, job)
+def _labels(pattern: Pattern, host: str, job: str, whole: bool = False) -> str:
+    text = 'host="%s",gpu_uuid="%s",gpu_index="0",job="%s"' % (host, pattern.uuid, job)
     instance = pattern.instance and not whole
     return text + ',mig_instance="1",mig_profile="%s"' % pattern.instance if instance else text
 

@@ -49,6 +49,8 @@ WEEKDAYS = (0, 1, 2, 3, 4)
 ACTIVITY = ("gpu:busy_ratio", "gpu:compute_active_ratio", "gpu:sm_active_ratio", "gpu:tensor_active_ratio",
             "gpu:memory_bandwidth_active_ratio")  # fmt: skip
 PROFILING = frozenset(("gpu:sm_active_ratio", "gpu:tensor_active_ratio", "gpu:memory_bandwidth_active_ratio"))
+#: What only the hosts tell.
+HOST_SERIES = frozenset(("gpu:held", "gpu:processes", CPU_SECONDS))
 TRAFFIC = frozenset(("gpu:pcie_bytes_per_second", "gpu:nvlink_bytes_per_second", CPU_SECONDS))
 
 
@@ -197,6 +199,22 @@ def pods(starts: When, length: int) -> tuple[tuple[int, int], ...]:
     )
 
 
+#: On a Friday at five.
+HANDED_OVER = 18 * DAY + 17 * HOUR
+
+
+def one_after_another(first: int, second: int) -> Schedule:
+    """Training of one holder up to a minute, and another's office hours from a later one on."""
+    offices = office()
+
+    def schedule(minute: int) -> tuple[Use, bool]:
+        if minute < first:
+            return TRAIN, True
+        return offices(minute) if minute >= second else (REST, False)
+
+    return schedule
+
+
 def standby() -> list[Pattern]:
     """Model servers that wait for requests, which may never come."""
     probed = blend(REQUEST, 0.05 / 30)
@@ -257,6 +275,13 @@ def others() -> list[Pattern]:
                 holder=Holder("containerd container pods", kind="kubelet", job="pods")),
         Pattern("new-holder", work(lambda minute: minute < 10 * DAY, TRAIN), same_user=False,
                 spans=((0, 10 * DAY), (27 * DAY, MINUTES))),
+        # Handed over without a pause: only the host knows that this one's process is new.
+        Pattern("back-to-back", one_after_another(HANDED_OVER, HANDED_OVER), same_user=False,
+                spans=((0, HANDED_OVER), (HANDED_OVER, MINUTES)), holder=UNIT("notebook.service")),
+        Pattern("dcgm-only-new-holder", one_after_another(9 * DAY, 20 * DAY), same_user=False,
+                spans=((0, 9 * DAY), (20 * DAY, MINUTES)), without=HOST_SERIES, holder=UNIT("notebook.service")),
+        # Its label was changed right after a run: the history is under the old one.
+        Pattern("changed-host-label", work(days_apart(4 * DAY, 9 * DAY, 8 * HOUR), TRAIN), renamed=22 * DAY + 12 * HOUR),
         Pattern("new-gpu", work(hours(15, 18, (1,)), TRAIN), came=26 * DAY),
         Pattern("slurm-by-day", work(bursts(hours(10, 17, WEEKDAYS), 40, 60), TRAIN),
                 holder=Holder("slurmstepd.scope", kind="slurm", job="77")),

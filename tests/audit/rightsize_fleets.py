@@ -26,7 +26,7 @@ H100 = "H100-80GB"
 PEAK = Stat(4 * 86400.0, 1.0, max=6.0 * GIB)
 
 
-def audit_of(states, words=None, quiet_hours=96.0):
+def audit_of(states, words=None, quiet_hours=96.0, idle_after_hours=48.0):
     """An audit that has one word for everything but what `words` names by (host, GPU, instance or tenant)."""
     made = []
 
@@ -36,7 +36,13 @@ def audit_of(states, words=None, quiet_hours=96.0):
         holders = None if held is None else (Holder("process", "x"),) if held else ()
         quiet = Quiet(quiet_hours * 3600) if word in ("idle", "held_without_process", "free") else None
         holding = Holding(subject, holders, memory=PEAK, quiet=quiet)
-        made.append(Finding("%d" % len(made), Verdict(word, "So it is.", waste_per_month=10.0), holding))
+        made.append(
+            Finding(
+                "%d" % len(made),
+                Verdict(word, "So it is.", waste_per_month=10.0, idle_after_seconds=idle_after_hours * 3600),
+                holding,
+            )
+        )
 
     for host, found in states.items():
         for row in found["gpus"]:

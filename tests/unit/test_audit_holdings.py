@@ -79,6 +79,23 @@ def test_both_are_one_holding_of_each_gpu():
     assert found.subject.model == "NVIDIA H100 80GB HBM3" and found.subject.gpu_index == "0"
 
 
+def test_its_newest_process_has_an_age_by_the_server_s_clock():
+    known = history(Record(subject(), stats=USE))
+
+    def age(*rows):
+        (found,) = holdings(known, {"a": HostState([gpu(holders=list(rows))])})
+        return found.newest_holder_seconds
+
+    old, young = {**PROCESS, "started_seconds": HOUR - 900.0}, {**PROCESS, "started_seconds": HOUR - 60.0}
+    assert age(old, young) == 60 and age(old) == 900 and age(PROCESS) is None and age() is None
+    # What watches, or has only the node open, does nothing; a clock that is ahead makes nobody younger than now.
+    handle = {**young, "kind": "device_handle"}
+    assert age(old, handle) == age(old, {**WATCHER, "started_seconds": HOUR}) == 900 and age(handle) == 60
+    assert age({**PROCESS, "started_seconds": 2 * HOUR}) == 0
+    (found,) = holdings(None, {"a": HostState([gpu(holders=[old])])})
+    assert found.newest_holder_seconds is None
+
+
 def test_a_gpu_with_instances_is_its_instances():
     state = HostState([gpu(mig={"instances": [instance(1, "3g.40gb"), instance(2, "1g.10gb")]})])
     records = [Record(subject(), stats=USE), Record(subject(mig_instance="1", mig_profile="3g.40gb"), stats=USE)]

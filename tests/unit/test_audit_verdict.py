@@ -103,6 +103,21 @@ def test_the_reason_names_holders_in_words():
         ("no_data", {**IDLE, "quiet": quiet(3), "held_seconds": 3 * DAY}),
         ("no_data", {**IDLE, "quiet": quiet(7.3), "held_seconds": 7.3 * DAY}),
         ("idle", {**IDLE, "quiet": quiet(7.4), "held_seconds": 7.4 * DAY}),
+        # Its process began 61 hours ago, on a GPU that was handed over without a pause: the history is another's. Where it is
+        # known since when the GPU is held, a restart excuses nobody after a week.
+        (
+            "right",
+            {"quiet": quiet(61 / 24, longest_days=0.1), "held_seconds": 28 * DAY, "newest_holder_seconds": 61 * 3600.0},
+        ),
+        (
+            "idle",
+            {"quiet": quiet(61 / 24, longest_days=0.1), "held_seconds": 28 * DAY, "newest_holder_seconds": 15 * DAY},
+        ),
+        ("idle", {"quiet": quiet(8, longest_days=0.1), "held_seconds": 28 * DAY, "newest_holder_seconds": 3600.0}),
+        ("right", {"quiet": quiet(7, longest_days=0.1), "held_seconds": 28 * DAY, "newest_holder_seconds": 3600.0}),
+        # Nobody knows since when it is held: it rested before this one came.
+        ("no_data", {**IDLE, "held_seconds": None, "newest_holder_seconds": DAY}),
+        ("idle", {**IDLE, "held_seconds": None, "newest_holder_seconds": 8 * DAY}),
         # A bridge of four days after normal weekends.
         ("right", {"quiet": quiet(4.5, longest_days=2.6), "held_seconds": TWO_WEEKS}),
         ("idle", {"quiet": quiet(5.3, longest_days=2.6), "held_seconds": TWO_WEEKS}),

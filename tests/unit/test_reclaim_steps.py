@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 from test_idle_stop import CONTAINER, IN_MIG, UNIT, Stops, at_rest, held, host
@@ -119,6 +120,16 @@ def test_a_clock_that_was_set_back_begins_the_time_anew(machine):
     machine.run(UNIT)
     machine.now -= 30 * DAY
     assert names(machine.run(UNIT)["noticed"]) == ["x.service"]
+
+
+def test_each_has_to_be_as_old_as_the_audit_says_of_it(machine):
+    """By its own time: one grace for all would be too short for a holder whose rhythm is longer."""
+    machine.holders = [replace(one, pid=7, started_seconds=machine.now - 5 * DAY) for one in machine.holders]
+    done = machine.run(
+        {**UNIT, "idle_after_seconds": 6 * DAY}, {**OTHER, "idle_after_seconds": 4 * DAY}, grace_seconds=2 * DAY
+    )
+    assert names(done["noticed"]) == ["y.service"]
+    assert "began 120.0 hours ago, and the grace is 144" in done["spared"][0]["why"]
 
 
 def test_what_would_be_spared_gets_no_notice(machine):

@@ -277,9 +277,11 @@ def test_a_workload_that_could_be_smaller_says_why_it_is_not(missing, words):
 # --- What can be reclaimed --------------------------------------------------------------------------------------------
 
 
-def reclaim(states, words=None, grace_hours=48.0, exempt=(), quiet_hours=96.0, standby=()):
-    audit = audit_of(states, words or {}, quiet_hours)
-    return {one.name: one for one in reclaimable(audit, states, Bounds(grace_hours * 3600, exempt, standby))}
+def reclaim(states, words=None, grace_hours=48.0, exempt=(), quiet_hours=96.0, standby=(), idle_after_hours=48.0):
+    audit = audit_of(states, words or {}, quiet_hours, idle_after_hours)
+    return {
+        one.name: one for one in reclaimable(audit, states, Bounds(grace_hours and grace_hours * 3600, exempt, standby))
+    }
 
 
 IDLE = {("a", 0, ""): "idle"}
@@ -333,6 +335,18 @@ def test_a_service_that_does_nothing_can_be_stopped():
 def test_what_is_spared_says_why(found, more, why):
     (one,) = reclaim({"a": state(found)}, IDLE, **more).values()
     assert why in one.spared
+
+
+@pytest.mark.parametrize(("grace_hours", "least"), [(24, 80), (None, 80), (85, 85)])
+def test_what_began_within_the_time_after_which_it_is_idle_is_spared(grace_hours, least):
+    """A shorter grace of the site makes nobody idle for what was before."""
+    for age, spared in (
+        (least - 1, "it began %d hours ago, and the grace is %d" % (least - 1, least)),
+        (least + 1, ""),
+    ):
+        row = gpu("a", 0, H100, holders=[holder("x.service", "GPU-a-0", started_seconds=NOW - age * 3600)])
+        (one,) = reclaim({"a": state(row)}, IDLE, grace_hours=grace_hours, idle_after_hours=80).values()
+        assert one.spared == spared and one.idle_after_seconds == 80 * 3600
 
 
 def test_who_holds_a_gpu_that_works_as_well_is_spared():

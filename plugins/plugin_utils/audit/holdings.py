@@ -69,6 +69,8 @@ def holdings(
     whole = [holding for key, holding in found.items() if key[2] or key[3] or key[:2] not in split]
     shares = _shares(whole, records, hosts)
     known = {key[:2]: record.price_per_hour for key, record in records.items() if record.price_per_hour is not None}
+    if history:
+        whole = [_aged(holding, history.window.end_seconds) for holding in whole]
     done = [_priced(_said(holding, history, hosts), prices, known, shares) for holding in whole]
     return tuple(sorted(done, key=lambda holding: _order(holding.subject)))
 
@@ -166,13 +168,23 @@ def _with_state(known: Holding | None, subject: Subject, state: Mapping[str, Any
 
 
 def _holder(row: Mapping[str, Any]) -> Holder:
-    listens, clients = row.get("listens"), row.get("clients")
+    since, listens, clients = row.get("started_seconds"), row.get("listens"), row.get("clients")
     return Holder(
         str(row["kind"]),
         str(row["who"]),
+        since_seconds=None if since is None else float(since),
         listens=None if listens is None else bool(listens),
         clients=None if clients is None else int(clients),
     )
+
+
+def _aged(holding: Holding, now: float) -> Holding:
+    """A holding with the age of its newest process. A bare handle does nothing, and is nobody's history."""
+    holders = holding.holders or ()
+    counted = [holder for holder in holders if holder.kind != _BARE_HANDLE] or holders
+    starts = [holder.since_seconds for holder in counted if holder.since_seconds is not None]
+    # A host's clock may be ahead.
+    return replace(holding, newest_holder_seconds=max(0.0, now - max(starts)) if starts else None)
 
 
 def _add_tenant(found: dict[Key, Holding], whole: Subject, tenant: Mapping[str, Any]) -> Key:

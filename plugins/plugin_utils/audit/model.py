@@ -96,7 +96,8 @@ class Subject:
 class Holder:
     """A holder of a subject. `kind` as in docs/holders.md; `who` names it as the host does.
 
-    A server knows only how many there are of a kind; `who` is their number then. `listens` says whether its unit, container or
+    A server knows only how many there are of a kind; `who` is their number then. `since_seconds` is when its process began, as a
+    Unix time by the host's clock. `listens` says whether its unit, container or
     process has a TCP socket that waits for clients, and `clients` how many are connected; None where the host did not look.
     """
 
@@ -149,6 +150,8 @@ class Holding:
     tensor: Stat | None = None
     processes: Stat | None = None
     processes_now: float | None = None
+    #: For how long the newest process of a holder has run, at the end of the window; None where no host told.
+    newest_holder_seconds: float | None = None
     quiet: Quiet | None = None
     #: Time in the window in which other metrics showed work that the busy ratio did not report.
     unreported_work_seconds: float = 0.0

@@ -24,6 +24,9 @@ from .series import ACTIVITY, BY, HELD, QUIET_BUSY_RATIO, QUIET_RATIO, SERIES, k
 #: How far back the rhythm of a holder is looked up: a monthly job has run twice within it.
 LOOK_BACK_SECONDS = 56 * 86400
 
+#: What tells a GPU or instance from others under whatever host.
+_BY_GPU = "gpu_uuid, mig_instance"
+
 _HOUR = 3600
 #: So many samples make an hour one that is known: a third of the roll-ups of five minutes.
 _LEAST_SAMPLES = 4
@@ -67,12 +70,13 @@ def quiet_times(asking: Asking, question: QuietQuestion, notes: list[str]) -> di
         % (BY, series, question.grace_seconds, least, BY, series, BY, _known(series, ""))
     )
     keys = {key_of(sample.labels) for sample in candidates}
-    events = _events(asking, series, least, sorted({key[1] for key in keys}))
-    signals = _signals(asking, sorted({key[1] for key in keys})) if series == ACTIVITY else {}
-    kernel_hours = _kernel_hours(asking, question.grace_seconds, sorted({key[1] for key in keys}))
+    uuids = sorted({key[1] for key in keys})
+    events = _events_of(asking, series, least, uuids)
+    signals = _signals(asking, uuids) if series == ACTIVITY else {}
+    kernel_hours = _kernel_hours(asking, question.grace_seconds, uuids)
     return {
         key: _quiet(
-            events.get(key, {}),
+            events.get(key) or events.get(_anywhere(key), {}),
             asking.end_seconds,
             question.holidays,
             (KERNELS.name, *_of(signals, key)),
@@ -82,22 +86,42 @@ def quiet_times(asking: Asking, question: QuietQuestion, notes: list[str]) -> di
     }
 
 
-def _known(series: str, ago: str) -> str:
+def _known(series: str, ago: str, by: str = BY) -> str:
     """What tells the hours with samples. An average that has a NaN in it is NaN, and not above 0."""
     return "(max by (%s) (count_over_time(%s{%%(where)s}[1h]%s) >= %d and avg_over_time(%s{%%(where)s}[1h]%s) >= 0))" % (
-        BY, series, ago, _LEAST_SAMPLES, series, ago,
+        by, series, ago, _LEAST_SAMPLES, series, ago,
     )  # fmt: skip
 
 
-def _events(asking: Asking, series: str, least: float, uuids: Sequence[str]) -> dict[Key, dict[str, list[float]]]:
+def _anywhere(key: Key) -> Key:
+    """The same GPU or instance under whatever host."""
+    return ("", *key[1:])
+
+
+def _events_of(asking: Asking, series: str, least: float, uuids: Sequence[str]) -> dict[Key, dict[str, list[float]]]:
+    """The events of these GPUs, under any host where the GPU has one host now: its label may have changed, or the GPU moved.
+
+    A GPU that several hosts report just now has the events of each: what one says is no history of the other's.
+    """
+    several = "count by (gpu_uuid) (count by (host, gpu_uuid) (last_over_time(%s{%%(where)s}[15m]))) > 1" % series
+    shared = {sample.labels.get("gpu_uuid", "") for sample in asking.ask_of(several, uuids)}
+    return {
+        **_events(asking, series, least, [uuid for uuid in uuids if uuid not in shared], _BY_GPU),
+        **_events(asking, series, least, [uuid for uuid in uuids if uuid in shared], BY),
+    }
+
+
+def _events(
+    asking: Asking, series: str, least: float, uuids: Sequence[str], by: str
+) -> dict[Key, dict[str, list[float]]]:
     """The hours that begin or end something, by their ends in seconds, of each GPU or instance and kind of event."""
-    watched = "(max by (%s) (min_over_time(%s{%%(where)s}[1h]AGO)))" % (BY, HELD)
+    watched = "(max by (%s) (min_over_time(%s{%%(where)s}[1h]AGO)))" % (by, HELD)
     free = "(%s == 0)" % watched
     now, before = "", " offset 1h"
     questions = {
-        _WORKS: "max by (%s) (max_over_time(%s{%%(where)s}[1h])) >= %g" % (BY, series, least),
-        _APPEARS: "%s unless %s" % (_known(series, now), _known(series, before)),
-        _VANISHES: "%s unless %s" % (_known(series, before), _known(series, now)),
+        _WORKS: "max by (%s) (max_over_time(%s{%%(where)s}[1h])) >= %g" % (by, series, least),
+        _APPEARS: "%s unless %s" % (_known(series, now, by), _known(series, before, by)),
+        _VANISHES: "%s unless %s" % (_known(series, before, by), _known(series, now, by)),
         _TAKEN: "%s unless %s" % (free.replace("AGO", before), free.replace("AGO", now)),
         _WATCHED: "%s unless %s" % (watched.replace("AGO", now), watched.replace("AGO", before)),
     }

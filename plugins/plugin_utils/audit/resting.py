@@ -32,12 +32,14 @@ class Resting:
 def resting(holding: Holding, policy: Policy) -> Resting | None:
     """Return how it rests; None where it is not quiet for the grace, or that is not known.
 
-    A holder is blamed for the time since it came only. Since when it holds the GPU may be unknown: then its history is, too.
+    A holder is blamed for the time since it came only, and has no longer history than its newest process: the GPU may have gone
+    from hand to hand without a pause. Where the server knows since when the GPU is held, a process that began later does not make
+    the blame shorter, or a service that restarts every night would never be idle. Where nobody knows, there is no history.
     """
     quiet = holding.quiet
     if quiet is None or quiet.seconds < policy.grace_seconds:
         return None
-    held = holding.held_seconds
+    held, newest = holding.held_seconds, holding.newest_holder_seconds
     known = list(quiet.signals)
     if any(holder.clients is not None for holder in holding.holders or ()):
         known.append(CLIENTS.name)
@@ -45,11 +47,12 @@ def resting(holding: Holding, policy: Policy) -> Resting | None:
     after = threshold_seconds(
         policy,
         longest_seconds=quiet.longest_seconds,
-        history_seconds=held or 0.0,
+        history_seconds=min(held or 0.0, held or 0.0 if newest is None else newest),
         missing_signals=len(missing),
     )
-    blamed = quiet.seconds if held is None else min(quiet.seconds, held)
-    never_worked = quiet.whole_window or (held is not None and held <= quiet.seconds + _HOUR_OFF)
+    since = newest if held is None else held
+    blamed = quiet.seconds if since is None else min(quiet.seconds, since)
+    never_worked = quiet.whole_window or (since is not None and since <= quiet.seconds + _HOUR_OFF)
     is_idle = blamed >= after
     early = ""
     if never_worked and not is_idle:

@@ -178,6 +178,8 @@ class Reclaimable:
     holders: tuple[str, ...]
     waste_per_month: float | None
     spared: str = ""
+    #: From when on a quiet time on what it holds is idle: none of its processes began later than that.
+    idle_after_seconds: float = 0.0
 
 
 @dataclass(frozen=True)

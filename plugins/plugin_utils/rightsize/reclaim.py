@@ -49,7 +49,8 @@ UNNAMED = re.compile(r"[0-9a-f]{12}")
 class Bounds:
     """What may be stopped at all.
 
-    Nothing that was quiet or has run for less than `grace_seconds`; None: than the time after which the audit calls it idle.
+    Nothing that was quiet for less than `grace_seconds`, and nothing that has run for less than that and than the time after
+    which the audit calls it idle. None: the latter alone.
     Nothing that `exempt` matches: globs on units (with or without .service), containers, users and hosts. What the audit calls
     standby only where `standby`, such globs too, matches it.
     """
@@ -113,6 +114,7 @@ def _one(host: str, name: str, rows: Sequence[tuple], bounds: Bounds, now_second
         quiet,
         tuple(sorted({str(row.get("who")) for row in holders})),
         sum(wasted.values()) if wasted else None,
+        idle_after_seconds=max((one.verdict.idle_after_seconds or 0.0 for one in findings if one), default=0.0),
     )
     starts = [row["started_seconds"] for _one, row, _where in used if row.get("started_seconds") is not None]
     began = max(starts, default=None)
@@ -156,13 +158,12 @@ def _spared(found: Reclaimable, findings, holders, bounds: Bounds, age: float | 
     if any(one.verdict.word == _STANDBY for one in findings) and _matching(bounds.standby, named) is None:
         return "it waits for clients (standby)"
     # What holds a GPU since yesterday did not rest on it for a week, whatever the GPU did.
-    grace = bounds.grace_seconds
-    if grace is None:
-        grace = max((one.verdict.idle_after_seconds or 0.0 for one in findings), default=0.0)
+    grace = found.idle_after_seconds if bounds.grace_seconds is None else bounds.grace_seconds
     if found.quiet_seconds < grace:
         return "quiet for %.0f hours, and the grace is %.0f" % (found.quiet_seconds / 3600, grace / 3600)
-    if age is not None and age < grace:
-        return "it began %.0f hours ago, and the grace is %.0f" % (age / 3600, grace / 3600)
+    least = max(grace, found.idle_after_seconds)
+    if age is not None and age < least:
+        return "it began %.0f hours ago, and the grace is %.0f" % (age / 3600, least / 3600)
     return ""
 
 
