@@ -112,6 +112,8 @@ class Pattern:
     waits: bool = False
     memory_gib: float = 30
     instance: str = ""
+    #: What a second instance of the GPU does all the time; the power and the traffic of the whole GPU are then this one's.
+    neighbour: Use | None = None
     dcgm: bool = False
     sampled: Callable[[str, int, float], float | None] | None = None
     every: int = 1

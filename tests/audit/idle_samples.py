@@ -69,9 +69,14 @@ def _text(pattern: Pattern, host: str, first: int, last: int) -> Iterator[str]:
     for job, begin, end in pattern.exporters:
         labels = _dcgm_labels(pattern, host) if pattern.dcgm else _labels(pattern, host, job)
         yield from _of(pattern, DCGM if pattern.dcgm else GAUGES, labels, max(first, begin), min(last, end - 1))
+        if pattern.neighbour is not None:
+            labels = _labels(pattern, host, job).replace('mig_instance="1"', 'mig_instance="2"')
+            yield from _of(pattern, GAUGES, labels, max(first, begin), min(last, end - 1), pattern.neighbour)
         if pattern.instance:
             labels = _labels(pattern, host, job, whole=True)
-            yield from _of(pattern, (GAUGES[0], *WHOLE), labels, max(first, begin), min(last, end - 1))
+            yield from _of(
+                pattern, (GAUGES[0], *WHOLE), labels, max(first, begin), min(last, end - 1), pattern.neighbour
+            )
         elif not pattern.dcgm:
             yield from _of(pattern, WHOLE, labels, max(first, begin), min(last, end - 1))
     kind = "container" if pattern.holder.kind == "process" else pattern.holder.kind
@@ -88,11 +93,14 @@ def _minutes(pattern: Pattern, first: int, last: int) -> list[int]:
     return [minute for minute in range(max(first, pattern.came), last + 1) if minute % pattern.every == 0]
 
 
-def _of(pattern: Pattern, some: Iterable[Series], labels: str, first: int, last: int) -> Iterator[str]:
+def _of(
+    pattern: Pattern, some: Iterable[Series], labels: str, first: int, last: int, use: Use | None = None
+) -> Iterator[str]:
+    """The samples of some series; of `use` where that is given, all the time."""
     minutes = _minutes(pattern, first, last)
     if not minutes:
         return
-    uses = [pattern.moments[0][minute - pattern.came] for minute in minutes]
+    uses = [use or pattern.moments[0][minute - pattern.came] for minute in minutes]
     different = {id(use): use for use in uses}
     times = [_TIMES[minute] for minute in minutes]
     for series in some:

@@ -230,6 +230,7 @@ def standby() -> list[Pattern]:
 def others() -> list[Pattern]:
     """More of them."""
     night = hours(22, 5)
+    hidden = COPIES._replace(cpu=0.002)
     pod = days_apart(90, 5 * HOUR, 2 * HOUR)
     reboots = tuple((first + (30 if first else 0), min(first + WEEK, MINUTES)) for first in range(0, MINUTES, WEEK))
     return [
@@ -259,6 +260,9 @@ def others() -> list[Pattern]:
         # --- Trouble with samples
         Pattern("mig-zero-at-350w-power-only", work(always, SERVE._replace(power=350)), instance="3g.40gb",
                 sampled=stuck(*ACTIVITY), without=TRAFFIC),
+        # Copies beside a neighbour that explains the traffic: power, PCIe and NVLink of the GPU cannot speak for this instance.
+        Pattern("mig-two-instances", lambda minute: (TRAIN if minute < 26 * DAY else hidden, True),
+                instance="3g.40gb", neighbour=TRAIN),
         Pattern("exporter-restarts", office(), sampled=gaps(days_apart(17, 8 * HOUR, 10))),
         Pattern("host-restarts", work(night, TRAIN), holder=UNIT("batch.service"), spans=reboots,
                 sampled=gaps(days_apart(0, WEEK, 30)), cpu_resets=lambda minute: minute % WEEK == 30),

@@ -144,34 +144,41 @@ def test_what_the_whole_gpu_does_is_a_sign_of_instances_that_show_none(tmp_path,
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "limit", "told"),
+    ("before", "now", "limit", "told", "unreported"),
     [
         # An instance of which the utilisation is told as 0, at half of the limit of a GPU that rested before:
         # https://github.com/NVIDIA/dcgm-exporter/issues/216
-        (80, 350, 700, 0.5),
+        (80, 350, 700, 0.5, 0.5),
         # So does one that never rests.
-        (350, 350, 700, 0.5),
-        (80, 300, 700, None),
+        (350, 350, 700, 0.5, 0.5),
+        # 30 % where that is 1.5 times its lowest hour: a sign of work, and too little to call a metric broken.
+        (80, 300, 700, 300 / 700, None),
+        (80, 200, 700, None, None),
+        (250, 300, 700, None, None),
         # A smaller one: not 45 %; not 1.5 times what it draws at least; 60 % is enough by itself.
-        (30, 66, 150, None),
-        (30, 70, 150, 70 / 150),
-        (50, 70, 150, None),
-        (80, 95, 150, 95 / 150),
+        (30, 66, 150, None, None),
+        (30, 70, 150, 70 / 150, 70 / 150),
+        (50, 70, 150, None, None),
+        (80, 95, 150, 95 / 150, 95 / 150),
         # A card that takes half of its limit as soon as a process is there.
-        (30, 36, 70, None),
+        (30, 36, 70, None, None),
+        # An exporter that has no limit.
+        (40, 60, None, 1 - 40 / 60, None),
+        (40, 59, None, None, None),
     ],
 )
 @pytest.mark.parametrize("instance", ["", ',mig_instance="3"'])
-def test_power_counts_against_the_lowest_hour_too(tmp_path, before, now, limit, told, instance):
+def test_power_counts_against_the_lowest_hour_too(tmp_path, before, now, limit, told, unreported, instance):
     given = [
         ("gpu:busy_ratio{%s%s}" % (GPU, instance), "0x75"),
         ("gpu:power_watts{%s}" % GPU, "%dx63 %dx10" % (before, now)),
-        ("gpu:power_limit_watts{%s}" % GPU, "%dx75" % limit),
     ]
+    if limit:
+        given.append(("gpu:power_limit_watts{%s}" % GPU, "%dx75" % limit))
     labels = '{gpu_uuid="GPU-1",host="a"%s}' % instance
     expected = {
         series.ACTIVITY: [(series.ACTIVITY + labels, told)] if told else None,
-        series.UNREPORTED_WORK: [(series.UNREPORTED_WORK + labels, told)] if told else [],
+        series.UNREPORTED_WORK: [(series.UNREPORTED_WORK + labels, unreported)] if unreported else [],
     }
     if not told:
         # Without PCIe and NVLink no other sign is there.

@@ -15,7 +15,7 @@ from typing import Mapping, Sequence
 
 from ..idle.rhythm import Rhythm, Span
 from ..idle.rule import Policy
-from ..idle.signals import KERNELS, SIGNALS
+from ..idle.signals import KERNELS, POWER, SIGNALS, Signal
 from .asking import Asking
 from .history import Key
 from .model import Quiet
@@ -135,11 +135,11 @@ def _events(
 
 
 def _signals(asking: Asking, uuids: Sequence[str]) -> dict[Key, set[str]]:
-    """The names of the signals that are measured now, of each GPU or instance."""
+    """The names of the signals that are measured now, of each GPU or instance. NaN is no measurement."""
     expression = "count by (%s, signal) (%s)" % (
         BY,
         " or ".join(
-            'label_replace(last_over_time(%s{%%(where)s}[15m]), "signal", "%s", "", "")' % (signal.series, signal.name)
+            'label_replace(%s, "signal", "%s", "", "")' % (_measured(signal), signal.name)
             for signal in SIGNALS
             if signal.series
         ),
@@ -148,6 +148,17 @@ def _signals(asking: Asking, uuids: Sequence[str]) -> dict[Key, set[str]]:
     for sample in asking.ask_of(expression, uuids):
         found[key_of(sample.labels)].add(sample.labels.get("signal", ""))
     return found
+
+
+def _measured(signal: Signal) -> str:
+    """PromQL of where the signal could show work: power says nothing without a limit or a lowest hour to hold it against."""
+    text = "last_over_time(%s{%%(where)s}[15m]) >= 0" % signal.series
+    if signal is not POWER:
+        return text
+    return (
+        "%s and on (host, gpu_uuid) (last_over_time(gpu:power_limit_watts{%%(where)s}[15m]) > 0"
+        " or last_over_time(gpu:power_watts:min7d{%%(where)s}[2h]) > 0)" % text
+    )
 
 
 def _kernel_hours(asking: Asking, span_seconds: float, uuids: Sequence[str]) -> dict[Key, float]:
@@ -160,8 +171,17 @@ def _kernel_hours(asking: Asking, span_seconds: float, uuids: Sequence[str]) -> 
 
 
 def _of(signals: Mapping[Key, set[str]], key: Key) -> list[str]:
-    """Those of a GPU or instance in the order of SIGNALS: power and traffic are measured of the whole GPU."""
-    known = signals.get(key, set()) | signals.get((*key[:2], "", ""), set())
+    """Those of a GPU or instance in the order of SIGNALS.
+
+    Power and traffic are measured of the whole GPU. Beside a neighbour that works they say nothing of an instance, so that they
+    count for the only one of a GPU.
+    """
+    known = signals.get(key, set())
+    neighbours = [
+        other for other, names in signals.items() if other[:2] == key[:2] and other[2] and KERNELS.name in names
+    ]
+    if len(neighbours) < 2:
+        known = known | signals.get((*key[:2], "", ""), set())
     return [signal.name for signal in SIGNALS if signal.name in known and signal is not KERNELS]
 
 

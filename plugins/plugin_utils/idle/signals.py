@@ -26,6 +26,7 @@ class Signal:
 
 
 KERNELS = Signal("kernels", "gpu:busy_ratio", "kernels")
+POWER = Signal("power", "gpu:power_watts", "power")
 CLIENTS = Signal("client connections", "", "client connections")
 
 SIGNALS = (
@@ -35,7 +36,7 @@ SIGNALS = (
     Signal("memory bandwidth", "gpu:memory_bandwidth_active_ratio", "profiling"),
     Signal("PCIe traffic", "gpu:pcie_bytes_per_second", "transfers"),
     Signal("NVLink traffic", "gpu:nvlink_bytes_per_second", "transfers"),
-    Signal("power", "gpu:power_watts", "power"),
+    POWER,
     Signal("CPU time", "gpu:process_cpu_seconds_total", "CPU time"),
     CLIENTS,
 )
