@@ -42,23 +42,27 @@ MODELS = SHARE_DIRECTORY + "/models"
 CONFIGURATION_DIRECTORY = "etc/gpusim"
 LOADER_CONFIGURATION = "etc/ld.so.conf.d/000-gpusim.conf"
 STATE_DIRECTORY = "var/lib/gpusim"
-KERNEL_FILES_UNIT = "etc/systemd/system/gpusim-kernel-files.service"
-KERNEL_FILES_AT_BOOT = "etc/systemd/system/multi-user.target.wants/gpusim-kernel-files.service"
+KERNEL_FILES_SERVICE_NAME = "gpusim-kernel-files.service"
+KERNEL_FILES_UNIT = "etc/systemd/system/" + KERNEL_FILES_SERVICE_NAME
+KERNEL_FILES_AT_BOOT = "etc/systemd/system/multi-user.target.wants/" + KERNEL_FILES_SERVICE_NAME
+#: systemd(1), sd_booted(3): there while it runs.
+SYSTEMD_RUNS = Path("/run/systemd/system")
 
 KERNEL_FILES_SERVICE = (
     """[Unit]
-Description=Files of the simulated NVIDIA driver in /proc/driver and /dev/nvidia-caps
+Description=Files of the simulated NVIDIA driver in /proc, /sys and /dev/nvidia-caps
 
 [Service]
-Type=oneshot
-RemainAfterExit=yes
-# Left open on purpose: it mounts over the host's own /proc/driver and makes nodes, which a sandbox would keep to itself.
-ExecStart=/%s kernel-files
+# Left open on purpose: it mounts over the host's own /proc and /sys and makes nodes, which a sandbox would keep to itself.
+# The files are there before what starts after this unit.
+ExecStartPre=/%(tool)s kernel-files
+ExecStart=/%(tool)s kernel-files --follow
+Restart=on-failure
 
 [Install]
 WantedBy=multi-user.target
 """
-    % TOOL
+    % {"tool": TOOL}
 )
 
 
@@ -184,20 +188,32 @@ def _lay_out(target: Installation, configuration: str) -> None:
 
 
 def _install_kernel_files(target: Installation) -> None:
-    """Written now and at each boot. What lies below another root is not mounted on: it is no running system."""
+    """Write the files now, at each boot and at each change of instances. On another root, no running system, nothing is mounted."""
     target.write(KERNEL_FILES_UNIT, KERNEL_FILES_SERVICE.encode())
     target.link(KERNEL_FILES_AT_BOOT, "/" + KERNEL_FILES_UNIT)
     if target.done and target.is_host:
+        # By itself first: what is wrong is then said here, and not in the journal.
         target.run(sys.executable, str(target.path(TOOL)), "kernel-files")
+        _systemctl(target, "daemon-reload")
+        # A running one is of the tool that was there before.
+        _systemctl(target, "restart", KERNEL_FILES_SERVICE_NAME)
 
 
 def _remove_kernel_files(target: Installation) -> None:
-    """Also from /proc and /dev, while the tool is there to do so."""
+    """Also from /proc, /sys and /dev, while the tool is there to do so."""
     target.remove(KERNEL_FILES_AT_BOOT)
-    if target.path(KERNEL_FILES_UNIT).exists():
-        if target.is_host:
-            target.run(sys.executable, str(target.path(TOOL)), "kernel-files", "--remove")
-        target.remove(KERNEL_FILES_UNIT)
+    if not target.path(KERNEL_FILES_UNIT).exists():
+        return
+    if target.is_host:
+        _systemctl(target, "stop", KERNEL_FILES_SERVICE_NAME)
+        target.run(sys.executable, str(target.path(TOOL)), "kernel-files", "--remove")
+    target.remove(KERNEL_FILES_UNIT)
+    _systemctl(target, "daemon-reload")
+
+
+def _systemctl(target: Installation, *arguments: str) -> None:
+    if SYSTEMD_RUNS.exists():
+        target.systemctl(*arguments, log_of=KERNEL_FILES_SERVICE_NAME)
 
 
 def uninstall(target: Installation) -> None:

@@ -12,9 +12,10 @@ import signal
 import subprocess
 import threading
 import time
+from pathlib import Path
 
 import pytest
-from patience import PATIENCE_SECONDS
+from patience import PATIENCE_SECONDS, wait_until
 
 pytestmark = [
     pytest.mark.root,
@@ -47,6 +48,30 @@ def ended(child):
 
 
 # --- several clients
+
+
+def test_who_waits_for_a_change_is_woken_by_another_process(simulator, gpu):
+    seen = ctypes.c_uint32(0)
+    simulator.call("gpusimWait", ctypes.byref(seen), 0)
+    before, codes = seen.value, []
+    waiting = threading.Thread(
+        target=lambda: codes.append(simulator.call("gpusimWait", ctypes.byref(seen), 3_600_000)), daemon=True
+    )
+    waiting.start()
+    stat = f"/proc/self/task/{waiting.native_id}/stat"
+    # It sleeps in the call: only a wake can end that in time.
+    wait_until(lambda: Path(stat).read_text().rpartition(")")[2].split()[0] == "S", "the thread waits")
+    assert ended(simulator.python("nvmlDeviceCreateGpuInstance(gpu, 9)")) == 0
+    waiting.join(PATIENCE_SECONDS)
+    assert codes == [0] and seen.value > before
+
+
+def test_a_wait_ends_without_a_change(simulator, gpu):
+    seen = ctypes.c_uint32(0)
+    assert simulator.call("gpusimWait", ctypes.byref(seen), 0) == 0
+    before = seen.value
+    assert simulator.call("gpusimWait", ctypes.byref(seen), 50) == 10
+    assert seen.value == before
 
 
 def test_processes_see_each_other_s_changes(simulator, nvml, gpu):

@@ -11,7 +11,7 @@ import re
 import sys
 from pathlib import Path
 
-from . import configuration, kernel_files, load, record, show, target
+from . import configuration, kernel_mounts, load, record, show, target
 from .catalogue import load_models
 from .control import DRIVER_NOT_LOADED, IN_USE, WHOLE, Control, ControlError
 from .errors import FleetError
@@ -169,10 +169,12 @@ def _record(options: argparse.Namespace) -> None:
 
 def _kernel_files(options: argparse.Namespace) -> None:
     if options.remove:
-        kernel_files.remove(options.root)
-        return
-    for node in kernel_files.write(Control().dump(), options.root):
-        print(f"gpusim: {node} was left out: device nodes may not be made here", file=sys.stderr)
+        kernel_mounts.remove(options.root)
+    elif options.follow:
+        kernel_mounts.follow(Control(), options.root)
+    else:
+        for left_out in kernel_mounts.write(Control().dump(), options.root):
+            print(f"gpusim: left out: {left_out}", file=sys.stderr)
 
 
 def _calls(options: argparse.Namespace) -> None:
@@ -277,10 +279,12 @@ def _parser() -> argparse.ArgumentParser:
     child.add_argument("--models", help=f"model files, {MODELS_DIRECTORY} by default", **models)
 
     child = command(
-        "kernel-files", _kernel_files, "write the driver's files of /proc/driver and /dev/nvidia-caps as of now"
+        "kernel-files", _kernel_files, "write what the kernel and its driver show in /proc, /sys and /dev/nvidia-caps"
     )
     child.add_argument("--root", metavar="DIR", type=Path, default=Path("/"), help="below this directory")
-    child.add_argument("--remove", action="store_true", help="take them away again")
+    kind = child.add_mutually_exclusive_group()
+    kind.add_argument("--follow", action="store_true", help="and again at each change of instances, until it is killed")
+    kind.add_argument("--remove", action="store_true", help="take them away again")
 
     child = command("calls", _calls, "print how often each NVML function was called on this host")
     child.add_argument("--clear", action="store_true", help="start counting anew")

@@ -20,6 +20,7 @@ CODE_NAMES = {
     6: "NOT_FOUND",
     7: "INSUFFICIENT_SIZE",
     9: "DRIVER_NOT_LOADED",
+    10: "TIMEOUT",
     15: "GPU_IS_LOST",
     19: "IN_USE",
     20: "MEMORY",
@@ -28,6 +29,7 @@ CODE_NAMES = {
 }
 INSUFFICIENT_SIZE = 7
 DRIVER_NOT_LOADED = 9
+TIMEOUT = 10
 IN_USE = 19
 
 WHOLE = -1
@@ -74,6 +76,14 @@ class Control:
                 return json.loads(buffer.value.decode())
             if code != INSUFFICIENT_SIZE:
                 self._fail("gpusimDump", code)
+
+    def changes(self, since: int = 0, wait_seconds: float = 0) -> int:
+        """Return the number of changes so far, which is another than `since` unless the wait was too short."""
+        seen = ctypes.c_uint32(since)
+        code = self._library.gpusimWait(ctypes.byref(seen), ctypes.c_uint(round(wait_seconds * 1000)))
+        if code not in (0, TIMEOUT):
+            self._fail("gpusimWait", code)
+        return seen.value
 
     def set(self, gpu: int, key: str, value: str) -> None:
         self._call("gpusimSet", gpu, key.encode(), value.encode())

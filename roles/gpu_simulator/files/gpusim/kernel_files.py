@@ -1,24 +1,23 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The files of the kernel driver, for programs that read them without NVML: static ones, and those written in Go.
+"""What the kernel and its driver write in files, for programs that read them without NVML: static ones, and those written in Go.
 
     /proc/driver/nvidia/version, /proc/driver/nvidia/gpus/ADDRESS/information
     /proc/driver/nvidia/capabilities/…, /proc/driver/nvidia-caps/mig-minors
-    /dev/nvidia-caps/nvidia-capN
+    /proc/devices, /proc/modules
+    /sys/bus/pci/devices/ADDRESS/…
 
-Forms: the chapter "Using the /proc File System Interface" of the driver's README, and "Device Nodes and Capabilities" of the
-MIG User Guide. What no GPU here has (an interrupt, a DMA mask) is left out.
+Forms: the chapter "Using the /proc File System Interface" of the driver's README, "Device Nodes and Capabilities" of the MIG User
+Guide, proc(5), Documentation/ABI/testing/sysfs-bus-pci of Linux. What no GPU here has (an interrupt, addresses of its memory) is
+left out or 0.
 """
 
 from __future__ import annotations
 
+import functools
 import os
-import stat
-import subprocess
-from pathlib import Path
+import struct
 from typing import Any
-
-from .errors import FleetError
 
 #: MIG User Guide: minors of the capabilities, for as many GPUs, GPU instances and compute instances as there can be.
 CONFIG_MINOR, MONITOR_MINOR, FIRST_INSTANCE_MINOR = 1, 2, 3
@@ -29,11 +28,17 @@ MINORS_PER_GPU = GPU_INSTANCES * MINORS_PER_INSTANCE
 #: Modes of capability nodes (MIG User Guide): root alone configures, everybody may use an instance.
 ROOT_READS, ALL_READ = 0o400, 0o444
 
-#: The real major number is any that is free. Documentation/admin-guide/devices.txt of Linux: 240 to 254 are for local use.
+#: The driver takes any major number that is free for capabilities. Documentation/admin-guide/devices.txt of Linux: 240 to 254 are
+#: for local use.
 LOCAL_MAJORS = range(240, 255)
+#: Of the GPUs themselves (the same document).
+NVIDIA_MAJOR = 195
+CAPS = "nvidia-caps"
 
-#: What /proc/mounts calls the file system, by which it is known again.
-MOUNT_SOURCE = "gpusim"
+#: GT/s by PCIe generation, as the kernel writes them (drivers/pci/probe.c, pci_speed_string).
+LINK_SPEEDS = {1: "2.5", 2: "5.0", 3: "8.0", 4: "16.0", 5: "32.0", 6: "64.0"}
+#: PCI class codes: a display controller that drives a display, and one that does not.
+VGA, CONTROLLER_3D = 0x030000, 0x030200
 
 
 def instance_minor(gpu_minor: int, gpu_instance: int, compute_instance: int | None = None) -> int:
@@ -42,6 +47,7 @@ def instance_minor(gpu_minor: int, gpu_instance: int, compute_instance: int | No
     return minor if compute_instance is None else minor + 1 + compute_instance
 
 
+@functools.lru_cache(maxsize=None)
 def mig_minors() -> str:
     """Return mig-minors: every capability that there can be, whether the instance exists or not."""
     lines = [f"config {CONFIG_MINOR}", f"monitor {MONITOR_MINOR}"]
@@ -64,8 +70,7 @@ def proc_files(state: dict[str, Any]) -> dict[str, str]:
     }
     for gpu in state["gpus"]:
         if not gpu.get("lost"):
-            # The kernel has four digits of the domain, and small letters.
-            address = gpu["pci_address"][-12:].lower()
+            address = pci_address(gpu)
             files[f"nvidia/gpus/{address}/information"] = _information(gpu, address)
     for path, (minor, mode) in capabilities(state).items():
         files[f"nvidia/capabilities/{path}"] = (
@@ -73,6 +78,11 @@ def proc_files(state: dict[str, Any]) -> dict[str, str]:
         )
     files["nvidia-caps/mig-minors"] = mig_minors()
     return files
+
+
+def pci_address(gpu: dict[str, Any]) -> str:
+    """Return a GPU's address as the kernel writes it: with four digits of the domain, in small letters."""
+    return gpu["pci_address"][-12:].lower()
 
 
 def _information(gpu: dict[str, Any], address: str) -> str:
@@ -101,91 +111,62 @@ def capabilities(state: dict[str, Any]) -> dict[str, tuple[int, int]]:
     return found
 
 
-def write(state: dict[str, Any], root: Path) -> list[str]:
-    """Write the files of a host below `root`, and remove those that are not its any more; return what was left out.
-
-    Mounts a file system of its own over /proc/driver first, unless it is there. Needs root; raises FleetError.
-    """
-    proc = root / "proc" / "driver"
-    _mount(proc)
-    files = proc_files(state)
-    for path, content in files.items():
-        _write(proc / path, content)
-    for path in sorted(proc.rglob("*"), reverse=True):
-        relative = path.relative_to(proc).as_posix()
-        if path.is_dir():
-            if not any(path.iterdir()):
-                path.rmdir()
-        elif relative not in files:
-            path.unlink()
-    return _nodes(state, root)
+def devices(kernels: str) -> tuple[str, int]:
+    """Return /proc/devices with the driver's numbers, from the kernel's text or an earlier result, and that of capabilities."""
+    characters, separator, blocks = kernels.partition("\nBlock devices:")
+    words = [line.split() for line in characters.splitlines()]
+    numbers = {name: int(number) for number, name in (pair for pair in words if len(pair) == 2 and pair[0].isdigit())}
+    major = numbers.get(CAPS)
+    if major is None:
+        major = next(number for number in reversed(LOCAL_MAJORS) if number not in numbers.values())
+    lines = characters.rstrip("\n").splitlines()
+    for number, name in ((NVIDIA_MAJOR, "nvidia"), (major, CAPS)):
+        if name not in numbers:
+            lines.append(f"{number:3d} {name}")
+    return "\n".join(lines) + "\n" + separator + blocks, major
 
 
-def remove(root: Path) -> None:
-    """Take the files away again: the mount over /proc/driver and the capability nodes."""
-    proc = root / "proc" / "driver"
-    if _is_ours(proc):
-        _run(["umount", str(proc)])
-    nodes = root / "dev" / "nvidia-caps"
-    if nodes.is_dir():
-        for node in nodes.iterdir():
-            node.unlink()
-        nodes.rmdir()
+def modules(kernels: str) -> str:
+    """Return /proc/modules with the driver's module, from the kernel's own or an earlier result."""
+    if any(line.split()[:1] == ["nvidia"] for line in kernels.splitlines()):
+        return kernels
+    # proc(5): name, size, users, what depends on it, state, address. POE: proprietary, out of tree, unsigned.
+    return "nvidia 0 0 - Live 0x0000000000000000 (POE)\n" + kernels
 
 
-def _mount(proc: Path) -> None:
-    if _is_ours(proc):
-        return
-    if (proc / "nvidia").exists():
-        raise FleetError(str(proc / "nvidia"), "this host has a real driver", "Leave its files as they are")
-    _run(["mount", "-t", "tmpfs", "-o", "mode=0555,size=16m", MOUNT_SOURCE, str(proc)])
+def pci_files(gpu: dict[str, Any]) -> dict[str, bytes]:
+    """Return the files of a GPU's folder in sysfs."""
+    vendor, device = _halves(gpu["pci_device_id"])
+    subsystem_vendor, subsystem_device = _halves(gpu["pci_subsystem_id"] or 0)
+    pci_class = VGA if gpu["display"] else CONTROLLER_3D
+    width, speed = gpu["pcie_width"], LINK_SPEEDS.get(gpu["pcie_generation"])
+    address = pci_address(gpu)
+    identifiers = f"{vendor:04X}:{device:04X}", f"{subsystem_vendor:04X}:{subsystem_device:04X}"
+    texts = {
+        "vendor": f"0x{vendor:04x}",
+        "device": f"0x{device:04x}",
+        "subsystem_vendor": f"0x{subsystem_vendor:04x}",
+        "subsystem_device": f"0x{subsystem_device:04x}",
+        "class": f"0x{pci_class:06x}",
+        "numa_node": "-1" if gpu["numa_node"] is None else str(gpu["numa_node"]),
+        # Start, end and flags of six regions, the ROM and six of virtual functions.
+        "resource": "\n".join(["0x0000000000000000 " * 2 + "0x0000000000000000"] * 13),
+        "uevent": f"DRIVER=nvidia\nPCI_CLASS={pci_class:X}\nPCI_ID={identifiers[0]}\nPCI_SUBSYS_ID={identifiers[1]}\n"
+        f"PCI_SLOT_NAME={address}",
+        "current_link_width": str(width),
+        "max_link_width": str(width),
+    }
+    if speed:
+        texts["max_link_speed"] = f"{speed} GT/s PCIe"
+    files = {name: f"{text}\n".encode() for name, text in texts.items()}
+    # The header of the configuration space (PCI Local Bus Specification 3.0, figure 6-1): identifiers and class alone.
+    files["config"] = struct.pack(
+        "<HHHHBBBB32xHH16x", vendor, device, 0, 0, 0, 0, pci_class >> 8 & 0xFF, pci_class >> 16,
+        subsystem_vendor, subsystem_device,
+    )  # fmt: skip
+    return files
 
 
-def _is_ours(proc: Path) -> bool:
-    mounts = Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()
-    return any(line.split()[:2] == [MOUNT_SOURCE, str(proc)] for line in mounts)
-
-
-def _write(path: Path, content: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(path.name + ".new")
-    new.write_text(content, encoding="utf-8")
-    new.chmod(ALL_READ)
-    new.replace(path)
-
-
-def _nodes(state: dict[str, Any], root: Path) -> list[str]:
-    """Make the nodes of the capabilities that exist. Opening one fails: no driver has their major number."""
-    folder = root / "dev" / "nvidia-caps"
-    folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o755)
-    wanted = {f"nvidia-cap{minor}": (minor, mode) for minor, mode in capabilities(state).values()}
-    for node in folder.iterdir():
-        if node.name not in wanted:
-            node.unlink()
-    major = _free_major()
-    left_out = []
-    for name, (minor, mode) in wanted.items():
-        node = folder / name
-        if node.exists():
-            continue
-        try:
-            os.mknod(node, stat.S_IFCHR | mode, os.makedev(major, minor))
-            # The umask took its part.
-            node.chmod(mode)
-        except PermissionError:
-            left_out.append(str(node))
-    return left_out
-
-
-def _free_major() -> int:
-    lines = Path("/proc/devices").read_text(encoding="utf-8").split("Block devices:")[0].splitlines()
-    taken = {int(words[0]) for words in map(str.split, lines) if len(words) == 2 and words[0].isdigit()}
-    return next(major for major in reversed(LOCAL_MAJORS) if major not in taken)
-
-
-def _run(command: list[str]) -> None:
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
-    if done.returncode != 0:
-        said = done.stdout.decode(errors="replace").strip()
-        raise FleetError(" ".join(command), f"failed: {said}", "Run gpusim as root, where it may mount")
+def _halves(both: int) -> tuple[int, int]:
+    """Return vendor and device of NVML's combined number."""
+    return both & 0xFFFF, both >> 16

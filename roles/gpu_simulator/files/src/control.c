@@ -154,6 +154,16 @@ int gpusimDump(char *buffer, size_t *size)
 	return result;
 }
 
+int gpusimWait(uint32_t *seen, unsigned timeout_ms)
+{
+	int result = start();
+	if (result != NVML_SUCCESS)
+		return result;
+	if (!seen)
+		return fail(NVML_ERROR_INVALID_ARGUMENT, "no number of changes is given");
+	return state_wait(seen, timeout_ms) ? NVML_SUCCESS : fail(NVML_ERROR_TIMEOUT, "nothing has changed");
+}
+
 int gpusimSet(int gpu_index, const char *key, const char *value)
 {
 	CHANGE;

@@ -14,7 +14,7 @@
  *   None needs nvmlInit. None leaves a half-done change, whenever the caller is killed.
  * - Every `int` result is an NVML return code: 0 SUCCESS, 2 INVALID_ARGUMENT, 3 NOT_SUPPORTED,
  *   6 NOT_FOUND, 7 INSUFFICIENT_SIZE, 9 DRIVER_NOT_LOADED (no state file, or one of another
- *   schema), 15 GPU_IS_LOST, 19 IN_USE, 20 MEMORY, 23 INSUFFICIENT_RESOURCES, 999 UNKNOWN (system call failed).
+ *   schema), 10 TIMEOUT, 15 GPU_IS_LOST, 19 IN_USE, 20 MEMORY, 23 INSUFFICIENT_RESOURCES, 999 UNKNOWN (system call failed).
  *   After a failure gpusimMessage() says in words what was wrong.
  * - GPUs are named by their NVML index, GPU instances and compute instances by their ids.
  *   -1 stands for "none" (the whole GPU, or for gpusimSet the host).
@@ -148,6 +148,13 @@ int gpusimCreate(const char *configuration);
  * buffer is too small (buffer may be NULL); ask again then, the state may have grown meanwhile.
  */
 int gpusimDump(char *buffer, size_t *size);
+
+/*
+ * Waits until the state has changed: until the number of changes is another than `*seen`, at most timeout_ms. Puts
+ * the number there. TIMEOUT (10) when it is the same. A change of another process ends the wait at once; one whose
+ * process is killed at its end, or of another state file of that name, only the next call sees.
+ */
+int gpusimWait(uint32_t *seen, unsigned timeout_ms);
 
 /*
  * Changes one switch. gpu >= 0: passthrough, reset_refused, timeslicing, mig_survives_reboot, profiles_without_mig,

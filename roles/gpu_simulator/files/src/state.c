@@ -6,6 +6,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <linux/futex.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stddef.h>
@@ -15,6 +17,8 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 static const char MAGIC[8] = "GPUSIM\r\n";
@@ -276,7 +280,25 @@ nvmlReturn_t state_commit(void)
 	if (state_die_inside)
 		raise(SIGKILL);
 	atomic_fetch_add(&map.file->generation, 1);
+	/* Processes that wait have mapped the same page, so this is no private futex. */
+	syscall(SYS_futex, &map.file->generation, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 	return NVML_SUCCESS;
+}
+
+bool state_wait(uint32_t *seen, unsigned timeout_ms)
+{
+	pthread_mutex_lock(&mutex);
+	/* The mapping outlives the mutex: see forget_file. */
+	file_t *file = map.file;
+	pthread_mutex_unlock(&mutex);
+	if (!file)
+		return false;
+	uint32_t before = *seen;
+	struct timespec timeout = { timeout_ms / 1000, timeout_ms % 1000 * 1000000L };
+	if (atomic_load(&file->generation) == before)
+		syscall(SYS_futex, &file->generation, FUTEX_WAIT, before, &timeout, NULL, 0);
+	*seen = atomic_load(&file->generation);
+	return *seen != before;
 }
 
 void state_end(host_t **host)

@@ -54,6 +54,9 @@ host_t *state_begin(void);
 nvmlReturn_t state_commit(void);
 void state_end(host_t **host);		/* gives an uncommitted change up */
 
+/* Waits until the number of commits is another than *seen, at most timeout_ms, and puts it there; true if it is. */
+bool state_wait(uint32_t *seen, unsigned timeout_ms);
+
 #define READING __attribute__((cleanup(state_read_end)))
 #define CHANGING __attribute__((cleanup(state_end)))
 

@@ -212,7 +212,7 @@ def test_files_of_the_driver_are_written_at_each_boot_where_asked_for(installed_
     assert host.installed(bundle(T4, kernel_files=True), "--check")["changed"] is True
     assert not (host.root / unit).exists()
     assert host.installed(bundle(T4, kernel_files=True))["changed"] is True
-    assert "ExecStart=/usr/local/bin/gpusim kernel-files\n" in (host.root / unit).read_text()
+    assert "ExecStart=/usr/local/bin/gpusim kernel-files --follow\n" in (host.root / unit).read_text()
     assert os.readlink(host.root / at_boot) == f"/{unit}"
     assert host.installed(bundle(T4, kernel_files=True))["changed"] is False
     assert host.installed(bundle(T4))["changed"] is True

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The driver's files, written in a mount namespace of the test's own and read there without NVML."""
+"""The files of the kernel and its driver, written in a mount namespace of the test's own and read there without NVML."""
 
 from __future__ import annotations
 
@@ -8,10 +8,23 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from patience import wait_until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounts: run as root")
+
+
+def in_namespace(script: str) -> list[str]:
+    """Return the command that runs a shell script in a mount namespace with a /dev of its own."""
+    # Only what the test makes lies in /dev: a machine with GPUs keeps its nodes.
+    begin = "set -e; mount -t tmpfs dev /dev; mknod -m 666 /dev/null c 1 3\n"
+    return ["unshare", "--mount", "--propagation", "private", "sh", "-c", begin + script]
+
+
+def tool(host) -> str:
+    return f"{sys.executable} {host.root}/usr/local/bin/gpusim"
 
 
 @pytest.fixture
@@ -19,13 +32,10 @@ def within():
     """A function that runs a shell script in a mount namespace with a /dev of its own, and gives its output."""
 
     def run(host, script: str, check: bool = True) -> subprocess.CompletedProcess:
-        tool = f"{sys.executable} {host.root}/usr/local/bin/gpusim"
-        # Only what the test makes lies in /dev: a machine with GPUs keeps its nodes.
-        begin = f'set -e; mount -t tmpfs dev /dev; mknod -m 666 /dev/null c 1 3; gpusim() {{ {tool} "$@"; }}\n'
+        define = f'gpusim() {{ {tool(host)} "$@"; }}\n'
         done = subprocess.run(
-            ["unshare", "--mount", "--propagation", "private", "sh", "-c", begin + script],
-            env=host.environment, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            in_namespace(define + script), env=host.environment, capture_output=True, text=True, check=False
+        )
         assert not check or done.returncode == 0, done.stdout + done.stderr
         return done
 
@@ -95,8 +105,74 @@ def test_a_lost_gpu_has_no_information(make_host, within):
 
 
 def test_the_files_are_taken_away_again(make_host, within):
-    script = "gpusim kernel-files; gpusim kernel-files --remove; ls /dev; ls /proc/driver | grep nvidia || true"
+    script = """
+    mounts=$(cut -d' ' -f1,2 /proc/mounts)
+    gpusim kernel-files; gpusim kernel-files --remove
+    test "$mounts" = "$(cut -d' ' -f1,2 /proc/mounts)"
+    ls /dev; ls /proc/driver | grep nvidia || true
+    """
     assert within(make_host({"model": "T4-16GB"}), script).stdout.split() == ["null"]
+
+
+def test_the_kernel_lists_the_drivers_numbers_beside_its_own(make_host, within):
+    kernels = Path("/proc/devices").read_text().splitlines()
+    script = "gpusim kernel-files; gpusim kernel-files; cat /proc/devices; stat -c %t /dev/nvidia-caps/nvidia-cap1"
+    *lines, major = within(make_host({"model": "T4-16GB"}), script).stdout.splitlines()
+    characters = lines[: lines.index("Block devices:")]
+    added = [line for line in lines if line not in kernels]
+    assert added == ["195 nvidia", f"{int(major, 16)} nvidia-caps"] and set(added) <= set(characters)
+    assert [line for line in lines if line not in added] == kernels
+
+
+def test_the_module_is_listed_where_the_kernel_lists_modules(make_host, within):
+    done = within(make_host({"model": "T4-16GB"}), "gpusim kernel-files; cat /proc/modules || true")
+    if Path("/proc/modules").exists():
+        kernels = [line for line in Path("/proc/modules").read_text().splitlines() if not line.startswith("nvidia ")]
+        assert [line.split()[0] for line in done.stdout.splitlines()] == ["nvidia", *(k.split()[0] for k in kernels)]
+    else:
+        assert "left out: /proc/modules: this kernel has no such file" in done.stderr
+
+
+def test_gpus_are_pci_devices_among_the_kernels_own(make_host, within):
+    host = make_host({"model": "H100-80GB", "count": 2})
+    folder = Path("/sys/bus/pci/devices")
+    kernels = sorted(path.name for path in folder.iterdir())
+    gpu = json.loads(host.gpusim("show", "--json"))["gpus"][1]
+    address = gpu["pci_address"][4:].lower()
+    files = "vendor device class subsystem_vendor numa_node max_link_speed max_link_width"
+    script = f"""gpusim kernel-files; cd {folder}; ls; echo; cat */vendor | grep -c 0x10de
+    cd {address}; cat {files}; readlink -f driver; od -An -tx2 -N4 config
+    """
+    listed, _, said = within(host, script).stdout.partition("\n\n")
+    assert set(kernels) < set(listed.split()) and address in listed.split()
+    assert said.splitlines() == [
+        "2", "0x10de", "0x2330", "0x030200", "0x10de", str(gpu["numa_node"]), "32.0 GT/s PCIe", "16",
+        "/proc/driver/nvidia", " 10de 2330",
+    ]  # fmt: skip
+
+
+def test_the_files_follow_instances_made_by_any_client(make_host):
+    host = make_host({"model": "H100-80GB"})
+    follow = in_namespace(f"exec {tool(host)} kernel-files --follow")
+    follower = subprocess.Popen(follow, env=host.environment, stdin=subprocess.DEVNULL)
+    host.children.append(follower)
+    # What the follower's mount namespace shows.
+    root = Path(f"/proc/{follower.pid}/root")
+    capabilities, nodes = root / "proc/driver/nvidia/capabilities", root / "dev/nvidia-caps"
+    wait_until(lambda: (nodes / "nvidia-cap2").exists(), "the first files")
+    instance = host.create_instance(14, 0)
+    own = capabilities / f"gpu0/mig/gi{instance}/ci0/access"
+    node = nodes / f"nvidia-cap{3 + 9 * instance + 1}"
+    wait_until(lambda: own.exists() and node.exists(), "the files of the instance")
+    host.nvml(
+        """
+        made = N.nvmlDeviceGetGpuInstanceById(gpu, INSTANCE)
+        N.nvmlComputeInstanceDestroy(N.nvmlGpuInstanceGetComputeInstanceById(made, 0))
+        result = N.nvmlGpuInstanceDestroy(made)
+    """.replace("INSTANCE", str(instance))
+    )
+    wait_until(lambda: not own.exists() and not node.exists(), "the end of the files")
+    assert follower.poll() is None and (capabilities / "mig/config").exists()
 
 
 def test_a_real_drivers_files_are_left_alone(make_host, within):

@@ -1,0 +1,197 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Write the files of the kernel and its driver where programs look for them, and keep them as the state is.
+
+Nothing can be added to /proc and /sys. A file system of its own covers /proc/driver and /sys/bus/pci/devices; a file of the first
+covers /proc/devices and /proc/modules, which must exist.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from . import kernel_files
+from .control import Control
+from .errors import FleetError
+
+#: What /proc/mounts calls the file systems, by which they are known again.
+MOUNT_SOURCE = "gpusim"
+#: A change that its process could not announce, because it was killed, is seen after this time.
+LOOK_EVERY_SECONDS = 10
+READ_BY_ALL = 0o444
+
+
+def write(state: dict[str, Any], root: Path) -> list[str]:
+    """Write the files of a host below `root`, and remove those of former instances; return what was left out and why.
+
+    `state` is that of `gpusim show --json`. Needs root; raises FleetError.
+    """
+    proc = root / "proc" / "driver"
+    if not _is_ours(proc):
+        if (proc / "nvidia").exists():
+            raise FleetError(str(proc / "nvidia"), "this host has a real driver", "Leave its files as they are")
+        _mount_over(proc)
+    left_out = []
+    major = _write_devices(root, proc, left_out)
+    _write_modules(root, proc, left_out)
+    _write_tree(proc, {path: text.encode() for path, text in kernel_files.proc_files(state).items()})
+    _write_pci(state, root, left_out)
+    return left_out + _nodes(state, root, major)
+
+
+def follow(control: Control, root: Path) -> None:
+    """Write the files at each change of the state; never returns."""
+    written = None
+    while True:
+        # Ahead of the state: a change between the two is seen in the next round.
+        seen = control.changes()
+        state = control.dump()
+        wanted = (kernel_files.proc_files(state), [kernel_files.pci_files(gpu) for gpu in state["gpus"]])
+        if wanted != written:
+            write(state, root)
+            written = wanted
+        control.changes(since=seen, wait_seconds=LOOK_EVERY_SECONDS)
+
+
+def remove(root: Path) -> None:
+    """Take the files away again: the mounts and the capability nodes."""
+    for path in ("proc/devices", "proc/modules", "sys/bus/pci/devices", "proc/driver"):
+        if _is_ours(root / path):
+            _run(["umount", str(root / path)])
+    nodes = root / "dev" / "nvidia-caps"
+    if nodes.is_dir():
+        for node in nodes.iterdir():
+            node.unlink()
+        nodes.rmdir()
+
+
+def _write_devices(root: Path, proc: Path, left_out: list[str]) -> int:
+    """Write /proc/devices; return the major number of capabilities."""
+    path = root / "proc" / "devices"
+    text, major = kernel_files.devices(path.read_text(encoding="utf-8"))
+    _cover(path, text, proc, left_out)
+    return major
+
+
+def _write_modules(root: Path, proc: Path, left_out: list[str]) -> None:
+    path = root / "proc" / "modules"
+    if path.exists():
+        _cover(path, kernel_files.modules(path.read_text(encoding="utf-8")), proc, left_out)
+    else:
+        left_out.append(f"{path}: this kernel has no such file, and none can be added to /proc")
+
+
+def _cover(path: Path, text: str, proc: Path, left_out: list[str]) -> None:
+    """Mount a file over another one. It stays as it is while it is mounted: what it says does not depend on instances."""
+    if _is_ours(path):
+        return
+    new = proc / f"{path.name}.new"
+    try:
+        new.write_text(text, encoding="utf-8")
+        new.chmod(READ_BY_ALL)
+        _run(["mount", "--bind", str(new), str(path)])
+    except FleetError as error:
+        left_out.append(f"{path}: {error}")
+    finally:
+        # What is mounted needs no name.
+        new.unlink(missing_ok=True)
+
+
+def _write_pci(state: dict[str, Any], root: Path, left_out: list[str]) -> None:
+    """Write the GPUs' folders in sysfs, among links to the devices that the kernel has."""
+    folder = root / "sys" / "bus" / "pci" / "devices"
+    if not folder.is_dir():
+        left_out.append(f"{folder}: this kernel shows no PCI devices")
+        return
+    if not _is_ours(folder):
+        kernels = {path.name: os.readlink(path) for path in folder.iterdir() if path.is_symlink()}
+        _mount_over(folder)
+        for name, target in kernels.items():
+            (folder / name).symlink_to(target)
+    for gpu in state["gpus"]:
+        device = folder / kernel_files.pci_address(gpu)
+        if device.is_symlink():
+            device.unlink()
+        for name, content in kernel_files.pci_files(gpu).items():
+            _write(device / name, content)
+        if not (device / "driver").is_symlink():
+            # The kernel has no such driver: programs read the last part of the path, and some that it exists.
+            (device / "driver").symlink_to("../../../../../proc/driver/nvidia")
+    gpus = {kernel_files.pci_address(gpu) for gpu in state["gpus"]}
+    for device in folder.iterdir():
+        if device.is_dir() and not device.is_symlink() and device.name not in gpus:
+            _empty(device)
+            device.rmdir()
+
+
+def _write_tree(top: Path, files: dict[str, bytes]) -> None:
+    """Write files below a folder, by their paths there, and remove all others."""
+    for path, content in files.items():
+        _write(top / path, content)
+    for path in sorted(top.rglob("*"), reverse=True):
+        if path.is_dir():
+            if not any(path.iterdir()):
+                path.rmdir()
+        elif path.relative_to(top).as_posix() not in files:
+            path.unlink()
+
+
+def _empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        path.unlink()
+
+
+def _mount_over(folder: Path) -> None:
+    _run(["mount", "-t", "tmpfs", "-o", "mode=0555,size=16m", MOUNT_SOURCE, str(folder)])
+
+
+def _is_ours(path: Path) -> bool:
+    mounts = Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()
+    return any(line.split()[:2] == [MOUNT_SOURCE, str(path)] for line in mounts)
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file that has another content; a reader finds the old one or the new one."""
+    if path.is_file() and path.read_bytes() == content:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(path.name + ".new")
+    new.write_bytes(content)
+    new.chmod(READ_BY_ALL)
+    new.replace(path)
+
+
+def _nodes(state: dict[str, Any], root: Path, major: int) -> list[str]:
+    """Make the nodes of the capabilities that exist; return what was left out. Opening one fails: no driver has their number."""
+    folder = root / "dev" / "nvidia-caps"
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o755)
+    wanted = {f"nvidia-cap{minor}": (minor, mode) for minor, mode in kernel_files.capabilities(state).values()}
+    for node in folder.iterdir():
+        if node.name not in wanted:
+            node.unlink()
+    left_out = []
+    for name, (minor, mode) in wanted.items():
+        node = folder / name
+        number = os.makedev(major, minor)
+        if node.exists() and node.stat().st_rdev == number:
+            continue
+        try:
+            node.unlink(missing_ok=True)
+            os.mknod(node, stat.S_IFCHR | mode, number)
+            # The umask took its part.
+            node.chmod(mode)
+        except PermissionError:
+            left_out.append(f"{node}: device nodes may not be made here")
+    return left_out
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    if done.returncode != 0:
+        said = done.stdout.decode(errors="replace").strip()
+        raise FleetError(" ".join(command), f"failed: {said}", "Run gpusim as root, where it may mount")
