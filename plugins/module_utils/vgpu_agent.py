@@ -1,16 +1,14 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Hand out the turnstiles of GPUs as sealed memory (openfleet-vgpu-agent.service).
+"""Hand out the memory in which tenants of a GPU take turns (openfleet-vgpu-agent.service).
 
-Every tenant of a GPU writes its turnstile. If that is a file, every tenant can truncate it, which ends all programs that have it
-mapped (SIGBUS). Memory with the seal F_SEAL_SHRINK cannot be truncated. It has no name, so it is passed over a socket.
+Without it all tenants of a GPU write one file: each can truncate it, which ends all programs that have it mapped (SIGBUS), and
+forge what it says of others. The agent hands out a page for each tenant instead (vgpu_agent_memory), over a socket.
 
 Each tenant has a socket in a folder that only its containers have mounted; on the host, its permissions are those of the tenant's
 region. A connection to it is the tenant's, and nothing that a client says is read. Another socket, for every user of the host,
-hands out the turnstiles of all GPUs for reading.
-
-The memory stays in the service manager's file descriptor store (sd_notify(3), FDSTORE=1), so it outlives a restart of the agent.
+hands out all pages for reading.
 """
 
 from __future__ import annotations
@@ -21,7 +19,6 @@ import errno
 import fcntl
 import grp
 import os
-import re
 import select
 import socket
 import struct
@@ -29,17 +26,15 @@ import termios
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Callable, Iterator, Mapping, Sequence
+from typing import Callable, Sequence
 
 from . import vgpu_files
 from .errors import FleetError
 from .vgpu_agent_client import socket_folder
+from .vgpu_agent_memory import SharedMemory, send
 from .vgpu_host import VgpuHost
 from .vgpu_model import MPS, VgpuTenant
 
-SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-#: For the service manager to take what it is told.
-_TELL_SECONDS = 5.0
 #: Seconds between two looks at the tenants.
 _TICK_SECONDS = 1.0
 #: Looks at which a folder may be missing before that is worth a line.
@@ -50,103 +45,10 @@ _MOST_UNREAD = 16
 #: The same of one user, on the socket that all users share. Further clients of the user are turned away.
 _MOST_UNREAD_OF_USER = 4
 _BACKLOG = 512
-#: Descriptors in one message; SCM_MAX_FD of Linux is 253.
-_MOST_IN_MESSAGE = 64
-#: By what systemd names the descriptors that it keeps. The number is that of the turnstile's layout.
-_STORED = re.compile(r"turnstile-%d-(GPU-[0-9a-f-]+)\Z" % vgpu_files.REGION_VERSION)
-_FIRST_DESCRIPTOR = 3
-#: Since Linux 6.3, where a host may insist on it (vm.memfd_noexec); Python has no name for it.
-_MFD_NOEXEC_SEAL = 8
+#: Descriptors in one message, so that a program needs no room for more open files at a time (agent.h).
+_MOST_IN_MESSAGE = 32
 
 Log = Callable[[str], None]
-
-
-class Notifier:
-    """What the service manager is told (sd_notify(3)); nothing where there is none."""
-
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        address = environment.get("NOTIFY_SOCKET", "")
-        self._address = "\0" + address[1:] if address.startswith("@") else address
-
-    def tell(self, *lines: str, descriptor: int | None = None) -> None:
-        if not self._address:
-            return
-        passed = [] if descriptor is None else [_rights([descriptor])]
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as connection:
-            connection.settimeout(_TELL_SECONDS)
-            connection.sendmsg(["\n".join(lines).encode()], passed, 0, self._address)
-
-
-def stored(environment: Mapping[str, str]) -> list[tuple[str, int]]:
-    """Return the descriptors that the service manager has kept, with their names (sd_listen_fds_with_names(3))."""
-    if environment.get("LISTEN_PID") != str(os.getpid()):
-        return []
-    names = environment.get("LISTEN_FDNAMES", "").split(":")
-    return [(name, _FIRST_DESCRIPTOR + n) for n, name in enumerate(names[: int(environment.get("LISTEN_FDS", "0"))])]
-
-
-class Turnstiles:
-    """The memory of each GPU that has tenants."""
-
-    def __init__(self, notifier: Notifier, kept: Sequence[tuple[str, int]] = ()) -> None:
-        self._notifier = notifier
-        self._by_gpu: dict[str, int] = {}
-        for name, descriptor in kept:
-            match = _STORED.match(name)
-            if match and match.group(1) not in self._by_gpu and _is_turnstile(descriptor):
-                os.set_inheritable(descriptor, False)
-                self._by_gpu[match.group(1)] = descriptor
-            else:
-                self._forget(name, descriptor)
-
-    def __contains__(self, gpu_uuid: str) -> bool:
-        return gpu_uuid in self._by_gpu
-
-    def keep_only(self, gpus: Sequence[str]) -> None:
-        """Make the memory of these GPUs, and drop that of others: programs that have it mapped keep it until they end."""
-        for gpu in set(self._by_gpu).difference(gpus):
-            self._forget(_name(gpu), self._by_gpu.pop(gpu))
-        for gpu in set(gpus).difference(self._by_gpu):
-            made = self._by_gpu[gpu] = _make(gpu)
-            self._notifier.tell("FDSTORE=1", "FDNAME=" + _name(gpu), descriptor=made)
-
-    @contextlib.contextmanager
-    def opened(self, gpus: Sequence[str], flags: int) -> Iterator[list[int]]:
-        """Descriptors of their own for a client: locks belong to the open file, and two clients must not share one."""
-        with contextlib.ExitStack() as closing:
-            made = []
-            for gpu in gpus:
-                made.append(os.open("/proc/self/fd/%d" % self._by_gpu[gpu], flags | os.O_CLOEXEC))
-                closing.callback(os.close, made[-1])
-            yield made
-
-    def _forget(self, name: str, descriptor: int) -> None:
-        os.close(descriptor)
-        self._notifier.tell("FDSTOREREMOVE=1", "FDNAME=" + name)
-
-
-def _name(gpu_uuid: str) -> str:
-    return "turnstile-%d-%s" % (vgpu_files.REGION_VERSION, gpu_uuid)
-
-
-def _make(gpu_uuid: str) -> int:
-    name, flags = "openfleet-vgpu-" + gpu_uuid, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
-    try:
-        descriptor = os.memfd_create(name, flags | _MFD_NOEXEC_SEAL)
-    except OSError:
-        descriptor = os.memfd_create(name, flags)
-    # Who has a descriptor for reading must not open it for writing through /proc.
-    os.fchmod(descriptor, 0o600)
-    os.ftruncate(descriptor, vgpu_files.TURNSTILE_BYTES)
-    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
-    return descriptor
-
-
-def _is_turnstile(descriptor: int) -> bool:
-    with contextlib.suppress(OSError):
-        sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
-        return sealed & SEALS == SEALS and os.fstat(descriptor).st_size == vgpu_files.TURNSTILE_BYTES
-    return False
 
 
 @dataclass
@@ -156,8 +58,8 @@ class _Listener:
     folder: Path
     mode: int
     group: str | None
-    gpus: tuple[str, ...]
-    flags: int
+    #: None: the socket of all users.
+    tenant: VgpuTenant | None
     most_of_user: int = _MOST_UNREAD
     listening: socket.socket | None = None
     inode: int = 0
@@ -200,8 +102,8 @@ class _Listener:
 class Agent:
     """Serves the tenants of the host below `root`, as its layout has them at each moment."""
 
-    def __init__(self, root: Path, turnstiles: Turnstiles, log: Log = print) -> None:
-        self._root, self._turnstiles, self._log = root, turnstiles, log
+    def __init__(self, root: Path, memory: SharedMemory, log: Log = print) -> None:
+        self._root, self._memory, self._log = root, memory, log
         self._tenants = VgpuHost(root=str(root))
         self._seen: object = None
         self._said: dict[object, str] = {}
@@ -254,27 +156,25 @@ class Agent:
         return [(str(path), path.stat().st_mtime_ns, path.stat().st_ino) for path in specs]
 
     def _follow(self, tenants: Sequence[VgpuTenant]) -> None:
-        gpus = tuple(sorted({uuid for tenant in tenants for uuid in tenant.gpus}))
-        self._turnstiles.keep_only(gpus)
+        self._memory.follow(tenants)
         wanted = [
             _Listener(
                 self._root / vgpu_files.agent_folder(tenant.name),
                 vgpu_files.shared_files(tenant)[0].mode,
                 tenant.group,
-                tenant.gpus,
-                os.O_RDWR,
+                tenant,
             )
             for tenant in tenants
         ]
         if tenants:
             state = self._root / vgpu_files.STATE
-            wanted.append(_Listener(state, 0o666, None, gpus, os.O_RDONLY, _MOST_UNREAD_OF_USER))
+            wanted.append(_Listener(state, 0o666, None, None, _MOST_UNREAD_OF_USER))
         by_path = {listener.path: listener for listener in wanted}
         for path in set(self._listeners) - set(by_path):
             self._drop(self._listeners.pop(path))
         for path, listener in by_path.items():
             there = self._listeners.setdefault(path, listener)
-            there.gpus = listener.gpus
+            there.tenant = listener.tenant
             if (there.mode, there.group) != (listener.mode, listener.group):
                 there.mode, there.group, there.inode = listener.mode, listener.group, 0
 
@@ -329,7 +229,10 @@ class Agent:
             connection.close()
             return
         try:
-            _send(connection, self._turnstiles, listener)
+            tenant = listener.tenant
+            parts = self._memory.parts_for_all() if tenant is None else self._memory.parts_for(tenant)
+            send(connection, parts, _MOST_IN_MESSAGE)
+            connection.shutdown(socket.SHUT_WR)
         except OSError as error:
             self._say("send", "a client of %s has no answer: %s" % (listener.path, error))
         descriptor = connection.fileno()
@@ -363,23 +266,8 @@ class Agent:
             self._log(text)
 
 
-def _send(connection: socket.socket, turnstiles: Turnstiles, listener: _Listener) -> None:
-    """Names and descriptors, and the end. Raises OSError."""
-    gpus = [gpu for gpu in listener.gpus if gpu in turnstiles]
-    for first in range(0, len(gpus), _MOST_IN_MESSAGE):
-        some = gpus[first : first + _MOST_IN_MESSAGE]
-        with turnstiles.opened(some, listener.flags) as descriptors:
-            text = "".join(gpu + "\n" for gpu in some)
-            connection.sendmsg([text.encode()], [_rights(descriptors)], socket.MSG_NOSIGNAL)
-    connection.shutdown(socket.SHUT_WR)
-
-
 def _bytes_unread(connection: socket.socket) -> int:
     """Return how much of what was sent the other side has not taken."""
     size = array.array("i", [0])
     fcntl.ioctl(connection, termios.TIOCOUTQ, size)
     return size[0]
-
-
-def _rights(descriptors: Sequence[int]) -> tuple[int, int, bytes]:
-    return socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors).tobytes()

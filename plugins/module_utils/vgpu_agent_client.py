@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Ask the agent of this host which turnstiles it hands out (vgpu_agent)."""
+"""Ask the agent of this host which GPUs it has pages of (vgpu_agent)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Iterator
 from . import vgpu_files
 
 
-def handed_out(root: Path, seconds: float = 1.0) -> frozenset[str]:
-    """Return the UUIDs of the GPUs whose turnstiles are sealed memory. None where no agent answers."""
+def handed_out(root: Path, seconds: float = 1.0) -> dict[str, bool]:
+    """Return the UUIDs of the GPUs whose tenants have pages, and whether no tenant can write another's. {} without an agent."""
     found = b""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.settimeout(seconds)
@@ -24,7 +24,8 @@ def handed_out(root: Path, seconds: float = 1.0) -> frozenset[str]:
         # The descriptors are not asked for, so the kernel drops them.
         for message in iter(lambda: connection.recv(1 << 16), b""):
             found += message
-    return frozenset(found.decode(errors="replace").split())
+    lines = (line.split() for line in found.decode(errors="replace").splitlines())
+    return {words[0]: words[2] == "1" for words in lines if len(words) == 3 and words[1] == "terms"}
 
 
 @contextlib.contextmanager

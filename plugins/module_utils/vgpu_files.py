@@ -42,8 +42,10 @@ TMPFILES_PATH = "etc/tmpfiles.d/openfleet-vgpu.conf"
 #: Mounts a tmpfs of limited size on STATE, so that a tenant's process cannot fill the host's /run. The name follows from STATE.
 MOUNT_UNIT = "run-openfleet\\x2dgpu-vgpu.mount"
 MOUNT_PATH = "etc/systemd/system/" + MOUNT_UNIT
-#: Size in bytes of a tenant's region and of a GPU's turnstile: sizeof in region.h and turnstile.h of the library.
+#: Size in bytes of a tenant's region and of a GPU's turnstile file: sizeof in region.h and turnstile.h of the library.
 REGION_BYTES, TURNSTILE_BYTES = 328512, 17024
+#: Of what the agent hands out: a tenant's page for a GPU, and the terms of all its tenants (turnstile.h).
+SEAT_PAGE_BYTES, TERMS_BYTES = 4096, 8192
 #: The tmpfs has this size, in MiB, or a multiple of it where the files alone could fill half of it.
 _MOUNT_MIB = 64
 

@@ -15,7 +15,7 @@ import os
 import shutil
 import stat
 from pathlib import Path
-from typing import Iterator, Sequence
+from typing import Iterator, Mapping, Sequence
 
 from . import durable, systemd, vgpu_dmem, vgpu_files, vgpu_region
 from .command import Run, ask, run_tool
@@ -24,7 +24,7 @@ from .holders_model import UNKNOWN
 from .model import Gpu, Holder, Host
 from .process_memory import memory_of
 from .vgpu_agent_client import handed_out
-from .vgpu_model import DMEM, MPS, NOT_ISOLATED, SEALED, VgpuSeen, VgpuTenant
+from .vgpu_model import DMEM, MPS, NOT_ISOLATED, READ_ONLY, SEALED, VgpuSeen, VgpuTenant
 
 #: A root of its own, for tests: the library heeds it too.
 ROOT_VARIABLE = "OPENFLEET_VGPU_ROOT"
@@ -87,10 +87,10 @@ class VgpuHost:
             error.outcome = "old"
             raise
         shared = self._differing(self._shared(tenants))
-        sealed = handed_out(self._root) if any(tenant.has_neighbours(tenants) for tenant in tenants) else frozenset()
+        handed = handed_out(self._root) if any(tenant.has_neighbours(tenants) for tenant in tenants) else {}
         found = [self._look(tenant, shared) for tenant in tenants]
         return tuple(
-            dataclasses.replace(seen, isolation=SEALED if sealed.issuperset(seen.tenant.gpus) else NOT_ISOLATED)
+            dataclasses.replace(seen, isolation=_isolation(handed, seen.tenant))
             if seen.tenant.has_neighbours(tenants)
             else seen
             for seen in found
@@ -360,3 +360,10 @@ def _make_shared(path: Path, file: vgpu_files.SharedFile) -> None:
 def _remove_folder(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(str(path))
+
+
+def _isolation(handed: Mapping[str, bool], tenant: VgpuTenant) -> str:
+    """Return how the tenant's pages that the agent hands out protect it. It is as safe as on the least safe of its GPUs."""
+    if not set(tenant.gpus).issubset(handed):
+        return NOT_ISOLATED
+    return READ_ONLY if all(handed[uuid] for uuid in tenant.gpus) else SEALED

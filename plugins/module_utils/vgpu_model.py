@@ -15,8 +15,10 @@ AUTO, PRELOAD, MPS, DMEM = VGPU_PROVIDERS
 
 #: The turnstile that a tenant shares with its neighbours is a file: they can truncate it, which ends its programs.
 NOT_ISOLATED = "none"
-#: It is sealed memory of the agent: they can write it, which delays its programs, and cannot truncate it.
+#: It is sealed memory of the agent: they cannot truncate it. Root in a container can write it, which delays its programs.
 SEALED = "sealed"
+#: They cannot write it either: each tenant writes a page of its own, which is immutable for the others.
+READ_ONLY = "read_only"
 
 #: Tenants that a GPU has seats for, and GPUs that a tenant's region has room for: the library's own (its turnstile.h and
 #: region.h, in the role vgpu_limiter).

@@ -118,15 +118,25 @@ class Agent:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as last:
             last.sendto(b"END", "\0" + self._address)
 
-    def memory(self, gpu_uuid: str) -> bytes:
-        """What is in a GPU's turnstile."""
-        return os.pread(self.kept[f"turnstile-1-{gpu_uuid}"], 1 << 20, 0)
+    def page(self, gpu_uuid: str, tenant: str) -> bytes:
+        """What is in a tenant's page."""
+        return os.pread(self.kept[f"seat-1-{gpu_uuid}-{tenant}"], 1 << 20, 0)
 
 
 def spec_of(tenant: Tenant, group: str | None = None) -> VgpuTenant:
-    """The tenant as gpu_layout has it, on all GPUs of its card."""
-    seats = tuple(VgpuSeat(tenant.card.uuid(gpu), 0) for gpu in range(tenant.card.gpus))
-    return VgpuTenant(tenant.name, 1 << 30, 50, seats, group=group)
+    """The tenant as gpu_layout has it, as its quota says."""
+    said = [line.split() for line in (tenant.folder / "quota").read_text().splitlines() if not line.startswith("#")]
+    words = {line[0]: line[1] for line in said}
+    gpus = [line for line in said if line[0] == "gpu"]
+    return VgpuTenant(
+        tenant.name,
+        1 << 30,
+        int(gpus[0][5]),
+        tuple(VgpuSeat(line[1], int(line[7])) for line in gpus),
+        words["policy"],
+        int(words["priority"]),
+        group=group,
+    )
 
 
 def make_tenant(tenant: Tenant, group: str | None = None) -> Tenant:
@@ -151,7 +161,7 @@ def connected(folder: Path) -> Iterator[socket.socket]:
 
 @contextlib.contextmanager
 def handed(folder: Path) -> Iterator[dict[str, int]]:
-    """What a client gets there: descriptors by the GPU's UUID."""
+    """What a client gets there: descriptors by the lines of the answer."""
     found: dict[str, int] = {}
     with connected(folder) as connection:
         while True:
@@ -159,7 +169,7 @@ def handed(folder: Path) -> Iterator[dict[str, int]]:
             if not text:
                 break
             passed = array.array("i", b"".join(part[2] for part in control))
-            found.update(zip(text.decode().split(), passed))
+            found.update(zip(text.decode().splitlines(), passed))
     try:
         yield found
     finally:

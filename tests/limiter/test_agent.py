@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Turnstiles from the agent: the same shares, memory that no tenant can truncate, and an agent that comes, hangs or goes."""
+"""Pages from the agent: the same shares, memory that no neighbour can write, and an agent that comes, hangs or goes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,7 @@ from agent_lab import Agent, Pause, connected, handed, make_tenant, spec_of, wai
 from limiter_lab import DEADLINE, Built, Tenant
 from mounts import UNSHARE, can_mount
 from sm import Worker, World
-from test_throttle import WRITES
-from test_turnstile import Turnstile
+from test_turnstile import AllTerms, Seat, Turnstile
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import vgpu_files
 from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_agent_client import handed_out
@@ -54,8 +54,13 @@ def own(tenant: Tenant) -> Path:
     return tenant.root / vgpu_files.agent_folder(tenant.name)
 
 
-def seats_of(agent: Agent, world: World) -> list:
-    return list(Turnstile.from_buffer_copy(agent.memory(world.card.uuid())).seats)
+def seat_of(agent: Agent, tenant: Tenant) -> Seat:
+    """What is in the tenant's page."""
+    return Seat.from_buffer_copy(agent.page(tenant.card.uuid(), tenant.name))
+
+
+def own_page(world: World, found: dict[str, int], number: int = 0) -> int:
+    return found[f"{world.card.uuid()} own {number}"]
 
 
 def file_of(world: World) -> Path:
@@ -72,7 +77,7 @@ def test_tenants_have_the_same_shares_and_leave_the_file_alone(world, agent, ker
     world.run()
     assert [worker.share() for worker in workers] == [pytest.approx(10, abs=POINTS), pytest.approx(90, abs=POINTS)]
     assert not any(file_of(world).read_bytes())
-    assert [seat.tenant for seat in seats_of(agent, world)[:2]] == [b"tenant-0", b"tenant-1"]
+    assert [seat_of(agent, worker.tenant).tenant for worker in workers] == [b"tenant-0", b"tenant-1"]
 
 
 def test_a_tenant_on_two_gpus_has_both_from_the_agent(tmp_path, built, agent):
@@ -106,7 +111,7 @@ def test_no_descriptor_stays_open(world, agent):
         opened = [str(link.readlink()) for link in (process / "fd").iterdir()]
         mapped = (process / "maps").read_text()
     world.finish()
-    assert f"memfd:openfleet-vgpu-{world.card.uuid()}" in mapped
+    assert f"memfd:openfleet-vgpu-seat-1-{world.card.uuid()}-tenant-0" in mapped
     assert not any("memfd" in name or "socket" in name for name in opened), opened
 
 
@@ -124,34 +129,98 @@ def test_truncating_the_file_ends_no_program(world, agent):
     assert [worker.share() for worker in workers] == [pytest.approx(50, abs=POINTS)] * 2
 
 
-def test_a_forged_header_keeps_no_later_process_out(world, agent):
-    """Of a file it would: each process that starts later would then have its tenant's whole share."""
+def test_a_page_without_its_name_keeps_no_later_process_out(world, agent):
+    """A forged header of the file does: each process that starts later then has its tenant's whole share."""
     first, second = pair(world, f"{HALF_MS} --seconds 5")
     late = world.worker(second.tenant, f"{HALF_MS} --start 2 --seconds 3")
     pause = Pause(world, first.tenant, 1)
     agent.start()
     world.start()
     with pause, handed(own(first.tenant)) as found:
-        os.pwrite(found[world.card.uuid()], b"\xff" * Turnstile.lease.offset, 0)
+        os.pwrite(own_page(world, found), b"\xff" * Seat.paid_until.offset, 0)
     world.finish()
     assert first.share(2.2, 5) == pytest.approx(50, abs=POINTS)
     assert second.share(2.2, 5) + late.share(2.2, 5) == pytest.approx(50, abs=POINTS)
 
 
-@pytest.mark.parametrize("write", ["own-seat-waits-for-ever", "owes-for-ever", "lease-for-ever"])
-def test_a_hostile_write_costs_a_moment_as_in_the_file(world, agent, write):
+HOSTILE = {
+    "has-saved-for-ever": {"paid_until": -(2**62)},
+    "owes-for-ever": {"paid_until": 2**62},
+    "waits-for-ever": {"waiting_until": 2**62, "active_until": 2**62},
+    "lease-for-ever": {"lease": 4095 << 48 | (1 << 48) - 1},
+    "is-the-most-urgent": {"percent": 99, "priority": -(2**30)},
+    "is-another": {"tenant": int.from_bytes(b"tenant-0", "little")},
+}
+
+
+@pytest.mark.parametrize("write", HOSTILE)
+def test_a_hostile_write_into_the_own_page_costs_the_neighbour_a_moment(world, agent, write):
     workers = pair(world, "--kernel 2000000 --report 0.05 --seconds 4")
-    offset, value = WRITES[write]
     pause = Pause(world, workers[0].tenant, 1)
     agent.start()
     world.start()
     with pause, handed(own(workers[1].tenant)) as found:
-        os.pwrite(found[world.card.uuid()], (int(value) % (1 << 64)).to_bytes(8, "little"), offset)
+        for name, value in HOSTILE[write].items():
+            size = 4 if name in ("percent", "priority") else 8
+            word = (value % (1 << 8 * size)).to_bytes(size, "little")
+            os.pwrite(own_page(world, found, 1), word, getattr(Seat, name).offset)
     world.finish()
-    for worker in workers:
-        waits = [after[0] - before[0] for before, after in zip(worker.lines, worker.lines[1:])]
-        assert max(waits) < 1.2, "the delay is bounded by a lease's length"
-        assert worker.share(2.1, 4) == pytest.approx(50, abs=5)
+    lines = workers[0].lines
+    waits = [after[0] - before[0] for before, after in zip(lines, lines[1:])]
+    assert max(waits) < 1.2, "the delay is bounded by a lease's length"
+    assert workers[0].share(2.1, 4) == pytest.approx(50, abs=POINTS)
+
+
+def test_the_agent_tells_who_has_which_seat(world, agent):
+    first, second = (worker.tenant for worker in pair(world, HALF_MS, (30, 60)))
+    agent.start()
+    with handed(own(first)) as found:
+        terms = AllTerms.from_buffer_copy(os.pread(found[f"{world.card.uuid()} terms 1"], 1 << 20, 0))
+        told = [(seat.tenant, seat.percent, seat.policy, seat.priority) for seat in terms.seats[:3]]
+        assert told == [(b"tenant-0", 30, 0, 0), (b"tenant-1", 60, 0, 0), (b"", 0, 0, 0)]
+        make_tenant(second.quota(0, sm=40, policy="burst", priority=3, seat=1))
+        changed = found[f"{world.card.uuid()} terms 1"]
+
+        def now() -> tuple[int, int]:
+            seat = AllTerms.from_buffer_copy(os.pread(changed, 1 << 20, 0)).seats[1]
+            return seat.percent, seat.priority
+
+        wait_until(lambda: now() == (40, 3), "the agent tells of the change")
+
+
+def test_a_tenant_that_comes_is_seen_by_those_that_run(world, agent):
+    """In the same memory: a tenant that is not seen is not waited for."""
+    first = make_tenant(world.tenant(50, "tenant-0", 0, policy="contended"))
+    second = world.tenant(50, "tenant-1", 1)
+    worker = world.worker(first, f"{HALF_MS} --seconds 6")
+    other = world.worker(second, f"{HALF_MS} --start 3 --seconds 3")
+    pause = Pause(world, first, 1)
+    agent.start()
+    world.start()
+    with pause:
+        make_tenant(second)
+
+        def is_told() -> bool:
+            with handed(own(first)) as found:
+                return f"{world.card.uuid()} seat 1" in found
+
+        wait_until(is_told, "the agent knows the new tenant")
+    world.finish()
+    assert worker.share(0.1, 1.9) > 97
+    assert worker.share(3.3, 6) == pytest.approx(50, abs=POINTS)
+    assert other.share(3.1, 6) == pytest.approx(50, abs=POINTS)
+    assert seat_of(agent, second).used_ns > 10**9
+
+
+def test_without_a_lock_on_the_file_a_process_takes_turns_all_the_same(world, agent):
+    """A neighbour can take all of its locks, or none is there."""
+    workers = pair(world, f"{HALF_MS} --seconds 5")
+    file_of(world).unlink()
+    agent.start()
+    world.run()
+    assert [worker.share() for worker in workers] == [pytest.approx(50, abs=POINTS)] * 2
+    late = seat_of(agent, workers[0].tenant)
+    assert late.used_ns > 10**9
 
 
 def test_without_the_agent_truncating_the_file_ends_the_neighbours(world):
@@ -170,8 +239,7 @@ def test_a_tenant_can_neither_shrink_nor_grow_nor_seal_what_it_is_handed(world, 
     (worker, _other) = pair(world, HALF_MS)
     agent.start()
     with handed(own(worker.tenant)) as found:
-        assert list(found) == [world.card.uuid()]
-        (descriptor,) = found.values()
+        descriptor = own_page(world, found)
         size = os.fstat(descriptor).st_size
         for length in (0, size - 1, size + 1):
             with pytest.raises(PermissionError):
@@ -185,28 +253,18 @@ def test_a_tenant_can_neither_shrink_nor_grow_nor_seal_what_it_is_handed(world, 
         assert os.fstat(descriptor).st_size == size
 
 
-def test_each_client_has_locks_of_its_own(world, agent):
-    """Two processes that shared an open file would have each other's locks."""
-    (worker, _other) = pair(world, HALF_MS)
-    agent.start()
-    with handed(own(worker.tenant)) as first, handed(own(worker.tenant)) as second:
-        (one,), (two,) = first.values(), second.values()
-        fcntl.flock(one, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        with pytest.raises(BlockingIOError):
-            fcntl.flock(two, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
 def test_all_users_can_read_and_none_of_them_can_write(world, agent):
     (worker, _other) = pair(world, HALF_MS)
     agent.start()
     with handed(worker.tenant.root / vgpu_files.STATE) as found:
-        (descriptor,) = found.values()
-        assert len(os.pread(descriptor, 1 << 20, 0)) == vgpu_files.TURNSTILE_BYTES
-        with pytest.raises(OSError, match="Bad file descriptor"):
-            os.pwrite(descriptor, b"x", 0)
-        with pytest.raises(PermissionError):
-            mmap.mmap(descriptor, 4096, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-        assert os.fstat(descriptor).st_mode & 0o777 == 0o600
+        assert [line.split(" ", 1)[1] for line in found] == ["terms 1", "seat 0", "seat 1"]
+        for descriptor in found.values():
+            assert os.pread(descriptor, 1 << 20, 0)
+            with pytest.raises(OSError, match="Bad file descriptor"):
+                os.pwrite(descriptor, b"x", 0)
+            with pytest.raises(PermissionError):
+                mmap.mmap(descriptor, 4096, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+            assert os.fstat(descriptor).st_mode & 0o777 == 0o600
 
 
 def test_a_tenant_that_reads_nothing_keeps_no_other_from_its_turnstile(world, agent):
@@ -222,14 +280,14 @@ def test_a_tenant_that_reads_nothing_keeps_no_other_from_its_turnstile(world, ag
                 connection.shutdown(socket.SHUT_RDWR)
         for _ in range(50):
             with handed(own(honest)) as found:
-                assert list(found) == [world.card.uuid()]
+                assert own_page(world, found, 1)
         # Descriptors of the agent: sockets, those of turnstiles, and of each unread answer.
         assert len(list(Path(f"/proc/{agent.process.pid}/fd").iterdir())) < 40
     finally:
         for connection in held:
             connection.close()
     with handed(own(hostile)) as found:
-        assert list(found) == [world.card.uuid()], "it is served again when it reads"
+        assert own_page(world, found), "it is served again when it reads"
 
 
 def folder_of(tenant: Tenant) -> int:
@@ -243,7 +301,7 @@ def test_what_clients_send_is_not_read(world, agent):
         with connected(own(worker.tenant)) as connection:
             connection.send(b"GPU-of-another\n" * 100)
     with handed(own(worker.tenant)) as found:
-        assert list(found) == [world.card.uuid()]
+        assert own_page(world, found)
     assert agent.process.poll() is None
 
 
@@ -255,9 +313,30 @@ def test_gpu_layout_tells_whether_tenants_are_protected(world, agent):
     host = VgpuHost(root=str(world.folder / "root"))
     assert [seen.isolation for seen in host.observe()] == ["none", "none"]
     agent.start()
-    assert [seen.isolation for seen in host.observe()] == ["sealed", "sealed"]
+    assert [seen.isolation for seen in host.observe()] == ["read_only", "read_only"]
     agent.kill()
     assert [seen.isolation for seen in host.observe()] == ["none", "none"]
+
+
+def test_memory_that_root_in_a_container_can_write_is_told(world):
+    """As an agent says it on a kernel that has no immutable memory."""
+    worker, _other = pair(world, HALF_MS)
+    folder = os.open(worker.tenant.root / vgpu_files.STATE, os.O_PATH | os.O_DIRECTORY)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(f"/proc/self/fd/{folder}/{vgpu_files.AGENT_SOCKET}")
+        os.close(folder)
+        listener.listen()
+
+        def answer() -> None:
+            connection, _address = listener.accept()
+            with connection:
+                connection.send(f"{world.card.uuid()} terms 0\n{world.card.uuid()} seat 0\n".encode())
+
+        agent = threading.Thread(target=answer)
+        agent.start()
+        seen = VgpuHost(root=str(world.folder / "root")).observe()
+        agent.join(DEADLINE)
+    assert [one.isolation for one in seen] == ["sealed", "sealed"]
 
 
 def test_vgpu_top_shows_what_the_memory_tells(world, agent, built):
@@ -277,11 +356,11 @@ def test_vgpu_top_shows_what_the_memory_tells(world, agent, built):
 def test_a_tenants_socket_comes_and_goes_with_it(world, agent):
     agent.start()
     root = world.folder / "root"
-    assert handed_out(root) == frozenset()
+    assert handed_out(root) == {}
     tenant = make_tenant(world.tenant(50))
-    wait_until(lambda: handed_out(root) == {world.card.uuid()}, "the agent serves the new tenant")
+    wait_until(lambda: handed_out(root) == {world.card.uuid(): True}, "the agent serves the new tenant")
     with handed(own(tenant)) as found:
-        assert list(found) == [world.card.uuid()]
+        assert own_page(world, found)
     assert own(tenant).joinpath(vgpu_files.AGENT_SOCKET).stat().st_mode & 0o777 == 0o666
     (tenant.root / vgpu_files.spec_path(tenant.name)).unlink()
     wait_until(lambda: not handed_out(root), "the agent has nothing to hand out")
@@ -304,7 +383,7 @@ def test_a_socket_that_was_removed_is_made_again(world, agent):
     path.unlink()
     wait_until(path.exists, "the agent makes its socket again")
     with handed(own(tenant)) as found:
-        assert list(found) == [world.card.uuid()]
+        assert own_page(world, found)
 
 
 def test_a_damaged_tenant_leaves_the_others_served(world, agent):
@@ -315,7 +394,7 @@ def test_a_damaged_tenant_leaves_the_others_served(world, agent):
     other.write_text("{")
     wait_until(lambda: "those of before are served" in agent.log.read_text(), "the agent has seen it")
     with handed(own(tenant)) as found:
-        assert list(found) == [world.card.uuid()]
+        assert own_page(world, found)
 
 
 # --- an agent that goes, comes and hangs ---
@@ -347,7 +426,7 @@ def test_tenants_go_over_to_new_memory_where_the_agent_has_lost_the_old(world, a
     world.finish()
     assert worker.share(10, 90) == pytest.approx(50, abs=POINTS)
     # A minute is what running programs take at most to notice.
-    seat = seats_of(agent, world)[0]
+    seat = seat_of(agent, worker.tenant)
     assert (seat.tenant, seat.used_ns > 10 * 10**9) == (b"tenant-a", True)
 
 
@@ -360,7 +439,7 @@ def test_a_running_process_goes_over_to_an_agent_that_comes(world, agent):
         os.truncate(file_of(world), vgpu_files.TURNSTILE_BYTES)
     world.finish()
     assert [worker.share(12, 20) for worker in workers] == [pytest.approx(50, abs=POINTS)] * 2
-    assert all(seat.used_ns > 3 * 10**9 for seat in seats_of(agent, world)[:2])
+    assert all(seat_of(agent, worker.tenant).used_ns > 3 * 10**9 for worker in workers)
 
 
 def test_an_agent_that_hangs_costs_a_moment_and_then_the_file_serves(world, agent):
@@ -385,7 +464,9 @@ def test_a_socket_without_an_agent_costs_nothing(world, agent):
 
 
 @pytest.mark.parametrize(
-    "answer", [b"", b"x" * 60000, b"GPU-\n\n\n\xff", b"\n" * 300], ids=["none", "long", "odd", "empty"]
+    "answer",
+    [b"", b"x" * 60000, b"GPU-\n\n\n\xff", b"\n" * 300, b"UUID\n", b"UUID own 0\nUUID terms 1\nUUID seat 1\n"],
+    ids=["none", "long", "odd", "empty", "of-an-earlier-release", "of-no-memory"],
 )
 def test_a_strange_answer_is_no_answer(world, answer):
     """An agent of another release, say."""
@@ -398,7 +479,7 @@ def test_a_strange_answer_is_no_answer(world, answer):
         world.start()
         connection, _address = listener.accept()
         if answer:
-            socket.send_fds(connection, [answer], [null.fileno()] * 70)
+            socket.send_fds(connection, [answer.replace(b"UUID", world.card.uuid().encode())], [null.fileno()] * 70)
         connection.close()
         world.finish()
     os.close(descriptor)
@@ -428,7 +509,7 @@ def test_a_container_reaches_its_own_tenants_socket_and_no_other(world, agent):
         mkdir -p {folder}
         mount --bind {own_tenant.root}{mount["hostPath"]} {mount["containerPath"]}
         mount -o remount,bind,{",".join(mount["options"][1:])} {mount["containerPath"]}
-        exec {sys.executable} {look} {folder}
+        exec setpriv --bounding-set -linux_immutable --inh-caps -linux_immutable {sys.executable} {look} {folder}
         """
     )
     script.chmod(0o755)
@@ -437,35 +518,61 @@ def test_a_container_reaches_its_own_tenants_socket_and_no_other(world, agent):
     assert json.loads(done.stdout) == {
         "agent": [own_tenant.name],
         "run": ["agent"],
-        "handed": world.card.uuid() + "\n",
+        "handed": [f"{world.card.uuid()} {what}" for what in ("own 0", "terms 1", "seat 1")],
         "remove": "Read-only file system",
         "truncate": "Operation not permitted",
         "unseal": "Operation not permitted",
+        "open": {"terms 1": "Operation not permitted", "seat 1": "Operation not permitted"},
+        "write": {"terms 1": "Bad file descriptor", "seat 1": "Bad file descriptor"},
+        "map": {"terms 1": "Permission denied", "seat 1": "Permission denied"},
+        "protect": {"terms 1": "Permission denied", "seat 1": "Permission denied"},
+        "mode": {"terms 1": "Operation not permitted", "seat 1": "Operation not permitted"},
+        "mutable": {"terms 1": "Operation not permitted", "seat 1": "Operation not permitted"},
+        "punch": {"terms 1": "Bad file descriptor", "seat 1": "Bad file descriptor"},
     }
     with handed(own(other)) as found:
-        assert list(found) == [world.card.uuid()]
+        assert own_page(world, found, 1)
 
 
 #: What a container sees, and what it is told when it attacks.
 LOOK = """
-import array, fcntl, json, os, socket, sys
+import array, ctypes, fcntl, json, mmap, os, socket, struct, sys
 folder = sys.argv[1]
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 def denied(attack, *words):
     try:
         attack(*words)
     except OSError as error:
         return error.strerror
+def protect(memory):
+    at = libc.mmap(None, 4096, mmap.PROT_READ, mmap.MAP_SHARED, memory, 0)
+    if libc.mprotect(at, 4096, mmap.PROT_READ | mmap.PROT_WRITE):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
     connection.settimeout(60)
     connection.connect(folder + "/turnstiles.1")
-    text, control, _flags, _address = connection.recvmsg(4096, socket.CMSG_SPACE(4))
-memory = array.array("i", control[0][2])[0]
+    text, control, _flags, _address = connection.recvmsg(4096, socket.CMSG_SPACE(4 * 32))
+lines = text.decode().splitlines()
+memory = array.array("i", control[0][2])
+others = {line.split(" ", 1)[1]: one for line, one in zip(lines, memory) if " own " not in line}
+def each(attack):
+    return {name: denied(attack, one) for name, one in others.items()}
 print(json.dumps({
     "agent": os.listdir("/run/openfleet-gpu/vgpu/agent"),
     "run": os.listdir("/run/openfleet-gpu/vgpu"),
-    "handed": text.decode(),
+    "handed": lines,
     "remove": denied(os.unlink, folder + "/turnstiles.1"),
-    "truncate": denied(os.truncate, "/proc/self/fd/%d" % memory, 0),
-    "unseal": denied(fcntl.fcntl, memory, fcntl.F_ADD_SEALS, 0),
+    "truncate": denied(os.ftruncate, memory[0], 0),
+    "unseal": denied(fcntl.fcntl, memory[0], fcntl.F_ADD_SEALS, 0),
+    "open": each(lambda one: os.open("/proc/self/fd/%d" % one, os.O_RDWR)),
+    "write": each(lambda one: os.pwrite(one, b"x", 0)),
+    "map": each(lambda one: mmap.mmap(one, 4096)),
+    "protect": each(protect),
+    "mode": each(lambda one: os.fchmod(one, 0o666)),
+    "mutable": each(lambda one: fcntl.ioctl(one, 0x40086602, bytes(8))),
+    "punch": each(lambda one: os.posix_fallocate(one, 0, 4096)),
 }))
 """

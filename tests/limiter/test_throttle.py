@@ -335,11 +335,12 @@ WRITES = {
     "percent-2147483648": (field("percent", 0), 1 << 31),
     "priority-lowest": (field("priority", 0), 2**31 - 1),
     "priority-highest": (field("priority", 1), 1 << 31),
-    "lease-of-nobody": (field("lease"), lease(4095)),
-    "lease-for-ever": (field("lease"), (4095 - 65536) << 48 | (1 << 48) - 1),
-    "lease-began-in-the-future": (field("lease_since"), FOREVER),
-    "lease-began-before-time": (field("lease_since"), -FOREVER * 2),
-    "seats-of-processes": (field("seat_of"), 0x0101010101010101),
+    "lease-of-nobody": (field("lease", UNUSED), lease(4095)),
+    "lease-of-nobody-in-own-seat": (field("lease", 0), lease(4095)),
+    "lease-for-ever": (field("lease", UNUSED), (4095 - 65536) << 48 | (1 << 48) - 1),
+    "lease-for-ever-in-own-seat": (field("lease", 0), (4095 - 65536) << 48 | (1 << 48) - 1),
+    "lease-began-in-the-future": (field("lease_since", 0), FOREVER),
+    "lease-began-before-time": (field("lease_since", 0), -FOREVER * 2),
 }
 
 
@@ -399,9 +400,8 @@ def test_a_share_of_100_needs_no_seat_and_touches_none(world):
     assert worker.share(3.3, 6) > 99.9
     left = Turnstile.from_buffer_copy((tenant.gpus / f"{world.card.uuid()}.1").read_bytes())
     assert left.seats[0].tenant == b"tenant-a"
-    assert not any(left.seat_of), "the process has left its seat, and nothing else lies there"
-    assert not any(seat.tenant for seat in left.seats[1:])
-    assert left.lease == 0
+    assert left.seats[0].lease == 0
+    assert not any(seat.tenant or seat.lease for seat in left.seats[1:])
 
 
 def test_a_quota_file_that_goes_away_leaves_the_last_share(world):

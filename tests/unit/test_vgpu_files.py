@@ -179,8 +179,12 @@ def test_the_sizes_of_shared_files_are_the_librarys():
     """A file that is larger was not made by it; a smaller limit would cut off what processes have mapped."""
     program = (
         '#include "region.h"\n#include "turnstile.h"\n'
-        '_Static_assert(sizeof(struct region) == %d && sizeof(struct turnstile) == %d, "sizes");\n'
+        '_Static_assert(sizeof(struct region) == %d && sizeof(struct turnstile_file) == %d, "sizes");\n'
         % (vgpu_files.REGION_BYTES, vgpu_files.TURNSTILE_BYTES)
+        + '_Static_assert(TURNSTILE_PAGE_BYTES == %d && TURNSTILE_TERMS_BYTES == %d, "sizes");\n'
+        % (vgpu_files.SEAT_PAGE_BYTES, vgpu_files.TERMS_BYTES)
+        + '_Static_assert(sizeof(struct seat) <= TURNSTILE_PAGE_BYTES, "sizes");\n'
+        + '_Static_assert(sizeof(struct turnstile_terms) == 64 + 64 * 80, "terms of the agent");\n'
     )
     command = ["gcc", "-std=gnu11", "-fsyntax-only", "-I", str(SOURCES), "-x", "c", "-"]
     done = subprocess.run(command, input=program, capture_output=True, text=True, check=False)

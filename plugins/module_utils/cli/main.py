@@ -136,9 +136,7 @@ def _parser() -> argparse.ArgumentParser:
         "--settings", default=KEEP_SETTINGS, metavar="FILE", help="what the role wrote (default: %(default)s)"
     )
 
-    _command(
-        commands, "vgpu-agent", ".vgpu_agent:serve", "hand out sealed turnstiles to vGPU tenants; systemd starts it"
-    )
+    _command(commands, "vgpu-agent", ".vgpu_agent:serve", "hand vGPU tenants their shared memory; systemd starts it")
 
     metrics = _command(commands, "metrics", ".metrics:metrics", "how the host stands to its layout, for Prometheus")
     metrics.add_argument(

@@ -21,14 +21,18 @@ from ..mps_steps import MpsPlan, caps
 from ..nvml import Session
 from ..techniques import observers
 from ..vgpu_host import VgpuHost, applies
-from ..vgpu_model import NOT_ISOLATED, SEALED, VgpuSeen
+from ..vgpu_model import NOT_ISOLATED, READ_ONLY, SEALED, VgpuSeen
 from ..vgpu_steps import VgpuPlan, size
 from ..vgpu_steps import caps as quota
 
 T = TypeVar("T")
 _POLL_SECONDS = 0.2
 #: What the line of a tenant ends with.
-_ISOLATION = {NOT_ISOLATED: "  not isolated from neighbours", SEALED: "  neighbours can delay it"}
+_ISOLATION = {
+    NOT_ISOLATED: "  not isolated from neighbours",
+    SEALED: "  neighbours can delay it",
+    READ_ONLY: "  neighbours cannot write its words",
+}
 
 
 def show(options: Namespace) -> int:

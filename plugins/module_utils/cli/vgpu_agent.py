@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""vgpu-agent: the service that hands out the turnstiles of GPUs to tenants."""
+"""vgpu-agent: the service that hands tenants the memory in which they take turns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import os
 from argparse import Namespace
 from pathlib import Path
 
-from ..vgpu_agent import Agent, Notifier, Turnstiles, stored
+from ..vgpu_agent import Agent
+from ..vgpu_agent_memory import Notifier, SharedMemory, stored
 from ..vgpu_host import ROOT_VARIABLE
 
 
@@ -18,7 +19,7 @@ def serve(options: Namespace) -> int:
     notifier = Notifier(os.environ)
     agent = Agent(
         Path(os.environ.get(ROOT_VARIABLE) or "/"),
-        Turnstiles(notifier, stored(os.environ)),
+        SharedMemory(notifier, stored(os.environ)),
         lambda text: print(text, flush=True),
     )
     agent.look()

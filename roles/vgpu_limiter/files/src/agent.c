@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Turnstiles from the host's agent: see agent.h.
+ * Seats from the host's agent: see agent.h.
  *
  * The kernel's own calls are made, as in shared.c: those of the C library are points at which a cancelled thread ends.
  */
@@ -66,88 +66,108 @@ static int connect_to(const char *folder)
 	return connection;
 }
 
-/* Pairs the lines of a message with its descriptors. What is too much is closed. */
-static void take(struct agent_answer *answer, const char *text, const int *descriptors, int count)
+/* Copies the next word of a line; the rest of the line, or NULL where there is no word or no room for it. */
+static const char *next_word(const char *line, char *word, size_t room)
 {
-	for (int i = 0; i < count; i++) {
-		size_t length = strcspn(text, "\n");
-		if (length == 0 || length >= AGENT_NAME || answer->count == AGENT_GPUS) {
-			close_descriptor(descriptors[i]);
-		} else {
-			memcpy(answer->names[answer->count], text, length);
-			answer->names[answer->count][length] = '\0';
-			answer->descriptors[answer->count++] = descriptors[i];
-		}
-		text += length + (text[length] == '\n');
-	}
+	size_t length = strcspn(line, " ");
+	if (length == 0 || length >= room)
+		return NULL;
+	memcpy(word, line, length);
+	word[length] = '\0';
+	return line + length + (line[length] == ' ');
 }
 
-/* False: there is no more. */
-static bool receive(int connection, struct agent_answer *answer)
+/* By hand: what scans numbers has another name in newer C libraries, which older ones lack. */
+static bool parse(const char *line, struct agent_part *part)
 {
-	char text[AGENT_GPUS * AGENT_NAME + 1];
+	static const char *const kinds[] = { [AGENT_OWN] = "own", [AGENT_SEAT] = "seat", [AGENT_TERMS] = "terms" };
+	char kind[8], number[4];
+	if (!(line = next_word(line, part->gpu, sizeof part->gpu)) || !(line = next_word(line, kind, sizeof kind))
+	    || !(line = next_word(line, number, sizeof number)) || *line || number[strspn(number, "0123456789")])
+		return false;
+	part->seat = 0;
+	for (const char *digit = number; *digit; digit++)
+		part->seat = part->seat * 10 + (*digit - '0');
+	for (int i = AGENT_OWN; i <= AGENT_TERMS; i++)
+		if (strcmp(kind, kinds[i]) == 0) {
+			part->kind = (enum agent_kind)i;
+			return true;
+		}
+	return false;
+}
+
+/* Pairs the lines of a message with its descriptors. Returns how many were taken. */
+static int take(agent_taker *taker, void *context, char *text, const int *descriptors, int count)
+{
+	int taken = 0;
+	for (int i = 0; i < count; i++) {
+		struct agent_part part = { .descriptor = descriptors[i] };
+		char *end = text + strcspn(text, "\n");
+		bool more = *end != '\0';
+		*end = '\0';
+		if (parse(text, &part)) {
+			taker(context, &part);
+			taken++;
+		}
+		close_descriptor(descriptors[i]);
+		text = end + more;
+	}
+	return taken;
+}
+
+/* Below 0: there is no more. */
+static int receive(int connection, agent_taker *taker, void *context)
+{
+	char text[AGENT_PARTS * AGENT_LINE + 1];
 	union {
 		struct cmsghdr header;	/* aligns it */
-		char bytes[CMSG_SPACE(AGENT_GPUS * sizeof(int))];
+		char bytes[CMSG_SPACE(AGENT_PARTS * sizeof(int))];
 	} control;
-	int descriptors[AGENT_GPUS];
+	int descriptors[AGENT_PARTS], taken = 0;
 	struct iovec into = { text, sizeof text - 1 };
 	struct msghdr message = { .msg_iov = &into, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control };
 	long length = syscall(SYS_recvmsg, connection, &message, MSG_CMSG_CLOEXEC);
 	if (length <= 0)
-		return length < 0 && errno == EINTR;
+		return length < 0 && errno == EINTR ? 0 : -1;
 	text[length] = '\0';
 	for (struct cmsghdr *part = CMSG_FIRSTHDR(&message); part; part = CMSG_NXTHDR(&message, part)) {
 		if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS)
 			continue;
 		size_t count = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
 		memcpy(descriptors, CMSG_DATA(part), count * sizeof(int));
-		take(answer, text, descriptors, (int)count);
+		taken += take(taker, context, text, descriptors, (int)count);
 	}
-	return true;
+	return taken;
 }
 
-bool agent_ask(const char *folder, struct agent_answer *answer)
+bool agent_ask(const char *folder, agent_taker *taker, void *context)
 {
-	answer->count = 0;
+	int taken = 0, more = 0;
 	int connection = connect_to(folder);
 	if (connection < 0)
 		return false;
 	errno = 0;
 	/* A bound, for a program whose signals interrupt each wait. */
-	for (int i = 0; i < AGENT_GPUS && receive(connection, answer); i++)
-		;
+	for (int i = 0; i < AGENT_MESSAGES && more >= 0; i++) {
+		more = receive(connection, taker, context);
+		taken += more > 0 ? more : 0;
+	}
 	int error = errno;
 	close_descriptor(connection);
 	errno = error;
-	return answer->count > 0;
+	return taken > 0;
 }
 
-void agent_close(struct agent_answer *answer)
-{
-	while (answer->count > 0)
-		close_descriptor(answer->descriptors[--answer->count]);
-}
-
-int agent_descriptor(const struct agent_answer *answer, const char *gpu)
-{
-	for (int i = 0; i < answer->count; i++)
-		if (strcmp(answer->names[i], gpu) == 0)
-			return answer->descriptors[i];
-	return -1;
-}
-
-void *agent_map(const struct agent_answer *answer, const char *gpu, size_t size, uint64_t *inode)
+void *agent_map(const struct agent_part *part, size_t size, uint64_t *inode)
 {
 	struct stat status;
-	int descriptor = agent_descriptor(answer, gpu);
-	if (descriptor < 0 || syscall(SYS_newfstatat, descriptor, "", &status, AT_EMPTY_PATH) != 0 || status.st_size != (off_t)size
-	    || status.st_ino == *inode)
+	if (syscall(SYS_newfstatat, part->descriptor, "", &status, AT_EMPTY_PATH) != 0 || status.st_size != (off_t)size)
 		return NULL;
-	long seals = syscall(SYS_fcntl, descriptor, F_GET_SEALS, 0);
+	long seals = syscall(SYS_fcntl, part->descriptor, F_GET_SEALS, 0);
 	if (seals < 0 || !(seals & F_SEAL_SHRINK))
 		return NULL;
-	void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+	int access = part->kind == AGENT_OWN ? PROT_READ | PROT_WRITE : PROT_READ;
+	void *memory = mmap(NULL, size, access, MAP_SHARED, part->descriptor, 0);
 	if (memory == MAP_FAILED)
 		return NULL;
 	if (madvise(memory, size, MADV_DONTFORK) != 0) {

@@ -2,10 +2,11 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Turnstiles from the host's agent (openfleet-vgpu-agent.service): memory that no tenant can truncate, where a file can be.
+ * Seats from the host's agent (openfleet-vgpu-agent.service): memory that no tenant can truncate, and that no other than its
+ * own tenant can write, where a file can be both.
  *
- * The agent says on a socket, unasked, which GPUs it has turnstiles of, with a descriptor for each. Where none answers, the
- * files below gpus/ serve. No call here waits for longer than AGENT_WAIT_MS in all, or two of them.
+ * The agent says on a socket, unasked, what it has for each GPU, with a descriptor for each. Where none answers, the files below
+ * gpus/ serve. No call here waits for longer than AGENT_WAIT_MS in all, or two of them.
  */
 #ifndef AGENT_H
 #define AGENT_H
@@ -14,21 +15,28 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { AGENT_GPUS = 64, AGENT_NAME = 48, AGENT_WAIT_MS = 500 };
+enum { AGENT_PARTS = 32, AGENT_LINE = 80, AGENT_MESSAGES = 64, AGENT_NAME = 48, AGENT_WAIT_MS = 500 };
 
-struct agent_answer {
-	int count;
-	char names[AGENT_GPUS][AGENT_NAME];	/* GPU-... */
-	int descriptors[AGENT_GPUS];
+enum agent_kind {
+	AGENT_OWN,	/* "GPU-... own SEAT": a seat of the tenant whose socket this is, for reading and writing */
+	AGENT_SEAT,	/* "GPU-... seat SEAT": another's, for reading */
+	AGENT_TERMS,	/* "GPU-... terms 0": who has which seat, for reading */
 };
 
-/* Asks at the socket in `folder`; to be closed. False: errno says why, and there is nothing to close. */
-bool agent_ask(const char *folder, struct agent_answer *);
-void agent_close(struct agent_answer *);
-/* The descriptor for a GPU, which stays the answer's; -1: it has none. */
-int agent_descriptor(const struct agent_answer *, const char *gpu);
-/* Maps the GPU's memory, which does not pass to a child of fork. NULL: it has none that is sealed and of this size, or it is
- * the one of *inode. *inode tells memories apart. */
-void *agent_map(const struct agent_answer *, const char *gpu, size_t size, uint64_t *inode);
+/* One descriptor of an answer, which is closed afterwards. */
+struct agent_part {
+	char gpu[AGENT_NAME];
+	enum agent_kind kind;
+	int seat;
+	int descriptor;
+};
+
+typedef void agent_taker(void *context, const struct agent_part *);
+
+/* Asks at the socket in `folder`, and has each part of the answer taken. False: there was none, errno says why. */
+bool agent_ask(const char *folder, agent_taker *, void *context);
+/* Maps a part that is sealed and of this size; the mapping does not pass to a child of fork. NULL: it is not so. *inode tells
+ * memories apart. */
+void *agent_map(const struct agent_part *, size_t size, uint64_t *inode);
 
 #endif

@@ -23,7 +23,7 @@
  *   report.c nvml.c                    the hooks that tell free and total; what NVML says of us
  *   launch.c throttle.c turnstile.c    the hooks that launch, and the share of the SMs
  *   seat.c busy.c cover.c              a place at the turnstile; how long the GPU worked for us
- *   agent.c                            turnstiles that the host's agent hands out
+ *   agent.c                            memory that the host's agent hands out
  *   front.c                            a libcuda.so.1 for containers, in front of the driver's
  *   vgpu-top.c top_read.c              a program of its own, which shows it all
  *   log.c

@@ -14,12 +14,29 @@
 #include "internal.h"
 #include "turnstile.h"
 
+/* What the agent has of a GPU, mapped. */
+struct seat_pages {
+	struct seat *seats[TURNSTILE_SEATS];	/* NULL: none. Only the own one can be written */
+	struct turnstile_terms *terms;		/* NULL: the agent has nothing of this GPU */
+	struct seat *own;			/* the same as seats[own_seat] */
+	int own_seat;
+	uint64_t inode;				/* of the own seat's memory */
+	uint64_t changes;			/* of the terms, as the seats are */
+};
+
+/* The agent's answer, by places in the quota. */
+struct seat_answer {
+	const struct quota *quota;
+	struct seat_pages gpus[QUOTA_GPUS];
+};
+
 struct throttle_gpu {
-	struct turnstile *file;		/* NULL: there is none, each process is held back by itself */
-	struct turnstile *mine;		/* the agent's, or else the file, or else one of this process alone */
+	struct turnstile_file *file;	/* NULL: none can be used. Its locks tell who lives, wherever the seats are */
+	struct turnstile *mine;		/* of the agent's seats, or else the file's, or else one that this process alone has */
+	struct seat_pages pages;	/* the agent's, if any; what `mine` leads to then */
+	struct turnstile view;
 	char path[512];
-	uint64_t device, inode;		/* of the file that is mapped: its locks tell who lives, whatever `mine` is */
-	uint64_t sealed;		/* which of the agent's it is, 0: none */
+	uint64_t device, inode;		/* of the file that is mapped */
 	int seat;			/* -1: none, as the quota names none (any more) */
 	unsigned process;
 	struct terms terms;		/* as the quota says, whatever the turnstile says */
@@ -54,18 +71,25 @@ static inline int64_t now_ns(void)
 	return now.tv_sec * NS_PER_SECOND + now.tv_nsec;
 }
 
-/* Opens the GPU's turnstile, the one of the answer or else the file, and takes the tenant's seat there. NULL: no memory. */
-struct throttle_gpu *seat_start(const struct quota *, const struct quota_gpu *, const struct agent_answer *);
-/* Goes over to the turnstile of the answer, where that has another one. */
-void seat_move(struct throttle_gpu *, const struct quota *, const struct quota_gpu *, const struct agent_answer *);
+/* Opens the GPU's turnstile, with the seats of the answer or else of the file, and takes the tenant's seat there. NULL: no
+ * memory. */
+struct throttle_gpu *seat_start(const struct quota *, const struct quota_gpu *, struct seat_pages *);
+/* Goes over to the seats of the answer, where it has some. */
+void seat_move(struct throttle_gpu *, const struct quota *, const struct quota_gpu *, struct seat_pages *);
 /* What the quota says goes into the seat. */
 void seat_take(struct throttle_gpu *, const struct quota *, const struct quota_gpu *);
 /* The quota names no seat any more: it is not throttled here. */
 void seat_leave(struct throttle_gpu *);
-/* The turnstile file of another GPU of the tenant, only to look at it; NULL: there is none. */
-struct turnstile *seat_peer(const struct quota_gpu *);
-/* Asks the agent; the answer is to be closed. False: none answers. `log`: what an operator should know of that. */
-bool seat_ask(const struct quota *, struct agent_answer *, bool log);
-bool seat_holder_is_dead(const struct throttle_gpu *, unsigned holder);
+/* The tenant's seat in the file of another GPU, only to look at it; NULL: there is none. */
+struct seat *seat_peer(const struct quota_gpu *);
+/* Asks the agent. False: none answers. `log`: what an operator should know of that. */
+bool seat_ask(const struct quota *, struct seat_answer *, bool log);
+/* Unmaps what nobody has taken over (and set to nothing). */
+void seat_drop(struct seat_pages *);
+static inline bool seat_has_changed(const struct throttle_gpu *g)
+{
+	return g->pages.terms && atomic_load_explicit(&g->pages.terms->changes, memory_order_relaxed) != g->pages.changes;
+}
+bool seat_holder_is_dead(const struct throttle_gpu *, unsigned process);
 
 #endif

@@ -51,8 +51,11 @@ static_assert((int)THROTTLE_GPUS == (int)QUOTA_GPUS, "throttle_state has a place
 #define AGENT_CHECK_NS (60 * NS_PER_SECOND)	/* and whether the one that it gave is still the one */
 #define GANG_NS NS_PER_SECOND			/* for so long a peer that was late shows that the processes wait for each other */
 #define LIVENESS_NS (10 * NS_PER_MS)		/* how often a waiter asks whether the holder lives */
+#define CHANGE_AGAIN_NS (100 * NS_PER_MS)	/* how often at most the agent is asked who has changed */
 
 static struct mutex *lock_of(struct state *state) { return (struct mutex *)&state->throttle.lock; }
+
+static struct seat *seat_of(const struct throttle_gpu *g) { return g->mine->seats[g->seat]; }
 
 static int64_t within(int64_t ns, int64_t low, int64_t high) { return ns < low ? low : ns > high ? high : ns; }
 
@@ -81,7 +84,8 @@ static void follow(struct state *state, const struct quota *quota)
 	t->blocking = blocking && *blocking && strcmp(blocking, "0") != 0;
 	for (int i = 0; i < QUOTA_GPUS; i++)	/* one that was mapped for a GPU of the old quota stays mapped */
 		if (!quota || !t->quota || i >= quota->gpu_count || i >= t->quota->gpu_count
-		    || memcmp(&quota->gpus[i].uuid, &t->quota->gpus[i].uuid, sizeof(CUuuid)) != 0)
+		    || memcmp(&quota->gpus[i].uuid, &t->quota->gpus[i].uuid, sizeof(CUuuid)) != 0
+		    || quota->gpus[i].seat != t->quota->gpus[i].seat)
 			t->peers[i] = (struct peer){ 0 };
 	t->quota = quota;
 	atomic_store(&t->off, off);
@@ -107,7 +111,7 @@ static struct busy *context_of(struct throttle_gpu *g)
 
 static void spend(struct throttle_gpu *g, int64_t asked, int64_t now, int64_t busy_ns)
 {
-	turnstile_spend(g->mine, g->seat, g->terms, asked, now, busy_ns);
+	turnstile_spend(seat_of(g), g->terms, asked, now, busy_ns);
 	g->own_paid = turnstile_charge(g->own_paid, asked, now, busy_ns, g->terms.percent, turnstile_most_debt(g->terms));
 }
 
@@ -115,14 +119,14 @@ static void account(struct throttle_gpu *g, const struct launch *done, int64_t b
 {
 	if (g->seat < 0)	/* it was left since */
 		return;
-	atomic_fetch_add(&g->mine->seats[g->seat].used_ns, (uint64_t)busy_ns);
+	atomic_fetch_add(&seat_of(g)->used_ns, (uint64_t)busy_ns);
 	if (done->charged)
 		spend(g, done->asked_ns, now, busy_ns - done->estimate_ns);
 }
 
 static struct others others(const struct throttle_gpu *g)
 {
-	return (struct others){ g->peers_held_ns, atomic_load(&g->mine->passes) };
+	return (struct others){ g->peers_held_ns, turnstile_passes(g->mine) };
 }
 
 /* Accounts for what is done; returns the time that the rest will take. */
@@ -149,11 +153,11 @@ static int64_t harvest(struct throttle_gpu *g, int64_t now, bool *idle)
 /* The tenant's other GPUs: work there may wait for work here, and the other way round. */
 static void look_at_peers(struct throttle_state *t, int own, struct throttle_gpu *g, bool begins, int64_t now)
 {
-	int64_t paid = turnstile_paid(g->mine, g->seat, now), least = paid;
+	int64_t paid = turnstile_paid(seat_of(g), now), least = paid;
 	uint64_t held = 0;
 	bool late = false;
 	g->hurry = g->has_peers = g->together = g->behind = false;
-	uint64_t launches = atomic_load(&g->mine->seats[g->seat].launches);
+	uint64_t launches = atomic_load(&seat_of(g)->launches);
 	for (int i = 0; i < t->quota->gpu_count; i++) {
 		const struct quota_gpu *gpu = &t->quota->gpus[i];
 		struct peer *peer = &t->peers[i];
@@ -161,26 +165,28 @@ static void look_at_peers(struct throttle_state *t, int own, struct throttle_gpu
 			continue;
 		if (!peer->looked) {
 			/* An agent that answers is asked with the next launch; until then it is not looked at. */
-			*peer = (struct peer){ .looked = true, .turnstile = t->no_agent ? seat_peer(gpu) : NULL };
+			*peer = (struct peer){ .looked = true, .seat = t->no_agent ? seat_peer(gpu) : NULL };
 			t->ask_agent_ns = t->no_agent ? t->ask_agent_ns : 0;
 		}
-		if (!peer->turnstile)
+		const struct throttle_gpu *used = t->gpus[i];
+		const struct seat *there = used && used->mine && used->seat >= 0 ? seat_of(used) : peer->seat;
+		if (!there)
 			continue;
-		held += atomic_load(&peer->turnstile->seats[gpu->seat].throttled_ns);
-		if (!turnstile_is_active(peer->turnstile, gpu->seat, now))
+		held += atomic_load(&there->throttled_ns);
+		if (!turnstile_is_active(there, now))
 			continue;
-		int64_t paid_there = turnstile_paid(peer->turnstile, gpu->seat, now);
+		int64_t paid_there = turnstile_paid(there, now);
 		least = paid_there < least ? paid_there : least;
 		g->has_peers = true;
-		int64_t ahead = (int64_t)(atomic_load(&peer->turnstile->seats[gpu->seat].launches) - launches);
-		if (begins && atomic_load(&peer->turnstile->seats[gpu->seat].due) == 0)
+		int64_t ahead = (int64_t)(atomic_load(&there->launches) - launches);
+		if (begins && atomic_load(&there->due) == 0)
 			peer->ahead = ahead;
 		bool behind = ahead > peer->ahead && ahead <= peer->ahead + BUSY_RING;
-		bool overdue = turnstile_is_overdue(peer->turnstile, gpu->seat, now);
+		bool overdue = turnstile_is_overdue(there, now);
 		g->behind = g->behind || behind;
 		g->hurry = g->hurry || (overdue && behind);
 		late = late || overdue;
-		g->together = g->together || turnstile_is_working(peer->turnstile, gpu->seat, now);
+		g->together = g->together || turnstile_is_working(there, now);
 	}
 	if (late)
 		g->late_ns = now;
@@ -189,8 +195,8 @@ static void look_at_peers(struct throttle_state *t, int own, struct throttle_gpu
 	g->hurry = g->hurry || now - g->hurry_ns > HURRY_NS;
 	g->peers_held_ns = held;
 	g->lead_ns = within(paid - least, 0, LEAD_MAX_NS);
-	if (atomic_load(&g->mine->seats[g->seat].lead) != g->lead_ns)
-		atomic_store(&g->mine->seats[g->seat].lead, g->lead_ns);
+	if (atomic_load(&seat_of(g)->lead) != g->lead_ns)
+		atomic_store(&seat_of(g)->lead, g->lead_ns);
 }
 
 /* Says when the work on this GPU should be done. */
@@ -200,8 +206,8 @@ static void tell_due(struct throttle_gpu *g)
 	for (struct busy *b = g->contexts; b; b = b->next)
 		if (!busy_is_idle(b))
 			due = (due ? due : g->done_ns) + b->in_flight_ns;
-	if (atomic_load(&g->mine->seats[g->seat].due) != due)
-		atomic_store(&g->mine->seats[g->seat].due, due);
+	if (atomic_load(&seat_of(g)->due) != due)
+		atomic_store(&seat_of(g)->due, due);
 }
 
 /* --- deciding: each returns 0, or how long to sleep before asking again --- */
@@ -221,7 +227,7 @@ static int64_t wait_for_credit(struct throttle_gpu *g, enum policy policy, int64
 	/* More than this process has used, and its tenant's others may have: so much was not used by any. */
 	int64_t others = policy == POLICY_BURST ? BORROW_MAX_NS : SIBLING_DEBT_MAX_NS;
 	int64_t most = (g->own_paid > now ? g->own_paid : now) + others;
-	int64_t paid = turnstile_limit_debt(g->mine, g->seat, now, most) - g->lead_ns, resume = turnstile_resume(g->terms.percent);
+	int64_t paid = turnstile_limit_debt(seat_of(g), now, most) - g->lead_ns, resume = turnstile_resume(g->terms.percent);
 	if (paid > now)
 		g->spent = true;
 	else if (paid + resume <= now)
@@ -229,19 +235,26 @@ static int64_t wait_for_credit(struct throttle_gpu *g, enum policy policy, int64
 	*borrows = g->spent && policy != POLICY_FIXED;
 	if (!g->spent || policy == POLICY_BURST || (policy == POLICY_CONTENDED && g->alone))
 		return 0;
-	turnstile_set_active(g->mine, g->seat, now, paid + resume + ACTIVE_NS);
+	turnstile_set_active(seat_of(g), now, paid + resume + ACTIVE_NS);
 	return paid + resume - now + poll_ns(g);
+}
+
+/* As others believe them, so that two tenants always agree who of them comes first. */
+static struct claim own_claim(const struct throttle_gpu *g, int64_t now, bool holds)
+{
+	struct terms terms = g->mine->terms ? turnstile_terms(g->mine, g->seat) : g->terms;
+	return turnstile_claim(g->mine, g->seat, terms, now, holds);
 }
 
 static int64_t turn_ends(struct throttle_gpu *g, int64_t now, bool idle, int64_t in_flight)
 {
 	struct turnstile *t = g->mine;
-	struct claim rival, own = turnstile_claim(t, g->seat, g->terms, now, true);
-	bool waits = turnstile_rival(t, g->seat, now, &rival);
+	struct claim rival, claim = own_claim(g, now, true);
+	bool waits = turnstile_rival(t, g->seat, now, &rival) >= 0;
 	/* This process does not wait while it has the lease, so it is another of the tenant's. */
-	bool sibling = turnstile_is_waiting(t, g->seat, now);
+	bool sibling = turnstile_is_waiting(seat_of(g), now);
 	bool over = now - g->took_ns >= QUANTUM_NS;
-	int order = waits ? turnstile_order(rival, own) : -1;
+	int order = waits ? turnstile_order(rival, claim) : -1;
 	bool ends = order > 0 || (over && (sibling || order == 0));
 	if (ends && !g->ending)
 		g->ending_ns = now;
@@ -255,7 +268,7 @@ static int64_t turn_ends(struct throttle_gpu *g, int64_t now, bool idle, int64_t
 	/* An idle GPU is kept only for a process that does wait for the others: their work is late now and then. */
 	if (overtime && g->together && now - g->late_ns < GANG_NS)
 		return POLL_NS;
-	turnstile_give(t, g->process);
+	turnstile_give(t, g->seat, g->process);
 	g->not_before = now + 2 * POLL_NS;
 	return POLL_NS;
 }
@@ -263,26 +276,45 @@ static int64_t turn_ends(struct throttle_gpu *g, int64_t now, bool idle, int64_t
 static int64_t wait_for_turn(struct throttle_gpu *g, int64_t now, int64_t until)
 {
 	struct turnstile *t = g->mine;
-	struct claim rival;
-	unsigned holder = turnstile_holder(t, now), dead = 0;
-	turnstile_set_waiting(t, g->seat, now, now + GRACE_NS);
+	struct claim first, claim = own_claim(g, now, false);
+	int holder = turnstile_holder(t, -1, now), rival;
+	turnstile_set_waiting(seat_of(g), now, now + GRACE_NS);
 	if (now < g->not_before)
 		return poll_ns(g);
-	if (holder && now >= g->liveness_ns) {
+	if (holder >= 0 && now >= g->liveness_ns) {
+		unsigned process = turnstile_last_process(t, holder);
 		g->liveness_ns = now + LIVENESS_NS;
-		if (seat_holder_is_dead(g, holder))
-			dead = holder;
+		if (seat_holder_is_dead(g, process)) {
+			turnstile_bury(t, holder, process);
+			holder = turnstile_holder(t, -1, now);
+		}
 	}
-	if (holder && !dead)
+	if (holder >= 0) {
+		turnstile_waits_for(t, g->seat, holder, claim, now);
 		return poll_ns(g);
-	if (turnstile_rival(t, g->seat, now, &rival) && turnstile_before(rival, turnstile_claim(t, g->seat, g->terms, now, false)))
+	}
+	rival = turnstile_rival(t, g->seat, now, &first);
+	if (rival >= 0 && turnstile_before(first, claim) && turnstile_yields_to(t, rival, now))
 		return poll_ns(g);
-	if (!turnstile_take(t, g->process, now, until, dead))
+	if (!turnstile_take(t, g->seat, g->process, now, until))
 		return poll_ns(g);
-	atomic_store(&t->seats[g->seat].waiting_until, 0);
+	turnstile_had_turn(t, now);
+	atomic_store(&seat_of(g)->waiting_until, 0);
 	g->took_ns = now;
 	g->ending = false;
 	return 0;
+}
+
+/* Whether this process has the GPU. A lease that is over counts until another tenant has the next one. */
+static bool has_lease(struct throttle_gpu *g, int64_t now)
+{
+	struct turnstile *t = g->mine;
+	if (turnstile_last_process(t, g->seat) != g->process)
+		return false;
+	if (turnstile_process(t, g->seat, now) == g->process || turnstile_holder(t, g->seat, now) < 0)
+		return true;
+	turnstile_give(t, g->seat, g->process);
+	return false;
 }
 
 enum reason { FOR_NOTHING, FOR_CREDIT, FOR_THE_GPU, FOR_ITS_TURN };
@@ -293,9 +325,14 @@ static int64_t hold_back(struct throttle_state *state, int gpu, struct busy *b, 
 	enum policy policy = (enum policy)g->terms.policy;
 	bool known;
 	int64_t estimate = busy_estimate(b, function, &known);
-	bool idle, borrows, holds = turnstile_last_holder(g->mine) == g->process;
+	bool idle, borrows, holds = has_lease(g, now);
 	bool look = !holds || g->ending || now - g->looked_ns >= POLL_NS;
 
+	if (holds && look && turnstile_is_second(g->mine, g->seat, now)) {
+		turnstile_give(g->mine, g->seat, g->process);
+		g->mine->lost_ns = now;
+		holds = false;
+	}
 	if (state->quota->gpu_count > 1 && look)
 		look_at_peers(state, gpu, g, !holds, now);
 	int64_t in_flight = harvest(g, now, &idle), wait;
@@ -306,12 +343,12 @@ static int64_t hold_back(struct throttle_state *state, int gpu, struct busy *b, 
 	 * launch goes through without waiting for its end or for a turn's, and its lease is left to end. */
 	bool stuck = !idle && now - g->progress_ns > STUCK_NS + within(in_flight, 0, STUCK_NS);
 
-	turnstile_set_active(g->mine, g->seat, now, now + ACTIVE_NS);
+	turnstile_set_active(seat_of(g), now, now + ACTIVE_NS);
 	if (holds && !idle && !stuck)
-		turnstile_renew(g->mine, g->process, now, now + DRAIN_LEASE_NS);
+		turnstile_renew(g->mine, g->seat, g->process, now, now + DRAIN_LEASE_NS);
 	if (look) {
 		g->looked_ns = now;
-		turnstile_show(g->mine, g->seat, g->terms);
+		turnstile_show(seat_of(g), g->terms);
 		g->alone = !turnstile_contended(g->mine, g->seat, now);
 	}
 	*reason = FOR_CREDIT;
@@ -320,7 +357,7 @@ static int64_t hold_back(struct throttle_state *state, int gpu, struct busy *b, 
 	if (wait > 0 && !hurry && !(holds && g->behind && wait < LEAD_MAX_NS)) {
 		if (!idle)
 			return drain(in_flight);
-		turnstile_give(g->mine, g->process);
+		turnstile_give(g->mine, g->seat, g->process);
 		return wait;
 	}
 	*reason = FOR_THE_GPU;
@@ -331,7 +368,7 @@ static int64_t hold_back(struct throttle_state *state, int gpu, struct busy *b, 
 	if (holds && look && !stuck && (wait = turn_ends(g, now, idle, in_flight)) > 0)
 		return wait;
 	int64_t until = now + in_flight + within(estimate * 3 / 2, known ? 2 * NS_PER_MS : UNKNOWN_LEASE_NS, LEASE_MAX_NS);
-	if (holds && turnstile_renew(g->mine, g->process, now, until))
+	if (holds && turnstile_renew(g->mine, g->seat, g->process, now, until))
 		return 0;
 	wait = wait_for_turn(g, now, until);
 	if (wait == 0 || !hurry || turnstile_has_slot(g->mine, g->seat, now))
@@ -356,50 +393,62 @@ static void nap(struct state *state, struct throttle_gpu *g, int64_t ns, enum re
 	mutex_lock(lock_of(state));
 	g->sleepers--;
 	/* Several threads that sleep at once have lost the time once; a full queue is the program's own doing. */
-	if (first && reason != FOR_THE_GPU)
-		atomic_fetch_add(&g->mine->seats[g->seat].throttled_ns, (uint64_t)(now_ns() - began));
+	if (first && reason != FOR_THE_GPU && g->seat >= 0)
+		atomic_fetch_add(&seat_of(g)->throttled_ns, (uint64_t)(now_ns() - began));
 }
 
-/* Asks the agent; where it did not answer, not again soon. The answer is to be closed. */
-static void ask(struct throttle_state *t, const struct quota *quota, struct agent_answer *answer, int64_t now)
+/* Asks the agent; where it did not answer, not again soon. */
+static void ask(struct throttle_state *t, const struct quota *quota, struct seat_answer *answer, int64_t now)
 {
-	answer->count = 0;
+	memset(answer, 0, sizeof *answer);
 	if (t->no_agent && now < t->ask_agent_ns)
 		return;
 	t->no_agent = !seat_ask(quota, answer, !t->no_agent);
 	t->ask_agent_ns = now + (t->no_agent ? AGENT_AGAIN_NS : AGENT_CHECK_NS);
+	t->ask_change_ns = now + CHANGE_AGAIN_NS;
 }
 
-/* The agent's turnstiles are used as soon as there are some. An agent that has lost them has others then. */
+/* The tenant's seat on a GPU that this process only looks at. */
+static void follow_peer(struct peer *peer, const struct quota_gpu *gpu, struct seat_pages *pages)
+{
+	struct seat *page = pages->own;
+	if (!peer->looked || gpu->seat < 0)
+		return;
+	if (!page) {
+		if (!peer->seat)
+			peer->seat = seat_peer(gpu);
+		return;
+	}
+	if (peer->page)
+		munmap(peer->seat, TURNSTILE_PAGE_BYTES);
+	peer->seat = page;
+	peer->page = true;
+	peer->ahead = 0;
+	pages->seats[pages->own_seat] = pages->own = NULL;
+}
+
+/* The agent's seats are used as soon as there are some. An agent that has lost them has others then. */
 static void follow_agent(struct throttle_state *t, const struct quota *quota, int64_t now)
 {
-	struct agent_answer answer;
+	struct seat_answer answer;
 	ask(t, quota, &answer, now);
 	for (int i = 0; i < quota->gpu_count; i++) {
-		if (t->gpus[i])
-			seat_move(t->gpus[i], quota, &quota->gpus[i], &answer);
-		struct peer *peer = &t->peers[i];
-		bool was_sealed = peer->sealed != 0;
-		struct turnstile *sealed = peer->looked ? agent_map(&answer, quota->gpus[i].name, sizeof *sealed, &peer->sealed) : NULL;
-		if (sealed) {
-			if (was_sealed)
-				munmap(peer->turnstile, sizeof *sealed);
-			peer->turnstile = sealed;
-			peer->ahead = 0;
-		} else if (peer->looked && !peer->turnstile) {
-			peer->turnstile = seat_peer(&quota->gpus[i]);
-		}
+		if (t->gpus[i] && t->gpus[i]->mine)
+			seat_move(t->gpus[i], quota, &quota->gpus[i], &answer.gpus[i]);
+		else
+			follow_peer(&t->peers[i], &quota->gpus[i], &answer.gpus[i]);
+		seat_drop(&answer.gpus[i]);
 	}
-	agent_close(&answer);
 }
 
 /* Begins to use a GPU. NULL: no memory. */
 static struct throttle_gpu *start(struct throttle_state *t, const struct quota *quota, int gpu, int64_t now)
 {
-	struct agent_answer answer;
+	struct seat_answer answer;
 	ask(t, quota, &answer, now);
-	t->gpus[gpu] = seat_start(quota, &quota->gpus[gpu], &answer);
-	agent_close(&answer);
+	t->gpus[gpu] = seat_start(quota, &quota->gpus[gpu], &answer.gpus[gpu]);
+	for (int i = 0; i < quota->gpu_count; i++)
+		seat_drop(&answer.gpus[i]);
 	return t->gpus[gpu];
 }
 
@@ -418,7 +467,7 @@ static struct launch *admit(struct state *state, const void *function)
 		if (!b)
 			return NULL;
 		int64_t now = now_ns();
-		if (now >= state->throttle.ask_agent_ns) {
+		if (now >= state->throttle.ask_agent_ns || (seat_has_changed(g) && now >= state->throttle.ask_change_ns)) {
 			follow_agent(&state->throttle, quota, now);
 			now = now_ns();
 		}
@@ -429,11 +478,11 @@ static struct launch *admit(struct state *state, const void *function)
 			if (busy_is_full(b))	/* of work that is stuck: this cannot be measured */
 				return NULL;
 			struct others before = others(g);
-			if (turnstile_last_holder(g->mine) != g->process)
-				atomic_fetch_add(&g->mine->passes, 1);
+			if (turnstile_last_process(g->mine, g->seat) != g->process)
+				atomic_fetch_add(&seat_of(g)->passes, 1);
 			struct launch *launch = busy_reserve(b, function, before, now);
 			if (quota->gpu_count > 1) {
-				atomic_fetch_add(&g->mine->seats[g->seat].launches, 1);
+				atomic_fetch_add(&seat_of(g)->launches, 1);
 				tell_due(g);
 			}
 			launch->charged = !(quota->policy == POLICY_CONTENDED && g->alone);

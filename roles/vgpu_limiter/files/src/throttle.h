@@ -16,23 +16,24 @@
 
 struct quota;
 struct throttle_gpu;
-struct turnstile;
+struct seat;
 struct launch;
 
 enum { THROTTLE_GPUS = 16 };	/* as QUOTA_GPUS */
 
 /* Another GPU of the tenant. */
 struct peer {
-	bool looked;			/* for its turnstile */
-	uint64_t sealed;		/* which of the agent's that is, 0: the file */
-	struct turnstile *turnstile;	/* NULL: none */
+	bool looked;			/* for the tenant's seat there */
+	bool page;			/* it is the agent's, and to be unmapped */
+	struct seat *seat;		/* NULL: none */
 	int64_t ahead;			/* by how many launches it was when a turn began: so many mean nothing */
 };
 
 /* What a process keeps; all zero at first, and again in a child of fork. */
 struct throttle_state {
 	_Atomic int off;			/* 1: no GPU of the quota is throttled; the launches' fast path */
-	int64_t ask_agent_ns;			/* when to ask the agent again */
+	int64_t ask_agent_ns;			/* when to ask the agent again, */
+	int64_t ask_change_ns;			/* and when at the earliest where it says that tenants have changed */
 	bool no_agent;				/* it did not answer */
 	bool blocking;				/* each launch waits for its kernel (CUDA_LAUNCH_BLOCKING) */
 	_Atomic uint32_t lock;			/* a struct mutex (internal.h) */

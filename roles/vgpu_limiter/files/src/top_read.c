@@ -216,18 +216,56 @@ static void read_region(struct top_tenant *tenant, const char *root)
 
 /* --- turnstiles --- */
 
-static void read_turnstile(struct top_tenant *tenant, int gpu, const char *root, const struct agent_answer *agent)
+/* Seats of the agent: what it hands out to all users, copied. */
+struct copied_seat {
+	char gpu[AGENT_NAME];
+	int number;
+	struct seat seat;
+};
+
+struct seats {
+	int count, room;
+	struct copied_seat *list;
+};
+
+static void copy_seat(void *context, const struct agent_part *part)
+{
+	struct seats *seats = context;
+	if (part->kind == AGENT_TERMS)
+		return;
+	if (seats->count == seats->room) {
+		seats->room = 2 * seats->room + 16;
+		seats->list = need(realloc(seats->list, (size_t)seats->room * sizeof *seats->list));
+	}
+	struct copied_seat *copied = &seats->list[seats->count];
+	if (pread(part->descriptor, &copied->seat, sizeof copied->seat, 0) != (ssize_t)sizeof copied->seat)
+		return;
+	memcpy(copied->gpu, part->gpu, sizeof copied->gpu);
+	copied->number = part->seat;
+	seats->count++;
+}
+
+static const struct seat *find_seat(const struct seats *seats, const char *gpu, int number)
+{
+	for (int i = 0; i < seats->count; i++)
+		if (seats->list[i].number == number && strcmp(seats->list[i].gpu, gpu) == 0)
+			return &seats->list[i].seat;
+	return NULL;
+}
+
+static void read_turnstile(struct top_tenant *tenant, int gpu, const char *root, const struct seats *seats)
 {
 	char path[512];
-	struct turnstile *t = need(calloc(1, sizeof *t));
 	const struct quota_gpu *quota = &tenant->quota.gpus[gpu];
+	if (quota->seat < 0 || quota->seat >= TURNSTILE_SEATS)
+		return;
+	struct turnstile_file *t = need(calloc(1, sizeof *t));
+	const struct seat *seat = find_seat(seats, quota->name, quota->seat);
 	snprintf(path, sizeof path, "%s" RUN "/gpus/%s.1", root, quota->name);
-	int sealed = agent_descriptor(agent, quota->name);
-	ssize_t size = sealed >= 0 ? pread(sealed, t, sizeof *t, 0) : read_file(path, t, sizeof *t, NULL);
-	bool known = sealed >= 0
-		|| (atomic_load(&t->magic) == TURNSTILE_MAGIC && atomic_load(&t->version) == TURNSTILE_VERSION);
-	if (size == (ssize_t)sizeof *t && known && quota->seat >= 0 && quota->seat < TURNSTILE_SEATS) {
-		const struct seat *seat = &t->seats[quota->seat];
+	if (!seat && read_file(path, t, sizeof *t, NULL) == (ssize_t)sizeof *t
+	    && atomic_load(&t->magic) == TURNSTILE_MAGIC && atomic_load(&t->version) == TURNSTILE_VERSION)
+		seat = &t->seats[quota->seat];
+	if (seat) {
 		struct top_gpu *shown = &tenant->gpus[gpu];
 		shown->seated = strncmp(seat->tenant, tenant->name, sizeof seat->tenant) == 0;
 		shown->busy_ns = atomic_load(&seat->used_ns);
@@ -293,7 +331,7 @@ static int by_name(const void *a, const void *b)
 struct top *top_read(const char *root, const struct top *before)
 {
 	struct timespec now;
-	struct agent_answer agent;
+	struct seats seats = { 0 };
 	char folder[512];
 	struct top *top = need(calloc(1, sizeof *top));
 	top->tenants = need(calloc(TOP_TENANTS, sizeof *top->tenants));
@@ -301,7 +339,7 @@ struct top *top_read(const char *root, const struct top *before)
 	list(top, root, RUN "/tenants");
 	qsort(top->tenants, (size_t)top->tenant_count, sizeof *top->tenants, by_name);
 	snprintf(folder, sizeof folder, "%s" RUN, root);
-	agent_ask(folder, &agent);
+	agent_ask(folder, copy_seat, &seats);
 	clock_gettime(CLOCK_MONOTONIC, &now);
 	top->time_ns = now.tv_sec * NS_PER_SECOND + now.tv_nsec;
 	for (int i = 0; i < top->tenant_count; i++) {
@@ -309,11 +347,11 @@ struct top *top_read(const char *root, const struct top *before)
 		read_quota(tenant, root);
 		for (int gpu = 0; gpu < tenant->quota.gpu_count; gpu++) {
 			tenant->gpus[gpu].had_percent = -1;
-			read_turnstile(tenant, gpu, root, &agent);
+			read_turnstile(tenant, gpu, root, &seats);
 		}
 		read_region(tenant, root);
 	}
-	agent_close(&agent);
+	free(seats.list);
 	compare(top, before);
 	return top;
 }

@@ -2,16 +2,21 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The turnstile of a GPU: a small piece of memory for each GPU, mapped by every throttled process of every tenant on it. It
- * holds what a tenant has used and may use (seats) and whose turn it is (the lease). It is the agent's (agent.h), or a file
- * where no agent answers. The file's locks tell who lives in either case.
+ * The turnstile of a GPU: a seat for each tenant, which the tenant's throttled processes write and those of all tenants on
+ * the GPU read. A seat says what its tenant has used and may use, and until when one of its processes has the GPU (the lease).
  *
- * A file of zeros is a valid, empty turnstile, and each field is a word of its own that is changed atomically: there is
- * no lock, so a process may be killed at any instruction and leaves nothing that others would have to mend.
+ * Where the agent runs (agent.h), each seat is a page of its own that only its tenant can write, and the agent says which
+ * tenant has which seat, and on what terms. Otherwise all seats lie in one file. The file's locks tell who lives in either case.
  *
- * Every tenant of the GPU can write the file, so no value of it is trusted: each is bounded where it is read, by what an
- * honest process can have written at that moment, and counts as absent beyond that. What a tenant's own quota says is
- * taken from the quota. One wrong value so costs others a bounded delay; who writes all the time still fights the limiter.
+ * A seat of zeros is valid and empty, and each field is a word of its own that is changed atomically: there is no lock, so a
+ * process may be killed at any instruction and leaves nothing that others would have to mend.
+ *
+ * The lease. No word is shared by all tenants, so none can be taken by an atomic exchange. A process writes the lease into its
+ * own seat, then looks at the others': of two that do so at once at least one sees the other, and who sees another withdraws.
+ *
+ * No value of another tenant is trusted: each is bounded where it is read, by what an honest process can have written at that
+ * moment, and counts as absent beyond that. What a tenant's own quota says is taken from the quota. A tenant that keeps others
+ * waiting for longer than its terms allow is left out of account for a while (struct doubt).
  */
 #ifndef OPENFLEET_TURNSTILE_H
 #define OPENFLEET_TURNSTILE_H
@@ -48,6 +53,9 @@ enum {
 #define DEBT_MAX_NS (600 * NS_PER_SECOND) /* and anyone: a kernel of a minute at 10 percent */
 #define SIBLING_DEBT_MAX_NS (60 * NS_PER_SECOND) /* a process pays no more of what other processes of its tenant used */
 #define LEASE_MAX_NS NS_PER_SECOND /* no lease runs longer without being renewed */
+#define LEASE_EDGE_NS NS_PER_MS    /* one that ends so soon is taken again, not prolonged: another may take it meanwhile */
+#define DOUBT_NS (10 * NS_PER_SECOND) /* for so long a tenant does not count that kept others waiting for too long */
+#define DOUBT_GAP_NS (10 * NS_PER_MS) /* between two looks: what is longer does not count as having waited */
 #define SKEW_NS (2 * NS_PER_MS)    /* by how much the clock of a writer may be ahead of that which a reader read before */
 
 enum policy { POLICY_FIXED = 0, POLICY_CONTENDED = 1, POLICY_BURST = 2 };
@@ -75,18 +83,51 @@ struct seat {
 	_Atomic int64_t due;           /* when the work that it has on this GPU should be done; 0: it has none */
 	_Atomic int64_t lead;          /* by how much its credit here counts as better, as another of its GPUs has it */
 	_Atomic uint64_t launches;     /* that were let through */
-	uint64_t reserved[7];
+	_Atomic uint64_t lease;        /* process << 48 | microsecond until which it has the GPU; 0: none */
+	_Atomic int64_t lease_since;   /* when it took that */
+	_Atomic uint64_t passes;       /* launches that went through without the lease, beside the work of its holder */
+	uint64_t reserved[4];
 };
 
-struct turnstile {
+/* Of the file. Earlier releases have the lease in what is unused here, and share the credit in the seats with this one. */
+struct turnstile_file {
 	_Atomic uint64_t magic; /* written last */
 	_Atomic uint32_t version, size;
-	_Atomic uint64_t lease; /* process << 48 | microsecond until which it holds */
-	_Atomic int64_t lease_since;
-	_Atomic uint64_t passes; /* launches that went through without the lease, beside the work of its holder */
-	uint64_t reserved[11];
-	_Atomic uint8_t seat_of[TURNSTILE_PROCESSES]; /* seat + 1 of a process; 0: none yet */
+	uint64_t unused[526];
 	struct seat seats[TURNSTILE_SEATS];
+};
+
+/* What the agent makes and tenants only read: who has which seat, and how often that changed. */
+struct turnstile_terms {
+	_Atomic uint64_t changes; /* written last */
+	uint64_t reserved[7];
+	struct {
+		char tenant[TURNSTILE_TENANT];
+		_Atomic uint32_t percent; /* 0: the seat is free */
+		_Atomic uint32_t policy;
+		_Atomic int32_t priority;
+		uint32_t unused;
+	} seats[TURNSTILE_SEATS];
+};
+
+enum { TURNSTILE_PAGE_BYTES = 4096, TURNSTILE_TERMS_BYTES = 8192 }; /* as the agent makes them */
+
+/* What a process makes of another tenant that keeps it waiting though it has credit. */
+struct doubt {
+	uint64_t dead;     /* the lease of a process that is known to be dead, as it is in the seat; 0: none */
+	int64_t waited_ns; /* for the seat's lease, since this process had its own turn last */
+	int64_t until_ns;  /* the seat does not count until then */
+};
+
+/* A GPU's turnstile as a process sees it. */
+struct turnstile {
+	struct seat *seats[TURNSTILE_SEATS];  /* NULL: free. Of pages only the own one can be written */
+	const struct turnstile_terms *terms; /* NULL: each seat says its own */
+	int holder;                          /* seat + 1 of the tenant that it waited for last; 0: none */
+	int64_t waited_ns;                   /* when that was */
+	int64_t yielded_ns;                  /* for so long it has let others go first, and none has taken the GPU */
+	int64_t lost_ns;                     /* when it gave up a lease that another tenant had too */
+	struct doubt doubts[TURNSTILE_SEATS];
 };
 
 /* What of a seat decides whose turn it is. */
@@ -115,48 +156,70 @@ uint32_t turnstile_place(const char *tenant, int64_t now);
 /* As turnstile_order, then who is further behind its share: for a lease that nobody has. */
 bool turnstile_before(struct claim a, struct claim b);
 
-/* --- the shared words --- */
+/* --- the words of a seat --- */
 
-/* Whether a mapped turnstile is one that this library knows; a new one is marked as such. */
-bool turnstile_adopt(struct turnstile *t);
+/* Whether a mapped file is one that this library knows; a new one is marked as such. */
+bool turnstile_adopt(struct turnstile_file *file);
 /* Shows the terms to others. */
-void turnstile_show(struct turnstile *t, int seat, struct terms terms);
+void turnstile_show(struct seat *s, struct terms terms);
 /* The words of a seat as they are believed. */
-int64_t turnstile_paid(const struct turnstile *t, int seat, int64_t now);
-struct terms turnstile_terms(const struct turnstile *t, int seat);
-bool turnstile_is_active(const struct turnstile *t, int seat, int64_t now);
-bool turnstile_is_waiting(const struct turnstile *t, int seat, int64_t now);
+int64_t turnstile_paid(const struct seat *s, int64_t now);
+bool turnstile_is_active(const struct seat *s, int64_t now);
+bool turnstile_is_waiting(const struct seat *s, int64_t now);
 /* Whether the tenant's work on this GPU is late, so that it may be waiting for work on another. */
-bool turnstile_is_overdue(const struct turnstile *t, int seat, int64_t now);
+bool turnstile_is_overdue(const struct seat *s, int64_t now);
 /* Whether it has work on this GPU that is not late yet. */
-bool turnstile_is_working(const struct turnstile *t, int seat, int64_t now);
-/* Whether no other active tenant comes before this one in the slot's order. */
-bool turnstile_has_slot(const struct turnstile *t, int seat, int64_t now);
+bool turnstile_is_working(const struct seat *s, int64_t now);
 /* A tenant says that it wants the GPU, or waits, until then; a later time stays if it is believable. */
-void turnstile_set_active(struct turnstile *t, int seat, int64_t now, int64_t until);
-void turnstile_set_waiting(struct turnstile *t, int seat, int64_t now, int64_t until);
+void turnstile_set_active(struct seat *s, int64_t now, int64_t until);
+void turnstile_set_waiting(struct seat *s, int64_t now, int64_t until);
 /* Lowers paid_until to `most`. Returns what it is then. */
-int64_t turnstile_limit_debt(struct turnstile *t, int seat, int64_t now, int64_t most);
-
-/* A borrower that waits counts as having credit only with enough of it for a turn; the others do not wait before. */
-struct claim turnstile_claim(const struct turnstile *t, int seat, struct terms terms, int64_t now, bool holds);
-/* The first of the other seats that wait; false if none does. */
-bool turnstile_rival(const struct turnstile *t, int seat, int64_t now, struct claim *rival);
-/* Whether any other tenant wants the GPU. */
-bool turnstile_contended(const struct turnstile *t, int seat, int64_t now);
+int64_t turnstile_limit_debt(struct seat *s, int64_t now, int64_t most);
 /* What a tenant may owe at most. */
 int64_t turnstile_most_debt(struct terms terms);
 /* Charges GPU time to a seat's share. */
-void turnstile_spend(struct turnstile *t, int seat, struct terms terms, int64_t asked, int64_t now, int64_t busy);
+void turnstile_spend(struct seat *s, struct terms terms, int64_t asked, int64_t now, int64_t busy);
 
-/* The process that has the lease now; 0: nobody. */
-unsigned turnstile_holder(const struct turnstile *t, int64_t now);
-/* The process named by the lease, be it over or not. */
-unsigned turnstile_last_holder(const struct turnstile *t);
-/* Takes a lease that is free, over, or held by `dead`. None runs longer than LEASE_MAX_NS from now. */
-bool turnstile_take(struct turnstile *t, unsigned process, int64_t now, int64_t until, unsigned dead);
-/* Prolongs one's own; false if another has it by now. */
-bool turnstile_renew(struct turnstile *t, unsigned process, int64_t now, int64_t until);
-void turnstile_give(struct turnstile *t, unsigned process);
+/* --- a seat among the others --- */
+
+/* A seat's terms as others believe them: the agent's, or else those in the seat. */
+struct terms turnstile_terms(const struct turnstile *t, int seat);
+/* Whether no other active tenant comes before this one in the slot's order. */
+bool turnstile_has_slot(const struct turnstile *t, int seat, int64_t now);
+/* A borrower that waits counts as having credit only with enough of it for a turn; the others do not wait before. */
+struct claim turnstile_claim(const struct turnstile *t, int seat, struct terms terms, int64_t now, bool holds);
+/* The first of the other seats that wait, and its claim; -1 if none does. */
+int turnstile_rival(const struct turnstile *t, int seat, int64_t now, struct claim *rival);
+/* Whether any other tenant wants the GPU. */
+bool turnstile_contended(const struct turnstile *t, int seat, int64_t now);
+/* How many launches of any tenant went beside the work of a lease's holder. */
+uint64_t turnstile_passes(const struct turnstile *t);
+
+/* --- the lease --- */
+
+/* The process of the seat that has the lease now; 0: none. */
+unsigned turnstile_process(const struct turnstile *t, int seat, int64_t now);
+/* The process that the seat's lease names, be it over or not. */
+unsigned turnstile_last_process(const struct turnstile *t, int seat);
+/* The seat that has the GPU, another than `except` (or -1); -1: none has. */
+int turnstile_holder(const struct turnstile *t, int except, int64_t now);
+/* Takes the GPU if no other seat has it, and no other process of this one. No lease runs longer than LEASE_MAX_NS from now. */
+bool turnstile_take(struct turnstile *t, int seat, unsigned process, int64_t now, int64_t until);
+/* Prolongs the own lease, or takes it again where it is over; false if another process has the GPU by now. */
+bool turnstile_renew(struct turnstile *t, int seat, unsigned process, int64_t now, int64_t until);
+void turnstile_give(struct turnstile *t, int seat, unsigned process);
+/* Whether another tenant has the GPU too, and had it first: one of the two was held up between its look and its writing. */
+bool turnstile_is_second(const struct turnstile *t, int seat, int64_t now);
+/* The process that has the seat's lease is dead: that lease counts no more. */
+void turnstile_bury(struct turnstile *t, int seat, unsigned process);
+
+/* --- doubts --- */
+
+/* The tenant of `seat` waits for the lease of `other`, with the claim `own`. */
+void turnstile_waits_for(struct turnstile *t, int seat, int other, struct claim own, int64_t now);
+/* It would let `other` go first, and no tenant has the GPU. False: it has done so for long enough. */
+bool turnstile_yields_to(struct turnstile *t, int other, int64_t now);
+/* It has had a turn. */
+void turnstile_had_turn(struct turnstile *t, int64_t now);
 
 #endif

@@ -1,0 +1,228 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Memory that tenants of a GPU share: a page for each of them, and the terms of all.
+
+A tenant alone can write its page; the others read it (`struct seat` of turnstile.h in the role vgpu_limiter). All of them read
+the terms, which the agent alone writes: which tenant has which seat, its share, policy and priority.
+
+Each is sealed, so that it cannot be truncated. Others have a descriptor for reading. Root in a container could open that for
+writing through /proc, whatever the mode; not where the memory is immutable (Linux 6.0 and newer), which binds all who lack
+CAP_LINUX_IMMUTABLE. Descriptors that were open before stay writable.
+
+The descriptors stay in the service manager's store (sd_notify(3), FDSTORE=1), so the memory outlives a restart of the agent.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import fcntl
+import os
+import re
+import socket
+import struct
+from dataclasses import dataclass
+from typing import Mapping, Sequence
+
+from . import vgpu_files
+from .layout_types import VGPU_POLICIES
+from .vgpu_model import SEATS, VgpuTenant
+
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+#: For the service manager to take what it is told.
+_TELL_SECONDS = 5.0
+#: By what systemd names the descriptors that it keeps. The number is that of the layout.
+_SEAT = re.compile(r"seat-%d-(GPU-[0-9a-f-]{36})-(.+)\Z" % vgpu_files.REGION_VERSION, re.DOTALL)
+_TERMS = re.compile(r"terms-%d-(GPU-[0-9a-f-]{36})\Z" % vgpu_files.REGION_VERSION)
+_FIRST_DESCRIPTOR = 3
+#: Since Linux 6.3, where a host may insist on it (vm.memfd_noexec); Python has no name for it.
+_MFD_NOEXEC_SEAL = 8
+#: linux/fs.h: _IOR('f', 1, long), _IOW('f', 2, long), FS_IMMUTABLE_FL.
+_GET_FLAGS, _SET_FLAGS, _IMMUTABLE = 0x80086601, 0x40086602, 0x10
+#: struct turnstile_terms: changes; the seats, each with tenant, percent, policy, priority.
+_CHANGES, _TERMS_HEADER, _TERMS_SEAT = struct.Struct("=Q"), 64, struct.Struct("=64sIIi4x")
+
+
+class Notifier:
+    """What the service manager is told (sd_notify(3)); nothing where there is none."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        address = environment.get("NOTIFY_SOCKET", "")
+        self._address = "\0" + address[1:] if address.startswith("@") else address
+
+    def tell(self, *lines: str, descriptor: int | None = None) -> None:
+        if not self._address:
+            return
+        passed = [] if descriptor is None else [_rights([descriptor])]
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as connection:
+            connection.settimeout(_TELL_SECONDS)
+            connection.sendmsg(["\n".join(lines).encode()], passed, 0, self._address)
+
+
+def stored(environment: Mapping[str, str]) -> list[tuple[str, int]]:
+    """Return the descriptors that the service manager has kept, with their names (sd_listen_fds_with_names(3))."""
+    if environment.get("LISTEN_PID") != str(os.getpid()):
+        return []
+    names = environment.get("LISTEN_FDNAMES", "").split(":")
+    return [(name, _FIRST_DESCRIPTOR + n) for n, name in enumerate(names[: int(environment.get("LISTEN_FDS", "0"))])]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A piece of memory: descriptors for its owner and for all others, and whether none of them can be opened for writing."""
+
+    writable: int
+    readable: int
+    immutable: bool
+
+    @classmethod
+    def adopt(cls, descriptor: int, size: int) -> Memory:
+        """Raises OSError for what is not sealed or has another size."""
+        if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & SEALS != SEALS or os.fstat(descriptor).st_size != size:
+            raise OSError("descriptor %d is no memory of %d bytes that is sealed" % (descriptor, size))
+        os.set_inheritable(descriptor, False)
+        # Not blocked by a lease (fcntl(2)) that its tenant may have taken.
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+        return cls(descriptor, os.open("/proc/self/fd/%d" % descriptor, flags), _make_immutable(descriptor))
+
+    @classmethod
+    def make(cls, name: str, size: int) -> Memory:
+        flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+        try:
+            descriptor = os.memfd_create(name, flags | _MFD_NOEXEC_SEAL)
+        except OSError:
+            descriptor = os.memfd_create(name, flags)
+        # Who has a descriptor for reading must not open it for writing through /proc.
+        os.fchmod(descriptor, 0o600)
+        os.ftruncate(descriptor, size)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
+        return cls.adopt(descriptor, size)
+
+    def close(self) -> None:
+        os.close(self.writable)
+        os.close(self.readable)
+
+
+def _make_immutable(descriptor: int) -> bool:
+    """Return False where the kernel cannot, or this process may not."""
+    try:
+        flags = struct.unpack("l", fcntl.ioctl(descriptor, _GET_FLAGS, bytes(8)))[0]
+        if not flags & _IMMUTABLE:
+            fcntl.ioctl(descriptor, _SET_FLAGS, struct.pack("l", flags | _IMMUTABLE))
+    except OSError:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class Part:
+    """A line of an answer, and the descriptor that belongs to it (agent.h in the role vgpu_limiter)."""
+
+    line: str
+    descriptor: int
+
+
+class SharedMemory:
+    """The memory of each GPU that has tenants."""
+
+    def __init__(self, notifier: Notifier, kept: Sequence[tuple[str, int]] = ()) -> None:
+        self._notifier = notifier
+        #: By the names that the service manager has.
+        self._memory: dict[str, Memory] = {}
+        #: Who has which seat of a GPU.
+        self._seated: dict[str, dict[int, VgpuTenant]] = {}
+        for name, descriptor in kept:
+            size = self._size(name)
+            try:
+                if not size or name in self._memory:
+                    raise OSError("descriptor %d is none of this release" % descriptor)
+                self._memory[name] = Memory.adopt(descriptor, size)
+            except OSError:
+                os.close(descriptor)
+                self._notifier.tell("FDSTOREREMOVE=1", "FDNAME=" + name)
+
+    @staticmethod
+    def _size(name: str) -> int:
+        if _SEAT.match(name):
+            return vgpu_files.SEAT_PAGE_BYTES
+        return vgpu_files.TERMS_BYTES if _TERMS.match(name) else 0
+
+    def follow(self, tenants: Sequence[VgpuTenant]) -> None:
+        """Make the memory of these tenants, and drop that of others: programs that have it mapped keep it until they end."""
+        seated: dict[str, dict[int, VgpuTenant]] = {}
+        for tenant in tenants:
+            for seat in tenant.seats:
+                seated.setdefault(seat.gpu_uuid, {})[seat.seat] = tenant
+        wanted = {_seat_name(uuid, tenant.name) for tenant in tenants for uuid in tenant.gpus}
+        wanted.update(_terms_name(uuid) for uuid in seated)
+        for name in set(self._memory).difference(wanted):
+            self._memory.pop(name).close()
+            self._notifier.tell("FDSTOREREMOVE=1", "FDNAME=" + name)
+        for name in sorted(wanted.difference(self._memory)):
+            made = self._memory[name] = Memory.make("openfleet-vgpu-" + name, self._size(name))
+            self._notifier.tell("FDSTORE=1", "FDNAME=" + name, descriptor=made.writable)
+        self._seated = seated
+        # Last, for programs take a change for the moment to ask for what is there now.
+        for uuid, seats in seated.items():
+            _write_terms(self._memory[_terms_name(uuid)].writable, seats)
+
+    def parts_for(self, tenant: VgpuTenant) -> list[Part]:
+        """Return what a tenant is handed: for each GPU the terms, its own page to write, and those of others to read."""
+        parts: list[Part] = []
+        for seat in tenant.seats:
+            own = self._memory[_seat_name(seat.gpu_uuid, tenant.name)]
+            parts.append(Part("%s own %d" % (seat.gpu_uuid, seat.seat), own.writable))
+            parts += self._to_read(seat.gpu_uuid, tenant.name)
+        return parts
+
+    def parts_for_all(self) -> list[Part]:
+        """Return what every user may read."""
+        return [part for uuid in sorted(self._seated) for part in self._to_read(uuid, None)]
+
+    def _to_read(self, uuid: str, except_name: str | None) -> list[Part]:
+        terms, seats = self._memory[_terms_name(uuid)], self._seated[uuid]
+        pages = {number: self._memory[_seat_name(uuid, tenant.name)] for number, tenant in seats.items()}
+        immutable = terms.immutable and all(page.immutable for page in pages.values())
+        parts = [Part("%s terms %d" % (uuid, immutable), terms.readable)]
+        for number, tenant in sorted(seats.items()):
+            if tenant.name != except_name:
+                parts.append(Part("%s seat %d" % (uuid, number), pages[number].readable))
+        return parts
+
+
+def _seat_name(gpu_uuid: str, tenant: str) -> str:
+    return "seat-%d-%s-%s" % (vgpu_files.REGION_VERSION, gpu_uuid, tenant)
+
+
+def _terms_name(gpu_uuid: str) -> str:
+    return "terms-%d-%s" % (vgpu_files.REGION_VERSION, gpu_uuid)
+
+
+def _write_terms(descriptor: int, seats: Mapping[int, VgpuTenant]) -> None:
+    """Say who has which seat. The count of changes is written last."""
+    free = bytes(_TERMS_SEAT.size)
+    table = b"".join(_seat_terms(seats[number]) if number in seats else free for number in range(SEATS))
+    if os.pread(descriptor, len(table), _TERMS_HEADER) == table:
+        return
+    (changes,) = _CHANGES.unpack(os.pread(descriptor, _CHANGES.size, 0))
+    os.pwrite(descriptor, table, _TERMS_HEADER)
+    os.pwrite(descriptor, _CHANGES.pack(changes + 1), 0)
+
+
+def _seat_terms(tenant: VgpuTenant) -> bytes:
+    policy = VGPU_POLICIES.index(tenant.policy)
+    return _TERMS_SEAT.pack(tenant.name.encode(), tenant.sm_percent, policy, tenant.priority)
+
+
+def _rights(descriptors: Sequence[int]) -> tuple[int, int, bytes]:
+    return socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors).tobytes()
+
+
+def send(connection: socket.socket, parts: Sequence[Part], most: int) -> None:
+    """Send lines with their descriptors, `most` in a message. Raises OSError."""
+    for first in range(0, len(parts), most):
+        some = parts[first : first + most]
+        text = "".join(part.line + "\n" for part in some)
+        rights = _rights([part.descriptor for part in some])
+        connection.sendmsg([text.encode()], [rights], socket.MSG_NOSIGNAL)
