@@ -188,7 +188,7 @@ def _lay_out(target: Installation, configuration: str) -> None:
 
 
 def _install_kernel_files(target: Installation) -> None:
-    """Write the files now, at each boot and at each change of instances. On another root, no running system, nothing is mounted."""
+    """Write the files now, at each boot and at each change of instances. Nothing is mounted on a root that does not run."""
     target.write(KERNEL_FILES_UNIT, KERNEL_FILES_SERVICE.encode())
     target.link(KERNEL_FILES_AT_BOOT, "/" + KERNEL_FILES_UNIT)
     if target.done and target.is_host:
