@@ -1,10 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""HTTP that sends nothing before a check of the connection: no header, and so no password, while the check may still fail.
-
-Standard library only, and no import but files that do the same: the role dcgm_exporter sends this file to hosts by itself.
-"""
+"""HTTP that sends nothing before a check of the connection: no header, and so no password, while the check may still fail."""
 
 from __future__ import annotations
 

@@ -9,8 +9,6 @@ process that has this socket open. Whoever binds the port afterwards does not ge
 
 What remains: a process of the owner, or root, may pass the socket on or forward what it reads. Both could read the secret
 anyway.
-
-Standard library only, and no import but `printable`: the role dcgm_exporter sends this file to hosts by itself.
 """
 
 from __future__ import annotations

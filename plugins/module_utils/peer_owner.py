@@ -1,18 +1,14 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whose a connection should be: a systemd unit's or a container's, told from cgroups as the kernel has them.
-
-Standard library only, and no import but files that do the same: the role dcgm_exporter sends this file to hosts by itself.
-"""
+"""Whose a connection should be: a systemd unit's or a container's, told from cgroups as the kernel has them."""
 
 from __future__ import annotations
 
-import os
-import subprocess
 from pathlib import Path
 
-from . import peer
+from . import peer, systemd
+from .command import ask, run_tool
 from .holders_cgroup import Origin, parse_cgroup
 from .peer import Owner, PeerError, Process
 
@@ -45,7 +41,7 @@ class UserOfUnitOwner(UnitOwner):
 
     def __init__(self, unit: str) -> None:
         super().__init__(unit)
-        main = _answer(["systemctl", "show", "--property=MainPID", "--value", "--", unit])
+        main = _main_pid(unit)
         if not main.isdigit() or main == "0":
             raise PeerError("%s has no main process" % unit)
         with peer.looking_at(int(main)) as process:
@@ -101,16 +97,16 @@ def own_container() -> str | None:
 def _answer(command: list[str]) -> str:
     """What a tool of the host prints; empty where it fails."""
     try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_ANSWER_SECONDS,
-            env=dict(os.environ, LC_ALL="C"),
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        text, _problem = ask(run_tool, command, timeout_seconds=_ANSWER_SECONDS)
+    except OSError:
         return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    return (text or "").strip()
+
+
+def _main_pid(unit: str) -> str:
+    """The main process of a unit; empty where systemd does not say."""
+    try:
+        (said,) = systemd.show(run_tool, [unit], ["MainPID"], timeout_seconds=_ANSWER_SECONDS)
+    except (OSError, systemd.NoAnswerError):
+        return ""
+    return said["MainPID"]

@@ -1,10 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write out control characters in what other users call their processes, units and jobs.
-
-No imports: the role dcgm_exporter sends this file to hosts by itself.
-"""
+"""Write out control characters in what other users call their processes, units and jobs."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_nor_under_the_exporter_s_own_certificate(processes, certificate):
 def test_a_jupyter_token_is_not_sent_to_a_user_with_the_port(processes, tmp_path, monkeypatch):
     systemctl = tmp_path / "bin/systemctl"
     systemctl.parent.mkdir()
-    systemctl.write_text("#!/bin/sh\necho %d\n" % os.getpid())
+    systemctl.write_text("#!/bin/sh\necho MainPID=%d\n" % os.getpid())
     systemctl.chmod(0o755)
     monkeypatch.setenv("PATH", "%s:%s" % (systemctl.parent, os.environ["PATH"]))
     processes.add(os.getpid(), "/system.slice/jupyter.service")

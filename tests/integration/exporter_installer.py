@@ -1,35 +1,27 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""roles/dcgm_exporter/files/install.py as the role runs it, and what it may be asked for."""
+"""The module dcgm_exporter as the role runs it, and what it may be asked for."""
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
-import yaml
+from install_module import run_module
+
+from ansible_collections.openfleet.gpu.plugins.module_utils import peer
+from ansible_collections.openfleet.gpu.plugins.module_utils.install.exporter import scrape
+
+__all__ = ["peer", "scrape"]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ROLE = REPOSITORY / "roles" / "dcgm_exporter"
-FILES, UTILS = ROLE / "files", REPOSITORY / "plugins" / "module_utils"
-INSTALL = FILES / "install.py"
-SHARED = [UTILS / name for name in yaml.safe_load((ROLE / "vars" / "main.yml").read_text())["dcgm_exporter__shared"]]
-#: As the role sends it.
-PROGRAM = {path.stem: path.read_text() for path in [*(FILES / "exporter_install").glob("*.py"), *SHARED]}
 PYTHON = os.environ.get("OPENFLEET_HOST_PYTHON") or sys.executable
 ETC, LIB = "etc/openfleet-gpu/exporter", "usr/local/lib/openfleet-gpu-exporter"
 UNIT = "etc/systemd/system/dcgm-exporter.service"
-
-# In a test's own process it is imported from the checkout, where the shared modules are elsewhere.
-sys.path.insert(0, str(FILES))
-import exporter_install
-
-exporter_install.__path__.append(str(UTILS))
-from exporter_install import peer, scrape  # noqa: F401 for tests, which get them from here
 
 EMBEDDED = {
     "state": "present",
@@ -69,13 +61,12 @@ class Installer:
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def __call__(self, bundle, *options, status=0):
+    def __call__(self, bundle, *options, failed=False):
         """What it says of its run; of one that fails, its errors."""
-        command = [PYTHON, str(INSTALL), "--root", str(self.root), *options]
-        given = json.dumps({"program": PROGRAM, **bundle})
-        done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
-        assert done.returncode == status, done.stdout + done.stderr
-        return json.loads(done.stdout) if done.stdout else done.stderr
+        done = run_module("dcgm_exporter", self.root, bundle, {}, "--check" in options)
+        said = json.loads(done.stdout)
+        assert said.get("failed", False) == failed, said
+        return said["msg"] if failed else {key: said[key] for key in ("changed", "done", "archive")}
 
 
 def files(root):

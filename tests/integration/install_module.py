@@ -27,11 +27,15 @@ def run_module(
     sources: Mapping[str, str],
     check: bool = False,
     environment: Mapping[str, str] = os.environ,
+    send: bool = True,
 ) -> subprocess.CompletedProcess:
-    """Run the module below `root`; return the last process. Its output is the module's result."""
+    """Run the module below `root`; return the last process. Its output is the module's result.
+
+    Without `send` a host that asks for the sources gets none.
+    """
     given = {"root": str(root), "sources_digest": digest(sources), **arguments, "_ansible_check_mode": check}
     done = _run(name, given, environment)
-    if done.returncode == 0 and json.loads(done.stdout).get("sources_needed"):
+    if send and done.returncode == 0 and json.loads(done.stdout).get("sources_needed"):
         done = _run(name, {**given, "sources": pack(sources)}, environment)
     assert "Traceback" not in done.stderr, done.stderr
     return done
@@ -41,7 +45,7 @@ def _run(name: str, given: Mapping[str, Any], environment: Mapping[str, str]) ->
     return subprocess.run(
         [HOST_PYTHON, "-m", MODULE % name],
         input=json.dumps({"ANSIBLE_MODULE_ARGS": given}),
-        env={**environment, "PYTHONPATH": module_path()},
+        env={**environment, "PYTHONPATH": ":".join(filter(None, (environment.get("PYTHONPATH"), module_path())))},
         capture_output=True,
         text=True,
         check=False,

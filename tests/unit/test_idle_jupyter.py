@@ -162,7 +162,7 @@ def unit(tmp_path, monkeypatch):
     """The test's process is the main process of jupyter.service."""
     systemctl = tmp_path / "bin/systemctl"
     systemctl.parent.mkdir()
-    systemctl.write_text("#!/bin/sh\necho %d\n" % os.getpid())
+    systemctl.write_text("#!/bin/sh\necho MainPID=%d\n" % os.getpid())
     systemctl.chmod(0o755)
     monkeypatch.setenv("PATH", "%s:%s" % (systemctl.parent, os.environ["PATH"]))
     Processes(tmp_path / "proc", monkeypatch, peer).add(os.getpid(), "/system.slice/jupyter.service")

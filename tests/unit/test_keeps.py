@@ -46,7 +46,7 @@ class Host:
         self.main = folder / "main"
         systemctl = folder / "bin/systemctl"
         systemctl.parent.mkdir()
-        systemctl.write_text("#!/bin/sh\ncat %s\n" % self.main)
+        systemctl.write_text("#!/bin/sh\necho MainPID=$(cat %s)\n" % self.main)
         systemctl.chmod(0o755)
         monkeypatch.setenv("PATH", "%s:%s" % (systemctl.parent, os.environ["PATH"]))
         self.main.write_text("0")

@@ -16,6 +16,7 @@ from ansible_collections.openfleet.gpu.plugins.modules import (
     audit,
     bundle,
     container_toolkit,
+    dcgm_exporter,
     drain,
     driver,
     gpu_check,
@@ -66,6 +67,7 @@ def documented_options(module):
 @pytest.mark.parametrize(
     "module",
     [
+        dcgm_exporter,
         drain,
         gpu_check,
         gpu_info,

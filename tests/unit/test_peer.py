@@ -211,7 +211,7 @@ def test_only_the_main_process_s_user_speaks_for_a_unit_of_several_users(process
     if os.geteuid() != 0:
         pytest.skip("starts a process of another user: run as root")
     unit = "jupyter.service"
-    engines("systemctl " + unit, str(os.getpid()))
+    engines("systemctl " + unit, "MainPID=%d" % os.getpid())
     processes.add(os.getpid(), "/system.slice/" + unit)
     processes.add(stranger.process.pid, "/system.slice/" + unit)
     with connect(stranger.port) as client, pytest.raises(peer.PeerError) as caught:
@@ -225,13 +225,13 @@ def test_only_the_main_process_s_user_speaks_for_a_unit_of_several_users(process
 
 @pytest.mark.parametrize("main", ["0", "", "1000000000"])
 def test_a_unit_without_a_main_process_owns_nothing(processes, engines, main):
-    engines("systemctl jupyter.service", main)
+    engines("systemctl jupyter.service", "MainPID=" + main)
     with pytest.raises(peer.PeerError, match="main process"):
         UserOfUnitOwner("jupyter.service")
 
 
 def test_a_main_process_that_is_another_one_by_now_owns_nothing(processes, engines):
-    engines("systemctl jupyter.service", str(os.getpid()))
+    engines("systemctl jupyter.service", "MainPID=%d" % os.getpid())
     processes.add(os.getpid(), FOREIGN)
     with pytest.raises(peer.PeerError, match="has ended"):
         UserOfUnitOwner("jupyter.service")

@@ -22,6 +22,9 @@ from ..errors import FleetError
 #: is starting. Removed at the end; in /run, so that one of a run that was killed is gone at the next boot.
 LOCK, LOCK_SECONDS = "run/openfleet-gpu-install.lock", 300
 
+#: A difference is shown of files that everybody on the host may read, and of no secret.
+_ALL_READ = 0o004
+
 
 class InstallError(FleetError):
     """An installation that cannot be made. `where` names the variable of the role or the file."""
@@ -50,12 +53,13 @@ class Installation:
         if self._mark is not None and not self.check:
             self._mark.unlink(missing_ok=True)
 
-    def _begin(self, path: Path) -> None:
-        """Get ready to change this file: its directory is there, and others can read it whatever the umask is."""
-        if self._mark is not None and not self._mark.exists():
+    def doing(self, what: str) -> bool:
+        """Say what is done next; return whether it is to be done, which it is not in check mode. The mark is there then."""
+        self.done.append(what)
+        if not self.check and self._mark is not None and not self._mark.exists():
             durable.make_folder(self._mark.parent)
             durable.write_bytes(self._mark, b"", 0o600)
-        durable.make_folder(path.parent)
+        return not self.check
 
     @property
     def is_host(self) -> bool:
@@ -95,7 +99,8 @@ class Installation:
         before = path.read_bytes() if path.is_file() and not path.is_symlink() else None
         if before == content and stat.S_IMODE(path.stat().st_mode) == mode:
             return False
-        self._differ(path, before or b"", content)
+        if mode & _ALL_READ:
+            self._differ(path, before or b"", content)
         self.replace(path, content, mode, accept=accept)
         return True
 
@@ -104,9 +109,8 @@ class Installation:
         path = self.path(relative)
         if path.is_symlink() and os.readlink(str(path)) == to:
             return False
-        self.done.append("link %s to %s" % (path, to))
-        if not self.check:
-            self._begin(path)
+        if self.doing("link %s to %s" % (path, to)):
+            durable.make_folder(path.parent)
             new = path.with_name(path.name + ".new")
             if new.exists() or new.is_symlink():
                 new.unlink()
@@ -118,9 +122,9 @@ class Installation:
         self, path: Path, content: bytes, mode: int, reason: str = "", accept: Callable[[Path], None] | None = None
     ) -> None:
         """Write the file. A reader finds the old one or the new one, never part of one."""
-        self.done.append("write %s%s" % (path, ": " + reason if reason else ""))
-        if not self.check:
-            self._begin(path)
+        if self.doing("write %s%s" % (path, ": " + reason if reason else "")):
+            # Others can read it, whatever the umask is.
+            durable.make_folder(path.parent)
             durable.write_bytes(path, content, mode, accept)
 
     def make(self, folder: Path) -> list[str]:
@@ -138,10 +142,9 @@ class Installation:
         path = self.path(relative)
         if not path.is_file() and not path.is_symlink():
             return False
-        self._differ(path, path.read_bytes() if not path.is_symlink() else b"", b"")
-        self.done.append("remove %s" % path)
-        if not self.check:
-            self._begin(path)
+        if not path.is_symlink() and path.stat().st_mode & _ALL_READ:
+            self._differ(path, path.read_bytes(), b"")
+        if self.doing("remove %s" % path):
             path.unlink()
         return True
 
@@ -150,9 +153,7 @@ class Installation:
         path = self.path(relative)
         if path.is_symlink() or not path.is_dir():
             return self.remove(relative)
-        self.done.append("remove %s" % path)
-        if not self.check:
-            self._begin(path)
+        if self.doing("remove %s" % path):
             shutil.rmtree(str(path))
         return True
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import zlib
 from pathlib import Path
 from typing import Any, Callable, Mapping
@@ -61,6 +62,8 @@ def bring_about(
     params: Mapping[str, Any], check_mode: bool, body: Callable[[Installation, Sources], Mapping[str, Any] | None]
 ) -> dict[str, Any]:
     """Run `body` while no other installation runs; return the module's return values, with those of `body`. Raises FleetError."""
+    # What is installed is read by others.
+    os.umask(0o022)
     target = Installation(Path(params["root"]), check_mode)
     sources = Sources(params["sources_digest"], params["sources"])
     try:

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""roles/dcgm_exporter/files/install.py and exporter_install, below a directory that is no host's root."""
+"""The module dcgm_exporter, below a directory that is no host's root."""
 
 from __future__ import annotations
 
@@ -18,16 +18,14 @@ from pathlib import Path
 import bcrypt
 import pytest
 
-sys.path[:0] = [
-    str(Path(__file__).resolve().parents[1]),
-    str(Path(__file__).resolve().parents[3] / "roles/dcgm_exporter/files"),
-]
-from exporter_install import managers, packages
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from exporter_installer import DOCKER, EMBEDDED, ETC, LIB, PYTHON, UNIT, Installer, archive, files, peer, scrape
+from install_module import run_module
 from peer_hosts import Processes
 from wheel_files import wheel
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders_watchers import WATCHER_UNITS
+from ansible_collections.openfleet.gpu.plugins.module_utils.install.exporter import managers, packages
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.python_pins import Pin
 
 OPENSSL = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "3"]
@@ -88,7 +86,7 @@ def test_secrets_are_for_root_alone_and_never_printed(run):
 
 def test_a_password_that_bcrypt_would_cut_is_refused(run):
     long = dict(EMBEDDED, users={"a": "ö" * 37})
-    assert "72 bytes" in run(long, status=1)
+    assert "72 bytes" in run(long, failed=True)
     assert files(run.root) == {}
     run(dict(EMBEDDED, users={"a": "ö" * 36}))
 
@@ -122,17 +120,35 @@ def test_a_quadlet_and_a_unit_are_never_both_there(run):
 def test_python_packages_come_once_and_again_when_they_are_to_be_others(run, tmp_path):
     embedded = archive(tmp_path)
     without = dict(EMBEDDED, embedded=dict(embedded, archive=""))
-    asked = run(without, status=4)
+    asked = run(without)
     assert asked["archive"] == os.uname().machine
     assert files(run.root) == {}, "nothing is installed that could not run yet"
     run(dict(EMBEDDED, embedded=embedded))
     package = run.root / LIB / "packages/some_package/__init__.py"
     assert package.read_text() == "answer = 42\n"
     assert run(without)["changed"] is False
-    assert run(dict(EMBEDDED, embedded=dict(embedded, stamp="two", archive="")), status=4)["archive"]
+    assert run(dict(EMBEDDED, embedded=dict(embedded, stamp="two", archive="")))["archive"]
     package.write_text("old\n")
     run(dict(EMBEDDED, embedded=dict(embedded, stamp="two")))
     assert package.read_text() == "answer = 42\n"
+
+
+def test_the_program_is_sent_only_to_a_host_that_has_none_or_another_one(run, tmp_path):
+    bundle = dict(EMBEDDED, embedded=archive(tmp_path))
+    program = {"__init__.py": "", "collector.py": "one = 1\n"}
+
+    def bring(sources, send=True):
+        return json.loads(run_module("dcgm_exporter", run.root, bundle, sources, send=send).stdout)
+
+    assert bring(program, send=False)["sources_needed"] and files(run.root) == {}
+    assert bring(program)["changed"]
+    assert bring(program, send=False)["done"] == []
+    file = run.root / LIB / "openfleet_exporter/collector.py"
+    file.write_text("damaged = 1\n")
+    assert bring(program, send=False)["sources_needed"] and file.read_text() == "damaged = 1\n"
+    assert bring(program)["done"] == [f"write {file}"] and file.read_text() == "one = 1\n"
+    bundle["files"] = {path: file for path, file in bundle["files"].items() if not path.startswith(LIB)}
+    assert bring({"__init__.py": ""})["done"] == [f"remove {file}"]
 
 
 def test_files_of_former_settings_go(run):
@@ -174,7 +190,7 @@ def test_a_sites_own_unit_is_not_overwritten_by_the_mask(run):
     unit = run.root / "etc/systemd/system/nvidia-dcgm-exporter.service"
     unit.parent.mkdir(parents=True)
     unit.write_text("[Service]\n")
-    assert str(unit) in run(dict(DOCKER, masked=[unit.name]), status=1)
+    assert str(unit) in run(dict(DOCKER, masked=[unit.name]), failed=True)
     assert unit.read_text() == "[Service]\n"
 
 
@@ -260,14 +276,14 @@ def test_packages_of_an_index_are_known_by_their_hashes(run, tmp_path, monkeypat
     good = dict(EMBEDDED, embedded=embedded)
     folder = run.root / LIB / "packages"
     wheel(index, "some-package", "1.0", code="import os")
-    said = run(good, status=1)
+    said = run(good, failed=True)
     assert "DO NOT MATCH THE HASHES" in said and "some-package" in said
     assert not folder.exists() and not (run.root / UNIT).exists()
     wheel(index, "some-package", "1.0")
     run(good)
     assert (folder / "some_package.py").exists()
     unhashed = dict(embedded, stamp="two", requirements="some-package==1.0\n")
-    assert "--require-hashes mode" in run(dict(EMBEDDED, embedded=unhashed), status=1)
+    assert "--require-hashes mode" in run(dict(EMBEDDED, embedded=unhashed), failed=True)
     assert (folder / ".requirements").read_text() == "one"
 
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What roles/dcgm_exporter/files/exporter_install does with a host's services and packages, which stand-in commands play."""
+"""What the module dcgm_exporter does with a host's services and packages, which stand-in commands play."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-sys.path[:0] = [
-    str(Path(__file__).resolve().parents[1]),
-    str(Path(__file__).resolve().parents[3] / "roles/dcgm_exporter/files"),
-]
-from exporter_install import refusals
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from exporter_installer import DOCKER, EMBEDDED, ETC, LIB, UNIT, Installer, archive, files
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.install.exporter import refusals
+from ansible_collections.openfleet.gpu.plugins.module_utils.install.files import InstallError
 
 
 class Host(Installer):
@@ -57,7 +56,7 @@ def test_what_a_run_wrote_that_was_cut_off_is_known_to_the_service_after_the_nex
     changed = dict(DOCKER, files={**DOCKER["files"], UNIT: {"content": "loopback\n", "mode": "0644"}})
     # It ends between the files and the restart.
     host.command("systemctl", 'case "$1" in is-enabled) echo enabled;; daemon-reload) exit 1;; esac')
-    host(changed, status=1)
+    host(changed, failed=True)
     assert (host.root / UNIT).read_text() == "loopback\n"
     host.command("systemctl", 'case "$1" in is-enabled) echo enabled;; esac')
     assert host.calls == [RELOAD]
@@ -70,7 +69,7 @@ def test_what_a_run_wrote_that_was_cut_off_is_known_to_the_service_after_the_nex
 
 def test_a_restart_that_fails_is_tried_again(host):
     host.command("systemctl", 'case "$1" in is-enabled) echo enabled;; restart) exit 1;; esac')
-    host(DOCKER, status=1)
+    host(DOCKER, failed=True)
     host.command("systemctl", 'case "$1" in is-enabled) echo enabled;; esac')
     assert host.calls == [RELOAD, RESTART]
     host(DOCKER)
@@ -79,7 +78,7 @@ def test_a_restart_that_fails_is_tried_again(host):
 
 def test_nothing_is_written_where_a_password_cannot_be_used(host, tmp_path):
     before = files(host.root)
-    assert "72 bytes" in host(dict(EMBEDDED, users={"a": "x" * 73}, embedded=archive(tmp_path)), status=1)
+    assert "72 bytes" in host(dict(EMBEDDED, users={"a": "x" * 73}, embedded=archive(tmp_path)), failed=True)
     assert files(host.root) == before == {}
 
 
@@ -87,7 +86,7 @@ def test_a_renewed_setting_is_written_after_the_mark(host):
     """Nothing but the mark is there where already the first file cannot be written."""
     (host.root / ETC / "counters.csv").mkdir(parents=True)
     (host.root / ETC / "counters.csv/in the way").write_text("")
-    host(DOCKER, status=1)
+    host(DOCKER, failed=True)
     assert (host.root / ETC / "restart-pending").exists() and not (host.root / UNIT).exists()
 
 
@@ -102,14 +101,14 @@ def test_a_sites_key_in_the_roles_own_directory_is_refused_and_stays(host, path,
     key.write_text("the only one")
     (host.root / "srv").mkdir()
     (host.root / "srv/link").symlink_to(key.parent)
-    said = host(dict(DOCKER, state=state, host_files=[path]), status=1)
+    said = host(dict(DOCKER, state=state, host_files=[path]), failed=True)
     assert path in said and "role's own" in said
     assert key.read_text() == "the only one" and [entry.name for entry in key.parent.iterdir()] == ["site.key"]
     host(dict(DOCKER, host_files=["/etc/openfleet-gpu/exporter.key"]))
 
 
 def test_metrics_of_others_are_not_expected_where_the_role_deletes(host):
-    assert f"{ETC}/metrics" in host(dict(DOCKER, directories=[f"{ETC}/metrics"]), status=1)
+    assert f"{ETC}/metrics" in host(dict(DOCKER, directories=[f"{ETC}/metrics"]), failed=True)
 
 
 # 127.1 is no address literally, and the host's own resolver makes it one of loopback.
@@ -117,7 +116,7 @@ def test_metrics_of_others_are_not_expected_where_the_role_deletes(host):
     "address, refused", [("127.1", True), ("127.0.0.1", False), ("::1", False), ("localhost", False)]
 )
 def test_a_name_that_is_loopback_here_is_refused(host, address, refused):
-    said = host(dict(DOCKER, address=address), status=1 if refused else 0)
+    said = host(dict(DOCKER, address=address), failed=refused)
     if refused:
         assert "127.0.0.1 on this host" in said and "/etc/hosts" in said
         assert files(host.root) == {}
@@ -129,7 +128,7 @@ def test_debians_line_of_hosts_is_refused_also_beside_the_right_one(monkeypatch)
         refusals.socket, "getaddrinfo", lambda name, *_, **__: [(0, 0, 0, "", (address, 0)) for address in found[name]]
     )
     for name, wrong in (("gpu-01", "gpu-01 is 127.0.1.1"), ("gpu-02", "gpu-02 is ::1")):
-        with pytest.raises(SystemExit, match=wrong):
+        with pytest.raises(InstallError, match=wrong):
             refusals.refuse_address(name)
     refusals.refuse_address("gpu-03")
 
@@ -143,7 +142,7 @@ PODMAN = dict(DOCKER, files={QUADLET: {"content": "[Container]\n", "mode": "0644
 )
 def test_a_podman_that_makes_no_unit_of_a_quadlet_gets_none(host, version, says):
     host.command("podman", f"echo podman version {version}")
-    said = host(PODMAN, status=1 if says else 0)
+    said = host(PODMAN, failed=bool(says))
     assert (host.root / QUADLET).exists() is not bool(says)
     if says:
         assert says in said and "4.4" in said
@@ -161,7 +160,7 @@ def test_a_unit_that_does_not_stop_is(host):
     (host.root / QUADLET).parent.mkdir(parents=True)
     (host.root / QUADLET).write_text("[Container]\n")
     host.command("systemctl", '[ "$1" != stop ] || { echo "Failed to stop $2: Connection timed out" >&2; exit 1; }')
-    assert "timed out" in host(dict(DOCKER, state="absent"), status=1)
+    assert "timed out" in host(dict(DOCKER, state="absent"), failed=True)
     assert (host.root / QUADLET).exists()
 
 
@@ -191,7 +190,7 @@ def test_the_password_of_an_index_is_in_no_command_and_no_message(host, tmp_path
     monkeypatch.setenv("PYTHONPATH", str(pip.parent))
     index = "https://fleet:s3cret@index.example.org/simple"
     embedded = {"source": "index", "stamp": "one", "requirements": "", "index_url": index, "archive": ""}
-    said = host(dict(EMBEDDED, embedded=embedded), status=1)
+    said = host(dict(EMBEDDED, embedded=embedded), failed=True)
     given, _, arguments = (tmp_path / "noted").read_text().partition(" ")
     assert given == index and "s3cret" not in arguments
     assert "no answer from https://***@index.example.org/simple" in said and "s3cret" not in said

@@ -13,13 +13,11 @@ from pathlib import Path
 
 import pytest
 
-sys.path[:0] = [
-    str(Path(__file__).resolve().parents[1]),
-    str(Path(__file__).resolve().parents[3] / "roles/dcgm_exporter/files"),
-]
-from exporter_install import managers, packages
-from exporter_install.host import Installation
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from exporter_installer import DOCKER, ETC, Installer
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.install.exporter import managers, packages
+from ansible_collections.openfleet.gpu.plugins.module_utils.install.files import Installation, InstallError
 
 CORE, EXPORTER = "datacenter-gpu-manager-4-core", "datacenter-gpu-manager-exporter"
 MASK = "nvidia-dcgm-exporter.service"
@@ -141,7 +139,7 @@ def test_nothing_is_installed_at_the_expense_of_others(host, fields, says):
         host.offer("others", "2.0-1")
     offer_dcgm(host, **fields)
     before = host.packages
-    assert says in host(BUNDLE, status=1)
+    assert says in host(BUNDLE, failed=True)
     assert host.packages == before
     assert not host.masked and not (host.root / ETC / "installed.json").exists()
 
@@ -152,7 +150,7 @@ def test_nothing_is_removed_that_others_need(host):
     host.offer("others", Depends=CORE)
     host.apt("install", "others")
     before = host.packages
-    assert "remove others" in host(dict(BUNDLE, state="absent"), status=1)
+    assert "remove others" in host(dict(BUNDLE, state="absent"), failed=True)
     assert host.packages == before and (host.root / ETC / "counters.csv").exists()
 
 
@@ -171,7 +169,7 @@ def test_a_package_that_is_held_is_there_and_stays_as_it_is(host):
     host(BUNDLE)
     subprocess.run(["apt-mark", "hold", EXPORTER], check=True, capture_output=True)
     assert host(BUNDLE)["changed"] is False
-    assert EXPORTER in host(dict(BUNDLE, version="1.0"), status=1)
+    assert EXPORTER in host(dict(BUNDLE, version="1.0"), failed=True)
     assert host.packages[EXPORTER] == "2.0-1"
 
 
@@ -225,7 +223,7 @@ def test_what_dnf_would_do_is_read_from_its_table(tmp_path, monkeypatch):
     others = plan.others(lambda name: name.startswith("datacenter-gpu-manager-"))
     assert others == "change the version of glibc, remove dcgm-exporter, remove slurm-gpu"
     (tmp_path / "table").write_text("Error: no network\n")
-    with pytest.raises(SystemExit, match="no network"):
+    with pytest.raises(InstallError, match="no network"):
         dnf.plan(dnf.install([EXPORTER], ""))
 
 
@@ -243,7 +241,7 @@ def test_dnf_has_the_key_of_the_metadata_before_it_is_asked_for_a_plan(tmp_path,
     monkeypatch.setattr(packages, "manager", managers.Dnf)
     target = Installation(tmp_path / "root", False)
     repository = {"url": url, "key": "-----BEGIN PGP PUBLIC KEY BLOCK-----", "repo_gpgcheck": True}
-    with pytest.raises(SystemExit, match=r"nothing was installed: .* change the version of glibc"):
+    with pytest.raises(InstallError, match=r"nothing was installed: .* change the version of glibc"):
         packages.bring(target, dict(BUNDLE, repository=repository))
     asked = (tmp_path / "asked").read_text().splitlines()
     assert ["makecache -y --repo=openfleet-dcgm"] * bool(url) == asked[:-1]

@@ -1,18 +1,15 @@
 # Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The host's package manager: what is there, what a change would do, and the change."""
 
 from __future__ import annotations
 
 import re
-import shutil
-import sys
 from typing import NamedTuple
 
-from exporter_install.host import output, run
-
-#: No questions, answers that can be read, and no service that needrestart restarts beside a training.
-QUIET = {"LC_ALL": "C", "LANG": "C", "DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_SUSPEND": "1"}
+from ...command import program
+from .host import output, refuse, run
 
 
 class Plan(NamedTuple):
@@ -36,7 +33,7 @@ class Apt:
     def there(self, package: str) -> str:
         """Its version, or nothing."""
         form = "--showformat=${db:Status-Abbrev}${Version}"
-        status, said = output(["dpkg-query", "--show", form, package], more=QUIET)
+        status, said = output(["dpkg-query", "--show", form, package])
         # "hi" is one that is held.
         return said[2:].strip() if status == 0 and said[1:2] == "i" else ""
 
@@ -44,7 +41,7 @@ class Apt:
         return package + ("=%s%s" % (version, "" if "-" in version else "-*") if version else "")
 
     def refresh(self, own: str) -> None:
-        run(["apt-get", "update", "-q"], more=QUIET)
+        run(["apt-get", "update", "-q"])
 
     def install(self, asked: list[str], version: str) -> list[str]:
         downgrades = ["--allow-downgrades"] if version else []
@@ -55,7 +52,7 @@ class Apt:
 
     def plan(self, command: list[str]) -> Plan:
         plan = Plan([], [], [])
-        for verb, name, old, new in self.SIMULATED.findall(run([*command, "--simulate"], more=QUIET)):
+        for verb, name, old, new in self.SIMULATED.findall(run([*command, "--simulate"])):
             if verb != "Inst":
                 plan.removed.append(name)
             elif not old:
@@ -69,7 +66,7 @@ class Dnf:
     """Version 4 or 5. Its table has a heading for each kind of change, and a line for each package that begins with blanks."""
 
     def there(self, package: str) -> str:
-        status, said = output(["rpm", "--query", "--queryformat=%{VERSION}-%{RELEASE}", package], more=QUIET)
+        status, said = output(["rpm", "--query", "--queryformat=%{VERSION}-%{RELEASE}", package])
         return said.strip() if status == 0 else ""
 
     def asked(self, package: str, version: str) -> str:
@@ -78,7 +75,7 @@ class Dnf:
     def refresh(self, own: str) -> None:
         """It does so by itself, but asks whether the key of signed metadata is to be trusted: nobody says yes to a plan."""
         if own:
-            run(["dnf", "makecache", "-y", "--repo=" + own], more=QUIET)
+            run(["dnf", "makecache", "-y", "--repo=" + own])
 
     def install(self, asked: list[str], version: str) -> list[str]:
         return ["dnf", "install", "-y", "--setopt=install_weak_deps=False", *asked]
@@ -89,10 +86,10 @@ class Dnf:
 
     def plan(self, command: list[str]) -> Plan:
         if command[0] == "rpm":
-            run([*command, "--test"], more=QUIET)
+            run([*command, "--test"])
             return Plan([], [], [])
         # It ends with status 1, as nobody said yes.
-        said = output([word if word != "-y" else "--assumeno" for word in command], more=QUIET)[1]
+        said = output([word if word != "-y" else "--assumeno" for word in command])[1]
         plan, heading = Plan([], [], []), ""
         for line in said.splitlines():
             words = line.split()
@@ -109,10 +106,10 @@ class Dnf:
             elif heading.startswith(("upgrading", "downgrading")):
                 plan.changed.append(words[0])
         if not any(plan) and "nothing to do" not in said.lower():
-            sys.exit("%s does not say what it would do:\n%s" % (" ".join(command), said))
+            refuse("%s does not say what it would do:\n%s" % (" ".join(command), said))
         return plan
 
 
 def manager():
     """The host's."""
-    return Apt() if shutil.which("dpkg-query") else Dnf()
+    return Apt() if program("dpkg-query") else Dnf()

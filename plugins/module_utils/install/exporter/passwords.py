@@ -1,4 +1,5 @@
 # Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Hashes of passwords, made by the C library (crypt(3)), and only where the one that is there does not fit."""
 
@@ -8,7 +9,8 @@ import base64
 import ctypes
 import re
 import secrets
-import sys
+
+from .host import refuse
 
 #: bcrypt, as exporter-toolkit reads it: crypt(5) of libxcrypt.
 BCRYPT = re.compile(r"\$2[aby]\$\d\d\$[./A-Za-z0-9]{53}\Z")
@@ -23,7 +25,7 @@ def crypt_function():
             continue
         function.restype = ctypes.c_char_p
         return lambda password, setting: (function(password.encode(), setting.encode()) or b"").decode()
-    sys.exit(
+    return refuse(
         "dcgm_exporter_basic_auth_users: the host has no libcrypt (package libcrypt1 or libxcrypt) to make hashes with."
     )
 
@@ -34,7 +36,7 @@ def hashes(users: dict[str, str], there: dict[str, str]) -> dict[str, str]:
     wanted = {}
     for user, password in sorted(users.items()):
         if len(password.encode()) > 72:
-            sys.exit(
+            refuse(
                 "dcgm_exporter_basic_auth_users: the password of %s has more than the 72 bytes that bcrypt takes."
                 % user
             )
@@ -46,6 +48,6 @@ def hashes(users: dict[str, str], there: dict[str, str]) -> dict[str, str]:
         # The last character holds two bits only; "O" is such a one.
         new = crypt(password, "$2b$%02d$%sO" % (COST, salt[:21]))
         if not BCRYPT.match(new):
-            sys.exit("dcgm_exporter_basic_auth_users: the host's libcrypt cannot make bcrypt hashes.")
+            refuse("dcgm_exporter_basic_auth_users: the host's libcrypt cannot make bcrypt hashes.")
         wanted[user] = new
     return wanted

@@ -1,4 +1,5 @@
 # Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What this host cannot be asked for. Each ends the run before anything is changed."""
 
@@ -7,11 +8,11 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-import shutil
 import socket
-import sys
 
-from exporter_install.host import CONFIG, PROGRAM, Installation, output
+from ...command import program
+from ..files import Installation
+from .host import CONFIG, PROGRAM, output, refuse
 
 #: Podman 4.4 is the first with quadlets: https://github.com/containers/podman/releases/tag/v4.4.0
 QUADLETS_SINCE = (4, 4)
@@ -26,7 +27,7 @@ def refuse_paths(target: Installation, paths: list[str]) -> None:
             own = str(target.path(folder))
             # By its name, and by where links lead.
             if below(os.path.normpath(there), own) or below(os.path.realpath(there), os.path.realpath(own)):
-                sys.exit(
+                refuse(
                     "%s is below %s, which is the role's own: it deletes there what it did not write. Have it elsewhere, a "
                     "certificate and its key in /etc/ssl for example." % (path, own)
                 )
@@ -52,7 +53,7 @@ def refuse_address(address: str) -> None:
         return
     loopback = sorted(found_one for found_one in found if ipaddress.ip_address(found_one.partition("%")[0]).is_loopback)
     if loopback:
-        sys.exit(
+        refuse(
             "dcgm_exporter_listen_address: %s is %s on this host, where nobody else can scrape it. A line of /etc/hosts may say "
             "so, as Debian's installer writes one with 127.0.1.1: put the host's own address there, or set "
             "dcgm_exporter_listen_address to that address. Where only the host itself is to scrape, ask for 127.0.0.1."
@@ -62,15 +63,15 @@ def refuse_address(address: str) -> None:
 
 def refuse_quadlet(check: bool) -> None:
     """By a Podman that would make no unit of it."""
-    if not shutil.which("podman"):
+    if not program("podman"):
         if check:
             # What comes before in the same play may bring it.
             return
-        sys.exit("dcgm_exporter_source: podman: Podman is not installed on this host.")
+        refuse("dcgm_exporter_source: podman: Podman is not installed on this host.")
     said = output(["podman", "--version"])[1].strip()
     version = re.search(r"(\d+)\.(\d+)", said)
     if version and tuple(map(int, version.groups())) < QUADLETS_SINCE:
-        sys.exit(
+        refuse(
             "dcgm_exporter_source: podman: this host has %s, and quadlets need Podman 4.4. Bring a newer one, or use another "
             "dcgm_exporter_source." % said
         )

@@ -1,14 +1,15 @@
 # Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 """NVIDIA's packages, their repository and the unit that they bring: put there, and taken away again as far as they were."""
 
 from __future__ import annotations
 
 import os
-import sys
 
-from exporter_install.host import UNITS, Installation, output, run
-from exporter_install.managers import QUIET, Apt, manager
+from ..files import Installation
+from .host import UNITS, Record, booted, output, refuse, run
+from .managers import Apt, manager
 
 #: NVIDIA's repository, where the hosts' own sources do not have the packages.
 APT_SOURCE, APT_KEY = "etc/apt/sources.list.d/openfleet-dcgm.list", "etc/apt/keyrings/openfleet-dcgm.asc"
@@ -69,32 +70,32 @@ def bring(target: Installation, bundle: dict) -> None:
         plan = host.plan(command)
         others = plan.others(lambda name: name.startswith(FAMILY) or name in packages)
         if others:
-            sys.exit(
+            refuse(
                 "nothing was installed: to install %s, the package manager would %s. Another dcgm_exporter_version or other "
                 "dcgm_exporter_packages may fit what the host has; or make that change by hand, when the host is free of "
                 "jobs." % (", ".join(lacking), others)
             )
-        target.remember("packages", plan.new)
+        Record(target).add("packages", plan.new)
     for unit in bundle["masked"]:
         mask(target, unit)
     if lacking and target.doing("install packages %s" % ", ".join(lacking)):
-        run(command, more=QUIET)
+        run(command)
         lacking = missing(host, packages, version)
         if lacking:
-            sys.exit("after an installation without errors these packages are missing: %s" % ", ".join(lacking))
+            refuse("after an installation without errors these packages are missing: %s" % ", ".join(lacking))
 
 
 def to_remove(target: Installation) -> list[str]:
     """Of what the role installed, what is there. Ends where other packages would go with it."""
     host = manager()
-    packages = [package for package in target.recorded("packages") if host.there(package)]
+    packages = [package for package in Record(target).names("packages") if host.there(package)]
     if packages:
         plan = host.plan(host.remove(packages))
         others = plan.others(lambda name: name in packages)
         if plan.new:
             others = ", ".join([others, "install " + " ".join(plan.new)]).strip(", ")
         if others:
-            sys.exit(
+            refuse(
                 "nothing was removed: to remove %s, which the role installed, the package manager would %s. Remove the one "
                 "or the other by hand." % (", ".join(packages), others)
             )
@@ -104,9 +105,9 @@ def to_remove(target: Installation) -> list[str]:
 def take_away(target: Installation, packages: list[str]) -> None:
     host = manager()
     if packages and target.doing("remove packages %s" % ", ".join(packages)):
-        run(host.remove(packages), more=QUIET)
+        run(host.remove(packages))
     write_repository(target, {"url": "", "key": ""})
-    for unit in target.recorded("masked"):
+    for unit in Record(target).names("masked"):
         path = "%s/%s" % (UNITS, unit)
         if is_masked(target, path):
             target.remove(path)
@@ -122,16 +123,16 @@ def mask(target: Installation, unit: str) -> None:
     if is_masked(target, relative):
         return
     if path.exists() or path.is_symlink():
-        sys.exit(
+        refuse(
             "%s is there, a site's own unit in the place of the package's, which the role masks as it listens on all "
             "addresses. Remove it first: the role has a unit of its own." % path
         )
     if not target.doing("mask %s" % unit):
         return
-    target.remember("masked", [unit])
-    if target.booted:
+    Record(target).add("masked", [unit])
+    if booted(target):
         output(["systemctl", "stop", unit])
     path.parent.mkdir(parents=True, exist_ok=True)
     path.symlink_to("/dev/null")
-    if target.booted:
+    if booted(target):
         run(["systemctl", "daemon-reload"])

@@ -1,4 +1,5 @@
 # Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Is the exporter well? What it says when it is scraped.
 
@@ -13,15 +14,14 @@ import base64
 import http.client
 import re
 import ssl
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from exporter_install.checked_http import CheckedConnection, CheckedTlsConnection
-from exporter_install.host import UNIT, journal
-from exporter_install.peer import PeerError, check
-from exporter_install.peer_owner import UnitOwner
+from ...checked_http import CheckedConnection, CheckedTlsConnection
+from ...peer import PeerError, check
+from ...peer_owner import UnitOwner
+from .host import UNIT, journal, refuse
 
 SAMPLE = re.compile(r"^(DCGM_FI_\w+|openfleet_gpu_info|openfleet_gpu_lost)\{", re.MULTILINE)
 #: As the unit of Docker and the quadlet name it.
@@ -119,5 +119,5 @@ def check_health(health: dict) -> None:
         if not wrong:
             return
         if time.monotonic() > deadline:
-            sys.exit("the exporter is not well: %s.%s" % (wrong, journal()))
+            refuse("the exporter is not well: %s.%s" % (wrong, journal()))
         time.sleep(0.3)

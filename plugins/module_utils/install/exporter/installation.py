@@ -1,23 +1,13 @@
 # Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Installs an exporter of GPU metrics on the host it runs on, or takes it away, and scrapes it. The role dcgm_exporter runs it.
+"""An exporter of GPU metrics: its files, packages and unit, and a scrape of it; or none of it. Passwords are never printed.
 
-All of an installation comes as one JSON object on standard input, so that a run that changes nothing costs one command on
-the host, not one for each file:
-
-    {"state": "present", "files": {path: {"content": text, "mode": "0644"}}, "web_config": {...}, "users": {name: password},
-     "packages": [name], "version": text, "repository": {"url": text, "key": text}, "masked": [unit],
-     "embedded": {...} or null, "directories": [path], "host_files": [path], "address": text, "health": {...} or null}
-
-Prints {"changed": bool, "done": [text], "archive": architecture or ""}. Exit status 4: the archive of Python packages for this
-architecture is missing, and nothing was installed.
-
-Passwords are never printed.
+The sources are the texts of the embedded exporter's program, by name of the file.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
@@ -25,14 +15,15 @@ import shutil
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any, Mapping
 
-from exporter_install.host import CONFIG, PENDING, PROGRAM, RECORD, UNIT, UNITS, Installation, output, run
-from exporter_install.packages import bring, take_away, to_remove
-from exporter_install.passwords import hashes
-from exporter_install.refusals import refuse_address, refuse_paths, refuse_quadlet
-from exporter_install.scrape import certificate_is_old, check_health
-
-EXIT_ARCHIVE = 4
+from ..files import Installation
+from ..sources import Sources, digest
+from .host import CONFIG, PENDING, PROGRAM, RECORD, UNIT, UNITS, Record, booted, output, run, systemctl
+from .packages import bring, take_away, to_remove
+from .passwords import hashes
+from .refusals import refuse_address, refuse_paths, refuse_quadlet
+from .scrape import certificate_is_old, check_health
 
 #: All that an installation may consist of, below the root given. Files of a source that is not asked for go.
 QUADLETS = "etc/containers/systemd"
@@ -42,10 +33,11 @@ WANTED = UNITS + "/multi-user.target.wants/" + UNIT
 WEB_CONFIG = CONFIG + "/web-config.json"
 #: What the Python packages were made from. It comes last.
 STAMP = PROGRAM + "/packages/.requirements"
+SOURCES = PROGRAM + "/openfleet_exporter"
 STATE = ("var/lib/openfleet-gpu-exporter", "var/lib/private/openfleet-gpu-exporter")
 
 
-def web_config(target: Installation, bundle: dict) -> str:
+def web_config(target: Installation, bundle: Mapping[str, Any]) -> str:
     try:
         there = json.loads(target.path(WEB_CONFIG).read_text())["basic_auth_users"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -96,7 +88,7 @@ def install_packages(target: Installation, embedded: dict) -> None:
     new.replace(folder)
 
 
-def wanted_files(target: Installation, bundle: dict) -> dict[str, tuple[bytes, int]]:
+def wanted_files(target: Installation, bundle: Mapping[str, Any], sources: Sources) -> dict[str, tuple[bytes, int]]:
     """Content and mode of each; ends where a password cannot be hashed."""
     # Whatever name Ansible found it by, it is one interpreter, and the unit's does not change with the name.
     python = os.path.realpath(sys.executable)
@@ -104,12 +96,24 @@ def wanted_files(target: Installation, bundle: dict) -> dict[str, tuple[bytes, i
         path: (entry["content"].replace("@python@", python).encode(), int(entry["mode"], 8))
         for path, entry in bundle["files"].items()
     }
+    if bundle["embedded"]:
+        texts = _program(target)
+        if digest(texts) != sources.digest:
+            texts = sources.texts()
+        files.update(("%s/%s" % (SOURCES, name), (text.encode(), 0o644)) for name, text in texts.items())
     if bundle["web_config"] or bundle["users"]:
         files[WEB_CONFIG] = (web_config(target, bundle).encode(), 0o600)
     return files
 
 
-def install(target: Installation, bundle: dict, files: dict[str, tuple[bytes, int]], pending: bool) -> None:
+def _program(target: Installation) -> dict[str, str]:
+    """The embedded exporter's program as it is installed."""
+    return {path.name: path.read_text(encoding="utf-8") for path in target.path(SOURCES).glob("*.py")}
+
+
+def install(
+    target: Installation, bundle: Mapping[str, Any], files: dict[str, tuple[bytes, int]], pending: bool
+) -> None:
     """The files and the unit. `pending`: a run before this one was cut off, and the service may not know what it wrote."""
     for path in sorted(set(files) - set(UNIT_FILES)):
         target.write(path, *files[path])
@@ -121,19 +125,19 @@ def install(target: Installation, bundle: dict, files: dict[str, tuple[bytes, in
         remove_strangers(target, folder, set(files), bool(bundle["embedded"]))
     for path in bundle["directories"]:
         if not target.path(path).is_dir() and target.doing("make %s" % target.path(path)):
-            target.remember("directories", [path])
+            Record(target).add("directories", [path])
             target.path(path).mkdir(mode=0o755, parents=True)
-    if not target.booted:
-        target.restarted()
+    if not booted(target):
+        target.finish()
         return
     if any(units) or pending:
-        target.systemctl("daemon-reload")
+        systemctl(target, "daemon-reload")
     # A quadlet's unit is enabled by what makes it.
     if UNIT_FILES[0] in files and output(["systemctl", "is-enabled", UNIT])[1].strip() != "enabled":
-        target.systemctl("enable", "--quiet", UNIT)
+        systemctl(target, "enable", "--quiet", UNIT)
     if target.done or pending or output(["systemctl", "is-active", UNIT])[0] or certificate_is_old(bundle):
-        target.systemctl("restart", UNIT)
-    target.restarted()
+        systemctl(target, "restart", UNIT)
+    target.finish()
 
 
 def remove_strangers(target: Installation, folder: str, wanted: set, embedded: bool) -> None:
@@ -147,58 +151,52 @@ def remove_strangers(target: Installation, folder: str, wanted: set, embedded: b
             continue
         target.remove(relative)
     if folder == PROGRAM and not any(path.startswith(PROGRAM) for path in wanted):
-        target.remove(PROGRAM)
+        target.remove_tree(PROGRAM)
 
 
 def uninstall(target: Installation) -> None:
     """All that the role brought, whatever its settings are by now; nothing of what was there before."""
-    packages, directories = to_remove(target), target.recorded("directories")
+    packages, directories = to_remove(target), Record(target).names("directories")
     there = [path for path in UNIT_FILES if target.path(path).exists()]
-    if there and target.booted:
+    if there and booted(target):
         if UNIT_FILES[0] in there:
-            target.systemctl("disable", "--quiet", "--now", UNIT)
+            systemctl(target, "disable", "--quiet", "--now", UNIT)
         else:
             # Never made of its quadlet, by a Podman before 4.4.
-            target.systemctl("stop", UNIT, unknown=True)
+            systemctl(target, "stop", UNIT, unknown=True)
     for path in (*UNIT_FILES, PROGRAM, *STATE):
-        target.remove(path)
+        target.remove_tree(path)
     take_away(target, packages)
     # It has the record.
-    target.remove(CONFIG)
+    target.remove_tree(CONFIG)
     for folder in (str(Path(CONFIG).parent), *directories):
-        target.prune(folder)
-    if target.done and target.booted:
-        target.systemctl("daemon-reload")
+        target.prune(target.path(folder), said=False)
+    if target.done and booted(target):
+        systemctl(target, "daemon-reload")
 
 
-def main(bundle: dict) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="change nothing, only say what would change")
-    parser.add_argument("--root", type=Path, default=Path("/"), help="install below this directory")
-    options = parser.parse_args()
-    os.umask(0o022)
-    target = Installation(options.root, options.check)
-    archive = ""
+def bring_about(target: Installation, bundle: Mapping[str, Any], sources: Sources) -> dict[str, str]:
+    """Bring about what is asked for. Return the architecture whose archive of Python packages is needed first.
+
+    Nothing is installed then.
+    """
     refuse_paths(target, [*bundle["host_files"], *bundle["directories"]])
     if bundle["state"] == "absent":
         uninstall(target)
-    else:
-        target.restarts, pending = True, target.pending
-        files = wanted_files(target, bundle)
-        if target.booted:
-            refuse_address(bundle["address"])
-            if UNIT_FILES[1] in files:
-                refuse_quadlet(target.check)
-        embedded = bundle["embedded"]
-        if embedded and not has_packages(target, embedded):
-            if embedded["source"] == "index" or embedded["archive"] or target.check:
-                install_packages(target, embedded)
-            else:
-                archive = platform.machine()
-        if not archive:
-            bring(target, bundle)
-            install(target, bundle, files, pending)
-            if bundle["health"] and target.booted and not target.check:
-                check_health(bundle["health"])
-    print(json.dumps({"changed": bool(target.done), "done": target.done, "archive": archive}))
-    return EXIT_ARCHIVE if archive else 0
+        return {"archive": ""}
+    pending = target.mark(PENDING)
+    files = wanted_files(target, bundle, sources)
+    if booted(target):
+        refuse_address(bundle["address"])
+        if UNIT_FILES[1] in files:
+            refuse_quadlet(target.check)
+    embedded = bundle["embedded"]
+    if embedded and not has_packages(target, embedded):
+        if embedded["source"] != "index" and not embedded["archive"] and not target.check:
+            return {"archive": platform.machine()}
+        install_packages(target, embedded)
+    bring(target, bundle)
+    install(target, bundle, files, pending)
+    if bundle["health"] and booted(target) and not target.check:
+        check_health(bundle["health"])
+    return {"archive": ""}

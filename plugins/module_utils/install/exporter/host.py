@@ -1,0 +1,97 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Files, units and commands of the host."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import NoReturn
+
+from ... import durable, systemd
+from ...command import run_to_end
+from ..files import Installation, InstallError
+
+UNIT = "dcgm-exporter.service"
+UNITS = "etc/systemd/system"
+#: The role's own directories, below the root given.
+CONFIG = "etc/openfleet-gpu/exporter"
+PROGRAM = "usr/local/lib/openfleet-gpu-exporter"
+#: There from before the first change until the service was restarted after the last one. A run that was cut off leaves it.
+PENDING = CONFIG + "/restart-pending"
+#: {"packages": [name], "masked": [unit], "directories": [path]}: what was not there before the role, and goes with it.
+RECORD = CONFIG + "/installed.json"
+
+#: Of an address: user and password.
+CREDENTIALS = re.compile(r"//[^/\s]*@")
+
+
+class Record:
+    """What was not there before the role, by kind."""
+
+    def __init__(self, target: Installation) -> None:
+        self._target, self._path = target, target.path(RECORD)
+
+    def names(self, kind: str) -> list[str]:
+        """Return the names of a kind. Raises InstallError if the record cannot be read."""
+        try:
+            return json.loads(self._path.read_text())[kind] if self._path.exists() else []
+        except (ValueError, KeyError) as error:
+            raise InstallError(
+                str(self._path),
+                "it cannot be read (%s)" % error,
+                "Delete it, and remove by hand what the role installed.",
+            ) from error
+
+    def add(self, kind: str, names: list[str]) -> None:
+        """Add names, before the things are made: a run may be cut off."""
+        record = {known: self.names(known) for known in ("packages", "masked", "directories")}
+        record[kind] = sorted({*record[kind], *names})
+        if any(record.values()):
+            durable.make_folder(self._path.parent)
+            durable.write_text(self._path, json.dumps(record, indent=2) + "\n", 0o644)
+
+
+def booted(target: Installation) -> bool:
+    """Return whether systemd runs the host."""
+    return systemd.booted(target.root)
+
+
+def systemctl(target: Installation, *arguments: str, unknown: bool = False) -> None:
+    """Call systemctl, and say so. `unknown`: systemd may not know the unit."""
+    if target.doing("systemctl " + " ".join(arguments)):
+        command = ["systemctl", *arguments]
+        status, said = output(command)
+        if status and not (unknown and "not loaded" in said):
+            fail(command, status, said)
+
+
+def output(command: list[str], more: dict[str, str] | None = None) -> tuple[int, str]:
+    """Its status, and what it said. `more` is added to the environment."""
+    done = run_to_end(command, env=more)
+    return done.returncode, done.stdout + done.stderr
+
+
+def run(command: list[str], more: dict[str, str] | None = None) -> str:
+    status, said = output(command, more)
+    if status:
+        fail(command, status, said)
+    return said
+
+
+def fail(command: list[str], status: int, said: str) -> NoReturn:
+    where = CREDENTIALS.sub("//***@", " ".join(command))
+    raise InstallError(where, CREDENTIALS.sub("//***@", "it failed with status %d:\n%s" % (status, said + journal())))
+
+
+def refuse(text: str) -> NoReturn:
+    """Raise InstallError: the text says where, what and how to mend it."""
+    raise InstallError("", text)
+
+
+def journal() -> str:
+    return "\n--- journal of %s:\n%s" % (
+        UNIT,
+        output(["journalctl", "--no-pager", "--output=cat", "--lines=30", "--unit", UNIT])[1],
+    )
