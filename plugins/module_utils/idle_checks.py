@@ -12,6 +12,9 @@ from .essential_units import is_essential
 from .holders_model import DEVICE_HANDLE
 from .model import Gpu, Holder, Host
 
+#: From so many cores on, on the average of a look, processes work: the rate that is a sign of work to the audit, too.
+WORKING_CORES = 0.1
+
 #: A GPU by its UUID, and the GPU instance's id or None.
 Place = Tuple[str, "int | None"]
 
@@ -77,6 +80,26 @@ def young(mine: Sequence[Holder], quiet_seconds: float) -> str:
         hours = (time.time() - holder.started_seconds) / 3600
         if hours < quiet_seconds / 3600:
             return "pid %d began %.1f hours ago, and the grace is %.0f" % (holder.pid, hours, quiet_seconds / 3600)
+    return ""
+
+
+def worked(before: Sequence[Holder], after: Sequence[Holder], seconds: float) -> str:
+    """Return why what an item's processes did between two looks, so many seconds apart, spares it; empty where they rested.
+
+    This is all that shows work on an instance, of which NVML tells no utilisation.
+    """
+    if max((one.clients or 0 for one in after), default=0) > max((one.clients or 0 for one in before), default=0):
+        return "a client has connected just now"
+    # The ticks tell a process from another that has its pid now.
+    then = {(one.pid, one.started_ticks): one.cpu_seconds for one in before}
+    spent = {}
+    for one in after:
+        first = then.get((one.pid, one.started_ticks))
+        if one.pid is not None and first is not None and one.cpu_seconds is not None:
+            spent[one.pid] = max(0.0, one.cpu_seconds - first)
+    total = sum(spent.values())
+    if seconds > 0 and total >= WORKING_CORES * seconds:
+        return "its processes took %.0f s of CPU time within %.0f s" % (total, seconds)
     return ""
 
 

@@ -19,7 +19,7 @@ from . import drain_units as units
 from . import idle_jupyter, reclaim_tell, reclaim_text
 from .command import run_tool
 from .errors import FleetError
-from .idle_checks import held_by, in_words, spared, using, young
+from .idle_checks import held_by, in_words, spared, using, worked, young
 from .idle_watch import Sample, watch
 from .keeps import Keep, kept
 from .model import Holder, Host
@@ -136,6 +136,8 @@ class _Run:
         self.now = time.time()
         #: What is idle no more, or not certainly: it gets a notice again before it is stopped.
         self.not_idle: list[Mapping[str, Any]] = []
+        #: The holders of each item at its last look, which the next one is held against.
+        self._seen: dict[int, Sequence[Holder]] = {}
 
     def is_jupyter(self, item: Mapping[str, Any]) -> bool:
         return _plain(item["name"]) in self._servers
@@ -150,6 +152,9 @@ class _Run:
             server = self._servers.get(_plain(item["name"]))
             # A server works on while single kernels go, and what its GPU does just now may be another kernel's.
             why = spared(item, host, holders, count, server is not None)
+            if not why and server is None and id(item) in self._seen:
+                why = worked(self._seen[id(item)], count, self._policy.look_seconds)
+            self._seen[id(item)] = count
             if not why and server is None:
                 least = max(self._policy.grace_seconds, item.get("idle_after_seconds") or 0.0)
                 why = young(count, least) or (_along(item, self._tools.closure) if item["kind"] == "unit" else "")

@@ -31,29 +31,26 @@ def watch(
     """Return for each item why it is spared; empty for one whose GPUs were at rest for `seconds`.
 
     All items are watched together. One whose GPU works is watched no longer, and the watch ends when none is left.
-    An item on a GPU that cannot be sampled is spared. Of a GPU instance NVML tells no utilisation: it is not watched.
+    An item on a GPU that cannot be sampled is spared. Of a GPU instance NVML tells no utilisation: there the time passes without
+    a sample, and what its processes did meanwhile shows in the looks before and behind it (idle_checks.worked).
     """
     reasons = ["" for _item in items]
     ends = now() + seconds
-    left = _left(items, reasons)
+    left = list(range(len(items)))
     while left:
         try:
-            seen = sample()
+            seen = sample() if any(_watched(items[number]) for number in left) else {}
         except FleetError as error:
-            for number in left:
+            for number in (number for number in left if _watched(items[number])):
                 reasons[number] = "whether its GPU works is not known: %s" % error
-            break
-        for number in left:
+            seen = {}
+        for number in (number for number in left if not reasons[number]):
             reasons[number] = _why(_watched(items[number]), seen)
-        left, remaining = _left(items, reasons), ends - now()
+        left, remaining = [number for number in left if not reasons[number]], ends - now()
         if remaining <= 0 or not left:
             break
         sleep(min(PERIOD_SECONDS, remaining))
     return reasons
-
-
-def _left(items: Sequence[Mapping[str, Any]], reasons: Sequence[str]) -> list[int]:
-    return [number for number, why in enumerate(reasons) if not why and _watched(items[number])]
 
 
 def _watched(item: Mapping[str, Any]) -> list[str]:

@@ -84,7 +84,8 @@ options:
   look_seconds:
     description:
       - For so long the GPUs are watched right before a stop, with a sample a second. One look serves all O(items). Any sample of
-        activity spares. Instances of MIG are not watched, since NVML tells no utilisation of them.
+        activity spares, and so does a client that connects within that time (TCP), or a tenth of a core that the processes of an
+        item take. Of instances of MIG the latter two alone tell, since NVML has no utilisation of them.
     type: float
     default: 60
   notice_seconds:
@@ -259,7 +260,7 @@ def session(directory):
 def look(directory):
     with session(directory) as opened:
         host = opened.observe(telemetry=True)
-    return host, find_holders(host)
+    return host, find_holders(host, sockets=True)
 
 
 def sample(directory):

@@ -299,9 +299,38 @@ def test_one_that_cannot_be_seen_is_spared():
     assert took == 1.0 and all("whether its GPU works is not known: NVML: it is gone" in why for why in found)
 
 
-def test_of_an_instance_there_is_nothing_to_watch():
-    assert watched([IN_MIG], lambda _now: rates(100)) == ([""], 0.0, 0)
+def test_of_an_instance_there_is_nothing_to_sample_and_the_time_passes():
+    assert watched([IN_MIG], lambda _now: rates(100)) == ([""], 60.0, 0)
     assert watched([{**UNIT, "gpus": ["GPU-0 1", "GPU-1"]}], lambda _now: rates(100, 0))[0] == [""]
+    # Nor does a driver that tells nothing speak for it.
+    found, took, _count = watched([UNIT, IN_MIG], lambda _now: FleetError("NVML", "it is gone"))
+    assert found[0] and found[1] == "" and took == 60.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"clients": 1}, "a client has connected just now"),
+        ({"cpu_seconds": 100.2}, "its processes took 0 s of CPU time within 1 s"),
+        ({"cpu_seconds": 100.05}, ""),
+        # Another process with the same pid; what cannot be told; a client that has left.
+        ({"cpu_seconds": 200.0, "started_ticks": 6}, ""),
+        ({"clients": None, "cpu_seconds": None}, ""),
+    ],
+)
+def test_what_processes_do_during_the_look_spares_them_also_on_an_instance(machine, changes, why):
+    before = held(instance=1, pid=7, started_seconds=1.0, started_ticks=5, clients=0, cpu_seconds=100.0)
+    machine.seen, machine.holders = host(mig=True), [before]
+    looks = []
+
+    def look():
+        looks.append(machine.now)
+        return machine.seen, [before if len(looks) == 1 else replace(before, **changes)]
+
+    tools = Tools(look, at_rest(), lambda: (), machine.stops.stop, machine.stops.closure)
+    done = reclaim([IN_MIG], tools, Policy(look_seconds=1.0))
+    assert [one["why"] for one in done["spared"]] == ([why] if why else [])
+    assert machine.stops.names == ([] if why else ["x.service"]) and len(looks) == 2
 
 
 def test_what_works_during_the_look_is_spared_and_told_again_only_when_it_is_idle_anew(machine):
