@@ -269,6 +269,8 @@ def others() -> list[Pattern]:
         Pattern("changed-exporter", work(hours(19, 23, (5,)), TRAIN),
                 exporters=(("gpu", 0, 22 * DAY + 60), ("dcgm", 22 * DAY, MINUTES))),
         Pattern("clock-ahead", work(hours(8, 20), TRAIN), holder=UNIT("train.service", ahead_seconds=10_800.0)),
+        Pattern("clock-behind", work(hours(8, 20), TRAIN), holder=UNIT("train.service", ahead_seconds=-10_800.0)),
+        Pattern("clock-days-ahead", work(hours(8, 20), TRAIN), holder=UNIT("train.service", ahead_seconds=3 * 86_400.0)),
         Pattern("gaps-while-working", work(night, TRAIN), sampled=gaps(hours(21.5, 5.5))),
         Pattern("gap-of-days", work(hours(20, 23), TRAIN), sampled=gaps(days_apart(23 * DAY, 90 * DAY, 5 * DAY))),
         Pattern("half-of-the-samples", requests("half", 20, 30, False, hours(8, 20)), every=2),
