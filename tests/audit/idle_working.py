@@ -244,6 +244,9 @@ def others() -> list[Pattern]:
         Pattern("office-easter", office((GOOD_FRIDAY, EASTER_MONDAY))),
         Pattern("office-easter-and-bridge", office((GOOD_FRIDAY - 1, GOOD_FRIDAY, EASTER_MONDAY))),
         Pattern("daily-but-easter", work(hours(10, 22, off=range(GOOD_FRIDAY, EASTER_MONDAY + 1)), NOTEBOOK)),
+        # Every day for weeks, and then a first weekend off.
+        Pattern("first-free-weekend", work(bursts(hours(9, 22, off=(19, 20)), 25, 60)),
+                holder=UNIT("notebook.service", listens=False, clients=0)),
         Pattern("serve-by-day", work(hours(6, 24), SERVE), holder=Holder(listens=True, clients=3)),
         Pattern("notebook", work(sessions("notebook", hours(9, 19, WEEKDAYS), 0.006, 40))),
         Pattern("ci-runner", work(sessions("ci", hours(8, 18, WEEKDAYS), 0.01, 5))),

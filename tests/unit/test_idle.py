@@ -95,8 +95,16 @@ def threshold(longest_days=0.0, history_days=28.0, missing=0):
 
 def test_a_quiet_time_is_idle_after_the_grace_and_twice_its_longest_that_ended():
     assert threshold() == 2
-    assert threshold(longest_days=0.6) == 2
+    assert threshold(longest_days=0.3) == 2
     assert threshold(longest_days=2.6) == 5.2
+
+
+def test_a_holder_that_sleeps_may_take_a_weekend_off():
+    """A notebook of each day has not shown a weekend: 62 hours from Friday at six to Monday at eight."""
+    assert threshold(longest_days=7.9 / 24) * 24 == 48
+    assert threshold(longest_days=8 / 24) * 24 == threshold(longest_days=12 / 24) * 24 == 64
+    # Not on top of signals that are missing.
+    assert threshold(longest_days=0.5, missing=2) == 3
 
 
 def test_a_week_is_usual_where_two_weeks_are_not_known():

@@ -21,6 +21,8 @@ class Policy:
 
     `grace_seconds`: nothing that is quiet for less is idle.
     `rhythm_factor`: a quiet time has to be so many times longer than the longest one before it that ended.
+    `night_seconds`: a holder that ever paused for so long sleeps, and may take a weekend off though it never did before.
+    `weekend_ratio`: so many times the grace are idle on such a holder at the earliest: 64 hours, a weekend.
     `new_seconds`: a holder with less history than this has not shown its weekends, or that it works once a week.
     `new_threshold_seconds`: so it is idle after a week at the earliest, and eight hours for a weekly job that begins late.
     `missing_signal_ratio`: of the grace, added for each group of signals that nobody measures.
@@ -28,6 +30,8 @@ class Policy:
 
     grace_seconds: float = 48 * HOUR_SECONDS
     rhythm_factor: float = 2.0
+    night_seconds: float = 8 * HOUR_SECONDS
+    weekend_ratio: float = 4 / 3
     new_seconds: float = 14 * DAY_SECONDS
     new_threshold_seconds: float = 7 * DAY_SECONDS + 8 * HOUR_SECONDS
     missing_signal_ratio: float = 0.25
@@ -47,4 +51,5 @@ def threshold_seconds(
     """
     grace = policy.grace_seconds * (1 + policy.missing_signal_ratio * missing_signals)
     new = policy.new_threshold_seconds if history_seconds < policy.new_seconds else 0.0
-    return max(grace, policy.rhythm_factor * longest_seconds, new)
+    weekend = policy.weekend_ratio * policy.grace_seconds if longest_seconds >= policy.night_seconds else 0.0
+    return max(grace, weekend, policy.rhythm_factor * longest_seconds, new)
