@@ -360,6 +360,21 @@ def test_a_hostile_write_to_the_turnstile_costs_a_moment(world, write, policy):
         assert worker.share(2.1, 4) == pytest.approx(50, abs=5), "what was saved in the delay is spent afterwards"
 
 
+def test_a_tenant_that_keeps_the_gpu_costs_its_neighbour_a_second_in_ten(world):
+    """Its lease goes on for ever; the neighbour leaves it out of account after 1.02 s, for 10 s."""
+    tenant = world.tenant(50)
+    path = tenant.gpus / f"{world.card.uuid()}.1"
+    worker = world.worker(tenant, "--kernel 2000000 --report 0.05 --seconds 20")
+    poke(world, tenant, field("tenant", UNUSED), int.from_bytes(b"hostile", "little"))
+    words = f"--poke-file {path} --poke-offset {field('lease', UNUSED)} --poke-value leases --start 2 --seconds 20"
+    world.worker(tenant, words, preload=False)
+    world.run()
+    waits = [after[0] - before[0] for before, after in zip(worker.lines, worker.lines[1:])]
+    assert 1 < max(waits) < 1.3
+    assert sum(wait > 0.5 for wait in waits) == 2
+    assert worker.share(3.5, 12.5) == pytest.approx(50, abs=POINTS)
+
+
 def test_a_forged_active_tenant_does_not_bind_a_contended_one(world):
     tenant = world.tenant(30, policy="contended")
     worker = world.worker(tenant, f"{HALF_MS} --seconds 4")

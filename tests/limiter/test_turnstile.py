@@ -88,6 +88,7 @@ class View(Structure):
     _fields_ = (
         ("seats", POINTER(Seat) * SEATS),
         ("terms", POINTER(AllTerms)),
+        ("count", c_int),
         ("holder", c_int),
         ("waited_ns", c_int64),
         ("yielded_ns", c_int64),
@@ -97,7 +98,7 @@ class View(Structure):
 
     @classmethod
     def of(cls, turnstile: Turnstile) -> View:
-        view = cls()
+        view = cls(count=SEATS)
         view.file = turnstile  # kept as long as the view
         for number in range(SEATS):
             view.seats[number] = ctypes.pointer(turnstile.seats[number])
@@ -137,6 +138,7 @@ SIGNATURES = {
     "turnstile_set_active": (None, POINTER(Seat), c_int64, c_int64),
     "turnstile_set_waiting": (None, POINTER(Seat), c_int64, c_int64),
     "turnstile_limit_debt": (c_int64, POINTER(Seat), c_int64, c_int64),
+    "turnstile_count": (None, POINTER(View)),
     "turnstile_passes": (c_uint64, POINTER(View)),
     "turnstile_process": (c_uint, POINTER(View), c_int, c_int64),
     "turnstile_last_process": (c_uint, POINTER(View), c_int),
@@ -586,6 +588,18 @@ def test_the_agents_terms_count_and_not_what_a_tenant_says_of_itself(library, tu
     rival = Claim()
     assert library.turnstile_rival(t, 0, NOW, byref(rival)) == 3
     assert (rival.priority, rival.place) == (4, library.turnstile_place(b"tenant-d", NOW))
+
+
+def test_only_seats_with_a_tenant_are_looked_at(library, turnstile):
+    t, terms = view(turnstile), AllTerms()
+    held_for_ever(turnstile, 9)
+    turnstile.seats[5].tenant = b"tenant-f"
+    library.turnstile_count(t)
+    assert (t.count, library.turnstile_holder(t, 0, NOW)) == (6, -1)
+    terms.seats[9].tenant = b"tenant-j"
+    t.terms = ctypes.pointer(terms)
+    library.turnstile_count(t)
+    assert (t.count, library.turnstile_holder(t, 0, NOW)) == (10, 9)
 
 
 def test_seats_that_are_not_there_are_free(library, turnstile):

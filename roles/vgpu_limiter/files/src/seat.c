@@ -157,6 +157,7 @@ static void sit(struct throttle_gpu *g, int seat)
 	pages->seats[pages->own_seat] = other;
 	pages->own_seat = seat;
 	memcpy(g->view.seats, pages->seats, sizeof g->view.seats);
+	g->view.count = TURNSTILE_SEATS;
 }
 
 void seat_take(struct throttle_gpu *g, const struct quota *quota, const struct quota_gpu *gpu)
@@ -194,6 +195,7 @@ static void adopt(struct throttle_gpu *g, struct seat_pages *pages)
 	g->pages = *pages;
 	*pages = (struct seat_pages){ 0 };
 	memcpy(g->view.seats, g->pages.seats, sizeof g->view.seats);
+	g->view.count = TURNSTILE_SEATS;
 	g->view.terms = g->pages.terms;
 	g->mine = &g->view;
 }
@@ -224,6 +226,7 @@ static void use_file(struct throttle_gpu *g, struct turnstile_file *file)
 {
 	for (int i = 0; i < TURNSTILE_SEATS; i++)
 		g->view.seats[i] = &file->seats[i];
+	g->view.count = TURNSTILE_SEATS;
 	g->mine = &g->view;
 }
 

@@ -328,6 +328,8 @@ static int64_t hold_back(struct throttle_state *state, int gpu, struct busy *b, 
 	bool idle, borrows, holds = has_lease(g, now);
 	bool look = !holds || g->ending || now - g->looked_ns >= POLL_NS;
 
+	if (look)
+		turnstile_count(g->mine);
 	if (holds && look && turnstile_is_second(g->mine, g->seat, now)) {
 		turnstile_give(g->mine, g->seat, g->process);
 		g->mine->lost_ns = now;

@@ -148,6 +148,13 @@ static const char *tenant_of(const struct turnstile *t, int seat)
 	return t->terms ? t->terms->seats[seat].tenant : t->seats[seat]->tenant;
 }
 
+void turnstile_count(struct turnstile *t)
+{
+	int count = TURNSTILE_SEATS;
+	while (count > 0 && !(t->seats[count - 1] && tenant_of(t, count - 1)[0])) count--;
+	t->count = count;
+}
+
 /* Another's seat, and nothing speaks against it. */
 static bool counts(const struct turnstile *t, int seat, int own, int64_t now)
 {
@@ -170,7 +177,7 @@ struct terms turnstile_terms(const struct turnstile *t, int seat)
 bool turnstile_has_slot(const struct turnstile *t, int seat, int64_t now)
 {
 	uint32_t place = turnstile_place(tenant_of(t, seat), now);
-	for (int i = 0; i < TURNSTILE_SEATS; i++)
+	for (int i = 0; i < t->count; i++)
 		if (counts(t, i, seat, now) && turnstile_is_active(t->seats[i], now) && turnstile_place(tenant_of(t, i), now) < place)
 			return false;
 	return true;
@@ -187,7 +194,7 @@ struct claim turnstile_claim(const struct turnstile *t, int seat, struct terms t
 int turnstile_rival(const struct turnstile *t, int seat, int64_t now, struct claim *rival)
 {
 	int found = -1;
-	for (int i = 0; i < TURNSTILE_SEATS; i++) {
+	for (int i = 0; i < t->count; i++) {
 		if (!counts(t, i, seat, now) || !turnstile_is_waiting(t->seats[i], now)) continue;
 		struct claim claim = turnstile_claim(t, i, turnstile_terms(t, i), now, false);
 		if (found >= 0 && !turnstile_before(claim, *rival)) continue;
@@ -199,7 +206,7 @@ int turnstile_rival(const struct turnstile *t, int seat, int64_t now, struct cla
 
 bool turnstile_contended(const struct turnstile *t, int seat, int64_t now)
 {
-	for (int i = 0; i < TURNSTILE_SEATS; i++)
+	for (int i = 0; i < t->count; i++)
 		if (counts(t, i, seat, now) && turnstile_is_active(t->seats[i], now)) return true;
 	return false;
 }
@@ -207,7 +214,7 @@ bool turnstile_contended(const struct turnstile *t, int seat, int64_t now)
 uint64_t turnstile_passes(const struct turnstile *t)
 {
 	uint64_t sum = 0;
-	for (int i = 0; i < TURNSTILE_SEATS; i++)
+	for (int i = 0; i < t->count; i++)
 		if (t->seats[i]) sum += atomic_load_explicit(&t->seats[i]->passes, memory_order_relaxed);
 	return sum;
 }
@@ -242,7 +249,7 @@ unsigned turnstile_last_process(const struct turnstile *t, int seat)
 
 int turnstile_holder(const struct turnstile *t, int except, int64_t now)
 {
-	for (int i = 0; i < TURNSTILE_SEATS; i++)
+	for (int i = 0; i < t->count; i++)
 		if (counts(t, i, except, now) && turnstile_process(t, i, now)) return i;
 	return -1;
 }
@@ -280,7 +287,7 @@ void turnstile_give(struct turnstile *t, int seat, unsigned process)
 bool turnstile_is_second(const struct turnstile *t, int seat, int64_t now)
 {
 	int64_t since = atomic_load(&t->seats[seat]->lease_since);
-	for (int i = 0; i < TURNSTILE_SEATS; i++) {
+	for (int i = 0; i < t->count; i++) {
 		if (!counts(t, i, seat, now) || !turnstile_process(t, i, now)) continue;
 		int64_t others = atomic_load(&t->seats[i]->lease_since);
 		if (others < since || (others == since && i < seat)) return true;
@@ -330,7 +337,7 @@ void turnstile_waits_for(struct turnstile *t, int seat, int other, struct claim 
 /* Whether some tenant's lease is believed by others and not here. */
 static bool leaves_out_any(const struct turnstile *t, int64_t now)
 {
-	for (int i = 0; i < TURNSTILE_SEATS; i++) {
+	for (int i = 0; i < t->count; i++) {
 		const struct doubt *d = &t->doubts[i];
 		if (t->seats[i] && (now < d->until_ns || (d->dead && atomic_load(&t->seats[i]->lease) == d->dead))) return true;
 	}

@@ -123,6 +123,7 @@ struct doubt {
 struct turnstile {
 	struct seat *seats[TURNSTILE_SEATS];  /* NULL: free. Of pages only the own one can be written */
 	const struct turnstile_terms *terms; /* NULL: each seat says its own */
+	int count;                           /* seats from here on were free when it looked last (turnstile_count) */
 	int holder;                          /* seat + 1 of the tenant that it waited for last; 0: none */
 	int64_t waited_ns;                   /* when that was */
 	int64_t yielded_ns;                  /* for so long it has let others go first, and none has taken the GPU */
@@ -182,6 +183,8 @@ void turnstile_spend(struct seat *s, struct terms terms, int64_t asked, int64_t 
 
 /* --- a seat among the others --- */
 
+/* Looks which seats have a tenant. */
+void turnstile_count(struct turnstile *t);
 /* A seat's terms as others believe them: the agent's, or else those in the seat. */
 struct terms turnstile_terms(const struct turnstile *t, int seat);
 /* Whether no other active tenant comes before this one in the slot's order. */
