@@ -5,70 +5,67 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import select
-import signal
+import sys
 import time
 import traceback
-from typing import Callable
+from typing import Callable, Sequence
 
+from .child_process import give_up, start, stuck
 from .errors import FleetError
 
-#: How long a process is waited for that was killed. One that hangs in the kernel does not end, and is left.
-_REAP_SECONDS = 2.0
-_POLL_SECONDS = 0.01
 _CHUNK = 65536
-_DONE, _FAILED = b"+", b"-"
+_DONE, _FAILED, _BROKEN = b"+", b"-", b"!"
 
 
-def bounded(work: Callable[[], str], where: str, seconds: float, most_bytes: int) -> str:
+def bounded(
+    work: Callable[[], str],
+    where: str,
+    seconds: float,
+    most_bytes: int,
+    account: int | None = None,
+    keep: Sequence[int] = (),
+) -> str:
     """Return what `work` returns, done in a child process. Raises FleetError: its own, or that a bound was met.
 
-    The child and what it started are killed then, so that nothing goes on behind the caller's back.
+    The child and what it started are killed then, so that nothing goes on behind the caller's back. It has nothing open that its
+    parent has: where it cannot be killed it holds no lock. `account` is whose files it looks at; while an earlier child hangs in
+    the kernel for the same account, none is started. `keep` are descriptors that the work needs.
     """
+    if account is not None and stuck()[account]:
+        cure = "End the processes of uid %d that serve a file system (FUSE), and run again." % account
+        raise FleetError(where, "an earlier look at it hangs in the kernel", cure)
     reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reading)
-        _work(work, writing)
+    child = start(lambda: _work(work, writing), [writing, *keep], account)
     os.close(writing)
-    # By both, for either may come first.
-    with contextlib.suppress(OSError):
-        os.setpgid(child, child)
     try:
         answer = _read(reading, where, time.monotonic() + seconds, most_bytes)
     finally:
         os.close(reading)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child, signal.SIGKILL)
-        _reap(child)
+        give_up(child)
     if answer.startswith(_DONE):
         return answer[1:].decode()
     if answer.startswith(_FAILED):
         raise FleetError(*json.loads(answer[1:].decode()))
+    if answer.startswith(_BROKEN):
+        sys.stderr.write(answer[1:].decode(errors="replace"))
     raise FleetError(where, "the look at it ended without an answer", "Run it as root by hand, and see what it says.")
 
 
-def _work(work: Callable[[], str], writing: int) -> None:
-    """Run it in the child, which ends here."""
-    code = 1
+def _work(work: Callable[[], str], writing: int) -> int:
+    """Run it in the child; return its exit status."""
+    code = 0
     try:
-        os.setpgid(0, 0)
-        # As the caller's handlers would raise it where nobody awaits it.
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        try:
-            answer = _DONE + work().encode()
-        except FleetError as error:
-            answer = _FAILED + json.dumps([error.where, error.problem, error.cure]).encode()
-        with os.fdopen(writing, "wb") as pipe:
-            pipe.write(answer)
-        code = 0
+        answer = _DONE + work().encode()
+    except FleetError as error:
+        answer = _FAILED + json.dumps([error.where, error.problem, error.cure]).encode()
     except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(code)
+        code, answer = 1, _BROKEN + traceback.format_exc().encode(errors="replace")
+    with os.fdopen(writing, "wb") as pipe:
+        pipe.write(answer)
+    return code
 
 
 def _read(reading: int, where: str, deadline: float, most_bytes: int) -> bytes:
@@ -90,9 +87,3 @@ def _read(reading: int, where: str, deadline: float, most_bytes: int) -> bytes:
                 "there is more to tell than %d bytes" % most_bytes,
                 "See who has so many processes on its GPUs (gpu-layout show).",
             )
-
-
-def _reap(child: int) -> None:
-    deadline = time.monotonic() + _REAP_SECONDS
-    while os.waitpid(child, os.WNOHANG)[0] == 0 and time.monotonic() < deadline:
-        time.sleep(_POLL_SECONDS)

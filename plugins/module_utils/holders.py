@@ -16,6 +16,7 @@ from dataclasses import asdict, replace
 from typing import Iterable, Tuple
 
 from .command import Run, run_tool
+from .file_worker import one_look
 from .holders_containers import containers
 from .holders_devices import Devices, Place
 from .holders_docker import with_names
@@ -47,7 +48,7 @@ KINDS = (PROCESS, DEVICE_HANDLE, CONTAINER, SLURM, KUBELET, MPS, UNKNOWN)
 #: never there while a run changes the host: transaction.looking.
 LOOK = ("gpu-layout", {"metrics", "holders", "keep-serve"})
 
-#: How long open files are looked at beyond the few that most processes have, those of crowds and of services together.
+#: For the whole look. A tool of the host that is asked when it ends is waited for as long as tools are.
 _LOOK_SECONDS = 20.0
 #: What a message has room for.
 _PIDS_SHOWN = 5
@@ -72,19 +73,20 @@ def find_holders(
         return ()
     devices = Devices(host, proc, dev)
     deadline = time.monotonic() + _LOOK_SECONDS
-    processes = scan(devices, proc, deadline)
-    found = [
-        *mps(devices, processes, host.gpus, run),
-        *_of_processes(host, devices, processes),
-        *containers(devices, processes, host.gpus),
-        *slurm(host, devices, processes, run),
-        *kubelet(host, processes, kubelet_directory),
-        *_not_seen(host, devices, processes),
-    ]
-    order = {gpu.uuid: gpu.index for gpu in host.gpus}
-    told = [_with_times(_printable(holder), processes) for holder in with_names(_without_repeats(found), run)]
-    if sockets:
-        told = with_sockets(told, processes, deadline)
+    with one_look(deadline):
+        processes = scan(devices, proc, deadline)
+        found = [
+            *mps(devices, processes, host.gpus, run),
+            *_of_processes(host, devices, processes),
+            *containers(devices, processes, host.gpus),
+            *slurm(host, devices, processes, run, deadline),
+            *kubelet(host, processes, kubelet_directory),
+            *_not_seen(host, devices, processes),
+        ]
+        order = {gpu.uuid: gpu.index for gpu in host.gpus}
+        told = [_with_times(_printable(holder), processes) for holder in with_names(_without_repeats(found), run)]
+        if sockets:
+            told = with_sockets(told, processes, deadline)
     return tuple(sorted(told, key=lambda h: (order[h.gpu_uuid], *_sort_key(h))))
 
 
@@ -155,8 +157,9 @@ def _not_seen(host: Host, devices: Devices, processes: Processes) -> list[Holder
         holders += unknown(host.gpus, problem, cure)
     elif processes.crowded:
         who = ", ".join("pid %d, user %s" % (pid, processes.user(pid)) for pid in processes.crowded[:_PIDS_SHOWN])
-        problem = "%d processes have too many files open to look at in time (%s)" % (len(processes.crowded), who)
-        holders += unknown(host.gpus, problem, "End them, or see what they are (ls /proc/PID/fd).")
+        who += ", ..." if len(processes.crowded) > _PIDS_SHOWN else ""
+        problem = "the open files of %d processes could not be looked at in time (%s)" % (len(processes.crowded), who)
+        holders += unknown(host.gpus, problem, "End those that have very many (ls /proc/PID/fd), and run again.")
     elif not processes.complete:
         holders += unknown(host.gpus, "the processes of other users cannot be seen", cure)
     if os.geteuid() != 0:

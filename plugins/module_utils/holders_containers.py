@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 #
 # Thousands of files are looked at in one pass, and pathlib would take most of its time.
-# ruff: noqa: PTH120, PTH121, PTH123
+# ruff: noqa: PTH121, PTH123
 """Containers that were given a GPU, whether they have it open or not.
 
 Every runtime gives a GPU by putting its device node into the container's own /dev, and every container has a mount
@@ -14,13 +14,14 @@ differ in all of that; and with cgroup v2 the device cgroup is a BPF program tha
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import re
 import stat
-from typing import Iterator
+from typing import Any, Iterator, NamedTuple
 
+from .accounts import account_of, is_foreign
+from .file_worker import NoAnswerError, ask, task
 from .holders_devices import Devices, Place
 from .holders_model import CONTAINER, short, unknown
 from .holders_proc import Processes, Seen
@@ -50,6 +51,16 @@ def containers(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...]) ->
             except (FileNotFoundError, ProcessLookupError):
                 # It has ended meanwhile, or shows no /dev; another one of the same namespace may do.
                 continue
+            except NoAnswerError as error:
+                users = is_foreign("%s/%d" % (processes.proc, member.pid)) and not any(one.nodes for one in members)
+                if not (users and error.asked):
+                    problem = "the devices of the container of pid %d, user %s, are not known: its file system does not answer"
+                    problem %= (member.pid, processes.user(member.pid))
+                    holders += unknown(
+                        gpus, problem, "End that process, or what serves its file system.", pid=member.pid
+                    )
+                # A file system of the user's own says nothing. By the kernel's word no process there has a GPU open.
+                break
             except OSError as error:
                 if os.geteuid() == 0 and not any(process.nodes for process in members):
                     # Root may read every /dev but one that somebody has made unreadable: a link to itself, a file system of a
@@ -89,24 +100,20 @@ def _holder(processes: Processes, first: Seen, place: Place, watches: bool) -> H
 def _given(devices: Devices, process: str) -> list[Place]:
     """The GPUs and GPU instances whose nodes are in a process's own /dev; none where it has the host's.
 
-    A container's /dev is a directory. A link would lead from the host's root on, as to the /dev of another container.
+    Raises OSError, and NoAnswerError where a file system of its own does not answer.
     """
-    folder = process + "/root/dev"
-    if not stat.S_ISDIR(os.lstat(folder).st_mode) or os.path.samefile(folder, devices.dev):
-        return []
     user = _users_namespace(process)
-    names = _of_host(devices) if user else _names(folder, devices)
+    wanted = _nodes_of_driver(devices.dev) if user else None
+    told = ask(account_of(process), _read_dev, process + "/root/dev", devices.dev, wanted)
+    if told is None:
+        return []
     places = set()
-    for name in names:
-        path = "%s/%s" % (folder, name)
-        status = _status(path)
-        if "nvidia" not in name and not (status is not None and stat.S_ISCHR(status.st_mode)):
-            continue
-        node = devices.node(path, status) if status is not None else None
+    for name, mode, uid, gid, number, has_list in told["nodes"]:
+        node = devices.node(name, _Node(mode, number))
         place = node and devices.place(node)
-        if place and (not user or user.may_open(path, status)):
+        if place and (not user or has_list or user.may_open(mode, uid, gid)):
             places.add(place)
-    if places and not user and _has_every_device(devices.dev, names) and not _has_driver(process):
+    if places and not user and told["every"] and not _has_driver(process):
         # A privileged container gets whatever the host has (every node agent and storage driver of a cluster does):
         # nobody gave it a GPU. If it opens one all the same, its handle tells.
         return []
@@ -116,20 +123,55 @@ def _given(devices: Devices, process: str) -> list[Place]:
     )
 
 
-def _names(folder: str, devices: Devices) -> list[str]:
+class _Node(NamedTuple):
+    """Of a file's status what Devices.node looks at."""
+
+    st_mode: int
+    st_rdev: int
+
+
+@task
+def _read_dev(folder: str, dev: str, wanted: list[str] | None) -> dict[str, Any] | None:
+    """Return the nodes in a container's /dev, the `wanted` ones or all; None where it is no directory, or the host's.
+
+    Asked in a child: every path is through the container's root, which may be a file system of a user's own. A container's /dev
+    is a directory. A link would lead from the host's root on, as to the /dev of another container.
+    """
+    if not stat.S_ISDIR(os.lstat(folder).st_mode) or os.path.samefile(folder, dev):
+        return None
+    names = _names(folder, dev) if wanted is None else wanted
+    nodes = []
+    for name in names:
+        path = "%s/%s" % (folder, name)
+        status = _status(path)
+        if status is not None and ("nvidia" in name or stat.S_ISCHR(status.st_mode)):
+            has_list = wanted is not None and _has_list(path)
+            nodes.append((path, status.st_mode, status.st_uid, status.st_gid, status.st_rdev, has_list))
+    return {"nodes": nodes, "every": wanted is None and _has_every_device(dev, names)}
+
+
+def _has_list(path: str) -> bool:
+    """Whether an access control list says who may open it besides the mode."""
+    try:
+        return bool(os.getxattr(path, "system.posix_acl_access", follow_symlinks=False))
+    except OSError:
+        return False
+
+
+def _names(folder: str, dev: str) -> list[str]:
     """What is in a container's /dev; of one with very many files the beginning, and what the host has of the driver's."""
     names = list(itertools.islice(_nodes(folder), _MOST_NODES + 1))
     if len(names) > _MOST_NODES:
-        names = [*names[:_MOST_NODES], *_of_host(devices)]
+        names = [*names[:_MOST_NODES], *_nodes_of_driver(dev)]
     caps = folder + "/nvidia-caps"
     status = _status(caps)
     inside = _nodes(caps) if status is not None and stat.S_ISDIR(status.st_mode) else iter(())
     return names + ["nvidia-caps/" + name for name in itertools.islice(inside, _MOST_NODES)]
 
 
-def _of_host(devices: Devices) -> list[str]:
-    names = [name for name in _nodes(devices.dev) if name.startswith("nvidia")]
-    return names + ["nvidia-caps/" + name for name in _nodes(devices.dev + "/nvidia-caps")]
+def _nodes_of_driver(dev: str) -> list[str]:
+    names = [name for name in _nodes(dev) if name.startswith("nvidia")]
+    return names + ["nvidia-caps/" + name for name in _nodes(dev + "/nvidia-caps")]
 
 
 class _User:
@@ -141,23 +183,17 @@ class _User:
         self.uids = found.get("Uid", [])[1:2]
         self.gids = {*found.get("Gid", [])[1:2], *found.get("Groups", [])}
 
-    def may_open(self, path: str, status: os.stat_result | None) -> bool:
-        """Whether it may open the node. Where an access control list says more, it may."""
-        if status is None:
-            return False
-        with contextlib.suppress(OSError):
-            if os.getxattr(path, "system.posix_acl_access", follow_symlinks=False):
-                return True
-        shift = 6 if status.st_uid in self.uids else 3 if status.st_gid in self.gids else 0
-        return bool(status.st_mode >> shift & 6)
+    def may_open(self, mode: int, uid: int, gid: int) -> bool:
+        """Whether it may open the node by its mode."""
+        shift = 6 if uid in self.uids else 3 if gid in self.gids else 0
+        return bool(mode >> shift & 6)
 
 
 def _users_namespace(process: str) -> _User | None:
     """The user of a process with a user namespace of its own; None of one that has the host's, or where /proc does not say."""
+    if not is_foreign(process):
+        return None
     try:
-        own = os.readlink("%s/self/ns/user" % os.path.dirname(process))
-        if os.readlink(process + "/ns/user") == own:
-            return None
         with open(process + "/status", errors="replace", newline=LINE_END) as file:
             return _User(file.read())
     except OSError:

@@ -12,7 +12,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from .accounts import account_of
 from .command import TOOL_TIMEOUT_SECONDS, Run
+from .file_worker import NoAnswerError, ask, task
 from .holders_devices import Devices, Place
 from .holders_model import MPS, short, unknown
 from .holders_proc import Processes, executable_of, in_container, owner_of
@@ -113,9 +115,17 @@ def _few(pids: tuple[int, ...], most: int, what: str, control: Control) -> tuple
 def _pipe_directory(processes: Processes, pid: int) -> str | None:
     """The daemon's, by a path that leads there from here: a daemon of Kubernetes has the host's PIDs and its own files."""
     told = processes.environment(pid).get(PIPE_DIRECTORY)
-    here, there = Path(told or _DEFAULT), Path("%s/%d/root%s" % (processes.proc, pid, told or _DEFAULT))
+    process, here = "%s/%d" % (processes.proc, pid), told or _DEFAULT
+    there = "%s/root%s" % (process, here)
     try:
-        there.stat()
-        return told if here.exists() and here.samefile(there) else str(there)
-    except OSError:
+        return told if ask(account_of(process), _is_same, here, there) else there
+    except (OSError, NoAnswerError):
         return told
+
+
+@task
+def _is_same(here: str, there: str) -> bool:
+    """Asked in a child: the path may lead through another root. Raises OSError where there is nothing."""
+    there_is = Path(there)
+    there_is.stat()
+    return Path(here).exists() and Path(here).samefile(there_is)

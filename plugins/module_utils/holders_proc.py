@@ -24,12 +24,14 @@ from .holders_devices import Devices, Node
 from .holders_model import NAME_LENGTH
 from .open_files import RemoteMounts, device_of, node_of
 from .proc_files import link, read
-from .process_memory import begin_pass, memory_of
+from .process_memory import memory_of
 
 #: Of a command line, which may have two megabytes: what holders show, and what is read of it.
 COMMAND_LENGTH, _COMMAND_BYTES = 1000, 1 << 14
-#: Open files of a process that are looked at as it comes.
-_FEW_FILES = 1 << 16
+#: Open files of a process that are looked at as it comes: more than most have.
+_FEW_FILES = 1 << 10
+#: After how many of them the time is looked at.
+_EVERY = 256
 #: What podman keeps above each container, and the names that it takes (libpod, define.NameRegex).
 _MONITOR = "conmon"
 _CONTAINER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
@@ -69,7 +71,7 @@ class Processes:
     own_mount_namespace: str | None
     #: The container that this process runs in.
     own_container: str | None = None
-    #: Those that have too many files open to look at all of them in time.
+    #: Those of which not all open files were looked at in time, the ones with crowds of them first.
     crowded: tuple[int, ...] = ()
 
     def named(self, name: str) -> list[Seen]:
@@ -233,20 +235,24 @@ def command_of(words: Sequence[str]) -> str:
 def scan(devices: Devices, proc: str = "/proc", deadline: float = math.inf) -> Processes:
     """Look at every process but this one once. Processes that end meanwhile are left out.
 
-    `deadline` ends the look at those with crowds of open files, in seconds of time.monotonic().
+    `deadline` ends the look, in seconds of time.monotonic(). What is not reached by then is `crowded`.
     """
     seen: dict[int, Seen] = {}
     unreadable = []
     crowded = []
     mounts = RemoteMounts(proc)
     own = os.getpid()
-    begin_pass()
+    missed = []
     for pid in _pids(proc):
         if pid == own and proc == "/proc":
             # This process has the GPUs open itself, through NVML.
             continue
+        if time.monotonic() > deadline:
+            seen[pid] = _name(proc, pid)
+            missed.append(pid)
+            continue
         try:
-            process, whole = _see(devices, proc, pid, mounts, _FEW_FILES)
+            process, whole = _see(devices, proc, pid, mounts, _FEW_FILES, deadline)
         except (FileNotFoundError, ProcessLookupError):
             # It has ended.
             continue
@@ -265,6 +271,8 @@ def scan(devices: Devices, proc: str = "/proc", deadline: float = math.inf) -> P
             seen[pid] = process
             if not whole:
                 slow.append(pid)
+    # Those that had no turn at all are named behind those that took the time.
+    slow += missed
     complete = os.geteuid() == 0 or 1 in seen
     container = parse_cgroup(read(proc + "/self/cgroup")).container_id
     return Processes(proc, seen, tuple(unreadable), complete, mounts.own, container, tuple(slow))
@@ -284,7 +292,7 @@ def _see(
     remote = mounts.of(pid)
     with os.scandir("%s/%d/fd" % (proc, pid)) as entries:
         for count, entry in enumerate(entries):
-            if count == most or (count % 1000 == 0 and time.monotonic() > deadline):
+            if count == most or (count % _EVERY == 0 and time.monotonic() > deadline):
                 whole = False
                 break
             node = node_of(entry.path, devices, remote)

@@ -9,11 +9,13 @@ jobs' records say what and to whom. Formats: https://slurm.schedmd.com/scontrol.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
+import time
 from dataclasses import dataclass
-from typing import Sequence
+from typing import Any, Sequence
 
 from .command import Run, ask
 from .holders_devices import Devices, Place
@@ -45,8 +47,12 @@ _NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*$")
 Resource = "tuple[str, int, tuple[int, ...] | None]"
 
 
-def slurm(host: Host, devices: Devices, processes: Processes, run: Run) -> list[Holder]:
-    """A holder for each job of this node and each GPU or GPU instance that it was given."""
+def slurm(host: Host, devices: Devices, processes: Processes, run: Run, deadline: float = math.inf) -> list[Holder]:
+    """A holder for each job of this node and each GPU or GPU instance that it was given.
+
+    Each job is asked for by itself, for its name may look like the records of others. After `deadline` (of time.monotonic()) no
+    further one is, and what jobs were given is unknown.
+    """
     # One machine may be several nodes, each with a slurmd. What one in a container gives away, the container was given.
     daemons = [
         daemon.pid
@@ -54,7 +60,19 @@ def slurm(host: Host, devices: Devices, processes: Processes, run: Run) -> list[
         if processes.is_roots(daemon.pid, _DAEMON) and not processes.in_container(daemon.pid)
     ]
     nodes = sorted(filter(_NODE_NAME.match, {_node_name(processes.arguments(daemon)) for daemon in daemons}))
-    return [holder for node in nodes for holder in _of_node(host, devices, processes, node, run)]
+    return [holder for node in nodes for holder in _of_node(host, devices, processes, node, _Until(run, deadline))]
+
+
+class _Until:
+    """Runs tools until a deadline."""
+
+    def __init__(self, run: Run, deadline: float) -> None:
+        self._run, self._deadline = run, deadline
+
+    def __call__(self, command: list[str], **options: Any) -> Any:
+        if time.monotonic() > self._deadline:
+            raise NoAnswerError("there are so many jobs here that asking for them takes too long")
+        return self._run(command, **options)
 
 
 def _of_node(host: Host, devices: Devices, processes: Processes, node: str, run: Run) -> list[Holder]:
@@ -74,7 +92,11 @@ def _of_node(host: Host, devices: Devices, processes: Processes, node: str, run:
         return unknown(host.gpus, problem, "Install Slurm's client commands.")
     except NoAnswerError as error:
         problem = "slurmd runs here, and what it gave to jobs is not known: %s" % error
-        return unknown(host.gpus, problem, "See whether slurmctld answers here (scontrol ping), then run again.")
+        return unknown(
+            host.gpus,
+            problem,
+            "See whether slurmctld answers here (scontrol ping) and how many jobs it has (squeue), then run again.",
+        )
     order = _order(devices, host.gpus, fields(record))
     holders: list[Holder] = []
     for job in given_jobs:

@@ -2,8 +2,7 @@
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 #
-# Paths as the kernel writes them, compared with paths of the host.
-# ruff: noqa: PTH116, PTH119, PTH120
+# ruff: noqa: PTH116, PTH120
 """Processes that keep GPUs open and run nothing on them: they talk to NVML or to the driver and never make a context.
 
 A change of instances passes them by; a reset and a change of MIG mode want them gone (nvml.h, nvmlDeviceSetMigMode). So nobody
@@ -14,7 +13,9 @@ from __future__ import annotations
 
 import os
 
-from .holders_proc import Processes
+from .accounts import account_of
+from .file_worker import NoAnswerError, ask, task
+from .holders_proc import Processes, executable_of
 
 #: File names of the programs.
 WATCHERS = (
@@ -27,6 +28,8 @@ WATCHERS = (
     "nvidia-smi",
     "nvtop",
 )
+#: Where a host has them.
+DIRECTORIES = ("/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin")
 #: Units of the system that watch under a user of their own: the role dcgm_exporter's, which is Python; and the driver's, whose
 #: program a package may have replaced. Only root's systemd puts a process there.
 WATCHER_UNITS = ("dcgm-exporter.service", "nvidia-persistenced.service")
@@ -44,18 +47,36 @@ def is_watcher(processes: Processes, pid: int) -> bool:
 def _executes_the_hosts_own(processes: Processes, pid: int) -> bool:
     """Whether it executes a watcher that the host has and that root alone can change: any user may run nvidia-smi.
 
-    The path is the process's own word, by a mount or a root of its own: it has to lead to the same file from here.
+    The path that the kernel shows is the process's own word, by a mount or a root of its own, and tells the name alone.
     """
-    link = "%s/%d/exe" % (processes.proc, pid)
-    try:
-        path = os.readlink(link)
-        executed = os.stat(link)
-        if os.path.basename(path) not in WATCHERS or not os.path.samestat(executed, os.stat(path)):
-            return False
-        return all(_only_root_changes(step) for step in _steps(path))
-    except OSError:
-        # It has ended, or the file is gone.
+    process = "%s/%d" % (processes.proc, pid)
+    name = executable_of(pid, processes.proc)
+    hosts = {_file_of(directory, name) for directory in DIRECTORIES} - {None} if name in WATCHERS else set()
+    if not hosts:
         return False
+    try:
+        device, inode = ask(account_of(process), _identity, process + "/exe")
+    except (OSError, NoAnswerError):
+        # It has ended, or its file is on a file system that does not answer, which none of the host's own is.
+        return False
+    return (device, inode) in hosts
+
+
+@task
+def _identity(path: str) -> list[int]:
+    """Asked in a child: the file that a process executes may be on a file system of a user's own."""
+    status = os.stat(path)
+    return [status.st_dev, status.st_ino]
+
+
+def _file_of(directory: str, name: str) -> tuple[int, int] | None:
+    """Device and inode of the host's program; None where it has none, or others than root may change it."""
+    path = os.path.realpath("%s/%s" % (directory, name))
+    try:
+        status = os.stat(path)
+        return (status.st_dev, status.st_ino) if all(_only_root_changes(step) for step in _steps(path)) else None
+    except OSError:
+        return None
 
 
 def _steps(path: str) -> list[str]:

@@ -4,7 +4,8 @@
 """Tell the owner of an idle holder on its host: on the terminals, or by a file in the owner's home.
 
 A home may be a link, hold a FIFO or lie on a server that does not answer. So the file is written by a child process with the
-owner's user id, which is killed if it takes too long. A way that fails is noted, and stops nothing.
+owner's user id. It is killed if it takes too long, and holds nothing where it cannot be killed. A way that fails is noted, and
+stops nothing.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def file_name(name: str) -> str:
 def _home(name: str, uid: int | None, text: str) -> None:
     if uid is None:
         raise FleetError("home", "no user owns it by the kernel's word", "Tell its owner by another way.")
-    bounded(lambda: _write(uid, file_name(name), text), "home", _HOME_SECONDS, _MOST_ANSWER_BYTES)
+    bounded(lambda: _write(uid, file_name(name), text), "home", _HOME_SECONDS, _MOST_ANSWER_BYTES, uid)
 
 
 def _write(uid: int, name: str, text: str) -> str:

@@ -57,7 +57,11 @@ def locked(directory: str, timeout_seconds: float) -> Iterator[None]:
         file.truncate(0)
         json.dump(dict(_this_run(), schema=SCHEMA), file)
         file.flush()
-        yield
+        try:
+            yield
+        finally:
+            # A child between its fork and the closing of what it inherited keeps the file open, and so the lock.
+            fcntl.flock(file, fcntl.LOCK_UN)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import os
 import pytest
 from attackers import ALICE, PYTHON, Window, gpu, host, process, public_folder
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import holders_devices, open_files, process_memory
+from ansible_collections.openfleet.gpu.plugins.module_utils import holders_devices, open_files
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders import find_holders
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders_devices import Devices
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders_proc import command_of, scan
@@ -126,24 +126,6 @@ def test_a_process_that_could_not_be_looked_at_is_not_left_out(folder, monkeypat
     with process(PYTHON, "-c", HOLD, "/dev/full", user=ALICE) as made:
         monkeypatch.setattr(os, "scandir", scandir)
         assert [(kind, pid) for kind, pid, _gpu in look(folder, made)] == [("unknown", None)]
-
-
-def test_very_many_processes_whose_memory_does_not_answer_hold_up_a_look_for_a_bounded_time(folder, monkeypatch):
-    """No thread and no descriptor more than for some of them is left behind, however often somebody looks."""
-    monkeypatch.setattr(process_memory, "_SECONDS", 0.01)
-    for pid in range(2, 40):
-        os.mkfifo(folder / ("memory%d" % pid))
-    read = process_memory._Memory()
-    for _look in range(3):
-        read.begin_pass()
-        assert {read.read(str(folder / ("memory%d" % pid)), 100) for pid in range(2, 40)} == {""}
-    assert len(read._stuck) == process_memory._MOST_STUCK
-
-
-def test_all_memory_together_is_waited_for_only_so_long(folder, monkeypatch):
-    monkeypatch.setattr(process_memory, "_ALL_SECONDS", 0.0)
-    (folder / "answers").write_text("at once")
-    assert process_memory._Memory().read(str(folder / "answers"), 100) == ""
 
 
 def test_a_command_of_very_many_words_is_looked_through_in_part(monkeypatch):

@@ -171,16 +171,35 @@ CROWD = "import os\nfor _ in range(200): os.dup(0)\n"
 
 @as_root
 def test_a_process_with_very_many_files_hides_nobody_and_holds_up_nobody(folder, monkeypatch):
-    """The further files of such processes are looked at behind all others, and not for ever."""
+    """The further files of such processes are looked at behind all others."""
     monkeypatch.setattr(holders_proc, "_FEW_FILES", 100)
     crowded = process(PYTHON, "-c", CROWD + HOLD, folder / "dev/nvidia0", user=ALICE)
     with crowded as crowd, holding(folder / "dev/nvidia1", user=BOB) as held:
         assert [(h.pid, h.gpu_uuid) for h in look(folder)] == [(crowd.pid, "GPU-0"), (held.pid, "GPU-1")]
+
+
+@as_root
+def test_a_look_ends_at_its_deadline_and_names_what_it_did_not_reach(folder, monkeypatch):
+    """Many processes with many files each take the time of all: what is not reached is not known, on every GPU."""
+    with process(PYTHON, "-c", CROWD + HOLD, folder / "dev/nvidia0", user=ALICE) as crowd:
+        real, passed = holders_proc.node_of, []
+
+        def node_of(path, *arguments):
+            # As if the first file of the crowd took the whole time.
+            passed.extend([path] * path.startswith("/proc/%d/" % crowd.pid))
+            return real(path, *arguments)
+
+        monkeypatch.setattr(holders_proc, "node_of", node_of)
         monkeypatch.setattr(holders, "_LOOK_SECONDS", -1.0)
         found = find_holders(host(gpu(0), gpu(1)), dev=str(folder / "dev"), run=never, kubelet_directory="/none")
-        assert [h.pid for h in found if h.gpu_uuid == "GPU-1" and h.pid] == [held.pid]
-        told = [h.who for h in found if h.kind == "unknown" and "too many files open" in h.who]
-        assert len(told) == 2 and "(pid %d, user %d)" % (crowd.pid, ALICE) in told[0]
+        told = [h.who for h in found if h.kind == "unknown" and "could not be looked at in time" in h.who]
+        assert len(told) == 2 and passed == [] and not [h for h in found if h.pid == crowd.pid]
+        clock = iter([0.0] * 2000)
+        monkeypatch.setattr(holders_proc, "_pids", lambda _proc: [crowd.pid])
+        monkeypatch.setattr(holders_proc.time, "monotonic", lambda: 1e9 if len(passed) >= 150 else next(clock))
+        monkeypatch.setattr(holders_proc, "_EVERY", 100)
+        seen = holders_proc.scan(Devices(host(gpu(0)), "/proc", str(folder / "dev")), deadline=1.0)
+        assert seen.crowded == (crowd.pid,) and len(passed) == 200
 
 
 # --- Races: between the look and the signal ---------------------------------------------------------------------------

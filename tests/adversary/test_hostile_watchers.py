@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from holder_hosts import gpu, host, instance, named, no_tools, opened
 
+from ansible_collections.openfleet.gpu.plugins.module_utils import holders_watchers
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders import find_holders
 
 pytestmark = [
@@ -25,10 +26,11 @@ PROGRAMS = ["dcgm-exporter", "nv-hostengine", "nvidia-smi"]
 
 
 @pytest.fixture
-def roots():
+def roots(monkeypatch):
     """A directory that root alone can change, with all above it."""
     with tempfile.TemporaryDirectory(prefix="openfleet-", dir="/var/lib") as folder:
         Path(folder).chmod(0o755)
+        monkeypatch.setattr(holders_watchers, "DIRECTORIES", (folder,))
         yield Path(folder)
 
 

@@ -4,11 +4,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
@@ -55,7 +57,7 @@ def test_what_takes_too_long_is_ended_with_all_that_it_started():
 
     started = time.monotonic()
     with pytest.raises(FleetError, match="takes too long"):
-        bounded(work, "here", 0.1, 1000)
+        bounded(work, "here", 0.1, 1000, keep=[writing])
     os.close(writing)
     # The end of the pipe comes when the last process is gone that has it.
     ready, _, _ = select.select([reading], [], [], LONG)
@@ -68,3 +70,20 @@ def test_it_leaves_no_child_behind():
     bounded(lambda: "", "here", LONG, 1000)
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
+
+
+def test_it_has_nothing_open_that_its_parent_has(tmp_path):
+    """What cannot be killed holds no lock, and no pipe whose end the controller waits for."""
+    with (tmp_path / "lock").open("w"):
+        opened = bounded(
+            lambda: " ".join(map(os.readlink, map("/proc/self/fd/{}".format, (0, 1, 2)))), "here", LONG, 1000
+        )
+        held = bounded(lambda: "\n".join(_opened()), "here", LONG, 1000)
+    assert opened == " ".join(3 * [os.devnull]) and str(tmp_path) not in held
+    assert "/dev/null\n/dev/null\n/dev/null\n" in held and held.count("pipe:") == 1
+
+
+def _opened():
+    for path in sorted(Path("/proc/self/fd").iterdir(), key=lambda path: int(path.name)):
+        with contextlib.suppress(FileNotFoundError):
+            yield str(path.readlink())

@@ -19,7 +19,10 @@ from pathlib import Path
 import pytest
 from holder_hosts import Proc, gpu, host, instance, named, no_tools, opened
 
+from ansible_collections.openfleet.gpu.plugins.module_utils import holders_slurm
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders import find_holders
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders_devices import Devices
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders_proc import scan
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders_slurm import given_on, hostnames, resources
 
 # Daemons are started by their real names, and who looks through /proc finds them.
@@ -498,3 +501,18 @@ def test_an_mps_daemon_with_files_of_its_own_is_asked_where_they_are(tmp_path):
     with opened(program=daemon, within=within, CUDA_MPS_PIPE_DIRECTORY=directory) as running:
         find_holders(FOUR, dev=str(tmp_path / "dev"), run=control, kubelet_directory=str(tmp_path))
         assert set(asked) == {"/proc/%d/root%s" % (running.pid, directory)}
+
+
+def test_very_many_jobs_are_not_asked_for_without_end(tmp_path):
+    """Each is asked for by itself. What those have that had no turn is unknown, and so holds all."""
+    proc = Proc(tmp_path / "proc")
+    proc.process(5, "slurmd", words=("-N", "gpu-a"))
+    run = Slurm(**{"job%d" % number: JOB for number in range(1, 1001)})
+    run.squeue = "".join("%d root\n" % number for number in range(1, 1001))
+    clock = iter(range(10**6))
+    devices = Devices(FOUR, str(proc.folder), str(tmp_path))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(holders_slurm.time, "monotonic", lambda: next(clock))
+        found = holders_slurm.slurm(FOUR, devices, scan(devices, str(proc.folder)), run, deadline=100)
+    assert [(holder.kind, holder.gpu_uuid) for holder in found] == [("unknown", "GPU-%d" % i) for i in range(4)]
+    assert "so many jobs here that asking for them takes too long" in found[0].who and len(run.called) <= 101

@@ -47,7 +47,9 @@ _POLL_SECONDS = 0.1
 def holders(options: Namespace) -> int:
     """Print who holds each GPU and MIG instance."""
     _leave_the_caller()
-    text = bounded(lambda: json.dumps(look(sockets=options.json)), _THIS_HOST, SECONDS, MOST_BYTES)
+    # The child holds no lock of its own that outlives its look at the driver: it is left behind where it cannot be killed.
+    with _alone() as directory:
+        text = bounded(lambda: json.dumps(look(directory, options.json)), _THIS_HOST, SECONDS, MOST_BYTES)
     if options.json:
         print(text)
     else:
@@ -68,22 +70,21 @@ def _leave_the_caller() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
-def look(sockets: bool = False) -> dict[str, Any]:
+def look(directory: str = DIRECTORY, sockets: bool = False) -> dict[str, Any]:
     """Return the answer, with who serves clients where that is asked for.
 
     Raises FleetError where the host cannot be looked at, or is being changed.
     """
-    with _alone() as directory:
-        try:
-            # As short as can be: a run that wants to reset GPUs waits until nobody has them open.
-            with _unchanged(directory), Session() as session:
-                host = session.observe()
-                tenants = vgpu_tenants(session)
-        except DriverAbsentError as error:
-            return {"driver_present": False, "driver_absent_reason": str(error), "gpus": [], "vgpu_tenants": []}
-        seen = find_holders(host, sockets=sockets)
-        with _unchanged(directory):
-            pass
+    try:
+        # As short as can be: a run that wants to reset GPUs waits until nobody has them open.
+        with _unchanged(directory), Session() as session:
+            host = session.observe()
+            tenants = vgpu_tenants(session)
+    except DriverAbsentError as error:
+        return {"driver_present": False, "driver_absent_reason": str(error), "gpus": [], "vgpu_tenants": []}
+    seen = find_holders(host, sockets=sockets)
+    with _unchanged(directory):
+        pass
     return {
         "driver_present": True,
         "gpus": [_gpu(gpu) for gpu in gpus(host, seen)],

@@ -28,7 +28,9 @@ def collect(
     """Return the readings of this host. Raises FleetError: no driver, no pynvml, no answer within so many seconds."""
     # Here, so that a missing pynvml keeps its own error; the driver is loaded in the child alone.
     _binding()
-    return json.loads(bounded(lambda: json.dumps(_read(progress, root)), "this host", seconds, _MOST_BYTES))
+    return json.loads(
+        bounded(lambda: json.dumps(_read(progress, root)), "this host", seconds, _MOST_BYTES, keep=(1, 2))
+    )
 
 
 def _read(progress: Callable[[str], None], root: str) -> dict[str, Any]:

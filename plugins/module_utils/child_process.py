@@ -1,0 +1,112 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+#
+# ruff: noqa: PTH123, PTH208
+"""Start child processes that hold nothing of their parent, and leave those behind that the kernel does not end.
+
+A file system's server may be a user's own and never answer. What waits for it in the kernel is not ended by SIGKILL, and keeps
+what it has open: a lock, or the pipe that ends the output of a run. So such a child keeps the descriptors that it is given and no
+other. It is not waited for. Its name in /proc tells it, so that later looks start no more of them for the same account.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import time
+from collections import Counter
+from typing import Callable, Iterable, List
+
+from .proc_files import read
+
+#: How long a process is waited for that was killed. One that hangs in the kernel does not end, and is left.
+_REAP_SECONDS = 0.5
+_POLL_SECONDS = 0.01
+#: The name of a child that looks at something of an account's.
+_NAME, _NAMED = "look-%d", re.compile(r"look-(\d+)\n?")
+_STATUS = re.compile(r"^(State|Uid|SigPnd):[ \t]*(\S+)", re.MULTILINE)
+_KILLED = 1 << (signal.SIGKILL - 1)
+#: Children of this process: killed and not yet ended.
+_left: List[int] = []
+
+
+def start(work: Callable[[], int], keep: Iterable[int], account: int | None = None) -> int:
+    """Start a child in a process group of its own that runs `work`, and return its pid. `work` gives its exit status.
+
+    It has the descriptors `keep` and nothing else that is open. `account` is whose files it looks at: see `stuck`.
+    """
+    _left[:] = [child for child in _left if not _has_ended(child)]
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setpgid(0, 0)
+            # As the caller's handlers would raise it where nobody awaits it.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            _close_all(set(keep))
+            if account is not None:
+                mark(account)
+            code = work()
+        finally:
+            os._exit(code)
+    # By both, for either may come first.
+    with contextlib.suppress(OSError):
+        os.setpgid(child, child)
+    return child
+
+
+def give_up(child: int) -> None:
+    """Kill a child with all that it started. What hangs in the kernel is not waited for."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+    deadline = time.monotonic() + _REAP_SECONDS
+    while not _has_ended(child):
+        if time.monotonic() >= deadline:
+            _left.append(child)
+            return
+        time.sleep(_POLL_SECONDS)
+
+
+def mark(account: int) -> None:
+    """Give this process the name by which `stuck` finds it: it looks at something of this account's from here on."""
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as file:
+        file.write(_NAME % account)
+
+
+def stuck() -> Counter[int]:
+    """Return by account how many children of this and earlier looks were killed and have not ended.
+
+    They are root's, or of that account: a user who poses as one has his own things not looked at.
+    """
+    found: Counter[int] = Counter()
+    for name in os.listdir("/proc"):
+        called = _NAMED.fullmatch(read("/proc/%s/comm" % name)) if name.isdigit() else None
+        if called is None:
+            continue
+        status = dict(_STATUS.findall(read("/proc/%s/status" % name)))
+        ended = status.get("State", "Z") in "ZX"
+        if not ended and status.get("Uid") in ("0", called.group(1)) and int(status.get("SigPnd", "0"), 16) & _KILLED:
+            found[int(called.group(1))] += 1
+    return found
+
+
+def _close_all(keep: set[int]) -> None:
+    """Close what is open but these. Standard input, output and error lead nowhere then."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for standard in {0, 1, 2} - keep:
+        os.dup2(nothing, standard)
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) not in keep:
+            # The one that listed them is closed already.
+            with contextlib.suppress(OSError):
+                os.close(int(name))
+
+
+def _has_ended(child: int) -> bool:
+    try:
+        return os.waitpid(child, os.WNOHANG)[0] != 0
+    except ChildProcessError:
+        return True
