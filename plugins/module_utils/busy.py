@@ -12,11 +12,12 @@ import time
 from dataclasses import dataclass
 from typing import Callable, Iterable, Sequence, TypeVar
 
+from .bare_handles import has_open, may_be_handed
 from .disturbance import Disturbance
 from .errors import ApplyError, BusyError
 from .essential_units import is_essential, is_on_bus
-from .holders_model import CONTAINER, UNKNOWN
-from .holders_proc import arguments_of, command_of, start_ticks
+from .holders_model import CONTAINER, DEVICE_HANDLE, UNKNOWN
+from .holders_proc import start_ticks
 from .model import Holder, Process
 
 T = TypeVar("T")
@@ -70,16 +71,21 @@ def patiently(attempt: Callable[[], T], on_busy: OnBusy) -> T:
 def make_way(look: Callable[[], Sequence[Disturbance]], clear: Callable[[Sequence[Disturbance]], bool] | None) -> None:
     """Look whom a step would disturb, right before it, and refuse, or end them where there is leave to.
 
-    Returns with somebody left only where `clear` finds nobody whom it could end. Raises BusyError.
+    Returns with holders left only where none of them could be ended. Raises BusyError.
     """
+    came_back = False
     for rounds_left in range(_ROUNDS, -1, -1):
         disturbs = look()
         if not disturbs:
             return
         if clear is None:
             raise BusyError(disturbs, "it came into use while the run went on", "Run again.")
-        if rounds_left and not clear(disturbs):
+        ended = rounds_left and clear(disturbs)
+        if rounds_left and not ended and not any(can_be_ended(holder) for one in disturbs for holder in one.who):
             return
+        came_back = came_back or bool(ended)
+    if not came_back:
+        raise BusyError(disturbs, "it holds the GPU and could not be ended", "End it by hand, and run again.")
     raise BusyError(disturbs, "it was ended and came back", "Stop the service that starts it (gpu_drain_services).")
 
 
@@ -105,6 +111,15 @@ def end_holders(disturbs: Iterable[Disturbance], grace_seconds: float) -> tuple[
                 "; ".join(spared),
                 "it is this run itself, or what the host lives by, and is not ended",
                 "Let go of the GPU there and run again. A service that takes open files from users may have it from one of them.",
+                outcome="old",
+            )
+        handed = [who for pid, who in found.items() if may_be_handed(named[pid])]
+        if handed:
+            raise ApplyError(
+                "; ".join(handed),
+                "it is a process of the system that has the GPU open and does not use it, and is not ended: a user may have "
+                "handed it the open file",
+                "End the processes of users that are connected to it, or restart it by hand, and run again.",
                 outcome="old",
             )
         left = [target for pid, target in targets.items() if pid in found]
@@ -171,15 +186,16 @@ def _is_essential(holder: Holder | Process) -> bool:
 
 
 def _is_still(holder: Holder | Process) -> bool:
-    """Whether the pid is the process that was seen, and its command line is what it was: it may have become another program."""
+    """Whether the pid is the process that was seen, and it still has open what it was seen with.
+
+    It may have become another program, which lets go of nothing by that. What it calls itself is its own to change at any time.
+    """
     if not isinstance(holder, Holder):
         return True
     pid = holder.pid or 0
     if holder.started_ticks is not None and _started(pid) != holder.started_ticks:
         return False
-    if not holder.command or holder.command.startswith("["):
-        return True
-    return command_of(arguments_of(pid)) == holder.command
+    return holder.kind != DEVICE_HANDLE or has_open(pid)
 
 
 def _started(pid: int) -> int | None:

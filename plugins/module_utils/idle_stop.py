@@ -17,6 +17,7 @@ from typing import Any, Callable, Mapping, Sequence, Tuple
 
 from . import drain_units as units
 from . import idle_jupyter, reclaim_tell, reclaim_text
+from .bare_handles import may_be_handed
 from .command import run_tool
 from .errors import FleetError
 from .idle_checks import held_by, in_words, spared, using, worked, young
@@ -158,6 +159,8 @@ class _Run:
             if not why and server is None:
                 least = max(self._policy.grace_seconds, item.get("idle_after_seconds") or 0.0)
                 why = young(count, least) or (_along(item, self._tools.closure) if item["kind"] == "unit" else "")
+            if not why and item["kind"] == "unit" and server is None and all(map(may_be_handed, count)):
+                why = "it only has the GPU open, and a user may have handed it the open file"
             if why:
                 self.not_idle.append(item)
             else:
