@@ -18,8 +18,9 @@ from typing import Any, Callable, Iterator, Sequence
 
 from . import drain_units as units
 from .drain_record import DrainError, Record
-from .drain_slurm import Slurm, check_reason
+from .drain_slurm import Node, Slurm, check_reason
 from .errors import ApplyError, FleetError
+from .printable import printable
 from .transaction import DIRECTORY, locked
 
 #: Other executions take seconds, or as long as the commands given to them.
@@ -146,7 +147,18 @@ class _Taking(_Work):
     def own_node(self) -> str:
         """What Slurm calls this host: slurmd knows. It may be among the units that a drain has stopped already."""
         recorded = next(iter(self.record.slurm), None)
-        return self.slurm.told_by_slurmd() or recorded or os.uname().nodename.partition(".")[0]
+        told = self.slurm.told_by_slurmd()
+        if told and told != recorded:
+            self._check_host(self.slurm.node(told))
+        return told or recorded or os.uname().nodename.partition(".")[0]
+
+    def _check_host(self, node: Node) -> None:
+        """Whatever answers in slurmd's place may name any node: one of another host is not drained by that."""
+        own = os.uname().nodename
+        if node.host and node.host not in (own, own.partition(".")[0]):
+            problem = "it is a node of the host %s, and this host is %s" % (printable(node.host[:255]), own)
+            cure = "Say in gpu_drain_slurm_node what Slurm calls this host (scontrol show nodes)."
+            raise DrainError("Slurm node %s" % node.name, problem, cure)
 
     def drain_node(self, name: str, reason: str) -> None:
         node = self.slurm.node(name)

@@ -10,6 +10,7 @@ for an administrator, which it is unless munge's keys are restricted.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from dataclasses import dataclass
@@ -29,6 +30,10 @@ _MARKS = "*~#!%$@^-"
 _REASON = re.compile(r"\sReason=(.*?)\s*\[([^@\]\s]+)@[^\]\s]+\]", re.DOTALL)
 #: How long slurmd may take to answer after a resume before that is worth telling; it takes about a second.
 _ANSWER_SECONDS = 5
+#: How long the names of jobs are asked for, one by one. The others are told without their names.
+_NAMES_SECONDS = 20
+#: A name as slurm.conf(5) has it, and no option of the tools that it is given to.
+_NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 #: Jobs that have the node: those that run, and those of which something is left.
 _JOB_STATES = "RUNNING,SUSPENDED,COMPLETING,CONFIGURING,STOPPED,SIGNALING,STAGE_OUT"
 
@@ -42,6 +47,8 @@ class Node:
     flags: frozenset[str]
     reason: str = ""
     set_by: str = ""
+    #: The host on which its slurmd runs.
+    host: str = ""
 
     @property
     def is_out(self) -> bool:
@@ -66,7 +73,9 @@ def parse_node(record: str) -> Node:
         flags.add("NOT_RESPONDING")
     told = _REASON.search(record)
     reason, set_by = told.groups() if told else ("", "")
-    return Node(values["NodeName"], "+".join(words), frozenset(flags), reason.strip(), set_by)
+    return Node(
+        values["NodeName"], "+".join(words), frozenset(flags), reason.strip(), set_by, values.get("NodeHostName", "")
+    )
 
 
 def check_reason(reason: str) -> str:
@@ -78,6 +87,14 @@ def check_reason(reason: str) -> str:
     return text
 
 
+def check_name(name: str, where: str) -> str:
+    """Return the name of a node. Raises DrainError for one that a tool could take for something else."""
+    if not _NODE_NAME.fullmatch(name):
+        cure = "Say in gpu_drain_slurm_node what Slurm calls this host (scontrol show nodes)."
+        raise DrainError(where, "%r is no name of a Slurm node" % printable(name[:100]), cure)
+    return name
+
+
 class Slurm:
     """Slurm as it is asked on this host."""
 
@@ -85,10 +102,10 @@ class Slurm:
         self.run = run
 
     def told_by_slurmd(self) -> str | None:
-        """The node that this host is, where slurmd runs and says so."""
+        """The node that this host is, where slurmd runs and says so. Raises DrainError for what is no name of a node."""
         text, _problem = self._ask("scontrol", "show", "slurmd")
         found = re.search(r"^Hostname\s*=\s*(\S+)", text or "", re.MULTILINE)
-        return found.group(1) if found else None
+        return check_name(found.group(1), "slurmd on this host") if found else None
 
     def node(self, name: str) -> Node:
         """Raises DrainError for a node that the controller does not have, or where it does not answer."""
@@ -111,14 +128,14 @@ class Slurm:
             raise DrainError(
                 "Slurm node %s" % name, problem, "See whether slurmctld answers on this host (scontrol ping)."
             )
-        return [self._job(*line.strip().split(" ", 3)) for line in text.splitlines() if line.strip()]
+        deadline = time.monotonic() + _NAMES_SECONDS
+        return [self._job(*line.strip().split(" ", 3), deadline) for line in text.splitlines() if line.strip()]
 
-    def _job(self, number: str, state: str, left: str, user: str) -> dict[str, Any]:
-        try:
-            # It may hold anything, lines that look like jobs too: what is asked of all jobs at once has no names in it.
-            name = printable(first_line(name_of(self.run, number)))
-        except NoAnswerError:
-            name = ""
+    def _job(self, number: str, state: str, left: str, user: str, deadline: float) -> dict[str, Any]:
+        name = ""
+        # It may hold anything, lines that look like jobs too: what is asked of all jobs at once has no names in it.
+        with contextlib.suppress(NoAnswerError):
+            name = printable(first_line(name_of(self.run, number))) if time.monotonic() < deadline else ""
         limit = "%s left" % left if left[:1].isdigit() else "without a time limit"
         told = "Slurm job %s (%s) of user %s, %s, %s" % (number, name, user, state.lower(), limit)
         return {"kind": "slurm_job", "id": number, "name": name, "user": user, "state": state, "who": told}

@@ -5,11 +5,13 @@
 from __future__ import annotations
 
 import subprocess
+import types
 
 import pytest
 
 from ansible_collections.openfleet.gpu.plugins.filter.awaited_pods import awaited_pods
-from ansible_collections.openfleet.gpu.plugins.module_utils.drain_record import DrainError
+from ansible_collections.openfleet.gpu.plugins.module_utils import drain, drain_slurm
+from ansible_collections.openfleet.gpu.plugins.module_utils.drain_record import DrainError, Record
 from ansible_collections.openfleet.gpu.plugins.module_utils.drain_slurm import Slurm, check_reason, parse_node
 from ansible_collections.openfleet.gpu.plugins.module_utils.drain_units import (
     Unit,
@@ -224,3 +226,38 @@ def test_pods_that_do_not_go_or_have_ended_are_not_awaited():
         {"metadata": {"namespace": "ml", "name": "new"}},
     ]
     assert awaited_pods(pods) == ["ml/job", "ml/bare", "ml/new"]
+
+
+@pytest.mark.parametrize("name", ["--help", "gpu a;x", "State=DOWN", "a,b", "gpu-[1-9]", "ALL=", "x" * 256])
+def test_what_slurmd_calls_this_host_is_a_name_or_refused(name):
+    """Whatever answers in its place would have root's scontrol change other nodes, or read it as an option."""
+    said = Answers(stdout="Hostname                 = %s\n" % name)
+    if " " in name:
+        assert Slurm(said).told_by_slurmd() == "gpu"
+        return
+    with pytest.raises(DrainError, match="is no name of a Slurm node"):
+        Slurm(said).told_by_slurmd()
+
+
+@pytest.mark.parametrize(("of", "own"), [("gpu-a", True), ("gpu-a.example.org", True), ("gpu-b", False)])
+def test_a_node_of_another_host_is_not_drained_on_slurmd_s_word(tmp_path, monkeypatch, of, own):
+    monkeypatch.setattr(drain.os, "uname", lambda: types.SimpleNamespace(nodename="gpu-a.example.org"))
+
+    def answer(command):
+        if command[1:] == ["show", "slurmd"]:
+            return Answers(stdout="Hostname = node7\n")
+        return Answers(stdout="NodeName=node7 Arch=x86_64 NodeAddr=%s NodeHostName=%s State=IDLE\n" % (of, of))
+
+    taking = drain._Taking(Record.load(str(tmp_path)), Slurm(answer), dry=True)
+    if own:
+        assert taking.own_node() == "node7"
+        return
+    with pytest.raises(DrainError, match=r"it is a node of the host gpu-b, and this host is gpu-a\.example\.org"):
+        taking.own_node()
+
+
+def test_names_of_very_many_jobs_are_not_asked_for_without_end(monkeypatch):
+    """All jobs count, those without their names too."""
+    monkeypatch.setattr(drain_slurm, "_NAMES_SECONDS", -1)
+    found = Slurm(squeue({})).jobs("gpu-a")
+    assert [(job["id"], job["name"], job["user"]) for job in found] == [("5", "", "alice"), ("6", "", "CORP\\Bob B")]
