@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Serve the keep socket, to which every user may connect: bounded in connections, letters, seconds and requests.
 
-A request is answered in a child process that is killed if it takes too long. While it works, others wait in the socket's queue.
+A request is answered in a child process that is given up if it takes too long. While it works, others wait in the socket's queue.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Callable, Deque
 
 from . import peer
+from .accounts import is_foreign
 from .bounded import bounded
 from .errors import FleetError
 from .holders_cgroup import parse_cgroup
@@ -177,6 +178,13 @@ def caller(connection: socket.socket) -> int:
         # By pidfd the kernel says whether the pid is still that of the process that connected.
         if process is None or _pid_by_descriptor(connection) not in (None, pid) or uid not in process.uids:
             raise KeepError("this host", "the process that asks has ended", "Use gpu-layout keep.")
+        if is_foreign("%s/%d" % (peer.PROC, pid)):
+            # There a user has tens of thousands of user ids, and each would have the bounds of a user.
+            raise KeepError(
+                "this host",
+                "a process in a user namespace asks",
+                "Run gpu-layout keep outside of containers and unshare.",
+            )
         if parse_cgroup(process.cgroup, own_container()).container_id:
             raise KeepError("this host", "a process in a container asks", "Run gpu-layout keep on the host itself.")
     return uid

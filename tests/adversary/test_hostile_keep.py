@@ -209,6 +209,25 @@ def test_a_process_that_has_ended_asks_for_nothing(fresh):
     assert set(said) in ({"error"}, {"keeps", "log"})
 
 
+ASKS = """
+import socket, sys
+made = socket.socket(socket.AF_UNIX)
+made.connect(sys.argv[1])
+made.sendall(b'{"op": "list"}\\n')
+print(made.recv(65536).decode().strip(), flush=True)
+"""
+
+
+def test_a_user_namespace_gives_nobody_more_than_a_user_has(fresh):
+    """A user has tens of thousands of user ids there, and each would have the bounds of a user."""
+    within = ["unshare", "--user", "--map-root-user"]
+    done = subprocess.run(
+        [*within, str(PYTHON), "-c", ASKS, str(fresh.socket)], user=BOB, group=BOB, extra_groups=[], cwd="/",
+        capture_output=True, text=True, check=True, timeout=PATIENCE_SECONDS,
+    )  # fmt: skip
+    assert json.loads(done.stdout)["error"]["problem"] == "a process in a user namespace asks"
+
+
 def test_without_a_service_the_command_says_so(host, tmp_path):
     done = host.keep("--socket", tmp_path / "none", "--list", user=ALICE)
     assert done.returncode == 1 and "set gpu_layout_keep: true" in done.stderr
