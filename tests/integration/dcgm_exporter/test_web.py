@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
@@ -11,6 +12,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import time
 import urllib.error
 from pathlib import Path
 
@@ -20,7 +22,16 @@ import pytest
 ROLE_FILES = Path(__file__).resolve().parents[3] / "roles" / "dcgm_exporter" / "files"
 sys.path.insert(0, str(ROLE_FILES))
 
-from openfleet_exporter.web import Passwords, WebConfigError, guarded, read_config, tls_context
+from openfleet_exporter.web import (
+    MOST_CLIENTS,
+    MOST_OF_ADDRESS,
+    Passwords,
+    Server,
+    WebConfigError,
+    guarded,
+    read_config,
+    tls_context,
+)
 
 OPENSSL = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "3"]
 PASSWORD = "a lock of größe"
@@ -165,3 +176,37 @@ def test_a_certificate_that_cannot_be_loaded_is_told_of(tmp_path):
         tls_context({"tls_server_config": {"cert_file": str(tmp_path / "no"), "key_file": str(tmp_path / "no")}})
     with pytest.raises(WebConfigError, match="cannot be loaded"):
         tls_context({"tls_server_config": {"cert_file": os.devnull}})
+
+
+def test_one_address_has_some_threads_and_no_more(host, start):
+    """Silent clients keep a thread each until their time is over."""
+    host.create([{"model": "H100-80GB", "count": 1}])
+    exporter = start()
+    with contextlib.ExitStack() as held:
+        silent = [held.enter_context(socket.create_connection(("127.0.0.1", exporter.port))) for _one in range(40)]
+        for one in silent[MOST_OF_ADDRESS:]:
+            one.settimeout(60)
+            assert one.recv(1) == b""
+        threads = len(list(Path("/proc/%d/task" % exporter.process.pid).iterdir()))
+        assert MOST_OF_ADDRESS <= threads < 40
+    # They have gone: the next one is served again, once their threads have ended.
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            assert exporter.get()[0] == 200
+            return
+        except OSError:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def test_all_addresses_together_have_some_threads_and_no_more():
+    server = Server("127.0.0.1", 0, None, None)
+    try:
+        admitted = [server.verify_request(None, ("10.0.0.%d" % number, 1)) for number in range(100)]
+        assert admitted == [True] * MOST_CLIENTS + [False] * (100 - MOST_CLIENTS)
+        server._count_off(("10.0.0.1", 1))
+        assert server.verify_request(None, ("10.0.0.99", 1)) and not server.verify_request(None, ("10.0.0.98", 1))
+        assert "10.0.0.1" not in server._clients
+    finally:
+        server.server_close()

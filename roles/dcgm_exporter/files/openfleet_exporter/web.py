@@ -18,6 +18,7 @@ import socket
 import socketserver
 import ssl
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any, Callable, Dict, Optional, Set
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
@@ -26,6 +27,8 @@ import bcrypt
 
 #: Seconds that a client may keep a connection without saying anything.
 CLIENT_TIMEOUT = 30
+#: Clients that are served at a time, in all and from one address: each has a thread.
+MOST_CLIENTS, MOST_OF_ADDRESS = 64, 8
 KNOWN = {"tls_server_config": {"cert_file", "key_file"}, "basic_auth_users": None}
 
 
@@ -150,6 +153,8 @@ class Server(socketserver.ThreadingMixIn, WSGIServer):
         family, _, _, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
         self.address_family = family
         self.context = context
+        self._clients: Counter = Counter()
+        self._counting = threading.Lock()
         super().__init__(where, Handler)
         self.set_app(application)
 
@@ -158,6 +163,34 @@ class Server(socketserver.ThreadingMixIn, WSGIServer):
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = self.server_address[:2]
         self.setup_environ()
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Turn away who has too many connections, or comes when all together have: before a thread begins."""
+        with self._counting:
+            if self._clients[client_address[0]] >= MOST_OF_ADDRESS or sum(self._clients.values()) >= MOST_CLIENTS:
+                return False
+            self._clients[client_address[0]] += 1
+            return True
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            # There is no thread that would count it off.
+            self._count_off(client_address)
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._count_off(client_address)
+
+    def _count_off(self, client_address: Any) -> None:
+        with self._counting:
+            self._clients[client_address[0]] -= 1
+            # Without those that have none: addresses come and go.
+            self._clients += Counter()
 
     def finish_request(self, request: Any, client_address: Any) -> None:
         request.settimeout(CLIENT_TIMEOUT)
