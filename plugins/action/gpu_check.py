@@ -9,6 +9,7 @@ from dataclasses import fields
 from typing import Any
 
 from ..module_utils.errors import FleetError
+from ..plugin_utils import host_results
 from ..plugin_utils.hardware import host_reading, report
 from ..plugin_utils.hardware.acceptance import Limits
 from ..plugin_utils.lent_pynvml import LendingAction
@@ -24,11 +25,16 @@ class ActionModule(LendingAction):
         result = super().run(tmp, task_vars)
         variables = task_vars or {}
         args = plain(self._task.args)
-        result.update(self.run_lending(_MODULE, args, variables))
-        reading = result.pop("reading", None)
-        if result.get("failed") or result.get("unreachable") or reading is None:
-            return result
+        answer = self.run_lending(_MODULE, args, variables)
         host = str(variables["inventory_hostname"])
+        # Of the host's answer nothing else is taken: whether it is accepted is decided here.
+        failure = host_results.failure(answer)
+        reading = answer.get("reading")
+        if failure is None and reading is None:
+            failure = host_results.incomplete(host, "reading")
+        if failure is not None:
+            result.update(failure, changed=False)
+            return result
         identify = str(args.get("identify", False)).lower() in ("true", "yes", "1")
         try:
             # From the task: a host cannot widen its limits.
@@ -44,6 +50,7 @@ class ActionModule(LendingAction):
         lines = report.differences(made)
         more = ["and %d more" % (len(lines) - _MOST_LINES)] if len(lines) > _MOST_LINES else []
         result.update(
+            changed=False,
             summary=made["summary"],
             differences=[*lines[:_MOST_LINES], *more],
             paths=paths,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..plugin_utils import host_results
 from ..plugin_utils.lent_pynvml import LendingAction
 
 _MODULE = "openfleet.gpu.layout"
@@ -23,12 +24,9 @@ class ActionModule(LendingAction):
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         result = super().run(tmp, task_vars)
         variables = task_vars or {}
-        result.update(self.run_lending(_MODULE, self._task.args, variables))
+        result.update(host_results.layout_result(self.run_lending(_MODULE, self._task.args, variables)))
         if result.get("failed") and isinstance(result.get("msg"), str):
             result["msg"] = _of_host(variables["inventory_hostname"], result["msg"], "problems" in result)
-            if "problem" in result:
-                # ansible-core 2.19 and later print the module's own message out of it.
-                result.pop("exception", None)
         if self._templar.template(variables.get(_STEPS_PRINTED, False)) and isinstance(result.get("diff"), dict):
             result["diff"].pop("prepared", None)
         return result

@@ -10,7 +10,7 @@ from typing import Any
 from ansible.errors import AnsibleError
 
 from ..module_utils.errors import FleetError
-from ..plugin_utils import export_file
+from ..plugin_utils import export_file, host_results
 from ..plugin_utils.lent_pynvml import LendingAction
 from ..plugin_utils.plain import plain
 
@@ -22,13 +22,18 @@ class ActionModule(LendingAction):
         result = super().run(tmp, task_vars)
         variables = task_vars or {}
         args = plain(self._task.args)
-        result.update(self.run_lending(_MODULE, args, variables))
-        if result.get("failed") or result.get("unreachable") or "gpu_layout" not in result:
-            return result
+        answer = self.run_lending(_MODULE, args, variables)
         host = str(variables["inventory_hostname"])
+        # Of the host's answer nothing else is taken: a path, for one, is not the host's to name.
+        failure = host_results.failure(answer)
+        if failure is None and "gpu_layout" not in answer:
+            failure = host_results.incomplete(host, "gpu_layout")
+        if failure is not None:
+            result.update(failure, changed=False)
+            return result
         try:
-            layout, left_out = export_file.checked(host, result)
-            result.update(gpu_layout=layout, left_out=left_out)
+            layout, left_out = export_file.checked(host, answer)
+            result.update(gpu_layout=layout, left_out=left_out, changed=False)
             if args.get("directory"):
                 plan = export_file.plan(host, args["directory"], layout, left_out)
                 self._write(plan, variables, str(args.get("overwrite", False)).lower() in ("true", "yes", "1"), result)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Mapping
 
-from .host_values import MOST_ENTRIES, HostValueError, Reader, text
+from ..module_utils.errors import FleetError
+from .host_values import MOST_ENTRIES, MOST_TEXT, HostValueError, Reader, bounded, text
 
 #: More than any host has: 16 GPUs on an HGX board of two baseboards, 7 instances on each.
 _GPUS, _PARTS = 64, 64
@@ -114,8 +115,45 @@ _LAYOUT = {
     "gpus": [_CHANGED_GPU, _GPUS],
     "busy": _BUSY,
 }
+_NVML = {"call": "text", "code": "number", "code_name": "text", "gpu": "text"}
+#: Lines of a message: one for each problem of a layout.
+_MOST_MESSAGE_LINES = 200
+#: What Ansible adds where a module did not run to its end, and how much of it is kept.
+_OUTPUTS, _MOST_OUTPUT = ("module_stdout", "module_stderr"), 4000
+#: Keys that openfleet.gpu.layout returns; its documentation names them. With those that Ansible adds to a task in the background.
+_LAYOUT_KEYS = (
+    *(
+        "plan",
+        "plan_data",
+        "counts",
+        "gpus",
+        "missing",
+        "driver_present",
+        "lost",
+        "recovered",
+        "pci_gpus",
+        "busy",
+        "ended",
+    ),
+    *(
+        "followed",
+        "reboot_required",
+        "outcome",
+        "steps_done",
+        "where",
+        "problem",
+        "cure",
+        "problems",
+        "diff",
+        "warnings",
+    ),
+    *("started", "finished", "ansible_job_id", "results_file"),
+)
+_LAYOUT_ENTRIES = 100_000
 #: A GPU's line, and one for each of its daemons and tenants.
 _LINES = 2048
+#: Keys of one file's difference, as Ansible shows it.
+_DIFF = ("before_header", "after_header", "before", "after")
 _PLAN = {
     "driver_present": "flag",
     "msg": "text",
@@ -186,3 +224,68 @@ def layout(host: str, result: Mapping[str, Any]) -> dict[str, Any]:
 def plan(host: str, result: Mapping[str, Any]) -> dict[str, Any]:
     """Return what openfleet.gpu.layout planned there in check mode: lines, and who is in the way. Raises HostValueError."""
     return Reader(host).read("", result, _PLAN)
+
+
+def failure(result: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the failure that a module's result says it is, with nothing else in it; None where it says none."""
+    if not (result.get("failed") or result.get("unreachable")):
+        return None
+    found: dict[str, Any] = {"failed": True, "msg": _message(result)}
+    if result.get("unreachable"):
+        found["unreachable"] = True
+    found.update({key: text(result[key], _MOST_OUTPUT) for key in _OUTPUTS if result.get(key)})
+    try:
+        found.update(Reader("").read("", {"nvml": result.get("nvml")}, {"nvml": _NVML}))
+    except HostValueError:
+        # It only tells playbooks more of the failure.
+        return found
+    return found
+
+
+def incomplete(host: str, key: str) -> dict[str, Any]:
+    """Return the failure of a module that says it succeeded, and whose result lacks what it is asked for."""
+    problem = "the result of the host has no %s, as if another module had run" % key
+    error = FleetError(host, problem, "Find out who changed what this host runs as root.")
+    return {"failed": True, "msg": str(error)}
+
+
+def done(result: Mapping[str, Any]) -> list[str]:
+    """Return the sentences of a result on what was done."""
+    given = result.get("done")
+    return [text(each) for each in (given if isinstance(given, list) else [])[:MOST_ENTRIES]]
+
+
+def installation(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a module that installs documents of its result, or its failure: texts printable and cut, and no other key."""
+    found: dict[str, Any] = {"changed": result.get("changed") is True, "done": done(result)}
+    if isinstance(result.get("diff"), list):
+        given = [each for each in result["diff"][:MOST_ENTRIES] if isinstance(each, Mapping)]
+        found["diff"] = [{key: _lines(each[key]) for key in _DIFF if key in each} for each in given]
+    for key in ("missing", "warnings"):
+        if isinstance(result.get(key), list):
+            found[key] = [text(each) for each in result[key][:MOST_ENTRIES]]
+    return {**found, **(failure(result) or {})}
+
+
+def layout_result(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what openfleet.gpu.layout documents of a result: texts printable and cut, and no other key."""
+    found = {key: bounded(result[key], _LAYOUT_ENTRIES) for key in _LAYOUT_KEYS if key in result}
+    if not isinstance(found.get("warnings", []), list):
+        del found["warnings"]
+    if isinstance(result.get("diff"), Mapping):
+        found["diff"] = {text(key): _lines(each) for key, each in result["diff"].items()}
+    if "msg" in result:
+        found["msg"] = _message(result)
+    return {**found, "changed": result.get("changed") is True, **(failure(result) or {})}
+
+
+def _message(result: Mapping[str, Any]) -> str:
+    return _lines(result.get("msg") or "the module failed and does not say why").rstrip("\n")
+
+
+def _lines(value: Any) -> str:
+    """Return a text of several lines with each line printable and cut."""
+    if not isinstance(value, str):
+        return text(value)
+    lines = value[: MOST_TEXT * _MOST_MESSAGE_LINES].split("\n")
+    return "\n".join(text(line) for line in lines[:_MOST_MESSAGE_LINES])

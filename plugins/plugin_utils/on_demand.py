@@ -12,6 +12,7 @@ from ansible.plugins.action import ActionBase
 
 from ..module_utils.errors import FleetError
 from ..module_utils.install.sources import digest, pack
+from . import host_results
 
 #: Roles of this collection, whose files are the sources.
 ROLES = Path(__file__).resolve().parents[2] / "roles"
@@ -49,5 +50,5 @@ class OnDemandAction(ActionBase):
         if found.pop("sources_needed", False):
             arguments["sources"] = pack(sources)
             found = self._execute_module(self.MODULE, module_args=arguments, task_vars=task_vars)
-        result.update(found)
+        result.update(host_results.installation(found))
         return result

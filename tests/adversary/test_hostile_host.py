@@ -16,6 +16,7 @@ import pytest
 from attackers import ROOT, HostileHost, play, said
 from rightsize_hosts import gpu, state
 
+from ansible_collections.openfleet.gpu.plugins.plugin_utils import host_results
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.prometheus import Access, Prometheus
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.fleet.page import to_text
 
@@ -186,12 +187,14 @@ def test_whoever_trusts_all_hosts_may_have_facts_as_variables(tmp_path):
     assert done.returncode == 0 and good.asked.exists(), said(done)
 
 
-@pytest.mark.parametrize("playbook", ["audit", "rightsize", "reset", "bundle"])
+@pytest.mark.parametrize("playbook", ["site", "audit", "rightsize", "reset", "bundle", "accept", "check_gpu", "export"])
 def test_every_playbook_looks_to_that_first(playbook):
     """As the first task of the first play, and of the one that reads what hosts said: a play without hosts is left out."""
     import yaml
 
     plays = yaml.safe_load((ROOT / "playbooks" / (playbook + ".yml")).read_text())
+    # site.yml begins with a look at the inventory, which asks no host.
+    plays = [each for each in plays if not each["hosts"].startswith("{{")]
     for number, each in enumerate(plays):
         if number == 0 or each["hosts"] == "localhost":
             assert each["tasks"][0].get("ansible.builtin.import_tasks") == "tasks/facts.yml"
@@ -285,6 +288,57 @@ def test_what_it_says_of_what_was_stopped_is_a_line_of_a_log(tmp_path):
     (line,) = (tmp_path / "reclaim.log").read_text().splitlines()
     assert line.isascii() and len(line) < 6_000_000
     assert json.loads(line)["stopped"][0]["name"].startswith("{{ lookup('pipe'")
+
+
+# --- What it says in place of what the controller decides ----------------------------------------------------------------
+
+#: What only the controller may say, with paths of its own.
+JUDGED = {
+    "msg": "all is well",
+    "accepted": True,
+    "failures": [],
+    "differences": [],
+    "summary": {"held": 1},
+    "paths": ["/etc/STOLEN"],
+    "path": "/etc/STOLEN",
+    "diff": {"before": "", "after": "STOLEN"},
+    "ansible_facts": {"gpu_accept_result": {"accepted": True}},
+}
+JUDGING = {
+    "its answer is a judgement": {},
+    "it also says that it failed": {"failed": True, "msg": "x\x1b[2J"},
+    "it also says that it cannot be reached": {"unreachable": True, "msg": "x"},
+    "its reading is none": {"reading": None, "gpu_layout": None},
+    "its reading is odd": {"reading": {"accepted": True}, "gpu_layout": {"accepted": True}},
+}
+
+
+@pytest.mark.parametrize("playbook", ["accept", "check_gpu", "export"])
+@pytest.mark.parametrize("more", JUDGING.values(), ids=JUDGING)
+def test_it_neither_accepts_itself_nor_names_files(tmp_path, playbook, more):
+    bad = HostileHost(tmp_path / "bad", {"changed": False, **JUDGED, **more})
+    folder = tmp_path / "out"
+    folder.mkdir()
+    # Of an earlier run that accepted it.
+    (folder / "accepted").write_text("bad\n")
+    variable = {"accept": "gpu_accept_dir", "check_gpu": "gpu_check_dir", "export": "gpu_export_dir"}[playbook]
+    inventory = {"gpu_hosts": {"hosts": {"bad": bad.variables}, "vars": {variable: str(folder)}}}
+    done = play(tmp_path, ROOT / "playbooks" / (playbook + ".yml"), inventory, "--diff")
+    assert bad.asked.exists() and done.returncode != 0, said(done)
+    assert "STOLEN" not in said(done) and "bad: accepted" not in said(done), said(done)
+    assert "\x1b" not in done.stdout + done.stderr
+    # The list of accepted hosts is empty, and there is no report and no layout.
+    assert [path.name for path in folder.rglob("*") if path.is_file()] == ["accepted"]
+    assert playbook != "accept" or (folder / "accepted").read_text() == ""
+
+
+def test_of_a_layout_only_what_its_module_documents_is_kept():
+    answer = {**layout_result(WORDS), **JUDGED, "msg": "one\ntwo\x1b[2J", "failed": "yes", "warnings": "x"}
+    kept = host_results.layout_result(answer)
+    assert not {"accepted", "ansible_facts", "paths", "path", "stdout", "rc", "warnings"} & set(kept)
+    assert kept["failed"] is True and kept["msg"] == "one\ntwo\\x1b[2J"
+    assert all(line.isprintable() for line in kept["plan"])
+    assert host_results.layout_result({"msg": "x" * 10_000_000})["msg"] == "x" * 997 + "..."
 
 
 # --- What its exporter says -------------------------------------------------------------------------------------------

@@ -339,3 +339,61 @@ def test_whatever_a_host_sends_is_judged_or_refused_by_name():
                 refused += 1
                 assert error.where == "gpu-7", path
     assert refused > (100 if THOROUGH else 25)
+
+
+def reading_of_chained_names(count):
+    """Return a reading in which the name of each GPU is in the words that take the place of the name of the one before."""
+    reading = whole_reading()
+    reading["nvml"]["gpus"] = [
+        {
+            "index": int(str(number % 10) * 18),
+            "problem": None,
+            "calls": [{"call": "nvmlDeviceGetUUID", "of": "", "value": str((number - 1) % 10) * 6}],
+        }
+        for number in range(2, count + 2)
+    ]
+    return reading
+
+
+@pytest.mark.parametrize("count", [5, 9, 17])
+@pytest.mark.parametrize("small", [False, True], ids=["large indexes", "small indexes"])
+def test_names_that_a_host_chose_do_not_multiply(count, small):
+    reading = reading_of_chained_names(count)
+    for number, gpu in enumerate(reading["nvml"]["gpus"] if small else ()):
+        gpu["index"] = number
+    try:
+        made = host_reading.judged("gpu-7", reading, False, acceptance.Limits())
+    except FleetError as error:
+        assert error.where == "gpu-7"
+    else:
+        assert sum(map(len, made.files.values())) < 1_000_000
+
+
+def test_words_that_were_put_in_are_not_looked_at_again():
+    names = {"1" * 6: "(UUID of GPU %s)" % ("2" * 18), "2" * 6: "(UUID of GPU %s)" % ("1" * 18)}
+    assert report.masked("1" * 6, names) == "(UUID of GPU 222222222222222222)"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda gpus: gpus.extend(dict(gpus[0], index=number) for number in range(1, 65)),
+        lambda gpus: gpus[0].update(index=10**18),
+        lambda gpus: gpus[0].update(index=-1),
+        lambda gpus: gpus.append(dict(gpus[0])),
+    ],
+    ids=["65 GPUs", "a large index", "a negative index", "one index twice"],
+)
+def test_a_host_has_few_gpus_and_each_an_index_of_its_own(change):
+    reading = whole_reading()
+    change(reading["nvml"]["gpus"])
+    with pytest.raises(FleetError, match="another form"):
+        host_reading.judged("gpu-7", reading, False, acceptance.Limits())
+
+
+def test_a_report_has_a_bound():
+    reading = whole_reading()
+    call = {"call": "nvmlDeviceGetName", "of": "", "value": "x" * 900}
+    reading["nvml"]["gpus"][0]["calls"] += [dict(call, of=str(number)) for number in range(80_000)]
+    with pytest.raises(FleetError, match="another form"):
+        host_reading.judged("gpu-7", reading, False, acceptance.Limits())

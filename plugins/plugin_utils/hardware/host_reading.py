@@ -17,6 +17,8 @@ from .acceptance import Limits
 
 #: Of readings: a host with 32 GPUs has about 100,000.
 _MOST_ENTRIES = 400_000
+#: GPUs of a host, their indexes, and characters of its report.
+_MOST_GPUS, _MOST_INDEX, _MOST_LETTERS = 64, 1023, 1 << 26
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,10 @@ def judged(host: str, reading: Any, identify: bool, limits: Limits | None = None
         taken = bounded(reading, _MOST_ENTRIES)
         _check_form(taken)
         made = report.make(taken, files, host, identify, limits)
-        return Judged(made, {"gpu-check.json": report.to_text(made), "gpu-check.html": page.to_text(made)})
+        text = report.to_text(made)
+        if len(text) > _MOST_LETTERS:
+            raise ValueError("a report of %d characters" % len(text))
+        return Judged(made, {"gpu-check.json": text, "gpu-check.html": page.to_text(made)})
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, OSError) as error:
         raise FleetError(
             host,
@@ -48,8 +53,12 @@ def judged(host: str, reading: Any, identify: bool, limits: Limits | None = None
 
 def _check_form(reading: Any) -> None:
     """Check what names GPUs and calls. Raises TypeError; the rest is checked where it is used."""
-    for gpu in reading["nvml"]["gpus"]:
-        if type(gpu["index"]) is not int or not isinstance(gpu["problem"], (str, type(None))):
+    gpus = reading["nvml"]["gpus"]
+    if len(gpus) > _MOST_GPUS or len({gpu["index"] for gpu in gpus}) < len(gpus):
+        raise TypeError("more GPUs than a host has")
+    for gpu in gpus:
+        index = gpu["index"]
+        if type(index) is not int or not 0 <= index <= _MOST_INDEX or not isinstance(gpu["problem"], (str, type(None))):
             raise TypeError("a GPU without an index")
     for reading_of in [reading["nvml"], *reading["nvml"]["gpus"]]:
         for each in reading_of["calls"]:

@@ -12,6 +12,7 @@ from datetime import datetime, timezone
 from typing import Any, Mapping, Sequence
 
 from ...module_utils.hardware.model_readings import Readings
+from ..host_values import is_a
 from .acceptance import FAIL, Limits, accepted, verdicts
 from .checks import judge
 from .model_file import AREA, ModelFile
@@ -19,7 +20,7 @@ from .outcome import DIFFERS, HELD, OUTCOMES, Check
 
 SCHEMA = 1
 #: Boards without a serial number may show 0 or N/A, which names no card and is a part of many other words.
-_SHORTEST_NAME = 6
+_SERIAL = re.compile(r"[0-9A-Za-z-]{6,32}")
 _UUID = re.compile(r"\b(GPU|MIG)-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}(?:/\d+/\d+)?")
 
 
@@ -59,7 +60,7 @@ def make(
             "accepted": accepted(found),
             "verdicts": [dict(verdict.to_data(), line=str(verdict)) for verdict in found],
         }
-    return report if identify else masked(report, _names(reading))
+    return report if identify else masked(report, identities(reading))
 
 
 def counts(checks: Sequence[Check]) -> dict[str, int]:
@@ -81,29 +82,42 @@ def line(report: Mapping[str, Any]) -> str:
 
 def masked(value: Any, names: Mapping[str, str]) -> Any:
     """Return a copy with words in the place of serial numbers and UUIDs."""
+    if not names:
+        return _masked(value, None, names)
+    # All in one pass: words that were put in are not looked at again, whatever the names are. The longest first.
+    pattern = re.compile("|".join(re.escape(name) for name in sorted(names, key=len, reverse=True)))
+    return _masked(value, pattern, names)
+
+
+def _masked(value: Any, pattern: re.Pattern[str] | None, names: Mapping[str, str]) -> Any:
     if isinstance(value, Mapping):
-        return {masked(key, names): masked(each, names) for key, each in value.items()}
+        return {_masked(key, pattern, names): _masked(each, pattern, names) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [masked(each, names) for each in value]
+        return [_masked(each, pattern, names) for each in value]
     if isinstance(value, str):
-        for name, words in names.items():
-            value = value.replace(name, words)
+        if pattern is not None:
+            value = pattern.sub(lambda match: names[match.group()], value)
         return _UUID.sub(lambda match: "(UUID of a %s)" % ("GPU" if match.group(1) == "GPU" else "MIG device"), value)
     return value
 
 
-def _names(reading: Mapping[str, Any]) -> dict[str, str]:
-    """Return what tells one GPU from all others, and the words in its place."""
+def identities(reading: Mapping[str, Any]) -> dict[str, str]:
+    """Return what tells one GPU from all others, and the words in its place.
+
+    A host chooses these texts. One that has not the form of a UUID or serial number is no name, so that it is not
+    a part of many words of the report.
+    """
     found = {}
     for gpu in reading["nvml"]["gpus"]:
         readings = Readings(gpu["calls"])
-        for call, words in (("nvmlDeviceGetUUID", "UUID"), ("nvmlDeviceGetSerial", "serial number")):
-            value = readings.value(call)
-            if len(str(value or "")) >= _SHORTEST_NAME:
-                found[str(value)] = "(%s of GPU %d)" % (words, gpu["index"])
+        uuid, serial = readings.value("nvmlDeviceGetUUID"), str(readings.value("nvmlDeviceGetSerial") or "")
+        if is_a("gpu_uuid", uuid):
+            found[uuid] = "(UUID of GPU %d)" % gpu["index"]
+        if _SERIAL.fullmatch(serial):
+            found[serial] = "(serial number of GPU %d)" % gpu["index"]
     for other in reading["nvidia_smi"].get("gpus") or ():
         serial = other.get("serial")
-        if serial and len(serial) >= _SHORTEST_NAME:
+        if isinstance(serial, str) and _SERIAL.fullmatch(serial):
             found.setdefault(serial, "(serial number)")
     return found
 
