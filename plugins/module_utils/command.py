@@ -17,6 +17,8 @@ import subprocess
 import time
 from typing import Any, Callable, Mapping, Sequence
 
+from .printable import printable
+
 #: How long a tool may take that is given no other limit, as a scheduler's whose controller does not answer.
 TOOL_TIMEOUT_SECONDS = 10
 #: What a tool may say: a controller of ten thousand jobs says less.
@@ -133,5 +135,5 @@ def ask(run: Run, command: Sequence[str], **options: Any) -> tuple[str | None, s
         return None, "%s failed: %s" % (" ".join(command), error)
     if done.returncode != 0:
         said = " ".join((done.stderr or done.stdout).split())
-        return None, "%s failed with exit status %d: %s" % (" ".join(command), done.returncode, said[:200])
+        return None, "%s failed with exit status %d: %s" % (" ".join(command), done.returncode, printable(said[:200]))
     return done.stdout, ""

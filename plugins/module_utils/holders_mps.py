@@ -3,12 +3,17 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Clients of the MPS daemons that root runs here. A client between two kernels need not show in NVML; its server knows it.
 
+Root in a client's container can answer in a daemon's place, for it has the pipe directory. So an answer is only a hint: that a
+server is the daemon's, and that a client shares a GPU with it, is decided by what the kernel shows of both.
+
 A user's own daemon is not asked: it answers whatever its user likes, and root ends processes by such answers. Its servers and
 their clients have the GPU's node open, which the kernel says, and hold the GPU by that.
 """
 
 from __future__ import annotations
 
+import os
+import re
 import time
 from pathlib import Path
 
@@ -20,13 +25,16 @@ from .holders_model import MPS, short, unknown
 from .holders_proc import Processes, executable_of, in_container, owner_of
 from .model import Gpu, Holder
 from .mps_control import CONTROL, PIPE_DIRECTORY, SERVER, Control, MpsError
+from .open_files import device_of
+from .proc_files import read
 
 #: Where a daemon has its pipes that is told nothing (nvidia-cuda-mps-control(1)).
 _DEFAULT = "/tmp/nvidia-mps"
 #: For all daemons of a host together: a look happens under the host's lock.
 _DEADLINE_SECONDS = 3 * TOOL_TIMEOUT_SECONDS
-#: Of a daemon and of a server. A server takes at most 60 clients (https://docs.nvidia.com/deploy/mps/, "Limitations").
-_MOST_SERVERS, _MOST_CLIENTS = 64, 256
+#: Minor numbers of the driver's first major number that are GPUs; the others are nvidiactl and nvidia-modeset. And the
+#: capabilities below are of MIG as a whole, not of an instance (/proc/driver/nvidia-caps/mig-minors).
+_GPU_MINORS, _FIRST_INSTANCE_CAPABILITY = range(254), 3
 
 
 def mps(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...], run: Run) -> list[Holder]:
@@ -38,13 +46,12 @@ def mps(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...], run: Run)
         # A container's is that container's affair: it was given the GPU, and its server has the GPU open.
         if not processes.is_roots(daemon.pid, CONTROL) or processes.in_container(daemon.pid):
             continue
-        control = Control(run, _pipe_directory(processes, daemon.pid))
+        control = Control(run, _pipe_directory(processes, daemon.pid), deadline)
         try:
-            for server in _few(control.servers(), _MOST_SERVERS, "servers", control):
-                if time.monotonic() > deadline:
-                    raise MpsError(control.where, "its servers take too long to answer", "See whether they hang.")
-                for client in _few(control.clients(server), _MOST_CLIENTS, "clients", control):
-                    holders += _client(devices, processes, gpus, server, client)
+            for server in control.servers():
+                for client in control.clients(server):
+                    control.check_time()
+                    holders += _client(devices, processes, gpus, (daemon.pid, server, client))
         except MpsError as error:
             problem = "an MPS daemon (pid %d) runs here, and its clients are not known: %s"
             problem %= (daemon.pid, error.problem)
@@ -58,44 +65,81 @@ def is_mps(processes: Processes, pid: int) -> bool:
     return bool(words) and words[0].rpartition("/")[2] in (CONTROL, SERVER)
 
 
-def _client(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...], server: int, client: int) -> list[Holder]:
+def _client(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...], pids: tuple[int, int, int]) -> list[Holder]:
+    """Return the holders that a client is; `pids` are the daemon's, the server's and the client's."""
+    daemon, server, client = pids
     command, user, origin = processes.command(client), processes.user(client), processes.origin(client)
     about = short(command) or "of a process that /proc does not show"
     who = "pid %d (%s%s), a client of the MPS server %d" % (client, about, ", user %s" % user if user else "", server)
-    places = _places(devices, processes, server)
-    contradiction = _contradiction(devices, processes, server, client)
+    of_server = _places(devices, processes, server)
+    own = _places(devices, processes, client)
+    # Without nodes, as of simulated GPUs, it cannot be told which GPU a client uses.
+    places = [place for place in of_server if place in own] if devices.can_be_open else of_server
+    contradiction = "" if serves(server, client, daemon, processes.proc) else "is not known to be of that server"
+    if devices.can_be_open and not places:
+        contradiction = "has no GPU open itself that the server has open" if own else "has no GPU open itself"
+    everywhere = [(gpu.uuid, None) for gpu in gpus]
     if contradiction:
         who += ", %s and is not ended. Stop that server if nobody needs it" % contradiction
-        return [Holder(uuid, instance, MPS, who) for uuid, instance in places or [(gpu.uuid, None) for gpu in gpus]]
-    # A server that shows no open device cannot be matched with a GPU: its clients hold any.
+        return [Holder(uuid, instance, MPS, who) for uuid, instance in of_server or everywhere]
     return [
         Holder(uuid, instance, MPS, who, client, user, command, origin.unit_or_container, origin.job or origin.pod)
-        for uuid, instance in places or [(gpu.uuid, None) for gpu in gpus]
+        for uuid, instance in places or everywhere
     ]
 
 
-def _contradiction(devices: Devices, processes: Processes, server: int, client: int) -> str:
-    """Return what the kernel says against the client; empty where it says nothing against it.
+def is_server(server: int, daemon: int | None, proc: str) -> bool:
+    """Return whether a process is a server of that daemon, by the kernel's word: its parent, its file and its PID namespace.
 
-    A server runs as its user, who may have it name any process: one of another user, or without a GPU open, is not ended by that.
+    Who can write to a daemon's pipes may answer in its place and name any process, but makes none a child of the daemon.
     """
-    if devices.can_be_open and not _places(devices, processes, client):
-        return "has no GPU open itself"
-    if not serves(server, client, processes.proc):
-        return "is of another user than that server"
-    return ""
+    parent = re.search(r"^PPid:\s*(\d+)", read("%s/%d/status" % (proc, server)), re.MULTILINE)
+    return (
+        daemon is not None
+        and parent is not None
+        and int(parent.group(1)) == daemon
+        and executable_of(server, proc) == SERVER
+        and not in_container(server, proc)
+    )
 
 
-def serves(server: int, client: int, proc: str) -> bool:
-    """Return whether a process may be a server of the other one, by the kernel's word: its file, its PID namespace and its user.
-
-    Whoever can write to a daemon's pipes, as root in a container of one of its clients, may answer in its place and name any two.
-    """
-    if executable_of(server, proc) != SERVER or in_container(server, proc):
+def serves(server: int, client: int, daemon: int | None, proc: str) -> bool:
+    """Return whether a process is a server of the daemon, and may serve the other process: by its user."""
+    if not is_server(server, daemon, proc):
         return False
     owner, of_client = owner_of(server, proc), owner_of(client, proc)
     # A server of root's serves all users.
     return of_client is not None and owner in (0, of_client)
+
+
+def shares_gpu(server: int, client: int, proc: str) -> bool:
+    """Return whether both have a GPU open, and in MIG mode an instance; also where no driver is, as of simulated GPUs."""
+    majors = {
+        name: int(number)
+        for number, name in re.findall(r"^\s*(\d+) (nvidia\S*)", read(proc + "/devices"), re.MULTILINE)
+    }
+    if not majors:
+        return True
+    common = _nodes(server, proc) & _nodes(client, proc)
+    gpu_major = majors.get("nvidia-frontend", majors.get("nvidia"))
+    capabilities = {node for node in _nodes(server, proc) if _is_capability(node, majors.get("nvidia-caps"))}
+    return any(major == gpu_major and minor in _GPU_MINORS for major, minor in common) and (
+        not capabilities or bool(capabilities & common)
+    )
+
+
+def _is_capability(node: tuple[int, int], major: int | None) -> bool:
+    return node[0] == major and node[1] >= _FIRST_INSTANCE_CAPABILITY
+
+
+def _nodes(pid: int, proc: str) -> set[tuple[int, int]]:
+    """Return (major, minor) of the devices that a process has open; none where it has ended or may not be looked at."""
+    folder = "%s/%d/fd" % (proc, pid)
+    try:
+        names = os.listdir(folder)  # noqa: PTH208
+    except OSError:
+        return set()
+    return {node for node in (device_of("%s/%s" % (folder, name)) for name in names) if node}
 
 
 def _places(devices: Devices, processes: Processes, pid: int) -> list[Place]:
@@ -104,12 +148,6 @@ def _places(devices: Devices, processes: Processes, pid: int) -> list[Place]:
     places = {place for place in (devices.place(node) for node in nodes) if place}
     inside = {uuid for uuid, instance in places if instance is not None}
     return [place for place in places if place[1] is not None or place[0] not in inside]
-
-
-def _few(pids: tuple[int, ...], most: int, what: str, control: Control) -> tuple[int, ...]:
-    if len(pids) > most:
-        raise MpsError(control.where, "it names %d %s" % (len(pids), what), "No daemon has as many: see what it is.")
-    return pids
 
 
 def _pipe_directory(processes: Processes, pid: int) -> str | None:

@@ -18,15 +18,24 @@ import re
 import time
 from typing import Iterator
 
-from .command import Run, ask
+from .command import TOOL_TIMEOUT_SECONDS, Run, ask
 from .errors import FleetError
+from .printable import printable
 
 CONTROL, SERVER = "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"
 PIPE_DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY"
 
 _MIB = 2**20
 _REFUSED = re.compile(r"privilege|^Unknown command|^Invalid", re.IGNORECASE | re.MULTILINE)
-_SIZE = re.compile(r"([0-9]+)([GM])")
+_SIZE = re.compile(r"(?<![0-9])([0-9]{1,9})([GM])")
+_PID = re.compile(r"\s*([0-9]{1,10})\s*", re.ASCII)
+_NUMBER = re.compile(r"[0-9]{1,3}(\.[0-9]{1,6})?", re.ASCII)
+#: What may be said to one daemon in one run takes so long: this happens under the host's lock.
+_SECONDS = 6 * TOOL_TIMEOUT_SECONDS
+#: Of a daemon, and of all its servers. A server takes at most 60 clients (https://docs.nvidia.com/deploy/mps/, "Limitations").
+_MOST_SERVERS, _MOST_CLIENTS = 64, 1024
+#: Characters of an answer, and of one in a message.
+_MOST_LETTERS, _SHOWN = 1 << 16, 200
 #: Of two tools that ask a daemon at the same moment, one may fail or print nothing (seen with 535.261.03). So readers of the
 #: collection take turns on its own daemons, by a lock that only root can open; a sandboxed service may find it missing.
 _LOCK, _OWN = "/run/openfleet-gpu-mps.lock", "/run/openfleet-mps/"
@@ -43,12 +52,18 @@ class MpsError(FleetError):
 
 
 class Control:
-    """The control daemon behind a pipe directory; None is the directory that the tool has as its default."""
+    """The control daemon behind a pipe directory; None is the directory that the tool has as its default.
 
-    def __init__(self, run: Run, directory: str | None) -> None:
+    Root in a client's container can answer in its place. So answers are short, printable and few, and all of them together take a
+    bounded time: until `deadline`, by time.monotonic().
+    """
+
+    def __init__(self, run: Run, directory: str | None, deadline: float | None = None) -> None:
         self._run, self._directory = run, directory
         self._variables = {PIPE_DIRECTORY: directory} if directory else {}
-        self.where = "the MPS control daemon of %s" % (directory or "the default pipe directory")
+        self._deadline = time.monotonic() + _SECONDS if deadline is None else deadline
+        self._clients = 0
+        self.where = "the MPS control daemon of %s" % printable(directory or "the default pipe directory")
 
     def ask(self, command: str, answers: bool = False) -> str:
         """Return the answer to a command; `answers` tells that a daemon always has one to it.
@@ -56,9 +71,11 @@ class Control:
         Raises MpsError where the daemon does not answer or refuses.
         """
         for pause in (*_AGAIN_SECONDS, None):
+            left = self.check_time()
+            options = {"timeout_seconds": left} if left < TOOL_TIMEOUT_SECONDS else {}
             try:
                 with _turn(self._directory):
-                    text, problem = ask(self._run, [CONTROL], input=command + "\n", env=self._variables)
+                    text, problem = ask(self._run, [CONTROL], input=command + "\n", env=self._variables, **options)
             except FileNotFoundError as error:
                 raise MpsError(self.where, str(error), "Install %s." % CONTROL) from error
             collided = not text.strip() and answers if text is not None else _COLLISION.search(problem)
@@ -66,10 +83,23 @@ class Control:
                 break
             time.sleep(pause)
         if text is None:
-            raise MpsError(self.where, problem, "See whether it runs, and as whom.")
+            raise MpsError(self.where, printable(problem), "See whether it runs, and as whom.")
+        if len(text) > _MOST_LETTERS:
+            raise self._odd('it answers "%s" with %d characters' % (command, len(text)))
         if _REFUSED.search(text):
-            raise MpsError(self.where, 'it refuses "%s": %s' % (command, " ".join(text.split())), "Ask it as root.")
+            said = printable(" ".join(text[: 2 * _SHOWN].split()))[:_SHOWN]
+            raise MpsError(self.where, 'it refuses "%s": %s' % (command, said), "Ask it as root.")
         return text.strip()
+
+    def check_time(self) -> float:
+        """Return the seconds that are left. Raises MpsError where there are none."""
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise MpsError(self.where, "it takes too long to answer", "See whether its servers hang.")
+        return left
+
+    def _odd(self, problem: str) -> MpsError:
+        return MpsError(self.where, problem, "No daemon does so: see which process answers at its pipes.")
 
     def servers(self) -> tuple[int, ...]:
         """The pids of its servers: one for each user at work, none before the first client."""
@@ -78,11 +108,18 @@ class Control:
             # None, or a tool that asked at the same moment: a command that always has an answer came through meanwhile.
             self.percentage()
             found = self.ask("get_server_list")
-        return _pids(found)
+        pids = _pids(found)
+        if len(pids) > _MOST_SERVERS:
+            raise self._odd("it names %d servers" % len(pids))
+        return pids
 
     def clients(self, server: int) -> tuple[int, ...]:
         """The pids of a server's clients; none where the server has ended since."""
-        return _pids(self.ask("get_client_list %d" % server))
+        pids = _pids(self.ask("get_client_list %d" % server))
+        self._clients += len(pids)
+        if self._clients > _MOST_CLIENTS:
+            raise self._odd("it names %d clients or more" % self._clients)
+        return pids
 
     def percentage(self, server: int | None = None) -> float | None:
         """The share of the threads that a client gets at most, from a server or from servers to come; None: not told.
@@ -143,8 +180,9 @@ def told(limit_bytes: int | None) -> int | None:
 
 def _pids(text: str) -> tuple[int, ...]:
     # A line of its own: "Server 5 not found" names no process.
-    return tuple(int(line) for line in text.splitlines() if line.strip().isdigit())
+    found = (_PID.fullmatch(line) for line in text.splitlines())
+    return tuple(dict.fromkeys(int(match.group(1)) for match in found if match))
 
 
 def _number(text: str) -> float | None:
-    return float(text) if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text) else None
+    return float(text) if _NUMBER.fullmatch(text) else None

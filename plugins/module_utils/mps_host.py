@@ -19,10 +19,11 @@ from typing import Iterator, Mapping, Sequence
 from . import durable, mps_files, mps_unit, systemd
 from .command import Run, ask, run_tool
 from .errors import ApplyError, Problem
-from .holders_mps import serves
-from .holders_proc import arguments_of, command_of, may_have_gpu_open, owner_of, started_ticks_of
+from .holders_mps import is_server, serves, shares_gpu
+from .holders_proc import arguments_of, command_of, owner_of, started_ticks_of
 from .mps_control import CONTROL, Control, MpsError, told
 from .mps_model import MpsClient, MpsDaemon, MpsSeen
+from .printable import printable
 
 #: Where the unit looks for it, too.
 _PROGRAM = "usr/bin/" + CONTROL
@@ -34,7 +35,7 @@ _COMING_SECONDS = 10
 #: A server that has just been started, or is about to end, does not answer.
 _SERVER_SECONDS = 10
 _LOOK_SECONDS = 0.2
-_JOURNAL_LINES = 6
+_JOURNAL_LINES, _JOURNAL_LETTERS = 6, 300
 #: What the daemon writes of each command that it is asked.
 _CHATTER = ("Accepting connection", "NEW UI", "UI closed", "Cmd:")
 
@@ -146,7 +147,7 @@ class MpsHost:
         control = self._control(daemon.name)
         try:
             servers = control.servers()
-            clients = tuple(self._client(client, server) for server in servers for client in control.clients(server))
+            clients = tuple(self._client(*pids, pid) for pids in _pairs(control, servers))
             percentage, own = control.percentage(), daemon.active_thread_percentage
             told_by = {server: _percentage_of(control, server) for server in servers}
             limits = tuple(control.limit(index) for index in range(len(devices)))
@@ -164,17 +165,21 @@ class MpsHost:
         problem = None
         if pid is not None and self._replaced(pid):
             problem = "its program was replaced since it started, and clients of another release are refused"
-        return MpsSeen(daemon, devices, True, pid, servers, clients, percentage, limits, outdated, problem, silent)
+        proc = str(self._root / "proc")
+        unattested = tuple(server for server in servers if not is_server(server, pid, proc))
+        return MpsSeen(
+            *(daemon, devices, True, pid, servers, clients, percentage, limits, outdated, problem, silent, unattested)
+        )
 
-    def _client(self, pid: int, server: int) -> MpsClient:
-        """What /proc says of a client; nothing where it has ended."""
+    def _client(self, pid: int, server: int, daemon: int | None) -> MpsClient:
+        """What /proc says of a client; nothing where it has ended. The other pids are of its server and daemon."""
         proc = str(self._root / "proc")
         words, uid = arguments_of(pid, proc), owner_of(pid, proc)
         user = None if uid is None else str(uid)
         with contextlib.suppress(KeyError):
             user = None if uid is None else pwd.getpwuid(uid).pw_name
         # Of a server that has ended nothing is attested.
-        attested = serves(server, pid, proc) and may_have_gpu_open(pid, proc)
+        attested = serves(server, pid, daemon, proc) and shares_gpu(server, pid, proc)
         command = command_of(words) if words else None
         return MpsClient(pid, server, command, user, attested, started_ticks_of(pid, proc))
 
@@ -220,8 +225,10 @@ class MpsHost:
             control.set_percentage(daemon.active_thread_percentage)
             for index in range(len(devices) if limit is not None else 0):
                 control.set_limit(index, limit or 0)
+            # All servers together: as many as one likes may be named, and none of them answer.
+            deadline = time.monotonic() + _SERVER_SECONDS
             for server in control.servers():
-                self._adjust_server(control, server, daemon, len(devices))
+                self._adjust_server(control, server, daemon, deadline)
         except MpsError as error:
             raise self._failed(daemon.name, "its limits cannot be changed: %s" % error) from error
         self._verify(daemon, devices)
@@ -325,17 +332,18 @@ class MpsHost:
             said, _problem = ask(self._run, command)
         lines = [line for line in (said or "").splitlines() if line and not any(word in line for word in _CHATTER)]
         if lines:
-            problem += ". The last of its journal: %s" % " / ".join(lines[-_JOURNAL_LINES:])
+            last = " / ".join(line[:_JOURNAL_LETTERS] for line in lines[-_JOURNAL_LINES:])
+            problem += ". The last of its journal: %s" % printable(last)
         return ApplyError(
             'the MPS daemon "%s"' % name, problem, "See journalctl --unit %s, mend it and run again." % unit
         )
 
-    def _adjust_server(self, control: Control, server: int, daemon: MpsDaemon, devices: int) -> None:
-        deadline = time.monotonic() + _SERVER_SECONDS
+    def _adjust_server(self, control: Control, server: int, daemon: MpsDaemon, deadline: float) -> None:
         while control.percentage(server) is None:
             if server not in control.servers() or time.monotonic() > deadline:
                 return
             time.sleep(_LOOK_SECONDS)
+        devices = len(daemon.places)
         for index in range(devices if daemon.pinned_memory_limit_bytes is not None else 0):
             control.set_limit(index, daemon.pinned_memory_limit_bytes or 0, server)
         # Last, for it is what `observe` asks a server for: one that has it has the others.
@@ -355,6 +363,15 @@ class MpsHost:
                 limits,
             )
             raise self._failed(daemon.name, problem)
+
+
+def _pairs(control: Control, servers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield the pids of a client and its server, for each client."""
+    for server in servers:
+        for client in control.clients(server):
+            # A look at each takes its time, too.
+            control.check_time()
+            yield client, server
 
 
 def _percentage_of(control: Control, server: int) -> float | None:

@@ -42,8 +42,8 @@ class MpsDaemon:
 class MpsClient:
     """A process that an MPS server says it serves.
 
-    A server runs as its user, and may name any process. `attested` says that the kernel does not contradict it: the process is of
-    the server's user, and has a GPU open.
+    What answers at a daemon's pipes may name any process. `attested` says what the kernel shows: the server is the daemon's
+    child, and the process is of its user and has a GPU open that the server has open.
     """
 
     pid: int
@@ -77,3 +77,5 @@ class MpsSeen:
     problem: str | None = None
     #: Servers that do not answer: they start, end, or hang, and then may have limits of before.
     silent_server_pids: tuple[int, ...] = ()
+    #: Servers that the kernel does not show to be the daemon's: they hold their GPUs as any process does.
+    unattested_server_pids: tuple[int, ...] = field(default=(), metadata=INTERNAL)

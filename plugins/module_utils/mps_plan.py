@@ -126,7 +126,8 @@ def serves(seen: Iterable[MpsSeen], clients: bool = True) -> dict[str, frozenset
     found: dict[str, frozenset[int]] = {}
     for one in seen:
         served = (client.pid for client in one.clients if clients and client.attested)
-        pids = {one.pid, *one.server_pids, *served} - {None}
+        servers = set(one.server_pids) - set(one.unattested_server_pids)
+        pids = {one.pid, *servers, *served} - {None}
         for place in one.daemon.places:
             found[place.gpu_uuid] = found.get(place.gpu_uuid, frozenset()) | frozenset(pids)
     return found

@@ -261,6 +261,8 @@ def installation(result: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(result.get("diff"), list):
         given = [each for each in result["diff"][:MOST_ENTRIES] if isinstance(each, Mapping)]
         found["diff"] = [{key: _lines(each[key]) for key in _DIFF if key in each} for each in given]
+    if "archive" in result:
+        found["archive"] = text(result["archive"])
     for key in ("missing", "warnings"):
         if isinstance(result.get(key), list):
             found[key] = [text(each) for each in result[key][:MOST_ENTRIES]]

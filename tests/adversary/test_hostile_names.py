@@ -12,7 +12,10 @@ import subprocess
 
 import pytest
 from holder_hosts import Proc, gpu, host, instance
+from mps_hosts import DAEMON, DEVICES, make_host
 
+from ansible_collections.openfleet.gpu.plugins.module_utils import mps_plan
+from ansible_collections.openfleet.gpu.plugins.module_utils.cli import on_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders import find_holders
 from ansible_collections.openfleet.gpu.plugins.module_utils.mps_host import MpsHost
 
@@ -107,5 +110,42 @@ def test_every_name_is_a_short_line_of_text(there, name):
 def test_clients_of_mps_are_short_lines_of_text(tmp_path, name):
     proc = Proc(tmp_path / "proc")
     proc.process(77, "train", uid=1000, words=(name,))
-    client = MpsHost(str(tmp_path))._client(77, 41)
+    client = MpsHost(str(tmp_path))._client(77, 41, 9)
     assert client.command.isprintable() and len(client.command) <= 1000
+
+
+# --- What poses as a daemon of MPS, as root in a client's container can ------------------------------------------------
+
+ESCAPES = "\x1b[2J\x1b]0;root\x07\r\x85\u202e"
+ANSWERS = {
+    "a refusal": "Invalid " + ESCAPES,
+    "a long refusal": "Invalid " + ESCAPES + "x" * 5_000_000,
+    "a long answer": "x" * 5_000_000,
+    "a long number": "1" * 50_000,
+    "digits that are no numbers": "\u00b2\n\u0663\n",
+    "many pids": "".join("%d\n" % pid for pid in range(200_000)),
+    "escapes": ESCAPES,
+}
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["an answer", "a failure"])
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
+def test_what_answers_at_the_pipes_of_a_daemon_is_told_in_a_short_line(tmp_path, answer, fails):
+    fleet = make_host(tmp_path)
+    MpsHost(str(tmp_path), fleet).start(DAEMON, DEVICES)
+
+    def run(command, **options):
+        if command == ["nvidia-cuda-mps-control"]:
+            return subprocess.CompletedProcess(command, int(fails), "" if fails else answer, answer if fails else "")
+        return fleet(command, **options)
+
+    (seen,) = MpsHost(str(tmp_path), run).observe()
+    line = on_gpus._serving(seen, host(gpu(0)))
+    blocked = [holder.who for holder in mps_plan.clients(seen)]
+    for text in (line, seen.problem or "", *blocked):
+        assert text.isprintable() and len(text) < 2000
+    assert seen.active_thread_percentage is None and len(blocked) == 1
+    proc = Proc(tmp_path / "other")
+    proc.process(5, "nvidia-cuda-mps-control")
+    for holder in find_holders(OF, str(proc.folder), str(tmp_path / "dev"), run, str(tmp_path)):
+        assert holder.who.isprintable() and len(holder.who) < 2000

@@ -75,14 +75,22 @@ class Proc:
         path.write_text(text, encoding="utf-8", errors="surrogateescape")
 
     def process(
-        self, pid: int, name: str, *opened: Path, cgroup: str = "0::/init.scope", uid: int = 0, words=(), variables=()
+        self,
+        pid: int,
+        name: str,
+        *opened: Path,
+        cgroup: str = "0::/init.scope",
+        uid: int = 0,
+        parent: int = 1,
+        words=(),
+        variables=(),
     ) -> None:
         """Add a process; `words` are its arguments, `variables` the (name, value) pairs of its environment."""
         self.write("%d/comm" % pid, name[:15] + "\n")
         self.write("%d/cmdline" % pid, "\0".join([name, *(words or ("--flag",)), ""]))
         self.write("%d/environ" % pid, "".join("%s=%s\0" % pair for pair in variables))
         self.write("%d/cgroup" % pid, cgroup + "\n")
-        self.write("%d/status" % pid, "Name:\t%s\nPPid:\t1\nUid:\t%s\n" % (name, "\t".join(["%d" % uid] * 4)))
+        self.write("%d/status" % pid, "Name:\t%s\nPPid:\t%d\nUid:\t%s\n" % (name, parent, "\t".join(["%d" % uid] * 4)))
         (self.folder / str(pid) / "exe").symlink_to("/usr/sbin/" + name)
         (self.folder / str(pid) / "fd").mkdir()
         for number, file in enumerate(opened):

@@ -149,7 +149,7 @@ def test_a_process_that_has_no_gpu_open_is_not_ended_on_the_word_of_a_server(tmp
     (dev / "nvidia0").touch()
     proc = Proc(tmp_path / "proc")
     proc.process(5, "nvidia-cuda-mps-control")
-    proc.process(6, "nvidia-cuda-mps-server", dev / "nvidia0", uid=1000)
+    proc.process(6, "nvidia-cuda-mps-server", dev / "nvidia0", uid=1000, parent=5)
     proc.process(7, "postgres", uid=70, cgroup="0::/system.slice/postgresql.service")
     proc.process(8, "train", dev / "nvidia0", uid=1000)
     answers = {"get_server_list\n": "6\n", "get_client_list 6\n": "7\n8\n"}
@@ -167,19 +167,28 @@ def test_a_process_that_has_no_gpu_open_is_not_ended_on_the_word_of_a_server(tmp
     assert "pid 7 (postgres" in named_only.who and "has no GPU open itself" in named_only.who
 
 
+NOT_KNOWN = "is not known to be of that server and is not ended"
+
+
 @pytest.mark.parametrize(
-    ("server", "uid", "ended"),
+    ("server", "uid", "parent", "opened", "problem"),
     [
-        ("nvidia-cuda-mps-server", 1000, False),
-        ("nvidia-cuda-mps-server", 2000, True),
-        ("nvidia-cuda-mps-server", 0, True),
-        # Whoever answers in the daemon's place may name any process as a server, too.
-        ("nvidia-persistenced", 0, False),
-        (None, None, False),
+        ("nvidia-cuda-mps-server", 2000, 5, "nvidia0", None),
+        # A server of root's serves all users.
+        ("nvidia-cuda-mps-server", 0, 5, "nvidia0", None),
+        # Root in a client's container answers in the daemon's place, and names a process that works on a GPU of its own.
+        ("nvidia-cuda-mps-server", 0, 5, "nvidia1", "has no GPU open itself that the server has open and is not ended"),
+        ("nvidia-cuda-mps-server", 1000, 5, "nvidia0", NOT_KNOWN),
+        # Not the daemon's child: a process of any user may be called so.
+        ("nvidia-cuda-mps-server", 2000, 1, "nvidia0", NOT_KNOWN),
+        ("nvidia-cuda-mps-server", 0, 1, "nvidia0", NOT_KNOWN),
+        ("nvidia-persistenced", 0, 5, "nvidia0", NOT_KNOWN),
+        (None, None, None, "nvidia0", "has no GPU open itself that the server has open and is not ended"),
     ],
 )
-def test_a_server_names_no_process_of_another_user(tmp_path, server, uid, ended):
-    """The victim works on a GPU of its own; the server's user may have it name any pid."""
+def test_a_client_is_ended_only_by_what_the_kernel_shows_of_it_and_of_its_server(
+    tmp_path, server, uid, parent, opened, problem
+):
     dev = tmp_path / "dev"
     dev.mkdir()
     for name in ("nvidia0", "nvidia1"):
@@ -187,8 +196,8 @@ def test_a_server_names_no_process_of_another_user(tmp_path, server, uid, ended)
     proc = Proc(tmp_path / "proc")
     proc.process(5, "nvidia-cuda-mps-control")
     if server:
-        proc.process(6, server, dev / "nvidia0", uid=uid)
-    proc.process(7, "train", dev / "nvidia1", uid=2000)
+        proc.process(6, server, dev / "nvidia0", uid=uid, parent=parent)
+    proc.process(7, "train", dev / opened, uid=2000)
     answers = {"get_server_list\n": "6\n", "get_client_list 6\n": "7\n"}
 
     def control(command, input, env):
@@ -196,9 +205,10 @@ def test_a_server_names_no_process_of_another_user(tmp_path, server, uid, ended)
 
     found = find_holders(host(gpu(0), gpu(1)), str(proc.folder), str(dev), control, str(tmp_path))
     named_by_server = [h for h in found if h.kind == "mps"]
-    assert named_by_server and {h.pid for h in named_by_server} == ({7} if ended else {None})
-    assert ended or "is of another user than that server and is not ended" in named_by_server[0].who
-    assert ("GPU-1", 7) in {(h.gpu_uuid, h.pid) for h in found}
+    assert named_by_server and {h.pid for h in named_by_server} == ({None} if problem else {7})
+    assert not problem or problem in named_by_server[0].who
+    # It holds what it has open itself, whatever a server says.
+    assert (("GPU-1" if opened == "nvidia1" else "GPU-0"), 7) in {(h.gpu_uuid, h.pid) for h in found}
 
 
 def test_a_daemon_that_names_more_than_any_can_have_is_not_followed(tmp_path):
@@ -460,24 +470,27 @@ def test_a_client_of_mps_holds_what_its_server_has_open(tmp_path):
     def control(command, input, env):
         assert command == ["nvidia-cuda-mps-control"]
         asked.append((input, env))
-        answers = {"get_server_list\n": "%d\n" % server.pid, "get_client_list %d\n" % server.pid: "%d\n" % client.pid}
+        answers = {"get_server_list\n": "%d\n" % server, "get_client_list %d\n" % server: "%d\n" % client.pid}
         return subprocess.CompletedProcess(command, 0, answers[input], "")
 
     of = host(gpu(0), gpu(1, instance(1, 0), instance(2, 2)))
     daemon, program = named(tmp_path, "nvidia-cuda-mps-control"), named(tmp_path, "nvidia-cuda-mps-server")
-    with opened(program=daemon, CUDA_MPS_PIPE_DIRECTORY="/run/mps") as running, opened(dev / "nvidia1") as client:
-        with opened(dev / "nvidia1", dev / "nvidia-caps/nvidia-cap156", program=program) as server:
+    nodes = (dev / "nvidia1", dev / "nvidia-caps/nvidia-cap156")
+    with opened(*nodes) as client:
+        starts = [str(daemon), "-c", "import subprocess, sys; subprocess.call(sys.argv[1:])"]
+        with opened(*nodes, program=program, within=starts, CUDA_MPS_PIPE_DIRECTORY="/run/mps") as running:
+            server = int(Path("/proc/%d/task/%d/children" % (running.pid, running.pid)).read_text())
             found = find_holders(of, dev=str(dev), run=control, kubelet_directory=str(tmp_path))
             (holder,) = (h for h in found if h.pid == client.pid and h.kind == "mps")
             assert (holder.gpu_uuid, holder.gpu_instance_id) == ("GPU-1", 2)
-            (holder,) = (h for h in found if h.pid == server.pid)
+            (holder,) = (h for h in found if h.pid == server)
             assert (holder.gpu_uuid, holder.gpu_instance_id) == ("GPU-1", 2)
             assert [env for _input, env in asked] == [{"CUDA_MPS_PIPE_DIRECTORY": "/run/mps"}] * 2
-        found = find_holders(of, dev=str(dev), run=no_tools, kubelet_directory=str(tmp_path))
-        assert [(h.gpu_uuid, h.kind) for h in found if h.pid == running.pid] == [
-            ("GPU-0", "unknown"),
-            ("GPU-1", "unknown"),
-        ]
+            found = find_holders(of, dev=str(dev), run=no_tools, kubelet_directory=str(tmp_path))
+            assert [(h.gpu_uuid, h.kind) for h in found if h.pid == running.pid] == [
+                ("GPU-0", "unknown"),
+                ("GPU-1", "unknown"),
+            ]
 
 
 def test_an_mps_daemon_in_a_container_is_the_containers_affair(tmp_path):

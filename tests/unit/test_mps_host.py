@@ -15,12 +15,20 @@ import signal
 import stat
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from holder_hosts import named, opened
 from mps_hosts import DAEMON, DEVICES, GIB, OTHER, UNIT, Host, make_host
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import mps_files, mps_host, mps_plan, mps_unit
+from ansible_collections.openfleet.gpu.plugins.module_utils import (
+    holders_mps,
+    mps_control,
+    mps_files,
+    mps_host,
+    mps_plan,
+    mps_unit,
+)
 from ansible_collections.openfleet.gpu.plugins.module_utils.busy import end_holders
 from ansible_collections.openfleet.gpu.plugins.module_utils.disturbance import Disturbance
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError
@@ -208,45 +216,103 @@ def test_servers_and_clients_are_listed(host, mps):
 
 
 def test_a_client_is_attested_by_the_kernel_and_not_by_its_server(host, mps):
-    """A server runs as its user, and may name any process of anybody."""
+    """What answers at a daemon's pipes may name any process of anybody."""
     mps.start(DAEMON, DEVICES)
-    host.servers = {41: {"percentage": 25.0, "limits": {}, "clients": [77, 78, 79]}}
+    host.servers = {41: {"percentage": 25.0, "limits": {}, "clients": [77, 78, 79, 80]}}
     proc = host.root / "proc"
-    for pid, uid, file in ((41, 1000, "/dev/null"), (77, 1000, "/dev/null"), (78, 70, "/dev/null"), (79, 1000, None)):
+    # Nodes stand for GPUs: /dev/null has the numbers 1 and 3 everywhere, /dev/zero 1 and 5, /dev/tty 5 and 0.
+    opened = {41: ("/dev/null",), 77: ("/dev/null",), 78: ("/dev/null",), 79: (), 80: ("/dev/zero",)}
+    for pid, uid in ((41, 1000), (77, 1000), (78, 70), (79, 1000), (80, 1000)):
         (proc / str(pid) / "fd").mkdir(parents=True)
-        (proc / str(pid) / "status").write_text("Uid:\t%d\t%d\t%d\t%d\n" % ((uid,) * 4))
+        (proc / str(pid) / "status").write_text("PPid:\t9\nUid:\t%d\t%d\t%d\t%d\n" % ((uid,) * 4))
         (proc / str(pid) / "exe").symlink_to("/usr/bin/nvidia-cuda-mps-server")
-        if file:
-            (proc / str(pid) / "fd/3").symlink_to(file)
+        for number, file in enumerate(opened[pid]):
+            (proc / str(pid) / "fd" / str(number)).symlink_to(file)
 
     def attested():
         (seen,) = mps.observe()
-        return [client.pid for client in seen.clients if client.attested]
+        assert seen.server_pids == (41,)
+        clients = [client.pid for client in seen.clients if client.attested]
+        # What is not the daemon's own is a holder of the GPU as any other.
+        own = mps_plan.serves([seen])["GPU-a"]
+        assert own == {9, *clients, *({41} - set(seen.unattested_server_pids))}
+        assert not clients or 41 in own
+        return clients
+
+    def server(text):
+        (proc / "41/status").write_text(text)
 
     # Simulated GPUs have no nodes, and only the user tells.
-    assert attested() == [77, 79]
-    # /dev/null stands for a node: it has the major number 1 everywhere.
-    (proc / "devices").write_text("Character devices:\n  1 nvidia-frontend\n")
+    assert attested() == [77, 79, 80]
+    (proc / "devices").write_text("Character devices:\n  1 nvidia-frontend\n  5 nvidia-caps\n")
     assert attested() == [77]
     # One that has ended, as by its user's will as soon as it has named somebody.
     (proc / "41/status").rename(proc / "41/gone")
     assert attested() == []
     # A server of root's serves all users.
-    (proc / "41/status").write_text("Uid:\t0\t0\t0\t0\n")
+    server("PPid:\t9\nUid:\t0\t0\t0\t0\n")
     assert attested() == [77, 78]
-    # Root in a container is one, and writes to the pipes of the daemon that it is a client of.
-    (proc / "41/status").write_text("Uid:\t0\t0\t0\t0\nNSpid:\t41\t7\n")
+    # Any process can have its name; only the daemon's has it for a parent.
+    server("PPid:\t1\nUid:\t0\t0\t0\t0\n")
     assert attested() == []
-    (proc / "41/status").write_text("Uid:\t0\t0\t0\t0\n")
+    # Root in a container is one, and writes to the pipes of the daemon that it is a client of.
+    server("PPid:\t9\nUid:\t0\t0\t0\t0\nNSpid:\t41\t7\n")
+    assert attested() == []
+    server("PPid:\t9\nUid:\t0\t0\t0\t0\n")
     (proc / "41/exe").unlink()
     (proc / "41/exe").symlink_to("/usr/bin/nvidia-persistenced")
     assert attested() == []
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_client_in_mig_mode_has_the_instance_of_its_server_open(host, own):
+    proc = host.root / "proc"
+    (proc / "1").mkdir(parents=True)
+    # /dev/full has the numbers 1 and 7, /dev/random 1 and 8.
+    (proc / "devices").write_text("Character devices:\n  1 nvidia-caps\n  5 nvidia\n")
+    for pid, files in ((41, ("/dev/tty", "/dev/full")), (77, ("/dev/tty", "/dev/full" if own else "/dev/random"))):
+        (proc / str(pid) / "fd").mkdir(parents=True)
+        for number, file in enumerate(files):
+            (proc / str(pid) / "fd" / str(number)).symlink_to(file)
+    assert holders_mps.shares_gpu(41, 77, str(proc)) is own
+
+
+def test_a_look_at_what_poses_as_a_daemon_is_bounded(host, mps, monkeypatch):
+    mps.start(DAEMON, DEVICES)
+    host.servers = {pid: {"percentage": 25.0, "limits": {}, "clients": ()} for pid in range(1000, 1500)}
+    assert "it names 500 servers" in mps.observe()[0].problem
+    host.servers = {pid: {"percentage": 25.0, "limits": {}, "clients": ()} for pid in range(10_000, 210_000)}
+    assert "characters" in mps.observe()[0].problem
+    host.servers = {
+        pid: {"percentage": 25.0, "limits": {}, "clients": range(1000 * pid, 1000 * pid + 60)}
+        for pid in range(100, 160)
+    }
+    assert "clients or more" in mps.observe()[0].problem
+    # Few, each of whom answers after 9 seconds.
+    host.servers = {pid: {"percentage": 25.0, "limits": {}, "clients": ()} for pid in range(100, 160)}
+    now, asked = [0.0], []
+
+    def slow(command, **options):
+        now[0] += 9 if command == ["nvidia-cuda-mps-control"] else 0
+        asked.append(options.get("timeout_seconds", 10))
+        return host(command, **options)
+
+    monkeypatch.setattr(mps_control, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _seconds: None))
+    seen = MpsHost(str(host.root), slow).observe()[0]
+    assert "takes too long to answer" in seen.problem and now[0] <= 63
+    assert all(seconds <= 10 for seconds in asked)
+    # Nor is it adjusted for longer.
+    now[0] = 0.0
+    with pytest.raises(ApplyError, match="takes too long"):
+        MpsHost(str(host.root), slow).adjust(DAEMON, DEVICES)
+    assert now[0] <= 72
 
 
 def test_a_client_with_a_long_command_can_be_ended(host, mps, tmp_path):
     """Who ends it looks whether the process still has the command line that was seen."""
     mps.start(DAEMON, DEVICES)
     (host.root / "proc").symlink_to("/proc")
+    host.units[UNIT]["MainPID"] = str(os.getpid())
     # Its line says that it has its own command line: until then, that is empty.
     client = subprocess.Popen(
         ["sh", "-c", "echo; read _", *(["0"] * 100)], stdin=subprocess.PIPE, stdout=subprocess.PIPE

@@ -66,6 +66,7 @@ class Living:
 @pytest.fixture
 def client(host, tmp_path):
     (host.root / "proc").symlink_to("/proc")
+    host.units[UNIT]["MainPID"] = str(os.getpid())
     # Its line says that it has its own command line: until then, that is empty.
     process = subprocess.Popen(["sh", "-c", "echo; read _"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout.readline()
