@@ -117,6 +117,9 @@ class Client:
             self.folder = client_archive.unpack([{"version": self.version, **p} for p in self.entry["packages"]])
         elif "requirement" in self.entry:
             self.folder = client_archive.install(f"{self.entry['requirement']}=={self.version}")
+        for path, text in self.entry.get("files", {}).items():
+            (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (self.folder / path).write_text(text)
 
     def findings(self, host, model: Model) -> Iterator[Finding]:
         """Yield what this client could not show of a host with three GPUs of a model."""
@@ -339,11 +342,15 @@ def _terminal(client: Client, host, model: Model) -> Iterator[tuple[str, str, st
     (program,) = client.folder.glob(client.entry["program"])
     libraries = [str(host.library), *map(str, client.folder.glob("usr/lib/x86_64-linux-gnu"))]
     more = {"LD_LIBRARY_PATH": ":".join(libraries), "TERM": "xterm"}
+    start = str(program)
+    if "loader" in client.entry:
+        # The shell around it keeps this machine's C library.
+        start = f"{client.folder / client.entry['loader']} --library-path {more.pop('LD_LIBRARY_PATH')} {program}"
     more.update({k: v.format(folder=client.folder) for k, v in client.entry.get("environment", {}).items()})
     arguments = client.entry.get("arguments", [])
     command = " ".join([program.name, *arguments])
     if client.entry.get("screen"):
-        drawing = f"stty cols 160 rows 60; timeout --foreground 3 {program} {' '.join(arguments)} || true"
+        drawing = f"stty cols 160 rows 60; timeout --foreground 3 {start} {' '.join(arguments)} || true"
         status, output = _run(host, ["script", "-qec", drawing, "/dev/null"], more)
         output = re.sub(r"\x1b(\[[0-9;?]*[A-Za-z]|\([A-Z0-9]|[=>])", "", output)
     else:
