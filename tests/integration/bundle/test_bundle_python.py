@@ -101,7 +101,6 @@ def test_the_controllers_packages_come_with_what_they_need(site, index, tmp_path
     assert {path.name for path in (site.bundle / "python").iterdir()} == names
 
 
-@pytest.mark.thorough
 def test_packages_with_hashes_are_fetched_by_these(site, index, tmp_path):
     wheels = {path.name.split("-")[0]: hashlib.sha256(path.read_bytes()).hexdigest() for path in index.iterdir()}
     lines = ["%s==%s --hash=sha256:%s\n" % (name, version, wheels[name]) for name, version in

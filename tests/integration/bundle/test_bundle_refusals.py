@@ -120,7 +120,6 @@ def test_a_half_file_of_something_else_is_fetched_anew(site):
     assert (site.bundle / DRIVER / PACKAGE).read_bytes() == (site.vendor.driver / PACKAGE).read_bytes()
 
 
-@pytest.mark.thorough
 def test_a_file_that_went_bad_in_the_bundle_is_mended(site):
     site.make()
     before = site.manifest()
