@@ -36,9 +36,9 @@ _FIRST_USER = 1000
 def may_be_handed(holder: Holder | Process) -> bool:
     """Return whether a holder is a process of the system that has a node open and shows no use of it, so that it is not ended.
 
-    Sessions and managers of users, containers and jobs are not of the system.
+    Sessions and managers of users, containers and jobs are not of the system. What watches GPUs has them open by itself.
     """
-    if not isinstance(holder, Holder) or holder.kind != DEVICE_HANDLE or holder.pid is None:
+    if not isinstance(holder, Holder) or holder.kind != DEVICE_HANDLE or holder.pid is None or holder.watches:
         return False
     return not holder.job and _is_of_system(holder) and not has_mapped(holder.pid)
 

@@ -383,7 +383,7 @@ def test_a_service_that_a_user_handed_a_node_to_is_neither_ended_nor_stopped(fol
 
 @as_root
 @pytest.mark.parametrize(
-    "told", [{"kind": "process"}, {"job": "7"}, {"unit_or_container": "user@61001.service"},
+    "told", [{"kind": "process"}, {"watches": True}, {"job": "7"}, {"unit_or_container": "user@61001.service"},
              {"unit_or_container": "docker container web"}, {"unit_or_container": None, "user": "of a person"}]
 )  # fmt: skip
 def test_what_uses_the_gpu_or_is_a_user_s_is_ended(folder, told):

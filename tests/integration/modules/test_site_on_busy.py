@@ -45,7 +45,8 @@ def job_on(host):
 @pytest.fixture
 def job(fleet):
     """One on the second host alone."""
-    assert fleet.hosts["one"].module("mig", layout=WHOLE)["changed"]
+    done = fleet.hosts["one"].module("mig", layout=WHOLE)
+    assert done.get("changed"), done
     with job_on(fleet.hosts["two"]) as job:
         yield job
 
