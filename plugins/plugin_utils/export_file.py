@@ -72,8 +72,33 @@ def plan(host: str, directory: str, layout: list[dict[str, Any]], left_out: list
         raise FleetError(host, "no directory can have the name of this host", "Write its gpu_layout by hand.")
     path = Path(directory).expanduser().absolute() / "host_vars" / host / "gpu_layout.yml"
     former = path.read_text(encoding="utf-8") if path.exists() else None
-    notes = "".join("\n# Left out: %s" % sentence for sentence in left_out)
-    return FilePlan(host, path, layout, left_out, _HEAD % notes + layout_yaml(layout), former)
+    notes = "".join("\n# Left out: %s" % _one_line(sentence) for sentence in left_out)
+    new = _HEAD % notes + layout_yaml(layout)
+    if not _holds(new, layout):
+        raise FleetError(
+            host,
+            "its gpu_layout cannot be written as YAML that reads the same",
+            "Find out who changed what this host runs as root, and write its gpu_layout by hand.",
+        )
+    return FilePlan(host, path, layout, left_out, new, former)
+
+
+def _one_line(sentence: str) -> str:
+    """Return a host's sentence as it may stand in a comment: printable ASCII, so that no parser sees the end of a line in it."""
+    return text(sentence).encode("ascii", "backslashreplace").decode()
+
+
+def _holds(new: str, layout: list[dict[str, Any]]) -> bool:
+    """Return whether a parser finds the layout in the text, and nothing else, and the line that begins it only once."""
+    head, begin, _body = new.partition("\n---\n")
+    try:
+        return (
+            bool(begin)
+            and all(line.startswith("# ") for line in head.splitlines())
+            and yaml.safe_load(new) == {"gpu_layout": layout}
+        )
+    except yaml.YAMLError:
+        return False
 
 
 def write(plan: FilePlan, known: Any, overwrite: bool, dry: bool) -> Written:

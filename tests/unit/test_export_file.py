@@ -11,7 +11,7 @@ import pynvml
 import pytest
 import yaml
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import nvml_calls
+from ansible_collections.openfleet.gpu.plugins.module_utils import layout_yaml, nvml_calls
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
 from ansible_collections.openfleet.gpu.plugins.plugin_utils import export_file, lent_pynvml, nvml_source
 
@@ -102,6 +102,36 @@ def test_what_a_host_sends_is_a_layout_of_its_own_gpus_or_nothing(layout):
 def test_what_a_host_left_out_is_fit_to_be_shown():
     _layout, left_out = export_file.checked("h1", {"gpu_layout": [], "left_out": ["a\nb: c\x1b[31m", 7]})
     assert "\n" not in "".join(left_out) and "\x1b" not in "".join(left_out)
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "a\n---\ngpu_layout: []",
+        "a\rother: 1",
+        "a\x85b: 1",
+        "a\u2028b: 1",
+        "a\u2029b: 1",
+        "\ufeffa",
+        "\u00e9\u4e2d",
+        "\udcff",
+        "",
+    ],
+)
+def test_a_sentence_of_a_host_is_one_line_of_ascii_in_the_file(tmp_path, sentence):
+    _done, path = write(tmp_path, HALVES, left_out=[sentence, "b"])
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert all(line.isascii() and line.isprintable() for line in lines)
+    assert [line[:12] for line in lines[1:3]] == ["# Left out: "] * 2 and lines[3] == "---"
+    assert yaml.safe_load(path.read_text()) == {"gpu_layout": HALVES}
+
+
+def test_a_text_that_reads_otherwise_is_not_written(tmp_path, monkeypatch):
+    for other in ("gpu_layout: []\n", "gpu_layout: [\n", layout_yaml.layout_yaml(HALVES) + "other: 1\n"):
+        monkeypatch.setattr(export_file, "layout_yaml", lambda _layout, other=other: other)
+        with pytest.raises(FleetError, match="reads the same"):
+            write(tmp_path, HALVES)
+    assert list(tmp_path.iterdir()) == []
 
 
 # -- pynvml --
