@@ -28,7 +28,9 @@ BUILD_PROGRAMS = ("cc", "make")
 
 #: Both are there where a real driver is loaded and this host may use it. A container sees the former of its machine's
 #: driver, and the real library makes the latter without any driver.
-REAL_DRIVER = ("proc/driver/nvidia/version", "dev/nvidiactl")
+DRIVER_VERSION, CONTROL_NODE = "proc/driver/nvidia/version", "dev/nvidiactl"
+#: In the former where gpusim wrote it (kernel_files.py).
+SIMULATED = "simulated"
 
 #: Everything an installation consists of, below the root given.
 LIBRARY_DIRECTORY = "usr/local/lib/gpusim"
@@ -68,7 +70,7 @@ WantedBy=multi-user.target
 
 def install(target: Installation, wanted: Mapping[str, Any], sources: Sources) -> dict[str, Any]:
     """Install what the module's parameters ask for. Return programs that are missing for it; nothing was changed then."""
-    if not wanted["hide_real_gpus"] and all(target.path(sign).exists() for sign in REAL_DRIVER):
+    if not wanted["hide_real_gpus"] and _has_real_driver(target):
         raise InstallError(
             "this host",
             "it has real NVIDIA GPUs, which simulated ones would hide from every client",
@@ -93,6 +95,12 @@ def install(target: Installation, wanted: Mapping[str, Any], sources: Sources) -
     # Last, so that the file never says what the tool refused to lay out.
     target.write(CONFIGURATION_DIRECTORY + "/gpus.json", configuration.encode())
     return {"missing": missing}
+
+
+def _has_real_driver(target: Installation) -> bool:
+    if not all(target.path(sign).exists() for sign in (DRIVER_VERSION, CONTROL_NODE)):
+        return False
+    return SIMULATED not in target.path(DRIVER_VERSION).read_text(encoding="utf-8", errors="replace")
 
 
 def _models(target: Installation) -> list[str]:

@@ -40,7 +40,7 @@ def test_a_run_is_refused_whole_or_waits_and_goes_on_by_itself(site, hopper):
     before = hopper.gpus()
     with hopper.gpu_job(7, start=4) as job:
         said = site("hopper", gpu_layout=WHOLE).failed("hopper")
-        words = ["gpu 7: 3g.40gb@4", f"pid {job.pid} ", "sleep 600", f"user {USER}", f"{job.unit}.service"]
+        words = ["gpu 7 (GPU-", "): 3g.40gb@4", f"pid {job.pid} ", "sleep 600", f"user {USER}", f"{job.unit}.service"]
         assert [word for word in [*words, "nothing was changed"] if word not in said] == [], said
         assert hopper.gpus() == before
         assert hopper.runs(job)
@@ -54,7 +54,7 @@ def test_a_run_is_refused_whole_or_waits_and_goes_on_by_itself(site, hopper):
 
 def test_a_busy_instance_that_would_have_to_go_refuses_the_change(refused, apply, hopper):
     with hopper.gpu_job(7, start=4) as job:
-        refused("gpu 7: 3g.40gb@4", f"pid {job.pid} ", "sleep 600", f"user {USER}", f"{job.unit}.service")
+        refused("gpu 7 (GPU-", "): 3g.40gb@4", f"pid {job.pid} ", "sleep 600", f"user {USER}", f"{job.unit}.service")
         assert hopper.runs(job)
     # The control: the same change, with the job gone.
     apply(hopper, WHOLE).succeeded()
@@ -63,12 +63,12 @@ def test_a_busy_instance_that_would_have_to_go_refuses_the_change(refused, apply
 
 def test_an_open_device_node_holds_without_a_process_in_nvml(refused, hopper):
     with hopper.handle("/dev/nvidia7") as job:
-        refused("gpu 7: 3g.40gb@0", "gpu 7: 3g.40gb@4", f"pid {job.pid} ", f"user {USER}", "node open")
+        refused("gpu 7 (GPU-", "): 3g.40gb@0", "): 3g.40gb@4", f"pid {job.pid} ", f"user {USER}", "node open")
 
 
 def test_a_container_that_was_given_a_gpu_holds_it_unopened(refused, hopper):
     with hopper.container("nvidia7") as job:
-        refused("gpu 7: 3g.40gb@0", f"{job.unit}.service", f"pid {job.pid}: sleep 600", "given the device")
+        refused("gpu 7 (GPU-", "): 3g.40gb@0", f"{job.unit}.service", f"pid {job.pid}: sleep 600", "given the device")
 
 
 def test_holders_that_can_stay_stay(apply, hopper):

@@ -100,7 +100,7 @@ def test_a_reboot_that_is_refused_leaves_the_boot_the_layout_that_stands(site, s
     restored, started = stuck.ask(f"cat {LAYOUT}"), boot_time(stuck.host)
     with stuck.gpu_job(1, start=0) as job:
         said = site("ampere", gpu_layout=MIG, gpu_layout_reboot=True).failed("ampere")
-        assert "the host would reboot" in said and f"pid {job.pid} " in said
+        assert "whose host would reboot" in said and f"pid {job.pid} " in said
         assert stuck.runs(job)
     assert stuck.not_as("first") == []
     assert (stuck.ask(f"cat {LAYOUT}"), boot_time(stuck.host)) == (restored, started)
