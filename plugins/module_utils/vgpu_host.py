@@ -20,6 +20,7 @@ from typing import Iterator, Mapping, Sequence
 from . import durable, systemd, vgpu_dmem, vgpu_files, vgpu_region
 from .command import Run, ask, run_tool
 from .errors import ApplyError, Problem
+from .file_worker import one_look
 from .holders_model import UNKNOWN
 from .model import Gpu, Holder, Host
 from .process_memory import memory_of
@@ -129,7 +130,8 @@ class VgpuHost:
         """Whoever holds the GPU as a process of the tenant, and what cannot be determined."""
         gpu = next((gpu for gpu in host.gpus if gpu.uuid == gpu_uuid), None)
         who = gpu.held_by if gpu is not None else ()
-        return tuple(h for h in who if not h.watches and (h.kind == UNKNOWN or self._is_of(h.pid, name)))
+        with one_look():
+            return tuple(h for h in who if not h.watches and (h.kind == UNKNOWN or self._is_of(h.pid, name)))
 
     def _is_of(self, pid: int | None, name: str) -> bool:
         """Whether the library in a process takes it for the tenant's: identity.c says by what."""

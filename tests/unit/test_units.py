@@ -82,6 +82,20 @@ def test_simulated_gpus_have_their_state_whoever_made_them(name, special):
     assert "-/var/lib/gpusim" in " ".join(paths).split()
 
 
+@pytest.mark.parametrize(
+    ("name", "special"),
+    [
+        ("gpu-layout-metrics.service", ""),
+        ("gpu-layout-keep.service", ""),
+        ("openfleet-vgpu-agent.service", ""),
+        ("dcgm-exporter.service", "embedded"),
+    ],
+)
+def test_what_users_can_make_work_takes_no_more_than_so_much_of_the_host(name, special):
+    text = rendered(name, special)
+    assert re.search(r"^TasksMax=\d+$", text, re.MULTILINE) and re.search(r"^MemoryMax=\d+[MG]$", text, re.MULTILINE)
+
+
 @pytest.mark.parametrize("special", ["", "mps", "vgpu"])
 def test_what_restores_the_layout_may_do_what_that_takes(special):
     """What no simulated GPU would miss: modules, nodes, the places where it writes."""
