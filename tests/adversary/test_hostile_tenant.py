@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from attackers import ALICE, BOB, HOLD, Window, gpu, holding, host, named, process, public_folder
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import holders_containers, process_memory
+from ansible_collections.openfleet.gpu.plugins.module_utils import file_worker, holders_containers
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders import find_holders
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes containers and device nodes")
@@ -205,7 +205,7 @@ def test_a_service_that_calls_a_cgroup_postgresql_is_itself(folder, delegated):
 
 def test_a_process_whose_memory_does_not_answer_holds_up_nobody(folder, monkeypatch):
     """Its arguments may lie in a file system of its own, which never answers; here /proc has a pipe that nobody writes to."""
-    monkeypatch.setattr(process_memory, "_SECONDS", 0.01)
+    monkeypatch.setattr(file_worker, "_SECONDS", 0.5)
     proc = folder / "proc"
     (proc / "7/fd").mkdir(parents=True)
     (folder / "dev/nvidia0").touch()
