@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import durable
-from .command import Run, ask
+from .command import Run
 from .errors import FleetError, Problem
+from .tool_answer import ask
 
 TOOL = "nvidia-ctk"
 #: Where container engines look: for what an administrator put there, and for what is made anew at each boot.

@@ -16,10 +16,11 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from .command import Run, ask, run_tool
+from .command import Run, run_tool
 from .command_line import printable
 from .drain_record import DrainError
 from .holders_slurm import NoAnswerError, fields, first_line, name_of
+from .tool_answer import ask
 
 #: What runs on the node is not known to Slurm, or will not be.
 _LOST = {"DOWN", "UNKNOWN", "ERROR", "FUTURE", "NOT_RESPONDING"}

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Sequence, Union
 
 from . import cdi, durable, systemd
-from .command import Run, ask, run_tool
+from .command import Run, run_tool
 from .errors import FollowError, Problem
+from .tool_answer import ask
 
 #: Keeps /var/run/cdi/nvidia.yaml, since release 1.18 of the container toolkit. It does not notice MIG devices:
 #: https://github.com/NVIDIA/nvidia-container-toolkit/issues/1828

@@ -12,8 +12,9 @@ import dataclasses
 import re
 from typing import Sequence
 
-from .command import Run, ask
+from .command import Run
 from .model import Holder
+from .tool_answer import ask
 
 #: Lists running containers for `parse`.
 LIST = ["docker", "ps", "--no-trunc", "--format", "{{.ID}} {{.Names}}"]

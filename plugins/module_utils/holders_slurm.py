@@ -17,11 +17,12 @@ import time
 from dataclasses import dataclass
 from typing import Any, Sequence
 
-from .command import Run, ask
+from .command import Run
 from .holders_devices import Devices, Place
 from .holders_model import SLURM, place_of, unknown
 from .holders_proc import Processes
 from .model import Gpu, Holder, Host
+from .tool_answer import ask
 
 #: Generic resources that are GPUs or parts of them (https://slurm.schedmd.com/gres.html).
 _GPU_RESOURCES = ("gpu", "mps", "shard")

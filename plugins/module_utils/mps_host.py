@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Iterator, Mapping, Sequence
 
 from . import durable, mps_files, mps_unit, systemd
-from .command import Run, ask, run_tool
+from .command import Run, run_tool
 from .errors import ApplyError, Problem
 from .holders_mps import is_server, serves, shares_gpu
 from .holders_proc import arguments_of, command_of, owner_of, started_ticks_of
 from .mps_control import CONTROL, Control, MpsError, told
 from .mps_model import MpsClient, MpsDaemon, MpsSeen
 from .printable import printable
+from .tool_answer import ask
 
 #: Where the unit looks for it, too.
 _PROGRAM = "usr/bin/" + CONTROL

@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Iterator, Mapping, Sequence
 
 from . import durable, systemd, vgpu_dmem, vgpu_files, vgpu_region
-from .command import Run, ask, run_tool
+from .command import Run, run_tool
 from .errors import ApplyError, Problem
 from .file_worker import one_look
 from .holders_model import UNKNOWN
 from .model import Gpu, Holder, Host
 from .process_memory import memory_of
+from .tool_answer import ask
 from .vgpu_agent_client import handed_out
 from .vgpu_model import DMEM, MPS, NOT_ISOLATED, READ_ONLY, SEALED, VgpuSeen, VgpuTenant
 

@@ -145,7 +145,6 @@ _LAYOUT_KEYS = (
         "cure",
         "problems",
         "diff",
-        "warnings",
     ),
     *("started", "finished", "ansible_job_id", "results_file"),
 )
@@ -233,6 +232,8 @@ def failure(result: Mapping[str, Any]) -> dict[str, Any] | None:
     found: dict[str, Any] = {"failed": True, "msg": _message(result)}
     if result.get("unreachable"):
         found["unreachable"] = True
+    if result.get("host_fault") is True:
+        found["host_fault"] = True
     found.update({key: text(result[key], _MOST_OUTPUT) for key in _OUTPUTS if result.get(key)})
     try:
         found.update(Reader("").read("", {"nvml": result.get("nvml")}, {"nvml": _NVML}))
@@ -263,22 +264,29 @@ def installation(result: Mapping[str, Any]) -> dict[str, Any]:
         found["diff"] = [{key: _lines(each[key]) for key in _DIFF if key in each} for each in given]
     if "archive" in result:
         found["archive"] = text(result["archive"])
-    for key in ("missing", "warnings"):
-        if isinstance(result.get(key), list):
-            found[key] = [text(each) for each in result[key][:MOST_ENTRIES]]
-    return {**found, **(failure(result) or {})}
+    if isinstance(result.get("missing"), list):
+        found["missing"] = [text(each) for each in result["missing"][:MOST_ENTRIES]]
+    return {**found, **_warnings(result), **(failure(result) or {})}
 
 
 def layout_result(result: Mapping[str, Any]) -> dict[str, Any]:
     """Return what openfleet.gpu.layout documents of a result: texts printable and cut, and no other key."""
     found = {key: bounded(result[key], _LAYOUT_ENTRIES) for key in _LAYOUT_KEYS if key in result}
-    if not isinstance(found.get("warnings", []), list):
-        del found["warnings"]
+    found.update(_warnings(result))
     if isinstance(result.get("diff"), Mapping):
         found["diff"] = {text(key): _lines(each) for key, each in result["diff"].items()}
     if "msg" in result:
         found["msg"] = _message(result)
     return {**found, "changed": result.get("changed") is True, **(failure(result) or {})}
+
+
+def _warnings(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the warnings of a result as texts; from ansible-core 2.19 on each is an object with its text in an event."""
+    given = result.get("warnings")
+    if not isinstance(given, list):
+        return {}
+    texts = [each if isinstance(each, str) else getattr(getattr(each, "event", None), "msg", each) for each in given]
+    return {"warnings": [text(each) for each in texts[:MOST_ENTRIES]]}
 
 
 def _message(result: Mapping[str, Any]) -> str:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.command import ask, run_tool
+from ansible_collections.openfleet.gpu.plugins.module_utils.command import run_tool
+from ansible_collections.openfleet.gpu.plugins.module_utils.tool_answer import ask
 
 NEVER = "while :; do read _ </dev/tty 2>/dev/null || sleep 1000; done"
 

@@ -125,8 +125,8 @@ class GpuHost:
     @contextlib.contextmanager
     def handle(self, path: str, unit: str = "notebook", program: str = "sleep") -> Iterator[Job]:
         """A program that has a device node open and has no context, so that NVML does not list it."""
-        # Where root alone can change it: else one that watches would not be believed.
-        copy = f"/opt/{program}"
+        # Where root alone can change it, and in a directory of programs: else one that watches would not be believed.
+        copy = f"/usr/local/bin/{program}"
         self.ask(f"[ {program} = sleep ] || cp /bin/sleep {copy}")
         run = f"{'sleep' if program == 'sleep' else copy} 600"
         with self.node(path), self.job(unit, f"sh -c 'exec {AS_USER} {run} 3<{path}'", program) as job:
