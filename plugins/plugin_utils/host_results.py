@@ -258,6 +258,9 @@ def done(result: Mapping[str, Any]) -> list[str]:
 
 def installation(result: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a module that installs documents of its result, or its failure: texts printable and cut, and no other key."""
+    failed = failure(result)
+    if failed is not None:
+        return failed
     found: dict[str, Any] = {"changed": result.get("changed") is True, "done": done(result)}
     if isinstance(result.get("diff"), list):
         given = [each for each in result["diff"][:MOST_ENTRIES] if isinstance(each, Mapping)]
@@ -266,7 +269,7 @@ def installation(result: Mapping[str, Any]) -> dict[str, Any]:
         found["archive"] = text(result["archive"])
     if isinstance(result.get("missing"), list):
         found["missing"] = [text(each) for each in result["missing"][:MOST_ENTRIES]]
-    return {**found, **_warnings(result), **(failure(result) or {})}
+    return {**found, **_warnings(result)}
 
 
 def layout_result(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -70,7 +70,7 @@ class Site:
         settings = {
             "gpu_audit_prometheus": {"url": self.url},
             "gpu_rightsize_dir": str(self.folder / "rightsize"),
-            # Their week is recorded; the services themselves began just now.
+            # A week is recorded.
             "gpu_rightsize_thresholds": {"least_history_hours": 0, "new_holder_hours": 120},
             "gpu_rightsize_reclaim_grace": "0.1m",
             "gpu_rightsize_reclaim_look_seconds": 2,
@@ -87,6 +87,11 @@ class Fleet:
         self.places: dict[str, tuple[str, str]] = {}
 
     def begin(self) -> None:
+        # A holder's history does not reach further back than its processes, which are to be as old as the week that is recorded:
+        # their start is counted from the boot, and that was two weeks earlier then.
+        earlier = f"sed 's/^btime .*/btime {int(time.time()) - 14 * DAY}/' /proc/stat >/run/stat-of-weeks"
+        for host in self.hosts.values():
+            host.check_output(f"{earlier} && mount --bind /run/stat-of-weeks /proc/stat")
         for service in SERVICES:
             self.places[service.name] = services.start(service, self.hosts[service.host], service.gpu, service.start)
         for service in (DRAFT, BILLING):
@@ -109,6 +114,8 @@ class Fleet:
     def end(self) -> None:
         for one in [*SERVICES, DRAFT, BILLING, CONTAINER]:
             self.hosts[one.host].run("systemctl stop %s", one.name)
+        for host in self.hosts.values():
+            host.run("umount /proc/stat")
 
 
 class Monitor:
