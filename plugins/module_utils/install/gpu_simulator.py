@@ -50,8 +50,7 @@ KERNEL_FILES_AT_BOOT = "etc/systemd/system/multi-user.target.wants/" + KERNEL_FI
 #: systemd(1), sd_booted(3): there while it runs.
 SYSTEMD_RUNS = Path("/run/systemd/system")
 
-KERNEL_FILES_SERVICE = (
-    """[Unit]
+KERNEL_FILES_SERVICE = """[Unit]
 Description=Files of the simulated NVIDIA driver in /proc, /sys and /dev/nvidia-caps
 
 [Service]
@@ -63,9 +62,7 @@ Restart=on-failure
 
 [Install]
 WantedBy=multi-user.target
-"""
-    % {"tool": TOOL}
-)
+""" % {"tool": TOOL}
 
 
 def install(target: Installation, wanted: Mapping[str, Any], sources: Sources) -> dict[str, Any]:
