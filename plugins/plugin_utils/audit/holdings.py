@@ -169,12 +169,14 @@ def _with_state(known: Holding | None, subject: Subject, state: Mapping[str, Any
 
 def _holder(row: Mapping[str, Any]) -> Holder:
     since, listens, clients = row.get("started_seconds"), row.get("listens"), row.get("clients")
+    pid = row.get("pid")
     return Holder(
         str(row["kind"]),
         str(row["who"]),
         since_seconds=None if since is None else float(since),
         listens=None if listens is None else bool(listens),
         clients=None if clients is None else int(clients),
+        pid=None if pid is None else int(pid),
     )
 
 

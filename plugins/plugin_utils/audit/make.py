@@ -18,6 +18,7 @@ from .model import Audit, Sources, Subject, Window
 from .prometheus import Access, Prometheus, PrometheusError
 from .quiet_times import QuietQuestion
 from .signals import read
+from .together import together
 from .verdict import Thresholds, judge
 
 
@@ -77,7 +78,7 @@ def make(order: Order, now_seconds: float, say: Callable[[str], None] = lambda l
     say("judging")
     judged = [
         (holding, judge(holding, order.thresholds, seconds=window.seconds if history else None))
-        for holding in holdings(history, order.hosts, order.prices)
+        for holding in together(holdings(history, order.hosts, order.prices), order.thresholds.idle_policy)
         if not _named(holding.subject) & set(order.exempt)
     ]
     found = findings(judged, order.former, now_seconds)

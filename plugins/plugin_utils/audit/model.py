@@ -99,6 +99,7 @@ class Holder:
     A server knows only how many there are of a kind; `who` is their number then. `since_seconds` is when its process began, as a
     Unix time by the host's clock. `listens` says whether its unit, container or
     process has a TCP socket that waits for clients, and `clients` how many are connected; None where the host did not look.
+    `pid` is its process; None where it has none or only the server knows.
     """
 
     kind: str
@@ -106,6 +107,7 @@ class Holder:
     since_seconds: float | None = None
     listens: bool | None = None
     clients: int | None = None
+    pid: int | None = None
 
     def __str__(self) -> str:
         kind = self.kind.replace("_", " ")
@@ -153,6 +155,8 @@ class Holding:
     #: For how long the newest process of a holder has run, at the end of the window; None where no host told.
     newest_holder_seconds: float | None = None
     quiet: Quiet | None = None
+    #: Other GPUs that a process of its holders has, and is not known to be idle on.
+    works_on: tuple[str, ...] = ()
     #: Time in the window in which other metrics showed work that the busy ratio did not report.
     unreported_work_seconds: float = 0.0
     xid: Mapping[str, str] = field(default_factory=dict)

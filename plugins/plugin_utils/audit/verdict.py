@@ -131,7 +131,7 @@ def _judge_idle(holding: Holding, rest: Resting) -> tuple[str, str, float]:
     """Say what kind of idle it is."""
     if runs_processes(holding) is False and is_held(holding) and holding.held_seconds is not None:
         return "held_without_process", "%s No process runs on it. %s" % (_held_by(holding), rest.why), 1.0
-    waits = _waits_for_clients(holding)
+    waits = _works_elsewhere(holding) or _waits_for_clients(holding)
     if waits:
         return "standby", "%s %s %s" % (_held_by(holding), waits, rest.why), 1.0
     return "idle", "%s %s" % (_held_by(holding), rest.why), 1.0
@@ -145,6 +145,11 @@ def _held_by(holding: Holding) -> str:
         " by %s" % who if who else "",
         ", since when is not known" if holding.held_seconds is None else "",
     )
+
+
+def _works_elsewhere(holding: Holding) -> str:
+    """What a process that takes its GPUs in turns does just now; empty where there is none."""
+    return "Its process works on %s." % ", ".join(holding.works_on) if holding.works_on else ""
 
 
 def _waits_for_clients(holding: Holding) -> str:
