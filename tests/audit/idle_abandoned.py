@@ -63,5 +63,7 @@ def patterns() -> list[Pattern]:
         Pattern("left-without-profiling", trained(left), without=PROFILING | TRAFFIC, abandoned=left, lengthened=2 * DAY),
         Pattern("left-with-counter-resets", trained(left), cpu_resets=lambda minute: minute % (6 * HOUR) == 0,
                 abandoned=left),
+        *(Pattern("left-with-two-gpus-%d" % number, trained(left), beside="left-with-two-gpus", index=number, abandoned=left)
+          for number in range(2)),
         Pattern("dcgm-left", trained(left), dcgm=True, abandoned=left),
     ]  # fmt: skip

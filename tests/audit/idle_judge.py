@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import dataclass, field
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Iterator, Sequence
 
@@ -29,6 +30,9 @@ BLAME = ("idle", "held_without_process", "free")
 FLAGS = ("idle", "held_without_process")
 #: What a block of the history holds, in seconds: few blocks, so that promtool reads little twice.
 BLOCK = 7200 * 81
+
+#: What a group of signals that is not measured adds to the grace, in minutes.
+UNSEEN = 12 * HOUR
 
 #: When it is audited, and the window, in minutes: Mondays and Wednesdays at six with the history there was by then …
 GROWING = [(day * DAY + 6 * HOUR, 14 * DAY) for day in (3, 7, 9, 14, 16, 21, 23)]
@@ -69,6 +73,18 @@ class Outcome:
         return sum(one.what == what for one in self.wrong)
 
 
+def total(outcomes: Sequence[Outcome]) -> Outcome:
+    """All of them as one."""
+    whole = Outcome()
+    for one in outcomes:
+        whole.judged += one.judged
+        whole.due += one.due
+        whole.flagged += one.flagged
+        whole.wrong += one.wrong
+        whole.untold += one.untold
+    return whole
+
+
 @contextlib.contextmanager
 def serve(patterns: Sequence[Pattern], folder: Path) -> Iterator[str]:
     """A Prometheus that has the patterns' samples, and what the shipped rules record of them; gives its address."""
@@ -93,7 +109,7 @@ def judge(url: str, patterns: Sequence[Pattern], audits: Sequence[tuple[int, int
     outcome = Outcome()
     for minute, window in audits:
         there = [pattern for pattern in patterns if minute >= pattern.came + DAY]
-        states = {pattern.name: state(pattern, minute) for pattern in there}
+        states = states_of(there, minute)
         at = START + 60.0 * minute
         order = Order(
             60.0 * window,
@@ -105,10 +121,34 @@ def judge(url: str, patterns: Sequence[Pattern], audits: Sequence[tuple[int, int
         )
         audit = make(order, at)
         stops = stopped(audit, states)
-        found = {one.holding.subject.host: one for one in audit.findings}
+        found = {one.holding.subject.gpu_uuid: one for one in audit.findings}
         for pattern in there:
-            judge_one(outcome, pattern, minute, window, found[pattern.name], stops.get(pattern.name))
+            judge_one(outcome, pattern, minute, window, found[pattern.uuid], stops.get(pattern.host))
     return outcome
+
+
+def states_of(patterns: Sequence[Pattern], minute: int) -> dict[str, dict]:
+    """What the hosts say at this minute, by host."""
+    states: dict[str, dict] = defaultdict(lambda: {"gpus": [], "vgpu_tenants": []})
+    for pattern in patterns:
+        states[pattern.host]["gpus"] += state(pattern, minute)["gpus"]
+    return dict(states)
+
+
+def seen_with(patterns: Sequence[Pattern], clients: int | None) -> list[Pattern]:
+    """The same patterns on hosts that see no listening socket, and so many client connections; None: hosts that did not look.
+
+    The samples of one history are the same, so that it is audited as each of them.
+    """
+    seen = []
+    for pattern in patterns:
+        # A holder who waits is known by his socket alone, and one on whom a signal less is known has a longer grace.
+        if pattern.waits or (pattern.holder.listens and pattern.abandoned is not None):
+            continue
+        unseen = UNSEEN if clients is None and pattern.holder.clients is not None else 0
+        holder = replace(pattern.holder, clients=clients, listens=None if clients is None else False)
+        seen.append(replace(pattern, holder=holder, lengthened=pattern.lengthened + unseen))
+    return seen
 
 
 def stopped(audit: Audit, states: dict[str, dict]) -> dict[str, str]:
@@ -124,8 +164,8 @@ def judge_one(outcome: Outcome, pattern: Pattern, minute: int, window: int, find
     if pattern.abandoned is not None and minute >= pattern.abandoned:
         if minute < pattern.deadline:
             return
-        # A server that waits for nobody any more is one that waits: it is found, and not stopped.
-        flagged = word in (*FLAGS, "standby") if pattern.holder.listens else word in FLAGS
+        # A server that waits for nobody any more is one that waits, as is one with clients: it is found, and not stopped.
+        flagged = word in (*FLAGS, "standby") if pattern.holder.listens or pattern.holder.clients else word in FLAGS
         outcome.due += 1
         outcome.flagged += flagged
         if not flagged:

@@ -94,6 +94,8 @@ class Holder:
 class Pattern:
     """A GPU, or one instance of it, on a host of its own that has the pattern's name.
 
+    Patterns with the same `beside` are GPUs of one host, held by one process; `index` tells them apart.
+
     `schedule` is what it does; `spans` when it is held, by default from `came` on: each is another holder, or the same one anew.
     `abandoned` is the minute from which on nothing will ever come, and `waits` a model server that is to be there unasked.
     `sampled` changes a sample: (series, minute, value) to the value, or None for none; `every` so many minutes there is one;
@@ -123,6 +125,8 @@ class Pattern:
     renamed: int = 0
     lengthened: int = 0
     rare: bool = False
+    beside: str = ""
+    index: int = 0
     #: From this minute on no process is on the GPU, whatever the holder is.
     process_ends: int = MINUTES
     #: False where each time of holding is another's: pods of one user that come and go are not.
@@ -134,6 +138,10 @@ class Pattern:
     @property
     def uuid(self) -> str:
         return "GPU-" + self.name
+
+    @property
+    def host(self) -> str:
+        return self.beside or self.name
 
     @cached_property
     def held(self) -> Sequence[tuple[int, int]]:

@@ -60,7 +60,7 @@ DCGM = (
 def text(pattern: Pattern, first: int, last: int) -> Iterator[str]:
     """OpenMetrics of the samples of these minutes, series by series."""
     last = min(last, MINUTES - 1)
-    for host, begin, end in ((pattern.name + "-before", 0, pattern.renamed), (pattern.name, pattern.renamed, MINUTES)):
+    for host, begin, end in ((pattern.host + "-before", 0, pattern.renamed), (pattern.host, pattern.renamed, MINUTES)):
         if max(first, begin) <= min(last, end - 1):
             yield from _text(pattern, host, max(first, begin), min(last, end - 1))
 
@@ -126,13 +126,13 @@ def _changed(pattern: Pattern, name: str, prefix: str, minutes: list[int], value
 
 
 def _dcgm_labels(pattern: Pattern, host: str) -> str:
-    return 'host="%s",UUID="%s",gpu="0",modelName="NVIDIA H100 80GB HBM3",instance="%s:9400",job="dcgm"' % (
-        host, pattern.uuid, host,
+    return 'host="%s",UUID="%s",gpu="%d",modelName="NVIDIA H100 80GB HBM3",instance="%s:9400",job="dcgm"' % (
+        host, pattern.uuid, pattern.index, host,
     )  # fmt: skip
 
 
 def _labels(pattern: Pattern, host: str, job: str, whole: bool = False) -> str:
-    text = 'host="%s",gpu_uuid="%s",gpu_index="0",job="%s"' % (host, pattern.uuid, job)
+    text = 'host="%s",gpu_uuid="%s",gpu_index="%d",job="%s"' % (host, pattern.uuid, pattern.index, job)
     instance = pattern.instance and not whole
     return text + ',mig_instance="1",mig_profile="%s"' % pattern.instance if instance else text
 
@@ -144,15 +144,15 @@ def state(pattern: Pattern, minute: int) -> dict:
     if span is not None:
         rows = [{
             "gpu_uuid": pattern.uuid, "gpu_instance_id": 1 if pattern.instance else None,
-            "kind": "process" if process else who.kind, "who": "%s of alice" % (who.name or pattern.name),
+            "kind": "process" if process else who.kind, "who": "%s of alice" % (who.name or pattern.host),
             "pid": 4711 if process else None, "user": "alice", "command": "python3" if process else None,
-            "unit_or_container": who.name or "docker container %s" % pattern.name, "job": who.job, "watches": False,
+            "unit_or_container": who.name or "docker container %s" % pattern.host, "job": who.job, "watches": False,
             "started_seconds": START + 60.0 * span[0] + who.ahead_seconds,
             "listens": who.listens, "clients": who.clients,
         }]  # fmt: skip
     processes = [{"pid": 4711, "kind": "compute", "name": "python3"}] if process else []
     gpu = {
-        "index": 0, "uuid": pattern.uuid, "name": "NVIDIA H100 80GB HBM3", "memory_total_bytes": int(80 * GIB),
+        "index": pattern.index, "uuid": pattern.uuid, "name": "NVIDIA H100 80GB HBM3", "memory_total_bytes": int(80 * GIB),
         "holders": rows, "processes": processes, "mig": {"capable": True, "enabled": False, "instances": []},
     }  # fmt: skip
     if pattern.instance:

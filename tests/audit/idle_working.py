@@ -162,8 +162,18 @@ def office(off: Sequence[int] = (), zone=BERLIN, days: Sequence[int] = WEEKDAYS)
     return work(bursts(hours(9, 18, days, zone, off), 25, 60))
 
 
-def named(came: int, weeks: int) -> list[Pattern]:
-    """The patterns that the project names, of a holder who came at this minute, so many weeks before the end."""
+#: By how much a second phase of a pattern is later, in minutes: three days, to another time of day and minute of the hour.
+LATER = 3 * DAY + 5 * HOUR + 37
+
+
+def later(one: Pattern, by: int) -> Pattern:
+    """The same pattern `by` minutes later, with its days off and what is wrong with its samples."""
+    sampled = one.sampled and (lambda name, minute, value: one.sampled(name, minute - by, value))
+    return replace(one, name=one.name + "-later", schedule=lambda minute: one.schedule(minute - by), sampled=sampled)
+
+
+def named(came: int, weeks: int, by: int = 0) -> list[Pattern]:
+    """The patterns that the project names, of a holder who came at this minute, so many weeks before the end; later by `by`."""
     made = (
         Pattern("office-hours", office()),
         Pattern("office-holiday-monday", office((EASTER_MONDAY,))),
@@ -187,7 +197,20 @@ def named(came: int, weeks: int) -> list[Pattern]:
         Pattern("mig-zero-at-350w", work(hours(7, 22), SERVE._replace(power=350), WARM_REST), instance="3g.40gb",
                 sampled=stuck(*ACTIVITY)),
     )  # fmt: skip
+    made = tuple(later(one, by) for one in made) if by else made
     return [replace(one, name="%s-%dw" % (one.name, weeks), came=came) for one in made]
+
+
+def in_turn(name: str, gpus: int, turn: int) -> list[Pattern]:
+    """One process that holds so many GPUs and uses one after the other, each for `turn` minutes: it works all the time."""
+
+    def schedule(number: int) -> Schedule:
+        return lambda minute: (TRAIN if minute // turn % gpus == number else REST, True)
+
+    return [
+        Pattern("%s-%d" % (name, number), schedule(number), beside=name, index=number, holder=UNIT(name + ".service"))
+        for number in range(gpus)
+    ]
 
 
 def pods(starts: When, length: int) -> tuple[tuple[int, int], ...]:
@@ -260,6 +283,9 @@ def others() -> list[Pattern]:
         Pattern("peer-copies-only", work(bursts(always, 10, 60), PEER_COPIES)),
         Pattern("video-decoding", work(hours(8, 22), VIDEO)),
         *standby(),
+        # --- Several GPUs of one process
+        *in_turn("eight-in-turn-of-days", 8, 3 * DAY),
+        *in_turn("two-in-turn-of-hours", 2, 5 * HOUR),
         # --- Trouble with samples
         Pattern("mig-zero-at-350w-power-only", work(always, SERVE._replace(power=350)), instance="3g.40gb",
                 sampled=stuck(*ACTIVITY), without=TRAFFIC),

@@ -13,7 +13,7 @@ import time
 import idle_abandoned
 import idle_working
 import pytest
-from idle_judge import LAST, Outcome, judge, judge_one, serve
+from idle_judge import LAST, Outcome, judge, judge_one, seen_with, serve, states_of, total
 from idle_model import DAY, FACTOR, GRACE, HOLIDAY_DATES, HOLIDAYS, HOUR, MINUTES, START, WEEK, WEEKEND, Pattern
 from idle_samples import text
 from past_rules import passes
@@ -23,8 +23,14 @@ from thorough import THOROUGH
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import Finding, Holding, Subject, Verdict
 
 NAMED = [*idle_working.named(0, 4), *idle_working.named(2 * WEEK, 2)]
-#: Over four weeks, make test has those whose rhythm is longer than a day: what else they show, two weeks show too.
+LATER = [
+    *idle_working.named(0, 4, idle_working.LATER),
+    *idle_working.named(2 * WEEK, 2, idle_working.LATER),
+]
+#: One phase is enough of what repeats within an hour. Over four weeks, make test has those whose rhythm is longer than a day:
+#: what else they show, two weeks show too.
 WORKING = [one for one in NAMED if THOROUGH or one.name.endswith("-2w") or one.name.startswith(("office", "weekly"))]
+WORKING += LATER if THOROUGH else [one for one in LATER if one.name in ("office-hours-later-2w", "weekly-2h-later-2w")]
 LEFT = [
     one for one in idle_abandoned.patterns() if one.name in ("forgotten-notebook", "never-used-container", "dcgm-left")
 ]
@@ -78,6 +84,40 @@ def test_quiet_times_are_those_between_work():
     assert days(*range(20)).usual(0, 20 * DAY) == 16 * HOUR
 
 
+def test_a_later_pattern_does_the_same_at_other_times():
+    for one, later in zip(NAMED, LATER):
+        first, by = one.came + 5 * DAY, idle_working.LATER
+        assert (later.came, later.name) == (
+            one.came,
+            one.name.replace("-%sw" % one.name[-2], "-later-%sw" % one.name[-2]),
+        )
+        assert later.schedule(first + by) == one.schedule(first) and by % DAY and by % HOUR and by % WEEK
+        if one.sampled:
+            assert str(later.sampled("gpu:busy_ratio", first + by, 1)) == str(one.sampled("gpu:busy_ratio", first, 1))
+
+
+def test_gpus_of_one_process_are_of_one_host_and_one_works_at_a_time():
+    gpus = idle_working.in_turn("x", 8, 3 * DAY)
+    (host,) = states_of(gpus, 4 * DAY).values()
+    assert [gpu["index"] for gpu in host["gpus"]] == list(range(8))
+    assert len({(row["pid"], row["unit_or_container"]) for gpu in host["gpus"] for row in gpu["holders"]}) == 1
+    assert [one.schedule(4 * DAY)[0].busy > 0 for one in gpus] == [False, True] + 6 * [False]
+    assert all(one.quiet(4 * DAY) == 0 for one in gpus)
+
+
+def test_what_a_host_sees_changes_the_holder_and_not_the_samples():
+    given = [NAMED[0], *idle_working.standby(), *idle_abandoned.patterns()[:1]]
+    for clients, listens, lengthened in ((None, None, 0), (0, False, 0), (2, False, 0)):
+        seen = seen_with(given, clients)
+        assert [one.name for one in seen] == [NAMED[0].name, given[-1].name]
+        assert {(one.holder.clients, one.holder.listens, one.lengthened) for one in seen} == {
+            (clients, listens, lengthened)
+        }
+    assert seen_with([Pattern("x", NAMED[0].schedule, holder=idle_working.UNIT(clients=0), abandoned=0)], None)[
+        0
+    ].lengthened
+
+
 def test_an_abandoned_gpu_is_due_after_grace_and_twice_the_usual():
     pattern = idle_abandoned.patterns()[0]
     assert pattern.deadline == pattern.abandoned + GRACE + FACTOR * WEEKEND
@@ -88,15 +128,15 @@ def test_what_no_history_tells_is_not_judged():
     pattern = days(0, 1)
     assert not pattern.cannot_be_told(9 * DAY, 14 * DAY) and pattern.cannot_be_told(10 * DAY, 14 * DAY)
     # Of all others the history tells.
-    for pattern in [*idle_working.named(0, 4), *idle_working.others()]:
+    for pattern in [*idle_working.named(0, 4), *LATER, *idle_working.others()]:
         times = range(pattern.came + DAY, MINUTES, 7 * HOUR)
         told = not any(pattern.cannot_be_told(minute, window * DAY) for minute in times for window in (14, 28))
         assert told != pattern.rare, pattern.name
 
 
 def test_patterns_have_names_of_their_own_and_enough_are_abandoned():
-    every = [*NAMED, *idle_working.others(), *idle_abandoned.patterns()]
-    assert len({one.name for one in every}) == len(every) >= 75
+    every = [*NAMED, *LATER, *idle_working.others(), *idle_abandoned.patterns()]
+    assert len({one.name for one in every}) == len(every) >= 100
     assert len({one.deadline for one in idle_abandoned.patterns()} - {None}) > 3
     assert len([one for one in idle_abandoned.patterns() if one.deadline < 28 * DAY]) >= 15
 
@@ -118,6 +158,11 @@ def test_rules_are_evaluated_after_those_that_they_read():
     place = {name: number for number, names in enumerate(order) for name in names}
     assert place["gpu_map:dcgm"] < place["gpu:busy_ratio"] < place["gpu:busy_ratio:avg5m"]
     assert place["gpu:compute_active_ratio:avg5m"] < place["gpu:compute_active_ratio:max15m"]
+
+
+def test_outcomes_are_added_up():
+    one = Outcome(3, 2, 1, ["wrong"], ["untold"])
+    assert total([one, one]) == Outcome(6, 4, 2, ["wrong", "wrong"], ["untold", "untold"])
 
 
 def said(pattern, word, stop=None, day=20):

@@ -24,10 +24,12 @@ FIGURES = ("idle_patterns", "idle_false_flags", "idle_recall", "idle_false_stops
 
 def figures(options):
     """Yields (name, value, unit)."""
-    # Named patterns have holders who came four and two weeks before the end.
+    # Named patterns have holders who came four and two weeks before the end, each at two times of day and week.
     patterns = [
         *idle_working.named(0, 4),
         *idle_working.named(2 * WEEK, 2),
+        *idle_working.named(0, 4, idle_working.LATER),
+        *idle_working.named(2 * WEEK, 2, idle_working.LATER),
         *idle_working.others(),
         *idle_abandoned.patterns(),
     ]
@@ -35,7 +37,11 @@ def figures(options):
     say(f"the history of {len(patterns)} patterns is made")
     with tempfile.TemporaryDirectory(prefix="bench-idle-") as name, idle_judge.serve(patterns, Path(name)) as url:
         say(f"{len(audits)} audits")
-        outcome = idle_judge.judge(url, patterns, audits)
+        outcomes = [idle_judge.judge(url, patterns, audits)]
+        # The same again on hosts that see clients, see none, or do not look.
+        for clients in (None, 0, 2):
+            outcomes.append(idle_judge.judge(url, idle_judge.seen_with(patterns, clients), idle_judge.LAST))
+    outcome = idle_judge.total(outcomes)
     for wrong in outcome.wrong:
         say(str(wrong))
     untold = sorted({pattern.name for pattern, _minute in outcome.untold})
