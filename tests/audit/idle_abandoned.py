@@ -50,6 +50,9 @@ def patterns() -> list[Pattern]:
                 holder=Holder("containerd container left", kind="kubelet", process=False, job="left")),
         Pattern("open-handle", work(never), holder=Holder("left.service", kind="device_handle", process=False), abandoned=0),
         Pattern("server-without-clients", work(until(left, hours(6, 24)), SERVE), holder=SERVER, abandoned=left, memory_gib=60),
+        # Of the signs of work CPU time says nothing here, so that the grace is longer.
+        Pattern("polling-server-left", work(until(left, hours(6, 24)), SERVE, REST._replace(cpu=1)), holder=SERVER,
+                abandoned=left, memory_gib=60, lengthened=12 * HOUR),
         Pattern("server-not-listening", work(until(left, hours(6, 24)), SERVE), abandoned=left, memory_gib=60,
                 holder=Holder(listens=False, clients=0)),
         Pattern("mig-forgotten", work(until(left, office_hours)), instance="3g.40gb", abandoned=left),

@@ -246,6 +246,8 @@ def standby() -> list[Pattern]:
         Pattern("standby-unit", work(never, rest=WARM_REST), holder=UNIT("vllm.service", listens=True, clients=0),
                 waits=True, memory_gib=70),
         Pattern("standby-weekly-request", requests("weekly", 3, WEEK, False), holder=SERVER, waits=True, memory_gib=60),
+        # Without a request, and with a core that asks for one all the time.
+        Pattern("polling-server", work(never, rest=REST._replace(cpu=1)), holder=SERVER, waits=True, memory_gib=60),
         Pattern("standby-health-checks", lambda minute: (probed, False), holder=SERVER, waits=True),
     ]  # fmt: skip
 

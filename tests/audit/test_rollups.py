@@ -29,6 +29,7 @@ MADE_OF_SEVERAL = {
     "gpu:held:avg5m",
     "gpu:throttled:avg5m",
     series.ACTIVITY,
+    series.DEVICE_ACTIVITY,
     series.UNREPORTED_WORK,
     "gpu:power_watts:avg1h",
     "gpu:power_watts:min7d",
@@ -168,6 +169,7 @@ def test_the_audit_reads_roll_ups_that_there_are():
         series.HELD,
         series.THROTTLED,
         series.ACTIVITY,
+        series.DEVICE_ACTIVITY,
         series.UNREPORTED_WORK,
     }
     # bandwidth and tensor cores have no peaks, and are not asked for them.

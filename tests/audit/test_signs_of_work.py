@@ -86,6 +86,20 @@ def test_any_sign_of_work_is_activity(tmp_path, changes, activity, unreported):
     check(tmp_path, given, expected)
 
 
+@pytest.mark.parametrize(
+    ("changes", "activity"),
+    [
+        ({"gpu:process_cpu_seconds_total": "5000+6000x6"}, 130000 / 1e9),
+        ({"gpu:process_cpu_seconds_total": "5000+6000x6", "gpu:busy_ratio": "0.02x6"}, 0.1),
+        ({"gpu:process_cpu_seconds_total": "5000+6000x6", "gpu:busy_ratio": NANS}, None),
+    ],
+)
+def test_cpu_time_is_no_sign_that_the_device_works(tmp_path, changes, activity):
+    given = [("%s{%s}" % (name, GPU), values) for name, values in {**SIGNS, **changes}.items()]
+    expected = [] if activity is None else [(series.DEVICE_ACTIVITY + SHORT, activity)]
+    check(tmp_path, given, {series.DEVICE_ACTIVITY: expected})
+
+
 #: Two instances of a GPU that has no figure of the whole.
 OWN = {"gpu:busy_ratio": "0x6", "gpu:compute_active_ratio": "0x6", "gpu:memory_bandwidth_active_ratio": "0x6"}
 

@@ -77,6 +77,9 @@ def test_the_reason_names_holders_in_words():
     assert "Held by device handle pid 9 (jupyter-lab), which has its device node open; container x." in found.reason
 
 
+POLLING = {"device_quiet": quiet(13), "held_seconds": TWO_WEEKS}
+
+
 @pytest.mark.parametrize(
     ("expected", "changes"),
     [
@@ -146,6 +149,20 @@ def test_the_reason_names_holders_in_words():
         ),
         ("idle", {**IDLE, "memory": stat(60 * GIB), "holders": WATCHED}),
         ("idle", {**IDLE, "memory": stat(60 * GIB), "holders": NOTEBOOK}),
+        # A server that polls takes a core, and its GPU rests; one that listens to nobody may prepare data.
+        ("standby", {**POLLING, "memory": stat(60 * GIB), "holders": SERVER}),
+        ("right", {**POLLING, "memory": stat(60 * GIB), "holders": WATCHED}),
+        ("right", {**POLLING, "memory": stat(60 * GIB), "holders": NOTEBOOK}),
+        ("right", {"device_quiet": quiet(1.9), "held_seconds": TWO_WEEKS, "memory": stat(60 * GIB), "holders": SERVER}),
+        (
+            "right",
+            {
+                "device_quiet": quiet(9, longest_days=5),
+                "held_seconds": 28 * DAY,
+                "memory": stat(60 * GIB),
+                "holders": SERVER,
+            },
+        ),
         # Work that one metric does not report is a fault of the metrics, and nobody's idleness.
         ("broken_metrics", {"unreported_work_seconds": 3600.0}),
         ("broken_metrics", {**IDLE, "unreported_work_seconds": 2 * DAY}),

@@ -26,6 +26,7 @@ class Record:
     held_now: Mapping[str, float] | None = None
     held_seconds: float | None = None
     quiet: Quiet | None = None
+    device_quiet: Quiet | None = None
     unreported_work_seconds: float = 0.0
     xid: Mapping[str, str] = field(default_factory=dict)
     throttled: Mapping[str, float] = field(default_factory=dict)

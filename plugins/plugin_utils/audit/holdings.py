@@ -93,6 +93,7 @@ def _of_record(record: Record) -> Holding:
         processes=record.stats.get("processes"),
         processes_now=record.processes_now,
         quiet=record.quiet,
+        device_quiet=record.device_quiet,
         unreported_work_seconds=record.unreported_work_seconds,
         xid=record.xid,
         throttled=record.throttled,

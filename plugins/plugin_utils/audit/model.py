@@ -155,6 +155,8 @@ class Holding:
     #: For how long the newest process of a holder has run, at the end of the window; None where no host told.
     newest_holder_seconds: float | None = None
     quiet: Quiet | None = None
+    #: The same without regard to the CPU time of its processes; None where it is the same, or not known.
+    device_quiet: Quiet | None = None
     #: Other GPUs that a process of its holders has, and is not known to be idle on.
     works_on: tuple[str, ...] = ()
     #: Time in the window in which other metrics showed work that the busy ratio did not report.

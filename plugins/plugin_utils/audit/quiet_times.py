@@ -10,16 +10,16 @@ events, so that a GPU that rests costs next to nothing.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
-from typing import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Collection, Mapping, Sequence
 
 from ..idle.rhythm import Rhythm, Span
 from ..idle.rule import Policy
-from ..idle.signals import KERNELS, POWER, SIGNALS, Signal
+from ..idle.signals import CPU_TIME, KERNELS, POWER, SIGNALS, Signal
 from .asking import Asking
 from .history import Key
 from .model import Quiet
-from .series import ACTIVITY, BY, HELD, QUIET_BUSY_RATIO, QUIET_RATIO, SERIES, key_of
+from .series import ACTIVITY, BY, DEVICE_ACTIVITY, HELD, QUIET_BUSY_RATIO, QUIET_RATIO, SERIES, key_of
 
 #: How far back the rhythm of a holder is looked up: a monthly job has run twice within it.
 LOOK_BACK_SECONDS = 56 * 86400
@@ -62,17 +62,38 @@ def quiet_times(asking: Asking, question: QuietQuestion, notes: list[str]) -> di
             "There is no %s (rules of gpu_monitoring): idle times are by gpu:busy_ratio alone, which hides short work."
             % ACTIVITY
         )
-    least = QUIET_RATIO if series == ACTIVITY else QUIET_BUSY_RATIO
+    return _quiet_by(asking, question, series, QUIET_RATIO if series == ACTIVITY else QUIET_BUSY_RATIO)
+
+
+def device_quiet_times(asking: Asking, question: QuietQuestion, known: Collection[Key]) -> dict[Key, Quiet]:
+    """Return the same by what GPUs do alone, of those where the CPU time of processes is the only sign of work.
+
+    `known` are those that are quiet by all signs. A server without the series has none. Raises PrometheusError.
+    """
+    if not asking.ask("count(last_over_time(%s{%%(where)s}[15m]))" % DEVICE_ACTIVITY):
+        return {}
+    return {
+        key: replace(quiet, signals=tuple(name for name in quiet.signals if name != CPU_TIME.name))
+        for key, quiet in _quiet_by(asking, question, DEVICE_ACTIVITY, QUIET_RATIO, known).items()
+    }
+
+
+def _quiet_by(
+    asking: Asking, question: QuietQuestion, series: str, least: float, without: Collection[Key] = ()
+) -> dict[Key, Quiet]:
+    """The quiet times by one series, but for those of `without`."""
     # A GPU that is not measured just now may have begun to work.
     candidates = asking.ask(
         "(max by (%s) (max_over_time(%s{%%(where)s}[%ds])) < %g >= 0)"
         " and on (%s) last_over_time(%s{%%(where)s}[15m]) and on (%s) %s"
         % (BY, series, question.grace_seconds, least, BY, series, BY, _known(series, ""))
     )
-    keys = {key_of(sample.labels) for sample in candidates}
+    keys = {key_of(sample.labels) for sample in candidates} - set(without)
+    if not keys:
+        return {}
     uuids = sorted({key[1] for key in keys})
     events = _events_of(asking, series, least, uuids)
-    signals = _signals(asking, uuids) if series == ACTIVITY else {}
+    signals = _signals(asking, uuids) if series in (ACTIVITY, DEVICE_ACTIVITY) else {}
     kernel_hours = _kernel_hours(asking, question.grace_seconds, uuids)
     return {
         key: _quiet(

@@ -29,6 +29,8 @@ QUIET_BUSY_RATIO = QUIET_RATIO / 5
 #: The highest sample of any sign of work in five minutes, and the work that `gpu:busy_ratio` does not report: both only as
 #: roll-ups.
 ACTIVITY = "gpu:activity_ratio:max5m"
+#: ACTIVITY without the CPU time of processes.
+DEVICE_ACTIVITY = "gpu:device_activity_ratio:max5m"
 UNREPORTED_WORK = "gpu:unreported_work_ratio:avg5m"
 
 #: What a figure is in PromQL.

@@ -19,7 +19,7 @@ from .figures import Figures
 from .history import History, Key, Record
 from .model import Day, Stat, Subject, Window
 from .prometheus import Prometheus, Sample
-from .quiet_times import BY_DEFAULT, QuietQuestion, quiet_times
+from .quiet_times import BY_DEFAULT, QuietQuestion, device_quiet_times, quiet_times
 from .series import BUSY_FOR_COMPUTE, BY, FLEET, ROLL_UP_SECONDS, SERIES, TENANT, THROTTLED, key_of, tenant_key_of
 
 #: Clocks further apart than this are told of.
@@ -159,7 +159,10 @@ class _Reading:
         for key, seconds in held.items():
             self._change(key, held_seconds=seconds)
         self.say("reading quiet times")
-        for key, quiet in quiet_times(self.asking, self.quiet, self.notes).items():
+        quiets = quiet_times(self.asking, self.quiet, self.notes)
+        for key, quiet in device_quiet_times(self.asking, self.quiet, quiets).items():
+            self._change(key, device_quiet=quiet)
+        for key, quiet in quiets.items():
             self._change(key, quiet=quiet)
             if key in held:
                 self._change(key, held_seconds=quiet.held_seconds)

@@ -8,7 +8,7 @@ What is not known is never taken for nothing: a word that blames somebody needs 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..idle.rule import Policy, threshold_seconds
 from .holdings import is_held, runs_processes
@@ -108,6 +108,9 @@ def _judge(holding: Holding, limits: Thresholds, seconds: float | None) -> tuple
         return "free", "Nobody holds it. No sign of work for %s." % duration(rest.seconds), 1.0
     if rest and rest.is_idle:
         return _judge_idle(holding, rest)
+    polls = _polls_for_clients(holding, limits)
+    if polls:
+        return "standby", "%s %s" % (_held_by(holding), polls), 1.0
     if rest and rest.too_early:
         return "no_data", "%s %s" % (_held_by(holding), rest.too_early), 0.0
     if held is False and _never_used(holding, limits):
@@ -166,10 +169,26 @@ def _waits_for_clients(holding: Holding) -> str:
         return ""
     if holding.quiet and holding.quiet.kernel_hours_ratio > _MOST_HOURS_RATIO:
         return "It waits for clients, and kernels ran in most hours, too briefly to be a sign of work."
+    return "It waits for clients with its memory filled." if _is_loaded(holding) else ""
+
+
+def _is_loaded(holding: Holding) -> bool:
     memory, total = holding.memory, holding.memory_total_bytes
-    if memory and memory.max and total and memory.max >= _LOADED_RATIO * total:
-        return "It waits for clients with its memory filled."
-    return ""
+    return bool(memory and memory.max and total and memory.max >= _LOADED_RATIO * total)
+
+
+def _polls_for_clients(holding: Holding, limits: Thresholds) -> str:
+    """How a loaded server shows whose processors ask for requests all the time; empty where it is none.
+
+    CPU time alone may be work that prepares data, so that this takes a holder who listens.
+    """
+    if holding.device_quiet is None or not is_held(holding) or not _is_loaded(holding):
+        return ""
+    rest = resting(replace(holding, quiet=holding.device_quiet), limits.idle_policy)
+    waits = _waits_for_clients(replace(holding, quiet=holding.device_quiet))
+    if rest is None or not rest.is_idle or not waits:
+        return ""
+    return "%s Its processes take CPU time, and the GPU rests. %s" % (waits, rest.why)
 
 
 def _judge_use(holding: Holding, limits: Thresholds) -> tuple[str, str, float]:

@@ -27,6 +27,7 @@ class Signal:
 
 KERNELS = Signal("kernels", "gpu:busy_ratio", "kernels")
 POWER = Signal("power", "gpu:power_watts", "power")
+CPU_TIME = Signal("CPU time", "gpu:process_cpu_seconds_total", "CPU time")
 CLIENTS = Signal("client connections", "", "client connections")
 
 SIGNALS = (
@@ -37,7 +38,7 @@ SIGNALS = (
     Signal("PCIe traffic", "gpu:pcie_bytes_per_second", "transfers"),
     Signal("NVLink traffic", "gpu:nvlink_bytes_per_second", "transfers"),
     POWER,
-    Signal("CPU time", "gpu:process_cpu_seconds_total", "CPU time"),
+    CPU_TIME,
     CLIENTS,
 )
 
