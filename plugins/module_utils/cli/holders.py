@@ -34,7 +34,7 @@ MOST_BYTES = 4 * 1024 * 1024
 #: Of a GPU or an instance; and letters of a name.
 _MOST_HOLDERS, _MOST_PROCESSES, _MOST_LETTERS = 256, 1024, 500
 #: Of a holder.
-_TOLD = ("kind", "who", "watches", "started_seconds", "listens", "clients")
+_TOLD = ("kind", "who", "pid", "watches", "started_seconds", "listens", "clients")
 _ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "HOME": "/root",
