@@ -279,6 +279,9 @@ def test_a_client_in_mig_mode_has_the_instance_of_its_server_open(host, own):
 
 def test_a_look_at_what_poses_as_a_daemon_is_bounded(host, mps, monkeypatch):
     mps.start(DAEMON, DEVICES)
+    # The time of a loaded machine is no part of it.
+    now, asked = [0.0], []
+    monkeypatch.setattr(mps_control, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _seconds: None))
     host.servers = {pid: {"percentage": 25.0, "limits": {}, "clients": ()} for pid in range(1000, 1500)}
     assert "it names 500 servers" in mps.observe()[0].problem
     host.servers = {pid: {"percentage": 25.0, "limits": {}, "clients": ()} for pid in range(10_000, 210_000)}
@@ -290,14 +293,12 @@ def test_a_look_at_what_poses_as_a_daemon_is_bounded(host, mps, monkeypatch):
     assert "clients or more" in mps.observe()[0].problem
     # Few, each of whom answers after 9 seconds.
     host.servers = {pid: {"percentage": 25.0, "limits": {}, "clients": ()} for pid in range(100, 160)}
-    now, asked = [0.0], []
 
     def slow(command, **options):
         now[0] += 9 if command == ["nvidia-cuda-mps-control"] else 0
         asked.append(options.get("timeout_seconds", 10))
         return host(command, **options)
 
-    monkeypatch.setattr(mps_control, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _seconds: None))
     seen = MpsHost(str(host.root), slow).observe()[0]
     assert "takes too long to answer" in seen.problem and now[0] <= 63
     assert all(seconds <= 10 for seconds in asked)
