@@ -29,7 +29,7 @@ def is_foreign(process: str) -> bool:
 def account_of(process: str) -> int:
     """Return the account that a process (its folder in /proc) counts for.
 
-    In a user namespace that is whoever made the topmost one below this: the ids within are that account's to choose.
+    In a user namespace that is the user who made the topmost one below this: that user chooses the ids within.
     """
     if is_foreign(process):
         return _owner(process)

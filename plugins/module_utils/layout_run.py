@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a run looks at and plans: the GPUs with whoever holds them, their settings, the MPS daemons, the tenants."""
+"""What a run looks at and plans: the GPUs with their holders and settings, the MPS daemons, the tenants."""
 
 from __future__ import annotations
 
