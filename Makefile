@@ -203,6 +203,8 @@ ifneq ($(OPENFLEET_THOROUGH),)
 legs += trixie sanitized pythons cores
 endif
 JOBS ?= $(shell expr $$(nproc) + 1)
+# A leg that runs for longer is ended, and has failed. The longest takes a sixth of it.
+LEG_SECONDS ?= $(if $(OPENFLEET_THOROUGH),14400,2000)
 
 # What a leg needs besides the packages. A host of the commands' own, made of the image's files, installs from bundles.
 needs_default := image-monitoring
@@ -229,7 +231,7 @@ test: ## all that a change may break, with a budget of 30 minutes on two cores: 
 	@$(MAKE) packages-test
 	rm -rf .cache/test && mkdir -p .cache/test
 	exec 9>&1
-	$(PYTHON) tests/queue $(JOBS) venv-test image $(call queued,image-monitoring,image) $(call queued,image-slurm,image-monitoring) \
+	$(PYTHON) tests/queue --limit $(LEG_SECONDS) $(JOBS) venv-test image $(call queued,image-monitoring,image) $(call queued,image-slurm,image-monitoring) \
 	    $(call queued,image-sharing,image-slurm) prometheus-tools $(needs_newest) $(needs_oldest-core) \
 	    $(foreach leg,$(legs),$(call queued,leg-$(leg),$(call needs_of,$(leg)))) || true
 	TOTAL_SECONDS=$$SECONDS tests/leg summary $(legs)

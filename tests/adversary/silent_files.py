@@ -74,12 +74,32 @@ def served(fuse: str, folder: str, uid: int, options: str = "") -> None:
     os.close(descriptor)
 
 
+def arguments_address() -> int:
+    """Return where the arguments of this process begin in its memory."""
+    return int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[45])
+
+
+def start_on_a_page() -> None:
+    """Run this program again until its arguments begin at a page's first byte.
+
+    Below them is the stack that the program runs on, at a random distance: a page that has both cannot be replaced. The
+    environment is above them, so that each of its bytes moves them down by one.
+    """
+    above = arguments_address() % PAGE
+    if above:
+        name = "ABOVE_%d" % len(os.environ)
+        padding = "x" * ((above - len(name) - 2) % PAGE)
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, name: padding})
+
+
 def main() -> None:
     fuse, what, folder, *rest = sys.argv[1:]
     if what == "home":
         uid = int(rest.pop(0))
         served(fuse, folder, uid)
         sys.exit(subprocess.run(rest, check=False).returncode)
+    if what == "words":
+        start_on_a_page()
     mount("none", folder, "tmpfs", 0, "")
     for name in ("files", "none", "root"):
         Path(folder, name).mkdir()
@@ -90,11 +110,10 @@ def main() -> None:
         os.chroot(folder + "/root")
     else:
         # In place of the page that the kernel reads for /proc/PID/cmdline.
-        place = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[45])
+        start = arguments_address()
         descriptor = os.open("%s/files/words" % folder, os.O_RDONLY)
         libc.mmap.restype = ctypes.c_void_p
         libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
-        start = place & ~(PAGE - 1)
         assert libc.mmap(start, PAGE, 1, 0x12, descriptor, 0) == start
     # Anything that Python would load now is not there.
     os.write(1, b"open\n")

@@ -78,6 +78,19 @@ def test_what_needs_a_target_that_failed_is_left_out_and_the_others_run(queue):
     assert "queue: scenario is left out: image failed" in done.stdout
 
 
+def test_a_target_that_does_not_end_fails_and_the_others_run(queue, tmp_path):
+    (tmp_path / "wait-stuck").touch()
+    # What a target started ends with it.
+    (tmp_path / "make").write_text(MAKE.replace("#!/bin/sh", "#!/bin/sh\necho $$ >pid-$2"))
+    done, log = queue("--limit", "3", "1", "stuck", "other", "after:stuck")
+    assert done.returncode == 1
+    assert log == ["begin stuck", "begin other", "end other"]
+    assert "output of stuck\nqueue: stuck was ended: it ran for longer than 3 s\n" in done.stdout
+    assert "queue: after is left out: stuck failed" in done.stdout
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid-stuck").read_text()), 0)
+
+
 def test_a_need_that_is_not_in_the_list_and_a_circle_are_refused(queue):
     done, _log = queue("2", "a:b")
     assert done.returncode == 1 and "not in the list: b" in done.stderr
