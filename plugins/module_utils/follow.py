@@ -218,4 +218,4 @@ def _renew(step: Renew, run: Run) -> tuple[str | None, Problem | None]:
     if not cdi.unchanged(step.spec):
         return None, None
     changed, problem = cdi.renew(step.spec, run)
-    return ("CDI: %s written anew" % step.spec.path if changed else None), problem
+    return ("CDI: %s written again" % step.spec.path if changed else None), problem

@@ -152,7 +152,7 @@ followed:
   returned: when there is anything
   type: list
   elements: str
-  sample: ["CDI: /etc/cdi/nvidia.yaml written anew", "nvidia-dcgm.service restarted"]
+  sample: ["CDI: /etc/cdi/nvidia.yaml written again", "nvidia-dcgm.service restarted"]
 reboot_required:
   description: >-
     Whether MIG modes wait for a reboot of the host (O(leave_pending)). On failure, whether a reset was refused, so that only

@@ -115,7 +115,7 @@ def test_who_lists_devices_lists_those_that_are_there(clients):
     assert done.rc == 0, done.stderr
     assert done.stdout.splitlines() == [
         "nvidia-cdi-refresh.service restarted",
-        f"CDI: {LASTING} written anew",
+        f"CDI: {LASTING} written again",
         "nvidia-dcgm.service restarted",
     ]
     assert clients.lists_gpu_2() == [False, False, False]

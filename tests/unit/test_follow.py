@@ -169,14 +169,14 @@ def test_a_specification_is_made_anew_with_the_same_kind_of_names(toolkit, forma
     path = toolkit.generate(toolkit.etc / ("nvidia.%s" % format), "--format=%s" % format, *options)
     assert names(path) == before
     toolkit.devices.write_text(SPLIT)
-    assert toolkit.follow() == ("CDI: %s written anew" % path,)
+    assert toolkit.follow() == ("CDI: %s written again" % path,)
     assert names(path) == after
 
 
 def test_both_directories_are_served_and_a_second_time_changes_nothing(toolkit):
     one, other = toolkit.generate(toolkit.etc / "nvidia.yaml"), toolkit.generate(toolkit.run / "gpus.yaml")
     toolkit.devices.write_text(SPLIT)
-    assert toolkit.follow() == tuple("CDI: %s written anew" % path for path in (one, other))
+    assert toolkit.follow() == tuple("CDI: %s written again" % path for path in (one, other))
     written = [(path.stat().st_ino, path.stat().st_mtime_ns) for path in (one, other)]
     assert toolkit.follow() == ()
     assert [(path.stat().st_ino, path.stat().st_mtime_ns) for path in (one, other)] == written
@@ -199,7 +199,7 @@ def test_a_link_stays_a_link(toolkit):
     link = toolkit.etc / "nvidia.yaml"
     link.symlink_to(path)
     toolkit.devices.write_text(SPLIT)
-    assert toolkit.follow() == ("CDI: %s written anew" % path,)
+    assert toolkit.follow() == ("CDI: %s written again" % path,)
     assert link.is_symlink() and "1:0" in names(path)
 
 
@@ -230,7 +230,7 @@ def test_an_output_path_in_the_environment_leads_nothing_astray(toolkit):
     path, other = toolkit.generate(toolkit.etc / "nvidia.yaml"), toolkit.root / "other.yaml"
     toolkit.setenv("NVIDIA_CTK_CDI_OUTPUT_FILE_PATH", str(other))
     toolkit.devices.write_text(SPLIT)
-    assert toolkit.follow() == ("CDI: %s written anew" % path,)
+    assert toolkit.follow() == ("CDI: %s written again" % path,)
     assert not other.exists()
 
 
@@ -251,7 +251,7 @@ def test_a_failure_names_the_file_and_leaves_it_and_the_others_are_written(toolk
     assert "failed to generate CDI spec" in str(error.value) and "nvidia-ctk cdi generate --output=%s" % one in str(
         error.value
     )
-    assert error.value.steps_done == ("CDI: %s written anew" % other,)
+    assert error.value.steps_done == ("CDI: %s written again" % other,)
     assert one.read_text() == old and "1:0" in names(other)
 
 

@@ -13,28 +13,6 @@ ROOT = Path(__file__).resolve().parents[2]
 WORDS = re.compile(
     r"\b(?:whoever|nobody|somebody|anew|but\s+for|by\s+and\s+by|(?:is|are)\s+told\s+of)\b", re.IGNORECASE
 )
-#: Files that still have such words. Take one out when it has none; add none.
-EXCEPTIONS = {
-    "SECURITY.md",
-    "docs/air-gapped.md",
-    "docs/container_toolkit.md",
-    "docs/dcgm_exporter.md",
-    "docs/mps.md",
-    "docs/nvidia_driver.md",
-    "docs/security-host-values.md",
-    "docs/simulator.md",
-    "docs/vgpu.md",
-    "plugins/modules/layout.py",
-    "roles/dcgm_exporter/meta/argument_specs.yml",
-    "roles/gpu_audit/tasks/present.yml",
-    "roles/gpu_drain/tasks/kubernetes_drain.yml",
-    "roles/gpu_drain/tasks/kubernetes_resume.yml",
-    "roles/gpu_monitoring/tasks/files.yml",
-    "roles/gpu_monitoring/tasks/present.yml",
-    "roles/gpu_simulator/README.md",
-    "roles/nvidia_driver/tasks/change.yml",
-    "roles/vgpu_limiter/README.md",
-}
 #: What users read: pages, playbooks, argument specs, tasks, the text of modules and filters, and what a controller prints.
 PATTERNS = (
     "*.md",
@@ -60,11 +38,6 @@ def found(name):
     return ["line %d: %s" % (text.count("\n", 0, match.start()) + 1, match.group()) for match in WORDS.finditer(text)]
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name not in EXCEPTIONS])
+@pytest.mark.parametrize("name", FILES)
 def test_a_file_has_none_of_the_words(name):
     assert found(name) == []
-
-
-def test_an_exception_is_a_file_that_still_has_them():
-    assert not EXCEPTIONS - set(FILES)
-    assert [name for name in sorted(EXCEPTIONS) if not found(name)] == []

@@ -239,7 +239,7 @@ class _Look:
         return len(instance.compute_instances) <= 1
 
     def _odd_tenants(self, rows: Sequence[Mapping[str, Any]]) -> str:
-        """Why the tenants' entry cannot be written anew without losing something that it says."""
+        """Why the tenants' entry cannot be written again without losing something that it says."""
         for row in rows:
             if len(row.get("gpus") or ()) > 1:
                 return "the tenant %s spans several GPUs" % row["name"]

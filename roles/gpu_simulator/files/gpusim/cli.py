@@ -55,7 +55,7 @@ def _init(options: argparse.Namespace) -> None:
             if error.code != IN_USE:
                 raise
             cure = "Stop the processes that gpusim show lists, and run again"
-            raise ControlError("", "GPUs are in use and cannot be laid out anew", cure, IN_USE) from error
+            raise ControlError("", "GPUs are in use and cannot be changed", cure, IN_USE) from error
         print(f"changed: laid out {gpus}")
 
 
