@@ -32,6 +32,10 @@ SECONDS = 20
 #: The third GPU of a host.
 PARTITIONED = 2
 
+#: Runs a program with the files that a driver makes, in a mount namespace of its own.
+WITH_DRIVER_FILES = ["unshare", "--mount", "--propagation", "private",
+                     "sh", "-c", 'gpusim kernel-files 2>/dev/null; exec "$@"', "-"]  # fmt: skip
+
 #: What nvidia-smi prints in the place of a value.
 NO_VALUE = re.compile(r"\[?(N/A|Not Supported|Unknown Error|Unknown|ERR!|Insufficient Permissions|GPU access.*|"
                       r"Requested functionality has been deprecated|Function Not Found|Not Found|Internal.*)\]?$")  # fmt: skip
@@ -119,7 +123,10 @@ class Client:
             self.folder = client_archive.install(f"{self.entry['requirement']}=={self.version}")
         for path, text in self.entry.get("files", {}).items():
             (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (self.folder / path).write_text(text)
+            (self.folder / path).write_text(text.replace("{folder}", str(self.folder)))
+        for path, target in self.entry.get("links", {}).items():
+            (self.folder / path).unlink(missing_ok=True)
+            (self.folder / path).symlink_to(target)
 
     def findings(self, host, model: Model) -> Iterator[Finding]:
         """Yield what this client could not show of a host with three GPUs of a model."""
@@ -340,8 +347,9 @@ def _python(client: Client, host, model: Model) -> Iterator[tuple[str, str, str]
 def _terminal(client: Client, host, model: Model) -> Iterator[tuple[str, str, str]]:
     """A program of a Debian package."""
     (program,) = client.folder.glob(client.entry["program"])
-    libraries = [str(host.library), *map(str, client.folder.glob("usr/lib/x86_64-linux-gnu"))]
-    more = {"LD_LIBRARY_PATH": ":".join(libraries), "TERM": "xterm"}
+    own = client.entry.get("libraries", [])
+    libraries = [host.library, *client.folder.glob("usr/lib/x86_64-linux-gnu"), *(client.folder / name for name in own)]
+    more = {"LD_LIBRARY_PATH": ":".join(map(str, libraries)), "TERM": "xterm"}
     start = str(program)
     if "loader" in client.entry:
         # The shell around it keeps this machine's C library.
@@ -349,12 +357,14 @@ def _terminal(client: Client, host, model: Model) -> Iterator[tuple[str, str, st
     more.update({k: v.format(folder=client.folder) for k, v in client.entry.get("environment", {}).items()})
     arguments = client.entry.get("arguments", [])
     command = " ".join([program.name, *arguments])
+    arguments = [argument.format(folder=client.folder) for argument in arguments]
     if client.entry.get("screen"):
         drawing = f"stty cols 160 rows 60; timeout --foreground 3 {start} {' '.join(arguments)} || true"
         status, output = _run(host, ["script", "-qec", drawing, "/dev/null"], more)
         output = re.sub(r"\x1b(\[[0-9;?]*[A-Za-z]|\([A-Z0-9]|[=>])", "", output)
     else:
-        status, output = _run(host, [str(program), *arguments], more)
+        around = WITH_DRIVER_FILES if client.entry.get("driver_files") else []
+        status, output = _run(host, [*around, *start.split(), *arguments], more)
     yield from _shown(command, status, output, model, client)
 
 
@@ -363,9 +373,13 @@ def _shown(command: str, status: int, output: str, model: Model, client: Client)
         yield command, "", f"exit {status}: {_general(_last_line(output))}"
         return
     words = {"name": model.name.replace("NVIDIA ", ""), "count": "3"}
-    for wanted in client.entry["shows"]:
+    mig = client.entry.get("shows_mig", []) if model.mig_capable else []
+    for wanted in [*client.entry["shows"], *mig]:
         if not re.search(wanted.format(**{k: re.escape(v) for k, v in words.items()}), output):
             yield command, "", f"missing: {wanted}"
+    if "errors" in client.entry:
+        for error in dict.fromkeys(re.findall(client.entry["errors"], output, re.MULTILINE)):
+            yield command, "", _general(error)
 
 
 def _run(host, command: list[str], more: dict[str, str] | None = None) -> tuple[int, str]:
