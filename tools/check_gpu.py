@@ -14,10 +14,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SIMULATOR = ROOT / "roles" / "gpu_simulator" / "files"
-sys.path.insert(0, str(ROOT / "collections"))
+sys.path[:0] = [str(ROOT / "collections"), str(ROOT / "tools" / "gpu_load")]
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
 from ansible_collections.openfleet.gpu.plugins.module_utils.hardware.collect import TIMEOUT_SECONDS, collect
+from ansible_collections.openfleet.gpu.plugins.module_utils.hardware.model_readings import Readings
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.hardware import model_file, report, simulated
 
 DIFFERENT, UNREAD = 1, 3
@@ -35,6 +36,8 @@ def main(arguments: list[str] | None = None) -> int:
         reading = collect(_progress, options.timeout)
         files = model_file.model_files(options.models)
         more = _against_the_simulator(reading, files, options)
+        if options.load:
+            more = [*more, *_under_load(reading, options)]
         made = report.make(reading, files, identify=options.identify, more=more)
     except FleetError as error:
         print("check-gpu: %s" % error, file=sys.stderr)
@@ -91,8 +94,48 @@ def _read_simulated(keys: list[str], reading: dict, folder: Path, options: argpa
     return json.loads(done.stdout)
 
 
+def _under_load(reading: dict, options: argparse.Namespace) -> list:
+    """Return the checks of one GPU that runs kernels, as a tenant too."""
+    import judge
+    import measure
+
+    simulated_nvml = reading["nvml"]["simulated"]
+    index, reason = _free_gpu(reading, options.gpu)
+    if index is None:
+        return list(judge.none(options.gpu, reason))
+    uuid = Readings(reading["nvml"]["gpus"][index]["calls"]).value("nvmlDeviceGetUUID")
+    with tempfile.TemporaryDirectory(prefix="check-gpu-") as folder:
+        # CUDA has no GPU of a simulated NVML's UUIDs.
+        device = "#%d" % index if simulated_nvml else uuid
+        card = measure.Card(index, device, Path(folder), options.timeout, _tell)
+        return list(judge.checks(index, measure.measure(card), simulated_nvml, measure.KERNEL_SECONDS))
+
+
+def _free_gpu(reading: dict, wanted: int | None) -> tuple[int | None, str]:
+    """Return the index of a GPU that no process uses, and otherwise the reason why there is none."""
+    reasons = []
+    for gpu in reading["nvml"]["gpus"]:
+        index, of = gpu["index"], Readings(gpu["calls"])
+        if wanted not in (None, index):
+            continue
+        mode = of.value("nvmlDeviceGetMigMode")
+        if any(of.value("nvmlDeviceGet%sRunningProcesses" % kind, "count") for kind in ("Compute", "Graphics")):
+            reasons.append("GPU %d is in use" % index)
+        elif mode and mode[0]:
+            reasons.append("GPU %d is in MIG mode" % index)
+        elif gpu["problem"]:
+            reasons.append("GPU %d: %s" % (index, gpu["problem"]))
+        else:
+            return index, ""
+    return None, "; ".join(reasons) or "there is no GPU %s" % wanted
+
+
 def _progress(text: str) -> None:
-    print("check-gpu: reading %s" % text, file=sys.stderr, flush=True)
+    _tell("reading %s" % text)
+
+
+def _tell(text: str) -> None:
+    print("check-gpu: %s" % text, file=sys.stderr, flush=True)
 
 
 def _write(path: Path, text: str) -> None:
@@ -116,7 +159,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="check-gpu",
         description="Read this machine's GPUs through NVML, nvidia-smi and the kernel's files, and hold them against each other "
-        "and against the collection's model files. Nothing is changed. Root is needed for what NVML shows root alone.",
+        "and against the collection's model files. No setting is changed. Root is needed for what NVML shows root alone.",
         epilog="Writes gpu-check.json and gpu-check.html. Exit status: 0 nothing differs, 1 something differs, 2 wrong usage, "
         "3 nothing could be read. What could not be checked is 'not run', with the reason. docs/hardware.md tells more.",
         allow_abbrev=False,
@@ -138,6 +181,13 @@ def _parser() -> argparse.ArgumentParser:
         help="where the simulated library is, to compare the driver's answers with; none: do not compare (default: built by cc "
         "and make for this run)",
     )
+    parser.add_argument(
+        "--load",
+        action="store_true",
+        help="also run kernels for some minutes on one GPU that no process uses, alone and as a tenant of the vGPU limiter, "
+        "and beside a private MPS daemon; needs cc and make for the limiter",
+    )
+    parser.add_argument("--gpu", type=int, metavar="INDEX", help="the GPU for --load (default: the first that is free)")
     parser.add_argument("--only-read", action="store_true", help="print the readings as JSON, and write no report")
     parser.add_argument(
         "--timeout",

@@ -1,0 +1,153 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Judge what measure.py found on a GPU under load. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, Iterator, Mapping
+
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.hardware.outcome import (
+    DIFFERS,
+    HELD,
+    Check,
+    compared,
+    not_run,
+)
+
+LOAD, LIMITER, MPS = "load", "vGPU limiter", "MPS"
+AREAS = {"load": LOAD, "limiter": LIMITER, "mps": MPS}
+#: A GPU whose kernels follow each other is seen as busy; NVML's figure is of a window that may begin before the load.
+BUSY_PERCENT = 50
+#: docs/vgpu.md: a tenant saves a tenth of a second, and turns are of 20 ms.
+SHARE_TOLERANCE_POINTS = 5.0
+#: A launch takes some microseconds; this is a hundred times of what a stub measured.
+LAUNCH_SECONDS = 1e-6
+OUT_OF_MEMORY = 2
+#: cuMemGetInfo after a context that was there before: pools keep at most a step.
+GRANULARITY_BYTES = 2 << 20
+#: Below this part of their own length kernels take no time: a stub of the driver, not a GPU.
+LEAST_OF_LENGTH = 0.5
+
+
+def checks(index: int, measured: Mapping[str, Any], simulated: bool, kernel_seconds: float) -> Iterator[Check]:
+    """Yield a check for each measurement. `kernel_seconds` is how long the measured kernels take if nothing holds them back."""
+    for area, title in AREAS.items():
+        found = measured[area]
+        if isinstance(found, str):
+            yield not_run(title, index, "all", found)
+        elif area == "load":
+            yield from _load(index, found, simulated)
+        elif area == "limiter":
+            yield from _limiter(index, found, kernel_seconds)
+        else:
+            yield _within(MPS, index, "the daemon lists the client", str(found["pid"]) in found["clients"],
+                          found["pid"], found["clients"])  # fmt: skip
+
+
+def none(index: int | None, reason: str) -> Iterator[Check]:
+    """Yield that nothing was measured."""
+    for title in AREAS.values():
+        yield not_run(title, index, "all", reason)
+
+
+def _load(index: int, found: Mapping[str, Any], simulated: bool) -> Iterator[Check]:
+    rest, busy, after = found["rest"], found["busy"], found["after"]
+    if simulated:
+        yield not_run(LOAD, index, "all", "NVML is simulated, and does not see programs of CUDA")
+        return
+    yield _within(
+        LOAD, index, "NVML lists the process", found["pid"] in busy["processes"], found["pid"], list(busy["processes"])
+    )
+    yield _within(
+        LOAD, index, "the process has the GPU's node open", bool(found["nodes"]), "/dev/nvidia*", found["nodes"]
+    )
+    watts, mhz = rest["power_watts"] or 0, rest["sm_mhz"] or 0
+    rules = (
+        ("utilisation under load", "utilization", busy, lambda value: value >= BUSY_PERCENT, "at least %d %%" % BUSY_PERCENT),
+        ("power under load", "power_watts", busy, lambda value: value > watts, "more than %s W" % watts),
+        ("SM clock under load", "sm_mhz", busy, lambda value: value >= mhz, "at least %s MHz" % mhz),
+        ("utilisation afterwards", "utilization", after, lambda value: value <= 1, "at most 1 %"),
+    )  # fmt: skip
+    for what, key, state, holds, expected in rules:
+        value = state[key]
+        if value is None:
+            yield not_run(LOAD, index, what, "the GPU does not answer")
+        else:
+            yield _within(LOAD, index, what, holds(value), expected, value)
+
+
+def _limiter(index: int, found: Mapping[str, Any], kernel_seconds: float) -> Iterator[Check]:
+    quota = found["quota"]
+    for kind, said in found["memory"].items():
+        what = "%s memory" % kind
+        if isinstance(said, str):
+            yield not_run(LIMITER, index, what, said)
+            continue
+        yield _within(
+            LIMITER,
+            index,
+            "%s: bytes that a tenant got" % what,
+            said["held"] <= quota,
+            "at most %d" % quota,
+            said["held"],
+        )
+        yield compared(LIMITER, index, "%s: how it was refused" % what, OUT_OF_MEMORY, said["code"])
+        yield compared(LIMITER, index, "%s: the size of the card, as told" % what, quota, said["total"])
+        back = said["free"] - said["free_after"]
+        yield _within(LIMITER, index, "%s: bytes that did not come back" % what, back <= GRANULARITY_BYTES,
+                      "at most %d" % GRANULARITY_BYTES, back)  # fmt: skip
+        if said["card"] is not None and kind != "managed":
+            yield _within(LIMITER, index, "%s: bytes on the card by NVML" % what, said["card"] <= quota + GRANULARITY_BYTES,
+                          "at most %d" % (quota + GRANULARITY_BYTES), said["card"])  # fmt: skip
+    yield _judged(index, "two processes of a tenant: bytes together", found["two_processes"],
+                  lambda said: (said["held"] <= quota, "at most %d" % quota, said["held"]))  # fmt: skip
+    yield _judged(index, "cost of a launch of an unthrottled tenant, added", found["launch_seconds"], _launch)
+    yield from _shares(index, found, kernel_seconds)
+
+
+def _launch(said: Mapping[str, float]) -> tuple[bool, str, str]:
+    added = said["tenant"] - said["bare"]
+    text = "%.2f us (bare %.2f us, with a share %.2f us)" % tuple(
+        1e6 * seconds for seconds in (added, said["bare"], said["throttled"])
+    )
+    return added <= LAUNCH_SECONDS, "at most %g us" % (1e6 * LAUNCH_SECONDS), text
+
+
+def _shares(index: int, found: Mapping[str, Any], kernel_seconds: float) -> Iterator[Check]:
+    bare = found["bare_seconds"]
+    reason = bare if isinstance(bare, str) else ""
+    if not reason and bare["took"] < LEAST_OF_LENGTH * kernel_seconds:
+        reason = "kernels take no time on this driver: it is a stub"
+    for percent, said in found["shares"].items():
+        what = "share of %s percent" % percent
+        if reason:
+            yield not_run(LIMITER, index, what, reason)
+            continue
+
+        def judged(said: Mapping[str, float], wanted: float = float(percent)) -> tuple[bool, str, str]:
+            share = 100 * bare["took"] / said["took"]
+            near = abs(share - wanted) <= SHARE_TOLERANCE_POINTS
+            return near, "%g within %g points" % (wanted, SHARE_TOLERANCE_POINTS), "%.1f" % share
+
+        yield _judged(index, what, said, judged)
+    what = "two tenants of 30 and 70 percent: part of the first"
+    if reason:
+        yield not_run(LIMITER, index, what, reason)
+    else:
+        yield _judged(index, what, found["two_tenants"], _part)
+
+
+def _part(said: Mapping[str, Any]) -> tuple[bool, str, str]:
+    first, second = said["kernels"]
+    part = 100 * first / max(first + second, 1)
+    return abs(part - 30) <= SHARE_TOLERANCE_POINTS, "30 within %g points" % SHARE_TOLERANCE_POINTS, "%.1f" % part
+
+
+def _judged(index: int, what: str, said: Any, judge: Any) -> Check:
+    if isinstance(said, str):
+        return not_run(LIMITER, index, what, said)
+    return _within(LIMITER, index, what, *judge(said))
+
+
+def _within(area: str, index: int, what: str, holds: bool, expected: Any, found: Any) -> Check:
+    return Check(area, index, what, HELD if holds else DIFFERS, str(expected), str(found))

@@ -1,0 +1,328 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Run program.py on one GPU, alone and as a tenant of the vGPU limiter, and return what was measured as plain data.
+
+Nothing of the host is changed: quotas, the limiter and the MPS daemon's directories are below a folder that the caller names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Callable, Iterator
+
+import pynvml
+
+from ansible_collections.openfleet.gpu.plugins.module_utils import vgpu_files
+from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_model import VgpuSeat, VgpuTenant
+
+HERE = Path(__file__).resolve().parent
+LIMITER = HERE.parents[1] / "roles" / "vgpu_limiter" / "files" / "src"
+#: In the order of the report. All are tried under a quota only, so that no card is filled.
+KINDS = ("linear", "rows", "managed", "pool", "physical", "array")
+QUOTA_BYTES = 1 << 30
+SHARES_PERCENT = (20, 50, 80)
+#: Of kernels of 1 ms, alone and with a share.
+KERNELS = 1500
+LAUNCHES = 20_000
+#: How long the GPU is loaded before it is looked at, as NVML's utilisation is of the last second; how long rest is waited for.
+LOADED_SECONDS, REST_SECONDS = 4.0, 60.0
+
+
+#: Of all kernels that a share is measured with.
+KERNEL_SECONDS = KERNELS * 0.001
+
+
+class NotMeasuredError(Exception):
+    """Something cannot be measured here; the text says why."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """The GPU to load. `index` is NVML's; `device` is what program.py is told."""
+
+    index: int
+    device: str
+    folder: Path
+    timeout_seconds: float
+    tell: Callable[[str], None]
+
+    @cached_property
+    def uuid(self) -> str:
+        """The UUID that CUDA tells, which quotas name. Raises NotMeasuredError."""
+        with program(self, "identify") as one:
+            return one.line()["uuid"]
+
+
+class Program:
+    """program.py with an environment; its first line was read when it is there."""
+
+    def __init__(self, card: Card, *arguments: str, environment: dict[str, str] | None = None) -> None:
+        command = [sys.executable, str(HERE / "program.py"), card.device, *arguments]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        self.process = subprocess.Popen(command, env={**os.environ, **(environment or {})}, text=True, **pipes)
+        self._timeout_seconds = card.timeout_seconds
+
+    def line(self) -> dict[str, Any]:
+        """Return the next line. Raises NotMeasuredError where the program failed."""
+        text = self.process.stdout.readline()
+        said = json.loads(text) if text else {"error": "the program ended with status %s" % self.process.wait()}
+        if "error" in said:
+            raise NotMeasuredError(said["error"])
+        return said
+
+    def end(self) -> dict[str, Any]:
+        """End its standard input and return its last line, {} where it has none."""
+        try:
+            output, _ = self.process.communicate("\n", timeout=self._timeout_seconds)
+        except subprocess.TimeoutExpired as error:
+            raise NotMeasuredError("the program does not end") from error
+        lines = output.splitlines()
+        said = json.loads(lines[-1]) if lines else {}
+        if "error" in said:
+            raise NotMeasuredError(said["error"])
+        return said
+
+
+@contextmanager
+def program(card: Card, *arguments: str, environment: dict[str, str] | None = None) -> Iterator[Program]:
+    made = Program(card, *arguments, environment=environment)
+    try:
+        yield made
+    finally:
+        made.process.kill()
+        made.process.wait()
+
+
+def measure(card: Card) -> dict[str, Any]:
+    """Return the measurements by area; a text in the place of one that could not be made says why."""
+    return {
+        "load": _tried(lambda: load(card)),
+        "limiter": _tried(lambda: limiter(card)),
+        "mps": _tried(lambda: mps(card)),
+    }
+
+
+def _tried(work: Callable[[], dict[str, Any]]) -> dict[str, Any] | str:
+    try:
+        return work()
+    except (NotMeasuredError, subprocess.SubprocessError, OSError) as error:
+        return " ".join(str(error).split())
+
+
+# --- the card under load -------------------------------------------------------------------------------------------------
+
+
+def load(card: Card) -> dict[str, Any]:
+    """What NVML and the kernel say of a GPU at rest, under load and at rest again."""
+    card.tell("loading GPU %d for some seconds" % card.index)
+    found: dict[str, Any] = {"rest": _state(card.index)}
+    with program(card, "busy") as busy:
+        busy.line()
+        found["pid"] = busy.process.pid
+        time.sleep(LOADED_SECONDS)
+        found["busy"] = _state(card.index)
+        found["nodes"] = _gpu_nodes(busy.process.pid)
+        busy.end()
+    limit = time.monotonic() + REST_SECONDS
+    while (after := _state(card.index))["utilization"] not in (0, None) and time.monotonic() < limit:
+        time.sleep(1)
+    found["after"] = after
+    return found
+
+
+def _state(index: int) -> dict[str, Any]:
+    """Return figures of NVML, None for what the GPU does not answer."""
+    pynvml.nvmlInit()
+    try:
+        gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
+        return {
+            "utilization": _asked(lambda: pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu),
+            "power_watts": _asked(lambda: pynvml.nvmlDeviceGetPowerUsage(gpu) / 1000),
+            "sm_mhz": _asked(lambda: pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_SM)),
+            "processes": {
+                one.pid: one.usedGpuMemory
+                for one in _asked(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(gpu)) or ()
+            },
+        }
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _asked(question: Callable[[], Any]) -> Any:
+    try:
+        return question()
+    except pynvml.NVMLError:
+        return None
+
+
+def _gpu_nodes(pid: int) -> list[str]:
+    """Return the device nodes of GPUs that a process has open."""
+    found = set()
+    for link in Path("/proc/%d/fd" % pid).iterdir():
+        try:
+            name = str(link.readlink())
+        except FileNotFoundError:
+            continue
+        if name.startswith("/dev/nvidia"):
+            found.add(name)
+    return sorted(found)
+
+
+# --- the limiter ---------------------------------------------------------------------------------------------------------
+
+
+def limiter(card: Card) -> dict[str, Any]:
+    """What programs get as tenants: memory of each kind, launches, shares."""
+    card.tell("the device of CUDA is %s" % card.uuid)
+    library = _build(card)
+    found: dict[str, Any] = {"quota": QUOTA_BYTES, "memory": {}, "shares": {}}
+    alone = _tenant(card, library, "alone")
+    for kind in KINDS:
+        card.tell("allocating %s memory under a quota" % kind)
+        found["memory"][kind] = _tried(lambda kind=kind: _memory(card, kind, alone))
+    card.tell("two processes of a tenant")
+    found["two_processes"] = _tried(lambda: _two_processes(card, alone))
+    card.tell("the cost of a launch")
+    programs = {"bare": {}, "tenant": alone, "throttled": _tenant(card, library, "throttled", sm_percent=50)}
+    found["launch_seconds"] = _tried(lambda: {name: _launch_seconds(card, where) for name, where in programs.items()})
+    card.tell("kernels without the limiter")
+    found["bare_seconds"] = _tried(lambda: {"took": _kernel_seconds(card, {})})
+    for percent in SHARES_PERCENT:
+        card.tell("a share of %d percent" % percent)
+        tenant = _tenant(card, library, "share-%d" % percent, sm_percent=percent)
+        found["shares"][str(percent)] = _tried(lambda tenant=tenant: {"took": _kernel_seconds(card, tenant)})
+    card.tell("two tenants, 30 and 70 percent")
+    found["two_tenants"] = _tried(lambda: _two_tenants(card, library))
+    return found
+
+
+def _build(card: Card) -> Path:
+    """Return the limiter's library, built with the machine's compiler."""
+    for tool in ("make", "cc"):
+        if not shutil.which(tool):
+            raise NotMeasuredError("the limiter cannot be built: %s is not installed" % tool)
+    card.tell("building the vGPU limiter")
+    folder = card.folder / "limiter"
+    folder.mkdir()
+    done = subprocess.run(
+        ["make", "-s", "-C", str(LIMITER), "BUILD=%s" % folder],
+        capture_output=True, text=True, check=False, timeout=card.timeout_seconds,
+    )  # fmt: skip
+    if done.returncode:
+        raise NotMeasuredError("the limiter cannot be built: %s" % done.stderr[-300:])
+    return folder / "libopenfleet-vgpu.so"
+
+
+def _tenant(
+    card: Card, library: Path, name: str, sm_percent: int = 100, seat: int = 0, root: str = ""
+) -> dict[str, str]:
+    """Write a tenant's files as gpu_layout does; return its programs' environment. Tenants of one root share the GPU's turns."""
+    top = card.folder / (root or name)
+    seats = (VgpuSeat(card.uuid, seat),)
+    tenant = VgpuTenant(name=name, memory_bytes=QUOTA_BYTES, sm_percent=sm_percent, policy="fixed", seats=seats)
+    quota = vgpu_files.quota_path(name)
+    _write(top / quota, vgpu_files.files(tenant)[quota])
+    for shared in vgpu_files.shared_files(tenant):
+        _write(top / shared.path, "")
+    # With a root of its own the library also looks there for the number of its process namespace.
+    link = top / "proc/self/ns/pid"
+    if not link.is_symlink():
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(Path("/proc/self/ns/pid").readlink())
+    return {
+        "LD_PRELOAD": ":".join(filter(None, [str(library), os.environ.get("LD_PRELOAD", "")])),
+        "OPENFLEET_VGPU": name,
+        "OPENFLEET_VGPU_ROOT": str(top),
+        "OPENFLEET_VGPU_LOG": str(top / "log"),
+    }
+
+
+def _write(path: Path, text: str) -> None:
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o644)
+
+
+def _memory(card: Card, kind: str, tenant: dict[str, str]) -> dict[str, Any]:
+    with program(card, "memory", kind, environment=tenant) as one:
+        said = one.line()
+        used = _state(card.index)["processes"].get(one.process.pid)
+        return {**said, "card": used, **one.end()}
+
+
+def _two_processes(card: Card, tenant: dict[str, str]) -> dict[str, Any]:
+    """The second is refused what the first holds."""
+    with ExitStack() as both:
+        made = [both.enter_context(program(card, "memory", "linear", environment=tenant)) for _each in range(2)]
+        said = [one.line() for one in made]
+        for one in made:
+            one.end()
+    return {"held": sum(one["held"] for one in said), "codes": [one["code"] for one in said]}
+
+
+def _launch_seconds(card: Card, environment: dict[str, str]) -> float:
+    with program(card, "launches", str(LAUNCHES), environment=environment) as one:
+        return one.line()["launch_seconds"]
+
+
+def _kernel_seconds(card: Card, environment: dict[str, str]) -> float:
+    with program(card, "kernels", str(KERNELS), environment=environment) as one:
+        one.line()
+        return one.end()["took"]
+
+
+def _two_tenants(card: Card, library: Path) -> dict[str, Any]:
+    """How many kernels each gets done in the same time."""
+    with ExitStack() as both:
+        made = []
+        for seat, percent in enumerate((30, 70)):
+            where = _tenant(card, library, "tenant-%d" % percent, percent, seat, root="two")
+            made.append(both.enter_context(program(card, "kernels", str(10 * KERNELS), "5", environment=where)))
+        for one in made:
+            one.line()
+        for one in made:
+            one.process.stdin.write("\n")
+            one.process.stdin.flush()
+        return {"kernels": [one.line()["kernels"] for one in made]}
+
+
+# --- MPS -----------------------------------------------------------------------------------------------------------------
+
+
+def mps(card: Card) -> dict[str, Any]:
+    """A daemon of this user in directories of its own: it starts, serves a client with a limit of threads, and ends."""
+    control = shutil.which("nvidia-cuda-mps-control")
+    if control is None:
+        raise NotMeasuredError("nvidia-cuda-mps-control is not installed")
+    card.tell("a private MPS daemon")
+    folder = card.folder / "mps"
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": card.uuid}
+    for variable, name in (("CUDA_MPS_PIPE_DIRECTORY", "pipe"), ("CUDA_MPS_LOG_DIRECTORY", "log")):
+        (folder / name).mkdir(parents=True)
+        environment[variable] = str(folder / name)
+
+    def ask(command: str) -> str:
+        done = subprocess.run([control], input=command + "\n", env=environment, capture_output=True, text=True,
+                              check=False, timeout=card.timeout_seconds)  # fmt: skip
+        return done.stdout.strip()
+
+    subprocess.run([control, "-d"], env=environment, check=True, capture_output=True, timeout=card.timeout_seconds)
+    client = {"CUDA_MPS_PIPE_DIRECTORY": str(folder / "pipe"), "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50"}
+    try:
+        with program(card, "busy", environment=client) as one:
+            one.line()
+            servers = ask("get_server_list").split()
+            clients = [pid for server in servers for pid in ask("get_client_list %s" % server).split()]
+            return {"pid": one.process.pid, "servers": servers, "clients": clients}
+    finally:
+        ask("quit -t 10")

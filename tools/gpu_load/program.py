@@ -1,0 +1,309 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Work on one GPU through the CUDA driver API, without a CUDA toolkit. Prints a JSON object when ready and one at the end.
+
+    program.py DEVICE identify                 its UUID
+    program.py DEVICE busy                     launch kernels until standard input ends
+    program.py DEVICE memory KIND              allocate until the driver refuses, then free; hold it until standard input ends
+    program.py DEVICE launches COUNT           the cost of a launch of a kernel that does nothing
+    program.py DEVICE kernels COUNT [SECONDS]  how long COUNT kernels of 1 ms take, at most SECONDS
+
+DEVICE is the UUID of a GPU, or `#N`: the N-th device of CUDA.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+import time
+from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
+
+#: CUDA driver API, cuda.h.
+SUCCESS, OUT_OF_MEMORY = 0, 2
+ATTRIBUTE_MULTIPROCESSORS, ATTRIBUTE_MAJOR, ATTRIBUTE_MINOR = 16, 75, 76
+EVENT_DEFAULT, ATTACH_GLOBAL, FORMAT_UINT8 = 0, 1, 1
+ALLOCATION_PINNED, LOCATION_DEVICE, GRANULARITY_MINIMUM = 1, 1, 0
+#: An allocation that is refused is tried again at the next size.
+PIECES_BYTES = (64 << 20, 1 << 20, 64 << 10, 4 << 10, 512, 1)
+#: More than any card has, so that a driver that never refuses is noticed.
+MOST_BYTES = 1 << 40
+SETTLE_SECONDS = 10.0
+#: Launches that are under way at a time.
+BATCH = 32
+#: PTX ISA: 6.3 is the first that knows sm_75, and the last that older drivers need.
+PTX = """.version 6.3
+.target sm_%d
+.address_size 64
+.visible .entry nothing_0() { ret; }
+.visible .entry busy_1000000()
+{
+    .reg .u64 %%now, %%end;
+    .reg .pred %%more;
+    mov.u64 %%end, %%globaltimer;
+    add.u64 %%end, %%end, 1000000;
+again:
+    mov.u64 %%now, %%globaltimer;
+    setp.lt.u64 %%more, %%now, %%end;
+    @%%more bra again;
+    ret;
+}
+"""
+
+
+class ArrayDescriptor(ctypes.Structure):
+    """CUDA_ARRAY_DESCRIPTOR."""
+
+    _fields_ = (("width", c_size_t), ("height", c_size_t), ("format", c_int), ("channels", c_uint))
+
+
+class AllocationProperties(ctypes.Structure):
+    """CUmemAllocationProp."""
+
+    _fields_ = (
+        ("type", c_int),
+        ("handle_types", c_int),
+        ("location_type", c_int),
+        ("location_id", c_int),
+        ("win32", c_void_p),
+        ("flags", ctypes.c_ubyte * 8),
+    )
+
+
+class Refused(Exception):
+    """A call of the driver did not succeed."""
+
+    def __init__(self, name: str, code: int) -> None:
+        super().__init__("%s answered %d" % (name, code))
+        self.code = code
+
+
+class Gpu:
+    """A CUDA device with its primary context, current in this thread."""
+
+    def __init__(self, device: str) -> None:
+        self.library = ctypes.CDLL("libcuda.so.1")
+        self.call("cuInit", c_uint(0))
+        self.device = self._find(device)
+        context = c_void_p()
+        self.call("cuDevicePrimaryCtxRetain", byref(context), self.device)
+        self.call("cuCtxSetCurrent", context)
+
+    def call(self, name: str, *arguments: object) -> None:
+        """Call a function of the driver. Raises Refused."""
+        code = getattr(self.library, name)(*arguments)
+        if code != SUCCESS:
+            raise Refused(name, code)
+
+    def attribute(self, number: int) -> int:
+        value = c_int()
+        self.call("cuDeviceGetAttribute", byref(value), c_int(number), self.device)
+        return value.value
+
+    def function(self, name: str) -> c_void_p:
+        """Return a kernel of PTX."""
+        capability = 10 * self.attribute(ATTRIBUTE_MAJOR) + self.attribute(ATTRIBUTE_MINOR)
+        module, found = c_void_p(), c_void_p()
+        text = (PTX % (75 if capability >= 75 else 70)).encode()
+        self.call("cuModuleLoadData", byref(module), c_char_p(text))
+        self.call("cuModuleGetFunction", byref(found), module, c_char_p(name.encode()))
+        return found
+
+    def launch(self, function: c_void_p, blocks: int = 1) -> None:
+        sizes = [c_uint(size) for size in (blocks, 1, 1, 32, 1, 1, 0)]
+        self.call("cuLaunchKernel", function, *sizes, None, None, None)
+
+    def memory(self) -> tuple[int, int]:
+        """Return free and total bytes, as a program is told."""
+        free, total = c_size_t(), c_size_t()
+        self.call("cuMemGetInfo_v2", byref(free), byref(total))
+        return free.value, total.value
+
+    def uuid(self) -> str:
+        return _uuid(self.library, self.device)
+
+    def _find(self, wanted: str) -> c_int:
+        count = c_int()
+        self.call("cuDeviceGetCount", byref(count))
+        for index in range(count.value):
+            device = c_int()
+            self.call("cuDeviceGet", byref(device), c_int(index))
+            if wanted in (_uuid(self.library, device), "#%d" % index):
+                return device
+        raise SystemExit("CUDA has no device %s" % wanted)
+
+
+def _uuid(library: ctypes.CDLL, device: c_int) -> str:
+    raw = (ctypes.c_ubyte * 16)()
+    library.cuDeviceGetUuid(byref(raw), device)
+    text = bytes(raw).hex()
+    return "GPU-" + "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+
+
+# --- kinds of memory: each allocates some bytes and returns what frees them ---------------------------------------------
+
+
+def _linear(gpu: Gpu, size: int):
+    pointer = c_uint64()
+    gpu.call("cuMemAlloc_v2", byref(pointer), c_size_t(size))
+    return lambda: gpu.call("cuMemFree_v2", pointer)
+
+
+def _pitched(gpu: Gpu, size: int):
+    """Rows of 512 bytes, which need no filling."""
+    pointer, pitch = c_uint64(), c_size_t()
+    gpu.call(
+        "cuMemAllocPitch_v2", byref(pointer), byref(pitch), c_size_t(512), c_size_t(max(size // 512, 1)), c_uint(4)
+    )
+    return lambda: gpu.call("cuMemFree_v2", pointer)
+
+
+def _managed(gpu: Gpu, size: int):
+    pointer = c_uint64()
+    gpu.call("cuMemAllocManaged", byref(pointer), c_size_t(size), c_uint(ATTACH_GLOBAL))
+    return lambda: gpu.call("cuMemFree_v2", pointer)
+
+
+def _pooled(gpu: Gpu, size: int):
+    pointer = c_uint64()
+    gpu.call("cuMemAllocAsync", byref(pointer), c_size_t(size), None)
+    gpu.call("cuStreamSynchronize", None)
+
+    def free() -> None:
+        gpu.call("cuMemFreeAsync", pointer, None)
+        gpu.call("cuStreamSynchronize", None)
+
+    return free
+
+
+def _physical(gpu: Gpu, size: int):
+    properties = AllocationProperties(
+        type=ALLOCATION_PINNED, location_type=LOCATION_DEVICE, location_id=gpu.device.value
+    )
+    unit, handle = c_size_t(), c_uint64()
+    gpu.call("cuMemGetAllocationGranularity", byref(unit), byref(properties), c_int(GRANULARITY_MINIMUM))
+    if size % unit.value:
+        raise Refused("cuMemCreate", OUT_OF_MEMORY)
+    gpu.call("cuMemCreate", byref(handle), c_size_t(size), byref(properties), c_uint64(0))
+    return lambda: gpu.call("cuMemRelease", handle)
+
+
+def _array(gpu: Gpu, size: int):
+    """Rows of 64 KiB of bytes."""
+    descriptor = ArrayDescriptor(65536, max(size // 65536, 1), FORMAT_UINT8, 1)
+    handle = c_void_p()
+    gpu.call("cuArrayCreate_v2", byref(handle), byref(descriptor))
+    return lambda: gpu.call("cuArrayDestroy", handle)
+
+
+#: Each with the least that it allocates, in bytes. An array's size on the card is the driver's.
+KINDS = {
+    "linear": (_linear, 1),
+    "rows": (_pitched, 512),
+    "managed": (_managed, 1),
+    "pool": (_pooled, 1),
+    "physical": (_physical, 1),
+    "array": (_array, 64 << 10),
+}
+
+
+# --- what it does --------------------------------------------------------------------------------------------------------
+
+
+def busy(gpu: Gpu) -> None:
+    """All multiprocessors, until standard input ends."""
+    import threading
+
+    kernel, blocks = gpu.function("busy_1000000"), 8 * gpu.attribute(ATTRIBUTE_MULTIPROCESSORS)
+    ended = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+    say(uuid=gpu.uuid())
+    while not ended.is_set():
+        for _each in range(BATCH):
+            gpu.launch(kernel, blocks)
+        gpu.call("cuCtxSynchronize")
+
+
+def memory(gpu: Gpu, kind: str) -> None:
+    allocate, least = KINDS[kind]
+    free_before, total = gpu.memory()
+    held, frees, code = 0, [], SUCCESS
+    for size in PIECES_BYTES:
+        while size >= least and held < MOST_BYTES:
+            try:
+                frees.append(allocate(gpu, size))
+            except Refused as error:
+                code = error.code
+                if code != OUT_OF_MEMORY:
+                    raise
+                break
+            held += size
+    say(kind=kind, total=total, free=free_before, held=held, code=code, free_full=gpu.memory()[0])
+    sys.stdin.read()
+    for free in frees:
+        free()
+    # A pool gives memory back at a synchronisation, and the limiter counts it within a second (docs/vgpu.md).
+    limit = time.monotonic() + SETTLE_SECONDS
+    while gpu.memory()[0] < free_before and time.monotonic() < limit:
+        gpu.call("cuCtxSynchronize")
+        time.sleep(0.1)
+    say(free_after=gpu.memory()[0])
+
+
+def launches(gpu: Gpu, count: int) -> None:
+    kernel = gpu.function("nothing_0")
+    for _warm in range(100):
+        gpu.launch(kernel)
+    gpu.call("cuCtxSynchronize")
+    best = float("inf")
+    for _round in range(5):
+        began = time.monotonic()
+        for _each in range(count):
+            gpu.launch(kernel)
+        best = min(best, time.monotonic() - began)
+        gpu.call("cuCtxSynchronize")
+    say(launch_seconds=best / count)
+
+
+def kernels(gpu: Gpu, count: int, seconds: float = float("inf")) -> None:
+    kernel = gpu.function("busy_1000000")
+    gpu.launch(kernel)
+    gpu.call("cuCtxSynchronize")
+    say()
+    sys.stdin.readline()
+    began, done = time.monotonic(), 0
+    while done < count and time.monotonic() - began < seconds:
+        for _each in range(BATCH):
+            gpu.launch(kernel)
+        gpu.call("cuCtxSynchronize")
+        done += BATCH
+    say(kernels=done, took=time.monotonic() - began)
+
+
+def say(**facts: object) -> None:
+    print(json.dumps(facts), flush=True)
+
+
+def main(device: str, what: str, *arguments: str) -> None:
+    try:
+        gpu = Gpu(device)
+        if what == "identify":
+            say(uuid=gpu.uuid())
+        elif what == "busy":
+            busy(gpu)
+        elif what == "memory":
+            memory(gpu, *arguments)
+        elif what == "launches":
+            launches(gpu, int(arguments[0]))
+        elif what == "kernels":
+            kernels(gpu, int(arguments[0]), *map(float, arguments[1:]))
+        else:
+            raise SystemExit(__doc__)
+    except (Refused, OSError, AttributeError) as error:
+        # No libcuda, or one that lacks a function.
+        say(error=str(error))
+        sys.exit(3)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
