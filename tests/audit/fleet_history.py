@@ -87,6 +87,7 @@ WELL: Mapping[str, Course] = {
     # That these signs of work are measured; what they show is in gpu:activity_ratio:max5m.
     "gpu:sm_active_ratio": steady(0.5),
     "gpu:pcie_bytes_per_second": steady(0),
+    "gpu:codec_busy_ratio": steady(0),
     "gpu:power_watts": steady(100),
     "gpu:process_cpu_seconds_total": steady(0),
 }

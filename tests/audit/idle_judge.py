@@ -44,7 +44,7 @@ HOLIDAYS = [(24 * DAY + 13 * HOUR, 14 * DAY), (27 * DAY + 22 * HOUR, 14 * DAY), 
 
 @dataclass(frozen=True, repr=False)
 class Wrong:
-    """An audit that is wrong about a pattern: `what` is false flag, missed or false stop."""
+    """An audit that is wrong about a pattern: `what` is false flag, missed, false stop or contradiction missed."""
 
     what: str
     pattern: Pattern
@@ -171,7 +171,10 @@ def judge_one(outcome: Outcome, pattern: Pattern, minute: int, window: int, find
         if not flagged:
             outcome.wrong.append(Wrong("missed", pattern, minute, window, "%s: %s" % (word, reason)))
         return
-    if pattern.cannot_be_told(minute, window):
+    if pattern.contradicts is not None and minute >= pattern.contradicts + DAY:
+        if word != "broken_metrics":
+            outcome.wrong.append(Wrong("contradiction missed", pattern, minute, window, "%s: %s" % (word, reason)))
+    elif pattern.cannot_be_told(minute, window):
         outcome.untold.append((pattern, minute))
         return
     blamed = word in (BLAME if pattern.span(minute) is not None else FLAGS)

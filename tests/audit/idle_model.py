@@ -49,6 +49,7 @@ class Use(NamedTuple):
     memory: float = 0.0
     processes: float = 0.0
     held: float = 0.0
+    codec: float = 0.0
 
 
 #: A process waits, with its memory on the GPU; the same with the clocks kept high.
@@ -64,6 +65,8 @@ CPU_ONLY = REST._replace(cpu=12)
 COPIES = REST._replace(pcie=2e9, power=95, cpu=0.5)
 PEER_COPIES = REST._replace(nvlink=4e9, power=110, cpu=0.05)
 VIDEO = REST._replace(pcie=6e7, power=100, cpu=0.4)
+#: The video engines alone: compressed streams are small, and the driver waits for the engines.
+TRANSCODE = REST._replace(codec=0.3, pcie=2e6, power=95, cpu=0.05)
 
 #: Of a minute: what is sampled, and whether the holder works.
 Schedule = Callable[[int], "tuple[Use, bool]"]
@@ -127,6 +130,8 @@ class Pattern:
     rare: bool = False
     beside: str = ""
     index: int = 0
+    #: From this minute on its metrics contradict each other, all the time or again and again: a day later it is broken_metrics.
+    contradicts: int | None = None
     #: From this minute on no process is on the GPU, whatever the holder is.
     process_ends: int = MINUTES
     #: False where each time of holding is another's: pods of one user that come and go are not.

@@ -42,13 +42,18 @@ WHOLE = (
     Series("gpu:power_limit_watts", lambda use: 700),
     Series("gpu:pcie_bytes_per_second", _field("pcie")),
     Series("gpu:nvlink_bytes_per_second", _field("nvlink")),
+    Series("gpu:codec_busy_ratio", _field("codec")),
 )
+#: The same of a GPU with instances, of which NVML tells no use of the video engines.
+WHOLE_OF_INSTANCES = WHOLE[:-1]
 #: The same as NVIDIA's exporter names it, which the rules in dcgm.yml make gpu:* of.
 DCGM = (
     Series("DCGM_FI_DEV_FB_USED", lambda use: use.memory / (1 << 20)),
     Series("DCGM_FI_DEV_FB_FREE", lambda use: 80 * 1024 - use.memory / (1 << 20)),
     Series("DCGM_FI_DEV_GPU_TEMP", lambda use: 35 + use.power / 20),
     Series("DCGM_FI_DEV_GPU_UTIL", lambda use: round(100 * use.busy)),
+    Series("DCGM_FI_DEV_ENC_UTIL", lambda use: 0),
+    Series("DCGM_FI_DEV_DEC_UTIL", lambda use: round(100 * use.codec)),
     Series("DCGM_FI_PROF_GR_ENGINE_ACTIVE", _field("busy")),
     Series("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", _field("tensor")),
     Series("DCGM_FI_PROF_DRAM_ACTIVE", _field("bandwidth")),
@@ -75,7 +80,12 @@ def _text(pattern: Pattern, host: str, first: int, last: int) -> Iterator[str]:
         if pattern.instance:
             labels = _labels(pattern, host, job, whole=True)
             yield from _of(
-                pattern, (GAUGES[0], *WHOLE), labels, max(first, begin), min(last, end - 1), pattern.neighbour
+                pattern,
+                (GAUGES[0], *WHOLE_OF_INSTANCES),
+                labels,
+                max(first, begin),
+                min(last, end - 1),
+                pattern.neighbour,
             )
         elif not pattern.dcgm:
             yield from _of(pattern, WHOLE, labels, max(first, begin), min(last, end - 1))

@@ -25,6 +25,7 @@ from idle_model import (
     REST,
     SERVE,
     TRAIN,
+    TRANSCODE,
     VIDEO,
     WARM_REST,
     WEEK,
@@ -141,6 +142,12 @@ def stuck(*names: str):
     return lambda name, minute, value: 0.0 if name in names else value
 
 
+def stuck_busy(*names: str):
+    """These series of utilisation never leave their highest value."""
+    full = {"DCGM_FI_DEV_GPU_UTIL": 100.0}
+    return lambda name, minute, value: full.get(name, 1.0) if name in names else value
+
+
 def nan_by_day(name: str, minute: int, value: float) -> float:
     """NaN for ten hours of each day."""
     return math.nan if name in ACTIVITY and minute % DAY < 10 * HOUR else value
@@ -196,6 +203,13 @@ def named(came: int, weeks: int, by: int = 0) -> list[Pattern]:
                 sampled=stuck("DCGM_FI_PROF_GR_ENGINE_ACTIVE", "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "DCGM_FI_PROF_DRAM_ACTIVE")),
         Pattern("mig-zero-at-350w", work(hours(7, 22), SERVE._replace(power=350), WARM_REST), instance="3g.40gb",
                 sampled=stuck(*ACTIVITY)),
+        # No kernel runs: frames are decoded, and stay on the GPU.
+        Pattern("transcoder", work(bursts(hours(7, 23), 20, 60), TRANSCODE), holder=UNIT("transcode.service")),
+        Pattern("transcoder-dcgm", work(bursts(hours(7, 23), 20, 60), TRANSCODE), dcgm=True, holder=UNIT("transcode.service")),
+        # Utilisation stuck at 100 %: of a GPU with profiling whose holder works, and of one by DCGM on which nothing ever runs.
+        Pattern("busy-stuck-office", office(), sampled=stuck_busy("gpu:busy_ratio"), contradicts=came),
+        Pattern("busy-stuck-dcgm", work(never), dcgm=True, sampled=stuck_busy("DCGM_FI_DEV_GPU_UTIL"), contradicts=came,
+                holder=UNIT("predict.service")),
     )  # fmt: skip
     made = tuple(later(one, by) for one in made) if by else made
     return [replace(one, name="%s-%dw" % (one.name, weeks), came=came) for one in made]

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import idle_abandoned
 import idle_working
@@ -57,6 +58,11 @@ def test_who_works_is_never_called_idle(outcome, pattern):
 @pytest.mark.parametrize("pattern", WORKING, ids=lambda one: one.name)
 def test_who_works_is_never_stopped(outcome, pattern):
     assert wrong(outcome, pattern, "false stop") == ""
+
+
+@pytest.mark.parametrize("pattern", [one for one in WORKING if one.contradicts is not None], ids=lambda one: one.name)
+def test_metrics_that_contradict_each_other_are_found(outcome, pattern):
+    assert wrong(outcome, pattern, "contradiction missed") == ""
 
 
 @pytest.mark.parametrize("pattern", LEFT, ids=lambda one: one.name)
@@ -131,6 +137,8 @@ def test_what_no_history_tells_is_not_judged():
     assert not pattern.cannot_be_told(9 * DAY, 14 * DAY) and pattern.cannot_be_told(10 * DAY, 14 * DAY)
     # Of all others the history tells.
     for pattern in [*idle_working.named(0, 4), *LATER, *idle_working.others()]:
+        if pattern.contradicts is not None:
+            continue
         times = range(pattern.came + DAY, MINUTES, 7 * HOUR)
         told = not any(pattern.cannot_be_told(minute, window * DAY) for minute in times for window in (14, 28))
         assert told != pattern.rare, pattern.name
@@ -184,6 +192,9 @@ def test_the_judge_goes_by_the_truth_alone():
         assert said(works, word) == said(waits, word) == []
         assert said(left, word) == ["missed"]
     assert said(works, "right", "a stop") == said(waits, "standby", "a stop") == ["false stop"]
+    broken = replace(days(*range(20)), contradicts=0)
+    assert said(broken, "broken_metrics") == [] and said(broken, "right") == ["contradiction missed"]
+    assert said(broken, "idle") == ["contradiction missed", "false flag"]
     assert said(left, "idle", "a stop") == said(left, "held_without_process") == []
     # Neither early nor late: too soon to say.
     assert said(left, "right", day=12) == said(left, "idle", day=12) == []

@@ -31,6 +31,7 @@ MADE_OF_SEVERAL = {
     series.ACTIVITY,
     series.DEVICE_ACTIVITY,
     series.UNREPORTED_WORK,
+    series.UNEXPLAINED_BUSY,
     "gpu:power_watts:avg1h",
     "gpu:power_watts:min7d",
 }
@@ -171,6 +172,7 @@ def test_the_audit_reads_roll_ups_that_there_are():
         series.ACTIVITY,
         series.DEVICE_ACTIVITY,
         series.UNREPORTED_WORK,
+        series.UNEXPLAINED_BUSY,
     }
     # bandwidth and tensor cores have no peaks, and are not asked for them.
     wanted -= {"", *(one.peaks for one in asked if not {"p99", "max"} & set(one.figures))}

@@ -19,6 +19,7 @@ SIGNS = {
     "gpu:power_limit_watts": "700x6",
     "gpu:pcie_bytes_per_second": "130000x6",
     "gpu:nvlink_bytes_per_second": "0x6",
+    "gpu:codec_busy_ratio": "0x6",
     "gpu:process_cpu_seconds_total": "5000x6",
 }
 
@@ -48,6 +49,9 @@ SIGNS = {
         ({"gpu:pcie_bytes_per_second": "9.9e6x6"}, 0.0099, None),
         ({"gpu:nvlink_bytes_per_second": "5e6x6"}, 0.05, None),
         ({"gpu:nvlink_bytes_per_second": "9e5x6"}, 0.009, None),
+        # The video engines: no kernel runs, and 1 % is the least that NVML tells.
+        ({"gpu:codec_busy_ratio": "0.3x6"}, 0.3, None),
+        ({"gpu:codec_busy_ratio": "0 0 0.01 0 0 0"}, 0.01, None),
         # Half of a core, which prepares the next step; and what a waiting process takes.
         ({"gpu:process_cpu_seconds_total": "5000+30x6"}, 0.05, None),
         ({"gpu:process_cpu_seconds_total": "5000+3x6"}, 0.005, None),
@@ -67,6 +71,7 @@ SIGNS = {
                 "gpu:power_watts": "_x6",
                 "gpu:pcie_bytes_per_second": NANS,
                 "gpu:nvlink_bytes_per_second": NANS,
+                "gpu:codec_busy_ratio": NANS,
                 "gpu:process_cpu_seconds_total": NANS,
             },
             0,
@@ -112,6 +117,7 @@ OWN = {"gpu:busy_ratio": "0x6", "gpu:compute_active_ratio": "0x6", "gpu:memory_b
         ({}, {"gpu:power_watts": "630x6"}, (0.9, 0.9), (0.9, 0.9)),
         ({}, {"gpu:pcie_bytes_per_second": "2e8x6"}, (0.2, 0.2), (None, None)),
         ({}, {"gpu:nvlink_bytes_per_second": "2e7x6"}, (0.2, 0.2), (None, None)),
+        ({}, {"gpu:codec_busy_ratio": "0.2x6"}, (0.2, 0.2), (None, None)),
         # One that is at work explains it, and says nothing of its neighbour.
         ({"gpu:busy_ratio": "0 0 0.1 0 0 0"}, {"gpu:power_watts": "630x6"}, (0.5, 0), (None, None)),
         (
@@ -198,3 +204,62 @@ def test_power_counts_against_the_lowest_hour_too(tmp_path, before, now, limit, 
         # Without PCIe and NVLink no other sign is there.
         expected[series.ACTIVITY] = [(series.ACTIVITY + labels, 0)]
     check(tmp_path, given, expected, "72m")
+
+
+#: Utilisation is stuck, and all else rests.
+STUCK = {**SIGNS, "gpu:busy_ratio": "1x6", "gpu:sm_active_ratio": "0x6", "gpu:processes": "1x6"}
+WITHOUT_SM = {**STUCK, "gpu:sm_active_ratio": "_x6", "gpu:compute_active_ratio": "1x6"}
+
+
+@pytest.mark.parametrize(
+    ("signs", "changes", "stuck"),
+    [
+        (STUCK, {}, True),
+        (STUCK, {"gpu:busy_ratio": "0.99x6"}, True),
+        # It left 99 % once.
+        (STUCK, {"gpu:busy_ratio": "1 1 1 0.98 1 1"}, False),
+        (STUCK, {"gpu:busy_ratio": NANS}, False),
+        # A kernel that waits on one of 160 SMs.
+        (STUCK, {"gpu:sm_active_ratio": "0.006x6"}, False),
+        (STUCK, {"gpu:sm_active_ratio": "0 0 0.002 0 0 0"}, False),
+        # SM activity alone is enough beside what rests or is not measured, and the CPU says nothing against it.
+        (STUCK, {"gpu:power_watts": "_x6", "gpu:process_cpu_seconds_total": "_x6", "gpu:processes": "_x6"}, True),
+        (STUCK, {"gpu:process_cpu_seconds_total": "5000+600x6"}, True),
+        # Work that one of the others shows.
+        (STUCK, {"gpu:tensor_active_ratio": "0.002x6"}, False),
+        (STUCK, {"gpu:memory_bandwidth_active_ratio": "0 0 0.01 0 0 0"}, False),
+        (STUCK, {"gpu:pcie_bytes_per_second": "0 0 1e7 0 0 0"}, False),
+        (STUCK, {"gpu:nvlink_bytes_per_second": "1e6x6"}, False),
+        (STUCK, {"gpu:codec_busy_ratio": "0.01x6"}, False),
+        (STUCK, {"gpu:power_watts": "209x6"}, True),
+        (STUCK, {"gpu:power_watts": "210x6"}, False),
+        (STUCK, {"gpu:power_watts": "31x6", "gpu:power_limit_watts": "70x6"}, True),
+        (STUCK, {"gpu:power_watts": "32x6", "gpu:power_limit_watts": "70x6"}, False),
+        # Without SM activity it takes power and CPU time, or that no process is there.
+        (WITHOUT_SM, {}, True),
+        (WITHOUT_SM, {"gpu:sm_active_ratio": NANS}, True),
+        (WITHOUT_SM, {"gpu:tensor_active_ratio": "_x6", "gpu:memory_bandwidth_active_ratio": "_x6"}, True),
+        (WITHOUT_SM, {"gpu:process_cpu_seconds_total": "5000+5x6"}, True),
+        (WITHOUT_SM, {"gpu:process_cpu_seconds_total": "5000+6x6"}, False),
+        (WITHOUT_SM, {"gpu:process_cpu_seconds_total": "_x6"}, False),
+        (WITHOUT_SM, {"gpu:process_cpu_seconds_total": "_x6", "gpu:processes": "0x6"}, True),
+        (WITHOUT_SM, {"gpu:power_watts": "_x6"}, False),
+        (WITHOUT_SM, {"gpu:power_limit_watts": "_x6"}, False),
+        (WITHOUT_SM, {"gpu:power_watts": "210x6"}, False),
+    ],
+)
+def test_utilisation_that_nothing_explains_is_stuck(tmp_path, signs, changes, stuck):
+    given = [("%s{%s}" % (name, GPU), values) for name, values in {**signs, **changes}.items()]
+    expected = [(series.UNEXPLAINED_BUSY + SHORT, float(changes.get("gpu:busy_ratio", "1x6")[:-2]))] if stuck else []
+    check(tmp_path, given, {series.UNEXPLAINED_BUSY: expected})
+
+
+def test_utilisation_of_an_instance_is_held_against_its_own_sms(tmp_path):
+    own = {"gpu:busy_ratio": "1x6", "gpu:sm_active_ratio": "0x6"}
+    given = [('%s{%s,mig_instance="1"}' % (name, GPU), values) for name, values in own.items()]
+    given += [('%s{%s,mig_instance="2"}' % (name, GPU), "1x6") for name in own]
+    stuck = '%s{gpu_uuid="GPU-1",host="a",mig_instance="1"}' % series.UNEXPLAINED_BUSY
+    check(tmp_path, given, {series.UNEXPLAINED_BUSY: [(stuck, 1)]})
+    # The neighbour's power is no sign that the metrics are right, and may be this one's.
+    given += [("gpu:power_watts{%s}" % GPU, "600x6"), ("gpu:power_limit_watts{%s}" % GPU, "700x6")]
+    check(tmp_path, given, {series.UNEXPLAINED_BUSY: []})

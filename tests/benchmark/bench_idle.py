@@ -19,7 +19,7 @@ import idle_judge
 import idle_working
 from idle_model import WEEK
 
-FIGURES = ("idle_patterns", "idle_false_flags", "idle_recall", "idle_false_stops")
+FIGURES = ("idle_patterns", "idle_false_flags", "idle_recall", "idle_false_stops", "idle_contradictions_missed")
 
 
 def figures(options):
@@ -51,6 +51,7 @@ def figures(options):
     yield FIGURES[1], outcome.count("false flag"), "count"
     yield FIGURES[2], outcome.flagged / outcome.due, "ratio"
     yield FIGURES[3], outcome.count("false stop"), "count"
+    yield FIGURES[4], outcome.count("contradiction missed"), "count"
 
 
 def say(text):

@@ -42,7 +42,7 @@ WARM_UP = 2
 DEADLINE = 600
 MODEL = "NVIDIA H100 80GB HBM3"
 DRIVER = "580.105.08"
-#: What nvitop serves besides. Rules read its throughputs only where GPM tells none.
+#: What nvitop serves besides. Rules read the use of encoders and decoders, and throughputs only where GPM tells none.
 UNREAD = (
     "gpu_memory_utilization_Percentage",
     "gpu_encoder_utilization_Percentage",

@@ -124,9 +124,9 @@ POLLING = {"device_quiet": quiet(13), "held_seconds": TWO_WEEKS}
         # A bridge of four days after normal weekends.
         ("right", {"quiet": quiet(4.5, longest_days=2.6), "held_seconds": TWO_WEEKS}),
         ("idle", {"quiet": quiet(5.3, longest_days=2.6), "held_seconds": TWO_WEEKS}),
-        # The more signals are missing, the longer the grace: 48 h, and 12 h for each of five groups.
-        ("right", {"quiet": quiet(4.4, longest_days=0.1, signals=("kernels",)), "held_seconds": TWO_WEEKS}),
-        ("idle", {"quiet": quiet(4.6, longest_days=0.1, signals=("kernels",)), "held_seconds": TWO_WEEKS}),
+        # The more signals are missing, the longer the grace: 48 h, and 12 h for each of six groups.
+        ("right", {"quiet": quiet(4.9, longest_days=0.1, signals=("kernels",)), "held_seconds": TWO_WEEKS}),
+        ("idle", {"quiet": quiet(5.1, longest_days=0.1, signals=("kernels",)), "held_seconds": TWO_WEEKS}),
         ("right", {"quiet": quiet(1.9, longest_days=0.1), "held_seconds": TWO_WEEKS, "holders": WATCHED}),
         ("idle", {"quiet": quiet(2.1, longest_days=0.1), "held_seconds": TWO_WEEKS, "holders": WATCHED}),
         # A model server with its model loaded, and what only looks like one.
@@ -167,8 +167,11 @@ POLLING = {"device_quiet": quiet(13), "held_seconds": TWO_WEEKS}
         ("broken_metrics", {"unreported_work_seconds": 3600.0}),
         ("broken_metrics", {**IDLE, "unreported_work_seconds": 2 * DAY}),
         ("unhealthy", {"lost": True, "unreported_work_seconds": 2 * DAY}),
+        ("broken_metrics", {"unexplained_busy_seconds": 3600.0}),
+        ("broken_metrics", {**IDLE, "unexplained_busy_seconds": 2 * DAY}),
         # A restart of the exporter.
         ("right", {"unreported_work_seconds": 900.0}),
+        ("right", {"unexplained_busy_seconds": 900.0}),
         # What it needs is not known where its activity is not, unless the memory is full.
         ("saturated", {"memory": stat(79 * GIB), "compute": None, "busy": None}),
         ("no_data", {"memory": stat(10 * GIB), "compute": None, "busy": None}),
@@ -195,7 +198,7 @@ def test_every_word_has_a_reason_and_its_waste():
     idle = judge(holding(**IDLE), seconds=TWO_WEEKS)
     assert "pid 4711" in idle.reason and "No sign of work for 14.0 days; no earlier pause is known" in idle.reason
     assert (
-        "Signals: none. Not measured: kernels, profiling, transfers, power, CPU time, client connections."
+        "Signals: none. Not measured: kernels, profiling, transfers, video engines, power, CPU time, client connections."
         in idle.reason
     )
     assert idle.waste_per_month == pytest.approx(2.0 * 730.5)

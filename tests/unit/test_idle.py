@@ -122,7 +122,12 @@ def test_each_group_of_signals_that_is_missing_makes_the_grace_longer():
 def test_one_signal_of_a_group_is_enough():
     assert missing_groups(()) == GROUPS
     assert missing_groups([signal.name for signal in SIGNALS]) == ()
-    assert missing_groups(["kernels", "tensor cores", "power"]) == ("transfers", "CPU time", "client connections")
+    assert missing_groups(["kernels", "tensor cores", "power"]) == (
+        "transfers",
+        "video engines",
+        "CPU time",
+        "client connections",
+    )
 
 
 def test_a_holiday_lasts_from_midnight_to_midnight_of_its_time_zone():

@@ -26,7 +26,6 @@ from .series import (
     LONG_WINDOW_SECONDS,
     OVER_TIME,
     ROLL_UP_SECONDS,
-    UNREPORTED_WORK,
     Series,
     key_of,
 )
@@ -97,9 +96,9 @@ class Figures:
             figures[figure] = {key(sample.labels): sample.value for sample in answer}
         return self._judged(series, found, figures)
 
-    def unreported_work(self) -> dict[Key, float]:
-        """Return for how many seconds of the window there was work that `gpu:busy_ratio` did not report."""
-        counts = self._over("count", UNREPORTED_WORK, BY, key_of, [(0, self.span)])[0]
+    def recorded_seconds(self, series: str) -> dict[Key, float]:
+        """Return for how many seconds of the window a roll-up of five minutes is there."""
+        counts = self._over("count", series, BY, key_of, [(0, self.span)])[0]
         return {key: count * ROLL_UP_SECONDS for key, count in counts.items()}
 
     def held(self) -> dict[Key, float]:

@@ -28,6 +28,7 @@ class Record:
     quiet: Quiet | None = None
     device_quiet: Quiet | None = None
     unreported_work_seconds: float = 0.0
+    unexplained_busy_seconds: float = 0.0
     xid: Mapping[str, str] = field(default_factory=dict)
     throttled: Mapping[str, float] = field(default_factory=dict)
     denials: float | None = None

@@ -95,6 +95,7 @@ def _of_record(record: Record) -> Holding:
         quiet=record.quiet,
         device_quiet=record.device_quiet,
         unreported_work_seconds=record.unreported_work_seconds,
+        unexplained_busy_seconds=record.unexplained_busy_seconds,
         xid=record.xid,
         throttled=record.throttled,
         denials=record.denials,

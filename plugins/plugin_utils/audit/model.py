@@ -161,6 +161,8 @@ class Holding:
     works_on: tuple[str, ...] = ()
     #: Time in the window in which other metrics showed work that the busy ratio did not report.
     unreported_work_seconds: float = 0.0
+    #: Time in the window in which the busy ratio showed kernels all the time, and no other metric any work.
+    unexplained_busy_seconds: float = 0.0
     xid: Mapping[str, str] = field(default_factory=dict)
     throttled: Mapping[str, float] = field(default_factory=dict)
     denials: float | None = None

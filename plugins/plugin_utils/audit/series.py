@@ -26,12 +26,14 @@ LONG_WINDOW_SECONDS = 3 * 86400
 QUIET_RATIO = 0.01
 QUIET_BUSY_RATIO = QUIET_RATIO / 5
 
-#: The highest sample of any sign of work in five minutes, and the work that `gpu:busy_ratio` does not report: both only as
-#: roll-ups.
+#: The highest sample of any sign of work in five minutes, and the work that `gpu:busy_ratio` does not report, or reports alone:
+#: only as roll-ups.
 ACTIVITY = "gpu:activity_ratio:max5m"
 #: ACTIVITY without the CPU time of processes.
 DEVICE_ACTIVITY = "gpu:device_activity_ratio:max5m"
 UNREPORTED_WORK = "gpu:unreported_work_ratio:avg5m"
+#: There only where `gpu:busy_ratio` shows kernels all the time, and all else that is measured rests.
+UNEXPLAINED_BUSY = "gpu:unexplained_busy_ratio:avg5m"
 
 #: What a figure is in PromQL.
 OVER_TIME = {

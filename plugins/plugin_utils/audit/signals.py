@@ -20,7 +20,19 @@ from .history import History, Key, Record
 from .model import Day, Stat, Subject, Window
 from .prometheus import Prometheus, Sample
 from .quiet_times import BY_DEFAULT, QuietQuestion, device_quiet_times, quiet_times
-from .series import BUSY_FOR_COMPUTE, BY, FLEET, ROLL_UP_SECONDS, SERIES, TENANT, THROTTLED, key_of, tenant_key_of
+from .series import (
+    BUSY_FOR_COMPUTE,
+    BY,
+    FLEET,
+    ROLL_UP_SECONDS,
+    SERIES,
+    TENANT,
+    THROTTLED,
+    UNEXPLAINED_BUSY,
+    UNREPORTED_WORK,
+    key_of,
+    tenant_key_of,
+)
 
 #: Clocks further apart than this are told of.
 _SKEW_SECONDS = 60
@@ -153,8 +165,10 @@ class _Reading:
         ]
         if without:
             self._keep("busy", self.figures.stats(BUSY_FOR_COMPUTE, sources["busy"]))
-        for key, seconds in self.figures.unreported_work().items():
+        for key, seconds in self.figures.recorded_seconds(UNREPORTED_WORK).items():
             self._change(key, unreported_work_seconds=seconds)
+        for key, seconds in self.figures.recorded_seconds(UNEXPLAINED_BUSY).items():
+            self._change(key, unexplained_busy_seconds=seconds)
         held = self.figures.held()
         for key, seconds in held.items():
             self._change(key, held_seconds=seconds)

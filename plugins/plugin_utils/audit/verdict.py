@@ -32,8 +32,8 @@ _NOTEBOOKS = ("ipykernel", "jupyter")
 #: Classes of XIDs after which a board needs a person or a reset; docs/alerts.md has the numbers of each.
 _HARD_CLASSES = ("hardware", "memory", "remap_failed", "lost")
 
-#: Work that the busy ratio did not report for this long in the window makes its metrics broken: less may be a restart's.
-_UNREPORTED_SECONDS = 3600.0
+#: Metrics that contradict each other for this long in the window are broken: less may be a restart's.
+_CONTRADICTION_SECONDS = 3600.0
 
 #: What slows a GPU against its will; a power cap is what the operator set, and says that the GPU is worked.
 _HARMFUL = ("hw_slowdown", "hw_thermal", "sw_thermal", "hw_power_brake")
@@ -100,9 +100,9 @@ def _judge(holding: Holding, limits: Thresholds, seconds: float | None) -> tuple
     held = is_held(holding)
     if holding.subject.kind == "tenant":
         return _judge_tenant(holding, limits)
-    if holding.unreported_work_seconds >= _UNREPORTED_SECONDS:
-        reason = "For %s its metrics contradict each other: no kernel ran, yet SMs, tensor cores or power show work."
-        return "broken_metrics", reason % duration(holding.unreported_work_seconds), 0.0
+    contradiction = _contradiction(holding)
+    if contradiction:
+        return "broken_metrics", contradiction, 0.0
     rest = resting(holding, limits.idle_policy)
     if rest and held is False:
         return "free", "Nobody holds it. No sign of work for %s." % duration(rest.seconds), 1.0
@@ -119,6 +119,18 @@ def _judge(holding: Holding, limits: Thresholds, seconds: float | None) -> tuple
     if short:
         return "no_data", short, 0.0
     return _judge_use(holding, limits)
+
+
+def _contradiction(holding: Holding) -> str:
+    """Say how its metrics contradict each other; empty where they do not, or not for long."""
+    unreported, unexplained = holding.unreported_work_seconds, holding.unexplained_busy_seconds
+    if unreported >= _CONTRADICTION_SECONDS:
+        reason = "For %s its metrics contradict each other: no kernel ran, yet SMs, tensor cores or power show work."
+        return reason % duration(unreported)
+    if unexplained >= _CONTRADICTION_SECONDS:
+        reason = "For %s its metrics contradict each other: utilisation is stuck at 99 %% or more, yet nothing else shows work."
+        return reason % duration(unexplained)
+    return ""
 
 
 def _never_used(holding: Holding, limits: Thresholds) -> bool:

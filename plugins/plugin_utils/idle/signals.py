@@ -37,6 +37,7 @@ SIGNALS = (
     Signal("memory bandwidth", "gpu:memory_bandwidth_active_ratio", "profiling"),
     Signal("PCIe traffic", "gpu:pcie_bytes_per_second", "transfers"),
     Signal("NVLink traffic", "gpu:nvlink_bytes_per_second", "transfers"),
+    Signal("video engines", "gpu:codec_busy_ratio", "video engines"),
     POWER,
     CPU_TIME,
     CLIENTS,
