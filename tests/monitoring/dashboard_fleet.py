@@ -24,6 +24,9 @@ node-1 is of cluster a, in the role's jobs. node-2 is in a job of another name w
 been down for half an hour.
 
 A second exporter tells of GPUs 0, 1 and 6 of node-1, and of the tenants, in the same words as the first.
+
+All that is idle above was so for 49 hours. Not so the instance held by slurm, which worked a day ago, and the T4, which has
+samples of a day only. The utilisation of GPU 6 of node-1 is stuck.
 """
 
 from __future__ import annotations
@@ -34,6 +37,9 @@ HOSTS = ["node-1", "node-2", "node-3"]
 GIB = 1 << 30
 HOURS = 3
 STEP = 60
+#: Roll-ups of five minutes, which panels read further back: hours and seconds.
+ACTIVITY = "gpu:activity_ratio:max5m"
+LONGER = {ACTIVITY: (49, 300)}
 PRICES = {"H100": 2.4, "A100": 1.0, "NVIDIA A100-SXM4-80GB": 1.6}
 SIZES = {"H100": 80, "A100": 40, "T4": 16}
 
@@ -110,14 +116,27 @@ def series():
     yield "ALERTS", {"alertname": "DiskFull", "host": "node-1", **firing}, 1
     for device in DEVICES:
         yield from _device(device)
+        labels = _gpu(device.host, device.index, device.model)
+        of = {"host": device.host, "gpu_uuid": labels["gpu_uuid"]}
+        yield ACTIVITY, {**of, "mig_instance": device.instance} if device.instance else of, _activity(device)
         if (device.host, device.index) in TOLD_TWICE:
             yield from ((name, {**labels, **SECOND}, value) for name, labels, value in _device(device))
     whole = {(one.host, one.index): _gpu(one.host, one.index, one.model) for one in DEVICES}
     whole["node-2", 1] = _gpu("node-2", 1, "H100")
     for (host, index), labels in whole.items():
         yield from _health(labels, lost=(host, index) == ("node-2", 1), drifted=(host, index) == ("node-1", 2))
+    yield "gpu:unexplained_busy_ratio:avg5m", {"host": "node-1", "gpu_uuid": "GPU-node-1-6"}, 1
     for exporter in ({}, SECOND):
         yield from _sharing({**whole["node-1", 5], **exporter})
+
+
+def _activity(one):
+    """The highest sign of work in the last five minutes, at so many seconds since the start."""
+    if one.held == "slurm":
+        return lambda seconds: float(86400 <= seconds < 90000)
+    if one.model == "T4":
+        return lambda seconds: 0 if seconds >= 90000 else None
+    return one.busy
 
 
 def _device(one):
@@ -150,6 +169,9 @@ def _health(labels, lost, drifted):
         return
     yield "gpu:power_watts", labels, 300
     yield "gpu:power_limit_watts", labels, 700
+    yield "gpu:pcie_bytes_per_second", labels, 2e9
+    yield "gpu:nvlink_bytes_per_second", labels, 3e10
+    yield "gpu:codec_busy_ratio", labels, 0.3
     yield "gpu:temperature_celsius", labels, 60
     for kind in ("ecc_corrected", "ecc_uncorrected", "pcie_replay"):
         yield "gpu:errors_total", {**labels, "kind": kind}, lambda seconds: seconds // 600
@@ -176,11 +198,12 @@ def _sharing(labels):
 
 def openmetrics(end):
     """The history until `end` (seconds since 1970), as promtool reads it."""
-    start = end - HOURS * 3600
     lines = []
     for name, labels, value in series():
         inside = ",".join('%s="%s"' % pair for pair in sorted(labels.items()))
-        for at in range(start, end + 1, STEP):
+        hours, step = LONGER.get(name, (HOURS, STEP))
+        start = end - hours * 3600
+        for at in range(start, end + 1, step):
             number = value(at - start) if callable(value) else value
             if number is None:
                 continue

@@ -22,6 +22,7 @@ from prometheus_process import running
 from rule_files import RULES, TOOLS, rules_of
 
 ROLE = RULES[0].parents[2]
+ROLL_UPS = ROLE / "files" / "rollups.yml"
 FILES = sorted((ROLE / "files" / "dashboards").glob("*.json"))
 BOARDS = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in FILES}
 RANGE = 3600
@@ -140,7 +141,7 @@ def test_a_panel_says_what_it_shows_in_which_unit(name, panel):
 
 
 def test_only_series_are_asked_for_that_rules_write():
-    written = {rule.name for rule in rules_of(RULES)} | {"gpu:price_per_hour", "ALERTS", "up"}
+    written = {rule.name for rule in rules_of([*RULES, ROLL_UPS])} | {"gpu:price_per_hour", "ALERTS", "up"}
     for board in BOARDS.values():
         for panel in panels(board):
             for target in panel["targets"]:
@@ -232,6 +233,9 @@ def figure(prometheus, name, title):
         ("Busy", 4),
         ("Held, idle", 3),
         ("Free", 3),
+        ("Held, quiet for 48 h", 2),
+        ("They cost, per hour", pytest.approx(2.4 + 0.2)),
+        ("Contradicting metrics", 1),
         ("Alerts", 2),
         ("Exporters down", 2),
         ("Lost", 1),

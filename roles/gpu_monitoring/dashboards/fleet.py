@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import queries as q
 from kit import GREEN, ORANGE, PER_DEVICE, RED, bars, board, fill, lines, number, rows, section, total
-from parts import ALARM, GPU_LINK, HOST_LINK, USE_COLORS, WARN, alerts, use
+from parts import ALARM, GPU_LINK, HOST_LINK, MONEY, USE_COLORS, WARN, alerts, use
 
 
 def fleet():
@@ -51,6 +51,32 @@ def fleet():
                 "none",
                 f"sum({q.DOWN})",
                 ALARM,
+            ),
+            number(
+                "Held, quiet for 48 h",
+                "GPUs and MIG instances that somebody has, without any sign of work in 48 hours. The audit calls them idle "
+                "once that is longer than their holder's own pauses explain.",
+                "none",
+                f"sum({q.held_quiet()})",
+                WARN,
+                span=8,
+            ),
+            number(
+                "They cost, per hour",
+                "What those that are held and quiet cost. Where the inventory has prices (gpu_monitoring_prices).",
+                MONEY,
+                f"sum({q.lost_money(q.held_quiet())})",
+                ((None, GREEN), (0.01, ORANGE)),
+                span=8,
+            ),
+            total(
+                "Contradicting metrics",
+                "GPUs and MIG instances whose utilisation is stuck: other metrics show work that it does not, or none at all. "
+                "Nothing is known of their use until the exporter is repaired.",
+                "none",
+                q.contradictions(),
+                ALARM,
+                span=8,
             ),
             lines(
                 "GPUs and MIG instances by use",
@@ -125,13 +151,6 @@ def fleet():
                 most=1,
             ),
             lines(
-                "Memory in use",
-                "The share of the GPUs' memory that is taken, by model.",
-                "percentunit",
-                [(device_memory[0], "{{model}}")],
-                most=1,
-            ),
-            lines(
                 "Power",
                 "What the GPUs draw, all together, and what they may.",
                 "watt",
@@ -139,6 +158,32 @@ def fleet():
                     (f"sum({q.whole('gpu:power_watts')})", "drawn"),
                     (f"sum({q.whole('gpu:power_limit_watts')})", "allowed"),
                 ],
+            ),
+            lines(
+                "PCIe and NVLink",
+                "What goes over the GPUs' PCIe and NVLink, both directions, all GPUs together.",
+                "Bps",
+                [
+                    (f"sum({q.whole('gpu:pcie_bytes_per_second')})", "PCIe"),
+                    (f"sum({q.whole('gpu:nvlink_bytes_per_second')})", "NVLink"),
+                ],
+            ),
+            lines(
+                "Memory in use",
+                "The share of the GPUs' memory that is taken, by model.",
+                "percentunit",
+                [(device_memory[0], "{{model}}")],
+                most=1,
+            ),
+            lines(
+                "Video engines",
+                "GPUs by how busy their encoders and decoders are: the average of all, and the busiest one.",
+                "percentunit",
+                [
+                    (f"avg({q.whole('gpu:codec_busy_ratio')})", "average"),
+                    (f"max({q.whole('gpu:codec_busy_ratio')})", "busiest"),
+                ],
+                most=1,
             ),
             rows(
                 "Models and drivers",

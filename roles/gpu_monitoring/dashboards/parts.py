@@ -55,6 +55,22 @@ def device_lines(where, legend):
             [(q.device("gpu:memory_used_bytes", where), legend)],
         ),
         lines("Power", "What each GPU draws.", "watt", [(q.whole("gpu:power_watts", where), per_gpu)]),
+        lines(
+            "PCIe and NVLink",
+            "What goes over each GPU's PCIe and NVLink, both directions.",
+            "Bps",
+            [
+                (q.whole("gpu:pcie_bytes_per_second", where), per_gpu + " PCIe"),
+                (q.whole("gpu:nvlink_bytes_per_second", where), per_gpu + " NVLink"),
+            ],
+        ),
+        lines(
+            "Video engines",
+            "How busy the encoders or decoders of each GPU are, whichever are busier.",
+            "percentunit",
+            [(q.whole("gpu:codec_busy_ratio", where), per_gpu)],
+            most=1,
+        ),
         lines("Temperature", "Of each GPU.", "celsius", [(q.whole("gpu:temperature_celsius", where), per_gpu)]),
         states(
             "Throttled",

@@ -18,6 +18,10 @@ DEVICE = "host, gpu_uuid, gpu_index, mig_profile, mig_instance"
 WHOLE = "host, gpu_uuid, gpu_index"
 #: Below it a device counts as idle: background work of a driver or an exporter is less.
 BUSY_FROM = "0.05"
+#: As in the audit's rule (docs/audit.md): so long without a sign of work, of which nine tenths of the samples are there.
+QUIET_FOR = "48h"
+QUIET_SAMPLES = 518
+QUIET_BELOW = "0.01"
 
 
 def device(series, where=HOST, by=DEVICE):
@@ -58,6 +62,25 @@ def held_idle(where=HOST):
 
 def free(where=HOST):
     return f"{is_idle(where)} * on ({KEY}) ({holders(where)} == bool 0)"
+
+
+def is_quiet(where=HOST):
+    """1 for each device without a sign of work in the grace of the audit, else 0. No series where samples are missing."""
+    activity = f"gpu:activity_ratio:max5m{{{where}}}[{QUIET_FOR}]"
+    return (
+        f"(max by ({KEY}) (max_over_time({activity})) < bool {QUIET_BELOW} "
+        f"and max by ({KEY}) (count_over_time({activity})) >= {QUIET_SAMPLES})"
+    )
+
+
+def held_quiet(where=HOST):
+    return f"{is_quiet(where)} * on ({KEY}) ({holders(where)} > bool 0)"
+
+
+def contradictions(where=HOST):
+    """Devices whose metrics contradict each other now: work that the utilisation does not show, or shows alone."""
+    names = "gpu:unreported_work_ratio:avg5m|gpu:unexplained_busy_ratio:avg5m"
+    return f'count(group by ({KEY}) ({{__name__=~"{names}", {where}}})) or 0 * count(group by (host) (up))'
 
 
 def unknown(where=HOST):
