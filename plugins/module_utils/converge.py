@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Mapping, Sequence
 
 from . import lost_gpus, mig_apply, mig_recover
 from .busy import FAIL, FORCE, REFUSE, OnBusy, end_holders, patiently
@@ -19,32 +19,17 @@ from .disturbance import Disturbance
 from .errors import ApplyError, BusyError, FollowError
 from .follow import Owing, follow, foretell
 from .host_change import HostChange
-from .layout_run import (
-    ALL_PARTS,
-    GPUS,
-    MPS,
-    NO_MPS,
-    NO_VGPU,
-    VGPU,
-    Beside,
-    make_plan,
-    observe,
-    staying,
-)
+from .layout_run import ALL_PARTS, GPUS, PlanRequest, look, make_plan, observe, services_for, staying
 from .layout_types import Layout
 from .lost_gpus import answering
 from .mig_steps import Plan, standing
 from .model import Host
-from .mps_apply import MpsChange
-from .mps_host import MpsHost
-from .mps_model import MpsSeen
 from .nvml import Session
 from .ownership import Owned, Ownership, Record, owned_instance
-from .techniques.registry import TECHNIQUES, observers_for
+from .services import Clear, Look, Pids, Service, merged
+from .techniques.registry import SERVICES, TECHNIQUES, observers_for
 from .transaction import Journal, locked
 from .trial import PendingReboot
-from .vgpu_apply import VgpuChange
-from .vgpu_host import VgpuHost, applies
 
 
 @dataclass(frozen=True)
@@ -87,23 +72,25 @@ class Run:
         return self.plan.changes or self.recovered == "old" or bool(self.followed)
 
 
-def foresee(request: Request, on_busy: str = FAIL, library_comes: bool = False) -> Run:
-    """What a run would do. Changes nothing, and needs no lock. Raises as `converge` does, as far as it can be known.
+def foresee(request: Request, on_busy: str = FAIL, installs: bool = False) -> Run:
+    """Return what a run would do. Changes nothing, and needs no lock. Raises as `converge` does, as far as it can be known.
 
-    With `library_comes` the library of the tenants may be missing still.
+    With `installs` the software of services may be missing still.
     """
     with Session() as session:
         session.observers = observers_for(request.layout, request.directory, request.parts)
-        host, beside = _look(session, request.parts)
+        services = services_for(request.parts, session.private)
+        host = look(session, services)
         ownership = Ownership(request.unlisted, _owned(request.directory, host))
         there = answering(request.layout, host, request.lost)
-        plan = make_plan(there.layout, host, ownership, request.saved, request.parts, beside, library_comes)
+        asked = PlanRequest(request.parts, request.saved, installs)
+        plan = make_plan(there.layout, host, ownership, asked, services)
         if on_busy == FAIL:
             mig_apply.refuse_disturbance(plan)
         owed = Owing(request.directory).due()
         follows = (plan.changes_devices or owed) and not session.private
-        absent = beside.tenants.available() if beside.tenants is not None and plan.vgpu.takes_library else None
-        missing = () if absent is None else (str(absent),)
+        parts = {part.key: part for part in plan.parts}
+        missing = tuple(filter(None, (service.missing(parts[service.key]) for service in services)))
         followed = foretell(request.services, again=owed) if follows else ()
         return Run(plan, host, followed=followed, missing=missing, warnings=there.warnings)
 
@@ -160,10 +147,10 @@ class _Work:
         return dataclasses.replace(run, followed=self._follow(session))
 
     def _attempt(self, session: Session) -> Run:
-        own: tuple[MpsSeen, ...] = ()
+        own: Pids = {}
 
-        def look() -> Host:
-            # What stays is in nobody's way; a daemon that was to be stopped, and is there yet, is.
+        def look_again() -> Host:
+            # A service that stays is in nobody's way; one that should have stopped is.
             return observe(session, own)
 
         clear = self._clear if self.on_busy.policy == FORCE else None
@@ -172,29 +159,30 @@ class _Work:
                 session,
                 self.journal,
                 record=self.record,
-                look=look,
+                look=look_again,
                 clear=clear,
-                daemons=None if session.private else MpsHost(),
-                tenants=VgpuHost if applies(session.private) else None,
+                services=[each(session.private) for each in SERVICES],
             )
             or self.recovered
         )
         session.observers = observers_for(self.request.layout, self.request.directory, self.request.parts)
-        host, beside = _look(session, self.request.parts)
+        services = services_for(self.request.parts, session.private)
+        host = look(session, services)
         ownership = Ownership(self.request.unlisted, self.record.read())
         there = answering(self.request.layout, host, self.request.lost)
-        plan = make_plan(there.layout, host, ownership, self.request.saved, self.request.parts, beside)
+        asked = PlanRequest(self.request.parts, self.request.saved)
+        plan = make_plan(there.layout, host, ownership, asked, services)
         if GPUS in self.request.parts:
             # Modes that an earlier run left pending are set or taken back from here on.
             self.pending_reboot.end()
-        own = staying(plan)
+        own = staying(plan, services)
         if plan.changes and clear is None:
             mig_apply.refuse_disturbance(plan)
         if self.leave_pending and any(map(mig_apply.mode_changes, plan.gpus)):
-            # Of daemons that stay the clients count here: the reboot would end them too.
-            self._refuse_loss(observe(session, beside.daemons_seen, clients=True), plan)
+            # The clients of services that stay count here: the reboot would end them too.
+            self._refuse_loss(observe(session, merged(each.own(clients=False) for each in services)), plan)
             self._leave_pending(session, plan)
-            return Run(plan, look(), self.recovered, tuple(self.ended), True, warnings=there.warnings)
+            return Run(plan, look_again(), self.recovered, tuple(self.ended), True, warnings=there.warnings)
         if plan.changes:
             if plan.changes_devices:
                 self.owing.begin()
@@ -205,9 +193,9 @@ class _Work:
                 self.journal,
                 ownership=ownership,
                 record=self.record,
-                look=look,
+                look=look_again,
                 clear=clear,
-                beside=_change(beside, plan, look, clear),
+                beside=_change(services, plan, look_again, clear),
             )
         for technique in TECHNIQUES:
             if technique.observer in session.observers:
@@ -290,19 +278,7 @@ def _owned(directory: str, host: Host) -> frozenset[Owned]:
     return frozenset(made | {o for o in owned if (o.gpu_uuid, o.profile, o.start) not in places})
 
 
-def _look(session: Session, parts: Sequence[str]) -> tuple[Host, Beside]:
-    """The host, and what it has beside its GPUs: nothing for GPUs that only this process has."""
-    daemons = MpsHost() if not session.private and {MPS, NO_MPS}.intersection(parts) else None
-    daemons_seen = () if daemons is None else daemons.observe()
-    host = observe(session, daemons_seen)
-    tenants = VgpuHost(host.gpus) if applies(session.private) and {VGPU, NO_VGPU}.intersection(parts) else None
-    return host, Beside(daemons, daemons_seen, tenants, () if tenants is None else tenants.observe())
-
-
-def _change(beside: Beside, plan: Plan, look: Callable[[], Host], clear: mig_apply.Clear | None) -> HostChange:
-    daemons = tenants = None
-    if beside.daemons is not None and plan.mps.steps:
-        daemons = MpsChange(beside.daemons, plan.mps, clear)
-    if beside.tenants is not None and plan.vgpu.steps:
-        tenants = VgpuChange(beside.tenants, plan.vgpu, look, clear)
-    return HostChange(daemons, tenants)
+def _change(services: Sequence[Service], plan: Plan, look: Look, clear: Clear | None) -> HostChange:
+    parts = {part.key: part for part in plan.parts}
+    changes = [service.change(parts[service.key], look, clear) for service in services]
+    return HostChange([change for change in changes if change is not None])

@@ -22,7 +22,8 @@ from .mps_host import adjustable
 from .mps_model import MpsDaemon, MpsSeen
 from .mps_steps import StartMps, StopMps
 from .ownership import Ownership
-from .selector import matches, select, targets
+from .selector import matches, select
+from .targets import targets
 from .vgpu_model import MPS, VgpuSeen
 from .vgpu_steps import RemoveTenant
 

@@ -19,7 +19,7 @@ from .nvml_calls import driver_loaded, lend
 from .ownership import POLICIES
 from .pci import nvidia_gpus
 from .runner import respawn_with_pynvml
-from .selector import asked
+from .targets import asked
 from .transaction import DIRECTORY
 
 
@@ -66,7 +66,7 @@ def bring_about(params: dict[str, Any], check_mode: bool, parts: Sequence[str] =
     try:
         if check_mode:
             # An earlier task of the same dry run may be the one that would install it.
-            done = foresee(request, params["on_busy"], library_comes=True)
+            done = foresee(request, params["on_busy"], installs=True)
         else:
             done = converge(
                 request,

@@ -16,7 +16,6 @@ from . import mig_plan, mig_steps
 from .busy import can_be_ended, make_way
 from .disturbance import Disturbance
 from .errors import ApplyError, BusyError, FleetError, NvmlError, ResetRefusedError
-from .gpu_part import PartStep
 from .holders_model import UNKNOWN
 from .host_change import HostChange
 from .mig_steps import GpuPlan, Plan, Target
@@ -24,14 +23,13 @@ from .model import Holder, Host, Process
 from .nvml import Session
 from .nvml_calls import IN_USE, RESET_REQUIRED, SUCCESS
 from .ownership import Ownership, Record
+from .plan_parts import PartStep
 from .reset import reset_gpu
+from .services import Clear, Look
 from .techniques.registry import technique_of
 from .transaction import Journal
 
 Reset = Callable[[str, bool], None]
-Look = Callable[[], Host]
-#: Ends those who are in the way; says whether there was anybody whom it could end.
-Clear = Callable[[Sequence[Disturbance]], bool]
 
 #: Steps that end what runs in the instance, or on the GPU.
 ENDING_STEPS = (mig_steps.SetMigMode, mig_steps.DestroyComputeInstance, mig_steps.DestroyGpuInstance)
@@ -54,8 +52,7 @@ def apply(
     something, because a job may have begun since the plan was made. With `clear` (which needs `look`), whoever is in
     the way there is ended, GPU by GPU, instead of ending the run.
 
-    What changes `beside` the GPUs, MPS daemons and tenants, goes before the first step and comes after the last one; a failure
-    there brings all back likewise.
+    Services `beside` the GPUs stop before the first step and start after the last one; a failure there brings all back likewise.
 
     Where there is a `record`, it knows the instances that stand at the end as soon as the journal is gone.
 
@@ -69,7 +66,7 @@ def apply(
     changed = sorted((gpu for gpu in plan.gpus if gpu.steps), key=lambda gpu: not mode_changes(gpu))
     before, after = [mig_plan.target_of(gpu.gpu) for gpu in changed], [gpu.target for gpu in changed]
     beside = beside or HostChange()
-    journal.begin(before, after, *(entry.to_data() for entry in beside.record))
+    journal.begin(before, after, beside.record)
     done: list[str] = []
     try:
         beside.stop(done)

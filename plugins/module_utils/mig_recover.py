@@ -5,21 +5,21 @@
 
 from __future__ import annotations
 
-from typing import Callable, Sequence
+import functools
+from typing import Sequence
 
-from . import durable, mig_plan, mps_apply, vgpu_apply
+from . import durable, mig_plan
 from .busy import can_be_ended
 from .errors import ApplyError, BusyError, FleetError, attempt_all
-from .mig_apply import Clear, Look, Reset, expect, go_back, run_steps, settled
+from .mig_apply import Reset, expect, go_back, run_steps, settled
 from .mig_steps import Plan, Target
 from .model import Gpu, Host
-from .mps_host import MpsHost
 from .nvml import Session
 from .ownership import Record
 from .reset import reset_gpu
+from .services import Clear, Look, Service
 from .techniques.observers import OBSERVERS
 from .transaction import Entry, Journal
-from .vgpu_host import VgpuHost
 
 
 def recover(
@@ -29,15 +29,14 @@ def recover(
     record: Record | None = None,
     look: Look | None = None,
     clear: Clear | None = None,
-    daemons: MpsHost | None = None,
-    tenants: Callable[[Sequence[Gpu]], VgpuHost] | None = None,
+    services: Sequence[Service] = (),
 ) -> str | None:
     """Finish what a run that was cut off left: None where there is nothing, else which layout stands now, old or new.
 
     The new layout stands where the run had got as far as that. Otherwise the old one is brought back; where that would
     end something that runs (a job that began since), the rest of the new one is made if that ends nothing. Where both
-    would, `clear` ends it, or without one BusyError is raised. With the old layout the MPS `daemons` and the
-    `tenants` come back that the run had stopped or changed. Raises ApplyError where it fails. The journal then stays as it was.
+    would, `clear` ends it, or without one BusyError is raised. With the old layout comes back
+    what the run had stopped or changed of the `services`. Raises ApplyError where it fails. The journal then stays as it was.
     """
     entry = journal.read()
     if entry is None:
@@ -48,8 +47,10 @@ def recover(
     there = {gpu.uuid for gpu in gpus}
     before, after = ([t for t in targets if t.gpu_uuid in there] for targets in (entry.before, entry.after))
     outcome = "new"
-    only_daemons = not entry.before and not entry.after
-    reached = None if only_daemons and entry.daemons["starts"] else _reached(gpus, after)
+    changed = [service for service in services if service.key in entry.beside]
+    beside_only = not entry.before and not entry.after
+    unfinished = beside_only and any(service.unfinished(entry.beside[service.key]) for service in changed)
+    reached = None if unfinished else _reached(gpus, after)
     if reached is None:
         try:
             host, reached = _back_or_on(session, before, after, reset, look, clear)
@@ -63,8 +64,7 @@ def recover(
             outcome = "old"
     if outcome == "old":
         attempt_all(
-            (lambda: mps_apply.bring_back(entry.daemons, daemons, host)) if daemons is not None else None,
-            (lambda: vgpu_apply.bring_back(entry.tenants, tenants(host.gpus))) if tenants is not None else None,
+            *(functools.partial(service.bring_back, entry.beside[service.key], host) for service in changed),
         )
     with settled(outcome):
         if record is not None and reached is None:

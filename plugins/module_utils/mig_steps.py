@@ -12,10 +12,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Mapping, Sequence, Union
 
 from .disturbance import Disturbance
-from .gpu_part import GpuPart, PartStep
 from .model import Gpu, GpuInstance, Placement, to_data
-from .mps_steps import MpsPlan
-from .vgpu_steps import VgpuPlan
+from .plan_parts import GpuPart, HostPart, PartStep
 
 DEFAULT, EXCLUSIVE_PROCESS = "default", "exclusive_process"
 
@@ -247,20 +245,17 @@ class GpuPlan:
         return False
 
 
-_NO_DAEMONS, _NO_TENANTS = MpsPlan(), VgpuPlan()
-
-
 @dataclass(frozen=True)
 class Plan:
     """What a host needs, GPU by GPU in index order. GPUs that the layout does not name are not in it."""
 
     gpus: tuple[GpuPlan, ...] = ()
-    mps: MpsPlan = _NO_DAEMONS
-    vgpu: VgpuPlan = _NO_TENANTS
+    #: What changes beside the GPUs, in the order of the registry of techniques.
+    parts: tuple[HostPart, ...] = ()
 
     @property
     def changes(self) -> bool:
-        return any(gpu.steps for gpu in self.gpus) or bool(self.mps.steps) or bool(self.vgpu.steps)
+        return any(each.steps for each in (*self.gpus, *self.parts))
 
     @property
     def changes_devices(self) -> bool:
@@ -269,25 +264,23 @@ class Plan:
 
     @property
     def disturbs(self) -> tuple[Disturbance, ...]:
-        return (*(found for gpu in self.gpus for found in gpu.disturbs), *self.mps.disturbs, *self.vgpu.disturbs)
+        return tuple(found for each in (*self.gpus, *self.parts) for found in each.disturbs)
 
     def lines(self) -> list[str]:
-        """The plan for people, one line a GPU, and one for each MPS daemon and each tenant that changes."""
-        return [*map(str, self.gpus), *self.mps.lines(), *self.vgpu.lines()]
+        """Return the plan for people: one line a GPU, and one for each thing beside the GPUs that changes."""
+        return [*map(str, self.gpus), *(line for part in self.parts for line in part.lines())]
 
     def changed(self, gpu: GpuPlan) -> bool:
-        """Whether the GPU changes, or a daemon that serves it, or one of its tenants."""
-        return bool(gpu.steps) or gpu.gpu.uuid in self.mps.gpus_changed() | self.vgpu.gpus_changed()
+        """Return whether the GPU changes, or what is beside it."""
+        return bool(gpu.steps) or any(gpu.gpu.uuid in part.gpus_changed() for part in self.parts)
 
     def before(self, gpu: GpuPlan) -> str:
-        """The GPU with its daemons and tenants as observed, in one line."""
-        uuid = gpu.gpu.uuid
-        return gpu.before() + _served(self.mps.before(uuid)) + _shared(self.vgpu.before(uuid))
+        """Return the GPU with what is beside it as observed, in one line."""
+        return ", ".join(filter(None, [gpu.before(), *(part.before(gpu.gpu.uuid) for part in self.parts)]))
 
     def after(self, gpu: GpuPlan) -> str:
-        """The GPU with its daemons and tenants as they will be when the plan is done, in the words of `before`."""
-        uuid = gpu.gpu.uuid
-        return gpu.after() + _served(self.mps.after(uuid)) + _shared(self.vgpu.after(uuid))
+        """Return the GPU with what is beside it as it will be when the plan is done, in the words of `before`."""
+        return ", ".join(filter(None, [gpu.after(), *(part.after(gpu.gpu.uuid) for part in self.parts)]))
 
     def counts(self) -> dict[str, int]:
         """GPU instances to create, to destroy and kept, and GPUs that change."""
@@ -298,14 +291,6 @@ class Plan:
             "keep": sum(len(gpu.kept) for gpu in self.gpus),
             "gpus_changed": sum(self.changed(gpu) for gpu in self.gpus),
         }
-
-
-def _served(daemons: Sequence[str]) -> str:
-    return ", MPS %s" % " and ".join(daemons) if daemons else ""
-
-
-def _shared(tenants: Sequence[str]) -> str:
-    return ", vgpu %s" % ", ".join(tenants) if tenants else ""
 
 
 def _wanted_instance(data: Mapping[str, Any]) -> WantedInstance:

@@ -10,8 +10,7 @@ takes to start the daemon of before.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Mapping
 
 from . import mps_files, mps_plan
 from .busy import make_way
@@ -19,22 +18,9 @@ from .disturbance import Disturbance
 from .errors import ApplyError, attempt_all
 from .model import Host
 from .mps_host import MpsHost, adjustable
-from .mps_model import MpsSeen
+from .mps_model import KEY, MpsSeen
 from .mps_steps import MpsPlan, caps
-
-#: Ends those who are in the way; says whether there was anybody whom it could end.
-Clear = Callable[[Sequence[Disturbance]], bool]
-
-
-@dataclass(frozen=True)
-class DaemonsEntry:
-    """Of a change that may be cut off: the daemons that it stops, as they were, and the names of those that it starts."""
-
-    stops: tuple[MpsSeen, ...] = ()
-    starts: tuple[str, ...] = ()
-
-    def to_data(self) -> dict[str, Any]:
-        return {"stops": [mps_files.to_data(s.daemon, s.devices) for s in self.stops], "starts": list(self.starts)}
+from .services import Clear
 
 
 def bring_back(data: Mapping[str, Any], daemons: MpsHost, host: Host) -> None:
@@ -54,6 +40,8 @@ def bring_back(data: Mapping[str, Any], daemons: MpsHost, host: Host) -> None:
 class MpsChange:
     """One change of a host's daemons. Each method raises ApplyError where a daemon does not do as it is told."""
 
+    key = KEY
+
     def __init__(self, host: MpsHost, plan: MpsPlan, clear: Clear | None = None) -> None:
         self._host, self._plan, self._clear = host, plan, clear
         self._stopped: list[MpsSeen] = []
@@ -61,10 +49,13 @@ class MpsChange:
         self._adjusted: list[MpsSeen] = []
 
     @property
-    def record(self) -> DaemonsEntry:
-        """What the journal has of this change."""
-        stops = tuple(step.seen for step in self._plan.stops if step.seen.running)
-        return DaemonsEntry(stops, tuple(step.name for step in self._plan.starts))
+    def record(self) -> dict[str, Any]:
+        """Return what the journal has of this change: daemons that it stops, as they were, and the names of those it starts."""
+        stops = [step.seen for step in self._plan.stops if step.seen.running]
+        return {
+            "stops": [mps_files.to_data(seen.daemon, seen.devices) for seen in stops],
+            "starts": [step.name for step in self._plan.starts],
+        }
 
     def stop(self, done: list[str]) -> None:
         """Stop the daemons that go, after a last look whether they have clients: these raise BusyError, or are ended."""

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 
 from .model import INTERNAL
 
+#: Word in `gpu_layout`.
+KEY = "mps"
+
 
 @dataclass(frozen=True, order=True)
 class MpsPlace:

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any, ClassVar, Union
 
 from .disturbance import Disturbance
 from .model import to_data
-from .mps_model import MpsDaemon, MpsPlace, MpsSeen
+from .mps_model import KEY, MpsDaemon, MpsPlace, MpsSeen
 from .sizes import format_size
 
 
@@ -64,6 +64,7 @@ MpsStep = Union[StopMps, StartMps, AdjustMps]
 class MpsPlan:
     """What a host's daemons need. Stops come before the GPUs change, all else after."""
 
+    key: ClassVar[str] = KEY
     stops: tuple[StopMps, ...] = ()
     adjusts: tuple[AdjustMps, ...] = ()
     starts: tuple[StartMps, ...] = ()
@@ -112,13 +113,13 @@ class MpsPlan:
             names.append("%s@%d of %s" % (place.profile, place.start, gpu) if place.in_mig else gpu)
         return " and ".join(names)
 
-    def before(self, gpu_uuid: str) -> list[str]:
-        """Names of the daemons that ran on the GPU before the plan."""
+    def before(self, gpu_uuid: str) -> str:
+        """Return the names of the daemons that ran on the GPU before the plan, in words."""
         gone = [step.seen for step in self.stops] + [step.seen for step in self.adjusts]
         return _named([s.daemon for s in (*gone, *self.kept) if s.running], gpu_uuid)
 
-    def after(self, gpu_uuid: str) -> list[str]:
-        """Names of the daemons that run there when it is done."""
+    def after(self, gpu_uuid: str) -> str:
+        """Return the names of the daemons that run there when it is done, in words."""
         daemons = [s.daemon for s in (*self.adjusts, *self.starts)] + [seen.daemon for seen in self.kept]
         return _named(daemons, gpu_uuid)
 
@@ -138,5 +139,6 @@ def _places(step: MpsStep) -> tuple[MpsPlace, ...]:
     return step.seen.daemon.places if isinstance(step, StopMps) else step.daemon.places
 
 
-def _named(daemons: list[MpsDaemon], gpu_uuid: str) -> list[str]:
-    return sorted(d.name for d in daemons if any(place.gpu_uuid == gpu_uuid for place in d.places))
+def _named(daemons: list[MpsDaemon], gpu_uuid: str) -> str:
+    names = sorted(d.name for d in daemons if any(place.gpu_uuid == gpu_uuid for place in d.places))
+    return "MPS %s" % " and ".join(names) if names else ""

@@ -23,11 +23,9 @@ from .mig_steps import (
     WantedInstance,
 )
 from .model import Gpu, Host, to_data
-from .mps_steps import MpsPlan
 from .ownership import Ownership
-from .selector import asked
+from .targets import asked
 from .techniques.registry import TECHNIQUES
-from .vgpu_steps import VgpuPlan
 
 SCHEMA = 4
 _WHERE = "the saved plan"
@@ -53,15 +51,13 @@ def save(plan: Plan, host: Host) -> dict[str, Any]:
             }
             for gpu in plan.gpus
         ],
-        "mps": {
-            "plan": plan.mps.lines(),
-            "busy": [disturbance.to_data() for disturbance in plan.mps.disturbs],
-            "steps": plan.mps.to_data(),
-        },
-        "vgpu": {
-            "plan": plan.vgpu.lines(),
-            "busy": [disturbance.to_data() for disturbance in plan.vgpu.disturbs],
-            "steps": plan.vgpu.to_data(),
+        **{
+            part.key: {
+                "plan": part.lines(),
+                "busy": [disturbance.to_data() for disturbance in part.disturbs],
+                "steps": part.to_data(),
+            }
+            for part in plan.parts
         },
     }
 
@@ -78,16 +74,14 @@ def restore(saved: Mapping[str, Any], host: Host, targets: Iterable[Target], own
 
 
 def check_beside(saved: Mapping[str, Any], plan: Plan) -> None:
-    """Raises PlanError where MPS daemons or tenants would need a step that was not saved. Some may have been done already."""
-    checked = _checked(saved)
-    for part, planned in (("mps", plan.mps), ("vgpu", plan.vgpu)):
-        _check_steps(checked[part], planned)
-
-
-def _check_steps(saved: Mapping[str, Any], planned: MpsPlan | VgpuPlan) -> None:
-    if not all(step in saved["steps"] for step in planned.to_data()):
-        now, then = "; ".join(planned.lines()), "; ".join(saved["plan"]) or "none"
-        raise PlanError(_WHERE, "the steps would be others now: %s (saved: %s)" % (now, then), _ANEW)
+    """Refuse steps beside the GPUs that were not saved, with PlanError. Some that were saved may have been done already."""
+    for part in plan.parts:
+        then = _checked(saved)[part.key]
+        if not all(step in then["steps"] for step in part.to_data()):
+            was = "; ".join(then["plan"]) or "none"
+            raise PlanError(
+                _WHERE, "the steps would be others now: %s (saved: %s)" % ("; ".join(part.lines()), was), _ANEW
+            )
 
 
 def fleet(plans: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

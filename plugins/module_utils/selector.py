@@ -1,10 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From a layout and the GPUs that are there to what each GPU shall become.
-
-Selectors are resolved to UUIDs each time a layout is applied: an index can mean another GPU after a reboot.
-"""
+"""Find the GPUs that a selector of a layout names."""
 
 from __future__ import annotations
 
@@ -12,40 +9,8 @@ from fnmatch import fnmatchcase
 from typing import Sequence
 
 from .errors import SelectorError
-from .layout_types import Entry, Layout, MigInstance, Selector
-from .mig_steps import DEFAULT, EXCLUSIVE_PROCESS, Target, WantedInstance
+from .layout_types import Selector
 from .model import Gpu
-from .techniques.registry import TECHNIQUES
-
-#: Of a GPU, by its sharing; with MIG it belongs to the instances.
-COMPUTE_MODES = {
-    "mig": None,
-    "exclusive": EXCLUSIVE_PROCESS,
-    "shared": DEFAULT,
-    "mps": EXCLUSIVE_PROCESS,
-    "vgpu": DEFAULT,
-    **{technique.key: technique.compute_mode for technique in TECHNIQUES},
-}
-
-
-def targets(layout: Layout, gpus: Sequence[Gpu]) -> tuple[Target, ...]:
-    """One target for each GPU that the layout names, in the order of the GPUs.
-
-    Raises SelectorError where a selector matches nothing or a GPU is named twice.
-    """
-    named: dict[str, tuple[str, Entry]] = {}
-    for entry in layout.entries:
-        for position, selector in enumerate(entry.selectors):
-            where = "%s.gpus[%d]" % (entry.where, position)
-            for gpu in select(selector, gpus, where):
-                if gpu.uuid in named:
-                    raise SelectorError(
-                        where,
-                        "%s is named here and by %s too" % (gpu.label, named[gpu.uuid][0]),
-                        "Name each GPU in one entry only.",
-                    )
-                named[gpu.uuid] = (where, entry)
-    return tuple(_target(gpu, named[gpu.uuid][1]) for gpu in gpus if gpu.uuid in named)
 
 
 def select(selector: Selector, gpus: Sequence[Gpu], where: str) -> list[Gpu]:
@@ -61,14 +26,6 @@ def select(selector: Selector, gpus: Sequence[Gpu], where: str) -> list[Gpu]:
         or "no GPU at all"
     )
     raise SelectorError(where, "no GPU of this host matches %s" % selector, "There is %s." % there)
-
-
-def asked(target: Target) -> str:
-    """Return in words what the layout asks of a GPU."""
-    for technique in TECHNIQUES:
-        if technique.key == target.sharing:
-            return "%s: %s" % (target, target.settings.get(technique.setting))
-    return str(target)
 
 
 def _indices(gpus: Sequence[Gpu]) -> str:
@@ -100,16 +57,3 @@ def matches(selector: Selector, gpu: Gpu) -> bool:
         return gpu.pci_address.lower() == selector.value
     name = gpu.name[len("NVIDIA ") :] if gpu.name.startswith("NVIDIA ") else gpu.name
     return fnmatchcase(name, str(selector.value))
-
-
-def _target(gpu: Gpu, entry: Entry) -> Target:
-    where = entry.where
-    wanted = [each for instance in entry.mig or () for each in _wanted(instance)]
-    settings = {each.setting: each.wanted(entry.part if each.key == entry.sharing else None) for each in TECHNIQUES}
-    mode = COMPUTE_MODES[entry.sharing]
-    return Target(gpu.uuid, where, entry.sharing, entry.sharing == "mig", tuple(wanted), mode, settings)
-
-
-def _wanted(instance: MigInstance) -> list[WantedInstance]:
-    slices = tuple(sorted(instance.compute_slices, reverse=True)) or None
-    return [WantedInstance(instance.profile, instance.placement, slices)] * instance.count

@@ -17,7 +17,6 @@ import os
 import sys
 import time
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Iterator, Mapping, Sequence
 
 from . import durable
@@ -26,10 +25,8 @@ from .holders_proc import started_ticks_of
 from .mig_steps import Target
 
 DIRECTORY = "/var/lib/openfleet-gpu"
-SCHEMA = 4
+SCHEMA = 5
 _POLL_SECONDS = 0.2
-NO_DAEMONS: Mapping[str, Any] = MappingProxyType({"stops": (), "starts": ()})
-NO_TENANTS: Mapping[str, Any] = MappingProxyType({"before": (), "comes": ()})
 
 
 @contextlib.contextmanager
@@ -128,10 +125,8 @@ class Entry:
     before: tuple[Target, ...]
     after: tuple[Target, ...]
     run: str | None = None
-    #: What `mps_apply.DaemonsEntry` says of the MPS daemons.
-    daemons: Mapping[str, Any] = dataclasses.field(default_factory=lambda: NO_DAEMONS)
-    #: What `vgpu_apply.TenantsEntry` says of the tenants.
-    tenants: Mapping[str, Any] = dataclasses.field(default_factory=lambda: NO_TENANTS)
+    #: The records of changes beside the GPUs (`services.Change`), by key of the technique.
+    beside: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
     def cut_off(self) -> str:
         """The sentence that begins every message about it."""
@@ -145,11 +140,7 @@ class Journal:
         self.path = Path(directory) / "journal.json"
 
     def begin(
-        self,
-        before: Sequence[Target],
-        after: Sequence[Target],
-        daemons: Mapping[str, Any] = NO_DAEMONS,
-        tenants: Mapping[str, Any] = NO_TENANTS,
+        self, before: Sequence[Target], after: Sequence[Target], beside: Mapping[str, Mapping[str, Any]] | None = None
     ) -> None:
         """Write it, so that it is on the disk before anything changes."""
         content = {
@@ -157,8 +148,7 @@ class Journal:
             "run": _this_run(),
             "before": [target.to_data() for target in before],
             "after": [target.to_data() for target in after],
-            "daemons": dict(daemons),
-            "tenants": dict(tenants),
+            "beside": dict(beside or {}),
         }
         durable.write(self.path, content)
 
@@ -175,6 +165,6 @@ class Journal:
             run = data["run"]
             who = None if run is None else _name(run)
             before, after = (tuple(map(Target.from_data, data[name])) for name in ("before", "after"))
-            return Entry(before, after, who, data["daemons"], data["tenants"])
+            return Entry(before, after, who, {**data["beside"]})
         except (KeyError, TypeError, ValueError):
             raise durable.damaged(self.path) from None

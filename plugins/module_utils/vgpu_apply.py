@@ -10,32 +10,18 @@ tenants is gone on with by whoever plans next.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Mapping, Sequence
 
 from . import vgpu_files
 from .busy import make_way
 from .disturbance import Disturbance
 from .errors import attempt_all
 from .model import Host
+from .services import Clear, Look
 from .vgpu_host import VgpuHost
-from .vgpu_model import VgpuTenant
+from .vgpu_model import KEY, VgpuTenant
 from .vgpu_plan import unheld
 from .vgpu_steps import ChangeTenant, RemoveTenant, VgpuPlan
-
-#: Ends those who are in the way; says whether there was anybody whom it could end.
-Clear = Callable[[Sequence[Disturbance]], bool]
-
-
-@dataclass(frozen=True)
-class TenantsEntry:
-    """Of a change that may be cut off: the tenants that it changes, as they were, and the names that come."""
-
-    before: tuple[VgpuTenant, ...] = ()
-    comes: tuple[str, ...] = ()
-
-    def to_data(self) -> dict[str, Any]:
-        return {"before": [vgpu_files.to_data(tenant) for tenant in self.before], "comes": list(self.comes)}
 
 
 def bring_back(data: Mapping[str, Any], tenants: VgpuHost) -> None:
@@ -50,16 +36,20 @@ def bring_back(data: Mapping[str, Any], tenants: VgpuHost) -> None:
 class VgpuChange:
     """One change of a host's tenants. `look` observes the host with its holders."""
 
-    def __init__(self, host: VgpuHost, plan: VgpuPlan, look: Callable[[], Host], clear: Clear | None = None) -> None:
+    key = KEY
+
+    def __init__(self, host: VgpuHost, plan: VgpuPlan, look: Look, clear: Clear | None = None) -> None:
         self._host, self._plan, self._look, self._clear = host, plan, look, clear
         self._changed: list[VgpuTenant] = []
         self._came: list[str] = []
 
     @property
-    def record(self) -> TenantsEntry:
-        """What the journal has of this change."""
-        before = tuple(step.seen.tenant for step in self._plan.changes)
-        return TenantsEntry(before, tuple(step.name for step in self._plan.adds))
+    def record(self) -> dict[str, Any]:
+        """Return what the journal has of this change: the tenants that it changes, as they were, and the names that come."""
+        return {
+            "before": [vgpu_files.to_data(step.seen.tenant) for step in self._plan.changes],
+            "comes": [step.name for step in self._plan.adds],
+        }
 
     @property
     def _unholding(self) -> tuple[RemoveTenant | ChangeTenant, ...]:
@@ -70,7 +60,7 @@ class VgpuChange:
         if any(step.unheld for step in self._unholding):
             make_way(self._in_the_way, self._clear)
 
-    def start(self, done: list[str]) -> None:
+    def start(self, _host: Host, done: list[str]) -> None:
         """Give tenants their new quotas, in the plan's order, then bring those that come."""
         for change in self._plan.changes:
             self._changed.append(change.seen.tenant)
@@ -89,8 +79,11 @@ class VgpuChange:
         for step in self._plan.removes:
             self._host.forget(step.name)
 
-    def bring_back(self) -> None:
-        """The tenants of before, as many as can be had. Raises all errors as one."""
+    def clear_away(self) -> None:
+        """Do nothing: tenants that came are in the way of no GPU."""
+
+    def bring_back(self, _host: Host) -> None:
+        """Restore the tenants of before, as many as can be had. Raises all errors as one."""
         attempt_all(
             *(functools.partial(self._host.forget, name) for name in self._came),
             # The other way round, so that again what one gives up comes before what another one gets.

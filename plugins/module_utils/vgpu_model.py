@@ -10,6 +10,9 @@ from typing import Iterable
 
 from .layout_types import VGPU_PROVIDERS
 
+#: Word in `gpu_layout`.
+KEY = "vgpu"
+
 #: `auto` is for layouts: a tenant has one of the others.
 AUTO, PRELOAD, MPS, DMEM = VGPU_PROVIDERS
 

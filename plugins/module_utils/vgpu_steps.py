@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any, ClassVar, Union
 
 from .disturbance import Disturbance
 from .sizes import BYTES_PER_UNIT, format_size
 from .vgpu_files import to_data
-from .vgpu_model import MPS, VgpuSeen, VgpuTenant
+from .vgpu_model import KEY, MPS, VgpuSeen, VgpuTenant
 
 _MIB = BYTES_PER_UNIT["MiB"]
 
@@ -102,6 +102,7 @@ VgpuStep = Union[RemoveTenant, ChangeTenant, AddTenant]
 class VgpuPlan:
     """What a host's tenants need, after the GPUs have changed: shrinking before growing, removals when all else stands."""
 
+    key: ClassVar[str] = KEY
     removes: tuple[RemoveTenant, ...] = ()
     changes: tuple[ChangeTenant, ...] = ()
     adds: tuple[AddTenant, ...] = ()
@@ -155,13 +156,13 @@ class VgpuPlan:
         index = dict(self.indices)
         return " and ".join("gpu %d" % index[uuid] if uuid in index else uuid for uuid in tenant.gpus)
 
-    def before(self, gpu_uuid: str) -> list[str]:
-        """The tenants that were on the GPU before the plan."""
+    def before(self, gpu_uuid: str) -> str:
+        """Return in words the tenants that were on the GPU before the plan."""
         gone = [step.seen for step in (*self.removes, *self.changes)]
         return _named([seen.tenant for seen in (*gone, *self.kept)], gpu_uuid)
 
-    def after(self, gpu_uuid: str) -> list[str]:
-        """The tenants that are there when it is done."""
+    def after(self, gpu_uuid: str) -> str:
+        """Return in words the tenants that are there when it is done."""
         there = [step.tenant for step in (*self.changes, *self.adds)]
         return _named([*there, *(seen.tenant for seen in self.kept)], gpu_uuid)
 
@@ -187,5 +188,6 @@ def _name(step: VgpuStep) -> str:
     return step.name
 
 
-def _named(tenants: list[VgpuTenant], gpu_uuid: str) -> list[str]:
-    return sorted("%s (%s)" % (t.name, caps(t)) for t in tenants if gpu_uuid in t.gpus)
+def _named(tenants: list[VgpuTenant], gpu_uuid: str) -> str:
+    names = sorted("%s (%s)" % (t.name, caps(t)) for t in tenants if gpu_uuid in t.gpus)
+    return "vgpu %s" % ", ".join(names) if names else ""

@@ -150,7 +150,8 @@ from ..module_utils.errors import DriverAbsentError
 from ..module_utils.host_state import mps_daemons
 from ..module_utils.layout_module import argspec as argspec_of_parts
 from ..module_utils.layout_module import bring_about
-from ..module_utils.layout_run import MPS, NO_MPS
+from ..module_utils.layout_run import removal_of
+from ..module_utils.mps_model import KEY
 from ..module_utils.mps_removal import remove_all
 from ..module_utils.nvml import Session
 from ..module_utils.runner import run
@@ -164,7 +165,7 @@ def serve(params, check_mode):
     """The module's return values."""
     absent = params["state"] == "absent"
     try:
-        told = bring_about(params, check_mode, [NO_MPS if absent else MPS])
+        told = bring_about(params, check_mode, [removal_of(KEY) if absent else KEY])
     except DriverAbsentError:
         if not absent:
             raise

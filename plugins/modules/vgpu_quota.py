@@ -161,9 +161,10 @@ from ..module_utils.errors import DriverAbsentError
 from ..module_utils.host_state import vgpu_tenants
 from ..module_utils.layout_module import argspec as argspec_of_parts
 from ..module_utils.layout_module import bring_about
-from ..module_utils.layout_run import NO_VGPU, VGPU
+from ..module_utils.layout_run import removal_of
 from ..module_utils.nvml import Session
 from ..module_utils.runner import run
+from ..module_utils.vgpu_model import KEY
 from ..module_utils.vgpu_removal import remove_all
 
 
@@ -175,7 +176,7 @@ def serve(params, check_mode):
     """The module's return values."""
     absent = params["state"] == "absent"
     try:
-        told = bring_about(params, check_mode, [NO_VGPU if absent else VGPU])
+        told = bring_about(params, check_mode, [removal_of(KEY) if absent else KEY])
     except DriverAbsentError:
         if not absent:
             raise

@@ -19,7 +19,7 @@ from rightsize_hosts import gpu, state
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import mig_plan
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
-from ansible_collections.openfleet.gpu.plugins.module_utils.selector import targets
+from ansible_collections.openfleet.gpu.plugins.module_utils.targets import targets
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.observed import host_of
 
 ROOT = Path(__file__).parents[2]

@@ -16,7 +16,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Host, Setting
 from ansible_collections.openfleet.gpu.plugins.module_utils.mps_model import MpsSeen
 from ansible_collections.openfleet.gpu.plugins.module_utils.ownership import Ownership
-from ansible_collections.openfleet.gpu.plugins.module_utils.selector import targets
+from ansible_collections.openfleet.gpu.plugins.module_utils.targets import targets
 from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_model import VgpuSeen
 
 DRIVER = "580.105.08"

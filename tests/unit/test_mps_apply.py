@@ -188,7 +188,7 @@ def test_where_that_would_end_clients_it_is_told_and_the_others_are_back():
 def test_what_the_journal_says_brings_stopped_daemons_back():
     daemons = Daemons(OLD, KEPT)
     work = change(daemons)
-    entry = json.loads(json.dumps(work.record.to_data()))
+    entry = json.loads(json.dumps(work.record))
     work.stop([])
     mps_apply.bring_back(entry, daemons, HOST)
     assert daemons.running["old"] == (OLD, (GPUS[0].uuid,))

@@ -15,7 +15,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanEr
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Host, Placement
 from ansible_collections.openfleet.gpu.plugins.module_utils.mps_model import MpsClient, MpsDaemon, MpsPlace, MpsSeen
-from ansible_collections.openfleet.gpu.plugins.module_utils.selector import targets
+from ansible_collections.openfleet.gpu.plugins.module_utils.targets import targets
 
 GIB = 1 << 30
 H100 = assumed_gpus(["H100-80GB", "H100-80GB", "H100-80GB"])

@@ -12,7 +12,8 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assum
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import SelectorError
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout_types import Selector
-from ansible_collections.openfleet.gpu.plugins.module_utils.selector import COMPUTE_MODES, select, targets
+from ansible_collections.openfleet.gpu.plugins.module_utils.selector import select
+from ansible_collections.openfleet.gpu.plugins.module_utils.targets import COMPUTE_MODES, targets
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.registry import SHARINGS
 
 UUID = "GPU-5c89d3fa-0000-4000-8000-00000000000%d"

@@ -16,7 +16,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyE
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
 from ansible_collections.openfleet.gpu.plugins.module_utils.mig_steps import CreateGpuInstance
 from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import Session
-from ansible_collections.openfleet.gpu.plugins.module_utils.selector import asked, targets
+from ansible_collections.openfleet.gpu.plugins.module_utils.targets import asked, targets
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.observers import OBSERVERS
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.registry import TECHNIQUES, technique_of
 from ansible_collections.openfleet.gpu.plugins.module_utils.transaction import Journal

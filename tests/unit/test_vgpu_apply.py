@@ -15,7 +15,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assum
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError, BusyError
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder, Host
-from ansible_collections.openfleet.gpu.plugins.module_utils.selector import targets
+from ansible_collections.openfleet.gpu.plugins.module_utils.targets import targets
 from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_apply import VgpuChange
 from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_host import VgpuHost
 
@@ -44,7 +44,7 @@ def carry_out(work):
     """As `mig_apply` does, but for the GPUs: up to where the new layout stands."""
     done = []
     work.stop(done)
-    work.start(done)
+    work.start(HOST, done)
     return done
 
 
@@ -120,7 +120,7 @@ def test_all_of_it(make):
     work.forget()
     assert not [path for path in files(root) if "goes" in path]
     assert {path: text for path, text in files(root).items() if "/stays" in path} == stays
-    assert not change(host, AFTER).record.before
+    assert not change(host, AFTER).record["before"]
 
 
 def every_operation(make, operations):
@@ -145,7 +145,7 @@ def test_an_error_anywhere_ends_with_the_files_of_before(make, operations):
         operations.fail(at, ApplyError("disk", "it is full"))
         with pytest.raises(ApplyError, match="it is full"):
             carry_out(work)
-        work.bring_back()
+        work.bring_back(HOST)
         assert files(root) == before, "operation %d" % at
         assert not any(seen.outdated for seen in host.observe())
         # Running processes have them open, and containers have them mounted.
@@ -177,7 +177,7 @@ def test_a_run_cut_off_anywhere_is_completed_or_taken_back(make, operations):
             operations.fail(None, None)
             host, root = make()
             before, work = files(root), change(host, AFTER)
-            journal = json.loads(json.dumps(work.record.to_data()))
+            journal = json.loads(json.dumps(work.record))
             operations.fail(at, CutOff())
             with pytest.raises(CutOff):
                 carry_out_and_settle(work)
@@ -188,7 +188,7 @@ def test_a_run_cut_off_anywhere_is_completed_or_taken_back(make, operations):
             carry_out_and_settle(change(host, AFTER))
             # Which seat is free may be another one by then.
             assert files(root).keys() == after.keys(), "operation %d" % at
-            assert change(host, AFTER).record == vgpu_apply.TenantsEntry(), "nothing is left to do"
+            assert change(host, AFTER).record == {"before": [], "comes": []}, "nothing is left to do"
 
 
 def test_less_is_given_before_more(make, monkeypatch):

@@ -13,7 +13,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assum
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder, Host
-from ansible_collections.openfleet.gpu.plugins.module_utils.selector import targets
+from ansible_collections.openfleet.gpu.plugins.module_utils.targets import targets
 from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_model import VgpuSeat, VgpuSeen, VgpuTenant
 
 GIB = 2**30
@@ -257,6 +257,6 @@ def test_files_of_another_form_are_written_anew():
 def test_before_and_after_tell_the_tenants_of_a_gpu():
     before = there(entry([0], tenant("a"), tenant("b")))
     plan = planned([entry([0], tenant("b", 4))], seen=before)[1]
-    assert plan.before(UUIDS[0]) == ["a (8GiB and 30 %, fixed, by preload)", "b (8GiB and 30 %, fixed, by preload)"]
-    assert plan.after(UUIDS[0]) == ["b (4GiB and 30 %, fixed, by preload)"]
-    assert plan.before(UUIDS[1]) == plan.after(UUIDS[1]) == []
+    assert plan.before(UUIDS[0]) == "vgpu a (8GiB and 30 %, fixed, by preload), b (8GiB and 30 %, fixed, by preload)"
+    assert plan.after(UUIDS[0]) == "vgpu b (4GiB and 30 %, fixed, by preload)"
+    assert plan.before(UUIDS[1]) == plan.after(UUIDS[1]) == ""

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from typing import Any, Iterable, Protocol, Sequence
 
-from ..gpu_part import GpuPart, PartStep
 from ..layout_reader import Key, Node
 from ..model import Gpu
+from ..plan_parts import GpuPart, PartStep
 
 
 class Observer(Protocol):

@@ -7,13 +7,19 @@ from __future__ import annotations
 
 from typing import Sequence
 
-from ..gpu_part import PartStep
 from ..layout_types import Layout
+from ..mps_service import MpsService
+from ..plan_parts import PartStep
+from ..services import Service
+from ..vgpu_service import VgpuService
 from .protocol import Observer, Technique
 from .time_slicing.technique import TimeSlicingTechnique
 
 #: In the order in which a GPU's steps of several techniques are carried out. `GpuPlan.steps` has their place beside MIG.
 TECHNIQUES: tuple[Technique, ...] = (TimeSlicingTechnique(),)
+
+#: What techniques run beside the GPUs, in the order in which they start; they stop in the reverse order.
+SERVICES: tuple[type[Service], ...] = (MpsService, VgpuService)
 
 #: The ways of sharing that have a part of their own name in the entry. The first three have no folder here yet.
 PARTS = tuple(sorted(("mig", "mps", "vgpu", *(technique.key for technique in TECHNIQUES))))

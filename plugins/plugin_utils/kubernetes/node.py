@@ -9,7 +9,7 @@ from typing import Sequence
 
 from ...module_utils.layout_types import Entry, Layout
 from ...module_utils.model import Gpu
-from ...module_utils.selector import targets
+from ...module_utils.targets import targets
 from .model import NodeGpu, NodeInstance
 
 

@@ -13,7 +13,8 @@ from ...module_utils.layout import layout_to_data, parse_layout
 from ...module_utils.mig_steps import Plan
 from ...module_utils.model import Gpu
 from ...module_utils.mps_steps import caps
-from ...module_utils.selector import select, targets
+from ...module_utils.selector import select
+from ...module_utils.targets import targets
 from ...module_utils.vgpu_steps import size
 
 

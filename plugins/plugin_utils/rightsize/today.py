@@ -19,7 +19,8 @@ from ...module_utils.errors import FleetError
 from ...module_utils.layout import parse_layout
 from ...module_utils.layout_types import Entry
 from ...module_utils.model import Gpu, GpuInstance, Host
-from ...module_utils.selector import select, targets
+from ...module_utils.selector import select
+from ...module_utils.targets import targets
 from ..audit.holdings import Price, is_held, price_of, using
 from ..audit.model import Audit, Finding, Holding, Subject, Verdict
 from ..audit.series import QUIET_BUSY_RATIO

@@ -13,7 +13,7 @@ from ...module_utils.layout import parse_layout
 from ...module_utils.layout_types import Entry, Layout, Selector
 from ...module_utils.mps_model import MpsDaemon
 from ...module_utils.mps_steps import caps
-from ...module_utils.selector import targets
+from ...module_utils.targets import targets
 from ...module_utils.vgpu_steps import size
 from ..host_values import Reader
 

@@ -261,12 +261,11 @@ def test_a_run_that_was_cut_off_between_tenants_is_completed(fleet):
     # What a run that is killed in between leaves: its journal, and some of the files.
     before = [json.loads(files(fleet)["etc/openfleet-gpu/vgpu/%s/tenant.json" % name]) for name in "ab"]
     journal = {
-        "schema": 4,
+        "schema": 5,
         "run": {"pid": 1, "command": "x", "since": 0},
         "before": [],
         "after": [],
-        "daemons": {"stops": [], "starts": []},
-        "tenants": {"before": before, "comes": ["c"]},
+        "beside": {"vgpu": {"before": before, "comes": ["c"]}},
     }
     (fleet.folder / "state.d/journal.json").write_text(json.dumps(journal))
     (fleet.folder / "root/etc/openfleet-gpu/vgpu/b/quota").unlink()

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 from ...errors import PlanError
-from ...gpu_part import GpuPart
 from ...model import Gpu
+from ...plan_parts import GpuPart
 from .model import DEFAULT, SETTING, TIME_SLICES, SetTimeSlice, TimeSlicing, describe, time_slice_of
 
 

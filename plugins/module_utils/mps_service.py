@@ -1,0 +1,96 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Offer the MPS control daemons of a host to a run."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, Sequence
+
+from . import mps_apply
+from .errors import PlanError
+from .model import Gpu, Host
+from .mps_apply import MpsChange
+from .mps_host import MpsHost, adjustable
+from .mps_model import KEY, MpsSeen
+from .mps_plan import WantedDaemon, plan, serves, wanted
+from .mps_steps import MpsPlan
+from .services import Clear, Look, PartRequest, Pids
+
+
+class MpsService:
+    """The MPS control daemons of a host. `services.Service` documents the members."""
+
+    key = KEY
+    nothing = MpsPlan()
+
+    def __init__(self, private: bool) -> None:
+        self._host = None if private else MpsHost()
+        self.seen: tuple[MpsSeen, ...] = ()
+
+    def observe(self) -> None:
+        """Look at the daemons."""
+        if self._host is not None:
+            self.seen = self._host.observe()
+
+    def observe_on(self, gpus: Sequence[Gpu]) -> None:
+        """Look at nothing: daemons are seen without GPUs."""
+
+    def own(self, part: MpsPlan | None = None, clients: bool = True) -> Pids:
+        """Return the daemons and their servers: a client counts where its daemon stops."""
+        seen = self.seen if part is None else (*part.kept, *(step.seen for step in part.adjusts))
+        return serves(seen, clients)
+
+    def plan(self, request: PartRequest) -> MpsPlan:
+        """Return the steps of the daemons."""
+        asked: tuple[WantedDaemon, ...] = ()
+        if not request.removes:
+            asked = wanted(request.layout, request.plan, request.host.driver_version, self.seen)
+        if asked:
+            self._check(asked[0].where)
+        if not request.gpus_change:
+            _check_gpus(asked, request.host)
+        return plan(asked, self.seen, request.plan, request.host, adjustable, leave_others=not request.removes)
+
+    def missing(self, part: MpsPlan) -> str | None:
+        """Return None: a plan with daemons is refused where the control daemon is not installed."""
+        return None
+
+    def change(self, part: MpsPlan, look: Look, clear: Clear | None) -> MpsChange | None:
+        """Return the part as a change."""
+        return MpsChange(self._host, part, clear) if self._host is not None and part.steps else None
+
+    def unfinished(self, data: Mapping[str, Any]) -> bool:
+        """Return whether daemons were to start: whether they did, the GPUs do not show."""
+        return bool(data["starts"])
+
+    def bring_back(self, data: Mapping[str, Any], host: Host) -> None:
+        """Start the daemons that were stopped."""
+        if self._host is not None:
+            mps_apply.bring_back(data, self._host, host)
+
+    def _check(self, where: str) -> None:
+        if self._host is None:
+            raise PlanError(
+                where,
+                "these are simulated GPUs of this process alone, which no daemon can serve",
+                "Simulate them for the whole host (the role gpu_simulator).",
+            )
+        problem = self._host.available()
+        if problem is not None:
+            raise PlanError(where, problem.problem, problem.cure)
+
+
+def _check_gpus(asked: Sequence[WantedDaemon], host: Host) -> None:
+    """Refuse GPUs that are not ready for their daemons, where only daemons are to change."""
+    by_uuid = {gpu.uuid: gpu for gpu in host.gpus}
+    for each in asked:
+        for place in each.daemon.places:
+            gpu = by_uuid[place.gpu_uuid]
+            if place.in_mig != gpu.mig.enabled or (not place.in_mig and gpu.compute_mode != each.compute_mode):
+                raise PlanError(
+                    "%s on %s" % (each.where, gpu.label),
+                    "the GPU is not ready for its MPS daemon (MIG %s, compute mode %s)"
+                    % ("on" if gpu.mig.enabled else "off", gpu.compute_mode or "unknown"),
+                    "Apply the layout whole (openfleet.gpu.layout), or its GPUs first (openfleet.gpu.mig).",
+                )

@@ -1,0 +1,111 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Describe what a technique runs beside the GPUs of a host, such as daemons: how a run looks at it, plans it and changes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Callable, Iterable, Mapping, Protocol, Sequence
+
+from .disturbance import Disturbance
+from .layout_types import Layout
+from .mig_steps import Plan
+from .model import Gpu, Host
+from .plan_parts import HostPart
+
+#: Process ids by UUID of the GPU.
+Pids = Mapping[str, frozenset[int]]
+Look = Callable[[], Host]
+#: Ends those who are in the way; says whether there was anybody whom it could end.
+Clear = Callable[[Sequence[Disturbance]], bool]
+
+
+@dataclass(frozen=True)
+class PartRequest:
+    """What a service plans from. `plan` has the GPUs, and the parts of the services before this one.
+
+    `keys` are the techniques that the run is about. With `removes` all that the service has on the host goes. Without
+    `gpus_change` the GPUs have to be ready for it. With `installs` it is no error that its software is missing.
+    """
+
+    layout: Layout
+    plan: Plan
+    host: Host
+    keys: Sequence[str]
+    removes: bool = False
+    gpus_change: bool = True
+    installs: bool = False
+
+
+class Change(Protocol):
+    """One change of a service. Methods raise ApplyError if the service does not do what it is told."""
+
+    #: Key of the technique.
+    key: str
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """Return what the journal has of this change."""
+
+    def stop(self, done: list[str]) -> None:
+        """Do what comes before the GPUs change. Raises BusyError for holders in the way, or ends them."""
+
+    def start(self, host: Host, done: list[str]) -> None:
+        """Do what comes after the GPUs changed."""
+
+    def clear_away(self) -> None:
+        """Take away what came, on the way back, before the GPUs."""
+
+    def bring_back(self, host: Host) -> None:
+        """Restore what was there, on the way back, after the GPUs."""
+
+    def forget(self) -> None:
+        """Remove what the new layout does not name, once it stands."""
+
+
+class Service(Protocol):
+    """What a technique has beside the GPUs, in one run. `private`: the GPUs are simulated for this process alone."""
+
+    #: Key of the technique.
+    key: str
+    #: The part of a plan in which nothing of it changes.
+    nothing: HostPart
+
+    def __init__(self, private: bool) -> None: ...
+
+    def observe(self) -> None:
+        """Look at what is there. This comes before the look at the GPUs."""
+
+    def observe_on(self, gpus: Sequence[Gpu]) -> None:
+        """Look at what only a look at the GPUs tells."""
+
+    def own(self, part: HostPart | None = None, clients: bool = True) -> Pids:
+        """Return the processes that belong to it and so are in nobody's way, with or without its `clients`.
+
+        With a `part` of a plan: the processes that stay through it.
+        """
+
+    def plan(self, request: PartRequest) -> HostPart:
+        """Return its part of a plan. Raises PlanError if the layout cannot be had."""
+
+    def missing(self, part: HostPart) -> str | None:
+        """Return what has to be installed before the part can be carried out."""
+
+    def change(self, part: HostPart, look: Look, clear: Clear | None) -> Change | None:
+        """Return the part as a change; None if it changes nothing."""
+
+    def unfinished(self, data: Mapping[str, Any]) -> bool:
+        """Return whether a change that was cut off has to be taken back even if all GPUs are as the layout says."""
+
+    def bring_back(self, data: Mapping[str, Any], host: Host) -> None:
+        """Restore what was there before a change that was cut off, whose `record` this is."""
+
+
+def merged(all_pids: Iterable[Pids]) -> Pids:
+    """Return the process ids of several services as one."""
+    found: dict[str, frozenset[int]] = {}
+    for pids in all_pids:
+        for uuid, some in pids.items():
+            found[uuid] = found.get(uuid, frozenset()) | some
+    return found

@@ -1,0 +1,119 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Offer the tenants of a host to a run."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, Sequence
+
+from . import vgpu_apply
+from .errors import PlanError
+from .model import Gpu, Holder, Host
+from .services import Clear, Look, PartRequest, Pids
+from .vgpu_apply import VgpuChange
+from .vgpu_host import VgpuHost, applies
+from .vgpu_model import KEY, MPS, VgpuSeen
+from .vgpu_plan import WantedTenant, plan, wanted
+from .vgpu_steps import VgpuPlan
+
+
+class VgpuService:
+    """The tenants of a host. `services.Service` documents the members."""
+
+    key = KEY
+    nothing = VgpuPlan()
+
+    def __init__(self, private: bool) -> None:
+        self._applies = applies(private)
+        self._host: VgpuHost | None = None
+        self.seen: tuple[VgpuSeen, ...] = ()
+
+    def observe(self) -> None:
+        """Look at nothing: what tenants use is told by GPU."""
+
+    def observe_on(self, gpus: Sequence[Gpu]) -> None:
+        """Look at the tenants."""
+        if self._applies:
+            self._host = VgpuHost(gpus)
+            self.seen = self._host.observe()
+
+    def own(self, part: VgpuPlan | None = None, clients: bool = True) -> Pids:
+        """Return nothing: all processes of tenants hold their GPUs."""
+        return {}
+
+    def plan(self, request: PartRequest) -> VgpuPlan:
+        """Return the steps of the tenants."""
+        host = self._host
+        asked: tuple[WantedTenant, ...] = ()
+        if not request.removes:
+            asked = wanted(request.layout, request.plan, self.seen, frozenset() if host is None else host.dmem)
+        if asked:
+            _check(asked, host, request.installs)
+        if not request.gpus_change:
+            _check_gpus(asked, request.host)
+            _check_daemons(asked, request.keys)
+
+        def processes(name: str, gpu_uuid: str) -> Sequence[Holder]:
+            return () if host is None else host.processes(request.host, name, gpu_uuid)
+
+        return plan(asked, self.seen, request.plan, request.host, processes, leave_others=not request.removes)
+
+    def missing(self, part: VgpuPlan) -> str | None:
+        """Return what the library of the tenants needs."""
+        problem = self._host.available() if self._host is not None and part.takes_library else None
+        return None if problem is None else str(problem)
+
+    def change(self, part: VgpuPlan, look: Look, clear: Clear | None) -> VgpuChange | None:
+        """Return the part as a change."""
+        return VgpuChange(self._host, part, look, clear) if self._host is not None and part.steps else None
+
+    def unfinished(self, data: Mapping[str, Any]) -> bool:
+        """Return False: the next plan completes a change of tenants."""
+        return False
+
+    def bring_back(self, data: Mapping[str, Any], host: Host) -> None:
+        """Restore the tenants as they were."""
+        if self._applies:
+            vgpu_apply.bring_back(data, VgpuHost(host.gpus))
+
+
+def _check(asked: Sequence[WantedTenant], host: VgpuHost | None, installs: bool) -> None:
+    if host is None:
+        raise PlanError(
+            asked[0].where,
+            "these are simulated GPUs of this process alone, which have no tenants",
+            "Simulate them for the whole host (the role gpu_simulator).",
+        )
+    for each in asked:
+        problem = host.group_problem(each.tenant)
+        if problem is not None:
+            raise PlanError("%s.group" % each.where, problem.problem, problem.cure)
+    problem = host.available()
+    where = next((each.where for each in asked if each.tenant.provider != MPS), None)
+    if problem is not None and where is not None and not installs:
+        raise PlanError("%s: %s" % (where, problem.where), problem.problem, problem.cure)
+
+
+def _check_daemons(asked: Sequence[WantedTenant], keys: Sequence[str]) -> None:
+    for each in asked:
+        if each.tenant.provider == MPS and MPS not in keys:
+            raise PlanError(
+                each.where,
+                "a tenant of MPS is nothing without its daemon, which this run is not about",
+                "Apply the layout whole (openfleet.gpu.layout).",
+            )
+
+
+def _check_gpus(asked: Sequence[WantedTenant], host: Host) -> None:
+    """Refuse GPUs that are not ready for tenants, where only tenants are to change."""
+    by_uuid = {gpu.uuid: gpu for gpu in host.gpus}
+    for each in asked:
+        for gpu in (by_uuid[uuid] for uuid in each.tenant.gpus):
+            if gpu.mig.enabled or gpu.compute_mode != "default":
+                raise PlanError(
+                    "%s on %s" % (each.where, gpu.label),
+                    "the GPU is not ready for tenants (MIG %s, compute mode %s)"
+                    % ("on" if gpu.mig.enabled else "off", gpu.compute_mode or "unknown"),
+                    "Apply the layout whole (openfleet.gpu.layout), or its GPUs first (openfleet.gpu.mig).",
+                )
