@@ -27,7 +27,7 @@ from .model import Host
 from .nvml import Session
 from .ownership import Owned, Ownership, Record, owned_instance
 from .services import Clear, Look, Pids, Service, merged
-from .techniques.registry import SERVICES, TECHNIQUES, observers_for
+from .techniques.registry import SERVICES, SETTINGS, observers_for
 from .transaction import Journal, locked
 from .trial import PendingReboot
 
@@ -197,7 +197,7 @@ class _Work:
                 clear=clear,
                 beside=_change(services, plan, look_again, clear),
             )
-        for technique in TECHNIQUES:
+        for technique in SETTINGS:
             if technique.observer in session.observers:
                 technique.record(self.request.directory, host.gpus)
         if GPUS in self.request.parts:
@@ -217,7 +217,7 @@ class _Work:
 
     def _record_coming(self, host: Host, plan: Plan) -> None:
         """Record settings ahead of the change, so that a run after one that was cut off looks at them too."""
-        for technique in TECHNIQUES:
+        for technique in SETTINGS:
             default = (None, technique.default)
             coming = {gpu.gpu.uuid for gpu in plan.gpus if gpu.target.settings.get(technique.setting) not in default}
             if coming:

@@ -8,10 +8,9 @@ from __future__ import annotations
 import dataclasses
 
 from .export import Exported, exported
-from .mps_host import MpsHost
 from .nvml import Session
 from .techniques.observers import OBSERVERS
-from .vgpu_host import VgpuHost, applies
+from .techniques.registry import observed_services
 
 #: How GPUs are named in a layout.
 SELECT_BY = ("index", "uuid", "pci")
@@ -22,9 +21,8 @@ def export_host(pin_placements: bool = False, select_by: str = SELECT_BY[0]) -> 
     with Session() as session:
         # nvidia-smi and daemons know only the GPUs of the whole host.
         session.observers = () if session.private else OBSERVERS
-        daemons = () if session.private else [seen.daemon for seen in MpsHost().observe()]
-        tenants = [seen.tenant for seen in VgpuHost().observe()] if applies(session.private) else []
+        seen = {service.key: service.seen for service in observed_services(session.private)}
         host = session.observe()
-    found = exported(host.gpus, pin_placements, select_by, daemons, tenants)
+    found = exported(host.gpus, pin_placements, select_by, seen)
     lost = tuple("gpu %d is lost: %s" % (gpu.index, gpu.problem) for gpu in host.lost)
     return dataclasses.replace(found, left_out=(*found.left_out, *lost))

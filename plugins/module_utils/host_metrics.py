@@ -6,24 +6,23 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
-from typing import Callable, TypeVar
+from typing import Any, Callable, Sequence, TypeVar
 
-from . import mig_plan, mps_plan
+from . import mig_plan
 from .errors import ApplyError, FleetError, NvmlError
 from .holders import find_holders
 from .holders_mark import mark
-from .host_metrics_drift import Beside, Standing, compare
+from .host_metrics_drift import Standing, compare
 from .host_metrics_text import Snapshot
 from .layout_types import Layout
 from .model import Holder, Host
-from .mps_host import MpsHost
-from .mps_model import MpsSeen
 from .nvml import Session
 from .ownership import Ownership, Record
-from .techniques.registry import observers_for
+from .services import Service, merged
+from .techniques.registry import SERVICES, observers_for
 from .transaction import looking
-from .vgpu_host import VgpuHost, applies
 
 T = TypeVar("T")
 
@@ -55,20 +54,19 @@ class _Look:
             host, private = session.observe(silent=silent), session.private
         # Lost GPUs are no failure of this look: monitoring has an alert for them.
         self._problems += silent.values()
-        daemons = () if private else self._attempt(MpsHost().observe)
-        holders = _holders(host, daemons or ())
-        beside = Beside(daemons, *self._tenants(host)) if applies(private) else Beside(daemons)
+        services = [each for each in (service(private) for service in SERVICES) if self._succeeds(each.observe)]
+        holders = _holders(host, services)
+        services = [each for each in services if self._succeeds(functools.partial(each.observe_on, host.gpus))]
         busy = self._attempt(self._changing)
         standing: tuple[Standing, ...] = ()
         if layout is not None and busy is None:
-            standing = self._standing(layout, mark(host, holders), beside, bool(silent or host.lost))
+            standing = self._standing(layout, mark(host, holders), services, bool(silent or host.lost))
         return Snapshot(
             time.time(),
             host.gpus,
             standing,
             holders,
-            daemons or (),
-            beside.tenants or (),
+            tuple(family for each in services for family in each.families({gpu.uuid: gpu for gpu in host.gpus})),
             tuple(self._problems),
             busy,
         )
@@ -77,18 +75,14 @@ class _Look:
         with looking(self._directory) as busy:
             return busy
 
-    def _tenants(self, host: Host) -> tuple:
-        there = VgpuHost(host.gpus)
-        return self._attempt(there.observe), there.dmem, there.available() is None
-
-    def _standing(self, layout: Layout, host: Host, beside: Beside, lost: bool) -> tuple[Standing, ...]:
+    def _standing(self, layout: Layout, host: Host, services: Sequence[Service], lost: bool) -> tuple[Standing, ...]:
         ownership = mig_plan.ALL_OURS
         if self._unlisted == "keep":
             owned = self._attempt(Record(self._directory).read)
             if owned is None:
                 return ()
             ownership = Ownership("keep", owned)
-        standing, problems = compare(layout, host, ownership, beside, lost)
+        standing, problems = compare(layout, host, ownership, services, lost)
         self._problems += problems
         return standing
 
@@ -99,8 +93,13 @@ class _Look:
             self._problems.append(error)
             return None
 
+    def _succeeds(self, what: Callable[[], Any]) -> bool:
+        before = len(self._problems)
+        self._attempt(what)
+        return len(self._problems) == before
 
-def _holders(host: Host, daemons: tuple[MpsSeen, ...]) -> tuple[Holder, ...]:
-    """Those that run something. What a daemon is there with is its own; its clients hold."""
-    own = mps_plan.serves(daemons, clients=False)
+
+def _holders(host: Host, services: Sequence[Service]) -> tuple[Holder, ...]:
+    """Return those that run something. The processes of a service are its own; its clients hold."""
+    own = merged(service.own(clients=False) for service in services)
     return tuple(h for h in find_holders(host) if not h.watches and h.pid not in own.get(h.gpu_uuid, ()))

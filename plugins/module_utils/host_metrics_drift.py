@@ -13,19 +13,15 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Sequence
 
-from . import mig_plan, mps_plan, vgpu_plan
+from . import mig_plan
 from .errors import FleetError, PlanError, SelectorError
 from .layout_types import Entry, Layout
 from .mig_steps import GpuPlan, Plan, Target
 from .model import Gpu, Host
-from .mps_host import adjustable
-from .mps_model import MpsDaemon, MpsSeen
-from .mps_steps import StartMps, StopMps
 from .ownership import Ownership
 from .selector import matches, select
+from .services import Service
 from .targets import targets
-from .vgpu_model import MPS, VgpuSeen
-from .vgpu_steps import RemoveTenant
 
 
 @dataclass(frozen=True)
@@ -37,27 +33,8 @@ class Standing:
     differences: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Beside:
-    """What was seen beside the GPUs. None: nobody could look, or there is nothing that could be looked at."""
-
-    daemons: tuple[MpsSeen, ...] | None = None
-    tenants: tuple[VgpuSeen, ...] | None = None
-    #: UUIDs of the GPUs whose memory the kernel bounds.
-    dmem: frozenset[str] = frozenset()
-    #: Whether the library is there that holds tenants to their quotas.
-    library: bool = True
-
-
-def answers(seen: MpsSeen) -> bool | None:
-    """Whether a daemon is there for its clients; None while the host starts, and it with it."""
-    if seen.running:
-        return seen.active_thread_percentage is not None
-    return None if seen.problem is None else False
-
-
 def compare(
-    layout: Layout, host: Host, ownership: Ownership, beside: Beside, lost: bool = False
+    layout: Layout, host: Host, ownership: Ownership, services: Sequence[Service], lost: bool = False
 ) -> tuple[tuple[Standing, ...], tuple[FleetError, ...]]:
     """(the GPUs that the layout names, why others cannot be told of).
 
@@ -78,9 +55,9 @@ def compare(
     found = {each.gpu.uuid: [str(step) for step in each.told_steps] for each in plan.gpus}
     # What is on the GPUs of an entry that is not whole is not known to be wrong.
     counted = {each.gpu.uuid for each in plan.gpus if each.target.where not in partial}
-    for look in (_daemons, _tenants):
+    for service in services:
         try:
-            for text, uuids in look(whole, plan, host, beside):
+            for text, uuids in service.drift(whole, plan, host):
                 for uuid in counted.intersection(uuids):
                     found[uuid].append(text)
         except PlanError as error:
@@ -129,47 +106,3 @@ def _planned(gpu: Gpu, target: Target, ownership: Ownership, lost: bool) -> GpuP
             raise
         # Somebody else's instances have the room: the GPU is not what the layout says, whoever is to mend it.
         return mig_plan.plan_gpu(gpu, target)
-
-
-def _daemons(layout: Layout, plan: Plan, host: Host, beside: Beside) -> list[tuple[str, set[str]]]:
-    """(what differs, on which GPUs). That a daemon is down is not the layout's affair, and is told apart."""
-    if beside.daemons is None:
-        return []
-    wanted = mps_plan.wanted(layout, plan, host.driver_version, beside.daemons)
-    steps = mps_plan.plan(wanted, beside.daemons, plan, host, adjustable).steps
-    seen = {one.daemon.name: one for one in beside.daemons}
-    found = []
-    for step in steps:
-        if isinstance(step, StopMps) and not step.forget:
-            # It starts again, and that is told.
-            continue
-        one = seen.get(step.name)
-        if isinstance(step, StartMps) and one is not None and _only_down(one, step.daemon, host):
-            continue
-        daemons = [one.daemon] if one is not None else []
-        daemons += [] if isinstance(step, StopMps) else [step.daemon]
-        places = {place.gpu_uuid for daemon in daemons for place in daemon.places}
-        found.append(("mps %s: %s" % (step.name, step), places))
-    return found
-
-
-def _only_down(one: MpsSeen, wanted: MpsDaemon, host: Host) -> bool:
-    as_wanted = one.daemon == wanted and one.devices == mps_plan.devices(wanted, host.gpus)
-    return as_wanted and not one.outdated and not answers(one)
-
-
-def _tenants(layout: Layout, plan: Plan, host: Host, beside: Beside) -> list[tuple[str, set[str]]]:
-    if beside.tenants is None:
-        return []
-    wanted = vgpu_plan.wanted(layout, plan, beside.tenants, beside.dmem)
-    steps = vgpu_plan.plan(wanted, beside.tenants, plan, host, lambda _name, _gpu: ()).steps
-    seen = {one.tenant.name: one.tenant for one in beside.tenants}
-    found = []
-    for step in steps:
-        tenants = [seen[step.name]] if step.name in seen else []
-        tenants += [] if isinstance(step, RemoveTenant) else [step.tenant]
-        found.append(("vgpu %s: %s" % (step.name, step), {uuid for tenant in tenants for uuid in tenant.gpus}))
-    unheld = {uuid for each in wanted if each.tenant.provider != MPS for uuid in each.tenant.gpus}
-    if unheld and not beside.library:
-        found.append(("vgpu: install the library that holds tenants to their quotas", unheld))
-    return found

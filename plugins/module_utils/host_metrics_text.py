@@ -9,17 +9,14 @@ docs/gpu-layout-command.md. What is not known is left out, never 0.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Iterable, Iterator, Mapping, Sequence
 
 from .errors import FleetError
 from .holders_model import DEVICE_HANDLE, MPS, PROCESS
-from .host_metrics_drift import Standing, answers
+from .host_metrics_drift import Standing
+from .metric_family import COUNTER, GAUGE, Family, Sample, labels_of
 from .model import Gpu, Holder
-from .mps_model import MpsPlace, MpsSeen
-from .vgpu_model import VgpuSeen
-
-GAUGE, COUNTER = "gauge", "counter"
 
 
 @dataclass(frozen=True)
@@ -30,8 +27,8 @@ class Snapshot:
     gpus: tuple[Gpu, ...] = ()
     standing: tuple[Standing, ...] = ()
     holders: tuple[Holder, ...] = ()
-    daemons: tuple[MpsSeen, ...] = ()
-    tenants: tuple[VgpuSeen, ...] = ()
+    #: The metrics of services beside the GPUs.
+    beside: tuple[Family, ...] = ()
     #: What could not be looked at or told, and why.
     problems: tuple[FleetError, ...] = ()
     #: The run that was changing the host meanwhile.
@@ -40,22 +37,6 @@ class Snapshot:
     @property
     def succeeded(self) -> bool:
         return not self.problems and self.changing is None
-
-
-@dataclass(frozen=True)
-class Sample:
-    value: float
-    labels: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Family:
-    """The samples of one metric."""
-
-    name: str
-    kind: str
-    help: str
-    samples: tuple[Sample, ...]
 
 
 def render(families: Iterable[Family]) -> str:
@@ -72,7 +53,7 @@ def render(families: Iterable[Family]) -> str:
 def families(seen: Snapshot) -> tuple[Family, ...]:
     """All that there is to tell."""
     gpus = {gpu.uuid: gpu for gpu in seen.gpus}
-    standing = [(_gpu(each.gpu_uuid, gpus), each) for each in seen.standing]
+    standing = [(labels_of(each.gpu_uuid, gpus), each) for each in seen.standing]
     return (
         Family(
             "openfleet_layout_check_success",
@@ -116,19 +97,8 @@ def families(seen: Snapshot) -> tuple[Family, ...]:
             "CPU time so far of the processes that run on the GPU or GPU instance.",
             tuple(_cpu_seconds(seen.gpus, seen.holders)),
         ),
-        Family(
-            "openfleet_mps_daemon_up",
-            GAUGE,
-            "Whether the MPS daemon runs and answers.",
-            tuple(_daemons(seen.daemons, gpus)),
-        ),
-        *_tenants(seen.tenants, gpus),
+        *seen.beside,
     )
-
-
-def _gpu(uuid: str, gpus: Mapping[str, Gpu]) -> dict[str, str]:
-    """The labels of a GPU. Of one that does not answer the index is not known."""
-    return {"gpu_uuid": uuid, "gpu_index": str(gpus[uuid].index) if uuid in gpus else ""}
 
 
 def _holders(gpus: Sequence[Gpu], holders: Sequence[Holder]) -> list[Sample]:
@@ -142,7 +112,7 @@ def _holders(gpus: Sequence[Gpu], holders: Sequence[Holder]) -> list[Sample]:
             here = [h.kind for h in own if (h.gpu_instance_id if h.gpu_instance_id in places else None) == place]
             for kind in (PROCESS, *sorted(set(here) - {PROCESS})):
                 labels = dict(
-                    _gpu(gpu.uuid, {gpu.uuid: gpu}),
+                    labels_of(gpu.uuid, {gpu.uuid: gpu}),
                     model=gpu.name,
                     mig_profile=profile,
                     mig_instance=instance,
@@ -165,7 +135,7 @@ def _cpu_seconds(gpus: Sequence[Gpu], holders: Sequence[Holder]) -> Iterator[Sam
                 h.pid: h.cpu_seconds for h in own if h.gpu_instance_id == place or h.gpu_instance_id not in instances
             }
             labels = dict(
-                _gpu(gpu.uuid, {gpu.uuid: gpu}),
+                labels_of(gpu.uuid, {gpu.uuid: gpu}),
                 model=gpu.name,
                 mig_profile=profile,
                 mig_instance="" if place is None else str(place),
@@ -186,62 +156,6 @@ def _at_work(holders: Sequence[Holder]) -> list[Holder]:
 
 def _origin(holder: Holder) -> tuple[str | None, str | None]:
     return holder.unit_or_container, holder.job
-
-
-def _daemons(daemons: Sequence[MpsSeen], gpus: Mapping[str, Gpu]) -> list[Sample]:
-    samples = []
-    for seen in daemons:
-        up = answers(seen)
-        for place in seen.daemon.places if up is not None else ():
-            labels = dict(
-                _gpu(place.gpu_uuid, gpus),
-                daemon=seen.daemon.name,
-                mig_instance=_instance(place, gpus.get(place.gpu_uuid)),
-            )
-            samples.append(Sample(int(bool(up)), labels))
-    return samples
-
-
-def _instance(place: MpsPlace, gpu: Gpu | None) -> str:
-    instances = gpu.mig.instances if gpu is not None else ()
-    found = [each.id for each in instances if (each.profile, each.placement.start) == (place.profile, place.start)]
-    return str(found[0]) if found else ""
-
-
-def _tenants(tenants: Sequence[VgpuSeen], gpus: Mapping[str, Gpu]) -> list[Family]:
-    limits, shares, used, denied = [], [], [], []
-    for seen in tenants:
-        uses = {use.gpu_uuid: use for use in seen.usage.gpus} if seen.usage is not None else {}
-        for uuid in seen.tenant.gpus:
-            labels = dict(_gpu(uuid, gpus), tenant=seen.tenant.name)
-            limits.append(Sample(seen.tenant.memory_bytes, labels))
-            shares.append(Sample(seen.tenant.sm_percent / 100, labels))
-            if seen.usage is not None:
-                # Where nothing of it ever ran, nothing is used.
-                use = uses.get(uuid)
-                used.append(Sample(use.used_bytes if use is not None else 0, labels))
-                denied.append(Sample(use.refused if use is not None else 0, labels))
-    return [
-        Family(
-            "openfleet_tenant_memory_limit_bytes",
-            GAUGE,
-            "The tenant's quota of memory on the GPU.",
-            tuple(limits),
-        ),
-        Family(
-            "openfleet_tenant_memory_used_bytes",
-            GAUGE,
-            "What the tenant's processes have of its quota of memory.",
-            tuple(used),
-        ),
-        Family("openfleet_tenant_sm_limit_ratio", GAUGE, "The tenant's quota of the GPU's SMs, 0 to 1.", tuple(shares)),
-        Family(
-            "openfleet_tenant_denied_total",
-            COUNTER,
-            "Allocations that were refused because of the tenant's quota, since the host started.",
-            tuple(denied),
-        ),
-    ]
 
 
 def _labels(labels: Mapping[str, str]) -> str:

@@ -10,11 +10,13 @@ does not apply.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from typing import Any, Callable, Hashable
 
 from .errors import LayoutError, Problem
+from .layout_fields import Names, claim, percent, size_bytes
 from .layout_gpus import parse_selector, parse_single_gpu
 from .layout_reader import Fields, Key, Node, is_integer, number, quoted
 from .layout_types import (
@@ -23,13 +25,11 @@ from .layout_types import (
     MOST_GPUS,
     MOST_INSTANCES,
     MOST_RATIO,
-    MPS_DAEMONS,
     VGPU_POLICIES,
     VGPU_PROVIDERS,
     Entry,
     Layout,
     MigInstance,
-    Mps,
     Selector,
     Tenant,
     Vgpu,
@@ -37,7 +37,6 @@ from .layout_types import (
 from .layout_vgpu import check_tenants
 from .layout_writer import layout_to_data
 from .profile_name import ProfileName, ProfileNameError, parse_profile_name
-from .sizes import SizeError, parse_size_bytes
 from .techniques.registry import PARTS, SHARINGS, TECHNIQUES
 
 __all__ = [
@@ -45,7 +44,6 @@ __all__ = [
     "Entry",
     "Layout",
     "MigInstance",
-    "Mps",
     "Selector",
     "Tenant",
     "Vgpu",
@@ -53,16 +51,13 @@ __all__ = [
     "parse_layout",
 ]
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 #: What systemd accepts as a group: https://systemd.io/USER_NAMES/ (strict mode, and the dot that many sites have).
 _GROUP = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}")
 
-_MPS_EXAMPLE = "mps: {name: inference, clients: 4, active_thread_percentage: 25}"
 _TENANT_EXAMPLE = "{name: notebook-a, memory: 8GiB, sm_percent: 30}"
 
 _PARTS = {
     "mig": Key("mig: [{profile: 3g.40gb}]"),
-    "mps": Key(_MPS_EXAMPLE),
     "vgpu": Key("vgpu: {tenants: [%s]}" % _TENANT_EXAMPLE),
     **{technique.key: technique.example for technique in TECHNIQUES},
 }
@@ -76,16 +71,8 @@ _MIG_INSTANCE = {
     "count": Key("count: 2"),
     "placement": Key("placement: 4"),
     "compute_instances": Key("compute_instances: [1c.3g.40gb, 2c.3g.40gb]"),
-    "mps": Key(_MPS_EXAMPLE),
+    **{technique.key: technique.example for technique in TECHNIQUES if technique.inside_mig},
 }
-_MPS = {
-    "name": Key("name: inference", required=True),
-    "clients": Key("clients: 4", required=True),
-    "active_thread_percentage": Key("active_thread_percentage: 25", required=True),
-    "pinned_memory_limit": Key("pinned_memory_limit: 18GiB"),
-    "oversubscribe": Key("oversubscribe: true"),
-}
-_MPS_OF_ENTRY = dict(_MPS, daemon_per=Key("daemon_per: entry"))
 _VGPU = {
     "provider": Key("provider: auto"),
     "policy": Key("policy: fixed"),
@@ -126,8 +113,7 @@ class _Parser:
 
     def __init__(self) -> None:
         self._gpus: dict[Hashable, str] = {}
-        self._mps_names: dict[Hashable, str] = {}
-        self._tenants: dict[Hashable, str] = {}
+        self._names = Names()
 
     def entries(self, root: Node) -> list[Entry]:
         nodes = root.items(0, MOST_GPUS) or []
@@ -145,9 +131,8 @@ class _Parser:
             _check_parts(node, fields, sharing)
         readers: dict[str, Callable[[Node], Any]] = {
             "mig": self._mig,
-            "mps": lambda field: self._mps(field, _MPS_OF_ENTRY),
             "vgpu": lambda field: self._vgpu(field, selectors),
-            **{technique.key: technique.parse for technique in TECHNIQUES},
+            **{technique.key: functools.partial(technique.parse, names=self._names) for technique in TECHNIQUES},
         }
         # Each part is read, so that the problems of one that does not belong there are found too.
         parts = {key: fields.read(key, readers[key]) for key in PARTS}
@@ -168,7 +153,7 @@ class _Parser:
         selectors = tuple(parse_selector(each) for each in nodes)
         for each, selector in zip(nodes, selectors):
             if selector is not None:
-                _claim(self._gpus, selector, each, str(selector), "Name each GPU once.")
+                claim(self._gpus, selector, each, str(selector), "Name each GPU once.")
         return selectors
 
     def _check_all_stands_alone(self, root: Node) -> None:
@@ -195,28 +180,16 @@ class _Parser:
                 "Write one element for each instance, each with its placement, or take placement away.",
             )
         split = fields.read("compute_instances", lambda field: _compute_instances(field, profile), ())
-        return MigInstance(str(profile), count, placement, split, fields.read("mps", self._mps))
+        sharing, part = self._inside_mig(fields)
+        return MigInstance(str(profile), count, placement, split, sharing, part)
 
-    def _mps(self, node: Node, keys: Mapping[str, Key] = _MPS) -> Mps | None:
-        fields = node.fields(keys)
-        if fields is None:
-            return None
-        clients = fields.read("clients", lambda field: field.integer(1, MOST_CLIENTS))
-        percent = fields.read("active_thread_percentage", _percent)
-        oversubscribe = fields.read("oversubscribe", Node.boolean, False)
-        if oversubscribe is False and clients and percent and clients * percent > 100:
-            node.report(
-                "%d clients of %d percent are %d percent of the SMs" % (clients, percent, clients * percent),
-                "Lower clients or active_thread_percentage, or set oversubscribe: true.",
-            )
-        return Mps(
-            fields.read("name", lambda field: _unique_name(field, self._mps_names, "MPS daemon")),
-            clients,
-            percent,
-            fields.read("pinned_memory_limit", _size_bytes),
-            oversubscribe,
-            fields.read("daemon_per", lambda field: field.choice(MPS_DAEMONS), MPS_DAEMONS[0]),
-        )
+    def _inside_mig(self, fields: Fields) -> tuple[str | None, Any]:
+        """Return the technique that shares an instance, and its part."""
+        found: tuple[str | None, Any] = (None, None)
+        for technique in TECHNIQUES:
+            if technique.inside_mig and technique.key in fields:
+                found = technique.key, technique.parse(fields[technique.key], self._names, inside_mig=True)
+        return found
 
     def _vgpu(self, node: Node, selectors: tuple[Selector | None, ...]) -> Vgpu | None:
         fields = node.fields(_VGPU)
@@ -239,23 +212,15 @@ class _Parser:
         if fields is None:
             return None
         return Tenant(
-            fields.read("name", lambda field: _unique_name(field, self._tenants, "tenant")),
-            fields.read("memory", _size_bytes),
-            fields.read("sm_percent", _percent),
+            fields.read("name", lambda field: self._names.read(field, "tenant")),
+            fields.read("memory", size_bytes),
+            fields.read("sm_percent", percent),
             fields.read("priority", lambda field: field.integer(0, 1000), 0),
             fields.read("gpus", lambda field: field.integer(1, MOST_GPUS), 1),
             fields.read("gpu", parse_single_gpu),
             fields.read("group", _group),
             fields.read("oversubscribe_managed", Node.boolean, False),
         )
-
-
-def _claim(taken: dict[Hashable, str], key: Hashable, node: Node, what: str, cure: str) -> None:
-    """Reports the second place that names the same thing."""
-    if key in taken:
-        node.report("%s is already named by %s" % (what, taken[key]), cure)
-    else:
-        taken[key] = node.where
 
 
 def _check_parts(node: Node, fields: Fields, sharing: str) -> None:
@@ -271,27 +236,6 @@ def _check_parts(node: Node, fields: Fields, sharing: str) -> None:
             )
 
 
-def _percent(node: Node) -> int | None:
-    if isinstance(node.value, str) and node.value.endswith("%"):
-        node.report("percentages are numbers", "Write it like `%s`, without quotes and sign." % node.example)
-        return None
-    return node.integer(1, 100)
-
-
-def _size_bytes(node: Node) -> int | None:
-    if is_integer(node.value):
-        node.report(
-            "the bare number %s has no unit" % number(node.value), "Write it like `%s`, in MiB or GiB." % node.example
-        )
-        return None
-    text = node.text()
-    try:
-        return None if text is None else parse_size_bytes(text)
-    except SizeError as error:
-        node.report(error.problem, error.cure)
-        return None
-
-
 def _group(node: Node) -> str | None:
     name = node.text()
     if name is not None and not _GROUP.fullmatch(name):
@@ -300,20 +244,6 @@ def _group(node: Node) -> str | None:
             "Name a Unix group of the host: up to 32 letters, digits, _ . and -, a letter or _ first.",
         )
         return None
-    return name
-
-
-def _unique_name(node: Node, taken: dict[Hashable, str], what: str) -> str | None:
-    name = node.text()
-    if name is None:
-        return None
-    if not _NAME.fullmatch(name):
-        node.report(
-            "%s cannot be a name" % quoted(name),
-            "Names become unit, file and label names: up to 63 letters, digits, _ . and -, a letter or digit first.",
-        )
-        return None
-    _claim(taken, name, node, "the %s %s" % (what, name), "Give each one its own name on a host.")
     return name
 
 

@@ -18,11 +18,11 @@ from .nvml import Session
 from .ownership import Ownership
 from .services import PartRequest, Pids, Service, merged
 from .targets import targets
-from .techniques.registry import SERVICES, TECHNIQUES
+from .techniques.registry import SERVICES, SETTINGS
 
 #: What a run may be about: MIG and compute modes, and each technique by its key.
 GPUS = "gpus"
-ALL_PARTS = (GPUS, *(technique.key for technique in (*TECHNIQUES, *SERVICES)))
+ALL_PARTS = (GPUS, *(technique.key for technique in (*SETTINGS, *SERVICES)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +111,7 @@ def _of_parts(target: Target, host: Host, parts: Sequence[str]) -> Target:
     if GPUS not in parts:
         now = mig_plan.target_of(next(gpu for gpu in host.gpus if gpu.uuid == target.gpu_uuid))
         target = dataclasses.replace(now, where=target.where, sharing=target.sharing, settings=target.settings)
-    others = {technique.setting: None for technique in TECHNIQUES if technique.key not in parts}
+    others = {technique.setting: None for technique in SETTINGS if technique.key not in parts}
     return dataclasses.replace(target, settings={**target.settings, **others})
 
 

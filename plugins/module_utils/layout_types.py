@@ -17,8 +17,6 @@ LAYOUT_VERSION = 1
 MOST_GPUS, MOST_INSTANCES, MOST_CLIENTS = 256, 64, 1000
 MOST_RATIO = 100.0
 
-MPS_DAEMONS = ("gpu", "entry")
-
 VGPU_POLICIES = ("fixed", "contended", "burst")
 VGPU_PROVIDERS = ("auto", "preload", "mps", "dmem")
 
@@ -49,19 +47,6 @@ class Selector:
 
 
 @dataclass(frozen=True)
-class Mps:
-    """An MPS daemon and the caps of each of its clients. A `pinned_memory_limit_bytes` of None sets no limit."""
-
-    name: str
-    clients: int
-    active_thread_percentage: int
-    pinned_memory_limit_bytes: int | None = None
-    oversubscribe: bool = False
-    #: One of MPS_DAEMONS: a daemon for each GPU of the entry, or one for all of them.
-    daemon_per: str = MPS_DAEMONS[0]
-
-
-@dataclass(frozen=True)
 class MigInstance:
     """`count` GPU instances of one profile. `placement` is the start in memory units, None leaves it to the planner.
 
@@ -72,7 +57,9 @@ class MigInstance:
     count: int = 1
     placement: int | None = None
     compute_instances: tuple[str, ...] = ()
-    mps: Mps | None = None
+    #: Key of the technique that shares the instance, and its part.
+    sharing: str | None = None
+    part: Any = None
 
     @property
     def compute_slices(self) -> tuple[int, ...]:
@@ -123,11 +110,6 @@ class Entry:
     def mig(self) -> tuple[MigInstance, ...] | None:
         """The part of sharing: mig."""
         return self.part if self.sharing == "mig" else None
-
-    @property
-    def mps(self) -> Mps | None:
-        """The part of sharing: mps."""
-        return self.part if self.sharing == "mps" else None
 
     @property
     def vgpu(self) -> Vgpu | None:

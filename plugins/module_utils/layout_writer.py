@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from .layout_gpus import selector_to_data
-from .layout_types import MPS_DAEMONS, VGPU_PROVIDERS, Entry, Layout, MigInstance, Mps, Tenant, Vgpu
+from .layout_types import VGPU_PROVIDERS, Entry, Layout, MigInstance, Tenant, Vgpu
 from .sizes import format_size
 from .techniques.registry import TECHNIQUES
 
@@ -23,14 +23,14 @@ def _entry_to_data(entry: Entry) -> dict[str, Any]:
     data: dict[str, Any] = {"gpus": "all" if selectors == ["all"] else selectors, "sharing": entry.sharing}
     if entry.mig is not None:
         data["mig"] = [_mig_instance_to_data(instance) for instance in entry.mig]
-    if entry.mps is not None:
-        data["mps"] = _mps_to_data(entry.mps)
     if entry.vgpu is not None:
         data["vgpu"] = _vgpu_to_data(entry.vgpu)
-    for technique in TECHNIQUES:
-        if technique.key == entry.sharing:
-            data[technique.key] = technique.to_data(entry.part)
-    return data
+    return {**data, **_part_to_data(entry)}
+
+
+def _part_to_data(shared: Entry | MigInstance) -> dict[str, Any]:
+    """Return the part of the technique that shares it, by its key."""
+    return {each.key: each.to_data(shared.part) for each in TECHNIQUES if each.key == shared.sharing}
 
 
 def _mig_instance_to_data(instance: MigInstance) -> dict[str, Any]:
@@ -41,24 +41,7 @@ def _mig_instance_to_data(instance: MigInstance) -> dict[str, Any]:
         data["placement"] = instance.placement
     if instance.compute_instances:
         data["compute_instances"] = list(instance.compute_instances)
-    if instance.mps is not None:
-        data["mps"] = _mps_to_data(instance.mps)
-    return data
-
-
-def _mps_to_data(mps: Mps) -> dict[str, Any]:
-    data: dict[str, Any] = {
-        "name": mps.name,
-        "clients": mps.clients,
-        "active_thread_percentage": mps.active_thread_percentage,
-    }
-    if mps.pinned_memory_limit_bytes is not None:
-        data["pinned_memory_limit"] = format_size(mps.pinned_memory_limit_bytes)
-    if mps.oversubscribe:
-        data["oversubscribe"] = True
-    if mps.daemon_per != MPS_DAEMONS[0]:
-        data["daemon_per"] = mps.daemon_per
-    return data
+    return {**data, **_part_to_data(instance)}
 
 
 def _vgpu_to_data(vgpu: Vgpu) -> dict[str, Any]:

@@ -12,10 +12,11 @@ from __future__ import annotations
 import dataclasses
 
 from .errors import NvmlError
-from .layout_types import MPS_DAEMONS, Entry, Layout, Selector
+from .layout_types import Entry, Layout, Selector
 from .model import Host, LostGpu
 from .nvml_calls import GPU_IS_LOST
 from .selector import matches
+from .techniques.registry import TECHNIQUES
 
 #: What to do about an entry that names a lost GPU: fail before anything changes, or leave the GPU out.
 POLICIES = FAIL, SKIP = ("fail", "skip")
@@ -80,7 +81,8 @@ def _lost(selector: Selector, host: Host) -> tuple[LostGpu, ...]:
 
 def _without_lost(entry: Entry, host: Host) -> Entry | None:
     """The entry for the GPUs that answer; None where it cannot be had in part, or has no other GPU."""
-    if entry.vgpu is not None or (entry.mps is not None and entry.mps.daemon_per != MPS_DAEMONS[0]):
+    divided = any(technique.key == entry.sharing and technique.divides(entry.part) for technique in TECHNIQUES)
+    if entry.vgpu is not None or divided:
         return None
     selectors = tuple(each for each in entry.selectors if any(matches(each, gpu) for gpu in host.gpus))
     return dataclasses.replace(entry, selectors=selectors) if selectors else None

@@ -36,7 +36,7 @@ from .mig_steps import (
 from .model import ComputeInstance, Gpu, GpuInstance, GpuInstanceProfile, Holder, Placement, Process
 from .ownership import Ownership
 from .profile_name import nearest_profile
-from .techniques.registry import SHARINGS, TECHNIQUES
+from .techniques.registry import SETTINGS, SHARINGS
 
 #: Compute slices of a GPU instance -> {slices of a compute instance: where it may start}. From the compute-instance tables
 #: of NVIDIA's MIG User Guide (supported-mig-profiles) and of go-nvml's A100 and H100; the starts were not seen on hardware.
@@ -75,7 +75,7 @@ def plan(gpus: Sequence[Gpu], targets: Iterable[Target], ownership: Ownership = 
 def plan_gpu(gpu: Gpu, target: Target, ownership: Ownership = ALL_OURS) -> GpuPlan:
     """Plan one GPU; see `plan`."""
     made = _plan_gpu(gpu, target, ownership)
-    parts = (each.plan(gpu, made.target.settings.get(each.setting), made.target.where) for each in TECHNIQUES)
+    parts = (each.plan(gpu, made.target.settings.get(each.setting), made.target.where) for each in SETTINGS)
     return dataclasses.replace(made, parts=tuple(parts))
 
 
@@ -147,7 +147,7 @@ def target_of(gpu: Gpu) -> Target:
             for i in gpu.mig.instances
         ),
         compute_mode=None if gpu.mig.enabled else gpu.compute_mode,
-        settings={technique.setting: technique.current(gpu) for technique in TECHNIQUES},
+        settings={technique.setting: technique.current(gpu) for technique in SETTINGS},
     )
 
 

@@ -25,7 +25,7 @@ from .mig_steps import (
 from .model import Gpu, Host, to_data
 from .ownership import Ownership
 from .targets import asked
-from .techniques.registry import TECHNIQUES
+from .techniques.registry import SETTINGS
 
 SCHEMA = 4
 _WHERE = "the saved plan"
@@ -178,7 +178,7 @@ def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterable[st
             yield "%s was %s and is %s" % (name, *("on" if m[mode] else "off" for m in (then, now)))
     if then["compute_mode"] != now["compute_mode"]:
         yield "compute mode was %s and is %s" % (then["compute_mode"], now["compute_mode"])
-    for technique in TECHNIQUES:
+    for technique in SETTINGS:
         found = technique.difference(then[technique.setting], now[technique.setting])
         if found is not None:
             yield found
@@ -218,7 +218,7 @@ def _asked(target: Target) -> dict[str, Any]:
     """What a layout asks of a GPU, without the place of the entry: to move an entry changes nothing."""
     data = target.to_data()
     del data["gpu_uuid"], data["where"]
-    for technique in TECHNIQUES:
+    for technique in SETTINGS:
         if data.get(technique.setting) in (None, technique.default):
             # A run that does not look at a setting leaves it as most GPUs have it.
             data.pop(technique.setting, None)
@@ -232,7 +232,7 @@ def _observed(gpu: Gpu) -> dict[str, Any]:
         "mig_enabled": gpu.mig.enabled,
         "mig_pending": gpu.mig.pending,
         "compute_mode": gpu.compute_mode,
-        **{technique.setting: gpu.setting(technique.setting) for technique in TECHNIQUES},
+        **{technique.setting: gpu.setting(technique.setting) for technique in SETTINGS},
         "instances": [
             {
                 "id": instance.id,

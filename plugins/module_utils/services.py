@@ -10,6 +10,7 @@ from typing import Any, Callable, Iterable, Mapping, Protocol, Sequence
 
 from .disturbance import Disturbance
 from .layout_types import Layout
+from .metric_family import Family
 from .mig_steps import Plan
 from .model import Gpu, Host
 from .plan_parts import HostPart
@@ -71,6 +72,10 @@ class Service(Protocol):
     key: str
     #: The part of a plan in which nothing of it changes.
     nothing: HostPart
+    #: Name of what is there, as `gpu-layout show --json` has it.
+    name: str
+    #: What is there, as frozen values; filled by `observe` and `observe_on`.
+    seen: Sequence[Any]
 
     def __init__(self, private: bool) -> None: ...
 
@@ -88,6 +93,15 @@ class Service(Protocol):
 
     def plan(self, request: PartRequest) -> HostPart:
         """Return its part of a plan. Raises PlanError if the layout cannot be had."""
+
+    def drift(self, layout: Layout, plan: Plan, host: Host) -> list[tuple[str, set[str]]]:
+        """Return what differs from the layout, each with the UUIDs of the GPUs, given the plan of the GPUs. Raises PlanError."""
+
+    def families(self, gpus: Mapping[str, Gpu]) -> list[Family]:
+        """Return the metrics of what is there, on GPUs by UUID."""
+
+    def describe(self, host: Host) -> list[str]:
+        """Return what is there in words, a line each."""
 
     def missing(self, part: HostPart) -> str | None:
         """Return what has to be installed before the part can be carried out."""

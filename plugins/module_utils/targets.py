@@ -15,14 +15,13 @@ from .layout_types import Entry, Layout, MigInstance
 from .mig_steps import DEFAULT, EXCLUSIVE_PROCESS, Target, WantedInstance
 from .model import Gpu
 from .selector import select
-from .techniques.registry import TECHNIQUES
+from .techniques.registry import SETTINGS, TECHNIQUES
 
 #: Of a GPU, by its sharing; with MIG it belongs to the instances.
 COMPUTE_MODES = {
     "mig": None,
     "exclusive": EXCLUSIVE_PROCESS,
     "shared": DEFAULT,
-    "mps": EXCLUSIVE_PROCESS,
     "vgpu": DEFAULT,
     **{technique.key: technique.compute_mode for technique in TECHNIQUES},
 }
@@ -50,7 +49,7 @@ def targets(layout: Layout, gpus: Sequence[Gpu]) -> tuple[Target, ...]:
 
 def asked(target: Target) -> str:
     """Return in words what the layout asks of a GPU."""
-    for technique in TECHNIQUES:
+    for technique in SETTINGS:
         if technique.key == target.sharing:
             return "%s: %s" % (target, target.settings.get(technique.setting))
     return str(target)
@@ -59,7 +58,7 @@ def asked(target: Target) -> str:
 def _target(gpu: Gpu, entry: Entry) -> Target:
     where = entry.where
     wanted = [each for instance in entry.mig or () for each in _wanted(instance)]
-    settings = {each.setting: each.wanted(entry.part if each.key == entry.sharing else None) for each in TECHNIQUES}
+    settings = {each.setting: each.wanted(entry.part if each.key == entry.sharing else None) for each in SETTINGS}
     mode = COMPUTE_MODES[entry.sharing]
     return Target(gpu.uuid, where, entry.sharing, entry.sharing == "mig", tuple(wanted), mode, settings)
 

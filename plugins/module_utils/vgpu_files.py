@@ -15,8 +15,8 @@ from typing import Any, Iterable, Mapping, Sequence
 
 from . import cdi_spec
 from .errors import Problem
+from .mps_client import client_mounts, daemon_of, pipe_directory
 from .mps_control import PIPE_DIRECTORY
-from .mps_files import client_mounts, pipe_directory
 from .sizes import BYTES_PER_UNIT
 from .vgpu_model import DMEM, MPS, VgpuSeat, VgpuTenant
 
@@ -96,11 +96,6 @@ def name_problem(name: str) -> Problem | None:
         problem = "no CDI device can have a name that ends in %s" % name[-1:]
         return Problem('the tenant "%s"' % name, problem, "Let it end in a letter or digit.")
     return None
-
-
-def daemon_of(gpu_uuid: str) -> str:
-    """Name of the MPS daemon through which tenants of a GPU work where the provider is mps."""
-    return "vgpu-%s" % gpu_uuid.replace("GPU-", "", 1)
 
 
 def slice_of(name: str) -> str:

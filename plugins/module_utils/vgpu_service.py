@@ -7,15 +7,25 @@ from __future__ import annotations
 
 from typing import Any, Mapping, Sequence
 
-from . import vgpu_apply
+from . import vgpu_apply, vgpu_metrics
 from .errors import PlanError
+from .layout_types import Layout
+from .metric_family import Family
+from .mig_steps import Plan
 from .model import Gpu, Holder, Host
 from .services import Clear, Look, PartRequest, Pids
 from .vgpu_apply import VgpuChange
 from .vgpu_host import VgpuHost, applies
-from .vgpu_model import KEY, MPS, VgpuSeen
+from .vgpu_model import KEY, MPS, NOT_ISOLATED, READ_ONLY, SEALED, VgpuSeen
 from .vgpu_plan import WantedTenant, plan, wanted
-from .vgpu_steps import VgpuPlan
+from .vgpu_steps import VgpuPlan, caps, size
+
+#: What the line of a tenant ends with.
+_ISOLATION = {
+    NOT_ISOLATED: "  not isolated from neighbours",
+    SEALED: "  neighbours can delay it",
+    READ_ONLY: "  neighbours cannot write its words",
+}
 
 
 class VgpuService:
@@ -23,6 +33,7 @@ class VgpuService:
 
     key = KEY
     nothing = VgpuPlan()
+    name = "vgpu_tenants"
 
     def __init__(self, private: bool) -> None:
         self._applies = applies(private)
@@ -58,6 +69,20 @@ class VgpuService:
             return () if host is None else host.processes(request.host, name, gpu_uuid)
 
         return plan(asked, self.seen, request.plan, request.host, processes, leave_others=not request.removes)
+
+    def drift(self, layout: Layout, plan: Plan, host: Host) -> list[tuple[str, set[str]]]:
+        """Return what differs from the layout."""
+        if self._host is None:
+            return []
+        return vgpu_metrics.drift(layout, plan, host, self.seen, self._host.dmem, self._host.available() is None)
+
+    def families(self, gpus: Mapping[str, Gpu]) -> list[Family]:
+        """Return the metrics of the tenants."""
+        return vgpu_metrics.families(self.seen, gpus)
+
+    def describe(self, host: Host) -> list[str]:
+        """Return the tenants in words."""
+        return [_describe(seen, host) for seen in self.seen]
 
     def missing(self, part: VgpuPlan) -> str | None:
         """Return what the library of the tenants needs."""
@@ -117,3 +142,14 @@ def _check_gpus(asked: Sequence[WantedTenant], host: Host) -> None:
                     % ("on" if gpu.mig.enabled else "off", gpu.compute_mode or "unknown"),
                     "Apply the layout whole (openfleet.gpu.layout), or its GPUs first (openfleet.gpu.mig).",
                 )
+
+
+def _describe(seen: VgpuSeen, host: Host) -> str:
+    tenant, usage = seen.tenant, seen.usage
+    plan = VgpuPlan(indices=tuple((gpu.uuid, gpu.index) for gpu in host.gpus))
+    line = "vgpu %s  %s  %s" % (tenant.name, plan.gpus(tenant), caps(tenant))
+    if usage is not None:
+        used = {each.gpu_uuid: each.used_bytes for each in usage.gpus}
+        uses = " and ".join(size(used.get(uuid, 0)) for uuid in tenant.gpus)
+        line += "  %s used by %d process%s" % (uses, usage.processes, "" if usage.processes == 1 else "es")
+    return line + _ISOLATION.get(seen.isolation, "")

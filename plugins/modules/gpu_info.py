@@ -272,10 +272,11 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.errors import DriverAbsentError
 from ..module_utils.holders import find_holders
-from ..module_utils.host_state import gpus, mps_daemons, vgpu_tenants
+from ..module_utils.host_state import gpus
 from ..module_utils.model import to_data
 from ..module_utils.nvml import Session
 from ..module_utils.runner import respawn_with_pynvml, run
+from ..module_utils.techniques.observers import REPORTS
 
 
 def argspec():
@@ -297,21 +298,19 @@ def read(params):
         with Session() as session:
             host = session.observe(telemetry=params["telemetry"])
             holders = find_holders(host, sockets=params["sockets"]) if params["holders"] else None
-            daemons, tenants = mps_daemons(session), vgpu_tenants(session)
+            beside = {name: report(session.private) for name, report in REPORTS.items()}
     except DriverAbsentError as error:
         if error.call == "import":
             respawn_with_pynvml()
         nothing = dict.fromkeys(("driver_version", "nvml_version", "cuda_version"))
-        beside = {"mps_daemons": [], "vgpu_tenants": []}
         absent = {"driver_present": False, "driver_absent_reason": str(error), "lost_gpus": []}
-        return dict(nothing, simulated=False, gpus=[], **absent, **beside)
+        return dict(nothing, simulated=False, gpus=[], **absent, **{name: [] for name in REPORTS})
     return dict(
         {name: getattr(host, name) for name in ABOUT},
         driver_present=True,
         lost_gpus=to_data(host.lost),
         gpus=gpus(host, holders, params["profiles"]),
-        mps_daemons=daemons,
-        vgpu_tenants=tenants,
+        **beside,
     )
 
 

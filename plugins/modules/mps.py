@@ -147,14 +147,14 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.busy import OnBusy
 from ..module_utils.errors import DriverAbsentError
-from ..module_utils.host_state import mps_daemons
 from ..module_utils.layout_module import argspec as argspec_of_parts
 from ..module_utils.layout_module import bring_about
 from ..module_utils.layout_run import removal_of
-from ..module_utils.mps_model import KEY
-from ..module_utils.mps_removal import remove_all
 from ..module_utils.nvml import Session
 from ..module_utils.runner import run
+from ..module_utils.techniques.mps.model import KEY
+from ..module_utils.techniques.mps.removal import remove_all
+from ..module_utils.techniques.mps.report import report
 
 
 def argspec():
@@ -172,7 +172,7 @@ def serve(params, check_mode):
         told = {"driver_present": False}
     if told["driver_present"]:
         with Session() as session:
-            return dict(told, daemons=mps_daemons(session))
+            return dict(told, daemons=report(session.private))
     if not absent:
         return told
     on_busy = OnBusy(params["on_busy"], params["busy_timeout"], params["grace_period"])

@@ -158,7 +158,6 @@ steps_done:
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.errors import DriverAbsentError
-from ..module_utils.host_state import vgpu_tenants
 from ..module_utils.layout_module import argspec as argspec_of_parts
 from ..module_utils.layout_module import bring_about
 from ..module_utils.layout_run import removal_of
@@ -166,6 +165,7 @@ from ..module_utils.nvml import Session
 from ..module_utils.runner import run
 from ..module_utils.vgpu_model import KEY
 from ..module_utils.vgpu_removal import remove_all
+from ..module_utils.vgpu_report import report
 
 
 def argspec():
@@ -183,7 +183,7 @@ def serve(params, check_mode):
         told = {"driver_present": False}
     if told["driver_present"]:
         with Session() as session:
-            return dict(told, tenants=vgpu_tenants(session))
+            return dict(told, tenants=report(session.private))
     if not absent:
         return told
     return dict(remove_all(params["state_directory"], params["lock_timeout"], check_mode), driver_present=False)

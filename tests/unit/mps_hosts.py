@@ -8,7 +8,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.mps_model import MpsDaemon, MpsPlace
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.model import MpsDaemon, MpsPlace
 
 MIB, GIB = 2**20, 2**30
 DEVICES = ("GPU-a", "GPU-b")

@@ -11,8 +11,8 @@ from typing import Any
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import mps_unit
 from ansible_collections.openfleet.gpu.plugins.module_utils.install import gpu_simulator
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import unit as mps_unit
 from ansible_collections.openfleet.gpu.plugins.module_utils.toolkit import files as toolkit_files
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,8 +8,8 @@ import dataclasses
 
 import pytest
 
+from ansible_collections.openfleet.gpu.plugins.module_utils import export
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
-from ansible_collections.openfleet.gpu.plugins.module_utils.export import exported
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout import layout_to_data, parse_layout
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import (
     ComputeInstance,
@@ -17,8 +17,14 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.model import (
     Placement,
     Setting,
 )
-from ansible_collections.openfleet.gpu.plugins.module_utils.mps_model import MpsDaemon, MpsPlace
-from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_model import VgpuSeat, VgpuTenant
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.model import MpsDaemon, MpsPlace, MpsSeen
+from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_model import VgpuSeat, VgpuSeen, VgpuTenant
+
+
+def exported(gpus, pin_placements=False, daemons=(), tenants=()):
+    """The layout of these GPUs with daemons and tenants beside them."""
+    seen = {"mps": [MpsSeen(daemon, (), True) for daemon in daemons], "vgpu": [VgpuSeen(one) for one in tenants]}
+    return export.exported(gpus, pin_placements, seen=seen)
 
 
 def gpus(count=1):

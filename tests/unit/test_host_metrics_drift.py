@@ -5,19 +5,45 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 from mig_rules import Card, with_instances
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import mig_plan, mps_plan, vgpu_plan
+from ansible_collections.openfleet.gpu.plugins.module_utils import mig_plan, vgpu_plan
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
-from ansible_collections.openfleet.gpu.plugins.module_utils.host_metrics_drift import Beside, compare
+from ansible_collections.openfleet.gpu.plugins.module_utils.host_metrics_drift import compare
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Host, Setting
-from ansible_collections.openfleet.gpu.plugins.module_utils.mps_model import MpsSeen
 from ansible_collections.openfleet.gpu.plugins.module_utils.ownership import Ownership
 from ansible_collections.openfleet.gpu.plugins.module_utils.targets import targets
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import plan as mps_plan
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.model import MpsSeen
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.service import MpsService
 from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_model import VgpuSeen
+from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_service import VgpuService
+
+
+@dataclasses.dataclass(frozen=True)
+class Beside:
+    """What was seen beside the GPUs; None where nothing could be looked at."""
+
+    daemons: tuple | None = None
+    tenants: tuple | None = None
+    library: bool = True
+
+    def services(self):
+        found = []
+        if self.daemons is not None:
+            found.append(MpsService(private=True))
+            found[-1].seen = self.daemons
+        if self.tenants is not None:
+            problem = None if self.library else "there is no library"
+            found.append(VgpuService(private=True))
+            found[-1].seen = self.tenants
+            found[-1]._host = SimpleNamespace(dmem=frozenset(), available=lambda: problem)
+        return found
+
 
 DRIVER = "580.105.08"
 GPUS = assumed_gpus(["H100-80GB"] * 3)
@@ -49,7 +75,7 @@ def made(*entries, gpus=GPUS):
 
 def differences(layout, host, beside, ownership=mig_plan.ALL_OURS, lost=False):
     """({GPU's index: differences}, the problems as texts)"""
-    standing, problems = compare(layout, host, ownership, beside, lost)
+    standing, problems = compare(layout, host, ownership, beside.services(), lost)
     index = {gpu.uuid: gpu.index for gpu in host.gpus}
     return {index[each.gpu_uuid]: each.differences for each in standing}, [str(problem) for problem in problems]
 

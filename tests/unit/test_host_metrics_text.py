@@ -9,6 +9,7 @@ import dataclasses
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from ansible_collections.openfleet.gpu.plugins.module_utils import vgpu_metrics
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders import KINDS
@@ -21,7 +22,8 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.host_metrics_text im
     render,
 )
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import GpuInstance, Holder, Placement
-from ansible_collections.openfleet.gpu.plugins.module_utils.mps_model import MpsDaemon, MpsPlace, MpsSeen
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import metrics as mps_metrics
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.model import MpsDaemon, MpsPlace, MpsSeen
 from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_model import (
     VgpuSeat,
     VgpuSeen,
@@ -39,6 +41,9 @@ GPUS = (WHOLE, SPLIT)
 
 def told(**seen):
     """{name: {labels without the empty ones, as a sorted tuple: value}}, as Prometheus reads the text."""
+    daemons, tenants = seen.pop("daemons", ()), seen.pop("tenants", ())
+    gpus = {gpu.uuid: gpu for gpu in seen.get("gpus", ())}
+    seen["beside"] = (*mps_metrics.families(daemons, gpus), *vgpu_metrics.families(tenants, gpus))
     found = {}
     for family in text_string_to_metric_families(render(families(Snapshot(1795000000.25, **seen)))):
         assert family.documentation and family.type in ("gauge", "counter"), family

@@ -15,7 +15,6 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.layout import (
     Entry,
     Layout,
     MigInstance,
-    Mps,
     Selector,
     Tenant,
     Vgpu,
@@ -28,6 +27,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.profile_name import 
     parse_profile_name,
 )
 from ansible_collections.openfleet.gpu.plugins.module_utils.sizes import SizeError, format_size, parse_size_bytes
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.model import Mps
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.time_slicing.model import TimeSlicing
 
 DATA = Path(__file__).parent / "data"
@@ -110,7 +110,7 @@ def test_the_contract_in_full():
                 (
                     MigInstance("3g.40gb", compute_instances=("1c.3g.40gb", "2c.3g.40gb")),
                     MigInstance("1g.10gb", count=2),
-                    MigInstance("2g.20gb", placement=4, mps=Mps("small", 4, 25)),
+                    MigInstance("2g.20gb", placement=4, sharing="mps", part=Mps("small", 4, 25)),
                 ),
             ),
             Entry(1, (Selector("index", 2),), "mps", Mps("big", 5, 25, 18 * GIB, True)),

@@ -9,13 +9,23 @@ import json
 
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import mps_apply
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError, BusyError
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Host
-from ansible_collections.openfleet.gpu.plugins.module_utils.mps_apply import MpsChange
-from ansible_collections.openfleet.gpu.plugins.module_utils.mps_model import MpsClient, MpsDaemon, MpsPlace, MpsSeen
-from ansible_collections.openfleet.gpu.plugins.module_utils.mps_steps import AdjustMps, MpsPlan, StartMps, StopMps
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import apply as mps_apply
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.apply import MpsChange
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.model import (
+    MpsClient,
+    MpsDaemon,
+    MpsPlace,
+    MpsSeen,
+)
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.steps import (
+    AdjustMps,
+    MpsPlan,
+    StartMps,
+    StopMps,
+)
 
 GPUS = assumed_gpus(["L40S-48GB"] * 3)
 HOST = Host("580.105.08", "12.580", "13.0", True, GPUS)

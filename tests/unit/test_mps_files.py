@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import mps_files, mps_unit
-from ansible_collections.openfleet.gpu.plugins.module_utils.mps_model import MpsDaemon, MpsPlace
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import files as mps_files
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import unit as mps_unit
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.model import MpsDaemon, MpsPlace
 
 GIB = 2**30
 DEVICES = ("GPU-5c89ca61-4aac-4bd7-8d0f-2bb3ae2f1f0d", "GPU-0b1f2c3d-4aac-4bd7-8d0f-2bb3ae2f1f0e")

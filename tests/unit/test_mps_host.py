@@ -21,19 +21,16 @@ import pytest
 from holder_hosts import named, opened
 from mps_hosts import DAEMON, DEVICES, GIB, OTHER, UNIT, Host, make_host
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import (
-    holders_mps,
-    mps_control,
-    mps_files,
-    mps_host,
-    mps_plan,
-    mps_unit,
-)
+from ansible_collections.openfleet.gpu.plugins.module_utils import holders_mps, mps_control
 from ansible_collections.openfleet.gpu.plugins.module_utils.busy import end_holders
 from ansible_collections.openfleet.gpu.plugins.module_utils.disturbance import Disturbance
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError
-from ansible_collections.openfleet.gpu.plugins.module_utils.mps_host import MpsHost, adjustable
-from ansible_collections.openfleet.gpu.plugins.module_utils.mps_model import MpsClient, MpsSeen
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import files as mps_files
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import host as mps_host
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import plan as mps_plan
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import unit as mps_unit
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.host import MpsHost, adjustable
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.model import MpsClient, MpsSeen
 
 
 @pytest.fixture

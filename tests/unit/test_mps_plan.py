@@ -9,13 +9,19 @@ import dataclasses
 import pytest
 from mig_rules import with_instances
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import mig_plan, mps_plan
+from ansible_collections.openfleet.gpu.plugins.module_utils import mig_plan
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Host, Placement
-from ansible_collections.openfleet.gpu.plugins.module_utils.mps_model import MpsClient, MpsDaemon, MpsPlace, MpsSeen
 from ansible_collections.openfleet.gpu.plugins.module_utils.targets import targets
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import plan as mps_plan
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.model import (
+    MpsClient,
+    MpsDaemon,
+    MpsPlace,
+    MpsSeen,
+)
 
 GIB = 1 << 30
 H100 = assumed_gpus(["H100-80GB", "H100-80GB", "H100-80GB"])

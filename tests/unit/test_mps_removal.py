@@ -7,20 +7,18 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from types import SimpleNamespace
 
 import pytest
 from holder_hosts import named, opened
 from mps_hosts import DAEMON, DEVICES, OTHER, UNIT, make_host
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import host_state, mps_removal
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import BusyError, DriverAbsentError
-from ansible_collections.openfleet.gpu.plugins.module_utils.mps_host import MpsHost
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import removal as mps_removal
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import report as mps_report
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.host import MpsHost
 from ansible_collections.openfleet.gpu.plugins.modules import mps as mps_module
 
 pytestmark = pytest.mark.core
-
-SHARED, PRIVATE = SimpleNamespace(private=False), SimpleNamespace(private=True)
 
 
 @pytest.fixture
@@ -38,7 +36,7 @@ def host(tmp_path, monkeypatch):
         raise DriverAbsentError("NVML", "no driver", call="nvmlInit")
 
     monkeypatch.setattr(mps_module, "bring_about", no_driver)
-    for module in (mps_removal, host_state):
+    for module in (mps_removal, mps_report):
         monkeypatch.setattr(module, "MpsHost", lambda: mps)
     monkeypatch.delenv("GPUSIM_STATE", raising=False)
     return found
@@ -117,22 +115,22 @@ def test_clients_are_ended_where_that_is_asked(host, serve, client):
 
 
 def test_daemons_of_the_host_are_none_of_a_process_with_gpus_of_its_own(host, serve, monkeypatch):
-    assert [daemon["name"] for daemon in host_state.mps_daemons(SHARED)] == ["inference", "other"]
-    assert host_state.mps_daemons(PRIVATE) == []
+    assert [daemon["name"] for daemon in mps_report.report(False)] == ["inference", "other"]
+    assert mps_report.report(True) == []
     monkeypatch.setitem(os.environ, "GPUSIM_STATE", "/somewhere")
     assert serve() == {"changed": False, "driver_present": False, "plan": []}
     assert host.called == []
 
 
 def test_daemons_that_cannot_be_looked_at_are_told_and_fail_nobody(host):
-    (well, _other) = host_state.mps_daemons(SHARED)
+    (well, _other) = mps_report.report(False)
     spec = host.root / "etc/openfleet-gpu/mps/inference.json"
     text = spec.read_text()
     spec.write_text("{")
-    (told,) = host_state.mps_daemons(SHARED)
+    (told,) = mps_report.report(False)
     assert "inference.json" in told["problem"] and told["name"] is None
     assert set(told) == set(well)
     spec.write_text(text)
     host.broken["systemctl"] = "Failed to connect to bus"
-    (told,) = host_state.mps_daemons(SHARED)
+    (told,) = mps_report.report(False)
     assert "Failed to connect to bus" in told["problem"]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.mps_rules import limits_bind, most_clients
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.rules import limits_bind, most_clients
 
 
 @pytest.mark.parametrize(

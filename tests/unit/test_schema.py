@@ -19,6 +19,8 @@ from ansible_collections.openfleet.gpu.plugins.module_utils import layout_types 
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import LayoutError
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout import LAYOUT_VERSION, layout_to_data, parse_layout
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques import registry
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import model as mps_model
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import parse as mps_parse
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.time_slicing import model as time_slicing
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.time_slicing import parse as time_slicing_parse
 
@@ -84,14 +86,14 @@ def test_schema_and_parser_know_the_same_words():
 
     assert keys_of("entry") == set(layout._ENTRY)
     assert keys_of("mig_instance") == set(layout._MIG_INSTANCE)
-    assert keys_of("mps") == set(layout._MPS_OF_ENTRY)
-    assert set(layout._MPS_OF_ENTRY) - set(layout._MPS) == {"daemon_per"}
+    assert keys_of("mps") == set(mps_parse.KEYS)
+    assert set(mps_parse.KEYS) - set(mps_parse.KEYS_INSIDE_MIG) == {"daemon_per"}
     assert keys_of("time_slicing") == set(time_slicing_parse.KEYS)
     assert keys_of("vgpu") == set(layout._VGPU)
     assert keys_of("tenant") == set(layout._TENANT)
     assert SCHEMA["$defs"]["entry"]["properties"]["sharing"]["enum"] == list(registry.SHARINGS)
     assert SCHEMA["$defs"]["time_slicing"]["properties"]["slice"]["enum"] == list(time_slicing.TIME_SLICES)
-    assert SCHEMA["$defs"]["mps"]["properties"]["daemon_per"]["enum"] == list(types.MPS_DAEMONS)
+    assert SCHEMA["$defs"]["mps"]["properties"]["daemon_per"]["enum"] == list(mps_model.DAEMONS)
     assert SCHEMA["$defs"]["vgpu"]["properties"]["policy"]["enum"] == list(types.VGPU_POLICIES)
     assert SCHEMA["$defs"]["vgpu"]["properties"]["provider"]["enum"] == list(types.VGPU_PROVIDERS)
 
@@ -120,7 +122,7 @@ def selectors(draw):
 def mps(draw):
     clients = draw(st.integers(1, 60))
     percent = draw(st.integers(1, 100))
-    return types.Mps(
+    return mps_model.Mps(
         draw(names),
         clients,
         percent,
@@ -144,7 +146,7 @@ def mig_instances(draw):
         count,
         draw(st.integers(0, 11)) if count == 1 and draw(st.booleans()) else None,
         tuple(tail if part == slices else "%dc.%s" % (part, tail) for part in parts),
-        draw(st.none() | mps()),
+        *draw(st.just((None, None)) | mps().map(lambda part: ("mps", part))),
     )
 
 
@@ -170,7 +172,7 @@ def renamed(layout, numbers):
         if value is None or not hasattr(value, "__dataclass_fields__"):
             return tuple(map(fresh, value)) if isinstance(value, tuple) else value
         fields = {name: fresh(getattr(value, name)) for name in value.__dataclass_fields__}
-        if isinstance(value, (types.Mps, types.Tenant)):
+        if isinstance(value, (mps_model.Mps, types.Tenant)):
             fields["name"] = "%s%d" % (value.name[:50], next(numbers))
         return type(value)(**fields)
 

@@ -53,7 +53,7 @@ def test_every_unit_of_the_collection_is_judged():
     }
     assert modules == {
         "plugins/module_utils/install/gpu_simulator.py",
-        "plugins/module_utils/mps_unit.py",
+        "plugins/module_utils/techniques/mps/unit.py",
         "plugins/module_utils/toolkit/files.py",
     }
 

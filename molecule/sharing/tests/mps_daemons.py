@@ -24,8 +24,8 @@ import dataclasses, json, sys
 sys.path.insert(0, %r)
 sys.dont_write_bytecode = True
 from %s.errors import ApplyError
-from %s.mps_host import MpsHost, adjustable
-from %s.mps_model import MpsDaemon, MpsPlace
+from %s.techniques.mps.host import MpsHost, adjustable
+from %s.techniques.mps.model import MpsDaemon, MpsPlace
 verb, name, devices, percentage, limit = json.loads(sys.argv[1])
 host = MpsHost()
 daemon = MpsDaemon(name, tuple(MpsPlace(d) for d in devices), 4, percentage, limit)

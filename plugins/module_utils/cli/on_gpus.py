@@ -13,37 +13,24 @@ from pathlib import Path
 from typing import Any, Callable, TypeVar
 
 from ..errors import DriverAbsentError
-from ..holders_model import short
 from ..model import Gpu, Host, to_data
-from ..mps_host import MpsHost
-from ..mps_model import MpsSeen
-from ..mps_steps import MpsPlan, caps
 from ..nvml import Session
 from ..techniques import observers
-from ..vgpu_host import VgpuHost, applies
-from ..vgpu_model import NOT_ISOLATED, READ_ONLY, SEALED, VgpuSeen
-from ..vgpu_steps import VgpuPlan, size
-from ..vgpu_steps import caps as quota
 
 T = TypeVar("T")
 _POLL_SECONDS = 0.2
-#: What the line of a tenant ends with.
-_ISOLATION = {
-    NOT_ISOLATED: "  not isolated from neighbours",
-    SEALED: "  neighbours can delay it",
-    READ_ONLY: "  neighbours cannot write its words",
-}
 
 
 def show(options: Namespace) -> int:
     """Print the GPUs with their instances and processes."""
+    from ..techniques.registry import observed_services
+
     with Session() as session:
         session.observers = observers.recorded(options.state_directory)
         host = session.observe(telemetry=options.telemetry)
-        daemons = () if session.private else MpsHost().observe()
-        tenants = VgpuHost().observe() if applies(session.private) else ()
+        services = observed_services(session.private)
     if options.json:
-        data = dict(to_data(host), mps_daemons=to_data(daemons), vgpu_tenants=to_data(tenants))
+        data = dict(to_data(host), **{service.name: to_data(service.seen) for service in services})
         for gpu in data["gpus"]:
             # What a GPU could be is the planner's business, and long.
             gpu["mig"].pop("profiles", None)
@@ -56,10 +43,9 @@ def show(options: Namespace) -> int:
         print("\n".join(_described(gpu)))
     for lost in host.lost:
         print("gpu %d  lost: %s" % (lost.index, lost.problem))
-    for daemon in daemons:
-        print(_serving(daemon, host))
-    for tenant in tenants:
-        print(_sharing(tenant, host))
+    for service in services:
+        for line in service.describe(host):
+            print(line)
     return 0
 
 
@@ -216,26 +202,6 @@ def _described(gpu: Gpu) -> list[str]:
     if not gpu.mig.enabled and gpu.processes:
         lines.append(" " + _users(gpu.processes))
     return lines
-
-
-def _serving(seen: MpsSeen, host: Host) -> str:
-    indices = tuple((gpu.uuid, gpu.index) for gpu in host.gpus)
-    line = "mps %s  %s  %s" % (seen.daemon.name, MpsPlan(indices=indices).places(seen.daemon.places), caps(seen.daemon))
-    if seen.problem is not None:
-        return "%s  %s" % (line, seen.problem)
-    clients = ["pid %d%s" % (c.pid, " (%s)" % short(c.command) if c.command else "") for c in seen.clients]
-    return "%s  %s" % (line, ", ".join(clients) or "no clients")
-
-
-def _sharing(seen: VgpuSeen, host: Host) -> str:
-    tenant, usage = seen.tenant, seen.usage
-    plan = VgpuPlan(indices=tuple((gpu.uuid, gpu.index) for gpu in host.gpus))
-    line = "vgpu %s  %s  %s" % (tenant.name, plan.gpus(tenant), quota(tenant))
-    if usage is not None:
-        used = {each.gpu_uuid: each.used_bytes for each in usage.gpus}
-        uses = " and ".join(size(used.get(uuid, 0)) for uuid in tenant.gpus)
-        line += "  %s used by %d process%s" % (uses, usage.processes, "" if usage.processes == 1 else "es")
-    return line + _ISOLATION.get(seen.isolation, "")
 
 
 def _users(processes: Any) -> str:

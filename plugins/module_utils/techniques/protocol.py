@@ -4,15 +4,16 @@
 """Describe what a sharing technique does for the rest of the collection.
 
 A technique is a folder beside this file. The tables in `registry` and `observers` name it; nothing else does.
-Here are the techniques that set one value on each whole GPU.
+One that sets a value on each whole GPU is a `SettingTechnique`; one that runs something beside the GPUs has a `services.Service`.
 """
 
 from __future__ import annotations
 
 from typing import Any, Iterable, Protocol, Sequence
 
+from ..layout_fields import Names
 from ..layout_reader import Key, Node
-from ..model import Gpu
+from ..model import Gpu, GpuInstance
 from ..plan_parts import GpuPart, PartStep
 
 
@@ -36,26 +37,45 @@ class Observer(Protocol):
 
 
 class Technique(Protocol):
-    """Share a GPU in one way: everything that the parser, the planner and the executor ask of it."""
+    """Share a GPU in one way: what the parser, the planner and the export ask of it."""
 
     #: Word in `gpu_layout`, both as `sharing` and as the key of its part.
     key: str
     #: How the part is written, for messages.
     example: Key
+    #: Whether a MIG instance can have a part of it.
+    inside_mig: bool
+    #: Compute mode of GPUs that use the technique.
+    compute_mode: str
+
+    def parse(self, node: Node, names: Names, inside_mig: bool = False) -> Any:
+        """Return the part of an entry, or of a MIG instance, as a frozen value. Reports problems to the node."""
+
+    def to_data(self, part: Any) -> dict[str, Any]:
+        """Return the part as `gpu_layout` has it, without what equals a default."""
+
+    def divides(self, part: Any) -> bool:
+        """Return whether the part is divided between the GPUs of its entry, so that none of them can be left out."""
+
+    def export(self, gpu: Gpu, seen: Sequence[Any], instance: GpuInstance | None = None) -> Any:
+        """Return the part of an entry that describes the GPU or its instance; None if it does not use the technique.
+
+        `seen` is what its service sees on the host.
+        """
+
+    def describe(self, part: Any) -> str:
+        """Return an exported part in words, for a GPU that no layout can express."""
+
+
+class SettingTechnique(Technique, Protocol):
+    """Share a GPU by one value that is set on the whole GPU."""
+
     #: Name of the setting, as its observer has it.
     setting: str
     #: Value of GPUs that do not use the technique.
     default: str
-    #: Compute mode of GPUs that use the technique.
-    compute_mode: str
     #: Reads what is there.
     observer: Observer
-
-    def parse(self, node: Node) -> Any:
-        """Return the part of an entry as a frozen value. Reports problems to the node."""
-
-    def to_data(self, part: Any) -> dict[str, Any]:
-        """Return the part as `gpu_layout` has it, without what equals a default."""
 
     def wanted(self, part: Any) -> str:
         """Return the setting that the part asks for; the default if `part` is None."""
@@ -71,9 +91,6 @@ class Technique(Protocol):
 
     def difference(self, then: str | None, now: str | None) -> str | None:
         """Return in words how an observed setting differs from a saved one; None if it does not, or cannot be compared."""
-
-    def export(self, gpu: Gpu) -> Any:
-        """Return the part of an entry that describes the GPU; None if the GPU does not use the technique."""
 
     def record(self, directory: str, gpus: Sequence[Gpu], coming: Iterable[str] = ()) -> None:
         """Write down which GPUs have a setting other than the default, and the UUIDs of those that will get one."""

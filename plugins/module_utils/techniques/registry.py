@@ -8,21 +8,24 @@ from __future__ import annotations
 from typing import Sequence
 
 from ..layout_types import Layout
-from ..mps_service import MpsService
 from ..plan_parts import PartStep
 from ..services import Service
 from ..vgpu_service import VgpuService
-from .protocol import Observer, Technique
+from .mps.service import MpsService
+from .mps.technique import MpsTechnique
+from .protocol import Observer, SettingTechnique, Technique
 from .time_slicing.technique import TimeSlicingTechnique
 
 #: In the order in which a GPU's steps of several techniques are carried out. `GpuPlan.steps` has their place beside MIG.
-TECHNIQUES: tuple[Technique, ...] = (TimeSlicingTechnique(),)
+SETTINGS: tuple[SettingTechnique, ...] = (TimeSlicingTechnique(),)
+
+TECHNIQUES: tuple[Technique, ...] = (*SETTINGS, MpsTechnique())
 
 #: What techniques run beside the GPUs, in the order in which they start; they stop in the reverse order.
 SERVICES: tuple[type[Service], ...] = (MpsService, VgpuService)
 
-#: The ways of sharing that have a part of their own name in the entry. The first three have no folder here yet.
-PARTS = tuple(sorted(("mig", "mps", "vgpu", *(technique.key for technique in TECHNIQUES))))
+#: The ways of sharing that have a part of their own name in the entry. The first two have no folder here yet.
+PARTS = tuple(sorted(("mig", "vgpu", *(technique.key for technique in TECHNIQUES))))
 #: All ways of sharing. The first two need no part.
 SHARINGS = ("exclusive", "shared", *PARTS)
 
@@ -33,13 +36,22 @@ def observers_for(layout: Layout | None, directory: str, keys: Sequence[str] = P
     `keys` are the techniques that the look is about. Raises ApplyError for an unreadable record.
     """
     sharings = set() if layout is None else {entry.sharing for entry in layout.entries}
-    about = [technique for technique in TECHNIQUES if technique.key in keys]
+    about = [technique for technique in SETTINGS if technique.key in keys]
     return tuple(each.observer for each in about if each.key in sharings or each.observer.recorded(directory))
 
 
-def technique_of(step: PartStep) -> Technique:
+def observed_services(private: bool) -> tuple[Service, ...]:
+    """Return all services, with what is there. `private`: the GPUs are simulated for this process alone."""
+    services = tuple(service(private) for service in SERVICES)
+    for service in services:
+        service.observe()
+        service.observe_on(())
+    return services
+
+
+def technique_of(step: PartStep) -> SettingTechnique:
     """Return the technique whose step it is. Raises TypeError if it is none."""
-    for technique in TECHNIQUES:
+    for technique in SETTINGS:
         if technique.key == getattr(step, "technique", None):
             return technique
     raise TypeError("not a step: %r" % (step,))

@@ -14,6 +14,7 @@ from collections import Counter
 from typing import Any, Mapping, Sequence
 
 from ...module_utils.profile_name import parse_profile_name
+from ...module_utils.techniques.mps import model as mps
 from ...module_utils.techniques.time_slicing import model as time_slicing
 from .model import (
     DEVICE_PLUGIN,
@@ -123,8 +124,8 @@ def _replicas(each: NodeGpu) -> int:
     entry = each.entry
     if entry is not None and entry.sharing == time_slicing.KEY:
         return entry.part.replicas
-    if entry is not None and entry.mps is not None:
-        return entry.mps.clients
+    if entry is not None and entry.sharing == mps.KEY:
+        return entry.part.clients
     return 1
 
 
@@ -218,26 +219,26 @@ def _refuse_mps(group: Sequence[NodeGpu], node: Sequence[NodeGpu]) -> list[Refus
     README, "With CUDA MPS": not on devices with MIG. The plugin refuses `sharing.mps` together with the strategy mixed.
     """
     entry = group[0].entry
-    assert entry is not None and entry.mps is not None
-    mps, found = entry.mps, []
+    assert entry is not None
+    part, found = entry.part, []
     if any(each.instances is not None for each in node):
         found.append(refusal(group, "the device plugin has no MPS on a node with MIG"))
-    if mps.clients < _FEWEST_REPLICAS:
+    if part.clients < _FEWEST_REPLICAS:
         found.append(refusal(group, "the device plugin shares a GPU between %d pods or more" % _FEWEST_REPLICAS))
-    elif mps.active_thread_percentage != 100 // mps.clients:
+    elif part.active_thread_percentage != 100 // part.clients:
         problem = "the device plugin gives each of %d clients %d percent of the SMs, not %d" % (
-            mps.clients,
-            100 // mps.clients,
-            mps.active_thread_percentage,
+            part.clients,
+            100 // part.clients,
+            part.active_thread_percentage,
         )
         found.append(refusal(group, problem))
-    limit = mps.pinned_memory_limit_bytes
-    smallest = min(each.gpu.memory_total_bytes for each in group) // mps.clients
+    limit = part.pinned_memory_limit_bytes
+    smallest = min(each.gpu.memory_total_bytes for each in group) // part.clients
     if limit is not None and limit < smallest:
         problem = (
             "the device plugin gives each of %d clients an equal part of the memory (%d MiB), more than the %d MiB"
             % (
-                mps.clients,
+                part.clients,
                 smallest >> 20,
                 limit >> 20,
             )

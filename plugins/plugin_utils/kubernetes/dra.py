@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, Sequence
 
-from ...module_utils.layout_types import Mps
+from ...module_utils.techniques.mps import model as mps
 from ...module_utils.techniques.time_slicing import model as time_slicing
 from .device_plugin import profile_order
 from .model import DRA, WITHOUT_MIG_MANAGER, NodeGpu, NodeMapping, Refusal, Request, by_entry, gpus_text, refusal
@@ -76,7 +76,7 @@ def _gates(node: Sequence[NodeGpu]) -> dict[str, bool]:
     DynamicMIG is always off: it removes instances that it did not make, and excludes MPSSupport.
     """
     gates = {"DynamicMIG": False}
-    if any(each.sharing == "mps" or any(part.mps for part in each.instances or ()) for each in node):
+    if any(each.sharing == mps.KEY or any(part.mps for part in each.instances or ()) for each in node):
         gates["MPSSupport"] = True
     if any(_slice(each) != time_slicing.DEFAULT for each in node):
         gates["TimeSlicingSettings"] = True
@@ -95,8 +95,8 @@ def _requests(group: Sequence[NodeGpu]) -> list[Request]:
     assert entry is not None
     if here.instances is None:
         sharing = None
-        if entry.mps is not None:
-            sharing = _mps(entry.mps)
+        if entry.sharing == mps.KEY:
+            sharing = _mps(entry.part)
         elif _slice(here) != time_slicing.DEFAULT:
             sharing = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": _slice(here).capitalize()}}
         return [Request(here.where, GPU_CLASS, claim=_claim(GPU_CLASS, _cel("uuid", group), "GpuConfig", sharing))]
@@ -104,11 +104,11 @@ def _requests(group: Sequence[NodeGpu]) -> list[Request]:
         {(part.profile, part.mps) for part in here.instances}, key=lambda kind: (profile_order(kind[0]), str(kind[1]))
     )
     requests = []
-    for profile, mps in kinds:
+    for profile, served in kinds:
         selector = " && ".join(
             part for part in ("%s == '%s'" % (_attribute("profile"), profile), _cel("parentUUID", group)) if part
         )
-        claim = _claim(MIG_CLASS, selector, "MigDeviceConfig", _mps(mps) if mps else None)
+        claim = _claim(MIG_CLASS, selector, "MigDeviceConfig", _mps(served) if served else None)
         requests.append(Request(here.where, "%s/%s" % (MIG_CLASS, profile), claim=claim))
     return requests
 
@@ -125,10 +125,10 @@ def _claim(device_class: str, selector: str, kind: str, sharing: dict[str, Any] 
     return {"devices": devices}
 
 
-def _mps(mps: Mps) -> dict[str, Any]:
-    limits: dict[str, Any] = {"defaultActiveThreadPercentage": mps.active_thread_percentage}
-    if mps.pinned_memory_limit_bytes is not None:
-        limits["defaultPinnedDeviceMemoryLimit"] = "%dMi" % (mps.pinned_memory_limit_bytes >> 20)
+def _mps(part: mps.Mps) -> dict[str, Any]:
+    limits: dict[str, Any] = {"defaultActiveThreadPercentage": part.active_thread_percentage}
+    if part.pinned_memory_limit_bytes is not None:
+        limits["defaultPinnedDeviceMemoryLimit"] = "%dMi" % (part.pinned_memory_limit_bytes >> 20)
     return {"strategy": "MPS", "mpsConfig": limits}
 
 
@@ -146,14 +146,14 @@ def _cel(attribute: str, group: Sequence[NodeGpu]) -> str:
 def _notes(node: Sequence[NodeGpu]) -> list[str]:
     notes = []
     shared = [
-        each for each in node if each.sharing in ("mps", "time_slicing") or any(p.mps for p in each.instances or ())
+        each for each in node if each.sharing in (mps.KEY, time_slicing.KEY) or any(p.mps for p in each.instances or ())
     ]
     if shared:
         notes.append(
             "%s: pods that share a device name one ResourceClaim of their namespace; how many they are is not enforced."
             % gpus_text([each.gpu.index for each in shared])
         )
-    if any(each.sharing == "mps" or any(part.mps for part in each.instances or ()) for each in node):
+    if any(each.sharing == mps.KEY or any(part.mps for part in each.instances or ()) for each in node):
         notes.append("The DRA driver starts an MPS daemon for each claim, which cannot run beside the layout's.")
     if any(each.entry and not each.has_uuid for each in node):
         notes.append("The claims do not select GPUs: their UUIDs are not known before the driver answers.")

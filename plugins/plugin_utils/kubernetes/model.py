@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Mapping, Sequence
 
-from ...module_utils.layout_types import Entry, Mps
+from ...module_utils.layout_types import Entry
 from ...module_utils.model import Gpu
+from ...module_utils.techniques.mps.model import Mps
 
 DEVICE_PLUGIN, DRA, HAMI, VOLCANO = BACKENDS = ("nvidia_device_plugin", "nvidia_dra", "hami", "volcano_vgpu")
 

@@ -29,7 +29,7 @@ def _node_gpu(gpu: Gpu, entry: Entry | None) -> NodeGpu:
     if entry.mig is None:
         return NodeGpu(gpu, entry)
     wanted = [
-        NodeInstance(instance.profile, tuple(sorted(instance.compute_slices, reverse=True)), instance.mps)
+        NodeInstance(instance.profile, tuple(sorted(instance.compute_slices, reverse=True)), instance.part)
         for instance in entry.mig
         for _number in range(instance.count)
     ]

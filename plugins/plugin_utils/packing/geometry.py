@@ -13,7 +13,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils import catalogue, vg
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.mig_fit import Capacity, Want, arrange
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Gpu, Placement
-from ansible_collections.openfleet.gpu.plugins.module_utils.mps_rules import most_clients
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.rules import most_clients
 
 from .model import Shape
 

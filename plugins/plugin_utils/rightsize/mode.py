@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 
-from ...module_utils.mps_rules import limits_bind
+from ...module_utils.techniques.mps.rules import limits_bind
 from ..packing.geometry import Geometry, geometry
 from ..packing.model import WHOLE, Shape, mig, share
 from .model import Decision, Need, RightsizeError, Wish

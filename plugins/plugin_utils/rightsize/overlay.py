@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from typing import Any, Collection, Mapping, Sequence
 
-from ...module_utils import mig_plan, mps_plan, vgpu_plan
+from ...module_utils import mig_plan, vgpu_plan
 from ...module_utils.errors import PlanError
 from ...module_utils.layout import layout_to_data, parse_layout
 from ...module_utils.mig_steps import Plan
 from ...module_utils.model import Gpu
-from ...module_utils.mps_steps import caps
 from ...module_utils.selector import select
 from ...module_utils.targets import targets
+from ...module_utils.techniques.mps import plan as mps_plan
+from ...module_utils.techniques.mps.steps import caps
 from ...module_utils.vgpu_steps import size
 
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
-from ...module_utils import assumed, mig_plan, mps_plan, vgpu_plan
+from ...module_utils import assumed, mig_plan, vgpu_plan
 from ...module_utils.errors import FleetError, LayoutError
 from ...module_utils.layout import parse_layout
 from ...module_utils.layout_types import Entry, Layout, Selector
-from ...module_utils.mps_model import MpsDaemon
-from ...module_utils.mps_steps import caps
 from ...module_utils.targets import targets
+from ...module_utils.techniques.mps import plan as mps_plan
+from ...module_utils.techniques.mps.model import MpsDaemon
+from ...module_utils.techniques.mps.steps import caps
 from ...module_utils.vgpu_steps import size
 from ..host_values import Reader
 

@@ -5,11 +5,19 @@
 
 from __future__ import annotations
 
-from ...model import Gpu
+from typing import Any, Sequence
+
+from ...model import Gpu, GpuInstance
 from .model import TIME_SLICES, TimeSlicing, time_slice_of
+from .model import describe as in_words
 
 
-def export(gpu: Gpu) -> TimeSlicing | None:
+def export(gpu: Gpu, seen: Sequence[Any] = (), instance: GpuInstance | None = None) -> TimeSlicing | None:
     """Return the part of an entry that describes the GPU; None for the default, and where none is known."""
     time_slice = time_slice_of(gpu)
     return TimeSlicing(str(time_slice)) if time_slice in TIME_SLICES[1:] else None
+
+
+def describe(part: TimeSlicing) -> str:
+    """Return the time slice in words."""
+    return in_words(part.slice)

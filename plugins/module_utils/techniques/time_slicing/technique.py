@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 from .apply import apply
-from .export import export
-from .model import COMPUTE_MODE, DEFAULT, KEY, SETTING
+from .export import describe, export
+from .model import COMPUTE_MODE, DEFAULT, KEY, SETTING, TimeSlicing
 from .observe import OBSERVER
 from .parse import EXAMPLE, parse, to_data
 from .plan import current, difference, plan, wanted
@@ -21,6 +21,7 @@ class TimeSlicingTechnique:
     example = EXAMPLE
     setting = SETTING
     default = DEFAULT
+    inside_mig = False
     compute_mode = COMPUTE_MODE
     observer = OBSERVER
 
@@ -32,4 +33,9 @@ class TimeSlicingTechnique:
     apply = staticmethod(apply)
     difference = staticmethod(difference)
     export = staticmethod(export)
+    describe = staticmethod(describe)
     record = staticmethod(record)
+
+    def divides(self, part: TimeSlicing) -> bool:
+        """Return False: each GPU has its own time slice."""
+        return False

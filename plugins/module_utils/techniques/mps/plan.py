@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From the MPS daemons that a host has to those that its layout wants: a pure function, beside the plan of the GPUs.
+"""Plan the MPS daemons of a host: from those that it has to those that its layout wants. Pure.
 
 A daemon that the layout wants just so, on GPUs or an instance that the plan leaves alone, goes on running. New limits
 are given to it as it runs. Everything else is a stop before the GPUs change and a start after it.
@@ -10,21 +10,20 @@ are given to it as it runs. Everything else is a stop before the GPUs change and
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Callable, Iterable, Sequence
+from typing import Callable, Iterable, Mapping, Sequence
 
-from .disturbance import Disturbance
-from .errors import PlanError
-from .holders_model import MPS, UNKNOWN, short
-from .layout_types import Entry, Layout, MigInstance, Mps
-from .mig_steps import DestroyComputeInstance, DestroyGpuInstance, GpuPlan, Plan, SetMigMode
-from .model import Gpu, GpuInstance, Holder, Host
-from .mps_files import name_problem
-from .mps_model import MpsDaemon, MpsPlace, MpsSeen
-from .mps_rules import limits_bind, most_clients
-from .mps_steps import AdjustMps, MpsPlan, StartMps, StopMps
-from .sizes import format_size
-from .vgpu_files import daemon_of
-from .vgpu_model import MPS as TENANTS_BY_MPS
+from ...disturbance import Disturbance
+from ...errors import PlanError
+from ...holders_model import MPS, UNKNOWN, short
+from ...layout_types import Entry, Layout, MigInstance
+from ...mig_steps import DestroyComputeInstance, DestroyGpuInstance, GpuPlan, Plan, SetMigMode
+from ...model import Gpu, GpuInstance, Holder, Host
+from ...mps_client import daemon_of
+from ...sizes import format_size
+from .files import name_problem
+from .model import KEY, Mps, MpsDaemon, MpsPlace, MpsSeen
+from .rules import limits_bind, most_clients
+from .steps import AdjustMps, MpsPlan, StartMps, StopMps
 
 MIB = 1 << 20
 
@@ -91,34 +90,46 @@ def plan(
     plans = {each.gpu.uuid: each for each in gpus.gpus}
     stops, adjusts, starts, kept, disturbs = [], [], [], [], []
     indices = tuple((gpu.uuid, gpu.index) for gpu in host.gpus)
-    texts = MpsPlan(indices=indices)
     for one in sorted(seen, key=lambda each: each.daemon.name):
         want = by_name.pop(one.daemon.name, None)
-        if want is None and leave_others and not any(place.gpu_uuid in plans for place in one.daemon.places):
+        if want is None:
+            if not leave_others or any(place.gpu_uuid in plans for place in one.daemon.places):
+                stops.append(StopMps(one, forget=True))
+                disturbs += _disturbed(one, indices)
             continue
-        now = devices(want.daemon, host.gpus) if want is not None else None
-        stays = (
-            want is not None
-            and one.running
-            and one.problem is None
-            and one.daemon.places == want.daemon.places
-            and one.devices == now
-            and all(_survives(place, plans.get(place.gpu_uuid), host) for place in one.daemon.places)
-        )
-        if want is not None and stays and _as_wanted(one, want.daemon):
+        stays = _stays(one, want.daemon, plans, host)
+        if stays and _as_wanted(one, want.daemon):
             kept.append(one)
-        elif want is not None and stays and adjustable(one, want.daemon, one.devices):
+        elif stays and adjustable(one, want.daemon, one.devices):
             adjusts.append(AdjustMps(one, want.daemon))
         else:
-            if one.running or want is None:
-                stops.append(StopMps(one, forget=want is None))
-                what = "mps %s on %s (its daemon would stop)" % (one.daemon.name, texts.places(one.daemon.places))
-                disturbs += [Disturbance(what, who) for who in [clients(one)] if who]
-            if want is not None:
-                starts.append(StartMps(want.daemon, want.where))
+            if one.running:
+                stops.append(StopMps(one, forget=False))
+                disturbs += _disturbed(one, indices)
+            starts.append(StartMps(want.daemon, want.where))
     starts += [StartMps(each.daemon, each.where) for each in by_name.values()]
     starts.sort(key=lambda step: step.name)
     return MpsPlan(tuple(stops), tuple(adjusts), tuple(starts), tuple(kept), tuple(disturbs), indices)
+
+
+def _stays(one: MpsSeen, daemon: MpsDaemon, plans: Mapping[str, GpuPlan], host: Host) -> bool:
+    """Return whether a daemon that runs can go on: what it serves is what it shall serve, and no GPU changes below it."""
+    return (
+        one.running
+        and one.problem is None
+        and one.daemon.places == daemon.places
+        and one.devices == devices(daemon, host.gpus)
+        and all(_survives(place, plans.get(place.gpu_uuid), host) for place in one.daemon.places)
+    )
+
+
+def _disturbed(one: MpsSeen, indices: tuple[tuple[str, int], ...]) -> list[Disturbance]:
+    """Return the clients that a stop of the daemon would disturb."""
+    what = "mps %s on %s (its daemon would stop)" % (
+        one.daemon.name,
+        MpsPlan(indices=indices).places(one.daemon.places),
+    )
+    return [Disturbance(what, who) for who in [clients(one)] if who]
 
 
 def serves(seen: Iterable[MpsSeen], clients: bool = True) -> dict[str, frozenset[int]]:
@@ -163,21 +174,21 @@ def clients(one: MpsSeen) -> tuple[Holder, ...]:
 
 
 def _of_entry(entry: Entry, gpus: Sequence[GpuPlan], driver_version: str | None) -> list[WantedDaemon]:
-    if entry.mps is None:
+    if entry.sharing != KEY:
         return []
     where = "%s.mps" % entry.where
     for gpu in gpus:
-        _check(where, gpu.gpu, entry.mps, gpu.gpu.memory_total_bytes, driver_version)
+        _check(where, gpu.gpu, entry.part, gpu.gpu.memory_total_bytes, driver_version)
     places = [MpsPlace(gpu.gpu.uuid) for gpu in gpus]
-    if entry.mps.daemon_per == "entry":
-        return [WantedDaemon(_daemon(entry.mps, entry.mps.name, places), where)] if places else []
-    names = [entry.mps.name if _one_gpu(entry) else "%s-gpu%d" % (entry.mps.name, gpu.gpu.index) for gpu in gpus]
-    return [WantedDaemon(_daemon(entry.mps, name, [place]), where) for name, place in zip(names, places)]
+    if entry.part.daemon_per == "entry":
+        return [WantedDaemon(_daemon(entry.part, entry.part.name, places), where)] if places else []
+    names = [entry.part.name if _one_gpu(entry) else "%s-gpu%d" % (entry.part.name, gpu.gpu.index) for gpu in gpus]
+    return [WantedDaemon(_daemon(entry.part, name, [place]), where) for name, place in zip(names, places)]
 
 
 def _of_tenants(entry: Entry, gpus: Sequence[GpuPlan], driver_version: str | None) -> list[WantedDaemon]:
     """A daemon for each GPU; what a tenant's processes may have of it they are told by their environment."""
-    if entry.vgpu is None or entry.vgpu.provider != TENANTS_BY_MPS:
+    if entry.vgpu is None or entry.vgpu.provider != KEY:
         return []
     where, tenants = "%s.vgpu" % entry.where, Mps("", len(entry.vgpu.tenants), 100, oversubscribe=True)
     for gpu in gpus:
@@ -198,13 +209,13 @@ def _of_instances(
 ) -> list[WantedDaemon]:
     parts = entry.mig or ()
     for position, part in enumerate(parts):
-        if part.mps is not None and len(part.compute_slices) > 1:
+        if part.sharing == KEY and len(part.compute_slices) > 1:
             raise PlanError(
                 "%s.mig[%d].mps" % (entry.where, position),
                 "a %s that is split is several MIG devices, and a daemon serves one" % part.profile,
                 "Take compute_instances away, or mps.",
             )
-    if all(part.mps is None for part in parts):
+    if all(part.sharing != KEY for part in parts):
         return []
     found = []
     for gpu in gpus:
@@ -212,20 +223,19 @@ def _of_instances(
         most = max(profile.compute_slices for profile in profiles.values())
         for position, start in _placed(gpu, entry, seen):
             part = parts[position]
-            if part.mps is None:
+            if part.sharing != KEY:
                 continue
             where, profile = "%s.mig[%d].mps" % (entry.where, position), profiles[part.profile]
             slices = (profile.compute_slices, most)
-            _check(where, gpu.gpu, part.mps, profile.memory_mib * MIB, driver_version, slices)
+            _check(where, gpu.gpu, part.part, profile.memory_mib * MIB, driver_version, slices)
             name = _name_inside(entry, part, gpu.gpu, start)
-            found.append(WantedDaemon(_daemon(part.mps, name, [MpsPlace(gpu.gpu.uuid, part.profile, start)]), where))
+            found.append(WantedDaemon(_daemon(part.part, name, [MpsPlace(gpu.gpu.uuid, part.profile, start)]), where))
     return found
 
 
 def _name_inside(entry: Entry, part: MigInstance, gpu: Gpu, start: int) -> str:
-    assert part.mps is not None
     single = _one_gpu(entry) and part.count == 1
-    return part.mps.name if single else "%s-gpu%d-%d" % (part.mps.name, gpu.index, start)
+    return part.part.name if single else "%s-gpu%d-%d" % (part.part.name, gpu.index, start)
 
 
 def _placed(gpu: GpuPlan, entry: Entry, seen: Sequence[MpsSeen]) -> list[tuple[int, int]]:
@@ -241,14 +251,14 @@ def _placed(gpu: GpuPlan, entry: Entry, seen: Sequence[MpsSeen]) -> list[tuple[i
 
     def unlike(position: int, start: int) -> bool:
         part = (entry.mig or ())[position]
-        return part.mps is None or (start, _name_inside(entry, part, gpu.gpu, start)) not in serving
+        return part.sharing != KEY or (start, _name_inside(entry, part, gpu.gpu, start)) not in serving
 
     wants = [(n, part) for n, part in enumerate(entry.mig or ()) for _ in range(part.count)]
     found = []
     # Who has a placement chooses first, then who finds its daemon served, then daemons, then the rest.
     while wants:
         options = [
-            (part.placement is None, unlike(n, start), part.mps is None, start, n)
+            (part.placement is None, unlike(n, start), part.sharing != KEY, start, n)
             for n, part in wants
             for profile, slices, start in free
             if profile == part.profile

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The MPS control daemons of a host: their files, their units, their answers.
 
-What files and units are is in mps_files and mps_unit, what is said to a daemon in mps_control. docs/mps.md tells users.
+`files` and `unit` have the files, `mps_control` what is said to a daemon. docs/mps.md tells users.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ import time
 from pathlib import Path
 from typing import Iterator, Mapping, Sequence
 
-from . import durable, mps_files, mps_unit, systemd
-from .command import Run, run_tool
-from .errors import ApplyError, Problem
-from .holders_mps import is_server, serves, shares_gpu
-from .holders_proc import arguments_of, command_of, owner_of, started_ticks_of
-from .mps_control import CONTROL, Control, MpsError, told
-from .mps_model import MpsClient, MpsDaemon, MpsSeen
-from .printable import printable
-from .tool_answer import ask
+from ... import durable, systemd
+from ...command import Run, run_tool
+from ...errors import ApplyError, Problem
+from ...holders_mps import is_server, serves, shares_gpu
+from ...holders_proc import arguments_of, command_of, owner_of, started_ticks_of
+from ...mps_client import PIPES, pipe_directory
+from ...mps_control import CONTROL, Control, MpsError, told
+from ...printable import printable
+from ...tool_answer import ask
+from . import files as mps_files
+from . import unit as mps_unit
+from .model import MpsClient, MpsDaemon, MpsSeen
 
 #: Where the unit looks for it, too.
 _PROGRAM = "usr/bin/" + CONTROL
@@ -248,7 +251,7 @@ class MpsHost:
         """Take away all that there is of a stopped daemon, and with the last one what all share. Raises ApplyError."""
         self._reset_failed(mps_files.unit_of(name))
         try:
-            for directory in (mps_files.pipe_directory(name), mps_files.log_directory(name)):
+            for directory in (pipe_directory(name), mps_files.log_directory(name)):
                 _remove(self._below(directory))
             for path in reversed(list(mps_files.files(_nameless(name), ()))):
                 durable.remove(self._root / path)
@@ -261,7 +264,7 @@ class MpsHost:
     def _forget_shared(self) -> None:
         for path in self._shared():
             durable.remove(self._root / path)
-        for folder in (mps_unit.SETTINGS, str(Path(mps_unit.SETTINGS).parent), mps_unit.PIPES, mps_unit.LOGS):
+        for folder in (mps_unit.SETTINGS, str(Path(mps_unit.SETTINGS).parent), PIPES, mps_unit.LOGS):
             # Not where something of others is in it.
             with contextlib.suppress(OSError):
                 (self._root / folder).rmdir()
@@ -274,7 +277,7 @@ class MpsHost:
         return self._root / path.lstrip("/")
 
     def _control(self, name: str) -> Control:
-        return Control(self._run, str(self._below(mps_files.pipe_directory(name))))
+        return Control(self._run, str(self._below(pipe_directory(name))))
 
     def _shared(self) -> dict[str, str]:
         return mps_unit.shared_files(selinux=(self._root / "sys/fs/selinux/enforce").exists())

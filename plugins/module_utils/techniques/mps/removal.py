@@ -9,14 +9,14 @@ import contextlib
 import os
 from typing import Any, Sequence
 
-from . import mps_plan
-from .busy import FAIL, FORCE, OnBusy, end_holders, patiently
-from .disturbance import Disturbance
-from .errors import BusyError
-from .mps_apply import MpsChange
-from .mps_host import MpsHost
-from .mps_steps import MpsPlan, StopMps
-from .transaction import locked
+from ...busy import FAIL, FORCE, OnBusy, end_holders, patiently
+from ...disturbance import Disturbance
+from ...errors import BusyError
+from ...transaction import locked
+from . import plan as mps_plan
+from .apply import MpsChange
+from .host import MpsHost
+from .steps import MpsPlan, StopMps
 
 
 def remove_all(directory: str, lock_timeout_seconds: float, on_busy: OnBusy, check_mode: bool) -> dict[str, Any]:

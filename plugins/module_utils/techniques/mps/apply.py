@@ -12,15 +12,16 @@ from __future__ import annotations
 import functools
 from typing import Any, Mapping
 
-from . import mps_files, mps_plan
-from .busy import make_way
-from .disturbance import Disturbance
-from .errors import ApplyError, attempt_all
-from .model import Host
-from .mps_host import MpsHost, adjustable
-from .mps_model import KEY, MpsSeen
-from .mps_steps import MpsPlan, caps
-from .services import Clear
+from ...busy import make_way
+from ...disturbance import Disturbance
+from ...errors import ApplyError, attempt_all
+from ...model import Host
+from ...services import Clear
+from . import files as mps_files
+from . import plan as mps_plan
+from .host import MpsHost, adjustable
+from .model import KEY, MpsSeen
+from .steps import MpsPlan, caps
 
 
 def bring_back(data: Mapping[str, Any], daemons: MpsHost, host: Host) -> None:

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-#: Below the root of the host: the settings of each daemon, its pipe directory and its log directory.
-SETTINGS, PIPES, LOGS = "etc/openfleet-gpu/mps", "run/openfleet-mps", "var/log/openfleet-mps"
+#: Below the root of the host: the settings of each daemon, and its log directory.
+SETTINGS, LOGS = "etc/openfleet-gpu/mps", "var/log/openfleet-mps"
 UNIT_PATH = "etc/systemd/system/openfleet-mps@.service"
 LOGROTATE_PATH = "etc/logrotate.d/openfleet-mps"
 

@@ -1,17 +1,17 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The MPS daemons' part of a plan as an object: the steps, and how they read. `mps_plan` decides."""
+"""The MPS daemons' part of a plan as an object: the steps, and how they read. `plan` decides."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Union
 
-from .disturbance import Disturbance
-from .model import to_data
-from .mps_model import KEY, MpsDaemon, MpsPlace, MpsSeen
-from .sizes import format_size
+from ...disturbance import Disturbance
+from ...model import to_data
+from ...sizes import format_size
+from .model import KEY, MpsDaemon, MpsPlace, MpsSeen
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,20 @@ from __future__ import annotations
 
 from typing import Any, Mapping, Sequence
 
-from . import mps_apply
-from .errors import PlanError
-from .model import Gpu, Host
-from .mps_apply import MpsChange
-from .mps_host import MpsHost, adjustable
-from .mps_model import KEY, MpsSeen
-from .mps_plan import WantedDaemon, plan, serves, wanted
-from .mps_steps import MpsPlan
-from .services import Clear, Look, PartRequest, Pids
+from ...errors import PlanError
+from ...holders_model import short
+from ...layout_types import Layout
+from ...metric_family import Family
+from ...mig_steps import Plan
+from ...model import Gpu, Host
+from ...services import Clear, Look, PartRequest, Pids
+from . import apply as mps_apply
+from . import metrics
+from .apply import MpsChange
+from .host import MpsHost, adjustable
+from .model import KEY, MpsSeen
+from .plan import WantedDaemon, plan, serves, wanted
+from .steps import MpsPlan, caps
 
 
 class MpsService:
@@ -23,6 +28,7 @@ class MpsService:
 
     key = KEY
     nothing = MpsPlan()
+    name = "mps_daemons"
 
     def __init__(self, private: bool) -> None:
         self._host = None if private else MpsHost()
@@ -51,6 +57,18 @@ class MpsService:
         if not request.gpus_change:
             _check_gpus(asked, request.host)
         return plan(asked, self.seen, request.plan, request.host, adjustable, leave_others=not request.removes)
+
+    def drift(self, layout: Layout, plan: Plan, host: Host) -> list[tuple[str, set[str]]]:
+        """Return what differs from the layout."""
+        return metrics.drift(layout, plan, host, self.seen)
+
+    def families(self, gpus: Mapping[str, Gpu]) -> list[Family]:
+        """Return the metrics of the daemons."""
+        return metrics.families(self.seen, gpus)
+
+    def describe(self, host: Host) -> list[str]:
+        """Return the daemons in words."""
+        return [_describe(seen, host) for seen in self.seen]
 
     def missing(self, part: MpsPlan) -> str | None:
         """Return None: a plan with daemons is refused where the control daemon is not installed."""
@@ -94,3 +112,12 @@ def _check_gpus(asked: Sequence[WantedDaemon], host: Host) -> None:
                     % ("on" if gpu.mig.enabled else "off", gpu.compute_mode or "unknown"),
                     "Apply the layout whole (openfleet.gpu.layout), or its GPUs first (openfleet.gpu.mig).",
                 )
+
+
+def _describe(seen: MpsSeen, host: Host) -> str:
+    indices = tuple((gpu.uuid, gpu.index) for gpu in host.gpus)
+    line = "mps %s  %s  %s" % (seen.daemon.name, MpsPlan(indices=indices).places(seen.daemon.places), caps(seen.daemon))
+    if seen.problem is not None:
+        return "%s  %s" % (line, seen.problem)
+    clients = ["pid %d%s" % (c.pid, " (%s)" % short(c.command) if c.command else "") for c in seen.clients]
+    return "%s  %s" % (line, ", ".join(clients) or "no clients")

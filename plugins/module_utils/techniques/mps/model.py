@@ -7,10 +7,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .model import INTERNAL
+from ...model import INTERNAL
 
 #: Word in `gpu_layout`.
 KEY = "mps"
+#: What a layout can ask for: a daemon for each GPU of an entry, or one for all of them.
+DAEMONS = ("gpu", "entry")
+#: A client opens the GPU through its daemon, which is the one process that has it.
+COMPUTE_MODE = "exclusive_process"
+
+
+@dataclass(frozen=True)
+class Mps:
+    """An MPS daemon and the caps of each of its clients. A `pinned_memory_limit_bytes` of None sets no limit."""
+
+    name: str
+    clients: int
+    active_thread_percentage: int
+    pinned_memory_limit_bytes: int | None = None
+    oversubscribe: bool = False
+    #: One of DAEMONS.
+    daemon_per: str = DAEMONS[0]
 
 
 @dataclass(frozen=True, order=True)

@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 from typing import Any, Mapping, Sequence
 
-from . import cdi_spec
-from .errors import Problem
-from .mps_control import PIPE_DIRECTORY, limit_command
-from .mps_model import MpsDaemon, MpsPlace
-from .mps_unit import LOGS, PIPES, SETTINGS
+from ... import cdi_spec
+from ...errors import Problem
+from ...mps_client import PIPES, client_mounts, pipe_directory
+from ...mps_control import PIPE_DIRECTORY, limit_command
+from .model import MpsDaemon, MpsPlace
+from .unit import LOGS, SETTINGS
 
 #: The device of a daemon in containers is openfleet.io/mps=NAME.
 CDI_KIND = "openfleet.io/mps"
@@ -24,10 +25,6 @@ LONGEST_NAME = 107 - len("/%s//control_privileged" % PIPES)
 
 def unit_of(name: str) -> str:
     return "openfleet-mps@%s.service" % name
-
-
-def pipe_directory(name: str) -> str:
-    return "/%s/%s" % (PIPES, name)
 
 
 def log_directory(name: str) -> str:
@@ -134,16 +131,6 @@ def _cdi(daemon: MpsDaemon) -> dict[str, Any]:
     """
     edits = {"env": ["%s=%s" % (PIPE_DIRECTORY, pipe_directory(daemon.name))], "mounts": client_mounts(daemon.name)}
     return cdi_spec.device(CDI_KIND, daemon.name, edits)
-
-
-def client_mounts(name: str) -> list[dict[str, Any]]:
-    """What a container of a client of the daemon has mounted, as CDI says it."""
-    # Writable, for a client locks a file there. Otherwise as engines mount their own /dev/shm, which this one takes the
-    # place of.
-    return [
-        {"hostPath": path, "containerPath": path, "options": ["bind", "rw", "nosuid", "nodev", "noexec"]}
-        for path in (pipe_directory(name), "/dev/shm")
-    ]
 
 
 def _environment(comment: str, variables: Mapping[str, str]) -> str:

@@ -1,0 +1,34 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Define the samples of a metric for Prometheus, and the labels of a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Mapping
+
+from .model import Gpu
+
+GAUGE, COUNTER = "gauge", "counter"
+
+
+@dataclass(frozen=True)
+class Sample:
+    value: float
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Family:
+    """The samples of one metric."""
+
+    name: str
+    kind: str
+    help: str
+    samples: tuple[Sample, ...]
+
+
+def labels_of(uuid: str, gpus: Mapping[str, Gpu]) -> dict[str, str]:
+    """Return the labels of a GPU. The index of one that does not answer is not known."""
+    return {"gpu_uuid": uuid, "gpu_index": str(gpus[uuid].index) if uuid in gpus else ""}

@@ -1,0 +1,40 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Say in the words of a layout that an MPS daemon serves a GPU or a MIG instance."""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+from ...model import Gpu, GpuInstance
+from .model import DAEMONS, Mps, MpsDaemon, MpsPlace, MpsSeen
+
+MIB = 1 << 20
+
+
+def export(gpu: Gpu, seen: Sequence[MpsSeen], instance: GpuInstance | None = None) -> Mps | None:
+    """Return the part that describes the GPU or its instance; None if no daemon serves it."""
+    place, memory_bytes = MpsPlace(gpu.uuid), gpu.memory_total_bytes
+    if instance is not None:
+        place = MpsPlace(gpu.uuid, instance.profile, instance.placement.start)
+        memory_bytes = {profile.name: profile.memory_mib * MIB for profile in gpu.mig.profiles}[instance.profile]
+    served = [one.daemon for one in seen if place in one.daemon.places]
+    return _part(served[0], memory_bytes) if served else None
+
+
+def describe(part: Mps) -> str:
+    """Return the daemon in words."""
+    return "MPS daemon %s" % part.name
+
+
+def _part(daemon: MpsDaemon, memory_bytes: int) -> Mps:
+    limit = daemon.pinned_memory_limit_bytes
+    return Mps(
+        daemon.name,
+        daemon.clients,
+        daemon.active_thread_percentage,
+        limit,
+        daemon.clients * daemon.active_thread_percentage > 100 or daemon.clients * (limit or 0) > memory_bytes,
+        DAEMONS[len(daemon.places) > 1],
+    )

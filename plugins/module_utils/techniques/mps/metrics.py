@@ -1,0 +1,75 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Report daemons that differ from the layout, and the metrics of all. Pure."""
+
+from __future__ import annotations
+
+from typing import Mapping, Sequence
+
+from ...layout_types import Layout
+from ...metric_family import GAUGE, Family, Sample, labels_of
+from ...mig_steps import Plan
+from ...model import Gpu, Host
+from .host import adjustable
+from .model import MpsDaemon, MpsPlace, MpsSeen
+from .plan import devices, plan, wanted
+from .steps import StartMps, StopMps
+
+
+def answers(seen: MpsSeen) -> bool | None:
+    """Return whether a daemon is there for its clients; None while the host starts, and it with it."""
+    if seen.running:
+        return seen.active_thread_percentage is not None
+    return None if seen.problem is None else False
+
+
+def drift(layout: Layout, gpus: Plan, host: Host, seen: Sequence[MpsSeen]) -> list[tuple[str, set[str]]]:
+    """Return what differs, and on which GPUs. A daemon that only is down does not differ: a metric of its own tells that."""
+    asked = wanted(layout, gpus, host.driver_version, seen)
+    steps = plan(asked, seen, gpus, host, adjustable).steps
+    there = {one.daemon.name: one for one in seen}
+    found = []
+    for step in steps:
+        if isinstance(step, StopMps) and not step.forget:
+            # It starts again, and that is told.
+            continue
+        one = there.get(step.name)
+        if isinstance(step, StartMps) and one is not None and _only_down(one, step.daemon, host):
+            continue
+        daemons = [one.daemon] if one is not None else []
+        daemons += [] if isinstance(step, StopMps) else [step.daemon]
+        places = {place.gpu_uuid for daemon in daemons for place in daemon.places}
+        found.append(("mps %s: %s" % (step.name, step), places))
+    return found
+
+
+def _only_down(one: MpsSeen, daemon: MpsDaemon, host: Host) -> bool:
+    as_wanted = one.daemon == daemon and one.devices == devices(daemon, host.gpus)
+    return as_wanted and not one.outdated and not answers(one)
+
+
+def families(seen: Sequence[MpsSeen], gpus: Mapping[str, Gpu]) -> list[Family]:
+    """Return the metrics of the daemons, on GPUs by UUID."""
+    help_text = "Whether the MPS daemon runs and answers."
+    return [Family("openfleet_mps_daemon_up", GAUGE, help_text, tuple(_daemons(seen, gpus)))]
+
+
+def _daemons(daemons: Sequence[MpsSeen], gpus: Mapping[str, Gpu]) -> list[Sample]:
+    samples = []
+    for seen in daemons:
+        up = answers(seen)
+        for place in seen.daemon.places if up is not None else ():
+            labels = dict(
+                labels_of(place.gpu_uuid, gpus),
+                daemon=seen.daemon.name,
+                mig_instance=_instance(place, gpus.get(place.gpu_uuid)),
+            )
+            samples.append(Sample(int(bool(up)), labels))
+    return samples
+
+
+def _instance(place: MpsPlace, gpu: Gpu | None) -> str:
+    instances = gpu.mig.instances if gpu is not None else ()
+    found = [each.id for each in instances if (each.profile, each.placement.start) == (place.profile, place.start)]
+    return str(found[0]) if found else ""

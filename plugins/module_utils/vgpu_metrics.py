@@ -1,0 +1,71 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Report tenants that differ from the layout, and the metrics of all. Pure."""
+
+from __future__ import annotations
+
+from typing import Mapping, Sequence
+
+from .layout_types import Layout
+from .metric_family import COUNTER, GAUGE, Family, Sample, labels_of
+from .mig_steps import Plan
+from .model import Gpu, Host
+from .vgpu_model import MPS, VgpuSeen
+from .vgpu_plan import plan, wanted
+from .vgpu_steps import RemoveTenant
+
+
+def drift(
+    layout: Layout, gpus: Plan, host: Host, seen: Sequence[VgpuSeen], dmem: frozenset[str], library: bool
+) -> list[tuple[str, set[str]]]:
+    """Return what differs, and on which GPUs. `dmem` and `library`: what holds tenants to their quotas."""
+    asked = wanted(layout, gpus, seen, dmem)
+    steps = plan(asked, seen, gpus, host, lambda _name, _gpu: ()).steps
+    there = {one.tenant.name: one.tenant for one in seen}
+    found = []
+    for step in steps:
+        tenants = [there[step.name]] if step.name in there else []
+        tenants += [] if isinstance(step, RemoveTenant) else [step.tenant]
+        found.append(("vgpu %s: %s" % (step.name, step), {uuid for tenant in tenants for uuid in tenant.gpus}))
+    unheld = {uuid for each in asked if each.tenant.provider != MPS for uuid in each.tenant.gpus}
+    if unheld and not library:
+        found.append(("vgpu: install the library that holds tenants to their quotas", unheld))
+    return found
+
+
+def families(tenants: Sequence[VgpuSeen], gpus: Mapping[str, Gpu]) -> list[Family]:
+    """Return the metrics of the tenants, on GPUs by UUID."""
+    limits, shares, used, denied = [], [], [], []
+    for seen in tenants:
+        uses = {use.gpu_uuid: use for use in seen.usage.gpus} if seen.usage is not None else {}
+        for uuid in seen.tenant.gpus:
+            labels = dict(labels_of(uuid, gpus), tenant=seen.tenant.name)
+            limits.append(Sample(seen.tenant.memory_bytes, labels))
+            shares.append(Sample(seen.tenant.sm_percent / 100, labels))
+            if seen.usage is not None:
+                # Where nothing of it ever ran, nothing is used.
+                use = uses.get(uuid)
+                used.append(Sample(use.used_bytes if use is not None else 0, labels))
+                denied.append(Sample(use.refused if use is not None else 0, labels))
+    return [
+        Family(
+            "openfleet_tenant_memory_limit_bytes",
+            GAUGE,
+            "The tenant's quota of memory on the GPU.",
+            tuple(limits),
+        ),
+        Family(
+            "openfleet_tenant_memory_used_bytes",
+            GAUGE,
+            "What the tenant's processes have of its quota of memory.",
+            tuple(used),
+        ),
+        Family("openfleet_tenant_sm_limit_ratio", GAUGE, "The tenant's quota of the GPU's SMs, 0 to 1.", tuple(shares)),
+        Family(
+            "openfleet_tenant_denied_total",
+            COUNTER,
+            "Allocations that were refused because of the tenant's quota, since the host started.",
+            tuple(denied),
+        ),
+    ]
