@@ -91,9 +91,7 @@ def test_only_its_folder_and_the_tables_know_a_technique(technique):
     for file in sorted(UTILS.rglob("*.py")):
         path = str(file.relative_to(UTILS))
         if not path.startswith(folder) and path not in TABLES:
-            found[path] = breaches(
-                file.read_text(encoding="utf-8"), path, technique.key, getattr(technique, "setting", None)
-            )
+            found[path] = breaches(file.read_text(encoding="utf-8"), path, technique.key, technique.setting)
     assert {path: words for path, words in found.items() if words} == {}
 
 

@@ -15,6 +15,7 @@ from ..layout_fields import Names
 from ..layout_reader import Key, Node
 from ..model import Gpu, GpuInstance
 from ..plan_parts import GpuPart, PartStep
+from ..services import Service
 
 
 class Observer(Protocol):
@@ -47,6 +48,10 @@ class Technique(Protocol):
     inside_mig: bool
     #: Compute mode of GPUs that use the technique.
     compute_mode: str
+    #: Name of the setting of a GPU, as its observer has it; None if the technique sets none.
+    setting: str | None
+    #: What it runs beside the GPUs, if anything.
+    service: type[Service] | None
 
     def parse(self, node: Node, names: Names, inside_mig: bool = False) -> Any:
         """Return the part of an entry, or of a MIG instance, as a frozen value. Reports problems to the node."""
@@ -70,8 +75,6 @@ class Technique(Protocol):
 class SettingTechnique(Technique, Protocol):
     """Share a GPU by one value that is set on the whole GPU."""
 
-    #: Name of the setting, as its observer has it.
-    setting: str
     #: Value of GPUs that do not use the technique.
     default: str
     #: Reads what is there.

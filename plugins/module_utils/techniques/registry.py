@@ -11,18 +11,24 @@ from ..layout_types import Layout
 from ..plan_parts import PartStep
 from ..services import Service
 from ..vgpu_service import VgpuService
-from .mps.service import MpsService
 from .mps.technique import MpsTechnique
 from .protocol import Observer, SettingTechnique, Technique
 from .time_slicing.technique import TimeSlicingTechnique
 
-#: In the order in which a GPU's steps of several techniques are carried out. `GpuPlan.steps` has their place beside MIG.
-SETTINGS: tuple[SettingTechnique, ...] = (TimeSlicingTechnique(),)
+#: In the order in which a GPU's steps of several techniques are carried out (`GpuPlan.steps` has their place beside MIG), and in
+#: which their services start; services stop in the reverse order.
+TECHNIQUES: tuple[Technique, ...] = (
+    TimeSlicingTechnique(),
+    MpsTechnique(),
+)
 
-TECHNIQUES: tuple[Technique, ...] = (*SETTINGS, MpsTechnique())
-
-#: What techniques run beside the GPUs, in the order in which they start; they stop in the reverse order.
-SERVICES: tuple[type[Service], ...] = (MpsService, VgpuService)
+#: Those that set a value on each whole GPU.
+SETTINGS: tuple[SettingTechnique, ...] = tuple(each for each in TECHNIQUES if each.setting is not None)
+#: What techniques run beside the GPUs. Tenants have no folder here yet.
+SERVICES: tuple[type[Service], ...] = (
+    *(each.service for each in TECHNIQUES if each.service is not None),
+    VgpuService,
+)
 
 #: The ways of sharing that have a part of their own name in the entry. The first two have no folder here yet.
 PARTS = tuple(sorted(("mig", "vgpu", *(technique.key for technique in TECHNIQUES))))

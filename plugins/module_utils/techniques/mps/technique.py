@@ -8,6 +8,7 @@ from __future__ import annotations
 from .export import describe, export
 from .model import COMPUTE_MODE, DAEMONS, KEY, Mps
 from .parse import EXAMPLE, parse, to_data
+from .service import MpsService
 
 
 class MpsTechnique:
@@ -17,6 +18,8 @@ class MpsTechnique:
     example = EXAMPLE
     inside_mig = True
     compute_mode = COMPUTE_MODE
+    setting = None
+    service = MpsService
 
     parse = staticmethod(parse)
     to_data = staticmethod(to_data)

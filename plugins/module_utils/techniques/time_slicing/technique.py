@@ -21,6 +21,7 @@ class TimeSlicingTechnique:
     example = EXAMPLE
     setting = SETTING
     default = DEFAULT
+    service = None
     inside_mig = False
     compute_mode = COMPUTE_MODE
     observer = OBSERVER

@@ -1,0 +1,98 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Lanes of a GPU, as a layout asks for them and as files have them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from ...disturbance import Disturbance
+
+KEY = "lanes"
+#: Where the files are; the test writes its own folder here.
+FOLDER = Path("@FOLDER@")
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """`count` lanes on each GPU."""
+
+    count: int
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The lanes of a GPU."""
+
+    gpu_uuid: str
+    count: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """Give a GPU another number of lanes; 0 takes them away."""
+
+    gpu_uuid: str
+    before: int
+    after: int
+
+
+@dataclass(frozen=True)
+class LanesPlan:
+    """The lanes that change and those that stay."""
+
+    key: ClassVar[str] = KEY
+    steps: tuple[Step, ...] = ()
+    kept: tuple[Seen, ...] = ()
+    disturbs: tuple[Disturbance, ...] = ()
+
+    def lines(self):
+        return ["lanes: %d instead of %d on %s" % (step.after, step.before, step.gpu_uuid) for step in self.steps]
+
+    def to_data(self):
+        return [{"gpu": step.gpu_uuid, "count": step.after} for step in self.steps]
+
+    def gpus_changed(self):
+        return frozenset(step.gpu_uuid for step in self.steps)
+
+    def before(self, gpu_uuid):
+        counts = {**{one.gpu_uuid: one.count for one in self.kept}, **{s.gpu_uuid: s.before for s in self.steps}}
+        return in_words(counts.get(gpu_uuid, 0))
+
+    def after(self, gpu_uuid):
+        counts = {**{one.gpu_uuid: one.count for one in self.kept}, **{s.gpu_uuid: s.after for s in self.steps}}
+        return in_words(counts.get(gpu_uuid, 0))
+
+
+def in_words(count):
+    return "%d lanes" % count if count else ""
+
+
+def observe():
+    files = sorted(path for path in FOLDER.iterdir() if path.name.startswith("GPU-"))
+    return tuple(Seen(path.name, int(path.read_text())) for path in files)
+
+
+def write(gpu_uuid, count):
+    pass_point("before %d" % count)
+    path = FOLDER / gpu_uuid
+    if count:
+        path.write_text(str(count))
+    elif path.exists():
+        path.unlink()
+    pass_point("after %d" % count)
+
+
+def pass_point(name):
+    """Kill this process where the test asks for it."""
+    asked = FOLDER / "kill"
+    if asked.exists() and asked.read_text() == name:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def report(private):
+    return [{"gpu": one.gpu_uuid, "count": one.count} for one in observe()]

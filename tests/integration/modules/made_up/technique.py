@@ -1,0 +1,35 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Offer the files of this folder as a technique."""
+
+from __future__ import annotations
+
+from ...layout_reader import Key
+from .model import KEY, Lanes, in_words
+from .service import LanesService
+
+
+class LanesTechnique:
+    key = KEY
+    example = Key("lanes: {count: 2}")
+    inside_mig = False
+    compute_mode = "default"
+    setting = None
+    service = LanesService
+
+    def parse(self, node, names, inside_mig=False):
+        fields = node.fields({"count": Key("count: 2", required=True)})
+        return None if fields is None else Lanes(fields.read("count", lambda field: field.integer(1)))
+
+    def to_data(self, part):
+        return {"count": part.count}
+
+    def divides(self, part):
+        return False
+
+    def export(self, gpu, seen, instance=None):
+        counts = [one.count for one in seen if one.gpu_uuid == gpu.uuid]
+        return Lanes(counts[0]) if counts else None
+
+    def describe(self, part):
+        return in_words(part.count)

@@ -1,0 +1,181 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A technique that the collection does not have works from its folder and a line in each table: parse, plan, check mode and
+diff, apply, a kill at each step, recovery, saved plans, export, metrics, reports and removal.
+
+It is added to a copy of the collection, which runs as the collection itself would.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from simulated_host import ROOT, SimulatedHost, module_path
+
+MADE_UP = Path(__file__).with_name("made_up")
+PACKAGE = "ansible_collections.openfleet.gpu.plugins"
+#: (the table, what comes after a line of it)
+TABLES = (
+    (
+        "registry.py",
+        ("from .mps.technique import MpsTechnique\n", "from .lanes.technique import LanesTechnique\n"),
+        ("    MpsTechnique(),\n", "    LanesTechnique(),\n"),
+    ),
+    (
+        "observers.py",
+        ("from .mps.report import report as report_daemons\n", "from .lanes.model import report as report_lanes\n"),
+        ('    "mps_daemons": report_daemons,\n', '    "lanes": report_lanes,\n'),
+    ),
+)
+REMOVE = """
+import json, sys
+from %s.module_utils.layout_module import bring_about
+from %s.module_utils.layout_run import removal_of
+parameters = dict(layout=[], on_busy="fail", busy_timeout=0, grace_period=1, lock_timeout=5, lost="fail")
+print(json.dumps(bring_about(dict(parameters, state_directory=sys.argv[1]), False, [removal_of("lanes")])))
+""" % (PACKAGE, PACKAGE)
+
+
+class HostOfCopy(SimulatedHost):
+    """A host whose modules are those of the copy."""
+
+    copy: Path
+    #: Interpreters that have loaded the copy, apart from those that have loaded the collection.
+    _interpreters: ClassVar[dict] = {}
+
+    @property
+    def environment(self):
+        return dict(super().environment, PYTHONPATH="%s:%s" % (self.copy, module_path()))
+
+    def program(self, *words, **options):
+        return self.run([sys.executable, *words], check=False, **options)
+
+
+@pytest.fixture(scope="module", name="copy")
+def copy_with_made_up_technique(tmp_path_factory):
+    """The folder of a copy of the collection with the technique, whose files are in the folder `lanes` beside it."""
+    folder = tmp_path_factory.mktemp("copy")
+    plugins = folder / "ansible_collections/openfleet/gpu/plugins"
+    for name in ("module_utils", "modules"):
+        shutil.copytree(ROOT / "plugins" / name, plugins / name, ignore=shutil.ignore_patterns("__pycache__"))
+    techniques = plugins / "module_utils/techniques"
+    shutil.copytree(MADE_UP, techniques / "lanes", ignore=shutil.ignore_patterns("__pycache__"))
+    model = techniques / "lanes/model.py"
+    model.write_text(model.read_text().replace("@FOLDER@", str(folder / "lanes")))
+    for table, *lines in TABLES:
+        text = (techniques / table).read_text()
+        for before, line in lines:
+            assert text.count(before) == 1, (table, before)
+            text = text.replace(before, before + line)
+        (techniques / table).write_text(text)
+    return folder
+
+
+@pytest.fixture(name="made_up")
+def host_with_made_up_technique(host, copy):
+    """A host with two GPUs and no lanes."""
+    found = HostOfCopy(host.folder, host.library)
+    found.copy, found.lanes = copy, copy / "lanes"
+    shutil.rmtree(found.lanes, ignore_errors=True)
+    found.lanes.mkdir()
+    return found.create([{"model": "L40S-48GB", "count": 2}])
+
+
+def lanes(count, gpus=(0,)):
+    return {"gpus": list(gpus), "sharing": "lanes", "lanes": {"count": count}}
+
+
+def counts(host):
+    return sorted(int(path.read_text()) for path in host.lanes.glob("GPU-*"))
+
+
+def run(host, layout, name="layout", **options):
+    return host.module(name, layout=layout, state_directory=str(host.folder / "state.d"), **options)
+
+
+def command(host, *words):
+    program = "import sys; from %s.module_utils.cli.main import main; sys.exit(main())" % PACKAGE
+    done = host.program("-c", program, *words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_it_is_parsed_planned_applied_and_taken_back(made_up):
+    wrong = run(made_up, [{"gpus": [0], "sharing": "lanes", "lanes": {"count": 0, "lane": 1}}])
+    assert "gpu_layout[0].lanes.count: 0 is out of range" in wrong["msg"] and "unknown key" in wrong["msg"]
+    assert "no GPU has 9 lanes" in run(made_up, [lanes(9)])["msg"]
+
+    planned = run(made_up, [lanes(2)], check=True)
+    assert planned["changed"] and counts(made_up) == []
+    assert len(planned["plan"]) == 2 and planned["plan"][1].startswith("lanes: 2 instead of 0 on GPU-")
+    assert planned["diff"]["before"] == "gpu 0: MIG off, compute mode default\n"
+    assert planned["diff"]["after"] == "gpu 0: MIG off, compute mode default, 2 lanes\n"
+
+    done = run(made_up, [lanes(2)])
+    assert done["changed"] and done["gpus"][0]["asked"] == "lanes" and done["gpus"][0]["changed"]
+    assert counts(made_up) == [2]
+    assert not run(made_up, [lanes(2)])["changed"]
+    assert run(made_up, [{"gpus": [0], "sharing": "shared"}])["changed"]
+    assert counts(made_up) == []
+
+
+@pytest.mark.parametrize("point", ["stop", "before 0", "after 0", "before 3", "after 3", "start", "forget"])
+def test_a_run_that_is_killed_at_a_step_is_cleared_up(made_up, point):
+    run(made_up, [lanes(2)])
+    (made_up.lanes / "kill").write_text(point)
+    arguments = {"layout": [lanes(3)], "state_directory": str(made_up.folder / "state.d")}
+    killed = made_up.program("-m", "%s.modules.layout" % PACKAGE, input=json.dumps({"ANSIBLE_MODULE_ARGS": arguments}))
+    assert killed.returncode == -9, killed.stderr
+    (made_up.lanes / "kill").unlink()
+    # The next run is not about lanes, and clears up all the same. Only with the last step the change was complete.
+    recovered = run(made_up, [], "mig").get("recovered")
+    assert (recovered, counts(made_up)) == ((None, [3]) if point == "forget" else ("old", [2]))
+    run(made_up, [lanes(3)])
+    assert counts(made_up) == [3]
+
+
+def test_a_failure_of_another_gpu_brings_it_back(made_up):
+    run(made_up, [lanes(2)])
+    made_up.gpusim("fail", "nvmlDeviceSetComputeMode", "--code", "UNKNOWN")
+    failed = run(made_up, [lanes(3), {"gpus": [1], "sharing": "exclusive"}])
+    assert failed["failed"] and failed["outcome"] == "old"
+    assert counts(made_up) == [2]
+
+
+def test_a_saved_plan_is_carried_out_or_says_what_moved(made_up):
+    saved = run(made_up, [lanes(2)], check=True)["plan_data"]
+    assert [step["count"] for step in saved["lanes"]["steps"]] == [2]
+    assert "is to be exclusive" in run(made_up, [{"gpus": [0], "sharing": "exclusive"}], plan=saved)["msg"]
+    refused = run(made_up, [lanes(4)], plan=saved)["msg"]
+    assert "the steps would be others now: lanes: 4 instead of 0" in refused and counts(made_up) == []
+    assert run(made_up, [lanes(2)], plan=saved)["changed"]
+    assert counts(made_up) == [2]
+
+
+def test_it_is_exported_reported_and_measured(made_up):
+    run(made_up, [lanes(2)])
+    exported = json.loads(command(made_up, "export", "--json"))["gpu_layout"]
+    assert {"gpus": [0], "sharing": "lanes", "lanes": {"count": 2}} in exported
+    told = made_up.module("gpu_info", telemetry=False, holders=False)
+    assert told["lanes"] == [{"gpu": told["gpus"][0]["uuid"], "count": 2}]
+    assert "2 lanes on GPU-" in command(made_up, "show")
+    assert json.loads(command(made_up, "show", "--json"))["lanes"][0]["count"] == 2
+    (made_up.folder / "layout.json").write_text(json.dumps([lanes(3)]))
+    where = ("--layout", str(made_up.folder / "layout.json"), "--state-directory", str(made_up.folder / "state.d"))
+    command(made_up, "metrics", "--textfile", str(made_up.folder), *where)
+    metrics = (made_up.folder / "openfleet_gpu_layout.prom").read_text()
+    assert re.search(r"openfleet_lanes{.*} 2\n", metrics)
+    assert re.search(r"openfleet_layout_differences{.*} 1\n", metrics)
+
+
+def test_all_of_it_is_removed_and_the_rest_stays(made_up):
+    run(made_up, [lanes(2, [0, 1])])
+    done = made_up.program("-c", REMOVE, str(made_up.folder / "state.d"))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["changed"] and counts(made_up) == []
