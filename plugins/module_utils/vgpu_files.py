@@ -15,6 +15,7 @@ from typing import Any, Iterable, Mapping, Sequence
 
 from . import cdi_spec
 from .errors import Problem
+from .limited_folder import LimitedFolder
 from .mps_client import client_mounts, daemon_of, pipe_directory
 from .mps_control import PIPE_DIRECTORY
 from .sizes import BYTES_PER_UNIT
@@ -39,14 +40,11 @@ DRIVERS = tuple(
 )
 DRIVER_INSIDE = "usr/lib/openfleet-gpu/driver/libcuda.so.1"
 TMPFILES_PATH = "etc/tmpfiles.d/openfleet-vgpu.conf"
-#: Mounts a tmpfs of limited size on STATE, so that a tenant's process cannot fill the host's /run. The name follows from STATE.
-MOUNT_UNIT = "run-openfleet\\x2dgpu-vgpu.mount"
-MOUNT_PATH = "etc/systemd/system/" + MOUNT_UNIT
 #: Size in bytes of a tenant's region and of a GPU's turnstile file: sizeof in region.h and turnstile.h of the library.
 REGION_BYTES, TURNSTILE_BYTES = 328512, 17024
 #: Of what the agent hands out: a tenant's page for a GPU, and the terms of all its tenants (turnstile.h).
 SEAT_PAGE_BYTES, TERMS_BYTES = 4096, 8192
-#: The tmpfs has this size, in MiB, or a multiple of it where the files alone could fill half of it.
+#: The tmpfs on STATE has this size, in MiB, or a multiple of it where the files alone could fill half of it.
 _MOUNT_MIB = 64
 
 #: The device of a tenant in containers is openfleet.io/vgpu=NAME.
@@ -166,32 +164,17 @@ def _tmpfiles_line(file: SharedFile) -> str:
     return "f /%s %04o root %s -" % (file.path, file.mode, file.group or "root")
 
 
-def mount_unit(tenants: Sequence[VgpuTenant]) -> str:
-    """Return the systemd mount unit of the tmpfs on STATE (systemd.mount(5)).
-
-    Its size is _MOUNT_MIB, or the least multiple of it that is twice what the files take.
-    """
+def limited_folder(tenants: Sequence[VgpuTenant]) -> LimitedFolder:
+    """Return the tmpfs on STATE. Its size is _MOUNT_MIB, or the least multiple of it that is twice what the files take."""
     sizes = {file.path: file.most_bytes for tenant in tenants for file in shared_files(tenant)}
     chunks = -(-2 * sum(sizes.values()) // (_MOUNT_MIB * BYTES_PER_UNIT["MiB"]))
-    return "".join(
-        line + "\n"
-        for line in [
-            "# Written by openfleet.gpu for the tenants that gpu_layout names.",
-            "[Unit]",
-            "Description=Shared memory of vGPU tenants",
-            "Documentation=https://docs.kernel.org/filesystems/tmpfs.html",
-            "",
-            "[Mount]",
-            "What=tmpfs",
-            "Where=/" + STATE,
-            "Type=tmpfs",
-            "Options=size=%dM,nr_inodes=65536,mode=0755,nosuid,nodev,noexec" % (_MOUNT_MIB * max(1, chunks)),
-            # Programs that run keep what they have mapped.
-            "LazyUnmount=yes",
-            "",
-            "[Install]",
-            "WantedBy=local-fs.target",
-        ]
+    return LimitedFolder(
+        path=STATE,
+        size_mib=_MOUNT_MIB * max(1, chunks),
+        most_files=65536,
+        mode=0o755,
+        description="Shared memory of vGPU tenants",
+        comment="the tenants that gpu_layout names",
     )
 
 

@@ -167,7 +167,12 @@ class VgpuHost:
         if tenant.provider == DMEM:
             vgpu_dmem.bound(self._root, self._run, tenant, self._regions)
         tenants = self.tenants()
-        self._mount(resized=vgpu_files.MOUNT_PATH in self._write(self._shared(tenants)))
+        folder = vgpu_files.limited_folder(tenants)
+        changed = folder.unit_path in self._write(self._shared(tenants))
+        if self._mounts:
+            # Regions that processes may have mapped are not hidden below it: a host that has some gets it at its next boot.
+            in_use = any((self._root / vgpu_files.TENANTS).glob("*/region.*"))
+            folder.mount(self._root, self._mount_systemctl, changed, in_use)
         self._make_shared_files(tenant)
         durable.make_folder(self._root / vgpu_files.agent_folder(tenant.name))
         drop_in = bool(self._differing({path: files[path] for path in [vgpu_files.drop_in_path(tenant.name)]}))
@@ -205,9 +210,10 @@ class VgpuHost:
 
     def _forget_shared(self) -> None:
         durable.remove(self._root / vgpu_files.TMPFILES_PATH)
-        if self._mounts and (self._root / vgpu_files.MOUNT_PATH).exists():
-            self._systemctl(["disable", "--now", vgpu_files.MOUNT_UNIT], "the tmpfs of tenants cannot be unmounted")
-        durable.remove(self._root / vgpu_files.MOUNT_PATH)
+        folder = vgpu_files.limited_folder(())
+        if self._mounts:
+            folder.unmount(self._root, self._mount_systemctl)
+        durable.remove(self._root / folder.unit_path)
         with contextlib.suppress(OSError):
             (self._root / vgpu_files.STATE / vgpu_files.AGENT_SOCKET).unlink()
         for folder in (vgpu_files.TENANTS, vgpu_files.GPUS, vgpu_files.AGENT, vgpu_files.STATE, vgpu_files.SETTINGS):
@@ -234,10 +240,8 @@ class VgpuHost:
         return next((path for path in vgpu_files.DRIVERS if (self._root / path).exists()), None)
 
     def _shared(self, tenants: Sequence[VgpuTenant]) -> dict[str, str]:
-        return {
-            vgpu_files.TMPFILES_PATH: vgpu_files.tmpfiles(tenants),
-            vgpu_files.MOUNT_PATH: vgpu_files.mount_unit(tenants),
-        }
+        folder = vgpu_files.limited_folder(tenants)
+        return {vgpu_files.TMPFILES_PATH: vgpu_files.tmpfiles(tenants), folder.unit_path: folder.unit_text}
 
     def _differing(self, files: dict[str, str]) -> list[str]:
         return [path for path, text in files.items() if not self._has(path, text)]
@@ -266,22 +270,8 @@ class VgpuHost:
         """Whether the tmpfs can be mounted: not below a root of tests, nor without systemd."""
         return self._root == Path("/") and systemd.booted(self._root)
 
-    def _mount(self, resized: bool) -> None:
-        """Mount the tmpfs, or give it its new size.
-
-        Regions that processes may have mapped are not hidden below it: a host that has some gets the tmpfs at its next boot.
-        """
-        if not self._mounts:
-            return
-        what = "the tmpfs of tenants cannot be mounted"
-        if os.path.ismount("/" + vgpu_files.STATE):
-            if resized:
-                self._systemctl(["daemon-reload"], what)
-                self._systemctl(["reload", vgpu_files.MOUNT_UNIT], what)
-            return
-        now = [] if any((self._root / vgpu_files.TENANTS).glob("*/region.*")) else ["--now"]
-        self._systemctl(["daemon-reload"], what)
-        self._systemctl(["enable", *now, vgpu_files.MOUNT_UNIT], what)
+    def _mount_systemctl(self, arguments: Sequence[str]) -> None:
+        self._systemctl(arguments, "the tmpfs of tenants cannot be mounted or unmounted")
 
     def _read_units_anew(self) -> None:
         """For services that have a tenant's drop-in as a link: systemd knows what it said when it last read it."""

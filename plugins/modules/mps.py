@@ -73,9 +73,9 @@ daemons:
     This collection's daemons on the host, as seen after the run (in check mode before it). C(name), C(places), C(devices),
     C(clients) (how many it is meant for), C(active_thread_percentage) and C(pinned_memory_limits_bytes) as the daemon itself
     answers (the percentage of a server where that has another one than it should), C(running), C(pid), C(server_pids), those
-    of them that do not answer (C(silent_server_pids)), C(client_processes), and C(problem) where it does not answer. Where the
-    daemons cannot be looked at, one entry of which only C(problem) is set. Empty for GPUs that are simulated for this process
-    alone.
+    of them that do not answer (C(silent_server_pids)), C(client_processes), C(pipe_directory_limited) (whether what clients
+    write to the pipe directory is bounded), and C(problem) where it does not answer. Where the daemons cannot be looked at, one
+    entry of which only C(problem) is set. Empty for GPUs that are simulated for this process alone.
   returned: when a driver is present
   type: list
   elements: dict

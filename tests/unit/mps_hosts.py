@@ -31,6 +31,8 @@ class Host:
         self.daemons: dict[str, dict] = {}
         self.servers: dict[int, dict] = {}
         self.broken: dict[str, str] = {}
+        #: Called when systemd is told to mount something.
+        self.on_enable = lambda: None
         #: What comes about when systemd is asked for the time that `until` counts.
         self.shown, self.until, self.coming = 0, 0, lambda: None
 
@@ -56,6 +58,8 @@ class Host:
             self.called.append(" ".join(words))
             if "systemctl " + verbs[0] in self.broken:
                 return subprocess.CompletedProcess(command, 1, "", self.broken["systemctl " + verbs[0]])
+            if verbs[0] == "enable":
+                self.on_enable()
             if verbs[0] == "restart" and "--no-block" not in words:
                 self.start(verbs[1])
             if verbs[0] == "stop":

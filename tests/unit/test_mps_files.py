@@ -111,6 +111,34 @@ def test_the_unit_is_the_files():
     assert "@" not in re.sub(r"openfleet-mps@|@system-service", "", unit)
 
 
+@pytest.mark.parametrize(
+    ("name", "unit"),
+    [
+        ("inference", r"run-openfleet\x2dmps-inference.mount"),
+        ("A_b.c-1", r"run-openfleet\x2dmps-A_b.c\x2d1.mount"),
+    ],
+)
+def test_the_pipe_directory_has_a_file_system_of_limited_size(name, unit):
+    folder = mps_files.limited_folder(name)
+    assert folder.unit == unit and "/" + folder.path == mps_files.pipe_directory(name)
+    options = re.search(r"^Options=(.*)$", folder.unit_text, re.MULTILINE)[1].split(",")
+    assert {"nosuid", "nodev", "noexec", "mode=0700"} <= set(options)
+    sizes = dict(option.split("=") for option in options if "=" in option)
+    assert int(sizes["size"].rstrip("M")) <= 64 and int(sizes["nr_inodes"]) <= 65536
+    # A running daemon has its sockets there. The unit of each daemon has its folder mounted before it starts.
+    assert "ConditionDirectoryNotEmpty=!/%s\n" % folder.path in folder.unit_text
+    assert "RequiresMountsFor=%t/openfleet-mps/%i\n" in mps_unit.shared_files(False)[mps_unit.UNIT_PATH]
+
+
+def test_systemd_knows_the_unit_by_the_same_name():
+    try:
+        escape = ["systemd-escape", "--path", "--suffix=mount", "/run/openfleet-mps/A_b.c-1"]
+        done = subprocess.run(escape, capture_output=True, text=True, check=True)
+    except FileNotFoundError:
+        pytest.skip("systemd-escape is not installed")
+    assert done.stdout.strip() == mps_files.limited_folder("A_b.c-1").unit
+
+
 @pytest.fixture
 def driver(tmp_path):
     """What the driver shows in /proc once it is loaded, and a stand-in for nvidia-modprobe that says how it is called."""

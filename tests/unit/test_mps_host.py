@@ -54,10 +54,10 @@ def test_a_daemon_is_started_with_its_files(host, mps):
     mps.start(DAEMON, DEVICES)
     for path, text in {**mps_files.files(DAEMON, DEVICES), **mps_unit.shared_files(False)}.items():
         assert (host.root / path).read_text() == text
-    assert host.called == ["daemon-reload", "reset-failed -- " + UNIT, "restart -- " + UNIT]
-    assert mps.observe() == (MpsSeen(DAEMON, DEVICES, True, 9, (), (), 25.0, (2 * GIB, 2 * GIB)),)
-    mps.start(DAEMON, DEVICES)
-    assert "daemon-reload" not in host.called[3:]
+    mounted = ["daemon-reload", "enable --now run-openfleet\\x2dmps-inference.mount"]
+    assert host.called == ["daemon-reload", *mounted, "reset-failed -- " + UNIT, "restart -- " + UNIT]
+    (seen,) = mps.observe()
+    assert seen == MpsSeen(DAEMON, DEVICES, True, 9, (), (), 25.0, (2 * GIB, 2 * GIB), pipe_directory_limited=False)
 
 
 def test_files_can_be_read_by_users_whatever_the_umask_is(host, mps):
@@ -360,7 +360,69 @@ def test_files_that_are_not_as_this_release_writes_them_are_named(host, mps):
     assert other.outdated == (mps_unit.UNIT_PATH,)
     mps.adjust(DAEMON, DEVICES)
     assert [seen.outdated for seen in mps.observe()] == [(), ()]
-    assert host.called[-1] == "daemon-reload"
+    assert "daemon-reload" in host.called[-3:]
+
+
+MOUNT = r"run-openfleet\x2dmps-inference.mount"
+PIPES = "run/openfleet-mps/inference"
+
+
+def mounting(host):
+    return [command for command in host.called if command.endswith(MOUNT)]
+
+
+def test_the_pipe_directory_of_a_running_daemon_is_limited_from_the_next_boot_on(host, mps):
+    """A release before this one made it without a limit. The daemon's sockets are in it: a mount would hide them."""
+    mps.start(DAEMON, DEVICES)
+    (host.root / PIPES).mkdir(parents=True)
+    (host.root / PIPES / "control").touch()
+    (host.root / mps_files.limited_folder("inference").unit_path).unlink()
+    host.called.clear()
+    (seen,) = mps.observe()
+    assert seen.outdated == (mps_files.limited_folder("inference").unit_path,)
+    assert seen.pipe_directory_limited is False
+    mps.adjust(DAEMON, DEVICES)
+    assert mounting(host) == ["enable " + MOUNT]
+    assert (host.root / PIPES / "control").exists()
+
+
+def test_a_daemon_that_is_started_anew_gets_a_pipe_directory_of_its_own(host, mps):
+    """A container with the former one mounted can write to it all the time, and systemd mounts over no folder with files."""
+    mps.start(DAEMON, DEVICES)
+    (host.root / PIPES).mkdir(parents=True)
+    (host.root / PIPES / "control").touch()
+    host.called.clear()
+    there = []
+    host.on_enable = lambda: there.extend((host.root / PIPES).parent.iterdir())
+    mps.start(DAEMON, DEVICES)
+    assert there == []
+    assert host.called[0] == "stop -- " + UNIT
+    assert mounting(host) == ["enable --now " + MOUNT]
+
+
+def test_a_pipe_directory_is_mounted_again_with_its_new_size(host, mps, monkeypatch):
+    mps.start(DAEMON, DEVICES)
+    monkeypatch.setattr(mps_files.LimitedFolder, "is_mounted", lambda _folder, _root: True)
+    host.called.clear()
+    mps.start(DAEMON, DEVICES)
+    mps.adjust(DAEMON, DEVICES)
+    assert mounting(host) == [] and "stop -- " + UNIT not in host.called
+    assert mps.observe()[0].pipe_directory_limited is True
+    (host.root / mps_files.limited_folder("inference").unit_path).write_text("[Mount]\n")
+    mps.adjust(DAEMON, DEVICES)
+    assert mounting(host) == ["reload " + MOUNT]
+    host.called.clear()
+    mps.stop("inference")
+    mps.forget("inference")
+    assert mounting(host) == ["disable --now " + MOUNT]
+    assert not (host.root / mps_files.limited_folder("inference").unit_path).exists()
+
+
+def test_a_pipe_directory_that_cannot_be_mounted_is_an_error(host, mps):
+    host.broken["systemctl enable"] = "Job failed"
+    with pytest.raises(ApplyError, match=r"its pipe directory cannot be mounted or unmounted: .*Job failed"):
+        mps.start(DAEMON, DEVICES)
+    assert host.daemons == {}
 
 
 def test_a_unit_that_systemd_has_not_read_is_outdated(host, mps):

@@ -195,7 +195,9 @@ def test_the_sizes_of_shared_files_are_the_librarys():
 def test_the_tmpfs_has_room_for_twice_the_files(tenants, mib):
     """328,512 bytes a tenant and 17,024 a GPU, twice, in steps of 64 MiB."""
     there = [dataclasses.replace(ONE, name="t%d" % number) for number in range(tenants)]
-    options = next(line for line in vgpu_files.mount_unit(there).splitlines() if line.startswith("Options="))
+    options = next(
+        line for line in vgpu_files.limited_folder(there).unit_text.splitlines() if line.startswith("Options=")
+    )
     assert "size=%dM" % mib in options.partition("=")[2].split(",")
 
 

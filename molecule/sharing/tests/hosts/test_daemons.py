@@ -11,6 +11,7 @@ import pytest
 from mps_daemons import DEVICES, LOGS, MIB, NAME, PIPES, UNIT
 
 LIMIT = 2048 * MIB
+MOUNT = r"run-openfleet\x2dmps-inference.mount"
 
 
 def test_a_daemon_serves_its_devices_with_its_limits(mps):
@@ -123,11 +124,11 @@ def test_what_a_dead_daemon_left_in_its_directory_is_no_hindrance(mps):
 def test_one_that_does_not_start_is_told_with_its_last_words(mps):
     mps.do("start")
     mps.do("stop")
-    mps.ask(f"rm -rf {PIPES} && echo in the way >{PIPES}")
+    mps.ask(f"rm -rf {LOGS} && echo in the way >{LOGS}")
     told = mps.fails("start")
     assert f'the MPS daemon "{NAME}": it does not start' in told
-    assert "RUNTIME_DIRECTORY" in told and f"See journalctl --unit {UNIT}" in told
-    mps.ask(f"rm {PIPES}")
+    assert "LOGS_DIRECTORY" in told and f"See journalctl --unit {UNIT}" in told
+    mps.ask(f"rm {LOGS}")
     mps.do("start")
 
 
@@ -149,6 +150,49 @@ def test_a_daemon_whose_package_is_upgraded_goes_on_and_is_named(mps):
     mps.do("start", limit=LIMIT)
     assert mps.seen()["problem"] is None
     assert mps.pid() != pid and mps.limits() == ("25.0", "2G", "2G")
+
+
+def test_what_a_client_writes_to_the_pipe_directory_does_not_fill_the_hosts_run(mps):
+    mps.do("start", percentage=25)
+    used = int(mps.ask("df --output=used /run | tail -1"))
+    # The directory is writable in a container that is a client, and root of most containers is root of the host.
+    assert mps.host.run(f"dd if=/dev/zero of={PIPES}/full bs=1M count=100").rc != 0
+    assert int(mps.ask("df --output=used /run | tail -1")) < used + 1024
+    assert set(re.findall("nosuid|nodev|noexec", mps.ask(f"findmnt -no OPTIONS {PIPES}"))) == {
+        "nosuid",
+        "nodev",
+        "noexec",
+    }
+    # The daemon comes back, and has room again.
+    pid = mps.pid()
+    mps.ask(f"systemctl kill --signal=KILL {UNIT}")
+    changed = f'[ "$(systemctl show -p MainPID --value {UNIT})" != {pid} ]'
+    mps.wait_until(f"{changed} && systemctl is-active --quiet {UNIT}")
+    assert mps.limits()[0] == "25.0"
+    assert mps.seen()["pipe_directory_limited"] is True
+
+
+def test_a_running_daemon_keeps_the_pipe_directory_that_has_no_limit_yet(mps):
+    """Its sockets are in it. It gets another one when it is started anew, or at the next boot."""
+    mount = "/etc/systemd/system/" + MOUNT
+    mps.do("start", percentage=25)
+    mps.ask(f"systemctl stop {UNIT} && systemctl disable --now '{MOUNT}' && rm '{mount}' && systemctl daemon-reload")
+    mps.ask(f"systemctl start {UNIT}")
+    before = mps.ask(f"stat -c %d:%i {PIPES}")
+    assert (mps.seen()["outdated"], mps.seen()["pipe_directory_limited"]) == ([mount[1:]], False)
+    mps.do("adjust", percentage=30)
+    # Nor is it mounted when another daemon starts, or when this one is killed.
+    mps.do("start", "other", DEVICES[1:], 70)
+    pid = mps.pid()
+    mps.ask(f"systemctl kill --signal=KILL {UNIT}")
+    mps.wait_until(f'[ "$(systemctl show -p MainPID --value {UNIT})" != {pid} ] && systemctl is-active --quiet {UNIT}')
+    assert mps.ask(f"stat -c %d:%i {PIPES}") == before
+    assert mps.limits()[0] == "30.0"
+    assert mps.ask(f"systemctl is-enabled '{MOUNT}'") == "enabled"
+    mps.do("start", percentage=30)
+    seen = next(seen for seen in mps.do("observe") if seen["daemon"]["name"] == NAME)
+    assert (seen["problem"], seen["pipe_directory_limited"]) == (None, True)
+    assert mps.ask(f"stat -c %d:%i {PIPES}") != before
 
 
 # --- what it may, and what is left --------------------------------------------------------------

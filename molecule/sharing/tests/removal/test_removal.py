@@ -10,6 +10,7 @@ from sharing_hosts import SharingHost
 TRACES = (
     "/etc/openfleet-gpu",
     "/etc/systemd/system/openfleet-mps@.service",
+    r"/etc/systemd/system/run-openfleet\x2dmps-inference.mount",
     "/etc/logrotate.d/openfleet-mps",
     "/run/openfleet-mps",
     "/var/log/openfleet-mps",

@@ -10,6 +10,7 @@ from typing import Any, Mapping, Sequence
 
 from ... import cdi_spec
 from ...errors import Problem
+from ...limited_folder import LimitedFolder
 from ...mps_client import PIPES, client_mounts, pipe_directory
 from ...mps_control import PIPE_DIRECTORY, limit_command
 from .model import MpsDaemon, MpsPlace
@@ -19,12 +20,31 @@ from .unit import LOGS, SETTINGS
 CDI_KIND = "openfleet.io/mps"
 SCHEMA = 1
 
+#: Bounds of a pipe directory. The daemon has sockets of its own there, and files of some bytes.
+_PIPES_MIB, _PIPES_FILES = 16, 4096
+
 #: A UNIX socket's path has room for 107 characters (unix(7)); the daemon's longest is PIPES/NAME/control_privileged.
 LONGEST_NAME = 107 - len("/%s//control_privileged" % PIPES)
 
 
 def unit_of(name: str) -> str:
     return "openfleet-mps@%s.service" % name
+
+
+def limited_folder(name: str) -> LimitedFolder:
+    """Return the tmpfs of limited size that the pipe directory is: containers of clients write there.
+
+    Until the daemon is ready, users have no access: its unit opens the directory then.
+    """
+    return LimitedFolder(
+        path="%s/%s" % (PIPES, name),
+        size_mib=_PIPES_MIB,
+        most_files=_PIPES_FILES,
+        mode=0o700,
+        description="Pipe directory of the MPS control daemon %s" % name,
+        comment="the MPS control daemons that gpu_layout names",
+        only_empty=True,
+    )
 
 
 def log_directory(name: str) -> str:
@@ -63,6 +83,7 @@ def files(daemon: MpsDaemon, devices: Sequence[str]) -> dict[str, str]:
         settings + ".limits": _limits(daemon, devices),
         settings + ".client.env": _client_environment(daemon, devices),
         cdi_path(daemon.name): _json(_cdi(daemon)),
+        limited_folder(daemon.name).unit_path: limited_folder(daemon.name).unit_text,
     }
 
 

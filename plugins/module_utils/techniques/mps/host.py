@@ -14,7 +14,7 @@ import pwd
 import shutil
 import time
 from pathlib import Path
-from typing import Iterator, Mapping, Sequence
+from typing import Callable, Iterator, Mapping, Sequence
 
 from ... import durable, systemd
 from ...command import Run, run_tool
@@ -141,6 +141,7 @@ class MpsHost:
     ) -> MpsSeen:
         outdated = tuple(sorted({*self._differing(mps_files.files(daemon, devices)), *shared}))
         unit = mps_files.unit_of(daemon.name)
+        limited = mps_files.limited_folder(daemon.name).is_mounted(self._root)
         if state["ActiveState"] != "active":
             problem: str | None = "it does not run (%s is %s, result %s); see journalctl --unit %s"
             problem %= (unit, state["ActiveState"], state["Result"], unit)
@@ -156,7 +157,9 @@ class MpsHost:
             told_by = {server: _percentage_of(control, server) for server in servers}
             limits = tuple(control.limit(index) for index in range(len(devices)))
         except MpsError as error:
-            return MpsSeen(daemon, devices, True, pid, outdated=outdated, problem=str(error))
+            return MpsSeen(
+                *(daemon, devices, True, pid), outdated=outdated, problem=str(error), pipe_directory_limited=limited
+            )
         silent = tuple(server for server, each in told_by.items() if each is None)
         # Of a change that was cut off, servers may be left with the limit of before. Limits are whole numbers: what is less
         # apart is how a server rounds.
@@ -172,7 +175,9 @@ class MpsHost:
         proc = str(self._root / "proc")
         unattested = tuple(server for server in servers if not is_server(server, pid, proc))
         return MpsSeen(
-            *(daemon, devices, True, pid, servers, clients, percentage, limits, outdated, problem, silent, unattested)
+            *(daemon, devices, True, pid, servers, clients, percentage, limits, outdated, problem, silent),
+            pipe_directory_limited=limited,
+            unattested_server_pids=unattested,
         )
 
     def _client(self, pid: int, server: int, daemon: int | None) -> MpsClient:
@@ -205,7 +210,10 @@ class MpsHost:
         problem = mps_files.name_problem(daemon.name) or self.available()
         if problem:
             raise ApplyError(problem.where, problem.problem, problem.cure)
-        self._write(daemon, devices)
+        written = self._write(daemon, devices)
+        if not mps_files.limited_folder(daemon.name).is_mounted(self._root):
+            self._clear_pipes(daemon.name)
+        self._limit_pipes(daemon.name, written, in_use=False)
         unit = mps_files.unit_of(daemon.name)
         # A start after several that failed would be refused.
         self._reset_failed(unit)
@@ -222,7 +230,9 @@ class MpsHost:
         as it is, for only ending its clients would change that, and every server to come has the new ones: where it hangs,
         `observe` tells that it is silent; where it answers later with the limit of before, the next plan sees that.
         """
-        self._write(daemon, devices)
+        written = self._write(daemon, devices)
+        # The running daemon has its sockets in the directory, which a mount would hide.
+        self._limit_pipes(daemon.name, written, in_use=True)
         control = self._control(daemon.name)
         limit = daemon.pinned_memory_limit_bytes
         try:
@@ -250,6 +260,7 @@ class MpsHost:
     def forget(self, name: str) -> None:
         """Take away all that there is of a stopped daemon, and with the last one what all share. Raises ApplyError."""
         self._reset_failed(mps_files.unit_of(name))
+        mps_files.limited_folder(name).unmount(self._root, self._mount_systemctl(name))
         try:
             for directory in (pipe_directory(name), mps_files.log_directory(name)):
                 _remove(self._below(directory))
@@ -291,8 +302,41 @@ class MpsHost:
         except OSError:
             return False
 
-    def _write(self, daemon: MpsDaemon, devices: Sequence[str]) -> None:
-        """All that is missing or differs; the spec first, so that whatever follows is known to be this daemon's."""
+    def _limit_pipes(self, name: str, written: Sequence[str], in_use: bool) -> None:
+        """Have the pipe directory's file system mounted, with the bounds of its unit. Raises ApplyError."""
+        folder = mps_files.limited_folder(name)
+        folder.mount(self._root, self._mount_systemctl(name), folder.unit_path in written, in_use)
+
+    def _clear_pipes(self, name: str) -> None:
+        """Stop the daemon and take its pipe directory away, so that one of limited size can be mounted in its place.
+
+        Containers that have the old one keep it until they end: it is renamed first, for they can write there meanwhile.
+        """
+        if self._states([name])[0]["ActiveState"] not in ("inactive", "failed"):
+            self.stop(name)
+        path = self._below(pipe_directory(name))
+        old = path.with_name(".%s.old" % name)
+        try:
+            _remove(old)
+            # The boot unit may not write to /run beside it.
+            if os.path.lexists(str(path)):
+                path.rename(old)
+                _remove(old)
+        except OSError as error:
+            cure = "End the containers that have it mounted, remove it as root, and run again."
+            raise ApplyError(str(error.filename or old), "it cannot be removed: %s" % error, cure) from error
+
+    def _mount_systemctl(self, name: str) -> Callable[[Sequence[str]], None]:
+        def systemctl(arguments: Sequence[str]) -> None:
+            self._systemctl(name, "its pipe directory cannot be mounted or unmounted", *arguments)
+
+        return systemctl
+
+    def _write(self, daemon: MpsDaemon, devices: Sequence[str]) -> list[str]:
+        """Write all that is missing or differs, and return its paths below the root.
+
+        The spec comes first, so that all that follows is known to be this daemon's.
+        """
         files = {**mps_files.files(daemon, devices), **self._shared()}
         differing = self._differing(files)
         for path in differing:
@@ -300,6 +344,7 @@ class MpsHost:
             durable.write_text(self._root / path, files[path], mode=0o644)
         if mps_unit.UNIT_PATH in differing or self._states([daemon.name])[0]["NeedDaemonReload"] == "yes":
             self._systemctl(daemon.name, "systemd cannot read its unit", "daemon-reload")
+        return differing
 
     def _reset_failed(self, unit: str) -> None:
         """It fails for a unit that never ran, and that is well."""

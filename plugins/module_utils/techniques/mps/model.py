@@ -97,5 +97,7 @@ class MpsSeen:
     problem: str | None = None
     #: Servers that do not answer: they start, end, or hang, and then may have limits of before.
     silent_server_pids: tuple[int, ...] = ()
+    #: Whether the pipe directory has a file system of limited size; None where the daemon does not run.
+    pipe_directory_limited: bool | None = None
     #: Servers that the kernel does not show to be the daemon's: they hold their GPUs as any process does.
     unattested_server_pids: tuple[int, ...] = field(default=(), metadata=INTERNAL)

@@ -23,6 +23,7 @@ _NO_DAEMON = {
     "pid": None,
     "server_pids": [],
     "silent_server_pids": [],
+    "pipe_directory_limited": None,
     "client_processes": [],
 }
 
@@ -50,6 +51,7 @@ def report(private: bool) -> list[dict[str, Any]]:
             "pid": seen.pid,
             "server_pids": list(seen.server_pids),
             "silent_server_pids": list(seen.silent_server_pids),
+            "pipe_directory_limited": seen.pipe_directory_limited,
             "client_processes": to_data(seen.clients),
             "problem": seen.problem,
         }

@@ -28,6 +28,8 @@ After=gpu-layout.service nvidia-persistenced.service
 # Clients that would find no daemon would take the GPU for themselves.
 Before=docker.service containerd.service crio.service podman.service podman-restart.service
 Before=slurmd.service kubelet.service
+# The pipe directory has a file system of limited size, as NAME's mount unit says.
+RequiresMountsFor=%t/openfleet-mps/%i
 StartLimitIntervalSec=120
 StartLimitBurst=5
 
