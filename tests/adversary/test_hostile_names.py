@@ -14,10 +14,10 @@ import pytest
 from holder_hosts import Proc, gpu, host, instance
 from mps_hosts import DAEMON, DEVICES, make_host
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.cli import on_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders import find_holders
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import plan as mps_plan
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.host import MpsHost
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.service import MpsService
 
 OF = host(gpu(0), gpu(1, instance(1, 0)))
 POD = "9a15d2b5-c152-46b9-96e0-d57032629e1f"
@@ -140,7 +140,9 @@ def test_what_answers_at_the_pipes_of_a_daemon_is_told_in_a_short_line(tmp_path,
         return fleet(command, **options)
 
     (seen,) = MpsHost(str(tmp_path), run).observe()
-    line = on_gpus._serving(seen, host(gpu(0)))
+    service = MpsService(private=True)
+    service.seen = (seen,)
+    (line,) = service.describe(host(gpu(0)))
     blocked = [holder.who for holder in mps_plan.clients(seen)]
     for text in (line, seen.problem or "", *blocked):
         assert text.isprintable() and len(text) < 2000

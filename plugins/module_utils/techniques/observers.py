@@ -9,7 +9,7 @@ from typing import Any, Callable, Mapping
 
 from ..vgpu_report import report as report_tenants
 from .mps.report import report as report_daemons
-from .protocol import Observer
+from .observer import Observer
 from .time_slicing import observe as time_slicing
 
 OBSERVERS: tuple[Observer, ...] = (time_slicing.OBSERVER,)

@@ -16,25 +16,7 @@ from ..layout_reader import Key, Node
 from ..model import Gpu, GpuInstance
 from ..plan_parts import GpuPart, PartStep
 from ..services import Service
-
-
-class Observer(Protocol):
-    """Read a setting of GPUs that NVML does not have."""
-
-    #: Name of the setting in `Gpu.settings`, `Target.settings`, journals and saved plans.
-    setting: str
-
-    def recorded(self, directory: str) -> bool:
-        """Return whether any GPU of the host was given this setting, by the record in the state directory.
-
-        Raises ApplyError for a record that this release cannot read.
-        """
-
-    def observe(self, gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
-        """Return the GPUs with this setting in `Gpu.settings`: its value, or why there is none."""
-
-    def describe(self, gpu: Gpu) -> str:
-        """Return the setting in words, or an empty text if it is the default or unknown."""
+from .observer import Observer
 
 
 class Technique(Protocol):

@@ -12,7 +12,8 @@ from ..plan_parts import PartStep
 from ..services import Service
 from ..vgpu_service import VgpuService
 from .mps.technique import MpsTechnique
-from .protocol import Observer, SettingTechnique, Technique
+from .observer import Observer
+from .protocol import SettingTechnique, Technique
 from .time_slicing.technique import TimeSlicingTechnique
 
 #: In the order in which a GPU's steps of several techniques are carried out (`GpuPlan.steps` has their place beside MIG), and in
