@@ -240,5 +240,5 @@ def test_a_journal_that_this_release_cannot_read_is_refused(host):
     journal.parent.mkdir()
     journal.write_text('{"schema": 1, "before": [], "after": []}')
     refused = host.module("mig", layout=NEW)
-    assert "has schema 1, and this release reads 4" in refused["msg"]
+    assert "has schema 1, and this release reads 5" in refused["msg"]
     assert journal.exists() and host.seen()[0] == []
