@@ -63,7 +63,9 @@ options:
         type: str
         required: true
       cordoned_before:
-        description: Whether it is cordoned already, and so stays it afterwards.
+        description:
+          - Whether it was cordoned before the drain, for what a dry run says.
+          - The role P(openfleet.gpu.gpu_drain#role) uncordons by an annotation of the node, and not by this.
         type: bool
         required: true
   kubernetes_done:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from attackers import ROOT, HostileHost, play, said
+from kubernetes_api import KubernetesApi
 from rightsize_hosts import gpu, state
 
 from ansible_collections.openfleet.gpu.plugins.plugin_utils import host_results
@@ -62,6 +63,79 @@ def test_its_record_uncordons_no_node_but_its_own(tmp_path, variables):
 
 
 SCRIPT = '"><script>alert(1)</script>'
+
+
+ANNOTATION = "openfleet.gpu/cordoned-for-drain"
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    api = KubernetesApi(tmp_path)
+    yield api
+    api.server.shutdown()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a drain needs root")
+def test_its_record_uncordons_no_node_that_an_administrator_cordoned(tmp_path, cluster):
+    """Its record says that a drain cordoned the node. Nothing in the cluster does."""
+    cluster.unschedulable = True
+    node = {"gpu_drain_kubernetes": True, "gpu_drain_kubernetes_node": "n1"}
+    done = resume(tmp_path, recorded="n1", gpu_drain_kubernetes_kubeconfig=str(cluster.kubeconfig), **node)
+    assert done.returncode == 0, said(done)
+    assert cluster.unschedulable and cluster.requests == []
+    assert "Kubernetes node n1 stays cordoned. It has no annotation %s" % ANNOTATION in said(done)
+    assert "kubectl uncordon n1" in said(done)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a drain needs root")
+def test_a_node_that_a_drain_cordoned_is_uncordoned_once(tmp_path, cluster):
+    """The annotation goes with the cordon: the next cordon is an administrator's."""
+    cluster.unschedulable, cluster.annotations = True, {ANNOTATION: "localhost", "others": "kept"}
+    node = {"gpu_drain_kubernetes": True, "gpu_drain_kubernetes_node": "n1", "recorded": "n1"}
+    done = resume(tmp_path, gpu_drain_kubernetes_kubeconfig=str(cluster.kubeconfig), **node)
+    assert done.returncode == 0, said(done)
+    assert (cluster.unschedulable, cluster.annotations) == (False, {"others": "kept"})
+    cluster.unschedulable = True
+    done = resume(tmp_path, gpu_drain_kubernetes_kubeconfig=str(cluster.kubeconfig), **node)
+    assert done.returncode == 0 and cluster.unschedulable, said(done)
+
+
+#: Drains the node by the role; the services of the host are none of it.
+DRAIN = (
+    RESUME.partition("    - openfleet.gpu.drain:")[0]
+    + """
+    - ansible.builtin.include_role:
+        name: openfleet.gpu.gpu_drain
+        tasks_from: "{{ item }}.yml"
+      loop: "{{ entries }}"
+"""
+)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a drain needs root")
+@pytest.mark.parametrize("before", [False, True], ids=["schedulable before", "cordoned before"])
+def test_a_drain_notes_in_the_cluster_that_it_cordoned_the_node(tmp_path, cluster, before):
+    cluster.unschedulable = before
+    playbook = tmp_path / "drain.yml"
+    playbook.write_text(DRAIN)
+    local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+    own = {"gpu_drain_state_directory": str(tmp_path / "state"), "gpu_drain_kubernetes_node": "n1"}
+    own.update(gpu_drain_kubernetes=True, gpu_drain_kubernetes_kubeconfig=str(cluster.kubeconfig))
+
+    def run(*entries):
+        given = json.dumps({**own, "entries": entries})
+        done = play(tmp_path, playbook, {"all": {"hosts": {"localhost": local}}}, "-e", given)
+        assert done.returncode == 0, said(done)
+
+    run("drain")
+    assert cluster.unschedulable
+    assert cluster.annotations == ({} if before else {ANNOTATION: "localhost"})
+    # A drain that goes on, as after a controller that was lost, finds its own cordon.
+    (tmp_path / "state/drain.json").unlink()
+    run("drain", "resume")
+    assert cluster.unschedulable is before
+    assert cluster.annotations == {}
+    assert cluster.requests == ([] if before else ["cordon", "uncordon"])
 
 
 def hostile(**changes) -> dict:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """A stand-in for a Kubernetes API server: no cluster runs here.
 
-It speaks as much of the API as kubernetes.core's k8s_info and k8s_drain ask for: discovery, one node, its pods,
+It speaks as much of the API as kubernetes.core's k8s, k8s_info and k8s_drain ask for: discovery, one node, its pods,
 evictions (https://kubernetes.io/docs/concepts/scheduling-eviction/api-eviction/). No authentication, no watches.
 """
 
@@ -27,6 +27,7 @@ class KubernetesApi:
 
     def __init__(self, folder: Path) -> None:
         self.unschedulable = False
+        self.annotations: dict[str, str] = {}
         self.pods: dict[str, dict] = {}
         self.requests: list[str] = []
         #: Requests of this kind are answered with 500.
@@ -121,12 +122,17 @@ class KubernetesApi:
 
     def node(self) -> dict:
         spec = {"unschedulable": True} if self.unschedulable else {}
-        return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1", "uid": "n1"}, "spec": spec, "status": {}}
+        metadata = {"name": "n1", "uid": "n1", "annotations": dict(self.annotations)}
+        return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": spec, "status": {}}
 
     def change(self, kind: str, path: str, body: dict) -> tuple[int, dict]:
         if kind == self.broken:
             return self.status(500, "InternalError", "etcd is away")
         if kind == "patch" and path == "/api/v1/nodes/n1":
+            # https://www.rfc-editor.org/rfc/rfc7386: null removes.
+            given = body.get("metadata", {}).get("annotations", {})
+            kept = {**self.annotations, **given}
+            self.annotations = {key: value for key, value in kept.items() if value is not None}
             self.unschedulable = bool(body["spec"]["unschedulable"])
             self.requests.append("cordon" if self.unschedulable else "uncordon")
             return 200, self.node()
