@@ -15,14 +15,24 @@ from limiter_lab import DEADLINE, Built, Tenant
 
 @dataclass
 class Worker:
-    """A process of a tenant: what it launches, and what the GPU did for it (seconds, busy ns, launches)."""
+    """A process of a tenant: what it launches, and what the GPU did for it (seconds, busy ns, launches).
+
+    `calls` are those that the limiter made of the driver, `parted` the dependent launches that an event of it parted from
+    the launch before.
+    """
 
     tenant: Tenant
     options: Sequence[str]
     preload: bool = True
     ends_with: int = 0
     lines: list[tuple[float, int, int]] = field(default_factory=list)
+    calls: int = 0
+    parted: int = 0
     process: subprocess.Popen | None = None
+
+    @property
+    def calls_per_launch(self) -> float:
+        return self.calls / self.lines[-1][2]
 
     @property
     def busy_seconds(self) -> float:
@@ -79,7 +89,8 @@ class World:
                 code = worker.process.returncode
                 assert code == worker.ends_with, f"{worker.options} ended with {code}"
                 for line in out.splitlines():
-                    seconds, busy, launches = line.split()
+                    seconds, busy, launches, calls, parted = line.split()
+                    worker.calls, worker.parted = int(calls), int(parted)
                     worker.lines.append((float(seconds), int(busy), int(launches)))
         finally:
             for worker in self.workers:

@@ -25,6 +25,7 @@ _HOOKED = """
     cuDevicePrimaryCtxRelease_v2 cuDevicePrimaryCtxReset_v2 cuMemGetInfo_v2 cuDeviceTotalMem_v2 cuLaunchKernel
     cuLaunchKernel_ptsz cuLaunchKernelEx cuLaunchKernelEx_ptsz cuLaunchCooperativeKernel cuLaunchCooperativeKernel_ptsz
     cuGraphLaunch cuGraphLaunch_ptsz cuLaunchCooperativeKernelMultiDevice cuLaunch cuLaunchGrid cuLaunchGridAsync
+    cuStreamDestroy cuStreamDestroy_v2
     cuCtxCreate cuCtxCreate_v2 cuCtxCreate_v3 cuCtxCreate_v4 cuDevicePrimaryCtxRetain cuCtxSetLimit
     cuMemAlloc cuMemAllocPitch cuMemFree cuMemGetInfo cuDeviceTotalMem cuArrayCreate cuArray3DCreate
 """

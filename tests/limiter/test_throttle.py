@@ -115,6 +115,22 @@ def test_a_capture_goes_on_undisturbed_while_another_stream_is_held_back(world):
     assert worker.share() == pytest.approx(30, abs=POINTS)
 
 
+@pytest.mark.parametrize("options", ["", "--streams 1", "--sync 1 --gap 20000 --streams 1"])
+def test_short_kernels_of_known_length_are_sampled(world, options):
+    """A driver's calls cost host time: at most two a launch, where each kernel takes 10 us."""
+    worker = world.worker(world.tenant(50), f"--kernel 10000 {options} --seconds 2")
+    world.run()
+    assert worker.calls_per_launch < 2
+
+
+def test_dependent_launches_are_parted_only_while_their_lengths_are_learned(world):
+    """An event between two launches would keep the second from starting before the first has ended."""
+    worker = world.worker(world.tenant(50), "--kernel 10000 --form dependent --streams 1 --seconds 2")
+    world.run()
+    assert worker.share() == pytest.approx(50, abs=POINTS)
+    assert worker.parted <= 4
+
+
 def test_a_share_of_100_is_never_held_back(tmp_path, built):
     assert alone(tmp_path, built, 100, "--kernel 10000 --seconds 2") > 99.9
 

@@ -2,7 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * A program that launches kernels on the stub GPU until its time is over, and prints what the GPU did for it:
- * a line `seconds busy_ns launches` at each report and at the end. With `--time N` it prints instead what a launch costs
+ * a line `seconds busy_ns launches calls parted` at each report and at the end: calls are those of the driver that the
+ * limiter makes, parted are dependent launches that an event parts from the launch before. With `--time N` it prints instead what a launch costs
  * on the host, with kernels that take no time.
  */
 #define _GNU_SOURCE
@@ -46,6 +47,8 @@ CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *, CUfunction, void **, void
 CUresult cuGraphLaunch(CUgraphExec, CUstream);
 CUresult cuGraphLaunch_ptsz(CUgraphExec, CUstream);
 int64_t stub_busy_ns(int gpu);
+long stub_calls(void);
+long stub_parted(void);
 
 enum { MAX_KERNELS = 128, MAX_STREAMS = 16, MAX_THREADS = 8 };
 static double seconds = 1, start, report_every, rename_at, capture_at;
@@ -62,6 +65,7 @@ static CUgraphExec graphs[MAX_KERNELS];
 static CUcontext context;
 static long launches;
 static double began;
+static long calls_before;
 
 static void need(CUresult result, const char *what)
 {
@@ -115,8 +119,8 @@ static void poke_leases(void)
 
 static void report(void)
 {
-    printf("%.6f %lld %ld\n", now() - began, (long long)stub_busy_ns(gpu),
-           __atomic_load_n(&launches, __ATOMIC_RELAXED));
+    printf("%.6f %lld %ld %ld %ld\n", now() - began, (long long)stub_busy_ns(gpu),
+           __atomic_load_n(&launches, __ATOMIC_RELAXED), stub_calls() - calls_before, stub_parted());
     fflush(stdout);
 }
 
@@ -147,6 +151,12 @@ static void launch(int i, CUstream stream)
         result = cuLaunchKernel_ptsz(f, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL);
     else if (!strcmp(form, "ex"))
         result = cuLaunchKernelEx(&config, f, NULL, NULL);
+    else if (!strcmp(form, "dependent")) {
+        CUlaunchAttribute attribute = {.id = 6, .value.number = 1};
+        config.attrs = &attribute;
+        config.numAttrs = 1;
+        result = cuLaunchKernelEx(&config, f, NULL, NULL);
+    }
     else if (!strcmp(form, "ex_ptsz"))
         result = cuLaunchKernelEx_ptsz(&config, f, NULL, NULL);
     else if (!strcmp(form, "cooperative"))
@@ -200,8 +210,10 @@ static void *work(void *first)
     CUstream streams[MAX_STREAMS] = {NULL};
     double next_report = report_every;
     rest(1000); /* time begins to move when all that are expected are here: they begin together */
-    if (first)
+    if (first) {
         began = now();
+        calls_before = stub_calls();
+    }
     if (start > 0)
         rest((long long)(start * 1e9));
     if (first && poke_file && strcmp(poke_value, "leases") == 0)

@@ -174,6 +174,7 @@ EXPORT CUresult cuCtxDestroy_v2(CUcontext context)
 
 EXPORT CUresult cuCtxPushCurrent_v2(CUcontext context)
 {
+    stub_count_call();
     CUresult ready = stub_ready();
     if (ready || !context || !context->alive || contexts.depth == 64)
         return ready ? ready : CUDA_ERROR_INVALID_CONTEXT;
@@ -183,6 +184,7 @@ EXPORT CUresult cuCtxPushCurrent_v2(CUcontext context)
 
 EXPORT CUresult cuCtxPopCurrent_v2(CUcontext *context)
 {
+    stub_count_call();
     CUresult ready = stub_ready();
     if (ready || !contexts.depth)
         return ready ? ready : CUDA_ERROR_INVALID_CONTEXT;
@@ -208,6 +210,7 @@ EXPORT CUresult cuCtxSetCurrent(CUcontext context)
 
 EXPORT CUresult cuCtxGetCurrent(CUcontext *context)
 {
+    stub_count_call();
     CUresult ready = stub_ready();
     if (ready || !context)
         return ready ? ready : CUDA_ERROR_INVALID_VALUE;
@@ -217,6 +220,7 @@ EXPORT CUresult cuCtxGetCurrent(CUcontext *context)
 
 EXPORT CUresult cuCtxGetDevice(CUdevice *device)
 {
+    stub_count_call();
     CUresult result = usable();
     if (!result)
         *device = current()->device;

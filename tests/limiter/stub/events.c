@@ -18,6 +18,7 @@ static unsigned char taken[CLOCK_GPUS][CLOCK_EVENTS];
 
 EXPORT CUresult cuEventCreate(CUevent *event, unsigned int flags)
 {
+    stub_count_call();
     CUresult ready = stub_ready();
     if (ready || !event)
         return ready ? ready : CUDA_ERROR_INVALID_VALUE;
@@ -29,6 +30,7 @@ EXPORT CUresult cuEventCreate(CUevent *event, unsigned int flags)
 
 EXPORT CUresult cuEventDestroy_v2(CUevent event)
 {
+    stub_count_call();
     if (!event)
         return CUDA_ERROR_INVALID_HANDLE;
     if (event->index >= 0)
@@ -57,6 +59,7 @@ static void record_in_queue(struct world *w, CUevent event, struct CUstream_st *
 
 static CUresult record(CUevent event, struct CUstream_st *stream)
 {
+    stub_count_call();
     if (!event || !stream)
         return event ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_INVALID_HANDLE;
     bool captured;
@@ -70,6 +73,7 @@ static CUresult record(CUevent event, struct CUstream_st *stream)
         return CUDA_ERROR_OUT_OF_MEMORY;
     event->captured = captured;
     event->recorded = true;
+    stream->parted = true;
     struct world *w = clock_world();
     if (w && !captured) {
         clock_lock(w);
@@ -93,6 +97,7 @@ static bool event_done(struct world *w, CUevent event)
 
 EXPORT CUresult cuEventQuery(CUevent event)
 {
+    stub_count_call();
     if (!event)
         return CUDA_ERROR_INVALID_HANDLE;
     if (event->captured || gpu_unsafe())
@@ -108,6 +113,7 @@ EXPORT CUresult cuEventQuery(CUevent event)
 
 EXPORT CUresult cuEventSynchronize(CUevent event)
 {
+    stub_count_call();
     if (!event)
         return CUDA_ERROR_INVALID_HANDLE;
     if (event->captured || gpu_unsafe())
@@ -145,6 +151,7 @@ static int64_t stamp(int64_t time) { return time / 500 * 500; }
 
 EXPORT CUresult cuEventElapsedTime(float *milliseconds, CUevent from, CUevent to)
 {
+    stub_count_call();
     if (!milliseconds || !from || !to)
         return milliseconds ? CUDA_ERROR_INVALID_HANDLE : CUDA_ERROR_INVALID_VALUE;
     if (!from->recorded || !to->recorded || !from->timing || !to->timing)

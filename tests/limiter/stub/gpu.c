@@ -16,6 +16,11 @@ static struct CUstream_st *streams;
 static int global_captures; /* that any thread began in global mode */
 static __thread int own_captures, own_mode; /* not in relaxed mode; as of cuThreadExchangeStreamCaptureMode */
 static int tenants[CLOCK_GPUS], tenants_pid;
+static long calls;
+
+void stub_count_call(void) { __atomic_add_fetch(&calls, 1, __ATOMIC_RELAXED); }
+
+EXPORT long stub_calls(void) { return __atomic_load_n(&calls, __ATOMIC_RELAXED); }
 
 enum { MODE_GLOBAL, MODE_THREAD_LOCAL, MODE_RELAXED };
 
@@ -100,6 +105,7 @@ EXPORT CUresult cuStreamDestroy(CUstream stream) { return cuStreamDestroy_v2(str
 
 EXPORT CUresult cuStreamGetCtx(CUstream handle, CUcontext *context)
 {
+    stub_count_call();
     struct CUstream_st *stream = gpu_stream(handle, false);
     if (!context || !stream)
         return context ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_INVALID_VALUE;
@@ -226,6 +232,7 @@ EXPORT CUresult cuThreadExchangeStreamCaptureMode(int *mode)
 {
     if (!mode || *mode < 0 || *mode > MODE_RELAXED)
         return CUDA_ERROR_INVALID_VALUE;
+    stub_count_call();
     int before = own_mode;
     own_mode = *mode;
     *mode = before;
@@ -268,6 +275,7 @@ static CUresult end(struct CUstream_st *stream, CUgraph *graph)
 
 static CUresult is_capturing(struct CUstream_st *stream, int *status)
 {
+    stub_count_call();
     if (!stream || !status)
         return stream ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_CONTEXT;
     bool captured;

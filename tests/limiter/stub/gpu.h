@@ -17,6 +17,7 @@ struct CUstream_st {
     CUgraph graph; /* being captured */
     int mode;
     bool broken;
+    bool launched, parted; /* a kernel was launched; an event was recorded since then */
     struct CUstream_st *next;
 };
 

@@ -109,6 +109,18 @@ static void before_launch(CUfunction function)
     spend_host_time((int64_t)(stub_setting("STUB_LAUNCH_NS", 0) + (loaded ? 0 : stub_setting("STUB_LAZY_NS", 0))));
 }
 
+static long parted; /* dependent launches that an event parts from the launch before */
+
+EXPORT long stub_parted(void) { return __atomic_load_n(&parted, __ATOMIC_RELAXED); }
+
+static bool is_dependent(const CUlaunchConfig *config)
+{
+    for (unsigned i = 0; i < config->numAttrs; i++)
+        if (config->attrs[i].id == 6 && config->attrs[i].value.number & 0xffffffff) /* PROGRAMMATIC_STREAM_SERIALIZATION */
+            return true;
+    return false;
+}
+
 static CUresult launch(CUfunction function, CUstream handle, bool per_thread)
 {
     CUresult ready = stub_ready();
@@ -125,6 +137,8 @@ static CUresult launch(CUfunction function, CUstream handle, bool per_thread)
         stub_graph_add_kernel(stream->graph, function->nanoseconds);
         return CUDA_SUCCESS;
     }
+    stream->launched = true;
+    stream->parted = false;
     before_launch(function);
     if (function->ranks)
         gpu_submit_meeting(stream, function->nanoseconds, function->meeting, function->ranks);
@@ -133,6 +147,14 @@ static CUresult launch(CUfunction function, CUstream handle, bool per_thread)
     if (stub_setting("CUDA_LAUNCH_BLOCKING", 0))
         gpu_wait_for_stream(stream);
     return CUDA_SUCCESS;
+}
+
+static CUresult launch_config(const CUlaunchConfig *config, CUfunction function, bool per_thread)
+{
+    struct CUstream_st *stream = gpu_stream(config->hStream, per_thread);
+    if (stream && is_dependent(config) && stream->launched && stream->parted)
+        __atomic_add_fetch(&parted, 1, __ATOMIC_RELAXED);
+    return launch(function, config->hStream, per_thread);
 }
 
 #define SHAPE unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by, unsigned int bz, unsigned int shared
@@ -165,13 +187,13 @@ EXPORT CUresult cuLaunchCooperativeKernel_ptsz(CUfunction f, SHAPE, CUstream str
 EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **arguments, void **extra)
 {
     (void)arguments, (void)extra;
-    return config ? launch(f, config->hStream, false) : CUDA_ERROR_INVALID_VALUE;
+    return config ? launch_config(config, f, false) : CUDA_ERROR_INVALID_VALUE;
 }
 
 EXPORT CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction f, void **arguments, void **extra)
 {
     (void)arguments, (void)extra;
-    return config ? launch(f, config->hStream, true) : CUDA_ERROR_INVALID_VALUE;
+    return config ? launch_config(config, f, true) : CUDA_ERROR_INVALID_VALUE;
 }
 
 static CUresult launch_graph(CUgraphExec graph, CUstream handle, bool per_thread)

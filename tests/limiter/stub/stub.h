@@ -72,6 +72,10 @@ CUresult stub_device_known(CUdevice device, const void *answer);
 /* Number of SMs that a device says it has. */
 enum { STUB_SMS = 132 };
 
+/* A call of the driver by whoever it is; stub_calls() says how many there were. Not all functions count: those that the
+ * limiter may call around a launch do. */
+void stub_count_call(void);
+
 /* --- context.c --- */
 
 /* The GPU of the calling thread's context; -1 without one. */

@@ -2,7 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * How long the GPU was busy with what this process launched, by events around each launch.
+ * How long the GPU was busy with what this process launched: by events around some launches, and by what is known of the
+ * lengths of the others (busy.c).
  */
 #ifndef BUSY_H
 #define BUSY_H
@@ -11,14 +12,18 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "cuda_abi.h"
+#include "throttle.h"
 
 #define BUSY_UNKNOWN_NS INT64_C(2000000)	/* a kernel that has not been measured yet */
 #define BUSY_HOST_NS INT64_C(50000)	/* a launch takes no longer on the host, but for a function's first */
+#define BUSY_SAMPLE_NS INT64_C(500000)	/* a kernel of known length is measured again after so much work of it, on average */
 
 enum {
 	BUSY_RING = 256,	/* launches of a context that are not known to be done */
-	BUSY_ESTIMATES = 256,
+	BUSY_ESTIMATES = 1024,
+	BUSY_WINDOW = 4,	/* launches that are measured in a row where several streams have work */
+	BUSY_LEARNERS = 2,	/* launches at once that are timed to learn lengths in a stream with dependent launches */
+	BUSY_DEPENDENT = 8,
 };
 
 /* Time that was counted already, on the GPU's own clock: the last stretch without a gap, and where the
@@ -36,7 +41,11 @@ enum launch_phase { LAUNCH_BEGUN, LAUNCH_RECORDED, LAUNCH_UNTIMED, LAUNCH_FAILED
 struct launch {
 	CUevent begin, end;
 	_Atomic int phase;	/* enum launch_phase */
-	const void *function;
+	struct work work;
+	CUstream stream;
+	bool timed;		/* events are to be recorded around it; others are taken to need what is known of their length */
+	bool learns;		/* it is timed as the length of its kernel is not known yet, or from one launch alone */
+	bool edge;		/* launches ahead of it in other streams are not timed, so its own time cannot be told from theirs */
 	int64_t asked_ns;	/* when it was let through */
 	int64_t estimate_ns;
 	bool charged;		/* the estimate was taken from the tenant's share */
@@ -53,27 +62,42 @@ struct busy {
 	struct covered covered;
 	uint32_t put, done;	/* launches ever begun and known to be done */
 	int64_t in_flight_ns;	/* what is begun and not done will take, by its estimates */
+	int64_t done_ns;	/* when the last launch was done that is known to be, by the host's clock */
+	int64_t ask_ns;		/* when to ask the driver again for the next one */
+	int64_t offset_ns;	/* the host's clock less the GPU's, at most, */
+	int64_t offset_at;	/* as of then; 0: not known */
+	uint32_t untimed;	/* launches in flight that are not timed, */
+	CUstream untimed_stream;	/* and their stream, */
+	bool untimed_mixed;	/* or there are several */
+	unsigned learners;	/* launches in flight that are timed to learn a length */
+	int window;		/* so many launches more are timed */
+	uint32_t noise;		/* of the distance between samples: one that is fixed may fit a program's own rhythm */
+	CUstream dependent[BUSY_DEPENDENT];	/* streams in which dependent launches were seen: no events between their launches */
+	unsigned dependents;	/* ever put there */
 	struct launch ring[BUSY_RING];
-	struct { const void *function; int64_t ns; bool once; } estimates[BUSY_ESTIMATES];	/* once: measured one time */
+	/* left_ns: work of it until it is measured again; once: measured one time; odd: the last one took far longer */
+	struct estimate { const void *function; uint64_t shape; int64_t ns, left_ns; bool once, odd; } estimates[BUSY_ESTIMATES];
 };
 
 /* How much of the stretch from `from` to `to` was not counted before. */
 int64_t busy_cover(struct covered *, int64_t from, int64_t to);
 
 /* How long a kernel or graph took lately, or what it is taken for before it was measured. */
-int64_t busy_estimate(const struct busy *, const void *function, bool *known);
+int64_t busy_estimate(const struct busy *, const struct work *, bool *known);
 static inline bool busy_is_full(const struct busy *b) { return b->put - b->done == BUSY_RING; }
 static inline bool busy_is_idle(const struct busy *b) { return b->put == b->done; }
 
-/* A place for a launch, with the throttle's lock held; then, without it, just before and just after
- * the launch. */
-struct launch *busy_reserve(struct busy *, const void *function, struct others, int64_t now);
+/* A place for a launch, with the throttle's lock held. `all`: time it, whatever is known of it. */
+struct launch *busy_reserve(struct busy *, const struct work *, CUstream, struct others, bool all, int64_t now);
+/* Then, without the lock, just before and just after the launch. What is not timed needs no call of the first. */
 bool busy_before(struct launch *, CUstream);	/* false: it cannot be timed */
 /* host_ns: how long the launch took, 0 where others were on their way. */
 void busy_after(struct launch *, CUstream, bool timed, bool launched, int64_t host_ns);
 
 /* The next launch that is done; false if there is none. *busy_ns is what it took of the GPU, or was taken to need where
  * that cannot be told. Where it took longer than usual, and others can have been the reason, the usual is its own time. */
-bool busy_harvest(struct busy *, struct others, struct launch *done, int64_t *busy_ns);
+bool busy_harvest(struct busy *, struct others, int64_t now, struct launch *done, int64_t *busy_ns);
+/* The stream is about to be destroyed. */
+void busy_forget_stream(struct busy *, CUstream);
 
 #endif

@@ -98,9 +98,18 @@ typedef struct {
 static_assert(sizeof(CUDA_ARRAY3D_DESCRIPTOR) == 40, "CUDA_ARRAY3D_DESCRIPTOR_v2");
 
 typedef struct {
+	int id;
+	int padding;
+	union { int allowed; char bytes[64]; } value;
+} CUlaunchAttribute;
+static_assert(sizeof(CUlaunchAttribute) == 72, "CUlaunchAttribute");
+/* The launch may begin before the one ahead of it in its stream has ended. */
+enum { CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6 };
+
+typedef struct {
 	unsigned grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes;
 	CUstream stream;
-	void *attributes;
+	CUlaunchAttribute *attributes;
 	unsigned attribute_count;
 } CUlaunchConfig;
 static_assert(sizeof(CUlaunchConfig) == 56, "CUlaunchConfig");
@@ -203,6 +212,8 @@ CUresult cuDeviceGetMemPool(CUmemoryPool *, CUdevice);
 CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *, CUdevice);
 CUresult cuMemPoolGetAttribute(CUmemoryPool, int attribute, void *value);
 CUresult cuDeviceGetGraphMemAttribute(CUdevice, int attribute, void *value);
+CUresult cuStreamDestroy(CUstream);
+CUresult cuStreamDestroy_v2(CUstream);
 CUresult cuStreamGetCtx(CUstream, CUcontext *);
 CUresult cuStreamIsCapturing(CUstream, int *status);
 CUresult cuStreamIsCapturing_ptsz(CUstream, int *status);

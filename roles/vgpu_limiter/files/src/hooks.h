@@ -123,6 +123,8 @@ HOOK(cuLaunchGrid, "cuLaunchGrid", 2000, 0)
 HOOK(cuLaunchGridAsync, "cuLaunchGridAsync", 2000, 0)
 HOOK(cuGraphLaunch, "cuGraphLaunch", 10000, 0)
 HOOK(cuGraphLaunch_ptsz, "cuGraphLaunch", 10000, 1)
+HOOK(cuStreamDestroy, "cuStreamDestroy", 2000, 0)
+HOOK(cuStreamDestroy_v2, "cuStreamDestroy", 4000, 0)
 
 CALLED(cuCtxGetDevice)
 CALLED(cuCtxGetCurrent)

@@ -93,16 +93,44 @@ static void follow(struct state *state, const struct quota *quota)
 
 /* --- measuring --- */
 
-static struct busy *context_of(struct throttle_gpu *g)
+static bool is_object(CUstream stream) { return stream && stream != CU_STREAM_LEGACY && stream != CU_STREAM_PER_THREAD; }
+
+static unsigned place_of_stream(CUstream stream)
 {
-	CUcontext context = NULL;
-	if (REAL(cuCtxGetCurrent)(&context) != CUDA_SUCCESS || !context)
-		return NULL;
-	struct busy *b = g->contexts;
+	return (uint32_t)((uintptr_t)stream >> 4) * UINT32_C(2654435761) >> 26;	/* 6 bits: THROTTLE_STREAMS */
+}
+
+/* NULL: not known, or another one for each thread or context. */
+static CUcontext known_context(const struct throttle_state *t, CUstream stream)
+{
+	unsigned i = place_of_stream(stream);
+	return is_object(stream) && t->streams[i].stream == stream ? t->streams[i].context : NULL;
+}
+
+static struct busy *find_busy(const struct throttle_gpu *g, CUcontext context)
+{
+	struct busy *b = g ? g->contexts : NULL;
 	while (b && b->context != context)
 		b = b->next;
+	return b;
+}
+
+/* The GPU of a context, by its place in the quota. Known is one in which something was launched; of any other the driver is
+ * asked, and it must be the thread's. */
+static int gpu_of(const struct throttle_state *t, CUcontext context, bool is_current)
+{
+	for (int i = 0; i < t->quota->gpu_count; i++)
+		if (find_busy(t->gpus[i], context))
+			return i;
+	return is_current ? vgpu_gpu_of_current_context(t->quota) : -1;
+}
+
+static struct busy *add_busy(struct throttle_gpu *g, CUcontext context)
+{
+	struct busy *b = find_busy(g, context);
 	if (!b && (b = calloc(1, sizeof *b))) {
 		b->context = context;
+		b->noise = g->process;
 		b->next = g->contexts;
 		g->contexts = b;
 	}
@@ -136,7 +164,7 @@ static int64_t harvest(struct throttle_gpu *g, int64_t now, bool *idle)
 	struct launch done;
 	*idle = true;
 	for (struct busy *b = g->contexts; b; b = b->next) {
-		while (busy_harvest(b, others(g), &done, &busy_ns)) {
+		while (busy_harvest(b, others(g), now, &done, &busy_ns)) {
 			account(g, &done, busy_ns, now);
 			g->progress_ns = g->done_ns = now;
 		}
@@ -319,12 +347,12 @@ static bool has_lease(struct throttle_gpu *g, int64_t now)
 
 enum reason { FOR_NOTHING, FOR_CREDIT, FOR_THE_GPU, FOR_ITS_TURN };
 
-static int64_t hold_back(struct throttle_state *state, int gpu, struct busy *b, const void *function, int64_t now, enum reason *reason)
+static int64_t hold_back(struct throttle_state *state, int gpu, struct busy *b, const struct work *work, int64_t now, enum reason *reason)
 {
 	struct throttle_gpu *g = state->gpus[gpu];
 	enum policy policy = (enum policy)g->terms.policy;
 	bool known;
-	int64_t estimate = busy_estimate(b, function, &known);
+	int64_t estimate = busy_estimate(b, work, &known);
 	bool idle, borrows, holds = has_lease(g, now);
 	bool look = !holds || g->ending || now - g->looked_ns >= POLL_NS;
 
@@ -454,18 +482,26 @@ static struct throttle_gpu *start(struct throttle_state *t, const struct quota *
 	return t->gpus[gpu];
 }
 
+/* A launch that is to be let through. */
+struct candidate {
+	struct work work;
+	CUstream stream;
+	CUcontext context;
+	bool is_current;	/* the context is the thread's */
+};
+
 /* With the lock held, and again when it returns. NULL: this launch is not throttled. */
-static struct launch *admit(struct state *state, const void *function)
+static struct launch *admit(struct state *state, const struct candidate *c)
 {
 	for (;;) {
 		const struct quota *quota = state->throttle.quota;
-		int i = quota ? vgpu_gpu_of_current_context(quota) : -1;
+		int i = quota ? gpu_of(&state->throttle, c->context, c->is_current) : -1;
 		if (i < 0 || quota->gpus[i].sm_percent >= 100)
 			return NULL;
 		struct throttle_gpu *g = state->throttle.gpus[i];
 		if (!g)
 			g = start(&state->throttle, quota, i, now_ns());
-		struct busy *b = g && g->mine ? context_of(g) : NULL;
+		struct busy *b = g && g->mine ? add_busy(g, c->context) : NULL;
 		if (!b)
 			return NULL;
 		int64_t now = now_ns();
@@ -474,7 +510,7 @@ static struct launch *admit(struct state *state, const void *function)
 			now = now_ns();
 		}
 		enum reason reason = FOR_NOTHING;
-		int64_t wait = hold_back(&state->throttle, i, b, function, now, &reason);
+		int64_t wait = hold_back(&state->throttle, i, b, &c->work, now, &reason);
 		if (wait == 0) {
 			g->progress_ns = now;	/* or else the next is not let through before STUCK_NS are over again */
 			if (busy_is_full(b))	/* of work that is stuck: this cannot be measured */
@@ -482,7 +518,8 @@ static struct launch *admit(struct state *state, const void *function)
 			struct others before = others(g);
 			if (turnstile_last_process(g->mine, g->seat) != g->process)
 				atomic_fetch_add(&seat_of(g)->passes, 1);
-			struct launch *launch = busy_reserve(b, function, before, now);
+			/* Work that other GPUs may wait for takes another time with each launch. */
+			struct launch *launch = busy_reserve(b, &c->work, c->stream, before, g->has_peers, now);
 			if (quota->gpu_count > 1) {
 				atomic_fetch_add(&seat_of(g)->launches, 1);
 				tell_due(g);
@@ -501,12 +538,50 @@ static struct launch *admit(struct state *state, const void *function)
 	}
 }
 
-struct passage throttle_enter(const void *function, CUstream stream)
+/* Whether the launch becomes part of a graph, or that cannot be told, as the launch itself will fail then. */
+static bool is_captured(CUstream stream)
+{
+	int status = CU_STREAM_CAPTURE_STATUS_NONE;
+	return REAL(cuStreamIsCapturing)(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+/* With the lock held: a stream's context stays the same until it is destroyed. */
+static void remember_stream(struct throttle_state *t, CUstream stream, CUcontext context)
+{
+	unsigned i = place_of_stream(stream);
+	t->streams[i].stream = stream;
+	t->streams[i].context = context;
+}
+
+/* Without the lock. The legacy stream cannot be captured. */
+static struct launch *enter(struct state *state, struct candidate *c, bool *entered)
+{
+	if (c->stream && c->stream != CU_STREAM_LEGACY && is_captured(c->stream))
+		return NULL;
+	bool is_new = !c->context;
+	if (is_new) {
+		CUcontext of = NULL;
+		/* It runs on the stream's GPU, and so must the events be of the stream's context. */
+		*entered = vgpu_enter_stream(c->stream);
+		if (REAL(cuCtxGetCurrent)(&c->context) != CUDA_SUCCESS || !c->context)
+			return NULL;
+		c->is_current = true;
+		is_new = is_object(c->stream) && REAL(cuStreamGetCtx)(c->stream, &of) == CUDA_SUCCESS && of == c->context;
+	}
+	mutex_lock(lock_of(state));
+	struct launch *launch = admit(state, c);
+	if (launch && is_new)
+		remember_stream(&state->throttle, c->stream, c->context);
+	mutex_unlock(lock_of(state));
+	return launch;
+}
+
+struct passage throttle_enter(struct work work, CUstream stream)
 {
 	struct passage passage = { NULL, stream, false, 0 };
+	struct candidate candidate = { work, stream, NULL, false };
 	const struct quota *quota = vgpu_quota();
 	struct state *state = vgpu_state();
-	int status = CU_STREAM_CAPTURE_STATUS_NONE;
 
 	if (!state) {
 		/* No tenant's: so it stays, and the next launch need not ask. */
@@ -518,18 +593,20 @@ struct passage throttle_enter(const void *function, CUstream stream)
 	mutex_lock(lock_of(state));
 	if (quota != state->throttle.quota || (!quota && !state->throttle.off))
 		follow(state, quota);
+	candidate.context = quota ? known_context(&state->throttle, stream) : NULL;
+	if (candidate.context && gpu_of(&state->throttle, candidate.context, false) < 0)
+		candidate.context = NULL;
 	mutex_unlock(lock_of(state));
-	/* What is captured is not run now; where that cannot be told, the launch itself will fail. */
-	if (state->throttle.off || REAL(cuStreamIsCapturing)(stream, &status) != CUDA_SUCCESS
-	    || status != CU_STREAM_CAPTURE_STATUS_NONE)
+	if (state->throttle.off)
 		return passage;
-	/* It runs on the stream's GPU, and so must the events be of the stream's context. */
-	bool entered = vgpu_enter_stream(stream);
-	mutex_lock(lock_of(state));
-	passage.launch = admit(state, function);
-	mutex_unlock(lock_of(state));
-	if (passage.launch)
-		passage.timed = busy_before(passage.launch, stream);
+	bool entered = false;
+	passage.launch = enter(state, &candidate, &entered);
+	if (passage.launch && passage.launch->timed) {
+		bool legacy = !stream || stream == CU_STREAM_LEGACY;
+		if (!entered && !candidate.is_current)
+			entered = vgpu_enter_stream(stream);
+		passage.timed = !(legacy && is_captured(stream)) && busy_before(passage.launch, stream);
+	}
 	vgpu_leave_stream(entered);
 	if (passage.timed && passage.launch->first && !state->throttle.blocking)
 		passage.began_ns = now_ns();
@@ -541,7 +618,7 @@ void throttle_leave(const struct passage *passage, CUresult result)
 	if (!passage->launch)
 		return;
 	int64_t host_ns = passage->began_ns ? now_ns() - passage->began_ns : 0;
-	bool entered = vgpu_enter_stream(passage->stream);
+	bool entered = passage->timed && vgpu_enter_stream(passage->stream);
 	busy_after(passage->launch, passage->stream, passage->timed, result == CUDA_SUCCESS, host_ns);
 	vgpu_leave_stream(entered);
 }
@@ -577,5 +654,24 @@ void throttle_context_gone(CUcontext context)
 		*at = gone->next;
 		free(gone);
 	}
+	for (int i = 0; i < THROTTLE_STREAMS; i++)
+		if (state->throttle.streams[i].context == context)
+			state->throttle.streams[i].stream = NULL;
+	mutex_unlock(lock_of(state));
+}
+
+void throttle_stream_gone(CUstream stream)
+{
+	struct state *state = vgpu_state();
+	if (!state || !is_object(stream))
+		return;
+	mutex_lock(lock_of(state));
+	struct throttle_state *t = &state->throttle;
+	unsigned i = place_of_stream(stream);
+	if (t->streams[i].stream == stream)
+		t->streams[i].stream = NULL;
+	for (i = 0; i < QUOTA_GPUS; i++)
+		for (struct busy *b = t->gpus[i] ? t->gpus[i]->contexts : NULL; b; b = b->next)
+			busy_forget_stream(b, stream);
 	mutex_unlock(lock_of(state));
 }

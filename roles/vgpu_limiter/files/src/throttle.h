@@ -19,7 +19,14 @@ struct throttle_gpu;
 struct seat;
 struct launch;
 
-enum { THROTTLE_GPUS = 16 };	/* as QUOTA_GPUS */
+enum { THROTTLE_GPUS = 16, THROTTLE_STREAMS = 64 };	/* as QUOTA_GPUS; of more streams the driver is asked again */
+
+/* What is launched. Launches of a kernel in different shapes (grids and blocks) take different times. */
+struct work {
+	const void *function;	/* or graph */
+	uint64_t shape;
+	bool dependent;		/* may begin before the launch ahead of it has ended (programmatic dependent launch) */
+};
 
 /* Another GPU of the tenant. */
 struct peer {
@@ -40,6 +47,7 @@ struct throttle_state {
 	const struct quota *quota;		/* as of which `off` and the seats are */
 	struct throttle_gpu *gpus[THROTTLE_GPUS];	/* by place in the quota; NULL: not used yet */
 	struct peer peers[THROTTLE_GPUS];	/* likewise */
+	struct { CUstream stream; CUcontext context; } streams[THROTTLE_STREAMS];	/* whose context is known, by a hash */
 };
 
 /* A launch on its way through; launch NULL: it is not throttled. */
@@ -50,8 +58,8 @@ struct passage {
 	int64_t began_ns;	/* when the driver was called, 0 where that is of no use */
 };
 
-/* Waits until the launch may go; `function` tells kernels and graphs apart. */
-struct passage throttle_enter(const void *function, CUstream stream);
+/* Waits until the launch may go. */
+struct passage throttle_enter(struct work, CUstream stream);
 void throttle_leave(const struct passage *, CUresult);
 
 /* Accounts for what is done: before a context is destroyed. What is still on its way then stays charged by estimate. */
@@ -59,5 +67,7 @@ void throttle_settle(void);
 /* A context is about to be destroyed, or a primary context was (the driver says that it is not active
  * any more): its events are gone with it. */
 void throttle_context_gone(CUcontext);
+/* A stream is about to be destroyed. */
+void throttle_stream_gone(CUstream);
 
 #endif
