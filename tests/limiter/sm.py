@@ -135,6 +135,14 @@ def launch_ns(folder: Path, built: Built, percent: int | None, launches: int = 2
     return float(done.stdout.split()[0])
 
 
+def driver_calls(folder: Path, built: Built, streams: int) -> float:
+    """How many calls of the driver a launch of 10 us of a tenant with half of the GPU takes, its own among them."""
+    world = World(folder, built, **LATE)
+    worker = world.worker(world.tenant(50), f"--kernel 10000 --streams {streams} --seconds 2")
+    world.run()
+    return worker.calls_per_launch
+
+
 #: What a Linux machine adds to a sleep (the timer slack and a wake-up), so that the figures are not those of ideal sleeps.
 LATE = {"STUB_LATE_NS": "60000"}
 BENCH = ("--kernel 10000", "--kernel 1000000", "--kernel 50000000", "--kernel 20000 --graph 10 --form graph")
