@@ -93,4 +93,6 @@ def _tenant(tenant: VgpuTenant, gpus: dict[str, Gpu], pin: Callable[[Gpu], Selec
         pin(gpus[tenant.gpus[0]]) if alone and pin is not None else None,
         tenant.group,
         tenant.oversubscribe_managed,
+        # Of several names the first is the layout's; the others stay only until their processes end.
+        tenant.aliases[0] if tenant.aliases else None,
     )

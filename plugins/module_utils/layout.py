@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any, Callable, Hashable
 
 from .errors import LayoutError, Problem
-from .layout_fields import Names, claim, percent, size_bytes
+from .layout_fields import Names, claim, percent, read_name, size_bytes
 from .layout_gpus import parse_selector, parse_single_gpu
 from .layout_reader import Fields, Key, Node, is_integer, number, quoted
 from .layout_types import (
@@ -54,6 +54,8 @@ __all__ = [
 #: What systemd accepts as a group: https://systemd.io/USER_NAMES/ (strict mode, and the dot that many sites have).
 _GROUP = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}")
 
+#: The kind of tenants' names: things of other kinds may have the same name.
+_TENANT_KIND = "tenant"
 _TENANT_EXAMPLE = "{name: notebook-a, memory: 8GiB, sm_percent: 30}"
 
 _PARTS = {
@@ -92,6 +94,7 @@ _TENANT = {
     "gpu": Key("gpu: 6"),
     "group": Key("group: researchers"),
     "oversubscribe_managed": Key("oversubscribe_managed: true"),
+    "was": Key("was: notebook-a"),
 }
 
 
@@ -114,11 +117,14 @@ class _Parser:
     def __init__(self) -> None:
         self._gpus: dict[Hashable, str] = {}
         self._names = Names()
+        #: Where each earlier name of a tenant is declared.
+        self._renamed: dict[str, Node] = {}
 
     def entries(self, root: Node) -> list[Entry]:
         nodes = root.items(0, MOST_GPUS) or []
         entries = [self._entry(node, index) for index, node in enumerate(nodes)]
         self._check_all_stands_alone(root)
+        self._check_renamed()
         return entries
 
     def _entry(self, node: Node, index: int) -> Entry:
@@ -212,7 +218,7 @@ class _Parser:
         if fields is None:
             return None
         return Tenant(
-            fields.read("name", lambda field: self._names.read(field, "tenant")),
+            fields.read("name", lambda field: self._names.read(field, _TENANT_KIND)),
             fields.read("memory", size_bytes),
             fields.read("sm_percent", percent),
             fields.read("priority", lambda field: field.integer(0, 1000), 0),
@@ -220,7 +226,36 @@ class _Parser:
             fields.read("gpu", parse_single_gpu),
             fields.read("group", _group),
             fields.read("oversubscribe_managed", Node.boolean, False),
+            fields.read("was", self._was),
         )
+
+    def _was(self, node: Node) -> str | None:
+        name = read_name(node)
+        if name is not None and name not in self._renamed:
+            self._renamed[name] = node
+        elif name is not None:
+            node.report(
+                "%s is already the earlier name of %s" % (quoted(name), self._renamed[name].where.rpartition(".")[0]),
+                "A name leads to one tenant: take one of the two away.",
+            )
+        return name
+
+    def _check_renamed(self) -> None:
+        """Report earlier names that tenants have. Only now are the names of all tenants known."""
+        for name, node in self._renamed.items():
+            declared = self._names.declared(name, _TENANT_KIND)
+            if declared is None:
+                continue
+            owner = declared.rpartition(".")[0]
+            if owner == node.where.rpartition(".")[0]:
+                node.report(
+                    "the tenant has the name %s now" % quoted(name), "Name the one that it had, or take was away."
+                )
+            else:
+                node.report(
+                    "%s is the name of another tenant, %s" % (quoted(name), owner),
+                    "Take was away; or rename that tenant first, in a run before this one.",
+                )
 
 
 def _check_parts(node: Node, fields: Fields, sharing: str) -> None:

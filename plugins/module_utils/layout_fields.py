@@ -45,6 +45,18 @@ def size_bytes(node: Node) -> int | None:
         return None
 
 
+def read_name(node: Node) -> str | None:
+    """Return a name, which others may have too; None after reporting why it is none."""
+    name = node.text()
+    if name is not None and not _NAME.fullmatch(name):
+        node.report(
+            "%s cannot be a name" % quoted(name),
+            "Names become unit, file and label names: up to 63 letters, digits, _ . and -, a letter or digit first.",
+        )
+        return None
+    return name
+
+
 class Names:
     """The names that a layout gives, each once for its kind of thing."""
 
@@ -53,20 +65,17 @@ class Names:
 
     def read(self, node: Node, kind: str) -> str | None:
         """Return a name that nothing else of the kind has; None after reporting why it is none."""
-        name = node.text()
-        if name is None:
-            return None
-        if not _NAME.fullmatch(name):
-            node.report(
-                "%s cannot be a name" % quoted(name),
-                "Names become unit, file and label names: up to 63 letters, digits, _ . and -, a letter or digit first.",
+        name = read_name(node)
+        if name is not None:
+            claim(
+                self._taken.setdefault(kind, {}),
+                name,
+                node,
+                "the %s %s" % (kind, name),
+                "Give each one its own name on a host.",
             )
-            return None
-        claim(
-            self._taken.setdefault(kind, {}),
-            name,
-            node,
-            "the %s %s" % (kind, name),
-            "Give each one its own name on a host.",
-        )
         return name
+
+    def declared(self, name: str, kind: str) -> str | None:
+        """Return where the name of something of the kind was read; None where it was not."""
+        return self._taken.get(kind, {}).get(name)

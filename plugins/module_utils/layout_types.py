@@ -73,6 +73,7 @@ class Tenant:
 
     `group`: the Unix group whose members' processes may be the tenant's; None: any user's.
     `oversubscribe_managed`: managed memory does not count against the quota of memory.
+    `was`: a name that the tenant had, and that its processes may still have.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Tenant:
     gpu: Selector | None = None
     group: str | None = None
     oversubscribe_managed: bool = False
+    was: str | None = None
 
 
 @dataclass(frozen=True)

@@ -73,4 +73,6 @@ def _tenant_to_data(tenant: Tenant) -> dict[str, Any]:
         data["group"] = tenant.group
     if tenant.oversubscribe_managed:
         data["oversubscribe_managed"] = True
+    if tenant.was is not None:
+        data["was"] = tenant.was
     return data

@@ -159,7 +159,7 @@ class Agent:
         self._memory.follow(tenants)
         wanted = [
             _Listener(
-                self._root / vgpu_files.agent_folder(tenant.name),
+                self._root / vgpu_files.agent_folder(tenant.key),
                 vgpu_files.shared_files(tenant)[0].mode,
                 tenant.group,
                 tenant,

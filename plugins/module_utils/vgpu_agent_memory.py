@@ -154,7 +154,7 @@ class SharedMemory:
         for tenant in tenants:
             for seat in tenant.seats:
                 seated.setdefault(seat.gpu_uuid, {})[seat.seat] = tenant
-        wanted = {_seat_name(uuid, tenant.name) for tenant in tenants for uuid in tenant.gpus}
+        wanted = {_seat_name(uuid, tenant.key) for tenant in tenants for uuid in tenant.gpus}
         wanted.update(_terms_name(uuid) for uuid in seated)
         for name in set(self._memory).difference(wanted):
             self._memory.pop(name).close()
@@ -171,28 +171,28 @@ class SharedMemory:
         """Return what a tenant is handed: for each GPU the terms, its own page to write, and those of others to read."""
         parts: list[Part] = []
         for seat in tenant.seats:
-            own = self._memory[_seat_name(seat.gpu_uuid, tenant.name)]
+            own = self._memory[_seat_name(seat.gpu_uuid, tenant.key)]
             parts.append(Part("%s own %d" % (seat.gpu_uuid, seat.seat), own.writable))
-            parts += self._to_read(seat.gpu_uuid, tenant.name)
+            parts += self._to_read(seat.gpu_uuid, tenant.key)
         return parts
 
     def parts_for_all(self) -> list[Part]:
         """Return what every user may read."""
         return [part for uuid in sorted(self._seated) for part in self._to_read(uuid, None)]
 
-    def _to_read(self, uuid: str, except_name: str | None) -> list[Part]:
+    def _to_read(self, uuid: str, except_key: str | None) -> list[Part]:
         terms, seats = self._memory[_terms_name(uuid)], self._seated[uuid]
-        pages = {number: self._memory[_seat_name(uuid, tenant.name)] for number, tenant in seats.items()}
+        pages = {number: self._memory[_seat_name(uuid, tenant.key)] for number, tenant in seats.items()}
         immutable = terms.immutable and all(page.immutable for page in pages.values())
         parts = [Part("%s terms %d" % (uuid, immutable), terms.readable)]
         for number, tenant in sorted(seats.items()):
-            if tenant.name != except_name:
+            if tenant.key != except_key:
                 parts.append(Part("%s seat %d" % (uuid, number), pages[number].readable))
         return parts
 
 
-def _seat_name(gpu_uuid: str, tenant: str) -> str:
-    return "seat-%d-%s-%s" % (vgpu_files.REGION_VERSION, gpu_uuid, tenant)
+def _seat_name(gpu_uuid: str, key: str) -> str:
+    return "seat-%d-%s-%s" % (vgpu_files.REGION_VERSION, gpu_uuid, key)
 
 
 def _terms_name(gpu_uuid: str) -> str:
@@ -212,7 +212,7 @@ def _write_terms(descriptor: int, seats: Mapping[int, VgpuTenant]) -> None:
 
 def _seat_terms(tenant: VgpuTenant) -> bytes:
     policy = VGPU_POLICIES.index(tenant.policy)
-    return _TERMS_SEAT.pack(tenant.name.encode(), tenant.sm_percent, policy, tenant.priority)
+    return _TERMS_SEAT.pack(tenant.key.encode(), tenant.sm_percent, policy, tenant.priority)
 
 
 def _rights(descriptors: Sequence[int]) -> tuple[int, int, bytes]:

@@ -15,11 +15,11 @@ from typing import Any, Mapping, Sequence
 from . import vgpu_files
 from .busy import make_way
 from .disturbance import Disturbance
-from .errors import attempt_all
-from .model import Host
+from .errors import BusyError, attempt_all
+from .model import Holder, Host
 from .services import Clear, Look
 from .vgpu_host import VgpuHost
-from .vgpu_model import KEY, VgpuTenant
+from .vgpu_model import KEY, VgpuName, VgpuTenant
 from .vgpu_plan import unheld
 from .vgpu_steps import ChangeTenant, RemoveTenant, VgpuPlan
 
@@ -56,9 +56,21 @@ class VgpuChange:
         return (*self._plan.removes, *self._plan.changes)
 
     def stop(self, done: list[str]) -> None:
-        """A last look for processes that nobody would hold any more: they raise BusyError, or are ended."""
+        """A last look for processes that nobody would hold any more: they raise BusyError, or are ended.
+
+        Processes that have got a name that ends raise it too, and are not ended: the next plan keeps the name.
+        """
         if any(step.unheld for step in self._unholding):
             make_way(self._in_the_way, self._clear)
+        ended = {name: change for change in self._plan.changes for name in change.ended_names}
+        disturbs = [
+            Disturbance(
+                "the name %s of vgpu %s" % (used.name, ended[used.name].name), _processes(ended[used.name], used)
+            )
+            for used in (self._host.names_in_use(tuple(ended)) if ended else ())
+        ]
+        if disturbs:
+            raise BusyError(disturbs, "processes have started under a name that would end", "Run again: it then stays.")
 
     def start(self, _host: Host, done: list[str]) -> None:
         """Give tenants their new quotas, in the plan's order, then bring those that come."""
@@ -97,3 +109,7 @@ class VgpuChange:
             return self._host.processes(host, name, uuid)
 
         return [found for step in self._unholding for found in unheld(step, processes, self._plan.indices)]
+
+
+def _processes(change: ChangeTenant, used: VgpuName) -> tuple[Holder, ...]:
+    return tuple(Holder(change.tenant.gpus[0], None, "process", "pid %d" % pid, pid) for pid in used.pids)

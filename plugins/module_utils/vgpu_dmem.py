@@ -42,10 +42,10 @@ def regions(root: Path, gpus: Iterable[Gpu]) -> dict[str, str]:
     return found
 
 
-def limits(root: Path, name: str) -> dict[str, str]:
+def limits(root: Path, key: str) -> dict[str, str]:
     """By region what the cgroup of a tenant's slice says; empty where there is none."""
     try:
-        lines = (_cgroup(root, name) / "dmem.max").read_text().splitlines()
+        lines = (_cgroup(root, key) / "dmem.max").read_text().splitlines()
     except OSError:
         return {}
     return {region: limit for region, _, limit in (line.rpartition(" ") for line in lines)}
@@ -59,28 +59,28 @@ def wanted(tenant: VgpuTenant, of_gpus: Mapping[str, str]) -> dict[str, str]:
 def bound(root: Path, run: Run, tenant: VgpuTenant, of_gpus: Mapping[str, str]) -> None:
     """Start the tenant's slice and write its limits. Raises ApplyError."""
     try:
-        systemd.tell(run, ["systemctl", "start", "--", slice_of(tenant.name)])
+        systemd.tell(run, ["systemctl", "start", "--", slice_of(tenant.key)])
         for above in _ABOVE:
             (root / _CGROUPS / above / "cgroup.subtree_control").write_text("+dmem")
-        _write(root, tenant.name, wanted(tenant, of_gpus))
+        _write(root, tenant.key, wanted(tenant, of_gpus))
     except (OSError, systemd.NoAnswerError) as error:
         problem = "the kernel cannot be told the bound of its memory: %s" % error
         raise ApplyError('the tenant "%s"' % tenant.name, problem, "Use provider: preload.") from error
 
 
-def unbound(root: Path, run: Run, name: str) -> None:
+def unbound(root: Path, run: Run, key: str) -> None:
     """Take the limits away; and the slice, where nothing runs in it."""
     with contextlib.suppress(OSError, systemd.NoAnswerError):
-        _write(root, name, {region: "max" for region, limit in limits(root, name).items() if limit != "max"})
-        if "populated 0" in (_cgroup(root, name) / "cgroup.events").read_text():
-            systemd.tell(run, ["systemctl", "stop", "--", slice_of(name)])
+        _write(root, key, {region: "max" for region, limit in limits(root, key).items() if limit != "max"})
+        if "populated 0" in (_cgroup(root, key) / "cgroup.events").read_text():
+            systemd.tell(run, ["systemctl", "stop", "--", slice_of(key)])
 
 
-def _write(root: Path, name: str, said: Mapping[str, str]) -> None:
+def _write(root: Path, key: str, said: Mapping[str, str]) -> None:
     # One region at a time: the file takes one line a write.
     for region, limit in said.items():
-        (_cgroup(root, name) / "dmem.max").write_text("%s %s" % (region, limit))
+        (_cgroup(root, key) / "dmem.max").write_text("%s %s" % (region, limit))
 
 
-def _cgroup(root: Path, name: str) -> Path:
-    return root / _CGROUPS / _ABOVE[-1] / slice_of(name)
+def _cgroup(root: Path, key: str) -> Path:
+    return root / _CGROUPS / _ABOVE[-1] / slice_of(key)

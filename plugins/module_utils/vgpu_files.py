@@ -57,9 +57,12 @@ def folder(name: str) -> str:
     return "%s/%s" % (SETTINGS, name)
 
 
-def spec_path(name: str) -> str:
-    """The file that says which tenant this is. Of the tenant's files it is written first and removed last."""
-    return folder(name) + "/tenant.json"
+def spec_path(key: str) -> str:
+    """Return the file that says which tenant this is, by the tenant's key.
+
+    Of the tenant's files it is written first and removed last. A rename changes what is in it and not its path.
+    """
+    return folder(key) + "/tenant.json"
 
 
 def quota_path(name: str) -> str:
@@ -70,17 +73,26 @@ def drop_in_path(name: str) -> str:
     return folder(name) + "/systemd.conf"
 
 
+def slice_path(name: str) -> str:
+    return folder(name) + "/slice"
+
+
 def cdi_path(name: str) -> str:
     return "etc/cdi/openfleet-vgpu-%s.json" % name
 
 
-def region_path(name: str) -> str:
-    return "%s/%s/region.%d" % (TENANTS, name, REGION_VERSION)
+def alias_path(name: str) -> str:
+    """The file that says of which tenant this is another name."""
+    return folder(name) + "/alias_of"
 
 
-def agent_folder(name: str) -> str:
+def region_path(key: str) -> str:
+    return "%s/%s/region.%d" % (TENANTS, key, REGION_VERSION)
+
+
+def agent_folder(key: str) -> str:
     """The folder of the socket by which the agent hands the tenant its turnstiles. Containers have it mounted."""
-    return "%s/%s" % (AGENT, name)
+    return "%s/%s" % (AGENT, key)
 
 
 def turnstile_path(gpu_uuid: str) -> str:
@@ -96,12 +108,12 @@ def name_problem(name: str) -> Problem | None:
     return None
 
 
-def slice_of(name: str) -> str:
+def slice_of(key: str) -> str:
     """The systemd slice whose cgroup bounds the tenant's memory where the provider is dmem.
 
     A dash would nest slices (systemd.slice(5)), and the limit of one tenant would bind another.
     """
-    return "openfleet-vgpu-%s.slice" % name.replace("-", "\\x2d")
+    return "openfleet-vgpu-%s.slice" % key.replace("-", "\\x2d")
 
 
 def files(tenant: VgpuTenant, driver: str | None = None) -> dict[str, str]:
@@ -109,15 +121,24 @@ def files(tenant: VgpuTenant, driver: str | None = None) -> dict[str, str]:
 
     `driver` is the path of the driver's libcuda.so.1 for containers that get the front; None: they get none.
     """
+    own = {spec_path(tenant.key): _json(to_data(tenant))}
+    for name in tenant.names:
+        own.update(_files_of_name(tenant, name, driver))
+    return own
+
+
+def _files_of_name(tenant: VgpuTenant, name: str, driver: str | None) -> dict[str, str]:
+    """Return what makes programs processes of the tenant under one of its names."""
     own = {
-        spec_path(tenant.name): _json(to_data(tenant)),
-        quota_path(tenant.name): _quota(tenant),
-        folder(tenant.name) + "/env": _environment(tenant),
-        drop_in_path(tenant.name): _drop_in(tenant),
-        cdi_path(tenant.name): _json(_cdi(tenant, driver)),
+        quota_path(name): _quota(tenant, name),
+        folder(name) + "/env": _environment(tenant, name),
+        drop_in_path(name): _drop_in(tenant, name),
+        cdi_path(name): _json(_cdi(tenant, name, driver)),
     }
     if tenant.provider == DMEM:
-        own[folder(tenant.name) + "/slice"] = slice_of(tenant.name) + "\n"
+        own[slice_path(name)] = slice_of(tenant.key) + "\n"
+    if name != tenant.name:
+        own[alias_path(name)] = tenant.name + "\n"
     return own
 
 
@@ -140,7 +161,7 @@ class SharedFile:
 
 def shared_files(tenant: VgpuTenant) -> list[SharedFile]:
     """Return the tenant's region, and the turnstiles of its GPUs, which all tenants of a GPU write."""
-    region = SharedFile(region_path(tenant.name), tenant.group, REGION_BYTES)
+    region = SharedFile(region_path(tenant.key), tenant.group, REGION_BYTES)
     return [region, *(SharedFile(turnstile_path(uuid), None, TURNSTILE_BYTES) for uuid in tenant.gpus)]
 
 
@@ -149,10 +170,10 @@ def tmpfiles(tenants: Iterable[VgpuTenant]) -> str:
     lines = ["d /%s 0755 root root -" % path for path in ("run/openfleet-gpu", STATE, TENANTS, GPUS, AGENT)]
     regions: list[str] = []
     turnstiles: set[str] = set()
-    for tenant in sorted(tenants, key=lambda each: each.name):
+    for tenant in sorted(tenants, key=lambda each: each.key):
         region, *others = shared_files(tenant)
-        regions += ["d /%s/%s 0755 root root -" % (TENANTS, tenant.name), _tmpfiles_line(region)]
-        regions.append("d /%s 0755 root root -" % agent_folder(tenant.name))
+        regions += ["d /%s/%s 0755 root root -" % (TENANTS, tenant.key), _tmpfiles_line(region)]
+        regions.append("d /%s 0755 root root -" % agent_folder(tenant.key))
         turnstiles.update(_tmpfiles_line(other) for other in others)
     lines += [*regions, *sorted(turnstiles)]
     return "# Written by openfleet.gpu for the tenants that gpu_layout names.\n" + "".join(
@@ -179,6 +200,12 @@ def limited_folder(tenants: Sequence[VgpuTenant]) -> LimitedFolder:
 
 
 def to_data(tenant: VgpuTenant) -> dict[str, Any]:
+    """Return the tenant's spec. A tenant that never had another name has the same one as in earlier releases."""
+    renamed: dict[str, Any] = {}
+    if tenant.counted_as is not None:
+        renamed["counted_as"] = tenant.counted_as
+    if tenant.aliases:
+        renamed["aliases"] = list(tenant.aliases)
     return {
         "schema": SCHEMA,
         "name": tenant.name,
@@ -190,6 +217,7 @@ def to_data(tenant: VgpuTenant) -> dict[str, Any]:
         "memory_bytes": tenant.memory_bytes,
         "sm_percent": tenant.sm_percent,
         "seats": [{"gpu_uuid": seat.gpu_uuid, "seat": seat.seat} for seat in tenant.seats],
+        **renamed,
     }
 
 
@@ -205,10 +233,12 @@ def from_data(data: Mapping[str, Any]) -> VgpuTenant:
         data["provider"],
         data.get("group"),
         data.get("oversubscribe_managed", False),
+        data.get("counted_as"),
+        tuple(data.get("aliases", ())),
     )
 
 
-def _quota(tenant: VgpuTenant) -> str:
+def _quota(tenant: VgpuTenant, name: str) -> str:
     """0 bytes are no limit by the library, 100 percent no throttle: where MPS has the say.
 
     Under dmem both hold: a process outside the tenant's slice, as in a container, is bounded by nobody else.
@@ -217,9 +247,11 @@ def _quota(tenant: VgpuTenant) -> str:
     percent = 100 if tenant.provider == MPS else tenant.sm_percent
     return "".join(
         [
-            "# Of the tenant %s; written by openfleet.gpu, changed by gpu_layout.\n" % tenant.name,
+            "# Of the tenant %s; written by openfleet.gpu, changed by gpu_layout.\n" % name,
             "version %d\n" % QUOTA_VERSION,
-            "tenant %s\n" % tenant.name,
+            "tenant %s\n" % name,
+            # Programs with an older library run only under the key, and see nothing new.
+            *(["counted_as %s\n" % tenant.key] if tenant.key != name else []),
             "policy %s\n" % tenant.policy,
             "priority %d\n" % tenant.priority,
             *(["managed oversubscribed\n"] if tenant.oversubscribe_managed else []),
@@ -231,13 +263,13 @@ def _quota(tenant: VgpuTenant) -> str:
     )
 
 
-def _variables(tenant: VgpuTenant) -> dict[str, str]:
+def _variables(tenant: VgpuTenant, name: str) -> dict[str, str]:
     """What a process of the tenant has in its environment, in a container too.
 
     A client of MPS asks for its caps itself: https://docs.nvidia.com/deploy/mps/ (Environment Variables). It counts the devices
     that it sees, which is one.
     """
-    variables = {"OPENFLEET_VGPU": tenant.name, "CUDA_VISIBLE_DEVICES": ",".join(tenant.gpus)}
+    variables = {"OPENFLEET_VGPU": name, "CUDA_VISIBLE_DEVICES": ",".join(tenant.gpus)}
     if tenant.provider == MPS:
         variables[PIPE_DIRECTORY] = pipe_directory(daemon_of(tenant.gpus[0]))
         variables["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(tenant.sm_percent)
@@ -245,51 +277,51 @@ def _variables(tenant: VgpuTenant) -> dict[str, str]:
     return variables
 
 
-def _environment(tenant: VgpuTenant) -> str:
-    variables = _variables(tenant)
+def _environment(tenant: VgpuTenant, name: str) -> str:
+    variables = _variables(tenant, name)
     if tenant.provider != MPS:
         variables["LD_PRELOAD"] = "/" + LIBRARY
     comment = "# For processes of the tenant %s, as EnvironmentFile= or --env-file; written by openfleet.gpu.\n"
-    return comment % tenant.name + "".join("%s=%s\n" % item for item in variables.items())
+    return comment % name + "".join("%s=%s\n" % item for item in variables.items())
 
 
-def _drop_in(tenant: VgpuTenant) -> str:
+def _drop_in(tenant: VgpuTenant, name: str) -> str:
     lines = [
         "# Makes a service a process of the tenant %s, as a link in its NAME.service.d; written by openfleet.gpu."
-        % tenant.name,
+        % name,
         "[Service]",
-        "EnvironmentFile=/%s/env" % folder(tenant.name),
+        "EnvironmentFile=/%s/env" % folder(name),
         # Under ProtectSystem=strict the region could not be written.
         "ReadWritePaths=-/%s" % STATE,
     ]
     if tenant.group is not None:
         lines.append("SupplementaryGroups=%s" % tenant.group)
     if tenant.provider == DMEM:
-        lines.append("Slice=%s" % slice_of(tenant.name))
+        lines.append("Slice=%s" % slice_of(tenant.key))
     return "".join(line + "\n" for line in lines)
 
 
-def _cdi(tenant: VgpuTenant, driver: str | None) -> dict[str, Any]:
+def _cdi(tenant: VgpuTenant, name: str, driver: str | None) -> dict[str, Any]:
     """What makes a container's processes the tenant's; the GPU itself is another device, nvidia.com/gpu=UUID.
 
     https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md. What is read comes as directories, so that a file
     that is replaced is seen inside; what is written comes file by file, so that nothing can be put beside or in place of it.
     """
     edits = {
-        "env": ["%s=%s" % item for item in _variables(tenant).items()],
-        "mounts": client_mounts(daemon_of(tenant.gpus[0])) if tenant.provider == MPS else _mounts(tenant, driver),
+        "env": ["%s=%s" % item for item in _variables(tenant, name).items()],
+        "mounts": client_mounts(daemon_of(tenant.gpus[0])) if tenant.provider == MPS else _mounts(tenant, name, driver),
     }
-    return cdi_spec.device(CDI_KIND, tenant.name, edits)
+    return cdi_spec.device(CDI_KIND, name, edits)
 
 
-def _mounts(tenant: VgpuTenant, driver: str | None) -> list[dict[str, Any]]:
+def _mounts(tenant: VgpuTenant, name: str, driver: str | None) -> list[dict[str, Any]]:
     read, write = (["bind", mode, "nosuid", "nodev"] for mode in ("ro", "rw"))
     mounts = [
         ("/" + PROGRAMS, "/" + PROGRAMS, read),
-        ("/" + folder(tenant.name), "/" + folder(tenant.name), [*read, "noexec"]),
+        ("/" + folder(name), "/" + folder(name), [*read, "noexec"]),
         ("/" + PRELOAD_LIST, "/etc/ld.so.preload", [*read, "noexec"]),
         # The folder, for an agent that starts again makes its socket again. A socket that can only be read can be connected to.
-        ("/" + agent_folder(tenant.name), "/" + agent_folder(tenant.name), [*read, "noexec"]),
+        ("/" + agent_folder(tenant.key), "/" + agent_folder(tenant.key), [*read, "noexec"]),
         *(("/" + file.path, "/" + file.path, [*write, "noexec"]) for file in shared_files(tenant)),
     ]
     if driver is not None:

@@ -26,7 +26,7 @@ from .model import Gpu, Holder, Host
 from .process_memory import memory_of
 from .tool_answer import ask
 from .vgpu_agent_client import handed_out
-from .vgpu_model import DMEM, MPS, NOT_ISOLATED, READ_ONLY, SEALED, VgpuSeen, VgpuTenant
+from .vgpu_model import DMEM, MPS, NOT_ISOLATED, READ_ONLY, SEALED, VgpuName, VgpuSeen, VgpuTenant
 
 #: A root of its own, for tests: the library heeds it too.
 ROOT_VARIABLE = "OPENFLEET_VGPU_ROOT"
@@ -90,7 +90,9 @@ class VgpuHost:
             raise
         shared = self._differing(self._shared(tenants))
         handed = handed_out(self._root) if any(tenant.has_neighbours(tenants) for tenant in tenants) else {}
-        found = [self._look(tenant, shared) for tenant in tenants]
+        renamed = [name for tenant in tenants if tenant.aliases for name in tenant.names]
+        in_use = self.names_in_use(renamed) if renamed else ()
+        found = [self._look(tenant, shared, in_use) for tenant in tenants]
         return tuple(
             dataclasses.replace(seen, isolation=_isolation(handed, seen.tenant))
             if seen.tenant.has_neighbours(tenants)
@@ -100,7 +102,7 @@ class VgpuHost:
 
     def tenants(self) -> list[VgpuTenant]:
         """Return the tenants of this host, by name. Raises ApplyError for files that cannot be read."""
-        return list(self._tenants())
+        return sorted(self._tenants(), key=lambda tenant: tenant.name)
 
     def _tenants(self) -> Iterator[VgpuTenant]:
         for path in sorted(self._root.glob(vgpu_files.spec_path("*"))):
@@ -110,22 +112,25 @@ class VgpuHost:
                     tenant = vgpu_files.from_data(data)
                 except (KeyError, TypeError):
                     raise durable.damaged(path) from None
-                if tenant.name != path.parent.name:
-                    raise durable.damaged(path, 'tells of the tenant "%s"' % tenant.name)
+                if tenant.key != path.parent.name:
+                    raise durable.damaged(path, 'tells of the tenant "%s"' % tenant.key)
                 yield tenant
 
-    def _look(self, tenant: VgpuTenant, shared: Sequence[str]) -> VgpuSeen:
+    def _look(self, tenant: VgpuTenant, shared: Sequence[str], in_use: Sequence[VgpuName]) -> VgpuSeen:
         outdated = {*shared, *self._differing(vgpu_files.files(tenant, self._driver))}
         outdated.update(file.path for file in vgpu_files.shared_files(tenant) if not self._is_right(file))
-        if not (self._root / vgpu_files.agent_folder(tenant.name)).is_dir():
-            outdated.add(vgpu_files.agent_folder(tenant.name))
+        if not (self._root / vgpu_files.agent_folder(tenant.key)).is_dir():
+            outdated.add(vgpu_files.agent_folder(tenant.key))
+        if (self._root / vgpu_files.alias_path(tenant.name)).exists():
+            outdated.add(vgpu_files.alias_path(tenant.name))
         if tenant.provider == DMEM:
-            said = vgpu_dmem.limits(self._root, tenant.name)
+            said = vgpu_dmem.limits(self._root, tenant.key)
             if any(said.get(region) != limit for region, limit in vgpu_dmem.wanted(tenant, self._regions).items()):
                 outdated.add("dmem.max")
         # Tenants of MPS have no library that would count.
-        usage = None if tenant.provider == MPS else vgpu_region.read(self._root / vgpu_files.region_path(tenant.name))
-        return VgpuSeen(tenant, tuple(sorted(outdated)), usage)
+        usage = None if tenant.provider == MPS else vgpu_region.read(self._root / vgpu_files.region_path(tenant.key))
+        own = tuple(used for used in in_use if tenant.aliases and used.name in tenant.names)
+        return VgpuSeen(tenant, tuple(sorted(outdated)), usage, names_in_use=own)
 
     def processes(self, host: Host, name: str, gpu_uuid: str) -> tuple[Holder, ...]:
         """Whoever holds the GPU as a process of the tenant, and what cannot be determined."""
@@ -134,13 +139,29 @@ class VgpuHost:
         with one_look():
             return tuple(h for h in who if not h.watches and (h.kind == UNKNOWN or self._is_of(h.pid, name)))
 
+    def names_in_use(self, names: Sequence[str]) -> tuple[VgpuName, ...]:
+        """Return which of the names processes have, whether they use a GPU or not; with the processes, in the names' order."""
+        pids: dict[str, list[int]] = {name: [] for name in names}
+        with one_look():
+            for pid in sorted(int(path.name) for path in self._proc.glob("[0-9]*")):
+                for name in self._names_of(pid).intersection(names):
+                    pids[name].append(pid)
+        return tuple(VgpuName(name, tuple(pids[name])) for name in names if pids[name])
+
     def _is_of(self, pid: int | None, name: str) -> bool:
-        """Whether the library in a process takes it for the tenant's: identity.c says by what."""
-        if pid is None:
-            return False
+        return pid is not None and name in self._names_of(pid)
+
+    def _names_of(self, pid: int) -> set[str]:
+        """Return the name by which the library in a process takes it for a tenant's: identity.c says by what.
+
+        There is at most one, unless the process has the variable several times.
+        """
         words = memory_of(str(self._proc / str(pid) / "environ")).split("\0")
+        named = {word[len(_NAME_VARIABLE) :] for word in words if word.startswith(_NAME_VARIABLE)}
         mounted = self._mounted(pid)
-        return mounted == {name} or (_NAME_VARIABLE + name in words and (not mounted or name in mounted))
+        if len(mounted) == 1:
+            return mounted
+        return named.intersection(mounted) if mounted else named
 
     def _mounted(self, pid: int) -> set[str]:
         """Names of the tenants whose quota folders are mount points for a process, as in containers."""
@@ -157,13 +178,17 @@ class VgpuHost:
 
     def write(self, tenant: VgpuTenant) -> None:
         """Make the tenant what is wanted: all that is missing or differs. Processes of it heed a new quota. Raises ApplyError."""
-        problem = vgpu_files.name_problem(tenant.name) or self.group_problem(tenant)
+        problems = [vgpu_files.name_problem(name) for name in tenant.names]
+        problem = next(filter(None, problems), None) or self.group_problem(tenant)
         if problem:
             raise ApplyError(problem.where, problem.problem, problem.cure)
         files = vgpu_files.files(tenant, self._driver)
+        self._end_names(tenant)
         # The spec first, so that whatever follows is known to be this tenant's.
-        spec = vgpu_files.spec_path(tenant.name)
+        spec = vgpu_files.spec_path(tenant.key)
         self._write({spec: files.pop(spec)})
+        # An earlier name may be the tenant's name again.
+        self._remove(vgpu_files.alias_path(tenant.name))
         if tenant.provider == DMEM:
             vgpu_dmem.bound(self._root, self._run, tenant, self._regions)
         tenants = self.tenants()
@@ -174,29 +199,58 @@ class VgpuHost:
             in_use = any((self._root / vgpu_files.TENANTS).glob("*/region.*"))
             folder.mount(self._root, self._mount_systemctl, changed, in_use)
         self._make_shared_files(tenant)
-        durable.make_folder(self._root / vgpu_files.agent_folder(tenant.name))
-        drop_in = bool(self._differing({path: files[path] for path in [vgpu_files.drop_in_path(tenant.name)]}))
+        durable.make_folder(self._root / vgpu_files.agent_folder(tenant.key))
+        drop_ins = self._differing({path: files[path] for path in map(vgpu_files.drop_in_path, tenant.names)})
         self._write(files)
-        if drop_in:
+        if drop_ins:
             self._read_units_anew()
         if tenant.provider != DMEM:
-            vgpu_dmem.unbound(self._root, self._run, tenant.name)
-            self._remove(vgpu_files.folder(tenant.name) + "/slice")
+            vgpu_dmem.unbound(self._root, self._run, tenant.key)
+            for name in tenant.names:
+                self._remove(vgpu_files.slice_path(name))
         self._forget_turnstiles(tenants)
+
+    def _end_names(self, tenant: VgpuTenant) -> None:
+        """Take away the names that the tenant has and shall not have, while its spec still says that they are its names."""
+        spec = self._root / vgpu_files.spec_path(tenant.key)
+        before = next((one for one in self.tenants() if one.key == tenant.key), None) if spec.exists() else None
+        ended = [name for name in before.names if name not in tenant.names] if before is not None else []
+        try:
+            for name in ended:
+                self._forget_name(name)
+        except OSError as error:
+            cure = "Remove it by hand, as root, and run again."
+            raise ApplyError(str(error.filename or tenant.name), "it cannot be removed: %s" % error, cure) from error
+        if ended:
+            self._read_units_anew()
+
+    def _forget_name(self, name: str) -> None:
+        """Take away what makes programs a tenant's under this name. Raises OSError.
+
+        The spec of a tenant whose key it is stays, and so does the folder around it.
+        """
+        durable.remove(self._root / vgpu_files.cdi_path(name))
+        folder, spec = self._root / vgpu_files.folder(name), Path(vgpu_files.spec_path(name)).name
+        for path in sorted(folder.glob("*")):
+            if not path.name.startswith(spec):
+                _unlink(path)
+        _remove_empty(folder)
 
     def forget(self, name: str) -> None:
         """Take away all that there is of a tenant, and with the last one what all share. Raises ApplyError."""
-        vgpu_dmem.unbound(self._root, self._run, name)
+        tenant = next((tenant for tenant in self.tenants() if tenant.name == name), None)
+        if tenant is None:
+            # Its spec could not be written, and nothing comes before that.
+            _remove_empty(self._root / vgpu_files.folder(name))
+            return
+        vgpu_dmem.unbound(self._root, self._run, tenant.key)
         try:
-            durable.remove(self._root / vgpu_files.cdi_path(name))
-            _remove_folder(self._root / vgpu_files.TENANTS / name)
-            _remove_folder(self._root / vgpu_files.agent_folder(name))
-            folder = self._root / vgpu_files.folder(name)
-            for path in sorted(folder.glob("*")):
-                if path.name != Path(vgpu_files.spec_path(name)).name:
-                    path.unlink()
-            durable.remove(self._root / vgpu_files.spec_path(name))
-            _remove_folder(folder)
+            for each in tenant.names:
+                self._forget_name(each)
+            _remove_folder(self._root / vgpu_files.TENANTS / tenant.key)
+            _remove_folder(self._root / vgpu_files.agent_folder(tenant.key))
+            durable.remove(self._root / vgpu_files.spec_path(tenant.key))
+            _remove_empty(self._root / vgpu_files.folder(tenant.key))
             tenants = self.tenants()
             self._forget_turnstiles(tenants)
             if tenants:
@@ -317,8 +371,13 @@ class VgpuHost:
             ) from error
 
     def _remove(self, path: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
+        """Remove a file if it is there. Raises ApplyError."""
+        try:
             (self._root / path).unlink()
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as error:
+            raise ApplyError("/" + path, "it cannot be removed: %s" % error, durable.cure_of(error)) from error
 
 
 def _gid(group: str) -> int | None:
@@ -348,6 +407,16 @@ def _make_shared(path: Path, file: vgpu_files.SharedFile) -> None:
             os.ftruncate(descriptor, file.most_bytes)
     finally:
         os.close(descriptor)
+
+
+def _unlink(path: Path) -> None:
+    path.unlink()
+
+
+def _remove_empty(folder: Path) -> None:
+    """Remove a folder that nothing is in."""
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def _remove_folder(path: Path) -> None:

@@ -13,7 +13,7 @@ from .mig_steps import Plan
 from .model import Gpu, Host
 from .vgpu_model import MPS, VgpuSeen
 from .vgpu_plan import plan, wanted
-from .vgpu_steps import RemoveTenant
+from .vgpu_steps import AddTenant, RemoveTenant
 
 
 def drift(
@@ -22,10 +22,9 @@ def drift(
     """Return what differs, and on which GPUs. `dmem` and `library`: what holds tenants to their quotas."""
     asked = wanted(layout, gpus, seen, dmem)
     steps = plan(asked, seen, gpus, host, lambda _name, _gpu: ()).steps
-    there = {one.tenant.name: one.tenant for one in seen}
     found = []
     for step in steps:
-        tenants = [there[step.name]] if step.name in there else []
+        tenants = [] if isinstance(step, AddTenant) else [step.seen.tenant]
         tenants += [] if isinstance(step, RemoveTenant) else [step.tenant]
         found.append(("vgpu %s: %s" % (step.name, step), {uuid for tenant in tenants for uuid in tenant.gpus}))
     unheld = {uuid for each in asked if each.tenant.provider != MPS for uuid in each.tenant.gpus}

@@ -51,6 +51,20 @@ class VgpuTenant:
     group: str | None = None
     #: Managed memory (cuMemAllocManaged) does not count against memory_bytes.
     oversubscribe_managed: bool = False
+    #: The name under which its processes are counted, where it is not `name`: it stays when the tenant is renamed.
+    counted_as: str | None = None
+    #: Its other names. Processes that have one of them are its processes.
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """The name of its spec, of its files below /run, of its slice and on its seats. No other tenant of the host has it."""
+        return self.counted_as or self.name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names that its processes may have."""
+        return (self.name, *self.aliases)
 
     @property
     def gpus(self) -> tuple[str, ...]:
@@ -61,7 +75,7 @@ class VgpuTenant:
         """Return whether the library holds its launches back and other `tenants` can write what it goes by."""
         if self.provider == MPS or self.sm_percent >= 100:
             return False
-        others = (each for each in tenants if each.name != self.name and each.provider != MPS)
+        others = (each for each in tenants if each.key != self.key and each.provider != MPS)
         return any(set(self.gpus).intersection(each.gpus) for each in others)
 
 
@@ -84,6 +98,14 @@ class VgpuUsage:
 
 
 @dataclass(frozen=True)
+class VgpuName:
+    """A name of a tenant, and the processes that have it."""
+
+    name: str
+    pids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class VgpuSeen:
     """A tenant of this collection, as a host has it. `usage` is None where nothing tells it."""
 
@@ -93,3 +115,5 @@ class VgpuSeen:
     usage: VgpuUsage | None = None
     #: How the tenant is protected from its neighbours' writes. None: there is no neighbour, or nothing holds the tenant back.
     isolation: str | None = None
+    #: The names that processes have, for a tenant with several names.
+    names_in_use: tuple[VgpuName, ...] = ()

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Callable, Mapping, Sequence
 
+from . import vgpu_names
 from .disturbance import Disturbance
 from .errors import PlanError
 from .layout_types import Entry, Layout, Tenant, Vgpu
@@ -19,7 +20,8 @@ from .model import Gpu, Holder, Host, short_label
 from .selector import matches
 from .vgpu_files import name_problem
 from .vgpu_fit import Bin, Demand, TooHardError, first_misfit, pack
-from .vgpu_model import AUTO, DMEM, MOST_GPUS, MPS, PRELOAD, SEATS, VgpuSeat, VgpuSeen, VgpuTenant
+from .vgpu_model import AUTO, DMEM, MOST_GPUS, MPS, PRELOAD, SEATS, VgpuName, VgpuSeat, VgpuSeen, VgpuTenant
+from .vgpu_names import Names
 from .vgpu_steps import AddTenant, ChangeTenant, RemoveTenant, VgpuPlan, size
 
 # Ratios are binary fractions: 1.15 * 100 is a hair below 115.
@@ -31,11 +33,15 @@ Processes = Callable[[str, str], Sequence[Holder]]
 
 @dataclass(frozen=True)
 class WantedTenant:
-    """A tenant, the part of the layout that wants it, and why its provider is not another one where that was open."""
+    """A tenant, the part of the layout that wants it, and why its provider is not another one where that was open.
+
+    `kept_names`: names that the layout does not have, and that the tenant keeps until the processes that have them end.
+    """
 
     tenant: VgpuTenant
     where: str
     why: str = ""
+    kept_names: tuple[VgpuName, ...] = ()
 
 
 def wanted(
@@ -46,11 +52,12 @@ def wanted(
     `dmem`: UUIDs of the GPUs whose memory the kernel bounds. Raises PlanError where one cannot be had: no room, a pin to
     another GPU, a name or provider that cannot be.
     """
+    names = vgpu_names.match(layout, seen, {gpu.gpu.uuid: gpu.gpu.label for gpu in plan.gpus})
     found: list[WantedTenant] = []
     for entry in layout.entries:
         if entry.vgpu is not None:
             gpus = [gpu.gpu for gpu in plan.gpus if gpu.target.where == entry.where]
-            found += _of_entry(entry, entry.vgpu, gpus, {one.tenant.name: one.tenant for one in seen}, dmem)
+            found += _of_entry(entry, entry.vgpu, gpus, names, [one.tenant for one in seen], dmem)
     return tuple(sorted(found, key=lambda each: each.tenant.name))
 
 
@@ -68,12 +75,13 @@ def plan(
     they are, until `leave_others` is false. Processes of a tenant on a GPU that it has to leave, or of one that is removed,
     would escape its quota: they are in the way.
     """
-    by_name = {each.tenant.name: each for each in tenants}
+    by_key = {each.tenant.key: each for each in tenants}
+    kept_names = tuple((each.tenant.name, name) for each in tenants for name in each.kept_names)
     named = {each.gpu.uuid for each in gpus.gpus}
     removes, changes, kept, disturbs = [], [], [], []
     indices = tuple((gpu.uuid, gpu.index) for gpu in host.gpus)
     for one in sorted(seen, key=lambda each: each.tenant.name):
-        want = by_name.pop(one.tenant.name, None)
+        want = by_key.pop(one.tenant.key, None)
         if want is None:
             if not leave_others or named.intersection(one.tenant.gpus):
                 removes.append(RemoveTenant(one))
@@ -88,8 +96,8 @@ def plan(
     changes.sort(
         key=lambda c: (bool(set(c.tenant.gpus) - set(c.seen.tenant.gpus)), c.grows_bytes, _grows_percent(c), c.name)
     )
-    adds = [AddTenant(each.tenant, each.where, each.why) for each in by_name.values()]
-    return VgpuPlan(tuple(removes), tuple(changes), tuple(adds), tuple(kept), tuple(disturbs), indices)
+    adds = [AddTenant(each.tenant, each.where, each.why) for each in by_key.values()]
+    return VgpuPlan(tuple(removes), tuple(changes), tuple(adds), tuple(kept), tuple(disturbs), indices, kept_names)
 
 
 def unheld(
@@ -98,13 +106,15 @@ def unheld(
     """Return whom the step would let go on without a quota: the processes of a tenant that leaves a GPU, changes its provider
     or is removed.
     """
-    index = dict(indices)
-    return [
-        Disturbance("vgpu %s (%s %s)" % (step.name, step.reason(uuid), _short_label(index, uuid)), tuple(who))
-        for uuid in step.unheld
-        for who in [processes(step.name, uuid)]
-        if who
-    ]
+    index, tenant = dict(indices), step.seen.tenant
+    found = []
+    for uuid in step.unheld:
+        # What cannot be determined is among the processes of each name.
+        who = list(dict.fromkeys(holder for name in tenant.names for holder in processes(name, uuid)))
+        if who:
+            what = "vgpu %s (%s %s)" % (tenant.name, step.reason(uuid), _short_label(index, uuid))
+            found.append(Disturbance(what, tuple(who)))
+    return found
 
 
 def _short_label(index: Mapping[str, int], uuid: str) -> str:
@@ -117,7 +127,12 @@ def _grows_percent(change: ChangeTenant) -> int:
 
 
 def _of_entry(
-    entry: Entry, vgpu: Vgpu, gpus: Sequence[Gpu], now: dict[str, VgpuTenant], dmem: frozenset[str]
+    entry: Entry,
+    vgpu: Vgpu,
+    gpus: Sequence[Gpu],
+    names: Mapping[str, Names],
+    there: Sequence[VgpuTenant],
+    dmem: frozenset[str],
 ) -> list[WantedTenant]:
     where = {tenant.name: "%s.vgpu.tenants[%d]" % (entry.where, n) for n, tenant in enumerate(vgpu.tenants)}
     if vgpu.provider == MPS and vgpu.policy != "fixed":
@@ -126,12 +141,13 @@ def _of_entry(
             "MPS holds clients to their share always, which is `policy: fixed`",
             "Take policy away, or use another provider.",
         )
-    demands = [_demand(tenant, vgpu, gpus, where[tenant.name], now.get(tenant.name)) for tenant in vgpu.tenants]
+    demands = [_demand(tenant, vgpu, gpus, where[tenant.name], names[tenant.name].now) for tenant in vgpu.tenants]
     packed = _packed(entry, vgpu, gpus, demands, where)
     found = []
-    taken = _taken(gpus, now, {demand.name: set(packed[demand.name]) for demand in demands})
+    taken = _taken(gpus, there, {names[demand.name].key: set(packed[demand.name]) for demand in demands})
     for tenant in vgpu.tenants:
-        seats = _seats(packed[tenant.name], taken, now.get(tenant.name))
+        own = names[tenant.name]
+        seats = _seats(packed[tenant.name], taken, own.now)
         provider, why = _provider(vgpu.provider, packed[tenant.name], dmem, "%s.vgpu.provider" % entry.where)
         made = VgpuTenant(
             tenant.name,
@@ -143,15 +159,18 @@ def _of_entry(
             provider,
             tenant.group,
             tenant.oversubscribe_managed,
+            None if own.key == tenant.name else own.key,
+            own.aliases,
         )
-        found.append(WantedTenant(made, where[tenant.name], why))
+        found.append(WantedTenant(made, where[tenant.name], why, own.kept))
     return found
 
 
 def _demand(tenant: Tenant, vgpu: Vgpu, gpus: Sequence[Gpu], where: str, now: VgpuTenant | None) -> Demand:
-    problem = name_problem(tenant.name)
-    if problem is not None:
-        raise PlanError("%s.name: %s" % (where, problem.where), problem.problem, problem.cure)
+    for key, name in (("name", tenant.name), ("was", tenant.was)):
+        problem = None if name is None else name_problem(name)
+        if problem is not None:
+            raise PlanError("%s.%s: %s" % (where, key, problem.where), problem.problem, problem.cure)
     if vgpu.provider == MPS and tenant.gpus > 1:
         # The pipe directory of a process is one daemon's.
         problem_text = "a process works through one MPS daemon, and each GPU of the entry has its own"
@@ -217,12 +236,12 @@ def _room(free: Bin) -> str:
     return "%s and %d %%" % (size(free.memory_bytes), free.sm_percent)
 
 
-def _taken(gpus: Sequence[Gpu], now: dict[str, VgpuTenant], packed: dict[str, set[str]]) -> dict[str, dict[int, bool]]:
-    """By GPU the seats that somebody has, and whether he keeps it."""
+def _taken(gpus: Sequence[Gpu], there: Sequence[VgpuTenant], packed: dict[str, set[str]]) -> dict[str, dict[int, bool]]:
+    """Return by GPU the seats that tenants have, and whether the tenant keeps it. `packed` is by the keys of tenants."""
     return {
         gpu.uuid: {
-            seat.seat: gpu.uuid in packed.get(tenant.name, ())
-            for tenant in now.values()
+            seat.seat: gpu.uuid in packed.get(tenant.key, ())
+            for tenant in there
             for seat in tenant.seats
             if seat.gpu_uuid == gpu.uuid
         }

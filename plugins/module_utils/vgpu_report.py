@@ -14,6 +14,7 @@ from .vgpu_model import VgpuSeen
 #: What is told where the tenants cannot be looked at.
 _NO_TENANT = {
     "name": None,
+    "aliases": [],
     "memory_bytes": None,
     "sm_percent": None,
     "policy": None,
@@ -48,6 +49,7 @@ def told_of(seen: VgpuSeen) -> dict[str, Any]:
     none = None if usage is None else 0
     return {
         "name": tenant.name,
+        "aliases": list(tenant.aliases),
         "memory_bytes": tenant.memory_bytes,
         "sm_percent": tenant.sm_percent,
         "policy": tenant.policy,

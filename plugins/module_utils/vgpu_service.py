@@ -18,7 +18,7 @@ from .vgpu_apply import VgpuChange
 from .vgpu_host import VgpuHost, applies
 from .vgpu_model import KEY, MPS, NOT_ISOLATED, READ_ONLY, SEALED, VgpuSeen
 from .vgpu_plan import WantedTenant, plan, wanted
-from .vgpu_steps import VgpuPlan, caps, size
+from .vgpu_steps import VgpuPlan, also, caps, size
 
 #: What the line of a tenant ends with.
 _ISOLATION = {
@@ -147,7 +147,7 @@ def _check_gpus(asked: Sequence[WantedTenant], host: Host) -> None:
 def _describe(seen: VgpuSeen, host: Host) -> str:
     tenant, usage = seen.tenant, seen.usage
     plan = VgpuPlan(indices=tuple((gpu.uuid, gpu.index) for gpu in host.gpus))
-    line = "vgpu %s  %s  %s" % (tenant.name, plan.gpus(tenant), caps(tenant))
+    line = "vgpu %s  %s  %s" % (tenant.name, plan.gpus(tenant), caps(tenant) + also(tenant))
     if usage is not None:
         used = {each.gpu_uuid: each.used_bytes for each in usage.gpus}
         uses = " and ".join(size(used.get(uuid, 0)) for uuid in tenant.gpus)

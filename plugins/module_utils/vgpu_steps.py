@@ -11,9 +11,11 @@ from typing import Any, ClassVar, Union
 from .disturbance import Disturbance
 from .sizes import BYTES_PER_UNIT, format_size
 from .vgpu_files import to_data
-from .vgpu_model import KEY, MPS, VgpuSeen, VgpuTenant
+from .vgpu_model import KEY, MPS, VgpuName, VgpuSeen, VgpuTenant
 
 _MIB = BYTES_PER_UNIT["MiB"]
+#: How many processes a line names.
+_NAMED = 20
 
 
 @dataclass(frozen=True)
@@ -51,12 +53,12 @@ class AddTenant:
         return self.tenant.name
 
     def __str__(self) -> str:
-        return "add (%s%s)" % (caps(self.tenant), "; " + self.why if self.why else "")
+        return "add (%s%s)" % (caps(self.tenant) + also(self.tenant), "; " + self.why if self.why else "")
 
 
 @dataclass(frozen=True)
 class ChangeTenant:
-    """Give a tenant another quota while its processes run, other GPUs, or its files the form of this release."""
+    """Give a tenant another quota or name while its processes run, other GPUs, or its files the form of this release."""
 
     seen: VgpuSeen
     tenant: VgpuTenant
@@ -68,6 +70,11 @@ class ChangeTenant:
     @property
     def grows_bytes(self) -> int:
         return self.tenant.memory_bytes - self.seen.tenant.memory_bytes
+
+    @property
+    def ended_names(self) -> tuple[str, ...]:
+        """Names under which no program can start as the tenant any more."""
+        return tuple(name for name in self.seen.tenant.names if name not in self.tenant.names)
 
     @property
     def leaves(self) -> tuple[str, ...]:
@@ -91,7 +98,10 @@ class ChangeTenant:
         old, new = self.seen.tenant, self.tenant
         if old == new:
             return "write its files anew"
-        words = [] if caps(old) == caps(new) else ["change from %s to %s" % (caps(old), caps(new))]
+        words = [] if old.name == new.name else ["rename tenant %s to %s" % (old.name, new.name)]
+        words += ["add the name %s" % name for name in new.aliases if name not in old.names]
+        words += ["end the name %s" % name for name in self.ended_names]
+        words += [] if caps(old) == caps(new) else ["change from %s to %s" % (caps(old), caps(new))]
         return ", ".join(words) or ("move" if set(old.gpus) != set(new.gpus) else "change its seats")
 
 
@@ -110,6 +120,8 @@ class VgpuPlan:
     disturbs: tuple[Disturbance, ...] = ()
     #: Index of each GPU of the host, for texts.
     indices: tuple[tuple[str, int], ...] = ()
+    #: Names that the layout does not have and that stay, as processes have them, each with its tenant's name.
+    kept_names: tuple[tuple[str, VgpuName], ...] = ()
 
     @property
     def steps(self) -> tuple[VgpuStep, ...]:
@@ -123,12 +135,7 @@ class VgpuPlan:
 
     def to_data(self) -> list[dict[str, Any]]:
         """The steps as JSON has them, whatever the tenants use just now."""
-        return [
-            {"step": type(step).__name__, "name": step.name}
-            if isinstance(step, RemoveTenant)
-            else {"step": type(step).__name__, "name": step.name, "tenant": to_data(step.tenant)}
-            for step in self.steps
-        ]
+        return [_step_data(step) for step in self.steps]
 
     def gpus_changed(self) -> frozenset[str]:
         """UUIDs of the GPUs whose tenants change."""
@@ -141,8 +148,14 @@ class VgpuPlan:
         return frozenset(found)
 
     def lines(self) -> list[str]:
-        """One line for each tenant that changes."""
-        return ["vgpu %s: %s %s" % (step.name, step, self._places(step)) for step in sorted(self.steps, key=_name)]
+        """One line for each tenant that changes, and one for each name that stays until its processes end."""
+        found = [(step.name, "vgpu %s: %s %s" % (step.name, step, self._places(step))) for step in self.steps]
+        for tenant, kept in self.kept_names:
+            pids = ["pid %d" % pid for pid in kept.pids[:_NAMED]]
+            pids += ["%d more" % (len(kept.pids) - _NAMED)] if len(kept.pids) > _NAMED else []
+            line = "vgpu %s: keep the name %s until its processes end (%s)" % (tenant, kept.name, ", ".join(pids))
+            found.append((tenant, line))
+        return [line for _name, line in sorted(found, key=_first)]
 
     def _places(self, step: VgpuStep) -> str:
         if isinstance(step, RemoveTenant):
@@ -167,6 +180,18 @@ class VgpuPlan:
         return _named([*there, *(seen.tenant for seen in self.kept)], gpu_uuid)
 
 
+def _step_data(step: VgpuStep) -> dict[str, Any]:
+    data: dict[str, Any] = {"step": type(step).__name__, "name": step.name}
+    if isinstance(step, RemoveTenant):
+        return data
+    data["tenant"] = to_data(step.tenant)
+    if isinstance(step, ChangeTenant) and step.seen.tenant.name != step.name:
+        data["renamed_from"] = step.seen.tenant.name
+    if isinstance(step, ChangeTenant) and step.ended_names:
+        data["ended_names"] = list(step.ended_names)
+    return data
+
+
 def size(size_bytes: int) -> str:
     """As layouts have it, or in whole MiB where it is no such size."""
     return format_size(size_bytes) if size_bytes > 0 and size_bytes % _MIB == 0 else "%d MiB" % (size_bytes // _MIB)
@@ -184,10 +209,15 @@ def caps(tenant: VgpuTenant) -> str:
     return ", ".join([*words, "by %s" % tenant.provider])
 
 
-def _name(step: VgpuStep) -> str:
-    return step.name
+def also(tenant: VgpuTenant) -> str:
+    """Return the tenant's other names, as they follow its caps."""
+    return ", also named %s" % " and ".join(tenant.aliases) if tenant.aliases else ""
+
+
+def _first(pair: tuple[str, str]) -> str:
+    return pair[0]
 
 
 def _named(tenants: list[VgpuTenant], gpu_uuid: str) -> str:
-    names = sorted("%s (%s)" % (t.name, caps(t)) for t in tenants if gpu_uuid in t.gpus)
+    names = sorted("%s (%s)" % (t.name, caps(t) + also(t)) for t in tenants if gpu_uuid in t.gpus)
     return "vgpu %s" % ", ".join(names) if names else ""

@@ -78,7 +78,8 @@ plan:
   sample: ["vgpu notebook-a: add (8GiB and 30 %, fixed, by preload) on gpu 6"]
 tenants:
   description: >-
-    This collection's tenants on the host, as seen after the run (in check mode before it). C(name), C(memory_bytes) and
+    This collection's tenants on the host, as seen after the run (in check mode before it). C(name), C(aliases) (its
+    earlier names that still mean it), C(memory_bytes) and
     C(sm_percent) on each of its GPUs, C(policy), C(priority), C(provider), C(group) (null: every
     user), C(oversubscribe_managed), C(gpus), each with C(uuid), C(seat) and
     C(used_bytes), and C(processes), how many there are (both null where nothing tells it). Where the tenants cannot be looked

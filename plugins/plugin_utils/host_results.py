@@ -75,6 +75,7 @@ _GPU = {
 _DAEMON = {"name": "name", "devices": ["text", _PARTS], "places": [{"gpu_uuid": "gpu_uuid"}, _PARTS], "problem": "text"}
 _TENANT = {
     "name": "name",
+    "aliases": ["name", _PARTS],
     "memory_bytes": "count",
     "sm_percent": "small",
     "policy": "name",

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import grp
 import json
@@ -14,6 +15,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -366,6 +368,30 @@ def test_a_tenants_socket_comes_and_goes_with_it(world, agent):
     wait_until(lambda: not handed_out(root), "the agent has nothing to hand out")
     assert not any(path.is_socket() for path in (root / vgpu_files.STATE).rglob("*"))
     wait_until(lambda: not agent.kept, "nothing is kept of GPUs without tenants")
+
+
+def test_programs_of_both_names_of_a_renamed_tenant_have_one_page_and_one_share(world, agent):
+    tenant = make_tenant(world.tenant(50, "tenant-0", 0))
+    renamed = world.tenant(50, "tenant-b", 0)
+    quota = (renamed.folder / "quota").read_text()
+    renamed.write(quota.replace("tenant tenant-b", "tenant tenant-b\ncounted_as tenant-0"))
+    old = world.worker(tenant, f"{HALF_MS} --seconds 6")
+    new = world.worker(renamed, f"{HALF_MS} --start 3 --seconds 3")
+    pause = Pause(world, tenant, 1)
+    agent.start()
+    world.start()
+    with pause:
+        kept = {name: os.fstat(descriptor).st_ino for name, descriptor in agent.kept.items()}
+        spec = dataclasses.replace(spec_of(renamed), counted_as="tenant-0", aliases=("tenant-0",))
+        (tenant.folder / "tenant.json.new").write_text(json.dumps(vgpu_files.to_data(spec)))
+        (tenant.folder / "tenant.json.new").rename(tenant.folder / "tenant.json")
+        time.sleep(2.5)  # the agent looks once a second
+    world.finish()
+    assert old.share(0.3, 2.9) == pytest.approx(50, abs=POINTS)
+    assert old.share(3.3, 6) + new.share(3.3, 6) == pytest.approx(50, abs=POINTS)
+    assert {name: os.fstat(descriptor).st_ino for name, descriptor in agent.kept.items()} == kept
+    assert seat_of(agent, tenant).tenant == b"tenant-0"
+    assert not any(file_of(world).read_bytes()), "none of them used the file"
 
 
 def test_the_socket_of_a_tenant_with_a_group_is_the_groups(world, agent):

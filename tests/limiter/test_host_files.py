@@ -109,6 +109,79 @@ def test_what_runs_of_a_tenant_that_is_removed_keeps_its_quota(host: Host) -> No
         client.alloc(48 * MIB)
 
 
+# --- tenants that get another name ---
+
+
+def used(host: Host, name: str) -> tuple[int, int]:
+    """How many processes the tenant has, and what they use in MiB."""
+    usage = host.usage(name)
+    return usage.processes, sum(use.used_bytes for use in usage.gpus) // MIB
+
+
+def test_processes_of_both_names_of_a_renamed_tenant_share_one_quota(host: Host) -> None:
+    tenant = host.write("a", 64, 0)
+    region = host.root / "run/openfleet-gpu/vgpu/tenants/a/region.1"
+    with host.client("a") as old:
+        address = old.alloc(40 * MIB)
+        inode = region.stat().st_ino
+        tenant = dataclasses.replace(tenant, name="b", counted_as="a", aliases=("a",))
+        host.tenants.write(tenant)
+        assert used(host, "b") == (1, 40)
+        with host.client("b") as new:
+            assert new.memory() == (24 * MIB, 64 * MIB)
+            assert new.call("cuMemAlloc_v2", OUT, 24 * MIB + 1)[0] == OUT_OF_MEMORY
+            new.alloc(24 * MIB)
+            time.sleep(1.1)  # by then both have looked at their files again
+            assert old.call("cuMemAlloc_v2", OUT, 1)[0] == OUT_OF_MEMORY
+            assert used(host, "b") == (2, 64)
+            # What one gives back, the other may have; programs can still start under the earlier name.
+            old.free(address)
+            new.alloc(16 * MIB)
+            with host.client("a") as late:
+                assert late.memory() == (24 * MIB, 64 * MIB)
+            # Another quota holds for both.
+            host.tenants.write(dataclasses.replace(tenant, memory_bytes=48 * MIB))
+            for client in (old, new):
+                until(lambda client=client: client.memory() == (8 * MIB, 48 * MIB), "the smaller quota")
+            new.kill()
+            assert old.memory() == (48 * MIB, 48 * MIB)
+        assert region.stat().st_ino == inode
+
+
+def test_what_runs_goes_on_when_an_earlier_name_ends_or_comes_back(host: Host) -> None:
+    tenant = host.write("a", 64, 0)
+    both = dataclasses.replace(tenant, name="b", counted_as="a", aliases=("a",))
+    host.tenants.write(both)
+    with host.client("b") as one:
+        one.alloc(40 * MIB)
+        host.tenants.write(dataclasses.replace(both, aliases=()))
+        assert not (host.root / "etc/openfleet-gpu/vgpu/a/quota").exists()
+        assert not (host.root / "etc/cdi/openfleet-vgpu-a.json").exists()
+        time.sleep(1.1)
+        with host.client("b") as two:
+            assert two.memory() == (24 * MIB, 64 * MIB)
+        # A new tenant of the earlier name is another one.
+        other = dataclasses.replace(tenant, counted_as="a.2", seats=(VgpuSeat(host.card.uuid(0), 1),))
+        host.tenants.write(other)
+        with host.client("a") as three:
+            three.alloc(64 * MIB)
+            assert (used(host, "a"), used(host, "b")) == ((1, 64), (1, 40))
+        host.tenants.forget("a")
+        host.tenants.write(dataclasses.replace(both, name="a", counted_as=None, aliases=("b",)))
+        with host.client("a") as four:
+            assert four.memory() == (24 * MIB, 64 * MIB)
+        host.tenants.forget("a")
+    assert not list((host.root / "etc/openfleet-gpu").rglob("*")) and not list(host.root.glob("run/*"))
+
+
+def test_a_new_tenant_has_both_names_from_the_start(host: Host) -> None:
+    host.write("b", 64, 0, aliases=("a",))
+    with host.client("a") as old, host.client("b") as new:
+        old.alloc(40 * MIB)
+        assert new.call("cuMemAlloc_v2", OUT, 24 * MIB + 1)[0] == OUT_OF_MEMORY
+        assert used(host, "b") == (2, 40)
+
+
 def test_what_the_kernel_bounds_the_library_leaves(host: Host) -> None:
     """A quota of 0 bytes is none of the library's; the seat and the share are."""
     host.write("a", 64, 0)

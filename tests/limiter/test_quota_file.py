@@ -37,9 +37,10 @@ def total(client: Client) -> int:
         GOOD.replace("\n", "\r\n"),
         GOOD.rstrip("\n"),
         f"version 1\ngpu {UUID} seat 3 sm 20 memory {8 * MIB}\npolicy burst\npriority -5\ntenant tenant-a\n",
+        GOOD + "counted_as tenant-a\n",
         f"gpu {UUID.replace('5c89', '5C89')} memory {8 * MIB}\nversion 1\n",
     ],
-    ids=["plain", "lower", "comments", "crlf", "no newline", "order", "short"],
+    ids=["plain", "lower", "comments", "crlf", "no newline", "order", "counted as itself", "short"],
 )
 def test_what_is_understood(tenant: Tenant, text: str) -> None:
     tenant.write(text)
@@ -62,6 +63,8 @@ def test_unknown_keys_are_passed_over_and_logged(tenant: Tenant) -> None:
         ("version 1\n", "", 3, "version 1"),
         ("tenant tenant-a", "tenant tenant-b", 2, "another tenant's"),
         ("tenant tenant-a", "tenant", 2, "without a value"),
+        ("gpu ", "counted_as ../tenant-b\ngpu ", 3, "counted_as is a name"),
+        ("gpu ", f"counted_as {64 * 'x'}\ngpu ", 3, "counted_as is a name"),
         ("gpu ", "policy free\ngpu ", 3, "fixed, contended or burst"),
         ("gpu ", "priority high\ngpu ", 3, "whole number"),
         ("gpu ", "managed free\ngpu ", 3, "counted or oversubscribed"),

@@ -92,6 +92,26 @@ def test_what_processes_use_and_what_was_refused(top, tenant):
     assert only(top("--json"))["processes"] == []
 
 
+def test_a_renamed_tenant_is_shown_once_with_the_processes_of_both_names(top, tenant):
+    tenant.quota(GIB, sm=50)
+    quota = (tenant.folder / "quota").read_text()
+    new = tenant.folder.with_name("tenant-b")
+    new.mkdir()
+    (new / "quota").write_text(quota.replace("tenant tenant-a", "tenant tenant-b\ncounted_as tenant-a"))
+    (tenant.folder / "alias_of").write_text("tenant-b\n")
+    with tenant.client() as one, tenant.client(OPENFLEET_VGPU="tenant-b") as two:
+        one.alloc(100 * MIB)
+        two.alloc(200 * MIB)
+        for _ended in (False, True):
+            shown = only(top("--json"))
+            assert (shown["name"], shown["problem"]) == ("tenant-b", None)
+            assert {process["pid"] for process in shown["processes"]} == {one.pid, two.pid}
+            assert shown["gpus"][0]["used_bytes"] == 300 * MIB
+            # And when the earlier name has ended.
+            (tenant.folder / "quota").unlink(missing_ok=True)
+            (tenant.folder / "alias_of").unlink(missing_ok=True)
+
+
 def test_a_process_of_another_pid_namespace_is_found_by_its_pid_here(top, tenant, built):
     user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
     wrap = ["unshare", *user, "--pid", "--fork", "--kill-child"]

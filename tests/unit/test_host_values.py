@@ -134,7 +134,8 @@ def test_a_text_is_a_short_line():
 def honest() -> dict:
     instances = [(1, "3g.40gb", 4, "embed.service"), (2, "1g.10gb", 0, None)]
     tenant = {
-        "name": "a", "memory_bytes": 1 << 30, "sm_percent": 30, "policy": "fixed", "priority": 0, "provider": "preload",
+        "name": "a", "aliases": ["b"],
+        "memory_bytes": 1 << 30, "sm_percent": 30, "policy": "fixed", "priority": 0, "provider": "preload",
         "oversubscribe_managed": False, "gpus": [{"uuid": "GPU-gpu-1-0", "seat": 0, "used_bytes": 0}],
         "processes": 0, "problem": None,
     }  # fmt: skip

@@ -483,6 +483,7 @@ def test_the_policy_contended_is_hamis_default():
         (vgpu(provider="mps"), "provider: mps", "provider: mps"),
         (vgpu(provider="dmem"), "provider: dmem", "provider: dmem"),
         (vgpu(tenant={"group": "researchers"}), "Unix group of tenant a", "Unix group of tenant a"),
+        (vgpu(tenant={"was": "b"}), "earlier name (was) of tenant a", "earlier name (was) of tenant a"),
         (vgpu(tenant={"oversubscribe_managed": True}), "managed memory beyond", "managed memory beyond"),
         (vgpu(tenant={"priority": 2}), "priorities 0 and 1 only", "knows no priorities"),
         (vgpu(tenant={"priority": 1}), None, "knows no priorities"),

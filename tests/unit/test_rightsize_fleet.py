@@ -175,6 +175,11 @@ ODD = {
         {},
         "the tenant x may have managed memory beyond its quota",
     ),
+    "with a tenant that has an earlier name": (
+        state(gpu("a", 0, H100), tenants=[tenant("x", aliases=["w"])]),
+        {},
+        "the tenant x is being renamed (was: w)",
+    ),
     "with an instance without data": (
         state(gpu("a", 0, H100, instances=[(1, "3g.40gb", 4, "x.service"), (2, "1g.10gb", 0, "y.service")])),
         {"words": {("a", 0, "2"): "no_data"}},

@@ -24,13 +24,32 @@ HOST = Host("580.105.08", "12.580", "13.0", True, tuple(GPUS))
 
 
 def layout(*tenants):
-    quotas = [dict(tenant, name=name, memory="%dGiB" % gib, sm_percent=20) for name, gib, tenant in tenants]
+    quotas = [dict(tenant, name=name, memory="%dGiB" % gib, sm_percent=10) for name, gib, tenant in tenants]
     return [{"gpus": [0, 1], "sharing": "vgpu", "vgpu": {"tenants": quotas}}]
 
 
-#: From one to the other a tenant goes, one shrinks, one grows, one moves, one comes, one stays.
-BEFORE = layout(("goes", 4, {}), ("less", 20, {}), ("more", 4, {}), ("moves", 4, {"gpu": 0}), ("stays", 4, {"gpus": 2}))
-AFTER = layout(("less", 4, {}), ("more", 20, {}), ("moves", 4, {"gpu": 1}), ("comes", 4, {}), ("stays", 4, {"gpus": 2}))
+#: From one to the other a tenant goes, one shrinks, one grows, one moves, one comes, one stays; one is renamed, and an earlier
+#: name of one ends.
+BEFORE = layout(
+    ("goes", 4, {}),
+    ("less", 20, {}),
+    ("more", 4, {}),
+    ("moves", 4, {"gpu": 0}),
+    ("old", 2, {}),
+    ("one", 2, {"was": "earlier"}),
+    ("stays", 4, {"gpus": 2}),
+)
+AFTER = layout(
+    ("less", 4, {}),
+    ("more", 20, {}),
+    ("moves", 4, {"gpu": 1}),
+    ("comes", 4, {}),
+    ("new", 2, {"was": "old"}),
+    ("one", 2, {}),
+    ("stays", 4, {"gpus": 2}),
+)
+#: The way there and back. On the way back the renamed tenant gets its earlier name again, without `was`.
+WAYS = pytest.mark.parametrize("way", [(BEFORE, AFTER), (BEFORE, AFTER, BEFORE)], ids=["there", "back"])
 
 
 def change(host, data, holders=lambda name, gpu: (), look=lambda: HOST, clear=None):
@@ -72,6 +91,7 @@ class Operations:
             (durable, "write_text"),
             (durable, "remove"),
             (vgpu_host, "_remove_folder"),
+            (vgpu_host, "_unlink"),
             (VgpuHost, "_make_shared_files"),
         ):
             monkeypatch.setattr(module, name, self.counted(getattr(module, name)))
@@ -101,10 +121,11 @@ def maker(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     numbers = iter(range(1000))
 
-    def make():
+    def make(*layouts):
         root = tmp_path / str(next(numbers))
-        host = VgpuHost(GPUS, str(root))
-        carry_out(change(host, BEFORE))
+        host = VgpuHost(GPUS, str(root), proc=str(tmp_path / "no-processes"))
+        for each in layouts or [BEFORE]:
+            carry_out_and_settle(change(host, each))
         return host, root
 
     return make
@@ -115,19 +136,35 @@ def test_all_of_it(make):
     stays = {path: text for path, text in files(root).items() if "/stays" in path}
     work = change(host, AFTER)
     done = carry_out(work)
-    assert [line.split(":")[0] for line in done] == ["vgpu %s" % name for name in ("less", "more", "moves", "comes")]
+    names = ("less", "new", "one", "more", "moves", "comes")
+    assert [line.split(":")[0] for line in done] == ["vgpu %s" % name for name in names]
     assert [path for path in files(root) if "/goes" in path]
     work.forget()
-    assert not [path for path in files(root) if "goes" in path]
+    assert not [path for path in files(root) if "goes" in path or "earlier" in path]
     assert {path: text for path, text in files(root).items() if "/stays" in path} == stays
     assert not change(host, AFTER).record["before"]
 
 
-def every_operation(make, operations):
-    """How many there are in an undisturbed run, how many of them until the new layout stands, and what it leaves."""
+def test_a_renamed_tenant_keeps_its_files_and_has_new_ones_under_its_new_name(make):
     host, root = make()
+    old = {path: text for path, text in files(root).items() if re.search(r"/old/|-old\.json", path)}
+    run = {path: path.stat() for path in root.glob("run/**/*") if "old" in str(path)}
+    carry_out_and_settle(change(host, AFTER))
+    now = files(root)
+    del old["etc/openfleet-gpu/vgpu/old/tenant.json"]
+    assert {path: now[path] for path in old} == old
+    assert now["etc/openfleet-gpu/vgpu/old/alias_of"] == "new\n"
+    assert "counted_as old\n" in now["etc/openfleet-gpu/vgpu/new/quota"]
+    # What running processes have mapped, and what containers have mounted.
+    assert {path: path.stat() for path in root.glob("run/**/*") if "old" in str(path)} == run
+    assert not [path for path in root.glob("run/**/*") if "new" in path.name]
+
+
+def every_operation(make, operations, way):
+    """How many there are in an undisturbed run, how many of them until the new layout stands, and what it leaves."""
+    host, root = make(*way[:-1])
     operations.fail(None, None)
-    work = change(host, AFTER)
+    work = change(host, way[-1])
     carry_out(work)
     until = operations.count
     work.forget()
@@ -135,13 +172,14 @@ def every_operation(make, operations):
 
 
 def test_an_error_anywhere_ends_with_the_files_of_before(make, operations):
-    _count, until, _after = every_operation(make, operations)
+    way = (BEFORE, AFTER)
+    _count, until, _after = every_operation(make, operations, way)
     assert until > 15
     for at in range(1, until + 1):
         operations.fail(None, None)
-        host, root = make()
+        host, root = make(*way[:-1])
         inodes = {path: path.stat().st_ino for path in root.glob("run/**/*.1")}
-        before, work = files(root), change(host, AFTER)
+        before, work = files(root), change(host, way[-1])
         operations.fail(at, ApplyError("disk", "it is full"))
         with pytest.raises(ApplyError, match="it is full"):
             carry_out(work)
@@ -149,34 +187,36 @@ def test_an_error_anywhere_ends_with_the_files_of_before(make, operations):
         assert files(root) == before, "operation %d" % at
         assert not any(seen.outdated for seen in host.observe())
         # Running processes have them open, and containers have them mounted.
-        assert len(inodes) == 7
+        assert len(inodes) == len(way[-2][0]["vgpu"]["tenants"]) + len(GPUS)
         assert {path: path.stat().st_ino for path in inodes} == inodes
 
 
 def test_an_error_while_a_tenant_is_removed_is_made_up_for_by_the_next_run(make, operations):
-    count, until, after = every_operation(make, operations)
+    way = (BEFORE, AFTER)
+    count, until, after = every_operation(make, operations, way)
     assert count > until
     for at in range(until + 1, count + 1):
         operations.fail(None, None)
-        host, root = make()
-        work = change(host, AFTER)
+        host, root = make(*way[:-1])
+        work = change(host, way[-1])
         operations.fail(at, ApplyError("disk", "it cannot be written"))
         carry_out(work)
         with pytest.raises(ApplyError, match="it cannot be written"):
             work.forget()
         operations.fail(None, None)
-        carry_out_and_settle(change(host, AFTER))
+        carry_out_and_settle(change(host, way[-1]))
         assert files(root) == after, "operation %d" % at
 
 
-def test_a_run_cut_off_anywhere_is_completed_or_taken_back(make, operations):
-    count, until, after = every_operation(make, operations)
+@WAYS
+def test_a_run_cut_off_anywhere_is_completed_or_taken_back(make, operations, way):
+    count, until, after = every_operation(make, operations, way)
     for at in range(1, count + 1):
         # Once the new layout stands there is no journal to go back by.
         for back in (False, True) if at <= until else (False,):
             operations.fail(None, None)
-            host, root = make()
-            before, work = files(root), change(host, AFTER)
+            host, root = make(*way[:-1])
+            before, work = files(root), change(host, way[-1])
             journal = json.loads(json.dumps(work.record))
             operations.fail(at, CutOff())
             with pytest.raises(CutOff):
@@ -185,10 +225,10 @@ def test_a_run_cut_off_anywhere_is_completed_or_taken_back(make, operations):
             if back:
                 vgpu_apply.bring_back(journal, host)
                 assert files(root) == before, "operation %d" % at
-            carry_out_and_settle(change(host, AFTER))
+            carry_out_and_settle(change(host, way[-1]))
             # Which seat is free may be another one by then.
             assert files(root).keys() == after.keys(), "operation %d" % at
-            assert change(host, AFTER).record == {"before": [], "comes": []}, "nothing is left to do"
+            assert change(host, way[-1]).record == {"before": [], "comes": []}, "nothing is left to do"
 
 
 def test_less_is_given_before_more(make, monkeypatch):
@@ -203,8 +243,24 @@ def test_less_is_given_before_more(make, monkeypatch):
 
     monkeypatch.setattr(VgpuHost, "write", spy)
     carry_out(change(host, AFTER))
-    assert len(promised) == 4
+    assert len(promised) == 6
     assert max(promised) <= min(gpu.memory_total_bytes for gpu in GPUS)
+
+
+def test_a_name_that_a_process_has_got_since_the_plan_does_not_end(make):
+    host, root = make()
+    before, work = files(root), change(host, AFTER)
+    process = root / "proc/7"
+    process.mkdir(parents=True)
+    (process / "environ").write_bytes(b"HOME=/\0OPENFLEET_VGPU=earlier\0")
+    host._proc = root / "proc"
+    with pytest.raises(BusyError, match="the name earlier of vgpu one is in use by pid 7"):
+        carry_out(work)
+    assert {path: text for path, text in files(root).items() if not path.startswith("proc/")} == before
+    # The next plan keeps the name, and all else is done.
+    carry_out_and_settle(change(host, AFTER))
+    assert "etc/openfleet-gpu/vgpu/earlier/quota" in files(root)
+    assert change(host, AFTER).record == {"before": [], "comes": []}, "nothing is left to do"
 
 
 @pytest.mark.parametrize("name, why", [("moves", "it would leave"), ("goes", "it would be removed from")])

@@ -68,6 +68,46 @@ def test_managed_memory_beyond_the_quota_is_a_line_of_it():
     assert vgpu_files.from_data(data) == PAIR
 
 
+def test_a_renamed_tenant_has_the_files_of_both_names_and_is_counted_under_one():
+    before = dataclasses.replace(PAIR, provider="dmem")
+    after = dataclasses.replace(before, name="duo", counted_as="pair-1", aliases=("pair-1",))
+    old, new = vgpu_files.files(before), vgpu_files.files(after)
+    spec = vgpu_files.spec_path("pair-1")
+    assert next(iter(new)) == spec
+    assert vgpu_files.from_data(json.loads(new.pop(spec))) == after
+    del old[spec]
+    # Programs and containers under the earlier name see no difference.
+    assert {path: new[path] for path in old} == old
+    assert new["etc/openfleet-gpu/vgpu/pair-1/alias_of"] == "duo\n"
+    assert "etc/openfleet-gpu/vgpu/duo/alias_of" not in new
+    quota = of(after, "quota").splitlines()
+    assert quota[2:4] == ["tenant duo", "counted_as pair-1"]
+    assert [line for line in quota[1:] if line != "counted_as pair-1" and line != "tenant duo"] == [
+        line for line in of(before, "quota").splitlines()[1:] if line != "tenant pair-1"
+    ]
+    assert settings(of(after, "env"))["OPENFLEET_VGPU"] == "duo"
+    # The kernel bounds the two together.
+    assert of(after, "slice") == old["etc/openfleet-gpu/vgpu/pair-1/slice"]
+    assert "Slice=openfleet-vgpu-pair\\x2d1.slice" in of(after, "systemd.conf").splitlines()
+    device, other = (cdi(dataclasses.replace(one, provider="preload"))["devices"][0] for one in (after, before))
+    mounts = [{m["containerPath"]: m["hostPath"] for m in one["containerEdits"]["mounts"]} for one in (device, other)]
+    assert device["name"] == "duo"
+    assert set(mounts[0].items()) ^ set(mounts[1].items()) == {
+        ("/etc/openfleet-gpu/vgpu/duo",) * 2,
+        ("/etc/openfleet-gpu/vgpu/pair-1",) * 2,
+    }
+
+
+def test_what_is_below_run_of_a_renamed_tenant_keeps_its_name():
+    after = dataclasses.replace(PAIR, name="duo", counted_as="pair-1", aliases=("pair-1",))
+    assert vgpu_files.tmpfiles([after]) == vgpu_files.tmpfiles([PAIR])
+    assert vgpu_files.shared_files(after) == vgpu_files.shared_files(PAIR)
+
+
+def test_the_spec_of_a_tenant_that_has_one_name_is_that_of_earlier_releases():
+    assert not {"counted_as", "aliases"}.intersection(vgpu_files.to_data(PAIR))
+
+
 def test_what_the_kernel_bounds_the_library_does_too():
     """A container is in no slice, unless somebody puts it there."""
     bound = dataclasses.replace(PAIR, provider="dmem")

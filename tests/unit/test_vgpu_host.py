@@ -18,6 +18,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyE
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder, Host
 from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_host import VgpuHost
 from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_model import (
+    VgpuName,
     VgpuSeat,
     VgpuSeen,
     VgpuTenant,
@@ -409,3 +410,71 @@ def test_the_spec_is_json_that_people_can_read(host, tmp_path):
         {"gpu_uuid": GPU.uuid, "seat": 1},
         {"gpu_uuid": OTHER.uuid, "seat": 0},
     ]
+
+
+# --- tenants that get another name ---
+
+
+RENAMED = dataclasses.replace(A, name="b", counted_as="a", aliases=("a",))
+
+
+def process(root, pid, *words):
+    (root / "proc" / str(pid)).mkdir(parents=True)
+    (root / "proc" / str(pid) / "environ").write_bytes(b"".join(word.encode() + b"\0" for word in words))
+
+
+def test_a_renamed_tenant_is_one_tenant_with_two_names(host, tmp_path):
+    host.write(A)
+    host.write(RENAMED)
+    assert host.observe() == (VgpuSeen(RENAMED, usage=UNUSED),)
+    host.write(A)
+    assert host.observe() == (VgpuSeen(A, usage=UNUSED),)
+    assert not [path for path in everything(tmp_path) if "/b" in path or "-b" in path or "alias_of" in path]
+
+
+def test_the_names_that_processes_have_are_told(host, tmp_path):
+    host.write(A)
+    process(tmp_path, 7, "OPENFLEET_VGPU=a")
+    assert host.observe()[0].names_in_use == (), "it has only one name"
+    host.write(RENAMED)
+    for pid, words in ((8, ["HOME=/", "OPENFLEET_VGPU=a"]), (9, ["OPENFLEET_VGPU=ab"]), (10, [])):
+        process(tmp_path, pid, *words)
+    assert host.observe()[0].names_in_use == (VgpuName("a", (7, 8)),)
+
+
+def test_the_last_tenant_leaves_nothing_of_all_its_names(host, tmp_path):
+    host.write(A)
+    host.write(RENAMED)
+    host.forget("b")
+    assert not [path for path in everything(tmp_path) if not path.startswith("proc/")]
+    assert not (tmp_path / "etc/openfleet-gpu").exists()
+
+
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_a_tenant_whose_name_is_the_key_of_another_one_goes_without_it(host, tmp_path, first):
+    """Their files lie in one folder."""
+    host.write(A)
+    host.write(dataclasses.replace(RENAMED, aliases=()))
+    before = {path: (tmp_path / path).read_text() for path in everything(tmp_path)}
+    host.write(dataclasses.replace(A, counted_as="a.2", seats=(VgpuSeat(GPU.uuid, 1),)))
+    assert [(seen.tenant.name, seen.tenant.key, seen.outdated) for seen in host.observe()] == [
+        ("a", "a.2", ()),
+        ("b", "a", ()),
+    ]
+    host.forget(first)
+    (left,) = host.observe()
+    assert (left.tenant.name, left.outdated) == ("b" if first == "a" else "a", ())
+    if first == "a":
+        assert {path: (tmp_path / path).read_text() for path in everything(tmp_path)} == before
+    else:
+        host.forget("a")
+        assert everything(tmp_path) == []
+
+
+def test_a_name_that_is_the_tenants_own_again_is_shown(host, tmp_path):
+    """The limiter shows no folder that has the file."""
+    host.write(A)
+    (tmp_path / vgpu_files.alias_path("a")).write_text("b\n")
+    assert host.observe()[0].outdated == (vgpu_files.alias_path("a"),)
+    host.write(A)
+    assert host.observe() == (VgpuSeen(A, usage=UNUSED),)

@@ -14,7 +14,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanEr
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder, Host
 from ansible_collections.openfleet.gpu.plugins.module_utils.targets import targets
-from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_model import VgpuSeat, VgpuSeen, VgpuTenant
+from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_model import VgpuName, VgpuSeat, VgpuSeen, VgpuTenant
 
 GIB = 2**30
 GPUS = tuple(
@@ -260,3 +260,155 @@ def test_before_and_after_tell_the_tenants_of_a_gpu():
     assert plan.before(UUIDS[0]) == "vgpu a (8GiB and 30 %, fixed, by preload), b (8GiB and 30 %, fixed, by preload)"
     assert plan.after(UUIDS[0]) == "vgpu b (4GiB and 30 %, fixed, by preload)"
     assert plan.before(UUIDS[1]) == plan.after(UUIDS[1]) == ""
+
+
+# ---------------------------------------------------------------------- tenants that get another name
+
+
+def in_use(seen, *names):
+    """The tenants, where process 7 has each of the names."""
+    found = []
+    for one in seen:
+        own = tuple(VgpuName(name, (7,)) for name in one.tenant.names if name in names and one.tenant.aliases)
+        found.append(dataclasses.replace(one, names_in_use=own))
+    return tuple(found)
+
+
+def renamed(*names, **more):
+    """The tenant `a` of a host after renames to each of these names."""
+    seen = there(entry([0], tenant("a")))
+    for old, new in zip(("a", *names), names):
+        seen = there(entry([0], tenant(new, was=old, **more)), seen=seen)
+    return seen
+
+
+def test_a_renamed_tenant_keeps_its_seat_and_the_name_it_is_counted_under():
+    before = there(entry([0], tenant("first"), tenant("a")))
+    wanted, plan = planned([entry([0], tenant("b", was="a"), tenant("first"))], seen=before)
+    assert plan.lines() == ["vgpu b: rename tenant a to b on gpu 0"]
+    assert wanted[0].tenant == dataclasses.replace(before[0].tenant, name="b", counted_as="a", aliases=("a",))
+    assert [type(step).__name__ for step in plan.steps] == ["ChangeTenant"]
+    assert plan.after(UUIDS[0]).startswith("vgpu b (8GiB and 30 %, fixed, by preload, also named a), ")
+    assert plan.disturbs == ()
+    again = planned([entry([0], tenant("b", was="a"), tenant("first"))], seen=[VgpuSeen(w.tenant) for w in wanted])[1]
+    assert (again.steps, again.lines()) == ((), [])
+
+
+def test_processes_of_a_renamed_tenant_are_in_nobodys_way_and_of_another_one_they_are():
+    before = there(entry([0], tenant("a")))
+
+    def processes(name, gpu):
+        return [holder(gpu)] if name == "a" else []
+
+    plan = planned([entry([0], tenant("b", was="a"))], seen=before, processes=processes)[1]
+    assert plan.disturbs == ()
+    plan = planned([entry([0], tenant("b"))], seen=before, processes=processes)[1]
+    assert plan.lines() == ["vgpu a: remove from gpu 0", plan.lines()[1]]
+    assert [str(found) for found in plan.disturbs] == [
+        "vgpu a (it would be removed from %s) is in use by pid 7 (train.py)" % GPU_0
+    ]
+    # Under whichever of its names.
+    for part in (entry([1], tenant("b", was="a")), entry([1], tenant("c", was="b"))):
+        shared = {"gpus": [0], "sharing": "shared"}
+        plan = planned([part, shared], seen=in_use(renamed("b"), "a"), processes=processes)[1]
+        assert [str(found) for found in plan.disturbs] == [
+            "vgpu b (it would leave %s) is in use by pid 7 (train.py)" % GPU_0
+        ]
+
+
+def test_a_tenant_is_renamed_and_changed_in_one_step():
+    assert lines(entry([0], tenant("b", 4, was="a")), seen=there(entry([0], tenant("a")))) == [
+        "vgpu b: rename tenant a to b, change from 8GiB and 30 %, fixed, by preload to 4GiB and 30 %, fixed, by preload"
+        " on gpu 0"
+    ]
+
+
+def test_a_new_tenant_has_its_earlier_name_too():
+    """All hosts of a layout have the same names."""
+    assert lines(entry([0], tenant("b", was="a"))) == [
+        "vgpu b: add (8GiB and 30 %, fixed, by preload, also named a; no dmem here) on gpu 0"
+    ]
+    assert lines(entry([0], tenant("b", was="a")), seen=there(entry([0], tenant("b")))) == [
+        "vgpu b: add the name a on gpu 0"
+    ]
+
+
+def test_an_earlier_name_ends_when_no_process_has_it():
+    part = entry([0], tenant("b"))
+    assert lines(part, seen=renamed("b")) == ["vgpu b: end the name a on gpu 0"]
+    kept = planned([part], seen=in_use(renamed("b"), "a", "b"))[1]
+    assert kept.steps == ()
+    assert kept.lines() == ["vgpu b: keep the name a until its processes end (pid 7)"]
+    # It is still counted under that name, and so is not rewritten by the next run.
+    ended = there(part, seen=renamed("b"))
+    assert (ended[0].tenant.counted_as, ended[0].tenant.aliases) == ("a", ())
+    assert lines(part, seen=ended) == []
+
+
+def test_a_name_before_the_earlier_one_ends_as_well():
+    seen = renamed("b")
+    part = entry([0], tenant("c", was="b"))
+    assert lines(part, seen=seen) == ["vgpu c: rename tenant b to c, end the name a on gpu 0"]
+    assert lines(part, seen=in_use(seen, "a")) == [
+        "vgpu c: rename tenant b to c on gpu 0",
+        "vgpu c: keep the name a until its processes end (pid 7)",
+    ]
+    assert renamed("b", "c")[0].tenant.counted_as == "a"
+
+
+@pytest.mark.parametrize(("was", "ends"), [({"was": "b"}, ""), ({}, ", end the name b")])
+def test_a_rename_is_taken_back(was, ends):
+    part = entry([0], tenant("a", **was))
+    assert lines(part, seen=renamed("b")) == ["vgpu a: rename tenant b to a%s on gpu 0" % ends]
+    back = there(part, seen=renamed("b"))
+    assert back[0].tenant.counted_as is None
+    assert lines(part, seen=in_use(renamed("b"), "b"))[-1].startswith(
+        "vgpu a: rename tenant b to a on gpu 0" if was else "vgpu a: keep the name b until"
+    )
+
+
+def test_a_new_tenant_with_an_earlier_name_of_another_one_is_counted_for_itself():
+    part = entry([0], tenant("a"), tenant("b"))
+    wanted, plan = planned([part], seen=renamed("b"))
+    assert [line.split(" (")[0] for line in plan.lines()] == ["vgpu a: add", "vgpu b: end the name a on gpu 0"]
+    assert [each.tenant.key for each in wanted] == ["a.2", "a"]
+    assert lines(part, seen=[VgpuSeen(each.tenant) for each in wanted]) == []
+    # Nor is it one that has the same name as that key.
+    wider = entry([0], tenant("a"), tenant("b"), tenant("a.2", sm=10))
+    wanted = planned([wider], seen=[VgpuSeen(each.tenant) for each in wanted])[0]
+    assert {each.tenant.name: each.tenant.key for each in wanted} == {"a": "a.2", "b": "a", "a.2": "a.2.2"}
+
+
+def test_two_tenants_cannot_become_one():
+    text = refused(entry([0], tenant("b", was="a")), seen=there(entry([0], tenant("a"), tenant("b"))))
+    assert text.startswith("gpu_layout[0].vgpu.tenants[0].was: the host has separate tenants a (%s)" % GPUS[0].label)
+    assert "Take was away, which removes a; or remove b first" in text
+
+
+@pytest.mark.parametrize(
+    ("part", "used", "words"),
+    [
+        (
+            entry([0], tenant("b"), tenant("a")),
+            ["a"],
+            ["tenants[1].name", "a is still a name of the tenant b", "pid 7"],
+        ),
+        (entry([0], tenant("b"), tenant("d", was="a")), ["a"], ["tenants[1].was", "a is still a name", "End them"]),
+        (entry([0], tenant("c", was="b"), tenant("d", was="a")), ["a"], ["tenants[1].was", "the tenant c", "End them"]),
+    ],
+)
+def test_a_name_that_processes_of_another_tenant_have_is_refused(part, used, words):
+    text = refused(part, seen=in_use(renamed("b"), *used))
+    assert all(word in text for word in words), text
+    assert GPUS[0].label in text
+
+
+def test_a_tenant_that_is_there_gets_no_name_that_another_one_gives_up_in_the_same_run():
+    seen = there(entry([0], tenant("b", was="a"), tenant("d")))
+    text = refused(entry([0], tenant("b"), tenant("d", was="a")), seen=seen)
+    assert "tenants[1].was: a is still a name of the tenant b" in text
+    assert "Apply the layout without this tenant first" in text
+
+
+def test_an_earlier_name_that_no_cdi_device_can_have_is_refused():
+    assert "tenants[0].was" in refused(entry([0], tenant("a", was="b-")))

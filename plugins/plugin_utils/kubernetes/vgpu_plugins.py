@@ -181,6 +181,9 @@ def _problems(vgpu: Vgpu, plugin: _Plugin) -> list[str]:
     grouped = [tenant.name for tenant in vgpu.tenants if tenant.group is not None]
     if grouped:
         problems.append("Kubernetes does not know the Unix group of tenant %s" % grouped[0])
+    renamed = [tenant.name for tenant in vgpu.tenants if tenant.was is not None]
+    if renamed:
+        problems.append("Kubernetes does not know the earlier name (was) of tenant %s" % renamed[0])
     beyond = [tenant.name for tenant in vgpu.tenants if tenant.oversubscribe_managed]
     if beyond:
         problems.append("%s has no managed memory beyond the quota, as tenant %s" % (plugin.name, beyond[0]))

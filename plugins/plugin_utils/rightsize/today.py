@@ -246,6 +246,8 @@ class _Look:
                 return "the tenant %s spans several GPUs" % row["name"]
             if row.get("policy", "fixed") != "fixed" or row.get("priority"):
                 return "the tenant %s has a policy or priority of its own" % row["name"]
+            if row.get("aliases"):
+                return "the tenant %s is being renamed (was: %s)" % (row["name"], row["aliases"][0])
             if row.get("oversubscribe_managed"):
                 return "the tenant %s may have managed memory beyond its quota" % row["name"]
             if row.get("provider") == "mps":

@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -351,3 +352,150 @@ def test_a_saved_plan_is_carried_out_as_it_was_or_refused(fleet):
     assert not run(fleet, after, plan=saved)["changed"]
     other = run(fleet, entry([0, 1], tenant("a", "4GiB"), tenant("c")), plan=saved)
     assert "the steps would be others now" in other["msg"]
+
+
+# --- tenants that get another name -------------------------------------------------------------------------------------
+
+
+RENAME = entry([0], tenant("b", was="a"))
+
+
+def gpu_target(host, number, compute_mode):
+    """What a journal has of a GPU."""
+    uuid = json.loads(host.gpusim("show", "--json"))["gpus"][number]["uuid"]
+    target = {"gpu_uuid": uuid, "where": "gpu_layout[1]", "sharing": "shared", "mig_enabled": False, "instances": []}
+    return dict(target, compute_mode=compute_mode)
+
+
+def regions(host):
+    return [path.parent.name for path in (host.folder / "root/run").rglob("region.1")]
+
+
+@pytest.mark.host_python
+@pytest.mark.core
+def test_a_tenant_is_renamed_as_its_processes_run(fleet):
+    run(fleet, entry([0], tenant("a")))
+    inodes = shared_inodes(fleet)
+    process = as_tenant(fleet, "a")
+    try:
+        before = files(fleet)
+        foretold = run(fleet, RENAME, check=True)
+        assert foretold["plan"][-1] == "vgpu b: rename tenant a to b on gpu 0"
+        assert "vgpu b (8GiB and 30 %, fixed, by preload, also named a)" in foretold["diff"]["after"]
+        assert files(fleet) == before
+        done = run(fleet, RENAME)
+        assert (done["changed"], done["plan"]) == (True, foretold["plan"])
+        assert quotas(fleet) == {name: [(0, 8 * GIB, 30, 0)] for name in "ab"}
+        (told,) = fleet.module("gpu_info")["vgpu_tenants"]
+        assert (told["name"], told["aliases"]) == ("b", ["a"])
+        stands = files(fleet)
+        assert not run(fleet, RENAME)["changed"]
+        # The processes of the earlier name are the tenant's: it cannot leave the GPU either.
+        refused = run(fleet, entry([1], tenant("b", was="a")), {"gpus": [0], "sharing": "shared"})
+        assert re.search(r"vgpu b \(it would leave gpu 0 .*is in use by pid %d\b" % process.pid, refused["msg"])
+        # Without `was` the name stays as long as they run, and that is no change.
+        for check in (True, False):
+            kept = run(fleet, entry([0], tenant("b")), check=check)
+            assert not kept["changed"]
+            said = r"vgpu b: keep the name a until its processes end \((pid \d+, )*pid %d\b" % process.pid
+            assert re.fullmatch(said + r".*\)", kept["plan"][-1])
+        assert files(fleet) == stands
+    finally:
+        process.kill()
+        process.wait()
+    assert shared_inodes(fleet) == inodes
+    wait_until(lambda: run(fleet, entry([0], tenant("b")), check=True)["changed"], "no process has the name")
+    ended = run(fleet, entry([0], tenant("b")))
+    assert ended["plan"][-1] == "vgpu b: end the name a on gpu 0"
+    assert set(quotas(fleet)) == {"b"}
+    assert shared_inodes(fleet) == inodes
+    assert not run(fleet, entry([0], tenant("b")))["changed"]
+    assert run(fleet, module="vgpu_quota", state="absent")["changed"]
+    assert files(fleet) == {}
+
+
+@pytest.mark.host_python
+@pytest.mark.core
+@pytest.mark.parametrize("was", [{"was": "b"}, {}], ids=["declared", "as before"])
+def test_a_rename_is_taken_back(fleet, was):
+    run(fleet, entry([0], tenant("a")))
+    before = files(fleet)
+    run(fleet, RENAME)
+    done = run(fleet, entry([0], tenant("a", **was)))
+    assert done["plan"][-1].startswith("vgpu a: rename tenant b to a")
+    run(fleet, entry([0], tenant("a")))
+    assert files(fleet) == before
+
+
+def test_a_renamed_tenant_comes_again_at_boot(fleet):
+    """What is below /run is gone by then."""
+    run(fleet, entry([0], tenant("a")))
+    run(fleet, RENAME)
+    before = files(fleet)
+    shutil.rmtree(fleet.folder / "root/run")
+    assert run(fleet, RENAME)["plan"][-1] == "vgpu b: write its files anew on gpu 0"
+    assert files(fleet).keys() == before.keys()
+    assert regions(fleet) == ["a"]
+    lines = (fleet.folder / "root/etc/tmpfiles.d/openfleet-vgpu.conf").read_text()
+    assert "tenants/a/region.1" in lines and "tenants/b" not in lines
+
+
+def test_a_rename_that_fails_or_is_cut_off_leaves_one_name_or_both(fleet):
+    run(fleet, entry([0], tenant("a")), {"gpus": [1], "sharing": "shared"})
+    before = files(fleet)
+    then = [RENAME, {"gpus": [1], "sharing": "mig", "mig": [{"profile": "7g.80gb"}]}]
+    fleet.gpusim("fail", "nvmlDeviceCreateGpuInstanceWithPlacement", "--nth", "1", "--code", "UNKNOWN")
+    failed = run(fleet, *then)
+    assert failed["failed"] and failed["outcome"] == "old"
+    assert files(fleet) == before
+    # The tenant's change fails half way: a file lies where its new folder should be.
+    (fleet.folder / "root/etc/openfleet-gpu/vgpu/b").touch()
+    failed = run(fleet, *then)
+    assert failed["failed"] and failed["outcome"] == "old"
+    (fleet.folder / "root/etc/openfleet-gpu/vgpu/b").unlink()
+    assert files(fleet) == before
+    # Killed in between, with the journal and half of the files: the GPUs stand as before, and so do the tenants then.
+    spec = json.loads(before["etc/openfleet-gpu/vgpu/a/tenant.json"])
+    run(fleet, RENAME, {"gpus": [1], "sharing": "shared"})
+    (fleet.folder / "root/etc/openfleet-gpu/vgpu/b/env").unlink()
+    journal = {
+        "schema": 5,
+        "run": {"pid": 1, "command": "x", "since": 0},
+        "before": [gpu_target(fleet, 1, "default")],
+        "after": [gpu_target(fleet, 1, "exclusive_process")],
+        "beside": {"vgpu": {"before": [spec], "comes": []}},
+    }
+    (fleet.folder / "state.d/journal.json").write_text(json.dumps(journal))
+    done = run(fleet, entry([0], tenant("a")), {"gpus": [1], "sharing": "shared"})
+    assert (done["recovered"], done["changed"]) == ("old", True)
+    assert files(fleet) == before
+
+
+def test_a_saved_plan_with_a_rename_is_carried_out_or_refused(fleet):
+    run(fleet, entry([0], tenant("a")))
+    saved = run(fleet, RENAME, check=True)["plan_data"]
+    assert [(step["step"], step["name"]) for step in saved["vgpu"]["steps"]] == [("ChangeTenant", "b")]
+    run(fleet, entry([0], tenant("c", was="a")))
+    refused = run(fleet, RENAME, plan=saved)
+    assert "the steps would be others now: vgpu b: rename tenant c to b, end the name c" in refused["msg"], refused
+    run(fleet, entry([0], tenant("a")))
+    assert run(fleet, RENAME, plan=saved)["changed"]
+    assert not run(fleet, RENAME, plan=saved)["changed"]
+
+
+def test_a_host_with_separate_tenants_of_both_names_is_refused(fleet):
+    run(fleet, entry([0], tenant("a"), tenant("b")))
+    before = files(fleet)
+    for check in (True, False):
+        refused = run(fleet, RENAME, check=check)
+        assert "gpu_layout[0].vgpu.tenants[0].was: the host has separate tenants a (gpu 0" in refused["msg"]
+    assert files(fleet) == before
+
+
+def test_an_export_of_a_renamed_tenant_changes_nothing(fleet):
+    run(fleet, entry([0], tenant("a")))
+    run(fleet, RENAME)
+    exported = fleet.module("layout_export")["gpu_layout"]
+    (of_tenants,) = [part for part in exported if part["sharing"] == "vgpu"]
+    assert of_tenants["vgpu"]["tenants"] == [tenant("b", was="a")]
+    assert not run(fleet, *exported)["changed"]

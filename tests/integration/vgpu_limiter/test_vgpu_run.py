@@ -183,6 +183,16 @@ def test_without_its_region_no_command_runs(tenants):
     assert "systemd-tmpfiles --create" in tenants.refused("notebook-a", "true")
 
 
+def test_a_renamed_tenant_has_its_region_under_the_name_that_it_had(tenants):
+    """The last line of a file may lack its end."""
+    quota = QUOTA.replace("tenant notebook-a", "tenant notebook-b") + "counted_as notebook-a"
+    for text in (quota, quota + "\n"):
+        tenants.host.tenant("notebook-b", env=f"OPENFLEET_VGPU=notebook-b\nLD_PRELOAD={tenants.library}\n", quota=text)
+        assert tenants.variables("notebook-b")["OPENFLEET_VGPU"] == "notebook-b"
+    (tenants.host.root / "run/openfleet-gpu/vgpu/tenants/notebook-a/region.1").unlink()
+    assert "tenants/notebook-a/region.1 is missing" in tenants.refused("notebook-b", "true")
+
+
 @pytest.mark.parametrize("mode", [0o4755, 0o2755])
 def test_a_program_that_preloads_nothing_is_refused(tenants, tmp_path, mode):
     program = tmp_path / "become"

@@ -102,7 +102,8 @@ struct quota_gpu {
 /* A quota is never changed: a new file makes a new one, and the old one stays readable for whoever
  * has a pointer to it. */
 struct quota {
-	char tenant[TENANT_NAME];
+	char tenant[TENANT_NAME];	/* the name that the process has */
+	char counted_as[TENANT_NAME];	/* the tenant's key: the name of its region, of its agent's folder, and on its seats */
 	int policy;			/* enum policy, turnstile.h */
 	int priority;
 	bool managed_oversubscribed;	/* managed memory does not count */
@@ -170,6 +171,7 @@ struct state {
 
 	struct mutex memory;			/* held with the region's lock */
 	struct region *region;			/* NULL: not opened yet */
+	char region_name[TENANT_NAME];		/* quota->counted_as, when the region was opened */
 	uint64_t region_device, region_inode;	/* of the file that is mapped */
 	bool uncounted;				/* the shared region cannot be used: what has a quota is refused */
 	int slot;				/* in region->slots */

@@ -5,7 +5,8 @@
  * The tenant's quota file, /etc/openfleet-gpu/vgpu/NAME/quota. Lines of words; # begins a comment:
  *
  *   version 1
- *   tenant notebook-a
+ *   tenant notebook-b
+ *   counted_as notebook-a       where the tenant was renamed; the name under `tenant` without the line
  *   policy fixed                fixed | contended | burst
  *   priority 0
  *   managed counted             counted | oversubscribed: whether managed memory counts; counted without the line

@@ -92,6 +92,13 @@ static const char *parse_gpu(struct quota *quota, char **rest)
 	return NULL;
 }
 
+/* A name that cannot lead out of its directory. */
+static bool is_name(const char *name)
+{
+	return *name && *name != '.' && strlen(name) < TENANT_NAME
+		&& !name[strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")];
+}
+
 static const char *parse_line(struct quota *quota, char *line, const char *tenant, bool *has_version)
 {
 	char *rest, *key = strtok_r(line, " \t\r", &rest);
@@ -109,6 +116,12 @@ static const char *parse_line(struct quota *quota, char *line, const char *tenan
 	}
 	if (strcmp(key, "tenant") == 0)
 		return strcmp(value, tenant) == 0 ? NULL : "it is another tenant's";
+	if (strcmp(key, "counted_as") == 0) {
+		if (!is_name(value))
+			return "counted_as is a name (letters, digits, . _ -)";
+		strcpy(quota->counted_as, value);
+		return NULL;
+	}
 	if (strcmp(key, "policy") == 0) {
 		static const char *const names[] = { [POLICY_FIXED] = "fixed", [POLICY_CONTENDED] = "contended", [POLICY_BURST] = "burst" };
 		for (quota->policy = 0; quota->policy < 3; quota->policy++)
@@ -135,6 +148,7 @@ const char *quota_parse(struct quota *quota, char *text, const char *tenant, int
 {
 	*quota = (struct quota){ .policy = POLICY_FIXED };
 	strcpy(quota->tenant, tenant);
+	strcpy(quota->counted_as, tenant);
 	bool has_version = false;
 	*line_number = 0;
 	for (char *line = text, *next; line; line = next) {

@@ -139,11 +139,12 @@ static bool has_head(struct region *region, int descriptor)
 	    && region->size == sizeof *region;
 }
 
-static bool open_shared_region(struct state *state)
+static bool open_shared_region(struct state *state, const struct quota *quota)
 {
 	char path[512];
 	int descriptor;
-	if (!vgpu_path(path, sizeof path, "/run/openfleet-gpu/vgpu/tenants/%s/region.%d", state->name, REGION_VERSION))
+	memcpy(state->region_name, quota->counted_as, sizeof state->region_name);
+	if (!vgpu_path(path, sizeof path, "/run/openfleet-gpu/vgpu/tenants/%s/region.%d", state->region_name, REGION_VERSION))
 		return false;
 	struct region *region = vgpu_open_shared(path, sizeof *region, &descriptor);
 	if (!region) {
@@ -169,11 +170,11 @@ static bool open_shared_region(struct state *state)
 	return false;
 }
 
-static bool join(struct state *state)
+static bool join(struct state *state, const struct quota *quota)
 {
 	if (state->region)
 		return true;
-	if (!open_shared_region(state)) {
+	if (!open_shared_region(state, quota)) {
 		void *region = mmap(NULL, sizeof(struct region), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 		if (region == MAP_FAILED || madvise(region, sizeof(struct region), MADV_DONTFORK) != 0)
 			return false;
@@ -240,7 +241,7 @@ static bool find_gpus(struct region *region, struct quota *quota)
 /* Under state->starting, so by one thread. */
 void tenant_join(struct state *state, struct quota *quota)
 {
-	if (!join(state))
+	if (!join(state, quota))
 		return;
 	region_lock(state);
 	if (!find_gpus(state->region, quota) && !vgpu_has_quota(state) && is_alone(state)) {

@@ -29,7 +29,7 @@ int region_reopen(const struct state *state)
 	char path[512];
 	struct stat status;
 	if (state->uncounted
-	    || !vgpu_path(path, sizeof path, "/run/openfleet-gpu/vgpu/tenants/%s/region.%d", state->name, REGION_VERSION))
+	    || !vgpu_path(path, sizeof path, "/run/openfleet-gpu/vgpu/tenants/%s/region.%d", state->region_name, REGION_VERSION))
 		return -1;
 	int descriptor = vgpu_reopen(path);
 	if (descriptor >= 0 && (file_status(descriptor, "", &status) != 0 || status.st_dev != state->region_device

@@ -110,7 +110,7 @@ bool seat_ask(const struct quota *quota, struct seat_answer *answer, bool log)
 	char folder[512];
 	memset(answer, 0, sizeof *answer);
 	answer->quota = quota;
-	if (!vgpu_path(folder, sizeof folder, "/run/openfleet-gpu/vgpu/agent/%s", quota->tenant))
+	if (!vgpu_path(folder, sizeof folder, "/run/openfleet-gpu/vgpu/agent/%s", quota->counted_as))
 		return false;
 	bool answers = agent_ask(folder, take_part, answer);
 	/* Without an agent there is no socket, or one that was left. Anything else is worth a line. */
@@ -165,7 +165,7 @@ void seat_take(struct throttle_gpu *g, const struct quota *quota, const struct q
 	int64_t now = now_ns();
 	sit(g, gpu->seat);
 	struct seat *seat = g->mine->seats[g->seat];
-	if (strncmp(seat->tenant, quota->tenant, sizeof seat->tenant) != 0) {	/* somebody else's, once */
+	if (strncmp(seat->tenant, quota->counted_as, sizeof seat->tenant) != 0) {	/* somebody else's, once */
 		atomic_store(&seat->paid_until, now);
 		atomic_store(&seat->active_until, 0);
 		atomic_store(&seat->waiting_until, 0);
@@ -175,7 +175,7 @@ void seat_take(struct throttle_gpu *g, const struct quota *quota, const struct q
 		atomic_store(&seat->lead, 0);
 		atomic_store(&seat->launches, 0);
 		atomic_store(&seat->lease, 0);
-		memcpy(seat->tenant, quota->tenant, sizeof seat->tenant);
+		memcpy(seat->tenant, quota->counted_as, sizeof seat->tenant);
 	}
 	g->terms = (struct terms){ (uint32_t)gpu->sm_percent, (uint32_t)quota->policy, quota->priority };
 	turnstile_show(seat, g->terms);

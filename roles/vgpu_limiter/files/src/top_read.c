@@ -83,6 +83,12 @@ static void read_quota(struct top_tenant *tenant, const char *root)
 	tenant->has_quota = !error;
 }
 
+/* The name under which its processes are counted. */
+static const char *key_of(const struct top_tenant *tenant)
+{
+	return tenant->has_quota ? tenant->quota.counted_as : tenant->name;
+}
+
 /* --- processes --- */
 
 static bool is_locked(int descriptor, int64_t offset)
@@ -188,7 +194,7 @@ static void read_region(struct top_tenant *tenant, const char *root)
 	int descriptor = -1, place[QUOTA_GPUS];
 	struct stat status = { 0 };
 	struct region *region = need(calloc(1, sizeof *region));
-	snprintf(path, sizeof path, "%s" RUN "/tenants/%s/region.1", root, tenant->name);
+	snprintf(path, sizeof path, "%s" RUN "/tenants/%s/region.1", root, key_of(tenant));
 	ssize_t size = read_file(path, region, sizeof *region, &descriptor);
 	if (size < 0)
 		set_problem(tenant, errno == ENOENT ? "is not there; systemd-tmpfiles --create makes it" : strerror(errno), path);
@@ -267,7 +273,7 @@ static void read_turnstile(struct top_tenant *tenant, int gpu, const char *root,
 		seat = &t->seats[quota->seat];
 	if (seat) {
 		struct top_gpu *shown = &tenant->gpus[gpu];
-		shown->seated = strncmp(seat->tenant, tenant->name, sizeof seat->tenant) == 0;
+		shown->seated = strncmp(seat->tenant, key_of(tenant), sizeof seat->tenant) == 0;
 		shown->busy_ns = atomic_load(&seat->used_ns);
 		shown->held_back_ns = atomic_load(&seat->throttled_ns);
 	}
@@ -310,6 +316,14 @@ static bool is_name(const char *name)
 		&& !name[strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")];
 }
 
+/* Another name of a tenant, which is shown under its own. */
+static bool is_alias(const char *root, const char *name)
+{
+	char path[512];
+	snprintf(path, sizeof path, "%s" ETC "/%s/alias_of", root, name);
+	return access(path, F_OK) == 0;
+}
+
 static void list(struct top *top, const char *root, const char *folder)
 {
 	char path[512];
@@ -317,10 +331,25 @@ static void list(struct top *top, const char *root, const char *folder)
 	snprintf(path, sizeof path, "%s%s", root, folder);
 	DIR *directory = opendir(path);
 	while (directory && (entry = readdir(directory)))
-		if (is_name(entry->d_name) && entry->d_type != DT_REG && top->tenant_count < TOP_TENANTS && !known(top, entry->d_name))
+		if (is_name(entry->d_name) && entry->d_type != DT_REG && top->tenant_count < TOP_TENANTS && !known(top, entry->d_name)
+		    && !is_alias(root, entry->d_name))
 			strcpy(top->tenants[top->tenant_count++].name, entry->d_name);
 	if (directory)
 		closedir(directory);
+}
+
+/* Folders that a renamed tenant left under its key are none of another tenant. */
+static void drop_keys(struct top *top)
+{
+	int kept = 0;
+	for (int i = 0; i < top->tenant_count; i++) {
+		bool is_key = false;
+		for (int j = 0; j < top->tenant_count && !top->tenants[i].has_quota; j++)
+			is_key = is_key || (top->tenants[j].has_quota && strcmp(top->tenants[j].quota.counted_as, top->tenants[i].name) == 0);
+		if (!is_key && kept++ != i)
+			top->tenants[kept - 1] = top->tenants[i];
+	}
+	top->tenant_count = kept;
 }
 
 static int by_name(const void *a, const void *b)
@@ -342,9 +371,11 @@ struct top *top_read(const char *root, const struct top *before)
 	agent_ask(folder, copy_seat, &seats);
 	clock_gettime(CLOCK_MONOTONIC, &now);
 	top->time_ns = now.tv_sec * NS_PER_SECOND + now.tv_nsec;
+	for (int i = 0; i < top->tenant_count; i++)
+		read_quota(&top->tenants[i], root);
+	drop_keys(top);
 	for (int i = 0; i < top->tenant_count; i++) {
 		struct top_tenant *tenant = &top->tenants[i];
-		read_quota(tenant, root);
 		for (int gpu = 0; gpu < tenant->quota.gpu_count; gpu++) {
 			tenant->gpus[gpu].had_percent = -1;
 			read_turnstile(tenant, gpu, root, &seats);
