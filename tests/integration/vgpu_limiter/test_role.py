@@ -82,6 +82,20 @@ TENANT = [{"gpus": [0], "sharing": "vgpu", "vgpu": {"tenants": [{"name": "a", "m
 STEPS = {"plan_data": {"vgpu": {"steps": [{"step": "RemoveTenant", "name": "a"}]}}}
 
 
+@pytest.mark.parametrize(("service", "strangers"), [("a", ""), ("old", ""), ("c", "c")])
+def test_a_service_may_name_an_earlier_name_of_a_tenant(tmp_path, service, strangers):
+    tenants = [dict(TENANT[0]["vgpu"]["tenants"][0], was="old"), {"name": "b", "memory": "1GiB", "sm_percent": 10}]
+    layout = [{"gpus": [0], "sharing": "vgpu", "vgpu": {"tenants": tenants}}, {"gpus": [1], "sharing": "shared"}]
+    own = yaml.safe_load((REPOSITORY / "roles/vgpu_limiter/vars/main.yml").read_text())
+    names = {name: own[name] for name in own if name.endswith(("__wanted", "__tenants", "__strangers"))}
+    variables = {**names, "gpu_layout": layout, "vgpu_limiter_services": {"x.service": service}}
+    done = play(
+        tmp_path, [{"ansible.builtin.debug": {"msg": "<{{ vgpu_limiter__strangers | join(',') }}>"}}], variables
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"<{strangers}>" in done.stdout
+
+
 @pytest.mark.core
 @pytest.mark.host_python
 @pytest.mark.parametrize(
