@@ -82,7 +82,10 @@ def _parse_text(node: Node, text: str) -> Selector | None:
             "%s is a MIG device, not a GPU" % quoted(text), "Name the GPU that holds it; nvidia-smi -L shows which."
         )
     elif is_digits(text.strip()):
-        node.report("the index %s is a string" % quoted(text), "Write it without quotes: %.20s." % text.strip())
+        node.report(
+            "the index %s is a string" % quoted(text),
+            "Write it without quotes, in a list: gpus: [%.20s]." % text.strip(),
+        )
     elif nearest(text, ["all"]):
         node.report("%s names no GPU" % quoted(text), "Did you mean all?")
     else:

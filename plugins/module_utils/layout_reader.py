@@ -59,10 +59,11 @@ def described(value: object) -> str:
 
 
 def nearest(word: object, known: Iterable[str]) -> str | None:
-    """The known word that `word` most likely was to be."""
-    text = str(word)[:_LONGEST_QUOTE] if isinstance(word, str) else ""
-    matches = difflib.get_close_matches(text.lower(), list(known), n=1)
-    return matches[0] if matches else None
+    """Return the known word that `word` most likely was to be; of words as near as each other, one that begins with it."""
+    text = str(word)[:_LONGEST_QUOTE].lower() if isinstance(word, str) else ""
+    matches = difflib.get_close_matches(text, list(known), n=3)
+    longer = [match for match in matches if match.startswith(text) and len(match) == len(matches[0])]
+    return next(iter([*longer, *matches]), None)
 
 
 def is_digits(text: str) -> bool:

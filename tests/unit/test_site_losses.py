@@ -71,7 +71,7 @@ def test_where_no_host_has_a_plan_all_are_named_and_nothing_is_tolerated(tolerat
     assert found.refusal == (
         "No plan for any host: h0 (gpu 3: nvmlDeviceGetMigMode failed: Unknown Error. Look), h1 (could not be reached). Fix "
         "these hosts and run again. If none can be reached, check the names in the inventory and the SSH login: ansible "
-        "gpu_hosts -m ansible.builtin.ping. Nothing was changed."
+        "-i INVENTORY gpu_hosts -m ansible.builtin.ping. Nothing was changed."
     )
 
 

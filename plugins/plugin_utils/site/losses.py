@@ -26,7 +26,7 @@ _BECOME_PASSWORD = re.compile(r"(?:^|: )(?:Missing|Incorrect) [a-z]{1,16} passwo
 _UNREACHABLE = "could not be reached"
 _CURE_OF_ALL = (
     "Fix these hosts and run again. If none can be reached, check the names in the inventory and the SSH login: "
-    "ansible gpu_hosts -m ansible.builtin.ping."
+    "ansible -i INVENTORY gpu_hosts -m ansible.builtin.ping."
 )
 _TOLERANCE = re.compile(r"\s*([0-9]{1,9})\s*(%?)\s*")
 

@@ -261,7 +261,7 @@ def test_where_no_host_can_be_reached_the_run_ends_with_all_names_and_a_cure(fle
     tasks, recap = said.split("PLAY RECAP", 1)
     assert tasks.rindex("no plan (could not be reached)") < tasks.index("No plan for any host")
     assert recap.count("failed=1") == 3
-    assert "ansible gpu_hosts -m ansible.builtin.ping. Nothing was changed." in said
+    assert "ansible -i INVENTORY gpu_hosts -m ansible.builtin.ping. Nothing was changed." in said
     assert "PLAY [Apply" not in said
 
 
