@@ -57,8 +57,9 @@ class MpsDaemons:
     def install(host: Any) -> Any:
         archive = io.BytesIO()
         with tarfile.open(fileobj=archive, mode="w") as tar:
-            for path in sorted((REPOSITORY / "plugins/module_utils").glob("*.py")):
-                tar.add(path, f"{PACKAGE}/{path.name}")
+            sources = REPOSITORY / "plugins/module_utils"
+            for path in sorted(sources.rglob("*.py")):
+                tar.add(path, f"{PACKAGE}/{path.relative_to(sources)}")
         name = container_name(host.check_output("hostname"))
         unpack = f"rm -rf {LIBRARY} && mkdir {LIBRARY} && tar -x -C {LIBRARY}"
         command = ["podman", "exec", "--interactive", name, "sh", "-c", unpack]

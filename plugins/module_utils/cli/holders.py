@@ -22,9 +22,10 @@ from typing import Any, Iterator, Mapping, Sequence
 from ..bounded import bounded
 from ..errors import DriverAbsentError, FleetError
 from ..holders import find_holders
-from ..host_state import gpus, vgpu_tenants
+from ..host_state import gpus
 from ..nvml import Session
 from ..transaction import DIRECTORY, looking
+from ..vgpu_report import report as report_tenants
 
 #: What the role writes where some account may run this. Only root can open it, so it is a lock that no other user can take.
 READERS = "/etc/openfleet-gpu/readers.json"
@@ -79,7 +80,7 @@ def look(directory: str = DIRECTORY, sockets: bool = False) -> dict[str, Any]:
         # As short as can be: a run that wants to reset GPUs waits until nobody has them open.
         with _unchanged(directory), Session() as session:
             host = session.observe()
-            tenants = vgpu_tenants(session)
+            tenants = report_tenants(session.private)
     except DriverAbsentError as error:
         return {"driver_present": False, "driver_absent_reason": str(error), "gpus": [], "vgpu_tenants": []}
     seen = find_holders(host, sockets=sockets)
