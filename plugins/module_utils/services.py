@@ -16,7 +16,7 @@ from .model import Gpu, Host
 from .plan_parts import HostPart
 
 #: Process ids by UUID of the GPU.
-Pids = Mapping[str, frozenset[int]]
+Pids = Mapping[str, "frozenset[int]"]
 Look = Callable[[], Host]
 #: Ends those who are in the way; says whether there was anybody whom it could end.
 Clear = Callable[[Sequence[Disturbance]], bool]
