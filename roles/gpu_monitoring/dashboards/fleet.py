@@ -54,7 +54,7 @@ def fleet():
             ),
             number(
                 "Held, quiet for 48 h",
-                "GPUs and MIG instances that somebody has, without any sign of work in 48 hours. The audit calls them idle "
+                "GPUs and MIG instances that are held, without any sign of work in 48 hours. The audit calls them idle "
                 "once that is longer than their holder's own pauses explain.",
                 "none",
                 f"sum({q.held_quiet()})",
