@@ -18,7 +18,7 @@ sys.path.append(str(ROOT / "tools" / "gpu_load"))
 import judge
 import measure
 
-QUOTA = 1 << 30
+QUOTA, CONTEXT = 1 << 30, 400 << 20
 
 
 @pytest.fixture(scope="module")
@@ -88,9 +88,9 @@ def test_shares_are_measured_in_the_time_of_the_card(built, tmp_path, monkeypatc
 
 
 def measured(**limiter):
-    state = {"utilization": 100, "power_watts": 300.0, "sm_mhz": 1980, "processes": {7: 1 << 30}}
+    state = {"utilization": 100, "power_watts": 300.0, "sm_mhz": 1980, "processes": {7: CONTEXT}}
     rest = {"utilization": 0, "power_watts": 70.0, "sm_mhz": 345, "processes": {}}
-    memory = {"held": QUOTA, "code": 2, "total": QUOTA, "free": QUOTA, "free_after": QUOTA, "card": QUOTA}
+    memory = {"held": QUOTA, "code": 2, "total": QUOTA, "free": QUOTA, "free_after": QUOTA, "card": QUOTA + CONTEXT}
     found = {
         "quota": QUOTA,
         "memory": {"linear": memory},
