@@ -10,7 +10,7 @@ import errno
 import json
 import os
 from pathlib import Path
-from typing import IO, Any, Callable
+from typing import IO, Any, Callable, Mapping
 
 from .errors import ApplyError
 
@@ -85,6 +85,27 @@ def make_folder(folder: Path) -> None:
             # What writes into it next says what is wrong.
             folder.mkdir()
             folder.chmod(0o755)
+
+
+def differing(root: Path, files: Mapping[str, str]) -> list[str]:
+    """Return the paths, below the root, of the files that have other texts than these, or are missing."""
+    return [path for path, text in files.items() if not _has(root / path, text)]
+
+
+def _has(path: Path, text: str) -> bool:
+    try:
+        return path.read_text(errors="replace") == text
+    except OSError:
+        return False
+
+
+def write_differing(root: Path, files: Mapping[str, str]) -> list[str]:
+    """Write the files that have other texts than these, for all to read; return their paths below the root. Raises as `write`."""
+    found = differing(root, files)
+    for path in found:
+        make_folder((root / path).parent)
+        write_text(root / path, files[path], mode=0o644)
+    return found
 
 
 def remove(path: Path) -> None:

@@ -9,12 +9,10 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Iterable, Mapping, Sequence
 
-from .export_vgpu import entries_of_tenants
 from .layout_types import Entry, Layout, MigInstance, Selector
 from .model import Gpu, GpuInstance
 from .techniques.protocol import Technique
 from .techniques.registry import TECHNIQUES
-from .vgpu_model import KEY as VGPU
 
 #: What the service of each technique sees, by key.
 Seen = Mapping[str, Sequence[Any]]
@@ -45,7 +43,10 @@ def exported(
     alike: dict[Entry, list[Gpu]] = {}
     pin = (lambda gpu: _selector(gpu, select_by)) if pin_placements else None
     seen = seen or {}
-    shared = entries_of_tenants(gpus, [one.tenant for one in seen.get(VGPU, ())], pin, left_out)
+    shared: dict[str, Entry | None] = {}
+    for technique in TECHNIQUES:
+        parts = technique.export_together(gpus, seen.get(technique.key, ()), pin, left_out)
+        shared.update((uuid, part and Entry(0, (), technique.key, part)) for uuid, part in parts.items())
     for gpu in gpus:
         entry = shared[gpu.uuid] if gpu.uuid in shared else _entry(gpu, pin_placements, seen, left_out)
         if entry is not None:

@@ -11,30 +11,14 @@ does not apply.
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Mapping
 from typing import Any, Callable, Hashable
 
 from .errors import LayoutError, Problem
-from .layout_fields import Names, claim, percent, read_name, size_bytes
-from .layout_gpus import parse_selector, parse_single_gpu
+from .layout_fields import Names, PartContext, claim
+from .layout_gpus import parse_selector
 from .layout_reader import Fields, Key, Node, is_integer, number, quoted
-from .layout_types import (
-    LAYOUT_VERSION,
-    MOST_CLIENTS,
-    MOST_GPUS,
-    MOST_INSTANCES,
-    MOST_RATIO,
-    VGPU_POLICIES,
-    VGPU_PROVIDERS,
-    Entry,
-    Layout,
-    MigInstance,
-    Selector,
-    Tenant,
-    Vgpu,
-)
-from .layout_vgpu import check_tenants
+from .layout_types import LAYOUT_VERSION, MOST_GPUS, MOST_INSTANCES, Entry, Layout, MigInstance, Selector
 from .layout_writer import layout_to_data
 from .profile_name import ProfileName, ProfileNameError, parse_profile_name
 from .techniques.registry import PARTS, SHARINGS, TECHNIQUES
@@ -45,22 +29,12 @@ __all__ = [
     "Layout",
     "MigInstance",
     "Selector",
-    "Tenant",
-    "Vgpu",
     "layout_to_data",
     "parse_layout",
 ]
 
-#: What systemd accepts as a group: https://systemd.io/USER_NAMES/ (strict mode, and the dot that many sites have).
-_GROUP = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}")
-
-#: The kind of tenants' names: things of other kinds may have the same name.
-_TENANT_KIND = "tenant"
-_TENANT_EXAMPLE = "{name: notebook-a, memory: 8GiB, sm_percent: 30}"
-
 _PARTS = {
     "mig": Key("mig: [{profile: 3g.40gb}]"),
-    "vgpu": Key("vgpu: {tenants: [%s]}" % _TENANT_EXAMPLE),
     **{technique.key: technique.example for technique in TECHNIQUES},
 }
 _ENTRY = {
@@ -74,27 +48,6 @@ _MIG_INSTANCE = {
     "placement": Key("placement: 4"),
     "compute_instances": Key("compute_instances: [1c.3g.40gb, 2c.3g.40gb]"),
     **{technique.key: technique.example for technique in TECHNIQUES if technique.inside_mig},
-}
-_VGPU = {
-    "provider": Key("provider: auto"),
-    "policy": Key("policy: fixed"),
-    "oversubscribe": Key("oversubscribe: {memory: 1.5, sm: 2.0}"),
-    "tenants": Key("tenants: [%s]" % _TENANT_EXAMPLE, required=True),
-}
-_OVERSUBSCRIBE = {
-    "memory": Key("memory: 1.5"),
-    "sm": Key("sm: 2.0"),
-}
-_TENANT = {
-    "name": Key("name: notebook-a", required=True),
-    "memory": Key("memory: 8GiB", required=True),
-    "sm_percent": Key("sm_percent: 30", required=True),
-    "priority": Key("priority: 0"),
-    "gpus": Key("gpus: 2"),
-    "gpu": Key("gpu: 6"),
-    "group": Key("group: researchers"),
-    "oversubscribe_managed": Key("oversubscribe_managed: true"),
-    "was": Key("was: notebook-a"),
 }
 
 
@@ -117,14 +70,12 @@ class _Parser:
     def __init__(self) -> None:
         self._gpus: dict[Hashable, str] = {}
         self._names = Names()
-        #: Where each earlier name of a tenant is declared.
-        self._renamed: dict[str, Node] = {}
 
     def entries(self, root: Node) -> list[Entry]:
         nodes = root.items(0, MOST_GPUS) or []
         entries = [self._entry(node, index) for index, node in enumerate(nodes)]
         self._check_all_stands_alone(root)
-        self._check_renamed()
+        self._names.check_former()
         return entries
 
     def _entry(self, node: Node, index: int) -> Entry:
@@ -135,10 +86,10 @@ class _Parser:
         sharing = fields.read("sharing", lambda field: field.choice(SHARINGS))
         if sharing is not None:
             _check_parts(node, fields, sharing)
+        context = PartContext(self._names, selectors)
         readers: dict[str, Callable[[Node], Any]] = {
             "mig": self._mig,
-            "vgpu": lambda field: self._vgpu(field, selectors),
-            **{technique.key: functools.partial(technique.parse, names=self._names) for technique in TECHNIQUES},
+            **{technique.key: functools.partial(technique.parse, context=context) for technique in TECHNIQUES},
         }
         # Each part is read, so that the problems of one that does not belong there are found too.
         parts = {key: fields.read(key, readers[key]) for key in PARTS}
@@ -192,70 +143,11 @@ class _Parser:
     def _inside_mig(self, fields: Fields) -> tuple[str | None, Any]:
         """Return the technique that shares an instance, and its part."""
         found: tuple[str | None, Any] = (None, None)
+        context = PartContext(self._names, inside_mig=True)
         for technique in TECHNIQUES:
             if technique.inside_mig and technique.key in fields:
-                found = technique.key, technique.parse(fields[technique.key], self._names, inside_mig=True)
+                found = technique.key, technique.parse(fields[technique.key], context)
         return found
-
-    def _vgpu(self, node: Node, selectors: tuple[Selector | None, ...]) -> Vgpu | None:
-        fields = node.fields(_VGPU)
-        if fields is None:
-            return None
-        memory_ratio, sm_ratio = fields.read("oversubscribe", _oversubscribe, (1.0, 1.0))
-        nodes = fields.read("tenants", lambda field: field.items(1, MOST_CLIENTS)) or []
-        tenants = [self._tenant(each) for each in nodes]
-        check_tenants(node, nodes, tenants, selectors, sm_ratio)
-        return Vgpu(
-            tuple(tenants),
-            fields.read("policy", lambda field: field.choice(VGPU_POLICIES), "fixed"),
-            memory_ratio,
-            sm_ratio,
-            fields.read("provider", lambda field: field.choice(VGPU_PROVIDERS), VGPU_PROVIDERS[0]),
-        )
-
-    def _tenant(self, node: Node) -> Tenant | None:
-        fields = node.fields(_TENANT)
-        if fields is None:
-            return None
-        return Tenant(
-            fields.read("name", lambda field: self._names.read(field, _TENANT_KIND)),
-            fields.read("memory", size_bytes),
-            fields.read("sm_percent", percent),
-            fields.read("priority", lambda field: field.integer(0, 1000), 0),
-            fields.read("gpus", lambda field: field.integer(1, MOST_GPUS), 1),
-            fields.read("gpu", parse_single_gpu),
-            fields.read("group", _group),
-            fields.read("oversubscribe_managed", Node.boolean, False),
-            fields.read("was", self._was),
-        )
-
-    def _was(self, node: Node) -> str | None:
-        name = read_name(node)
-        if name is not None and name not in self._renamed:
-            self._renamed[name] = node
-        elif name is not None:
-            node.report(
-                "%s is already the earlier name of %s" % (quoted(name), self._renamed[name].where.rpartition(".")[0]),
-                "A name leads to one tenant: take one of the two away.",
-            )
-        return name
-
-    def _check_renamed(self) -> None:
-        """Report earlier names that tenants have. Only now are the names of all tenants known."""
-        for name, node in self._renamed.items():
-            declared = self._names.declared(name, _TENANT_KIND)
-            if declared is None:
-                continue
-            owner = declared.rpartition(".")[0]
-            if owner == node.where.rpartition(".")[0]:
-                node.report(
-                    "the tenant has the name %s now" % quoted(name), "Name the one that it had, or take was away."
-                )
-            else:
-                node.report(
-                    "%s is the name of another tenant, %s" % (quoted(name), owner),
-                    "Take was away; or rename that tenant first, in a run before this one.",
-                )
 
 
 def _check_parts(node: Node, fields: Fields, sharing: str) -> None:
@@ -269,17 +161,6 @@ def _check_parts(node: Node, fields: Fields, sharing: str) -> None:
                 "the part %s does not belong to sharing: %s" % (part, sharing),
                 "Take it away, or set sharing: %s." % part,
             )
-
-
-def _group(node: Node) -> str | None:
-    name = node.text()
-    if name is not None and not _GROUP.fullmatch(name):
-        node.report(
-            "%s cannot be the name of a group" % quoted(name),
-            "Name a Unix group of the host: up to 32 letters, digits, _ . and -, a letter or _ first.",
-        )
-        return None
-    return name
 
 
 def _profile_name(node: Node) -> ProfileName | None:
@@ -321,13 +202,3 @@ def _compute_instances(node: Node, profile: ProfileName | None) -> tuple[str, ..
             "Take parts away, or choose smaller ones.",
         )
     return () if names == [profile] else tuple(str(name) for name in names)
-
-
-def _oversubscribe(node: Node) -> tuple[float | None, float | None]:
-    fields = node.fields(_OVERSUBSCRIBE)
-    if fields is None:
-        return None, None
-    return (
-        fields.read("memory", lambda field: field.ratio(1.0, MOST_RATIO), 1.0),
-        fields.read("sm", lambda field: field.ratio(1.0, MOST_RATIO), 1.0),
-    )

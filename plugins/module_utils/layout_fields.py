@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Hashable
 
 from .layout_reader import Node, is_integer, number, quoted
+from .layout_types import Selector
 from .sizes import SizeError, parse_size_bytes
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
@@ -58,10 +60,11 @@ def read_name(node: Node) -> str | None:
 
 
 class Names:
-    """The names that a layout gives, each once for its kind of thing."""
+    """The names that a layout gives, each once for its kind of thing, and the earlier names of these things."""
 
     def __init__(self) -> None:
         self._taken: dict[str, dict[Hashable, str]] = {}
+        self._former: dict[str, dict[str, Node]] = {}
 
     def read(self, node: Node, kind: str) -> str | None:
         """Return a name that nothing else of the kind has; None after reporting why it is none."""
@@ -76,6 +79,48 @@ class Names:
             )
         return name
 
-    def declared(self, name: str, kind: str) -> str | None:
-        """Return where the name of something of the kind was read; None where it was not."""
-        return self._taken.get(kind, {}).get(name)
+    def read_former(self, node: Node, kind: str) -> str | None:
+        """Return a name that something of the kind had; None after reporting why it is none."""
+        name = read_name(node)
+        if name is not None:
+            first = self._former.setdefault(kind, {}).setdefault(name, node)
+            if first is not node:
+                node.report(
+                    "%s is already the earlier name of %s" % (quoted(name), _owner(first.where)),
+                    "A name leads to one %s: take one of the two away." % kind,
+                )
+        return name
+
+    def check_former(self) -> None:
+        """Report earlier names that something has. Call it when all parts are read: only then all names are known."""
+        for kind, former in self._former.items():
+            for name, node in former.items():
+                declared = self._taken.get(kind, {}).get(name)
+                if declared is not None:
+                    _report_former(node, name, kind, _owner(declared))
+
+
+def _owner(where: str) -> str:
+    return where.rpartition(".")[0]
+
+
+def _report_former(node: Node, name: str, kind: str, owner: str) -> None:
+    key = node.where.rpartition(".")[2]
+    if owner == _owner(node.where):
+        node.report(
+            "the %s has the name %s now" % (kind, quoted(name)), "Name the one that it had, or take %s away." % key
+        )
+    else:
+        node.report(
+            "%s is the name of another %s, %s" % (quoted(name), kind, owner),
+            "Take %s away; or rename that %s first, in a run before this one." % (key, kind),
+        )
+
+
+@dataclass(frozen=True)
+class PartContext:
+    """What a part of a technique is read with: the names of the layout, and the GPUs of the entry (None: not readable)."""
+
+    names: Names
+    selectors: tuple[Selector | None, ...] = ()
+    inside_mig: bool = False

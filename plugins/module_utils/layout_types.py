@@ -17,9 +17,6 @@ LAYOUT_VERSION = 1
 MOST_GPUS, MOST_INSTANCES, MOST_CLIENTS = 256, 64, 1000
 MOST_RATIO = 100.0
 
-VGPU_POLICIES = ("fixed", "contended", "burst")
-VGPU_PROVIDERS = ("auto", "preload", "mps", "dmem")
-
 
 @dataclass(frozen=True)
 class Selector:
@@ -68,38 +65,6 @@ class MigInstance:
 
 
 @dataclass(frozen=True)
-class Tenant:
-    """A quota of `memory_bytes` and `sm_percent` on each of `gpus` GPUs of the entry. `gpu` pins it to one.
-
-    `group`: the Unix group whose members' processes may be the tenant's; None: any user's.
-    `oversubscribe_managed`: managed memory does not count against the quota of memory.
-    `was`: a name that the tenant had, and that its processes may still have.
-    """
-
-    name: str
-    memory_bytes: int
-    sm_percent: int
-    priority: int = 0
-    gpus: int = 1
-    gpu: Selector | None = None
-    group: str | None = None
-    oversubscribe_managed: bool = False
-    was: str | None = None
-
-
-@dataclass(frozen=True)
-class Vgpu:
-    """Tenants that are held to quotas. The ratios say how much more than a GPU has may be promised: 1.0 is none."""
-
-    tenants: tuple[Tenant, ...]
-    policy: str = "fixed"
-    oversubscribe_memory_ratio: float = 1.0
-    oversubscribe_sm_ratio: float = 1.0
-    #: One of VGPU_PROVIDERS: who holds the tenants to their quotas.
-    provider: str = VGPU_PROVIDERS[0]
-
-
-@dataclass(frozen=True)
 class Entry:
     """One entry of the list. `part` is what the key that `sharing` names holds; exclusive and shared have none."""
 
@@ -112,11 +77,6 @@ class Entry:
     def mig(self) -> tuple[MigInstance, ...] | None:
         """The part of sharing: mig."""
         return self.part if self.sharing == "mig" else None
-
-    @property
-    def vgpu(self) -> Vgpu | None:
-        """The part of sharing: vgpu."""
-        return self.part if self.sharing == "vgpu" else None
 
     @property
     def where(self) -> str:

@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from .layout_gpus import selector_to_data
-from .layout_types import VGPU_PROVIDERS, Entry, Layout, MigInstance, Tenant, Vgpu
-from .sizes import format_size
+from .layout_types import Entry, Layout, MigInstance
 from .techniques.registry import TECHNIQUES
 
 
@@ -23,8 +22,6 @@ def _entry_to_data(entry: Entry) -> dict[str, Any]:
     data: dict[str, Any] = {"gpus": "all" if selectors == ["all"] else selectors, "sharing": entry.sharing}
     if entry.mig is not None:
         data["mig"] = [_mig_instance_to_data(instance) for instance in entry.mig]
-    if entry.vgpu is not None:
-        data["vgpu"] = _vgpu_to_data(entry.vgpu)
     return {**data, **_part_to_data(entry)}
 
 
@@ -42,37 +39,3 @@ def _mig_instance_to_data(instance: MigInstance) -> dict[str, Any]:
     if instance.compute_instances:
         data["compute_instances"] = list(instance.compute_instances)
     return {**data, **_part_to_data(instance)}
-
-
-def _vgpu_to_data(vgpu: Vgpu) -> dict[str, Any]:
-    data: dict[str, Any] = {}
-    if vgpu.provider != VGPU_PROVIDERS[0]:
-        data["provider"] = vgpu.provider
-    if vgpu.policy != "fixed":
-        data["policy"] = vgpu.policy
-    ratios = {"memory": vgpu.oversubscribe_memory_ratio, "sm": vgpu.oversubscribe_sm_ratio}
-    if set(ratios.values()) != {1.0}:
-        data["oversubscribe"] = {key: ratio for key, ratio in ratios.items() if ratio != 1.0}
-    data["tenants"] = [_tenant_to_data(tenant) for tenant in vgpu.tenants]
-    return data
-
-
-def _tenant_to_data(tenant: Tenant) -> dict[str, Any]:
-    data: dict[str, Any] = {
-        "name": tenant.name,
-        "memory": format_size(tenant.memory_bytes),
-        "sm_percent": tenant.sm_percent,
-    }
-    if tenant.priority:
-        data["priority"] = tenant.priority
-    if tenant.gpus != 1:
-        data["gpus"] = tenant.gpus
-    if tenant.gpu is not None:
-        data["gpu"] = selector_to_data(tenant.gpu)
-    if tenant.group is not None:
-        data["group"] = tenant.group
-    if tenant.oversubscribe_managed:
-        data["oversubscribe_managed"] = True
-    if tenant.was is not None:
-        data["was"] = tenant.was
-    return data

@@ -32,13 +32,24 @@ def layout_yaml(data: list[dict[str, Any]]) -> str:
 
 
 def _field(mark: str, key: str, value: Any) -> list[str]:
-    if key == "mig" and value:
-        return ["  %smig:" % mark, *("      - %s" % flow(instance) for instance in value)]
-    if key == "vgpu":
-        lines = ["  %svgpu:" % mark]
-        lines += ["      %s: %s" % (name, flow(part)) for name, part in value.items() if name != "tenants"]
-        return [*lines, "      tenants:", *("        - %s" % flow(tenant) for tenant in value["tenants"])]
-    return ["  %s%s: %s" % (mark, key, flow(value))]
+    lines = _part("      ", value) if key != "gpus" else []
+    return ["  %s%s:" % (mark, key), *lines] if lines else ["  %s%s: %s" % (mark, key, flow(value))]
+
+
+def _part(indent: str, value: Any) -> list[str]:
+    """Return the lines of a list of mappings, or of a mapping that has one; none for what fits in one line."""
+    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        return ["%s- %s" % (indent, flow(item)) for item in value]
+    if not isinstance(value, dict):
+        return []
+    parts = {key: _part(indent + "  ", part) for key, part in value.items()}
+    if not any(parts.values()):
+        return []
+    return [
+        line
+        for key, lines in parts.items()
+        for line in (["%s%s:" % (indent, key), *lines] if lines else ["%s%s: %s" % (indent, key, flow(value[key]))])
+    ]
 
 
 def flow(value: Any) -> str:

@@ -33,7 +33,7 @@ class Answering:
 def answering(layout: Layout, host: Host, policy: str) -> Answering:
     """Return the layout for the GPUs that answer.
 
-    An entry that divides something between its GPUs (vgpu, an MPS daemon for all of them) is left out whole: its GPUs stay
+    An entry that divides something between its GPUs (tenants, an MPS daemon for all of them) is left out whole: its GPUs stay
     as they are. Raises NvmlError where the policy is FAIL and an entry names a lost GPU.
     """
     if not host.lost:
@@ -82,7 +82,7 @@ def _lost(selector: Selector, host: Host) -> tuple[LostGpu, ...]:
 def _without_lost(entry: Entry, host: Host) -> Entry | None:
     """The entry for the GPUs that answer; None where it cannot be had in part, or has no other GPU."""
     divided = any(technique.key == entry.sharing and technique.divides(entry.part) for technique in TECHNIQUES)
-    if entry.vgpu is not None or divided:
+    if divided:
         return None
     selectors = tuple(each for each in entry.selectors if any(matches(each, gpu) for gpu in host.gpus))
     return dataclasses.replace(entry, selectors=selectors) if selectors else None

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Callable, Iterable, Mapping, Protocol, Sequence
+from typing import Any, Callable, Iterable, Mapping, NamedTuple, Protocol, Sequence
 
 from .disturbance import Disturbance
 from .layout_types import Layout
@@ -37,6 +37,14 @@ class PartRequest:
     removes: bool = False
     gpus_change: bool = True
     installs: bool = False
+
+
+class Asked(NamedTuple):
+    """Something that a layout asks of a service: its name, the word for the step that brings it, and its limits in words."""
+
+    name: str
+    step: str
+    limits: str
 
 
 class Change(Protocol):
@@ -78,6 +86,10 @@ class Service(Protocol):
     seen: Sequence[Any]
 
     def __init__(self, private: bool) -> None: ...
+
+    @staticmethod
+    def asked(layout: Layout, plan: Plan, driver_version: str | None) -> Sequence[Asked]:
+        """Return what the layout asks for on a host of which only the GPUs are known, with their plan. Raises PlanError."""
 
     def observe(self) -> None:
         """Look at what is there. This comes before the look at the GPUs."""

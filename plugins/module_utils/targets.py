@@ -22,7 +22,6 @@ COMPUTE_MODES = {
     "mig": None,
     "exclusive": EXCLUSIVE_PROCESS,
     "shared": DEFAULT,
-    "vgpu": DEFAULT,
     **{technique.key: technique.compute_mode for technique in TECHNIQUES},
 }
 

@@ -164,9 +164,9 @@ from ..module_utils.layout_module import bring_about
 from ..module_utils.layout_run import removal_of
 from ..module_utils.nvml import Session
 from ..module_utils.runner import run
-from ..module_utils.vgpu_model import KEY
-from ..module_utils.vgpu_removal import remove_all
-from ..module_utils.vgpu_report import report
+from ..module_utils.techniques.vgpu.model import KEY
+from ..module_utils.techniques.vgpu.removal import remove_all
+from ..module_utils.techniques.vgpu.report import report
 
 
 def argspec():

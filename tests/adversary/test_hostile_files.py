@@ -14,10 +14,12 @@ from pathlib import Path
 import pytest
 from attackers import public_folder
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import cdi, durable, vgpu_files, vgpu_host
+from ansible_collections.openfleet.gpu.plugins.module_utils import cdi, durable
 from ansible_collections.openfleet.gpu.plugins.module_utils.cli import metrics
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
 from ansible_collections.openfleet.gpu.plugins.module_utils.install.files import Installation
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import files as vgpu_files
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import host as vgpu_host
 
 
 def by_installation(path, text):

@@ -20,9 +20,9 @@ from pathlib import Path
 from limiter_lab import DEADLINE, Tenant
 from sm import Worker, World
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import vgpu_files
-from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_agent_client import socket_folder
-from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_model import VgpuSeat, VgpuTenant
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import files as vgpu_files
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.agent_client import socket_folder
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.model import VgpuSeat, VgpuTenant
 
 ROOT = Path(__file__).resolve().parents[2]
 #: The interpreter that stands for a host's.

@@ -25,9 +25,9 @@ from mounts import UNSHARE, can_mount
 from sm import Worker, World
 from test_turnstile import AllTerms, Seat, Turnstile
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import vgpu_files
-from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_agent_client import handed_out
-from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_host import VgpuHost
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import files as vgpu_files
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.agent_client import handed_out
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.host import VgpuHost
 
 POINTS = 5  # how near to its share a tenant has to be; a turn is 2 points of a second
 HALF_MS = "--kernel 500000 --report 0.1"

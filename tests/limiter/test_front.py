@@ -16,7 +16,7 @@ from limiter_lab import DEADLINE, LIBRARY, OUT, SOURCE, Tenant, compile_c, run_m
 from mounts import UNSHARE, can_mount, client_in_container
 from test_reach import HELD, NOT_HELD, answer
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import vgpu_files
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import files as vgpu_files
 
 FRONT = "libcuda.so.1"
 OUT_OF_MEMORY = 2

@@ -12,8 +12,8 @@ import pytest
 from card import Card
 from limiter_lab import DEADLINE, OUT, Built, Client
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_host import VgpuHost
-from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_model import VgpuSeat, VgpuTenant, VgpuUsage
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.host import VgpuHost
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.model import VgpuSeat, VgpuTenant, VgpuUsage
 
 MIB = 1 << 20
 OUT_OF_MEMORY = 2

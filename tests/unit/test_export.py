@@ -18,7 +18,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.model import (
     Setting,
 )
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.model import MpsDaemon, MpsPlace, MpsSeen
-from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_model import VgpuSeat, VgpuSeen, VgpuTenant
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.model import VgpuSeat, VgpuSeen, VgpuTenant
 
 
 def exported(gpus, pin_placements=False, daemons=(), tenants=()):
@@ -148,7 +148,7 @@ def test_the_provider_is_one_under_which_tenants_stay_as_they_are(providers, tol
     (gpu,) = gpus(1)
     there = [tenant(name, gpu, provider=provider) for name, provider in zip("ab", providers)]
     (entry,) = exported([gpu], tenants=there).layout.entries
-    assert entry.vgpu.provider == told
+    assert entry.part.provider == told
 
 
 def test_tenants_are_told_with_the_gpus_that_they_share():

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from mig_rules import Card, with_instances
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import mig_plan, vgpu_plan
+from ansible_collections.openfleet.gpu.plugins.module_utils import mig_plan
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.host_metrics_drift import compare
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
@@ -20,8 +20,9 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.targets import targe
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import plan as mps_plan
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.model import MpsSeen
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.service import MpsService
-from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_model import VgpuSeen
-from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_service import VgpuService
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import plan as vgpu_plan
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.model import VgpuSeen
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.service import VgpuService
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,6 @@ import dataclasses
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import vgpu_metrics
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders import KINDS
@@ -24,7 +23,8 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.host_metrics_text im
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import GpuInstance, Holder, Placement
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import metrics as mps_metrics
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.model import MpsDaemon, MpsPlace, MpsSeen
-from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_model import (
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import metrics as vgpu_metrics
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.model import (
     VgpuSeat,
     VgpuSeen,
     VgpuTenant,

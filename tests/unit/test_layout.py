@@ -16,8 +16,6 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.layout import (
     Layout,
     MigInstance,
     Selector,
-    Tenant,
-    Vgpu,
     layout_to_data,
     parse_layout,
 )
@@ -29,6 +27,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.profile_name import 
 from ansible_collections.openfleet.gpu.plugins.module_utils.sizes import SizeError, format_size, parse_size_bytes
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.model import Mps
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.time_slicing.model import TimeSlicing
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.part import Tenant, Vgpu
 
 DATA = Path(__file__).parent / "data"
 GOOD = yaml.safe_load((DATA / "good_layouts.yml").read_text(encoding="utf-8"))

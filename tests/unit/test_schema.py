@@ -23,6 +23,9 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps impor
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import parse as mps_parse
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.time_slicing import model as time_slicing
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.time_slicing import parse as time_slicing_parse
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import model as vgpu_model
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import parse as vgpu_parse
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import part as vgpu_part
 
 REPOSITORY = Path(__file__).parents[2]
 DATA = Path(__file__).parent / "data"
@@ -89,13 +92,13 @@ def test_schema_and_parser_know_the_same_words():
     assert keys_of("mps") == set(mps_parse.KEYS)
     assert set(mps_parse.KEYS) - set(mps_parse.KEYS_INSIDE_MIG) == {"daemon_per"}
     assert keys_of("time_slicing") == set(time_slicing_parse.KEYS)
-    assert keys_of("vgpu") == set(layout._VGPU)
-    assert keys_of("tenant") == set(layout._TENANT)
+    assert keys_of("vgpu") == set(vgpu_parse.KEYS)
+    assert keys_of("tenant") == set(vgpu_parse._TENANT)
     assert SCHEMA["$defs"]["entry"]["properties"]["sharing"]["enum"] == list(registry.SHARINGS)
     assert SCHEMA["$defs"]["time_slicing"]["properties"]["slice"]["enum"] == list(time_slicing.TIME_SLICES)
     assert SCHEMA["$defs"]["mps"]["properties"]["daemon_per"]["enum"] == list(mps_model.DAEMONS)
-    assert SCHEMA["$defs"]["vgpu"]["properties"]["policy"]["enum"] == list(types.VGPU_POLICIES)
-    assert SCHEMA["$defs"]["vgpu"]["properties"]["provider"]["enum"] == list(types.VGPU_PROVIDERS)
+    assert SCHEMA["$defs"]["vgpu"]["properties"]["policy"]["enum"] == list(vgpu_model.POLICIES)
+    assert SCHEMA["$defs"]["vgpu"]["properties"]["provider"]["enum"] == list(vgpu_model.PROVIDERS)
 
 
 # -- arbitrary layouts ------------------------------------------------------------------------------------------------
@@ -159,10 +162,10 @@ def vgpus(draw, chosen):
         pin = draw(st.sampled_from(chosen)) if countable and draw(st.booleans()) else None
         gpus = 1 if pin or not draw(st.booleans()) else draw(st.integers(1, len(chosen)))
         percent = draw(st.integers(1, 25))
-        tenants.append(types.Tenant(name, draw(sizes_bytes), percent, draw(st.integers(0, 3)), gpus, pin))
+        tenants.append(vgpu_part.Tenant(name, draw(sizes_bytes), percent, draw(st.integers(0, 3)), gpus, pin))
     ratios = st.floats(1.0, 8.0)
-    policy, provider = draw(st.sampled_from(types.VGPU_POLICIES)), draw(st.sampled_from(types.VGPU_PROVIDERS))
-    return types.Vgpu(tuple(tenants), policy, draw(ratios), draw(ratios), provider)
+    policy, provider = draw(st.sampled_from(vgpu_model.POLICIES)), draw(st.sampled_from(vgpu_model.PROVIDERS))
+    return vgpu_part.Vgpu(tuple(tenants), policy, draw(ratios), draw(ratios), provider)
 
 
 def renamed(layout, numbers):
@@ -172,7 +175,7 @@ def renamed(layout, numbers):
         if value is None or not hasattr(value, "__dataclass_fields__"):
             return tuple(map(fresh, value)) if isinstance(value, tuple) else value
         fields = {name: fresh(getattr(value, name)) for name in value.__dataclass_fields__}
-        if isinstance(value, (mps_model.Mps, types.Tenant)):
+        if isinstance(value, (mps_model.Mps, vgpu_part.Tenant)):
             fields["name"] = "%s%d" % (value.name[:50], next(numbers))
         return type(value)(**fields)
 

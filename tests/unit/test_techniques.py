@@ -29,7 +29,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.transaction import J
 UTILS = Path(__file__).resolve().parents[2] / "plugins/module_utils"
 FOLDERS = sorted(path.parent for path in (UTILS / "techniques").glob("*/__init__.py"))
 #: The tables that name techniques.
-TABLES = {"techniques/registry.py", "techniques/observers.py"}
+TABLES = {"techniques/registry.py", "techniques/observers.py", "techniques/commands.py"}
 
 
 def imported(tree: ast.AST, path: str) -> set[str]:
@@ -64,8 +64,7 @@ EXCEPTED = {
         "holders*.py": {"mps", "MPS"},
         "host_metrics_text.py": {"MPS"},
         # A provider of vgpu, whose tenants are clients of daemons.
-        "layout_types.py": {"mps"},
-        "*vgpu*.py": {"MPS"},
+        "techniques/vgpu/*.py": {"mps", "MPS"},
     }
 }
 

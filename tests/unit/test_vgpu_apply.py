@@ -10,14 +10,17 @@ import re
 
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import durable, mig_plan, vgpu_apply, vgpu_host, vgpu_plan
+from ansible_collections.openfleet.gpu.plugins.module_utils import durable, mig_plan
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError, BusyError
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder, Host
 from ansible_collections.openfleet.gpu.plugins.module_utils.targets import targets
-from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_apply import VgpuChange
-from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_host import VgpuHost
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import apply as vgpu_apply
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import host as vgpu_host
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import plan as vgpu_plan
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.apply import VgpuChange
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.host import VgpuHost
 
 GPUS = assumed_gpus(["L40S-48GB"] * 2)
 HOST = Host("580.105.08", "12.580", "13.0", True, tuple(GPUS))

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import vgpu_files
-from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_model import VgpuSeat, VgpuTenant
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import files as vgpu_files
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.model import VgpuSeat, VgpuTenant
 
 GIB = 2**30
 SOURCES = Path(__file__).parents[2] / "roles/vgpu_limiter/files/src"

@@ -10,8 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import vgpu_fit
-from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_fit import Bin, Demand, first_misfit, left, pack
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import fit as vgpu_fit
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.fit import (
+    Bin,
+    Demand,
+    first_misfit,
+    left,
+    pack,
+)
 
 GIB = 2**30
 

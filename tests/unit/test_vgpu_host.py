@@ -12,12 +12,12 @@ import subprocess
 
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import vgpu_files
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder, Host
-from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_host import VgpuHost
-from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_model import (
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import files as vgpu_files
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.host import VgpuHost
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.model import (
     VgpuName,
     VgpuSeat,
     VgpuSeen,

@@ -8,13 +8,19 @@ import dataclasses
 
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import mig_plan, vgpu_plan
+from ansible_collections.openfleet.gpu.plugins.module_utils import mig_plan
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder, Host
 from ansible_collections.openfleet.gpu.plugins.module_utils.targets import targets
-from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_model import VgpuName, VgpuSeat, VgpuSeen, VgpuTenant
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import plan as vgpu_plan
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.model import (
+    VgpuName,
+    VgpuSeat,
+    VgpuSeen,
+    VgpuTenant,
+)
 
 GIB = 2**30
 GPUS = tuple(

@@ -21,8 +21,8 @@ from typing import Any, Callable, Iterator
 
 import pynvml
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import vgpu_files
-from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_model import VgpuSeat, VgpuTenant
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import files as vgpu_files
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.model import VgpuSeat, VgpuTenant
 
 HERE = Path(__file__).resolve().parent
 LIMITER = HERE.parents[1] / "roles" / "vgpu_limiter" / "files" / "src"

@@ -24,8 +24,8 @@ from ..errors import DriverAbsentError, FleetError
 from ..holders import find_holders
 from ..host_state import gpus
 from ..nvml import Session
+from ..techniques.observers import REPORTS
 from ..transaction import DIRECTORY, looking
-from ..vgpu_report import report as report_tenants
 
 #: What the role writes where some account may run this. Only root can open it, so it is a lock that no other user can take.
 READERS = "/etc/openfleet-gpu/readers.json"
@@ -80,7 +80,7 @@ def look(directory: str = DIRECTORY, sockets: bool = False) -> dict[str, Any]:
         # As short as can be: a run that wants to reset GPUs waits until nobody has them open.
         with _unchanged(directory), Session() as session:
             host = session.observe()
-            tenants = report_tenants(session.private)
+            tenants = REPORTS["vgpu_tenants"](session.private)
     except DriverAbsentError as error:
         return {"driver_present": False, "driver_absent_reason": str(error), "gpus": [], "vgpu_tenants": []}
     seen = find_holders(host, sockets=sockets)

@@ -13,6 +13,7 @@ import sys
 from typing import Any, Sequence
 
 from ..errors import ApplyError, BusyError, FleetError
+from ..techniques.commands import COMMANDS
 
 LAYOUT = "/etc/openfleet-gpu/layout.json"
 STATE_DIRECTORY = "/var/lib/openfleet-gpu"
@@ -136,7 +137,8 @@ def _parser() -> argparse.ArgumentParser:
         "--settings", default=KEEP_SETTINGS, metavar="FILE", help="what the role wrote (default: %(default)s)"
     )
 
-    _command(commands, "vgpu-agent", ".vgpu_agent:serve", "hand vGPU tenants their shared memory; systemd starts it")
+    for name, run, text in COMMANDS:
+        _command(commands, name, run, text)
 
     metrics = _command(commands, "metrics", ".metrics:metrics", "how the host stands to its layout, for Prometheus")
     metrics.add_argument(

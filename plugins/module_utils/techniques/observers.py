@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any, Callable, Mapping
 
-from ..vgpu_report import report as report_tenants
 from .mps.report import report as report_daemons
 from .observer import Observer
 from .time_slicing import observe as time_slicing
+from .vgpu.report import report as report_tenants
 
 OBSERVERS: tuple[Observer, ...] = (time_slicing.OBSERVER,)
 

@@ -9,10 +9,11 @@ One that sets a value on each whole GPU is a `SettingTechnique`; one that runs s
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Protocol, Sequence
+from typing import Any, Callable, Iterable, Protocol, Sequence
 
-from ..layout_fields import Names
+from ..layout_fields import PartContext
 from ..layout_reader import Key, Node
+from ..layout_types import Selector
 from ..model import Gpu, GpuInstance
 from ..plan_parts import GpuPart, PartStep
 from ..services import Service
@@ -35,7 +36,7 @@ class Technique(Protocol):
     #: What it runs beside the GPUs, if anything.
     service: type[Service] | None
 
-    def parse(self, node: Node, names: Names, inside_mig: bool = False) -> Any:
+    def parse(self, node: Node, context: PartContext) -> Any:
         """Return the part of an entry, or of a MIG instance, as a frozen value. Reports problems to the node."""
 
     def to_data(self, part: Any) -> dict[str, Any]:
@@ -48,6 +49,15 @@ class Technique(Protocol):
         """Return the part of an entry that describes the GPU or its instance; None if it does not use the technique.
 
         `seen` is what its service sees on the host.
+        """
+
+    def export_together(
+        self, gpus: Sequence[Gpu], seen: Sequence[Any], pin: Callable[[Gpu], Selector] | None, left_out: list[str]
+    ) -> dict[str, Any]:
+        """Return by UUID the parts of GPUs that can only be described together; None for a GPU that no layout can describe.
+
+        GPUs with equal parts share an entry. `pin` returns the name of a GPU, if parts are to name GPUs. Adds to `left_out` a
+        sentence for what no layout can express.
         """
 
     def describe(self, part: Any) -> str:

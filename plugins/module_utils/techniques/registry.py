@@ -10,29 +10,27 @@ from typing import Sequence
 from ..layout_types import Layout
 from ..plan_parts import PartStep
 from ..services import Service
-from ..vgpu_service import VgpuService
 from .mps.technique import MpsTechnique
 from .observer import Observer
 from .protocol import SettingTechnique, Technique
 from .time_slicing.technique import TimeSlicingTechnique
+from .vgpu.technique import VgpuTechnique
 
 #: In the order in which a GPU's steps of several techniques are carried out (`GpuPlan.steps` has their place beside MIG), and in
 #: which their services start; services stop in the reverse order.
 TECHNIQUES: tuple[Technique, ...] = (
     TimeSlicingTechnique(),
     MpsTechnique(),
+    VgpuTechnique(),
 )
 
 #: Those that set a value on each whole GPU.
 SETTINGS: tuple[SettingTechnique, ...] = tuple(each for each in TECHNIQUES if each.setting is not None)
-#: What techniques run beside the GPUs. Tenants have no folder here yet.
-SERVICES: tuple[type[Service], ...] = (
-    *(each.service for each in TECHNIQUES if each.service is not None),
-    VgpuService,
-)
+#: What techniques run beside the GPUs.
+SERVICES: tuple[type[Service], ...] = tuple(each.service for each in TECHNIQUES if each.service is not None)
 
-#: The ways of sharing that have a part of their own name in the entry. The first two have no folder here yet.
-PARTS = tuple(sorted(("mig", "vgpu", *(technique.key for technique in TECHNIQUES))))
+#: The ways of sharing that have a part of their own name in the entry. MIG has no folder here yet.
+PARTS = tuple(sorted(("mig", *(technique.key for technique in TECHNIQUES))))
 #: All ways of sharing. The first two need no part.
 SHARINGS = ("exclusive", "shared", *PARTS)
 

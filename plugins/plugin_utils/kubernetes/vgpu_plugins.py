@@ -13,10 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Sequence
 
-from ...module_utils.layout_types import Tenant, Vgpu
 from ...module_utils.model import Gpu
 from ...module_utils.selector import matches
 from ...module_utils.techniques.time_slicing import model as time_slicing
+from ...module_utils.techniques.vgpu.part import Tenant, Vgpu, vgpu_of
 from .model import (
     HAMI,
     VOLCANO,
@@ -125,8 +125,8 @@ def map_vgpu_plugin(node: Sequence[NodeGpu], backend: str, name: str = "") -> No
 
 
 def _notes(offered: Sequence[NodeGpu]) -> list[str]:
-    unknown = [each for each in offered if each.entry and each.entry.vgpu and not each.has_uuid]
-    if any(tenant.gpu is not None for each in unknown for tenant in each.entry.vgpu.tenants):
+    unknown = [vgpu_of(each.entry) for each in offered if not each.has_uuid]
+    if any(tenant.gpu is not None for vgpu in unknown if vgpu for tenant in vgpu.tenants):
         return ["Tenants are not pinned: the UUIDs of the GPUs are not known before the driver answers."]
     return []
 
@@ -157,8 +157,7 @@ def _refuse_instances(others: Sequence[NodeGpu], plugin: _Plugin) -> list[Refusa
 def _refuse_tenants(offered: Sequence[NodeGpu], plugin: _Plugin) -> list[Refusal]:
     found = []
     for group in by_entry([each for each in offered if each.sharing == "vgpu"]):
-        entry = group[0].entry
-        vgpu = entry.vgpu if entry else None
+        vgpu = vgpu_of(group[0].entry)
         if vgpu is not None:
             found += [refusal(group, problem) for problem in _problems(vgpu, plugin)]
     return found
@@ -216,11 +215,12 @@ def _replicas(each: NodeGpu) -> int:
 
 
 def _tenants(each: NodeGpu) -> int:
-    return len(each.entry.vgpu.tenants) if each.entry and each.entry.vgpu else 0
+    vgpu = vgpu_of(each.entry)
+    return len(vgpu.tenants) if vgpu else 0
 
 
 def _ratios(each: NodeGpu) -> tuple[float, float]:
-    vgpu = each.entry.vgpu if each.entry else None
+    vgpu = vgpu_of(each.entry)
     return (vgpu.oversubscribe_memory_ratio, vgpu.oversubscribe_sm_ratio) if vgpu else (1.0, 1.0)
 
 
@@ -231,8 +231,7 @@ def _split_count(offered: Sequence[NodeGpu]) -> int:
 
 
 def _requests(group: Sequence[NodeGpu], plugin: _Plugin) -> list[Request]:
-    entry = group[0].entry
-    vgpu = entry.vgpu if entry else None
+    vgpu = vgpu_of(group[0].entry)
     if vgpu is None:
         return []
     return [_request(group, vgpu, tenant, plugin) for tenant in vgpu.tenants]

@@ -9,10 +9,12 @@ import dataclasses
 from collections import Counter, defaultdict
 from typing import Iterator, Sequence
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import catalogue, mig_plan, mig_steps, vgpu_fit, vgpu_model
+from ansible_collections.openfleet.gpu.plugins.module_utils import catalogue, mig_plan, mig_steps
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import ComputeInstance, Gpu, GpuInstance, Placement
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import fit as vgpu_fit
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import model as vgpu_model
 
 from .model import SHARES, FleetGpu, Packing, Problem, Standing, Workload
 

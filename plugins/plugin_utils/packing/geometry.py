@@ -9,11 +9,12 @@ from collections import Counter
 from functools import lru_cache
 from typing import NamedTuple, Sequence, Tuple
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import catalogue, vgpu_model
+from ansible_collections.openfleet.gpu.plugins.module_utils import catalogue
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.mig_fit import Capacity, Want, arrange
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Gpu, Placement
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.rules import most_clients
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import model as vgpu_model
 
 from .model import Shape
 

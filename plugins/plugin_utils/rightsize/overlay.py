@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from typing import Any, Collection, Mapping, Sequence
 
-from ...module_utils import mig_plan, vgpu_plan
+from ...module_utils import mig_plan
 from ...module_utils.errors import PlanError
 from ...module_utils.layout import layout_to_data, parse_layout
 from ...module_utils.mig_steps import Plan
 from ...module_utils.model import Gpu
 from ...module_utils.selector import select
 from ...module_utils.targets import targets
-from ...module_utils.techniques.mps import plan as mps_plan
-from ...module_utils.techniques.mps.steps import caps
-from ...module_utils.vgpu_steps import size
+from ...module_utils.techniques.registry import SERVICES
+from ...module_utils.techniques.vgpu.part import vgpu_of
 
 
 def merged(
@@ -40,7 +39,7 @@ def merged(
             continue
         if not stay:
             continue
-        if entry.vgpu is not None:
+        if vgpu_of(entry) is not None:
             raise PlanError(
                 entry.where,
                 "its tenants may be on any of its GPUs %s, of which only some change" % sorted(named),
@@ -57,11 +56,5 @@ def planned(layout: Any, gpus: Sequence[Gpu], driver_version: str | None) -> tup
     """
     parsed = parse_layout(layout)
     plan = mig_plan.plan(gpus, targets(parsed, gpus))
-    daemons = [each.daemon for each in mps_plan.wanted(parsed, plan, driver_version or None)]
-    # Whether the kernel bounds a GPU's memory is the host's to say, and no reason to refuse.
-    tenants = vgpu_plan.wanted(parsed, plan, dmem=frozenset(gpu.uuid for gpu in gpus))
-    lines = ["mps %s: %s" % (daemon.name, caps(daemon)) for daemon in daemons]
-    for each in tenants:
-        tenant = each.tenant
-        lines.append("vgpu %s: %s and %d %%" % (tenant.name, size(tenant.memory_bytes), tenant.sm_percent))
-    return plan, lines
+    asked = [each for service in SERVICES for each in service.asked(parsed, plan, driver_version or None)]
+    return plan, ["%s: %s" % (each.name, each.limits) for each in asked]

@@ -21,6 +21,7 @@ from ...module_utils.layout_types import Entry
 from ...module_utils.model import Gpu, GpuInstance, Host
 from ...module_utils.selector import select
 from ...module_utils.targets import targets
+from ...module_utils.techniques.vgpu.part import vgpu_of
 from ..audit.holdings import Price, is_held, price_of, using
 from ..audit.model import Audit, Finding, Holding, Subject, Verdict
 from ..audit.series import QUIET_BUSY_RATIO
@@ -252,8 +253,8 @@ class _Look:
                 return "the tenant %s may have managed memory beyond its quota" % row["name"]
             if row.get("provider") == "mps":
                 return "the tenant %s is held to its quota by MPS" % row["name"]
-        if self.entry is not None and self.entry.vgpu is not None:
-            vgpu = self.entry.vgpu
+        vgpu = vgpu_of(self.entry)
+        if vgpu is not None:
             if (vgpu.oversubscribe_memory_ratio, vgpu.oversubscribe_sm_ratio) != (1.0, 1.0):
                 return "its tenants are oversubscribed"
             if vgpu.provider != "auto":

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
-from ...module_utils import assumed, mig_plan, vgpu_plan
+from ...module_utils import assumed, mig_plan
 from ...module_utils.errors import FleetError, LayoutError
 from ...module_utils.layout import parse_layout
 from ...module_utils.layout_types import Entry, Layout, Selector
 from ...module_utils.targets import targets
-from ...module_utils.techniques.mps import plan as mps_plan
-from ...module_utils.techniques.mps.model import MpsDaemon
-from ...module_utils.techniques.mps.steps import caps
-from ...module_utils.vgpu_steps import size
+from ...module_utils.techniques.registry import SERVICES
+from ...module_utils.techniques.vgpu.part import vgpu_of
 from ..host_values import Reader
 
 #: What a host says of its PCI bus: at most so many GPUs.
@@ -38,27 +36,13 @@ def plan(layout_data: Any, expected_gpus: Sequence[str], pci_gpus: Any) -> dict[
             return {"problems": [], "plan": [], "checked": False}
         layout = _by_place(layout)
         gpus_plan = mig_plan.plan(gpus, targets(layout, gpus))
-        daemons = [each.daemon for each in mps_plan.wanted(layout, gpus_plan, None)]
-        # Whether the kernel bounds a GPU's memory is not known here, so it is no reason to refuse.
-        tenants = vgpu_plan.wanted(layout, gpus_plan, dmem=frozenset(gpu.uuid for gpu in gpus))
+        asked = [each for service in SERVICES for each in service.asked(layout, gpus_plan, None)]
     except LayoutError as error:
         return {"problems": [str(problem) for problem in error.problems], "plan": [], "checked": True}
     except FleetError as error:
         return {"problems": [str(error)], "plan": [], "checked": True}
-    return {
-        "problems": [],
-        "plan": [*gpus_plan.lines(), *map(_daemon, daemons), *map(_tenant, tenants)],
-        "checked": True,
-    }
-
-
-def _daemon(daemon: MpsDaemon) -> str:
-    return "mps %s: start (%s)" % (daemon.name, caps(daemon))
-
-
-def _tenant(wanted: vgpu_plan.WantedTenant) -> str:
-    tenant = wanted.tenant
-    return "vgpu %s: add (%s and %d %%)" % (tenant.name, size(tenant.memory_bytes), tenant.sm_percent)
+    lines = [*gpus_plan.lines(), *("%s: %s (%s)" % each for each in asked)]
+    return {"problems": [], "plan": lines, "checked": True}
 
 
 def _by_place(layout: Layout) -> Layout:
@@ -68,5 +52,6 @@ def _by_place(layout: Layout) -> Layout:
 
 def _selectors(entry: Entry) -> list[Selector]:
     """Return all that name GPUs in it."""
-    tenants = entry.vgpu.tenants if entry.vgpu is not None else ()
+    vgpu = vgpu_of(entry)
+    tenants = vgpu.tenants if vgpu is not None else ()
     return [*entry.selectors, *(tenant.gpu for tenant in tenants if tenant.gpu is not None)]

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import vgpu_files, vgpu_model, vgpu_region
-from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_model import VgpuUsage, VgpuUse
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import files as vgpu_files
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import model as vgpu_model
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import region as vgpu_region
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.model import VgpuUsage, VgpuUse
 
 SOURCES = Path(__file__).resolve().parents[3] / "roles" / "vgpu_limiter" / "files" / "src"
 

@@ -105,7 +105,7 @@ class MpsHost:
             # Nothing changes by looking.
             error.outcome = "old"
             raise
-        shared = self._differing(self._shared())
+        shared = durable.differing(self._root, self._shared())
         if any(state["NeedDaemonReload"] == "yes" for state in states):
             shared += [mps_unit.UNIT_PATH]
         return tuple(self._look(*spec, state, shared, boots) for spec, state in zip(specs, states))
@@ -139,7 +139,7 @@ class MpsHost:
     def _look(
         self, daemon: MpsDaemon, devices: tuple[str, ...], state: dict[str, str], shared: Sequence[str], boots: bool
     ) -> MpsSeen:
-        outdated = tuple(sorted({*self._differing(mps_files.files(daemon, devices)), *shared}))
+        outdated = tuple(sorted({*durable.differing(self._root, mps_files.files(daemon, devices)), *shared}))
         unit = mps_files.unit_of(daemon.name)
         limited = mps_files.limited_folder(daemon.name).is_mounted(self._root)
         if state["ActiveState"] != "active":
@@ -293,15 +293,6 @@ class MpsHost:
     def _shared(self) -> dict[str, str]:
         return mps_unit.shared_files(selinux=(self._root / "sys/fs/selinux/enforce").exists())
 
-    def _differing(self, files: dict[str, str]) -> list[str]:
-        return [path for path, text in files.items() if not self._has(path, text)]
-
-    def _has(self, path: str, text: str) -> bool:
-        try:
-            return (self._root / path).read_text(errors="replace") == text
-        except OSError:
-            return False
-
     def _limit_pipes(self, name: str, written: Sequence[str], in_use: bool) -> None:
         """Have the pipe directory's file system mounted, with the bounds of its unit. Raises ApplyError."""
         folder = mps_files.limited_folder(name)
@@ -338,13 +329,10 @@ class MpsHost:
         The spec comes first, so that all that follows is known to be this daemon's.
         """
         files = {**mps_files.files(daemon, devices), **self._shared()}
-        differing = self._differing(files)
-        for path in differing:
-            durable.make_folder((self._root / path).parent)
-            durable.write_text(self._root / path, files[path], mode=0o644)
-        if mps_unit.UNIT_PATH in differing or self._states([daemon.name])[0]["NeedDaemonReload"] == "yes":
+        written = durable.write_differing(self._root, files)
+        if mps_unit.UNIT_PATH in written or self._states([daemon.name])[0]["NeedDaemonReload"] == "yes":
             self._systemctl(daemon.name, "systemd cannot read its unit", "daemon-reload")
-        return differing
+        return written
 
     def _reset_failed(self, unit: str) -> None:
         """It fails for a unit that never ran, and that is well."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...layout_fields import Names, percent, size_bytes
+from ...layout_fields import PartContext, percent, size_bytes
 from ...layout_reader import Key, Node
 from ...layout_types import MOST_CLIENTS
 from ...sizes import format_size
@@ -24,9 +24,9 @@ KEYS_INSIDE_MIG = {
 KEYS = dict(KEYS_INSIDE_MIG, daemon_per=Key("daemon_per: entry"))
 
 
-def parse(node: Node, names: Names, inside_mig: bool = False) -> Mps | None:
+def parse(node: Node, context: PartContext) -> Mps | None:
     """Return the part; None after reporting why it is none."""
-    fields = node.fields(KEYS_INSIDE_MIG if inside_mig else KEYS)
+    fields = node.fields(KEYS_INSIDE_MIG if context.inside_mig else KEYS)
     if fields is None:
         return None
     clients = fields.read("clients", lambda field: field.integer(1, MOST_CLIENTS))
@@ -38,7 +38,7 @@ def parse(node: Node, names: Names, inside_mig: bool = False) -> Mps | None:
             "Lower clients or active_thread_percentage, or set oversubscribe: true.",
         )
     return Mps(
-        fields.read("name", lambda field: names.read(field, "MPS daemon")),
+        fields.read("name", lambda field: context.names.read(field, "MPS daemon")),
         clients,
         share,
         fields.read("pinned_memory_limit", size_bytes),

@@ -50,7 +50,7 @@ def wanted(
         gpus = [gpu for gpu in plan.gpus if gpu.target.where == entry.where]
         found += _of_entry(entry, gpus, driver_version)
         found += _of_instances(entry, gpus, driver_version, seen)
-        found += _of_tenants(entry, gpus, driver_version)
+        found += _of_clients(entry, gpus, driver_version)
     names: dict[str, WantedDaemon] = {}
     for each in found:
         problem = name_problem(each.daemon.name)
@@ -186,16 +186,16 @@ def _of_entry(entry: Entry, gpus: Sequence[GpuPlan], driver_version: str | None)
     return [WantedDaemon(_daemon(entry.part, name, [place]), where) for name, place in zip(names, places)]
 
 
-def _of_tenants(entry: Entry, gpus: Sequence[GpuPlan], driver_version: str | None) -> list[WantedDaemon]:
-    """A daemon for each GPU; what a tenant's processes may have of it they are told by their environment."""
-    if entry.vgpu is None or entry.vgpu.provider != KEY:
+def _of_clients(entry: Entry, gpus: Sequence[GpuPlan], driver_version: str | None) -> list[WantedDaemon]:
+    """A daemon for each GPU, if the part of another technique needs one. Its clients have their limits in their environment."""
+    clients = getattr(entry.part, "mps_clients", None)
+    if clients is None:
         return []
-    where, tenants = "%s.vgpu" % entry.where, Mps("", len(entry.vgpu.tenants), 100, oversubscribe=True)
+    where, mps = "%s.%s" % (entry.where, entry.sharing), Mps("", clients, 100, oversubscribe=True)
     for gpu in gpus:
-        _check(where, gpu.gpu, tenants, gpu.gpu.memory_total_bytes, driver_version)
+        _check(where, gpu.gpu, mps, gpu.gpu.memory_total_bytes, driver_version)
     return [
-        WantedDaemon(_daemon(tenants, daemon_of(gpu.gpu.uuid), [MpsPlace(gpu.gpu.uuid)]), where, "default")
-        for gpu in gpus
+        WantedDaemon(_daemon(mps, daemon_of(gpu.gpu.uuid), [MpsPlace(gpu.gpu.uuid)]), where, "default") for gpu in gpus
     ]
 
 

@@ -13,7 +13,7 @@ from ...layout_types import Layout
 from ...metric_family import Family
 from ...mig_steps import Plan
 from ...model import Gpu, Host
-from ...services import Clear, Look, PartRequest, Pids
+from ...services import Asked, Clear, Look, PartRequest, Pids
 from . import apply as mps_apply
 from . import metrics
 from .apply import MpsChange
@@ -33,6 +33,12 @@ class MpsService:
     def __init__(self, private: bool) -> None:
         self._host = None if private else MpsHost()
         self.seen: tuple[MpsSeen, ...] = ()
+
+    @staticmethod
+    def asked(layout: Layout, plan: Plan, driver_version: str | None) -> list[Asked]:
+        """Return the daemons that the layout asks for."""
+        daemons = [each.daemon for each in wanted(layout, plan, driver_version)]
+        return [Asked("mps %s" % daemon.name, "start", caps(daemon)) for daemon in daemons]
 
     def observe(self) -> None:
         """Look at the daemons."""

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from .export import describe, export
 from .model import COMPUTE_MODE, DAEMONS, KEY, Mps
 from .parse import EXAMPLE, parse, to_data
@@ -25,6 +27,10 @@ class MpsTechnique:
     to_data = staticmethod(to_data)
     export = staticmethod(export)
     describe = staticmethod(describe)
+
+    def export_together(self, *_arguments: Any) -> dict[str, Any]:
+        """Return nothing: each GPU is described by itself."""
+        return {}
 
     def divides(self, part: Mps) -> bool:
         """Return whether one daemon serves all GPUs of the entry."""

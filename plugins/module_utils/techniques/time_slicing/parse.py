@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...layout_fields import Names
+from ...layout_fields import PartContext
 from ...layout_reader import Key, Node
 from ...layout_types import MOST_CLIENTS
 from .model import TIME_SLICES, TimeSlicing
@@ -19,7 +19,7 @@ KEYS = {
 }
 
 
-def parse(node: Node, names: Names, inside_mig: bool = False) -> TimeSlicing | None:
+def parse(node: Node, context: PartContext) -> TimeSlicing | None:
     """Return the part; None after reporting why it is none."""
     fields = node.fields(KEYS)
     if fields is None:

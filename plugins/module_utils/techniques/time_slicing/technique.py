@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from .apply import apply
 from .export import describe, export
 from .model import COMPUTE_MODE, DEFAULT, KEY, SETTING, TimeSlicing
@@ -36,6 +38,10 @@ class TimeSlicingTechnique:
     export = staticmethod(export)
     describe = staticmethod(describe)
     record = staticmethod(record)
+
+    def export_together(self, *_arguments: Any) -> dict[str, Any]:
+        """Return nothing: each GPU is described by itself."""
+        return {}
 
     def divides(self, part: TimeSlicing) -> bool:
         """Return False: each GPU has its own time slice."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from ...errors import PlanError
 from ...metric_family import GAUGE, Family, Sample, labels_of
+from ...services import Asked
 from .model import KEY, LanesPlan, Step, observe, pass_point, write
 
 MOST_LANES = 8
@@ -73,6 +74,11 @@ class LanesService:
 
     def __init__(self, private):
         self.seen = ()
+
+    @staticmethod
+    def asked(layout, plan, driver_version):
+        steps = planned(layout, plan, ()).steps
+        return [Asked("lanes %s" % step.gpu_uuid, "add", "%d" % step.after) for step in steps]
 
     def observe(self):
         self.seen = observe()

@@ -17,12 +17,15 @@ class LanesTechnique:
     setting = None
     service = LanesService
 
-    def parse(self, node, names, inside_mig=False):
+    def parse(self, node, context):
         fields = node.fields({"count": Key("count: 2", required=True)})
         return None if fields is None else Lanes(fields.read("count", lambda field: field.integer(1)))
 
     def to_data(self, part):
         return {"count": part.count}
+
+    def export_together(self, gpus, seen, pin, left_out):
+        return {}
 
     def divides(self, part):
         return False

@@ -25,9 +25,8 @@ import struct
 from dataclasses import dataclass
 from typing import Mapping, Sequence
 
-from . import vgpu_files
-from .layout_types import VGPU_POLICIES
-from .vgpu_model import SEATS, VgpuTenant
+from . import files as vgpu_files
+from .model import POLICIES, SEATS, VgpuTenant
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 #: For the service manager to take what it is told.
@@ -211,7 +210,7 @@ def _write_terms(descriptor: int, seats: Mapping[int, VgpuTenant]) -> None:
 
 
 def _seat_terms(tenant: VgpuTenant) -> bytes:
-    policy = VGPU_POLICIES.index(tenant.policy)
+    policy = POLICIES.index(tenant.policy)
     return _TERMS_SEAT.pack(tenant.key.encode(), tenant.sm_percent, policy, tenant.priority)
 
 

@@ -15,12 +15,12 @@ import contextlib
 from pathlib import Path
 from typing import Iterable, Mapping
 
-from . import systemd
-from .command import Run
-from .errors import ApplyError
-from .model import Gpu
-from .vgpu_files import slice_of
-from .vgpu_model import VgpuTenant
+from ... import systemd
+from ...command import Run
+from ...errors import ApplyError
+from ...model import Gpu
+from .files import slice_of
+from .model import VgpuTenant
 
 _CGROUPS = "sys/fs/cgroup"
 #: The slices above the tenants' (systemd.slice(5)).

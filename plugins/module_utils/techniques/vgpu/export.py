@@ -1,29 +1,31 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From the tenants of a host to the entries of the layout that says so. Pure."""
+"""Say in the words of a layout which tenants GPUs have. Pure."""
 
 from __future__ import annotations
 
 import math
 from typing import Callable, Sequence
 
-from .layout_types import Entry, Selector, Tenant, Vgpu
-from .model import Gpu
-from .vgpu_model import AUTO, MPS, PRELOAD, VgpuTenant
+from ...layout_types import Selector
+from ...model import Gpu
+from .model import AUTO, MPS, PRELOAD, VgpuSeen, VgpuTenant
+from .part import Tenant, Vgpu
 
 # Ratios are binary fractions: 1.15 * 100 is a hair below 115.
 _ROUNDING = 1e-9
 
 
-def entries_of_tenants(
-    gpus: Sequence[Gpu], tenants: Sequence[VgpuTenant], pin: Callable[[Gpu], Selector] | None, left_out: list[str]
-) -> dict[str, Entry | None]:
-    """By UUID of each GPU with tenants its entry, without a number and selectors; None where no layout can say it.
+def export_together(
+    gpus: Sequence[Gpu], seen: Sequence[VgpuSeen], pin: Callable[[Gpu], Selector] | None, left_out: list[str]
+) -> dict[str, Vgpu | None]:
+    """Return the part of the entry of each GPU with tenants, by UUID; None where no layout can say it.
 
     GPUs that a tenant spans share an entry. With `pin` tenants of one GPU are pinned to it.
     """
-    found: dict[str, Entry | None] = {}
+    tenants = [one.tenant for one in seen]
+    found: dict[str, Vgpu | None] = {}
     by_uuid = {gpu.uuid: gpu for gpu in gpus}
     for group in _groups(tenants):
         uuids = {uuid for tenant in group for uuid in tenant.gpus}
@@ -31,8 +33,7 @@ def entries_of_tenants(
         problem = _problem(group, [by_uuid.get(uuid) for uuid in sorted(uuids)])
         if problem:
             left_out.append("the tenants %s are left out: %s" % (names, problem))
-        entry = None if problem else Entry(0, (), "vgpu", _vgpu(group, by_uuid, pin))
-        found.update(dict.fromkeys(uuids, entry))
+        found.update(dict.fromkeys(uuids, None if problem else _vgpu(group, by_uuid, pin)))
     return found
 
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import Mapping, Sequence
 
-from .layout_types import Layout
-from .metric_family import COUNTER, GAUGE, Family, Sample, labels_of
-from .mig_steps import Plan
-from .model import Gpu, Host
-from .vgpu_model import MPS, VgpuSeen
-from .vgpu_plan import plan, wanted
-from .vgpu_steps import AddTenant, RemoveTenant
+from ...layout_types import Layout
+from ...metric_family import COUNTER, GAUGE, Family, Sample, labels_of
+from ...mig_steps import Plan
+from ...model import Gpu, Host
+from .model import MPS, VgpuSeen
+from .plan import plan, wanted
+from .steps import AddTenant, RemoveTenant
 
 
 def drift(

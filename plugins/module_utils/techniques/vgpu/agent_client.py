@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Ask the agent of this host which GPUs it has pages of (vgpu_agent)."""
+"""Ask the agent of this host which GPUs it has pages of (`agent`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import socket
 from pathlib import Path
 from typing import Iterator
 
-from . import vgpu_files
+from . import files as vgpu_files
 
 
 def handed_out(root: Path, seconds: float = 1.0) -> dict[str, bool]:

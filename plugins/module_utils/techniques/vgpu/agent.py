@@ -28,12 +28,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Callable, Sequence
 
-from . import vgpu_files
-from .errors import FleetError
-from .vgpu_agent_client import socket_folder
-from .vgpu_agent_memory import SharedMemory, send
-from .vgpu_host import VgpuHost
-from .vgpu_model import MPS, VgpuTenant
+from ...errors import FleetError
+from . import files as vgpu_files
+from .agent_client import socket_folder
+from .agent_memory import SharedMemory, send
+from .host import VgpuHost
+from .model import MPS, VgpuTenant
 
 #: Seconds between two looks at the tenants.
 _TICK_SECONDS = 1.0

@@ -9,9 +9,9 @@ import contextlib
 import os
 from typing import Any
 
-from .transaction import locked
-from .vgpu_host import VgpuHost, applies
-from .vgpu_steps import RemoveTenant, VgpuPlan
+from ...transaction import locked
+from .host import VgpuHost, applies
+from .steps import RemoveTenant, VgpuPlan
 
 
 def remove_all(directory: str, lock_timeout_seconds: float, check_mode: bool) -> dict[str, Any]:

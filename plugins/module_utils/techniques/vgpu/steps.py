@@ -1,17 +1,17 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The tenants' part of a plan as an object: the steps, and how they read. `vgpu_plan` decides."""
+"""The tenants' part of a plan as an object: the steps, and how they read. `plan` decides."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Union
 
-from .disturbance import Disturbance
-from .sizes import BYTES_PER_UNIT, format_size
-from .vgpu_files import to_data
-from .vgpu_model import KEY, MPS, VgpuName, VgpuSeen, VgpuTenant
+from ...disturbance import Disturbance
+from ...sizes import BYTES_PER_UNIT, format_size
+from .files import to_data
+from .model import KEY, MPS, VgpuName, VgpuSeen, VgpuTenant
 
 _MIB = BYTES_PER_UNIT["MiB"]
 #: How many processes a line names.

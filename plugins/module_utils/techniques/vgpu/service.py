@@ -7,18 +7,19 @@ from __future__ import annotations
 
 from typing import Any, Mapping, Sequence
 
-from . import vgpu_apply, vgpu_metrics
-from .errors import PlanError
-from .layout_types import Layout
-from .metric_family import Family
-from .mig_steps import Plan
-from .model import Gpu, Holder, Host
-from .services import Clear, Look, PartRequest, Pids
-from .vgpu_apply import VgpuChange
-from .vgpu_host import VgpuHost, applies
-from .vgpu_model import KEY, MPS, NOT_ISOLATED, READ_ONLY, SEALED, VgpuSeen
-from .vgpu_plan import WantedTenant, plan, wanted
-from .vgpu_steps import VgpuPlan, also, caps, size
+from ...errors import PlanError
+from ...layout_types import Layout
+from ...metric_family import Family
+from ...mig_steps import Plan
+from ...model import Gpu, Holder, Host
+from ...services import Asked, Clear, Look, PartRequest, Pids
+from . import apply as vgpu_apply
+from . import metrics as vgpu_metrics
+from .apply import VgpuChange
+from .host import VgpuHost, applies
+from .model import KEY, MPS, NOT_ISOLATED, READ_ONLY, SEALED, VgpuSeen
+from .plan import WantedTenant, plan, wanted
+from .steps import VgpuPlan, also, caps, size
 
 #: What the line of a tenant ends with.
 _ISOLATION = {
@@ -39,6 +40,16 @@ class VgpuService:
         self._applies = applies(private)
         self._host: VgpuHost | None = None
         self.seen: tuple[VgpuSeen, ...] = ()
+
+    @staticmethod
+    def asked(layout: Layout, plan: Plan, driver_version: str | None) -> list[Asked]:
+        """Return the tenants that the layout asks for."""
+        # Whether the kernel bounds a GPU's memory is the host's to say, and no reason to refuse.
+        tenants = [each.tenant for each in wanted(layout, plan, dmem=frozenset(gpu.gpu.uuid for gpu in plan.gpus))]
+        return [
+            Asked("vgpu %s" % tenant.name, "add", "%s and %d %%" % (size(tenant.memory_bytes), tenant.sm_percent))
+            for tenant in tenants
+        ]
 
     def observe(self) -> None:
         """Look at nothing: what tenants use is told by GPU."""

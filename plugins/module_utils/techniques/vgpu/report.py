@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from .errors import FleetError
-from .vgpu_host import VgpuHost, applies
-from .vgpu_model import VgpuSeen
+from ...errors import FleetError
+from .host import VgpuHost, applies
+from .model import VgpuSeen
 
 #: What is told where the tenants cannot be looked at.
 _NO_TENANT = {

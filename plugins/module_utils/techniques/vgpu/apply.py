@@ -12,16 +12,16 @@ from __future__ import annotations
 import functools
 from typing import Any, Mapping, Sequence
 
-from . import vgpu_files
-from .busy import make_way
-from .disturbance import Disturbance
-from .errors import BusyError, attempt_all
-from .model import Holder, Host
-from .services import Clear, Look
-from .vgpu_host import VgpuHost
-from .vgpu_model import KEY, VgpuName, VgpuTenant
-from .vgpu_plan import unheld
-from .vgpu_steps import ChangeTenant, RemoveTenant, VgpuPlan
+from ...busy import make_way
+from ...disturbance import Disturbance
+from ...errors import BusyError, attempt_all
+from ...model import Holder, Host
+from ...services import Clear, Look
+from . import files as vgpu_files
+from .host import VgpuHost
+from .model import KEY, VgpuName, VgpuTenant
+from .plan import unheld
+from .steps import ChangeTenant, RemoveTenant, VgpuPlan
 
 
 def bring_back(data: Mapping[str, Any], tenants: VgpuHost) -> None:

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The tenants of a host: their files, and whose processes are theirs.
 
-What the files are is in vgpu_files. The library that holds processes to them comes with the role vgpu_limiter.
+What the files are is in `files`. The library that holds processes to them comes with the role vgpu_limiter.
 """
 
 from __future__ import annotations
@@ -17,16 +17,19 @@ import stat
 from pathlib import Path
 from typing import Iterator, Mapping, Sequence
 
-from . import durable, systemd, vgpu_dmem, vgpu_files, vgpu_region
-from .command import Run, run_tool
-from .errors import ApplyError, Problem
-from .file_worker import one_look
-from .holders_model import UNKNOWN
-from .model import Gpu, Holder, Host
-from .process_memory import memory_of
-from .tool_answer import ask
-from .vgpu_agent_client import handed_out
-from .vgpu_model import DMEM, MPS, NOT_ISOLATED, READ_ONLY, SEALED, VgpuName, VgpuSeen, VgpuTenant
+from ... import durable, systemd
+from ...command import Run, run_tool
+from ...errors import ApplyError, Problem
+from ...file_worker import one_look
+from ...holders_model import UNKNOWN
+from ...model import Gpu, Holder, Host
+from ...process_memory import memory_of
+from ...tool_answer import ask
+from . import dmem as vgpu_dmem
+from . import files as vgpu_files
+from . import region as vgpu_region
+from .agent_client import handed_out
+from .model import DMEM, MPS, NOT_ISOLATED, READ_ONLY, SEALED, VgpuName, VgpuSeen, VgpuTenant
 
 #: A root of its own, for tests: the library heeds it too.
 ROOT_VARIABLE = "OPENFLEET_VGPU_ROOT"
@@ -88,7 +91,7 @@ class VgpuHost:
             # Nothing changes by looking.
             error.outcome = "old"
             raise
-        shared = self._differing(self._shared(tenants))
+        shared = durable.differing(self._root, self._shared(tenants))
         handed = handed_out(self._root) if any(tenant.has_neighbours(tenants) for tenant in tenants) else {}
         renamed = [name for tenant in tenants if tenant.aliases for name in tenant.names]
         in_use = self.names_in_use(renamed) if renamed else ()
@@ -117,7 +120,7 @@ class VgpuHost:
                 yield tenant
 
     def _look(self, tenant: VgpuTenant, shared: Sequence[str], in_use: Sequence[VgpuName]) -> VgpuSeen:
-        outdated = {*shared, *self._differing(vgpu_files.files(tenant, self._driver))}
+        outdated = {*shared, *durable.differing(self._root, vgpu_files.files(tenant, self._driver))}
         outdated.update(file.path for file in vgpu_files.shared_files(tenant) if not self._is_right(file))
         if not (self._root / vgpu_files.agent_folder(tenant.key)).is_dir():
             outdated.add(vgpu_files.agent_folder(tenant.key))
@@ -200,7 +203,9 @@ class VgpuHost:
             folder.mount(self._root, self._mount_systemctl, changed, in_use)
         self._make_shared_files(tenant)
         durable.make_folder(self._root / vgpu_files.agent_folder(tenant.key))
-        drop_ins = self._differing({path: files[path] for path in map(vgpu_files.drop_in_path, tenant.names)})
+        drop_ins = durable.differing(
+            self._root, {path: files[path] for path in map(vgpu_files.drop_in_path, tenant.names)}
+        )
         self._write(files)
         if drop_ins:
             self._read_units_anew()
@@ -297,22 +302,10 @@ class VgpuHost:
         folder = vgpu_files.limited_folder(tenants)
         return {vgpu_files.TMPFILES_PATH: vgpu_files.tmpfiles(tenants), folder.unit_path: folder.unit_text}
 
-    def _differing(self, files: dict[str, str]) -> list[str]:
-        return [path for path, text in files.items() if not self._has(path, text)]
-
-    def _has(self, path: str, text: str) -> bool:
-        try:
-            return (self._root / path).read_text(errors="replace") == text
-        except OSError:
-            return False
-
     def _write(self, files: dict[str, str]) -> list[str]:
         """Write the files that differ, and return their paths below the root."""
-        differing = self._differing(files)
+        differing = durable.write_differing(self._root, files)
         written = [self._root / path for path in differing]
-        for path in written:
-            durable.make_folder(path.parent)
-            durable.write_text(path, files[str(path.relative_to(self._root))], mode=0o644)
         if written and (self._root / "sys/fs/selinux/enforce").exists():
             # What containers may read is said by the host's rules for the path.
             with contextlib.suppress(FileNotFoundError):

@@ -16,7 +16,7 @@ import struct
 import uuid
 from pathlib import Path
 
-from .vgpu_model import VgpuUsage, VgpuUse
+from .model import VgpuUsage, VgpuUse
 
 _MAGIC, _VERSION, _GPUS, _SLOTS, _LOCK_SLOTS = 0x3155504756464F00, 1, 16, 1024, (1 << 24) + 1
 #: magic, version, size, lock, slot_limit; takeovers and what is reserved.

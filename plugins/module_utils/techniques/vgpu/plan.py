@@ -11,18 +11,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Callable, Mapping, Sequence
 
-from . import vgpu_names
-from .disturbance import Disturbance
-from .errors import PlanError
-from .layout_types import Entry, Layout, Tenant, Vgpu
-from .mig_steps import Plan
-from .model import Gpu, Holder, Host, short_label
-from .selector import matches
-from .vgpu_files import name_problem
-from .vgpu_fit import Bin, Demand, TooHardError, first_misfit, pack
-from .vgpu_model import AUTO, DMEM, MOST_GPUS, MPS, PRELOAD, SEATS, VgpuName, VgpuSeat, VgpuSeen, VgpuTenant
-from .vgpu_names import Names
-from .vgpu_steps import AddTenant, ChangeTenant, RemoveTenant, VgpuPlan, size
+from ...disturbance import Disturbance
+from ...errors import PlanError
+from ...layout_types import Entry, Layout
+from ...mig_steps import Plan
+from ...model import Gpu, Holder, Host, short_label
+from ...selector import matches
+from . import names as vgpu_names
+from .files import name_problem
+from .fit import Bin, Demand, TooHardError, first_misfit, pack
+from .model import AUTO, DMEM, MOST_GPUS, MPS, PRELOAD, SEATS, VgpuName, VgpuSeat, VgpuSeen, VgpuTenant
+from .names import Names
+from .part import Tenant, Vgpu, vgpu_of
+from .steps import AddTenant, ChangeTenant, RemoveTenant, VgpuPlan, size
 
 # Ratios are binary fractions: 1.15 * 100 is a hair below 115.
 _ROUNDING = 1e-6
@@ -55,9 +56,10 @@ def wanted(
     names = vgpu_names.match(layout, seen, {gpu.gpu.uuid: gpu.gpu.label for gpu in plan.gpus})
     found: list[WantedTenant] = []
     for entry in layout.entries:
-        if entry.vgpu is not None:
+        vgpu = vgpu_of(entry)
+        if vgpu is not None:
             gpus = [gpu.gpu for gpu in plan.gpus if gpu.target.where == entry.where]
-            found += _of_entry(entry, entry.vgpu, gpus, names, [one.tenant for one in seen], dmem)
+            found += _of_entry(entry, vgpu, gpus, names, [one.tenant for one in seen], dmem)
     return tuple(sorted(found, key=lambda each: each.tenant.name))
 
 

@@ -13,18 +13,18 @@ import json
 from dataclasses import dataclass
 from typing import Any, Iterable, Mapping, Sequence
 
-from . import cdi_spec
-from .errors import Problem
-from .limited_folder import LimitedFolder
-from .mps_client import client_mounts, daemon_of, pipe_directory
-from .mps_control import PIPE_DIRECTORY
-from .sizes import BYTES_PER_UNIT
-from .vgpu_model import DMEM, MPS, VgpuSeat, VgpuTenant
+from ... import cdi_spec
+from ...errors import Problem
+from ...limited_folder import LimitedFolder
+from ...mps_client import client_mounts, daemon_of, pipe_directory
+from ...mps_control import PIPE_DIRECTORY
+from ...sizes import BYTES_PER_UNIT
+from .model import DMEM, MPS, VgpuSeat, VgpuTenant
 
 #: Below the root of the host: settings of each tenant, what changes, and the library.
 SETTINGS, STATE, PROGRAMS = "etc/openfleet-gpu/vgpu", "run/openfleet-gpu/vgpu", "usr/lib/openfleet-gpu/vgpu"
 TENANTS, GPUS, AGENT = STATE + "/tenants", STATE + "/gpus", STATE + "/agent"
-#: Of the agent (vgpu_agent), in a folder of each tenant below AGENT, and in STATE for all users.
+#: Of the agent (`agent`), in a folder of each tenant below AGENT, and in STATE for all users.
 AGENT_SOCKET = "turnstiles.1"
 LIBRARY = PROGRAMS + "/libopenfleet-vgpu.so"
 #: One line, the library's path: what containers get as their /etc/ld.so.preload.

@@ -9,9 +9,9 @@ import os
 from argparse import Namespace
 from pathlib import Path
 
-from ..vgpu_agent import Agent
-from ..vgpu_agent_memory import Notifier, SharedMemory, stored
-from ..vgpu_host import ROOT_VARIABLE
+from .agent import Agent
+from .agent_memory import Notifier, SharedMemory, stored
+from .host import ROOT_VARIABLE
 
 
 def serve(options: Namespace) -> int:

@@ -12,9 +12,10 @@ import itertools
 from dataclasses import dataclass
 from typing import Iterable, Mapping, Sequence
 
-from .errors import PlanError
-from .layout_types import Layout, Tenant
-from .vgpu_model import VgpuName, VgpuSeen, VgpuTenant
+from ...errors import PlanError
+from ...layout_types import Layout
+from .model import KEY, VgpuName, VgpuSeen, VgpuTenant
+from .part import Tenant
 
 #: How many processes a message names.
 _NAMED = 20
@@ -43,8 +44,8 @@ def match(layout: Layout, seen: Sequence[VgpuSeen], labels: Mapping[str, str]) -
     tenants = [
         ("%s.vgpu.tenants[%d]" % (entry.where, number), tenant)
         for entry in layout.entries
-        if entry.vgpu is not None
-        for number, tenant in enumerate(entry.vgpu.tenants)
+        if entry.sharing == KEY
+        for number, tenant in enumerate(entry.part.tenants)
     ]
     there = {one.tenant.name: one for one in seen}
     found = {tenant.name: _found(where, tenant, there, labels) for where, tenant in tenants}

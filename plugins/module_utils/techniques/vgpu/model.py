@@ -8,13 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Iterable
 
-from .layout_types import VGPU_PROVIDERS
-
 #: Word in `gpu_layout`.
 KEY = "vgpu"
+#: The tenants' programs open the GPU, or a daemon that is in nobody's way.
+COMPUTE_MODE = "default"
 
-#: `auto` is for layouts: a tenant has one of the others.
-AUTO, PRELOAD, MPS, DMEM = VGPU_PROVIDERS
+#: Who gets the GPU where tenants contend for it.
+POLICIES = ("fixed", "contended", "burst")
+#: What holds tenants to their quotas. `auto` is for layouts: a tenant has one of the others.
+PROVIDERS = AUTO, PRELOAD, MPS, DMEM = ("auto", "preload", "mps", "dmem")
 
 #: The turnstile that a tenant shares with its neighbours is a file: they can truncate it, which ends its programs.
 NOT_ISOLATED = "none"

@@ -1,0 +1,9 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""List the subcommands of gpu-layout that techniques bring. Imports none of them: each is loaded only where it runs."""
+
+#: (name, function as `main` in cli names it, help).
+COMMANDS = (
+    ("vgpu-agent", "..techniques.vgpu.serve:serve", "hand vGPU tenants their shared memory; systemd starts it"),
+)

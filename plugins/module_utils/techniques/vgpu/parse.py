@@ -1,0 +1,199 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Read the part `vgpu` of an entry of `gpu_layout`, and write it.
+
+Of tenants it reports what is known without looking at the GPUs: pins, and promises that cannot be kept.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Sequence
+
+from ...layout_fields import Names, PartContext, percent, size_bytes
+from ...layout_gpus import parse_single_gpu, selector_to_data
+from ...layout_reader import Key, Node, quoted
+from ...layout_types import MOST_CLIENTS, MOST_GPUS, MOST_RATIO, Selector
+from ...sizes import format_size
+from .model import AUTO, POLICIES, PROVIDERS
+from .part import Tenant, Vgpu
+
+#: What systemd accepts as a group: https://systemd.io/USER_NAMES/ (strict mode, and the dot that many sites have).
+_GROUP = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}")
+#: The kind of tenants' names: things of other kinds may have the same name.
+_KIND = "tenant"
+# Ratios are binary fractions: 1.15 * 100 is a hair below 115.
+_ROUNDING_PERCENT = 1e-6
+
+_EXAMPLE = "{name: notebook-a, memory: 8GiB, sm_percent: 30}"
+EXAMPLE = Key("vgpu: {tenants: [%s]}" % _EXAMPLE)
+KEYS = {
+    "provider": Key("provider: auto"),
+    "policy": Key("policy: fixed"),
+    "oversubscribe": Key("oversubscribe: {memory: 1.5, sm: 2.0}"),
+    "tenants": Key("tenants: [%s]" % _EXAMPLE, required=True),
+}
+_OVERSUBSCRIBE = {"memory": Key("memory: 1.5"), "sm": Key("sm: 2.0")}
+_TENANT = {
+    "name": Key("name: notebook-a", required=True),
+    "memory": Key("memory: 8GiB", required=True),
+    "sm_percent": Key("sm_percent: 30", required=True),
+    "priority": Key("priority: 0"),
+    "gpus": Key("gpus: 2"),
+    "gpu": Key("gpu: 6"),
+    "group": Key("group: researchers"),
+    "oversubscribe_managed": Key("oversubscribe_managed: true"),
+    "was": Key("was: notebook-a"),
+}
+
+
+def parse(node: Node, context: PartContext) -> Vgpu | None:
+    """Return the part; None after reporting why it is none."""
+    fields = node.fields(KEYS)
+    if fields is None:
+        return None
+    memory_ratio, sm_ratio = fields.read("oversubscribe", _oversubscribe, (1.0, 1.0))
+    nodes = fields.read("tenants", lambda field: field.items(1, MOST_CLIENTS)) or []
+    tenants = [_tenant(each, context.names) for each in nodes]
+    _check_tenants(node, nodes, tenants, context.selectors, sm_ratio)
+    return Vgpu(
+        tuple(tenants),
+        fields.read("policy", lambda field: field.choice(POLICIES), POLICIES[0]),
+        memory_ratio,
+        sm_ratio,
+        fields.read("provider", lambda field: field.choice(PROVIDERS), AUTO),
+    )
+
+
+def to_data(vgpu: Vgpu) -> dict[str, Any]:
+    """Return the part in its canonical form."""
+    data: dict[str, Any] = {}
+    if vgpu.provider != AUTO:
+        data["provider"] = vgpu.provider
+    if vgpu.policy != POLICIES[0]:
+        data["policy"] = vgpu.policy
+    ratios = {"memory": vgpu.oversubscribe_memory_ratio, "sm": vgpu.oversubscribe_sm_ratio}
+    if set(ratios.values()) != {1.0}:
+        data["oversubscribe"] = {key: ratio for key, ratio in ratios.items() if ratio != 1.0}
+    data["tenants"] = [_tenant_to_data(tenant) for tenant in vgpu.tenants]
+    return data
+
+
+def _tenant_to_data(tenant: Tenant) -> dict[str, Any]:
+    data: dict[str, Any] = {
+        "name": tenant.name,
+        "memory": format_size(tenant.memory_bytes),
+        "sm_percent": tenant.sm_percent,
+    }
+    if tenant.priority:
+        data["priority"] = tenant.priority
+    if tenant.gpus != 1:
+        data["gpus"] = tenant.gpus
+    if tenant.gpu is not None:
+        data["gpu"] = selector_to_data(tenant.gpu)
+    if tenant.group is not None:
+        data["group"] = tenant.group
+    if tenant.oversubscribe_managed:
+        data["oversubscribe_managed"] = True
+    if tenant.was is not None:
+        data["was"] = tenant.was
+    return data
+
+
+def _tenant(node: Node, names: Names) -> Tenant | None:
+    fields = node.fields(_TENANT)
+    if fields is None:
+        return None
+    return Tenant(
+        fields.read("name", lambda field: names.read(field, _KIND)),
+        fields.read("memory", size_bytes),
+        fields.read("sm_percent", percent),
+        fields.read("priority", lambda field: field.integer(0, 1000), 0),
+        fields.read("gpus", lambda field: field.integer(1, MOST_GPUS), 1),
+        fields.read("gpu", parse_single_gpu),
+        fields.read("group", _group),
+        fields.read("oversubscribe_managed", Node.boolean, False),
+        fields.read("was", lambda field: names.read_former(field, _KIND)),
+    )
+
+
+def _group(node: Node) -> str | None:
+    name = node.text()
+    if name is not None and not _GROUP.fullmatch(name):
+        node.report(
+            "%s cannot be the name of a group" % quoted(name),
+            "Name a Unix group of the host: up to 32 letters, digits, _ . and -, a letter or _ first.",
+        )
+        return None
+    return name
+
+
+def _oversubscribe(node: Node) -> tuple[float | None, float | None]:
+    fields = node.fields(_OVERSUBSCRIBE)
+    if fields is None:
+        return None, None
+    return (
+        fields.read("memory", lambda field: field.ratio(1.0, MOST_RATIO), 1.0),
+        fields.read("sm", lambda field: field.ratio(1.0, MOST_RATIO), 1.0),
+    )
+
+
+def _check_tenants(
+    node: Node,
+    tenant_nodes: Sequence[Node],
+    tenants: Sequence[Tenant | None],
+    selectors: Sequence[Selector | None],
+    sm_ratio: float | None,
+) -> None:
+    """Report tenants that contradict themselves or their entry. Skips what an earlier problem left unknown."""
+    pairs = [(each, tenant) for each, tenant in zip(tenant_nodes, tenants) if tenant is not None]
+    for each, tenant in pairs:
+        _check_pin(each, tenant, selectors)
+    if sm_ratio is not None:
+        _check_percent(node, [tenant for _, tenant in pairs], selectors, sm_ratio)
+
+
+def _check_pin(node: Node, tenant: Tenant, selectors: Sequence[Selector | None]) -> None:
+    if tenant.gpu is None:
+        if tenant.gpus is not None and _counted(selectors) and tenant.gpus > len(selectors):
+            node.report(
+                "the tenant spans %d GPUs, its entry names %d" % (tenant.gpus, len(selectors)),
+                "Lower gpus, or name more GPUs in the entry.",
+            )
+        return
+    if tenant.gpus is not None and tenant.gpus > 1:
+        node.report("a tenant that spans %d GPUs cannot be pinned to one" % tenant.gpus, "Take gpu or gpus away.")
+    # Only selectors of the pin's own kind can be compared before the GPUs are known.
+    same_kind = selectors and all(each is not None and each.kind == tenant.gpu.kind for each in selectors)
+    if same_kind and tenant.gpu not in selectors:
+        node.report(
+            "the tenant is pinned to %s, which its entry does not name" % tenant.gpu,
+            "Pin it to one of the entry's GPUs: %s." % ", ".join(str(each.value) for each in selectors),
+        )
+
+
+def _check_percent(node: Node, tenants: list[Tenant], selectors: Sequence[Selector | None], sm_ratio: float) -> None:
+    known = [tenant for tenant in tenants if tenant.sm_percent is not None and tenant.gpus is not None]
+    pinned: dict[Selector, int] = {}
+    for tenant in known:
+        if tenant.gpu is not None:
+            pinned[tenant.gpu] = pinned.get(tenant.gpu, 0) + tenant.sm_percent
+    for gpu, share in pinned.items():
+        _report_excess(node, "the tenants pinned to %s" % gpu, share, 100 * sm_ratio)
+    if _counted(selectors):
+        share = sum(tenant.sm_percent * tenant.gpus for tenant in known)
+        _report_excess(node, "the tenants", share, 100 * sm_ratio * len(selectors))
+
+
+def _report_excess(node: Node, who: str, share: int, limit_percent: float) -> None:
+    if share > limit_percent + _ROUNDING_PERCENT:
+        node.report(
+            "%s ask for %d percent of the SMs, there are %g" % (who, share, limit_percent),
+            "Lower sm_percent, move tenants, or raise oversubscribe: {sm: ...}.",
+        )
+
+
+def _counted(selectors: Sequence[Selector | None]) -> bool:
+    """Whether the number of GPUs is known: each selector names one."""
+    return bool(selectors) and all(selector is not None and selector.names_one_gpu for selector in selectors)
