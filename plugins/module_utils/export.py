@@ -11,8 +11,8 @@ from typing import Any, Iterable, Mapping, Sequence
 
 from .layout_types import Entry, Layout, MigInstance, Selector
 from .model import Gpu, GpuInstance
-from .techniques.protocol import Technique
-from .techniques.registry import TECHNIQUES
+from .techniques.form import Form
+from .techniques.forms import FORMS
 
 #: What the service of each technique sees, by key.
 Seen = Mapping[str, Sequence[Any]]
@@ -44,9 +44,9 @@ def exported(
     pin = (lambda gpu: _selector(gpu, select_by)) if pin_placements else None
     seen = seen or {}
     shared: dict[str, Entry | None] = {}
-    for technique in TECHNIQUES:
-        parts = technique.export_together(gpus, seen.get(technique.key, ()), pin, left_out)
-        shared.update((uuid, part and Entry(0, (), technique.key, part)) for uuid, part in parts.items())
+    for form in FORMS:
+        parts = form.export_together(gpus, seen.get(form.key, ()), pin, left_out)
+        shared.update((uuid, part and Entry(0, (), form.key, part)) for uuid, part in parts.items())
     for gpu in gpus:
         entry = shared[gpu.uuid] if gpu.uuid in shared else _entry(gpu, pin_placements, seen, left_out)
         if entry is not None:
@@ -68,21 +68,21 @@ def _entry(gpu: Gpu, pin_placements: bool, seen: Seen, left_out: list[str]) -> E
         return Entry(0, (), "mig", tuple(_instances(gpu, pin_placements, seen, left_out)))
     sharing = _SHARINGS.get(gpu.compute_mode or "")
     parts = _parts(gpu, seen)
-    if sharing is None or any(technique.compute_mode != gpu.compute_mode for technique, _part in parts):
-        words = [gpu.compute_mode or "not told", *(technique.describe(part) for technique, part in parts)]
+    if sharing is None or any(form.compute_mode != gpu.compute_mode for form, _part in parts):
+        words = [gpu.compute_mode or "not told", *(form.describe(part) for form, part in parts)]
         left_out.append("%s is left out: no sharing means its compute mode (%s)" % (gpu.label, ", ".join(words)))
         return None
     if parts:
-        technique, part = parts[-1]
-        return Entry(0, (), technique.key, part)
+        form, part = parts[-1]
+        return Entry(0, (), form.key, part)
     return Entry(0, (), sharing)
 
 
-def _parts(gpu: Gpu, seen: Seen, instance: GpuInstance | None = None) -> list[tuple[Technique, Any]]:
+def _parts(gpu: Gpu, seen: Seen, instance: GpuInstance | None = None) -> list[tuple[Form, Any]]:
     """Return the techniques that share the GPU or its instance, each with its part."""
-    asked = [each for each in TECHNIQUES if each.inside_mig or instance is None]
+    asked = [each for each in FORMS if each.inside_mig or instance is None]
     parts = [(each, each.export(gpu, seen.get(each.key, ()), instance)) for each in asked]
-    return [(technique, part) for technique, part in parts if part is not None]
+    return [(form, part) for form, part in parts if part is not None]
 
 
 def _selector(gpu: Gpu, by: str) -> Selector:
@@ -102,8 +102,8 @@ def _instances(gpu: Gpu, pin_placements: bool, seen: Seen, left_out: list[str]) 
         split = _split(instance, slices[instance.profile])
         start = instance.placement.start
         one = MigInstance(instance.profile, placement=start if pin_placements else None, compute_instances=split)
-        for technique, part in _parts(gpu, seen, instance):
-            one = dataclasses.replace(one, sharing=technique.key, part=part)
+        for form, part in _parts(gpu, seen, instance):
+            one = dataclasses.replace(one, sharing=form.key, part=part)
         counts[one] = counts.get(one, 0) + 1
     return [dataclasses.replace(i, count=n) for i, n in counts.items()]
 

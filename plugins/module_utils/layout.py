@@ -21,7 +21,7 @@ from .layout_reader import Fields, Key, Node, is_integer, number, quoted
 from .layout_types import LAYOUT_VERSION, MOST_GPUS, MOST_INSTANCES, Entry, Layout, MigInstance, Selector
 from .layout_writer import layout_to_data
 from .profile_name import ProfileName, ProfileNameError, parse_profile_name
-from .techniques.registry import PARTS, SHARINGS, TECHNIQUES
+from .techniques.forms import FORMS, PARTS, SHARINGS
 
 __all__ = [
     "LAYOUT_VERSION",
@@ -35,7 +35,7 @@ __all__ = [
 
 _PARTS = {
     "mig": Key("mig: [{profile: 3g.40gb}]"),
-    **{technique.key: technique.example for technique in TECHNIQUES},
+    **{form.key: form.example for form in FORMS},
 }
 _ENTRY = {
     "gpus": Key("gpus: [0, 1]", required=True),
@@ -47,7 +47,7 @@ _MIG_INSTANCE = {
     "count": Key("count: 2"),
     "placement": Key("placement: 4"),
     "compute_instances": Key("compute_instances: [1c.3g.40gb, 2c.3g.40gb]"),
-    **{technique.key: technique.example for technique in TECHNIQUES if technique.inside_mig},
+    **{form.key: form.example for form in FORMS if form.inside_mig},
 }
 
 
@@ -89,7 +89,7 @@ class _Parser:
         context = PartContext(self._names, selectors)
         readers: dict[str, Callable[[Node], Any]] = {
             "mig": self._mig,
-            **{technique.key: functools.partial(technique.parse, context=context) for technique in TECHNIQUES},
+            **{form.key: functools.partial(form.parse, context=context) for form in FORMS},
         }
         # Each part is read, so that the problems of one that does not belong there are found too.
         parts = {key: fields.read(key, readers[key]) for key in PARTS}
@@ -144,9 +144,9 @@ class _Parser:
         """Return the technique that shares an instance, and its part."""
         found: tuple[str | None, Any] = (None, None)
         context = PartContext(self._names, inside_mig=True)
-        for technique in TECHNIQUES:
-            if technique.inside_mig and technique.key in fields:
-                found = technique.key, technique.parse(fields[technique.key], context)
+        for form in FORMS:
+            if form.inside_mig and form.key in fields:
+                found = form.key, form.parse(fields[form.key], context)
         return found
 
 

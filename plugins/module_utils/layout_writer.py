@@ -9,7 +9,7 @@ from typing import Any
 
 from .layout_gpus import selector_to_data
 from .layout_types import Entry, Layout, MigInstance
-from .techniques.registry import TECHNIQUES
+from .techniques.forms import FORMS
 
 
 def layout_to_data(layout: Layout) -> list[dict[str, Any]]:
@@ -27,7 +27,7 @@ def _entry_to_data(entry: Entry) -> dict[str, Any]:
 
 def _part_to_data(shared: Entry | MigInstance) -> dict[str, Any]:
     """Return the part of the technique that shares it, by its key."""
-    return {each.key: each.to_data(shared.part) for each in TECHNIQUES if each.key == shared.sharing}
+    return {each.key: each.to_data(shared.part) for each in FORMS if each.key == shared.sharing}
 
 
 def _mig_instance_to_data(instance: MigInstance) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from .layout_types import Entry, Layout, Selector
 from .model import Host, LostGpu
 from .nvml_calls import GPU_IS_LOST
 from .selector import matches
-from .techniques.registry import TECHNIQUES
+from .techniques.forms import FORMS
 
 #: What to do about an entry that names a lost GPU: fail before anything changes, or leave the GPU out.
 POLICIES = FAIL, SKIP = ("fail", "skip")
@@ -81,7 +81,7 @@ def _lost(selector: Selector, host: Host) -> tuple[LostGpu, ...]:
 
 def _without_lost(entry: Entry, host: Host) -> Entry | None:
     """The entry for the GPUs that answer; None where it cannot be had in part, or has no other GPU."""
-    divided = any(technique.key == entry.sharing and technique.divides(entry.part) for technique in TECHNIQUES)
+    divided = any(form.key == entry.sharing and form.divides(entry.part) for form in FORMS)
     if divided:
         return None
     selectors = tuple(each for each in entry.selectors if any(matches(each, gpu) for gpu in host.gpus))

@@ -36,7 +36,8 @@ from .mig_steps import (
 from .model import ComputeInstance, Gpu, GpuInstance, GpuInstanceProfile, Holder, Placement, Process
 from .ownership import Ownership
 from .profile_name import nearest_profile
-from .techniques.registry import SETTINGS, SHARINGS
+from .techniques.forms import SHARINGS
+from .techniques.registry import SETTINGS
 
 #: Compute slices of a GPU instance -> {slices of a compute instance: where it may start}. From the compute-instance tables
 #: of NVIDIA's MIG User Guide (supported-mig-profiles) and of go-nvml's A100 and H100; the starts were not seen on hardware.

@@ -15,14 +15,15 @@ from .layout_types import Entry, Layout, MigInstance
 from .mig_steps import DEFAULT, EXCLUSIVE_PROCESS, Target, WantedInstance
 from .model import Gpu
 from .selector import select
-from .techniques.registry import SETTINGS, TECHNIQUES
+from .techniques.forms import FORMS
+from .techniques.registry import SETTINGS
 
 #: Of a GPU, by its sharing; with MIG it belongs to the instances.
 COMPUTE_MODES = {
     "mig": None,
     "exclusive": EXCLUSIVE_PROCESS,
     "shared": DEFAULT,
-    **{technique.key: technique.compute_mode for technique in TECHNIQUES},
+    **{form.key: form.compute_mode for form in FORMS},
 }
 
 

@@ -276,7 +276,7 @@ from ..module_utils.host_state import gpus
 from ..module_utils.model import to_data
 from ..module_utils.nvml import Session
 from ..module_utils.runner import respawn_with_pynvml, run
-from ..module_utils.techniques.observers import REPORTS
+from ..module_utils.techniques.beside import BESIDE, reports
 
 
 def argspec():
@@ -298,13 +298,13 @@ def read(params):
         with Session() as session:
             host = session.observe(telemetry=params["telemetry"])
             holders = find_holders(host, sockets=params["sockets"]) if params["holders"] else None
-            beside = {name: report(session.private) for name, report in REPORTS.items()}
+            beside = reports(session.private)
     except DriverAbsentError as error:
         if error.call == "import":
             respawn_with_pynvml()
         nothing = dict.fromkeys(("driver_version", "nvml_version", "cuda_version"))
         absent = {"driver_present": False, "driver_absent_reason": str(error), "lost_gpus": []}
-        return dict(nothing, simulated=False, gpus=[], **absent, **{name: [] for name in REPORTS})
+        return dict(nothing, simulated=False, gpus=[], **absent, **{each.name: [] for each in BESIDE})
     return dict(
         {name: getattr(host, name) for name in ABOUT},
         driver_present=True,

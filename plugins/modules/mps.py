@@ -145,44 +145,15 @@ steps_done:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils.busy import OnBusy
-from ..module_utils.errors import DriverAbsentError
-from ..module_utils.layout_module import argspec as argspec_of_parts
-from ..module_utils.layout_module import bring_about
-from ..module_utils.layout_run import removal_of
-from ..module_utils.nvml import Session
 from ..module_utils.runner import run
-from ..module_utils.techniques.mps.model import KEY
-from ..module_utils.techniques.mps.removal import remove_all
-from ..module_utils.techniques.mps.report import report
-
-
-def argspec():
-    return dict(argspec_of_parts(), state={"type": "str", "choices": ["present", "absent"], "default": "present"})
-
-
-def serve(params, check_mode):
-    """The module's return values."""
-    absent = params["state"] == "absent"
-    try:
-        told = bring_about(params, check_mode, [removal_of(KEY) if absent else KEY])
-    except DriverAbsentError:
-        if not absent:
-            raise
-        told = {"driver_present": False}
-    if told["driver_present"]:
-        with Session() as session:
-            return dict(told, daemons=report(session.private))
-    if not absent:
-        return told
-    on_busy = OnBusy(params["on_busy"], params["busy_timeout"], params["grace_period"])
-    removed = remove_all(params["state_directory"], params["lock_timeout"], on_busy, check_mode)
-    return dict(removed, driver_present=False)
+from ..module_utils.service_module import argspec, serve
+from ..module_utils.techniques.mps.observe import report
+from ..module_utils.techniques.mps.service import MpsService
 
 
 def main():
     module = AnsibleModule(argument_spec=argspec(), supports_check_mode=True)
-    run(module, lambda: serve(module.params, module.check_mode))
+    run(module, lambda: serve(MpsService, "daemons", report, module.params, module.check_mode))
 
 
 if __name__ == "__main__":

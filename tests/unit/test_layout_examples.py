@@ -17,7 +17,7 @@ from ansible_collections.openfleet.gpu.plugins.filter.plan_without_driver import
 from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import load_models
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import LayoutError
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
-from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.registry import SHARINGS
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import SHARINGS
 
 REPOSITORY = Path(__file__).parents[2]
 VALIDATOR = jsonschema.Draft202012Validator(

@@ -13,7 +13,12 @@ import pytest
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import files as mps_files
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import unit as mps_unit
-from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.model import MpsDaemon, MpsPlace
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.model import (
+    MpsDaemon,
+    MpsPlace,
+    from_data,
+    unit_of,
+)
 
 GIB = 2**30
 DEVICES = ("GPU-5c89ca61-4aac-4bd7-8d0f-2bb3ae2f1f0d", "GPU-0b1f2c3d-4aac-4bd7-8d0f-2bb3ae2f1f0e")
@@ -33,7 +38,7 @@ def settings(text: str) -> dict[str, str]:
 @pytest.mark.parametrize(("daemon", "devices"), [(BOTH, DEVICES), (INSIDE, MIG)])
 def test_the_spec_says_which_daemon_it_is(daemon, devices):
     text = mps_files.files(daemon, devices)[mps_files.spec_path(daemon.name)]
-    assert mps_files.from_data(json.loads(text)) == (daemon, devices)
+    assert from_data(json.loads(text)) == (daemon, devices)
 
 
 @pytest.mark.parametrize(("daemon", "devices"), [(BOTH, DEVICES), (INSIDE, MIG)])
@@ -107,7 +112,7 @@ def test_the_unit_is_the_files():
             assert "/" + path.replace("inference", "%i") in unit
     assert "RuntimeDirectory=openfleet-mps/%i\n" in unit and mps_files.pipe_directory("%i") == "/run/openfleet-mps/%i"
     assert "LogsDirectory=openfleet-mps/%i\n" in unit and mps_files.log_directory("%i") == "/var/log/openfleet-mps/%i"
-    assert Path(mps_unit.UNIT_PATH).name == mps_files.unit_of("")
+    assert Path(mps_unit.UNIT_PATH).name == unit_of("")
     assert "@" not in re.sub(r"openfleet-mps@|@system-service", "", unit)
 
 

@@ -27,6 +27,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.disturbance import D
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import files as mps_files
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import host as mps_host
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import observe as mps_observe
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import plan as mps_plan
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import unit as mps_unit
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.host import MpsHost, adjustable
@@ -97,7 +98,7 @@ def test_a_boot_that_is_past_its_basics_is_waited_for(host, mps):
     "state", [{"Job": "211"}, {"ActiveState": "activating", "Result": "signal"}, {"ActiveState": "failed", "Job": "7"}]
 )
 def test_one_that_is_coming_is_waited_for(host, mps, monkeypatch, state):
-    monkeypatch.setattr(mps_host, "_COMING_SECONDS", 600)
+    monkeypatch.setattr(mps_observe, "_COMING_SECONDS", 600)
     mps.start(DAEMON, DEVICES)
     active, host.units[UNIT] = host.units[UNIT], state
     host.until, host.coming = host.shown + 5, lambda: host.units.update({UNIT: active})
@@ -106,7 +107,7 @@ def test_one_that_is_coming_is_waited_for(host, mps, monkeypatch, state):
 
 
 def test_one_that_never_comes_is_waited_for_some_time_and_then_a_problem(host, mps, monkeypatch):
-    monkeypatch.setattr(mps_host, "_COMING_SECONDS", 0)
+    monkeypatch.setattr(mps_observe, "_COMING_SECONDS", 0)
     mps.start(DAEMON, DEVICES)
     host.units[UNIT] = {"ActiveState": "activating", "Result": "exit-code"}
     (seen,) = mps.observe()
@@ -402,7 +403,7 @@ def test_a_daemon_that_is_started_anew_gets_a_pipe_directory_of_its_own(host, mp
 
 def test_a_pipe_directory_is_mounted_again_with_its_new_size(host, mps, monkeypatch):
     mps.start(DAEMON, DEVICES)
-    monkeypatch.setattr(mps_files.LimitedFolder, "is_mounted", lambda _folder, _root: True)
+    monkeypatch.setattr(os.path, "ismount", lambda _path: True)
     host.called.clear()
     mps.start(DAEMON, DEVICES)
     mps.adjust(DAEMON, DEVICES)

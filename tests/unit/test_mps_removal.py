@@ -12,11 +12,11 @@ import pytest
 from holder_hosts import named, opened
 from mps_hosts import DAEMON, DEVICES, OTHER, UNIT, make_host
 
+from ansible_collections.openfleet.gpu.plugins.module_utils import layout_module, service_module
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import BusyError, DriverAbsentError
-from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import removal as mps_removal
-from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import report as mps_report
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import observe as mps_observe
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import service as mps_service
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.host import MpsHost
-from ansible_collections.openfleet.gpu.plugins.modules import mps as mps_module
 
 pytestmark = pytest.mark.core
 
@@ -35,9 +35,9 @@ def host(tmp_path, monkeypatch):
             return {"changed": True, "driver_present": False, "pci_gpus": [], "msg": "no driver"}
         raise DriverAbsentError("NVML", "no driver", call="nvmlInit")
 
-    monkeypatch.setattr(mps_module, "bring_about", no_driver)
-    for module in (mps_removal, mps_report):
-        monkeypatch.setattr(module, "MpsHost", lambda: mps)
+    monkeypatch.setattr(layout_module, "bring_about", no_driver)
+    monkeypatch.setattr(mps_service, "MpsHost", lambda: mps)
+    monkeypatch.setattr(mps_observe, "Daemons", lambda: mps)
     monkeypatch.delenv("GPUSIM_STATE", raising=False)
     return found
 
@@ -46,7 +46,8 @@ def host(tmp_path, monkeypatch):
 def serve(tmp_path):
     def run(check=False, state="absent", on_busy="fail"):
         params = {"layout": [], "state": state, "on_busy": on_busy, "busy_timeout": 0, "grace_period": 60}
-        return mps_module.serve(dict(params, lock_timeout=0, state_directory=str(tmp_path / "state")), check)
+        params.update(lock_timeout=0, state_directory=str(tmp_path / "state"))
+        return service_module.serve(mps_service.MpsService, "daemons", mps_observe.report, params, check)
 
     return run
 
@@ -115,22 +116,22 @@ def test_clients_are_ended_where_that_is_asked(host, serve, client):
 
 
 def test_daemons_of_the_host_are_none_of_a_process_with_gpus_of_its_own(host, serve, monkeypatch):
-    assert [daemon["name"] for daemon in mps_report.report(False)] == ["inference", "other"]
-    assert mps_report.report(True) == []
+    assert [daemon["name"] for daemon in mps_observe.report(False)] == ["inference", "other"]
+    assert mps_observe.report(True) == []
     monkeypatch.setitem(os.environ, "GPUSIM_STATE", "/somewhere")
     assert serve() == {"changed": False, "driver_present": False, "plan": []}
     assert host.called == []
 
 
 def test_daemons_that_cannot_be_looked_at_are_told_and_fail_nobody(host):
-    (well, _other) = mps_report.report(False)
+    (well, _other) = mps_observe.report(False)
     spec = host.root / "etc/openfleet-gpu/mps/inference.json"
     text = spec.read_text()
     spec.write_text("{")
-    (told,) = mps_report.report(False)
+    (told,) = mps_observe.report(False)
     assert "inference.json" in told["problem"] and told["name"] is None
     assert set(told) == set(well)
     spec.write_text(text)
     host.broken["systemctl"] = "Failed to connect to bus"
-    (told,) = mps_report.report(False)
+    (told,) = mps_observe.report(False)
     assert "Failed to connect to bus" in told["problem"]

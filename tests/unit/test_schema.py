@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from ansible_collections.openfleet.gpu.plugins.module_utils import layout_types as types
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import LayoutError
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout import LAYOUT_VERSION, layout_to_data, parse_layout
-from ansible_collections.openfleet.gpu.plugins.module_utils.techniques import registry
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques import forms
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import model as mps_model
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import parse as mps_parse
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.time_slicing import model as time_slicing
@@ -94,7 +94,7 @@ def test_schema_and_parser_know_the_same_words():
     assert keys_of("time_slicing") == set(time_slicing_parse.KEYS)
     assert keys_of("vgpu") == set(vgpu_parse.KEYS)
     assert keys_of("tenant") == set(vgpu_parse._TENANT)
-    assert SCHEMA["$defs"]["entry"]["properties"]["sharing"]["enum"] == list(registry.SHARINGS)
+    assert SCHEMA["$defs"]["entry"]["properties"]["sharing"]["enum"] == list(forms.SHARINGS)
     assert SCHEMA["$defs"]["time_slicing"]["properties"]["slice"]["enum"] == list(time_slicing.TIME_SLICES)
     assert SCHEMA["$defs"]["mps"]["properties"]["daemon_per"]["enum"] == list(mps_model.DAEMONS)
     assert SCHEMA["$defs"]["vgpu"]["properties"]["policy"]["enum"] == list(vgpu_model.POLICIES)
@@ -191,7 +191,7 @@ def layouts(draw):
         if not chosen or (taken and types.Selector("all") in chosen) or types.Selector("all") in taken:
             continue
         taken.update(chosen)
-        sharing = draw(st.sampled_from(registry.SHARINGS))
+        sharing = draw(st.sampled_from(forms.SHARINGS))
         parts = {
             "mig": st.lists(mig_instances(), max_size=4).map(tuple),
             "mps": mps(),

@@ -14,7 +14,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout_types import Selector
 from ansible_collections.openfleet.gpu.plugins.module_utils.selector import select
 from ansible_collections.openfleet.gpu.plugins.module_utils.targets import COMPUTE_MODES, targets
-from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.registry import SHARINGS
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import SHARINGS
 
 UUID = "GPU-5c89d3fa-0000-4000-8000-00000000000%d"
 

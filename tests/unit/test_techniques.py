@@ -18,6 +18,8 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_
 from ansible_collections.openfleet.gpu.plugins.module_utils.mig_steps import CreateGpuInstance
 from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import Session
 from ansible_collections.openfleet.gpu.plugins.module_utils.targets import asked, targets
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.beside import BESIDE
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import FORMS
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.observers import OBSERVERS
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.registry import (
     SETTINGS,
@@ -29,7 +31,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.transaction import J
 UTILS = Path(__file__).resolve().parents[2] / "plugins/module_utils"
 FOLDERS = sorted(path.parent for path in (UTILS / "techniques").glob("*/__init__.py"))
 #: The tables that name techniques.
-TABLES = {"techniques/registry.py", "techniques/observers.py", "techniques/commands.py"}
+TABLES = {"techniques/%s.py" % name for name in ("registry", "forms", "observers", "beside", "commands")}
 
 
 def imported(tree: ast.AST, path: str) -> set[str]:
@@ -116,7 +118,10 @@ def test_a_message_may_name_a_technique():
 
 def test_each_folder_is_in_the_tables():
     assert sorted(technique.key for technique in TECHNIQUES) == [folder.name for folder in FOLDERS]
+    assert [technique.key for technique in TECHNIQUES] == [form.key for form in FORMS]
     assert [technique.observer for technique in SETTINGS] == list(OBSERVERS)
+    beside = [(technique.key, technique.service.name) for technique in TECHNIQUES if technique.service is not None]
+    assert beside == [(each.key, each.name) for each in BESIDE]
 
 
 def test_packages_import_each_other_in_one_direction():

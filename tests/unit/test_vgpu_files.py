@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import files as vgpu_files
-from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.model import VgpuSeat, VgpuTenant
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.model import VgpuSeat, VgpuTenant, from_data
 
 GIB = 2**30
 SOURCES = Path(__file__).parents[2] / "roles/vgpu_limiter/files/src"
@@ -42,7 +42,7 @@ def cdi(tenant):
 def test_the_spec_says_which_tenant_it_is(tenant):
     files = vgpu_files.files(tenant)
     assert next(iter(files)) == vgpu_files.spec_path(tenant.name)
-    assert vgpu_files.from_data(json.loads(files[vgpu_files.spec_path(tenant.name)])) == tenant
+    assert from_data(json.loads(files[vgpu_files.spec_path(tenant.name)])) == tenant
 
 
 def test_the_quota_is_what_the_library_reads():
@@ -61,11 +61,11 @@ def test_managed_memory_beyond_the_quota_is_a_line_of_it():
     beyond = dataclasses.replace(PAIR, oversubscribe_managed=True)
     lines, without = of(beyond, "quota").splitlines(), of(PAIR, "quota").splitlines()
     assert [line for line in lines if line not in without] == ["managed oversubscribed"]
-    assert vgpu_files.from_data(json.loads(of(beyond, "tenant.json"))) == beyond
+    assert from_data(json.loads(of(beyond, "tenant.json"))) == beyond
     # Written by a release that had no such key.
     data = vgpu_files.to_data(PAIR)
     del data["oversubscribe_managed"]
-    assert vgpu_files.from_data(data) == PAIR
+    assert from_data(data) == PAIR
 
 
 def test_a_renamed_tenant_has_the_files_of_both_names_and_is_counted_under_one():
@@ -74,7 +74,7 @@ def test_a_renamed_tenant_has_the_files_of_both_names_and_is_counted_under_one()
     old, new = vgpu_files.files(before), vgpu_files.files(after)
     spec = vgpu_files.spec_path("pair-1")
     assert next(iter(new)) == spec
-    assert vgpu_files.from_data(json.loads(new.pop(spec))) == after
+    assert from_data(json.loads(new.pop(spec))) == after
     del old[spec]
     # Programs and containers under the earlier name see no difference.
     assert {path: new[path] for path in old} == old
@@ -212,7 +212,7 @@ def test_a_tenant_with_a_group_shares_its_region_with_that_group_alone():
     assert all("f /%s 0666 root root -" % vgpu_files.turnstile_path(gpu) in lines for gpu in ONE.gpus)
     assert "SupplementaryGroups=researchers" in vgpu_files.files(tenant)[vgpu_files.drop_in_path(ONE.name)].splitlines()
     assert "Supplementary" not in vgpu_files.files(ONE)[vgpu_files.drop_in_path(ONE.name)]
-    assert vgpu_files.from_data(json.loads(json.dumps(vgpu_files.to_data(tenant)))) == tenant
+    assert from_data(json.loads(json.dumps(vgpu_files.to_data(tenant)))) == tenant
 
 
 def test_the_sizes_of_shared_files_are_the_librarys():

@@ -24,7 +24,7 @@ from ..errors import DriverAbsentError, FleetError
 from ..holders import find_holders
 from ..host_state import gpus
 from ..nvml import Session
-from ..techniques.observers import REPORTS
+from ..techniques.beside import reports
 from ..transaction import DIRECTORY, looking
 
 #: What the role writes where some account may run this. Only root can open it, so it is a lock that no other user can take.
@@ -80,7 +80,7 @@ def look(directory: str = DIRECTORY, sockets: bool = False) -> dict[str, Any]:
         # As short as can be: a run that wants to reset GPUs waits until nobody has them open.
         with _unchanged(directory), Session() as session:
             host = session.observe()
-            tenants = REPORTS["vgpu_tenants"](session.private)
+            tenants = reports(session.private)["vgpu_tenants"]
     except DriverAbsentError as error:
         return {"driver_present": False, "driver_absent_reason": str(error), "gpus": [], "vgpu_tenants": []}
     seen = find_holders(host, sockets=sockets)

@@ -37,7 +37,7 @@ MAIN = "import sys\n\nfrom %s.cli.main import main\n\nsys.exit(main())\n" % PACK
 #: What the command is made of, below module_utils; packages that only modules use are not among it.
 PATTERNS = ("*.py", "cli/*.py", "techniques/*.py", "techniques/*/*.py", "models/*.json")
 #: Files of these that only modules need: runner imports Ansible.
-LEFT_OUT = ("layout_module.py", "runner.py")
+LEFT_OUT = ("layout_module.py", "service_module.py", "runner.py")
 
 
 def read_sources() -> dict[str, str]:

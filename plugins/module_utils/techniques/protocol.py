@@ -3,65 +3,28 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Describe what a sharing technique does for the rest of the collection.
 
-A technique is a folder beside this file. The tables in `registry` and `observers` name it; nothing else does.
+A technique is a folder beside this file. The tables beside this file name it; nothing else does.
 One that sets a value on each whole GPU is a `SettingTechnique`; one that runs something beside the GPUs has a `services.Service`.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterable, Protocol, Sequence
+from typing import Any, Iterable, Protocol, Sequence
 
-from ..layout_fields import PartContext
-from ..layout_reader import Key, Node
-from ..layout_types import Selector
-from ..model import Gpu, GpuInstance
+from ..model import Gpu
 from ..plan_parts import GpuPart, PartStep
 from ..services import Service
+from .form import Form
 from .observer import Observer
 
 
-class Technique(Protocol):
-    """Share a GPU in one way: what the parser, the planner and the export ask of it."""
+class Technique(Form, Protocol):
+    """Share a GPU in one way: what the planner asks of it."""
 
-    #: Word in `gpu_layout`, both as `sharing` and as the key of its part.
-    key: str
-    #: How the part is written, for messages.
-    example: Key
-    #: Whether a MIG instance can have a part of it.
-    inside_mig: bool
-    #: Compute mode of GPUs that use the technique.
-    compute_mode: str
     #: Name of the setting of a GPU, as its observer has it; None if the technique sets none.
     setting: str | None
     #: What it runs beside the GPUs, if anything.
     service: type[Service] | None
-
-    def parse(self, node: Node, context: PartContext) -> Any:
-        """Return the part of an entry, or of a MIG instance, as a frozen value. Reports problems to the node."""
-
-    def to_data(self, part: Any) -> dict[str, Any]:
-        """Return the part as `gpu_layout` has it, without what equals a default."""
-
-    def divides(self, part: Any) -> bool:
-        """Return whether the part is divided between the GPUs of its entry, so that none of them can be left out."""
-
-    def export(self, gpu: Gpu, seen: Sequence[Any], instance: GpuInstance | None = None) -> Any:
-        """Return the part of an entry that describes the GPU or its instance; None if it does not use the technique.
-
-        `seen` is what its service sees on the host.
-        """
-
-    def export_together(
-        self, gpus: Sequence[Gpu], seen: Sequence[Any], pin: Callable[[Gpu], Selector] | None, left_out: list[str]
-    ) -> dict[str, Any]:
-        """Return by UUID the parts of GPUs that can only be described together; None for a GPU that no layout can describe.
-
-        GPUs with equal parts share an entry. `pin` returns the name of a GPU, if parts are to name GPUs. Adds to `left_out` a
-        sentence for what no layout can express.
-        """
-
-    def describe(self, part: Any) -> str:
-        """Return an exported part in words, for a GPU that no layout can express."""
 
 
 class SettingTechnique(Technique, Protocol):

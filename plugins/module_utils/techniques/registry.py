@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""List the sharing techniques. A new one is a folder, a line here and a line in `observers`."""
+"""List the sharing techniques. A new one is a folder, and a line here and in the tables beside this."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Sequence
 from ..layout_types import Layout
 from ..plan_parts import PartStep
 from ..services import Service
+from .forms import PARTS
 from .mps.technique import MpsTechnique
 from .observer import Observer
 from .protocol import SettingTechnique, Technique
@@ -28,11 +29,6 @@ TECHNIQUES: tuple[Technique, ...] = (
 SETTINGS: tuple[SettingTechnique, ...] = tuple(each for each in TECHNIQUES if each.setting is not None)
 #: What techniques run beside the GPUs.
 SERVICES: tuple[type[Service], ...] = tuple(each.service for each in TECHNIQUES if each.service is not None)
-
-#: The ways of sharing that have a part of their own name in the entry. MIG has no folder here yet.
-PARTS = tuple(sorted(("mig", *(technique.key for technique in TECHNIQUES))))
-#: All ways of sharing. The first two need no part.
-SHARINGS = ("exclusive", "shared", *PARTS)
 
 
 def observers_for(layout: Layout | None, directory: str, keys: Sequence[str] = PARTS) -> tuple[Observer, ...]:

@@ -28,9 +28,17 @@ TABLES = (
         ("    MpsTechnique(),\n", "    LanesTechnique(),\n"),
     ),
     (
-        "observers.py",
-        ("from .mps.report import report as report_daemons\n", "from .lanes.model import report as report_lanes\n"),
-        ('    "mps_daemons": report_daemons,\n', '    "lanes": report_lanes,\n'),
+        "forms.py",
+        ("from .mps.form import MpsForm\n", "from .lanes.form import LanesForm\n"),
+        ("    MpsForm(),\n", "    LanesForm(),\n"),
+    ),
+    (
+        "beside.py",
+        ("from .mps import observe as mps_observe\n", "from .lanes import model as lanes\n"),
+        (
+            "    Beside(mps.KEY, mps.NAME, mps_observe.look, mps_observe.report),\n",
+            "    Beside(lanes.KEY, lanes.NAME, lanes.look, lanes.report),\n",
+        ),
     ),
 )
 REMOVE = """

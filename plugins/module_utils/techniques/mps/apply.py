@@ -17,10 +17,9 @@ from ...disturbance import Disturbance
 from ...errors import ApplyError, attempt_all
 from ...model import Host
 from ...services import Clear
-from . import files as mps_files
 from . import plan as mps_plan
 from .host import MpsHost, adjustable
-from .model import KEY, MpsSeen
+from .model import KEY, MpsSeen, from_data, to_data
 from .steps import MpsPlan, caps
 
 
@@ -33,7 +32,7 @@ def bring_back(data: Mapping[str, Any], daemons: MpsHost, host: Host) -> None:
     if running.intersection(data["starts"]):
         return
     for stopped in data["stops"]:
-        daemon, devices = mps_files.from_data(stopped)
+        daemon, devices = from_data(stopped)
         if daemon.name not in running:
             daemons.start(daemon, mps_plan.devices(daemon, host.gpus) or devices)
 
@@ -54,7 +53,7 @@ class MpsChange:
         """Return what the journal has of this change: daemons that it stops, as they were, and the names of those it starts."""
         stops = [step.seen for step in self._plan.stops if step.seen.running]
         return {
-            "stops": [mps_files.to_data(seen.daemon, seen.devices) for seen in stops],
+            "stops": [to_data(seen.daemon, seen.devices) for seen in stops],
             "starts": [step.name for step in self._plan.starts],
         }
 

@@ -13,22 +13,17 @@ from ...errors import Problem
 from ...limited_folder import LimitedFolder
 from ...mps_client import PIPES, client_mounts, pipe_directory
 from ...mps_control import PIPE_DIRECTORY, limit_command
-from .model import MpsDaemon, MpsPlace
-from .unit import LOGS, SETTINGS
+from .model import SETTINGS, MpsDaemon, spec_path, to_data
+from .unit import LOGS
 
 #: The device of a daemon in containers is openfleet.io/mps=NAME.
 CDI_KIND = "openfleet.io/mps"
-SCHEMA = 1
 
 #: Bounds of a pipe directory. The daemon has sockets of its own there, and files of some bytes.
 _PIPES_MIB, _PIPES_FILES = 16, 4096
 
 #: A UNIX socket's path has room for 107 characters (unix(7)); the daemon's longest is PIPES/NAME/control_privileged.
 LONGEST_NAME = 107 - len("/%s//control_privileged" % PIPES)
-
-
-def unit_of(name: str) -> str:
-    return "openfleet-mps@%s.service" % name
 
 
 def limited_folder(name: str) -> LimitedFolder:
@@ -49,11 +44,6 @@ def limited_folder(name: str) -> LimitedFolder:
 
 def log_directory(name: str) -> str:
     return "/%s/%s" % (LOGS, name)
-
-
-def spec_path(name: str) -> str:
-    """The file that says which daemon this is. Of the daemon's files it is written first and removed last."""
-    return "%s/%s.json" % (SETTINGS, name)
 
 
 def cdi_path(name: str) -> str:
@@ -85,30 +75,6 @@ def files(daemon: MpsDaemon, devices: Sequence[str]) -> dict[str, str]:
         cdi_path(daemon.name): _json(_cdi(daemon)),
         limited_folder(daemon.name).unit_path: limited_folder(daemon.name).unit_text,
     }
-
-
-def to_data(daemon: MpsDaemon, devices: Sequence[str]) -> dict[str, Any]:
-    return {
-        "schema": SCHEMA,
-        "name": daemon.name,
-        "places": [{"gpu_uuid": p.gpu_uuid, "profile": p.profile, "start": p.start} for p in daemon.places],
-        "clients": daemon.clients,
-        "active_thread_percentage": daemon.active_thread_percentage,
-        "pinned_memory_limit_bytes": daemon.pinned_memory_limit_bytes,
-        "devices": list(devices),
-    }
-
-
-def from_data(data: Mapping[str, Any]) -> tuple[MpsDaemon, tuple[str, ...]]:
-    """(daemon, devices) of a spec. Raises KeyError or TypeError for what is none."""
-    daemon = MpsDaemon(
-        data["name"],
-        tuple(MpsPlace(**place) for place in data["places"]),
-        data["clients"],
-        data["active_thread_percentage"],
-        data["pinned_memory_limit_bytes"],
-    )
-    return daemon, tuple(data["devices"])
 
 
 def _daemon_environment(daemon: MpsDaemon, devices: Sequence[str]) -> str:

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The MPS control daemons of a host: their files, their units, their answers.
+"""Change the MPS control daemons of a host: their files, their units, their answers.
 
 `files` and `unit` have the files, `mps_control` what is said to a daemon. docs/mps.md tells users.
 """
@@ -10,35 +10,28 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pwd
 import shutil
 import time
 from pathlib import Path
-from typing import Callable, Iterator, Mapping, Sequence
+from typing import Callable, Sequence
 
 from ... import durable, systemd
-from ...command import Run, run_tool
 from ...errors import ApplyError, Problem
-from ...holders_mps import is_server, serves, shares_gpu
-from ...holders_proc import arguments_of, command_of, owner_of, started_ticks_of
 from ...mps_client import PIPES, pipe_directory
 from ...mps_control import CONTROL, Control, MpsError, told
 from ...printable import printable
 from ...tool_answer import ask
 from . import files as mps_files
 from . import unit as mps_unit
-from .model import MpsClient, MpsDaemon, MpsSeen
+from .model import SETTINGS, MpsDaemon, MpsSeen, unit_of
+from .observe import LOOK_SECONDS, Daemons
 
 #: Where the unit looks for it, too.
 _PROGRAM = "usr/bin/" + CONTROL
-_PROPERTIES = ("Id", "LoadState", "ActiveState", "Result", "MainPID", "Job", "NeedDaemonReload")
 #: systemd's own time for a stop and a start, and some for itself.
 _SYSTEMCTL_SECONDS = mps_unit.STOP_SECONDS + mps_unit.START_SECONDS + 30
-#: How long a daemon is waited for that systemd is starting, or starts again: some starts of a second each.
-_COMING_SECONDS = 10
 #: A server that has just been started, or is about to end, does not answer.
 _SERVER_SECONDS = 10
-_LOOK_SECONDS = 0.2
 _JOURNAL_LINES, _JOURNAL_LETTERS = 6, 300
 #: What the daemon writes of each command that it is asked.
 _CHATTER = ("Accepting connection", "NEW UI", "UI closed", "Cmd:")
@@ -63,14 +56,11 @@ def _limits_of(seen: MpsSeen) -> tuple[int | None, ...]:
     return (seen.daemon.pinned_memory_limit_bytes, *seen.pinned_memory_limits_bytes)
 
 
-class MpsHost:
-    """The control daemons of this host. `root` is where its files are, `run` runs its tools.
+class MpsHost(Daemons):
+    """The control daemons of this host, to look at and to change.
 
     Who calls what changes something holds the lock of the state directory.
     """
-
-    def __init__(self, root: str = "/", run: Run = run_tool) -> None:
-        self._root, self._run = Path(root), run
 
     # --- looking ----------------------------------------------------------------------------------------------------
 
@@ -89,115 +79,11 @@ class MpsHost:
             )
         return None
 
-    def observe(self) -> tuple[MpsSeen, ...]:
-        """Every daemon that has files of this collection here, by name; of one that is down, `problem` says so.
-
-        One that systemd is just starting is waited for, some seconds; but not while the host starts, for then it comes after
-        this process: it neither runs nor has a problem. Raises ApplyError for files that cannot be read, and where systemd
-        does not answer.
-        """
-        try:
-            specs = list(self._specs())
-            if not specs:
-                return ()
-            states, boots = self._settled([daemon.name for daemon, _devices in specs])
-        except ApplyError as error:
-            # Nothing changes by looking.
-            error.outcome = "old"
-            raise
-        shared = durable.differing(self._root, self._shared())
-        if any(state["NeedDaemonReload"] == "yes" for state in states):
-            shared += [mps_unit.UNIT_PATH]
-        return tuple(self._look(*spec, state, shared, boots) for spec, state in zip(specs, states))
-
-    def _settled(self, names: Sequence[str]) -> tuple[list[dict[str, str]], bool]:
-        """What systemd says of the daemons once none is coming any more, and whether they come after this process."""
-        deadline = time.monotonic() + _COMING_SECONDS
-        while True:
-            states = self._states(names)
-            if not any(map(_comes, states)):
-                return states, False
-            if self._boots():
-                return states, True
-            if time.monotonic() > deadline:
-                return states, False
-            time.sleep(_LOOK_SECONDS)
-
-    def _specs(self) -> Iterator[tuple[MpsDaemon, tuple[str, ...]]]:
-        # NAME.json only: what is written meanwhile ends in .new.
-        for path in sorted((self._root / mps_unit.SETTINGS).glob("*.json")):
-            data = durable.read(path, mps_files.SCHEMA)
-            if data is not None:
-                try:
-                    daemon, devices = mps_files.from_data(data)
-                except (KeyError, TypeError):
-                    raise durable.damaged(path) from None
-                if daemon.name != path.stem:
-                    raise durable.damaged(path, 'tells of the MPS daemon "%s"' % daemon.name)
-                yield daemon, devices
-
-    def _look(
-        self, daemon: MpsDaemon, devices: tuple[str, ...], state: dict[str, str], shared: Sequence[str], boots: bool
-    ) -> MpsSeen:
-        outdated = tuple(sorted({*durable.differing(self._root, mps_files.files(daemon, devices)), *shared}))
-        unit = mps_files.unit_of(daemon.name)
-        limited = mps_files.limited_folder(daemon.name).is_mounted(self._root)
-        if state["ActiveState"] != "active":
-            problem: str | None = "it does not run (%s is %s, result %s); see journalctl --unit %s"
-            problem %= (unit, state["ActiveState"], state["Result"], unit)
-            if boots and _comes(state):
-                problem = None
-            return MpsSeen(daemon, devices, False, outdated=outdated, problem=problem)
-        pid = int(state["MainPID"]) or None
-        control = self._control(daemon.name)
-        try:
-            servers = control.servers()
-            clients = tuple(self._client(*pids, pid) for pids in _pairs(control, servers))
-            percentage, own = control.percentage(), daemon.active_thread_percentage
-            told_by = {server: _percentage_of(control, server) for server in servers}
-            limits = tuple(control.limit(index) for index in range(len(devices)))
-        except MpsError as error:
-            return MpsSeen(
-                *(daemon, devices, True, pid), outdated=outdated, problem=str(error), pipe_directory_limited=limited
-            )
-        silent = tuple(server for server, each in told_by.items() if each is None)
-        # Of a change that was cut off, servers may be left with the limit of before. Limits are whole numbers: what is less
-        # apart is how a server rounds.
-        apart = [each for each in told_by.values() if each is not None and abs(each - own) >= 1]
-        if apart and percentage == own:
-            percentage = apart[0]
-        # It tells no more than `told` has: where that is right, the file is believed.
-        asked = daemon.pinned_memory_limit_bytes
-        limits = tuple(asked if limit == told(asked) else limit for limit in limits)
-        problem = None
-        if pid is not None and self._replaced(pid):
-            problem = "its program was replaced since it started, and clients of another release are refused"
-        proc = str(self._root / "proc")
-        unattested = tuple(server for server in servers if not is_server(server, pid, proc))
-        return MpsSeen(
-            *(daemon, devices, True, pid, servers, clients, percentage, limits, outdated, problem, silent),
-            pipe_directory_limited=limited,
-            unattested_server_pids=unattested,
-        )
-
-    def _client(self, pid: int, server: int, daemon: int | None) -> MpsClient:
-        """What /proc says of a client; nothing where it has ended. The other pids are of its server and daemon."""
-        proc = str(self._root / "proc")
-        words, uid = arguments_of(pid, proc), owner_of(pid, proc)
-        user = None if uid is None else str(uid)
-        with contextlib.suppress(KeyError):
-            user = None if uid is None else pwd.getpwuid(uid).pw_name
-        # Of a server that has ended nothing is attested.
-        attested = serves(server, pid, daemon, proc) and shares_gpu(server, pid, proc)
-        command = command_of(words) if words else None
-        return MpsClient(pid, server, command, user, attested, started_ticks_of(pid, proc))
-
-    def _replaced(self, pid: int) -> bool:
-        """Whether the daemon runs a file that is no longer there under its name, as after a package was upgraded."""
-        try:
-            return os.readlink(str(self._root / "proc" / str(pid) / "exe")).endswith(" (deleted)")
-        except OSError:
-            return False
+    def _outdated(self, daemon: MpsDaemon, devices: Sequence[str], reload_needed: bool) -> tuple[str, ...]:
+        """Return the files that are missing, or that this release would write otherwise."""
+        files = {**mps_files.files(daemon, devices), **self._shared()}
+        found = {*durable.differing(self._root, files), *([mps_unit.UNIT_PATH] if reload_needed else [])}
+        return tuple(sorted(found))
 
     # --- changing ---------------------------------------------------------------------------------------------------
 
@@ -214,7 +100,7 @@ class MpsHost:
         if not mps_files.limited_folder(daemon.name).is_mounted(self._root):
             self._clear_pipes(daemon.name)
         self._limit_pipes(daemon.name, written, in_use=False)
-        unit = mps_files.unit_of(daemon.name)
+        unit = unit_of(daemon.name)
         # A start after several that failed would be refused.
         self._reset_failed(unit)
         if self._boots():
@@ -252,14 +138,14 @@ class MpsHost:
 
         Also one that does not run, for systemd may be about to start it, and one that runs while its unit file is gone.
         """
-        unit = mps_files.unit_of(name)
+        unit = unit_of(name)
         state = self._states([name])[0]
         if state["LoadState"] != "not-found" or state["ActiveState"] not in ("inactive", "failed"):
             self._systemctl(name, "it cannot be stopped", "stop", "--", unit)
 
     def forget(self, name: str) -> None:
         """Take away all that there is of a stopped daemon, and with the last one what all share. Raises ApplyError."""
-        self._reset_failed(mps_files.unit_of(name))
+        self._reset_failed(unit_of(name))
         mps_files.limited_folder(name).unmount(self._root, self._mount_systemctl(name))
         try:
             for directory in (pipe_directory(name), mps_files.log_directory(name)):
@@ -275,7 +161,7 @@ class MpsHost:
     def _forget_shared(self) -> None:
         for path in self._shared():
             durable.remove(self._root / path)
-        for folder in (mps_unit.SETTINGS, str(Path(mps_unit.SETTINGS).parent), PIPES, mps_unit.LOGS):
+        for folder in (SETTINGS, str(Path(SETTINGS).parent), PIPES, mps_unit.LOGS):
             # Not where something of others is in it.
             with contextlib.suppress(OSError):
                 (self._root / folder).rmdir()
@@ -283,12 +169,6 @@ class MpsHost:
             ask(self._run, ["systemctl", "daemon-reload"])
 
     # --- parts of it ------------------------------------------------------------------------------------------------
-
-    def _below(self, path: str) -> Path:
-        return self._root / path.lstrip("/")
-
-    def _control(self, name: str) -> Control:
-        return Control(self._run, str(self._below(pipe_directory(name))))
 
     def _shared(self) -> dict[str, str]:
         return mps_unit.shared_files(selinux=(self._root / "sys/fs/selinux/enforce").exists())
@@ -339,21 +219,6 @@ class MpsHost:
         with contextlib.suppress(FileNotFoundError):
             ask(self._run, ["systemctl", "reset-failed", "--", unit])
 
-    def _states(self, names: Sequence[str]) -> list[dict[str, str]]:
-        with self._answers():
-            return systemd.show(self._run, [mps_files.unit_of(name) for name in names], _PROPERTIES)
-
-    def _boots(self) -> bool:
-        with self._answers():
-            return systemd.awaits_boot_unit(self._run)
-
-    @contextlib.contextmanager
-    def _answers(self) -> Iterator[None]:
-        try:
-            yield
-        except (systemd.NoAnswerError, FileNotFoundError) as error:
-            raise ApplyError("systemd", str(error), "See: systemctl status.") from error
-
     def _systemctl(self, name: str, problem: str, *arguments: str) -> None:
         try:
             systemd.tell(self._run, ["systemctl", *arguments], timeout_seconds=_SYSTEMCTL_SECONDS)
@@ -362,7 +227,7 @@ class MpsHost:
 
     def _failed(self, name: str, problem: str) -> ApplyError:
         """With what the unit said last."""
-        unit = mps_files.unit_of(name)
+        unit = unit_of(name)
         command = ["journalctl", "--unit", unit, "--no-pager", "--output=cat", "--lines=%d" % (10 * _JOURNAL_LINES)]
         said = None
         with contextlib.suppress(FileNotFoundError):
@@ -379,7 +244,7 @@ class MpsHost:
         while control.percentage(server) is None:
             if server not in control.servers() or time.monotonic() > deadline:
                 return
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(LOOK_SECONDS)
         devices = len(daemon.places)
         for index in range(devices if daemon.pinned_memory_limit_bytes is not None else 0):
             control.set_limit(index, daemon.pinned_memory_limit_bytes or 0, server)
@@ -400,28 +265,6 @@ class MpsHost:
                 limits,
             )
             raise self._failed(daemon.name, problem)
-
-
-def _pairs(control: Control, servers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield the pids of a client and its server, for each client."""
-    for server in servers:
-        for client in control.clients(server):
-            # A look at each takes its time, too.
-            control.check_time()
-            yield client, server
-
-
-def _percentage_of(control: Control, server: int) -> float | None:
-    """None also where the question is not answered: a server that hangs is no reason to end the daemon's other servers."""
-    try:
-        return control.percentage(server)
-    except MpsError:
-        return None
-
-
-def _comes(state: Mapping[str, str]) -> bool:
-    """Whether systemd is starting the unit, or about to: at once, or again after it has failed."""
-    return state["ActiveState"] == "activating" or (state["ActiveState"] != "active" and bool(state["Job"]))
 
 
 def _remove(path: Path) -> None:

@@ -6,15 +6,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any, Mapping, Sequence
 
 from ...model import INTERNAL
 
 #: Word in `gpu_layout`.
 KEY = "mps"
+#: Name of the daemons of a host in return values.
+NAME = "mps_daemons"
 #: What a layout can ask for: a daemon for each GPU of an entry, or one for all of them.
 DAEMONS = ("gpu", "entry")
 #: A client opens the GPU through its daemon, which is the one process that has it.
 COMPUTE_MODE = "exclusive_process"
+#: Below the root of the host: the settings of each daemon.
+SETTINGS = "etc/openfleet-gpu/mps"
+#: Of the spec of a daemon.
+SCHEMA = 1
 
 
 @dataclass(frozen=True)
@@ -101,3 +108,38 @@ class MpsSeen:
     pipe_directory_limited: bool | None = None
     #: Servers that the kernel does not show to be the daemon's: they hold their GPUs as any process does.
     unattested_server_pids: tuple[int, ...] = field(default=(), metadata=INTERNAL)
+
+
+def unit_of(name: str) -> str:
+    """Return the name of the daemon's unit."""
+    return "openfleet-mps@%s.service" % name
+
+
+def spec_path(name: str) -> str:
+    """The file that says which daemon this is. Of the daemon's files it is written first and removed last."""
+    return "%s/%s.json" % (SETTINGS, name)
+
+
+def to_data(daemon: MpsDaemon, devices: Sequence[str]) -> dict[str, Any]:
+    """Return the spec of a daemon."""
+    return {
+        "schema": SCHEMA,
+        "name": daemon.name,
+        "places": [{"gpu_uuid": p.gpu_uuid, "profile": p.profile, "start": p.start} for p in daemon.places],
+        "clients": daemon.clients,
+        "active_thread_percentage": daemon.active_thread_percentage,
+        "pinned_memory_limit_bytes": daemon.pinned_memory_limit_bytes,
+        "devices": list(devices),
+    }
+
+
+def from_data(data: Mapping[str, Any]) -> tuple[MpsDaemon, tuple[str, ...]]:
+    """(daemon, devices) of a spec. Raises KeyError or TypeError for what is none."""
+    daemon = MpsDaemon(
+        data["name"],
+        tuple(MpsPlace(**place) for place in data["places"]),
+        data["clients"],
+        data["active_thread_percentage"],
+        data["pinned_memory_limit_bytes"],
+    )
+    return daemon, tuple(data["devices"])

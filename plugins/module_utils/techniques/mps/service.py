@@ -18,7 +18,7 @@ from . import apply as mps_apply
 from . import metrics
 from .apply import MpsChange
 from .host import MpsHost, adjustable
-from .model import KEY, MpsSeen
+from .model import KEY, NAME, MpsSeen
 from .plan import WantedDaemon, plan, serves, wanted
 from .steps import MpsPlan, caps
 
@@ -28,7 +28,7 @@ class MpsService:
 
     key = KEY
     nothing = MpsPlan()
-    name = "mps_daemons"
+    name = NAME
 
     def __init__(self, private: bool) -> None:
         self._host = None if private else MpsHost()

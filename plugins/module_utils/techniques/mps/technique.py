@@ -5,33 +5,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from .export import describe, export
-from .model import COMPUTE_MODE, DAEMONS, KEY, Mps
-from .parse import EXAMPLE, parse, to_data
+from .form import MpsForm
 from .service import MpsService
 
 
-class MpsTechnique:
+class MpsTechnique(MpsForm):
     """Share a GPU by MPS. `protocol.Technique` documents the members."""
 
-    key = KEY
-    example = EXAMPLE
-    inside_mig = True
-    compute_mode = COMPUTE_MODE
     setting = None
     service = MpsService
-
-    parse = staticmethod(parse)
-    to_data = staticmethod(to_data)
-    export = staticmethod(export)
-    describe = staticmethod(describe)
-
-    def export_together(self, *_arguments: Any) -> dict[str, Any]:
-        """Return nothing: each GPU is described by itself."""
-        return {}
-
-    def divides(self, part: Mps) -> bool:
-        """Return whether one daemon serves all GPUs of the entry."""
-        return part.daemon_per != DAEMONS[0]

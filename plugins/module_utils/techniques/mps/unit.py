@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-#: Below the root of the host: the settings of each daemon, and its log directory.
-SETTINGS, LOGS = "etc/openfleet-gpu/mps", "var/log/openfleet-mps"
+#: Below the root of the host: the log directory of each daemon.
+LOGS = "var/log/openfleet-mps"
 UNIT_PATH = "etc/systemd/system/openfleet-mps@.service"
 LOGROTATE_PATH = "etc/logrotate.d/openfleet-mps"
 

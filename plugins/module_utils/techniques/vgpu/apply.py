@@ -17,9 +17,8 @@ from ...disturbance import Disturbance
 from ...errors import BusyError, attempt_all
 from ...model import Holder, Host
 from ...services import Clear, Look
-from . import files as vgpu_files
 from .host import VgpuHost
-from .model import KEY, VgpuName, VgpuTenant
+from .model import KEY, VgpuName, VgpuTenant, from_data, to_data
 from .plan import unheld
 from .steps import ChangeTenant, RemoveTenant, VgpuPlan
 
@@ -30,7 +29,7 @@ def bring_back(data: Mapping[str, Any], tenants: VgpuHost) -> None:
     for name in there.intersection(data["comes"]):
         tenants.forget(name)
     for each in data["before"]:
-        tenants.write(vgpu_files.from_data(each))
+        tenants.write(from_data(each))
 
 
 class VgpuChange:
@@ -47,7 +46,7 @@ class VgpuChange:
     def record(self) -> dict[str, Any]:
         """Return what the journal has of this change: the tenants that it changes, as they were, and the names that come."""
         return {
-            "before": [vgpu_files.to_data(step.seen.tenant) for step in self._plan.changes],
+            "before": [to_data(step.seen.tenant) for step in self._plan.changes],
             "comes": [step.name for step in self._plan.adds],
         }
 

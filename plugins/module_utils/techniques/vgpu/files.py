@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any, Iterable, Mapping, Sequence
+from typing import Any, Iterable, Sequence
 
 from ... import cdi_spec
 from ...errors import Problem
@@ -19,11 +19,12 @@ from ...limited_folder import LimitedFolder
 from ...mps_client import client_mounts, daemon_of, pipe_directory
 from ...mps_control import PIPE_DIRECTORY
 from ...sizes import BYTES_PER_UNIT
-from .model import DMEM, MPS, VgpuSeat, VgpuTenant
+from .model import DMEM, MPS, VgpuTenant, folder, spec_path, to_data
+from .region import REGION_VERSION, STATE, TENANTS, region_path
 
-#: Below the root of the host: settings of each tenant, what changes, and the library.
-SETTINGS, STATE, PROGRAMS = "etc/openfleet-gpu/vgpu", "run/openfleet-gpu/vgpu", "usr/lib/openfleet-gpu/vgpu"
-TENANTS, GPUS, AGENT = STATE + "/tenants", STATE + "/gpus", STATE + "/agent"
+#: Below the root of the host: the library, and what changes beside regions.
+PROGRAMS = "usr/lib/openfleet-gpu/vgpu"
+GPUS, AGENT = STATE + "/gpus", STATE + "/agent"
 #: Of the agent (`agent`), in a folder of each tenant below AGENT, and in STATE for all users.
 AGENT_SOCKET = "turnstiles.1"
 LIBRARY = PROGRAMS + "/libopenfleet-vgpu.so"
@@ -49,20 +50,8 @@ _MOUNT_MIB = 64
 
 #: The device of a tenant in containers is openfleet.io/vgpu=NAME.
 CDI_KIND = "openfleet.io/vgpu"
-#: Of the spec; of quota; of the layout of the files below /run.
-SCHEMA, QUOTA_VERSION, REGION_VERSION = 1, 1, 1
-
-
-def folder(name: str) -> str:
-    return "%s/%s" % (SETTINGS, name)
-
-
-def spec_path(key: str) -> str:
-    """Return the file that says which tenant this is, by the tenant's key.
-
-    Of the tenant's files it is written first and removed last. A rename changes what is in it and not its path.
-    """
-    return folder(key) + "/tenant.json"
+#: Of quota.
+QUOTA_VERSION = 1
 
 
 def quota_path(name: str) -> str:
@@ -84,10 +73,6 @@ def cdi_path(name: str) -> str:
 def alias_path(name: str) -> str:
     """The file that says of which tenant this is another name."""
     return folder(name) + "/alias_of"
-
-
-def region_path(key: str) -> str:
-    return "%s/%s/region.%d" % (TENANTS, key, REGION_VERSION)
 
 
 def agent_folder(key: str) -> str:
@@ -196,45 +181,6 @@ def limited_folder(tenants: Sequence[VgpuTenant]) -> LimitedFolder:
         mode=0o755,
         description="Shared memory of vGPU tenants",
         comment="the tenants that gpu_layout names",
-    )
-
-
-def to_data(tenant: VgpuTenant) -> dict[str, Any]:
-    """Return the tenant's spec. A tenant that never had another name has the same one as in earlier releases."""
-    renamed: dict[str, Any] = {}
-    if tenant.counted_as is not None:
-        renamed["counted_as"] = tenant.counted_as
-    if tenant.aliases:
-        renamed["aliases"] = list(tenant.aliases)
-    return {
-        "schema": SCHEMA,
-        "name": tenant.name,
-        "provider": tenant.provider,
-        "group": tenant.group,
-        "oversubscribe_managed": tenant.oversubscribe_managed,
-        "policy": tenant.policy,
-        "priority": tenant.priority,
-        "memory_bytes": tenant.memory_bytes,
-        "sm_percent": tenant.sm_percent,
-        "seats": [{"gpu_uuid": seat.gpu_uuid, "seat": seat.seat} for seat in tenant.seats],
-        **renamed,
-    }
-
-
-def from_data(data: Mapping[str, Any]) -> VgpuTenant:
-    """The tenant of a spec. Raises KeyError or TypeError for what is none."""
-    return VgpuTenant(
-        data["name"],
-        data["memory_bytes"],
-        data["sm_percent"],
-        tuple(VgpuSeat(**seat) for seat in data["seats"]),
-        data["policy"],
-        data["priority"],
-        data["provider"],
-        data.get("group"),
-        data.get("oversubscribe_managed", False),
-        data.get("counted_as"),
-        tuple(data.get("aliases", ())),
     )
 
 

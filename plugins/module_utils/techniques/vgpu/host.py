@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The tenants of a host: their files, and whose processes are theirs.
+"""Change the tenants of a host: their files; and say whose processes are theirs.
 
 What the files are is in `files`. The library that holds processes to them comes with the role vgpu_limiter.
 """
@@ -15,7 +15,7 @@ import os
 import shutil
 import stat
 from pathlib import Path
-from typing import Iterator, Mapping, Sequence
+from typing import Mapping, Sequence
 
 from ... import durable, systemd
 from ...command import Run, run_tool
@@ -27,22 +27,16 @@ from ...process_memory import memory_of
 from ...tool_answer import ask
 from . import dmem as vgpu_dmem
 from . import files as vgpu_files
-from . import region as vgpu_region
 from .agent_client import handed_out
-from .model import DMEM, MPS, NOT_ISOLATED, READ_ONLY, SEALED, VgpuName, VgpuSeen, VgpuTenant
+from .model import DMEM, NOT_ISOLATED, READ_ONLY, SEALED, SETTINGS, VgpuName, VgpuSeen, VgpuTenant
+from .observe import Tenants
+from .region import STATE, TENANTS
 
-#: A root of its own, for tests: the library heeds it too.
-ROOT_VARIABLE = "OPENFLEET_VGPU_ROOT"
 _NAME_VARIABLE = "OPENFLEET_VGPU="
 
 
-def applies(private: bool) -> bool:
-    """Whether this host's tenants are of the GPUs that a session sees, which may be `private`."""
-    return not private or bool(os.environ.get(ROOT_VARIABLE))
-
-
-class VgpuHost:
-    """The tenants of this host. `root` is where its files are, `run` runs its tools, `gpus` are those that there are.
+class VgpuHost(Tenants):
+    """The tenants of this host, to look at and to change. `run` runs its tools, `gpus` are those that there are.
 
     Processes are those of `proc`, wherever the root is.
 
@@ -52,8 +46,8 @@ class VgpuHost:
     def __init__(
         self, gpus: Sequence[Gpu] = (), root: str | None = None, run: Run = run_tool, proc: str = "/proc"
     ) -> None:
-        self._root, self._run = Path(root or os.environ.get(ROOT_VARIABLE) or "/"), run
-        self._proc = Path(proc)
+        super().__init__(root)
+        self._run, self._proc = run, Path(proc)
         self._regions = vgpu_dmem.regions(self._root, gpus)
 
     # --- looking ----------------------------------------------------------------------------------------------------
@@ -103,22 +97,6 @@ class VgpuHost:
             for seen in found
         )
 
-    def tenants(self) -> list[VgpuTenant]:
-        """Return the tenants of this host, by name. Raises ApplyError for files that cannot be read."""
-        return sorted(self._tenants(), key=lambda tenant: tenant.name)
-
-    def _tenants(self) -> Iterator[VgpuTenant]:
-        for path in sorted(self._root.glob(vgpu_files.spec_path("*"))):
-            data = durable.read(path, vgpu_files.SCHEMA)
-            if data is not None:
-                try:
-                    tenant = vgpu_files.from_data(data)
-                except (KeyError, TypeError):
-                    raise durable.damaged(path) from None
-                if tenant.key != path.parent.name:
-                    raise durable.damaged(path, 'tells of the tenant "%s"' % tenant.key)
-                yield tenant
-
     def _look(self, tenant: VgpuTenant, shared: Sequence[str], in_use: Sequence[VgpuName]) -> VgpuSeen:
         outdated = {*shared, *durable.differing(self._root, vgpu_files.files(tenant, self._driver))}
         outdated.update(file.path for file in vgpu_files.shared_files(tenant) if not self._is_right(file))
@@ -130,10 +108,8 @@ class VgpuHost:
             said = vgpu_dmem.limits(self._root, tenant.key)
             if any(said.get(region) != limit for region, limit in vgpu_dmem.wanted(tenant, self._regions).items()):
                 outdated.add("dmem.max")
-        # Tenants of MPS have no library that would count.
-        usage = None if tenant.provider == MPS else vgpu_region.read(self._root / vgpu_files.region_path(tenant.key))
         own = tuple(used for used in in_use if tenant.aliases and used.name in tenant.names)
-        return VgpuSeen(tenant, tuple(sorted(outdated)), usage, names_in_use=own)
+        return dataclasses.replace(self.look(tenant), outdated=tuple(sorted(outdated)), names_in_use=own)
 
     def processes(self, host: Host, name: str, gpu_uuid: str) -> tuple[Holder, ...]:
         """Whoever holds the GPU as a process of the tenant, and what cannot be determined."""
@@ -173,7 +149,7 @@ class VgpuHost:
             # The fifth word is the mount point: proc(5). No name of a tenant has a character that is escaped there.
             for words in (line.split(" ", 5) for line in lines):
                 folder, _slash, name = words[4].rpartition("/") if len(words) > 5 else ("", "", "")
-                if folder == "/" + vgpu_files.SETTINGS:
+                if folder == "/" + SETTINGS:
                     mounted.add(name)
         return mounted
 
@@ -199,7 +175,7 @@ class VgpuHost:
         changed = folder.unit_path in self._write(self._shared(tenants))
         if self._mounts:
             # Regions that processes may have mapped are not hidden below it: a host that has some gets it at its next boot.
-            in_use = any((self._root / vgpu_files.TENANTS).glob("*/region.*"))
+            in_use = any((self._root / TENANTS).glob("*/region.*"))
             folder.mount(self._root, self._mount_systemctl, changed, in_use)
         self._make_shared_files(tenant)
         durable.make_folder(self._root / vgpu_files.agent_folder(tenant.key))
@@ -252,7 +228,7 @@ class VgpuHost:
         try:
             for each in tenant.names:
                 self._forget_name(each)
-            _remove_folder(self._root / vgpu_files.TENANTS / tenant.key)
+            _remove_folder(self._root / TENANTS / tenant.key)
             _remove_folder(self._root / vgpu_files.agent_folder(tenant.key))
             durable.remove(self._root / vgpu_files.spec_path(tenant.key))
             _remove_empty(self._root / vgpu_files.folder(tenant.key))
@@ -274,8 +250,8 @@ class VgpuHost:
             folder.unmount(self._root, self._mount_systemctl)
         durable.remove(self._root / folder.unit_path)
         with contextlib.suppress(OSError):
-            (self._root / vgpu_files.STATE / vgpu_files.AGENT_SOCKET).unlink()
-        for folder in (vgpu_files.TENANTS, vgpu_files.GPUS, vgpu_files.AGENT, vgpu_files.STATE, vgpu_files.SETTINGS):
+            (self._root / STATE / vgpu_files.AGENT_SOCKET).unlink()
+        for folder in (TENANTS, vgpu_files.GPUS, vgpu_files.AGENT, STATE, SETTINGS):
             for path in (self._root / folder, (self._root / folder).parent):
                 # Not where something of others is in it.
                 with contextlib.suppress(OSError):

@@ -6,10 +6,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Iterable
+from typing import Any, Iterable, Mapping
 
 #: Word in `gpu_layout`.
 KEY = "vgpu"
+#: Name of the tenants of a host in return values.
+NAME = "vgpu_tenants"
+#: Below the root of the host: settings of each tenant.
+SETTINGS = "etc/openfleet-gpu/vgpu"
+#: Of the spec of a tenant.
+SCHEMA = 1
 #: The tenants' programs open the GPU, or a daemon that is in nobody's way.
 COMPUTE_MODE = "default"
 
@@ -119,3 +125,55 @@ class VgpuSeen:
     isolation: str | None = None
     #: The names that processes have, for a tenant with several names.
     names_in_use: tuple[VgpuName, ...] = ()
+
+
+def folder(name: str) -> str:
+    """Return the folder of what a name of a tenant has."""
+    return "%s/%s" % (SETTINGS, name)
+
+
+def spec_path(key: str) -> str:
+    """Return the file that says which tenant this is, by the tenant's key.
+
+    Of the tenant's files it is written first and removed last. A rename changes what is in it and not its path.
+    """
+    return folder(key) + "/tenant.json"
+
+
+def to_data(tenant: VgpuTenant) -> dict[str, Any]:
+    """Return the tenant's spec. A tenant that never had another name has the same one as in earlier releases."""
+    renamed: dict[str, Any] = {}
+    if tenant.counted_as is not None:
+        renamed["counted_as"] = tenant.counted_as
+    if tenant.aliases:
+        renamed["aliases"] = list(tenant.aliases)
+    return {
+        "schema": SCHEMA,
+        "name": tenant.name,
+        "provider": tenant.provider,
+        "group": tenant.group,
+        "oversubscribe_managed": tenant.oversubscribe_managed,
+        "policy": tenant.policy,
+        "priority": tenant.priority,
+        "memory_bytes": tenant.memory_bytes,
+        "sm_percent": tenant.sm_percent,
+        "seats": [{"gpu_uuid": seat.gpu_uuid, "seat": seat.seat} for seat in tenant.seats],
+        **renamed,
+    }
+
+
+def from_data(data: Mapping[str, Any]) -> VgpuTenant:
+    """The tenant of a spec. Raises KeyError or TypeError for what is none."""
+    return VgpuTenant(
+        data["name"],
+        data["memory_bytes"],
+        data["sm_percent"],
+        tuple(VgpuSeat(**seat) for seat in data["seats"]),
+        data["policy"],
+        data["priority"],
+        data["provider"],
+        data.get("group"),
+        data.get("oversubscribe_managed", False),
+        data.get("counted_as"),
+        tuple(data.get("aliases", ())),
+    )

@@ -18,6 +18,12 @@ from pathlib import Path
 
 from .model import VgpuUsage, VgpuUse
 
+#: Below the root of the host: what changes, and of it what each tenant has.
+STATE = "run/openfleet-gpu/vgpu"
+TENANTS = STATE + "/tenants"
+#: Of the layout of the files below /run.
+REGION_VERSION = 1
+
 _MAGIC, _VERSION, _GPUS, _SLOTS, _LOCK_SLOTS = 0x3155504756464F00, 1, 16, 1024, (1 << 24) + 1
 #: magic, version, size, lock, slot_limit; takeovers and what is reserved.
 _HEADER = struct.Struct("=QIIII8x8x24x")
@@ -28,6 +34,11 @@ _SLOT = struct.Struct("=I4x8x8x24x16x%dQ%dQ" % (_GPUS, _GPUS))
 _USED = 1
 #: struct flock, and F_OFD_GETLK of fcntl.h, which Python names from 3.9 on.
 _FLOCK, _GET_LOCK = struct.Struct("@hhqqi4x"), 36
+
+
+def region_path(key: str) -> str:
+    """Return the path of the region of the tenant of this key."""
+    return "%s/%s/region.%d" % (TENANTS, key, REGION_VERSION)
 
 
 def read(path: Path) -> VgpuUsage | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .agent import Agent
 from .agent_memory import Notifier, SharedMemory, stored
-from .host import ROOT_VARIABLE
+from .observe import ROOT_VARIABLE
 
 
 def serve(options: Namespace) -> int:

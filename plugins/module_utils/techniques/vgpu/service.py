@@ -16,8 +16,9 @@ from ...services import Asked, Clear, Look, PartRequest, Pids
 from . import apply as vgpu_apply
 from . import metrics as vgpu_metrics
 from .apply import VgpuChange
-from .host import VgpuHost, applies
-from .model import KEY, MPS, NOT_ISOLATED, READ_ONLY, SEALED, VgpuSeen
+from .host import VgpuHost
+from .model import KEY, MPS, NAME, NOT_ISOLATED, READ_ONLY, SEALED, VgpuSeen
+from .observe import applies
 from .plan import WantedTenant, plan, wanted
 from .steps import VgpuPlan, also, caps, size
 
@@ -34,7 +35,7 @@ class VgpuService:
 
     key = KEY
     nothing = VgpuPlan()
-    name = "vgpu_tenants"
+    name = NAME
 
     def __init__(self, private: bool) -> None:
         self._applies = applies(private)

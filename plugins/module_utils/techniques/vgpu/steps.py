@@ -10,8 +10,7 @@ from typing import Any, ClassVar, Union
 
 from ...disturbance import Disturbance
 from ...sizes import BYTES_PER_UNIT, format_size
-from .files import to_data
-from .model import KEY, MPS, VgpuName, VgpuSeen, VgpuTenant
+from .model import KEY, MPS, VgpuName, VgpuSeen, VgpuTenant, to_data
 
 _MIB = BYTES_PER_UNIT["MiB"]
 #: How many processes a line names.

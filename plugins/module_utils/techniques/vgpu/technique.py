@@ -5,37 +5,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence
-
-from ...model import Gpu, GpuInstance
-from .export import export_together
-from .model import COMPUTE_MODE, KEY
-from .parse import EXAMPLE, parse, to_data
-from .part import Vgpu
+from .form import VgpuForm
 from .service import VgpuService
 
 
-class VgpuTechnique:
+class VgpuTechnique(VgpuForm):
     """Share a GPU by tenants. `protocol.Technique` documents the members."""
 
-    key = KEY
-    example = EXAMPLE
-    inside_mig = False
-    compute_mode = COMPUTE_MODE
     setting = None
     service = VgpuService
-
-    parse = staticmethod(parse)
-    to_data = staticmethod(to_data)
-    export_together = staticmethod(export_together)
-
-    def divides(self, part: Vgpu) -> bool:
-        """Return True: a tenant may be on any GPU of its entry."""
-        return True
-
-    def export(self, gpu: Gpu, seen: Sequence[Any], instance: GpuInstance | None = None) -> None:
-        """Return None: GPUs with tenants are described together."""
-
-    def describe(self, part: Vgpu) -> str:
-        """Return the names of the tenants."""
-        return "tenants %s" % ", ".join(tenant.name for tenant in part.tenants)

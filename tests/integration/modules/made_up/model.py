@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from ...disturbance import Disturbance
 
-KEY = "lanes"
+KEY = NAME = "lanes"
 #: Where the files are; the test writes its own folder here.
 FOLDER = Path("@FOLDER@")
 
@@ -92,6 +92,10 @@ def pass_point(name):
     asked = FOLDER / "kill"
     if asked.exists() and asked.read_text() == name:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def look(private):
+    return observe()
 
 
 def report(private):

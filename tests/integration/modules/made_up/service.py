@@ -7,7 +7,7 @@ from __future__ import annotations
 from ...errors import PlanError
 from ...metric_family import GAUGE, Family, Sample, labels_of
 from ...services import Asked
-from .model import KEY, LanesPlan, Step, observe, pass_point, write
+from .model import KEY, NAME, LanesPlan, Step, observe, pass_point, write
 
 MOST_LANES = 8
 
@@ -70,7 +70,7 @@ def restore(data):
 class LanesService:
     key = KEY
     nothing = LanesPlan()
-    name = "lanes"
+    name = NAME
 
     def __init__(self, private):
         self.seen = ()

@@ -4,35 +4,10 @@
 
 from __future__ import annotations
 
-from ...layout_reader import Key
-from .model import KEY, Lanes, in_words
+from .form import LanesForm
 from .service import LanesService
 
 
-class LanesTechnique:
-    key = KEY
-    example = Key("lanes: {count: 2}")
-    inside_mig = False
-    compute_mode = "default"
+class LanesTechnique(LanesForm):
     setting = None
     service = LanesService
-
-    def parse(self, node, context):
-        fields = node.fields({"count": Key("count: 2", required=True)})
-        return None if fields is None else Lanes(fields.read("count", lambda field: field.integer(1)))
-
-    def to_data(self, part):
-        return {"count": part.count}
-
-    def export_together(self, gpus, seen, pin, left_out):
-        return {}
-
-    def divides(self, part):
-        return False
-
-    def export(self, gpu, seen, instance=None):
-        counts = [one.count for one in seen if one.gpu_uuid == gpu.uuid]
-        return Lanes(counts[0]) if counts else None
-
-    def describe(self, part):
-        return in_words(part.count)

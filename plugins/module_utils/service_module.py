@@ -1,0 +1,92 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Define what the modules that apply the service of one technique alone have in common: arguments, run, return values."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any, Callable, Sequence
+
+from . import layout_module
+from .busy import FAIL, FORCE, OnBusy, end_holders, patiently
+from .disturbance import Disturbance
+from .errors import BusyError, DriverAbsentError
+from .layout_run import removal_of
+from .layout_types import Layout
+from .mig_steps import Plan
+from .model import Host
+from .nvml import Session
+from .plan_parts import HostPart
+from .services import PartRequest, Service
+from .transaction import locked
+
+#: A host whose driver does not answer.
+_NO_GPUS = Host("", "", None, False, ())
+
+
+def argspec() -> dict[str, Any]:
+    """Return the options: those of all modules that apply a layout, and whether the service shall be there."""
+    state = {"type": "str", "choices": ["present", "absent"], "default": "present"}
+    return dict(layout_module.argspec(), state=state)
+
+
+def serve(
+    service: type[Service], name: str, report: Callable[[bool], Any], params: dict[str, Any], check_mode: bool
+) -> dict[str, Any]:
+    """Bring about the service's part of the layout, or its absence; return the module's return values.
+
+    `report` returns what is there, which is returned under the `name`. A service is removed without a driver, too.
+    """
+    absent = params["state"] == "absent"
+    try:
+        told = layout_module.bring_about(params, check_mode, [removal_of(service.key) if absent else service.key])
+    except DriverAbsentError:
+        if not absent:
+            raise
+        told = {"driver_present": False}
+    if told["driver_present"]:
+        with Session() as session:
+            return dict(told, **{name: report(session.private)})
+    return dict(_remove(service, params, check_mode), driver_present=False) if absent else told
+
+
+def _remove(kind: type[Service], params: dict[str, Any], check_mode: bool) -> dict[str, Any]:
+    """Remove all that the service has from a host without its GPUs; return the module's return values.
+
+    Its clients count as they do with a driver. Raises BusyError and ApplyError.
+    """
+    on_busy = OnBusy(params["on_busy"], params["busy_timeout"], params["grace_period"])
+    ended: list[str] = []
+
+    def clear(disturbs: Sequence[Disturbance]) -> bool:
+        gone = end_holders(disturbs, on_busy.grace_seconds)
+        ended.extend(gone)
+        return bool(gone)
+
+    def attempt() -> HostPart:
+        with contextlib.ExitStack() as held:
+            if not check_mode:
+                held.enter_context(locked(params["state_directory"], params["lock_timeout"]))
+            # Where GPUs are simulated for this process alone, nothing of the host is its own.
+            service = kind("GPUSIM_STATE" in os.environ)
+            service.observe()
+            service.observe_on(())
+            part = service.plan(PartRequest(Layout(()), Plan(()), _NO_GPUS, (), removes=True))
+            if part.disturbs and on_busy.policy != FORCE and (on_busy.policy == FAIL or not check_mode):
+                cure = "Stop it and run again; gpu_layout_on_busy (the option on_busy) can wait for it or end it."
+                raise BusyError(part.disturbs, "nothing was changed", cure)
+            change = service.change(part, lambda: _NO_GPUS, clear if on_busy.policy == FORCE else None)
+            if change is not None and not check_mode:
+                change.stop([])
+                change.forget()
+            return part
+
+    part = patiently(attempt, on_busy)
+    told: dict[str, Any] = {"changed": bool(part.steps), "plan": part.lines()}
+    if check_mode and part.disturbs:
+        told["busy"] = [disturbance.to_data() for disturbance in part.disturbs]
+    if ended:
+        told["ended"] = ended
+    return told

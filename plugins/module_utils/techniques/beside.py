@@ -1,0 +1,37 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""List what looks at what techniques run beside the GPUs. Imports nothing that plans or changes it."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, NamedTuple, Sequence
+
+from .mps import model as mps
+from .mps import observe as mps_observe
+from .vgpu import model as vgpu
+from .vgpu import observe as vgpu_observe
+
+
+class Beside(NamedTuple):
+    """What looks at the service of a technique, of which it has the `key`.
+
+    `look` returns what is there as frozen values, `report` as modules return it under the `name`. Both take whether the GPUs are
+    simulated for this process alone.
+    """
+
+    key: str
+    name: str
+    look: Callable[[bool], Sequence[Any]]
+    report: Callable[[bool], list[dict[str, Any]]]
+
+
+BESIDE = (
+    Beside(mps.KEY, mps.NAME, mps_observe.look, mps_observe.report),
+    Beside(vgpu.KEY, vgpu.NAME, vgpu_observe.look, vgpu_observe.report),
+)
+
+
+def reports(private: bool) -> dict[str, list[dict[str, Any]]]:
+    """Return what modules return of what is there, by name."""
+    return {each.name: each.report(private) for each in BESIDE}

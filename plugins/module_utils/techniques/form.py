@@ -1,0 +1,59 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Describe how a sharing technique is written in `gpu_layout`. Light: what only reads and writes layouts carries it."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Protocol, Sequence
+
+from ..layout_fields import PartContext
+from ..layout_reader import Key, Node
+from ..layout_types import Selector
+from ..model import Gpu, GpuInstance
+
+
+class Form(Protocol):
+    """The part of a technique in an entry of a layout: what the parser, the writer and the export ask of it.
+
+    A form derives from this class, and so has what most have.
+    """
+
+    #: Word in `gpu_layout`, both as `sharing` and as the key of its part.
+    key: str
+    #: How the part is written, for messages.
+    example: Key
+    #: Whether a MIG instance can have a part of it.
+    inside_mig: bool = False
+    #: Compute mode of GPUs that use the technique.
+    compute_mode: str
+
+    def parse(self, node: Node, context: PartContext) -> Any:
+        """Return the part of an entry, or of a MIG instance, as a frozen value. Reports problems to the node."""
+
+    def to_data(self, part: Any) -> dict[str, Any]:
+        """Return the part as `gpu_layout` has it, without what equals a default."""
+
+    def divides(self, part: Any) -> bool:
+        """Return whether the part is divided between the GPUs of its entry, so that none of them can be left out."""
+        return False
+
+    def export(self, gpu: Gpu, seen: Sequence[Any], instance: GpuInstance | None = None) -> Any:
+        """Return the part of an entry that describes the GPU or its instance; None if it does not use the technique.
+
+        `seen` is what its service sees on the host.
+        """
+        return None
+
+    def export_together(
+        self, gpus: Sequence[Gpu], seen: Sequence[Any], pin: Callable[[Gpu], Selector] | None, left_out: list[str]
+    ) -> dict[str, Any]:
+        """Return by UUID the parts of GPUs that can only be described together; None for a GPU that no layout can describe.
+
+        GPUs with equal parts share an entry. `pin` returns the name of a GPU, if parts are to name GPUs. Adds to `left_out` a
+        sentence for what no layout can express.
+        """
+        return {}
+
+    def describe(self, part: Any) -> str:
+        """Return an exported part in words, for a GPU that no layout can express."""

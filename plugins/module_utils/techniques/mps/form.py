@@ -1,0 +1,29 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Offer how MPS is written in a layout."""
+
+from __future__ import annotations
+
+from ..form import Form
+from .export import describe, export
+from .model import COMPUTE_MODE, DAEMONS, KEY, Mps
+from .parse import EXAMPLE, parse, to_data
+
+
+class MpsForm(Form):
+    """The part `mps`. `Form` documents the members."""
+
+    key = KEY
+    example = EXAMPLE
+    inside_mig = True
+    compute_mode = COMPUTE_MODE
+
+    parse = staticmethod(parse)
+    to_data = staticmethod(to_data)
+    export = staticmethod(export)
+    describe = staticmethod(describe)
+
+    def divides(self, part: Mps) -> bool:
+        """Return whether one daemon serves all GPUs of the entry."""
+        return part.daemon_per != DAEMONS[0]

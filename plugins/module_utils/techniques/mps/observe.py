@@ -1,0 +1,237 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Look at the MPS control daemons of a host, and report them as return values of modules.
+
+Light: modules that only look carry it. `host` also changes daemons, and knows which of their files are outdated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import time
+from pathlib import Path
+from typing import Any, Iterator, Mapping, Sequence
+
+from ... import durable, systemd
+from ...command import Run, run_tool
+from ...errors import ApplyError, FleetError
+from ...holders_mps import is_server, serves, shares_gpu
+from ...holders_proc import arguments_of, command_of, owner_of, started_ticks_of
+from ...model import to_data
+from ...mps_client import pipe_directory
+from ...mps_control import Control, MpsError, told
+from .model import SCHEMA, SETTINGS, MpsClient, MpsDaemon, MpsSeen, from_data, unit_of
+
+_PROPERTIES = ("Id", "LoadState", "ActiveState", "Result", "MainPID", "Job", "NeedDaemonReload")
+#: How long a daemon is waited for that systemd is starting, or starts again: some starts of a second each.
+_COMING_SECONDS = 10
+LOOK_SECONDS = 0.2
+
+#: What is told where the daemons cannot be looked at.
+_NO_DAEMON = {
+    **dict.fromkeys(("name", "clients", "active_thread_percentage", "running", "pid", "pipe_directory_limited")),
+    **{name: [] for name in ("places", "devices", "pinned_memory_limits_bytes", "client_processes")},
+    **{name: [] for name in ("server_pids", "silent_server_pids")},
+}
+
+
+class Daemons:
+    """The control daemons of this host. `root` is where its files are, `run` runs its tools."""
+
+    def __init__(self, root: str = "/", run: Run = run_tool) -> None:
+        self._root, self._run = Path(root), run
+
+    def observe(self) -> tuple[MpsSeen, ...]:
+        """Return every daemon that has files of this collection here, by name; of one that is down, `problem` says so.
+
+        One that systemd is just starting is waited for, some seconds; but not while the host starts, for then it comes after
+        this process: it neither runs nor has a problem. Raises ApplyError for files that cannot be read, and where systemd
+        does not answer.
+        """
+        try:
+            specs = list(self._specs())
+            if not specs:
+                return ()
+            states, boots = self._settled([daemon.name for daemon, _devices in specs])
+        except ApplyError as error:
+            # Nothing changes by looking.
+            error.outcome = "old"
+            raise
+        # All daemons have one unit file.
+        reload_needed = any(state["NeedDaemonReload"] == "yes" for state in states)
+        return tuple(
+            self._look(daemon, devices, state, self._outdated(daemon, devices, reload_needed), boots)
+            for (daemon, devices), state in zip(specs, states)
+        )
+
+    def _outdated(self, daemon: MpsDaemon, devices: Sequence[str], reload_needed: bool) -> tuple[str, ...]:
+        """Return no file: whoever changes daemons compares their files."""
+        return ()
+
+    def _settled(self, names: Sequence[str]) -> tuple[list[dict[str, str]], bool]:
+        """What systemd says of the daemons once none is coming any more, and whether they come after this process."""
+        deadline = time.monotonic() + _COMING_SECONDS
+        while True:
+            states = self._states(names)
+            if not any(map(_comes, states)):
+                return states, False
+            if self._boots():
+                return states, True
+            if time.monotonic() > deadline:
+                return states, False
+            time.sleep(LOOK_SECONDS)
+
+    def _specs(self) -> Iterator[tuple[MpsDaemon, tuple[str, ...]]]:
+        # NAME.json only: what is written meanwhile ends in .new.
+        for path in sorted((self._root / SETTINGS).glob("*.json")):
+            data = durable.read(path, SCHEMA)
+            if data is not None:
+                try:
+                    daemon, devices = from_data(data)
+                except (KeyError, TypeError):
+                    raise durable.damaged(path) from None
+                if daemon.name != path.stem:
+                    raise durable.damaged(path, 'tells of the MPS daemon "%s"' % daemon.name)
+                yield daemon, devices
+
+    def _look(
+        self, daemon: MpsDaemon, devices: tuple[str, ...], state: dict[str, str], outdated: tuple[str, ...], boots: bool
+    ) -> MpsSeen:
+        unit = unit_of(daemon.name)
+        limited = os.path.ismount(str(self._below(pipe_directory(daemon.name))))
+        if state["ActiveState"] != "active":
+            problem: str | None = "it does not run (%s is %s, result %s); see journalctl --unit %s"
+            problem %= (unit, state["ActiveState"], state["Result"], unit)
+            if boots and _comes(state):
+                problem = None
+            return MpsSeen(daemon, devices, False, outdated=outdated, problem=problem)
+        pid = int(state["MainPID"]) or None
+        control = self._control(daemon.name)
+        try:
+            servers = control.servers()
+            clients = tuple(self._client(*pids, pid) for pids in _pairs(control, servers))
+            percentage, own = control.percentage(), daemon.active_thread_percentage
+            told_by = {server: _percentage_of(control, server) for server in servers}
+            limits = tuple(control.limit(index) for index in range(len(devices)))
+        except MpsError as error:
+            return MpsSeen(
+                *(daemon, devices, True, pid), outdated=outdated, problem=str(error), pipe_directory_limited=limited
+            )
+        silent = tuple(server for server, each in told_by.items() if each is None)
+        # Of a change that was cut off, servers may be left with the limit of before. Limits are whole numbers: what is less
+        # apart is how a server rounds.
+        apart = [each for each in told_by.values() if each is not None and abs(each - own) >= 1]
+        if apart and percentage == own:
+            percentage = apart[0]
+        # It tells no more than `told` has: where that is right, the file is believed.
+        asked = daemon.pinned_memory_limit_bytes
+        limits = tuple(asked if limit == told(asked) else limit for limit in limits)
+        problem = None
+        if pid is not None and self._replaced(pid):
+            problem = "its program was replaced since it started, and clients of another release are refused"
+        proc = str(self._root / "proc")
+        unattested = tuple(server for server in servers if not is_server(server, pid, proc))
+        return MpsSeen(
+            *(daemon, devices, True, pid, servers, clients, percentage, limits, outdated, problem, silent),
+            pipe_directory_limited=limited,
+            unattested_server_pids=unattested,
+        )
+
+    def _client(self, pid: int, server: int, daemon: int | None) -> MpsClient:
+        """What /proc says of a client; nothing where it has ended. The other pids are of its server and daemon."""
+        proc = str(self._root / "proc")
+        words, uid = arguments_of(pid, proc), owner_of(pid, proc)
+        user = None if uid is None else str(uid)
+        with contextlib.suppress(KeyError):
+            user = None if uid is None else pwd.getpwuid(uid).pw_name
+        # Of a server that has ended nothing is attested.
+        attested = serves(server, pid, daemon, proc) and shares_gpu(server, pid, proc)
+        command = command_of(words) if words else None
+        return MpsClient(pid, server, command, user, attested, started_ticks_of(pid, proc))
+
+    def _replaced(self, pid: int) -> bool:
+        """Whether the daemon runs a file that is no longer there under its name, as after a package was upgraded."""
+        try:
+            return os.readlink(str(self._root / "proc" / str(pid) / "exe")).endswith(" (deleted)")
+        except OSError:
+            return False
+
+    def _below(self, path: str) -> Path:
+        return self._root / path.lstrip("/")
+
+    def _control(self, name: str) -> Control:
+        return Control(self._run, str(self._below(pipe_directory(name))))
+
+    def _states(self, names: Sequence[str]) -> list[dict[str, str]]:
+        with self._answers():
+            return systemd.show(self._run, [unit_of(name) for name in names], _PROPERTIES)
+
+    def _boots(self) -> bool:
+        with self._answers():
+            return systemd.awaits_boot_unit(self._run)
+
+    @contextlib.contextmanager
+    def _answers(self) -> Iterator[None]:
+        try:
+            yield
+        except (systemd.NoAnswerError, FileNotFoundError) as error:
+            raise ApplyError("systemd", str(error), "See: systemctl status.") from error
+
+
+def look(private: bool) -> tuple[MpsSeen, ...]:
+    """Return the daemons; none where the GPUs are simulated for this process alone. Raises ApplyError."""
+    return () if private else Daemons().observe()
+
+
+def report(private: bool) -> list[dict[str, Any]]:
+    """Return the collection's MPS daemons on this host; none where the GPUs are simulated for this process alone.
+
+    Where they cannot be looked at, one entry has nothing but the `problem`: that is told, and fails nobody.
+    """
+    try:
+        observed = look(private)
+    except FleetError as error:
+        return [dict(_NO_DAEMON, problem=str(error))]
+    return [
+        {
+            "name": seen.daemon.name,
+            "places": to_data(seen.daemon.places),
+            "devices": list(seen.devices),
+            "clients": seen.daemon.clients,
+            "active_thread_percentage": seen.active_thread_percentage,
+            "pinned_memory_limits_bytes": list(seen.pinned_memory_limits_bytes),
+            "running": seen.running,
+            "pid": seen.pid,
+            "server_pids": list(seen.server_pids),
+            "silent_server_pids": list(seen.silent_server_pids),
+            "pipe_directory_limited": seen.pipe_directory_limited,
+            "client_processes": to_data(seen.clients),
+            "problem": seen.problem,
+        }
+        for seen in observed
+    ]
+
+
+def _pairs(control: Control, servers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield the pids of a client and its server, for each client."""
+    for server in servers:
+        for client in control.clients(server):
+            # A look at each takes its time, too.
+            control.check_time()
+            yield client, server
+
+
+def _percentage_of(control: Control, server: int) -> float | None:
+    """None also where the question is not answered: a server that hangs is no reason to end the daemon's other servers."""
+    try:
+        return control.percentage(server)
+    except MpsError:
+        return None
+
+
+def _comes(state: Mapping[str, str]) -> bool:
+    """Whether systemd is starting the unit, or about to: at once, or again after it has failed."""
+    return state["ActiveState"] == "activating" or (state["ActiveState"] != "active" and bool(state["Job"]))

@@ -1,0 +1,24 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Offer how time slices are written in a layout."""
+
+from __future__ import annotations
+
+from ..form import Form
+from .export import describe, export
+from .model import COMPUTE_MODE, KEY
+from .parse import EXAMPLE, parse, to_data
+
+
+class TimeSlicingForm(Form):
+    """The part `time_slicing`. `Form` documents the members."""
+
+    key = KEY
+    example = EXAMPLE
+    compute_mode = COMPUTE_MODE
+
+    parse = staticmethod(parse)
+    to_data = staticmethod(to_data)
+    export = staticmethod(export)
+    describe = staticmethod(describe)

@@ -1,0 +1,28 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Offer how tenants are written in a layout."""
+
+from __future__ import annotations
+
+from ..form import Form
+from .export import export_together
+from .model import COMPUTE_MODE, KEY
+from .parse import EXAMPLE, parse, to_data
+from .part import Vgpu
+
+
+class VgpuForm(Form):
+    """The part `vgpu`. `Form` documents the members."""
+
+    key = KEY
+    example = EXAMPLE
+    compute_mode = COMPUTE_MODE
+
+    parse = staticmethod(parse)
+    to_data = staticmethod(to_data)
+    export_together = staticmethod(export_together)
+
+    def divides(self, part: Vgpu) -> bool:
+        """Return True: a tenant may be on any GPU of its entry."""
+        return True
