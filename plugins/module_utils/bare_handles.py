@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import re
 
+from .file_worker import memory_of
 from .holders_cgroup import parse_cgroup
 from .holders_model import DEVICE_HANDLE
 from .holders_proc import owner_of
@@ -22,7 +23,6 @@ from .model import Holder, Process
 from .open_files import device_of
 from .peer_owner import own_container
 from .proc_files import link, read
-from .process_memory import memory_of
 
 #: A line of /proc/PID/maps: addresses, and a path that names a node of the driver. A process has some thousands of lines.
 _MAPPED = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) .*?(/\S*/nvidia\S*)", re.MULTILINE)

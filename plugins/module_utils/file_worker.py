@@ -21,6 +21,8 @@ from collections import Counter
 from typing import Any, Callable, Dict, Iterator, Tuple
 
 from . import child_process
+from .accounts import account_of
+from .proc_files import read
 
 #: For one question, which takes microseconds, and for all of a look that were not answered.
 _SECONDS, _ALL_SECONDS = 2.0, 20.0
@@ -161,3 +163,20 @@ def _serve(connection: socket.socket) -> int:
             lines.write(json.dumps(answer).encode() + b"\n")
             lines.flush()
     return 0
+
+
+#: An environment is read whole.
+_MOST_MEMORY_BYTES = 1 << 22
+_read = task(read)
+
+
+def memory_of(path: str, most: int = _MOST_MEMORY_BYTES) -> str:
+    """Read a file of /proc that shows a process's own memory, as its arguments, environment and mappings.
+
+    A process may have these pages where nothing need ever answer, as in a file of the user's own file system. Returns nothing if
+    that takes too long, or too many others did.
+    """
+    try:
+        return str(ask(account_of(os.path.dirname(path)), _read, path, most))  # noqa: PTH120
+    except NoAnswerError:
+        return ""

@@ -13,13 +13,12 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import asdict, replace
-from typing import Iterable, Tuple
+from typing import Any, Iterable, Tuple
 
 from .command import Run, run_tool
 from .file_worker import one_look
-from .holders_containers import containers
+from .holders_containers import containers, with_names
 from .holders_devices import Devices, Place
-from .holders_docker import with_names
 from .holders_kubelet import DIRECTORY as KUBELET_DIRECTORY
 from .holders_kubelet import kubelet
 from .holders_model import (
@@ -38,7 +37,7 @@ from .holders_proc import COMMAND_LENGTH, Processes, scan
 from .holders_slurm import slurm
 from .holders_sockets import with_sockets
 from .holders_watchers import is_watcher
-from .model import Holder, Host
+from .model import Holder, Host, to_data
 from .printable import printable
 
 #: What a holder can be, as `Holder.kind`.
@@ -198,3 +197,17 @@ def _without_repeats(holders: Iterable[Holder]) -> list[Holder]:
 def _sort_key(holder: Holder) -> tuple[int, int, int, str]:
     instance = -1 if holder.gpu_instance_id is None else holder.gpu_instance_id
     return instance, KINDS.index(holder.kind), holder.pid or 0, holder.who
+
+
+def gpus(host: Host, holders: Iterable[Holder] | None, profiles: bool = False) -> list[dict[str, Any]]:
+    """Return the GPUs and their instances as data, each with its holders; None for these where nobody looked."""
+    seen = None if holders is None else tuple(holders)
+    data: list[dict[str, Any]] = to_data(host.gpus)
+    for gpu in data:
+        gpu["holders"] = None if seen is None else to_data(blocking(seen, gpu["uuid"]))
+        if not profiles:
+            del gpu["mig"]["profiles"]
+        for instance in gpu["mig"]["instances"]:
+            in_the_way = None if seen is None else to_data(blocking(seen, gpu["uuid"], instance["id"]))
+            instance["holders"] = in_the_way
+    return data

@@ -14,13 +14,15 @@ differ in all of that; and with cgroup v2 the device cgroup is a BPF program tha
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import re
 import stat
-from typing import Any, Iterator, NamedTuple
+from typing import Any, Iterator, NamedTuple, Sequence
 
 from .accounts import account_of, is_foreign
+from .command import Run
 from .file_worker import NoAnswerError, ask, task
 from .holders_devices import Devices, Place
 from .holders_model import CONTAINER, short, unknown
@@ -28,6 +30,7 @@ from .holders_proc import Processes, Seen
 from .holders_watchers import is_watcher
 from .model import Gpu, Holder
 from .proc_files import LINE_END
+from .tool_answer import ask as ask_tool
 
 #: What a privileged container has of its own in /dev, as terminals and consoles, or that differs from boot to boot.
 _OWN_NODES = re.compile(r"^(tty|pty|vcs|pts|ptmx|console|loop\d|dm-|core|fd|std|shm|mqueue|log|nvidia)")
@@ -35,6 +38,10 @@ _OWN_NODES = re.compile(r"^(tty|pty|vcs|pts|ptmx|console|loop\d|dm-|core|fd|std|
 _MOST_NODES = 8192
 #: Driver files that the container toolkit brings along with the GPU.
 _DRIVER_FILES = ("libnvidia-ml.so", "libcuda.so", "nvidia-smi")
+#: Lists running containers for `parse_docker`: a cgroup has only their ids, and it is by name that people speak of them.
+#: https://docs.docker.com/reference/cli/docker/container/ls/ (--no-trunc, --format)
+LIST_DOCKER = ["docker", "ps", "--no-trunc", "--format", "{{.ID}} {{.Names}}"]
+_UNNAMED = re.compile(r"docker container ([0-9a-f]{12})")
 
 
 def containers(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...]) -> list[Holder]:
@@ -234,3 +241,44 @@ def _status(path: str) -> os.stat_result | None:
         return os.lstat(path)
     except OSError:
         return None
+
+
+def with_names(holders: Sequence[Holder], run: Run) -> list[Holder]:
+    """The holders with names in place of ids; Docker is asked only where a container of its own is among them.
+
+    Where it does not answer the ids stay: who holds the GPU is known all the same.
+    """
+    unnamed = {holder.unit_or_container for holder in holders if _UNNAMED.fullmatch(holder.unit_or_container or "")}
+    if not unnamed:
+        return list(holders)
+    names = parse_docker(_listed(run))
+    found = []
+    for holder in holders:
+        match = _UNNAMED.fullmatch(holder.unit_or_container or "")
+        name = names.get(match.group(1)) if match else None
+        if name:
+            told = "docker container %s" % name
+            who = holder.who.replace(str(holder.unit_or_container), told)
+            holder = dataclasses.replace(holder, unit_or_container=told, who=who)
+        found.append(holder)
+    return found
+
+
+def _listed(run: Run) -> str:
+    try:
+        said, _why = ask_tool(run, LIST_DOCKER)
+    except FileNotFoundError:
+        return ""
+    return said or ""
+
+
+def parse_docker(listed: str) -> dict[str, str]:
+    """By the first twelve digits of its id each running container's name."""
+    names = {}
+    for line in listed.splitlines():
+        container, _blank, called = line.partition(" ")
+        # Links of old are names of a container too, with a slash in them.
+        own = [name for name in called.split(",") if name and "/" not in name]
+        if own:
+            names[container[:12]] = own[0]
+    return names

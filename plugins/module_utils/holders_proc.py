@@ -19,12 +19,12 @@ from functools import cached_property
 from typing import Iterable, Iterator, Sequence
 
 from .command_line import shown
+from .file_worker import memory_of
 from .holders_cgroup import Origin, parse_cgroup
 from .holders_devices import Devices, Node
 from .holders_model import NAME_LENGTH
 from .open_files import RemoteMounts, device_of, node_of
 from .proc_files import link, read
-from .process_memory import memory_of
 
 #: Of a command line, which may have two megabytes: what holders show, and what is read of it.
 COMMAND_LENGTH, _COMMAND_BYTES = 1000, 1 << 14

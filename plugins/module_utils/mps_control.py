@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is said to an MPS control daemon, and what it answers.
+"""What is said to an MPS control daemon and what it answers; and what its clients need to know.
 
 The daemon is asked as its operator would: one command on the standard input of nvidia-cuda-mps-control, which finds the
 daemon by CUDA_MPS_PIPE_DIRECTORY (https://docs.nvidia.com/deploy/mps/, chapter on nvidia-cuda-mps-control). The exit status
@@ -16,7 +16,7 @@ import fcntl
 import os
 import re
 import time
-from typing import Iterator
+from typing import Any, Iterator
 
 from .command import TOOL_TIMEOUT_SECONDS, Run
 from .errors import FleetError
@@ -25,6 +25,8 @@ from .tool_answer import ask
 
 CONTROL, SERVER = "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"
 PIPE_DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY"
+#: The pipe directories of all daemons of this collection, below the root of the host.
+PIPES = "run/openfleet-mps"
 
 _MIB = 2**20
 _REFUSED = re.compile(r"privilege|^Unknown command|^Invalid", re.IGNORECASE | re.MULTILINE)
@@ -187,3 +189,23 @@ def _pids(text: str) -> tuple[int, ...]:
 
 def _number(text: str) -> float | None:
     return float(text) if _NUMBER.fullmatch(text) else None
+
+
+def daemon_of(gpu_uuid: str) -> str:
+    """Return the name of the MPS daemon through which tenants of a GPU work where the provider is mps."""
+    return "vgpu-%s" % gpu_uuid.replace("GPU-", "", 1)
+
+
+def pipe_directory(name: str) -> str:
+    """Return the pipe directory of a daemon of this collection."""
+    return "/%s/%s" % (PIPES, name)
+
+
+def client_mounts(name: str) -> list[dict[str, Any]]:
+    """Return what a container of a client of the daemon has mounted, as CDI says it."""
+    # Writable, for a client locks a file there. Otherwise as engines mount their own /dev/shm, which this one takes the
+    # place of.
+    return [
+        {"hostPath": path, "containerPath": path, "options": ["bind", "rw", "nosuid", "nodev", "noexec"]}
+        for path in (pipe_directory(name), "/dev/shm")
+    ]

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 from pathlib import Path
 
@@ -18,3 +19,35 @@ FILES = sorted(path.relative_to(PLUGINS) for folder in FOLDERS for path in (PLUG
 def test_a_file_can_be_imported(path):
     name = ".".join(path.with_suffix("").parts).replace(".__init__", "")
     importlib.import_module("ansible_collections.openfleet.gpu.plugins." + name)
+
+
+def imports(path: Path) -> set[Path]:
+    """Return the files of the plugins that a file imports, functions included: what Ansible sends along with a module."""
+    package, found = path.parts[:-1], set()
+    for node in ast.walk(ast.parse((PLUGINS / path).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = Path(*package[: len(package) - node.level + 1], *(node.module or "").split("."))
+            for name in (base, *(base / each.name for each in node.names)):
+                found |= {
+                    file for file in (name.with_suffix(".py"), name / "__init__.py") if (PLUGINS / file).is_file()
+                }
+    return found
+
+
+def carried(module: str) -> set[str]:
+    """Return the own files that a module's payload has, below module_utils, without those of packages."""
+    found, left = set(), {Path("modules", module + ".py")}
+    while left:
+        found |= left
+        left = {file for path in left for file in imports(path)} - found
+    return {str(file.relative_to("module_utils")) for file in found if file.parts[0] == "module_utils"} - {
+        str(file.relative_to("module_utils")) for file in found if file.name == "__init__.py"
+    }
+
+
+@pytest.mark.parametrize(("module", "most"), [("gpu_info", 35), ("layout_export", 55)])
+def test_modules_that_only_look_carry_little(module, most):
+    files = carried(module)
+    assert len(files) <= most, sorted(files)
+    changing = {"apply.py", "converge.py", "host.py", "plan.py", "service.py", "technique.py"}
+    assert not {file for file in files if Path(file).name in changing}

@@ -21,8 +21,7 @@ from typing import Any, Iterator, Mapping, Sequence
 
 from ..bounded import bounded
 from ..errors import DriverAbsentError, FleetError
-from ..holders import find_holders
-from ..host_state import gpus
+from ..holders import find_holders, gpus
 from ..nvml import Session
 from ..techniques.beside import reports
 from ..transaction import DIRECTORY, looking

@@ -62,13 +62,13 @@ def _holders(state_directory: str) -> Any:
     """Who holds the GPUs now. Raises FleetError, also while a run changes them."""
     from ..command import run_tool
     from ..holders import find_holders
-    from ..holders_docker import LIST
+    from ..holders_containers import LIST_DOCKER
     from ..nvml import Session
     from ..transaction import looking
 
     def run(command: list[str], **how: Any) -> Any:
         # The names of Docker's containers; no scheduler is asked, and none of its allocations can be kept.
-        if command != LIST:
+        if command != LIST_DOCKER:
             raise FileNotFoundError(2, "not asked", command[0])
         return run_tool(command, **how)
 

@@ -11,7 +11,7 @@ import pytest
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import files as vgpu_files
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import model as vgpu_model
-from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import region as vgpu_region
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import observe as vgpu_observe
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.model import VgpuUsage, VgpuUse
 
 SOURCES = Path(__file__).resolve().parents[3] / "roles" / "vgpu_limiter" / "files" / "src"
@@ -76,7 +76,7 @@ def compiled(tmp_path_factory):
 def test_what_the_living_use_is_read(writer, tmp_path):
     region = tmp_path / "region.1"
     region.touch()
-    assert vgpu_region.read(region) == VgpuUsage(), "a region is empty until a process has come"
+    assert vgpu_observe.read_region(region) == VgpuUsage(), "a region is empty until a process has come"
     with subprocess.Popen([writer, str(region)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         gpus, seats, version = map(int, process.stdout.readline().split())
         assert (gpus, seats, version) == (vgpu_model.MOST_GPUS, vgpu_model.SEATS, vgpu_files.REGION_VERSION)
@@ -84,20 +84,22 @@ def test_what_the_living_use_is_read(writer, tmp_path):
             "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f",
             "GPU-10111213-1415-1617-1819-1a1b1c1d1e1f",
         )
-        assert vgpu_region.read(region) == VgpuUsage(2, (VgpuUse(first, 100, 1000, 0), VgpuUse(second, 6, 1001, 7)))
+        assert vgpu_observe.read_region(region) == VgpuUsage(
+            2, (VgpuUse(first, 100, 1000, 0), VgpuUse(second, 6, 1001, 7))
+        )
         process.stdin.close()
     assert process.returncode == 0
-    gone = vgpu_region.read(region)
+    gone = vgpu_observe.read_region(region)
     assert (gone.processes, [use.used_bytes for use in gone.gpus]) == (0, [0, 0])
 
 
 @pytest.mark.parametrize("data", [b"x" * 64, b"\0OFVGPU1"[::-1] + b"\2" * 400000, b"\0" * 7 + b"1"])
 def test_what_is_no_region_tells_nothing(tmp_path, data):
     (tmp_path / "region.1").write_bytes(data)
-    assert vgpu_region.read(tmp_path / "region.1") is None
+    assert vgpu_observe.read_region(tmp_path / "region.1") is None
 
 
 def test_where_there_is_none_nothing_is_told(tmp_path):
-    assert vgpu_region.read(tmp_path / "region.1") is None
+    assert vgpu_observe.read_region(tmp_path / "region.1") is None
     (tmp_path / "link").symlink_to("/dev/zero")
-    assert vgpu_region.read(tmp_path / "link") is None
+    assert vgpu_observe.read_region(tmp_path / "link") is None

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import pytest
 from role_runs import Ask, run_roles
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.holders_docker import LIST, parse
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders_containers import LIST_DOCKER, parse_docker
 
 DAEMON = "/etc/docker/daemon.json"
 TOML = "/etc/containerd/config.toml"
@@ -116,7 +116,7 @@ def test_containers_go_on_while_engines_forget_the_toolkit_and_learn_of_it_again
 
 def test_docker_tells_its_containers_names_as_holders_are_told(engines, container):
     engines.check_output(f"docker rename {container} billing-api")
-    assert parse(engines.check_output(shlex.join(LIST))) == {container[:12]: "billing-api"}
+    assert parse_docker(engines.check_output(shlex.join(LIST_DOCKER))) == {container[:12]: "billing-api"}
 
 
 def test_what_would_end_containers_waits_and_says_so_until_it_may(engines, container):

@@ -11,8 +11,7 @@ from typing import Any, Mapping, Sequence
 from ... import cdi_spec
 from ...errors import Problem
 from ...limited_folder import LimitedFolder
-from ...mps_client import PIPES, client_mounts, pipe_directory
-from ...mps_control import PIPE_DIRECTORY, limit_command
+from ...mps_control import PIPE_DIRECTORY, PIPES, client_mounts, limit_command, pipe_directory
 from .model import SETTINGS, MpsDaemon, spec_path, to_data
 from .unit import LOGS
 

@@ -17,8 +17,7 @@ from typing import Callable, Sequence
 
 from ... import durable, systemd
 from ...errors import ApplyError, Problem
-from ...mps_client import PIPES, pipe_directory
-from ...mps_control import CONTROL, Control, MpsError, told
+from ...mps_control import CONTROL, PIPES, Control, MpsError, pipe_directory, told
 from ...printable import printable
 from ...tool_answer import ask
 from . import files as mps_files

@@ -21,8 +21,7 @@ from ...errors import ApplyError, FleetError
 from ...holders_mps import is_server, serves, shares_gpu
 from ...holders_proc import arguments_of, command_of, owner_of, started_ticks_of
 from ...model import to_data
-from ...mps_client import pipe_directory
-from ...mps_control import Control, MpsError, told
+from ...mps_control import Control, MpsError, pipe_directory, told
 from .model import SCHEMA, SETTINGS, MpsClient, MpsDaemon, MpsSeen, from_data, unit_of
 
 _PROPERTIES = ("Id", "LoadState", "ActiveState", "Result", "MainPID", "Job", "NeedDaemonReload")

@@ -18,7 +18,7 @@ from ...holders_model import MPS, UNKNOWN, short
 from ...layout_types import Entry, Layout, MigInstance
 from ...mig_steps import DestroyComputeInstance, DestroyGpuInstance, GpuPlan, Plan, SetMigMode
 from ...model import Gpu, GpuInstance, Holder, Host
-from ...mps_client import daemon_of
+from ...mps_control import daemon_of
 from ...sizes import format_size
 from .files import name_problem
 from .model import KEY, Mps, MpsDaemon, MpsPlace, MpsSeen

@@ -16,11 +16,9 @@ from typing import Any, Iterable, Sequence
 from ... import cdi_spec
 from ...errors import Problem
 from ...limited_folder import LimitedFolder
-from ...mps_client import client_mounts, daemon_of, pipe_directory
-from ...mps_control import PIPE_DIRECTORY
+from ...mps_control import PIPE_DIRECTORY, client_mounts, daemon_of, pipe_directory
 from ...sizes import BYTES_PER_UNIT
-from .model import DMEM, MPS, VgpuTenant, folder, spec_path, to_data
-from .region import REGION_VERSION, STATE, TENANTS, region_path
+from .model import DMEM, MPS, REGION_VERSION, STATE, TENANTS, VgpuTenant, folder, region_path, spec_path, to_data
 
 #: Below the root of the host: the library, and what changes beside regions.
 PROGRAMS = "usr/lib/openfleet-gpu/vgpu"

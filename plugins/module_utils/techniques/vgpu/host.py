@@ -20,17 +20,15 @@ from typing import Mapping, Sequence
 from ... import durable, systemd
 from ...command import Run, run_tool
 from ...errors import ApplyError, Problem
-from ...file_worker import one_look
+from ...file_worker import memory_of, one_look
 from ...holders_model import UNKNOWN
 from ...model import Gpu, Holder, Host
-from ...process_memory import memory_of
 from ...tool_answer import ask
 from . import dmem as vgpu_dmem
 from . import files as vgpu_files
 from .agent_client import handed_out
-from .model import DMEM, NOT_ISOLATED, READ_ONLY, SEALED, SETTINGS, VgpuName, VgpuSeen, VgpuTenant
+from .model import DMEM, NOT_ISOLATED, READ_ONLY, SEALED, SETTINGS, STATE, TENANTS, VgpuName, VgpuSeen, VgpuTenant
 from .observe import Tenants
-from .region import STATE, TENANTS
 
 _NAME_VARIABLE = "OPENFLEET_VGPU="
 

@@ -14,6 +14,11 @@ KEY = "vgpu"
 NAME = "vgpu_tenants"
 #: Below the root of the host: settings of each tenant.
 SETTINGS = "etc/openfleet-gpu/vgpu"
+#: Below the root of the host: what changes, and of it what each tenant has.
+STATE = "run/openfleet-gpu/vgpu"
+TENANTS = STATE + "/tenants"
+#: Of the layout of the files below /run.
+REGION_VERSION = 1
 #: Of the spec of a tenant.
 SCHEMA = 1
 #: The tenants' programs open the GPU, or a daemon that is in nobody's way.
@@ -177,3 +182,8 @@ def from_data(data: Mapping[str, Any]) -> VgpuTenant:
         data.get("counted_as"),
         tuple(data.get("aliases", ())),
     )
+
+
+def region_path(key: str) -> str:
+    """Return the path of the region of the tenant of this key."""
+    return "%s/%s/region.%d" % (TENANTS, key, REGION_VERSION)

@@ -8,17 +8,32 @@ Light: modules that only look carry it. `host` also changes tenants, and knows w
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import stat
+import struct
+import uuid
 from pathlib import Path
 from typing import Any, Iterator
 
 from ... import durable
 from ...errors import FleetError
-from . import region as vgpu_region
-from .model import MPS, SCHEMA, VgpuSeen, VgpuTenant, from_data, spec_path
+from .model import MPS, SCHEMA, VgpuSeen, VgpuTenant, VgpuUsage, VgpuUse, from_data, region_path, spec_path
 
 #: A root of its own, for tests: the library heeds it too.
 ROOT_VARIABLE = "OPENFLEET_VGPU_ROOT"
+
+_MAGIC, _VERSION, _GPUS, _SLOTS, _LOCK_SLOTS = 0x3155504756464F00, 1, 16, 1024, (1 << 24) + 1
+#: magic, version, size, lock, slot_limit; takeovers and what is reserved.
+_HEADER = struct.Struct("=QIIII8x8x24x")
+#: uuid, taken, total, peak, refused.
+_GPU = struct.Struct("=16sI4xQQQ")
+#: state; used and context of each GPU.
+_SLOT = struct.Struct("=I4x8x8x24x16x%dQ%dQ" % (_GPUS, _GPUS))
+_USED = 1
+#: struct flock, and F_OFD_GETLK of fcntl.h, which Python names from 3.9 on.
+_FLOCK, _GET_LOCK = struct.Struct("@hhqqi4x"), 36
 
 #: What is told of a tenant as its spec has it; and where the tenants cannot be looked at.
 _OF_TENANT = ("name", "memory_bytes", "sm_percent", "policy", "priority", "provider", "group", "oversubscribe_managed")
@@ -56,7 +71,7 @@ class Tenants:
         """Return the tenant with what its processes use."""
         # Tenants of MPS have no library that would count.
         counted = tenant.provider != MPS
-        usage = vgpu_region.read(self._root / vgpu_region.region_path(tenant.key)) if counted else None
+        usage = read_region(self._root / region_path(tenant.key)) if counted else None
         return VgpuSeen(tenant, usage=usage)
 
 
@@ -93,3 +108,51 @@ def _told_of(seen: VgpuSeen) -> dict[str, Any]:
         "processes": None if usage is None else usage.processes,
         "problem": None,
     }
+
+
+def read_region(path: Path) -> VgpuUsage | None:
+    """Return what a tenant's processes have, out of the region that they share: roles/vgpu_limiter/files/src/region.h, layout 1.
+
+    Only read: a process that died is left out here, and its slot is cleared by the processes to come. None where there is no
+    region, or one that this release does not know. A tenant of which nothing ever ran uses nothing.
+    """
+    try:
+        # Any user may write there; whatever else lies in its place is not waited for.
+        descriptor = os.open(str(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return None
+        data = os.read(descriptor, _HEADER.size + _GPUS * _GPU.size + _SLOTS * _SLOT.size)
+        if not data.strip(b"\0"):
+            return VgpuUsage()
+        with contextlib.suppress(struct.error, OSError):
+            return _usage(descriptor, data)
+    finally:
+        os.close(descriptor)
+    return None
+
+
+def _usage(descriptor: int, data: bytes) -> VgpuUsage | None:
+    magic, version, _size, _lock, limit = _HEADER.unpack_from(data)
+    if (magic, version) != (_MAGIC, _VERSION):
+        return None
+    used, processes = [0] * _GPUS, 0
+    for number in range(min(limit, _SLOTS)):
+        state, *figures = _SLOT.unpack_from(data, _HEADER.size + _GPUS * _GPU.size + number * _SLOT.size)
+        if state == _USED and _held(descriptor, _LOCK_SLOTS + number):
+            processes += 1
+            used = [sum(each) for each in zip(used, figures[:_GPUS], figures[_GPUS:])]
+    gpus = []
+    for number, used_bytes in enumerate(used):
+        raw, taken, _total, peak, refused = _GPU.unpack_from(data, _HEADER.size + number * _GPU.size)
+        if taken:
+            gpus.append(VgpuUse("GPU-%s" % uuid.UUID(bytes=raw), used_bytes, peak, refused))
+    return VgpuUsage(processes, tuple(gpus))
+
+
+def _held(descriptor: int, byte: int) -> bool:
+    """Whether a living process has the lock on the byte."""
+    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
+    return _FLOCK.unpack(fcntl.fcntl(descriptor, _GET_LOCK, asked))[0] != fcntl.F_UNLCK
