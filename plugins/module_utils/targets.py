@@ -27,8 +27,8 @@ COMPUTE_MODES = {
 }
 
 
-def targets(layout: Layout, gpus: Sequence[Gpu]) -> tuple[Target, ...]:
-    """One target for each GPU that the layout names, in the order of the GPUs.
+def resolved(layout: Layout, gpus: Sequence[Gpu]) -> dict[str, Entry]:
+    """Return by UUID the entry of each GPU that the layout names.
 
     Raises SelectorError where a selector matches nothing or a GPU is named twice.
     """
@@ -44,7 +44,13 @@ def targets(layout: Layout, gpus: Sequence[Gpu]) -> tuple[Target, ...]:
                         "Name each GPU in one entry only.",
                     )
                 named[gpu.uuid] = (where, entry)
-    return tuple(_target(gpu, named[gpu.uuid][1]) for gpu in gpus if gpu.uuid in named)
+    return {uuid: entry for uuid, (_where, entry) in named.items()}
+
+
+def targets(layout: Layout, gpus: Sequence[Gpu]) -> tuple[Target, ...]:
+    """Return a target for each GPU that the layout names, in the order of the GPUs. Raises SelectorError as `resolved` does."""
+    entries = resolved(layout, gpus)
+    return tuple(_target(gpu, entries[gpu.uuid]) for gpu in gpus if gpu.uuid in entries)
 
 
 def asked(target: Target) -> str:

@@ -12,8 +12,7 @@ from ...module_utils.errors import PlanError
 from ...module_utils.layout import layout_to_data, parse_layout
 from ...module_utils.mig_steps import Plan
 from ...module_utils.model import Gpu
-from ...module_utils.selector import select
-from ...module_utils.targets import targets
+from ...module_utils.targets import resolved, targets
 from ...module_utils.techniques.registry import SERVICES
 from ...module_utils.techniques.vgpu.part import vgpu_of
 
@@ -27,13 +26,10 @@ def merged(
     """
     kept: list[dict[str, Any]] = []
     layout = parse_layout(current or [])
+    by_uuid = resolved(layout, gpus)
     for entry, data in zip(layout.entries, layout_to_data(layout)):
-        named = {
-            gpu.index: selector
-            for position, selector in enumerate(entry.selectors)
-            for gpu in select(selector, gpus, "%s.gpus[%d]" % (entry.where, position))
-        }
-        stay = sorted(index for index in named if index not in changed)
+        named = sorted(gpu.index for gpu in gpus if by_uuid.get(gpu.uuid) is entry)
+        stay = [index for index in named if index not in changed]
         if len(stay) == len(named):
             kept.append(data)
             continue
@@ -42,7 +38,7 @@ def merged(
         if vgpu_of(entry) is not None:
             raise PlanError(
                 entry.where,
-                "its tenants may be on any of its GPUs %s, of which only some change" % sorted(named),
+                "its tenants may be on any of its GPUs %s, of which only some change" % named,
                 "Write an entry for each of them, or leave them all (leave: true).",
             )
         kept.append({**data, "gpus": stay})

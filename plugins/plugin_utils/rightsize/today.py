@@ -17,10 +17,9 @@ from typing import Any, Mapping, Sequence
 from ...module_utils import mig_plan
 from ...module_utils.errors import FleetError
 from ...module_utils.layout import parse_layout
-from ...module_utils.layout_types import Entry
+from ...module_utils.layout_types import Entry, Layout
 from ...module_utils.model import Gpu, GpuInstance, Host
-from ...module_utils.selector import select
-from ...module_utils.targets import targets
+from ...module_utils.targets import resolved, targets
 from ...module_utils.techniques.vgpu.part import vgpu_of
 from ..audit.holdings import Price, is_held, price_of, using
 from ..audit.model import Audit, Finding, Holding, Subject, Verdict
@@ -66,8 +65,9 @@ def fleet_today(
         seen = host_of(host, states[host])
         wrong = ""
         try:
-            entries = _entries(layouts.get(host), seen)
-            wrong = _lost(states[host]) or _drift(layouts.get(host), seen)
+            layout = parse_layout(layouts.get(host) or [])
+            entries = resolved(layout, seen.gpus)
+            wrong = _lost(states[host]) or _drift(layout, seen)
         except FleetError as error:
             entries, wrong = {}, "the host's layout does not hold: %s" % error
         spread = _spread(states[host])
@@ -81,21 +81,10 @@ def fleet_today(
     return _named(gpus)
 
 
-def _entries(layout: Any, host: Host) -> dict[str, Entry]:
-    """By UUID the entry of the layout that names the GPU."""
-    found: dict[str, Entry] = {}
-    for entry in parse_layout(layout).entries if layout else ():
-        for position, selector in enumerate(entry.selectors):
-            for gpu in select(selector, host.gpus, "%s.gpus[%d]" % (entry.where, position)):
-                found[gpu.uuid] = entry
-    return found
-
-
-def _drift(layout: Any, host: Host) -> str:
+def _drift(layout: Layout, host: Host) -> str:
     """Where the host's devices are not what its layout says: a proposal would change that as well, unasked."""
-    parsed = parse_layout(layout) if layout else None
-    plan = mig_plan.plan(host.gpus, targets(parsed, host.gpus)) if parsed else None
-    if plan is None or not plan.changes_devices:
+    plan = mig_plan.plan(host.gpus, targets(layout, host.gpus))
+    if not plan.changes_devices:
         return ""
     first = next(each for each in plan.gpus if each.told_steps)
     return "the host is not as its layout says, apply that first (%s)" % first
