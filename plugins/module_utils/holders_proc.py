@@ -23,7 +23,7 @@ from .file_worker import memory_of
 from .holders_cgroup import Origin, parse_cgroup
 from .holders_devices import Devices, Node
 from .holders_model import NAME_LENGTH
-from .open_files import RemoteMounts, device_of, node_of
+from .open_files import RemoteMounts, node_of
 from .proc_files import link, read
 
 #: Of a command line, which may have two megabytes: what holders show, and what is read of it.
@@ -206,18 +206,6 @@ def owner_of(pid: int, proc: str = "/proc") -> int | None:
     """Return the real user id of a process; None where there is no such process."""
     found = re.search(r"^Uid:\s*(\d+)", read("%s/%d/status" % (proc, pid)), re.MULTILINE)
     return int(found.group(1)) if found else None
-
-
-def may_have_gpu_open(pid: int, proc: str = "/proc") -> bool:
-    """Return whether a process has a node of the driver open, or that cannot be told: as of simulated GPUs, which have none."""
-    majors = {int(number) for number in re.findall(r"^\s*(\d+) nvidia", read(proc + "/devices"), re.MULTILINE)}
-    folder = "%s/%d/fd" % (proc, pid)
-    try:
-        opened = os.listdir(folder) if majors else []
-    except OSError as error:
-        return not isinstance(error, FileNotFoundError)
-    found = (device_of("%s/%s" % (folder, descriptor)) for descriptor in opened)
-    return not majors or any(device and device[0] in majors for device in found)
 
 
 def arguments_of(pid: int, proc: str = "/proc") -> list[str]:
