@@ -40,11 +40,15 @@ class PartRequest:
 
 
 class Asked(NamedTuple):
-    """Something that a layout asks of a service: its name, the word for the step that brings it, and its limits in words."""
+    """Something that a layout asks of a service: its name, the word for the step that brings it, and its limits in words.
+
+    `gpus` are the UUIDs of its GPUs.
+    """
 
     name: str
     step: str
     limits: str
+    gpus: tuple[str, ...]
 
 
 class Change(Protocol):

@@ -41,7 +41,7 @@ def plan(layout_data: Any, expected_gpus: Sequence[str], pci_gpus: Any) -> dict[
         return {"problems": [str(problem) for problem in error.problems], "plan": [], "checked": True}
     except FleetError as error:
         return {"problems": [str(error)], "plan": [], "checked": True}
-    lines = [*gpus_plan.lines(), *("%s: %s (%s)" % each for each in asked)]
+    lines = [*gpus_plan.lines(), *("%s: %s (%s)" % each[:3] for each in asked)]
     return {"problems": [], "plan": lines, "checked": True}
 
 

@@ -38,7 +38,10 @@ class MpsService:
     def asked(layout: Layout, plan: Plan, driver_version: str | None) -> list[Asked]:
         """Return the daemons that the layout asks for."""
         daemons = [each.daemon for each in wanted(layout, plan, driver_version)]
-        return [Asked("mps %s" % daemon.name, "start", caps(daemon)) for daemon in daemons]
+        return [
+            Asked("mps %s" % each.name, "start", caps(each), tuple(place.gpu_uuid for place in each.places))
+            for each in daemons
+        ]
 
     def observe(self) -> None:
         """Look at the daemons."""

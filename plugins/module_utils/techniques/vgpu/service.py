@@ -48,8 +48,8 @@ class VgpuService:
         # Whether the kernel bounds a GPU's memory is the host's to say, and no reason to refuse.
         tenants = [each.tenant for each in wanted(layout, plan, dmem=frozenset(gpu.gpu.uuid for gpu in plan.gpus))]
         return [
-            Asked("vgpu %s" % tenant.name, "add", "%s and %d %%" % (size(tenant.memory_bytes), tenant.sm_percent))
-            for tenant in tenants
+            Asked("vgpu %s" % each.name, "add", "%s and %d %%" % (size(each.memory_bytes), each.sm_percent), each.gpus)
+            for each in tenants
         ]
 
     def observe(self) -> None:

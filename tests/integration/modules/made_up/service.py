@@ -78,7 +78,7 @@ class LanesService:
     @staticmethod
     def asked(layout, plan, driver_version):
         steps = planned(layout, plan, ()).steps
-        return [Asked("lanes %s" % step.gpu_uuid, "add", "%d" % step.after) for step in steps]
+        return [Asked("lanes %s" % step.gpu_uuid, "add", "%d" % step.after, (step.gpu_uuid,)) for step in steps]
 
     def observe(self):
         self.seen = observe()
