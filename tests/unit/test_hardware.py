@@ -187,6 +187,15 @@ def test_files_of_the_kernel_that_agree(kernel):
     } <= held
 
 
+def test_files_of_simulated_gpus_are_checked_except_for_those_that_no_simulator_can_make(kernel):
+    (kernel / "dev/nvidia5").unlink()
+    (kernel / "proc/modules").unlink()
+    checks = list(host_checks.kernel_checks(nvml_of_one(simulated=True), read(kernel)))
+    assert differing(checks) == {}
+    not_run = {check.what for check in checks if check.outcome == "not run"}
+    assert not_run == {"module nvidia in /proc/modules", "/dev/nvidiactl", "/dev/nvidia5", "nodes of GPU instance 1"}
+
+
 @pytest.mark.parametrize(
     ("path", "old", "new", "what"),
     [
