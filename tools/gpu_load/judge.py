@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from typing import Any, Iterator, Mapping
 
+from exporter import PROCESSES, SIGNALS
+
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.hardware.outcome import (
     DIFFERS,
     HELD,
@@ -61,6 +63,8 @@ def _load(index: int, found: Mapping[str, Any], simulated: bool) -> Iterator[Che
     yield _within(
         LOAD, index, "the process has the GPU's node open", bool(found["nodes"]), "/dev/nvidia*", found["nodes"]
     )
+    yield from series(index, found["series"])
+    yield from _holders(index, found["holders"], busy["processes"].get(found["pid"]))
     watts, mhz = rest["power_watts"] or 0, rest["sm_mhz"] or 0
     rules = (
         ("utilisation under load", "utilization", busy, lambda value: value >= BUSY_PERCENT, "at least %d %%" % BUSY_PERCENT),
@@ -74,6 +78,48 @@ def _load(index: int, found: Mapping[str, Any], simulated: bool) -> Iterator[Che
             yield not_run(LOAD, index, what, "the GPU does not answer")
         else:
             yield _within(LOAD, index, what, holds(value), expected, value)
+
+
+def series(index: int, found: Mapping[str, Mapping[str, float] | str]) -> Iterator[Check]:
+    """Judge the signals of the embedded exporter by which the audit tells an idle GPU from one that works."""
+    reason = next((said for said in found.values() if isinstance(said, str)), None)
+    if reason is not None:
+        yield not_run(LOAD, index, "series of the embedded exporter", reason)
+        return
+    for name, most in SIGNALS.items():
+        for state, word in (("rest", "at rest"), ("busy", "under load"), ("after", "afterwards")):
+            value, what = found[state].get(name), "%s %s" % (name, word)
+            if value is None:
+                yield not_run(LOAD, index, what, "the exporter has no such series of this GPU")
+            elif state == "busy":
+                least = most * BUSY_PERCENT / 100
+                yield _within(LOAD, index, what, value >= least, "at least %g" % least, "%g" % value)
+            else:
+                yield _within(LOAD, index, what, value <= most / 100, "at most %g" % (most / 100), "%g" % value)
+    before, now = (found[state].get(PROCESSES) for state in ("rest", "busy"))
+    what = "%s, added by the load" % PROCESSES
+    if None in (before, now):
+        yield not_run(LOAD, index, what, "the exporter has no such series of this GPU")
+    else:
+        yield compared(LOAD, index, what, 1, int(now - before))
+
+
+def _holders(index: int, found: Mapping[str, Any] | str, used_bytes: int | None) -> Iterator[Check]:
+    """Judge how gpu_info and gpu-layout holders show the process. NVML lists it, so that it is more than an open node."""
+    if isinstance(found, str):
+        yield not_run(LOAD, index, "holders", found)
+        return
+    yield compared(LOAD, index, "gpu_info: the process as a holder", ["process"], found["kinds"])
+    what = "gpu_info: memory of the process"
+    if used_bytes is None:
+        yield not_run(LOAD, index, what, "NVML does not tell it")
+    else:
+        yield compared(LOAD, index, what, [used_bytes], found["bytes"])
+    what = "gpu-layout holders: the process"
+    if found["command"] is None:
+        yield not_run(LOAD, index, what, "needs root")
+    else:
+        yield compared(LOAD, index, what, ["process"], found["command"])
 
 
 def _context_bytes(load: Mapping[str, Any] | str) -> int | None:

@@ -17,10 +17,17 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, Iterator, Sequence
 
 import pynvml
+from exporter import Series, beside
 
+from ansible_collections.openfleet.gpu.plugins.module_utils import cdi
+from ansible_collections.openfleet.gpu.plugins.module_utils.cli.holders import look
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders import find_holders
+from ansible_collections.openfleet.gpu.plugins.module_utils.host_state import gpus
+from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import Session
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import files as vgpu_files
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.model import VgpuSeat, VgpuTenant
 
@@ -37,6 +44,10 @@ LAUNCHES = 20_000
 LOADED_SECONDS, REST_SECONDS = 4.0, 60.0
 
 
+#: Where container engines look for specifications of devices.
+CDI_FOLDERS = (Path("/", cdi.LASTING), Path("/", cdi.PASSING))
+ENGINES = ("podman", "docker")
+
 #: Of all kernels that a share is measured with.
 KERNEL_SECONDS = KERNELS * 0.001
 
@@ -47,13 +58,15 @@ class NotMeasuredError(Exception):
 
 @dataclass(frozen=True)
 class Card:
-    """The GPU to load. `index` is NVML's; `device` is what program.py is told."""
+    """The GPU to load. `index` is NVML's; `device` is what program.py is told; `image` is for a tenant in a container."""
 
     index: int
     device: str
     folder: Path
     timeout_seconds: float
     tell: Callable[[str], None]
+    #: Of a container engine, with python3.
+    image: str | None = None
 
     @cached_property
     def uuid(self) -> str:
@@ -65,8 +78,14 @@ class Card:
 class Program:
     """program.py with an environment; its first line was read when it is there."""
 
-    def __init__(self, card: Card, *arguments: str, environment: dict[str, str] | None = None) -> None:
-        command = [sys.executable, str(HERE / "program.py"), card.device, *arguments]
+    def __init__(
+        self,
+        card: Card,
+        *arguments: str,
+        environment: dict[str, str] | None = None,
+        run: Sequence[str] = (sys.executable, str(HERE / "program.py")),
+    ) -> None:
+        command = [*run, card.device, *arguments]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         self.process = subprocess.Popen(command, env={**os.environ, **(environment or {})}, text=True, **pipes)
         self._timeout_seconds = card.timeout_seconds
@@ -93,8 +112,9 @@ class Program:
 
 
 @contextmanager
-def program(card: Card, *arguments: str, environment: dict[str, str] | None = None) -> Iterator[Program]:
-    made = Program(card, *arguments, environment=environment)
+def program(card: Card, *arguments: str, **options: Any) -> Iterator[Program]:
+    """Run a Program as long as the block; `options` are its own."""
+    made = Program(card, *arguments, **options)
     try:
         yield made
     finally:
@@ -114,7 +134,7 @@ def measure(card: Card) -> dict[str, Any]:
 def _tried(work: Callable[[], dict[str, Any]]) -> dict[str, Any] | str:
     try:
         return work()
-    except (NotMeasuredError, subprocess.SubprocessError, OSError) as error:
+    except (NotMeasuredError, FleetError, subprocess.SubprocessError, OSError) as error:
         return " ".join(str(error).split())
 
 
@@ -124,19 +144,36 @@ def _tried(work: Callable[[], dict[str, Any]]) -> dict[str, Any] | str:
 def load(card: Card) -> dict[str, Any]:
     """What NVML and the kernel say of a GPU at rest, under load and at rest again."""
     card.tell("loading GPU %d for some seconds" % card.index)
-    found: dict[str, Any] = {"rest": _state(card.index)}
+    with beside(card.folder / "exporter") as series:
+        return _loaded(card, series)
+
+
+def _loaded(card: Card, series: Callable[[str], Series]) -> dict[str, Any]:
+    uuid = _uuid(card.index)
+    found: dict[str, Any] = {"rest": _state(card.index), "series": {"rest": series(uuid)}}
     with program(card, "busy") as busy:
         busy.line()
         found["pid"] = busy.process.pid
         time.sleep(LOADED_SECONDS)
         found["busy"] = _state(card.index)
+        found["series"]["busy"] = series(uuid)
         found["nodes"] = _gpu_nodes(busy.process.pid)
+        found["holders"] = _tried(lambda: holders_of(card.index, busy.process.pid))
         busy.end()
     limit = time.monotonic() + REST_SECONDS
     while (after := _state(card.index))["utilization"] not in (0, None) and time.monotonic() < limit:
         time.sleep(1)
     found["after"] = after
+    found["series"]["after"] = series(uuid)
     return found
+
+
+def _uuid(index: int) -> str:
+    pynvml.nvmlInit()
+    try:
+        return pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(index))
+    finally:
+        pynvml.nvmlShutdown()
 
 
 def _state(index: int) -> dict[str, Any]:
@@ -155,6 +192,22 @@ def _state(index: int) -> dict[str, Any]:
         }
     finally:
         pynvml.nvmlShutdown()
+
+
+def holders_of(index: int, pid: int) -> dict[str, Any]:
+    """What gpu_info says of a process on a GPU: its kinds as a holder, and its memory. For root also gpu-layout holders."""
+    with Session() as session:
+        host = session.observe()
+    found = [gpu for gpu in gpus(host, find_holders(host)) if gpu["index"] == index]
+    return {
+        "kinds": _kinds(found, pid),
+        "bytes": [one["gpu_memory_bytes"] for gpu in found for one in gpu["processes"] if one["pid"] == pid],
+        "command": _kinds([gpu for gpu in look()["gpus"] if gpu["index"] == index], pid) if os.geteuid() == 0 else None,
+    }
+
+
+def _kinds(found: Sequence[dict[str, Any]], pid: int) -> list[str]:
+    return [one["kind"] for gpu in found for one in gpu["holders"] if one["pid"] == pid]
 
 
 def _asked(question: Callable[[], Any]) -> Any:
@@ -189,6 +242,7 @@ def limiter(card: Card) -> dict[str, Any]:
     for kind in KINDS:
         card.tell("allocating %s memory under a quota" % kind)
         found["memory"][kind] = _tried(lambda kind=kind: _memory(card, kind, alone))
+    found["memory"]["container: linear"] = _tried(lambda: _in_container(card, library))
     card.tell("two processes of a tenant")
     found["two_processes"] = _tried(lambda: _two_processes(card, alone))
     card.tell("the cost of a launch")
@@ -258,6 +312,61 @@ def _memory(card: Card, kind: str, tenant: dict[str, str]) -> dict[str, Any]:
         said = one.line()
         used = _state(card.index)["processes"].get(one.process.pid)
         return {**said, "card": used, **one.end()}
+
+
+def _in_container(card: Card, library: Path) -> dict[str, Any]:
+    """The same in a container that gets what the CDI specification of a tenant gives it."""
+    engine = _engine(card)
+    card.tell("allocating memory under a quota in a container of %s" % engine)
+    options = _container_options(card.folder / "container", card.uuid, library)
+    name = "openfleet-check-gpu-%d" % os.getpid()
+    run = [engine, "run", "--rm", "--interactive", "--pull=never", "--network=none", "--name", name, *options,
+           "--volume", "%s:/program.py:ro" % (HERE / "program.py"), str(card.image), "python3", "/program.py"]  # fmt: skip
+    try:
+        with program(card, "memory", "linear", run=run) as one:
+            said = one.line()
+            # NVML knows its pid in the host's namespace, which it does not know itself.
+            return {**said, "card": None, **one.end()}
+    finally:
+        subprocess.run([engine, "rm", "--force", name], capture_output=True, check=False, timeout=card.timeout_seconds)
+
+
+def _engine(card: Card) -> str:
+    """Return the engine that has the image. Raises NotMeasuredError where something is missing."""
+    if card.image is None:
+        raise NotMeasuredError("no image was named: --image names one with python3")
+    engines = [name for name in ENGINES if shutil.which(name)]
+    if not engines:
+        raise NotMeasuredError("neither podman nor docker is installed")
+    if not any(cdi.find_specs(folder) for folder in CDI_FOLDERS):
+        raise NotMeasuredError("there is no CDI specification of nvidia.com/gpu: nvidia-ctk cdi generate makes one")
+    for engine in engines:
+        ask = [engine, "image", "inspect", card.image]
+        if subprocess.run(ask, capture_output=True, check=False, timeout=card.timeout_seconds).returncode == 0:
+            return engine
+    raise NotMeasuredError("%s has no image %s" % (" and ".join(engines), card.image))
+
+
+def _container_options(top: Path, uuid: str, library: Path) -> list[str]:
+    """Write the files of a tenant below a folder as the role vgpu_limiter does; return what makes a container its own."""
+    tenant = VgpuTenant("container", QUOTA_BYTES, 100, (VgpuSeat(uuid, 0),))
+    own = vgpu_files.files(tenant)
+    for path, text in own.items():
+        _write(top / path, text)
+    _write(top / vgpu_files.PRELOAD_LIST, "/%s\n" % vgpu_files.LIBRARY)
+    shutil.copy(library, top / vgpu_files.LIBRARY)
+    (top / vgpu_files.agent_folder(tenant.key)).mkdir(parents=True)
+    for shared in vgpu_files.shared_files(tenant):
+        _write(top / shared.path, "")
+        (top / shared.path).chmod(shared.mode)
+    (device,) = json.loads(own[vgpu_files.cdi_path("container")])["devices"]
+    options = ["--device", "nvidia.com/gpu=all"]
+    for variable in device["containerEdits"]["env"]:
+        options += ["--env", variable]
+    for mount in device["containerEdits"]["mounts"]:
+        access = "ro" if "ro" in mount["options"] else "rw"
+        options += ["--volume", "%s%s:%s:%s" % (top, mount["hostPath"], mount["containerPath"], access)]
+    return options
 
 
 def _two_processes(card: Card, tenant: dict[str, str]) -> dict[str, Any]:

@@ -4,12 +4,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
+import subprocess
 import sys
 
 import pytest
 from card import Card
 from limiter_lab import Built
+from patience import wait_until
 from simulated_host import ROOT
 
 TOOL = ROOT / "tools" / "check_gpu.py"
@@ -51,7 +55,8 @@ def test_a_tenant_gets_its_quota_and_what_no_stub_shows_is_not_run(run):
     # To the byte; rows, arrays and physical memory have units of their own.
     assert len(got) == 6 and all(QUOTA - (2 << 20) < each <= QUOTA for each in got), limiter
     not_run = {what for what, check in limiter.items() if check["outcome"] == "not run"}
-    assert not_run == {what for what in limiter if "percent" in what} and len(not_run) == 4
+    assert "no image was named" in limiter["container: linear memory"]["reason"]
+    assert not_run == {what for what in limiter if "percent" in what or "container" in what} and len(not_run) == 5
     # The cost of a launch depends on what else this machine does.
     others = {what: check for what, check in limiter.items() if what not in not_run and "cost" not in what}
     assert [check for check in others.values() if check["outcome"] != "held"] == []
@@ -84,6 +89,133 @@ def test_shares_are_measured_in_the_time_of_the_card(built, tmp_path, monkeypatc
     assert shares == {"share of 20 percent": "held", "share of 80 percent": "held"}
 
 
+def test_the_holders_of_a_simulated_gpu_are_those_of_nvml(host):
+    host.create([{"model": "H100-80GB", "count": 2}])
+    command = [str(host.bin / "gpusim"), "run", "--gpu", "1", "--memory", "400MiB", "--", "sleep", "300"]
+    script = "import json, sys; sys.path[:0] = %r; import measure; print(json.dumps(measure.holders_of(1, int(sys.argv[1]))))"
+    paths = [str(ROOT / "collections"), str(ROOT / "tools" / "gpu_load")]
+    with host.popen(command) as job:
+        try:
+            wait_until(lambda: json.loads(host.gpusim("show", "--json"))["processes"], "the process is on the GPU")
+            done = host.run([sys.executable, "-c", script % paths, str(job.pid)])
+        finally:
+            job.kill()
+    assert json.loads(done.stdout) == {"kinds": ["process"], "bytes": [400 << 20], "command": ["process"]}
+
+
+SERIES = """
+import json, pathlib, sys
+sys.path[:0] = %r
+import exporter
+with exporter.beside(pathlib.Path(sys.argv[1])) as series:
+    for uuid in sys.stdin:
+        print(json.dumps(series(uuid.strip())), flush=True)
+"""
+
+
+def test_the_series_of_the_exporter_follow_a_simulated_load(host, tmp_path):
+    host.create([{"model": "H100-80GB", "count": 2}])
+    uuid = json.loads(host.gpusim("show", "--json"))["gpus"][1]["uuid"]
+    paths = [str(ROOT / "collections"), str(ROOT / "tools" / "gpu_load")]
+    command = [sys.executable, "-c", SERIES % paths, str(tmp_path / "exporter")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with host.popen(command, **pipes) as reader:
+
+        def read():
+            reader.stdin.write("%s\n" % uuid)
+            reader.stdin.flush()
+            return json.loads(reader.stdout.readline())
+
+        ratio = "openfleet_gpu_graphics_active_ratio"
+        wait_until(lambda: ratio in read(), "the exporter has two samples")
+        found = {"rest": read(), "after": read()}
+        host.gpusim("load", "1", "--pattern", "constant", "--utilization", "90")
+        with host.popen(
+            [str(host.bin / "gpusim"), "run", "--gpu", "1", "--memory", "1MiB", "--", "sleep", "300"]
+        ) as job:
+            try:
+                wait_until(lambda: read().get(ratio, 0) > 0.8, "the exporter sees the load")
+                found["busy"] = read()
+            finally:
+                job.kill()
+        reader.stdin.close()
+    outcomes = [check.outcome for check in judge.series(1, found)]
+    assert outcomes == ["held"] * 10, list(judge.series(1, found))
+
+
+# --- a tenant in a container --------------------------------------------------------------------------------------------
+
+#: Runs the program outside of a container, with what the container would be given.
+ENGINE = """#!%s
+import os, pathlib, sys
+words = sys.argv[1:]
+if words[:2] == ["image", "inspect"]:
+    sys.exit(words[2] != "here")
+if words[0] == "rm":
+    sys.exit(0)
+assert "--pull=never" in words and "--network=none" in words and "nvidia.com/gpu=all" in words, words
+given = {name: [words[n + 1] for n, word in enumerate(words) if word == name] for name in ("--volume", "--env")}
+mounts = {inside: host for host, inside, access in (volume.split(":") for volume in given["--volume"])}
+environment = dict(os.environ, **dict(variable.split("=", 1) for variable in given["--env"]))
+library = pathlib.Path(pathlib.Path(mounts["/etc/ld.so.preload"]).read_text().strip())
+root = pathlib.Path(mounts["/etc/openfleet-gpu/vgpu/container"]).parents[3]
+link = root / "proc/self/ns/pid"
+link.parent.mkdir(parents=True)
+link.symlink_to(pathlib.Path("/proc/self/ns/pid").readlink())
+environment["LD_PRELOAD"] = ":".join([mounts[str(library.parent)] + "/" + library.name, environment["LD_PRELOAD"]])
+environment["OPENFLEET_VGPU_ROOT"] = str(root)
+at = words.index("/program.py")
+assert words[at - 2 : at] == ["here", "python3"], words
+os.execve(sys.executable, [sys.executable, mounts["/program.py"], *words[at + 1 :]], environment)
+"""
+
+
+@pytest.fixture
+def engine(built, tmp_path, monkeypatch):
+    """A stand-in for podman and a CDI specification; return the card with an image that it has."""
+    preload = str(built.stub / "libcuda.so.1")
+    (tmp_path / "bin").mkdir()
+    tool = tmp_path / "bin" / "podman"
+    tool.write_text(ENGINE % sys.executable)
+    tool.chmod(0o755)
+    variables = {**Card(tmp_path / "card").environment(), "LD_PRELOAD": preload}
+    for name, value in {**variables, "PATH": "%s:%s" % (tool.parent, os.environ["PATH"])}.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "cdi").mkdir()
+    spec = {"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": [{"name": "all"}], "hooks": "nvidia-cdi-hook"}
+    (tmp_path / "cdi" / "nvidia.json").write_text(json.dumps(spec))
+    monkeypatch.setattr(measure, "CDI_FOLDERS", (tmp_path / "cdi",))
+    return measure.Card(0, "#0", tmp_path, 600, lambda text: None, "here")
+
+
+def test_a_tenant_in_a_container_gets_its_quota(engine, built):
+    said = measure._in_container(engine, built.library)
+    assert QUOTA - (2 << 20) < said["held"] <= QUOTA
+    found = judged(measured(memory={"container: linear": said}))
+    container = {what: outcome for what, outcome in found.items() if what.startswith("container: linear memory")}
+    assert len(container) == 4 and set(container.values()) == {"held"}, found
+
+
+@pytest.mark.parametrize(
+    "image, engines, reason",
+    [
+        (None, ("podman",), "no image was named"),
+        ("here", ("no-engine",), "neither podman nor docker is installed"),
+        ("elsewhere", ("podman",), "podman has no image elsewhere"),
+    ],
+)
+def test_a_container_that_cannot_be_had_is_not_run(engine, built, monkeypatch, image, engines, reason):
+    monkeypatch.setattr(measure, "ENGINES", engines)
+    with pytest.raises(measure.NotMeasuredError, match=reason):
+        measure._in_container(dataclasses.replace(engine, image=image), built.library)
+
+
+def test_without_a_specification_of_gpus_no_container_is_started(engine, built, tmp_path):
+    (tmp_path / "cdi" / "nvidia.json").unlink()
+    with pytest.raises(measure.NotMeasuredError, match=r"no CDI specification of nvidia\.com/gpu"):
+        measure._in_container(engine, built.library)
+
+
 # --- the judgement, on figures ------------------------------------------------------------------------------------------
 
 
@@ -100,7 +232,19 @@ def measured(**limiter):
         "shares": {"20": {"took": 7.5}, "50": {"took": 3.0}},
         "two_tenants": {"kernels": [300, 700]},
     }
-    load = {"rest": rest, "busy": state, "after": rest, "pid": 7, "nodes": ["/dev/nvidia0"]}
+    holders = {"kinds": ["process"], "bytes": [CONTEXT], "command": ["process"]}
+    load = {"rest": rest, "busy": state, "after": rest, "pid": 7, "nodes": ["/dev/nvidia0"], "holders": holders}
+    quiet = {
+        "gpu_utilization_Percentage": 0.0,
+        "openfleet_gpu_graphics_active_ratio": 0.0,
+        "openfleet_gpu_processes": 0.0,
+    }
+    busy = {
+        "gpu_utilization_Percentage": 100.0,
+        "openfleet_gpu_graphics_active_ratio": 0.97,
+        "openfleet_gpu_processes": 1.0,
+    }
+    load["series"] = {"rest": quiet, "busy": busy, "after": {**quiet, "gpu_utilization_Percentage": 1.0}}
     return {"load": load, "limiter": {**found, **limiter}, "mps": {"pid": 7, "servers": ["9"], "clients": ["7"]}}
 
 
@@ -109,7 +253,27 @@ def judged(found):
 
 
 def test_a_card_that_does_what_it_should():
-    assert set(judged(measured()).values()) == {"held"}
+    outcomes = judged(measured())
+    # Of a card without GPM.
+    assert [what for what, outcome in outcomes.items() if outcome != "held"] == [
+        "openfleet_gpu_sm_active_ratio %s" % when for when in ("at rest", "under load", "afterwards")
+    ]
+
+
+@pytest.mark.parametrize(
+    "state, name, value",
+    [
+        ("rest", "gpu_utilization_Percentage", 2.0),
+        ("busy", "gpu_utilization_Percentage", 40.0),
+        ("busy", "openfleet_gpu_graphics_active_ratio", 0.4),
+        ("after", "openfleet_gpu_graphics_active_ratio", 0.2),
+        ("busy", "openfleet_gpu_processes", 0.0),
+    ],
+)
+def test_signals_that_do_not_follow_the_load_differ(state, name, value):
+    found = measured()
+    found["load"]["series"][state] = {**found["load"]["series"][state], name: value}
+    assert list(judged(found).values()).count("differs") == 1
 
 
 @pytest.mark.parametrize(
@@ -126,6 +290,23 @@ def test_a_card_that_does_what_it_should():
 )
 def test_a_limiter_that_does_not_hold_differs(limiter, what):
     assert [name for name, outcome in judged(measured(**limiter)).items() if outcome == "differs"] == [what]
+
+
+@pytest.mark.parametrize(
+    "change", [{"kinds": ["device_handle"]}, {"kinds": []}, {"bytes": [CONTEXT + 1]}, {"bytes": []}, {"command": []}]
+)
+def test_holders_that_miss_the_process_differ(change):
+    found = measured()
+    found["load"]["holders"].update(change)
+    assert list(judged(found).values()).count("differs") == 1
+
+
+def test_holders_that_could_not_be_asked_are_not_run():
+    found = measured()
+    found["load"]["holders"]["command"] = None
+    assert judged(found)["gpu-layout holders: the process"] == "not run"
+    found["load"]["holders"] = "NVML does not start"
+    assert judged(found)["holders"] == "not run"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,83 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Run the embedded exporter on a port of loopback, and read the series of one GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Callable, Iterable, Iterator, Union
+
+SOURCE = Path(__file__).resolve().parents[2] / "roles" / "dcgm_exporter" / "files"
+#: What it needs besides pynvml.
+MODULES = ("nvitop_exporter", "prometheus_client")
+#: Signs of work to the audit, with what a GPU shows that never rests. docs/dcgm_exporter.md
+SIGNALS = {
+    "gpu_utilization_Percentage": 100.0,
+    "openfleet_gpu_graphics_active_ratio": 1.0,
+    "openfleet_gpu_sm_active_ratio": 1.0,
+}
+PROCESSES = "openfleet_gpu_processes"
+SCRAPE_SECONDS = 30
+#: Ratios are means between two samples: after so many intervals they have nothing of what was before.
+SAMPLE_SECONDS, SAMPLES = 1, 3
+_SERIES = re.compile(r"^(\w+)\{(.*)\} (\S+)$", re.MULTILINE)
+
+#: Values by name of the series, or why there are none.
+Series = Union["dict[str, float]", str]
+
+
+@contextmanager
+def beside(folder: Path) -> Iterator[Callable[[str], Series]]:
+    """Run the exporter as long as the block; give a function that reads the series of the GPU with a UUID."""
+    missing = [name for name in MODULES if importlib.util.find_spec(name) is None]
+    if missing:
+        reason = "Python has no module %s (pip install -r %s)" % (
+            " and ".join(missing), SOURCE / "embedded-requirements.txt",
+        )  # fmt: skip
+        yield lambda uuid: reason
+        return
+    folder.mkdir(parents=True)
+    config = folder / "config.json"
+    config.write_text(json.dumps({"port": 0, "sample_interval": SAMPLE_SECONDS, "processes": "none"}))
+    path = os.pathsep.join(filter(None, [str(SOURCE), os.environ.get("PYTHONPATH", "")]))
+    environment = dict(os.environ, PYTHONPATH=path, STATE_DIRECTORY=str(folder))
+    command = [sys.executable, "-m", "openfleet_exporter", str(config)]
+    with subprocess.Popen(
+        command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as process:
+        try:
+            port, said = _port(process.stdout)
+            yield lambda uuid: _read(port, uuid) if port else "the exporter does not start: %s" % said
+        finally:
+            process.kill()
+
+
+def _port(output: Iterable[str]) -> tuple[str, str]:
+    """Return the port as soon as the exporter serves, or "" where it ended, and its last line."""
+    line = ""
+    for line in output:
+        found = re.search(r"serving on \S+ port (\d+)", line)
+        if found:
+            return found.group(1), line
+    return "", line.strip()
+
+
+def _read(port: str, uuid: str) -> Series:
+    time.sleep(SAMPLES * SAMPLE_SECONDS)
+    try:
+        with urllib.request.urlopen("http://127.0.0.1:%s/metrics" % port, timeout=SCRAPE_SECONDS) as answer:
+            text = answer.read().decode()
+    except (OSError, ValueError) as error:
+        return "the exporter does not answer: %s" % error
+    wanted = (*SIGNALS, PROCESSES)
+    found = _SERIES.findall(text)
+    return {name: float(value) for name, labels, value in found if name in wanted and '"%s"' % uuid in labels}
