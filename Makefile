@@ -165,7 +165,7 @@ demo: ## start the simulated fleet, run site.yml on it twice, audit it, show wha
 	.venv/bin/python -c 'import numpy, ortools' 2>/dev/null || .venv/bin/pip install -qq --no-compile --requirement requirements-rightsize.txt
 	OPENFLEET_LAB=demo .venv/bin/python tests/lab/demo.py --started "$$started" --temperature "$$temperature"
 
-# Nothing is changed on this machine; docs/hardware.md.
+# Nothing is changed on this machine without CHECK_OPTIONS=--change; docs/hardware.md.
 .PHONY: check-gpu
 check-gpu: $(venv_stamp) ## check this machine's real GPUs and write gpu-check.html [CHECK_OPTIONS=--help]
 	.venv/bin/python tools/check_gpu.py $(CHECK_OPTIONS)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import subprocess
@@ -14,16 +15,24 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SIMULATOR = ROOT / "roles" / "gpu_simulator" / "files"
-sys.path[:0] = [str(ROOT / "collections"), str(ROOT / "tools" / "gpu_load")]
+sys.path[:0] = [str(ROOT / "collections"), *(str(ROOT / "tools" / name) for name in ("gpu_load", "gpu_change"))]
+
+from found import Record
+from signals import Ended, as_exceptions
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
 from ansible_collections.openfleet.gpu.plugins.module_utils.hardware.collect import TIMEOUT_SECONDS, collect
 from ansible_collections.openfleet.gpu.plugins.module_utils.hardware.model_readings import Readings
+from ansible_collections.openfleet.gpu.plugins.module_utils.transaction import DIRECTORY
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.hardware import model_file, report, simulated
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.hardware.checks import judge
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.hardware.outcome import Check, not_run
 
 DIFFERENT, UNREAD = 1, 3
 #: Printed; the report has all.
 _MOST_LINES = 20
+#: What is looked at again while a GPU has instances that --change made.
+_WITH_INSTANCES = ("NVML", "NVML agrees", "nvidia-smi", "capabilities", "devices", "model file")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -38,10 +47,16 @@ def main(arguments: list[str] | None = None) -> int:
         more = _against_the_simulator(reading, files, options)
         if options.load:
             more = [*more, *_under_load(reading, options)]
+        if options.change:
+            more = [*more, *_changed(reading, files, options)]
         made = report.make(reading, files, identify=options.identify, more=more)
     except FleetError as error:
         print("check-gpu: %s" % error, file=sys.stderr)
         return UNREAD
+    except Ended as ended:
+        _tell("ended by %s, and wrote no report" % ended)
+        return 128 + ended.number
+    _tell_of_a_record(options)
     options.directory.mkdir(parents=True, exist_ok=True)
     _write(options.directory / "gpu-check.json", report.to_text(made))
     _write_page(options.directory / "gpu-check.html", made)
@@ -107,8 +122,36 @@ def _under_load(reading: dict, options: argparse.Namespace) -> list:
     with tempfile.TemporaryDirectory(prefix="check-gpu-") as folder:
         # CUDA has no GPU of a simulated NVML's UUIDs.
         device = "#%d" % index if simulated_nvml else uuid
-        card = measure.Card(index, device, Path(folder), options.timeout, _tell)
+        card = measure.Card(index, device, Path(folder), options.timeout, _tell, options.image)
         return list(judge.checks(index, measure.measure(card), simulated_nvml, measure.KERNEL_SECONDS))
+
+
+def _changed(reading: dict, files: list, options: argparse.Namespace) -> list:
+    """Return the checks of one GPU that is changed and restored."""
+    import change
+
+    calls = {gpu["index"]: gpu["calls"] for gpu in reading["nvml"]["gpus"]}
+    request = change.Request(
+        options.gpu, options.state_directory, calls, lambda index: _with_instances(index, files, options), _tell
+    )
+    with as_exceptions():
+        return change.checks(request)
+
+
+def _with_instances(index: int, files: list, options: argparse.Namespace) -> list:
+    """Return the checks of a GPU that has instances just now, which a process of its own reads."""
+    command = [sys.executable, str(Path(__file__).resolve()), "--only-read", "--timeout", str(options.timeout)]
+    try:
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        found = judge(json.loads(done.stdout), files)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        said = getattr(error, "stderr", None) or str(error)
+        return [not_run("change: MIG", index, "reading it with instances", " ".join(said.split())[-300:])]
+    return [_of_change(check) for check in found if check.gpu == index and check.area in _WITH_INSTANCES]
+
+
+def _of_change(check: Check) -> Check:
+    return dataclasses.replace(check, area="change: MIG, %s" % check.area)
 
 
 def _free_gpu(reading: dict, wanted: int | None) -> tuple[int | None, str]:
@@ -128,6 +171,13 @@ def _free_gpu(reading: dict, wanted: int | None) -> tuple[int | None, str]:
         else:
             return index, ""
     return None, "; ".join(reasons) or "there is no GPU %s" % wanted
+
+
+def _tell_of_a_record(options: argparse.Namespace) -> None:
+    """Say that a run with --change was cut off, where this one did not restore the GPU."""
+    record = Record(options.state_directory)
+    if record.unfinished():
+        _tell("a GPU was changed and is not restored (%s): run it with --change, as root" % record.path)
 
 
 def _progress(text: str) -> None:
@@ -159,7 +209,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="check-gpu",
         description="Read this machine's GPUs through NVML, nvidia-smi and the kernel's files, and hold them against each other "
-        "and against the collection's model files. No setting is changed. Root is needed for what NVML shows root alone.",
+        "and against the collection's model files. No setting is changed without --change. Root is needed for what NVML shows "
+        "root alone.",
         epilog="Writes gpu-check.json and gpu-check.html. Exit status: 0 nothing differs, 1 something differs, 2 wrong usage, "
         "3 nothing could be read. What could not be checked is 'not run', with the reason. docs/hardware.md tells more.",
         allow_abbrev=False,
@@ -187,7 +238,26 @@ def _parser() -> argparse.ArgumentParser:
         help="also run kernels for some minutes on one GPU that no process uses, alone and as a tenant of the vGPU limiter, "
         "and beside a private MPS daemon; needs cc and make for the limiter",
     )
-    parser.add_argument("--gpu", type=int, metavar="INDEX", help="the GPU for --load (default: the first that is free)")
+    parser.add_argument(
+        "--image",
+        metavar="NAME",
+        help="an image of podman or docker that has python3, for a tenant in a container with --load; nothing is downloaded",
+    )
+    parser.add_argument(
+        "--change",
+        action="store_true",
+        help="also change one GPU that no process uses, and restore it: MIG mode and instances, compute mode, time slice; "
+        "needs root. After a run that was cut off it restores that GPU first",
+    )
+    parser.add_argument(
+        "--state-directory",
+        default=DIRECTORY,
+        metavar="DIR",
+        help="where --change takes the lock of the host and keeps what it found (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--gpu", type=int, metavar="INDEX", help="the GPU for --load and --change (default: the first that is free)"
+    )
     parser.add_argument("--only-read", action="store_true", help="print the readings as JSON, and write no report")
     parser.add_argument(
         "--timeout",

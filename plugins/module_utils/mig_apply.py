@@ -200,7 +200,7 @@ def _set_mig_mode(session: Session, gpu: str, enabled: bool, reset: Reset) -> No
         if status == IN_USE:
             problem = "it is in use, so its MIG mode cannot change now"
             cure = "Stop what uses it and run again. NVML does not list nvidia-persistenced, DCGM and nvidia_drm: see fuser."
-            raise NvmlError(where, problem, cure, gpu=gpu)
+            raise NvmlError(where, problem, cure, code=IN_USE, gpu=gpu)
         if status not in (SUCCESS, RESET_REQUIRED):
             raise NvmlError(where, "its MIG mode did not change (activation status %d)" % status, gpu=gpu)
         if session.mig_mode(gpu)[0] != enabled:

@@ -1,0 +1,393 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""check-gpu --change on simulated GPUs: all changes, each refusal, and runs that are killed or ended half way.
+
+nvidia-smi is a stand-in for time slices; tests/clients/test_check_gpu_change.py has the real one.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from patience import wait_until
+from simulated_host import ROOT
+from slicing_nvidia_smi import NVIDIA_SMI
+from thorough import sample
+
+TOOL = ROOT / "tools" / "check_gpu.py"
+AREAS = ["change: MIG", "change: compute mode", "change: time slice"]
+#: The changes alone, without the reading of all GPUs before and the report after.
+CHANGES = """
+import json, sys
+sys.path[:0] = [%r, %r]
+import change, signals
+gpu, directory, calls = json.loads(sys.argv[1])
+tell = lambda text: print(text, file=sys.stderr)
+request = change.Request(gpu, directory, {int(k): v for k, v in calls.items()}, lambda index: [], tell)
+try:
+    with signals.as_exceptions():
+        print(json.dumps([check.to_data() for check in change.checks(request)]))
+except signals.Ended as ended:
+    sys.exit(128 + ended.number)
+""" % (str(ROOT / "collections"), str(ROOT / "tools" / "gpu_change"))
+#: NVML's calls that change something, of a whole run on an A30: a reset for each MIG mode, four instances.
+CALLS = {
+    "nvmlDeviceSetMigMode": 2,
+    "nvmlDeviceCreateGpuInstanceWithPlacement": 4,
+    "nvmlGpuInstanceCreateComputeInstance": 4,
+    "nvmlComputeInstanceDestroy": 4,
+    "nvmlGpuInstanceDestroy": 4,
+    # After MIG mode the mode found is set again, as it cannot be read meanwhile.
+    "nvmlDeviceSetComputeMode": 3,
+}
+KILLS = [
+    (call, nth, action)
+    for call, count in CALLS.items()
+    for nth in range(1, count + 1)
+    for action in ("kill", "kill-inside", "kill-after")
+]
+
+
+class Changes:
+    """A host of simulated GPUs that `--change` is run on."""
+
+    def __init__(self, host) -> None:
+        self.host, self.directory = host, host.folder / "state.d"
+        self.record = self.directory / "check-gpu" / "found.json"
+
+    def create(self, *gpus, time_slice="Default", **settings):
+        self.host.create(list(gpus), **settings)
+        tool = self.host.bin / "nvidia-smi"
+        tool.write_text(NVIDIA_SMI % sys.executable)
+        tool.chmod(0o755)
+        uuids = [gpu["uuid"] for gpu in self.show()["gpus"]]
+        (self.host.folder / "slices.json").write_text(json.dumps(dict.fromkeys(uuids, time_slice)))
+        return self
+
+    def command(self, gpu=None, calls=None):
+        return [sys.executable, "-c", CHANGES, json.dumps([gpu, str(self.directory), calls or {}])]
+
+    def run(self, gpu=None, calls=None):
+        """Return the checks of a run that comes to its end."""
+        done = self.host.run(self.command(gpu, calls))
+        assert "Traceback" not in done.stderr
+        return json.loads(done.stdout)
+
+    def killed(self, gpu=None):
+        assert self.host.run(self.command(gpu), check=False).returncode == -9
+
+    def show(self):
+        return json.loads(self.host.gpusim("show", "--json"))
+
+    def state(self):
+        """What the simulator has of the GPUs, less what goes on by itself, and the time slices."""
+        passing = ("power_mw", "energy_mj", "temperature_c", "memory")
+        gpus = [{key: value for key, value in gpu.items() if key not in passing} for gpu in self.show()["gpus"]]
+        return gpus, json.loads((self.host.folder / "slices.json").read_text())
+
+    def set(self, call, *arguments):
+        script = "import pynvml as n; n.nvmlInit(); n.%s(n.nvmlDeviceGetHandleByIndex(0), *%r)" % (call, arguments)
+        self.host.run([sys.executable, "-c", script])
+
+
+@pytest.fixture
+def changes(host):
+    return Changes(host)
+
+
+def outcomes(checks):
+    return {check["outcome"] for check in checks}
+
+
+def refused(checks, reason):
+    """Nothing was changed, and each area says why."""
+    return [check["area"] for check in checks] == AREAS and all(reason in check["reason"] for check in checks)
+
+
+def of(checks, area):
+    return [check for check in checks if check["area"] == area]
+
+
+def test_all_is_changed_looked_at_and_restored(changes):
+    changes.create({"model": "H100-80GB", "count": 2})
+    before = changes.state()
+    folder = changes.host.folder / "report"
+    command = [sys.executable, str(TOOL), "--change", "--library", "none", "--directory", str(folder)]
+    done = changes.host.run([*command, "--state-directory", str(changes.directory), "--gpu", "1"])
+    checks = json.loads((folder / "gpu-check.json").read_text())["checks"]
+    made = [check for check in checks if check["area"].startswith("change: ")]
+    assert [check for check in made if check["outcome"] == "differs"] == [], done.stdout
+    assert {check["gpu"] for check in made} == {1}
+    by_name = {(check["area"], check["what"]): check for check in made}
+    places = ", ".join("1g.10gb@%d" % start for start in range(7))
+    assert by_name["change: MIG", "7 instances of 1g.10gb"]["found"] == places
+    assert by_name["change: MIG", "MIG devices with a UUID of their own"]["found"] == "7"
+    # Each instance of a reading in MIG mode, by the facts of gpu_info and every function of NVML.
+    assert by_name["change: MIG, NVML", "nvmlDeviceGetMigMode"]["found"].lower() in ("yes, yes", "1, 1")
+    assert by_name["change: MIG, model file", "profiles.1g.10gb.profile_id"]["outcome"] == "held"
+    assert {check["outcome"] for check in of(made, "change: compute mode")} == {"held"}
+    assert {check["outcome"] for check in of(made, "change: time slice")} == {"held"}
+    (restored,) = of(made, "change: restored")
+    assert (restored["outcome"], restored["found"]) == ("held", "gpu 1: MIG off, compute mode default")
+    assert "change: restored" in (folder / "gpu-check.html").read_text()
+    assert changes.state() == before
+    assert not changes.record.parent.exists()
+
+
+@pytest.mark.parametrize("model", ["A30-24GB", "H100-80GB"])
+def test_what_was_found_is_restored_whatever_it_is(changes, model):
+    changes.create({"model": model}, time_slice="Short")
+    changes.set("nvmlDeviceSetComputeMode", 3)
+    before = changes.state()
+    assert before[0][0]["compute_mode"] == "EXCLUSIVE_PROCESS"
+    checks = changes.run()
+    assert outcomes(checks) == {"held"}, checks
+    assert [check["found"] for check in of(checks, "change: compute mode") if "as read" in check["what"]] == [
+        "default", "exclusive_process",
+    ]  # fmt: skip
+    assert [check["found"] for check in of(checks, "change: time slice") if "as read" in check["what"]] == [
+        "long", "short",
+    ]  # fmt: skip
+    assert changes.state() == before
+
+
+def test_mig_mode_that_was_on_stays_on(changes):
+    changes.create({"model": "A30-24GB"})
+    assert changes.host.module("mig", layout=[{"gpus": [0], "sharing": "mig", "mig": []}])["changed"]
+    before = changes.state()
+    checks = changes.run()
+    assert of(checks, "change: MIG")[0]["outcome"] == "held"
+    assert "MIG mode" in of(checks, "change: compute mode")[0]["reason"]
+    assert "MIG mode" in of(checks, "change: time slice")[0]["reason"]
+    assert changes.state() == before
+
+
+def test_a_gpu_without_mig_has_the_rest_changed(changes):
+    changes.create({"model": "L40S-48GB"})
+    before = changes.state()
+    checks = changes.run()
+    assert [(check["outcome"], check["reason"]) for check in of(checks, "change: MIG")] == [
+        ("not run", "this GPU has no MIG")
+    ]
+    assert outcomes(check for check in checks if check["area"] != "change: MIG") == {"held"}
+    assert changes.state() == before
+
+
+# --- refusals -----------------------------------------------------------------------------------------------------------
+
+
+def test_without_root_nothing_is_changed(changes):
+    changes.create({"model": "H100-80GB"})
+    before = changes.state()
+    # The interpreter may lie where another user cannot read (root's home): load first, then become that user.
+    become = "import os; os.setgid(65534); os.setuid(65534)\n"
+    text = CHANGES.replace("gpu, directory", become + "gpu, directory", 1)
+    done = changes.host.run([sys.executable, "-c", text, json.dumps([None, str(changes.directory), {}])])
+    assert refused(json.loads(done.stdout), "needs root")
+    assert changes.state() == before and not changes.directory.exists()
+
+
+def test_a_gpu_in_use_is_refused_and_another_is_taken(changes):
+    changes.create({"model": "H100-80GB", "count": 2})
+    with subprocess.Popen(
+        [str(changes.host.bin / "gpusim"), "run", "--gpu", "0", "--memory", "1GiB", "--", "sleep", "300"],
+        env=changes.host.environment,
+    ) as job:
+        try:
+            wait_until(lambda: changes.show()["processes"], "the process is on the GPU")
+            before = changes.state()
+            assert refused(changes.run(0), "GPU 0 is in use: pid %d" % job.pid)
+            assert changes.state() == before
+            assert {check["gpu"] for check in changes.run()} == {1}
+        finally:
+            job.kill()
+
+
+def test_a_gpu_with_instances_is_refused_and_keeps_them(changes):
+    changes.create({"model": "H100-80GB"})
+    layout = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}]}]
+    assert changes.host.module("mig", layout=layout)["changed"]
+    before = changes.state()
+    assert refused(changes.run(), "GPU 0 has instances already: 3g.40gb@")
+    assert changes.state() == before
+
+
+def test_a_mode_that_is_pending_is_refused(changes):
+    changes.create({"model": "A30-24GB"})
+    changes.host.gpusim("set", "0", "passthrough", "on")
+    changes.set("nvmlDeviceSetMigMode", 1)
+    before = changes.state()
+    assert refused(changes.run(), "GPU 0 has a change of its MIG mode pending")
+    assert changes.state() == before
+
+
+def test_a_reset_that_is_refused_leaves_the_mode(changes):
+    changes.create({"model": "A30-24GB"})
+    changes.host.gpusim("set", "0", "passthrough", "on")
+    changes.host.gpusim("set", "0", "reset_refused", "on")
+    before = changes.state()
+    checks = changes.run()
+    (mig,) = of(checks, "change: MIG")
+    assert mig["outcome"] == "not run" and "reboot needed" in mig["reason"]
+    assert outcomes(check for check in checks if check is not mig) == {"held"}
+    assert changes.state() == before
+
+
+def test_settings_that_a_reset_would_end_keep_mig_mode_off(changes):
+    changes.create({"model": "A30-24GB"})
+    limit = {"call": "nvmlDeviceGetPowerManagementLimit", "value": 150000}
+    default = {"call": "nvmlDeviceGetPowerManagementDefaultLimit", "value": 165000}
+    (mig,) = of(changes.run(0, {0: [limit, default]}), "change: MIG")
+    assert mig["outcome"] == "not run" and "its power limit is 150000, and 165000 by default" in mig["reason"]
+
+
+def test_a_driver_that_hides_profiles_is_said(changes):
+    changes.create({"model": "H100-80GB"})
+    changes.host.gpusim("set", "0", "profiles_without_mig", "off")
+    (mig,) = of(changes.run(), "change: MIG")
+    assert mig["outcome"] == "not run" and "550 or later" in mig["reason"]
+
+
+@pytest.mark.parametrize("file, reason", [("journal.json", "was cut off"), ("check-gpu/found.json", "is damaged")])
+def test_files_of_other_runs_are_not_guessed_at(changes, file, reason):
+    changes.create({"model": "H100-80GB"})
+    before = changes.state()
+    (changes.directory / "check-gpu").mkdir(parents=True)
+    (changes.directory / file).write_text("{}")
+    assert refused(changes.run(), reason)
+    assert changes.state() == before
+    assert (changes.directory / file).exists()
+
+
+def test_another_run_that_changes_the_host_is_named(changes):
+    changes.create({"model": "H100-80GB"})
+    changes.host.gpusim("fail", "nvmlDeviceSetComputeMode", "--code", "stop")
+    with subprocess.Popen(changes.command(), env=changes.host.environment, stdout=subprocess.DEVNULL) as first:
+        try:
+            wait_until(lambda: stopped(first.pid), "the first run is at its change")
+            assert refused(changes.run(), "pid %d " % first.pid)
+        finally:
+            first.kill()
+    assert changes.run(7)[0]["outcome"] == "held"
+
+
+def test_there_is_no_such_gpu(changes):
+    changes.create({"model": "H100-80GB"})
+    assert refused(changes.run(7), "there is no GPU 7")
+
+
+# --- failures, kills and signals ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "nvmlDeviceSetMigMode",
+        "nvmlGpuInstanceCreateComputeInstance",
+        "nvmlGpuInstanceDestroy",
+        "nvmlDeviceSetComputeMode",
+    ],
+)
+def test_a_step_that_fails_differs_and_all_is_restored(changes, call):
+    changes.create({"model": "A30-24GB"})
+    before = changes.state()
+    changes.host.gpusim("fail", call, "--nth", "2", "--code", "UNKNOWN")
+    checks = changes.run()
+    assert "Unknown Error" in " ".join(check["found"] for check in checks if check["outcome"] == "differs"), checks
+    assert of(checks, "change: restored")[-1]["outcome"] == "held"
+    assert changes.state() == before
+    assert not changes.record.exists()
+
+
+def test_the_calls_that_are_killed_are_all_there_are(changes):
+    changes.create({"model": "A30-24GB"})
+    changes.host.gpusim("calls", "--clear")
+    assert outcomes(changes.run()) == {"held"}
+    counted = {name: int(count) for count, name in map(str.split, changes.host.gpusim("calls").splitlines())}
+    changing = {name: n for name, n in counted.items() if any(word in name for word in ("Set", "Create", "Destroy"))}
+    assert changing == CALLS
+
+
+@pytest.mark.parametrize("call, nth, action", sample(KILLS, 9))
+def test_the_run_after_a_kill_restores_what_was_found(changes, call, nth, action):
+    changes.create({"model": "A30-24GB"}, time_slice="Medium")
+    before = changes.state()
+    changes.host.gpusim("fail", call, "--nth", str(nth), "--code", action)
+    changes.killed()
+    assert changes.record.exists()
+    # A GPU that is not there: the run restores, and changes nothing of its own.
+    restored, *others = changes.run(7)
+    assert (restored["what"], restored["outcome"]) == ("state before a run that was cut off", "held"), restored
+    assert refused(others, "there is no GPU 7")
+    assert changes.state() == before
+    assert not changes.record.exists()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_run_killed_at_the_time_slice_is_restored_and_the_next_goes_on(changes, when):
+    changes.create({"model": "L40S-48GB"}, time_slice="Medium")
+    before = changes.state()
+    (changes.host.folder / "kill").write_text(when)
+    changes.killed()
+    (changes.host.folder / "kill").unlink()
+    checks = changes.run()
+    assert outcomes(checks) == {"held", "not run"}
+    assert [check["what"] for check in of(checks, "change: restored")] == [
+        "state before a run that was cut off", "state found",
+    ]  # fmt: skip
+    assert changes.state() == before
+
+
+def test_a_run_without_change_says_that_one_was_cut_off(changes):
+    changes.create({"model": "H100-80GB"})
+    changes.host.gpusim("fail", "nvmlGpuInstanceDestroy", "--code", "kill")
+    changes.killed()
+    there = changes.state()
+    command = [sys.executable, str(TOOL), "--library", "none", "--directory", str(changes.host.folder)]
+    done = changes.host.run([*command, "--state-directory", str(changes.directory)], check=False)
+    assert "a GPU was changed and is not restored (%s)" % changes.record in done.stderr
+    assert changes.state() == there
+
+
+def test_instances_that_others_made_after_a_kill_stay(changes):
+    changes.create({"model": "H100-80GB"})
+    changes.host.gpusim("fail", "nvmlDeviceCreateGpuInstanceWithPlacement", "--code", "kill")
+    changes.killed()
+    make = ROOT / "tests" / "integration" / "make_instance.py"
+    changes.host.run([sys.executable, str(make), "0", "3g.40gb", "0"])
+    there = changes.state()
+    first, *others = changes.run()
+    assert first["outcome"] == "differs" and "did not make: 3g.40gb@0" in first["found"]
+    assert refused(others, "see above")
+    assert changes.state() == there
+    assert changes.record.exists()
+
+
+ENDED_AT = [("nvmlGpuInstanceCreateComputeInstance", 2), ("nvmlGpuInstanceDestroy", 3), ("nvmlDeviceSetComputeMode", 2)]
+SIGNALS = [(*where, number) for where in ENDED_AT for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+
+
+@pytest.mark.parametrize("call, nth, number", sample(SIGNALS, 4))
+def test_a_signal_ends_the_run_and_all_is_restored(changes, call, nth, number):
+    changes.create({"model": "A30-24GB"})
+    before = changes.state()
+    changes.host.gpusim("fail", call, "--nth", str(nth), "--code", "stop")
+    with subprocess.Popen(changes.command(), env=changes.host.environment) as run:
+        wait_until(lambda: stopped(run.pid), "the run is at its change")
+        assert changes.record.exists()
+        run.send_signal(number)
+        # A second one of another kind, as of a user who is impatient: it waits until all is restored.
+        run.send_signal(signal.SIGTERM)
+        run.send_signal(signal.SIGCONT)
+        assert run.wait() in (128 + number, 128 + signal.SIGTERM)
+    assert changes.state() == before
+    assert not changes.record.exists()
+
+
+def stopped(pid: int) -> bool:
+    return Path("/proc/%d/stat" % pid).read_text().rpartition(")")[2].split()[0] in ("T", "t")

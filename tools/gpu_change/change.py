@@ -1,0 +1,331 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Change one GPU that no process uses, look at the effect, and restore what was found.
+
+The changes are those of the collection's modules: planned by mig_plan, carried out by mig_apply. The state found is on
+disk before the first change, and is restored however the run ends; after kill -9 the next run restores it first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass
+from typing import Any, Callable, Iterator, Mapping, Sequence
+
+from found import Found, Record
+
+from ansible_collections.openfleet.gpu.plugins.module_utils import mig_apply, mig_plan
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import (
+    ApplyError,
+    BusyError,
+    FleetError,
+    NvmlError,
+    PlanError,
+)
+from ansible_collections.openfleet.gpu.plugins.module_utils.hardware.model_readings import Readings
+from ansible_collections.openfleet.gpu.plugins.module_utils.layout_run import observe
+from ansible_collections.openfleet.gpu.plugins.module_utils.mig_steps import (
+    DEFAULT,
+    EXCLUSIVE_PROCESS,
+    Target,
+    WantedInstance,
+    standing,
+)
+from ansible_collections.openfleet.gpu.plugins.module_utils.model import Gpu, Host
+from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import Session
+from ansible_collections.openfleet.gpu.plugins.module_utils.nvml_calls import IN_USE, NO_PERMISSION, NOT_SUPPORTED
+from ansible_collections.openfleet.gpu.plugins.module_utils.reset import reset_gpu
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.observers import OBSERVERS
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.time_slicing.model import SETTING
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.time_slicing.plan import current
+from ansible_collections.openfleet.gpu.plugins.module_utils.transaction import Journal, locked
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.hardware.outcome import (
+    DIFFERS,
+    HELD,
+    Check,
+    compared,
+    not_run,
+)
+
+MIG, COMPUTE_MODE, TIME_SLICE, RESTORED = (
+    "change: MIG", "change: compute mode", "change: time slice", "change: restored",
+)  # fmt: skip
+#: In the order in which they are made.
+AREAS = (MIG, COMPUTE_MODE, TIME_SLICE)
+WHERE = "check-gpu --change"
+#: The driver does not let it happen here, which is no fault of the card.
+_REFUSALS = (IN_USE, NO_PERMISSION, NOT_SUPPORTED)
+#: Settings that a reset of the GPU ends, as (words, call of what is set, call of its default, kind).
+_LOST_BY_RESET = (
+    ("power limit", "nvmlDeviceGetPowerManagementLimit", "nvmlDeviceGetPowerManagementDefaultLimit", ""),
+    ("application clock", "nvmlDeviceGetApplicationsClock", "nvmlDeviceGetDefaultApplicationsClock", "graphics"),
+    ("application clock of the memory", "nvmlDeviceGetApplicationsClock", "nvmlDeviceGetDefaultApplicationsClock", "memory"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Request:
+    """Which GPU is wanted (None: the first that can be changed), and where the record is kept.
+
+    `calls` are the readings of each GPU by index. `look` returns the checks of a GPU that has instances just now.
+    """
+
+    gpu: int | None
+    directory: str
+    calls: Mapping[int, Sequence[Mapping[str, Any]]]
+    look: Callable[[int], list[Check]]
+    tell: Callable[[str], None]
+
+
+def checks(request: Request) -> list[Check]:
+    """Make all changes and return their checks. Raises what ended the run early, once the GPU is as it was found."""
+    if os.geteuid() != 0:
+        return list(none(request.gpu, "needs root"))
+    try:
+        with locked(request.directory, 0.0), Session() as session:
+            session.observers = OBSERVERS
+            return _Change(request, session).run()
+    except FleetError as error:
+        return list(none(request.gpu, str(error)))
+
+
+def none(gpu: int | None, reason: str, areas: Sequence[str] = AREAS) -> Iterator[Check]:
+    """Yield that nothing was changed."""
+    for area in areas:
+        yield not_run(area, gpu, "all", reason)
+
+
+class _Change:
+    def __init__(self, request: Request, session: Session) -> None:
+        self._request, self._session = request, session
+        self._record = Record(request.directory)
+
+    def run(self) -> list[Check]:
+        if Journal(self._request.directory).path.exists():
+            raise FleetError(
+                "this host",
+                "a change of its layout was cut off, and is not cleared up",
+                "Apply gpu_layout again first (site.yml, or gpu-layout apply).",
+            )
+        found = self._record.read()
+        if found is not None:
+            self._tell("a run with --change was cut off: restoring the GPU first")
+            restored = self._restored(found, "state before a run that was cut off")
+            return [restored, *(self._changed() if restored.outcome == HELD else none(restored.gpu, "see above"))]
+        return self._changed()
+
+    def _changed(self) -> list[Check]:
+        gpu, reason = self._choose()
+        if gpu is None:
+            return list(none(self._request.gpu, reason))
+        target = mig_plan.target_of(gpu)
+        wanted, why_not = self._instances(gpu)
+        made = () if wanted is None else tuple((each.profile, each.start) for each in wanted.instances)
+        found = Found(target, made)
+        try:
+            self._record.begin(target, made)
+            result = self._all(gpu, found, wanted, why_not)
+            return [*result, self._restored(found, "state found")]
+        except BaseException:
+            # Also where restoring was interrupted: a signal comes once.
+            self._restored(found, "state found")
+            raise
+
+    def _all(self, gpu: Gpu, found: Found, wanted: Target | None, why_not: str) -> list[Check]:
+        """Make the changes one after the other. An error ends them, and is one of the checks."""
+        result: list[Check] = []
+        try:
+            result += self._mig(gpu, found, wanted) if wanted else [not_run(MIG, gpu.index, "all", why_not)]
+            result += self._compute_mode(gpu, found)
+            result += self._time_slice(gpu, found)
+        except FleetError as error:
+            result.append(Check(RESTORED, gpu.index, "all changes", DIFFERS, "made", str(error)))
+        return result
+
+    # --- which GPU, and what can be made on it -------------------------------------------------------------------------
+
+    def _choose(self) -> tuple[Gpu | None, str]:
+        """Return a GPU that may be changed, or the reasons why there is none."""
+        reasons = []
+        host = self._look()
+        for gpu in host.gpus:
+            if self._request.gpu in (None, gpu.index):
+                reason = _refusal(gpu)
+                if not reason:
+                    return gpu, ""
+                reasons.append("GPU %d %s" % (gpu.index, reason))
+        reasons += ["GPU %d is lost" % gpu.index for gpu in host.lost if self._request.gpu in (None, gpu.index)]
+        return None, "; ".join(reasons) or "there is no GPU %s" % self._request.gpu
+
+    def _instances(self, gpu: Gpu) -> tuple[Target | None, str]:
+        """Return the target with as many instances of the smallest profile as fit, or why there is none."""
+        if not gpu.mig.capable:
+            return None, "this GPU has no MIG"
+        lost = "" if gpu.mig.enabled or gpu.architecture != "ampere" else self._lost_by_reset(gpu)
+        if lost:
+            return None, "MIG mode needs a reset of this GPU, which may end settings: %s" % lost
+        # Without the kinds that differ in engines alone, as 1g.10gb+me.
+        plain = [profile for profile in gpu.mig.profiles if "+" not in profile.name and "-" not in profile.name]
+        name, most = "", 0
+        if plain:
+            smallest = min(plain, key=lambda profile: (profile.compute_slices, profile.memory_mib))
+            name, most = smallest.name, smallest.max_instances
+        reason = ""
+        for count in range(most, -1, -1):
+            target = Target(gpu.uuid, WHERE, "mig", True, (WantedInstance(name),) * count)
+            try:
+                plan = mig_plan.plan_gpu(gpu, target)
+            except PlanError as error:
+                reason = str(error)
+                continue
+            if count:
+                return Target(gpu.uuid, WHERE, "mig", True, plan.planned()), ""
+        return None, reason or "no profile of this GPU can be had"
+
+    def _lost_by_reset(self, gpu: Gpu) -> str:
+        readings = Readings(self._request.calls.get(gpu.index, ()))
+        found = []
+        for words, call, default_call, kind in _LOST_BY_RESET:
+            now, default = readings.value(call, kind), readings.value(default_call, kind)
+            if None not in (now, default) and now != default:
+                found.append("its %s is %s, and %s by default" % (words, now, default))
+        return ", ".join(found)
+
+    # --- the changes ---------------------------------------------------------------------------------------------------
+
+    def _mig(self, gpu: Gpu, found: Found, wanted: Target) -> list[Check]:
+        what = "%d instances of %s" % (len(wanted.instances), wanted.instances[0].profile)
+        self._tell("GPU %d: MIG mode, and %s" % (gpu.index, what))
+        result: list[Check] = []
+
+        def made(now: Gpu) -> list[Check]:
+            expected = ["%s@%d" % (each.profile, each.start) for each in wanted.instances]
+            return [
+                compared(MIG, gpu.index, "MIG mode enabled, and pending", [True, True], [now.mig.enabled, now.mig.pending]),
+                compared(MIG, gpu.index, what, expected, [standing(each) for each in now.mig.instances]),
+                compared(MIG, gpu.index, "MIG devices with a UUID of their own", len(expected), len(_mig_uuids(now))),
+            ]  # fmt: skip
+
+        result += self._applied(MIG, "make %s" % what, gpu, found, wanted, made)
+        if result[-1].outcome == HELD:
+            result += self._request.look(gpu.index)
+        if result[0].outcome == HELD:
+            # In MIG mode a GPU may show no time slice that could be restored with it.
+            before = dataclasses.replace(found.target, settings={})
+            result += self._applied(MIG, "remove them", gpu, found, before, lambda now: [
+                compared(MIG, gpu.index, "MIG mode afterwards", found.target.mig_enabled, now.mig.enabled),
+                compared(MIG, gpu.index, "instances afterwards", [], [standing(each) for each in now.mig.instances]),
+            ])  # fmt: skip
+        return result
+
+    def _compute_mode(self, gpu: Gpu, found: Found) -> list[Check]:
+        before = found.target.compute_mode
+        if before is None:
+            reason = "in MIG mode it is that of each instance" if gpu.mig.enabled else "it is not known"
+            return [not_run(COMPUTE_MODE, gpu.index, "all", reason)]
+        other = EXCLUSIVE_PROCESS if before == DEFAULT else DEFAULT
+        self._tell("GPU %d: compute mode %s" % (gpu.index, other))
+        return self._there_and_back(COMPUTE_MODE, gpu, found, Target(gpu.uuid, WHERE, "as before", False, (), other),
+                                    lambda now: now.compute_mode)  # fmt: skip
+
+    def _time_slice(self, gpu: Gpu, found: Found) -> list[Check]:
+        before = current(gpu)
+        if gpu.mig.enabled:
+            return [not_run(TIME_SLICE, gpu.index, "all", "this GPU is in MIG mode")]
+        if before is None:
+            seen = gpu.settings.get(SETTING)
+            reason = (seen.problem if seen else None) or "the time slice that it has cannot be set"
+            return [not_run(TIME_SLICE, gpu.index, "all", reason)]
+        other = "short" if before != "short" else "long"
+        self._tell("GPU %d: time slice %s" % (gpu.index, other))
+        target = Target(gpu.uuid, WHERE, "as before", False, (), None, {SETTING: other})
+        return self._there_and_back(TIME_SLICE, gpu, found, target, current)
+
+    def _there_and_back(
+        self, area: str, gpu: Gpu, found: Found, other: Target, read: Callable[[Gpu], str | None]
+    ) -> list[Check]:
+        """Set the value of another target, and then what was found. Return the checks that each is read back."""
+
+        def seen(target: Target) -> Callable[[Gpu], list[Check]]:
+            wanted = target.settings.get(SETTING) if area == TIME_SLICE else target.compute_mode
+            return lambda now: [compared(area, gpu.index, "as read, of %s" % wanted, wanted, read(now))]
+
+        result = self._applied(area, "set another", gpu, found, other, seen(other))
+        if result[0].outcome == HELD:
+            result += self._applied(area, "set what was found", gpu, found, found.target, seen(found.target))
+        return result
+
+    def _applied(
+        self, area: str, what: str, gpu: Gpu, found: Found, target: Target, seen: Callable[[Gpu], list[Check]]
+    ) -> list[Check]:
+        """Apply a target as a run of gpu_layout does. Return whether that was done, and what was seen afterwards."""
+        host = self._look()
+        now = _of(host, target.gpu_uuid)
+        found.refuse_foreign(now)
+        plan = mig_plan.plan([now], [target])
+        words = "; ".join(plan.lines())
+        try:
+            after = mig_apply.apply(self._session, plan, self._record.journal, look=self._look)
+        except BusyError as error:
+            return [not_run(area, gpu.index, what, str(error))]
+        except ApplyError as error:
+            if error.outcome != "old":
+                raise
+            cause = error.__cause__
+            if error.reboot_needed or (isinstance(cause, NvmlError) and cause.code in _REFUSALS):
+                return [not_run(area, gpu.index, what, str(error))]
+            return [Check(area, gpu.index, what, DIFFERS, words, str(error))]
+        return [Check(area, gpu.index, what, HELD, words, "done"), *seen(_of(after, target.gpu_uuid))]
+
+    # --- restoring -----------------------------------------------------------------------------------------------------
+
+    def _restored(self, found: Found, what: str) -> Check:
+        """Restore the GPU. Never raises FleetError: where it fails, the record stays."""
+        try:
+            return self._restore(found, what)
+        except FleetError as error:
+            self._tell("%s is not as it was found: %s" % (found.target.gpu_uuid, error))
+            self._tell("the state found is in %s: run check-gpu --change again" % self._record.path)
+            return Check(RESTORED, None, what, DIFFERS, "restored", str(error), "run check-gpu --change again")
+
+    def _restore(self, found: Found, what: str) -> Check:
+        now = _of(self._look(), found.target.gpu_uuid)
+        found.refuse_foreign(now)
+        # The mode first: in MIG mode a GPU may show no time slice.
+        for target in (dataclasses.replace(found.target, settings={}), found.target):
+            host = mig_apply.go_back(self._session, [target], reset_gpu, self._look, mig_apply.is_known)
+        self._record.end()
+        seen = mig_plan.plan_gpu(_of(host, found.target.gpu_uuid), found.target).before()
+        return Check(RESTORED, now.index, what, HELD, "restored", seen)
+
+    def _look(self) -> Host:
+        """Observe the host with the holders of its GPUs. Services are holders too: nothing of theirs is stopped."""
+        return observe(self._session)
+
+    def _tell(self, text: str) -> None:
+        self._request.tell(text)
+
+
+def _of(host: Host, uuid: str) -> Gpu:
+    for gpu in host.gpus:
+        if gpu.uuid == uuid:
+            return gpu
+    raise FleetError("gpu %s" % uuid, "it does not answer", "Look at the kernel log, and run check-gpu --change again.")
+
+
+def _refusal(gpu: Gpu) -> str:
+    """Return why a GPU is not changed at all, empty if it may be."""
+    # Monitoring that only watches is in the way of MIG mode alone, whose plan names it.
+    users = [str(holder) for holder in gpu.held_by if not holder.watches]
+    if users:
+        return "is in use: %s" % "; ".join(users)
+    if gpu.mig.instances:
+        return "has instances already: %s" % ", ".join(map(standing, gpu.mig.instances))
+    if gpu.mig.enabled != gpu.mig.pending:
+        return "has a change of its MIG mode pending"
+    return ""
+
+
+def _mig_uuids(gpu: Gpu) -> set[str]:
+    return {c.mig_uuid for i in gpu.mig.instances for c in i.compute_instances if c.mig_uuid}

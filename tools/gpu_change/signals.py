@@ -1,0 +1,42 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""End a run on a signal as on an exception."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from typing import Any, Iterator
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Ended(BaseException):
+    """A signal asked the run to end. Not an Exception, so that nothing takes it for a failed step."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+@contextlib.contextmanager
+def as_exceptions() -> Iterator[None]:
+    """Raise Ended inside of the block for the first signal that asks the run to end.
+
+    Later ones do nothing, so that what an exception handler restores is not interrupted.
+    """
+    seen: list[int] = []
+
+    def handle(number: int, _frame: Any) -> None:
+        if not seen:
+            seen.append(number)
+            raise Ended(number)
+
+    # Under nohup a hangup ends nothing.
+    wanted = [number for number in _SIGNALS if (number, signal.getsignal(number)) != (signal.SIGHUP, signal.SIG_IGN)]
+    before = {number: signal.signal(number, handle) for number in wanted}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
