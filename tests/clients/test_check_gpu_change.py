@@ -10,6 +10,7 @@ import sys
 
 import pytest
 from client_archive import NotOffered
+from client_hosts import DRIVER_VERSION
 from client_matrix import CLIENTS, Client
 from simulated_host import ROOT, SimulatedHost
 
@@ -37,7 +38,7 @@ def build(tmp_path_factory):
 
 @pytest.mark.parametrize("model, most", [("H100-80GB", 7), ("A30-24GB", 4)])
 def test_nvidia_smi_sees_what_was_changed_and_all_is_restored(nvidia_smi, build, tmp_path, model, most):
-    host = SimulatedHost(tmp_path / "host", build.library).create([{"model": model}], driver_version=VERSION)
+    host = SimulatedHost(tmp_path / "host", build.library).create([{"model": model}], driver_version=DRIVER_VERSION)
     (host.bin / "nvidia-smi").symlink_to(nvidia_smi)
     before = json.loads(host.gpusim("show", "--json"))["gpus"]
     options = [
