@@ -61,6 +61,8 @@ topo -m
 topo -p2p r
 topo -p2p n
 topo -c 0
+topo -C -i 0
+topo -M -i 0
 nvlink -s
 nvlink -c
 nvlink -e
@@ -308,9 +310,17 @@ def _lists_profiles(output: str, host, model: Model, instance: bool) -> Iterator
             yield f"profile {profile.name}"
 
 
+def _names_the_node(output: str, host, model: Model, instance: bool) -> Iterator[str]:
+    node = host.state()["gpus"][0]["numa_node"]
+    if not re.search(rf"NUMA IDs of closest \w+: {node}$", output, re.MULTILINE):
+        yield "the NUMA node"
+
+
 EXPECTED: dict[str, Callable] = {
     "-L": _lists_all,
     "topo -m": _draws_all,
+    "topo -C -i 0": _names_the_node,
+    "topo -M -i 0": _names_the_node,
     "nvlink -s": _lists_links,
     "mig -lgip": _lists_profiles,
     "mig -lgipp": _lists_profiles,
