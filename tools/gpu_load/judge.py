@@ -153,6 +153,9 @@ def _limiter(index: int, found: Mapping[str, Any], kernel_seconds: float, contex
                           "at most %d" % most_on_card, said["card"])  # fmt: skip
     yield _judged(index, "two processes of a tenant: bytes together", found["two_processes"],
                   lambda said: (said["held"] <= quota, "at most %d" % quota, said["held"]))  # fmt: skip
+    yield _judged(index, "bytes charged for a context and a module", found["module"],
+                  lambda said: (abs(said["charged"] - said["card"]) <= GRANULARITY_BYTES,
+                                "%d, as NVML counts" % said["card"], said["charged"]))  # fmt: skip
     yield _judged(index, "cost of a launch of an unthrottled tenant, added", found["launch_seconds"], _launch)
     yield from _shares(index, found, kernel_seconds)
 

@@ -243,6 +243,8 @@ def limiter(card: Card) -> dict[str, Any]:
         card.tell("allocating %s memory under a quota" % kind)
         found["memory"][kind] = _tried(lambda kind=kind: _memory(card, kind, alone))
     found["memory"]["container: linear"] = _tried(lambda: _in_container(card, library))
+    card.tell("the memory of a context and a module")
+    found["module"] = _tried(lambda: _module(card, alone))
     card.tell("two processes of a tenant")
     found["two_processes"] = _tried(lambda: _two_processes(card, alone))
     card.tell("the cost of a launch")
@@ -312,6 +314,15 @@ def _memory(card: Card, kind: str, tenant: dict[str, str]) -> dict[str, Any]:
         said = one.line()
         used = _state(card.index)["processes"].get(one.process.pid)
         return {**said, "card": used, **one.end()}
+
+
+def _module(card: Card, tenant: dict[str, str]) -> dict[str, int]:
+    with program(card, "module", environment=tenant) as one:
+        charged = one.line()["charged"]
+        used = _state(card.index)["processes"].get(one.process.pid)
+        if used is None:
+            raise NotMeasuredError("NVML does not tell the memory of the process")
+        return {"charged": charged, "card": used}
 
 
 def _in_container(card: Card, library: Path) -> dict[str, Any]:

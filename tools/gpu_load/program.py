@@ -5,6 +5,7 @@
     program.py DEVICE identify                 its UUID
     program.py DEVICE busy                     launch kernels until standard input ends
     program.py DEVICE memory KIND              allocate until the driver refuses, then free; hold it until standard input ends
+    program.py DEVICE module                   make a context, load a module; hold them until standard input ends
     program.py DEVICE launches COUNT           the cost of a launch of a kernel that does nothing
     program.py DEVICE kernels COUNT [SECONDS]  how long COUNT kernels of 1 ms take, at most SECONDS
 
@@ -29,6 +30,8 @@ PIECES_BYTES = (64 << 20, 1 << 20, 64 << 10, 4 << 10, 512, 1)
 #: More than any card has, so that a driver that never refuses is noticed.
 MOST_BYTES = 1 << 40
 SETTLE_SECONDS = 10.0
+#: The limiter asks NVML once a second what contexts and modules cost.
+CHARGE_SECONDS = 4.0
 #: Launches that are under way at a time.
 BATCH = 32
 #: PTX ISA: 6.3 is the first that knows sm_75, and the last that older drivers need.
@@ -250,6 +253,15 @@ def memory(gpu: Gpu, kind: str) -> None:
     say(free_after=gpu.memory()[0])
 
 
+def module(gpu: Gpu) -> None:
+    gpu.launch(gpu.function("nothing_0"))
+    gpu.call("cuCtxSynchronize")
+    time.sleep(CHARGE_SECONDS)
+    free, total = gpu.memory()
+    say(charged=total - free)
+    sys.stdin.read()
+
+
 def launches(gpu: Gpu, count: int) -> None:
     kernel = gpu.function("nothing_0")
     for _warm in range(100):
@@ -293,6 +305,8 @@ def main(device: str, what: str, *arguments: str) -> None:
             busy(gpu)
         elif what == "memory":
             memory(gpu, *arguments)
+        elif what == "module":
+            module(gpu)
         elif what == "launches":
             launches(gpu, int(arguments[0]))
         elif what == "kernels":
