@@ -112,27 +112,58 @@ DRAIN = (
 )
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="a drain needs root")
-@pytest.mark.parametrize("before", [False, True], ids=["schedulable before", "cordoned before"])
-def test_a_drain_notes_in_the_cluster_that_it_cordoned_the_node(tmp_path, cluster, before):
-    cluster.unschedulable = before
+@pytest.fixture
+def drain(tmp_path, cluster):
+    """Run entries of the role; the output."""
     playbook = tmp_path / "drain.yml"
     playbook.write_text(DRAIN)
     local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
     own = {"gpu_drain_state_directory": str(tmp_path / "state"), "gpu_drain_kubernetes_node": "n1"}
     own.update(gpu_drain_kubernetes=True, gpu_drain_kubernetes_kubeconfig=str(cluster.kubeconfig))
 
-    def run(*entries):
+    def run(*entries, code=0):
         given = json.dumps({**own, "entries": entries})
         done = play(tmp_path, playbook, {"all": {"hosts": {"localhost": local}}}, "-e", given)
-        assert done.returncode == 0, said(done)
+        assert done.returncode == code, said(done)
+        return said(done)
 
-    run("drain")
+    return run
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a drain needs root")
+def test_a_cordon_between_the_look_and_the_patch_stays_the_administrator_s(cluster, drain):
+    """So does one that is kept by taking the annotation off, right before the drain's end uncordons."""
+    cluster.meanwhile = [{"unschedulable": True}]
+    assert "Kubernetes node n1 stays cordoned" in drain("drain", "resume")
+    assert (cluster.unschedulable, cluster.annotations, cluster.requests) == (True, {}, [])
+    cluster.unschedulable, cluster.annotations = True, {ANNOTATION: "localhost"}
+    cluster.meanwhile = [{"annotations": {}}]
+    assert "Kubernetes node n1 stays cordoned" in drain("drain", "resume")
+    assert (cluster.unschedulable, cluster.requests) == (True, [])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a drain needs root")
+def test_a_node_that_changes_meanwhile_is_cordoned_all_the_same_and_not_tried_without_end(cluster, drain):
+    """The kubelet changes it too."""
+    cluster.meanwhile = [{}, {"annotations": {"others": "new"}}]
+    drain("drain")
+    assert cluster.annotations == {ANNOTATION: "localhost", "others": "new"} and cluster.requests == ["cordon"]
+    cluster.meanwhile = [{}] * 1000
+    told = drain("resume", code=2)
+    assert "could not be uncordoned" in told and "the object has been modified" in told
+    assert cluster.unschedulable and len(cluster.meanwhile) == 995
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a drain needs root")
+@pytest.mark.parametrize("before", [False, True], ids=["schedulable before", "cordoned before"])
+def test_a_drain_notes_in_the_cluster_that_it_cordoned_the_node(tmp_path, cluster, drain, before):
+    cluster.unschedulable = before
+    drain("drain")
     assert cluster.unschedulable
     assert cluster.annotations == ({} if before else {ANNOTATION: "localhost"})
     # A drain that goes on, as after a controller that was lost, finds its own cordon.
     (tmp_path / "state/drain.json").unlink()
-    run("drain", "resume")
+    drain("drain", "resume")
     assert cluster.unschedulable is before
     assert cluster.annotations == {}
     assert cluster.requests == ([] if before else ["cordon", "uncordon"])

@@ -4,6 +4,8 @@
 
 It speaks as much of the API as kubernetes.core's k8s, k8s_info and k8s_drain ask for: discovery, one node, its pods,
 evictions (https://kubernetes.io/docs/concepts/scheduling-eviction/api-eviction/). No authentication, no watches.
+A patch with a resourceVersion is refused where the node has another one by then
+(https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions).
 """
 
 from __future__ import annotations
@@ -28,6 +30,10 @@ class KubernetesApi:
     def __init__(self, folder: Path) -> None:
         self.unschedulable = False
         self.annotations: dict[str, str] = {}
+        #: Counts the changes of the node.
+        self.version = 1
+        #: What others do to the node, one before each patch that is asked for: new values of attributes of this object.
+        self.meanwhile: list[dict] = []
         self.pods: dict[str, dict] = {}
         self.requests: list[str] = []
         #: Requests of this kind are answered with 500.
@@ -122,13 +128,20 @@ class KubernetesApi:
 
     def node(self) -> dict:
         spec = {"unschedulable": True} if self.unschedulable else {}
-        metadata = {"name": "n1", "uid": "n1", "annotations": dict(self.annotations)}
+        version = str(self.version)
+        metadata = {"name": "n1", "uid": "n1", "annotations": dict(self.annotations), "resourceVersion": version}
         return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": spec, "status": {}}
 
     def change(self, kind: str, path: str, body: dict) -> tuple[int, dict]:
         if kind == self.broken:
             return self.status(500, "InternalError", "etcd is away")
         if kind == "patch" and path == "/api/v1/nodes/n1":
+            if self.meanwhile:
+                vars(self).update(self.meanwhile.pop(0))
+                self.version += 1
+            if body.get("metadata", {}).get("resourceVersion", str(self.version)) != str(self.version):
+                return self.status(409, "Conflict", "the object has been modified")
+            self.version += 1
             # https://www.rfc-editor.org/rfc/rfc7386: null removes.
             given = body.get("metadata", {}).get("annotations", {})
             kept = {**self.annotations, **given}
