@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from ansible.release import __version__ as ansible_version
 from attackers import ROOT, HostileHost, play, said
 from kubernetes_api import KubernetesApi
 from rightsize_hosts import gpu, state
@@ -446,6 +447,35 @@ def test_of_a_layout_only_what_its_module_documents_is_kept():
     assert kept["failed"] is True and kept["msg"] == "one\ntwo\\x1b[2J"
     assert all(line.isprintable() for line in kept["plan"])
     assert host_results.layout_result({"msg": "x" * 10_000_000})["msg"] == "x" * 997 + "..."
+
+
+#: A task that a host answers as it likes, and what the run makes of it.
+LAYOUT = """
+- hosts: all
+  gather_facts: false
+  tasks:
+    - openfleet.gpu.layout: {layout: [{gpus: all, sharing: shared}]}
+      register: told
+      ignore_errors: true
+    - ansible.builtin.debug: {msg: "at fault: {{ told.host_fault | default('not said') }}"}
+"""
+
+
+@pytest.mark.parametrize("fault", [True, False])
+def test_of_a_layout_its_warnings_and_whether_the_host_is_at_fault_are_kept(tmp_path, fault):
+    """By the first an operator learns what is wrong there; by the second a run goes on without the host (max_lost_hosts)."""
+    failed = {"failed": True, "msg": "gpu 3 is lost", "host_fault": True} if fault else {}
+    warning = "the card is hot\x1b[2J"
+    if tuple(map(int, ansible_version.split(".")[:2])) >= (2, 19):
+        # As a module's warn() sends it from then on.
+        warning = {"__ansible_type": "WarningSummary", "event": {"__ansible_type": "Event", "msg": warning}}
+    bad = HostileHost(tmp_path / "bad", {**layout_result("x"), **failed, "warnings": [warning]})
+    playbook = tmp_path / "layout.yml"
+    playbook.write_text(LAYOUT)
+    done = play(tmp_path, playbook, {"all": {"hosts": {"bad": bad.variables}}})
+    assert bad.asked.exists() and done.returncode == 0, said(done)
+    assert "[WARNING]: the card is hot" in said(done) and "\x1b" not in done.stdout + done.stderr
+    assert "at fault: %s" % (True if fault else "not said") in said(done)
 
 
 # --- What its exporter says -------------------------------------------------------------------------------------------

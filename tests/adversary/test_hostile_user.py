@@ -28,17 +28,15 @@ from ansible_collections.openfleet.gpu.plugins.module_utils import (
     proc_files,
 )
 from ansible_collections.openfleet.gpu.plugins.module_utils.bare_handles import may_be_handed
-from ansible_collections.openfleet.gpu.plugins.module_utils.busy import end_holders, make_way
+from ansible_collections.openfleet.gpu.plugins.module_utils.busy import end_holders
 from ansible_collections.openfleet.gpu.plugins.module_utils.command_line import shown
 from ansible_collections.openfleet.gpu.plugins.module_utils.disturbance import Disturbance
-from ansible_collections.openfleet.gpu.plugins.module_utils.drain_units import Unit
-from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError, BusyError
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError
 from ansible_collections.openfleet.gpu.plugins.module_utils.essential_units import is_essential, is_on_bus
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders import find_holders
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders_cgroup import Origin, parse_cgroup
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders_devices import Devices
-from ansible_collections.openfleet.gpu.plugins.module_utils.idle_stop import Policy, Tools, reclaim
-from ansible_collections.openfleet.gpu.plugins.module_utils.model import Process, Telemetry, to_data
+from ansible_collections.openfleet.gpu.plugins.module_utils.model import Process, to_data
 from ansible_collections.openfleet.gpu.plugins.module_utils.printable import printable
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root starts processes of other users")
@@ -292,95 +290,6 @@ def test_a_signal_goes_to_no_process_that_has_let_go_of_the_gpu(folder):
         assert held.poll() is None
 
 
-#: Starts itself again under other words, and keeps the node open.
-RENAMES = """
-import os, sys
-if sys.argv[1].startswith("/"):
-    os.set_inheritable(os.open(sys.argv[1], os.O_RDONLY), True)
-print("open", flush=True)
-for line in sys.stdin:
-    os.execv(sys.executable, [sys.executable, "-c", sys.argv[2] if len(sys.argv) > 2 else "", "x" + sys.argv[1]])
-"""
-
-
-@as_root
-def test_another_command_line_keeps_nobody_from_being_ended(folder):
-    """It is the process that was seen, and still has the GPU open."""
-    again = "print('again', flush=True)\nimport sys\nsys.stdin.read()"
-    with process(PYTHON, "-c", RENAMES, folder / "dev/nvidia0", again, user=ALICE) as held:
-        (holder,) = look(folder)
-        held.stdin.write(b"\n")
-        held.stdin.flush()
-        assert held.stdout.readline() == b"again\n"
-        (ended,) = end_holders([Disturbance("gpu 0", (holder,))], grace_seconds=60)
-        assert ended == holder.who and held.wait() == -signal.SIGTERM
-
-
-@as_root
-def test_a_run_does_not_go_on_over_a_process_that_could_be_ended(folder):
-    """Where it slips away from each attempt and holds the GPU in each look."""
-    with holding(folder / "dev/nvidia0", user=ALICE):
-        found = look(folder)
-        disturbs = [Disturbance("gpu 0", tuple(found))]
-        with pytest.raises(BusyError, match="could not be ended"):
-            make_way(lambda: disturbs, lambda _disturbs: False)
-        # What no process stands for is left to the step.
-        make_way(lambda: [Disturbance("gpu 0", (replace(found[0], kind="container"),))], lambda _disturbs: False)
-
-
-#: A service that users send messages to: it keeps what comes along. Sends its own address first.
-RECEIVES = """
-import os, socket, sys
-with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
-    server.bind(sys.argv[1])
-    os.chmod(sys.argv[1], 0o666)
-    print("open", flush=True)
-    kept = [server.recvmsg(4096, socket.CMSG_SPACE(4 * 16))]
-    print("has", flush=True)
-    if sys.argv[2:]:
-        import array, mmap
-        kept.append(mmap.mmap(array.array("i", kept[0][1][0][2])[0], 4096, prot=mmap.PROT_READ))
-        print("maps", flush=True)
-    sys.stdin.read()
-"""
-HANDS = """
-import array, socket, sys
-with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as client, open(sys.argv[2]) as file:
-    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [file.fileno()]))
-    client.sendmsg([b"<13>hello"], [rights], 0, sys.argv[1])
-print("open", flush=True)
-"""
-
-
-@as_root
-@pytest.mark.parametrize("unit", ["rsyslog.service", "vendor.service", None])
-def test_a_service_that_a_user_handed_a_node_to_is_neither_ended_nor_stopped(folder, unit):
-    """Whatever its name is: syslog's socket takes files from every user. It is named, and the run fails."""
-    socket_path = folder / "syslog"
-    folder.chmod(0o777)
-    with process(PYTHON, "-c", RECEIVES, socket_path, user=0) as service:
-        with process(PYTHON, "-c", HANDS, socket_path, folder / "dev/nvidia0", user=ALICE):
-            assert service.stdout.readline() == b"has\n"
-        found = find_holders(host(gpu(0)), dev=str(folder / "dev"), run=never, kubelet_directory="/none")
-        (holder,) = [one for one in found if one.pid == service.pid]
-        holder = replace(holder, unit_or_container=unit)
-        assert (holder.kind, may_be_handed(holder)) == ("device_handle", True)
-        with pytest.raises(ApplyError, match="a user may have handed it the open file") as error:
-            end_holders([Disturbance("gpu 0", (holder,))], grace_seconds=0)
-        assert service.poll() is None
-        assert "pid %d" % service.pid in error.value.where and "connected to it" in error.value.cure
-        if unit is None:
-            return
-        item = {"kind": "unit", "name": unit, "gpus": ["GPU-0"]}
-        stopped = []
-        seen = replace(gpu(0), telemetry=Telemetry(gpu_utilization_percent=0))
-        runs = Unit(unit, "loaded", "active")
-        alone = {"stop": stopped.append, "closure": lambda _name: (runs, [runs])}
-        tools = Tools(look=lambda: (host(seen), [holder]), sample=dict, **alone)
-        (row,) = reclaim([item], tools, Policy())["spared"]
-        assert row["why"] == "it only has the GPU open, and a user may have handed it the open file" and stopped == []
-
-
 @as_root
 @pytest.mark.parametrize(
     "told", [{"kind": "process"}, {"watches": True}, {"job": "7"}, {"unit_or_container": "user@61001.service"},
@@ -394,20 +303,6 @@ def test_what_uses_the_gpu_or_is_a_user_s_is_ended(folder, told):
         assert may_be_handed(replace(holder, unit_or_container="train.service"))
         assert end_holders([Disturbance("gpu 0", (replace(holder, **told),))], grace_seconds=60)
         assert held.wait() == -signal.SIGTERM
-
-
-@as_root
-def test_a_service_that_has_a_node_mapped_uses_it(folder):
-    """Nobody else can do that for it. The file of the node is as long as what is mapped."""
-    socket_path = folder / "socket"
-    folder.chmod(0o777)
-    (folder / "dev/nvidia0").write_bytes(bytes(4096))
-    with process(PYTHON, "-c", RECEIVES, socket_path, "map", user=0) as service:
-        with process(PYTHON, "-c", HANDS, socket_path, folder / "dev/nvidia0", user=ALICE):
-            assert [service.stdout.readline() for _line in range(2)] == [b"has\n", b"maps\n"]
-        found = find_holders(host(gpu(0)), dev=str(folder / "dev"), run=never, kubelet_directory="/none")
-        (holder,) = [one for one in found if one.pid == service.pid]
-        assert not may_be_handed(replace(holder, unit_or_container="train.service"))
 
 
 def test_a_driver_s_node_is_mapped_by_its_number(monkeypatch, tmp_path):

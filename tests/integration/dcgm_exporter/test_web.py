@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import json
 import os
@@ -12,7 +11,6 @@ import socket
 import ssl
 import subprocess
 import sys
-import time
 import urllib.error
 from pathlib import Path
 
@@ -24,7 +22,6 @@ sys.path.insert(0, str(ROLE_FILES))
 
 from openfleet_exporter.web import (
     MOST_CLIENTS,
-    MOST_OF_ADDRESS,
     Passwords,
     Server,
     WebConfigError,
@@ -176,28 +173,6 @@ def test_a_certificate_that_cannot_be_loaded_is_told_of(tmp_path):
         tls_context({"tls_server_config": {"cert_file": str(tmp_path / "no"), "key_file": str(tmp_path / "no")}})
     with pytest.raises(WebConfigError, match="cannot be loaded"):
         tls_context({"tls_server_config": {"cert_file": os.devnull}})
-
-
-def test_one_address_has_some_threads_and_no_more(host, start):
-    """Silent clients keep a thread each until their time is over."""
-    host.create([{"model": "H100-80GB", "count": 1}])
-    exporter = start()
-    with contextlib.ExitStack() as held:
-        silent = [held.enter_context(socket.create_connection(("127.0.0.1", exporter.port))) for _one in range(40)]
-        for one in silent[MOST_OF_ADDRESS:]:
-            one.settimeout(60)
-            assert one.recv(1) == b""
-        threads = len(list(Path("/proc/%d/task" % exporter.process.pid).iterdir()))
-        assert MOST_OF_ADDRESS <= threads < 40
-    # They have gone: the next one is served again, once their threads have ended.
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            assert exporter.get()[0] == 200
-            return
-        except OSError:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
 
 
 def test_all_addresses_together_have_some_threads_and_no_more():

@@ -1,0 +1,85 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Processes of users with a file system of their own that never answers (silent_files), and the look of a run at them."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from attackers import ALICE, PYTHON, ROOT, process, public_folder
+
+SILENT = Path(__file__).with_name("silent_files.py")
+IN_A_NAMESPACE = ["unshare", "--user", "--map-root-user", "--mount"]
+#: No test waits for it.
+LONG = 300
+#: Takes the host's lock, looks and says what it found.
+LOOK = """
+import sys
+from attackers import gpu, host
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders import find_holders
+from ansible_collections.openfleet.gpu.plugins.module_utils.transaction import locked
+def never(command, **options):
+    raise FileNotFoundError(2, "No such file", command[0])
+with locked(sys.argv[1], 0):
+    for one in find_holders(host(gpu(0), gpu(1)), dev=sys.argv[2], run=never, kubelet_directory="/none"):
+        print(one.kind, one.pid, one.user, one.gpu_uuid, one.who)
+"""
+
+
+def fuse_folder():
+    """For a fixture: two GPUs, and what such a file system takes."""
+    with public_folder() as made:
+        (made / "dev").mkdir()
+        for name in ("nvidia0", "nvidia1"):
+            (made / "dev" / name).touch()
+        (made / "silent.py").write_text(SILENT.read_text())
+        (made / "mnt").mkdir()
+        # Where a host lets users mount file systems, everybody may open the node.
+        os.mknod(made / "fuse", stat.S_IFCHR | 0o600, os.makedev(10, 229))
+        (made / "fuse").chmod(0o666)
+        yield made
+
+
+@contextlib.contextmanager
+def silent(folder, what, *within, user=ALICE):
+    """A process of a user with such a file system. What waits for it is free again behind the block."""
+    if not Path("/proc/filesystems").read_text().count("\tfuse\n"):
+        pytest.skip("this kernel has no FUSE")
+    command = [*within, *IN_A_NAMESPACE, PYTHON, folder / "silent.py", folder / "fuse", what, folder / "mnt"]
+    with process(*command, user=user) as made:
+        yield made
+    # Here, so that a test fails by what a look does where it has no such children.
+    from ansible_collections.openfleet.gpu.plugins.module_utils import child_process
+
+    limit = time.monotonic() + LONG
+    while child_process.stuck() and time.monotonic() < limit:
+        time.sleep(0.05)
+    assert not child_process.stuck()
+
+
+def look(folder):
+    """What a run sees that holds the host's lock. It ends by itself, and the lock is free behind it."""
+    paths = (ROOT / "collections", ROOT / "tests/adversary")
+    made = subprocess.Popen(
+        [sys.executable, "-c", LOOK, folder / "state", folder / "dev"],
+        env={**os.environ, "PYTHONPATH": ":".join(map(str, paths))},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        told, problem = made.communicate(timeout=LONG)
+    except subprocess.TimeoutExpired:
+        # One that waits in the kernel ends with the file system, and not before: it is not waited for.
+        made.kill()
+        pytest.fail("the look does not end")
+    assert made.returncode == 0, problem
+    with (folder / "state/lock").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return told.splitlines()

@@ -1,0 +1,141 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Open nodes that change hands or words: who is ended for them, and who is not.
+
+By what runs and reclaims do, whatever decides it within.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+
+import pytest
+from attackers import ALICE, PYTHON, gpu, holding, host, process, public_folder
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.busy import end_holders, make_way
+from ansible_collections.openfleet.gpu.plugins.module_utils.disturbance import Disturbance
+from ansible_collections.openfleet.gpu.plugins.module_utils.drain_units import Unit
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError, BusyError
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders import find_holders
+from ansible_collections.openfleet.gpu.plugins.module_utils.idle_stop import Policy, Tools, reclaim
+from ansible_collections.openfleet.gpu.plugins.module_utils.model import Telemetry
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root starts processes of other users")
+
+
+@pytest.fixture
+def folder():
+    with public_folder() as made:
+        (made / "dev").mkdir()
+        (made / "dev/nvidia0").touch()
+        yield made
+
+
+def never(command, **_options):
+    raise AssertionError("a user had root run %s" % command)
+
+
+def look(folder, pid):
+    """What root finds of one process."""
+    found = find_holders(host(gpu(0)), dev=str(folder / "dev"), run=never, kubelet_directory="/none")
+    return [holder for holder in found if holder.pid == pid]
+
+
+#: Starts itself again under other words, and keeps the node open.
+RENAMES = """
+import os, sys
+if sys.argv[1].startswith("/"):
+    os.set_inheritable(os.open(sys.argv[1], os.O_RDONLY), True)
+print("open", flush=True)
+for line in sys.stdin:
+    os.execv(sys.executable, [sys.executable, "-c", sys.argv[2] if len(sys.argv) > 2 else "", "x" + sys.argv[1]])
+"""
+
+
+def test_another_command_line_keeps_nobody_from_being_ended(folder):
+    """It is the process that was seen, and still has the GPU open."""
+    again = "print('again', flush=True)\nimport sys\nsys.stdin.read()"
+    with process(PYTHON, "-c", RENAMES, folder / "dev/nvidia0", again, user=ALICE) as held:
+        (holder,) = look(folder, held.pid)
+        held.stdin.write(b"\n")
+        held.stdin.flush()
+        assert held.stdout.readline() == b"again\n"
+        (ended,) = end_holders([Disturbance("gpu 0", (holder,))], grace_seconds=60)
+        assert ended == holder.who and held.wait() == -signal.SIGTERM
+
+
+def test_a_run_does_not_go_on_over_a_process_that_could_be_ended(folder):
+    """Where it slips away from each attempt and holds the GPU in each look."""
+    with holding(folder / "dev/nvidia0", user=ALICE) as held:
+        found = look(folder, held.pid)
+        disturbs = [Disturbance("gpu 0", tuple(found))]
+        with pytest.raises(BusyError, match="could not be ended"):
+            make_way(lambda: disturbs, lambda _disturbs: False)
+        # What no process stands for is left to the step.
+        make_way(lambda: [Disturbance("gpu 0", (replace(found[0], kind="container"),))], lambda _disturbs: False)
+
+
+#: A service that users send messages to: it keeps what comes along. Sends its own address first.
+RECEIVES = """
+import os, socket, sys
+with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
+    server.bind(sys.argv[1])
+    os.chmod(sys.argv[1], 0o666)
+    print("open", flush=True)
+    kept = [server.recvmsg(4096, socket.CMSG_SPACE(4 * 16))]
+    print("has", flush=True)
+    if sys.argv[2:]:
+        import array, mmap
+        kept.append(mmap.mmap(array.array("i", kept[0][1][0][2])[0], 4096, prot=mmap.PROT_READ))
+        print("maps", flush=True)
+    sys.stdin.read()
+"""
+HANDS = """
+import array, socket, sys
+with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as client, open(sys.argv[2]) as file:
+    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [file.fileno()]))
+    client.sendmsg([b"<13>hello"], [rights], 0, sys.argv[1])
+print("open", flush=True)
+"""
+
+
+@pytest.mark.parametrize("unit", ["rsyslog.service", "vendor.service", None])
+def test_a_service_that_a_user_handed_a_node_to_is_neither_ended_nor_stopped(folder, unit):
+    """Whatever its name is: syslog's socket takes files from every user. It is named, and the run fails."""
+    socket_path = folder / "syslog"
+    folder.chmod(0o777)
+    with process(PYTHON, "-c", RECEIVES, socket_path, user=0) as service:
+        with process(PYTHON, "-c", HANDS, socket_path, folder / "dev/nvidia0", user=ALICE):
+            assert service.stdout.readline() == b"has\n"
+        (holder,) = look(folder, service.pid)
+        holder = replace(holder, unit_or_container=unit)
+        assert holder.kind == "device_handle"
+        with pytest.raises(ApplyError, match="a user may have handed it the open file") as error:
+            end_holders([Disturbance("gpu 0", (holder,))], grace_seconds=0)
+        assert service.poll() is None
+        assert "pid %d" % service.pid in error.value.where and "connected to it" in error.value.cure
+        if unit is None:
+            return
+        item = {"kind": "unit", "name": unit, "gpus": ["GPU-0"]}
+        stopped = []
+        seen = replace(gpu(0), telemetry=Telemetry(gpu_utilization_percent=0))
+        runs = Unit(unit, "loaded", "active")
+        alone = {"stop": stopped.append, "closure": lambda _name: (runs, [runs])}
+        tools = Tools(look=lambda: (host(seen), [holder]), sample=dict, **alone)
+        (row,) = reclaim([item], tools, Policy())["spared"]
+        assert row["why"] == "it only has the GPU open, and a user may have handed it the open file" and stopped == []
+
+
+def test_a_service_that_has_a_node_mapped_uses_it(folder):
+    """Nobody else can do that for it. The file of the node is as long as what is mapped."""
+    socket_path = folder / "socket"
+    folder.chmod(0o777)
+    (folder / "dev/nvidia0").write_bytes(bytes(4096))
+    with process(PYTHON, "-c", RECEIVES, socket_path, "map", user=0) as service:
+        with process(PYTHON, "-c", HANDS, socket_path, folder / "dev/nvidia0", user=ALICE):
+            assert [service.stdout.readline() for _line in range(2)] == [b"has\n", b"maps\n"]
+        (holder,) = look(folder, service.pid)
+        (ended,) = end_holders([Disturbance("gpu 0", (holder,))], grace_seconds=60)
+        assert ended == holder.who and service.wait() == -signal.SIGTERM

@@ -1,0 +1,67 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Users' own file systems that never answer, by what a run does: its look ends, and its lock is free.
+
+test_hostile_filesystem has what is left behind, and how it is counted.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from attackers import ALICE, ROOT
+from silence import LONG, SILENT, fuse_folder, look, silent
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root starts processes of other users")
+folder = pytest.fixture(fuse_folder)
+
+
+def test_with_a_gpu_open_it_is_not_known_what_else_it_was_given(folder):
+    opened = 'exec 9<%s; exec "$@"' % (folder / "dev/nvidia0")
+    with silent(folder, "root", "sh", "-c", opened, "sh") as made:
+        found = look(folder)
+        # One of each GPU: what a process has open says more than what is not known of it.
+        assert [line.split()[0:4:3] for line in found] == [["device_handle", "GPU-0"], ["unknown", "GPU-1"]]
+        assert "the devices of the container of pid %d, user %d, are not known" % (made.pid, ALICE) in found[1]
+
+
+TELL = """
+import fcntl, sys
+from pathlib import Path
+from ansible_collections.openfleet.gpu.plugins.module_utils import reclaim_tell
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
+reclaim_tell._HOME_SECONDS = 1.0
+with Path(sys.argv[1]).open("w") as lock:
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    for _again in range(2):
+        try:
+            reclaim_tell._home("notebook.service", int(sys.argv[2]), "It will be stopped.")
+        except FleetError as error:
+            print(error, flush=True)
+with Path(sys.argv[1]).open("w") as lock:
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+print("free")
+"""
+
+
+def test_a_home_that_does_not_answer_keeps_no_lock(folder):
+    """The child that waits for it has nothing open, and the next notice does not start another one."""
+    home = folder / "home"
+    home.mkdir()
+    os.chown(home, ALICE, ALICE)
+    (folder / "passwd").write_text("root:x:0:0::/root:/bin/sh\nalice:x:%d:%d::%s:/bin/sh\n" % (ALICE, ALICE, home))
+    script = 'mount --bind "$1" /etc/passwd && shift && exec "$@"'
+    inside = ["unshare", "--mount", "--propagation", "private", "sh", "-ec", script, "-", folder / "passwd"]
+    tell = [sys.executable, "-c", TELL, folder / "lock", str(ALICE)]
+    done = subprocess.run(
+        [*inside, sys.executable, SILENT, folder / "fuse", "home", home, str(ALICE), *tell],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "collections")},
+        capture_output=True, text=True, check=False, timeout=LONG,
+    )  # fmt: skip
+    first, second, last = done.stdout.splitlines()
+    assert "home: the look at it takes too long" in first
+    assert "home: an earlier look at it hangs in the kernel" in second and "uid %d" % ALICE in second
+    assert last == "free" and done.returncode == 0, done.stderr

@@ -1,0 +1,39 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Very many clients of the embedded exporter, as its host sees them: threads, and who is served."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from pathlib import Path
+
+#: docs/dcgm_exporter.md
+MOST_OF_ADDRESS = 8
+
+
+def test_one_address_has_some_threads_and_no_more(host, start):
+    """Silent clients keep a thread each until their time is over."""
+    host.create([{"model": "H100-80GB", "count": 1}])
+    exporter = start()
+    before = threads(exporter)
+    with contextlib.ExitStack() as held:
+        silent = [held.enter_context(socket.create_connection(("127.0.0.1", exporter.port))) for _one in range(40)]
+        for one in silent[MOST_OF_ADDRESS:]:
+            one.settimeout(60)
+            assert one.recv(1) == b""
+        assert threads(exporter) <= before + MOST_OF_ADDRESS
+    # They have gone: the next one is served again, once their threads have ended.
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            assert exporter.get()[0] == 200
+            return
+        except OSError:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def threads(exporter) -> int:
+    return len(list(Path("/proc/%d/task" % exporter.process.pid).iterdir()))
