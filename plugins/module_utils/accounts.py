@@ -1,14 +1,20 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tell whose a process is by the kernel's word, in user namespaces too, where a user has tens of thousands of user ids."""
+"""Tell whose a process is by the kernel's word, in user namespaces too, where a user has tens of thousands of user ids.
+
+A user leaves a namespace with such an id by a set-user-id file that was made within. /etc/subuid says whose it is, and root alone
+writes that file.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import pwd
 import re
 import struct
+from typing import Iterator, Tuple
 
 from .proc_files import link, read
 
@@ -18,6 +24,8 @@ _NS_GET_PARENT, _NS_GET_OWNER_UID = 0xB702, 0xB704
 _DEEPEST = 33
 #: What the kernel says of a user id that it cannot map.
 _NO_ACCOUNT = 65534
+#: subuid(5)
+SUBORDINATE = "/etc/subuid"
 
 
 def is_foreign(process: str) -> bool:
@@ -32,9 +40,44 @@ def account_of(process: str) -> int:
     In a user namespace that is the user who made the topmost one below this: that user chooses the ids within.
     """
     if is_foreign(process):
-        return _owner(process)
+        return account_of_id(_owner(process))
     found = re.search(r"^Uid:\s*(\d+)", read(process + "/status"), re.MULTILINE)
-    return int(found.group(1)) if found else _NO_ACCOUNT
+    return account_of_id(int(found.group(1))) if found else _NO_ACCOUNT
+
+
+def account_of_id(uid: int) -> int:
+    """Return the account that has a user id as a subordinate one; the id itself where it is an account's own, or nobody's."""
+    for account, first, count in _ranges():
+        if first <= uid < first + count:
+            if _has_account(uid):
+                break
+            return _id_of(account, uid)
+    return uid
+
+
+def _ranges() -> Iterator[Tuple[str, int, int]]:
+    """The accounts of /etc/subuid by name or id, each with its first subordinate id and how many follow."""
+    for line in read(SUBORDINATE).split("\n"):
+        fields = line.split(":")
+        if len(fields) == 3 and fields[1].isdecimal() and fields[2].isdecimal():
+            yield fields[0], int(fields[1]), int(fields[2])
+
+
+def _has_account(uid: int) -> bool:
+    try:
+        pwd.getpwuid(uid)
+    except KeyError:
+        return False
+    return True
+
+
+def _id_of(account: str, otherwise: int) -> int:
+    if account.isdecimal():
+        return int(account)
+    try:
+        return pwd.getpwnam(account).pw_uid
+    except KeyError:
+        return otherwise
 
 
 def _owner(process: str) -> int:

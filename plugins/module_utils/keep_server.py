@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Callable, Deque
 
 from . import peer
-from .accounts import is_foreign
+from .accounts import account_of_id, is_foreign
 from .bounded import bounded
 from .errors import FleetError
 from .holders_cgroup import parse_cgroup
@@ -184,6 +184,13 @@ def caller(connection: socket.socket) -> int:
                 "this host",
                 "a process in a user namespace asks",
                 "Run gpu-layout keep outside of containers and unshare.",
+            )
+        if account_of_id(uid) != uid:
+            # By a set-user-id file that was made in a user namespace.
+            raise KeepError(
+                "this host",
+                "a process with a subordinate user id asks",
+                "Run gpu-layout keep as the account itself.",
             )
         if parse_cgroup(process.cgroup, own_container()).container_id:
             raise KeepError("this host", "a process in a container asks", "Run gpu-layout keep on the host itself.")

@@ -40,7 +40,9 @@ os.execv(command[0], command)
 class KeepHost:
     """The service as root, its socket, and a folder that every user reaches."""
 
-    def __init__(self, folder: Path, library: Path, groups: tuple[str, ...] = (), most: str = "7d") -> None:
+    def __init__(
+        self, folder: Path, library: Path, groups: tuple[str, ...] = (), most: str = "7d", within: tuple[str, ...] = ()
+    ) -> None:
         self.folder = folder
         self.simulated = SimulatedHost(folder / "host", library).create([{"model": "H100-80GB", "count": 2}])
         self.command = build_command(folder / "gpu-layout")
@@ -52,7 +54,7 @@ class KeepHost:
         self.log = folder / "log"
         with self.log.open("w") as log:
             self.service = self.simulated.popen(
-                [sys.executable, "-c", START, str(self.socket), *words], stdout=log, stderr=log
+                [*within, sys.executable, "-c", START, str(self.socket), *words], stdout=log, stderr=log
             )
         wait_for(self.socket.exists, "the socket")
 

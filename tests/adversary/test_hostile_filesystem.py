@@ -16,7 +16,7 @@ import pytest
 from attackers import ALICE, BOB, holding
 from silence import LONG, fuse_folder, look, silent
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import child_process, file_worker
+from ansible_collections.openfleet.gpu.plugins.module_utils import accounts, child_process, file_worker
 from ansible_collections.openfleet.gpu.plugins.module_utils.accounts import account_of, is_foreign
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root starts processes of other users")
@@ -44,6 +44,19 @@ def test_words_that_do_not_answer_hold_up_no_look_and_keep_no_lock(folder):
         assert "pid %d ([" % made.pid in found[0]
         # Some kernels let go of a page when the one that waits is killed.
         assert child_process.stuck() in ({}, {ALICE: 1})
+
+
+def test_a_subordinate_id_is_its_account_s(folder, monkeypatch, tmp_path):
+    """In a namespace and outside of it: one account has no more children that wait than it had with one user id."""
+    (tmp_path / "subuid").write_text("%d:300000:65536\n%d:400000:65536\n" % (ALICE, BOB))
+    monkeypatch.setattr(accounts, "SUBORDINATE", str(tmp_path / "subuid"))
+    for user, account in ((300005, ALICE), (400005, BOB), (500005, 500005), (ALICE, ALICE)):
+        for within in ([], ["unshare", "--user"]):
+            with holding(folder / "dev/nvidia0", user=user, within=within) as made:
+                assert account_of("/proc/%d" % made.pid) == account
+    # An id that the host's database has is an account of its own, whatever the file says.
+    (tmp_path / "subuid").write_text("%d:0:65536\n" % ALICE)
+    assert account_of("/proc/%d" % os.getpid()) == 0
 
 
 # --- Without such a file system ----------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 
@@ -226,6 +227,37 @@ def test_a_user_namespace_gives_nobody_more_than_a_user_has(fresh):
         capture_output=True, text=True, check=True, timeout=PATIENCE_SECONDS,
     )  # fmt: skip
     assert json.loads(done.stdout)["error"]["problem"] == "a process in a user namespace asks"
+
+
+#: Starts a service that reads this file as its host's /etc/subuid.
+WITH_SUBUID = 'file=$1; shift; mount --bind "$file" /etc/subuid && exec "$@"'
+SUBORDINATE = 300005
+
+
+def test_a_subordinate_id_outside_of_its_namespace_gives_nobody_more_either(library):
+    """In the namespace its root gives a file to such an id and sets its user id. Outside of it the user runs that."""
+    with public_folder() as folder:
+        if os.statvfs(folder).f_flag & os.ST_NOSUID:
+            pytest.skip("no file of this file system sets a user id")
+        (folder / "subuid").write_text("no-account:1:2\nbroken\n%d:300000:65536\n" % BOB)
+        program = folder / "python"
+        shutil.copy(PYTHON, program)
+        os.chown(program, SUBORDINATE, SUBORDINATE)
+        program.chmod(0o4755)
+        inside = ("unshare", "--mount", "--propagation", "private", "sh", "-ec", WITH_SUBUID, "-")
+        made = KeepHost(folder, library, within=(*inside, str(folder / "subuid")))
+        try:
+            done = [
+                subprocess.run(
+                    [*command, "-c", ASKS, str(made.socket)], user=BOB, group=BOB, extra_groups=[], cwd="/",
+                    capture_output=True, text=True, check=True, timeout=PATIENCE_SECONDS,
+                ) for command in ([str(program)], [str(PYTHON)])
+            ]  # fmt: skip
+            refused, answered = (json.loads(one.stdout) for one in done)
+            assert refused["error"]["problem"] == "a process with a subordinate user id asks"
+            assert answered["keeps"] == []
+        finally:
+            made.close()
 
 
 def test_without_a_service_the_command_says_so(host, tmp_path):
