@@ -8,13 +8,11 @@ import dataclasses
 import fcntl
 import grp
 import json
-import mmap
 import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -26,7 +24,12 @@ from sm import Worker, World
 from test_turnstile import AllTerms, Seat, Turnstile
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import files as vgpu_files
-from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.agent_client import handed_out
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.agent_client import (
+    ShownFile,
+    ShownSeat,
+    handed_out,
+    shown,
+)
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.host import VgpuHost
 
 POINTS = 5  # how near to its share a tenant has to be; a turn is 2 points of a second
@@ -256,17 +259,34 @@ def test_a_tenant_can_neither_shrink_nor_grow_nor_seal_what_it_is_handed(world, 
 
 
 def test_all_users_can_read_and_none_of_them_can_write(world, agent):
+    (worker, other) = pair(world, HALF_MS)
+    agent.start()
+    path = worker.tenant.root / vgpu_files.SHOWN
+    assert (path.stat().st_mode & 0o777, path.stat().st_uid) == (0o644, os.geteuid())
+    uuid = world.card.uuid()
+    assert [(seat.gpu_uuid, seat.number) for seat in shown(worker.tenant.root)] == [(uuid, 0), (uuid, 1)]
+    # What there is else is each tenant's own.
+    sockets = {path for path in (worker.tenant.root / vgpu_files.STATE).rglob("*") if path.is_socket()}
+    assert sockets == {own(one.tenant) / vgpu_files.AGENT_SOCKET for one in (worker, other)}
+
+
+def shown_at(state: Path) -> int:
+    """When the agent wrote last what all users may see."""
+    return int.from_bytes((state / Path(vgpu_files.SHOWN).name).read_bytes()[8:16], sys.byteorder)
+
+
+def test_what_is_shown_fits_where_tenants_have_filled_the_rest(world, agent):
+    """It is written where it was before, and takes no more room."""
     (worker, _other) = pair(world, HALF_MS)
     agent.start()
-    with handed(worker.tenant.root / vgpu_files.STATE) as found:
-        assert [line.split(" ", 1)[1] for line in found] == ["terms 1", "seat 0", "seat 1"]
-        for descriptor in found.values():
-            assert os.pread(descriptor, 1 << 20, 0)
-            with pytest.raises(OSError, match="Bad file descriptor"):
-                os.pwrite(descriptor, b"x", 0)
-            with pytest.raises(PermissionError):
-                mmap.mmap(descriptor, 4096, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-            assert os.fstat(descriptor).st_mode & 0o777 == 0o600
+    state = worker.tenant.root / vgpu_files.STATE
+    inode = (worker.tenant.root / vgpu_files.SHOWN).stat().st_ino
+    before = shown_at(state)
+    wait_until(lambda: shown_at(state) > before, "the agent writes once a second")
+    assert (worker.tenant.root / vgpu_files.SHOWN).stat().st_ino == inode
+    # A restart of the agent makes one, and it is read again.
+    agent.restart()
+    assert len(shown(worker.tenant.root)) == 2
 
 
 def test_a_tenant_that_reads_nothing_keeps_no_other_from_its_turnstile(world, agent):
@@ -317,27 +337,15 @@ def test_gpu_layout_tells_whether_tenants_are_protected(world, agent):
     agent.start()
     assert [seen.isolation for seen in host.observe()] == ["read_only", "read_only"]
     agent.kill()
-    assert [seen.isolation for seen in host.observe()] == ["none", "none"]
+    wait_until(lambda: [seen.isolation for seen in host.observe()] == ["none", "none"], "its file is stale")
 
 
 def test_memory_that_root_in_a_container_can_write_is_told(world):
     """As an agent says it on a kernel that has no immutable memory."""
     worker, _other = pair(world, HALF_MS)
-    folder = os.open(worker.tenant.root / vgpu_files.STATE, os.O_PATH | os.O_DIRECTORY)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind(f"/proc/self/fd/{folder}/{vgpu_files.AGENT_SOCKET}")
-        os.close(folder)
-        listener.listen()
-
-        def answer() -> None:
-            connection, _address = listener.accept()
-            with connection:
-                connection.send(f"{world.card.uuid()} terms 0\n{world.card.uuid()} seat 0\n".encode())
-
-        agent = threading.Thread(target=answer)
-        agent.start()
-        seen = VgpuHost(root=str(world.folder / "root")).observe()
-        agent.join(DEADLINE)
+    (worker.tenant.root / vgpu_files.SHOWN).parent.mkdir(parents=True, exist_ok=True)
+    ShownFile(worker.tenant.root).write([ShownSeat(world.card.uuid(), 0, False, b"")])
+    seen = VgpuHost(root=str(world.folder / "root")).observe()
     assert [one.isolation for one in seen] == ["sealed", "sealed"]
 
 
@@ -347,9 +355,15 @@ def test_vgpu_top_shows_what_the_memory_tells(world, agent, built):
     world.run()
     environment = dict(os.environ, OPENFLEET_VGPU_ROOT=str(worker.tenant.root))
     top = [str(built.library.parent / "vgpu-top"), "--json", "--interval", "0.01"]
-    done = subprocess.run(top, env=environment, capture_output=True, text=True, check=True, timeout=DEADLINE)
-    (gpu,) = json.loads(done.stdout)["tenants"][0]["gpus"]
-    assert gpu["held_back_seconds"] > 0.5
+
+    def held_back() -> float:
+        done = subprocess.run(top, env=environment, capture_output=True, text=True, check=True, timeout=DEADLINE)
+        (gpu,) = json.loads(done.stdout)["tenants"][0]["gpus"]
+        assert gpu["had_percent"] is not None, "the shares are told from two looks of the agent"
+        return gpu["held_back_seconds"]
+
+    # The agent shows it with its next look.
+    wait_until(lambda: held_back() > 0.5, "what the memory tells is shown")
 
 
 # --- tenants that come and go ---

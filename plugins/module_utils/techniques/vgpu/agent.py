@@ -7,8 +7,8 @@ Without it all tenants of a GPU write one file: each can truncate it, which ends
 forge what it says of others. The agent hands out a page for each tenant instead (vgpu_agent_memory), over a socket.
 
 Each tenant has a socket in a folder that only its containers have mounted; on the host, its permissions are those of the tenant's
-region. A connection to it is the tenant's, and nothing that a client says is read. Another socket, for every user of the host,
-hands out all pages for reading.
+region. A connection to it is the tenant's, and nothing that a client says is read. What every user of the host may know of the
+pages is copied into a file once a second (vgpu_agent_client).
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import grp
 import os
 import select
 import socket
-import struct
 import termios
 import time
 from dataclasses import dataclass, field
@@ -30,7 +29,7 @@ from typing import Callable, Sequence
 
 from ...errors import FleetError
 from . import files as vgpu_files
-from .agent_client import socket_folder
+from .agent_client import ShownFile, socket_folder
 from .agent_memory import SharedMemory, send
 from .host import VgpuHost
 from .model import MPS, VgpuTenant
@@ -42,8 +41,6 @@ _PATIENCE = 10
 #: Answers on one socket that were not read yet. Descriptors that are on their way count against the sender's limit (unix(7)),
 #: so a client that reads nothing must not keep many. Further clients of the socket wait.
 _MOST_UNREAD = 16
-#: The same of one user, on the socket that all users share. Further clients of the user are turned away.
-_MOST_UNREAD_OF_USER = 4
 _BACKLOG = 512
 #: Descriptors in one message, so that a program needs no room for more open files at a time (agent.h).
 _MOST_IN_MESSAGE = 32
@@ -58,15 +55,13 @@ class _Listener:
     folder: Path
     mode: int
     group: str | None
-    #: None: the socket of all users.
-    tenant: VgpuTenant | None
-    most_of_user: int = _MOST_UNREAD
+    tenant: VgpuTenant
     listening: socket.socket | None = None
     inode: int = 0
     #: Looks since it could be made last.
     failures: int = 0
-    #: By descriptor: the connection and its user.
-    unread: dict[int, tuple[socket.socket, int]] = field(default_factory=dict)
+    #: The connections, by descriptor.
+    unread: dict[int, socket.socket] = field(default_factory=dict)
 
     @property
     def path(self) -> str:
@@ -109,6 +104,7 @@ class Agent:
         self._said: dict[object, str] = {}
         self._listeners: dict[str, _Listener] = {}
         self._by_descriptor: dict[int, _Listener] = {}
+        self._shown = ShownFile(root)
         self._epoll = select.epoll()
 
     def serve(self, ticked: Callable[[], None] = lambda: None) -> None:
@@ -144,11 +140,22 @@ class Agent:
             self._say("tenants", "the tenants cannot be read, those of before are served: %s" % error)
         for listener in self._listeners.values():
             for descriptor in list(listener.unread):
-                if not _bytes_unread(listener.unread[descriptor][0]):
+                if not _bytes_unread(listener.unread[descriptor]):
                     self._end(listener, descriptor)
             if not listener.stands():
                 self._bind(listener)
             self._take_more(listener)
+        self._show()
+
+    def _show(self) -> None:
+        """Write what every user may know of the pages."""
+        try:
+            self._shown.write(self._memory.shown())
+            self._said.pop("show", None)
+        except OSError as error:
+            self._say(
+                "show", "tenants are shown as without the agent, for what users may see cannot be written: %s" % error
+            )
 
     def _fingerprint(self) -> object:
         """Something that changes when a tenant does."""
@@ -166,9 +173,6 @@ class Agent:
             )
             for tenant in tenants
         ]
-        if tenants:
-            state = self._root / vgpu_files.STATE
-            wanted.append(_Listener(state, 0o666, None, None, _MOST_UNREAD_OF_USER))
         by_path = {listener.path: listener for listener in wanted}
         for path in set(self._listeners) - set(by_path):
             self._drop(self._listeners.pop(path))
@@ -201,7 +205,7 @@ class Agent:
         self._epoll.register(listener.listening, select.EPOLLIN)
 
     def _drop(self, listener: _Listener) -> None:
-        for connection, _uid in listener.unread.values():
+        for connection in listener.unread.values():
             self._by_descriptor.pop(connection.fileno())
             connection.close()
         if listener.listening is not None:
@@ -224,19 +228,13 @@ class Agent:
             self._epoll.modify(listener.listening, 0)
             return
         connection.setblocking(False)
-        uid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
-        if sum(other == uid for _connection, other in listener.unread.values()) >= listener.most_of_user:
-            connection.close()
-            return
         try:
-            tenant = listener.tenant
-            parts = self._memory.parts_for_all() if tenant is None else self._memory.parts_for(tenant)
-            send(connection, parts, _MOST_IN_MESSAGE)
+            send(connection, self._memory.parts_for(listener.tenant), _MOST_IN_MESSAGE)
             connection.shutdown(socket.SHUT_WR)
         except OSError as error:
             self._say("send", "a client of %s has no answer: %s" % (listener.path, error))
         descriptor = connection.fileno()
-        listener.unread[descriptor] = (connection, uid)
+        listener.unread[descriptor] = connection
         self._by_descriptor[descriptor] = listener
         # A client that has gone is always told of; what it sends is not.
         self._epoll.register(descriptor, 0)
@@ -244,7 +242,7 @@ class Agent:
 
     def _end(self, listener: _Listener, descriptor: int) -> None:
         """Close a connection whose answer was read, or is gone with its client."""
-        connection, _uid = listener.unread[descriptor]
+        connection = listener.unread[descriptor]
         if _bytes_unread(connection):
             # The client has shut it down and can read still. It is looked at again with the tenants.
             self._epoll.unregister(descriptor)

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import Mapping, Sequence
 
 from . import files as vgpu_files
+from .agent_client import SHOWN_BYTES, ShownSeat
 from .model import POLICIES, SEATS, VgpuTenant
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -175,16 +176,24 @@ class SharedMemory:
             parts += self._to_read(seat.gpu_uuid, tenant.key)
         return parts
 
-    def parts_for_all(self) -> list[Part]:
-        """Return what every user may read."""
-        return [part for uuid in sorted(self._seated) for part in self._to_read(uuid, None)]
+    def shown(self) -> list[ShownSeat]:
+        """Return what every user may know of each page as it is now."""
+        return [
+            ShownSeat(uuid, number, self._is_immutable(uuid), os.pread(page.readable, SHOWN_BYTES, 0))
+            for uuid in sorted(self._seated)
+            for number, page in sorted(self._pages(uuid).items())
+        ]
 
-    def _to_read(self, uuid: str, except_key: str | None) -> list[Part]:
-        terms, seats = self._memory[_terms_name(uuid)], self._seated[uuid]
-        pages = {number: self._memory[_seat_name(uuid, tenant.key)] for number, tenant in seats.items()}
-        immutable = terms.immutable and all(page.immutable for page in pages.values())
-        parts = [Part("%s terms %d" % (uuid, immutable), terms.readable)]
-        for number, tenant in sorted(seats.items()):
+    def _pages(self, uuid: str) -> dict[int, Memory]:
+        return {number: self._memory[_seat_name(uuid, tenant.key)] for number, tenant in self._seated[uuid].items()}
+
+    def _is_immutable(self, uuid: str) -> bool:
+        return self._memory[_terms_name(uuid)].immutable and all(page.immutable for page in self._pages(uuid).values())
+
+    def _to_read(self, uuid: str, except_key: str) -> list[Part]:
+        pages = self._pages(uuid)
+        parts = [Part("%s terms %d" % (uuid, self._is_immutable(uuid)), self._memory[_terms_name(uuid)].readable)]
+        for number, tenant in sorted(self._seated[uuid].items()):
             if tenant.key != except_key:
                 parts.append(Part("%s seat %d" % (uuid, number), pages[number].readable))
         return parts

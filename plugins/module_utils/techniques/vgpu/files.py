@@ -23,8 +23,8 @@ from .model import DMEM, MPS, REGION_VERSION, STATE, TENANTS, VgpuTenant, folder
 #: Below the root of the host: the library, and what changes beside regions.
 PROGRAMS = "usr/lib/openfleet-gpu/vgpu"
 GPUS, AGENT = STATE + "/gpus", STATE + "/agent"
-#: Of the agent (`agent`), in a folder of each tenant below AGENT, and in STATE for all users.
-AGENT_SOCKET = "turnstiles.1"
+#: Of the agent (`agent`): its socket in a folder of each tenant below AGENT, and what every user may read.
+AGENT_SOCKET, SHOWN = "turnstiles.1", STATE + "/seats.1"
 LIBRARY = PROGRAMS + "/libopenfleet-vgpu.so"
 #: One line, the library's path: what containers get as their /etc/ld.so.preload.
 PRELOAD_LIST = PROGRAMS + "/ld.so.preload"

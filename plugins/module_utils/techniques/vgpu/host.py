@@ -248,7 +248,7 @@ class VgpuHost(Tenants):
             folder.unmount(self._root, self._mount_systemctl)
         durable.remove(self._root / folder.unit_path)
         with contextlib.suppress(OSError):
-            (self._root / STATE / vgpu_files.AGENT_SOCKET).unlink()
+            (self._root / vgpu_files.SHOWN).unlink()
         for folder in (TENANTS, vgpu_files.GPUS, vgpu_files.AGENT, STATE, SETTINGS):
             for path in (self._root / folder, (self._root / folder).parent):
                 # Not where something of others is in it.

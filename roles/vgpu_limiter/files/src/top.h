@@ -27,6 +27,7 @@ struct top_process {
 struct top_gpu {
 	uint64_t used, peak, refused;	/* used: of the living processes */
 	bool seated;			/* has the following from the turnstile */
+	int64_t as_of_ns;		/* when that was read, here or by the agent */
 	uint64_t busy_ns, held_back_ns;
 	double had_percent;		/* since the sample before; below 0: not known */
 };
@@ -43,6 +44,7 @@ struct top_tenant {
 
 struct top {
 	int64_t time_ns;
+	int64_t agent_ns;		/* when the agent wrote what it shows; 0: no agent runs */
 	int tenant_count;
 	struct top_tenant *tenants;	/* by name */
 };

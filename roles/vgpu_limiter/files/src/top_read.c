@@ -17,7 +17,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "agent.h"
 #include "quota.h"
 
 #define ETC "/etc/openfleet-gpu/vgpu"
@@ -222,44 +221,67 @@ static void read_region(struct top_tenant *tenant, const char *root)
 
 /* --- turnstiles --- */
 
-/* Seats of the agent: what it hands out to all users, copied. */
-struct copied_seat {
-	char gpu[AGENT_NAME];
-	int number;
-	struct seat seat;
+/* What the agent shows of all tenants, which it writes once a second. plugins/module_utils/vgpu_agent_client.py says the layout. */
+enum { SHOWN_MOST = 1 << 24 };
+#define SHOWN_FILE RUN "/seats.1"
+#define SHOWN_MAGIC "OFVSEAT1"
+#define SHOWN_STALE_NS (5 * NS_PER_SECOND)
+
+struct shown_header {
+	char magic[8];
+	int64_t time_ns;
+	uint64_t count;
 };
+
+struct shown_seat {
+	char gpu[48];
+	uint32_t number, immutable;
+	union {
+		struct seat seat;
+		char bytes[256];
+	};
+};
+
+_Static_assert(sizeof(struct shown_header) == 24 && sizeof(struct shown_seat) == 312, "as the agent writes them");
 
 struct seats {
-	int count, room;
-	struct copied_seat *list;
+	int64_t time_ns;
+	uint64_t count;
+	struct shown_seat *list;
 };
 
-static void copy_seat(void *context, const struct agent_part *part)
+/* None where no agent runs. A file that is written at the moment may have seats of two looks. */
+static void read_seats(struct seats *seats, const char *root, int64_t now_ns)
 {
-	struct seats *seats = context;
-	if (part->kind == AGENT_TERMS)
-		return;
-	if (seats->count == seats->room) {
-		seats->room = 2 * seats->room + 16;
-		seats->list = need(realloc(seats->list, (size_t)seats->room * sizeof *seats->list));
+	char path[512];
+	struct shown_header header;
+	struct stat status;
+	int descriptor = -1;
+	snprintf(path, sizeof path, "%s" SHOWN_FILE, root);
+	if (read_file(path, &header, sizeof header, &descriptor) == (ssize_t)sizeof header && fstat(descriptor, &status) == 0
+	    && memcmp(header.magic, SHOWN_MAGIC, sizeof header.magic) == 0 && header.time_ns <= now_ns
+	    && now_ns - header.time_ns <= SHOWN_STALE_NS && status.st_size <= SHOWN_MOST
+	    && header.count == ((uint64_t)status.st_size - sizeof header) / sizeof *seats->list) {
+		size_t size = header.count * sizeof *seats->list;
+		seats->list = need(malloc(size + 1));
+		if (pread(descriptor, seats->list, size, sizeof header) == (ssize_t)size) {
+			seats->count = header.count;
+			seats->time_ns = header.time_ns;
+		}
 	}
-	struct copied_seat *copied = &seats->list[seats->count];
-	if (pread(part->descriptor, &copied->seat, sizeof copied->seat, 0) != (ssize_t)sizeof copied->seat)
-		return;
-	memcpy(copied->gpu, part->gpu, sizeof copied->gpu);
-	copied->number = part->seat;
-	seats->count++;
+	if (descriptor >= 0)
+		close(descriptor);
 }
 
 static const struct seat *find_seat(const struct seats *seats, const char *gpu, int number)
 {
-	for (int i = 0; i < seats->count; i++)
-		if (seats->list[i].number == number && strcmp(seats->list[i].gpu, gpu) == 0)
+	for (uint64_t i = 0; i < seats->count; i++)
+		if ((int)seats->list[i].number == number && strncmp(seats->list[i].gpu, gpu, sizeof seats->list[i].gpu) == 0)
 			return &seats->list[i].seat;
 	return NULL;
 }
 
-static void read_turnstile(struct top_tenant *tenant, int gpu, const char *root, const struct seats *seats)
+static void read_turnstile(struct top_tenant *tenant, int gpu, const char *root, const struct seats *seats, int64_t now_ns)
 {
 	char path[512];
 	const struct quota_gpu *quota = &tenant->quota.gpus[gpu];
@@ -267,6 +289,7 @@ static void read_turnstile(struct top_tenant *tenant, int gpu, const char *root,
 		return;
 	struct turnstile_file *t = need(calloc(1, sizeof *t));
 	const struct seat *seat = find_seat(seats, quota->name, quota->seat);
+	int64_t as_of_ns = seat ? seats->time_ns : now_ns;
 	snprintf(path, sizeof path, "%s" RUN "/gpus/%s.1", root, quota->name);
 	if (!seat && read_file(path, t, sizeof *t, NULL) == (ssize_t)sizeof *t
 	    && atomic_load(&t->magic) == TURNSTILE_MAGIC && atomic_load(&t->version) == TURNSTILE_VERSION)
@@ -274,6 +297,7 @@ static void read_turnstile(struct top_tenant *tenant, int gpu, const char *root,
 	if (seat) {
 		struct top_gpu *shown = &tenant->gpus[gpu];
 		shown->seated = strncmp(seat->tenant, key_of(tenant), sizeof seat->tenant) == 0;
+		shown->as_of_ns = as_of_ns;
 		shown->busy_ns = atomic_load(&seat->used_ns);
 		shown->held_back_ns = atomic_load(&seat->throttled_ns);
 	}
@@ -290,12 +314,16 @@ static void compare(struct top *now, const struct top *before)
 				continue;
 			for (int k = 0; k < tenant->quota.gpu_count; k++)
 				for (int l = 0; l < old->quota.gpu_count; l++) {
-					struct top_gpu *gpu = &tenant->gpus[k];
-					if (strcmp(tenant->quota.gpus[k].name, old->quota.gpus[l].name) != 0 || !gpu->seated
-					    || gpu->busy_ns < old->gpus[l].busy_ns || now->time_ns <= before->time_ns)
+					struct top_gpu *shown = &tenant->gpus[k];
+					const struct top_gpu *then = &old->gpus[l];
+					if (strcmp(tenant->quota.gpus[k].name, old->quota.gpus[l].name) != 0 || !shown->seated)
 						continue;
-					gpu->had_percent = 100.0 * (double)(gpu->busy_ns - old->gpus[l].busy_ns)
-						/ (double)(now->time_ns - before->time_ns);
+					if (shown->as_of_ns == then->as_of_ns)
+						/* Both looks are at what the agent wrote once. */
+						shown->had_percent = then->had_percent;
+					else if (shown->busy_ns >= then->busy_ns && shown->as_of_ns > then->as_of_ns)
+						shown->had_percent = 100.0 * (double)(shown->busy_ns - then->busy_ns)
+							/ (double)(shown->as_of_ns - then->as_of_ns);
 				}
 		}
 }
@@ -361,16 +389,15 @@ struct top *top_read(const char *root, const struct top *before)
 {
 	struct timespec now;
 	struct seats seats = { 0 };
-	char folder[512];
 	struct top *top = need(calloc(1, sizeof *top));
 	top->tenants = need(calloc(TOP_TENANTS, sizeof *top->tenants));
 	list(top, root, ETC);
 	list(top, root, RUN "/tenants");
 	qsort(top->tenants, (size_t)top->tenant_count, sizeof *top->tenants, by_name);
-	snprintf(folder, sizeof folder, "%s" RUN, root);
-	agent_ask(folder, copy_seat, &seats);
 	clock_gettime(CLOCK_MONOTONIC, &now);
 	top->time_ns = now.tv_sec * NS_PER_SECOND + now.tv_nsec;
+	read_seats(&seats, root, top->time_ns);
+	top->agent_ns = seats.time_ns;
 	for (int i = 0; i < top->tenant_count; i++)
 		read_quota(&top->tenants[i], root);
 	drop_keys(top);
@@ -378,7 +405,7 @@ struct top *top_read(const char *root, const struct top *before)
 		struct top_tenant *tenant = &top->tenants[i];
 		for (int gpu = 0; gpu < tenant->quota.gpu_count; gpu++) {
 			tenant->gpus[gpu].had_percent = -1;
-			read_turnstile(tenant, gpu, root, &seats);
+			read_turnstile(tenant, gpu, root, &seats, top->time_ns);
 		}
 		read_region(tenant, root);
 	}

@@ -1,0 +1,49 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Users of a host who attack what the agent has open to all of them, as those see it who look."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+from pathlib import Path
+
+import pytest
+from agent_lab import Agent, make_tenant, wait_until
+from sm import World
+
+from ansible_collections.openfleet.gpu.plugins.module_utils import vgpu_files
+from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_host import VgpuHost
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has connections of other users")
+def test_no_number_of_users_keeps_others_from_seeing(tmp_path, built, monkeypatch):
+    """With all that is open to every user: sockets that they do not read from, locks, and the file itself."""
+    world = World(tmp_path, built)
+    tenants = [make_tenant(world.tenant(50, f"tenant-{seat}", seat)) for seat in range(2)]
+    monkeypatch.chdir(tenants[0].root / vgpu_files.STATE)
+    host = VgpuHost(root=str(tenants[0].root))
+    agent = Agent(tenants[0].root)
+    with contextlib.ExitStack() as held:
+        held.callback(agent.end)
+        agent.start()
+        for uid in range(61001, 61011):
+            os.seteuid(uid)
+            try:
+                for path in filter(Path.is_socket, Path().iterdir()):
+                    for _connection in range(4):
+                        one = held.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                        one.setblocking(False)
+                        one.connect(str(path))
+                for path in filter(Path.is_file, Path().iterdir()):
+                    one = held.enter_context(path.open("rb"))
+                    fcntl.flock(one, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                    fcntl.lockf(one, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            finally:
+                os.seteuid(0)
+        assert [seen.isolation for seen in host.observe()] == ["read_only", "read_only"]
+        written = {path: path.stat().st_mtime_ns for path in Path().iterdir() if path.is_file()}
+        for path, then in written.items():
+            wait_until(lambda path=path, then=then: path.stat().st_mtime_ns > then, f"{path} is written all the same")
