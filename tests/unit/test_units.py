@@ -72,6 +72,44 @@ def test_no_row_is_of_a_unit_that_is_gone():
     assert set(documented()) - {("dcgm-exporter.service", "podman")} == set(ALL)
 
 
+def bounds() -> dict[tuple[str, str], list[str]]:
+    """By unit and what is special about it: capabilities, system calls, tasks and memory, as docs/security.md says."""
+    section = (ROOT / "docs" / "security.md").read_text().partition("### Bounds of the units")[2].partition("\n#")[0]
+    found: dict[tuple[str, str], list[str]] = {}
+    above: list[str] = []
+    for name, special, *cells in re.findall(
+        r"^\| `([^`]+)`(?: \(([^)]*)\))? \| ([^|]*) \| ([^|]*) \| ([^|]*)\|$", section, re.MULTILINE
+    ):
+        above = [before if cell == "the same" else cell.strip() for cell, before in zip(cells, above or cells)]
+        found[name, special] = above
+    return found
+
+
+def settings(text: str, name: str) -> list[str]:
+    """Return the values of a setting that a unit has, in their order."""
+    return [value.strip() for value in re.findall(rf"^{name}=(.*)$", text, re.MULTILINE)]
+
+
+def test_every_unit_s_bounds_are_documented():
+    assert set(bounds()) == set(ALL)
+
+
+@pytest.mark.parametrize(("name", "special"), ALL)
+def test_it_has_the_bounds_that_are_documented(name, special):
+    """None can be taken away, or widened, without the table: what a user or a library finds in the service counts on them."""
+    text = rendered(name, special)
+    capabilities, calls, most = bounds()[name, special]
+    wanted = {"none": [""], "all": []}.get(capabilities, [capabilities])
+    assert settings(text, "CapabilityBoundingSet") == wanted and settings(text, "AmbientCapabilities") == []
+    filters = settings(text, "SystemCallFilter")
+    assert " ".join(filters) == ("" if calls == "all" else calls)
+    assert ", ".join(settings(text, "TasksMax") + settings(text, "MemoryMax")) == most
+    if calls != "all":
+        assert filters[0].startswith("@system-service")
+        assert settings(text, "SystemCallArchitectures") == ["native"]
+        assert settings(text, "NoNewPrivileges")[-1] in ("yes", "true")
+
+
 @pytest.mark.parametrize(
     ("name", "special"),
     [("gpu-layout.service", ""), ("gpu-layout-metrics.service", ""), ("dcgm-exporter.service", "embedded")],
