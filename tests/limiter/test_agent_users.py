@@ -14,8 +14,8 @@ import pytest
 from agent_lab import Agent, make_tenant, wait_until
 from sm import World
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import vgpu_files
-from ansible_collections.openfleet.gpu.plugins.module_utils.vgpu_host import VgpuHost
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import files as vgpu_files
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.host import VgpuHost
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has connections of other users")

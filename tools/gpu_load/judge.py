@@ -42,8 +42,7 @@ def checks(index: int, measured: Mapping[str, Any], simulated: bool, kernel_seco
         elif area == "limiter":
             yield from _limiter(index, found, kernel_seconds, _context_bytes(measured["load"]))
         else:
-            yield _within(MPS, index, "the daemon lists the client", str(found["pid"]) in found["clients"],
-                          found["pid"], found["clients"])  # fmt: skip
+            yield from _mps(index, found)
 
 
 def none(index: int | None, reason: str) -> Iterator[Check]:
@@ -120,6 +119,19 @@ def _holders(index: int, found: Mapping[str, Any] | str, used_bytes: int | None)
         yield not_run(LOAD, index, what, "needs root")
     else:
         yield compared(LOAD, index, what, ["process"], found["command"])
+
+
+def _mps(index: int, found: Mapping[str, Any]) -> Iterator[Check]:
+    client, direct, listed = found["pid"], found["direct"], found["nvml"]
+    yield _within(MPS, index, "the daemon lists the client", str(client) in found["clients"], client, found["clients"])
+    what = "NVML tells the client from a program without MPS"
+    if listed["mps"] is None:
+        yield not_run(MPS, index, what, "NVML lists no clients of MPS")
+        return
+    apart = client in listed["mps"] and client not in listed["compute"]
+    plain = direct in listed["compute"] and direct not in listed["mps"]
+    expected = "mps: [%d], compute: [%d]" % (client, direct)
+    yield _within(MPS, index, what, apart and plain, expected, "mps: %(mps)s, compute: %(compute)s" % listed)
 
 
 def _context_bytes(load: Mapping[str, Any] | str) -> int | None:

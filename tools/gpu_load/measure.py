@@ -189,6 +189,7 @@ def _state(index: int) -> dict[str, Any]:
                 one.pid: one.usedGpuMemory
                 for one in _asked(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(gpu)) or ()
             },
+            "mps_processes": _asked(lambda: [one.pid for one in pynvml.nvmlDeviceGetMPSComputeRunningProcesses(gpu)]),
         }
     finally:
         pynvml.nvmlShutdown()
@@ -420,7 +421,10 @@ def _two_tenants(card: Card, library: Path) -> dict[str, Any]:
 
 
 def mps(card: Card) -> dict[str, Any]:
-    """A daemon of this user in directories of its own: it starts, serves a client with a limit of threads, and ends."""
+    """A daemon of this user in directories of its own: it starts, serves a client with a limit of threads, and ends.
+
+    And how NVML lists that client, and a program beside it that uses the GPU without MPS.
+    """
     control = shutil.which("nvidia-cuda-mps-control")
     if control is None:
         raise NotMeasuredError("nvidia-cuda-mps-control is not installed")
@@ -438,11 +442,20 @@ def mps(card: Card) -> dict[str, Any]:
 
     subprocess.run([control, "-d"], env=environment, check=True, capture_output=True, timeout=card.timeout_seconds)
     client = {"CUDA_MPS_PIPE_DIRECTORY": str(folder / "pipe"), "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50"}
+    direct = {"CUDA_MPS_PIPE_DIRECTORY": str(folder / "no daemon")}
     try:
-        with program(card, "busy", environment=client) as one:
+        with program(card, "busy", environment=client) as one, program(card, "busy", environment=direct) as beside:
             one.line()
+            beside.line()
             servers = ask("get_server_list").split()
             clients = [pid for server in servers for pid in ask("get_client_list %s" % server).split()]
-            return {"pid": one.process.pid, "servers": servers, "clients": clients}
+            state = _state(card.index)
+            return {
+                "pid": one.process.pid,
+                "servers": servers,
+                "clients": clients,
+                "direct": beside.process.pid,
+                "nvml": {"compute": sorted(state["processes"]), "mps": state["mps_processes"]},
+            }
     finally:
         ask("quit -t 10")

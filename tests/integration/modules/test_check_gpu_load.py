@@ -220,6 +220,10 @@ def test_without_a_specification_of_gpus_no_container_is_started(engine, built, 
 # --- the judgement, on figures ------------------------------------------------------------------------------------------
 
 
+#: A server, its client, and a program without MPS.
+MPS = {"pid": 7, "servers": ["9"], "clients": ["7"], "direct": 8, "nvml": {"compute": [8, 9], "mps": [7]}}
+
+
 def measured(**limiter):
     state = {"utilization": 100, "power_watts": 300.0, "sm_mhz": 1980, "processes": {7: CONTEXT}}
     rest = {"utilization": 0, "power_watts": 70.0, "sm_mhz": 345, "processes": {}}
@@ -247,7 +251,7 @@ def measured(**limiter):
         "openfleet_gpu_processes": 1.0,
     }
     load["series"] = {"rest": quiet, "busy": busy, "after": {**quiet, "gpu_utilization_Percentage": 1.0}}
-    return {"load": load, "limiter": {**found, **limiter}, "mps": {"pid": 7, "servers": ["9"], "clients": ["7"]}}
+    return {"load": load, "limiter": {**found, **limiter}, "mps": {**MPS}}
 
 
 def judged(found):
@@ -326,3 +330,26 @@ def test_a_load_that_nvml_does_not_see_differs(change):
     found = measured()
     found["load"]["busy"].update(change)
     assert list(judged(found).values()).count("differs") == 1
+
+
+@pytest.mark.parametrize(
+    ("listed", "outcome"),
+    [
+        ({"compute": [8, 9], "mps": [7]}, "held"),
+        ({"compute": [7, 8, 9], "mps": [7]}, "differs"),
+        ({"compute": [7, 8, 9], "mps": []}, "differs"),
+        ({"compute": [9], "mps": [7, 8]}, "differs"),
+        ({"compute": [8, 9], "mps": None}, "not run"),
+    ],
+)
+def test_whether_nvml_tells_a_client_of_mps_from_others(listed, outcome):
+    found = measured()
+    found["mps"]["nvml"] = listed
+    assert judged(found)["NVML tells the client from a program without MPS"] == outcome
+
+
+@pytest.mark.parametrize("clients", [[], ["8"]])
+def test_a_daemon_that_does_not_list_its_client_differs(clients):
+    found = measured()
+    found["mps"]["clients"] = clients
+    assert judged(found)["the daemon lists the client"] == "differs"

@@ -4,11 +4,11 @@
 """Hand out the memory in which tenants of a GPU take turns (openfleet-vgpu-agent.service).
 
 Without it all tenants of a GPU write one file: each can truncate it, which ends all programs that have it mapped (SIGBUS), and
-forge what it says of others. The agent hands out a page for each tenant instead (vgpu_agent_memory), over a socket.
+forge what it says of others. The agent hands out a page for each tenant instead (agent_memory), over a socket.
 
 Each tenant has a socket in a folder that only its containers have mounted; on the host, its permissions are those of the tenant's
 region. A connection to it is the tenant's, and nothing that a client says is read. What every user of the host may know of the
-pages is copied into a file once a second (vgpu_agent_client).
+pages is copied into a file once a second (agent_client).
 """
 
 from __future__ import annotations

@@ -221,7 +221,8 @@ static void read_region(struct top_tenant *tenant, const char *root)
 
 /* --- turnstiles --- */
 
-/* What the agent shows of all tenants, which it writes once a second. plugins/module_utils/vgpu_agent_client.py says the layout. */
+/* What the agent shows of all tenants, which it writes once a second. agent_client.py of the collection's
+ * techniques/vgpu says the layout. */
 enum { SHOWN_MOST = 1 << 24 };
 #define SHOWN_FILE RUN "/seats.1"
 #define SHOWN_MAGIC "OFVSEAT1"
