@@ -16,6 +16,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assum
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder, Host
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import files as vgpu_files
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import host as vgpu_host
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.host import VgpuHost
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.model import (
     VgpuName,
@@ -313,6 +314,41 @@ def test_a_tenants_processes_are_told_by_their_environment(host, tmp_path):
     seen = Host("580", "12", "13.0", True, (dataclasses.replace(GPU, held_by=(*holders, unseen)), OTHER))
     assert host.processes(seen, "a", GPU.uuid) == (holders[0], unseen)
     assert host.processes(seen, "a", OTHER.uuid) == ()
+
+
+def test_one_child_process_looks_at_all_of_a_tenants_processes(host, tmp_path, monkeypatch):
+    """A user may run thousands of them, and each child that does not answer is waited for."""
+    for pid in range(7, 27):
+        process(tmp_path, pid, "OPENFLEET_VGPU=a")
+    holders = tuple(Holder(GPU.uuid, None, "process", "pid %d" % pid, pid) for pid in range(7, 27))
+    seen = Host("580", "12", "13.0", True, (dataclasses.replace(GPU, held_by=holders),))
+    children, fork = [], os.fork
+
+    def counted():
+        children.append(fork())
+        return children[-1]
+
+    monkeypatch.setattr(os, "fork", counted)
+    assert host.processes(seen, "a", GPU.uuid) == holders and len(children) == 1
+    assert host.names_in_use(["a"]) == (VgpuName("a", tuple(range(7, 27))),) and len(children) == 2
+
+
+def test_a_look_for_names_ends_and_a_process_that_had_no_turn_may_have_any(host, tmp_path, monkeypatch):
+    """A user may run very many processes and mount very much. A name that may be in use is not ended."""
+    for pid in (7, 8, 9):
+        process(tmp_path, pid, "OPENFLEET_VGPU=a")
+    clock = iter([0.0, 1.0, 1e9])
+    monkeypatch.setattr(vgpu_host.time, "monotonic", lambda: next(clock, 1e9))
+    # The child that reads has a clock of its own to keep.
+    monkeypatch.setattr(vgpu_host, "memory_of", lambda path: "OPENFLEET_VGPU=a\0")
+    assert host.names_in_use(["a", "b"]) == (VgpuName("a", (7, 8)), VgpuName("b", (8,)))
+
+
+def test_a_carriage_return_in_a_mount_ends_no_line(host, tmp_path):
+    process(tmp_path, 7, "PATH=/bin")
+    line = "40 22 8:1 / /mnt/x\r1 2 3 4 /etc/openfleet-gpu/vgpu/a rw - tmpfs none rw\n"
+    (tmp_path / "proc" / "7" / "mountinfo").write_bytes(line.encode())
+    assert host.names_in_use(["a"]) == ()
 
 
 MOUNTS = """22 1 0:20 / / rw,relatime shared:1 - overlay overlay rw

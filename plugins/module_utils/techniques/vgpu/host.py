@@ -14,10 +14,11 @@ import grp
 import os
 import shutil
 import stat
+import time
 from pathlib import Path
 from typing import Mapping, Sequence
 
-from ... import durable, systemd
+from ... import durable, proc_files, systemd
 from ...command import Run, run_tool
 from ...errors import ApplyError, Problem
 from ...file_worker import memory_of, one_look
@@ -31,6 +32,8 @@ from .model import DMEM, NOT_ISOLATED, READ_ONLY, SEALED, SETTINGS, STATE, TENAN
 from .observe import Tenants
 
 _NAME_VARIABLE = "OPENFLEET_VGPU="
+#: For a look at all processes of the host, which happens under the host's lock; and of one process's mounts.
+_NAMES_SECONDS, _MOST_MOUNTS = 20.0, 1 << 22
 
 
 class VgpuHost(Tenants):
@@ -117,12 +120,20 @@ class VgpuHost(Tenants):
             return tuple(h for h in who if not h.watches and (h.kind == UNKNOWN or self._is_of(h.pid, name)))
 
     def names_in_use(self, names: Sequence[str]) -> tuple[VgpuName, ...]:
-        """Return which of the names processes have, whether they use a GPU or not; with the processes, in the names' order."""
+        """Return which of the names processes have, whether they use a GPU or not; with the processes, in the names' order.
+
+        The look ends at a deadline, for a user may run very many processes and mount very much. A process that had no turn by
+        then may have any name.
+        """
         pids: dict[str, list[int]] = {name: [] for name in names}
-        with one_look():
+        deadline = time.monotonic() + _NAMES_SECONDS
+        with one_look(deadline):
             for pid in sorted(int(path.name) for path in self._proc.glob("[0-9]*")):
-                for name in self._names_of(pid).intersection(names):
+                late = time.monotonic() > deadline
+                for name in names if late else self._names_of(pid).intersection(names):
                     pids[name].append(pid)
+                if late:
+                    break
         return tuple(VgpuName(name, tuple(pids[name])) for name in names if pids[name])
 
     def _is_of(self, pid: int | None, name: str) -> bool:
@@ -143,12 +154,12 @@ class VgpuHost(Tenants):
     def _mounted(self, pid: int) -> set[str]:
         """Names of the tenants whose quota folders are mount points for a process, as in containers."""
         mounted = set()
-        with contextlib.suppress(OSError), (self._proc / str(pid) / "mountinfo").open(errors="replace") as lines:
-            # The fifth word is the mount point: proc(5). No name of a tenant has a character that is escaped there.
-            for words in (line.split(" ", 5) for line in lines):
-                folder, _slash, name = words[4].rpartition("/") if len(words) > 5 else ("", "", "")
-                if folder == "/" + SETTINGS:
-                    mounted.add(name)
+        text = proc_files.read(str(self._proc / str(pid) / "mountinfo"), _MOST_MOUNTS)
+        # The fifth word is the mount point: proc(5). No name of a tenant has a character that is escaped there.
+        for words in (line.split(" ", 5) for line in text.split("\n")):
+            folder, _slash, name = words[4].rpartition("/") if len(words) > 5 else ("", "", "")
+            if folder == "/" + SETTINGS:
+                mounted.add(name)
         return mounted
 
     # --- changing ---------------------------------------------------------------------------------------------------
