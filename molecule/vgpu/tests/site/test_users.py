@@ -1,0 +1,114 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Two users without rights on a host with tenants: what they start and hold under the real systemd, and what others see of it.
+
+tests/adversary has these attacks and many more without systemd: cgroups are texts there, and units have no sandbox.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+
+import pytest
+
+ALICE, BOB = 61001, 61002
+NODE = "/dev/nvidia0"
+SHOWN = "/run/openfleet-gpu/vgpu/seats.1"
+
+
+@pytest.fixture(scope="module")
+def users(ada):
+    """alice has a manager of her own, as after a login; bob has none."""
+    for name, uid in (("alice", ALICE), ("bob", BOB)):
+        ada.ask(f"id {name} 2>/dev/null || useradd --create-home --shell /bin/sh --uid {uid} {name}")
+    # PAM sets it where libpam-systemd is installed.
+    environment = f"[Service]\\nEnvironment=XDG_RUNTIME_DIR=/run/user/{ALICE}\\n"
+    drop_in = f"/run/systemd/system/user@{ALICE}.service.d"
+    ada.ask(f"mkdir -p {drop_in} && printf '{environment}' >{drop_in}/environment.conf && systemctl daemon-reload")
+    ada.ask(f"systemctl start user@{ALICE}.service && touch {NODE} && chmod 0666 {NODE}")
+    yield
+    ada.host.run(f"systemctl stop user@{ALICE}.service user-runtime-dir@{ALICE}.service; rm -f {NODE}")
+    ada.host.run(f"userdel --remove alice; userdel --remove bob; rm -r {drop_in}; systemctl daemon-reload")
+
+
+def by_alice(command: str) -> str:
+    environment = f"env XDG_RUNTIME_DIR=/run/user/{ALICE} HOME=/home/alice"
+    return f"setpriv --reuid=alice --regid=alice --init-groups {environment} {command}"
+
+
+@contextlib.contextmanager
+def unit(ada, name: str, starts: str, stops: str):
+    """A unit that has the GPU's node open; its main process."""
+    ada.ask(f"{starts} --quiet --collect --unit={name} sh -c 'exec sleep 600 3<{NODE}'")
+    try:
+        yield
+    finally:
+        ada.host.run(f"{stops} stop {name}")
+
+
+def holders(ada) -> list[dict]:
+    told = json.loads(ada.ask("gpu-layout holders --json"))
+    return [one for gpu in told["gpus"] for one in gpu["holders"]]
+
+
+def test_a_user_s_unit_of_a_service_s_name_is_the_user_s(ada, users):
+    """Root would stop the other one. The user's has a cgroup of its own below, with any name."""
+    name = "postgresql.service"
+    hers = unit(ada, name, by_alice("systemd-run --user"), by_alice("systemctl --user"))
+    with unit(ada, name, "systemd-run", "systemctl"), hers:
+        found = sorted(re.search(r"user .*?(?=\))", one["who"]).group() for one in holders(ada))
+        assert found == [f"user alice, user@{ALICE}.service", f"user root, {name}"]
+
+
+def test_a_user_keeps_what_is_the_user_s_and_nothing_else(ada, users):
+    with unit(ada, "training.service", by_alice("systemd-run --user"), by_alice("systemctl --user")):
+        (pid,) = [one["pid"] for one in holders(ada) if "user alice" in one["who"]]
+        refused = ada.host.run(f"setpriv --reuid=bob --regid=bob --clear-groups gpu-layout keep {pid} 1h")
+        assert refused.rc == 1 and "it is not yours" in refused.stderr
+        assert "is kept until" in ada.ask(by_alice(f"gpu-layout keep {pid} 1h"))
+        ada.ask(by_alice(f"gpu-layout keep --end {pid}"))
+
+
+def test_a_user_s_own_mps_daemon_is_not_asked(ada, users):
+    """It would answer with any pid. A program of that name is hers, with the GPU open."""
+    program = "/home/alice/nvidia-cuda-mps-control"
+    ada.ask(f"cp /usr/bin/sleep {program} && chown alice {program}")
+    run = f"CUDA_MPS_PIPE_DIRECTORY=/home/alice exec {program} 600 3<{NODE}"
+    command = by_alice(f'systemd-run --user --quiet --collect --unit=mps.service sh -c "{run}"')
+    ada.ask(command)
+    try:
+        ada.ask(f"timeout 60 sh -c 'until pgrep --full {program}; do sleep 0.1; done'")
+        (found,) = holders(ada)
+        assert found["kind"] == "device_handle" and "user alice" in found["who"]
+    finally:
+        ada.host.run(by_alice("systemctl --user stop mps.service"))
+
+
+def test_users_see_what_the_agent_shows_and_reach_nothing_else_of_it(ada, users):
+    bob = "setpriv --reuid=bob --regid=bob --clear-groups "
+    assert ada.ask(f"stat -c '%U %a' {SHOWN}") == "root 644"
+    assert "Permission denied" in ada.host.run(f"{bob} sh -c ': >>{SHOWN}'").stderr
+    shown = json.loads(ada.ask(f"{bob} vgpu-top --json"))["tenants"]
+    assert {one["name"] for one in shown} == {"notebook-a", "batch", "pair"}
+    # Sockets are the tenants' alone, and that of a tenant with a group is the group's.
+    sockets = sorted(ada.ask("find /run/openfleet-gpu -type s").split())
+    names = ("batch", "notebook-a", "pair")
+    assert sockets == [f"/run/openfleet-gpu/vgpu/agent/{name}/turnstiles.1" for name in names]
+    connect = "import socket; socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).connect('%s')"
+    said = [ada.host.run(f'{bob} python3 -c "{connect % path}"').stderr for path in sockets]
+    assert ["PermissionError" in text for text in said] == [True, False, False]
+
+
+def test_who_keeps_the_file_open_and_locked_keeps_no_other_from_seeing(ada, users):
+    """The agent's own sandbox lets it write there."""
+    hold = f"setpriv --reuid=bob --regid=bob --clear-groups flock --shared {SHOWN} sleep 600"
+    ada.ask(f"systemd-run --quiet --collect --unit=hold {hold}")
+    try:
+        before = ada.ask(f"stat -c %y {SHOWN}")
+        ada.ask(f'timeout 60 sh -c \'while [ "$(stat -c %y {SHOWN})" = "{before}" ]; do sleep 0.1; done\'')
+        shown = json.loads(ada.ask("gpu-layout show --json"))["vgpu_tenants"]
+        assert {one["isolation"] for one in shown} == {"read_only"}
+    finally:
+        ada.host.run("systemctl stop hold")
