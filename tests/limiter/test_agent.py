@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fcntl
 import grp
@@ -23,6 +24,7 @@ from mounts import UNSHARE, can_mount
 from sm import Worker, World
 from test_turnstile import AllTerms, Seat, Turnstile
 
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import agent as vgpu_agent
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import files as vgpu_files
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.agent_client import (
     ShownFile,
@@ -30,6 +32,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.agen
     handed_out,
     shown,
 )
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.agent_memory import Notifier, SharedMemory
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.host import VgpuHost
 
 POINTS = 5  # how near to its share a tenant has to be; a turn is 2 points of a second
@@ -310,6 +313,40 @@ def test_a_tenant_that_reads_nothing_keeps_no_other_from_its_turnstile(world, ag
             connection.close()
     with handed(own(hostile)) as found:
         assert own_page(world, found), "it is served again when it reads"
+
+
+class Stopped(Exception):
+    """Ends an agent of this process."""
+
+
+def test_unread_answers_of_all_tenants_together_are_bounded(world, monkeypatch):
+    """One user may connect to the sockets of all tenants without a group. What is on its way counts against the agent."""
+    tenants = [worker.tenant for worker in pair(world, HALF_MS)]
+    monkeypatch.setattr(vgpu_agent, "_MOST_ON_THEIR_WAY", 24, raising=False)
+    agent = vgpu_agent.Agent(tenants[0].root, SharedMemory(Notifier({})))
+    agent.look()
+    held = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(32)]
+    try:
+        for number, connection in enumerate(held):
+            connection.setblocking(False)
+            connection.connect(f"/proc/self/fd/{folder_of(tenants[number % 2])}/{vgpu_files.AGENT_SOCKET}")
+        looks = iter(range(2))
+
+        def stop() -> None:
+            if next(looks, None) is None:
+                raise Stopped
+
+        with pytest.raises(Stopped):
+            agent.serve(stop)
+        answered = 0
+        for connection in held:
+            with contextlib.suppress(BlockingIOError):
+                answered += bool(connection.recv(1 << 16))
+        # Each answer has three descriptors: two sockets have four answers each on their way.
+        assert answered == 8
+    finally:
+        for connection in held:
+            connection.close()
 
 
 def folder_of(tenant: Tenant) -> int:

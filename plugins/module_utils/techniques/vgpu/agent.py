@@ -41,6 +41,9 @@ _PATIENCE = 10
 #: Answers on one socket that were not read yet. Descriptors that are on their way count against the sender's limit (unix(7)),
 #: so a client that reads nothing must not keep many. Further clients of the socket wait.
 _MOST_UNREAD = 16
+#: Descriptors in the unread answers of all sockets: half of what the unit may have on their way (LimitNOFILE). Where tenants have
+#: no group, one user may connect to all of their sockets.
+_MOST_ON_THEIR_WAY = 32768
 _BACKLOG = 512
 #: Descriptors in one message, so that a program needs no room for more open files at a time (agent.h).
 _MOST_IN_MESSAGE = 32
@@ -56,6 +59,8 @@ class _Listener:
     mode: int
     group: str | None
     tenant: VgpuTenant
+    #: In one answer.
+    descriptors: int = 1
     listening: socket.socket | None = None
     inode: int = 0
     #: Looks since it could be made last.
@@ -179,6 +184,7 @@ class Agent:
         for path, listener in by_path.items():
             there = self._listeners.setdefault(path, listener)
             there.tenant = listener.tenant
+            there.descriptors = max(1, len(self._memory.parts_for(listener.tenant)))
             if (there.mode, there.group) != (listener.mode, listener.group):
                 there.mode, there.group, there.inode = listener.mode, listener.group, 0
 
@@ -254,8 +260,12 @@ class Agent:
     def _take_more(self, listener: _Listener) -> None:
         """Take the next connection, or none while too many answers are unread."""
         if listener.listening is not None:
-            full = len(listener.unread) >= _MOST_UNREAD
+            full = len(listener.unread) >= self._most_unread(listener)
             self._epoll.modify(listener.listening, 0 if full else select.EPOLLIN)
+
+    def _most_unread(self, listener: _Listener) -> int:
+        """Return how many answers on the socket may be unread, so that those of all sockets together leave room for others."""
+        return max(1, min(_MOST_UNREAD, _MOST_ON_THEIR_WAY // (listener.descriptors * len(self._listeners))))
 
     def _say(self, about: object, text: str) -> None:
         """Log it once, until it is another."""
