@@ -46,7 +46,7 @@ def account_of(process: str) -> int:
 
 
 def account_of_id(uid: int) -> int:
-    """Return the account that has a user id as a subordinate one; the id itself where it is an account's own, or nobody's."""
+    """Return the account that has a user id as a subordinate one; the id itself where it is an account's own, or none's."""
     for account, first, count in _ranges():
         if first <= uid < first + count:
             if _has_account(uid):

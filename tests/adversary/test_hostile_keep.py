@@ -234,7 +234,7 @@ WITH_SUBUID = 'file=$1; shift; mount --bind "$file" /etc/subuid && exec "$@"'
 SUBORDINATE = 300005
 
 
-def test_a_subordinate_id_outside_of_its_namespace_gives_nobody_more_either(library):
+def test_a_subordinate_id_outside_of_its_namespace_gives_no_user_more_either(library):
     """In the namespace its root gives a file to such an id and sets its user id. Outside of it the user runs that."""
     with public_folder() as folder:
         if os.statvfs(folder).f_flag & os.ST_NOSUID:
