@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Mapping
+from typing import Any, Iterable, Mapping
 
 from ansible.errors import AnsibleError
 from ansible.plugins.action import ActionBase
@@ -35,14 +35,19 @@ class ActionModule(ActionBase):
             }
         )
         variables = task_vars or {}
-        values, problems = self._values(variables, args["of"])
-        missing = [name for name in args["required"] if variables.get(name) is None]
-        problems += [check.missing(name) for name in missing]
-        problems += check.check({name: value for name, value in values.items() if name not in missing})
-        checked = {name for owner in args["of"] for name in known.of_owner(owner)}
-        problems += self._differing(checked, values, variables)
-        own = values.get(_OWN, [])
-        unknown = check.unknown(map(str, variables), own if isinstance(own, list) else [])
+        checked = dict.fromkeys(name for owner in args["of"] for name in known.of_owner(owner))
+        values, problems = self._values(variables, [*checked, *args["required"], _OWN])
+        own = values.get(_OWN)
+        own = [glob for glob in own if isinstance(glob, str)] if isinstance(own, list) else []
+        names = [str(name) for name in variables]
+        misspelt = {name: check.misspelling(name, names, own) for name in args["required"] if name not in variables}
+        problems += [check.missing(name, other) for name, other in misspelt.items()]
+        empty = [name for name in args["required"] if name in values and values[name] is None]
+        problems += map(check.empty, empty)
+        problems += check.check({name: value for name, value in values.items() if name not in empty})
+        problems += self._differing(set(checked), values, variables)
+        # What stands in place of a missing variable is told with it.
+        unknown = [each for each in check.unknown(names, own) if each.name not in misspelt.values()]
         told = [str(problem) for problem in problems] + [str(each) for each in unknown if each.error]
         host = variables["inventory_hostname"]
         result.update(changed=False, warnings=["%s: %s" % (host, each) for each in unknown if not each.error])
@@ -51,12 +56,11 @@ class ActionModule(ActionBase):
             result.update(failed=True, msg="\n".join([*lines, "Nothing was changed."]))
         return result
 
-    def _values(self, variables: Mapping[str, Any], owners: list[str]) -> tuple[dict[str, Any], list[Problem]]:
-        """The variables of these owners that the inventory sets, and those that cannot be resolved."""
+    def _values(self, variables: Mapping[str, Any], names: Iterable[str]) -> tuple[dict[str, Any], list[Problem]]:
+        """Return those of these variables that the inventory sets, and what is wrong where one cannot be resolved."""
         values: dict[str, Any] = {}
         problems = []
-        names = dict.fromkeys([*(name for owner in owners for name in known.of_owner(owner)), _OWN])
-        for name in names:
+        for name in dict.fromkeys(names):
             if name not in variables:
                 continue
             try:

@@ -36,21 +36,21 @@ _value:
   elements: str
 """
 
-import re
-
 from ansible.errors import AnsibleFilterError
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.layout_reader import is_integer, number, quoted
-
-#: 1 to 256, the most GPUs of a layout.
-_COUNT = re.compile(r"[1-9][0-9]?|1[0-9]{2}|2[0-4][0-9]|25[0-6]")
+from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import MOST_SIMULATED_GPUS
+from ansible_collections.openfleet.gpu.plugins.module_utils.layout_reader import is_digits, is_integer, number, quoted
 
 
 def gpu_models(groups):
     """See DOCUMENTATION."""
     if not isinstance(groups, list):
         raise _problem("gpu_simulator_gpus", f"is {groups!r}, not a list of GPUs", "[{model: H100-80GB, count: 8}]")
-    return [model for index, group in enumerate(groups) for model in _models(f"gpu_simulator_gpus[{index}]", group)]
+    found = [model for index, group in enumerate(groups) for model in _models(f"gpu_simulator_gpus[{index}]", group)]
+    if len(found) > MOST_SIMULATED_GPUS:
+        problem = f"are {len(found)} GPUs, and a simulated host can have {MOST_SIMULATED_GPUS}"
+        raise _problem("gpu_simulator_gpus", problem, "[{model: H100-80GB, count: 8}]")
+    return found
 
 
 def _models(where, group):
@@ -65,10 +65,12 @@ def _models(where, group):
         problem = "has no model" if model is None else f"has the model {model!r}, which is no name"
         raise _problem(where, problem, example)
     # A templated number may come as text.
-    if isinstance(count, bool) or not _COUNT.fullmatch(quoted(count)[1:-1]):
+    text = quoted(count)[1:-1]
+    if isinstance(count, bool) or not is_digits(text) or not 1 <= int(text) <= MOST_SIMULATED_GPUS:
         shown = number(count) if is_integer(count) else repr(count)[:60]
-        raise _problem(where, f"has the count {shown}, which is no whole number from 1 to 256", example)
-    return [model] * int(count)
+        problem = f"has the count {shown}, which is no whole number from 1 to {MOST_SIMULATED_GPUS}"
+        raise _problem(where, problem, example)
+    return [model] * int(text)
 
 
 def _problem(where, problem, example):

@@ -9,6 +9,7 @@ questions asked without the hardware (does this layout fit?) and for the simulat
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 import zipfile
@@ -25,6 +26,12 @@ ASSUMED_RESERVED_MIB = 512
 
 #: Real profile memories are whole multiples of 64 MiB; derived ones are kept to the next coarser step.
 DERIVED_MEMORY_STEP_MIB = 128
+
+#: The most GPUs of a simulated host. The simulated library has the same number (MAX_GPUS in host.h).
+MOST_SIMULATED_GPUS = 32
+
+#: Of a wrong key in messages.
+_MOST_KEY = 60
 
 _PROFILE_NAME = re.compile(r"^(?P<slices>\d+)g\.(?P<gb>\d+)gb(?P<attribute>\+me\.all|\+me|\+gfx|-me)?$")
 
@@ -198,12 +205,33 @@ def load_models(directory: str | None = None) -> dict[str, Model]:
 
 
 def find_model(key: str, directory: str | None = None) -> Model:
-    """The model of this key, in any case; CatalogueError names those that exist."""
+    """The model of this key, in any case; CatalogueError names the one that may be meant, and those that exist."""
     models = load_models(directory)
     for candidate, model in models.items():
         if candidate.lower() == key.lower():
             return model
-    raise CatalogueError(f"model {key}", "not in the catalogue", "It has {}".format(", ".join(models)))
+    near = _nearest(key[:_MOST_KEY], models)
+    cure = f"Did you mean {' or '.join(near)}? " if near else ""
+    raise CatalogueError(
+        f"model {key[:_MOST_KEY]}", "not in the catalogue", "{}It has {}".format(cure, ", ".join(models))
+    )
+
+
+def _nearest(key: str, models: Mapping[str, Model]) -> list[str]:
+    """The keys that a wrong one may stand for: by the name of a board, by their beginning, by likeness."""
+    wanted = _plain(key)
+    boards = {_plain(board.name): model.key for model in models.values() for board in model.boards}
+    if wanted in boards:
+        return [boards[wanted]]
+    longer = [each for each in models if wanted and each.lower().startswith(wanted)]
+    by_plain = {each.lower(): each for each in models}
+    return longer or [by_plain[each] for each in difflib.get_close_matches(wanted, by_plain, 1)]
+
+
+def _plain(name: str) -> str:
+    """A key or the name of a board, in the form of keys."""
+    plain = re.sub(r"[\s_-]+", "-", name.strip().lower())
+    return plain[len("nvidia-") :] if plain.startswith("nvidia-") else plain
 
 
 def parse_model(text: str | bytes, source: str) -> Model:

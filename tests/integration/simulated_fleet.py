@@ -25,6 +25,8 @@ class Fleet:
         self.config: Path | None = ROOT / "ansible.cfg"
         #: Groups besides, as in an inventory.
         self.groups: dict[str, dict] = {}
+        #: Hosts that have no gpu_layout.
+        self.without_layout: set[str] = set()
         self.hosts = {
             name: SimulatedHost(folder / name, library).create([{"model": "H100-80GB", "count": 1}]) for name in names
         }
@@ -59,7 +61,7 @@ class Fleet:
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=folder)
 
     def variables(self, name, layout):
-        return {
+        found = {
             "ansible_connection": "local",
             "ansible_become": False,
             "ansible_python_interpreter": str(self.interpreter(name)),
@@ -72,6 +74,9 @@ class Fleet:
             "gpu_drain_state_directory": str(self.hosts[name].folder / "state.d"),
             **self.more.get(name, {}),
         }
+        if name in self.without_layout:
+            del found["gpu_layout"]
+        return found
 
     def interpreter(self, name):
         """A Python that sees the GPUs of one host."""

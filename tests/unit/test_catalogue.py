@@ -104,6 +104,13 @@ def test_find_model_in_any_case_and_says_what_there_is():
         MODELS["T4-16GB"].profile("1g.10gb")
 
 
+def test_the_simulated_library_has_as_many_gpus_as_the_inventory_may_ask_for():
+    header = (MODULE_UTILS.parents[1] / "roles/gpu_simulator/files/src/host.h").read_text(encoding="utf-8")
+    assert "\tMAX_GPUS = %d," % catalogue.MOST_SIMULATED_GPUS in header
+    specs = (MODULE_UTILS.parents[1] / "roles/gpu_simulator/meta/argument_specs.yml").read_text(encoding="utf-8")
+    assert "at most %d GPUs" % catalogue.MOST_SIMULATED_GPUS in specs
+
+
 def changed(**changes):
     data = json.loads((MODULE_UTILS / "models" / "h100-80gb.json").read_text())
     for path, value in changes.items():

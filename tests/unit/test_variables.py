@@ -107,7 +107,67 @@ def test_no_message_has_a_secret():
             assert "hunter2" not in "".join(map(str, check.check({name: value})))
 
 
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("H100-80", "Did you mean H100-80GB? It has "),
+        ("A100", "Did you mean A100-40GB or A100-80GB? It has "),
+        ("NVIDIA H100 80GB HBM3", "Did you mean H100-80GB? It has "),
+        ("h200_141", "Did you mean H200-141GB? It has "),
+        ("L40S-48", "Did you mean L40S-48GB? It has "),
+        ("MI300X", "It has "),
+    ],
+)
+def test_an_unknown_model_is_told_with_the_one_that_is_meant(key, meant):
+    (problem,) = check.check({"gpu_layout_expected_gpus": ["T4-16GB", key]})
+    text = str(problem)
+    assert text.startswith("gpu_layout_expected_gpus[1]: the catalogue has no model %s. %s" % (key, meant))
+    assert "A10-24GB, A100-40GB" in text
+    (problem,) = check.check({"gpu_simulator_gpus": [{"model": key}]})
+    assert str(problem).startswith("gpu_simulator_gpus[0].model: the catalogue has no model %s. %s" % (key, meant))
+
+
+@pytest.mark.parametrize(
+    ("groups", "problem"),
+    [
+        (
+            [{"model": "T4-16GB", "count": 33}],
+            "gpu_simulator_gpus[0].count: 33 is out of range. Write a whole number from 1 to",
+        ),
+        ([{"model": "T4-16GB", "count": 0}], "gpu_simulator_gpus[0].count: 0 is out of range"),
+        (
+            [{"model": "T4-16GB", "count": 17}] * 2,
+            "gpu_simulator_gpus: these are 34 GPUs. A simulated host can have 32.",
+        ),
+    ],
+)
+def test_a_simulated_host_has_so_many_gpus(groups, problem):
+    (found,) = check.check({"gpu_simulator_gpus": groups})
+    assert str(found).startswith(problem)
+    assert check.check({"gpu_simulator_gpus": [{"model": "T4-16GB", "count": 32}]}) == []
+
+
 # -- Names --
+
+
+@pytest.mark.parametrize("name", ["gpu_layouts", "gpu_layuot", "gpus_layout", "GPU_layout", "gpulayout"])
+def test_a_misspelt_name_in_place_of_a_missing_one_is_part_of_its_error(name):
+    names = [*VARIABLES, name, "gpu_layout_result", "ansible_host", "groups"]
+    names.remove("gpu_layout")
+    found = check.misspelling("gpu_layout", names)
+    assert found == name
+    assert str(check.missing("gpu_layout", found)).startswith(
+        "gpu_layout: the host has no gpu_layout. It has %s: did you mean gpu_layout? Otherwise write `gpu_layout: []`"
+        % name
+    )
+    assert check.misspelling("gpu_layout", names, ["gpu*lay*", "GPU_*"]) is None
+
+
+def test_other_variables_are_no_misspelt_ones():
+    names = [*VARIABLES, "gpu_layout_result", "gpu_layout_h100", "gpu_hosts", "layout"]
+    names.remove("gpu_layout")
+    assert check.misspelling("gpu_layout", names) is None
+    assert "did you mean" not in str(check.missing("gpu_layout"))
 
 
 def misspelt(name):

@@ -19,6 +19,8 @@ from .rules import RULES, Refused, bounds_of
 _MOST_RATIO = 1e9
 #: How alike a name without a prefix must be to a known one; and the rest of a name behind its prefix.
 _NAME_RATIO, _REST_RATIO = 0.9, 0.66
+#: The same for a name that stands in place of a variable that a host lacks.
+_MISSING_RATIO = 0.85
 #: Parts of names that are worth a look without a prefix of the collection.
 _WORDS = ("gpu", "nvidia", "dcgm", "container_t")
 _SECRETS = (
@@ -44,10 +46,11 @@ _EXAMPLES = {
 }
 _MISSING = {
     "gpu_layout": (
-        "Write `gpu_layout: []` to leave its GPUs as they are, run openfleet.gpu.export to adopt what is there, or take "
-        "the host out of gpu_hosts."
+        "Write `gpu_layout: []` to leave the host's GPUs as they are, run openfleet.gpu.export to adopt what is there, or "
+        "take the host out of gpu_hosts."
     )
 }
+_SET_IT = "Set it in the inventory."
 #: Where a text is shown, its characters are none of the user's.
 _HIDDEN = "(hidden)"
 
@@ -91,9 +94,31 @@ def _nearest(name: str, prefix: str, there: Iterable[str]) -> str:
     return near[0] if near else ""
 
 
-def missing(name: str) -> Problem:
-    """Return what is wrong where a host does not have this variable, which it must have."""
-    return Problem(name, "the host has no %s" % name, _MISSING.get(name, "Set it in the inventory."))
+def missing(name: str, misspelt: str | None = None) -> Problem:
+    """Return what is wrong where a host does not have this variable, which it must have, but perhaps a misspelt one."""
+    cure = _MISSING.get(name, _SET_IT)
+    if misspelt is not None:
+        cure = "It has %s: did you mean %s? Otherwise %s%s" % (misspelt, name, cure[0].lower(), cure[1:])
+    return Problem(name, "the host has no %s" % name, cure)
+
+
+def empty(name: str) -> Problem:
+    """Return what is wrong where a variable that a host must have is null."""
+    return Problem(name, "the value is empty (null)", _MISSING.get(name, _SET_IT))
+
+
+def misspelling(name: str, names: Iterable[str], own: Sequence[str] = ()) -> str | None:
+    """Return the name of the inventory that most likely was to be `name`; None where there is none.
+
+    `own` are globs of names that the inventory has for itself.
+    """
+    others = {
+        each.lower(): each
+        for each in sorted(names)
+        if not (each in known.variables() or known.is_internal(each) or any(fnmatchcase(each, glob) for glob in own))
+    }
+    near = difflib.get_close_matches(name, others, 1, _MISSING_RATIO)
+    return others[near[0]] if near else None
 
 
 def check(values: Mapping[str, Any]) -> list[Problem]:

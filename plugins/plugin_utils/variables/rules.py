@@ -33,6 +33,9 @@ def bounds_of(name: str) -> tuple[int, int]:
     if name.endswith("_port"):
         # The port of an exporter that is not there is 0.
         return (0 if name == "gpu_monitoring_host_exporter_port" else 1, _PORTS)
+    if name == "gpu_simulator_gpus":
+        # Its only number is the count of GPUs of a model.
+        return 1, catalogue.MOST_SIMULATED_GPUS
     if name.endswith(("_interval", "_interval_seconds")):
         return 1, _MOST
     return 0, _MOST
@@ -109,13 +112,32 @@ def _by_parser(module: str, function: str) -> Callable[[Any, str], None]:
     return _by(parse)
 
 
-def _models(keys: Sequence[Any]) -> None:
-    for key in keys:
+def _models(value: Sequence[Any], name: str) -> None:
+    problems = []
+    for number, key in enumerate(value):
+        problems += _unknown_model(key, "%s[%d]" % (name, number))
+    if problems:
+        raise Refused(*problems)
+
+
+def _unknown_model(key: Any, where: str) -> list[Problem]:
+    try:
         catalogue.find_model(str(key))
+    except catalogue.CatalogueError as error:
+        return [Problem(where, "the catalogue has no %s" % error.where, error.cure)]
+    return []
 
 
-def _simulated(groups: Sequence[Mapping[str, Any]]) -> None:
-    _models([group["model"] for group in groups])
+def _simulated(value: Sequence[Mapping[str, Any]], name: str) -> None:
+    problems = []
+    for number, group in enumerate(value):
+        problems += _unknown_model(group["model"], "%s[%d].model" % (name, number))
+    most = catalogue.MOST_SIMULATED_GPUS
+    count = sum(int(group.get("count", 1)) for group in value)
+    if count > most:
+        problems.append(Problem(name, "these are %d GPUs" % count, "A simulated host can have %d." % most))
+    if problems:
+        raise Refused(*problems)
 
 
 def _commands(value: Sequence[Any], name: str) -> None:
@@ -154,7 +176,7 @@ _listen = _form(r"(?:\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9.-]*):[0-9]{1,5}", "an addres
 #: By the name of the variable.
 RULES: dict[str, Callable[[Any, str], None]] = {
     "gpu_layout": _by(parse_layout),
-    "gpu_layout_expected_gpus": _by(_models),
+    "gpu_layout_expected_gpus": _models,
     "gpu_layout_keep_max": _by_parser("...module_utils.keeps", "duration"),
     "gpu_layout_metrics_dir": _form(r"/\S*", "an absolute path without spaces", "/var/lib/node_exporter"),
     "gpu_layout_nvml_hashes": _form(r"sha256:[0-9a-f]{64}", "a hash of a file", "sha256: and 64 hexadecimal digits"),
@@ -163,7 +185,7 @@ RULES: dict[str, Callable[[Any, str], None]] = {
     "gpu_layout_state_directory": _absolute,
     "gpu_site_tolerate": _tolerance,
     "gpu_site_waves": waves,
-    "gpu_simulator_gpus": _by(_simulated),
+    "gpu_simulator_gpus": _simulated,
     "gpu_drain_commands_before": _commands,
     "gpu_drain_commands_after": _commands,
     "gpu_drain_state_directory": _absolute,

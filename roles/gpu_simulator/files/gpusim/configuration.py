@@ -19,7 +19,7 @@ import uuid
 from pathlib import Path
 from typing import Any, Iterable, Iterator
 
-from .catalogue import Model, Profile
+from .catalogue import MOST_SIMULATED_GPUS, Model, Profile
 from .errors import FleetError
 from .model_readings import CORES
 
@@ -34,7 +34,6 @@ NVML_BRANDS = {"NVIDIA": 14, "NVIDIA RTX": 12}
 NVLINK_VERSIONS = {"Volta": 2, "Ampere": 4, "Hopper": 6, "Blackwell": 7}
 NVML_ARCHITECTURES = {"Volta": 5, "Turing": 6, "Ampere": 7, "Ada": 8, "Hopper": 9, "Blackwell": 10}
 
-MAX_GPUS = 32
 GPUS_PER_PCI_DOMAIN = 16
 FIRST_PCI_BUS, PCI_BUS_STEP = 0x1A, 0x0E
 NVIDIA_PCI_VENDOR = 0x10DE
@@ -90,8 +89,8 @@ def check(data: Any, where: str) -> dict[str, Any]:
         count = entry.get("count", 1)
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             fail(f"gpus[{i}].count", f"is {json.dumps(count)}", "Give a whole number from 1")
-    if sum(entry.get("count", 1) for entry in gpus) > MAX_GPUS:
-        fail("gpus", "are more than a simulated host can have", f"Give at most {MAX_GPUS}")
+    if sum(entry.get("count", 1) for entry in gpus) > MOST_SIMULATED_GPUS:
+        fail("gpus", "are more than a simulated host can have", f"Give at most {MOST_SIMULATED_GPUS}")
     for field in ("host", "driver_version", "cuda_version"):
         if field in data and not (isinstance(data[field], str) and data[field].strip()):
             fail(field, f"is {json.dumps(data[field])}", "Give a text, in quotes")
