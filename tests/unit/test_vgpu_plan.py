@@ -31,6 +31,7 @@ GPUS = tuple(
 )
 UUIDS = [gpu.uuid for gpu in GPUS]
 GPU_0 = GPUS[0].short_label
+MIB = GPUS[0].memory_total_bytes // 2**20
 HOST = Host("580.105.08", "12.580", "13.0", True, GPUS)
 
 
@@ -102,6 +103,32 @@ def test_memory_and_share_may_be_promised_more_than_once():
     assert len(planned([entry([0], *tenants, oversubscribe={"sm": 1.5, "memory": 2.1})])[0]) == 3
 
 
+@pytest.mark.parametrize(
+    ("tenants", "oversubscribe", "size"),
+    [
+        ([tenant("a", 100)], {}, f"{MIB}MiB on gpu 0, {MIB}MiB on gpu 1. The largest memory that fits is {MIB}MiB."),
+        ([tenant("a", 100, gpu=1)], {}, f"{MIB}MiB on gpu 1. The largest memory that fits is {MIB}MiB."),
+        # Behind one that leaves no room, it is still its own size that is wrong.
+        ([tenant("b", 40), tenant("a", 100)], {}, f"The largest memory that fits is {MIB}MiB."),
+        (
+            [tenant("a", 200)],
+            {"memory": 2},
+            f"times 2 by oversubscribe.memory. The largest memory that fits is {2 * MIB}MiB.",
+        ),
+        ([tenant("a", 100, gpus=2)], {}, f"The largest memory that fits is {MIB}MiB."),
+    ],
+)
+def test_a_tenant_that_is_too_large_by_itself_is_told_the_size_of_the_gpu(tenants, oversubscribe, size):
+    text = refused(entry([0, 1], *tenants, oversubscribe=oversubscribe))
+    assert text.startswith("gpu_layout[0].vgpu.tenants[%d]: the tenant a (" % (len(tenants) - 1))
+    assert "is larger than the memory of its GPUs, which is" in text and size in text
+    assert "beside those before it" not in text
+    fits = [
+        dict(each, memory="%dMiB" % (MIB * oversubscribe.get("memory", 1))) for each in tenants if each["name"] == "a"
+    ]
+    assert planned([entry([0, 1], *fits, oversubscribe=oversubscribe)])
+
+
 def test_a_misfit_is_named_with_what_is_free():
     text = refused(entry([0, 1], tenant("a", 40, 60), tenant("b", 40, 10), tenant("pair", 8, 30, gpus=2)))
     assert text.startswith("gpu_layout[0].vgpu.tenants[2]: the tenant pair (8GiB and 30 % on each of 2 GPUs)")
@@ -122,7 +149,7 @@ def test_a_gpu_has_64_seats():
         (entry([1], tenant("a", gpu=UUIDS[2])), ["tenants[0].gpu", "none of its entry's GPUs", "gpu 1 ("]),
         (entry([0], tenant("a-")), ["tenants[0].name", "ends in -"]),
         (entry({"model": "L40S*"}, tenant("a", gpus=17)), ["tenants[0].gpus", "a tenant can have 16"]),
-        (entry({"model": "L40S*"}, tenant("a", gpus=4)), ["on each of 4 GPUs", "does not fit"]),
+        (entry({"model": "L40S*"}, tenant("a", gpus=4)), ["on each of 4 GPUs", "spans more GPUs than its entry"]),
         (entry([0], tenant("a"), provider="dmem"), ["vgpu.provider", UUIDS[0], "Linux 6.14"]),
         (entry([0, 1], tenant("a", gpus=2), provider="mps"), ["tenants[0].gpus", "one MPS daemon"]),
         (entry([0], tenant("a"), provider="mps", policy="burst"), ["vgpu.policy", "policy: fixed"]),

@@ -13,6 +13,9 @@ import itertools
 from dataclasses import dataclass
 from typing import Hashable, Iterator, Sequence, Tuple
 
+from .sizes import BYTES_PER_UNIT
+
+_MIB = BYTES_PER_UNIT["MiB"]
 #: Choices of one search before it is given up: a second or two.
 _MOST_STEPS = 200_000
 
@@ -79,6 +82,12 @@ def first_misfit(bins: Sequence[Bin], demands: Sequence[Demand]) -> tuple[Demand
             return demand, left(bins, demands[:number], packed)
         packed = found
     raise ValueError("they fit")
+
+
+def largest(bins: Sequence[Bin], demand: Demand) -> int:
+    """Return the most memory, in whole MiB and as bytes, that a tenant of its pin and count can have on empty GPUs."""
+    rooms = sorted((each.memory_bytes for each in bins if demand.pin in (None, each.uuid)), reverse=True)
+    return rooms[demand.count - 1] // _MIB * _MIB
 
 
 def left(bins: Sequence[Bin], demands: Sequence[Demand], packed: dict[str, tuple[str, ...]]) -> tuple[Bin, ...]:

@@ -19,7 +19,7 @@ from ...model import Gpu, Holder, Host, short_label
 from ...selector import matches
 from . import names as vgpu_names
 from .files import name_problem
-from .fit import Bin, Demand, TooHardError, first_misfit, pack
+from .fit import Bin, Demand, TooHardError, first_misfit, largest, pack
 from .model import AUTO, DMEM, MOST_GPUS, MPS, PRELOAD, SEATS, VgpuName, VgpuSeat, VgpuSeen, VgpuTenant
 from .names import Names
 from .part import Tenant, Vgpu, vgpu_of
@@ -211,6 +211,7 @@ def _packed(
         if packed is not None:
             return packed
         misfit, free = first_misfit(bins, demands)
+        alone = pack(bins, [misfit]) is not None
     except TooHardError:
         raise PlanError(
             "%s.vgpu" % entry.where,
@@ -224,11 +225,31 @@ def _packed(
         takes += " on each of %d GPUs" % misfit.count
     elif misfit.pin is not None:
         takes += " on gpu %d" % index[misfit.pin]
+    tenant = "the tenant %s (%s)" % (misfit.name, takes)
+    if not alone:
+        raise PlanError(where[misfit.name], *_too_large(tenant, misfit, bins, gpus, vgpu.oversubscribe_memory_ratio))
     raise PlanError(
         where[misfit.name],
-        "the tenant %s (%s) does not fit beside those before it. Free is %s"
-        % (misfit.name, takes, ", ".join("%s on gpu %d" % (_room(each), index[each.uuid]) for each in free)),
+        "%s does not fit beside those before it. Free is %s"
+        % (tenant, ", ".join("%s on gpu %d" % (_room(each), index[each.uuid]) for each in free)),
         "Lower memory or sm_percent, move tenants, or raise oversubscribe.",
+    )
+
+
+def _too_large(
+    tenant: str, misfit: Demand, bins: Sequence[Bin], gpus: Sequence[Gpu], memory_ratio: float
+) -> tuple[str, str]:
+    """Return what is wrong with a tenant that has no room even on empty GPUs, and the cure."""
+    if misfit.count > len(bins):
+        has = "1 GPU" if len(bins) == 1 else "%d GPUs" % len(bins)
+        return "%s spans more GPUs than its entry, which has %s" % (tenant, has), "Lower gpus, or name more GPUs."
+    sizes = ", ".join(
+        "%s on gpu %d" % (size(gpu.memory_total_bytes), gpu.index) for gpu in gpus if misfit.pin in (None, gpu.uuid)
+    )
+    times = "" if memory_ratio == 1 else ", times %g by oversubscribe.memory" % memory_ratio
+    return (
+        "%s is larger than the memory of its GPUs, which is %s%s" % (tenant, sizes, times),
+        "The largest memory that fits is %s." % size(largest(bins, misfit)),
     )
 
 
