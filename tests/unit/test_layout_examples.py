@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+from configparser import ConfigParser
 from pathlib import Path
 from textwrap import dedent
 
@@ -108,6 +109,25 @@ def test_the_readme_shows_an_inventory_and_its_plan():
     assert {re.sub(r" on gpu \d+$| \(GPU-[0-9a-f]{8}\)", "", line) for line in shown.splitlines()} == set(
         answer["plan"]
     )
+
+
+def test_the_minimal_inventory_is_that_of_the_readme():
+    minimal = REPOSITORY / "inventories" / "minimal"
+    there = {str(path.relative_to(minimal)): path.read_text(encoding="utf-8") for path in minimal.rglob("*.*")}
+    shown = {}
+    for block in blocks(README, "yaml"):
+        name, _newline, text = block.partition("\n")
+        shown[name.removeprefix("# ")] = yaml.safe_load(text)
+    assert {name: yaml.safe_load(text) for name, text in there.items() if name.endswith(".yml")} == shown
+    (settings,) = blocks(README, "ini")
+    assert set(there) == {*shown, "ansible.cfg"}
+    assert _settings(there["ansible.cfg"]) == _settings(settings)
+
+
+def _settings(text):
+    parser = ConfigParser(interpolation=None)
+    parser.read_string(text)
+    return {name: dict(parser[name]) for name in parser.sections()}
 
 
 def test_plans_and_problems_shown_are_those_given():

@@ -55,7 +55,8 @@ def test_the_minimal_inventory_has_a_plan(host):
     assert planned["plan"] == [
         "gpu 0: enable MIG mode, create 2g.20gb@0, create 2g.20gb@2, create 3g.40gb@4",
         "gpu 1: set compute mode exclusive_process",
-        "gpu 2: nothing to do",
+        "gpu 2: set compute mode exclusive_process",
+        "mps inference: start (4 clients of 25 %) on gpu 2",
     ]
 
 
