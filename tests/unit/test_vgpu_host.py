@@ -468,6 +468,29 @@ def test_a_renamed_tenant_is_one_tenant_with_two_names(host, tmp_path):
     assert not [path for path in everything(tmp_path) if "/b" in path or "-b" in path or "alias_of" in path]
 
 
+def test_a_renamed_tenant_keeps_the_kernels_bound(kernel, tmp_path):
+    """Its processes stay in the slice of its key, and start there under each of its names."""
+    host, tools = kernel
+    host.write(BOUND)
+    (tmp_path / SLICE / "cgroup.events").write_text("populated 1\nfrozen 0\n")
+    renamed = dataclasses.replace(RENAMED, provider="dmem")
+    for now, names in ((renamed, ["a", "b"]), (dataclasses.replace(renamed, aliases=()), ["b"])):
+        host.write(now)
+        assert (tmp_path / SLICE / "dmem.max").read_text() == "drm/0000:10:00.0/vram0 8589934592"
+        slices = {name: tmp_path / vgpu_files.slice_path(name) for name in ("a", "b")}
+        assert [name for name, path in slices.items() if path.exists()] == names
+        assert {slices[name].read_text().strip() for name in names} == {"openfleet-vgpu-a.slice"}
+        assert host.observe() == (VgpuSeen(now, usage=UNUSED),)
+    # After a boot the slice has no bound: it is missed under the new name as under the old one.
+    (tmp_path / SLICE / "dmem.max").write_text("drm/0000:10:00.0/vram0 max\n")
+    assert host.observe()[0].outdated == ("dmem.max",)
+    assert not [command for command in tools.called if "stop" in command]
+    (tmp_path / SLICE / "cgroup.events").write_text("populated 0\nfrozen 0\n")
+    host.forget("b")
+    assert tools.called[-1][-1] != "openfleet-vgpu-b.slice"
+    assert ["systemctl", "stop", "--", "openfleet-vgpu-a.slice"] in tools.called
+
+
 def test_the_names_that_processes_have_are_told(host, tmp_path):
     host.write(A)
     process(tmp_path, 7, "OPENFLEET_VGPU=a")
