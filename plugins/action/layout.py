@@ -1,7 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The action behind openfleet.gpu.layout: in check mode, lends pynvml to hosts that do not have it yet.
+"""The action behind openfleet.gpu.layout: in check mode, lends pynvml to hosts that do not have it yet, and plans from the
+catalogue of GPU models where no driver answers.
 
 Errors begin with the host's name, so that they can be read without Ansible's line above them.
 """
@@ -12,6 +13,7 @@ from typing import Any
 
 from ..plugin_utils import host_results
 from ..plugin_utils.lent_pynvml import LendingAction
+from ..plugin_utils.plain import plain
 
 _MODULE = "openfleet.gpu.layout"
 #: Set by a play that printed the plans before, so that a diff does not repeat the steps.
@@ -25,11 +27,33 @@ class ActionModule(LendingAction):
         result = super().run(tmp, task_vars)
         variables = task_vars or {}
         result.update(host_results.layout_result(self.run_lending(_MODULE, self._task.args, variables)))
+        if result.get("driver_present") is False and not result.get("failed"):
+            result["forecast"] = _forecast(plain(dict(self._task.args)), result)
         if result.get("failed") and isinstance(result.get("msg"), str):
             result["msg"] = _of_host(variables["inventory_hostname"], result["msg"], "problems" in result)
+            _say_it_once(result)
         if self._templar.template(variables.get(_STEPS_PRINTED, False)) and isinstance(result.get("diff"), dict):
             result["diff"].pop("prepared", None)
         return result
+
+
+def _forecast(args: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
+    """Return the layout planned from the catalogue of GPU models, for a host whose driver does not answer yet."""
+    # Loads the planner, which other runs of this action do without.
+    from ..plugin_utils.site import without_driver
+
+    expected = args.get("expected_gpus") or []
+    keys = expected if isinstance(expected, list) else str(expected).split(",")
+    return without_driver.plan(args.get("layout"), keys, result.get("pci_gpus") or [])
+
+
+def _say_it_once(result: dict[str, Any]) -> None:
+    """Take the parts of the error away, which Ansible would print beside the whole of it."""
+    if "problem" in result:
+        # Also tells an error of the module from one of Ansible.
+        result.setdefault("host_fault", False)
+    for part in ("where", "problem", "cure", "problems"):
+        result.pop(part, None)
 
 
 def _of_host(host: str, message: str, by_line: bool) -> str:

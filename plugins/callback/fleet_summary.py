@@ -59,7 +59,10 @@ class Summary:
     #: Every host on which the module ran, to an end or not.
     hosts: set = field(default_factory=set)
     counts: dict = field(default_factory=dict)
-    without_driver: set = field(default_factory=set)
+    #: In check mode, hosts without a driver: those that nothing is known of but the form of their layout, and those whose
+    #: plan is made from the catalogue of GPU models.
+    unknown: set = field(default_factory=set)
+    from_catalogue: set = field(default_factory=set)
     #: Hosts of which MIG modes wait for a reboot.
     rebooting: set = field(default_factory=set)
     reasons: dict = field(default_factory=dict)
@@ -67,16 +70,18 @@ class Summary:
     def ran(self, host, result, check_mode):
         """The module came to its end. A task in check mode only tells of a plan."""
         self.hosts.add(host)
-        if result.get("driver_present"):
-            self.without_driver.discard(host)
-        elif self.check_mode:
-            self.without_driver.add(host)
+        self.unknown.discard(host)
+        self.from_catalogue.discard(host)
         try:
-            found = host_results.layout(host, {"counts": result.get("counts")})["counts"]
+            read = host_results.layout(host, {name: result.get(name) for name in ("counts", "forecast")})
         except HostValueError as error:
             # One host's nonsense must not cost the fleet its line.
             self.failed(host, error)
             return
+        found, forecast = read["counts"], read["forecast"] or {}
+        if self.check_mode and not result.get("driver_present"):
+            found = forecast.get("counts") if forecast.get("checked") else None
+            (self.from_catalogue if found else self.unknown).add(host)
         if not found or check_mode != self.check_mode:
             return
         if host in self.rebooting:
@@ -114,8 +119,12 @@ class Summary:
             sum(c.changed for c in counts),
             len(self.hosts),
         )
-        if self.without_driver:
-            text += " (no driver yet, so only checked: %s)" % ", ".join(sorted(self.without_driver))
+        if self.from_catalogue:
+            text += " (no driver yet, planned from the model catalogue: %s)" % ", ".join(sorted(self.from_catalogue))
+        if self.unknown:
+            text += " (not counted, as no driver answers and the GPU models are not known: %s)" % (
+                ", ".join(sorted(self.unknown))
+            )
         return text
 
 

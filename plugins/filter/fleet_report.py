@@ -13,6 +13,7 @@ author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
   - Takes the results of the module M(openfleet.gpu.layout) by host and returns rows and totals for the report templates.
+  - A host without a driver counts with what was planned for it from the catalogue of GPU models.
   - Each host's result is checked first. One that no module returned is left out, and the host's C(note) says why.
 options:
   _input:
@@ -42,7 +43,8 @@ EXAMPLES = r"""
 RETURN = r"""
 _value:
   description:
-    - C(schema), the version of this form; C(hosts), by name, each with C(gpus) as the module returned them, C(note)
+    - C(schema), the version of this form; C(hosts), by name, each with C(gpus) as the module returned them, C(gpus_expected),
+      how many GPUs were planned from the catalogue of models since no driver answers, C(note)
       where there are none, and C(warnings); C(totals) with C(hosts), C(hosts_changed), C(hosts_left_out),
       C(gpus), C(gpus_changed), C(instances), C(create), C(destroy) and C(keep); C(summary), the totals in one line.
   type: dict
@@ -54,6 +56,7 @@ from ..plugin_utils import host_results
 from ..plugin_utils.host_values import HostValueError, text, without_host
 
 SCHEMA = 1
+FROM_CATALOGUE = "no NVIDIA driver yet; planned from the model catalogue"
 #: Of a host.
 MOST_WARNINGS = 20
 DONE = (
@@ -78,15 +81,17 @@ def fleet_report(results, planned=False, warnings=None, left_out=None):
         hosts=len(hosts),
         hosts_left_out=len(left_out),
         hosts_changed=sum(bool(host["counts"].get("gpus_changed")) for host in hosts),
-        gpus=sum(len(host["gpus"]) for host in hosts),
+        gpus=sum(len(host["gpus"]) + host["gpus_expected"] for host in hosts),
         instances=sum(len(gpu["instances"]) for host in hosts for gpu in host["gpus"]),
     )
+    expected = sum(bool(host["gpus_expected"]) for host in hosts)
+    more = "; %d without a driver yet, planned from the model catalogue" % expected if expected else ""
+    more += "; %d left out" % len(left_out) if left_out else ""
     return {
         "schema": SCHEMA,
         "hosts": hosts,
         "totals": totals,
-        "summary": (PLANNED if planned else DONE).format(**totals)
-        + ("; %d left out" % len(left_out) if left_out else ""),
+        "summary": (PLANNED if planned else DONE).format(**totals) + more,
     }
 
 
@@ -96,11 +101,21 @@ def _host(name, result, warnings):
         read = host_results.layout(name, result) if isinstance(result, Mapping) else {}
     except HostValueError as error:
         read = {"msg": str(error)}
-    gpus = read.get("gpus") or []
+    gpus, counts, expected = read.get("gpus") or [], read.get("counts") or {}, 0
     note = "" if gpus else without_host(name, read.get("msg") or "nothing was applied on this host")
+    forecast = read.get("forecast") or {}
+    if forecast.get("checked"):
+        note, counts, expected = FROM_CATALOGUE, forecast.get("counts") or {}, forecast.get("gpus") or 0
     # They name versions as the host reports them.
     warned = [text(each) for each in warnings[:MOST_WARNINGS]] if isinstance(warnings, (list, tuple)) else []
-    return {"name": name, "gpus": gpus, "counts": read.get("counts") or {}, "note": note, "warnings": warned}
+    return {
+        "name": name,
+        "gpus": gpus,
+        "gpus_expected": expected,
+        "counts": counts,
+        "note": note,
+        "warnings": warned,
+    }
 
 
 class FilterModule:

@@ -41,7 +41,8 @@ RETURN = r"""
 _value:
   description:
     - C(problems), a list of messages, empty where the layout can be had;
-      C(plan), one line per GPU; C(checked), whether the GPU models were known, and so whether anything but the form
+      C(plan), one line per GPU; C(counts), GPU instances to C(create), C(destroy) and C(keep), and C(gpus_changed); C(gpus), how
+      many GPUs the layout names; C(checked), whether the GPU models were known, and so whether anything but the form
       of the layout was checked.
   type: dict
 """

@@ -14,17 +14,13 @@ author:
 description:
   - Takes what the module M(openfleet.gpu.layout) returned in check mode on each host, and gives the lines of each plan, with the
     beginning of the UUID of each GPU, and a line for each instance, daemon or tenant that is in the way of the plan.
+  - A host on which no driver answers has the lines of its plan from the catalogue of GPU models.
   - Hosts that need nothing are named together, under C(nothing to do).
-positional: forecasts
 options:
   _input:
     description: Result of the module by host name.
     type: dict
     required: true
-  forecasts:
-    description: By host, the lines of a plan from the catalogue, for hosts on which no driver answers.
-    type: dict
-    default: {}
 """
 
 EXAMPLES = r"""
@@ -40,12 +36,12 @@ _value:
 """
 
 
-def site_plans(results, forecasts=None):
+def site_plans(results):
     """See DOCUMENTATION."""
     # ansible-core loads all filters of a collection in the worker of each task that uses one. What takes long waits for its use.
     from ..plugin_utils.site.plans import plans
 
-    return plans(results, forecasts or {})
+    return plans(results)
 
 
 class FilterModule:

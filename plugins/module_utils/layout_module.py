@@ -13,7 +13,7 @@ from .errors import DriverAbsentError
 from .follow import SERVICES
 from .layout import parse_layout
 from .layout_run import ALL_PARTS
-from .mig_steps import Plan
+from .mig_steps import Plan, of_gpu
 from .model import Gpu, to_data
 from .nvml_calls import driver_loaded, lend
 from .ownership import POLICIES
@@ -87,12 +87,13 @@ def bring_about(params: dict[str, Any], check_mode: bool, parts: Sequence[str] =
         "changed": done.changed,
         "driver_present": True,
         "plan": plan.lines(),
+        "plan_lines": plan.lines_data(),
         "counts": plan.counts(),
         "gpus": report(plan, {gpu.uuid: gpu for gpu in done.host.gpus}),
         "reboot_required": done.reboot_required,
         "diff": {
-            "before": "".join(plan.before(gpu) + "\n" for gpu in plan.gpus),
-            "after": "".join(plan.after(gpu) + "\n" for gpu in plan.gpus),
+            "before": "".join(of_gpu(each.gpu, plan.before(each)) + "\n" for each in plan.gpus),
+            "after": "".join(of_gpu(each.gpu, plan.after(each)) + "\n" for each in plan.gpus),
             "prepared": "\n".join([*plan.lines(), *map("then {}".format, done.followed)]) if plan.changes else "",
         },
     }

@@ -165,10 +165,14 @@ class GpuPlan:
         return (*of_parts, *self.gpu_steps) if self.target.mig_enabled else (*self.gpu_steps, *of_parts)
 
     def __str__(self) -> str:
+        return of_gpu(self.gpu, self.words())
+
+    def words(self) -> str:
+        """Return the steps and what stays, without the GPU's name."""
         words = ["keep %s" % standing(instance) for instance in self.kept]
         words += ["leave %s" % standing(instance) for instance in self.left]
         words += [str(step) for step in self.told_steps]
-        return "gpu %d: %s" % (self.gpu.index, ", ".join(words) or "nothing to do")
+        return ", ".join(words) or "nothing to do"
 
     @property
     def told_steps(self) -> tuple[Step | PartStep, ...]:
@@ -193,13 +197,13 @@ class GpuPlan:
         )
 
     def before(self) -> str:
-        """The GPU as observed, in one line."""
+        """Return the GPU's state as observed."""
         instances = ["%s@%d%s" % (i.profile, i.placement.start, _split(i)) for i in self.gpu.mig.instances]
         settings = [part.before for part in self.parts]
         return self._state(self.gpu.mig.enabled, instances, self.gpu.compute_mode, settings)
 
     def after(self) -> str:
-        """The GPU as it will be when every step is done, in the words of `before`."""
+        """Return the GPU's state when every step is done, in the words of `before`."""
         staying = self.kept + self.left
         slices = {i.placement.start: [c.compute_slices for c in i.compute_instances] for i in staying}
         named = {i.placement.start: i.profile for i in staying}
@@ -222,7 +226,7 @@ class GpuPlan:
             what = "MIG on: %s" % (", ".join(instances) or "no instances")
         else:
             what = "MIG off, compute mode %s" % (compute_mode or "unknown")
-        return "gpu %d: %s" % (self.gpu.index, ", ".join([what, *filter(None, settings)]))
+        return ", ".join([what, *filter(None, settings)])
 
     def _implied(self, step: Step | PartStep) -> bool:
         # The one compute instance of a whole new or doomed GPU instance goes without saying.
@@ -270,16 +274,21 @@ class Plan:
         """Return the plan for people: one line a GPU, and one for each thing beside the GPUs that changes."""
         return [*map(str, self.gpus), *(line for part in self.parts for line in part.lines())]
 
+    def lines_data(self) -> list[dict[str, Any]]:
+        """Return the lines as data: those of GPUs with index and UUID and without them in the text, others with their text."""
+        of_gpus = [{"index": each.gpu.index, "uuid": each.gpu.uuid, "text": each.words()} for each in self.gpus]
+        return [*of_gpus, *({"text": line} for part in self.parts for line in part.lines())]
+
     def changed(self, gpu: GpuPlan) -> bool:
         """Return whether the GPU changes, or what is beside it."""
         return bool(gpu.steps) or any(gpu.gpu.uuid in part.gpus_changed() for part in self.parts)
 
     def before(self, gpu: GpuPlan) -> str:
-        """Return the GPU with what is beside it as observed, in one line."""
+        """Return the state of the GPU, and of what is beside it, as observed."""
         return ", ".join(filter(None, [gpu.before(), *(part.before(gpu.gpu.uuid) for part in self.parts)]))
 
     def after(self, gpu: GpuPlan) -> str:
-        """Return the GPU with what is beside it as it will be when the plan is done, in the words of `before`."""
+        """Return the state of the GPU, and of what is beside it, when the plan is done, in the words of `before`."""
         return ", ".join(filter(None, [gpu.after(), *(part.after(gpu.gpu.uuid) for part in self.parts)]))
 
     def counts(self) -> dict[str, int]:
@@ -296,6 +305,11 @@ class Plan:
 def _wanted_instance(data: Mapping[str, Any]) -> WantedInstance:
     slices = data["compute_slices"]
     return WantedInstance(data["profile"], data["start"], None if slices is None else tuple(slices))
+
+
+def of_gpu(gpu: Gpu, text: str) -> str:
+    """Return the line of a plan about this GPU."""
+    return "gpu %d: %s" % (gpu.index, text)
 
 
 def standing(instance: GpuInstance) -> str:

@@ -33,6 +33,15 @@ extends_documentation_fragment:
   - openfleet.gpu.layout
   - openfleet.gpu.layout.gpus
   - ansible.builtin.action_common_attributes
+options:
+  expected_gpus:
+    description:
+      - Keys of the catalogue of GPU models (C(docs/models.md)), one for each GPU of the host in the order of indexes.
+      - Used in check mode on a host where no driver answers, for RV(forecast). Without them the models are those that the host
+        has on its PCI bus.
+    type: list
+    elements: str
+    default: []
 seealso:
   - module: openfleet.gpu.gpu_info
   - module: openfleet.gpu.mig
@@ -82,6 +91,14 @@ plan:
   type: list
   elements: str
   sample: ["gpu 3: keep 3g.40gb@0 (2 processes), destroy 1g.10gb@4, create 2g.20gb@4"]
+plan_lines:
+  description: >-
+    The lines of RV(plan) with the GPU apart from the text. A line of a GPU has its C(index) and C(uuid), and a C(text) without
+    them; a line of an MPS daemon or a tenant has a C(text) alone.
+  returned: when a driver is present
+  type: list
+  elements: dict
+  sample: [{"index": 3, "uuid": "GPU-5c89d3fa-0000-4000-8000-000000000001", "text": "enable MIG mode, create 3g.40gb@0"}]
 plan_data:
   description: >-
     The plan as data, to be saved and given to O(plan) later: what was observed, what was asked for, and the steps. Its form
@@ -126,6 +143,13 @@ pynvml_missing:
   description: True where a driver is loaded and no pynvml is there to ask it by, so that nothing could be planned.
   returned: when no driver answers for that reason, in check mode
   type: bool
+forecast:
+  description: >-
+    The layout planned on empty GPUs of the models that the host has or expects (O(expected_gpus)). C(checked) is false where the
+    models are not known; C(problems) says what is wrong, empty where the layout can be had; C(plan) has the lines, C(gpus) how
+    many GPUs the layout names, and C(counts) what RV(counts) has. It is made on the controller.
+  returned: when no driver answers, in check mode
+  type: dict
 pci_gpus:
   description: C(address) and C(device_id) of the NVIDIA GPUs on the PCI bus.
   returned: when no driver answers, in check mode
@@ -161,9 +185,9 @@ reboot_required:
   type: bool
 host_fault:
   description: >-
-    On failure, true where the state of the host is the reason (its driver, an MPS daemon, a file, a workload in the way) and
-    not the arguments.
-  returned: when the host is at fault
+    On failure, true where the state of the host is the reason (its driver, an MPS daemon, a file, a workload in the way), and
+    false where it is the layout or another argument.
+  returned: when the layout cannot be had
   type: bool
 outcome:
   description: On failure, which layout stands now. V(old), V(unknown), or V(new) where only what follows a change failed.
@@ -183,7 +207,8 @@ from ..module_utils.runner import run
 
 
 def argspec():
-    return argspec_of_gpus()
+    # The action behind this module uses them, on the controller.
+    return dict(argspec_of_gpus(), expected_gpus={"type": "list", "elements": "str", "default": []})
 
 
 def main():

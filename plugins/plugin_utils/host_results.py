@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Mapping
 
 from ..module_utils.errors import FleetError
@@ -108,13 +109,23 @@ _CHANGED_GPU = {
     ],
 }
 _BUSY = [{"what!": "text", "who!": ["text"]}]
+#: A GPU's line, and one for each of its daemons and tenants.
+_LINES = 2048
 #: Of instances, and of GPUs.
 COUNTS = ("create", "destroy", "keep", "gpus_changed")
+#: Made by the controller, from what the host has on its PCI bus.
+_FORECAST = {
+    "checked": "flag",
+    "plan": ["text", _LINES],
+    "counts": dict.fromkeys(COUNTS, "count"),
+    "gpus": "count",
+}
 _LAYOUT = {
     "msg": "text",
     "counts": dict.fromkeys(COUNTS, "count"),
     "gpus": [_CHANGED_GPU, _GPUS],
     "busy": _BUSY,
+    "forecast": _FORECAST,
 }
 _NVML = {"call": "text", "code": "number", "code_name": "text", "gpu": "text"}
 #: Lines of a message: one for each problem of a layout.
@@ -125,6 +136,7 @@ _OUTPUTS, _MOST_OUTPUT = ("module_stdout", "module_stderr"), 4000
 _LAYOUT_KEYS = (
     *(
         "plan",
+        "plan_lines",
         "plan_data",
         "counts",
         "gpus",
@@ -150,17 +162,15 @@ _LAYOUT_KEYS = (
     *("started", "finished", "ansible_job_id", "results_file"),
 )
 _LAYOUT_ENTRIES = 100_000
-#: A GPU's line, and one for each of its daemons and tenants.
-_LINES = 2048
 #: Keys of one file's difference, as Ansible shows it.
 _DIFF = ("before_header", "after_header", "before", "after")
 _PLAN = {
     "driver_present": "flag",
     "msg": "text",
-    "plan": ["text", _LINES],
+    "plan_lines": [{"index": "small", "uuid": "gpu_uuid", "text!": "text"}, _LINES],
     "counts": dict.fromkeys(COUNTS, "count"),
-    "gpus": [{"index!": "small", "uuid": "gpu_uuid"}, _GPUS],
     "busy": _BUSY,
+    "forecast": _FORECAST,
 }
 
 
@@ -236,11 +246,10 @@ def failure(result: Mapping[str, Any]) -> dict[str, Any] | None:
     if result.get("host_fault") is True:
         found["host_fault"] = True
     found.update({key: text(result[key], _MOST_OUTPUT) for key in _OUTPUTS if result.get(key)})
-    try:
-        found.update(Reader("").read("", {"nvml": result.get("nvml")}, {"nvml": _NVML}))
-    except HostValueError:
+    if result.get("nvml"):
         # It only tells playbooks more of the failure.
-        return found
+        with contextlib.suppress(HostValueError):
+            found["nvml"] = Reader("").read("nvml", result["nvml"], _NVML)
     return found
 
 

@@ -236,6 +236,7 @@ def layout_result(words: str) -> dict:
         "changed": False,
         "driver_present": True,
         "plan": [words],
+        "plan_lines": [{"index": 0, "uuid": "GPU-0", "text": words}],
         "plan_data": {"schema": 4, "gpus": [{"plan": words}], "vgpu": {"steps": []}},
         "counts": {"create": 0, "destroy": 0, "keep": 0, "gpus_changed": 0},
         "gpus": [row],

@@ -107,7 +107,7 @@ def test_tenants_are_packed_without_a_driver_too():
 
 def test_the_report_adds_up():
     instance = {"profile": "1g.10gb", "placement": {"start": 0, "size": 1}, "mig_uuids": [None]}
-    words = {"asked": "mig: 2x 1g.10gb", "before": "gpu 0: MIG off", "after": "gpu 0: MIG on"}
+    words = {"asked": "mig: 2x 1g.10gb", "before": "MIG off", "after": "MIG on"}
     gpu = {"index": 0, "name": "NVIDIA H100", **words, "instances": [instance, instance], "changed": True}
     report = fleet_report(
         {
@@ -137,9 +137,33 @@ def test_the_report_adds_up():
     assert report["hosts"][2]["note"] == "nothing was applied on this host"
 
 
+def test_a_dry_run_on_hosts_without_a_driver_counts_what_their_plans_say():
+    new = {"driver_present": False, "msg": "No driver.", "forecast": plan_without_driver(SEVENTHS, ["H100-80GB"])}
+    unknown = {"driver_present": False, "msg": "No driver.", "forecast": plan_without_driver(SEVENTHS)}
+    report = fleet_report({"new": new, "unknown": unknown}, planned=True)
+    assert report["summary"] == (
+        "1 GPUs on 2 hosts, 0 MIG instances now: 7 to create, 0 to destroy, 0 to keep; 1 of 2 hosts would change; "
+        "1 without a driver yet, planned from the model catalogue"
+    )
+    assert [host["note"] for host in report["hosts"]] == [
+        "no NVIDIA driver yet; planned from the model catalogue",
+        "No driver.",
+    ]
+
+
+def test_a_forecast_counts_gpus_with_daemons_or_tenants_as_changed():
+    layout = [
+        {"gpus": [0], "sharing": "mps", "mps": {"name": "a", "clients": 2, "active_thread_percentage": 50}},
+        {"gpus": [1], "sharing": "vgpu", "vgpu": {"tenants": [{"name": "b", "memory": "1GiB", "sm_percent": 9}]}},
+        {"gpus": [2], "sharing": "shared"},
+    ]
+    found = plan_without_driver(layout, ["H100-80GB"] * 3)
+    assert (found["gpus"], found["counts"]["gpus_changed"]) == (3, 2)
+
+
 @pytest.mark.parametrize(("planned", "word"), [(True, "would change"), (False, "changed")])
 def test_the_page_of_a_dry_run_says_what_would_change(planned, word):
-    words = {"asked": "shared", "before": "gpu 0: MIG on", "after": "gpu 0: MIG off"}
+    words = {"asked": "shared", "before": "MIG on", "after": "MIG off"}
     gpu = {"index": 0, "name": "NVIDIA H100", **words, "instances": [], "changed": True}
     page = fleet_page(fleet_report({"a": {"gpus": [gpu, {**gpu, "changed": False}]}}, planned=planned), planned=planned)
     said = [each for each in (">changed<", ">would change<", ">unchanged<") if each in page]
@@ -177,7 +201,8 @@ def test_the_report_warns_of_the_hosts_that_it_concerns():
         ([{"model": "T4-16GB", "count": 1.5}], ["gpu_simulator_gpus[0] has the count 1.5", "whole number"]),
         ([{"model": "T4-16GB", "count": None}], ["gpu_simulator_gpus[0] has the count None", "whole number"]),
         ([{"model": "T4-16GB", "count": True}], ["gpu_simulator_gpus[0] has the count True", "whole number"]),
-        ([{"model": "T4-16GB", "count": 257}], ["gpu_simulator_gpus[0] has the count 257", "from 1 to 256"]),
+        ([{"model": "T4-16GB", "count": 33}], ["gpu_simulator_gpus[0] has the count 33", "from 1 to 32"]),
+        ([{"model": "T4-16GB", "count": 17}] * 2, ["gpu_simulator_gpus are 34 GPUs", "can have 32"]),
         ([{"model": "T4-16GB", "count": 10**5000}], ["gpu_simulator_gpus[0] has the count a number of more than 20"]),
         ([{"model": "T4-16GB", "count": "²"}], ["gpu_simulator_gpus[0] has the count '²'"]),
     ],

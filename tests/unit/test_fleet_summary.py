@@ -64,12 +64,29 @@ def test_a_mode_change_alone_is_a_change():
     assert summary.line().endswith("on 1 of 1 hosts")
 
 
-def test_hosts_without_a_driver_are_named_and_not_counted_as_unchanged():
+def test_hosts_without_a_driver_count_with_their_plans_from_the_catalogue():
     summary = Summary(check_mode=True)
-    summary.ran("new", {"driver_present": False}, check_mode=True)
+    forecast = {"checked": True, "plan": ["gpu 0: enable MIG mode"], "counts": result(2, 0, 0)["counts"], "gpus": 1}
+    for _play in ("plan", "apply"):
+        for host in ("new", "newer"):
+            summary.ran(host, {"driver_present": False, "forecast": forecast}, check_mode=True)
     summary.ran("old", result(1, 0, 0), check_mode=True)
     assert summary.line() == (
-        "Plan: 1 to create, 0 to destroy, 0 kept, on 1 of 2 hosts (no driver yet, so only checked: new)"
+        "Plan: 5 to create, 0 to destroy, 0 kept, on 3 of 3 hosts "
+        "(no driver yet, planned from the model catalogue: new, newer)"
+    )
+    # A run of the driver's role in between brought it.
+    summary.ran("new", result(2, 0, 0), check_mode=True)
+    assert summary.line().endswith("(no driver yet, planned from the model catalogue: newer)")
+
+
+def test_a_host_of_unknown_gpus_without_a_driver_is_named_as_not_counted():
+    summary = Summary(check_mode=True)
+    summary.ran("new", {"driver_present": False, "forecast": {"checked": False, "counts": {}}}, check_mode=True)
+    summary.ran("old", result(1, 0, 0), check_mode=True)
+    assert summary.line() == (
+        "Plan: 1 to create, 0 to destroy, 0 kept, on 1 of 2 hosts "
+        "(not counted, as no driver answers and the GPU models are not known: new)"
     )
 
 

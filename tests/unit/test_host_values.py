@@ -266,8 +266,8 @@ def test_a_host_that_was_not_asked_is_not_one_that_did_not_answer():
 
 def result(**changes) -> dict:
     row = {
-        "index": 0, "uuid": "GPU-0", "name": "NVIDIA H100", "entry": "gpu_layout[0]", "asked": "mig", "before": "gpu 0: MIG off",
-        "after": "gpu 0: MIG on", "changed": True, "placement_units": 8,
+        "index": 0, "uuid": "GPU-0", "name": "NVIDIA H100", "entry": "gpu_layout[0]", "asked": "mig", "before": "MIG off",
+        "after": "MIG on", "changed": True, "placement_units": 8,
         "instances": [{"profile": "1g.10gb", "placement": {"start": 0, "size": 1}, "mig_uuids": ["MIG-1", None]}],
     }  # fmt: skip
     counts = {"create": 1, "destroy": 0, "keep": 0, "gpus_changed": 1}

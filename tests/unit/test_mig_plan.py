@@ -102,8 +102,8 @@ def test_it_reads_as_people_would_say_it():
     gpu = with_instances(gpu_of("H100-80GB"), [("3g.40gb", Placement(0, 4)), ("1g.10gb", Placement(4, 1))], busy={0})
     plan = mig_plan.plan_gpu(gpu, mig(gpu, "3g.40gb", "2g.20gb@4"))
     assert str(plan) == "gpu 0: keep 3g.40gb@0 (1 process), destroy 1g.10gb@4, create 2g.20gb@4"
-    assert plan.before() == "gpu 0: MIG on: 3g.40gb@0, 1g.10gb@4"
-    assert plan.after() == "gpu 0: MIG on: 3g.40gb@0, 2g.20gb@4"
+    assert plan.before() == "MIG on: 3g.40gb@0, 1g.10gb@4"
+    assert plan.after() == "MIG on: 3g.40gb@0, 2g.20gb@4"
     assert plan.disturbs == ()
 
 
@@ -152,7 +152,7 @@ def test_splits_keep_the_compute_instances_they_can_use():
     assert str(plan) == (
         "gpu 0: keep 3g.40gb@0, destroy 3c of 3g.40gb (instance 0), create 2c in 3g.40gb@0, create 1c in 3g.40gb@0"
     )
-    assert plan.after() == "gpu 0: MIG on: 3g.40gb@0 [2c, 1c]"
+    assert plan.after() == "MIG on: 3g.40gb@0 [2c, 1c]"
     after = Card(gpu).run(plan.steps).observed()
     assert not mig_plan.plan_gpu(after, split).steps
     three = Target(gpu.uuid, "gpu_layout[0]", "mig", True, (WantedInstance("3g.40gb", None, (1, 1, 1)),))

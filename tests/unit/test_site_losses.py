@@ -13,7 +13,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.site.losses import f
 
 HOSTS = ["h%d" % number for number in range(10)]
 SICK = {"msg": "gpu 3: nvmlDeviceGetMigMode failed: Unknown Error. Look.\nmore", "host_fault": True}
-TYPO = {"msg": "gpu_layout[0] on gpu 0: there is no profile 3g.45gb.", "where": "gpu_layout[0]", "problem": "no"}
+TYPO = {"msg": "gpu_layout[0] on gpu 0: there is no profile 3g.45gb.", "host_fault": False}
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_one_sentence_names_the_hosts_and_how_to_go_on():
         "h7": "could not be reached",
     }
     assert found.refusal == (
-        "No plan for h3 (gpu 3: nvmlDeviceGetMigMode failed: Unknown Error. Look), h7 (could not be reached). Fix "
+        "No plan for h3 (its error is above), h7 (could not be reached). Fix "
         "these hosts, exclude them (--limit '!h3:!h7'), or allow 2 hosts without a plan (gpu_site_tolerate: 2). "
         "Nothing was changed."
     )
@@ -61,7 +61,8 @@ def test_one_sentence_names_the_hosts_and_how_to_go_on():
 @pytest.mark.parametrize("tolerate", [1, "100%"])
 def test_a_wrong_layout_is_never_tolerated(tolerate):
     found = losses(HOSTS, HOSTS[:8], {"h8": SICK, "h9": TYPO}, tolerate)
-    assert "No plan for h9 (gpu_layout[0] on gpu 0: there is no profile 3g.45gb)." in found.refusal
+    assert "No plan for h9 (its error is above). Correct the inventory" in found.refusal
+    assert found.left_out["h9"] == TYPO["msg"]
     assert "gpu_site_tolerate does not cover errors" in found.refusal and "h8" not in found.refusal
 
 
@@ -69,7 +70,7 @@ def test_a_wrong_layout_is_never_tolerated(tolerate):
 def test_where_no_host_has_a_plan_all_are_named_and_nothing_is_tolerated(tolerate):
     found = losses(["h0", "h1"], [], {"h0": SICK, "h1": {"msg": "Connection refused", "unreachable": True}}, tolerate)
     assert found.refusal == (
-        "No plan for any host: h0 (gpu 3: nvmlDeviceGetMigMode failed: Unknown Error. Look), h1 (could not be reached). Fix "
+        "No plan for any host: h0 (its error is above), h1 (could not be reached). Fix "
         "these hosts and run again. If none can be reached, check the names in the inventory and the SSH login: ansible "
         "-i INVENTORY gpu_hosts -m ansible.builtin.ping. Nothing was changed."
     )
@@ -77,15 +78,16 @@ def test_where_no_host_has_a_plan_all_are_named_and_nothing_is_tolerated(tolerat
 
 def test_where_every_layout_is_wrong_all_are_named():
     found = losses(["h0", "h1"], [], {"h0": TYPO, "h1": TYPO}, 0)
-    assert (
-        found.refusal.startswith("No plan for any host: h0 (gpu_layout[0]") and "Correct the inventory" in found.refusal
+    assert found.refusal.startswith(
+        "No plan for any host: h0 (its error is above), h1 (its error is above). Correct the"
     )
 
 
 def test_the_name_of_the_host_is_said_once():
     found = losses(HOSTS, HOSTS[1:], {"h0": {"msg": "h0: gpu 3 is lost.", "host_fault": True}}, 0)
+    assert (found.left_out["h0"], found.words["h0"]) == ("gpu 3 is lost.", "its error is above")
     assert found.refusal == (
-        "No plan for h0 (gpu 3 is lost). Fix this host, exclude it (--limit '!h0'), or allow 1 host without a plan "
+        "No plan for h0 (its error is above). Fix this host, exclude it (--limit '!h0'), or allow 1 host without a plan "
         "(gpu_site_tolerate: 1). Nothing was changed."
     )
 
@@ -98,7 +100,7 @@ def test_a_thousand_hosts_make_no_page():
 
 def test_what_a_host_says_is_a_text():
     found = losses(["h0"], [], {"h0": {"msg": "\x1b[31mred", "host_fault": True}}, 0)
-    assert "\x1b" not in found.refusal
+    assert "\x1b" not in found.refusal + found.left_out["h0"]
 
 
 WHERE = ("gpu 0", "it does not answer", "Look at it.")
@@ -119,7 +121,7 @@ WHERE = ("gpu 0", "it does not answer", "Look at it.")
     ],
 )
 def test_an_error_of_a_module_says_whether_the_host_is_at_fault(error, host_fault):
-    found = failure("h1", {"failed": True, "msg": str(error), **details(error)})
+    found = failure("h1", {"failed": True, "msg": str(error), "host_fault": False, **details(error)})
     assert (found.reason, found.host_fault) == (str(error), host_fault)
 
 
@@ -131,7 +133,8 @@ def test_an_error_of_a_module_says_whether_the_host_is_at_fault(error, host_faul
         ({"msg": "MODULE FAILURE", "module_stderr": "Killed"}, True),
         ({"msg": "MODULE FAILURE", "module_stdout": "sudo: a password is required"}, True),
         ({"msg": "The task includes an option with an undefined variable."}, False),
-        ({"msg": "gpu_layout: Missing sudo password", "problem": "Missing sudo password"}, False),
+        ({"msg": "gpu_layout: Missing sudo password", "host_fault": False}, False),
+        ({"msg": "nvidia_driver: Missing sudo password", "problem": "Missing sudo password"}, False),
         ({"msg": "gpu_drain_services: Missing sudo password", "assertion": "false"}, False),
         ({"msg": "Missing sudo password in gpu_layout"}, False),
     ],

@@ -14,13 +14,17 @@ GROUPS = ["gpu_hosts", "gpu_monitoring", "gpu_audit"]
 
 
 def result(*lines, changed=1):
-    gpus = [{"index": index, "uuid": uuid, "name": "NVIDIA H100"} for index, uuid in enumerate(UUIDS)]
-    return {"driver_present": True, "plan": list(lines), "counts": {"gpus_changed": changed}, "gpus": gpus}
+    """A result whose lines are of a GPU where they are (index, text)."""
+    told = [
+        {"text": line} if isinstance(line, str) else {"index": line[0], "uuid": UUIDS[line[0]], "text": line[1]}
+        for line in lines
+    ]
+    return {"driver_present": True, "plan_lines": told, "counts": {"gpus_changed": changed}}
 
 
 def test_each_host_has_its_lines_with_uuids():
-    changes = result("gpu 0: enable MIG mode", "gpu 1: nothing to do", "mps a: start (2 clients) on gpu 1")
-    assert plans({"one": changes, "two": result("gpu 0: keep 7g.80gb@0", changed=0)}, {}) == {
+    changes = result((0, "enable MIG mode"), (1, "nothing to do"), "mps a: start (2 clients) on gpu 1")
+    assert plans({"one": changes, "two": result((0, "keep 7g.80gb@0"), changed=0)}) == {
         "one": [
             "gpu 0 (GPU-5c89d3fa): enable MIG mode",
             "gpu 1 (GPU-5c89d3fb): nothing to do",
@@ -31,12 +35,12 @@ def test_each_host_has_its_lines_with_uuids():
 
 
 def test_a_daemon_or_tenant_alone_is_a_change():
-    assert list(plans({"one": result("vgpu a: remove", changed=0)}, {})) == ["one"]
+    assert list(plans({"one": result("vgpu a: remove", changed=0)})) == ["one"]
 
 
 def test_a_fleet_without_changes_is_one_line():
-    same = result("gpu 0: keep 7g.80gb@0", changed=0)
-    found = plans({"h%d" % number: same for number in range(1000)}, {})
+    same = result((0, "keep 7g.80gb@0"), changed=0)
+    found = plans({"h%d" % number: same for number in range(1000)})
     assert list(found) == ["nothing to do"]
     assert found["nothing to do"].startswith("h0, h1, ") and found["nothing to do"].endswith("h19, 980 more")
 
@@ -45,8 +49,8 @@ def test_who_is_in_the_way_is_named():
     held = {"what": "gpu 1 (GPU-5c89d3fb): 1g.10gb@4 (1 process)", "who": ["pid 7 (python3 train.py)", "pid 8"]}
     tenant = {"what": "vgpu a", "who": ["pid 9"]}
     # A change of daemons or tenants alone counts no GPU.
-    busy = dict(result("gpu 1: nothing to do", changed=0), busy=[held, tenant])
-    assert plans({"one": busy}, {}) == {
+    busy = dict(result((1, "nothing to do"), changed=0), busy=[held, tenant])
+    assert plans({"one": busy}) == {
         "one": [
             "gpu 1 (GPU-5c89d3fb): nothing to do",
             "in the way: gpu 1 (GPU-5c89d3fb): 1g.10gb@4 (1 process) is in use by pid 7 (python3 train.py), pid 8",
@@ -57,20 +61,20 @@ def test_who_is_in_the_way_is_named():
 
 def test_many_in_the_way_make_no_page():
     held = [{"what": "gpu 0 (GPU-5c89d3fa): 1g.10gb@%d" % number, "who": ["pid 7"] * 25} for number in range(23)]
-    found = plans({"one": dict(result("gpu 0: disable MIG mode"), busy=held)}, {})["one"]
+    found = plans({"one": dict(result((0, "disable MIG mode")), busy=held)})["one"]
     assert len(found) == 22
     assert found[-2].startswith("in the way: gpu 0 (GPU-5c89d3fa): 1g.10gb@19 ") and found[-1] == "in the way: 3 more"
     assert found[1].count("pid 7") == 20 and found[1].endswith(", 5 more")
     # Of a longer list not all is read.
     crowd = [{"what": "gpu 0: 7g.80gb@0", "who": ["pid 7"] * 5000}] * 5000
-    found = plans({"one": dict(result("gpu 0: disable MIG mode"), busy=crowd)}, {})["one"]
+    found = plans({"one": dict(result((0, "disable MIG mode")), busy=crowd)})["one"]
     assert found[1].endswith(", at least 180 more") and found[-1] == "in the way: at least 180 more"
     assert len(str(found)) < 10000
 
 
 @pytest.mark.parametrize("busy", ["all", [{"what": "gpu 0"}], [["gpu 0", "pid 7"]]])
 def test_a_wrong_list_of_what_is_in_the_way_is_refused(busy):
-    found = plans({"bad": dict(result("gpu 0: disable MIG mode"), busy=busy)}, {})
+    found = plans({"bad": dict(result((0, "disable MIG mode")), busy=busy)})
     assert "bad: busy" in found["bad"][0] and "the host says" in found["bad"][0]
 
 
@@ -78,24 +82,23 @@ def test_a_wrong_list_of_what_is_in_the_way_is_refused(busy):
     ("forecast", "lines"),
     [
         (
-            ["gpu 0: enable MIG mode"],
+            {"checked": True, "plan": ["gpu 0: enable MIG mode"]},
             ["(no NVIDIA driver yet; checked against the model catalogue)", "gpu 0: enable MIG mode"],
         ),
-        ("Only the form was checked.", ["(no NVIDIA driver yet)", "Only the form was checked."]),
+        ({"checked": False, "plan": []}, ["(no NVIDIA driver yet)", "No driver."]),
         (None, ["(no NVIDIA driver yet)", "No driver."]),
     ],
 )
 def test_a_host_without_a_driver_has_what_is_known_of_it(forecast, lines):
-    new = {"driver_present": False, "msg": "No driver."}
-    assert plans({"new": new}, {"new": forecast}) == {"new": lines}
+    assert plans({"new": {"driver_present": False, "msg": "No driver.", "forecast": forecast}}) == {"new": lines}
 
 
 def test_what_a_host_says_acts_on_no_terminal_and_costs_no_other_host_its_plan():
-    bad = result("gpu 0: \x1b[31mred")
-    worse = dict(result("gpu 0: enable MIG mode"), gpus=[{"index": 0, "uuid": "{{ 1 }}"}])
-    found = plans({"bad": bad, "worse": worse, "good": result("gpu 0: enable MIG mode")}, {})
+    bad = result((0, "\x1b[31mred"))
+    worse = dict(bad, plan_lines=[{"index": 0, "uuid": "{{ 1 }}", "text": "enable MIG mode"}])
+    found = plans({"bad": bad, "worse": worse, "good": result((0, "enable MIG mode"))})
     assert "\x1b" not in str(found)
-    assert "worse: gpus[0].uuid: the host says" in found["worse"][0]
+    assert "worse: plan_lines[0].uuid: the host says" in found["worse"][0]
     assert found["good"] == ["gpu 0 (GPU-5c89d3fa): enable MIG mode"]
 
 

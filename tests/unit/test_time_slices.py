@@ -132,8 +132,8 @@ def slicing(name, gpus="all"):
 def test_a_plan_sets_what_differs():
     made = plan([slicing("long")], "long", "default", None)
     assert [[str(step) for step in gpu.steps] for gpu in made.gpus] == [[], *[["set time slice long"]] * 2]
-    assert made.gpus[1].before() == "gpu 1: MIG off, compute mode default"
-    assert made.gpus[1].after() == "gpu 1: MIG off, compute mode default, time slice long"
+    assert made.gpus[1].before() == "MIG off, compute mode default"
+    assert made.gpus[1].after() == "MIG off, compute mode default, time slice long"
 
 
 def test_another_sharing_takes_the_slice_back_and_mig_before_its_mode():

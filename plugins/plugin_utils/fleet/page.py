@@ -50,7 +50,6 @@ def _gpu(gpu: Mapping[str, Any]) -> dict[str, Any]:
         "asked": gpu["asked"],
         "before": gpu["before"],
         "after": gpu["after"],
-        "whole": re.sub(r"^gpu \d+: ", "", str(gpu["after"])),
         "changed": bool(gpu["changed"]),
         "units": int(gpu.get("placement_units") or 1),
         "instances": [_instance(instance) for instance in gpu["instances"]],

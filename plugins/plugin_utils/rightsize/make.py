@@ -9,6 +9,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Callable, Collection, Mapping, Sequence
 
+from ...module_utils.mig_steps import of_gpu
 from ...module_utils.model import Gpu
 from ..audit.make import Order
 from ..audit.make import make as make_audit
@@ -277,8 +278,8 @@ def _host_change(name, layout, changes_layout, plan, beside, gpus: Sequence[GpuT
         host=name,
         layout=tuple(layout),
         changes_layout=changes_layout,
-        before=tuple(gpu.before() for gpu in plan.gpus if gpu.gpu.index in there),
-        after=tuple(gpu.after() for gpu in plan.gpus if gpu.gpu.index in there),
+        before=tuple(of_gpu(gpu.gpu, gpu.before()) for gpu in plan.gpus if gpu.gpu.index in there),
+        after=tuple(of_gpu(gpu.gpu, gpu.after()) for gpu in plan.gpus if gpu.gpu.index in there),
         plan=(*plan.lines(), *beside),
         created=counts["create"],
         destroyed=counts["destroy"],

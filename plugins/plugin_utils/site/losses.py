@@ -24,6 +24,8 @@ _HOST_FAULTS = ("host_fault", "unreachable", "module_stderr", "module_stdout")
 #: Ansible's own words where the host wants a password to become root. Its result has nothing else to tell it by.
 _BECOME_PASSWORD = re.compile(r"(?:^|: )(?:Missing|Incorrect) [a-z]{1,16} password\.?$", re.MULTILINE)
 _UNREACHABLE = "could not be reached"
+#: In place of an error that its own task has printed.
+_PRINTED = "its error is above"
 _CURE_OF_ALL = (
     "Fix these hosts and run again. If none can be reached, check the names in the inventory and the SSH login: "
     "ansible -i INVENTORY gpu_hosts -m ansible.builtin.ping."
@@ -33,9 +35,13 @@ _TOLERANCE = re.compile(r"\s*([0-9]{1,9})\s*(%?)\s*")
 
 @dataclass(frozen=True)
 class Losses:
-    """The hosts without a plan, each with the reason in one line, and why the run does not go on; empty where it does."""
+    """The hosts without a plan, and why the run does not go on; empty where it does.
+
+    `left_out` has the reason of each in one line; `words` the few for a message behind the error of the host's own task.
+    """
 
     left_out: Mapping[str, str]
+    words: Mapping[str, str]
     refusal: str
 
 
@@ -66,7 +72,7 @@ def failure(host: str, result: Any) -> Failure:
     lines = message.splitlines()
     reason = text(without_host(host, lines[0]), 300) if lines else "no reason given"
     # A role's assertion and a module of this collection quote the inventory in their messages.
-    by_ansible = "assertion" not in result and "problem" not in result
+    by_ansible = not {"assertion", "problem", "host_fault"}.intersection(result)
     fault = any(result.get(key) for key in _HOST_FAULTS)
     return Failure(reason, fault or (by_ansible and _BECOME_PASSWORD.search(message) is not None))
 
@@ -81,14 +87,16 @@ def losses(hosts: Sequence[str], planned: Sequence[str], failures: Mapping[str, 
     lost = [host for host in hosts if host not in with_plan]
     found = {host: failure(host, failures.get(host)) for host in lost}
     left_out = {host: found[host].reason for host in lost}
+    words = {host: reason if reason == _UNREACHABLE else _PRINTED for host, reason in left_out.items()}
     wrong = [host for host in lost if not found[host].host_fault]
     allowed = tolerated(tolerate, len(hosts))
     every = bool(lost) and len(lost) == len(hosts)
     if wrong:
         cure = "Correct the inventory and run again. gpu_site_tolerate does not cover errors in the layout or in variables."
-        return Losses(left_out, _refusal({host: left_out[host] for host in wrong}, cure, len(wrong) == len(hosts)))
+        named = {host: words[host] for host in wrong}
+        return Losses(left_out, words, _refusal(named, cure, len(wrong) == len(hosts)))
     if every:
-        return Losses(left_out, _refusal(left_out, _CURE_OF_ALL, every))
+        return Losses(left_out, words, _refusal(words, _CURE_OF_ALL, every))
     if len(lost) > allowed:
         cure = "Fix %s, exclude %s (--limit '%s'), or allow %d host%s without a plan (gpu_site_tolerate: %d)." % (
             *(("this host", "it") if len(lost) == 1 else ("these hosts", "them")),
@@ -97,12 +105,12 @@ def losses(hosts: Sequence[str], planned: Sequence[str], failures: Mapping[str, 
             "" if len(lost) == 1 else "s",
             len(lost),
         )
-        return Losses(left_out, _refusal(left_out, cure, every))
-    return Losses(left_out, "")
+        return Losses(left_out, words, _refusal(words, cure, every))
+    return Losses(left_out, words, "")
 
 
-def _refusal(reasons: Mapping[str, str], cure: str, every: bool) -> str:
-    named = ["%s (%s)" % (host, reason.rstrip(".")) for host, reason in list(reasons.items())[:_NAMED]]
-    if len(reasons) > _NAMED:
-        named.append("%d more" % (len(reasons) - _NAMED))
+def _refusal(words: Mapping[str, str], cure: str, every: bool) -> str:
+    named = ["%s (%s)" % named for named in list(words.items())[:_NAMED]]
+    if len(words) > _NAMED:
+        named.append("%d more" % (len(words) - _NAMED))
     return "No plan for %s%s. %s Nothing was changed." % ("any host: " if every else "", ", ".join(named), cure)

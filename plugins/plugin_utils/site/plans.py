@@ -5,33 +5,30 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, Mapping, Sequence
 
+from ...module_utils.model import short_label
 from .. import host_results
-from ..host_values import MOST_ENTRIES, HostValueError, text
+from ..host_values import MOST_ENTRIES, HostValueError
 
 #: The key under which the hosts are listed that need nothing. No host has a name with a space in it.
 UNCHANGED = "nothing to do"
 #: Hosts that need nothing, lines about what is in the way, and holders on such a line.
 _NAMED = 20
-_OF_A_GPU = re.compile(r"gpu (\d+): (.*)", re.DOTALL)
-#: Of a UUID: "GPU-" and eight digits, which tell the GPUs of a host apart.
-_SHORT_UUID = 12
 _NO_DRIVER = "(no NVIDIA driver yet%s)"
 
 
-def plans(results: Mapping[str, Any], forecasts: Mapping[str, Any]) -> dict[str, Any]:
+def plans(results: Mapping[str, Any]) -> dict[str, Any]:
     """Return by host the lines of its plan. Hosts that need nothing share one entry, UNCHANGED.
 
-    `results` are those of openfleet.gpu.layout in check mode. `forecasts` has lines by host for those without a driver. A
-    host whose result cannot be read has the reason in place of lines.
+    `results` are those of openfleet.gpu.layout in check mode. A host whose result cannot be read has the reason in place of
+    lines.
     """
     written: dict[str, Any] = {}
     unchanged = []
     for host, result in results.items():
         try:
-            lines = _lines(host, result if isinstance(result, Mapping) else {}, forecasts.get(host))
+            lines = _lines(host, result if isinstance(result, Mapping) else {})
         except HostValueError as error:
             lines = [str(error)]
         if lines:
@@ -43,27 +40,26 @@ def plans(results: Mapping[str, Any], forecasts: Mapping[str, Any]) -> dict[str,
     return written
 
 
-def _lines(host: str, result: Mapping[str, Any], forecast: Any) -> list[str]:
+def _lines(host: str, result: Mapping[str, Any]) -> list[str]:
     """Return the lines of a host, none where nothing changes. Raises HostValueError."""
     read = host_results.plan(host, result)
     if not read.get("driver_present"):
-        if isinstance(forecast, (list, tuple)):
-            return [_NO_DRIVER % "; checked against the model catalogue", *map(text, forecast)]
-        return [_NO_DRIVER % "", text(forecast or read.get("msg") or "no plan")]
-    lines, busy = read.get("plan") or [], read.get("busy") or []
+        forecast = read.get("forecast") or {}
+        if forecast.get("checked"):
+            return [_NO_DRIVER % "; checked against the model catalogue", *(forecast.get("plan") or [])]
+        return [_NO_DRIVER % "", read.get("msg") or "no plan"]
+    lines, busy = read.get("plan_lines") or [], read.get("busy") or []
     # Daemons and tenants have a line where they change.
     changes = busy or (read.get("counts") or {}).get("gpus_changed")
-    if not changes and all(_OF_A_GPU.fullmatch(line) for line in lines):
+    if not changes and all(line.get("uuid") for line in lines):
         return []
-    uuids = {gpu["index"]: gpu.get("uuid") for gpu in read.get("gpus") or []}
     held = ["%s is in use by %s" % (each["what"], ", ".join(_first(each["who"]))) for each in busy]
-    return [*(_with_uuid(line, uuids) for line in lines), *map("in the way: {}".format, _first(held))]
+    return [*map(_line, lines), *map("in the way: {}".format, _first(held))]
 
 
-def _with_uuid(line: str, uuids: Mapping[int, Any]) -> str:
-    found = _OF_A_GPU.fullmatch(line)
-    uuid = uuids.get(int(found.group(1))) if found else None
-    return "gpu %s (%s): %s" % (found.group(1), uuid[:_SHORT_UUID], found.group(2)) if found and uuid else line
+def _line(line: Mapping[str, Any]) -> str:
+    index, uuid = line.get("index"), line.get("uuid")
+    return line["text"] if index is None or uuid is None else "%s: %s" % (short_label(index, uuid), line["text"])
 
 
 def _first(texts: Sequence[str]) -> list[str]:

@@ -21,7 +21,7 @@ _ON_THE_BUS = [{"device_id!": "pci_device"}, 64]
 
 
 def plan(layout_data: Any, expected_gpus: Sequence[str], pci_gpus: Any) -> dict[str, Any]:
-    """Return the `problems` and the `plan` as lines, and whether the layout could be `checked` at all.
+    """Return the `problems`, the `plan` as lines, its `counts` and number of `gpus`, and whether it could be `checked` at all.
 
     The GPUs are those of the models in `expected_gpus`, else what the host says of its PCI bus (`pci_gpus`).
     """
@@ -33,16 +33,23 @@ def plan(layout_data: Any, expected_gpus: Sequence[str], pci_gpus: Any) -> dict[
             there = Reader("this host").read("pci_gpus", pci_gpus, _ON_THE_BUS)
             gpus = assumed.gpus_on_the_bus([gpu["device_id"] for gpu in there])
         if not gpus:
-            return {"problems": [], "plan": [], "checked": False}
+            return _answer(checked=False)
         layout = _by_place(layout)
         gpus_plan = mig_plan.plan(gpus, targets(layout, gpus))
         asked = [each for service in SERVICES for each in service.asked(layout, gpus_plan, None)]
     except LayoutError as error:
-        return {"problems": [str(problem) for problem in error.problems], "plan": [], "checked": True}
+        return _answer([str(problem) for problem in error.problems])
     except FleetError as error:
-        return {"problems": [str(error)], "plan": [], "checked": True}
+        return _answer([str(error)])
     lines = [*gpus_plan.lines(), *("%s: %s (%s)" % each[:3] for each in asked)]
-    return {"problems": [], "plan": lines, "checked": True}
+    changed = {uuid for each in asked for uuid in each.gpus}
+    changed.update(each.gpu.uuid for each in gpus_plan.gpus if each.steps)
+    counts = {**gpus_plan.counts(), "gpus_changed": len(changed)}
+    return {**_answer(), "plan": lines, "counts": counts, "gpus": len(gpus_plan.gpus)}
+
+
+def _answer(problems: Sequence[str] = (), checked: bool = True) -> dict[str, Any]:
+    return {"problems": list(problems), "plan": [], "counts": {}, "gpus": 0, "checked": checked}
 
 
 def _by_place(layout: Layout) -> Layout:
