@@ -119,6 +119,9 @@ class Summary:
             sum(c.changed for c in counts),
             len(self.hosts),
         )
+        planned = self.unknown.union(self.counts)
+        if self.check_mode and not self.hosts <= planned:
+            text += ", no plan for %d" % len(self.hosts - planned)
         if self.from_catalogue:
             text += " (no driver yet, planned from the model catalogue: %s)" % ", ".join(sorted(self.from_catalogue))
         if self.unknown:

@@ -213,7 +213,7 @@ def find_model(key: str, directory: str | None = None) -> Model:
     near = _nearest(key[:_MOST_KEY], models)
     cure = f"Did you mean {' or '.join(near)}? " if near else ""
     raise CatalogueError(
-        f"model {key[:_MOST_KEY]}", "not in the catalogue", "{}It has {}".format(cure, ", ".join(models))
+        f"model {key[:_MOST_KEY]}", "not in the catalogue", "{}It has {}.".format(cure, ", ".join(models))
     )
 
 

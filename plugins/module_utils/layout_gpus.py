@@ -12,6 +12,8 @@ from typing import Any
 from .layout_reader import Key, Node, described, is_digits, is_integer, nearest, quoted
 from .layout_types import MOST_GPUS, Selector
 
+#: Indices in one text, as "0-3" and "0,1".
+_RANGE = re.compile(r"\s*[0-9]{1,4}(?:\s*[-,]\s*[0-9]{1,4})+\s*", re.ASCII)
 _UUID = re.compile(r"GPU-([0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12})")
 # NVML pads the domain to eight digits, sysfs to four, lspci leaves it out. A GPU is function 0 of its device.
 _PCI = re.compile(r"(?:([0-9A-Fa-f]{4,8}):)?([0-9A-Fa-f]{2}):([01][0-9A-Fa-f])\.0")
@@ -86,6 +88,8 @@ def _parse_text(node: Node, text: str) -> Selector | None:
             "the index %s is a string" % quoted(text),
             "Write it without quotes, in a list: gpus: [%.20s]." % text.strip(),
         )
+    elif _RANGE.fullmatch(text):
+        node.report("%s is no list of GPUs" % quoted(text), "Write each index: gpus: [0, 1, 2, 3].")
     elif nearest(text, ["all"]):
         node.report("%s names no GPU" % quoted(text), "Did you mean all?")
     else:

@@ -16,6 +16,9 @@ from .errors import FleetError
 
 _NAME = re.compile(r"(?:([1-9][0-9]?)c\.)?([1-9][0-9]?)g\.([1-9][0-9]{0,4})gb(\+me\.all|\+me|\+gfx|-me)?")
 
+#: A name as people and other tools write it: 3G.40GB, 3g-40gb, mig-3g.40gb.
+_LOOSE = re.compile(r"(?:.*mig-)?([1-9][0-9]?)g[-_. ]?([1-9][0-9]{0,4})gb?(\+me\.all|\+me|\+gfx|-me)?")
+
 
 class ProfileNameError(FleetError):
     """A text that is no profile name."""
@@ -49,10 +52,13 @@ def parse_profile_name(text: str) -> ProfileName:
     """Raises ProfileNameError, whose `where` is empty: only the caller knows it."""
     match = _NAME.fullmatch(text)
     if not match:
+        loose = _LOOSE.fullmatch(text[:60].strip().lower())
+        meant = "Did you mean %sg.%sgb%s? " % (*loose.groups()[:2], loose.group(3) or "") if loose else ""
         raise ProfileNameError(
             "",
             '"%.60s" is not the name of a MIG profile' % text,
-            "Write it like nvidia-smi mig -lgip: 3g.40gb, 1g.10gb+me, 1g.24gb+me.all, 1g.24gb+gfx or 1g.24gb-me.",
+            "%sWrite it like nvidia-smi mig -lgip: 3g.40gb, 1g.10gb+me, 1g.24gb+me.all, 1g.24gb+gfx or 1g.24gb-me."
+            % meant,
         )
     compute, slices, memory, attribute = match.groups()
     name = ProfileName(int(compute or slices), int(slices), int(memory), attribute or "")

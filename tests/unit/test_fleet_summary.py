@@ -90,6 +90,13 @@ def test_a_host_of_unknown_gpus_without_a_driver_is_named_as_not_counted():
     )
 
 
+def test_hosts_without_a_plan_are_not_among_those_that_stay_as_they_are():
+    summary = Summary(check_mode=True)
+    summary.ran("a", result(1, 0, 0), check_mode=True)
+    summary.hosts.update("bc")
+    assert summary.line() == "Plan: 1 to create, 0 to destroy, 0 kept, on 1 of 3 hosts, no plan for 2"
+
+
 def test_of_a_reason_the_first_line_is_told():
     summary = Summary(check_mode=False)
     summary.failed("a", "\n the GPU is in use\nby pid 7")

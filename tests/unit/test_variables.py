@@ -101,6 +101,21 @@ def test_a_misspelt_value_is_told_with_the_words_of_the_variable():
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "example"),
+    [
+        ("gpu_site_waves", "25%", 'gpu_site_waves: [1, "25%", "100%"]'),
+        ("gpu_layout_expected_gpus", "H100-80GB", "gpu_layout_expected_gpus: [H100-80GB, H100-80GB]"),
+        ("gpu_layout_busy_timeout", "10m", "gpu_layout_busy_timeout: 3600  # seconds"),
+        ("nvidia_driver_version", [580], "nvidia_driver_version: 580"),
+    ],
+)
+def test_the_example_of_a_wrong_value_is_a_right_one(name, value, example):
+    (problem,) = check.check({name: value})
+    assert problem.cure.startswith("Write it like `%s`" % example)
+    assert check.check(yaml.safe_load(example)) == []
+
+
 def test_no_message_has_a_secret():
     for name in ("gpu_audit_prometheus", "gpu_monitoring_url_password", "dcgm_exporter_basic_auth_users"):
         for value in ("hunter2", ["hunter2"], {"user": ["hunter2"]}):

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -43,6 +44,12 @@ _EXAMPLES = {
     "dict": "{key: value}",
     "path": "/srv/file",
     "str": "text",
+}
+#: Of variables whose default shows no form.
+_EXAMPLES_OF = {
+    "gpu_layout_expected_gpus": "[H100-80GB, H100-80GB]",
+    "nvidia_driver_version": "580",
+    "vgpu_limiter_services": "{train.service: notebook-a}",
 }
 _MISSING = {
     "gpu_layout": (
@@ -136,7 +143,8 @@ def _check(variable: known.Variable, value: Any) -> list[Problem]:
     secret = variable.option.get("no_log") or any(word in variable.name for word in _SECRETS)
     shown = _hidden(value) if secret else value
     kind = variable.option.get("type", "str")
-    node = Node(shown, variable.name, problems, "%s: %s" % (variable.name, _example(variable.option)))
+    example = _EXAMPLES_OF.get(variable.name) or _example(variable.option)
+    node = Node(shown, variable.name, problems, "%s: %s" % (variable.name, example))
     _READERS[kind](node, variable.option, variable)
     if not problems and variable.name in RULES:
         try:
@@ -160,8 +168,11 @@ def _example(option: Mapping[str, Any]) -> str:
         first = str(option["choices"][0])
         return "[%s]" % first if option.get("type") == "list" else first
     default = option.get("default")
-    if is_integer(default) or (isinstance(default, str) and default and "{{" not in default):
-        return str(default)
+    if is_integer(default):
+        unit = "  # seconds" if "econds" in str(option.get("description")) else ""
+        return "%d%s" % (default, unit)
+    if isinstance(default, (str, list)) and default and "{{" not in str(default):
+        return default if isinstance(default, str) else json.dumps(default)
     return _EXAMPLES.get(option.get("type", "str"), "value")
 
 
