@@ -277,6 +277,41 @@ def test_tenants_are_applied_shown_and_exported(host, monkeypatch):
     assert yaml.safe_load(done.stdout)["gpu_layout"] == [dict(TENANTS[0], gpus="all", vgpu=by_preload)]
 
 
+def test_a_boot_has_the_new_name_of_a_tenant_with_the_saved_layouts_was_and_without(host, monkeypatch):
+    """As gpu-layout.service restores it: what lies below /run is gone, and no process of the tenant is left."""
+    root = host.folder / "root"
+    monkeypatch.setenv("OPENFLEET_VGPU_ROOT", str(root))
+    host.simulated.create(H100)
+    library = root / "usr/lib/openfleet-gpu/vgpu/libopenfleet-vgpu.so"
+    library.parent.mkdir(parents=True)
+    library.touch()
+
+    def layout(**name):
+        tenant = {"memory": "8GiB", "sm_percent": 60, **name}
+        return host.layout([{"gpus": [0], "sharing": "vgpu", "vgpu": {"tenants": [tenant]}}])
+
+    def boot(saved):
+        shutil.rmtree(root / "run")
+        return host("apply", "--driver-timeout", "30", "--layout", saved).stdout
+
+    def there():
+        (seen,) = json.loads(host("show", "--json").stdout)["vgpu_tenants"]
+        regions = [path.parent.name for path in (root / "run").rglob("region.1")]
+        quotas = sorted(path.parent.name for path in (root / "etc").rglob("quota"))
+        return seen["tenant"]["name"], seen["outdated"], quotas, regions
+
+    host("apply", "--layout", layout(name="a"))
+    # The layout was saved, and the host restarted before it was applied.
+    assert "vgpu b: rename tenant a to b" in boot(layout(name="b", was="a"))
+    assert there() == ("b", [], ["a", "b"], ["a"])
+    assert "vgpu b: write its files" in boot(layout(name="b", was="a"))
+    assert there() == ("b", [], ["a", "b"], ["a"])
+    assert "vgpu b: end the name a" in boot(layout(name="b"))
+    assert there() == ("b", [], ["b"], ["a"])
+    assert "vgpu b: write its files" in boot(layout(name="b"))
+    assert there() == ("b", [], ["b"], ["a"])
+
+
 @pytest.mark.host_python
 def test_export_says_what_no_layout_can_say(host):
     host.simulated.create(H100)

@@ -131,6 +131,25 @@ def test_a_wrong_value_of_every_variable_stops_the_run_before_any_host_is_touche
     assert [path for host in fleet.hosts.values() for path in (host.folder / "root").rglob("*")] == []
 
 
+def test_a_dry_run_on_hosts_without_a_driver_counts_what_their_plans_say(fleet, tmp_path):
+    bare = {"ansible_python_interpreter": sys.executable, "gpu_layout_expected_gpus": ["H100-80GB"]}
+    fleet.more = {"one": bare, "two": bare}
+    report = tmp_path / "report"
+    run = fleet.play(dict.fromkeys(fleet.hosts, LAYOUT), "--check", "-e", f"gpu_report_dir={report}", waves=[3])
+    said = " ".join((run.stdout + run.stderr).split())
+    assert run.returncode == 0, said
+    assert (
+        "one: - (no NVIDIA driver yet; checked against the model catalogue) - 'gpu 0: enable MIG mode, create" in said
+    )
+    totals = json.loads((report / "report.json").read_text())["totals"]
+    assert (totals["create"], totals["gpus"], totals["hosts_changed"]) == (6, 3, 3)
+    assert "3 of 3 hosts would change; 2 without a driver yet, planned from the model catalogue" in said
+    assert (
+        "Plan: 6 to create, 0 to destroy, 0 kept, on 3 of 3 hosts (no driver yet, planned from the model catalogue: one, two)"
+        in said
+    )
+
+
 @pytest.mark.core
 def test_a_dry_run_shows_the_steps_and_changes_nothing(fleet):
     fleet.hosts["three"].module("mig", layout=LAYOUT)
