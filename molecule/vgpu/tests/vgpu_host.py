@@ -21,6 +21,14 @@ CLIENT = "/opt/client/build/client"
 #: The stub's settings, for whoever has no environment of its own.
 ENVIRONMENT = "/opt/client/environment"
 DIRECTORY = "/usr/lib/openfleet-gpu/vgpu"
+IMAGE = "localhost/openfleet-tenant"
+#: What the client and a shell are linked with; and the library, which the device brings: all of it is glibc's.
+FILES = f"{CLIENT} /bin/sh /bin/cat /usr/bin/sleep /opt/stub/build/libcuda.so.1"
+MAKE_IMAGE = (
+    f"tar -chf /tmp/tenant.tar -C / $(echo {FILES} $(LD_LIBRARY_PATH=/opt/stub/build "
+    f"ldd {FILES} {DIRECTORY}/libopenfleet-vgpu.so | tr -s '[:space:]' '\\n' | grep '^/lib.*[^:]$') | "
+    f"tr ' ' '\\n' | sort -u | sed 's,^/,,') && podman import --quiet /tmp/tenant.tar {IMAGE}"
+)
 GIB_IN_MIB = 1024
 CARD_MIB = 46068
 OUT_OF_MEMORY = 2

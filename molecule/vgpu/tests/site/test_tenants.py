@@ -8,17 +8,9 @@ import json
 import re
 
 import pytest
-from vgpu_host import CARD_MIB, CLIENT, DIRECTORY, ENVIRONMENT, GIB_IN_MIB, OUT_OF_MEMORY
+from vgpu_host import CARD_MIB, CLIENT, DIRECTORY, ENVIRONMENT, GIB_IN_MIB, IMAGE, OUT_OF_MEMORY
 
 QUOTA_MIB = {"notebook-a": 8 * GIB_IN_MIB, "batch": 16 * GIB_IN_MIB, "pair": 4 * GIB_IN_MIB}
-IMAGE = "localhost/openfleet-tenant"
-#: What the client and a shell are linked with; and the library, which the device brings: all of it is glibc's.
-FILES = f"{CLIENT} /bin/sh /bin/cat /usr/bin/sleep /opt/stub/build/libcuda.so.1"
-MAKE_IMAGE = (
-    f"tar -chf /tmp/tenant.tar -C / $(echo {FILES} $(LD_LIBRARY_PATH=/opt/stub/build "
-    f"ldd {FILES} {DIRECTORY}/libopenfleet-vgpu.so | tr -s '[:space:]' '\\n' | grep '^/lib.*[^:]$') | "
-    f"tr ' ' '\\n' | sort -u | sed 's,^/,,') && podman import --quiet /tmp/tenant.tar {IMAGE}"
-)
 
 
 def test_who_is_no_tenant_is_not_held(ada):
@@ -129,23 +121,6 @@ def test_the_agent_keeps_neighbours_from_writing_what_a_tenant_goes_by(ada):
 
 
 # --- containers ---------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def container(ada):
-    """A function from a tenant, a user and words of the client to what it printed in a container with the tenant's device."""
-    ada.ask(MAKE_IMAGE)
-
-    def run(tenant, *words, user="0"):
-        device = f"--device openfleet.io/vgpu={tenant}" if tenant else ""
-        told = ada.ask(
-            f"podman run --rm --network=none --user={user} {device} --env-file {ENVIRONMENT} "
-            f"--volume /run/stub-card:/run/stub-card {IMAGE} {CLIENT} {' '.join(words)}"
-        )
-        return [int(word) for word in told.split()]
-
-    yield run
-    ada.host.run(f"podman image rm --force {IMAGE}")
 
 
 def test_a_container_without_the_device_is_not_held(container):

@@ -52,6 +52,29 @@ def test_a_tenant_that_is_gone_cannot_be_started(ada, layout):
     assert ada.host.run("systemctl start notebook.service").rc != 0
 
 
+def test_a_renamed_tenant_has_one_quota_under_both_names_in_containers_too(ada, container, layout):
+    tenant = tenant_of(layout, "notebook-a")
+    quota = 8 * GIB_IN_MIB
+    with ada.serving("notebook-a") as process:
+        assert process("alloc 5000") == [0]
+        tenant.update(name="notebook-z", was="notebook-a")
+        ada.apply(layout)
+        for name in ("notebook-z", "notebook-a"):
+            assert container(name, "info") == [quota - 5000, quota]
+            assert ada.client(name, "info") == [quota - 5000, quota]
+        assert process("alloc 3000") == [0]
+    assert container("notebook-z", "fill", "64") == [quota, OUT_OF_MEMORY]
+    del tenant["was"]
+    ada.apply(layout)
+    assert ada.host.run("ls /etc/cdi/openfleet-vgpu-notebook-*").stdout.split() == [
+        "/etc/cdi/openfleet-vgpu-notebook-z.json"
+    ]
+    assert container("notebook-z", "info") == [quota, quota]
+    # Back, so that the inventory's tenant is not another one with a key of its own.
+    tenant.update(name="notebook-a", was="notebook-z")
+    ada.apply(layout)
+
+
 def test_a_new_library_does_not_disturb_who_runs(ada):
     """Built on the controller, so that it comes under another name."""
     old = ada.current()
