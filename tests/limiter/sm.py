@@ -18,7 +18,7 @@ class Worker:
     """A process of a tenant: what it launches, and what the GPU did for it (seconds, busy ns, launches).
 
     `calls` are those that the limiter made of the driver, `parted` the dependent launches that an event of it parted from
-    the launch before.
+    the launch before, `waits` how often its first thread slept or waited.
     """
 
     tenant: Tenant
@@ -28,6 +28,7 @@ class Worker:
     lines: list[tuple[float, int, int]] = field(default_factory=list)
     calls: int = 0
     parted: int = 0
+    waits: int = 0
     process: subprocess.Popen | None = None
 
     @property
@@ -89,8 +90,8 @@ class World:
                 code = worker.process.returncode
                 assert code == worker.ends_with, f"{worker.options} ended with {code}"
                 for line in out.splitlines():
-                    seconds, busy, launches, calls, parted = line.split()
-                    worker.calls, worker.parted = int(calls), int(parted)
+                    seconds, busy, launches, *counts = line.split()
+                    worker.calls, worker.parted, worker.waits = map(int, counts)
                     worker.lines.append((float(seconds), int(busy), int(launches)))
         finally:
             for worker in self.workers:

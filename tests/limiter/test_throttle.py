@@ -253,6 +253,18 @@ def test_kernels_that_wait_for_later_ones_do_not_hang(world):
     assert 20 < other.share() < 40 + POINTS
 
 
+def test_who_waits_for_its_turn_sleeps(world):
+    """A waiter that asks again every tenth of a millisecond wakes thousands of times a second."""
+    tenants = [world.tenant(50, f"tenant-{seat}", seat, policy="contended") for seat in range(2)]
+    workers = [world.worker(tenant, "--kernel 2000000 --seconds 5") for tenant in tenants]
+    world.run()
+    seats = Turnstile.from_buffer_copy((tenants[0].gpus / f"{world.card.uuid()}.1").read_bytes()).seats
+    for worker, seat in zip(workers, seats):
+        assert seat.throttled_ns > 2e9
+        # Its own work is waited for too.
+        assert worker.waits < 2000 * 5
+
+
 # --- contended and burst ---
 
 

@@ -5,7 +5,12 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
+import mmap
+import os
 import random
+import threading
+import time
 from ctypes import (
     POINTER,
     Structure,
@@ -19,6 +24,7 @@ from ctypes import (
     c_uint,
     c_uint32,
     c_uint64,
+    c_void_p,
 )
 from pathlib import Path
 
@@ -113,6 +119,10 @@ class Claim(Structure):
     _fields_ = (("credit", c_bool), ("priority", c_int32), ("paid_until", c_int64), ("place", c_uint32))
 
 
+class Watch(Structure):
+    _fields_ = (("half", c_void_p), ("value", c_uint32))
+
+
 class Covered(Structure):
     _fields_ = (("floor", c_int64), ("start", c_int64), ("to", c_int64))
 
@@ -149,6 +159,9 @@ SIGNATURES = {
     "turnstile_is_second": (c_bool, POINTER(View), c_int, c_int64),
     "turnstile_bury": (None, POINTER(View), c_int, c_uint),
     "turnstile_waits_for": (None, POINTER(View), c_int, c_int, Claim, c_int64),
+    "turnstile_watch": (Watch, POINTER(View), c_int),
+    "turnstile_watch_ns": (c_int64, POINTER(View), c_int, c_int64, c_int64),
+    "turnstile_sleep": (c_int, Watch, c_int64),
     "turnstile_yields_to": (c_bool, POINTER(View), c_int, c_int64),
     "turnstile_had_turn": (None, POINTER(View), c_int64),
     "busy_cover": (c_int64, POINTER(Covered), c_int64, c_int64),
@@ -158,7 +171,7 @@ SIGNATURES = {
 @pytest.fixture(scope="module")
 def library(build_folder: Path) -> ctypes.CDLL:
     sources = [str(SOURCE / name) for name in ("turnstile.c", "cover.c")]
-    path = compile_c(build_folder / "turnstile.so", *sources, "-shared", "-fPIC")
+    path = compile_c(build_folder / "turnstile.so", *sources, "-D_GNU_SOURCE", "-shared", "-fPIC")
     loaded = ctypes.CDLL(str(path))
     for name, (result, *arguments) in SIGNATURES.items():
         function = getattr(loaded, name)
@@ -475,6 +488,83 @@ def test_a_lease_that_cannot_have_been_taken_binds_nobody(library, turnstile, le
 def test_passes_of_all_tenants_count(library, turnstile):
     turnstile.seats[3].passes, turnstile.seats[5].passes = 2, 5
     assert library.turnstile_passes(view(turnstile)) == 7
+
+
+# --- sleeping until a lease is given back ---
+
+GIVEN, LONG, NOT = range(3)
+
+
+@pytest.fixture
+def watched(library):
+    """A turnstile as its tenant has it, and as a neighbour does: one sealed memory, for writing and only for reading."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = c_void_p
+    libc.mmap.argtypes = (c_void_p, ctypes.c_size_t, c_int, c_int, c_int, ctypes.c_long)
+    memory = os.memfd_create("turnstile", os.MFD_ALLOW_SEALING)
+    os.ftruncate(memory, ctypes.sizeof(Turnstile))
+    fcntl.fcntl(memory, 1033, 0x2)  # F_ADD_SEALS, F_SEAL_SHRINK
+    views = []
+    for access in (mmap.PROT_READ | mmap.PROT_WRITE, mmap.PROT_READ):
+        at = libc.mmap(None, ctypes.sizeof(Turnstile), access, mmap.MAP_SHARED, memory, 0)
+        views.append(view(Turnstile.from_address(at)))
+    os.close(memory)
+    yield views
+    for one in views:
+        assert libc.munmap(c_void_p(ctypes.addressof(one.file)), ctypes.c_size_t(ctypes.sizeof(Turnstile))) == 0
+
+
+def test_who_waits_for_a_lease_is_woken_when_it_is_given_back(library, watched):
+    """The kernel waits for a word that the waiter can only read."""
+    own, neighbours = watched
+    now = time.monotonic_ns()
+    assert library.turnstile_take(own, 3, 7, now, now + SECOND)
+    watch = library.turnstile_watch(neighbours, 3)
+    assert library.turnstile_renew(own, 3, 7, now, now + SECOND // 2), "which is no end of it"
+    results = []
+
+    def wait():
+        while (result := library.turnstile_sleep(watch, SECOND)) == LONG:
+            results.append(result)
+        results.append(result)
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    while len(results) < 3:
+        time.sleep(0.001)
+    library.turnstile_give(own, 3, 8)  # another process has nothing to give
+    count = len(results)
+    while len(results) < count + 3:
+        time.sleep(0.001)
+    library.turnstile_give(own, 3, 7)
+    waiter.join(60)
+    # NOT: it was just between two sleeps.
+    assert results[-1] in (GIVEN, NOT)
+    assert set(results[:-1]) == {LONG}, "it sleeps, and never for long"
+
+
+def test_a_lease_that_has_changed_is_not_waited_for(library, watched):
+    own, neighbours = watched
+    own.file.seats[3].lease = 7 << 48 | 5
+    watch = library.turnstile_watch(neighbours, 3)
+    own.file.seats[3].lease = 8 << 48 | 5
+    assert library.turnstile_sleep(watch, SECOND) == NOT
+    own.file.seats[3].lease = 7 << 48 | 6
+    assert library.turnstile_sleep(watch, SECOND) == LONG
+
+
+def test_a_seat_that_is_not_mapped_any_more_is_not_waited_for(library):
+    assert library.turnstile_sleep(Watch(4096, 0), SECOND) == NOT
+
+
+def test_a_sleep_ends_with_the_lease(library, turnstile):
+    t = view(turnstile)
+    turnstile.seats[3].lease = 7 << 48 | (NOW + MS // 2) // 1000
+    assert library.turnstile_watch_ns(t, 3, NOW, MS) == MS // 2 + 1000
+    assert library.turnstile_watch_ns(t, 3, NOW - SECOND, MS) == MS
+    for ended in (0, 1, (1 << 48) - 1, 2**64 - 1):
+        turnstile.seats[3].lease = ended
+        assert 0 < library.turnstile_watch_ns(t, 3, NOW, MS) <= MS
 
 
 # --- tenants that keep others waiting ---

@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
+import mmap
 import os
 import re
 import select
@@ -12,13 +14,15 @@ import shutil
 import struct
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from account import MIB
-from limiter_lab import DEADLINE, OUT, Client, Tenant
+from limiter_lab import DEADLINE, OUT, Client, Tenant, data
 from test_region import GPUS, LOCKED_SLOTS, SLOT_SIZE, SLOTS, TOTAL, USED, region
+from test_turnstile import Seat, Turnstile
 
 LIVING = 60
 F_OFD_SETLK = 37  # fcntl.h; Python names it from 3.9 on. It stays when the file is opened and closed again.
@@ -105,3 +109,77 @@ def test_nobody_waits_for_who_looks_for_the_dead(crowded: Tenant, call: tuple) -
         ready, _, _ = select.select([looker.process.stdout], [], [], 0)
         assert not ready, "it has found all of them already: nothing is shown"
         looker.kill()
+
+
+# --- the lease of a neighbour, by the clock and the kernel of this machine ---
+
+FUTEX, FUTEX_WAKE = {"x86_64": 202, "aarch64": 98}.get(os.uname().machine), 1
+NEIGHBOUR = 4096 << 48  # a process that cannot be asked whether it lives
+
+
+class Neighbour:
+    """A tenant on seat 1 that has the GPU, and the turnstile's file as it maps it."""
+
+    def __init__(self, tenant: Tenant) -> None:
+        with (tenant.gpus / f"{tenant.card.uuid()}.1").open("r+b") as file:
+            file.truncate(ctypes.sizeof(Turnstile))
+            self.memory = mmap.mmap(file.fileno(), 0)
+        self.turnstile = Turnstile.from_buffer(self.memory)
+        self.seat = self.turnstile.seats[1]
+        self.seat.tenant, self.seat.percent = b"tenant-b", 50
+        self.libc = ctypes.CDLL(None)
+
+    def hold(self) -> None:
+        self.seat.lease = NEIGHBOUR | (time.monotonic_ns() + 900_000_000) // 1000
+
+    def wake(self) -> None:
+        half = ctypes.c_void_p(ctypes.addressof(self.seat) + Seat.lease.offset + 4)
+        self.libc.syscall(FUTEX, half, FUTEX_WAKE, 1 << 30, None, None, 0)
+
+    def held_back(self) -> float:
+        """For how long the tenant on seat 0 was held back, in seconds."""
+        return self.turnstile.seats[0].throttled_ns / 1e9
+
+
+def switches(pid: int) -> int:
+    """How often the main thread of a process has gone to sleep."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(re.search(r"^voluntary_ctxt_switches:\s*(\d+)", status, re.MULTILINE).group(1))
+
+
+def wakes_a_second(tenant: Tenant, meanwhile: Callable[[Neighbour], None]) -> float:
+    """Has the neighbour hold the GPU for half a second in which the tenant wants to launch. The lease that is given back at
+    the end is not made known: the tenant goes on all the same."""
+    if not FUTEX:
+        pytest.skip("which number has this processor's call?")
+    tenant.quota(0, sm=50)
+    with tenant.client() as client:
+        module = client.ok("cuModuleLoadData", OUT, 0)
+        function, _ = client.ok("cuModuleGetFunction", OUT, module, data(b"busy_0\0"))
+        launch = f"call cuLaunchKernel {function} 1 1 1 1 1 1 0 0 0 0"
+        assert client.tell(launch).split() == ["0"]
+        neighbour = Neighbour(tenant)
+        before, earlier = switches(client.pid), neighbour.held_back()
+        neighbour.hold()
+        client.send(launch)
+        end = time.monotonic() + DEADLINE
+        while neighbour.held_back() - earlier < 0.5 and time.monotonic() < end:
+            neighbour.hold()
+            meanwhile(neighbour)
+        neighbour.seat.lease = 0
+        assert client.answer(launch).split() == ["0"]
+        waited = neighbour.held_back() - earlier
+        assert waited >= 0.5
+        return (switches(client.pid) - before) / waited
+
+
+def test_who_waits_for_a_neighbours_lease_sleeps(tenant: Tenant) -> None:
+    assert wakes_a_second(tenant, lambda _: time.sleep(0.02)) < 2500
+
+
+def test_a_neighbour_that_wakes_waiters_all_the_time_costs_no_more_than_asking_often(tenant: Tenant) -> None:
+    def wake(neighbour: Neighbour) -> None:
+        for _ in range(1000):
+            neighbour.wake()
+
+    assert wakes_a_second(tenant, wake) < 25_000

@@ -2,9 +2,10 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * A program that launches kernels on the stub GPU until its time is over, and prints what the GPU did for it:
- * a line `seconds busy_ns launches calls parted` at each report and at the end: calls are those of the driver that the
- * limiter makes, parted are dependent launches that an event parts from the launch before. With `--time N` it prints instead what a launch costs
- * on the host, with kernels that take no time.
+ * a line `seconds busy_ns launches calls parted waits` at each report and at the end: calls are those of the driver that the
+ * limiter makes, parted are dependent launches that an event parts from the launch before, waits are how often the first
+ * thread has slept or waited. With `--time N` it prints instead what a launch costs on the host, with kernels that take no
+ * time.
  */
 #define _GNU_SOURCE
 #include "../stub/cuda.h"
@@ -49,6 +50,7 @@ CUresult cuGraphLaunch_ptsz(CUgraphExec, CUstream);
 int64_t stub_busy_ns(int gpu);
 long stub_calls(void);
 long stub_parted(void);
+long stub_waits(void);
 
 enum { MAX_KERNELS = 128, MAX_STREAMS = 16, MAX_THREADS = 8 };
 static double seconds = 1, start, report_every, rename_at, capture_at;
@@ -119,8 +121,8 @@ static void poke_leases(void)
 
 static void report(void)
 {
-    printf("%.6f %lld %ld %ld %ld\n", now() - began, (long long)stub_busy_ns(gpu),
-           __atomic_load_n(&launches, __ATOMIC_RELAXED), stub_calls() - calls_before, stub_parted());
+    printf("%.6f %lld %ld %ld %ld %ld\n", now() - began, (long long)stub_busy_ns(gpu),
+           __atomic_load_n(&launches, __ATOMIC_RELAXED), stub_calls() - calls_before, stub_parted(), stub_waits());
     fflush(stdout);
 }
 

@@ -1,8 +1,8 @@
 /* Copyright: (c) openfleet.gpu contributors
  * SPDX-License-Identifier: Apache-2.0
  *
- * Virtual time: see clock.h. This file also takes the place of the C library's clocks and sleeps, in programs that have
- * the stub preloaded.
+ * Virtual time: see clock.h. This file also takes the place of the C library's clocks and sleeps, and of its `syscall` for
+ * waits on futexes that processes share, in programs that have the stub preloaded.
  */
 #define _GNU_SOURCE
 #include "clock.h"
@@ -14,6 +14,7 @@
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,6 +25,7 @@
 #include <unistd.h>
 
 #define EPOCH INT64_C(1000000000000) /* virtual clocks begin here */
+#define WAKE_NS 1000                 /* between two that one call wakes */
 
 static struct world *shared;
 static bool looked;
@@ -49,6 +51,39 @@ static void leave(void *unused) {
 }
 
 static void forked(void) { mine = 0; }
+
+/* The kernel's own call: this file takes the place of the C library's `syscall`. */
+static long kernel(long number, long a, long b, long c, long d, long e, long f) {
+    long result;
+#if defined(__x86_64__)
+    register long fourth __asm__("r10") = d;
+    register long fifth __asm__("r8") = e;
+    register long sixth __asm__("r9") = f;
+    __asm__ volatile("syscall"
+                     : "=a"(result)
+                     : "a"(number), "D"(a), "S"(b), "d"(c), "r"(fourth), "r"(fifth), "r"(sixth)
+                     : "rcx", "r11", "memory");
+#elif defined(__aarch64__)
+    register long call __asm__("x8") = number;
+    register long first __asm__("x0") = a;
+    register long second __asm__("x1") = b;
+    register long third __asm__("x2") = c;
+    register long fourth __asm__("x3") = d;
+    register long fifth __asm__("x4") = e;
+    register long sixth __asm__("x5") = f;
+    __asm__ volatile("svc 0" : "+r"(first) : "r"(call), "r"(second), "r"(third), "r"(fourth), "r"(fifth), "r"(sixth) : "memory");
+    result = first;
+#else
+#error "how is the kernel called on this processor?"
+#endif
+    if (result >= 0 || result < -4095) return result;
+    errno = (int)-result;
+    return -1;
+}
+
+static long futex(uint32_t *word, int operation, uint32_t value, const struct timespec *time) {
+    return kernel(SYS_futex, (long)word, operation, value, (long)time, 0, 0);
+}
 
 __attribute__((destructor)) static void end_of_process(void) {
     struct world *w = shared;
@@ -147,7 +182,7 @@ static bool wake(struct world *w) {
         p->waiting = false;
         any = true;
         __atomic_add_fetch(&p->wake, 1, __ATOMIC_RELEASE);
-        syscall(SYS_futex, &p->wake, FUTEX_WAKE, 1, NULL, NULL, 0);
+        futex(&p->wake, FUTEX_WAKE, 1, NULL);
     }
     return any;
 }
@@ -200,12 +235,14 @@ void clock_wait(struct world *w, int64_t until, int gpu, int tenant, int stream,
     p->stream = stream;
     p->done = done;
     p->waiting = true;
+    p->waits++;
+    p->began = ++w->waits;
     move_on(w);
     while (p->waiting) {
         uint32_t seen = __atomic_load_n(&p->wake, __ATOMIC_ACQUIRE);
         clock_unlock(w);
         struct timespec patience = {0, 50 * 1000 * 1000};
-        long result = syscall(SYS_futex, &p->wake, FUTEX_WAIT, seen, &patience, NULL, 0);
+        long result = futex(&p->wake, FUTEX_WAIT, seen, &patience);
         bool late = result != 0 && errno == ETIMEDOUT;
         clock_lock(w);
         if (late) {
@@ -264,4 +301,69 @@ EXPORT int nanosleep(const struct timespec *t, struct timespec *left) {
 
 EXPORT int usleep(useconds_t microseconds) {
     return nanosleep(&(struct timespec){microseconds / 1000000, microseconds % 1000000 * 1000}, NULL);
+}
+
+/* How often the calling thread has slept or waited. */
+EXPORT long stub_waits(void) {
+    struct world *w = clock_world();
+    return w && mine ? (long)w->parties[mine - 1].waits : 0;
+}
+
+/* --- in place of the kernel's futexes, between processes --- */
+
+/* A word has this place in its page in each process that maps it. Words of the same place are taken for one: who waits for
+ * a word may be woken for none. */
+static int place_of(const void *word) { return (int)((uintptr_t)word % 4096) + 1; }
+
+/* Of several that are woken the one that has waited longest goes on first, as the kernel has it. */
+static void wake_waiters(struct world *w, const void *word, int most) {
+    for (int n = 0; n < most; n++) {
+        struct party *first = NULL;
+        for (int i = 0; i < CLOCK_PARTIES; i++) {
+            struct party *p = &w->parties[i];
+            if (p->pid && p->waiting && p->futex == place_of(word) && !p->woken && (!first || p->began < first->began)) first = p;
+        }
+        if (!first) return;
+        int64_t then = w->now + w->late + n * WAKE_NS;
+        if (first->until > then) first->until = then;
+        first->woken = true;
+    }
+}
+
+static long wait_for_word(struct world *w, const uint32_t *word, uint32_t value, const struct timespec *time) {
+    clock_lock(w);
+    struct party *p = clock_join(w);
+    if (__atomic_load_n(word, __ATOMIC_ACQUIRE) != value) {
+        clock_unlock(w);
+        errno = EAGAIN;
+        return -1;
+    }
+    p->futex = place_of(word);
+    p->woken = false;
+    clock_wait(w, w->now + nanoseconds(time) + w->late, -1, 0, 0, 0);
+    p->futex = 0;
+    bool woken = p->woken;
+    clock_unlock(w);
+    if (woken) return 0;
+    errno = ETIMEDOUT;
+    return -1;
+}
+
+/* Threads that do not take part wait in real time, and so do those of one process for each other. */
+EXPORT long syscall(long number, ...) {
+    long words[6];
+    va_list list;
+    va_start(list, number);
+    for (int i = 0; i < 6; i++) words[i] = va_arg(list, long);
+    va_end(list);
+    struct world *w = number == SYS_futex && started ? clock_world() : NULL;
+    int operation = (int)words[1];
+    if (w && operation == FUTEX_WAIT && words[3] && mine)
+        return wait_for_word(w, (const uint32_t *)words[0], (uint32_t)words[2], (const struct timespec *)words[3]);
+    if (w && operation == FUTEX_WAKE) {
+        clock_lock(w);
+        wake_waiters(w, (const void *)words[0], (int)words[2]);
+        clock_unlock(w);
+    }
+    return kernel(number, words[0], words[1], words[2], words[3], words[4], words[5]);
 }

@@ -9,7 +9,7 @@
  *
  *   STUB_CLOCK      the file (a few MB, sparse); without it kernels take no time, and clocks and sleeps are the real ones
  *   STUB_PARTIES    time does not begin to move before so many threads take part (1)
- *   STUB_LATE_NS    every sleep lasts so much longer than asked for, as on a real machine (0)
+ *   STUB_LATE_NS    every sleep lasts so much longer than asked for, as on a real machine, and so do waits on futexes (0)
  *   STUB_SLICE_NS   a process's time slice on a GPU (2 ms)
  */
 #ifndef OPENFLEET_STUB_CLOCK_H
@@ -69,7 +69,11 @@ struct party {
     int64_t until;                        /* goes on at this time, */
     int gpu, tenant, stream;              /* or (gpu >= 0) when this stream has done so many operations */
     uint64_t done;
-    uint32_t wake; /* futex */
+    uint32_t wake;   /* futex */
+    int futex;       /* which word it waits for, by its place in its page + 1; 0: none */
+    bool woken;      /* from that */
+    uint64_t waits;  /* that it has begun */
+    uint64_t began;  /* the number of the last among those of all */
 };
 struct world {
     pthread_mutex_t lock;
@@ -77,6 +81,7 @@ struct world {
     int seen, needed; /* parties */
     int64_t now;
     int64_t slice, late;
+    uint64_t waits;                  /* begun by all parties */
     uint64_t starts[CLOCK_MEETINGS]; /* kernels started, by meeting */
     struct party parties[CLOCK_PARTIES];
     struct gpu gpus[CLOCK_GPUS];

@@ -59,6 +59,9 @@ struct throttle_gpu {
 	int64_t ending_ns;		/* when its turn was first found to be over */
 	int64_t not_before;		/* leaves its turn to others until then */
 	int64_t liveness_ns;		/* next time to ask */
+	struct watch watch;		/* the lease that it waits for, or waited for last */
+	bool watches;			/* it is to sleep until that is given back */
+	bool woken;			/* it was woken for that */
 	int sleepers;
 	uint32_t noise;			/* of the next poll */
 	struct busy *contexts;		/* in which it has launched */

@@ -23,7 +23,8 @@
  *     the work of the lease's holder;
  *   - time in which a kernel can only have waited is not charged, and its usual length does not grow by it (busy.c).
  *
- * Waiting is sleeping without any lock. A tenant whose share is 100 never comes here.
+ * Waiting is sleeping without any lock. Who waits for a lease sleeps until it is given back or ends (turnstile_sleep).
+ * A tenant whose share is 100 never comes here.
  */
 #include "internal.h"
 
@@ -301,6 +302,18 @@ static int64_t turn_ends(struct throttle_gpu *g, int64_t now, bool idle, int64_t
 	return POLL_NS;
 }
 
+/* How long to wait for the holder's lease. Who was woken and finds the same lease was woken for nothing, and naps. */
+static int64_t wait_for_lease(struct throttle_gpu *g, int holder, int64_t now)
+{
+	struct watch watch = turnstile_watch(g->mine, holder);
+	bool in_vain = g->woken && watch.half == g->watch.half && watch.value == g->watch.value;
+	g->woken = false;
+	g->watch = watch;
+	g->watches = !in_vain;
+	/* Uneven, as the kernel wakes first who has slept longest: of several processes it must not always be the same. */
+	return in_vain ? poll_ns(g) : turnstile_watch_ns(g->mine, holder, now, WATCH_NS - poll_ns(g));
+}
+
 static int64_t wait_for_turn(struct throttle_gpu *g, int64_t now, int64_t until)
 {
 	struct turnstile *t = g->mine;
@@ -319,7 +332,7 @@ static int64_t wait_for_turn(struct throttle_gpu *g, int64_t now, int64_t until)
 	}
 	if (holder >= 0) {
 		turnstile_waits_for(t, g->seat, holder, claim, now);
-		return poll_ns(g);
+		return wait_for_lease(g, holder, now);
 	}
 	rival = turnstile_rival(t, g->seat, now, &first);
 	if (rival >= 0 && turnstile_before(first, claim) && turnstile_yields_to(t, rival, now))
@@ -356,6 +369,7 @@ static int64_t hold_back(struct throttle_state *state, int gpu, struct busy *b, 
 	bool idle, borrows, holds = has_lease(g, now);
 	bool look = !holds || g->ending || now - g->looked_ns >= POLL_NS;
 
+	g->watches = false;
 	if (look)
 		turnstile_count(g->mine);
 	if (holds && look && turnstile_is_second(g->mine, g->seat, now)) {
@@ -412,15 +426,26 @@ static int64_t hold_back(struct throttle_state *state, int gpu, struct busy *b, 
 	return 0;
 }
 
+/* Without the lock. Where a lease is watched and that cannot be slept for, a nap of `poll` has to do. */
+static enum watched rest(struct watch watch, int64_t ns, int64_t poll)
+{
+	enum watched watched = watch.half ? turnstile_sleep(watch, ns) : WATCHED_NOT;
+	struct timespec time = { 0, (long)(watch.half ? poll : ns) };
+	if (watched == WATCHED_NOT)
+		clock_nanosleep(CLOCK_MONOTONIC, 0, &time, NULL);
+	return watched;
+}
+
 static void nap(struct state *state, struct throttle_gpu *g, int64_t ns, enum reason reason)
 {
-	int64_t began = now_ns();
+	int64_t began = now_ns(), poll = poll_ns(g);
 	int64_t most = g->has_peers ? PEERS_NAP_NS : NAP_NS;
-	struct timespec time = { 0, (long)(ns < most ? ns : most) };
+	struct watch watch = g->watches ? g->watch : (struct watch){ NULL, 0 };
 	bool first = g->sleepers++ == 0;
 	mutex_unlock(lock_of(state));
-	clock_nanosleep(CLOCK_MONOTONIC, 0, &time, NULL);
+	enum watched watched = rest(watch, ns < most ? ns : most, poll);
 	mutex_lock(lock_of(state));
+	g->woken = watched == WATCHED_GIVEN;
 	g->sleepers--;
 	/* Several threads that sleep at once have lost the time once; a full queue is the program's own doing. */
 	if (first && reason != FOR_THE_GPU && g->seat >= 0)

@@ -6,6 +6,13 @@
  */
 #include "turnstile.h"
 
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
 static int64_t later(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t earlier(int64_t a, int64_t b) { return a < b ? a : b; }
 
@@ -236,6 +243,13 @@ static unsigned lease_process(uint64_t word, int64_t now)
 	return lease_end(word) > now && lease_end(word) <= now + LEASE_MAX_NS + SKEW_NS ? (unsigned)(word >> 48) : 0;
 }
 
+/* A futex has 32 bits. The upper half of a lease changes with its process, and so when it is given back; the lower one with
+ * each renewal too. */
+static const void *naming_half(const _Atomic uint64_t *lease)
+{
+	return (const char *)lease + (__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? 4 : 0);
+}
+
 unsigned turnstile_process(const struct turnstile *t, int seat, int64_t now)
 {
 	uint64_t word = atomic_load(&t->seats[seat]->lease);
@@ -281,7 +295,10 @@ void turnstile_give(struct turnstile *t, int seat, unsigned process)
 {
 	_Atomic uint64_t *lease = &t->seats[seat]->lease;
 	uint64_t old = atomic_load(lease);
-	if (old >> 48 == process) atomic_compare_exchange_strong(lease, &old, 0);
+	if (old >> 48 != process || !atomic_compare_exchange_strong(lease, &old, 0)) return;
+	int error = errno;
+	syscall(SYS_futex, naming_half(lease), FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+	errno = error;
 }
 
 bool turnstile_is_second(const struct turnstile *t, int seat, int64_t now)
@@ -299,6 +316,33 @@ void turnstile_bury(struct turnstile *t, int seat, unsigned process)
 {
 	uint64_t word = atomic_load(&t->seats[seat]->lease);
 	if (word >> 48 == process) t->doubts[seat].dead = word;
+}
+
+/* --- waiting for a lease --- */
+
+struct watch turnstile_watch(const struct turnstile *t, int seat)
+{
+	const _Atomic uint64_t *lease = &t->seats[seat]->lease;
+	return (struct watch){naming_half(lease), (uint32_t)(atomic_load(lease) >> 32)};
+}
+
+int64_t turnstile_watch_ns(const struct turnstile *t, int seat, int64_t now, int64_t most)
+{
+	return later(1000, earlier(most, lease_end(atomic_load(&t->seats[seat]->lease)) + 1000 - now));
+}
+
+/* The word may be a neighbour's, which this process can only read: the kernel waits for such words too. The neighbour may
+ * wake nobody, or wake all the time, or write other values. None of that is trusted: a sleep ends after WATCH_NS at the latest,
+ * who is woken looks at the lease as at any other time, and who was woken for nothing, or could not sleep, naps next. */
+enum watched turnstile_sleep(struct watch watch, int64_t ns)
+{
+	int error = errno;
+	struct timespec time = {0, (long)earlier(ns, WATCH_NS)};
+	enum watched result = WATCHED_GIVEN;
+	if (syscall(SYS_futex, watch.half, FUTEX_WAIT, watch.value, &time, NULL, 0) != 0)
+		result = errno == ETIMEDOUT || errno == EINTR ? WATCHED_LONG : WATCHED_NOT;
+	errno = error;
+	return result;
 }
 
 /* --- doubts --- */

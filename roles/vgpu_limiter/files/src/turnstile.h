@@ -53,6 +53,7 @@ enum {
 #define DEBT_MAX_NS (600 * NS_PER_SECOND) /* and anyone: a kernel of a minute at 10 percent */
 #define SIBLING_DEBT_MAX_NS (60 * NS_PER_SECOND) /* a process pays no more of what other processes of its tenant used */
 #define LEASE_MAX_NS NS_PER_SECOND /* no lease runs longer without being renewed */
+#define WATCH_NS NS_PER_MS         /* a waiter sleeps no longer than this for a lease to be given back */
 #define LEASE_EDGE_NS NS_PER_MS    /* one that ends so soon is taken again, not prolonged: another may take it meanwhile */
 #define DOUBT_NS (10 * NS_PER_SECOND) /* for so long a tenant does not count that kept others waiting for too long */
 #define DOUBT_GAP_NS (10 * NS_PER_MS) /* between two looks: what is longer does not count as having waited */
@@ -210,11 +211,29 @@ int turnstile_holder(const struct turnstile *t, int except, int64_t now);
 bool turnstile_take(struct turnstile *t, int seat, unsigned process, int64_t now, int64_t until);
 /* Prolongs the own lease, or takes it again where it is over; false if another process has the GPU by now. */
 bool turnstile_renew(struct turnstile *t, int seat, unsigned process, int64_t now, int64_t until);
+/* Gives the own lease back, and wakes all that wait for that. */
 void turnstile_give(struct turnstile *t, int seat, unsigned process);
 /* Whether another tenant has the GPU too, and had it first: one of the two was held up between its look and its writing. */
 bool turnstile_is_second(const struct turnstile *t, int seat, int64_t now);
 /* The process that has the seat's lease is dead: that lease counts no more. */
 void turnstile_bury(struct turnstile *t, int seat, unsigned process);
+
+/* A lease that is waited for: half of its word, which names its process, and what that was. */
+struct watch {
+	const void *half; /* NULL: none is waited for */
+	uint32_t value;
+};
+struct watch turnstile_watch(const struct turnstile *t, int seat);
+/* For how long a waiter may sleep: until the lease ends by itself, and not longer than `most`. */
+int64_t turnstile_watch_ns(const struct turnstile *t, int seat, int64_t now, int64_t most);
+
+enum watched {
+	WATCHED_GIVEN, /* it was woken: the lease was given back, or a neighbour says so */
+	WATCHED_LONG,  /* the time is over, or a signal came */
+	WATCHED_NOT,   /* it did not sleep: the lease has changed, or the kernel cannot wait for it */
+};
+/* Sleeps until the lease is given back, at most so long. The seat need not be mapped any more. */
+enum watched turnstile_sleep(struct watch watch, int64_t ns);
 
 /* --- doubts --- */
 
