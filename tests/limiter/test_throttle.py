@@ -123,6 +123,24 @@ def test_short_kernels_of_known_length_are_sampled(world, options):
     assert worker.calls_per_launch < 2
 
 
+@pytest.mark.parametrize("often", [400, 5000])
+@pytest.mark.parametrize(("short", "long"), [(10000, 100000), (10000, 1000000), (100000, 2000000)])
+def test_a_kernel_that_takes_another_time_than_before_is_charged_for_it(tmp_path, built, short, long, often):
+    """Launches of known length are charged by it, until one that is timed shows that it has changed."""
+    share = alone(tmp_path, built, 40, f"--kernel steps_{short}_{long}_{often} --seconds 15")
+    assert share == pytest.approx(40, abs=POINTS)
+
+
+@pytest.mark.parametrize("every", [3, 10])
+@pytest.mark.parametrize("options", ["", "--sync 1 --gap 100000"])
+def test_a_kernel_of_two_lengths_is_charged_for_both(world, every, options):
+    """That it has two is known after some long ones, half a second at most."""
+    words = f"--kernel mixed_10000_1000000_{every} {options} --report 0.5 --seconds 20"
+    worker = world.worker(world.tenant(40), words)
+    world.run()
+    assert worker.share(2, 20) == pytest.approx(40, abs=POINTS)
+
+
 def test_dependent_launches_are_parted_only_while_their_lengths_are_learned(world):
     """An event between two launches would keep the second from starting before the first has ended."""
     worker = world.worker(world.tenant(50), "--kernel 10000 --form dependent --streams 1 --seconds 2")

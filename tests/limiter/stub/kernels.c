@@ -3,10 +3,12 @@
  *
  * Modules and launches. The first number in a kernel's name is the time it takes in nanoseconds: `busy_10000`.
  * `needs_next` ends when this process has launched another. `meet_LENGTH_MEETING_RANKS` is one of a collective operation:
- * the n-th of each of so many processes makes progress when all of them have started.
+ * the n-th of each of so many processes makes progress when all of them have started. `steps_LENGTH_OTHER_N` takes the other
+ * length in each second N launches, `mixed_LENGTH_OTHER_N` in one of N.
  */
 #include "gpu.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +17,8 @@ struct CUfunc_st {
     uint64_t nanoseconds;
     bool loaded;
     int meeting, ranks; /* ranks 0: it meets no other */
+    uint64_t other, every, launches; /* every 0: it has one length */
+    bool mixed;
     struct CUfunc_st *next;
     char name[];
 };
@@ -65,6 +69,9 @@ EXPORT CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const
         strcpy(f->name, name);
         f->nanoseconds = !strcmp(name, "needs_next") ? GPU_NEEDS_NEXT : strtoull(name + strcspn(name, "0123456789"), NULL, 10);
         sscanf(name, "meet_%*u_%d_%d", &f->meeting, &f->ranks);
+        f->mixed = sscanf(name, "mixed_%*u_%" SCNu64 "_%" SCNu64, &f->other, &f->every) == 2;
+        if (!f->mixed)
+            sscanf(name, "steps_%*u_%" SCNu64 "_%" SCNu64, &f->other, &f->every);
         if (f->meeting < 0 || f->meeting >= CLOCK_MEETINGS)
             abort();
         f->next = functions;
@@ -121,6 +128,15 @@ static bool is_dependent(const CUlaunchConfig *config)
     return false;
 }
 
+static uint64_t length_of(CUfunction f)
+{
+    if (!f->every)
+        return f->nanoseconds;
+    uint64_t number = __atomic_fetch_add(&f->launches, 1, __ATOMIC_RELAXED);
+    bool other = f->mixed ? number % f->every == f->every - 1 : number / f->every % 2 == 1;
+    return other ? f->other : f->nanoseconds;
+}
+
 static CUresult launch(CUfunction function, CUstream handle, bool per_thread)
 {
     CUresult ready = stub_ready();
@@ -143,7 +159,7 @@ static CUresult launch(CUfunction function, CUstream handle, bool per_thread)
     if (function->ranks)
         gpu_submit_meeting(stream, function->nanoseconds, function->meeting, function->ranks);
     else
-        gpu_submit_kernel(stream, function->nanoseconds);
+        gpu_submit_kernel(stream, length_of(function));
     if (stub_setting("CUDA_LAUNCH_BLOCKING", 0))
         gpu_wait_for_stream(stream);
     return CUDA_SUCCESS;

@@ -25,7 +25,14 @@
 /* The driver tells time as float milliseconds: after four seconds the step is a quarter microsecond. */
 #define ANCHOR_AGE_NS INT64_C(4000000000)
 #define CLOCK_DRIFT 4096	/* one clock gains less than this part of the time on the other */
-#define ODD_TIMES 4	/* one that took so many times as long as usual says nothing of the next, if that is as usual */
+#define ODD_TIMES 2	/* one that took more than so many times as long as usual says nothing of the next, if that is as usual, */
+#define ODD_LEAST_NS INT64_C(10000)	/* and by no less than this */
+#define ODD_WEIGHT 32	/* one that is odd counts as much as so many that are not, */
+#define ODD_OFTEN 40	/* and with so much they belong to the kernel: it has several lengths */
+#define ODD_MOST 128	/* more than that does not count */
+#define VARYING_PART 32	/* of what a launch of such a kernel took more than on average, this part goes into the average */
+#define SETTLED 4	/* so many in a row that are as usual show that the length is known again */
+#define LEAST_NS INT64_C(1000)	/* what a launch counts for at least until the next is timed */
 #define ASK_LEAST_NS INT64_C(20000)
 #define ASK_MOST_NS INT64_C(50000)	/* how long a timed launch that was not done is not asked for */
 
@@ -52,31 +59,136 @@ int64_t busy_estimate(const struct busy *b, const struct work *work, bool *known
 	return e ? e->ns : BUSY_UNKNOWN_NS;
 }
 
-static void learn_shape(struct busy *b, const void *function, uint64_t shape, int64_t ns)
+static void add(struct busy *b, const void *function, uint64_t shape, int64_t ns)
 {
-	struct estimate *e = find(b, function, shape);
-	bool known = e != NULL;
-	/* A first launch may be an odd one: the second replaces what was learned of it. */
-	if (known && !e->once) {
-		/* So may any other, as one that another process's work came in between: many are to be taken for alike. */
-		if (ns > e->ns * ODD_TIMES && !e->odd) {
-			e->odd = true;
-			e->left_ns = 0;
-			return;
-		}
-		e->odd = ns > e->ns * ODD_TIMES;
-		ns = e->ns + (ns - e->ns) / 4;
-	}
-	if (!known)
-		e = &b->estimates[place_of(function, shape)];
-	*e = (struct estimate){ function, shape, ns, known ? e->left_ns : BUSY_SAMPLE_NS, !known, known && e->odd };
+	b->estimates[place_of(function, shape)] = (struct estimate){
+		.function = function, .shape = shape, .ns = ns, .left_ns = BUSY_SAMPLE_NS,
+		.slack_ns = b->slack_ns, .excess_ns = b->excess_ns, .once = true };
 }
 
-static void learn(struct busy *b, const struct work *work, int64_t ns)
+static void average(struct estimate *e, int64_t ns)
 {
-	learn_shape(b, work->function, work->shape, ns);
-	if (work->shape)
-		learn_shape(b, work->function, 0, ns);
+	/* A first launch may be an odd one: the second replaces what was learned of it. */
+	e->ns = e->once ? ns : e->ns + (ns - e->ns) / 4;
+	e->once = false;
+}
+
+/* Above 0: much longer than usual; below 0: much shorter. */
+static int odd(const struct estimate *e, int64_t ns)
+{
+	if (e->once || (ns < e->ns + ODD_LEAST_NS && e->ns < ns + ODD_LEAST_NS))
+		return 0;
+	return ns > e->ns * ODD_TIMES ? 1 : ns * ODD_TIMES < e->ns ? -1 : 0;
+}
+
+/* Launches that are on their way are taken to need so long. */
+static void change_estimates(struct busy *b, const struct work *work, int64_t ns)
+{
+	int64_t sum = 0;
+	for (uint32_t i = b->done + 1; i != b->put; i++) {
+		struct launch *launch = &b->ring[i % BUSY_RING];
+		if (launch->timed) {
+			launch->untimed_ns += sum;
+			sum = 0;
+		} else if (launch->work.function == work->function && launch->work.shape == work->shape) {
+			sum += ns - launch->estimate_ns;
+			b->in_flight_ns += ns - launch->estimate_ns;
+			launch->estimate_ns = ns;
+		}
+	}
+	b->untimed_ns += sum;
+}
+
+/* What launches that were not timed took more than they were charged for, or less: no more than the time in which nothing else
+ * ran, and no less than what they cannot have had. */
+static int64_t arrears(struct busy *b, struct estimate *e, int64_t more)
+{
+	int64_t slack = b->slack_ns - e->slack_ns, excess = b->excess_ns - e->excess_ns;
+	if (more > slack)
+		more = slack > 0 ? slack : 0;
+	if (more < -excess)
+		more = excess > 0 ? -excess : 0;
+	if (more > 0)
+		b->slack_ns -= more;
+	else
+		b->excess_ns += more;
+	return more;
+}
+
+static void is_accounted_for(const struct busy *b, struct estimate *e)
+{
+	e->slack_ns = b->slack_ns;
+	e->excess_ns = b->excess_ns;
+}
+
+/* One that is odd says nothing of the next: another process's work may have come in between. Of two in a row that is not
+ * believed: the kernel takes another time now. */
+static int64_t learn_odd(struct busy *b, const struct launch *launch, struct estimate *e, int64_t ns, int sign)
+{
+	int64_t more;
+	e->often += ODD_WEIGHT;
+	e->unsettled = SETTLED;
+	if (e->odd != sign) {
+		e->odd = sign;
+		e->odd_ns = ns;
+		e->doubtful = launch->untimed;
+		return 0;
+	}
+	/* Of the two the one that is nearer to the usual. */
+	if ((ns < e->odd_ns) != (sign > 0))
+		ns = e->odd_ns;
+	more = arrears(b, e, (ns - e->ns) * ((int64_t)launch->untimed + e->doubtful));
+	change_estimates(b, &launch->work, ns);
+	e->ns = ns;
+	e->odd = 0;
+	e->often = 0;
+	is_accounted_for(b, e);
+	return more;
+}
+
+/* A kernel of several lengths is taken to need what it takes on average. As that is never what it takes, each launch that is
+ * timed also stands for those since the one before: each is as likely to be timed as any other, so that the sum is right. */
+static int64_t learn_varying(const struct launch *launch, struct estimate *e, int64_t ns)
+{
+	int64_t more = (ns - e->ns) * launch->untimed;
+	e->ns += (ns - e->ns) / VARYING_PART;
+	return more;
+}
+
+/* Returns what is to be charged for other launches of the same. */
+static int64_t learn_length(struct busy *b, const struct launch *launch, int64_t ns)
+{
+	struct estimate *e = find(b, launch->work.function, launch->work.shape);
+	if (!e) {
+		add(b, launch->work.function, launch->work.shape, ns);
+		return 0;
+	}
+	int sign = odd(e, ns);
+	if (e->often >= ODD_OFTEN) {
+		e->often += sign && e->often < ODD_MOST ? ODD_WEIGHT : -1;
+		e->odd = 0;
+		e->unsettled = 0;
+		is_accounted_for(b, e);
+		return learn_varying(launch, e, ns);
+	}
+	if (sign)
+		return learn_odd(b, launch, e, ns, sign);
+	average(e, ns);
+	e->odd = 0;
+	e->often -= e->often > 0;
+	e->unsettled -= e->unsettled > 0;
+	is_accounted_for(b, e);
+	return 0;
+}
+
+static int64_t learn(struct busy *b, const struct launch *launch, int64_t ns)
+{
+	struct estimate *all = find(b, launch->work.function, 0);
+	if (launch->work.shape && all)
+		average(all, ns);
+	else if (launch->work.shape)
+		add(b, launch->work.function, 0, ns);
+	return learn_length(b, launch, ns);
 }
 
 /* --- which launches are timed --- */
@@ -102,8 +214,8 @@ static bool its_turn(struct busy *b, struct estimate *e)
 		b->window--;
 		return true;
 	}
-	e->left_ns -= e->ns;
-	if (e->left_ns > 0)
+	e->left_ns -= e->ns > LEAST_NS ? e->ns : LEAST_NS;
+	if (e->left_ns > 0 && e->unsettled == 0)
 		return false;
 	b->noise = b->noise * UINT32_C(1664525) + UINT32_C(1013904223);
 	e->left_ns = BUSY_SAMPLE_NS / 2 + ((BUSY_SAMPLE_NS * (b->noise >> 16)) >> 16);
@@ -122,6 +234,9 @@ static void choose(struct busy *b, struct launch *launch, bool all)
 	launch->timed = launch->learns || all || (!unknown && !dependent && its_turn(b, e));
 	b->learners += launch->learns;
 	if (!launch->timed) {
+		if (e)
+			e->untimed++;
+		b->untimed_ns += launch->estimate_ns;
 		b->untimed_mixed = launch->edge || (b->untimed > 0 && b->untimed_mixed);
 		b->untimed_stream = launch->stream;
 		b->untimed++;
@@ -131,6 +246,11 @@ static void choose(struct busy *b, struct launch *launch, bool all)
 		b->window = BUSY_WINDOW;
 	else
 		launch->edge = false;
+	launch->untimed = e ? e->untimed : 0;
+	if (e && !launch->edge)	/* of an edge's own time nothing is learned */
+		e->untimed = 0;
+	launch->untimed_ns = b->untimed_ns;
+	b->untimed_ns = 0;
 }
 
 /* --- events --- */
@@ -151,7 +271,7 @@ struct launch *busy_reserve(struct busy *b, const struct work *work, CUstream st
 	launch->work = *work;
 	launch->stream = stream;
 	launch->asked_ns = now;
-	launch->estimate_ns = busy_estimate(b, work, &known);
+	launch->estimate_ns = launch->charged_ns = busy_estimate(b, work, &known);
 	launch->first = busy_is_idle(b);
 	launch->others = others;
 	launch->host_ns = 0;
@@ -235,7 +355,7 @@ static int64_t host_clock(struct busy *b, int64_t to, int64_t now)
 /* -1 where the driver cannot tell. */
 static int64_t measure(struct busy *b, struct launch *launch, int64_t now)
 {
-	int64_t from, to, fresh;
+	int64_t from, to, fresh, slack;
 	if (!b->anchor)
 		move_anchor(b, &launch->begin, 0);
 	if (!launch->begin)
@@ -244,6 +364,13 @@ static int64_t measure(struct busy *b, struct launch *launch, int64_t now)
 		return -1;
 	if (!time_of(b, launch->end, &to))
 		return -1;
+	/* An edge ends what was launched before it, and itself. */
+	slack = launch->edge ? to - launch->estimate_ns : from;
+	slack -= b->covered.to + launch->untimed_ns;
+	if (slack > 0)
+		b->slack_ns += slack;
+	else
+		b->excess_ns -= slack;
 	fresh = busy_cover(&b->covered, from + host_time(b, launch), to);
 	if (launch->edge)	/* what was launched before it has gone by */
 		b->covered = (struct covered){ to, to, to };
@@ -280,7 +407,7 @@ static bool harvest_timed(struct busy *b, struct launch *launch, struct others o
 		bool known = find(b, launch->work.function, launch->work.shape) != NULL;
 		if (measured >= 0 && !(launch->edge && known)) {
 			*busy_ns = own_time(b, launch, others, measured);
-			learn(b, &launch->work, *busy_ns);
+			*busy_ns += learn(b, launch, *busy_ns);
 		}
 	}
 	restore(mode);
@@ -313,7 +440,7 @@ bool busy_harvest(struct busy *b, struct others others, int64_t now, struct laun
 	b->learners -= launch->learns;
 	b->done++;
 	done->asked_ns = launch->asked_ns;
-	done->estimate_ns = launch->estimate_ns;
+	done->charged_ns = launch->charged_ns;
 	done->charged = launch->charged;
 	return true;
 }

@@ -46,8 +46,11 @@ struct launch {
 	bool timed;		/* events are to be recorded around it; others are taken to need what is known of their length */
 	bool learns;		/* it is timed as the length of its kernel is not known yet, or from one launch alone */
 	bool edge;		/* launches ahead of it in other streams are not timed, so its own time cannot be told from theirs */
+	uint32_t untimed;	/* launches of the same since one was timed */
+	int64_t untimed_ns;	/* estimates of all launches of the context since one was timed */
 	int64_t asked_ns;	/* when it was let through */
-	int64_t estimate_ns;
+	int64_t charged_ns;	/* what was charged for it then */
+	int64_t estimate_ns;	/* what it is taken to need: more, if launches of the same have become longer since */
 	bool charged;		/* the estimate was taken from the tenant's share */
 	bool first;		/* nothing else of the context was on its way */
 	struct others others;	/* by then */
@@ -66,6 +69,9 @@ struct busy {
 	int64_t ask_ns;		/* when to ask the driver again for the next one */
 	int64_t offset_ns;	/* the host's clock less the GPU's, at most, */
 	int64_t offset_at;	/* as of then; 0: not known */
+	int64_t untimed_ns;	/* estimates of the launches since one was timed */
+	int64_t slack_ns;	/* time between launches that were timed, in all, in which those between were not taken to run, */
+	int64_t excess_ns;	/* and the time that those between cannot have had */
 	uint32_t untimed;	/* launches in flight that are not timed, */
 	CUstream untimed_stream;	/* and their stream, */
 	bool untimed_mixed;	/* or there are several */
@@ -75,8 +81,20 @@ struct busy {
 	CUstream dependent[BUSY_DEPENDENT];	/* streams in which dependent launches were seen: no events between their launches */
 	unsigned dependents;	/* ever put there */
 	struct launch ring[BUSY_RING];
-	/* left_ns: work of it until it is measured again; once: measured one time; odd: the last one took far longer */
-	struct estimate { const void *function; uint64_t shape; int64_t ns, left_ns; bool once, odd; } estimates[BUSY_ESTIMATES];
+	struct estimate {
+		const void *function;
+		uint64_t shape;
+		int64_t ns;
+		int64_t left_ns;	/* work of it until it is timed again */
+		int odd;		/* 1: the last one that was timed was much longer than usual; -1: shorter, */
+		int64_t odd_ns;		/* and took so long */
+		int often;		/* how often one is odd, lately */
+		int64_t slack_ns, excess_ns;	/* the context's, when what launches took was last accounted for */
+		uint32_t untimed;	/* launches since one was timed, */
+		uint32_t doubtful;	/* and before it where it was the first to be odd */
+		uint32_t unsettled;	/* so many more are timed in a row */
+		bool once;		/* timed one time */
+	} estimates[BUSY_ESTIMATES];
 };
 
 /* How much of the stretch from `from` to `to` was not counted before. */

@@ -41,6 +41,7 @@ struct throttle_gpu {
 	unsigned process;
 	struct terms terms;		/* as the quota says, whatever the turnstile says */
 	int64_t own_paid;		/* paid_until, if this process alone had used the GPU */
+	int64_t unseen_ns;		/* below 0: the seat's used_ns is so much too high */
 	int64_t took_ns;		/* when it took the lease last */
 	bool spent;			/* ran out of credit and waits for some */
 	bool ending;			/* its turn is over as soon as its work is done */

@@ -148,9 +148,13 @@ static void account(struct throttle_gpu *g, const struct launch *done, int64_t b
 {
 	if (g->seat < 0)	/* it was left since */
 		return;
-	atomic_fetch_add(&seat_of(g)->used_ns, (uint64_t)busy_ns);
+	/* Below 0: less than was accounted for before. Others see a counter, which only grows. */
+	int64_t used = g->unseen_ns + busy_ns;
+	g->unseen_ns = used < 0 ? used : 0;
+	if (used > 0)
+		atomic_fetch_add(&seat_of(g)->used_ns, (uint64_t)used);
 	if (done->charged)
-		spend(g, done->asked_ns, now, busy_ns - done->estimate_ns);
+		spend(g, done->asked_ns, now, busy_ns - done->charged_ns);
 }
 
 static struct others others(const struct throttle_gpu *g)
