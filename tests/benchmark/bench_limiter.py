@@ -131,7 +131,7 @@ def _shares(folder: Path, built: Built):
     # and their reading come on top.
     bare = sm.launch_ns(folder / "bare", built, None)
     yield "limiter_throttled_launch_added", sm.launch_ns(folder / "held", built, 50) - bare, "ns"
-    # Amortized: kernels of known length are sampled where one stream has work, and each is timed where several have.
+    # Amortized: kernels of known length are sampled. Where several streams have work, a row of launches is timed.
     yield "limiter_throttled_driver_calls", sm.driver_calls(folder / "one-stream", built, 1), "count"
     yield "limiter_throttled_driver_calls_4_streams", sm.driver_calls(folder / "four-streams", built, 4), "count"
     # Several processes a tenant, on a GPU each, that wait for each other: wall time over the time at their share.

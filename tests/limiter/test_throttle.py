@@ -115,12 +115,33 @@ def test_a_capture_goes_on_undisturbed_while_another_stream_is_held_back(world):
     assert worker.share() == pytest.approx(30, abs=POINTS)
 
 
-@pytest.mark.parametrize("options", ["", "--streams 1", "--sync 1 --gap 20000 --streams 1"])
-def test_short_kernels_of_known_length_are_sampled(world, options):
-    """A driver's calls cost host time: at most two a launch, where each kernel takes 10 us."""
-    worker = world.worker(world.tenant(50), f"--kernel 10000 {options} --seconds 2")
+@pytest.mark.parametrize(
+    ("options", "kernel"),
+    [
+        ("", 10000),
+        ("--streams 1", 10000),
+        ("--streams 1", 100000),
+        ("--streams 1 --sync 1 --gap 20000", 10000),
+        ("--streams 4", 10000),
+        ("--streams 4", 100000),
+        ("--streams 1 --threads 4", 10000),
+    ],
+)
+def test_short_kernels_of_known_length_are_sampled(world, options, kernel):
+    """A driver's calls cost host time: at most two a launch, where so many launches fit into half a millisecond."""
+    worker = world.worker(world.tenant(30), f"--kernel {kernel} {options} --seconds 3")
     world.run()
+    assert worker.share() == pytest.approx(30, abs=POINTS)
     assert worker.calls_per_launch < 2
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_launches_in_per_thread_streams_are_sampled(world, threads):
+    """Two calls say of each launch which context it is for, and whether it is captured."""
+    worker = world.worker(world.tenant(50), f"--kernel 10000 --form kernel_ptsz --threads {threads} --seconds 3")
+    world.run()
+    assert worker.share() == pytest.approx(50, abs=POINTS)
+    assert worker.calls_per_launch < 2.2
 
 
 @pytest.mark.parametrize("often", [400, 5000])

@@ -9,15 +9,14 @@
  * streams overlap, so the stretches are put together before they are summed.
  *
  * Sampling. Events cost host time, and keep kernels from overlapping. A kernel of known length is timed again only after
- * some 500 us of work of it; in between it is taken to need that length, and to be done when that time has gone by. The
+ * some millisecond of work of it, two events for each; in between it is taken to need that length, and to be done when that time has gone by. The
  * distance between samples varies at random, so that on average each launch is as likely to be timed as any other.
  * Where several streams have work, one launch's time cannot be told from what the other streams' launches took meanwhile.
  * There a row of launches is timed: the first ends what went before, and the others share what comes after.
  * In a stream with dependent launches (programmatic dependent launch) only kernels of unknown length are timed: an event
  * between two such launches would keep the second from starting early.
  *
- * All calls of events are made in the relaxed capture mode: a capture that goes on in another stream
- * must not notice them.
+ * Events are made and asked in the relaxed capture mode: a capture that goes on in another stream must not notice that.
  */
 #include "busy.h"
 #include "internal.h"
@@ -33,8 +32,9 @@
 #define VARYING_PART 32	/* of what a launch of such a kernel took more than on average, this part goes into the average */
 #define SETTLED 4	/* so many in a row that are as usual show that the length is known again */
 #define LEAST_NS INT64_C(1000)	/* what a launch counts for at least until the next is timed */
-#define ASK_LEAST_NS INT64_C(20000)
-#define ASK_MOST_NS INT64_C(50000)	/* how long a timed launch that was not done is not asked for */
+#define ASK_LEAST_NS INT64_C(50000)
+#define ASK_MOST_NS INT64_C(100000)	/* how long a timed launch that was not done is not asked for, if it should be done, */
+#define ASK_EXPECTED_NS INT64_C(500000)	/* or if not */
 
 /* --- estimates --- */
 
@@ -81,8 +81,8 @@ static int odd(const struct estimate *e, int64_t ns)
 	return ns > e->ns * ODD_TIMES ? 1 : ns * ODD_TIMES < e->ns ? -1 : 0;
 }
 
-/* Launches that are on their way are taken to need so long. */
-static void change_estimates(struct busy *b, const struct work *work, int64_t ns)
+/* Launches that are on their way are taken to need so long. Returns how much more those are that came after the last timed one. */
+static int64_t change_estimates(struct busy *b, const struct work *work, int64_t ns)
 {
 	int64_t sum = 0;
 	for (uint32_t i = b->done + 1; i != b->put; i++) {
@@ -97,6 +97,7 @@ static void change_estimates(struct busy *b, const struct work *work, int64_t ns
 		}
 	}
 	b->untimed_ns += sum;
+	return sum;
 }
 
 /* What launches that were not timed took more than they were charged for, or less: no more than the time in which nothing else
@@ -121,6 +122,9 @@ static void is_accounted_for(const struct busy *b, struct estimate *e)
 	e->excess_ns = b->excess_ns;
 }
 
+/* What launches took more than they were charged for, if they took so long each. */
+static int64_t beyond(struct sum launches, int64_t ns) { return ns * launches.count - launches.charged_ns; }
+
 /* One that is odd says nothing of the next: another process's work may have come in between. Of two in a row that is not
  * believed: the kernel takes another time now. */
 static int64_t learn_odd(struct busy *b, const struct launch *launch, struct estimate *e, int64_t ns, int sign)
@@ -137,8 +141,8 @@ static int64_t learn_odd(struct busy *b, const struct launch *launch, struct est
 	/* Of the two the one that is nearer to the usual. */
 	if ((ns < e->odd_ns) != (sign > 0))
 		ns = e->odd_ns;
-	more = arrears(b, e, (ns - e->ns) * ((int64_t)launch->untimed + e->doubtful));
-	change_estimates(b, &launch->work, ns);
+	more = arrears(b, e, beyond(launch->untimed, ns) + beyond(e->doubtful, ns));
+	e->untimed.charged_ns += change_estimates(b, &launch->work, ns);
 	e->ns = ns;
 	e->odd = 0;
 	e->often = 0;
@@ -150,7 +154,7 @@ static int64_t learn_odd(struct busy *b, const struct launch *launch, struct est
  * timed also stands for those since the one before: each is as likely to be timed as any other, so that the sum is right. */
 static int64_t learn_varying(const struct launch *launch, struct estimate *e, int64_t ns)
 {
-	int64_t more = (ns - e->ns) * launch->untimed;
+	int64_t more = beyond(launch->untimed, ns);
 	e->ns += (ns - e->ns) / VARYING_PART;
 	return more;
 }
@@ -208,47 +212,52 @@ void busy_forget_stream(struct busy *b, CUstream stream)
 			b->dependent[i] = (CUstream)-1;	/* no stream */
 }
 
+/* Work of a kernel until it is timed again. A row of launches is so much rarer, and what varies is timed more often: each that
+ * is timed stands for fewer then. */
+static int64_t distance(struct busy *b, const struct estimate *e, bool row)
+{
+	int64_t each = (e->often < ODD_OFTEN ? BUSY_SAMPLE_NS : BUSY_SAMPLE_NS / 4) * (row ? BUSY_WINDOW + 1 : 1);
+	b->noise = b->noise * UINT32_C(1664525) + UINT32_C(1013904223);
+	return each / 2 + ((each * (b->noise >> 16)) >> 16);
+}
+
 static bool its_turn(struct busy *b, struct estimate *e)
 {
-	if (b->window > 0) {
-		b->window--;
-		return true;
-	}
+	bool in_window = b->window > 0;
+	b->window -= in_window;
 	e->left_ns -= e->ns > LEAST_NS ? e->ns : LEAST_NS;
-	if (e->left_ns > 0 && e->unsettled == 0)
-		return false;
-	b->noise = b->noise * UINT32_C(1664525) + UINT32_C(1013904223);
-	e->left_ns = BUSY_SAMPLE_NS / 2 + ((BUSY_SAMPLE_NS * (b->noise >> 16)) >> 16);
-	return true;
+	return in_window || e->left_ns <= 0 || e->unsettled > 0;
 }
 
 static void choose(struct busy *b, struct launch *launch, bool all)
 {
 	struct estimate *e = find(b, launch->work.function, launch->work.shape);
-	bool unknown = !e || e->once;
+	bool unknown = !e || e->once, in_window = b->window > 0;
 	if (launch->work.dependent && !has_dependent(b, launch->stream))
 		b->dependent[b->dependents++ % BUSY_DEPENDENT] = launch->stream;
-	launch->edge = b->untimed > 0 && (b->untimed_mixed || b->untimed_stream != launch->stream || launch->stream == CU_STREAM_PER_THREAD);	/* each thread's own */
+	launch->edge = b->untimed > 0 && (b->untimed_mixed || b->untimed_stream != launch->stream);
 	bool dependent = has_dependent(b, launch->stream);
 	launch->learns = unknown && (!dependent || b->learners < BUSY_LEARNERS);
 	launch->timed = launch->learns || all || (!unknown && !dependent && its_turn(b, e));
 	b->learners += launch->learns;
 	if (!launch->timed) {
 		if (e)
-			e->untimed++;
+			e->untimed = (struct sum){ e->untimed.count + 1, e->untimed.charged_ns + launch->estimate_ns };
 		b->untimed_ns += launch->estimate_ns;
 		b->untimed_mixed = launch->edge || (b->untimed > 0 && b->untimed_mixed);
 		b->untimed_stream = launch->stream;
 		b->untimed++;
 		return;
 	}
-	if (launch->edge && b->window == 0)
+	/* The last of a window is no edge of another: what was launched before the window has gone by. */
+	launch->edge = launch->edge && !in_window;
+	if (launch->edge)
 		b->window = BUSY_WINDOW;
-	else
-		launch->edge = false;
-	launch->untimed = e ? e->untimed : 0;
+	if (e)
+		e->left_ns = distance(b, e, launch->edge || in_window);
+	launch->untimed = e ? e->untimed : (struct sum){ 0 };
 	if (e && !launch->edge)	/* of an edge's own time nothing is learned */
-		e->untimed = 0;
+		e->untimed = (struct sum){ 0 };
 	launch->untimed_ns = b->untimed_ns;
 	b->untimed_ns = 0;
 }
@@ -272,10 +281,10 @@ struct launch *busy_reserve(struct busy *b, const struct work *work, CUstream st
 	launch->stream = stream;
 	launch->asked_ns = now;
 	launch->estimate_ns = launch->charged_ns = busy_estimate(b, work, &known);
-	launch->first = busy_is_idle(b);
+	launch->first = b->in_flight_ns < BUSY_HOST_NS;
 	launch->others = others;
 	launch->host_ns = 0;
-	if (launch->first)
+	if (busy_is_idle(b))
 		b->done_ns = now;
 	choose(b, launch, all);
 	b->in_flight_ns += launch->estimate_ns;
@@ -284,21 +293,30 @@ struct launch *busy_reserve(struct busy *b, const struct work *work, CUstream st
 	return launch;
 }
 
-static bool record(CUevent *event, CUstream stream)
-{
-	if (!*event && REAL(cuEventCreate)(event, CU_EVENT_DEFAULT) != CUDA_SUCCESS) {
-		*event = NULL;
-		return false;
-	}
-	return REAL(cuEventRecord)(*event, stream) == CUDA_SUCCESS;
-}
-
-bool busy_before(struct launch *launch, CUstream stream)
+static bool create(CUevent *event)
 {
 	int mode = relax();
-	bool recorded = record(&launch->begin, stream);
+	bool created = REAL(cuEventCreate)(event, CU_EVENT_DEFAULT) == CUDA_SUCCESS;
 	restore(mode);
-	return recorded;
+	if (!created)
+		*event = NULL;
+	return created;
+}
+
+/* A capture in another stream does not mind. */
+static bool record(CUevent *event, CUstream stream)
+{
+	return (*event || create(event)) && REAL(cuEventRecord)(*event, stream) == CUDA_SUCCESS;
+}
+
+bool busy_before(struct launch *launch, CUstream stream) { return record(&launch->begin, stream); }
+
+static bool is_done(CUevent event)
+{
+	int mode = relax();
+	bool done = REAL(cuEventQuery)(event) == CUDA_SUCCESS;
+	restore(mode);
+	return done;
 }
 
 /* The phase is set here alone: from then on the launch's place may be another one's. */
@@ -306,13 +324,11 @@ void busy_after(struct launch *launch, CUstream stream, bool timed, bool launche
 {
 	int phase = launched ? LAUNCH_UNTIMED : LAUNCH_FAILED;
 	if (launched && timed) {
-		int mode = relax();
-		/* Before, the stream had a copy or the like to do, and the launch took no time between the events. */
-		if (host_ns > 0 && REAL(cuEventQuery)(launch->begin) == CUDA_SUCCESS)
+		/* If it is not done, the stream had a copy or the like to do, and the launch took no time between the events. */
+		if (host_ns > 0 && is_done(launch->begin))
 			launch->host_ns = host_ns;
 		if (record(&launch->end, stream))
 			phase = LAUNCH_RECORDED;
-		restore(mode);
 	}
 	atomic_store(&launch->phase, phase);
 }
@@ -393,14 +409,30 @@ static int64_t own_time(const struct busy *b, const struct launch *launch, struc
 	return ns - ((uint64_t)more < held ? more : (int64_t)held);
 }
 
+void busy_end_asking(struct asking *asking)
+{
+	if (asking->begun)
+		restore(asking->mode);
+	asking->begun = false;
+}
+
+static void begin_asking(struct asking *asking)
+{
+	if (!asking->begun)
+		asking->mode = relax();
+	asking->begun = true;
+}
+
 static bool harvest_timed(struct busy *b, struct launch *launch, struct others others, int64_t now, int64_t *busy_ns)
 {
-	int mode = relax();
 	CUresult result = REAL(cuEventQuery)(launch->end);
 	if (result == CUDA_ERROR_NOT_READY) {
-		int64_t later = launch->estimate_ns / 4;
-		/* Most launches find work on its way: they need not all ask. */
-		b->ask_ns = now + (later < ASK_LEAST_NS ? ASK_LEAST_NS : later < ASK_MOST_NS ? later : ASK_MOST_NS);
+		int64_t expected = b->done_ns + launch->estimate_ns - now, half = launch->estimate_ns / 2;
+		int64_t later = half < ASK_LEAST_NS ? ASK_LEAST_NS : half < ASK_MOST_NS ? half : ASK_MOST_NS;
+		/* Most launches find work on its way: they need not all ask. It may have become shorter. */
+		if (expected > later)
+			later = expected < ASK_EXPECTED_NS ? expected : ASK_EXPECTED_NS;
+		b->ask_ns = now + later;
 	} else {
 		b->done_ns = now;
 		int64_t measured = result == CUDA_SUCCESS ? measure(b, launch, now) : -1;
@@ -410,16 +442,20 @@ static bool harvest_timed(struct busy *b, struct launch *launch, struct others o
 			*busy_ns += learn(b, launch, *busy_ns);
 		}
 	}
-	restore(mode);
 	return result != CUDA_ERROR_NOT_READY;
 }
 
-static bool harvest_one(struct busy *b, struct launch *launch, struct others others, int64_t now, int64_t *busy_ns)
+static bool harvest_one(struct busy *b, struct launch *launch, struct others others, struct asking *asking, int64_t *busy_ns)
 {
 	int phase = atomic_load(&launch->phase);
+	int64_t now = asking->now_ns;
 	*busy_ns = phase == LAUNCH_FAILED ? 0 : launch->estimate_ns;
-	if (phase == LAUNCH_RECORDED)
-		return now >= b->ask_ns && harvest_timed(b, launch, others, now, busy_ns);
+	if (phase == LAUNCH_RECORDED) {
+		if (now < b->ask_ns)
+			return false;
+		begin_asking(asking);
+		return harvest_timed(b, launch, others, now, busy_ns);
+	}
 	if (phase == LAUNCH_UNTIMED) {
 		if (now < b->done_ns + launch->estimate_ns)
 			return false;
@@ -428,12 +464,12 @@ static bool harvest_one(struct busy *b, struct launch *launch, struct others oth
 	return phase != LAUNCH_BEGUN;
 }
 
-bool busy_harvest(struct busy *b, struct others others, int64_t now, struct launch *done, int64_t *busy_ns)
+bool busy_harvest(struct busy *b, struct others others, struct asking *asking, struct launch *done, int64_t *busy_ns)
 {
 	if (busy_is_idle(b))
 		return false;
 	struct launch *launch = &b->ring[b->done % BUSY_RING];
-	if (!harvest_one(b, launch, others, now, busy_ns))
+	if (!harvest_one(b, launch, others, asking, busy_ns))
 		return false;
 	b->in_flight_ns -= launch->estimate_ns;
 	b->untimed -= !launch->timed;

@@ -16,7 +16,7 @@
 
 #define BUSY_UNKNOWN_NS INT64_C(2000000)	/* a kernel that has not been measured yet */
 #define BUSY_HOST_NS INT64_C(50000)	/* a launch takes no longer on the host, but for a function's first */
-#define BUSY_SAMPLE_NS INT64_C(500000)	/* a kernel of known length is measured again after so much work of it, on average */
+#define BUSY_SAMPLE_NS INT64_C(1000000)	/* a kernel of known length is timed again after so much work of it, on average */
 
 enum {
 	BUSY_RING = 256,	/* launches of a context that are not known to be done */
@@ -36,6 +36,9 @@ struct others {
 	uint64_t passes;	/* launches beside those of the lease's holder */
 };
 
+/* So many launches, and what they were charged. */
+struct sum { uint32_t count; int64_t charged_ns; };
+
 enum launch_phase { LAUNCH_BEGUN, LAUNCH_RECORDED, LAUNCH_UNTIMED, LAUNCH_FAILED };
 
 struct launch {
@@ -46,13 +49,13 @@ struct launch {
 	bool timed;		/* events are to be recorded around it; others are taken to need what is known of their length */
 	bool learns;		/* it is timed as the length of its kernel is not known yet, or from one launch alone */
 	bool edge;		/* launches ahead of it in other streams are not timed, so its own time cannot be told from theirs */
-	uint32_t untimed;	/* launches of the same since one was timed */
+	struct sum untimed;	/* launches of the same since one was timed */
 	int64_t untimed_ns;	/* estimates of all launches of the context since one was timed */
 	int64_t asked_ns;	/* when it was let through */
 	int64_t charged_ns;	/* what was charged for it then */
 	int64_t estimate_ns;	/* what it is taken to need: more, if launches of the same have become longer since */
 	bool charged;		/* the estimate was taken from the tenant's share */
-	bool first;		/* nothing else of the context was on its way */
+	bool first;		/* nothing else of the context was on its way, or what is taken for next to nothing */
 	struct others others;	/* by then */
 	int64_t host_ns;	/* how long the launch itself took after `begin` was done: no time of the GPU */
 };
@@ -90,8 +93,8 @@ struct busy {
 		int64_t odd_ns;		/* and took so long */
 		int often;		/* how often one is odd, lately */
 		int64_t slack_ns, excess_ns;	/* the context's, when what launches took was last accounted for */
-		uint32_t untimed;	/* launches since one was timed, */
-		uint32_t doubtful;	/* and before it where it was the first to be odd */
+		struct sum untimed;	/* launches since one was timed, */
+		struct sum doubtful;	/* and before it where it was odd */
 		uint32_t unsettled;	/* so many more are timed in a row */
 		bool once;		/* timed one time */
 	} estimates[BUSY_ESTIMATES];
@@ -112,9 +115,14 @@ bool busy_before(struct launch *, CUstream);	/* false: it cannot be timed */
 /* host_ns: how long the launch took, 0 where others were on their way. */
 void busy_after(struct launch *, CUstream, bool timed, bool launched, int64_t host_ns);
 
+/* A look at what is done, at one time. It begins with no more than that time, and is to be ended: the thread's mode of captures
+ * is another one while the driver is asked. */
+struct asking { int64_t now_ns; bool begun; int mode; };
+void busy_end_asking(struct asking *);
+
 /* The next launch that is done; false if there is none. *busy_ns is what it took of the GPU, or was taken to need where
  * that cannot be told. Where it took longer than usual, and others can have been the reason, the usual is its own time. */
-bool busy_harvest(struct busy *, struct others, int64_t now, struct launch *done, int64_t *busy_ns);
+bool busy_harvest(struct busy *, struct others, struct asking *, struct launch *done, int64_t *busy_ns);
 /* The stream is about to be destroyed. */
 void busy_forget_stream(struct busy *, CUstream);
 

@@ -88,13 +88,18 @@ static bool is_object(CUstream stream)
 	return stream && stream != CU_STREAM_LEGACY && stream != CU_STREAM_PER_THREAD;
 }
 
-bool vgpu_enter_stream(CUstream stream)
+bool vgpu_enter_context(CUcontext of)
 {
-	CUcontext current = NULL, of = NULL;
-	if (!is_object(stream) || REAL(cuStreamGetCtx)(stream, &of) != CUDA_SUCCESS
-	    || (REAL(cuCtxGetCurrent)(&current) == CUDA_SUCCESS && current == of))
+	CUcontext current = NULL;
+	if (REAL(cuCtxGetCurrent)(&current) == CUDA_SUCCESS && current == of)
 		return false;
 	return REAL(cuCtxPushCurrent_v2)(of) == CUDA_SUCCESS;
+}
+
+bool vgpu_enter_stream(CUstream stream)
+{
+	CUcontext of = NULL;
+	return is_object(stream) && REAL(cuStreamGetCtx)(stream, &of) == CUDA_SUCCESS && vgpu_enter_context(of);
 }
 
 void vgpu_leave_stream(bool entered)

@@ -297,6 +297,7 @@ struct target target_of_device(CUdevice);
 struct target target_of_stream(CUstream);
 /* Makes the stream's context the thread's, where it is another; vgpu_leave_stream is told what this returned. */
 bool vgpu_enter_stream(CUstream);
+bool vgpu_enter_context(CUcontext);
 void vgpu_leave_stream(bool entered);
 
 /* Reserves, or is false: out of memory. Exact, and seen by all processes of the tenant at once. */

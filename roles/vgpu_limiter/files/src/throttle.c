@@ -96,6 +96,11 @@ static void follow(struct state *state, const struct quota *quota)
 
 static bool is_object(CUstream stream) { return stream && stream != CU_STREAM_LEGACY && stream != CU_STREAM_PER_THREAD; }
 
+/* Tells the per-thread streams of threads apart, which have one handle. */
+static __thread char own_stream __attribute__((tls_model("initial-exec")));
+
+static CUstream meant_stream(CUstream stream) { return stream == CU_STREAM_PER_THREAD ? (CUstream)&own_stream : stream; }
+
 static unsigned place_of_stream(CUstream stream)
 {
 	return (uint32_t)((uintptr_t)stream >> 4) * UINT32_C(2654435761) >> 26;	/* 6 bits: THROTTLE_STREAMS */
@@ -167,15 +172,17 @@ static int64_t harvest(struct throttle_gpu *g, int64_t now, bool *idle)
 {
 	int64_t in_flight = 0, busy_ns;
 	struct launch done;
+	struct asking asking = { .now_ns = now };
 	*idle = true;
 	for (struct busy *b = g->contexts; b; b = b->next) {
-		while (busy_harvest(b, others(g), now, &done, &busy_ns)) {
+		while (busy_harvest(b, others(g), &asking, &done, &busy_ns)) {
 			account(g, &done, busy_ns, now);
 			g->progress_ns = g->done_ns = now;
 		}
 		in_flight += b->in_flight_ns;
 		*idle = *idle && busy_is_idle(b);
 	}
+	busy_end_asking(&asking);
 	if (*idle)
 		g->progress_ns = g->done_ns = now;
 	return in_flight;
@@ -548,7 +555,7 @@ static struct launch *admit(struct state *state, const struct candidate *c)
 			if (turnstile_last_process(g->mine, g->seat) != g->process)
 				atomic_fetch_add(&seat_of(g)->passes, 1);
 			/* Work that other GPUs may wait for takes another time with each launch. */
-			struct launch *launch = busy_reserve(b, &c->work, c->stream, before, g->has_peers, now);
+			struct launch *launch = busy_reserve(b, &c->work, meant_stream(c->stream), before, g->has_peers, now);
 			if (quota->gpu_count > 1) {
 				atomic_fetch_add(&seat_of(g)->launches, 1);
 				tell_due(g);
@@ -607,7 +614,7 @@ static struct launch *enter(struct state *state, struct candidate *c, bool *ente
 
 struct passage throttle_enter(struct work work, CUstream stream)
 {
-	struct passage passage = { NULL, stream, false, 0 };
+	struct passage passage = { .stream = stream };
 	struct candidate candidate = { work, stream, NULL, false };
 	const struct quota *quota = vgpu_quota();
 	struct state *state = vgpu_state();
@@ -633,7 +640,8 @@ struct passage throttle_enter(struct work work, CUstream stream)
 	if (passage.launch && passage.launch->timed) {
 		bool legacy = !stream || stream == CU_STREAM_LEGACY;
 		if (!entered && !candidate.is_current)
-			entered = vgpu_enter_stream(stream);
+			entered = vgpu_enter_context(candidate.context);
+		passage.context = entered ? candidate.context : NULL;
 		passage.timed = !(legacy && is_captured(stream)) && busy_before(passage.launch, stream);
 	}
 	vgpu_leave_stream(entered);
@@ -647,7 +655,7 @@ void throttle_leave(const struct passage *passage, CUresult result)
 	if (!passage->launch)
 		return;
 	int64_t host_ns = passage->began_ns ? now_ns() - passage->began_ns : 0;
-	bool entered = passage->timed && vgpu_enter_stream(passage->stream);
+	bool entered = passage->timed && passage->context && REAL(cuCtxPushCurrent_v2)(passage->context) == CUDA_SUCCESS;
 	busy_after(passage->launch, passage->stream, passage->timed, result == CUDA_SUCCESS, host_ns);
 	vgpu_leave_stream(entered);
 }

@@ -54,6 +54,7 @@ struct throttle_state {
 struct passage {
 	struct launch *launch;
 	CUstream stream;
+	CUcontext context;	/* the stream's, where the thread has another; or NULL */
 	bool timed;
 	int64_t began_ns;	/* when the driver was called, 0 where that is of no use */
 };
