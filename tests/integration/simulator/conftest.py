@@ -13,8 +13,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-
-SOURCE = Path(__file__).resolve().parents[3] / "roles" / "gpu_simulator" / "files" / "src"
+from simulated_host import copy_library
 
 # Figures of an A100-SXM4-40GB, an H100 80GB HBM3 and an RTX PRO 6000 as the MIG User Guide and outputs of nvidia-smi have
 # them: enum, profile id, name, slices, MiB, SMs, most instances, copy engines, decoders, encoders, jpeg, ofa, placements.
@@ -179,7 +178,7 @@ def nvml_library():
     """The built library, where every user can read it."""
     with tempfile.TemporaryDirectory(prefix="gpusim-") as folder:
         Path(folder).chmod(0o755)
-        subprocess.run(["make", "-s", "-C", str(SOURCE), f"BUILD={folder}"], check=True)
+        copy_library(Path(folder))
         yield Path(folder) / "libnvidia-ml.so.1"
 
 
