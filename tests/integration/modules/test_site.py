@@ -70,7 +70,6 @@ def test_it_applies_reports_and_is_idempotent(fleet, tmp_path):
     assert "WARNING" not in second.stdout + second.stderr
 
 
-@pytest.mark.core
 def test_the_typo_of_the_last_host_stops_the_run_before_the_first_is_touched(fleet):
     typo = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.45gb"}]}]
     run = fleet.play({"one": LAYOUT, "two": LAYOUT, "three": typo})
@@ -270,7 +269,6 @@ def test_a_damaged_file_or_a_missing_password_is_tolerated(fleet, tmp_path):
     assert done.returncode != 0 and "2 left out" in " ".join(done.stdout.split())
 
 
-@pytest.mark.core
 def test_where_no_host_can_be_reached_the_run_ends_with_all_names_and_a_cure(fleet):
     gone = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
     fleet.more = dict.fromkeys(fleet.hosts, gone)
