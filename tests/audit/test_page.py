@@ -13,9 +13,11 @@ import page_index
 import page_proposal
 import pytest
 from page_checks import HOSTILE, LONG, active, contrasts, is_dark, outside, parts, shown
+from thorough import sample
 
 PAGES = {"audit": page_fleet, "index": page_index, "rightsize": page_proposal}
-WIDTHS = (320, 390, 768, 1280)
+#: The narrowest phone and a usual screen, and in the thorough run those between.
+WIDTHS = sample((320, 390, 768, 1280), 3)
 
 pytestmark = pytest.mark.parametrize("made", PAGES.values(), ids=PAGES)
 
@@ -29,7 +31,10 @@ def test_nothing_stands_out_on_any_screen(show, made, width):
         assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-@pytest.mark.parametrize(("scheme", "media"), [("light", "screen"), ("dark", "screen"), ("dark", "print")])
+@pytest.mark.parametrize(
+    ("scheme", "media"),
+    [pytest.param("light", "screen", marks=pytest.mark.thorough), ("dark", "screen"), ("dark", "print")],
+)
 def test_every_text_can_be_read_in_both_schemes_and_on_paper(show, made, scheme, media):
     page = show(made.usual(), scheme=scheme, media=media)
     # Paper is white, whatever the screen is.
@@ -41,7 +46,7 @@ def test_every_text_can_be_read_in_both_schemes_and_on_paper(show, made, scheme,
 
 
 # A4 and Letter less a centimetre on each side, in pixels of CSS.
-@pytest.mark.parametrize("width", [718, 740])
+@pytest.mark.parametrize("width", [718, pytest.param(740, marks=pytest.mark.thorough)])
 def test_on_paper_nothing_is_cut_off_or_folded_away(show, made, width):
     page = show(made.stretched(LONG), width=width, media="print")
     assert outside(page) == []
