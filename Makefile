@@ -195,8 +195,8 @@ apart := $(as_root) unshare --pid --fork --kill-child --mount-proc bash -c '"$$@
 # cores: a leg waits for its hosts an eighth of its time.
 # `make test-mig` sets up what one leg needs and runs it; leg-mig only runs it.
 scenarios := mig default container_toolkit monitoring gpu_drain sharing nvidia_driver audit vgpu bundle
-legs := default rules container_toolkit monitoring commands mig nvidia_driver audit modules sharing audits newest gpu_drain \
-    vgpu simulator limiter oldest lint oldest-core bundle unit holders adversary
+legs := modules commands default container_toolkit audits audit sharing nvidia_driver monitoring mig limiter unit gpu_drain \
+    adversary vgpu lint simulator rules oldest oldest-core newest bundle holders
 # Only in the thorough run: everything is tried that takes long (tests/thorough.py), and these legs.
 export OPENFLEET_THOROUGH ?=
 ifneq ($(OPENFLEET_THOROUGH),)

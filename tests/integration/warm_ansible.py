@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Give local connections an interpreter that has loaded Ansible's own module code already.
+"""Give local connections, and lab hosts, an interpreter that has loaded Ansible's own module code already.
 
 Ansible starts an interpreter for each module and sends it all that the module imports, in an archive. To compile that code takes
 most of a module's time, and most of it is the same each time. Here one process has imported ansible-core's part, and each module
@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import ClassVar, Mapping
+from typing import ClassVar, Mapping, TextIO
 
 from warm_python import answer
 
@@ -70,9 +70,7 @@ class _Server:
         self._folder = tempfile.TemporaryDirectory(prefix="openfleet-warm-")
         self.socket = Path(self._folder.name) / "socket"
         environment = dict(os.environ, LD_LIBRARY_PATH=libraries) if libraries else None
-        with socket.socket(socket.AF_UNIX) as listening:
-            listening.bind(str(self.socket))
-            listening.listen(64)
+        with listen(str(self.socket)) as listening:
             self._process = subprocess.Popen(
                 [sys.executable, str(Path(__file__).resolve()), str(listening.fileno())],
                 env=environment,
@@ -89,11 +87,28 @@ class _Server:
 # --- In the process that is forked ----------------------------------------------------------------------------------
 
 
-def serve(listening: socket.socket) -> None:
-    """Fork for each connection, until standard input ends."""
+def load() -> None:
+    """Import what modules of ansible-core import, as far as this release has it."""
+    for name in LOADED:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+
+
+def listen(address: str) -> socket.socket:
+    """Return a socket at this address, where one may lie that nothing listens to."""
+    with contextlib.suppress(FileNotFoundError):
+        Path(address).unlink()
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(address)
+    listening.listen(64)
+    return listening
+
+
+def serve(listening: socket.socket, *until: TextIO) -> None:
+    """Fork for each connection, until a file of `until` ends."""
     while True:
-        ready, _, _ = select.select([listening, sys.stdin], [], [])
-        if sys.stdin in ready:
+        ready, _, _ = select.select([listening, *until], [], [])
+        if ready != [listening]:
             return
         connection, _address = listening.accept()
         if os.fork() == 0:
@@ -112,7 +127,5 @@ def serve(listening: socket.socket) -> None:
 if __name__ == "__main__":
     # Modules must not find the tests.
     sys.path.pop(0)
-    for name in LOADED:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    load()
+    serve(socket.socket(fileno=int(sys.argv[1])), sys.stdin)

@@ -4,28 +4,40 @@
 
 from __future__ import annotations
 
-import array
+import _socket
 import json
 import os
-import socket
 import sys
+
+
+def run_as_fork(address: str) -> None:
+    """Have the code run by a fork of the process at this address, and end as that ends; return where no process is there."""
+    connection = _socket.socket(_socket.AF_UNIX)
+    try:
+        connection.connect(address)
+    except OSError:
+        return
+    umask = os.umask(0)
+    os.umask(umask)
+    # Without pathlib, which takes longer to import than all of the rest.
+    request = {"module": "", "arguments": [], "environment": dict(os.environ), "cwd": os.getcwd(), "umask": umask}  # noqa: PTH109
+    text = json.dumps(request).encode()
+    files = b"".join(number.to_bytes(4, sys.byteorder) for number in (0, 1, 2))
+    connection.sendmsg([b"."], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, files)])
+    connection.sendall(b"%d\n" % len(text) + text)
+    # A few digits, in one piece.
+    status = int(connection.recv(16) or b"-9")
+    if status < 0:
+        os.kill(os.getpid(), -status)
+    os._exit(status)
 
 
 def main(address: str, arguments: list) -> None:
     """Run the code; a program with arguments of its own runs under an interpreter of its own."""
     if arguments:
         os.execv(sys.executable, [sys.executable, *arguments])
-    # Without pathlib, which takes longer to import than all of the rest.
-    request = {"module": "", "arguments": [], "environment": dict(os.environ), "cwd": os.getcwd()}  # noqa: PTH109
-    text = json.dumps(request).encode()
-    connection = socket.socket(socket.AF_UNIX)
-    connection.connect(address)
-    connection.sendmsg([b"."], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))])
-    connection.sendall(b"%d\n" % len(text) + text)
-    status = int(connection.makefile("rb").read() or b"-9")
-    if status < 0:
-        os.kill(os.getpid(), -status)
-    os._exit(status)
+    run_as_fork(address)
+    sys.exit("no process listens at %s" % address)
 
 
 if __name__ == "__main__":

@@ -4,10 +4,12 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 import time
 
 import pytest
-from lab_fixtures import BOOT_SECONDS, HOSTS
+from lab_fixtures import BOOT_SECONDS, HOSTS, REPOSITORY
 
 # --collect: a unit that fails on purpose is not left behind in the list of failed ones.
 RUN_UNIT = "systemd-run --quiet --wait --pipe --collect"
@@ -58,6 +60,22 @@ def test_a_unit_with_a_user_of_its_own_reads_a_credential(lab_host):
     )
     uid, name = told.split()
     assert (uid != "0", name) == (True, "l40s")
+
+
+def test_modules_are_forks_of_one_process(lab_host):
+    """tests/lab/ansible_code: where it does not work, all is well and each module takes three times as long."""
+    lab_host("l40s")
+    # The parent of the module's parent.
+    script = "pid=$PPID; for i in 1 2; do pid=$(cut -d' ' -f4 /proc/$pid/stat); done; echo server $pid"
+    command = ["ansible", "--inventory", str(REPOSITORY / "inventories/simulated"), "l40s", "--one-line"]
+    command += ["--module-name", "ansible.builtin.shell", "--args", script]
+    # The first module on a host leaves the process behind, which loads for a moment.
+    told = set()
+    for _attempt in range(20):
+        told = {re.search(r"server (\d+)", subprocess.check_output(command, text=True))[1] for _ in range(2)}
+        if len(told) == 1 and told != {"0"}:
+            break
+    assert len(told) == 1 and told != {"0"}
 
 
 def test_no_network_reaches_a_host(lab_host):

@@ -1,45 +1,147 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""On lab hosts: read ansible-core's part of a module from compiled files. Without pathlib, whose import would take longer.
+"""On lab hosts: run a module as the fork of a process that has loaded ansible-core's part of it.
 
-Each module comes with all that it imports, as source in an archive, and compiling ansible-core's part of it takes most of the
-module's time. The checkout's own ansible-core is mounted on lab hosts, with what earlier modules compiled. The collection's code
-comes from the archive, as on a real host. The connection plugin names this folder in PYTHONPATH.
+Each module comes with all that it imports, as source in an archive. To load it takes a third of a second, most of it for
+ansible-core's part, which is the same each time. The connection plugin names this folder in PYTHONPATH. The first module on a
+host leaves a process behind that imports ansible-core's part from the checkout's own ansible-core, which is mounted; later
+modules are forks of it (warm_ansible.py). What else a module imports comes from its archive, as on a real host, but compiled
+once: code is kept by the checksum of its source. Imports little: each start waits for it.
 """
 
 import importlib.machinery
 import os
 import sys
 
-#: Where start.yml mounts ansible/module_utils.
-MOUNTED = "/opt/openfleet-lab/module_utils"
+#: What start.yml mounts.
+FOLDER = "/opt/openfleet-lab"
+MOUNTED = FOLDER + "/module_utils"
+COMPILED = FOLDER + "/compiled"
+#: Goes with the host, as does the process.
+RUN = "/run/openfleet-lab"
 PACKAGE = "ansible.module_utils"
+#: What an interpreter reads at its start: a fork cannot take it over.
+AT_START = ("LD_", "LANG", "LC_", "PYTHON")
 
 
-class Compiled:
-    """Find modules of ansible.module_utils in the mounted folder, where it has the release that the archive is of."""
+class Mounted:
+    """Find modules of ansible.module_utils in the mounted folder, and other packages of ansible in the module's archive."""
 
-    same_release = None
-
-    @classmethod
-    def find_spec(cls, name, path=None, target=None):
-        if not name.startswith(PACKAGE + ".") or not cls.is_same_release():
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name.startswith(PACKAGE + "."):
+            folders = [MOUNTED + name.rpartition(".")[0][len(PACKAGE) :].replace(".", "/")]
+        elif name.startswith("ansible.") and name != PACKAGE and name.count(".") == 1:
+            folders = [entry + "/ansible" for entry in sys.path]
+        else:
             return None
-        parent = name.rpartition(".")[0].replace(".", "/")[len("ansible/module_utils") :]
-        return importlib.machinery.PathFinder.find_spec(name, [MOUNTED + parent])
-
-    @classmethod
-    def is_same_release(cls):
-        if cls.same_release is None:
-            archive = getattr(sys.modules.get("ansible"), "__version__", None)
-            try:
-                with open(MOUNTED + "/ansible_release.py") as file:  # noqa: PTH123
-                    cls.same_release = "__version__ = %r" % archive in file.read().replace('"', "'").splitlines()
-            except OSError:
-                cls.same_release = False
-        return cls.same_release
+        return importlib.machinery.PathFinder.find_spec(name, folders)
 
 
-# What a module starts is as it is without this.
-sys.path.remove(os.environ.pop("PYTHONPATH"))
-sys.meta_path.insert(0, Compiled)
+def add_packages(release):
+    """Make the packages that the archive has too, but for a process that has no archive."""
+    import types
+
+    ansible = sys.modules["ansible"] = types.ModuleType("ansible")
+    # ansible-core compares it with the files that ask for a deprecation.
+    ansible.__file__, ansible.__path__, ansible.__version__ = FOLDER + "/__init__.py", [], release
+    ansible.module_utils = sys.modules[PACKAGE] = types.ModuleType(PACKAGE)
+    ansible.module_utils.__path__ = [MOUNTED]
+
+
+def compile_once(zipimport):
+    """Let zipimport take code from files named by the checksum of the source."""
+    import _sha1
+    import marshal
+
+    compile_source = zipimport._compile_source
+
+    def compiled(path, source):
+        name = "%s/%s-%s" % (COMPILED, sys.implementation.cache_tag, _sha1.sha1(source).hexdigest())
+        try:
+            with open(name, "rb") as file:  # noqa: PTH123
+                return marshal.load(file)
+        except (OSError, EOFError, ValueError, TypeError):
+            code = compile_source(path, source)
+        try:
+            with open("%s.%d" % (name, os.getpid()), "wb") as file:  # noqa: PTH123
+                marshal.dump(code, file)
+            os.rename(file.name, name)  # noqa: PTH104
+        except OSError:
+            pass
+        return code
+
+    zipimport._compile_source = compiled
+
+
+def leave_server(address, release):
+    """Start the process that later modules are forks of. It ends with the host."""
+    import fcntl
+
+    os.makedirs(RUN, mode=0o700, exist_ok=True)  # noqa: PTH103
+    lock = os.open(address + ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        # Another one is being started.
+        os.close(lock)
+        return
+    between = os.fork()
+    if between:
+        os.waitpid(between, 0)
+        os.close(lock)
+        return
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    # The lock stays open as long as this process lives.
+    os.dup2(lock, 3)
+    os.closerange(4, 1024)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(nothing, number)
+    os.chdir("/")
+    sys.path.insert(0, FOLDER)
+    import warm_ansible
+
+    sys.path.remove(FOLDER)
+    add_packages(release)
+    warm_ansible.load()
+    warm_ansible.serve(warm_ansible.listen(address))
+
+
+def main():
+    """Decide by how this interpreter was started: Ansible gives it code on standard input, and no argument."""
+    # What a module starts is as it is without this.
+    sys.path.remove(os.environ.pop("PYTHONPATH"))
+    release = _release()
+    if os.environ.pop("OPENFLEET_LAB_CORE", None) != release:
+        return
+    sys.meta_path.insert(0, Mounted)
+    import zipimport
+
+    compile_once(zipimport)
+    if len(sys.orig_argv) > 1 or os.getuid() != 0:
+        return
+    import binascii
+
+    told = sorted(item for item in os.environ.items() if item[0].startswith(AT_START))
+    address = "%s/%x" % (RUN, binascii.crc32(repr((sys.executable, sys.version, told)).encode()))
+    sys.path.insert(0, FOLDER)
+    import warm_client
+
+    sys.path.remove(FOLDER)
+    warm_client.run_as_fork(address)
+    leave_server(address, release)
+
+
+def _release():
+    """Return the release of the mounted ansible-core, or "" where nothing is mounted."""
+    try:
+        with open(MOUNTED + "/ansible_release.py") as file:  # noqa: PTH123
+            return next(line.split("=")[1].strip(" '\"\n") for line in file if line.startswith("__version__"))
+    except (OSError, StopIteration):
+        return ""
+
+
+main()

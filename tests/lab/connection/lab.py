@@ -13,6 +13,7 @@ import shlex
 from ansible.errors import AnsibleConnectionFailure
 from ansible.module_utils.common.text.converters import to_native
 from ansible.plugins.connection import ConnectionBase
+from ansible.release import __version__
 
 try:
     from ansible_collections.containers.podman.plugins.connection import podman
@@ -31,16 +32,13 @@ except ImportError:
 #: that runs. The words are this plugin's own, so that no command's status is taken for them.
 NOT_UP = "lab: the host is starting or going down"
 #: Asked three times: systemd does not answer for a moment where a package has it execute itself again. PYTHONPATH spares modules
-#: to compile ansible-core (tests/lab/ansible_code); where nothing is mounted there it is without effect.
-ONCE_UP = (
-    """for attempt in 1 2 3; do
-systemctl --quiet is-active sysinit.target 2>/dev/null && exec env PYTHONPATH=/opt/openfleet-lab "$@"
+#: to load ansible-core (tests/lab/ansible_code), where the release that is mounted there is this one.
+ONCE_UP = """for attempt in 1 2 3; do
+systemctl --quiet is-active sysinit.target 2>/dev/null && exec env PYTHONPATH=/opt/openfleet-lab OPENFLEET_LAB_CORE=%s "$@"
 sleep 0.2
 done
 echo "%s" >&2
-exit 255"""
-    % NOT_UP
-)
+exit 255""" % (__version__, NOT_UP)
 
 
 class Connection(Podman):
