@@ -23,7 +23,7 @@ from ..bounded import bounded
 from ..errors import DriverAbsentError, FleetError
 from ..holders import find_holders, gpus
 from ..nvml import Session
-from ..techniques.beside import reports
+from ..techniques.beside import BESIDE
 from ..transaction import DIRECTORY, looking
 
 #: What the role writes where some account may run this. Only root can open it, so it is a lock that no other user can take.
@@ -41,6 +41,8 @@ _ENVIRONMENT = {
     "LANG": "C.UTF-8",
 }
 _THIS_HOST = "this host"
+#: What is told of what techniques run beside the GPUs. Daemons are not asked: their clients are among the holders.
+_TENANTS = "vgpu_tenants"
 _POLL_SECONDS = 0.1
 
 
@@ -79,16 +81,16 @@ def look(directory: str = DIRECTORY, sockets: bool = False) -> dict[str, Any]:
         # As short as can be: a run that wants to reset GPUs waits until nobody has them open.
         with _unchanged(directory), Session() as session:
             host = session.observe()
-            tenants = reports(session.private)["vgpu_tenants"]
+            (tenants,) = (each.report(session.private) for each in BESIDE if each.name == _TENANTS)
     except DriverAbsentError as error:
-        return {"driver_present": False, "driver_absent_reason": str(error), "gpus": [], "vgpu_tenants": []}
+        return {"driver_present": False, "driver_absent_reason": str(error), "gpus": [], _TENANTS: []}
     seen = find_holders(host, sockets=sockets)
     with _unchanged(directory):
         pass
     return {
         "driver_present": True,
         "gpus": [_gpu(gpu) for gpu in gpus(host, seen)],
-        "vgpu_tenants": [_tenant(tenant) for tenant in tenants],
+        _TENANTS: [_tenant(tenant) for tenant in tenants],
     }
 
 
