@@ -389,5 +389,22 @@ def test_a_signal_ends_the_run_and_all_is_restored(changes, call, nth, number):
     assert not changes.record.exists()
 
 
+def test_the_command_that_is_ended_says_so_and_writes_no_report(changes):
+    changes.create({"model": "L40S-48GB"})
+    before = changes.state()
+    changes.host.gpusim("fail", "nvmlDeviceSetComputeMode", "--code", "stop")
+    folder = changes.host.folder / "report"
+    command = [sys.executable, str(TOOL), "--change", "--library", "none", "--directory", str(folder)]
+    command += ["--state-directory", str(changes.directory)]
+    with subprocess.Popen(command, env=changes.host.environment, stderr=subprocess.PIPE, text=True) as run:
+        wait_until(lambda: stopped(run.pid), "the run is at its change")
+        run.send_signal(signal.SIGTERM)
+        run.send_signal(signal.SIGCONT)
+        _output, said = run.communicate()
+    assert run.returncode == 143, said
+    assert said.splitlines()[-1] == "check-gpu: ended by SIGTERM, and wrote no report"
+    assert changes.state() == before and not changes.record.exists() and not folder.exists()
+
+
 def stopped(pid: int) -> bool:
     return Path("/proc/%d/stat" % pid).read_text().rpartition(")")[2].split()[0] in ("T", "t")
