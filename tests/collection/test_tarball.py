@@ -60,6 +60,8 @@ def test_it_carries_what_users_need_and_nothing_of_a_checkout(collection):
     waste = [path for path in collection.rglob("*") if re.search(r"cache|fragments|\.pyc$|^\.", path.name)]
     assert [path for path in waste if path.name != "doc_fragments"] == []
     assert sorted(path.name for path in (collection / "inventories").iterdir()) == ["example", "minimal"]
+    # The file of the same name at the root is for a checkout alone.
+    assert (collection / "inventories" / "minimal" / "ansible.cfg").is_file()
 
 
 def test_links_of_its_documents_stay_within_it(collection):
