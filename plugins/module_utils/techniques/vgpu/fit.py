@@ -13,7 +13,7 @@ import itertools
 from dataclasses import dataclass
 from typing import Hashable, Iterator, Sequence, Tuple
 
-from .sizes import BYTES_PER_UNIT
+from ...sizes import BYTES_PER_UNIT
 
 _MIB = BYTES_PER_UNIT["MiB"]
 #: Choices of one search before it is given up: a second or two.
