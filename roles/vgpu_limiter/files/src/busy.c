@@ -9,14 +9,16 @@
  * streams overlap, so the stretches are put together before they are summed.
  *
  * Sampling. Events cost host time, and keep kernels from overlapping. A kernel of known length is timed again only after
- * some millisecond of work of it, two events for each; in between it is taken to need that length, and to be done when that time has gone by. The
- * distance between samples varies at random, so that on average each launch is as likely to be timed as any other.
+ * some millisecond of work of it, with two events; in between it is taken to need that length, and to be done when that time
+ * has gone by. The distance between samples varies at random, so that on average each launch is as likely to be timed as any
+ * other.
  * Where several streams have work, one launch's time cannot be told from what the other streams' launches took meanwhile.
  * There a row of launches is timed: the first ends what went before, and the others share what comes after.
  * In a stream with dependent launches (programmatic dependent launch) only kernels of unknown length are timed: an event
  * between two such launches would keep the second from starting early.
  *
- * Events are made and asked in the relaxed capture mode: a capture that goes on in another stream must not notice that.
+ * Events are made and asked in the relaxed capture mode: a capture that goes on in another stream must not notice that. It does
+ * not mind events that are recorded in other streams.
  */
 #include "busy.h"
 #include "internal.h"
@@ -66,9 +68,9 @@ static void add(struct busy *b, const void *function, uint64_t shape, int64_t ns
 		.slack_ns = b->slack_ns, .excess_ns = b->excess_ns, .once = true };
 }
 
+/* A first launch may be an odd one: the second replaces what was learned of it. */
 static void average(struct estimate *e, int64_t ns)
 {
-	/* A first launch may be an odd one: the second replaces what was learned of it. */
 	e->ns = e->once ? ns : e->ns + (ns - e->ns) / 4;
 	e->once = false;
 }
@@ -100,8 +102,8 @@ static int64_t change_estimates(struct busy *b, const struct work *work, int64_t
 	return sum;
 }
 
-/* What launches that were not timed took more than they were charged for, or less: no more than the time in which nothing else
- * ran, and no less than what they cannot have had. */
+/* What is charged of that: no more than the time in which nothing that is known ran, and no less than what the launches cannot
+ * have had. */
 static int64_t arrears(struct busy *b, struct estimate *e, int64_t more)
 {
 	int64_t slack = b->slack_ns - e->slack_ns, excess = b->excess_ns - e->excess_ns;
