@@ -102,7 +102,7 @@ def test_a_fault_of_any_call_of_a_drain_ends_with_everything_back(there, tmp_pat
     log, commands = with_commands(tmp_path)
     calls = calls_of(there, "drained")
     there.sweep("resumed")
-    for nth in sample(range(1, calls + 1), 4):
+    for nth in sample(range(1, calls + 1), 7):
         log.write_text("")
         there.fault(nth)
         said = there.sweep("drained", **commands)
@@ -122,7 +122,7 @@ def test_after_a_kill_at_any_call_of_a_drain_a_resume_brings_everything_back(the
     log, commands = with_commands(tmp_path)
     calls = calls_of(there, "drained")
     there.sweep("resumed")
-    for nth in sample(range(1, calls + 1), 4):
+    for nth in sample(range(1, calls + 1), 7):
         log.write_text("")
         there.fault(nth, "kill")
         assert there.sweep("drained", **commands) is None
@@ -137,7 +137,7 @@ def test_after_a_kill_at_any_call_of_a_drain_a_resume_brings_everything_back(the
 def test_a_fault_of_any_call_of_a_resume_is_mended_by_the_next(there, kind):
     calls_of(there, "drained")
     calls = calls_of(there, "resumed")
-    for nth in sample(range(1, calls + 1), 4):
+    for nth in sample(range(1, calls + 1), 7):
         there.fault()
         assert there.sweep("drained") == ""
         there.fault(nth, kind)
@@ -155,7 +155,7 @@ def test_a_fault_of_any_call_of_a_resume_is_mended_by_the_next(there, kind):
 def test_after_a_kill_another_drain_goes_on(there):
     calls = calls_of(there, "drained")
     there.sweep("resumed")
-    for nth in sample(range(1, calls + 1), 8):
+    for nth in sample(range(1, calls + 1), 14):
         there.fault(nth, "kill")
         assert there.sweep("drained") is None
         there.fault()

@@ -68,7 +68,11 @@ def test_nothing_is_left_but_the_gpus_as_they_were_unless_that_is_asked(fleet, t
 
 
 @pytest.mark.parametrize(
-    ("group", "variable"), [("gpu_monitoring", "gpu_monitoring_state"), ("gpu_audit", "gpu_audit_state")]
+    ("group", "variable"),
+    [
+        ("gpu_monitoring", "gpu_monitoring_state"),
+        pytest.param("gpu_audit", "gpu_audit_state", marks=pytest.mark.thorough),
+    ],
 )
 def test_a_wrong_variable_of_a_later_play_stops_the_run_before_the_fleet_is_reset(fleet, tmp_path, group, variable):
     before = traces(fleet, tmp_path)

@@ -90,7 +90,10 @@ def test_wait_shows_who_is_waited_for_and_goes_on_when_it_ends(fleet, job):
     assert fleet.seen() == {name: [("3g.40gb", 0), ("3g.40gb", 4)] for name in fleet.hosts}
 
 
-@pytest.mark.parametrize("on_busy", ["wait", "drain", "force"])
+@pytest.mark.parametrize(
+    "on_busy",
+    [pytest.param("wait", marks=pytest.mark.thorough), "drain", pytest.param("force", marks=pytest.mark.thorough)],
+)
 def test_a_dry_run_names_who_would_be_waited_for_drained_or_ended(fleet, job, on_busy):
     status, said = play(fleet, "--check", on_busy=on_busy)
     assert status == 0, said
