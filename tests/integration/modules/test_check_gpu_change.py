@@ -133,7 +133,7 @@ def test_all_is_changed_looked_at_and_restored(changes):
     assert {check["outcome"] for check in of(made, "change: compute mode")} == {"held"}
     assert {check["outcome"] for check in of(made, "change: time slice")} == {"held"}
     (restored,) = of(made, "change: restored")
-    assert (restored["outcome"], restored["found"]) == ("held", "gpu 1: MIG off, compute mode default")
+    assert (restored["outcome"], restored["found"]) == ("held", "MIG off, compute mode default")
     assert "change: restored" in (folder / "gpu-check.html").read_text()
     assert changes.state() == before
     assert not changes.record.parent.exists()

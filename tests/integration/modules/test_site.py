@@ -236,6 +236,7 @@ def test_a_host_without_a_plan_stops_the_run_unless_it_is_tolerated(fleet, tmp_p
     assert "2 left out" in " ".join(done.stdout.split())
 
 
+@pytest.mark.thorough
 def test_a_damaged_file_or_a_missing_password_is_tolerated(fleet, tmp_path):
     tenant = tmp_path / "tenants/etc/openfleet-gpu/vgpu/a/tenant.json"
     tenant.parent.mkdir(parents=True)
