@@ -74,6 +74,8 @@ def test_another_driver_comes_with_a_specification_of_its_own_and_a_second_run_c
     assert whole.check_output(f"stat -c %Y.%i {SPECIFICATION}") == specification
 
 
+# The driver's and the toolkit's own removal are in make test.
+@pytest.mark.thorough
 def test_reset_takes_all_of_it_away(whole, before):
     play("playbooks/reset.yml", nvidia_driver_state="absent")
     now = set(whole.check_output("dpkg-query -W -f '${Package}\\n'").split())
