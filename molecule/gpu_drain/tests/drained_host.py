@@ -82,7 +82,10 @@ class DrainedHost:
         self.wait_until("scontrol ping >/dev/null")
         self.wait_until(f"scontrol show node {NODE} >/dev/null")
         self.host.run(f"scontrol update NodeName={NODE} State=RESUME")
-        self.wait_until(f'[ "$(sinfo --noheader --nodes {NODE} --format %T)" = idle ]')
+        # Of a job that has ended Slurm may wait for minutes for the node's word, which got lost: a node that was down has none.
+        again = f"scontrol update NodeName={NODE} State=DOWN Reason=lab; scontrol update NodeName={NODE} State=RESUME"
+        idle = f'[ "$(sinfo --noheader --nodes {NODE} --format %T)" = idle ]'
+        self.wait_until(f"{{ {idle} || {{ [ $((++looks % 300)) != 0 ] || {{ {again}; }}; false; }}; }}")
         self.ask(f"systemctl stop {' '.join(name for name in UNITS if name not in RUNNING)}")
         self.ask(f"systemctl start {' '.join(RUNNING)}")
 
@@ -118,7 +121,12 @@ class DrainedHost:
     def node_comes_to(self, state: str) -> None:
         """Waits for a state (and reason): a slurmd that was started has yet to answer."""
         shown = f"$(sinfo --noheader --nodes {NODE} --format '%T: %E' | xargs)"
-        self.wait_until(f'[ "{shown}" = {shlex.quote(state)} ]')
+        try:
+            self.wait_until(f'[ "{shown}" = {shlex.quote(state)} ]')
+        except AssertionError as error:
+            log = "tail -n 40 /var/log/slurm/slurmctld.log /var/log/slurm/slurmd.log"
+            error.add_note(self.ask(f"scontrol show node {NODE}; scontrol show job; {log}"))
+            raise
 
     def queue(self, seconds: int, name: str = "train", options: str = "--gres=gpu:1") -> str:
         """A job of Debian's user nobody; its id."""

@@ -51,7 +51,8 @@ def test_a_running_job_is_waited_for_and_the_node_takes_jobs_again(host, run):
     assert run("resume").changed() == 1
     assert host.active() == ALL
     host.wait_until(f"scontrol show job {queued} | grep -q JobState=COMPLETED")
-    host.node_comes_to("idle: none")
+    # Whether Slurm waits for a last word of the job (completing) is its own affair.
+    assert host.node().endswith(": none")
     nothing = run("resume")
     assert nothing.changed() == 0
     # The include, the check of the arguments, and one module.

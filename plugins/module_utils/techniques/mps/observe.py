@@ -18,6 +18,7 @@ from typing import Any, Iterator, Mapping, Sequence
 from ... import durable, systemd
 from ...command import Run, run_tool
 from ...errors import ApplyError, FleetError
+from ...file_worker import one_look
 from ...holders_mps import is_server, serves, shares_gpu
 from ...holders_proc import arguments_of, command_of, owner_of, started_ticks_of
 from ...model import to_data
@@ -61,10 +62,12 @@ class Daemons:
             raise
         # All daemons have one unit file.
         reload_needed = any(state["NeedDaemonReload"] == "yes" for state in states)
-        return tuple(
-            self._look(daemon, devices, state, self._outdated(daemon, devices, reload_needed), boots)
-            for (daemon, devices), state in zip(specs, states)
-        )
+        # Clients are many, and each question of one's memory is answered by a child process.
+        with one_look():
+            return tuple(
+                self._look(daemon, devices, state, self._outdated(daemon, devices, reload_needed), boots)
+                for (daemon, devices), state in zip(specs, states)
+            )
 
     def _outdated(self, daemon: MpsDaemon, devices: Sequence[str], reload_needed: bool) -> tuple[str, ...]:
         """Return no file: whoever changes daemons compares their files."""
