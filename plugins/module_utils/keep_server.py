@@ -20,7 +20,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Callable, Deque
 
-from . import peer
+from . import passed_files, peer
 from .accounts import account_of_id, is_foreign
 from .bounded import bounded
 from .errors import FleetError
@@ -63,15 +63,18 @@ class Server:
         self._listener, self._answer, self._log = listener, answer, log
         self._open: dict[int, _Connection] = {}
         self._requests: dict[int, Deque[float]] = {}
+        #: Made before files were refused, with files that are neither received nor closed.
+        self._left: list[socket.socket] = []
         self._selector = selectors.DefaultSelector()
 
     def serve(self, idle_seconds: float = IDLE_SECONDS) -> None:
         """Return after `idle_seconds` without a connection."""
         self._listener.setblocking(False)
+        passed_files.refuse(self._listener)
         self._selector.register(self._listener, selectors.EVENT_READ)
         last = time.monotonic()
         try:
-            while self._open or time.monotonic() - last < idle_seconds:
+            while self._open or self._left or time.monotonic() - last < idle_seconds:
                 for key, _events in self._selector.select(1.0):
                     last = time.monotonic()
                     if key.fileobj is self._listener:
@@ -88,6 +91,9 @@ class Server:
         try:
             made, _address = self._listener.accept()
         except OSError:
+            return
+        if passed_files.refuse(made) and passed_files.waits(made):
+            self._left.append(made)
             return
         made.setblocking(False)
         try:

@@ -4,9 +4,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import select
 import shutil
+import signal
 import socket
 import subprocess
 
@@ -14,6 +17,8 @@ import pytest
 from attackers import ALICE, BOB, PYTHON, public_folder
 from keep_host import PATIENCE_SECONDS, KeepHost, heard, wait_for
 from simulated_host import SimulatedHost
+
+from ansible_collections.openfleet.gpu.plugins.module_utils import keep_server, passed_files
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="processes of several users are started as root")
 #: In an account's own group on every machine.
@@ -208,6 +213,52 @@ def test_a_process_that_has_ended_asks_for_nothing(fresh):
         said = heard(made)
     # It was admitted while it lived, or it was not.
     assert set(said) in ({"error"}, {"keeps", "log"})
+
+
+@pytest.fixture
+def refused():
+    with socket.socket(socket.AF_UNIX) as made:
+        if not passed_files.refuse(made):
+            pytest.skip("this kernel passes files to every socket")
+
+
+def test_a_file_that_a_user_sends_is_refused(fresh, refused):
+    """Its close may take as long as the user likes, and the service would wait for it."""
+    assert fresh.keep("--list", user=ALICE).returncode == 0
+    with fresh.connected() as made:
+        with pytest.raises(PermissionError):
+            socket.send_fds(made, [b'{"op": "list"}\n'], [made.fileno()])
+        made.sendall(b'{"op": "list"}\n')
+        assert heard(made)["keeps"] == []
+
+
+def test_a_file_that_was_sent_before_the_service_started_is_not_closed(tmp_path, refused):
+    """Others are served all the same."""
+    path = str(tmp_path / "keep.sock")
+    reading, writing = os.pipe()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        with socket.socket(socket.AF_UNIX) as early:
+            early.connect(path)
+            socket.send_fds(early, [b"{}\n"], [writing])
+        os.close(writing)
+        child = os.fork()
+        if child == 0:
+            with contextlib.suppress(BaseException):
+                keep_server.Server(listener, lambda _line, _uid: '{"keeps": []}').serve()
+            os._exit(0)
+    try:
+        with socket.socket(socket.AF_UNIX) as made:
+            made.settimeout(PATIENCE_SECONDS)
+            made.connect(path)
+            made.sendall(b"{}\n")
+            assert heard(made) == {"keeps": []}
+        assert not select.select([reading], [], [], 0)[0]
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(reading)
 
 
 ASKS = """

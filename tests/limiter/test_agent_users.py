@@ -11,9 +11,10 @@ import socket
 from pathlib import Path
 
 import pytest
-from agent_lab import Agent, make_tenant, wait_until
+from agent_lab import Agent, connected, handed, make_tenant, wait_until
 from sm import World
 
+from ansible_collections.openfleet.gpu.plugins.module_utils import passed_files
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import files as vgpu_files
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.host import VgpuHost
 
@@ -47,3 +48,22 @@ def test_no_number_of_users_keeps_others_from_seeing(tmp_path, built, monkeypatc
         written = {path: path.stat().st_mtime_ns for path in Path().iterdir() if path.is_file()}
         for path, then in written.items():
             wait_until(lambda path=path, then=then: path.stat().st_mtime_ns > then, f"{path} is written all the same")
+
+
+def test_a_file_that_a_tenant_sends_is_refused(tmp_path, built):
+    """Its close may take as long as the tenant likes, and the agent would wait for it."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        if not passed_files.refuse(probe):
+            pytest.skip("this kernel passes files to every socket")
+    world = World(tmp_path, built)
+    tenant = make_tenant(world.tenant(50))
+    agent = Agent(tenant.root)
+    try:
+        agent.start()
+        folder = tenant.root / vgpu_files.agent_folder(tenant.name)
+        with connected(folder) as connection, pytest.raises(PermissionError):
+            socket.send_fds(connection, [b"x"], [connection.fileno()])
+        with handed(folder) as found:
+            assert found
+    finally:
+        agent.end()

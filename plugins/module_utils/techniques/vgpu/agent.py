@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Callable, Sequence
 
+from ... import passed_files
 from ...errors import FleetError
 from . import files as vgpu_files
 from .agent_client import ShownFile, socket_folder
@@ -90,6 +91,7 @@ class _Listener:
                 made.bind(new)
                 os.chown(new, -1, group)
                 os.chmod(new, self.mode)  # noqa: PTH101
+                passed_files.refuse(made)
                 made.listen(_BACKLOG)
                 os.replace(new, folder + vgpu_files.AGENT_SOCKET)  # noqa: PTH105
                 self.inode = os.lstat(folder + vgpu_files.AGENT_SOCKET).st_ino

@@ -1,0 +1,35 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Take no open files from those who connect to a socket (unix(7), SCM_RIGHTS).
+
+Who drops the last reference to a file closes it, whether it was received or not. A close may take as long as the sender likes: of
+a TCP connection that lingers, or of a file in a file system whose server never answers.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+
+from .proc_files import read
+
+#: SO_PASSRIGHTS of linux/include/uapi/asm-generic/socket.h, since Linux 6.16; the constant is not in Python's socket module.
+_SO_PASSRIGHTS = 83
+
+
+def refuse(made: socket.socket) -> bool:
+    """Have the kernel refuse files that are sent to a socket, and to connections that are made to it from now on.
+
+    Return False before Linux 6.16, where it cannot be refused.
+    """
+    try:
+        made.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
+    except OSError:
+        return False
+    return True
+
+
+def waits(made: socket.socket) -> bool:
+    """Return whether files that were sent to a connection are not received yet."""
+    return bool(re.search(r"^scm_fds:\s*[1-9]", read("/proc/self/fdinfo/%d" % made.fileno()), re.MULTILINE))
