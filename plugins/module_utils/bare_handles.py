@@ -15,7 +15,8 @@ from __future__ import annotations
 import os
 import re
 
-from .file_worker import memory_of
+from .accounts import account_of
+from .file_worker import NoAnswerError, ask, task
 from .holders_cgroup import parse_cgroup
 from .holders_model import DEVICE_HANDLE
 from .holders_proc import owner_of
@@ -44,9 +45,20 @@ def may_be_handed(holder: Holder | Process) -> bool:
 
 
 def has_mapped(pid: int) -> bool:
-    """Return whether a process has a node of the driver mapped, by the node's number; by its name where no driver has numbers."""
-    majors = _majors()
-    for start, end, path in _MAPPED.findall(memory_of("/proc/%d/maps" % pid, _MOST_BYTES)):
+    """Return whether a process has a node of the driver mapped, by the node's number; by its name where no driver has numbers.
+
+    Of a process that does not answer nothing shows that it has.
+    """
+    try:
+        return bool(ask(account_of("/proc/%d" % pid), _has_mapped, pid, sorted(_majors())))
+    except (OSError, NoAnswerError):
+        return False
+
+
+@task
+def _has_mapped(pid: int, majors: list[int]) -> bool:
+    """Asked in a child: what a process has mapped, and each file of it, may never be told."""
+    for start, end, path in _MAPPED.findall(read("/proc/%d/maps" % pid, _MOST_BYTES)):
         if not majors:
             if _NODE.search(path):
                 return True

@@ -13,6 +13,7 @@ import json
 import mmap
 import os
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from attackers import ALICE, BOB, HOLD, PYTHON, gpu, holding, host, named, proce
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import (
     bare_handles,
+    file_worker,
     holders,
     holders_mps,
     holders_proc,
@@ -314,6 +316,24 @@ def test_a_driver_s_node_is_mapped_by_its_number(monkeypatch, tmp_path):
         assert bare_handles.has_mapped(os.getpid())
         monkeypatch.setattr(bare_handles, "_majors", lambda: {1})
         assert not bare_handles.has_mapped(os.getpid())
+
+
+def test_a_mapped_file_that_does_not_answer_holds_up_a_child_only(monkeypatch, tmp_path):
+    """The kernel may keep root waiting for it as long as its user likes, and the host's lock is held here."""
+    here = os.getpid()
+
+    def waits(_path):
+        assert os.getpid() != here
+        time.sleep(300)
+
+    monkeypatch.setattr(file_worker, "_SECONDS", 0.1)
+    monkeypatch.setattr(bare_handles, "device_of", waits)
+    monkeypatch.setattr(bare_handles, "_majors", lambda: {1})
+    file = tmp_path / "dev" / "nvidia0"
+    file.parent.mkdir()
+    file.write_bytes(bytes(4096))
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 4096, prot=mmap.PROT_READ):
+        assert not bare_handles.has_mapped(here)
 
 
 @as_root
