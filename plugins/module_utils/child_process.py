@@ -20,6 +20,7 @@ import time
 from collections import Counter
 from typing import Callable, Iterable, List
 
+from .accounts import account_of_id
 from .proc_files import read
 
 #: How long a process is waited for that was killed. One that hangs in the kernel does not end, and is left.
@@ -81,7 +82,7 @@ def stuck() -> Counter[int]:
 
     They are root's, or of that account: a user who poses as one has his own things not looked at.
     """
-    found: Counter[int] = Counter()
+    found: Counter[str] = Counter()
     for name in os.listdir("/proc"):
         called = _NAMED.fullmatch(read("/proc/%s/comm" % name)) if name.isdigit() else None
         if called is None:
@@ -89,8 +90,12 @@ def stuck() -> Counter[int]:
         status = dict(_STATUS.findall(read("/proc/%s/status" % name)))
         ended = status.get("State", "Z") in "ZX"
         if not ended and status.get("Uid") in ("0", called.group(1)) and int(status.get("SigPnd", "0"), 16) & _KILLED:
-            found[int(called.group(1))] += 1
-    return found
+            found[called.group(1)] += 1
+    told: Counter[int] = Counter()
+    for uid, count in found.items():
+        # A user who poses as one may do so by subordinate ids too.
+        told[account_of_id(int(uid))] += count
+    return told
 
 
 def _close_all(keep: set[int]) -> None:

@@ -62,11 +62,13 @@ class Worker:
         """Return what a task returns, asked in the child. Raises its OSError, and NoAnswerError."""
         if self._unanswered is None:
             self._unanswered = child_process.stuck()
-        if self._unanswered[account] >= (_MOST_OF_ROOT if account == _ROOT else _MOST_OF_ACCOUNT):
+        if self._unanswered[account] >= _most_of(account):
             raise NoAnswerError(asked=True)
         began = time.monotonic()
         seconds = min(_SECONDS, self._seconds_left, self._deadline - began)
-        if sum(self._unanswered.values()) >= _MOST or seconds <= 0:
+        # One account may leave, or pose as, as many as it likes: that is not to use up what others may.
+        together = sum(min(count, _most_of(one)) for one, count in self._unanswered.items())
+        if together >= _MOST or seconds <= 0:
             raise NoAnswerError(asked=False)
         name = "%s.%s" % (function.__module__, function.__qualname__)
         answer = self._asked(json.dumps([account, name, arguments]).encode() + b"\n", began + seconds)
@@ -107,6 +109,10 @@ class Worker:
         except OSError:
             return None
         return bytes(answer)
+
+
+def _most_of(account: int) -> int:
+    return _MOST_OF_ROOT if account == _ROOT else _MOST_OF_ACCOUNT
 
 
 _current: Worker | None = None
@@ -176,7 +182,12 @@ def memory_of(path: str, most: int = _MOST_MEMORY_BYTES) -> str:
     A process may have these pages where nothing need ever answer, as in a file of the user's own file system. Returns nothing if
     that takes too long, or too many others did.
     """
+    return told_memory_of(path, most) or ""
+
+
+def told_memory_of(path: str, most: int = _MOST_MEMORY_BYTES) -> str | None:
+    """As memory_of; None where there is no answer."""
     try:
         return str(ask(account_of(os.path.dirname(path)), _read, path, most))  # noqa: PTH120
     except NoAnswerError:
-        return ""
+        return None

@@ -101,6 +101,30 @@ def test_what_others_use_up_is_told_apart(folder, monkeypatch):
         assert not error.value.asked
 
 
+def test_one_account_uses_up_no_others_questions(folder):
+    """Its own processes may pose as any number of children that do not end."""
+    (folder / "speaks").write_text("at once")
+    worker = file_worker.Worker()
+    worker._unanswered = child_process.Counter({ALICE: 10 * file_worker._MOST, 0: 100})
+    assert worker.ask(BOB, wait_for, str(folder / "speaks")) == "at once"
+    worker.close()
+
+
+def test_who_poses_by_subordinate_ids_counts_once(monkeypatch, tmp_path):
+    (tmp_path / "subuid").write_text("%d:300000:65536\n" % ALICE)
+    monkeypatch.setattr(accounts, "SUBORDINATE", str(tmp_path / "subuid"))
+    names = {str(pid): "look-%d" % (300000 + pid) for pid in range(2, 40)}
+    status = "State:\tD (disk sleep)\nUid:\t%s\t0\t0\t0\nSigPnd:\t0000000000000100\n"
+
+    def read(path):
+        name = names[path.split("/")[2]]
+        return name + "\n" if path.endswith("comm") else status % name[len("look-") :]
+
+    monkeypatch.setattr(child_process, "read", read)
+    monkeypatch.setattr(child_process.os, "listdir", lambda _path: list(names))
+    assert child_process.stuck() == {ALICE: len(names)}
+
+
 def test_an_error_of_the_question_is_raised(folder):
     with pytest.raises(FileNotFoundError):
         file_worker.ask(0, wait_for, str(folder / "none"))

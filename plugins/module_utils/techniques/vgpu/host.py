@@ -21,7 +21,7 @@ from typing import Mapping, Sequence
 from ... import durable, proc_files, systemd
 from ...command import Run, run_tool
 from ...errors import ApplyError, Problem
-from ...file_worker import memory_of, one_look
+from ...file_worker import one_look, told_memory_of
 from ...holders_model import UNKNOWN
 from ...model import Gpu, Holder, Host
 from ...tool_answer import ask
@@ -123,32 +123,37 @@ class VgpuHost(Tenants):
         """Return which of the names processes have, whether they use a GPU or not; with the processes, in the names' order.
 
         The look ends at a deadline, for a user may run very many processes and mount very much. A process that had no turn by
-        then may have any name.
+        then, or did not answer, may have any name.
         """
         pids: dict[str, list[int]] = {name: [] for name in names}
         deadline = time.monotonic() + _NAMES_SECONDS
         with one_look(deadline):
             for pid in sorted(int(path.name) for path in self._proc.glob("[0-9]*")):
                 late = time.monotonic() > deadline
-                for name in names if late else self._names_of(pid).intersection(names):
+                found = None if late else self._names_of(pid)
+                for name in names if found is None else found.intersection(names):
                     pids[name].append(pid)
                 if late:
                     break
         return tuple(VgpuName(name, tuple(pids[name])) for name in names if pids[name])
 
     def _is_of(self, pid: int | None, name: str) -> bool:
-        return pid is not None and name in self._names_of(pid)
+        # One that does not answer is not taken for the tenant's: it may be ended as such.
+        return pid is not None and name in (self._names_of(pid) or ())
 
-    def _names_of(self, pid: int) -> set[str]:
+    def _names_of(self, pid: int) -> set[str] | None:
         """Return the name by which the library in a process takes it for a tenant's: identity.c says by what.
 
-        There is at most one, unless the process has the variable several times.
+        There is at most one, unless the process has the variable several times. None where it does not answer, and may have any.
         """
-        words = memory_of(str(self._proc / str(pid) / "environ")).split("\0")
-        named = {word[len(_NAME_VARIABLE) :] for word in words if word.startswith(_NAME_VARIABLE)}
         mounted = self._mounted(pid)
         if len(mounted) == 1:
             return mounted
+        text = told_memory_of(str(self._proc / str(pid) / "environ"))
+        if text is None:
+            return None
+        words = text.split("\0")
+        named = {word[len(_NAME_VARIABLE) :] for word in words if word.startswith(_NAME_VARIABLE)}
         return named.intersection(mounted) if mounted else named
 
     def _mounted(self, pid: int) -> set[str]:
