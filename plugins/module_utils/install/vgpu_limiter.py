@@ -16,11 +16,15 @@ import base64
 import platform
 import re
 import tempfile
+import time
 from pathlib import Path
 from typing import Any, Mapping
 
 from .. import systemd
+from ..accounts import account_of
 from ..command import program
+from ..file_worker import NoAnswerError, ask, one_look, task
+from ..proc_files import LINE_END
 from .files import Installation, InstallError
 from .manifest import Manifest
 from .sources import Sources
@@ -50,6 +54,9 @@ UNREAD = "run/openfleet-gpu/vgpu-drop-ins-changed"
 DROP_IN, TENANTS_DROP_IN = "50-openfleet-vgpu.conf", "51-openfleet-vgpu-tenant.conf"
 TENANTS = "etc/openfleet-gpu/vgpu"
 REGIONS = "run/openfleet-gpu/vgpu"
+
+#: For a look at what all processes have mapped.
+_LOOK_SECONDS = 20.0
 
 UNIT_NAME = re.compile(r"[A-Za-z0-9:_.@\\-]+\.service\Z")
 TENANT_NAME = re.compile(r"(?!\.\.?\Z)[A-Za-z0-9._-]+\Z")
@@ -182,22 +189,34 @@ def _remove_old_versions(target: Installation, current: str) -> None:
             target.remove("%s/%s" % (DIRECTORY, name))
 
 
-def _mapped(names: list[str]) -> set[str]:
-    """Those of the files that some process has mapped, by whatever path: containers may have them elsewhere."""
+def _mapped(names: list[str], proc: str = "/proc") -> set[str]:
+    """Those of the files that some process has mapped, by whatever path: containers may have them elsewhere.
+
+    All of them where that is not known: a process that a file system of its user's own keeps waiting answers no look at it.
+    """
     found: set[str] = set()
-    for process in Path("/proc").glob("[0-9]*"):
-        if process.name == "1":
-            continue  # no tenant; and root of a container may not look at it
-        try:
-            lines = (process / "maps").read_text(errors="replace").splitlines()
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # it has ended
-        except OSError:
-            return set(names)  # not known: all of them may be in use
+    with one_look(time.monotonic() + _LOOK_SECONDS):
+        for process in Path(proc).glob("[0-9]*"):
+            if process.name == "1":
+                continue  # no tenant; and root of a container may not look at it
+            try:
+                found.update(ask(account_of(str(process)), _mapped_by, str(process / "maps"), names))
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # it has ended
+            except (OSError, NoAnswerError):
+                return set(names)
+    return found
+
+
+@task
+def _mapped_by(path: str, names: list[str]) -> list[str]:
+    """Asked in a child: /proc/PID/maps has as many lines as the user likes, and may never answer."""
+    found = set()
+    with open(path, errors="replace", newline=LINE_END) as lines:  # noqa: PTH123
         for line in lines:
             if LIBRARY in line:
-                found.add(line.replace(" (deleted)", "").rpartition("/")[2])
-    return found & set(names)
+                found.add(line.rstrip("\n").replace(" (deleted)", "").rpartition("/")[2])
+    return sorted(found.intersection(names))
 
 
 # --- services that are tenants ------------------------------------------------------------------

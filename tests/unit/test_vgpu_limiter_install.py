@@ -1,0 +1,41 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which versions of the limiter's library are in use, by what processes have mapped."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.module_utils import file_worker
+from ansible_collections.openfleet.gpu.plugins.module_utils.install import vgpu_limiter
+
+OLD, OLDER = vgpu_limiter.LIBRARY + ".1", vgpu_limiter.LIBRARY + ".0"
+
+
+@pytest.fixture
+def proc(tmp_path):
+    for pid in (1, 7, 8):
+        (tmp_path / str(pid)).mkdir()
+    (tmp_path / "7/maps").write_text(
+        "7f00-7f01 r-xp 0 8:1 9 /x\r7f02 r-xp 0 8:1 9 /opt/%s\x0b\n7f02-7f03 r-xp 0 8:1 9 /opt/%s (deleted)\n"
+        % (OLDER, OLD)
+    )
+    return tmp_path
+
+
+def test_what_a_process_has_mapped_is_in_use(proc):
+    assert vgpu_limiter._mapped([OLD, OLDER], str(proc)) == {OLD}
+
+
+def test_a_process_that_does_not_answer_may_have_all_of_them(proc, monkeypatch):
+    """Root's open of maps waits as long as an exec does, and that for a file system of the user's own."""
+    monkeypatch.setattr(file_worker, "_SECONDS", 0.01)
+    os.mkfifo(proc / "8/maps")
+    assert vgpu_limiter._mapped([OLD, OLDER], str(proc)) == {OLD, OLDER}
+
+
+def test_when_the_time_is_over_all_of_them_may_be_in_use(proc, monkeypatch):
+    monkeypatch.setattr(vgpu_limiter, "_LOOK_SECONDS", -1.0)
+    assert vgpu_limiter._mapped([OLD, OLDER], str(proc)) == {OLD, OLDER}
