@@ -43,8 +43,8 @@ from .printable import printable
 #: What a holder can be, as `Holder.kind`.
 KINDS = (PROCESS, DEVICE_HANDLE, CONTAINER, SLURM, KUBELET, MPS, UNKNOWN)
 
-#: The collection's own looks at the host (name of the process, and words of its command; root's). They are over in a moment, and
-#: never there while a run changes the host: transaction.looking.
+#: The collection's own looks at the host (name of the process, and words of its command; root's, in no container). They are over
+#: in a moment, and never there while a run changes the host: transaction.looking.
 LOOK = ("gpu-layout", {"metrics", "holders", "keep-serve"})
 
 #: For the whole look. A tool of the host that is asked when it ends is waited for as long as tools are.
@@ -99,7 +99,7 @@ def _of_processes(host: Host, devices: Devices, processes: Processes) -> list[Ho
     kinds: dict[int, dict[Place, str]] = {}
     names: dict[int, str | None] = {}
     for pid, seen in processes.seen.items():
-        own = seen.name == LOOK[0] and processes.runs_as_root(pid)
+        own = seen.name == LOOK[0] and processes.runs_as_root(pid) and not processes.in_container(pid)
         if own and not LOOK[1].isdisjoint(processes.arguments(pid)):
             continue
         places = {place for place in map(devices.place, seen.nodes) if place}

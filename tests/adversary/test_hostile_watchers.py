@@ -133,3 +133,13 @@ def test_a_name_that_the_process_gives_itself_is_none(dev, roots):
         (holder,) = [one for one in find_holders(of, dev=str(dev), run=no_tools) if one.pid == process.pid]
         assert not holder.watches and holder.blocks(1)
         process.stdin.close()
+
+
+def test_root_in_a_container_is_not_hidden_by_the_name_of_the_collections_own_look(dev, roots):
+    """A container without a user namespace has the host's root."""
+    program = named(roots, "gpu-layout")
+    within = ["unshare", "--pid", "--fork", "--kill-child"]
+    for words, count in (([], 0), (within, 1)):
+        with opened(dev / "nvidia0", "metrics", program=program, within=words):
+            holders = find_holders(host(gpu(0)), dev=str(dev), run=no_tools, kubelet_directory=str(dev / "kubelet"))
+            assert len([one for one in holders if one.kind == "device_handle"]) == count
