@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -19,6 +20,8 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.holdings impor
     runs_processes,
 )
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import Stat, Subject, Window
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.prometheus import Answer, Sample
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.signals import read
 
 HOUR = 3600.0
 USE = {"memory": Stat(HOUR, 1.0, max=1e9), "busy": Stat(HOUR, 1.0, max=0.5)}
@@ -165,3 +168,36 @@ def test_held_now_by_the_server_s_word():
     assert [holder.kind for holder in found.holders] == ["container"]
     assert is_held(found) is True and runs_processes(found) is False
     assert replace(found, holders=()).holders == ()
+
+
+def test_a_label_that_is_a_digit_and_no_number_is_no_index():
+    rows = [Record(subject("GPU-2", gpu_index="\u00b2")), Record(subject("GPU-1", gpu_index="10"))]
+    rows.append(Record(subject("GPU-3", gpu_index="\u0663", mig_instance="\u00b9")))
+    found = [one.subject for one in holdings(history(*rows), {})]
+    assert [one.gpu_uuid for one in found] == ["GPU-1", "GPU-2", "GPU-3"]
+    assert [one.gpu_uuid for one in sorted(found, key=lambda one: one.rack_order)] == ["GPU-1", "GPU-2", "GPU-3"]
+
+
+class Prices:
+    """A server that knows GPUs and the price of each, and nothing else."""
+
+    name = "http://server"
+
+    def __init__(self, *prices):
+        self.prices = prices
+
+    def now(self):
+        return 1e9
+
+    def query(self, expression, at_seconds=None):
+        price = "gpu:price_per_hour" in expression
+        if not price and not expression.startswith("last_over_time(gpu:info"):
+            return Answer(())
+        labels = [{"host": "a", "gpu_uuid": "GPU-%d" % number} for number in range(len(self.prices))]
+        return Answer(tuple(Sample(one, self.prices[n] if price else 1.0) for n, one in enumerate(labels)))
+
+
+def test_a_price_that_no_report_can_have_is_left_out_and_said():
+    found = read(Prices(2.5, math.inf, 1e308, math.nan, -1.0, 1e9), HOUR)
+    assert [one.price_per_hour for one in found.records.values()] == [2.5, None, None, None, None, 1e9]
+    assert "4 values of gpu:price_per_hour were impossible" in " ".join(found.notes)

@@ -72,7 +72,7 @@ def holdings(
     if history:
         whole = [_aged(holding, history.window.end_seconds) for holding in whole]
     done = [_priced(_said(holding, history, hosts), prices, known, shares) for holding in whole]
-    return tuple(sorted(done, key=lambda holding: _order(holding.subject)))
+    return tuple(sorted(done, key=lambda holding: holding.subject.rack_order))
 
 
 def _of_record(record: Record) -> Holding:
@@ -295,13 +295,3 @@ def runs_processes(holding: Holding) -> bool | None:
     if holding.holders is None:
         return None
     return any(holder.kind in _RUNNING for holder in holding.holders)
-
-
-def _order(subject: Subject) -> tuple[str, int, str, int, str]:
-    return (
-        subject.host,
-        int(subject.gpu_index) if subject.gpu_index.isdigit() else 1 << 30,
-        subject.gpu_uuid,
-        int(subject.mig_instance) if subject.mig_instance.isdigit() else -1,
-        subject.name,
-    )

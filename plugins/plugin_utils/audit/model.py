@@ -84,6 +84,15 @@ class Subject:
         """Where it is: GPU and instance of a host."""
         return (self.host, self.gpu_uuid, self.mig_instance)
 
+    @property
+    def rack_order(self) -> tuple[str, int, str, int, str]:
+        """What sorts subjects by host, GPU and instance: by number where the label is one, as hosts say it."""
+        index, instance = (
+            int(text) if text.isascii() and text.isdecimal() else default
+            for text, default in ((self.gpu_index, 1 << 30), (self.mig_instance, -1))
+        )
+        return (self.host, index, self.gpu_uuid, instance, self.name)
+
     def __str__(self) -> str:
         text = "%s gpu %s" % (self.host, self.gpu_index or self.gpu_uuid)
         if self.mig_profile or self.mig_instance:

@@ -84,7 +84,7 @@ def _dearest(found: Finding) -> tuple[float, int]:
 def _hosts(findings: Iterable[Finding]) -> list[dict[str, Any]]:
     """Hosts with their GPUs, each with its cells: itself, or its instances; tenants stand under their GPU."""
     hosts = []
-    ordered = sorted(findings, key=_place)
+    ordered = sorted(findings, key=lambda found: found.holding.subject.rack_order)
     for number, (name, of_host) in enumerate(itertools.groupby(ordered, key=lambda found: found.holding.subject.host)):
         gpus = []
         for (index, uuid), of_gpu in itertools.groupby(of_host, key=_gpu):
@@ -112,17 +112,6 @@ def short_names(names: Sequence[str]) -> list[str]:
     while len(parts) > 1 and all(len(one) > same + 1 and one[-same - 1] == parts[0][-same - 1] for one in parts):
         same += 1
     return [".".join(one[: len(one) - same]) for one in parts]
-
-
-def _place(found: Finding) -> tuple[str, int, str, int, str]:
-    subject = found.holding.subject
-    return (
-        subject.host,
-        int(subject.gpu_index) if subject.gpu_index.isdigit() else 1 << 30,
-        subject.gpu_uuid,
-        int(subject.mig_instance) if subject.mig_instance.isdigit() else -1,
-        subject.name,
-    )
 
 
 def _gpu(found: Finding) -> tuple[str, str]:

@@ -38,6 +38,8 @@ from .series import (
 _SKEW_SECONDS = 60
 
 _DAY = 86400.0
+#: Any server's price of an hour is below; sums of more are no numbers that JSON can have.
+_MOST_PRICE = 1e9
 
 
 def read(
@@ -249,7 +251,7 @@ class _Reading:
                 if key in self.records and self.records[key].memory_total_bytes is None and 0 <= sample.value <= 1e15:
                     self._change(key, memory_total_bytes=sample.value)
         self._take("processes_now", "gpu:processes", 1e6)
-        self._take("price_per_hour", "gpu:price_per_hour", math.inf)
+        self._take("price_per_hour", "gpu:price_per_hour", _MOST_PRICE)
         for sample in self.asking.ask("max by (%s) (last_over_time(gpu:lost{%%(where)s}[15m]))" % BY):
             self._change(key_of(sample.labels), lost=sample.value == 1)
         for sample in self.asking.ask(
