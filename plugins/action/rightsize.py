@@ -56,7 +56,7 @@ class ActionModule(ActionBase):
                 "reclaim_standby": {"type": "list", "elements": "str", "default": []},
             }
         )
-        states, refused = gpu_info_of_all(args.pop("hosts"))
+        states, refused = gpu_info_of_all(args.pop("hosts"), tenants_whole=True)
         try:
             result.update(self._propose(plain(args), states, refused))
         except FleetError as error:

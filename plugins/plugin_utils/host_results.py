@@ -86,6 +86,8 @@ _TENANT = {
     "gpus": [{"uuid!": "gpu_uuid"}, _PARTS],
     "problem": "text",
 }
+#: Told of every tenant that has a GPU.
+_OF_SEATED = ("name", "memory_bytes", "sm_percent")
 _GPU_INFO = {
     **dict.fromkeys(("driver_version", "nvml_version", "cuda_version"), "version"),
     "simulated": "flag",
@@ -174,12 +176,15 @@ _PLAN = {
 }
 
 
-def gpu_info(host: str, result: Mapping[str, Any]) -> dict[str, Any]:
+def gpu_info(host: str, result: Mapping[str, Any], *, tenants_whole: bool = False) -> dict[str, Any]:
     """Return what openfleet.gpu.gpu_info returned there. Raises HostValueError.
 
+    With `tenants_whole` each tenant on a GPU has its name and quota: gpu_info tells them, gpu-layout holders not all.
     Of a GPU with more holders than are read, one of kind unknown stands for the others: nothing is proposed for it.
     """
     read = Reader(host).read("", result, _GPU_INFO)
+    if tenants_whole:
+        _check_tenants(host, read)
     for row, sent in zip(read["gpus"], result["gpus"]):
         parts = zip((row.get("mig") or {}).get("instances") or (), (sent.get("mig") or {}).get("instances") or ())
         for one, given in ((row, sent), *parts):
@@ -187,10 +192,12 @@ def gpu_info(host: str, result: Mapping[str, Any]) -> dict[str, Any]:
     return read
 
 
-def gpu_info_of_all(results: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], list[str]]:
+def gpu_info_of_all(
+    results: Mapping[str, Any], *, tenants_whole: bool = False
+) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """Return (by host the results of those that answered, in words why others did not).
 
-    A host that was not asked is in neither.
+    A host that was not asked is in neither. `tenants_whole` as in gpu_info.
     """
     read: dict[str, dict[str, Any]] = {}
     unanswered = []
@@ -202,7 +209,7 @@ def gpu_info_of_all(results: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any
             unanswered.append("%s: %s" % (text(host), reason))
         elif "gpus" in result:
             try:
-                read["".join(host)] = gpu_info(host, result)
+                read["".join(host)] = gpu_info(host, result, tenants_whole=tenants_whole)
             except HostValueError as error:
                 unanswered.append(str(error))
     return read, unanswered
@@ -217,6 +224,17 @@ def _no_answer(result: Mapping[str, Any]) -> str:
     if result.get("driver_present") is False:
         return "it was not looked at: %s" % text(result.get("driver_absent_reason") or "it has no NVIDIA driver")
     return ""
+
+
+def _check_tenants(host: str, read: Mapping[str, Any]) -> None:
+    """Check what a seat on a GPU is worth nothing without. Raises HostValueError.
+
+    An entry without a GPU may have nothing but the problem: the tenants could not be looked at.
+    """
+    for number, row in enumerate(read.get("vgpu_tenants") or ()):
+        for name in _OF_SEATED if row.get("gpus") else ():
+            if row.get(name) is None:
+                raise HostValueError(host, "vgpu_tenants[%d].%s" % (number, name), None, "said of a tenant on a GPU")
 
 
 def _name_the_rest(read: dict[str, Any], sent: Mapping[str, Any], uuid: str) -> None:

@@ -18,6 +18,8 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assum
 from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import load_models
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import to_data
 from ansible_collections.openfleet.gpu.plugins.plugin_utils import host_results
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.holdings import hosts_of
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.make import Order, make
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.host_values import (
     KINDS,
     MOST_ENTRIES,
@@ -28,6 +30,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.host_values import (
     text,
 )
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.observed import host_of
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.today import fleet_today
 
 #: What no kind of name or number is, for whatever it may end up in.
 HOSTILE = [
@@ -199,6 +202,43 @@ def test_whatever_stands_at_whatever_place_is_refused_or_harmless(value):
             assert not isinstance(inner, str) or (inner.isprintable() and len(inner) <= 1000)
         host_of("gpu-1", read)
         json.dumps(read, allow_nan=False)
+
+
+def test_whatever_a_host_leaves_out_costs_no_other_host_the_proposal():
+    """Without any one key it is refused by name, or its GPUs can be looked at."""
+    refused = set()
+    for path, was in kinds_of_places(honest()):
+        if isinstance(path[-1], int):
+            continue
+        sent = honest()
+        at = sent
+        for key in path[:-1]:
+            at = at[key]
+        for left_out in (True, False):
+            if left_out:
+                del at[path[-1]]
+            else:
+                at[path[-1]] = None
+            read, words = host_results.gpu_info_of_all({"gpu-1": sent, "gpu-2": honest()}, tenants_whole=True)
+            assert "gpu-2" in read and all(line.startswith("gpu-1: ") for line in words)
+            refused.update(path for _line in words)
+            audit = make(Order(3600.0, hosts=hosts_of(read), hosts_asked=list(read)), 1e9)
+            assert len(fleet_today(audit, read, {}, {})) == 2 * len(read), path
+            at[path[-1]] = was
+    tenant = {path[-1] for path in refused if path[0] == "vgpu_tenants"}
+    assert tenant == {"name", "memory_bytes", "sm_percent", "uuid"}
+
+
+def test_a_tenant_of_a_helper_has_no_share_and_one_that_cannot_be_looked_at_nothing():
+    sent = honest()
+    del sent["vgpu_tenants"][0]["sm_percent"]
+    assert host_results.gpu_info("gpu-1", sent)["vgpu_tenants"][0]["name"] == "a"
+    problem = "gpu-1: vgpu_tenants[0].sm_percent: the host says "
+    _read, (line,) = host_results.gpu_info_of_all({"gpu-1": sent}, tenants_whole=True)
+    assert line.startswith(problem)
+    sent["vgpu_tenants"] = [dict.fromkeys(sent["vgpu_tenants"][0], None)]
+    sent["vgpu_tenants"][0].update(gpus=[], aliases=[], problem="it cannot be read")
+    assert host_results.gpu_info("gpu-1", sent, tenants_whole=True)["vgpu_tenants"][0]["problem"]
 
 
 def test_a_million_holders_are_a_few_and_the_rest_unknown():

@@ -49,7 +49,7 @@ def host_of(host: str, state: Mapping[str, Any]) -> Host:
     """The host with its holders marked. Raises RightsizeError where this is no result of gpu_info."""
     try:
         gpus = tuple(_gpu(data) for data in state["gpus"])
-        holders = [_holder(row) for data in state["gpus"] for row in data.get("holders") or ()]
+        holders = [_holder(row, str(data["uuid"])) for data in state["gpus"] for row in data.get("holders") or ()]
         seen = Host(
             str(state.get("driver_version") or ""),
             str(state.get("nvml_version") or ""),
@@ -119,6 +119,8 @@ def _processes(row: Mapping[str, Any]) -> tuple[Process, ...]:
     )
 
 
-def _holder(row: Mapping[str, Any]) -> Holder:
+def _holder(row: Mapping[str, Any], uuid: str) -> Holder:
     names: Sequence[str] = [field.name for field in dataclasses.fields(Holder)]
-    return Holder(**{name: row[name] for name in names if name in row})
+    told = {name: row[name] for name in names if name in row}
+    # Where the host does not say what is held, the GPU in whose list this stands, and all of it.
+    return Holder(**{**told, "gpu_uuid": told.get("gpu_uuid") or uuid, "gpu_instance_id": told.get("gpu_instance_id")})
