@@ -400,6 +400,20 @@ def test_a_host_has_few_gpus_and_each_an_index_of_its_own(change):
         host_reading.judged("gpu-7", reading, False, acceptance.Limits())
 
 
+@pytest.mark.parametrize("place", ["gpus", "mig_devices"])
+def test_nvidia_smi_has_no_more_gpus_than_a_host(place):
+    """Each serial number is a word to look for in all texts of the reading."""
+    reading = whole_reading()
+    (gpu,) = reading["nvidia_smi"]["gpus"]
+    rows = {"gpus": dict(gpu, serial=None), "mig_devices": ["0", "0"]}
+    reading["nvidia_smi"]["gpus"] += [dict(rows["gpus"], uuid="GPU-%d" % n, serial="1650%09d" % n) for n in range(63)]
+    gpu["mig_devices"] = [["%d" % n, "0"] for n in range(64)]
+    host_reading.judged("gpu-7", reading, False, acceptance.Limits())
+    (reading["nvidia_smi"]["gpus"] if place == "gpus" else gpu["mig_devices"]).append(rows[place])
+    with pytest.raises(FleetError, match="another form"):
+        host_reading.judged("gpu-7", reading, False, acceptance.Limits())
+
+
 def test_a_report_has_a_bound():
     reading = whole_reading()
     call = {"call": "nvmlDeviceGetName", "of": "", "value": "x" * 900}

@@ -17,8 +17,8 @@ from .acceptance import Limits
 
 #: Of readings: a host with 32 GPUs has about 100,000.
 _MOST_ENTRIES = 400_000
-#: GPUs of a host, their indexes, and characters of its report.
-_MOST_GPUS, _MOST_INDEX, _MOST_LETTERS = 64, 1023, 1 << 26
+#: GPUs of a host, their indexes, MIG devices of each, and characters of its report.
+_MOST_GPUS, _MOST_INDEX, _MOST_PARTS, _MOST_LETTERS = 64, 1023, 64, 1 << 26
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,10 @@ def _check_form(reading: Any) -> None:
     """Check what names GPUs and calls. Raises TypeError; the rest is checked where it is used."""
     gpus = reading["nvml"]["gpus"]
     if len(gpus) > _MOST_GPUS or len({gpu["index"] for gpu in gpus}) < len(gpus):
+        raise TypeError("more GPUs than a host has")
+    others = reading["nvidia_smi"].get("gpus") or ()
+    # Each serial number is a word to look for in all texts.
+    if len(others) > _MOST_GPUS or any(len(each.get("mig_devices") or ()) > _MOST_PARTS for each in others):
         raise TypeError("more GPUs than a host has")
     for gpu in gpus:
         index = gpu["index"]
