@@ -308,7 +308,18 @@ def layout_result(result: Mapping[str, Any]) -> dict[str, Any]:
         found["diff"] = {text(key): _lines(each) for key, each in result["diff"].items()}
     if "msg" in result:
         found["msg"] = _message(result)
-    return {**found, "changed": result.get("changed") is True, **(failure(result) or {})}
+    failed = failure(result) or {}
+    plan_data = result.get("plan_data")
+    if plan_data is not None and not isinstance(plan_data, Mapping):
+        del found["plan_data"]
+        # One task saves the plans of all hosts.
+        failed = failed or _no_plan(plan_data)
+    return {**found, "changed": result.get("changed") is True, **failed}
+
+
+def _no_plan(value: Any) -> dict[str, Any]:
+    error = HostValueError("", "", value, "a plan")
+    return {"failed": True, "host_fault": True, "msg": "plan_data: %s. %s" % (error.problem, error.cure)}
 
 
 def _warnings(result: Mapping[str, Any]) -> dict[str, Any]:

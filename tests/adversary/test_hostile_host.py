@@ -280,6 +280,21 @@ def test_its_facts_set_no_variable_of_the_inventory(tmp_path):
         assert not {"\x1b", "\r", "\x85", "\u2028", "\u202e"} & set(text)
 
 
+@pytest.mark.parametrize(
+    "failed", [{}, {"failed": True, "msg": "gpu 0 is lost", "host_fault": True}], ids=["", "fails"]
+)
+def test_what_is_no_plan_ends_no_run_that_saves_the_plans_of_others(tmp_path, failed):
+    """One task saves the plans of all hosts."""
+    bad = HostileHost(tmp_path / "a", {**layout_result("x"), "plan_data": "y\x1b[2J", **failed})
+    good = HostileHost(tmp_path / "b", layout_result("x"))
+    own = {"gpu_layout_plan_out": str(tmp_path / "plan.json"), "gpu_site_tolerate": 1}
+    told = " ".join(said(site(tmp_path, bad, good, settings=own)).split())
+    assert list(json.loads((tmp_path / "plan.json").read_text())["hosts"]) == ["bad1"]
+    reason = failed.get("msg", 'plan_data: the host says "y\\x1b[2J", which is not a plan')
+    assert "bad0: " + reason in told.replace("\\\\", "\\").replace('\\"', '"'), told
+    assert "is undefined" not in told and "'bad1'" not in told
+
+
 def test_where_facts_would_be_variables_no_host_is_asked(tmp_path):
     bad = HostileHost(tmp_path / "a", {**layout_result("x"), "ansible_facts": facts(tmp_path)})
     done = site(tmp_path, bad, ANSIBLE_INJECT_FACT_VARS="True")
