@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import http.server
 import json
 import lzma
+import threading
 from datetime import datetime, timedelta, timezone
 from email.utils import format_datetime
 
@@ -147,6 +149,42 @@ def test_a_file_is_written_whole_and_only_where_it_differs(tmp_path):
     assert fetch.write(path, b"two") is True
     assert path.read_bytes() == b"two"
     assert [found.name for found in path.parent.iterdir()] == ["file"]
+
+
+class Odd(http.server.BaseHTTPRequestHandler):
+    """Refuses in words of its own, or gives a length that is none."""
+
+    def do_GET(self):
+        if self.path == "/refused":
+            self.send_response(403, "no\x1b[2J\x85" + "y" * 5000)
+        else:
+            self.send_response(200)
+            self.send_header("Content-Length", "abc" if self.path == "/odd" else "\xb2")
+        self.end_headers()
+        self.wfile.write(b"xx")
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [
+        ("refused", r"cannot be fetched: 403 no\x1b[2J\x85yyy"),
+        ("odd", "its Content-Length is no number"),
+        ("superscript", "its Content-Length is no number"),
+    ],
+)
+def test_what_a_server_says_is_printable_and_never_an_error_of_python(tmp_path, monkeypatch, path, problem):
+    monkeypatch.setattr(fetch.time, "sleep", lambda _seconds: None)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Odd) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            with pytest.raises(BundleError) as error:
+                fetch.Fetcher(tmp_path).small("http://127.0.0.1:%d/%s" % (server.server_port, path), "Look there.")
+        finally:
+            server.shutdown()
+    assert problem in str(error.value) and str(error.value).isprintable() and len(str(error.value)) < 500
 
 
 @pytest.mark.parametrize(

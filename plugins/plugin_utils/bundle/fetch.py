@@ -16,6 +16,7 @@ from typing import Any, Callable
 
 from ansible.module_utils.urls import open_url
 
+from ..host_values import text
 from .model import BundleError, Item
 
 _TIMEOUT_SECONDS = 30
@@ -25,6 +26,8 @@ _BLOCK = 1 << 18
 _PROGRESS_SECONDS = 10
 #: The largest index or key that is read into memory; the CUDA repositories' indexes are a hundredth of it.
 _SMALL_BYTES = 1 << 28
+#: Letters of what a server says is wrong.
+_MOST_WORDS = 300
 _BROKEN = (urllib.error.URLError, http.client.HTTPException, OSError)
 
 
@@ -66,8 +69,7 @@ class Fetcher:
             try:
                 with self._open(url) as answer:
                     content = answer.read(_SMALL_BYTES)
-                length = answer.headers.get("Content-Length")
-                if length and int(length) != len(content):
+                if _length(answer) not in (None, len(content)):
                     raise http.client.IncompleteRead(content)
                 return content
             except _BROKEN as error:
@@ -160,6 +162,14 @@ def readable(count: int) -> str:
     return "%d KiB" % -(-count // 1024) if count < 1 << 20 else "%.1f MiB" % (count / (1 << 20))
 
 
+def _length(answer: Any) -> int | None:
+    """Return how long the server says that its answer is; None where it does not say. Raises HTTPException."""
+    given = (answer.headers.get("Content-Length") or "").strip()
+    if given and not (given.isascii() and given.isdecimal() and len(given) < 20):
+        raise http.client.HTTPException("its Content-Length is no number")
+    return int(given) if given else None
+
+
 def _no_file(error: Exception) -> bool:
     return isinstance(getattr(error, "reason", None), FileNotFoundError)
 
@@ -173,7 +183,8 @@ def _may_pass(error: Exception) -> bool:
 
 
 def _in_words(error: Exception) -> str:
-    text = str(getattr(error, "reason", "") or error) or type(error).__name__
+    # The reason is the server's own words.
+    words = text(str(getattr(error, "reason", "") or error), _MOST_WORDS) or type(error).__name__
     code = getattr(error, "code", None)
     proxy = os.environ.get("https_proxy") or os.environ.get("HTTPS_PROXY")
-    return "%s%s%s" % ("%s " % code if code else "", text, " (by the proxy of https_proxy)" if proxy else "")
+    return "%s%s%s" % ("%s " % code if code else "", words, " (by the proxy of https_proxy)" if proxy else "")
