@@ -1,0 +1,142 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What an exporter cannot do to other hosts: with the role's scrape configuration on a real Prometheus, and by promtool."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import json
+import os
+import threading
+import time
+
+import pytest
+import yaml
+from prometheus_process import running
+from role_site import NOBODY_ASKED, Site
+from rule_files import FILES, as_series, promtool_test
+
+GPU = 'uuid="{0}",gpu_uuid="{0}",gpu_index="0",model="m"'
+GOOD = 'openfleet_gpu_info{%s} 1\nopenfleet_gpu_lost{%s} 1\nnode_cpu_info{vendor="v"} 1\n' % ((GPU.format("G"),) * 2)
+OWN = (
+    "openfleet_gpu_info{%s%s} 1",
+    'openfleet_gpu_job{%s%s,hpc_job="1"} 1',
+    'openfleet_gpu_xid_errors_5m{%s%s,xid="79"} 1',
+    'openfleet_gpu_ecc_errors_total{%s%s,type="corrected"} 1',
+    "openfleet_layout_check_success{%s%s} 1",
+)
+#: Each series twice, which would be one where a rule adds the label; and what rules record.
+BAD = "".join(
+    line % (GPU.format("B"), ',%s="%s"' % (label, value)) + "\n"
+    for line in OWN
+    for label in ("class", "kind", "series", "vendor", "workload")
+    for value in "ab"
+) + 'gpu:price_per_hour{%s} +Inf\ngpu_map:dcgm_known{UUID="B"} 1\n' % GPU.format("B")
+
+
+class Exporter(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.server.asked.append(self.headers.get("Authorization"))
+        self.send_response(200)
+        body = self.server.text.encode()
+        self.send_header("Content-Type", "text/plain; version=0.0.4")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+@contextlib.contextmanager
+def exporter(address: str, text: str, handler=Exporter):
+    """One that answers with the text, on an address with its port."""
+    host, port = address.split(":")
+    server = http.server.ThreadingHTTPServer((host, int(port)), handler)
+    server.text, server.asked = text, []
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The role's files, for two hosts of one password."""
+    place = tmp_path_factory.mktemp("site")
+    (place / "grafana" / "dashboards").mkdir(parents=True)
+    site = Site(place, "http://127.0.0.1:9")
+    site.run(
+        **NOBODY_ASKED,
+        dcgm_exporter_basic_auth_users={"prom": "pass"},
+        gpu_monitoring_group=os.getgid(),
+        gpu_monitoring_scrape_interval="1s",
+        gpu_monitoring_scrape_timeout="1s",
+    )
+    (targets,) = (site.directory / "targets").glob("*.json")
+    site.addresses = {each["labels"]["host"]: each["targets"][0] for each in json.loads(targets.read_text())}
+    written = yaml.safe_load((site.directory / "openfleet-gpu-scrape.yml").read_text())
+    rules = [str(FILES / name) for name in ("rules/embedded.yml", "rules/host.yml", "alerts/xid.yml")]
+    site.config = place / "prometheus.yml"
+    site.config.write_text(yaml.safe_dump({"global": {"evaluation_interval": "1s"}, "rule_files": rules, **written}))
+    return site
+
+
+def until(condition, seconds=30):
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.2)
+
+
+def test_what_one_exporter_says_stops_no_rule_and_stands_for_none(site, tmp_path):
+    good, bad = (site.addresses[host] for host in ("gpu-1", "gpu-2"))
+    with exporter(good, GOOD), exporter(bad, BAD), running(tmp_path, site.config) as prometheus:
+
+        def hosts(query):
+            return {each["metric"].get("host") for each in prometheus.get("query", query=query)["result"]}
+
+        def evaluated():
+            return [rule for group in prometheus.get("rules")["groups"] for rule in group["rules"]]
+
+        until(lambda: hosts("gpu:info") == {"gpu-1", "gpu-2"} == hosts("up == 1") and hosts("gpu:lost"))
+        assert hosts("gpu:info") == {"gpu-1", "gpu-2"}
+        assert [rule["lastError"] for rule in evaluated() if rule.get("lastError")] == []
+        assert hosts("gpu:lost") == {"gpu-1"}
+        assert not hosts('{__name__=~"gpu:price_per_hour|gpu_map:dcgm_known"}')
+        # A label that the rules add to the collection's own series is of use on others'.
+        assert hosts('node_cpu_info{vendor="v"}') == {"gpu-1"}
+
+
+def test_a_label_kind_of_raw_series_fails_no_roll_up(tmp_path):
+    ratios = ("busy", "compute_active", "tensor_active", "memory_bandwidth_active", "codec_busy")
+    names = [f"gpu:{name}_ratio" for name in ratios]
+    names += [
+        f"gpu:{name}" for name in ("pcie_bytes_per_second", "nvlink_bytes_per_second", "process_cpu_seconds_total")
+    ]
+    lines = {"bad": "ab", "good": ("",)}
+    series = [
+        {"series": as_series(name, {"host": host, "gpu_uuid": host, "kind": kind}), "values": "0.5x20"}
+        for name in names
+        for host, kinds in lines.items()
+        for kind in kinds
+    ]
+    hosts = [{"labels": f'{{host="{host}"}}', "value": 1} for host in lines]
+    problems = promtool_test(
+        tmp_path,
+        [FILES / "rollups.yml"],
+        [
+            {
+                "input_series": series,
+                "promql_expr_test": [
+                    {"expr": f"group by (host) ({record})", "eval_time": "15m", "exp_samples": hosts}
+                    for record in ("gpu:device_activity_ratio:max5m", "gpu:activity_ratio:max5m")
+                ],
+            }
+        ],
+    )
+    assert not problems, problems
