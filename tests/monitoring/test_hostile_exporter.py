@@ -140,3 +140,26 @@ def test_a_label_kind_of_raw_series_fails_no_roll_up(tmp_path):
         ],
     )
     assert not problems, problems
+
+
+class Elsewhere(Exporter):
+    """Sends those who ask to the address that is its text."""
+
+    def do_GET(self):
+        self.server.asked.append(self.headers.get("Authorization"))
+        self.send_response(302)
+        self.send_header("Location", self.server.text)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+
+def test_the_password_goes_nowhere_else(site, tmp_path):
+    """Prometheus would send it to the host that a redirection names."""
+    with contextlib.ExitStack() as opened:
+        thief = opened.enter_context(exporter("127.0.0.1:0", GOOD))
+        there = f"http://127.0.0.1:{thief.server_port}/"
+        redirecting = opened.enter_context(exporter(site.addresses["gpu-1"], there, Elsewhere))
+        opened.enter_context(running(tmp_path, site.config))
+        until(lambda: len(redirecting.asked) > 1 or thief.asked)
+        assert redirecting.asked[0].startswith("Basic ")
+        assert thief.asked == []
