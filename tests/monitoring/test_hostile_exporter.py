@@ -15,7 +15,7 @@ import pytest
 import yaml
 from prometheus_process import running
 from role_site import NOBODY_ASKED, Site
-from rule_files import FILES, as_series, promtool_test
+from rule_files import FILES, as_series, input_series, promtool_test
 
 GPU = 'uuid="{0}",gpu_uuid="{0}",gpu_index="0",model="m"'
 GOOD = 'openfleet_gpu_info{%s} 1\nopenfleet_gpu_lost{%s} 1\nnode_cpu_info{vendor="v"} 1\n' % ((GPU.format("G"),) * 2)
@@ -163,3 +163,34 @@ def test_the_password_goes_nowhere_else(site, tmp_path):
         until(lambda: len(redirecting.asked) > 1 or thief.asked)
         assert redirecting.asked[0].startswith("Basic ")
         assert thief.asked == []
+
+
+def processes(place, scrapes):
+    """What promtool finds wrong where GPU u of host a has 2 processes by its host, and each scrape's exporter counts 0."""
+    said = 'openfleet_holders{gpu_uuid="u",kind="process"} 2\n'
+    host = [({"job": "gpu_host", "instance": "a:1", "host": "a"}, [said])]
+    others = [({"job": "gpu_exporter", **scrape}, ['openfleet_gpu_processes{gpu_uuid="u"} 0\n']) for scrape in scrapes]
+    return promtool_test(
+        place,
+        [FILES / "rules" / "host.yml"],
+        [
+            {
+                "input_series": input_series(host + others),
+                "promql_expr_test": [
+                    {
+                        "expr": "sum by (host) (gpu:processes)",
+                        "eval_time": "0s",
+                        "exp_samples": [{"labels": '{host="a"}', "value": 2}],
+                    }
+                ],
+            }
+        ],
+    )
+
+
+def test_processes_of_a_host_are_not_hidden_by_another_that_has_its_gpus_uuid(tmp_path):
+    problems = processes(tmp_path, [{"instance": "b:2", "host": "b"}])
+    assert not problems, problems
+    # Its own exporter counts them better, also where that scrape names no host.
+    for own in ({"instance": "a:2", "host": "a"}, {"instance": "a:2"}):
+        assert "got:[]" in "".join(processes(tmp_path, [own]).split()).replace("nil", "[]"), own
