@@ -200,7 +200,7 @@ def _sort_key(holder: Holder) -> tuple[int, int, int, str]:
 
 
 def gpus(host: Host, holders: Iterable[Holder] | None, profiles: bool = False) -> list[dict[str, Any]]:
-    """Return the GPUs and their instances as data, each with its holders; None for these where nobody looked."""
+    """Return the GPUs and their instances as data, each with its holders; None for these where there was no look."""
     seen = None if holders is None else tuple(holders)
     data: list[dict[str, Any]] = to_data(host.gpus)
     for gpu in data:

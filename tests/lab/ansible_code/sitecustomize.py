@@ -64,7 +64,8 @@ def compile_once(zipimport):
         except (OSError, EOFError, ValueError, TypeError):
             code = compile_source(path, source)
         try:
-            with open("%s.%d" % (name, os.getpid()), "wb") as file:  # noqa: PTH123
+            # Hosts share the folder, and have processes of the same number.
+            with open("%s.%s" % (name, os.urandom(8).hex()), "xb") as file:  # noqa: PTH123
                 marshal.dump(code, file)
             os.rename(file.name, name)  # noqa: PTH104
         except OSError:

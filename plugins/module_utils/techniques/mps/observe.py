@@ -70,7 +70,7 @@ class Daemons:
             )
 
     def _outdated(self, daemon: MpsDaemon, devices: Sequence[str], reload_needed: bool) -> tuple[str, ...]:
-        """Return no file: whoever changes daemons compares their files."""
+        """Return no file: `host`, which changes daemons, compares their files."""
         return ()
 
     def _settled(self, names: Sequence[str]) -> tuple[list[dict[str, str]], bool]:
@@ -191,7 +191,7 @@ def look(private: bool) -> tuple[MpsSeen, ...]:
 def report(private: bool) -> list[dict[str, Any]]:
     """Return the collection's MPS daemons on this host; none where the GPUs are simulated for this process alone.
 
-    Where they cannot be looked at, one entry has nothing but the `problem`: that is told, and fails nobody.
+    Where they cannot be looked at, one entry has nothing but the `problem`: that is told, and is no failure.
     """
     try:
         observed = look(private)

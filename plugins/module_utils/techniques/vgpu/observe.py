@@ -84,7 +84,7 @@ def look(private: bool) -> tuple[VgpuSeen, ...]:
 def report(private: bool) -> list[dict[str, Any]]:
     """Return the collection's tenants on this host; none where the GPUs are simulated for this process alone.
 
-    Where they cannot be looked at, one entry has nothing but the `problem`: that is told, and fails nobody.
+    Where they cannot be looked at, one entry has nothing but the `problem`: that is told, and is no failure.
     """
     try:
         observed = look(private)
