@@ -9,6 +9,7 @@ A request is answered in a child process that is given up if it takes too long. 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -204,11 +205,12 @@ def caller(connection: socket.socket) -> int:
 
 
 def _pid_by_descriptor(connection: socket.socket) -> int | None:
-    """The pid of the process that connected, -1 where it has ended; None before Linux 6.5."""
+    """The pid of the process that connected, -1 where it has ended or the kernel does not say; None before Linux 6.5."""
     try:
         descriptor = struct.unpack("i", connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD, 4))[0]
-    except OSError:
-        return None
+    except OSError as error:
+        # Of a process that has ended Linux 6.5 to 6.15 give no descriptor: its pid may be another's.
+        return None if error.errno == errno.ENOPROTOOPT else -1
     try:
         with open("/proc/self/fdinfo/%d" % descriptor) as file:  # noqa: PTH123
             found = re.search(r"^Pid:\s*(-?\d+)$", file.read(), re.MULTILINE)

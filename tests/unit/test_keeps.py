@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -213,6 +214,29 @@ def test_a_container_with_the_socket_asks_for_nothing(host, cgroup, problem):
             return
         with pytest.raises(FleetError, match=problem):
             keep_server.caller(ours)
+
+
+@pytest.mark.parametrize(
+    ("number", "taken"),
+    [(errno.EINVAL, False), (errno.ESRCH, False), (errno.EMFILE, False), (errno.ENOPROTOOPT, True)],
+    ids=["has-ended", "no-process", "no-descriptors", "before-linux-6.5"],
+)
+def test_a_process_of_which_the_kernel_gives_no_descriptor_has_ended(number, taken):
+    """Linux 6.5 to 6.15 give none of a process that has ended, and its pid may be another's by then."""
+
+    class OlderKernel:
+        def getsockopt(self, level, option, size):
+            if option == keep_server._SO_PEERPIDFD:
+                raise OSError(number, os.strerror(number))
+            return ours.getsockopt(level, option, size)
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        if taken:
+            assert keep_server.caller(OlderKernel()) == os.geteuid()
+        else:
+            with pytest.raises(KeepError, match="has ended"):
+                keep_server.caller(OlderKernel())
 
 
 @pytest.mark.parametrize("text", ["3", "d", "0h", "3 d", "-3d", "3D", "٣d", "9999999d", "3d\n3d"])

@@ -344,6 +344,26 @@ def test_a_look_for_names_ends_and_a_process_that_had_no_turn_may_have_any(host,
     assert host.names_in_use(["a", "b"]) == (VgpuName("a", (7, 8)), VgpuName("b", (8,)))
 
 
+def test_a_look_at_a_tenants_processes_ends_for_all_tenants_at_once(host, tmp_path, monkeypatch):
+    """It happens under the host's lock: thousands of processes with very many mounts must not keep it."""
+    for pid in (7, 8, 9):
+        process(tmp_path, pid, "OPENFLEET_VGPU=a")
+    clock = iter([0.0, 1.0])
+    monkeypatch.setattr(vgpu_host.time, "monotonic", lambda: next(clock, 1e9))
+    monkeypatch.setattr(vgpu_host, "told_memory_of", lambda path: "OPENFLEET_VGPU=a\0")
+    holders = [Holder(GPU.uuid, None, "process", "pid %d" % pid, pid) for pid in (7, 8, 9)]
+    seen = Host("580", "12", "13.0", True, (dataclasses.replace(GPU, held_by=tuple(holders)), OTHER))
+    for name, looked_at in (("a", ["pid 7"]), ("b", [])):
+        found = host.processes(seen, name, GPU.uuid)
+        assert [holder.who for holder in found if holder.kind == "process"] == looked_at
+        assert [holder.pid for holder in found if holder.kind == "unknown"] == [8, 9]
+    assert "pid 8, which may be the tenant's: the look ended before its turn" in found[0].who
+    # Another observation is another look.
+    monkeypatch.setattr(vgpu_host.time, "monotonic", lambda: 0.0)
+    again = dataclasses.replace(seen)
+    assert host.processes(again, "a", GPU.uuid) == tuple(holders)
+
+
 def test_a_process_that_does_not_answer_may_have_any_name_and_is_not_ended_for_it(host, tmp_path, monkeypatch):
     process(tmp_path, 7)
     monkeypatch.setattr(vgpu_host, "told_memory_of", lambda path: None)

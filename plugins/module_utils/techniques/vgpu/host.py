@@ -32,7 +32,7 @@ from .model import DMEM, NOT_ISOLATED, READ_ONLY, SEALED, SETTINGS, STATE, TENAN
 from .observe import Tenants
 
 _NAME_VARIABLE = "OPENFLEET_VGPU="
-#: For a look at all processes of the host, which happens under the host's lock; and of one process's mounts.
+#: For a look at the names that processes have, which happens under the host's lock; and of one process's mounts.
 _NAMES_SECONDS, _MOST_MOUNTS = 20.0, 1 << 22
 
 
@@ -50,6 +50,8 @@ class VgpuHost(Tenants):
         super().__init__(root)
         self._run, self._proc = run, Path(proc)
         self._regions = vgpu_dmem.regions(self._root, gpus)
+        #: The host that was observed last, when its look ends, and the names that its processes have by pid.
+        self._look_at: tuple[Host, float, dict[int, set[str] | None]] | None = None
 
     # --- looking ----------------------------------------------------------------------------------------------------
 
@@ -113,11 +115,31 @@ class VgpuHost(Tenants):
         return dataclasses.replace(self.look(tenant), outdated=tuple(sorted(outdated)), names_in_use=own)
 
     def processes(self, host: Host, name: str, gpu_uuid: str) -> tuple[Holder, ...]:
-        """Whoever holds the GPU as a process of the tenant, and what cannot be determined."""
+        """Return the holders of the GPU that are processes of the tenant, and what cannot be determined.
+
+        All looks at one observation of a host end at one deadline, for a user may have very many processes with very many mounts.
+        A process that had no turn by then may be the tenant's: it is in the way, and is not ended.
+        """
         gpu = next((gpu for gpu in host.gpus if gpu.uuid == gpu_uuid), None)
-        who = gpu.held_by if gpu is not None else ()
-        with one_look():
-            return tuple(h for h in who if not h.watches and (h.kind == UNKNOWN or self._is_of(h.pid, name)))
+        who = [holder for holder in (gpu.held_by if gpu is not None else ()) if not holder.watches]
+        names = self._names_at(host, [holder.pid for holder in who if holder.pid is not None])
+        found = []
+        for holder in who:
+            if holder.kind == UNKNOWN or (holder.pid is not None and name in (names.get(holder.pid, {name}) or ())):
+                late = holder.kind != UNKNOWN and holder.pid not in names
+                found.append(_not_looked_at(holder) if late else holder)
+        return tuple(found)
+
+    def _names_at(self, host: Host, pids: Sequence[int]) -> dict[int, set[str] | None]:
+        """Return the names of the processes, as `_names_of` does; those without a turn are left out."""
+        if self._look_at is None or self._look_at[0] is not host:
+            self._look_at = (host, time.monotonic() + _NAMES_SECONDS, {})
+        _host, deadline, names = self._look_at
+        with one_look(deadline):
+            for pid in pids:
+                if pid not in names and time.monotonic() <= deadline:
+                    names[pid] = self._names_of(pid)
+        return names
 
     def names_in_use(self, names: Sequence[str]) -> tuple[VgpuName, ...]:
         """Return which of the names processes have, whether they use a GPU or not; with the processes, in the names' order.
@@ -136,10 +158,6 @@ class VgpuHost(Tenants):
                 if late:
                     break
         return tuple(VgpuName(name, tuple(pids[name])) for name in names if pids[name])
-
-    def _is_of(self, pid: int | None, name: str) -> bool:
-        # One that does not answer is not taken for the tenant's: it may be ended as such.
-        return pid is not None and name in (self._names_of(pid) or ())
 
     def _names_of(self, pid: int) -> set[str] | None:
         """Return the name by which the library in a process takes it for a tenant's: identity.c says by what.
@@ -361,6 +379,11 @@ class VgpuHost(Tenants):
             return
         except OSError as error:
             raise ApplyError("/" + path, "it cannot be removed: %s" % error, durable.cure_of(error)) from error
+
+
+def _not_looked_at(holder: Holder) -> Holder:
+    who = "%s, which may be the tenant's: the look ended before its turn. End processes that are not needed, and run again."
+    return dataclasses.replace(holder, kind=UNKNOWN, who=who % holder.who)
 
 
 def _gid(group: str) -> int | None:
