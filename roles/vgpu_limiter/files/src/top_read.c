@@ -96,24 +96,35 @@ static bool is_locked(int descriptor, int64_t offset)
 	return fcntl(descriptor, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
 }
 
-/* Whether a process of this host has mapped the region, and what it calls itself in its own namespace. */
+static FILE *open_in(int folder, const char *name)
+{
+	int fd = openat(folder, name, O_RDONLY | O_CLOEXEC);
+	FILE *file = fd < 0 ? NULL : fdopen(fd, "r");
+	if (fd >= 0 && !file)
+		close(fd);
+	return file;
+}
+
+/* Whether a process of this host has mapped the region, and what it calls itself in its own namespace. Both are read
+ * through one descriptor of its folder: the pid may be another process's in between. */
 static bool maps_region(int64_t pid, ino_t inode, int64_t *own_pid)
 {
 	char path[64], line[8192];
 	bool found = false;
-	snprintf(path, sizeof path, "/proc/%lld/maps", (long long)pid);
-	FILE *maps = fopen(path, "re");
+	snprintf(path, sizeof path, "/proc/%lld", (long long)pid);
+	int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (folder < 0)
+		return false;
+	FILE *maps = open_in(folder, "maps");
 	while (maps && !found && fgets(line, sizeof line, maps)) {
 		unsigned long long number;
 		found = strstr(line, "region.1") && sscanf(line, "%*s %*s %*s %*s %llu", &number) == 1 && number == inode;
 	}
 	if (maps)
 		fclose(maps);
-	if (!found)
-		return false;
+	FILE *status = found ? open_in(folder, "status") : NULL;
+	found = status != NULL;
 	*own_pid = pid;
-	snprintf(path, sizeof path, "/proc/%lld/status", (long long)pid);
-	FILE *status = fopen(path, "re");
 	while (status && fgets(line, sizeof line, status)) {
 		char *last = strrchr(line, '\t');
 		if (strncmp(line, "NSpid:", 6) == 0 && last)
@@ -121,7 +132,8 @@ static bool maps_region(int64_t pid, ino_t inode, int64_t *own_pid)
 	}
 	if (status)
 		fclose(status);
-	return true;
+	close(folder);
+	return found;
 }
 
 static bool all_found(const struct top_tenant *tenant)
