@@ -11,6 +11,7 @@ from typing import Any
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
 
+from ansible_collections.openfleet.gpu.plugins.filter.layout_needs import layout_needs
 from ansible_collections.openfleet.gpu.plugins.module_utils.install import gpu_simulator
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import unit as mps_unit
 from ansible_collections.openfleet.gpu.plugins.module_utils.toolkit import files as toolkit_files
@@ -19,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ROLES = ROOT / "roles"
 
 SHARED = [{"gpus": "all", "sharing": "shared"}]
-MPS = [{"gpus": [0], "sharing": "mps", "mps": {"name": "inference"}}]
+MPS = [{"gpus": [0], "sharing": "mps", "mps": {"clients": 4, "active_thread_percentage": 25}}]
 VGPU = [{"gpus": [0], "sharing": "vgpu", "vgpu": {"tenants": [{"name": "a", "memory": "8GiB", "sm_percent": 30}]}}]
 SECURED = {
     "dcgm_exporter_tls_source": "host",
@@ -72,6 +73,8 @@ def rendered(name: str, special: str) -> str:
     for part in ("defaults", "vars"):
         variables.update(loader.load_from_file(str(ROLES / role / part / "main.yml"), trusted_as_template=True))
     variables.update(given, role_path=str(ROLES / role))
+    # A filter of the collection, which a Templar without a play does not know.
+    variables["gpu_layout__needs"] = layout_needs(given.get("gpu_layout", []))
     text = (ROLES / role / "templates" / template).read_text(encoding="utf-8")
     found = Templar(loader=loader, variables=variables).template(trust_as_template(text))
     # What an installer fills in on the host.

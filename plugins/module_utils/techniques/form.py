@@ -27,6 +27,8 @@ class Form(Protocol):
     inside_mig: bool = False
     #: Compute mode of GPUs that use the technique.
     compute_mode: str
+    #: Whether its parts have CDI devices of their own.
+    cdi_devices: bool = False
 
     def parse(self, node: Node, context: PartContext) -> Any:
         """Return the part of an entry, or of a MIG instance, as a frozen value. Reports problems to the node."""
@@ -37,6 +39,10 @@ class Form(Protocol):
     def divides(self, part: Any) -> bool:
         """Return whether the part is divided between the GPUs of its entry, so that none of them can be left out."""
         return False
+
+    def tenants(self, part: Any) -> Sequence[str]:
+        """Return the names of the part's tenants, earlier ones included."""
+        return ()
 
     def export(self, gpu: Gpu, seen: Sequence[Any], instance: GpuInstance | None = None) -> Any:
         """Return the part of an entry that describes the GPU or its instance; None if it does not use the technique.

@@ -88,7 +88,7 @@ def test_a_service_may_name_an_earlier_name_of_a_tenant(tmp_path, service, stran
     tenants = [dict(TENANT[0]["vgpu"]["tenants"][0], was="old"), {"name": "b", "memory": "1GiB", "sm_percent": 10}]
     layout = [{"gpus": [0], "sharing": "vgpu", "vgpu": {"tenants": tenants}}, {"gpus": [1], "sharing": "shared"}]
     own = yaml.safe_load((REPOSITORY / "roles/vgpu_limiter/vars/main.yml").read_text())
-    names = {name: own[name] for name in own if name.endswith(("__wanted", "__tenants", "__strangers"))}
+    names = {name: own[name] for name in own if name.endswith(("__needs", "__strangers"))}
     variables = {**names, "gpu_layout": layout, "vgpu_limiter_services": {"x.service": service}}
     done = play(
         tmp_path, [{"ansible.builtin.debug": {"msg": "<{{ vgpu_limiter__strangers | join(',') }}>"}}], variables

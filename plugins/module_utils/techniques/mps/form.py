@@ -18,6 +18,7 @@ class MpsForm(Form):
     example = EXAMPLE
     inside_mig = True
     compute_mode = COMPUTE_MODE
+    cdi_devices = True
 
     parse = staticmethod(parse)
     to_data = staticmethod(to_data)

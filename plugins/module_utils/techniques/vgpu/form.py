@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import Sequence
+
 from ..form import Form
 from .export import export_together
 from .model import COMPUTE_MODE, KEY
@@ -18,6 +20,7 @@ class VgpuForm(Form):
     key = KEY
     example = EXAMPLE
     compute_mode = COMPUTE_MODE
+    cdi_devices = True
 
     parse = staticmethod(parse)
     to_data = staticmethod(to_data)
@@ -26,3 +29,7 @@ class VgpuForm(Form):
     def divides(self, part: Vgpu) -> bool:
         """Return True: a tenant may be on any GPU of its entry."""
         return True
+
+    def tenants(self, part: Vgpu) -> Sequence[str]:
+        """Return the names that processes may have as theirs."""
+        return [name for tenant in part.tenants for name in (tenant.name, tenant.was) if name is not None]
