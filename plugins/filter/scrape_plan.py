@@ -112,6 +112,7 @@ def scrape_plan(hosts, hostvars, here="", user="", extra=()):
     plan = {
         "targets": [],
         "access": [{"name": OPEN, "user": "", "password": ""}],
+        "exporters_labels": [name for name in RULES_LABELS if name not in (*RESERVED, "instance")],
         "hosts": [],
         "unwatched": [],
         "problems": [],

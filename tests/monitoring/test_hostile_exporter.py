@@ -33,6 +33,20 @@ BAD = "".join(
     for label in ("class", "kind", "series", "vendor", "workload")
     for value in "ab"
 ) + 'gpu:price_per_hour{%s} +Inf\ngpu_map:dcgm_known{UUID="B"} 1\n' % GPU.format("B")
+#: Series of one answer.
+LIMIT = 200
+#: What alerts would show as markup, as links or not at all; and what GPUs are really called.
+MARKUP = (
+    "<!channel>",
+    "<https://b.example|sign in>",
+    "see https://b.example",
+    "H100\\n",
+    "\u202e001H",
+    "H\u200b100",
+    "H\u2028",
+    "\x1b[2J",
+)
+MODELS = ("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-40GB MIG 1g.10gb+me", "AMD Instinct™ (MI300X), 192 GB; 1/8")
 
 
 class Exporter(http.server.BaseHTTPRequestHandler):
@@ -77,6 +91,7 @@ def site(tmp_path_factory):
         gpu_monitoring_group=os.getgid(),
         gpu_monitoring_scrape_interval="1s",
         gpu_monitoring_scrape_timeout="1s",
+        gpu_monitoring_scrape_sample_limit=LIMIT,
     )
     (targets,) = (site.directory / "targets").glob("*.json")
     site.addresses = {each["labels"]["host"]: each["targets"][0] for each in json.loads(targets.read_text())}
@@ -110,6 +125,34 @@ def test_what_one_exporter_says_stops_no_rule_and_stands_for_none(site, tmp_path
         assert not hosts('{__name__=~"gpu:price_per_hour|gpu_map:dcgm_known"}')
         # A label that the rules add to the collection's own series is of use on others'.
         assert hosts('node_cpu_info{vendor="v"}') == {"gpu-1"}
+
+
+def test_an_answer_of_too_many_series_is_refused_as_a_whole(site, tmp_path):
+    good, bad = (site.addresses[host] for host in ("gpu-1", "gpu-2"))
+    many = "".join("a_%d 1\n" % number for number in range(LIMIT + 1))
+    with exporter(good, GOOD), exporter(bad, many), running(tmp_path, site.config) as prometheus:
+
+        def up(value):
+            return {each["metric"]["host"] for each in prometheus.get("query", query="up == %d" % value)["result"]}
+
+        until(lambda: up(0) and up(1))
+        assert (up(1), up(0)) == ({"gpu-1"}, {"gpu-2"})
+        assert prometheus.get("query", query='{__name__=~"a_.*"}')["result"] == []
+
+
+def test_no_label_of_an_exporter_is_markup_in_an_alert(site, tmp_path):
+    names = ("model", "modelName", "gpu_index", "tenant", "xid")
+    texts = ['a{%s="%s"} 1\n' % (name, value) for name in names for value in (*MARKUP, *MODELS)]
+    good, bad = (site.addresses[host] for host in ("gpu-1", "gpu-2"))
+    # Labels that no alert shows are as they are.
+    with exporter(good, 'b{path="<x>"} 1\n'), exporter(bad, "".join(texts)), running(
+        tmp_path, site.config
+    ) as prometheus:
+        until(lambda: prometheus.get("query", query="b")["result"] and prometheus.get("query", query="a")["result"])
+        assert len(prometheus.get("query", query="b")["result"]) == 1
+        found = [each["metric"] for each in prometheus.get("query", query="a")["result"]]
+        assert {value for one in found for name, value in one.items() if name in names} == set(MODELS)
+        assert len(found) == len(names) * len(MODELS)
 
 
 def test_a_label_kind_of_raw_series_fails_no_roll_up(tmp_path):
