@@ -17,7 +17,7 @@ from typing import Any, Iterable, Tuple
 
 from .command import Run, run_tool
 from .file_worker import one_look
-from .holders_containers import containers, with_names
+from .holders_containers import HAS_OPEN, WATCHES, containers, with_names
 from .holders_devices import Devices, Place
 from .holders_kubelet import DIRECTORY as KUBELET_DIRECTORY
 from .holders_kubelet import kubelet
@@ -129,7 +129,7 @@ def _process(processes: Processes, pid: int, name: str | None, place: Place, kin
     watches = False
     if kind == DEVICE_HANDLE:
         watches = place[1] is None and is_watcher(processes, pid)
-        who += ", which only watches the GPU" if watches else ", which has its device node open"
+        who += WATCHES if watches else HAS_OPEN
     return Holder(
         place[0],
         place[1],

@@ -27,13 +27,16 @@ from .file_worker import NoAnswerError, ask, task
 from .holders_devices import Devices, Place
 from .holders_model import CONTAINER, short, unknown
 from .holders_proc import Processes, Seen
-from .holders_watchers import is_watcher
+from .holders_watchers import UNNAMED, is_named_so, is_watcher
 from .model import Gpu, Holder
 from .proc_files import LINE_END
 from .tool_answer import ask as ask_tool
 
 #: What a privileged container has of its own in /dev, as terminals and consoles, or that differs from boot to boot.
 _OWN_NODES = re.compile(r"^(tty|pty|vcs|pts|ptmx|console|loop\d|dm-|core|fd|std|shm|mqueue|log|nvidia)")
+#: Behind what a holder is called.
+WATCHES, HAS_OPEN = ", which only watches the GPU", ", which has its device node open"
+_ONLY_WATCHES = " and only watches it"
 #: Files in a /dev that are looked at: no honest one has more.
 _MOST_NODES = 8192
 #: Driver files that the container toolkit brings along with the GPU.
@@ -41,7 +44,6 @@ _DRIVER_FILES = ("libnvidia-ml.so", "libcuda.so", "nvidia-smi")
 #: Lists running containers for `parse_docker`: a cgroup has only their ids, and it is by name that people speak of them.
 #: https://docs.docker.com/reference/cli/docker/container/ls/ (--no-trunc, --format)
 LIST_DOCKER = ["docker", "ps", "--no-trunc", "--format", "{{.ID}} {{.Names}}"]
-_UNNAMED = re.compile(r"docker container ([0-9a-f]{12})")
 
 
 def containers(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...]) -> list[Holder]:
@@ -89,7 +91,7 @@ def _holder(processes: Processes, first: Seen, place: Place, watches: bool) -> H
     what = origin.unit_or_container or "a container"
     who = "%s (pid %d: %s), which was given the device" % (what, first.pid, short(command))
     if watches:
-        who += " and only watches it"
+        who += _ONLY_WATCHES
     return Holder(
         place[0],
         place[1],
@@ -246,20 +248,24 @@ def _status(path: str) -> os.stat_result | None:
 def with_names(holders: Sequence[Holder], run: Run) -> list[Holder]:
     """The holders with names in place of ids; Docker is asked only where a container of its own is among them.
 
-    Where it does not answer the ids stay: who holds the GPU is known all the same.
+    Where it does not answer the ids stay: who holds the GPU is known all the same. A container without a watcher's name is none.
     """
-    unnamed = {holder.unit_or_container for holder in holders if _UNNAMED.fullmatch(holder.unit_or_container or "")}
+    unnamed = {holder.unit_or_container for holder in holders if UNNAMED.fullmatch(holder.unit_or_container or "")}
     if not unnamed:
         return list(holders)
     names = parse_docker(_listed(run))
     found = []
     for holder in holders:
-        match = _UNNAMED.fullmatch(holder.unit_or_container or "")
+        match = UNNAMED.fullmatch(holder.unit_or_container or "")
         name = names.get(match.group(1)) if match else None
         if name:
             told = "docker container %s" % name
             who = holder.who.replace(str(holder.unit_or_container), told)
             holder = dataclasses.replace(holder, unit_or_container=told, who=who)
+        if match and holder.watches and not is_named_so(name and holder.unit_or_container):
+            ending, other = (_ONLY_WATCHES, "") if holder.kind == CONTAINER else (WATCHES, HAS_OPEN)
+            who = holder.who[: -len(ending)] + other
+            holder = dataclasses.replace(holder, watches=False, who=who)
         found.append(holder)
     return found
 

@@ -12,36 +12,49 @@ is one for calling himself so: they are known by the file that they execute, and
 from __future__ import annotations
 
 import os
+import re
 
 from .accounts import account_of
 from .file_worker import NoAnswerError, ask, task
 from .holders_proc import Processes, executable_of
 
-#: File names of the programs.
-WATCHERS = (
+#: File names of the programs that a host or cluster runs as containers too; and of all programs.
+_IN_CONTAINERS = (
     "nvidia-persistenced",
     "nv-hostengine",
     "dcgm-exporter",
     "nv-fabricmanager",
     "nvidia-device-plugin",
     "gpu-feature-discovery",
-    "nvidia-smi",
-    "nvtop",
 )
+WATCHERS = (*_IN_CONTAINERS, "nvidia-smi", "nvtop")
 #: Where a host has them.
 DIRECTORIES = ("/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin")
 #: Units of the system that watch under a user of their own: the role dcgm_exporter's, which is Python; and the driver's, whose
 #: program a package may have replaced. Only root's systemd puts a process there.
 WATCHER_UNITS = ("dcgm-exporter.service", "nvidia-persistenced.service")
+#: A container as its cgroup has it; holders_containers asks Docker for its name.
+UNNAMED = re.compile(r"docker container ([0-9a-f]{12})")
 
 
 def is_watcher(processes: Processes, pid: int) -> bool:
     """Return whether a process only watches GPUs. One that opens an instance's capability is in that instance all the same."""
-    return (
-        any(processes.is_roots(pid, program) for program in WATCHERS)
-        or _executes_the_hosts_own(processes, pid)
-        or processes.origin(pid).unit_or_container in WATCHER_UNITS
-    )
+    origin = processes.origin(pid)
+    if origin.unit_or_container in WATCHER_UNITS:
+        return True
+    if origin.container_id or origin.pod or processes.in_container(pid):
+        # Root there names files at will. What a pod was given the kubelet tells besides, and a container may have its name by
+        # Docker: with_names asks.
+        container = origin.unit_or_container
+        believed = bool(origin.pod) or is_named_so(container) or bool(UNNAMED.fullmatch(container or ""))
+        return believed and any(processes.is_roots(pid, program) for program in _IN_CONTAINERS)
+    return any(processes.is_roots(pid, program) for program in WATCHERS) or _executes_the_hosts_own(processes, pid)
+
+
+def is_named_so(container: str | None) -> bool:
+    """Return whether a container of root's engine has the name of a watcher: who names one there is root."""
+    _engine, found, name = (container or "").rpartition("container ")
+    return bool(found) and "@" not in (container or "") and any(program in name for program in _IN_CONTAINERS)
 
 
 def _executes_the_hosts_own(processes: Processes, pid: int) -> bool:

@@ -100,7 +100,7 @@ def test_podman_s_are_called_by_name_and_a_user_s_with_the_user(there, owner, na
 
 def test_an_exporter_s_container_only_watches(there):
     there.start(70, "dcgm-exporter", "nvidia0", "nvidia-caps/nvidia-cap12")
-    (holder,) = there.find()
+    (holder,) = there.find(docker("%s gpu-dcgm-exporter-1\n" % ID))
     assert (holder.kind, holder.gpu_instance_id, holder.watches) == ("container", 1, True)
     assert (holder.blocks(), holder.blocks(1)) == (True, False)
     assert holder.who.endswith("which was given the device and only watches it")
@@ -111,6 +111,34 @@ def test_with_anything_else_in_it_it_does_not(there):
     there.start(71, "python3")
     (holder,) = there.find()
     assert not holder.watches and holder.blocks(1)
+
+
+POD = "0::/kubepods.slice/kubepods-pod3f2a3f2a_3f2a_3f2a_3f2a_3f2a3f2a3f2a.slice/cri-containerd-%s.scope" % ID
+
+
+@pytest.mark.parametrize(
+    ("program", "cgroup", "run", "watches"),
+    [
+        ("dcgm-exporter", None, docker("%s train\n" % ID), False),
+        ("dcgm-exporter", None, no_tools, False),
+        ("nvidia-smi", None, docker("%s dcgm-exporter\n" % ID), False),
+        ("dcgm-exporter", None, docker("%s dcgm-exporter\n" % ID), True),
+        ("nvidia-device-plugin", POD, no_tools, True),
+        ("nvidia-smi", POD, no_tools, False),
+        ("dcgm-exporter", "0::/lxc.payload.train", no_tools, False),
+        ("dcgm-exporter", "0::/system.slice/nerdctl-%s.scope" % ID, no_tools, False),
+        ("dcgm-exporter", "0::/system.slice/dcgm-exporter.service/libpod-payload-x", no_tools, True),
+    ],
+)
+@pytest.mark.parametrize("opened", [(), ("nvidia0",)], ids=["given", "open"])
+def test_a_program_s_name_makes_no_watcher_of_a_container(there, program, cgroup, run, watches, opened):
+    """Root in a container without a user namespace has the host's user id, and calls its files as it likes."""
+    there.start(70, program, "nvidia0", opened=opened, **({"cgroup": cgroup} if cgroup else {}))
+    found = there.find(run)
+    assert {holder.watches for holder in found} == {watches}
+    assert all(("watches" in holder.who) == watches for holder in found)
+    if not watches:
+        assert all(holder.who.endswith(("given the device", "its device node open")) for holder in found)
 
 
 def test_an_exporter_that_went_into_an_instance_is_in_its_way(there):
