@@ -21,8 +21,9 @@ description:
   - While a host waits for what is in use (C(gpu_layout_on_busy=wait)), prints who is waited for whenever Ansible tries again.
 requirements:
   - >-
-    Enable it, for example C(callbacks_enabled = openfleet.gpu.fleet_summary) under C([defaults]) of C(ansible.cfg),
-    or in the environment, E(ANSIBLE_CALLBACKS_ENABLED).
+    Runs of the collection's playbooks need none. For others, enable it, for example
+    C(callbacks_enabled = openfleet.gpu.fleet_summary) under C([defaults]) of C(ansible.cfg), or in the environment,
+    E(ANSIBLE_CALLBACKS_ENABLED).
 """
 
 from dataclasses import dataclass, field

@@ -60,6 +60,7 @@ def test_it_carries_what_users_need_and_nothing_of_a_checkout(collection):
     waste = [path for path in collection.rglob("*") if re.search(r"cache|fragments|\.pyc$|^\.", path.name)]
     assert [path for path in waste if path.name != "doc_fragments"] == []
     assert sorted(path.name for path in (collection / "inventories").iterdir()) == ["example", "minimal"]
+    assert (collection / "playbooks" / "callback_plugins" / "openfleet_gpu_summary.py").is_file()
     # The file of the same name at the root is for a checkout alone.
     assert (collection / "inventories" / "minimal" / "ansible.cfg").is_file()
 

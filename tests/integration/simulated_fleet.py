@@ -39,12 +39,12 @@ class Fleet:
         return self.run(playbook, file, *arguments)
 
     def run(self, playbook, inventory, *arguments):
-        """Run a playbook with an inventory's file."""
+        """Run a playbook, which is a file of the checkout or a name (openfleet.gpu.site), with an inventory's file."""
         command = [
             str(Path(sys.executable).with_name("ansible-playbook")),
             "-i",
             str(inventory),
-            str(ROOT / playbook),
+            str(ROOT / playbook) if playbook.endswith(".yml") else playbook,
             *arguments,
         ]
         folder = ROOT if self.config else self.folder

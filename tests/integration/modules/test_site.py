@@ -168,7 +168,22 @@ def test_a_dry_run_shows_the_steps_and_changes_nothing(fleet):
     assert "+gpu 0: MIG on: 3g.40gb@0, 3g.40gb@4" in applying
     assert applying.count("would change  from MIG off, compute mode default") == 2
     assert "would change  no" in applying and "changed  " not in applying
+    # By the callback that ansible.cfg enables, and not by the one beside the playbook too.
+    assert run.stdout.count("GPU FLEET") == 1
     assert fleet.seen() == there
+
+
+@pytest.mark.core
+def test_the_summary_needs_no_configuration(host, library, tmp_path, monkeypatch):
+    """A playbook of an installed collection, by its name, where no ansible.cfg is found."""
+    monkeypatch.setenv("ANSIBLE_INJECT_FACT_VARS", "False")
+    fleet = Fleet(tmp_path, library, ["one"])
+    fleet.config = None
+    run = fleet.play({"one": LAYOUT}, "--check", playbook="openfleet.gpu.site")
+    assert run.returncode == 0, run.stdout + run.stderr
+    (summary,) = run.stdout.split("GPU FLEET")[1:]
+    assert "Plan: 2 to create, 0 to destroy, 0 kept, on 1 of 1 hosts" in summary
+    assert "callback" not in run.stdout + run.stderr
 
 
 @pytest.mark.parametrize(
