@@ -1,0 +1,116 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Every playbook with every variable of its own set to something wrong: all are named, and nothing changes anywhere."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import yaml
+from simulated_fleet import Fleet
+from simulated_host import ROOT
+from wrong_values import wrong_values
+
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.variables import known
+
+LAYOUT = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}]
+LOCAL = {"ansible_connection": "local", "ansible_become": False}
+
+
+@pytest.fixture
+def fleet(host, library, tmp_path):
+    return Fleet(tmp_path, library, ["one", "two"])
+
+
+def owners_checked(playbook):
+    """The roles and playbooks whose variables are checked, play by play."""
+    found = {}
+    for play in yaml.safe_load((ROOT / "playbooks" / playbook).read_text(encoding="utf-8")):
+        tasks = [*play.get("tasks", [])]
+        for task in tasks:
+            tasks += task.get("block", [])
+            if "openfleet.gpu.check_variables" in task:
+                found[play["name"]] = task["openfleet.gpu.check_variables"]["of"]
+    return found
+
+
+def wrong(owners):
+    """A wrong value of each variable, by its name. One that is missing is another mistake."""
+    names = sorted({name for owner in owners for name in known.of_owner(owner)})
+    return {name: next(value for value in wrong_values(name) if value is not None) for name in names}
+
+
+def files(fleet):
+    """All files of the hosts and of the controller, less what a run is started with and what the simulator keeps of its GPUs."""
+    others = {fleet.folder / "hosts.yml"}
+    for host in fleet.hosts.values():
+        others |= {host.bin / "python3", host.folder / "state"}
+    return {path: path.stat().st_mtime_ns for path in fleet.folder.rglob("*") if path.is_file() and path not in others}
+
+
+def assert_refused(run, names, host):
+    said = " ".join((run.stdout + run.stderr).split())
+    assert run.returncode != 0
+    assert [name for name in names if not re.search(rf"{host}: {name}\b", said)] == []
+    assert "Traceback" not in said and "Nothing was changed." in said
+    return said
+
+
+# The last host of the group has the mistakes.
+@pytest.mark.parametrize(
+    ("playbook", "play"),
+    [
+        ("site.yml", "Check the variables (no host is asked)"),
+        ("reset.yml", "Take away what the collection brought"),
+        *(
+            pytest.param(*case, marks=pytest.mark.thorough)
+            for case in [
+                ("rightsize.yml", "Ask the hosts what they are and who holds their GPUs"),
+                ("bundle.yml", "Collect what an air-gapped site needs"),
+                ("check_gpu.yml", "Check GPUs"),
+                ("accept.yml", "Accept GPU hosts"),
+                ("export.yml", "Adopt what is there"),
+            ]
+        ),
+    ],
+    ids=lambda value: value if value.endswith(".yml") else "",
+)
+def test_of_gpu_hosts(fleet, playbook, play):
+    variables = wrong(owners_checked(playbook)[play])
+    fleet.more["two"] = variables
+    before = files(fleet)
+    run = fleet.play(dict.fromkeys(fleet.hosts, LAYOUT), waves=[1], playbook=f"playbooks/{playbook}")
+    assert_refused(run, variables, "two")
+    # No task after the check ran on any host.
+    assert re.findall(r"^TASK \[(.*?)\]", run.stdout, flags=re.MULTILINE)[-1].startswith("Check the variables")
+    assert fleet.seen() == {"one": [], "two": []}
+    assert files(fleet) == before
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("playbook", ["site.yml", "reset.yml"])
+@pytest.mark.parametrize("group", ["gpu_monitoring", "gpu_audit"])
+def test_of_other_groups(fleet, playbook, group):
+    assert [group] in owners_checked(playbook).values()
+    variables = wrong([group])
+    fleet.groups[group] = {"hosts": {"other": {**LOCAL, **variables}}}
+    before = files(fleet)
+    run = fleet.play(dict.fromkeys(fleet.hosts, LAYOUT), waves=[1], playbook=f"playbooks/{playbook}")
+    said = assert_refused(run, variables, "other")
+    assert "Share the GPUs" not in said and "Apply the layout" not in said and "Take " not in said
+    assert fleet.seen() == {"one": [], "two": []}
+    assert files(fleet) == before
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("playbook", "play"), [("audit.yml", "Audit"), ("rightsize.yml", "Propose")])
+def test_of_the_controller(fleet, playbook, play):
+    """The hosts are read before, and not changed."""
+    variables = wrong(owners_checked(playbook)[play])
+    fleet.groups["control"] = {"hosts": {"localhost": {**LOCAL, **variables}}}
+    before = files(fleet)
+    run = fleet.play(dict.fromkeys(fleet.hosts, LAYOUT), playbook=f"playbooks/{playbook}")
+    assert_refused(run, variables, "localhost")
+    assert fleet.seen() == {"one": [], "two": []}
+    assert files(fleet) == before
