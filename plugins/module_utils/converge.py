@@ -13,21 +13,21 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Mapping, Sequence
 
-from . import lost_gpus, mig_apply, mig_recover
+from . import apply_plan, lost_gpus, recovery
 from .busy import FAIL, FORCE, REFUSE, OnBusy, end_holders, patiently
 from .disturbance import Disturbance
 from .errors import ApplyError, BusyError, FollowError
 from .follow import Owing, follow, foretell
+from .gpu_plan import Plan, standing
 from .host_change import HostChange
 from .layout_run import ALL_PARTS, GPUS, PlanRequest, look, make_plan, observe, services_for, staying
 from .layout_types import Layout
 from .lost_gpus import answering
-from .mig_steps import Plan, standing
 from .model import Host
 from .nvml import Session
 from .ownership import Owned, Ownership, Record, owned_instance
 from .services import Clear, Look, Pids, Service, merged
-from .techniques.registry import SERVICES, SETTINGS, observers_for
+from .techniques.registry import DIVIDER, SERVICES, SETTINGS, observers_for
 from .transaction import Journal, locked
 from .trial import PendingReboot
 
@@ -86,7 +86,7 @@ def foresee(request: Request, on_busy: str = FAIL, installs: bool = False) -> Ru
         asked = PlanRequest(request.parts, request.saved, installs)
         plan = make_plan(there.layout, host, ownership, asked, services)
         if on_busy == FAIL:
-            mig_apply.refuse_disturbance(plan)
+            apply_plan.refuse_disturbance(plan)
         owed = Owing(request.directory).due()
         follows = (plan.changes_devices or owed) and not session.private
         parts = {part.key: part for part in plan.parts}
@@ -155,7 +155,7 @@ class _Work:
 
         clear = self._clear if self.on_busy.policy == FORCE else None
         self.recovered = (
-            mig_recover.recover(
+            recovery.recover(
                 session,
                 self.journal,
                 record=self.record,
@@ -177,8 +177,8 @@ class _Work:
             self.pending_reboot.end()
         own = staying(plan, services)
         if plan.changes and clear is None:
-            mig_apply.refuse_disturbance(plan)
-        if self.leave_pending and any(map(mig_apply.mode_changes, plan.gpus)):
+            apply_plan.refuse_disturbance(plan)
+        if self.leave_pending and any(map(DIVIDER.mode_changes, plan.gpus)):
             # The clients of services that stay count here: the reboot would end them too.
             self._refuse_loss(observe(session, merged(each.own(clients=False) for each in services)), plan)
             self._leave_pending(session, plan)
@@ -187,7 +187,7 @@ class _Work:
             if plan.changes_devices:
                 self.owing.begin()
             self._record_coming(host, plan)
-            host = mig_apply.apply(
+            host = apply_plan.apply(
                 session,
                 plan,
                 self.journal,
@@ -210,7 +210,7 @@ class _Work:
         """On record before the first mode: a boot after a kill in between has the layout that asks for them."""
         self.pending_reboot.begin()
         try:
-            mig_apply.leave_pending(session, plan)
+            DIVIDER.leave_pending(session, plan)
         except BaseException:
             self.pending_reboot.end()
             raise

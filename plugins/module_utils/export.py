@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Iterable, Mapping, Sequence
+from typing import Sequence
 
-from .layout_types import Entry, Layout, MigInstance, Selector
-from .model import Gpu, GpuInstance
-from .techniques.form import Form
+from .layout_types import Entry, Layout, Selector
+from .model import Gpu
+from .techniques.form import Seen, export_parts
 from .techniques.forms import FORMS
-
-#: What the service of each technique sees, by key.
-Seen = Mapping[str, Sequence[Any]]
 
 #: The sharing that a compute mode means, MIG off.
 _SHARINGS = {"default": "shared", "exclusive_process": "exclusive"}
@@ -45,10 +42,10 @@ def exported(
     seen = seen or {}
     shared: dict[str, Entry | None] = {}
     for form in FORMS:
-        parts = form.export_together(gpus, seen.get(form.key, ()), pin, left_out)
-        shared.update((uuid, part and Entry(0, (), form.key, part)) for uuid, part in parts.items())
+        parts = form.export_together([gpu for gpu in gpus if gpu.uuid not in shared], seen, pin, left_out)
+        shared.update((uuid, None if part is None else Entry(0, (), form.key, part)) for uuid, part in parts.items())
     for gpu in gpus:
-        entry = shared[gpu.uuid] if gpu.uuid in shared else _entry(gpu, pin_placements, seen, left_out)
+        entry = shared[gpu.uuid] if gpu.uuid in shared else _entry(gpu, seen, left_out)
         if entry is not None:
             alike.setdefault(entry, []).append(gpu)
     every = not left_out and len(alike) == 1 and select_by == "index"
@@ -59,15 +56,10 @@ def exported(
     return Exported(Layout(tuple(entries)), tuple(left_out))
 
 
-def _entry(gpu: Gpu, pin_placements: bool, seen: Seen, left_out: list[str]) -> Entry | None:
+def _entry(gpu: Gpu, seen: Seen, left_out: list[str]) -> Entry | None:
     """What a layout says of this GPU, without a number and selectors."""
-    if gpu.mig.enabled != gpu.mig.pending:
-        left_out.append("%s is left out: a change of its MIG mode is pending until a reset" % gpu.label)
-        return None
-    if gpu.mig.enabled:
-        return Entry(0, (), "mig", tuple(_instances(gpu, pin_placements, seen, left_out)))
     sharing = _SHARINGS.get(gpu.compute_mode or "")
-    parts = _parts(gpu, seen)
+    parts = export_parts(FORMS, gpu, seen)
     if sharing is None or any(form.compute_mode != gpu.compute_mode for form, _part in parts):
         words = [gpu.compute_mode or "not told", *(form.describe(part) for form, part in parts)]
         left_out.append("%s is left out: no sharing means its compute mode (%s)" % (gpu.label, ", ".join(words)))
@@ -78,37 +70,5 @@ def _entry(gpu: Gpu, pin_placements: bool, seen: Seen, left_out: list[str]) -> E
     return Entry(0, (), sharing)
 
 
-def _parts(gpu: Gpu, seen: Seen, instance: GpuInstance | None = None) -> list[tuple[Form, Any]]:
-    """Return the techniques that share the GPU or its instance, each with its part."""
-    asked = [each for each in FORMS if each.inside_mig or instance is None]
-    parts = [(each, each.export(gpu, seen.get(each.key, ()), instance)) for each in asked]
-    return [(form, part) for form, part in parts if part is not None]
-
-
 def _selector(gpu: Gpu, by: str) -> Selector:
     return Selector(by, {"index": gpu.index, "uuid": gpu.uuid, "pci": gpu.pci_address}[by])
-
-
-def _instances(gpu: Gpu, pin_placements: bool, seen: Seen, left_out: list[str]) -> Iterable[MigInstance]:
-    """The instances in the order of their placements; equal ones that are not pinned are counted."""
-    counts: dict[MigInstance, int] = {}
-    slices = {profile.name: profile.compute_slices for profile in gpu.mig.profiles}
-    for instance in gpu.mig.instances:
-        if not instance.compute_instances:
-            left_out.append(
-                "%s: %s@%d has no compute instance, and a layout gives it one"
-                % (gpu.label, instance.profile, instance.placement.start)
-            )
-        split = _split(instance, slices[instance.profile])
-        start = instance.placement.start
-        one = MigInstance(instance.profile, placement=start if pin_placements else None, compute_instances=split)
-        for form, part in _parts(gpu, seen, instance):
-            one = dataclasses.replace(one, sharing=form.key, part=part)
-        counts[one] = counts.get(one, 0) + 1
-    return [dataclasses.replace(i, count=n) for i, n in counts.items()]
-
-
-def _split(instance: GpuInstance, slices: int) -> tuple[str, ...]:
-    """The names of the compute instances; none where one spans the GPU instance, or there is none."""
-    parts = sorted((compute.compute_slices for compute in instance.compute_instances), reverse=True)
-    return () if parts in ([], [slices]) else tuple("%dc.%s" % (n, instance.profile) for n in parts)

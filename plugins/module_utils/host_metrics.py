@@ -10,7 +10,7 @@ import functools
 import time
 from typing import Any, Callable, Sequence, TypeVar
 
-from . import mig_plan
+from . import planner
 from .errors import ApplyError, FleetError, NvmlError
 from .holders import find_holders
 from .holders_mark import mark
@@ -76,7 +76,7 @@ class _Look:
             return busy
 
     def _standing(self, layout: Layout, host: Host, services: Sequence[Service], lost: bool) -> tuple[Standing, ...]:
-        ownership = mig_plan.ALL_OURS
+        ownership = planner.ALL_OURS
         if self._unlisted == "keep":
             owned = self._attempt(Record(self._directory).read)
             if owned is None:

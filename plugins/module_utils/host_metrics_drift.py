@@ -13,10 +13,10 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Sequence
 
-from . import mig_plan
+from . import planner
 from .errors import FleetError, PlanError, SelectorError
+from .gpu_plan import GpuPlan, Plan, Target
 from .layout_types import Entry, Layout
-from .mig_steps import GpuPlan, Plan, Target
 from .model import Gpu, Host
 from .ownership import Ownership
 from .selector import matches, select
@@ -100,9 +100,9 @@ def _planned(gpu: Gpu, target: Target, ownership: Ownership, lost: bool) -> GpuP
         settings = {name: None if gpu.setting(name) is None else value for name, value in target.settings.items()}
         target = dataclasses.replace(target, settings=settings)
     try:
-        return mig_plan.plan_gpu(gpu, target, ownership)
+        return planner.plan_gpu(gpu, target, ownership)
     except PlanError:
-        if ownership is mig_plan.ALL_OURS:
+        if ownership is planner.ALL_OURS:
             raise
         # Somebody else's instances have the room: the GPU is not what the layout says, whoever is to mend it.
-        return mig_plan.plan_gpu(gpu, target)
+        return planner.plan_gpu(gpu, target)

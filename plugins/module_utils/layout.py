@@ -17,10 +17,9 @@ from typing import Any, Callable, Hashable
 from .errors import LayoutError, Problem
 from .layout_fields import Names, PartContext, claim
 from .layout_gpus import parse_selector
-from .layout_reader import Fields, Key, Node, is_integer, number, quoted
-from .layout_types import LAYOUT_VERSION, MOST_GPUS, MOST_INSTANCES, Entry, Layout, MigInstance, Selector
+from .layout_reader import Fields, Key, Node, is_integer, number
+from .layout_types import LAYOUT_VERSION, MOST_GPUS, Entry, Layout, MigInstance, Selector
 from .layout_writer import layout_to_data
-from .profile_name import ProfileName, ProfileNameError, parse_profile_name
 from .techniques.forms import FORMS, PARTS, SHARINGS
 
 __all__ = [
@@ -33,21 +32,11 @@ __all__ = [
     "parse_layout",
 ]
 
-_PARTS = {
-    "mig": Key("mig: [{profile: 3g.40gb}]"),
-    **{form.key: form.example for form in FORMS},
-}
+_PARTS = {form.key: form.example for form in FORMS}
 _ENTRY = {
     "gpus": Key("gpus: [0, 1]", required=True),
     "sharing": Key("sharing: mig", required=True),
     **{key: _PARTS[key] for key in PARTS},
-}
-_MIG_INSTANCE = {
-    "profile": Key("profile: 3g.40gb", required=True),
-    "count": Key("count: 2"),
-    "placement": Key("placement: 4"),
-    "compute_instances": Key("compute_instances: [1c.3g.40gb, 2c.3g.40gb]"),
-    **{form.key: form.example for form in FORMS if form.inside_mig},
 }
 
 
@@ -88,8 +77,7 @@ class _Parser:
             _check_parts(node, fields, sharing)
         context = PartContext(self._names, selectors)
         readers: dict[str, Callable[[Node], Any]] = {
-            "mig": self._mig,
-            **{form.key: functools.partial(form.parse, context=context) for form in FORMS},
+            form.key: functools.partial(form.parse, context=context) for form in FORMS
         }
         # Each part is read, so that the problems of one that does not belong there are found too.
         parts = {key: fields.read(key, readers[key]) for key in PARTS}
@@ -120,35 +108,6 @@ class _Parser:
             problem = "all names every GPU, and %s names some of them again" % other
             root.problems.append(Problem(place, problem, "Keep all alone, or list the GPUs of each entry."))
 
-    def _mig(self, node: Node) -> tuple[MigInstance, ...] | None:
-        nodes = node.items(0, MOST_INSTANCES)
-        return None if nodes is None else tuple(self._mig_instance(each) for each in nodes)
-
-    def _mig_instance(self, node: Node) -> MigInstance | None:
-        fields = node.fields(_MIG_INSTANCE)
-        if fields is None:
-            return None
-        profile = fields.read("profile", _gpu_instance_profile)
-        count = fields.read("count", lambda field: field.integer(1, MOST_INSTANCES), 1)
-        placement = fields.read("placement", lambda field: field.integer(0, MOST_INSTANCES - 1))
-        if placement is not None and count is not None and count > 1:
-            node.report(
-                "one placement cannot serve %d instances" % count,
-                "Write one element for each instance, each with its placement, or take placement away.",
-            )
-        split = fields.read("compute_instances", lambda field: _compute_instances(field, profile), ())
-        sharing, part = self._inside_mig(fields)
-        return MigInstance(str(profile), count, placement, split, sharing, part)
-
-    def _inside_mig(self, fields: Fields) -> tuple[str | None, Any]:
-        """Return the technique that shares an instance, and its part."""
-        found: tuple[str | None, Any] = (None, None)
-        context = PartContext(self._names, inside_mig=True)
-        for form in FORMS:
-            if form.inside_mig and form.key in fields:
-                found = form.key, form.parse(fields[form.key], context)
-        return found
-
 
 def _check_parts(node: Node, fields: Fields, sharing: str) -> None:
     if sharing in PARTS and sharing not in fields:
@@ -161,44 +120,3 @@ def _check_parts(node: Node, fields: Fields, sharing: str) -> None:
                 "the part %s does not belong to sharing: %s" % (part, sharing),
                 "Take it away, or set sharing: %s." % part,
             )
-
-
-def _profile_name(node: Node) -> ProfileName | None:
-    text = node.text()
-    try:
-        return None if text is None else parse_profile_name(text)
-    except ProfileNameError as error:
-        node.report(error.problem, error.cure)
-        return None
-
-
-def _gpu_instance_profile(node: Node) -> ProfileName | None:
-    name = _profile_name(node)
-    if name is not None and node.value != name.gpu_instance:
-        node.report(
-            "%s names a compute instance" % quoted(node.value),
-            "Write profile: %s, and list compute instances in compute_instances." % name.gpu_instance,
-        )
-        return None
-    return name
-
-
-def _compute_instances(node: Node, profile: ProfileName | None) -> tuple[str, ...]:
-    """The names of the parts of a split; none where a single part spans the instance, which is what no split means."""
-    nodes = node.items(1, MOST_INSTANCES) or []
-    names = [_profile_name(each) for each in nodes]
-    if profile is None or None in names or not names:
-        return ()
-    for each, name in zip(nodes, names):
-        if name.gpu_instance != profile.gpu_instance:
-            each.report(
-                "%s is no part of a %s" % (name, profile),
-                "Parts of it are named like 1c.%s." % profile.gpu_instance,
-            )
-    slices = sum(name.compute_slices for name in names)
-    if slices > profile.gpu_slices:
-        node.report(
-            "the parts take %d compute slices, a %s has %d" % (slices, profile, profile.gpu_slices),
-            "Take parts away, or choose smaller ones.",
-        )
-    return () if names == [profile] else tuple(str(name) for name in names)

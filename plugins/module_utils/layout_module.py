@@ -11,9 +11,9 @@ from . import busy, lost_gpus, plan_file
 from .converge import Request, converge, foresee
 from .errors import DriverAbsentError
 from .follow import SERVICES
+from .gpu_plan import Plan, of_gpu
 from .layout import parse_layout
 from .layout_run import ALL_PARTS
-from .mig_steps import Plan, of_gpu
 from .model import Gpu, to_data
 from .nvml_calls import driver_loaded, lend
 from .ownership import POLICIES

@@ -8,11 +8,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Mapping, Sequence
 
-from . import mig_plan, plan_file
+from . import plan_file, planner
+from .gpu_plan import GpuPlan, Plan, Target
 from .holders import find_holders
 from .holders_mark import mark
 from .layout_types import Layout
-from .mig_steps import GpuPlan, Plan, Target
 from .model import Gpu, Host
 from .nvml import Session
 from .ownership import Ownership
@@ -86,7 +86,7 @@ def make_plan(
     parts, saved = request.parts, request.saved
     wanted = tuple(_of_parts(target, host, parts) for target in targets(layout, host.gpus))
     if saved is None:
-        plan = mig_plan.plan(host.gpus, wanted, ownership)
+        plan = planner.plan(host.gpus, wanted, ownership)
     else:
         plan = plan_file.restore(saved, host, wanted, ownership)
     if GPUS not in parts:
@@ -109,7 +109,7 @@ def make_plan(
 def _of_parts(target: Target, host: Host, parts: Sequence[str]) -> Target:
     """The target with everything that is not to be changed as it is."""
     if GPUS not in parts:
-        now = mig_plan.target_of(next(gpu for gpu in host.gpus if gpu.uuid == target.gpu_uuid))
+        now = planner.target_of(next(gpu for gpu in host.gpus if gpu.uuid == target.gpu_uuid))
         target = dataclasses.replace(now, where=target.where, sharing=target.sharing, settings=target.settings)
     others = {technique.setting: None for technique in SETTINGS if technique.key not in parts}
     return dataclasses.replace(target, settings={**target.settings, **others})

@@ -74,9 +74,9 @@ class Entry:
     part: Any = None
 
     @property
-    def mig(self) -> tuple[MigInstance, ...] | None:
-        """The part of sharing: mig."""
-        return self.part if self.sharing == "mig" else None
+    def instances(self) -> tuple[MigInstance, ...]:
+        """Return the instances that the part divides each GPU into; none unless it consists of such."""
+        return self.part if isinstance(self.part, tuple) else ()
 
     @property
     def where(self) -> str:

@@ -14,9 +14,9 @@ import dataclasses
 import json
 from typing import Any, Iterable, Mapping, Sequence
 
-from . import mig_plan
+from . import planner
 from .errors import PlanError
-from .mig_steps import (
+from .gpu_plan import (
     GpuPlan,
     Plan,
     Target,
@@ -132,9 +132,9 @@ def _restore(saved: Mapping[str, Any], host: Host, targets: Sequence[Target], ow
     ]
     if moved:
         if _reached(host, pinned, ownership):
-            return mig_plan.plan(host.gpus, pinned, ownership)
+            return planner.plan(host.gpus, pinned, ownership)
         raise _moved(moved)
-    plan = mig_plan.plan(host.gpus, pinned, ownership)
+    plan = planner.plan(host.gpus, pinned, ownership)
     other = [
         "%s (saved: %s)" % (g, planned[g.gpu.uuid]["plan"])
         for g in plan.gpus
@@ -148,7 +148,7 @@ def _restore(saved: Mapping[str, Any], host: Host, targets: Sequence[Target], ow
 def _reached(host: Host, pinned: Sequence[Target], ownership: Ownership) -> bool:
     """Whether every GPU is what the saved plan would make of it."""
     try:
-        return not mig_plan.plan(host.gpus, pinned, ownership).changes
+        return not planner.plan(host.gpus, pinned, ownership).changes
     except PlanError:
         return False
 

@@ -6,23 +6,49 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol, Sequence
+from typing import Any, ClassVar, Dict, List, Mapping, Protocol, Sequence, Tuple
 
 from .disturbance import Disturbance
+from .model import Gpu
+
+#: What a GPU is divided into while a plan is read: by the start of each instance its profile and compute slices.
+Instances = Dict[int, Tuple[str, List[int]]]
 
 
-class PartStep(Protocol):
-    """A step of a technique on one GPU: a dataclass whose text is what plans say. No device comes or goes by it."""
+class GpuStep:
+    """A step on one GPU: a frozen dataclass whose text is what plans say. No device notices one that has these members."""
 
-    #: Key of the technique.
-    technique: str
+    #: Key of the technique that carries it out.
+    technique: ClassVar[str]
+    #: Word under which `Plan.counts` has it.
+    counted: ClassVar[str] = ""
+    #: Whether devices come or go by it.
+    changes_devices: ClassVar[bool] = False
+    #: Whether it ends what runs in an instance, or on the GPU.
+    ends: ClassVar[bool] = False
+
+    @property
+    def ended_instance(self) -> int | None:
+        """Return the id of the GPU instance that it destroys, whole or in part."""
+        return None
+
+    def switches(self, gpu: Gpu) -> bool:
+        """Return whether the GPU as a whole becomes another device."""
+        return False
+
+    def change(self, instances: Instances, starts: Mapping[int, int]) -> None:
+        """Do to `instances` what the step does to the GPU's. `starts` has the starts of the present ones by id."""
+
+    def implied(self, steps: Sequence[GpuStep]) -> bool:
+        """Return whether it goes without saying beside the other steps of the GPU."""
+        return False
 
 
 @dataclass(frozen=True)
 class GpuPart:
     """What a technique does with one GPU, and its words for the GPU before and after; empty where it has none."""
 
-    steps: tuple[PartStep, ...] = ()
+    steps: tuple[GpuStep, ...] = ()
     before: str = ""
     after: str = ""
 

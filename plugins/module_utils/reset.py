@@ -9,12 +9,16 @@ On hardware nvidia-smi does it. On a simulated NVML nvidia-smi's reset refuses, 
 from __future__ import annotations
 
 import subprocess
+from typing import Callable
 
 from .command import run_tool
 from .errors import ResetRefusedError
 
 #: Driver resets of an 8-GPU baseboard take tens of seconds; past this something hangs.
 TIMEOUT_SECONDS = 300
+
+#: Resets the GPU of a UUID; the second argument is whether it is simulated.
+Reset = Callable[[str, bool], None]
 
 
 def reset_gpu(gpu: str, simulated: bool) -> None:

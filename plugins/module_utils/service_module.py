@@ -13,9 +13,9 @@ from . import layout_module
 from .busy import FAIL, FORCE, OnBusy, end_holders, patiently
 from .disturbance import Disturbance
 from .errors import BusyError, DriverAbsentError
+from .gpu_plan import Plan
 from .layout_run import removal_of
 from .layout_types import Layout
-from .mig_steps import Plan
 from .model import Host
 from .nvml import Session
 from .plan_parts import HostPart

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Callable, Iterable, Mapping, NamedTuple, Protocol, Sequence
 
 from .disturbance import Disturbance
+from .gpu_plan import Plan
 from .layout_types import Layout
 from .metric_family import Family
-from .mig_steps import Plan
 from .model import Gpu, Host
 from .plan_parts import HostPart
 

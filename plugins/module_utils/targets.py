@@ -11,16 +11,15 @@ from __future__ import annotations
 from typing import Sequence
 
 from .errors import SelectorError
+from .gpu_plan import DEFAULT, EXCLUSIVE_PROCESS, Target, WantedInstance
 from .layout_types import Entry, Layout, MigInstance
-from .mig_steps import DEFAULT, EXCLUSIVE_PROCESS, Target, WantedInstance
 from .model import Gpu
 from .selector import select
 from .techniques.forms import FORMS
-from .techniques.registry import SETTINGS
+from .techniques.registry import DIVIDER, SETTINGS
 
-#: Of a GPU, by its sharing; with MIG it belongs to the instances.
+#: Of a GPU, by its sharing; None where it belongs to the instances.
 COMPUTE_MODES = {
-    "mig": None,
     "exclusive": EXCLUSIVE_PROCESS,
     "shared": DEFAULT,
     **{form.key: form.compute_mode for form in FORMS},
@@ -63,10 +62,10 @@ def asked(target: Target) -> str:
 
 def _target(gpu: Gpu, entry: Entry) -> Target:
     where = entry.where
-    wanted = [each for instance in entry.mig or () for each in _wanted(instance)]
+    wanted = [each for instance in entry.instances for each in _wanted(instance)]
     settings = {each.setting: each.wanted(entry.part if each.key == entry.sharing else None) for each in SETTINGS}
     mode = COMPUTE_MODES[entry.sharing]
-    return Target(gpu.uuid, where, entry.sharing, entry.sharing == "mig", tuple(wanted), mode, settings)
+    return Target(gpu.uuid, where, entry.sharing, entry.sharing == DIVIDER.key, tuple(wanted), mode, settings)
 
 
 def _wanted(instance: MigInstance) -> list[WantedInstance]:

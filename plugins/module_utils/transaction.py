@@ -21,8 +21,8 @@ from typing import Any, Iterator, Mapping, Sequence
 
 from . import durable
 from .errors import ApplyError
+from .gpu_plan import Target
 from .holders_proc import started_ticks_of
-from .mig_steps import Target
 
 DIRECTORY = "/var/lib/openfleet-gpu"
 SCHEMA = 5

@@ -17,7 +17,7 @@ import yaml
 from fleet_history import AT_REST, CLEAR, NOBODY, Device, device, prometheus, use
 from rightsize_hosts import gpu, state
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import mig_plan
+from ansible_collections.openfleet.gpu.plugins.module_utils import planner
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
 from ansible_collections.openfleet.gpu.plugins.module_utils.targets import targets
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.observed import host_of
@@ -186,7 +186,7 @@ def test_each_layout_is_one_and_the_planner_takes_it(layouts):
         SCHEMA.validate({"gpu_layout": layout})
         gpus = host_of(host, STATES[host]).gpus
         parsed = parse_layout(layout)
-        plan = mig_plan.plan(gpus, targets(parsed, gpus))
+        plan = planner.plan(gpus, targets(parsed, gpus))
         # Nobody on the host with a free GPU is disturbed by it: each workload follows when it suits.
         if host == "h100":
             assert plan.changes and not plan.disturbs
@@ -195,7 +195,7 @@ def test_each_layout_is_one_and_the_planner_takes_it(layouts):
 def test_the_plan_shown_is_the_planner_s(proposal, layouts):
     for change in proposal["hosts"]:
         gpus = host_of(change["host"], STATES[change["host"]]).gpus
-        plan = mig_plan.plan(gpus, targets(parse_layout(layouts[change["host"]]), gpus))
+        plan = planner.plan(gpus, targets(parse_layout(layouts[change["host"]]), gpus))
         assert change["plan"][: len(plan.gpus)] == plan.lines()
         assert change["destroyed"] == plan.counts()["destroy"]
         assert [found["what"] for found in change["disturbs"]] == [found.what for found in plan.disturbs]

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from mig_cases import judge, random_cases, read_cases
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import mig_plan
+from ansible_collections.openfleet.gpu.plugins.module_utils import planner
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration"))
 
@@ -92,7 +92,7 @@ def _plan_p99(cases):
     seconds = []
     for case in cases:
         start = time.perf_counter()
-        mig_plan.plan_gpu(*case)
+        planner.plan_gpu(*case)
         seconds.append(time.perf_counter() - start)
     return statistics.quantiles(seconds, n=100)[98] * 1000 if len(seconds) > 1 else seconds[0] * 1000
 
@@ -100,7 +100,7 @@ def _plan_p99(cases):
 def _plan_fleet(cases, size):
     start = time.perf_counter()
     for i in range(size):
-        mig_plan.plan_gpu(*cases[i % len(cases)])
+        planner.plan_gpu(*cases[i % len(cases)])
     return time.perf_counter() - start
 
 

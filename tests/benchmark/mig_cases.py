@@ -14,11 +14,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))
 
 from mig_rules import least_destroyed, legal, with_instances
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import mig_plan, mig_steps
+from ansible_collections.openfleet.gpu.plugins.module_utils import gpu_plan, planner
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import load_models
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Gpu
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mig import steps as mig_steps
 
 MODELS = load_models()
 MIG_MODELS = sorted(key for key, model in MODELS.items() if model.mig_capable)
@@ -28,7 +29,7 @@ class Case(NamedTuple):
     """A GPU with instances, some of them busy, and the target it shall reach."""
 
     gpu: Gpu
-    target: mig_steps.Target
+    target: gpu_plan.Target
 
 
 class Outcome(NamedTuple):
@@ -81,13 +82,13 @@ def read_cases(path: str) -> Iterator[Case]:
 
 
 def _case(gpu, have, busy, names):
-    wanted = tuple(mig_steps.WantedInstance(name) for name in names)
-    return Case(with_instances(gpu, have, busy), mig_steps.Target(gpu.uuid, "gpu_layout[0]", "mig", True, wanted))
+    wanted = tuple(gpu_plan.WantedInstance(name) for name in names)
+    return Case(with_instances(gpu, have, busy), gpu_plan.Target(gpu.uuid, "gpu_layout[0]", "mig", True, wanted))
 
 
 def judge(case: Case) -> Outcome:
     """Plan the case, and hold the plan against the best of all arrangements."""
-    plan = mig_plan.plan_gpu(*case)
+    plan = planner.plan_gpu(*case)
     destroyed = sum(isinstance(step, mig_steps.DestroyGpuInstance) for step in plan.steps)
     least_busy, least = least_destroyed(case.gpu, [wanted.profile for wanted in case.target.instances])
     return Outcome(destroyed, len(plan.disturbs), least, least_busy, len(case.gpu.mig.instances) if plan.steps else 0)

@@ -18,9 +18,9 @@ from typing import Any, Callable, Iterator, NamedTuple
 
 from simulated_host import SIMULATOR, SimulatedHost
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import mig_apply, mig_plan, mig_recover
+from ansible_collections.openfleet.gpu.plugins.module_utils import apply_plan, planner, recovery
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError, FleetError
-from ansible_collections.openfleet.gpu.plugins.module_utils.mig_steps import Target, WantedInstance
+from ansible_collections.openfleet.gpu.plugins.module_utils.gpu_plan import Target, WantedInstance
 from ansible_collections.openfleet.gpu.plugins.module_utils.transaction import Journal, locked
 
 sys.path[:0] = [str(SIMULATOR), str(Path(__file__).resolve().parents[1] / "unit")]
@@ -125,20 +125,20 @@ class Sweep:
 
         with locked(self.directory, 0), Session() as session:
             journal = Journal(self.directory)
-            mig_recover.recover(session, journal)
+            recovery.recover(session, journal)
             gpus = session.observe().gpus
             targets = [Target(gpus[0].uuid, "gpu_layout[0]", "mig", True, tuple(wanted))]
             if any(instance.start is None for instance in wanted):
                 targets.append(Target(gpus[1].uuid, "gpu_layout[1]", "exclusive", False, (), "exclusive_process"))
-            mig_apply.apply(
-                session, mig_plan.plan(gpus, targets[: 1 if all(w.start is not None for w in wanted) else 2]), journal
+            apply_plan.apply(
+                session, planner.plan(gpus, targets[: 1 if all(w.start is not None for w in wanted) else 2]), journal
             )
 
     def _recover(self) -> None:
         from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import Session
 
         with locked(self.directory, 0), Session() as session:
-            mig_recover.recover(session, Journal(self.directory))
+            recovery.recover(session, Journal(self.directory))
 
     def _seen(self) -> Any:
         """What NVML shows: per GPU mode and instances; processes as (GPU, placement start); ids of GPU 0's instances."""

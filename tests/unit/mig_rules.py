@@ -11,8 +11,8 @@ import collections
 import dataclasses
 import itertools
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import mig_steps
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import ComputeInstance, Gpu, GpuInstance, Placement
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mig import steps as mig_steps
 
 
 class Illegal(AssertionError):

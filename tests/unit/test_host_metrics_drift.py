@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from mig_rules import Card, with_instances
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import mig_plan
+from ansible_collections.openfleet.gpu.plugins.module_utils import planner
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.host_metrics_drift import compare
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
@@ -63,7 +63,7 @@ SHARED = {"gpus": [2], "sharing": "shared"}
 def made(*entries, gpus=GPUS):
     """(layout, the host as it is once the layout was applied, what is beside its GPUs then)"""
     layout = parse_layout(list(entries))
-    plan = mig_plan.plan(gpus, targets(layout, gpus))
+    plan = planner.plan(gpus, targets(layout, gpus))
     cards = {each.gpu.uuid: Card(each.gpu).run(each.steps).observed() for each in plan.gpus}
     host = Host(DRIVER, "12.580", "13.0", True, tuple(cards.get(gpu.uuid, gpu) for gpu in gpus))
     daemons = tuple(
@@ -74,7 +74,7 @@ def made(*entries, gpus=GPUS):
     return layout, host, Beside(daemons, tenants)
 
 
-def differences(layout, host, beside, ownership=mig_plan.ALL_OURS, lost=False):
+def differences(layout, host, beside, ownership=planner.ALL_OURS, lost=False):
     """({GPU's index: differences}, the problems as texts)"""
     standing, problems = compare(layout, host, ownership, beside.services(), lost)
     index = {gpu.uuid: gpu.index for gpu in host.gpus}

@@ -137,7 +137,7 @@ def test_the_contract_in_full():
         )
     )
     assert layout.entries[3].where == "gpu_layout[3]"
-    assert layout.entries[0].mig[0].compute_slices == (1, 2)
+    assert layout.entries[0].instances[0].compute_slices == (1, 2)
 
 
 def test_an_empty_list_is_a_layout():
@@ -153,7 +153,7 @@ def test_a_split_into_one_part_is_no_split():
             - {profile: 3g.40gb, compute_instances: [3c.3g.40gb]}
             - {profile: 3g.40gb}
         """)
-    whole, same, plain = layout.entries[0].mig
+    whole, same, plain = layout.entries[0].instances
     assert whole == same == plain
 
 
@@ -189,7 +189,7 @@ def test_subclasses_of_plain_types_become_plain():
 
     entry = parse_layout([{"gpus": [Tagged("all")], "sharing": Tagged("mig"), "mig": [{"profile": Tagged("1g.5gb")}]}])
     assert type(entry.entries[0].sharing) is str
-    assert type(entry.entries[0].mig[0].profile) is str
+    assert type(entry.entries[0].instances[0].profile) is str
 
 
 def test_error_reads_as_lines_and_speaks_for_its_first_problem():

@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mig_rules import Card, least_destroyed, legal, with_instances
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import mig_plan, mig_steps
+from ansible_collections.openfleet.gpu.plugins.module_utils import planner
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import load_models
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError
-from ansible_collections.openfleet.gpu.plugins.module_utils.mig_steps import Target, WantedInstance
+from ansible_collections.openfleet.gpu.plugins.module_utils.gpu_plan import Target, WantedInstance
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Placement, Process
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mig import steps as mig_steps
 
 MODELS = load_models()
 MIG_MODELS = [key for key, model in MODELS.items() if model.mig_capable]
@@ -61,18 +62,18 @@ def situations(draw):
 def test_a_plan_is_legal_and_reaches_the_target(situation):
     gpu, names = situation
     target = mig(gpu, *names)
-    plan = mig_plan.plan_gpu(gpu, target)
+    plan = planner.plan_gpu(gpu, target)
     after = Card(gpu).run(plan.steps).observed()
     assert sorted(i.profile for i in after.mig.instances) == sorted(names)
     assert all(len(i.compute_instances) == 1 for i in after.mig.instances)
-    assert not mig_plan.plan_gpu(after, target).steps
+    assert not planner.plan_gpu(after, target).steps
 
 
 @settings(max_examples=300, deadline=None)
 @given(situations())
 def test_no_arrangement_destroys_less(situation):
     gpu, names = situation
-    plan = mig_plan.plan_gpu(gpu, mig(gpu, *names))
+    plan = planner.plan_gpu(gpu, mig(gpu, *names))
     destroyed = [s for s in plan.steps if isinstance(s, mig_steps.DestroyGpuInstance)]
     assert (len(plan.disturbs), len(destroyed)) == least_destroyed(gpu, names)
 
@@ -81,9 +82,9 @@ def test_no_arrangement_destroys_less(situation):
 @given(situations(), situations())
 def test_the_way_back_leads_back(situation, other):
     gpu, names = situation
-    back = mig_plan.target_of(gpu)
-    after = Card(gpu).run(mig_plan.plan_gpu(gpu, mig(gpu, *names)).steps).observed()
-    again = Card(after).run(mig_plan.plan_gpu(after, back).steps).observed()
+    back = planner.target_of(gpu)
+    after = Card(gpu).run(planner.plan_gpu(gpu, mig(gpu, *names)).steps).observed()
+    again = Card(after).run(planner.plan_gpu(after, back).steps).observed()
     assert [(i.profile, i.placement) for i in again.mig.instances] == [
         (i.profile, i.placement) for i in gpu.mig.instances
     ]
@@ -93,14 +94,14 @@ def test_the_way_back_leads_back(situation, other):
 def test_every_profile_alone_and_as_often_as_it_goes(key):
     gpu = gpu_of(key)
     for profile in gpu.mig.profiles:
-        plan = mig_plan.plan_gpu(gpu, mig(gpu, *[profile.name] * profile.max_instances))
+        plan = planner.plan_gpu(gpu, mig(gpu, *[profile.name] * profile.max_instances))
         after = Card(gpu).run(plan.steps).observed()
         assert len(after.mig.instances) == profile.max_instances
 
 
 def test_it_reads_as_people_would_say_it():
     gpu = with_instances(gpu_of("H100-80GB"), [("3g.40gb", Placement(0, 4)), ("1g.10gb", Placement(4, 1))], busy={0})
-    plan = mig_plan.plan_gpu(gpu, mig(gpu, "3g.40gb", "2g.20gb@4"))
+    plan = planner.plan_gpu(gpu, mig(gpu, "3g.40gb", "2g.20gb@4"))
     assert str(plan) == "gpu 0: keep 3g.40gb@0 (1 process), destroy 1g.10gb@4, create 2g.20gb@4"
     assert plan.before() == "MIG on: 3g.40gb@0, 1g.10gb@4"
     assert plan.after() == "MIG on: 3g.40gb@0, 2g.20gb@4"
@@ -109,54 +110,54 @@ def test_it_reads_as_people_would_say_it():
 
 def test_what_runs_is_named_before_it_would_end():
     gpu = with_instances(gpu_of("H100-80GB"), [("3g.40gb", Placement(0, 4))], busy={0})
-    plan = mig_plan.plan(([gpu]), [mig(gpu, "7g.80gb")])
+    plan = planner.plan(([gpu]), [mig(gpu, "7g.80gb")])
     held = "gpu 0 (%s): 3g.40gb@0 (1 process) is in use by pid 1000 (python3)" % gpu.uuid[:12]
     assert [str(d) for d in plan.disturbs] == [held]
 
 
 def test_a_mode_change_disturbs_what_runs_on_the_whole_gpu():
     gpu = dataclasses.replace(gpu_of("H100-80GB"), processes=(Process(7, "compute"),))
-    assert len(mig_plan.plan_gpu(gpu, mig(gpu, "7g.80gb")).disturbs) == 1
-    assert mig_plan.plan_gpu(gpu, whole(gpu)).disturbs == ()
+    assert len(planner.plan_gpu(gpu, mig(gpu, "7g.80gb")).disturbs) == 1
+    assert planner.plan_gpu(gpu, whole(gpu)).disturbs == ()
 
 
 def test_new_instances_leave_room_for_the_largest():
     gpu = with_instances(gpu_of("H100-80GB"), [])
-    (create, _compute) = mig_plan.plan_gpu(gpu, mig(gpu, "1g.10gb")).steps
+    (create, _compute) = planner.plan_gpu(gpu, mig(gpu, "1g.10gb")).steps
     assert create.placement.start in (4, 5, 6), "placements 0 to 3 would make 4g.40gb impossible"
 
 
 def test_mig_off_removes_instances_first_and_sets_the_compute_mode():
     gpu = with_instances(gpu_of("A100-80GB"), [("7g.80gb", Placement(0, 8))])
-    plan = mig_plan.plan_gpu(gpu, whole(gpu, "exclusive"))
+    plan = planner.plan_gpu(gpu, whole(gpu, "exclusive"))
     assert str(plan) == "gpu 0: destroy 7g.80gb@0, disable MIG mode, set compute mode exclusive_process"
     after = Card(gpu).run(plan.steps).observed()
-    assert not mig_plan.plan_gpu(after, whole(after, "exclusive")).steps
+    assert not planner.plan_gpu(after, whole(after, "exclusive")).steps
 
 
 def test_mig_on_takes_an_exclusive_gpu_back_to_the_default_mode():
     gpu = dataclasses.replace(gpu_of("H100-80GB"), compute_mode="exclusive_process")
-    assert str(mig_plan.plan_gpu(gpu, mig(gpu))) == "gpu 0: set compute mode default, enable MIG mode"
+    assert str(planner.plan_gpu(gpu, mig(gpu))) == "gpu 0: set compute mode default, enable MIG mode"
 
 
 def test_a_pending_mode_change_is_taken_back():
     gpu = gpu_of("A100-80GB")
     pending = dataclasses.replace(gpu, mig=dataclasses.replace(gpu.mig, pending=True))
-    assert str(mig_plan.plan_gpu(pending, whole(gpu))) == "gpu 0: disable MIG mode"
+    assert str(planner.plan_gpu(pending, whole(gpu))) == "gpu 0: disable MIG mode"
 
 
 def test_splits_keep_the_compute_instances_they_can_use():
     gpu = with_instances(gpu_of("H100-80GB"), [("3g.40gb", Placement(0, 4))])
     split = Target(gpu.uuid, "gpu_layout[0]", "mig", True, (WantedInstance("3g.40gb", None, (2, 1)),))
-    plan = mig_plan.plan_gpu(gpu, split)
+    plan = planner.plan_gpu(gpu, split)
     assert str(plan) == (
         "gpu 0: keep 3g.40gb@0, destroy 3c of 3g.40gb (instance 0), create 2c in 3g.40gb@0, create 1c in 3g.40gb@0"
     )
     assert plan.after() == "MIG on: 3g.40gb@0 [2c, 1c]"
     after = Card(gpu).run(plan.steps).observed()
-    assert not mig_plan.plan_gpu(after, split).steps
+    assert not planner.plan_gpu(after, split).steps
     three = Target(gpu.uuid, "gpu_layout[0]", "mig", True, (WantedInstance("3g.40gb", None, (1, 1, 1)),))
-    steps = mig_plan.plan_gpu(after, three).steps
+    steps = planner.plan_gpu(after, three).steps
     assert [type(s).__name__ for s in steps] == [
         "DestroyComputeInstance",
         "CreateComputeInstance",
@@ -191,7 +192,7 @@ def test_splits_keep_the_compute_instances_they_can_use():
 def test_what_cannot_be_had_is_refused_with_place_and_cure(key, wanted, problem, cure):
     gpu = gpu_of(key)
     with pytest.raises(PlanError) as caught:
-        mig_plan.plan_gpu(gpu, mig(gpu, *wanted, where="gpu_layout[3]"))
+        planner.plan_gpu(gpu, mig(gpu, *wanted, where="gpu_layout[3]"))
     assert "gpu_layout[3] on gpu 0" in caught.value.where
     assert problem in caught.value.problem
     assert cure in caught.value.cure
@@ -208,11 +209,11 @@ def test_what_cannot_be_had_is_refused_with_place_and_cure(key, wanted, problem,
 def test_a_split_of_a_new_instance_is_placed(profile, slices, starts):
     gpu = gpu_of("H100-80GB")
     target = Target(gpu.uuid, "gpu_layout[0]", "mig", True, (WantedInstance(profile, None, slices),))
-    plan = mig_plan.plan_gpu(gpu, target)
+    plan = planner.plan_gpu(gpu, target)
     made = {(s.compute_slices, s.start) for s in plan.steps if isinstance(s, mig_steps.CreateComputeInstance)}
     assert {size for size, _ in made} == {size for size, _ in starts}
     after = Card(gpu).run(plan.steps).observed()
-    assert not mig_plan.plan_gpu(after, target).steps
+    assert not planner.plan_gpu(after, target).steps
     assert made == starts or profile == "4g.40gb"
 
 
@@ -221,7 +222,7 @@ def test_a_split_that_no_gpu_instance_has_is_refused(profile, slices):
     gpu = gpu_of("H100-80GB")
     target = Target(gpu.uuid, "gpu_layout[0]", "mig", True, (WantedInstance(profile, None, slices),))
     with pytest.raises(PlanError, match="cannot be split") as caught:
-        mig_plan.plan_gpu(gpu, target)
+        planner.plan_gpu(gpu, target)
     assert "for compute instances of 1c, 2c" in caught.value.cure
 
 
@@ -230,17 +231,17 @@ def test_processes_that_cannot_be_listed_count_as_held():
     unknown = (Process(0, "unknown", "NVML does not list the processes of this GPU"),)
     instance = dataclasses.replace(gpu.mig.instances[0], processes=unknown)
     gpu = dataclasses.replace(gpu, mig=dataclasses.replace(gpu.mig, instances=(instance,)))
-    assert len(mig_plan.plan_gpu(gpu, mig(gpu, "7g.80gb")).disturbs) == 1
+    assert len(planner.plan_gpu(gpu, mig(gpu, "7g.80gb")).disturbs) == 1
 
 
 def test_a_bare_gpu_instance_is_part_of_the_way_back():
     gpu = with_instances(gpu_of("H100-80GB"), [("2g.20gb", Placement(0, 2))])
     bare = dataclasses.replace(gpu.mig.instances[0], compute_instances=())
     gpu = dataclasses.replace(gpu, mig=dataclasses.replace(gpu.mig, instances=(bare,)))
-    back = mig_plan.target_of(gpu)
-    assert not mig_plan.plan_gpu(gpu, back).steps
-    after = Card(gpu).run(mig_plan.plan_gpu(gpu, mig(gpu, "7g.80gb")).steps).observed()
-    again = Card(after).run(mig_plan.plan_gpu(after, back).steps).observed()
+    back = planner.target_of(gpu)
+    assert not planner.plan_gpu(gpu, back).steps
+    after = Card(gpu).run(planner.plan_gpu(gpu, mig(gpu, "7g.80gb")).steps).observed()
+    again = Card(after).run(planner.plan_gpu(after, back).steps).observed()
     assert again.mig.instances[0].compute_instances == ()
 
 
@@ -248,11 +249,11 @@ def test_a_driver_that_cannot_tell_profiles_gets_a_cure():
     gpu = gpu_of("H100-80GB")
     silent = dataclasses.replace(gpu, mig=dataclasses.replace(gpu.mig, profiles=()))
     with pytest.raises(PlanError, match="550"):
-        mig_plan.plan_gpu(silent, mig(gpu, "7g.80gb"))
+        planner.plan_gpu(silent, mig(gpu, "7g.80gb"))
 
 
 def test_counts_and_order():
     first, second = assumed_gpus(["H100-80GB", "H100-80GB"], MODELS)
-    plan = mig_plan.plan([first, second], [mig(second, "7g.80gb"), mig(first, "3g.40gb", "3g.40gb")])
+    plan = planner.plan([first, second], [mig(second, "7g.80gb"), mig(first, "3g.40gb", "3g.40gb")])
     assert [p.gpu.index for p in plan.gpus] == [0, 1]
     assert plan.counts() == {"create": 3, "destroy": 0, "keep": 0, "gpus_changed": 2}

@@ -9,7 +9,7 @@ import dataclasses
 import pytest
 from mig_rules import with_instances
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import mig_plan
+from ansible_collections.openfleet.gpu.plugins.module_utils import planner
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
@@ -39,7 +39,7 @@ def shared(gpus):
 def planned(layout, gpus=H100, seen=(), adjustable=True):
     """(the daemons wanted, their part of the plan)"""
     layout = parse_layout(layout)
-    plan = mig_plan.plan(gpus, targets(layout, gpus))
+    plan = planner.plan(gpus, targets(layout, gpus))
     wanted = mps_plan.wanted(layout, plan, "580.105.08", seen)
     host = Host("580.105.08", "12.580", "13.0", True, tuple(gpus))
     return wanted, mps_plan.plan(wanted, seen, plan, host, lambda *_: adjustable)
@@ -156,7 +156,7 @@ def test_a_daemon_leaves_a_pinned_instance_to_its_own_part():
 def test_a_daemon_leaves_a_split_instance_to_its_own_part(order):
     split = {"profile": "3g.40gb", "compute_instances": ["1c.3g.40gb", "2c.3g.40gb"]}
     parts = [split, {"profile": "3g.40gb", "mps": QUARTER}][::order]
-    plan = mig_plan.plan(H100, targets(parse_layout([{"gpus": [0], "sharing": "mig", "mig": parts}]), H100))
+    plan = planner.plan(H100, targets(parse_layout([{"gpus": [0], "sharing": "mig", "mig": parts}]), H100))
     whole = next(i.start for i in plan.gpus[0].planned() if i.compute_slices == (3,))
     assert part_names(*parts) == {"a": ("3g.40gb", whole)}
 

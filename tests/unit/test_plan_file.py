@@ -14,11 +14,11 @@ from mig_rules import Card, legal, with_instances
 
 from ansible_collections.openfleet.gpu.plugins.filter.fleet_plan import fleet_plan
 from ansible_collections.openfleet.gpu.plugins.filter.host_plan import host_plan
-from ansible_collections.openfleet.gpu.plugins.module_utils import mig_plan, plan_file
+from ansible_collections.openfleet.gpu.plugins.module_utils import plan_file, planner
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import load_models
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError
-from ansible_collections.openfleet.gpu.plugins.module_utils.mig_steps import Target, WantedInstance
+from ansible_collections.openfleet.gpu.plugins.module_utils.gpu_plan import Target, WantedInstance
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Host, Placement
 
 MODELS = load_models()
@@ -39,12 +39,12 @@ def through_json(value):
     return json.loads(json.dumps(value))
 
 
-def save(gpu, wanted, ownership=mig_plan.ALL_OURS):
-    plan = mig_plan.plan([gpu], [wanted], ownership)
+def save(gpu, wanted, ownership=planner.ALL_OURS):
+    plan = planner.plan([gpu], [wanted], ownership)
     return plan, through_json(plan_file.save(plan, host_of(gpu)))
 
 
-def restore(saved, gpu, wanted, ownership=mig_plan.ALL_OURS):
+def restore(saved, gpu, wanted, ownership=planner.ALL_OURS):
     return plan_file.restore(saved, host_of(gpu), [wanted], ownership)
 
 

@@ -19,6 +19,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils import layout_types 
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import LayoutError
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout import LAYOUT_VERSION, layout_to_data, parse_layout
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques import forms
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mig import parse as mig_parse
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import model as mps_model
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import parse as mps_parse
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.time_slicing import model as time_slicing
@@ -88,7 +89,7 @@ def test_schema_and_parser_know_the_same_words():
     from ansible_collections.openfleet.gpu.plugins.module_utils import layout
 
     assert keys_of("entry") == set(layout._ENTRY)
-    assert keys_of("mig_instance") == set(layout._MIG_INSTANCE)
+    assert keys_of("mig_instance") == set(mig_parse.KEYS).union(form.key for form in forms.INSIDE)
     assert keys_of("mps") == set(mps_parse.KEYS)
     assert set(mps_parse.KEYS) - set(mps_parse.KEYS_INSIDE_MIG) == {"daemon_per"}
     assert keys_of("time_slicing") == set(time_slicing_parse.KEYS)

@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import mig_plan
+from ansible_collections.openfleet.gpu.plugins.module_utils import planner
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import NvmlError, PlanError
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
@@ -122,7 +122,7 @@ def test_a_gpu_that_has_none_says_why():
 
 def plan(layout, *slices):
     gpus = [sliced(gpu, name) for gpu, name in zip(GPUS, slices)]
-    return mig_plan.plan(gpus, targets(parse_layout(layout), gpus))
+    return planner.plan(gpus, targets(parse_layout(layout), gpus))
 
 
 def slicing(name, gpus="all"):
@@ -158,14 +158,14 @@ def test_a_gpu_that_has_no_slices_is_told_before_anything_changes():
     gpus = [sliced(GPUS[0], None, "Not Supported")]
     layout = [slicing("medium", [0])]
     with pytest.raises(PlanError, match=r"gpu_layout\[0\] on gpu 0 .*cannot be set: Not Supported"):
-        mig_plan.plan(gpus, targets(parse_layout(layout), gpus))
-    assert not mig_plan.plan(gpus, targets(parse_layout([slicing("default", [0])]), gpus)).changes
+        planner.plan(gpus, targets(parse_layout(layout), gpus))
+    assert not planner.plan(gpus, targets(parse_layout([slicing("default", [0])]), gpus)).changes
 
 
 def test_the_way_back_is_the_slice_of_before():
     gpu = sliced(GPUS[0], "long", compute_mode="exclusive_process")
     changed = sliced(GPUS[0], "short")
-    back = mig_plan.plan([changed], [mig_plan.target_of(gpu)])
+    back = planner.plan([changed], [planner.target_of(gpu)])
     assert [str(step) for step in back.gpus[0].steps] == ["set compute mode exclusive_process", "set time slice long"]
 
 

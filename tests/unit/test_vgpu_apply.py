@@ -11,7 +11,7 @@ import re
 import pytest
 from thorough import sample
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import durable, mig_plan
+from ansible_collections.openfleet.gpu.plugins.module_utils import durable, planner
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError, BusyError
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
@@ -58,13 +58,13 @@ WAYS = pytest.mark.parametrize("way", [(BEFORE, AFTER), (BEFORE, AFTER, BEFORE)]
 
 def change(host, data, holders=lambda name, gpu: (), look=lambda: HOST, clear=None):
     parsed, seen = parse_layout(data), host.observe()
-    gpus = mig_plan.plan(GPUS, targets(parsed, GPUS))
+    gpus = planner.plan(GPUS, targets(parsed, GPUS))
     plan = vgpu_plan.plan(vgpu_plan.wanted(parsed, gpus, seen), seen, gpus, HOST, holders)
     return VgpuChange(host, plan, look, clear)
 
 
 def carry_out(work):
-    """As `mig_apply` does, but for the GPUs: up to where the new layout stands."""
+    """As `apply_plan` does, but for the GPUs: up to where the new layout stands."""
     done = []
     work.stop(done)
     work.start(HOST, done)

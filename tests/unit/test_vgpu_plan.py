@@ -8,7 +8,7 @@ import dataclasses
 
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import mig_plan
+from ansible_collections.openfleet.gpu.plugins.module_utils import planner
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
@@ -45,7 +45,7 @@ def entry(gpus, *tenants, **more):
 
 def planned(layout, seen=(), dmem=(), processes=lambda name, gpu: ()):
     layout = parse_layout(layout)
-    plan = mig_plan.plan(GPUS, targets(layout, GPUS))
+    plan = planner.plan(GPUS, targets(layout, GPUS))
     wanted = vgpu_plan.wanted(layout, plan, seen, frozenset(dmem))
     return wanted, vgpu_plan.plan(wanted, seen, plan, HOST, processes)
 
@@ -277,7 +277,7 @@ def test_gpus_that_no_entry_names_keep_their_tenants():
     plan = planned([{"gpus": [0], "sharing": "exclusive"}], seen=before)[1]
     assert plan.lines() == ["vgpu a: remove from gpu 0"]
     layout = parse_layout([])
-    gone = vgpu_plan.plan((), before, mig_plan.plan(GPUS, targets(layout, GPUS)), HOST, lambda *_: (), False)
+    gone = vgpu_plan.plan((), before, planner.plan(GPUS, targets(layout, GPUS)), HOST, lambda *_: (), False)
     assert [step.name for step in gone.removes] == ["a", "b"]
 
 

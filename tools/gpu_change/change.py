@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Change one GPU that no process uses, look at the effect, and restore what was found.
 
-The changes are those of the collection's modules: planned by mig_plan, carried out by mig_apply. The state found is on
+The changes are those of the collection's modules: planned by planner, carried out by apply_plan. The state found is on
 disk before the first change, and is restored however the run ends; after kill -9 the next run restores it first.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, Callable, Iterator, Mapping, Sequence
 
 from found import Found, Record
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import mig_apply, mig_plan
+from ansible_collections.openfleet.gpu.plugins.module_utils import apply_plan, planner
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import (
     ApplyError,
     BusyError,
@@ -23,15 +23,15 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.errors import (
     NvmlError,
     PlanError,
 )
-from ansible_collections.openfleet.gpu.plugins.module_utils.hardware.model_readings import Readings
-from ansible_collections.openfleet.gpu.plugins.module_utils.layout_run import observe
-from ansible_collections.openfleet.gpu.plugins.module_utils.mig_steps import (
+from ansible_collections.openfleet.gpu.plugins.module_utils.gpu_plan import (
     DEFAULT,
     EXCLUSIVE_PROCESS,
     Target,
     WantedInstance,
     standing,
 )
+from ansible_collections.openfleet.gpu.plugins.module_utils.hardware.model_readings import Readings
+from ansible_collections.openfleet.gpu.plugins.module_utils.layout_run import observe
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Gpu, Host
 from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import Session
 from ansible_collections.openfleet.gpu.plugins.module_utils.nvml_calls import IN_USE, NO_PERMISSION, NOT_SUPPORTED
@@ -119,7 +119,7 @@ class _Change:
         gpu, reason = self._choose()
         if gpu is None:
             return list(none(self._request.gpu, reason))
-        target = mig_plan.target_of(gpu)
+        target = planner.target_of(gpu)
         wanted, why_not = self._instances(gpu)
         made = () if wanted is None else tuple((each.profile, each.start) for each in wanted.instances)
         found = Found(target, made)
@@ -175,7 +175,7 @@ class _Change:
         for count in range(most, -1, -1):
             target = Target(gpu.uuid, WHERE, "mig", True, (WantedInstance(name),) * count)
             try:
-                plan = mig_plan.plan_gpu(gpu, target)
+                plan = planner.plan_gpu(gpu, target)
             except PlanError as error:
                 reason = str(error)
                 continue
@@ -263,10 +263,10 @@ class _Change:
         host = self._look()
         now = _of(host, target.gpu_uuid)
         found.refuse_foreign(now)
-        plan = mig_plan.plan([now], [target])
+        plan = planner.plan([now], [target])
         words = "; ".join(plan.lines())
         try:
-            after = mig_apply.apply(self._session, plan, self._record.journal, look=self._look)
+            after = apply_plan.apply(self._session, plan, self._record.journal, look=self._look)
         except BusyError as error:
             return [not_run(area, gpu.index, what, str(error))]
         except ApplyError as error:
@@ -294,9 +294,9 @@ class _Change:
         found.refuse_foreign(now)
         # The mode first: in MIG mode a GPU may show no time slice.
         for target in (dataclasses.replace(found.target, settings={}), found.target):
-            host = mig_apply.go_back(self._session, [target], reset_gpu, self._look, mig_apply.is_known)
+            host = apply_plan.go_back(self._session, [target], reset_gpu, self._look, apply_plan.is_known)
         self._record.end()
-        seen = mig_plan.plan_gpu(_of(host, found.target.gpu_uuid), found.target).before()
+        seen = planner.plan_gpu(_of(host, found.target.gpu_uuid), found.target).before()
         return Check(RESTORED, now.index, what, HELD, "restored", seen)
 
     def _look(self) -> Host:

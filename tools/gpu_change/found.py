@@ -11,7 +11,7 @@ from typing import Sequence
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import durable
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
-from ansible_collections.openfleet.gpu.plugins.module_utils.mig_steps import Target, standing
+from ansible_collections.openfleet.gpu.plugins.module_utils.gpu_plan import Target, standing
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Gpu
 from ansible_collections.openfleet.gpu.plugins.module_utils.transaction import Journal
 

@@ -9,14 +9,14 @@ import json
 import re
 import sys
 from argparse import Namespace
-from typing import Any, Sequence
+from typing import Any
 
-from .. import catalogue, mig_plan
+from .. import catalogue, planner
 from ..assumed import assumed_gpus
 from ..errors import FleetError, PlanError
-from ..mig_fit import Capacity
-from ..mig_steps import CreateGpuInstance, Target, WantedInstance, listing
+from ..gpu_plan import Target, WantedInstance, listing
 from ..profile_name import ProfileNameError, parse_profile_name
+from ..techniques.registry import DIVIDER
 
 _PROFILE = re.compile(r"(?:([1-9][0-9]*)x)?([^@]+)(?:@([0-9]+))?")
 
@@ -27,27 +27,26 @@ def fits(options: Namespace) -> int:
     model = _model(options.model, models)
     gpu = assumed_gpus([model.key], models)[0]
     wanted = [instance for text in options.profiles for instance in _wanted(text)]
-    target = Target(gpu.uuid, model.key, "mig", True, tuple(wanted))
+    target = Target(gpu.uuid, model.key, DIVIDER.key, True, tuple(wanted))
     unconfirmed = _unconfirmed(model, {instance.profile for instance in wanted})
     try:
-        steps = mig_plan.plan_gpu(gpu, target).steps
+        placed = planner.plan_gpu(gpu, target).planned()
     except PlanError as error:
         # The planner names a GPU of a host; here is none.
         refused = PlanError(model.key, error.problem, error.cure)
         if options.json:
-            part = _largest_part(gpu, wanted)
+            part = DIVIDER.largest_part(gpu, [instance.profile for instance in wanted])
             _print(model, False, unconfirmed, problem=refused.problem, cure=refused.cure, largest_part=part)
         else:
             print(refused)
             _print_unconfirmed(unconfirmed)
         return 1
-    placed = [step for step in steps if isinstance(step, CreateGpuInstance)]
     if options.json:
-        instances = [{"profile": step.profile, "placement": step.placement.start} for step in placed]
+        instances = [{"profile": each.profile, "placement": each.start} for each in placed]
         _print(model, True, unconfirmed, instances=instances)
     else:
         names = listing([instance.profile for instance in wanted])
-        places = ", ".join("%s@%d" % (step.profile, step.placement.start) for step in placed)
+        places = ", ".join("%s@%d" % (each.profile, each.start) for each in placed)
         print("%s: %s fit%s, as %s" % (model.key, names, "s" if len(wanted) == 1 else "", places))
         _print_unconfirmed(unconfirmed)
     return 0
@@ -56,10 +55,10 @@ def fits(options: Namespace) -> int:
 def import_(options: Namespace) -> int:
     """Print the configurations of a mig-parted file as layouts, and what of them no layout can express."""
     from ..layout_yaml import layout_yaml
-    from ..mig_parted import convert
+    from ..techniques.importers import MIG_PARTED
     from .files import read_data
 
-    found = convert(read_data(options.file), options.file, catalogue.load_models())
+    found = MIG_PARTED(read_data(options.file), options.file, catalogue.load_models())
     if options.label is not None:
         if options.label not in found:
             raise FleetError(
@@ -103,11 +102,6 @@ def _wanted(text: str) -> list[WantedInstance]:
         cure = "Ask for %s: its compute instances take no room of their own." % profile.gpu_instance
         raise FleetError(text, "it is a compute instance", cure)
     return [WantedInstance(name, None if start is None else int(start))] * int(count or 1)
-
-
-def _largest_part(gpu: Any, wanted: Sequence[WantedInstance]) -> list[str]:
-    capacity = Capacity(gpu.mig.profiles)
-    return list(capacity.largest_part([w.profile for w in wanted if w.profile in capacity.profiles]))
 
 
 def _unconfirmed(model: catalogue.Model, profiles: set[str]) -> dict[str, str]:

@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Protocol, Sequence
+from typing import Any, Callable, Iterable, Mapping, Protocol, Sequence
 
 from ..layout_fields import PartContext
 from ..layout_reader import Key, Node
 from ..layout_types import Selector
 from ..model import Gpu, GpuInstance
+
+#: What the service of each technique sees, by key.
+Seen = Mapping[str, Sequence[Any]]
 
 
 class Form(Protocol):
@@ -26,7 +29,7 @@ class Form(Protocol):
     #: Whether a MIG instance can have a part of it.
     inside_mig: bool = False
     #: Compute mode of GPUs that use the technique.
-    compute_mode: str
+    compute_mode: str | None
     #: Whether its parts have CDI devices of their own.
     cdi_devices: bool = False
 
@@ -52,14 +55,23 @@ class Form(Protocol):
         return None
 
     def export_together(
-        self, gpus: Sequence[Gpu], seen: Sequence[Any], pin: Callable[[Gpu], Selector] | None, left_out: list[str]
+        self, gpus: Sequence[Gpu], seen: Seen, pin: Callable[[Gpu], Selector] | None, left_out: list[str]
     ) -> dict[str, Any]:
         """Return by UUID the parts of GPUs that can only be described together; None for a GPU that no layout can describe.
 
-        GPUs with equal parts share an entry. `pin` returns the name of a GPU, if parts are to name GPUs. Adds to `left_out` a
-        sentence for what no layout can express.
+        `gpus` are those that no technique before this one describes, `seen` is what the services of all techniques see. GPUs with
+        equal parts share an entry. `pin` returns the name of a GPU, if parts are to name GPUs. Adds to `left_out` a sentence for
+        what no layout can express.
         """
         return {}
 
     def describe(self, part: Any) -> str:
         """Return an exported part in words, for a GPU that no layout can express."""
+
+
+def export_parts(
+    forms: Iterable[Form], gpu: Gpu, seen: Seen, instance: GpuInstance | None = None
+) -> list[tuple[Form, Any]]:
+    """Return the techniques that share the GPU or its instance, each with its part."""
+    parts = [(form, form.export(gpu, seen.get(form.key, ()), instance)) for form in forms]
+    return [(form, part) for form, part in parts if part is not None]

@@ -6,17 +6,23 @@
 from __future__ import annotations
 
 from .form import Form
+from .mig.form import MigForm
 from .mps.form import MpsForm
 from .time_slicing.form import TimeSlicingForm
 from .vgpu.form import VgpuForm
 
-FORMS: tuple[Form, ...] = (
+#: Those of techniques that share a whole GPU.
+WHOLE: tuple[Form, ...] = (
     TimeSlicingForm(),
     MpsForm(),
     VgpuForm(),
 )
+#: Those of techniques that share instances of a GPU too.
+INSIDE = tuple(form for form in WHOLE if form.inside_mig)
+#: Tenants are described before instances are, and instances before the GPU as a whole.
+FORMS: tuple[Form, ...] = (*WHOLE, MigForm(INSIDE))
 
-#: The ways of sharing that have a part of their own name in the entry. MIG has no folder here yet.
-PARTS = tuple(sorted(("mig", *(form.key for form in FORMS))))
+#: The ways of sharing that have a part of their own name in the entry.
+PARTS = tuple(sorted(form.key for form in FORMS))
 #: All ways of sharing. The first two need no part.
 SHARINGS = ("exclusive", "shared", *PARTS)

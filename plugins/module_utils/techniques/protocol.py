@@ -11,8 +11,13 @@ from __future__ import annotations
 
 from typing import Any, Iterable, Protocol, Sequence
 
+from ..disturbance import Disturbance
+from ..gpu_plan import GpuPlan, Plan, Target
 from ..model import Gpu
-from ..plan_parts import GpuPart, PartStep
+from ..nvml import Session
+from ..ownership import Ownership
+from ..plan_parts import GpuPart, GpuStep
+from ..reset import Reset
 from ..services import Service
 from .form import Form
 from .observer import Observer
@@ -25,6 +30,28 @@ class Technique(Form, Protocol):
     setting: str | None
     #: What it runs beside the GPUs, if anything.
     service: type[Service] | None
+
+
+class DividingTechnique(Technique, Protocol):
+    """Divide a GPU into instances, which can be shared in their turn."""
+
+    def plan(self, gpu: Gpu, target: Target, ownership: Ownership) -> GpuPlan:
+        """Return the plan of the GPU's modes and instances. Raises PlanError if the GPU cannot have them."""
+
+    def disturbed(self, gpu: Gpu, steps: Iterable[GpuStep]) -> tuple[Disturbance, ...]:
+        """Return whom steps would disturb on the GPU as it is observed now."""
+
+    def largest_part(self, gpu: Gpu, profiles: Sequence[str]) -> list[str]:
+        """Return the largest part of these profiles that fits on the empty GPU."""
+
+    def apply(self, session: Session, gpu_uuid: str, step: GpuStep, reset: Reset) -> None:
+        """Carry out a step. Raises NvmlError if its effect is not seen."""
+
+    def mode_changes(self, gpu_plan: GpuPlan) -> bool:
+        """Return whether the plan sets a mode that takes the whole GPU, and perhaps a reset."""
+
+    def leave_pending(self, session: Session, plan: Plan) -> None:
+        """Set such modes, all of them or none, and leave them to a reboot. Raises ApplyError."""
 
 
 class SettingTechnique(Technique, Protocol):
@@ -44,7 +71,7 @@ class SettingTechnique(Technique, Protocol):
     def plan(self, gpu: Gpu, wanted: str | None, where: str) -> GpuPart:
         """Return the steps to a setting; None leaves it. Raises PlanError if the GPU cannot have it."""
 
-    def apply(self, gpu_uuid: str, step: PartStep) -> None:
+    def apply(self, gpu_uuid: str, step: GpuStep) -> None:
         """Carry out a step. Raises NvmlError if its effect is not seen."""
 
     def difference(self, then: str | None, now: str | None) -> str | None:

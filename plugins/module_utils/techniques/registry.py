@@ -8,21 +8,26 @@ from __future__ import annotations
 from typing import Sequence
 
 from ..layout_types import Layout
-from ..plan_parts import PartStep
+from ..plan_parts import GpuStep
 from ..services import Service
-from .forms import PARTS
+from .forms import INSIDE, PARTS
+from .mig.technique import MigTechnique
 from .mps.technique import MpsTechnique
 from .observer import Observer
-from .protocol import SettingTechnique, Technique
+from .protocol import DividingTechnique, SettingTechnique, Technique
 from .time_slicing.technique import TimeSlicingTechnique
 from .vgpu.technique import VgpuTechnique
 
-#: In the order in which a GPU's steps of several techniques are carried out (`GpuPlan.steps` has their place beside MIG), and in
-#: which their services start; services stop in the reverse order.
+#: The one that divides a GPU into instances.
+DIVIDER: DividingTechnique = MigTechnique(INSIDE)
+
+#: In the order in which a GPU's steps of several techniques are carried out (`GpuPlan.steps` has the place of the divider's), and
+#: in which their services start; services stop in the reverse order.
 TECHNIQUES: tuple[Technique, ...] = (
     TimeSlicingTechnique(),
     MpsTechnique(),
     VgpuTechnique(),
+    DIVIDER,
 )
 
 #: Those that set a value on each whole GPU.
@@ -50,7 +55,7 @@ def observed_services(private: bool) -> tuple[Service, ...]:
     return services
 
 
-def technique_of(step: PartStep) -> SettingTechnique:
+def technique_of(step: GpuStep) -> SettingTechnique:
     """Return the technique whose step it is. Raises TypeError if it is none."""
     for technique in SETTINGS:
         if technique.key == getattr(step, "technique", None):

@@ -26,11 +26,11 @@ def node_gpus(layout: Layout, gpus: Sequence[Gpu]) -> tuple[NodeGpu, ...]:
 def _node_gpu(gpu: Gpu, entry: Entry | None) -> NodeGpu:
     if entry is None:
         return NodeGpu(gpu, None, _instances_seen(gpu) if gpu.mig.enabled else None)
-    if entry.mig is None:
+    if entry.sharing != "mig":
         return NodeGpu(gpu, entry)
     wanted = [
         NodeInstance(instance.profile, tuple(sorted(instance.compute_slices, reverse=True)), instance.part)
-        for instance in entry.mig
+        for instance in entry.instances
         for _number in range(instance.count)
     ]
     return NodeGpu(gpu, entry, tuple(wanted))

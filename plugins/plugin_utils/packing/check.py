@@ -9,10 +9,11 @@ import dataclasses
 from collections import Counter, defaultdict
 from typing import Iterator, Sequence
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import catalogue, mig_plan, mig_steps
+from ansible_collections.openfleet.gpu.plugins.module_utils import catalogue, gpu_plan, planner
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import ComputeInstance, Gpu, GpuInstance, Placement
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mig import steps as mig_steps
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import fit as vgpu_fit
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import model as vgpu_model
 
@@ -50,13 +51,11 @@ class Planner:
     def destroyed(self, gpu: FleetGpu, today: Sequence[Standing], then: Sequence[Standing], pinned: bool = True) -> int:
         """GPU instances that the planner destroys on the way. Raises PlanError where the GPU cannot be so."""
         wanted = tuple(
-            mig_steps.WantedInstance(s.shape.profile, s.start if pinned else None)
-            for s in then
-            if s.shape.kind == "mig"
+            gpu_plan.WantedInstance(s.shape.profile, s.start if pinned else None) for s in then if s.shape.kind == "mig"
         )
         observed = self.observed(gpu, today)
-        target = mig_steps.Target(observed.uuid, "packing", "mig" if wanted else "shared", bool(wanted), wanted)
-        plan = mig_plan.plan_gpu(observed, target)
+        target = gpu_plan.Target(observed.uuid, "packing", "mig" if wanted else "shared", bool(wanted), wanted)
+        plan = planner.plan_gpu(observed, target)
         return sum(isinstance(step, mig_steps.DestroyGpuInstance) for step in plan.steps)
 
 

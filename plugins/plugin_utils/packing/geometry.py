@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What fits on one GPU. The rules are not written here: MIG's are the planner's (mig_fit), sizes are the catalogue's."""
+"""What fits on one GPU. MIG's rules are the planner's (techniques/mig/fit), sizes are the catalogue's."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import NamedTuple, Sequence, Tuple
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import catalogue
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
-from ansible_collections.openfleet.gpu.plugins.module_utils.mig_fit import Capacity, Want, arrange
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Gpu, Placement
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mig.fit import Capacity, Want, arrange
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.rules import most_clients
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import model as vgpu_model
 

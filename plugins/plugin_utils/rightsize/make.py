@@ -9,7 +9,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Callable, Collection, Mapping, Sequence
 
-from ...module_utils.mig_steps import of_gpu
+from ...module_utils.gpu_plan import of_gpu
 from ...module_utils.model import Gpu
 from ..audit.make import Order
 from ..audit.make import make as make_audit

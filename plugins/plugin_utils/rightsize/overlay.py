@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any, Collection, Mapping, Sequence
 
-from ...module_utils import mig_plan
+from ...module_utils import planner
 from ...module_utils.errors import PlanError
+from ...module_utils.gpu_plan import Plan
 from ...module_utils.layout import layout_to_data, parse_layout
-from ...module_utils.mig_steps import Plan
 from ...module_utils.model import Gpu
 from ...module_utils.targets import resolved, targets
 from ...module_utils.techniques.registry import SERVICES
@@ -51,6 +51,6 @@ def planned(layout: Any, gpus: Sequence[Gpu], driver_version: str | None) -> tup
     Every instance counts as the collection's own. Raises LayoutError, SelectorError and PlanError, as applying it would.
     """
     parsed = parse_layout(layout)
-    plan = mig_plan.plan(gpus, targets(parsed, gpus))
+    plan = planner.plan(gpus, targets(parsed, gpus))
     asked = [each for service in SERVICES for each in service.asked(parsed, plan, driver_version or None)]
     return plan, ["%s: %s" % (each.name, each.limits) for each in asked]

@@ -14,7 +14,7 @@ import re
 from collections import Counter, defaultdict
 from typing import Any, Mapping, Sequence
 
-from ...module_utils import mig_plan
+from ...module_utils import planner
 from ...module_utils.errors import FleetError
 from ...module_utils.layout import parse_layout
 from ...module_utils.layout_types import Entry, Layout
@@ -83,7 +83,7 @@ def fleet_today(
 
 def _drift(layout: Layout, host: Host) -> str:
     """Where the host's devices are not what its layout says: a proposal would change that as well, unasked."""
-    plan = mig_plan.plan(host.gpus, targets(layout, host.gpus))
+    plan = planner.plan(host.gpus, targets(layout, host.gpus))
     if not plan.changes_devices:
         return ""
     first = next(each for each in plan.gpus if each.told_steps)

@@ -36,6 +36,6 @@ def _parts(layout: Layout) -> Iterator[tuple[Form, Any]]:
     """Return each part of an entry or of a MIG instance, with its form."""
     forms = {form.key: form for form in FORMS}
     for entry in layout.entries:
-        for each in (entry, *(entry.mig or ())):
+        for each in (entry, *entry.instances):
             if each.sharing in forms:
                 yield forms[each.sharing], each.part

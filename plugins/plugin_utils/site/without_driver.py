@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
-from ...module_utils import assumed, mig_plan
+from ...module_utils import assumed, planner
 from ...module_utils.errors import FleetError, LayoutError
 from ...module_utils.layout import parse_layout
 from ...module_utils.layout_types import Entry, Layout, Selector
@@ -35,7 +35,7 @@ def plan(layout_data: Any, expected_gpus: Sequence[str], pci_gpus: Any) -> dict[
         if not gpus:
             return _answer(checked=False)
         layout = _by_place(layout)
-        gpus_plan = mig_plan.plan(gpus, targets(layout, gpus))
+        gpus_plan = planner.plan(gpus, targets(layout, gpus))
         asked = [each for service in SERVICES for each in service.asked(layout, gpus_plan, None)]
     except LayoutError as error:
         return _answer([str(problem) for problem in error.problems])

@@ -10,11 +10,11 @@ import pytest
 from mig_rules import with_instances
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
+from ansible_collections.openfleet.gpu.plugins.module_utils.gpu_plan import Target, WantedInstance
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders_mark import mark
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders_model import CONTAINER, DEVICE_HANDLE, PROCESS
-from ansible_collections.openfleet.gpu.plugins.module_utils.mig_plan import plan_gpu
-from ansible_collections.openfleet.gpu.plugins.module_utils.mig_steps import Target, WantedInstance
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder, Host, Placement
+from ansible_collections.openfleet.gpu.plugins.module_utils.planner import plan_gpu
 
 
 @pytest.fixture
@@ -69,18 +69,18 @@ def test_what_cannot_be_determined_does_not_keep_a_failed_run_half_way(host):
 
 BLIND = """
 import sys
-from ansible_collections.openfleet.gpu.plugins.module_utils import mig_apply, mig_plan
+from ansible_collections.openfleet.gpu.plugins.module_utils import apply_plan, planner
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders_mark import mark
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders_model import unknown
-from ansible_collections.openfleet.gpu.plugins.module_utils.mig_steps import Target, WantedInstance
+from ansible_collections.openfleet.gpu.plugins.module_utils.gpu_plan import Target, WantedInstance
 from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import Session
 from ansible_collections.openfleet.gpu.plugins.module_utils.transaction import Journal
 
 with Session() as session:
     gpus = session.observe().gpus
     halves = (WantedInstance("3g.40gb"),) * 2
-    plan = mig_plan.plan(gpus, [Target(g.uuid, "", "mig", True, halves) for g in gpus])
+    plan = planner.plan(gpus, [Target(g.uuid, "", "mig", True, halves) for g in gpus])
     looks = []
     def look():
         host = session.observe()
@@ -88,7 +88,7 @@ with Session() as session:
         # The first look, before the first step, sees well.
         return mark(host, unknown(host.gpus, "nobody knows", "") if len(looks) > 1 else ())
     try:
-        mig_apply.apply(session, plan, Journal(sys.argv[1]), look=look)
+        apply_plan.apply(session, plan, Journal(sys.argv[1]), look=look)
     except ApplyError as error:
         print("%d looks, outcome %s" % (len(looks), error.outcome))
 """
@@ -107,15 +107,15 @@ def test_a_job_that_begins_after_the_plan_is_not_ended(host):
 
 LATE = """
 import atexit, subprocess, sys
-from ansible_collections.openfleet.gpu.plugins.module_utils import mig_apply, mig_plan
+from ansible_collections.openfleet.gpu.plugins.module_utils import apply_plan, planner
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError
-from ansible_collections.openfleet.gpu.plugins.module_utils.mig_steps import Target, WantedInstance
+from ansible_collections.openfleet.gpu.plugins.module_utils.gpu_plan import Target, WantedInstance
 from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import Session
 from ansible_collections.openfleet.gpu.plugins.module_utils.transaction import Journal
 
 with Session() as session:
     gpus = session.observe().gpus
-    plan = mig_plan.plan(gpus, [Target(g.uuid, "", "mig", True, (WantedInstance("3g.40gb"),)) for g in gpus])
+    plan = planner.plan(gpus, [Target(g.uuid, "", "mig", True, (WantedInstance("3g.40gb"),)) for g in gpus])
     looks = []
     def look():
         # By the second look the first GPU has its new layout, and a job has begun on the other one.
@@ -128,7 +128,7 @@ with Session() as session:
         looks.append(1)
         return session.observe()
     try:
-        mig_apply.apply(session, plan, Journal(sys.argv[1]), look=look)
+        apply_plan.apply(session, plan, Journal(sys.argv[1]), look=look)
     except ApplyError as error:
         print(error.outcome)
     print("GPU-1-changed:%s" % (session.observe().gpus[1].mig.instances[0].profile != "7g.80gb"))
@@ -147,23 +147,24 @@ def test_a_holder_that_the_planner_could_have_spared_is_not_ended(host):
 
 SPARED = """
 import sys
-from ansible_collections.openfleet.gpu.plugins.module_utils import mig_apply, mig_plan
+from ansible_collections.openfleet.gpu.plugins.module_utils import apply_plan, planner
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import BusyError
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders_mark import mark
-from ansible_collections.openfleet.gpu.plugins.module_utils.mig_steps import DestroyGpuInstance, Target, WantedInstance
+from ansible_collections.openfleet.gpu.plugins.module_utils.gpu_plan import Target, WantedInstance
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mig.steps import DestroyGpuInstance
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder
 from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import Session
 from ansible_collections.openfleet.gpu.plugins.module_utils.transaction import Journal
 
 with Session() as session:
     gpus = session.observe().gpus
-    plan = mig_plan.plan(gpus, [Target(g.uuid, "", "mig", True, (WantedInstance("1g.10gb"),)) for g in gpus])
+    plan = planner.plan(gpus, [Target(g.uuid, "", "mig", True, (WantedInstance("1g.10gb"),)) for g in gpus])
     (doomed,) = [s.gpu_instance_id for s in plan.gpus[0].steps if isinstance(s, DestroyGpuInstance)]
     def look():
         host = session.observe()
         return mark(host, [Holder(host.gpus[0].uuid, doomed, "container", "container trainer")])
     try:
-        mig_apply.apply(session, plan, Journal(sys.argv[1]), look=look)
+        apply_plan.apply(session, plan, Journal(sys.argv[1]), look=look)
     except BusyError as error:
         print("refused: %s came into use" % error.disturbs[0].what.split(": ")[1].split("@")[0])
 """

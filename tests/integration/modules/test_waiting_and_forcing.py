@@ -176,17 +176,17 @@ def test_force_gives_up_on_what_comes_back(whole, jobs):
 
 COMES_BACK = """
 import sys
-from ansible_collections.openfleet.gpu.plugins.module_utils import mig_apply, mig_plan
+from ansible_collections.openfleet.gpu.plugins.module_utils import apply_plan, planner
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import BusyError
-from ansible_collections.openfleet.gpu.plugins.module_utils.mig_steps import Target, WantedInstance
+from ansible_collections.openfleet.gpu.plugins.module_utils.gpu_plan import Target, WantedInstance
 from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import Session
 from ansible_collections.openfleet.gpu.plugins.module_utils.transaction import Journal
 
 with Session() as session:
     gpus = session.observe().gpus
-    plan = mig_plan.plan(gpus, [Target(g.uuid, "", "mig", True, (WantedInstance("3g.40gb"),)) for g in gpus])
+    plan = planner.plan(gpus, [Target(g.uuid, "", "mig", True, (WantedInstance("3g.40gb"),)) for g in gpus])
     try:
-        mig_apply.apply(
+        apply_plan.apply(
             session, plan, Journal(sys.argv[1]), look=session.observe, clear=lambda disturbs: print("ended") is None
         )
     except BusyError as error:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Mapping, Sequence
 
+from ...gpu_plan import Plan
 from ...layout_types import Layout
 from ...metric_family import GAUGE, Family, Sample, labels_of
-from ...mig_steps import Plan
 from ...model import Gpu, Host
 from .host import adjustable
 from .model import MpsDaemon, MpsPlace, MpsSeen

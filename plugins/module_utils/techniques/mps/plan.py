@@ -14,9 +14,9 @@ from typing import Callable, Iterable, Mapping, Sequence
 
 from ...disturbance import Disturbance
 from ...errors import PlanError
+from ...gpu_plan import GpuPlan, Plan
 from ...holders_model import MPS, UNKNOWN, short
 from ...layout_types import Entry, Layout, MigInstance
-from ...mig_steps import DestroyComputeInstance, DestroyGpuInstance, GpuPlan, Plan, SetMigMode
 from ...model import Gpu, GpuInstance, Holder, Host
 from ...mps_control import daemon_of
 from ...sizes import format_size
@@ -207,7 +207,7 @@ def _one_gpu(entry: Entry) -> bool:
 def _of_instances(
     entry: Entry, gpus: Sequence[GpuPlan], driver_version: str | None, seen: Sequence[MpsSeen]
 ) -> list[WantedDaemon]:
-    parts = entry.mig or ()
+    parts = entry.instances
     for position, part in enumerate(parts):
         if part.sharing == KEY and len(part.compute_slices) > 1:
             raise PlanError(
@@ -250,10 +250,10 @@ def _placed(gpu: GpuPlan, entry: Entry, seen: Sequence[MpsSeen]) -> list[tuple[i
     }
 
     def unlike(position: int, start: int) -> bool:
-        part = (entry.mig or ())[position]
+        part = entry.instances[position]
         return part.sharing != KEY or (start, _name_inside(entry, part, gpu.gpu, start)) not in serving
 
-    wants = [(n, part) for n, part in enumerate(entry.mig or ()) for _ in range(part.count)]
+    wants = [(n, part) for n, part in enumerate(entry.instances) for _ in range(part.count)]
     found = []
     # Who has a placement chooses first, then who finds its daemon served, then daemons, then the rest.
     while wants:
@@ -321,12 +321,12 @@ def _survives(place: MpsPlace, plan: GpuPlan | None, host: Host) -> bool:
     """Whether the plan of its GPU leaves what the daemon serves as it is."""
     if plan is None:
         return True
-    if any(isinstance(step, SetMigMode) and step.enabled != plan.gpu.mig.enabled for step in plan.steps):
+    if any(step.switches(plan.gpu) for step in plan.steps):
         return False
     if not place.in_mig:
         return not plan.gpu.mig.enabled
     instance = _instance(place, plan.gpu)
-    gone = {s.gpu_instance_id for s in plan.steps if isinstance(s, (DestroyGpuInstance, DestroyComputeInstance))}
+    gone = {step.ended_instance for step in plan.steps}
     return instance is not None and instance.id not in gone
 
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from ...command import Run, run_tool
 from ...errors import NvmlError
-from .model import TIME_SLICES, SetTimeSlice
+from .model import TIME_SLICES
 from .nvidia_smi import LIST, NOT_INSTALLED, ask, read_rows
+from .steps import SetTimeSlice
 
 
 def apply(gpu_uuid: str, step: SetTimeSlice) -> None:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from ...model import Gpu
 
@@ -28,17 +27,6 @@ class TimeSlicing:
 
     slice: str
     replicas: int = 1
-
-
-@dataclass(frozen=True)
-class SetTimeSlice:
-    """Set the time slice of a GPU."""
-
-    technique: ClassVar[str] = KEY
-    time_slice: str
-
-    def __str__(self) -> str:
-        return "set time slice %s" % self.time_slice
 
 
 def time_slice_of(gpu: Gpu) -> str | None:

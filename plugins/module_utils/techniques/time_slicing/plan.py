@@ -8,7 +8,8 @@ from __future__ import annotations
 from ...errors import PlanError
 from ...model import Gpu
 from ...plan_parts import GpuPart
-from .model import DEFAULT, SETTING, TIME_SLICES, SetTimeSlice, TimeSlicing, describe, time_slice_of
+from .model import DEFAULT, SETTING, TIME_SLICES, TimeSlicing, describe, time_slice_of
+from .steps import SetTimeSlice
 
 
 def wanted(part: TimeSlicing | None) -> str:

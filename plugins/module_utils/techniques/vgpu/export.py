@@ -10,7 +10,8 @@ from typing import Callable, Sequence
 
 from ...layout_types import Selector
 from ...model import Gpu
-from .model import AUTO, MPS, PRELOAD, VgpuSeen, VgpuTenant
+from ..form import Seen
+from .model import AUTO, KEY, MPS, PRELOAD, VgpuTenant
 from .part import Tenant, Vgpu
 
 # Ratios are binary fractions: 1.15 * 100 is a hair below 115.
@@ -18,13 +19,13 @@ _ROUNDING = 1e-9
 
 
 def export_together(
-    gpus: Sequence[Gpu], seen: Sequence[VgpuSeen], pin: Callable[[Gpu], Selector] | None, left_out: list[str]
+    gpus: Sequence[Gpu], seen: Seen, pin: Callable[[Gpu], Selector] | None, left_out: list[str]
 ) -> dict[str, Vgpu | None]:
     """Return the part of the entry of each GPU with tenants, by UUID; None where no layout can say it.
 
     GPUs that a tenant spans share an entry. With `pin` tenants of one GPU are pinned to it.
     """
-    tenants = [one.tenant for one in seen]
+    tenants = [one.tenant for one in seen.get(KEY, ())]
     found: dict[str, Vgpu | None] = {}
     by_uuid = {gpu.uuid: gpu for gpu in gpus}
     for group in _groups(tenants):

@@ -13,8 +13,8 @@ from typing import Callable, Mapping, Sequence
 
 from ...disturbance import Disturbance
 from ...errors import PlanError
+from ...gpu_plan import Plan
 from ...layout_types import Entry, Layout
-from ...mig_steps import Plan
 from ...model import Gpu, Holder, Host, short_label
 from ...selector import matches
 from . import names as vgpu_names

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any, Mapping, Sequence
 
 from ...errors import PlanError
+from ...gpu_plan import Plan
 from ...layout_types import Layout
 from ...metric_family import Family
-from ...mig_steps import Plan
 from ...model import Gpu, Holder, Host
 from ...services import Asked, Clear, Look, PartRequest, Pids
 from . import apply as vgpu_apply

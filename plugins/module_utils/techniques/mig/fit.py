@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Callable, Iterable, Sequence, Tuple
 
-from .model import GpuInstanceProfile, Placement
+from ...model import Gpu, GpuInstanceProfile, Placement
 
 #: A score; greater is better. All scores of one search have the same length, and add up member by member.
 Score = Tuple[int, ...]
@@ -81,6 +81,12 @@ def arrange(
 
 def _width(want: Want) -> int:
     return want.placements[0].size if want.placements else 0
+
+
+def largest_part(gpu: Gpu, profiles: Sequence[str]) -> list[str]:
+    """Return the largest part of these profiles that fits on the empty GPU, without those that it does not have."""
+    capacity = Capacity(gpu.mig.profiles)
+    return list(capacity.largest_part([name for name in profiles if name in capacity.profiles]))
 
 
 class Capacity:

@@ -8,15 +8,15 @@ from __future__ import annotations
 import functools
 from typing import Sequence
 
-from . import durable, mig_plan
+from . import durable, planner
+from .apply_plan import expect, go_back, run_steps, settled
 from .busy import can_be_ended
 from .errors import ApplyError, BusyError, FleetError, attempt_all
-from .mig_apply import Reset, expect, go_back, run_steps, settled
-from .mig_steps import Plan, Target
+from .gpu_plan import Plan, Target
 from .model import Gpu, Host
 from .nvml import Session
 from .ownership import Record
-from .reset import reset_gpu
+from .reset import Reset, reset_gpu
 from .services import Clear, Look, Service
 from .techniques.observers import OBSERVERS
 from .transaction import Entry, Journal
@@ -97,7 +97,7 @@ def _back_or_on(
         return go_back(session, before, reset, look), None
     except BusyError as busy:
         try:
-            on = mig_plan.plan(look().gpus, after)
+            on = planner.plan(look().gpus, after)
         except FleetError:
             on = None
         if on is None or on.disturbs:
@@ -115,7 +115,7 @@ def _back_or_on(
 def _reached(gpus: Sequence[Gpu], targets: Sequence[Target]) -> Plan | None:
     """The plan to these targets if it has nothing left to do."""
     try:
-        plan = mig_plan.plan(gpus, targets)
+        plan = planner.plan(gpus, targets)
     except FleetError:
         # What was possible when the run began no longer is: another driver, another card.
         return None

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Mapping, Sequence
 
-from .catalogue import Model
-from .errors import FleetError
-from .layout_reader import is_integer
-from .profile_name import ProfileName, ProfileNameError, parse_profile_name
+from ...catalogue import Model
+from ...errors import FleetError
+from ...layout_reader import is_integer
+from ...profile_name import ProfileName, ProfileNameError, parse_profile_name
+from .model import KEY
 
 VERSION = "v1"
 _VENDOR = "10de"
@@ -157,7 +158,7 @@ class _Config:
             if devices:
                 raise self._no(place + ".mig-devices", "none where mig-enabled is false", devices)
             return {"sharing": "shared"}
-        return {"sharing": "mig", "mig": self._instances(place, devices)}
+        return {"sharing": KEY, KEY: self._instances(place, devices)}
 
     def _instances(self, place: str, devices: Mapping[Any, Any]) -> list[dict[str, Any]]:
         whole: Counter[str] = Counter()

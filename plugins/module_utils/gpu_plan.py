@@ -3,17 +3,17 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The plan as an object: what a GPU shall become, the steps to it, and how both read.
 
-Check mode, diff, reports and the executor use the same object. Nothing here decides anything: `mig_plan` does.
+Check mode, diff, reports and the executor use the same object. Nothing here decides anything: `planner` does.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Any, Mapping, Sequence, Union
+from typing import Any, ClassVar, Mapping, Sequence
 
 from .disturbance import Disturbance
-from .model import Gpu, GpuInstance, Placement, to_data
-from .plan_parts import GpuPart, HostPart, PartStep
+from .model import Gpu, GpuInstance, to_data
+from .plan_parts import GpuPart, GpuStep, HostPart, Instances
 
 DEFAULT, EXCLUSIVE_PROCESS = "default", "exclusive_process"
 
@@ -68,80 +68,14 @@ class Target:
 
 
 @dataclass(frozen=True)
-class SetMigMode:
-    """Turn MIG mode on or off. Where the GPU needs a reset for it, the executor sees to that."""
+class SetComputeMode(GpuStep):
+    """Set the compute mode of a whole GPU."""
 
-    enabled: bool
-
-    def __str__(self) -> str:
-        return "%s MIG mode" % ("enable" if self.enabled else "disable")
-
-
-@dataclass(frozen=True)
-class SetComputeMode:
+    technique: ClassVar[str] = "gpu"
     mode: str
 
     def __str__(self) -> str:
         return "set compute mode %s" % self.mode
-
-
-@dataclass(frozen=True)
-class DestroyComputeInstance:
-    profile: str
-    gpu_instance_id: int
-    compute_instance_id: int
-    compute_slices: int
-    start: int
-
-    def __str__(self) -> str:
-        return "destroy %dc of %s (instance %d)" % (self.compute_slices, self.profile, self.gpu_instance_id)
-
-
-@dataclass(frozen=True)
-class DestroyGpuInstance:
-    profile: str
-    gpu_instance_id: int
-    placement: Placement
-
-    def __str__(self) -> str:
-        return "destroy %s@%d" % (self.profile, self.placement.start)
-
-
-@dataclass(frozen=True)
-class CreateGpuInstance:
-    profile: str
-    profile_id: int
-    placement: Placement
-
-    def __str__(self) -> str:
-        return "create %s@%d" % (self.profile, self.placement.start)
-
-
-@dataclass(frozen=True)
-class CreateComputeInstance:
-    """Create a compute instance in the GPU instance at `gpu_instance_start`, whose id is not known before it exists.
-
-    `start` is None where it spans a GPU instance that is new.
-    """
-
-    profile: str
-    profile_id: int
-    gpu_instance_start: int
-    compute_slices: int
-    start: int | None = None
-
-    def __str__(self) -> str:
-        return "create %dc in %s@%d" % (self.compute_slices, self.profile, self.gpu_instance_start)
-
-
-Step = Union[
-    SetMigMode,
-    SetComputeMode,
-    DestroyComputeInstance,
-    DestroyGpuInstance,
-    CreateGpuInstance,
-    CreateComputeInstance,
-]
 
 
 @dataclass(frozen=True)
@@ -150,7 +84,7 @@ class GpuPlan:
 
     gpu: Gpu
     target: Target
-    gpu_steps: tuple[Step, ...] = ()
+    gpu_steps: tuple[GpuStep, ...] = ()
     kept: tuple[GpuInstance, ...] = ()
     disturbs: tuple[Disturbance, ...] = ()
     #: Instances that are not the collection's and that no layout names, left where they are.
@@ -159,7 +93,7 @@ class GpuPlan:
     parts: tuple[GpuPart, ...] = ()
 
     @property
-    def steps(self) -> tuple[Step | PartStep, ...]:
+    def steps(self) -> tuple[GpuStep, ...]:
         """All steps in their order: a GPU loses its settings before it goes into MIG mode, and gets them after it came out."""
         of_parts = [step for part in self.parts for step in part.steps]
         return (*of_parts, *self.gpu_steps) if self.target.mig_enabled else (*self.gpu_steps, *of_parts)
@@ -175,47 +109,38 @@ class GpuPlan:
         return ", ".join(words) or "nothing to do"
 
     @property
-    def told_steps(self) -> tuple[Step | PartStep, ...]:
+    def told_steps(self) -> tuple[GpuStep, ...]:
         """The steps, less those that go without saying."""
-        return tuple(step for step in self.steps if not self._implied(step))
+        return tuple(step for step in self.steps if not step.implied(self.gpu_steps))
 
     def planned(self) -> tuple[WantedInstance, ...]:
         """The instances that the plan keeps and creates, each pinned where it will be."""
-        profiles = {i.placement.start: i.profile for i in self.kept}
-        slices = {i.placement.start: [c.compute_slices for c in i.compute_instances] for i in self.kept}
+        coming = self._instances(self.kept)
+        return tuple(
+            WantedInstance(profile, start, tuple(sorted(slices, reverse=True)))
+            for start, (profile, slices) in sorted(coming.items())
+        )
+
+    def _instances(self, staying: Sequence[GpuInstance]) -> Instances:
+        """Return the instances that are there when every step is done, given those that stay."""
+        found: Instances = {i.placement.start: (i.profile, _slices(i)) for i in staying}
         starts = {i.id: i.placement.start for i in self.kept}
         for step in self.gpu_steps:
-            if isinstance(step, CreateGpuInstance):
-                profiles[step.placement.start], slices[step.placement.start] = step.profile, []
-            elif isinstance(step, CreateComputeInstance):
-                slices[step.gpu_instance_start].append(step.compute_slices)
-            elif isinstance(step, DestroyComputeInstance) and step.gpu_instance_id in starts:
-                slices[starts[step.gpu_instance_id]].remove(step.compute_slices)
-        return tuple(
-            WantedInstance(profiles[start], start, tuple(sorted(slices[start], reverse=True)))
-            for start in sorted(profiles)
-        )
+            step.change(found, starts)
+        return found
 
     def before(self) -> str:
         """Return the GPU's state as observed."""
-        instances = ["%s@%d%s" % (i.profile, i.placement.start, _split(i)) for i in self.gpu.mig.instances]
+        instances = [
+            "%s@%d%s" % (i.profile, i.placement.start, _split_text(_slices(i))) for i in self.gpu.mig.instances
+        ]
         settings = [part.before for part in self.parts]
         return self._state(self.gpu.mig.enabled, instances, self.gpu.compute_mode, settings)
 
     def after(self) -> str:
         """Return the GPU's state when every step is done, in the words of `before`."""
-        staying = self.kept + self.left
-        slices = {i.placement.start: [c.compute_slices for c in i.compute_instances] for i in staying}
-        named = {i.placement.start: i.profile for i in staying}
-        for step in self.gpu_steps:
-            if isinstance(step, CreateGpuInstance):
-                named[step.placement.start], slices[step.placement.start] = step.profile, []
-            elif isinstance(step, CreateComputeInstance):
-                slices[step.gpu_instance_start].append(step.compute_slices)
-            elif isinstance(step, DestroyComputeInstance) and step.gpu_instance_id in {i.id for i in self.kept}:
-                start = next(i.placement.start for i in self.kept if i.id == step.gpu_instance_id)
-                slices[start].remove(step.compute_slices)
-        instances = ["%s@%d%s" % (named[start], start, _split_text(slices[start])) for start in sorted(named)]
+        coming = sorted(self._instances(self.kept + self.left).items())
+        instances = ["%s@%d%s" % (profile, start, _split_text(slices)) for start, (profile, slices) in coming]
         mode = self.gpu.compute_mode if self.target.compute_mode is None else self.target.compute_mode
         return self._state(self.target.mig_enabled, instances, mode, [part.after for part in self.parts])
 
@@ -228,26 +153,6 @@ class GpuPlan:
             what = "MIG off, compute mode %s" % (compute_mode or "unknown")
         return ", ".join([what, *filter(None, settings)])
 
-    def _implied(self, step: Step | PartStep) -> bool:
-        # The one compute instance of a whole new or doomed GPU instance goes without saying.
-        if isinstance(step, CreateComputeInstance):
-            made = [
-                s
-                for s in self.gpu_steps
-                if isinstance(s, CreateGpuInstance) and s.placement.start == step.gpu_instance_start
-            ]
-            siblings = [
-                s
-                for s in self.gpu_steps
-                if isinstance(s, CreateComputeInstance) and s.gpu_instance_start == step.gpu_instance_start
-            ]
-            return bool(made) and len(siblings) == 1
-        if isinstance(step, DestroyComputeInstance):
-            return any(
-                isinstance(s, DestroyGpuInstance) and s.gpu_instance_id == step.gpu_instance_id for s in self.gpu_steps
-            )
-        return False
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -259,15 +164,17 @@ class Plan:
 
     @property
     def changes(self) -> bool:
+        """Return whether there is anything to do."""
         return any(each.steps for each in (*self.gpus, *self.parts))
 
     @property
     def changes_devices(self) -> bool:
-        """Whether devices come or go: any step of a GPU's own but to set a compute mode."""
-        return any(not isinstance(step, SetComputeMode) for gpu in self.gpus for step in gpu.gpu_steps)
+        """Return whether devices come or go."""
+        return any(step.changes_devices for gpu in self.gpus for step in gpu.gpu_steps)
 
     @property
     def disturbs(self) -> tuple[Disturbance, ...]:
+        """Return whom the steps would disturb."""
         return tuple(found for each in (*self.gpus, *self.parts) for found in each.disturbs)
 
     def lines(self) -> list[str]:
@@ -293,10 +200,10 @@ class Plan:
 
     def counts(self) -> dict[str, int]:
         """GPU instances to create, to destroy and kept, and GPUs that change."""
-        steps = [step for gpu in self.gpus for step in gpu.steps]
+        counted = [step.counted for gpu in self.gpus for step in gpu.steps]
         return {
-            "create": sum(isinstance(step, CreateGpuInstance) for step in steps),
-            "destroy": sum(isinstance(step, DestroyGpuInstance) for step in steps),
+            "create": counted.count("create"),
+            "destroy": counted.count("destroy"),
             "keep": sum(len(gpu.kept) for gpu in self.gpus),
             "gpus_changed": sum(self.changed(gpu) for gpu in self.gpus),
         }
@@ -313,6 +220,7 @@ def of_gpu(gpu: Gpu, text: str) -> str:
 
 
 def standing(instance: GpuInstance) -> str:
+    """Return an instance in words, with the number of processes in it."""
     count = len(instance.processes)
     return "%s@%d%s" % (
         instance.profile,
@@ -321,8 +229,8 @@ def standing(instance: GpuInstance) -> str:
     )
 
 
-def _split(instance: GpuInstance) -> str:
-    return _split_text([compute.compute_slices for compute in instance.compute_instances])
+def _slices(instance: GpuInstance) -> list[int]:
+    return [compute.compute_slices for compute in instance.compute_instances]
 
 
 def _split_text(slices: Sequence[int]) -> str:
@@ -333,5 +241,6 @@ def _split_text(slices: Sequence[int]) -> str:
 
 
 def listing(names: Sequence[str]) -> str:
+    """Return names in words, equal ones counted."""
     kinds = sorted(set(names), key=list(names).index)
     return ", ".join("%dx %s" % (list(names).count(kind), kind) for kind in kinds) or "nothing"

@@ -1,9 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From what GPUs are to what they shall be: a pure function (observed, wanted) -> Plan.
-
-No I/O, no clock, no randomness, no NVML, no Ansible: the same two arguments always give the same plan.
+"""Plan the modes of a GPU and its instances. Pure: the same arguments always give the same plan.
 
 The planner keeps every instance that the new layout can use where it stands, and names a placement for every GPU
 instance that it creates: left to itself the driver may place instances so that later ones no longer fit.
@@ -14,30 +12,17 @@ from __future__ import annotations
 import dataclasses
 from typing import Iterable, Sequence
 
-from .errors import PlanError
-from .mig_fit import Capacity, Want, arrange
-from .mig_steps import (
-    DEFAULT,
-    CreateComputeInstance,
-    CreateGpuInstance,
-    DestroyComputeInstance,
-    DestroyGpuInstance,
-    Disturbance,
-    GpuPlan,
-    Plan,
-    SetComputeMode,
-    SetMigMode,
-    Step,
-    Target,
-    WantedInstance,
-    listing,
-    standing,
-)
-from .model import ComputeInstance, Gpu, GpuInstance, GpuInstanceProfile, Holder, Placement, Process
-from .ownership import Ownership
-from .profile_name import nearest_profile
-from .techniques.forms import SHARINGS
-from .techniques.registry import SETTINGS
+from ...disturbance import Disturbance
+from ...errors import PlanError
+from ...gpu_plan import DEFAULT, GpuPlan, SetComputeMode, Target, WantedInstance, listing, standing
+from ...model import ComputeInstance, Gpu, GpuInstance, GpuInstanceProfile, Holder, Placement, Process
+from ...ownership import Ownership
+from ...plan_parts import GpuStep
+from ...profile_name import nearest_profile
+from ..forms import SHARINGS
+from .fit import Capacity, Want, arrange
+from .model import KEY
+from .steps import CreateComputeInstance, CreateGpuInstance, DestroyComputeInstance, DestroyGpuInstance, SetMigMode
 
 #: Compute slices of a GPU instance -> {slices of a compute instance: where it may start}. From the compute-instance tables
 #: of NVIDIA's MIG User Guide (supported-mig-profiles) and of go-nvml's A100 and H100; the starts were not seen on hardware.
@@ -49,38 +34,11 @@ COMPUTE_STARTS = {
     7: {1: (0, 1, 2, 3, 4, 5, 6), 2: (0, 2, 4), 3: (0, 4), 4: (0,), 7: (0,)},
 }
 
-_WITHOUT_MIG = tuple(sharing for sharing in SHARINGS if sharing != "mig")
-
-#: Every instance counts as the collection's own: the way back to a state, and plans for GPUs that are not there yet.
-ALL_OURS = Ownership("remove")
+_WITHOUT_MIG = tuple(sharing for sharing in SHARINGS if sharing != KEY)
 
 
-def plan(gpus: Sequence[Gpu], targets: Iterable[Target], ownership: Ownership = ALL_OURS) -> Plan:
-    """Plan every target on the GPUs observed.
-
-    Raises PlanError, naming the GPU and the entry, where a target cannot be had, or where it would remove instances that
-    are somebody else's and `ownership` does not allow that. A plan that would end something that runs is returned, not
-    refused: `Plan.disturbs` names it, and whoever carries plans out decides.
-    """
-    by_uuid = {gpu.uuid: gpu for gpu in gpus}
-    plans = []
-    for target in targets:
-        if target.gpu_uuid not in by_uuid:
-            raise PlanError(
-                "gpu %s" % target.gpu_uuid, "it is gone", "Look at the kernel log; the GPU may have fallen off the bus."
-            )
-        plans.append(plan_gpu(by_uuid[target.gpu_uuid], target, ownership))
-    return Plan(tuple(sorted(plans, key=lambda p: p.gpu.index)))
-
-
-def plan_gpu(gpu: Gpu, target: Target, ownership: Ownership = ALL_OURS) -> GpuPlan:
-    """Plan one GPU; see `plan`."""
-    made = _plan_gpu(gpu, target, ownership)
-    parts = (each.plan(gpu, made.target.settings.get(each.setting), made.target.where) for each in SETTINGS)
-    return dataclasses.replace(made, parts=tuple(parts))
-
-
-def _plan_gpu(gpu: Gpu, target: Target, ownership: Ownership) -> GpuPlan:
+def plan(gpu: Gpu, target: Target, ownership: Ownership) -> GpuPlan:
+    """Return the plan of one GPU, without the parts of other techniques. `planner.plan` tells what it raises."""
     foreign: tuple[GpuInstance, ...] = ()
     if ownership.policy != "remove":
         foreign = tuple(instance for instance in gpu.mig.instances if ownership.foreign(gpu, instance))
@@ -132,28 +90,8 @@ def _beside(gpu: Gpu, target: Target, foreign: Sequence[GpuInstance]) -> tuple[T
     return dataclasses.replace(target, instances=(*wanted, *adopted)), tuple(left)
 
 
-def target_of(gpu: Gpu) -> Target:
-    """The target that describes what a GPU is just now, every instance pinned where it stands: the way back to it."""
-    return Target(
-        gpu_uuid=gpu.uuid,
-        where="the state before this run",
-        sharing="mig" if gpu.mig.enabled else "as before",
-        mig_enabled=gpu.mig.enabled,
-        instances=tuple(
-            WantedInstance(
-                i.profile,
-                i.placement.start,
-                tuple(sorted((c.compute_slices for c in i.compute_instances), reverse=True)),
-            )
-            for i in gpu.mig.instances
-        ),
-        compute_mode=None if gpu.mig.enabled else gpu.compute_mode,
-        settings={technique.setting: technique.current(gpu) for technique in SETTINGS},
-    )
-
-
 def _plan_whole(gpu: Gpu, target: Target) -> GpuPlan:
-    steps: list[Step] = []
+    steps: list[GpuStep] = []
     for instance in gpu.mig.instances:
         steps += _destroy(instance)
     if gpu.mig.enabled or gpu.mig.pending:
@@ -173,8 +111,8 @@ def _plan_mig(gpu: Gpu, target: Target, left: tuple[GpuInstance, ...] = ()) -> G
 
     at = {(instance.profile, instance.placement): instance for instance in present}
     kept: list[GpuInstance] = []
-    destroy: list[Step] = []
-    create: list[Step] = []
+    destroy: list[GpuStep] = []
+    create: list[GpuStep] = []
     for wanted, placement in sorted(placed, key=lambda pair: pair[1]):
         instance = at.pop((wanted.profile, placement), None)
         profile = capacity.profiles[wanted.profile]
@@ -192,7 +130,7 @@ def _plan_mig(gpu: Gpu, target: Target, left: tuple[GpuInstance, ...] = ()) -> G
     for instance in at.values():
         destroy += _destroy(instance)
 
-    mode: list[Step] = []
+    mode: list[GpuStep] = []
     if not (gpu.mig.enabled and gpu.mig.pending):
         mode.append(SetMigMode(True))
     if not gpu.mig.enabled and gpu.compute_mode not in (None, DEFAULT):
@@ -202,7 +140,7 @@ def _plan_mig(gpu: Gpu, target: Target, left: tuple[GpuInstance, ...] = ()) -> G
     return GpuPlan(gpu, target, tuple(steps), tuple(kept), disturbed(gpu, steps), left)
 
 
-def disturbed(gpu: Gpu, steps: Iterable[Step]) -> tuple[Disturbance, ...]:
+def disturbed(gpu: Gpu, steps: Iterable[GpuStep]) -> tuple[Disturbance, ...]:
     """Whom these steps would disturb on the GPU as it is observed now, whenever the steps were planned."""
     steps = list(steps)
     doomed = {step.gpu_instance_id for step in steps if isinstance(step, DestroyGpuInstance)}
@@ -377,9 +315,9 @@ def _replan_compute(instance: GpuInstance, slices: Sequence[int]):
     return tuple(at.values()), new
 
 
-def _destroy(instance: GpuInstance) -> list[Step]:
+def _destroy(instance: GpuInstance) -> list[GpuStep]:
     """Compute instances go before their GPU instance."""
-    steps: list[Step] = [_destroy_compute(instance, compute) for compute in instance.compute_instances]
+    steps: list[GpuStep] = [_destroy_compute(instance, compute) for compute in instance.compute_instances]
     return [*steps, DestroyGpuInstance(instance.profile, instance.id, instance.placement)]
 
 

@@ -4,7 +4,7 @@
 """Carry a plan out and look again: a host ends with the new layout or the old one, and the caller learns which.
 
 The journal is written before the first step and removed once the layout was seen to be whole. A run that finds a
-journal finishes what the run before it could not: see mig_recover.
+journal finishes what the run before it could not: see recovery.
 """
 
 from __future__ import annotations
@@ -12,27 +12,21 @@ from __future__ import annotations
 import contextlib
 from typing import Callable, Iterator, Sequence
 
-from . import mig_plan, mig_steps
+from . import planner
 from .busy import can_be_ended, make_way
 from .disturbance import Disturbance
 from .errors import ApplyError, BusyError, FleetError, NvmlError, ResetRefusedError
+from .gpu_plan import GpuPlan, Plan, SetComputeMode, Target
 from .holders_model import UNKNOWN
 from .host_change import HostChange
-from .mig_steps import GpuPlan, Plan, Target
 from .model import Holder, Host, Process
 from .nvml import Session
-from .nvml_calls import IN_USE, RESET_REQUIRED, SUCCESS
 from .ownership import Ownership, Record
-from .plan_parts import PartStep
-from .reset import reset_gpu
+from .plan_parts import GpuStep
+from .reset import Reset, reset_gpu
 from .services import Clear, Look
-from .techniques.registry import technique_of
+from .techniques.registry import DIVIDER, technique_of
 from .transaction import Journal
-
-Reset = Callable[[str, bool], None]
-
-#: Steps that end what runs in the instance, or on the GPU.
-ENDING_STEPS = (mig_steps.SetMigMode, mig_steps.DestroyComputeInstance, mig_steps.DestroyGpuInstance)
 
 
 def apply(
@@ -40,7 +34,7 @@ def apply(
     plan: Plan,
     journal: Journal,
     reset: Reset = reset_gpu,
-    ownership: Ownership = mig_plan.ALL_OURS,
+    ownership: Ownership = planner.ALL_OURS,
     record: Record | None = None,
     look: Look | None = None,
     clear: Clear | None = None,
@@ -63,8 +57,8 @@ def apply(
     if clear is None:
         refuse_disturbance(plan)
     # Those whose mode changes first: a reset that is refused is known before anything else was done.
-    changed = sorted((gpu for gpu in plan.gpus if gpu.steps), key=lambda gpu: not mode_changes(gpu))
-    before, after = [mig_plan.target_of(gpu.gpu) for gpu in changed], [gpu.target for gpu in changed]
+    changed = sorted((gpu for gpu in plan.gpus if gpu.steps), key=lambda gpu: not DIVIDER.mode_changes(gpu))
+    before, after = [planner.target_of(gpu.gpu) for gpu in changed], [gpu.target for gpu in changed]
     beside = beside or HostChange()
     journal.begin(before, after, beside.record)
     done: list[str] = []
@@ -115,38 +109,14 @@ def refuse_disturbance(plan: Plan) -> None:
         )
 
 
-def mode_changes(gpu_plan: GpuPlan) -> bool:
-    """Whether the plan turns this GPU's MIG mode on or off."""
-    return any(isinstance(step, mig_steps.SetMigMode) for step in gpu_plan.steps)
-
-
-def leave_pending(session: Session, plan: Plan) -> None:
-    """Set the MIG modes that the plan changes and leave them pending: a reboot of the host is to follow at once.
-
-    All of them or none: raises ApplyError with outcome "old" where one cannot be set.
-    """
-    set_so_far: list[str] = []
-    try:
-        for gpu_plan in filter(mode_changes, plan.gpus):
-            set_so_far.append(gpu_plan.gpu.uuid)
-            session.set_mig_mode(gpu_plan.gpu.uuid, gpu_plan.target.mig_enabled)
-    except BaseException as error:
-        for gpu in set_so_far:
-            with contextlib.suppress(FleetError):
-                session.set_mig_mode(gpu, session.mig_mode(gpu)[0])
-        if not isinstance(error, FleetError):
-            raise
-        raise ApplyError(error.where, error.problem, error.cure, outcome="old") from error
-
-
 def _make_way(gpu_plan: GpuPlan, look: Look, clear: Clear | None) -> None:
     """Look again whom the steps on this GPU would disturb, and refuse, or end them where there is leave to."""
-    if not any(isinstance(step, ENDING_STEPS) for step in gpu_plan.steps):
+    if not any(step.ends for step in gpu_plan.steps):
         return
 
     def in_the_way() -> Sequence[Disturbance]:
         now = [gpu for gpu in look().gpus if gpu.uuid == gpu_plan.gpu.uuid]
-        return mig_plan.disturbed(now[0], gpu_plan.steps) if now else ()
+        return DIVIDER.disturbed(now[0], gpu_plan.steps) if now else ()
 
     make_way(in_the_way, clear)
 
@@ -164,8 +134,8 @@ def run_steps(session: Session, gpu_plan: GpuPlan, reset: Reset, done: list[str]
         done.append("gpu %d: %s" % (gpu_plan.gpu.index, step))
 
 
-def expect(host: Host, targets: Sequence[Target], ownership: Ownership = mig_plan.ALL_OURS) -> None:
-    left = mig_plan.plan(host.gpus, targets, ownership)
+def expect(host: Host, targets: Sequence[Target], ownership: Ownership = planner.ALL_OURS) -> None:
+    left = planner.plan(host.gpus, targets, ownership)
     if left.changes:
         raise NvmlError(
             "this host",
@@ -174,46 +144,13 @@ def expect(host: Host, targets: Sequence[Target], ownership: Ownership = mig_pla
         )
 
 
-def _step(session: Session, gpu: str, step: mig_steps.Step | PartStep, reset: Reset) -> None:
-    if isinstance(step, mig_steps.SetMigMode):
-        _set_mig_mode(session, gpu, step.enabled, reset)
-    elif isinstance(step, mig_steps.SetComputeMode):
+def _step(session: Session, gpu: str, step: GpuStep, reset: Reset) -> None:
+    if isinstance(step, SetComputeMode):
         session.set_compute_mode(gpu, step.mode)
-    elif isinstance(step, mig_steps.DestroyComputeInstance):
-        session.destroy_compute_instance(gpu, step.gpu_instance_id, step.compute_instance_id)
-    elif isinstance(step, mig_steps.DestroyGpuInstance):
-        session.destroy_gpu_instance(gpu, step.gpu_instance_id)
-    elif isinstance(step, mig_steps.CreateGpuInstance):
-        session.create_gpu_instance(gpu, step.profile_id, step.placement)
-    elif isinstance(step, mig_steps.CreateComputeInstance):
-        session.create_compute_instance(gpu, step.profile_id, step.gpu_instance_start, step.compute_slices, step.start)
+    elif step.technique == DIVIDER.key:
+        DIVIDER.apply(session, gpu, step, reset)
     else:
         technique_of(step).apply(gpu, step)
-
-
-def _set_mig_mode(session: Session, gpu: str, enabled: bool, reset: Reset) -> None:
-    """Set the mode and see it active. The call succeeds even where the mode stays pending: the status tells."""
-    before = session.mig_mode(gpu)[0]
-    status = session.set_mig_mode(gpu, enabled)
-    where = "gpu %s" % gpu
-    try:
-        if status == IN_USE:
-            problem = "it is in use, so its MIG mode cannot change now"
-            cure = "Stop what uses it and run again. NVML does not list nvidia-persistenced, DCGM and nvidia_drm: see fuser."
-            raise NvmlError(where, problem, cure, code=IN_USE, gpu=gpu)
-        if status not in (SUCCESS, RESET_REQUIRED):
-            raise NvmlError(where, "its MIG mode did not change (activation status %d)" % status, gpu=gpu)
-        if session.mig_mode(gpu)[0] != enabled:
-            with session.suspended():
-                reset(gpu, session.simulated)
-        if session.mig_mode(gpu)[0] != enabled:
-            problem = "its MIG mode is still pending after a reset"
-            raise ResetRefusedError(where, problem, "Look at the kernel log.", gpu=gpu)
-    except FleetError:
-        # A mode left pending would take effect at the next reset, behind everybody's back.
-        with contextlib.suppress(FleetError):
-            session.set_mig_mode(gpu, before)
-        raise
 
 
 def _undo(
@@ -278,7 +215,7 @@ def go_back(
 
     Raises BusyError where that would end somebody who `counts`.
     """
-    back = mig_plan.plan(look().gpus, before)
+    back = planner.plan(look().gpus, before)
     disturbs = [disturbance for disturbance in back.disturbs if any(map(counts, disturbance.who))]
     if disturbs:
         problem = "the layout of before cannot be brought back without ending what runs there"

@@ -1,0 +1,67 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""From what GPUs are to what they shall be: a pure function (observed, wanted) -> Plan.
+
+No I/O, no clock, no randomness, no NVML, no Ansible: the same two arguments always give the same plan. Each technique
+plans its own part.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Iterable, Sequence
+
+from .errors import PlanError
+from .gpu_plan import GpuPlan, Plan, Target, WantedInstance
+from .model import Gpu
+from .ownership import Ownership
+from .techniques.registry import DIVIDER, SETTINGS
+
+#: Every instance counts as the collection's own: the way back to a state, and plans for GPUs that are not there yet.
+ALL_OURS = Ownership("remove")
+
+
+def plan(gpus: Sequence[Gpu], targets: Iterable[Target], ownership: Ownership = ALL_OURS) -> Plan:
+    """Plan every target on the GPUs observed.
+
+    Raises PlanError, naming the GPU and the entry, where a target cannot be had, or where it would remove instances that
+    are somebody else's and `ownership` does not allow that. A plan that would end something that runs is returned, not
+    refused: `Plan.disturbs` names it, and whoever carries plans out decides.
+    """
+    by_uuid = {gpu.uuid: gpu for gpu in gpus}
+    plans = []
+    for target in targets:
+        if target.gpu_uuid not in by_uuid:
+            raise PlanError(
+                "gpu %s" % target.gpu_uuid, "it is gone", "Look at the kernel log; the GPU may have fallen off the bus."
+            )
+        plans.append(plan_gpu(by_uuid[target.gpu_uuid], target, ownership))
+    return Plan(tuple(sorted(plans, key=lambda p: p.gpu.index)))
+
+
+def plan_gpu(gpu: Gpu, target: Target, ownership: Ownership = ALL_OURS) -> GpuPlan:
+    """Plan one GPU; see `plan`."""
+    made = DIVIDER.plan(gpu, target, ownership)
+    parts = (each.plan(gpu, made.target.settings.get(each.setting), made.target.where) for each in SETTINGS)
+    return dataclasses.replace(made, parts=tuple(parts))
+
+
+def target_of(gpu: Gpu) -> Target:
+    """Return the target that describes what a GPU is just now, every instance pinned where it is: the way back to it."""
+    return Target(
+        gpu_uuid=gpu.uuid,
+        where="the state before this run",
+        sharing=DIVIDER.key if gpu.mig.enabled else "as before",
+        mig_enabled=gpu.mig.enabled,
+        instances=tuple(
+            WantedInstance(
+                i.profile,
+                i.placement.start,
+                tuple(sorted((c.compute_slices for c in i.compute_instances), reverse=True)),
+            )
+            for i in gpu.mig.instances
+        ),
+        compute_mode=None if gpu.mig.enabled else gpu.compute_mode,
+        settings={technique.setting: technique.current(gpu) for technique in SETTINGS},
+    )

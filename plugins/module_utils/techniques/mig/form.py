@@ -1,0 +1,47 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Offer how MIG is written in a layout."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Mapping, Sequence
+
+from ...layout_fields import PartContext
+from ...layout_reader import Node
+from ...layout_types import MigInstance, Selector
+from ...model import Gpu
+from ..form import Form
+from .export import export_together
+from .model import KEY
+from .parse import EXAMPLE, parse, to_data
+
+
+class MigForm(Form):
+    """The part `mig`. `Form` documents the members. `inside` are the techniques that can share an instance."""
+
+    key = KEY
+    example = EXAMPLE
+    #: It belongs to the instances.
+    compute_mode = None
+
+    def __init__(self, inside: Sequence[Form]) -> None:
+        self._inside = inside
+
+    def parse(self, node: Node, context: PartContext) -> tuple[MigInstance, ...] | None:
+        """Return the part; None after reporting why it is none."""
+        return parse(node, context, self._inside)
+
+    def to_data(self, part: Sequence[MigInstance]) -> list[dict[str, Any]]:
+        """Return the part in its canonical form."""
+        return to_data(part, self._inside)
+
+    def export_together(
+        self,
+        gpus: Sequence[Gpu],
+        seen: Mapping[str, Sequence[Any]],
+        pin: Callable[[Gpu], Selector] | None,
+        left_out: list[str],
+    ) -> dict[str, tuple[MigInstance, ...] | None]:
+        """Return the instances of each GPU with MIG mode; None while a change of the mode is pending."""
+        return export_together(gpus, seen, pin, left_out, self._inside)

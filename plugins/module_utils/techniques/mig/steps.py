@@ -1,0 +1,130 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Define the steps by which a GPU gets its MIG mode and its instances, and how they read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Mapping, Sequence
+
+from ...model import Gpu, Placement
+from ...plan_parts import GpuStep, Instances
+from .model import KEY
+
+
+class MigStep(GpuStep):
+    """A step that MIG carries out. Devices come or go by each."""
+
+    technique: ClassVar[str] = KEY
+    changes_devices: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class SetMigMode(MigStep):
+    """Turn MIG mode on or off. Where the GPU needs a reset for it, the executor sees to that."""
+
+    ends: ClassVar[bool] = True
+    enabled: bool
+
+    def __str__(self) -> str:
+        return "%s MIG mode" % ("enable" if self.enabled else "disable")
+
+    def switches(self, gpu: Gpu) -> bool:
+        """Return whether the mode is not there yet: else the step takes a pending change back."""
+        return self.enabled != gpu.mig.enabled
+
+
+@dataclass(frozen=True)
+class DestroyComputeInstance(MigStep):
+    """Destroy a compute instance of a GPU instance."""
+
+    ends: ClassVar[bool] = True
+    profile: str
+    gpu_instance_id: int
+    compute_instance_id: int
+    compute_slices: int
+    start: int
+
+    def __str__(self) -> str:
+        return "destroy %dc of %s (instance %d)" % (self.compute_slices, self.profile, self.gpu_instance_id)
+
+    @property
+    def ended_instance(self) -> int:
+        """Return the id of its GPU instance."""
+        return self.gpu_instance_id
+
+    def change(self, instances: Instances, starts: Mapping[int, int]) -> None:
+        """Take the compute instance from a GPU instance that stays."""
+        if self.gpu_instance_id in starts:
+            instances[starts[self.gpu_instance_id]][1].remove(self.compute_slices)
+
+    def implied(self, steps: Sequence[GpuStep]) -> bool:
+        """Return whether its GPU instance goes too."""
+        return any(
+            isinstance(step, DestroyGpuInstance) and step.gpu_instance_id == self.gpu_instance_id for step in steps
+        )
+
+
+@dataclass(frozen=True)
+class DestroyGpuInstance(MigStep):
+    """Destroy a GPU instance, whose compute instances are gone."""
+
+    counted: ClassVar[str] = "destroy"
+    ends: ClassVar[bool] = True
+    profile: str
+    gpu_instance_id: int
+    placement: Placement
+
+    def __str__(self) -> str:
+        return "destroy %s@%d" % (self.profile, self.placement.start)
+
+    @property
+    def ended_instance(self) -> int:
+        """Return its id."""
+        return self.gpu_instance_id
+
+
+@dataclass(frozen=True)
+class CreateGpuInstance(MigStep):
+    """Create a GPU instance at a placement."""
+
+    counted: ClassVar[str] = "create"
+    profile: str
+    profile_id: int
+    placement: Placement
+
+    def __str__(self) -> str:
+        return "create %s@%d" % (self.profile, self.placement.start)
+
+    def change(self, instances: Instances, starts: Mapping[int, int]) -> None:
+        """Add the instance, without a compute instance."""
+        instances[self.placement.start] = (self.profile, [])
+
+
+@dataclass(frozen=True)
+class CreateComputeInstance(MigStep):
+    """Create a compute instance in the GPU instance at `gpu_instance_start`, whose id is not known before it exists.
+
+    `start` is None where it spans a GPU instance that is new.
+    """
+
+    profile: str
+    profile_id: int
+    gpu_instance_start: int
+    compute_slices: int
+    start: int | None = None
+
+    def __str__(self) -> str:
+        return "create %dc in %s@%d" % (self.compute_slices, self.profile, self.gpu_instance_start)
+
+    def change(self, instances: Instances, starts: Mapping[int, int]) -> None:
+        """Add it to its GPU instance."""
+        instances[self.gpu_instance_start][1].append(self.compute_slices)
+
+    def implied(self, steps: Sequence[GpuStep]) -> bool:
+        """Return whether it is the only one of a GPU instance that is new."""
+        start = self.gpu_instance_start
+        made = any(isinstance(step, CreateGpuInstance) and step.placement.start == start for step in steps)
+        siblings = [s for s in steps if isinstance(s, CreateComputeInstance) and s.gpu_instance_start == start]
+        return made and len(siblings) == 1

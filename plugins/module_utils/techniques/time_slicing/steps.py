@@ -1,0 +1,23 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Define the step by which a GPU gets a time slice, and how it reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ...plan_parts import GpuStep
+from .model import KEY
+
+
+@dataclass(frozen=True)
+class SetTimeSlice(GpuStep):
+    """Set the time slice of a GPU."""
+
+    technique: ClassVar[str] = KEY
+    time_slice: str
+
+    def __str__(self) -> str:
+        return "set time slice %s" % self.time_slice
