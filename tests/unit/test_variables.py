@@ -120,6 +120,9 @@ def test_no_message_has_a_secret():
     for name in ("gpu_audit_prometheus", "gpu_monitoring_url_password", "dcgm_exporter_basic_auth_users"):
         for value in ("hunter2", ["hunter2"], {"user": ["hunter2"]}):
             assert "hunter2" not in "".join(map(str, check.check({name: value})))
+    for address in ("ftp://user:hunter2@mirror/simple", "user:hunter2@mirror/simple", "https://user:hunter2@a b"):
+        (problem,) = check.check({"gpu_layout_nvml_index_url": address})
+        assert problem.problem.startswith('"(hidden)@') and "hunter2" not in str(problem)
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,9 @@ def _form(pattern: str, what: str, example: str) -> Callable[[Any, str], None]:
         for number, text in enumerate(value if listed else [value]):
             if (str(text) or listed) and not re.fullmatch(pattern, str(text)):
                 where = "%s[%d]" % (name, number) if listed else name
-                raise Refused(Problem(where, '"%.60s" is not %s' % (text, what), "Write it like %s." % example))
+                # What stands before @ in an address may be a password.
+                shown = re.sub(r".*@", "(hidden)@", str(text), flags=re.DOTALL)
+                raise Refused(Problem(where, '"%.60s" is not %s' % (shown, what), "Write it like %s." % example))
 
     return rule
 
