@@ -120,6 +120,7 @@ class Model:
     memory_total_mib: int
     memory_reserved_mib: int | None
     bar1_total_mib: int | None
+    row_remapper_banks: int | None
     power_watts: Mapping[str, int | None]
     clocks_mhz: Mapping[str, int | None]
     idle_clocks_mhz: Mapping[str, int | None]
@@ -131,6 +132,8 @@ class Model:
     pcie: Mapping[str, int]
     nvlink_links: int
     nvlink_mb_per_second: int | None
+    c2c_links: int
+    c2c_mb_per_second: int | None
     vbios_version: str | None
     board_part_number: str | None
     gpu_part_number: str | None

@@ -140,7 +140,7 @@ class Client:
 def accepting(finding: Finding, model: Model, rules: list[dict] = ACCEPTED) -> dict | None:
     """Return the entry of the table that accepts a finding, or None."""
     tags = {model.key, model.architecture, "mig" if model.mig_capable else "no mig",
-            "nvlink" if model.nvlink_links else "no nvlink"}  # fmt: skip
+            "nvlink" if model.nvlink_links else "no nvlink", "c2c" if model.c2c_links else "no c2c"}  # fmt: skip
     for rule in rules:
         if (
             any(_version_in(finding.client, pattern) for pattern in rule["clients"])
@@ -299,6 +299,11 @@ def _lists_links(output: str, host, model: Model, instance: bool) -> Iterator[st
         yield "a link"
 
 
+def _lists_c2c(output: str, host, model: Model, instance: bool) -> Iterator[str]:
+    if output.count("C2C Link") != 3 * model.c2c_links:
+        yield "a link"
+
+
 def _lists_instance(output: str, host, model: Model, instance: bool) -> Iterator[str]:
     if instance and model.profiles[0].name not in output:
         yield "the instance"
@@ -322,6 +327,7 @@ EXPECTED: dict[str, Callable] = {
     "topo -C -i 0": _names_the_node,
     "topo -M -i 0": _names_the_node,
     "nvlink -s": _lists_links,
+    "c2c -s": _lists_c2c,
     "mig -lgip": _lists_profiles,
     "mig -lgipp": _lists_profiles,
     "mig -lgi": _lists_instance,

@@ -37,7 +37,7 @@ FIELDS = {
     82: "memory temperature", 83: "total energy", 90: "nvlink speed common", 91: "nvlink count",
     94: "pcie replays", 95: "pcie replay rollovers",
     142: "remapped correctable", 143: "remapped uncorrectable", 144: "remap pending", 145: "remap failed",
-    147: "nvswitch links", 184: "resetless mig",
+    147: "nvswitch links", 170: "c2c links", 171: "c2c status", 172: "c2c speed", 184: "resetless mig",
     185: "power average", 186: "power instant", 187: "power min limit", 188: "power max limit", 189: "power default limit",
     190: "power current limit", 191: "energy", 192: "power requested limit",
     193: "margin shutdown", 194: "margin slowdown", 195: "margin memory", 196: "margin gpu max", 199: "profiles without mig",
@@ -71,7 +71,8 @@ _PLAIN = (
     "GetInforomImageVersion", "GetMultiGpuBoard", "GetMemoryBusWidth", "GetVirtualizationMode", "GetDisplayActive",
     "GetDisplayMode", "GetGspFirmwareVersion", "GetGspFirmwareMode", "GetModuleId",
     "GetMemoryInfo", "GetBAR1MemoryInfo", "GetUtilizationRates", "GetEncoderUtilization", "GetDecoderUtilization",
-    "GetJpgUtilization", "GetOfaUtilization", "GetEncoderStats", "GetFBCStats",
+    "GetJpgUtilization", "GetOfaUtilization", "GetEncoderStats", "GetFBCStats", "GetEncoderSessions", "GetFBCSessions",
+    "GetC2cModeInfoV", "GetBusType",
     "GetPowerUsage", "GetPowerManagementMode", "GetPowerManagementLimit", "GetPowerManagementDefaultLimit",
     "GetPowerManagementLimitConstraints", "GetEnforcedPowerLimit", "GetTotalEnergyConsumption",
     "GetPerformanceState", "GetPowerState", "GetCurrentClocksEventReasons", "GetSupportedClocksEventReasons",
@@ -79,8 +80,9 @@ _PLAIN = (
     "GetMarginTemperature", "GetNumFans", "GetFanSpeed", "GetPersistenceMode", "GetComputeMode",
     "GetCurrPcieLinkGeneration", "GetMaxPcieLinkGeneration", "GetGpuMaxPcieLinkGeneration", "GetCurrPcieLinkWidth",
     "GetMaxPcieLinkWidth", "GetPcieLinkMaxSpeed", "GetPcieSpeed", "GetPcieReplayCounter",
-    "GetEccMode", "GetRemappedRows", "GetRetiredPagesPendingStatus", "GetSupportedEventTypes", "GetMigMode",
-    "GetMaxMigDeviceCount", "GetAccountingMode", "GetAccountingBufferSize", "GetConfComputeProtectedMemoryUsage",
+    "GetEccMode", "GetRemappedRows", "GetRowRemapperHistogram", "GetRetiredPagesPendingStatus", "GetSupportedEventTypes",
+    "GetMigMode", "GetMaxMigDeviceCount", "GetAccountingMode", "GetAccountingBufferSize",
+    "GetConfComputeProtectedMemoryUsage",
 )  # fmt: skip
 
 

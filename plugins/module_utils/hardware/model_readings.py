@@ -97,6 +97,7 @@ def fields_of(readings: Readings) -> dict[str, Field]:
         "memory_total_mib": _mib(read("nvmlDeviceGetMemoryInfo", "version 2", lambda memory: memory["total"])),
         "memory_reserved_mib": _mib(read("nvmlDeviceGetMemoryInfo", "version 2", lambda memory: memory["reserved"])),
         "bar1_total_mib": _mib(read("nvmlDeviceGetBAR1MemoryInfo", part=lambda memory: memory["bar1Total"])),
+        "row_remapper_banks": _banks(readings),
         "power_watts.default": read("nvmlDeviceGetPowerManagementDefaultLimit", part=_watts),
         "power_watts.min": read("nvmlDeviceGetPowerManagementLimitConstraints", part=lambda pair: _watts(pair[0])),
         "power_watts.max": read("nvmlDeviceGetPowerManagementLimitConstraints", part=lambda pair: _watts(pair[1])),
@@ -110,6 +111,8 @@ def fields_of(readings: Readings) -> dict[str, Field]:
         "pcie.width": read("nvmlDeviceGetMaxPcieLinkWidth"),
         "nvlink_links": _or_zero(read("nvmlDeviceGetFieldValues", "nvlink count")),
         "nvlink_mb_per_second": _link_speed(readings),
+        "c2c_links": _or_zero(read("nvmlDeviceGetFieldValues", "c2c links")),
+        "c2c_mb_per_second": read("nvmlDeviceGetFieldValues", "c2c speed"),
         "vbios_version": read("nvmlDeviceGetVbiosVersion"),
         "board_part_number": read("nvmlDeviceGetBoardPartNumber"),
         "gpu_part_number": read("nvidia-smi", "gpu_part_number"),
@@ -214,6 +217,14 @@ def _multiprocessors(readings: Readings) -> Field:
             cores.call,
         )
     return Field(cores.value // CORES[capability.value], call=cores.call)
+
+
+def _banks(readings: Readings) -> Field:
+    """How many banks of memory have spare rows. A GPU with instances does not tell, as it does not tell of remapped rows."""
+    banks = readings.field("nvmlDeviceGetRowRemapperHistogram", part=lambda found: sum(found.values()))
+    if banks.known and banks.value is None and any(readings.value("nvmlDeviceGetMigMode") or ()):
+        return Field(None, False, "GPUs in MIG mode do not tell", banks.call)
+    return banks
 
 
 def _link_speed(readings: Readings) -> Field:

@@ -145,6 +145,8 @@ def test_a_board_tells_its_versions_and_numbers(simulator, nvml):
     assert (nvml.nvmlDeviceGetPcieReplayCounter(gpu), nvml.nvmlDeviceGetPcieSpeed(gpu)) == (0, 32000)
     assert nvml.nvmlDeviceGetPcieLinkMaxSpeed(gpu) == nvml.NVML_PCIE_LINK_MAX_SPEED_32000MBPS
     assert nvml.nvmlDeviceGetEncoderStats(gpu) == (0, 0, 0)
+    assert nvml.nvmlDeviceGetEncoderSessions(gpu) == nvml.nvmlDeviceGetFBCSessions(gpu) == []
+    assert nvml.nvmlDeviceGetBusType(gpu) == 2
 
 
 def test_no_gsp_firmware_before_the_driver_had_it(simulator, nvml):

@@ -157,6 +157,22 @@ def test_rows_are_remapped(simulator, nvml, gpu):
     assert rows(nvml, gpu) == (3, 2, 0, 1), "a reset does what is pending; that one failed stays known"
 
 
+def test_banks_have_spare_rows_less_those_that_are_remapped(simulator, nvml):
+    simulator.create("h100", "l40s", row_remapper_banks=2560)
+    nvml.nvmlInit()
+    h100, other = (nvml.nvmlDeviceGetHandleByIndex(index) for index in (0, 1))
+    for key, value in zip(ROWS, (3, 2, 0, 0)):
+        ill(simulator, key, value)
+    banks = nvml.nvmlDeviceGetRowRemapperHistogram(h100)
+    assert (banks.max, banks.high, banks.partial, banks.low, banks.none) == (2555, 5, 0, 0, 0)
+    banks = nvml.nvmlDeviceGetRowRemapperHistogram(other)
+    assert (banks.max, banks.high) == (2560, 0)
+
+
+def test_a_number_of_banks_that_is_not_known_is_not_supported(nvml, gpu):
+    assert is_unsupported(nvml, nvml.nvmlDeviceGetRowRemapperHistogram, gpu)
+
+
 def test_before_ampere_no_rows_are_remapped(simulator, nvml):
     simulator.create("l40s", architecture=6)
     nvml.nvmlInit()

@@ -99,6 +99,25 @@ def test_links_to_switches_are_counted(simulator, nvml):
     assert (value.fieldId, value.nvmlReturn, value.value.uiVal) == (1, 0, 3)
 
 
+def test_links_to_a_grace_cpu_are_on_where_there_is_one(simulator, nvml):
+    simulator.create("h100", "h100", c2c_links=10, c2c_speed_mbps=44712)
+    nvml.nvmlInit()
+    gpu = gpus_of(nvml)[0]
+    assert nvml.nvmlDeviceGetC2cModeInfoV(gpu).isC2cEnabled == 1
+    assert [field(nvml, gpu, number, 9) for number in (170, 171, 172)] == [10, 1, 44712]
+    assert isinstance(field(nvml, gpu, 171, 10), nvml.NVMLError_NotSupported)
+
+
+def test_links_to_a_grace_cpu_are_off_beside_another_and_unknown_to_older_gpus(simulator, nvml):
+    simulator.create("h100", "a100")
+    nvml.nvmlInit()
+    h100, a100 = gpus_of(nvml)
+    assert nvml.nvmlDeviceGetC2cModeInfoV(h100).isC2cEnabled == 0
+    assert result_of(nvml, nvml.nvmlDeviceGetC2cModeInfoV, a100) == NOT_SUPPORTED
+    for number in (170, 171, 172):
+        assert isinstance(field(nvml, h100, number), nvml.NVMLError_NotSupported)
+
+
 def test_the_private_table_agrees_with_nvml_h_on_distances(simulator, nvml):
     simulator.create("h100", "h100", "l40s", "l40s")
     nvml.nvmlInit()

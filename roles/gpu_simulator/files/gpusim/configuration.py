@@ -174,6 +174,7 @@ def _model(model: Model) -> Iterator[str]:
             "memory_total_mib": model.memory_total_mib,
             "memory_reserved_mib": model.reserved_mib(),
             "bar1_total_mib": model.bar1_mib(),
+            "row_remapper_banks": model.row_remapper_banks,
             "power_default_mw": power["default"],
             # The library needs a range; models/README.md documents the halving.
             "power_min_mw": power["default"] // 2 if power["min"] is None else power["min"],
@@ -255,6 +256,8 @@ def _nvlink(model: Model, index: int, siblings: list[int]) -> dict[str, Any]:
         "nvlink_links": model.nvlink_links,
         "nvlink_version": NVLINK_VERSIONS.get(model.architecture) if model.nvlink_links else None,
         "nvlink_speed_mbps": model.nvlink_mb_per_second,
+        "c2c_links": model.c2c_links,
+        "c2c_speed_mbps": model.c2c_mb_per_second,
     }
     if not model.nvlink_links or not peers:
         return links

@@ -26,10 +26,11 @@ _MAPPINGS = {
 #: The fields in the order of a model file; the values of these stand in the file as they are read.
 _FIELDS = (
     "pci_subsystem_id", "brand", "architecture", "compute_capability", "multiprocessors", "memory_total_mib",
-    "memory_reserved_mib", "bar1_total_mib", "power_watts", "clocks_mhz", "idle_clocks_mhz", "idle_performance_state",
-    "application_clock_mhz", "temperatures_celsius", "memory_temperatures_celsius", "temperature_margins", "pcie",
-    "nvlink_links", "nvlink_mb_per_second", "vbios_version", "board_part_number", "gpu_part_number", "inforom",
-    "on_module", "mig_capable", "mig_needs_reset", "compute_slices", "placement_units", "max_gpu_instances",
+    "memory_reserved_mib", "bar1_total_mib", "row_remapper_banks", "power_watts", "clocks_mhz", "idle_clocks_mhz",
+    "idle_performance_state", "application_clock_mhz", "temperatures_celsius", "memory_temperatures_celsius",
+    "temperature_margins", "pcie", "nvlink_links", "nvlink_mb_per_second", "c2c_links", "c2c_mb_per_second",
+    "vbios_version", "board_part_number", "gpu_part_number", "inforom", "on_module", "mig_capable", "mig_needs_reset",
+    "compute_slices", "placement_units", "max_gpu_instances",
 )  # fmt: skip
 #: As the files of the catalogue break a profile into lines.
 _PROFILE_LINES = (

@@ -225,6 +225,13 @@ nvmlReturn_t nvmlDeviceGetVirtualizationMode(nvmlDevice_t device, unsigned *mode
 	return give(mode, 0);
 }
 
+/* NVML_BUS_TYPE_PCIE, modules too: in /proc/driver/nvidia/gpus/ADDRESS/information an H100 of a DGX has the bus type PCIe. */
+nvmlReturn_t nvmlDeviceGetBusType(nvmlDevice_t device, unsigned *type)
+{
+	QUERY_GPU(nvmlDeviceGetBusType);
+	return give(type, 2);
+}
+
 nvmlReturn_t nvmlDeviceGetMultiGpuBoard(nvmlDevice_t device, unsigned *multi)
 {
 	QUERY_GPU(nvmlDeviceGetMultiGpuBoard);

@@ -101,6 +101,22 @@ nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned *correctabl
 	return NVML_SUCCESS;
 }
 
+/* How many banks have all, many, some, few or none of their spare rows left: each remapped row here is another bank's first. */
+nvmlReturn_t nvmlDeviceGetRowRemapperHistogram(nvmlDevice_t device, nvmlRowRemapperHistogramValues_t *out)
+{
+	QUERY_GPU(nvmlDeviceGetRowRemapperHistogram);
+	if (!out)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	int64_t banks = on.gpu->row_remapper_banks;
+	if (banks == UNKNOWN || !health_has_row_remapping(on.gpu) || mig_has_instances(on.gpu))
+		return NVML_ERROR_NOT_SUPPORTED;
+	int64_t rows = on.gpu->health.remapped_correctable + on.gpu->health.remapped_uncorrectable;
+	if (rows > banks)
+		rows = banks;
+	*out = (nvmlRowRemapperHistogramValues_t){ .max = banks - rows, .high = rows };
+	return NVML_SUCCESS;
+}
+
 /*
  * No error is in SRAM here. nvml.h: "for Ampere or newer". A GPU in MIG mode has no volatile counts (above); whether it gives
  * the aggregate ones alone is not documented.

@@ -20,6 +20,7 @@ enum {
 	FIELD_REPLAYS = 94, FIELD_REPLAY_ROLLOVERS = 95, FIELD_SWITCH_LINKS = 147,
 	FIELD_LINK_REPLAYS = 161, FIELD_LINK_RECOVERIES = 162, FIELD_LINK_CRC_ERRORS = 163,
 	FIELD_LINK_ECC_0 = 148, FIELD_LINK_ECC_TOTAL = 160,
+	FIELD_C2C_COUNT = 170, FIELD_C2C_STATUS = 171, FIELD_C2C_SPEED = 172,
 	FIELD_NVLINK_STATE = 165, FIELD_RESETLESS_MIG = 184, FIELD_POWER_AVERAGE = 185, FIELD_POWER_INSTANT = 186,
 	FIELD_POWER_MIN = 187, FIELD_POWER_MAX = 188, FIELD_POWER_DEFAULT = 189, FIELD_POWER_CURRENT_LIMIT = 190,
 	FIELD_ENERGY = 191, FIELD_POWER_REQUESTED_LIMIT = 192, FIELD_MARGIN_SHUTDOWN = 193, FIELD_MARGIN_SLOWDOWN = 194,
@@ -144,6 +145,15 @@ static nvmlReturn_t figure(const host_t *host, const target_t *on, unsigned fiel
 		break;
 	case FIELD_NVLINK_VERSION:
 		*out = scope < gpu->nvlink_links ? gpu->nvlink_version : UNKNOWN;
+		break;
+	case FIELD_C2C_COUNT:
+		*out = gpu->c2c_links > 0 ? gpu->c2c_links : UNKNOWN;
+		break;
+	case FIELD_C2C_STATUS:
+		*out = scope < gpu->c2c_links ? 1 : UNKNOWN;
+		break;
+	case FIELD_C2C_SPEED:
+		*out = scope < gpu->c2c_links ? gpu->c2c_speed_mbps : UNKNOWN;
 		break;
 	case FIELD_RESETLESS_MIG:
 		*out = gpu->mig_capable ? !gpu->mig_needs_reset : UNKNOWN;

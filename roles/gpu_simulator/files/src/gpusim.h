@@ -64,6 +64,7 @@ const char *gpusimMessage(void);
  *   memory_total_mib *              as nvmlDeviceGetMemoryInfo reports it
  *   memory_reserved_mib             default 0
  *   bar1_total_mib
+ *   row_remapper_banks              banks of memory of which rows can be remapped
  *   multiprocessors *               SM count of the whole GPU
  *   cores_per_multiprocessor
  *   memory_bus_width_bits
@@ -79,6 +80,8 @@ const char *gpusimMessage(void);
  *   nvlink_links                    links of this GPU, default 0
  *   nvlink_version                  nvmlNvlinkVersion_t: 2 for 2.0, 4 for 3.0, 6 for 4.0, 7 for 5.0
  *   nvlink_speed_mbps               MB/s of one link in one direction
+ *   c2c_links                       links of this GPU to a Grace CPU, default 0
+ *   c2c_speed_mbps                  MB/s of one of them in one direction
  *   nvlink_peers                    one entry per link, blank-separated: index of the peer GPU, or
  *                                   `switch`; shorter lists leave the remaining links inactive
  *   temperature_idle_c, temperature_max_c, temperature_slowdown_c, temperature_shutdown_c

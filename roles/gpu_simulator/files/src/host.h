@@ -98,12 +98,12 @@ typedef struct {
 	char compute_capability[8], pci_address[32], gpu_part_number[32];
 	char inforom_image[16], inforom_oem[8], inforom_ecc[8], inforom_power[8];
 	int64_t brand, architecture, pci_device_id, pci_subsystem_id, minor_number, numa_node, board_id;
-	int64_t memory_total_mib, memory_reserved_mib, bar1_total_mib;
+	int64_t memory_total_mib, memory_reserved_mib, bar1_total_mib, row_remapper_banks;
 	int64_t multiprocessors, cores_per_multiprocessor, memory_bus_width_bits, ecc;
 	int64_t power_default_mw, power_min_mw, power_max_mw, power_idle_mw;
 	int64_t clock_graphics_max_mhz, clock_graphics_idle_mhz, clock_memory_max_mhz, clock_video_max_mhz;
 	int64_t clock_memory_idle_mhz, clock_video_idle_mhz, clock_graphics_application_mhz, performance_state_idle;
-	int64_t pcie_generation, pcie_width, nvlink_links, nvlink_version, nvlink_speed_mbps;
+	int64_t pcie_generation, pcie_width, nvlink_links, nvlink_version, nvlink_speed_mbps, c2c_links, c2c_speed_mbps;
 	int64_t temperature_idle_c, temperature_max_c, temperature_slowdown_c, temperature_shutdown_c;
 	int64_t temperature_margins, temperature_memory_idle_c, temperature_memory_max_c, module_id;
 	int64_t fan, display;

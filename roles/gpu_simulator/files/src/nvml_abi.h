@@ -78,6 +78,8 @@ typedef struct { unsigned version; int celsius; } nvmlMarginTemperature_v1_t;
 /* The scope is one byte (nvmlPowerScopeType_t); nvidia-smi leaves what it finds in those behind it. */
 typedef struct { unsigned version; unsigned char scope; unsigned milliwatts; } nvmlPowerValue_v2_t;
 typedef struct { unsigned sessions, fps, latency_us; } nvmlFBCStats_t;
+typedef struct { unsigned enabled; } nvmlC2cModeInfo_v1_t;
+typedef struct { unsigned max, high, partial, low, none; } nvmlRowRemapperHistogramValues_t;
 
 /* How far a GPU has joined the NVLink fabric; the third version has a summary of the health behind the second. */
 typedef struct {

@@ -77,6 +77,18 @@ nvmlReturn_t nvmlDeviceGetFBCStats(nvmlDevice_t device, nvmlFBCStats_t *out)
 	                   out ? &out->latency_us : NULL);
 }
 
+nvmlReturn_t nvmlDeviceGetEncoderSessions(nvmlDevice_t device, unsigned *count, void *sessions)
+{
+	QUERY_GPU(nvmlDeviceGetEncoderSessions);
+	return count ? give_list(count, 0, sessions) : NVML_ERROR_INVALID_ARGUMENT;
+}
+
+nvmlReturn_t nvmlDeviceGetFBCSessions(nvmlDevice_t device, unsigned *count, void *sessions)
+{
+	QUERY_GPU(nvmlDeviceGetFBCSessions);
+	return count ? give_list(count, 0, sessions) : NVML_ERROR_INVALID_ARGUMENT;
+}
+
 nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *out)
 {
 	QUERY(nvmlDeviceGetMemoryInfo);

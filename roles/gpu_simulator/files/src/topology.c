@@ -39,6 +39,15 @@ nvmlReturn_t nvmlDeviceGetNvLinkVersion(nvmlDevice_t device, unsigned link, unsi
 	return give(version, on.gpu->nvlink_version);
 }
 
+/* The links to a Grace CPU. nvidia-smi -q shows them enabled on a GB200, disabled on H100 and B200, and N/A on T4 and A100
+ * (captures, see device.c): GPUs of these generations have them wherever they have NVLink, and another CPU does not use them. */
+nvmlReturn_t nvmlDeviceGetC2cModeInfoV(nvmlDevice_t device, nvmlC2cModeInfo_v1_t *out)
+{
+	QUERY_GPU(nvmlDeviceGetC2cModeInfoV);
+	bool has = on.gpu->architecture >= ARCHITECTURE_HOPPER && on.gpu->nvlink_links > 0;
+	return give(out ? &out->enabled : NULL, on.gpu->c2c_links > 0 ? 1 : has ? 0 : UNKNOWN);
+}
+
 /* 0: peer to peer over NVLink; 5: the link is usable at all. */
 nvmlReturn_t nvmlDeviceGetNvLinkCapability(nvmlDevice_t device, unsigned link, unsigned capability, unsigned *out)
 {
