@@ -52,6 +52,14 @@ def test_links_lead_somewhere(document):
     assert broken == []
 
 
+def test_the_readme_takes_two_screens():
+    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 110
+    # Before the picture: what it is, in three sentences.
+    introduction = text.partition("![")[0].partition("\n")[2]
+    assert len(re.findall(r"\.(?:\s|$)", introduction)) == 3
+
+
 def test_every_page_is_listed():
     pages = {path.name for path in (REPOSITORY / "docs").glob("*.md")} - {INDEX.name}
     assert pages - set(links(INDEX)) == set()

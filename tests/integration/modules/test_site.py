@@ -227,6 +227,17 @@ def test_a_host_without_a_plan_stops_the_run_unless_it_is_tolerated(fleet, tmp_p
 
 
 @pytest.mark.thorough
+def test_a_tolerated_percentage_is_of_the_hosts_that_a_limit_leaves(fleet):
+    fleet.more["one"] = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
+    arguments = (dict.fromkeys(fleet.hosts, LAYOUT), "--check", "-e", "gpu_site_tolerate=34%")
+    of_two = fleet.play(*arguments, "--limit", "one:two")
+    assert "allow 1 host without a plan (gpu_site_tolerate: 1)" in " ".join(of_two.stdout.split())
+    assert "left out" not in of_two.stdout
+    of_three = fleet.play(*arguments, waves=[2])
+    assert "1 left out" in " ".join(of_three.stdout.split())
+
+
+@pytest.mark.thorough
 def test_a_damaged_file_or_a_missing_password_is_tolerated(fleet, tmp_path):
     tenant = tmp_path / "tenants/etc/openfleet-gpu/vgpu/a/tenant.json"
     tenant.parent.mkdir(parents=True)
