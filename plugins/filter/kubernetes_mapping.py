@@ -90,15 +90,12 @@ _value:
 """
 
 
-def kubernetes_mapping(
-    layout_data, backend, state=None, expected_gpus=(), pci_gpus=(), node="", mig_strategy="mixed", lost="fail"
-):
+def kubernetes_mapping(layout_data, backend, **options):
     """See DOCUMENTATION."""
     # ansible-core loads all filters of a collection in the worker of each task that uses one. What takes long waits for its use.
     from ..plugin_utils.kubernetes import request
 
-    asked = request.Request(layout_data, backend, state, expected_gpus, pci_gpus, node, mig_strategy, lost)
-    return request.answer(asked)
+    return request.answer(request.Request(layout_data, backend, **options))
 
 
 class FilterModule:

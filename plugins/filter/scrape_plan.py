@@ -127,7 +127,7 @@ def scrape_plan(hosts, hostvars, here="", user="", extra=()):
             plan["hosts"].append(name)
             labels = _labels(plan, "%s: gpu_monitoring_labels" % name, host.read("gpu_monitoring_labels", {}), RESERVED)
             named = host.address("gpu_monitoring_address", "")
-            _gpu_target(plan, taken, host, named, labels, here, user)
+            _gpu_target(plan, taken, host, (here, user), named, labels)
             _host_target(plan, taken, host, named, labels)
     for number, group in enumerate(extra):
         _further_targets(plan, taken, "gpu_monitoring_extra_targets[%d]" % number, group)
@@ -226,7 +226,9 @@ def _labels(plan, where, labels, reserved, allowed=None):
     return good
 
 
-def _gpu_target(plan, taken, host, named, labels, here, user):
+def _gpu_target(plan, taken, host, monitoring, named, labels):
+    # The monitoring host, and the user as which it scrapes.
+    here, user = monitoring
     tls = bool(host.read("dcgm_exporter_tls_certificate", ""))
     port = host.port("dcgm_exporter_port", PORT)
     problems, address = len(plan["problems"]), named
@@ -249,7 +251,7 @@ def _gpu_target(plan, taken, host, named, labels, here, user):
         if host.name == here and listen in OWN_LOOPBACK and not tls:
             address = listen
     access = _access(plan, host, user)
-    target = _group(GPU_JOB, host.name, address, port, "https" if tls else "http", access, labels)
+    target = _group(GPU_JOB, host.name, ("https" if tls else "http", address, port), access, labels)
     plan["targets"].append(target)
     # Where the address is a problem already, that of another host may well be the same.
     if problems == len(plan["problems"]):
@@ -259,7 +261,7 @@ def _gpu_target(plan, taken, host, named, labels, here, user):
 def _host_target(plan, taken, host, named, labels):
     port = host.port("gpu_monitoring_host_exporter_port", 0)
     if port:
-        target = _group(HOST_JOB, host.name, named or host.name, port, "http", OPEN, labels)
+        target = _group(HOST_JOB, host.name, ("http", named or host.name, port), OPEN, labels)
         plan["targets"].append(target)
         _take_for_host(plan, taken, host, target, "node_exporter", "gpu_monitoring_host_exporter_port")
 
@@ -280,7 +282,8 @@ def _take(taken, job, address, owner):
     return other if other != owner else None
 
 
-def _group(job, host, address, port, scheme, access, labels):
+def _group(job, host, endpoint, access, labels):
+    scheme, address, port = endpoint
     where = "[%s]" % address if ":" in address else address
     own = {"job": job, "host": host, "__scheme__": scheme, "__access__": access}
     return {"targets": ["%s:%s" % (where, port)], "labels": {**labels, **own}}

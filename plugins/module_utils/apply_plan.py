@@ -10,6 +10,7 @@ journal finishes what the run before it could not: see recovery.
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 from typing import Callable, Iterator, Sequence
 
 from . import planner
@@ -29,56 +30,65 @@ from .techniques.registry import DIVIDER, technique_of
 from .transaction import Journal
 
 
-def apply(
-    session: Session,
-    plan: Plan,
-    journal: Journal,
-    reset: Reset = reset_gpu,
-    ownership: Ownership = planner.ALL_OURS,
-    record: Record | None = None,
-    look: Look | None = None,
-    clear: Clear | None = None,
-    beside: HostChange | None = None,
-) -> Host:
-    """Carry out `plan`, made under `ownership`, and return the host as it was observed afterwards.
+@dataclass(frozen=True)
+class Context:
+    """What a change of a host works with.
 
     `look` observes the host with its holders; it is asked again right before the first step of each GPU that could end
     something, because a job may have begun since the plan was made. With `clear` (which needs `look`), whoever is in
     the way there is ended, GPU by GPU, instead of ending the run.
 
-    Services `beside` the GPUs stop before the first step and start after the last one; a failure there brings all back likewise.
+    Where there is a `record`, it knows the instances that are there at the end as soon as the journal is gone.
+    """
 
-    Where there is a `record`, it knows the instances that stand at the end as soon as the journal is gone.
+    session: Session
+    journal: Journal
+    record: Record | None = None
+    look: Look | None = None
+    clear: Clear | None = None
+    reset: Reset = reset_gpu
+
+    def observe(self) -> Host:
+        """Return the host, with its holders where there is a look for that."""
+        return (self.look or self.session.observe)()
+
+
+def apply(
+    context: Context, plan: Plan, ownership: Ownership = planner.ALL_OURS, beside: HostChange | None = None
+) -> Host:
+    """Carry out `plan`, made under `ownership`, and return the host as it was observed afterwards.
+
+    Services `beside` the GPUs stop before the first step and start after the last one; a failure there brings all back likewise.
 
     Raises BusyError where the plan would end something that runs, before the first step or, where it began later, with
     the layout of before brought back. Raises ApplyError after a failed step, then with outcome "old" (the layout of
     before is back), or "unknown" where even that failed (the journal then stays, and the next run tries again).
     """
-    if clear is None:
+    if context.clear is None:
         refuse_disturbance(plan)
     # Those whose mode changes first: a reset that is refused is known before anything else was done.
     changed = sorted((gpu for gpu in plan.gpus if gpu.steps), key=lambda gpu: not DIVIDER.mode_changes(gpu))
     before, after = [planner.target_of(gpu.gpu) for gpu in changed], [gpu.target for gpu in changed]
     beside = beside or HostChange()
-    journal.begin(before, after, beside.record)
+    context.journal.begin(before, after, beside.record)
     done: list[str] = []
     try:
         beside.stop(done)
         for gpu_plan in changed:
-            if look is not None:
-                _make_way(gpu_plan, look, clear)
-            run_steps(session, gpu_plan, reset, done)
-        host = session.observe()
+            if context.look is not None:
+                _make_way(gpu_plan, context.look, context.clear)
+            run_steps(context, gpu_plan, done)
+        host = context.session.observe()
         expect(host, after, ownership)
         beside.start(host, done)
     except BaseException as error:
-        _undo(session, journal, before, error, done, reset, record, look, clear, beside)
+        _undo(context, before, error, done, beside)
         raise
     with settled("new"):
-        if record is not None:
+        if context.record is not None:
             seen = {gpu.uuid: gpu for gpu in host.gpus}
-            record.adopt((seen[gpu_plan.gpu.uuid], gpu_plan.left) for gpu_plan in changed)
-        journal.end()
+            context.record.adopt((seen[gpu_plan.gpu.uuid], gpu_plan.left) for gpu_plan in changed)
+        context.journal.end()
         beside.forget()
     return host
 
@@ -121,11 +131,12 @@ def _make_way(gpu_plan: GpuPlan, look: Look, clear: Clear | None) -> None:
     make_way(in_the_way, clear)
 
 
-def run_steps(session: Session, gpu_plan: GpuPlan, reset: Reset, done: list[str]) -> None:
+def run_steps(context: Context, gpu_plan: GpuPlan, done: list[str]) -> None:
+    """Carry out the steps of a GPU, and add each to `done`."""
     gpu = gpu_plan.gpu
     for step in gpu_plan.steps:
         try:
-            _step(session, gpu.uuid, step, reset)
+            _step(context.session, gpu.uuid, step, context.reset)
         except NvmlError as error:
             # What works on one GPU knows its UUID alone; people know its index.
             if error.where == "gpu %s" % gpu.uuid:
@@ -135,6 +146,7 @@ def run_steps(session: Session, gpu_plan: GpuPlan, reset: Reset, done: list[str]
 
 
 def expect(host: Host, targets: Sequence[Target], ownership: Ownership = planner.ALL_OURS) -> None:
+    """Raise NvmlError where the host is not what the targets say."""
     left = planner.plan(host.gpus, targets, ownership)
     if left.changes:
         raise NvmlError(
@@ -154,25 +166,16 @@ def _step(session: Session, gpu: str, step: GpuStep, reset: Reset) -> None:
 
 
 def _undo(
-    session: Session,
-    journal: Journal,
-    before: Sequence[Target],
-    cause: BaseException,
-    done: list[str],
-    reset: Reset,
-    record: Record | None,
-    look: Look | None,
-    clear: Clear | None,
-    beside: HostChange,
+    context: Context, before: Sequence[Target], cause: BaseException, done: list[str], beside: HostChange
 ) -> None:
     """Go back after a failed step. Raises ApplyError for a FleetError; returns for any other exception."""
     known = cause if isinstance(cause, FleetError) else FleetError("this host", "interrupted by %r" % cause)
     try:
         # What it takes away was made by this very run. What cannot be determined is no reason to leave that half way; nor,
         # with leave to end what is in the way, is what no process stands for.
-        counts = can_be_ended if clear is not None else is_known
+        counts = can_be_ended if context.clear is not None else is_known
         beside.clear_away()
-        host = go_back(session, before, reset, look or session.observe, counts)
+        host = go_back(context, before, counts)
         beside.bring_back(host)
     except FleetError as error:
         raise ApplyError(
@@ -183,9 +186,9 @@ def _undo(
             steps_done=done,
         ) from cause
     with settled("old"):
-        if record is not None:
-            record.renew(host.gpus)
-        journal.end()
+        if context.record is not None:
+            context.record.renew(host.gpus)
+        context.journal.end()
     if known is not cause:
         return
     problem = "%s; the layout of before is back" % known.problem
@@ -205,23 +208,19 @@ def is_known(holder: Holder | Process) -> bool:
 
 
 def go_back(
-    session: Session,
-    before: Sequence[Target],
-    reset: Reset,
-    look: Look,
-    counts: Callable[[Holder | Process], bool] = lambda holder: True,
+    context: Context, before: Sequence[Target], counts: Callable[[Holder | Process], bool] = lambda holder: True
 ) -> Host:
     """Back to the layout of before, by a plan made from what is there now.
 
     Raises BusyError where that would end somebody who `counts`.
     """
-    back = planner.plan(look().gpus, before)
+    back = planner.plan(context.observe().gpus, before)
     disturbs = [disturbance for disturbance in back.disturbs if any(map(counts, disturbance.who))]
     if disturbs:
         problem = "the layout of before cannot be brought back without ending what runs there"
         raise BusyError(disturbs, problem, "Stop it and run again.")
     for gpu_plan in back.gpus:
-        run_steps(session, gpu_plan, reset, [])
-    host = session.observe()
+        run_steps(context, gpu_plan, [])
+    host = context.session.observe()
     expect(host, before)
     return host

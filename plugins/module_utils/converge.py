@@ -13,7 +13,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Mapping, Sequence
 
-from . import apply_plan, lost_gpus, recovery
+from . import lost_gpus, recovery
+from .apply_plan import Context, apply, refuse_disturbance
 from .busy import FAIL, FORCE, REFUSE, OnBusy, end_holders, patiently
 from .disturbance import Disturbance
 from .errors import ApplyError, BusyError, FollowError
@@ -86,7 +87,7 @@ def foresee(request: Request, on_busy: str = FAIL, installs: bool = False) -> Ru
         asked = PlanRequest(request.parts, request.saved, installs)
         plan = make_plan(there.layout, host, ownership, asked, services)
         if on_busy == FAIL:
-            apply_plan.refuse_disturbance(plan)
+            refuse_disturbance(plan)
         owed = Owing(request.directory).due()
         follows = (plan.changes_devices or owed) and not session.private
         parts = {part.key: part for part in plan.parts}
@@ -154,17 +155,8 @@ class _Work:
             return observe(session, own)
 
         clear = self._clear if self.on_busy.policy == FORCE else None
-        self.recovered = (
-            recovery.recover(
-                session,
-                self.journal,
-                record=self.record,
-                look=look_again,
-                clear=clear,
-                services=[each(session.private) for each in SERVICES],
-            )
-            or self.recovered
-        )
+        context = Context(session, self.journal, self.record, look_again, clear)
+        self.recovered = recovery.recover(context, [each(session.private) for each in SERVICES]) or self.recovered
         session.observers = observers_for(self.request.layout, self.request.directory, self.request.parts)
         services = services_for(self.request.parts, session.private)
         host = look(session, services)
@@ -177,7 +169,7 @@ class _Work:
             self.pending_reboot.end()
         own = staying(plan, services)
         if plan.changes and clear is None:
-            apply_plan.refuse_disturbance(plan)
+            refuse_disturbance(plan)
         if self.leave_pending and any(map(DIVIDER.mode_changes, plan.gpus)):
             # The clients of services that stay count here: the reboot would end them too.
             self._refuse_loss(observe(session, merged(each.own(clients=False) for each in services)), plan)
@@ -187,16 +179,7 @@ class _Work:
             if plan.changes_devices:
                 self.owing.begin()
             self._record_coming(host, plan)
-            host = apply_plan.apply(
-                session,
-                plan,
-                self.journal,
-                ownership=ownership,
-                record=self.record,
-                look=look_again,
-                clear=clear,
-                beside=_change(services, plan, look_again, clear),
-            )
+            host = apply(context, plan, ownership, _change(services, plan, look_again, clear))
         for technique in SETTINGS:
             if technique.observer in session.observers:
                 technique.record(self.request.directory, host.gpus)

@@ -69,6 +69,8 @@ class NvmlError(FleetError):
     """An NVML call failed. `code` and `code_name` are NVML's, `gpu` is a UUID or index, or None."""
 
     host_fault = True
+    #: Set by what calls NVML, which knows it.
+    code_name: str | None = None
 
     def __init__(
         self,
@@ -78,13 +80,11 @@ class NvmlError(FleetError):
         *,
         call: str | None = None,
         code: int | None = None,
-        code_name: str | None = None,
         gpu: str | None = None,
     ) -> None:
         super().__init__(where, problem, cure)
         self.call = call
         self.code = code
-        self.code_name = code_name
         self.gpu = gpu
 
 

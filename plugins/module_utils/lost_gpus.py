@@ -47,15 +47,16 @@ def answering(layout: Layout, host: Host, policy: str) -> Answering:
             continue
         if policy == FAIL:
             position, gpus = next(iter(named.items()))
-            raise NvmlError(
+            failure = NvmlError(
                 "%s.gpus[%d]" % (entry.where, position),
                 "%s %s lost: %s" % (" and ".join("gpu %d" % gpu.index for gpu in gpus), _are(gpus), gpus[0].problem),
                 "If a reset or power cycle does not bring it back, check its power cable, seating and riser. To change the "
                 "other GPUs meanwhile, set gpu_layout_lost: skip.",
                 code=GPU_IS_LOST,
-                code_name="GpuIsLost",
                 gpu=str(gpus[0].index),
             )
+            failure.code_name = "GpuIsLost"
+            raise failure
         left = _without_lost(entry, host)
         for gpu in (gpu for gpus in named.values() for gpu in gpus):
             warnings[gpu.index] = (

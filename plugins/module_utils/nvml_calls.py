@@ -102,14 +102,15 @@ class Calls:
             # The library alone, as in a container, may not know that there is no driver.
             alone = error.value == UNKNOWN and not Path(_LOADED).exists()
             absent = alone or error.value in (DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND)
-            raise (DriverAbsentError if absent else NvmlError)(
+            failure = (DriverAbsentError if absent else NvmlError)(
                 "this host",
                 "NVML does not start: %s" % error,
                 _CURES.get(error.value, "Install and load the NVIDIA driver."),
                 call="nvmlInit",
                 code=error.value,
-                code_name=_code_name(error),
-            ) from error
+            )
+            failure.code_name = _code_name(error)
+            raise failure from error
         return self
 
     def __exit__(self, *_exc: Any) -> None:
@@ -178,15 +179,16 @@ class Calls:
         return "gpu %s" % gpu if gpu else "this host"
 
     def _error(self, call: str, error: Any, gpu: str | None) -> NvmlError:
-        return NvmlError(
+        failure = NvmlError(
             self._label(gpu),
             "%s failed: %s (NVML code %d)" % (call, error, error.value),
             _CURES.get(error.value, ""),
             call=call,
             code=error.value,
-            code_name=_code_name(error),
             gpu=gpu,
         )
+        failure.code_name = _code_name(error)
+        return failure
 
 
 def _code_name(error: Any) -> str:

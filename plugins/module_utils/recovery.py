@@ -9,28 +9,18 @@ import functools
 from typing import Sequence
 
 from . import durable, planner
-from .apply_plan import expect, go_back, run_steps, settled
+from .apply_plan import Context, expect, go_back, run_steps, settled
 from .busy import can_be_ended
 from .errors import ApplyError, BusyError, FleetError, attempt_all
 from .gpu_plan import Plan, Target
 from .model import Gpu, Host
 from .nvml import Session
-from .ownership import Record
-from .reset import Reset, reset_gpu
-from .services import Clear, Look, Service
+from .services import Service
 from .techniques.observers import OBSERVERS
 from .transaction import Entry, Journal
 
 
-def recover(
-    session: Session,
-    journal: Journal,
-    reset: Reset = reset_gpu,
-    record: Record | None = None,
-    look: Look | None = None,
-    clear: Clear | None = None,
-    services: Sequence[Service] = (),
-) -> str | None:
+def recover(context: Context, services: Sequence[Service] = ()) -> str | None:
     """Finish what a run that was cut off left: None where there is nothing, else which layout stands now, old or new.
 
     The new layout stands where the run had got as far as that. Otherwise the old one is brought back; where that would
@@ -38,12 +28,12 @@ def recover(
     would, `clear` ends it, or without one BusyError is raised. With the old layout comes back
     what the run had stopped or changed of the `services`. Raises ApplyError where it fails. The journal then stays as it was.
     """
+    journal, record = context.journal, context.record
     entry = journal.read()
     if entry is None:
         return None
-    _observe_settings(session, journal, entry)
-    look = look or session.observe
-    gpus = look().gpus
+    _observe_settings(context.session, journal, entry)
+    gpus = context.observe().gpus
     there = {gpu.uuid for gpu in gpus}
     before, after = ([t for t in targets if t.gpu_uuid in there] for targets in (entry.before, entry.after))
     outcome = "new"
@@ -53,7 +43,7 @@ def recover(
     reached = None if unfinished else _reached(gpus, after)
     if reached is None:
         try:
-            host, reached = _back_or_on(session, before, after, reset, look, clear)
+            host, reached = _back_or_on(context, before, after)
         except FleetError as error:
             problem = "%s, and the layout before it cannot be brought back: %s" % (entry.cut_off(), error.problem)
             cure = "%s Or remove %s to go on from what stands now." % (error.cure, journal.path)
@@ -84,30 +74,23 @@ def _observe_settings(session: Session, journal: Journal, entry: Entry) -> None:
     session.observers = tuple(observer for observer in OBSERVERS if observer.setting in named)
 
 
-def _back_or_on(
-    session: Session,
-    before: Sequence[Target],
-    after: Sequence[Target],
-    reset: Reset,
-    look: Look,
-    clear: Clear | None,
-) -> tuple[Host, Plan | None]:
+def _back_or_on(context: Context, before: Sequence[Target], after: Sequence[Target]) -> tuple[Host, Plan | None]:
     """Back to the old layout, or else on to the new one: the host, and where it was on, the plan that has nothing to do."""
     try:
-        return go_back(session, before, reset, look), None
+        return go_back(context, before), None
     except BusyError as busy:
         try:
-            on = planner.plan(look().gpus, after)
+            on = planner.plan(context.observe().gpus, after)
         except FleetError:
             on = None
         if on is None or on.disturbs:
-            if clear is None:
+            if context.clear is None:
                 raise
-            clear(busy.disturbs)
-            return go_back(session, before, reset, look, can_be_ended), None
+            context.clear(busy.disturbs)
+            return go_back(context, before, can_be_ended), None
     for gpu_plan in on.gpus:
-        run_steps(session, gpu_plan, reset, [])
-    host = session.observe()
+        run_steps(context, gpu_plan, [])
+    host = context.session.observe()
     expect(host, after)
     return host, _reached(host.gpus, after)
 

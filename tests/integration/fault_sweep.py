@@ -124,21 +124,21 @@ class Sweep:
         from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import Session
 
         with locked(self.directory, 0), Session() as session:
-            journal = Journal(self.directory)
-            recovery.recover(session, journal)
+            context = apply_plan.Context(session, Journal(self.directory))
+            recovery.recover(context)
             gpus = session.observe().gpus
             targets = [Target(gpus[0].uuid, "gpu_layout[0]", "mig", True, tuple(wanted))]
             if any(instance.start is None for instance in wanted):
                 targets.append(Target(gpus[1].uuid, "gpu_layout[1]", "exclusive", False, (), "exclusive_process"))
             apply_plan.apply(
-                session, planner.plan(gpus, targets[: 1 if all(w.start is not None for w in wanted) else 2]), journal
+                context, planner.plan(gpus, targets[: 1 if all(w.start is not None for w in wanted) else 2])
             )
 
     def _recover(self) -> None:
         from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import Session
 
         with locked(self.directory, 0), Session() as session:
-            recovery.recover(session, Journal(self.directory))
+            recovery.recover(apply_plan.Context(session, Journal(self.directory)))
 
     def _seen(self) -> Any:
         """What NVML shows: per GPU mode and instances; processes as (GPU, placement start); ids of GPU 0's instances."""

@@ -29,14 +29,15 @@ def desired(version, flavor="open", source="repository", manager="apt", imex_nod
     catalogue = dict(CATALOGUE, repository=REPOSITORY)
     more = {}
     if host:
-        more = {"has_dracut": host.dracut, "subnet_manager": rules.needs_subnet_manager(host, names)}
-    return files.wanted(manager, source, version, catalogue, "x86_64", flavor, imex_nodes, **more)
+        more = {"dracut": host.dracut, "subnet_manager": rules.needs_subnet_manager(host, names)}
+    return files.wanted(manager, source, version, catalogue, "x86_64", files.Needs(flavor, imex_nodes, **more))
 
 
 def make(seen, request, transaction=None, version="580.95.05", imex_nodes=()):
     names = rules.wanted(seen, request, CATALOGUE, rules.branch_of(request.version))
     text = desired(version, names.flavor, request.source, imex_nodes=imex_nodes, host=seen, names=names)
-    return plan.present(seen, request, names, version, transaction, text, [TRUSTED], PATTERNS)
+    goal = plan.Goal(names, version, transaction, text)
+    return plan.present(seen, request, goal, plan.Repository([TRUSTED], PATTERNS))
 
 
 def change(version, seen, *names, removals=()):
@@ -325,7 +326,7 @@ def test_files_on_debian():
 def test_files_on_red_hat_are_signed_too_and_arm_is_sbsa():
     repository = dict(DISTRIBUTIONS["el-9"]["repository"], url=REPOSITORY["url"], key_url="")
     catalogue = dict(DISTRIBUTIONS["el-9"], repository=repository)
-    text = files.wanted("dnf", "repository", "580.95.05", catalogue, "aarch64", "open")
+    text = files.wanted("dnf", "repository", "580.95.05", catalogue, "aarch64", files.Needs("open"))
     assert sorted(text) == [files.BLACKLIST, files.REPO]
     lines = text[files.REPO].splitlines()
     assert "baseurl=https://mirror.example.org/rhel9/sbsa/" in lines

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import planner, recovery
+from ansible_collections.openfleet.gpu.plugins.module_utils.apply_plan import Context
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
@@ -189,7 +190,7 @@ def test_a_journal_with_a_setting_that_nothing_reads_is_refused(tmp_path):
     kept = journal.path.read_text()
     journal.path.write_text(kept.replace('"time_slice"', '"colour"'))
     with pytest.raises(ApplyError) as raised:
-        recovery.recover(Session(), journal)
+        recovery.recover(Context(Session(), journal))
     assert raised.value.where == str(journal.path)
     assert journal.path.read_text() == kept.replace('"time_slice"', '"colour"')
 

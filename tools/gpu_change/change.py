@@ -35,7 +35,6 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.layout_run import ob
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Gpu, Host
 from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import Session
 from ansible_collections.openfleet.gpu.plugins.module_utils.nvml_calls import IN_USE, NO_PERMISSION, NOT_SUPPORTED
-from ansible_collections.openfleet.gpu.plugins.module_utils.reset import reset_gpu
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.observers import OBSERVERS
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.time_slicing.model import SETTING
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.time_slicing.plan import current
@@ -266,7 +265,7 @@ class _Change:
         plan = planner.plan([now], [target])
         words = "; ".join(plan.lines())
         try:
-            after = apply_plan.apply(self._session, plan, self._record.journal, look=self._look)
+            after = apply_plan.apply(self._context(), plan)
         except BusyError as error:
             return [not_run(area, gpu.index, what, str(error))]
         except ApplyError as error:
@@ -277,6 +276,9 @@ class _Change:
                 return [not_run(area, gpu.index, what, str(error))]
             return [Check(area, gpu.index, what, DIFFERS, words, str(error))]
         return [Check(area, gpu.index, what, HELD, words, "done"), *seen(_of(after, target.gpu_uuid))]
+
+    def _context(self) -> apply_plan.Context:
+        return apply_plan.Context(self._session, self._record.journal, look=self._look)
 
     # --- restoring -----------------------------------------------------------------------------------------------------
 
@@ -294,7 +296,7 @@ class _Change:
         found.refuse_foreign(now)
         # The mode first: in MIG mode a GPU may show no time slice.
         for target in (dataclasses.replace(found.target, settings={}), found.target):
-            host = apply_plan.go_back(self._session, [target], reset_gpu, self._look, apply_plan.is_known)
+            host = apply_plan.go_back(self._context(), [target], apply_plan.is_known)
         self._record.end()
         seen = planner.plan_gpu(_of(host, found.target.gpu_uuid), found.target).before()
         return Check(RESTORED, now.index, what, HELD, "restored", seen)

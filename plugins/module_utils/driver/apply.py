@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Sequence
 
@@ -30,24 +31,29 @@ KEPT = "driver-old"
 _MODE = 0o644
 
 
-class Work:
-    """One change of one host. `manager` is an Apt or a Dnf, `look` reads the host anew."""
+@dataclass(frozen=True)
+class Tools:
+    """What a change works with. `manager` is an Apt or a Dnf, `look` reads the host again, `state` is the state directory.
 
-    def __init__(
-        self,
-        plan: Plan,
-        host: Host,
-        request: Request,
-        manager: Any,
-        look: Callable[[], Host],
-        state: Path,
-        keyring: tuple[str, bytes],
-        runfile: Sequence[str] = (),
-        call: Run = run_to_end,
-    ) -> None:
-        self.plan, self.host, self.request, self.manager, self.look = plan, host, request, manager, look
-        self.journal, self.kept = state / JOURNAL, state / KEPT
-        self.keyring, self.runfile, self.call = keyring, runfile, call
+    `keyring` is the path and the content of the repository's key, `runfile` the .run file with its checksum and options.
+    """
+
+    manager: Any
+    look: Callable[[], Host]
+    state: Path
+    keyring: tuple[str, bytes]
+    runfile: Sequence[str] = ()
+    call: Run = run_to_end
+
+
+class Work:
+    """One change of one host."""
+
+    def __init__(self, plan: Plan, host: Host, request: Request, tools: Tools) -> None:
+        self.plan, self.host, self.request = plan, host, request
+        self.manager, self.look, self.call = tools.manager, tools.look, tools.call
+        self.journal, self.kept = tools.state / JOURNAL, tools.state / KEPT
+        self.keyring, self.runfile = tools.keyring, tools.runfile
         self.done: list[str] = []
         #: Where the package manager's history ended before this change.
         self.mark = ""

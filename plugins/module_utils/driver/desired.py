@@ -12,7 +12,7 @@ from .. import durable, minimum_versions
 from ..errors import PlanError
 from ..packages import keys
 from . import files, plan, rules
-from .apply import JOURNAL, Work, finish
+from .apply import JOURNAL, Tools, Work, finish
 from .apt import Apt
 from .dnf import Dnf
 from .model import Host, Plan, Request, Transaction, Wanted
@@ -72,28 +72,14 @@ class Driver:
             "Ask for a version that mends them, of one of the branches %s."
             % ", ".join(map(str, minimum_versions.MENDED)),
         )
+        imex_nodes = tuple(self.params["imex_nodes"]) if self.request.imex else ()
+        needs = files.Needs(wanted.flavor, imex_nodes, self.host.dracut, rules.needs_subnet_manager(self.host, wanted))
         desired = files.wanted(
-            self.manager.manager,
-            self.request.source,
-            version,
-            self.catalogue,
-            self.host.architecture,
-            wanted.flavor,
-            tuple(self.params["imex_nodes"]) if self.request.imex else (),
-            has_dracut=self.host.dracut,
-            subnet_manager=rules.needs_subnet_manager(self.host, wanted),
+            self.manager.manager, self.request.source, version, self.catalogue, self.host.architecture, needs
         )
-        return plan.present(
-            self.host,
-            self.request,
-            wanted,
-            version,
-            transaction,
-            desired,
-            self.repository["fingerprints"],
-            self.catalogue["patterns"],
-            signed=_is_signed(wanted),
-        )
+        repository = plan.Repository(self.repository["fingerprints"], self.catalogue["patterns"], _is_signed(wanted))
+        goal = plan.Goal(wanted, version, transaction, desired)
+        return plan.present(self.host, self.request, goal, repository)
 
     def _wanted(self) -> Wanted:
         branch = rules.branch_of(self.request.version)
@@ -158,17 +144,8 @@ class Driver:
             made = self.plan()
         if made.disruptive and self._drain():
             durable.write(self.state / DRAINED, {"schema": 1, "drain": self._drain()})
-        work = Work(
-            made,
-            self.host,
-            self.request,
-            self.manager,
-            self.look,
-            self.state,
-            (self.keyring, self.key),
-            self._installer(),
-        )
-        now = work.run()
+        tools = Tools(self.manager, self.look, self.state, (self.keyring, self.key), self._installer())
+        now = Work(made, self.host, self.request, tools).run()
         return dict(self.result(made), loaded_version=now.loaded)
 
     def _drain(self) -> list[int]:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from .rules import OWNER
 
@@ -80,16 +80,22 @@ def modules_load() -> str:
     return _HEAD + "ib_umad\n"
 
 
+class Needs(NamedTuple):
+    """What the host needs files for: kernel modules (`flavor`), IMEX, an initramfs by dracut, NVLSM."""
+
+    flavor: str
+    imex_nodes: tuple[str, ...] = ()
+    dracut: bool = False
+    subnet_manager: bool = False
+
+
 def wanted(
     manager: str,
     source: str,
     version: str,
     catalogue: dict[str, Any],
     architecture: str,
-    flavor: str,
-    imex_nodes: tuple[str, ...] = (),
-    has_dracut: bool = False,
-    subnet_manager: bool = False,
+    needs: Needs,
 ) -> dict[str, str]:
     """Path and text of every file that is to be there, for the driver in this version."""
     found = {}
@@ -102,12 +108,12 @@ def wanted(
             found[REPO] = repo(url, RPM_KEYRING)
     if manager == "apt" and source != "runfile":
         found[PREFERENCES] = preferences(version, catalogue["patterns"])
-    if flavor != "none":
+    if needs.flavor != "none":
         found[BLACKLIST] = blacklist()
-        if has_dracut:
+        if needs.dracut:
             found[DRACUT] = dracut()
-    if subnet_manager:
+    if needs.subnet_manager:
         found[MODULES_LOAD] = modules_load()
-    if imex_nodes:
-        found[IMEX_NODES] = "".join(node + "\n" for node in imex_nodes)
+    if needs.imex_nodes:
+        found[IMEX_NODES] = "".join(node + "\n" for node in needs.imex_nodes)
     return found

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import NamedTuple, Sequence
 
 from ..errors import PlanError
 from ..packages import keys
@@ -33,18 +33,27 @@ def settled(host: Host, request: Request, wanted: Wanted) -> str:
     return version if rules.satisfies(version, request.version) else ""
 
 
-def present(
-    host: Host,
-    request: Request,
-    wanted: Wanted,
-    version: str,
-    transaction: Transaction | None,
-    files: dict[str, str],
-    trusted: Sequence[str],
-    patterns: Sequence[str],
-    signed: bool = False,
-) -> Plan:
-    """What makes the driver `version` be there. Raises PlanError where that must not or cannot be done."""
+class Goal(NamedTuple):
+    """What is to be there: the packages, the driver's version, and files by path. `transaction` brings the packages."""
+
+    wanted: Wanted
+    version: str
+    transaction: Transaction | None
+    files: dict[str, str]
+
+
+class Repository(NamedTuple):
+    """Fingerprints of the keys that are `trusted`, `patterns` of the driver's packages, whether its modules are signed."""
+
+    trusted: Sequence[str]
+    patterns: Sequence[str]
+    signed: bool = False
+
+
+def present(host: Host, request: Request, goal: Goal, repository: Repository) -> Plan:
+    """What makes the driver of the goal be there. Raises PlanError where that must not or cannot be done."""
+    wanted, version, transaction, files = goal
+    trusted, patterns, signed = repository
     own_modules = wanted.flavor != "none"
     changes = bool(transaction and (transaction.installs or transaction.removals))
     if changes or host.on_disk != version:

@@ -17,7 +17,7 @@ from .holdings import HostState, Price, holdings
 from .model import Audit, Sources, Subject, Window
 from .prometheus import Access, Prometheus, PrometheusError
 from .quiet_times import QuietQuestion
-from .signals import read
+from .signals import Question, read
 from .together import together
 from .verdict import Thresholds, judge
 
@@ -120,15 +120,9 @@ def _history(order: Order, now_seconds: float, say: Callable[[str], None]) -> tu
         return None, ["No server was named: use over time is not known, and no GPU is called idle for it."]
     server = Prometheus(order.access)
     try:
-        history = read(
-            server,
-            order.window_seconds,
-            quiet=QuietQuestion(order.thresholds.idle_hours * 3600, tuple(order.holidays)),
-            selector=order.selector,
-            our_seconds=now_seconds,
-            end_seconds=order.end_seconds,
-            say=say,
-        )
+        quiet = QuietQuestion(order.thresholds.idle_hours * 3600, tuple(order.holidays))
+        question = Question(quiet, order.selector, now_seconds, order.end_seconds)
+        history = read(server, order.window_seconds, question, say)
     except PrometheusError as error:
         # With hosts the audit goes on, with half of its sight.
         return None, ["%s Use over time is not known, and no GPU is called idle for it." % error]

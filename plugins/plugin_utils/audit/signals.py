@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Callable, Mapping
 
 from .asking import Asking
@@ -42,48 +42,50 @@ _DAY = 86400.0
 _MOST_PRICE = 1e9
 
 
+@dataclass(frozen=True)
+class Question:
+    """What is asked beside the length of the window, which ends now or at `end_seconds` (since the epoch).
+
+    `quiet` says which quiet times are looked up. `selector` narrows the series, as ``cluster="a"``; `our_seconds` is this
+    machine's clock, to tell of a wrong one where the window ends now.
+    """
+
+    quiet: QuietQuestion = BY_DEFAULT
+    selector: str = ""
+    our_seconds: float | None = None
+    end_seconds: float | None = None
+
+
 def read(
     server: Prometheus,
     window_seconds: float,
-    *,
-    quiet: QuietQuestion = BY_DEFAULT,
-    selector: str = "",
-    our_seconds: float | None = None,
-    end_seconds: float | None = None,
+    question: Question = Question(),  # frozen
     say: Callable[[str], None] = lambda line: None,
 ) -> History:
-    """Ask the server for the last `window_seconds`, or for those before `end_seconds` (since the epoch).
+    """Ask the server for a window of so many seconds.
 
-    `quiet` says which quiet times are looked up. `selector` narrows the series, as ``cluster="a"``; `our_seconds` is this
-    machine's clock, to tell of a wrong one where the window ends now. Raises PrometheusError where the server does not answer; a
-    figure that it does not have is None.
+    Raises PrometheusError where the server does not answer; a figure that it does not have is None.
     """
-    return _Reading(server, window_seconds, quiet, selector, our_seconds, end_seconds, say).run()
+    return _Reading(server, window_seconds, question, say).run()
 
 
 class _Reading:
     def __init__(
-        self,
-        server: Prometheus,
-        window_seconds: float,
-        quiet: QuietQuestion,
-        selector: str,
-        our_seconds: float | None,
-        end_seconds: float | None,
-        say: Callable[[str], None],
+        self, server: Prometheus, window_seconds: float, question: Question, say: Callable[[str], None]
     ) -> None:
         self.say = say
-        self.quiet = quiet
+        self.quiet = question.quiet
         self.notes: list[str] = []
         # By the server's clock: what it recorded bears its time.
-        end = server.now() if end_seconds is None else end_seconds
-        if end_seconds is None and our_seconds is not None and abs(our_seconds - end) > _SKEW_SECONDS:
+        end = server.now() if question.end_seconds is None else question.end_seconds
+        ours = question.our_seconds
+        if question.end_seconds is None and ours is not None and abs(ours - end) > _SKEW_SECONDS:
             self.notes.append(
                 "The clock of %s is %d s %s this machine's: times are by the server's."
-                % (server.name, abs(our_seconds - end), "ahead of" if end > our_seconds else "behind")
+                % (server.name, abs(ours - end), "ahead of" if end > ours else "behind")
             )
         self.window = Window(end - window_seconds, end)
-        self.asking = Asking(server, end, selector, self.notes)
+        self.asking = Asking(server, end, question.selector, self.notes)
         self.span = round(window_seconds)
         self.figures = Figures(self.asking, window_seconds, self.notes)
         self.records: dict[Key, Record] = {}

@@ -186,29 +186,20 @@ def _look_rpm(found: Mirror, key: bytes, bundle: Path, fetcher: fetch.Fetcher, h
     with tempfile.TemporaryDirectory(prefix="openfleet-bundle-") as name:
         folder = Path(name)
         (folder / "repomd.xml").write_bytes(top)
-        for what, path, kind, checksum in rpm.records(folder / "repomd.xml", url):
-            content = _record(found, what, path, kind, checksum, bundle, fetcher, hosts)
-            if what == "primary":
+        for record in rpm.records(folder / "repomd.xml", url):
+            content = _record(found, record, bundle, fetcher, hosts)
+            if record.what == "primary":
                 # Its compression is told by its name.
-                primary = folder / posixpath.basename(path)
+                primary = folder / posixpath.basename(record.path)
                 primary.write_bytes(content)
         found.index.append(_file(here + ".asc", "signature", beside, url + ".asc", hosts))
         found.index.append(_file(here, "signed index", top, url, hosts))
         return rpm.RpmIndex(primary, source.architecture, url)
 
 
-def _record(
-    found: Mirror,
-    what: str,
-    path: str,
-    kind: str,
-    checksum: str,
-    bundle: Path,
-    fetcher: fetch.Fetcher,
-    hosts: set[str],
-) -> bytes:
+def _record(found: Mirror, record: rpm.Record, bundle: Path, fetcher: fetch.Fetcher, hosts: set[str]) -> bytes:
     """One file of the index, verified. Only what dnf needs has to be there."""
-    source = found.source
+    source, (what, path, kind, checksum) = found.source, record
     url = "%s/%s" % (source.url, path)
     here = bundle / _inside(source, path)
     if kind not in ("sha256", "sha384", "sha512"):

@@ -61,69 +61,91 @@ def choose(ask: Ask, index: Index) -> str:
 
 def resolve(ask: Ask, index: Index) -> tuple[list[Candidate], list[str]]:
     """Packages to take, and what must come from elsewhere, in words. Raises BundleError."""
-    chosen = choose(ask, index)
-    newest = functools.cmp_to_key(lambda one, other: index.compare(one.version, other.version))
-
-    def is_chosen(candidate: Candidate) -> bool:
-        if ask.role == "nvidia_driver":
-            return driver_rules.upstream(candidate.version) == chosen
-        return candidate.version == chosen
-
-    def best(candidates: Iterable[Candidate]) -> list[Candidate]:
-        """As the role pins: a name of the driver's in the driver's version, whatever else there is. The newest else, and
-        both where there is no pin, since another dependency may decide between them."""
-        ranked = sorted(candidates, key=newest, reverse=True)
-        pinned = [
-            candidate
-            for candidate in ranked
-            if is_chosen(candidate) and any(_matches(candidate.name, pattern) for pattern in ask.pinned)
-        ]
-        if index.pins:
-            return (pinned or ranked)[:1]
-        return ranked[:1] + [candidate for candidate in pinned[:1] if candidate != ranked[0]]
-
-    taken: dict[tuple[str, str], Candidate] = {}
-    elsewhere: dict[str, None] = {}
-    queue: list[Candidate] = []
-
-    def take(candidates: Iterable[Candidate]) -> None:
-        for candidate in candidates:
-            if (candidate.name, candidate.version) not in taken:
-                taken[candidate.name, candidate.version] = candidate
-                queue.append(candidate)
-
+    search = _Search(ask, index)
     for name in ask.locked:
-        found = best(candidate for candidate in index.named(name) if is_chosen(candidate))
+        search.take_locked(name)
+    for name in ask.free:
+        search.take_free(name)
+    search.follow()
+    taken = sorted(search.taken.values(), key=lambda candidate: (candidate.name, candidate.version))
+    return taken, sorted(search.elsewhere)
+
+
+class _Search:
+    """Packages taken so far, those whose requirements are still to be followed, and what must come from elsewhere."""
+
+    def __init__(self, ask: Ask, index: Index) -> None:
+        self.ask, self.index, self.chosen = ask, index, choose(ask, index)
+        self.newest = functools.cmp_to_key(lambda one, other: index.compare(one.version, other.version))
+        self.taken: dict[tuple[str, str], Candidate] = {}
+        self.elsewhere: dict[str, None] = {}
+        self.queue: list[Candidate] = []
+
+    def take_locked(self, name: str) -> None:
+        """Take a package of the chosen version. Raises BundleError where there is none."""
+        found = self._best(candidate for candidate in self.index.named(name) if self._is_chosen(candidate))
         if not found:
             raise BundleError(
                 name,
                 "the repository has no %s, which belongs to the %s and must be of its version"
-                % (chosen, ask.role.replace("_", " ")),
+                % (self.chosen, self.ask.role.replace("_", " ")),
                 "Ask for another version: there is %s."
-                % (", ".join(candidate.version for candidate in index.named(name)) or "none"),
+                % (", ".join(candidate.version for candidate in self.index.named(name)) or "none"),
             )
-        take(found)
-    for name in ask.free:
-        found = best(index.named(name))
-        take(found)
+        self._take(found)
+
+    def take_free(self, name: str) -> None:
+        """Take a package of any version, if there is one."""
+        found = self._best(self.index.named(name))
+        self._take(found)
         if not found:
-            elsewhere[name] = None
-    while queue:
-        for group in index.requires(queue.pop()):
-            if any(_satisfies(candidate, relation, index) for candidate in taken.values() for relation in group):
-                continue
-            for relation in group:
-                found = best(
-                    candidate for candidate in index.named(relation.name) if _satisfies(candidate, relation, index)
-                ) or best(
-                    candidate for candidate in index.providers(relation.name) if _satisfies(candidate, relation, index)
-                )
-                if found:
-                    take(found)
-                    break
-            else:
-                elsewhere[" | ".join(map(str, group))] = None
-    return sorted(taken.values(), key=lambda candidate: (candidate.name, candidate.version)), sorted(elsewhere)
+            self.elsewhere[name] = None
+
+    def follow(self) -> None:
+        """Take what the packages require, and what that requires."""
+        while self.queue:
+            for group in self.index.requires(self.queue.pop()):
+                if not self._is_satisfied(group) and not any(map(self._take, map(self._providers, group))):
+                    self.elsewhere[" | ".join(map(str, group))] = None
+
+    def _is_satisfied(self, group: Iterable[Relation]) -> bool:
+        return any(
+            _satisfies(candidate, relation, self.index) for candidate in self.taken.values() for relation in group
+        )
+
+    def _providers(self, relation: Relation) -> list[Candidate]:
+        """Return what satisfies a relation: packages of its name before others that provide it."""
+        for candidates in (self.index.named, self.index.providers):
+            found = self._best(each for each in candidates(relation.name) if _satisfies(each, relation, self.index))
+            if found:
+                return found
+        return []
+
+    def _take(self, candidates: Sequence[Candidate]) -> bool:
+        """Take the candidates, and return whether there were any."""
+        for candidate in candidates:
+            if (candidate.name, candidate.version) not in self.taken:
+                self.taken[candidate.name, candidate.version] = candidate
+                self.queue.append(candidate)
+        return bool(candidates)
+
+    def _is_chosen(self, candidate: Candidate) -> bool:
+        if self.ask.role == "nvidia_driver":
+            return driver_rules.upstream(candidate.version) == self.chosen
+        return candidate.version == self.chosen
+
+    def _best(self, candidates: Iterable[Candidate]) -> list[Candidate]:
+        """As the role pins: a name of the driver's in the driver's version, whatever else there is. The newest else, and
+        both where there is no pin, since another dependency may decide between them."""
+        ranked = sorted(candidates, key=self.newest, reverse=True)
+        pinned = [
+            candidate
+            for candidate in ranked
+            if self._is_chosen(candidate) and any(_matches(candidate.name, pattern) for pattern in self.ask.pinned)
+        ]
+        if self.index.pins:
+            return (pinned or ranked)[:1]
+        return ranked[:1] + [candidate for candidate in pinned[:1] if candidate != ranked[0]]
 
 
 def _satisfies(candidate: Candidate, relation: Relation, index: Index) -> bool:

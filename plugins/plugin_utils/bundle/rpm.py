@@ -10,7 +10,7 @@ import re
 import tempfile
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Iterable, Sequence
+from typing import Any, Iterable, NamedTuple, Sequence
 
 from .model import BundleError, Candidate, Relation
 
@@ -48,12 +48,21 @@ def library() -> Any:
     return createrepo_c
 
 
-def records(path: Path, where: str) -> list[tuple[str, str, str, str]]:
-    """Of each file that dnf may ask for: what it is, its path, the kind of its checksum, its checksum. Raises BundleError."""
+class Record(NamedTuple):
+    """A file that dnf may ask for: what it is, its path, the kind of its checksum, its checksum."""
+
+    what: str
+    path: str
+    kind: str
+    checksum: str
+
+
+def records(path: Path, where: str) -> list[Record]:
+    """Return the files that dnf may ask for. Raises BundleError."""
     cr = library()
     try:
         found = [
-            (record.type, record.location_href, record.checksum_type, record.checksum)
+            Record(record.type, record.location_href, record.checksum_type, record.checksum)
             for record in cr.Repomd(str(path)).records
             if not record.type.endswith(_DATABASE)
         ]
@@ -61,7 +70,7 @@ def records(path: Path, where: str) -> list[tuple[str, str, str, str]]:
         raise BundleError(
             where, "it is no index of an RPM repository: %s" % error, "See that the address is right."
         ) from None
-    missing = set(NEEDED) - {record[0] for record in found}
+    missing = set(NEEDED) - {record.what for record in found}
     if missing:
         raise BundleError(
             where, "it names no %s" % ", ".join(sorted(missing)), "It is no repository that dnf could use."

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any, Callable, Collection, Mapping, Sequence
+from typing import Any, Callable, Collection, Mapping, NamedTuple, Sequence
 
 from ...module_utils.gpu_plan import of_gpu
 from ...module_utils.model import Gpu
@@ -87,13 +87,13 @@ def make(request: Request, now_seconds: float, say: Callable[[str], None] = lamb
     notes += arrangement.notes
     then = arrangement.standing()
     outcomes = tuple(
-        _outcome(one, gpu, then.get(one.name), decisions.get(one.name), found.get(one.name), stays, by_key)
+        _outcome(one, gpu, then.get(one.name), Judged(decisions.get(one.name), found.get(one.name), stays), by_key)
         for gpu in gpus
         for one in gpu.occupants
     )
     used_then = _used_then(gpus, then)
     changes = tuple(
-        _host_change(name, *change(arrangement, name), [g for g in gpus if g.host == name], used_then)
+        _host_change(name, change(arrangement, name), [g for g in gpus if g.host == name], used_then)
         for name in sorted(arrangement.hosts())
     )
     return Proposal(
@@ -179,16 +179,23 @@ def _decisions(gpus: Sequence[GpuToday], found: Mapping[str, Need | str]) -> tup
     return decisions, stays
 
 
+class Judged(NamedTuple):
+    """What was decided of a workload, from what it needs; by name why workloads stay."""
+
+    decision: Decision | None
+    need: Need | str | None
+    stays: Mapping[str, str]
+
+
 def _outcome(
     one: Occupant,
     gpu: GpuToday,
     then: Sequence[Standing] | None,
-    decision: Decision | None,
-    need: Need | str | None,
-    stays: Mapping[str, str],
+    judged: Judged,
     by_key: Mapping[tuple[str, int], GpuToday],
 ) -> Outcome:
-    known = need if isinstance(need, Need) else None
+    decision = judged.decision
+    known = judged.need if isinstance(judged.need, Need) else None
     stays_as = Outcome(
         name=one.name,
         host=gpu.host,
@@ -197,7 +204,7 @@ def _outcome(
         today=_shown(one.shape, one.start),
         change="left" if one.left else "stays",
         mode=_mode(one.shape.kind),
-        reason=stays.get(one.name, ""),
+        reason=judged.stays.get(one.name, ""),
         then_host=gpu.host,
         then_gpu_index=gpu.gpu.index,
         then=_shown(one.shape, one.start),
@@ -270,7 +277,8 @@ def _saved(gpus: Sequence[GpuToday], used_then: set[tuple[str, int]]) -> float |
     return round(sum(price * sign for price, sign in known) * _HOURS_PER_MONTH, 2) if known else None
 
 
-def _host_change(name, layout, changes_layout, plan, beside, gpus: Sequence[GpuToday], used_then) -> HostChange:
+def _host_change(name: str, change, gpus: Sequence[GpuToday], used_then: set[tuple[str, int]]) -> HostChange:
+    layout, changes_layout, plan, beside = change
     freed = tuple(gpu.gpu.index for gpu in gpus if gpu.used and gpu.key not in used_then)
     there: dict[int, Gpu] = {gpu.gpu.index: gpu.gpu for gpu in gpus}
     counts = plan.counts()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import Any, Callable, Collection, Mapping, Sequence
+from typing import Any, Callable, Collection, Mapping, NamedTuple, Sequence
 
 from ...module_utils.errors import FleetError
 from ..packing.geometry import geometry
@@ -133,7 +133,7 @@ def rearrange(
     found = []
     for number, problem in enumerate(problems, 1):
         say("packing %d of %d: %s" % (number, len(problems), _name(problem, limits)))
-        answer = _solve(problem, seconds, None, None, decisions, notes, limits, teams)
+        answer = _solve(problem, Bounds(seconds), decisions, notes, limits, teams)
         if answer:
             found.append(answer)
     # The best first: the bounds on churn are the whole proposal's.
@@ -143,7 +143,7 @@ def rearrange(
     for first in found:
         answer: Answer | None = first
         if _beyond(first, moved, destroyed):
-            answer = _solve(first.problem, seconds, moved, destroyed, decisions, notes, limits)
+            answer = _solve(first.problem, Bounds(seconds, moved, destroyed), decisions, notes, limits)
             if answer is None or _beyond(answer, moved, destroyed):
                 notes.append(
                     "%s: nothing that frees a GPU is left within the bounds on churn (gpu_rightsize_max_moved, "
@@ -262,11 +262,17 @@ def smaller(decision: Decision, one: Occupant, model: str) -> bool:
     return rules.load(decision.shape) < rules.load(one.shape)
 
 
+class Bounds(NamedTuple):
+    """How long a search may take, and how much its answer may move and destroy; None: any number."""
+
+    seconds: float
+    moved: int | None = None
+    destroyed: int | None = None
+
+
 def _solve(
     problem: Problem,
-    seconds: float,
-    moved: int | None,
-    destroyed: int | None,
+    bounds: Bounds,
     decisions: Mapping[str, Decision],
     notes: list[str],
     limits: Limits,
@@ -277,9 +283,9 @@ def _solve(
     mine = {"+".join(team): tuple(team) for team in teams if all(name in before for name in team)}
     rules = dataclasses.replace(
         problem.rules,
-        seconds=seconds,
-        most_moved=None if moved is None else max(0, moved),
-        most_destroyed=None if destroyed is None else max(0, destroyed),
+        seconds=bounds.seconds,
+        most_moved=None if bounds.moved is None else max(0, bounds.moved),
+        most_destroyed=None if bounds.destroyed is None else max(0, bounds.destroyed),
     )
     try:
         teamed = _teamed(dataclasses.replace(problem, rules=rules), mine)

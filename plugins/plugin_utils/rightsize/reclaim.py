@@ -138,21 +138,9 @@ def _spared(found: Reclaimable, findings, holders, bounds: Bounds, age: float | 
     rule = _matching(bounds.exempt, named)
     if rule is not None:
         return "exempt (%s)" % rule
-    if found.kind == "unit":
-        if is_essential(found.name) or any(fnmatch.fnmatchcase(found.name, rule) for rule in _NEVER):
-            return "it holds GPUs for others, or somebody sits in it"
-        if not found.name.endswith(".service"):
-            return "not a service: nothing would start it again"
-        if not is_a("unit", found.name):
-            return "no unit has such a name"
-    elif found.runtime not in RUNTIMES:
-        return "containers of %s are stopped where they were started" % (found.runtime or "this kind")
-    elif not is_a("container", found.name):
-        return "no container has such a name"
-    elif any(fnmatch.fnmatchcase(found.name, rule) for rule in _NEVER_CONTAINERS):
-        return "it watches GPUs, or gives them to others"
-    elif bounds.exempt and UNNAMED.fullmatch(found.name):
-        return "its name is not known, and may be exempt"
+    kept = _kept_unit(found.name) if found.kind == "unit" else _kept_container(found, bounds)
+    if kept:
+        return kept
     if any(one is None or one.verdict.word not in (*_WORDS, _STANDBY) for one in findings):
         return "it holds another GPU too, which is in use or not known"
     if any(one.verdict.word == _STANDBY for one in findings) and _matching(bounds.standby, named) is None:
@@ -165,6 +153,26 @@ def _spared(found: Reclaimable, findings, holders, bounds: Bounds, age: float | 
     if age is not None and age < least:
         return "it began %.0f hours ago, and the grace is %.0f" % (age / 3600, least / 3600)
     return ""
+
+
+def _kept_unit(name: str) -> str:
+    """Return why a unit is never stopped; empty where it may be."""
+    if is_essential(name) or any(fnmatch.fnmatchcase(name, rule) for rule in _NEVER):
+        return "it holds GPUs for others, or somebody sits in it"
+    if not name.endswith(".service"):
+        return "not a service: nothing would start it again"
+    return "" if is_a("unit", name) else "no unit has such a name"
+
+
+def _kept_container(found: Reclaimable, bounds: Bounds) -> str:
+    """Return why a container is never stopped; empty where it may be."""
+    if found.runtime not in RUNTIMES:
+        return "containers of %s are stopped where they were started" % (found.runtime or "this kind")
+    if not is_a("container", found.name):
+        return "no container has such a name"
+    if any(fnmatch.fnmatchcase(found.name, rule) for rule in _NEVER_CONTAINERS):
+        return "it watches GPUs, or gives them to others"
+    return "its name is not known, and may be exempt" if bounds.exempt and UNNAMED.fullmatch(found.name) else ""
 
 
 def _matching(rules: Sequence[str], names: Sequence[str]) -> str | None:

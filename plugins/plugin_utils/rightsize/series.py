@@ -72,7 +72,7 @@ def histories(
     for figure in _FIGURES:
         say("reading %s of %d GPUs" % (SERIES[figure].name, len(uuids)))
         for at in range(0, len(uuids), GPUS_A_QUERY):
-            _read(server, figure, uuids[at : at + GPUS_A_QUERY], grid, selector, found, notes)
+            notes += _read(server, figure, uuids[at : at + GPUS_A_QUERY], grid, selector, found)
     empty = np.full(len(grid.times), np.nan)
     by_name = {}
     for one in occupants:
@@ -81,8 +81,10 @@ def histories(
     return by_name, grid, list(dict.fromkeys(notes))
 
 
-def _read(server, figure, uuids, grid: Grid, selector: str, found, notes) -> None:
+def _read(server, figure, uuids, grid: Grid, selector: str, found) -> list[str]:
+    """Add a figure of these GPUs to `found`. Returns what the server warns of."""
     series = SERIES[figure]
+    notes: list[str] = []
 
     def query(where: str) -> Sequence[Course]:
         answer = server.query_range(_expression(series.roll_up, where, grid, True), grid.start, grid.end, grid.step)
@@ -102,6 +104,7 @@ def _read(server, figure, uuids, grid: Grid, selector: str, found, notes) -> Non
             if 0 <= index < len(row) and series.least <= value <= series.most:
                 row[index] = value if figure == "memory" else min(100.0, 100 * value)
         found.setdefault(place, {})[figure] = row
+    return notes
 
 
 def _expression(name: str, where: str, grid: Grid, highest: bool) -> str:

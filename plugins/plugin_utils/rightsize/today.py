@@ -12,7 +12,7 @@ import dataclasses
 import math
 import re
 from collections import Counter, defaultdict
-from typing import Any, Mapping, Sequence
+from typing import Any, Mapping, NamedTuple, Sequence
 
 from ...module_utils import planner
 from ...module_utils.errors import FleetError
@@ -25,7 +25,7 @@ from ..audit.holdings import Price, is_held, price_of, using
 from ..audit.model import Audit, Finding, Holding, Subject, Verdict
 from ..audit.series import QUIET_BUSY_RATIO
 from ..packing.geometry import geometry
-from ..packing.model import WHOLE, Standing, mig, share
+from ..packing.model import WHOLE, Shape, Standing, mig, share
 from .model import GpuToday, Occupant, Wish
 from .observed import host_of, model_of
 from .reclaim import UNNAMED
@@ -42,6 +42,14 @@ _BLIND = {
 }
 #: Of these entries all processes are one history.
 _MIXED = ("mps", "time_slicing")
+
+
+class Place(NamedTuple):
+    """What a workload has of its GPU: the shape, where it starts, and the instance's id."""
+
+    shape: Shape
+    start: int | None = None
+    instance: str = ""
 
 
 def fleet_today(
@@ -182,7 +190,7 @@ class _Look:
         found = self.findings.get("")
         holders = _holders(self.data)
         if found is None:
-            return None if not holders else self._occupant(None, WHOLE, None, "", holders, "the audit leaves it out")
+            return None if not holders else self._occupant(None, Place(WHOLE), holders, "the audit leaves it out")
         if found.verdict.word == "free":
             return None
         left = ""
@@ -190,7 +198,7 @@ class _Look:
             left = "who holds it is not known"
         elif len({row.get("unit_or_container") or row.get("job") for row in holders}) > 1:
             left = "several hold it, and whose its history is cannot be told"
-        return self._occupant(found, WHOLE, None, "", holders, left)
+        return self._occupant(found, Place(WHOLE), holders, left)
 
     def _instances(self, out: bool) -> tuple[list[Occupant], list[Standing]]:
         occupants, vacant = [], []
@@ -212,7 +220,7 @@ class _Look:
                 left = "the audit leaves it out"
             elif held is None:
                 left = "who holds it is not known"
-            occupants.append(self._occupant(found, shape, start, str(instance.id), holders, left))
+            occupants.append(self._occupant(found, Place(shape, start, str(instance.id)), holders, left))
         return occupants, vacant
 
     def _unused(self, found: Finding) -> bool:
@@ -257,9 +265,10 @@ class _Look:
         found = self.tenants.get(name)
         left = "" if found else "the audit leaves it out"
         holders = _holders(self.data)
-        return self._occupant(found, _quota(row), None, "", holders, left, name)
+        return self._occupant(found, Place(_quota(row)), holders, left, name)
 
-    def _occupant(self, found, shape, start, instance, holders, left, tenant="") -> Occupant:
+    def _occupant(self, found, where: Place, holders, left, tenant="") -> Occupant:
+        shape, start, instance = where
         place = "%s-gpu%d%s" % (self.host, self.gpu.index, "-%s-%d" % (shape.profile, start) if instance else "")
         name = tenant or _unit(holders) or _clean(place)
         wish = wish_of(self.wishes, (name, *sorted(_origins(holders)), place))

@@ -38,39 +38,37 @@ def _wish(where: str, row: Any) -> Wish:
                 "%s.%s" % (where, key), "there is no such key", hint + "It has: %s." % ", ".join(_KEYS)
             )
     values: dict[str, Any] = {"where": where}
-    for key, words in _WORDS.items():
+    for key in (*_WORDS, *_TEXTS, "leave", "memory", "sm_percent"):
         if key in row:
-            if row[key] not in words:
-                problem = "%r is none of its words" % (row[key],)
-                raise RightsizeError("%s.%s" % (where, key), problem, "It is one of %s." % ", ".join(words))
-            values[key] = row[key]
-    for key in _TEXTS:
-        if key in row:
-            if not isinstance(row[key], str) or not row[key]:
-                raise RightsizeError(
-                    "%s.%s" % (where, key), "%r is no text" % (row[key],), "Write a text, or leave it out."
-                )
-            values[key] = row[key]
-    if "leave" in row:
-        if not isinstance(row["leave"], bool):
-            problem = "%r is neither true nor false" % (row["leave"],)
-            raise RightsizeError("%s.leave" % where, problem, "Write true or false.")
-        values["leave"] = row["leave"]
-    if "memory" in row:
-        try:
-            values["memory_bytes"] = parse_size_bytes(str(row["memory"]))
-        except SizeError as error:
-            raise RightsizeError("%s.memory" % where, error.problem, error.cure) from None
-    if "sm_percent" in row:
-        percent = row["sm_percent"]
-        if isinstance(percent, bool) or not isinstance(percent, int) or not 1 <= percent <= 100:
-            problem = "%r is no whole number from 1 to 100" % (percent,)
-            raise RightsizeError("%s.sm_percent" % where, problem, "Write a percentage of the GPU's SMs, as 30.")
-        values["sm_percent"] = percent
+            values["memory_bytes" if key == "memory" else key] = _value("%s.%s" % (where, key), key, row[key])
     if values.get("profile") and values.get("mode", "mig") not in ("auto", "mig"):
         problem = "a MIG profile is asked for, and the mode is %s" % values["mode"]
         raise RightsizeError("%s.profile" % where, problem, "Leave one of the two out.")
     return Wish(**values)
+
+
+def _value(where: str, key: str, value: Any) -> Any:
+    """Return the value of a key. Raises RightsizeError for one that it cannot have."""
+    if key in _WORDS:
+        if value not in _WORDS[key]:
+            raise RightsizeError(
+                where, "%r is none of its words" % (value,), "It is one of %s." % ", ".join(_WORDS[key])
+            )
+    elif key in _TEXTS:
+        if not isinstance(value, str) or not value:
+            raise RightsizeError(where, "%r is no text" % (value,), "Write a text, or leave it out.")
+    elif key == "leave":
+        if not isinstance(value, bool):
+            raise RightsizeError(where, "%r is neither true nor false" % (value,), "Write true or false.")
+    elif key == "memory":
+        try:
+            return parse_size_bytes(str(value))
+        except SizeError as error:
+            raise RightsizeError(where, error.problem, error.cure) from None
+    elif isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 100:
+        problem = "%r is no whole number from 1 to 100" % (value,)
+        raise RightsizeError(where, problem, "Write a percentage of the GPU's SMs, as 30.")
+    return value
 
 
 def wish_of(wishes: Sequence[Wish], names: Sequence[str]) -> Wish:

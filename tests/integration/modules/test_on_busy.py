@@ -88,7 +88,7 @@ with Session() as session:
         # The first look, before the first step, sees well.
         return mark(host, unknown(host.gpus, "nobody knows", "") if len(looks) > 1 else ())
     try:
-        apply_plan.apply(session, plan, Journal(sys.argv[1]), look=look)
+        apply_plan.apply(apply_plan.Context(session, Journal(sys.argv[1]), look=look), plan)
     except ApplyError as error:
         print("%d looks, outcome %s" % (len(looks), error.outcome))
 """
@@ -128,7 +128,7 @@ with Session() as session:
         looks.append(1)
         return session.observe()
     try:
-        apply_plan.apply(session, plan, Journal(sys.argv[1]), look=look)
+        apply_plan.apply(apply_plan.Context(session, Journal(sys.argv[1]), look=look), plan)
     except ApplyError as error:
         print(error.outcome)
     print("GPU-1-changed:%s" % (session.observe().gpus[1].mig.instances[0].profile != "7g.80gb"))
@@ -164,7 +164,7 @@ with Session() as session:
         host = session.observe()
         return mark(host, [Holder(host.gpus[0].uuid, doomed, "container", "container trainer")])
     try:
-        apply_plan.apply(session, plan, Journal(sys.argv[1]), look=look)
+        apply_plan.apply(apply_plan.Context(session, Journal(sys.argv[1]), look=look), plan)
     except BusyError as error:
         print("refused: %s came into use" % error.disturbs[0].what.split(": ")[1].split("@")[0])
 """

@@ -186,9 +186,8 @@ with Session() as session:
     gpus = session.observe().gpus
     plan = planner.plan(gpus, [Target(g.uuid, "", "mig", True, (WantedInstance("3g.40gb"),)) for g in gpus])
     try:
-        apply_plan.apply(
-            session, plan, Journal(sys.argv[1]), look=session.observe, clear=lambda disturbs: print("ended") is None
-        )
+        clear = lambda disturbs: print("ended") is None
+        apply_plan.apply(apply_plan.Context(session, Journal(sys.argv[1]), None, session.observe, clear), plan)
     except BusyError as error:
         print("%s: %s" % (error.outcome, error.problem))
 """

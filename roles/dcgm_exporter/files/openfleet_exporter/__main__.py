@@ -72,8 +72,7 @@ def serve(settings: Dict[str, Any]) -> None:
         FromNvitop(settings["hostname"] or socket.gethostname(), settings["processes"], bool(settings["nvlink_links"])),
         xids,
         gpm,
-        folder(settings["textfile_dir"]),
-        folder(settings["hpc_job_mapping_dir"]),
+        (folder(settings["textfile_dir"]), folder(settings["hpc_job_mapping_dir"])),
         leave,
     )
     registry = CollectorRegistry()

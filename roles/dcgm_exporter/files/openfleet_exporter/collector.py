@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Dict, Iterator, List, Optional, Sequence
+from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
 import pynvml as nvml
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -73,12 +73,12 @@ class HostCollector(Collector):
         nvitop: FromNvitop,
         xids: Optional[XidErrors] = None,
         gpm: Optional[Gpm] = None,
-        textfile_dir: Optional[Path] = None,
-        job_mapping_dir: Optional[Path] = None,
+        folders: Tuple[Optional[Path], Optional[Path]] = (None, None),
         on_gone=None,
     ) -> None:
         self.gpus, self.nvitop, self.xids, self.gpm = gpus, nvitop, xids, gpm
-        self.textfile_dir, self.job_mapping_dir = textfile_dir, job_mapping_dir
+        # Of others' metrics as text, and of files that say which jobs use a GPU.
+        self.textfile_dir, self.job_mapping_dir = folders
         self.on_gone = on_gone
         self.lock = threading.Lock()
 
