@@ -9,9 +9,10 @@ import email.utils
 import io
 import posixpath
 from datetime import datetime, timezone
-from typing import Iterable, Sequence
+from typing import Iterable
 
 from .model import BundleError, Candidate, Relation
+from .resolve import Index
 
 try:
     from debian.deb822 import Packages, PkgRelation, Release
@@ -63,15 +64,14 @@ def valid_until(release: str) -> str:
     return Release(release).get("Valid-Until", "")
 
 
-class AptIndex:
+class AptIndex(Index):
     """The packages of one architecture, of the text of Packages."""
 
     #: The roles write a pin: what is of the driver comes in its version.
     pins = True
 
     def __init__(self, text: str, machine: str) -> None:
-        self._named: dict[str, list[Candidate]] = {}
-        self._providers: dict[str, list[Candidate]] = {}
+        super().__init__()
         wanted = ("all", ARCHITECTURES.get(machine, machine))
         for entry in Packages.iter_paragraphs(io.StringIO(text), use_apt_pkg=False):
             # A package without a SHA-256 could not be verified, and is as good as not there.
@@ -86,15 +86,7 @@ class AptIndex:
                 tuple(relation for group in _relations(entry.get("Provides", "")) for relation in group),
                 ", ".join(entry[name] for name in ("Pre-Depends", "Depends") if entry.get(name)),
             )
-            self._named.setdefault(candidate.name, []).append(candidate)
-            for provided in candidate.provides:
-                self._providers.setdefault(provided.name, []).append(candidate)
-
-    def named(self, name: str) -> Sequence[Candidate]:
-        return self._named.get(name, [])
-
-    def providers(self, name: str) -> Sequence[Candidate]:
-        return self._providers.get(name, [])
+            self.add(candidate)
 
     def requires(self, candidate: Candidate) -> Iterable[tuple[Relation, ...]]:
         return _relations(str(candidate.raw))

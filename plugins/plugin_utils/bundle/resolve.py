@@ -11,30 +11,46 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import Any, Callable, Iterable, Protocol, Sequence
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from typing import Any, Callable, Iterable, Sequence
 
 from ...module_utils.driver import rules as driver_rules
 from ...module_utils.toolkit import rules as toolkit_rules
 from .model import Ask, BundleError, Candidate, Relation
 
 
-class Index(Protocol):
-    """What a repository has; apt.py and rpm.py make one.
+class Index(ABC):
+    """What a repository has; apt.py and rpm.py make one."""
 
-    `pins`: whether hosts take the driver's parts in its version wherever they may choose.
-    """
-
+    #: Whether hosts take the driver's parts in its version wherever they may choose.
     pins: bool
 
-    def named(self, name: str) -> Sequence[Candidate]: ...
+    def __init__(self) -> None:
+        self._named: dict[str, list[Candidate]] = defaultdict(list)
+        self._providers: dict[str, list[Candidate]] = defaultdict(list)
 
-    def providers(self, name: str) -> Sequence[Candidate]: ...
+    def add(self, candidate: Candidate) -> None:
+        """Add a package of the repository."""
+        self._named[candidate.name].append(candidate)
+        for provided in candidate.provides:
+            self._providers[provided.name].append(candidate)
 
+    def named(self, name: str) -> Sequence[Candidate]:
+        """Return the packages of a name."""
+        return self._named.get(name, [])
+
+    def providers(self, name: str) -> Sequence[Candidate]:
+        """Return the packages that provide a name."""
+        return self._providers.get(name, [])
+
+    @abstractmethod
     def requires(self, candidate: Candidate) -> Iterable[tuple[Relation, ...]]:
-        """Groups of alternatives, one of each of which must be there."""
+        """Return groups of alternatives, one of each of which must be there."""
 
+    @abstractmethod
     def compare(self, one: str, other: str, exact: bool = True) -> int:
-        """Negative, 0 or positive. Not `exact`: a part that one of them leaves out does not count."""
+        """Return a number below, at or above 0. Not `exact`: a part that one of them leaves out does not count."""
 
 
 def choose(ask: Ask, index: Index) -> str:

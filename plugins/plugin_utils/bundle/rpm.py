@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Iterable, NamedTuple, Sequence
 
 from .model import BundleError, Candidate, Relation
+from .resolve import Index
 
 REPOMD = "repodata/repomd.xml"
 #: What dnf reads of a repository, and cannot do without.
@@ -78,15 +79,14 @@ def records(path: Path, where: str) -> list[Record]:
     return found
 
 
-class RpmIndex:
+class RpmIndex(Index):
     """The packages of one architecture, of a file primary.xml, compressed or not."""
 
     #: The roles ask dnf for exact versions, and pin nothing: what else comes is the newest that fits.
     pins = False
 
     def __init__(self, primary: Path, machine: str, where: str) -> None:
-        self._named: dict[str, list[Candidate]] = {}
-        self._providers: dict[str, list[Candidate]] = {}
+        super().__init__()
         self._architectures = (machine, "noarch")
         cr = library()
         try:
@@ -107,15 +107,7 @@ class RpmIndex:
             (*map(_relation, package.provides), *map(Relation, files)),
             tuple(map(_relation, package.requires)),
         )
-        self._named.setdefault(candidate.name, []).append(candidate)
-        for provided in candidate.provides:
-            self._providers.setdefault(provided.name, []).append(candidate)
-
-    def named(self, name: str) -> Sequence[Candidate]:
-        return self._named.get(name, [])
-
-    def providers(self, name: str) -> Sequence[Candidate]:
-        return self._providers.get(name, [])
+        self.add(candidate)
 
     def requires(self, candidate: Candidate) -> Iterable[tuple[Relation, ...]]:
         """What depends on conditions is taken as if they held: which of them do only a host can tell."""
