@@ -10,13 +10,13 @@ journal finishes what the run before it could not: see recovery.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 from typing import Callable, Iterator, Sequence
 
 from . import planner
 from .busy import can_be_ended, make_way
 from .disturbance import Disturbance
 from .errors import ApplyError, BusyError, FleetError, NvmlError, ResetRefusedError
+from .frozen import frozen
 from .gpu_plan import GpuPlan, Plan, SetComputeMode, Target
 from .holders_model import UNKNOWN
 from .host_change import HostChange
@@ -30,7 +30,7 @@ from .techniques.registry import DIVIDER, technique_of
 from .transaction import Journal
 
 
-@dataclass(frozen=True)
+@frozen
 class Context:
     """What a change of a host works with.
 

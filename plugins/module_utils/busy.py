@@ -9,13 +9,11 @@ import contextlib
 import os
 import signal
 import time
-from dataclasses import dataclass
 from typing import Callable, Iterable, Sequence, TypeVar
 
-from .bare_handles import has_open, may_be_handed
 from .disturbance import Disturbance
 from .errors import ApplyError, BusyError
-from .essential_units import is_essential, is_on_bus
+from .frozen import frozen
 from .holders_model import CONTAINER, DEVICE_HANDLE, UNKNOWN
 from .holders_proc import start_ticks
 from .model import Holder, Process
@@ -32,7 +30,7 @@ _ROUNDS = 3
 _KILL_SECONDS = 10.0
 
 
-@dataclass(frozen=True)
+@frozen
 class OnBusy:
     """A policy, how long to wait under WAIT, and how long a process has to end by itself under FORCE.
 
@@ -113,6 +111,9 @@ def end_holders(disturbs: Iterable[Disturbance], grace_seconds: float) -> tuple[
                 "Let go of the GPU there and run again. A service that takes open files from users may have it from one of them.",
                 outcome="old",
             )
+        # Few runs end anything: what that takes is loaded here.
+        from .bare_handles import may_be_handed
+
         handed = [who for pid, who in found.items() if may_be_handed(named[pid])]
         if handed:
             raise ApplyError(
@@ -182,6 +183,8 @@ def _signal(targets: Sequence[_Target], number: int, seconds: float) -> list[_Ta
 def _is_essential(holder: Holder | Process) -> bool:
     if not isinstance(holder, Holder):
         return False
+    from .essential_units import is_essential, is_on_bus
+
     return is_essential(holder.unit_or_container) or is_on_bus(holder.unit_or_container)
 
 
@@ -195,7 +198,11 @@ def _is_still(holder: Holder | Process) -> bool:
     pid = holder.pid or 0
     if holder.started_ticks is not None and _started(pid) != holder.started_ticks:
         return False
-    return holder.kind != DEVICE_HANDLE or has_open(pid)
+    if holder.kind != DEVICE_HANDLE:
+        return True
+    from .bare_handles import has_open
+
+    return has_open(pid)
 
 
 def _started(pid: int) -> int | None:

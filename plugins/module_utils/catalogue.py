@@ -13,11 +13,12 @@ import difflib
 import json
 import re
 import zipfile
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Iterator, Mapping
 
 from .errors import FleetError
+from .frozen import frozen
 
 SCHEMA_VERSION = 1
 
@@ -40,7 +41,7 @@ class CatalogueError(FleetError):
     """A model file is malformed, or a model does not exist."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Placement:
     """A stretch of placement units (GPU instances) or of compute slices (compute instances)."""
 
@@ -48,7 +49,7 @@ class Placement:
     size: int
 
 
-@dataclass(frozen=True)
+@frozen
 class Board:
     """A product of the model: its name as NVML gives it, and its PCI device id (four hex digits, lower case)."""
 
@@ -56,7 +57,7 @@ class Board:
     pci_device_id: str
 
 
-@dataclass(frozen=True)
+@frozen
 class Profile:
     """A GPU instance profile.
 
@@ -91,7 +92,7 @@ class Profile:
         return (match.group("attribute") or "") if match else ""
 
 
-@dataclass(frozen=True)
+@frozen
 class ComputeInstanceProfile:
     """How a compute instance of `compute_slices` fits into a GPU instance; placements count compute slices."""
 
@@ -106,7 +107,7 @@ class ComputeInstanceProfile:
         return tuple(Placement(start, self.compute_slices) for start in self.placement_starts)
 
 
-@dataclass(frozen=True)
+@frozen
 class Model:
     """A GPU model. Units are in the names; None means not known (models/README.md says field by field)."""
 

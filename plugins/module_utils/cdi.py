@@ -15,13 +15,12 @@ from __future__ import annotations
 import json
 import re
 import stat
-from dataclasses import dataclass
 from pathlib import Path
 
 from . import durable
-from .command import Run
+from .command import Run, ask
 from .errors import FleetError, Problem
-from .tool_answer import ask
+from .frozen import frozen
 
 TOOL = "nvidia-ctk"
 #: Where container engines look: for what an administrator put there, and for what is made anew at each boot.
@@ -46,7 +45,7 @@ _STRATEGIES = {
 }
 
 
-@dataclass(frozen=True)
+@frozen
 class Spec:
     """A file that nvidia-ctk made.
 

@@ -17,6 +17,8 @@ import subprocess
 import time
 from typing import Any, Callable, Mapping, Sequence
 
+from .printable import printable
+
 #: How long a tool may take that is given no other limit, as a scheduler's whose controller does not answer.
 TOOL_TIMEOUT_SECONDS = 10
 #: What a tool may say: a controller of ten thousand jobs says less.
@@ -123,3 +125,15 @@ def _read(streams: Sequence[Any], deadline: float) -> list[str] | None:
                 elif len(found[key.fileobj]) > _MOST_BYTES:
                     return None
     return [text.decode(errors="replace") for text in found.values()]
+
+
+def ask(run: Run, command: Sequence[str], **options: Any) -> tuple[str | None, str]:
+    """(output, "") of a tool, or (None, why there is none). Raises FileNotFoundError where it is not installed."""
+    try:
+        done = run(command, **options)
+    except (subprocess.TimeoutExpired, PermissionError) as error:
+        return None, "%s failed: %s" % (" ".join(command), error)
+    if done.returncode != 0:
+        said = " ".join((done.stderr or done.stdout).split())
+        return None, "%s failed with exit status %d: %s" % (" ".join(command), done.returncode, printable(said[:200]))
+    return done.stdout, ""

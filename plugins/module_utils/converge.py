@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from dataclasses import dataclass
 from typing import Any, Mapping, Sequence
 
-from . import lost_gpus, recovery
+from . import lost_gpus
 from .apply_plan import Context, apply, refuse_disturbance
 from .busy import FAIL, FORCE, REFUSE, OnBusy, end_holders, patiently
 from .disturbance import Disturbance
 from .errors import ApplyError, BusyError, FollowError
 from .follow import Owing, follow, foretell
+from .frozen import frozen
 from .gpu_plan import Plan, standing
 from .host_change import HostChange
 from .layout_run import ALL_PARTS, GPUS, PlanRequest, look, make_plan, observe, services_for, staying
@@ -33,7 +33,7 @@ from .transaction import Journal, locked
 from .trial import PendingReboot
 
 
-@dataclass(frozen=True)
+@frozen
 class Request:
     """What a run is asked for: these `parts` of the layout, by the plan that was `saved` for it where there is one.
 
@@ -50,7 +50,7 @@ class Request:
     lost: str = lost_gpus.FAIL
 
 
-@dataclass(frozen=True)
+@frozen
 class Run:
     """What one run planned, what it saw last, and which layout stood after it had cleared up (old, new, or None).
 
@@ -156,7 +156,10 @@ class _Work:
 
         clear = self._clear if self.on_busy.policy == FORCE else None
         context = Context(session, self.journal, self.record, look_again, clear)
-        self.recovered = recovery.recover(context, [each(session.private) for each in SERVICES]) or self.recovered
+        if self.journal.read() is not None:
+            from .recovery import recover
+
+            self.recovered = recover(context, [each(session.private) for each in SERVICES])
         session.observers = observers_for(self.request.layout, self.request.directory, self.request.parts)
         services = services_for(self.request.parts, session.private)
         host = look(session, services)

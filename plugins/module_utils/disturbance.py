@@ -5,16 +5,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+from .frozen import frozen
 from .model import Holder, Process
 
 #: How many a message and a result name: any user may start thousands.
 _NAMED, _LISTED = 20, 200
 
 
-@dataclass(frozen=True)
+@frozen
 class Disturbance:
     """Something that the plan would end: `what` is held, and by whom."""
 

@@ -13,14 +13,13 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from dataclasses import dataclass
 from typing import Any
 
-from .command import Run, run_tool
+from .command import Run, ask, run_tool
 from .command_line import printable
 from .drain_record import DrainError
+from .frozen import frozen
 from .holders_slurm import NoAnswerError, fields, first_line, name_of
-from .tool_answer import ask
 
 #: What runs on the node is not known to Slurm, or will not be.
 _LOST = {"DOWN", "UNKNOWN", "ERROR", "FUTURE", "NOT_RESPONDING"}
@@ -39,7 +38,7 @@ _NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 _JOB_STATES = "RUNNING,SUSPENDED,COMPLETING,CONFIGURING,STOPPED,SIGNALING,STAGE_OUT"
 
 
-@dataclass(frozen=True)
+@frozen
 class Node:
     """A node as the controller has it. `reason` and `set_by` are of its last change, empty where there are none."""
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import re
 import subprocess
-from dataclasses import dataclass
 from typing import Callable, Iterable, Mapping, Sequence
 
 from . import systemd
 from .command import run_tool
 from .drain_record import DrainError
+from .frozen import frozen
 
 #: Units that a stop takes and a start brings back whole. A target or a slice is started with all that belongs to it,
 #: also what did not run before.
@@ -37,7 +37,7 @@ STOP_SECONDS = 60
 START_SECONDS = 120
 
 
-@dataclass(frozen=True)
+@frozen
 class Unit:
     """A unit as systemd shows it."""
 

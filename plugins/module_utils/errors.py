@@ -5,14 +5,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Callable, Iterable
+
+from .frozen import frozen
 
 #: What a failed apply leaves behind: the old layout, the new one, or something a person must look at.
 OUTCOMES = ("old", "new", "unknown")
 
 
-@dataclass(frozen=True)
+@frozen
 class Problem:
     """One finding. `where` names the place, e.g. ``gpu_layout[2].mig[0].profile`` or a GPU's UUID."""
 

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from typing import Sequence
 
+from .frozen import frozen
 from .layout_types import Entry, Layout, Selector
 from .model import Gpu
 from .techniques.form import Seen, export_parts
@@ -18,7 +18,7 @@ from .techniques.forms import FORMS
 _SHARINGS = {"default": "shared", "exclusive_process": "exclusive"}
 
 
-@dataclass(frozen=True)
+@frozen
 class Exported:
     """The layout, and a sentence for each GPU or instance that no layout can express."""
 

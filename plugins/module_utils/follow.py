@@ -8,14 +8,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Sequence, Union
+from typing import TYPE_CHECKING, Sequence, Union
 
-from . import cdi, durable, systemd
-from .command import Run, run_tool
+from . import durable, systemd
+from .command import Run, ask, run_tool
 from .errors import FollowError, Problem
-from .tool_answer import ask
+from .frozen import frozen
+
+if TYPE_CHECKING:
+    from . import cdi
 
 #: Keeps /var/run/cdi/nvidia.yaml, since release 1.18 of the container toolkit. It does not notice MIG devices:
 #: https://github.com/NVIDIA/nvidia-container-toolkit/issues/1828
@@ -54,7 +56,7 @@ class Owing:
         return self.path.exists()
 
 
-@dataclass(frozen=True)
+@frozen
 class Unit:
     """What systemd says of a unit. `name` is the unit's own, by whichever alias it was asked for."""
 
@@ -70,7 +72,7 @@ class Unit:
         return self.active not in ("inactive", "failed", "deactivating", "maintenance")
 
 
-@dataclass(frozen=True)
+@frozen
 class Seen:
     """What there is on a host that lists devices. `starting`: jobs of systemd may be waiting for this process to end."""
 
@@ -82,7 +84,7 @@ class Seen:
     starting: bool = False
 
 
-@dataclass(frozen=True)
+@frozen
 class Restart:
     """Restart a unit; without `wait` only ask systemd to do so as soon as it can."""
 
@@ -92,7 +94,7 @@ class Restart:
     wait: bool
 
 
-@dataclass(frozen=True)
+@frozen
 class Renew:
     """Make a specification anew, unless somebody else did so since it was found."""
 
@@ -161,6 +163,8 @@ def _refreshes(unit: Unit) -> bool:
 
 def look(services: Sequence[str], run: Run, root: Path) -> tuple[Seen, Problem | None]:
     """What there is, and what could not be seen of it."""
+    from . import cdi
+
     toolkit = True
     try:
         ask(run, [cdi.TOOL, "--version"])
@@ -215,6 +219,8 @@ def _not_restarted(name: str, problem: str) -> Problem:
 
 
 def _renew(step: Renew, run: Run) -> tuple[str | None, Problem | None]:
+    from . import cdi
+
     if not cdi.unchanged(step.spec):
         return None, None
     changed, problem = cdi.renew(step.spec, run)

@@ -8,17 +8,18 @@ Check mode, diff, reports and the executor use the same object. Nothing here dec
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any, ClassVar, Mapping, Sequence
 
 from .disturbance import Disturbance
+from .frozen import frozen
 from .model import Gpu, GpuInstance, to_data
 from .plan_parts import GpuPart, GpuStep, HostPart, Instances
 
 DEFAULT, EXCLUSIVE_PROCESS = "default", "exclusive_process"
 
 
-@dataclass(frozen=True)
+@frozen
 class WantedInstance:
     """One GPU instance that shall exist. `start` pins it; `compute_slices` are its compute instances, largest first."""
 
@@ -32,7 +33,7 @@ class WantedInstance:
         return self.profile + ("" if self.start is None else "@%d" % self.start) + split
 
 
-@dataclass(frozen=True)
+@frozen
 class Target:
     """What one GPU shall become. `where` is the layout entry that says so, for messages."""
 
@@ -67,7 +68,7 @@ class Target:
         return cls(**dict(known, instances=instances, settings=settings))
 
 
-@dataclass(frozen=True)
+@frozen
 class SetComputeMode(GpuStep):
     """Set the compute mode of a whole GPU."""
 
@@ -78,7 +79,7 @@ class SetComputeMode(GpuStep):
         return "set compute mode %s" % self.mode
 
 
-@dataclass(frozen=True)
+@frozen
 class GpuPlan:
     """The steps for one GPU, in order, and what stays. `gpu_steps` are those of its instances and its modes."""
 
@@ -154,7 +155,7 @@ class GpuPlan:
         return ", ".join([what, *filter(None, settings)])
 
 
-@dataclass(frozen=True)
+@frozen
 class Plan:
     """What a host needs, GPU by GPU in index order. GPUs that the layout does not name are not in it."""
 

@@ -28,14 +28,13 @@ from .holders_model import (
     MPS,
     PROCESS,
     SLURM,
+    SLURM_DAEMON,
     UNKNOWN,
     short,
     unknown,
 )
 from .holders_mps import is_mps, mps
 from .holders_proc import COMMAND_LENGTH, Processes, scan
-from .holders_slurm import slurm
-from .holders_sockets import with_sockets
 from .holders_watchers import is_watcher
 from .model import Holder, Host, to_data
 from .printable import printable
@@ -78,13 +77,15 @@ def find_holders(
             *mps(devices, processes, host.gpus, run),
             *_of_processes(host, devices, processes),
             *containers(devices, processes, host.gpus),
-            *slurm(host, devices, processes, run, deadline),
+            *_of_slurm(host, devices, processes, run, deadline),
             *kubelet(host, processes, kubelet_directory),
             *_not_seen(host, devices, processes),
         ]
         order = {gpu.uuid: gpu.index for gpu in host.gpus}
         told = [_with_times(_printable(holder), processes) for holder in with_names(_without_repeats(found), run)]
         if sockets:
+            from .holders_sockets import with_sockets
+
             told = with_sockets(told, processes, deadline)
     return tuple(sorted(told, key=lambda h: (order[h.gpu_uuid], *_sort_key(h))))
 
@@ -92,6 +93,14 @@ def find_holders(
 def blocking(holders: Iterable[Holder], gpu_uuid: str, gpu_instance_id: int | None = None) -> Tuple[Holder, ...]:
     """Those in the way of destroying that GPU instance; without one, of a reset or a change of MIG mode of the GPU."""
     return tuple(h for h in holders if h.gpu_uuid == gpu_uuid and h.blocks(gpu_instance_id))
+
+
+def _of_slurm(host: Host, devices: Devices, processes: Processes, run: Run, deadline: float) -> list[Holder]:
+    if not any(processes.named(SLURM_DAEMON)):
+        return []
+    from .holders_slurm import slurm
+
+    return slurm(host, devices, processes, run, deadline)
 
 
 def _of_processes(host: Host, devices: Devices, processes: Processes) -> list[Holder]:

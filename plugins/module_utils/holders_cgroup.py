@@ -10,8 +10,9 @@ a part of it was delegated, names are chosen by whoever runs there: a service ma
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Iterator, Sequence
+
+from .frozen import frozen
 
 _ID = r"(?P<id>[0-9a-f]{64})"
 #: A container's scope by systemd, and its plain cgroup by another cgroup driver.
@@ -31,7 +32,7 @@ _KUBEPODS = re.compile(r"(?:.+-)?kubepods(?:\.slice)?$")
 _POD = re.compile(r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12})(?:\.slice)?$")
 
 
-@dataclass(frozen=True)
+@frozen
 class Origin:
     """What started a process, as far as its cgroup tells."""
 

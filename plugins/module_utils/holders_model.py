@@ -19,6 +19,8 @@ PROCESS, DEVICE_HANDLE, CONTAINER, SLURM, KUBELET, MPS, UNKNOWN = (
     "unknown",
 )
 
+SLURM_DAEMON = "slurmd"
+
 #: The kernel cuts the name of a process after 15 characters.
 NAME_LENGTH = 15
 

@@ -14,12 +14,11 @@ import os
 import pwd
 import re
 import time
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Iterable, Iterator, Sequence
 
-from .command_line import shown
 from .file_worker import memory_of
+from .frozen import frozen
 from .holders_cgroup import Origin, parse_cgroup
 from .holders_devices import Devices, Node
 from .holders_model import NAME_LENGTH
@@ -37,7 +36,7 @@ _MONITOR = "conmon"
 _CONTAINER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
 
 
-@dataclass(frozen=True)
+@frozen
 class Seen:
     """A process as the pass saw it. `mount_namespace` is None where /proc does not say."""
 
@@ -47,7 +46,7 @@ class Seen:
     mount_namespace: str | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class Times:
     """Times of a process (proc(5), stat); None where /proc does not say."""
 
@@ -59,7 +58,7 @@ class Times:
     cpu_seconds: float | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class Processes:
     """All processes. `unreadable` are those whose open files this caller may not see."""
 
@@ -215,6 +214,8 @@ def arguments_of(pid: int, proc: str = "/proc") -> list[str]:
 
 def command_of(words: Sequence[str]) -> str:
     """Return a command line as holders have it: without its secrets, and not longer than people read."""
+    from .command_line import shown
+
     # No more words than letters: to look through tens of thousands takes a second.
     line = shown(words[:COMMAND_LENGTH])
     return line if len(line) <= COMMAND_LENGTH else line[: COMMAND_LENGTH - 3] + "..."

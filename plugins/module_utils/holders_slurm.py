@@ -14,15 +14,14 @@ import os
 import re
 import sys
 import time
-from dataclasses import dataclass
 from typing import Any, Sequence
 
-from .command import Run
+from .command import Run, ask
+from .frozen import frozen
 from .holders_devices import Devices, Place
-from .holders_model import SLURM, place_of, unknown
+from .holders_model import SLURM, SLURM_DAEMON, place_of, unknown
 from .holders_proc import Processes
 from .model import Gpu, Holder, Host
-from .tool_answer import ask
 
 #: Generic resources that are GPUs or parts of them (https://slurm.schedmd.com/gres.html).
 _GPU_RESOURCES = ("gpu", "mps", "shard")
@@ -41,7 +40,6 @@ _MOST_NUMBERS = 1 << 16
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _GIVEN = re.compile(r"\s+Nodes=(\S+) CPU_IDs=\S* Mem=\S*(?: GRES(?:_IDX)?=(\S*))?")
 _NO_INDEX = sys.maxsize
-_DAEMON = "slurmd"
 #: A name as slurm.conf(5) has it, and no option of the tools that it is given to.
 _NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*$")
 #: (name, how many, their indexes or None where they are not said)
@@ -57,8 +55,8 @@ def slurm(host: Host, devices: Devices, processes: Processes, run: Run, deadline
     # One machine may be several nodes, each with a slurmd. What one in a container gives away, the container was given.
     daemons = [
         daemon.pid
-        for daemon in processes.named(_DAEMON)
-        if processes.is_roots(daemon.pid, _DAEMON) and not processes.in_container(daemon.pid)
+        for daemon in processes.named(SLURM_DAEMON)
+        if processes.is_roots(daemon.pid, SLURM_DAEMON) and not processes.in_container(daemon.pid)
     ]
     nodes = sorted(filter(_NODE_NAME.match, {_node_name(processes.arguments(daemon)) for daemon in daemons}))
     return [holder for node in nodes for holder in _of_node(host, devices, processes, node, _Until(run, deadline))]
@@ -130,7 +128,7 @@ def _of_job(
     return [Holder(uuid, instance, SLURM, who, user=job.user, job=job.id) for uuid, instance in places]
 
 
-@dataclass(frozen=True)
+@frozen
 class Job:
     """A job as Slurm tells it: `user` and `name` by squeue, `record` by scontrol.
 

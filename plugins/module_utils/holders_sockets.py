@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Iterator, Sequence
 
+from .frozen import frozen
 from .holders_cgroup import Origin, parse_cgroup
 from .holders_proc import Processes
 from .model import Holder
@@ -32,7 +33,7 @@ class _UnknownError(Exception):
     """It cannot be told."""
 
 
-@dataclass(frozen=True)
+@frozen
 class _Socket:
     """A line of the table: ends as the kernel writes them. The inode is 0 until a process has accepted the connection."""
 

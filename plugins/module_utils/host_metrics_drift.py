@@ -10,11 +10,11 @@ the others are told of.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from typing import Sequence
 
 from . import planner
 from .errors import FleetError, PlanError, SelectorError
+from .frozen import frozen
 from .gpu_plan import GpuPlan, Plan, Target
 from .layout_types import Entry, Layout
 from .model import Gpu, Host
@@ -24,7 +24,7 @@ from .services import Service
 from .targets import targets
 
 
-@dataclass(frozen=True)
+@frozen
 class Standing:
     """A GPU that the layout names: how it shall be shared, and in what it differs from that, in the words of plans."""
 

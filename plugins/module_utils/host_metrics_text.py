@@ -9,17 +9,17 @@ docs/gpu-layout-command.md. What is not known is left out, never 0.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Iterable, Iterator, Mapping, Sequence
 
 from .errors import FleetError
+from .frozen import frozen
 from .holders_model import DEVICE_HANDLE, MPS, PROCESS
 from .host_metrics_drift import Standing
 from .metric_family import COUNTER, GAUGE, Family, Sample, labels_of
 from .model import Gpu, Holder
 
 
-@dataclass(frozen=True)
+@frozen
 class Snapshot:
     """What one look at a host saw. `gpus` are those that answered."""
 

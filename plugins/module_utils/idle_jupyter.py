@@ -21,11 +21,12 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Mapping
 
 from . import checked_http, peer
 from .errors import FleetError
+from .frozen import frozen
 
 TIMEOUT_SECONDS = 30
 _MOST_BYTES = 1 << 24
@@ -37,7 +38,7 @@ class JupyterError(FleetError):
     """A server that does not answer as Jupyter's does. `where` is its address, without the token."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Server:
     """How to reach a server, and the processes that it consists of."""
 

@@ -20,6 +20,7 @@ from . import idle_jupyter, reclaim_tell, reclaim_text
 from .bare_handles import may_be_handed
 from .command import run_tool
 from .errors import FleetError
+from .frozen import frozen
 from .idle_checks import held_by, in_words, spared, using, worked, young
 from .idle_watch import Sample, watch
 from .keeps import Keep, kept
@@ -41,7 +42,7 @@ class ReclaimError(FleetError):
     """Something that was to be stopped did not stop."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Policy:
     """What a run is asked for. Without a `record` nothing is announced, and what is idle is stopped in this run."""
 
@@ -64,7 +65,7 @@ class Policy:
     keep_url: str = ""
 
 
-@dataclass(frozen=True)
+@frozen
 class Tools:
     """How the host is looked at and changed."""
 

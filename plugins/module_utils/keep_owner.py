@@ -19,10 +19,10 @@ import grp
 import os
 import pwd
 import re
-from dataclasses import dataclass
 from typing import Sequence
 
 from . import peer
+from .frozen import frozen
 from .keeps import KeepError, container_id, container_of, process_identity
 from .model import Holder
 from .peer import PeerError
@@ -31,7 +31,7 @@ from .peer_owner import UserOfUnitOwner
 _ROOT = 0
 
 
-@dataclass(frozen=True)
+@frozen
 class Target:
     """What is to be kept: `identity` as in a keep; `owner` is the uid that may keep it, besides administrators."""
 

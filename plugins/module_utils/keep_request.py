@@ -11,11 +11,11 @@ from __future__ import annotations
 import json
 import re
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Mapping, Sequence
 
 from . import keep_owner, keeps
+from .frozen import frozen
 from .keeps import Keep, KeepError, to_row
 from .model import Holder
 from .reclaim_notices import utc
@@ -26,7 +26,7 @@ _NAME = re.compile(r"[A-Za-z0-9:_.\\@-][A-Za-z0-9:_.\\@ -]*", re.ASCII)
 _KEYS = {"keep": {"op", "name", "seconds"}, "list": {"op"}, "end": {"op", "name"}}
 
 
-@dataclass(frozen=True)
+@frozen
 class Settings:
     """What the role wrote: the longest keep, the groups of administrators, where the host keeps its state."""
 
@@ -44,7 +44,7 @@ class Settings:
             raise KeepError(path, "it is not what the role wrote", "Run the role gpu_layout again.") from None
 
 
-@dataclass(frozen=True)
+@frozen
 class Request:
     """A request that can be meant."""
 

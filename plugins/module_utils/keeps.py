@@ -12,12 +12,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Sequence
 
 from . import durable, peer
 from .errors import ApplyError, FleetError
+from .frozen import frozen
 from .holders_cgroup import parse_cgroup
 from .holders_proc import start_ticks
 from .model import Holder
@@ -37,7 +37,7 @@ class KeepError(FleetError):
     """A keep that is not given, or the file of keeps cannot be used."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Keep:
     """One keep. `identity` is what it is bound to, `until` and `made` are Unix times, `uid` is who asked for it."""
 

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Hashable
 
+from .frozen import frozen
 from .layout_reader import Node, is_integer, number, quoted
 from .layout_types import Selector
 from .sizes import SizeError, parse_size_bytes
@@ -117,7 +117,7 @@ def _report_former(node: Node, name: str, kind: str, owner: str) -> None:
         )
 
 
-@dataclass(frozen=True)
+@frozen
 class PartContext:
     """What a part of a technique is read with: the names of the layout, and the GPUs of the entry (None: not readable)."""
 

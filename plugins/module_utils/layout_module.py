@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
-from . import busy, lost_gpus, plan_file
+from . import busy, lost_gpus
 from .converge import Request, converge, foresee
 from .errors import DriverAbsentError
 from .follow import SERVICES
@@ -98,6 +98,8 @@ def bring_about(params: dict[str, Any], check_mode: bool, parts: Sequence[str] =
         },
     }
     if check_mode:
+        from . import plan_file
+
         told["plan_data"] = plan_file.save(plan, done.host)
         if done.missing:
             told["missing"] = list(done.missing)

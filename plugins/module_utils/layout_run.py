@@ -8,7 +8,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Mapping, Sequence
 
-from . import plan_file, planner
+from . import planner
+from .frozen import frozen
 from .gpu_plan import GpuPlan, Plan, Target
 from .holders import find_holders
 from .holders_mark import mark
@@ -25,7 +26,7 @@ GPUS = "gpus"
 ALL_PARTS = (GPUS, *(technique.key for technique in (*SETTINGS, *SERVICES)))
 
 
-@dataclasses.dataclass(frozen=True)
+@frozen
 class PlanRequest:
     """Which `parts` of a layout are planned, by the plan that was `saved` for it where there is one.
 
@@ -88,6 +89,8 @@ def make_plan(
     if saved is None:
         plan = planner.plan(host.gpus, wanted, ownership)
     else:
+        from . import plan_file
+
         plan = plan_file.restore(saved, host, wanted, ownership)
     if GPUS not in parts:
         # A MIG mode that is pending there is not this run's business either.
@@ -102,6 +105,8 @@ def make_plan(
             )
         plan = dataclasses.replace(plan, parts=(*plan.parts, part))
     if saved is not None:
+        from . import plan_file
+
         plan_file.check_beside(saved, plan)
     return plan
 

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+from .frozen import frozen
 from .profile_name import parse_profile_name
 
 #: Raised when a layout that was valid becomes invalid, or means something else.
@@ -18,7 +18,7 @@ MOST_GPUS, MOST_INSTANCES, MOST_CLIENTS = 256, 64, 1000
 MOST_RATIO = 100.0
 
 
-@dataclass(frozen=True)
+@frozen
 class Selector:
     """Names GPUs of a host.
 
@@ -43,7 +43,7 @@ class Selector:
         return forms[self.kind] % self.value if self.kind in forms else self.kind
 
 
-@dataclass(frozen=True)
+@frozen
 class MigInstance:
     """`count` GPU instances of one profile. `placement` is the start in memory units, None leaves it to the planner.
 
@@ -64,7 +64,7 @@ class MigInstance:
         return tuple(parse_profile_name(name).compute_slices for name in self.compute_instances)
 
 
-@dataclass(frozen=True)
+@frozen
 class Entry:
     """One entry of the list. `part` is what the key that `sharing` names holds; exclusive and shared have none."""
 
@@ -84,7 +84,7 @@ class Entry:
         return "gpu_layout[%d]" % self.index
 
 
-@dataclass(frozen=True)
+@frozen
 class Layout:
     """The whole variable. GPUs that no entry names are left as they are."""
 

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Sequence
+
+from .frozen import frozen
 
 #: Runs systemctl with these arguments. Raises ApplyError where it fails.
 Systemctl = Callable[[Sequence[str]], None]
 
 
-@dataclass(frozen=True)
+@frozen
 class LimitedFolder:
     """The folder's path below the root of the host, its bounds, and what its unit says about it."""
 

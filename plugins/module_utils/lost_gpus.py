@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 
 from .errors import NvmlError
+from .frozen import frozen
 from .layout_types import Entry, Layout, Selector
 from .model import Host, LostGpu
 from .nvml_calls import GPU_IS_LOST
@@ -22,7 +23,7 @@ from .techniques.forms import FORMS
 POLICIES = FAIL, SKIP = ("fail", "skip")
 
 
-@dataclasses.dataclass(frozen=True)
+@frozen
 class Answering:
     """The part of a layout that can be planned without the lost GPUs, and a sentence for each lost GPU."""
 

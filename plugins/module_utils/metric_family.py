@@ -5,21 +5,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Mapping
 
+from .frozen import frozen
 from .model import Gpu
 
 GAUGE, COUNTER = "gauge", "counter"
 
 
-@dataclass(frozen=True)
+@frozen
 class Sample:
     value: float
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@frozen
 class Family:
     """The samples of one metric."""
 

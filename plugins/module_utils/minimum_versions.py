@@ -10,15 +10,15 @@ the driver for Tesla on Linux). As of 2026-11-23; docs/security.md shows it, and
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from .errors import PlanError
+from .frozen import frozen
 
 #: What the roles make of a version that is too old: tell of it, refuse to install it, or take it without a word.
 WARN, REFUSE, ACCEPT = POLICIES = ("warn", "refuse", "accept")
 
 
-@dataclass(frozen=True)
+@frozen
 class Bulletin:
     """A security bulletin of NVIDIA's, by its number and the day of its last revision."""
 
@@ -34,7 +34,7 @@ class Bulletin:
         return "NVIDIA's security bulletin %d of %s" % (self.number, self.revised)
 
 
-@dataclass(frozen=True)
+@frozen
 class Fix:
     """The first version without these vulnerabilities."""
 

@@ -12,6 +12,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Mapping
 
+from .frozen import frozen
+
 #: Marks fields that are the planner's business and that `to_data` leaves out.
 INTERNAL = {"internal": True}
 
@@ -29,7 +31,7 @@ class Placement:
         return ((1 << self.size) - 1) << self.start
 
 
-@dataclass(frozen=True)
+@frozen
 class GpuInstanceProfile:
     """A GPU instance profile of one GPU, as NVML reports it.
 
@@ -59,7 +61,7 @@ class GpuInstanceProfile:
         return self.placements[0].size if self.placements else 0
 
 
-@dataclass(frozen=True)
+@frozen
 class Process:
     """A process that NVML lists. `kind` is compute, graphics or mps."""
 
@@ -76,7 +78,7 @@ class Process:
         return "pid %d%s" % (self.pid, " (%s)" % self.name if self.name else "")
 
 
-@dataclass(frozen=True)
+@frozen
 class Holder:
     """Whoever counts as using a GPU or one of its GPU instances.
 
@@ -121,7 +123,7 @@ def _held_by() -> Any:
     return field(default=(), metadata=INTERNAL)
 
 
-@dataclass(frozen=True)
+@frozen
 class ComputeInstance:
     """A compute instance: one MIG device. `placement` counts compute slices within its GPU instance."""
 
@@ -133,7 +135,7 @@ class ComputeInstance:
     held_by: tuple[Holder, ...] = _held_by()
 
 
-@dataclass(frozen=True)
+@frozen
 class GpuInstance:
     """A GPU instance with its compute instances and with the processes that NVML lists in it."""
 
@@ -147,7 +149,7 @@ class GpuInstance:
     held_by: tuple[Holder, ...] = _held_by()
 
 
-@dataclass(frozen=True)
+@frozen
 class Mig:
     """The MIG side of a GPU. Where `capable` is False the rest is empty.
 
@@ -162,7 +164,7 @@ class Mig:
     instances: tuple[GpuInstance, ...] = ()
 
 
-@dataclass(frozen=True)
+@frozen
 class NvLink:
     """One active NVLink: the link's number and the PCI address at its other end (None: the driver does not say)."""
 
@@ -170,7 +172,7 @@ class NvLink:
     remote_pci_address: str | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class Telemetry:
     """What a GPU is doing just now. Utilisation is the share of the sample period in which a kernel ran, not load."""
 
@@ -188,7 +190,7 @@ def short_label(index: int, uuid: str) -> str:
     return "gpu %d (%s)" % (index, uuid[:12])
 
 
-@dataclass(frozen=True)
+@frozen
 class Setting:
     """A setting of a GPU that NVML does not have, as its observer read it: the value, or why there is none."""
 
@@ -196,7 +198,7 @@ class Setting:
     problem: str | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class Gpu:
     """One physical GPU. `compute_mode` is default, exclusive_process or prohibited, None where MIG hides it."""
 
@@ -235,7 +237,7 @@ class Gpu:
         return short_label(self.index, self.uuid)
 
 
-@dataclass(frozen=True)
+@frozen
 class LostGpu:
     """A GPU that the driver counts and that answers only GPU_IS_LOST (XID 79). Nothing but its index is known."""
 
@@ -243,7 +245,7 @@ class LostGpu:
     problem: str
 
 
-@dataclass(frozen=True)
+@frozen
 class Host:
     """All that one NVML session saw on a host. GPUs are in index order; lost ones are not among `gpus`."""
 

@@ -18,10 +18,9 @@ import re
 import time
 from typing import Any, Iterator
 
-from .command import TOOL_TIMEOUT_SECONDS, Run
+from .command import TOOL_TIMEOUT_SECONDS, Run, ask
 from .errors import FleetError
 from .printable import printable
-from .tool_answer import ask
 
 CONTROL, SERVER = "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"
 PIPE_DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY"

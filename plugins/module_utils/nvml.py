@@ -11,7 +11,6 @@ import os
 from pathlib import Path
 from typing import Any, Protocol, Sequence
 
-from .command_line import printable
 from .errors import NvmlError
 from .model import (
     ComputeInstance,
@@ -27,6 +26,7 @@ from .model import (
     Telemetry,
 )
 from .nvml_calls import GPU_IS_LOST, INVALID_ARGUMENT, Calls
+from .printable import printable
 
 _ARCHITECTURES = {5: "volta", 6: "turing", 7: "ampere", 8: "ada", 9: "hopper", 10: "blackwell", 13: "rubin"}
 _COMPUTE_MODES = {0: "default", 2: "prohibited", 3: "exclusive_process"}

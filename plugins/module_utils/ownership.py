@@ -9,11 +9,11 @@ instance's MIG UUIDs tell it from another one that somebody made later at the sa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Iterable, Sequence
 
 from . import durable
+from .frozen import frozen
 from .model import Gpu, GpuInstance, to_data
 
 SCHEMA = 1
@@ -22,7 +22,7 @@ SCHEMA = 1
 POLICIES = ("fail", "remove", "keep")
 
 
-@dataclass(frozen=True)
+@frozen
 class Owned:
     """One instance that is ours: where it is, and the UUIDs of its MIG devices when it was last seen."""
 
@@ -32,7 +32,7 @@ class Owned:
     mig_uuids: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@frozen
 class Ownership:
     """The record, and the policy for all that is not in it."""
 

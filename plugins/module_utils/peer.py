@@ -20,10 +20,10 @@ import re
 import socket
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Iterator, Tuple
 
+from .frozen import frozen
 from .printable import printable
 
 #: Until a server accepts a connection, no process has it open.
@@ -100,7 +100,7 @@ class Process:
                 return ""
 
 
-@dataclass(frozen=True)
+@frozen
 class Connection:
     """An entry of /proc/PID/net/tcp. The inode is 0 until a process has accepted the connection."""
 

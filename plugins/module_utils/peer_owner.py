@@ -8,10 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from . import peer, systemd
-from .command import run_tool
+from .command import ask, run_tool
 from .holders_cgroup import Origin, parse_cgroup
 from .peer import Owner, PeerError, Process
-from .tool_answer import ask
 
 _ANSWER_SECONDS = 30
 #: The units of Docker by packages and by its snap.

@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar, Dict, List, Mapping, Protocol, Sequence, Tuple
 
 from .disturbance import Disturbance
+from .frozen import frozen
 from .model import Gpu
 
 #: What a GPU is divided into while a plan is read: by the start of each instance its profile and compute slices.
@@ -44,7 +44,7 @@ class GpuStep:
         return False
 
 
-@dataclass(frozen=True)
+@frozen
 class GpuPart:
     """What a technique does with one GPU, and its words for the GPU before and after; empty where it has none."""
 

@@ -9,10 +9,10 @@ Only the form of a name is known here. Which profiles a GPU has is asked of its 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Iterable
 
 from .errors import FleetError
+from .frozen import frozen
 
 _NAME = re.compile(r"(?:([1-9][0-9]?)c\.)?([1-9][0-9]?)g\.([1-9][0-9]{0,4})gb(\+me\.all|\+me|\+gfx|-me)?")
 
@@ -24,7 +24,7 @@ class ProfileNameError(FleetError):
     """A text that is no profile name."""
 
 
-@dataclass(frozen=True)
+@frozen
 class ProfileName:
     """`compute_slices` are those of the compute instance; they equal `gpu_slices` where it spans the GPU instance."""
 

@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Callable, Iterable, Mapping, NamedTuple, Protocol, Sequence
 
 from .disturbance import Disturbance
+from .frozen import frozen
 from .gpu_plan import Plan
 from .layout_types import Layout
 from .metric_family import Family
@@ -22,7 +22,7 @@ Look = Callable[[], Host]
 Clear = Callable[[Sequence[Disturbance]], bool]
 
 
-@dataclass(frozen=True)
+@frozen
 class PartRequest:
     """What a service plans from. `plan` has the GPUs, and the parts of the services before this one.
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Sequence
 
-from .command import Run
-from .tool_answer import ask
+from .command import Run, ask
 
 #: The unit by which the role gpu_layout restores the layout at boot; this very process may be it.
 BOOT = "gpu-layout.service"

@@ -21,6 +21,7 @@ from typing import Any, Iterator, Mapping, Sequence
 
 from . import durable
 from .errors import ApplyError
+from .frozen import frozen
 from .gpu_plan import Target
 from .holders_proc import started_ticks_of
 
@@ -118,7 +119,7 @@ def _name(run: dict[str, Any]) -> str:
     return "pid %d (%s) since %s UTC" % (run["pid"], run["command"], since)
 
 
-@dataclasses.dataclass(frozen=True)
+@frozen
 class Entry:
     """A journal's content: the GPUs' targets that lead back, those that lead on, and the name of the run."""
 

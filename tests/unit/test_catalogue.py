@@ -188,7 +188,7 @@ def test_it_loads_from_inside_a_zipapp(tmp_path):
     target = tmp_path / "tool.pyz"
     with zipfile.ZipFile(target, "w") as bundle:
         bundle.writestr("fleet/__init__.py", "")
-        for name in ("catalogue.py", "errors.py"):
+        for name in ("catalogue.py", "errors.py", "frozen.py"):
             bundle.write(MODULE_UTILS / name, "fleet/" + name)
         bundle.write(MODULE_UTILS / "models" / "t4-16gb.json", "fleet/models/t4-16gb.json")
         bundle.writestr("__main__.py", "from fleet.catalogue import load_models\nprint(*load_models())\n")

@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import ast
 import importlib
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 PLUGINS = Path(__file__).resolve().parents[2] / "plugins"
+COLLECTIONS = PLUGINS.parent / "collections"
 FOLDERS = ("module_utils", "plugin_utils", "modules", "action", "filter", "callback", "lookup")
 FILES = sorted(path.relative_to(PLUGINS) for folder in FOLDERS for path in (PLUGINS / folder).rglob("*.py"))
 
@@ -51,3 +54,26 @@ def test_modules_that_only_look_carry_little(module, most):
     assert len(files) <= most, sorted(files)
     changing = {"apply.py", "converge.py", "host.py", "plan.py", "service.py", "technique.py"}
     assert not {file for file in files if Path(file).name in changing}
+
+
+LOADED = """
+import sys
+from ansible_collections.openfleet.gpu.plugins.modules import %s
+print(*(name for name in sys.modules if ".openfleet.gpu.plugins.module_utils." in name))
+"""
+
+
+@pytest.mark.parametrize(("module", "most"), [("gpu_info", 35), ("layout", 98)])
+def test_modules_load_at_their_start_what_most_runs_need(module, most):
+    """Each file is compiled in each run. What changes, recovers, exports or is asked of schedulers is loaded where it is used."""
+    code = LOADED % module
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True, cwd=str(COLLECTIONS)
+    )
+    loaded = {name.partition("module_utils.")[2] for name in done.stdout.split()}
+    assert len(loaded) <= most, sorted(loaded)
+    rare = {"recovery", "plan_file", "cdi", "holders_slurm", "command_line_programs", "peer"}
+    rooms = {
+        "techniques.%s.%s" % (key, room) for key in ("mps", "vgpu") for room in ("apply", "host", "plan", "export")
+    }
+    assert not loaded & (rare | rooms)

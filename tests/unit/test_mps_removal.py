@@ -14,9 +14,9 @@ from mps_hosts import DAEMON, DEVICES, OTHER, UNIT, make_host
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import layout_module, service_module
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import BusyError, DriverAbsentError
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import host as mps_host
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import observe as mps_observe
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import service as mps_service
-from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.host import MpsHost
 
 pytestmark = pytest.mark.core
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.core
 def host(tmp_path, monkeypatch):
     """Two daemons on a host, which is the one that the code looks at; its driver does not answer."""
     found = make_host(tmp_path / "root")
-    mps = MpsHost(str(found.root), found)
+    mps = mps_host.MpsHost(str(found.root), found)
     mps.start(DAEMON, DEVICES)
     mps.start(OTHER, ("GPU-c",))
     found.called.clear()
@@ -36,7 +36,8 @@ def host(tmp_path, monkeypatch):
         raise DriverAbsentError("NVML", "no driver", call="nvmlInit")
 
     monkeypatch.setattr(layout_module, "bring_about", no_driver)
-    monkeypatch.setattr(mps_service, "MpsHost", lambda: mps)
+    monkeypatch.setattr(mps_service, "Daemons", lambda: mps)
+    monkeypatch.setattr(mps_host, "MpsHost", lambda: mps)
     monkeypatch.setattr(mps_observe, "Daemons", lambda: mps)
     monkeypatch.delenv("GPUSIM_STATE", raising=False)
     return found

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Sequence
 
 from .. import durable
 from ..command import Run, run_to_end
 from ..errors import ApplyError
+from ..frozen import frozen
 from ..packages.model import Step
 from . import initramfs
 from .files import SOURCES
@@ -31,7 +31,7 @@ KEPT = "driver-old"
 _MODE = 0o644
 
 
-@dataclass(frozen=True)
+@frozen
 class Tools:
     """What a change works with. `manager` is an Apt or a Dnf, `look` reads the host again, `state` is the state directory.
 

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from ..frozen import frozen
 from ..packages.model import Package, Step
 
 
-@dataclass(frozen=True)
+@frozen
 class Gpu:
     """A GPU on the PCI bus; `device_id` are four hex digits."""
 
@@ -18,7 +19,7 @@ class Gpu:
     device_id: str
 
 
-@dataclass(frozen=True)
+@frozen
 class Unit:
     """A systemd service; one that does not exist is neither enabled nor active."""
 
@@ -27,7 +28,7 @@ class Unit:
     active: bool = False
 
 
-@dataclass(frozen=True)
+@frozen
 class SecureBoot:
     """`certificate` is the one that modules built on this host are signed with, `enrolled` whether the firmware trusts it."""
 
@@ -36,7 +37,7 @@ class SecureBoot:
     enrolled: bool = False
 
 
-@dataclass(frozen=True)
+@frozen
 class Host:
     """What was seen. Versions are the driver's, as 580.105.08, and empty where there is none."""
 
@@ -70,7 +71,7 @@ class Host:
         return next((package for package in self.packages if package.name == name), None)
 
 
-@dataclass(frozen=True)
+@frozen
 class Request:
     """What is asked for. `version` is a branch (580), an exact version (580.105.08), or empty where the driver is to go."""
 
@@ -91,7 +92,7 @@ class Request:
         return bool(self.version)
 
 
-@dataclass(frozen=True)
+@frozen
 class Wanted:
     """Packages and services that make the request true on this host."""
 
@@ -105,7 +106,7 @@ class Wanted:
     units: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@frozen
 class Transaction:
     """What the package manager would do: (name, old version or "", new version) and (name, old version)."""
 
@@ -116,7 +117,7 @@ class Transaction:
     arguments: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@frozen
 class Plan:
     """Steps in order. `disruptive`: clients must leave the GPUs first. `reboot`: why one is needed afterwards, or empty."""
 

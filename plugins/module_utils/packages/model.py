@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from ..frozen import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class Owner:
     """Who brings packages: the role by whose name its variables begin, and the name of the files that it writes."""
 
@@ -18,7 +18,7 @@ class Owner:
     what: str
 
 
-@dataclass(frozen=True)
+@frozen
 class Package:
     """An installed package. `broken`: its installation was begun and did not end well."""
 
@@ -28,7 +28,7 @@ class Package:
     broken: bool = False
 
 
-@dataclass(frozen=True)
+@frozen
 class Step:
     """One thing to do. `kind` names the way it is done, `items` what it is done to."""
 

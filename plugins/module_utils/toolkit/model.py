@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from ..frozen import frozen
 from ..packages.model import Package, Step
 
 
-@dataclass(frozen=True)
+@frozen
 class Engine:
     """A container engine. `config` and `drop_in` are the files that nvidia-ctk writes; podman has neither, nor a service."""
 
@@ -21,7 +22,7 @@ class Engine:
     drop_in: str = ""
 
 
-@dataclass(frozen=True)
+@frozen
 class Unit:
     """A systemd unit; one that does not exist is neither enabled nor active. `start` is another for each start."""
 
@@ -32,7 +33,7 @@ class Unit:
     children_stay: bool = False
 
 
-@dataclass(frozen=True)
+@frozen
 class Host:
     """What was seen. Versions of packages are the package manager's, as 1.18.2-1."""
 
@@ -66,7 +67,7 @@ class Host:
         return next((package for package in self.packages if package.name == name), None)
 
 
-@dataclass(frozen=True)
+@frozen
 class Request:
     """What is asked for. `version` is exact, as 1.18.2 or 1.18.2-1, and empty where the toolkit is to go."""
 
@@ -83,7 +84,7 @@ class Request:
     allow_removal: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@frozen
 class Plan:
     """What has to be done, in this order. `pending` are engines that run on with the configuration of before."""
 

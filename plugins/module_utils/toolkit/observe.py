@@ -13,8 +13,8 @@ from typing import Any, Mapping
 
 from .. import cdi, systemd
 from ..command import Run, program, run_tool
+from ..command import ask as ask_tool
 from ..packages import keys
-from ..tool_answer import ask as ask_tool
 from . import engines, files, rules
 from .model import Host, Request, Unit
 

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Sequence
 
 from ...errors import ApplyError, FleetError, NvmlError, ResetRefusedError
-from ...gpu_plan import GpuPlan, Plan
+from ...gpu_plan import GpuPlan
 from ...nvml import Session
 from ...nvml_calls import IN_USE, RESET_REQUIRED, SUCCESS
 from ...reset import Reset
@@ -40,19 +41,14 @@ def apply(session: Session, gpu_uuid: str, step: MigStep, reset: Reset) -> None:
         raise TypeError("not a step: %r" % (step,))
 
 
-def mode_changes(gpu_plan: GpuPlan) -> bool:
-    """Return whether the plan turns this GPU's MIG mode on or off."""
-    return any(isinstance(step, SetMigMode) for step in gpu_plan.steps)
-
-
-def leave_pending(session: Session, plan: Plan) -> None:
-    """Set the MIG modes that the plan changes and leave them pending: a reboot of the host is to follow at once.
+def leave_pending(session: Session, plans: Sequence[GpuPlan]) -> None:
+    """Set the MIG modes that the plans change and leave them pending: a reboot of the host is to follow at once.
 
     All of them or none: raises ApplyError with outcome "old" where one cannot be set.
     """
     set_so_far: list[str] = []
     try:
-        for gpu_plan in filter(mode_changes, plan.gpus):
+        for gpu_plan in plans:
             set_so_far.append(gpu_plan.gpu.uuid)
             session.set_mig_mode(gpu_plan.gpu.uuid, gpu_plan.target.mig_enabled)
     except BaseException as error:

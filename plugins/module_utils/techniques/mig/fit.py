@@ -16,17 +16,17 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Callable, Iterable, Sequence, Tuple
 
+from ...frozen import frozen
 from ...model import Gpu, GpuInstanceProfile, Placement
 
 #: A score; greater is better. All scores of one search have the same length, and add up member by member.
 Score = Tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@frozen
 class Want:
     """One instance to place, at one of `placements` (ascending). Wants with equal `kind` are interchangeable."""
 

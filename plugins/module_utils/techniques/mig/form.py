@@ -12,7 +12,6 @@ from ...layout_reader import Node
 from ...layout_types import MigInstance, Selector
 from ...model import Gpu
 from ..form import Form
-from .export import export_together
 from .model import KEY
 from .parse import EXAMPLE, parse, to_data
 
@@ -44,4 +43,6 @@ class MigForm(Form):
         left_out: list[str],
     ) -> dict[str, tuple[MigInstance, ...] | None]:
         """Return the instances of each GPU with MIG mode; None while a change of the mode is pending."""
+        from .export import export_together
+
         return export_together(gpus, seen, pin, left_out, self._inside)

@@ -11,12 +11,12 @@ count for each profile, also for parts of an instance: 1c.3g.20gb). https://gith
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Mapping, Sequence
 
 from ...catalogue import Model
 from ...errors import FleetError
+from ...frozen import frozen
 from ...layout_reader import is_integer
 from ...profile_name import ProfileName, ProfileNameError, parse_profile_name
 from .model import KEY
@@ -26,7 +26,7 @@ _VENDOR = "10de"
 _KEYS = {"devices", "device-filter", "mig-enabled", "mig-devices"}
 
 
-@dataclass(frozen=True)
+@frozen
 class Converted:
     """A layout as data, and a sentence for each thing that it says otherwise than the configuration did."""
 
@@ -52,7 +52,7 @@ def convert(data: Any, source: str, models: Mapping[str, Model]) -> dict[str, Co
     }
 
 
-@dataclass(frozen=True)
+@frozen
 class _Gpus:
     """What an element says of its GPUs: at these indices, of these models; None says nothing. A GPU has to be both."""
 

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, Mapping, Sequence
 
+from ...frozen import frozen
 from ...model import Gpu, Placement
 from ...plan_parts import GpuStep, Instances
 from .model import KEY
@@ -20,7 +20,7 @@ class MigStep(GpuStep):
     changes_devices: ClassVar[bool] = True
 
 
-@dataclass(frozen=True)
+@frozen
 class SetMigMode(MigStep):
     """Turn MIG mode on or off. Where the GPU needs a reset for it, the executor sees to that."""
 
@@ -35,7 +35,7 @@ class SetMigMode(MigStep):
         return self.enabled != gpu.mig.enabled
 
 
-@dataclass(frozen=True)
+@frozen
 class DestroyComputeInstance(MigStep):
     """Destroy a compute instance of a GPU instance."""
 
@@ -66,7 +66,7 @@ class DestroyComputeInstance(MigStep):
         )
 
 
-@dataclass(frozen=True)
+@frozen
 class DestroyGpuInstance(MigStep):
     """Destroy a GPU instance, whose compute instances are gone."""
 
@@ -85,7 +85,7 @@ class DestroyGpuInstance(MigStep):
         return self.gpu_instance_id
 
 
-@dataclass(frozen=True)
+@frozen
 class CreateGpuInstance(MigStep):
     """Create a GPU instance at a placement."""
 
@@ -102,7 +102,7 @@ class CreateGpuInstance(MigStep):
         instances[self.placement.start] = (self.profile, [])
 
 
-@dataclass(frozen=True)
+@frozen
 class CreateComputeInstance(MigStep):
     """Create a compute instance in the GPU instance at `gpu_instance_start`, whose id is not known before it exists.
 

@@ -5,10 +5,14 @@
 
 from __future__ import annotations
 
-from .apply import apply, leave_pending, mode_changes
+from ...gpu_plan import GpuPlan, Plan
+from ...nvml import Session
+from ...plan_parts import GpuStep
+from ...reset import Reset
 from .fit import largest_part
 from .form import MigForm
 from .plan import disturbed, plan
+from .steps import SetMigMode
 
 
 class MigTechnique(MigForm):
@@ -20,6 +24,19 @@ class MigTechnique(MigForm):
     plan = staticmethod(plan)
     disturbed = staticmethod(disturbed)
     largest_part = staticmethod(largest_part)
-    apply = staticmethod(apply)
-    mode_changes = staticmethod(mode_changes)
-    leave_pending = staticmethod(leave_pending)
+
+    def apply(self, session: Session, gpu_uuid: str, step: GpuStep, reset: Reset) -> None:
+        """Carry out a step."""
+        from .apply import apply
+
+        apply(session, gpu_uuid, step, reset)
+
+    def mode_changes(self, gpu_plan: GpuPlan) -> bool:
+        """Return whether the plan turns the GPU's MIG mode on or off."""
+        return any(isinstance(step, SetMigMode) for step in gpu_plan.steps)
+
+    def leave_pending(self, session: Session, plan: Plan) -> None:
+        """Set the MIG modes that the plan changes and leave them pending."""
+        from .apply import leave_pending
+
+        leave_pending(session, [each for each in plan.gpus if self.mode_changes(each)])

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+from typing import Any, Sequence
+
+from ...model import Gpu, GpuInstance
 from ..form import Form
-from .export import describe, export
 from .model import COMPUTE_MODE, DAEMONS, KEY, Mps
 from .parse import EXAMPLE, parse, to_data
 
@@ -22,8 +24,18 @@ class MpsForm(Form):
 
     parse = staticmethod(parse)
     to_data = staticmethod(to_data)
-    export = staticmethod(export)
-    describe = staticmethod(describe)
+
+    def export(self, gpu: Gpu, seen: Sequence[Any], instance: GpuInstance | None = None) -> Mps | None:
+        """Return the part that describes the GPU or its instance; None if it does not use the technique."""
+        from .export import export
+
+        return export(gpu, seen, instance)
+
+    def describe(self, part: Mps) -> str:
+        """Return an exported part in words."""
+        from .export import describe
+
+        return describe(part)
 
     def divides(self, part: Mps) -> bool:
         """Return whether one daemon serves all GPUs of the entry."""

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Callable, Sequence
 
 from ... import durable, systemd
+from ...command import ask
 from ...errors import ApplyError, Problem
 from ...mps_control import CONTROL, PIPES, Control, MpsError, pipe_directory, told
 from ...printable import printable
-from ...tool_answer import ask
 from . import files as mps_files
 from . import unit as mps_unit
 from .model import SETTINGS, MpsDaemon, MpsSeen, unit_of

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Mapping, Sequence
 
+from ...frozen import frozen
 from ...model import INTERNAL
 
 #: Word in `gpu_layout`.
@@ -24,7 +25,7 @@ SETTINGS = "etc/openfleet-gpu/mps"
 SCHEMA = 1
 
 
-@dataclass(frozen=True)
+@frozen
 class Mps:
     """An MPS daemon and the caps of each of its clients. A `pinned_memory_limit_bytes` of None sets no limit."""
 
@@ -50,7 +51,7 @@ class MpsPlace:
         return self.profile is not None
 
 
-@dataclass(frozen=True)
+@frozen
 class MpsDaemon:
     """One control daemon. It serves one GPU, several whole GPUs, or one MIG device.
 
@@ -65,7 +66,7 @@ class MpsDaemon:
     pinned_memory_limit_bytes: int | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class MpsClient:
     """A process that an MPS server says it serves.
 
@@ -82,7 +83,7 @@ class MpsClient:
     started_ticks: int | None = field(default=None, metadata=INTERNAL)
 
 
-@dataclass(frozen=True)
+@frozen
 class MpsSeen:
     """A daemon of this collection, as a host has it.
 

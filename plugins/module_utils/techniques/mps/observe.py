@@ -44,6 +44,10 @@ class Daemons:
     def __init__(self, root: str = "/", run: Run = run_tool) -> None:
         self._root, self._run = Path(root), run
 
+    def any(self) -> bool:
+        """Return whether the host has files of daemons, readable or not."""
+        return any(self._files())
+
     def observe(self) -> tuple[MpsSeen, ...]:
         """Return every daemon that has files of this collection here, by name; of one that is down, `problem` says so.
 
@@ -86,9 +90,12 @@ class Daemons:
                 return states, False
             time.sleep(LOOK_SECONDS)
 
-    def _specs(self) -> Iterator[tuple[MpsDaemon, tuple[str, ...]]]:
+    def _files(self) -> Iterator[Path]:
         # NAME.json only: what is written meanwhile ends in .new.
-        for path in sorted((self._root / SETTINGS).glob("*.json")):
+        return (self._root / SETTINGS).glob("*.json")
+
+    def _specs(self) -> Iterator[tuple[MpsDaemon, tuple[str, ...]]]:
+        for path in sorted(self._files()):
             data = durable.read(path, SCHEMA)
             if data is not None:
                 try:

@@ -9,11 +9,11 @@ are given to it as it runs. Everything else is a stop before the GPUs change and
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Callable, Iterable, Mapping, Sequence
 
 from ...disturbance import Disturbance
 from ...errors import PlanError
+from ...frozen import frozen
 from ...gpu_plan import GpuPlan, Plan
 from ...holders_model import MPS, UNKNOWN, short
 from ...layout_types import Entry, Layout, MigInstance
@@ -28,7 +28,7 @@ from .steps import AdjustMps, MpsPlan, StartMps, StopMps
 MIB = 1 << 20
 
 
-@dataclass(frozen=True)
+@frozen
 class WantedDaemon:
     """A daemon, the part of the layout that wants it, and the compute mode that its GPUs are to have."""
 

@@ -1,11 +1,14 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Offer the MPS control daemons of a host to a run."""
+"""Offer the MPS control daemons of a host to a run.
+
+On a host that has none and gets none, nothing is loaded that plans or changes them.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 from ...errors import PlanError
 from ...gpu_plan import Plan
@@ -13,14 +16,14 @@ from ...holders_model import short
 from ...layout_types import Layout
 from ...metric_family import Family
 from ...model import Gpu, Host
-from ...services import Asked, Clear, Look, PartRequest, Pids
-from . import apply as mps_apply
-from . import metrics
-from .apply import MpsChange
-from .host import MpsHost, adjustable
+from ...services import Asked, Change, Clear, Look, PartRequest, Pids
 from .model import KEY, NAME, MpsSeen
-from .plan import WantedDaemon, plan, serves, wanted
+from .observe import Daemons
 from .steps import MpsPlan, caps
+
+if TYPE_CHECKING:
+    from .host import MpsHost
+    from .plan import WantedDaemon
 
 
 class MpsService:
@@ -31,12 +34,24 @@ class MpsService:
     name = NAME
 
     def __init__(self, private: bool) -> None:
-        self._host = None if private else MpsHost()
+        self._daemons = None if private else Daemons()
         self.seen: tuple[MpsSeen, ...] = ()
+
+    @property
+    def _host(self) -> MpsHost | None:
+        if self._daemons is None:
+            return None
+        from .host import MpsHost
+
+        return MpsHost()
 
     @staticmethod
     def asked(layout: Layout, plan: Plan, driver_version: str | None) -> list[Asked]:
         """Return the daemons that the layout asks for."""
+        if not _asked(layout):
+            return []
+        from .plan import wanted
+
         daemons = [each.daemon for each in wanted(layout, plan, driver_version)]
         return [
             Asked("mps %s" % each.name, "start", caps(each), tuple(place.gpu_uuid for place in each.places))
@@ -45,7 +60,7 @@ class MpsService:
 
     def observe(self) -> None:
         """Look at the daemons."""
-        if self._host is not None:
+        if self._daemons is not None and self._daemons.any():
             self.seen = self._host.observe()
 
     def observe_on(self, gpus: Sequence[Gpu]) -> None:
@@ -54,10 +69,19 @@ class MpsService:
     def own(self, part: MpsPlan | None = None, clients: bool = True) -> Pids:
         """Return the daemons and their servers: a client counts where its daemon stops."""
         seen = self.seen if part is None else (*part.kept, *(step.seen for step in part.adjusts))
+        if not seen:
+            return {}
+        from .plan import serves
+
         return serves(seen, clients)
 
     def plan(self, request: PartRequest) -> MpsPlan:
         """Return the steps of the daemons."""
+        if not self.seen and (request.removes or not _asked(request.layout)):
+            return MpsPlan(indices=tuple((gpu.uuid, gpu.index) for gpu in request.host.gpus))
+        from .host import adjustable
+        from .plan import plan, wanted
+
         asked: tuple[WantedDaemon, ...] = ()
         if not request.removes:
             asked = wanted(request.layout, request.plan, request.host.driver_version, self.seen)
@@ -69,10 +93,14 @@ class MpsService:
 
     def drift(self, layout: Layout, plan: Plan, host: Host) -> list[tuple[str, set[str]]]:
         """Return what differs from the layout."""
+        from . import metrics
+
         return metrics.drift(layout, plan, host, self.seen)
 
     def families(self, gpus: Mapping[str, Gpu]) -> list[Family]:
         """Return the metrics of the daemons."""
+        from . import metrics
+
         return metrics.families(self.seen, gpus)
 
     def describe(self, host: Host) -> list[str]:
@@ -83,9 +111,13 @@ class MpsService:
         """Return None: a plan with daemons is refused where the control daemon is not installed."""
         return None
 
-    def change(self, part: MpsPlan, look: Look, clear: Clear | None) -> MpsChange | None:
+    def change(self, part: MpsPlan, look: Look, clear: Clear | None) -> Change | None:
         """Return the part as a change."""
-        return MpsChange(self._host, part, clear) if self._host is not None and part.steps else None
+        if not part.steps or self._host is None:
+            return None
+        from .apply import MpsChange
+
+        return MpsChange(self._host, part, clear)
 
     def unfinished(self, data: Mapping[str, Any]) -> bool:
         """Return whether daemons were to start: whether they did, the GPUs do not show."""
@@ -94,7 +126,9 @@ class MpsService:
     def bring_back(self, data: Mapping[str, Any], host: Host) -> None:
         """Start the daemons that were stopped."""
         if self._host is not None:
-            mps_apply.bring_back(data, self._host, host)
+            from .apply import bring_back
+
+            bring_back(data, self._host, host)
 
     def _check(self, where: str) -> None:
         if self._host is None:
@@ -106,6 +140,15 @@ class MpsService:
         problem = self._host.available()
         if problem is not None:
             raise PlanError(where, problem.problem, problem.cure)
+
+
+def _asked(layout: Layout) -> bool:
+    """Return whether the layout asks for daemons: for GPUs, for instances, or for the part of another technique."""
+    return any(
+        KEY in (entry.sharing, *(instance.sharing for instance in entry.instances))
+        or getattr(entry.part, "mps_clients", None) is not None
+        for entry in layout.entries
+    )
 
 
 def _check_gpus(asked: Sequence[WantedDaemon], host: Host) -> None:

@@ -5,16 +5,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar, Union
 
 from ...disturbance import Disturbance
+from ...frozen import frozen
 from ...model import to_data
 from ...sizes import format_size
 from .model import KEY, MpsDaemon, MpsPlace, MpsSeen
 
 
-@dataclass(frozen=True)
+@frozen
 class StopMps:
     """Stop a daemon; `forget` it too where no layout names it any more."""
 
@@ -29,7 +29,7 @@ class StopMps:
         return "stop" if self.seen.running else "take away what is left of it"
 
 
-@dataclass(frozen=True)
+@frozen
 class StartMps:
     daemon: MpsDaemon
     where: str
@@ -42,7 +42,7 @@ class StartMps:
         return "start (%s)" % caps(self.daemon)
 
 
-@dataclass(frozen=True)
+@frozen
 class AdjustMps:
     """Give a daemon that goes on running other limits, or its files the form of this release."""
 
@@ -60,7 +60,7 @@ class AdjustMps:
 MpsStep = Union[StopMps, StartMps, AdjustMps]
 
 
-@dataclass(frozen=True)
+@frozen
 class MpsPlan:
     """What a host's daemons need. Stops come before the GPUs change, all else after."""
 

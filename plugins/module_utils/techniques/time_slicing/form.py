@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+from typing import Any, Sequence
+
+from ...model import Gpu, GpuInstance
 from ..form import Form
-from .export import describe, export
-from .model import COMPUTE_MODE, KEY
+from .model import COMPUTE_MODE, KEY, TimeSlicing
 from .parse import EXAMPLE, parse, to_data
 
 
@@ -20,5 +22,15 @@ class TimeSlicingForm(Form):
 
     parse = staticmethod(parse)
     to_data = staticmethod(to_data)
-    export = staticmethod(export)
-    describe = staticmethod(describe)
+
+    def export(self, gpu: Gpu, seen: Sequence[Any], instance: GpuInstance | None = None) -> TimeSlicing | None:
+        """Return the part that describes the GPU; None if it does not use the technique."""
+        from .export import export
+
+        return export(gpu, seen, instance)
+
+    def describe(self, part: TimeSlicing) -> str:
+        """Return an exported part in words."""
+        from .export import describe
+
+        return describe(part)

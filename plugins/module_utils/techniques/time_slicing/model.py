@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from ...frozen import frozen
 from ...model import Gpu
 
 KEY = "time_slicing"
@@ -21,7 +20,7 @@ DEFAULT = TIME_SLICES[0]
 UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True)
+@frozen
 class TimeSlicing:
     """`slice` is one of TIME_SLICES, `replicas` how many clients the GPU is offered to."""
 

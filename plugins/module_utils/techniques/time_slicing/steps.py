@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
+from ...frozen import frozen
 from ...plan_parts import GpuStep
 from .model import KEY
 
 
-@dataclass(frozen=True)
+@frozen
 class SetTimeSlice(GpuStep):
     """Set the time slice of a GPU."""
 

@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-from .apply import apply
 from .form import TimeSlicingForm
 from .model import DEFAULT, SETTING
 from .observe import OBSERVER
 from .plan import current, difference, plan, wanted
 from .record import record
+from .steps import SetTimeSlice
 
 
 class TimeSlicingTechnique(TimeSlicingForm):
@@ -24,6 +24,11 @@ class TimeSlicingTechnique(TimeSlicingForm):
     wanted = staticmethod(wanted)
     current = staticmethod(current)
     plan = staticmethod(plan)
-    apply = staticmethod(apply)
     difference = staticmethod(difference)
     record = staticmethod(record)
+
+    def apply(self, gpu_uuid: str, step: SetTimeSlice) -> None:
+        """Carry out a step."""
+        from .apply import apply
+
+        apply(gpu_uuid, step)

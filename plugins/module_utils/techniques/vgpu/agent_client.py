@@ -17,10 +17,10 @@ import errno
 import os
 import struct
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Iterator, Sequence
 
+from ...frozen import frozen
 from . import files as vgpu_files
 
 _MAGIC = b"OFVSEAT1"
@@ -35,7 +35,7 @@ STALE_SECONDS = 5.0
 _MOST_BYTES = 1 << 24
 
 
-@dataclass(frozen=True)
+@frozen
 class ShownSeat:
     """A tenant's place on a GPU."""
 

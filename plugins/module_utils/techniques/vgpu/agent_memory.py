@@ -22,9 +22,9 @@ import os
 import re
 import socket
 import struct
-from dataclasses import dataclass
 from typing import Mapping, Sequence
 
+from ...frozen import frozen
 from . import files as vgpu_files
 from .agent_client import SHOWN_BYTES, ShownSeat
 from .model import POLICIES, SEATS, VgpuTenant
@@ -68,7 +68,7 @@ def stored(environment: Mapping[str, str]) -> list[tuple[str, int]]:
     return [(name, _FIRST_DESCRIPTOR + n) for n, name in enumerate(names[: int(environment.get("LISTEN_FDS", "0"))])]
 
 
-@dataclass(frozen=True)
+@frozen
 class Memory:
     """A piece of memory: descriptors for its owner and for all others, and whether none of them can be opened for writing."""
 
@@ -115,7 +115,7 @@ def _make_immutable(descriptor: int) -> bool:
     return True
 
 
-@dataclass(frozen=True)
+@frozen
 class Part:
     """A line of an answer, and the descriptor that belongs to it (agent.h in the role vgpu_limiter)."""
 

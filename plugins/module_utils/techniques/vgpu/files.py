@@ -10,11 +10,11 @@ vgpu_limiter installs them.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any, Iterable, Sequence
 
 from ... import cdi_spec
 from ...errors import Problem
+from ...frozen import frozen
 from ...limited_folder import LimitedFolder
 from ...mps_control import PIPE_DIRECTORY, client_mounts, daemon_of, pipe_directory
 from ...sizes import BYTES_PER_UNIT
@@ -125,7 +125,7 @@ def _files_of_name(tenant: VgpuTenant, name: str, driver: str | None) -> dict[st
     return own
 
 
-@dataclass(frozen=True)
+@frozen
 class SharedFile:
     """A file that processes share memory in: its path, who may write it (None: every user), its size in bytes at most.
 

@@ -10,9 +10,9 @@ remembered, with GPUs that are alike for the tenants to come counted as one.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 from typing import Hashable, Iterator, Sequence, Tuple
 
+from ...frozen import frozen
 from ...sizes import BYTES_PER_UNIT
 
 _MIB = BYTES_PER_UNIT["MiB"]
@@ -20,7 +20,7 @@ _MIB = BYTES_PER_UNIT["MiB"]
 _MOST_STEPS = 200_000
 
 
-@dataclass(frozen=True)
+@frozen
 class Bin:
     """A GPU, and what may be promised of it."""
 
@@ -30,7 +30,7 @@ class Bin:
     seats: int
 
 
-@dataclass(frozen=True)
+@frozen
 class Demand:
     """A tenant: what it takes of each of `count` GPUs, the one that it is pinned to, and those where it is now."""
 

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import Callable, Sequence
 
-from ..form import Form
-from .export import export_together
+from ...layout_types import Selector
+from ...model import Gpu
+from ..form import Form, Seen
 from .model import COMPUTE_MODE, KEY
 from .parse import EXAMPLE, parse, to_data
 from .part import Vgpu
@@ -24,7 +25,14 @@ class VgpuForm(Form):
 
     parse = staticmethod(parse)
     to_data = staticmethod(to_data)
-    export_together = staticmethod(export_together)
+
+    def export_together(
+        self, gpus: Sequence[Gpu], seen: Seen, pin: Callable[[Gpu], Selector] | None, left_out: list[str]
+    ) -> dict[str, Vgpu | None]:
+        """Return the tenants of each GPU that has some; None where no layout can describe them."""
+        from .export import export_together
+
+        return export_together(gpus, seen, pin, left_out)
 
     def divides(self, part: Vgpu) -> bool:
         """Return True: a tenant may be on any GPU of its entry."""

@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import Mapping, Sequence
 
 from ... import durable, proc_files, systemd
-from ...command import Run, run_tool
+from ...command import Run, ask, run_tool
 from ...errors import ApplyError, Problem
 from ...file_worker import one_look, told_memory_of
 from ...holders_model import UNKNOWN
 from ...model import Gpu, Holder, Host
-from ...tool_answer import ask
 from . import dmem as vgpu_dmem
 from . import files as vgpu_files
 from .agent_client import handed_out

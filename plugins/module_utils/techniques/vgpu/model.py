@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Iterable, Mapping
 
+from ...frozen import frozen
+
 #: Word in `gpu_layout`.
 KEY = "vgpu"
 #: Name of the tenants of a host in return values.
@@ -49,7 +51,7 @@ class VgpuSeat:
     seat: int
 
 
-@dataclass(frozen=True)
+@frozen
 class VgpuTenant:
     """One tenant: a quota of `memory_bytes` and `sm_percent` on each GPU that it has a seat on, for all its processes."""
 
@@ -92,7 +94,7 @@ class VgpuTenant:
         return any(set(self.gpus).intersection(each.gpus) for each in others)
 
 
-@dataclass(frozen=True)
+@frozen
 class VgpuUse:
     """What a tenant's processes have on one GPU: `used_bytes` of its quota now and at most, and refused allocations."""
 
@@ -102,7 +104,7 @@ class VgpuUse:
     refused: int
 
 
-@dataclass(frozen=True)
+@frozen
 class VgpuUsage:
     """What a tenant's processes have in all: how many there are, and what they use."""
 
@@ -110,7 +112,7 @@ class VgpuUsage:
     gpus: tuple[VgpuUse, ...] = ()
 
 
-@dataclass(frozen=True)
+@frozen
 class VgpuName:
     """A name of a tenant, and the processes that have it."""
 
@@ -118,7 +120,7 @@ class VgpuName:
     pids: tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@frozen
 class VgpuSeen:
     """A tenant of this collection, as a host has it. `usage` is None where nothing tells it."""
 

@@ -9,10 +9,10 @@ A tenant keeps its key for life: the name under which its processes are counted.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 from typing import Iterable, Mapping, Sequence
 
 from ...errors import PlanError
+from ...frozen import frozen
 from ...layout_types import Layout
 from .model import KEY, VgpuName, VgpuSeen, VgpuTenant
 from .part import Tenant
@@ -23,7 +23,7 @@ _NAMED = 20
 _KEY_BASE = 57
 
 
-@dataclass(frozen=True)
+@frozen
 class Names:
     """The tenant of the host that a tenant of the layout is (None: it is new), its key, and its other names.
 

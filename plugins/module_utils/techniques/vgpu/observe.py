@@ -51,6 +51,10 @@ class Tenants:
     def __init__(self, root: str | None = None) -> None:
         self._root = Path(root or os.environ.get(ROOT_VARIABLE) or "/")
 
+    def any(self) -> bool:
+        """Return whether the host has files of tenants, readable or not."""
+        return any(self._root.glob(spec_path("*")))
+
     def tenants(self) -> list[VgpuTenant]:
         """Return the tenants of this host, by name. Raises ApplyError for files that cannot be read."""
         return sorted(self._tenants(), key=lambda tenant: tenant.name)

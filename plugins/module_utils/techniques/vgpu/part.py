@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from ...frozen import frozen
 from ...layout_types import Entry, Selector
 from .model import AUTO, KEY, MPS, POLICIES
 
 
-@dataclass(frozen=True)
+@frozen
 class Tenant:
     """A quota of `memory_bytes` and `sm_percent` on each of `gpus` GPUs of the entry. `gpu` pins it to one.
 
@@ -31,7 +30,7 @@ class Tenant:
     was: str | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class Vgpu:
     """Tenants that are held to quotas. The ratios say how much more than a GPU has may be promised: 1.0 is none."""
 

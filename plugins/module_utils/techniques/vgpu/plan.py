@@ -8,11 +8,11 @@ Tenants that are there stay on their GPUs and seats where they can; new quotas a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Callable, Mapping, Sequence
 
 from ...disturbance import Disturbance
 from ...errors import PlanError
+from ...frozen import frozen
 from ...gpu_plan import Plan
 from ...layout_types import Entry, Layout
 from ...model import Gpu, Holder, Host, short_label
@@ -32,7 +32,7 @@ _ROUNDING = 1e-6
 Processes = Callable[[str, str], Sequence[Holder]]
 
 
-@dataclass(frozen=True)
+@frozen
 class WantedTenant:
     """A tenant, the part of the layout that wants it, and why its provider is not another one where that was open.
 

@@ -1,26 +1,28 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Offer the tenants of a host to a run."""
+"""Offer the tenants of a host to a run.
+
+On a host that has none and gets none, nothing is loaded that plans or changes them.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 from ...errors import PlanError
 from ...gpu_plan import Plan
 from ...layout_types import Layout
 from ...metric_family import Family
 from ...model import Gpu, Holder, Host
-from ...services import Asked, Clear, Look, PartRequest, Pids
-from . import apply as vgpu_apply
-from . import metrics as vgpu_metrics
-from .apply import VgpuChange
-from .host import VgpuHost
+from ...services import Asked, Change, Clear, Look, PartRequest, Pids
 from .model import KEY, MPS, NAME, NOT_ISOLATED, READ_ONLY, SEALED, VgpuSeen
-from .observe import applies
-from .plan import WantedTenant, plan, wanted
+from .observe import Tenants, applies
 from .steps import VgpuPlan, also, caps, size
+
+if TYPE_CHECKING:
+    from .host import VgpuHost
+    from .plan import WantedTenant
 
 #: What the line of a tenant ends with.
 _ISOLATION = {
@@ -39,12 +41,26 @@ class VgpuService:
 
     def __init__(self, private: bool) -> None:
         self._applies = applies(private)
-        self._host: VgpuHost | None = None
+        #: Of the host that was observed; None before.
+        self._gpus: Sequence[Gpu] | None = None
+        self._known_host: VgpuHost | None = None
         self.seen: tuple[VgpuSeen, ...] = ()
+
+    @property
+    def _host(self) -> VgpuHost | None:
+        if self._known_host is None and self._gpus is not None:
+            from .host import VgpuHost
+
+            self._known_host = VgpuHost(self._gpus)
+        return self._known_host
 
     @staticmethod
     def asked(layout: Layout, plan: Plan, driver_version: str | None) -> list[Asked]:
         """Return the tenants that the layout asks for."""
+        if not _asked(layout):
+            return []
+        from .plan import wanted
+
         # Whether the kernel bounds a GPU's memory is the host's to say, and no reason to refuse.
         tenants = [each.tenant for each in wanted(layout, plan, dmem=frozenset(gpu.gpu.uuid for gpu in plan.gpus))]
         return [
@@ -58,8 +74,8 @@ class VgpuService:
     def observe_on(self, gpus: Sequence[Gpu]) -> None:
         """Look at the tenants."""
         if self._applies:
-            self._host = VgpuHost(gpus)
-            self.seen = self._host.observe()
+            self._gpus, self._known_host = gpus, None
+            self.seen = self._host.observe() if Tenants().any() else ()
 
     def own(self, part: VgpuPlan | None = None, clients: bool = True) -> Pids:
         """Return nothing: all processes of tenants hold their GPUs."""
@@ -67,6 +83,10 @@ class VgpuService:
 
     def plan(self, request: PartRequest) -> VgpuPlan:
         """Return the steps of the tenants."""
+        if not self.seen and (request.removes or not _asked(request.layout)):
+            return VgpuPlan(indices=tuple((gpu.uuid, gpu.index) for gpu in request.host.gpus))
+        from .plan import plan, wanted
+
         host = self._host
         asked: tuple[WantedTenant, ...] = ()
         if not request.removes:
@@ -86,11 +106,15 @@ class VgpuService:
         """Return what differs from the layout."""
         if self._host is None:
             return []
-        return vgpu_metrics.drift(layout, plan, host, self.seen, self._host.dmem, self._host.available() is None)
+        from . import metrics
+
+        return metrics.drift(layout, plan, host, self.seen, self._host.dmem, self._host.available() is None)
 
     def families(self, gpus: Mapping[str, Gpu]) -> list[Family]:
         """Return the metrics of the tenants."""
-        return vgpu_metrics.families(self.seen, gpus)
+        from . import metrics
+
+        return metrics.families(self.seen, gpus)
 
     def describe(self, host: Host) -> list[str]:
         """Return the tenants in words."""
@@ -98,12 +122,16 @@ class VgpuService:
 
     def missing(self, part: VgpuPlan) -> str | None:
         """Return what the library of the tenants needs."""
-        problem = self._host.available() if self._host is not None and part.takes_library else None
+        problem = self._host.available() if part.takes_library and self._host is not None else None
         return None if problem is None else str(problem)
 
-    def change(self, part: VgpuPlan, look: Look, clear: Clear | None) -> VgpuChange | None:
+    def change(self, part: VgpuPlan, look: Look, clear: Clear | None) -> Change | None:
         """Return the part as a change."""
-        return VgpuChange(self._host, part, look, clear) if self._host is not None and part.steps else None
+        if not part.steps or self._host is None:
+            return None
+        from .apply import VgpuChange
+
+        return VgpuChange(self._host, part, look, clear)
 
     def unfinished(self, data: Mapping[str, Any]) -> bool:
         """Return False: the next plan completes a change of tenants."""
@@ -112,7 +140,15 @@ class VgpuService:
     def bring_back(self, data: Mapping[str, Any], host: Host) -> None:
         """Restore the tenants as they were."""
         if self._applies:
-            vgpu_apply.bring_back(data, VgpuHost(host.gpus))
+            from .apply import bring_back
+            from .host import VgpuHost
+
+            bring_back(data, VgpuHost(host.gpus))
+
+
+def _asked(layout: Layout) -> bool:
+    """Return whether the layout asks for tenants."""
+    return any(entry.sharing == KEY for entry in layout.entries)
 
 
 def _check(asked: Sequence[WantedTenant], host: VgpuHost | None, installs: bool) -> None:

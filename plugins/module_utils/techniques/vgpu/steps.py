@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar, Union
 
 from ...disturbance import Disturbance
+from ...frozen import frozen
 from ...sizes import BYTES_PER_UNIT, format_size
 from .model import KEY, MPS, VgpuName, VgpuSeen, VgpuTenant, to_data
 
@@ -17,7 +17,7 @@ _MIB = BYTES_PER_UNIT["MiB"]
 _NAMED = 20
 
 
-@dataclass(frozen=True)
+@frozen
 class RemoveTenant:
     """Take a tenant away. What its processes start from then on would have no quota."""
 
@@ -40,7 +40,7 @@ class RemoveTenant:
         return "remove"
 
 
-@dataclass(frozen=True)
+@frozen
 class AddTenant:
     tenant: VgpuTenant
     where: str
@@ -55,7 +55,7 @@ class AddTenant:
         return "add (%s%s)" % (caps(self.tenant) + also(self.tenant), "; " + self.why if self.why else "")
 
 
-@dataclass(frozen=True)
+@frozen
 class ChangeTenant:
     """Give a tenant another quota or name while its processes run, other GPUs, or its files the form of this release."""
 
@@ -107,7 +107,7 @@ class ChangeTenant:
 VgpuStep = Union[RemoveTenant, ChangeTenant, AddTenant]
 
 
-@dataclass(frozen=True)
+@frozen
 class VgpuPlan:
     """What a host's tenants need, after the GPUs have changed: shrinking before growing, removals when all else stands."""
 
