@@ -14,6 +14,7 @@ import json
 import re
 import zipfile
 from dataclasses import fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Iterator, Mapping
 
@@ -189,10 +190,19 @@ class Model:
 
 
 def load_models(directory: str | None = None) -> dict[str, Model]:
-    """All models by key, in the order of their keys; from `directory`, else from models/ beside this file.
+    """All models by key, in the order of their keys; from `directory`, else from models/ beside this file, which is read once.
 
     Raises CatalogueError naming file and field if a file is malformed, or two files have one key or one PCI device id.
     """
+    return dict(_shipped_models() if directory is None else _read_models(directory))
+
+
+@lru_cache(maxsize=1)
+def _shipped_models() -> dict[str, Model]:
+    return _read_models(None)
+
+
+def _read_models(directory: str | None) -> dict[str, Model]:
     models: dict[str, Model] = {}
     by_device_id: dict[str, str] = {}
     for source, text in sorted(_model_files(directory)):

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from thorough import draws
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout import layout_to_data, parse_layout
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout_yaml import flow, layout_yaml
@@ -24,6 +25,7 @@ def test_a_layout_reads_back_as_itself(data):
     assert yaml.safe_load(layout_yaml(data)) == {"gpu_layout": data}
 
 
+@draws(50)
 @given(
     st.text() | st.sampled_from(["on", "Yes", "n", "null", "~", "1e3", "0x1F", "03:00.0", "1_000", "7g.80gb", "18GiB"])
 )

@@ -7,9 +7,10 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mig_rules import Card, least_destroyed, legal, with_instances
+from thorough import draws
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import planner
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
@@ -57,7 +58,7 @@ def situations(draw):
     return with_instances(gpu, have, busy), [name for name, _ in want]
 
 
-@settings(max_examples=300, deadline=None)
+@draws(100)
 @given(situations())
 def test_a_plan_is_legal_and_reaches_the_target(situation):
     gpu, names = situation
@@ -69,7 +70,7 @@ def test_a_plan_is_legal_and_reaches_the_target(situation):
     assert not planner.plan_gpu(after, target).steps
 
 
-@settings(max_examples=300, deadline=None)
+@draws(100)
 @given(situations())
 def test_no_arrangement_destroys_less(situation):
     gpu, names = situation
@@ -78,7 +79,7 @@ def test_no_arrangement_destroys_less(situation):
     assert (len(plan.disturbs), len(destroyed)) == least_destroyed(gpu, names)
 
 
-@settings(max_examples=100, deadline=None)
+@draws(50)
 @given(situations(), situations())
 def test_the_way_back_leads_back(situation, other):
     gpu, names = situation

@@ -8,9 +8,10 @@ import dataclasses
 import random
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from packing_cases import MODELS, days_later, fewest, fleet, least_churn, problems
+from thorough import draws
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import layout
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing import check, exact
@@ -19,7 +20,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.model import
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.pack import pack
 
 pytestmark = pytest.mark.skipif(bool(exact.MISSING), reason="OR-Tools is not installed: %s" % exact.MISSING)
-slow = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+slow = draws(10)
 
 
 def stands(packing):

@@ -12,9 +12,10 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from packing_cases import days_later, fleet, problems
+from thorough import draws
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import CatalogueError
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing import cells, check, exact, geometry
@@ -254,7 +255,7 @@ def test_a_workload_that_may_no_longer_stand_there_goes():
 # -- Large fleets, cut lists, no OR-Tools ------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@draws(10)
 @given(st.data(), st.sampled_from(["MOST_DECISIONS", "MOST_PATTERNS"]))
 def test_limits_of_the_search_make_no_answer_wrong(data, limit):
     problem = data.draw(problems())

@@ -8,9 +8,10 @@ import dataclasses
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mig_rules import Card, legal, with_instances
+from thorough import draws
 
 from ansible_collections.openfleet.gpu.plugins.filter.fleet_plan import fleet_plan
 from ansible_collections.openfleet.gpu.plugins.filter.host_plan import host_plan
@@ -74,7 +75,7 @@ def situations(draw):
     return with_instances(gpu, have, busy), wanted
 
 
-@settings(max_examples=150, deadline=None)
+@draws(60)
 @given(situations())
 def test_a_plan_comes_back_from_a_file_as_it_was(situation):
     gpu, wanted = situation
@@ -86,7 +87,7 @@ def test_a_plan_comes_back_from_a_file_as_it_was(situation):
     assert back.disturbs == plan.disturbs
 
 
-@settings(max_examples=100, deadline=None)
+@draws(40)
 @given(situations())
 def test_a_plan_that_was_carried_out_has_nothing_left_to_do(situation):
     gpu, wanted = situation

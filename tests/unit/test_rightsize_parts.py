@@ -8,8 +8,9 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from thorough import draws
 
 pytest.importorskip("numpy")
 
@@ -169,7 +170,7 @@ def test_what_a_model_cannot_do_is_refused_with_the_entry(wish, asked, model, wo
     assert words in str(caught.value) and "a[3]" in str(caught.value)
 
 
-@settings(deadline=None, max_examples=150)
+@draws(60)
 @given(
     st.sampled_from(sorted(load_models())),
     st.sampled_from(ISOLATIONS),

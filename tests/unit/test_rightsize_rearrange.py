@@ -8,9 +8,10 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rightsize_hosts import GIB, gpu, state
+from thorough import draws
 
 np = pytest.importorskip("numpy")
 
@@ -168,7 +169,7 @@ def test_a_team_that_is_beyond_the_bound_is_not_made():
 KINDS = st.sampled_from([None, "1g.10gb", "2g.20gb", "3g.40gb", "whole", "vgpu", "mps", "time_slicing"])
 
 
-@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@draws(12)
 @given(st.lists(KINDS, min_size=1, max_size=5), st.integers(0, 2), st.sampled_from([None, 0, 2]))
 def test_any_proposal_keeps_everybody_and_the_planner_takes_it(kinds, free, bound):
     states = {"a": fleet("a", len(kinds), free)}

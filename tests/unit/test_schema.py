@@ -12,8 +12,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from thorough import draws
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import layout_types as types
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import LayoutError
@@ -207,10 +208,9 @@ def layouts(draw):
 
 
 # A busy machine is no failure: neither time nor the speed of drawing says anything about the parser.
-patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-@patient
+@draws(50)
 @given(layouts())
 def test_canonical_form_says_all(layout):
     data = layout_to_data(layout)
@@ -264,7 +264,7 @@ def spoilt(draw):
     return data
 
 
-@settings(patient, max_examples=300)
+@draws(100)
 @given(spoilt() | anything)
 def test_whatever_comes_the_parser_answers_and_the_schema_is_never_stricter(data):
     before = copy.deepcopy(data)

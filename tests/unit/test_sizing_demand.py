@@ -5,8 +5,9 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from thorough import draws
 
 np = pytest.importorskip("numpy")
 
@@ -23,7 +24,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.evidence impo
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.model import Fleet, Policy
 
 POLICY = Policy()
-few = settings(deadline=None, max_examples=25)
+few = draws(20)
 
 
 def only(found):

@@ -8,8 +8,9 @@ import dataclasses
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from thorough import draws
 
 np = pytest.importorskip("numpy")
 
@@ -20,7 +21,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.search import
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.sharing import share
 
 QUICK = Policy(rounds=40)
-few = settings(deadline=None, max_examples=20)
+few = draws(20)
 
 
 def groups(sharing):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import json
 from fnmatch import fnmatch
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -93,12 +94,19 @@ def excepted(key: str, path: str) -> set[str]:
     return {word for pattern, words in EXCEPTED.get(key, {}).items() if fnmatch(path, pattern) for word in words}
 
 
+@lru_cache(maxsize=None)
+def read(source: str, path: str) -> tuple[set[str], set[str]]:
+    """Return what a file imports, and its words. Each file is asked about each technique."""
+    tree = ast.parse(source)
+    return imported(tree, path), words_of(tree)
+
+
 def breaches(source: str, path: str, key: str, setting: str | None) -> set[str]:
     """Return where a file that is no part of a technique knows it all the same."""
-    tree = ast.parse(source)
+    names, all_words = read(source, path)
     inside = "techniques.%s" % key
-    found = {name for name in imported(tree, path) if name == inside or name.startswith(inside + ".")}
-    words = {word for word in words_of(tree) if word.lower().replace("-", "_") in (key, setting)}
+    found = {name for name in names if name == inside or name.startswith(inside + ".")}
+    words = {word for word in all_words if word.lower().replace("-", "_") in (key, setting)}
     return found | words - excepted(key, path)
 
 
@@ -147,7 +155,7 @@ def test_packages_import_each_other_in_one_direction():
     for file in sorted(UTILS.rglob("*.py")):
         path = str(file.relative_to(UTILS))
         here = path.split("/")[0].replace(".py", "")
-        names = {name.split(".")[0] for name in imported(ast.parse(file.read_text(encoding="utf-8")), path)}
+        names = {name.split(".")[0] for name in read(file.read_text(encoding="utf-8"), path)[0]}
         graph.setdefault(here, set()).update(names - {here, ""})
     assert {"layout", "planner", "plan_file"} <= {name for name, used in graph.items() if "techniques" in used}
     # What imports nothing that is left can be taken away; what cannot be taken away is in a circle, or leads to one.

@@ -7,8 +7,9 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from thorough import draws
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import fit as vgpu_fit
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.fit import (
@@ -64,7 +65,7 @@ def problems(draw):
     return bins, demands
 
 
-@settings(max_examples=300, deadline=None)
+@draws(100)
 @given(problems())
 def test_it_finds_what_trying_everything_finds(problem):
     bins, demands = problem

@@ -27,19 +27,14 @@ from ...module_utils.model import (
 from .model import RightsizeError
 
 
-@lru_cache(maxsize=1)
-def _models() -> dict[str, catalogue.Model]:
-    return catalogue.load_models()
-
-
 @lru_cache(maxsize=None)
 def _profiles(key: str) -> tuple[GpuInstanceProfile, ...]:
-    return assumed_gpus([key], _models())[0].mig.profiles
+    return assumed_gpus([key], catalogue.load_models())[0].mig.profiles
 
 
 def model_of(name: str) -> str:
     """The catalogue's key of what NVML calls a GPU; empty where the catalogue does not have it."""
-    for model in _models().values():
+    for model in catalogue.load_models().values():
         if any(board.name == name for board in model.boards):
             return model.key
     return ""
