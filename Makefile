@@ -241,7 +241,7 @@ test-thorough: ## every draw, sweep, sanitizer and version: before a release
 
 test-fast: $(venv_test_stamp) ## ruff and the unit tests, in a minute: between edits
 	@ruff check --quiet
-	pytest --quiet -n $$(nproc) tests/unit
+	pytest --quiet -n $$(nproc) -o faulthandler_timeout=0 tests/unit
 
 $(foreach leg,$(legs),$(eval test-$(leg): packages-test $(call needs_of,$(leg))))
 $(addprefix test-,$(legs)):
