@@ -65,7 +65,7 @@ def apply(
     before is back), or "unknown" where even that failed (the journal then stays, and the next run tries again).
     """
     if context.clear is None:
-        refuse_disturbance(plan)
+        plan.refuse_disturbance()
     # Those whose mode changes first: a reset that is refused is known before anything else was done.
     changed = sorted((gpu for gpu in plan.gpus if gpu.steps), key=lambda gpu: not DIVIDER.mode_changes(gpu))
     before, after = [planner.target_of(gpu.gpu) for gpu in changed], [gpu.target for gpu in changed]
@@ -107,16 +107,6 @@ def settled(outcome: str) -> Iterator[None]:
             "Make room for it, as root, and run again.",
             outcome=outcome,
         ) from error
-
-
-def refuse_disturbance(plan: Plan) -> None:
-    """Raise BusyError, naming who, where the plan would end something that runs."""
-    if plan.disturbs:
-        raise BusyError(
-            plan.disturbs,
-            "the plan would end what runs there, and nothing was changed",
-            "Stop it, or change gpu_layout so that this instance stays; gpu_layout_on_busy can wait for it, drain or end it.",
-        )
 
 
 def _make_way(gpu_plan: GpuPlan, look: Look, clear: Clear | None) -> None:

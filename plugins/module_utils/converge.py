@@ -13,11 +13,9 @@ import dataclasses
 from typing import Any, Mapping, Sequence
 
 from . import lost_gpus
-from .apply_plan import Context, apply, refuse_disturbance
 from .busy import FAIL, FORCE, REFUSE, OnBusy, end_holders, patiently
 from .disturbance import Disturbance
 from .errors import ApplyError, BusyError, FollowError
-from .follow import Owing, follow, foretell
 from .frozen import frozen
 from .gpu_plan import Plan, standing
 from .host_change import HostChange
@@ -27,10 +25,10 @@ from .lost_gpus import answering
 from .model import Host
 from .nvml import Session
 from .ownership import Owned, Ownership, Record, owned_instance
+from .pending import PendingFollowUp, PendingReboot
 from .services import Clear, Look, Pids, Service, merged
 from .techniques.registry import DIVIDER, SERVICES, SETTINGS, observers_for
 from .transaction import Journal, locked
-from .trial import PendingReboot
 
 
 @frozen
@@ -87,12 +85,16 @@ def foresee(request: Request, on_busy: str = FAIL, installs: bool = False) -> Ru
         asked = PlanRequest(request.parts, request.saved, installs)
         plan = make_plan(there.layout, host, ownership, asked, services)
         if on_busy == FAIL:
-            refuse_disturbance(plan)
-        owed = Owing(request.directory).due()
+            plan.refuse_disturbance()
+        owed = PendingFollowUp(request.directory).due()
         follows = (plan.changes_devices or owed) and not session.private
         parts = {part.key: part for part in plan.parts}
         missing = tuple(filter(None, (service.missing(parts[service.key]) for service in services)))
-        followed = foretell(request.services, again=owed) if follows else ()
+        followed: tuple[str, ...] = ()
+        if follows:
+            from .follow import foretell
+
+            followed = foretell(request.services, again=owed)
         return Run(plan, host, followed=followed, missing=missing, warnings=there.warnings)
 
 
@@ -124,7 +126,7 @@ class _Work:
     def __init__(self, request: Request, on_busy: OnBusy, leave_pending: bool) -> None:
         self.request, self.on_busy, self.leave_pending = request, on_busy, leave_pending
         self.journal, self.record = Journal(request.directory), Record(request.directory)
-        self.owing, self.pending_reboot = Owing(request.directory), PendingReboot(request.directory)
+        self.follow_up, self.pending_reboot = PendingFollowUp(request.directory), PendingReboot(request.directory)
         #: Whether a run before this one left undone what follows a change. Asked under the lock, the first time.
         self.owed: bool | None = None
         self.recovered: str | None = None
@@ -132,7 +134,7 @@ class _Work:
 
     def attempt(self, session: Session) -> Run:
         if self.owed is None:
-            self.owed = self.owing.due()
+            self.owed = self.follow_up.due()
         try:
             run = self._attempt(session)
         except ApplyError as error:
@@ -155,10 +157,11 @@ class _Work:
             return observe(session, own)
 
         clear = self._clear if self.on_busy.policy == FORCE else None
-        context = Context(session, self.journal, self.record, look_again, clear)
         if self.journal.read() is not None:
+            from .apply_plan import Context
             from .recovery import recover
 
+            context = Context(session, self.journal, self.record, look_again, clear)
             self.recovered = recover(context, [each(session.private) for each in SERVICES])
         session.observers = observers_for(self.request.layout, self.request.directory, self.request.parts)
         services = services_for(self.request.parts, session.private)
@@ -172,7 +175,7 @@ class _Work:
             self.pending_reboot.end()
         own = staying(plan, services)
         if plan.changes and clear is None:
-            refuse_disturbance(plan)
+            plan.refuse_disturbance()
         if self.leave_pending and any(map(DIVIDER.mode_changes, plan.gpus)):
             # The clients of services that stay count here: the reboot would end them too.
             self._refuse_loss(observe(session, merged(each.own(clients=False) for each in services)), plan)
@@ -180,8 +183,11 @@ class _Work:
             return Run(plan, look_again(), self.recovered, tuple(self.ended), True, warnings=there.warnings)
         if plan.changes:
             if plan.changes_devices:
-                self.owing.begin()
+                self.follow_up.begin()
             self._record_coming(host, plan)
+            from .apply_plan import Context, apply
+
+            context = Context(session, self.journal, self.record, look_again, clear)
             host = apply(context, plan, ownership, _change(services, plan, look_again, clear))
         for technique in SETTINGS:
             if technique.observer in session.observers:
@@ -216,11 +222,15 @@ class _Work:
 
     def _follow(self, session: Session) -> tuple[str, ...]:
         """Do what follows a change of devices of this run, or of one before it that was cut off or could not do it."""
-        if GPUS not in self.request.parts or not self.owing.due():
+        if GPUS not in self.request.parts or not self.follow_up.due():
             # Whoever changes GPUs knows whom to tell of it.
             return ()
-        followed = () if session.private else follow(self.request.services, again=bool(self.owed))
-        self.owing.end()
+        followed: tuple[str, ...] = ()
+        if not session.private:
+            from .follow import follow
+
+            followed = follow(self.request.services, again=bool(self.owed))
+        self.follow_up.end()
         return followed
 
     def _refuse_loss(self, host: Host, plan: Plan) -> None:

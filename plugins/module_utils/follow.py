@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Sequence, Union
 
-from . import durable, systemd
+from . import systemd
 from .command import Run, ask, run_tool
 from .errors import FollowError, Problem
 from .frozen import frozen
@@ -24,36 +24,9 @@ if TYPE_CHECKING:
 REFRESH = "nvidia-cdi-refresh.service"
 BOOT = systemd.BOOT
 
-#: Services that look for devices when they start, unless told otherwise; the second may be a client of the first. What
-#: NVIDIA's own MIG manager stops and starts besides is there to have the GPUs free, or Kubernetes' (NVIDIA/mig-parted,
-#: deployments/systemd/hooks.sh).
-SERVICES = ("nvidia-dcgm.service", "dcgm-exporter.service")
-
 #: systemd's own defaults are 90 s for a service to stop and 90 s to start (systemd-system.conf(5)).
 _RESTART_SECONDS = 300
 _PROPERTIES = ("Id", "LoadState", "ActiveState", "UnitFileState", "InvocationID")
-_SCHEMA = 1
-
-
-class Owing:
-    """A mark on the disk: the devices have changed, or may have, and what follows is not done yet.
-
-    Set before the change and taken away when `follow` has succeeded, so that the next run makes up for one that was cut
-    off, or whose follow-up failed.
-    """
-
-    def __init__(self, directory: str) -> None:
-        self.path = Path(directory) / "follow.json"
-
-    def begin(self) -> None:
-        durable.write(self.path, {"schema": _SCHEMA})
-
-    def end(self) -> None:
-        durable.remove(self.path)
-
-    def due(self) -> bool:
-        """Whether it is set. Its content does not count: a damaged mark is a mark."""
-        return self.path.exists()
 
 
 @frozen
@@ -107,9 +80,9 @@ Step = Union[Restart, Renew]
 def follow(services: Sequence[str], run: Run = run_tool, root: str = "/", again: bool = False) -> tuple[str, ...]:
     """Do what follows, and return a text for each thing done. Call it when the new devices are there.
 
-    `services` are restarted where they run; with `again`, when it makes up for a run before (`Owing.due`), also where they
-    have failed, as after a restart that did not succeed. Raises FollowError with all that could not be done: the layout
-    itself stands.
+    `services` are restarted where they run; with `again`, when it makes up for a run before (`PendingFollowUp.due`), also
+    where they have failed, as after a restart that did not succeed. Raises FollowError with all that could not be done: the
+    layout itself stands.
     """
     done: list[str] = []
     problems: list[Problem] = []

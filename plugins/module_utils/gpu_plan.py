@@ -12,6 +12,7 @@ from dataclasses import field, fields
 from typing import Any, ClassVar, Mapping, Sequence
 
 from .disturbance import Disturbance
+from .errors import BusyError
 from .frozen import frozen
 from .model import Gpu, GpuInstance, to_data
 from .plan_parts import GpuPart, GpuStep, HostPart, Instances
@@ -177,6 +178,15 @@ class Plan:
     def disturbs(self) -> tuple[Disturbance, ...]:
         """Return whom the steps would disturb."""
         return tuple(found for each in (*self.gpus, *self.parts) for found in each.disturbs)
+
+    def refuse_disturbance(self) -> None:
+        """Raise BusyError, naming who, where the plan would end something that runs."""
+        if self.disturbs:
+            raise BusyError(
+                self.disturbs,
+                "the plan would end what runs there, and nothing was changed",
+                "Stop it, or change gpu_layout so that this instance stays; gpu_layout_on_busy can wait for it, drain or end it.",
+            )
 
     def lines(self) -> list[str]:
         """Return the plan for people: one line a GPU, and one for each thing beside the GPUs that changes."""

@@ -10,7 +10,6 @@ from typing import Any, Sequence
 from . import busy, lost_gpus
 from .converge import Request, converge, foresee
 from .errors import DriverAbsentError
-from .follow import SERVICES
 from .gpu_plan import Plan, of_gpu
 from .layout import parse_layout
 from .layout_run import ALL_PARTS
@@ -18,6 +17,7 @@ from .model import Gpu, to_data
 from .nvml_calls import driver_loaded, lend
 from .ownership import POLICIES
 from .pci import nvidia_gpus
+from .pending import RESTARTED
 from .runner import respawn_with_pynvml
 from .targets import asked
 from .transaction import DIRECTORY
@@ -44,7 +44,7 @@ def argspec_of_gpus() -> dict[str, Any]:
         unlisted={"type": "str", "choices": list(POLICIES), "default": POLICIES[0]},
         plan={"type": "dict"},
         leave_pending={"type": "bool", "default": False},
-        restart_services={"type": "list", "elements": "str", "default": list(SERVICES)},
+        restart_services={"type": "list", "elements": "str", "default": list(RESTARTED)},
         # The text of a Python file, of which no log needs a copy.
         pynvml={"type": "str", "no_log": True},
     )

@@ -13,29 +13,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from . import durable
+from .pending import PendingReboot
 
 #: What a layout on trial replaces is kept under this suffix; empty if there was none.
 FORMER = ".former"
 #: The only layout that is ever on trial, below the root of the host. A `.former` beside any other file is its owner's.
 _INSTALLED = ("etc", "openfleet-gpu", "layout.json")
-_SCHEMA = 1
-
-
-class PendingReboot:
-    """A mark on the disk: MIG modes were left pending on the GPUs, or may have been, for a reboot of the host."""
-
-    def __init__(self, directory: str) -> None:
-        self.path = Path(directory) / "reboot.json"
-
-    def begin(self) -> None:
-        durable.write(self.path, {"schema": _SCHEMA})
-
-    def end(self) -> None:
-        durable.remove(self.path)
-
-    def due(self) -> bool:
-        """Whether it is set. Its content does not count: a damaged mark is a mark."""
-        return self.path.exists()
 
 
 def replaced_files(layout: Path) -> tuple[Path, Path]:

@@ -21,7 +21,6 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.errors import Follow
 from ansible_collections.openfleet.gpu.plugins.module_utils.follow import (
     BOOT,
     REFRESH,
-    Owing,
     Renew,
     Restart,
     Seen,
@@ -30,6 +29,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.follow import (
     foretell,
     steps,
 )
+from ansible_collections.openfleet.gpu.plugins.module_utils.pending import PendingFollowUp
 
 STAND_IN = Path(__file__).resolve().parents[1] / "lab" / "stand_in_nvidia_ctk.py"
 WHOLE = "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-aa)\nGPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-bb)\n"
@@ -371,11 +371,11 @@ def test_a_systemd_that_does_not_answer_is_an_error_with_a_cure(root):
 
 
 def test_the_mark_stands_until_it_is_taken_away(tmp_path):
-    owing = Owing(str(tmp_path / "state"))
+    owing = PendingFollowUp(str(tmp_path / "state"))
     assert not owing.due()
     owing.begin()
     owing.begin()
-    assert Owing(str(tmp_path / "state")).due()
+    assert PendingFollowUp(str(tmp_path / "state")).due()
     owing.end()
     owing.end()
     assert not owing.due()
@@ -383,4 +383,4 @@ def test_the_mark_stands_until_it_is_taken_away(tmp_path):
 
 def test_a_damaged_mark_is_a_mark(tmp_path):
     (tmp_path / "follow.json").write_text("{")
-    assert Owing(str(tmp_path)).due()
+    assert PendingFollowUp(str(tmp_path)).due()

@@ -8,19 +8,18 @@ from __future__ import annotations
 from typing import Any, Callable, Mapping, Sequence
 
 from ...layout_fields import PartContext
-from ...layout_reader import Node
+from ...layout_reader import Key, Node
 from ...layout_types import MigInstance, Selector
 from ...model import Gpu
 from ..form import Form
 from .model import KEY
-from .parse import EXAMPLE, parse, to_data
 
 
 class MigForm(Form):
     """The part `mig`. `Form` documents the members. `inside` are the techniques that can share an instance."""
 
     key = KEY
-    example = EXAMPLE
+    example = Key("mig: [{profile: 3g.40gb}]")
     #: It belongs to the instances.
     compute_mode = None
 
@@ -29,10 +28,14 @@ class MigForm(Form):
 
     def parse(self, node: Node, context: PartContext) -> tuple[MigInstance, ...] | None:
         """Return the part; None after reporting why it is none."""
+        from .parse import parse
+
         return parse(node, context, self._inside)
 
     def to_data(self, part: Sequence[MigInstance]) -> list[dict[str, Any]]:
         """Return the part in its canonical form."""
+        from .parse import to_data
+
         return to_data(part, self._inside)
 
     def export_together(

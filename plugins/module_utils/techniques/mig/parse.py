@@ -14,7 +14,6 @@ from ...layout_types import MOST_INSTANCES, MigInstance
 from ...profile_name import ProfileName, ProfileNameError, parse_profile_name
 from ..form import Form
 
-EXAMPLE = Key("mig: [{profile: 3g.40gb}]")
 KEYS = {
     "profile": Key("profile: 3g.40gb", required=True),
     "count": Key("count: 2"),

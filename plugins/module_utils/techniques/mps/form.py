@@ -7,23 +7,33 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
+from ...layout_fields import PartContext
+from ...layout_reader import Key, Node
 from ...model import Gpu, GpuInstance
 from ..form import Form
 from .model import COMPUTE_MODE, DAEMONS, KEY, Mps
-from .parse import EXAMPLE, parse, to_data
 
 
 class MpsForm(Form):
     """The part `mps`. `Form` documents the members."""
 
     key = KEY
-    example = EXAMPLE
+    example = Key("mps: {name: inference, clients: 4, active_thread_percentage: 25}")
     inside_mig = True
     compute_mode = COMPUTE_MODE
     cdi_devices = True
 
-    parse = staticmethod(parse)
-    to_data = staticmethod(to_data)
+    def parse(self, node: Node, context: PartContext) -> Mps | None:
+        """Return the part; None after reporting why it is none."""
+        from .parse import parse
+
+        return parse(node, context)
+
+    def to_data(self, part: Mps) -> dict[str, Any]:
+        """Return the part in its canonical form."""
+        from .parse import to_data
+
+        return to_data(part)
 
     def export(self, gpu: Gpu, seen: Sequence[Any], instance: GpuInstance | None = None) -> Mps | None:
         """Return the part that describes the GPU or its instance; None if it does not use the technique."""

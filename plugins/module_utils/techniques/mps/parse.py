@@ -13,7 +13,6 @@ from ...layout_types import MOST_CLIENTS
 from ...sizes import format_size
 from .model import DAEMONS, Mps
 
-EXAMPLE = Key("mps: {name: inference, clients: 4, active_thread_percentage: 25}")
 KEYS_INSIDE_MIG = {
     "name": Key("name: inference", required=True),
     "clients": Key("clients: 4", required=True),

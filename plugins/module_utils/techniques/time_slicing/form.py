@@ -7,21 +7,31 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
+from ...layout_fields import PartContext
+from ...layout_reader import Key, Node
 from ...model import Gpu, GpuInstance
 from ..form import Form
 from .model import COMPUTE_MODE, KEY, TimeSlicing
-from .parse import EXAMPLE, parse, to_data
 
 
 class TimeSlicingForm(Form):
     """The part `time_slicing`. `Form` documents the members."""
 
     key = KEY
-    example = EXAMPLE
+    example = Key("time_slicing: {slice: long}")
     compute_mode = COMPUTE_MODE
 
-    parse = staticmethod(parse)
-    to_data = staticmethod(to_data)
+    def parse(self, node: Node, context: PartContext) -> TimeSlicing | None:
+        """Return the part; None after reporting why it is none."""
+        from .parse import parse
+
+        return parse(node, context)
+
+    def to_data(self, part: TimeSlicing) -> dict[str, Any]:
+        """Return the part in its canonical form."""
+        from .parse import to_data
+
+        return to_data(part)
 
     def export(self, gpu: Gpu, seen: Sequence[Any], instance: GpuInstance | None = None) -> TimeSlicing | None:
         """Return the part that describes the GPU; None if it does not use the technique."""

@@ -12,7 +12,6 @@ from ...layout_reader import Key, Node
 from ...layout_types import MOST_CLIENTS
 from .model import TIME_SLICES, TimeSlicing
 
-EXAMPLE = Key("time_slicing: {slice: long}")
 KEYS = {
     "slice": Key("slice: long", required=True),
     "replicas": Key("replicas: 4"),

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-from typing import Callable, Sequence
+from typing import Any, Callable, Sequence
 
+from ...layout_fields import PartContext
+from ...layout_reader import Key, Node
 from ...layout_types import Selector
 from ...model import Gpu
 from ..form import Form, Seen
 from .model import COMPUTE_MODE, KEY
-from .parse import EXAMPLE, parse, to_data
 from .part import Vgpu
 
 
@@ -19,12 +20,21 @@ class VgpuForm(Form):
     """The part `vgpu`. `Form` documents the members."""
 
     key = KEY
-    example = EXAMPLE
+    example = Key("vgpu: {tenants: [{name: notebook-a, memory: 8GiB, sm_percent: 30}]}")
     compute_mode = COMPUTE_MODE
     cdi_devices = True
 
-    parse = staticmethod(parse)
-    to_data = staticmethod(to_data)
+    def parse(self, node: Node, context: PartContext) -> Vgpu | None:
+        """Return the part; None after reporting why it is none."""
+        from .parse import parse
+
+        return parse(node, context)
+
+    def to_data(self, part: Vgpu) -> dict[str, Any]:
+        """Return the part in its canonical form."""
+        from .parse import to_data
+
+        return to_data(part)
 
     def export_together(
         self, gpus: Sequence[Gpu], seen: Seen, pin: Callable[[Gpu], Selector] | None, left_out: list[str]

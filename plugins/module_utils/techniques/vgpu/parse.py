@@ -27,7 +27,6 @@ _KIND = "tenant"
 _ROUNDING_PERCENT = 1e-6
 
 _EXAMPLE = "{name: notebook-a, memory: 8GiB, sm_percent: 30}"
-EXAMPLE = Key("vgpu: {tenants: [%s]}" % _EXAMPLE)
 KEYS = {
     "provider": Key("provider: auto"),
     "policy": Key("policy: fixed"),
