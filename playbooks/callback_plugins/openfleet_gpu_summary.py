@@ -16,12 +16,15 @@ short_description: Print what a run planned or applied on the whole fleet
 description:
   - >-
     The callback C(openfleet.gpu.fleet_summary) beside the playbooks of its collection, where it needs no configuration. It prints
-    nothing where C(callbacks_enabled) names that one.
+    nothing where C(callbacks_enabled) names that one, and nothing behind the JSON of C(stdout_callback).
 """
 
 from ansible import constants as C
 
 from ansible_collections.openfleet.gpu.plugins.callback import fleet_summary
+
+#: Callbacks whose output programs read, by the last part of their names.
+FOR_PROGRAMS = ("json", "jsonl", "null")
 
 
 class CallbackModule(fleet_summary.CallbackModule):
@@ -32,5 +35,6 @@ class CallbackModule(fleet_summary.CallbackModule):
 
     def __init__(self):
         super().__init__()
+        for_programs = str(C.DEFAULT_STDOUT_CALLBACK).rpartition(".")[2] in FOR_PROGRAMS
         # Once in a run.
-        self.disabled = fleet_summary.CallbackModule.CALLBACK_NAME in (C.CALLBACKS_ENABLED or [])
+        self.disabled = for_programs or fleet_summary.CallbackModule.CALLBACK_NAME in (C.CALLBACKS_ENABLED or [])

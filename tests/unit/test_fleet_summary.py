@@ -4,7 +4,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
+
 import pytest
+from ansible import constants as C
 
 from ansible_collections.openfleet.gpu.plugins.callback.fleet_summary import Summary, waiting
 
@@ -119,3 +123,25 @@ def test_a_host_without_a_plan_keeps_the_reason_of_its_own():
         "b": "gpu 3 is lost. Look.",
         "c": "No plan for c (could not be reached). Fix these hosts.",
     }
+
+
+@pytest.mark.parametrize(
+    ("stdout", "enabled", "silent"),
+    [
+        ("default", [], False),
+        ("community.general.yaml", ["ansible.posix.profile_tasks"], False),
+        ("default", ["openfleet.gpu.fleet_summary"], True),
+        ("ansible.posix.json", [], True),
+        ("json", [], True),
+    ],
+)
+def test_beside_the_playbooks_it_is_silent_where_another_prints_or_a_program_reads(
+    monkeypatch, stdout, enabled, silent
+):
+    path = Path(__file__).parents[2] / "playbooks" / "callback_plugins" / "openfleet_gpu_summary.py"
+    spec = importlib.util.spec_from_file_location("openfleet_gpu_summary", path)
+    beside = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(beside)
+    monkeypatch.setattr(C, "DEFAULT_STDOUT_CALLBACK", stdout)
+    monkeypatch.setattr(C, "CALLBACKS_ENABLED", enabled)
+    assert beside.CallbackModule().disabled == silent
