@@ -61,6 +61,7 @@ def test_an_unsigned_repository_is_refused(site):
     no_half_file(site)
 
 
+@pytest.mark.thorough
 def test_a_signature_beside_the_release_is_as_good(site):
     vendor = site.vendor
     (vendor.driver / "InRelease").unlink()

@@ -71,6 +71,7 @@ def test_hosts_with_faults_are_kept_out_and_told_what_to_do(library, tmp_path):
     assert "<h2>Accepted</h2>" in (directory / "good" / "gpu-check.html").read_text()
 
 
+@pytest.mark.thorough
 def test_a_dry_run_judges_without_dcgm_and_writes_nothing(library, tmp_path):
     fleet = Fleet(tmp_path, library, ["good"])
     stand_in_dcgmi(fleet.hosts["good"], "Fail")

@@ -64,6 +64,7 @@ def test_fail_ends_the_run_before_anything_changes(fleet, job):
     assert fleet.seen() == {"one": [("7g.80gb", 0)], "two": [("7g.80gb", 0)]}
 
 
+@pytest.mark.thorough
 def test_wait_shows_who_is_waited_for_and_goes_on_when_it_ends(fleet, job):
     lock = fleet.hosts["two"].folder / "state.d" / "lock"
 

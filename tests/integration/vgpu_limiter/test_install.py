@@ -116,7 +116,14 @@ def test_it_stays_as_long_as_there_are_tenants(host):
 
 
 @pytest.mark.parametrize(
-    "damaged", ["usr/bin/vgpu-top", "usr/bin/vgpu-run", "library", "link", f"{DIRECTORY}/front/libcuda.so.1"]
+    "damaged",
+    [
+        pytest.param("usr/bin/vgpu-top", marks=pytest.mark.thorough),
+        pytest.param("usr/bin/vgpu-run", marks=pytest.mark.thorough),
+        "library",
+        "link",
+        f"{DIRECTORY}/front/libcuda.so.1",
+    ],
 )
 def test_what_was_damaged_or_taken_is_mended(host, damaged):
     host.installed(host.bundle())

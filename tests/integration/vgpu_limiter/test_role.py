@@ -103,9 +103,15 @@ def test_a_service_may_name_an_earlier_name_of_a_tenant(tmp_path, service, stran
     ("variables", "runs"),
     [
         ({"gpu_layout": []}, False),
-        ({"gpu_layout": [], "gpu_layout_planned": {"plan_data": {"vgpu": {"steps": []}}}}, False),
+        pytest.param(
+            {"gpu_layout": [], "gpu_layout_planned": {"plan_data": {"vgpu": {"steps": []}}}},
+            False,
+            marks=pytest.mark.thorough,
+        ),
         # No driver answered.
-        ({"gpu_layout": [], "gpu_layout_planned": {"driver_present": False}}, False),
+        pytest.param(
+            {"gpu_layout": [], "gpu_layout_planned": {"driver_present": False}}, False, marks=pytest.mark.thorough
+        ),
         ({"gpu_layout": TENANT}, True),
         ({"gpu_layout": [], "vgpu_limiter_services": {"a.service": "a"}}, True),
         # The last tenant is about to go, and the service that was its went out of the inventory with it.
