@@ -46,7 +46,7 @@ class OnBusy:
 REFUSE = OnBusy()
 
 
-def patiently(attempt: Callable[[], T], on_busy: OnBusy) -> T:
+def wait_until_free(attempt: Callable[[], T], on_busy: OnBusy) -> T:
     """The attempt's result; under WAIT it is made again while it raises BusyError, until the time is over.
 
     Nothing is held in between, neither lock nor driver: others may work on the host, and what waits is in nobody's way.

@@ -13,7 +13,7 @@ import dataclasses
 from typing import Any, Mapping, Sequence
 
 from . import lost_gpus
-from .busy import FAIL, FORCE, REFUSE, OnBusy, end_holders, patiently
+from .busy import FAIL, FORCE, REFUSE, OnBusy, end_holders, wait_until_free
 from .disturbance import Disturbance
 from .errors import ApplyError, BusyError, FollowError
 from .frozen import frozen
@@ -92,9 +92,9 @@ def foresee(request: Request, on_busy: str = FAIL, installs: bool = False) -> Ru
         missing = tuple(filter(None, (service.missing(parts[service.key]) for service in services)))
         followed: tuple[str, ...] = ()
         if follows:
-            from .follow import foretell
+            from .follow import predict
 
-            followed = foretell(request.services, again=owed)
+            followed = predict(request.services, again=owed)
         return Run(plan, host, followed=followed, missing=missing, warnings=there.warnings)
 
 
@@ -117,7 +117,7 @@ def converge(
             held.enter_context(locked(request.directory, lock_timeout_seconds))
             return work.attempt(held.enter_context(Session()))
 
-    return patiently(attempt, on_busy)
+    return wait_until_free(attempt, on_busy)
 
 
 class _Work:

@@ -9,8 +9,8 @@ import dataclasses
 
 from .export import Exported, exported
 from .nvml import Session
-from .techniques.beside import BESIDE
 from .techniques.observers import OBSERVERS
+from .techniques.service_views import SERVICE_VIEWS
 
 #: How GPUs are named in a layout.
 SELECT_BY = ("index", "uuid", "pci")
@@ -21,7 +21,7 @@ def export_host(pin_placements: bool = False, select_by: str = SELECT_BY[0]) -> 
     with Session() as session:
         # nvidia-smi and daemons know only the GPUs of the whole host.
         session.observers = () if session.private else OBSERVERS
-        seen = {each.key: each.look(session.private) for each in BESIDE}
+        seen = {each.key: each.look(session.private) for each in SERVICE_VIEWS}
         host = session.observe()
     found = exported(host.gpus, pin_placements, select_by, seen)
     lost = tuple("gpu %d is lost: %s" % (gpu.index, gpu.problem) for gpu in host.lost)

@@ -97,7 +97,7 @@ def follow(services: Sequence[str], run: Run = run_tool, root: str = "/", again:
     return tuple(done)
 
 
-def foretell(services: Sequence[str], run: Run = run_tool, root: str = "/", again: bool = False) -> tuple[str, ...]:
+def predict(services: Sequence[str], run: Run = run_tool, root: str = "/", again: bool = False) -> tuple[str, ...]:
     """What `follow` would do, a text each. Changes nothing."""
     seen, _problem = look(services, run, Path(root))
     return tuple(

@@ -56,12 +56,12 @@ def with_sockets(holders: Sequence[Holder], processes: Processes, deadline: floa
 
     `deadline` is in seconds of time.monotonic(). Raises nothing.
     """
-    look = _Look(processes, deadline)
+    look = _SocketReading(processes, deadline)
     return [holder if holder.pid is None else replace(holder, **look.at(holder.pid)) for holder in holders]
 
 
 @dataclass
-class _Look:
+class _SocketReading:
     """Reads what each process has open, and each table, once."""
 
     processes: Processes

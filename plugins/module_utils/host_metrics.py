@@ -32,10 +32,10 @@ def look(read: Callable[[], Layout], directory: str, unlisted: str) -> Snapshot:
 
     What cannot be told is a problem of the snapshot, and the rest is told. Raises NvmlError where NVML does not start.
     """
-    return _Look(directory, unlisted).at(read)
+    return _HostReading(directory, unlisted).at(read)
 
 
-class _Look:
+class _HostReading:
     def __init__(self, directory: str, unlisted: str) -> None:
         self._directory, self._unlisted = directory, unlisted
         self._problems: list[FleetError] = []

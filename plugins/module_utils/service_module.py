@@ -10,7 +10,7 @@ import os
 from typing import Any, Callable, Sequence
 
 from . import layout_module
-from .busy import FAIL, FORCE, OnBusy, end_holders, patiently
+from .busy import FAIL, FORCE, OnBusy, end_holders, wait_until_free
 from .disturbance import Disturbance
 from .errors import BusyError, DriverAbsentError
 from .gpu_plan import Plan
@@ -83,7 +83,7 @@ def _remove(kind: type[Service], params: dict[str, Any], check_mode: bool) -> di
                 change.forget()
             return part
 
-    part = patiently(attempt, on_busy)
+    part = wait_until_free(attempt, on_busy)
     told: dict[str, Any] = {"changed": bool(part.steps), "plan": part.lines()}
     if check_mode and part.disturbs:
         told["busy"] = [disturbance.to_data() for disturbance in part.disturbs]

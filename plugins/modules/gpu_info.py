@@ -275,7 +275,7 @@ from ..module_utils.holders import find_holders, gpus
 from ..module_utils.model import to_data
 from ..module_utils.nvml import Session
 from ..module_utils.runner import respawn_with_pynvml, run
-from ..module_utils.techniques.beside import BESIDE, reports
+from ..module_utils.techniques.service_views import SERVICE_VIEWS, reports
 
 
 def argspec():
@@ -303,7 +303,7 @@ def read(params):
             respawn_with_pynvml()
         nothing = dict.fromkeys(("driver_version", "nvml_version", "cuda_version"))
         absent = {"driver_present": False, "driver_absent_reason": str(error), "lost_gpus": []}
-        return dict(nothing, simulated=False, gpus=[], **absent, **{each.name: [] for each in BESIDE})
+        return dict(nothing, simulated=False, gpus=[], **absent, **{each.name: [] for each in SERVICE_VIEWS})
     return dict(
         {name: getattr(host, name) for name in ABOUT},
         driver_present=True,

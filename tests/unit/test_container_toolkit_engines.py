@@ -44,7 +44,7 @@ SITE = {
 def test_configuring_is_merging_and_then_finds_nothing_to_do(engine, version, empty):
     current = {} if empty else {engine.config: SITE[engine.config]}
     request = Request(version, set_as_default=True)
-    assert engines.foretell(engine, version, request, current)
+    assert engines.predict(engine, version, request, current)
     found = engines.ask(engine, version, request, current, call(version))
     assert set(found) == set(engines.paths(engine, version, current.get(engine.config, "")))
     assert "/tmp" not in "".join(found.values())
@@ -52,7 +52,7 @@ def test_configuring_is_merging_and_then_finds_nothing_to_do(engine, version, em
         assert (word in current.get(engine.config, "")) == (word in {**current, **found}.get(engine.config, "")), word
     now = {path: text for path, text in {**current, **found}.items() if text}
     assert engines.ask(engine, version, request, now, call(version)) == {path: now.get(path, "") for path in found}
-    assert not engines.foretell(engine, version, request, now)
+    assert not engines.predict(engine, version, request, now)
 
 
 def test_comments_stay_where_only_the_layout_would_change():

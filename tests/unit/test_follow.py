@@ -26,7 +26,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.follow import (
     Seen,
     Unit,
     follow,
-    foretell,
+    predict,
     steps,
 )
 from ansible_collections.openfleet.gpu.plugins.module_utils.pending import PendingFollowUp
@@ -314,8 +314,8 @@ def test_services_are_restarted_in_the_order_given_and_once_each(root):
 
 def test_a_dry_run_says_the_same_and_does_nothing(root):
     systemd = Systemd(unit("a.service"), unit("b.service", "failed"))
-    assert foretell(["a.service", "b.service"], systemd, root) == ("restart a.service",)
-    assert foretell(["a.service", "b.service"], systemd, root, again=True) == ("restart a.service", "restart b.service")
+    assert predict(["a.service", "b.service"], systemd, root) == ("restart a.service",)
+    assert predict(["a.service", "b.service"], systemd, root, again=True) == ("restart a.service", "restart b.service")
     assert systemd.called == []
 
 

@@ -19,7 +19,6 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyE
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
 from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import Session
 from ansible_collections.openfleet.gpu.plugins.module_utils.targets import asked, targets
-from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.beside import BESIDE
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import FORMS
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mig.steps import CreateGpuInstance
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.observers import OBSERVERS
@@ -28,12 +27,15 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.registry 
     TECHNIQUES,
     technique_of,
 )
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.service_views import SERVICE_VIEWS
 from ansible_collections.openfleet.gpu.plugins.module_utils.transaction import Journal
 
 UTILS = Path(__file__).resolve().parents[2] / "plugins/module_utils"
 FOLDERS = sorted(path.parent for path in (UTILS / "techniques").glob("*/__init__.py"))
 #: The tables that name techniques.
-TABLES = {"techniques/%s.py" % name for name in ("registry", "forms", "observers", "beside", "commands", "importers")}
+TABLES = {
+    "techniques/%s.py" % name for name in ("registry", "forms", "observers", "service_views", "commands", "importers")
+}
 
 
 def imported(tree: ast.AST, path: str) -> set[str]:
@@ -146,7 +148,7 @@ def test_each_folder_is_in_the_tables():
     assert [technique.key for technique in TECHNIQUES] == [form.key for form in FORMS]
     assert [technique.observer for technique in SETTINGS] == list(OBSERVERS)
     beside = [(technique.key, technique.service.name) for technique in TECHNIQUES if technique.service is not None]
-    assert beside == [(each.key, each.name) for each in BESIDE]
+    assert beside == [(each.key, each.name) for each in SERVICE_VIEWS]
 
 
 def test_packages_import_each_other_in_one_direction():

@@ -23,7 +23,7 @@ from ..bounded import bounded
 from ..errors import DriverAbsentError, FleetError
 from ..holders import find_holders, gpus
 from ..nvml import Session
-from ..techniques.beside import BESIDE
+from ..techniques.service_views import SERVICE_VIEWS
 from ..transaction import DIRECTORY, looking
 
 #: What the role writes where some account may run this. Only root can open it, so it is a lock that no other user can take.
@@ -81,7 +81,7 @@ def look(directory: str = DIRECTORY, sockets: bool = False) -> dict[str, Any]:
         # As short as can be: a run that wants to reset GPUs waits until nobody has them open.
         with _unchanged(directory), Session() as session:
             host = session.observe()
-            (tenants,) = (each.report(session.private) for each in BESIDE if each.name == _TENANTS)
+            (tenants,) = (each.report(session.private) for each in SERVICE_VIEWS if each.name == _TENANTS)
     except DriverAbsentError as error:
         return {"driver_present": False, "driver_absent_reason": str(error), "gpus": [], _TENANTS: []}
     seen = find_holders(host, sockets=sockets)

@@ -163,7 +163,7 @@ def _of_nvidia(table: str) -> bool:
     return re.search(r"\.runtimes\.\"?%s\"?(\.|$)" % RUNTIME, table) is not None
 
 
-def foretell(engine: Engine, version: str, request: Request, current: Mapping[str, str]) -> bool:
+def predict(engine: Engine, version: str, request: Request, current: Mapping[str, str]) -> bool:
     """Whether configuring will change something, where nvidia-ctk of that version cannot be asked yet."""
     if engine.name == "docker":
         config = _json(current.get(engine.config, ""))

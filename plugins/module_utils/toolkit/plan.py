@@ -114,7 +114,7 @@ def _differs(engine: Engine, host: Host, request: Request, version: str, changes
     texts = host.configured.get(engine.name)
     if texts is None or changes:
         wants = request.engine_cdi and engine.name == "docker"
-        differs = engines.foretell(engine, version, request, host.files)
+        differs = engines.predict(engine, version, request, host.files)
         has = engines.uses_cdi(host.files.get(engine.config, ""))
         return differs, wants and not has
     differs = any(host.files.get(path, "") != text for path, text in texts.items())

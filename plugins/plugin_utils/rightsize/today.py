@@ -81,7 +81,9 @@ def fleet_today(
         spread = _spread(states[host])
         watched = any(_history(found) for key, rows in findings.items() if key[0] == host for found in rows)
         for gpu in seen.gpus:
-            one = _Look(host, gpu, states[host], entries.get(gpu.uuid), findings[host, gpu.uuid], wishes.get(host, ()))
+            one = _GpuReading(
+                host, gpu, states[host], entries.get(gpu.uuid), findings[host, gpu.uuid], wishes.get(host, ())
+            )
             one.watched, one.spread = watched, spread
             one.since = audit.made_at_seconds - least_seconds
             one.least_seconds = least_seconds
@@ -107,7 +109,7 @@ def _history(found: Finding) -> bool:
     return found.holding.memory is not None or found.holding.busy is not None
 
 
-class _Look:
+class _GpuReading:
     """One GPU. `watched`: whether there is history of anything on its host; `spread`: who there holds several GPUs."""
 
     watched = False

@@ -33,11 +33,11 @@ TABLES = (
         ("    MpsForm(),\n", "    LanesForm(),\n"),
     ),
     (
-        "beside.py",
+        "service_views.py",
         ("from .mps import observe as mps_observe\n", "from .lanes import model as lanes\n"),
         (
-            "    Beside(mps.KEY, mps.NAME, mps_observe.look, mps_observe.report),\n",
-            "    Beside(lanes.KEY, lanes.NAME, lanes.look, lanes.report),\n",
+            "    ServiceView(mps.KEY, mps.NAME, mps_observe.look, mps_observe.report),\n",
+            "    ServiceView(lanes.KEY, lanes.NAME, lanes.look, lanes.report),\n",
         ),
     ),
 )

@@ -13,7 +13,7 @@ from .vgpu import model as vgpu
 from .vgpu import observe as vgpu_observe
 
 
-class Beside(NamedTuple):
+class ServiceView(NamedTuple):
     """What looks at the service of a technique, of which it has the `key`.
 
     `look` returns what is there as frozen values, `report` as modules return it under the `name`. Both take whether the GPUs are
@@ -26,12 +26,12 @@ class Beside(NamedTuple):
     report: Callable[[bool], list[dict[str, Any]]]
 
 
-BESIDE = (
-    Beside(mps.KEY, mps.NAME, mps_observe.look, mps_observe.report),
-    Beside(vgpu.KEY, vgpu.NAME, vgpu_observe.look, vgpu_observe.report),
+SERVICE_VIEWS = (
+    ServiceView(mps.KEY, mps.NAME, mps_observe.look, mps_observe.report),
+    ServiceView(vgpu.KEY, vgpu.NAME, vgpu_observe.look, vgpu_observe.report),
 )
 
 
 def reports(private: bool) -> dict[str, list[dict[str, Any]]]:
     """Return what modules return of what is there, by name."""
-    return {each.name: each.report(private) for each in BESIDE}
+    return {each.name: each.report(private) for each in SERVICE_VIEWS}
