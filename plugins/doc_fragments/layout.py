@@ -7,7 +7,7 @@ from __future__ import annotations
 
 
 class ModuleDocFragment:
-    """DOCUMENTATION is what all of them have, GPUS what those have that change GPUs and instances."""
+    """DOCUMENTATION is what all have, PART what those of one technique have, GPUS what those have that change GPUs."""
 
     DOCUMENTATION = r"""
 options:
@@ -19,14 +19,14 @@ options:
   on_busy:
     description:
       - What to do where something that the plan would end is held (C(docs/holders.md)).
-      - V(fail) stops before anything changes, and names who holds it (RV(busy)).
+      - V(fail) stops before anything changes, and names who holds it (C(busy)).
       - >-
         V(wait) looks again until nobody does, for O(busy_timeout) seconds, and then fails likewise. Meanwhile the host is
         not locked. A task's C(until) around a short O(busy_timeout) shows progress; the role gpu_layout has that.
       - >-
         V(force) ends the processes that hold it, and no other, with SIGTERM and after O(grace_period) with SIGKILL, GPU by
-        GPU right before its steps (RV(ended)). A holder without a process (a scheduler's allocation) is passed over.
-      - In check mode, V(wait) and V(force) plan without failing, and RV(busy) names who is in the way.
+        GPU right before its steps (C(ended)). A holder without a process (a scheduler's allocation) is passed over.
+      - In check mode, V(wait) and V(force) plan without failing, and C(busy) names who is in the way.
     type: str
     choices: [fail, wait, force]
     default: fail
@@ -69,12 +69,18 @@ attributes:
     membership: [openfleet.gpu.layout, openfleet.gpu.state]
   check_mode:
     support: full
-    details: On a host without a driver the layout is checked by itself, RV(driver_present) is false and nothing is planned.
+    details: On a host without a driver the layout is checked by itself, C(driver_present) is false and nothing is planned.
   diff_mode:
     support: full
     details: Shows the state of each GPU before and after, and the exact steps.
   platform:
     platforms: linux
+"""
+
+    PART = r"""
+options: {}
+notes:
+  - Return values that are not listed here are those of M(openfleet.gpu.layout).
 """
 
     GPUS = r"""
@@ -99,9 +105,9 @@ options:
     type: dict
   leave_pending:
     description:
-      - For use right before a reboot of the host, where a run before has failed with RV(reboot_required), that is, where a GPU
+      - For use right before a reboot of the host, where a run before has failed with C(reboot_required), that is, where a GPU
         cannot be reset for its MIG mode. A plan that changes MIG modes is then not carried out. The modes are left pending on
-        the GPUs, all of them or none, and RV(reboot_required) is returned.
+        the GPUs, all of them or none, and C(reboot_required) is returned.
       - The module does not reboot the host. The caller has to, at once, and to run the module again after it.
       - >-
         Refused where anything runs on any GPU of the host, until O(on_busy) allows that, and where an instance would be lost

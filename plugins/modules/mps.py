@@ -33,6 +33,7 @@ options:
     default: present
 extends_documentation_fragment:
   - openfleet.gpu.layout
+  - openfleet.gpu.layout.part
   - ansible.builtin.action_common_attributes
 seealso:
   - module: openfleet.gpu.layout
@@ -104,43 +105,6 @@ msg:
     checked.
   returned: on failure, and when no driver answers, in check mode with O(state=present)
   type: str
-pci_gpus:
-  description: C(address) and C(device_id) of the NVIDIA GPUs on the PCI bus.
-  returned: when no driver answers, in check mode with O(state=present)
-  type: list
-  elements: dict
-driver_present:
-  description: Whether NVML answers.
-  returned: success
-  type: bool
-busy:
-  description: What the plan would end, and who holds it.
-  returned: when something is in the way
-  type: list
-  elements: dict
-ended:
-  description: The processes that were ended, by O(on_busy=force).
-  returned: when there are any
-  type: list
-  elements: str
-lost:
-  description: A sentence for each GPU of the host that is lost (fallen off the bus), also given as a warning.
-  returned: when a GPU is lost
-  type: list
-  elements: str
-recovered:
-  description: Where an earlier run was cut off half way, the layout that stood after this run had cleared up, V(old) or V(new).
-  returned: when an earlier run was cut off, not in check mode
-  type: str
-outcome:
-  description: On failure, which layout stands now, V(old), V(new) or V(unknown).
-  returned: when the plan could not be carried out
-  type: str
-steps_done:
-  description: On failure, the steps that had been done before they were taken back.
-  returned: when the plan could not be carried out
-  type: list
-  elements: str
 """
 
 from ansible.module_utils.basic import AnsibleModule
