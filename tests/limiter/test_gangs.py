@@ -14,6 +14,8 @@ OFTEN = [
     Gangs(2, 2, "fixed", 2 * MS, sync=False),
     Gangs(2, 2, "fixed", MS // 5),
 ]
+#: Seeds of starts, by whether the host waits for each step.
+STARTS = {True: (11, 47), False: (9, 30)}
 
 
 def limit(gangs: Gangs) -> float:
@@ -28,6 +30,17 @@ def limit(gangs: Gangs) -> float:
 @pytest.mark.parametrize("gangs", OFTEN, ids=str)
 def test_processes_that_wait_for_each_other_get_their_share(tmp_path, built, gangs):
     assert gangs.ratio(tmp_path, built, seed=1) < limit(gangs)
+
+
+def test_tenants_do_not_stay_crossed(tmp_path, built):
+    """Kernels as long as a turn, from starts after which each tenant had one of the two GPUs that both work on.
+
+    It went on so in some of these runs, step by step: with each tenant beside the other's work, with lengths of kernels that were
+    learned there, and with credit that ended on one GPU first. The mean was 1.23 to 1.31.
+    """
+    cells = [(Gangs(2, 2, "fixed", 20 * MS, sync, 800 * MS), seed) for sync, seeds in STARTS.items() for seed in seeds]
+    ratios = [gangs.ratio(tmp_path / f"{gangs}-{seed}", built, seed) for gangs, seed in cells]
+    assert sum(ratios) / len(ratios) < 1.18, ratios
 
 
 @pytest.mark.thorough

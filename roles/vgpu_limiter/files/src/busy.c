@@ -68,10 +68,13 @@ static void add(struct busy *b, const void *function, uint64_t shape, int64_t ns
 		.slack_ns = b->slack_ns, .excess_ns = b->excess_ns, .once = true };
 }
 
-/* A first launch may be an odd one: the second replaces what was learned of it. */
-static void average(struct estimate *e, int64_t ns)
+/* A first launch may be an odd one: the second replaces what was learned of it. Of a tenant on several GPUs the shortest launch
+ * says most: others may have had the GPU besides, or the work on the other GPUs was waited for. If its GPUs took that for the
+ * kernel's length, each by what it met, they would run out of credit at different times. All its launches are timed, so that
+ * what is charged in the end is what they took. */
+static void average(struct estimate *e, int64_t ns, bool least)
 {
-	e->ns = e->once ? ns : e->ns + (ns - e->ns) / 4;
+	e->ns = e->once || (least && ns < e->ns) ? ns : e->ns + (ns - e->ns) / 4;
 	e->once = false;
 }
 
@@ -179,7 +182,7 @@ static int64_t learn_length(struct busy *b, const struct launch *launch, int64_t
 	}
 	if (sign)
 		return learn_odd(b, launch, e, ns, sign);
-	average(e, ns);
+	average(e, ns, launch->together);
 	e->odd = 0;
 	e->often -= e->often > 0;
 	e->unsettled -= e->unsettled > 0;
@@ -191,7 +194,7 @@ static int64_t learn(struct busy *b, const struct launch *launch, int64_t ns)
 {
 	struct estimate *all = find(b, launch->work.function, 0);
 	if (launch->work.shape && all)
-		average(all, ns);
+		average(all, ns, launch->together);
 	else if (launch->work.shape)
 		add(b, launch->work.function, 0, ns);
 	return learn_length(b, launch, ns);
@@ -285,6 +288,7 @@ struct launch *busy_reserve(struct busy *b, const struct work *work, CUstream st
 	launch->estimate_ns = launch->charged_ns = busy_estimate(b, work, &known);
 	launch->first = b->in_flight_ns < BUSY_HOST_NS;
 	launch->others = others;
+	launch->together = all;
 	launch->host_ns = 0;
 	if (busy_is_idle(b))
 		b->done_ns = now;
@@ -441,7 +445,9 @@ static bool harvest_timed(struct busy *b, struct launch *launch, struct others o
 		bool known = find(b, launch->work.function, launch->work.shape) != NULL;
 		if (measured >= 0 && !(launch->edge && known)) {
 			*busy_ns = own_time(b, launch, others, measured);
-			*busy_ns += learn(b, launch, *busy_ns);
+			/* Of a first launch it is not known how much of it was waiting. Too much is put right by the next
+			 * one that is shorter; too little would stay, as what takes longer beside others is taken for the usual. */
+			*busy_ns += learn(b, launch, known ? *busy_ns : measured);
 		}
 	}
 	return result != CUDA_ERROR_NOT_READY;

@@ -47,6 +47,7 @@ struct launch {
 	struct work work;
 	CUstream stream;
 	bool timed;		/* events are to be recorded around it; others are taken to need what is known of their length */
+	bool together;		/* with work on other GPUs, which it may wait for: all such launches are timed */
 	bool learns;		/* it is timed as the length of its kernel is not known yet, or from one launch alone */
 	bool edge;		/* launches ahead of it in other streams are not timed, so its own time cannot be told from theirs */
 	struct sum untimed;	/* launches of the same since one was timed */

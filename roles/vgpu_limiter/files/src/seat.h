@@ -49,6 +49,7 @@ struct throttle_gpu {
 	int64_t looked_ns;		/* at the other seats */
 	int64_t progress_ns;		/* when some of its work was last known to be done, or there was none */
 	int64_t done_ns;		/* when work was last found done, or begun where there was none */
+	int64_t turn_checked_ns;	/* when it was asked last whether the turn is over */
 	int64_t lead_ns;		/* of this GPU's credit, so that it is that of the tenant's richest GPU */
 	uint64_t peers_held_ns;		/* how long the tenant was held back on its other GPUs, in all */
 	bool has_peers;			/* that want their GPUs now */

@@ -219,9 +219,10 @@ static void look_at_peers(struct throttle_state *t, int own, struct throttle_gpu
 		least = paid_there < least ? paid_there : least;
 		g->has_peers = true;
 		int64_t ahead = (int64_t)(atomic_load(&there->launches) - launches);
-		if (begins && atomic_load(&there->due) == 0)
+		bool works = atomic_load(&there->due) != 0;
+		if (begins && !works)
 			peer->ahead = ahead;
-		bool behind = ahead > peer->ahead && ahead <= peer->ahead + BUSY_RING;
+		bool behind = works && ahead > peer->ahead && ahead <= peer->ahead + BUSY_RING;
 		bool overdue = turnstile_is_overdue(there, now);
 		g->behind = g->behind || behind;
 		g->hurry = g->hurry || (overdue && behind);
@@ -300,7 +301,8 @@ static int64_t turn_ends(struct throttle_gpu *g, int64_t now, bool idle, int64_t
 		g->ending_ns = now;
 	g->ending = ends;
 	/* What is on its way on the tenant's other GPUs may wait for what is launched here next. */
-	bool overtime = now - g->ending_ns < OVERTIME_NS;
+	int64_t ended_ns = g->took_ns + QUANTUM_NS < g->ending_ns ? g->took_ns + QUANTUM_NS : g->ending_ns;
+	bool overtime = now - ended_ns < OVERTIME_NS;
 	if (!ends || (overtime && (g->behind || g->hurry)))
 		return 0;
 	if (!idle)
@@ -417,11 +419,20 @@ static int64_t hold_back(struct throttle_state *state, int gpu, struct busy *b, 
 	}
 	*reason = FOR_THE_GPU;
 	int64_t most = borrows ? IN_FLIGHT_BORROWED_NS : IN_FLIGHT_NS;
-	if (!stuck && (busy_is_full(b) || (!idle && in_flight + estimate > most)))
+	if (!stuck && (busy_is_full(b) || (!idle && in_flight + estimate > most))) {
+		/* What went beside another's work still waits for its turn. Two tenants of which each has the GPU that the other
+		 * waits for would otherwise go on so, step by step. */
+		if (!holds && g->has_peers)
+			wait_for_turn(g, now, now + in_flight + DRAIN_LEASE_NS);
 		return drain(in_flight);
+	}
 	*reason = FOR_ITS_TURN;
-	if (holds && look && !stuck && (wait = turn_ends(g, now, idle, in_flight)) > 0)
-		return wait;
+	/* Not only with a look: that may have waited for work on its way and not come so far. */
+	if (holds && !stuck && (g->ending || now - g->turn_checked_ns >= POLL_NS)) {
+		g->turn_checked_ns = now;
+		if ((wait = turn_ends(g, now, idle, in_flight)) > 0)
+			return wait;
+	}
 	int64_t until = now + in_flight + within(estimate * 3 / 2, known ? 2 * NS_PER_MS : UNKNOWN_LEASE_NS, LEASE_MAX_NS);
 	if (holds && turnstile_renew(g->mine, g->seat, g->process, now, until))
 		return 0;
