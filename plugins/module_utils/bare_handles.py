@@ -71,12 +71,20 @@ def _has_mapped(pid: int, majors: list[int]) -> bool:
 
 
 def has_open(pid: int) -> bool:
-    """Return whether a process has a GPU's node open just now. Where that may not be looked at it has."""
-    majors, folder = _majors(), "/proc/%d/fd" % pid
+    """Return whether a process has a GPU's node open just now. Where that may not be looked at, or takes too long, it has."""
     try:
-        paths = ["%s/%s" % (folder, name) for name in os.listdir(folder)]
+        return bool(ask(account_of("/proc/%d" % pid), _has_open, pid, sorted(_majors())))
+    except NoAnswerError:
+        return True
     except OSError as error:
         return not isinstance(error, (FileNotFoundError, ProcessLookupError))
+
+
+@task
+def _has_open(pid: int, majors: list[int]) -> bool:
+    """Asked in a child: a process may have a million files open, and some of a server that is gone."""
+    folder = "/proc/%d/fd" % pid
+    paths = ("%s/%s" % (folder, name) for name in os.listdir(folder))
     if majors:
         return any(device and device[0] in majors for device in map(device_of, paths))
     return any(_GPU_NODE.search(link(path) or "") for path in paths)

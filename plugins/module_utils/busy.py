@@ -98,10 +98,16 @@ def end_holders(disturbs: Iterable[Disturbance], grace_seconds: float) -> tuple[
     Raises ApplyError where a process does not go, or is one that must not be ended.
     """
     named = {h.pid: h for d in disturbs for h in d.who if can_be_ended(h)}
+    # Few runs end anything: what that takes is loaded here.
+    from .bare_handles import may_be_handed
+    from .file_worker import one_look
+
     targets = {pid: _Target(pid) for pid in named}
     try:
         # A pid may be another process's by now: what is looked at from here on is the process behind the descriptor.
-        found = {pid: str(holder) for pid, holder in named.items() if _is_still(holder)}
+        with one_look():
+            found = {pid: str(holder) for pid, holder in named.items() if _is_still(holder)}
+            handed = [who for pid, who in found.items() if may_be_handed(named[pid])]
         never = _never()
         spared = [who for pid, who in found.items() if pid in never or _is_essential(named[pid])]
         if spared:
@@ -111,10 +117,6 @@ def end_holders(disturbs: Iterable[Disturbance], grace_seconds: float) -> tuple[
                 "Let go of the GPU there and run again. A service that takes open files from users may have it from one of them.",
                 outcome="old",
             )
-        # Few runs end anything: what that takes is loaded here.
-        from .bare_handles import may_be_handed
-
-        handed = [who for pid, who in found.items() if may_be_handed(named[pid])]
         if handed:
             raise ApplyError(
                 "; ".join(handed),

@@ -14,6 +14,7 @@ from dataclasses import replace
 import pytest
 from attackers import ALICE, PYTHON, gpu, holding, host, process, public_folder
 
+from ansible_collections.openfleet.gpu.plugins.module_utils import bare_handles, file_worker
 from ansible_collections.openfleet.gpu.plugins.module_utils.busy import end_holders, make_way
 from ansible_collections.openfleet.gpu.plugins.module_utils.disturbance import Disturbance
 from ansible_collections.openfleet.gpu.plugins.module_utils.drain_units import Unit
@@ -52,6 +53,29 @@ print("open", flush=True)
 for line in sys.stdin:
     os.execv(sys.executable, [sys.executable, "-c", sys.argv[2] if len(sys.argv) > 2 else "", "x" + sys.argv[1]])
 """
+
+
+def test_a_file_that_is_never_looked_at_keeps_no_run_from_ending_a_process(folder, monkeypatch):
+    """As on a file system whose server is gone. The run has the host's lock."""
+
+    def hangs(path):
+        signal.pause()
+
+    def late(number, frame):
+        raise AssertionError("the run waits for the file")
+
+    monkeypatch.setattr(bare_handles, "device_of", hangs)
+    monkeypatch.setattr(bare_handles, "link", hangs)
+    monkeypatch.setattr(file_worker, "_SECONDS", 0.1)
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(20)
+    try:
+        with holding(folder / "dev/nvidia0", user=ALICE) as held:
+            (holder,) = look(folder, held.pid)
+            assert len(end_holders([Disturbance("gpu 0", (holder,))], 10)) == 1
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_another_command_line_keeps_nobody_from_being_ended(folder):
