@@ -120,9 +120,10 @@ def shares_gpu(server: int, client: int, proc: str) -> bool:
     }
     if not majors:
         return True
-    common = _nodes(server, proc) & _nodes(client, proc)
+    of_server = _nodes(server, proc)
+    common = of_server & _nodes(client, proc)
     gpu_major = majors.get("nvidia-frontend", majors.get("nvidia"))
-    capabilities = {node for node in _nodes(server, proc) if _is_capability(node, majors.get("nvidia-caps"))}
+    capabilities = {node for node in of_server if _is_capability(node, majors.get("nvidia-caps"))}
     return any(major == gpu_major and minor in _GPU_MINORS for major, minor in common) and (
         not capabilities or bool(capabilities & common)
     )
@@ -133,13 +134,19 @@ def _is_capability(node: tuple[int, int], major: int | None) -> bool:
 
 
 def _nodes(pid: int, proc: str) -> set[tuple[int, int]]:
-    """Return (major, minor) of the devices that a process has open; none where it has ended or may not be looked at."""
-    folder = "%s/%d/fd" % (proc, pid)
+    """Return (major, minor) of the devices that a process has open; none where it has ended, or does not tell in time."""
+    process = "%s/%d" % (proc, pid)
     try:
-        names = os.listdir(folder)  # noqa: PTH208
-    except OSError:
+        return {(major, minor) for major, minor in ask(account_of(process), _open_devices, process + "/fd")}
+    except (OSError, NoAnswerError):
         return set()
-    return {node for node in (device_of("%s/%s" % (folder, name)) for name in names) if node}
+
+
+@task
+def _open_devices(folder: str) -> list[tuple[int, int]]:
+    """Asked in a child: who answers at a daemon's pipes names any process, with as many open files as it likes."""
+    found = (device_of("%s/%s" % (folder, name)) for name in os.listdir(folder))  # noqa: PTH208
+    return sorted({node for node in found if node})
 
 
 def _places(devices: Devices, processes: Processes, pid: int) -> list[Place]:

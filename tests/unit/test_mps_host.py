@@ -21,7 +21,7 @@ import pytest
 from holder_hosts import named, opened
 from mps_hosts import DAEMON, DEVICES, GIB, OTHER, UNIT, Host, make_host
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import holders_mps, mps_control
+from ansible_collections.openfleet.gpu.plugins.module_utils import file_worker, holders_mps, mps_control
 from ansible_collections.openfleet.gpu.plugins.module_utils.busy import end_holders
 from ansible_collections.openfleet.gpu.plugins.module_utils.disturbance import Disturbance
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError
@@ -586,3 +586,25 @@ def test_a_spec_is_json_that_people_can_read(host, mps):
     mps.start(DAEMON, DEVICES)
     data = json.loads((host.root / mps_files.spec_path("inference")).read_text())
     assert (data["name"], data["devices"], data["active_thread_percentage"]) == ("inference", list(DEVICES), 25)
+
+
+def test_a_client_whose_files_do_not_tell_in_time_is_not_attested(tmp_path, monkeypatch):
+    """Who answers at a daemon's pipes names any process: with a million open files, or one of a server that is gone."""
+    proc = tmp_path / "proc"
+    for pid in (41, 77):
+        (proc / str(pid) / "fd").mkdir(parents=True)
+        (proc / str(pid) / "fd" / "3").symlink_to("/dev/null")
+    (proc / "devices").write_text("Character devices:\n195 nvidia\n")
+
+    def late(number, frame):
+        raise AssertionError("the look waits for the file")
+
+    monkeypatch.setattr(holders_mps, "device_of", lambda path: signal.pause())
+    monkeypatch.setattr(file_worker, "_SECONDS", 0.1)
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(20)
+    try:
+        assert not holders_mps.shares_gpu(41, 77, str(proc))
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
