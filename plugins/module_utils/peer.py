@@ -14,6 +14,7 @@ anyway.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import pwd
 import re
@@ -29,6 +30,8 @@ from .printable import printable
 #: Until a server accepts a connection, no process has it open.
 ACCEPT_SECONDS = 10.0
 _POLL_SECONDS = 0.05
+#: For a look at who has the other end; and after how many open files the time is looked at.
+LOOK_SECONDS, _EVERY = 20.0, 256
 #: Tests give another one.
 PROC = "/proc"
 _IDS = re.compile(r"^Uid:((?:\s+\d+){4})$", re.MULTILINE)
@@ -60,15 +63,22 @@ class Process:
         except OSError:
             return ""
 
-    def sockets(self) -> set[int]:
-        """The inodes of its sockets; none where it has ended or cannot be looked at, which attests nothing."""
-        found = set()
+    def sockets(self, deadline: float = math.inf) -> set[int]:
+        """The inodes of its sockets; none where it has ended or cannot be looked at, which attests nothing.
+
+        Those that are not reached by the deadline, in seconds of time.monotonic(), are left out: it may have a million.
+        """
+        found: set[int] = set()
+        if time.monotonic() > deadline:
+            return found
         try:
             descriptors = os.open("fd", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._folder)
         except OSError:
             return found
         try:
-            for name in os.listdir(descriptors):  # noqa: PTH208 by descriptor
+            for count, name in enumerate(os.listdir(descriptors)):  # noqa: PTH208 by descriptor
+                if count % _EVERY == 0 and time.monotonic() > deadline:
+                    break
                 with contextlib.suppress(OSError):
                     target = os.readlink(name, dir_fd=descriptors)
                     if target.startswith("socket:["):
@@ -143,9 +153,10 @@ def check(connection: socket.socket, owner: Owner, seconds: float = ACCEPT_SECON
 def _problem(near: End, far: End, owner: Owner) -> str:
     """What is wrong so far and may change while the server accepts; empty if nothing is. Raises PeerError for good."""
     table = _own_connections()
+    until = time.monotonic() + LOOK_SECONDS
     inode = next((entry.inode for entry in table if (entry.local, entry.remote) == (far, near)), None)
     if inode is None:
-        if any(_has_end_beyond(process, near) for process in _processes() if owner.has(process)):
+        if any(_has_end_beyond(process, near, until) for process in _processes() if owner.has(process)):
             return ""
         return (
             "no process in this host's network has the other end of the connection: it leaves the host, or address translation "
@@ -153,27 +164,29 @@ def _problem(near: End, far: End, owner: Owner) -> str:
         )
     if inode == 0:
         return "nothing accepts the connection"
-    if any(inode in process.sockets() for process in _processes() if owner.has(process)):
+    if any(inode in process.sockets(until) for process in _processes() if owner.has(process)):
         return ""
     stranger = ""
     for process in _processes():
-        if inode not in process.sockets():
+        if inode not in process.sockets(until):
             continue
-        if owner.forwarder(process) and _leads_to(process, table, owner):
+        if owner.forwarder(process) and _leads_to(process, table, owner, until):
             return ""
         stranger = stranger or str(process)
+    if time.monotonic() > until and not stranger:
+        raise PeerError("who has the other end of the connection could not be found out within %d s" % LOOK_SECONDS)
     if stranger:
         raise PeerError("the port is held by %s, which is no process of %s" % (stranger, owner.name))
     return "no process that can be seen has the other end of the connection"
 
 
-def _has_end_beyond(process: Process, near: End) -> bool:
+def _has_end_beyond(process: Process, near: End, until: float = math.inf) -> bool:
     """Whether it has the other end in a network namespace of its own, as a container's with a published port.
 
     Address translation, which only root sets up, changes the addresses but keeps the client's port where it is free; where it
     is not, the answer is no.
     """
-    sockets = process.sockets()
+    sockets = process.sockets(until)
     return any(
         entry.remote[1] == near[1]
         and entry.inode in sockets
@@ -182,13 +195,13 @@ def _has_end_beyond(process: Process, near: End) -> bool:
     )
 
 
-def _leads_to(forwarder: Process, table: list[Connection], owner: Owner) -> bool:
+def _leads_to(forwarder: Process, table: list[Connection], owner: Owner, until: float) -> bool:
     """Whether one of its connections ends in the owner. docker-proxy has one target for all connections."""
-    sockets = forwarder.sockets()
+    sockets = forwarder.sockets(until)
     ends = {(entry.remote, entry.local) for entry in table if entry.inode in sockets}
     for process in _processes():
         if owner.has(process):
-            own = process.sockets()
+            own = process.sockets(until)
             if any((entry.local, entry.remote) in ends and entry.inode in own for entry in process.connections()):
                 return True
     return False

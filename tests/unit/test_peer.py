@@ -83,6 +83,15 @@ def test_a_stranger_is_named_and_how_it_is_recognised(processes, stranger, cgrou
     assert "which is no process of dcgm-exporter.service" in said
 
 
+def test_a_look_at_strangers_ends_and_attests_nothing(processes, stranger, monkeypatch):
+    """Users may have very many processes with a million open files each."""
+    monkeypatch.setattr(peer, "LOOK_SECONDS", -1, raising=False)
+    processes.add(stranger.process.pid, FOREIGN)
+    processes.add(os.getpid(), OWN)
+    with connect(stranger.port) as client, pytest.raises(peer.PeerError, match="could not be found out within"):
+        peer.check(client, UnitOwner(UNIT), seconds=1)
+
+
 def test_a_program_with_control_characters_in_its_name_is_written_out(processes, stranger):
     processes.add(stranger.process.pid, FOREIGN, executable="/tmp/a\r\x1b[2Jroot")
     with connect(stranger.port) as client, pytest.raises(peer.PeerError) as caught:
@@ -308,7 +317,7 @@ def test_a_published_port_that_is_translated_ends_in_the_container(processes, en
 )
 def test_what_a_translated_connection_is_known_by(address, port, inode, ours):
     class Seen:
-        def sockets(self):
+        def sockets(self, deadline):
             return {5}
 
         def connections(self):
