@@ -39,6 +39,8 @@ WATCHES, HAS_OPEN = ", which only watches the GPU", ", which has its device node
 _ONLY_WATCHES = " and only watches it"
 #: Files in a /dev that are looked at: no honest one has more.
 _MOST_NODES = 8192
+#: Letters of a list of mounts, of which a container has as many as it likes.
+_MOST_MOUNTS = 1 << 22
 #: Driver files that the container toolkit brings along with the GPU.
 _DRIVER_FILES = ("libnvidia-ml.so", "libcuda.so", "nvidia-smi")
 #: Lists running containers for `parse_docker`: a cgroup has only their ids, and it is by name that people speak of them.
@@ -218,10 +220,11 @@ def _has_every_device(dev: str, names: list[str]) -> bool:
 def _has_driver(process: str) -> bool:
     try:
         with open(process + "/mountinfo", errors="replace", newline=LINE_END) as file:
-            mounts = file.read()
+            mounts = file.read(_MOST_MOUNTS)
     except OSError:
         return True
-    return any(name in mounts for name in _DRIVER_FILES)
+    # One with more mounts than are read may have the driver behind them.
+    return len(mounts) == _MOST_MOUNTS or any(name in mounts for name in _DRIVER_FILES)
 
 
 def _nodes(folder: str) -> Iterator[str]:

@@ -11,6 +11,7 @@ import subprocess
 import pytest
 from holder_hosts import Proc, gpu, host, instance, no_tools
 
+from ansible_collections.openfleet.gpu.plugins.module_utils import holders_containers
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders import find_holders
 
 ID = "3f2a" * 16
@@ -146,6 +147,16 @@ def test_an_exporter_that_went_into_an_instance_is_in_its_way(there):
     there.start(70, "dcgm-exporter", *caps, opened=caps)
     (holder,) = there.find()
     assert (holder.kind, holder.gpu_instance_id) == ("device_handle", 1) and holder.blocks(1)
+
+
+@pytest.mark.parametrize(("mounts", "counts"), [(10, False), (5000, True)])
+def test_of_a_privileged_container_with_very_many_mounts_not_all_are_read(there, monkeypatch, mounts, counts):
+    """It may have the driver behind those that are read."""
+    monkeypatch.setattr(holders_containers, "_MOST_MOUNTS", 100_000, raising=False)
+    monkeypatch.setattr(holders_containers, "_has_every_device", lambda dev, names: True)
+    there.start(70, "storage", "nvidia0")
+    there.proc.write("70/mountinfo", "40 22 0:50 / /mnt rw - tmpfs tmpfs rw\n" * mounts)
+    assert bool(there.find()) == counts
 
 
 def test_since_when_it_runs_is_told(there):

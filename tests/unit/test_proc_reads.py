@@ -1,0 +1,71 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Root's code that reads what a process may have without bound, or what may never answer: each place says how it is bounded.
+
+Found by the syntax tree: texts that name such a file of /proc/PID. A new place fails here until it is in the table, with a bound.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2] / "plugins" / "module_utils"
+#: Open files and mappings; pages of the process's own memory; what leads through its root; as many mounts as it likes.
+UNBOUNDED = re.compile(r"(?:^|/)(?:fd|maps|map_files|smaps|environ|cmdline|mem|mountinfo|cwd|exe)(?:/|$)|/root(?:/|%s)")
+CHILD = "asked in a child, which is left behind where it does not answer (file_worker, bounded)"
+DEADLINE = "ends at a deadline, or after so many"
+SIZE = "no more than so many letters"
+LINK = "where a link leads, by the kernel's word; it is not followed"
+OWN = "of this process"
+PLACES = {
+    "bare_handles._has_mapped": CHILD,
+    "bare_handles._has_open": CHILD,
+    "child_process._close_all": OWN,
+    "holders_containers._given": CHILD,
+    "holders_containers._has_driver": SIZE,
+    "holders_mps._nodes": CHILD,
+    "holders_mps._pipe_directory": CHILD,
+    "holders_proc.Processes.environment": CHILD,
+    "holders_proc._see": DEADLINE,
+    "holders_proc.arguments_of": CHILD,
+    "holders_proc.executable_of": LINK,
+    "holders_sockets._SocketReading._inodes_of": DEADLINE,
+    "holders_watchers._executes_the_hosts_own": CHILD,
+    "install.vgpu_limiter._mapped": CHILD,
+    "open_files.RemoteMounts.of": SIZE,
+    "open_files._is_of_mount": "the mount of one open file",
+    "peer.Process.executable": LINK,
+    "peer.Process.sockets": DEADLINE,
+    "techniques.mps.observe.Daemons._replaced": LINK,
+    "techniques.vgpu.agent_client.socket_folder": OWN,
+    "techniques.vgpu.agent_memory.Memory.adopt": OWN,
+    "techniques.vgpu.host.VgpuHost._mounted": SIZE,
+    "techniques.vgpu.host.VgpuHost._names_of": CHILD,
+}
+
+
+def places() -> set[str]:
+    """The functions, by module, that have such a text in them other than as documentation."""
+    found = set()
+    for path in sorted(ROOT.rglob("*.py")):
+        module = path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
+        _collect(ast.parse(path.read_text(encoding="utf-8")), module, found)
+    return found
+
+
+def _collect(node: ast.AST, where: str, found: set[str]) -> None:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (ast.FunctionDef, ast.ClassDef)):
+            _collect(child, "%s.%s" % (where, child.name), found)
+        elif isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant):
+            continue
+        else:
+            if isinstance(child, ast.Constant) and isinstance(child.value, str) and UNBOUNDED.search(child.value):
+                found.add(where)
+            _collect(child, where, found)
+
+
+def test_each_unbounded_file_of_a_process_is_read_within_bounds():
+    assert sorted(places()) == sorted(PLACES)
