@@ -11,13 +11,13 @@ import http.server
 import json
 import os
 import subprocess
-import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
 
 import jsonschema
 import pytest
+import warm_playbook
 import yaml
 from fleet_history import AT_REST, Device, prometheus, steady
 
@@ -102,7 +102,7 @@ def ansible_playbook(folder, *arguments):
         **os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_HOME": str(folder / "home"),
         "ANSIBLE_CACHE_PLUGIN": "memory", "NO_COLOR": "1",
     }  # fmt: skip
-    command = [Path(sys.executable).with_name("ansible-playbook"), *arguments]
+    command = [*warm_playbook.COMMAND, *arguments]
     return subprocess.run(
         list(map(str, command)), cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False
     )

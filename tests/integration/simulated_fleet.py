@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import warm_playbook
 import yaml
 from simulated_host import ROOT, SimulatedHost
 from warm_ansible import interpreter
@@ -41,7 +42,7 @@ class Fleet:
     def run(self, playbook, inventory, *arguments):
         """Run a playbook, which is a file of the checkout or a name (openfleet.gpu.site), with an inventory's file."""
         command = [
-            str(Path(sys.executable).with_name("ansible-playbook")),
+            *warm_playbook.COMMAND,
             "-i",
             str(inventory),
             str(ROOT / playbook) if playbook.endswith(".yml") else playbook,

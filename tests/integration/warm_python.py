@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Mapping, Sequence
+from typing import Callable, Mapping, Sequence
 
 #: A request is its length in decimal and a line feed, then JSON; the answer is the exit status in decimal.
 Request = Mapping[str, object]
@@ -112,8 +112,8 @@ def serve(requests: socket.socket) -> None:
                 break
 
 
-def answer(files: list) -> None:
-    """Run one request in a child of this process, and send its exit status."""
+def answer(files: list, become: Callable | None = None) -> None:
+    """Run one request in a child of this process, by run() or what is given, and send its exit status."""
     connection = socket.socket(fileno=files.pop())
     reader = connection.makefile("rb")
     request = json.loads(reader.read(int(reader.readline())).decode())
@@ -123,7 +123,7 @@ def answer(files: list) -> None:
             os.dup2(file, number)
             os.close(file)
         connection.close()
-        run(request)
+        (become or run)(request)
     if not _ends_before(child, connection):
         os.kill(child, signal.SIGKILL)
     status = os.waitpid(child, 0)[1]
@@ -141,8 +141,8 @@ def _ends_before(child: int, connection: socket.socket) -> bool:
     return ended in select.select([ended, connection], [], [])[0]
 
 
-def run(request: Request) -> None:
-    """Become the process that was asked for: a module, or the code on standard input. This does not return."""
+def run(request: Request, begin: Callable | None = None) -> None:
+    """Become the process that was asked for: what is given, a module, or the code on standard input. This does not return."""
     import atexit
     import runpy
     import traceback
@@ -157,7 +157,9 @@ def run(request: Request) -> None:
     sys.argv[1:] = request["arguments"]
     code = 0
     try:
-        if request["module"]:
+        if begin:
+            begin()
+        elif request["module"]:
             runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
         else:
             code_given = compile(sys.stdin.buffer.read(), "<stdin>", "exec")

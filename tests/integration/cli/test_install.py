@@ -10,7 +10,6 @@ import os
 import shutil
 import stat
 import subprocess
-import sys
 import time
 import zipfile
 from contextlib import suppress
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Callable
 
 import pytest
+import warm_playbook
 from command_host import INSTALLER, PYTHON, installer_environment, installer_input, run_installer
 from simulated_host import ROOT
 
@@ -468,7 +468,7 @@ BOOT = """
 def test_the_role_tells_the_reason_also_in_check_mode(tmp_path):
     (tmp_path / "play.yml").write_text(BOOT)
     given = {"gpu_layout": LAYOUT, "gpu_layout__root": str(tmp_path / "root"), "ansible_python_interpreter": PYTHON}
-    words = [str(Path(sys.executable).with_name("ansible-playbook")), "-i", "localhost,", "-c", "local"]
+    words = [*warm_playbook.COMMAND, "-i", "localhost,", "-c", "local"]
     words += [str(tmp_path / "play.yml"), "-e", json.dumps(given)]
     environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
 
@@ -499,7 +499,7 @@ def test_the_sources_travel_only_to_a_host_that_asks_for_them(tmp_path):
     """Counted in what Ansible sends: the files of the module, less what it sends for any module."""
     (tmp_path / "play.yml").write_text(BOOT + "    - ansible.builtin.ping:\n")
     given = {"gpu_layout": LAYOUT, "gpu_layout__root": str(tmp_path / "root"), "ansible_python_interpreter": PYTHON}
-    words = [str(Path(sys.executable).with_name("ansible-playbook")), "-i", "localhost,", "-c", "local"]
+    words = [*warm_playbook.COMMAND, "-i", "localhost,", "-c", "local"]
     settings = {"ANSIBLE_NOCOLOR": "1", "ANSIBLE_KEEP_REMOTE_FILES": "1", "ANSIBLE_PIPELINING": "0"}
 
     def sent(run):

@@ -8,9 +8,9 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+import warm_playbook
 import yaml
 from simulated_host import ROOT
 
@@ -42,7 +42,7 @@ def test_defaults_of_a_group_reach_its_modules(tmp_path):
     playbook = tmp_path / "play.yml"
     playbook.write_text(yaml.safe_dump([play]))
     command = [
-        str(Path(sys.executable).with_name("ansible-playbook")),
+        *warm_playbook.COMMAND,
         "-i",
         "localhost,",
         "-c",

@@ -7,10 +7,10 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import warm_playbook
 from warm_ansible import interpreter
 from wheel_files import wheel
 
@@ -49,7 +49,7 @@ def run(tmp_path):
         }
         done = subprocess.run(
             [
-                str(Path(sys.executable).with_name("ansible-playbook")),
+                *warm_playbook.COMMAND,
                 *("-i", "localhost,", "-c", "local", str(play), "-e", json.dumps(variables)),
             ],
             env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"},

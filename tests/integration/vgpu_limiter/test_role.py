@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import warm_playbook
 import yaml
 from vgpu_limiter_host import HOST_PYTHON, REPOSITORY
 
@@ -30,7 +30,7 @@ def play(tmp_path: Path, tasks: list[dict], variables: dict, **settings: str) ->
         **settings,
     )
     return subprocess.run(
-        [str(Path(sys.executable).with_name("ansible-playbook")), "-i", str(inventory), str(playbook)],
+        [*warm_playbook.COMMAND, "-i", str(inventory), str(playbook)],
         env=environment,
         capture_output=True,
         text=True,

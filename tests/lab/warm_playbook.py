@@ -1,0 +1,230 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Run ansible-playbook as the fork of a process that has loaded it: loading takes most of a second of CPU, in hundreds of runs.
+
+The first run of a leg loads Ansible as always, and leaves behind a fork of itself that has not begun. Later runs of the same
+settings are forks of that one. What Ansible reads while it loads is part of what has to be the same: its configuration and the
+variables that it comes from, the folder, the user and the namespaces. The process that was left ends with the one that had the
+first run made. Benchmarks and `make demo` run without it.
+
+A run whose processes a test looks at or kills has to be the real one: it sets PYTHONUNBUFFERED, as it reads what the run prints.
+"""
+
+from __future__ import annotations
+
+import array
+import atexit
+import fcntl
+import hashlib
+import importlib
+import json
+import os
+import select
+import socket
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+#: Of this user alone.
+FOLDER = Path(__file__).resolve().parents[2] / ".cache" / ("warm-playbook-%d" % os.getuid())
+#: The command, for the Python that runs the tests.
+COMMAND = (sys.executable, str(Path(__file__).resolve()))
+#: What the process sends before it begins a run.
+TAKEN = b"+"
+#: Beginnings of the variables that Ansible, Python or the linker read while they start.
+AT_START = (
+    "ANSIBLE_",
+    "_ANSIBLE",
+    "PYTHON",
+    "LANG",
+    "LC_",
+    "LD_",
+    "NO_COLOR",
+    "TERM",
+    "COLUMNS",
+    "HOME",
+    "USER",
+    "TZ",
+    "XDG_",
+)
+#: What every run loads, beside ansible-playbook itself. Not each release has all of it.
+LOADED = [
+    "ansible.executor.playbook_executor",
+    "ansible.plugins.action.normal",
+    "ansible.plugins.callback.default",
+    "ansible.plugins.connection.local",
+    "ansible.plugins.filter.core",
+    "ansible.plugins.inventory.yaml",
+    "ansible.plugins.strategy.linear",
+    "ansible.plugins.test.core",
+]
+
+
+def settings() -> list[object]:
+    """Return what has to be the same for two runs to be forks of one process."""
+    said = Path(os.environ.get("ANSIBLE_CONFIG", ""))
+    files = [
+        said,
+        said / "ansible.cfg",
+        Path("ansible.cfg"),
+        Path("~/.ansible.cfg").expanduser(),
+        Path("/etc/ansible/ansible.cfg"),
+    ]
+    found = []
+    for file in files:
+        with suppress(OSError):
+            status = file.stat()
+            found.append((str(file), status.st_mtime_ns, status.st_size, status.st_ino))
+    return [
+        sys.executable,
+        sorted(item for item in os.environ.items() if item[0].startswith(AT_START)),
+        str(Path.cwd()),
+        found,
+        os.getuid(),
+        os.getgid(),
+        sorted(os.getgroups()),
+        [os.isatty(number) for number in (0, 1, 2)],
+        sorted(str(space.readlink()) for space in Path("/proc/self/ns").iterdir()),
+    ]
+
+
+def address() -> Path:
+    """Return where the process for runs of the present settings listens."""
+    return FOLDER / hashlib.sha256(repr(settings()).encode()).hexdigest()[:16]
+
+
+def leave_server(place: Path) -> None:
+    """Fork the process that later runs are forks of, where nobody else does so."""
+    lock = os.open(f"{place}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        return
+    # It ends with the process that had this run made: pytest or molecule.
+    maker = os.pidfd_open(os.getppid())
+    sys.stdout.flush()
+    sys.stderr.flush()
+    between = os.fork()
+    if between:
+        os.waitpid(between, 0)
+        os.close(lock)
+        os.close(maker)
+        return
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    # The lock is kept as long as this process lives.
+    keep = sorted((lock, maker))
+    for first, last in zip([3, *(number + 1 for number in keep)], [*keep, 65536]):
+        os.closerange(first, last)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(nothing, number)
+    os.close(nothing)
+    # The folder of the run that this is a fork of is that run's to remove.
+    atexit.unregister(importlib.import_module("ansible.utils.path").cleanup_tmp_file)
+    try:
+        serve(place, maker)
+    finally:
+        os._exit(0)
+
+
+def serve(place: Path, maker: int) -> None:
+    """Fork for each connection until the maker ends."""
+    with suppress(FileNotFoundError):
+        place.unlink()
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(short(place))
+    listening.listen(64)
+    while True:
+        ready, _, _ = select.select([listening, maker], [], [])
+        if maker in ready:
+            place.unlink()
+            return
+        connection, _from = listening.accept()
+        if os.fork() == 0:
+            listening.close()
+            files = array.array("i")
+            _data, ancillary, _flags, _from = connection.recvmsg(1, socket.CMSG_SPACE(3 * files.itemsize))
+            for _level, _kind, content in ancillary:
+                files.frombytes(content)
+            connection.sendall(TAKEN)
+            warm_python.answer([*files, connection.detach()], begin)
+        connection.close()
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
+def short(place: Path) -> str:
+    """Return a path of the socket that has fewer than 108 letters, while this process lives."""
+    return f"/proc/self/fd/{os.open(place.parent, os.O_PATH | os.O_CLOEXEC)}/{place.name}"
+
+
+def run_as_fork(place: Path) -> int | None:
+    """Have the run made by the process at this address; return its status, or None where none has taken it."""
+    umask = os.umask(0)
+    os.umask(umask)
+    request = {
+        "module": "",
+        "arguments": sys.argv[1:],
+        "environment": dict(os.environ),
+        "cwd": str(Path.cwd()),
+        "umask": umask,
+    }
+    text = json.dumps(request).encode()
+    try:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(short(place))
+        socket.send_fds(connection, [b"."], [0, 1, 2])
+        connection.sendall(b"%d\n" % len(text) + text)
+        if connection.recv(len(TAKEN)) != TAKEN:
+            return None
+    except OSError:
+        return None
+    # A few digits, in one piece.
+    return int(connection.recv(16) or b"-9")
+
+
+def begin(request: dict) -> None:
+    """Become a run of ansible-playbook. This does not return."""
+
+    def playbook() -> None:
+        # A folder of its own, which it removes at its end.
+        constants = importlib.import_module("ansible.constants")
+        constants.DEFAULT_LOCAL_TMP = constants.config.get_config_value("DEFAULT_LOCAL_TMP")
+        sys.exit(importlib.import_module("ansible.cli.playbook").main())
+
+    warm_python.run(request, playbook)
+
+
+def main() -> None:
+    real = Path(sys.executable).with_name("ansible-playbook")
+    if "PYTHONUNBUFFERED" in os.environ or not hasattr(os, "pidfd_open"):
+        os.execv(sys.executable, [sys.executable, str(real), *sys.argv[1:]])
+    FOLDER.mkdir(mode=0o700, parents=True, exist_ok=True)
+    place = address()
+    status = run_as_fork(place)
+    if status is not None and status < 0:
+        os.kill(os.getpid(), -status)
+    if status is not None:
+        os._exit(status)
+    # As the real program has them.
+    sys.argv[0] = str(real)
+    playbook = importlib.import_module("ansible.cli.playbook")
+    for name in LOADED:
+        with suppress(ImportError):
+            importlib.import_module(name)
+    if threading.active_count() == 1:
+        leave_server(place)
+    sys.exit(playbook.main())
+
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[1] / "integration")
+    import warm_python
+
+    sys.path[0] = str(Path(sys.executable).parent)
+    main()

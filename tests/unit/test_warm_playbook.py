@@ -1,0 +1,110 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Runs of ansible-playbook as forks of a process that has loaded it end as the real ones do."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import warm_playbook
+from patience import wait_until
+
+#: Makes two runs, and prints how they ended and what they said.
+MAKER = """
+import subprocess, sys
+for arguments in (["ok.yml"], ["ok.yml", "-e", "word=second", "-e", "wrong=1"]):
+    done = subprocess.run([*%r, *arguments], capture_output=True, text=True)
+    print("status", done.returncode)
+    print(done.stdout + done.stderr)
+"""
+PLAY = """
+- hosts: localhost
+  connection: local
+  gather_facts: false
+  tasks:
+    - ansible.builtin.debug: {msg: "said {{ word | default('first') }} by {{ lookup('env', 'OPENFLEET_SAID') }}"}
+    - ansible.builtin.fail:
+      when: wrong is defined
+"""
+
+
+@pytest.fixture
+def place(tmp_path):
+    (tmp_path / "ok.yml").write_text(PLAY)
+    (tmp_path / "ansible.cfg").write_text("[defaults]\nlocal_tmp = %s\n" % (tmp_path / "tmp"))
+    return tmp_path
+
+
+def environment(place) -> dict[str, str]:
+    found = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    return {
+        **found,
+        "ANSIBLE_CONFIG": str(place / "ansible.cfg"),
+        "ANSIBLE_NOCOLOR": "1",
+        "OPENFLEET_SAID": "the caller",
+    }
+
+
+def processes(place) -> set[int]:
+    """Return the pids of what began with the environment of this test."""
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if b"ANSIBLE_CONFIG=%s\0" % os.fsencode(place / "ansible.cfg") in entry.read_bytes():
+                found.add(int(entry.parent.name))
+    return found
+
+
+def runs(place, command) -> str:
+    command = [sys.executable, "-c", MAKER % (command,)]
+    return subprocess.run(command, cwd=place, env=environment(place), capture_output=True, text=True, check=True).stdout
+
+
+def test_it_prints_and_ends_as_the_real_one(place):
+    real = runs(place, [str(Path(sys.executable).with_name("ansible-playbook"))])
+    assert [line for line in real.splitlines() if line.startswith("status")] == ["status 0", "status 2"]
+    assert "said second by the caller" in real
+    assert runs(place, list(warm_playbook.COMMAND)) == real
+    # Each run has removed its folder.
+    wait_until(lambda: not any((place / "tmp").iterdir()), "the folders of the runs are gone")
+
+
+def test_a_run_ends_with_its_caller_and_what_was_left_with_its_maker(place):
+    # Which hosts are meant is decided in the process of the run itself.
+    asked = "{{ lookup('ansible.builtin.pipe', 'echo $PPID >%s; echo localhost') }}" % (place / "run")
+    pause = {"hosts": asked, "connection": "local", "gather_facts": False, "tasks": [{"pause": {"seconds": 600}}]}
+    (place / "pause.yml").write_text(json.dumps([pause]))
+    lines = (
+        "import subprocess, sys",
+        "sys.path.append(%r)" % str(Path(warm_playbook.__file__).parent),
+        "import warm_playbook",
+        "ok, pause = ([*warm_playbook.COMMAND, name] for name in ('ok.yml', 'pause.yml'))",
+        "subprocess.run(ok, stdout=subprocess.DEVNULL, check=True)",
+        "print(warm_playbook.address(), flush=True)",
+        "print(subprocess.Popen(pause, stdout=subprocess.DEVNULL).pid, flush=True)",
+        "sys.stdin.read()",
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    command = [sys.executable, "-c", "\n".join(lines)]
+    with subprocess.Popen(command, cwd=place, env=environment(place), text=True, **pipes) as maker:
+        left, caller = Path(maker.stdout.readline().strip()), int(maker.stdout.readline())
+        assert left.is_socket()
+        wait_until(lambda: (place / "run").exists() and (place / "run").read_text().strip(), "the run has begun")
+        run = int((place / "run").read_text())
+        assert run not in (caller, maker.pid)
+        os.kill(caller, signal.SIGKILL)
+        wait_until(lambda: not Path("/proc/%d" % run).exists(), "the run ends with its caller")
+        assert left.is_socket()
+        maker.stdin.close()
+    wait_until(lambda: not left.exists(), "what was left ends with its maker")
+    # As after the end of a real one, its worker goes on.
+    for pid in processes(place):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
