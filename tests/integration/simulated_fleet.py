@@ -45,7 +45,7 @@ class Fleet:
             *warm_playbook.COMMAND,
             "-i",
             str(inventory),
-            str(ROOT / playbook) if playbook.endswith(".yml") else playbook,
+            str(ROOT / playbook) if str(playbook).endswith(".yml") else playbook,
             *arguments,
         ]
         folder = ROOT if self.config else self.folder
