@@ -194,7 +194,7 @@ def begin(request: dict) -> None:
     def playbook() -> None:
         # A folder of its own, which it removes at its end.
         constants = importlib.import_module("ansible.constants")
-        constants.DEFAULT_LOCAL_TMP = constants.config.get_config_value("DEFAULT_LOCAL_TMP")
+        constants.DEFAULT_LOCAL_TMP = constants.config.get_config_value("DEFAULT_LOCAL_TMP", variables=vars(constants))
         sys.exit(importlib.import_module("ansible.cli.playbook").main())
 
     warm_python.run(request, playbook)

@@ -38,7 +38,7 @@ PLAY = """
 @pytest.fixture
 def place(tmp_path):
     (tmp_path / "ok.yml").write_text(PLAY)
-    (tmp_path / "ansible.cfg").write_text("[defaults]\nlocal_tmp = %s\n" % (tmp_path / "tmp"))
+    (tmp_path / "ansible.cfg").write_text("[defaults]\nforks = 2\n")
     return tmp_path
 
 
@@ -48,6 +48,7 @@ def environment(place) -> dict[str, str]:
         **found,
         "ANSIBLE_CONFIG": str(place / "ansible.cfg"),
         "ANSIBLE_NOCOLOR": "1",
+        "ANSIBLE_HOME": str(place / "home"),
         "OPENFLEET_SAID": "the caller",
     }
 
@@ -72,8 +73,9 @@ def test_it_prints_and_ends_as_the_real_one(place):
     assert [line for line in real.splitlines() if line.startswith("status")] == ["status 0", "status 2"]
     assert "said second by the caller" in real
     assert runs(place, list(warm_playbook.COMMAND)) == real
-    # Each run has removed its folder.
-    wait_until(lambda: not any((place / "tmp").iterdir()), "the folders of the runs are gone")
+    # Each run has removed its folder, which was where the real one has it.
+    wait_until(lambda: not any((place / "home/tmp").iterdir()), "the folders of the runs are gone")
+    assert {path.name for path in place.iterdir()} == {"ok.yml", "ansible.cfg", "home"}
 
 
 def test_a_run_ends_with_its_caller_and_what_was_left_with_its_maker(place):
