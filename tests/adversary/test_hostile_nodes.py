@@ -132,7 +132,7 @@ def test_a_command_of_very_many_words_is_looked_through_in_part(monkeypatch):
     assert command_of(["x", *["y"] * 5000]) == "x" + " y" * 498 + "..."
     shown = []
     monkeypatch.setattr(
-        "ansible_collections.openfleet.gpu.plugins.module_utils.holders_proc.shown",
+        "ansible_collections.openfleet.gpu.plugins.module_utils.command_line.shown",
         lambda words: shown.extend(words) or "",
     )
     command_of(["y"] * 30000)
