@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import ClassVar, Mapping, TextIO
+from typing import Callable, ClassVar, Mapping, TextIO
 
 from warm_python import answer
 
@@ -104,8 +104,8 @@ def listen(address: str) -> socket.socket:
     return listening
 
 
-def serve(listening: socket.socket, *until: TextIO) -> None:
-    """Fork for each connection, until a file of `until` ends."""
+def serve(listening: socket.socket, *until: TextIO | int, taken: bytes = b"", begin: Callable | None = None) -> None:
+    """Fork for each connection, until a file of `until` ends. `taken` is sent before the run begins, by `begin` if given."""
     while True:
         ready, _, _ = select.select([listening, *until], [], [])
         if ready != [listening]:
@@ -117,7 +117,8 @@ def serve(listening: socket.socket, *until: TextIO) -> None:
             _data, ancillary, _flags, _from = connection.recvmsg(1, socket.CMSG_SPACE(3 * files.itemsize))
             for _level, _kind, content in ancillary:
                 files.frombytes(content)
-            answer([*files, connection.detach()])
+            connection.sendall(taken)
+            answer([*files, connection.detach()], begin)
         connection.close()
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:

@@ -12,14 +12,12 @@ A run whose processes a test looks at or kills has to be the real one: it sets P
 
 from __future__ import annotations
 
-import array
 import atexit
 import fcntl
 import hashlib
 import importlib
 import json
 import os
-import select
 import socket
 import sys
 import threading
@@ -95,7 +93,7 @@ def address() -> Path:
 
 
 def leave_server(place: Path) -> None:
-    """Fork the process that later runs are forks of, where nobody else does so."""
+    """Fork the process that later runs are forks of, unless another run has done so."""
     lock = os.open(f"{place}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -126,36 +124,10 @@ def leave_server(place: Path) -> None:
     # The folder of the run that this is a fork of is that run's to remove.
     atexit.unregister(importlib.import_module("ansible.utils.path").cleanup_tmp_file)
     try:
-        serve(place, maker)
+        warm_ansible.serve(warm_ansible.listen(short(place)), maker, taken=TAKEN, begin=begin)
+        place.unlink()
     finally:
         os._exit(0)
-
-
-def serve(place: Path, maker: int) -> None:
-    """Fork for each connection until the maker ends."""
-    with suppress(FileNotFoundError):
-        place.unlink()
-    listening = socket.socket(socket.AF_UNIX)
-    listening.bind(short(place))
-    listening.listen(64)
-    while True:
-        ready, _, _ = select.select([listening, maker], [], [])
-        if maker in ready:
-            place.unlink()
-            return
-        connection, _from = listening.accept()
-        if os.fork() == 0:
-            listening.close()
-            files = array.array("i")
-            _data, ancillary, _flags, _from = connection.recvmsg(1, socket.CMSG_SPACE(3 * files.itemsize))
-            for _level, _kind, content in ancillary:
-                files.frombytes(content)
-            connection.sendall(TAKEN)
-            warm_python.answer([*files, connection.detach()], begin)
-        connection.close()
-        with suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
 
 
 def short(place: Path) -> str:
@@ -224,6 +196,7 @@ def main() -> None:
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1] / "integration")
+    import warm_ansible
     import warm_python
 
     sys.path[0] = str(Path(sys.executable).parent)
