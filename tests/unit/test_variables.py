@@ -207,13 +207,98 @@ def test_a_misspelt_name_of_each_variable_is_an_error(name):
     assert found.error and (found.nearest == name or len(name.split("_")[-1]) < 6), found
 
 
+def exchanged_in_prefix(name):
+    """The name with two letters of its prefix changed places, each pair in turn."""
+    prefix = next(each for each in known.prefixes() if name.startswith(each))
+    for place in range(len(prefix) - 1):
+        first, second = prefix[place : place + 2]
+        if first != second and "_" not in (first, second):
+            yield prefix[:place] + second + first + name[place + 2 :]
+
+
+@pytest.mark.parametrize("name", [name for name in VARIABLES if name.startswith(known.prefixes())])
+def test_a_misspelt_beginning_of_each_variable_is_an_error(name):
+    for wrong in exchanged_in_prefix(name):
+        assert check.unknown([wrong]) == [check.Unknown(wrong, name, True)]
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("gpu_layuot", "gpu_layout"),
+        ("gpu_layuot_on_busy", "gpu_layout_on_busy"),
+        ("gpu_layot_on_busy", "gpu_layout_on_busy"),
+        ("gpu_layoutt_on_busy", "gpu_layout_on_busy"),
+        ("gpu_lauout_on_busy", "gpu_layout_on_busy"),
+        ("gup_layout_on_busy", "gpu_layout_on_busy"),
+        ("nvidia_drvier_version", "nvidia_driver_version"),
+        ("nvdia_driver_version", "nvidia_driver_version"),
+        ("gpu_righsize_window", "gpu_rightsize_window"),
+        ("conatiner_toolkit_version", "container_toolkit_version"),
+    ],
+)
+def test_a_typing_error_ahead_of_the_rest_of_a_name_is_an_error(name, meant):
+    assert check.unknown([name]) == [check.Unknown(name, meant, True)]
+    assert check.unknown([name], [name[:6] + "*"]) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        # Plurals and numbers.
+        *(
+            "gpu_layouts",
+            "gpu_layout2",
+            "gpu_sites",
+            "gpu_layouts_on_busy",
+            "nvidia_drivers_version",
+            "gpu_drains_timeout",
+        ),
+        *("dcgm_exporters_port", "gpu_exports_dir", "gpu1_layout", "gpu_layout1_on_busy"),
+        # Other words.
+        *("gpu_train_timeout", "gpu_audio_user", "gpu_expert_dir", "gpu_exporter_dir", "gpu_exporter_overwrite"),
+        *("gpu_simulation_gpus", "gpu_size_waves", "gpu_suite_tolerate", "gpu_driver_version", "gpu_hosts"),
+        # Of other owners.
+        *(
+            "my_gpu_layout",
+            "vgpu_layout_on_busy",
+            "gpu_limiter_state",
+            "lab_gpu_site_waves",
+            "nvidia_container_toolkit_version",
+        ),
+        *(
+            "nvidia_dcgm_exporter_port",
+            "dcgmexporter_port",
+            "nvidia_docker_version",
+            "GPU_LAYOUT",
+            "NVIDIA_DRIVER_VERSION",
+        ),
+        # Too short for more than two letters that are exchanged.
+        *("gpu_layot", "gpu_lauout", "layout", "lab", "_", "__", ""),
+    ],
+)
+def test_a_name_that_an_inventory_may_have_for_itself_never_stops_a_run(name):
+    assert [each for each in check.unknown([name]) if each.error] == []
+
+
+def test_a_name_between_two_variables_is_a_warning(monkeypatch):
+    others = {name: known.Variable(name, {}, ("gpu_layout",)) for name in ("gpu_layout_first", "gpu_loyout_first")}
+    monkeypatch.setattr(known, "variables", lambda: others)
+    known.by_words_around.cache_clear()
+    try:
+        assert check.typing_error("gpu_lyyout_first") == ""
+        assert check.typing_error("gpu_laoyut_first") == "gpu_layout_first"
+    finally:
+        known.by_words_around.cache_clear()
+
+
 def test_names_like_the_collections_are_warned_of_or_left():
     found = {
-        each.name: each for each in check.unknown(["gpu_layuot", "nvidia_drvier_version", "gpu_layout_h100", "lab"])
+        each.name: each for each in check.unknown(["gpu_layouts", "nvidia_drivers_version", "gpu_layout_h100", "lab"])
     }
     assert {name: (each.nearest, each.error) for name, each in found.items()} == {
-        "gpu_layuot": ("gpu_layout", False),
-        "nvidia_drvier_version": ("nvidia_driver_version", False),
+        "gpu_layouts": ("gpu_layout", False),
+        "nvidia_drivers_version": ("nvidia_driver_version", False),
         "gpu_layout_h100": ("", False),
     }
     assert check.unknown(["gpu_layout_h100", "gpu_layout_on_bsuy"], ["gpu_layout_*"]) == []

@@ -22,6 +22,8 @@ _MOST_RATIO = 1e9
 _NAME_RATIO, _REST_RATIO = 0.9, 0.66
 #: The same for a name that stands in place of a variable that a host lacks.
 _MISSING_RATIO = 0.85
+#: A shorter name, and a shorter word of a name, is too soon another one that an inventory has for itself.
+_LEAST_NAME, _LEAST_WORD = 15, 5
 #: Parts of names that are worth a look without a prefix of the collection.
 _WORDS = ("gpu", "nvidia", "dcgm", "container_t")
 _SECRETS = (
@@ -83,12 +85,48 @@ def unknown(names: Iterable[str], own: Sequence[str] = ()) -> list[Unknown]:
         if name in there or any(fnmatchcase(name, pattern) for pattern in own):
             continue
         prefix = next((each for each in known.prefixes() if name.startswith(each)), "")
-        if not prefix and not name.startswith(_WORDS):
+        meant = "" if prefix else typing_error(name)
+        if not (prefix or meant or name.startswith(_WORDS)):
             continue
-        near = _nearest(name, prefix, there)
+        near = meant or _nearest(name, prefix, there)
         if (prefix or near) and not known.is_internal(name):
-            found.append(Unknown(name, near, bool(prefix and near)))
+            found.append(Unknown(name, near, bool(meant or (prefix and near))))
     return found
+
+
+def typing_error(name: str) -> str:
+    """Return the variable that the name is with one typing error in one word; "" where there is none, or more than one.
+
+    docs/variables.md says which errors count. An inventory has names of its own that look much like the collection's
+    (gpu_layouts, gpu_train_timeout): other differences are none.
+    """
+    words, found = name.split("_"), set()
+    for place, word in enumerate(words):
+        for each in known.by_words_around().get((*words[:place], None, *words[place + 1 :]), ()):
+            meant = each.split("_")[place]
+            if _exchanged(word, meant) or (len(each) >= _LEAST_NAME and _one_letter_off(word, meant)):
+                found.add(each)
+    return found.pop() if len(found) == 1 else ""
+
+
+def _exchanged(word: str, meant: str) -> bool:
+    """Whether two neighbouring letters have changed places."""
+    places = [place for place, pair in enumerate(zip(word, meant)) if pair[0] != pair[1]]
+    if len(word) != len(meant) or len(places) != 2 or places[1] != places[0] + 1:
+        return False
+    return word[places[0] : places[1] + 1] == meant[places[1]] + meant[places[0]]
+
+
+def _one_letter_off(word: str, meant: str) -> bool:
+    """Whether one letter between the first and the last one is missing, wrong or too much."""
+    if len(meant) < _LEAST_WORD or abs(len(word) - len(meant)) > 1 or word[:1] != meant[0] or word[-1:] != meant[-1]:
+        return False
+    same = next(
+        (place for place, pair in enumerate(zip(word, meant)) if pair[0] != pair[1]), min(len(word), len(meant))
+    )
+    longest = max(len(word), len(meant))
+    # What follows the first difference is the same.
+    return word[same + (len(word) == longest) :] == meant[same + (len(meant) == longest) :]
 
 
 def _nearest(name: str, prefix: str, there: Iterable[str]) -> str:

@@ -70,6 +70,17 @@ def prefixes() -> tuple[str, ...]:
     return tuple(sorted(starts, key=len, reverse=True))
 
 
+@lru_cache(maxsize=None)
+def by_words_around() -> dict[tuple[str | None, ...], list[str]]:
+    """Return the names of variables by their words, with one of them left out (None)."""
+    found: dict[tuple[str | None, ...], list[str]] = {}
+    for name in variables():
+        words = name.split("_")
+        for place in range(len(words)):
+            found.setdefault((*words[:place], None, *words[place + 1 :]), []).append(name)
+    return found
+
+
 def is_internal(name: str) -> bool:
     """Whether the collection's own tasks set this variable, so that it is no variable of an inventory."""
     return "__" in name or name in _set_by_tasks()

@@ -19,8 +19,21 @@ Every variable of the collection's roles and playbooks. This page is made from t
 `bundle.yml` check their own:
 
 - **Values**: type, choices, bounds and form. A value that is made of facts is checked later, by the role that gathers them.
-- **Names**: a name that begins like the collection's names and resembles one of them is an error. A name that only begins
-  like them is a warning, and so is one whose beginning is misspelt.
+- **Names**: a misspelt name is an error, and a name that only looks like the collection's is a warning:
+
+| name | example | what happens |
+|---|---|---|
+| begins as the collection's names do, and resembles one of them | `gpu_site_wave` | error |
+| begins as they do, and resembles none | `gpu_layout_h100` | warning |
+| differs from exactly one of them by one typing error (below) | `gpu_layuot_on_busy` | error |
+| resembles one of them otherwise, and begins with `gpu`, `nvidia`, `dcgm` or `container_t` | `gpu_layouts` | warning |
+| any other | `my_gpu_layout` | nothing |
+
+A typing error is one of these, in one word of a name:
+
+- Two neighbouring letters are exchanged.
+- One letter is missing, wrong or too much (`nvidia_drver_version`). The word's first and last letter are right, it has five
+  letters or more, and the name 15 characters or more. So `nvidia_drivers_version` and `gpu_train_timeout` are names of yours.
 
 ```text
 h100-03: gpu_layout_on_busy: unknown value "drian". Did you mean drain? It is one of fail, wait, drain, force.

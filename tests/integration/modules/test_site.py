@@ -87,7 +87,7 @@ def test_the_typo_of_the_last_host_stops_the_run_before_the_first_is_touched(fle
 @pytest.mark.core
 def test_wrong_variables_of_the_last_host_stop_the_run_before_the_first_is_touched(fleet):
     wrong = {"gpu_layout_lock_timeout": "soon", "gpu_layout_on_bsuy": "wait", "container_toolkit_restart": "mabye"}
-    fleet.more["three"] = wrong
+    fleet.more["three"] = {**wrong, "gpu_layuot_lost": "skip", "gpu_layouts": []}
     run = fleet.play(dict.fromkeys(fleet.hosts, LAYOUT), waves=[0, "many"])
     said = " ".join((run.stdout + run.stderr).split())
     assert run.returncode != 0
@@ -97,6 +97,9 @@ def test_wrong_variables_of_the_last_host_stop_the_run_before_the_first_is_touch
         in said
     )
     assert 'three: container_toolkit_restart: unknown value "mabye"' in said
+    assert "three: gpu_layuot_lost: unknown variable. Did you mean gpu_layout_lost? If it is yours, list it in" in said
+    # An inventory may have this one for itself.
+    assert "three: gpu_layouts: unknown variable, ignored. Did you mean gpu_layout?" in said
     assert "one: gpu_site_waves[0]: a wave of 0 hosts" in said
     assert 'one: gpu_site_waves[1]: invalid wave size "many"' in said
     assert "Traceback" not in said
