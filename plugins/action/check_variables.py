@@ -32,10 +32,12 @@ class ActionModule(ActionBase):
             {
                 "of": {"type": "list", "elements": "str", "required": True, "choices": known.owners()},
                 "required": {"type": "list", "elements": "str", "default": []},
+                "unread": {"type": "list", "elements": "str", "default": []},
             }
         )
         variables = task_vars or {}
-        checked = dict.fromkeys(name for owner in args["of"] for name in known.of_owner(owner))
+        names_of = (name for owner in args["of"] for name in known.of_owner(owner))
+        checked = dict.fromkeys(name for name in names_of if name not in args["unread"])
         values, problems = self._values(variables, [*checked, *args["required"], _OWN])
         own = values.get(_OWN)
         own = [glob for glob in own if isinstance(glob, str)] if isinstance(own, list) else []

@@ -32,6 +32,11 @@ options:
     type: list
     elements: str
     default: []
+  unread:
+    description: Variables that the play does not read. Their values are not checked.
+    type: list
+    elements: str
+    default: []
 extends_documentation_fragment:
   - ansible.builtin.action_common_attributes
 attributes:

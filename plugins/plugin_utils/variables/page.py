@@ -15,8 +15,8 @@ _HEAD = """# Variables
 
 Every variable of the collection's roles and playbooks. This page is made from their argument specs by `make variables`.
 
-`site.yml` and `reset.yml` check all of them on every host before anything changes, `audit.yml`, `rightsize.yml` and
-`bundle.yml` check their own:
+`site.yml` and `reset.yml` check all of them on every host before anything changes. `reset.yml` does not read `gpu_layout`, and so
+does not check its value. `audit.yml`, `rightsize.yml`, `bundle.yml`, `export.yml`, `check_gpu.yml` and `accept.yml` check theirs:
 
 - **Values**: type, choices, bounds and form. A value that is made of facts is checked later, by the role that gathers them.
 - **Names**: a misspelt name is an error, and a name that only looks like the collection's is a warning:

@@ -51,8 +51,10 @@ def test_nothing_is_left_but_the_gpus_as_they_were_unless_that_is_asked(fleet, t
     dry = reset(fleet, tmp_path, "--check")
     assert dry.returncode == 0, dry.stdout + dry.stderr
     assert traces(fleet, tmp_path)
-    # Instances of the second host go: that is asked of it.
+    # Instances of the second host go: that is asked of it. Neither layout can be read.
     asked = {"gpu_layout_reset_instances": "{{ inventory_hostname == 'two' }}"}
+    fleet.more["one"] = {"gpu_layout": [dict(LAYOUT[0], sharing="shraed")]}
+    fleet.more["two"] = {"gpu_layout": [dict(LAYOUT[0], sharing="{{ no_such_variable }}")]}
     run = reset(fleet, tmp_path, "-e", json.dumps(asked), hosts=fleet.hosts)
     assert run.returncode == 0, run.stdout + run.stderr
     assert traces(fleet, tmp_path) == []

@@ -78,10 +78,13 @@ def assert_refused(run, names, host):
 )
 def test_of_gpu_hosts(fleet, playbook, play):
     variables = wrong(owners_checked(playbook)[play])
-    fleet.more["two"] = variables
+    fleet.more["two"] = dict(variables)
     before = files(fleet)
     run = fleet.play(dict.fromkeys(fleet.hosts, LAYOUT), waves=[1], playbook=f"playbooks/{playbook}")
-    assert_refused(run, variables, "two")
+    # A reset does not read the layout, which may be why there is one.
+    read = variables.pop("gpu_layout", None) if playbook == "reset.yml" else None
+    said = assert_refused(run, variables, "two")
+    assert read is None or "two: gpu_layout:" not in said
     # No task after the check ran on any host.
     assert re.findall(r"^TASK \[(.*?)\]", run.stdout, flags=re.MULTILINE)[-1].startswith("Check the variables")
     assert fleet.seen() == {"one": [], "two": []}
