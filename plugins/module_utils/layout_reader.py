@@ -59,11 +59,16 @@ def described(value: object) -> str:
 
 
 def nearest(word: object, known: Iterable[str]) -> str | None:
-    """Return the known word that `word` most likely was to be; of words as near as each other, one that begins with it."""
+    """Return the known word that `word` most likely was to be; of words as near as each other, one that begins with it.
+
+    Where none is near, the only one whose first part it is: sm for sm_percent.
+    """
     text = str(word)[:_LONGEST_QUOTE].lower() if isinstance(word, str) else ""
-    matches = difflib.get_close_matches(text, list(known), n=3)
+    known = list(known)
+    matches = difflib.get_close_matches(text, known, n=3)
     longer = [match for match in matches if match.startswith(text) and len(match) == len(matches[0])]
-    return next(iter([*longer, *matches]), None)
+    parts = [each for each in known if each.startswith(text + "_")]
+    return next(iter([*longer, *matches, *(parts if len(parts) == 1 else [])]), None)
 
 
 def is_digits(text: str) -> bool:

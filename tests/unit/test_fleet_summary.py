@@ -107,7 +107,14 @@ def test_of_a_reason_the_first_line_is_told():
     summary.failed("b", "")
     # The line that it stands in begins with the host.
     summary.failed("c", "c: gpu 3 is lost.")
-    assert summary.reasons == {"a": "the GPU is in use", "b": "no reason given", "c": "gpu 3 is lost."}
+    # The name of an argument stays.
+    summary.failed("d", "gpu_layout[0].mig: 8x 1g.10gb do not fit together")
+    assert summary.reasons == {
+        "a": "the GPU is in use",
+        "b": "no reason given",
+        "c": "gpu 3 is lost.",
+        "d": "gpu_layout[0].mig: 8x 1g.10gb do not fit together",
+    }
 
 
 def test_a_host_without_a_plan_keeps_the_reason_of_its_own():
