@@ -305,10 +305,10 @@ def test_a_service_that_does_nothing_can_be_stopped():
         (gpu("a", 0, H100, "x.service"), {"exempt": ["x.*"]}, "exempt (x.*)"),
         (gpu("a", 0, H100, "x.service"), {"exempt": ["alice"]}, "exempt (alice)"),
         (gpu("a", 0, H100, "x.service"), {"exempt": ["a"]}, "exempt (a)"),
-        (gpu("a", 0, H100, "user@1000.service"), {}, "somebody sits in it"),
+        (gpu("a", 0, H100, "user@1000.service"), {}, "is an interactive session"),
         # A user handed it an open node.
-        (gpu("a", 0, H100, "polkit.service"), {}, "it holds GPUs for others"),
-        (gpu("a", 0, H100, "slurmd.service"), {}, "holds GPUs for others"),
+        (gpu("a", 0, H100, "polkit.service"), {}, "it holds GPUs for other processes"),
+        (gpu("a", 0, H100, "slurmd.service"), {}, "holds GPUs for other processes"),
         (gpu("a", 0, H100, "x.scope"), {}, "not a service"),
         (gpu("a", 0, H100, "containerd container 0123456789ab"), {}, "stopped where they were started"),
         (gpu("a", 0, H100, "podman@1000 container x"), {}, "stopped where they were started"),

@@ -23,7 +23,7 @@ from .model import Reclaimable
 
 _WORDS = ("idle", "held_without_process")
 _STANDBY = "standby"
-#: Units that hold GPUs for others, or that people sit in: never stopped for being idle.
+#: Units that hold GPUs for other processes, and interactive sessions: never stopped for being idle.
 _NEVER = (
     "init.scope", "user@*", "session-*", "*.slice", "nvidia-*", "dcgm*", "slurm*", "kubelet*", "k3s*", "docker*",
     "containerd*", "crio*", "podman*", "libvirtd*", "gpu-layout*", "gpu-exporter*", "openfleet*", "ssh*", "dbus*", "systemd-*",
@@ -158,7 +158,7 @@ def _spared(found: Reclaimable, findings, holders, bounds: Bounds, age: float | 
 def _kept_unit(name: str) -> str:
     """Return why a unit is never stopped; empty where it may be."""
     if is_essential(name) or any(fnmatch.fnmatchcase(name, rule) for rule in _NEVER):
-        return "it holds GPUs for others, or somebody sits in it"
+        return "it holds GPUs for other processes, or is an interactive session"
     if not name.endswith(".service"):
         return "not a service: nothing would start it again"
     return "" if is_a("unit", name) else "no unit has such a name"
