@@ -158,7 +158,7 @@ setup-test: packages-test
 .PHONY: demo
 demo: ## start the simulated fleet, run site.yml on it twice, audit it, show what came of it
 	@started=$$(date +%s.%N)
-	there=$$(ls $(venv_stamp) 2>/dev/null | wc -l)$$(.lab/bin/podman image exists "$$(cat $(lab_image))" 2>/dev/null && echo 1 || echo 0)
+	there=$$(ls $(venv_stamp) 2>/dev/null | wc -l)$$(.lab/bin/podman image exists "$$(cat $(lab_image) 2>/dev/null)" 2>/dev/null && echo 1 || echo 0)
 	case $$there in 00) temperature=cold ;; 11) temperature=warm ;; *) temperature=partly ;; esac
 	$(MAKE) setup
 	# Without OR-Tools right-sizing finds fewer GPUs to free, and destroys more instances.

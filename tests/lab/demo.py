@@ -34,7 +34,7 @@ def run_demo() -> tuple[list[str], dict[str, float]]:
     wrong = []
     seconds = {}
 
-    banner("1/6  Start the hosts: real systemd, simulated GPUs to come")
+    banner("1/6  Start the hosts, with a real systemd and no GPUs yet")
     REPORT.unlink(missing_ok=True)
     # From bare hosts each time, so that what is shown does not hang on what was done to an earlier fleet.
     seconds["start the hosts"] = play_quietly("tests/lab/destroy.yml", "destroy.log") + play_quietly(
@@ -46,7 +46,7 @@ def run_demo() -> tuple[list[str], dict[str, float]]:
     seconds["first run"] = play("site.yml")
     first_report = REPORT.read_text()
 
-    banner("3/6  ansible-playbook site.yml again: nothing may change")
+    banner("3/6  ansible-playbook site.yml again: nothing should change")
     run = play_and_read("site.yml", "second-run.json")
     seconds["second run"] = run.seconds
     if run.changes:
@@ -55,17 +55,17 @@ def run_demo() -> tuple[list[str], dict[str, float]]:
     else:
         print(f"{len(run.hosts)} hosts, nothing changed ({run.seconds:.0f} s)")
 
-    banner("4/6  What NVIDIA's nvidia-smi says on each host, held against the inventory")
+    banner("4/6  Compare nvidia-smi on each host with the inventory")
     started = time.monotonic()
     if verify_layout.main([]) != 0:
         wrong.append("a host is not as the inventory asks")
 
-    banner("5/6  What the Prometheus on the monitoring host knows of them")
+    banner("5/6  Compare Prometheus on the monitoring host with the hosts")
     if verify_monitoring.main() != 0:
         wrong.append("the monitoring host does not see what is there")
     seconds["check"] = time.monotonic() - started
 
-    banner("6/6  Services on some GPUs, a recorded past of them: the audit, and what would be enough")
+    banner("6/6  Start services on some GPUs, then audit and right-size them")
     started = time.monotonic()
     wrong += demo_audit.show()
     seconds["audit"] = time.monotonic() - started
@@ -103,11 +103,11 @@ def main() -> int:
         print(*(f"demo: {sentence}" for sentence in wrong), sep="\n", file=sys.stderr)
         return 1
     note_times(options.temperature, total)
-    print("The second run changed nothing, and every GPU is exactly as the inventory asks, and watched.")
-    print(f"The report:  {REPORT} (also .json, .html)")
-    print("The audit:   {}\nIn its place: {}".format(*demo_audit.PAGES))
-    print("A host:      .lab/bin/podman exec -it openfleet-demo-h100 bash")
-    print("All away:    make clean")
+    print("The second run changed nothing. Every GPU is as the inventory asks, and Prometheus sees it.")
+    print(f"The report:   {REPORT} (also .json, .html)")
+    print("The audit:    {}\nThe proposal: {}".format(*demo_audit.PAGES))
+    print("A host:       .lab/bin/podman exec -it openfleet-demo-h100 bash")
+    print("Remove all:   make clean")
     return 0
 
 

@@ -62,9 +62,7 @@ def show() -> list[str]:
         goes_on(prometheus)
     except (PrometheusError, NvidiaSmiError, RuntimeError, OSError, ValueError, CalledProcessError) as error:
         raise FleetError(f"the recorded history could not be put into Prometheus: {error}") from error
-    print(
-        f"{len(SERVICES)} services run since now; of the {DAYS} days before Prometheus has a RECORDED history, made up for this."
-    )
+    print(f"{len(SERVICES)} services run from now on. Prometheus has a made-up history of the {DAYS} days before.")
     with relay(MONITOR) as url:
         settings = {
             "gpu_audit_prometheus": {"url": url},
@@ -122,7 +120,7 @@ def _works(subject: Subject) -> bool:
 
 
 def _differences() -> list[str]:
-    """Whether the audit says of each service what it was made for."""
+    """Return what is wrong with the audit of the services, and with the proposal."""
     report = json.loads((REPORT / "audit.json").read_text())
     words = {}
     for finding in report["findings"]:
@@ -135,4 +133,6 @@ def _differences() -> list[str]:
         for one in SERVICES
         if words.get(one.name) != one.word
     ]
+    if "pip install ortools" in (REPORT / "rightsize.json").read_text():
+        wrong.append("the proposal was made without OR-Tools, so that it may free fewer GPUs")
     return wrong + [f"there is no page {page}" for page in PAGES if not page.exists()]

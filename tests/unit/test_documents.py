@@ -65,6 +65,14 @@ def test_every_page_is_listed():
     assert pages - set(links(INDEX)) == set()
 
 
+def test_the_demo_installs_what_right_sizing_needs():
+    """Without OR-Tools the first proposal that a reader sees is the weaker one."""
+    makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
+    recipe = re.search(r"^demo:.*\n((?:\t.*\n)+)", makefile, flags=re.MULTILINE)[1]
+    assert recipe.index("--requirement requirements-rightsize.txt") < recipe.index("tests/lab/demo.py")
+    assert "ortools" in (REPOSITORY / "requirements-rightsize.txt").read_text(encoding="utf-8")
+
+
 def test_make_has_the_targets_that_documents_name():
     makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
     named = {
