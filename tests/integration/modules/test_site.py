@@ -188,18 +188,28 @@ def test_an_inventory_without_gpu_hosts_is_no_success(fleet, tmp_path, playbook,
     assert said.split("PLAY RECAP", 1)[1].split()[1:2] == ["localhost"]
 
 
-def test_an_inventory_of_a_monitoring_host_alone_is_one(fleet, tmp_path):
+@pytest.mark.parametrize(
+    ("group", "task"),
+    [
+        ("gpu_monitoring", "Bring the monitoring that the inventory asks for"),
+        pytest.param(
+            "gpu_audit", "Bring the timer of the audit that the inventory asks for", marks=pytest.mark.thorough
+        ),
+    ],
+)
+def test_an_inventory_of_a_monitoring_or_audit_host_alone_is_one(fleet, tmp_path, group, task):
     watcher = {
         "ansible_connection": "local",
         "ansible_become": False,
         "ansible_python_interpreter": sys.executable,
-        "gpu_monitoring_state": "absent",
+        f"{group}_state": "absent",
+        "gpu_audit_project_dir": "/srv/project",
     }
-    inventory = tmp_path / "monitoring.yml"
-    inventory.write_text(json.dumps({"gpu_monitoring": {"hosts": {"watcher": watcher}}}))
+    inventory = tmp_path / "watcher.yml"
+    inventory.write_text(json.dumps({group: {"hosts": {"watcher": watcher}}}))
     run = fleet.run("site.yml", inventory, "--check")
     assert run.returncode == 0, run.stdout + run.stderr
-    assert "TASK [Bring the monitoring that the inventory asks for]" in run.stdout
+    assert f"TASK [{task}]" in run.stdout
 
 
 def test_a_host_without_a_plan_stops_the_run_unless_it_is_tolerated(fleet, tmp_path):
