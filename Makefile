@@ -109,24 +109,32 @@ $(venv_oldest_core_stamp):
 # One at a time, since all builds use the same directory: each variant waits for the one before it. A variant is the base image with
 # what some hosts have besides: Prometheus and Alertmanager; Debian's Slurm; an engine for clients of MPS in containers.
 build_image = flock .lab/image.lock tests/lab/image/build
-.PHONY: image image-slurm image-sharing image-monitoring
+.PHONY: image image-slurm image-sharing image-monitoring image-kubernetes
 image: packages
 	@$(build_image)
 
 image-monitoring: image
 image-slurm: | image-monitoring
 image-sharing: | image-slurm
-image-slurm image-sharing image-monitoring: packages
+image-kubernetes: image
+image-slurm image-sharing image-monitoring image-kubernetes: packages
 	@$(build_image) $(@:image-%=%)
 
 # Debian's Prometheus and Alertmanager, unpacked and never installed here, which would start them.
-prometheus_stamp := .lab/prometheus/.made-$(call checksum,tests/lab/fetch-prometheus)
+prometheus_stamp := .lab/prometheus/.made-$(call checksum,tests/lab/fetch-packages)
 $(prometheus_stamp):
-	@tests/lab/fetch-prometheus
+	@tests/lab/fetch-packages prometheus promtool prometheus prometheus-alertmanager
 	touch $@
 
-.PHONY: prometheus-tools venv-test venv-newest venv-oldest-core
+# Likewise Debian's etcd.
+etcd_stamp := .lab/etcd/.made-$(call checksum,tests/lab/fetch-packages)
+$(etcd_stamp):
+	@tests/lab/fetch-packages etcd etcd etcd-server
+	touch $@
+
+.PHONY: prometheus-tools etcd venv-test venv-newest venv-oldest-core
 prometheus-tools: $(prometheus_stamp)
+etcd: $(etcd_stamp)
 venv-test: $(venv_test_stamp)
 venv-newest: $(venv_newest_stamp)
 venv-oldest-core: $(venv_oldest_core_stamp)
@@ -330,6 +338,20 @@ leg-trixie:
 	@export LAB_RELEASE=trixie NO_COLOR=1 XDG_CACHE_HOME=$(CURDIR)/.cache/trixie OPENFLEET_CHECKOUT=$(OPENFLEET_CHECKOUT)-13
 	tests/leg run trixie bash -ec 'flock .lab/image.lock tests/lab/image/build; \
 	    for scenario in nvidia_driver container_toolkit mig; do molecule test --no-command-borders --scenario-name $$scenario; done'
+
+# Why this machine cannot run the tests on a cluster, or is not to; empty where it does.
+KUBERNETES ?=
+without_kubernetes := $(if $(filter skip,$(KUBERNETES)),KUBERNETES=skip,$(if $(shell command -v go),,there is no Go))
+
+# A real kubelet and API server. The first run compiles them (OPENFLEET_GO_CACHE). Not apart: podman would be told of processes by
+# other numbers than the rest of this machine.
+.PHONY: test-kubernetes leg-kubernetes
+test-kubernetes: $(if $(without_kubernetes),,packages-test venv-test image-kubernetes etcd) ## the leg on a Kubernetes cluster, which is not part of `make test`
+	@$(MAKE) leg-kubernetes
+
+leg-kubernetes:
+	@if [ -n '$(without_kubernetes)' ]; then tests/leg left-out kubernetes '$(without_kubernetes)'; exit; fi
+	tests/leg run kubernetes bash -ec 'tests/kubernetes/build >/dev/null; pytest --quiet tests/kubernetes'
 
 # Scenarios of molecule, each with a fleet of its own.
 leg-default: export OPENFLEET_LIMIT := $(if $(OPENFLEET_THOROUGH),all,h100,l40s,monitor)

@@ -1,0 +1,251 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A Kubernetes control plane of this machine's own processes: etcd of Debian's, and programs built by tests/kubernetes/build.
+
+It listens on an address of the loopback interface that it has for itself.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import random
+import socket
+import ssl
+import subprocess
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any, Iterator, Sequence
+
+from certificates import Authority
+from patience import wait_until
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+ETCD = REPOSITORY / ".lab" / "etcd" / "usr" / "bin" / "etcd"
+API_PORT = 6443
+_ETCD_PORT = 2379
+_PEER_PORT = 2380
+#: The programs below listen on these, the first two with no use here.
+_PORTS = (10257, 10259, API_PORT, _ETCD_PORT, _PEER_PORT)
+#: The group whose members may do everything.
+ADMINISTRATORS = "system:masters"
+
+
+def build() -> Path:
+    """Return the folder with the programs, which are built where they are missing."""
+    command = [REPOSITORY / "tests" / "kubernetes" / "build"]
+    return Path(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip())
+
+
+class ApiError(AssertionError):
+    """The API server refused. `status` is HTTP's, `reason` Kubernetes' own word."""
+
+    def __init__(self, what: str, status: int, answer: dict) -> None:
+        self.status, self.reason = status, answer.get("reason", "")
+        super().__init__("%s: %d %s" % (what, status, answer.get("message") or answer))
+
+
+class ControlPlane:
+    """etcd and the API server; with start_controllers also the controller manager and the scheduler.
+
+    `kubeconfig` is an administrator's. `folder` keeps keys, logs (NAME.log) and data.
+    """
+
+    def __init__(self, folder: Path, programs: Path) -> None:
+        self.folder, self.programs = folder, programs
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.address = _free_address()
+        self.url = "https://%s:%d" % (self.address, API_PORT)
+        self._authority = Authority(folder / "pki")
+        self._running: dict[str, subprocess.Popen] = {}
+        self.kubeconfig = self.kubeconfig_of("admin", [ADMINISTRATORS])
+        certificate = folder / "pki" / "admin.crt"
+        self._tls = ssl.create_default_context(cafile=str(self._authority.certificate))
+        self._tls.load_cert_chain(certificate, certificate.with_suffix(".key"))
+
+    def start(self) -> None:
+        """Start etcd and the API server, and return once it answers."""
+        etcd, peer = ("http://%s:%d" % (self.address, port) for port in (_ETCD_PORT, _PEER_PORT))
+        self._run(
+            ETCD,
+            {
+                "data-dir": self.folder / "etcd",
+                "unsafe-no-fsync": "true",
+                "logger": "zap",
+                "listen-client-urls": etcd,
+                "advertise-client-urls": etcd,
+                "listen-peer-urls": peer,
+                "initial-advertise-peer-urls": peer,
+                "initial-cluster": "default=%s" % peer,
+            },
+        )
+        self.start_api_server()
+
+    def start_api_server(self) -> None:
+        """Start the API server, at first or after `stop_program`."""
+        pki = self.folder / "pki"
+        if not (pki / "kube-apiserver.crt").exists():
+            # 127.0.0.1 is where nodes see it (relay.py).
+            self._authority.issue("kube-apiserver", [self.address, "127.0.0.1", "localhost", "kubernetes"])
+            self._authority.issue("service-accounts")
+        self._run(
+            self.programs / "kube-apiserver",
+            {
+                "etcd-servers": "http://%s:%d" % (self.address, _ETCD_PORT),
+                "bind-address": self.address,
+                "secure-port": API_PORT,
+                # It refuses to advertise an address of the loopback interface; nothing here uses what it advertises.
+                "advertise-address": "192.0.2.1",
+                "endpoint-reconciler-type": "none",
+                "service-cluster-ip-range": "198.51.100.0/24",
+                "tls-cert-file": pki / "kube-apiserver.crt",
+                "tls-private-key-file": pki / "kube-apiserver.key",
+                "client-ca-file": self._authority.certificate,
+                "authorization-mode": "Node,RBAC",
+                "service-account-issuer": "https://kubernetes.lab",
+                "service-account-key-file": pki / "service-accounts.crt",
+                "service-account-signing-key-file": pki / "service-accounts.key",
+                "allow-privileged": "true",
+                "profiling": "false",
+                "enable-priority-and-fairness": "false",
+            },
+        )
+        self.wait(self.is_ready, "the API server")
+
+    def start_controllers(self) -> None:
+        """Start the controller manager and the scheduler: workloads, evictions, taints, service accounts."""
+        pki = self.folder / "pki"
+        common = {"kubeconfig": self.kubeconfig, "leader-elect": "false", "bind-address": self.address}
+        accounts = {
+            "root-ca-file": self._authority.certificate,
+            "service-account-private-key-file": pki / "service-accounts.key",
+        }
+        self._run(self.programs / "kube-controller-manager", {**common, **accounts})
+        self._run(self.programs / "kube-scheduler", common)
+        self.wait(
+            lambda: self.find("/api/v1/namespaces/default/serviceaccounts/default"), "an account for pods of `default`"
+        )
+
+    def kubeconfig_of(self, user: str, groups: Sequence[str] = (), url: str = "") -> Path:
+        """Return a kubeconfig of the user, by a certificate: what it may do RBAC says."""
+        certificate = self._authority.issue(user, organizations=groups)
+        path = self.folder / ("%s.kubeconfig" % certificate.stem)
+        cluster = {"server": url or self.url, "certificate-authority-data": _encoded(self._authority.certificate)}
+        keys = {
+            "client-certificate-data": _encoded(certificate),
+            "client-key-data": _encoded(certificate.with_suffix(".key")),
+        }
+        data = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "lab", "cluster": cluster}],
+            "users": [{"name": user, "user": keys}],
+            "contexts": [{"name": "lab", "context": {"cluster": "lab", "user": user}}],
+            "current-context": "lab",
+        }
+        path.touch(mode=0o600)
+        path.write_text(json.dumps(data))
+        return path
+
+    def call(self, method: str, path: str, body: Any = None, kind: str = "application/json") -> dict:
+        """Ask the API server as an administrator. Raises ApiError with its refusal, OSError where it does not answer."""
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, {"Content-Type": kind}, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=60, context=self._tls) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            with error:
+                text = error.read().decode()
+            answer = json.loads(text) if text.startswith("{") else {"message": text}
+            raise ApiError("%s %s" % (method, path), error.code, answer) from None
+
+    def find(self, path: str) -> dict | None:
+        """Return what is there, None where nothing is."""
+        try:
+            return self.call("GET", path)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            return None
+
+    def merge(self, path: str, change: dict) -> dict:
+        """Change what is there by a merge patch: null removes."""
+        return self.call("PATCH", path, change, "application/merge-patch+json")
+
+    def kubectl(self, *arguments: str, text: str | None = None) -> str:
+        """Return what kubectl prints, as an administrator. Raises AssertionError where it fails."""
+        command = [str(self.programs / "kubectl"), "--kubeconfig", str(self.kubeconfig), *arguments]
+        done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, "%s: %s" % (" ".join(arguments), done.stderr)
+        return done.stdout
+
+    def is_ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(self.url + "/readyz", timeout=10, context=self._tls) as answer:
+                return answer.status == 200
+        except OSError:
+            return False
+
+    def wait(self, holds, what: str) -> None:
+        """Wait until it holds. Fails at once, with the end of its log, where a program has ended."""
+
+        def looked() -> object:
+            for name, process in self._running.items():
+                assert process.poll() is None, "%s has ended:\n%s" % (name, self.log(name)[-3000:])
+            return holds()
+
+        wait_until(looked, what)
+
+    def log(self, name: str) -> str:
+        return (self.folder / ("%s.log" % name)).read_text()
+
+    def stop_program(self, name: str) -> None:
+        """Kill a program, as `kube-apiserver`; the others stay."""
+        process = self._running.pop(name)
+        process.kill()
+        process.wait()
+
+    def stop(self) -> None:
+        for name in reversed(list(self._running)):
+            self.stop_program(name)
+
+    def _run(self, program: Path, options: dict[str, object]) -> None:
+        command = [str(program), *("--%s=%s" % option for option in options.items())]
+        with (self.folder / ("%s.log" % program.name)).open("a") as log:
+            # Go's collector takes CPU time for memory, of which there is enough.
+            environment = dict(os.environ, GOGC="200")
+            self._running[program.name] = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
+            )
+
+
+@contextlib.contextmanager
+def running(folder: Path) -> Iterator[ControlPlane]:
+    """A control plane until the end of the block."""
+    plane = ControlPlane(folder, build())
+    try:
+        plane.start()
+        yield plane
+    finally:
+        plane.stop()
+
+
+def _encoded(path: Path) -> str:
+    return base64.b64encode(path.read_bytes()).decode()
+
+
+def _free_address() -> str:
+    """Return an address at which nothing listens on the ports of a control plane.
+
+    Two that are started at once draw the same one out of 16 million by accident only.
+    """
+    while True:
+        address = "127.%d.%d.%d" % tuple(random.randint(1, 254) for _part in range(3))
+        with contextlib.ExitStack() as opened, contextlib.suppress(OSError):
+            for port in _PORTS:
+                opened.enter_context(socket.socket()).bind((address, port))
+            return address

@@ -1,0 +1,31 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The API server of the tests is a real one, asked as different users."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+NODE = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "control-plane-test"}}
+
+
+def kubectl(plane, kubeconfig, *arguments):
+    command = [plane.programs / "kubectl", "--kubeconfig", kubeconfig, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_is_the_release_that_go_mod_names(api_server):
+    assert api_server.call("GET", "/version")["gitVersion"].startswith("v1.34.")
+
+
+def test_users_do_what_roles_allow(api_server):
+    api_server.call("POST", "/api/v1/nodes", NODE)
+    kubeconfig = api_server.kubeconfig_of("reader")
+    refused = kubectl(api_server, kubeconfig, "get", "nodes")
+    assert refused.returncode != 0 and 'User "reader" cannot list resource "nodes"' in refused.stderr
+    api_server.kubectl("create", "clusterrole", "node-reader", "--verb=get,list", "--resource=nodes")
+    api_server.kubectl("create", "clusterrolebinding", "node-reader", "--clusterrole=node-reader", "--user=reader")
+    nodes = json.loads(kubectl(api_server, kubeconfig, "get", "nodes", "-o", "json").stdout)
+    assert "control-plane-test" in {node["metadata"]["name"] for node in nodes["items"]}
+    assert "forbidden" in kubectl(api_server, kubeconfig, "delete", "node", "control-plane-test").stderr
