@@ -13,6 +13,8 @@ from .layout_reader import Key, Node, described, is_digits, is_integer, nearest,
 from .layout_types import MOST_GPUS, Selector
 
 #: Indices in one text, as "0-3" and "0,1".
+#: A message shows no more.
+_MOST_INDICES = 16
 _RANGE = re.compile(r"\s*[0-9]{1,4}(?:\s*[-,]\s*[0-9]{1,4})+\s*", re.ASCII)
 _UUID = re.compile(r"GPU-([0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12})")
 # NVML pads the domain to eight digits, sysfs to four, lspci leaves it out. A GPU is function 0 of its device.
@@ -89,12 +91,21 @@ def _parse_text(node: Node, text: str) -> Selector | None:
             "Write it without quotes, in a list: gpus: [%.20s]." % text.strip(),
         )
     elif _RANGE.fullmatch(text):
-        node.report("%s is no list of GPUs" % quoted(text), "Write each index: gpus: [0, 1, 2, 3].")
+        node.report("%s is no list of GPUs" % quoted(text), "Write each index: gpus: %s." % _indices(text))
     elif nearest(text, ["all"]):
         node.report("%s names no GPU" % quoted(text), "Did you mean all?")
     else:
         node.report("%s names no GPU" % quoted(text), _FORMS)
     return None
+
+
+def _indices(text: str) -> list[int]:
+    """Return the indices that a range or a list in a text means; an example where they are too many."""
+    found: list[int] = []
+    for part in text.split(","):
+        ends = [int(end) for end in part.split("-")]
+        found += range(ends[0], min(ends[-1], ends[0] + _MOST_INDICES) + 1)
+    return found if found and len(found) <= _MOST_INDICES else [0, 1, 2, 3]
 
 
 def selector_to_data(selector: Selector) -> Any:

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from typing import Any, Mapping
 
 from ..module_utils.errors import FleetError
-from .host_values import MOST_ENTRIES, MOST_TEXT, HostValueError, Reader, bounded, text
+from .host_values import MOST_ENTRIES, MOST_TEXT, HostValueError, Reader, bounded, shown, text
 
 #: More than any host has: 16 GPUs on an HGX board of two baseboards, 7 instances on each.
 _GPUS, _PARTS = 64, 64
@@ -332,7 +333,21 @@ def _warnings(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _message(result: Mapping[str, Any]) -> str:
-    return _lines(result.get("msg") or "the module failed and does not say why").rstrip("\n")
+    message = _lines(result.get("msg") or "the module failed and does not say why").rstrip("\n")
+    said = _said_instead(result)
+    if not said or said in message:
+        return message
+    first = " ".join(message.split()).rstrip(".")
+    cure = "Check there that Python runs and that the account may become root."
+    return "%s. The host said: %s. %s" % (first, shown(said), cure)
+
+
+def _said_instead(result: Mapping[str, Any]) -> str:
+    """Return the last line that a host printed in place of a module's result, as where it has no sudo; empty where none."""
+    lines = [line.strip() for key in _OUTPUTS for line in str(result.get(key) or "")[:_MOST_OUTPUT].splitlines()]
+    # OpenSSH's own, at the end of each command on a terminal.
+    said = [line for line in lines if line and not re.match(r"Shared connection to \S+ closed", line)]
+    return said[-1] if said else ""
 
 
 def _lines(value: Any) -> str:

@@ -297,6 +297,30 @@ def test_a_host_that_says_nothing_of_its_gpus_did_not_answer(result, reason):
     assert host_results.gpu_info_of_all({"a": result}) == ({}, [reason])
 
 
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        # As ansible-core has it where sudo is missing, with and without a terminal.
+        (
+            {"module_stdout": "/bin/sh: 1: sudo: not found\r\n", "module_stderr": "Shared connection to a closed.\r\n"},
+            'No start of json char found. The host said: "/bin/sh: 1: sudo: not found". Check there that Python runs and that '
+            "the account may become root.",
+        ),
+        (
+            {"module_stderr": "Traceback\n  File x\nImportError: No module named 'json'\n"},
+            "No start of json char found. The host said: \"ImportError: No module named 'json'\". Check there that Python runs "
+            "and that the account may become root.",
+        ),
+        ({"module_stderr": "No start of json char found"}, "No start of json char found"),
+        ({"module_stdout": "\n", "module_stderr": "Shared connection to a closed."}, "No start of json char found"),
+    ],
+)
+def test_what_a_host_says_in_place_of_a_result_is_in_the_message(more, message):
+    result = {"failed": True, "msg": "No start of json char found", **more}
+    assert host_results.failure(result)["msg"] == message
+    assert host_results.layout_result(result)["msg"] == message
+
+
 def test_a_host_that_was_not_asked_is_not_one_that_did_not_answer():
     assert host_results.gpu_info_of_all({"a": {}, "b": {"skipped": True}}) == ({}, [])
 

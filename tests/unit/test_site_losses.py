@@ -61,7 +61,7 @@ def test_one_sentence_names_the_hosts_and_how_to_go_on():
 @pytest.mark.parametrize("tolerate", [1, "100%"])
 def test_a_wrong_layout_is_never_tolerated(tolerate):
     found = losses(HOSTS, HOSTS[:8], {"h8": SICK, "h9": TYPO}, tolerate)
-    assert "No plan for h9 (its error is above). Correct the inventory" in found.refusal
+    assert "No plan for h9 (its error is above). Correct the errors above" in found.refusal
     assert found.left_out["h9"] == TYPO["msg"]
     assert "gpu_site_tolerate does not cover errors" in found.refusal and "h8" not in found.refusal
 

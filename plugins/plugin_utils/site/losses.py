@@ -92,7 +92,7 @@ def losses(hosts: Sequence[str], planned: Sequence[str], failures: Mapping[str, 
     allowed = tolerated(tolerate, len(hosts))
     every = bool(lost) and len(lost) == len(hosts)
     if wrong:
-        cure = "Correct the inventory and run again. gpu_site_tolerate does not cover errors in the layout or in variables."
+        cure = "Correct the errors above and run again. gpu_site_tolerate does not cover errors in the layout or in variables."
         named = {host: words[host] for host in wrong}
         return Losses(left_out, words, _refusal(named, cure, len(wrong) == len(hosts)))
     if every:

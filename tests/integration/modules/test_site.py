@@ -351,7 +351,7 @@ def test_a_wrong_layout_is_not_tolerated(fleet):
     said = " ".join((run.stdout + run.stderr).split())
     assert run.returncode != 0
     assert (
-        "No plan for three (its error is above). Correct the inventory and run again. gpu_site_tolerate does not"
+        "No plan for three (its error is above). Correct the errors above and run again. gpu_site_tolerate does not"
         in said
     )
     assert fleet.seen() == {"one": [], "two": [], "three": []}
