@@ -15,11 +15,16 @@ from ..module_utils.install.vgpu_limiter import BUILT
 from .on_demand import ROLES, texts
 
 FILES = ROLES / "vgpu_limiter" / "files"
+#: What the library is built from, below files/src: without what a build there has left.
+SOURCES = ("Makefile", "*.c", "*/*.[ch]")
 
 
 def sources(built_files: Mapping[str, str]) -> dict[str, str]:
     """Return texts by name: the files that were built, or else the source, and what is installed as it is."""
-    made_of = dict(built_files) or texts(FILES / "src", "*", "src/")
+    made_of = dict(built_files)
+    if not made_of:
+        for pattern in SOURCES:
+            made_of.update(texts(FILES / "src", pattern, "src/"))
     return {**made_of, **texts(FILES, "vgpu-run"), **texts(FILES, "openfleet-vgpu.*")}
 
 

@@ -19,8 +19,9 @@ ROLES = Path(__file__).resolve().parents[2] / "roles"
 
 
 def texts(folder: Path, pattern: str, prefix: str = "") -> dict[str, str]:
-    """Return the texts of the files of a folder, by name behind the prefix."""
-    return {prefix + file.name: file.read_text(encoding="utf-8") for file in folder.glob(pattern) if file.is_file()}
+    """Return the texts of the files of a folder, by their path in it behind the prefix."""
+    files = (file for file in folder.glob(pattern) if file.is_file())
+    return {prefix + file.relative_to(folder).as_posix(): file.read_text(encoding="utf-8") for file in files}
 
 
 class OnDemandAction(ActionBase):

@@ -86,8 +86,9 @@ class Built:
     def library(self) -> Path:
         """The limiter, built when it is first asked for."""
         if self.sanitizer:
-            # A sanitizer looks its own functions up by dlsym, before it can do anything: that file is made without it.
-            unchecked = ["CFLAGS=-O1 -g", str(self.folder / "library/resolve.o")]
+            # A sanitizer looks its own functions up by dlsym, before it can do anything: what answers is made without it.
+            objects = [str(self.folder / "library" / name) for name in ("driver/loader.o", "hooks/resolve.o")]
+            unchecked = ["CFLAGS=-O1 -g", *objects]
             run_make(SOURCE, self.folder / "library", *unchecked, stamp=".made-resolve")
         run_make(SOURCE, self.folder / "library", *self._library_flags)
         return self.folder / "library" / LIBRARY

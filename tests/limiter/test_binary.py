@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -33,7 +34,7 @@ def library(request: pytest.FixtureRequest, build_folder: Path) -> Path:
 
 
 def hook_names() -> set[str]:
-    return set(re.findall(r"^HOOK\w*\((\w+)", (SOURCE / "hooks.h").read_text(), re.MULTILINE))
+    return set(re.findall(r"^HOOK\w*\((\w+)", (SOURCE / "driver/hooks.h").read_text(), re.MULTILINE))
 
 
 def test_only_what_is_intercepted_is_exported(library: Path) -> None:
@@ -42,13 +43,20 @@ def test_only_what_is_intercepted_is_exported(library: Path) -> None:
     assert exported == hook_names()
 
 
-def test_it_needs_no_newer_c_library(library: Path) -> None:
+@pytest.mark.parametrize("name", [LIBRARY, "vgpu-top"])
+def test_it_needs_no_newer_c_library(library: Path, name: str) -> None:
     """One file for Rocky 8 to 10, Debian 12 and 13, Ubuntu 22.04 and 24.04, and the older ones in containers."""
-    versions = re.findall(r"Name: GLIBC_([\d.]+)", output("readelf", "--version-info", "--wide", library))
+    needed = output("readelf", "--version-info", "--wide", library.parent / name)
+    versions = re.findall(r"Name: GLIBC_([\d.]+)", needed)
     assert versions
     assert max(tuple(map(int, version.split("."))) for version in versions) <= OLDEST_GLIBC
-    unversioned = re.findall(r"Name: (?!GLIBC_)(\S+)", output("readelf", "--version-info", "--wide", library))
+    unversioned = re.findall(r"Name: (?!GLIBC_)(\S+)", needed)
     assert set(unversioned) <= {LIBRARY}
+
+
+def test_vgpu_top_runs(library: Path) -> None:
+    """By the version of the C library's start that old ones have too."""
+    assert json.loads(output(library.parent / "vgpu-top", "--json"))["version"] == 1
 
 
 def test_it_needs_the_c_library_alone(library: Path) -> None:

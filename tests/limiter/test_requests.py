@@ -105,7 +105,7 @@ def test_every_variant_of_the_driver(tenant: Tenant) -> None:
 
 def test_hooks_stay_what_is_listed(tenant: Tenant) -> None:
     """The library's list of hooks has nothing that the lists above do not know, and all that must be there."""
-    names = set(re.findall(r"^HOOK\((\w+)", (SOURCE / "hooks.h").read_text(), re.MULTILINE))
+    names = set(re.findall(r"^HOOK\((\w+)", (SOURCE / "driver/hooks.h").read_text(), re.MULTILINE))
     assert names >= HOOKED
     assert names - HOOKED <= MAY_BE_HOOKED
     assert {"cuCtxGetDevice", "cuCtxGetDevice_v2", "cuCtxSynchronize", "cuCtxSynchronize_v2"}.isdisjoint(names)

@@ -128,8 +128,8 @@ def test_cugetprocaddress_finds_itself(tenant: Tenant, entry: str) -> None:
 
 def test_each_hook_has_a_declaration_of_its_own() -> None:
     """A name in hooks.h that is declared by a header's macro for another would be hooked under the wrong type."""
-    declared = (SOURCE / "cuda_abi.h").read_text()
-    for line in (SOURCE / "hooks.h").read_text().splitlines():
+    declared = (SOURCE / "base/cuda_abi.h").read_text()
+    for line in (SOURCE / "driver/hooks.h").read_text().splitlines():
         if line.startswith(("HOOK(", "HOOK_NVML(", "CALLED(", "CALLED_NVML(")):
             name = line.partition("(")[2].split(",")[0].rstrip(")")
             assert f" {name}(" in declared, name

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The library and its clients under sanitizers, and many threads at once with and without one.
 
-The driver stub is built without; so is resolve.c, since the sanitizers look their own functions up through it.
+The driver stub is built without; so are loader.c and resolve.c, since the sanitizers look their own functions up through them.
 """
 
 from __future__ import annotations

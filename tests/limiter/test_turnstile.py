@@ -170,8 +170,8 @@ SIGNATURES = {
 
 @pytest.fixture(scope="module")
 def library(build_folder: Path) -> ctypes.CDLL:
-    sources = [str(SOURCE / name) for name in ("turnstile.c", "cover.c")]
-    path = compile_c(build_folder / "turnstile.so", *sources, "-D_GNU_SOURCE", "-shared", "-fPIC")
+    sources = [str(SOURCE / f"throttle/{name}.c") for name in ("claims", "cover", "credit", "doubts", "lease", "words")]
+    path = compile_c(build_folder / "turnstile.so", *sources, f"-I{SOURCE}", "-D_GNU_SOURCE", "-shared", "-fPIC")
     loaded = ctypes.CDLL(str(path))
     for name, (result, *arguments) in SIGNATURES.items():
         function = getattr(loaded, name)

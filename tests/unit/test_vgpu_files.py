@@ -218,7 +218,7 @@ def test_a_tenant_with_a_group_shares_its_region_with_that_group_alone():
 def test_the_sizes_of_shared_files_are_the_librarys():
     """A file that is larger was not made by it; a smaller limit would cut off what processes have mapped."""
     program = (
-        '#include "region.h"\n#include "turnstile.h"\n'
+        '#include "formats/region.h"\n#include "formats/turnstile.h"\n'
         '_Static_assert(sizeof(struct region) == %d && sizeof(struct turnstile_file) == %d, "sizes");\n'
         % (vgpu_files.REGION_BYTES, vgpu_files.TURNSTILE_BYTES)
         + '_Static_assert(TURNSTILE_PAGE_BYTES == %d && TURNSTILE_TERMS_BYTES == %d, "sizes");\n'

@@ -28,6 +28,12 @@ def test_the_readme_lists_every_variable():
         assert f"| `{name}` |" in readme
 
 
+def test_what_the_controller_builds_has_all_folders_of_the_source():
+    """Its build is kept in a folder that is named after the source: a change in another folder would not be built."""
+    folders = yaml.safe_load((ROLE / "vars" / "main.yml").read_text())["vgpu_limiter__folders"]
+    assert set(folders) == {path.parent.name for path in (ROLE / "files/src").glob("*/*.c")}
+
+
 def tasks(playbook):
     plays = yaml.safe_load((REPOSITORY / "playbooks" / playbook).read_text())
     for play in plays:

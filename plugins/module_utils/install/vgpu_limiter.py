@@ -6,7 +6,7 @@
 The library has a version in its name and is found through a link, which a rename replaces. So a process that starts finds the old
 one or the new one, and one that runs keeps the file that it has mapped.
 
-The sources are texts by name: `src/NAME` to build from, or `built/NAME` in Base64 of files that were built elsewhere, and
+The sources are texts by name: `src/PATH` to build from, or `built/NAME` in Base64 of files that were built elsewhere, and
 the files that are installed as they are.
 """
 
@@ -162,7 +162,9 @@ def _compiled(target: Installation, given: Mapping[str, str]) -> dict[str, bytes
     with tempfile.TemporaryDirectory(prefix="openfleet-vgpu-") as directory:
         for name, text in given.items():
             if name.startswith("src/"):
-                Path(directory, Path(name).name).write_text(text, encoding="utf-8")
+                file = Path(directory, name[len("src/") :])
+                file.parent.mkdir(exist_ok=True)
+                file.write_text(text, encoding="utf-8")
         target.run("make", "-s", "-j2", "-C", directory, "BUILD=build")
         return {name: Path(directory, "build", name).read_bytes() for name in BUILT}
 

@@ -24,8 +24,8 @@ WRITER = r"""
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
-#include "region.h"
-#include "turnstile.h"
+#include "formats/region.h"
+#include "formats/turnstile.h"
 
 int main(int argc, char **argv)
 {

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from install_module import result
-from vgpu_limiter_host import DIRECTORY, Host, source_of
+from vgpu_limiter_host import DIRECTORY, FILES, Host, source_of, write_source
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
 from ansible_collections.openfleet.gpu.plugins.plugin_utils import limiter_sources
@@ -33,8 +33,7 @@ def built(tmp_path: Path, version: str) -> dict:
     """A library and vgpu-top as somebody has built them."""
     folder = tmp_path / "built"
     folder.mkdir(exist_ok=True)
-    for name, text in source_of(version).items():
-        (folder / name).write_text(text)
+    write_source(folder, version)
     subprocess.run(["make", "-s", "-B", "-C", str(folder), "BUILD=build"], check=True)
     given = {}
     for name in ("libopenfleet-vgpu.so", "libcuda.so.1", "vgpu-top"):
@@ -192,7 +191,7 @@ def test_a_library_that_does_not_load_is_not_installed(host):
     there = host.files()
     # The dynamic loader looks for the name only when the library is loaded.
     broken = "int missing(void);\nint (*pointer)(void) = missing;\n"
-    bundle = host.bundle(source=source_of("broken", library_c=broken))
+    bundle = host.bundle(source=source_of("broken", {"parts/library.c": broken}))
     assert "cannot be loaded" in host.refused(bundle)
     assert host.files() == there
     assert version_in(host.library()) == f"{host.root} one"
@@ -201,7 +200,7 @@ def test_a_library_that_does_not_load_is_not_installed(host):
 def test_a_source_that_does_not_compile_leaves_what_is_there(host):
     host.installed(host.bundle("one"))
     there = host.files()
-    assert "error" in host.refused(host.bundle(source=source_of("x", library_c="this is no C\n")))
+    assert "error" in host.refused(host.bundle(source=source_of("x", {"parts/library.c": "this is no C\n"})))
     assert host.files() == there
 
 
@@ -237,8 +236,16 @@ def test_files_are_read_on_the_controller_and_compared_with_their_checksums(tmp_
 
 
 def test_without_files_the_source_of_the_role_is_what_is_built():
+    """All of it, and nothing else: what a build there has left, or documentation, would make hosts build anew."""
+    source = FILES / "src"
+    made_of = [path for path in source.rglob("*") if path.name == "Makefile" or path.suffix in (".c", ".h")]
     read = limiter_sources.sources({})
-    assert {"src/Makefile", "src/quota.c", "vgpu-run", "openfleet-vgpu.cil", "openfleet-vgpu.apparmor"} <= set(read)
+    assert set(read) == {"src/%s" % path.relative_to(source) for path in made_of} | {
+        "vgpu-run",
+        "openfleet-vgpu.cil",
+        "openfleet-vgpu.apparmor",
+    }
+    assert "src/formats/quota.c" in read
 
 
 @pytest.mark.host_python

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 
 import pytest
-from vgpu_limiter_host import FILES, source_of
+from vgpu_limiter_host import FILES, write_source
 
 RUN = FILES / "vgpu-run"
 SHELLS = [shell for shell in (["sh"], ["dash"], ["bash", "--posix"], ["busybox", "sh"]) if shutil.which(shell[0])]
@@ -69,8 +69,7 @@ class Tenants:
 def libraries(tmp_path_factory):
     """Two libraries that can be preloaded: one stands for the limiter's, one for whatever a user preloads."""
     folder = tmp_path_factory.mktemp("libraries")
-    for name, text in source_of("x").items():
-        (folder / name).write_text(text)
+    write_source(folder, "x")
     subprocess.run(["make", "-s", "-C", str(folder), "BUILD=build"], check=True)
     library = folder / "build" / "libopenfleet-vgpu.so"
     other = folder / "libother.so"

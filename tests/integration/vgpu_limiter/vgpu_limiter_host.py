@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from install_module import HOST_PYTHON, result, run_module
 
@@ -22,24 +24,31 @@ TENANTS = "etc/openfleet-gpu/vgpu"
 
 MAKEFILE = """
 all: $(BUILD)/libopenfleet-vgpu.so $(BUILD)/libcuda.so.1 $(BUILD)/vgpu-top
-$(BUILD)/libopenfleet-vgpu.so: library.c
+$(BUILD)/libopenfleet-vgpu.so: parts/library.c
 \tmkdir -p $(BUILD) && cc -shared -fPIC -Wl,-soname,libopenfleet-vgpu.so -o $@ $<
-$(BUILD)/libcuda.so.1: library.c
+$(BUILD)/libcuda.so.1: parts/library.c
 \tmkdir -p $(BUILD) && cc -shared -fPIC -Wl,-soname,libcuda.so.1 -o $@ $<
 $(BUILD)/vgpu-top: top.c
 \tmkdir -p $(BUILD) && cc -o $@ $<
 """
 
 
-def source_of(text: str, **files: str) -> dict[str, str]:
-    """Sources of a library whose function `version` returns the text."""
+def source_of(text: str, files: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
+    """Sources of a library whose function `version` returns the text, with other files in place of them."""
     library = 'const char *openfleet_version(void) { return "%s"; }\n' % text
     return {
         "Makefile": MAKEFILE,
-        "library.c": library,
+        "parts/library.c": library,
         "top.c": "int main(void) { return 0; }\n",
-        **{name.replace("_c", ".c"): body for name, body in files.items()},
+        **files,
     }
+
+
+def write_source(folder: Path, text: str) -> None:
+    """Write the sources of such a library into a folder."""
+    for name, content in source_of(text).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content)
 
 
 class Host:

@@ -115,8 +115,9 @@ def _told_of(seen: VgpuSeen) -> dict[str, Any]:
 
 
 def read_region(path: Path) -> VgpuUsage | None:
-    """Return what a tenant's processes have, out of the region that they share: roles/vgpu_limiter/files/src/region.h, layout 1.
+    """Return what a tenant's processes have, out of the region that they share.
 
+    Its layout is 1, in roles/vgpu_limiter/files/src/formats/region.h.
     Only read: a process that died is left out here, and its slot is cleared by the processes to come. None where there is no
     region, or one that this release does not know. A tenant of which nothing ever ran uses nothing.
     """

@@ -1,0 +1,31 @@
+/*
+ * SPDX-License-Identifier: Apache-2.0
+ * Copyright: (c) openfleet.gpu contributors
+ *
+ * The two ends of each allocation.
+ */
+#include "account/charge.h"
+
+#include "account/pool_blocks.h"
+#include "account/sums.h"
+#include "base/likely.h"
+
+/* Out of memory is the last answer: pools may hold what nobody uses, which the driver too would give
+ * up before it says so. */
+bool charge(struct account *account, const struct target *target, uint64_t bytes)
+{
+	if (UNLIKELY(target->gpu == NO_PLACE))
+		return false;
+	if (LIKELY(tenant_reserve(&account->tenant, target->gpu, bytes, target->limit_bytes)))
+		return true;
+	settle_pools(account, target->gpu, true);
+	if (tenant_reserve(&account->tenant, target->gpu, bytes, target->limit_bytes))
+		return true;
+	tenant_refused(&account->tenant, target->gpu);
+	return false;
+}
+
+void uncharge(struct account *account, int gpu, uint64_t bytes)
+{
+	tenant_give_back(&account->tenant, gpu, bytes);
+}

@@ -1,0 +1,70 @@
+/*
+ * SPDX-License-Identifier: Apache-2.0
+ * Copyright: (c) openfleet.gpu contributors
+ *
+ * Reserving for contexts, and learning what one costs.
+ */
+#include "account/context_sums.h"
+
+#include "account/dead.h"
+#include "account/region_lock.h"
+#include "account/sums.h"
+
+static bool reserve_context_if_room(struct tenant *tenant, int gpu, uint64_t bytes, uint64_t limit)
+{
+	_Atomic uint64_t *context = &tenant->region->slots[tenant->slot].context[gpu];
+	region_lock(tenant);
+	bool room = tenant_fits(tenant, gpu, bytes, limit);
+	if (room) {
+		uint64_t total = atomic_load(&tenant->region->gpus[gpu].total) + bytes;
+		atomic_store(context, atomic_load(context) + bytes);
+		atomic_store(&tenant->region->gpus[gpu].total, total);
+	}
+	region_unlock(tenant);
+	return room;
+}
+
+bool tenant_reserve_context(struct tenant *tenant, int gpu, uint64_t bytes, uint64_t limit)
+{
+	if (reserve_context_if_room(tenant, gpu, bytes, limit))
+		return true;
+	tenant_strike_off(tenant, gpu);
+	return reserve_context_if_room(tenant, gpu, bytes, limit);
+}
+
+void tenant_give_back_context(struct tenant *tenant, int gpu, uint64_t bytes)
+{
+	_Atomic uint64_t *context = &tenant->region->slots[tenant->slot].context[gpu], *total = &tenant->region->gpus[gpu].total;
+	region_lock(tenant);
+	uint64_t held = atomic_load(context);
+	if (bytes > held)
+		bytes = held;
+	atomic_store(context, held - bytes);
+	atomic_store(total, atomic_load(total) - bytes);
+	region_unlock(tenant);
+}
+
+uint64_t tenant_context_cost(struct tenant *tenant, int gpu)
+{
+	return (uint64_t)atomic_load(&tenant->region->gpus[gpu].context_kib) * 1024;
+}
+
+void tenant_learn_context(struct tenant *tenant, int gpu, uint64_t bytes)
+{
+	_Atomic uint32_t *cost = &tenant->region->gpus[gpu].context_kib;
+	uint32_t known = atomic_load(cost), kib = bytes / 1024 > UINT32_MAX ? UINT32_MAX : (uint32_t)(bytes / 1024);
+	while (kib && (known == 0 || kib < known) && !atomic_compare_exchange_weak(cost, &known, kib))
+		;
+}
+
+void tenant_set_context(struct tenant *tenant, int gpu, uint64_t bytes)
+{
+	region_lock(tenant);
+	_Atomic uint64_t *context = &tenant->region->slots[tenant->slot].context[gpu];
+	_Atomic uint64_t *total = &tenant->region->gpus[gpu].total;
+	uint64_t sum = atomic_load(total) - atomic_load(context) + bytes;
+	atomic_store(context, bytes);
+	atomic_store(total, sum);
+	region_unlock(tenant);
+	tenant_note_peak(tenant, gpu);
+}

@@ -1,0 +1,44 @@
+/*
+ * SPDX-License-Identifier: Apache-2.0
+ * Copyright: (c) openfleet.gpu contributors
+ *
+ * UUIDs of devices, each asked for once.
+ */
+#include "account/devices.h"
+
+#include <string.h>
+
+#include "driver/reals.h"
+
+enum { UNKNOWN, KNOWN };
+
+static bool uuid_of_device(struct account *account, CUdevice device, CUuuid *uuid)
+{
+	if (device < 0 || device >= DEVICES)
+		return false;
+	if (atomic_load_explicit(&account->device_known[device], memory_order_acquire) == KNOWN) {
+		*uuid = account->device_uuid[device];
+		return true;
+	}
+	/* The second form names the MIG device, the first the GPU around it. */
+	if ((HAVE(cuDeviceGetUuid_v2) ? REAL(cuDeviceGetUuid_v2)(uuid, device) : REAL(cuDeviceGetUuid)(uuid, device)) != CUDA_SUCCESS)
+		return false;
+	mutex_lock(&account->tables.lock);
+	if (atomic_load_explicit(&account->device_known[device], memory_order_relaxed) == UNKNOWN) {
+		account->device_uuid[device] = *uuid;
+		atomic_store_explicit(&account->device_known[device], KNOWN, memory_order_release);
+	}
+	mutex_unlock(&account->tables.lock);
+	return true;
+}
+
+int device_in_quota(struct account *account, const struct quota *quota, CUdevice device)
+{
+	CUuuid uuid;
+	if (!quota || !uuid_of_device(account, device, &uuid))
+		return -1;
+	for (int i = 0; i < quota->gpu_count; i++)
+		if (memcmp(&quota->gpus[i].uuid, &uuid, sizeof uuid) == 0)
+			return i;
+	return -1;
+}

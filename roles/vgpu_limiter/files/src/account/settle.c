@@ -1,0 +1,22 @@
+/*
+ * SPDX-License-Identifier: Apache-2.0
+ * Copyright: (c) openfleet.gpu contributors
+ *
+ * What nobody tells of, looked for.
+ */
+#include "account/settle.h"
+
+#include "account/graph_memory.h"
+#include "account/nvml.h"
+#include "account/pool_blocks.h"
+
+void account_settle(struct account *account, const struct quota *quota)
+{
+	/* The driver's calls in here may come through a hook again: not into the same. */
+	if (!account->tenant.region || atomic_exchange(&account->settling, true))
+		return;
+	settle_pools(account, -1, false);
+	graphs_settle_all(account, quota);
+	nvml_settle(account, quota);
+	atomic_store(&account->settling, false);
+}

@@ -1,0 +1,14 @@
+/*
+ * SPDX-License-Identifier: Apache-2.0
+ * Copyright: (c) openfleet.gpu contributors
+ *
+ * Once a second: what the pools and graphs hold, and what NVML says of this process.
+ */
+#ifndef SETTLE_H
+#define SETTLE_H
+
+#include "account/account.h"
+
+void account_settle(struct account *, const struct quota *);
+
+#endif

@@ -1,0 +1,26 @@
+/*
+ * SPDX-License-Identifier: Apache-2.0
+ * Copyright: (c) openfleet.gpu contributors
+ *
+ * Locks between the threads of a process. All zero: unlocked, so that they are free in a child of fork, which finds zeros.
+ */
+#ifndef MUTEX_H
+#define MUTEX_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+struct mutex { _Atomic uint32_t word; };
+void mutex_lock(struct mutex *);
+void mutex_unlock(struct mutex *);
+
+/* One that its thread may take again. */
+struct recursive_mutex {
+	struct mutex mutex;
+	_Atomic(const char *) owner;	/* a thread, by the address of something of its own */
+	unsigned depth;
+};
+void recursive_lock(struct recursive_mutex *);
+void recursive_unlock(struct recursive_mutex *);
+
+#endif

@@ -1,0 +1,119 @@
+/*
+ * SPDX-License-Identifier: Apache-2.0
+ * Copyright: (c) openfleet.gpu contributors
+ *
+ * dlsym and dlvsym of the C library are found by the tables of the library that has them: whoever asks the loader for them gets
+ * this library's own.
+ */
+#include "driver/loader.h"
+
+#include <elf.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Symbol versions that every C library since 2.17 has, whatever the one is that this is built with. */
+#if defined(__x86_64__)
+#define FIRST_GLIBC "GLIBC_2.2.5"
+#elif defined(__aarch64__)
+#define FIRST_GLIBC "GLIBC_2.17"
+#else
+#error "which version of the C library had dlsym first on this processor?"
+#endif
+void *libc_dlopen(const char *, int);
+int libc_dladdr(const void *, Dl_info *);
+__asm__(".symver libc_dlopen, dlopen@" FIRST_GLIBC);
+__asm__(".symver libc_dladdr, dladdr@" FIRST_GLIBC);
+
+struct tables {
+	uintptr_t bias, base;
+	const Elf64_Sym *symbols;
+	const char *names;
+	const uint32_t *hash;		/* DT_GNU_HASH: buckets, number of the first symbol, words and shift of the filter, ... */
+};
+
+/* The loader has added the bias to the addresses in the table, except on some systems. */
+static const void *address_in(const struct tables *t, uint64_t value)
+{
+	return (const void *)(value < t->base ? t->bias + value : (uintptr_t)value);
+}
+
+/* `base`: where the library's file is mapped. */
+static bool read_tables(struct tables *t, const void *base)
+{
+	const Elf64_Ehdr *head = base;
+	const Elf64_Phdr *part = (const void *)((const char *)base + head->e_phoff);
+	const Elf64_Dyn *dynamic = NULL;
+	uint64_t first = UINT64_MAX;
+	for (int i = 0; i < head->e_phnum; i++)
+		if (part[i].p_type == PT_LOAD && part[i].p_vaddr < first)
+			first = part[i].p_vaddr;
+	*t = (struct tables){ .bias = (uintptr_t)base - (uintptr_t)first, .base = (uintptr_t)base };
+	for (int i = 0; i < head->e_phnum; i++)
+		if (part[i].p_type == PT_DYNAMIC)
+			dynamic = (const void *)(t->bias + part[i].p_vaddr);
+	for (; dynamic && dynamic->d_tag != DT_NULL; dynamic++) {
+		if (dynamic->d_tag == DT_SYMTAB)
+			t->symbols = address_in(t, dynamic->d_un.d_ptr);
+		else if (dynamic->d_tag == DT_STRTAB)
+			t->names = address_in(t, dynamic->d_un.d_ptr);
+		else if (dynamic->d_tag == DT_GNU_HASH)
+			t->hash = address_in(t, dynamic->d_un.d_ptr);
+	}
+	return t->symbols && t->names && t->hash;
+}
+
+/* A name with several versions is one function in each C library that there is. */
+static void *defined_in(const void *base, const char *name)
+{
+	struct tables t;
+	uint32_t hash = 5381;
+	if (!read_tables(&t, base))
+		return NULL;
+	for (const char *letter = name; *letter; letter++)
+		hash = hash * 33 + (unsigned char)*letter;
+	uint32_t buckets = t.hash[0], offset = t.hash[1];
+	const uint32_t *bucket = t.hash + 4 + 2 * t.hash[2], *chain = bucket + buckets;
+	uint32_t i = buckets ? bucket[hash % buckets] : 0;
+	for (; i >= offset && i; i++) {
+		uint32_t known = chain[i - offset];
+		const Elf64_Sym *symbol = &t.symbols[i];
+		if ((known | 1) == (hash | 1) && symbol->st_shndx != SHN_UNDEF && loader_is_same(t.names + symbol->st_name, name))
+			return (void *)(t.bias + symbol->st_value);
+		if (known & 1)
+			break;
+	}
+	return NULL;
+}
+
+/* They are where dlopen and dladdr are: in libdl.so.2 before glibc 2.34, and in libc.so.6 since. Another library may have
+ * put its own function in place of one of these. */
+static void *in_c_library(const char *name)
+{
+	void *const beside[] = { (void *)libc_dladdr, (void *)libc_dlopen };
+	void *found = NULL;
+	Dl_info there;
+	for (int i = 0; i < 2 && !found; i++)
+		if (libc_dladdr(beside[i], &there) && there.dli_fbase)
+			found = defined_in(there.dli_fbase, name);
+	return found;
+}
+
+_Atomic(dlsym_t *) loader_dlsym;
+_Atomic(dlvsym_t *) loader_dlvsym;
+
+dlsym_t *loader_find_dlsym(void)
+{
+	dlsym_t *found = (dlsym_t *)in_c_library("dlsym");
+	atomic_store_explicit(&loader_dlsym, found, memory_order_release);
+	return found;
+}
+
+dlvsym_t *loader_find_dlvsym(void)
+{
+	dlvsym_t *found = (dlvsym_t *)in_c_library("dlvsym");
+	atomic_store_explicit(&loader_dlvsym, found, memory_order_release);
+	return found;
+}
+
+void *loader_open(const char *name, int flags) { return libc_dlopen(name, flags); }
+bool loader_address(const void *address, Dl_info *found) { return libc_dladdr(address, found) != 0; }

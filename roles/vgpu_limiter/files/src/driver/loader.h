@@ -1,0 +1,53 @@
+/*
+ * SPDX-License-Identifier: Apache-2.0
+ * Copyright: (c) openfleet.gpu contributors
+ *
+ * The dynamic loader of the C library, past this library's own dlsym and dlvsym.
+ *
+ * loader.c and hooks/resolve.c run before a sanitizer is ready: they call nothing that one has a version of.
+ */
+#ifndef LOADER_H
+#define LOADER_H
+
+#include <dlfcn.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "base/likely.h"
+
+typedef void *dlsym_t(void *, const char *);
+typedef void *dlvsym_t(void *, const char *, const char *);
+
+extern _Atomic(dlsym_t *) loader_dlsym;
+extern _Atomic(dlvsym_t *) loader_dlvsym;
+dlsym_t *loader_find_dlsym(void);
+dlvsym_t *loader_find_dlvsym(void);
+
+/* The C library's own. Called by a jump, they still see the program as their caller. */
+static inline dlsym_t *real_dlsym(void)
+{
+	dlsym_t *found = atomic_load_explicit(&loader_dlsym, memory_order_acquire);
+	return LIKELY(found) ? found : loader_find_dlsym();
+}
+
+static inline dlvsym_t *real_dlvsym(void)
+{
+	dlvsym_t *found = atomic_load_explicit(&loader_dlvsym, memory_order_acquire);
+	return LIKELY(found) ? found : loader_find_dlvsym();
+}
+
+/* dlopen, and dladdr: false where no library has the address. */
+void *loader_open(const char *name, int flags);
+bool loader_address(const void *address, Dl_info *);
+
+/* Not strcmp: a sanitizer has its own, and calls dlsym and dlvsym before that works. */
+static inline bool loader_is_same(const char *a, const char *b)
+{
+	while (*a && *a == *b) {
+		a++;
+		b++;
+	}
+	return *a == *b;
+}
+
+#endif

@@ -1,0 +1,42 @@
+/*
+ * SPDX-License-Identifier: Apache-2.0
+ * Copyright: (c) openfleet.gpu contributors
+ *
+ * The driver's and NVML's own functions, by the list in hooks.h.
+ */
+#ifndef REALS_H
+#define REALS_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "base/cuda_abi.h"
+#include "base/likely.h"
+
+enum real {
+#define HOOK(symbol, name, version, per_thread) REAL_##symbol,
+#define HOOK_NVML(symbol) REAL_##symbol,
+#define CALLED(symbol) REAL_##symbol,
+#define CALLED_NVML(symbol) REAL_##symbol,
+#include "driver/hooks.h"
+	REAL_COUNT
+};
+
+extern _Atomic(void *) vgpu_reals[REAL_COUNT];
+bool vgpu_load_nvml(void);		/* false: it is not in the process and cannot be loaded */
+void *vgpu_find_real(enum real);	/* NULL where the driver has no such function, or is not loaded */
+void *vgpu_real_or_refusal(enum real);	/* a function that returns an error in its place */
+
+static inline void *vgpu_real(enum real which)
+{
+	void *found = atomic_load_explicit(&vgpu_reals[which], memory_order_acquire);
+	return LIKELY(found) ? found : vgpu_real_or_refusal(which);
+}
+
+/* The driver's (or NVML's) own function, to be called at once: REAL(cuMemFree_v2)(pointer). */
+#define REAL(symbol) ((__typeof__(&symbol))vgpu_real(REAL_##symbol))
+/* Whether there is one: older drivers lack some. */
+#define HAVE(symbol) (vgpu_find_real(REAL_##symbol) != NULL)
+
+#endif

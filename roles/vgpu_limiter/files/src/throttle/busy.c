@@ -1,0 +1,238 @@
+/*
+ * SPDX-License-Identifier: Apache-2.0
+ * Copyright: (c) openfleet.gpu contributors
+ *
+ * Measuring. An event is recorded just before a launch and one just after it. What lies between is
+ * time that the GPU worked for this process, if nobody else had it: gaps on the host and copies lie
+ * outside. The first event is done at once where the GPU has nothing else to do, and the launch that follows
+ * may take long on the host, as one that loads its function does: that time is taken off. Launches in several
+ * streams overlap, so the stretches are put together before they are summed.
+ *
+ * Events are made and asked in the relaxed capture mode: a capture that goes on in another stream must not notice that. It does
+ * not mind events that are recorded in other streams.
+ */
+#include "throttle/busy.h"
+
+#include "driver/reals.h"
+#include "driver/streams.h"
+#include "throttle/lengths.h"
+#include "throttle/sampling.h"
+
+/* The driver tells time as float milliseconds: after four seconds the step is a quarter microsecond. */
+#define ANCHOR_AGE_NS INT64_C(4000000000)
+#define CLOCK_DRIFT 4096	/* one clock gains less than this part of the time on the other */
+#define BUSY_HOST_NS INT64_C(50000)	/* a launch takes no longer on the host, but for a function's first */
+#define ASK_LEAST_NS INT64_C(50000)
+#define ASK_MOST_NS INT64_C(100000)	/* how long a timed launch that was not done is not asked for, if it should be done, */
+#define ASK_EXPECTED_NS INT64_C(500000)	/* or if not */
+
+struct launch *busy_reserve(struct busy *b, const struct work *work, CUstream stream, struct others others, bool all, int64_t now)
+{
+	struct launch *launch = &b->ring[b->put % BUSY_RING];
+	bool known;
+	launch->work = *work;
+	launch->stream = stream;
+	launch->asked_ns = now;
+	launch->estimate_ns = launch->charged_ns = busy_estimate(b, work, &known);
+	launch->first = b->in_flight_ns < BUSY_HOST_NS;
+	launch->others = others;
+	launch->together = all;
+	launch->host_ns = 0;
+	if (busy_is_idle(b))
+		b->done_ns = now;
+	sampling_choose(b, launch, all);
+	b->in_flight_ns += launch->estimate_ns;
+	b->put++;
+	atomic_store(&launch->phase, LAUNCH_BEGUN);
+	return launch;
+}
+
+static bool create(CUevent *event)
+{
+	int mode = relax_capture();
+	bool created = REAL(cuEventCreate)(event, CU_EVENT_DEFAULT) == CUDA_SUCCESS;
+	restore_capture(mode);
+	if (!created)
+		*event = NULL;
+	return created;
+}
+
+/* A capture in another stream does not mind. */
+static bool record(CUevent *event, CUstream stream)
+{
+	return (*event || create(event)) && REAL(cuEventRecord)(*event, stream) == CUDA_SUCCESS;
+}
+
+bool busy_before(struct launch *launch, CUstream stream) { return record(&launch->begin, stream); }
+
+static bool is_done(CUevent event)
+{
+	int mode = relax_capture();
+	bool done = REAL(cuEventQuery)(event) == CUDA_SUCCESS;
+	restore_capture(mode);
+	return done;
+}
+
+/* The phase is set here alone: from then on the launch's place may be another one's. */
+void busy_after(struct launch *launch, CUstream stream, bool timed, bool launched, int64_t host_ns)
+{
+	int phase = launched ? LAUNCH_UNTIMED : LAUNCH_FAILED;
+	if (launched && timed) {
+		/* If it is not done, the stream had a copy or the like to do, and the launch took no time between the events. */
+		if (host_ns > 0 && is_done(launch->begin))
+			launch->host_ns = host_ns;
+		if (record(&launch->end, stream))
+			phase = LAUNCH_RECORDED;
+	}
+	atomic_store(&launch->phase, phase);
+}
+
+static bool time_of(const struct busy *b, CUevent event, int64_t *ns)
+{
+	float ms;
+	if (REAL(cuEventElapsedTime)(&ms, b->anchor, event) != CUDA_SUCCESS)
+		return false;
+	*ns = b->anchor_ns + (int64_t)((double)ms * 1e6);
+	return true;
+}
+
+/* The event becomes the one that time is told from; the launch gets the old one for its next use. */
+static void move_anchor(struct busy *b, CUevent *event, int64_t ns)
+{
+	CUevent old = b->anchor;
+	b->anchor = *event;
+	b->anchor_ns = ns;
+	*event = old;
+}
+
+/* The time on the host that a measured stretch has in it. A launch that returns only when its kernel is done (a debugger
+ * may see to that) looks like one that loads its function for long, which no function's second launch does. */
+static int64_t host_time(const struct busy *b, const struct launch *launch)
+{
+	return length_find(b, launch->work.function, 0) && launch->host_ns > BUSY_HOST_NS ? BUSY_HOST_NS : launch->host_ns;
+}
+
+/* By the host's clock; not later than now. The GPU's clock is some constant behind: the least distance that was seen, as far
+ * as the clocks may have drifted since. */
+static int64_t host_clock(struct busy *b, int64_t to, int64_t now)
+{
+	int64_t offset = now - to, known = b->offset_ns + (now - b->offset_at) / CLOCK_DRIFT;
+	b->offset_ns = b->offset_at == 0 || offset < known ? offset : known;
+	b->offset_at = now;
+	return to + b->offset_ns;
+}
+
+/* -1 where the driver cannot tell. */
+static int64_t measure(struct busy *b, struct launch *launch, int64_t now)
+{
+	int64_t from, to, fresh, slack;
+	if (!b->anchor)
+		move_anchor(b, &launch->begin, 0);
+	if (!launch->begin)
+		from = b->anchor_ns;	/* this one's begin has just become the anchor */
+	else if (!time_of(b, launch->begin, &from))
+		return -1;
+	if (!time_of(b, launch->end, &to))
+		return -1;
+	/* An edge ends what was launched before it, and itself. */
+	slack = launch->edge ? to - launch->estimate_ns : from;
+	slack -= b->covered.to + launch->untimed_ns;
+	if (slack > 0)
+		b->slack_ns += slack;
+	else
+		b->excess_ns -= slack;
+	fresh = busy_cover(&b->covered, from + host_time(b, launch), to);
+	if (launch->edge)	/* what was launched before it has gone by */
+		b->covered = (struct covered){ to, to, to };
+	b->done_ns = host_clock(b, to, now);
+	if (to - b->anchor_ns > ANCHOR_AGE_NS)
+		move_anchor(b, &launch->end, to);
+	return fresh;
+}
+
+/* What it took, but for what is due to others. */
+static int64_t own_time(const struct busy *b, const struct launch *launch, struct others now, int64_t ns)
+{
+	bool known;
+	int64_t usual = busy_estimate(b, &launch->work, &known), more = ns - usual;
+	uint64_t held = now.held_ns > launch->others.held_ns ? now.held_ns - launch->others.held_ns : 0;
+	if (more <= 0)
+		return ns;
+	if (known && now.passes != launch->others.passes)
+		return usual;
+	return ns - ((uint64_t)more < held ? more : (int64_t)held);
+}
+
+void busy_end_asking(struct asking *asking)
+{
+	if (asking->begun)
+		restore_capture(asking->mode);
+	asking->begun = false;
+}
+
+static void begin_asking(struct asking *asking)
+{
+	if (!asking->begun)
+		asking->mode = relax_capture();
+	asking->begun = true;
+}
+
+static bool harvest_timed(struct busy *b, struct launch *launch, struct others others, int64_t now, int64_t *busy_ns)
+{
+	CUresult result = REAL(cuEventQuery)(launch->end);
+	if (result == CUDA_ERROR_NOT_READY) {
+		int64_t expected = b->done_ns + launch->estimate_ns - now, half = launch->estimate_ns / 2;
+		int64_t later = half < ASK_LEAST_NS ? ASK_LEAST_NS : half < ASK_MOST_NS ? half : ASK_MOST_NS;
+		/* Most launches find work on its way: they need not all ask. It may have become shorter. */
+		if (expected > later)
+			later = expected < ASK_EXPECTED_NS ? expected : ASK_EXPECTED_NS;
+		b->ask_ns = now + later;
+	} else {
+		b->done_ns = now;
+		int64_t measured = result == CUDA_SUCCESS ? measure(b, launch, now) : -1;
+		bool known = length_find(b, launch->work.function, launch->work.shape) != NULL;
+		if (measured >= 0 && !(launch->edge && known)) {
+			*busy_ns = own_time(b, launch, others, measured);
+			/* Of a first launch it is not known how much of it was waiting. Too much is put right by the next
+			 * one that is shorter; too little would stay, as what takes longer beside others is taken for the usual. */
+			*busy_ns += length_learn(b, launch, known ? *busy_ns : measured);
+		}
+	}
+	return result != CUDA_ERROR_NOT_READY;
+}
+
+static bool harvest_one(struct busy *b, struct launch *launch, struct others others, struct asking *asking, int64_t *busy_ns)
+{
+	int phase = atomic_load(&launch->phase);
+	int64_t now = asking->now_ns;
+	*busy_ns = phase == LAUNCH_FAILED ? 0 : launch->estimate_ns;
+	if (phase == LAUNCH_RECORDED) {
+		if (now < b->ask_ns)
+			return false;
+		begin_asking(asking);
+		return harvest_timed(b, launch, others, now, busy_ns);
+	}
+	if (phase == LAUNCH_UNTIMED) {
+		if (now < b->done_ns + launch->estimate_ns)
+			return false;
+		b->done_ns += launch->estimate_ns;
+	}
+	return phase != LAUNCH_BEGUN;
+}
+
+bool busy_harvest(struct busy *b, struct others others, struct asking *asking, struct launch *done, int64_t *busy_ns)
+{
+	if (busy_is_idle(b))
+		return false;
+	struct launch *launch = &b->ring[b->done % BUSY_RING];
+	if (!harvest_one(b, launch, others, asking, busy_ns))
+		return false;
+	b->in_flight_ns -= launch->estimate_ns;
+	b->untimed -= !launch->timed;
+	b->learners -= launch->learns;
+	b->done++;
+	done->asked_ns = launch->asked_ns;
+	done->charged_ns = launch->charged_ns;
+	done->charged = launch->charged;
+	return true;
+}

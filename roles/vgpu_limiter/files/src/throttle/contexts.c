@@ -1,0 +1,52 @@
+/*
+ * SPDX-License-Identifier: Apache-2.0
+ * Copyright: (c) openfleet.gpu contributors
+ *
+ * A list for each GPU: a process has few contexts.
+ */
+#include "throttle/contexts.h"
+
+#include <stdlib.h>
+
+#include "process/target.h"
+
+struct busy *find_busy(const struct throttle_gpu *g, CUcontext context)
+{
+	struct busy *b = g ? g->contexts : NULL;
+	while (b && b->context != context)
+		b = b->next;
+	return b;
+}
+
+int gpu_of_context(const struct throttle *t, CUcontext context, bool is_current)
+{
+	for (int i = 0; i < t->quota->gpu_count; i++)
+		if (find_busy(t->gpus[i], context))
+			return i;
+	return is_current ? vgpu_gpu_of_current_context(t->quota) : -1;
+}
+
+struct busy *add_busy(struct throttle_gpu *g, CUcontext context)
+{
+	struct busy *b = find_busy(g, context);
+	if (!b && (b = calloc(1, sizeof *b))) {
+		b->context = context;
+		b->noise = g->process;
+		b->next = g->contexts;
+		g->contexts = b;
+	}
+	return b;
+}
+
+void drop_busy(struct throttle_gpu *g, CUcontext context)
+{
+	struct busy **at = g ? &g->contexts : NULL;
+	while (at && *at && (*at)->context != context)
+		at = &(*at)->next;
+	if (!at || !*at)
+		return;
+	/* What was on its way has been charged by estimate, and that is what it stays at. */
+	struct busy *gone = *at;
+	*at = gone->next;
+	free(gone);
+}

@@ -1,0 +1,176 @@
+/*
+ * SPDX-License-Identifier: Apache-2.0
+ * Copyright: (c) openfleet.gpu contributors
+ *
+ * Learning lengths. A launch may take another time than usual because of its neighbours, or because the kernel has changed.
+ */
+#include "throttle/lengths.h"
+
+#define ODD_TIMES 2	/* one that took more than so many times as long as usual says nothing of the next, if that is as usual, */
+#define ODD_LEAST_NS INT64_C(10000)	/* and by no less than this */
+#define ODD_WEIGHT 32	/* one that is odd counts as much as so many that are not, */
+#define ODD_OFTEN 40	/* and with so much they belong to the kernel: it has several lengths */
+#define ODD_MOST 128	/* more than that does not count */
+#define VARYING_PART 32	/* of what a launch of such a kernel took more than on average, this part goes into the average */
+#define SETTLED 4	/* so many in a row that are as usual show that the length is known again */
+
+static unsigned place_of(const void *function, uint64_t shape)
+{
+	return (uint32_t)((uint32_t)((uintptr_t)function >> 4) ^ (uint32_t)shape) * UINT32_C(2654435761) >> 22;	/* 10 bits: BUSY_ESTIMATES */
+}
+
+struct estimate *length_find(const struct busy *b, const void *function, uint64_t shape)
+{
+	struct estimate *e = (struct estimate *)&b->estimates[place_of(function, shape)];
+	return e->function == function && e->shape == shape ? e : NULL;
+}
+
+bool length_varies(const struct estimate *e) { return e->often >= ODD_OFTEN; }
+
+/* In a shape that is new a kernel is taken to need what it took on average. */
+int64_t busy_estimate(const struct busy *b, const struct work *work, bool *known)
+{
+	const struct estimate *e = length_find(b, work->function, work->shape);
+	*known = e != NULL;
+	if (!e && work->shape)
+		e = length_find(b, work->function, 0);
+	return e ? e->ns : BUSY_UNKNOWN_NS;
+}
+
+static void add(struct busy *b, const void *function, uint64_t shape, int64_t ns)
+{
+	b->estimates[place_of(function, shape)] = (struct estimate){
+		.function = function, .shape = shape, .ns = ns, .left_ns = BUSY_SAMPLE_NS,
+		.slack_ns = b->slack_ns, .excess_ns = b->excess_ns, .once = true };
+}
+
+/* A first launch may be an odd one: the second replaces what was learned of it. Of a tenant on several GPUs the shortest launch
+ * says most: others may have had the GPU besides, or the work on the other GPUs was waited for. If its GPUs took that for the
+ * kernel's length, each by what it met, they would run out of credit at different times. All its launches are timed, so that
+ * what is charged in the end is what they took. */
+static void average(struct estimate *e, int64_t ns, bool least)
+{
+	e->ns = e->once || (least && ns < e->ns) ? ns : e->ns + (ns - e->ns) / 4;
+	e->once = false;
+}
+
+/* Above 0: much longer than usual; below 0: much shorter. */
+static int odd(const struct estimate *e, int64_t ns)
+{
+	if (e->once || (ns < e->ns + ODD_LEAST_NS && e->ns < ns + ODD_LEAST_NS))
+		return 0;
+	return ns > e->ns * ODD_TIMES ? 1 : ns * ODD_TIMES < e->ns ? -1 : 0;
+}
+
+/* Launches that are on their way are taken to need so long. Returns how much more those are that came after the last timed one. */
+static int64_t change_estimates(struct busy *b, const struct work *work, int64_t ns)
+{
+	int64_t sum = 0;
+	for (uint32_t i = b->done + 1; i != b->put; i++) {
+		struct launch *launch = &b->ring[i % BUSY_RING];
+		if (launch->timed) {
+			launch->untimed_ns += sum;
+			sum = 0;
+		} else if (launch->work.function == work->function && launch->work.shape == work->shape) {
+			sum += ns - launch->estimate_ns;
+			b->in_flight_ns += ns - launch->estimate_ns;
+			launch->estimate_ns = ns;
+		}
+	}
+	b->untimed_ns += sum;
+	return sum;
+}
+
+/* What is charged of that: no more than the time in which nothing that is known ran, and no less than what the launches cannot
+ * have had. */
+static int64_t arrears(struct busy *b, struct estimate *e, int64_t more)
+{
+	int64_t slack = b->slack_ns - e->slack_ns, excess = b->excess_ns - e->excess_ns;
+	if (more > slack)
+		more = slack > 0 ? slack : 0;
+	if (more < -excess)
+		more = excess > 0 ? -excess : 0;
+	if (more > 0)
+		b->slack_ns -= more;
+	else
+		b->excess_ns += more;
+	return more;
+}
+
+static void is_accounted_for(const struct busy *b, struct estimate *e)
+{
+	e->slack_ns = b->slack_ns;
+	e->excess_ns = b->excess_ns;
+}
+
+/* What launches took more than they were charged for, if they took so long each. */
+static int64_t beyond(struct sum launches, int64_t ns) { return ns * launches.count - launches.charged_ns; }
+
+/* One that is odd says nothing of the next: another process's work may have come in between. Of two in a row that is not
+ * believed: the kernel takes another time now. */
+static int64_t learn_odd(struct busy *b, const struct launch *launch, struct estimate *e, int64_t ns, int sign)
+{
+	int64_t more;
+	e->often += ODD_WEIGHT;
+	e->unsettled = SETTLED;
+	if (e->odd != sign) {
+		e->odd = sign;
+		e->odd_ns = ns;
+		e->doubtful = launch->untimed;
+		return 0;
+	}
+	/* Of the two the one that is nearer to the usual. */
+	if ((ns < e->odd_ns) != (sign > 0))
+		ns = e->odd_ns;
+	more = arrears(b, e, beyond(launch->untimed, ns) + beyond(e->doubtful, ns));
+	e->untimed.charged_ns += change_estimates(b, &launch->work, ns);
+	e->ns = ns;
+	e->odd = 0;
+	e->often = 0;
+	is_accounted_for(b, e);
+	return more;
+}
+
+/* A kernel of several lengths is taken to need what it takes on average. As that is never what it takes, each launch that is
+ * timed also stands for those since the one before: each is as likely to be timed as any other, so that the sum is right. */
+static int64_t learn_varying(const struct launch *launch, struct estimate *e, int64_t ns)
+{
+	int64_t more = beyond(launch->untimed, ns);
+	e->ns += (ns - e->ns) / VARYING_PART;
+	return more;
+}
+
+static int64_t learn_length(struct busy *b, const struct launch *launch, int64_t ns)
+{
+	struct estimate *e = length_find(b, launch->work.function, launch->work.shape);
+	if (!e) {
+		add(b, launch->work.function, launch->work.shape, ns);
+		return 0;
+	}
+	int sign = odd(e, ns);
+	if (length_varies(e)) {
+		e->often += sign && e->often < ODD_MOST ? ODD_WEIGHT : -1;
+		e->odd = 0;
+		e->unsettled = 0;
+		is_accounted_for(b, e);
+		return learn_varying(launch, e, ns);
+	}
+	if (sign)
+		return learn_odd(b, launch, e, ns, sign);
+	average(e, ns, launch->together);
+	e->odd = 0;
+	e->often -= e->often > 0;
+	e->unsettled -= e->unsettled > 0;
+	is_accounted_for(b, e);
+	return 0;
+}
+
+int64_t length_learn(struct busy *b, const struct launch *launch, int64_t ns)
+{
+	struct estimate *all = length_find(b, launch->work.function, 0);
+	if (launch->work.shape && all)
+		average(all, ns, launch->together);
+	else if (launch->work.shape)
+		add(b, launch->work.function, 0, ns);
+	return learn_length(b, launch, ns);
+}

@@ -1,0 +1,282 @@
+/*
+ * SPDX-License-Identifier: Apache-2.0
+ * Copyright: (c) openfleet.gpu contributors
+ *
+ * A place at a GPU's turnstile: the agent's pages or the shared file, a number for this process, the tenant's seat.
+ */
+#include "throttle/seat.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/files.h"
+#include "base/log.h"
+#include "base/shared_file.h"
+#include "process/state.h"
+#include "throttle/agent.h"
+#include "throttle/words.h"
+
+static_assert((int)TURNSTILE_TENANT == (int)TENANT_NAME, "a seat has room for the name");
+
+/* A number for this process, whose byte stays locked as long as the mapping is there. */
+static unsigned take_number(int descriptor)
+{
+	/* Begin at a place of one's own, so that hundreds of processes that start at once need not try the same. */
+	unsigned first = (unsigned)getpid();
+	for (unsigned i = 0; i < TURNSTILE_PROCESSES; i++) {
+		unsigned process = (first + i) % TURNSTILE_PROCESSES;
+		if (process != 0 && vgpu_take_byte(descriptor, TURNSTILE_LOCKS + process))
+			return process;
+	}
+	return 0;
+}
+
+/* A number without a lock, for a process that can have none: others cannot tell whether it lives, and have its leases end. The
+ * places in the tenant's region are kept by locks that no neighbour can reach. */
+static unsigned own_number(void)
+{
+	const struct account *account = vgpu_account();
+	return TURNSTILE_PROCESSES + (account && account->tenant.region ? (unsigned)account->tenant.slot : 0);
+}
+
+/* Maps the file and takes a number there. Only where its memory is used may it be looked into: it may be truncated. */
+static void open_file(struct throttle_gpu *g, const char *uuid)
+{
+	int descriptor;
+	if (!vgpu_path(g->path, sizeof g->path, "/run/openfleet-gpu/vgpu/gpus/%s.1", uuid))
+		return;
+	struct turnstile_file *t = vgpu_open_shared(g->path, sizeof *t, &descriptor);
+	if (!t)
+		return;
+	struct stat status = { 0 };
+	file_status(descriptor, "", &status);
+	g->device = status.st_dev;
+	g->inode = status.st_ino;
+	g->process = take_number(descriptor);
+	vgpu_close(descriptor);
+	if (g->process)
+		g->file = t;
+}
+
+/* --- the agent's pages --- */
+
+void seat_drop(struct seat_pages *pages)
+{
+	for (int i = 0; i < TURNSTILE_SEATS; i++)
+		if (pages->seats[i])
+			munmap(pages->seats[i], TURNSTILE_PAGE_BYTES);
+	if (pages->terms)
+		munmap(pages->terms, TURNSTILE_TERMS_BYTES);
+	*pages = (struct seat_pages){ 0 };
+}
+
+static void take_part(void *context, const struct agent_part *part)
+{
+	struct seat_answer *answer = context;
+	struct seat_pages *pages = NULL;
+	uint64_t inode;
+	for (int i = 0; i < answer->quota->gpu_count; i++)
+		if (strcmp(answer->quota->gpus[i].name, part->gpu) == 0)
+			pages = &answer->gpus[i];
+	if (!pages || part->seat < 0 || part->seat >= TURNSTILE_SEATS)
+		return;
+	if (part->kind == AGENT_TERMS) {
+		if (!pages->terms)
+			pages->terms = agent_map(part, TURNSTILE_TERMS_BYTES, &inode);
+		return;
+	}
+	if (pages->seats[part->seat])
+		return;
+	struct seat *seat = pages->seats[part->seat] = agent_map(part, TURNSTILE_PAGE_BYTES, &inode);
+	if (seat && part->kind == AGENT_OWN) {
+		pages->own = seat;
+		pages->own_seat = part->seat;
+		pages->inode = inode;
+	}
+}
+
+/* Whether nothing is missing, as it is where the program had no room for all descriptors. A neighbour that is not seen would
+ * not be waited for. */
+static bool is_whole(struct seat_pages *pages)
+{
+	if (!pages->terms || !pages->own)
+		return false;
+	pages->changes = atomic_load(&pages->terms->changes);
+	for (int i = 0; i < TURNSTILE_SEATS; i++)
+		if (!pages->seats[i] && atomic_load(&pages->terms->seats[i].percent) != 0)
+			return false;
+	return true;
+}
+
+bool seat_ask(const struct quota *quota, struct seat_answer *answer, bool log)
+{
+	char folder[512];
+	memset(answer, 0, sizeof *answer);
+	answer->quota = quota;
+	if (!vgpu_path(folder, sizeof folder, "/run/openfleet-gpu/vgpu/agent/%s", quota->counted_as))
+		return false;
+	bool answers = agent_ask(folder, take_part, answer);
+	/* Without an agent there is no socket, or one that was left. Anything else is worth a line. */
+	if (!answers && log && errno != ENOENT && errno != ENOTDIR && errno != ECONNREFUSED)
+		vgpu_log(LOG_WARNING, "%s: the agent does not answer (error %d), so that neighbours can end this program", folder, errno);
+	for (int i = 0; i < quota->gpu_count; i++) {
+		struct seat_pages *pages = &answer->gpus[i];
+		bool some = pages->terms || pages->own;
+		if (is_whole(pages))
+			continue;
+		if (some && log)
+			vgpu_log(LOG_WARNING, "%s: not all of %s could be taken, so that neighbours can end this program; it may have no "
+				 "room for 32 more open files", folder, quota->gpus[i].name);
+		seat_drop(pages);
+	}
+	return answers;
+}
+
+/* --- the seat --- */
+
+struct seat *seat_peer(const struct quota_gpu *gpu)
+{
+	char path[512];
+	int descriptor;
+	if (!vgpu_path(path, sizeof path, "/run/openfleet-gpu/vgpu/gpus/%s.1", gpu->name))
+		return NULL;
+	struct turnstile_file *t = vgpu_open_shared(path, sizeof *t, &descriptor);
+	if (!t)
+		return NULL;
+	vgpu_close(descriptor);
+	return turnstile_adopt(t) ? &t->seats[gpu->seat] : NULL;
+}
+
+/* The quota has the tenant on a seat; what is mapped of its own is that seat. */
+static void sit(struct throttle_gpu *g, int seat)
+{
+	struct seat_pages *pages = &g->pages;
+	g->seat = seat;
+	if (!pages->own || pages->own_seat == seat)
+		return;
+	/* The agent tells of the change in a moment, and then of who else has changed. */
+	struct seat *other = pages->seats[seat];
+	pages->seats[seat] = pages->own;
+	pages->seats[pages->own_seat] = other;
+	pages->own_seat = seat;
+	memcpy(g->view.seats, pages->seats, sizeof g->view.seats);
+	g->view.count = TURNSTILE_SEATS;
+}
+
+void seat_take(struct throttle_gpu *g, const struct quota *quota, const struct quota_gpu *gpu)
+{
+	int64_t now = now_ns();
+	sit(g, gpu->seat);
+	struct seat *seat = seat_of(g);
+	if (strncmp(seat->tenant, quota->counted_as, sizeof seat->tenant) != 0) {	/* somebody else's, once */
+		atomic_store(&seat->paid_until, now);
+		atomic_store(&seat->active_until, 0);
+		atomic_store(&seat->waiting_until, 0);
+		atomic_store(&seat->used_ns, 0);
+		atomic_store(&seat->throttled_ns, 0);
+		atomic_store(&seat->due, 0);
+		atomic_store(&seat->lead, 0);
+		atomic_store(&seat->launches, 0);
+		atomic_store(&seat->lease, 0);
+		memcpy(seat->tenant, quota->counted_as, sizeof seat->tenant);
+	}
+	g->terms = (struct terms){ (uint32_t)gpu->sm_percent, (uint32_t)quota->policy, quota->priority };
+	turnstile_show(seat, g->terms);
+	g->spent = false;
+}
+
+void seat_leave(struct throttle_gpu *g)
+{
+	if (g->seat >= 0)
+		turnstile_give(g->mine, g->seat, g->process);
+	g->seat = -1;
+}
+
+/* Has the process go by the agent's pages. */
+static void adopt(struct throttle_gpu *g, struct seat_pages *pages)
+{
+	g->pages = *pages;
+	*pages = (struct seat_pages){ 0 };
+	memcpy(g->view.seats, g->pages.seats, sizeof g->view.seats);
+	g->view.count = TURNSTILE_SEATS;
+	g->view.terms = g->pages.terms;
+	g->mine = &g->view;
+}
+
+void seat_move(struct throttle_gpu *g, const struct quota *quota, const struct quota_gpu *gpu, struct seat_pages *pages)
+{
+	if (!pages->terms)
+		return;
+	struct seat_pages before = g->pages;
+	bool same = before.own && before.inode == pages->inode;
+	int seat = g->seat;
+	if (!same)
+		seat_leave(g);
+	adopt(g, pages);
+	/* A seat's next tenant is not to suffer for what the last one did. */
+	memset(g->view.doubts, 0, sizeof g->view.doubts);
+	seat_drop(&before);
+	if (!same && gpu->seat >= 0)
+		turnstile_give(g->mine, g->pages.own_seat, g->process);	/* what a dead process of this number may have left */
+	if (gpu->seat >= 0)
+		seat_take(g, quota, gpu);
+	else
+		g->seat = same ? seat : -1;
+}
+
+/* Without the agent the file has the seats. */
+static void use_file(struct throttle_gpu *g, struct turnstile_file *file)
+{
+	for (int i = 0; i < TURNSTILE_SEATS; i++)
+		g->view.seats[i] = &file->seats[i];
+	g->view.count = TURNSTILE_SEATS;
+	g->mine = &g->view;
+}
+
+struct throttle_gpu *seat_start(const struct quota *quota, const struct quota_gpu *gpu, struct seat_pages *pages)
+{
+	struct throttle_gpu *g = calloc(1, sizeof *g);
+	if (!g)
+		return NULL;
+	open_file(g, gpu->name);
+	if (!g->process)
+		g->process = own_number();
+	if (pages->terms) {
+		adopt(g, pages);
+	} else if (g->file && turnstile_adopt(g->file)) {
+		use_file(g, g->file);
+	} else {
+		vgpu_log(LOG_WARNING, "%s: cannot be used, so each process of %s gets the whole share of %d percent; gpu_layout makes it",
+			 g->path, quota->tenant, gpu->sm_percent);
+		struct turnstile_file *alone = calloc(1, sizeof *alone);
+		if (alone)
+			use_file(g, alone);
+	}
+	g->noise = g->process;
+	if (g->mine) {
+		/* What a dead process of this number may have left. */
+		turnstile_give(g->mine, g->pages.own ? g->pages.own_seat : gpu->seat, g->process);
+		seat_take(g, quota, gpu);
+	}
+	return g;
+}
+
+/* False where it cannot be told: the file has another's name by now, or none. The lease ends anyway. */
+bool seat_holder_is_dead(const struct throttle_gpu *g, unsigned process)
+{
+	struct stat status;
+	if (process >= TURNSTILE_PROCESSES)
+		return false;
+	int descriptor = vgpu_reopen(g->path);
+	if (descriptor < 0)
+		return false;
+	bool dead = file_status(descriptor, "", &status) == 0 && status.st_dev == g->device && status.st_ino == g->inode
+		&& !vgpu_byte_is_taken(descriptor, TURNSTILE_LOCKS + process);
+	vgpu_close(descriptor);
+	return dead;
+}

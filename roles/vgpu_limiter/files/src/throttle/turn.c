@@ -1,0 +1,115 @@
+/*
+ * SPDX-License-Identifier: Apache-2.0
+ * Copyright: (c) openfleet.gpu contributors
+ *
+ * Taking the lease, keeping it for a turn, and giving it back.
+ */
+#include "throttle/turn.h"
+
+#include "throttle/claims.h"
+#include "throttle/doubts.h"
+#include "throttle/seat.h"
+#include "throttle/times.h"
+#include "throttle/words.h"
+
+#define OVERTIME_NS (QUANTUM_NS / 2)		/* how long a turn goes on after its end for work on the tenant's other GPUs */
+#define GANG_NS NS_PER_SECOND			/* for so long a peer that was late shows that the processes wait for each other */
+#define LIVENESS_NS (10 * NS_PER_MS)		/* how often a waiter asks whether the holder lives */
+
+int64_t drain_ns(int64_t in_flight) { return within(in_flight / 2, POLL_NS / 4, NS_PER_MS); }
+
+int64_t poll_ns(struct throttle_gpu *g)
+{
+	g->noise = g->noise * UINT32_C(1664525) + UINT32_C(1013904223);
+	return POLL_NS / 2 + ((POLL_NS * (g->noise >> 16)) >> 16);
+}
+
+/* As others believe them, so that two tenants always agree who of them comes first. */
+static struct claim own_claim(const struct throttle_gpu *g, int64_t now, bool holds)
+{
+	struct terms terms = g->mine->terms ? turnstile_terms(g->mine, g->seat) : g->terms;
+	return turnstile_claim(g->mine, g->seat, terms, now, holds);
+}
+
+int64_t turn_ends(struct throttle_gpu *g, int64_t now, bool idle, int64_t in_flight)
+{
+	struct turnstile *t = g->mine;
+	struct claim rival, claim = own_claim(g, now, true);
+	bool waits = turnstile_rival(t, g->seat, now, &rival) >= 0;
+	/* This process does not wait while it has the lease, so it is another of the tenant's. */
+	bool sibling = turnstile_is_waiting(seat_of(g), now);
+	bool over = now - g->took_ns >= QUANTUM_NS;
+	int order = waits ? turnstile_order(rival, claim) : -1;
+	bool ends = order > 0 || (over && (sibling || order == 0));
+	if (ends && !g->ending)
+		g->ending_ns = now;
+	g->ending = ends;
+	/* What is on its way on the tenant's other GPUs may wait for what is launched here next. */
+	int64_t ended_ns = g->took_ns + QUANTUM_NS < g->ending_ns ? g->took_ns + QUANTUM_NS : g->ending_ns;
+	bool overtime = now - ended_ns < OVERTIME_NS;
+	if (!ends || (overtime && (g->behind || g->hurry)))
+		return 0;
+	if (!idle)
+		return drain_ns(in_flight);
+	/* An idle GPU is kept only for a process that does wait for the others: their work is late now and then. */
+	if (overtime && g->together && now - g->late_ns < GANG_NS)
+		return POLL_NS;
+	turnstile_give(t, g->seat, g->process);
+	g->not_before = now + 2 * POLL_NS;
+	return POLL_NS;
+}
+
+/* How long to wait for the holder's lease. Who was woken and finds the same lease was woken for nothing, and naps. */
+static int64_t wait_for_lease(struct throttle_gpu *g, int holder, int64_t now)
+{
+	struct watch watch = turnstile_watch(g->mine, holder);
+	bool in_vain = g->woken && watch.half == g->watch.half && watch.value == g->watch.value;
+	g->woken = false;
+	g->watch = watch;
+	g->watches = !in_vain;
+	/* Uneven, as the kernel wakes first who has slept longest: of several processes it must not always be the same. */
+	return in_vain ? poll_ns(g) : turnstile_watch_ns(g->mine, holder, now, WATCH_NS - poll_ns(g));
+}
+
+int64_t wait_for_turn(struct throttle_gpu *g, int64_t now, int64_t until)
+{
+	struct turnstile *t = g->mine;
+	struct claim first, claim = own_claim(g, now, false);
+	int holder = turnstile_holder(t, -1, now), rival;
+	turnstile_set_waiting(seat_of(g), now, now + GRACE_NS);
+	if (now < g->not_before)
+		return poll_ns(g);
+	if (holder >= 0 && now >= g->liveness_ns) {
+		unsigned process = turnstile_last_process(t, holder);
+		g->liveness_ns = now + LIVENESS_NS;
+		if (seat_holder_is_dead(g, process)) {
+			turnstile_bury(t, holder, process);
+			holder = turnstile_holder(t, -1, now);
+		}
+	}
+	if (holder >= 0) {
+		turnstile_waits_for(t, g->seat, holder, claim, now);
+		return wait_for_lease(g, holder, now);
+	}
+	rival = turnstile_rival(t, g->seat, now, &first);
+	if (rival >= 0 && turnstile_before(first, claim) && turnstile_yields_to(t, rival, now))
+		return poll_ns(g);
+	if (!turnstile_take(t, g->seat, g->process, now, until))
+		return poll_ns(g);
+	turnstile_had_turn(t, now);
+	atomic_store(&seat_of(g)->waiting_until, 0);
+	g->took_ns = now;
+	g->ending = false;
+	return 0;
+}
+
+bool has_lease(struct throttle_gpu *g, int64_t now)
+{
+	struct turnstile *t = g->mine;
+	if (turnstile_last_process(t, g->seat) != g->process)
+		return false;
+	if (turnstile_process(t, g->seat, now) == g->process || turnstile_holder(t, g->seat, now) < 0)
+		return true;
+	turnstile_give(t, g->seat, g->process);
+	return false;
+}

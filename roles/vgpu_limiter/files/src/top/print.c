@@ -1,0 +1,170 @@
+/*
+ * SPDX-License-Identifier: Apache-2.0
+ * Copyright: (c) openfleet.gpu contributors
+ *
+ * The table and the JSON of vgpu-top.
+ */
+#include "top/print.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "formats/turnstile.h"
+
+static char *page;
+static size_t page_size, page_room;
+
+static void put(const char *format, ...) __attribute__((format(printf, 1, 2)));
+static void put(const char *format, ...)
+{
+	va_list arguments;
+	if (page_room - page_size < 4096) {
+		char *more = realloc(page, page_room += 65536);
+		if (!more)
+			exit(1);
+		page = more;
+	}
+	va_start(arguments, format);
+	int length = vsnprintf(page + page_size, page_room - page_size, format, arguments);
+	va_end(arguments);
+	if (length > 0)
+		page_size += (size_t)length < page_room - page_size ? (size_t)length : page_room - page_size - 1;
+}
+
+static const char *bytes(char to[16], uint64_t n)
+{
+	const char *units[] = { "B", "KiB", "MiB", "GiB", "TiB" };
+	double value = (double)n;
+	int unit = 0;
+	for (; value >= 1000 && unit < 4; unit++)
+		value /= 1024;
+	snprintf(to, 16, unit ? "%.1f %s" : "%.0f %s", value, units[unit]);
+	return to;
+}
+
+static const char *policy(const struct quota *quota)
+{
+	return quota->policy == POLICY_BURST ? "burst" : quota->policy == POLICY_CONTENDED ? "contended" : "fixed";
+}
+
+static void put_gpu(const struct top_tenant *tenant, int i)
+{
+	const struct quota_gpu *quota = &tenant->quota.gpus[i];
+	const struct top_gpu *gpu = &tenant->gpus[i];
+	char used[16], limit[16], peak[16], had[16] = "-", held[16] = "-";
+	if (gpu->had_percent >= 0 && quota->sm_percent < 100)
+		snprintf(had, sizeof had, "%.1f%%", gpu->had_percent);
+	if (gpu->seated)
+		snprintf(held, sizeof held, "%.1f s", (double)gpu->held_back_ns / 1e9);
+	put("%-20.20s %-12.12s %11s %11s %11s %7llu %5d%% %6s %10s  %-9s %4d %5d\n", i ? "" : tenant->name, quota->name,
+	    bytes(used, gpu->used), quota->memory_bytes ? bytes(limit, quota->memory_bytes) : "-", bytes(peak, gpu->peak),
+	    (unsigned long long)gpu->refused, quota->sm_percent, had, held, policy(&tenant->quota), tenant->quota.priority,
+	    tenant->process_count);
+}
+
+static void put_processes(const struct top_tenant *tenant)
+{
+	for (int i = 0; i < tenant->process_count; i++) {
+		const struct top_process *process = &tenant->processes[i];
+		char used[16];
+		uint64_t sum = 0;
+		for (int gpu = 0; gpu < tenant->quota.gpu_count; gpu++)
+			sum += process->used[gpu];
+		put("  %9lld%s %-21s %11s\n", (long long)(process->pid ? process->pid : process->own_pid), process->pid ? " " : "*",
+		    process->name, bytes(used, sum));
+	}
+}
+
+void print_table(const struct top *top, const char *root, bool processes)
+{
+	if (!top->tenant_count) {
+		put("No tenants on this host: there is no directory in %s/etc/openfleet-gpu/vgpu.\n"
+		    "gpu_layout makes them from entries with `sharing: vgpu`.\n", root);
+		return;
+	}
+	put("%-20s %-12s %11s %11s %11s %7s %6s %6s %10s  %-9s %4s %5s\n", "TENANT", "GPU", "USED", "QUOTA", "PEAK", "REFUSED",
+	    "SHARE", "HAD", "HELD BACK", "POLICY", "PRIO", "PROCS");
+	for (int i = 0; i < top->tenant_count; i++) {
+		const struct top_tenant *tenant = &top->tenants[i];
+		for (int gpu = 0; gpu < tenant->quota.gpu_count; gpu++)
+			put_gpu(tenant, gpu);
+		if (!tenant->quota.gpu_count)
+			put("%-20.20s %s\n", tenant->name, tenant->has_quota ? "has no GPU" : "");
+		if (tenant->problem[0])
+			put("  ! %s\n", tenant->problem);
+		if (processes)
+			put_processes(tenant);
+	}
+}
+
+/* --- JSON --- */
+
+static void put_string(const char *text)
+{
+	put("\"");
+	for (const unsigned char *c = (const unsigned char *)text; *c; c++)
+		if (*c == '"' || *c == '\\')
+			put("\\%c", *c);
+		else if (*c < 0x20 || *c >= 0x7f)
+			put("\\u%04x", *c);
+		else
+			put("%c", *c);
+	put("\"");
+}
+
+static void put_json_tenant(const struct top_tenant *tenant)
+{
+	put("{\"name\": ");
+	put_string(tenant->name);
+	put(", \"problem\": ");
+	tenant->problem[0] ? put_string(tenant->problem) : put("null");
+	put(", \"policy\": \"%s\", \"priority\": %d, \"gpus\": [", policy(&tenant->quota), tenant->quota.priority);
+	for (int i = 0; i < tenant->quota.gpu_count; i++) {
+		const struct quota_gpu *quota = &tenant->quota.gpus[i];
+		const struct top_gpu *gpu = &tenant->gpus[i];
+		put("%s{\"uuid\": ", i ? ", " : "");
+		put_string(quota->name);
+		put(", \"used_bytes\": %llu, \"quota_bytes\": %llu, \"peak_bytes\": %llu, \"refused\": %llu, \"sm_percent\": %d",
+		    (unsigned long long)gpu->used, (unsigned long long)quota->memory_bytes, (unsigned long long)gpu->peak,
+		    (unsigned long long)gpu->refused, quota->sm_percent);
+		gpu->had_percent >= 0 && quota->sm_percent < 100 ? put(", \"had_percent\": %.2f", gpu->had_percent)
+								 : put(", \"had_percent\": null");
+		gpu->seated ? put(", \"busy_seconds\": %.6f, \"held_back_seconds\": %.6f}", (double)gpu->busy_ns / 1e9,
+				  (double)gpu->held_back_ns / 1e9)
+			    : put(", \"busy_seconds\": null, \"held_back_seconds\": null}");
+	}
+	put("], \"processes\": [");
+	for (int i = 0; i < tenant->process_count; i++) {
+		const struct top_process *process = &tenant->processes[i];
+		put("%s{\"pid\": ", i ? ", " : "");
+		process->pid ? put("%lld", (long long)process->pid) : put("null");
+		put(", \"own_pid\": %lld, \"name\": ", (long long)process->own_pid);
+		put_string(process->name);
+		put(", \"used_bytes\": [");
+		for (int gpu = 0; gpu < tenant->quota.gpu_count; gpu++)
+			put("%s%llu", gpu ? ", " : "", (unsigned long long)process->used[gpu]);
+		put("]}");
+	}
+	put("]}");
+}
+
+void print_json(const struct top *top)
+{
+	put("{\"version\": 1, \"tenants\": [");
+	for (int i = 0; i < top->tenant_count; i++) {
+		put("%s\n  ", i ? "," : "");
+		put_json_tenant(&top->tenants[i]);
+	}
+	put("%s]}\n", top->tenant_count ? "\n" : "");
+}
+
+/* --- the page --- */
+
+void print_again(void) { page_size = 0; }
+
+const char *printed(size_t *size)
+{
+	*size = page_size;
+	return page;
+}

@@ -1,0 +1,20 @@
+/*
+ * SPDX-License-Identifier: Apache-2.0
+ * Copyright: (c) openfleet.gpu contributors
+ *
+ * What vgpu-top prints, gathered first, so that a screen is written at once.
+ */
+#ifndef TOP_PRINT_H
+#define TOP_PRINT_H
+
+#include <stddef.h>
+
+#include "top/top.h"
+
+void print_table(const struct top *, const char *root, bool processes);
+void print_json(const struct top *);
+/* What was printed since it began again. */
+void print_again(void);
+const char *printed(size_t *size);
+
+#endif

@@ -1,0 +1,19 @@
+/*
+ * SPDX-License-Identifier: Apache-2.0
+ * Copyright: (c) openfleet.gpu contributors
+ *
+ * Which processes of the host are those of a region.
+ */
+#ifndef TOP_PROCESSES_H
+#define TOP_PROCESSES_H
+
+#include "top/top.h"
+
+#include <sys/types.h>
+
+/* Whether a living process has locked the byte. */
+bool is_locked(int descriptor, off_t offset);
+/* Fills in the pids of the tenant's processes, which have the region of this inode mapped. */
+void find_pids(struct top_tenant *, ino_t inode);
+
+#endif

@@ -1,0 +1,23 @@
+/*
+ * SPDX-License-Identifier: Apache-2.0
+ * Copyright: (c) openfleet.gpu contributors
+ *
+ * What the tenants have had of their GPUs: from what the agent shows, or from the turnstile files.
+ */
+#ifndef TOP_SEATS_H
+#define TOP_SEATS_H
+
+#include "top/top.h"
+
+struct shown_seat;
+struct seats {
+	int64_t time_ns;
+	uint64_t count;
+	struct shown_seat *list;
+};
+
+/* None where no agent runs. */
+void read_seats(struct seats *, const char *root, int64_t now_ns);
+void read_turnstile(struct top_tenant *, int gpu, const char *root, const struct seats *, int64_t now_ns);
+
+#endif
