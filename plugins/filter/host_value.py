@@ -39,6 +39,7 @@ options:
       - number
       - pci_address
       - pci_device
+      - pod_uid
       - profile
       - small
       - text

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Iterable
 
 from .frozen import frozen
+from .holders_model import KUBELET
 from .model import Holder, Process
 
 #: How many a message and a result name: any user may start thousands.
@@ -24,9 +25,21 @@ class Disturbance:
     def __str__(self) -> str:
         return "%s is in use by %s" % (self.what, ", ".join(self._names(_NAMED)))
 
+    @property
+    def pods(self) -> tuple[str, ...]:
+        """UIDs of the pods to which the kubelet has given the thing."""
+        given = {holder.job for holder in self.who if isinstance(holder, Holder) and holder.kind == KUBELET}
+        return tuple(sorted(uid for uid in given if uid))
+
     def to_data(self) -> dict[str, Any]:
-        return {"what": self.what, "who": self._names(_LISTED)}
+        data = {"what": self.what, "who": self._names(_LISTED)}
+        return {**data, "pods": list(self.pods[:_LISTED])} if self.pods else data
 
     def _names(self, most: int) -> list[str]:
         more = ["%d more" % (len(self.who) - most)] if len(self.who) > most else []
         return [str(holder) for holder in self.who[:most]] + more
+
+
+def affected_pods(disturbs: Iterable[Disturbance]) -> list[str]:
+    """Return the UIDs of the pods whose devices the plan would end."""
+    return sorted({uid for disturbance in disturbs for uid in disturbance.pods})

@@ -111,7 +111,7 @@ _CHANGED_GPU = {
         _PARTS,
     ],
 }
-_BUSY = [{"what!": "text", "who!": ["text"]}]
+_BUSY = [{"what!": "text", "who!": ["text"], "pods": ["pod_uid"]}]
 #: A GPU's line, and one for each of its daemons and tenants.
 _LINES = 2048
 #: Of instances, and of GPUs.

@@ -48,6 +48,8 @@ _PATTERNS = {
         "the full name of a systemd unit",
     ),
     "container": (r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", "the name or id of a container"),
+    # A UUID, or a hash of a static pod's manifest (kubernetes/kubernetes, pkg/kubelet/config).
+    "pod_uid": (r"[0-9a-f][0-9a-f-]{15,63}", "the UID of a pod"),
     # Of MPS daemons, tenants and kinds of holders: docs/gpu_layout.md.
     "name": (r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", "a name of letters, digits, _, . and -"),
 }

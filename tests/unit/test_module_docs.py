@@ -22,6 +22,7 @@ from ansible_collections.openfleet.gpu.plugins.modules import (
     gpu_check,
     gpu_info,
     gpu_simulator,
+    kubernetes_eviction,
     layout,
     layout_boot,
     layout_export,
@@ -40,8 +41,8 @@ pytestmark = pytest.mark.core
 
 META = Path(__file__).parents[2] / "meta" / "runtime.yml"
 MODULES = [
-    audit, bundle, container_toolkit, drain, driver, gpu_check, gpu_info, layout, mig, mps, reclaim, reclaim_tell, rightsize,
-    time_slicing, unit_request, vgpu_quota,
+    audit, bundle, container_toolkit, drain, driver, gpu_check, gpu_info, kubernetes_eviction, layout, mig, mps, reclaim,
+    reclaim_tell, rightsize, time_slicing, unit_request, vgpu_quota,
 ]  # fmt: skip
 #: Options that module_defaults can be set for, by group.
 OF_LAYOUTS = {"layout", "on_busy", "busy_timeout", "grace_period", "lock_timeout", "state_directory"}
@@ -72,6 +73,7 @@ def documented_options(module):
         gpu_check,
         gpu_info,
         gpu_simulator,
+        kubernetes_eviction,
         layout,
         layout_boot,
         layout_export,

@@ -1,0 +1,103 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A change of a layout names the pods whose devices it ends, and no other pod."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from mig_rules import legal, with_instances
+
+from ansible_collections.openfleet.gpu.plugins.module_utils import planner
+from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
+from ansible_collections.openfleet.gpu.plugins.module_utils.disturbance import Disturbance, affected_pods
+from ansible_collections.openfleet.gpu.plugins.module_utils.gpu_plan import Target, WantedInstance
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders_mark import mark
+from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder, Host
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mig import steps as mig_steps
+
+TRANSITIONS = 1000
+MODELS = ("H100-80GB", "A100-40GB", "A30-24GB")
+
+
+def holder(gpu, instance, pod):
+    return Holder(gpu.uuid, instance, "kubelet", "container c of pod %s" % pod, unit_or_container="c", job=pod)
+
+
+def grow(chance, gpu, pairs):
+    kept = []
+    for pair in chance.sample(pairs, chance.randint(0, len(pairs))):
+        if legal(gpu, [*kept, pair]):
+            kept.append(pair)
+    return kept
+
+
+def transition(number):
+    """A node with pods in some of its GPUs and instances, and targets for some GPUs. (GPUs, holders, targets)"""
+    chance = random.Random(number)
+    gpus, holders, targets = [], [], []
+    for gpu in assumed_gpus([chance.choice(MODELS) for _gpu in range(chance.randint(1, 3))]):
+        pairs = [(p.name, placement) for p in gpu.mig.profiles for placement in p.placements]
+        want = [name for name, _placement in grow(chance, gpu, pairs)]
+        if chance.random() < 0.7:
+            gpu = with_instances(gpu, grow(chance, gpu, pairs))
+            holders += [
+                holder(gpu, each.id, "pod-%d-%d" % (gpu.index, each.id))
+                for each in gpu.mig.instances
+                if chance.random() < 0.5
+            ]
+        elif chance.random() < 0.5:
+            holders.append(holder(gpu, None, "pod-%d" % gpu.index))
+        gpus.append(gpu)
+        kind = chance.choice(("mig", "mig", "mig", "shared", "none"))
+        if kind == "mig":
+            wanted = tuple(WantedInstance(name) for name in want)
+            targets.append(Target(gpu.uuid, "gpu_layout[0]", "mig", True, wanted))
+        elif kind == "shared":
+            targets.append(Target(gpu.uuid, "gpu_layout[0]", "shared", False, (), "default"))
+    host = mark(Host("n1", "570.0", "12", "12.8", tuple(gpus)), holders)
+    return host.gpus, holders, targets
+
+
+def ended(plan):
+    """What the steps end, told by the steps alone: (GPU, None) for all of a GPU, else (GPU, instance)."""
+    found = set()
+    for each in plan.gpus:
+        for step in each.gpu_steps:
+            if isinstance(step, mig_steps.SetMigMode):
+                found.add((each.gpu.uuid, None))
+            elif isinstance(step, mig_steps.DestroyGpuInstance):
+                found.add((each.gpu.uuid, step.gpu_instance_id))
+    return found
+
+
+def test_no_pod_on_a_device_that_stays_is_named_in_1000_transitions():
+    named_in_all = spared_in_all = 0
+    for number in range(TRANSITIONS):
+        gpus, holders, targets = transition(number)
+        plan = planner.plan(gpus, targets)
+        ends = ended(plan)
+        hit = {one.job for one in holders if {(one.gpu_uuid, None), (one.gpu_uuid, one.gpu_instance_id)} & ends}
+        named = set(affected_pods(plan.disturbs))
+        assert named == hit, number
+        named_in_all += len(named)
+        spared_in_all += len(holders) - len(named)
+    # The transitions are worth something only where both happen.
+    assert min(named_in_all, spared_in_all) > TRANSITIONS / 4
+
+
+def test_only_what_the_kubelet_has_given_counts():
+    (gpu,) = assumed_gpus(["H100-80GB"])
+    job = Holder(gpu.uuid, None, "slurm", "Slurm job 17", job="17")
+    process = Holder(gpu.uuid, None, "process", "pid 7", pid=7, job=None)
+    held = Disturbance("gpu 0", (holder(gpu, None, "b"), job, process, holder(gpu, None, "a"), holder(gpu, None, "b")))
+    assert affected_pods([held, Disturbance("gpu 1", (job,))]) == ["a", "b"]
+    assert held.to_data()["pods"] == ["a", "b"]
+    assert "pods" not in Disturbance("gpu 1", (job,)).to_data()
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_a_plan_without_steps_names_no_pod(number):
+    gpus, _holders, _targets = transition(number)
+    assert affected_pods(planner.plan(gpus, []).disturbs) == []
