@@ -24,6 +24,28 @@ def test_the_roles_defaults_are_those_of_its_argument_specs():
     assert [name for name, option in OPTIONS.items() if option.get("required")] == ["gpu_kubernetes_backend"]
 
 
+def test_each_entry_point_has_its_tasks_and_the_same_variables():
+    specs = yaml.safe_load((ROLE / "meta" / "argument_specs.yml").read_text())["argument_specs"]
+    for entry, spec in specs.items():
+        assert spec["options"] == OPTIONS
+        assert (ROLE / "tasks" / ("%s.yml" % entry)).is_file()
+
+
+def test_task_files_that_name_modules_of_another_collection_are_included_behind_a_check():
+    """Ansible resolves the names of modules when it loads a file, before any of its tasks could say what is missing."""
+    first = {
+        "plan.yml",
+        "main.yml",
+        "apply.yml",
+        "prepare.yml",
+        "remove.yml",
+        "requirements.yml",
+        "remove_from_cluster.yml",
+    }
+    named = {path.name for path in (ROLE / "tasks").glob("*.yml") if "kubernetes.core.k8s" in path.read_text()}
+    assert not named & first
+
+
 def test_role_and_filter_offer_the_librarys_words():
     of_filter = yaml.safe_load(kubernetes_mapping.DOCUMENTATION)["options"]
     backends = [OPTIONS["gpu_kubernetes_backend"]["choices"], of_filter["backend"]["choices"]]

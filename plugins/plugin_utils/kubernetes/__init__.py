@@ -10,4 +10,6 @@ dra            NVIDIA's DRA driver
 vgpu_plugins   HAMi, and Volcano's vGPU plugin, which share a node's configuration
 mapping        the way in: choose the backend, and name the backends that can do what it cannot
 text           the mapping as lines of a plan
+cluster        compare what a cluster has of a node with its mapping, and what to take off it again
+operator       find NVIDIA's GPU operator on a node, and what of it is in the way
 """

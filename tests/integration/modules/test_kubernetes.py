@@ -25,7 +25,8 @@ REFUSAL = (
 def fleet(host, library, tmp_path):
     fleet = Fleet(tmp_path, library, ["one", "two"])
     for name in fleet.hosts:
-        fleet.more[name] = {"gpu_kubernetes_backend": "nvidia_device_plugin", "gpu_kubernetes_node": "node-%s" % name}
+        node = {"gpu_kubernetes_node": "node-%s" % name, "gpu_kubernetes_state": "planned"}
+        fleet.more[name] = {"gpu_kubernetes_backend": "nvidia_device_plugin", **node}
     return fleet
 
 

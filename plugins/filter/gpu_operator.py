@@ -1,0 +1,64 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""NVIDIA's GPU operator on a node."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: gpu_operator
+short_description: Find NVIDIA's GPU operator on a Kubernetes node, and what of it is in the way
+version_added: "0.1.0"
+author:
+  - openfleet.gpu contributors (!UNKNOWN)
+description:
+  - Reads the labels of a node and the cluster's objects of kind ClusterPolicy. No cluster is asked.
+  - Returns problems rather than failing, so that the caller can name the host.
+options:
+  _input:
+    description: The node as the API returned it.
+    type: dict
+    required: true
+  policies:
+    description: The objects of kind ClusterPolicy as the API returned them.
+    type: list
+    elements: dict
+    default: []
+  name:
+    description: Name of the node, for messages.
+    type: str
+    required: true
+  config_map_name:
+    description: The ConfigMap that the operator's device plugin has to read.
+    type: str
+    required: true
+"""
+
+EXAMPLES = r"""
+- name: Show what of the GPU operator is in the way
+  ansible.builtin.debug:
+    msg: >-
+      {{ (node | openfleet.gpu.gpu_operator(policies=found.resources, name='h100-01', config_map_name='gpu-plugin')).problems }}
+"""
+
+RETURN = r"""
+_value:
+  description: C(is_there), whether the operator manages the node; C(problems), a list of messages with their cures.
+  type: dict
+"""
+
+
+def gpu_operator(node, policies=(), *, name, config_map_name):
+    """See DOCUMENTATION."""
+    # ansible-core loads all filters of a collection in the worker of each task that uses one. What takes long waits for its use.
+    from ..plugin_utils.kubernetes import cluster, operator
+
+    found = operator.find_operator(node, policies, cluster.Place(name, "", config_map_name))
+    return {"is_there": found.is_there, "problems": list(found.problems)}
+
+
+class FilterModule:
+    """Ansible's entry point."""
+
+    def filters(self):
+        return {"gpu_operator": gpu_operator}

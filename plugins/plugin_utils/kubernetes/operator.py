@@ -1,0 +1,77 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Find NVIDIA's GPU operator on a node, and what of it is in the way. Pure.
+
+https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-operator-mig.html. The operator labels each node with the
+components that it puts there; a label that has a value is kept. mig-manager pauses other components by these labels while it
+changes a node, and leaves them behind where it is cut off (https://github.com/NVIDIA/gpu-operator/issues/2833).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Mapping, Sequence
+
+from ..host_values import text
+from .cluster import Place, labels_of
+from .model import WITHOUT_MIG_MANAGER
+
+_DEPLOY = "nvidia.com/gpu.deploy."
+_PLUGIN_LABEL = _DEPLOY + "device-plugin"
+_MIG_STATE = "nvidia.com/mig.config.state"
+#: mig-manager is at work, or rebooting the node for it.
+_MIG_AT_WORK = ("pending", "rebooting")
+_ABSENT = ("false", "paused-for-mig-change")
+
+
+@dataclass(frozen=True)
+class Operator:
+    """Whether the operator manages the node, and why its components would be in the way."""
+
+    is_there: bool
+    problems: tuple[str, ...] = ()
+
+
+def find_operator(node: Any, policies: Sequence[Any], place: Place) -> Operator:
+    """Return what the node's labels and the cluster's objects of kind ClusterPolicy say."""
+    labels = labels_of(node)
+    deployed = {name for name in labels if name.startswith(_DEPLOY)} - set(WITHOUT_MIG_MANAGER)
+    problems = [problem for policy in policies for problem in _config(policy, place)]
+    without = all(labels.get(name) == value for name, value in WITHOUT_MIG_MANAGER.items())
+    state = labels.get(_MIG_STATE, "")
+    if state in _MIG_AT_WORK and not without:
+        problems.append(
+            "node %s: the GPU operator's mig-manager is changing its GPUs (label %s: %s). Wait until it is done (success or "
+            "failed) and run again. Nothing was changed." % (place.node, _MIG_STATE, state)
+        )
+    if labels.get(_PLUGIN_LABEL) in _ABSENT:
+        problems.append(
+            "node %s: the label %s: %s keeps the device plugin off the node. If nothing is changing the node now: "
+            "kubectl label node %s %s=true --overwrite. Nothing was changed."
+            % (place.node, _PLUGIN_LABEL, labels[_PLUGIN_LABEL], place.node, _PLUGIN_LABEL)
+        )
+    return Operator(bool(policies) or bool(deployed), tuple(problems))
+
+
+def _config(policy: Any, place: Place) -> list[str]:
+    """The operator's device plugin has to read the ConfigMap to which the configurations are written."""
+    plugin = _mapping(_mapping(policy, "spec"), "devicePlugin")
+    if plugin.get("enabled") is False:
+        return []
+    config = text(_mapping(plugin, "config").get("name") or "", 253)
+    if config == place.config_map:
+        return []
+    name = text(_mapping(policy, "metadata").get("name") or "cluster-policy", 253)
+    reads = "reads the ConfigMap %s" % config if config else "reads no ConfigMap"
+    other = ", or set gpu_kubernetes_config_map: %s" % config if config else ""
+    return [
+        "node %s: the GPU operator's device plugin %s. Let it read %s (kubectl patch clusterpolicy %s --type merge "
+        '-p \'{"spec":{"devicePlugin":{"config":{"name":"%s"}}}}\')%s. Nothing was changed.'
+        % (place.node, reads, place.config_map, name, place.config_map, other)
+    ]
+
+
+def _mapping(parent: Any, key: str) -> Mapping[str, Any]:
+    found = parent.get(key) if isinstance(parent, Mapping) else None
+    return found if isinstance(found, Mapping) else {}

@@ -1,0 +1,156 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a cluster lacks of a node's mapping, and what is taken off it again."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+
+from ansible_collections.openfleet.gpu.plugins.filter.daemonset_pods import daemonset_pods
+from ansible_collections.openfleet.gpu.plugins.filter.kubernetes_changes import kubernetes_changes
+from ansible_collections.openfleet.gpu.plugins.filter.kubernetes_mapping import kubernetes_mapping
+from ansible_collections.openfleet.gpu.plugins.filter.kubernetes_removal import kubernetes_removal
+from ansible_collections.openfleet.gpu.plugins.filter.missing_collections import missing_collections
+
+pytestmark = pytest.mark.core
+
+CONFIG, MIG_MANAGER = "nvidia.com/device-plugin.config", "nvidia.com/gpu.deploy.mig-manager"
+BEFORE = "openfleet.gpu/labels-before"
+LAYOUT = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}, {"profile": "1g.10gb", "count": 2}]}]
+MAPPING = kubernetes_mapping(LAYOUT, "nvidia_device_plugin", expected_gpus=["H100-80GB"], node="n1")
+KEY = MAPPING["config_name"]
+PLANNED = {"nvidia.com/mig-3g.40gb": "1", "nvidia.com/mig-1g.10gb": "2"}
+
+
+def node(labels=None, allocatable=None, annotations=None, name="n1"):
+    metadata = {"name": name, "labels": labels or {}, "annotations": annotations or {}}
+    return {"metadata": metadata, "spec": {}, "status": {"allocatable": {"cpu": "8", **(allocatable or {})}}}
+
+
+def changes(found, config_map=None):
+    return kubernetes_changes(MAPPING, found, config_map, name="n1", namespace="ns", config_map_name="cm")
+
+
+def removed(*nodes, config_map=None):
+    return kubernetes_removal("n1", nodes, config_map)
+
+
+def test_a_new_node_gets_labels_with_a_record_and_a_configuration():
+    found = changes(node({CONFIG: "default"}))
+    assert found["labels"] == {CONFIG: KEY, MIG_MANAGER: "false"}
+    assert json.loads(found["annotations"][BEFORE]) == {CONFIG: "default", MIG_MANAGER: None}
+    assert list(found["data"]) == [KEY]
+    assert yaml.safe_load(found["data"][KEY]) == MAPPING["config"]
+    assert found["pending"] == {"nvidia.com/mig-3g.40gb": [1, 0], "nvidia.com/mig-1g.10gb": [2, 0]}
+    assert found["lines"] == [
+        "node n1: label %s: %s (was default)" % (CONFIG, KEY),
+        "node n1: label %s: false (new)" % MIG_MANAGER,
+        "ConfigMap ns/cm: write key %s" % KEY,
+    ]
+    assert not found["in_step"]
+    # The label that moves tells config-manager.
+    assert not found["restart"]
+
+
+def test_mig_manager_is_kept_off_ahead_of_the_layout_with_a_record_of_its_own_label_alone():
+    found = changes(node({CONFIG: "default", MIG_MANAGER: "true"}))["opt_out"]
+    assert found["labels"] == {MIG_MANAGER: "false"}
+    assert json.loads(found["annotations"][BEFORE]) == {MIG_MANAGER: "true"}
+    # The label moves later, and its value then is in the record too.
+    later = changes(node({CONFIG: "other", MIG_MANAGER: "false"}, annotations=found["annotations"]))
+    assert later["opt_out"] == {}
+    assert json.loads(later["annotations"][BEFORE]) == {CONFIG: "other", MIG_MANAGER: "true"}
+
+
+def test_a_node_in_step_needs_nothing():
+    config_map = {"data": changes(node())["data"]}
+    found = changes(node({CONFIG: KEY, MIG_MANAGER: "false"}, PLANNED), config_map)
+    assert found["in_step"]
+    assert (found["labels"], found["annotations"], found["data"], found["lines"]) == ({}, {}, {}, [])
+
+
+def test_the_first_record_counts():
+    record = {BEFORE: json.dumps({CONFIG: "default", MIG_MANAGER: None})}
+    found = changes(node({CONFIG: "openfleet-0123456789abcdef", MIG_MANAGER: "false"}, annotations=record))
+    assert found["labels"] == {CONFIG: KEY}
+    assert found["annotations"] == {}
+
+
+def test_a_key_that_was_edited_in_place_is_written_again():
+    found = changes(node({CONFIG: KEY}), {"data": {KEY: "version: v1\n", "default": "version: v1\n"}})
+    assert list(found["data"]) == [KEY]
+
+
+def test_old_resources_have_to_be_gone():
+    labels = {CONFIG: KEY, MIG_MANAGER: "false"}
+    found = changes(
+        node(labels, {**PLANNED, "nvidia.com/gpu": "1", "nvidia.com/mig-7g.80gb": "0", "nvidia.com/hostdev": "4"})
+    )
+    assert found["pending"] == {"nvidia.com/gpu": [0, 1]}
+    assert found["pending_text"] == "nvidia.com/gpu 1 (planned 0)"
+    assert found["restart"]
+    assert not found["in_step"]
+
+
+def test_a_node_that_the_cluster_lacks_is_named_with_the_cure():
+    (problem,) = changes(None)["problems"]
+    assert problem.startswith("The cluster has no node n1. Name the node in gpu_kubernetes_node")
+
+
+@pytest.mark.parametrize(
+    "record", ["", "[]", "{", '{"x": "y"}', '{"%s": 3}' % CONFIG, '{"kubernetes.io/hostname": "other"}']
+)
+def test_a_record_that_the_role_did_not_write_stops_it(record):
+    found = node({CONFIG: "default"}, annotations={BEFORE: record})
+    assert "not readable" in changes(found)["problems"][0]
+    assert "not readable" in removed(found)["problems"][0]
+    assert (changes(found)["labels"], removed(found)["labels"]) == ({}, {})
+
+
+@pytest.mark.parametrize(
+    "form", [{}, {"metadata": None}, {"metadata": {"labels": ["x"]}, "status": {"allocatable": 7}}]
+)
+def test_objects_of_another_form_count_as_empty(form):
+    assert changes(form, form)["labels"] == {CONFIG: KEY, MIG_MANAGER: "false"}
+    assert removed(form, config_map=form) == {"problems": [], "labels": {}, "annotations": {}, "data": {}}
+    assert daemonset_pods([form]) == []
+
+
+def test_removal_gives_back_the_labels_from_before():
+    record = {BEFORE: json.dumps({CONFIG: "default", MIG_MANAGER: None})}
+    found = removed(node({CONFIG: KEY, MIG_MANAGER: "false"}, annotations=record))
+    assert found["labels"] == {CONFIG: "default", MIG_MANAGER: None}
+    assert found["annotations"] == {BEFORE: None}
+
+
+def test_removal_leaves_labels_that_others_set():
+    record = {BEFORE: json.dumps({CONFIG: None})}
+    found = removed(node({CONFIG: "theirs", MIG_MANAGER: "false"}, annotations=record))
+    assert found["labels"] == {}
+    assert found["annotations"] == {BEFORE: None}
+
+
+def test_removal_takes_the_keys_that_no_node_uses():
+    old = "openfleet-0123456789abcdef"
+    config_map = {"data": dict.fromkeys([KEY, old, "default", "openfleet-mine", "openfleet-00112233445566ff"], "")}
+    record = {BEFORE: json.dumps({CONFIG: "default"})}
+    nodes = [node({CONFIG: KEY}, annotations=record), node({CONFIG: old}, name="n2")]
+    assert removed(*nodes, config_map=config_map)["data"] == {KEY: None, "openfleet-00112233445566ff": None}
+    nodes.append(node({CONFIG: KEY}, name="n3"))
+    assert removed(*nodes, config_map=config_map)["data"] == {"openfleet-00112233445566ff": None}
+
+
+def test_only_pods_of_daemonsets_are_restarted():
+    def pod(name, *kinds):
+        return {"metadata": {"name": name, "ownerReferences": [{"kind": kind, "name": "x"} for kind in kinds]}}
+
+    pods = [pod("plugin-x", "DaemonSet"), pod("bare"), pod("rs", "ReplicaSet"), pod("../x", "DaemonSet")]
+    assert daemonset_pods(pods) == ["plugin-x"]
+
+
+def test_collections_that_are_missing_are_listed():
+    names = ["openfleet.gpu", "openfleet.none", "none.at_all"]
+    assert missing_collections(names) == ["openfleet.none", "none.at_all"]

@@ -1,0 +1,60 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The GPU operator on a node, and what of it is in the way of a layout."""
+
+from __future__ import annotations
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.filter.gpu_operator import gpu_operator
+
+pytestmark = pytest.mark.core
+
+OFF = {"nvidia.com/gpu.deploy.mig-manager": "false"}
+
+
+def find(labels, *policies):
+    return gpu_operator({"metadata": {"labels": labels}}, policies, name="n1", config_map_name="cm")
+
+
+def policy(**plugin):
+    return {"metadata": {"name": "policy"}, "spec": {"devicePlugin": plugin}}
+
+
+def test_a_node_without_it():
+    assert find({"nvidia.com/gpu.present": "true", **OFF}) == {"is_there": False, "problems": []}
+
+
+@pytest.mark.parametrize("labels", [{}, {"nvidia.com/gpu.deploy.driver": "true"}])
+def test_it_is_found_by_its_policy_and_by_its_labels(labels):
+    policies = [] if labels else [policy(config={"name": "cm"})]
+    assert find(labels, *policies) == {"is_there": True, "problems": []}
+
+
+@pytest.mark.parametrize("state", ["pending", "rebooting"])
+def test_mig_manager_at_work_is_waited_for(state):
+    labels = {"nvidia.com/mig.config.state": state, "nvidia.com/gpu.deploy.mig-manager": "true"}
+    (problem,) = find(labels)["problems"]
+    assert "mig-manager is changing its GPUs" in problem and "Wait until it is done" in problem
+    assert find({**labels, **OFF})["problems"] == []
+    assert find({**labels, "nvidia.com/mig.config.state": "success"})["problems"] == []
+
+
+@pytest.mark.parametrize("value", ["false", "paused-for-mig-change"])
+def test_a_device_plugin_that_is_kept_off_the_node_is_named(value):
+    (problem,) = find({"nvidia.com/gpu.deploy.device-plugin": value})["problems"]
+    assert "kubectl label node n1 nvidia.com/gpu.deploy.device-plugin=true --overwrite" in problem
+
+
+def test_its_device_plugin_has_to_read_the_config_map():
+    (none,) = find({}, policy())["problems"]
+    assert "reads no ConfigMap. Let it read cm (kubectl patch clusterpolicy policy --type merge" in none
+    (other,) = find({}, policy(config={"name": "theirs"}))["problems"]
+    assert "reads the ConfigMap theirs" in other and "or set gpu_kubernetes_config_map: theirs" in other
+    assert find({}, policy(enabled=False))["problems"] == []
+
+
+@pytest.mark.parametrize("form", [None, [], {"spec": 3, "metadata": []}, {"spec": {"devicePlugin": {"config": [1]}}}])
+def test_policies_of_another_form_count_as_empty(form):
+    (problem,) = find({}, form)["problems"]
+    assert "clusterpolicy cluster-policy" in problem
