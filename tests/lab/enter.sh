@@ -1,20 +1,21 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
 #
-# Read by .lab/bin/podman ahead of `podman exec`: run the command by runc's own exec, which is all that podman does for it in the
-# end, in 0.04 s instead of 0.15 s. It returns, and podman goes on, where the container does not run or where there are options.
-# Expects `podman`, a function, and `ids`, a directory for the ids of containers.
+# Read by .lab/bin/podman ahead of `podman exec`: run the command by enter.c, in 3 ms of CPU instead of the 60 of runc's own exec
+# and more of podman's. It returns, and podman goes on, where the container does not run or where there are options.
+# Expects `podman`, a function; `enter`, the program; and `ids`, a directory for the ids of containers.
 
-runc_exec() {
+enter_host() {
     input=/dev/null
     case $1 in -i | --interactive) input=/dev/fd/0; shift ;; esac
     case ${1-} in openfleet-*) ;; *) return ;; esac
-    id=$(cat "$ids/$1" 2>/dev/null)
+    id=
+    read -r id 2>/dev/null <"$ids/$1" || :
     # A container that was made again under the same name has another id; one that has ended has no state.
     if [ ! -e "/run/runc/${id:-none}/state.json" ]; then
         id=$(podman inspect --type container --format '{{.ID}}' "$1" 2>/dev/null) && [ -e "/run/runc/$id/state.json" ] || return
         mkdir -p "$ids" && echo "$id" >"$ids/$1.$$" && mv "$ids/$1.$$" "$ids/$1"
     fi
     shift
-    exec runc exec "$id" "$@" <$input
+    exec "$enter" "/run/runc/$id/state.json" "$@" <$input
 }
