@@ -29,14 +29,11 @@ except ImportError:
     )
 
 #: A host that sshd would not serve yet, or no more, is none that Ansible reaches: its start empties /tmp, and its end kills all
-#: that runs. The words are this plugin's own, so that no command's status is taken for them.
+#: that runs (lab-up.service of tests/lab/image). The words are this plugin's own, so that no command's status is taken for them.
 NOT_UP = "lab: the host is starting or going down"
-#: Asked three times: systemd does not answer for a moment where a package has it execute itself again. PYTHONPATH spares modules
-#: to load ansible-core (tests/lab/ansible_code), where the release that is mounted there is this one.
-ONCE_UP = """for attempt in 1 2 3; do
-systemctl --quiet is-active sysinit.target 2>/dev/null && exec env PYTHONPATH=/opt/openfleet-lab OPENFLEET_LAB_CORE=%s "$@"
-sleep 0.2
-done
+#: PYTHONPATH spares modules to load ansible-core (tests/lab/ansible_code), where the release that is mounted there is this one.
+ONCE_UP = """export PYTHONPATH=/opt/openfleet-lab OPENFLEET_LAB_CORE=%s
+[ -e /run/lab-up ] && exec "$@"
 echo "%s" >&2
 exit 255""" % (__version__, NOT_UP)
 
