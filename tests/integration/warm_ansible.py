@@ -16,6 +16,7 @@ import importlib
 import os
 import select
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -67,8 +68,10 @@ class _Server:
         return cls._started[libraries]
 
     def __init__(self, libraries: str) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="openfleet-warm-")
-        self.socket = Path(self._folder.name) / "socket"
+        # Not a TemporaryDirectory, which a fork of this process would remove at its own end.
+        self._folder = tempfile.mkdtemp(prefix="openfleet-warm-")
+        self._maker = os.getpid()
+        self.socket = Path(self._folder) / "socket"
         environment = dict(os.environ, LD_LIBRARY_PATH=libraries) if libraries else None
         with listen(str(self.socket)) as listening:
             self._process = subprocess.Popen(
@@ -79,9 +82,17 @@ class _Server:
             )
 
     def close(self) -> None:
+        if os.getpid() != self._maker:
+            return
         self._process.stdin.close()
         self._process.wait()
-        self._folder.cleanup()
+        shutil.rmtree(self._folder)
+
+
+def close() -> None:
+    """End the processes that were started for this one, where it ends in another way than as usual."""
+    for server in _Server._started.values():
+        server.close()
 
 
 # --- In the process that is forked ----------------------------------------------------------------------------------

@@ -7,6 +7,8 @@ settings are forks of that one. What Ansible reads while it loads is part of wha
 variables that it comes from, the folder, the user and the namespaces. The process that was left ends with the one that had the
 first run made. Benchmarks and `make demo` run without it.
 
+Modules on the controller are forks too, by warm_ansible.py, as those of local connections are whose inventory names it.
+
 A run whose processes a test looks at or kills has to be the real one: it sets PYTHONUNBUFFERED, as it reads what the run prints.
 """
 
@@ -124,10 +126,17 @@ def leave_server(place: Path) -> None:
     # The folder of the run that this is a fork of is that run's to remove.
     atexit.unregister(importlib.import_module("ansible.utils.path").cleanup_tmp_file)
     try:
-        warm_ansible.serve(warm_ansible.listen(short(place)), maker, taken=TAKEN, begin=begin)
+        warm_ansible.interpreter(interpreter(place))
+        warm_ansible.serve(warm_ansible.listen(short(place)), maker, taken=TAKEN, begin=lambda run: begin(run, place))
         place.unlink()
+        warm_ansible.close()
     finally:
         os._exit(0)
+
+
+def interpreter(place: Path) -> Path:
+    """Return the program that modules on the controller are given to: Ansible has them run by the Python that it runs itself."""
+    return Path(f"{place}.python")
 
 
 def short(place: Path) -> str:
@@ -160,10 +169,11 @@ def run_as_fork(place: Path) -> int | None:
     return int(connection.recv(16) or b"-9")
 
 
-def begin(request: dict) -> None:
+def begin(request: dict, place: Path) -> None:
     """Become a run of ansible-playbook. This does not return."""
 
     def playbook() -> None:
+        sys.executable = str(interpreter(place))
         # A folder of its own, which it removes at its end.
         constants = importlib.import_module("ansible.constants")
         constants.DEFAULT_LOCAL_TMP = constants.config.get_config_value("DEFAULT_LOCAL_TMP", variables=vars(constants))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -30,6 +31,12 @@ PLAY = """
   gather_facts: false
   tasks:
     - ansible.builtin.debug: {msg: "said {{ word | default('first') }} by {{ lookup('env', 'OPENFLEET_SAID') }}"}
+    # What a module is given, and the Python that programs are given to.
+    - ansible.builtin.command: {argv: [sh, -c, "echo module of $OPENFLEET_SAID in $PWD with $(umask)"]}
+      register: module
+    - ansible.builtin.command: {argv: ["{{ ansible_playbook_python }}", -c, "import sys; print(sys.executable, sys.argv)", word]}
+      register: program
+    - ansible.builtin.debug: {msg: "{{ module.stdout_lines + program.stdout_lines }}"}
     - ansible.builtin.fail:
       when: wrong is defined
 """
@@ -63,6 +70,12 @@ def processes(place) -> set[int]:
     return found
 
 
+def modules_of(left: Path) -> bool:
+    """Return whether the process that modules of its runs are forks of listens still."""
+    socket = shlex.split(warm_playbook.interpreter(left).read_text().splitlines()[-1])[-2]
+    return Path(socket).exists()
+
+
 def runs(place, command) -> str:
     command = [sys.executable, "-c", MAKER % (command,)]
     return subprocess.run(command, cwd=place, env=environment(place), capture_output=True, text=True, check=True).stdout
@@ -71,7 +84,7 @@ def runs(place, command) -> str:
 def test_it_prints_and_ends_as_the_real_one(place):
     real = runs(place, [str(Path(sys.executable).with_name("ansible-playbook"))])
     assert [line for line in real.splitlines() if line.startswith("status")] == ["status 0", "status 2"]
-    assert "said second by the caller" in real
+    assert "said second by the caller" in real and "module of the caller" in real
     assert runs(place, list(warm_playbook.COMMAND)) == real
     # Each run has removed its folder, which was where the real one has it.
     wait_until(lambda: not any((place / "home/tmp").iterdir()), "the folders of the runs are gone")
@@ -106,6 +119,7 @@ def test_a_run_ends_with_its_caller_and_what_was_left_with_its_maker(place):
         assert left.is_socket()
         maker.stdin.close()
     wait_until(lambda: not left.exists(), "what was left ends with its maker")
+    wait_until(lambda: not modules_of(left), "what its modules are forks of ends with it")
     # As after the end of a real one, its worker goes on.
     for pid in processes(place):
         with suppress(ProcessLookupError):
