@@ -161,7 +161,7 @@ line:
   description: The audit in one line.
   returned: success
   type: str
-  sample: "64 findings: 8 held without process, 8 idle, 48 right; 2 new, 1 gone; 29,220 EUR a month buys nothing"
+  sample: "64 findings: 8 held without process, 8 idle, 48 right; 2 new, 1 gone; wasted: 29,220 EUR/month"
 summary:
   description: >-
     How many C(findings) there are, by C(words), how many C(new), C(still), C(gone) and C(unseen), and C(waste_per_month)

@@ -211,7 +211,7 @@ def test_prices_are_the_monitoring_host_s(twice):
 
 def test_its_line_is_printed_and_nothing_counts_as_changed(twice):
     done = twice[0]
-    line = "4 findings: 1 held without process, 1 idle, 1 free, 1 right; 4 new, 0 gone; 4,383 EUR a month buys nothing"
+    line = "4 findings: 1 held without process, 1 idle, 1 free, 1 right; 4 new, 0 gone; wasted: 4,383 EUR/month"
     assert line in said(done)
     assert "changed=0" in done.stdout and "changed=1" not in done.stdout
 

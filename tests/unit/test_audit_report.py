@@ -156,7 +156,7 @@ def test_the_map_leaves_out_the_domain_that_all_hosts_have(names, shown):
 
 
 def test_the_line(audit):
-    assert line(audit) == "1 findings: 1 no data; 1 new, 0 gone; 0 EUR a month buys nothing"
+    assert line(audit) == "1 findings: 1 no data; 1 new, 0 gone; wasted: 0 EUR/month"
 
 
 @pytest.mark.parametrize(

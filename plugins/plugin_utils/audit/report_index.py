@@ -60,7 +60,7 @@ def to_text(entries: Sequence[Entry]) -> str:
     """The page, the latest report first."""
     ordered = sorted(entries, key=lambda entry: entry.made_at_seconds)
     counts = [(name, title, [float(entry.words[name]) for entry in ordered]) for name, title in _LINES]
-    wasted = [("waste", "a month buys nothing", [entry.waste_per_month for entry in ordered])]
+    wasted = [("waste", "wasted a month", [entry.waste_per_month for entry in ordered])]
     times = [entry.made_at_seconds for entry in ordered]
     return (
         environment()

@@ -15,7 +15,7 @@ def line(audit: Audit) -> str:
     new = sum(1 for found in audit.findings if found.state == "new")
     text += "; %d new, %d gone" % (new, len(audit.gone))
     if audit.waste_per_month is not None:
-        text += "; %s a month buys nothing" % money(audit.waste_per_month, audit.currency)
+        text += "; wasted: %s/month" % money(audit.waste_per_month, audit.currency)
     return text
 
 

@@ -18,7 +18,7 @@ def cost():
         "what is in no instance is not carved."
     )
     return fill(
-        board("cost", "GPU costs", "What the fleet costs, and how much of that buys nothing.", span="now-7d"),
+        board("cost", "GPU costs", "What the fleet costs, and how much of that is wasted.", span="now-7d"),
         [
             number(
                 "The fleet costs, per hour",
