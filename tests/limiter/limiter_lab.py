@@ -19,6 +19,7 @@ SOURCE = HERE.parents[1] / "roles/vgpu_limiter/files/src"
 LIBRARY = "libopenfleet-vgpu.so"
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # the host's own, on every Linux
 DEADLINE = 120  # seconds; generous, for a loaded machine
+BUILD_DEADLINE = 600  # a build with a sanitizer is 15 s of work
 
 
 class Out:
@@ -49,7 +50,7 @@ def run_make(folder: Path, build: Path, *variables: str, stamp: str = ".made") -
         if (build / stamp).exists():
             return
         command = ["make", "-s", "-j2", "-C", str(folder), f"BUILD={build}", "WERROR=-Werror", *variables]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_DEADLINE)
         assert done.returncode == 0, f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}"
         (build / stamp).touch()
 
@@ -62,7 +63,7 @@ def compile_c(program: Path, *options: str) -> Path:
         if not program.exists():
             flags = ["-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror"]
             command = ["gcc", *flags, "-o", f"{program}.new", *options, "-ldl", "-lpthread"]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_DEADLINE)
             assert done.returncode == 0, f"{' '.join(command)} failed:\n{done.stderr}"
             Path(f"{program}.new").rename(program)
     return program

@@ -267,9 +267,13 @@ static void sleep_until(struct world *w, int64_t time) {
     clock_unlock(w);
 }
 
-/* A sanitizer asks for the time before anything else works. */
+/* A sanitizer asks for the time before anything else works, and later with locks of its own held, which opening a file takes
+ * again: the world is opened before its questions come here. */
 static bool started;
-__attribute__((constructor)) static void start(void) { started = true; }
+__attribute__((constructor)) static void start(void) {
+    clock_world();
+    started = true;
+}
 
 EXPORT int clock_gettime(clockid_t id, struct timespec *t) {
     if (!started) return (int)syscall(SYS_clock_gettime, id, t);
