@@ -19,6 +19,7 @@ from pathlib import Path
 
 from limiter_lab import DEADLINE, Tenant
 from sm import Worker, World
+from turnstile_lab import Seat
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import files as vgpu_files
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.agent_client import socket_folder
@@ -195,3 +196,35 @@ class Pause:
 
     def __exit__(self, *_: object) -> None:
         (self._folder / "on").touch()
+
+
+POINTS = 5  # how near to its share a tenant has to be; a turn is 2 points of a second
+HALF_MS = "--kernel 500000 --report 0.1"
+
+
+def pair(world: World, words: str, percents: tuple[int, int] = (50, 50)) -> list[Worker]:
+    """Two tenants on one GPU, known to the agent, each with a worker."""
+    tenants = [make_tenant(world.tenant(sm, f"tenant-{seat}", seat)) for seat, sm in enumerate(percents)]
+    return [world.worker(tenant, words) for tenant in tenants]
+
+
+def own(tenant: Tenant) -> Path:
+    """The folder that only this tenant's containers have."""
+    return tenant.root / vgpu_files.agent_folder(tenant.name)
+
+
+def seat_of(agent: Agent, tenant: Tenant) -> Seat:
+    """What is in the tenant's page."""
+    return Seat.from_buffer_copy(agent.page(tenant.card.uuid(), tenant.name))
+
+
+def own_page(world: World, found: dict[str, int], number: int = 0) -> int:
+    return found[f"{world.card.uuid()} own {number}"]
+
+
+def file_of(world: World) -> Path:
+    return world.workers[0].tenant.gpus / f"{world.card.uuid()}.1"
+
+
+def folder_of(tenant: Tenant) -> int:
+    return os.open(own(tenant), os.O_PATH | os.O_DIRECTORY)

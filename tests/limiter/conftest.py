@@ -4,12 +4,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+import turnstile_lab
 from card import Card
 from limiter_lab import Built, Tenant
+from sm import World
+
+if TYPE_CHECKING:
+    from agent_lab import Agent
 
 
 @pytest.fixture(scope="session")
@@ -24,6 +32,36 @@ def built(build_folder: Path) -> Built:
     """The library as it is released, the stub and the client; with the sanitizer that OPENFLEET_SANITIZER names, if any."""
     sanitizer = os.environ.get("OPENFLEET_SANITIZER", "")
     return Built(build_folder / (f"all-{sanitizer.replace(',', '-')}" if sanitizer else "release"), sanitizer)
+
+
+@pytest.fixture(scope="session")
+def library(build_folder: Path) -> ctypes.CDLL:
+    """The turnstile's arithmetic, by itself."""
+    return turnstile_lab.load(build_folder)
+
+
+@pytest.fixture
+def turnstile(library: ctypes.CDLL) -> turnstile_lab.Turnstile:
+    """An empty turnstile."""
+    new = turnstile_lab.Turnstile()
+    assert library.turnstile_adopt(ctypes.byref(new))
+    return new
+
+
+@pytest.fixture
+def world(tmp_path: Path, built: Built) -> World:
+    """A GPU in virtual time."""
+    return World(tmp_path, built)
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[Agent]:
+    """The host's agent, to be started."""
+    from agent_lab import Agent
+
+    made = Agent(tmp_path / "root")
+    yield made
+    made.end()
 
 
 @pytest.fixture

@@ -4,78 +4,43 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import fcntl
 import grp
 import json
 import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from agent_lab import Agent, Pause, connected, handed, make_tenant, spec_of, wait_until
-from limiter_lab import DEADLINE, Built, Tenant
-from mounts import UNSHARE, can_mount
-from sm import Worker, World
-from test_turnstile import AllTerms, Seat, Turnstile
+from agent_lab import (
+    HALF_MS,
+    POINTS,
+    Pause,
+    file_of,
+    folder_of,
+    handed,
+    make_tenant,
+    own,
+    own_page,
+    pair,
+    seat_of,
+    spec_of,
+    wait_until,
+)
+from limiter_lab import DEADLINE
+from sm import World
+from turnstile_lab import AllTerms, Turnstile
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import agent as vgpu_agent
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import files as vgpu_files
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.agent_client import (
     ShownFile,
     ShownSeat,
     handed_out,
-    shown,
 )
-from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.agent_memory import Notifier, SharedMemory
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.host import VgpuHost
-
-POINTS = 5  # how near to its share a tenant has to be; a turn is 2 points of a second
-HALF_MS = "--kernel 500000 --report 0.1"
-
-
-@pytest.fixture
-def world(tmp_path: Path, built: Built) -> World:
-    return World(tmp_path, built)
-
-
-@pytest.fixture
-def agent(tmp_path: Path):
-    made = Agent(tmp_path / "root")
-    yield made
-    made.end()
-
-
-def pair(world: World, words: str, percents: tuple[int, int] = (50, 50)) -> list[Worker]:
-    """Two tenants on one GPU, known to the agent, each with a worker."""
-    tenants = [make_tenant(world.tenant(sm, f"tenant-{seat}", seat)) for seat, sm in enumerate(percents)]
-    return [world.worker(tenant, words) for tenant in tenants]
-
-
-def own(tenant: Tenant) -> Path:
-    """The folder that only this tenant's containers have."""
-    return tenant.root / vgpu_files.agent_folder(tenant.name)
-
-
-def seat_of(agent: Agent, tenant: Tenant) -> Seat:
-    """What is in the tenant's page."""
-    return Seat.from_buffer_copy(agent.page(tenant.card.uuid(), tenant.name))
-
-
-def own_page(world: World, found: dict[str, int], number: int = 0) -> int:
-    return found[f"{world.card.uuid()} own {number}"]
-
-
-def file_of(world: World) -> Path:
-    return world.workers[0].tenant.gpus / f"{world.card.uuid()}.1"
-
-
-# --- shares ---
 
 
 @pytest.mark.parametrize("kernel", ["10000", "50000000"])
@@ -123,62 +88,6 @@ def test_no_descriptor_stays_open(world, agent):
     assert not any("memfd" in name or "socket" in name for name in opened), opened
 
 
-# --- attacks ---
-
-
-def test_truncating_the_file_ends_no_program(world, agent):
-    workers = pair(world, "--kernel 2000000 --seconds 4")
-    pause = Pause(world, workers[0].tenant, 1)
-    agent.start()
-    world.start()
-    with pause:
-        os.truncate(file_of(world), 0)
-    world.finish()
-    assert [worker.share() for worker in workers] == [pytest.approx(50, abs=POINTS)] * 2
-
-
-def test_a_page_without_its_name_keeps_no_later_process_out(world, agent):
-    """A forged header of the file does: each process that starts later then has its tenant's whole share."""
-    first, second = pair(world, f"{HALF_MS} --seconds 5")
-    late = world.worker(second.tenant, f"{HALF_MS} --start 2 --seconds 3")
-    pause = Pause(world, first.tenant, 1)
-    agent.start()
-    world.start()
-    with pause, handed(own(first.tenant)) as found:
-        os.pwrite(own_page(world, found), b"\xff" * Seat.paid_until.offset, 0)
-    world.finish()
-    assert first.share(2.2, 5) == pytest.approx(50, abs=POINTS)
-    assert second.share(2.2, 5) + late.share(2.2, 5) == pytest.approx(50, abs=POINTS)
-
-
-HOSTILE = {
-    "has-saved-for-ever": {"paid_until": -(2**62)},
-    "owes-for-ever": {"paid_until": 2**62},
-    "waits-for-ever": {"waiting_until": 2**62, "active_until": 2**62},
-    "lease-for-ever": {"lease": 4095 << 48 | (1 << 48) - 1},
-    "is-the-most-urgent": {"percent": 99, "priority": -(2**30)},
-    "is-another": {"tenant": int.from_bytes(b"tenant-0", "little")},
-}
-
-
-@pytest.mark.parametrize("write", HOSTILE)
-def test_a_hostile_write_into_the_own_page_costs_the_neighbour_a_moment(world, agent, write):
-    workers = pair(world, "--kernel 2000000 --report 0.05 --seconds 4")
-    pause = Pause(world, workers[0].tenant, 1)
-    agent.start()
-    world.start()
-    with pause, handed(own(workers[1].tenant)) as found:
-        for name, value in HOSTILE[write].items():
-            size = 4 if name in ("percent", "priority") else 8
-            word = (value % (1 << 8 * size)).to_bytes(size, "little")
-            os.pwrite(own_page(world, found, 1), word, getattr(Seat, name).offset)
-    world.finish()
-    lines = workers[0].lines
-    waits = [after[0] - before[0] for before, after in zip(lines, lines[1:])]
-    assert max(waits) < 1.2, "the delay is bounded by a lease's length"
-    assert workers[0].share(2.1, 4) == pytest.approx(50, abs=POINTS)
-
-
 def test_the_agent_tells_who_has_which_seat(world, agent):
     first, second = (worker.tenant for worker in pair(world, HALF_MS, (30, 60)))
     agent.start()
@@ -218,150 +127,6 @@ def test_a_tenant_that_comes_is_seen_by_those_that_run(world, agent):
     assert worker.share(3.3, 6) == pytest.approx(50, abs=POINTS)
     assert other.share(3.1, 6) == pytest.approx(50, abs=POINTS)
     assert seat_of(agent, second).used_ns > 10**9
-
-
-def test_without_a_lock_on_the_file_a_process_takes_turns_all_the_same(world, agent):
-    """A neighbour can take all of its locks, or none is there."""
-    workers = pair(world, f"{HALF_MS} --seconds 5")
-    file_of(world).unlink()
-    agent.start()
-    world.run()
-    assert [worker.share() for worker in workers] == [pytest.approx(50, abs=POINTS)] * 2
-    late = seat_of(agent, workers[0].tenant)
-    assert late.used_ns > 10**9
-
-
-def test_without_the_agent_truncating_the_file_ends_the_neighbours(world):
-    """What the agent is for. If this fails, the documentation says too little."""
-    workers = pair(world, "--kernel 2000000 --seconds 4")
-    for worker in workers:
-        worker.ends_with = -signal.SIGBUS
-    pause = Pause(world, workers[0].tenant, 1)
-    world.start()
-    with pause:
-        os.truncate(file_of(world), 0)
-    world.finish()
-
-
-def test_a_tenant_can_neither_shrink_nor_grow_nor_seal_what_it_is_handed(world, agent):
-    (worker, _other) = pair(world, HALF_MS)
-    agent.start()
-    with handed(own(worker.tenant)) as found:
-        descriptor = own_page(world, found)
-        size = os.fstat(descriptor).st_size
-        for length in (0, size - 1, size + 1):
-            with pytest.raises(PermissionError):
-                os.ftruncate(descriptor, length)
-        with pytest.raises(PermissionError):
-            os.posix_fallocate(descriptor, 0, size + 1)
-        with pytest.raises(PermissionError):
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
-        with pytest.raises(PermissionError):
-            os.truncate(f"/proc/self/fd/{descriptor}", 0)
-        assert os.fstat(descriptor).st_size == size
-
-
-def test_all_users_can_read_and_none_of_them_can_write(world, agent):
-    (worker, other) = pair(world, HALF_MS)
-    agent.start()
-    path = worker.tenant.root / vgpu_files.SHOWN
-    assert (path.stat().st_mode & 0o777, path.stat().st_uid) == (0o644, os.geteuid())
-    uuid = world.card.uuid()
-    assert [(seat.gpu_uuid, seat.number) for seat in shown(worker.tenant.root)] == [(uuid, 0), (uuid, 1)]
-    # What there is else is each tenant's own.
-    sockets = {path for path in (worker.tenant.root / vgpu_files.STATE).rglob("*") if path.is_socket()}
-    assert sockets == {own(one.tenant) / vgpu_files.AGENT_SOCKET for one in (worker, other)}
-
-
-def shown_at(state: Path) -> int:
-    """When the agent wrote last what all users may see."""
-    return int.from_bytes((state / Path(vgpu_files.SHOWN).name).read_bytes()[8:16], sys.byteorder)
-
-
-def test_what_is_shown_fits_where_tenants_have_filled_the_rest(world, agent):
-    """It is written where it was before, and takes no more room."""
-    (worker, _other) = pair(world, HALF_MS)
-    agent.start()
-    state = worker.tenant.root / vgpu_files.STATE
-    inode = (worker.tenant.root / vgpu_files.SHOWN).stat().st_ino
-    before = shown_at(state)
-    wait_until(lambda: shown_at(state) > before, "the agent writes once a second")
-    assert (worker.tenant.root / vgpu_files.SHOWN).stat().st_ino == inode
-    # A restart of the agent makes one, and it is read again.
-    agent.restart()
-    assert len(shown(worker.tenant.root)) == 2
-
-
-def test_a_tenant_that_reads_nothing_keeps_no_other_from_its_turnstile(world, agent):
-    """Descriptors that are on their way count against the agent: it lets a tenant have so many answers unread."""
-    hostile, honest = (worker.tenant for worker in pair(world, HALF_MS))
-    agent.start()
-    held = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(64)]
-    try:
-        for number, connection in enumerate(held):
-            connection.setblocking(False)
-            connection.connect(f"/proc/self/fd/{folder_of(hostile)}/{vgpu_files.AGENT_SOCKET}")
-            if number % 2:
-                connection.shutdown(socket.SHUT_RDWR)
-        for _ in range(50):
-            with handed(own(honest)) as found:
-                assert own_page(world, found, 1)
-        # Descriptors of the agent: sockets, those of turnstiles, and of each unread answer.
-        assert len(list(Path(f"/proc/{agent.process.pid}/fd").iterdir())) < 40
-    finally:
-        for connection in held:
-            connection.close()
-    with handed(own(hostile)) as found:
-        assert own_page(world, found), "it is served again when it reads"
-
-
-class Stopped(Exception):
-    """Ends an agent of this process."""
-
-
-def test_unread_answers_of_all_tenants_together_are_bounded(world, monkeypatch):
-    """One user may connect to the sockets of all tenants without a group. What is on its way counts against the agent."""
-    tenants = [worker.tenant for worker in pair(world, HALF_MS)]
-    monkeypatch.setattr(vgpu_agent, "_MOST_ON_THEIR_WAY", 24, raising=False)
-    agent = vgpu_agent.Agent(tenants[0].root, SharedMemory(Notifier({})))
-    agent.look()
-    held = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(32)]
-    try:
-        for number, connection in enumerate(held):
-            connection.setblocking(False)
-            connection.connect(f"/proc/self/fd/{folder_of(tenants[number % 2])}/{vgpu_files.AGENT_SOCKET}")
-        looks = iter(range(2))
-
-        def stop() -> None:
-            if next(looks, None) is None:
-                raise Stopped
-
-        with pytest.raises(Stopped):
-            agent.serve(stop)
-        answered = 0
-        for connection in held:
-            with contextlib.suppress(BlockingIOError):
-                answered += bool(connection.recv(1 << 16))
-        # Each answer has three descriptors: two sockets have four answers each on their way.
-        assert answered == 8
-    finally:
-        for connection in held:
-            connection.close()
-
-
-def folder_of(tenant: Tenant) -> int:
-    return os.open(own(tenant), os.O_PATH | os.O_DIRECTORY)
-
-
-def test_what_clients_send_is_not_read(world, agent):
-    (worker, _other) = pair(world, HALF_MS)
-    agent.start()
-    for _ in range(40):
-        with connected(own(worker.tenant)) as connection:
-            connection.send(b"GPU-of-another\n" * 100)
-    with handed(own(worker.tenant)) as found:
-        assert own_page(world, found)
-    assert agent.process.poll() is None
 
 
 # --- what is shown ---
@@ -561,95 +326,3 @@ def test_a_strange_answer_is_no_answer(world, answer):
         world.finish()
     os.close(descriptor)
     assert [worker.share() for worker in workers] == [pytest.approx(50, abs=POINTS)] * 2
-
-
-# --- in a container ---
-
-
-@pytest.mark.skipif(not can_mount(), reason="this user may make no mount namespace")
-def test_a_container_reaches_its_own_tenants_socket_and_no_other(world, agent):
-    """With the mounts of its CDI device; as root, who could undo what is only a matter of modes."""
-    own_tenant, other = (worker.tenant for worker in pair(world, HALF_MS))
-    agent.start()
-    folder = f"/{vgpu_files.AGENT}/{own_tenant.name}"
-    spec = json.loads(vgpu_files.files(spec_of(own_tenant))[vgpu_files.cdi_path(own_tenant.name)])
-    (mount,) = (
-        mount for mount in spec["devices"][0]["containerEdits"]["mounts"] if mount["containerPath"].startswith(folder)
-    )
-    look = world.folder / "look.py"
-    look.write_text(LOOK)
-    script = world.folder / "container"
-    script.write_text(
-        f"""#!/bin/sh -e
-        test "$1" = inside || exec {" ".join(UNSHARE)} "$0" inside
-        mount -t tmpfs none /run
-        mkdir -p {folder}
-        mount --bind {own_tenant.root}{mount["hostPath"]} {mount["containerPath"]}
-        mount -o remount,bind,{",".join(mount["options"][1:])} {mount["containerPath"]}
-        exec setpriv --bounding-set -linux_immutable --inh-caps -linux_immutable {sys.executable} {look} {folder}
-        """
-    )
-    script.chmod(0o755)
-    done = subprocess.run([str(script)], capture_output=True, text=True, timeout=DEADLINE, check=False)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {
-        "agent": [own_tenant.name],
-        "run": ["agent"],
-        "handed": [f"{world.card.uuid()} {what}" for what in ("own 0", "terms 1", "seat 1")],
-        "remove": "Read-only file system",
-        "truncate": "Operation not permitted",
-        "unseal": "Operation not permitted",
-        "open": {"terms 1": "Operation not permitted", "seat 1": "Operation not permitted"},
-        "write": {"terms 1": "Bad file descriptor", "seat 1": "Bad file descriptor"},
-        "map": {"terms 1": "Permission denied", "seat 1": "Permission denied"},
-        "protect": {"terms 1": "Permission denied", "seat 1": "Permission denied"},
-        "mode": {"terms 1": "Operation not permitted", "seat 1": "Operation not permitted"},
-        "mutable": {"terms 1": "Operation not permitted", "seat 1": "Operation not permitted"},
-        "punch": {"terms 1": "Bad file descriptor", "seat 1": "Bad file descriptor"},
-    }
-    with handed(own(other)) as found:
-        assert own_page(world, found, 1)
-
-
-#: What a container sees, and what it is told when it attacks.
-LOOK = """
-import array, ctypes, fcntl, json, mmap, os, socket, struct, sys
-folder = sys.argv[1]
-libc = ctypes.CDLL(None, use_errno=True)
-libc.mmap.restype = ctypes.c_void_p
-libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
-libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-def denied(attack, *words):
-    try:
-        attack(*words)
-    except OSError as error:
-        return error.strerror
-def protect(memory):
-    at = libc.mmap(None, 4096, mmap.PROT_READ, mmap.MAP_SHARED, memory, 0)
-    if libc.mprotect(at, 4096, mmap.PROT_READ | mmap.PROT_WRITE):
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-    connection.settimeout(60)
-    connection.connect(folder + "/turnstiles.1")
-    text, control, _flags, _address = connection.recvmsg(4096, socket.CMSG_SPACE(4 * 32))
-lines = text.decode().splitlines()
-memory = array.array("i", control[0][2])
-others = {line.split(" ", 1)[1]: one for line, one in zip(lines, memory) if " own " not in line}
-def each(attack):
-    return {name: denied(attack, one) for name, one in others.items()}
-print(json.dumps({
-    "agent": os.listdir("/run/openfleet-gpu/vgpu/agent"),
-    "run": os.listdir("/run/openfleet-gpu/vgpu"),
-    "handed": lines,
-    "remove": denied(os.unlink, folder + "/turnstiles.1"),
-    "truncate": denied(os.ftruncate, memory[0], 0),
-    "unseal": denied(fcntl.fcntl, memory[0], fcntl.F_ADD_SEALS, 0),
-    "open": each(lambda one: os.open("/proc/self/fd/%d" % one, os.O_RDWR)),
-    "write": each(lambda one: os.pwrite(one, b"x", 0)),
-    "map": each(lambda one: mmap.mmap(one, 4096)),
-    "protect": each(protect),
-    "mode": each(lambda one: os.fchmod(one, 0o666)),
-    "mutable": each(lambda one: fcntl.ioctl(one, 0x40086602, bytes(8))),
-    "punch": each(lambda one: os.posix_fallocate(one, 0, 4096)),
-}))
-"""

@@ -9,22 +9,16 @@ from __future__ import annotations
 
 import ctypes
 import signal
-from pathlib import Path
 
 import pytest
-from limiter_lab import Built, Tenant
+from limiter_lab import Tenant
 from sm import Worker, World, alone, two
-from test_turnstile import Seat, Turnstile
+from turnstile_lab import Seat, Turnstile
 
 KERNELS = ("10000", "100000", "1000000", "50000000")
 GRAPH = "--kernel 20000 --graph 10 --form graph"
 HALF_MS = "--kernel 500000 --report 0.1"
 POINTS = 3  # how near to its share a tenant has to be
-
-
-@pytest.fixture
-def world(tmp_path: Path, built: Built) -> World:
-    return World(tmp_path, built)
 
 
 def replace_quota(tenant: Tenant, before: str, after: str) -> str:

@@ -25,7 +25,7 @@ from limiter_lab import DEADLINE, Built, Client, Tenant
 MIB, GIB = 1 << 20, 1 << 30
 SEAT_0_BUSY = (
     16 + 16 + 96 + 4096 + 104
-)  # offset of used_ns in a turnstile's first seat (test_turnstile.py has the layout)
+)  # offset of used_ns in a turnstile's first seat (turnstile_lab.py has the layout)
 
 
 @pytest.fixture
@@ -168,7 +168,7 @@ def test_the_share_that_a_tenant_had_is_told_from_two_looks(top, tenant):
 
 
 def turnstile_of(name: str, percent: int) -> bytes:
-    from test_turnstile import Turnstile
+    from turnstile_lab import Turnstile
 
     turnstile = Turnstile(magic=0x5455504756464F00, version=1)
     turnstile.seats[0].tenant, turnstile.seats[0].percent = name.encode(), percent

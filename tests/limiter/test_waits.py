@@ -22,7 +22,7 @@ import pytest
 from account import MIB
 from limiter_lab import DEADLINE, OUT, Client, Tenant, data
 from test_region import GPUS, LOCKED_SLOTS, SLOT_SIZE, SLOTS, TOTAL, USED, region
-from test_turnstile import Seat, Turnstile
+from turnstile_lab import Seat, Turnstile
 
 LIVING = 60
 F_OFD_SETLK = 37  # fcntl.h; Python names it from 3.9 on. It stays when the file is opened and closed again.
