@@ -59,6 +59,14 @@ class Board:
 
 
 @frozen
+class MemoryClock:
+    """A clock of the memory, and the lowest and the highest graphics clock that go with it."""
+
+    memory: int
+    graphics: tuple[int, ...]
+
+
+@frozen
 class Profile:
     """A GPU instance profile.
 
@@ -124,13 +132,17 @@ class Model:
     bar1_total_mib: int | None
     row_remapper_banks: int | None
     power_watts: Mapping[str, int | None]
+    memory_power_watts: int | None
+    module_power_watts: Mapping[str, int | None]
     clocks_mhz: Mapping[str, int | None]
     idle_clocks_mhz: Mapping[str, int | None]
+    supported_clocks_mhz: tuple[MemoryClock, ...]
     idle_performance_state: int | None
     application_clock_mhz: int | None
     temperatures_celsius: Mapping[str, int | None]
     memory_temperatures_celsius: Mapping[str, int | None]
     temperature_margins: bool
+    idle_fan_percent: int | None
     pcie: Mapping[str, int]
     nvlink_links: int
     nvlink_mb_per_second: int | None
@@ -291,7 +303,7 @@ _PLAIN = {
     "int | None": (int, True),
     "str | None": (str, True),
 }
-_LISTS = {"tuple[Board, ...]": Board, "tuple[Profile, ...]": Profile}
+_LISTS = {"tuple[Board, ...]": Board, "tuple[MemoryClock, ...]": MemoryClock, "tuple[Profile, ...]": Profile}
 _PLAIN_LISTS = {"tuple[int, ...]": int, "tuple[str, ...]": str}
 _MAPPINGS = {
     "Mapping[str, str]": (str, False),
@@ -376,6 +388,7 @@ def _check(model: Model, source: str) -> None:
             problems.append(("unconfirmed", f"names a field that does not exist: {name}"))
     for mapping, wanted in (
         ("power_watts", {"default", "min", "max", "idle"}),
+        ("module_power_watts", {"default", "min", "max", "idle"}),
         ("clocks_mhz", {"graphics", "sm", "memory", "video"}),
         ("idle_clocks_mhz", {"graphics", "memory", "video"}),
         ("temperatures_celsius", {"idle", "max_operating", "slowdown", "shutdown"}),
@@ -387,6 +400,10 @@ def _check(model: Model, source: str) -> None:
             problems.append((mapping, "wants exactly the fields {}".format(", ".join(sorted(wanted)))))
     if model.power_watts.get("idle") is None and "idle" not in model.unconfirmed.get("power_watts", ""):
         problems.append(("power_watts", "an unknown idle draw must be explained under unconfirmed"))
+    if any(len(one.graphics) != 2 or one.graphics[0] > one.graphics[1] for one in model.supported_clocks_mhz):
+        problems.append(
+            ("supported_clocks_mhz", "wants the lowest and the highest graphics clock of each memory clock")
+        )
     geometry = (model.compute_slices, model.placement_units, model.max_gpu_instances)
     if model.mig_capable != bool(model.profiles) or model.mig_capable != all(geometry):
         problems.append(("mig_capable", "must be true with profiles, slices and units, false without them"))

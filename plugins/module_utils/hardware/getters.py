@@ -42,6 +42,12 @@ FIELDS = {
     190: "power current limit", 191: "energy", 192: "power requested limit",
     193: "margin shutdown", 194: "margin slowdown", 195: "margin memory", 196: "margin gpu max", 199: "profiles without mig",
 }  # fmt: skip
+#: Those of parts of a board: by number and NVML_POWER_SCOPE_*.
+POWER_FIELDS = {
+    (185, 1): "module power average", (186, 1): "module power instant", (187, 1): "module power min limit",
+    (188, 1): "module power max limit", (189, 1): "module power default limit", (190, 1): "module power current limit",
+    (192, 1): "module power requested limit", (185, 2): "memory power average",
+}  # fmt: skip
 #: Those whose scope is a link.
 LINK_FIELDS = {161: "replays", 162: "recoveries", 163: "crc errors", 164: "speed", 165: "state", 166: "version"}
 
@@ -72,7 +78,8 @@ _PLAIN = (
     "GetDisplayMode", "GetGspFirmwareVersion", "GetGspFirmwareMode", "GetModuleId",
     "GetMemoryInfo", "GetBAR1MemoryInfo", "GetUtilizationRates", "GetEncoderUtilization", "GetDecoderUtilization",
     "GetJpgUtilization", "GetOfaUtilization", "GetEncoderStats", "GetFBCStats", "GetEncoderSessions", "GetFBCSessions",
-    "GetC2cModeInfoV", "GetBusType",
+    "GetC2cModeInfoV", "GetBusType", "GetAddressingMode", "GetRepairStatus",
+    "GetSupportedMemoryClocks",
     "GetPowerUsage", "GetPowerManagementMode", "GetPowerManagementLimit", "GetPowerManagementDefaultLimit",
     "GetPowerManagementLimitConstraints", "GetEnforcedPowerLimit", "GetTotalEnergyConsumption",
     "GetPerformanceState", "GetPowerState", "GetCurrentClocksEventReasons", "GetSupportedClocksEventReasons",

@@ -101,6 +101,11 @@ def fields_of(readings: Readings) -> dict[str, Field]:
         "power_watts.default": read("nvmlDeviceGetPowerManagementDefaultLimit", part=_watts),
         "power_watts.min": read("nvmlDeviceGetPowerManagementLimitConstraints", part=lambda pair: _watts(pair[0])),
         "power_watts.max": read("nvmlDeviceGetPowerManagementLimitConstraints", part=lambda pair: _watts(pair[1])),
+        **{
+            "module_power_watts.%s" % name: read("nvmlDeviceGetFieldValues", "module power %s limit" % name, _watts)
+            for name in ("default", "min", "max")
+        },
+        "supported_clocks_mhz": _supported_clocks(readings),
         "application_clock_mhz": read("nvmlDeviceGetDefaultApplicationsClock", "graphics"),
         "temperatures_celsius.max_operating": read("nvmlDeviceGetTemperatureThreshold", "gpu max"),
         "temperatures_celsius.slowdown": read("nvmlDeviceGetTemperatureThreshold", "slowdown"),
@@ -142,7 +147,10 @@ def _idle(readings: Readings) -> dict[str, Field]:
     read = readings.field
     found = {
         "power_watts.idle": read("nvmlDeviceGetPowerUsage", part=_watts),
+        "memory_power_watts": read("nvmlDeviceGetFieldValues", "memory power average", _watts),
+        "module_power_watts.idle": read("nvmlDeviceGetFieldValues", "module power average", _watts),
         "idle_performance_state": read("nvmlDeviceGetPerformanceState"),
+        "idle_fan_percent": read("nvmlDeviceGetFanSpeed"),
         "temperatures_celsius.idle": read("nvmlDeviceGetTemperature", "gpu"),
         "memory_temperatures_celsius.idle": read("nvmlDeviceGetFieldValues", "memory temperature"),
         **{
@@ -217,6 +225,20 @@ def _multiprocessors(readings: Readings) -> Field:
             cores.call,
         )
     return Field(cores.value // CORES[capability.value], call=cores.call)
+
+
+def _supported_clocks(readings: Readings) -> Field:
+    """Return each memory clock with the lowest and the highest graphics clock of its list."""
+    memory = readings.field("nvmlDeviceGetSupportedMemoryClocks")
+    if memory.value is None:
+        return memory
+    found = []
+    for mhz in memory.value:
+        graphics = readings.field("nvmlDeviceGetSupportedGraphicsClocks", "memory %d MHz" % mhz)
+        if not graphics.value:
+            return Field(None, False, graphics.reason or "no graphics clock is listed", graphics.call)
+        found.append({"memory": mhz, "graphics": [min(graphics.value), max(graphics.value)]})
+    return Field(found, call=memory.call)
 
 
 def _banks(readings: Readings) -> Field:

@@ -123,6 +123,10 @@ class HardwareReader(MigReader):
             "nvmlDeviceGetAccountingPids", "count", lambda: len(nvml.nvmlDeviceGetAccountingPids(handle))
         )
         yield self._custom("nvmlDeviceGetSramEccErrorStatus", "", lambda: self._sram_errors(handle))
+        yield self._custom("nvmlDeviceGetCapabilities", "", lambda: self._capabilities(handle))
+        # It names the board.
+        yield self._custom("nvmlDeviceGetPdi", "", lambda: bool(nvml.nvmlDeviceGetPdi(handle)))
+        yield from self._supported_clocks(handle)
         yield from self._fields(handle)
         yield from self._links(handle)
         yield from self._topology(handle, index, handles)
@@ -159,6 +163,20 @@ class HardwareReader(MigReader):
         self._nvml.nvmlDeviceGetSramEccErrorStatus(handle, ctypes.byref(status))
         return status
 
+    def _capabilities(self, handle: Any) -> int:
+        capabilities = self._nvml.c_nvmlDeviceCapabilities_v1_t()
+        capabilities.version = self._nvml.nvmlDeviceCapabilities_v1
+        self._nvml._nvmlCheckReturn(self._nvml.nvmlDeviceGetCapabilities(handle, ctypes.byref(capabilities)))
+        return capabilities.capMask
+
+    def _supported_clocks(self, handle: Any) -> Iterator[Reading]:
+        found: list[int] = []
+        with contextlib.suppress(self._nvml.NVMLError):
+            found = self._nvml.nvmlDeviceGetSupportedMemoryClocks(handle)
+        for mhz in found:
+            words = "memory %d MHz" % mhz
+            yield self._reading(getters.Getter("nvmlDeviceGetSupportedGraphicsClocks", (mhz,), words), handle)
+
     def _fabric(self, call: str, kind: str, handle: Any) -> Any:
         info = getattr(self._nvml, kind)()
         if hasattr(info, "version"):
@@ -168,7 +186,9 @@ class HardwareReader(MigReader):
         return {"state": info.state, "status": info.status}
 
     def _fields(self, handle: Any) -> Iterator[Reading]:
-        yield from self._field_readings(handle, [(number, 0, name) for number, name in getters.FIELDS.items()])
+        wanted = [(number, 0, name) for number, name in getters.FIELDS.items()]
+        wanted += [(number, scope, name) for (number, scope), name in getters.POWER_FIELDS.items()]
+        yield from self._field_readings(handle, wanted)
 
     def _field_readings(self, handle: Any, wanted: list[tuple[int, int, str]]) -> Iterator[Reading]:
         call = "nvmlDeviceGetFieldValues"

@@ -21,6 +21,9 @@ _SHOWN = "plugins/module_utils/models/%s"
 #: Idle figures depend on the room and on the board: how far they may lie apart, in the field's unit, and in percent of it.
 _TOLERANCES = {
     "power_watts.idle": (15, 30),
+    "memory_power_watts": (15, 50),
+    "idle_fan_percent": (20, 0),
+    "module_power_watts.idle": (100, 30),
     "temperatures_celsius.idle": (20, 0),
     "memory_temperatures_celsius.idle": (20, 0),
 }
@@ -118,7 +121,7 @@ def checks(index: int, readings: Readings, files: Sequence[ModelFile], simulated
         )
     ]
     for path, field in fields.items():
-        if simulated and field.known and file.value(path, board) is None and field.value is not None:
+        if simulated and field.known and file.value(path, board) in (None, []) and field.value is not None:
             result.append(
                 not_run(AREA, index, path, "the file does not know it: the simulated GPU has a value in its place")
             )

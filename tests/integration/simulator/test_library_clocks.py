@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 
 IDLE_IN_P8 = {
@@ -98,6 +100,140 @@ def test_a_model_without_application_clocks_says_so(simulator, nvml):
     gpu = nvml.nvmlDeviceGetHandleByIndex(0)
     assert result_of(nvml, nvml.nvmlDeviceGetApplicationsClock, gpu, 0) == NOT_SUPPORTED
     assert result_of(nvml, nvml.nvmlDeviceSetApplicationsClocks, gpu, MEMORY_MAXIMUM, 1500) == NOT_SUPPORTED
+
+
+T4_CLOCKS = "5001:300-1590 405:300-645"
+
+
+def lay_out(simulator, nvml, model="l40s", driver="580.105.08", **keys):
+    """Return the handle of the only GPU, under a driver."""
+    simulator.create(model, **keys)
+    simulator.do("gpusimSet", -1, "driver_version", driver)
+    nvml.nvmlInit()
+    return nvml.nvmlDeviceGetHandleByIndex(0)
+
+
+def test_a_gpu_lists_the_graphics_clocks_of_each_memory_clock(simulator, nvml):
+    """As nvidia-smi -q -x of a T4 has them."""
+    gpu = lay_out(simulator, nvml, architecture=6, supported_clocks=T4_CLOCKS)
+    assert nvml.nvmlDeviceGetSupportedMemoryClocks(gpu) == [5001, 405]
+    high, low = (nvml.nvmlDeviceGetSupportedGraphicsClocks(gpu, memory) for memory in (5001, 405))
+    assert (high, low) == (list(range(1590, 299, -15)), list(range(645, 299, -15)))
+    assert result_of(nvml, nvml.nvmlDeviceGetSupportedGraphicsClocks, gpu, 5000) == nvml.NVML_ERROR_NOT_FOUND
+    count, buffer = ctypes.c_uint(1), (ctypes.c_uint * 1)()
+    ask = nvml._nvmlGetFunctionPointer("nvmlDeviceGetSupportedMemoryClocks")
+    assert (ask(gpu, ctypes.byref(count), buffer), count.value) == (nvml.NVML_ERROR_INSUFFICIENT_SIZE, 2)
+
+
+@pytest.mark.parametrize(
+    "architecture, highest, first", [(10, 2062, [2062, 2055, 2047, 2040]), (5, 1530, [1530, 1522, 1515])]
+)
+def test_graphics_clocks_of_volta_and_blackwell_lie_closer(simulator, nvml, architecture, highest, first):
+    """As those of a GB200, which end with 127 and 120."""
+    gpu = lay_out(simulator, nvml, architecture=architecture, supported_clocks=f"2619:120-{highest}")
+    found = nvml.nvmlDeviceGetSupportedGraphicsClocks(gpu, MEMORY_MAXIMUM)
+    assert (found[: len(first)], found[-2:]) == (first, [127, 120])
+
+
+def test_without_a_list_the_highest_memory_clock_has_all_graphics_clocks(simulator, nvml):
+    gpu = lay_out(simulator, nvml, "h100", clock_graphics_idle_mhz=345)
+    assert nvml.nvmlDeviceGetSupportedMemoryClocks(gpu) == [MEMORY_MAXIMUM]
+    assert nvml.nvmlDeviceGetSupportedGraphicsClocks(gpu, MEMORY_MAXIMUM) == list(range(MAXIMUM, 344, -15))
+
+
+def test_application_clocks_are_those_of_the_list(simulator, nvml):
+    figures = {"clock_memory_max_mhz": 5001, "clock_graphics_max_mhz": 1590, "clock_graphics_application_mhz": 585}
+    figures["clock_video_max_mhz"] = 1470
+    gpu = lay_out(simulator, nvml, architecture=6, supported_clocks=T4_CLOCKS, **figures)
+    keep_busy(simulator)
+    assert result_of(nvml, nvml.nvmlDeviceSetApplicationsClocks, gpu, 405, 660) == INVALID_ARGUMENT
+    nvml.nvmlDeviceSetApplicationsClocks(gpu, 405, 645)
+    assert nvml.nvmlDeviceGetApplicationsClock(gpu, nvml.NVML_CLOCK_MEM) == 405
+    assert clocks(nvml, gpu)[:3] == [645, 645, 405]
+    nvml.nvmlDeviceResetApplicationsClocks(gpu)
+    assert nvml.nvmlDeviceGetApplicationsClock(gpu, nvml.NVML_CLOCK_MEM) == 5001
+    assert clocks(nvml, gpu)[:3] == [1590, 1590, 5001]
+
+
+@pytest.mark.parametrize("text", ["5001", "5001:300", "5001:1590-300", "5001:300-1590,", " ".join(["9:1-2"] * 9)])
+def test_a_malformed_list_of_clocks_is_refused(simulator, text):
+    simulator.create("l40s")
+    line = f"supported_clocks {text}\n"
+    gpu = "gpu\nname L40S\n"
+    assert (
+        simulator.call("gpusimCreate", f"host\ndriver_version 580.1\ncuda_version 13000\n{gpu}{line}")
+        == INVALID_ARGUMENT
+    )
+    assert "supported_clocks: " in simulator.message()
+
+
+def extended_memory(nvml, gpu):
+    """Return the result of the question for capabilities, and the capabilities."""
+    asked = nvml.c_nvmlDeviceCapabilities_v1_t()
+    asked.version, asked.capMask = nvml.nvmlDeviceCapabilities_v1, 9
+    result = nvml.nvmlDeviceGetCapabilities(gpu, ctypes.byref(asked))
+    return result, asked.capMask
+
+
+@pytest.mark.parametrize(
+    "model, keys, mode",
+    [("l40s", {}, 1), ("h100", {"c2c_links": 10}, 2), ("l40s", {"architecture": 5}, NOT_SUPPORTED)],
+)
+def test_how_a_gpu_reaches_memory_of_the_system(simulator, nvml, model, keys, mode):
+    gpu = lay_out(simulator, nvml, model, **keys)
+    assert result_of(nvml, nvml.nvmlDeviceGetAddressingMode, gpu) == mode
+    assert extended_memory(nvml, gpu) == (0, 0)
+
+
+def test_a_driver_lacks_the_functions_of_later_ones(simulator, nvml):
+    gpu = lay_out(simulator, nvml, "h100", "550.163.01")
+    missing = nvml.NVML_ERROR_FUNCTION_NOT_FOUND
+    later = (nvml.nvmlDeviceGetAddressingMode, nvml.nvmlDeviceGetRepairStatus, nvml.nvmlDeviceGetPdi)
+    assert extended_memory(nvml, gpu)[0] == missing
+    assert [result_of(nvml, ask, gpu) for ask in later] == [missing] * 3
+    simulator.do("gpusimSet", -1, "driver_version", "575.57.08")
+    assert extended_memory(nvml, gpu) == (0, 0)
+    assert [result_of(nvml, ask, gpu) for ask in later] == [missing] * 3
+    simulator.do("gpusimSet", -1, "driver_version", "580.105.08")
+    assert nvml.nvmlDeviceGetRepairStatus(gpu) == [0, 0]
+    assert nvml.nvmlDeviceGetPdi(gpu)
+
+
+def powers(nvml, gpu):
+    """Return what GPU, module and memory draw (average, instant) and may draw (default, min, max, limit); None: unsupported."""
+    fields = (185, 186, 189, 187, 188, 190)
+    parts = [nvml.nvmlDeviceGetFieldValues(gpu, [(field, scope) for field in fields]) for scope in range(3)]
+    return [[None if value.nvmlReturn else value.value.uiVal // 1000 for value in values] for values in parts]
+
+
+def test_parts_of_a_board_have_their_own_power(simulator, nvml):
+    module = {"default": 1000, "min": 200, "max": 1000, "idle": 170}
+    keys = {f"power_module_{name}_mw": watts * 1000 for name, watts in module.items()}
+    gpu = lay_out(simulator, nvml, "h100", power_idle_mw=88000, power_memory_mw=19000, **keys)
+    memory = [19, None, None, None, None, None]
+    assert powers(nvml, gpu) == [[88, 88, 700, 200, 700, 700], [170, 170, 1000, 200, 1000, 1000], memory]
+    keep_busy(simulator)
+    # Half of what lies between 88 and 700 W more.
+    assert powers(nvml, gpu)[1][:2] == [170 + 306, 170 + 306]
+    assert powers(nvml, gpu)[2] == memory
+
+
+@pytest.mark.parametrize("model, keys", [("a100", {}), ("l40s", {"architecture": 6}), ("l40s", {"architecture": 5})])
+def test_some_boards_have_no_average_power(simulator, nvml, model, keys):
+    gpu = lay_out(simulator, nvml, model, power_idle_mw=50000, **keys)
+    whole, module, memory = powers(nvml, gpu)
+    assert whole[:2] == [None, 50]
+    assert module == memory == [None] * 6
+
+
+@pytest.mark.parametrize(
+    "idle, fans, at_rest, at_work", [(None, 0, NOT_SUPPORTED, NOT_SUPPORTED), (0, 0, 0, 0), (30, 1, 32, 56)]
+)
+def test_a_fan_turns_faster_with_the_temperature(simulator, nvml, idle, fans, at_rest, at_work):
+    gpu = lay_out(simulator, nvml, fan_idle_percent=idle, temperature_max_c=85)
+    assert (nvml.nvmlDeviceGetNumFans(gpu), result_of(nvml, nvml.nvmlDeviceGetFanSpeed, gpu)) == (fans, at_rest)
+    keep_busy(simulator)
+    assert result_of(nvml, nvml.nvmlDeviceGetFanSpeed, gpu) == at_work
 
 
 @pytest.mark.parametrize("end", ["gpusimReset", "gpusimReboot"])

@@ -13,6 +13,7 @@ import pytest
 NOT_SUPPORTED, INVALID_ARGUMENT = 3, 2
 #: Entries of nvidia-smi's private table, and its levels of distance.
 COMMON_ANCESTOR, PRIVATE_FIELDS, ENFORCED_POWER_LIMIT, NEAREST_CPU_NODES, MARGIN = 23, 165, 108, 223, 240
+MARGIN_OF_525, HOST_LINK_GENERATION, ADDRESSING_MODE, SPARSE_MODE, LANE_ERRORS = 237, 230, 242, (243, 249), (197, 208)
 NODE, SYSTEM = 3, 4
 TABLE = uuid.UUID("6c3efec4-8fc9-4e6c-a327-ee696e12f7c4").bytes_le
 
@@ -237,3 +238,63 @@ def test_temperatures_are_distances_where_the_model_has_them(simulator, nvml, ma
         assert [(value.nvmlReturn, value.value.siVal) for value in values] == [(0, -8), (0, -2), (0, 0), (0, 0)]
     else:
         assert {value.nvmlReturn for value in values} == {NOT_SUPPORTED}
+
+
+def one_number(simulator, entry, gpu):
+    """Return what an entry that tells one number says; its result where it fails."""
+    number = ctypes.c_int(99)
+    return private(simulator, entry, gpu, ctypes.byref(number)) or ("value", number.value)
+
+
+@pytest.mark.parametrize(
+    "model, keys, host_link, addressing, sparse",
+    [
+        ("h100", {}, ("value", 5), ("value", 1), ("value", 0)),
+        ("h100", {"c2c_links": 10}, NOT_SUPPORTED, ("value", 2), ("value", 0)),
+        ("l40s", {}, ("value", 5), ("value", 1), NOT_SUPPORTED),
+        ("l40s", {"architecture": 5}, ("value", 5), NOT_SUPPORTED, NOT_SUPPORTED),
+    ],
+)
+def test_the_private_table_has_what_no_function_of_old_drivers_tells(
+    simulator, nvml, model, keys, host_link, addressing, sparse
+):
+    simulator.create(model, **keys)
+    nvml.nvmlInit()
+    (gpu,) = gpus_of(nvml)
+    found = [one_number(simulator, entry, gpu) for entry in (HOST_LINK_GENERATION, ADDRESSING_MODE, *SPARSE_MODE)]
+    assert found == [host_link, addressing, sparse, sparse]
+
+
+def test_one_number_of_the_private_table_has_two_meanings(simulator, nvml):
+    simulator.create("h100", temperature_margins=1, temperature_max_c=87, temperature_idle_c=29)
+    nvml.nvmlInit()
+    (gpu,) = gpus_of(nvml)
+    assert one_number(simulator, MARGIN_OF_525, gpu) == NOT_SUPPORTED
+    simulator.do("gpusimSet", -1, "driver_version", "525.147.05")
+    assert one_number(simulator, MARGIN_OF_525, gpu) == ("value", 58)
+
+
+def test_the_private_table_counts_no_errors_of_lanes(simulator, nvml):
+    simulator.create("h100", "l40s")
+    nvml.nvmlInit()
+    h100, l40s = gpus_of(nvml)
+    for entry in LANE_ERRORS:
+        lanes = (ctypes.c_uint * 9)(*[7] * 9)
+        assert private(simulator, entry, h100, 17, 4, 4, lanes) == 0
+        # Four lanes of a count and whether it overflowed.
+        assert list(lanes) == [0] * 8 + [7]
+        assert private(simulator, entry, h100, 18, 4, 4, lanes) == INVALID_ARGUMENT
+        assert private(simulator, entry, l40s, 0, 4, 4, lanes) == INVALID_ARGUMENT
+
+
+def test_the_private_table_has_the_reset_status_by_other_numbers(simulator, nvml):
+    simulator.create("h100")
+    nvml.nvmlInit()
+    (gpu,) = gpus_of(nvml)
+    values = (nvml.c_nvmlFieldValue_t * 2)()
+    values[0].fieldId, values[1].fieldId = 4, 5
+    assert private(simulator, PRIVATE_FIELDS, gpu, 2, values) == 0
+    assert [(value.fieldId, value.nvmlReturn, value.value.uiVal) for value in values] == [(4, 0, 0), (5, 0, 0)]
+    assert private(simulator, PRIVATE_FIELDS, gpu, 1, values) == NOT_SUPPORTED
+    values[1].fieldId = 6
+    assert private(simulator, PRIVATE_FIELDS, gpu, 2, values) == NOT_SUPPORTED

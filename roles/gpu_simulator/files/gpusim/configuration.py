@@ -17,7 +17,7 @@ import socket
 import sys
 import uuid
 from pathlib import Path
-from typing import Any, Iterable, Iterator
+from typing import Any, Iterable, Iterator, Mapping
 
 from .catalogue import MOST_SIMULATED_GPUS, Model, Profile
 from .errors import FleetError
@@ -155,7 +155,7 @@ def _module_id(model: Model, position: int, branch: int) -> int:
 
 
 def _model(model: Model) -> Iterator[str]:
-    power = {name: None if watts is None else watts * 1000 for name, watts in model.power_watts.items()}
+    power, module = _milliwatts(model.power_watts), _milliwatts(model.module_power_watts)
     yield from _pairs(
         {
             "name": model.name,
@@ -180,6 +180,8 @@ def _model(model: Model) -> Iterator[str]:
             "power_min_mw": power["default"] // 2 if power["min"] is None else power["min"],
             "power_max_mw": power["max"],
             "power_idle_mw": power["idle"],
+            "power_memory_mw": model.memory_power_watts and model.memory_power_watts * 1000,
+            **{f"power_module_{name}_mw": milliwatts for name, milliwatts in module.items()},
             "clock_graphics_max_mhz": model.clocks_mhz["graphics"],
             "clock_memory_max_mhz": model.clocks_mhz["memory"],
             "clock_video_max_mhz": model.clocks_mhz["video"],
@@ -187,6 +189,7 @@ def _model(model: Model) -> Iterator[str]:
             "clock_memory_idle_mhz": model.idle_clocks_mhz["memory"],
             "clock_video_idle_mhz": model.idle_clocks_mhz["video"],
             "clock_graphics_application_mhz": model.application_clock_mhz,
+            "supported_clocks": _clocks(model),
             "performance_state_idle": model.idle_performance_state,
             "temperature_idle_c": model.temperatures_celsius["idle"],
             "temperature_max_c": model.temperatures_celsius["max_operating"],
@@ -195,6 +198,7 @@ def _model(model: Model) -> Iterator[str]:
             "temperature_margins": int(model.temperature_margins),
             "temperature_memory_idle_c": model.memory_temperatures_celsius["idle"],
             "temperature_memory_max_c": model.memory_temperatures_celsius["max"],
+            "fan_idle_percent": model.idle_fan_percent,
             "pcie_generation": model.pcie["generation"],
             "pcie_width": model.pcie["width"],
         }
@@ -225,6 +229,15 @@ def _model(model: Model) -> Iterator[str]:
                     "placements": " ".join(f"{p.start}:{p.size}" for p in inner.placements),
                 }
             )
+
+
+def _clocks(model: Model) -> str | None:
+    ranges = [f"{clock.memory}:{clock.graphics[0]}-{clock.graphics[1]}" for clock in model.supported_clocks_mhz]
+    return " ".join(ranges) or None
+
+
+def _milliwatts(watts: Mapping[str, int | None]) -> dict[str, int | None]:
+    return {name: None if value is None else value * 1000 for name, value in watts.items()}
 
 
 def _profile(model: Model, profile: Profile) -> Iterator[str]:

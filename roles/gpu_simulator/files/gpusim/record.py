@@ -16,6 +16,7 @@ from .model_readings import Field, Readings, fields_of, profile_names
 _COMPUTE_PROFILES = {1: 0, 2: 1, 3: 2, 4: 3, 7: 4, 8: 5, 6: 6}
 _MAPPINGS = {
     "power_watts": ("default", "min", "max", "idle"),
+    "module_power_watts": ("default", "min", "max", "idle"),
     "clocks_mhz": ("graphics", "sm", "memory", "video"),
     "idle_clocks_mhz": ("graphics", "memory", "video"),
     "temperatures_celsius": ("idle", "max_operating", "slowdown", "shutdown"),
@@ -26,10 +27,11 @@ _MAPPINGS = {
 #: The fields in the order of a model file; the values of these stand in the file as they are read.
 _FIELDS = (
     "pci_subsystem_id", "brand", "architecture", "compute_capability", "multiprocessors", "memory_total_mib",
-    "memory_reserved_mib", "bar1_total_mib", "row_remapper_banks", "power_watts", "clocks_mhz", "idle_clocks_mhz",
-    "idle_performance_state", "application_clock_mhz", "temperatures_celsius", "memory_temperatures_celsius",
-    "temperature_margins", "pcie", "nvlink_links", "nvlink_mb_per_second", "c2c_links", "c2c_mb_per_second",
-    "vbios_version", "board_part_number", "gpu_part_number", "inforom", "on_module", "mig_capable", "mig_needs_reset",
+    "memory_reserved_mib", "bar1_total_mib", "row_remapper_banks", "power_watts", "memory_power_watts",
+    "module_power_watts", "clocks_mhz", "idle_clocks_mhz", "supported_clocks_mhz", "idle_performance_state",
+    "application_clock_mhz", "temperatures_celsius", "memory_temperatures_celsius", "temperature_margins",
+    "idle_fan_percent", "pcie", "nvlink_links", "nvlink_mb_per_second", "c2c_links", "c2c_mb_per_second", "vbios_version",
+    "board_part_number", "gpu_part_number", "inforom", "on_module", "mig_capable", "mig_needs_reset",
     "compute_slices", "placement_units", "max_gpu_instances",
 )  # fmt: skip
 #: As the files of the catalogue break a profile into lines.
@@ -86,6 +88,8 @@ def model_text(key: str, readings: Readings, source: str, models: dict[str, Mode
     if values["multiprocessors"] is None and profiles:
         values["multiprocessors"] = max(profile["multiprocessors"] for profile in profiles)
         unconfirmed["multiprocessors"] = "those of the largest profile: the whole GPU may have more"
+    if values["supported_clocks_mhz"] is None:
+        values["supported_clocks_mhz"] = []
     if values["on_module"] is None:
         values["on_module"] = False
     if values["mig_needs_reset"] is None:

@@ -12,6 +12,7 @@ void clocks_reset(gpu_t *gpu)
 	gpu->locked_graphics_min_mhz = gpu->locked_graphics_max_mhz = UNKNOWN;
 	gpu->locked_memory_min_mhz = gpu->locked_memory_max_mhz = UNKNOWN;
 	gpu->application_graphics_mhz = gpu->clock_graphics_application_mhz;
+	gpu->application_memory_mhz = gpu->clock_memory_max_mhz;
 }
 
 static int64_t within(int64_t mhz, int64_t min, int64_t max, int64_t most)
@@ -30,6 +31,8 @@ void clocks_limit(const gpu_t *gpu, int64_t *graphics_mhz, int64_t *memory_mhz)
 	/* Default application clocks do not hold a GPU back from its boost clocks; others do. */
 	if (gpu->application_graphics_mhz != gpu->clock_graphics_application_mhz && *graphics_mhz > gpu->application_graphics_mhz)
 		*graphics_mhz = gpu->application_graphics_mhz;
+	if (*memory_mhz > gpu->application_memory_mhz)
+		*memory_mhz = gpu->application_memory_mhz;
 	*graphics_mhz = within(*graphics_mhz, gpu->locked_graphics_min_mhz, gpu->locked_graphics_max_mhz, gpu->clock_graphics_max_mhz);
 	*memory_mhz = within(*memory_mhz, gpu->locked_memory_min_mhz, gpu->locked_memory_max_mhz, gpu->clock_memory_max_mhz);
 }
@@ -101,15 +104,64 @@ nvmlReturn_t nvmlDeviceResetMemoryLockedClocks(nvmlDevice_t device)
 }
 
 /*
- * Graphics clocks that a GPU can be set to lie 15 MHz apart, 7.5 MHz on Blackwell, from the highest down (supported clocks of
- * boards from T4 to GB200, github.com/NVIDIA/k8s-test-infra tests/e2e/go/assertions/nvidiasmi/testdata/hardware).
+ * Graphics clocks lie 15 MHz apart, from the highest down (supported clocks of boards from T4 to GB200,
+ * github.com/NVIDIA/k8s-test-infra tests/e2e/go/assertions/nvidiasmi/testdata/hardware); 7.5 MHz on Blackwell, and on Volta,
+ * whose boards have application clocks of 1245, 1290 and 1312 MHz. Halves are cut off: 2062, 2055, 2047.
  */
-static bool is_graphics_step(const gpu_t *gpu, int64_t mhz)
+static int64_t graphics_clock(const gpu_t *gpu, const clock_range_t *range, unsigned nth)
 {
-	int64_t below = gpu->clock_graphics_max_mhz - mhz;
-	if (below < 0 || mhz < gpu->clock_graphics_idle_mhz)
+	bool fine = gpu->architecture < ARCHITECTURE_TURING || gpu->architecture >= ARCHITECTURE_BLACKWELL;
+	int64_t halves = 2 * (int64_t)range->highest_mhz, step = fine ? 15 : 30;
+	return (halves + ((halves + 1) % 15 == 0) - nth * step) / 2;
+}
+
+static const clock_range_t *clocks_beside(const gpu_t *gpu, int64_t memory_mhz)
+{
+	for (int i = 0; i < gpu->supported_clocks.count; i++)
+		if (gpu->supported_clocks.at[i].memory_mhz == memory_mhz)
+			return &gpu->supported_clocks.at[i];
+	return NULL;
+}
+
+static bool is_supported(const gpu_t *gpu, int64_t memory_mhz, int64_t graphics_mhz)
+{
+	const clock_range_t *range = clocks_beside(gpu, memory_mhz);
+	int64_t mhz;
+	if (!range)
 		return false;
-	return gpu->architecture < ARCHITECTURE_BLACKWELL ? below % 15 == 0 : below % 15 == 0 || below % 15 == 7 || below % 15 == 8;
+	for (unsigned nth = 0; (mhz = graphics_clock(gpu, range, nth)) >= range->lowest_mhz; nth++)
+		if (mhz == graphics_mhz)
+			return true;
+	return false;
+}
+
+nvmlReturn_t nvmlDeviceGetSupportedMemoryClocks(nvmlDevice_t device, unsigned *count, unsigned *mhz)
+{
+	QUERY_GPU(nvmlDeviceGetSupportedMemoryClocks);
+	if (!count)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	const clock_ranges_t *ranges = &on.gpu->supported_clocks;
+	nvmlReturn_t result = give_list(count, ranges->count, mhz);
+	for (int i = 0; result == NVML_SUCCESS && i < ranges->count; i++)
+		mhz[i] = ranges->at[i].memory_mhz;
+	return result;
+}
+
+nvmlReturn_t nvmlDeviceGetSupportedGraphicsClocks(nvmlDevice_t device, unsigned memory, unsigned *count, unsigned *mhz)
+{
+	QUERY_GPU(nvmlDeviceGetSupportedGraphicsClocks);
+	if (!count)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	const clock_range_t *range = clocks_beside(on.gpu, memory);
+	unsigned found = 0;
+	if (!range)
+		return NVML_ERROR_NOT_FOUND;
+	while (graphics_clock(on.gpu, range, found) >= range->lowest_mhz)
+		found++;
+	nvmlReturn_t result = give_list(count, found, mhz);
+	for (unsigned i = 0; result == NVML_SUCCESS && i < found; i++)
+		mhz[i] = graphics_clock(on.gpu, range, i);
+	return result;
 }
 
 nvmlReturn_t nvmlDeviceSetApplicationsClocks(nvmlDevice_t device, unsigned memory, unsigned graphics)
@@ -117,9 +169,10 @@ nvmlReturn_t nvmlDeviceSetApplicationsClocks(nvmlDevice_t device, unsigned memor
 	CHANGE(nvmlDeviceSetApplicationsClocks);
 	if (on.gi || on.gpu->clock_graphics_application_mhz == UNKNOWN)
 		return NVML_ERROR_NOT_SUPPORTED;
-	if (memory != on.gpu->clock_memory_max_mhz || !is_graphics_step(on.gpu, graphics))
+	if (!is_supported(on.gpu, memory, graphics))
 		return NVML_ERROR_INVALID_ARGUMENT;
 	on.gpu->application_graphics_mhz = graphics;
+	on.gpu->application_memory_mhz = memory;
 	return state_commit();
 }
 
@@ -129,6 +182,7 @@ nvmlReturn_t nvmlDeviceResetApplicationsClocks(nvmlDevice_t device)
 	if (on.gi || on.gpu->clock_graphics_application_mhz == UNKNOWN)
 		return NVML_ERROR_NOT_SUPPORTED;
 	on.gpu->application_graphics_mhz = on.gpu->clock_graphics_application_mhz;
+	on.gpu->application_memory_mhz = on.gpu->clock_memory_max_mhz;
 	return state_commit();
 }
 
@@ -144,11 +198,11 @@ static int64_t highest_mhz(const gpu_t *gpu, unsigned kind)
 	     : kind == CLOCK_KIND_VIDEO ? gpu->clock_video_max_mhz : gpu->clock_graphics_max_mhz;
 }
 
-static int64_t application_mhz(const gpu_t *gpu, unsigned kind, int64_t graphics)
+static int64_t application_mhz(unsigned kind, int64_t graphics, int64_t memory)
 {
 	if (graphics == UNKNOWN || kind == CLOCK_KIND_VIDEO)
 		return UNKNOWN;
-	return kind == CLOCK_KIND_MEMORY ? gpu->clock_memory_max_mhz : graphics;
+	return kind == CLOCK_KIND_MEMORY ? memory : graphics;
 }
 
 static nvmlReturn_t clock_of(function_t function, nvmlDevice_t device, unsigned kind, unsigned id, unsigned *mhz)
@@ -160,9 +214,9 @@ static nvmlReturn_t clock_of(function_t function, nvmlDevice_t device, unsigned 
 	case CLOCK_CURRENT:
 		return give(mhz, current_mhz(host, &on, kind));
 	case CLOCK_APPLICATION:
-		return give(mhz, application_mhz(on.gpu, kind, on.gpu->application_graphics_mhz));
+		return give(mhz, application_mhz(kind, on.gpu->application_graphics_mhz, on.gpu->application_memory_mhz));
 	case CLOCK_APPLICATION_DEFAULT:
-		return give(mhz, application_mhz(on.gpu, kind, on.gpu->clock_graphics_application_mhz));
+		return give(mhz, application_mhz(kind, on.gpu->clock_graphics_application_mhz, on.gpu->clock_memory_max_mhz));
 	default:
 		/* nvidia-smi of all boards that were read shows one for graphics alone. */
 		return give(mhz, kind == CLOCK_KIND_GRAPHICS ? on.gpu->clock_graphics_max_mhz : UNKNOWN);

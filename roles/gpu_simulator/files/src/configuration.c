@@ -38,7 +38,7 @@ const char *configuration_line(const char *text, int *number, char key[64], char
 typedef struct {
 	const section_t *section;
 	void *object;
-	uint64_t seen;
+	bool seen[MAX_KEYS];
 	int line;
 } open_t;
 
@@ -51,7 +51,7 @@ static bool fail(char reason[REASON_SIZE], int line, const char *about, const ch
 static bool complete(const open_t *open, char reason[REASON_SIZE])
 {
 	for (size_t i = 0; open->section && i < open->section->count; i++) {
-		if (open->section->keys[i].flags & MANDATORY && !(open->seen >> i & 1)) {
+		if (open->section->keys[i].flags & MANDATORY && !open->seen[i]) {
 			snprintf(reason, REASON_SIZE, "line %d, section %s: the key %s is missing", open->line, open->section->name,
 			         open->section->keys[i].name);
 			return false;
@@ -116,6 +116,9 @@ static const char *finish_gpu(gpu_t *gpu, int index)
 	set_unless_known(&gpu->clock_graphics_idle_mhz, gpu->clock_graphics_max_mhz / 10);
 	set_unless_known(&gpu->clock_memory_idle_mhz, gpu->clock_memory_max_mhz);
 	set_unless_known(&gpu->clock_video_idle_mhz, gpu->clock_video_max_mhz);
+	if (!gpu->supported_clocks.count)
+		gpu->supported_clocks = (clock_ranges_t){ 1, { { gpu->clock_memory_max_mhz, gpu->clock_graphics_idle_mhz,
+		                                                 gpu->clock_graphics_max_mhz } } };
 	set_unless_known(&gpu->mig_survives_reboot, gpu->mig_needs_reset);
 	set_unless_known(&gpu->max_mig_devices,
 	                 gpu->compute_slices < gpu->placement_units ? gpu->compute_slices : gpu->placement_units);
@@ -158,7 +161,7 @@ bool configuration_read(const char *text, host_t *host, char reason[REASON_SIZE]
 			if (!section)
 				return fail(reason, line, key, "no such section, none that may stand here, or too many of them");
 			key_defaults(section, object);
-			open = (open_t){ section, object, 0, line };
+			open = (open_t){ .section = section, .object = object, .line = line };
 			continue;
 		}
 		const config_key_t *known = open.section ? key_by_name(open.section, key) : NULL;
@@ -167,7 +170,7 @@ bool configuration_read(const char *text, host_t *host, char reason[REASON_SIZE]
 		const char *wrong = key_store(known, open.object, value);
 		if (wrong)
 			return fail(reason, line, key, wrong);
-		open.seen |= UINT64_C(1) << (known - open.section->keys);
+		open.seen[known - open.section->keys] = true;
 	}
 	if (!complete(&open, reason))
 		return false;

@@ -10,6 +10,7 @@
 #include <strings.h>
 
 #include "call.h"
+#include "device.h"
 #include "mig.h"
 #include "pci.h"
 #include "telemetry.h"
@@ -215,7 +216,7 @@ GPU_NUMBER(nvmlDeviceGetDisplayMode, display)
 nvmlReturn_t nvmlDeviceGetNumFans(nvmlDevice_t device, unsigned *out)
 {
 	QUERY_GPU(nvmlDeviceGetNumFans);
-	return give(out, on.gpu->fan ? 1 : 0);
+	return give(out, on.gpu->fan_idle_percent > 0 ? 1 : 0);
 }
 
 /* 0: none, bare metal. */
@@ -272,6 +273,83 @@ nvmlReturn_t nvmlDeviceGetGspFirmwareMode(nvmlDevice_t device, unsigned *enabled
 	if (!enabled || !by_default)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	*enabled = *by_default = has_gsp(host, on.gpu);
+	return NVML_SUCCESS;
+}
+
+/*
+ * Functions that came with a branch, by the nvml.h and nvidia-ml-py of that branch and the one before. A driver before it has
+ * no such symbol.
+ */
+enum { FIRST_DRIVER_WITH_CAPABILITIES = 555, FIRST_DRIVER_WITH_ADDRESSING_MODE = 580, FIRST_DRIVER_WITH_REPAIR_STATUS = 580,
+       FIRST_DRIVER_WITH_PDI = 580 };
+
+#define SINCE(first) \
+	if (atoi(host->driver_version) < first) \
+		return NVML_ERROR_FUNCTION_NOT_FOUND
+
+/* The memory of a Grace CPU is not extended: disabled on boards from V100 to B200, and on a GB200. */
+nvmlReturn_t nvmlDeviceGetCapabilities(nvmlDevice_t device, nvmlDeviceCapabilities_v1_t *out)
+{
+	QUERY_GPU(nvmlDeviceGetCapabilities);
+	SINCE(FIRST_DRIVER_WITH_CAPABILITIES);
+	if (!out)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if (out->version != STRUCT_VERSION(nvmlDeviceCapabilities_v1_t, 1u))
+		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+	out->mask = 0;
+	return NVML_SUCCESS;
+}
+
+/*
+ * How GPUs reach memory of the system: ATS beside a Grace CPU (GH200, GB200). Elsewhere it depends on the kernel: T4, A100,
+ * L40S and H100 were seen with HMM, A40, L4 and B200 with none. V100 has no such mode.
+ */
+int64_t device_addressing_mode(const gpu_t *gpu)
+{
+	if (gpu->architecture < ARCHITECTURE_TURING)
+		return UNKNOWN;
+	return gpu->c2c_links > 0 ? ADDRESSING_ATS : ADDRESSING_HMM;
+}
+
+nvmlReturn_t nvmlDeviceGetAddressingMode(nvmlDevice_t device, nvmlDeviceAddressingMode_v1_t *out)
+{
+	QUERY_GPU(nvmlDeviceGetAddressingMode);
+	SINCE(FIRST_DRIVER_WITH_ADDRESSING_MODE);
+	if (!out)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if (out->version != STRUCT_VERSION(nvmlDeviceAddressingMode_v1_t, 1u))
+		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+	return give(&out->value, device_addressing_mode(on.gpu));
+}
+
+/* Nothing is to be repaired: so on L40S, H100, B200 and GB200. A T4 has no such status; no Ampere board was read. */
+nvmlReturn_t nvmlDeviceGetRepairStatus(nvmlDevice_t device, nvmlRepairStatus_v1_t *out)
+{
+	QUERY_GPU(nvmlDeviceGetRepairStatus);
+	SINCE(FIRST_DRIVER_WITH_REPAIR_STATUS);
+	if (!out)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if (out->version != STRUCT_VERSION(nvmlRepairStatus_v1_t, 1u))
+		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+	if (on.gpu->architecture <= ARCHITECTURE_AMPERE)
+		return NVML_ERROR_NOT_SUPPORTED;
+	out->channel_pending = out->tpc_pending = 0;
+	return NVML_SUCCESS;
+}
+
+/* A number of the board, made from its UUID. */
+nvmlReturn_t nvmlDeviceGetPdi(nvmlDevice_t device, nvmlPdi_v1_t *out)
+{
+	QUERY_GPU(nvmlDeviceGetPdi);
+	SINCE(FIRST_DRIVER_WITH_PDI);
+	if (!out)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if (out->version != STRUCT_VERSION(nvmlPdi_v1_t, 1u))
+		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+	/* FNV-1a. */
+	out->value = 0xcbf29ce484222325u;
+	for (const char *c = on.gpu->uuid; *c; c++)
+		out->value = (out->value ^ (unsigned char)*c) * 0x100000001b3u;
 	return NVML_SUCCESS;
 }
 

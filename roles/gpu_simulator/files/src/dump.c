@@ -51,6 +51,15 @@ static void peers(FILE *out, const int32_t *links, int64_t count)
 	fputc(']', out);
 }
 
+static void clocks(FILE *out, const clock_ranges_t *ranges)
+{
+	fputc('[', out);
+	for (int i = 0; i < ranges->count; i++)
+		fprintf(out, "%s{\"memory\": %d, \"graphics\": [%d, %d]}", i ? ", " : "", ranges->at[i].memory_mhz,
+		        ranges->at[i].lowest_mhz, ranges->at[i].highest_mhz);
+	fputc(']', out);
+}
+
 /* The configured members of an object, without its braces. */
 static void members(FILE *out, const section_t *section, const void *object)
 {
@@ -64,6 +73,8 @@ static void members(FILE *out, const section_t *section, const void *object)
 			string(out, member);
 		} else if (key->kind == KEY_PEERS) {
 			peers(out, (const int32_t *)member, ((const gpu_t *)object)->nvlink_links);
+		} else if (key->kind == KEY_CLOCKS) {
+			clocks(out, (const clock_ranges_t *)member);
 		} else {
 			const spans_t *spans = (const spans_t *)member;
 			fputc('[', out);

@@ -7,9 +7,11 @@
  * and all others answer NOT_SUPPORTED and write nothing, which nvidia-smi shows as N/A.
  */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "call.h"
+#include "device.h"
 #include "pci.h"
 #include "process.h"
 #include "topology.h"
@@ -33,6 +35,13 @@ enum {
 	PRIVATE_FIELDS = 165,
 	/* The same as public functions, which later releases ask instead (470: module and firmware). */
 	MODULE_ID = 207, GSP_FIRMWARE_VERSION = 211, NEAREST_CPU_NODES = 223, GPU_PART_NUMBER = 231, MARGIN_TEMPERATURE = 240,
+	/* Asked by 525; of later releases it is the part number of a replacement, which no board has. */
+	MARGIN_TEMPERATURE_OF_525 = 237,
+	HOST_LINK_GENERATION = 230,
+	/* 535 and later; the sparse mode has another number from 550 on. */
+	ADDRESSING_MODE = 242, SPARSE_MODE_OF_535 = 243, SPARSE_MODE = 249,
+	/* `nvlink -e` of 460 and of 470. */
+	LANE_ERRORS_OF_460 = 197, LANE_ERRORS_OF_470 = 208,
 	/* `-pm` of 555. */
 	SET_PERSISTENCE_MODE = 251,
 	SET_COMPUTE_POLICY = 192, LIST_COMPUTE_POLICIES = 193,
@@ -94,18 +103,36 @@ static nvmlReturn_t common_ancestor(const char *one, const char *other, unsigned
 }
 
 /*
- * Values by numbers that are not those of nvml.h and differ between releases. Known is one: `topo -m` of 450 asks for the
- * links to switches by 1, always right after a common ancestor; 470 and later ask by 1 for something else, outside of it.
+ * Values by numbers that are not those of nvml.h and differ between releases. `topo -m` of 450 asks for the links to switches
+ * by 1, always right after a common ancestor; 470 and later ask by 1 for something else, outside of it. 550.54 and 555 ask for
+ * the reset status by 4 and 5, together.
  */
-enum { PRIVATE_SWITCH_LINKS = 1, FIELD_SWITCH_LINKS = 147 };
+enum { PRIVATE_SWITCH_LINKS = 1, PRIVATE_RESET_STATUS = 4, PRIVATE_DRAIN_STATUS = 5 };
+enum { FIELD_SWITCH_LINKS = 147, FIELD_RESET_STATUS = 226, FIELD_DRAIN_STATUS = 227 };
+
+static unsigned public_field(unsigned number, int count)
+{
+	if (in_topology && count == 1 && number == PRIVATE_SWITCH_LINKS)
+		return FIELD_SWITCH_LINKS;
+	if (count == 2 && number == PRIVATE_RESET_STATUS)
+		return FIELD_RESET_STATUS;
+	return count == 2 && number == PRIVATE_DRAIN_STATUS ? FIELD_DRAIN_STATUS : 0;
+}
 
 static nvmlReturn_t private_fields(nvmlDevice_t device, int count, nvmlFieldValue_t *values)
 {
-	if (!in_topology || count != 1 || !values || values->field != PRIVATE_SWITCH_LINKS)
+	if (count < 1 || !values)
 		return NVML_ERROR_NOT_SUPPORTED;
-	values->field = FIELD_SWITCH_LINKS;
-	nvmlReturn_t result = nvmlDeviceGetFieldValues(device, 1, values);
-	values->field = PRIVATE_SWITCH_LINKS;
+	for (int i = 0; i < count; i++)
+		if (!public_field(values[i].field, count))
+			return NVML_ERROR_NOT_SUPPORTED;
+	nvmlReturn_t result = NVML_SUCCESS;
+	for (int i = 0; i < count && result == NVML_SUCCESS; i++) {
+		unsigned number = values[i].field;
+		values[i].field = public_field(number, count);
+		result = nvmlDeviceGetFieldValues(device, 1, &values[i]);
+		values[i].field = number;
+	}
 	return result;
 }
 
@@ -127,6 +154,50 @@ static nvmlReturn_t margin_temperature(nvmlDevice_t device, int *celsius)
 	if (result == NVML_SUCCESS)
 		*celsius = margin.celsius;
 	return result;
+}
+
+static bool driver_is(int branch)
+{
+	host_t *host READING = state_read();
+	return host && atoi(host->driver_version) == branch;
+}
+
+static nvmlReturn_t margin_temperature_of_525(nvmlDevice_t device, int *celsius)
+{
+	return driver_is(525) ? margin_temperature(device, celsius) : NVML_ERROR_NOT_SUPPORTED;
+}
+
+/* The host's slots are taken to be of the GPU's generation. A GH200 has none, beside its Grace CPU. */
+static nvmlReturn_t host_link_generation(nvmlDevice_t device, unsigned *out)
+{
+	QUERY_GPU_AS(F_nvmlInternalGetExportTable);
+	return give(out, on.gpu->c2c_links > 0 ? UNKNOWN : on.gpu->pcie_generation);
+}
+
+static nvmlReturn_t addressing_mode(nvmlDevice_t device, unsigned *out)
+{
+	QUERY_GPU_AS(F_nvmlInternalGetExportTable);
+	return give(out, device_addressing_mode(on.gpu));
+}
+
+/* Disabled on H100 and GH200; T4, A100, A40, L4, L40S, B200 and GB200 have none. */
+static nvmlReturn_t sparse_mode(nvmlDevice_t device, unsigned *out)
+{
+	QUERY_GPU_AS(F_nvmlInternalGetExportTable);
+	return give(out, on.gpu->architecture == ARCHITECTURE_HOPPER ? 0 : UNKNOWN);
+}
+
+/* Errors that were corrected on the lanes of a link that never errs. The third argument, 4 too, is NVML_NVLINK_ERROR_DL_ECC_DATA. */
+typedef struct { uint32_t corrected; uint8_t overflow; } lane_errors_t;
+
+static nvmlReturn_t lane_errors(nvmlDevice_t device, unsigned link, unsigned counter, unsigned lanes, lane_errors_t *out)
+{
+	QUERY_GPU_AS(F_nvmlInternalGetExportTable);
+	(void)counter;
+	if (!out || link >= on.gpu->nvlink_links)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	memset(out, 0, lanes * sizeof *out);
+	return NVML_SUCCESS;
 }
 
 /* The driver takes any value, and nvidia-smi calls those above 3 unknown. */
@@ -203,6 +274,11 @@ __attribute__((constructor)) static void fill_table(void)
 	table[NEAREST_CPU_NODES] = (const void *)nearest_cpu_nodes;
 	table[GPU_PART_NUMBER] = (const void *)gpu_part_number;
 	table[MARGIN_TEMPERATURE] = (const void *)margin_temperature;
+	table[MARGIN_TEMPERATURE_OF_525] = (const void *)margin_temperature_of_525;
+	table[HOST_LINK_GENERATION] = (const void *)host_link_generation;
+	table[ADDRESSING_MODE] = (const void *)addressing_mode;
+	table[SPARSE_MODE_OF_535] = table[SPARSE_MODE] = (const void *)sparse_mode;
+	table[LANE_ERRORS_OF_460] = table[LANE_ERRORS_OF_470] = (const void *)lane_errors;
 	table[SET_PERSISTENCE_MODE] = (const void *)nvmlDeviceSetPersistenceMode;
 	table[HANDLE_BY_INDEX] = (const void *)nvmlDeviceGetHandleByIndex_v2;
 	table[SET_COMPUTE_POLICY] = (const void *)set_compute_policy;

@@ -4,6 +4,7 @@
  *
  * Field values: many figures by number in one call (numbers: nvml.h, NVML_FI_DEV_*).
  */
+#include <string.h>
 #include <time.h>
 
 #include "call.h"
@@ -64,12 +65,68 @@ static bool margin(const gpu_t *gpu, unsigned field, int64_t *out)
 	return true;
 }
 
-/* The scope of the power fields is 0 for the GPU (1 module, 2 memory); of link fields, the link. */
+/* nvml.h: the average is "supported on Ampere (except GA100) or newer architectures". */
+static bool has_average_power(const gpu_t *gpu)
+{
+	bool ga100 = gpu->architecture == ARCHITECTURE_AMPERE && strcmp(gpu->compute_capability, "8.0") == 0;
+	return gpu->architecture >= ARCHITECTURE_AMPERE && !ga100;
+}
+
+/* A module is a GPU with its Grace CPU, whose draw stays as it is idle. */
+static int64_t module_power(const gpu_t *gpu, unsigned field, int64_t power_mw)
+{
+	switch (field) {
+	case FIELD_POWER_AVERAGE:
+	case FIELD_POWER_INSTANT:
+		return gpu->power_module_idle_mw == UNKNOWN ? UNKNOWN : gpu->power_module_idle_mw + power_mw - gpu->power_idle_mw;
+	case FIELD_POWER_MIN:
+		return gpu->power_module_min_mw;
+	case FIELD_POWER_MAX:
+		return gpu->power_module_max_mw;
+	default:
+		return gpu->power_module_default_mw;
+	}
+}
+
+static int64_t power(const gpu_t *gpu, unsigned field, unsigned scope, int64_t power_mw)
+{
+	if (scope == POWER_SCOPE_MODULE)
+		return module_power(gpu, field, power_mw);
+	if (scope == POWER_SCOPE_MEMORY)
+		return field == FIELD_POWER_AVERAGE ? gpu->power_memory_mw : UNKNOWN;
+	if (scope != POWER_SCOPE_GPU)
+		return UNKNOWN;
+	switch (field) {
+	case FIELD_POWER_AVERAGE:
+		return has_average_power(gpu) ? power_mw : UNKNOWN;
+	case FIELD_POWER_INSTANT:
+		return power_mw;
+	case FIELD_POWER_MIN:
+		return gpu->power_min_mw;
+	case FIELD_POWER_MAX:
+		return gpu->power_max_mw;
+	case FIELD_POWER_DEFAULT:
+		return gpu->power_default_mw;
+	default:
+		return gpu->power_limit_mw;
+	}
+}
+
+static bool is_power(unsigned field)
+{
+	return field >= FIELD_POWER_AVERAGE && field <= FIELD_POWER_REQUESTED_LIMIT && field != FIELD_ENERGY;
+}
+
+/* The scope of the power fields is a part of the board; of link fields, the link. */
 static nvmlReturn_t figure(const host_t *host, const target_t *on, unsigned field, unsigned scope, int64_t *out)
 {
 	const gpu_t *gpu = on->gpu;
-	if (field >= FIELD_POWER_AVERAGE && field <= FIELD_POWER_REQUESTED_LIMIT && scope != 0)
+	if (field == FIELD_ENERGY && scope != POWER_SCOPE_GPU)
 		return NVML_ERROR_NOT_SUPPORTED;
+	if (is_power(field)) {
+		*out = power(gpu, field, scope, telemetry_of(host, on->gpu_index).power_mw);
+		return *out == UNKNOWN ? NVML_ERROR_NOT_SUPPORTED : NVML_SUCCESS;
+	}
 	bool ecc = field >= FIELD_CORRECTED_VOLATILE && field <= FIELD_UNCORRECTED_AGGREGATE;
 	bool remapped = field >= FIELD_REMAPPED_CORRECTABLE && field <= FIELD_REMAP_FAILED;
 	if ((ecc && !gpu->ecc) || (remapped && (!health_has_row_remapping(gpu) || mig_has_instances(gpu))))
@@ -160,23 +217,6 @@ static nvmlReturn_t figure(const host_t *host, const target_t *on, unsigned fiel
 		break;
 	case FIELD_PROFILES_WITHOUT_MIG:
 		*out = gpu->mig_capable ? gpu->profiles_without_mig : UNKNOWN;
-		break;
-	case FIELD_POWER_AVERAGE:
-	case FIELD_POWER_INSTANT:
-		*out = telemetry_of(host, on->gpu_index).power_mw;
-		break;
-	case FIELD_POWER_MIN:
-		*out = gpu->power_min_mw;
-		break;
-	case FIELD_POWER_MAX:
-		*out = gpu->power_max_mw;
-		break;
-	case FIELD_POWER_DEFAULT:
-		*out = gpu->power_default_mw;
-		break;
-	case FIELD_POWER_CURRENT_LIMIT:
-	case FIELD_POWER_REQUESTED_LIMIT:
-		*out = gpu->power_limit_mw;
 		break;
 	default:
 		*out = UNKNOWN;

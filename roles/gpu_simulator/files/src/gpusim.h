@@ -71,10 +71,16 @@ const char *gpusimMessage(void);
  *   ecc                             boolean, default 1
  *   power_default_mw *, power_min_mw *, power_max_mw *
  *   power_idle_mw                   default: a tenth of power_default_mw
+ *   power_memory_mw                 draw of the memory alone, whatever runs
+ *   power_module_default_mw, power_module_min_mw, power_module_max_mw, power_module_idle_mw
+ *                                   limits and idle draw of a module of which the GPU is a part (Grace)
  *   clock_graphics_max_mhz *, clock_memory_max_mhz *, clock_video_max_mhz
  *   clock_graphics_idle_mhz         default: a tenth of the maximum
  *   clock_memory_idle_mhz, clock_video_idle_mhz   default: the maximum
  *   clock_graphics_application_mhz  default application clock; omitted: the GPU has no application clocks
+ *   supported_clocks                "memory:lowest-highest ..." in MHz: memory clocks, the highest first, with the
+ *                                   graphics clocks of each; default: the highest memory clock with graphics clocks
+ *                                   from the idle to the highest
  *   performance_state_idle          P-state of an idle GPU, default 0
  *   pcie_generation *, pcie_width * (maximum and current alike; in P8 the generation is 1)
  *   nvlink_links                    links of this GPU, default 0
@@ -91,7 +97,7 @@ const char *gpusimMessage(void);
  *   temperature_memory_idle_c       omitted: no sensor in the memory; temperature_memory_max_c
  *   inforom_image, inforom_oem, inforom_ecc, inforom_power   versions; gpu_part_number
  *   module_id                       place of the module on its board, from 1; of a card 0 or 1
- *   fan                             boolean: reports a fan speed; default 0
+ *   fan_idle_percent                fan speed of an idle GPU, 0 of boards that have no fan and say so; omitted: none is reported
  *   display                         boolean, display active; default 0
  *   mig_capable                     boolean, default 0
  *   mig_needs_reset                 boolean, default 0: a mode change needs a reset (Ampere)

@@ -19,6 +19,7 @@ enum {
 	MAX_GIS = 15,		/* GPU instance ids are 0..14 */
 	MAX_CIS = 8,		/* compute instance ids are 0..7 */
 	MAX_LINKS = 18,
+	MAX_MEMORY_CLOCKS = 8,
 	MAX_PROCESSES = 512,
 	MAX_SAMPLES = 65536,
 	MAX_EVENTS = 128,	/* that a client may be behind before the oldest are gone */
@@ -32,6 +33,10 @@ enum { PEER_SWITCH = -2, PEER_NONE = -1 };
 
 typedef struct { int32_t start, size; } span_t;
 typedef struct { int32_t count; span_t at[MAX_PLACEMENTS]; } spans_t;
+
+/* Memory clocks, the highest first, each with the graphics clocks that go with it. */
+typedef struct { int32_t memory_mhz, lowest_mhz, highest_mhz; } clock_range_t;
+typedef struct { int32_t count; clock_range_t at[MAX_MEMORY_CLOCKS]; } clock_ranges_t;
 
 typedef struct {
 	int64_t enumeration, id, compute_slices, memory_mib, multiprocessors, max_instances;
@@ -100,13 +105,15 @@ typedef struct {
 	int64_t brand, architecture, pci_device_id, pci_subsystem_id, minor_number, numa_node, board_id;
 	int64_t memory_total_mib, memory_reserved_mib, bar1_total_mib, row_remapper_banks;
 	int64_t multiprocessors, cores_per_multiprocessor, memory_bus_width_bits, ecc;
-	int64_t power_default_mw, power_min_mw, power_max_mw, power_idle_mw;
+	int64_t power_default_mw, power_min_mw, power_max_mw, power_idle_mw, power_memory_mw;
+	int64_t power_module_default_mw, power_module_min_mw, power_module_max_mw, power_module_idle_mw;
 	int64_t clock_graphics_max_mhz, clock_graphics_idle_mhz, clock_memory_max_mhz, clock_video_max_mhz;
 	int64_t clock_memory_idle_mhz, clock_video_idle_mhz, clock_graphics_application_mhz, performance_state_idle;
+	clock_ranges_t supported_clocks;
 	int64_t pcie_generation, pcie_width, nvlink_links, nvlink_version, nvlink_speed_mbps, c2c_links, c2c_speed_mbps;
 	int64_t temperature_idle_c, temperature_max_c, temperature_slowdown_c, temperature_shutdown_c;
 	int64_t temperature_margins, temperature_memory_idle_c, temperature_memory_max_c, module_id;
-	int64_t fan, display;
+	int64_t fan_idle_percent, display;
 	int64_t mig_capable, mig_needs_reset, mig_survives_reboot, profiles_without_mig, passthrough, reset_refused, timeslicing;
 	int64_t max_mig_devices, compute_slices, placement_units;
 	int32_t nvlink_peers[MAX_LINKS];
@@ -118,7 +125,7 @@ typedef struct {
 	int64_t mig_current, mig_pending, compute_mode, timeslice, persistence_mode, power_limit_mw;
 	int64_t locked_graphics_min_mhz, locked_graphics_max_mhz;	/* UNKNOWN: not locked */
 	int64_t locked_memory_min_mhz, locked_memory_max_mhz;
-	int64_t application_graphics_mhz;
+	int64_t application_graphics_mhz, application_memory_mhz;
 	int64_t lost;				/* fallen off the bus: nothing on it answers */
 	health_t health;
 	int64_t energy_mj, energy_since_ns;	/* up to energy_since_ns; later energy is computed */

@@ -54,6 +54,11 @@ static const config_key_t GPU_KEYS[] = {
 	INTEGER(gpu_t, power_min_mw, MANDATORY, UNKNOWN),
 	INTEGER(gpu_t, power_max_mw, MANDATORY, UNKNOWN),
 	INTEGER(gpu_t, power_idle_mw, ADJUSTABLE, UNKNOWN),
+	INTEGER(gpu_t, power_memory_mw, OPTIONAL, UNKNOWN),
+	INTEGER(gpu_t, power_module_default_mw, OPTIONAL, UNKNOWN),
+	INTEGER(gpu_t, power_module_min_mw, OPTIONAL, UNKNOWN),
+	INTEGER(gpu_t, power_module_max_mw, OPTIONAL, UNKNOWN),
+	INTEGER(gpu_t, power_module_idle_mw, OPTIONAL, UNKNOWN),
 	INTEGER(gpu_t, clock_graphics_max_mhz, MANDATORY, UNKNOWN),
 	INTEGER(gpu_t, clock_graphics_idle_mhz, OPTIONAL, UNKNOWN),
 	INTEGER(gpu_t, clock_memory_max_mhz, MANDATORY, UNKNOWN),
@@ -61,6 +66,7 @@ static const config_key_t GPU_KEYS[] = {
 	INTEGER(gpu_t, clock_memory_idle_mhz, OPTIONAL, UNKNOWN),
 	INTEGER(gpu_t, clock_video_idle_mhz, OPTIONAL, UNKNOWN),
 	INTEGER(gpu_t, clock_graphics_application_mhz, OPTIONAL, UNKNOWN),
+	KEY(gpu_t, supported_clocks, KEY_CLOCKS, OPTIONAL, 0),
 	INTEGER(gpu_t, performance_state_idle, OPTIONAL, 0),
 	INTEGER(gpu_t, pcie_generation, MANDATORY, UNKNOWN),
 	INTEGER(gpu_t, pcie_width, MANDATORY, UNKNOWN),
@@ -78,7 +84,7 @@ static const config_key_t GPU_KEYS[] = {
 	INTEGER(gpu_t, temperature_memory_idle_c, OPTIONAL, UNKNOWN),
 	INTEGER(gpu_t, temperature_memory_max_c, OPTIONAL, UNKNOWN),
 	INTEGER(gpu_t, module_id, OPTIONAL, UNKNOWN),
-	INTEGER(gpu_t, fan, OPTIONAL, 0),
+	INTEGER(gpu_t, fan_idle_percent, OPTIONAL, UNKNOWN),
 	INTEGER(gpu_t, display, OPTIONAL, 0),
 	INTEGER(gpu_t, mig_capable, OPTIONAL, 0),
 	INTEGER(gpu_t, mig_needs_reset, ADJUSTABLE, 0),
@@ -91,6 +97,8 @@ static const config_key_t GPU_KEYS[] = {
 	INTEGER(gpu_t, compute_slices, OPTIONAL, UNKNOWN),
 	INTEGER(gpu_t, placement_units, OPTIONAL, UNKNOWN),
 };
+
+_Static_assert(sizeof GPU_KEYS / sizeof *GPU_KEYS <= MAX_KEYS, "the longest section");
 
 static const config_key_t GI_PROFILE_KEYS[] = {
 	{ "enum", KEY_INTEGER, MANDATORY, offsetof(gi_profile_t, enumeration), sizeof(int64_t), UNKNOWN },
@@ -184,6 +192,20 @@ static const char *store_peers(int32_t peers[MAX_LINKS], const char *text)
 	return NULL;
 }
 
+static const char *store_clocks(clock_ranges_t *clocks, const char *text)
+{
+	int used;
+	clocks->count = 0;
+	for (clock_range_t at; sscanf(text, "%d:%d-%d%n", &at.memory_mhz, &at.lowest_mhz, &at.highest_mhz, &used) == 3; text += used) {
+		if (clocks->count == MAX_MEMORY_CLOCKS)
+			return "at most 8 memory clocks are possible";
+		if (at.memory_mhz < 1 || at.lowest_mhz < 1 || at.highest_mhz < at.lowest_mhz)
+			return "clocks are positive, and the lowest comes first";
+		clocks->at[clocks->count++] = at;
+	}
+	return text[strspn(text, " ")] ? "clocks are written memory:lowest-highest memory:lowest-highest ..." : NULL;
+}
+
 const char *key_store(const config_key_t *key, void *object, const char *text)
 {
 	char *member = (char *)object + key->offset;
@@ -200,6 +222,8 @@ const char *key_store(const config_key_t *key, void *object, const char *text)
 		return store_spans((spans_t *)member, text);
 	case KEY_PEERS:
 		return store_peers((int32_t *)member, text);
+	case KEY_CLOCKS:
+		return store_clocks((clock_ranges_t *)member, text);
 	}
 	return "this key has no value";
 }

@@ -12,7 +12,9 @@
 
 #include "host.h"
 
-typedef enum { KEY_INTEGER, KEY_TEXT, KEY_SPANS, KEY_PEERS } key_kind_t;
+typedef enum { KEY_INTEGER, KEY_TEXT, KEY_SPANS, KEY_PEERS, KEY_CLOCKS } key_kind_t;
+
+enum { MAX_KEYS = 96 };	/* of a section */
 
 /* May be omitted, must not be, or may even be changed later (gpusimSet). */
 enum { OPTIONAL = 0, MANDATORY = 1, ADJUSTABLE = 2 };

@@ -22,6 +22,7 @@ typedef enum {
 	NVML_ERROR_INSUFFICIENT_SIZE = 7,
 	NVML_ERROR_DRIVER_NOT_LOADED = 9,
 	NVML_ERROR_TIMEOUT = 10,
+	NVML_ERROR_FUNCTION_NOT_FOUND = 13,
 	NVML_ERROR_GPU_IS_LOST = 15,
 	NVML_ERROR_RESET_REQUIRED = 16,
 	NVML_ERROR_OPERATING_SYSTEM = 17,
@@ -39,6 +40,8 @@ typedef struct event_set *nvmlEventSet_t;
 #define STRUCT_VERSION(type, version) ((unsigned)sizeof(type) | (version) << 24)
 
 enum { NVML_INIT_FLAG_NO_GPUS = 1 };
+enum { ADDRESSING_HMM = 1, ADDRESSING_ATS = 2 };
+enum { POWER_SCOPE_GPU, POWER_SCOPE_MODULE, POWER_SCOPE_MEMORY };
 enum { ARCHITECTURE_TURING = 6, ARCHITECTURE_AMPERE = 7, ARCHITECTURE_HOPPER = 9, ARCHITECTURE_BLACKWELL = 10 };
 enum { COMPUTE_DEFAULT, COMPUTE_EXCLUSIVE_THREAD, COMPUTE_PROHIBITED, COMPUTE_EXCLUSIVE_PROCESS };
 enum { CLOCK_CURRENT, CLOCK_APPLICATION, CLOCK_APPLICATION_DEFAULT, CLOCK_CUSTOMER_BOOST };
@@ -79,6 +82,10 @@ typedef struct { unsigned version; int celsius; } nvmlMarginTemperature_v1_t;
 typedef struct { unsigned version; unsigned char scope; unsigned milliwatts; } nvmlPowerValue_v2_t;
 typedef struct { unsigned sessions, fps, latency_us; } nvmlFBCStats_t;
 typedef struct { unsigned enabled; } nvmlC2cModeInfo_v1_t;
+typedef struct { unsigned version, mask; } nvmlDeviceCapabilities_v1_t;
+typedef struct { unsigned version, value; } nvmlDeviceAddressingMode_v1_t;
+typedef struct { unsigned version; unsigned long long value; } nvmlPdi_v1_t;
+typedef struct { unsigned version, channel_pending, tpc_pending; } nvmlRepairStatus_v1_t;
 typedef struct { unsigned max, high, partial, low, none; } nvmlRowRemapperHistogramValues_t;
 
 /* How far a GPU has joined the NVLink fabric; the third version has a summary of the health behind the second. */

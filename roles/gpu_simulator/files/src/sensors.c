@@ -198,13 +198,12 @@ nvmlReturn_t nvmlDeviceGetMarginTemperature(nvmlDevice_t device, nvmlMarginTempe
 	return NVML_SUCCESS;
 }
 
+/* A fan turns faster with the temperature. A10, A16 and A40, which have none, say 0 %. */
 nvmlReturn_t nvmlDeviceGetFanSpeed(nvmlDevice_t device, unsigned *percent)
 {
 	QUERY_GPU(nvmlDeviceGetFanSpeed);
-	if (!on.gpu->fan)
-		return NVML_ERROR_NOT_SUPPORTED;
-	int64_t celsius = telemetry_of(host, on.gpu_index).temperature_c;
-	return give(percent, celsius < 30 ? 30 : celsius);
+	int64_t idle = on.gpu->fan_idle_percent, celsius = telemetry_of(host, on.gpu_index).temperature_c;
+	return give(percent, idle > 0 && celsius > idle ? celsius : idle);
 }
 
 nvmlReturn_t nvmlDeviceGetPerformanceState(nvmlDevice_t device, unsigned *state)
@@ -264,9 +263,9 @@ nvmlReturn_t nvmlDeviceGetSupportedClocksThrottleReasons(nvmlDevice_t device, un
 	return supported_clocks_event_reasons(F_nvmlDeviceGetSupportedClocksThrottleReasons, device, reasons);
 }
 
-/* Traffic is not simulated, and 0 would say that a GPU at work moves nothing. */
+/* Nothing moves over the link here. Boards at rest say 0 (A100 80 GB, L4, GB200) to 869 KB/s (B200), which reading them causes. */
 nvmlReturn_t nvmlDeviceGetPcieThroughput(nvmlDevice_t device, unsigned counter, unsigned *kib_per_second)
 {
 	QUERY_GPU(nvmlDeviceGetPcieThroughput);
-	return counter > 1 || !kib_per_second ? NVML_ERROR_INVALID_ARGUMENT : NVML_ERROR_NOT_SUPPORTED;
+	return counter > 1 ? NVML_ERROR_INVALID_ARGUMENT : give(kib_per_second, 0);
 }
