@@ -24,5 +24,8 @@ def test_the_page_is_up_to_date(tool):
 def test_every_client_and_entry_has_its_place(tool):
     made = tool["tables"]()
     assert "| nvidia-smi | 340.108, 390.157, " in made
-    assert "| Fan speed | nvidia-smi | boards without a fan have N/A | captures of T4, A100 and H100 |" in made
+    assert (
+        "| FRU part number, power object of the InfoROM | nvidia-smi | boards have N/A too | captures of T4, A100 and H100 |"
+        in made
+    )
     assert "| Remapped rows of a GPU with instances | nvidia-smi, mig in MIG mode | " in made
