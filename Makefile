@@ -208,7 +208,7 @@ legs := modules commands default container_toolkit audits audit sharing nvidia_d
 # Only in the thorough run: everything is tried that takes long (tests/thorough.py), and these legs.
 export OPENFLEET_THOROUGH ?=
 ifneq ($(OPENFLEET_THOROUGH),)
-legs += trixie sanitized pythons cores
+legs += trixie sanitized threads pythons cores
 endif
 JOBS ?= $(shell expr $$(nproc) + 1)
 # A leg that runs for longer is ended, and has failed. The longest takes a sixth of it.
@@ -318,7 +318,13 @@ leg-oldest:
 # The rest of the limiter's tests look at the library as it is released, or at what cannot be built with a sanitizer.
 leg-sanitized:
 	@OPENFLEET_SANITIZER=address,undefined tests/leg run sanitized pytest --quiet tests/limiter \
-	    $(addprefix --ignore=tests/limiter/,test_binary.py test_dlsym.py test_top.py)
+	    $(addprefix --ignore=tests/limiter/,test_binary.py test_dlsym.py test_layers.py test_top.py)
+
+# Launches of several threads. The other tests' threads are in test_sanitizers.py. Not at the thorough run's length: a draw more
+# finds no other race.
+leg-threads:
+	@OPENFLEET_SANITIZER=thread OPENFLEET_THOROUGH= tests/leg run threads pytest --quiet \
+	    $(addprefix tests/limiter/,test_throttle.py test_waits.py)
 
 # Every Python between the oldest and the newest that this machine has, on the side of the hosts.
 leg-pythons:
