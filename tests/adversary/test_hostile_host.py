@@ -257,8 +257,12 @@ def site(tmp_path, *hostile: HostileHost, settings=None, **environment) -> subpr
 
 
 def test_its_facts_set_no_variable_of_the_inventory(tmp_path):
-    answer = {**layout_result(WORDS.replace("PWNED", str(tmp_path / "pwned"))), "ansible_facts": facts(tmp_path)}
+    words = WORDS.replace("PWNED", str(tmp_path / "pwned"))
+    answer = {**layout_result(words), "ansible_facts": facts(tmp_path)}
+    # Of its container toolkit, whose version the report warns of.
+    answer.update(vulnerable=words, notes=[])
     own = {"gpu_report_dir": str(tmp_path / "report"), "gpu_layout_plan_out": str(tmp_path / "plan.json")}
+    own["container_toolkit_version"] = "1.19.1"
     # Two of them, so that each could set what the other one's tasks use.
     bad = [HostileHost(tmp_path / name, answer) for name in ("a", "b")]
     done = site(tmp_path, *bad, settings=own)
@@ -278,6 +282,8 @@ def test_its_facts_set_no_variable_of_the_inventory(tmp_path):
         assert "lookup" in text
         assert name != "report.html" or "<script" not in text
         assert not {"\x1b", "\r", "\x85", "\u2028", "\u202e"} & set(text)
+    warned = [host["warnings"] for host in json.loads((tmp_path / "report/report.json").read_text())["hosts"]]
+    assert [len(each) for each in warned] == [1, 1] and "lookup" in warned[0][0]
 
 
 @pytest.mark.parametrize(

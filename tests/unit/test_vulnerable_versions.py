@@ -1,0 +1,91 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The modules driver and container_toolkit warn of a version with known vulnerabilities, refuse it or accept it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import driver_hosts
+import pytest
+import toolkit_hosts
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.testing import patch_module_args
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.driver import files as driver_files
+from ansible_collections.openfleet.gpu.plugins.module_utils.driver.desired import Driver
+from ansible_collections.openfleet.gpu.plugins.module_utils.minimum_versions import DRIVER, TOOLKIT
+from ansible_collections.openfleet.gpu.plugins.module_utils.toolkit.toolkit import Toolkit
+from ansible_collections.openfleet.gpu.plugins.modules import container_toolkit, driver
+
+# These hosts have apt, and the modules ask the machine which package manager it has.
+pytestmark = pytest.mark.skipif(not shutil.which("apt-get"), reason="no apt on this machine")
+
+FIXED = {"toolkit": TOOLKIT[-1].version, "driver": DRIVER[580].version}
+OLD = {"toolkit": "1.18.2", "driver": "580.95.05"}
+each = pytest.mark.parametrize("name", OLD)
+
+
+class SeenToolkit(Toolkit):
+    """On a host that has the version already, so that no repository is asked."""
+
+    def look(self):
+        return toolkit_hosts.right(self.request, packages=toolkit_hosts.packages(self.request.version + "-1"))
+
+
+class SeenDriver(Driver):
+    """On a host that has the version already, so that no repository is asked."""
+
+    def look(self):
+        self.host = driver_hosts.host()
+        return driver_hosts.finished(self.request.version, files={driver_files.SOURCES: self._sources()})
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path, capsys):
+    """Run a module in check mode, and return what it prints and what it warns of."""
+    warned = []
+    # Ansible keeps warnings for as long as a process runs, and so for the next test.
+    monkeypatch.setattr(AnsibleModule, "warn", lambda _module, text: warned.append(text))
+    monkeypatch.setattr(container_toolkit, "Toolkit", SeenToolkit)
+    monkeypatch.setattr(driver, "Driver", SeenDriver)
+    repository = {"url": toolkit_hosts.URL, "fingerprints": list(toolkit_hosts.TRUSTED)}
+    modules = {
+        "toolkit": (container_toolkit, {"source": "host", "repository": repository}),
+        "driver": (driver, {"distributions": driver_hosts.DISTRIBUTIONS}),
+    }
+
+    def result(name, version, **more):
+        module, given = modules[name]
+        warned.clear()
+        arguments = {"version": version, "state_directory": str(tmp_path), "_ansible_check_mode": True, **given, **more}
+        with patch_module_args(arguments), pytest.raises(SystemExit):
+            module.main()
+        return json.loads(capsys.readouterr().out), list(warned)
+
+    return result
+
+
+@each
+def test_a_version_with_known_vulnerabilities_is_warned_of(run, name):
+    """As the default: the role says so, and goes on."""
+    found, warned = run(name, OLD[name])
+    assert "failed" not in found
+    assert OLD[name] in found["vulnerable"] and FIXED[name] in found["vulnerable"]
+    assert warned == [found["vulnerable"]]
+
+
+@each
+def test_it_is_refused_or_accepted_where_that_is_asked_for(run, name):
+    refused, _warned = run(name, OLD[name], vulnerable="refuse")
+    variable = {"toolkit": "container_toolkit_vulnerable", "driver": "nvidia_driver_vulnerable"}[name]
+    assert refused["failed"] and refused["where"] == variable and refused["msg"].endswith("Nothing was changed.")
+    accepted, warned = run(name, OLD[name], vulnerable="accept")
+    assert (accepted["vulnerable"], warned) == ("", [])
+
+
+@each
+def test_nothing_is_said_of_a_version_that_has_the_mends(run, name):
+    found, warned = run(name, FIXED[name], vulnerable="refuse")
+    assert (found["vulnerable"], warned) == ("", [])
