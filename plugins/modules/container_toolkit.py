@@ -19,7 +19,7 @@ author:
   - openfleet.gpu contributors (!UNKNOWN)
 options:
   version:
-    description: An exact version of the toolkit, as V(1.18.2). Required to install.
+    description: An exact version of the toolkit, as V(1.19.1). Required to install.
     type: str
     default: ""
   state:
@@ -130,7 +130,7 @@ seealso:
 EXAMPLES = r"""
 - name: See what the role would do
   openfleet.gpu.container_toolkit:
-    version: 1.18.2
+    version: 1.19.1
     source: host
   become: true
   check_mode: true
@@ -141,7 +141,7 @@ version:
   description: The packages' version; empty where there is none.
   returned: always
   type: str
-  sample: 1.18.2-1
+  sample: 1.19.1-1
 steps:
   description: What was done, or would be.
   returned: always

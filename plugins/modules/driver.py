@@ -19,7 +19,7 @@ author:
   - openfleet.gpu contributors (!UNKNOWN)
 options:
   version:
-    description: A branch (V(580)) or an exact version (V(580.105.08)). Required to install.
+    description: A branch (V(580)) or an exact version (V(580.178.04)). Required to install.
     type: str
     default: ""
   state:
@@ -151,7 +151,7 @@ version:
   description: The driver's version, as it is now or, in check mode, will be; empty where there is none.
   returned: always
   type: str
-  sample: 580.105.08
+  sample: 580.178.04
 steps:
   description: What was done, or would be.
   returned: always

@@ -100,3 +100,28 @@ def test_the_example_asks_for_nothing_that_is_known_to_be_vulnerable():
     containers = yaml.safe_load((example / "gpu_containers.yml").read_text())
     assert minimum_versions.driver(drivers["nvidia_driver_version"]) == ""
     assert minimum_versions.toolkit(containers["container_toolkit_version"]) == ""
+
+
+#: Where a reader, or who gets an error, sees what to write. Messages are in rules.py.
+SHOWN = {
+    "nvidia_driver": ("driver", r'V\((\d{3}\.[\d.]+)\)|"(\d{3}\.[\d.]+)"', minimum_versions.driver),
+    "container_toolkit": (
+        "toolkit",
+        r'V\((1\.[\d.]+)\)|"(1\.[\d.]+)"|version: (1\.[\d.]+)',
+        minimum_versions.toolkit,
+    ),
+}
+
+
+@pytest.mark.parametrize("role", SHOWN)
+def test_the_version_that_is_shown_as_an_example_is_not_one_that_is_warned_of(role):
+    package, pattern, known = SHOWN[role]
+    module = "driver" if role == "nvidia_driver" else role
+    places = [f"roles/{role}/{name}" for name in ("README.md", "defaults/main.yml", "meta/argument_specs.yml")]
+    places += [f"plugins/modules/{module}.py", f"plugins/module_utils/{package}/rules.py"]
+    shown = {}
+    for place in places:
+        versions = {"".join(match) for match in re.findall(pattern, (ROOT / place).read_text())}
+        assert versions, place
+        shown[place] = {version for version in versions if known(version)}
+    assert not any(shown.values()), shown

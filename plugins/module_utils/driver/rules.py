@@ -63,7 +63,7 @@ def check_version(asked: str) -> None:
         raise PlanError(
             "nvidia_driver_version",
             "%r is neither a branch nor a version" % asked,
-            'Write a branch, as "580", or an exact version, as "580.105.08", in quotes.',
+            'Write a branch, as "580", or an exact version, as "580.178.04", in quotes.',
         )
 
 

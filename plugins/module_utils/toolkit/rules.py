@@ -54,7 +54,7 @@ def check_version(asked: str) -> None:
         raise PlanError(
             "container_toolkit_version",
             "%r is no version of the toolkit" % asked,
-            'Write an exact one in quotes, as "1.18.2"; the releases stand in its release notes.',
+            'Write an exact one in quotes, as "1.19.1"; the releases stand in its release notes.',
         )
 
 
