@@ -1,0 +1,151 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Stands in for what runs on a node: NVIDIA's device plugin with its config-manager, and the kubelet as far as pods end.
+
+The API server is a real one. As the real config-manager, this one only notices a label that changes; as the real plugin, this one
+reads the GPUs when it starts and when its configuration changes.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+
+#: The role's defaults.
+NAMESPACE, CONFIG_MAP = "nvidia-device-plugin", "openfleet-gpu-device-plugin"
+LABEL = "nvidia.com/device-plugin.config"
+STRATEGIC = "application/strategic-merge-patch+json"
+
+
+class NodeStandIn:
+    """A node of the cluster, and the thread that does its work until `pause`.
+
+    `seen` returns what is on the GPUs (SimulatedHost.seen), `pod_ended` is told the UID of each pod that has ended.
+    """
+
+    def __init__(self, plane, name, seen, labels=None, pod_ended=lambda uid: None):
+        self.plane, self.name, self.seen, self.pod_ended = plane, name, seen, pod_ended
+        self.path = "/api/v1/nodes/%s" % name
+        #: False: the plugin does not start again.
+        self.comes_back = True
+        #: Labels that config-manager has followed, and how often the plugin was started by its pod.
+        self.followed: list[str] = []
+        self.starts = 0
+        self.failed: Exception | None = None
+        metadata = {"name": name, "labels": dict(labels or {})}
+        plane.call("POST", "/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": metadata})
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def get(self):
+        return self.plane.call("GET", self.path)
+
+    def labels(self):
+        return self.get()["metadata"].get("labels", {})
+
+    def offers(self):
+        """Return the resources of the plugin that are allocatable, without those at 0."""
+        return {name: int(count) for name, count in self._allocatable().items() if count != "0"}
+
+    def add_pod(self, name, namespace="default", owner="ReplicaSet", **metadata):
+        """Make a pod on the node; return its UID. It ends once it is evicted."""
+        if owner:
+            owners = [{"apiVersion": "apps/v1", "kind": owner, "name": "x", "uid": "x"}]
+            metadata["ownerReferences"] = owners
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, **metadata},
+            "spec": {"nodeName": self.name, "containers": [{"name": "c", "image": "none"}]},
+        }
+        path = "/api/v1/namespaces/%s/pods" % namespace
+        uid = self.plane.call("POST", path, pod)["metadata"]["uid"]
+        # Budgets protect pods that run.
+        running = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+        self.plane.call("PATCH", "%s/%s/status" % (path, name), {"status": running}, STRATEGIC)
+        return uid
+
+    def pods(self):
+        items = self.plane.call("GET", "/api/v1/pods?fieldSelector=spec.nodeName%%3D%s" % self.name)["items"]
+        return sorted(pod["metadata"]["name"] for pod in items)
+
+    def pause(self):
+        self._stopped.set()
+        self._thread.join()
+        assert self.failed is None, self.failed
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_error):
+        self.pause()
+        for pod in self.plane.call("GET", "/api/v1/pods?fieldSelector=spec.nodeName%%3D%s" % self.name)["items"]:
+            self._end(pod)
+        self.plane.call("DELETE", self.path)
+
+    def _work(self):
+        plugin = None
+        while not self._stopped.wait(0.2):
+            try:
+                label = self.labels().get(LABEL)
+                moved = label is not None and label != (self.followed or [None])[-1]
+                if moved:
+                    self.followed.append(label)
+                plugin, started = self._kubelet(plugin)
+                if self.comes_back and (moved or started):
+                    self._publish(label)
+            except OSError:
+                # The API server is away.
+                continue
+            except Exception as error:
+                self.failed = error
+                return
+
+    def _allocatable(self):
+        allocatable = self.get().get("status", {}).get("allocatable", {})
+        return {name: count for name, count in allocatable.items() if name.startswith("nvidia.com/")}
+
+    def _kubelet(self, plugin):
+        """End pods that are to go. Return the UID of the plugin's pod, and whether it is a new one."""
+        own = None
+        for pod in self.plane.call("GET", "/api/v1/pods?fieldSelector=spec.nodeName%%3D%s" % self.name)["items"]:
+            if pod["metadata"].get("deletionTimestamp"):
+                self._end(pod)
+            elif pod["metadata"]["namespace"] == NAMESPACE:
+                own = pod["metadata"]["uid"]
+        if own is None:
+            self.starts += 1
+            labels = {"app.kubernetes.io/name": "nvidia-device-plugin"}
+            name = "plugin-%s-%d" % (self.name, self.starts)
+            own = self.add_pod(name, NAMESPACE, "DaemonSet", labels=labels)
+        return own, plugin is not None and own != plugin
+
+    def _end(self, pod):
+        metadata = pod["metadata"]
+        path = "/api/v1/namespaces/%s/pods/%s" % (metadata["namespace"], metadata["name"])
+        if self.plane.find(path):
+            options = {"gracePeriodSeconds": 0, "preconditions": {"uid": metadata["uid"]}}
+            self.plane.call("DELETE", path, {"apiVersion": "v1", "kind": "DeleteOptions", **options})
+        self.pod_ended(metadata["uid"])
+
+    def _publish(self, label):
+        """Offer the GPUs as the plugin would with the configuration that the label names."""
+        path = "/api/v1/namespaces/%s/configmaps/%s" % (NAMESPACE, CONFIG_MAP)
+        data = self.plane.call("GET", path)["data"]
+        # The real config-manager ends where the key is missing.
+        config = json.loads(data[label]) if label and label.startswith("openfleet-") else {}
+        mixed = config.get("flags", {}).get("migStrategy") == "mixed"
+        sharing = config.get("sharing", {}).get("timeSlicing", {})
+        replicas = sharing["resources"][0]["replicas"] if sharing else 1
+        found = Counter()
+        for instances in self.seen().values():
+            if not instances:
+                found["nvidia.com/gpu"] += replicas
+            for profile, _start in instances if mixed else ():
+                found["nvidia.com/mig-%s" % profile.replace("+", ".")] += 1
+        # The kubelet keeps removed resources, at 0.
+        resources = {**dict.fromkeys(self._allocatable(), "0"), **{name: str(count) for name, count in found.items()}}
+        status = {"status": {"capacity": resources, "allocatable": resources}}
+        self.plane.call("PATCH", self.path + "/status", status, STRATEGIC)

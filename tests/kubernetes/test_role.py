@@ -1,0 +1,288 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""gpu_kubernetes, gpu_drain and site.yml against a real API server, with the rights of roles/gpu_kubernetes/files/rbac.yml alone.
+
+Hosts are folders of this machine with simulated GPUs; node_stand_in.NodeStandIn does what the device plugin and the kubelet do.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import yaml
+from node_stand_in import CONFIG_MAP, LABEL, NAMESPACE, NodeStandIn
+from simulated_fleet import Fleet
+from simulated_host import ROOT, SimulatedHost
+
+pytestmark = pytest.mark.root
+
+MIG_MANAGER = "nvidia.com/gpu.deploy.mig-manager"
+BEFORE = "openfleet.gpu/labels-before"
+RBAC = ROOT / "roles" / "gpu_kubernetes" / "files" / "rbac.yml"
+#: Of a run that changes nothing, for each node.
+MOST_CALLS = 5
+MIXTURE = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}, {"profile": "1g.10gb", "count": 2}]}]
+OTHER_MIXTURE = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}, {"profile": "2g.20gb"}]}]
+SLICES = [{"gpus": [0], "sharing": "time_slicing", "time_slicing": {"slice": "default", "replicas": 4}}]
+
+
+class NodeFleet(Fleet):
+    """One host, whose modules see a kubelet's folder of its own as /var/lib/kubelet."""
+
+    def __init__(self, folder, library):
+        super().__init__(folder, library, ["one"])
+        self.host = self.hosts["one"]
+        self.kubelet = folder / "var-lib" / "kubelet"
+        (self.kubelet / "device-plugins").mkdir(parents=True)
+
+    def interpreter(self, name):
+        names = ("PATH", "LD_LIBRARY_PATH", "GPUSIM_STATE", "GPUSIM_LIBRARY", "PYTHONPATH")
+        exports = "".join("export %s=%s\n" % (key, shlex.quote(self.host.environment[key])) for key in names)
+        mounts = 'mount --bind "$0" /var/lib && exec "$@"'
+        words = ["unshare", "--mount", "sh", "-c", mounts, str(self.kubelet.parent), sys.executable]
+        wrapper = self.host.bin / "python3"
+        wrapper.write_text('#!/bin/sh\n%sexec %s "$@"\n' % (exports, " ".join(map(shlex.quote, words))))
+        wrapper.chmod(0o755)
+        return wrapper
+
+    def share(self, layout):
+        """Share the GPUs without a playbook."""
+        done = self.host.module("layout", layout=layout, state_directory=str(self.folder / "one" / "state.d"))
+        assert not done.get("failed"), done
+
+    def devices(self):
+        """Return the UUIDs of MIG devices by profile."""
+        found = {}
+        for instance in self.host.module("gpu_info")["gpus"][0]["mig"]["instances"]:
+            uuid = instance["compute_instances"][0]["mig_uuid"]
+            found.setdefault(instance["profile"], []).append(uuid)
+        return found
+
+    def give(self, devices):
+        """Write the kubelet's checkpoint: the UUIDs of devices by the UID of the pod."""
+        entries = []
+        for uid, uuid in devices.items():
+            (self.kubelet / "pods" / uid).mkdir(parents=True)
+            resource = {
+                "PodUID": uid,
+                "ContainerName": "c",
+                "ResourceName": "nvidia.com/mig",
+                "DeviceIDs": {"-1": [uuid]},
+            }
+            entries.append(resource)
+        checkpoint = self.kubelet / "device-plugins" / "kubelet_internal_checkpoint"
+        checkpoint.write_text(json.dumps({"Data": {"PodDeviceEntries": entries}}))
+
+    def pod_ended(self, uid):
+        shutil.rmtree(self.kubelet / "pods" / uid, ignore_errors=True)
+
+    def run_roles(self, layout, *roles, **more):
+        """Run entry points of roles (role, or role/entry) on the host in one play."""
+        tasks = []
+        for name in roles:
+            role, _, entry = name.partition("/")
+            include = {"name": "openfleet.gpu.%s" % role, "tasks_from": entry or "main"}
+            tasks.append({"name": "Run %s" % name, "ansible.builtin.include_role": include})
+        playbook = self.folder / "play.yml"
+        play = {"hosts": "gpu_hosts", "gather_facts": False, "vars": more, "tasks": tasks}
+        playbook.write_text(yaml.safe_dump([play]))
+        return self.play({"one": layout}, playbook=playbook)
+
+
+@pytest.fixture(scope="session")
+def library():
+    with tempfile.TemporaryDirectory(prefix="openfleet-") as folder:
+        Path(folder).chmod(0o755)
+        yield SimulatedHost.build(Path(folder)).library
+
+
+@pytest.fixture(scope="session")
+def kubeconfig(api_server, tmp_path_factory):
+    """A kubeconfig with the token of the account that rbac.yml makes."""
+    api_server.call("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+    # What the controller manager makes in each namespace, for pods.
+    for namespace in (NAMESPACE, "default"):
+        api_server.call("POST", "/api/v1/namespaces/%s/serviceaccounts" % namespace, {"metadata": {"name": "default"}})
+    api_server.kubectl("apply", "-f", str(RBAC))
+    token = api_server.kubectl("-n", NAMESPACE, "create", "token", "openfleet-gpu").strip()
+    config = json.loads(api_server.kubeconfig.read_text())
+    config["users"][0]["user"] = {"token": token}
+    path = tmp_path_factory.mktemp("account") / "kubeconfig"
+    path.write_text(json.dumps(config))
+    return path
+
+
+@pytest.fixture
+def config_map(api_server, kubeconfig):
+    """The ConfigMap of a plugin that is installed; gone with the test."""
+    path = "/api/v1/namespaces/%s/configmaps" % NAMESPACE
+    api_server.call("POST", path, {"metadata": {"name": CONFIG_MAP}, "data": {"default": "version: v1\n"}})
+    yield "%s/%s" % (path, CONFIG_MAP)
+    api_server.call("DELETE", "%s/%s" % (path, CONFIG_MAP))
+
+
+def variables(kubeconfig):
+    return {
+        "gpu_kubernetes_backend": "nvidia_device_plugin",
+        "gpu_kubernetes_node": "node-{{ inventory_hostname }}",
+        "gpu_kubernetes_kubeconfig": str(kubeconfig),
+        # The stand-in reads the ConfigMap itself.
+        "gpu_kubernetes_config_delay": 0,
+        "gpu_kubernetes_poll": 1,
+        "gpu_kubernetes_timeout": 100,
+    }
+
+
+@pytest.fixture
+def fleet(library, tmp_path, kubeconfig):
+    fleet = NodeFleet(tmp_path, library)
+    fleet.more["one"] = variables(kubeconfig)
+    return fleet
+
+
+@pytest.fixture
+def node(api_server, fleet, config_map):
+    labels = {LABEL: "default"}
+    with NodeStandIn(api_server, "node-one", fleet.host.seen, labels, fleet.pod_ended) as node:
+        yield node
+
+
+def said(run):
+    return " ".join((run.stdout + run.stderr).split())
+
+
+def requests(api_server):
+    """Return how often the API server was asked for nodes, ConfigMaps and pods, by verb and resource."""
+    pattern = r'apiserver_request_total\{[^}]*,resource="(nodes|configmaps|pods)"[^}]*,verb="(\w+)"[^}]*\} ([0-9.e+]+)'
+    found = {}
+    for resource, verb, count in re.findall(pattern, api_server.kubectl("get", "--raw", "/metrics")):
+        found[verb, resource] = found.get((verb, resource), 0) + int(float(count))
+    return found
+
+
+def test_nodes_follow_their_layouts_in_waves_and_a_second_run_only_looks(
+    api_server, library, tmp_path, kubeconfig, config_map
+):
+    fleet = Fleet(tmp_path, library, ["one", "two"])
+    fleet.more = {name: variables(kubeconfig) for name in fleet.hosts}
+    seen = {name: fleet.hosts[name].seen for name in fleet.hosts}
+    layouts = {"one": MIXTURE, "two": SLICES}
+    with NodeStandIn(api_server, "node-one", seen["one"], {LABEL: "default"}) as one, NodeStandIn(
+        api_server, "node-two", seen["two"]
+    ) as two:
+        run = fleet.play(layouts, waves=[1, "100%"])
+        assert run.returncode == 0, said(run)
+        assert "node node-one: label %s: openfleet-" % LABEL in said(run)
+        assert one.offers() == {"nvidia.com/mig-3g.40gb": 1, "nvidia.com/mig-1g.10gb": 2}
+        assert two.offers() == {"nvidia.com/gpu": 4}
+        assert one.labels()[MIG_MANAGER] == two.labels()[MIG_MANAGER] == "false"
+        assert json.loads(one.get()["metadata"]["annotations"][BEFORE]) == {LABEL: "default", MIG_MANAGER: None}
+        data = api_server.call("GET", config_map)["data"]
+        assert set(data) == {"default", one.labels()[LABEL], two.labels()[LABEL]}
+        one.pause()
+        two.pause()
+        before = requests(api_server)
+        again = fleet.play(layouts, waves=[1, "100%"])
+        asked = {key: count - before.get(key, 0) for key, count in requests(api_server).items()}
+        assert again.returncode == 0 and again.stdout.count("changed=0") == 2, said(again)
+    assert asked["GET", "nodes"] == 2, asked
+    assert sum(count for (verb, _resource), count in asked.items() if verb == "GET") <= 2 * MOST_CALLS, asked
+    # The server itself writes ConfigMaps of its own, by PUT, and asks by LIST and WATCH.
+    reads = {("PUT", "configmaps"), *((verb, resource) for verb, resource in asked if verb in ("GET", "LIST", "WATCH"))}
+    assert not any(count for key, count in asked.items() if key not in reads), asked
+
+
+def test_a_change_without_another_label_restarts_the_plugin_and_all_of_it_can_be_taken_off(
+    api_server, fleet, node, config_map
+):
+    fleet.share(MIXTURE)
+    first = fleet.run_roles(MIXTURE, "gpu_kubernetes")
+    assert first.returncode == 0, said(first)
+    label, starts = node.labels()[LABEL], node.starts
+    fleet.share(OTHER_MIXTURE)
+    second = fleet.run_roles(OTHER_MIXTURE, "gpu_kubernetes")
+    assert second.returncode == 0, said(second)
+    assert (node.labels()[LABEL], node.starts) == (label, starts + 1)
+    assert node.offers() == {"nvidia.com/mig-3g.40gb": 1, "nvidia.com/mig-2g.20gb": 1}
+    node.comes_back = False
+    fleet.share(MIXTURE)
+    third = fleet.run_roles(MIXTURE, "gpu_kubernetes", gpu_kubernetes_timeout=2)
+    assert third.returncode != 0
+    differs = "nvidia.com/mig-1g.10gb 0 (planned 2), nvidia.com/mig-2g.20gb 1 (planned 0)"
+    assert "one: node node-one does not offer what is planned after 2 s: %s." % differs in said(third)
+    gone = fleet.run_roles(MIXTURE, "gpu_kubernetes", gpu_kubernetes_state="absent")
+    assert gone.returncode == 0, said(gone)
+    assert (node.labels()[LABEL], MIG_MANAGER in node.labels()) == ("default", False)
+    assert BEFORE not in node.get()["metadata"].get("annotations", {})
+    assert set(api_server.call("GET", config_map)["data"]) == {"default"}
+
+
+def test_only_pods_on_devices_that_change_are_evicted_and_budgets_are_respected(api_server, fleet, node):
+    fleet.share(MIXTURE)
+    devices = fleet.devices()
+    stays, goes = node.add_pod("stays"), node.add_pod("goes", labels={"app": "goes"})
+    fleet.give({stays: devices["3g.40gb"][0], goes: devices["1g.10gb"][0]})
+    budgets = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
+    spec = {"minAvailable": 1, "selector": {"matchLabels": {"app": "goes"}}}
+    budget = api_server.call("POST", budgets, {"metadata": {"name": "goes"}, "spec": spec})
+    # What the controller manager writes.
+    status = {"disruptionsAllowed": 0, "currentHealthy": 1, "desiredHealthy": 1, "expectedPods": 1}
+    status["observedGeneration"] = budget["metadata"]["generation"]
+    api_server.merge("%s/goes/status" % budgets, {"status": status})
+    roles = ("gpu_layout/plan", "gpu_kubernetes/plan", "gpu_kubernetes/prepare", "gpu_layout", "gpu_kubernetes")
+    drained = {"gpu_layout_on_busy": "drain", "gpu_drain_kubernetes": True, "gpu_drain_poll": 1}
+    refused = fleet.run_roles(OTHER_MIXTURE, *roles, gpu_drain_timeout=2, **drained)
+    assert refused.returncode != 0
+    assert "node node-one: 1 pod will be evicted: default/goes" in said(refused)
+    assert "pod default/goes; default/goes: Cannot evict pod as it would violate the pod's disruption budget" in said(
+        refused
+    )
+    assert not node.get()["spec"].get("unschedulable")
+    assert fleet.devices() == devices
+    api_server.call("DELETE", "%s/goes" % budgets)
+    run = fleet.run_roles(OTHER_MIXTURE, *roles, gpu_drain_timeout=100, **drained)
+    assert run.returncode == 0, said(run)
+    assert "stays" in node.pods() and "goes" not in node.pods()
+    assert fleet.devices()["3g.40gb"] == devices["3g.40gb"]
+    assert not node.get()["spec"].get("unschedulable")
+    assert node.offers() == {"nvidia.com/mig-3g.40gb": 1, "nvidia.com/mig-2g.20gb": 1}
+
+
+def test_the_gpu_operators_plugin_reads_the_config_map_and_mig_manager_is_kept_off_first(
+    api_server, fleet, node, config_map
+):
+    group, plural = "nvidia.com", "clusterpolicies"
+    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    names = {"plural": plural, "kind": "ClusterPolicy"}
+    version = {"name": "v1", "served": True, "storage": True, "schema": schema}
+    crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    definition = {
+        "metadata": {"name": "%s.%s" % (plural, group)},
+        "spec": {"group": group, "names": names, "scope": "Cluster", "versions": [version]},
+    }
+    api_server.call("POST", crds, definition)
+    try:
+        policies = "/apis/%s/v1/%s" % (group, plural)
+        api_server.wait(lambda: api_server.find(policies), "the kind ClusterPolicy")
+        policy = {"apiVersion": "nvidia.com/v1", "kind": "ClusterPolicy", "metadata": {"name": "policy"}, "spec": {}}
+        api_server.call("POST", policies, policy)
+        refused = fleet.run_roles(MIXTURE, "gpu_kubernetes/plan")
+        assert refused.returncode != 0
+        assert "one: node node-one: the GPU operator's device plugin reads no ConfigMap." in said(refused)
+        api_server.merge("%s/policy" % policies, {"spec": {"devicePlugin": {"config": {"name": CONFIG_MAP}}}})
+        prepared = fleet.run_roles(MIXTURE, "gpu_kubernetes/plan", "gpu_kubernetes/prepare")
+        assert prepared.returncode == 0, said(prepared)
+        assert "node node-one: GPU operator detected" in said(prepared)
+    finally:
+        api_server.call("DELETE", "%s/%s" % (crds, definition["metadata"]["name"]))
+    # The plugin's own label waits for the layout.
+    assert (node.labels()[LABEL], node.labels()[MIG_MANAGER]) == ("default", "false")
+    assert json.loads(node.get()["metadata"]["annotations"][BEFORE]) == {MIG_MANAGER: None}
+    assert len(api_server.call("GET", config_map)["data"]) == 2
