@@ -1,0 +1,282 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A cluster: the control plane of control_plane.py, and nodes that are lab hosts with containerd, kubelet and simulated GPUs.
+
+No lab host has a network. What a node asks at 127.0.0.1:6443 goes by a socket in a folder that it shares with this machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import platform
+import socket
+import subprocess
+import tarfile
+import threading
+import urllib.parse
+from pathlib import Path
+from typing import Iterator, Sequence
+
+from control_plane import API_PORT, REPOSITORY, ControlPlane, build
+
+NODES = ("node1", "node2")
+#: The image of pods: a root folder without files, for a pod to mount the host's.
+IMAGE = "localhost/openfleet/host-files:1"
+_FOLDERS = ("dev", "etc", "proc", "sys", "tmp", "usr", "var")
+_LINKS = ("bin", "lib", "lib64", "sbin")
+#: Names of Go's.
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+_LAB = "kubernetes-%s" % (os.environ.get("OPENFLEET_CHECKOUT") or "local")
+_INVENTORY = REPOSITORY / "tests" / "kubernetes" / "inventory"
+
+
+class Cluster:
+    """`plane` is the control plane, `folder` what nodes see at /srv/kubernetes."""
+
+    def __init__(self, plane: ControlPlane, folder: Path) -> None:
+        self.plane, self.folder = plane, folder
+        self.inventory = _INVENTORY
+        self._environment = dict(
+            os.environ,
+            OPENFLEET_LAB=_LAB,
+            OPENFLEET_CLUSTER_PROGRAMS=str(plane.programs),
+            OPENFLEET_CLUSTER_FOLDER=str(folder),
+            ANSIBLE_CALLBACK_PLUGINS=str(REPOSITORY / "tests" / "lab" / "callback"),
+        )
+
+    def play(self, playbook: str | Path, *arguments: str, check: bool = True) -> subprocess.CompletedProcess:
+        """Run a playbook on the nodes as hosts of an inventory. Raises AssertionError with its output where it fails."""
+        done = subprocess.run(
+            ["ansible-playbook", "-i", str(self.inventory), str(playbook), *arguments],
+            cwd=REPOSITORY,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert not check or done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+        return done
+
+    def run(self, node: str, *command: str, check: bool = True) -> str:
+        """Return what a command prints on a node."""
+        done = subprocess.run(
+            ["podman", "exec", container(node), *command], capture_output=True, text=True, check=False
+        )
+        assert not check or done.returncode == 0, "%s: %s" % (" ".join(command), done.stdout + done.stderr)
+        return done.stdout
+
+    def node(self, name: str) -> dict:
+        return self.plane.call("GET", "/api/v1/nodes/%s" % name)
+
+    def allocatable(self, node: str) -> dict[str, int]:
+        """Return how many of each of NVIDIA's resources the node offers; 0 of those that it offered a while ago."""
+        found = self.node(node)["status"].get("allocatable", {})
+        return {name: int(number) for name, number in found.items() if name.startswith("nvidia.com/")}
+
+    def offers(self, node: str, resources: dict[str, int]) -> None:
+        """Wait until the node offers just these."""
+        seen: list[dict] = [{}]
+
+        def holds() -> bool:
+            seen[0] = {name: number for name, number in self.allocatable(node).items() if number}
+            return seen[0] == resources
+
+        try:
+            self.plane.wait(holds, "%s offers %s" % (node, resources))
+        except AssertionError as error:
+            raise AssertionError("%s; it offers %s\n%s" % (error, seen[0], self.diagnosis(node))) from None
+
+    def diagnosis(self, node: str) -> str:
+        """Return what may say why something did not come about."""
+        pods = self.plane.kubectl("get", "pods", "--all-namespaces", "--output=wide")
+        events = self.plane.kubectl("get", "events", "--all-namespaces", "--sort-by=.lastTimestamp")[-3000:]
+        kubelet = self.run(node, "journalctl", "--unit=kubelet", "--lines=30", "--no-pager", check=False)
+        return "\n".join((pods, events, kubelet))
+
+    def apply(self, *objects: dict) -> None:
+        """Create or change objects by kubectl apply."""
+        text = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)})
+        self.plane.kubectl("apply", "--filename=-", text=text)
+
+    def pod(self, name: str, namespace: str = "default") -> dict | None:
+        return self.plane.find("/api/v1/namespaces/%s/pods/%s" % (namespace, name))
+
+    def pods(self, selector: str, namespace: str = "default") -> list[str]:
+        """Return the names of the pods with these labels that are not about to go."""
+        path = "/api/v1/namespaces/%s/pods?labelSelector=%s" % (namespace, urllib.parse.quote(selector))
+        found = (pod["metadata"] for pod in self.plane.call("GET", path)["items"])
+        return sorted(metadata["name"] for metadata in found if not metadata.get("deletionTimestamp"))
+
+    def runs(self, name: str, namespace: str = "default") -> dict:
+        """Wait until the pod runs and is ready; return it."""
+
+        def ready() -> bool:
+            pod = self.pod(name, namespace) or {}
+            conditions = pod.get("status", {}).get("conditions", [])
+            return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+        try:
+            self.plane.wait(ready, "pod %s runs" % name)
+        except AssertionError as error:
+            pod = self.pod(name, namespace) or {}
+            node = pod.get("spec", {}).get("nodeName") or NODES[0]
+            raise AssertionError("%s: %s\n%s" % (error, pod.get("status"), self.diagnosis(node))) from None
+        return self.pod(name, namespace) or {}
+
+    def delete_pods(self, namespace: str = "default") -> None:
+        """Delete all pods of a namespace, and return once they are gone."""
+        path = "/api/v1/namespaces/%s/pods" % namespace
+        self.plane.call("DELETE", path + "?gracePeriodSeconds=0")
+        self.plane.wait(lambda: not self.plane.call("GET", path)["items"], "no pods in %s" % namespace)
+
+
+def container(node: str) -> str:
+    return "openfleet-%s-%s" % (_LAB, node)
+
+
+def sleeper(name: str, resources: dict[str, int] | None = None, **spec) -> dict:
+    """Return a pod that asks for resources and sleeps. `spec` is added to its own."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default", "labels": {"app": name}},
+        "spec": sleeping(resources, **spec),
+    }
+
+
+def sleeping(resources: dict[str, int] | None = None, **spec) -> dict:
+    """Return the specification of such a pod, for a template too."""
+    main = {
+        "name": "main",
+        "image": IMAGE,
+        "imagePullPolicy": "Never",
+        "command": ["sh", "-c", "trap 'exit 0' TERM; while :; do sleep 1000 & wait; done"],
+        "resources": {"limits": {name: str(number) for name, number in (resources or {}).items()}},
+        "volumeMounts": [{"name": "usr", "mountPath": "/usr", "readOnly": True}],
+    }
+    return {
+        "hostNetwork": True,
+        "terminationGracePeriodSeconds": 1,
+        "automountServiceAccountToken": False,
+        "containers": [main],
+        "volumes": [{"name": "usr", "hostPath": {"path": "/usr"}}],
+        **spec,
+    }
+
+
+@contextlib.contextmanager
+def running(folder: Path, nodes: Sequence[str] = NODES) -> Iterator[Cluster]:
+    """A cluster of these nodes until the end of the block."""
+    plane = ControlPlane(folder, build())
+    shared = folder / "nodes"
+    shared.mkdir()
+    cluster = Cluster(plane, shared)
+    limit = ("--limit", ",".join(nodes))
+    with contextlib.ExitStack() as ending:
+        ending.callback(plane.stop)
+        plane.start()
+        plane.start_controllers()
+        for node in nodes:
+            user = "system:node:%s" % node
+            kubeconfig = plane.kubeconfig_of(user, ["system:nodes"], url="https://127.0.0.1:%d" % API_PORT)
+            kubeconfig.rename(shared / kubeconfig.name)
+        _write_image(shared / "image.tar", plane.programs / "pause")
+        ending.enter_context(_relay(shared / "api.sock", plane))
+        ending.callback(cluster.play, "tests/lab/destroy.yml")
+        cluster.play("tests/lab/destroy.yml")
+        cluster.play("tests/lab/create.yml", *limit)
+        cluster.play("tests/kubernetes/prepare.yml", *limit)
+        for node in nodes:
+            plane.wait(lambda node=node: _is_ready(plane, node), "%s is ready" % node)
+        yield cluster
+
+
+def _is_ready(plane: ControlPlane, node: str) -> bool:
+    found = plane.find("/api/v1/nodes/%s" % node) or {}
+    ready = any(
+        each["type"] == "Ready" and each["status"] == "True" for each in found.get("status", {}).get("conditions", [])
+    )
+    # A node that has just registered is still tainted, which the controller manager mends.
+    return ready and not found["spec"].get("taints")
+
+
+@contextlib.contextmanager
+def _relay(path: Path, plane: ControlPlane) -> Iterator[None]:
+    """Pass on what is asked at the socket to the API server, also one that was started again."""
+    listening = socket.socket(socket.AF_UNIX)
+    # The path of a socket has at most 107 characters, that of a test's folder may have more.
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        listening.bind("/proc/self/fd/%d/%s" % (folder, path.name))
+    finally:
+        os.close(folder)
+    listening.listen(64)
+
+    def accept() -> None:
+        while True:
+            try:
+                asking, _address = listening.accept()
+            except OSError:
+                return
+            try:
+                answering = socket.create_connection((plane.address, API_PORT))
+            except OSError:
+                asking.close()
+                continue
+            for source, target in ((asking, answering), (answering, asking)):
+                threading.Thread(target=_pass_on, args=(source, target), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    try:
+        yield
+    finally:
+        # Closing alone would not wake the thread.
+        listening.shutdown(socket.SHUT_RDWR)
+        listening.close()
+
+
+def _pass_on(source: socket.socket, target: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(65536):
+            target.sendall(data)
+    # The other direction ends as well: nobody here speaks on after its end has closed.
+    for each in (source, target):
+        with contextlib.suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)
+
+
+def _write_image(path: Path, pause: Path) -> None:
+    """Write an archive of the image as `docker save` does (https://github.com/moby/moby, image/spec/v1.2.md)."""
+    layer = io.BytesIO()
+    with tarfile.open(fileobj=layer, mode="w") as archive:
+        for name in _FOLDERS:
+            folder = tarfile.TarInfo(name)
+            folder.type, folder.mode = tarfile.DIRTYPE, 0o755
+            archive.addfile(folder)
+        for name in _LINKS:
+            link = tarfile.TarInfo(name)
+            link.type, link.linkname = tarfile.SYMTYPE, "usr/" + name
+            archive.addfile(link)
+        program = tarfile.TarInfo("pause")
+        program.mode, program.size = 0o755, pause.stat().st_size
+        with pause.open("rb") as source:
+            archive.addfile(program, source)
+    digest = hashlib.sha256(layer.getvalue()).hexdigest()
+    config = {
+        "architecture": _ARCHITECTURES.get(platform.machine(), platform.machine()),
+        "os": "linux",
+        "config": {"Entrypoint": ["/pause"], "Env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin"]},
+        "rootfs": {"type": "layers", "diff_ids": ["sha256:" + digest]},
+    }
+    manifest = [{"Config": "config.json", "RepoTags": [IMAGE], "Layers": ["layer.tar"]}]
+    with tarfile.open(path, "w") as archive:
+        files = {"manifest.json": json.dumps(manifest).encode(), "config.json": json.dumps(config).encode()}
+        for name, content in {**files, "layer.tar": layer.getvalue()}.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
