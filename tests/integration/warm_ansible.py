@@ -81,6 +81,9 @@ class _Server:
                 stdin=subprocess.PIPE,
             )
 
+    def disown(self) -> None:
+        self._process.stdin.close()
+
     def close(self) -> None:
         if os.getpid() != self._maker:
             return
@@ -93,6 +96,12 @@ def close() -> None:
     """End the processes that were started for this one, where it ends in another way than as usual."""
     for server in _Server._started.values():
         server.close()
+
+
+def disown() -> None:
+    """Leave these processes to the one that this is a fork of: they end once nobody holds their input."""
+    for server in _Server._started.values():
+        server.disown()
 
 
 # --- In the process that is forked ----------------------------------------------------------------------------------

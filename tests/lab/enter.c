@@ -70,6 +70,13 @@ static unsigned long long start_of(int pid) {
     return field ? strtoull(field, NULL, 10) : 0;
 }
 
+/* Who enters a paused container is paused with it. */
+static void refuse_paused(const char *group) {
+    char path[4096];
+    snprintf(path, sizeof path, "/sys/fs/cgroup/freezer%s/freezer.state", group);
+    if (strncmp(contents(path, NULL), "THAWED", 6) != 0) die(125, "the container is paused");
+}
+
 /* Open the process lists of the container's control groups: the part of each path of its first process that ends with its id. */
 static int open_groups(int pid, const char *id, int *groups, int most) {
     char path[64], *line, *rest;
@@ -83,6 +90,7 @@ static int open_groups(int pid, const char *id, int *groups, int most) {
         *group++ = 0;
         end[strlen(id)] = 0;
         if (strncmp(controllers, "name=", 5) == 0) controllers += 5;
+        if (strcmp(controllers, "freezer") == 0) refuse_paused(group);
         if (!*controllers) controllers = "unified";
         snprintf(list, sizeof list, "/sys/fs/cgroup/%s%s/cgroup.procs", controllers, group);
         if (count == most || (groups[count] = open(list, O_WRONLY | O_CLOEXEC)) < 0)

@@ -173,6 +173,7 @@ def begin(request: dict, place: Path) -> None:
     """Become a run of ansible-playbook. This does not return."""
 
     def playbook() -> None:
+        warm_ansible.disown()
         sys.executable = str(interpreter(place))
         # A folder of its own, which it removes at its end.
         constants = importlib.import_module("ansible.constants")

@@ -33,7 +33,7 @@ except ImportError:
 NOT_UP = "lab: the host is starting or going down"
 #: PYTHONPATH spares modules to load ansible-core (tests/lab/ansible_code), where the release that is mounted there is this one.
 ONCE_UP = """export PYTHONPATH=/opt/openfleet-lab OPENFLEET_LAB_CORE=%s
-[ -e /run/lab-up ] && exec "$@"
+[ -e /run/up ] && exec "$@"
 echo "%s" >&2
 exit 255""" % (__version__, NOT_UP)
 
