@@ -30,6 +30,8 @@ _FOLDERS = ("dev", "etc", "proc", "sys", "tmp", "usr", "var")
 _LINKS = ("bin", "lib", "lib64", "sbin")
 #: Names of Go's.
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+#: What a pod writes before what it was given.
+_MARK = "devices: "
 _LAB = "kubernetes-%s" % (os.environ.get("OPENFLEET_CHECKOUT") or "local")
 _INVENTORY = REPOSITORY / "tests" / "kubernetes" / "inventory"
 
@@ -61,6 +63,15 @@ class Cluster:
         )
         assert not check or done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
         return done
+
+    def module(self, node: str, name: str, arguments: dict | None = None) -> dict:
+        """Return the result of a module on a node. Raises AssertionError where it fails."""
+        command = ["ansible", "-i", str(self.inventory), node, "--one-line", "-m", name]
+        command += ["-a", json.dumps(arguments)] if arguments else []
+        options = {"cwd": REPOSITORY, "env": self._environment, "stdin": subprocess.DEVNULL}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return json.loads(done.stdout.partition(" => ")[2])
 
     def run(self, node: str, *command: str, check: bool = True) -> str:
         """Return what a command prints on a node."""
@@ -134,6 +145,21 @@ class Cluster:
         self.plane.call("DELETE", path + "?gracePeriodSeconds=0")
         self.plane.wait(lambda: not self.plane.call("GET", path)["items"], "no pods in %s" % namespace)
 
+    def visible_devices(self, pod: dict) -> list[str]:
+        """Return the UUIDs that a pod of `sleeper` was given, by what it has logged."""
+        metadata = pod["metadata"]
+        folder = "/var/log/pods/%s_%s_%s/main" % (metadata["namespace"], metadata["name"], metadata["uid"])
+        log = ""
+
+        def logged() -> bool:
+            nonlocal log
+            log = self.run(pod["spec"]["nodeName"], "sh", "-c", "cat %s/*.log" % folder, check=False)
+            return _MARK in log
+
+        self.plane.wait(logged, "pod %s says what it was given" % metadata["name"])
+        given = log.partition(_MARK)[2].split("\n")[0]
+        return given.split(",") if given else []
+
 
 def container(node: str) -> str:
     return "openfleet-%s-%s" % (_LAB, node)
@@ -155,7 +181,11 @@ def sleeping(resources: dict[str, int] | None = None, **spec) -> dict:
         "name": "main",
         "image": IMAGE,
         "imagePullPolicy": "Never",
-        "command": ["sh", "-c", "trap 'exit 0' TERM; while :; do sleep 1000 & wait; done"],
+        "command": [
+            "sh",
+            "-c",
+            "echo \"%s$NVIDIA_VISIBLE_DEVICES\"; trap 'exit 0' TERM; while :; do sleep 1000 & wait; done" % _MARK,
+        ],
         "resources": {"limits": {name: str(number) for name, number in (resources or {}).items()}},
         "volumeMounts": [{"name": "usr", "mountPath": "/usr", "readOnly": True}],
     }

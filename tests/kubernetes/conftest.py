@@ -26,5 +26,5 @@ def cluster(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def plugin(cluster):
-    """The stand-in for NVIDIA's device plugin on all nodes, as device-plugin.yml has it."""
+    """NVIDIA's device plugin on all nodes, as device-plugin.yml has it."""
     cluster.apply(*yaml.safe_load_all(Path(__file__).with_name("device-plugin.yml").read_text()))

@@ -1,10 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Layouts of nodes as a real kubelet offers them.
-
-What publishes the devices stands in for NVIDIA's device plugin (kube/deviceplugin). So these tests say nothing of its rules; they
-say how kubelet and API server take what the mapping has.
-"""
+"""Layouts of nodes as NVIDIA's device plugin and a real kubelet offer them, and pods that ask for what is there."""
 
 from __future__ import annotations
 
@@ -12,6 +8,7 @@ import json
 
 import pytest
 import yaml
+from cluster import NODES, sleeper
 
 from ansible_collections.openfleet.gpu.plugins.filter.kubernetes_mapping import kubernetes_mapping
 
@@ -23,10 +20,32 @@ EXCLUSIVE = [{"gpus": "all", "sharing": "exclusive"}]
 SLICED = [{"gpus": "all", "sharing": "time_slicing", "time_slicing": {"slice": "default", "replicas": 3}}]
 MIXED = [
     {"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}, {"profile": "1g.10gb", "count": 2}]},
-    {"gpus": [1], "sharing": "mig", "mig": [{"profile": "2g.20gb", "count": 3}, {"profile": "1g.10gb+me"}]},
+    {"gpus": [1], "sharing": "mig", "mig": [{"profile": "2g.20gb", "count": 3}]},
     {"gpus": [2, 3], "sharing": "exclusive"},
 ]
 UNIFORM = [{"gpus": "all", "sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}]
+
+
+@pytest.fixture
+def pods(cluster):
+    """A function that creates pods, which are gone after the test."""
+
+    created = []
+
+    def create(*wanted):
+        for pod in wanted:
+            made = cluster.plane.call("POST", "/api/v1/namespaces/default/pods", pod)
+            created.append(made["metadata"]["uid"])
+
+    yield create
+    cluster.delete_pods()
+    # The kubelet keeps the folder of a pod for a moment, and as long a layout takes its devices for held.
+    folders = "ls -d $(printf '/var/lib/kubelet/pods/%%s ' %s) 2>/dev/null" % " ".join(created)
+    for node in NODES if created else ():
+        cluster.plane.wait(
+            lambda node=node: not cluster.run(node, "sh", "-c", folders, check=False),
+            "no pods of the test on %s" % node,
+        )
 
 
 def mapped(layout, node, mig_strategy="mixed"):
@@ -43,6 +62,7 @@ def lay_out(cluster, node, layout, mig_strategy="mixed"):
     cluster.play("tests/kubernetes/layout.yml", "--limit", node, "--extra-vars", json.dumps({"gpu_layout": layout}))
     configure(cluster, node, mapping)
     restart_plugin(cluster, node)
+    registers(cluster, node, len(mapping["resources"]))
     cluster.offers(node, mapping["resources"])
 
 
@@ -69,6 +89,45 @@ def restart_plugin(cluster, node):
         cluster.plane.call("DELETE", "/api/v1/namespaces/nvidia-device-plugin/pods/%s?gracePeriodSeconds=0" % name)
 
 
+def registers(cluster, node, resources):
+    """Wait until the node's pod of the plugin has registered so many resources.
+
+    Until then the node still tells what the pod before had, and refuses pods that ask for it.
+    """
+
+    def registered():
+        pods = [pod["metadata"] for pod in plugin_pods(cluster, node) if "deletionTimestamp" not in pod["metadata"]]
+        if len(pods) != 1:
+            return False
+        folder = "/var/log/pods/nvidia-device-plugin_%s_%s/nvidia-device-plugin-ctr" % (pods[0]["name"], pods[0]["uid"])
+        log = cluster.run(node, "sh", "-c", "cat %s/*.log" % folder, check=False)
+        return log.count("Registered device plugin for") >= resources
+
+    cluster.plane.wait(registered, "the plugin on %s registers %d resources" % (node, resources))
+
+
+def holders(cluster, node):
+    """Return who holds what by the kubelet's word, as (GPU's UUID, GPU instance, text)."""
+    info = cluster.module(node, "openfleet.gpu.gpu_info", {"holders": True})
+    return [
+        (gpu["uuid"], holder["gpu_instance_id"], holder["job"], holder["who"])
+        for gpu in info["gpus"]
+        for holder in gpu["holders"]
+        if holder["kind"] == "kubelet"
+    ]
+
+
+def mig_devices(cluster, node):
+    """Return GPU's UUID, GPU instance and profile of each MIG device, by its UUID."""
+    info = cluster.module(node, "openfleet.gpu.gpu_info")
+    return {
+        compute["mig_uuid"]: (gpu["uuid"], instance["id"], instance["profile"])
+        for gpu in info["gpus"]
+        for instance in gpu["mig"]["instances"]
+        for compute in instance["compute_instances"]
+    }
+
+
 @pytest.mark.parametrize(
     ("layout", "strategy"),
     [(EXCLUSIVE, "mixed"), (SLICED, "mixed"), (MIXED, "mixed"), (UNIFORM, "single")],
@@ -88,4 +147,79 @@ def test_a_moved_label_changes_what_a_node_offers_without_a_restart(cluster, plu
     cluster.offers("node2", mapped(EXCLUSIVE, "node2")["resources"])
     after = plugin_pods(cluster, "node1")
     assert [pod["metadata"]["uid"] for pod in after] == [pod["metadata"]["uid"] for pod in before]
-    assert [each["restartCount"] for pod in after for each in pod["status"]["containerStatuses"]] == [0]
+    plugin = [each for pod in after for each in pod["status"]["containerStatuses"] if each["name"].endswith("-ctr")]
+    assert [each["restartCount"] for each in plugin] == [0]
+
+
+def test_a_pod_has_the_instance_that_it_asked_for(cluster, plugin, pods):
+    lay_out(cluster, "node1", MIXED)
+    # The other node offers whole GPUs only: the scheduler has one choice.
+    lay_out(cluster, "node2", EXCLUSIVE)
+    pods(sleeper("large", {"nvidia.com/mig-3g.40gb": 1}), sleeper("medium", {"nvidia.com/mig-2g.20gb": 1}))
+    devices = mig_devices(cluster, "node1")
+    held = []
+    for name, profile in (("large", "3g.40gb"), ("medium", "2g.20gb")):
+        pod = cluster.runs(name)
+        assert pod["spec"]["nodeName"] == "node1"
+        [uuid] = cluster.visible_devices(pod)
+        gpu, instance, found = devices[uuid]
+        assert found == profile
+        held.append((gpu, instance, pod["metadata"]["uid"], "default/%s" % name))
+    seen = [
+        (gpu, instance, job, who.partition("of pod ")[2].split(" ")[0])
+        for gpu, instance, job, who in holders(cluster, "node1")
+    ]
+    assert sorted(seen) == sorted(held)
+    assert holders(cluster, "node2") == []
+
+
+def test_a_pod_waits_until_its_node_has_what_it_asks_for(cluster, plugin, pods):
+    lay_out(cluster, "node1", MIXED)
+    there = {"kubernetes.io/hostname": "node1"}
+    pods(sleeper("first", {"nvidia.com/mig-3g.40gb": 1}, nodeSelector=there))
+    cluster.runs("first")
+    pods(sleeper("second", {"nvidia.com/mig-3g.40gb": 1}, nodeSelector=there))
+
+    def refused():
+        conditions = cluster.pod("second")["status"].get("conditions", [])
+        return any("Insufficient nvidia.com/mig-3g.40gb" in each.get("message", "") for each in conditions)
+
+    cluster.plane.wait(refused, "the scheduler refuses the second")
+    cluster.plane.call("DELETE", "/api/v1/namespaces/default/pods/first")
+    cluster.runs("second")
+
+
+def test_replicas_of_a_gpu_are_told_as_the_gpu(cluster, plugin, pods):
+    lay_out(cluster, "node1", SLICED)
+    lay_out(cluster, "node2", MIXED)
+    names = ["replica-%d" % number for number in range(12)]
+    pods(*(sleeper(name, {"nvidia.com/gpu": 1}, nodeName="node1") for name in names))
+    given = [cluster.visible_devices(cluster.runs(name)) for name in names]
+    gpus = {gpu["uuid"] for gpu in cluster.module("node1", "openfleet.gpu.gpu_info")["gpus"]}
+    assert sorted(uuid for uuids in given for uuid in uuids) == sorted([*gpus] * 3)
+    assert sorted(gpu for gpu, _instance, _job, _who in holders(cluster, "node1")) == sorted([*gpus] * 3)
+
+
+def test_old_resources_are_none_after_a_change_and_untouched_pods_stay(cluster, plugin, pods):
+    lay_out(cluster, "node1", MIXED)
+    pods(sleeper("stays", {"nvidia.com/mig-3g.40gb": 1}, nodeName="node1"))
+    before = cluster.runs("stays")
+    changed = [MIXED[0], {"gpus": [1], "sharing": "mig", "mig": [{"profile": "4g.40gb"}]}, MIXED[2]]
+    lay_out(cluster, "node1", changed)
+    offered = cluster.allocatable("node1")
+    assert offered["nvidia.com/mig-4g.40gb"] == 1
+    assert offered.get("nvidia.com/mig-2g.20gb", 0) == 0
+    after = cluster.runs("stays")
+    assert after["metadata"]["uid"] == before["metadata"]["uid"]
+    assert [each["restartCount"] for each in after["status"]["containerStatuses"]] == [0]
+    assert [job for _gpu, _instance, job, _who in holders(cluster, "node1")] == [before["metadata"]["uid"]]
+
+
+def test_a_layout_is_refused_where_a_pod_holds_what_it_would_destroy(cluster, plugin, pods):
+    lay_out(cluster, "node1", MIXED)
+    pods(sleeper("holds", {"nvidia.com/mig-3g.40gb": 1}, nodeName="node1"))
+    cluster.runs("holds")
+    wanted = json.dumps({"gpu_layout": [{"gpus": [0], "sharing": "exclusive"}, *MIXED[1:]]})
+    done = cluster.play("tests/kubernetes/layout.yml", "--limit", "node1", "--extra-vars", wanted, check=False)
+    assert done.returncode != 0 and "default/holds" in done.stdout
+    assert cluster.allocatable("node1")["nvidia.com/mig-3g.40gb"] == 1

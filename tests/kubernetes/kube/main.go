@@ -20,11 +20,9 @@ import (
 	manager "k8s.io/kubernetes/cmd/kube-controller-manager/app"
 	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
 	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
-	"openfleet.invalid/kube/deviceplugin"
 )
 
 var programs = map[string]func() *cobra.Command{
-	"device-plugin":           deviceplugin.NewCommand,
 	"kube-apiserver":          apiserver.NewAPIServerCommand,
 	"kube-controller-manager": manager.NewControllerManagerCommand,
 	"kube-scheduler":          func() *cobra.Command { return scheduler.NewSchedulerCommand() },
@@ -39,7 +37,7 @@ func main() {
 		program, found = programs[os.Args[0]]
 	}
 	if !found {
-		fmt.Fprintln(os.Stderr, "usage: kube device-plugin|kube-apiserver|kube-controller-manager|kube-scheduler|kubectl|kubelet [OPTION...]")
+		fmt.Fprintln(os.Stderr, "usage: kube kube-apiserver|kube-controller-manager|kube-scheduler|kubectl|kubelet [OPTION...]")
 		os.Exit(2)
 	}
 	os.Exit(cli.Run(program()))

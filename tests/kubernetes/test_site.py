@@ -1,0 +1,97 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""site.yml on nodes of a real cluster, with just the rights of the role's manifest.
+
+API server, scheduler, controllers, kubelets and device plugin are real.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from cluster import REPOSITORY, sleeper, sleeping
+
+FIRST = [
+    {"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]},
+    {"gpus": [1], "sharing": "mig", "mig": [{"profile": "2g.20gb", "count": 3}]},
+    {"gpus": [2, 3], "sharing": "exclusive"},
+]
+SECOND = [FIRST[0], {"gpus": [1], "sharing": "mig", "mig": [{"profile": "1g.10gb", "count": 7}]}, FIRST[2]]
+
+
+@pytest.fixture(scope="module")
+def site(cluster, plugin):
+    """A function that brings nodes to a layout by site.yml, by an account that has the rights of rbac.yml."""
+    cluster.plane.kubectl("apply", "--filename=%s" % (REPOSITORY / "roles" / "gpu_kubernetes" / "files" / "rbac.yml"))
+    kubeconfig = cluster.plane.kubeconfig_of("system:serviceaccount:nvidia-device-plugin:openfleet-gpu")
+
+    def run(layout, nodes="gpu_hosts", **variables):
+        given = {
+            "gpu_layout": layout,
+            "gpu_kubernetes_kubeconfig": str(kubeconfig),
+            # The kubelet of a node here brings a new key within 5 s (node/kubelet.yml).
+            "gpu_kubernetes_config_delay": 10,
+            "gpu_kubernetes_poll": 1,
+            "gpu_layout_on_busy": "drain",
+            "gpu_drain_kubernetes": True,
+            **variables,
+        }
+        return cluster.play("site.yml", "--limit", nodes, "--extra-vars", json.dumps(given)).stdout
+
+    return run
+
+
+def deployment(name, resources):
+    labels = {"app": name}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {
+            "replicas": 1,
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": sleeping(resources)},
+        },
+    }
+
+
+def test_a_change_evicts_the_pod_on_its_device_and_leaves_the_others(cluster, site):
+    site(FIRST)
+    offered = {"nvidia.com/gpu": 2, "nvidia.com/mig-3g.40gb": 2, "nvidia.com/mig-2g.20gb": 3}
+    for node in ("node1", "node2"):
+        cluster.offers(node, offered)
+    # Both begin on the node that changes; the other one has room for what is evicted.
+    cluster.plane.kubectl("cordon", "node2")
+    cluster.apply(sleeper("stays", {"nvidia.com/mig-3g.40gb": 1}), deployment("moves", {"nvidia.com/mig-2g.20gb": 1}))
+    stays = cluster.runs("stays")
+    cluster.plane.wait(lambda: cluster.pods("app=moves"), "a pod of the deployment")
+    [moves] = cluster.pods("app=moves")
+    cluster.runs(moves)
+    cluster.plane.kubectl("uncordon", "node2")
+    try:
+        site(SECOND, nodes="node1")
+        cluster.offers("node1", {"nvidia.com/gpu": 2, "nvidia.com/mig-3g.40gb": 2, "nvidia.com/mig-1g.10gb": 7})
+        after = cluster.runs("stays")
+        assert after["metadata"]["uid"] == stays["metadata"]["uid"]
+        assert [each["restartCount"] for each in after["status"]["containerStatuses"]] == [0]
+        cluster.plane.wait(
+            lambda: cluster.pods("app=moves") not in ([], [moves]), "a pod in the place of the evicted one"
+        )
+        [moved] = cluster.pods("app=moves")
+        assert cluster.runs(moved)["spec"]["nodeName"] == "node2"
+        assert not cluster.node("node1")["spec"].get("unschedulable")
+    finally:
+        cluster.plane.kubectl("delete", "deployment", "moves", "--wait=false")
+        cluster.delete_pods()
+
+
+def test_a_second_run_writes_nothing_to_the_cluster(cluster, site):
+    site(FIRST, nodes="node1")
+    labels = cluster.node("node1")["metadata"]["labels"]
+    plugin = cluster.pods("app.kubernetes.io/name=nvidia-device-plugin", "nvidia-device-plugin")
+    done = site(FIRST, nodes="node1")
+    assert re.search(r"^node1 .*changed=0 ", done, re.MULTILINE), done[-1500:]
+    assert cluster.node("node1")["metadata"]["labels"] == labels
+    assert cluster.pods("app.kubernetes.io/name=nvidia-device-plugin", "nvidia-device-plugin") == plugin
