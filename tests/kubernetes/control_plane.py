@@ -88,7 +88,7 @@ class ControlPlane:
         """Start the API server, at first or after `stop_program`."""
         pki = self.folder / "pki"
         if not (pki / "kube-apiserver.crt").exists():
-            # 127.0.0.1 is where nodes see it (relay.py).
+            # 127.0.0.1 is where nodes see it (cluster.py).
             self._authority.issue("kube-apiserver", [self.address, "127.0.0.1", "localhost", "kubernetes"])
             self._authority.issue("service-accounts")
         self._run(

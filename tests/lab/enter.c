@@ -28,7 +28,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* As of podman: the word before tells Ansible's connection that the host does not run (tests/lab/connection). */
+/* By "Error:" and status 125, which are podman's, Ansible's connection knows that the host does not run (tests/lab/connection). */
 static void die(int status, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);

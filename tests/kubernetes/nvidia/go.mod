@@ -1,7 +1,7 @@
 // Copyright: (c) openfleet.gpu contributors
 // SPDX-License-Identifier: GPL-3.0-or-later
 
-// NVIDIA's device plugin with what belongs to it, as released. 0.19.0 is the newest whose modules the checksum database knows all.
+// NVIDIA's device plugin with what belongs to it, as released. Of 0.19.1 one module, of 0.20.0 the plugin itself could not be fetched.
 module openfleet.invalid/nvidia
 
 go 1.25.0
