@@ -12,12 +12,12 @@ from __future__ import annotations
 import contextlib
 from typing import Callable, Iterator, Sequence
 
-from . import planner
+from . import compute_mode, planner
 from .busy import can_be_ended, make_way
 from .disturbance import Disturbance
 from .errors import ApplyError, BusyError, FleetError, NvmlError, ResetRefusedError
 from .frozen import frozen
-from .gpu_plan import GpuPlan, Plan, SetComputeMode, Target
+from .gpu_plan import GpuPlan, Plan, Target
 from .holders_model import UNKNOWN
 from .host_change import HostChange
 from .model import Holder, Host, Process
@@ -147,8 +147,8 @@ def expect(host: Host, targets: Sequence[Target], ownership: Ownership = planner
 
 
 def _step(session: Session, gpu: str, step: GpuStep, reset: Reset) -> None:
-    if isinstance(step, SetComputeMode):
-        session.set_compute_mode(gpu, step.mode)
+    if step.technique == compute_mode.KEY:
+        compute_mode.apply(session, gpu, step)
     elif step.technique == DIVIDER.key:
         DIVIDER.apply(session, gpu, step, reset)
     else:

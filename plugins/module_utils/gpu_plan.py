@@ -9,15 +9,13 @@ Check mode, diff, reports and the executor use the same object. Nothing here dec
 from __future__ import annotations
 
 from dataclasses import field, fields
-from typing import Any, ClassVar, Mapping, Sequence
+from typing import Any, Mapping, Sequence
 
 from .disturbance import Disturbance
 from .errors import BusyError
 from .frozen import frozen
 from .model import Gpu, GpuInstance, to_data
 from .plan_parts import GpuPart, GpuStep, HostPart, Instances
-
-DEFAULT, EXCLUSIVE_PROCESS = "default", "exclusive_process"
 
 
 @frozen
@@ -70,35 +68,24 @@ class Target:
 
 
 @frozen
-class SetComputeMode(GpuStep):
-    """Set the compute mode of a whole GPU."""
-
-    technique: ClassVar[str] = "gpu"
-    mode: str
-
-    def __str__(self) -> str:
-        return "set compute mode %s" % self.mode
-
-
-@frozen
 class GpuPlan:
-    """The steps for one GPU, in order, and what stays. `gpu_steps` are those of its instances and its modes."""
+    """The steps for one GPU, and what stays. `instance_steps` are those of its MIG mode and its instances."""
 
     gpu: Gpu
     target: Target
-    gpu_steps: tuple[GpuStep, ...] = ()
+    instance_steps: tuple[GpuStep, ...] = ()
     kept: tuple[GpuInstance, ...] = ()
     disturbs: tuple[Disturbance, ...] = ()
     #: Instances that are not the collection's and that no layout names, left where they are.
     left: tuple[GpuInstance, ...] = ()
-    #: In the order of the registry of techniques.
+    #: That of the compute mode, and those of settings in the order of the registry of techniques.
     parts: tuple[GpuPart, ...] = ()
 
     @property
     def steps(self) -> tuple[GpuStep, ...]:
         """All steps in their order: a GPU loses its settings before it goes into MIG mode, and gets them after it came out."""
         of_parts = [step for part in self.parts for step in part.steps]
-        return (*of_parts, *self.gpu_steps) if self.target.mig_enabled else (*self.gpu_steps, *of_parts)
+        return (*of_parts, *self.instance_steps) if self.target.mig_enabled else (*self.instance_steps, *of_parts)
 
     def __str__(self) -> str:
         return of_gpu(self.gpu, self.words())
@@ -113,7 +100,7 @@ class GpuPlan:
     @property
     def told_steps(self) -> tuple[GpuStep, ...]:
         """The steps, less those that go without saying."""
-        return tuple(step for step in self.steps if not step.implied(self.gpu_steps))
+        return tuple(step for step in self.steps if not step.implied(self.instance_steps))
 
     def planned(self) -> tuple[WantedInstance, ...]:
         """The instances that the plan keeps and creates, each pinned where it will be."""
@@ -127,7 +114,7 @@ class GpuPlan:
         """Return the instances that are there when every step is done, given those that stay."""
         found: Instances = {i.placement.start: (i.profile, _slices(i)) for i in staying}
         starts = {i.id: i.placement.start for i in self.kept}
-        for step in self.gpu_steps:
+        for step in self.instance_steps:
             step.change(found, starts)
         return found
 
@@ -136,24 +123,13 @@ class GpuPlan:
         instances = [
             "%s@%d%s" % (i.profile, i.placement.start, _split_text(_slices(i))) for i in self.gpu.mig.instances
         ]
-        settings = [part.before for part in self.parts]
-        return self._state(self.gpu.mig.enabled, instances, self.gpu.compute_mode, settings)
+        return _state(self.gpu.mig.enabled, instances, [part.before for part in self.parts])
 
     def after(self) -> str:
         """Return the GPU's state when every step is done, in the words of `before`."""
         coming = sorted(self._instances(self.kept + self.left).items())
         instances = ["%s@%d%s" % (profile, start, _split_text(slices)) for start, (profile, slices) in coming]
-        mode = self.gpu.compute_mode if self.target.compute_mode is None else self.target.compute_mode
-        return self._state(self.target.mig_enabled, instances, mode, [part.after for part in self.parts])
-
-    def _state(
-        self, mig_enabled: bool, instances: Sequence[str], compute_mode: str | None, settings: Sequence[str]
-    ) -> str:
-        if mig_enabled:
-            what = "MIG on: %s" % (", ".join(instances) or "no instances")
-        else:
-            what = "MIG off, compute mode %s" % (compute_mode or "unknown")
-        return ", ".join([what, *filter(None, settings)])
+        return _state(self.target.mig_enabled, instances, [part.after for part in self.parts])
 
 
 @frozen
@@ -172,7 +148,7 @@ class Plan:
     @property
     def changes_devices(self) -> bool:
         """Return whether devices come or go."""
-        return any(step.changes_devices for gpu in self.gpus for step in gpu.gpu_steps)
+        return any(step.changes_devices for gpu in self.gpus for step in gpu.steps)
 
     @property
     def disturbs(self) -> tuple[Disturbance, ...]:
@@ -238,6 +214,11 @@ def standing(instance: GpuInstance) -> str:
         instance.placement.start,
         " (%d process%s)" % (count, "" if count == 1 else "es") if count else "",
     )
+
+
+def _state(mig_enabled: bool, instances: Sequence[str], parts: Sequence[str]) -> str:
+    mode = "MIG on: %s" % (", ".join(instances) or "no instances") if mig_enabled else "MIG off"
+    return ", ".join([mode, *filter(None, parts)])
 
 
 def _slices(instance: GpuInstance) -> list[int]:

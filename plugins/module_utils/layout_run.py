@@ -121,7 +121,7 @@ def _of_parts(target: Target, host: Host, parts: Sequence[str]) -> Target:
 
 
 def _of_settings_only(plan: GpuPlan) -> GpuPlan:
-    return dataclasses.replace(plan, gpu_steps=(), disturbs=())
+    return dataclasses.replace(plan, instance_steps=(), disturbs=())
 
 
 def _without(gpu: Gpu, pids: frozenset[int]) -> Gpu:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Iterable, Sequence
 
+from . import compute_mode
 from .errors import PlanError
 from .gpu_plan import GpuPlan, Plan, Target, WantedInstance
 from .model import Gpu
@@ -43,8 +44,8 @@ def plan(gpus: Sequence[Gpu], targets: Iterable[Target], ownership: Ownership = 
 def plan_gpu(gpu: Gpu, target: Target, ownership: Ownership = ALL_OURS) -> GpuPlan:
     """Plan one GPU; see `plan`."""
     made = DIVIDER.plan(gpu, target, ownership)
-    parts = (each.plan(gpu, made.target.settings.get(each.setting), made.target.where) for each in SETTINGS)
-    return dataclasses.replace(made, parts=tuple(parts))
+    settings = (each.plan(gpu, made.target.settings.get(each.setting), made.target.where) for each in SETTINGS)
+    return dataclasses.replace(made, parts=(compute_mode.plan(gpu, made.target), *settings))
 
 
 def target_of(gpu: Gpu) -> Target:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from typing import Sequence
 
+from .compute_mode import DEFAULT, EXCLUSIVE_PROCESS
 from .errors import SelectorError
-from .gpu_plan import DEFAULT, EXCLUSIVE_PROCESS, Target, WantedInstance
+from .gpu_plan import Target, WantedInstance
 from .layout_types import Entry, Layout, MigInstance
 from .model import Gpu
 from .selector import select

@@ -64,7 +64,7 @@ def ended(plan):
     """What the steps end, told by the steps alone: (GPU, None) for all of a GPU, else (GPU, instance)."""
     found = set()
     for each in plan.gpus:
-        for step in each.gpu_steps:
+        for step in each.steps:
             if isinstance(step, mig_steps.SetMigMode):
                 found.add((each.gpu.uuid, None))
             elif isinstance(step, mig_steps.DestroyGpuInstance):

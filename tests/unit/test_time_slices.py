@@ -150,6 +150,19 @@ def test_another_sharing_takes_the_slice_back_and_mig_before_its_mode():
     assert [str(step) for step in made.gpus[1].steps][:2] == ["set time slice default", "enable MIG mode"]
 
 
+def test_the_compute_mode_is_the_first_part_of_every_gpu():
+    gpu = sliced(GPUS[2], "long", compute_mode="exclusive_process")
+    layout = [{"gpus": [2], "sharing": "mig", "mig": [{"profile": "3g.40gb"}]}]
+    made = planner.plan([gpu], targets(parse_layout(layout), [gpu])).gpus[0]
+    assert [str(step) for step in made.steps][:3] == [
+        "set compute mode default",
+        "set time slice default",
+        "enable MIG mode",
+    ]
+    assert [step.technique for part in made.parts for step in part.steps] == ["gpu", "time_slicing"]
+    assert (made.parts[0].before, made.parts[0].after) == ("compute mode exclusive_process", "")
+
+
 def test_what_nobody_looked_at_counts_as_the_default():
     assert not plan([{"gpus": "all", "sharing": "shared"}], None, None, None).changes
 

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Plan the modes of a GPU and its instances. Pure: the same arguments always give the same plan.
+"""Plan the MIG mode of a GPU and its instances. Pure: the same arguments always give the same plan.
 
 The planner keeps every instance that the new layout can use where it stands, and names a placement for every GPU
 instance that it creates: left to itself the driver may place instances so that later ones no longer fit.
@@ -14,7 +14,7 @@ from typing import Iterable, Sequence
 
 from ...disturbance import Disturbance
 from ...errors import PlanError
-from ...gpu_plan import DEFAULT, GpuPlan, SetComputeMode, Target, WantedInstance, listing, standing
+from ...gpu_plan import GpuPlan, Target, WantedInstance, listing, standing
 from ...model import ComputeInstance, Gpu, GpuInstance, GpuInstanceProfile, Holder, Placement, Process
 from ...ownership import Ownership
 from ...plan_parts import GpuStep
@@ -97,9 +97,6 @@ def _plan_whole(gpu: Gpu, target: Target) -> GpuPlan:
     if gpu.mig.enabled or gpu.mig.pending:
         # Where MIG mode is off but pending, this only takes the pending change back.
         steps.append(SetMigMode(False))
-    if target.compute_mode is not None and (gpu.mig.enabled or gpu.compute_mode != target.compute_mode):
-        # With MIG on the GPU's own compute mode cannot be read, so it is set rather than assumed.
-        steps.append(SetComputeMode(target.compute_mode))
     return GpuPlan(gpu, target, tuple(steps), (), disturbed(gpu, steps))
 
 
@@ -133,8 +130,6 @@ def _plan_mig(gpu: Gpu, target: Target, left: tuple[GpuInstance, ...] = ()) -> G
     mode: list[GpuStep] = []
     if not (gpu.mig.enabled and gpu.mig.pending):
         mode.append(SetMigMode(True))
-    if not gpu.mig.enabled and gpu.compute_mode not in (None, DEFAULT):
-        mode.insert(0, SetComputeMode(DEFAULT))
     kept.sort(key=lambda instance: instance.placement)
     steps = mode + destroy + create
     return GpuPlan(gpu, target, tuple(steps), tuple(kept), disturbed(gpu, steps), left)
