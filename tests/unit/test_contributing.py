@@ -1,0 +1,50 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""CONTRIBUTING.md names files that are there: in the map of the code, and in the list of each change."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+#: A row of a table, an item of a list with its further lines, or a paragraph.
+BLOCK = re.compile(r"^\|.*$|^(?:[-0-9][-. ]|\S).*(?:\n(?![-|#\n]|\d+\. ).+)*", re.MULTILINE)
+CODE = re.compile(r"`([^`\n]+)`")
+#: A path from here, or a name with the ending of a file; not a command, and nothing of a host.
+PATH = re.compile(r"(?:[\w*.-]+/)+[\w*.-]*|[\w*-]+(?:\.css)?\.(?:py|yml|json|md|prom|j2|c)", re.ASCII)
+BASES = [ROOT, ROOT / "plugins/module_utils", ROOT / "plugins/plugin_utils"]
+
+
+def named(text):
+    """Yield the code that names a path, each with what the block names before it."""
+    for block in BLOCK.finditer(text):
+        before = []
+        for word in CODE.findall(block.group()):
+            if PATH.fullmatch(word):
+                yield pytest.param(word, tuple(before), id=word)
+                before.append(word)
+
+
+def found(word, before):
+    """The files that a word means: below the root, a folder of plugins, or a folder that the block named before."""
+    pattern = re.sub(r"[A-Z]{4,}", "*", word)
+    near = {folder for each in before for path in found(each, ()) for folder in (path, *path.parents)}
+    folders = [folder for folder in near if ROOT in folder.parents]
+    return [path for base in [*BASES, *folders] if base.is_dir() for path in base.glob(pattern)]
+
+
+@pytest.mark.parametrize(("word", "before"), list(named((ROOT / "CONTRIBUTING.md").read_text("utf-8"))))
+def test_a_path_is_there(word, before):
+    assert found(word, before)
+
+
+def test_a_path_that_is_not_there_is_found_out():
+    words = [each.values for each in named("1. `plugins/module_utils/models/NAME.json`, `gone.py` and `make test`.\n")]
+    assert words == [
+        ("plugins/module_utils/models/NAME.json", ()),
+        ("gone.py", ("plugins/module_utils/models/NAME.json",)),
+    ]
+    assert [bool(found(*each)) for each in words] == [True, False]
