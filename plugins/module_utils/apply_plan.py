@@ -25,7 +25,7 @@ from .nvml import Session
 from .ownership import Ownership, Record
 from .plan_parts import GpuStep
 from .reset import Reset, reset_gpu
-from .services import Clear, Look
+from .services import Change, Clear, Look
 from .techniques.registry import DIVIDER, technique_of
 from .transaction import Journal
 
@@ -54,11 +54,11 @@ class Context:
 
 
 def apply(
-    context: Context, plan: Plan, ownership: Ownership = planner.ALL_OURS, beside: HostChange | None = None
+    context: Context, plan: Plan, ownership: Ownership = planner.ALL_OURS, changes: Sequence[Change] = ()
 ) -> Host:
     """Carry out `plan`, made under `ownership`, and return the host as it was observed afterwards.
 
-    Services `beside` the GPUs stop before the first step and start after the last one; a failure there brings all back likewise.
+    The `changes` of services stop before the first step and start after the last one; a failure there brings all back likewise.
 
     Raises BusyError where the plan would end something that runs, before the first step or, where it began later, with
     the layout of before brought back. Raises ApplyError after a failed step, then with outcome "old" (the layout of
@@ -69,7 +69,7 @@ def apply(
     # Those whose mode changes first: a reset that is refused is known before anything else was done.
     changed = sorted((gpu for gpu in plan.gpus if gpu.steps), key=lambda gpu: not DIVIDER.mode_changes(gpu))
     before, after = [planner.target_of(gpu.gpu) for gpu in changed], [gpu.target for gpu in changed]
-    beside = beside or HostChange()
+    beside = HostChange(changes)
     context.journal.begin(before, after, beside.record)
     done: list[str] = []
     try:

@@ -13,12 +13,11 @@ import dataclasses
 from typing import Any, Mapping, Sequence
 
 from . import lost_gpus
-from .busy import FAIL, FORCE, REFUSE, OnBusy, end_holders, wait_until_free
+from .busy import FAIL, FORCE, REFUSE, OnBusy, wait_until_free
 from .disturbance import Disturbance
 from .errors import ApplyError, BusyError, FollowError
 from .frozen import frozen
 from .gpu_plan import Plan, standing
-from .host_change import HostChange
 from .layout_run import ALL_PARTS, GPUS, PlanRequest, look, make_plan, observe, services_for, staying
 from .layout_types import Layout
 from .lost_gpus import answering
@@ -26,8 +25,8 @@ from .model import Host
 from .nvml import Session
 from .ownership import Owned, Ownership, Record, owned_instance
 from .pending import PendingFollowUp, PendingReboot
-from .services import Clear, Look, Pids, Service, merged
-from .techniques.registry import DIVIDER, SERVICES, SETTINGS, observers_for
+from .services import Change, Clear, Look, Pids, Service, merged
+from .techniques.registry import DIVIDER, SERVING, SETTINGS, observers_for
 from .transaction import Journal, locked
 
 
@@ -78,7 +77,7 @@ def foresee(request: Request, on_busy: str = FAIL, installs: bool = False) -> Ru
     """
     with Session() as session:
         session.observers = observers_for(request.layout, request.directory, request.parts)
-        services = services_for(request.parts, session.private)
+        services = services_for(request.parts, request.layout, session.private)
         host = look(session, services)
         ownership = Ownership(request.unlisted, _owned(request.directory, host))
         there = answering(request.layout, host, request.lost)
@@ -162,9 +161,9 @@ class _Work:
             from .recovery import recover
 
             context = Context(session, self.journal, self.record, look_again, clear)
-            self.recovered = recover(context, [each(session.private) for each in SERVICES])
+            self.recovered = recover(context, [each.service(session.private) for each in SERVING])
         session.observers = observers_for(self.request.layout, self.request.directory, self.request.parts)
-        services = services_for(self.request.parts, session.private)
+        services = services_for(self.request.parts, self.request.layout, session.private)
         host = look(session, services)
         ownership = Ownership(self.request.unlisted, self.record.read())
         there = answering(self.request.layout, host, self.request.lost)
@@ -188,7 +187,7 @@ class _Work:
             from .apply_plan import Context, apply
 
             context = Context(session, self.journal, self.record, look_again, clear)
-            host = apply(context, plan, ownership, _change(services, plan, look_again, clear))
+            host = apply(context, plan, ownership, _changes(services, plan, look_again, clear))
         for technique in SETTINGS:
             if technique.observer in session.observers:
                 technique.record(self.request.directory, host.gpus)
@@ -216,6 +215,8 @@ class _Work:
                 technique.record(self.request.directory, host.gpus, coming)
 
     def _clear(self, disturbs: Sequence[Disturbance]) -> bool:
+        from .terminate import end_holders
+
         ended = end_holders(disturbs, self.on_busy.grace_seconds)
         self.ended += ended
         return bool(ended)
@@ -274,7 +275,7 @@ def _owned(directory: str, host: Host) -> frozenset[Owned]:
     return frozenset(made | {o for o in owned if (o.gpu_uuid, o.profile, o.start) not in places})
 
 
-def _change(services: Sequence[Service], plan: Plan, look: Look, clear: Clear | None) -> HostChange:
+def _changes(services: Sequence[Service], plan: Plan, look: Look, clear: Clear | None) -> list[Change]:
     parts = {part.key: part for part in plan.parts}
     changes = [service.change(parts[service.key], look, clear) for service in services]
-    return HostChange([change for change in changes if change is not None])
+    return [change for change in changes if change is not None]

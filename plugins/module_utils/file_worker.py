@@ -57,6 +57,8 @@ class Worker:
         self._seconds_left = _ALL_SECONDS
         self._unanswered: Counter[int] | None = None
         self._child: Tuple[int, socket.socket] | None = None
+        #: The tasks that the child knows: those of modules that were loaded when it started.
+        self._known: frozenset[str] = frozenset()
 
     def ask(self, account: int, function: Callable[..., Any], *arguments: Any) -> Any:
         """Return what a task returns, asked in the child. Raises its OSError, and NoAnswerError."""
@@ -71,6 +73,8 @@ class Worker:
         if together >= _MOST or seconds <= 0:
             raise NoAnswerError(asked=False)
         name = "%s.%s" % (function.__module__, function.__qualname__)
+        if name not in self._known:
+            self.close()
         answer = self._asked(json.dumps([account, name, arguments]).encode() + b"\n", began + seconds)
         if answer is None:
             self.close()
@@ -93,6 +97,7 @@ class Worker:
     def _asked(self, question: bytes, deadline: float) -> bytes | None:
         """The line that the child answers; None if it does not."""
         if self._child is None:
+            self._known = frozenset(_tasks)
             near, far = socket.socketpair()
             with far:
                 self._child = (child_process.start(lambda: _serve(far), [far.fileno()]), near)

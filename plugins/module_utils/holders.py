@@ -13,19 +13,20 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any, Iterable, Tuple
 
 from .command import Run, run_tool
 from .file_worker import one_look
 from .holders_containers import HAS_OPEN, WATCHES, containers, with_names
 from .holders_devices import Devices, Place
-from .holders_kubelet import DIRECTORY as KUBELET_DIRECTORY
-from .holders_kubelet import kubelet
 from .holders_model import (
     CONTAINER,
     DEVICE_HANDLE,
     KUBELET,
     MPS,
+    MPS_CONTROL,
+    MPS_SERVER,
     PROCESS,
     SLURM,
     SLURM_DAEMON,
@@ -33,7 +34,6 @@ from .holders_model import (
     short,
     unknown,
 )
-from .holders_mps import is_mps, mps
 from .holders_proc import COMMAND_LENGTH, Processes, scan
 from .holders_watchers import is_watcher
 from .model import Holder, Host, to_data
@@ -45,6 +45,8 @@ KINDS = (PROCESS, DEVICE_HANDLE, CONTAINER, SLURM, KUBELET, MPS, UNKNOWN)
 #: The collection's own looks at the host (name of the process, and words of its command; root's, in no container). They are over
 #: in a moment, and never there while a run changes the host: transaction.looking.
 LOOK = ("gpu-layout", {"metrics", "holders", "keep-serve"})
+
+KUBELET_DIRECTORY = "/var/lib/kubelet"
 
 #: For the whole look. A tool of the host that is asked when it ends is waited for as long as tools are.
 _LOOK_SECONDS = 20.0
@@ -74,11 +76,11 @@ def find_holders(
     with one_look(deadline):
         processes = scan(devices, proc, deadline)
         found = [
-            *mps(devices, processes, host.gpus, run),
+            *_of_mps(host, devices, processes, run),
             *_of_processes(host, devices, processes),
             *containers(devices, processes, host.gpus),
             *_of_slurm(host, devices, processes, run, deadline),
-            *kubelet(host, processes, kubelet_directory),
+            *_of_kubelet(host, processes, kubelet_directory),
             *_not_seen(host, devices, processes),
         ]
         order = {gpu.uuid: gpu.index for gpu in host.gpus}
@@ -95,12 +97,34 @@ def blocking(holders: Iterable[Holder], gpu_uuid: str, gpu_instance_id: int | No
     return tuple(h for h in holders if h.gpu_uuid == gpu_uuid and h.blocks(gpu_instance_id))
 
 
+def _of_mps(host: Host, devices: Devices, processes: Processes, run: Run) -> list[Holder]:
+    if not any(processes.named(MPS_CONTROL)):
+        return []
+    from .holders_mps import mps
+
+    return mps(devices, processes, host.gpus, run)
+
+
+def _is_mps(processes: Processes, pid: int) -> bool:
+    """Return whether a process is a daemon or server of MPS itself."""
+    words = processes.arguments(pid)
+    return bool(words) and words[0].rpartition("/")[2] in (MPS_CONTROL, MPS_SERVER)
+
+
 def _of_slurm(host: Host, devices: Devices, processes: Processes, run: Run, deadline: float) -> list[Holder]:
     if not any(processes.named(SLURM_DAEMON)):
         return []
     from .holders_slurm import slurm
 
     return slurm(host, devices, processes, run, deadline)
+
+
+def _of_kubelet(host: Host, processes: Processes, directory: str) -> list[Holder]:
+    if not Path(directory).exists():
+        return []
+    from .holders_kubelet import kubelet
+
+    return kubelet(host, processes, directory)
 
 
 def _of_processes(host: Host, devices: Devices, processes: Processes) -> list[Holder]:
@@ -119,7 +143,7 @@ def _of_processes(host: Host, devices: Devices, processes: Processes) -> list[Ho
                 kinds.setdefault(pid, {})[gpu, instance] = DEVICE_HANDLE
     for gpu in host.gpus:
         for process in gpu.processes:
-            kind = MPS if process.kind == "mps" or is_mps(processes, process.pid) else PROCESS
+            kind = MPS if process.kind == "mps" or _is_mps(processes, process.pid) else PROCESS
             places_of = kinds.setdefault(process.pid, {})
             places_of.pop((gpu.uuid, None), None)
             places_of[gpu.uuid, process.gpu_instance_id] = kind

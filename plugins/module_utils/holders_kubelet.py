@@ -18,11 +18,10 @@ from .holders_model import KUBELET, place_of, unknown
 from .holders_proc import Processes
 from .model import Holder, Host
 
-DIRECTORY = "/var/lib/kubelet"
 _RESOURCES = "nvidia.com/"
 
 
-def kubelet(host: Host, processes: Processes, directory: str = DIRECTORY) -> list[Holder]:
+def kubelet(host: Host, processes: Processes, directory: str) -> list[Holder]:
     """A holder for each container of a pod and each GPU or GPU instance that it was given.
 
     The kubelet strikes out the allocations of pods that have ended only when it admits the next one. So an entry counts

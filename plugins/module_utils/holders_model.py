@@ -20,6 +20,8 @@ PROCESS, DEVICE_HANDLE, CONTAINER, SLURM, KUBELET, MPS, UNKNOWN = (
 )
 
 SLURM_DAEMON = "slurmd"
+#: Programs of MPS.
+MPS_CONTROL, MPS_SERVER = "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"
 
 #: The kernel cuts the name of a process after 15 characters.
 NAME_LENGTH = 15

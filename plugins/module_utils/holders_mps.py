@@ -21,10 +21,10 @@ from .accounts import account_of
 from .command import TOOL_TIMEOUT_SECONDS, Run
 from .file_worker import NoAnswerError, ask, task
 from .holders_devices import Devices, Place
-from .holders_model import MPS, short, unknown
+from .holders_model import MPS, MPS_CONTROL, MPS_SERVER, short, unknown
 from .holders_proc import Processes, executable_of, in_container, owner_of
 from .model import Gpu, Holder
-from .mps_control import CONTROL, PIPE_DIRECTORY, SERVER, Control, MpsError
+from .mps_control import PIPE_DIRECTORY, Control, MpsError
 from .open_files import device_of
 from .proc_files import read
 
@@ -42,9 +42,9 @@ def mps(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...], run: Run)
     holders: list[Holder] = []
     deadline = time.monotonic() + _DEADLINE_SECONDS
     # The kernel cuts names: the server's and the daemon's are one and the same.
-    for daemon in processes.named(CONTROL):
+    for daemon in processes.named(MPS_CONTROL):
         # A container's is that container's affair: it was given the GPU, and its server has the GPU open.
-        if not processes.is_roots(daemon.pid, CONTROL) or processes.in_container(daemon.pid):
+        if not processes.is_roots(daemon.pid, MPS_CONTROL) or processes.in_container(daemon.pid):
             continue
         control = Control(run, _pipe_directory(processes, daemon.pid), deadline)
         try:
@@ -55,14 +55,10 @@ def mps(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...], run: Run)
         except MpsError as error:
             problem = "an MPS daemon (pid %d) runs here, and its clients are not known: %s"
             problem %= (daemon.pid, error.problem)
-            holders += unknown(gpus, problem, "Stop it (echo quit | %s) if nobody needs it." % CONTROL, pid=daemon.pid)
+            holders += unknown(
+                gpus, problem, "Stop it (echo quit | %s) if nobody needs it." % MPS_CONTROL, pid=daemon.pid
+            )
     return holders
-
-
-def is_mps(processes: Processes, pid: int) -> bool:
-    """Return whether a process is a daemon or server of MPS itself."""
-    words = processes.arguments(pid)
-    return bool(words) and words[0].rpartition("/")[2] in (CONTROL, SERVER)
 
 
 def _client(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...], pids: tuple[int, int, int]) -> list[Holder]:
@@ -98,7 +94,7 @@ def is_server(server: int, daemon: int | None, proc: str) -> bool:
         daemon is not None
         and parent is not None
         and int(parent.group(1)) == daemon
-        and executable_of(server, proc) == SERVER
+        and executable_of(server, proc) == MPS_SERVER
         and not in_container(server, proc)
     )
 

@@ -21,7 +21,7 @@ from .model import Holder, Host
 from .nvml import Session
 from .ownership import Ownership, Record
 from .services import Service, merged
-from .techniques.registry import SERVICES, observers_for
+from .techniques.registry import SERVING, observers_for
 from .transaction import looking
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ class _HostReading:
             host, private = session.observe(silent=silent), session.private
         # Lost GPUs are no failure of this look: monitoring has an alert for them.
         self._problems += silent.values()
-        services = [each for each in (service(private) for service in SERVICES) if self._succeeds(each.observe)]
+        services = [each for each in (each.service(private) for each in SERVING) if self._succeeds(each.observe)]
         holders = _holders(host, services)
         services = [each for each in services if self._succeeds(functools.partial(each.observe_on, host.gpus))]
         busy = self._attempt(self._changing)

@@ -17,13 +17,14 @@ from .layout_types import Layout
 from .model import Gpu, Host
 from .nvml import Session
 from .ownership import Ownership
+from .plan_parts import HostPart, NoPart
 from .services import PartRequest, Pids, Service, merged
 from .targets import targets
-from .techniques.registry import SERVICES, SETTINGS
+from .techniques.registry import SERVING, SETTINGS
 
 #: What a run may be about: MIG and compute modes, and each technique by its key.
 GPUS = "gpus"
-ALL_PARTS = (GPUS, *(technique.key for technique in (*SETTINGS, *SERVICES)))
+ALL_PARTS = (GPUS, *(technique.key for technique in (*SETTINGS, *SERVING)))
 
 
 @frozen
@@ -43,9 +44,10 @@ def removal_of(key: str) -> str:
     return "no_%s" % key
 
 
-def services_for(parts: Sequence[str], private: bool) -> tuple[Service, ...]:
-    """Return the services that a run is about."""
-    return tuple(each(private) for each in SERVICES if {each.key, removal_of(each.key)}.intersection(parts))
+def services_for(parts: Sequence[str], layout: Layout, private: bool) -> tuple[Service, ...]:
+    """Return the services that a run is about, less those that the host does not have and the layout does not ask for."""
+    about = [each for each in SERVING if {each.key, removal_of(each.key)}.intersection(parts)]
+    return tuple(each.service(private) for each in about if each.used(layout, private))
 
 
 def look(session: Session, services: Sequence[Service]) -> Host:
@@ -96,8 +98,8 @@ def make_plan(
         # A MIG mode that is pending there is not this run's business either.
         plan = dataclasses.replace(plan, gpus=tuple(_of_settings_only(gpu) for gpu in plan.gpus))
     by_key = {service.key: service for service in services}
-    for each in SERVICES:
-        part = each.nothing
+    for each in SERVING:
+        part: HostPart = NoPart(each.key)
         if each.key in by_key:
             removes = removal_of(each.key) in parts
             part = by_key[each.key].plan(

@@ -20,9 +20,9 @@ from typing import Any, Iterator
 
 from .command import TOOL_TIMEOUT_SECONDS, Run, ask
 from .errors import FleetError
+from .holders_model import MPS_CONTROL
 from .printable import printable
 
-CONTROL, SERVER = "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"
 PIPE_DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY"
 #: The pipe directories of all daemons of this collection, below the root of the host.
 PIPES = "run/openfleet-mps"
@@ -77,9 +77,9 @@ class Control:
             options = {"timeout_seconds": left} if left < TOOL_TIMEOUT_SECONDS else {}
             try:
                 with _turn(self._directory):
-                    text, problem = ask(self._run, [CONTROL], input=command + "\n", env=self._variables, **options)
+                    text, problem = ask(self._run, [MPS_CONTROL], input=command + "\n", env=self._variables, **options)
             except FileNotFoundError as error:
-                raise MpsError(self.where, str(error), "Install %s." % CONTROL) from error
+                raise MpsError(self.where, str(error), "Install %s." % MPS_CONTROL) from error
             collided = not text.strip() and answers if text is not None else _COLLISION.search(problem)
             if pause is None or not collided:
                 break

@@ -53,6 +53,33 @@ class GpuPart:
     after: str = ""
 
 
+@frozen
+class NoPart:
+    """The part of a technique that a host has nothing of and the layout asks nothing of. `HostPart` documents the members."""
+
+    key: str
+    disturbs: ClassVar[tuple[Disturbance, ...]] = ()
+    steps: ClassVar[Sequence[Any]] = ()
+
+    def lines(self) -> list[str]:
+        """Return no step."""
+        return []
+
+    def to_data(self) -> list[dict[str, Any]]:
+        """Return no step."""
+        return []
+
+    def gpus_changed(self) -> frozenset[str]:
+        """Return no GPU."""
+        return frozenset()
+
+    def before(self, gpu_uuid: str) -> str:
+        """Return nothing."""
+        return ""
+
+    after = before
+
+
 class HostPart(Protocol):
     """What a technique does beside the GPUs of a host, such as with daemons."""
 

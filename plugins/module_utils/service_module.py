@@ -10,7 +10,7 @@ import os
 from typing import Any, Callable, Sequence
 
 from . import layout_module
-from .busy import FAIL, FORCE, OnBusy, end_holders, wait_until_free
+from .busy import FAIL, FORCE, OnBusy, wait_until_free
 from .disturbance import Disturbance
 from .errors import BusyError, DriverAbsentError
 from .gpu_plan import Plan
@@ -61,6 +61,8 @@ def _remove(kind: type[Service], params: dict[str, Any], check_mode: bool) -> di
     ended: list[str] = []
 
     def clear(disturbs: Sequence[Disturbance]) -> bool:
+        from .terminate import end_holders
+
         gone = end_holders(disturbs, on_busy.grace_seconds)
         ended.extend(gone)
         return bool(gone)

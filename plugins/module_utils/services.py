@@ -5,15 +5,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterable, Mapping, NamedTuple, Protocol, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, NamedTuple, Protocol, Sequence
 
 from .disturbance import Disturbance
 from .frozen import frozen
 from .gpu_plan import Plan
 from .layout_types import Layout
-from .metric_family import Family
 from .model import Gpu, Host
 from .plan_parts import HostPart
+
+if TYPE_CHECKING:
+    from .metric_family import Family
 
 #: Process ids by UUID of the GPU.
 Pids = Mapping[str, "frozenset[int]"]
@@ -82,8 +84,6 @@ class Service(Protocol):
 
     #: Key of the technique.
     key: str
-    #: The part of a plan in which nothing of it changes.
-    nothing: HostPart
     #: Name of what is there, as `gpu-layout show --json` has it.
     name: str
     #: What is there, as frozen values; filled by `observe` and `observe_on`.

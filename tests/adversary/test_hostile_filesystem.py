@@ -125,6 +125,18 @@ def test_who_poses_by_subordinate_ids_counts_once(monkeypatch, tmp_path):
     assert child_process.stuck() == {ALICE: len(names)}
 
 
+def test_a_task_of_a_module_that_is_loaded_during_a_look_is_answered(folder):
+    (folder / "speaks").write_text("at once")
+    with file_worker.one_look():
+        assert file_worker.ask(0, wait_for, str(folder / "speaks")) == "at once"
+
+        @file_worker.task
+        def loaded_later(path):
+            return Path(path).read_text().upper()
+
+        assert file_worker.ask(0, loaded_later, str(folder / "speaks")) == "AT ONCE"
+
+
 def test_an_error_of_the_question_is_raised(folder):
     with pytest.raises(FileNotFoundError):
         file_worker.ask(0, wait_for, str(folder / "none"))

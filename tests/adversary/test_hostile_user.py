@@ -30,7 +30,6 @@ from ansible_collections.openfleet.gpu.plugins.module_utils import (
     proc_files,
 )
 from ansible_collections.openfleet.gpu.plugins.module_utils.bare_handles import may_be_handed
-from ansible_collections.openfleet.gpu.plugins.module_utils.busy import end_holders
 from ansible_collections.openfleet.gpu.plugins.module_utils.command_line import shown
 from ansible_collections.openfleet.gpu.plugins.module_utils.disturbance import Disturbance
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError
@@ -40,6 +39,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.holders_cgroup impor
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders_devices import Devices
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Process, to_data
 from ansible_collections.openfleet.gpu.plugins.module_utils.printable import printable
+from ansible_collections.openfleet.gpu.plugins.module_utils.terminate import end_holders
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root starts processes of other users")
 

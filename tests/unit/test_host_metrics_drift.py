@@ -42,7 +42,7 @@ class Beside:
             problem = None if self.library else "there is no library"
             found.append(VgpuService(private=True))
             found[-1].seen = self.tenants
-            found[-1]._known_host = SimpleNamespace(dmem=frozenset(), available=lambda: problem)
+            found[-1]._host = SimpleNamespace(dmem=frozenset(), available=lambda: problem)
         return found
 
 

@@ -22,7 +22,6 @@ from holder_hosts import named, opened
 from mps_hosts import DAEMON, DEVICES, GIB, OTHER, UNIT, Host, make_host
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import file_worker, holders_mps, mps_control
-from ansible_collections.openfleet.gpu.plugins.module_utils.busy import end_holders
 from ansible_collections.openfleet.gpu.plugins.module_utils.disturbance import Disturbance
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import files as mps_files
@@ -32,6 +31,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps impor
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import unit as mps_unit
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.host import MpsHost, adjustable
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.model import MpsClient, MpsSeen
+from ansible_collections.openfleet.gpu.plugins.module_utils.terminate import end_holders
 
 
 @pytest.fixture

@@ -36,8 +36,7 @@ def host(tmp_path, monkeypatch):
         raise DriverAbsentError("NVML", "no driver", call="nvmlInit")
 
     monkeypatch.setattr(layout_module, "bring_about", no_driver)
-    monkeypatch.setattr(mps_service, "Daemons", lambda: mps)
-    monkeypatch.setattr(mps_host, "MpsHost", lambda: mps)
+    monkeypatch.setattr(mps_service, "MpsHost", lambda: mps)
     monkeypatch.setattr(mps_observe, "Daemons", lambda: mps)
     monkeypatch.delenv("GPUSIM_STATE", raising=False)
     return found

@@ -5,8 +5,12 @@
 
 from __future__ import annotations
 
-from .observer import Observer
+from typing import TYPE_CHECKING
+
 from .time_slicing import observe as time_slicing
+
+if TYPE_CHECKING:
+    from .observer import Observer
 
 OBSERVERS: tuple[Observer, ...] = (time_slicing.OBSERVER,)
 

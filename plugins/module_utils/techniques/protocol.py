@@ -13,6 +13,7 @@ from typing import Any, Iterable, Protocol, Sequence
 
 from ..disturbance import Disturbance
 from ..gpu_plan import GpuPlan, Plan, Target
+from ..layout_types import Layout
 from ..model import Gpu
 from ..nvml import Session
 from ..ownership import Ownership
@@ -28,8 +29,14 @@ class Technique(Form, Protocol):
 
     #: Name of the setting of a GPU, as its observer has it; None if the technique sets none.
     setting: str | None
-    #: What it runs beside the GPUs, if anything.
+    #: What it runs beside the GPUs, if anything. Loaded where it is asked for.
     service: type[Service] | None
+
+    def used(self, layout: Layout | None, private: bool) -> bool:
+        """Return whether the layout asks for its service, or the host has files of it. For techniques with a service.
+
+        `private`: the GPUs are simulated for this process alone.
+        """
 
 
 class DividingTechnique(Technique, Protocol):

@@ -5,18 +5,20 @@
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import TYPE_CHECKING, Sequence
 
-from ..layout_types import Layout
-from ..plan_parts import GpuStep
-from ..services import Service
 from .forms import INSIDE, PARTS
 from .mig.technique import MigTechnique
 from .mps.technique import MpsTechnique
-from .observer import Observer
-from .protocol import DividingTechnique, SettingTechnique, Technique
 from .time_slicing.technique import TimeSlicingTechnique
 from .vgpu.technique import VgpuTechnique
+
+if TYPE_CHECKING:
+    from ..layout_types import Layout
+    from ..plan_parts import GpuStep
+    from ..services import Service
+    from .observer import Observer
+    from .protocol import DividingTechnique, SettingTechnique, Technique
 
 #: The one that divides a GPU into instances.
 DIVIDER: DividingTechnique = MigTechnique(INSIDE)
@@ -32,8 +34,8 @@ TECHNIQUES: tuple[Technique, ...] = (
 
 #: Those that set a value on each whole GPU.
 SETTINGS: tuple[SettingTechnique, ...] = tuple(each for each in TECHNIQUES if each.setting is not None)
-#: What techniques run beside the GPUs.
-SERVICES: tuple[type[Service], ...] = tuple(each.service for each in TECHNIQUES if each.service is not None)
+#: Those that run something beside the GPUs. Their services are loaded where a host or a layout has them.
+SERVING: tuple[Technique, ...] = tuple(each for each in TECHNIQUES if type(each).service is not None)
 
 
 def observers_for(layout: Layout | None, directory: str, keys: Sequence[str] = PARTS) -> tuple[Observer, ...]:
@@ -48,7 +50,7 @@ def observers_for(layout: Layout | None, directory: str, keys: Sequence[str] = P
 
 def observed_services(private: bool) -> tuple[Service, ...]:
     """Return all services, with what is there. `private`: the GPUs are simulated for this process alone."""
-    services = tuple(service(private) for service in SERVICES)
+    services = tuple(each.service(private) for each in SERVING)
     for service in services:
         service.observe()
         service.observe_on(())

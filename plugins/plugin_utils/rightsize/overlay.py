@@ -13,7 +13,7 @@ from ...module_utils.gpu_plan import Plan
 from ...module_utils.layout import layout_to_data, parse_layout
 from ...module_utils.model import Gpu
 from ...module_utils.targets import resolved, targets
-from ...module_utils.techniques.registry import SERVICES
+from ...module_utils.techniques.registry import SERVING
 from ...module_utils.techniques.vgpu.part import vgpu_of
 
 
@@ -52,5 +52,5 @@ def planned(layout: Any, gpus: Sequence[Gpu], driver_version: str | None) -> tup
     """
     parsed = parse_layout(layout)
     plan = planner.plan(gpus, targets(parsed, gpus))
-    asked = [each for service in SERVICES for each in service.asked(parsed, plan, driver_version or None)]
+    asked = [each for technique in SERVING for each in technique.service.asked(parsed, plan, driver_version or None)]
     return plan, ["%s: %s" % (each.name, each.limits) for each in asked]

@@ -12,7 +12,7 @@ from ...module_utils.errors import FleetError, LayoutError
 from ...module_utils.layout import parse_layout
 from ...module_utils.layout_types import Entry, Layout, Selector
 from ...module_utils.targets import targets
-from ...module_utils.techniques.registry import SERVICES
+from ...module_utils.techniques.registry import SERVING
 from ...module_utils.techniques.vgpu.part import vgpu_of
 from ..host_values import Reader
 
@@ -36,7 +36,7 @@ def plan(layout_data: Any, expected_gpus: Sequence[str], pci_gpus: Any) -> dict[
             return _answer(checked=False)
         layout = _by_place(layout)
         gpus_plan = planner.plan(gpus, targets(layout, gpus))
-        asked = [each for service in SERVICES for each in service.asked(layout, gpus_plan, None)]
+        asked = [each for technique in SERVING for each in technique.service.asked(layout, gpus_plan, None)]
     except LayoutError as error:
         return _answer([str(problem) for problem in error.problems])
     except FleetError as error:

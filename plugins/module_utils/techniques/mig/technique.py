@@ -5,25 +5,49 @@
 
 from __future__ import annotations
 
-from ...gpu_plan import GpuPlan, Plan
+from typing import TYPE_CHECKING, Iterable, Sequence
+
+from ...disturbance import Disturbance
+from ...gpu_plan import GpuPlan, Plan, Target
+from ...model import Gpu
 from ...nvml import Session
+from ...ownership import Ownership
 from ...plan_parts import GpuStep
-from ...reset import Reset
-from .fit import largest_part
 from .form import MigForm
-from .plan import disturbed, plan
-from .steps import SetMigMode
+
+if TYPE_CHECKING:
+    from ...reset import Reset
 
 
 class MigTechnique(MigForm):
-    """Divide a GPU into instances. `protocol.DividingTechnique` documents the members."""
+    """Divide a GPU into instances. `protocol.DividingTechnique` documents the members.
+
+    For a GPU that has no MIG and gets none, nothing is loaded that plans it.
+    """
 
     setting = None
     service = None
 
-    plan = staticmethod(plan)
-    disturbed = staticmethod(disturbed)
-    largest_part = staticmethod(largest_part)
+    def plan(self, gpu: Gpu, target: Target, ownership: Ownership) -> GpuPlan:
+        """Return the plan of the GPU's MIG mode and instances."""
+        mig = gpu.mig
+        if not (target.mig_enabled or mig.enabled or mig.pending or mig.instances):
+            return GpuPlan(gpu, target)
+        from .plan import plan
+
+        return plan(gpu, target, ownership)
+
+    def disturbed(self, gpu: Gpu, steps: Iterable[GpuStep]) -> tuple[Disturbance, ...]:
+        """Return whom steps would disturb on the GPU."""
+        from .plan import disturbed
+
+        return disturbed(gpu, steps)
+
+    def largest_part(self, gpu: Gpu, profiles: Sequence[str]) -> list[str]:
+        """Return the largest part of these profiles that fits on the empty GPU."""
+        from .fit import largest_part
+
+        return largest_part(gpu, profiles)
 
     def apply(self, session: Session, gpu_uuid: str, step: GpuStep, reset: Reset) -> None:
         """Carry out a step."""
@@ -33,7 +57,11 @@ class MigTechnique(MigForm):
 
     def mode_changes(self, gpu_plan: GpuPlan) -> bool:
         """Return whether the plan turns the GPU's MIG mode on or off."""
-        return any(isinstance(step, SetMigMode) for step in gpu_plan.steps)
+        if not gpu_plan.instance_steps:
+            return False
+        from .steps import SetMigMode
+
+        return any(isinstance(step, SetMigMode) for step in gpu_plan.instance_steps)
 
     def leave_pending(self, session: Session, plan: Plan) -> None:
         """Set the MIG modes that the plan changes and leave them pending."""

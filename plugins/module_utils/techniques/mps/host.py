@@ -18,7 +18,8 @@ from typing import Callable, Sequence
 from ... import durable, systemd
 from ...command import ask
 from ...errors import ApplyError, Problem
-from ...mps_control import CONTROL, PIPES, Control, MpsError, pipe_directory, told
+from ...holders_model import MPS_CONTROL
+from ...mps_control import PIPES, Control, MpsError, pipe_directory, told
 from ...printable import printable
 from . import files as mps_files
 from . import unit as mps_unit
@@ -26,7 +27,7 @@ from .model import SETTINGS, MpsDaemon, MpsSeen, unit_of
 from .observe import LOOK_SECONDS, Daemons
 
 #: Where the unit looks for it, too.
-_PROGRAM = "usr/bin/" + CONTROL
+_PROGRAM = "usr/bin/" + MPS_CONTROL
 #: systemd's own time for a stop and a start, and some for itself.
 _SYSTEMCTL_SECONDS = mps_unit.STOP_SECONDS + mps_unit.START_SECONDS + 30
 #: A server that has just been started, or is about to end, does not answer.

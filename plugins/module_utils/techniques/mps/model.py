@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Iterable, Mapping, Sequence
 
 from ...frozen import frozen
 from ...model import INTERNAL
@@ -114,6 +115,12 @@ class MpsSeen:
 def unit_of(name: str) -> str:
     """Return the name of the daemon's unit."""
     return "openfleet-mps@%s.service" % name
+
+
+def spec_files(root: Path) -> Iterable[Path]:
+    """Return the files that say which daemons a host has, readable or not."""
+    # NAME.json only: what is written meanwhile ends in .new.
+    return (root / SETTINGS).glob("*.json")
 
 
 def spec_path(name: str) -> str:

@@ -23,7 +23,7 @@ from ...holders_mps import is_server, serves, shares_gpu
 from ...holders_proc import arguments_of, command_of, owner_of, started_ticks_of
 from ...model import to_data
 from ...mps_control import Control, MpsError, pipe_directory, told
-from .model import SCHEMA, SETTINGS, MpsClient, MpsDaemon, MpsSeen, from_data, unit_of
+from .model import SCHEMA, MpsClient, MpsDaemon, MpsSeen, from_data, spec_files, unit_of
 
 _PROPERTIES = ("Id", "LoadState", "ActiveState", "Result", "MainPID", "Job", "NeedDaemonReload")
 #: How long a daemon is waited for that systemd is starting, or starts again: some starts of a second each.
@@ -43,10 +43,6 @@ class Daemons:
 
     def __init__(self, root: str = "/", run: Run = run_tool) -> None:
         self._root, self._run = Path(root), run
-
-    def any(self) -> bool:
-        """Return whether the host has files of daemons, readable or not."""
-        return any(self._files())
 
     def observe(self) -> tuple[MpsSeen, ...]:
         """Return every daemon that has files of this collection here, by name; of one that is down, `problem` says so.
@@ -90,12 +86,8 @@ class Daemons:
                 return states, False
             time.sleep(LOOK_SECONDS)
 
-    def _files(self) -> Iterator[Path]:
-        # NAME.json only: what is written meanwhile ends in .new.
-        return (self._root / SETTINGS).glob("*.json")
-
     def _specs(self) -> Iterator[tuple[MpsDaemon, tuple[str, ...]]]:
-        for path in sorted(self._files()):
+        for path in sorted(spec_files(self._root)):
             data = durable.read(path, SCHEMA)
             if data is not None:
                 try:

@@ -1,14 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Offer the MPS control daemons of a host to a run.
-
-On a host that has none and gets none, nothing is loaded that plans or changes them.
-"""
+"""Offer the MPS control daemons of a host to a run."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Mapping, Sequence
+from typing import Any, Mapping, Sequence
 
 from ...errors import PlanError
 from ...gpu_plan import Plan
@@ -17,41 +14,25 @@ from ...layout_types import Layout
 from ...metric_family import Family
 from ...model import Gpu, Host
 from ...services import Asked, Change, Clear, Look, PartRequest, Pids
+from .host import MpsHost, adjustable
 from .model import KEY, NAME, MpsSeen
-from .observe import Daemons
+from .plan import WantedDaemon, plan, serves, wanted
 from .steps import MpsPlan, caps
-
-if TYPE_CHECKING:
-    from .host import MpsHost
-    from .plan import WantedDaemon
 
 
 class MpsService:
     """The MPS control daemons of a host. `services.Service` documents the members."""
 
     key = KEY
-    nothing = MpsPlan()
     name = NAME
 
     def __init__(self, private: bool) -> None:
-        self._daemons = None if private else Daemons()
+        self._host = None if private else MpsHost()
         self.seen: tuple[MpsSeen, ...] = ()
-
-    @property
-    def _host(self) -> MpsHost | None:
-        if self._daemons is None:
-            return None
-        from .host import MpsHost
-
-        return MpsHost()
 
     @staticmethod
     def asked(layout: Layout, plan: Plan, driver_version: str | None) -> list[Asked]:
         """Return the daemons that the layout asks for."""
-        if not _asked(layout):
-            return []
-        from .plan import wanted
-
         daemons = [each.daemon for each in wanted(layout, plan, driver_version)]
         return [
             Asked("mps %s" % each.name, "start", caps(each), tuple(place.gpu_uuid for place in each.places))
@@ -60,7 +41,7 @@ class MpsService:
 
     def observe(self) -> None:
         """Look at the daemons."""
-        if self._daemons is not None and self._daemons.any():
+        if self._host is not None:
             self.seen = self._host.observe()
 
     def observe_on(self, gpus: Sequence[Gpu]) -> None:
@@ -69,19 +50,10 @@ class MpsService:
     def own(self, part: MpsPlan | None = None, clients: bool = True) -> Pids:
         """Return the daemons and their servers: a client counts where its daemon stops."""
         seen = self.seen if part is None else (*part.kept, *(step.seen for step in part.adjusts))
-        if not seen:
-            return {}
-        from .plan import serves
-
         return serves(seen, clients)
 
     def plan(self, request: PartRequest) -> MpsPlan:
         """Return the steps of the daemons."""
-        if not self.seen and (request.removes or not _asked(request.layout)):
-            return MpsPlan(indices=tuple((gpu.uuid, gpu.index) for gpu in request.host.gpus))
-        from .host import adjustable
-        from .plan import plan, wanted
-
         asked: tuple[WantedDaemon, ...] = ()
         if not request.removes:
             asked = wanted(request.layout, request.plan, request.host.driver_version, self.seen)
@@ -140,15 +112,6 @@ class MpsService:
         problem = self._host.available()
         if problem is not None:
             raise PlanError(where, problem.problem, problem.cure)
-
-
-def _asked(layout: Layout) -> bool:
-    """Return whether the layout asks for daemons: for GPUs, for instances, or for the part of another technique."""
-    return any(
-        KEY in (entry.sharing, *(instance.sharing for instance in entry.instances))
-        or getattr(entry.part, "mps_clients", None) is not None
-        for entry in layout.entries
-    )
 
 
 def _check_gpus(asked: Sequence[WantedDaemon], host: Host) -> None:

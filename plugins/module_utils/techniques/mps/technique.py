@@ -5,12 +5,38 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...layout_types import Layout
 from .form import MpsForm
-from .service import MpsService
+from .model import KEY, spec_files
+
+if TYPE_CHECKING:
+    from .service import MpsService
 
 
 class MpsTechnique(MpsForm):
     """Share a GPU by MPS. `protocol.Technique` documents the members."""
 
     setting = None
-    service = MpsService
+
+    @property
+    def service(self) -> type[MpsService]:
+        """Return the service."""
+        from .service import MpsService
+
+        return MpsService
+
+    def used(self, layout: Layout | None, private: bool) -> bool:
+        """Return whether there are daemons, or the layout asks for some."""
+        return _asked(layout) or (not private and any(spec_files(Path("/"))))
+
+
+def _asked(layout: Layout | None) -> bool:
+    """Return whether the layout asks for daemons: for GPUs, for instances, or for the part of another technique."""
+    return any(
+        KEY in (entry.sharing, *(instance.sharing for instance in entry.instances))
+        or getattr(entry.part, "mps_clients", None) is not None
+        for entry in (layout.entries if layout is not None else ())
+    )

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Iterable, Mapping
 
 from ...frozen import frozen
@@ -41,6 +43,9 @@ READ_ONLY = "read_only"
 #: Tenants that a GPU has seats for, and GPUs that a tenant's region has room for: the library's own (its turnstile.h and
 #: region.h, in the role vgpu_limiter).
 SEATS, MOST_GPUS = 64, 16
+
+#: A root of its own, for tests: the library heeds it too.
+_ROOT_VARIABLE = "OPENFLEET_VGPU_ROOT"
 
 
 @dataclass(frozen=True, order=True)
@@ -145,6 +150,21 @@ def spec_path(key: str) -> str:
     Of the tenant's files it is written first and removed last. A rename changes what is in it and not its path.
     """
     return folder(key) + "/tenant.json"
+
+
+def applies(private: bool) -> bool:
+    """Whether this host's tenants are of the GPUs that a session sees, which may be `private`."""
+    return not private or bool(os.environ.get(_ROOT_VARIABLE))
+
+
+def root_of_files() -> Path:
+    """Return the folder below which this host has the files of tenants."""
+    return Path(os.environ.get(_ROOT_VARIABLE) or "/")
+
+
+def spec_files(root: Path) -> Iterable[Path]:
+    """Return the files that say which tenants a host has, readable or not."""
+    return root.glob(spec_path("*"))
 
 
 def to_data(tenant: VgpuTenant) -> dict[str, Any]:

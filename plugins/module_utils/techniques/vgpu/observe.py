@@ -19,10 +19,19 @@ from typing import Any, Iterator
 
 from ... import durable
 from ...errors import FleetError
-from .model import MPS, SCHEMA, VgpuSeen, VgpuTenant, VgpuUsage, VgpuUse, from_data, region_path, spec_path
-
-#: A root of its own, for tests: the library heeds it too.
-ROOT_VARIABLE = "OPENFLEET_VGPU_ROOT"
+from .model import (
+    MPS,
+    SCHEMA,
+    VgpuSeen,
+    VgpuTenant,
+    VgpuUsage,
+    VgpuUse,
+    applies,
+    from_data,
+    region_path,
+    root_of_files,
+    spec_files,
+)
 
 _MAGIC, _VERSION, _GPUS, _SLOTS, _LOCK_SLOTS = 0x3155504756464F00, 1, 16, 1024, (1 << 24) + 1
 #: magic, version, size, lock, slot_limit; takeovers and what is reserved.
@@ -40,27 +49,18 @@ _OF_TENANT = ("name", "memory_bytes", "sm_percent", "policy", "priority", "provi
 _NO_TENANT = {**dict.fromkeys((*_OF_TENANT, "processes")), "aliases": [], "gpus": []}
 
 
-def applies(private: bool) -> bool:
-    """Whether this host's tenants are of the GPUs that a session sees, which may be `private`."""
-    return not private or bool(os.environ.get(ROOT_VARIABLE))
-
-
 class Tenants:
     """The tenants of this host. `root` is where its files are."""
 
     def __init__(self, root: str | None = None) -> None:
-        self._root = Path(root or os.environ.get(ROOT_VARIABLE) or "/")
-
-    def any(self) -> bool:
-        """Return whether the host has files of tenants, readable or not."""
-        return any(self._root.glob(spec_path("*")))
+        self._root = root_of_files() if root is None else Path(root)
 
     def tenants(self) -> list[VgpuTenant]:
         """Return the tenants of this host, by name. Raises ApplyError for files that cannot be read."""
         return sorted(self._tenants(), key=lambda tenant: tenant.name)
 
     def _tenants(self) -> Iterator[VgpuTenant]:
-        for path in sorted(self._root.glob(spec_path("*"))):
+        for path in sorted(spec_files(self._root)):
             data = durable.read(path, SCHEMA)
             if data is not None:
                 try:

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import os
 from argparse import Namespace
-from pathlib import Path
 
 from .agent import Agent
 from .agent_memory import Notifier, SharedMemory, stored
-from .observe import ROOT_VARIABLE
+from .model import root_of_files
 
 
 def serve(options: Namespace) -> int:
     """Serve until the process is ended."""
     notifier = Notifier(os.environ)
     agent = Agent(
-        Path(os.environ.get(ROOT_VARIABLE) or "/"),
+        root_of_files(),
         SharedMemory(notifier, stored(os.environ)),
         lambda text: print(text, flush=True),
     )

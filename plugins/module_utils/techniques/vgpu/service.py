@@ -1,14 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Offer the tenants of a host to a run.
-
-On a host that has none and gets none, nothing is loaded that plans or changes them.
-"""
+"""Offer the tenants of a host to a run."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Mapping, Sequence
+from typing import Any, Mapping, Sequence
 
 from ...errors import PlanError
 from ...gpu_plan import Plan
@@ -16,13 +13,10 @@ from ...layout_types import Layout
 from ...metric_family import Family
 from ...model import Gpu, Holder, Host
 from ...services import Asked, Change, Clear, Look, PartRequest, Pids
-from .model import KEY, MPS, NAME, NOT_ISOLATED, READ_ONLY, SEALED, VgpuSeen
-from .observe import Tenants, applies
+from .host import VgpuHost
+from .model import KEY, MPS, NAME, NOT_ISOLATED, READ_ONLY, SEALED, VgpuSeen, applies
+from .plan import WantedTenant, plan, wanted
 from .steps import VgpuPlan, also, caps, size
-
-if TYPE_CHECKING:
-    from .host import VgpuHost
-    from .plan import WantedTenant
 
 #: What the line of a tenant ends with.
 _ISOLATION = {
@@ -36,31 +30,17 @@ class VgpuService:
     """The tenants of a host. `services.Service` documents the members."""
 
     key = KEY
-    nothing = VgpuPlan()
     name = NAME
 
     def __init__(self, private: bool) -> None:
         self._applies = applies(private)
-        #: Of the host that was observed; None before.
-        self._gpus: Sequence[Gpu] | None = None
-        self._known_host: VgpuHost | None = None
+        #: The host that was observed; None before.
+        self._host: VgpuHost | None = None
         self.seen: tuple[VgpuSeen, ...] = ()
-
-    @property
-    def _host(self) -> VgpuHost | None:
-        if self._known_host is None and self._gpus is not None:
-            from .host import VgpuHost
-
-            self._known_host = VgpuHost(self._gpus)
-        return self._known_host
 
     @staticmethod
     def asked(layout: Layout, plan: Plan, driver_version: str | None) -> list[Asked]:
         """Return the tenants that the layout asks for."""
-        if not _asked(layout):
-            return []
-        from .plan import wanted
-
         # Whether the kernel bounds a GPU's memory is the host's to say, and no reason to refuse.
         tenants = [each.tenant for each in wanted(layout, plan, dmem=frozenset(gpu.gpu.uuid for gpu in plan.gpus))]
         return [
@@ -74,8 +54,8 @@ class VgpuService:
     def observe_on(self, gpus: Sequence[Gpu]) -> None:
         """Look at the tenants."""
         if self._applies:
-            self._gpus, self._known_host = gpus, None
-            self.seen = self._host.observe() if Tenants().any() else ()
+            self._host = VgpuHost(gpus)
+            self.seen = self._host.observe()
 
     def own(self, part: VgpuPlan | None = None, clients: bool = True) -> Pids:
         """Return nothing: all processes of tenants hold their GPUs."""
@@ -83,10 +63,6 @@ class VgpuService:
 
     def plan(self, request: PartRequest) -> VgpuPlan:
         """Return the steps of the tenants."""
-        if not self.seen and (request.removes or not _asked(request.layout)):
-            return VgpuPlan(indices=tuple((gpu.uuid, gpu.index) for gpu in request.host.gpus))
-        from .plan import plan, wanted
-
         host = self._host
         asked: tuple[WantedTenant, ...] = ()
         if not request.removes:
@@ -141,14 +117,8 @@ class VgpuService:
         """Restore the tenants as they were."""
         if self._applies:
             from .apply import bring_back
-            from .host import VgpuHost
 
             bring_back(data, VgpuHost(host.gpus))
-
-
-def _asked(layout: Layout) -> bool:
-    """Return whether the layout asks for tenants."""
-    return any(entry.sharing == KEY for entry in layout.entries)
 
 
 def _check(asked: Sequence[WantedTenant], host: VgpuHost | None, installs: bool) -> None:

@@ -5,12 +5,29 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from ...layout_types import Layout
 from .form import VgpuForm
-from .service import VgpuService
+from .model import KEY, applies, root_of_files, spec_files
+
+if TYPE_CHECKING:
+    from .service import VgpuService
 
 
 class VgpuTechnique(VgpuForm):
     """Share a GPU by tenants. `protocol.Technique` documents the members."""
 
     setting = None
-    service = VgpuService
+
+    @property
+    def service(self) -> type[VgpuService]:
+        """Return the service."""
+        from .service import VgpuService
+
+        return VgpuService
+
+    def used(self, layout: Layout | None, private: bool) -> bool:
+        """Return whether there are tenants, or the layout asks for some."""
+        asked = layout is not None and any(entry.sharing == KEY for entry in layout.entries)
+        return asked or (applies(private) and any(spec_files(root_of_files())))

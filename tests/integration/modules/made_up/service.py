@@ -69,7 +69,6 @@ def restore(data):
 
 class LanesService:
     key = KEY
-    nothing = LanesPlan()
     name = NAME
 
     def __init__(self, private):

@@ -11,3 +11,6 @@ from .service import LanesService
 class LanesTechnique(LanesForm):
     setting = None
     service = LanesService
+
+    def used(self, layout, private):
+        return True
