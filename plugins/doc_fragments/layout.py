@@ -21,7 +21,7 @@ options:
       - What to do where something that the plan would end is held (C(docs/holders.md)).
       - V(fail) stops before anything changes, and names who holds it (C(busy)).
       - >-
-        V(wait) looks again until nobody does, for O(busy_timeout) seconds, and then fails likewise. Meanwhile the host is
+        V(wait) looks again until it is free, for O(busy_timeout) seconds, and then fails likewise. Meanwhile the host is
         not locked. A task's C(until) around a short O(busy_timeout) shows progress; the role gpu_layout has that.
       - >-
         V(force) ends the processes that hold it, and no other, with SIGTERM and after O(grace_period) with SIGKILL, GPU by
@@ -117,7 +117,7 @@ options:
   restart_services:
     description:
       - Units of systemd that list MIG devices when they start. Where the run made devices come or go, those of them that run
-        are restarted after it, in this order, and CDI specifications of the NVIDIA container toolkit are made anew.
+        are restarted after it, in this order, and CDI specifications of the NVIDIA container toolkit are renewed.
       - A run that finds this not done by the run before makes up for it. C(docs/after-a-change.md) tells more.
     type: list
     elements: str

@@ -35,8 +35,8 @@ class Context:
     """What a change of a host works with.
 
     `look` observes the host with its holders; it is asked again right before the first step of each GPU that could end
-    something, because a job may have begun since the plan was made. With `clear` (which needs `look`), whoever is in
-    the way there is ended, GPU by GPU, instead of ending the run.
+    something, because a job may have begun since the plan was made. With `clear` (which needs `look`), holders in
+    the way there are ended, GPU by GPU, instead of ending the run.
 
     Where there is a `record`, it knows the instances that are there at the end as soon as the journal is gone.
     """
@@ -193,7 +193,7 @@ def _undo(
 
 
 def is_known(holder: Holder | Process) -> bool:
-    """Whether somebody was seen, and it is not just that nobody can tell."""
+    """Return whether an actual holder was identified."""
     return holder.kind != UNKNOWN
 
 
@@ -202,7 +202,7 @@ def go_back(
 ) -> Host:
     """Back to the layout of before, by a plan made from what is there now.
 
-    Raises BusyError where that would end somebody who `counts`.
+    Raises BusyError where that would end a holder that `counts`.
     """
     back = planner.plan(context.observe().gpus, before)
     disturbs = [disturbance for disturbance in back.disturbs if any(map(counts, disturbance.who))]

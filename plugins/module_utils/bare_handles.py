@@ -63,7 +63,7 @@ def _has_mapped(pid: int, majors: list[int]) -> bool:
             if _NODE.search(path):
                 return True
             continue
-        # The path is of the mount namespace of whoever opened it, and so may be any user's choice.
+        # The path is of the mount namespace of the process that opened it, and so may be any user's choice.
         device = device_of("/proc/%d/map_files/%s-%s" % (pid, start, end))
         if device is not None and device[0] in majors:
             return True

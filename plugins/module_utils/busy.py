@@ -42,7 +42,7 @@ REFUSE = OnBusy()
 def wait_until_free(attempt: Callable[[], T], on_busy: OnBusy) -> T:
     """The attempt's result; under WAIT it is made again while it raises BusyError, until the time is over.
 
-    Nothing is held in between, neither lock nor driver: others may work on the host, and what waits is in nobody's way.
+    Nothing is held in between, neither lock nor driver: others may work on the host, and waiting blocks none of them.
     """
     deadline = time.monotonic() + on_busy.timeout_seconds
     told = None

@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""CDI specifications that nvidia-ctk made: which there are, and how each is made anew.
+"""CDI specifications that nvidia-ctk made: which there are, and how each is renewed.
 
 Such a file lists the GPUs and MIG devices of the moment in which it was made, and containers are given devices by it. It
-has to be made anew when MIG devices come or go, and nothing in the container toolkit does so by itself:
+has to be renewed when MIG devices come or go, and nothing in the container toolkit does so by itself:
 https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/cdi-support.html
 
 What is asked of nvidia-ctk: https://github.com/NVIDIA/nvidia-container-toolkit, cmd/nvidia-ctk/cdi/generate.
@@ -23,7 +23,7 @@ from .errors import FleetError, Problem
 from .frozen import frozen
 
 TOOL = "nvidia-ctk"
-#: Where container engines look: for what an administrator put there, and for what is made anew at each boot.
+#: Where container engines look: for what an administrator put there, and for what is created at each boot.
 #: https://github.com/cncf-tags/container-device-interface
 LASTING, PASSING = "etc/cdi", "var/run/cdi"
 
@@ -31,7 +31,7 @@ LASTING, PASSING = "etc/cdi", "var/run/cdi"
 _TIMEOUT_SECONDS = 120
 
 #: The kind that nvidia-ctk writes unless told otherwise. Other kinds (of the device plugin, of the DRA driver, of the
-#: toolkit's own management mode) are kept by whoever made them.
+#: toolkit's own management mode) are kept by what made them.
 _KIND = "nvidia.com/gpu"
 #: Every specification of nvidia-ctk has hooks that run one of these.
 _HOOKS = ("nvidia-cdi-hook", TOOL)
@@ -101,7 +101,7 @@ def _read(path: Path) -> Spec | None:
     """None for what is no specification, or was not made by nvidia-ctk."""
     format = path.suffix[1:]
     try:
-        # Somebody may have put a link there, which is to stay one.
+        # A link there stays one.
         path = path.resolve()
         written, text = _written(path), path.read_text(errors="replace")
     except OSError:

@@ -45,7 +45,7 @@ def start(work: Callable[[], int], keep: Iterable[int], account: int | None = No
         code = 1
         try:
             os.setpgid(0, 0)
-            # As the caller's handlers would raise it where nobody awaits it.
+            # As the caller's handlers would raise it where nothing expects it.
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             _close_all(set(keep))
             if account is not None:

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One run over a host, whoever asks for it: clear up after a run that was cut off, observe, plan, apply, record.
+"""Run over a host: clear up after a run that was cut off, observe, plan, apply, record.
 
-Who is in the way is somebody else's question: `busy.OnBusy` has the answer.
+`busy.OnBusy` says what to do with processes in the way.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class _Work:
                     self._follow(session)
             raise
         if run.reboot_required:
-            # The boot has devices anew, and whoever lists them starts after it.
+            # The boot creates the devices again, and what lists them starts after it.
             return run
         return dataclasses.replace(run, followed=self._follow(session))
 
@@ -152,7 +152,7 @@ class _Work:
         own: Pids = {}
 
         def look_again() -> Host:
-            # A service that stays is in nobody's way; one that should have stopped is.
+            # A service that stays does not block the change; one that should have stopped does.
             return observe(session, own)
 
         clear = self._clear if self.on_busy.policy == FORCE else None
@@ -224,7 +224,7 @@ class _Work:
     def _follow(self, session: Session) -> tuple[str, ...]:
         """Do what follows a change of devices of this run, or of one before it that was cut off or could not do it."""
         if GPUS not in self.request.parts or not self.follow_up.due():
-            # Whoever changes GPUs knows whom to tell of it.
+            # Only a run that changes GPUs restarts what lists them.
             return ()
         followed: tuple[str, ...] = ()
         if not session.private:

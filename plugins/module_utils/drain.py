@@ -84,10 +84,10 @@ def drain(wanted: Wanted, directory: str = DIRECTORY, dry: bool = False) -> Done
 def resume(directory: str = DIRECTORY, dry: bool = False, kubernetes_done: bool = False) -> Done:
     """Bring back what is recorded, each thing for itself. Raises DrainError with all that is still off.
 
-    The Kubernetes node is left to whoever can reach the cluster, who then calls again with `kubernetes_done`; the
+    The Kubernetes node is left to a controller that can reach the cluster, which then calls again with `kubernetes_done`; the
     commands after the drain wait for that.
     """
-    # Without a record there is nothing to wait for: no lock, no question to anybody.
+    # Without a record there is nothing to wait for, so no lock is taken.
     if not Record.load(directory).path.exists():
         return Done()
     with _held(directory, dry):
@@ -318,7 +318,7 @@ def _with_aftermath(error: FleetError, directory: str) -> DrainError:
     if giving.problems:
         after = str(_still_off(giving))
     elif giving.told.kubernetes:
-        after = "What had been taken off is back, but for the Kubernetes node %s." % giving.told.kubernetes["node"]
+        after = "What had been taken off is back, except the Kubernetes node %s." % giving.told.kubernetes["node"]
     else:
         after = "What had been taken off is back." if giving.told.steps else "Nothing had been taken off."
     return DrainError(error.where, error.problem, ("%s %s" % (error.cure, after)).strip())

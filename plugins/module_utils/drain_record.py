@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a drain has taken off a host, on the disk before it is taken, so that whoever resumes knows, whatever happens.
+"""What a drain has taken off a host, on the disk before it is taken, so that a resume knows, whatever happens.
 
 Each entry says "was there when the drain came to it". Bringing something back that was never taken after all changes
 nothing, so an entry may be written too early and never too late.
@@ -36,7 +36,7 @@ class Record:
     commands_after: list[Any] = field(default_factory=list)
     #: systemd units that were active, in the order in which they are stopped.
     units: list[str] = field(default_factory=list)
-    #: Slurm nodes, each with the reason that it was drained with; None where somebody else had drained it.
+    #: Slurm nodes, each with the reason that it was drained with; None where it was drained already.
     slurm: dict[str, str | None] = field(default_factory=dict)
     #: {"node": name, "cordoned_before": bool}
     kubernetes: dict[str, Any] | None = None
@@ -67,7 +67,7 @@ class Record:
             durable.remove(self.path)
             return
         self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        # Commands may carry what not everybody is to read.
+        # Commands may contain secrets.
         former = os.umask(0o077)
         try:
             durable.write(self.path, dict(content, schema=SCHEMA))

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Which systemd units a drain stops, and what else goes or would start them again (systemd.unit(5), systemctl(1)).
 
-Stopping a unit stops others with it, those that require it or are part of it; nobody would start these again. And a
+Stopping a unit stops others with it, those that require it or are part of it; nothing would start these again. And a
 unit with a socket, a timer or a path is started again by that, unless it is stopped first.
 """
 
@@ -27,7 +27,7 @@ _NAME = re.compile(r"[A-Za-z0-9:_.\\-]+(@(?!\.)[A-Za-z0-9:_.\\-]+)?")
 #: Units that are stopped when this one is: the inverse of Requires=, Requisite=, BindsTo=, PartOf=, StopPropagatedFrom=.
 _DEPENDENTS = ("RequiredBy", "RequisiteOf", "BoundBy", "ConsistsOf", "PropagatesStopTo")
 _PROPERTIES = ("Id", "LoadState", "ActiveState", "Triggers", "TriggeredBy", "BusName", *_DEPENDENTS)
-#: States of a unit that nobody has to start: it never ran, or has ended by itself.
+#: States of a unit that need not be started: it never ran, or has ended by itself.
 _OFF = ("inactive", "failed", "maintenance")
 
 #: A stop that takes longer goes on in systemd, and is awaited with the jobs.

@@ -69,7 +69,7 @@ def cure_of(error: OSError) -> str:
 
 
 def create(path: Path, mode: str = "w", permissions: int = 0o666) -> IO[Any]:
-    """Open a new file of this name to write. What lies there goes, and a link that somebody has put there is not followed."""
+    """Open a new file of this name to write. What is there goes; a link is not followed."""
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

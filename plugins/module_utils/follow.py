@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What follows a change of a host's MIG devices or MIG modes: CDI specifications made anew, services restarted.
+"""What follows a change of a host's MIG devices or MIG modes: CDI specifications renewed, services restarted.
 
 `look` sees what there is, `steps` decides (it is pure), `follow` does it. docs/after-a-change.md tells it to users.
 """
@@ -69,7 +69,7 @@ class Restart:
 
 @frozen
 class Renew:
-    """Make a specification anew, unless somebody else did so since it was found."""
+    """Renew a specification, unless that was done since it was found."""
 
     spec: cdi.Spec
 
@@ -101,7 +101,7 @@ def predict(services: Sequence[str], run: Run = run_tool, root: str = "/", again
     """What `follow` would do, a text each. Changes nothing."""
     seen, _problem = look(services, run, Path(root))
     return tuple(
-        "restart %s" % step.unit.name if isinstance(step, Restart) else "write %s anew" % step.spec.path
+        "restart %s" % step.unit.name if isinstance(step, Restart) else "write %s again" % step.spec.path
         for step in steps(seen, again)
     )
 

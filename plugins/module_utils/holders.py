@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whoever counts as using a GPU or one of its instances: what NVML lists is only a part of it.
+"""Find what counts as using a GPU or one of its instances: what NVML lists is only a part of it.
 
 A job between two kernels, a container that was given a GPU, a scheduler's allocation hold it as well, and what cannot
 be determined counts as held. Look again right before each destructive step: a look takes milliseconds, and what it
@@ -138,7 +138,7 @@ def _of_processes(host: Host, devices: Devices, processes: Processes) -> list[Ho
         places = {place for place in map(devices.place, seen.nodes) if place}
         inside = {gpu for gpu, instance in places if instance is not None}
         for gpu, instance in places:
-            # Whoever works in an instance has the node of its GPU open as well, and that says no more.
+            # A process in an instance has the node of its GPU open as well, and that says no more.
             if instance is not None or gpu not in inside:
                 kinds.setdefault(pid, {})[gpu, instance] = DEVICE_HANDLE
     for gpu in host.gpus:

@@ -4,7 +4,7 @@
 """Read what started a process from the path of its cgroup, as systemd does: from the top, and no further than is certain.
 
 The kernel keeps /proc/PID/cgroup, and root alone arranges the top of the hierarchy. Below a unit or a user's manager to which
-a part of it was delegated, names are chosen by whoever runs there: a service may call a cgroup of its own postgresql.service.
+a part of it was delegated, names are chosen by what runs there: a service may call a cgroup of its own postgresql.service.
 """
 
 from __future__ import annotations

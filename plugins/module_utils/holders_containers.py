@@ -74,7 +74,7 @@ def containers(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...]) ->
                 break
             except OSError as error:
                 if os.geteuid() == 0 and not any(process.nodes for process in members):
-                    # Root may read every /dev but one that somebody has made unreadable: a link to itself, a file system of a
+                    # Root may read every /dev but one that was made unreadable: a link to itself, a file system of a
                     # user's own. By the kernel's word no process there has a GPU open.
                     break
                 problem = "the devices of the container of pid %d cannot be seen (%s)" % (member.pid, error.strerror)
@@ -126,7 +126,7 @@ def _given(devices: Devices, process: str) -> list[Place]:
             places.add(place)
     if places and not user and told["every"] and not _has_driver(process):
         # A privileged container gets whatever the host has (every node agent and storage driver of a cluster does):
-        # nobody gave it a GPU. If it opens one all the same, its handle tells.
+        # it was given no GPU. If it opens one all the same, its handle tells.
         return []
     inside = {gpu for gpu, instance in places if instance is not None}
     return sorted(

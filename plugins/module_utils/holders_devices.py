@@ -68,7 +68,7 @@ class Devices:
         """Return the node behind a path, by its device number; None for what is none of the driver's.
 
         A container may show a node under another name, and a node may be another file than it was when it was opened;
-        the number is what the driver sees. A name alone is anybody's to choose: it counts only on hosts of simulated
+        the number is what the driver sees. Any user can choose a name: it counts only on hosts of simulated
         GPUs, which have no driver and so no numbers.
         """
         if status is not None and stat.S_ISCHR(status.st_mode):
@@ -123,7 +123,7 @@ class Devices:
     def _minor(self, gpu: Gpu) -> int | None:
         gpus = self._proc / "driver/nvidia/gpus"
         if not gpus.is_dir():
-            # No kernel side, as with simulated GPUs: there the nodes, where somebody made some, follow the index.
+            # No kernel side, as with simulated GPUs: there the nodes, if there are any, follow the index.
             return gpu.index
         found = re.search(r"^Device Minor:\s*(\d+)", _read(gpus / gpu.pci_address / "information"), re.MULTILINE)
         return int(found.group(1)) if found else None

@@ -26,7 +26,7 @@ def kubelet(host: Host, processes: Processes, directory: str) -> list[Holder]:
 
     The kubelet strikes out the allocations of pods that have ended only when it admits the next one. So an entry counts
     while a process of its pod runs, as the cgroups tell, or while the kubelet keeps the pod's folder. What the file says
-    of before the boot holds nothing until the kubelet runs again, which then gives devices out anew.
+    of before the boot holds nothing until the kubelet runs again, which then hands out devices again.
     """
     checkpoint = Path(directory, "device-plugins/kubelet_internal_checkpoint")
     try:
@@ -40,7 +40,7 @@ def kubelet(host: Host, processes: Processes, directory: str) -> list[Holder]:
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         problem = "%s is not what a kubelet writes" % checkpoint
-        return unknown(host.gpus, problem, "Restart the kubelet, which writes it anew; drain the node first.")
+        return unknown(host.gpus, problem, "Restart the kubelet, which rewrites it; drain the node first.")
     running_pods = processes.pods() if given else set()
     past = given and not processes.named("kubelet") and checkpoint.stat().st_mtime < (processes.booted() or 0)
     holders = []

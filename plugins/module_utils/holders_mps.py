@@ -56,7 +56,7 @@ def mps(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...], run: Run)
             problem = "an MPS daemon (pid %d) runs here, and its clients are not known: %s"
             problem %= (daemon.pid, error.problem)
             holders += unknown(
-                gpus, problem, "Stop it (echo quit | %s) if nobody needs it." % MPS_CONTROL, pid=daemon.pid
+                gpus, problem, "Stop it (echo quit | %s) if it is not needed." % MPS_CONTROL, pid=daemon.pid
             )
     return holders
 
@@ -76,7 +76,7 @@ def _client(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...], pids:
         contradiction = "has no GPU open itself that the server has open" if own else "has no GPU open itself"
     everywhere = [(gpu.uuid, None) for gpu in gpus]
     if contradiction:
-        who += ", %s and is not ended. Stop that server if nobody needs it" % contradiction
+        who += ", %s and is not ended. Stop that server if it is not needed" % contradiction
         return [Holder(uuid, instance, MPS, who) for uuid, instance in of_server or everywhere]
     return [
         Holder(uuid, instance, MPS, who, client, user, command, origin.unit_or_container, origin.job or origin.pod)

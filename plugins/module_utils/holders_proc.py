@@ -252,7 +252,7 @@ def scan(devices: Devices, proc: str = "/proc", deadline: float = math.inf) -> P
         seen[pid] = process
         if not whole:
             crowded.append(pid)
-    # Behind all others, so that nobody is hidden by them.
+    # Behind all others, so that they hide no other holder.
     slow = []
     for pid in crowded:
         with contextlib.suppress(OSError):

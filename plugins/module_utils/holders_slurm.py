@@ -209,7 +209,7 @@ def _by_tasks(host: Host, processes: Processes, job: str, count: int) -> set[Pla
     """
     told: set[str] = set()
     for pid in processes.seen:
-        # Slurm puts its jobs into cgroups; a variable of the environment says what anybody likes.
+        # Slurm puts its jobs into cgroups; a variable of the environment can be set by any user.
         if processes.origin(pid).job == job:
             told |= set(processes.environment(pid).get("CUDA_VISIBLE_DEVICES", "").split(",")) - {""}
     places = {place_of(host, device) for device in told}

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tell which holders serve somebody over TCP: whether their unit or container listens, and how many clients it has now.
+"""Tell which holders serve clients over TCP: whether their unit or container listens, and how many clients it has now.
 
 By the kernel's tables of each network namespace and the sockets that processes have open (proc_pid_net(5), proc_net_tcp.rst). All
 of it is bounded: what cannot be looked at in time, or is too much, is not known, and never no.
@@ -194,7 +194,7 @@ def _clients(table: Sequence[_Socket], ports: set[str], own: set[int]) -> int:
         if socket.remote_port in ports and socket.inode in own
     }
     return sum(
-        # One that waits to be accepted is a client already, and nobody's yet.
+        # One that waits to be accepted is a client already, of no process yet.
         socket.port in ports and (socket.inode in own or socket.inode == 0) and _ends(socket) not in inner
         for socket in connections
     )

@@ -5,8 +5,8 @@
 # ruff: noqa: PTH116, PTH120
 """Processes that keep GPUs open and run nothing on them: they talk to NVML or to the driver and never make a context.
 
-A change of instances passes them by; a reset and a change of MIG mode want them gone (nvml.h, nvmlDeviceSetMigMode). So nobody
-is one for calling himself so: they are known by the file that they execute, and by who may change it.
+A change of instances passes them by; a reset and a change of MIG mode want them gone (nvml.h, nvmlDeviceSetMigMode). So a
+process is none by its name: they are known by the file that they execute, and by who may change it.
 """
 
 from __future__ import annotations
@@ -101,6 +101,6 @@ def _steps(path: str) -> list[str]:
 
 
 def _only_root_changes(path: str) -> bool:
-    # Of a link, which the kernel's path has none of, the mode says that anybody may.
+    # The mode of a link says that any user may; the kernel's path has no links.
     status = os.lstat(path)
     return status.st_uid == 0 and not status.st_mode & (0o002 if status.st_gid == 0 else 0o022)

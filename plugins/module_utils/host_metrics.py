@@ -47,7 +47,7 @@ class _HostReading:
         with contextlib.ExitStack() as held:
             busy = self._attempt(lambda: held.enter_context(looking(self._directory)))
             if busy is not None:
-                # It may be about to reset GPUs, and is told of none who has them open.
+                # It may be about to reset GPUs: this look must not have them open.
                 return Snapshot(time.time(), changing=busy)
             session = held.enter_context(Session())
             session.observers = observers or ()

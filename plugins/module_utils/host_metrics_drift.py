@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """How far a host's GPUs are from its layout: pure, and as lenient as a look at a host with a broken GPU has to be.
 
-What a run would do is what differs. Unlike a run, this stops at nothing: what cannot be told of one GPU is a problem, and
-the others are told of.
+What a run would do is what differs. Unlike a run, this stops at nothing: what cannot be compared on one GPU is a problem,
+and the others are reported.
 """
 
 from __future__ import annotations
@@ -104,5 +104,5 @@ def _planned(gpu: Gpu, target: Target, ownership: Ownership, lost: bool) -> GpuP
     except PlanError:
         if ownership is planner.ALL_OURS:
             raise
-        # Somebody else's instances have the room: the GPU is not what the layout says, whoever is to mend it.
+        # Other instances take the room: the GPU is not what the layout says.
         return planner.plan_gpu(gpu, target)

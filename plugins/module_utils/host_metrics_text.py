@@ -108,7 +108,7 @@ def _holders(gpus: Sequence[Gpu], holders: Sequence[Holder]) -> list[Sample]:
         own = [holder for holder in holders if holder.gpu_uuid == gpu.uuid]
         places = {None: ("", ""), **{each.id: (each.profile, str(each.id)) for each in gpu.mig.instances}}
         for place, (profile, instance) in places.items():
-            # Of an instance that went between two looks, whoever held it holds what is left of the GPU.
+            # A holder of an instance that went between two looks holds what is left of the GPU.
             here = [h.kind for h in own if (h.gpu_instance_id if h.gpu_instance_id in places else None) == place]
             for kind in (PROCESS, *sorted(set(here) - {PROCESS})):
                 labels = dict(

@@ -31,7 +31,7 @@ def using(holders: Sequence[Holder]) -> list[Holder]:
     """Return the holders without bare handles, or all where they have nothing else: docs/holders.md, "Bare handles".
 
     A process that has no context on a GPU has no memory there and runs nothing. Where users run programs in a unit, any of them
-    may start one, and it spares nobody.
+    may start one, and it spares none.
     """
     return [holder for holder in holders if holder.kind != DEVICE_HANDLE] or list(holders)
 

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Shuts down kernels of a Jupyter server that nobody uses, and leaves the server and everybody's files alone.
+"""Shut down unused kernels of a Jupyter server, and leave the server and all files alone.
 
 By its REST API: https://jupyter-server.readthedocs.io/en/latest/developers/rest-api.html (kernels). What a kernel had in memory
 is lost; so one that works, or that a browser is connected to, is never shut down, however old its last activity.

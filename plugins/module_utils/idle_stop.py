@@ -145,7 +145,7 @@ class _Run:
         return _plain(item["name"]) in self._servers
 
     def checked(self, item: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-        """Look at one. (why it is spared, what is told of it): of the two one is empty."""
+        """Look at one, and return (why it is spared, its row): of the two one is empty."""
         found: dict[str, Any] = {}
         try:
             host, holders = self._tools.look()
@@ -169,7 +169,7 @@ class _Run:
                 why = "" if keep is None else "kept until %s by %s" % (utc(keep.until), keep.user)
             if not why and server is not None:
                 found["kernels"] = self._kernels(item, server, dry=True)
-                why = "" if found["kernels"] else "none of its kernels was idle for so long, with nobody connected"
+                why = "" if found["kernels"] else "none of its kernels was idle for so long, without a client connected"
             found["holders"] = sorted({str(one) for one in mine})
             found["places"] = [in_words(text, host) for text in item["gpus"]]
         except FleetError as error:

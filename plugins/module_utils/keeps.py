@@ -153,5 +153,5 @@ def _boot() -> str:
 
 
 def to_row(keep: Keep) -> dict[str, Any]:
-    """Return what a client is told of a keep."""
+    """Return a keep as clients get it."""
     return {"name": keep.name, "kind": keep.kind, "user": keep.user, "until": keep.until}

@@ -74,13 +74,13 @@ class Process:
 
     def __str__(self) -> str:
         if not self.pid:
-            return "somebody, perhaps (%s)" % self.name
+            return "an unknown holder, perhaps (%s)" % self.name
         return "pid %d%s" % (self.pid, " (%s)" % self.name if self.name else "")
 
 
 @frozen
 class Holder:
-    """Whoever counts as using a GPU or one of its GPU instances.
+    """A process, container or allocation that counts as using a GPU or one of its GPU instances.
 
     `gpu_instance_id` None is the whole GPU, or one that cannot be told. `who` names it in messages. A holder that
     `watches` keeps the GPU open without running anything on it: it is in the way of a reset and of a change of MIG
@@ -101,8 +101,8 @@ class Holder:
     started_seconds: float | None = None
     #: The same in the kernel's count, which no clock moves: with the pid it is one process and no other.
     started_ticks: int | None = field(default=None, metadata=INTERNAL)
-    #: Whether its unit or container has a TCP socket that listens, and how many clients are connected to such; None where nobody
-    #: looked, or it cannot be told (holders_sockets).
+    #: Whether its unit or container has a TCP socket that listens, and how many clients are connected to such; None where
+    #: there was no look, or it cannot be determined (holders_sockets).
     listens: bool | None = None
     clients: int | None = None
     #: CPU time that the process has taken so far.
@@ -119,7 +119,7 @@ class Holder:
 
 
 def _held_by() -> Any:
-    """Who counts as using the thing, as `holders_mark.mark` wrote it down; empty where nobody looked."""
+    """Who counts as using the thing, as `holders_mark.mark` wrote it down; empty where there was no look."""
     return field(default=(), metadata=INTERNAL)
 
 

@@ -4,7 +4,7 @@
 #
 # Thousands of files are looked at in one pass, and pathlib would take most of its time.
 # ruff: noqa: PTH116
-"""Tell which open files of processes are device nodes of the driver, by what the kernel says and nobody else.
+"""Tell which open files of processes are device nodes of the driver, by what the kernel says alone.
 
 A file system's server may be a user's own, or gone, and never answer. So the kernel is asked what it knows already: statx(2) with
 AT_STATX_DONT_SYNC, for which Python has no call.

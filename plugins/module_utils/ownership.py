@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which MIG instances are this collection's, so that nobody else's is removed unasked.
+"""Record which MIG instances are this collection's, so that no other one is removed unasked.
 
 An instance is ours when a layout created it or named it (then it is adopted). The record is kept on the host; the
-instance's MIG UUIDs tell it from another one that somebody made later at the same place.
+instance's MIG UUIDs tell it from another one that was created later at the same place.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Ownership:
     owned: frozenset[Owned] = frozenset()
 
     def foreign(self, gpu: Gpu, instance: GpuInstance) -> bool:
-        """Whether this instance is somebody else's."""
+        """Return whether this instance is not the collection's."""
         there = {c.mig_uuid for c in instance.compute_instances}
         for ours in self.owned:
             if (ours.gpu_uuid, ours.profile, ours.start) == (gpu.uuid, instance.profile, instance.placement.start):
@@ -62,7 +62,7 @@ class Record:
         return frozenset(Owned(**dict(item, mig_uuids=tuple(item["mig_uuids"]))) for item in items)
 
     def adopt(self, seen: Iterable[tuple[Gpu, Sequence[GpuInstance]]]) -> None:
-        """Record all instances of these GPUs as ours, but for the ones beside each GPU, which were left to others.
+        """Record all instances of these GPUs as ours, except those beside each GPU, which are not ours.
 
         What the record says of other GPUs stays.
         """

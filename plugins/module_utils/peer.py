@@ -5,7 +5,7 @@
 
 A port belongs to the process that bound it first: while a service restarts, any user can take it. So a client connects first
 and then looks up the server's end of that one connection in the kernel's table (proc_pid_net(5), proc_net_tcp.rst) and the
-process that has this socket open. Whoever binds the port afterwards does not get the connection.
+process that has this socket open. A process that binds the port afterwards does not get the connection.
 
 What remains: a process of the owner, or root, may pass the socket on or forward what it reads. Both could read the secret
 anyway.

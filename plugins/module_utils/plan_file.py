@@ -5,7 +5,7 @@
 
 A saved plan holds what was observed, what the layout asked for, and the steps between the two. It is never carried out
 from the file: the planner makes it once more, with every placement pinned to the saved one, and what comes out must be
-the saved steps. So what the planner refuses (a process in the way, somebody else's instance) is refused here too.
+the saved steps. So what the planner refuses (a process in the way, an instance of another owner) is refused here too.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ def _asked(target: Target) -> dict[str, Any]:
 
 
 def _observed(gpu: Gpu) -> dict[str, Any]:
-    """All of a GPU's state that a plan depends on, but for what runs on it: that is looked up when a plan is made."""
+    """Return the state of a GPU that a plan depends on, without what runs on it: that is looked up when a plan is made."""
     return {
         "mig_enabled": gpu.mig.enabled,
         "mig_pending": gpu.mig.pending,

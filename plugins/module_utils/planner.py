@@ -27,7 +27,7 @@ def plan(gpus: Sequence[Gpu], targets: Iterable[Target], ownership: Ownership = 
     """Plan every target on the GPUs observed.
 
     Raises PlanError, naming the GPU and the entry, where a target cannot be had, or where it would remove instances that
-    are somebody else's and `ownership` does not allow that. A plan that would end something that runs is returned, not
+    are not the collection's and `ownership` does not allow that. A plan that would end something that runs is returned, not
     refused: `Plan.disturbs` names it, and the code that applies plans decides.
     """
     by_uuid = {gpu.uuid: gpu for gpu in gpus}

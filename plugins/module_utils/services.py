@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 #: Process ids by UUID of the GPU.
 Pids = Mapping[str, "frozenset[int]"]
 Look = Callable[[], Host]
-#: Ends those who are in the way; says whether there was anybody whom it could end.
+#: Ends holders in the way; returns whether it could end any.
 Clear = Callable[[Sequence[Disturbance]], bool]
 
 
@@ -102,7 +102,7 @@ class Service(Protocol):
         """Look at what only a look at the GPUs tells."""
 
     def own(self, part: HostPart | None = None, clients: bool = True) -> Pids:
-        """Return the processes that belong to it and so are in nobody's way, with or without its `clients`.
+        """Return the processes that belong to it and so do not block a change, with or without its `clients`.
 
         With a `part` of a plan: the processes that stay through it.
         """

@@ -36,7 +36,7 @@ def locked(directory: str, timeout_seconds: float) -> Iterator[None]:
     folder = Path(directory)
     try:
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-        # Not for others to open: whoever can may hold the lock, and so block every change.
+        # Not for others to open: who can open it can hold the lock, and so block every change.
         file = os.fdopen(os.open(str(folder / "lock"), os.O_RDWR | os.O_CREAT, 0o600), "r+")
     except OSError as error:
         raise ApplyError(
@@ -66,13 +66,13 @@ def locked(directory: str, timeout_seconds: float) -> Iterator[None]:
 def looking(directory: str) -> Iterator[ApplyError | None]:
     """Look at the host while no run changes it: gives the run that does, as `locked` would name it, or None.
 
-    Waits for nobody. Until the block ends, runs wait that want to change the host, for a reset is refused while anybody has
-    the GPU open: look quickly. Several may look at once. Raises ApplyError where this user may not ask.
+    Does not wait. Other runs wait until the block ends, because a reset is refused while a process has the GPU open: look
+    quickly. Several may look at once. Raises ApplyError where this user may not ask.
     """
     try:
         file = (Path(directory) / "lock").open()
     except FileNotFoundError:
-        # Nobody ever changed anything here.
+        # There was no run yet.
         yield None
         return
     except OSError as error:

@@ -217,7 +217,7 @@ def gpu_info_of_all(
 
 
 def _no_answer(result: Mapping[str, Any]) -> str:
-    """Return why a result says nothing of the host's GPUs; empty where it does, or where nobody asked."""
+    """Return why a result says nothing of the host's GPUs; empty where it does, or where it was not asked for."""
     if result.get("unreachable") is True:
         return "it could not be reached: %s" % text(result.get("msg") or "")
     if result.get("failed") is True and "gpus" not in result:

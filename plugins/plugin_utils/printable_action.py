@@ -20,7 +20,7 @@ _INTERPRETER = "discovered_interpreter_python"
 
 
 class PrintableAction(ActionBase):
-    """Run the module of the action's name. Texts of the result are as the host sends them but for control characters."""
+    """Run the module of the action's name. Texts of the result are as the host sends them, without control characters."""
 
     TRANSFERS_FILES = False
     _supports_check_mode = True

@@ -339,7 +339,7 @@ def test_thousands_are_counted_by_pattern():
         ({"rules": Rules(reserve_gpus={A100: 2})}, ["rules", "the fleet has 1"]),
         ({"rules": Rules(headroom_memory_percent=100)}, ["rules", "headroom_memory_percent"]),
         ({"today": today("1 3g.20gb@0 w0")}, ["host0 gpu 1", "3g.20gb@0 (w0)", "no such GPU"]),
-        ({"today": today("0 3g.20gb@0 w0", "0 2g.10gb@2 -")}, ["host0 gpu 0", "overlap", "2g.10gb@2 (nobody's)"]),
+        ({"today": today("0 3g.20gb@0 w0", "0 2g.10gb@2 -")}, ["host0 gpu 0", "overlap", "2g.10gb@2 (free)"]),
         ({"today": today("0 3g.20gb@2 w0")}, ["host0 gpu 0", "start where they cannot"]),
         ({"today": today("0 4g.20gb@0 w0", "0 4g.20gb@0 w1")}, ["host0 gpu 0", "does not fit"]),
         ({"today": today("0 1g.5gb@0 w0", "0 1g.5gb@1 w0")}, ["host0 gpu 0", "w0 is listed twice"]),

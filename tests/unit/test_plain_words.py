@@ -13,21 +13,22 @@ ROOT = Path(__file__).resolve().parents[2]
 WORDS = re.compile(
     r"\b(?:whoever|nobody|somebody|anew|but\s+for|by\s+and\s+by|(?:is|are)\s+told\s+of)\b", re.IGNORECASE
 )
-#: What users read: pages, playbooks, argument specs, tasks, the text of modules and filters, and what a controller prints.
+#: What users and contributors read: pages, playbooks, argument specs, tasks, rules, and the text and comments of plugins.
 PATTERNS = (
     "*.md",
+    "changelogs/fragments/*.yml",
     "docs/*.md",
+    "docs/*.json",
     "playbooks/**/*.yml",
     "playbooks/**/*.j2",
+    "plugins/**/*.py",
     "roles/*/README.md",
+    "roles/*/defaults/main.yml",
     "roles/*/meta/argument_specs.yml",
     "roles/*/tasks/*.yml",
-    "plugins/modules/*.py",
-    "plugins/filter/*.py",
-    "plugins/action/*.py",
-    "plugins/callback/*.py",
-    "plugins/plugin_utils/site/*.py",
-    "plugins/plugin_utils/variables/*.py",
+    "roles/*/files/**/*.py",
+    "roles/gpu_monitoring/dashboards/*.py",
+    "roles/gpu_monitoring/files/**/*.yml",
 )
 FILES = sorted({str(path.relative_to(ROOT)) for pattern in PATTERNS for path in ROOT.glob(pattern)})
 

@@ -253,7 +253,7 @@ def occupant(peak_gib=5.0, shape=WHOLE, holders=(), **wish):
 @pytest.mark.parametrize(
     ("one", "then", "asked", "host", "word", "why"),
     [
-        (occupant(), mig("1g.10gb"), need(6, 5), "a", "low", "started anew"),
+        (occupant(), mig("1g.10gb"), need(6, 5), "a", "low", "restarted, with"),
         (occupant(), mig("1g.10gb"), need(6, 5), "b", "medium", "another host"),
         (occupant(9.5), mig("1g.10gb"), need(9.6, 5), "a", "medium", "used 97 %"),
         (occupant(30), mig("1g.10gb"), need(6, 5), "a", "high", "more memory than it is to have"),

@@ -284,7 +284,7 @@ def test_gpus_that_no_entry_names_keep_their_tenants():
 def test_files_of_another_form_are_written_anew():
     part = entry([0], tenant("a"))
     (one,) = there(part)
-    assert lines(part, seen=[dataclasses.replace(one, outdated=("x",))]) == ["vgpu a: write its files anew on gpu 0"]
+    assert lines(part, seen=[dataclasses.replace(one, outdated=("x",))]) == ["vgpu a: rewrite its files on gpu 0"]
 
 
 def test_before_and_after_tell_the_tenants_of_a_gpu():

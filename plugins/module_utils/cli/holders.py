@@ -41,7 +41,7 @@ _ENVIRONMENT = {
     "LANG": "C.UTF-8",
 }
 _THIS_HOST = "this host"
-#: What is told of what techniques run beside the GPUs. Daemons are not asked: their clients are among the holders.
+#: The reported service of techniques. MPS daemons are not asked: their clients are among the holders.
 _TENANTS = "vgpu_tenants"
 _POLL_SECONDS = 0.1
 
@@ -78,7 +78,7 @@ def look(directory: str = DIRECTORY, sockets: bool = False) -> dict[str, Any]:
     Raises FleetError where the host cannot be looked at, or is being changed.
     """
     try:
-        # As short as can be: a run that wants to reset GPUs waits until nobody has them open.
+        # As short as can be: a run that resets GPUs waits until no process has them open.
         with _unchanged(directory), Session() as session:
             host = session.observe()
             (tenants,) = (each.report(session.private) for each in SERVICE_VIEWS if each.name == _TENANTS)

@@ -41,7 +41,7 @@ def keep(options: Namespace) -> int:
 
 
 def serve(options: Namespace) -> int:
-    """Serve the socket that systemd hands over, until nobody asks."""
+    """Serve the socket that systemd hands over, until there are no requests."""
     from ..keep_request import Settings, answer, parse, to_log
 
     settings = Settings.read(options.settings)
@@ -94,7 +94,7 @@ def _request(options: Namespace) -> Mapping[str, Any]:
 
 
 def _ask(path: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Raises KeepError where nobody answers."""
+    """Raises KeepError where there is no answer."""
     line = json.dumps(request).encode() + b"\n"
     if len(line) > keep_server.MOST_LINE_BYTES:
         raise KeepError("gpu-layout keep", "the name is too long", "Write the name of a service, a container or a pid.")

@@ -56,7 +56,7 @@ def metrics(options: Namespace) -> int:
     if seen.problems:
         raise LookError(seen.problems)
     if seen.changing is not None:
-        # Nobody's fault, and soon over.
+        # No failure, and soon over.
         print("gpu-layout: %s" % seen.changing, file=sys.stderr)
     return 0
 

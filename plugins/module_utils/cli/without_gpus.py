@@ -105,7 +105,7 @@ def _wanted(text: str) -> list[WantedInstance]:
 
 
 def _unconfirmed(model: catalogue.Model, profiles: set[str]) -> dict[str, str]:
-    """The values that the answer rests on and that nobody has confirmed, each with where it comes from."""
+    """Return the unconfirmed values that the answer rests on, each with where it comes from."""
     found = dict(model.unconfirmed)
     for profile in model.profiles:
         if profile.name in profiles:

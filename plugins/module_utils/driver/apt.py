@@ -134,7 +134,7 @@ class Apt(apt.AptBase):
         return ""
 
     def put_back(self, packages: Sequence[str], added: Sequence[str], mark: str) -> str:
-        """Install package files as they were, and take away what came with them. Without apt, which would resolve anew."""
+        """Install package files as they were, and take away what came with them. Without apt, which would resolve again."""
         said = []
         if added:
             said.append(self.call(["dpkg", "--force-depends", "--force-remove-reinstreq", "--purge", *added]))

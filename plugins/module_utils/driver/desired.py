@@ -24,7 +24,7 @@ DRAINED = "driver-drained.json"
 
 
 class Driver:
-    """The driver of this host. Whoever makes one closes it."""
+    """The driver of this host. Its caller closes it."""
 
     def __init__(self, params: dict[str, Any]) -> None:
         self.params = params
@@ -154,7 +154,7 @@ class Driver:
         return [record.stat().st_ino, record.stat().st_mtime_ns] if record.exists() else []
 
     def _drained(self) -> bool:
-        """Whether the clients are off for a change of the driver, and not because somebody else wants them off."""
+        """Whether the clients are off for a change of the driver, and not for another reason."""
         mark = durable.read(self.state / DRAINED, 1)
         return bool(mark and self._drain() and mark["drain"] == self._drain())
 

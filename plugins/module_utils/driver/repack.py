@@ -62,7 +62,7 @@ def _copy(path: Path, tree: Path) -> bool:
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
-        # Somebody deleted a file of the package; documentation may be left out on purpose (dpkg's path-exclude).
+        # A file of the package was deleted; documentation may be left out on purpose (dpkg's path-exclude).
         return path.parts[:3] == ("/", "usr", "share")
     if stat.S_ISDIR(mode) or str(path) in _MERGED:
         new.mkdir(parents=True, exist_ok=True)

@@ -22,7 +22,7 @@ from ..errors import FleetError
 #: is starting. Removed at the end; in /run, so that one of a run that was killed is gone at the next boot.
 LOCK, LOCK_SECONDS = "run/openfleet-gpu-install.lock", 300
 
-#: A difference is shown of files that everybody on the host may read, and of no secret.
+#: A difference is shown of files that every user of the host may read, and of no secret.
 _ALL_READ = 0o004
 
 
@@ -128,7 +128,7 @@ class Installation:
             durable.write_bytes(path, content, mode, accept)
 
     def make(self, folder: Path) -> list[str]:
-        """Make the directory, which everybody may read; return those that were not there, outermost first."""
+        """Make the directory, which every user may read; return those that were not there, outermost first."""
         missing = [path for path in (folder, *folder.parents) if not path.exists()][::-1]
         for path in missing:
             self.done.append("make %s" % path)

@@ -219,7 +219,7 @@ def _install_readers(target: Installation, readers: Mapping[str, Any]) -> None:
 
 
 def _accept(new: Path) -> None:
-    """Ask visudo about a new file of sudo: a wrong one would take sudo away from everybody."""
+    """Ask visudo about a new file of sudo: a wrong one would disable sudo for all users."""
     done = run_to_end([_visudo() or "visudo", "-cf", str(new)])
     if done.returncode:
         raise InstallError("gpu_layout_readers", "visudo refuses the rule:\n%s" % (done.stdout + done.stderr).rstrip())

@@ -50,7 +50,7 @@ class AptBase:
     # -- Asking --------------------------------------------------------------------------------------------------------
 
     def open_private(self) -> Path:
-        """A directory in which things are asked from now on: with the host's sources, pins and lists, but for the owner's."""
+        """Return a directory for the questions from now on: with the host's sources, pins and lists, without the owner's."""
         self.close()
         private = Path(tempfile.mkdtemp(prefix=self.owner.name + "-"))
         # apt fetches as a user of its own, who must be able to walk through.

@@ -65,7 +65,7 @@ def verified(owner: Owner, keyring: str, trusted: Sequence[str], given: str, url
         raise PlanError(
             where,
             "the key has the fingerprint %s, and %s is to be trusted" % (", ".join(found), ", ".join(trusted)),
-            "If the repository has a new key, set %s_repository_fingerprints; else somebody is in between. Nothing was "
+            "If the repository has a new key, set %s_repository_fingerprints; else the connection is intercepted. Nothing was "
             "changed." % owner.role,
         )
     return binary(content)

@@ -17,7 +17,7 @@ from typing import Iterator
 _PUBLIC_KEY = 6
 #: Signature, public key, user id, public subkey, user attribute: RFC 9580, 5.
 _OF_PUBLIC_KEYS = (2, _PUBLIC_KEY, 13, 14, 17)
-#: Of what is refused, by name what somebody may have exported by mistake.
+#: Packets that are refused and that may have been exported by mistake, by name.
 _NAMES = {
     5: "a secret key",
     7: "a secret subkey",

@@ -110,7 +110,7 @@ class Work:
             self.manager.forget_lists(self.host.files.get(step.items[0], ""))
         if step.items[0] == files.SETTINGS:
             with contextlib.suppress(OSError):
-                # Where nobody else has settings for the service.
+                # Unless there are other settings for the service.
                 Path(files.SETTINGS).parent.rmdir()
         self._reload_units()
 

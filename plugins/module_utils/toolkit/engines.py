@@ -111,7 +111,7 @@ def settle(engine: Engine, path: str, before: str, after: str, drop_in: str) -> 
             else _nothing_lost_json(path, before, after)
         )
     if drop_in and str(Path(drop_in).parent) + "/*.toml" in imports(before):
-        # It would only lay it out anew, without its comments.
+        # It would only reformat it, without its comments.
         return before
     return _nothing_lost_toml(path, before, after)
 
@@ -254,7 +254,7 @@ def _toml_without(text: str) -> str:
 
 
 def note(engine: Engine, before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, Any]:
-    """What the way back needs to know of the engine: nothing of it is anybody's secret."""
+    """What the way back needs to know of the engine: none of it is a secret."""
     found: dict[str, Any] = {"created": engine.config not in before}
     if engine.name == "docker":
         old, new = _json(before.get(engine.config, "")), _json(after.get(engine.config, ""))

@@ -14,7 +14,7 @@ SOURCES = {"apt": "/etc/apt/sources.list.d/%s.list" % NAME, "dnf": "/etc/yum.rep
 KEYRINGS = {"apt": "/etc/apt/keyrings/%s.gpg" % NAME, "dnf": "/etc/pki/rpm-gpg/RPM-GPG-KEY-%s" % NAME}
 
 #: The toolkit's own units have these names too. What brings specifications up to date after a change of MIG devices
-#: (follow.py) restarts the service by its name, whoever it comes from.
+#: (follow.py) restarts the service by its name, whatever package it comes from.
 REFRESH_SERVICE = "/etc/systemd/system/nvidia-cdi-refresh.service"
 REFRESH_PATH = "/etc/systemd/system/nvidia-cdi-refresh.path"
 SETTINGS = "/etc/systemd/system/nvidia-cdi-refresh.service.d/openfleet.conf"
@@ -65,7 +65,7 @@ def refresh_service() -> str:
     return (
         HEAD
         + """[Unit]
-Description=Write the CDI specification of NVIDIA devices anew
+Description=Renew the CDI specification of NVIDIA devices
 ConditionPathExists=/usr/bin/nvidia-ctk
 After=multi-user.target
 
@@ -116,7 +116,7 @@ def refresh_path() -> str:
     return (
         HEAD
         + """[Unit]
-Description=Write the CDI specification anew when the NVIDIA driver changes
+Description=Renew the CDI specification when the NVIDIA driver changes
 
 [Path]
 PathChanged=/lib/modules/%v/modules.dep

@@ -40,7 +40,7 @@ class Host:
     manager: str
     architecture: str = "x86_64"
     packages: tuple[Package, ...] = ()
-    #: Names of engines that are installed, and whether somebody uses containerd by its CRI.
+    #: Names of engines that are installed, and whether containerd is used by its CRI.
     engines: tuple[str, ...] = ()
     kubelet: bool = False
     units: dict[str, Unit] = field(default_factory=dict)

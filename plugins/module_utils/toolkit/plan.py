@@ -68,7 +68,7 @@ def _writes(host: Host, wanted: Mapping[str, str]) -> list[Step]:
     for path in (files.SOURCES[host.manager], *files.UNITS):
         text, there = wanted.get(path, ""), host.files.get(path, "")
         if text == there or (there and path in files.UNITS and not there.startswith(files.HEAD)):
-            # Somebody's own unit of that name is as good.
+            # Another unit of that name is as good.
             continue
         if text:
             steps.append(Step("write", "write %s" % path, (path, text)))
@@ -190,5 +190,5 @@ def absent(host: Host, request: Request) -> Plan:
     if host.record.get("selinux"):
         steps.append(Step("selinux", "no longer let containers use devices (container_use_devices)", ("off",)))
     left = [path for path in host.specs if path != files.SPECIFICATION]
-    notes = ["%s is left, and names hooks of the toolkit: delete it where nobody uses it" % path for path in left]
+    notes = ["%s is left, and names hooks of the toolkit: delete it if it is not used" % path for path in left]
     return Plan(tuple(steps), tuple(pending), tuple(notes + _pending_notes(pending)))

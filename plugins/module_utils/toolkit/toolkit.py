@@ -24,7 +24,7 @@ SCHEMA = 1
 
 
 class Toolkit:
-    """The container toolkit of this host. Whoever makes one closes it."""
+    """The container toolkit of this host. Its caller closes it."""
 
     def __init__(self, params: dict[str, Any], call: Run = run_to_end) -> None:
         self.params, self.call = params, call
@@ -120,7 +120,7 @@ class Toolkit:
                 raise ApplyError(
                     file["path"],
                     "its SHA-256 is %s, and %s was expected" % (digest, file["sha256"]),
-                    "Fetch it anew, or mend container_toolkit_files. Nothing was changed.",
+                    "Fetch it again, or mend container_toolkit_files. Nothing was changed.",
                     outcome="old",
                 )
             paths.append(file["path"])

@@ -100,7 +100,7 @@ def _link(path: Path, target: str) -> None:
 
 
 def _remove(place: Path) -> None:
-    """Our files, and the directory with them, unless somebody has put something else there."""
+    """Our files, and the directory with them, unless there is something else in it."""
     if {path.name for path in place.iterdir()} - set(_OURS):
         return
     for name in _OURS:

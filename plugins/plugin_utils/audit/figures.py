@@ -102,7 +102,7 @@ class Figures:
         return {key: count * ROLL_UP_SECONDS for key, count in counts.items()}
 
     def held(self) -> dict[Key, float]:
-        """For how many seconds somebody has had what is held now: 0 where it is less than an hour, or not certain."""
+        """Return for how many seconds it has been held: 0 where it is less than an hour, or not certain."""
         now = self.asking.ask("last_over_time(%s{%%(where)s}[15m]) > 0" % HELD)
         found = {key_of(sample.labels): 0.0 for sample in now}
         found.update(lasting(self._pieces(HELD, "min", self._spans), lambda value: value > 0, ROLL_UP_SECONDS))

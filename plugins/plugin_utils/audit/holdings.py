@@ -107,7 +107,7 @@ def _of_record(record: Record) -> Holding:
 
 
 def _with_gpu(instance: Holding, whole: Record | None) -> Holding:
-    """An instance with what befell its GPU: errors, heat and loss are told of the GPU as a whole."""
+    """An instance with what befell its GPU: errors, heat and loss are reported per GPU, not per instance."""
     if whole is None:
         return instance
     return replace(
@@ -183,7 +183,7 @@ def _holder(row: Mapping[str, Any]) -> Holder:
 
 
 def _aged(holding: Holding, now: float) -> Holding:
-    """A holding with the age of its newest process. A bare handle does nothing, and is nobody's history."""
+    """A holding with the age of its newest process. A bare handle does nothing, and has no history."""
     holders = holding.holders or ()
     counted = [holder for holder in holders if holder.kind != _BARE_HANDLE] or holders
     starts = [holder.since_seconds for holder in counted if holder.since_seconds is not None]
@@ -232,7 +232,7 @@ def _weight(subject: Subject) -> float:
 def _shares(
     found: Sequence[Holding], records: Mapping[Key, Record], hosts: Mapping[str, HostState]
 ) -> dict[tuple[str, str], float]:
-    """What a GPU with instances is in all, by which its price is shared among them: what is not carved is nobody's."""
+    """What a GPU with instances is in all, by which its price is shared among them: what is not carved belongs to no instance."""
     totals: dict[tuple[str, str], float] = {}
     for subject in (holding.subject for holding in found):
         if subject.kind == "mig_instance":
@@ -273,14 +273,14 @@ def price_of(model: str, prices: Sequence[Price]) -> float | None:
 def using(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return the holders without bare handles, or all where they have nothing else: docs/holders.md, "Bare handles".
 
-    Whoever may open a GPU's node may keep it open for as long as he likes. He has no memory there and runs nothing, so that his
-    handle says nothing of what others do with the GPU.
+    A user who may open a GPU's node may keep it open without limit. Such a handle has no memory there and runs nothing, so it
+    says nothing of what others do with the GPU.
     """
     return [row for row in rows if row.get("kind") != _BARE_HANDLE] or list(rows)
 
 
 def is_held(holding: Holding) -> bool | None:
-    """Whether anybody holds it; None where that is not known."""
+    """Return whether it is held; None where that is not known."""
     if holding.processes_now:
         return True
     if holding.holders is None:

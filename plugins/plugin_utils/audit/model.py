@@ -146,8 +146,8 @@ class Holding:
     """All that is known of one subject.
 
     Memory in bytes; busy (a kernel ran), compute (SMs in use), bandwidth and tensor as ratios from 0 to 1; `xid` the
-    classes of the window's errors by number; `throttled` the share of time of each reason. `holders` is None where nobody could
-    be asked, which differs from an empty tuple, nobody. `missing` says in words what could not be known.
+    classes of the window's errors by number; `throttled` the share of time of each reason. `holders` is None where they are
+    unknown, which differs from an empty tuple, none. `missing` says in words what could not be known.
     """
 
     subject: Subject

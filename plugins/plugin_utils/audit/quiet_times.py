@@ -81,7 +81,7 @@ def device_quiet_times(asking: Asking, question: QuietQuestion, known: Collectio
 def _quiet_by(
     asking: Asking, question: QuietQuestion, series: str, least: float, without: Collection[Key] = ()
 ) -> dict[Key, Quiet]:
-    """The quiet times by one series, but for those of `without`."""
+    """Return the quiet times by one series, without those of `without`."""
     # A GPU that is not measured just now may have begun to work.
     candidates = asking.ask(
         "(max by (%s) (max_over_time(%s{%%(where)s}[%ds])) < %g >= 0)"
@@ -220,7 +220,7 @@ def _quiet(
         began = appears[0] - _HOUR
     ends = [at - _HOUR for at in vanishes]
     gaps = [(start, min((at - _HOUR for at in appears if at - _HOUR >= start), default=end)) for start in ends]
-    # Since it was free last, or since somebody looks; a gap between is no change of hands.
+    # Since it was free last, or since the first look; a gap between is no change of hands.
     changes = [*events.get(_TAKEN, ()), *sorted(events.get(_WATCHED, ()))[:1]]
     held_since = max([began, *(at - _HOUR for at in changes)])
     whole = _rhythm(began, works, gaps, excluded)

@@ -33,7 +33,7 @@ def to_text(audit: Audit) -> str:
     """Comma-separated values with a line of names, as RFC 4180 writes them. Every cell is in quotes: some spreadsheets take a
     semicolon for the comma, and would begin a cell behind it.
 
-    Last what the audit before found and this one did not, or could not look at: without figures, but for what it cost then.
+    Last what the audit before found and this one did not, or could not look at: without figures, except what it cost then.
     """
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, quoting=csv.QUOTE_ALL)

@@ -32,7 +32,7 @@ _ASKING = (
     "oversized_memory",
     "oversized_compute",
 )
-#: Rows of the first table: more than that nobody reads, and the table of all is the CSV.
+#: Rows of the first table: readers skip more, and the table of all is the CSV.
 _TOP = 100
 
 #: The picture's own units: it is stretched to the room there is.

@@ -34,7 +34,7 @@ def resting(holding: Holding, policy: Policy) -> Resting | None:
 
     A holder is blamed for the time since it came only, and has no longer history than its newest process: the GPU may have gone
     from hand to hand without a pause. Where the server knows since when the GPU is held, a process that began later does not make
-    the blame shorter, or a service that restarts every night would never be idle. Where nobody knows, there is no history.
+    the blame shorter, or a service that restarts every night would never be idle. Where it is not known, there is no history.
     """
     quiet = holding.quiet
     if quiet is None or quiet.seconds < policy.grace_seconds:

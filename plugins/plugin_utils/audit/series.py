@@ -84,12 +84,12 @@ SERIES = {
 BUSY_FOR_COMPUTE = replace(SERIES["busy"], figures=_ALL)
 TENANT = _series("gpu:tenant_memory_used_bytes", "max", _ALL, 1e15, long=False)
 
-#: In how much of five minutes somebody had it, and in how much it was throttled, for each reason; both only as roll-ups: holders
+#: In how much of five minutes it was held, and in how much it was throttled, for each reason; both only as roll-ups: holders
 #: and reasons come and go as series, and what is not throttled has none of the latter.
 HELD = "gpu:held:avg5m"
 THROTTLED = "gpu:throttled:avg5m"
 
-#: What is told of the whole fleet, of each day (SPAN) one number; what hardly changes is looked at four times (STEP) in it.
+#: Series of the whole fleet, one number for each day (SPAN); what hardly changes is looked at four times (STEP) in it.
 FLEET = {
     "gpus": "avg_over_time(count(count by (host, gpu_uuid) (gpu:info{%(where)s}))[SPAN:STEP])",
     "held_ratio": "avg(avg_over_time(gpu:held:avg5m{%(where)s}[SPAN]) >= 0 <= 1)",

@@ -34,7 +34,7 @@ from .series import (
     tenant_key_of,
 )
 
-#: Clocks further apart than this are told of.
+#: Clocks further apart than this are reported.
 _SKEW_SECONDS = 60
 
 _DAY = 86400.0

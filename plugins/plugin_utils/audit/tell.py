@@ -61,7 +61,7 @@ class Notice:
             raise NotifyError("notify.url", "it is not the address of a web hook", "Write https://…, without blanks.")
         if USER in notice.to and not personal:
             cure = "Write an address without it; gpu_rightsize_reclaim_tell may have one with it."
-            raise NotifyError("notify.to", "an audit is about no single user, so %s stands for nobody" % USER, cure)
+            raise NotifyError("notify.to", "an audit is about no single user, so %s has no value" % USER, cure)
         return notice
 
     @property

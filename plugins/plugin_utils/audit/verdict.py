@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """From a holding to one word with its reason. Pure.
 
-What is not known is never taken for nothing: a word that blames somebody needs samples for all of the time it speaks of.
+What is not known is never taken for nothing: a word that blames a holder needs samples for all of the time it speaks of.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HOURS_PER_MONTH = 730.5
 
 #: From this share of its memory on a GPU has a model loaded: a context alone takes less.
 _LOADED_RATIO = 0.1
-#: A service on which kernels ran in more than this share of the hours answers somebody, in times too short for a sign of work.
+#: A service on which kernels ran in more than this share of the hours answers clients, in times too short for a sign of work.
 _MOST_HOURS_RATIO = 0.5
 #: Programs that listen for the notebook server that has started them.
 _NOTEBOOKS = ("ipykernel", "jupyter")
@@ -105,7 +105,7 @@ def _judge(holding: Holding, limits: Thresholds, seconds: float | None) -> tuple
         return "broken_metrics", contradiction, 0.0
     rest = resting(holding, limits.idle_policy)
     if rest and held is False:
-        return "free", "Nobody holds it. No sign of work for %s." % duration(rest.seconds), 1.0
+        return "free", "It has no holder. No sign of work for %s." % duration(rest.seconds), 1.0
     if rest and rest.is_idle:
         return _judge_idle(holding, rest)
     polls = _polls_for_clients(holding, limits)
@@ -114,7 +114,7 @@ def _judge(holding: Holding, limits: Thresholds, seconds: float | None) -> tuple
     if rest and rest.too_early:
         return "no_data", "%s %s" % (_held_by(holding), rest.too_early), 0.0
     if held is False and _never_used(holding, limits):
-        return "free", "Nobody holds it, and no process was on it for %s." % duration(holding.processes.seconds), 1.0
+        return "free", "It has no holder, and no process was on it for %s." % duration(holding.processes.seconds), 1.0
     short = _too_little(holding, limits, seconds)
     if short:
         return "no_data", short, 0.0
@@ -134,7 +134,7 @@ def _contradiction(holding: Holding) -> str:
 
 
 def _never_used(holding: Holding, limits: Thresholds) -> bool:
-    """Whether it is known without any figure of its activity, as of instances before Hopper, that nobody was on it."""
+    """Whether it is known without any figure of its activity, as of instances before Hopper, that no process was on it."""
     processes = holding.processes
     if processes is None or holding.busy is not None or holding.compute is not None:
         return False
@@ -170,8 +170,8 @@ def _works_elsewhere(holding: Holding) -> str:
 def _waits_for_clients(holding: Holding) -> str:
     """How a loaded model server shows, as the host sees it; empty where it is none.
 
-    A notebook's kernel listens too, for the server that it belongs to. That it is one its command line says: nobody gains by
-    posing as a notebook.
+    A notebook's kernel listens too, for the server that it belongs to. Its command line says so: posing as a notebook
+    gains nothing.
     """
     holders = holding.holders or ()
     clients = sum(holder.clients or 0 for holder in holders)

@@ -34,7 +34,8 @@ def named(path: str, allowed: Sequence[str], what: str, hosts: set[str]) -> Item
         raise BundleError(
             path,
             "its SHA-256 is %s, and the inventory expects %s" % (found, " or ".join(allowed)),
-            "Fetch it anew, or mend the inventory%s." % (" (gpu_layout_nvml_hashes)" if what == "nvidia-ml-py" else ""),
+            "Fetch it again, or mend the inventory%s."
+            % (" (gpu_layout_nvml_hashes)" if what == "nvidia-ml-py" else ""),
         )
     return Item("files/%s" % here.name, what, found, here.stat().st_size, local=here, hosts=set(hosts))
 

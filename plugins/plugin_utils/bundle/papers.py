@@ -156,5 +156,5 @@ def readme(items: Iterable[Item], mirrors: Iterable[Mirror], elsewhere: int, pyt
         ]
     ending = ["- %s until %s" % (m.source.folder, m.valid_until) for m in mirrors if m.valid_until]
     if ending:
-        lines += ["", "These indexes are valid for a time only; make the bundle anew before:", "", *ending]
+        lines += ["", "These indexes are valid for a time only; make the bundle again before:", "", *ending]
     return "\n".join(lines) + "\n"

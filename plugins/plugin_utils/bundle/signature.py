@@ -32,7 +32,7 @@ def check_key(content: bytes, source: Source, where: str) -> bytes:
             where,
             "the key has the fingerprint %s, and %s is to be trusted"
             % (", ".join(found), ", ".join(source.fingerprints)),
-            "If NVIDIA has a new key, set %s_repository_fingerprints; else somebody is in between. Nothing of it was kept."
+            "If NVIDIA has a new key, set %s_repository_fingerprints; else the connection is intercepted. Nothing of it was kept."
             % source.role,
         )
     return binary(content)

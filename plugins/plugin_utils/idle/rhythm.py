@@ -14,7 +14,7 @@ from typing import Sequence
 #: An interval of time: start and end, in seconds since the epoch.
 Span = tuple[float, float]
 
-#: Of the present quiet time so much has samples. A longer gap makes it begin anew behind the gap.
+#: Of the present quiet time so much has samples. After a longer gap it begins again.
 LEAST_COVERED_RATIO = 0.9
 
 

@@ -25,7 +25,7 @@ class Policy:
     `weekend_ratio`: so many times the grace are idle on such a holder at the earliest: 64 hours, a weekend.
     `new_seconds`: a holder with less history than this has not shown its weekends, or that it works once a week.
     `new_threshold_seconds`: so it is idle after a week at the earliest, and eight hours for a weekly job that begins late.
-    `missing_signal_ratio`: of the grace, added for each group of signals that nobody measures.
+    `missing_signal_ratio`: of the grace, added for each group of signals that is not measured.
     """
 
     grace_seconds: float = 48 * HOUR_SECONDS
@@ -47,7 +47,7 @@ def threshold_seconds(
     """Return from how long a quiet time on a holder is idle.
 
     `longest_seconds` is its longest quiet time that ended, `history_seconds` for how long it is known, and `missing_signals` how
-    many groups of signals nobody measures.
+    many groups of signals that are not measured.
     """
     grace = policy.grace_seconds * (1 + policy.missing_signal_ratio * missing_signals)
     new = policy.new_threshold_seconds if history_seconds < policy.new_seconds else 0.0

@@ -20,7 +20,7 @@ class Part(NamedTuple):
     stays: bool = False
 
 
-#: What is to stand on each GPU. One that is left out comes empty, without instances; one with nobody keeps what stands there.
+#: What is to stand on each GPU. One that is left out comes empty, without instances; one without a workload stays as it is.
 Layouts = Mapping["tuple[str, int]", Sequence[Standing]]
 
 
@@ -49,7 +49,7 @@ def standing_of(case: Case, key: tuple[str, int], parts: Sequence[Part]) -> list
     for shape, start, serves in zip(pattern, found.starts, found.serves):
         owner = today[serves].workload if serves is not None else None
         name = owner if owner in stay else come[shape].pop()
-        # A quota is its tenant's: another one's is made anew. An instance goes from hand to hand.
+        # A quota is its tenant's: that of another tenant is created again. An instance can be handed on.
         new = serves is None if shape.kind == "mig" else owner != name
         made.append(Standing(*key, shape, start, name, new))
     made += [Standing(*key, today[n].shape, today[n].start) for n in found.spare]

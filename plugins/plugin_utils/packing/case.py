@@ -131,7 +131,7 @@ class Case:
         return {name: tuple(homes) for name, homes in found.items() if self._can_stay(self.workloads[name], homes)}
 
     def _can_stay(self, workload: Workload, homes: Sequence[Standing]) -> bool:
-        """Whether what it asks for is what it has. One that changed is made anew wherever it stands: that is no move."""
+        """Whether what it asks for is what it has. One that changed is created again wherever it stands: that is no move."""
         gpus = [self.gpus[standing.key] for standing in homes]
         return (
             len(homes) == workload.gpus
@@ -171,7 +171,7 @@ class Case:
 
 def _whose(standing: Standing) -> str:
     at = "" if standing.start is None else "@%d" % standing.start
-    return "%s%s (%s)" % (standing.shape, at, standing.workload or "nobody's")
+    return "%s%s (%s)" % (standing.shape, at, standing.workload or "free")
 
 
 def _unique(things: Iterable, key, label) -> dict:

@@ -106,7 +106,7 @@ class Cells:
         return None if workload is None or workload.bound else self.kind(workload)
 
     def owner(self, key: tuple[str, int], name: str | None) -> Hashable:
-        """Who can go on using what stands there: a kind, a bound workload's name, MUST for a pinned one, or nobody."""
+        """Who can go on using what stands there: a kind, a bound workload's name, MUST for a pinned one, or none."""
         if name is None or self.case.at_home(name, key) is None:
             return None
         workload = self.case.workloads[name]

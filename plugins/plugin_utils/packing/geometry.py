@@ -117,7 +117,7 @@ class Geometry:
         return Settled(tuple(p.start for p in placed), serves, self._beside(items, pattern, placed, serves))
 
     def _beside(self, items, pattern, placed, serves) -> tuple[int, ...]:
-        """Instances that nobody needs and that are in nobody's way."""
+        """Return the instances that are not needed and block nothing."""
         taken = 0
         for placement in placed:
             taken |= placement.mask

@@ -170,7 +170,7 @@ def greedy(case: Case) -> tuple[Packing, Contents]:
 def _as_answer(case: Case, bins: Bins) -> tuple[Packing, Contents]:
     contents = {key: list(parts) for key, parts in bins.parts.items() if parts}
     if bins.frugal:
-        # A GPU that nobody is on any more keeps its instances too.
+        # A GPU that became free keeps its instances too.
         for key, standing in case.on.items():
             if any(each.shape.kind == "mig" for each in standing):
                 contents.setdefault(key, [])

@@ -114,7 +114,7 @@ class Workload:
 class Standing:
     """Something that stands on a GPU: a MIG instance at `start`, a tenant, or the whole GPU; and whose it is.
 
-    In an answer `new` says that it is to be made. `workload` None is an instance that nobody needs and that is in nobody's way.
+    In an answer `new` says that it is to be made. `workload` None is an instance that is not needed and blocks nothing.
     """
 
     host: str

@@ -28,13 +28,13 @@ class _Place:
     stays: bool = False
 
     def standing(self) -> Standing:
-        # A quota is its tenant's: another one's is made anew. An instance goes from hand to hand.
+        # A quota is its tenant's: that of another tenant is created again. An instance can be handed on.
         new = self.there is None if self.shape.kind == "mig" else not self.stays
         return Standing(*self.key, self.shape, self.start, self.workload, new)
 
 
 class Reader:
-    """Reads what was found into layouts. `left` are the places of each shape that nobody has yet, by GPU."""
+    """Reads what was found into layouts. `left` are the free places of each shape, by GPU."""
 
     def __init__(self, search: Search, found: Found) -> None:
         self.search, self.cells, self.case, self.found = search, search.cells, search.cells.case, found

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the fleet should look like instead: an audit and histories in, a proposal out that nobody has applied. docs/rightsize.md.
+"""What the fleet should look like instead: an audit and histories in, a proposal out, which is not applied. docs/rightsize.md.
 
 model      what all of them speak of, as frozen values
 wishes     what the inventory says of workloads, checked

@@ -84,7 +84,7 @@ def _chosen(wish: Wish, need: Need, rules: Geometry) -> Decision:
     elif limits_bind(rules.gpu.compute_capability):
         mode, why = "mps", "it trusts its neighbours and cannot wait for its turn"
     else:
-        return _exclusive("it cannot wait for its turn, and MPS holds nobody to a share on a %s" % rules.key)
+        return _exclusive("it cannot wait for its turn, and MPS does not enforce shares on a %s" % rules.key)
     shape = _quota(mode, need, rules)
     if shape is None:
         return _exclusive("%s is more than can be shared of a %s" % (_told(need), rules.key))

@@ -20,7 +20,7 @@ SCHEMA_VERSION = 1
 MODES = ("exclusive", "mig", "mps", "vgpu", "time_slicing")
 #: What must keep workloads of one GPU apart: the hardware; quotas, which bind those who mean no harm; nothing.
 ISOLATIONS = ("hardware", "quota", "none")
-#: What waiting costs a workload: an answer that somebody waits for; something; nothing.
+#: What waiting costs a workload: an answer that a client waits for; something; nothing.
 LATENCIES = ("low", "normal", "batch")
 #: How far a workload may go: nowhere but to another place on its host, or anywhere in the fleet.
 REACHES = ("host", "fleet")
@@ -110,7 +110,7 @@ class GpuToday:
     gpu: Gpu
     model: str
     occupants: tuple[Occupant, ...] = ()
-    #: Instances that nobody holds.
+    #: Instances without a holder.
     vacant: tuple[Standing, ...] = ()
     price_per_hour: float | None = None
     left: str = ""
@@ -198,7 +198,7 @@ class Proposal:
     used_then: int
     saved_per_month: float | None
     currency: str
-    #: Workloads that have to be started anew elsewhere, or on another part of their GPU; GPU instances that go.
+    #: Workloads that have to be restarted elsewhere, or on another part of their GPU; GPU instances that go.
     moved: int
     destroyed: int
     notes: tuple[str, ...] = ()

@@ -24,7 +24,7 @@ from .model import Decision, GpuToday, Occupant
 
 @dataclass(frozen=True)
 class Limits:
-    """Of the whole proposal. `rules` hold for each problem, but for their bounds on churn and time."""
+    """Of the whole proposal. `rules` hold for each problem, except their bounds on churn and time."""
 
     most_moved: int | None = None
     most_destroyed: int | None = None
@@ -87,7 +87,7 @@ def _changed(problem: Problem, packing: Packing) -> frozenset[tuple[str, int]]:
         gpu.key
         for gpu in problem.gpus
         if _told(then.get(gpu.key, ())) != _told(today.get(gpu.key, ()))
-        # Instances that nobody has, on a GPU that nobody has, are in nobody's way.
+        # Free instances on a free GPU block nothing.
         and any(each.workload for each in (*then.get(gpu.key, ()), *today.get(gpu.key, ())))
     )
 
@@ -108,7 +108,7 @@ def _by_gpu(standing: Sequence[Standing]) -> dict[tuple[str, int], list[Standing
 
 
 def _told(standing: Sequence[Standing]) -> tuple:
-    """What a layout would say of it. A whole GPU is told as one that nobody has: it is given to whoever comes."""
+    """What a layout would say of it. A whole GPU is told as a free one: it is given to the next workload."""
     shapes = [each for each in standing if each.shape.kind != "whole"]
     quotas = tuple((each.shape, each.workload if each.shape.kind == "vgpu" else None) for each in shapes)
     return tuple(sorted(quotas, key=repr))
@@ -162,7 +162,7 @@ def rearrange(
 
 
 def onto_free(problem: Problem, packing: Packing, occupied: Collection[tuple[str, int]]) -> Packing:
-    """The same answer with what is new throughout put on GPUs of the host that nobody has, as far as there are some.
+    """The same answer with what is new throughout put on free GPUs of the host, as far as there are some.
 
     Then the layout can be applied while all goes on where it is, and each workload follows when it suits.
     """
@@ -225,7 +225,7 @@ def _standings(gpus: Sequence[GpuToday]) -> list[Standing]:
 
 
 def _reserve(rules: Rules, gpus: Sequence[GpuToday]) -> dict[str, int]:
-    """No more than there are free in any case: a reserve is kept, and nobody is thrown out for it."""
+    """No more than there are free in any case: a reserve is kept, and no workload is evicted for it."""
     free = sum(not gpu.used for gpu in gpus)
     model = gpus[0].model
     wanted = rules.reserve_gpus.get(model, 0)

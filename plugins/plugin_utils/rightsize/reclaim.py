@@ -97,7 +97,7 @@ def _holders(host: str, state: Mapping[str, Any]):
 
 
 def _one(host: str, name: str, rows: Sequence[tuple], bounds: Bounds, now_seconds: float) -> Reclaimable:
-    # A process of the unit that only has another GPU's node open, or began to a minute ago, does nothing there: it spares nobody.
+    # A process of the unit that only has another GPU's node open, or began to a minute ago, does nothing there: it spares none.
     holders = [row for _one, row, _where in rows]
     counted = set(map(id, using(holders)))
     used = [row for row in rows if id(row[1]) in counted]

@@ -96,7 +96,7 @@ def result_of(host: str, result: Mapping[str, Any]) -> dict[str, Any]:
 def tell(
     host: str, result: Mapping[str, Any], told_by: Sequence[Notice], owned: Sequence[tuple[str, str]], keep_url: str
 ) -> tuple[list[str], list[str], list[dict[str, Any]]]:
-    """Send a message for each receiver and stage; return (who was told, what failed, notices that reached somebody)."""
+    """Send a message for each receiver and stage; return (who was told, what failed, notices that were delivered)."""
     told: list[str] = []
     untold: list[str] = []
     reached: list[dict[str, Any]] = []
@@ -121,7 +121,7 @@ def tell(
 def _parts(
     notice: Notice, rows: Sequence[dict[str, Any]], owned: Sequence[tuple[str, str]]
 ) -> tuple[list[tuple[Notice, list[dict[str, Any]]]], list[str]]:
-    """(each receiver with what concerns it, what concerns nobody known)."""
+    """(each receiver with what concerns it, what concerns no known receiver)."""
     if not notice.is_personal:
         return [(notice, list(rows))], []
     by_user: dict[str, list[dict[str, Any]]] = {}
@@ -137,7 +137,7 @@ def _parts(
                 problems.append("%s: %s" % (names, error))
         else:
             cure = "Name one in gpu_rightsize_owners, or tell a fixed address too."
-            problems.append(str(NotifyError(names, "no user is known to own it, so nobody got mail", cure)))
+            problems.append(str(NotifyError(names, "no user is known to own it, so no mail was sent", cure)))
     return found, problems
 
 

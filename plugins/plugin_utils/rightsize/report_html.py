@@ -15,7 +15,7 @@ from .model import RISKS, Outcome, Proposal
 from .sums import line, summary
 
 _TEMPLATES = Path(__file__).parent / "templates"
-#: Rows of a table: more than that nobody reads, and the JSON has all.
+#: Rows of a table: readers skip more, and the JSON has all.
 _TOP = 200
 #: Hosts that are shown at once; of more than that, each is folded away behind its name.
 _UNFOLDED = 20

@@ -20,7 +20,7 @@ _TIGHT_RATIO = 0.9
 
 def risk(one: Occupant, then: Shape, model: str, need: Need | None, host: str) -> tuple[str, tuple[str, ...]]:
     """(the gravest of RISKS, every reason) for a workload that is to have `then` on `host`."""
-    found: list[tuple[str, str]] = [("low", "it has to be started anew, with other devices")]
+    found: list[tuple[str, str]] = [("low", "it has to be restarted, with other devices")]
     if need is None or not need.measured:
         found.append(("medium", "nothing of it was measured: the inventory says what it needs"))
     elif need.confidence < _UNSURE:

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Who takes turns on a card: workloads that can wait and trust each other, by their histories together. Pure.
 
-A quota adds up everybody's peaks. Turns need not: what peaks at other hours fits beside what peaks at these, and what peaks at
+A quota adds up all peaks. Turns need not: what peaks at other hours fits beside what peaks at these, and what peaks at
 the same hours does not, which only the histories side by side can say (docs/sizing.md).
 """
 

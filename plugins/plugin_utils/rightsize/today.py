@@ -188,7 +188,7 @@ class _GpuReading:
         return "%s (%s)" % (_BLIND["unhealthy"], found.verdict.reason.rstrip("."))
 
     def _one(self) -> Occupant | None:
-        """The workload of a whole GPU; None where nobody has it."""
+        """Return the workload of a whole GPU; None where it is free."""
         found = self.findings.get("")
         holders = _holders(self.data)
         if found is None:
@@ -226,7 +226,7 @@ class _GpuReading:
         return occupants, vacant
 
     def _unused(self, found: Finding) -> bool:
-        """Whether nobody has the instance: it is free, or so new that nothing was seen on it yet, and watched."""
+        """Return whether the instance is unused: it is free, or so new that nothing was seen on it yet, and watched."""
         if found.verdict.word == "free":
             return True
         holding = found.holding

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A proposal on disk: an inventory overlay that nobody has applied, the same as YAML and JSON, and a page.
+"""A proposal on disk: an inventory overlay, which is not applied, the same as YAML and JSON, and a page.
 
 DIRECTORY/proposal/ is an inventory source of its own: hosts.yml, and host_vars/HOST/gpu_layout.yml of each host that changes.
 It stands apart from the reports, since Ansible reads every file of such a directory.

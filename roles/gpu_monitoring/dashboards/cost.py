@@ -37,7 +37,7 @@ def cost():
             ),
             number(
                 "Held and idle, per hour",
-                "The part of it that somebody has and does not use.",
+                "The part of it that is held and not used.",
                 MONEY,
                 f"sum({held})",
                 ((None, GREEN), (0.01, ORANGE)),
@@ -53,8 +53,8 @@ def cost():
             ),
             lines(
                 "Costs per hour",
-                "What is paid for GPUs and instances that work, that somebody holds idle, and that are free; for GPUs' memory "
-                "that is in no instance; and for what is idle while nobody knows who has it.",
+                "What is paid for GPUs and instances that work, that are held idle, and that are free; for GPUs' memory "
+                "that is in no instance; and for what is idle while its holder is not known.",
                 MONEY,
                 [
                     (f"sum({q.lost_money(f'({q.busy()} >= bool {q.BUSY_FROM})')})", "busy"),
@@ -69,7 +69,7 @@ def cost():
             ),
             rows(
                 "Idle by host, in the time shown",
-                "What each host's idle GPUs and instances cost in that time: those somebody held, all, and what is not carved.",
+                "What each host's idle GPUs and instances cost in that time: those that were held, all, and what is not carved.",
                 MONEY,
                 [
                     q.over_range(f"sum by (host) ({held})"),
@@ -89,7 +89,7 @@ def cost():
             ),
             rows(
                 "Dearest idle holdings",
-                "GPUs and instances that somebody has and does not use now, by what they cost per hour.",
+                "GPUs and instances that are held and not used now, by what they cost per hour.",
                 MONEY,
                 [f"topk(20, sum by (host, gpu_index, mig_profile, mig_instance) ({held}) > 0)"],
                 [

@@ -32,12 +32,12 @@ def fleet():
             ),
             number(
                 "Held, idle",
-                "GPUs and MIG instances that somebody has, and that do nothing now. The first place to look for capacity.",
+                "GPUs and MIG instances that are held, and that do nothing now. The first place to look for capacity.",
                 "none",
                 f"sum({q.held_idle()})",
                 ((None, GREEN), (1, ORANGE)),
             ),
-            number("Free", "GPUs and MIG instances that nobody has.", "none", f"sum({q.free()})"),
+            number("Free", "GPUs and MIG instances that are not held.", "none", f"sum({q.free()})"),
             total(
                 "Alerts",
                 "Alerts that fire now. The table below has them.",
@@ -80,7 +80,7 @@ def fleet():
             ),
             lines(
                 "GPUs and MIG instances by use",
-                "Each is busy, or held by somebody and idle, or free; or idle, and who has it is not known.",
+                "Each is busy, or held and idle, or free; or idle, and its holder is not known.",
                 "none",
                 use(q.HOST),
                 span=14,

@@ -29,12 +29,12 @@ def host():
             ),
             number(
                 "Held, idle",
-                "GPUs and MIG instances that somebody has, and that do nothing now.",
+                "GPUs and MIG instances that are held, and that do nothing now.",
                 "none",
                 f"sum({q.held_idle(q.GPU)})",
                 WARN,
             ),
-            number("Free", "GPUs and MIG instances that nobody has.", "none", f"sum({q.free(q.GPU)})"),
+            number("Free", "GPUs and MIG instances that are not held.", "none", f"sum({q.free(q.GPU)})"),
             number(
                 "Exporter",
                 "Whether the exporters of the host answer: 1 if all do.",
@@ -76,7 +76,7 @@ def host():
             ),
             lines(
                 "GPUs and MIG instances by use",
-                "Each is busy, or held by somebody and idle, or free; or who has it is not known.",
+                "Each is busy, or held and idle, or free; or its holder is not known.",
                 "none",
                 use(q.GPU),
                 stacked=True,

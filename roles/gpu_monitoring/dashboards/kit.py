@@ -122,7 +122,7 @@ def rows(title, says, unit, queries, columns, span=24, height=8, none="nothing n
         made.with_transformation(models.DataTransformerConfig(id_val="merge", options={}))
     order = {field: at for at, (field, *_) in enumerate(columns)}
     names = {field: header for field, header, *_ in columns}
-    # Only these; Grafana adds the time, and labels that nobody asked for.
+    # Only these; Grafana adds the time, and labels that were not asked for.
     keep = {"include": {"names": list(order)}}
     made.with_transformation(models.DataTransformerConfig(id_val="filterFieldsByName", options=keep))
     organize = {"indexByName": order, "renameByName": names, "excludeByName": {}}

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The questions that the dashboards ask: PromQL over the gpu:* series (docs/monitoring.md), ALERTS and up, and nothing else.
 
-A device is what somebody can be given: a MIG instance, or a GPU that has none. Several exporters and several pods may each tell
+A device is what a workload can be given: a MIG instance, or a GPU that has none. Several exporters and several pods may each tell
 of one device, so that every question first makes its devices unique.
 """
 
@@ -35,7 +35,7 @@ def whole(series, where=HOST):
 
 
 def of_workload(series, where=HOST):
-    """One value of a series for each workload and device: the whole device's, whoever shares it."""
+    """One value of a series for each workload and device: the whole device's, whatever shares it."""
     return f'max by (workload, {KEY}) ({series}{{{where}, workload!=""}})'
 
 
@@ -44,7 +44,7 @@ def busy(where=HOST):
 
 
 def holders(where=HOST):
-    """How many hold a device: by a process, or as docs/holders.md says. No series where nobody knows."""
+    """How many hold a device: by a process, or as docs/holders.md says. No series where it is not known."""
     return f'max by ({KEY}) ({{__name__=~"gpu:processes|gpu:held", {where}}})'
 
 
@@ -84,7 +84,7 @@ def contradictions(where=HOST):
 
 
 def unknown(where=HOST):
-    """Idle devices of which nobody knows whether they are held: no data is not the same as free."""
+    """Idle devices of which it is not known whether they are held: no data is not the same as free."""
     return f"({busy(where)} < {BUSY_FROM}) unless on ({KEY}) {holders(where)}"
 
 

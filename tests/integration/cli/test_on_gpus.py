@@ -313,11 +313,11 @@ def test_a_boot_has_the_new_name_of_a_tenant_with_the_saved_layouts_was_and_with
     # The layout was saved, and the host restarted before it was applied.
     assert "vgpu b: rename tenant a to b" in boot(layout(name="b", was="a"))
     assert there() == ("b", [], ["a", "b"], ["a"])
-    assert "vgpu b: write its files" in boot(layout(name="b", was="a"))
+    assert "vgpu b: rewrite its files" in boot(layout(name="b", was="a"))
     assert there() == ("b", [], ["a", "b"], ["a"])
     assert "vgpu b: end the name a" in boot(layout(name="b"))
     assert there() == ("b", [], ["b"], ["a"])
-    assert "vgpu b: write its files" in boot(layout(name="b"))
+    assert "vgpu b: rewrite its files" in boot(layout(name="b"))
     assert there() == ("b", [], ["b"], ["a"])
 
 

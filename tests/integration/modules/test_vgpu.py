@@ -433,7 +433,7 @@ def test_a_renamed_tenant_comes_again_at_boot(fleet):
     run(fleet, RENAME)
     before = files(fleet)
     shutil.rmtree(fleet.folder / "root/run")
-    assert run(fleet, RENAME)["plan"][-1] == "vgpu b: write its files anew on gpu 0"
+    assert run(fleet, RENAME)["plan"][-1] == "vgpu b: rewrite its files on gpu 0"
     assert files(fleet).keys() == before.keys()
     assert regions(fleet) == ["a"]
     lines = (fleet.folder / "root/etc/tmpfiles.d/openfleet-vgpu.conf").read_text()

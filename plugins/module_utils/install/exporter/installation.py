@@ -64,7 +64,7 @@ def install_packages(target: Installation, embedded: dict) -> None:
     if embedded["source"] == "index":
         requirements = new / "requirements.txt"
         requirements.write_text(embedded["requirements"])
-        # Not in the command, which everybody on the host can read: it may have a password.
+        # Not in the command, which every user of the host can read: it may have a password.
         index = {"PIP_INDEX_URL": embedded["index_url"]} if embedded["index_url"] else {}
         command = [
             sys.executable,

@@ -73,7 +73,7 @@ class Dnf:
         return package + ("-" + version if version else "")
 
     def refresh(self, own: str) -> None:
-        """It does so by itself, but asks whether the key of signed metadata is to be trusted: nobody says yes to a plan."""
+        """It does so by itself, but asks whether the key of signed metadata is to be trusted, which a plan does not answer."""
         if own:
             run(["dnf", "makecache", "-y", "--repo=" + own])
 
@@ -88,7 +88,7 @@ class Dnf:
         if command[0] == "rpm":
             run([*command, "--test"])
             return Plan([], [], [])
-        # It ends with status 1, as nobody said yes.
+        # It ends with status 1, as its question got no answer.
         said = output([word if word != "-y" else "--assumeno" for word in command])[1]
         plan, heading = Plan([], [], []), ""
         for line in said.splitlines():

@@ -54,8 +54,8 @@ def refuse_address(address: str) -> None:
     loopback = sorted(found_one for found_one in found if ipaddress.ip_address(found_one.partition("%")[0]).is_loopback)
     if loopback:
         refuse(
-            "dcgm_exporter_listen_address: %s is %s on this host, where nobody else can scrape it. A line of /etc/hosts may say "
-            "so, as Debian's installer writes one with 127.0.1.1: put the host's own address there, or set "
+            "dcgm_exporter_listen_address: %s is %s on this host, where no other host can scrape it. A line of /etc/hosts may "
+            "say so, as Debian's installer writes one with 127.0.1.1: put the host's own address there, or set "
             "dcgm_exporter_listen_address to that address. Where only the host itself is to scrape, ask for 127.0.0.1."
             % (address, ", ".join(loopback))
         )

@@ -79,7 +79,7 @@ def _set_mig_mode(session: Session, gpu: str, enabled: bool, reset: Reset) -> No
             problem = "its MIG mode is still pending after a reset"
             raise ResetRefusedError(where, problem, "Look at the kernel log.", gpu=gpu)
     except FleetError:
-        # A mode left pending would take effect at the next reset, behind everybody's back.
+        # A mode left pending would take effect at the next reset, unannounced.
         with contextlib.suppress(FleetError):
             session.set_mig_mode(gpu, before)
         raise

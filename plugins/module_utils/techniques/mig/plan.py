@@ -53,7 +53,7 @@ def plan(gpu: Gpu, target: Target, ownership: Ownership) -> GpuPlan:
 
 
 def _spare(gpu: Gpu, target: Target, doomed: Sequence[GpuInstance]) -> None:
-    """Refuse to remove what is somebody else's."""
+    """Refuse to remove instances that are not the collection's."""
     if not doomed:
         return
     names = ", ".join(
@@ -298,7 +298,7 @@ def _replan_compute(instance: GpuInstance, slices: Sequence[int]):
 
     found = arrange([Want(n, places.get(n, ())) for n in slices], gain)
     if found is None:
-        # The instance did not say where compute instances may start. Same set: nothing to do; else make all anew.
+        # The instance did not say where compute instances may start. Same set: nothing to do; else create all of them again.
         have = sorted(c.compute_slices for c in instance.compute_instances)
         if have == sorted(slices):
             return (), []
@@ -323,5 +323,5 @@ def _destroy_compute(instance: GpuInstance, compute) -> DestroyComputeInstance:
 
 
 def _holders(thing: Gpu | GpuInstance | ComputeInstance) -> tuple[Holder | Process, ...]:
-    """Who holds it. What was looked up includes NVML's processes; where nobody looked, these are all that is known."""
+    """Return who holds it. What was looked up includes NVML's processes; without a look, these are all that is known."""
     return thing.held_by or thing.processes

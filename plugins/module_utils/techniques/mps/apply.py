@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Carry out the MPS daemons' part of a plan, around the change of the GPUs; and take it back.
 
-Files of a daemon that is stopped stay until the new layout stands: whoever finds a change cut off in between has all it
+Files of a daemon that is stopped stay until the new layout stands: a run that finds a change cut off in between has all it
 takes to start the daemon of before.
 """
 
@@ -26,7 +26,7 @@ from .steps import MpsPlan, caps
 def bring_back(data: Mapping[str, Any], daemons: MpsHost, host: Host) -> None:
     """After a change that was cut off and whose GPUs are as before it: start what it had stopped.
 
-    Not where one of those runs that it was to start: then it had got as far as that, and whoever plans next goes on.
+    Not where one of those runs that it was to start: then it had got as far as that, and the next plan goes on.
     """
     running = {seen.daemon.name for seen in daemons.observe() if seen.running}
     if running.intersection(data["starts"]):

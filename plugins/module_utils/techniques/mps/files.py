@@ -94,7 +94,7 @@ def _daemon_environment(daemon: MpsDaemon, devices: Sequence[str]) -> str:
 
 
 def _limits(daemon: MpsDaemon, devices: Sequence[str]) -> str:
-    """What the daemon is told after each start. It numbers its devices anew, in the order of CUDA_VISIBLE_DEVICES."""
+    """What the daemon is told after each start. It renumbers its devices, in the order of CUDA_VISIBLE_DEVICES."""
     commands = ["set_default_active_thread_percentage %d" % daemon.active_thread_percentage]
     if daemon.pinned_memory_limit_bytes is not None:
         commands += [limit_command(index, daemon.pinned_memory_limit_bytes) for index in range(len(devices))]

@@ -88,7 +88,7 @@ class MpsHost(Daemons):
     # --- changing ---------------------------------------------------------------------------------------------------
 
     def start(self, daemon: MpsDaemon, devices: Sequence[str]) -> None:
-        """Write the daemon's files and start it, anew where it runs; clients of one that ran are ended.
+        """Write the daemon's files and start it, or restart it; clients of one that ran are ended.
 
         Comes back when it answers and has its limits. While the host still starts, systemd is only asked to start it: it
         comes after gpu-layout.service, which is what calls this then. Raises ApplyError.

@@ -167,7 +167,7 @@ def clients(one: MpsSeen) -> tuple[Holder, ...]:
             ticks = client.started_ticks
             found.append(Holder(gpu, None, MPS, who, client.pid, client.user, client.command, started_ticks=ticks))
         else:
-            # Root ends nobody on the word of a user's process.
+            # Root ends no process because a user's process names it.
             who += " by the word of the server %d alone, and is not ended" % client.server_pid
             found.append(Holder(gpu, None, MPS, who))
     return tuple(found)

@@ -54,7 +54,7 @@ class AdjustMps:
         return self.daemon.name
 
     def __str__(self) -> str:
-        return "change to %s" % caps(self.daemon) if self.seen.daemon != self.daemon else "write its files anew"
+        return "change to %s" % caps(self.daemon) if self.seen.daemon != self.daemon else "rewrite its files"
 
 
 MpsStep = Union[StopMps, StartMps, AdjustMps]

@@ -15,7 +15,7 @@ START_SECONDS, STOP_SECONDS = 30, 30
 #: How long it lets its clients go on when it is told to end.
 _QUIT_SECONDS = 10
 
-# Clients in confined containers may use what has this type. It is set at each start, for /run is made anew at each boot.
+# Clients in confined containers may use what has this type. It is set at each start, for /run is empty after a boot.
 _SELINUX = "ExecStartPre=-+/usr/bin/chcon --type=container_file_t %t/openfleet-mps/%i\n"
 
 _UNIT = """\

@@ -4,7 +4,7 @@
 """Carry out the tenants' part of a plan, around the change of the GPUs; and take it back.
 
 Each file is replaced whole, and who reads one finds the old quota or the new one. A change that is cut off between two
-tenants is gone on with by whoever plans next.
+tenants is completed by the next plan.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class VgpuChange:
         return (*self._plan.removes, *self._plan.changes)
 
     def stop(self, done: list[str]) -> None:
-        """A last look for processes that nobody would hold any more: they raise BusyError, or are ended.
+        """A last look for processes that no quota would hold any more: they raise BusyError, or are ended.
 
         Processes that have got a name that ends raise it too, and are not ended: the next plan keeps the name.
         """

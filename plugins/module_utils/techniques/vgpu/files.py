@@ -185,7 +185,7 @@ def limited_folder(tenants: Sequence[VgpuTenant]) -> LimitedFolder:
 def _quota(tenant: VgpuTenant, name: str) -> str:
     """0 bytes are no limit by the library, 100 percent no throttle: where MPS has the say.
 
-    Under dmem both hold: a process outside the tenant's slice, as in a container, is bounded by nobody else.
+    Under dmem both hold: a process outside the tenant's slice, as in a container, is bounded by nothing else.
     """
     memory = 0 if tenant.provider == MPS else tenant.memory_bytes
     percent = 100 if tenant.provider == MPS else tenant.sm_percent

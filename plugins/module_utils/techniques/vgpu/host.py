@@ -396,7 +396,7 @@ def _gid(group: str) -> int | None:
 def _make_shared(path: Path, file: vgpu_files.SharedFile) -> None:
     """Create the file or correct it. A link is not followed, and what is no regular file is removed.
 
-    What a process wrote behind the end of the shared memory is cut off: nobody has it mapped.
+    What a process wrote behind the end of the shared memory is cut off: no process has it mapped.
     """
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISREG(path.lstat().st_mode):

@@ -25,7 +25,7 @@ TENANTS = STATE + "/tenants"
 REGION_VERSION = 1
 #: Of the spec of a tenant.
 SCHEMA = 1
-#: The tenants' programs open the GPU, or a daemon that is in nobody's way.
+#: The tenants' programs open the GPU, or a daemon that blocks no change.
 COMPUTE_MODE = "default"
 
 #: Who gets the GPU where tenants contend for it.

@@ -44,7 +44,7 @@ _USED = 1
 #: struct flock, and F_OFD_GETLK of fcntl.h, which Python names from 3.9 on.
 _FLOCK, _GET_LOCK = struct.Struct("@hhqqi4x"), 36
 
-#: What is told of a tenant as its spec has it; and where the tenants cannot be looked at.
+#: Values of a tenant that are returned as its spec has them; and the entry where the tenants cannot be looked at.
 _OF_TENANT = ("name", "memory_bytes", "sm_percent", "policy", "priority", "provider", "group", "oversubscribe_managed")
 _NO_TENANT = {**dict.fromkeys((*_OF_TENANT, "processes")), "aliases": [], "gpus": []}
 

@@ -273,7 +273,7 @@ def _taken(gpus: Sequence[Gpu], there: Sequence[VgpuTenant], packed: dict[str, s
 
 
 def _seats(uuids: Sequence[str], taken: dict[str, dict[int, bool]], now: VgpuTenant | None) -> tuple[VgpuSeat, ...]:
-    """The tenant's seats. A new one is one that nobody has, for processes of a tenant that goes may still sit on theirs."""
+    """The tenant's seats. A new one is free: processes of a tenant that goes may still use theirs."""
     has = {seat.gpu_uuid: seat.seat for seat in now.seats} if now is not None else {}
     if now is not None and set(uuids) == set(now.gpus):
         # In the order that its processes know.

@@ -82,7 +82,7 @@ class ChangeTenant:
 
     @property
     def unheld(self) -> tuple[str, ...]:
-        """UUIDs of the GPUs where nobody would hold its running processes any more.
+        """UUIDs of the GPUs where no quota would hold its running processes any more.
 
         They are clients of a daemon or have the library, as they were started.
         """
@@ -96,7 +96,7 @@ class ChangeTenant:
     def __str__(self) -> str:
         old, new = self.seen.tenant, self.tenant
         if old == new:
-            return "write its files anew"
+            return "rewrite its files"
         words = [] if old.name == new.name else ["rename tenant %s to %s" % (old.name, new.name)]
         words += ["add the name %s" % name for name in new.aliases if name not in old.names]
         words += ["end the name %s" % name for name in self.ended_names]
@@ -128,7 +128,7 @@ class VgpuPlan:
 
     @property
     def takes_library(self) -> bool:
-        """Whether anybody is held to a quota by the library when the plan is done."""
+        """Return whether the library holds a tenant to a quota when the plan is done."""
         there = [*(step.tenant for step in (*self.changes, *self.adds)), *(seen.tenant for seen in self.kept)]
         return any(tenant.provider != MPS for tenant in there)
 

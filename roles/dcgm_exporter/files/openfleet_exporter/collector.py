@@ -18,7 +18,7 @@ from .from_nvitop import FromNvitop
 from .gpm import RATES, RATIOS, Gpm
 from .gpus import Entity, Gpu, Gpus, NvmlGoneError, ask, text
 
-#: Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h) that slow a GPU down for a reason that somebody may mend.
+#: Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h) that slow a GPU down for a reason that can be mended.
 THROTTLES = {
     "sw_power_cap": nvml.nvmlClocksEventReasonSwPowerCap,
     "hw_slowdown": nvml.nvmlClocksEventReasonHwSlowdown,

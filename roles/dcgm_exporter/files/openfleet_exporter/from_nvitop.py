@@ -26,7 +26,7 @@ LEFT_OUT = ("host_", "nvitop")
 
 
 class FromNvitop:
-    """nvitop's exporter is made for devices that stay. It is made anew when GPUs or MIG devices come or go."""
+    """nvitop's exporter is made for devices that stay. It is created again when GPUs or MIG devices come or go."""
 
     def __init__(self, hostname: str, processes: str = "usage", links: bool = False) -> None:
         """`processes` is usage, none, or commands (usage and command lines)."""

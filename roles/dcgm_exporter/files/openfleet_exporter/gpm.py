@@ -37,7 +37,7 @@ Place = Tuple[str, Optional[int]]
 
 
 class Gpm(threading.Thread):
-    """A figure is what happened between two samples, so they are taken all along and not when somebody asks."""
+    """A figure is what happened between two samples, so they are taken all along and not at a scrape."""
 
     def __init__(self, gpus: Gpus, interval: float, clock=time.monotonic) -> None:
         super().__init__(name="gpm", daemon=True)

@@ -144,7 +144,7 @@ class Handler(WSGIRequestHandler):
 
 
 class Server(socketserver.ThreadingMixIn, WSGIServer):
-    """A thread for each client, in which it also shakes hands: a silent one holds up nobody else."""
+    """A thread for each client, in which it also shakes hands: a silent one does not delay others."""
 
     daemon_threads = True
     request_queue_size = 64
@@ -159,7 +159,7 @@ class Server(socketserver.ThreadingMixIn, WSGIServer):
         self.set_app(application)
 
     def server_bind(self) -> None:
-        # Without the look-up of a name that nobody reads, which can take long.
+        # Without the look-up of an unused name, which can take long.
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = self.server_address[:2]
         self.setup_environ()

@@ -287,7 +287,7 @@ def _parser() -> argparse.ArgumentParser:
     kind.add_argument("--remove", action="store_true", help="take them away again")
 
     child = command("calls", _calls, "print how often each NVML function was called on this host")
-    child.add_argument("--clear", action="store_true", help="start counting anew")
+    child.add_argument("--clear", action="store_true", help="start counting at 0")
     return parser
 
 

@@ -23,7 +23,7 @@ static const uint64_t NEVER = UINT64_MAX;
 /* Threads may wait on one set at once; each event then goes to one of them. */
 struct event_set {
 	_Atomic uint64_t since[MAX_GPUS];	/* first number that the registration of a GPU covers */
-	_Atomic uint64_t next;			/* number of the first event that nobody has looked at */
+	_Atomic uint64_t next;			/* number of the first event that was not looked at */
 };
 
 void events_raise(host_t *host, event_t event)
