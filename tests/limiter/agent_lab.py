@@ -44,6 +44,8 @@ class Agent:
 
     def __init__(self, root: Path) -> None:
         self.root, self.kept, self.ready, self.process = root, {}, 0, None
+        #: Of the agent's process, beside its own: where it finds an NVML.
+        self.environment: dict[str, str] = {}
         self.log = root.parent / "agent.log"
         self._address = f"openfleet-test-{os.getpid()}-{id(self)}"
         self._manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -82,6 +84,7 @@ class Agent:
             "NOTIFY_SOCKET": "@" + self._address,
             "LISTEN_FDS": str(len(descriptors)),
             "LISTEN_FDNAMES": ":".join(self.kept),
+            **self.environment,
         }
         with self.log.open("a") as log:
             self.process = subprocess.Popen(

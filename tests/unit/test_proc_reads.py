@@ -42,7 +42,7 @@ PLACES = {
     "techniques.vgpu.agent_client.socket_folder": OWN,
     "techniques.vgpu.agent_memory.Memory.adopt": OWN,
     "techniques.vgpu.host.VgpuHost._mounted": SIZE,
-    "techniques.vgpu.host.VgpuHost._names_of": CHILD,
+    "techniques.vgpu.host.VgpuHost.names_of": CHILD,
 }
 
 

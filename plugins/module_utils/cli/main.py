@@ -138,7 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     for name, run, text in COMMANDS:
-        _command(commands, name, run, text)
+        _state_directory(_command(commands, name, run, text))
 
     metrics = _command(commands, "metrics", ".metrics:metrics", "how the host stands to its layout, for Prometheus")
     metrics.add_argument(

@@ -146,6 +146,16 @@ static int group_index(void)
     return STUB_MAX_GROUPS - 1;
 }
 
+/* NVML's numbers of processes are the host's: those of /proc, where that is the host's in a pid namespace too. */
+static int pid_of_host(void)
+{
+    char text[16];
+    ssize_t length = readlink("/proc/self", text, sizeof text - 1);
+    text[length < 0 ? 0 : length] = '\0';
+    int pid = atoi(text);
+    return pid > 0 ? pid : getpid();
+}
+
 static void enter_card(void)
 {
     stub_card_lock(card);
@@ -156,7 +166,7 @@ static void enter_card(void)
                 continue;
             me = &card->process[p];
             me->group = group_index();
-            me->pid = getpid();
+            me->pid = pid_of_host();
         }
     stub_card_unlock(card);
 }

@@ -68,12 +68,17 @@ class ShownFile:
             _write(self._path, 0, content)
             return
         self._size = 0
-        new = self._path.with_name(self._path.name + ".new")
-        with contextlib.suppress(FileNotFoundError):
-            new.unlink()
-        _write(new, os.O_CREAT | os.O_EXCL, content)
-        new.replace(self._path)
+        write_new(self._path, content)
         self._size = len(content)
+
+
+def write_new(path: Path, content: bytes) -> None:
+    """Put a file in place of whatever is there, for every user to read. Raises OSError."""
+    new = path.with_name(path.name + ".new")
+    with contextlib.suppress(FileNotFoundError):
+        new.unlink()
+    _write(new, os.O_CREAT | os.O_EXCL, content)
+    new.replace(path)
 
 
 def _write(path: Path, flags: int, content: bytes) -> None:

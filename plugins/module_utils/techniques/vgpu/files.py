@@ -78,6 +78,11 @@ def agent_folder(key: str) -> str:
     return "%s/%s" % (AGENT, key)
 
 
+def nvml_report_path(key: str) -> str:
+    """The file in which the agent tells the tenant's processes what NVML says of them (nvml_report.h)."""
+    return "%s/nvml.%d" % (agent_folder(key), REGION_VERSION)
+
+
 def turnstile_path(gpu_uuid: str) -> str:
     return "%s/%s.%d" % (GPUS, gpu_uuid, REGION_VERSION)
 

@@ -130,14 +130,14 @@ class VgpuHost(Tenants):
         return tuple(found)
 
     def _names_at(self, host: Host, pids: Sequence[int]) -> dict[int, set[str] | None]:
-        """Return the names of the processes, as `_names_of` does; those without a turn are left out."""
+        """Return the names of the processes, as `names_of` does; those without a turn are left out."""
         if self._look_at is None or self._look_at[0] is not host:
             self._look_at = (host, time.monotonic() + _NAMES_SECONDS, {})
         _host, deadline, names = self._look_at
         with one_look(deadline):
             for pid in pids:
                 if pid not in names and time.monotonic() <= deadline:
-                    names[pid] = self._names_of(pid)
+                    names[pid] = self.names_of(pid)
         return names
 
     def names_in_use(self, names: Sequence[str]) -> tuple[VgpuName, ...]:
@@ -151,14 +151,14 @@ class VgpuHost(Tenants):
         with one_look(deadline):
             for pid in sorted(int(path.name) for path in self._proc.glob("[0-9]*")):
                 late = time.monotonic() > deadline
-                found = None if late else self._names_of(pid)
+                found = None if late else self.names_of(pid)
                 for name in names if found is None else found.intersection(names):
                     pids[name].append(pid)
                 if late:
                     break
         return tuple(VgpuName(name, tuple(pids[name])) for name in names if pids[name])
 
-    def _names_of(self, pid: int) -> set[str] | None:
+    def names_of(self, pid: int) -> set[str] | None:
         """Return the name by which the library in a process takes it for a tenant's: identity.c says by what.
 
         There is at most one, unless the process has the variable several times. None where it does not answer, and may have any.

@@ -146,7 +146,7 @@ def _usage(descriptor: int, data: bytes) -> VgpuUsage | None:
     used, processes = [0] * _GPUS, 0
     for number in range(min(limit, _SLOTS)):
         state, *figures = _SLOT.unpack_from(data, _HEADER.size + _GPUS * _GPU.size + number * _SLOT.size)
-        if state == _USED and _held(descriptor, _LOCK_SLOTS + number):
+        if state == _USED and held(descriptor, _LOCK_SLOTS + number):
             processes += 1
             used = [sum(each) for each in zip(used, figures[:_GPUS], figures[_GPUS:])]
     gpus = []
@@ -157,7 +157,7 @@ def _usage(descriptor: int, data: bytes) -> VgpuUsage | None:
     return VgpuUsage(processes, tuple(gpus))
 
 
-def _held(descriptor: int, byte: int) -> bool:
+def held(descriptor: int, byte: int) -> bool:
     """Whether a living process has the lock on the byte."""
     asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
     return _FLOCK.unpack(fcntl.fcntl(descriptor, _GET_LOCK, asked))[0] != fcntl.F_UNLCK

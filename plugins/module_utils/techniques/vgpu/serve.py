@@ -6,23 +6,52 @@
 from __future__ import annotations
 
 import os
+import time
 from argparse import Namespace
+from pathlib import Path
 
+from . import agent_nvml
 from .agent import Agent
 from .agent_memory import Notifier, SharedMemory, stored
 from .model import root_of_files
+
+#: Between two starts of the process that asks NVML.
+_AGAIN_SECONDS = 10.0
 
 
 def serve(options: Namespace) -> int:
     """Serve until the process is ended."""
     notifier = Notifier(os.environ)
-    agent = Agent(
-        root_of_files(),
-        SharedMemory(notifier, stored(os.environ)),
-        lambda text: print(text, flush=True),
-    )
+    root = root_of_files()
+    agent = Agent(root, SharedMemory(notifier, stored(os.environ)), _log)
+    reporter = _Reporter(root, options.state_directory)
     agent.look()
     notifier.tell("READY=1")
-    # Where no look comes in time, the service is ended and starts again.
-    agent.serve(lambda: notifier.tell("WATCHDOG=1"))
+
+    def ticked() -> None:
+        # Where no look comes in time, the service is ended and starts again.
+        notifier.tell("WATCHDOG=1")
+        reporter.keep_running()
+
+    agent.serve(ticked)
     return 0
+
+
+def _log(text: str) -> None:
+    print(text, flush=True)
+
+
+class _Reporter:
+    """The process that asks NVML: started, and started again where it has ended, as a crash of the driver's library ends it."""
+
+    def __init__(self, root: Path, state_directory: str) -> None:
+        self._root, self._state_directory = root, state_directory
+        self._pid, self._not_before = 0, 0.0
+
+    def keep_running(self) -> None:
+        if self._pid and os.waitpid(self._pid, os.WNOHANG)[0] == 0:
+            return
+        self._pid = 0
+        if time.monotonic() >= self._not_before:
+            self._not_before = time.monotonic() + _AGAIN_SECONDS
+            self._pid = agent_nvml.start(self._root, self._state_directory, _log)

@@ -6,6 +6,8 @@
  */
 #include "account/context_sums.h"
 
+#include <string.h>
+
 #include "account/dead.h"
 #include "account/region_lock.h"
 #include "account/sums.h"
@@ -57,14 +59,69 @@ void tenant_learn_context(struct tenant *tenant, int gpu, uint64_t bytes)
 		;
 }
 
-void tenant_set_context(struct tenant *tenant, int gpu, uint64_t bytes)
+/* With the region's lock held. */
+static void set_context(struct tenant *tenant, uint32_t slot, int gpu, uint64_t bytes)
 {
-	region_lock(tenant);
-	_Atomic uint64_t *context = &tenant->region->slots[tenant->slot].context[gpu];
+	_Atomic uint64_t *context = &tenant->region->slots[slot].context[gpu];
 	_Atomic uint64_t *total = &tenant->region->gpus[gpu].total;
 	uint64_t sum = atomic_load(total) - atomic_load(context) + bytes;
 	atomic_store(context, bytes);
 	atomic_store(total, sum);
+}
+
+void tenant_set_context(struct tenant *tenant, int gpu, uint64_t bytes)
+{
+	region_lock(tenant);
+	set_context(tenant, (uint32_t)tenant->slot, gpu, bytes);
+	region_unlock(tenant);
+	tenant_note_peak(tenant, gpu);
+}
+
+static bool is_process(const struct tenant *tenant, uint32_t slot, uint32_t nonce)
+{
+	return slot < REGION_SLOTS && atomic_load(&tenant->region->slots[slot].nonce) == nonce;
+}
+
+void tenant_raise_context(struct tenant *tenant, uint32_t slot, uint32_t nonce, int gpu, uint64_t bytes)
+{
+	/* Without the lock first: there is seldom something to do. */
+	if (!is_process(tenant, slot, nonce) || atomic_load(&tenant->region->slots[slot].context[gpu]) >= bytes)
+		return;
+	region_lock(tenant);
+	const struct slot *other = &tenant->region->slots[slot];
+	if (is_process(tenant, slot, nonce) && atomic_load(&other->state) == SLOT_USED && atomic_load(&other->context[gpu]) < bytes)
+		set_context(tenant, slot, gpu, bytes);
+	region_unlock(tenant);
+	tenant_note_peak(tenant, gpu);
+}
+
+/* With the region's lock held: what was in the slot before is of a dead process. */
+static void open_slot(struct region *region, uint32_t slot)
+{
+	struct slot *opened = &region->slots[slot];
+	tenant_clear_slot(region, opened);
+	opened->pid = 0;
+	opened->pid_namespace = 0;
+	opened->started_ns = 0;
+	memset(opened->name, 0, sizeof opened->name);
+	strcpy(opened->name, "(without the limiter)");
+	if (atomic_load(&region->slot_limit) <= slot)
+		atomic_store(&region->slot_limit, slot + 1);
+	atomic_store(&opened->state, SLOT_USED);
+}
+
+void tenant_set_others(struct tenant *tenant, uint32_t slot, uint32_t nonce, int gpu, uint64_t bytes)
+{
+	if (!is_process(tenant, slot, nonce) || slot == (uint32_t)tenant->slot
+	    || (atomic_load(&tenant->region->slots[slot].state) == SLOT_USED
+	        && atomic_load(&tenant->region->slots[slot].context[gpu]) == bytes))
+		return;
+	region_lock(tenant);
+	if (is_process(tenant, slot, nonce)) {
+		if (atomic_load(&tenant->region->slots[slot].state) != SLOT_USED)
+			open_slot(tenant->region, slot);
+		set_context(tenant, slot, gpu, bytes);
+	}
 	region_unlock(tenant);
 	tenant_note_peak(tenant, gpu);
 }

@@ -6,6 +6,8 @@
  */
 #include "account/contexts.h"
 
+#include "account/agent_report.h"
+#include "account/context_events.h"
 #include "account/context_sums.h"
 #include "account/nvml.h"
 #include "account/pool_blocks.h"
@@ -55,12 +57,13 @@ bool context_admit(struct account *account, const struct quota *quota, struct ma
 		return true;
 	m->bytes = tenant_context_cost(&account->tenant, m->target.gpu);
 	if (m->bytes == 0 && atomic_load(&account->contexts[m->target.gpu]) > 0) {
-		nvml_learn_now(account, quota);
+		if (!agent_report_learn(account, quota))
+			nvml_learn_now(account, quota);
 		m->bytes = tenant_context_cost(&account->tenant, m->target.gpu);
 	}
 	if (!reserve(account, &m->target, m->bytes))
 		return false;
-	atomic_fetch_add(&account->contexts_begun, 1);
+	context_change_begins(account);
 	return true;
 }
 
@@ -87,7 +90,7 @@ CUresult context_made(struct account *account, const struct making *m, CUresult 
 	} else {
 		drop_reservation(account, m);
 	}
-	atomic_fetch_add(&account->contexts_ended, 1);
+	context_change_ends(account);
 	return result;
 }
 
@@ -141,6 +144,7 @@ CUresult context_limit_set(struct account *account, const struct making *m, uint
 	if (m->bytes)
 		atomic_fetch_sub(&account->context_pending[m->target.gpu], m->bytes);
 	change_context(account, m->target.gpu, before, wanted);
+	context_has_changed(account);
 	tenant_note_peak(&account->tenant, m->target.gpu);
 	return result;
 }

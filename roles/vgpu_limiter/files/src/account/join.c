@@ -50,6 +50,7 @@ static void fill_slot(struct tenant *tenant)
 	slot->pid = getpid();
 	slot->pid_namespace = pid_namespace;
 	slot->started_ns = started_ns;
+	atomic_store(&slot->contexts_changed_ns, 0);
 	memset(slot->name, 0, sizeof slot->name);
 	strncpy(slot->name, program_invocation_short_name ? program_invocation_short_name : "", sizeof slot->name - 1);
 	if (atomic_load(&region->slot_limit) <= (uint32_t)tenant->slot)

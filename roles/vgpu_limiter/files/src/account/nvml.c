@@ -8,6 +8,7 @@
 
 #include <unistd.h>
 
+#include "account/context_events.h"
 #include "account/context_sums.h"
 #include "account/sums.h"
 #include "base/clock.h"
@@ -106,10 +107,8 @@ void nvml_settle(struct account *account, const struct quota *quota)
 
 void nvml_learn_now(struct account *account, const struct quota *quota)
 {
-	unsigned with_contexts = 0;
-	for (int gpu = 0; gpu < QUOTA_GPUS; gpu++)
-		with_contexts |= atomic_load(&account->contexts[gpu]) > 0 ? 1u << gpu : 0;
-	if (!(with_contexts & ~atomic_fetch_or(&account->learned, with_contexts)) || atomic_exchange(&account->settling, true))
+	unsigned unknown = context_places_to_learn(account);
+	if (!(unknown & ~atomic_fetch_or(&account->learned, unknown)) || atomic_exchange(&account->settling, true))
 		return;
 	account->nvml_again_ns = 0;
 	nvml_settle(account, quota);

@@ -10,9 +10,9 @@
 #include <linux/futex.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/files.h"
 #include "base/likely.h"
 #include "base/shared_file.h"
@@ -76,14 +76,6 @@ static void sum_up(struct region *region)
 			total += atomic_load(&region->slots[i].used[gpu]) + atomic_load(&region->slots[i].context[gpu]);
 		atomic_store(&region->gpus[gpu].total, total);
 	}
-}
-
-/* The kernel's own clock, whatever clock the program has put into its place. */
-static int64_t kernel_ns(void)
-{
-	struct timespec now = { 0 };
-	syscall(SYS_clock_gettime, CLOCK_MONOTONIC, &now);
-	return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
 }
 
 /* The holder is looked at by the clock and not when a wait comes to its end: signals may end each wait

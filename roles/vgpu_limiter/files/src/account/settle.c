@@ -6,6 +6,7 @@
  */
 #include "account/settle.h"
 
+#include "account/agent_report.h"
 #include "account/graph_memory.h"
 #include "account/nvml.h"
 #include "account/pool_blocks.h"
@@ -17,6 +18,7 @@ void account_settle(struct account *account, const struct quota *quota)
 		return;
 	settle_pools(account, -1, false);
 	graphs_settle_all(account, quota);
-	nvml_settle(account, quota);
+	if (!agent_report_settle(account, quota))
+		nvml_settle(account, quota);
 	atomic_store(&account->settling, false);
 }

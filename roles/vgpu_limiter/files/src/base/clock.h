@@ -8,7 +8,9 @@
 #define CLOCK_H
 
 #include <stdint.h>
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 
 #define NS_PER_MS INT64_C(1000000)
 #define NS_PER_SECOND INT64_C(1000000000)
@@ -21,6 +23,14 @@ static inline int64_t ns_of_clock(clockid_t clock)
 }
 
 static inline int64_t now_ns(void) { return ns_of_clock(CLOCK_MONOTONIC); }
+
+/* The kernel's own clock, whatever clock the program has put into its place. */
+static inline int64_t kernel_ns(void)
+{
+	struct timespec now = { 0 };
+	syscall(SYS_clock_gettime, CLOCK_MONOTONIC, &now);
+	return now.tv_sec * NS_PER_SECOND + now.tv_nsec;
+}
 
 /* A few milliseconds old, and cheap. */
 static inline int64_t coarse_ns(void) { return ns_of_clock(CLOCK_MONOTONIC_COARSE); }

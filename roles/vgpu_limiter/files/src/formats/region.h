@@ -11,7 +11,7 @@
  * process, however that ends: whoever can have the lock finds the slot's process dead. No pid is
  * compared, so the processes may be in different pid namespaces.
  *
- * Who may write. Everything but `nonce`, `peak`, `refused` and `context_kib` is written under the region's lock, whose word
+ * Who may write. Everything but `nonce`, `contexts_changed_ns`, `peak`, `refused` and `context_kib` is written under the region's lock, whose word
  * names its holder: slot + 1, and the nonce that tells this holder from an earlier one of the slot. A waiter
  * that finds the holder dead replaces the word by its own and computes the totals again from the
  * slots: they are all that counts, and each figure in them is one 64-bit store. So a process may be
@@ -46,7 +46,7 @@ struct slot {
 	int64_t started_ns;		/* CLOCK_BOOTTIME, when it took the slot */
 	char name[24];
 	uint64_t pid_namespace;		/* this namespace; 0: not known */
-	uint64_t reserved;
+	_Atomic int64_t contexts_changed_ns;	/* CLOCK_MONOTONIC, when its contexts or their limits did. Libraries of before: 0 */
 	_Atomic uint64_t used[REGION_GPUS];	/* bytes charged for allocations */
 	_Atomic uint64_t context[REGION_GPUS];	/* bytes that NVML names beyond those, or that are reserved for contexts */
 };

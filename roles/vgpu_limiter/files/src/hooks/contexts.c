@@ -4,6 +4,7 @@
  *
  * Contexts: made, destroyed, and the limits that make them larger.
  */
+#include "account/context_events.h"
 #include "account/contexts.h"
 #include "account/graph_memory.h"
 #include "account/holdings.h"
@@ -87,12 +88,12 @@ static CUresult destroy_context(CUcontext context, CUresult real(CUcontext))
 		throttle_context_gone(context);
 	}
 	if (account)
-		atomic_fetch_add(&account->contexts_begun, 1);
+		context_change_begins(account);
 	CUresult result = real(context);
 	if (account && result == CUDA_SUCCESS)
 		forget_context(account, context);
 	if (account)
-		atomic_fetch_add(&account->contexts_ended, 1);
+		context_change_ends(account);
 	return result;
 }
 
@@ -108,7 +109,7 @@ static CUresult release_primary(CUdevice device, CUresult real(CUdevice), CUresu
 		release(device);
 	if (primary) {
 		throttle_settle();
-		atomic_fetch_add(&account->contexts_begun, 1);
+		context_change_begins(account);
 	}
 	CUresult result = real(device);
 	if (result == CUDA_SUCCESS && primary && (always || !primary_is_active(device))) {
@@ -119,7 +120,7 @@ static CUresult release_primary(CUdevice device, CUresult real(CUdevice), CUresu
 		graphs_settle_all(account, vgpu_quota_now());
 	}
 	if (primary)
-		atomic_fetch_add(&account->contexts_ended, 1);
+		context_change_ends(account);
 	return result;
 }
 

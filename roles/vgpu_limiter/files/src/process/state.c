@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <sys/mman.h>
 
+#include "account/agent_report.h"
 #include "account/settle.h"
 #include "base/clock.h"
 #include "base/log.h"
@@ -59,6 +60,9 @@ struct state *vgpu_state_start(void)
 			quota_refuse_all(&state->file);
 		else if (on)
 			quota_file_read(&state->file, &state->account);
+		const struct quota *quota = atomic_load_explicit(&state->file.quota, memory_order_acquire);
+		if (quota)
+			agent_report_first(&state->account, quota);
 		/* The first call of a process does no more than it must: NVML's turn comes a second later. */
 		atomic_store(&state->look_again_ns, coarse_ns() + LOOK_EVERY_NS);
 		atomic_store_explicit(&state->phase, on ? PHASE_ON : PHASE_OFF, memory_order_release);

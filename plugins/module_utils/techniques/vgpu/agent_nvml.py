@@ -1,0 +1,439 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Tell each tenant what NVML names for its processes beyond what they have counted (openfleet-vgpu-agent.service).
+
+Contexts and modules take memory that no call shows. NVML names processes by their numbers on the host, which a process in a
+container does not know, so a tenant's processes cannot ask for themselves there. The agent asks for all of them, once a second,
+and writes a file for each tenant that only root can write (formats/nvml_report.h of the role vgpu_limiter).
+
+Whose a process is, the kernel says: what is mounted in it, its environment and its groups, as /proc of the host has them. What a
+process writes into its tenant's region chooses a place among those of that tenant, and nothing else.
+
+NVML is asked in a process of its own: a driver that hangs or crashes takes no turnstile with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import grp
+import os
+import re
+import stat
+import struct
+import time
+import uuid
+from pathlib import Path
+from typing import Callable, Dict, Mapping, Sequence, Tuple
+
+from ... import child_process
+from ...errors import FleetError, NvmlError
+from ...file_worker import one_look
+from ...frozen import frozen
+from ...nvml_calls import Calls
+from ...proc_files import link, read
+from ...transaction import looking
+from . import files as vgpu_files
+from .agent_client import write_new
+from .host import VgpuHost
+from .model import MPS, VgpuTenant, region_path
+from .observe import held
+
+#: Seconds between two looks; between two questions to NVML while no tenant has a process that is counted; after NVML failed.
+_TICK_SECONDS, _IDLE_SECONDS, _FAILED_SECONDS = 1.0, 10.0, 30.0
+#: For a look at whose the processes are, and how long an answer holds.
+_WHOSE_SECONDS, _WHOSE_HOLDS_SECONDS = 5.0, 10.0
+_REGION_MAGIC, _GPUS, _SLOTS, _LOCK_SLOTS = 0x3155504756464F00, 16, 1024, (1 << 24) + 1
+#: region.h: magic, version, size, lock, slot_limit; a GPU's uuid and whether its place is taken; state, nonce, pid, start, name,
+#: namespace, when contexts changed, used and context of each GPU.
+_REGION, _GPU, _SLOT = struct.Struct("=QIIII40x"), struct.Struct("=16sI28x"), struct.Struct("=IIqq24sQq16Q16Q")
+_SLOTS_AT = _REGION.size + _GPUS * _GPU.size
+_NONCE_AT, _NONCE_MASK, _USED = 4, 0xFFFFF, 1
+#: nvml_report.h: magic, sequence; written, asked, GPUs, rows, slot and nonce of others, and columns; a row.
+_MAGIC = 0x4E55504756464F00
+_START, _WRITTEN = struct.Struct("=QQ"), struct.Struct("=q")
+_HEAD, _ROW = struct.Struct("=qIIII256s16Q"), struct.Struct("=II16Q16Q")
+_NOT_NAMED, _NO_SLOT = (1 << 64) - 1, (1 << 32) - 1
+#: struct flock, and F_OFD_SETLK of fcntl.h, which Python names from 3.9 on.
+_FLOCK, _SET_LOCK = struct.Struct("@hhqqi4x"), 37
+_STATUS = re.compile(r"^(Uid|Gid|Groups|NSpid):[ \t]*(.*)$", re.MULTILINE)
+
+Log = Callable[[str], None]
+#: Bytes by pid, by UUID of the GPU.
+Named = Mapping[str, Mapping[int, int]]
+
+
+class _Session(Calls):
+    def memory(self, gpu_uuid: str) -> Dict[int, int]:
+        """Return what NVML names on a GPU, in bytes by pid. An entry for each MIG instance, so it is a sum. Raises NvmlError."""
+        handle = self._call("nvmlDeviceGetHandleByUUID", gpu_uuid, gpu=gpu_uuid)
+        found: Dict[int, int] = {}
+        for entry in self._call("nvmlDeviceGetComputeRunningProcesses", handle, gpu=gpu_uuid):
+            if entry.usedGpuMemory not in (None, _NOT_NAMED):
+                found[entry.pid] = found.get(entry.pid, 0) + entry.usedGpuMemory
+        return found
+
+
+@frozen
+class Slot:
+    """A process's place in its tenant's region, as the process wrote it."""
+
+    number: int
+    nonce: int
+    pid: int
+    pid_namespace: int
+    used: Tuple[int, ...]
+
+
+@frozen
+class Region:
+    """What a tenant's processes have counted: their slots, and the places of GPUs by UUID without `GPU-`."""
+
+    slots: Tuple[Slot, ...]
+    places: Mapping[str, int]
+
+
+_NO_REGION = Region((), {})
+
+
+def read_region(path: Path) -> Region:
+    """Return what is in a region; nothing for what is none. Any user may have written it."""
+    try:
+        descriptor = os.open(str(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return _NO_REGION
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return _NO_REGION
+        head = os.pread(descriptor, _SLOTS_AT, 0)
+        magic, version, _size, _lock, limit = _REGION.unpack_from(head)
+        if (magic, version) != (_REGION_MAGIC, vgpu_files.REGION_VERSION):
+            return _NO_REGION
+        gpus = [_GPU.unpack_from(head, _REGION.size + place * _GPU.size) for place in range(_GPUS)]
+        data = os.pread(descriptor, min(limit, _SLOTS) * _SLOT.size, _SLOTS_AT)
+        slots = (_slot(descriptor, number, data) for number in range(len(data) // _SLOT.size))
+        places = {raw.hex(): place for place, (raw, taken) in enumerate(gpus) if taken}
+        return Region(tuple(filter(None, slots)), places)
+    except (OSError, struct.error):
+        return _NO_REGION
+    finally:
+        os.close(descriptor)
+
+
+def _slot(descriptor: int, number: int, data: bytes) -> Slot | None:
+    """Return the slot of a process that lives. A dead one's is emptied when another process of the tenant needs it."""
+    state, nonce, pid, _start, _name, namespace, _changed, *figures = _SLOT.unpack_from(data, number * _SLOT.size)
+    if state != _USED or not held(descriptor, _LOCK_SLOTS + number):
+        return None
+    return Slot(number, nonce, pid, namespace, tuple(figures[:_GPUS]))
+
+
+def _column(gpu_uuid: str) -> str:
+    """Return the UUID as a region has it, in hexadecimal digits. Raises ValueError for what is none."""
+    return uuid.UUID(gpu_uuid.partition("-")[2]).hex
+
+
+@frozen
+class Process:
+    """A process by the kernel's word: the tenant's key (None: of none), and its number in its own PID namespace."""
+
+    key: str | None
+    pid_inside: int
+    pid_namespace: int
+
+
+class Processes:
+    """Whose the processes are that NVML names."""
+
+    def __init__(self, root: Path, proc: str = "/proc") -> None:
+        self._host, self._proc = VgpuHost(root=str(root), proc=proc), proc
+        #: By pid: when it was started, until when the answer holds, and the answer.
+        self._known: Dict[int, Tuple[str, float, Process]] = {}
+
+    def tenants(self) -> list[VgpuTenant]:
+        """Return the tenants whose memory the library counts. Raises FleetError."""
+        return [tenant for tenant in self._host.tenants() if tenant.provider != MPS]
+
+    def of(self, pids: Sequence[int], tenants: Sequence[VgpuTenant]) -> Dict[int, Process]:
+        """Return the processes of tenants among these. A process may execute another program, so no answer holds for long."""
+        now = time.monotonic()
+        known, self._known = self._known, {}
+        with one_look(now + _WHOSE_SECONDS):
+            for pid in pids:
+                started = read("%s/%d/stat" % (self._proc, pid)).rpartition(")")[2].split(" ")[20:21]
+                if not started:
+                    continue
+                entry = known.get(pid)
+                if entry is None or entry[0] != started[0] or entry[1] < now:
+                    entry = (started[0], now + _WHOSE_HOLDS_SECONDS, self._look(pid, tenants))
+                self._known[pid] = entry
+        return {pid: entry[2] for pid, entry in self._known.items() if entry[2].key is not None}
+
+    def _look(self, pid: int, tenants: Sequence[VgpuTenant]) -> Process:
+        said = dict(_STATUS.findall(read("%s/%d/status" % (self._proc, pid))))
+        names = self._host.names_of(pid) or set()
+        owner = next((one for one in tenants if names.intersection(one.names) and _may_be(one, said)), None)
+        namespace = re.search(r"\d+", link("%s/%d/ns/pid" % (self._proc, pid)) or "")
+        inside = said.get("NSpid", str(pid)).split()
+        return Process(
+            None if owner is None else owner.key,
+            int(inside[-1]) if inside else pid,
+            int(namespace.group()) if namespace else 0,
+        )
+
+
+def _may_be(tenant: VgpuTenant, said: Mapping[str, str]) -> bool:
+    """Return whether a process with these user and group ids may write the tenant's region, as its processes must."""
+    if tenant.group is None or said.get("Uid", "").split()[1:2] == ["0"]:
+        return True
+    try:
+        group = str(grp.getgrnam(tenant.group).gr_gid)
+    except KeyError:
+        return False
+    return group in (*said.get("Gid", "").split()[1:2], *said.get("Groups", "").split())
+
+
+class OthersSlot:
+    """A slot in a tenant's region for its processes that have none. It lives by a lock, as those of processes do."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._descriptor, self._inode = path, -1, 0
+        self.number, self.nonce = _NO_SLOT, 0
+
+    def take(self) -> None:
+        """Have one, where there is one to be had."""
+        with contextlib.suppress(OSError):
+            if self._descriptor >= 0 and self._path.stat().st_ino == self._inode:
+                return
+            self.leave()
+            flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            self._descriptor = os.open(str(self._path), flags)
+            self._inode = os.fstat(self._descriptor).st_ino
+            # From the end, for processes take the first that is free.
+            if not any(self._lock(number) for number in reversed(range(_SLOTS))):
+                self.leave()
+
+    def _lock(self, number: int) -> bool:
+        """Lock the slot if it is free; its new nonce tells its holder from those before."""
+        at = _SLOTS_AT + number * _SLOT.size
+        if self._state(at)[0] == _USED:
+            return False
+        lock = [_LOCK_SLOTS + number, 1, 0]
+        try:
+            fcntl.fcntl(self._descriptor, _SET_LOCK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, *lock))
+        except OSError:
+            return False
+        state, nonce = self._state(at)
+        if state == _USED:
+            fcntl.fcntl(self._descriptor, _SET_LOCK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, *lock))
+            return False
+        self.number, self.nonce = number, (nonce + 1) & _NONCE_MASK
+        os.pwrite(self._descriptor, struct.pack("=I", self.nonce), at + _NONCE_AT)
+        return True
+
+    def _state(self, at: int) -> Tuple[int, int]:
+        state, nonce = struct.unpack("=II", os.pread(self._descriptor, 8, at).ljust(8, b"\0"))
+        return state, nonce
+
+    def leave(self) -> None:
+        """Leave the slot to the tenant's processes, which empty it."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor, self.number = -1, _NO_SLOT
+
+
+@frozen
+class Found:
+    """What NVML named, in bytes by pid for each column, and which of these processes are a tenant's."""
+
+    columns: Sequence[str]
+    named: Named
+    processes: Mapping[int, Process]
+
+    def bytes_of(self, pid: int, column: str) -> int | None:
+        return self.named[column].get(pid)
+
+
+class Report:
+    """The file of one tenant."""
+
+    def __init__(self, root: Path, key: str) -> None:
+        self._path = root / vgpu_files.nvml_report_path(key)
+        self._others = OthersSlot(root / region_path(key))
+        self._sequence = 0
+        #: What is written behind the time of writing: nothing until NVML was asked.
+        self._content = b""
+        #: What was named last: by slot, nonce and column; and of processes without a slot by pid and column.
+        self._beyond: Dict[Tuple[int, int, str], int] = {}
+        self._unslotted: Dict[Tuple[int, str], int] = {}
+
+    @property
+    def names_others(self) -> bool:
+        """Whether NVML named processes of the tenant that have no slot."""
+        return bool(self._unslotted)
+
+    def tell(self, asked_ns: int, before: Region, after: Region, found: Found) -> None:
+        """Take what NVML said of the tenant's processes, between two looks at its region."""
+        slots = _slots_of(found.processes, after)
+        counted = {(slot.number, slot.nonce): slot.used for slot in before.slots}
+        rows, beyond = [], {}
+        for pid, slot in slots.items():
+            earlier = counted.get((slot.number, slot.nonce), slot.used)
+            now, steady = [_NOT_NAMED] * _GPUS, [0] * _GPUS
+            for index, column in enumerate(found.columns):
+                memory, place = found.bytes_of(pid, column), after.places.get(column)
+                if memory is None or place is None:
+                    continue
+                # What came or went meanwhile leaves the least: rather a second too little than memory counted twice.
+                now[index] = max(0, memory - max(earlier[place], slot.used[place]))
+                beyond[slot.number, slot.nonce, column] = now[index]
+                steady[index] = min(now[index], self._beyond.get((slot.number, slot.nonce, column), 0))
+            if now != [_NOT_NAMED] * _GPUS:
+                rows.append(_ROW.pack(slot.number, slot.nonce, *now, *steady))
+        self._beyond = beyond
+        others = self._others_of([pid for pid in found.processes if pid not in slots], found)
+        uuids = b"".join(map(bytes.fromhex, found.columns))
+        counts = (len(found.columns), len(rows), self._others.number, self._others.nonce)
+        self._content = _HEAD.pack(asked_ns, *counts, uuids, *others) + b"".join(rows)
+
+    def _others_of(self, pids: Sequence[int], found: Found) -> list[int]:
+        """Return by column what processes without a slot have, if it was named twice: one that starts takes a slot soon."""
+        others, now = [0] * _GPUS, {}
+        for index, column in enumerate(found.columns):
+            for pid in pids:
+                memory = found.bytes_of(pid, column)
+                if memory is not None:
+                    now[pid, column] = memory
+                    others[index] += min(memory, self._unslotted.get((pid, column), 0))
+        self._unslotted = now
+        if any(others):
+            self._others.take()
+        else:
+            self._others.leave()
+        return others
+
+    def write(self) -> None:
+        """Write it, also where NVML was not asked again: so processes know that the agent runs. Raises OSError."""
+        if not self._content:
+            return
+        content = _WRITTEN.pack(time.monotonic_ns()) + self._content
+        if self._sequence == 0 or not self._path.exists():
+            self._sequence = 2
+            write_new(self._path, _START.pack(_MAGIC, self._sequence) + content)
+            return
+        descriptor = os.open(str(self._path), os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.pwrite(descriptor, _START.pack(_MAGIC, self._sequence + 1), 0)
+            # Where there is no room for it, it stays one that is being written.
+            if os.pwrite(descriptor, content, _START.size) != len(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+            self._sequence += 2
+            os.pwrite(descriptor, _START.pack(_MAGIC, self._sequence), 0)
+        finally:
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """The tenant is gone."""
+        self._others.leave()
+
+
+def _slots_of(processes: Mapping[int, Process], region: Region) -> Dict[int, Slot]:
+    """Return the slots of processes, by pid. A slot says whose it is, and can be believed among one tenant's processes only."""
+    by_number = {(slot.pid_namespace, slot.pid): slot for slot in region.slots}
+    found = {pid: by_number.get((each.pid_namespace, each.pid_inside)) for pid, each in processes.items()}
+    return {pid: slot for pid, slot in found.items() if slot is not None}
+
+
+class Reporter:
+    """Asks NVML for all tenants of the host below `root`, and writes their reports."""
+
+    def __init__(self, root: Path, state_directory: str, log: Log = print) -> None:
+        self._root, self._state_directory, self._log = root, state_directory, log
+        self._processes = Processes(root)
+        self._reports: Dict[str, Report] = {}
+        self._said = ""
+        #: In seconds of time.monotonic(): not before it is NVML asked where no tenant's process is counted; not at all.
+        self._idle_until = self._failed_until = 0.0
+
+    def serve(self, parent: int) -> int:
+        """Look once a second, until the agent that started this process has ended."""
+        while os.getppid() == parent:
+            began = time.monotonic()
+            self.look()
+            time.sleep(max(0.0, began + _TICK_SECONDS - time.monotonic()))
+        return 0
+
+    def look(self) -> None:
+        """Ask NVML, and write what it says. Where it does not answer nothing is written, and processes ask it themselves."""
+        if time.monotonic() < self._failed_until:
+            return
+        try:
+            tenants = self._processes.tenants()
+            self._follow(tenants)
+            before = self._regions()
+            asked_ns = time.monotonic_ns()
+            named = self._named(tenants) if self._is_due(before) else None
+            if named is not None:
+                self._tell(tenants, asked_ns, before, named)
+            for report in self._reports.values():
+                # A tenant that is being written, or taken away, has no folder for a moment.
+                with contextlib.suppress(FileNotFoundError):
+                    report.write()
+            self._said = ""
+        except (OSError, FleetError, ValueError) as error:
+            if isinstance(error, NvmlError):
+                self._failed_until = time.monotonic() + _FAILED_SECONDS
+            text = "processes ask NVML themselves, those in containers do not know what their contexts take: %s" % error
+            if text != self._said:
+                self._said = text
+                self._log(text)
+
+    def _follow(self, tenants: Sequence[VgpuTenant]) -> None:
+        keys = {tenant.key for tenant in tenants}
+        for key in set(self._reports) - keys:
+            self._reports.pop(key).close()
+        for key in keys.difference(self._reports):
+            self._reports[key] = Report(self._root, key)
+
+    def _regions(self) -> Dict[str, Region]:
+        return {key: read_region(self._root / region_path(key)) for key in self._reports}
+
+    def _is_due(self, regions: Mapping[str, Region]) -> bool:
+        """Return whether to ask now. Each question opens the GPUs, so where no process is counted there are few."""
+        used = any(region.slots for region in regions.values()) or any(
+            one.names_others for one in self._reports.values()
+        )
+        if not used and time.monotonic() < self._idle_until:
+            return False
+        self._idle_until = time.monotonic() + _IDLE_SECONDS
+        return True
+
+    def _named(self, tenants: Sequence[VgpuTenant]) -> Named | None:
+        """Return what NVML names on the tenants' GPUs; None while a run changes the host. Raises NvmlError, ValueError."""
+        with looking(self._state_directory) as busy:
+            if busy is not None:
+                return None
+            named: Dict[str, Mapping[int, int]] = {}
+            with _Session() as session:
+                for gpu_uuid in sorted({each for tenant in tenants for each in tenant.gpus}):
+                    # A GPU that is lost has no column.
+                    with contextlib.suppress(NvmlError):
+                        named[_column(gpu_uuid)] = session.memory(gpu_uuid)
+            return named
+
+    def _tell(self, tenants: Sequence[VgpuTenant], asked_ns: int, before: Mapping[str, Region], named: Named) -> None:
+        after = self._regions()
+        pids = sorted({pid for memory in named.values() for pid in memory})
+        whose = self._processes.of(pids, tenants)
+        for tenant in tenants:
+            columns = [column for column in map(_column, tenant.gpus) if column in named]
+            own = {pid: process for pid, process in whose.items() if process.key == tenant.key}
+            self._reports[tenant.key].tell(asked_ns, before[tenant.key], after[tenant.key], Found(columns, named, own))
+
+
+def start(root: Path, state_directory: str, log: Log = print) -> int:
+    """Start a process that reports until this one ends, and return its pid."""
+    parent = os.getpid()
+    return child_process.start(lambda: Reporter(root, state_directory, log).serve(parent), [1, 2])

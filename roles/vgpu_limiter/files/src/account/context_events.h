@@ -1,0 +1,42 @@
+/*
+ * SPDX-License-Identifier: Apache-2.0
+ * Copyright: (c) openfleet.gpu contributors
+ *
+ * When the process's contexts change: what is said of their memory is of a moment before or after.
+ */
+#ifndef CONTEXT_EVENTS_H
+#define CONTEXT_EVENTS_H
+
+#include "account/account.h"
+#include "base/clock.h"
+
+static inline void context_change_begins(struct account *account) { atomic_fetch_add(&account->contexts_begun, 1); }
+
+/* Also where a limit made a context larger or smaller. */
+static inline void context_has_changed(struct account *account)
+{
+	if (account->tenant.region)
+		atomic_store(&account->tenant.region->slots[account->tenant.slot].contexts_changed_ns, kernel_ns());
+}
+
+static inline void context_change_ends(struct account *account)
+{
+	context_has_changed(account);
+	atomic_fetch_add(&account->contexts_ended, 1);
+}
+
+static inline bool context_changes_are_over(struct account *account)
+{
+	return atomic_load(&account->contexts_ended) == atomic_load(&account->contexts_begun);
+}
+
+/* The places of GPUs with contexts whose cost was not asked for yet, as bits. */
+static inline unsigned context_places_to_learn(struct account *account)
+{
+	unsigned with_contexts = 0;
+	for (int gpu = 0; gpu < QUOTA_GPUS; gpu++)
+		with_contexts |= atomic_load(&account->contexts[gpu]) > 0 ? 1u << gpu : 0;
+	return with_contexts & ~atomic_load(&account->learned);
+}
+
+#endif

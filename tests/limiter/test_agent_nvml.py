@@ -1,0 +1,136 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The agent asks NVML for all processes of a tenant, in containers too: what it says is charged, and no program asks itself."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from account import MIB
+from agent_lab import Agent, make_tenant, own, wait_until
+from limiter_lab import DEADLINE, INITIAL_PID_NAMESPACE, OUT, Client, Tenant
+from test_contexts import COST, OUT_OF_MEMORY, QUOTA, client, create
+from test_region import NONCE, PID, SLOT_SIZE, SLOTS, region
+from test_report import settled
+
+UNSHARE = ("unshare", "--pid", "--fork", "--kill-child")
+
+
+def can_unshare() -> bool:
+    """Whether this machine gives root a PID namespace, and shows all processes in its /proc."""
+    if os.geteuid() != 0 or not shutil.which("unshare"):
+        return False
+    done = subprocess.run([*UNSHARE, "readlink", "/proc/self"], capture_output=True, text=True, check=False)
+    return done.returncode == 0 and done.stdout.strip() not in ("", "1")
+
+
+pytestmark = pytest.mark.skipif(not can_unshare(), reason="no PID namespace can be made here")
+
+
+@pytest.fixture
+def speaking(agent: Agent, tenant: Tenant) -> Agent:
+    """The agent with an NVML, for the tenant, whose quota is QUOTA. It has written its first report."""
+    make_tenant(tenant.quota(QUOTA))
+    return speak(agent, tenant)
+
+
+def speak(agent: Agent, *tenants: Tenant) -> Agent:
+    """Starts the agent. It looks at the PID namespaces that programs really have, so these believe nothing else."""
+    for tenant in tenants:
+        tenant.in_namespace(int(Path("/proc/self/ns/pid").readlink().name[5:-1]))
+    agent.environment = {"LD_LIBRARY_PATH": str(tenants[0].built.stub), **tenants[0].card.environment()}
+    agent.start()
+    for tenant in tenants:
+        wait_until((own(tenant) / "nvml.1").exists, "the agent reports")
+    return agent
+
+
+def in_container(tenant: Tenant, tmp_path: Path, **more: str) -> Client:
+    """A program in a PID namespace of its own: it does not know its number on the host, by which NVML names it."""
+    view = tmp_path / "view"
+    if not view.exists():
+        view.mkdir()
+        for name, target in (("etc", tenant.root / "etc"), ("run", tenant.root / "run"), ("proc", Path("/proc"))):
+            (view / name).symlink_to(target)
+    script = tmp_path / "client-in-container"
+    script.write_text(f"#!/bin/sh\nexec {' '.join(UNSHARE)} {tenant.built.client}\n")
+    script.chmod(0o755)
+    settings = {"STUB_CONTEXT_BYTES": str(COST), "OPENFLEET_VGPU_ROOT": str(view), **more}
+    preload = settings.pop("preload", "yes") == "yes"
+    return Client(SimpleNamespace(client=script), tenant.environment(preload, **settings))
+
+
+def test_contexts_in_a_container_count(speaking: Agent, tenant: Tenant, tmp_path: Path) -> None:
+    with in_container(tenant, tmp_path) as program:
+        assert settled(program, QUOTA - COST) == (QUOTA - COST, QUOTA)
+        assert [create(program) for _ in range(9)] == [0] + [OUT_OF_MEMORY] * 8
+        assert tenant.peak() == 2 * COST
+        assert settled(program, QUOTA - 2 * COST) == (QUOTA - 2 * COST, QUOTA)
+        assert program.call("cuMemAlloc_v2", OUT, QUOTA - 2 * COST + 1)[0] == OUT_OF_MEMORY
+        program.alloc(QUOTA - 2 * COST)
+
+
+def test_a_context_of_a_process_that_calls_nothing_more_counts(speaking: Agent, tenant: Tenant, tmp_path: Path) -> None:
+    """It was not known what its first context would take, and the process does not look itself."""
+    with in_container(tenant, tmp_path), client(tenant) as other:
+        assert settled(other, QUOTA - 2 * COST) == (QUOTA - 2 * COST, QUOTA)
+
+
+def test_memory_that_nobody_reserved_is_charged(speaking: Agent, tenant: Tenant, tmp_path: Path) -> None:
+    """Of a program of the tenant that passes the library by."""
+    with client(tenant) as counted:
+        with in_container(tenant, tmp_path, preload="no") as bare:
+            bare.alloc(100 * MIB)
+            left = QUOTA - 2 * COST - 100 * MIB
+            assert settled(counted, left) == (left, QUOTA)
+            assert counted.call("cuMemAlloc_v2", OUT, left + 1)[0] == OUT_OF_MEMORY
+            with client(tenant, start=False) as late:
+                late.ok("cuInit", 0)
+                assert late.call("cuDevicePrimaryCtxRetain", OUT, 0)[0] == OUT_OF_MEMORY, "as soon as it starts"
+            bare.free(bare.alloc(MIB))
+        assert settled(counted, QUOTA - COST) == (QUOTA - COST, QUOTA)
+        counted.alloc(QUOTA - COST)
+
+
+def test_a_number_in_shared_memory_says_whose_nobody_is(agent: Agent, tenant: Tenant, tmp_path: Path) -> None:
+    """A tenant gives its process the number of a neighbour's: it pays for its own, and the neighbour for no more."""
+    forger = make_tenant(Tenant(tenant.root, tenant.card, tenant.built, "tenant-b").quota(QUOTA))
+    speak(agent, make_tenant(tenant.quota(QUOTA)), forger)
+    with client(tenant) as victim, client(forger, start=False) as forging:
+        forging.ok("cuInit", 0)
+        forging.call("cuDeviceTotalMem_v2", OUT, 0)
+        with region(forger) as shared:
+            number = next(n for n in range(9) if shared.slot(n, PID) == forging.pid)
+            shared.set(SLOTS + number * SLOT_SIZE + PID, victim.pid)
+        forging.start()
+        assert settled(forging, QUOTA - COST) == (QUOTA - COST, QUOTA)
+        assert settled(victim, QUOTA - COST) == (QUOTA - COST, QUOTA)
+        with region(tenant) as shared:
+            assert sum(shared.slot(n, NONCE, "<I") > 0 for n in range(1024)) == 1, "the neighbour has one process"
+
+
+def asks_nvml(program: Client) -> bool:
+    return "libnvidia-ml" in Path(f"/proc/{program.pid}/maps").read_text()
+
+
+def test_no_program_asks_nvml_while_the_agent_does(speaking: Agent, tenant: Tenant) -> None:
+    tenant.in_namespace(INITIAL_PID_NAMESPACE)
+    with client(tenant) as program:
+        # Twice its turn.
+        until = time.monotonic() + 2.5
+        while time.monotonic() < until or program.memory()[0] != QUOTA - COST:
+            assert time.monotonic() < until + DEADLINE
+            program.free(program.alloc(MIB))
+        assert not asks_nvml(program)
+        speaking.kill()
+        until = time.monotonic() + DEADLINE
+        while not asks_nvml(program) and time.monotonic() < until:
+            program.memory()
+            time.sleep(0.05)
+        assert asks_nvml(program), "without the agent programs ask themselves"

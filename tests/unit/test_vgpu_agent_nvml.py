@@ -1,0 +1,173 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the agent takes a process for, and what it writes of one: the rules that need no GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import grp
+import os
+import struct
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import files as vgpu_files
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.agent_nvml import (
+    Found,
+    OthersSlot,
+    Process,
+    Processes,
+    Region,
+    Report,
+    Reporter,
+    Slot,
+    read_region,
+)
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.model import (
+    VgpuSeat,
+    VgpuTenant,
+    region_path,
+)
+
+UUID = "GPU-5c890000-0000-4000-8000-000000000001"
+COLUMN = UUID[4:].replace("-", "")
+TENANT = VgpuTenant("a", 1 << 30, 50, (VgpuSeat(UUID, 0),))
+GROUP = grp.getgrgid(os.getgid())
+NOT_NAMED, NO_SLOT = (1 << 64) - 1, (1 << 32) - 1
+ROWS_AT = 432
+
+
+def process(proc: Path, pid: int, groups: str = "", uid: int = 1000, gid: int = 1000, name: str = "a") -> None:
+    """A process as /proc has it, number 5 in a PID namespace of its own."""
+    folder = proc / str(pid)
+    (folder / "ns").mkdir(parents=True)
+    (folder / "ns/pid").symlink_to("pid:[4026532000]")
+    (folder / "environ").write_text("OPENFLEET_VGPU=%s\0" % name)
+    (folder / "mountinfo").write_text("")
+    (folder / "stat").write_text("%d (a) b) S %s" % (pid, " ".join(str(n) for n in range(4, 30))))
+    ids = "\t".join([str(uid)] * 4), "\t".join([str(gid)] * 4)
+    (folder / "status").write_text("Name:\tx\nUid:\t%s\nGid:\t%s\nGroups:\t%s \nNSpid:\t%d\t5\n" % (*ids, groups, pid))
+
+
+@pytest.mark.parametrize(
+    ("group", "ids", "counts"),
+    [
+        (None, {}, True),
+        (GROUP.gr_name, {"uid": 0}, True),
+        (GROUP.gr_name, {"gid": GROUP.gr_gid}, True),
+        (GROUP.gr_name, {"groups": "7 %d 9" % GROUP.gr_gid}, True),
+        (GROUP.gr_name, {"gid": GROUP.gr_gid + 1, "groups": "7 9"}, False),
+        ("no-such-group", {"groups": "7"}, False),
+        (None, {"name": "b"}, False),
+    ],
+)
+def test_a_process_counts_for_a_tenant_that_it_may_be(tmp_path, group, ids, counts):
+    """Else any user of the host could use up a tenant's quota by a variable in the environment."""
+    process(tmp_path / "proc", 7, **ids)
+    found = Processes(tmp_path, str(tmp_path / "proc")).of([7, 8], [dataclasses.replace(TENANT, group=group)])
+    assert found == ({7: Process("a", 5, 4026532000)} if counts else {})
+
+
+def slot(pid: int, used: int, number: int = 0, nonce: int = 3) -> Slot:
+    return Slot(number, nonce, pid, 1, (used, *[0] * 15))
+
+
+def told(report: Report, memory: dict[int, int], before: list[Slot], after: list[Slot]) -> tuple[tuple, list[tuple]]:
+    """What is written: the slot of others and their bytes; and slot, nonce, beyond and steady of each process."""
+    processes = {pid: Process("a", pid, 1) for pid in memory}
+    regions = [Region(tuple(slots), {COLUMN: 0}) for slots in (before, after)]
+    report.tell(17, *regions, Found([COLUMN], {COLUMN: memory}, processes))
+    report.write()
+    data = report._path.read_bytes()
+    head = struct.unpack_from("=QQqqIIII256sQ", data)
+    rows = [struct.unpack_from("=II16Q16Q", data, ROWS_AT + n * 264) for n in range(head[5])]
+    assert head[3:5] == (17, 1) and head[1] % 2 == 0 and head[8][:16].hex() == COLUMN
+    return (head[6], head[9]), [(row[0], row[1], row[2], row[18]) for row in rows]
+
+
+@pytest.fixture
+def report(tmp_path):
+    (tmp_path / vgpu_files.agent_folder("a")).mkdir(parents=True)
+    (tmp_path / region_path("a")).parent.mkdir(parents=True)
+    (tmp_path / region_path("a")).write_bytes(bytes(vgpu_files.REGION_BYTES))
+    return Report(tmp_path, "a")
+
+
+def test_what_came_or_went_meanwhile_is_not_charged(report):
+    assert told(report, {5: 100}, [slot(5, 30)], [slot(5, 40)]) == ((NO_SLOT, 0), [(0, 3, 60, 0)])
+    assert told(report, {5: 100}, [slot(5, 50)], [slot(5, 40)])[1] == [(0, 3, 50, 50)]
+    assert told(report, {5: 20}, [slot(5, 50)], [slot(5, 40)])[1] == [(0, 3, 0, 0)]
+
+
+def test_another_process_in_the_slot_is_another(report):
+    told(report, {5: 100}, [slot(5, 0)], [slot(5, 0)])
+    assert told(report, {6: 70}, [slot(5, 90)], [slot(6, 10, nonce=4)])[1] == [(0, 4, 60, 0)]
+
+
+def test_processes_without_a_slot_are_charged_together_once_they_were_named_twice(report):
+    assert told(report, {5: 100, 6: 7}, [], []) == ((NO_SLOT, 0), [])
+    (number, others), rows = told(report, {5: 90, 6: 8, 7: 1000}, [], [])
+    assert (number, others, rows) == (1023, 97, [])
+    assert told(report, {7: 1000}, [], [slot(7, 0)]) == ((NO_SLOT, 0), [(0, 3, 1000, 0)])
+
+
+def test_the_slot_of_others_is_one_that_nobody_has(tmp_path, report):
+    path = tmp_path / region_path("a")
+    first, second = OthersSlot(path), OthersSlot(path)
+    first.take()
+    second.take()
+    assert (first.number, second.number) == (1023, 1022)
+    before = first.nonce
+    first.leave()
+    first.take()
+    assert (first.number, first.nonce) == (1023, before + 1)
+
+
+def test_dead_processes_are_left_out(tmp_path, report):
+    """Else NVML would be asked every second on a host that nobody uses: each question wakes the GPUs up."""
+    path = tmp_path / region_path("a")
+    data = bytearray(vgpu_files.REGION_BYTES)
+    struct.pack_into("=QIIII", data, 0, 0x3155504756464F00, 1, len(data), 0, 1024)
+    for number in (3, 1023):
+        struct.pack_into("=IIq", data, 64 + 16 * 48 + number * 320, number == 3, 7, 5)
+    path.write_bytes(data)
+    assert read_region(path).slots == ()
+    living = OthersSlot(path)
+    living.take()
+    data[64 + 16 * 48 + 1023 * 320] = 1
+    path.write_bytes(data)
+    assert [(slot.number, slot.pid) for slot in read_region(path).slots] == [(1023, 5)]
+
+
+def test_what_is_no_region_has_nothing_in_it(tmp_path):
+    for content in (b"", b"\0" * 100, b"x" * 5000):
+        (tmp_path / "file").write_bytes(content)
+        assert read_region(tmp_path / "file") == Region((), {})
+    os.mkfifo(tmp_path / "pipe")
+    assert read_region(tmp_path / "pipe") == read_region(tmp_path / "none") == Region((), {})
+
+
+def test_without_nvml_nothing_is_written_and_it_is_said_once(tmp_path, report, monkeypatch):
+    """Then programs ask NVML themselves."""
+    from ansible_collections.openfleet.gpu.plugins.module_utils.errors import DriverAbsentError
+    from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import agent_nvml
+
+    def absent() -> None:
+        raise DriverAbsentError("this host", "there is no driver", "Install it.", call="nvmlInit")
+
+    monkeypatch.setattr(agent_nvml, "_Session", absent)
+    monkeypatch.setattr(agent_nvml, "_FAILED_SECONDS", 0.0)
+    (tmp_path / vgpu_files.spec_path("a")).parent.mkdir(parents=True)
+    import json
+
+    from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.model import to_data
+
+    (tmp_path / vgpu_files.spec_path("a")).write_text(json.dumps(to_data(TENANT)))
+    said: list[str] = []
+    reporter = Reporter(tmp_path, str(tmp_path / "state"), said.append)
+    reporter.look()
+    reporter._idle_until = 0.0
+    reporter.look()
+    assert len(said) == 1 and "there is no driver" in said[0]
+    assert not (tmp_path / vgpu_files.nvml_report_path("a")).exists()
