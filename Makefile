@@ -367,8 +367,9 @@ $(addprefix leg-,$(scenarios)):
 	@export NO_COLOR=1
 	tests/leg run $(@:leg-%=%) molecule test --no-command-borders --scenario-name $(@:leg-%=%)
 
+# The group `kubernetes` needs the image of nodes besides.
 .PHONY: bench
-bench: setup-test prometheus-tools ## figures, one `name value unit` a line (BENCH=group for one group)
+bench: setup-test prometheus-tools $(if $(or $(without_kubernetes),$(filter-out kubernetes,$(BENCH))),,image-kubernetes etcd) ## figures, one `name value unit` a line (BENCH=group for one group)
 	@.venv/bin/python tests/benchmark/run.py $(BENCH)
 
 # --- The lab --------------------------------------------------------------------------------------------------------

@@ -19,9 +19,9 @@ import tarfile
 import threading
 import urllib.parse
 from pathlib import Path
-from typing import Iterator, Sequence
+from typing import Iterator, Mapping, Sequence
 
-from control_plane import API_PORT, REPOSITORY, ControlPlane, build
+from control_plane import API_PORT, REPOSITORY, ROLE_ACCOUNT, ControlPlane, build
 
 NODES = ("node1", "node2")
 #: The image of pods: a root folder without files, for a pod to mount the host's.
@@ -34,6 +34,8 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _MARK = "devices: "
 _LAB = "kubernetes-%s" % (os.environ.get("OPENFLEET_CHECKOUT") or "local")
 _INVENTORY = REPOSITORY / "tests" / "kubernetes" / "inventory"
+_RIGHTS = REPOSITORY / "roles" / "gpu_kubernetes" / "files" / "rbac.yml"
+_NOTHING: Mapping[str, str] = {}
 
 
 class Cluster:
@@ -50,12 +52,14 @@ class Cluster:
             ANSIBLE_CALLBACK_PLUGINS=str(REPOSITORY / "tests" / "lab" / "callback"),
         )
 
-    def play(self, playbook: str | Path, *arguments: str, check: bool = True) -> subprocess.CompletedProcess:
+    def play(
+        self, playbook: str | Path, *arguments: str, check: bool = True, environment: Mapping[str, str] = _NOTHING
+    ) -> subprocess.CompletedProcess:
         """Run a playbook on the nodes as hosts of an inventory. Raises AssertionError with its output where it fails."""
         done = subprocess.run(
             ["ansible-playbook", "-i", str(self.inventory), str(playbook), *arguments],
             cwd=REPOSITORY,
-            env=self._environment,
+            env={**self._environment, **environment},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -63,6 +67,11 @@ class Cluster:
         )
         assert not check or done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
         return done
+
+    def role_kubeconfig(self) -> Path:
+        """Return a kubeconfig of the role's account, which gets the rights of the role's manifest. Its namespace has to exist."""
+        self.plane.kubectl("apply", "--filename=%s" % _RIGHTS)
+        return self.plane.kubeconfig_of(ROLE_ACCOUNT)
 
     def module(self, node: str, name: str, arguments: dict | None = None) -> dict:
         """Return the result of a module on a node. Raises AssertionError where it fails."""

@@ -32,6 +32,14 @@ _PEER_PORT = 2380
 _PORTS = (10257, 10259, API_PORT, _ETCD_PORT, _PEER_PORT)
 #: The group whose members may do everything.
 ADMINISTRATORS = "system:masters"
+#: The account of roles/gpu_kubernetes/files/rbac.yml. The API server keeps a record of what it asks.
+ROLE_ACCOUNT = "system:serviceaccount:nvidia-device-plugin:openfleet-gpu"
+_AUDIT_POLICY = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived", "ResponseStarted"],
+    "rules": [{"level": "Metadata", "users": [ROLE_ACCOUNT]}, {"level": "None"}],
+}
 
 
 def build() -> Path:
@@ -91,6 +99,7 @@ class ControlPlane:
             # 127.0.0.1 is where nodes see it (cluster.py).
             self._authority.issue("kube-apiserver", [self.address, "127.0.0.1", "localhost", "kubernetes"])
             self._authority.issue("service-accounts")
+        (self.folder / "audit-policy.json").write_text(json.dumps(_AUDIT_POLICY))
         self._run(
             self.programs / "kube-apiserver",
             {
@@ -111,6 +120,8 @@ class ControlPlane:
                 "allow-privileged": "true",
                 "profiling": "false",
                 "enable-priority-and-fairness": "false",
+                "audit-policy-file": self.folder / "audit-policy.json",
+                "audit-log-path": self.folder / "audit.log",
             },
         )
         self.wait(self.is_ready, "the API server")
@@ -182,6 +193,12 @@ class ControlPlane:
         done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
         assert done.returncode == 0, "%s: %s" % (" ".join(arguments), done.stderr)
         return done.stdout
+
+    def requests_of_role(self) -> list[tuple[str, str]]:
+        """Return the requests of ROLE_ACCOUNT so far, each as Kubernetes' verb and the path."""
+        written = self.folder / "audit.log"
+        events = map(json.loads, written.read_text().splitlines() if written.exists() else ())
+        return [(event["verb"], event["requestURI"]) for event in events]
 
     def is_ready(self) -> bool:
         try:

@@ -1,0 +1,242 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Figures of Kubernetes: how soon a node offers a new layout, which pods a change disturbs, what a run asks of the API server.
+
+The cluster is that of tests/kubernetes with one node: API server, scheduler, kubelet and NVIDIA's device plugin are real, GPUs
+are simulated. site.yml runs with the role's defaults and the rights of the role's manifest. SEED chooses the transitions of the
+eviction plan, CASES=N their number.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+from datetime import datetime
+from pathlib import Path
+
+from mig_cases import random_cases
+
+from ansible_collections.openfleet.gpu.plugins.filter.kubernetes_mapping import kubernetes_mapping
+from ansible_collections.openfleet.gpu.plugins.module_utils import planner
+from ansible_collections.openfleet.gpu.plugins.module_utils.disturbance import affected_pods
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders_model import KUBELET
+from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder
+from ansible_collections.openfleet.gpu.plugins.module_utils.pod_eviction import Options, pods_to_evict
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mig.steps import DestroyGpuInstance
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent / "kubernetes"), str(HERE.parent / "integration")]
+
+ON_CLUSTER = (
+    "kubernetes_seconds_to_allocatable",
+    "kubernetes_seconds_to_allocatable_config_manager",
+    "kubernetes_pods_disturbed_needlessly",
+    "kubernetes_api_calls_noop",
+    "kubernetes_api_writes_noop",
+)
+FIGURES = (*ON_CLUSTER, "kubernetes_pods_disturbed_needlessly_planned")
+NODE = "node1"
+GPUS = ["H100-80GB"] * 4
+TRANSITIONS = 10
+PLANNED_TRANSITIONS = 1_000
+#: What a second GPU is divided into beside an instance that stays, one transition after the other.
+RESTS = (
+    [{"profile": "2g.20gb"}],
+    [{"profile": "1g.10gb", "count": 2}],
+    [{"profile": "2g.20gb"}, {"profile": "1g.10gb"}],
+    [{"profile": "1g.10gb", "count": 3}],
+)
+APPLIED = "openfleet.gpu.gpu_layout : Apply the layout"
+OFFERED = "openfleet.gpu.gpu_kubernetes : Look at what the node offers"
+READING = ("get", "list", "watch")
+MIG = "nvidia.com/mig-%s"
+
+
+def figures(options):
+    """Yield (name, value, unit) or (name, None, reason)."""
+    count = int(options.get("CASES") or PLANNED_TRANSITIONS)
+    needless, evicted, others = planned_evictions(int(options.get("SEED") or 1), count)
+    print(f"bench: {count} planned transitions evict {evicted} pods and leave {others}", file=sys.stderr)
+    yield "kubernetes_pods_disturbed_needlessly_planned", needless, "count"
+    missing = why_no_cluster()
+    if missing:
+        yield from ((name, None, missing) for name in ON_CLUSTER)
+        return
+    import cluster as clusters
+
+    with tempfile.TemporaryDirectory(prefix="openfleet-bench-") as folder, clusters.running(
+        Path(folder) / "plane", [NODE]
+    ) as cluster:
+        yield from on_cluster(cluster, clusters)
+
+
+def why_no_cluster() -> str:
+    """Return the reason why no cluster can be started here; empty where one can."""
+    if os.environ.get("KUBERNETES") == "skip":
+        return "KUBERNETES=skip"
+    if not shutil.which("go"):
+        return "there is no Go to build Kubernetes with"
+    return "" if os.geteuid() == 0 else "the nodes are containers that need root"
+
+
+# -- The eviction plan -------------------------------------------------------------------------------------------------
+
+
+def planned_evictions(seed: int, count: int) -> tuple[int, int, int]:
+    """Return the pods that plans would evict without need, all that they would evict, and those that they leave.
+
+    A pod has each instance that is in use. It has to go where the plan destroys its instance, and is left alone otherwise.
+    """
+    needless = evicted = left = 0
+    for number, case in enumerate(random_cases(seed, count)):
+        gpu = with_pods(case.gpu, number)
+        plan = planner.plan_gpu(gpu, case.target)
+        destroyed = {step.gpu_instance_id for step in plan.steps if isinstance(step, DestroyGpuInstance)}
+        pods = {uid_of(number, each.id): each.id for each in gpu.mig.instances if each.held_by}
+        wanted = affected_pods(plan.disturbs)
+        chosen = pods_to_evict("node", [as_pod(uid) for uid in pods], wanted, Options(ignore_daemonsets=True))
+        going = {pods[pod.uid] for pod in chosen}
+        missed = destroyed & set(pods.values()) - going
+        if missed:
+            raise AssertionError(f"transition {number}: the pods on instances {sorted(missed)} are not evicted")
+        needless += len(going - destroyed)
+        evicted += len(going)
+        left += len(pods) - len(going)
+    return needless, evicted, left
+
+
+def with_pods(gpu, number):
+    """Return the GPU with a pod as the holder of each instance in use."""
+    instances = []
+    for instance in gpu.mig.instances:
+        uid = uid_of(number, instance.id)
+        held = (Holder(gpu.uuid, instance.id, KUBELET, "pod %s" % uid, job=uid),) if instance.processes else ()
+        parts = [dataclasses.replace(part, held_by=held) for part in instance.compute_instances]
+        instances.append(dataclasses.replace(instance, held_by=held, compute_instances=tuple(parts)))
+    return dataclasses.replace(gpu, mig=dataclasses.replace(gpu.mig, instances=tuple(instances)))
+
+
+def uid_of(number: int, instance: int) -> str:
+    return "00000000-0000-4000-8000-%06x%06x" % (number, instance)
+
+
+def as_pod(uid: str) -> dict:
+    """Return a pod as the API has it."""
+    owners = [{"kind": "ReplicaSet", "name": "app"}]
+    metadata = {"namespace": "default", "name": "app-%s" % uid[-12:], "uid": uid, "ownerReferences": owners}
+    return {"metadata": metadata, "spec": {}, "status": {"phase": "Running"}}
+
+
+# -- The cluster -------------------------------------------------------------------------------------------------------
+
+
+def on_cluster(cluster, clusters):
+    """Yield the figures that need a cluster, in the order of ON_CLUSTER."""
+    import yaml
+
+    manifest = HERE.parent / "kubernetes" / "device-plugin.yml"
+    cluster.apply(*yaml.safe_load_all(manifest.read_text()))
+    kubeconfig = cluster.role_kubeconfig()
+    print("bench: first layout of the node, by its label", file=sys.stderr)
+    by_label = run_site(cluster, kubeconfig, layout_with(RESTS[0]))
+    staying = {"whole": "nvidia.com/gpu", **{"large-%d" % number: MIG % "3g.40gb" for number in range(3)}}
+    for name, resource in staying.items():
+        create(cluster, clusters.sleeper(name, {resource: 1}))
+    before = {name: state(cluster.runs(name)) for name in staying}
+    restarted, needless = [], 0
+    for number, (old, new) in enumerate(itertools.pairwise(itertools.islice(itertools.cycle(RESTS), TRANSITIONS + 1))):
+        name = "moves-%d" % number
+        create(cluster, clusters.sleeper(name, {MIG % old[-1]["profile"]: 1}))
+        [device] = cluster.visible_devices(cluster.runs(name))
+        restarted.append(run_site(cluster, kubeconfig, layout_with(new)))
+        gone = cluster.pod(name) is None
+        survives = device in devices(cluster)
+        if not survives and not gone:
+            raise AssertionError(f"the pod {name} is there, and its instance is not")
+        disturbed = [each for each in staying if state(cluster.pod(each)) != before[each]]
+        needless += len(disturbed) + (survives and gone)
+        print(
+            f"bench: transition {number + 1} of {TRANSITIONS}: {restarted[-1]:.1f} s to allocatable, "
+            f"{'evicted' if gone else 'left'} {name}, disturbed without need: {disturbed or 'none'}",
+            file=sys.stderr,
+        )
+        if not gone:
+            cluster.plane.call("DELETE", "/api/v1/namespaces/default/pods/%s?gracePeriodSeconds=0" % name)
+    asked = calls_of_run_without_changes(cluster, kubeconfig, layout_with(RESTS[TRANSITIONS % len(RESTS)]))
+    writes = [request for request in asked if request[0] not in READING]
+    print(*("bench: no-change run: %s %s" % request for request in asked), sep="\n", file=sys.stderr)
+    values = (statistics.median(restarted), by_label, needless, len(asked), len(writes))
+    units = ("s", "s", "count", "count per node", "count per node")
+    yield from zip(ON_CLUSTER, values, units)
+
+
+def layout_with(rest):
+    """Return a layout that changes the second GPU alone, and of it only what is beside its first instance."""
+    return [
+        {"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]},
+        {"gpus": [1], "sharing": "mig", "mig": [{"profile": "3g.40gb"}, *rest]},
+        {"gpus": [2, 3], "sharing": "exclusive"},
+    ]
+
+
+def run_site(cluster, kubeconfig, layout) -> float:
+    """Bring the node to the layout by site.yml; return the seconds from the layout on the GPUs to the node that offers it."""
+    told = site(cluster, kubeconfig, layout)
+    ends = {}
+    for play in told["plays"]:
+        for task in play["tasks"]:
+            if task["hosts"].get(NODE, {}).get("skipped") is not True and "end" in task["task"]["duration"]:
+                ends[task["task"]["name"]] = datetime.fromisoformat(task["task"]["duration"]["end"].rstrip("Z"))
+    planned = kubernetes_mapping(layout, "nvidia_device_plugin", expected_gpus=GPUS, node=NODE)["resources"]
+    offered = {name: number for name, number in cluster.allocatable(NODE).items() if number}
+    if offered != planned:
+        raise AssertionError(f"the node offers {offered}, planned are {planned}")
+    return (ends[OFFERED] - ends[APPLIED]).total_seconds()
+
+
+def site(cluster, kubeconfig, layout) -> dict:
+    """Run site.yml on the node, and return what the callback `json` tells of it."""
+    given = {
+        "gpu_layout": layout,
+        "gpu_kubernetes_kubeconfig": str(kubeconfig),
+        "gpu_layout_on_busy": "drain",
+        "gpu_drain_kubernetes": True,
+        # The pods of this benchmark have no owner.
+        "gpu_drain_kubernetes_delete_options": {"ignore_daemonsets": True, "force": True},
+    }
+    by_json = {"ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json"}
+    done = cluster.play("site.yml", "--limit", NODE, "--extra-vars", json.dumps(given), environment=by_json)
+    return json.JSONDecoder().raw_decode(done.stdout)[0]
+
+
+def calls_of_run_without_changes(cluster, kubeconfig, layout) -> list[tuple[str, str]]:
+    """Return what the role's account asks in a run that changes nothing, as verb and path."""
+    before = len(cluster.plane.requests_of_role())
+    told = site(cluster, kubeconfig, layout)
+    if told["stats"][NODE]["changed"]:
+        raise AssertionError("the run was to change nothing, and did")
+    return cluster.plane.requests_of_role()[before:]
+
+
+def create(cluster, pod) -> None:
+    cluster.plane.call("POST", "/api/v1/namespaces/default/pods", pod)
+
+
+def state(pod) -> tuple | None:
+    """Return what shows that a pod was left alone: its UID and how often its containers have started again."""
+    if pod is None:
+        return None
+    return pod["metadata"]["uid"], sum(each["restartCount"] for each in pod["status"]["containerStatuses"])
+
+
+def devices(cluster) -> set[str]:
+    """Return the UUIDs of the node's MIG devices."""
+    gpus = cluster.module(NODE, "openfleet.gpu.gpu_info")["gpus"]
+    instances = [instance for gpu in gpus for instance in gpu["mig"]["instances"]]
+    return {part["mig_uuid"] for instance in instances for part in instance["compute_instances"]}
