@@ -17,7 +17,7 @@ from .busy import FAIL, FORCE, REFUSE, OnBusy, wait_until_free
 from .disturbance import Disturbance
 from .errors import ApplyError, BusyError, FollowError
 from .frozen import frozen
-from .gpu_plan import Plan, standing
+from .gpu_plan import Plan, instance_text
 from .layout_run import ALL_PARTS, GPUS, PlanRequest, look, make_plan, observe, services_for, staying
 from .layout_types import Layout
 from .lost_gpus import answering
@@ -70,7 +70,7 @@ class Run:
         return self.plan.changes or self.recovered == "old" or bool(self.followed)
 
 
-def foresee(request: Request, on_busy: str = FAIL, installs: bool = False) -> Run:
+def predict(request: Request, on_busy: str = FAIL, installs: bool = False) -> Run:
     """Return what a run would do. Changes nothing, and needs no lock. Raises as `converge` does, as far as it can be known.
 
     With `installs` the software of services may be missing still.
@@ -109,7 +109,7 @@ def converge(
     Raises DriverAbsentError, SelectorError, PlanError before anything has changed; BusyError and ApplyError with its
     outcome after; FollowError where the layout stands and the rest could not be done.
     """
-    work = _Work(request, on_busy, leave_pending)
+    work = _Attempts(request, on_busy, leave_pending)
 
     def attempt() -> Run:
         with contextlib.ExitStack() as held:
@@ -119,7 +119,7 @@ def converge(
     return wait_until_free(attempt, on_busy)
 
 
-class _Work:
+class _Attempts:
     """What is asked, and what was done so far: under a policy that waits, by several attempts."""
 
     def __init__(self, request: Request, on_busy: OnBusy, leave_pending: bool) -> None:
@@ -244,7 +244,7 @@ class _Work:
             raise BusyError(disturbs, "the reboot that is needed would end what runs there", "Stop it and run again.")
         left = {gpu.gpu.uuid: gpu.left for gpu in plan.gpus}
         lost = [
-            "%s: %s" % (gpu.short_label, standing(instance))
+            "%s: %s" % (gpu.short_label, instance_text(instance))
             for gpu in host.gpus
             for instance in left.get(gpu.uuid, gpu.mig.instances)
         ]

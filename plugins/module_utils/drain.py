@@ -100,7 +100,7 @@ def resume(directory: str = DIRECTORY, dry: bool = False, kubernetes_done: bool 
         return giving.told
 
 
-class _Work:
+class _Drain:
     """What taking and giving back share: the record, the account, and whether all is only said."""
 
     def __init__(self, record: Record, slurm: Slurm, dry: bool) -> None:
@@ -124,7 +124,7 @@ class _Work:
             _run(command)
 
 
-class _Taking(_Work):
+class _Taking(_Drain):
     def prepare(self, wanted: Wanted) -> None:
         """The commands before. One that was cut off runs again, and so do those before it."""
         if self.record.prepared:
@@ -219,7 +219,7 @@ class _Taking(_Work):
                 raise DrainError("unit %s" % unit.name, problem, "Find out what starts it, and stop that first.")
 
 
-class _Giving(_Work):
+class _Giving(_Drain):
     def __init__(self, record: Record, slurm: Slurm, dry: bool) -> None:
         super().__init__(record, slurm, dry)
         #: What could not be brought back, and how a person does it.

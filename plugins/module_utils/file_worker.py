@@ -187,10 +187,10 @@ def memory_of(path: str, most: int = _MOST_MEMORY_BYTES) -> str:
     A process may have these pages where nothing need ever answer, as in a file of the user's own file system. Returns nothing if
     that takes too long, or too many others did.
     """
-    return told_memory_of(path, most) or ""
+    return memory_or_none(path, most) or ""
 
 
-def told_memory_of(path: str, most: int = _MOST_MEMORY_BYTES) -> str | None:
+def memory_or_none(path: str, most: int = _MOST_MEMORY_BYTES) -> str | None:
     """As memory_of; None where there is no answer."""
     try:
         return str(ask(account_of(os.path.dirname(path)), _read, path, most))  # noqa: PTH120

@@ -88,17 +88,17 @@ class GpuPlan:
         return (*of_parts, *self.instance_steps) if self.target.mig_enabled else (*self.instance_steps, *of_parts)
 
     def __str__(self) -> str:
-        return of_gpu(self.gpu, self.words())
+        return gpu_line(self.gpu, self.words())
 
     def words(self) -> str:
         """Return the steps and what stays, without the GPU's name."""
-        words = ["keep %s" % standing(instance) for instance in self.kept]
-        words += ["leave %s" % standing(instance) for instance in self.left]
-        words += [str(step) for step in self.told_steps]
+        words = ["keep %s" % instance_text(instance) for instance in self.kept]
+        words += ["leave %s" % instance_text(instance) for instance in self.left]
+        words += [str(step) for step in self.shown_steps]
         return ", ".join(words) or "nothing to do"
 
     @property
-    def told_steps(self) -> tuple[GpuStep, ...]:
+    def shown_steps(self) -> tuple[GpuStep, ...]:
         """The steps, less those that go without saying."""
         return tuple(step for step in self.steps if not step.implied(self.instance_steps))
 
@@ -201,12 +201,12 @@ def _wanted_instance(data: Mapping[str, Any]) -> WantedInstance:
     return WantedInstance(data["profile"], data["start"], None if slices is None else tuple(slices))
 
 
-def of_gpu(gpu: Gpu, text: str) -> str:
+def gpu_line(gpu: Gpu, text: str) -> str:
     """Return the line of a plan about this GPU."""
     return "gpu %d: %s" % (gpu.index, text)
 
 
-def standing(instance: GpuInstance) -> str:
+def instance_text(instance: GpuInstance) -> str:
     """Return an instance in words, with the number of processes in it."""
     count = len(instance.processes)
     return "%s@%d%s" % (

@@ -52,7 +52,7 @@ def compare(
             partial.add(target.where)
     plan = Plan(tuple(sorted(plans, key=lambda each: each.gpu.index)))
     whole = Layout(tuple(entry for entry in layout.entries if entry.where not in partial))
-    found = {each.gpu.uuid: [str(step) for step in each.told_steps] for each in plan.gpus}
+    found = {each.gpu.uuid: [str(step) for step in each.shown_steps] for each in plan.gpus}
     # What is on the GPUs of an entry that is not whole is not known to be wrong.
     counted = {each.gpu.uuid for each in plan.gpus if each.target.where not in partial}
     for service in services:

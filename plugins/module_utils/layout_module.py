@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any, Sequence
 
 from . import busy, lost_gpus
-from .converge import Request, converge, foresee
+from .converge import Request, converge, predict
 from .errors import DriverAbsentError
-from .gpu_plan import Plan, of_gpu
+from .gpu_plan import Plan, gpu_line
 from .layout import parse_layout
 from .layout_run import ALL_PARTS
 from .model import Gpu, to_data
@@ -66,7 +66,7 @@ def bring_about(params: dict[str, Any], check_mode: bool, parts: Sequence[str] =
     try:
         if check_mode:
             # An earlier task of the same dry run may be the one that would install it.
-            done = foresee(request, params["on_busy"], installs=True)
+            done = predict(request, params["on_busy"], installs=True)
         else:
             done = converge(
                 request,
@@ -92,8 +92,8 @@ def bring_about(params: dict[str, Any], check_mode: bool, parts: Sequence[str] =
         "gpus": report(plan, {gpu.uuid: gpu for gpu in done.host.gpus}),
         "reboot_required": done.reboot_required,
         "diff": {
-            "before": "".join(of_gpu(each.gpu, plan.before(each)) + "\n" for each in plan.gpus),
-            "after": "".join(of_gpu(each.gpu, plan.after(each)) + "\n" for each in plan.gpus),
+            "before": "".join(gpu_line(each.gpu, plan.before(each)) + "\n" for each in plan.gpus),
+            "after": "".join(gpu_line(each.gpu, plan.after(each)) + "\n" for each in plan.gpus),
             "prepared": "\n".join([*plan.lines(), *map("then {}".format, done.followed)]) if plan.changes else "",
         },
     }

@@ -137,7 +137,10 @@ class Control:
         return _number(self.ask("%s %d" % (of, percentage)))
 
     def limit(self, index: int, server: int | None = None) -> int | None:
-        """Bytes that a client may have on the daemon's device of that index. As `told` has them; None: no limit, or not told."""
+        """Return the bytes that a client may have on the daemon's device of that index, as `rounded_limit` has them.
+
+        None: no limit, or no answer.
+        """
         of = "get_default_device_pinned_mem_limit" if server is None else "get_device_pinned_mem_limit %d" % server
         found = _SIZE.search(self.ask("%s %d" % (of, index)))
         return int(found.group(1)) * _MIB * (1024 if found.group(2) == "G" else 1) if found else None
@@ -172,7 +175,7 @@ def limit_command(index: int, limit_bytes: int, server: int | None = None) -> st
     return "%s %d %dM" % (of, index, limit_bytes // _MIB)
 
 
-def told(limit_bytes: int | None) -> int | None:
+def rounded_limit(limit_bytes: int | None) -> int | None:
     """How a daemon tells a limit: from 1 GiB on in whole GiB, rounded down, though it keeps the limit itself."""
     if limit_bytes is None:
         return None

@@ -98,7 +98,7 @@ def test_dnf_says_who_would_be_left_without(tmp_path):
 @pytest.mark.parametrize("state", ["active", "inactive"])
 def test_a_docker_that_is_off_is_not_asked(monkeypatch, tmp_path, state):
     """The question would start it, by its socket."""
-    monkeypatch.setattr(observe, "there", lambda program: program == "dockerd")
+    monkeypatch.setattr(observe, "is_installed", lambda program: program == "dockerd")
     unit = "Id=docker.service\nLoadState=loaded\nUnitFileState=disabled\nActiveState=%s\n" % state
     asked_for = [engine.unit for engine in rules.ENGINES if engine.unit] + [rules.REFRESH_PATH, rules.REFRESH_SERVICE]
     unit += "".join("\nId=%s\nLoadState=not-found\n" % name for name in asked_for if name != "docker.service")

@@ -12,7 +12,7 @@ import yaml
 from driver_hosts import DISTRIBUTIONS, gpus, host, packages
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.driver import apt, rules
-from ansible_collections.openfleet.gpu.plugins.module_utils.driver.apply import Tools, Work
+from ansible_collections.openfleet.gpu.plugins.module_utils.driver.apply import DriverChange, Tools
 from ansible_collections.openfleet.gpu.plugins.module_utils.driver.dnf import Dnf
 from ansible_collections.openfleet.gpu.plugins.module_utils.driver.model import Host, Plan, Request, Transaction
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError, PlanError
@@ -184,7 +184,7 @@ def test_a_key_that_cannot_be_written_leaves_the_history_of_dnf_alone(tmp_path):
     keyring = (str(tmp_path / "file" / "key"), b"key")
     with pytest.raises(ApplyError, match="cannot be written") as failed:
         tools = Tools(Dnf(said), lambda: seen, tmp_path / "state", keyring, call=said)
-        Work(made, seen, Request("580"), tools).run()
+        DriverChange(made, seen, Request("580"), tools).run()
     assert failed.value.outcome == "old"
     assert not said.undone
 

@@ -14,7 +14,12 @@ import time
 import pytest
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import mps_control
-from ansible_collections.openfleet.gpu.plugins.module_utils.mps_control import Control, MpsError, limit_command, told
+from ansible_collections.openfleet.gpu.plugins.module_utils.mps_control import (
+    Control,
+    MpsError,
+    limit_command,
+    rounded_limit,
+)
 
 MIB = 2**20
 
@@ -175,7 +180,7 @@ def test_readers_of_the_collections_daemons_take_turns(tmp_path, monkeypatch):
 )
 def test_from_one_gibibyte_on_only_whole_ones_are_told(limit, shown):
     in_bytes = [None if size is None else size * MIB for size in (limit, shown)]
-    assert told(in_bytes[0]) == in_bytes[1]
+    assert rounded_limit(in_bytes[0]) == in_bytes[1]
 
 
 def test_a_limit_is_said_in_mebibytes():

@@ -340,7 +340,7 @@ def test_a_look_for_names_ends_and_a_process_that_had_no_turn_may_have_any(host,
     clock = iter([0.0, 1.0, 1e9])
     monkeypatch.setattr(vgpu_host.time, "monotonic", lambda: next(clock, 1e9))
     # The child that reads has a clock of its own to keep.
-    monkeypatch.setattr(vgpu_host, "told_memory_of", lambda path: "OPENFLEET_VGPU=a\0")
+    monkeypatch.setattr(vgpu_host, "memory_or_none", lambda path: "OPENFLEET_VGPU=a\0")
     assert host.names_in_use(["a", "b"]) == (VgpuName("a", (7, 8)), VgpuName("b", (8,)))
 
 
@@ -350,7 +350,7 @@ def test_a_look_at_a_tenants_processes_ends_for_all_tenants_at_once(host, tmp_pa
         process(tmp_path, pid, "OPENFLEET_VGPU=a")
     clock = iter([0.0, 1.0])
     monkeypatch.setattr(vgpu_host.time, "monotonic", lambda: next(clock, 1e9))
-    monkeypatch.setattr(vgpu_host, "told_memory_of", lambda path: "OPENFLEET_VGPU=a\0")
+    monkeypatch.setattr(vgpu_host, "memory_or_none", lambda path: "OPENFLEET_VGPU=a\0")
     holders = [Holder(GPU.uuid, None, "process", "pid %d" % pid, pid) for pid in (7, 8, 9)]
     seen = Host("580", "12", "13.0", True, (dataclasses.replace(GPU, held_by=tuple(holders)), OTHER))
     for name, looked_at in (("a", ["pid 7"]), ("b", [])):
@@ -366,7 +366,7 @@ def test_a_look_at_a_tenants_processes_ends_for_all_tenants_at_once(host, tmp_pa
 
 def test_a_process_that_does_not_answer_may_have_any_name_and_is_not_ended_for_it(host, tmp_path, monkeypatch):
     process(tmp_path, 7)
-    monkeypatch.setattr(vgpu_host, "told_memory_of", lambda path: None)
+    monkeypatch.setattr(vgpu_host, "memory_or_none", lambda path: None)
     assert host.names_in_use(["a", "b"]) == (VgpuName("a", (7,)), VgpuName("b", (7,)))
     holder = Holder(GPU.uuid, None, "process", "pid 7", 7)
     seen = Host("580", "12", "13.0", True, (dataclasses.replace(GPU, held_by=(holder,)), OTHER))

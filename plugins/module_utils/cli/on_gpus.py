@@ -51,14 +51,14 @@ def show(options: Namespace) -> int:
 
 def plan(options: Namespace) -> int:
     """Print what apply would do."""
-    from ..converge import Request, foresee
+    from ..converge import Request, predict
     from ..layout import parse_layout
     from ..transaction import Journal
     from .files import read_layout
     from .main import EXIT_CHANGES
 
     layout = parse_layout(read_layout(options.layout))
-    run = foresee(Request(layout, options.state_directory, options.unlisted, lost=options.lost), options.on_busy)
+    run = predict(Request(layout, options.state_directory, options.unlisted, lost=options.lost), options.on_busy)
     _warn(run)
     cut_off = Journal(options.state_directory).path.exists()
     if cut_off:

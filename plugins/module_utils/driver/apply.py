@@ -46,7 +46,7 @@ class Tools:
     call: Run = run_to_end
 
 
-class Work:
+class DriverChange:
     """One change of one host."""
 
     def __init__(self, plan: Plan, host: Host, request: Request, tools: Tools) -> None:

@@ -12,7 +12,7 @@ from .. import durable, minimum_versions
 from ..errors import PlanError
 from ..packages import keys
 from . import files, plan, rules
-from .apply import JOURNAL, Tools, Work, finish
+from .apply import JOURNAL, DriverChange, Tools, finish
 from .apt import Apt
 from .dnf import Dnf
 from .model import Host, Plan, Request, Transaction, Wanted
@@ -145,7 +145,7 @@ class Driver:
         if made.disruptive and self._drain():
             durable.write(self.state / DRAINED, {"schema": 1, "drain": self._drain()})
         tools = Tools(self.manager, self.look, self.state, (self.keyring, self.key), self._installer())
-        now = Work(made, self.host, self.request, tools).run()
+        now = DriverChange(made, self.host, self.request, tools).run()
         return dict(self.result(made), loaded_version=now.loaded)
 
     def _drain(self) -> list[int]:

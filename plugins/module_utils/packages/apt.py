@@ -96,7 +96,7 @@ class AptBase:
         """Fetch the lists of one file of sources, or of all. Empty, or what went wrong."""
         only = ("-o", "Dir::Etc::sourcelist=%s" % sources, "-o", "Dir::Etc::sourceparts=-") if sources else ()
         cleanup = ("-o", "APT::Get::List-Cleanup=0")
-        return told(self.call([*CHANGE, "update", "--error-on=any", *self._options, *only, *cleanup]))
+        return problem_of(self.call([*CHANGE, "update", "--error-on=any", *self._options, *only, *cleanup]))
 
     def offered(self, names: Sequence[str]) -> dict[str, list[str]]:
         """The versions that the sources have of each package, in the order that apt prefers them in."""
@@ -130,7 +130,7 @@ class AptBase:
     # -- Doing: empty, or what went wrong ------------------------------------------------------------------------------
 
     def change(self, *arguments: str) -> str:
-        return told(self.call([*CHANGE, *self._options, *arguments]))
+        return problem_of(self.call([*CHANGE, *self._options, *arguments]))
 
     def repair(self) -> str:
         """Finish what was begun."""
@@ -140,10 +140,10 @@ class AptBase:
         return complaints(done.stdout + done.stderr + audit.stdout) if done.returncode or audit.stdout.strip() else ""
 
     def hold(self, names: Sequence[str]) -> str:
-        return told(self.call(["apt-mark", "hold", *names]))
+        return problem_of(self.call(["apt-mark", "hold", *names]))
 
     def release(self, names: Sequence[str]) -> str:
-        return told(self.call(["apt-mark", "unhold", *names]))
+        return problem_of(self.call(["apt-mark", "unhold", *names]))
 
     def forget_fetched(self, packages: Iterable[tuple[str, str]]) -> None:
         """Delete the files of packages (name, version) that are installed now: apt keeps what it was told to fetch only."""
@@ -177,7 +177,7 @@ def installed(call: Run, names: Sequence[str] = ()) -> tuple[Package, ...]:
     )
 
 
-def told(done: subprocess.CompletedProcess[str]) -> str:
+def problem_of(done: subprocess.CompletedProcess[str]) -> str:
     """Empty, or what went wrong."""
     return "" if done.returncode == 0 else complaints(done.stdout + done.stderr)
 

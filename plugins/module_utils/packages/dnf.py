@@ -73,16 +73,16 @@ class DnfBase:
     # -- Doing: empty, or what went wrong ------------------------------------------------------------------------------
 
     def change(self, *arguments: str) -> str:
-        return told(self.call([*DNF, *self._options, *arguments]))
+        return problem_of(self.call([*DNF, *self._options, *arguments]))
 
     def hold(self, names: Sequence[str]) -> str:
         problem = ""
         if self.call(["rpm", "--query", "--quiet", _LOCK_PLUGIN]).returncode != 0:
-            problem = told(self.call([*DNF, "install", _LOCK_PLUGIN]))
-        return problem or told(self.call(["dnf", "--quiet", "versionlock", "add", *names]))
+            problem = problem_of(self.call([*DNF, "install", _LOCK_PLUGIN]))
+        return problem or problem_of(self.call(["dnf", "--quiet", "versionlock", "add", *names]))
 
     def release(self, names: Sequence[str]) -> str:
-        return told(self.call(["dnf", "--quiet", "versionlock", "delete", *names]))
+        return problem_of(self.call(["dnf", "--quiet", "versionlock", "delete", *names]))
 
 
 def locked(text: str) -> set[str]:
@@ -91,7 +91,7 @@ def locked(text: str) -> set[str]:
     return {line.partition(":")[0].rpartition("-")[0] for line in lines if ":" in line and line[:1] not in "#!"}
 
 
-def told(done: subprocess.CompletedProcess[str]) -> str:
+def problem_of(done: subprocess.CompletedProcess[str]) -> str:
     """Empty, or what went wrong."""
     return "" if done.returncode == 0 else complaints(done.stderr)
 

@@ -24,7 +24,7 @@ from .model import Plan
 _NOTHING = "Nothing was installed."
 
 
-class Work:
+class ToolkitChange:
     """One change of one host."""
 
     def __init__(self, toolkit: Any, plan: Plan) -> None:
@@ -88,7 +88,7 @@ class Work:
                     os.chown(str(new), former.st_uid, former.st_gid)
                 new.chmod(former.st_mode & 0o7777 if former else 0o644)
                 new.replace(target)
-                if observe.there("restorecon"):
+                if observe.is_installed("restorecon"):
                     self.call(["restorecon", str(target)])
         except OSError as error:
             self._must(str(error), path, "it cannot be written", "Make room for it, as root.")

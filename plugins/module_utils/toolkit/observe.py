@@ -31,14 +31,14 @@ def look(manager: Any, request: Request, environment: Mapping[str, str], record:
     texts = {path: text for path, text in ((path, read(path)) for path in wanted) if text is not None}
     packages = manager.packages()
     version = rules.installed(packages)
-    found = tuple(engine.name for engine in rules.ENGINES if there(engine.binary))
+    found = tuple(engine.name for engine in rules.ENGINES if is_installed(engine.binary))
     units = _units(call)
     host = Host(
         manager=manager.manager,
         architecture=platform.machine(),
         packages=packages,
         engines=found,
-        kubelet=there("kubelet"),
+        kubelet=is_installed("kubelet"),
         units=units,
         files=texts,
         key_fingerprints=keys.of(files.KEYRINGS[manager.manager]),
@@ -57,7 +57,7 @@ def look(manager: Any, request: Request, environment: Mapping[str, str], record:
     return host
 
 
-def there(name: str) -> bool:
+def is_installed(name: str) -> bool:
     return program(name) is not None
 
 
@@ -84,7 +84,7 @@ def _units(call: Run) -> dict[str, Unit]:
 
 def _driver() -> bool:
     modules = read("/lib/modules/%s/modules.dep" % platform.release()) or ""
-    return there("nvidia-smi") and _MODULE.search(modules) is not None
+    return is_installed("nvidia-smi") and _MODULE.search(modules) is not None
 
 
 def _docker(call: Run) -> dict[str, bool | None]:

@@ -25,7 +25,7 @@ _LIBRARY = re.compile(r"(?:^|\s)(/\S+)\s+\(0x", re.MULTILINE)
 
 def smoke_test(call: Callable[..., Any]) -> str:
     """Start one where all GPUs are to be seen, and say what was seen. Raises ApplyError."""
-    engine = next((name for name in ("podman", "docker") if observe.there(name)), None)
+    engine = next((name for name in ("podman", "docker") if observe.is_installed(name)), None)
     if engine is None:
         return "no smoke test: neither podman nor docker is here"
     here = call(["nvidia-smi", "-L"])

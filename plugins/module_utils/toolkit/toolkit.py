@@ -14,7 +14,7 @@ from ..command import Run, run_to_end
 from ..errors import ApplyError, PlanError
 from ..packages import keys
 from . import files, observe, plan, rules
-from .apply import Work
+from .apply import ToolkitChange
 from .apt import Apt
 from .dnf import Dnf
 from .model import Host, Plan, Request
@@ -102,7 +102,7 @@ class Toolkit:
 
     def apply(self, made: Plan) -> dict[str, Any]:
         """Carry the plan out, and look again. Raises ApplyError."""
-        work = Work(self, made)
+        work = ToolkitChange(self, made)
         work.run()
         return dict(self.result(made), steps=work.done, changed=bool(work.done))
 
@@ -148,9 +148,9 @@ class Toolkit:
 
 
 def _manager(call: Run) -> Any:
-    if observe.there("apt-get"):
+    if observe.is_installed("apt-get"):
         return Apt(call)
-    if observe.there("dnf"):
+    if observe.is_installed("dnf"):
         return Dnf(call)
     raise PlanError("this host", "it has neither apt nor dnf", "container_toolkit knows no other package manager.")
 

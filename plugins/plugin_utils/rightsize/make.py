@@ -9,7 +9,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Callable, Collection, Mapping, NamedTuple, Sequence
 
-from ...module_utils.gpu_plan import of_gpu
+from ...module_utils.gpu_plan import gpu_line
 from ...module_utils.model import Gpu
 from ..audit.make import Order
 from ..audit.make import make as make_audit
@@ -286,8 +286,8 @@ def _host_change(name: str, change, gpus: Sequence[GpuToday], used_then: set[tup
         host=name,
         layout=tuple(layout),
         changes_layout=changes_layout,
-        before=tuple(of_gpu(gpu.gpu, gpu.before()) for gpu in plan.gpus if gpu.gpu.index in there),
-        after=tuple(of_gpu(gpu.gpu, gpu.after()) for gpu in plan.gpus if gpu.gpu.index in there),
+        before=tuple(gpu_line(gpu.gpu, gpu.before()) for gpu in plan.gpus if gpu.gpu.index in there),
+        after=tuple(gpu_line(gpu.gpu, gpu.after()) for gpu in plan.gpus if gpu.gpu.index in there),
         plan=(*plan.lines(), *beside),
         created=counts["create"],
         destroyed=counts["destroy"],

@@ -96,7 +96,7 @@ def _drift(layout: Layout, host: Host) -> str:
     plan = planner.plan(host.gpus, targets(layout, host.gpus))
     if not plan.changes_devices:
         return ""
-    first = next(each for each in plan.gpus if each.told_steps)
+    first = next(each for each in plan.gpus if each.shown_steps)
     return "the host is not as its layout says, apply that first (%s)" % first
 
 

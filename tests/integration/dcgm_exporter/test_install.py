@@ -228,7 +228,7 @@ class With(managers.Apt):
     def __init__(self, version):
         self.version = version
 
-    def there(self, package):
+    def installed_version(self, package):
         return self.version
 
 

@@ -30,7 +30,7 @@ class Apt:
     SIMULATED = re.compile(r"^(Inst|Remv|Purg) (\S+)(?: \[([^\]]*)\])?(?: \((\S+))?", re.MULTILINE)
     OPTIONS = ("-q", "-y", "-o", "APT::Get::AutomaticRemove=false", "-o", "Dpkg::Options::=--force-confold")
 
-    def there(self, package: str) -> str:
+    def installed_version(self, package: str) -> str:
         """Its version, or nothing."""
         form = "--showformat=${db:Status-Abbrev}${Version}"
         status, said = output(["dpkg-query", "--show", form, package])
@@ -65,7 +65,7 @@ class Apt:
 class Dnf:
     """Version 4 or 5. Its table has a heading for each kind of change, and a line for each package that begins with blanks."""
 
-    def there(self, package: str) -> str:
+    def installed_version(self, package: str) -> str:
         status, said = output(["rpm", "--query", "--queryformat=%{VERSION}-%{RELEASE}", package])
         return said.strip() if status == 0 else ""
 

@@ -23,7 +23,7 @@ def missing(host, packages: list[str], version: str) -> list[str]:
     """What is not installed, as a package manager is asked for it. A version is the exporter's own."""
     lacking = []
     for package in packages:
-        has, wanted = host.there(package), version if package.endswith("-exporter") else ""
+        has, wanted = host.installed_version(package), version if package.endswith("-exporter") else ""
         # 1:4.8.2-1 may be asked for as it is, without its epoch, and without its revision.
         names = (has, has.partition(":")[2] or has)
         if not has or (wanted and not any(name == wanted or name.startswith(wanted + "-") for name in names)):
@@ -88,7 +88,7 @@ def bring(target: Installation, bundle: dict) -> None:
 def to_remove(target: Installation) -> list[str]:
     """Of what the role installed, what is there. Ends where other packages would go with it."""
     host = manager()
-    packages = [package for package in Record(target).names("packages") if host.there(package)]
+    packages = [package for package in Record(target).names("packages") if host.installed_version(package)]
     if packages:
         plan = host.plan(host.remove(packages))
         others = plan.others(lambda name: name in packages)

@@ -14,7 +14,7 @@ from typing import Iterable, Sequence
 
 from ...disturbance import Disturbance
 from ...errors import PlanError
-from ...gpu_plan import GpuPlan, Target, WantedInstance, listing, standing
+from ...gpu_plan import GpuPlan, Target, WantedInstance, instance_text, listing
 from ...model import ComputeInstance, Gpu, GpuInstance, GpuInstanceProfile, Holder, Placement, Process
 from ...ownership import Ownership
 from ...plan_parts import GpuStep
@@ -57,7 +57,7 @@ def _spare(gpu: Gpu, target: Target, doomed: Sequence[GpuInstance]) -> None:
     if not doomed:
         return
     names = ", ".join(
-        "%s (%s)" % (standing(i), ", ".join(str(c.mig_uuid) for c in i.compute_instances) or "no compute instance")
+        "%s (%s)" % (instance_text(i), ", ".join(str(c.mig_uuid) for c in i.compute_instances) or "no compute instance")
         for i in doomed
     )
     raise PlanError(
@@ -145,10 +145,10 @@ def disturbed(gpu: Gpu, steps: Iterable[GpuStep]) -> tuple[Disturbance, ...]:
     found = []
     for instance in gpu.mig.instances:
         if instance.id in doomed:
-            found.append(Disturbance("%s: %s" % (gpu.short_label, standing(instance)), _holders(instance)))
+            found.append(Disturbance("%s: %s" % (gpu.short_label, instance_text(instance)), _holders(instance)))
             continue
         found += [
-            Disturbance("%s: compute instance %d of %s" % (gpu.short_label, c.id, standing(instance)), _holders(c))
+            Disturbance("%s: compute instance %d of %s" % (gpu.short_label, c.id, instance_text(instance)), _holders(c))
             for c in instance.compute_instances
             if (instance.id, c.id) in parts
         ]
@@ -236,7 +236,7 @@ def _place(
             raise PlanError(
                 "%s on %s" % (target.where, gpu.label),
                 "%s do not fit beside what stands there and is not the layout's: %s"
-                % (listing(names), ", ".join(map(standing, left))),
+                % (listing(names), ", ".join(map(instance_text, left))),
                 "Name these instances in gpu_layout, or set gpu_layout_unlisted to remove.",
             )
         pinned = any(wanted.start is not None for wanted in target.instances)

@@ -19,7 +19,7 @@ from ... import durable, systemd
 from ...command import ask
 from ...errors import ApplyError, Problem
 from ...holders_model import MPS_CONTROL
-from ...mps_control import PIPES, Control, MpsError, pipe_directory, told
+from ...mps_control import PIPES, Control, MpsError, pipe_directory, rounded_limit
 from ...printable import printable
 from . import files as mps_files
 from . import unit as mps_unit
@@ -259,7 +259,9 @@ class MpsHost(Daemons):
             limits = [control.limit(index) for index in range(len(devices))]
         except MpsError as error:
             raise self._failed(daemon.name, "it does not answer: %s" % error) from error
-        if percentage != daemon.active_thread_percentage or set(limits) != {told(daemon.pinned_memory_limit_bytes)}:
+        if percentage != daemon.active_thread_percentage or set(limits) != {
+            rounded_limit(daemon.pinned_memory_limit_bytes)
+        }:
             problem = "it did not take its limits: it says %s percent and %s bytes for its devices" % (
                 percentage,
                 limits,

@@ -22,7 +22,7 @@ from ...file_worker import one_look
 from ...holders_mps import is_server, serves, shares_gpu
 from ...holders_proc import arguments_of, command_of, owner_of, started_ticks_of
 from ...model import to_data
-from ...mps_control import Control, MpsError, pipe_directory, told
+from ...mps_control import Control, MpsError, pipe_directory, rounded_limit
 from .model import SCHEMA, MpsClient, MpsDaemon, MpsSeen, from_data, spec_files, unit_of
 
 _PROPERTIES = ("Id", "LoadState", "ActiveState", "Result", "MainPID", "Job", "NeedDaemonReload")
@@ -127,9 +127,9 @@ class Daemons:
         apart = [each for each in told_by.values() if each is not None and abs(each - own) >= 1]
         if apart and percentage == own:
             percentage = apart[0]
-        # It tells no more than `told` has: where that is right, the file is believed.
+        # It tells no more than `rounded_limit` has: where that is right, the file is believed.
         asked = daemon.pinned_memory_limit_bytes
-        limits = tuple(asked if limit == told(asked) else limit for limit in limits)
+        limits = tuple(asked if limit == rounded_limit(asked) else limit for limit in limits)
         problem = None
         if pid is not None and self._replaced(pid):
             problem = "its program was replaced since it started, and clients of another release are refused"

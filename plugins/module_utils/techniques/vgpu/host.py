@@ -21,7 +21,7 @@ from typing import Mapping, Sequence
 from ... import durable, proc_files, systemd
 from ...command import Run, ask, run_tool
 from ...errors import ApplyError, Problem
-from ...file_worker import one_look, told_memory_of
+from ...file_worker import memory_or_none, one_look
 from ...holders_model import UNKNOWN
 from ...model import Gpu, Holder, Host
 from . import dmem as vgpu_dmem
@@ -166,7 +166,7 @@ class VgpuHost(Tenants):
         mounted = self._mounted(pid)
         if len(mounted) == 1:
             return mounted
-        text = told_memory_of(str(self._proc / str(pid) / "environ"))
+        text = memory_or_none(str(self._proc / str(pid) / "environ"))
         if text is None:
             return None
         words = text.split("\0")
