@@ -10,6 +10,7 @@ import pytest
 import yaml
 from cluster import NODES, sleeper
 
+from ansible_collections.openfleet.gpu.plugins.filter.kubernetes_changes import kubernetes_changes
 from ansible_collections.openfleet.gpu.plugins.filter.kubernetes_mapping import kubernetes_mapping
 
 #: The nodes' GPUs, as inventory/group_vars says.
@@ -22,6 +23,10 @@ MIXED = [
     {"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}, {"profile": "1g.10gb", "count": 2}]},
     {"gpus": [1], "sharing": "mig", "mig": [{"profile": "2g.20gb", "count": 3}]},
     {"gpus": [2, 3], "sharing": "exclusive"},
+]
+MEDIA = [
+    {"gpus": [0], "sharing": "mig", "mig": [{"profile": "1g.10gb+me"}, {"profile": "1g.10gb", "count": 2}]},
+    {"gpus": [1, 2, 3], "sharing": "exclusive"},
 ]
 UNIFORM = [{"gpus": "all", "sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}]
 
@@ -56,14 +61,18 @@ def mapped(layout, node, mig_strategy="mixed"):
     return mapping
 
 
-def lay_out(cluster, node, layout, mig_strategy="mixed"):
-    """Bring the node to the layout, give it the mapping's configuration, and return once the node offers what it says."""
+def lay_out(cluster, node, layout, mig_strategy="mixed", offered=None):
+    """Bring the node to the layout, give it the mapping's configuration, and return once the node offers what it says.
+
+    `offered`: what it offers in place of that.
+    """
     mapping = mapped(layout, node, mig_strategy)
+    offered = offered or mapping["resources"]
     cluster.play("tests/kubernetes/layout.yml", "--limit", node, "--extra-vars", json.dumps({"gpu_layout": layout}))
     configure(cluster, node, mapping)
     restart_plugin(cluster, node)
-    registers(cluster, node, len(mapping["resources"]))
-    cluster.offers(node, mapping["resources"])
+    registers(cluster, node, len(offered))
+    cluster.offers(node, offered)
 
 
 def configure(cluster, node, mapping):
@@ -135,6 +144,14 @@ def mig_devices(cluster, node):
 )
 def test_a_node_offers_what_the_mapping_says(cluster, plugin, layout, strategy):
     lay_out(cluster, "node1", layout, strategy)
+
+
+def test_a_plugin_that_counts_an_instance_with_media_extensions_as_one_without_is_told(cluster, plugin):
+    """Releases before 0.20 do, on real GPUs too: https://github.com/NVIDIA/k8s-device-plugin/issues/1462."""
+    lay_out(cluster, "node1", MEDIA, offered={"nvidia.com/gpu": 3, "nvidia.com/mig-1g.10gb": 3})
+    found = kubernetes_changes(mapped(MEDIA, "node1"), cluster.node("node1"), name="node1")
+    assert found["pending"] == {"nvidia.com/mig-1g.10gb": [2, 3], "nvidia.com/mig-1g.10gb.me": [1, 0]}
+    assert "the device plugin does so before release 0.20" in found["pending_text"]
 
 
 def test_a_moved_label_changes_what_a_node_offers_without_a_restart(cluster, plugin):

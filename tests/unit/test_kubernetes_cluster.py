@@ -95,6 +95,28 @@ def test_old_resources_have_to_be_gone():
     assert not found["in_step"]
 
 
+@pytest.mark.parametrize(
+    ("planned", "offered", "is_told"),
+    [
+        ({"mig-1g.10gb": 2, "mig-1g.10gb.me": 1}, {"mig-1g.10gb": 3}, True),
+        (
+            {"mig-1g.24gb-me": 1, "mig-1g.24gb.me.all": 1, "mig-2g.48gb.gfx": 1},
+            {"mig-1g.24gb": 2, "mig-2g.48gb": 1},
+            True,
+        ),
+        ({"mig-1g.10gb.me": 1}, {}, False),
+        ({"mig-1g.10gb.me": 1}, {"mig-1g.20gb": 1}, False),
+        ({"mig-1g.10gb": 1}, {"mig-1g.10gb.me": 1}, False),
+    ],
+    ids=["with and without", "several", "nothing is offered", "another size", "the other way round"],
+)
+def test_a_plugin_that_counts_variants_of_a_profile_together_is_told(planned, offered, is_told):
+    mapping = {**MAPPING, "resources": {"nvidia.com/" + name: number for name, number in planned.items()}}
+    found = node(allocatable={"nvidia.com/" + name: str(number) for name, number in offered.items()})
+    text = kubernetes_changes(mapping, found, name="n1")["pending_text"]
+    assert ("before release 0.20" in text) is is_told
+
+
 def test_a_node_that_the_cluster_lacks_is_named_with_the_cure():
     (problem,) = changes(None)["problems"]
     assert problem.startswith("The cluster has no node n1. Name the node in gpu_kubernetes_node")

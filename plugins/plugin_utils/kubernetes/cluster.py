@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Mapping, Sequence
 
@@ -27,6 +28,14 @@ _PLUGIN_RESOURCE = re.compile(r"nvidia\.com/(?:gpu|mig-[0-9a-z.-]{1,60})(?:\.sha
 #: https://kubernetes.io/docs/concepts/overview/working-with-objects/names/
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
 _COUNT = re.compile(r"[0-9]{1,9}")
+#: What a profile has behind its size, in the name of its resource: mig-1g.10gb.me, mig-1g.24gb-me, mig-1g.24gb.gfx.
+_VARIANT = re.compile(r"(?<=gb)[.-](?:me(?:\.all)?|gfx)(?=$|\.shared$)")
+#: Before 0.20 the plugin takes a pattern for a match anywhere in a profile's name, and 1g.10gb is the first that "1g.10gb+me"
+#: matches (https://github.com/NVIDIA/k8s-device-plugin/pull/1807).
+_MERGED = (
+    "so that instances with +me, -me or +gfx are counted as those without: the device plugin does so before release 0.20, "
+    "install that or a later one"
+)
 (_MIG_MANAGER_LABEL,) = WITHOUT_MIG_MANAGER
 
 
@@ -130,8 +139,23 @@ def pending_resources(planned: Mapping[str, int], node: Any) -> dict[str, tuple[
 
 
 def pending_text(pending: Mapping[str, Sequence[int]]) -> str:
-    """Return the resources that differ in words."""
-    return ", ".join("%s %d (planned %d)" % (name, offered, planned) for name, (planned, offered) in pending.items())
+    """Return the resources that differ in words, with the cure where the numbers show what is wrong."""
+    found = ["%s %d (planned %d)" % (name, offered, planned) for name, (planned, offered) in pending.items()]
+    if _variants_are_merged(pending):
+        found.append(_MERGED)
+    return ", ".join(found)
+
+
+def _variants_are_merged(pending: Mapping[str, Sequence[int]]) -> bool:
+    """Return whether just those instances are missing that another profile of the same size has too many."""
+    balance: Counter[str] = Counter()
+    missing = []
+    for name, (planned, offered) in pending.items():
+        size = _VARIANT.sub("", name)
+        balance[size] += planned - offered
+        if size != name and planned > offered:
+            missing.append(size)
+    return any(balance[size] == 0 for size in missing)
 
 
 @dataclass(frozen=True)
