@@ -17,9 +17,10 @@ from __future__ import annotations
 import atexit
 import fcntl
 import hashlib
-import importlib
+import importlib.util
 import json
 import os
+import shutil
 import socket
 import sys
 import threading
@@ -48,6 +49,8 @@ AT_START = (
     "TZ",
     "XDG_",
 )
+#: Ends of the names of Ansible's variables that have paths, which may be relative to the folder.
+OF_PATHS = ("CONFIG", "HOME", "LIBRARY", "PATH", "PLUGINS", "TEMP", "TMP")
 #: What every run loads, beside ansible-playbook itself. Not each release has all of it.
 LOADED = [
     "ansible.executor.playbook_executor",
@@ -76,10 +79,15 @@ def settings() -> list[object]:
         with suppress(OSError):
             status = file.stat()
             found.append((str(file), status.st_mtime_ns, status.st_size, status.st_ino))
+    # Otherwise Ansible looks at the folder when a run begins, not while it loads.
+    relative = Path("ansible.cfg").exists() or any(
+        name.startswith("ANSIBLE_") and name.endswith(OF_PATHS) and not value.startswith("/")
+        for name, value in os.environ.items()
+    )
     return [
         sys.executable,
         sorted(item for item in os.environ.items() if item[0].startswith(AT_START)),
-        str(Path.cwd()),
+        str(Path.cwd()) if relative else "",
         found,
         os.getuid(),
         os.getgid(),
@@ -123,15 +131,40 @@ def leave_server(place: Path) -> None:
     for number in (0, 1, 2):
         os.dup2(nothing, number)
     os.close(nothing)
+    remove_payloads(place)
     # The folder of the run that this is a fork of is that run's to remove.
     atexit.unregister(importlib.import_module("ansible.utils.path").cleanup_tmp_file)
     try:
         warm_ansible.interpreter(interpreter(place))
         warm_ansible.serve(warm_ansible.listen(short(place)), maker, taken=TAKEN, begin=lambda run: begin(run, place))
         place.unlink()
+        remove_payloads(place)
         warm_ansible.close()
     finally:
         os._exit(0)
+
+
+def payloads(place: Path, collections: list[str]) -> Path:
+    """Return the folder for what Ansible makes of modules, which is sent to hosts, by the state of the collection's code.
+
+    Ansible itself keeps it for one run. To make it takes a second of CPU for each module with many imports.
+    """
+    seen = hashlib.sha256()
+    for path in collections:
+        for folder, folders, files in os.walk(f"{path}/ansible_collections/openfleet/gpu/plugins"):
+            folders[:] = sorted(one for one in folders if one != "__pycache__")
+            for file in sorted(files):
+                status = Path(folder, file).stat()
+                seen.update(b"%s %d %d\n" % (os.fsencode(f"{folder}/{file}"), status.st_mtime_ns, status.st_size))
+    found = Path(f"{place}.payloads-{seen.hexdigest()[:16]}")
+    found.mkdir(mode=0o700, exist_ok=True)
+    return found
+
+
+def remove_payloads(place: Path) -> None:
+    """Remove what payloads() made for runs of this process, or of one before it that was killed."""
+    for folder in place.parent.glob(f"{place.name}.payloads-*"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def interpreter(place: Path) -> Path:
@@ -178,6 +211,10 @@ def begin(request: dict, place: Path) -> None:
         # A folder of its own, which it removes at its end.
         constants = importlib.import_module("ansible.constants")
         constants.DEFAULT_LOCAL_TMP = constants.config.get_config_value("DEFAULT_LOCAL_TMP", variables=vars(constants))
+        # Older releases lock it against the processes of one run alone.
+        if importlib.util.find_spec("ansible._internal._locking"):
+            kept = payloads(place, constants.COLLECTIONS_PATHS)
+            Path(constants.DEFAULT_LOCAL_TMP, "ansiballz_cache").symlink_to(kept)
         sys.exit(importlib.import_module("ansible.cli.playbook").main())
 
     warm_python.run(request, playbook)

@@ -6,7 +6,7 @@ Each module comes with all that it imports, as source in an archive. To load it 
 ansible-core's part, which is the same each time. The connection plugin names this folder in PYTHONPATH. The first module on a
 host leaves a process behind that imports ansible-core's part from the checkout's own ansible-core, which is mounted; later
 modules are forks of it (warm_ansible.py). What else a module imports comes from its archive, as on a real host, but compiled
-once: code is kept by the checksum of its source. Imports little: each start waits for it.
+once (compiled_code.py). Imports little: each start waits for it.
 """
 
 import importlib.machinery
@@ -47,32 +47,6 @@ def add_packages(release):
     ansible.__file__, ansible.__path__, ansible.__version__ = FOLDER + "/__init__.py", [], release
     ansible.module_utils = sys.modules[PACKAGE] = types.ModuleType(PACKAGE)
     ansible.module_utils.__path__ = [MOUNTED]
-
-
-def compile_once(zipimport):
-    """Let zipimport take code from files named by the checksum of the source."""
-    import _sha1
-    import marshal
-
-    compile_source = zipimport._compile_source
-
-    def compiled(path, source):
-        name = "%s/%s-%s" % (COMPILED, sys.implementation.cache_tag, _sha1.sha1(source).hexdigest())
-        try:
-            with open(name, "rb") as file:  # noqa: PTH123
-                return marshal.load(file)
-        except (OSError, EOFError, ValueError, TypeError):
-            code = compile_source(path, source)
-        try:
-            # Hosts share the folder, and have processes of the same number.
-            with open("%s.%s" % (name, os.urandom(8).hex()), "xb") as file:  # noqa: PTH123
-                marshal.dump(code, file)
-            os.rename(file.name, name)  # noqa: PTH104
-        except OSError:
-            pass
-        return code
-
-    zipimport._compile_source = compiled
 
 
 def leave_server(address, release):
@@ -119,9 +93,11 @@ def main():
     if os.environ.pop("OPENFLEET_LAB_CORE", None) != release:
         return
     sys.meta_path.insert(0, Mounted)
-    import zipimport
+    sys.path.insert(0, FOLDER)
+    import compiled_code
 
-    compile_once(zipimport)
+    sys.path.remove(FOLDER)
+    compiled_code.keep(COMPILED)
     if len(sys.orig_argv) > 1 or os.getuid() != 0:
         return
     import binascii

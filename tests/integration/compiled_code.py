@@ -1,0 +1,55 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Compile each source once: code is kept in a folder, by the checksum of its source.
+
+A module comes as source in an archive, and most of its time on an idle host is spent on compiling. What is kept is what this
+interpreter made of the same source: a module runs as it does without. Imports little: on lab hosts each start waits for it.
+"""
+
+import _imp
+import os
+import sys
+
+
+def keep(folder):
+    """Let zipimport and py_compile take code from files of this folder, which nobody else may write to."""
+    import importlib.machinery
+    import zipimport
+
+    compile_source = zipimport._compile_source
+    source_to_code = importlib.machinery.SourceFileLoader.source_to_code
+
+    def of_archive(path, source):
+        return _kept(folder, "z", path, source, lambda: compile_source(path, source))
+
+    def of_file(self, data, path, *, _optimize=-1):
+        def compiled():
+            return source_to_code(self, data, path, _optimize=_optimize)
+
+        return _kept(folder, "f%d" % _optimize, path, data, compiled) if isinstance(data, bytes) else compiled()
+
+    zipimport._compile_source = of_archive
+    importlib.machinery.SourceFileLoader.source_to_code = of_file
+
+
+def _kept(folder, kind, path, source, compiled):
+    """Return the code of a source, from its file or by `compiled`, which then makes the file."""
+    import _sha1
+    import marshal
+
+    name = "%s/%s-%s-%s" % (folder, sys.implementation.cache_tag, kind, _sha1.sha1(source).hexdigest())
+    try:
+        with open(name, "rb") as file:  # noqa: PTH123
+            code = marshal.load(file)
+        _imp._fix_co_filename(code, path)
+        return code
+    except (OSError, EOFError, ValueError, TypeError):
+        code = compiled()
+    try:
+        # Hosts share the folder, and have processes of the same number.
+        with open("%s.%s" % (name, os.urandom(8).hex()), "xb") as file:  # noqa: PTH123
+            marshal.dump(code, file)
+        os.rename(file.name, name)  # noqa: PTH104
+    except OSError:
+        pass
+    return code
