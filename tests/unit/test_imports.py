@@ -14,6 +14,7 @@ import pytest
 
 PLUGINS = Path(__file__).resolve().parents[2] / "plugins"
 COLLECTIONS = PLUGINS.parent / "collections"
+NAME = "ansible_collections.openfleet.gpu.plugins"
 FOLDERS = ("module_utils", "plugin_utils", "modules", "action", "filter", "callback", "lookup")
 FILES = sorted(path.relative_to(PLUGINS) for folder in FOLDERS for path in (PLUGINS / folder).rglob("*.py"))
 
@@ -22,6 +23,27 @@ FILES = sorted(path.relative_to(PLUGINS) for folder in FOLDERS for path in (PLUG
 def test_a_file_can_be_imported(path):
     name = ".".join(path.with_suffix("").parts).replace(".__init__", "")
     importlib.import_module("ansible_collections.openfleet.gpu.plugins." + name)
+
+
+def taken_from_plugins() -> list[tuple[str, str, str]]:
+    """Return each name that tools and scenarios take from the plugins: (the file, the module, the name)."""
+    root, found = PLUGINS.parent, []
+    for path in sorted(path for folder in ("tools", "molecule") for path in (root / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(NAME):
+                found += [(str(path.relative_to(root)), node.module, each.name) for each in node.names]
+    return found
+
+
+def test_what_tools_and_scenarios_take_from_the_plugins_is_there():
+    missing = []
+    for path, module, name in taken_from_plugins():
+        if not hasattr(importlib.import_module(module), name):
+            try:
+                importlib.import_module("%s.%s" % (module, name))
+            except ModuleNotFoundError:
+                missing.append((path, module, name))
+    assert missing == []
 
 
 def imports(path: Path) -> set[Path]:

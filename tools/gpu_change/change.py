@@ -16,6 +16,7 @@ from typing import Any, Callable, Iterator, Mapping, Sequence
 from found import Found, Record
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import apply_plan, planner
+from ansible_collections.openfleet.gpu.plugins.module_utils.compute_mode import DEFAULT, EXCLUSIVE_PROCESS
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import (
     ApplyError,
     BusyError,
@@ -24,11 +25,9 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.errors import (
     PlanError,
 )
 from ansible_collections.openfleet.gpu.plugins.module_utils.gpu_plan import (
-    DEFAULT,
-    EXCLUSIVE_PROCESS,
     Target,
     WantedInstance,
-    standing,
+    instance_text,
 )
 from ansible_collections.openfleet.gpu.plugins.module_utils.hardware.model_readings import Readings
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout_run import observe
@@ -202,7 +201,7 @@ class _Change:
             expected = ["%s@%d" % (each.profile, each.start) for each in wanted.instances]
             return [
                 compared(MIG, gpu.index, "MIG mode enabled, and pending", [True, True], [now.mig.enabled, now.mig.pending]),
-                compared(MIG, gpu.index, what, expected, [standing(each) for each in now.mig.instances]),
+                compared(MIG, gpu.index, what, expected, [instance_text(each) for each in now.mig.instances]),
                 compared(MIG, gpu.index, "MIG devices with a UUID of their own", len(expected), len(_mig_uuids(now))),
             ]  # fmt: skip
 
@@ -214,7 +213,7 @@ class _Change:
             before = dataclasses.replace(found.target, settings={})
             result += self._applied(MIG, "remove them", gpu, found, before, lambda now: [
                 compared(MIG, gpu.index, "MIG mode afterwards", found.target.mig_enabled, now.mig.enabled),
-                compared(MIG, gpu.index, "instances afterwards", [], [standing(each) for each in now.mig.instances]),
+                compared(MIG, gpu.index, "instances afterwards", [], [instance_text(each) for each in now.mig.instances]),
             ])  # fmt: skip
         return result
 
@@ -323,7 +322,7 @@ def _refusal(gpu: Gpu) -> str:
     if users:
         return "is in use: %s" % "; ".join(users)
     if gpu.mig.instances:
-        return "has instances already: %s" % ", ".join(map(standing, gpu.mig.instances))
+        return "has instances already: %s" % ", ".join(map(instance_text, gpu.mig.instances))
     if gpu.mig.enabled != gpu.mig.pending:
         return "has a change of its MIG mode pending"
     return ""

@@ -11,7 +11,7 @@ from typing import Sequence
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import durable
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
-from ansible_collections.openfleet.gpu.plugins.module_utils.gpu_plan import Target, standing
+from ansible_collections.openfleet.gpu.plugins.module_utils.gpu_plan import Target, instance_text
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Gpu
 from ansible_collections.openfleet.gpu.plugins.module_utils.transaction import Journal
 
@@ -31,7 +31,7 @@ class Found:
         if foreign:
             raise FleetError(
                 gpu.short_label,
-                "it has instances that check-gpu did not make: %s" % ", ".join(map(standing, foreign)),
+                "it has instances that check-gpu did not make: %s" % ", ".join(map(instance_text, foreign)),
                 "Remove them, and run check-gpu --change again.",
             )
 
