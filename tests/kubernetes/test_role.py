@@ -7,12 +7,14 @@ Hosts are folders of this machine with simulated GPUs; node_stand_in.NodeStandIn
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shlex
 import shutil
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -154,6 +156,26 @@ def node(api_server, fleet, config_map):
         yield node
 
 
+@contextlib.contextmanager
+def changing(node):
+    """Others change the node all the time, as controllers and the kubelet of a busy one."""
+    ended = threading.Event()
+
+    def change():
+        number = 0
+        while not ended.wait(0.05):
+            number += 1
+            node.plane.merge(node.path, {"metadata": {"annotations": {"others": str(number)}}})
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
 def said(run):
     return " ".join((run.stdout + run.stderr).split())
 
@@ -246,7 +268,8 @@ def test_only_pods_on_devices_that_change_are_evicted_and_budgets_are_respected(
     assert not node.get()["spec"].get("unschedulable")
     assert fleet.devices() == devices
     api_server.call("DELETE", "%s/goes" % budgets)
-    run = fleet.run_roles(OTHER_MIXTURE, *roles, gpu_drain_timeout=100, **drained)
+    with changing(node):
+        run = fleet.run_roles(OTHER_MIXTURE, *roles, gpu_drain_timeout=100, **drained)
     assert run.returncode == 0, said(run)
     assert "stays" in node.pods() and "goes" not in node.pods()
     assert fleet.devices()["3g.40gb"] == devices["3g.40gb"]

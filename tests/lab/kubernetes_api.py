@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """A stand-in for a Kubernetes API server: no cluster runs here.
 
-It speaks as much of the API as kubernetes.core's k8s, k8s_info and k8s_drain ask for: discovery, one node, its pods,
+It speaks as much of the API as kubernetes.core's k8s_info, k8s_json_patch and k8s_drain ask for: discovery, one node, its pods,
 evictions (https://kubernetes.io/docs/concepts/scheduling-eviction/api-eviction/). No authentication, no watches.
-A patch with a resourceVersion is refused where the node has another one by then
-(https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions).
+A patch is a JSON patch (https://www.rfc-editor.org/rfc/rfc6902). As the real server's, its operation `test` takes what is missing
+for null.
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ class KubernetesApi:
     def __init__(self, folder: Path) -> None:
         self.unschedulable = False
         self.annotations: dict[str, str] = {}
-        #: Counts the changes of the node.
-        self.version = 1
         #: What others do to the node, one before each patch that is asked for: new values of attributes of this object.
         self.meanwhile: list[dict] = []
         self.pods: dict[str, dict] = {}
@@ -127,26 +125,25 @@ class KubernetesApi:
         return self.status(404, "NotFound", f"{path} not found")
 
     def node(self) -> dict:
+        metadata = {"name": "n1", "uid": "n1"}
+        # The real one leaves out what is empty or false.
+        if self.annotations:
+            metadata["annotations"] = dict(self.annotations)
         spec = {"unschedulable": True} if self.unschedulable else {}
-        version = str(self.version)
-        metadata = {"name": "n1", "uid": "n1", "annotations": dict(self.annotations), "resourceVersion": version}
         return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": spec, "status": {}}
 
-    def change(self, kind: str, path: str, body: dict) -> tuple[int, dict]:
+    def change(self, kind: str, path: str, body: dict | list) -> tuple[int, dict]:
         if kind == self.broken:
             return self.status(500, "InternalError", "etcd is away")
         if kind == "patch" and path == "/api/v1/nodes/n1":
             if self.meanwhile:
                 vars(self).update(self.meanwhile.pop(0))
-                self.version += 1
-            if body.get("metadata", {}).get("resourceVersion", str(self.version)) != str(self.version):
-                return self.status(409, "Conflict", "the object has been modified")
-            self.version += 1
-            # https://www.rfc-editor.org/rfc/rfc7386: null removes.
-            given = body.get("metadata", {}).get("annotations", {})
-            kept = {**self.annotations, **given}
-            self.annotations = {key: value for key, value in kept.items() if value is not None}
-            self.unschedulable = bool(body["spec"]["unschedulable"])
+            node = self.node()
+            problem = next(filter(None, (_operate(node, each) for each in body)), "")
+            if problem:
+                return self.status(422, "Invalid", problem)
+            self.annotations = node["metadata"].get("annotations", {})
+            self.unschedulable = node["spec"].get("unschedulable", False)
             self.requests.append("cordon" if self.unschedulable else "uncordon")
             return 200, self.node()
         asked = re.fullmatch("/api/v1/namespaces/ml/pods/([^/]+)/eviction", path)
@@ -166,3 +163,22 @@ class KubernetesApi:
     def status(code: int, reason: str, message: str) -> tuple[int, dict]:
         answer = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason, "code": code}
         return code, dict(answer, message=message)
+
+
+def _operate(document: dict, operation: dict) -> str:
+    """Carry out one operation of a JSON patch. Return why it cannot be, empty where it is done."""
+    *folders, name = [part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]]
+    for folder in folders:
+        if folder not in document:
+            return "%s is missing" % operation["path"]
+        document = document[folder]
+    if operation["op"] == "add":
+        document[name] = operation["value"]
+    elif operation["op"] == "test":
+        if document.get(name) != operation["value"]:
+            return "testing value %s failed" % operation["path"]
+    elif name not in document:
+        return "%s is missing" % operation["path"]
+    else:
+        del document[name]
+    return ""
