@@ -14,6 +14,9 @@ from typing import IO, Any, Callable, Mapping
 
 from .errors import ApplyError
 
+#: Suffix under which a file that another one replaces for a trial is kept; empty if there was none.
+FORMER = ".former"
+
 _CURES = {
     errno.EACCES: "Run as root (become: true).",
     errno.EPERM: "Run as root (become: true); as root, see whether the file is immutable (lsattr).",

@@ -13,10 +13,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from . import durable
+from .durable import FORMER
 from .pending import PendingReboot
 
-#: What a layout on trial replaces is kept under this suffix; empty if there was none.
-FORMER = ".former"
 #: The only layout that is ever on trial, below the root of the host. A `.former` beside any other file is its owner's.
 _INSTALLED = ("etc", "openfleet-gpu", "layout.json")
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Mapping
 
 from ..command import run_to_end
-from ..trial import FORMER
+from ..durable import FORMER
 from .archive import MODE, archive, difference, origin, shebang
 from .files import Installation, InstallError
 from .sources import Sources
