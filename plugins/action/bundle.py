@@ -24,7 +24,7 @@ from ..plugin_utils.bundle.wants import OWN_VARIABLES, PARTS, VARIABLES
 from ..plugin_utils.plain import plain
 
 _ROOT = Path(__file__).resolve().parents[2]
-_ROLES = ("nvidia_driver", "container_toolkit", "gpu_layout")
+_ROLES = ("nvidia_driver", "container_toolkit", "gpu_layout", "gpu_kubernetes")
 #: Names in a summary; the rest stands in the bundle itself.
 _SHOWN = 12
 

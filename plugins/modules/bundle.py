@@ -33,11 +33,11 @@ options:
   parts:
     description:
       - What to collect. V(driver) and V(container_toolkit) are what the roles of these names install, V(nvml) is the wheel that
-        hosts get pynvml from, V(collection) this collection, V(controller) the Python packages of the controller.
+        hosts get pynvml from, V(kubernetes) the manifest or the chart of the device plugin, V(collection) this collection, V(controller) the Python packages of the controller.
     type: list
     elements: str
-    choices: [driver, container_toolkit, nvml, collection, controller]
-    default: [driver, container_toolkit, nvml, collection, controller]
+    choices: [driver, container_toolkit, nvml, kubernetes, collection, controller]
+    default: [driver, container_toolkit, nvml, kubernetes, collection, controller]
   requirements:
     description:
       - Requirements file of the other side's controller. Without one, it is ansible-core and nvidia-ml-py in the versions that

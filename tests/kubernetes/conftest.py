@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 from __future__ import annotations
 
+import hashlib
+import os
+import subprocess
 from pathlib import Path
 
 import cluster as clusters
@@ -28,3 +31,21 @@ def cluster(tmp_path_factory):
 def plugin(cluster):
     """NVIDIA's device plugin on all nodes, as device-plugin.yml has it."""
     cluster.apply(*yaml.safe_load_all(Path(__file__).with_name("device-plugin.yml").read_text()))
+
+
+@pytest.fixture(scope="session")
+def helm():
+    """The folder of the program `helm`, built like the others and kept beside them (tests/kubernetes/build)."""
+    module = Path(__file__).with_name("helm")
+    cache = Path(os.environ.get("OPENFLEET_GO_CACHE") or clusters.REPOSITORY / ".cache" / "go").absolute()
+    sources = b"".join((module / name).read_bytes() for name in ("go.mod", "go.sum"))
+    folder = cache / ("helm-%s" % hashlib.sha256(sources).hexdigest()[:16])
+    flags = {
+        "GOTOOLCHAIN": "local",
+        "GOFLAGS": "-mod=readonly -modcacherw -buildvcs=false -trimpath",
+        "CGO_ENABLED": "0",
+    }
+    caches = {"GOCACHE": str(cache / "build"), "GOMODCACHE": str(cache / "modules")}
+    command = ["go", "build", "-o", "%s/" % folder, "-ldflags=-s -w", "helm.sh/helm/v3/cmd/helm"]
+    subprocess.run(command, cwd=module, env={**os.environ, **flags, **caches}, check=True)
+    return folder

@@ -7,11 +7,16 @@ API server, scheduler, controllers, kubelets and device plugin are real.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+from pathlib import Path
 
 import pytest
-from cluster import REPOSITORY, sleeper, sleeping
+from cluster import sleeper, sleeping
+
+PLUGIN = Path(__file__).with_name("device-plugin.yml")
+NAMESPACE = "nvidia-device-plugin"
 
 FIRST = [
     {"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]},
@@ -24,10 +29,9 @@ SECOND = [FIRST[0], {"gpus": [1], "sharing": "mig", "mig": [{"profile": "1g.10gb
 @pytest.fixture(scope="module")
 def site(cluster, plugin):
     """A function that brings nodes to a layout by site.yml, by an account that has the rights of rbac.yml."""
-    cluster.plane.kubectl("apply", "--filename=%s" % (REPOSITORY / "roles" / "gpu_kubernetes" / "files" / "rbac.yml"))
-    kubeconfig = cluster.plane.kubeconfig_of("system:serviceaccount:nvidia-device-plugin:openfleet-gpu")
+    kubeconfig = cluster.role_kubeconfig()
 
-    def run(layout, nodes="gpu_hosts", **variables):
+    def run(layout, nodes="gpu_hosts", check=False, **variables):
         given = {
             "gpu_layout": layout,
             "gpu_kubernetes_kubeconfig": str(kubeconfig),
@@ -38,7 +42,9 @@ def site(cluster, plugin):
             "gpu_drain_kubernetes": True,
             **variables,
         }
-        return cluster.play("site.yml", "--limit", nodes, "--extra-vars", json.dumps(given)).stdout
+        options = ["--check"] if check else []
+        options += ["--limit", nodes, "--extra-vars", json.dumps(given)]
+        return cluster.play("site.yml", *options).stdout
 
     return run
 
@@ -95,3 +101,25 @@ def test_a_second_run_writes_nothing_to_the_cluster(cluster, site):
     assert re.search(r"^node1 .*changed=0 ", done, re.MULTILINE), done[-1500:]
     assert cluster.node("node1")["metadata"]["labels"] == labels
     assert cluster.pods("app.kubernetes.io/name=nvidia-device-plugin", "nvidia-device-plugin") == plugin
+
+
+def test_the_role_installs_the_plugin_once(cluster, site, tmp_path):
+    manifest = tmp_path / "plugin.yml"
+    manifest.write_bytes(PLUGIN.read_bytes())
+    installed = {
+        "gpu_kubernetes_plugin_manifest": str(manifest),
+        "gpu_kubernetes_plugin_sha256": hashlib.sha256(manifest.read_bytes()).hexdigest(),
+        "gpu_kubernetes_plugin_kubeconfig": str(cluster.plane.kubeconfig),
+    }
+    cluster.plane.kubectl("--namespace", NAMESPACE, "delete", "daemonset", "nvidia-device-plugin", "--ignore-not-found")
+    path = "/apis/apps/v1/namespaces/%s/daemonsets/nvidia-device-plugin" % NAMESPACE
+    cluster.plane.wait(lambda: cluster.plane.find(path) is None, "no device plugin")
+    planned = site(FIRST, "node1", check=True, **installed)
+    assert "namespace nvidia-device-plugin: install the device plugin of %s" % manifest in " ".join(planned.split())
+    assert cluster.plane.find(path) is None
+    site(FIRST, "node1", **installed)
+    assert cluster.plane.find(path)
+    cluster.offers("node1", {"nvidia.com/gpu": 2, "nvidia.com/mig-3g.40gb": 2, "nvidia.com/mig-2g.20gb": 3})
+    again = site(FIRST, "node1", **installed)
+    assert re.search(r"^node1 .*changed=0 ", again, re.MULTILINE), again[-1500:]
+    assert "install the device plugin" not in again

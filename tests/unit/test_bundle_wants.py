@@ -20,7 +20,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.bundle.wants import 
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.python_pins import Pin
 
 DEFAULTS = {}
-for role in ("nvidia_driver", "container_toolkit", "gpu_layout"):
+for role in ("nvidia_driver", "container_toolkit", "gpu_layout", "gpu_kubernetes"):
     DEFAULTS.update(yaml.safe_load((REPOSITORY / "roles" / role / "defaults" / "main.yml").read_text(encoding="utf-8")))
 
 
@@ -146,6 +146,16 @@ def test_files_and_wheels_that_the_inventory_names():
     wants = collect({"a": entry}, DISTRIBUTIONS)
     assert {path: sums for path, sums, _what in wants.files} == {"/srv/driver.run": ("ab",), "/srv/one.deb": ("cd",)}
     assert wants.nvml == {Pin("nvidia-ml-py", "13.1", ("0" * 64,)): {"a"}}
+
+
+def test_the_device_plugin_that_the_role_installs():
+    sums = {"gpu_kubernetes_plugin_sha256": "A" * 64}
+    values = host(gpu_kubernetes_plugin_chart="/srv/plugin.tgz", **sums)
+    assert list(collect({"a": values}, DISTRIBUTIONS).files) == [
+        ("/srv/plugin.tgz", ("a" * 64,), "chart of the device plugin")
+    ]
+    with pytest.raises(BundleError, match="gpu_kubernetes_plugin_sha256"):
+        collect({"a": host(gpu_kubernetes_plugin_manifest="/srv/plugin.yml")}, DISTRIBUTIONS)
 
 
 def test_a_version_of_pynvml_without_a_hash_is_not_fetched():

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Mapping, Sequence
 
 from . import fetch
-from .model import BundleError, Item
+from .model import BundleError, Item, without_password
 
 _LAST_LINES = 4
 
@@ -30,6 +30,19 @@ def named(path: str, allowed: Sequence[str], what: str, hosts: set[str]) -> Item
             path or what, "the inventory names it as %s, and it is not there" % what, "Fetch it to this machine first."
         )
     found = fetch.digest(here)
+    _check(path, found, allowed, what)
+    return Item("files/%s" % here.name, what, found, here.stat().st_size, local=here, hosts=set(hosts))
+
+
+def fetched(url: str, content: bytes, allowed: Sequence[str], what: str, hosts: set[str]) -> Item:
+    """A file that came from an address that an inventory names, with one of these checksums. Raises BundleError."""
+    found = hashlib.sha256(content).hexdigest()
+    _check(without_password(url), found, allowed, what)
+    path = "files/%s" % url.rpartition("/")[2]
+    return Item(path, what, found, len(content), url=url, content=content, hosts=set(hosts))
+
+
+def _check(path: str, found: str, allowed: Sequence[str], what: str) -> None:
     if allowed and found not in allowed:
         raise BundleError(
             path,
@@ -37,7 +50,6 @@ def named(path: str, allowed: Sequence[str], what: str, hosts: set[str]) -> Item
             "Fetch it again, or mend the inventory%s."
             % (" (gpu_layout_nvml_hashes)" if what == "nvidia-ml-py" else ""),
         )
-    return Item("files/%s" % here.name, what, found, here.stat().st_size, local=here, hosts=set(hosts))
 
 
 # -- Python ------------------------------------------------------------------------------------------------------------

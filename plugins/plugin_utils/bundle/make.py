@@ -101,9 +101,7 @@ class _Making:
         # Indexes last, and what is signed last of them: a repository is never ahead of its packages.
         self._add(item for found in mirrors for item in found.packages.values())
         self._add(item for found in mirrors for item in found.index)
-        self._add(
-            local.named(path, allowed, what, hosts) for (path, allowed, what), hosts in sorted(self.wants.files.items())
-        )
+        self._add(self._named(*named, hosts) for named, hosts in sorted(self.wants.files.items()))
         self._python()
         if "collection" in self.order.parts:
             self._add([local.collection(self.order.root, self.scratch / "collection", self.bundle)])
@@ -112,6 +110,16 @@ class _Making:
         self._old()
         self._write(mirrors)
         return self.outcome
+
+    def _named(self, path: str, allowed: Sequence[str], what: str, hosts: set[str]) -> Item:
+        """A file that the inventory names by its path or by its address. Raises BundleError."""
+        if "://" not in path:
+            return local.named(path, allowed, what, hosts)
+        there = self.bundle / "files" / path.rpartition("/")[2]
+        if any(fetch.has(there, sha256) for sha256 in allowed):
+            return local.named(str(there), allowed, what, hosts)
+        content = self.fetcher.small(path, "Look at the address in the inventory.") or b""
+        return local.fetched(path, content, allowed, what, hosts)
 
     def _add(self, items: Iterable[Item]) -> None:
         for item in items:

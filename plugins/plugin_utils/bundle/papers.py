@@ -11,6 +11,7 @@ from typing import Any, Iterable, Mapping
 from .fetch import readable
 from .mirror import Mirror
 from .model import Item, Wants, without_password
+from .wants import KUBERNETES
 
 MANIFEST, SUMS, VARIABLES, README = "manifest.json", "SHA256SUMS", "gpu_bundle.yml", "README.md"
 
@@ -101,6 +102,12 @@ def variables(path: str, url: str, wants: Wants, items: Iterable[Item], nvml: st
         lines.append(_line("container_toolkit_files", files))
     elif toolkit:
         lines += ["# container_toolkit_files differs by host: see %s." % MANIFEST]
+    for what, variable in KUBERNETES.items():
+        named = _named(items, what)
+        if len(named) == 1:
+            lines.append(_line(variable, "{{ gpu_bundle_path }}/%s" % named[0].path))
+        elif named:
+            lines.append("# %s differs by host: see %s." % (variable, MANIFEST))
     if nvml:
         lines += [
             _line("gpu_layout_nvml_source", "wheel"),

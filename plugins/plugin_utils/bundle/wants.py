@@ -48,11 +48,19 @@ VARIABLES = (
     "gpu_layout_nvml_version",
     "gpu_layout_nvml_hashes",
     "gpu_layout_nvml_package",
+    "gpu_kubernetes_plugin_manifest",
+    "gpu_kubernetes_plugin_chart",
+    "gpu_kubernetes_plugin_sha256",
 )
 #: The same, without a role: docs/air-gapped.md.
 OWN_VARIABLES = ("gpu_bundle_platforms", "gpu_bundle_nvidia_driver_versions", "gpu_bundle_container_toolkit_versions")
 
-PARTS = ("driver", "container_toolkit", "nvml", "collection", "controller")
+PARTS = ("driver", "container_toolkit", "nvml", "kubernetes", "collection", "controller")
+#: What a file of Kubernetes is, with the variable that names it.
+KUBERNETES = {
+    "manifest of the device plugin": "gpu_kubernetes_plugin_manifest",
+    "chart of the device plugin": "gpu_kubernetes_plugin_chart",
+}
 #: What stands for the release of a host's kernel, which only the host knows.
 KERNEL = "KERNEL"
 #: Device ids that stand for GPUs before Turing, and from it on (module_utils/driver/rules.py).
@@ -83,6 +91,8 @@ def collect(
                 _toolkit(wants, host, values, versions, catalogue)
         if "nvml" in parts:
             _nvml(wants, host, values, shipped)
+        if "kubernetes" in parts:
+            _kubernetes(wants, host, values)
     _check_folders(wants)
     return wants
 
@@ -279,6 +289,16 @@ def _nvml(wants: Wants, host: str, values: Mapping[str, Any], shipped: nvml_sour
     if origin == "distribution":
         for entry in values.get("gpu_bundle_platforms") or [{"distribution": "the host's distribution"}]:
             wants.name(values["gpu_layout_nvml_package"], str(entry["distribution"]), {host})
+
+
+def _kubernetes(wants: Wants, host: str, values: Mapping[str, Any]) -> None:
+    for what, variable in KUBERNETES.items():
+        if not values[variable]:
+            continue
+        sums = _sums(values["gpu_kubernetes_plugin_sha256"])
+        if not sums:
+            raise BundleError(host, "gpu_kubernetes_plugin_sha256 is empty", "Set it to the SHA-256 of %s." % variable)
+        wants.files.setdefault((str(values[variable]), sums, what), set()).add(host)
 
 
 def _sums(sha256: Any) -> tuple[str, ...]:

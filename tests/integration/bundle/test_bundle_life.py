@@ -194,3 +194,21 @@ def test_files_that_the_inventory_names_come_along(site, tmp_path):
     (tmp_path / "driver.run").write_text("another one\n")
     assert "the inventory expects" in site.make(expect=1)
     assert (site.bundle / "files" / "driver.run").read_text() == "an installer\n"
+
+
+def test_the_device_plugin_is_fetched_from_its_address_once(site, vendor):
+    (vendor.root / "plugin.yml").write_text("kind: DaemonSet\n")
+    site.variables.update(
+        gpu_bundle_parts=["kubernetes"],
+        gpu_kubernetes_plugin_manifest=vendor.url + "/plugin.yml",
+        gpu_kubernetes_plugin_sha256="0" * 64,
+    )
+    assert "the inventory expects" in " ".join(site.make(expect=1).split())
+    site.variables["gpu_kubernetes_plugin_sha256"] = hashlib.sha256(b"kind: DaemonSet\n").hexdigest()
+    site.make()
+    assert (site.bundle / "files" / "plugin.yml").read_text() == "kind: DaemonSet\n"
+    values = yaml.safe_load((site.bundle / "gpu_bundle.yml").read_text())
+    assert values["gpu_kubernetes_plugin_manifest"] == "{{ gpu_bundle_path }}/files/plugin.yml"
+    vendor.requests.clear()
+    site.make()
+    assert not vendor.requests

@@ -1,0 +1,81 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The device plugin as a Helm chart, by the role's tasks and Helm itself, on a real API server without nodes."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+from control_plane import REPOSITORY
+
+#: Not the plugin's own, which other tests of the same API server make.
+NAMESPACE, CONFIG_MAP = "plugin-by-chart", "openfleet-gpu-device-plugin"
+
+
+def write_chart(path):
+    """Write the plugin as a packed chart: without what the role makes, and with the ConfigMap's name as a value."""
+    objects = Path(__file__).with_name("device-plugin.yml").read_text().split("\n---\n")
+    made_by_role = ("kind: Namespace\n", "kind: ConfigMap\n")
+    kept = [each for each in objects if not any(kind in each for kind in made_by_role)]
+    template = "\n---\n".join(kept).replace(CONFIG_MAP, "{{ .Values.config.name }}")
+    template = template.replace("namespace: nvidia-device-plugin", "namespace: %s" % NAMESPACE)
+    about = "apiVersion: v2\nname: device-plugin\nversion: 1.2.3\n"
+    with tarfile.open(path, "w:gz") as archive:
+        for name, text in {"Chart.yaml": about, "templates/plugin.yaml": template}.items():
+            member = tarfile.TarInfo("device-plugin/" + name)
+            member.size = len(text.encode())
+            archive.addfile(member, io.BytesIO(text.encode()))
+
+
+@pytest.mark.thorough
+def test_the_role_installs_the_plugin_from_a_chart_once(api_server, helm, tmp_path):
+    chart, playbook = tmp_path / "plugin.tgz", tmp_path / "play.yml"
+    write_chart(chart)
+    given = {
+        "ansible_python_interpreter": sys.executable,
+        "gpu_kubernetes_backend": "nvidia_device_plugin",
+        "gpu_kubernetes_kubeconfig": str(api_server.kubeconfig),
+        "gpu_kubernetes_namespace": NAMESPACE,
+        "gpu_kubernetes_plugin_chart": str(chart),
+        "gpu_kubernetes_plugin_sha256": hashlib.sha256(chart.read_bytes()).hexdigest(),
+        # As plugin_plan.yml finds it in a cluster without the ConfigMap.
+        "gpu_kubernetes__plugin_lacks_default": True,
+    }
+    role = {"name": "openfleet.gpu.gpu_kubernetes", "tasks_from": "plugin_install"}
+    tasks = [{"name": "Install", "ansible.builtin.include_role": role}]
+    playbook.write_text(json.dumps([{"hosts": "localhost", "gather_facts": False, "vars": given, "tasks": tasks}]))
+
+    def install():
+        command = ["ansible-playbook", "-i", "localhost,", "-c", "local", str(playbook)]
+        environment = {**os.environ, "PATH": "%s:%s" % (helm, os.environ["PATH"])}
+        done = subprocess.run(
+            command,
+            cwd=REPOSITORY,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    install()
+    found = api_server.call("GET", "/apis/apps/v1/namespaces/%s/daemonsets/nvidia-device-plugin" % NAMESPACE)
+    assert found["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "Helm"
+    read = [
+        volume["configMap"]["name"] for volume in found["spec"]["template"]["spec"]["volumes"] if "configMap" in volume
+    ]
+    assert read == [CONFIG_MAP]
+    config_map = api_server.call("GET", "/api/v1/namespaces/%s/configmaps/%s" % (NAMESPACE, CONFIG_MAP))
+    assert config_map["data"] == {"default": "version: v1\n"}
+    assert len(config_map["metadata"]["annotations"]["openfleet.gpu/plugin"]) == 64
+    assert "changed=0" in install()
