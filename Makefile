@@ -164,14 +164,15 @@ setup-test: packages-test
 # --- The main job ---------------------------------------------------------------------------------------------------
 
 .PHONY: demo
-demo: ## start the simulated fleet, run site.yml on it twice, audit it, show what came of it
+demo: ## start the simulated fleet, run site.yml on it twice, audit it, show what came of it (KUBERNETES=1: and a cluster)
 	@started=$$(date +%s.%N)
 	there=$$(ls $(venv_stamp) 2>/dev/null | wc -l)$$(.lab/bin/podman image exists "$$(cat $(lab_image) 2>/dev/null)" 2>/dev/null && echo 1 || echo 0)
 	case $$there in 00) temperature=cold ;; 11) temperature=warm ;; *) temperature=partly ;; esac
 	$(MAKE) setup
 	# Without OR-Tools right-sizing finds fewer GPUs to free, and destroys more instances.
 	.venv/bin/python -c 'import numpy, ortools' 2>/dev/null || .venv/bin/pip install -qq --no-compile --requirement requirements-rightsize.txt
-	OPENFLEET_LAB=demo .venv/bin/python tests/lab/demo.py --started "$$started" --temperature "$$temperature"
+	$(if $(filter 1,$(KUBERNETES)),$(MAKE) -s venv-test image-kubernetes etcd)
+	OPENFLEET_LAB=demo .venv/bin/python tests/lab/demo.py --started "$$started" --temperature "$$temperature" $(if $(filter 1,$(KUBERNETES)),--kubernetes)
 
 # Nothing is changed on this machine without CHECK_OPTIONS=--change; docs/hardware.md.
 .PHONY: check-gpu

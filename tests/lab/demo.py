@@ -6,7 +6,7 @@
 Starts a bare fleet, runs site.yml on it, runs it again, and holds the result against nvidia-smi and against what Prometheus
 scraped; then audits it, with a recorded past. Status 0 only if the second run changed nothing, every host is exactly as the
 inventory asks, Prometheus sees it without an alert, and the audit finds what there is. The times go to .lab/times.json, for
-`make bench`.
+`make bench`. With --kubernetes a cluster follows (demo_kubernetes.py).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sys
 import time
 
 import demo_audit
+import demo_kubernetes
 import verify_layout
 import verify_monitoring
 from fleet import LAB, FleetError, play, play_and_read, play_quietly
@@ -29,12 +30,13 @@ def banner(text: str) -> None:
     print(f"\n=== {text} ".ljust(100, "="), flush=True)
 
 
-def run_demo() -> tuple[list[str], dict[str, float]]:
+def run_demo(kubernetes: bool) -> tuple[list[str], dict[str, float]]:
     """What did not hold, and the seconds of each phase."""
     wrong = []
     seconds = {}
+    last = 7 if kubernetes else 6
 
-    banner("1/6  Start the hosts, with a real systemd and no GPUs yet")
+    banner(f"1/{last}  Start the hosts, with a real systemd and no GPUs yet")
     REPORT.unlink(missing_ok=True)
     # From bare hosts each time, so that what is shown does not hang on what was done to an earlier fleet.
     seconds["start the hosts"] = play_quietly("tests/lab/destroy.yml", "destroy.log") + play_quietly(
@@ -42,11 +44,11 @@ def run_demo() -> tuple[list[str], dict[str, float]]:
     )
     print(f"up in {seconds['start the hosts']:.0f} s")
 
-    banner("2/6  ansible-playbook site.yml: plan every host, apply in waves, report")
+    banner(f"2/{last}  ansible-playbook site.yml: plan every host, apply in waves, report")
     seconds["first run"] = play("site.yml")
     first_report = REPORT.read_text()
 
-    banner("3/6  ansible-playbook site.yml again: nothing should change")
+    banner(f"3/{last}  ansible-playbook site.yml again: nothing should change")
     run = play_and_read("site.yml", "second-run.json")
     seconds["second run"] = run.seconds
     if run.changes:
@@ -55,20 +57,26 @@ def run_demo() -> tuple[list[str], dict[str, float]]:
     else:
         print(f"{len(run.hosts)} hosts, nothing changed ({run.seconds:.0f} s)")
 
-    banner("4/6  Compare nvidia-smi on each host with the inventory")
+    banner(f"4/{last}  Compare nvidia-smi on each host with the inventory")
     started = time.monotonic()
     if verify_layout.main([]) != 0:
         wrong.append("a host is not as the inventory asks")
 
-    banner("5/6  Compare Prometheus on the monitoring host with the hosts")
+    banner(f"5/{last}  Compare Prometheus on the monitoring host with the hosts")
     if verify_monitoring.main() != 0:
         wrong.append("the monitoring host does not see what is there")
     seconds["check"] = time.monotonic() - started
 
-    banner("6/6  Start services on some GPUs, then audit and right-size them")
+    banner(f"6/{last}  Start services on some GPUs, then audit and right-size them")
     started = time.monotonic()
     wrong += demo_audit.show()
     seconds["audit"] = time.monotonic() - started
+
+    if kubernetes:
+        banner(f"7/{last}  Start a Kubernetes cluster, and change the layout of a node beside a pod")
+        started = time.monotonic()
+        wrong += demo_kubernetes.show()
+        seconds["Kubernetes"] = time.monotonic() - started
 
     banner("The report of the first run")
     print(first_report)
@@ -87,10 +95,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--started", type=float, default=time.time(), help="when `make demo` began, seconds since 1970")
     parser.add_argument("--temperature", default="unknown", help="cold (nothing was set up), warm (all was) or partly")
+    parser.add_argument("--kubernetes", action="store_true", help="show a Kubernetes cluster too, which takes Go")
     options = parser.parse_args()
     set_up = time.time() - options.started
     try:
-        wrong, seconds = run_demo()
+        wrong, seconds = run_demo(options.kubernetes)
     except FleetError as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
@@ -102,7 +111,8 @@ def main() -> int:
     if wrong:
         print(*(f"demo: {sentence}" for sentence in wrong), sep="\n", file=sys.stderr)
         return 1
-    note_times(options.temperature, total)
+    if not options.kubernetes:
+        note_times(options.temperature, total)
     print("The second run changed nothing. Every GPU is as the inventory asks, and Prometheus sees it.")
     print(f"The report:   {REPORT} (also .json, .html)")
     print("The audit:    {}\nThe proposal: {}".format(*demo_audit.PAGES))
