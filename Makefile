@@ -323,11 +323,12 @@ leg-sanitized:
 	    $(addprefix --ignore=tests/limiter/,test_binary.py test_dlsym.py test_front.py test_layers.py test_reach.py test_top.py) \
 	    --deselect tests/limiter/test_agent_attacks.py::test_without_the_agent_truncating_the_file_ends_the_neighbours
 
-# Launches of several threads. The other tests' threads are in test_sanitizers.py. Not at the thorough run's length: a draw more
-# finds no other race.
+# Launches of several threads, and those beside the agent. The other tests' threads are in test_sanitizers.py. Not at the thorough
+# run's length: a draw more finds no other race.
 leg-threads:
 	@OPENFLEET_SANITIZER=thread OPENFLEET_THOROUGH= tests/leg run threads pytest --quiet \
-	    $(addprefix tests/limiter/,test_throttle.py test_waits.py)
+	    $(addprefix tests/limiter/,test_throttle.py test_waits.py test_agent.py test_agent_attacks.py test_agent_nvml.py) \
+	    --deselect tests/limiter/test_agent_attacks.py::test_without_the_agent_truncating_the_file_ends_the_neighbours
 
 # Every Python between the oldest and the newest that this machine has, on the side of the hosts.
 leg-pythons:

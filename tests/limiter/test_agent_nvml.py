@@ -58,12 +58,15 @@ def in_container(tenant: Tenant, tmp_path: Path, **more: str) -> Client:
         view.mkdir()
         for name, target in (("etc", tenant.root / "etc"), ("run", tenant.root / "run"), ("proc", Path("/proc"))):
             (view / name).symlink_to(target)
-    script = tmp_path / "client-in-container"
-    script.write_text(f"#!/bin/sh\nexec {' '.join(UNSHARE)} {tenant.built.client}\n")
-    script.chmod(0o755)
     settings = {"STUB_CONTEXT_BYTES": str(COST), "OPENFLEET_VGPU_ROOT": str(view), **more}
     preload = settings.pop("preload", "yes") == "yes"
-    return Client(SimpleNamespace(client=script), tenant.environment(preload, **settings))
+    environment = tenant.environment(preload, **settings)
+    # For the client alone: a sanitizer's library ends a shell that was not built with it.
+    preloaded = environment.pop("LD_PRELOAD", "")
+    script = tmp_path / "client-in-container"
+    script.write_text(f"#!/bin/sh\nexec {' '.join(UNSHARE)} env LD_PRELOAD='{preloaded}' {tenant.built.client}\n")
+    script.chmod(0o755)
+    return Client(SimpleNamespace(client=script), environment)
 
 
 def test_contexts_in_a_container_count(speaking: Agent, tenant: Tenant, tmp_path: Path) -> None:
