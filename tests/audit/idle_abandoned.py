@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from idle_model import DAY, HOUR, MINUTES, REST, SERVE, TRAIN, WARM_REST, Holder, Pattern, Schedule, Use, blend
 from idle_working import (
     PROFILING,
@@ -16,6 +18,7 @@ from idle_working import (
     days_apart,
     gaps,
     hours,
+    later,
     never,
     work,
 )
@@ -30,6 +33,11 @@ def until(end: int, when: When = always) -> When:
 def trained(end: int, rest: Use = REST) -> Schedule:
     """Training around the clock, up to this minute."""
     return work(until(end), TRAIN, rest)
+
+
+def came_later(one: Pattern, by: int) -> Pattern:
+    """The same pattern of a holder who came, and left, `by` minutes later."""
+    return replace(later(one, by), name=one.name, came=one.came + by, abandoned=one.abandoned + by)
 
 
 def patterns() -> list[Pattern]:

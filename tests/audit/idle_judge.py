@@ -94,12 +94,12 @@ def serve(patterns: Sequence[Pattern], folder: Path) -> Iterator[str]:
             yield from text(pattern, (first - START) // 60, (last - START) // 60)
         yield "# EOF\n"
 
-    end = START + 60 * (MINUTES - 1)
-    make_blocks(history, START, end, folder, BLOCK, step=60)
+    start, end = START + 60 * min(pattern.came for pattern in patterns), START + 60 * (MINUTES - 1)
+    make_blocks(history, start, end, folder, BLOCK, step=60)
     files = [FILES / "rollups.yml"]
     if any(pattern.dcgm for pattern in patterns):
         files.insert(0, FILES / "rules" / "dcgm.yml")
-    record(files, folder, START, end, BLOCK)
+    record(files, folder, start, end, BLOCK)
     with serve_blocks(folder) as url:
         yield url
 
