@@ -238,6 +238,7 @@ def test_a_change_without_another_label_restarts_the_plugin_and_all_of_it_can_be
     assert third.returncode != 0
     differs = "nvidia.com/mig-1g.10gb 0 (planned 2), nvidia.com/mig-2g.20gb 1 (planned 0)"
     assert "one: node node-one does not offer what is planned after 2 s: %s." % differs in said(third)
+    assert re.search(r"The device plugin: (no pod|pod plugin-node-one-\d+: ready)", said(third))
     gone = fleet.run_roles(MIXTURE, "gpu_kubernetes", gpu_kubernetes_state="absent")
     assert gone.returncode == 0, said(gone)
     assert (node.labels()[LABEL], MIG_MANAGER in node.labels()) == ("default", False)

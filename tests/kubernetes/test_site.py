@@ -31,7 +31,7 @@ def site(cluster, plugin):
     """A function that brings nodes to a layout by site.yml, by an account that has the rights of rbac.yml."""
     kubeconfig = cluster.role_kubeconfig()
 
-    def run(layout, nodes="gpu_hosts", check=False, **variables):
+    def run(layout, nodes="gpu_hosts", check=False, fails=False, **variables):
         given = {
             "gpu_layout": layout,
             "gpu_kubernetes_kubeconfig": str(kubeconfig),
@@ -44,7 +44,7 @@ def site(cluster, plugin):
         }
         options = ["--check"] if check else []
         options += ["--limit", nodes, "--extra-vars", json.dumps(given)]
-        return cluster.play("site.yml", *options).stdout
+        return cluster.play("site.yml", *options, check=not fails).stdout
 
     return run
 
@@ -123,3 +123,28 @@ def test_the_role_installs_the_plugin_once(cluster, site, tmp_path):
     again = site(FIRST, "node1", **installed)
     assert re.search(r"^node1 .*changed=0 ", again, re.MULTILINE), again[-1500:]
     assert "install the device plugin" not in again
+
+
+def test_a_plugin_that_does_not_come_back_is_told_and_the_next_run_goes_on(cluster, site):
+    site(FIRST, nodes="node1")
+    labels = cluster.node("node1")["metadata"]["labels"]
+    plugin = "/apis/apps/v1/namespaces/nvidia-device-plugin/daemonsets/nvidia-device-plugin"
+    pods = "/api/v1/namespaces/nvidia-device-plugin/pods?fieldSelector=spec.nodeName%3Dnode1"
+
+    def on(node):
+        """Let the DaemonSet make pods on this node alone, or on all."""
+        selector = {"nodeSelector": {"kubernetes.io/hostname": node} if node else None}
+        cluster.plane.merge(plugin, {"spec": {"template": {"spec": selector}}})
+
+    on("node2")
+    try:
+        cluster.plane.wait(lambda: not cluster.plane.call("GET", pods)["items"], "no plugin on node1")
+        failed = " ".join(site(SECOND, nodes="node1", fails=True, gpu_kubernetes_timeout=3).split())
+    finally:
+        on(None)
+    assert "node1: node node1 does not offer what is planned after 3 s: " in failed
+    assert "nvidia.com/mig-1g.10gb 0 (planned 7)" in failed
+    assert "The device plugin: no pod. The layout is in force on the host; labels and configuration stay." in failed
+    assert cluster.node("node1")["metadata"]["labels"] == labels
+    site(SECOND, nodes="node1")
+    cluster.offers("node1", {"nvidia.com/gpu": 2, "nvidia.com/mig-3g.40gb": 2, "nvidia.com/mig-1g.10gb": 7})

@@ -1,0 +1,50 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Why pods are not ready."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: pod_states
+short_description: Say in words which pods are ready, and why others are not
+version_added: "0.1.0"
+author:
+  - openfleet.gpu contributors (!UNKNOWN)
+description:
+  - Of pods as the API returned them. For messages.
+options:
+  _input:
+    description: The pods.
+    type: list
+    elements: dict
+    required: true
+"""
+
+EXAMPLES = r"""
+- name: Show why the device plugin does not run
+  ansible.builtin.debug:
+    msg: "{{ pods.resources | openfleet.gpu.pod_states }}"
+"""
+
+RETURN = r"""
+_value:
+  description: The pods with their states, and with the containers that are not ready.
+  type: str
+  sample: "pod plugin-x7k2p: container nvidia-device-plugin-ctr waits (CrashLoopBackOff: back-off 10s restarting)"
+"""
+
+
+def pod_states(pods):
+    """See DOCUMENTATION."""
+    # ansible-core loads all filters of a collection in the worker of each task that uses one. What takes long waits for its use.
+    from ..plugin_utils.kubernetes import pods as words
+
+    return words.states(pods)
+
+
+class FilterModule:
+    """Ansible's entry point."""
+
+    def filters(self):
+        return {"pod_states": pod_states}

@@ -1,0 +1,59 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which pods are ready, and why others are not, in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.filter.pod_states import pod_states
+
+pytestmark = pytest.mark.core
+
+READY = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+
+
+def pod(status, name="plugin-1"):
+    return {"metadata": {"name": name}, "status": status}
+
+
+def waiting(reason, message=None):
+    state = {"waiting": {"reason": reason, **({"message": message} if message else {})}}
+    return {"phase": "Pending", "containerStatuses": [{"name": "ctr", "state": state}]}
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (READY, "ready"),
+        (waiting("CrashLoopBackOff", "back-off 10s"), "container ctr waits (CrashLoopBackOff: back-off 10s)"),
+        (waiting("ContainerCreating"), "container ctr waits (ContainerCreating)"),
+        (
+            {"containerStatuses": [{"name": "ctr", "state": {"terminated": {"exitCode": 1, "reason": "Error"}}}]},
+            "container ctr has ended (Error)",
+        ),
+        (
+            {
+                "initContainerStatuses": [{"name": "init", "state": {"terminated": {"exitCode": 0}}}],
+                "containerStatuses": [{"name": "ctr", "state": {"waiting": {}}}],
+                "conditions": [{"type": "Ready", "status": "False", "message": "containers with unready status: [ctr]"}],
+            },
+            "containers with unready status: [ctr]",
+        ),
+        ({"conditions": [{"status": "False", "message": "0/2 nodes are available"}]}, "0/2 nodes are available"),
+        ({"phase": "Pending"}, "Pending"),
+        ({}, "unknown"),
+        (None, "unknown"),
+        ({"conditions": "x", "containerStatuses": [3, {"state": []}]}, "unknown"),
+        ({"phase": "Pending\x1b[2J\nx"}, None),
+    ],
+)  # fmt: skip
+def test_a_pod_is_named_with_what_keeps_it_from_being_ready(status, words):
+    found = pod_states([pod(status)])
+    assert found.isprintable()
+    assert words is None or found == "pod plugin-1: " + words
+
+
+def test_no_pod_is_said_and_several_are_all_told():
+    assert pod_states([]) == "no pod"
+    assert pod_states([pod(READY), pod({}, "plugin-2"), 7]) == "pod plugin-1: ready; pod plugin-2: unknown"
