@@ -33,7 +33,8 @@ options:
   parts:
     description:
       - What to collect. V(driver) and V(container_toolkit) are what the roles of these names install, V(nvml) is the wheel that
-        hosts get pynvml from, V(kubernetes) the manifest or the chart of the device plugin, V(collection) this collection, V(controller) the Python packages of the controller.
+        hosts get pynvml from, V(kubernetes) the manifest or the chart of the device plugin, V(collection) this collection,
+        V(controller) the Python packages of the controller.
     type: list
     elements: str
     choices: [driver, container_toolkit, nvml, kubernetes, collection, controller]
