@@ -8,14 +8,19 @@ reads the GPUs when it starts and when its configuration changes.
 
 from __future__ import annotations
 
+import http.client
 import json
 import threading
 from collections import Counter
+
+from control_plane import ApiError
 
 #: The role's defaults.
 NAMESPACE, CONFIG_MAP = "nvidia-device-plugin", "openfleet-gpu-device-plugin"
 LABEL = "nvidia.com/device-plugin.config"
 STRATEGIC = "application/strategic-merge-patch+json"
+#: Answers of a server that has not read all of its data.
+_NOT_YET = (429, 500, 503)
 
 
 class NodeStandIn:
@@ -96,9 +101,14 @@ class NodeStandIn:
                 plugin, started = self._kubelet(plugin)
                 if self.comes_back and (moved or started):
                     self._publish(label)
-            except OSError:
+            except (OSError, http.client.HTTPException):
                 # The API server is away.
                 continue
+            except ApiError as error:
+                # It has just started.
+                if error.status not in _NOT_YET:
+                    self.failed = error
+                    return
             except Exception as error:
                 self.failed = error
                 return

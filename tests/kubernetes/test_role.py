@@ -17,6 +17,7 @@ import tempfile
 import threading
 from pathlib import Path
 
+import api_gate
 import pytest
 import yaml
 from node_stand_in import CONFIG_MAP, LABEL, NAMESPACE, NodeStandIn
@@ -26,12 +27,18 @@ from simulated_host import ROOT, SimulatedHost
 pytestmark = pytest.mark.root
 
 MIG_MANAGER = "nvidia.com/gpu.deploy.mig-manager"
+PLUGIN_DEPLOYED = "nvidia.com/gpu.deploy.device-plugin"
+MIG_STATE = "nvidia.com/mig.config.state"
 BEFORE = "openfleet.gpu/labels-before"
+CORDONED = "openfleet.gpu/cordoned-for-drain"
 RBAC = ROOT / "roles" / "gpu_kubernetes" / "files" / "rbac.yml"
 #: Of a run that changes nothing, for each node.
 MOST_CALLS = 5
 MIXTURE = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}, {"profile": "1g.10gb", "count": 2}]}]
 OTHER_MIXTURE = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}, {"profile": "2g.20gb"}]}]
+#: A change as site.yml makes it, with the pods on devices that change evicted.
+CHANGE = ("gpu_layout/plan", "gpu_kubernetes/plan", "gpu_kubernetes/prepare", "gpu_layout", "gpu_kubernetes")
+DRAINED = {"gpu_layout_on_busy": "drain", "gpu_drain_kubernetes": True, "gpu_drain_poll": 1, "gpu_drain_timeout": 100}
 SLICES = [{"gpus": [0], "sharing": "time_slicing", "time_slicing": {"slice": "default", "replicas": 4}}]
 
 
@@ -150,6 +157,14 @@ def fleet(library, tmp_path, kubeconfig):
 
 
 @pytest.fixture
+def gate(fleet, kubeconfig, tmp_path):
+    """The fleet's way to the API server."""
+    with api_gate.opened(kubeconfig, tmp_path) as gate:
+        fleet.more["one"]["gpu_kubernetes_kubeconfig"] = str(gate.kubeconfig)
+        yield gate
+
+
+@pytest.fixture
 def node(api_server, fleet, config_map):
     labels = {LABEL: "default"}
     with NodeStandIn(api_server, "node-one", fleet.host.seen, labels, fleet.pod_ended) as node:
@@ -258,9 +273,7 @@ def test_only_pods_on_devices_that_change_are_evicted_and_budgets_are_respected(
     status = {"disruptionsAllowed": 0, "currentHealthy": 1, "desiredHealthy": 1, "expectedPods": 1}
     status["observedGeneration"] = budget["metadata"]["generation"]
     api_server.merge("%s/goes/status" % budgets, {"status": status})
-    roles = ("gpu_layout/plan", "gpu_kubernetes/plan", "gpu_kubernetes/prepare", "gpu_layout", "gpu_kubernetes")
-    drained = {"gpu_layout_on_busy": "drain", "gpu_drain_kubernetes": True, "gpu_drain_poll": 1}
-    refused = fleet.run_roles(OTHER_MIXTURE, *roles, gpu_drain_timeout=2, **drained)
+    refused = fleet.run_roles(OTHER_MIXTURE, *CHANGE, **{**DRAINED, "gpu_drain_timeout": 2})
     assert refused.returncode != 0
     assert "node node-one: 1 pod will be evicted: default/goes" in said(refused)
     assert "pod default/goes; default/goes: Cannot evict pod as it would violate the pod's disruption budget" in said(
@@ -270,12 +283,68 @@ def test_only_pods_on_devices_that_change_are_evicted_and_budgets_are_respected(
     assert fleet.devices() == devices
     api_server.call("DELETE", "%s/goes" % budgets)
     with changing(node):
-        run = fleet.run_roles(OTHER_MIXTURE, *roles, gpu_drain_timeout=100, **drained)
+        run = fleet.run_roles(OTHER_MIXTURE, *CHANGE, **DRAINED)
     assert run.returncode == 0, said(run)
     assert "stays" in node.pods() and "goes" not in node.pods()
     assert fleet.devices()["3g.40gb"] == devices["3g.40gb"]
     assert not node.get()["spec"].get("unschedulable")
     assert node.offers() == {"nvidia.com/mig-3g.40gb": 1, "nvidia.com/mig-2g.20gb": 1}
+
+
+def cordons(write):
+    return CORDONED.partition("/")[2] in write.body and '"value": true' in write.body
+
+
+def test_an_administrators_cordon_between_the_look_and_the_drains_stays(api_server, fleet, node, gate):
+    def cordon(write):
+        gate.before = lambda _write: None
+        assert cordons(write)
+        api_server.merge(node.path, {"spec": {"unschedulable": True}})
+
+    gate.before = cordon
+    run = fleet.run_roles(MIXTURE, "gpu_drain/drain", "gpu_drain/resume", **DRAINED)
+    assert run.returncode == 0, said(run)
+    assert "Kubernetes node node-one stays cordoned" in said(run)
+    found = node.get()
+    assert found["spec"]["unschedulable"] and CORDONED not in found["metadata"].get("annotations", {})
+
+
+def moves_the_label(write):
+    return LABEL in write.body and "openfleet-" in write.body
+
+
+def test_an_api_server_that_goes_away_is_told_with_what_to_do_and_the_next_run_goes_on(api_server, fleet, node, gate):
+    def goes_away(_write):
+        gate.before = gate.after = lambda _write: None
+        api_server.stop_program("kube-apiserver")
+        raise api_gate.CutError
+
+    fleet.share(MIXTURE)
+    pod = node.add_pod("goes")
+    fleet.give({pod: fleet.devices()["1g.10gb"][0]})
+    # The node is cordoned, which the controller never learns.
+    gate.after = lambda write: goes_away(write) if cordons(write) else None
+    run = fleet.run_roles(OTHER_MIXTURE, *CHANGE, **DRAINED)
+    assert run.returncode != 0
+    assert "one: Kubernetes node node-one is still cordoned, it could not be uncordoned" in said(run)
+    assert "Run again, or uncordon it by hand" in said(run)
+    api_server.start_api_server()
+    assert node.get()["spec"]["unschedulable"] and fleet.devices().keys() == {"3g.40gb", "1g.10gb"}
+    gate.before = lambda write: goes_away(write) if moves_the_label(write) else None
+    run = fleet.run_roles(OTHER_MIXTURE, *CHANGE, **DRAINED)
+    assert run.returncode != 0
+    assert "one: node node-one of the cluster of %s" % gate.kubeconfig in said(run)
+    assert "does not follow the layout: " in said(run)
+    assert "Once the cluster answers, run again: what is done is not done again." in said(run)
+    api_server.start_api_server()
+    found = node.get()
+    assert found["metadata"]["labels"][LABEL] == "default" and not found["spec"].get("unschedulable")
+    assert fleet.devices().keys() == {"3g.40gb", "2g.20gb"} and "goes" not in node.pods()
+    run = fleet.run_roles(OTHER_MIXTURE, *CHANGE, **DRAINED)
+    assert run.returncode == 0, said(run)
+    assert node.offers() == {"nvidia.com/mig-3g.40gb": 1, "nvidia.com/mig-2g.20gb": 1}
+    found = node.get()["metadata"]
+    assert json.loads(found["annotations"][BEFORE]) == {LABEL: "default", MIG_MANAGER: None}
 
 
 def test_the_gpu_operators_plugin_reads_the_config_map_and_mig_manager_is_kept_off_first(
@@ -296,9 +365,19 @@ def test_the_gpu_operators_plugin_reads_the_config_map_and_mig_manager_is_kept_o
         api_server.wait(lambda: api_server.find(policies), "the kind ClusterPolicy")
         policy = {"apiVersion": "nvidia.com/v1", "kind": "ClusterPolicy", "metadata": {"name": "policy"}, "spec": {}}
         api_server.call("POST", policies, policy)
-        refused = fleet.run_roles(MIXTURE, "gpu_kubernetes/plan")
+        # As mig-manager leaves them where it is cut off.
+        left_behind = {MIG_STATE: "pending", PLUGIN_DEPLOYED: "paused-for-mig-change"}
+        api_server.merge(node.path, {"metadata": {"labels": left_behind}})
+        refused = fleet.run_roles(MIXTURE, "gpu_kubernetes/plan", "gpu_kubernetes/prepare")
         assert refused.returncode != 0
         assert "one: node node-one: the GPU operator's device plugin reads no ConfigMap." in said(refused)
+        assert "mig-manager is changing its GPUs (label %s: pending). Wait until it is done" % MIG_STATE in said(
+            refused
+        )
+        assert "kubectl label node node-one %s=true --overwrite" % PLUGIN_DEPLOYED in said(refused)
+        assert MIG_MANAGER not in node.labels() and len(api_server.call("GET", config_map)["data"]) == 1
+        api_server.kubectl("label", "node", "node-one", PLUGIN_DEPLOYED + "=true", "--overwrite")
+        api_server.kubectl("label", "node", "node-one", MIG_STATE + "=success", "--overwrite")
         api_server.merge("%s/policy" % policies, {"spec": {"devicePlugin": {"config": {"name": CONFIG_MAP}}}})
         prepared = fleet.run_roles(MIXTURE, "gpu_kubernetes/plan", "gpu_kubernetes/prepare")
         assert prepared.returncode == 0, said(prepared)

@@ -1,0 +1,112 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A way to an API server on which a test can step in at each write."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import http.client
+import json
+import ssl
+import threading
+import urllib.error
+import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Callable, Iterator, NamedTuple
+
+_HEADERS = ("Accept", "Authorization", "Content-Type")
+
+
+class Write(NamedTuple):
+    """A request that changes something."""
+
+    method: str
+    path: str
+    body: str
+
+
+class CutError(Exception):
+    """The connection ends without an answer."""
+
+
+def _ignore(_write: Write) -> None:
+    pass
+
+
+class ApiGate:
+    """Passes on requests with the rights of a kubeconfig that has a token. `kubeconfig` leads here.
+
+    `before` and `after` are called with each write, before it is passed on and before it is answered. Where one raises CutError,
+    the asker gets no answer.
+    """
+
+    def __init__(self, kubeconfig: Path, folder: Path) -> None:
+        self.before: Callable[[Write], None] = _ignore
+        self.after: Callable[[Write], None] = _ignore
+        config = json.loads(kubeconfig.read_text())
+        cluster = config["clusters"][0]["cluster"]
+        self._url = cluster["server"]
+        authority = base64.b64decode(cluster["certificate-authority-data"]).decode()
+        self._tls = ssl.create_default_context(cadata=authority)
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        config["clusters"][0]["cluster"] = {"server": "http://127.0.0.1:%d" % self._server.server_port}
+        self.kubeconfig = folder / "gate.kubeconfig"
+        self.kubeconfig.write_text(json.dumps(config))
+
+    def pass_on(self, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, bytes]:
+        """Return the answer's status and content. Raises CutError, and what urllib raises where the server is away."""
+        write = None if method == "GET" else Write(method, path.partition("?")[0], body.decode())
+        if write:
+            self.before(write)
+        request = urllib.request.Request(self._url + path, body or None, headers, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=60, context=self._tls) as answer:
+                found = answer.status, answer.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                found = error.code, error.read()
+        if write:
+            self.after(write)
+        return found
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@contextlib.contextmanager
+def opened(kubeconfig: Path, folder: Path) -> Iterator[ApiGate]:
+    """A gate until the end of the block."""
+    gate = ApiGate(kubeconfig, folder)
+    try:
+        yield gate
+    finally:
+        gate.close()
+
+
+def _handler(gate: ApiGate) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            headers = {name: self.headers[name] for name in _HEADERS if name in self.headers}
+            try:
+                status, content = gate.pass_on(self.command, self.path, headers, body)
+            except (CutError, OSError, http.client.HTTPException):
+                return
+            # Who asked may have been killed.
+            with contextlib.suppress(OSError):
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = answer
+
+        def log_message(self, *_arguments) -> None:
+            pass
+
+    return Handler
