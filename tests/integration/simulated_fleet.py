@@ -59,6 +59,9 @@ class Fleet:
             ANSIBLE_CACHE_PLUGIN="memory",
             ANSIBLE_NOCOLOR="1",
         )
+        return self.execute(command, environment, folder)
+
+    def execute(self, command, environment, folder):
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=folder)
 
     def variables(self, name, layout):

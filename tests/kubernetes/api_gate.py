@@ -110,3 +110,30 @@ def _handler(gate: ApiGate) -> type[BaseHTTPRequestHandler]:
             pass
 
     return Handler
+
+
+class Stepper:
+    """Kills a run at the first write at which none before was killed, so that run after run gets further.
+
+    `chosen` says at which writes, `kill` ends the run that is going on.
+    """
+
+    def __init__(self, kill: Callable[[], None], chosen: Callable[[Write], bool] = lambda _write: True) -> None:
+        self._kill, self._chosen = kill, chosen
+        #: Writes at which a run was killed.
+        self.seen: set[Write] = set()
+        #: The write at which the last run was killed.
+        self.killed_at: Write | None = None
+
+    def __call__(self, write: Write) -> None:
+        """For a gate's `before` or `after`."""
+        if self.killed_at is None and write not in self.seen and self._chosen(write):
+            self.seen.add(write)
+            self.killed_at = write
+            self._kill()
+        if self.killed_at is not None:
+            raise CutError
+
+    def go_on(self) -> None:
+        """Let the next run begin."""
+        self.killed_at = None

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shlex
 import shutil
+import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -23,6 +26,7 @@ import yaml
 from node_stand_in import CONFIG_MAP, LABEL, NAMESPACE, NodeStandIn
 from simulated_fleet import Fleet
 from simulated_host import ROOT, SimulatedHost
+from thorough import THOROUGH
 
 pytestmark = pytest.mark.root
 
@@ -50,6 +54,26 @@ class NodeFleet(Fleet):
         self.host = self.hosts["one"]
         self.kubelet = folder / "var-lib" / "kubelet"
         (self.kubelet / "device-plugins").mkdir(parents=True)
+        #: Whether runs can be killed, which takes longer.
+        self.killable = False
+        self._running = None
+
+    def execute(self, command, environment, folder):
+        if not self.killable:
+            return super().execute(command, environment, folder)
+        # What is left of a controller that is killed goes with its namespace. With a /proc of its own the simulated GPUs would
+        # take the host for one that has rebooted.
+        alone = ["unshare", "--pid", "--fork", "--kill-child", *command]
+        # A process that is loaded for it, not the fork of another.
+        environment = {**environment, "PYTHONUNBUFFERED": "1"}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        with subprocess.Popen(alone, env=environment, cwd=folder, **pipes) as self._running:
+            output, errors = self._running.communicate()
+        return subprocess.CompletedProcess(command, self._running.returncode, output, errors)
+
+    def kill(self):
+        """Kill the controller that is at work: ansible-playbook and all that it has started."""
+        os.kill(self._running.pid, signal.SIGKILL)
 
     def interpreter(self, name):
         names = ("PATH", "LD_LIBRARY_PATH", "GPUSIM_STATE", "GPUSIM_LIBRARY", "PYTHONPATH")
@@ -311,6 +335,58 @@ def test_an_administrators_cordon_between_the_look_and_the_drains_stays(api_serv
 
 def moves_the_label(write):
     return LABEL in write.body and "openfleet-" in write.body
+
+
+def finish(fleet, node, stepper, *roles, layout=OTHER_MIXTURE, **more):
+    """Run roles, killed at one write after the other, until a run ends by itself; return that one."""
+    for _run in range(30):
+        stepper.go_on()
+        run = fleet.run_roles(layout, *roles, **more)
+        if stepper.killed_at is None:
+            return run
+        found = node.get()
+        metadata, annotations = found["metadata"], found["metadata"].get("annotations", {})
+        if metadata["labels"].get(MIG_MANAGER) == "false":
+            assert json.loads(annotations[BEFORE])[MIG_MANAGER] is None, stepper.killed_at
+        if metadata["labels"][LABEL] != "default":
+            assert json.loads(annotations[BEFORE])[LABEL] == "default", stepper.killed_at
+        if found["spec"].get("unschedulable"):
+            assert CORDONED in annotations and (fleet.folder / "one" / "state.d" / "drain.json").exists()
+    raise AssertionError("always killed, last at %s" % (stepper.killed_at,))
+
+
+@pytest.mark.parametrize("moment", ["after", "before"] if THOROUGH else ["after"])
+def test_a_controller_that_is_killed_is_followed_by_runs_that_finish_its_work(api_server, fleet, node, gate, moment):
+    """At each write, right before or right after it; in the usual run after the eviction alone."""
+
+    def chosen(write):
+        return THOROUGH or write.path.endswith("/eviction")
+
+    fleet.share(MIXTURE)
+    devices = fleet.devices()
+    stays, goes = node.add_pod("stays"), node.add_pod("goes")
+    fleet.give({stays: devices["3g.40gb"][0], goes: devices["1g.10gb"][0]})
+    fleet.killable = True
+    stepper = api_gate.Stepper(fleet.kill, chosen)
+    setattr(gate, moment, stepper)
+    run = finish(fleet, node, stepper, *CHANGE, **DRAINED)
+    assert run.returncode == 0, said(run)
+    assert len(stepper.seen) >= (6 if THOROUGH else 1), stepper.seen
+    assert node.offers() == {"nvidia.com/mig-3g.40gb": 1, "nvidia.com/mig-2g.20gb": 1}
+    assert fleet.devices()["3g.40gb"] == devices["3g.40gb"]
+    found = node.get()
+    assert json.loads(found["metadata"]["annotations"][BEFORE]) == {LABEL: "default", MIG_MANAGER: None}
+    assert not found["spec"].get("unschedulable") and CORDONED not in found["metadata"]["annotations"]
+    assert "stays" in node.pods() and "goes" not in node.pods()
+    assert not (fleet.folder / "one" / "state.d" / "drain.json").exists()
+    if not THOROUGH:
+        return
+    run = finish(fleet, node, stepper, "gpu_kubernetes", gpu_kubernetes_state="absent")
+    assert run.returncode == 0, said(run)
+    assert (node.labels()[LABEL], MIG_MANAGER in node.labels()) == ("default", False)
+    assert BEFORE not in node.get()["metadata"].get("annotations", {})
+    path = "/api/v1/namespaces/%s/configmaps/%s" % (NAMESPACE, CONFIG_MAP)
+    assert set(api_server.call("GET", path)["data"]) == {"default"}
 
 
 def test_an_api_server_that_goes_away_is_told_with_what_to_do_and_the_next_run_goes_on(api_server, fleet, node, gate):
