@@ -156,7 +156,7 @@ def test_a_unit_of_the_system_that_watches_does_so_under_any_user(dev, tmp_path,
     assert holder.watches == watches
 
 
-@pytest.mark.parametrize("word", ["metrics", "holders", "keep-serve"])
+@pytest.mark.parametrize("word", ["metrics", "holders", "keep-serve", "vgpu-agent"])
 def test_the_collections_own_look_is_in_nobodys_way(dev, find, tmp_path, word):
     program = named(tmp_path, "gpu-layout")
     with opened(dev / "nvidia0", word, program=program) as process:
