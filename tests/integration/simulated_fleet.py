@@ -51,8 +51,8 @@ class Fleet:
         folder = ROOT if self.config else self.folder
         environment = dict(
             os.environ,
-            # One that is not there counts as none. It has one name, so that runs of several tests are forks of one process.
-            ANSIBLE_CONFIG=str(self.config or "/none/ansible.cfg"),
+            # One that is not there counts as none.
+            ANSIBLE_CONFIG=str(self.config or self.folder / "none.cfg"),
             PWD=str(folder),
             ANSIBLE_STDOUT_CALLBACK="default",
             ANSIBLE_COLLECTIONS_PATH=str(ROOT / "collections"),

@@ -24,6 +24,7 @@ import shutil
 import socket
 import sys
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -49,8 +50,8 @@ AT_START = (
     "TZ",
     "XDG_",
 )
-#: Ends of the names of Ansible's variables that have paths, which may be relative to the folder.
-OF_PATHS = ("CONFIG", "HOME", "LIBRARY", "PATH", "PLUGINS", "TEMP", "TMP")
+#: How long what Ansible makes of modules is kept unused. Processes end in the midst of runs that are not their maker's.
+PAYLOADS_SECONDS = 24 * 3600
 #: What every run loads, beside ansible-playbook itself. Not each release has all of it.
 LOADED = [
     "ansible.executor.playbook_executor",
@@ -79,15 +80,10 @@ def settings() -> list[object]:
         with suppress(OSError):
             status = file.stat()
             found.append((str(file), status.st_mtime_ns, status.st_size, status.st_ino))
-    # Otherwise Ansible looks at the folder when a run begins, not while it loads.
-    relative = Path("ansible.cfg").exists() or any(
-        name.startswith("ANSIBLE_") and name.endswith(OF_PATHS) and not value.startswith("/")
-        for name, value in os.environ.items()
-    )
     return [
         sys.executable,
         sorted(item for item in os.environ.items() if item[0].startswith(AT_START)),
-        str(Path.cwd()) if relative else "",
+        str(Path.cwd()),
         found,
         os.getuid(),
         os.getgid(),
@@ -131,14 +127,13 @@ def leave_server(place: Path) -> None:
     for number in (0, 1, 2):
         os.dup2(nothing, number)
     os.close(nothing)
-    remove_payloads(place)
+    remove_payloads()
     # The folder of the run that this is a fork of is that run's to remove.
     atexit.unregister(importlib.import_module("ansible.utils.path").cleanup_tmp_file)
     try:
         warm_ansible.interpreter(interpreter(place))
         warm_ansible.serve(warm_ansible.listen(short(place)), maker, taken=TAKEN, begin=lambda run: begin(run, place))
         place.unlink()
-        remove_payloads(place)
         warm_ansible.close()
     finally:
         os._exit(0)
@@ -149,22 +144,27 @@ def payloads(place: Path, collections: list[str]) -> Path:
 
     Ansible itself keeps it for one run. To make it takes a second of CPU for each module with many imports.
     """
-    seen = hashlib.sha256()
+    # An environment that was made anew has other releases.
+    seen = hashlib.sha256(b"%d" % Path(sys.prefix, "pyvenv.cfg").stat().st_mtime_ns)
     for path in collections:
         for folder, folders, files in os.walk(f"{path}/ansible_collections/openfleet/gpu/plugins"):
             folders[:] = sorted(one for one in folders if one != "__pycache__")
             for file in sorted(files):
-                status = Path(folder, file).stat()
-                seen.update(b"%s %d %d\n" % (os.fsencode(f"{folder}/{file}"), status.st_mtime_ns, status.st_size))
+                with suppress(FileNotFoundError):
+                    status = Path(folder, file).stat()
+                    seen.update(b"%s %d %d\n" % (os.fsencode(f"{folder}/{file}"), status.st_mtime_ns, status.st_size))
     found = Path(f"{place}.payloads-{seen.hexdigest()[:16]}")
     found.mkdir(mode=0o700, exist_ok=True)
+    os.utime(found)
     return found
 
 
-def remove_payloads(place: Path) -> None:
-    """Remove what payloads() made for runs of this process, or of one before it that was killed."""
-    for folder in place.parent.glob(f"{place.name}.payloads-*"):
-        shutil.rmtree(folder, ignore_errors=True)
+def remove_payloads() -> None:
+    """Remove what payloads() made and no run has used of late."""
+    for folder in FOLDER.glob("*.payloads-*"):
+        with suppress(OSError):
+            if time.time() - folder.stat().st_mtime > PAYLOADS_SECONDS:
+                shutil.rmtree(folder)
 
 
 def interpreter(place: Path) -> Path:

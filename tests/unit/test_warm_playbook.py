@@ -124,3 +124,21 @@ def test_a_run_ends_with_its_caller_and_what_was_left_with_its_maker(place):
     for pid in processes(place):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+def test_what_is_sent_to_hosts_is_kept_by_the_state_of_the_code(tmp_path, monkeypatch):
+    code = tmp_path / "ansible_collections/openfleet/gpu/plugins/modules/layout.py"
+    code.parent.mkdir(parents=True)
+    code.write_text("a = 1\n")
+    monkeypatch.setattr(warm_playbook, "FOLDER", tmp_path)
+    first = warm_playbook.payloads(tmp_path / "place", [str(tmp_path)])
+    assert warm_playbook.payloads(tmp_path / "place", [str(tmp_path)]) == first
+    code.write_text("a = 10\n")
+    second = warm_playbook.payloads(tmp_path / "place", [str(tmp_path)])
+    assert second != first
+    # Runs may still use both; those of yesterday are over.
+    warm_playbook.remove_payloads()
+    assert first.is_dir() and second.is_dir()
+    os.utime(first, (1, 1))
+    warm_playbook.remove_payloads()
+    assert second.is_dir() and not first.exists()
