@@ -12,7 +12,7 @@ import sys
 
 
 def keep(folder):
-    """Let zipimport and py_compile take code from files of this folder, which nobody else may write to."""
+    """Let zipimport and py_compile take code from files of this folder, which no other user may write to."""
     import importlib.machinery
     import zipimport
 

@@ -144,7 +144,7 @@ def payloads(place: Path, collections: list[str]) -> Path:
 
     Ansible itself keeps it for one run. To make it takes a second of CPU for each module with many imports.
     """
-    # An environment that was made anew has other releases.
+    # A recreated environment has other releases.
     seen = hashlib.sha256(b"%d" % Path(sys.prefix, "pyvenv.cfg").stat().st_mtime_ns)
     for path in collections:
         for folder, folders, files in os.walk(f"{path}/ansible_collections/openfleet/gpu/plugins"):

@@ -125,7 +125,7 @@ def test_the_slot_of_others_is_one_that_nobody_has(tmp_path, report):
 
 
 def test_dead_processes_are_left_out(tmp_path, report):
-    """Else NVML would be asked every second on a host that nobody uses: each question wakes the GPUs up."""
+    """Else NVML would be asked every second on an unused host: each question wakes the GPUs."""
     path = tmp_path / region_path("a")
     data = bytearray(vgpu_files.REGION_BYTES)
     struct.pack_into("=QIIII", data, 0, 0x3155504756464F00, 1, len(data), 0, 1024)

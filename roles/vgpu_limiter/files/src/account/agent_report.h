@@ -6,7 +6,7 @@
  * NVML, and processes in containers with their own process numbers are named too.
  *
  * Each process takes what is said of itself in place of what it reserved for contexts. It also charges what is said of
- * processes that call nothing, and of those without a slot: somebody has to, before memory is given.
+ * processes that call nothing, and of those without a slot: a process that calls does so before memory is given.
  */
 #ifndef AGENT_REPORT_H
 #define AGENT_REPORT_H
