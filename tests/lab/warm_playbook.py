@@ -17,7 +17,7 @@ from __future__ import annotations
 import atexit
 import fcntl
 import hashlib
-import importlib.util
+import importlib
 import json
 import os
 import shutil
@@ -212,7 +212,7 @@ def begin(request: dict, place: Path) -> None:
         constants = importlib.import_module("ansible.constants")
         constants.DEFAULT_LOCAL_TMP = constants.config.get_config_value("DEFAULT_LOCAL_TMP", variables=vars(constants))
         # Older releases lock it against the processes of one run alone.
-        if importlib.util.find_spec("ansible._internal._locking"):
+        if "ansible._internal._locking" in sys.modules:
             kept = payloads(place, constants.COLLECTIONS_PATHS)
             Path(constants.DEFAULT_LOCAL_TMP, "ansiballz_cache").symlink_to(kept)
         sys.exit(importlib.import_module("ansible.cli.playbook").main())
