@@ -71,8 +71,8 @@ class Sequences(RuleBasedStateMachine):
         for gpu in range(2):
             self.take_context(process, gpu)
             pool = self.pools[process][gpu] = client.ok("cuDeviceGetDefaultMemPool", OUT, gpu)
-            # Pools keep what they have: what they give up at a synchronisation is seen a moment later only (test_pools).
-            client.ok("cuMemPoolSetAttribute", pool, 4, data(b"\xff" * 8))
+            # The first process's pools keep what they have. The second's give it back each time the GPU is waited for.
+            client.ok("cuMemPoolSetAttribute", pool, 4, data((b"\0" if process else b"\xff") * 8))
 
     def take_context(self, process: int, gpu: int) -> None:
         client = self.clients[process]

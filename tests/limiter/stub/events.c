@@ -119,13 +119,14 @@ EXPORT CUresult cuEventSynchronize(CUevent event)
     if (event->captured || gpu_unsafe())
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     struct world *w = clock_world();
-    if (!w)
-        return CUDA_SUCCESS;
-    clock_lock(w);
-    /* Not often used in tests: look again at each change of the GPU's queues. */
-    while (!event_done(w, event))
-        clock_wait(w, gpu_next(w, &w->gpus[event->gpu]), -1, 0, 0, 0);
-    clock_unlock(w);
+    if (w) {
+        clock_lock(w);
+        /* Not often used in tests: look again at each change of the GPU's queues. */
+        while (!event_done(w, event))
+            clock_wait(w, gpu_next(w, &w->gpus[event->gpu]), -1, 0, 0, 0);
+        clock_unlock(w);
+    }
+    stub_pools_settle(event->gpu);
     return CUDA_SUCCESS;
 }
 

@@ -20,6 +20,8 @@ struct account {
 	 * thread that made it, and may call hooked functions: so a thread may take it again, and nothing that was read before a
 	 * call to the driver may be relied on after it. */
 	struct recursive_mutex pools;
+	_Atomic bool has_pools;				/* some are known, or were */
+	_Atomic bool pools_gave_back;			/* while a thread had the lock: it settles them when it leaves it */
 	uint64_t graph_bytes[QUOTA_GPUS];	/* by place in the region: charged for the graphs' memory */
 
 	/* contexts.c, by place in the region too */

@@ -7,6 +7,7 @@
 #include "account/graph_memory.h"
 
 #include "account/devices.h"
+#include "account/pool_blocks.h"
 #include "account/sums.h"
 #include "driver/reals.h"
 
@@ -39,7 +40,7 @@ void graphs_settle(struct account *account, const struct quota *quota, CUdevice 
 	recursive_lock(&account->pools);
 	if (graphs_reserved(device, &bytes))
 		graphs_charge_held(account, gpu, bytes, UINT64_MAX);
-	recursive_unlock(&account->pools);
+	pools_leave(account);
 }
 
 void graphs_settle_all(struct account *account, const struct quota *quota)

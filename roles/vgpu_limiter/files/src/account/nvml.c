@@ -10,6 +10,7 @@
 
 #include "account/context_events.h"
 #include "account/context_sums.h"
+#include "account/pool_blocks.h"
 #include "account/sums.h"
 #include "base/clock.h"
 #include "base/files.h"
@@ -60,7 +61,7 @@ static uint64_t counted_whole(struct account *account, int gpu)
 {
 	recursive_lock(&account->pools);
 	uint64_t bytes = tenant_own_used(&account->tenant, gpu);
-	recursive_unlock(&account->pools);
+	pools_leave(account);
 	return bytes;
 }
 

@@ -36,6 +36,7 @@ bool pool_add_held(struct account *account, CUmemoryPool pool, int gpu, CUdevice
 		*block = (struct entry){ .key = id, .taken = true, .pooled = true, .with = (uintptr_t)pool, .gpu = (int16_t)gpu };
 		known->with = id;
 		known->count = (uint32_t)device;
+		atomic_store_explicit(&account->has_pools, true, memory_order_relaxed);
 	} else if (block) {
 		table_remove(&account->tables.table[T_BLOCK], block);
 	}
@@ -90,11 +91,37 @@ void settle_pools_held(struct account *account, int gpu, bool trim, CUmemoryPool
 	}
 }
 
+/* Whoever sets the flag and finds the lock taken has set it before that lock is left and the flag is read. */
+static void settle_given_back(struct account *account)
+{
+	atomic_thread_fence(memory_order_seq_cst);
+	while (atomic_load(&account->pools_gave_back) && recursive_try_lock(&account->pools)) {
+		if (atomic_exchange(&account->pools_gave_back, false))
+			settle_pools_held(account, -1, false, NULL);
+		recursive_unlock(&account->pools);
+		atomic_thread_fence(memory_order_seq_cst);
+	}
+}
+
+void pools_leave(struct account *account)
+{
+	recursive_unlock(&account->pools);
+	settle_given_back(account);
+}
+
+void pools_settle_given_back(struct account *account)
+{
+	if (recursive_is_own(&account->pools))
+		return;
+	atomic_store(&account->pools_gave_back, true);
+	settle_given_back(account);
+}
+
 void settle_pools(struct account *account, int gpu, bool trim)
 {
 	recursive_lock(&account->pools);
 	settle_pools_held(account, gpu, trim, NULL);
-	recursive_unlock(&account->pools);
+	pools_leave(account);
 }
 
 /* With account->pools held: a pool that is gone is paid for until its last pointer is freed. */
@@ -127,7 +154,7 @@ void pool_pointer_freed(struct account *account, uint64_t id)
 		pool_settle_held(account, pool);
 	else
 		drop_orphan(account, id);
-	recursive_unlock(&account->pools);
+	pools_leave(account);
 }
 
 void pool_gone_held(struct account *account, CUmemoryPool pool)

@@ -11,6 +11,7 @@
 #define POOL_BLOCKS_H
 
 #include "account/account.h"
+#include "base/likely.h"
 
 bool pool_reserved(CUmemoryPool, uint64_t *bytes);
 /* *block is a copy. False: the pool is not known. */
@@ -28,6 +29,19 @@ void pool_gone_held(struct account *, CUmemoryPool);
 /* All pools of the GPU (-1: of all). What `growing` has come to hold is not charged yet: that may not fit. */
 void settle_pools_held(struct account *, int gpu, bool trim, CUmemoryPool growing);
 void settle_pools(struct account *, int gpu, bool trim);
+/* Leaves account->pools, and settles what pools_have_given_back was told of meanwhile. */
+void pools_leave(struct account *);
+void pools_settle_given_back(struct account *);	/* what follows, where there are pools */
+/* The driver may have taken memory from pools that they had reserved and did not need, as it does when the process waits for the
+ * GPU. It counts no more when this returns, or when another thread has left account->pools: that may be within a call to the
+ * driver, which may wait for this thread. In a callback within such a call of this thread nothing is done: there a pool may have
+ * grown that is not charged yet, and what was given back counts until the next call. */
+static inline void pools_have_given_back(struct account *account)
+{
+	if (UNLIKELY(atomic_load_explicit(&account->has_pools, memory_order_relaxed)))
+		pools_settle_given_back(account);
+}
+
 /* A pointer of a pool is free. */
 void pool_pointer_freed(struct account *, uint64_t block);
 

@@ -197,6 +197,12 @@ CUresult cuLaunchGridAsync(CUfunction, int width, int height, CUstream);
 CUresult cuGraphLaunch(CUgraphExec, CUstream);
 CUresult cuGraphLaunch_ptsz(CUgraphExec, CUstream);
 
+CUresult cuCtxSynchronize(void);
+CUresult cuCtxSynchronize_v2(CUcontext);
+CUresult cuStreamSynchronize(CUstream);
+CUresult cuStreamSynchronize_ptsz(CUstream);
+CUresult cuEventSynchronize(CUevent);
+
 /* What is only called. cuCtxGetDevice is the form of CUDA 2.0, without a context. */
 CUresult cuCtxGetDevice(CUdevice *);
 CUresult cuCtxGetCurrent(CUcontext *);
@@ -223,7 +229,6 @@ CUresult cuEventDestroy_v2(CUevent);
 CUresult cuEventRecord(CUevent, CUstream);
 CUresult cuEventRecord_ptsz(CUevent, CUstream);
 CUresult cuEventQuery(CUevent);
-CUresult cuEventSynchronize(CUevent);
 CUresult cuEventElapsedTime(float *milliseconds, CUevent, CUevent);
 
 typedef int nvmlReturn_t;

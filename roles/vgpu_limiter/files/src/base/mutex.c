@@ -32,13 +32,28 @@ static __thread char this_thread __attribute__((tls_model("initial-exec")));
 
 static __thread char this_thread __attribute__((tls_model("initial-exec")));
 
+bool recursive_is_own(const struct recursive_mutex *lock)
+{
+	return atomic_load_explicit(&lock->owner, memory_order_relaxed) == &this_thread;
+}
+
 void recursive_lock(struct recursive_mutex *lock)
 {
-	if (atomic_load_explicit(&lock->owner, memory_order_relaxed) != &this_thread) {
+	if (!recursive_is_own(lock)) {
 		mutex_lock(&lock->mutex);
 		atomic_store_explicit(&lock->owner, &this_thread, memory_order_relaxed);
 	}
 	lock->depth++;
+}
+
+bool recursive_try_lock(struct recursive_mutex *lock)
+{
+	uint32_t free = 0;
+	if (!atomic_compare_exchange_strong_explicit(&lock->mutex.word, &free, 1, memory_order_acquire, memory_order_relaxed))
+		return false;
+	atomic_store_explicit(&lock->owner, &this_thread, memory_order_relaxed);
+	lock->depth++;
+	return true;
 }
 
 void recursive_unlock(struct recursive_mutex *lock)

@@ -8,6 +8,7 @@
 #define MUTEX_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 struct mutex { _Atomic uint32_t word; };
@@ -21,6 +22,8 @@ struct recursive_mutex {
 	unsigned depth;
 };
 void recursive_lock(struct recursive_mutex *);
+bool recursive_try_lock(struct recursive_mutex *);	/* false: a thread has it, this one or another */
+bool recursive_is_own(const struct recursive_mutex *);	/* this thread has it */
 void recursive_unlock(struct recursive_mutex *);
 
 #endif

@@ -80,6 +80,13 @@ HOOK(cuMemPoolCreate, "cuMemPoolCreate", 11020, 0)
 HOOK(cuMemPoolDestroy, "cuMemPoolDestroy", 11020, 0)
 HOOK(cuMemPoolTrimTo, "cuMemPoolTrimTo", 11020, 0)
 
+/* waits.c */
+HOOK(cuCtxSynchronize, "cuCtxSynchronize", 2000, 0)
+HOOK(cuCtxSynchronize_v2, "cuCtxSynchronize", 13000, 0)
+HOOK(cuStreamSynchronize, "cuStreamSynchronize", 2000, 0)
+HOOK(cuStreamSynchronize_ptsz, "cuStreamSynchronize", 7000, 1)
+HOOK(cuEventSynchronize, "cuEventSynchronize", 2000, 0)
+
 /* graphs.c */
 HOOK(cuDeviceGraphMemTrim, "cuDeviceGraphMemTrim", 11040, 0)
 HOOK(cuGraphUpload, "cuGraphUpload", 11010, 0)
@@ -149,7 +156,6 @@ CALLED(cuEventDestroy_v2)
 CALLED(cuEventRecord)
 CALLED(cuEventRecord_ptsz)
 CALLED(cuEventQuery)
-CALLED(cuEventSynchronize)
 CALLED(cuEventElapsedTime)
 
 CALLED_NVML(nvmlInit_v2)

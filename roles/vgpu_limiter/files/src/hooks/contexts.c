@@ -90,8 +90,10 @@ static CUresult destroy_context(CUcontext context, CUresult real(CUcontext))
 	if (account)
 		context_change_begins(account);
 	CUresult result = real(context);
-	if (account && result == CUDA_SUCCESS)
+	if (account && result == CUDA_SUCCESS) {
 		forget_context(account, context);
+		pools_have_given_back(account);
+	}
 	if (account)
 		context_change_ends(account);
 	return result;

@@ -54,7 +54,7 @@ static CUresult upload(struct account *account, CUgraphExec graph, CUstream stre
 		if (bytes == 0)
 			remember(account, T_GRAPH, (uintptr_t)graph, &(struct entry){ .gpu = -1 });
 	}
-	recursive_unlock(&account->pools);
+	pools_leave(account);
 	return result;
 }
 

@@ -5,6 +5,7 @@
  * Plain device memory.
  */
 #include "account/holdings.h"
+#include "account/pool_blocks.h"
 #include "driver/reals.h"
 #include "process/state.h"
 #include "process/target.h"
@@ -136,14 +137,23 @@ CUresult cuMemAllocPitch(CUdeviceptr_v1 *pointer, unsigned *pitch, unsigned widt
 	return result;
 }
 
+/* The driver may have waited for the GPU. */
+static CUresult freed(const struct freeing *freeing, CUresult result)
+{
+	freeing_ends(freeing, result);
+	if (freeing->account)
+		pools_have_given_back(freeing->account);
+	return result;
+}
+
 CUresult cuMemFree_v2(CUdeviceptr pointer)
 {
 	struct freeing freeing = freeing_begins(vgpu_account(), T_POINTER, pointer);
-	return freeing_ends(&freeing, REAL(cuMemFree_v2)(pointer));
+	return freed(&freeing, REAL(cuMemFree_v2)(pointer));
 }
 
 CUresult cuMemFree(CUdeviceptr_v1 pointer)
 {
 	struct freeing freeing = freeing_begins(vgpu_account(), T_POINTER, pointer);
-	return freeing_ends(&freeing, REAL(cuMemFree)(pointer));
+	return freed(&freeing, REAL(cuMemFree)(pointer));
 }

@@ -140,7 +140,7 @@ static CUresult allocate_async(struct request *r)
 		return ask(r);
 	recursive_lock(&account->pools);
 	CUresult result = allocate(account, r, &target);
-	recursive_unlock(&account->pools);
+	pools_leave(account);
 	if (result == CUDA_ERROR_OUT_OF_MEMORY)
 		tenant_refused(&account->tenant, target.gpu);
 	return result;
@@ -196,7 +196,7 @@ CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *what)
 		struct account *account = vgpu_account();
 		recursive_lock(&account->pools);
 		pool_add_held(account, *pool, target.gpu, target.device);
-		recursive_unlock(&account->pools);
+		pools_leave(account);
 	}
 	return result;
 }
@@ -211,7 +211,7 @@ CUresult cuMemPoolDestroy(CUmemoryPool pool)
 	CUresult result = REAL(cuMemPoolDestroy)(pool);
 	if (result == CUDA_SUCCESS)
 		pool_gone_held(account, pool);
-	recursive_unlock(&account->pools);
+	pools_leave(account);
 	return result;
 }
 
@@ -222,7 +222,7 @@ CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
 	if (account) {
 		recursive_lock(&account->pools);
 		pool_settle_held(account, pool);
-		recursive_unlock(&account->pools);
+		pools_leave(account);
 	}
 	return result;
 }

@@ -1,0 +1,24 @@
+/*
+ * SPDX-License-Identifier: Apache-2.0
+ * Copyright: (c) openfleet.gpu contributors
+ *
+ * The calls that wait for the GPU. In them the driver takes back what pools hold beyond their release threshold. A process may
+ * call nothing for a long time afterwards, and the tenant's others may have that memory at once.
+ */
+#include "account/pool_blocks.h"
+#include "driver/reals.h"
+#include "process/state.h"
+
+static CUresult waited(CUresult result)
+{
+	struct account *account = result == CUDA_SUCCESS ? vgpu_account() : NULL;
+	if (account)
+		pools_have_given_back(account);
+	return result;
+}
+
+CUresult cuCtxSynchronize(void) { return waited(REAL(cuCtxSynchronize)()); }
+CUresult cuCtxSynchronize_v2(CUcontext context) { return waited(REAL(cuCtxSynchronize_v2)(context)); }
+CUresult cuStreamSynchronize(CUstream stream) { return waited(REAL(cuStreamSynchronize)(stream)); }
+CUresult cuStreamSynchronize_ptsz(CUstream stream) { return waited(REAL(cuStreamSynchronize_ptsz)(stream)); }
+CUresult cuEventSynchronize(CUevent event) { return waited(REAL(cuEventSynchronize)(event)); }
