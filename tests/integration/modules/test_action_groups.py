@@ -7,12 +7,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 
 import pytest
 import warm_playbook
 import yaml
 from simulated_host import ROOT
+from warm_ansible import interpreter
 
 #: Of layouts, with a layout that each of them refuses by naming it.
 LAYOUTS = ["layout", "mig", "mps", "time_slicing", "vgpu_quota"]
@@ -36,7 +36,7 @@ def test_defaults_of_a_group_reach_its_modules(tmp_path):
             "group/openfleet.gpu.state": {"state_directory": str(state)},
             "group/openfleet.gpu.audit": {"window": "by the defaults of the group"},
         },
-        "vars": {"ansible_python_interpreter": sys.executable},
+        "vars": {"ansible_python_interpreter": str(interpreter(tmp_path / "python3"))},
         "tasks": [*tasks, drain, told],
     }
     playbook = tmp_path / "play.yml"

@@ -30,12 +30,11 @@ def files(fleet):
 @pytest.mark.core
 def test_the_first_dry_run_shows_the_steps_and_leaves_nothing(fleet):
     assert fleet.hosts["two"].module("mig", layout=THERE)["changed"]
-    run = fleet.play(dict.fromkeys(fleet.hosts, LAYOUT), "--check", "--diff", waves=[2])
+    run = fleet.play({"two": LAYOUT}, "--check", "--diff")
     said = run.stdout + run.stderr
     assert run.returncode == 0, said
-    assert re.search(r"gpu 0 \(GPU-[0-9a-f]{8}\): enable MIG mode, create 3g\.40gb@0, create 3g\.40gb@4", said)
     # What only the driver knows: the instance that stands there.
-    assert "destroy 7g.80gb@0" in said
+    assert re.search(r"gpu 0 \(GPU-[0-9a-f]{8}\): destroy 7g\.80gb@0, create 3g\.40gb@0, create 3g\.40gb@4", said)
     assert "Only the form of the layout was checked" not in said
     # Its text is in no output.
     assert "nvmlDeviceGetHandleByIndex" not in said

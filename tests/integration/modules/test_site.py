@@ -13,6 +13,8 @@ import sys
 import pytest
 from ansible.release import __version__ as ansible_version
 from simulated_fleet import Fleet
+from thorough import THOROUGH
+from warm_ansible import interpreter
 
 LAYOUT = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}]
 
@@ -20,6 +22,11 @@ LAYOUT = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb", "count"
 @pytest.fixture
 def fleet(host, library, tmp_path):
     return Fleet(tmp_path, library, ["one", "two", "three"])
+
+
+@pytest.fixture
+def pair(host, library, tmp_path):
+    return Fleet(tmp_path, library, ["one", "two"])
 
 
 def modes(folder):
@@ -31,35 +38,35 @@ def waves_of(run):
 
 
 @pytest.mark.core
-def test_it_applies_reports_and_is_idempotent(fleet, tmp_path):
+def test_it_applies_reports_and_is_idempotent(pair, tmp_path):
     report = tmp_path / "reports" / "site"
     former = os.umask(0)
     try:
-        first = fleet.play(dict.fromkeys(fleet.hosts, LAYOUT), "-e", f"gpu_report_dir={report}", waves=[3])
+        first = pair.play(dict.fromkeys(pair.hosts, LAYOUT), "-e", f"gpu_report_dir={report}", waves=[2])
     finally:
         os.umask(former)
     assert first.returncode == 0, first.stdout + first.stderr
     assert waves_of(first) == 1
-    assert all(seen == [("3g.40gb", 0), ("3g.40gb", 4)] for seen in fleet.seen().values())
-    for host in fleet.hosts.values():
+    assert all(seen == [("3g.40gb", 0), ("3g.40gb", 4)] for seen in pair.seen().values())
+    for host in pair.hosts.values():
         assert json.loads((host.folder / "root/etc/openfleet-gpu/layout.json").read_text()) == LAYOUT
         assert (host.folder / "root/etc/systemd/system/gpu-layout.service").exists()
     written = json.loads((report / "report.json").read_text())
-    assert written["totals"]["create"] == 6
-    assert written["totals"]["hosts_changed"] == 3
+    assert written["totals"]["create"] == 4
+    assert written["totals"]["hosts_changed"] == 2
     assert "asked    mig: 2x 3g.40gb" in (report / "report.txt").read_text()
-    assert (report / "report.html").read_text().count("grid-column: ") == 6
+    assert (report / "report.html").read_text().count("grid-column: ") == 4
     # It tells of users and their command lines.
     private = {"site": 0o750, "report.txt": 0o640, "report.json": 0o640, "report.html": 0o640}
     assert modes(report.parent) == private
     for file in report.iterdir():
         file.chmod(0o644)
-    second = fleet.play(dict.fromkeys(fleet.hosts, LAYOUT), "-e", f"gpu_report_dir={report}", waves=[1])
+    second = pair.play(dict.fromkeys(pair.hosts, LAYOUT), "-e", f"gpu_report_dir={report}", waves=[1])
     assert second.returncode == 0, second.stdout + second.stderr
-    assert waves_of(second) == 3
-    assert second.stdout.count("changed=0") == 3
+    assert waves_of(second) == 2
+    assert second.stdout.count("changed=0") == 2
     assert modes(report.parent) == private
-    assert "0 created, 0 destroyed, 6 kept; 0 of 3 hosts changed" in " ".join(second.stdout.split())
+    assert "0 created, 0 destroyed, 4 kept; 0 of 2 hosts changed" in " ".join(second.stdout.split())
     # An inventory without monitoring lacks nothing.
     assert "PLAY [Watch the fleet]" in second.stdout
     assert "WARNING" not in second.stdout + second.stderr
@@ -108,21 +115,21 @@ def test_wrong_variables_of_the_last_host_stop_the_run_before_the_first_is_touch
     assert fleet.seen() == {"one": [], "two": [], "three": []}
 
 
-def test_a_dry_run_on_hosts_without_a_driver_counts_what_their_plans_say(fleet, tmp_path):
-    bare = {"ansible_python_interpreter": sys.executable, "gpu_layout_expected_gpus": ["H100-80GB"]}
-    fleet.more = {"one": bare, "two": bare}
+def test_a_dry_run_on_hosts_without_a_driver_counts_what_their_plans_say(pair, tmp_path):
+    python = str(interpreter(tmp_path / "python3"))
+    pair.more = {"one": {"ansible_python_interpreter": python, "gpu_layout_expected_gpus": ["H100-80GB"]}}
     report = tmp_path / "report"
-    run = fleet.play(dict.fromkeys(fleet.hosts, LAYOUT), "--check", "-e", f"gpu_report_dir={report}", waves=[3])
+    run = pair.play(dict.fromkeys(pair.hosts, LAYOUT), "--check", "-e", f"gpu_report_dir={report}", waves=[2])
     said = " ".join((run.stdout + run.stderr).split())
     assert run.returncode == 0, said
     assert (
         "one: - (no NVIDIA driver yet; checked against the model catalogue) - 'gpu 0: enable MIG mode, create" in said
     )
     totals = json.loads((report / "report.json").read_text())["totals"]
-    assert (totals["create"], totals["gpus"], totals["hosts_changed"]) == (6, 3, 3)
-    assert "3 of 3 hosts would change; 2 without a driver yet, planned from the model catalogue" in said
+    assert (totals["create"], totals["gpus"], totals["hosts_changed"]) == (4, 2, 2)
+    assert "2 of 2 hosts would change; 1 without a driver yet, planned from the model catalogue" in said
     assert (
-        "Plan: 6 to create, 0 to destroy, 0 kept, on 3 of 3 hosts (no driver yet, planned from the model catalogue: one, two)"
+        "Plan: 4 to create, 0 to destroy, 0 kept, on 2 of 2 hosts (no driver yet, planned from the model catalogue: one)"
         in said
     )
 
@@ -419,10 +426,12 @@ def test_a_lost_gpu_that_the_layout_names_is_a_loss_that_can_be_tolerated_or_ski
     assert "two: gpu_layout[0].gpus[1]: gpu 1 is lost: " in said and "gpu_layout_lost: skip" in said
     assert "No plan for two (its error is above). Fix this host" in said
     assert sick.hosts["one"].seen()[0] == []
-    tolerated = sick.play(layouts, "-e", "gpu_site_tolerate=1", waves=[1])
-    said = " ".join((tolerated.stdout + tolerated.stderr).split())
-    assert tolerated.returncode != 0 and "1 left out" in said
-    assert sick.hosts["one"].seen()[0] == HALVES
+    # That other hosts get their layouts where a host without a plan is tolerated is above.
+    if THOROUGH:
+        tolerated = sick.play(layouts, "-e", "gpu_site_tolerate=1", waves=[1])
+        said = " ".join((tolerated.stdout + tolerated.stderr).split())
+        assert tolerated.returncode != 0 and "1 left out" in said
+        assert sick.hosts["one"].seen()[0] == HALVES
     skipped = sick.play(layouts, "-e", "gpu_layout_lost=skip", waves=[1])
     said = " ".join((skipped.stdout + skipped.stderr).split())
     assert skipped.returncode == 0, said
