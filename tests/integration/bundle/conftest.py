@@ -12,12 +12,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import warm_playbook
 import yaml
 
 sys.path.insert(0, str(Path(__file__).parent))
 from vendor import REPOSITORY, Vendor
-
-ANSIBLE = (sys.executable, "-m", "ansible")
 
 
 class Site:
@@ -54,7 +53,7 @@ class Site:
         home = playbook.parents[4] if playbook.is_relative_to(self.folder) else REPOSITORY / "collections"
         directory = json.dumps({"gpu_bundle_dir": str(self.bundle)})
         done = subprocess.run(
-            [*ANSIBLE, "playbook", "-i", str(self.inventory), str(playbook), "-e", directory, *arguments],
+            [*warm_playbook.COMMAND, "-i", str(self.inventory), str(playbook), "-e", directory, *arguments],
             capture_output=True,
             encoding="utf-8",
             check=False,
