@@ -9,9 +9,9 @@ import os
 import re
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
+import warm_playbook
 import yaml
 from rule_files import ROOT, TOOLS
 from warm_ansible import interpreter
@@ -80,16 +80,13 @@ class Site:
         environment = {
             **os.environ,
             "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-            "ANSIBLE_HOME": str(self.place / "ansible"),
-            "ANSIBLE_LOCAL_TEMP": str(self.place / "ansible" / "local"),
-            "ANSIBLE_REMOTE_TEMP": str(self.place / "ansible" / "remote"),
             "ANSIBLE_NOCOLOR": "1",
             # What it says is read while it runs.
-            "PYTHONUNBUFFERED": "1",
+            **({"PYTHONUNBUFFERED": "1"} if meanwhile else {}),
         }
         with subprocess.Popen(
             [
-                Path(sys.executable).with_name("ansible-playbook"),
+                *warm_playbook.COMMAND,
                 "-i",
                 self.place / "hosts.yml",
                 self.place / "play.yml",
