@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from limiter_lab import LIBRARY, OUT, SOURCE, CudaError, Tenant, run_make
+from limiter_lab import LIBRARY, OUT, SOURCE, Built, CudaError, Tenant, run_make
 
 OLDEST_GLIBC = (2, 17)
 
@@ -25,9 +25,15 @@ def output(*command: object) -> str:
     return subprocess.run([str(part) for part in command], capture_output=True, text=True, check=True).stdout
 
 
-@pytest.fixture(scope="session", params=["-O2 -s", "-O1 -g", "-O3 -flto -s"])
-def library(request: pytest.FixtureRequest, build_folder: Path) -> Path:
-    """The library, built with some flags that a distribution or a developer may use."""
+#: As the role builds it, and with some flags that a distribution or a developer may use.
+USUAL, OTHERS = "-O2 -g", ("-O2 -s", "-O1 -g", "-O3 -flto -s")
+
+
+@pytest.fixture(scope="session", params=[USUAL, *(pytest.param(each, marks=pytest.mark.thorough) for each in OTHERS)])
+def library(request: pytest.FixtureRequest, build_folder: Path, built: Built) -> Path:
+    """The library, built with these flags."""
+    if request.param == USUAL:
+        return built.library
     folder = build_folder / ("flags" + request.param.replace(" ", ""))
     run_make(SOURCE, folder, f"CFLAGS={request.param}")
     return folder / LIBRARY

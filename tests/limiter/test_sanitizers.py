@@ -67,7 +67,8 @@ def test_threads(tenant: Tenant, built: Built, ways: int, quota: int, beyond: in
     assert quota <= tenant.peak() <= quota + beyond
 
 
-@pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
+# The leg `threads` of the thorough run has every launch of several threads under the second.
+@pytest.mark.parametrize("sanitizer", ["address,undefined", pytest.param("thread", marks=pytest.mark.thorough)])
 def test_threads_under_a_sanitizer(tenant: Tenant, build_folder: Path, sanitizer: str) -> None:
     built = sanitized(build_folder, sanitizer)
     tenant.built = built
