@@ -20,6 +20,7 @@ import pytest
 import warm_playbook
 from command_host import INSTALLER, PYTHON, installer_environment, installer_input, run_installer
 from simulated_host import ROOT
+from warm_ansible import interpreter
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.install import layout_boot
 from ansible_collections.openfleet.gpu.plugins.module_utils.install.archive import read_sources, sources_digest
@@ -467,7 +468,8 @@ BOOT = """
 
 def test_the_role_tells_the_reason_also_in_check_mode(tmp_path):
     (tmp_path / "play.yml").write_text(BOOT)
-    given = {"gpu_layout": LAYOUT, "gpu_layout__root": str(tmp_path / "root"), "ansible_python_interpreter": PYTHON}
+    python = str(interpreter(tmp_path / "python3", python=PYTHON))
+    given = {"gpu_layout": LAYOUT, "gpu_layout__root": str(tmp_path / "root"), "ansible_python_interpreter": python}
     words = [*warm_playbook.COMMAND, "-i", "localhost,", "-c", "local"]
     words += [str(tmp_path / "play.yml"), "-e", json.dumps(given)]
     environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}

@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import warm_playbook
 from warm_ansible import interpreter
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -53,7 +54,7 @@ def run(folder: Path, hosts, *options):
         for name, variables in hosts.items()
     }
     (folder / "hosts.yml").write_text(json.dumps({"all": {"hosts": inventory}}))
-    command = ["ansible-playbook", "-i", str(folder / "hosts.yml"), *options, str(play)]
+    command = [*warm_playbook.COMMAND, "-i", str(folder / "hosts.yml"), *options, str(play)]
     environment = dict(os.environ, ANSIBLE_CONFIG=str(REPOSITORY / "ansible.cfg"), NO_COLOR="1")
     environment["ANSIBLE_COLLECTIONS_PATH"] = str(REPOSITORY / "collections")
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
