@@ -10,7 +10,7 @@ import errno
 import json
 import os
 from pathlib import Path
-from typing import IO, Any, Callable, Mapping
+from typing import IO, Any, Callable, Iterator, Mapping
 
 from .errors import ApplyError
 
@@ -46,21 +46,11 @@ def write_bytes(
     """As `write_text`. `accept` is given the new file before it takes its place, and raises if it is wrong: it goes then."""
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        new = path.with_name(path.name + ".new")
-        # Until its mode is set, only this user reads it.
-        with create(new, "wb", 0o666 if mode is None else 0o600) as file:
-            if mode is not None:
-                os.fchmod(file.fileno(), mode)
+        with replacing(path, mode) as file:
             file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        if accept is not None:
-            try:
-                accept(new)
-            except BaseException:
-                new.unlink()
-                raise
-        new.replace(path)
+            to_disk(file)
+            if accept is not None:
+                accept(path.with_name(unfinished(path.name)))
         _sync(path.parent)
     except OSError as error:
         raise ApplyError(str(path), "it cannot be written: %s" % error, cure_of(error), outcome="old") from error
@@ -71,13 +61,49 @@ def cure_of(error: OSError) -> str:
     return _CURES.get(error.errno or 0, "Look at that path on the host, and run again.")
 
 
-def create(path: Path, mode: str = "w", permissions: int = 0o666) -> IO[Any]:
-    """Open a new file of this name to write. What is there goes; a link is not followed."""
+@contextlib.contextmanager
+def replacing(path: Path, mode: int | None = None, most: int = 0o666, folder: int | None = None) -> Iterator[IO[bytes]]:
+    """Open a new file, which takes the place of `path` at the end of the block, and goes if that fails. Raises OSError.
+
+    A reader finds the old file or the new one, never part of one. `mode` is the new file's, whatever the umask is; without one it
+    has what the umask leaves of `most`. `path` may be relative to the descriptor `folder`. No link is followed.
+    """
+    new = path.with_name(unfinished(path.name))
     with contextlib.suppress(FileNotFoundError):
-        path.unlink()
+        os.unlink(new, dir_fd=folder)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(str(path), flags, permissions)
-    return os.fdopen(descriptor, mode, encoding=None if "b" in mode else "utf-8")
+    # Until its mode is set, only this user reads it.
+    descriptor = os.open(str(new), flags, most if mode is None else 0o600, dir_fd=folder)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            if mode is not None:
+                os.fchmod(descriptor, mode)
+            yield file
+        os.replace(new, path, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(new, dir_fd=folder)
+        raise
+
+
+def unfinished(name: str) -> str:
+    """Return what a file is called until it is whole."""
+    return name + ".new"
+
+
+def to_disk(file: IO[bytes]) -> None:
+    """Return when what was written is on the disk."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def link(path: Path, to: str) -> None:
+    """Make a link in place of the file or link that is there; a reader finds the old one or the new one. Raises OSError."""
+    new = path.with_name(unfinished(path.name))
+    with contextlib.suppress(FileNotFoundError):
+        new.unlink()
+    new.symlink_to(to)
+    new.replace(path)
 
 
 def make_folder(folder: Path) -> None:

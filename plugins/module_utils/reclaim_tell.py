@@ -15,10 +15,12 @@ import pwd
 import re
 import stat
 import subprocess
+from pathlib import Path
 from typing import Any, Mapping
 
 from .bounded import bounded
 from .command import run_tool
+from .durable import replacing
 from .errors import FleetError
 from .peer import PeerError
 from .peer_owner import UserOfUnitOwner
@@ -106,8 +108,5 @@ def _replace(folder: int, name: str, text: str) -> None:
             raise FleetError("home", "%s is there already and is no regular file" % name, "Its owner has to remove it.")
     except FileNotFoundError:
         pass
-    new = ".%s.%d" % (name, os.getpid())
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(new, flags, 0o600, dir_fd=folder), "w", encoding="utf-8") as file:
-        file.write(text)
-    os.rename(new, name, src_dir_fd=folder, dst_dir_fd=folder)
+    with replacing(Path(name), most=0o600, folder=folder) as file:
+        file.write(text.encode())

@@ -14,6 +14,7 @@ from typing import Any, Mapping
 
 import yaml
 
+from ..module_utils.durable import replacing
 from ..module_utils.errors import FleetError, LayoutError
 from ..module_utils.layout import layout_to_data, parse_layout
 from ..module_utils.layout_yaml import layout_yaml
@@ -119,9 +120,8 @@ def write(plan: FilePlan, known: Any, overwrite: bool, dry: bool) -> Written:
         )
     if not dry:
         plan.path.parent.mkdir(parents=True, exist_ok=True)
-        new = plan.path.with_name(".%s.new" % plan.path.name)
-        new.write_text(plan.text, encoding="utf-8")
-        new.replace(plan.path)
+        with replacing(plan.path) as file:
+            file.write(plan.text.encode())
     verb = "would write" if dry else "wrote"
     count = len(plan.layout)
     left = "; left out: %s" % "; ".join(plan.left_out) if plan.left_out else ""

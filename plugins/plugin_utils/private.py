@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
+
+from ..module_utils.durable import replacing
 
 #: At most: the umask takes away from them.
 _FILE_MODE, _FOLDER_MODE = 0o640, 0o750
@@ -21,15 +22,5 @@ def make_folder(folder: Path) -> None:
 
 def write(path: Path, text: str) -> None:
     """Write a file whole or not at all, whatever the mode of the one that it replaces. Raises OSError."""
-    new = path.with_name(unfinished(path.name))
-    # Of a run that was cut off.
-    new.unlink(missing_ok=True)
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, _FILE_MODE)
-    with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
-        file.write(text)
-    new.replace(path)
-
-
-def unfinished(name: str) -> str:
-    """Return what a file is called until it is whole."""
-    return ".%s.new" % name
+    with replacing(path, most=_FILE_MODE) as file:
+        file.write(text.encode())

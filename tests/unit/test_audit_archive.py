@@ -74,7 +74,7 @@ def test_reports_are_for_the_owner_and_the_group(tmp_path, no_umask):
         assert modes([place.parent, place, *map(place.joinpath, directories(place))]) == {0o750}
         # As an earlier release left it, and one that was cut off.
         (place / "index.html").chmod(0o644)
-        (place / ".index.html.new").write_text("half")
+        (place / "index.html.new").write_text("half")
 
 
 def test_the_only_report_is_for_the_owner_and_the_group(tmp_path, no_umask):
@@ -133,7 +133,7 @@ def test_what_others_put_there_stays(tmp_path):
 def test_a_run_that_was_cut_off_is_on_no_page_and_goes_with_the_others(tmp_path):
     half = tmp_path / "2026-11-21T060000Z"
     half.mkdir()
-    (half / ".audit.json.new").write_text('{"schema')
+    (half / "audit.json.new").write_text('{"schema')
     archive.keep(audit(0), tmp_path, 2)
     assert half.name not in (tmp_path / "index.html").read_text() and half.exists()
     archive.keep(audit(1), tmp_path, 2)

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sys
 import time
 from argparse import Namespace
 from pathlib import Path
 from typing import Any, Iterable
 
-from ..durable import create
+from ..durable import replacing
 from ..errors import FleetError
 from ..host_metrics import look
 from ..host_metrics_text import Snapshot, families, render
@@ -63,17 +62,13 @@ def metrics(options: Namespace) -> int:
 
 def write(directory: Path, text: str) -> None:
     """A reader finds the old file or the new one, never part of one; where it cannot be written, none at all."""
-    path, new = directory / FILE, directory / (FILE + ".new")
+    path = directory / FILE
     try:
-        # Others may write into the directory.
-        with create(new) as file:
-            os.fchmod(file.fileno(), 0o644)
-            file.write(text)
-        new.replace(path)
+        with replacing(path, 0o644) as file:
+            file.write(text.encode())
     except OSError as error:
-        for each in (path, new):
-            with contextlib.suppress(OSError):
-                each.unlink()
+        with contextlib.suppress(OSError):
+            path.unlink()
         raise FleetError(
             str(path), "it cannot be written: %s" % error, "Make the directory, and room in it, as root."
         ) from error

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Iterable, Sequence
 
 from ..command import Run, run_to_end
+from ..durable import replacing
 from ..errors import ApplyError, PlanError
 from ..packages import apt
 from . import files, rules
@@ -92,9 +93,8 @@ class Apt(apt.AptBase):
         assert self._private
         for path in sorted((self._private / "lists").glob("*")):
             if path.is_file() and not path.is_symlink() and path.name != "lock":
-                new = Path(apt.LISTS, path.name + ".openfleet")
-                shutil.copyfile(str(path), str(new))
-                new.replace(Path(apt.LISTS, path.name))
+                with path.open("rb") as asked, replacing(Path(apt.LISTS, path.name)) as ours:
+                    shutil.copyfileobj(asked, ours)
 
     def download(self, transaction: Transaction) -> None:
         """Fetch everything, verified, before anything is changed. Raises ApplyError."""

@@ -111,11 +111,7 @@ class Installation:
             return False
         if self.doing("link %s to %s" % (path, to)):
             durable.make_folder(path.parent)
-            new = path.with_name(path.name + ".new")
-            if new.exists() or new.is_symlink():
-                new.unlink()
-            new.symlink_to(to)
-            new.replace(path)
+            durable.link(path, to)
         return True
 
     def replace(

@@ -79,15 +79,11 @@ class ToolkitChange:
                 target = target.resolve()
                 target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
                 former = target.stat() if target.exists() else None
-                new = target.with_name(".%s.new" % target.name)
-                with durable.create(new, "wb", 0o600) as file:
+                with durable.replacing(target, former.st_mode & 0o7777 if former else 0o644) as file:
+                    if former:
+                        os.fchown(file.fileno(), former.st_uid, former.st_gid)
                     file.write(content)
-                    file.flush()
-                    os.fsync(file.fileno())
-                if former:
-                    os.chown(str(new), former.st_uid, former.st_gid)
-                new.chmod(former.st_mode & 0o7777 if former else 0o644)
-                new.replace(target)
+                    durable.to_disk(file)
                 if observe.is_installed("restorecon"):
                     self.call(["restorecon", str(target)])
         except OSError as error:

@@ -15,6 +15,7 @@ import json
 import re
 from pathlib import Path
 
+from ...module_utils import durable
 from .. import private
 from . import report_index, write
 from .model import SCHEMA_VERSION, Audit
@@ -28,7 +29,7 @@ _NAME = re.compile(r"\d{4}-\d\d-\d\dT\d{6}Z")
 # With anything else in it a directory is not ours to remove.
 _FILES = (write.JSON, write.CSV, write.HTML, SUMMARY)
 #: These, whole or half-written when a run was cut off.
-_OURS = (*_FILES, *(private.unfinished(name) for name in _FILES))
+_OURS = (*_FILES, *(durable.unfinished(name) for name in _FILES))
 
 
 def keep(audit: Audit, directory: Path, count: int) -> list[Path]:
@@ -93,10 +94,7 @@ def _link(path: Path, target: str) -> None:
     """Moved in one step, so that there is a latest at every time."""
     if path.exists() and not path.is_symlink():
         raise ReportError(str(path), "it is in the way of the link to the latest report", "Move it away.")
-    new = path.with_name(".%s.new" % path.name)
-    new.unlink(missing_ok=True)
-    new.symlink_to(target)
-    new.replace(path)
+    durable.link(path, target)
 
 
 def _remove(place: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Callable
 
 from ansible.module_utils.urls import open_url
 
+from ...module_utils.durable import replacing
 from ..host_values import text
 from .model import BundleError, Item
 
@@ -48,10 +49,8 @@ def write(path: Path, content: bytes) -> bool:
     if path.is_file() and path.read_bytes() == content:
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(".%s.new" % path.name)
-    new.write_bytes(content)
-    new.chmod(0o644)
-    new.replace(path)
+    with replacing(path, 0o644) as file:
+        file.write(content)
     return True
 
 

@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from typing import Iterator, Sequence
 
+from ...durable import replacing
 from ...frozen import frozen
 from . import files as vgpu_files
 
@@ -65,29 +66,19 @@ class ShownFile:
         content = _HEADER.pack(_MAGIC, time.monotonic_ns(), len(seats)) + b"".join(rows)
         if len(content) == self._size and self._path.exists():
             # In place: tenants may have filled the tmpfs by now.
-            _write(self._path, 0, content)
+            _overwrite(self._path, content)
             return
         self._size = 0
-        write_new(self._path, content)
+        with replacing(self._path, 0o644) as file:
+            file.write(content)
         self._size = len(content)
 
 
-def write_new(path: Path, content: bytes) -> None:
-    """Put a file in place of whatever is there, for every user to read. Raises OSError."""
-    new = path.with_name(path.name + ".new")
-    with contextlib.suppress(FileNotFoundError):
-        new.unlink()
-    _write(new, os.O_CREAT | os.O_EXCL, content)
-    new.replace(path)
-
-
-def _write(path: Path, flags: int, content: bytes) -> None:
-    descriptor = os.open(str(path), os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o600)
+def _overwrite(path: Path, content: bytes) -> None:
+    descriptor = os.open(str(path), os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if os.pwrite(descriptor, content, 0) != len(content):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        # Whatever the umask is.
-        os.fchmod(descriptor, 0o644)
     finally:
         os.close(descriptor)
 

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Callable, Dict, Mapping, Sequence, Tuple
 
 from ... import child_process
+from ...durable import replacing
 from ...errors import FleetError, NvmlError
 from ...file_worker import one_look
 from ...frozen import frozen
@@ -36,7 +37,6 @@ from ...nvml_calls import Calls
 from ...proc_files import link, read
 from ...transaction import looking
 from . import files as vgpu_files
-from .agent_client import write_new
 from .host import VgpuHost
 from .model import MPS, VgpuTenant, region_path
 from .observe import held
@@ -321,7 +321,8 @@ class Report:
         content = _WRITTEN.pack(time.monotonic_ns()) + self._content
         if self._sequence == 0 or not self._path.exists():
             self._sequence = 2
-            write_new(self._path, _START.pack(_MAGIC, self._sequence) + content)
+            with replacing(self._path, 0o644) as file:
+                file.write(_START.pack(_MAGIC, self._sequence) + content)
             return
         descriptor = os.open(str(self._path), os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:

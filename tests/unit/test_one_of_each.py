@@ -1,0 +1,41 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""There is one mechanism of each kind, by the syntax tree: a second one would have rules of its own."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+PLUGINS = Path(__file__).resolve().parents[2] / "plugins"
+
+
+def trees():
+    """Yield the path below the plugins and the syntax tree of each of their files."""
+    for path in sorted(PLUGINS.rglob("*.py")):
+        yield str(path.relative_to(PLUGINS)), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def renames(node: ast.AST) -> bool:
+    """Whether a call gives a file another name: replace of os and of paths, which take no further text, and rename."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return False
+    name, owner = node.func.attr, node.func.value
+    if isinstance(owner, ast.Name) and owner.id == "os":
+        return name in ("rename", "renames", "replace")
+    return name == "rename" or (name == "replace" and len(node.args) == 1 and not node.keywords)
+
+
+#: What is renamed there was not written there, or is no file.
+RENAMES = {
+    "module_utils/durable.py": "the writer itself",
+    "module_utils/trial.py": "a layout that was set aside",
+    "module_utils/install/exporter/installation.py": "a folder of packages",
+    "module_utils/techniques/mps/host.py": "the folder of a daemon",
+    "module_utils/techniques/vgpu/agent.py": "a socket",
+    "plugin_utils/bundle/fetch.py": "a download that is resumed",
+}
+
+
+def test_one_function_writes_files_whole():
+    assert {path for path, tree in trees() if any(map(renames, ast.walk(tree)))} == set(RENAMES)
