@@ -28,9 +28,13 @@ _REAP_SECONDS = 2.0
 #: Root's own folders count for every caller.
 _ROOTS_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 
+#: What a command that has ended said, and its status; what is raised of one that does not end in time; and all that is raised of
+#: one that cannot be run or does not end.
+Done, TimeoutExpired = subprocess.CompletedProcess, subprocess.TimeoutExpired
+FAILURES = (OSError, TimeoutExpired)
 #: Called as run(command), or run(command, input=text, env=variables to add, timeout_seconds=number) where the runner is
-#: `run_tool`; returns what subprocess.run with text=True returns.
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
+#: `run_tool`.
+Run = Callable[..., Done]
 
 
 def search_path() -> str:
@@ -64,7 +68,7 @@ def run_to_end(command: Sequence[str], input: str = "", env: Mapping[str, str] |
             check=False,
         )
     except FileNotFoundError:
-        return subprocess.CompletedProcess(list(command), 127, "", "%s is not installed" % command[0])
+        return Done(list(command), 127, "", "%s is not installed" % command[0])
 
 
 def run_tool(
@@ -92,19 +96,19 @@ def run_tool(
             pipe.write(input.encode())
         said = _read((process.stdout, process.stderr), deadline)
         if said is None:
-            raise subprocess.TimeoutExpired(command, timeout_seconds)
+            raise TimeoutExpired(command, timeout_seconds)
         process.wait(max(0.0, deadline - time.monotonic()))
     except BaseException:
         with contextlib.suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
         # One that hangs in the kernel is not waited for.
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        with contextlib.suppress(TimeoutExpired):
             process.wait(_REAP_SECONDS)
         raise
     finally:
         for stream in (process.stdout, process.stderr):
             stream.close()
-    return subprocess.CompletedProcess(command, process.returncode, *said)
+    return Done(command, process.returncode, *said)
 
 
 def _read(streams: Sequence[Any], deadline: float) -> list[str] | None:
@@ -131,7 +135,7 @@ def ask(run: Run, command: Sequence[str], **options: Any) -> tuple[str | None, s
     """(output, "") of a tool, or (None, why there is none). Raises FileNotFoundError where it is not installed."""
     try:
         done = run(command, **options)
-    except (subprocess.TimeoutExpired, PermissionError) as error:
+    except (TimeoutExpired, PermissionError) as error:
         return None, "%s failed: %s" % (" ".join(command), error)
     if done.returncode != 0:
         said = " ".join((done.stderr or done.stdout).split())

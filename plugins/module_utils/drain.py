@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Iterator, Sequence
 
 from . import drain_units as units
+from .command import run_to_end
 from .drain_record import DrainError, Record
 from .drain_slurm import Node, Slurm, check_reason
 from .errors import ApplyError, FleetError
@@ -358,9 +358,7 @@ def _run(command: Any) -> None:
     words = ["/bin/sh", "-c", command] if isinstance(command, str) else [str(word) for word in command]
     where = "the command %r" % _shown(command)
     try:
-        done = subprocess.run(
-            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False
-        )
+        done = run_to_end(words)
     except OSError as error:
         raise DrainError(where, "it cannot be run: %s" % error, "See gpu_drain_commands_before and _after.") from None
     if done.returncode != 0:

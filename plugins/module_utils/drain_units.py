@@ -10,11 +10,10 @@ unit with a socket, a timer or a path is started again by that, unless it is sto
 from __future__ import annotations
 
 import re
-import subprocess
 from typing import Callable, Iterable, Mapping, Sequence
 
 from . import systemd
-from .command import run_tool
+from .command import Done, TimeoutExpired, run_tool
 from .drain_record import DrainError
 from .frozen import frozen
 
@@ -139,7 +138,7 @@ def stop(name: str) -> None:
     """Stop it; comes back when it is down, or after STOP_SECONDS. Raises DrainError where systemd refuses."""
     try:
         done = _systemctl("stop", "--", name, seconds=STOP_SECONDS)
-    except subprocess.TimeoutExpired:
+    except TimeoutExpired:
         return
     if done.returncode != 0:
         raise DrainError("unit %s" % name, "it cannot be stopped: %s" % _said(done), "See: systemctl status %s." % name)
@@ -150,13 +149,13 @@ def start(name: str) -> None:
     cure = "See why (systemctl status %s; journalctl -u %s)." % (name, name)
     try:
         done = _systemctl("start", "--", name, seconds=START_SECONDS)
-    except subprocess.TimeoutExpired:
+    except TimeoutExpired:
         return
     if done.returncode != 0:
         raise DrainError("unit %s" % name, "it does not start: %s" % _said(done), cure)
 
 
-def _systemctl(*arguments: str, seconds: float) -> subprocess.CompletedProcess[str]:
+def _systemctl(*arguments: str, seconds: float) -> Done:
     command = ["systemctl", "--no-ask-password", "--no-pager", *arguments]
     try:
         return run_tool(command, timeout_seconds=seconds)
@@ -168,5 +167,5 @@ def _no_systemctl(error: OSError) -> DrainError:
     return DrainError("this host", "systemctl cannot be run: %s" % error, "Leave gpu_drain_services empty.")
 
 
-def _said(done: subprocess.CompletedProcess[str]) -> str:
+def _said(done: Done) -> str:
     return " ".join((done.stderr or done.stdout).split())[:300] or "exit status %d" % done.returncode

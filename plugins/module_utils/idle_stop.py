@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import subprocess
 import time
 from dataclasses import dataclass, field
 from typing import Any, Callable, Mapping, Sequence, Tuple
@@ -18,7 +17,7 @@ from typing import Any, Callable, Mapping, Sequence, Tuple
 from . import drain_units as units
 from . import idle_jupyter, reclaim_tell, reclaim_text
 from .bare_handles import may_be_handed
-from .command import run_tool
+from .command import FAILURES, run_tool
 from .errors import FleetError
 from .frozen import frozen
 from .idle_checks import held_by, in_words, spared, using, worked, young
@@ -290,7 +289,7 @@ def _stop(item: Mapping[str, Any], closure: Callable[..., Any]) -> None:
     where, runtime = "container %s" % name, _runtime(item)
     try:
         done = run_tool([runtime, "stop", "--", name], timeout_seconds=STOP_SECONDS)
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except FAILURES as error:
         raise ReclaimError(where, "it cannot be stopped: %s" % error, "Try %s stop %s." % (runtime, name)) from None
     if done.returncode != 0:
         said = " ".join((done.stderr or done.stdout).split())[:300]

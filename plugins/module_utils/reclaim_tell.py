@@ -14,12 +14,11 @@ import os
 import pwd
 import re
 import stat
-import subprocess
 from pathlib import Path
 from typing import Any, Mapping
 
 from .bounded import bounded
-from .command import run_tool
+from .command import FAILURES, run_tool
 from .durable import replacing
 from .errors import FleetError
 from .peer import PeerError
@@ -65,7 +64,7 @@ def tell(way: str, item: Mapping[str, Any], uid: int | None, text: str) -> None:
 def _wall(text: str) -> None:
     try:
         done = run_tool(["wall"], input=text)
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except FAILURES as error:
         raise FleetError("wall", "it cannot be run: %s" % error, "Install it, or take wall out of the list.") from None
     if done.returncode != 0:
         raise FleetError("wall", "it failed: %s" % " ".join(done.stderr.split())[:200], "See: wall --help.")

@@ -8,10 +8,9 @@ On hardware nvidia-smi does it. On a simulated NVML nvidia-smi's reset refuses, 
 
 from __future__ import annotations
 
-import subprocess
 from typing import Callable
 
-from .command import run_tool
+from .command import TimeoutExpired, run_tool
 from .errors import ResetRefusedError
 
 #: Driver resets of an 8-GPU baseboard take tens of seconds; past this something hangs.
@@ -34,7 +33,7 @@ def reset_gpu(gpu: str, simulated: bool) -> None:
             "Install it (nvidia-utils or nvidia-driver-cuda, in the driver's version), or reboot the host.",
             gpu=gpu,
         ) from None
-    except subprocess.TimeoutExpired:
+    except TimeoutExpired:
         raise ResetRefusedError(
             where, "%s did not end within %d s" % (" ".join(command), TIMEOUT_SECONDS), cure, gpu=gpu
         ) from None

@@ -26,6 +26,21 @@ def renames(node: ast.AST) -> bool:
     return name == "rename" or (name == "replace" and len(node.args) == 1 and not node.keywords)
 
 
+def imported(tree: ast.AST) -> set[str]:
+    """Return the names of the modules that a file imports from elsewhere, functions included."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {each.name for each in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found |= {node.module or "", *("%s.%s" % (node.module, each.name) for each in node.names)}
+    return found
+
+
+def importers(*modules: str) -> set[str]:
+    return {path for path, tree in trees() if imported(tree) & set(modules)}
+
+
 #: What is renamed there was not written there, or is no file.
 RENAMES = {
     "module_utils/durable.py": "the writer itself",
@@ -39,3 +54,15 @@ RENAMES = {
 
 def test_one_function_writes_files_whole():
     assert {path for path, tree in trees() if any(map(renames, ast.walk(tree)))} == set(RENAMES)
+
+
+def test_one_runner_runs_commands():
+    assert importers("subprocess", "pty", "popen2") == {"module_utils/command.py"}
+    calls = {"system", "popen", "posix_spawn", "posix_spawnp", "spawnv", "spawnve", "spawnvp", "spawnvpe", "execvp"}
+    for path, tree in trees():
+        used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and _is(node.value, "os")}
+        assert not used & calls, path
+
+
+def _is(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name

@@ -10,10 +10,9 @@ GPUs (github.com/NVIDIA/DCGM: the tests of nvvs' JSON, and those of dcgmi diag).
 from __future__ import annotations
 
 import json
-import subprocess
 from typing import Any, Iterator
 
-from ..command import Run, run_tool
+from ..command import Run, TimeoutExpired, run_tool
 
 _ROOTS = ("DCGM Diagnostic", "DCGM GPU Diagnostic")
 LEVELS = (1, 2, 3, 4)
@@ -26,9 +25,9 @@ def read_dcgm(level: int, seconds: float, run: Run = run_tool) -> dict[str, Any]
         done = run(command, timeout_seconds=seconds)
     except FileNotFoundError:
         return {"level": level, "missing": "dcgmi is not installed", "problem": None, "tests": []}
-    except subprocess.TimeoutExpired:
+    except TimeoutExpired:
         return {"level": level, "missing": None, "problem": "dcgmi diag did not end within %d s" % seconds, "tests": []}
-    except (OSError, subprocess.SubprocessError) as error:
+    except OSError as error:
         return {"level": level, "missing": None, "problem": "dcgmi cannot be run: %s" % error, "tests": []}
     return dict(parse(done.stdout, done.returncode), level=level, missing=None)
 

@@ -5,11 +5,10 @@
 
 from __future__ import annotations
 
-import subprocess
 from typing import Any
 from xml.etree import ElementTree
 
-from ..command import Run, run_tool
+from ..command import FAILURES, Run, run_tool
 
 #: By name in the report: where it is in the XML of a GPU.
 _OF_GPU = {
@@ -34,7 +33,7 @@ def read_nvidia_smi(run: Run = run_tool) -> dict[str, Any]:
         done = run(_COMMAND)
     except FileNotFoundError:
         return {"problem": "nvidia-smi is not installed"}
-    except (OSError, subprocess.SubprocessError) as error:
+    except FAILURES as error:
         return {"problem": "nvidia-smi cannot be run: %s" % error}
     if done.returncode != 0:
         return {

@@ -13,12 +13,11 @@ from __future__ import annotations
 import glob
 import re
 import shutil
-import subprocess
 import tempfile
 from pathlib import Path
 from typing import Iterable, Sequence
 
-from ..command import Run, run_to_end
+from ..command import Done, Run, run_to_end
 from ..errors import PlanError
 from .model import Owner, Package
 
@@ -177,7 +176,7 @@ def installed(call: Run, names: Sequence[str] = ()) -> tuple[Package, ...]:
     )
 
 
-def problem_of(done: subprocess.CompletedProcess[str]) -> str:
+def problem_of(done: Done) -> str:
     """Empty, or what went wrong."""
     return "" if done.returncode == 0 else complaints(done.stdout + done.stderr)
 

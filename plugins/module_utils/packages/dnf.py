@@ -9,12 +9,11 @@ What is only asked is asked with a repository of the command line, not of /etc/y
 from __future__ import annotations
 
 import shutil
-import subprocess
 import tempfile
 from pathlib import Path
 from typing import Sequence
 
-from ..command import Run, run_to_end
+from ..command import Done, Run, run_to_end
 from ..errors import PlanError
 from .model import Owner
 
@@ -91,7 +90,7 @@ def locked(text: str) -> set[str]:
     return {line.partition(":")[0].rpartition("-")[0] for line in lines if ":" in line and line[:1] not in "#!"}
 
 
-def problem_of(done: subprocess.CompletedProcess[str]) -> str:
+def problem_of(done: Done) -> str:
     """Empty, or what went wrong."""
     return "" if done.returncode == 0 else complaints(done.stderr)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import subprocess
+import os
 import sys
 import sysconfig
 import tarfile
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Mapping, Sequence
 
+from ...module_utils.command import run_to_end
 from . import fetch
 from .model import BundleError, Item, without_password
 
@@ -177,10 +178,8 @@ def _manifest(path: Path) -> Any:
 
 
 def _run(command: Sequence[str], problem: str, cure: str) -> None:
-    # ansible-galaxy refuses what a worker of Ansible has for its standard input.
-    done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", errors="replace", check=False
-    )
+    # In this process' locale: ansible-galaxy refuses one without UTF-8.
+    done = run_to_end(command, env={name: os.environ.get(name, "") for name in ("LANG", "LC_ALL")})
     if done.returncode:
         said = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
         errors = [line for line in said if line.startswith("ERROR")] or said

@@ -8,12 +8,11 @@ gpgv knows no web of trust and no keyring but the one it is given (gpgv(1)).
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 import tempfile
 from pathlib import Path
 from typing import Sequence
 
+from ...module_utils import command
 from ...module_utils.packages.openpgp import KeyFormatError, binary, fingerprints
 from .model import BundleError, Source
 
@@ -50,7 +49,7 @@ def detached(content: bytes, signature: bytes, key: bytes, trusted: Sequence[str
 
 
 def _verify(files: dict[str, bytes], key: bytes, trusted: Sequence[str], where: str) -> bytes:
-    program = shutil.which("gpgv") or shutil.which("gpgv2")
+    program = command.program("gpgv") or command.program("gpgv2")
     if not program:
         raise BundleError("this controller", "it has no gpgv, which verifies signatures", "apt-get install gpgv")
     with tempfile.TemporaryDirectory(prefix="openfleet-bundle-") as name:
@@ -61,13 +60,7 @@ def _verify(files: dict[str, bytes], key: bytes, trusted: Sequence[str], where: 
         # apt refuses SHA-1 too. gpgv gives out what was signed, which for a clear-signed text is not the whole file.
         options = ["--homedir", name, "--keyring", str(folder / "key.gpg"), "--status-fd", "1", "--weak-digest", "SHA1"]
         output = ["--output", str(folder / "text")] if len(files) == 1 else []
-        done = subprocess.run(
-            [program, *options, *output, *(str(folder / file) for file in files)],
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            check=False,
-        )
+        done = command.run_to_end([program, *options, *output, *(str(folder / file) for file in files)])
         problem = judge(done.stdout, trusted)
         if problem:
             raise BundleError(

@@ -6,9 +6,8 @@
 from __future__ import annotations
 
 import re
-import subprocess
 
-from ...command import Run
+from ...command import FAILURES, Run
 from .model import TIME_SLICES, UNKNOWN
 
 LIST = ("nvidia-smi", "compute-policy", "-l")
@@ -22,7 +21,7 @@ def ask(command: list[str], run: Run) -> tuple[str, str]:
         done = run(command)
     except FileNotFoundError:
         return "", NOT_INSTALLED
-    except (OSError, subprocess.SubprocessError) as error:
+    except FAILURES as error:
         return "", str(error)
     if done.returncode == 0:
         return done.stdout, ""
