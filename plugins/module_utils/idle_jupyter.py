@@ -14,19 +14,18 @@ was checked. Otherwise what the server does is not known, and nothing is shut do
 from __future__ import annotations
 
 import calendar
-import http.client
 import json
 import re
 import time
 import urllib.error
 import urllib.parse
-import urllib.request
 from dataclasses import field
 from typing import Any, Mapping
 
-from . import checked_http, peer
+from . import peer
 from .errors import FleetError
 from .frozen import frozen
+from .http_opener import FAILURES, Request, opener
 
 TIMEOUT_SECONDS = 30
 _MOST_BYTES = 1 << 24
@@ -90,12 +89,13 @@ def _ask(server: Server, method: str, path: str) -> bytes | None:
     url = server.url.rstrip("/")
     if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
         raise _error(server, "this is no address of a server")
-    request = urllib.request.Request(url + path, method=method)
+    request = Request(url + path, method=method)
     if server.token:
         request.add_header("Authorization", "token %s" % server.token)
-    opener = checked_http.opener(lambda connection: peer.check(connection, server.owner))
     try:
-        with opener.open(request, timeout=TIMEOUT_SECONDS) as response:
+        with opener(check=lambda connection: peer.check(connection, server.owner)).open(
+            request, timeout=TIMEOUT_SECONDS
+        ) as response:
             return response.read(_MOST_BYTES)
     except peer.PeerError as error:
         cure = "End that process if it is foreign; let gpu_rightsize_jupyter name the unit or container of the server."
@@ -105,7 +105,7 @@ def _ask(server: Server, method: str, path: str) -> bytes | None:
             if error.code == 404 and method == "DELETE":
                 return None
             raise _error(server, "it answered HTTP %d" % error.code) from None
-    except (OSError, http.client.HTTPException, ValueError) as error:
+    except FAILURES as error:
         raise _error(server, "it could not be reached: %s" % (getattr(error, "reason", None) or error)) from None
 
 

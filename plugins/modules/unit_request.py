@@ -79,20 +79,18 @@ json:
   type: raw
 """
 
-import base64
 import contextlib
-import http.client
 import json
 import re
 import ssl
 import urllib.error
 import urllib.parse
-import urllib.request
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils import checked_http, peer
+from ..module_utils import peer
 from ..module_utils.errors import FleetError
+from ..module_utils.http_opener import FAILURES, Request, basic, opener
 from ..module_utils.peer_owner import UnitOwner
 from ..module_utils.runner import run
 
@@ -127,13 +125,12 @@ def send(params):
         if password and scheme == "http":
             peer.check(connection, UnitOwner(unit))
 
-    request = urllib.request.Request(url, data=b"" if params["method"] == "POST" else None, method=params["method"])
+    request = Request(url, data=b"" if params["method"] == "POST" else None, method=params["method"])
     if password:
-        said = "%s:%s" % (params["username"], password)
-        request.add_header("Authorization", "Basic " + base64.b64encode(said.encode()).decode())
+        request.add_header("Authorization", basic(params["username"], password))
     try:
         context = ssl.create_default_context(cafile=params["ca_path"]) if scheme == "https" else None
-        with checked_http.opener(check, context).open(request, timeout=TIMEOUT_SECONDS) as response:
+        with opener(context, check).open(request, timeout=TIMEOUT_SECONDS) as response:
             status, body = response.status, response.read()
     except peer.PeerError as error:
         cure = (
@@ -144,7 +141,7 @@ def send(params):
     except urllib.error.HTTPError as error:
         with error:
             raise RequestError(where, "it answered HTTP %d %s" % (error.code, error.reason)) from None
-    except (OSError, http.client.HTTPException, ValueError) as error:
+    except FAILURES as error:
         reason = getattr(error, "reason", None) or error
         raise RequestError(where, "it could not be reached: %s" % reason) from None
     found = {"changed": False, "status": status}

@@ -66,3 +66,10 @@ def test_one_runner_runs_commands():
 
 def _is(node: ast.AST, name: str) -> bool:
     return isinstance(node, ast.Name) and node.id == name
+
+
+def test_one_opener_sends_requests():
+    own = "module_utils/http_opener.py"
+    # Ansible's open_url has the settings of proxies and certificates that a controller has.
+    assert importers("urllib.request", "http.client") == {own, "plugin_utils/bundle/fetch.py"}
+    assert importers("ansible.module_utils.urls", "requests", "urllib3") == {"plugin_utils/bundle/fetch.py"}

@@ -6,12 +6,11 @@
 from __future__ import annotations
 
 import os
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Sequence
 
 from ..errors import PlanError
+from ..http_opener import FAILURES, Request, opener
 from .model import Owner
 from .openpgp import KeyFormatError, binary, fingerprints
 
@@ -72,11 +71,12 @@ def verified(owner: Owner, keyring: str, trusted: Sequence[str], given: str, url
 
 
 def _fetch(owner: Owner, url: str) -> bytes:
-    request = urllib.request.Request(url, headers={"User-Agent": "openfleet.gpu"})
+    request = Request(url, headers={"User-Agent": "openfleet.gpu"})
     try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        # Elsewhere too: its fingerprint is what it is trusted by.
+        with opener(redirects=True).open(request, timeout=30) as answer:
             return answer.read(_LIMIT_BYTES)
-    except (urllib.error.URLError, OSError, ValueError) as error:
+    except FAILURES as error:
         raise PlanError(
             url,
             "the repository's key cannot be fetched: %s" % error,

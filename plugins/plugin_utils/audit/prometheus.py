@@ -10,9 +10,7 @@ API: https://prometheus.io/docs/prometheus/latest/querying/api/
 
 from __future__ import annotations
 
-import base64
 import gzip
-import http.client
 import io
 import json
 import math
@@ -20,13 +18,12 @@ import ssl
 import threading
 import urllib.error
 import urllib.parse
-import urllib.request
 import zlib
 from dataclasses import dataclass, field
 from typing import Any, Mapping
 
 from ...module_utils.errors import FleetError
-from ...module_utils.no_redirect import NoRedirect
+from ...module_utils.http_opener import HTTPException, Request, basic, opener
 from ..host_values import MOST_TEXT, text
 
 #: More than any honest answer: 10,000 GPUs with seven instances each are some 40 MiB.
@@ -119,10 +116,7 @@ class Prometheus:
         self.bytes_received = 0
         # Several queries may be under way.
         self._counting = threading.Lock()
-        handlers: list[urllib.request.BaseHandler] = [NoRedirect()]
-        if parts.scheme == "https":
-            handlers.append(urllib.request.HTTPSHandler(context=self._tls()))
-        self._opener = urllib.request.build_opener(*handlers)
+        self._opener = opener(self._tls() if parts.scheme == "https" else None)
 
     def _tls(self) -> ssl.SSLContext:
         try:
@@ -206,10 +200,9 @@ class Prometheus:
         if self.access.token:
             headers["Authorization"] = "Bearer " + self.access.token
         elif self.access.user:
-            pair = "%s:%s" % (self.access.user, self.access.password)
-            headers["Authorization"] = "Basic " + base64.b64encode(pair.encode()).decode()
+            headers["Authorization"] = basic(self.access.user, self.access.password)
         # POST: a query over many hosts is longer than an address may be.
-        request = urllib.request.Request(self.name + path, urllib.parse.urlencode(form).encode(), headers)
+        request = Request(self.name + path, urllib.parse.urlencode(form).encode(), headers)
         with self._counting:
             self.queries += 1
         try:
@@ -229,7 +222,7 @@ class Prometheus:
             if isinstance(error.reason, TimeoutError):
                 raise self._error("it could not be reached within %g s" % self.access.timeout_seconds, _REACH) from None
             raise self._error("it could not be reached: %s" % error.reason, _REACH) from None
-        except (http.client.HTTPException, OSError, EOFError, zlib.error) as error:
+        except (HTTPException, OSError, EOFError, zlib.error) as error:
             raise self._error("its answer broke off: %s" % (error or type(error).__name__), _REACH) from None
         except ValueError:
             # Its text would repeat a header, and with it a secret.
@@ -303,7 +296,7 @@ def _text_of(error: urllib.error.HTTPError) -> str:
             body = gzip.decompress(body)
         found = json.loads(body)
         said = str(found["error"])
-    except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error, http.client.HTTPException):
+    except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error, HTTPException):
         said = error.reason or "no reason given"
     return text(" ".join(str(said).split()), _SHOWN)
 

@@ -6,18 +6,16 @@
 from __future__ import annotations
 
 import email.message
-import http.client
 import json
 import re
 import smtplib
 import urllib.error
 import urllib.parse
-import urllib.request
 from dataclasses import dataclass, fields, replace
 from typing import Any, Mapping
 
 from ...module_utils.errors import FleetError
-from ...module_utils.no_redirect import NoRedirect
+from ...module_utils.http_opener import FAILURES, HTTPException, Request, opener
 from .model import Audit
 from .report_json import summary
 from .write_line import line
@@ -29,8 +27,6 @@ _MARKUP = str.maketrans({"<": "\u2039", ">": "\u203a", "@": "\uff20", "[": "(", 
 #: In an address, the account that a message is about.
 USER = "{user}"
 _ACCOUNT = re.compile(r"[a-z_][a-z0-9_.-]{0,31}")
-#: A report names users and what they run: it is for the server that the inventory names.
-_OPENER = urllib.request.build_opener(NoRedirect)
 
 
 class NotifyError(FleetError):
@@ -101,10 +97,10 @@ def send(notice: Notice, message: Message) -> str:
     except urllib.error.HTTPError as error:
         with error:
             raise _refused(notice.url, error.code) from None
-    except (urllib.error.URLError, OSError, smtplib.SMTPException, http.client.HTTPException, ValueError) as error:
+    except FAILURES as error:
         where = _shown(notice.url) if notice.url else notice.server
         # The text of an address that is none would repeat it.
-        why = type(error).__name__ if isinstance(error, (http.client.HTTPException, ValueError)) else error
+        why = type(error).__name__ if isinstance(error, (HTTPException, ValueError)) else error
         raise NotifyError(where, "the notification was not sent: %s" % why, "The report is written.") from None
 
 
@@ -123,8 +119,8 @@ def _shown(url: str) -> str:
 
 def _post(url: str, message: Message) -> None:
     body = json.dumps({"text": without_markup(message.text), **message.data}).encode()
-    request = urllib.request.Request(url, body, {"Content-Type": "application/json", "User-Agent": "openfleet.gpu"})
-    with _OPENER.open(request, timeout=_TIMEOUT_SECONDS):
+    request = Request(url, body, {"Content-Type": "application/json", "User-Agent": "openfleet.gpu"})
+    with opener().open(request, timeout=_TIMEOUT_SECONDS):
         pass
 
 

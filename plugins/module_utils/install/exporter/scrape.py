@@ -10,15 +10,13 @@ process that has the port gets neither the password nor a header.
 
 from __future__ import annotations
 
-import base64
-import http.client
 import re
 import ssl
 import time
 from pathlib import Path
 from typing import Any
 
-from ...checked_http import CheckedConnection, CheckedTlsConnection
+from ...http_opener import FAILURES, Check, CheckedConnection, CheckedTlsConnection, basic
 from ...peer import PeerError, check
 from ...peer_owner import UnitOwner
 from .host import UNIT, journal, refuse
@@ -41,7 +39,7 @@ def pem_certificate(path: str) -> bytes:
     return ssl.PEM_cert_to_DER_cert(first)
 
 
-def connection_to(health: dict, check_first) -> http.client.HTTPConnection:
+def connection_to(health: dict, check_first: Check) -> CheckedConnection | CheckedTlsConnection:
     if not health["certificate"]:
         return CheckedConnection(health["address"], health["port"], timeout=SECONDS, check=check_first)
     # The certificate is compared as a whole: its name need not be this address's.
@@ -60,8 +58,7 @@ def scrape(health: dict, user: str | None) -> tuple[int, str]:
 
     headers = {}
     if user is not None:
-        said = "%s:%s" % (user, health["users"][user])
-        headers["Authorization"] = "Basic " + base64.b64encode(said.encode()).decode()
+        headers["Authorization"] = basic(user, health["users"][user])
     connection = connection_to(health, check_first)
     try:
         connection.request("GET", "/metrics", headers=headers)
@@ -81,7 +78,7 @@ def certificate_is_old(bundle: dict) -> bool:
     try:
         connection.connect()
         return shown != [pem_certificate(health["certificate"])]
-    except (OSError, ValueError, http.client.HTTPException):
+    except FAILURES:
         return False
     finally:
         connection.close()
@@ -103,7 +100,7 @@ def problem(health: dict) -> str:
             "%s: %s; it was sent no password. End the process that has the port, or set another dcgm_exporter_port; see: "
             "systemctl status %s" % (where, error, UNIT)
         )
-    except (OSError, ValueError, http.client.HTTPException) as error:
+    except FAILURES as error:
         return "%s does not answer: %s" % (where, error)
     if status != 200:
         return "%s answers with status %d" % (where, status)

@@ -1,0 +1,80 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Ask one server over HTTP, and no other that it names: passwords, tokens and reports are for that server alone."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import urllib.request
+from typing import Any, Callable
+
+HTTPException, Request = http.client.HTTPException, urllib.request.Request
+#: What is raised where a server does not answer, or what it answers or was asked is not HTTP.
+FAILURES = (OSError, HTTPException, ValueError)
+#: Called with the connected socket, after the TLS handshake where there is one. It raises what the caller is to get.
+Check = Callable[[Any], None]
+
+
+class _Checked:
+    """Checks each connection right after it was made. http.client sends nothing before that: no header, and so no password."""
+
+    def __init__(self, *arguments: Any, check: Check, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._check = check
+
+    def connect(self) -> None:
+        super().connect()  # type: ignore[misc]
+        try:
+            self._check(self.sock)  # type: ignore[attr-defined]
+        except BaseException:
+            self.close()  # type: ignore[attr-defined]
+            raise
+
+
+class CheckedConnection(_Checked, http.client.HTTPConnection):
+    """HTTP without TLS."""
+
+
+class CheckedTlsConnection(_Checked, http.client.HTTPSConnection):
+    """HTTP over TLS."""
+
+
+class _CheckedHandler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
+    def __init__(self, check: Check, context: Any) -> None:
+        urllib.request.HTTPHandler.__init__(self)
+        self._check = check
+        self._tls = context
+
+    def http_open(self, request: Request) -> Any:
+        return self.do_open(CheckedConnection, request, check=self._check)
+
+    def https_open(self, request: Request) -> Any:
+        return self.do_open(CheckedTlsConnection, request, check=self._check, context=self._tls)
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Makes each redirection an HTTPError with its status."""
+
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+
+def opener(context: Any = None, check: Check | None = None, redirects: bool = False) -> urllib.request.OpenerDirector:
+    """Return what opens requests; redirects are followed only for what is verified whoever sends it.
+
+    `context` is for https; without one the system's authorities and the server's name are checked. `check` is for servers of this
+    host, which are asked by no proxy of the environment's.
+    """
+    handlers: list[Any] = [] if redirects else [_NoRedirect]
+    if check is None:
+        handlers.append(urllib.request.HTTPSHandler(context=context))
+    else:
+        handlers += [_CheckedHandler(check, context), urllib.request.ProxyHandler({})]
+    return urllib.request.build_opener(*handlers)
+
+
+def basic(user: str, password: str) -> str:
+    """Return the value of the header Authorization for a user and a password."""
+    return "Basic " + base64.b64encode(("%s:%s" % (user, password)).encode()).decode()
