@@ -73,3 +73,8 @@ def test_one_opener_sends_requests():
     # Ansible's open_url has the settings of proxies and certificates that a controller has.
     assert importers("urllib.request", "http.client") == {own, "plugin_utils/bundle/fetch.py"}
     assert importers("ansible.module_utils.urls", "requests", "urllib3") == {"plugin_utils/bundle/fetch.py"}
+
+
+def test_one_page_is_the_shell_of_all():
+    pages = {path.name for path in PLUGINS.rglob("*.j2") if "<!doctype" in path.read_text(encoding="utf-8").lower()}
+    assert pages == {"shell.html.j2"}
