@@ -19,6 +19,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import (
     Verdict,
     Window,
 )
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.observed import hosts_today
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.today import fleet_today
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.wishes import wishes
 
@@ -59,4 +60,4 @@ def audit_of(states, words=None, quiet_hours=96.0, idle_after_hours=48.0):
 
 def today(states, layouts=None, said=None, words=None):
     given = {host: wishes(rows, host) for host, rows in (said or {}).items()}
-    return fleet_today(audit_of(states, words), states, layouts or {}, given)
+    return fleet_today(audit_of(states, words), hosts_today(states, layouts or {}), given)

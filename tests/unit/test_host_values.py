@@ -29,7 +29,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.host_values import (
     is_a,
     text,
 )
-from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.observed import host_of
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.observed import host_of, hosts_today
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.today import fleet_today
 
 #: What no kind of name or number is, for whatever it may end up in.
@@ -223,7 +223,7 @@ def test_whatever_a_host_leaves_out_costs_no_other_host_the_proposal():
             assert "gpu-2" in read and all(line.startswith("gpu-1: ") for line in words)
             refused.update(path for _line in words)
             audit = make(Order(3600.0, hosts=hosts_of(read), hosts_asked=list(read)), 1e9)
-            assert len(fleet_today(audit, read, {}, {})) == 2 * len(read), path
+            assert len(fleet_today(audit, hosts_today(read, {}), {})) == 2 * len(read), path
             at[path[-1]] = was
     tenant = {path[-1] for path in refused if path[0] == "vgpu_tenants"}
     assert tenant == {"name", "memory_bytes", "sm_percent", "uuid"}

@@ -28,7 +28,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.model impo
     Proposal,
     RightsizeError,
 )
-from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.observed import host_of
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.observed import host_of, hosts_today
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.reclaim import Bounds, reclaimable
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.today import fleet_today
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.wishes import wishes
@@ -218,7 +218,7 @@ def left(states, held_hours=None, **more):
         holding = dataclasses.replace(found.holding, held_seconds=held_hours * 3600.0)
         audit = dataclasses.replace(audit, findings=(dataclasses.replace(found, holding=holding),))
     said = {host: wishes(rows, host) for host, rows in more.items()}
-    (found,) = fleet_today(audit, {"a": states}, {}, said, least_seconds=24 * 3600.0)
+    (found,) = fleet_today(audit, hosts_today({"a": states}, {}), said, least_seconds=24 * 3600.0)
     return found.left
 
 

@@ -18,6 +18,8 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assum
 from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import load_models
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError, PlanError
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
+from ansible_collections.openfleet.gpu.plugins.module_utils.model import Host
+from ansible_collections.openfleet.gpu.plugins.module_utils.targets import resolved
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import (
     Finding,
     Holding,
@@ -38,6 +40,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.model impo
     RightsizeError,
     Wish,
 )
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.observed import HostToday, hosts_today
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.overlay import merged, planned
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.risk import risk
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.series import MOST_POINTS, Grid
@@ -203,6 +206,12 @@ GPUS = assumed_gpus([H100] * 4)
 NEW = {"gpus": [1], "sharing": "mig", "mig": [{"profile": "3g.40gb"}]}
 
 
+def now(layout):
+    """The four GPUs under a layout."""
+    parsed = parse_layout(layout)
+    return HostToday({}, Host("580.65.06", "", None, True, GPUS), parsed, resolved(parsed, GPUS))
+
+
 @pytest.mark.parametrize(
     ("current", "kept"),
     [
@@ -217,7 +226,7 @@ NEW = {"gpus": [1], "sharing": "mig", "mig": [{"profile": "3g.40gb"}]}
     ],
 )
 def test_other_gpus_keep_what_the_layout_says_of_them(current, kept):
-    found = merged(current, GPUS, [NEW], {1})
+    found = merged(now(current), [NEW], {1})
     assert found == [*kept, NEW]
     plan, _lines = planned(found, GPUS, "580.65.06")
     assert [gpu.gpu.index for gpu in plan.gpus if gpu.target.mig_enabled] == [1]
@@ -227,8 +236,15 @@ def test_tenants_that_may_be_on_any_gpu_of_their_entry_are_not_torn_apart():
     tenants = [{"name": "a", "memory": "8GiB", "sm_percent": 30}]
     current = [{"gpus": [0, 1], "sharing": "vgpu", "vgpu": {"tenants": tenants}}]
     with pytest.raises(PlanError, match="of which only some change"):
-        merged(current, GPUS, [NEW], {1})
-    assert merged(current, GPUS, [NEW], {0, 1}) == [NEW]
+        merged(now(current), [NEW], {1})
+    assert merged(now(current), [NEW], {0, 1}) == [NEW]
+
+
+def test_a_layout_that_does_not_hold_is_not_taken_for_an_empty_one():
+    state = {"driver_version": "580.65.06", "nvml_version": "", "gpus": []}
+    (today,) = hosts_today({"a": state}, {"a": [{"gpus": [7], "sharing": "exclusive"}]}).values()
+    with pytest.raises(PlanError, match="the host's layout does not hold"):
+        merged(today, [NEW], {0})
 
 
 def test_daemons_and_tenants_are_planned_too():

@@ -20,7 +20,7 @@ from rightsize_fleets import H100, today
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing import check
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.model import WHOLE, mig, share
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.model import Decision, RightsizeError
-from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.observed import host_of
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.observed import hosts_today
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.overlay import merged, planned
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.rearrange import Limits, rearrange
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.teams import teams
@@ -187,9 +187,10 @@ def test_any_proposal_keeps_everybody_and_the_planner_takes_it(kinds, free, boun
             one.name for each in found for one in each.occupants
         }
         assert answer.saved > 0
-    gpus = host_of("a", states["a"]).gpus
+    host = hosts_today(states, {"a": [{"gpus": "all", "sharing": "shared"}]})["a"]
+    gpus = host.host.gpus
     entries, changed = done.entries("a")
-    layout = merged([{"gpus": "all", "sharing": "shared"}], gpus, entries, changed)
+    layout = merged(host, entries, changed)
     plan, _lines = planned(layout, gpus, "580.65.06")
     # No GPU is named twice, and each has what stands on it.
     assert sorted(each.gpu.index for each in plan.gpus) == list(range(len(gpus)))

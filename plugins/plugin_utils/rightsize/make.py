@@ -20,7 +20,7 @@ from ..packing.model import Shape, Standing
 from ..sizing.model import Fleet, Policy
 from .mode import decide
 from .model import Decision, GpuToday, HostChange, Need, Occupant, Outcome, Proposal, Wish
-from .observed import host_of
+from .observed import hosts_today
 from .overlay import merged, planned
 from .rearrange import Arrangement, Limits, rearrange, smaller
 from .reclaim import Bounds, reclaimable
@@ -55,10 +55,10 @@ def make(request: Request, now_seconds: float, say: Callable[[str], None] = lamb
     """The proposal. Raises FleetError where there is nothing to go by, or the inventory asks for what cannot be."""
     audit = make_audit(request.audit, now_seconds, say)
     notes = list(audit.sources.missing)
+    hosts = hosts_today(request.states, request.layouts)
     gpus = fleet_today(
         audit,
-        request.states,
-        request.layouts,
+        hosts,
         request.wishes,
         request.audit.prices,
         request.audit.thresholds.least_history_hours * 3600,
@@ -72,12 +72,11 @@ def make(request: Request, now_seconds: float, say: Callable[[str], None] = lamb
         del decisions[name]
     for name, why in together.reasons.items():
         decisions[name] = dataclasses.replace(decisions[name], reason="%s %s" % (decisions[name].reason, why))
-    hosts = {name: host_of(name, request.states[name]) for name in request.states}
 
     def change(arrangement: Arrangement, name: str) -> tuple[list[dict[str, Any]], bool, Any, list[str]]:
         entries, changed = arrangement.entries(name)
-        layout = merged(request.layouts.get(name), hosts[name].gpus, entries, changed)
-        return (layout, bool(changed), *planned(layout, hosts[name].gpus, hosts[name].driver_version))
+        layout, host = merged(hosts[name], entries, changed), hosts[name].host
+        return (layout, bool(changed), *planned(layout, host.gpus, host.driver_version))
 
     def check(arrangement: Arrangement, names: Collection[str]) -> None:
         for name in names:

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 from functools import lru_cache
-from typing import Any, Mapping, Sequence
+from typing import Any, Mapping, NamedTuple, Sequence
 
 from ...module_utils import catalogue
 from ...module_utils.assumed import assumed_gpus
+from ...module_utils.errors import FleetError
 from ...module_utils.holders_mark import mark
+from ...module_utils.layout import parse_layout
+from ...module_utils.layout_types import Entry, Layout
 from ...module_utils.model import (
     ComputeInstance,
     Gpu,
@@ -24,7 +27,37 @@ from ...module_utils.model import (
     Placement,
     Process,
 )
+from ...module_utils.targets import resolved
 from .model import RightsizeError
+
+#: Why a host stays as it is.
+NO_LAYOUT = "the host's layout does not hold: %s"
+
+
+class HostToday(NamedTuple):
+    """A host as it is, its layout, and by UUID the entry of each GPU that this names. `problem`: why it names none."""
+
+    state: Mapping[str, Any]
+    host: Host
+    layout: Layout
+    entries: Mapping[str, Entry]
+    problem: str = ""
+
+
+def hosts_today(states: Mapping[str, Mapping[str, Any]], layouts: Mapping[str, Any]) -> dict[str, HostToday]:
+    """Read the results of gpu_info and the `gpu_layout` of the hosts that have one, in the order of their names.
+
+    Raises RightsizeError for a state that is none.
+    """
+    found = {}
+    for name in sorted(states):
+        host = host_of(name, states[name])
+        try:
+            layout = parse_layout(layouts.get(name) or [])
+            found[name] = HostToday(states[name], host, layout, resolved(layout, host.gpus))
+        except FleetError as error:
+            found[name] = HostToday(states[name], host, Layout(()), {}, NO_LAYOUT % error)
+    return found
 
 
 @lru_cache(maxsize=None)

@@ -12,23 +12,22 @@ from ...module_utils.errors import PlanError
 from ...module_utils.gpu_plan import Plan
 from ...module_utils.layout import layout_to_data, parse_layout
 from ...module_utils.model import Gpu
-from ...module_utils.targets import resolved, targets
+from ...module_utils.targets import targets
 from ...module_utils.techniques.registry import SERVING
 from ...module_utils.techniques.vgpu.part import vgpu_of
+from .observed import HostToday
 
 
-def merged(
-    current: Any, gpus: Sequence[Gpu], entries: Sequence[Mapping[str, Any]], changed: Collection[int]
-) -> list[dict[str, Any]]:
+def merged(today: HostToday, entries: Sequence[Mapping[str, Any]], changed: Collection[int]) -> list[dict[str, Any]]:
     """Today's layout with other entries for the GPUs that change.
 
-    What is left of an entry that loses a GPU names the others by their indices. Raises LayoutError, SelectorError and PlanError.
+    What is left of an entry that loses a GPU names the others by their indices. Raises PlanError.
     """
+    if today.problem:
+        raise PlanError("gpu_layout", today.problem)
     kept: list[dict[str, Any]] = []
-    layout = parse_layout(current or [])
-    by_uuid = resolved(layout, gpus)
-    for entry, data in zip(layout.entries, layout_to_data(layout)):
-        named = sorted(gpu.index for gpu in gpus if by_uuid.get(gpu.uuid) is entry)
+    for entry, data in zip(today.layout.entries, layout_to_data(today.layout)):
+        named = sorted(gpu.index for gpu in today.host.gpus if today.entries.get(gpu.uuid) is entry)
         stay = [index for index in named if index not in changed]
         if len(stay) == len(named):
             kept.append(data)

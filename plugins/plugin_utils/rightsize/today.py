@@ -16,10 +16,9 @@ from typing import Any, Mapping, NamedTuple, Sequence
 
 from ...module_utils import planner
 from ...module_utils.errors import FleetError
-from ...module_utils.layout import parse_layout
 from ...module_utils.layout_types import Entry, Layout
 from ...module_utils.model import Gpu, GpuInstance, Host
-from ...module_utils.targets import resolved, targets
+from ...module_utils.targets import targets
 from ...module_utils.techniques.vgpu.part import vgpu_of
 from ..audit.holdings import Price, is_held, price_of, using
 from ..audit.model import Audit, Finding, Holding, Subject, Verdict
@@ -27,7 +26,7 @@ from ..audit.series import QUIET_BUSY_RATIO
 from ..packing.geometry import geometry
 from ..packing.model import WHOLE, Shape, Standing, mig, share
 from .model import GpuToday, Occupant, Wish
-from .observed import host_of, model_of
+from .observed import NO_LAYOUT, HostToday, model_of
 from .reclaim import UNNAMED
 from .wishes import wish_of
 
@@ -54,35 +53,29 @@ class Place(NamedTuple):
 
 def fleet_today(
     audit: Audit,
-    states: Mapping[str, Mapping[str, Any]],
-    layouts: Mapping[str, Any],
+    hosts: Mapping[str, HostToday],
     wishes: Mapping[str, Sequence[Wish]],
     prices: Sequence[Price] = (),
     least_seconds: float = 0.0,
 ) -> tuple[GpuToday, ...]:
     """The GPUs of all hosts that answered, by host and index.
 
-    `states`: results of gpu_info by host. `layouts`: `gpu_layout` of the hosts that have one. A workload that has been there for
-    less than `least_seconds` stays as it is: the history is also another's. Raises RightsizeError for a state that is none.
+    A workload that has been there for less than `least_seconds` stays as it is: the history is also another's.
     """
     findings: dict[tuple[str, str], list[Finding]] = defaultdict(list)
     for found in audit.findings:
         findings[found.holding.subject.host, found.holding.subject.gpu_uuid].append(found)
     gpus = []
-    for host in sorted(states):
-        seen = host_of(host, states[host])
-        wrong = ""
+    for host, today in hosts.items():
         try:
-            layout = parse_layout(layouts.get(host) or [])
-            entries = resolved(layout, seen.gpus)
-            wrong = _lost(states[host]) or _drift(layout, seen)
+            wrong = today.problem or _lost(today.state) or _drift(today.layout, today.host)
         except FleetError as error:
-            entries, wrong = {}, "the host's layout does not hold: %s" % error
-        spread = _spread(states[host])
+            wrong = NO_LAYOUT % error
+        spread = _spread(today.state)
         watched = any(_history(found) for key, rows in findings.items() if key[0] == host for found in rows)
-        for gpu in seen.gpus:
+        for gpu in today.host.gpus:
             one = _GpuReading(
-                host, gpu, states[host], entries.get(gpu.uuid), findings[host, gpu.uuid], wishes.get(host, ())
+                host, gpu, today.state, today.entries.get(gpu.uuid), findings[host, gpu.uuid], wishes.get(host, ())
             )
             one.watched, one.spread = watched, spread
             one.since = audit.made_at_seconds - least_seconds
