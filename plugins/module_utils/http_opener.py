@@ -62,7 +62,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def opener(context: Any = None, check: Check | None = None, redirects: bool = False) -> urllib.request.OpenerDirector:
-    """Return what opens requests; redirects are followed only for what is verified whoever sends it.
+    """Return what opens requests; redirects are followed only for content that is verified afterwards.
 
     `context` is for https; without one the system's authorities and the server's name are checked. `check` is for servers of this
     host, which are asked by no proxy of the environment's.
