@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import warm_playbook
 import yaml
 from fleet_history import Device, prometheus
 from warm_ansible import interpreter
@@ -114,8 +115,10 @@ def apply(hosts, *options, playbook=""):
     (folder / "play.yml").write_text(yaml.safe_dump(play))
     named = {host.name: host.variables(variables) for host, variables in hosts.items()}
     (folder / "inventory.yml").write_text(yaml.safe_dump({"gpu_audit": {"hosts": named}, "gpu_hosts": {}}))
-    command = [VENV / "bin" / "ansible-playbook", "-i", folder / "inventory.yml", *options]
-    return run([*command, ROOT / playbook if playbook else folder / "play.yml"], folder, cwd=ROOT)
+    command = [*warm_playbook.COMMAND, "-i", folder / "inventory.yml", *options]
+    # One for all of them, so that they are forks of one process.
+    home = {"ANSIBLE_HOME": os.environ.get("ANSIBLE_HOME", str(folder / "home"))}
+    return run([*command, ROOT / playbook if playbook else folder / "play.yml"], folder, cwd=ROOT, environment=home)
 
 
 def changed(done, host):
