@@ -21,14 +21,15 @@ def hopper(lab_host):
 
 @pytest.fixture(scope="session")
 def with_library(hopper):
-    """The host with the collection's library of hosts, of this working tree."""
-    return MpsDaemons.install(hopper)
+    """The host with the collection's library of hosts, of this working tree, and without a daemon."""
+    MpsDaemons.install(hopper)
+    MpsDaemons(hopper).clear()
+    return hopper
 
 
 @pytest.fixture
 def mps(with_library):
     """The host without a daemon; what a test starts is taken away after it."""
     daemons = MpsDaemons(with_library)
-    daemons.clear()
     yield daemons
     daemons.clear()

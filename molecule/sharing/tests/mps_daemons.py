@@ -22,7 +22,6 @@ MIB = 2**20
 PROGRAM = """
 import dataclasses, json, sys
 sys.path.insert(0, %r)
-sys.dont_write_bytecode = True
 from %s.errors import ApplyError
 from %s.techniques.mps.host import MpsHost, adjustable
 from %s.techniques.mps.model import MpsDaemon, MpsPlace
@@ -36,6 +35,11 @@ try:
         print(json.dumps(adjustable(host.observe()[0], daemon, tuple(devices))))
     elif verb in ("start", "adjust"):
         print(json.dumps(getattr(host, verb)(daemon, devices)))
+    elif verb == "clear":
+        for seen in host.observe():
+            host.stop(seen.daemon.name)
+            host.forget(seen.daemon.name)
+        print("null")
     else:
         print(json.dumps(getattr(host, verb)(name)))
 except ApplyError as error:
@@ -90,9 +94,7 @@ class MpsDaemons:
         return seen
 
     def clear(self) -> None:
-        for seen in self.do("observe"):
-            self.do("stop", seen["daemon"]["name"])
-            self.do("forget", seen["daemon"]["name"])
+        self.do("clear")
 
     # --- by others ------------------------------------------------------------------------------
 
@@ -113,5 +115,10 @@ class MpsDaemons:
 
     def limits(self) -> tuple[str, str, str]:
         """Percentage and the memory limits of two devices, in the daemon's words."""
-        memory = [self.tell(f"get_default_device_pinned_mem_limit {index}") for index in (0, 1)]
-        return (self.tell("get_default_active_thread_percentage"), *memory)
+        questions = ["get_default_active_thread_percentage"]
+        questions += ["get_default_device_pinned_mem_limit %d" % index for index in (0, 1)]
+        # In one execution; an answer may be empty.
+        tool = f"env CUDA_MPS_PIPE_DIRECTORY={PIPES} nvidia-cuda-mps-control"
+        asked = [f'answer=$(echo {shlex.quote(question)} | {tool}); echo "$answer."' for question in questions]
+        percentage, *memory = (answer[:-1] for answer in self.ask("set -e; " + "; ".join(asked)).splitlines())
+        return (percentage, *memory)
