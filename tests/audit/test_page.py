@@ -12,7 +12,7 @@ import page_fleet
 import page_index
 import page_proposal
 import pytest
-from page_checks import HOSTILE, LONG, active, contrasts, is_dark, outside, parts, shown
+from page_checks import HOSTILE, LONG, active, contrasts, follow, is_dark, outside, parts, shown
 from thorough import sample
 
 PAGES = {"audit": page_fleet, "index": page_index, "rightsize": page_proposal}
@@ -72,6 +72,16 @@ def test_a_large_fleet_opens(show, made):
     assert len(html.encode()) < 12e6
     page = show(html)
     assert len(shown(page, "h1")) == 1 and active(page) == []
+    if made is page_fleet:
+        each_of_a_thousand_hosts_has_its_place(page)
+
+
+def each_of_a_thousand_hosts_has_its_place(page):
+    assert page.locator(".map a").count() == 1000
+    assert page.locator(".map i").count() == 11000
+    assert len(shown(page, "#findings tbody tr")) == 100
+    assert follow(page, ".map a:nth-child(1000)") == "#host-999"
+    assert shown(page, ".host h2") == ["gpu-0999.example.org"]
 
 
 def test_one_with_nothing_in_it_is_a_page_too(show, made):
