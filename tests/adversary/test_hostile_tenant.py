@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from pathlib import Path
 
+import cgroups
 import pytest
 from attackers import ALICE, BOB, HOLD, Window, gpu, holding, host, named, process, public_folder
 
@@ -165,29 +165,16 @@ def test_a_user_s_monitor_names_no_container_of_roots(folder):
 # --- Delegated cgroups ------------------------------------------------------------------------------------------------------
 
 
-def hierarchies() -> list[Path]:
-    """Where cgroups are made by which systemd tells units: its own hierarchy of cgroup v1, then cgroup v2."""
-    mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
-    own = [Path(where) for _what, where, kind, options, *_ in mounts if kind == "cgroup" and "name=systemd" in options]
-    return own + [Path(where) for _what, where, kind, *_ in mounts if kind == "cgroup2"]
-
-
 @pytest.fixture
 def delegated():
     """A service's cgroup of which a part was given to its user, beside those of this machine's systemd."""
-    top = next(iter(hierarchies()), Path("/nowhere")) / ("openfleet%d.slice" % os.getpid())
-    inner = top / "hub.service" / "postgresql.service"
-    try:
-        inner.mkdir(parents=True)
-    except OSError as error:
-        pytest.skip("no cgroups can be made here: %s" % error)
-    yield inner
-    deadline = time.monotonic() + 60
-    for path in (inner, inner.parent, top):
-        while path.exists():
-            with contextlib.suppress(OSError):
-                path.rmdir()
-            assert time.monotonic() < deadline, "%s does not empty" % path
+    with contextlib.ExitStack() as ending:
+        try:
+            top = "openfleet%d.slice" % os.getpid()
+            inner = ending.enter_context(cgroups.made(top, "hub.service", "postgresql.service"))
+        except OSError as error:
+            pytest.skip("no cgroups can be made here: %s" % error)
+        yield inner
 
 
 def test_a_service_that_calls_a_cgroup_postgresql_is_itself(folder, delegated):

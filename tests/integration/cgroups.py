@@ -1,0 +1,44 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Control groups of this machine, for processes that stand for those of units and pods."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Iterator
+
+from patience import wait_until
+
+
+def hierarchies() -> list[Path]:
+    """Return where cgroups are made by which the kernel tells units and pods: systemd's own of cgroup v1, then cgroup v2."""
+    mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+    own = [Path(where) for _what, where, kind, options, *_ in mounts if kind == "cgroup" and "name=systemd" in options]
+    return own + [Path(where) for _what, where, kind, *_ in mounts if kind == "cgroup2"]
+
+
+@contextlib.contextmanager
+def made(*parts: str) -> Iterator[Path]:
+    """A cgroup of this path from the top, until the end of the block, by which its processes have ended.
+
+    Raises OSError where none can be made here. What was there of the path stays.
+    """
+    path = next(iter(hierarchies()), Path("/nowhere"))
+    new = []
+    for part in parts:
+        path /= part
+        if not path.exists():
+            path.mkdir()
+            new.append(path)
+    try:
+        yield path
+    finally:
+        for folder in reversed(new):
+            wait_until(lambda folder=folder: _removed(folder), "%s empties" % folder)
+
+
+def _removed(folder: Path) -> bool:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+    return not folder.exists()
