@@ -14,12 +14,21 @@ author:
 description:
   - Of the pods of a node, those that are still to go when it is drained. Pods of a DaemonSet come back as soon as they go, mirror
     pods belong to the kubelet alone, and pods that have ended use nothing.
+  - A pod whose node selector names a label that is paused goes too, by its DaemonSet.
 options:
   _input:
     description: Pods, as M(kubernetes.core.k8s_info) returns them.
     type: list
     elements: dict
     required: true
+  labels:
+    description: Labels of the node with the values that they have while it is drained.
+    type: dict
+    default: {}
+  evicted:
+    description: Whether the pods are evicted that no DaemonSet owns. Otherwise those of DaemonSets alone are named.
+    type: bool
+    default: true
 """
 
 EXAMPLES = r"""
@@ -39,16 +48,19 @@ _value:
 MIRROR = "kubernetes.io/config.mirror"
 
 
-def awaited_pods(pods):
+def awaited_pods(pods, *, labels=None, evicted=True):
     """See DOCUMENTATION."""
-    return ["%(namespace)s/%(name)s" % pod["metadata"] for pod in pods if _is_awaited(pod)]
+    return ["%(namespace)s/%(name)s" % pod["metadata"] for pod in pods if _is_awaited(pod, labels or {}, evicted)]
 
 
-def _is_awaited(pod):
+def _is_awaited(pod, labels, evicted):
     metadata = pod["metadata"]
-    owners = {owner.get("kind") for owner in metadata.get("ownerReferences") or ()}
-    ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
-    return not ended and "DaemonSet" not in owners and MIRROR not in (metadata.get("annotations") or {})
+    if (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
+        return False
+    if "DaemonSet" in {owner.get("kind") for owner in metadata.get("ownerReferences") or ()}:
+        selector = (pod.get("spec") or {}).get("nodeSelector") or {}
+        return any(selector.get(name, value) != value for name, value in labels.items())
+    return evicted and MIRROR not in (metadata.get("annotations") or {})
 
 
 class FilterModule:

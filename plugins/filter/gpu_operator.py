@@ -43,7 +43,9 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: C(is_there), whether the operator manages the node; C(problems), a list of messages with their cures.
+  description: >-
+    C(is_there), whether the operator manages the node; C(problems), a list of messages with their cures; C(pausing), labels of
+    the node with values that take the components off which keep GPUs open.
   type: dict
 """
 
@@ -54,7 +56,7 @@ def gpu_operator(node, policies=(), *, name, config_map_name):
     from ..plugin_utils.kubernetes import cluster, operator
 
     found = operator.find_operator(node, policies, cluster.Place(name, "", config_map_name))
-    return {"is_there": found.is_there, "problems": list(found.problems)}
+    return {"is_there": found.is_there, "problems": list(found.problems), "pausing": found.pausing}
 
 
 class FilterModule:

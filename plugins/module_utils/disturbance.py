@@ -5,14 +5,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Iterable
 
 from .frozen import frozen
-from .holders_model import KUBELET
+from .holders_model import KUBELET, UNKNOWN
 from .model import Holder, Process
 
 #: How many a message and a result name: any user may start thousands.
 _NAMED, _LISTED = 20, 200
+#: Of a pod. A Slurm job has a number.
+_UID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 @frozen
@@ -27,9 +30,11 @@ class Disturbance:
 
     @property
     def pods(self) -> tuple[str, ...]:
-        """UIDs of the pods to which the kubelet has given the thing."""
-        given = {holder.job for holder in self.who if isinstance(holder, Holder) and holder.kind == KUBELET}
-        return tuple(sorted(uid for uid in given if uid))
+        """UIDs of the pods that hold the thing: the kubelet gave it to them, or a process in their cgroup has it open."""
+        holders = [holder for holder in self.who if isinstance(holder, Holder) and holder.job]
+        found = {holder.job for holder in holders if holder.kind == KUBELET}
+        found.update(holder.job for holder in holders if holder.kind != UNKNOWN and _UID.fullmatch(holder.job))
+        return tuple(sorted(found))
 
     def to_data(self) -> dict[str, Any]:
         data = {"what": self.what, "who": self._names(_LISTED)}

@@ -26,11 +26,14 @@ _NOT_YET = (429, 500, 503)
 class NodeStandIn:
     """A node of the cluster, and the thread that does its work until `pause`.
 
-    `seen` returns what is on the GPUs (SimulatedHost.seen), `pod_ended` is told the UID of each pod that has ended.
+    `seen` returns what is on the GPUs (SimulatedHost.seen), `pod_ended` is told the UID of each pod that is about to end, and
+    `plugin_began` that of each pod of the plugin. `selector` is the node selector of the plugin's DaemonSet.
     """
 
-    def __init__(self, plane, name, seen, labels=None, pod_ended=lambda uid: None):
-        self.plane, self.name, self.seen, self.pod_ended = plane, name, seen, pod_ended
+    def __init__(self, plane, name, seen, labels=None, pod_ended=None, plugin_began=None, selector=None):
+        self.plane, self.name, self.seen = plane, name, seen
+        self.pod_ended, self.plugin_began = pod_ended or (lambda uid: None), plugin_began or (lambda uid: None)
+        self.selector = selector or {}
         self.path = "/api/v1/nodes/%s" % name
         #: False: the plugin does not start again.
         self.comes_back = True
@@ -54,7 +57,7 @@ class NodeStandIn:
         """Return the resources of the plugin that are allocatable, without those at 0."""
         return {name: int(count) for name, count in self._allocatable().items() if count != "0"}
 
-    def add_pod(self, name, namespace="default", owner="ReplicaSet", **metadata):
+    def add_pod(self, name, namespace="default", owner="ReplicaSet", selector=None, **metadata):
         """Make a pod on the node; return its UID. It ends once it is evicted."""
         if owner:
             owners = [{"apiVersion": "apps/v1", "kind": owner, "name": "x", "uid": "x"}]
@@ -63,7 +66,7 @@ class NodeStandIn:
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": {"name": name, **metadata},
-            "spec": {"nodeName": self.name, "containers": [{"name": "c", "image": "none"}]},
+            "spec": {"nodeName": self.name, "nodeSelector": selector, "containers": [{"name": "c", "image": "none"}]},
         }
         path = "/api/v1/namespaces/%s/pods" % namespace
         uid = self.plane.call("POST", path, pod)["metadata"]["uid"]
@@ -94,11 +97,12 @@ class NodeStandIn:
         plugin = None
         while not self._stopped.wait(0.2):
             try:
-                label = self.labels().get(LABEL)
+                labels = self.labels()
+                label = labels.get(LABEL)
                 moved = label is not None and label != (self.followed or [None])[-1]
                 if moved:
                     self.followed.append(label)
-                plugin, started = self._kubelet(plugin)
+                plugin, started = self._kubelet(plugin, self.selector.items() <= labels.items())
                 if self.comes_back and (moved or started):
                     self._publish(label)
             except (OSError, http.client.HTTPException):
@@ -117,28 +121,34 @@ class NodeStandIn:
         allocatable = self.get().get("status", {}).get("allocatable", {})
         return {name: count for name, count in allocatable.items() if name.startswith("nvidia.com/")}
 
-    def _kubelet(self, plugin):
-        """End pods that are to go. Return the UID of the plugin's pod, and whether it is a new one."""
+    def _kubelet(self, plugin, selected):
+        """End pods that are to go. Return the UID of the plugin's pod, and whether it is a new one.
+
+        Where the node is not `selected`, the plugin's pod goes, and there is none.
+        """
         own = None
         for pod in self.plane.call("GET", "/api/v1/pods?fieldSelector=spec.nodeName%%3D%s" % self.name)["items"]:
-            if pod["metadata"].get("deletionTimestamp"):
+            is_plugins = pod["metadata"]["namespace"] == NAMESPACE
+            if pod["metadata"].get("deletionTimestamp") or (is_plugins and not selected):
                 self._end(pod)
-            elif pod["metadata"]["namespace"] == NAMESPACE:
+            elif is_plugins:
                 own = pod["metadata"]["uid"]
-        if own is None:
+        if own is None and selected:
             self.starts += 1
             labels = {"app.kubernetes.io/name": "nvidia-device-plugin"}
             name = "plugin-%s-%d" % (self.name, self.starts)
-            own = self.add_pod(name, NAMESPACE, "DaemonSet", labels=labels)
-        return own, plugin is not None and own != plugin
+            own = self.add_pod(name, NAMESPACE, "DaemonSet", self.selector, labels=labels)
+            self.plugin_began(own)
+        return own or plugin, own is not None and plugin is not None and own != plugin
 
     def _end(self, pod):
         metadata = pod["metadata"]
+        # The kubelet ends a pod's processes first.
+        self.pod_ended(metadata["uid"])
         path = "/api/v1/namespaces/%s/pods/%s" % (metadata["namespace"], metadata["name"])
         if self.plane.find(path):
             options = {"gracePeriodSeconds": 0, "preconditions": {"uid": metadata["uid"]}}
             self.plane.call("DELETE", path, {"apiVersion": "v1", "kind": "DeleteOptions", **options})
-        self.pod_ended(metadata["uid"])
 
     def _publish(self, label):
         """Offer the GPUs as the plugin would with the configuration that the label names."""

@@ -21,9 +21,11 @@ import threading
 from pathlib import Path
 
 import api_gate
+import cgroups
 import pytest
 import yaml
 from node_stand_in import CONFIG_MAP, LABEL, NAMESPACE, NodeStandIn
+from patience import wait_until
 from simulated_fleet import Fleet
 from simulated_host import ROOT, SimulatedHost
 from thorough import THOROUGH
@@ -57,6 +59,10 @@ class NodeFleet(Fleet):
         #: Whether runs can be killed, which takes longer.
         self.killable = False
         self._running = None
+        #: Processes that `with_nodes` runs, by the UIDs of their pods.
+        self.watching: dict[str, subprocess.Popen] = {}
+        # The command that enters its mounts.
+        self._inside: list[str] = []
 
     def execute(self, command, environment, folder):
         if not self.killable:
@@ -75,11 +81,48 @@ class NodeFleet(Fleet):
         """Kill the controller that is at work: ansible-playbook and all that it has started."""
         os.kill(self._running.pid, signal.SIGKILL)
 
+    @contextlib.contextmanager
+    def with_nodes(self):
+        """Modules see a /dev with the node of the first GPU, which a process of the plugin's pod keeps open as the real one does.
+
+        Yields a function that starts it in the pod with a UID; it ends with the pod.
+        """
+        devices = self.folder / "devices"
+        devices.mkdir()
+        program = self.folder / "nvidia-device-plugin"
+        shutil.copy(shutil.which("sleep"), program)
+        mounts = """mount --bind "$0" /var/lib
+            mount -t tmpfs tmpfs "$1"
+            mknod -m 666 "$1/null" c 1 3
+            mknod -m 666 "$1/urandom" c 1 9
+            touch "$1/nvidia0"
+            mount --bind "$1" /dev
+            echo ready
+            exec sleep infinity"""
+        command = ["unshare", "--mount", "sh", "-ec", mounts, str(self.kubelet.parent), str(devices)]
+        with contextlib.ExitStack() as ending:
+            keeper = ending.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+            ending.callback(keeper.kill)
+            assert keeper.stdout.readline() == "ready\n"
+            self._inside = ["nsenter", "--mount=/proc/%d/ns/mnt" % keeper.pid]
+
+            def watch(uid):
+                group = ending.enter_context(cgroups.made("kubepods", "pod%s" % uid, "a" * 64))
+                script = 'echo $$ >"$0/cgroup.procs"; exec "$1" infinity 3</dev/nvidia0'
+                entered = [*self._inside, "sh", "-ec", script, str(group), str(program)]
+                ending.callback(self.pod_ended, uid)
+                self.watching[uid] = subprocess.Popen(entered)
+                held = Path("/proc/%d/comm" % self.watching[uid].pid)
+                wait_until(lambda: held.read_text() == program.name[:15] + "\n", "the plugin's process")
+
+            yield watch
+
     def interpreter(self, name):
         names = ("PATH", "LD_LIBRARY_PATH", "GPUSIM_STATE", "GPUSIM_LIBRARY", "PYTHONPATH")
         exports = "".join("export %s=%s\n" % (key, shlex.quote(self.host.environment[key])) for key in names)
         mounts = 'mount --bind "$0" /var/lib && exec "$@"'
-        words = ["unshare", "--mount", "sh", "-c", mounts, str(self.kubelet.parent), sys.executable]
+        within = self._inside or ["unshare", "--mount", "sh", "-c", mounts, str(self.kubelet.parent)]
+        words = [*within, sys.executable]
         wrapper = self.host.bin / "python3"
         wrapper.write_text('#!/bin/sh\n%sexec %s "$@"\n' % (exports, " ".join(map(shlex.quote, words))))
         wrapper.chmod(0o755)
@@ -114,6 +157,10 @@ class NodeFleet(Fleet):
         checkpoint.write_text(json.dumps({"Data": {"PodDeviceEntries": entries}}))
 
     def pod_ended(self, uid):
+        if uid in self.watching:
+            process = self.watching.pop(uid)
+            process.kill()
+            process.wait()
         shutil.rmtree(self.kubelet / "pods" / uid, ignore_errors=True)
 
     def run_roles(self, layout, *roles, **more):
@@ -313,6 +360,52 @@ def test_only_pods_on_devices_that_change_are_evicted_and_budgets_are_respected(
     assert fleet.devices()["3g.40gb"] == devices["3g.40gb"]
     assert not node.get()["spec"].get("unschedulable")
     assert node.offers() == {"nvidia.com/mig-3g.40gb": 1, "nvidia.com/mig-2g.20gb": 1}
+
+
+PAUSED_BEFORE = "openfleet.gpu/labels-before-drain"
+
+
+def test_a_plugin_that_keeps_the_gpus_open_is_paused_for_another_mig_mode(api_server, fleet, config_map, gate):
+    """A change of the mode wants every handle closed, and a DaemonSet makes its pod again unless a label keeps it off."""
+
+    def cut_off(write):
+        if PAUSED_BEFORE.partition("/")[2] in write.body:
+            gate.after = lambda _write: None
+            fleet.kill()
+
+    def is_back():
+        found = node.get()
+        annotations = found["metadata"]["annotations"]
+        assert found["metadata"]["labels"][PLUGIN_DEPLOYED] == "true"
+        assert not found["spec"].get("unschedulable") and not {PAUSED_BEFORE, CORDONED} & set(annotations)
+
+    selector = {PLUGIN_DEPLOYED: "true"}
+    labels = {LABEL: "default", **selector}
+    with fleet.with_nodes() as watch, NodeStandIn(
+        api_server, "node-one", fleet.host.seen, labels, fleet.pod_ended, watch, selector
+    ) as node:
+        api_server.wait(lambda: fleet.watching, "the plugin keeps the GPU open")
+        refused = fleet.run_roles(MIXTURE, *CHANGE, **DRAINED, gpu_drain_kubernetes_labels={})
+        assert refused.returncode != 0
+        assert re.search(r"in use by pid \d+ [^:]+, which only watches the GPU: ", said(refused)), said(refused)
+        assert "in gpu_drain_kubernetes_labels" in said(refused)
+        starts = node.starts
+        # By its label the node is the GPU operator's, whose clients are paused by default.
+        run = fleet.run_roles(MIXTURE, *CHANGE, **DRAINED)
+        assert run.returncode == 0, said(run)
+        assert node.starts > starts
+        assert node.offers() == {"nvidia.com/mig-3g.40gb": 1, "nvidia.com/mig-1g.10gb": 2}
+        is_back()
+        if not THOROUGH:
+            return
+        # The controller ends once the node is paused.
+        fleet.killable, gate.after = True, cut_off
+        killed = fleet.run_roles(SLICES, *CHANGE, **DRAINED)
+        assert killed.returncode != 0 and node.labels()[PLUGIN_DEPLOYED] == "paused-for-openfleet-gpu"
+        run = fleet.run_roles(SLICES, *CHANGE, **DRAINED)
+        assert run.returncode == 0, said(run)
+        assert node.offers() == {"nvidia.com/gpu": 4}
+        is_back()
 
 
 def cordons(write):

@@ -87,13 +87,19 @@ def test_no_pod_on_a_device_that_stays_is_named_in_1000_transitions():
     assert min(named_in_all, spared_in_all) > TRANSITIONS / 4
 
 
-def test_only_what_the_kubelet_has_given_counts():
+UID = "3f2a3f2a-1111-2222-3333-3f2a3f2a3f2a"
+
+
+def test_a_pod_counts_that_was_given_the_device_or_has_it_open():
     (gpu,) = assumed_gpus(["H100-80GB"])
     job = Holder(gpu.uuid, None, "slurm", "Slurm job 17", job="17")
     process = Holder(gpu.uuid, None, "process", "pid 7", pid=7, job=None)
-    held = Disturbance("gpu 0", (holder(gpu, None, "b"), job, process, holder(gpu, None, "a"), holder(gpu, None, "b")))
-    assert affected_pods([held, Disturbance("gpu 1", (job,))]) == ["a", "b"]
-    assert held.to_data()["pods"] == ["a", "b"]
+    watcher = Holder(gpu.uuid, None, "device_handle", "pid 8", pid=8, job=UID, watches=True)
+    perhaps = Holder(gpu.uuid, None, "unknown", "it cannot be told", job=UID.replace("3f", "4e"))
+    given = (holder(gpu, None, "b"), holder(gpu, None, "a"), holder(gpu, None, "b"))
+    held = Disturbance("gpu 0", (job, process, watcher, perhaps, *given))
+    assert affected_pods([held, Disturbance("gpu 1", (job,))]) == [UID, "a", "b"]
+    assert held.to_data()["pods"] == [UID, "a", "b"]
     assert "pods" not in Disturbance("gpu 1", (job,)).to_data()
 
 

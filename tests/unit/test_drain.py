@@ -228,6 +228,16 @@ def test_pods_that_do_not_go_or_have_ended_are_not_awaited():
     assert awaited_pods(pods) == ["ml/job", "ml/bare", "ml/new"]
 
 
+def test_pods_of_daemonsets_are_awaited_that_a_paused_label_takes_off():
+    labels = {"a/deploy": "paused", "b/deploy": "paused"}
+    selectors = {"plugin": {"a/deploy": "true"}, "tool": {"a/deploy": "paused"}, "other": {"c": "true"}, "any": None}
+    pods = [{**pod(name, owner="DaemonSet"), "spec": {"nodeSelector": found}} for name, found in selectors.items()]
+    pods.append(pod("job", owner="Job"))
+    assert awaited_pods(pods, labels=labels) == ["ml/plugin", "ml/job"]
+    assert awaited_pods(pods, labels=labels, evicted=False) == ["ml/plugin"]
+    assert awaited_pods(pods, evicted=False) == []
+
+
 @pytest.mark.parametrize("name", ["--help", "gpu a;x", "State=DOWN", "a,b", "gpu-[1-9]", "ALL=", "x" * 256])
 def test_what_slurmd_calls_this_host_is_a_name_or_refused(name):
     """Whatever answers in its place would have root's scontrol change other nodes, or read it as an option."""

@@ -22,13 +22,18 @@ def policy(**plugin):
 
 
 def test_a_node_without_it():
-    assert find({"nvidia.com/gpu.present": "true", **OFF}) == {"is_there": False, "problems": []}
+    assert find({"nvidia.com/gpu.present": "true", **OFF}) == {"is_there": False, "problems": [], "pausing": {}}
 
 
 @pytest.mark.parametrize("labels", [{}, {"nvidia.com/gpu.deploy.driver": "true"}])
 def test_it_is_found_by_its_policy_and_by_its_labels(labels):
     policies = [] if labels else [policy(config={"name": "cm"})]
-    assert find(labels, *policies) == {"is_there": True, "problems": []}
+    found = find(labels, *policies)
+    assert (found["is_there"], found["problems"]) == (True, [])
+    # NVIDIA's mig-manager takes these off the node too, before it changes a MIG mode.
+    clients = ("dcgm", "dcgm-exporter", "device-plugin", "gpu-feature-discovery", "nvsm")
+    assert found["pausing"] == {"nvidia.com/gpu.deploy.%s" % name: "paused-for-openfleet-gpu" for name in clients}
+    assert find(found["pausing"], *policies)["problems"] == [], "a drain that was cut off is no problem"
 
 
 @pytest.mark.parametrize("state", ["pending", "rebooting"])

@@ -213,13 +213,18 @@ def labels_of(node: Any) -> dict[str, str]:
     return _texts(node.get("metadata") if isinstance(node, Mapping) else None, "labels")
 
 
+def annotations_of(node: Any) -> dict[str, str]:
+    """Return the annotations of an object of the API."""
+    return _texts(node.get("metadata") if isinstance(node, Mapping) else None, "annotations")
+
+
 def _is_own(label: str, value: str) -> bool:
     return OWN_KEY.fullmatch(value) is not None if label == CONFIG_LABEL else WITHOUT_MIG_MANAGER.get(label) == value
 
 
 def _before(node: Mapping[str, Any]) -> dict[str, str | None] | None:
     """Return the labels' values that the annotation records; None where it cannot be read."""
-    written = _texts(node.get("metadata"), "annotations").get(LABELS_BEFORE)
+    written = annotations_of(node).get(LABELS_BEFORE)
     if written is None:
         return {}
     try:

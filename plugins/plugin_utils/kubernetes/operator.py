@@ -23,6 +23,10 @@ _MIG_STATE = "nvidia.com/mig.config.state"
 #: mig-manager is at work, or rebooting the node for it.
 _MIG_AT_WORK = ("pending", "rebooting")
 _ABSENT = ("false", "paused-for-mig-change")
+#: Components that keep GPUs open and change nothing: those that mig-manager pauses for a change of a GPU's MIG mode too.
+_CLIENTS = ("dcgm", "dcgm-exporter", "device-plugin", "gpu-feature-discovery", "nvsm")
+#: Not mig-manager's own value: what that left behind is an administrator's affair.
+_PAUSED = "paused-for-openfleet-gpu"
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,11 @@ class Operator:
 
     is_there: bool
     problems: tuple[str, ...] = ()
+
+    @property
+    def pausing(self) -> dict[str, str]:
+        """Return the node's labels that take the components off which keep GPUs open, with the values for it."""
+        return {_DEPLOY + name: _PAUSED for name in _CLIENTS} if self.is_there else {}
 
 
 def find_operator(node: Any, policies: Sequence[Any], place: Place) -> Operator:
