@@ -132,6 +132,11 @@ $(etcd_stamp):
 	@tests/lab/fetch-packages etcd etcd etcd-server
 	touch $@
 
+# A Kubernetes cluster's programs, from Go modules (OPENFLEET_GO_CACHE). The first time they are compiled.
+.PHONY: kubernetes-programs
+kubernetes-programs:
+	@tests/kubernetes/build >/dev/null
+
 .PHONY: prometheus-tools etcd venv-test venv-newest venv-oldest-core
 prometheus-tools: $(prometheus_stamp)
 etcd: $(etcd_stamp)
@@ -204,8 +209,8 @@ apart := $(as_root) unshare --pid --fork --kill-child --mount-proc bash -c '"$$@
 # cores: a leg waits for its hosts an eighth of its time.
 # `make test-mig` sets up what one leg needs and runs it; leg-mig only runs it.
 scenarios := mig default container_toolkit monitoring gpu_drain sharing nvidia_driver audit vgpu bundle
-legs := modules commands default container_toolkit audits audit sharing nvidia_driver monitoring mig limiter unit gpu_drain \
-    adversary vgpu lint simulator rules oldest oldest-core newest bundle holders
+legs := modules commands kubernetes default kubernetes-api container_toolkit audits audit sharing nvidia_driver monitoring mig \
+    limiter unit gpu_drain adversary vgpu lint simulator rules oldest oldest-core newest bundle holders
 # Only in the thorough run: everything is tried that takes long (tests/thorough.py), and these legs.
 export OPENFLEET_THOROUGH ?=
 ifneq ($(OPENFLEET_THOROUGH),)
@@ -225,6 +230,11 @@ needs_vgpu := image-sharing
 needs_commands := image
 needs_rules := prometheus-tools
 needs_audits := prometheus-tools
+# Why this machine cannot run the tests on a cluster, or is not to; empty where it does.
+KUBERNETES ?=
+without_kubernetes := $(if $(filter skip,$(KUBERNETES)),KUBERNETES=skip,$(if $(shell command -v go),,there is no Go))
+needs_kubernetes := $(if $(without_kubernetes),,kubernetes-programs image-kubernetes etcd)
+needs_kubernetes-api := $(if $(without_kubernetes),,kubernetes-programs etcd)
 needs_newest := $(if $(NEWEST_PYTHON),venv-newest)
 needs_oldest-core := $(if $(OLDEST_CORE_PYTHON),venv-oldest-core)
 needs_of = venv-test $(or $(needs_$(1)),$(if $(filter $(1),$(scenarios) trixie),image))
@@ -242,6 +252,7 @@ test: ## all that a change may break, with a budget of 30 minutes on two cores: 
 	exec 9>&1
 	$(PYTHON) tests/queue --limit $(LEG_SECONDS) $(JOBS) venv-test image $(call queued,image-monitoring,image) $(call queued,image-slurm,image-monitoring) \
 	    $(call queued,image-sharing,image-slurm) prometheus-tools $(needs_newest) $(needs_oldest-core) \
+	    $(if $(without_kubernetes),,kubernetes-programs etcd $(call queued,image-kubernetes,image-sharing)) \
 	    $(foreach leg,$(legs),$(call queued,leg-$(leg),$(call needs_of,$(leg)))) || true
 	TOTAL_SECONDS=$$SECONDS tests/leg summary $(legs)
 
@@ -349,19 +360,17 @@ leg-trixie:
 	tests/leg run trixie bash -ec 'flock .lab/image.lock tests/lab/image/build; \
 	    for scenario in nvidia_driver container_toolkit mig; do molecule test --no-command-borders --scenario-name $$scenario; done'
 
-# Why this machine cannot run the tests on a cluster, or is not to; empty where it does.
-KUBERNETES ?=
-without_kubernetes := $(if $(filter skip,$(KUBERNETES)),KUBERNETES=skip,$(if $(shell command -v go),,there is no Go))
-
-# A real kubelet and API server. The first run compiles them (OPENFLEET_GO_CACHE). Not apart: podman would be told of processes by
-# other numbers than the rest of this machine.
-.PHONY: test-kubernetes leg-kubernetes
-test-kubernetes: $(if $(without_kubernetes),,packages-test venv-test image-kubernetes etcd) ## the leg on a Kubernetes cluster, which is not part of `make test`
-	@$(MAKE) leg-kubernetes
-
+# A real cluster: site.yml and pods on nodes that are lab hosts. Not apart: podman would be told of processes by other numbers than
+# the rest of this machine.
+cluster_tests := $(patsubst %,tests/kubernetes/test_%.py,nodes site)
 leg-kubernetes:
 	@if [ -n '$(without_kubernetes)' ]; then tests/leg left-out kubernetes '$(without_kubernetes)'; exit; fi
-	tests/leg run kubernetes bash -ec 'tests/kubernetes/build >/dev/null; pytest --quiet tests/kubernetes'
+	tests/leg run kubernetes pytest --quiet $(cluster_tests)
+
+# Roles on a real API server, with folders of this machine as hosts.
+leg-kubernetes-api:
+	@if [ -n '$(without_kubernetes)' ]; then tests/leg left-out kubernetes-api '$(without_kubernetes)'; exit; fi
+	tests/leg run kubernetes-api $(apart) pytest --quiet tests/kubernetes $(addprefix --ignore=,$(cluster_tests))
 
 # Scenarios of molecule, each with a fleet of its own.
 leg-default: export OPENFLEET_LIMIT := $(if $(OPENFLEET_THOROUGH),all,h100,l40s,monitor)
