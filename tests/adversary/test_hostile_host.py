@@ -8,7 +8,6 @@ import http.server
 import json
 import os
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from ansible.release import __version__ as ansible_version
 from attackers import ROOT, HostileHost, play, said
 from kubernetes_api import KubernetesApi
 from rightsize_hosts import gpu, state
+from warm_ansible import interpreter
 
 from ansible_collections.openfleet.gpu.plugins.plugin_utils import host_results
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.prometheus import Access, Prometheus
@@ -37,12 +37,18 @@ RESUME = """
 """
 
 
+def localhost(folder: Path) -> dict[str, dict]:
+    """Hosts of an inventory: this machine alone."""
+    # By those that uncordon a node.
+    python = str(interpreter(folder / "python3", also=["kubernetes.dynamic"]))
+    return {"localhost": {"ansible_connection": "local", "ansible_python_interpreter": python}}
+
+
 def resume(tmp_path: Path, **variables) -> subprocess.CompletedProcess:
     playbook = tmp_path / "resume.yml"
     playbook.write_text(RESUME)
-    local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
     given = json.dumps({**variables, "gpu_drain_state_directory": str(tmp_path / "state")})
-    return play(tmp_path, playbook, {"all": {"hosts": {"localhost": local}}}, "-e", given)
+    return play(tmp_path, playbook, {"all": {"hosts": localhost(tmp_path)}}, "-e", given)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a drain needs root")
@@ -118,13 +124,12 @@ def drain(tmp_path, cluster):
     """Run entries of the role; the output."""
     playbook = tmp_path / "drain.yml"
     playbook.write_text(DRAIN)
-    local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
     own = {"gpu_drain_state_directory": str(tmp_path / "state"), "gpu_drain_kubernetes_node": "n1"}
     own.update(gpu_drain_kubernetes=True, gpu_drain_kubernetes_kubeconfig=str(cluster.kubeconfig))
 
     def run(*entries, code=0):
         given = json.dumps({**own, "entries": entries})
-        done = play(tmp_path, playbook, {"all": {"hosts": {"localhost": local}}}, "-e", given)
+        done = play(tmp_path, playbook, {"all": {"hosts": localhost(tmp_path)}}, "-e", given)
         assert done.returncode == code, said(done)
         return said(done)
 
@@ -271,7 +276,6 @@ def test_its_facts_set_no_variable_of_the_inventory(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "a",
         "b",
-        "home",
         "inventory.json",
         "plan.json",
         "report",
@@ -401,16 +405,15 @@ def test_what_it_says_of_what_was_stopped_is_a_line_of_a_log(tmp_path):
     listed = [
         {"host": "bad", "kind": "unit", "name": "idle.service", "runtime": "", "gpus": ["GPU-bad-0"], "spared": ""}
     ]
-    local = {
-        "ansible_connection": "local",
-        "ansible_python_interpreter": sys.executable,
-        "gpu_rightsize_reclaim": "act",
-        "gpu_rightsize_result": {"reclaim": listed, "reclaim_grace_seconds": 1},
-        "gpu_rightsize_tell": {"notice_seconds": 60, "host_ways": [], "tells": False},
-    }
+    hosts = localhost(tmp_path)
+    hosts["localhost"].update(
+        gpu_rightsize_reclaim="act",
+        gpu_rightsize_result={"reclaim": listed, "reclaim_grace_seconds": 1},
+        gpu_rightsize_tell={"notice_seconds": 60, "host_ways": [], "tells": False},
+    )
     inventory = {
         "gpu_hosts": {"hosts": {"bad": {**bad.variables, "gpu_rightsize_dir": str(tmp_path)}}},
-        "all": {"hosts": {"localhost": local}},
+        "all": {"hosts": hosts},
     }
     done = play(tmp_path, playbook, inventory)
     assert done.returncode == 0, said(done)

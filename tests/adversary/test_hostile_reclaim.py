@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import yaml
 from attackers import ROOT, HostileHost, play, said
 from rightsize_hosts import gpu, state
 from test_reclaim_told import mailbox, row
+from warm_ansible import interpreter
 
 __all__ = ["mailbox"]
 
@@ -36,7 +36,7 @@ class Site:
         ]
         local = {
             "ansible_connection": "local",
-            "ansible_python_interpreter": sys.executable,
+            "ansible_python_interpreter": str(interpreter(self.folder / "python3")),
             "gpu_rightsize_reclaim": "act",
             "gpu_rightsize_result": {"reclaim": listed, "reclaim_grace_seconds": 1},
             "gpu_rightsize_tell": {"notice_seconds": DAY, "host_ways": [], "tells": True},

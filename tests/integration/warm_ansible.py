@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Callable, ClassVar, Mapping, TextIO
+from typing import Callable, ClassVar, Mapping, Sequence, TextIO
 
 import compiled_code
 from warm_python import answer
@@ -38,16 +38,22 @@ LOADED = [
 ]
 
 
-def interpreter(wrapper: Path, environment: Mapping[str, str] | None = None, python: str = sys.executable) -> Path:
+def interpreter(
+    wrapper: Path,
+    environment: Mapping[str, str] | None = None,
+    python: str = sys.executable,
+    also: Sequence[str] = (),
+) -> Path:
     """Write a program for ansible_python_interpreter, which sets `environment` for modules; return its path.
 
-    Another Python than that of the tests, which is Ansible's own, loads everything from Ansible's archive, as on a host.
+    `also` are packages besides that the modules import. Another Python than that of the tests, which is Ansible's own, loads
+    everything from Ansible's archive, as on a host.
     """
     environment = dict(environment or {})
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items())
     command = [python]
     if python == sys.executable:
-        server = _Server.of(environment.get("LD_LIBRARY_PATH", ""))
+        server = _Server.of(environment.get("LD_LIBRARY_PATH", ""), tuple(also))
         # -I and -S: the client needs nothing beyond the standard library.
         client = Path(__file__).with_name("warm_client.py").resolve()
         command = [python, "-I", "-S", str(client), str(server.socket)]
@@ -59,17 +65,17 @@ def interpreter(wrapper: Path, environment: Mapping[str, str] | None = None, pyt
 class _Server:
     """The process that has loaded the code. It ends with this one."""
 
-    _started: ClassVar[dict[str, _Server]] = {}
+    _started: ClassVar[dict[tuple[str, tuple[str, ...]], _Server]] = {}
 
     @classmethod
-    def of(cls, libraries: str) -> _Server:
+    def of(cls, libraries: str, also: tuple[str, ...]) -> _Server:
         """Return the one for these libraries: the dynamic linker reads their path when a process starts, not when it forks."""
-        if libraries not in cls._started:
-            cls._started[libraries] = cls(libraries)
-            atexit.register(cls._started[libraries].close)
-        return cls._started[libraries]
+        if (libraries, also) not in cls._started:
+            cls._started[libraries, also] = cls(libraries, also)
+            atexit.register(cls._started[libraries, also].close)
+        return cls._started[libraries, also]
 
-    def __init__(self, libraries: str) -> None:
+    def __init__(self, libraries: str, also: tuple[str, ...]) -> None:
         # Not a TemporaryDirectory, which a fork of this process would remove at its own end.
         self._folder = tempfile.mkdtemp(prefix="openfleet-warm-")
         self._maker = os.getpid()
@@ -77,7 +83,7 @@ class _Server:
         environment = dict(os.environ, LD_LIBRARY_PATH=libraries) if libraries else None
         with listen(str(self.socket)) as listening:
             self._process = subprocess.Popen(
-                [sys.executable, str(Path(__file__).resolve()), str(listening.fileno())],
+                [sys.executable, str(Path(__file__).resolve()), str(listening.fileno()), *also],
                 env=environment,
                 pass_fds=[listening.fileno()],
                 stdin=subprocess.PIPE,
@@ -109,9 +115,9 @@ def disown() -> None:
 # --- In the process that is forked ----------------------------------------------------------------------------------
 
 
-def load() -> None:
-    """Import what modules of ansible-core import, as far as this release has it."""
-    for name in LOADED:
+def load(also: Sequence[str] = ()) -> None:
+    """Import what modules of ansible-core import, as far as this release has it, and `also`."""
+    for name in [*LOADED, *also]:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
 
@@ -154,5 +160,5 @@ if __name__ == "__main__":
     with contextlib.suppress(OSError):
         compiled.mkdir(mode=0o700, parents=True, exist_ok=True)
     compiled_code.keep(str(compiled))
-    load()
+    load(sys.argv[2:])
     serve(socket.socket(fileno=int(sys.argv[1])), sys.stdin)
