@@ -2,7 +2,7 @@
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The action behind openfleet.gpu.layout: in check mode, lends pynvml to hosts that do not have it yet, and plans from the
-catalogue of GPU models where no driver answers.
+catalogue of GPU models where no driver answers. A host that has the module's code runs that.
 
 Errors begin with the host's name, so that they can be read without Ansible's line above them.
 """
@@ -11,11 +11,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..plugin_utils import host_results
+from ..module_utils.install.archive import read_sources, sources_digest
+from ..plugin_utils import host_results, installed_code
 from ..plugin_utils.lent_pynvml import LendingAction
 from ..plugin_utils.plain import plain
 
 _MODULE = "openfleet.gpu.layout"
+#: Set by tests: the command is below this directory.
+_ROOT = "gpu_layout__root"
 #: Set by a play that printed the plans before, so that a diff does not repeat the steps.
 _STEPS_PRINTED = "gpu_layout__steps_printed"
 
@@ -35,6 +38,14 @@ class ActionModule(LendingAction):
         if self._templar.template(variables.get(_STEPS_PRINTED, False)) and isinstance(result.get("diff"), dict):
             result["diff"].pop("prepared", None)
         return result
+
+    def execute(self, module: str, args: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
+        found = None
+        if installed_code.may_be_asked(self._task, args):
+            question = {"module": "layout", "digest": sources_digest(read_sources()), "arguments": args}
+            root = self._templar.template(variables.get(_ROOT, "/"))
+            found = installed_code.ask(self, question, root, variables)
+        return super().execute(module, args, variables) if found is None else found
 
 
 def _forecast(args: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:

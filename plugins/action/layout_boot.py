@@ -1,13 +1,17 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The action behind openfleet.gpu.layout_boot: the command's sources go to a host that asks for them, and to no other."""
+"""The action behind openfleet.gpu.layout_boot: the command's sources go to a host that asks for them, and to no other.
+
+The command has the code of the module too, so that a host with the same command is sent neither.
+"""
 
 from __future__ import annotations
 
 from typing import Any, Mapping
 
 from ..module_utils.install.archive import read_sources, sources_digest
+from ..plugin_utils import installed_code
 from ..plugin_utils.on_demand import OnDemandAction
 
 
@@ -19,3 +23,11 @@ class ActionModule(OnDemandAction):
 
     def digest(self, sources: Mapping[str, str]) -> str:
         return sources_digest(sources)
+
+    def ask(self, arguments: Mapping[str, Any], variables: dict[str, Any]) -> dict[str, Any] | None:
+        present = arguments.get("state", "present") == "present"
+        if not present or not installed_code.may_be_asked(self._task, arguments):
+            # What is taken away is mostly gone already.
+            return None
+        question = {"module": "layout_boot", "digest": arguments["sources_digest"], "arguments": dict(arguments)}
+        return installed_code.ask(self, question, arguments.get("root", "/"), variables)

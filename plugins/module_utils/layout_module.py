@@ -50,6 +50,15 @@ def argspec_of_gpus() -> dict[str, Any]:
     )
 
 
+def argspec_of_layout() -> dict[str, Any]:
+    """Of the module `layout`. The action behind it uses the two options, on the controller."""
+    return dict(
+        argspec_of_gpus(),
+        expected_gpus={"type": "list", "elements": "str", "default": []},
+        installed_code={"type": "bool", "default": True},
+    )
+
+
 def bring_about(params: dict[str, Any], check_mode: bool, parts: Sequence[str] = ALL_PARTS) -> dict[str, Any]:
     """Bring these parts of the layout about. The module's return values."""
     request = Request(

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
-from ansible.module_utils.common.respawn import has_respawned, probe_interpreters_for_module, respawn_module
-
 from .errors import ApplyError, BusyError, FleetError, FollowError, LayoutError, NvmlError
 
 #: Interpreters for which distributions package pynvml (python3-pynvml on Debian and Ubuntu).
@@ -25,6 +23,9 @@ def run(module: Any, body: Callable[[], dict[str, Any]]) -> None:
 
 def respawn_with_pynvml() -> None:
     """Run the module again under an interpreter that has pynvml, if there is one; does not come back then."""
+    # install/installed.py runs without it.
+    from ansible.module_utils.common.respawn import has_respawned, probe_interpreters_for_module, respawn_module
+
     if not has_respawned():
         interpreter = probe_interpreters_for_module(list(INTERPRETERS), "pynvml")
         if interpreter:

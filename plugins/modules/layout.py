@@ -32,6 +32,7 @@ author:
 extends_documentation_fragment:
   - openfleet.gpu.layout
   - openfleet.gpu.layout.gpus
+  - openfleet.gpu.installed_code
   - ansible.builtin.action_common_attributes
 options:
   expected_gpus:
@@ -202,13 +203,10 @@ steps_done:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils.layout_module import argspec_of_gpus, bring_about
+from ..module_utils.layout_module import argspec_of_layout, bring_about
 from ..module_utils.runner import run
 
-
-def argspec():
-    # The action behind this module uses them, on the controller.
-    return dict(argspec_of_gpus(), expected_gpus={"type": "list", "elements": "str", "default": []})
+argspec = argspec_of_layout
 
 
 def main():

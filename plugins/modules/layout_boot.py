@@ -99,6 +99,7 @@ options:
     type: path
 extends_documentation_fragment:
   - openfleet.gpu.install
+  - openfleet.gpu.installed_code
   - ansible.builtin.action_common_attributes
   - ansible.builtin.action_common_attributes.flow
 seealso:
@@ -127,67 +128,15 @@ done:
   sample: ["write /usr/local/bin/gpu-layout: its content is not what was installed"]
 """
 
-from functools import partial
-
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils.install import sources
-from ..module_utils.install.layout_boot import install, restore_former, uninstall
+from ..module_utils.install.layout_boot import argspec, bring_about
 from ..module_utils.runner import run
-
-
-def argspec():
-    text = {"type": "str", "default": ""}
-    return {
-        "state": {"type": "str", "choices": ["present", "absent", "former"], "default": "present"},
-        "layout": {"type": "list", "elements": "dict", "default": []},
-        "unit": dict(text),
-        "on_trial": {"type": "bool", "default": False},
-        "metrics": {
-            "type": "dict",
-            "default": {},
-            "apply_defaults": True,
-            "options": {"directory": dict(text), "service": dict(text), "timer": dict(text)},
-        },
-        "keep": {
-            "type": "dict",
-            "default": {},
-            "apply_defaults": True,
-            "options": {
-                "wanted": {"type": "bool", "default": False},
-                "socket": dict(text),
-                "service": dict(text),
-                "settings": {"type": "dict", "default": {}},
-            },
-        },
-        "readers": {
-            "type": "dict",
-            "default": {},
-            "apply_defaults": True,
-            "options": {
-                "accounts": {"type": "list", "elements": "str", "default": []},
-                "state_directory": {"type": "path", "default": "/var/lib/openfleet-gpu"},
-            },
-        },
-        "agent": dict(text),
-        "records": {"type": "path"},
-        **sources.argspec(),
-    }
-
-
-def body(params, target, given):
-    """Bring about the state that the parameters ask for."""
-    if params["state"] == "former":
-        restore_former(target)
-    elif params["state"] == "absent":
-        uninstall(target, params)
-    else:
-        install(target, params, given)
 
 
 def main():
     module = AnsibleModule(argument_spec=argspec(), supports_check_mode=True)
-    run(module, lambda: sources.bring_about(module.params, module.check_mode, partial(body, module.params)))
+    run(module, lambda: bring_about(module.params, module.check_mode))
 
 
 if __name__ == "__main__":

@@ -26,13 +26,15 @@ class LendingAction(ActionBase):
         """Return the result of the module; `variables` are the task's."""
 
         def execute(given: dict[str, Any]) -> dict[str, Any]:
-            wrap_async = self._supports_async and bool(self._task.async_val)
-            return self._execute_module(
-                module_name=module, module_args=given, task_vars=variables, wrap_async=wrap_async
-            )
+            return self.execute(module, given, variables)
 
         hashes = plain(self._templar.template(variables.get("gpu_layout_nvml_hashes", [])))
         return run(execute, args, hashes if isinstance(hashes, list) else [])
+
+    def execute(self, module: str, args: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
+        """Run the module on the host; return its result."""
+        wrap_async = self._supports_async and bool(self._task.async_val)
+        return self._execute_module(module_name=module, module_args=args, task_vars=variables, wrap_async=wrap_async)
 
 
 def run(

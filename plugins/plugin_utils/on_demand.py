@@ -40,6 +40,10 @@ class OnDemandAction(ActionBase):
         """Return what the host compares the sources by."""
         return digest(sources)
 
+    def ask(self, arguments: Mapping[str, Any], variables: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the module's result where the host has its code; None where it has to be sent, as by default."""
+        return None
+
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         result = super().run(tmp, task_vars)
         try:
@@ -47,7 +51,9 @@ class OnDemandAction(ActionBase):
         except FleetError as error:
             return dict(result, failed=True, msg=str(error))
         arguments = dict(self._task.args, sources_digest=self.digest(sources))
-        found = self._execute_module(self.MODULE, module_args=arguments, task_vars=task_vars)
+        found = self.ask(arguments, task_vars or {})
+        if found is None:
+            found = self._execute_module(self.MODULE, module_args=arguments, task_vars=task_vars)
         if found.pop("sources_needed", False):
             arguments["sources"] = pack(sources)
             found = self._execute_module(self.MODULE, module_args=arguments, task_vars=task_vars)

@@ -23,6 +23,7 @@ ROLES = tuple(
 FIGURES = (
     "demo_cold",
     "demo_warm",
+    "site_bytes_per_host_noop",
     "site_module_executions_naive",
     "site_module_executions_noop",
     "site_seconds_per_host_noop",
@@ -45,7 +46,7 @@ def demo_times():
 
 def run_without_changes():
     """All roles on hosts of their own that are as asked already, from simulator to exporter; nothing to drain."""
-    names = ("site_module_executions_noop", "site_seconds_per_host_noop")
+    names = ("site_module_executions_noop", "site_seconds_per_host_noop", "site_bytes_per_host_noop")
     yield "site_module_executions_naive", naive_site.executions(), "count per host"
     os.environ["OPENFLEET_LAB"] = "bench"
     try:
@@ -54,7 +55,7 @@ def run_without_changes():
             play_quietly("tests/benchmark/prepare.yml", "bench-create.log", *INVENTORY)
             print("bench: site.yml with all roles on bare hosts, then twice more", file=sys.stderr)
             first = play_and_read("site.yml", "bench-first.json", *INVENTORY)
-            counter = PodmanCounter(LAB / "bin" / "podman-counted", LAB / "podman-calls")
+            counter = PodmanCounter(LAB / "bin" / "podman-counted", LAB / "podman-calls", LAB / "podman-sent")
             counted = play_and_read(
                 "site.yml", "bench-counted.json", *INVENTORY, "-e", f"ansible_podman_executable={counter.path}"
             )
@@ -73,6 +74,7 @@ def run_without_changes():
     hosts = len(timed.hosts)
     yield names[0], counter.module_executions() / hosts, "count per host"
     yield names[1], timed.seconds / hosts, "s"
+    yield names[2], counter.bytes_sent() // hosts, "bytes per host"
 
 
 def what_is_wrong(first: Run, *later: Run) -> str:
@@ -85,15 +87,29 @@ def what_is_wrong(first: Run, *later: Run) -> str:
 
 
 class PodmanCounter:
-    """A podman that notes each call: each module that Ansible runs on a host is one Python started there."""
+    """A podman that notes each call, and keeps what is sent to the command that it runs.
 
-    def __init__(self, path: Path, calls: Path) -> None:
-        self.path, self.calls = path, calls
+    Each module that Ansible runs on a host is one Python started there, which reads the module from its standard input.
+    """
+
+    def __init__(self, path: Path, calls: Path, sent: Path) -> None:
+        self.path, self.calls, self.sent = path, calls, sent
         calls.unlink(missing_ok=True)
-        path.write_text(
-            f"#!/bin/sh\nprintf '%s\\n' \"$(echo $*)\" >>'{calls}'\nexec '{LAB / 'bin' / 'podman'}' \"$@\"\n"
-        )
+        sent.unlink(missing_ok=True)
+        podman = LAB / "bin" / "podman"
+        path.write_text(f"""\
+#!/bin/sh
+printf '%s\\n' "$(echo $*)" >>'{calls}'
+case " $* " in
+*" exec --interactive "*) tee -a '{sent}' | '{podman}' "$@" ;;
+*) exec '{podman}' "$@" ;;
+esac
+""")
         path.chmod(0o755)
+
+    def bytes_sent(self) -> int:
+        """How much was sent to all hosts together: modules with their arguments, as they are behind the connection."""
+        return self.sent.stat().st_size if self.sent.exists() else 0
 
     def module_executions(self) -> int:
         """How many modules ran on all hosts together since the counter was made."""

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from ansible_collections.openfleet.gpu.plugins.doc_fragments import install as install_fragment
+from ansible_collections.openfleet.gpu.plugins.doc_fragments import installed_code as installed_code_fragment
 from ansible_collections.openfleet.gpu.plugins.doc_fragments.layout import ModuleDocFragment
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
 from ansible_collections.openfleet.gpu.plugins.modules import (
@@ -22,6 +23,7 @@ from ansible_collections.openfleet.gpu.plugins.modules import (
     gpu_check,
     gpu_info,
     gpu_simulator,
+    installed_module,
     kubernetes_eviction,
     layout,
     layout_boot,
@@ -49,7 +51,11 @@ OF_LAYOUTS = {"layout", "on_busy", "busy_timeout", "grace_period", "lock_timeout
 OF_AUDITS = {
     "prometheus", "window", "selector", "hosts", "hosts_asked", "prices", "currency", "thresholds", "exempt", "holidays"
 }  # fmt: skip
-FRAGMENTS = {"install": install_fragment.ModuleDocFragment, "layout": ModuleDocFragment}
+FRAGMENTS = {
+    "install": install_fragment.ModuleDocFragment,
+    "installed_code": installed_code_fragment.ModuleDocFragment,
+    "layout": ModuleDocFragment,
+}
 SHARED = {"layout": OF_LAYOUTS, "state": {"state_directory"}, "audit": OF_AUDITS}
 
 
@@ -73,6 +79,7 @@ def documented_options(module):
         gpu_check,
         gpu_info,
         gpu_simulator,
+        installed_module,
         kubernetes_eviction,
         layout,
         layout_boot,

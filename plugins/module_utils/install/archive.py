@@ -9,23 +9,21 @@ the installing interpreter made; any other falls back to the source beside it.
 Bytecode of the same source need not be the same bytes, so an archive is not compared with a new one. It ends with a comment
 instead: a digest of what it was made from, and one of all its bytes before. A command of which either does not hold is replaced.
 
+Modules run by its code as well (installed.py), where it is the controller's. They carry this file, so that it is small, and what
+only a new archive needs is imported there.
+
 In a checkout `python3 plugins/module_utils/install/archive.py FILE` makes the command, pynvml included: one file for hosts
 without Ansible. So this file imports nothing but the standard library.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import io
 import os
-import py_compile
 import stat
 import sys
-import tempfile
-import zipfile
 from pathlib import Path
-from typing import Mapping
+from typing import Any, Mapping
 
 #: Mode of the command.
 MODE = 0o755
@@ -34,10 +32,13 @@ DIGEST_LENGTH = 64
 
 PACKAGE = "openfleet_gpu"
 MAIN = "import sys\n\nfrom %s.cli.main import main\n\nsys.exit(main())\n" % PACKAGE
-#: What the command is made of, below module_utils; packages that only modules use are not among it.
-PATTERNS = ("*.py", "cli/*.py", "techniques/*.py", "techniques/*/*.py", "models/*.json")
-#: Files of these that only modules need: runner imports Ansible.
-LEFT_OUT = ("layout_module.py", "service_module.py", "runner.py")
+#: What the command is made of, below module_utils: its own files, and those of the modules `layout` and `layout_boot`.
+PATTERNS = (
+    *("*.py", "cli/*.py", "techniques/*.py", "techniques/*/*.py", "models/*.json"),
+    *("install/%s.py" % name for name in ("__init__", "archive", "files", "layout_boot", "sources")),
+)
+#: Files of these that only other modules need.
+LEFT_OUT = ("service_module.py",)
 
 
 def read_sources() -> dict[str, str]:
@@ -82,10 +83,29 @@ def difference(command: Path, made_from: bytes) -> str | None:
     return None if content[:-DIGEST_LENGTH].endswith(made_from) else "it is of another release, or of another Python"
 
 
+def refusal(command: Path, made_from: bytes) -> str | None:
+    """Return why a module may not run the code of the command; None where it may. There are no links in the path.
+
+    A user who can write to one of its folders could replace the command between this check and its import.
+    """
+    reason = difference(command, made_from)
+    if reason is not None:
+        return reason or "it is not there"
+    for folder in command.parents:
+        status = folder.stat()
+        others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
+        if others_write or status.st_uid not in (0, os.geteuid()):
+            return "others may write to %s" % folder
+    return None
+
+
 def archive(sources: Mapping[str, str], made_from: bytes, interpreter: str) -> bytes:
     """Return the command: `sources` (texts by path below the package), each Python file also as bytecode."""
     members = {"__main__.py": MAIN, "%s/__init__.py" % PACKAGE: ""}
     members.update(("%s/%s" % (PACKAGE, path), text) for path, text in sources.items())
+    import io
+    import zipfile
+
     content = io.BytesIO()
     content.write(b"#!%s\n" % interpreter.encode())
     with zipfile.ZipFile(content, "a") as bundled:
@@ -95,7 +115,7 @@ def archive(sources: Mapping[str, str], made_from: bytes, interpreter: str) -> b
             _add(bundled, os.path.normpath(path), text.encode())
             if path.endswith(".py"):
                 # Stored, not deflated: this is what every start reads.
-                _add(bundled, os.path.normpath(path) + "c", _bytecode(path, text), zipfile.ZIP_STORED)
+                _add(bundled, os.path.normpath(path) + "c", _bytecode(path, text), deflated=False)
     whole = content.getvalue()[:-DIGEST_LENGTH]
     return whole + _seal(whole)
 
@@ -104,11 +124,17 @@ def _seal(content: bytes) -> bytes:
     return hashlib.sha256(content).hexdigest().encode()
 
 
-def _add(bundled: zipfile.ZipFile, path: str, content: bytes, compression: int = zipfile.ZIP_DEFLATED) -> None:
+def _add(bundled: Any, path: str, content: bytes, deflated: bool = True) -> None:
+    import zipfile
+
+    compression = zipfile.ZIP_DEFLATED if deflated else zipfile.ZIP_STORED
     bundled.writestr(zipfile.ZipInfo(path, (1980, 1, 1, 0, 0, 0)), content, compression)
 
 
 def _bytecode(path: str, text: str) -> bytes:
+    import py_compile
+    import tempfile
+
     with tempfile.TemporaryDirectory(prefix="gpu-layout-") as folder:
         source, compiled = Path(folder, "source.py"), Path(folder, "compiled.pyc")
         source.write_text(text, encoding="utf-8")
@@ -128,6 +154,8 @@ def build(file: Path) -> None:
 
 
 def main() -> None:
+    import argparse
+
     parser = argparse.ArgumentParser(description="Make the command gpu-layout as one file, pynvml included.")
     parser.add_argument("file", type=Path, metavar="FILE")
     build(parser.parse_args().file)

@@ -18,6 +18,7 @@ from typing import Any, Mapping
 
 from ..command import run_to_end
 from ..durable import FORMER
+from . import sources as on_demand
 from .archive import MODE, archive, difference, origin, shebang
 from .files import Installation, InstallError
 from .sources import Sources
@@ -66,6 +67,61 @@ Defaults!OPENFLEET_GPU_HOLDERS secure_path="/usr/local/sbin:/usr/local/bin:/usr/
 {accounts} ALL = (root) NOPASSWD: NOSETENV: OPENFLEET_GPU_HOLDERS
 """
 _NEEDS_COMMAND = "Set gpu_layout_restore_at_boot: true, or %s."
+
+
+def argspec() -> dict[str, Any]:
+    """Return the options of the module `layout_boot`."""
+    text = {"type": "str", "default": ""}
+    return {
+        "state": {"type": "str", "choices": ["present", "absent", "former"], "default": "present"},
+        "layout": {"type": "list", "elements": "dict", "default": []},
+        "unit": dict(text),
+        "on_trial": {"type": "bool", "default": False},
+        "metrics": {
+            "type": "dict",
+            "default": {},
+            "apply_defaults": True,
+            "options": {"directory": dict(text), "service": dict(text), "timer": dict(text)},
+        },
+        "keep": {
+            "type": "dict",
+            "default": {},
+            "apply_defaults": True,
+            "options": {
+                "wanted": {"type": "bool", "default": False},
+                "socket": dict(text),
+                "service": dict(text),
+                "settings": {"type": "dict", "default": {}},
+            },
+        },
+        "readers": {
+            "type": "dict",
+            "default": {},
+            "apply_defaults": True,
+            "options": {
+                "accounts": {"type": "list", "elements": "str", "default": []},
+                "state_directory": {"type": "path", "default": "/var/lib/openfleet-gpu"},
+            },
+        },
+        "agent": dict(text),
+        "records": {"type": "path"},
+        "installed_code": {"type": "bool", "default": True},
+        **on_demand.argspec(),
+    }
+
+
+def bring_about(params: Mapping[str, Any], check_mode: bool) -> dict[str, Any]:
+    """Bring about the state that the parameters ask for. The module's return values. Raises FleetError."""
+
+    def body(target: Installation, given: Sources) -> None:
+        if params["state"] == "former":
+            restore_former(target)
+        elif params["state"] == "absent":
+            uninstall(target, params)
+        else:
+            install(target, params, given)
+
+    return on_demand.bring_about(params, check_mode, body)
 
 
 def install(target: Installation, wanted: Mapping[str, Any], sources: Sources) -> None:

@@ -498,9 +498,10 @@ def test_without_the_sources_the_module_asks_for_them_and_changes_nothing(instal
 
 
 def test_the_sources_travel_only_to_a_host_that_asks_for_them(tmp_path):
-    """Counted in what Ansible sends: the files of the module, less what it sends for any module."""
+    """By the module itself, whose code is sent: counted in what Ansible sends, less what it sends for any module."""
     (tmp_path / "play.yml").write_text(BOOT + "    - ansible.builtin.ping:\n")
     given = {"gpu_layout": LAYOUT, "gpu_layout__root": str(tmp_path / "root"), "ansible_python_interpreter": PYTHON}
+    given["gpu_layout_installed_code"] = False
     words = [*warm_playbook.COMMAND, "-i", "localhost,", "-c", "local"]
     settings = {"ANSIBLE_NOCOLOR": "1", "ANSIBLE_KEEP_REMOTE_FILES": "1", "ANSIBLE_PIPELINING": "0"}
 

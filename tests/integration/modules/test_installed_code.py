@@ -1,0 +1,216 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Modules run by the code of the command gpu-layout: the same results, and never by code that is not the controller's."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+
+import pytest
+from command_host import run_installer
+from simulated_fleet import BareFleet, Fleet
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.install.archive import read_sources, sources_digest
+
+MIG = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}]
+SHARED = [{"gpus": "all", "sharing": "shared"}]
+DIGEST = sources_digest(read_sources())
+OTHER = {"sizes.py": read_sources()["sizes.py"] + "# later\n"}
+
+
+@pytest.fixture
+def simulated(host):
+    return host.create([{"model": "H100-80GB", "count": 2}])
+
+
+@pytest.fixture
+def command(simulated):
+    """The command, installed below the folder of the host."""
+    assert run_installer(simulated.folder / "root")["changed"]
+    return simulated.folder / "root/usr/local/bin/gpu-layout"
+
+
+@pytest.fixture
+def both(simulated, command):
+    """Runs layout by the code of the command, and whole in the same state before it; returns both results."""
+
+    def run(**arguments):
+        arguments.setdefault("state_directory", str(simulated.folder / "state.d"))
+        check = arguments.pop("check", False)
+        installed = simulated.module(
+            "installed_module", check, module="layout", command=str(command), digest=DIGEST, arguments=arguments
+        )
+        return installed, simulated.module("layout", check, **arguments)
+
+    return run
+
+
+def result(given):
+    """A module's result, without the options that it was given."""
+    return {key: value for key, value in given.items() if key != "invocation"}
+
+
+@pytest.mark.core
+@pytest.mark.host_python
+def test_both_ways_say_the_same(simulated, both):
+    for arguments in (
+        {"layout": MIG, "check": True},
+        {"layout": [{"gpus": [9], "sharing": "shared"}]},
+        {"layout": "no list", "check": True},
+    ):
+        installed, sent = both(**arguments)
+        assert "code_needed" not in installed
+        assert result(installed) == result(sent)
+    assert installed["failed"] and installed["problems"]
+    wanted, _ = both(layout=MIG)
+    # It changed the GPUs, and the module that is sent finds nothing left to do.
+    assert wanted["changed"] and simulated.seen()[0] == [("3g.40gb", 0), ("3g.40gb", 4)]
+    installed, sent = both(layout=MIG)
+    assert not installed["changed"] and result(installed) == result(sent)
+    installed, sent = both(layout=MIG, check=True)
+    assert result(installed) == result(sent) and {"plan_data", "diff"} <= set(installed)
+
+
+def asked(simulated, command, **changes):
+    given = {"module": "layout", "command": str(command), "digest": DIGEST, "arguments": {"layout": MIG}, **changes}
+    return simulated.module("installed_module", **given)
+
+
+def another_owner(command):
+    os.chown(command, 4711, 4711)
+
+
+def writable(command):
+    command.chmod(0o777)
+
+
+def link(command):
+    command.rename(command.with_name("elsewhere"))
+    command.symlink_to("elsewhere")
+
+
+def missing(command):
+    command.unlink()
+
+
+def another_code(command):
+    """The archive is whole, and says that it was made from the controller's files."""
+    with zipfile.ZipFile(command, "a") as archive:
+        archive.writestr("openfleet_gpu/more.py", "")
+
+
+def older(command):
+    sources = dict(read_sources(), **OTHER)
+    assert run_installer(command.parents[3], sources=sources)["changed"]
+
+
+def folder_for_all(command):
+    command.parent.chmod(0o777)
+
+
+def folder_of_another(command):
+    os.chown(command.parent, 4711, 4711)
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (another_owner, "it belongs to user id 4711"),
+        (writable, "its mode is 0777"),
+        (link, "it is no regular file"),
+        (missing, "it is not there"),
+        (another_code, "its content is not what was installed"),
+        (older, "it is of another release, or of another Python"),
+        (folder_for_all, "others may write to "),
+        (folder_of_another, "others may write to "),
+    ],
+)
+@pytest.mark.host_python
+def test_code_that_is_not_the_controllers_does_not_run(simulated, command, damage, reason):
+    damage(command)
+    said = asked(simulated, command)
+    assert said["code_needed"].startswith(reason) and not said["changed"]
+    assert simulated.seen()[0] == []
+
+
+def test_code_of_another_python_does_not_run(simulated, command, tmp_path):
+    other = tmp_path / "python3"
+    other.symlink_to(simulated.python)
+    simulated.python = str(other)
+    assert asked(simulated, command)["code_needed"] == "it is of another release, or of another Python"
+
+
+def test_wrong_arguments_are_for_the_module_itself(simulated, command):
+    wrong = {"layout": MIG, "lock_timeout": "soon"}
+    assert asked(simulated, command, arguments=wrong)["code_needed"] == "wrong arguments"
+    assert asked(simulated, command, arguments={"layuot": MIG})["code_needed"] == "wrong arguments"
+
+
+PLAY = """
+- hosts: gpu_hosts
+  gather_facts: false
+  tasks:
+    - ansible.builtin.include_role:
+        name: openfleet.gpu.gpu_layout
+        tasks_from: boot
+    - ansible.builtin.include_role:
+        name: openfleet.gpu.gpu_layout
+        tasks_from: verify
+    - ansible.builtin.ping:
+"""
+#: Beyond what Ansible sends for any module, for each execution.
+MOST_BYTES = 20_000
+
+
+class Counted(Fleet):
+    """Keeps the modules that were sent to its hosts."""
+
+    sent = None
+
+    def execute(self, command, environment, folder):
+        environment.update(ANSIBLE_KEEP_REMOTE_FILES="1", ANSIBLE_PIPELINING="0")
+        return super().execute([*command, "-vv", "-e", f"ansible_remote_tmp={self.sent}"], environment, folder)
+
+    def run_play(self, run, **variables):
+        """Return the sizes of the modules that a run sent, by name, less what Ansible sends for any module; and its output."""
+        self.sent = self.folder / run
+        self.more = {"one": variables}
+        play = self.folder / "play.yml"
+        play.write_text(PLAY)
+        done = self.play({"one": SHARED}, playbook=str(play))
+        assert done.returncode == 0, done.stdout + done.stderr
+        sizes = {}
+        for file in self.sent.rglob("AnsiballZ_*.py"):
+            sizes.setdefault(file.stem.removeprefix("AnsiballZ_"), []).append(file.stat().st_size)
+        (ping,) = sizes.pop("ping")
+        return {name: [size - ping for size in found] for name, found in sizes.items()}, done.stdout
+
+
+@pytest.mark.core
+def test_a_run_that_changes_nothing_sends_no_code(host, library):
+    fleet = Counted(host.folder, library, ["one"])
+    first, said = fleet.run_play("first")
+    assert "one: layout_boot is sent: it is not there" in said
+    assert {name: len(sizes) for name, sizes in first.items()} == {"installed_module": 2, "layout_boot": 1}
+    second, said = fleet.run_play("second")
+    assert "is sent: " not in said and said.count("changed=0") == 1
+    # One execution for each task.
+    assert list(second) == ["installed_module"] and len(second["installed_module"]) == 2
+    assert max(second["installed_module"]) < MOST_BYTES, second
+    whole, said = fleet.run_play("whole", gpu_layout_installed_code=False)
+    assert {name: len(sizes) for name, sizes in whole.items()} == {"layout": 1, "layout_boot": 1}
+    assert "is sent: " not in said and said.count("changed=0") == 1
+    assert whole["layout"][0] > 10 * max(second["installed_module"])
+
+
+class Bare(Counted):
+    interpreter = BareFleet.interpreter
+
+
+@pytest.mark.core
+def test_a_python_without_pynvml_is_sent_the_module(host, library):
+    """Which looks for another Python, or is lent pynvml by the controller. The command's code has neither."""
+    sent, said = Bare(host.folder, library, ["one"]).run_play("first")
+    assert "one: layout is sent: its Python has no pynvml" in said
+    assert {"layout", "layout_boot", "installed_module"} == set(sent)
