@@ -259,9 +259,10 @@ test: ## all that a change may break, with a budget of 30 minutes on two cores: 
 test-thorough: ## every draw, sweep, sanitizer and version: before a release
 	@$(MAKE) test OPENFLEET_THOROUGH=1 PYTEST_ADDOPTS='--hypothesis-profile=default'
 
+# Less a look at what tests of playbooks run by, which takes a tenth of all the time.
 test-fast: $(venv_test_stamp) ## ruff and the unit tests, in a minute: between edits
 	@ruff check --quiet
-	pytest --quiet -n $$(nproc) -o faulthandler_timeout=0 tests/unit
+	pytest --quiet -n $$(nproc) -o faulthandler_timeout=0 --ignore tests/unit/test_warm_playbook.py tests/unit
 
 $(foreach leg,$(legs),$(eval test-$(leg): packages-test $(call needs_of,$(leg))))
 $(addprefix test-,$(legs)):

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import yaml
+import yaml_files
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.driver import model
 
 REPOSITORY = Path(__file__).parents[2]
 DISTRIBUTIONS = {
-    path.stem: yaml.safe_load(path.read_text(encoding="utf-8"))["nvidia_driver__distribution"]
+    path.stem: yaml_files.read(path)["nvidia_driver__distribution"]
     for path in sorted((REPOSITORY / "roles" / "nvidia_driver" / "vars" / "distributions").glob("*.yml"))
 }
 TRUSTED = "EB693B3035CD5710E231E123A4B469963BF863CC"

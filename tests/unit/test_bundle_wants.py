@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import pytest
-import yaml
+import yaml_files
 from driver_hosts import DISTRIBUTIONS, REPOSITORY, TRUSTED
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.toolkit import rules as toolkit_rules
@@ -21,7 +21,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.python_pins import P
 
 DEFAULTS = {}
 for role in ("nvidia_driver", "container_toolkit", "gpu_layout", "gpu_kubernetes"):
-    DEFAULTS.update(yaml.safe_load((REPOSITORY / "roles" / role / "defaults" / "main.yml").read_text(encoding="utf-8")))
+    DEFAULTS.update(yaml_files.read(REPOSITORY / "roles" / role / "defaults" / "main.yml"))
 
 
 def host(distribution="debian-12", platform=(), **values):

@@ -8,12 +8,12 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
+import yaml_files
 
 REPOSITORY = Path(__file__).parents[2]
-GALAXY = yaml.safe_load((REPOSITORY / "galaxy.yml").read_text(encoding="utf-8"))
+GALAXY = yaml_files.read(REPOSITORY / "galaxy.yml")
 SPECS = {
-    path.parents[1].name: yaml.safe_load(path.read_text(encoding="utf-8"))["argument_specs"]
+    path.parents[1].name: yaml_files.read(path)["argument_specs"]
     for path in REPOSITORY.glob("roles/*/meta/argument_specs.yml")
 }
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+import yaml_files
 
 from ansible_collections.openfleet.gpu.plugins.filter import kubernetes_mapping
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.kubernetes.model import BACKENDS, MIG_STRATEGIES
@@ -15,17 +16,17 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.kubernetes.model imp
 pytestmark = pytest.mark.core
 
 ROLE = Path(__file__).parents[2] / "roles" / "gpu_kubernetes"
-OPTIONS = yaml.safe_load((ROLE / "meta" / "argument_specs.yml").read_text())["argument_specs"]["plan"]["options"]
+OPTIONS = yaml_files.read(ROLE / "meta" / "argument_specs.yml")["argument_specs"]["plan"]["options"]
 
 
 def test_the_roles_defaults_are_those_of_its_argument_specs():
-    defaults = yaml.safe_load((ROLE / "defaults" / "main.yml").read_text())
+    defaults = yaml_files.read(ROLE / "defaults" / "main.yml")
     assert {name: option["default"] for name, option in OPTIONS.items() if "default" in option} == defaults
     assert [name for name, option in OPTIONS.items() if option.get("required")] == ["gpu_kubernetes_backend"]
 
 
 def test_each_entry_point_has_its_tasks_and_the_same_variables():
-    specs = yaml.safe_load((ROLE / "meta" / "argument_specs.yml").read_text())["argument_specs"]
+    specs = yaml_files.read(ROLE / "meta" / "argument_specs.yml")["argument_specs"]
     for entry, spec in specs.items():
         assert spec["options"] == OPTIONS
         assert (ROLE / "tasks" / ("%s.yml" % entry)).is_file()

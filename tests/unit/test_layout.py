@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+import yaml_files
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError, LayoutError
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout import (
@@ -30,8 +31,8 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.time_slic
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.part import Tenant, Vgpu
 
 DATA = Path(__file__).parent / "data"
-GOOD = yaml.safe_load((DATA / "good_layouts.yml").read_text(encoding="utf-8"))
-BAD = yaml.safe_load((DATA / "bad_layouts.yml").read_text(encoding="utf-8"))
+GOOD = yaml_files.read(DATA / "good_layouts.yml")
+BAD = yaml_files.read(DATA / "bad_layouts.yml")
 GIB = 2**30
 
 

@@ -13,6 +13,7 @@ from textwrap import dedent
 import jsonschema
 import pytest
 import yaml
+import yaml_files
 
 from ansible_collections.openfleet.gpu.plugins.filter.plan_without_driver import plan_without_driver
 from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import load_models
@@ -40,11 +41,11 @@ def blocks(text, language):
 def layouts_shown():
     for name, text in (("gpu_layout.md", REFERENCE), ("README.md", README)):
         for number, block in enumerate(blocks(text, "yaml")):
-            variables = yaml.safe_load(block)
+            variables = yaml.load(block, yaml_files.LOADER)
             if "gpu_layout" in variables:
                 yield pytest.param(variables, id="%s block %d" % (name, number))
     for path in sorted((REPOSITORY / "inventories").glob("*/*_vars/**/*.yml")):
-        variables = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        variables = yaml_files.read(path) or {}
         if "gpu_layout" in variables:
             yield pytest.param(variables, id=str(path.relative_to(REPOSITORY)))
 
@@ -72,7 +73,7 @@ def test_messages_shown_are_those_given():
 
 
 def test_the_example_fits_on_the_gpus_it_speaks_of():
-    group = yaml.safe_load((EXAMPLE / "group_vars" / "gpu_h100.yml").read_text(encoding="utf-8"))
+    group = yaml_files.read(EXAMPLE / "group_vars" / "gpu_h100.yml")
     answer = plan_without_driver(group["gpu_layout"], ["H100-80GB"] * 8)
     assert answer["checked"] and answer["problems"] == []
     assert len(answer["plan"]) == 8 + 1, "a line for each GPU, and one for the MPS daemon"
@@ -81,7 +82,7 @@ def test_the_example_fits_on_the_gpus_it_speaks_of():
 def variables():
     """Every variable that a role's argument_specs or site.yml takes from the inventory."""
     for path in sorted(REPOSITORY.glob("roles/*/meta/argument_specs.yml")):
-        for entry_point in yaml.safe_load(path.read_text(encoding="utf-8"))["argument_specs"].values():
+        for entry_point in yaml_files.read(path)["argument_specs"].values():
             yield from entry_point.get("options", {})
     yield from ("gpu_site_waves", "gpu_report_dir")
 

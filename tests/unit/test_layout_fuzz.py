@@ -9,7 +9,7 @@ import random
 from pathlib import Path
 
 import pytest
-import yaml
+import yaml_files
 from thorough import THOROUGH
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError, LayoutError
@@ -17,9 +17,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.layout import layout
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.variables import check
 
 GOOD = [
-    case["layout"]
-    for case in yaml.safe_load((Path(__file__).parent / "data" / "good_layouts.yml").read_text(encoding="utf-8"))
-    if case["layout"]
+    case["layout"] for case in yaml_files.read(Path(__file__).parent / "data" / "good_layouts.yml") if case["layout"]
 ]
 RUNS = 100_000 if THOROUGH else 2_000
 #: A message is for people.

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+import yaml_files
 from hypothesis import given
 from hypothesis import strategies as st
 from thorough import draws
@@ -15,7 +16,7 @@ from thorough import draws
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout import layout_to_data, parse_layout
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout_yaml import flow, layout_yaml
 
-GOOD = yaml.safe_load((Path(__file__).parent / "data" / "good_layouts.yml").read_text(encoding="utf-8"))
+GOOD = yaml_files.read(Path(__file__).parent / "data" / "good_layouts.yml")
 LAYOUTS = [case["layout"] if isinstance(case, dict) and "layout" in case else case for case in GOOD]
 
 

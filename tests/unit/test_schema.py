@@ -11,7 +11,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-import yaml
+import yaml_files
 from hypothesis import given
 from hypothesis import strategies as st
 from thorough import draws
@@ -31,8 +31,8 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu impo
 
 REPOSITORY = Path(__file__).parents[2]
 DATA = Path(__file__).parent / "data"
-GOOD = yaml.safe_load((DATA / "good_layouts.yml").read_text(encoding="utf-8"))
-BAD = yaml.safe_load((DATA / "bad_layouts.yml").read_text(encoding="utf-8"))
+GOOD = yaml_files.read(DATA / "good_layouts.yml")
+BAD = yaml_files.read(DATA / "bad_layouts.yml")
 SCHEMA = json.loads((REPOSITORY / "docs" / "gpu_layout.schema.json").read_text(encoding="utf-8"))
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 
