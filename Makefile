@@ -373,8 +373,9 @@ leg-kubernetes-api:
 	@if [ -n '$(without_kubernetes)' ]; then tests/leg left-out kubernetes-api '$(without_kubernetes)'; exit; fi
 	tests/leg run kubernetes-api $(apart) pytest --quiet tests/kubernetes $(addprefix --ignore=,$(cluster_tests))
 
-# Scenarios of molecule, each with a fleet of its own.
+# Scenarios of molecule, each with a fleet of its own: of those of some, the hosts that the thorough run alone has are left out.
 leg-default: export OPENFLEET_LIMIT := $(if $(OPENFLEET_THOROUGH),all,h100,l40s,monitor)
+leg-container_toolkit: export OPENFLEET_LIMIT := $(if $(OPENFLEET_THOROUGH),all,boxes,engines,localhost)
 $(addprefix leg-,$(scenarios)):
 	@export NO_COLOR=1
 	tests/leg run $(@:leg-%=%) molecule test --no-command-borders --scenario-name $(@:leg-%=%)

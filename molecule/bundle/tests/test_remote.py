@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 
 from lab_fixtures import REPOSITORY
 
@@ -58,5 +59,8 @@ def test_the_gpus_are_as_the_layout_says(remote):
     assert remote.check_output("cat /sys/module/nvidia/version") == "580.105.08"
     listed = remote.check_output("nvidia-smi -L")
     assert listed.count("MIG 3g.40gb") == 2
+    # The layout comes after the toolkit, whose specification follows it.
     specification = remote.check_output("cat /var/run/cdi/nvidia.yaml")
     assert "nvidia.com/gpu" in specification
+    devices = set(re.findall(r'- name: "?([^"\s]+)', specification))
+    assert {"0:0", "0:1", "1", "all"} <= devices and "0" not in devices

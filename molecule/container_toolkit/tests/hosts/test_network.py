@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-HOSTS = pytest.mark.parametrize("name", ["boxes", "engines", "whole"])
+HOSTS = pytest.mark.parametrize("name", ["boxes", "engines", pytest.param("whole", marks=pytest.mark.thorough)])
 #: Exit status 0 only where an address answers, refuses, or is on its way: anything but "Network is unreachable" (101).
 TRY = (
     "import socket, sys\n"

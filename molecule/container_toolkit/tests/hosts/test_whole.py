@@ -12,6 +12,9 @@ import pytest
 from fleet import Run, play_and_read
 from role_runs import SCENARIO
 
+# The scenario bundle brings them to a bare host too, from a bundle; their removal is in those of the roles.
+pytestmark = pytest.mark.thorough
+
 SPECIFICATION = "/var/run/cdi/nvidia.yaml"
 FIRST, SECOND = "580.95.05", "580.105.08"
 #: Whatever any of the roles writes anywhere.
@@ -59,7 +62,6 @@ def test_one_run_brings_driver_toolkit_and_layout(whole, before):
     assert "nvidia" in json.loads(whole.check_output("cat /etc/docker/daemon.json"))["runtimes"]
 
 
-@pytest.mark.thorough
 def test_another_driver_comes_with_a_specification_of_its_own_and_a_second_run_changes_nothing(whole):
     """Over a reboot, for the old module is loaded; the layout is back after it, and is listed."""
     run = play("site.yml", nvidia_driver_version=SECOND)
@@ -74,8 +76,6 @@ def test_another_driver_comes_with_a_specification_of_its_own_and_a_second_run_c
     assert whole.check_output(f"stat -c %Y.%i {SPECIFICATION}") == specification
 
 
-# The driver's and the toolkit's own removal are in make test.
-@pytest.mark.thorough
 def test_reset_takes_all_of_it_away(whole, before):
     play("playbooks/reset.yml", nvidia_driver_state="absent")
     now = set(whole.check_output("dpkg-query -W -f '${Package}\\n'").split())
