@@ -19,6 +19,7 @@ from xml.etree import ElementTree
 
 import pytest
 from lab_fixtures import BOOT_SECONDS
+from thorough import sample
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import find_model, load_models
 
@@ -47,21 +48,26 @@ def make_wheels() -> Path:
 
 @pytest.fixture(scope="session")
 def client_host(lab_host):
-    """The lab host with the Python clients in /var/tmp/openfleet-clients/venv."""
+    """The lab host, with a folder for these tests."""
     host = lab_host(HOST)
     if not host.exists("gpusim"):
         pytest.fail(f"lab host {HOST} has no simulated GPUs: run site.yml on it (make demo)")
     host.check_output("rm -rf /var/tmp/openfleet-clients && mkdir -p /var/tmp/openfleet-clients")
+    yield host
+    host.run("rm -rf /var/tmp/openfleet-clients")
+
+
+@pytest.fixture(scope="session")
+def python_clients(client_host):
+    """Installs the Python clients in /var/tmp/openfleet-clients/venv."""
     wheels = make_wheels()
-    container = host.backend.name
+    container = client_host.backend.name
     subprocess.run(["podman", "cp", str(wheels), f"{container}:/var/tmp/openfleet-clients/wheels"], check=True)
-    host.check_output("python3 -m venv /var/tmp/openfleet-clients/venv")
-    host.check_output(
+    client_host.check_output("python3 -m venv /var/tmp/openfleet-clients/venv")
+    client_host.check_output(
         "/var/tmp/openfleet-clients/venv/bin/pip install -q --no-index "
         "--find-links /var/tmp/openfleet-clients/wheels gpustat nvitop"
     )
-    yield host
-    host.run("rm -rf /var/tmp/openfleet-clients")
 
 
 @pytest.fixture
@@ -209,7 +215,7 @@ def test_nvidia_smi_lists_profiles_and_placements(client):
     ]
 
 
-@pytest.mark.parametrize("key", [key for key, model in load_models().items() if model.mig_capable])
+@pytest.mark.parametrize("key", sample([key for key, model in load_models().items() if model.mig_capable], 4))
 def test_nvidia_smi_lists_the_profiles_of_every_model(client, key):
     lay_out(client, [{"model": key}])
     client("nvidia-smi -mig 1")
@@ -334,9 +340,11 @@ def test_nvidia_smi_lists_processes_by_gpu_instance_and_type(client):
         client("timeout 300 sh -c 'while gpusim show | grep -q \" on GPU .*64 MiB\"; do sleep 0.1; done'")
 
 
-# --- Python clients -----------------------------------------------------------------------------
+# --- Python clients: two releases of nvidia-ml-py on the same library are in tests/clients, in make test too ---
 
 
+@pytest.mark.thorough
+@pytest.mark.usefixtures("python_clients")
 def test_nvidia_ml_py_walks_the_mig_devices(client):
     client("nvidia-smi -i 1 -mig 1 && nvidia-smi mig -i 1 -cgi 9,14 -C")
     program = """
@@ -365,6 +373,8 @@ print(json.dumps(found))
     assert [devices for _, devices in found] == [[], [[2, 20096, 32], [3, 40448, 60]], [], []]
 
 
+@pytest.mark.thorough
+@pytest.mark.usefixtures("python_clients")
 def test_gpustat_agrees(client):
     client("gpusim load 2 --pattern constant --utilization 42 --memory 8GiB --power 250")
     start_process(client, 3)
@@ -382,6 +392,8 @@ def test_gpustat_agrees(client):
     assert json.loads(client("gpustat --json"))["gpus"][3]["processes"] == []
 
 
+@pytest.mark.thorough
+@pytest.mark.usefixtures("python_clients")
 def test_nvitop_sees_gpus_and_mig_devices(client):
     client("nvidia-smi -i 0 -mig 1 && nvidia-smi mig -i 0 -cgi 9 -C")
     shown = client("nvitop -1 --ascii --no-unicode 2>&1 || nvitop -1 --ascii")

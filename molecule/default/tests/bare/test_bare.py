@@ -1,14 +1,14 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A dry run on hosts where nothing is installed foretells what it would do, and installs nothing."""
+"""Hosts begin with nothing installed. A dry run on them foretells what it would do, and installs nothing.
+
+Each role's own dry run on a bare host is among its tests.
+"""
 
 from __future__ import annotations
 
 import pytest
 from lab_fixtures import HOSTS
-from thorough import THOROUGH
-
-BARE = HOSTS if THOROUGH else ["h100"]
 
 INSTALLED = [
     "/etc/gpusim",
@@ -19,21 +19,29 @@ INSTALLED = [
 ]
 
 
+def is_bare(host) -> bool:
+    # The distribution's own library answers, and finds no driver.
+    return not any(host.file(path).exists for path in INSTALLED) and host.run("nvidia-smi -L").rc != 0
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_a_host_begins_bare(lab_host, name):
+    assert is_bare(lab_host(name))
+
+
 @pytest.fixture(scope="module")
 def foretold(play_site):
-    """The dry run. All tests come after it."""
-    return play_site("check-bare.json", "--check", "--limit", ",".join(BARE))
+    """The dry run."""
+    return play_site("check-bare.json", "--check", "--limit", ",".join(HOSTS))
 
 
+@pytest.mark.thorough
 def test_the_dry_run_foretells_changes_of_every_host(foretold):
-    assert sorted(foretold.hosts) == BARE
-    assert {change.host for change in foretold.changes} == set(BARE)
+    assert sorted(foretold.hosts) == HOSTS
+    assert {change.host for change in foretold.changes} == set(HOSTS)
 
 
-@pytest.mark.parametrize("name", BARE)
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", HOSTS)
 def test_a_dry_run_left_the_bare_host_alone(foretold, lab_host, name):
-    host = lab_host(name)
-    for path in INSTALLED:
-        assert not host.file(path).exists, path
-    # The distribution's own library answers, and finds no driver.
-    assert host.run("nvidia-smi -L").rc != 0
+    assert is_bare(lab_host(name))
