@@ -7,10 +7,13 @@ from __future__ import annotations
 import base64
 import re
 import shlex
+from pathlib import Path
 
 import pytest
+from fleet import play_and_read
 from watched_fleet import eventually
 
+INVENTORY = Path(__file__).resolve().parents[2] / "inventory"
 CA = "/etc/prometheus/openfleet-gpu/openfleet-gpu-ca.pem"
 PASSWORD = "a password of the lab"
 EXPORTERS = {"hopper:9400": "127.0.0.11", "ada:9400": "127.0.0.12"}
@@ -49,6 +52,11 @@ def fetch(monitor):
 
 def basic(user, password):
     return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+
+
+@pytest.mark.thorough
+def test_a_second_run_changes_nothing():
+    assert play_and_read("site.yml", "monitoring-second.json", "--inventory", str(INVENTORY)).changes == ()
 
 
 def test_every_exporter_is_scraped(monitor):
