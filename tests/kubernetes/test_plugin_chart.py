@@ -35,40 +35,58 @@ def write_chart(path):
             archive.addfile(member, io.BytesIO(text.encode()))
 
 
-@pytest.mark.thorough
-def test_the_role_installs_the_plugin_from_a_chart_once(api_server, helm, tmp_path):
-    chart, playbook = tmp_path / "plugin.tgz", tmp_path / "play.yml"
-    write_chart(chart)
-    given = {
+def variables(chart, kubeconfig):
+    return {
         "ansible_python_interpreter": sys.executable,
         "gpu_kubernetes_backend": "nvidia_device_plugin",
-        "gpu_kubernetes_kubeconfig": str(api_server.kubeconfig),
+        "gpu_kubernetes_kubeconfig": str(kubeconfig),
         "gpu_kubernetes_namespace": NAMESPACE,
         "gpu_kubernetes_plugin_chart": str(chart),
         "gpu_kubernetes_plugin_sha256": hashlib.sha256(chart.read_bytes()).hexdigest(),
         # As plugin_plan.yml finds it in a cluster without the ConfigMap.
         "gpu_kubernetes__plugin_lacks_default": True,
     }
+
+
+def install(folder, given, path=os.environ["PATH"]):
+    playbook = folder / "play.yml"
     role = {"name": "openfleet.gpu.gpu_kubernetes", "tasks_from": "plugin_install"}
     tasks = [{"name": "Install", "ansible.builtin.include_role": role}]
     playbook.write_text(json.dumps([{"hosts": "localhost", "gather_facts": False, "vars": given, "tasks": tasks}]))
+    return subprocess.run(
+        ["ansible-playbook", "-i", "localhost,", "-c", "local", str(playbook)],
+        cwd=REPOSITORY,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
 
-    def install():
-        command = ["ansible-playbook", "-i", "localhost,", "-c", "local", str(playbook)]
-        environment = {**os.environ, "PATH": "%s:%s" % (helm, os.environ["PATH"])}
-        done = subprocess.run(
-            command,
-            cwd=REPOSITORY,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
+
+def test_a_file_of_another_sum_is_refused_with_its_variables(tmp_path):
+    chart = tmp_path / "plugin.tgz"
+    write_chart(chart)
+    given = {**variables(chart, tmp_path / "none"), "gpu_kubernetes_plugin_sha256": "0" * 64}
+    refused = install(tmp_path, given)
+    text = " ".join(refused.stdout.split())
+    assert refused.returncode != 0
+    assert "localhost: the device plugin of %s is not installed: " % chart in text
+    assert "Check gpu_kubernetes_plugin_chart, gpu_kubernetes_plugin_sha256 and" in text
+
+
+@pytest.mark.thorough
+def test_the_role_installs_the_plugin_from_a_chart_once(api_server, helm, tmp_path):
+    chart = tmp_path / "plugin.tgz"
+    write_chart(chart)
+    path = "%s:%s" % (helm, os.environ["PATH"])
+
+    def installed():
+        done = install(tmp_path, variables(chart, api_server.kubeconfig), path)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    install()
+    installed()
     found = api_server.call("GET", "/apis/apps/v1/namespaces/%s/daemonsets/nvidia-device-plugin" % NAMESPACE)
     assert found["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "Helm"
     read = [
@@ -78,4 +96,4 @@ def test_the_role_installs_the_plugin_from_a_chart_once(api_server, helm, tmp_pa
     config_map = api_server.call("GET", "/api/v1/namespaces/%s/configmaps/%s" % (NAMESPACE, CONFIG_MAP))
     assert config_map["data"] == {"default": "version: v1\n"}
     assert len(config_map["metadata"]["annotations"]["openfleet.gpu/plugin"]) == 64
-    assert "changed=0" in install()
+    assert "changed=0" in installed()

@@ -148,3 +148,28 @@ def test_a_plugin_that_does_not_come_back_is_told_and_the_next_run_goes_on(clust
     assert cluster.node("node1")["metadata"]["labels"] == labels
     site(SECOND, nodes="node1")
     cluster.offers("node1", {"nvidia.com/gpu": 2, "nvidia.com/mig-3g.40gb": 2, "nvidia.com/mig-1g.10gb": 7})
+
+
+@pytest.mark.thorough
+def test_a_plugin_that_crashes_is_told_and_the_next_run_goes_on(cluster, site):
+    site(FIRST, nodes="node1")
+    command = "/spec/template/spec/containers/1/command"
+    plugin = "/apis/apps/v1/namespaces/%s/daemonsets/nvidia-device-plugin" % NAMESPACE
+    container = cluster.plane.call("GET", plugin)["spec"]["template"]["spec"]["containers"][1]
+    assert container["name"] == "nvidia-device-plugin-ctr"
+
+    def runs(words):
+        patch = [{"op": "replace", "path": command, "value": words}]
+        cluster.plane.call("PATCH", plugin, patch, "application/json-patch+json")
+
+    runs(["sh", "-c", "exit 3"])
+    try:
+        failed = " ".join(site(SECOND, nodes="node1", fails=True, gpu_kubernetes_timeout=30).split())
+    finally:
+        runs(container["command"])
+    assert "node1: node node1 does not offer what is planned after 30 s: " in failed
+    assert re.search(r"container nvidia-device-plugin-ctr (waits \(CrashLoopBackOff|has ended \(Error)", failed), (
+        failed[-3000:]
+    )
+    site(SECOND, nodes="node1")
+    cluster.offers("node1", {"nvidia.com/gpu": 2, "nvidia.com/mig-3g.40gb": 2, "nvidia.com/mig-1g.10gb": 7})
