@@ -235,6 +235,7 @@ KUBERNETES ?=
 without_kubernetes := $(if $(filter skip,$(KUBERNETES)),KUBERNETES=skip,$(if $(shell command -v go),,there is no Go))
 needs_kubernetes := $(if $(without_kubernetes),,kubernetes-programs image-kubernetes etcd)
 needs_kubernetes-api := $(if $(without_kubernetes),,kubernetes-programs etcd)
+needs_trixie := image $(if $(without_kubernetes),,kubernetes-programs etcd)
 needs_newest := $(if $(NEWEST_PYTHON),venv-newest)
 needs_oldest-core := $(if $(OLDEST_CORE_PYTHON),venv-oldest-core)
 needs_of = venv-test $(or $(needs_$(1)),$(if $(filter $(1),$(scenarios) trixie),image))
@@ -355,15 +356,17 @@ leg-cores:
 	    [ -x $$venv/bin/pytest ] || { $(NEWEST_PYTHON) -m venv $$venv; $$venv/bin/pip install -qq -r requirements-unit.txt "ansible-core~=$$core.0"; }; \
 	    $$venv/bin/python -m pytest --quiet -m core tests/unit tests/integration; done'
 
-# Debian 13 on the hosts, after the scenarios of the same names and apart from what molecule keeps of them.
+# Debian 13 on the hosts, after the scenarios of the same names and apart from what molecule keeps of them; and CDI in a cluster, which
+# Debian 12's containerd does not know.
 leg-trixie:
 	@export LAB_RELEASE=trixie NO_COLOR=1 XDG_CACHE_HOME=$(CURDIR)/.cache/trixie OPENFLEET_CHECKOUT=$(OPENFLEET_CHECKOUT)-13
 	tests/leg run trixie bash -ec 'flock .lab/image.lock tests/lab/image/build; \
-	    for scenario in nvidia_driver container_toolkit mig; do molecule test --no-command-borders --scenario-name $$scenario; done'
+	    for scenario in nvidia_driver container_toolkit mig; do molecule test --no-command-borders --scenario-name $$scenario; done; \
+	    [ -n "$(without_kubernetes)" ] || { flock .lab/image.lock tests/lab/image/build kubernetes; pytest --quiet tests/kubernetes/test_cdi.py; }'
 
 # A real cluster: site.yml and pods on nodes that are lab hosts. Not apart: podman would be told of processes by other numbers than
 # the rest of this machine.
-cluster_tests := $(patsubst %,tests/kubernetes/test_%.py,nodes site)
+cluster_tests := $(patsubst %,tests/kubernetes/test_%.py,nodes site cdi)
 leg-kubernetes:
 	@if [ -n '$(without_kubernetes)' ]; then tests/leg left-out kubernetes '$(without_kubernetes)'; exit; fi
 	tests/leg run kubernetes pytest --quiet $(cluster_tests)
