@@ -88,6 +88,6 @@ def test_libraries_alone_bring_no_kernel_modules(lab_host):
 
 
 def test_a_host_for_which_nothing_is_asked_was_left_alone(lab_host):
-    host = lab_host("secure")
+    host = lab_host("blackwell")
     assert not host.file("/var/lib/openfleet-gpu").exists
     assert host.check_output("apt-mark showhold") == ""

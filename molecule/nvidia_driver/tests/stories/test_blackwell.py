@@ -23,18 +23,50 @@ FOLDERS = "$(ls -d /boot /etc /opt /root /usr /var)"
 TRACES = "find %s -xdev '(' -iname '*nvidia*' -o -iname '*nvlsm*' -o -iname '*openfleet*' ')'" % FOLDERS
 
 
+#: What a dry run must not write.
+WRITTEN = [
+    "/etc/apt/sources.list.d/openfleet-nvidia-driver.sources",
+    "/etc/apt/preferences.d/openfleet-nvidia-driver",
+    "/etc/apt/keyrings/openfleet-nvidia-driver.gpg",
+    "/etc/modprobe.d/openfleet-nvidia-driver.conf",
+    "/etc/modules-load.d/openfleet-nvidia-driver.conf",
+    "/etc/dracut.conf.d/openfleet-nvidia-driver.conf",
+    "/var/lib/openfleet-gpu",
+]
+
+
 @pytest.fixture(scope="module")
 def bare(lab_host):
     """What had a name like the driver's before it came: Debian's tools in the image."""
     return set(lab_host(BOARD).check_output(TRACES).splitlines())
 
 
-def test_a_bare_board_gets_what_was_planned(bare, state_of):
+@pytest.fixture(scope="module")
+def dry(bare):
+    """A dry run on the bare host."""
+    (played,) = play(BOARD, Ask(ASKED, then=LOOK), check=True)
+    return played
+
+
+def test_a_dry_run_left_the_bare_host_alone(bare, dry, lab_host):
+    host = lab_host(BOARD)
+    for path in WRITTEN:
+        assert not host.file(path).exists, path
+    assert not host.package("dkms").is_installed
+    assert host.check_output("apt-mark showhold") == ""
+    # Neither lists nor packages were fetched into the host's own folders, nor was anything left behind elsewhere.
+    lists = "find /var/lib/apt/lists /var/cache/apt/archives -type f ! -name lock"
+    assert host.check_output(lists) == ""
+    assert host.check_output("find /tmp -name 'openfleet-*'") == ""
+    assert set(host.check_output(TRACES).splitlines()) == bare
+
+
+def test_a_bare_board_gets_what_was_foretold(dry, state_of):
     before = state_of(BOARD)
-    planned, wet = play(BOARD, Ask(ASKED, entry="plan", then=LOOK), Ask(ASKED, then=LOOK))
-    assert State.read(planned.seen) == before
-    assert planned.planned == wet.done
-    assert foretold(planned.planned) == differences(before, State.read(wet.seen))
+    assert State.read(dry.seen) == before
+    (wet,) = play(BOARD, Ask(ASKED, then=LOOK))
+    assert dry.planned == wet.done
+    assert foretold(dry.planned) == differences(before, State.read(wet.seen))
 
 
 def test_fabric_manager_finds_its_subnet_manager_also_after_a_boot(lab_host, state_of):

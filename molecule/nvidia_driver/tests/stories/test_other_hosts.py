@@ -61,14 +61,16 @@ def test_from_the_distributions_packages_to_the_runfile(lab_host):
     wrong = {**request, "nvidia_driver_runfile_sha256": "0" * 64}
     right = {**request, "nvidia_driver_runfile_sha256": hashlib.sha256(runfile.read_bytes()).hexdigest()}
     uninstaller = "! ls /usr/bin/nvidia-uninstall"
-    gone, bad, brought, again, _gone = play(
+    right, gone, bad, brought, again, _gone = play(
         "pcie",
+        Ask(),
         Ask(absent, then=LOOK),
         Ask(wrong, then=uninstaller, fails=True),
         Ask(right, then=LOOK),
         Ask(right, then="cat /var/log/nvidia-installer.log"),
         Ask(absent, then=uninstaller),
     )
+    assert not right.changed
     assert "libcuda1" not in State.read(gone.seen).packages
     assert "is not the file with SHA-256 " + "0" * 64 in bad.failed
     assert State.read(brought.seen).loaded == "580.95.05"
