@@ -4,19 +4,26 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import shutil
 import zipfile
 
 import pytest
 from command_host import run_installer
 from simulated_fleet import BareFleet, Fleet
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.install.archive import read_sources, sources_digest
+from ansible_collections.openfleet.gpu.plugins.module_utils.install.archive import (
+    DIGEST_LENGTH,
+    origin,
+    read_sources,
+    sources_digest,
+)
 
 MIG = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}]
 SHARED = [{"gpus": "all", "sharing": "shared"}]
 DIGEST = sources_digest(read_sources())
-OTHER = {"sizes.py": read_sources()["sizes.py"] + "# later\n"}
+COMMAND = "usr/local/bin/gpu-layout"
 
 
 @pytest.fixture
@@ -24,11 +31,21 @@ def simulated(host):
     return host.create([{"model": "H100-80GB", "count": 2}])
 
 
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """Installing compiles all of it."""
+    root = tmp_path_factory.mktemp("root")
+    assert run_installer(root)["changed"]
+    return root / COMMAND
+
+
 @pytest.fixture
-def command(simulated):
-    """The command, installed below the folder of the host."""
-    assert run_installer(simulated.folder / "root")["changed"]
-    return simulated.folder / "root/usr/local/bin/gpu-layout"
+def command(simulated, installed):
+    """The command below the folder of the host, as it is installed."""
+    copy = simulated.folder / "root" / COMMAND
+    copy.parent.mkdir(parents=True)
+    shutil.copy2(installed, copy)
+    return copy
 
 
 @pytest.fixture
@@ -101,8 +118,10 @@ def another_code(command):
 
 
 def older(command):
-    sources = dict(read_sources(), **OTHER)
-    assert run_installer(command.parents[3], sources=sources)["changed"]
+    """Whole, and by the same Python."""
+    sources = dict(read_sources(), **{"sizes.py": "# as it was\n"})
+    content = command.read_bytes()[: -2 * DIGEST_LENGTH] + origin(sources_digest(sources))
+    command.write_bytes(content + hashlib.sha256(content).hexdigest().encode())
 
 
 def folder_for_all(command):
