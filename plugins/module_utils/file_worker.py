@@ -43,7 +43,10 @@ class NoAnswerError(Exception):
 
 
 def task(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a function be asked for: of a module, with arguments and a result that JSON knows. It may raise OSError."""
+    """Let a function be asked for: of a module, with arguments and a result that JSON knows. It may raise OSError.
+
+    It imports nothing of the collection: the child has closed what that may be read from (install/installed.py).
+    """
     _tasks["%s.%s" % (function.__module__, function.__qualname__)] = function
     return function
 

@@ -15,8 +15,9 @@ description:
     code of those modules is sent only to a host that lacks it. Playbooks have no use for it.
   - >-
     The command C(gpu-layout) has this code. Before anything of it runs, the module checks that O(command) is a regular file of
-    the user that the module runs as (root), with mode 0755, in folders that no other user can write to, that it is what was
-    installed, and that it was made from sources of exactly this O(digest) by the Python that the module runs under.
+    the user that the module runs as (root), with mode 0755, that it is what was installed, and that it was made from sources of
+    exactly this O(digest) by the Python that the module runs under. It runs the file that it has checked, also where another one
+    takes its place meanwhile.
   - C(docs/gpu-layout-command.md) says more, and how to switch it off.
 author:
   - openfleet.gpu contributors (!UNKNOWN)

@@ -9,8 +9,7 @@ the installing interpreter made; any other falls back to the source beside it.
 Bytecode of the same source need not be the same bytes, so an archive is not compared with a new one. It ends with a comment
 instead: a digest of what it was made from, and one of all its bytes before. A command of which either does not hold is replaced.
 
-Modules run by its code as well (installed.py), where it is the controller's. They carry this file, so that it is small, and what
-only a new archive needs is imported there.
+Modules run by its code as well (installed.py), and carry this file: imports that only a new archive needs are made there.
 
 In a checkout `python3 plugins/module_utils/install/archive.py FILE` makes the command, pynvml included: one file for hosts
 without Ansible. So this file imports nothing but the standard library.
@@ -32,7 +31,7 @@ DIGEST_LENGTH = 64
 
 PACKAGE = "openfleet_gpu"
 MAIN = "import sys\n\nfrom %s.cli.main import main\n\nsys.exit(main())\n" % PACKAGE
-#: What the command is made of, below module_utils: its own files, and those of the modules `layout` and `layout_boot`.
+#: What the command is made of, below module_utils, with the modules `layout` and `layout_boot`.
 PATTERNS = (
     *("*.py", "cli/*.py", "techniques/*.py", "techniques/*/*.py", "models/*.json"),
     *("install/%s.py" % name for name in ("__init__", "archive", "files", "layout_boot", "sources")),
@@ -68,35 +67,23 @@ def shebang(interpreter: str) -> str:
 def difference(command: Path, made_from: bytes) -> str | None:
     """Return why the command has to be written: "" if there is none, None if it is as it should be."""
     try:
-        status = command.lstat()
-        content = command.read_bytes() if stat.S_ISREG(status.st_mode) else b""
+        return problem(command.lstat(), command, made_from)
     except FileNotFoundError:
         return ""
+
+
+def problem(status: os.stat_result, command: Path, made_from: bytes) -> str | None:
+    """Return why a file is not the command as it should be, None if it is."""
     if not stat.S_ISREG(status.st_mode):
         return "it is no regular file"
     if status.st_uid != os.geteuid():
         return "it belongs to user id %d" % status.st_uid
     if stat.S_IMODE(status.st_mode) != MODE:
         return "its mode is %04o" % stat.S_IMODE(status.st_mode)
+    content = command.read_bytes()
     if not content.endswith(_seal(content[:-DIGEST_LENGTH])):
         return "its content is not what was installed"
     return None if content[:-DIGEST_LENGTH].endswith(made_from) else "it is of another release, or of another Python"
-
-
-def refusal(command: Path, made_from: bytes) -> str | None:
-    """Return why a module may not run the code of the command; None where it may. There are no links in the path.
-
-    A user who can write to one of its folders could replace the command between this check and its import.
-    """
-    reason = difference(command, made_from)
-    if reason is not None:
-        return reason or "it is not there"
-    for folder in command.parents:
-        status = folder.stat()
-        others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
-        if others_write or status.st_uid not in (0, os.geteuid()):
-            return "others may write to %s" % folder
-    return None
 
 
 def archive(sources: Mapping[str, str], made_from: bytes, interpreter: str) -> bytes:

@@ -70,48 +70,37 @@ _NEEDS_COMMAND = "Set gpu_layout_restore_at_boot: true, or %s."
 
 
 def argspec() -> dict[str, Any]:
-    """Return the options of the module `layout_boot`."""
+    """Return the options of the module."""
     text = {"type": "str", "default": ""}
     return {
         "state": {"type": "str", "choices": ["present", "absent", "former"], "default": "present"},
         "layout": {"type": "list", "elements": "dict", "default": []},
-        "unit": dict(text),
+        "unit": text,
         "on_trial": {"type": "bool", "default": False},
-        "metrics": {
-            "type": "dict",
-            "default": {},
-            "apply_defaults": True,
-            "options": {"directory": dict(text), "service": dict(text), "timer": dict(text)},
-        },
-        "keep": {
-            "type": "dict",
-            "default": {},
-            "apply_defaults": True,
-            "options": {
-                "wanted": {"type": "bool", "default": False},
-                "socket": dict(text),
-                "service": dict(text),
-                "settings": {"type": "dict", "default": {}},
-            },
-        },
-        "readers": {
-            "type": "dict",
-            "default": {},
-            "apply_defaults": True,
-            "options": {
-                "accounts": {"type": "list", "elements": "str", "default": []},
-                "state_directory": {"type": "path", "default": "/var/lib/openfleet-gpu"},
-            },
-        },
-        "agent": dict(text),
+        "metrics": _part(directory=text, service=text, timer=text),
+        "keep": _part(
+            wanted={"type": "bool", "default": False},
+            socket=text,
+            service=text,
+            settings={"type": "dict", "default": {}},
+        ),
+        "readers": _part(
+            accounts={"type": "list", "elements": "str", "default": []},
+            state_directory={"type": "path", "default": "/var/lib/openfleet-gpu"},
+        ),
+        "agent": text,
         "records": {"type": "path"},
         "installed_code": {"type": "bool", "default": True},
         **on_demand.argspec(),
     }
 
 
+def _part(**options: Any) -> dict[str, Any]:
+    return {"type": "dict", "default": {}, "apply_defaults": True, "options": options}
+
+
 def bring_about(params: Mapping[str, Any], check_mode: bool) -> dict[str, Any]:
-    """Bring about the state that the parameters ask for. The module's return values. Raises FleetError."""
+    """Bring about the state that the parameters ask for; return the module's return values."""
 
     def body(target: Installation, given: Sources) -> None:
         if params["state"] == "former":
