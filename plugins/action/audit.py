@@ -9,18 +9,19 @@ import time
 from pathlib import Path
 from typing import Any, Mapping
 
-from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
 from ..module_utils.errors import FleetError
+from ..modules.audit import DOCUMENTATION
 from ..plugin_utils.audit import answers, archive, write, write_line
 from ..plugin_utils.audit.compare import Former
 from ..plugin_utils.audit.holdings import hosts_of
 from ..plugin_utils.audit.make import Order, make
-from ..plugin_utils.audit.model import WORDS, Audit
+from ..plugin_utils.audit.model import Audit
 from ..plugin_utils.audit.options import OptionError, access, holidays, prices, seconds, thresholds
 from ..plugin_utils.audit.report_json import read_former, summary
 from ..plugin_utils.audit.tell import Notice, NotifyError, tell
+from ..plugin_utils.controller_action import ControllerAction
 from ..plugin_utils.host_results import gpu_info_of_all
 from ..plugin_utils.plain import plain
 
@@ -30,33 +31,10 @@ display = Display()
 UNANSWERED = "unanswered"
 
 
-class ActionModule(ActionBase):
-    TRANSFERS_FILES = False
-    _requires_connection = False
-    _supports_check_mode = True
-
+class ActionModule(ControllerAction):
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         result = super().run(tmp, task_vars)
-        _given, args = self.validate_argument_spec(
-            {
-                "directory": {"type": "path"},
-                "keep": {"type": "int", "default": 0},
-                "prometheus": {"type": "dict", "default": {}},
-                "window": {"type": "str", "default": "14d"},
-                "selector": {"type": "str", "default": ""},
-                "hosts": {"type": "dict", "default": {}},
-                "answers": {"type": "dict", "default": {}},
-                "hosts_asked": {"type": "list", "elements": "str", "default": []},
-                "prices": {"type": "list", "elements": "dict", "default": []},
-                "currency": {"type": "str", "default": ""},
-                "thresholds": {"type": "dict", "default": {}},
-                "exempt": {"type": "list", "elements": "str", "default": []},
-                "holidays": {"type": "dict", "default": {}},
-                "previous": {"type": "path"},
-                "fail_on": {"type": "list", "elements": "str", "choices": [*WORDS, UNANSWERED], "default": []},
-                "notify": {"type": "list", "elements": "dict", "default": []},
-            }
-        )
+        args = self.arguments(DOCUMENTATION)
         # What hosts say is looked at host by host: one that sends nonsense is one that did not answer, as one without a driver.
         said, no_answers = answers.of_all(args.pop("answers"))
         states, refused = gpu_info_of_all({**args.pop("hosts"), **said})

@@ -12,15 +12,16 @@ from typing import Any, Mapping
 
 import yaml
 from ansible.errors import AnsibleError
-from ansible.plugins.action import ActionBase
 from ansible.release import __version__ as ansible_version
 from ansible.utils.display import Display
 
 from ..module_utils.errors import FleetError
+from ..modules.bundle import DOCUMENTATION
 from ..plugin_utils.bundle.fetch import readable
 from ..plugin_utils.bundle.make import Order, Outcome, make
 from ..plugin_utils.bundle.model import BundleError
-from ..plugin_utils.bundle.wants import OWN_VARIABLES, PARTS, VARIABLES
+from ..plugin_utils.bundle.wants import OWN_VARIABLES, VARIABLES
+from ..plugin_utils.controller_action import ControllerAction
 from ..plugin_utils.plain import plain
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -31,27 +32,10 @@ _SHOWN = 12
 display = Display()
 
 
-class ActionModule(ActionBase):
-    TRANSFERS_FILES = False
-    # No host is reached, so that it can run where none can be.
-    _requires_connection = False
-    _supports_check_mode = True
-
+class ActionModule(ControllerAction):
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         result = super().run(tmp, task_vars)
-        _given, args = self.validate_argument_spec(
-            {
-                "directory": {"type": "path", "required": True},
-                "hosts": {"type": "list", "elements": "str", "required": True},
-                "parts": {"type": "list", "elements": "str", "choices": list(PARTS), "default": list(PARTS)},
-                "requirements": {"type": "path"},
-                "pip_options": {"type": "list", "elements": "str", "default": []},
-                "url": {"type": "str", "default": ""},
-                "path": {"type": "str", "default": ""},
-                "prune": {"type": "bool", "default": False},
-            }
-        )
-        args = plain(args)
+        args = plain(self.arguments(DOCUMENTATION))
         check = self._task.check_mode
         try:
             values = {host: self._values(host, task_vars or {}) for host in args["hosts"]}

@@ -9,9 +9,10 @@ import re
 from typing import Any, Iterable, Mapping
 
 from ansible.errors import AnsibleError
-from ansible.plugins.action import ActionBase
 
 from ..module_utils.errors import Problem
+from ..modules.check_variables import DOCUMENTATION
+from ..plugin_utils.controller_action import ControllerAction
 from ..plugin_utils.plain import plain
 from ..plugin_utils.variables import check, known
 
@@ -21,20 +22,10 @@ _FLEET_WIDE = {"gpu_site_tolerate": "gpu_hosts", "gpu_site_waves": "gpu_hosts"}
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
 
-class ActionModule(ActionBase):
-    TRANSFERS_FILES = False
-    _requires_connection = False
-    _supports_check_mode = True
-
+class ActionModule(ControllerAction):
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         result = super().run(tmp, task_vars)
-        _given, args = self.validate_argument_spec(
-            {
-                "of": {"type": "list", "elements": "str", "required": True, "choices": known.owners()},
-                "required": {"type": "list", "elements": "str", "default": []},
-                "unread": {"type": "list", "elements": "str", "default": []},
-            }
-        )
+        args = self.arguments(DOCUMENTATION, of=known.owners())
         variables = task_vars or {}
         names_of = (name for owner in args["of"] for name in known.of_owner(owner))
         checked = dict.fromkeys(name for name in names_of if name not in args["unread"])

@@ -7,31 +7,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible.plugins.action import ActionBase
-
 from ..module_utils.errors import FleetError
+from ..modules.reclaim_tell import DOCUMENTATION
+from ..plugin_utils.controller_action import ControllerAction
 from ..plugin_utils.plain import plain
 from ..plugin_utils.rightsize import reclaim_told
 
 
-class ActionModule(ActionBase):
-    TRANSFERS_FILES = False
-    _requires_connection = False
-    _supports_check_mode = True
-
+class ActionModule(ControllerAction):
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         result = super().run(tmp, task_vars)
-        _given, args = self.validate_argument_spec(
-            {
-                "host": {"type": "str", "default": ""},
-                "result": {"type": "dict"},
-                "ways": {"type": "list", "elements": "raw"},
-                "notify": {"type": "list", "elements": "dict", "default": []},
-                "notice": {"type": "str", "default": "24h"},
-                "owners": {"type": "list", "elements": "dict", "default": []},
-                "keep_url": {"type": "str", "default": ""},
-            }
-        )
+        args = self.arguments(DOCUMENTATION)
         said = args.pop("result")
         args = plain(args)
         try:

@@ -10,52 +10,24 @@ import time
 from pathlib import Path
 from typing import Any, Mapping
 
-from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
 from ..module_utils.errors import FleetError
+from ..modules.rightsize import DOCUMENTATION
 from ..plugin_utils.audit.holdings import hosts_of
 from ..plugin_utils.audit.make import Order
 from ..plugin_utils.audit.options import access, holidays, prices, seconds, thresholds
+from ..plugin_utils.controller_action import ControllerAction
 from ..plugin_utils.host_results import gpu_info_of_all
 from ..plugin_utils.plain import plain
 
 display = Display()
 
 
-class ActionModule(ActionBase):
-    TRANSFERS_FILES = False
-    _requires_connection = False
-    _supports_check_mode = True
-
+class ActionModule(ControllerAction):
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         result = super().run(tmp, task_vars)
-        _given, args = self.validate_argument_spec(
-            {
-                "directory": {"type": "path"},
-                "prometheus": {"type": "dict", "default": {}},
-                "window": {"type": "str", "default": "14d"},
-                "selector": {"type": "str", "default": ""},
-                "hosts": {"type": "dict", "default": {}},
-                "hosts_asked": {"type": "list", "elements": "str", "default": []},
-                "layouts": {"type": "dict", "default": {}},
-                "workloads": {"type": "dict", "default": {}},
-                "prices": {"type": "list", "elements": "dict", "default": []},
-                "currency": {"type": "str", "default": ""},
-                "thresholds": {"type": "dict", "default": {}},
-                "exempt": {"type": "list", "elements": "str", "default": []},
-                "holidays": {"type": "dict", "default": {}},
-                "reach": {"type": "str", "choices": ["host", "fleet"], "default": "host"},
-                "max_moved": {"type": "int"},
-                "max_destroyed": {"type": "int"},
-                "packing": {"type": "dict", "default": {}},
-                "sizing": {"type": "dict", "default": {}},
-                "max_candidates": {"type": "int", "default": 1000},
-                "reclaim_grace": {"type": "str", "default": ""},
-                "reclaim_exempt": {"type": "list", "elements": "str", "default": []},
-                "reclaim_standby": {"type": "list", "elements": "str", "default": []},
-            }
-        )
+        args = self.arguments(DOCUMENTATION)
         states, refused = gpu_info_of_all(args.pop("hosts"), tenants_whole=True)
         try:
             result.update(self._propose(plain(args), states, refused))

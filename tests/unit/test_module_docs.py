@@ -38,6 +38,8 @@ from ansible_collections.openfleet.gpu.plugins.modules import (
     vgpu_limiter,
     vgpu_quota,
 )
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import WORDS
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.bundle.wants import PARTS
 
 pytestmark = pytest.mark.core
 
@@ -99,6 +101,13 @@ def test_options_are_those_of_the_argument_spec(module):
     for name, option in spec.items():
         for key in ("type", "default", "required"):
             assert documented[name].get(key) == option.get(key), (name, key)
+
+
+def test_options_that_code_lists_have_its_words():
+    """Actions of the controller take their options from the documentation."""
+    assert documented_options(audit)["fail_on"]["choices"] == [*WORDS, "unanswered"]
+    parts = documented_options(bundle)["parts"]
+    assert parts["choices"] == parts["default"] == list(PARTS)
 
 
 @pytest.mark.parametrize("module", [layout, mig, mps, time_slicing])
