@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Iterable
+from typing import Any
 
 from .frozen import frozen
 from .holders_model import KUBELET, UNKNOWN
@@ -43,8 +43,3 @@ class Disturbance:
     def _names(self, most: int) -> list[str]:
         more = ["%d more" % (len(self.who) - most)] if len(self.who) > most else []
         return [str(holder) for holder in self.who[:most]] + more
-
-
-def affected_pods(disturbs: Iterable[Disturbance]) -> list[str]:
-    """Return the UIDs of the pods whose devices the plan would end."""
-    return sorted({uid for disturbance in disturbs for uid in disturbance.pods})

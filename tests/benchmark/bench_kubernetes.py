@@ -24,7 +24,6 @@ from mig_cases import random_cases
 
 from ansible_collections.openfleet.gpu.plugins.filter.kubernetes_mapping import kubernetes_mapping
 from ansible_collections.openfleet.gpu.plugins.module_utils import planner
-from ansible_collections.openfleet.gpu.plugins.module_utils.disturbance import affected_pods
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders_model import KUBELET
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder
 from ansible_collections.openfleet.gpu.plugins.module_utils.pod_eviction import Options, pods_to_evict
@@ -99,7 +98,7 @@ def planned_evictions(seed: int, count: int) -> tuple[int, int, int]:
         plan = planner.plan_gpu(gpu, case.target)
         destroyed = {step.gpu_instance_id for step in plan.steps if isinstance(step, DestroyGpuInstance)}
         pods = {uid_of(number, each.id): each.id for each in gpu.mig.instances if each.held_by}
-        wanted = affected_pods(plan.disturbs)
+        wanted = sorted({uid for each in plan.disturbs for uid in each.pods})
         chosen = pods_to_evict("node", [as_pod(uid) for uid in pods], wanted, Options(ignore_daemonsets=True))
         going = {pods[pod.uid] for pod in chosen}
         missed = destroyed & set(pods.values()) - going

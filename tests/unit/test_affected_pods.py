@@ -11,7 +11,7 @@ from mig_rules import legal, with_instances
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import planner
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
-from ansible_collections.openfleet.gpu.plugins.module_utils.disturbance import Disturbance, affected_pods
+from ansible_collections.openfleet.gpu.plugins.module_utils.disturbance import Disturbance
 from ansible_collections.openfleet.gpu.plugins.module_utils.gpu_plan import Target, WantedInstance
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders_mark import mark
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder, Host
@@ -23,6 +23,11 @@ MODELS = ("H100-80GB", "A100-40GB", "A30-24GB")
 
 def holder(gpu, instance, pod):
     return Holder(gpu.uuid, instance, "kubelet", "container c of pod %s" % pod, unit_or_container="c", job=pod)
+
+
+def affected_pods(disturbs):
+    """The pods whose devices a plan would end."""
+    return sorted({uid for disturbance in disturbs for uid in disturbance.pods})
 
 
 def grow(chance, gpu, pairs):

@@ -51,15 +51,7 @@ class Apt(apt.AptBase):
         anchor = names.locked[0]
         if not self.versions(anchor):
             self.update()
-        offered = [upstream for upstream in map(rules.upstream, self.versions(anchor)) if upstream]
-        fitting = [found for found in offered if rules.satisfies(found, request.version)]
-        if not fitting:
-            raise PlanError(
-                "nvidia_driver_version",
-                "%s is not to be had as %s from %s" % (request.version, anchor, request.source),
-                "There is: %s. Nothing was changed." % (", ".join(dict.fromkeys(offered)) or "none"),
-            )
-        chosen = prefer if prefer in fitting else fitting[0]
+        chosen = rules.choose(self.versions(anchor), request, anchor, prefer)
         assert self._private
         (self._private / "preferences" / files.NAME).write_text(files.preferences(chosen, list(pinned)))
         arguments = [self._exactly(name, chosen) for name in names.locked] + list(names.free)

@@ -36,15 +36,7 @@ class Dnf(dnf.DnfBase):
         self, host: Host, request: Request, names: Wanted, pinned: Sequence[str], prefer: str = ""
     ) -> Transaction:
         anchor = names.locked[0]
-        offered = [upstream for upstream in map(rules.upstream, self.versions(anchor)) if upstream]
-        fitting = [found for found in offered if rules.satisfies(found, request.version)]
-        if not fitting:
-            raise PlanError(
-                "nvidia_driver_version",
-                "%s is not to be had as %s from %s" % (request.version, anchor, request.source),
-                "There is: %s. Nothing was changed." % (", ".join(dict.fromkeys(offered)) or "none"),
-            )
-        chosen = prefer if prefer in fitting else fitting[0]
+        chosen = rules.choose(self.versions(anchor), request, anchor, prefer)
         exact = []
         for name in names.locked:
             there = [found for found in self.versions(name) if rules.upstream(found) == chosen]

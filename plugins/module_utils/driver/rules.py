@@ -58,6 +58,19 @@ def satisfies(version: str, asked: str) -> bool:
     return bool(version) and (version == asked or version.startswith(asked + "."))
 
 
+def choose(versions: Iterable[str], request: Request, anchor: str, prefer: str) -> str:
+    """Return the driver's version to install, of those that the sources have of its first package. Raises PlanError."""
+    offered = [found for found in map(upstream, versions) if found]
+    fitting = [found for found in offered if satisfies(found, request.version)]
+    if not fitting:
+        raise PlanError(
+            "nvidia_driver_version",
+            "%s is not to be had as %s from %s" % (request.version, anchor, request.source),
+            "There is: %s. Nothing was changed." % (", ".join(dict.fromkeys(offered)) or "none"),
+        )
+    return prefer if prefer in fitting else fitting[0]
+
+
 def check_version(asked: str) -> None:
     if not _REQUEST_VERSION.match(asked):
         raise PlanError(
@@ -188,10 +201,11 @@ def of_the_driver(package: Package, patterns: Iterable[str]) -> bool:
     nvidia-container-toolkit, DCGM and CUDA have names like it, but versions of their own. So has NVLSM, which is named.
     """
     found = bool(upstream(package.version))
-    return any(_matches(package.name, pattern) and (found or "*" not in pattern) for pattern in patterns)
+    return any(matches(package.name, pattern) and (found or "*" not in pattern) for pattern in patterns)
 
 
-def _matches(name: str, pattern: str) -> bool:
+def matches(name: str, pattern: str) -> bool:
+    """Whether a package's name is the one that a pattern stands for."""
     return re.fullmatch(re.escape(pattern).replace(r"\*", ".*"), name) is not None
 
 

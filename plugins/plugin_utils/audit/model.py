@@ -29,10 +29,6 @@ WORDS = (
     "right",
 )
 
-#: How a finding stands to the audit before: `gone` ones are those of the former audit that this one no longer has, `unseen`
-#: ones those that it could not look at again, for want of history or of the host's answer.
-STATES = ("new", "still", "gone", "unseen")
-
 
 @dataclass(frozen=True)
 class Window:
@@ -207,6 +203,8 @@ class Finding:
     id: str
     verdict: Verdict
     holding: Holding
+    #: Against the audit before: new, still; gone where that audit alone has it; unseen where it could not be looked at again, for
+    #: want of history or of the host's answer.
     state: str = "new"
     first_found_seconds: float | None = None
 

@@ -10,7 +10,6 @@ may have too, it is taken along: which one a host takes is its package manager's
 from __future__ import annotations
 
 import functools
-import re
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from typing import Any, Callable, Iterable, Sequence
@@ -157,7 +156,8 @@ class _Search:
         pinned = [
             candidate
             for candidate in ranked
-            if self._is_chosen(candidate) and any(_matches(candidate.name, pattern) for pattern in self.ask.pinned)
+            if self._is_chosen(candidate)
+            and any(driver_rules.matches(candidate.name, pattern) for pattern in self.ask.pinned)
         ]
         if self.index.pins:
             return (pinned or ranked)[:1]
@@ -185,7 +185,3 @@ def _in_range(version: str, relation: Relation, index: Index) -> bool:
         ">=": order >= 0,
         ">>": order > 0,
     }[relation.operator]
-
-
-def _matches(name: str, pattern: str) -> bool:
-    return re.fullmatch(re.escape(pattern).replace(r"\*", ".*"), name) is not None
