@@ -14,15 +14,15 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Callable, Mapping, Sequence, Tuple
 
-from . import drain_units as units
 from . import idle_jupyter, reclaim_tell, reclaim_text
 from .bare_handles import may_be_handed
 from .command import FAILURES, run_tool
+from .drain import units
 from .errors import FleetError
 from .frozen import frozen
 from .idle_checks import held_by, in_words, spared, using, worked, young
 from .idle_watch import Sample, watch
-from .keeps import Keep, kept
+from .keep.keeps import Keep, kept
 from .model import Holder, Host
 from .peer import Owner, PeerError
 from .peer_owner import ContainerOwner, UserOfUnitOwner

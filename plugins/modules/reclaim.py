@@ -200,11 +200,12 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils import keeps, reclaim_notices
+from ..module_utils import reclaim_notices
 from ..module_utils.errors import DriverAbsentError
 from ..module_utils.holders import find_holders
 from ..module_utils.idle_stop import Policy, Tools, reclaim
-from ..module_utils.keep_server import SOCKET
+from ..module_utils.keep import keeps
+from ..module_utils.keep.server import SOCKET
 from ..module_utils.nvml import Session
 from ..module_utils.runner import respawn_with_pynvml, run
 from ..module_utils.transaction import looking

@@ -17,7 +17,7 @@ from attackers import ALICE, PYTHON, gpu, holding, host, process, public_folder
 from ansible_collections.openfleet.gpu.plugins.module_utils import bare_handles, file_worker
 from ansible_collections.openfleet.gpu.plugins.module_utils.busy import make_way
 from ansible_collections.openfleet.gpu.plugins.module_utils.disturbance import Disturbance
-from ansible_collections.openfleet.gpu.plugins.module_utils.drain_units import Unit
+from ansible_collections.openfleet.gpu.plugins.module_utils.drain.units import Unit
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError, BusyError
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders import find_holders
 from ansible_collections.openfleet.gpu.plugins.module_utils.idle_stop import Policy, Tools, reclaim

@@ -18,7 +18,8 @@ from attackers import ALICE, BOB, PYTHON, public_folder
 from keep_host import PATIENCE_SECONDS, KeepHost, heard, wait_for
 from simulated_host import SimulatedHost
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import keep_server, passed_files
+from ansible_collections.openfleet.gpu.plugins.module_utils import passed_files
+from ansible_collections.openfleet.gpu.plugins.module_utils.keep import server as keep_server
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="processes of several users are started as root")
 #: In an account's own group on every machine.

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from simulated_host import ROOT
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.drain import Wanted, drain, resume
+from ansible_collections.openfleet.gpu.plugins.module_utils.drain.host import Wanted, drain, resume
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
 
 #: What the tests drain.

@@ -10,10 +10,11 @@ import types
 import pytest
 
 from ansible_collections.openfleet.gpu.plugins.filter.awaited_pods import awaited_pods
-from ansible_collections.openfleet.gpu.plugins.module_utils import drain, drain_slurm
-from ansible_collections.openfleet.gpu.plugins.module_utils.drain_record import DrainError, Record
-from ansible_collections.openfleet.gpu.plugins.module_utils.drain_slurm import Slurm, check_reason, parse_node
-from ansible_collections.openfleet.gpu.plugins.module_utils.drain_units import (
+from ansible_collections.openfleet.gpu.plugins.module_utils.drain import host as drain
+from ansible_collections.openfleet.gpu.plugins.module_utils.drain import slurm as drain_slurm
+from ansible_collections.openfleet.gpu.plugins.module_utils.drain.record import DrainError, Record
+from ansible_collections.openfleet.gpu.plugins.module_utils.drain.slurm import Slurm, check_reason, parse_node
+from ansible_collections.openfleet.gpu.plugins.module_utils.drain.units import (
     Unit,
     closure,
     starting_order,

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import idle_stop
-from ansible_collections.openfleet.gpu.plugins.module_utils.drain_units import Unit
+from ansible_collections.openfleet.gpu.plugins.module_utils.drain.units import Unit
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
 from ansible_collections.openfleet.gpu.plugins.module_utils.idle_stop import Policy, Tools, reclaim
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Gpu, Holder, Host, Mig, Telemetry

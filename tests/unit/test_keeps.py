@@ -16,10 +16,14 @@ from pathlib import Path
 import pytest
 from peer_hosts import Processes
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import keep_owner, keep_request, keep_server, keeps, peer
+from ansible_collections.openfleet.gpu.plugins.module_utils import peer
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders_proc import start_ticks
-from ansible_collections.openfleet.gpu.plugins.module_utils.keeps import Keep, KeepError, kept
+from ansible_collections.openfleet.gpu.plugins.module_utils.keep import keeps
+from ansible_collections.openfleet.gpu.plugins.module_utils.keep import owner as keep_owner
+from ansible_collections.openfleet.gpu.plugins.module_utils.keep import request as keep_request
+from ansible_collections.openfleet.gpu.plugins.module_utils.keep import server as keep_server
+from ansible_collections.openfleet.gpu.plugins.module_utils.keep.keeps import Keep, KeepError, kept
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="processes of several users are started as root")

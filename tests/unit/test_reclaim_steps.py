@@ -20,7 +20,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils import (
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
 from ansible_collections.openfleet.gpu.plugins.module_utils.idle_stop import Policy, Tools, reclaim
 from ansible_collections.openfleet.gpu.plugins.module_utils.idle_watch import watch
-from ansible_collections.openfleet.gpu.plugins.module_utils.keeps import Keep
+from ansible_collections.openfleet.gpu.plugins.module_utils.keep.keeps import Keep
 
 DAY = 86400.0
 OTHER = {**UNIT, "name": "y.service", "gpus": ["GPU-1"]}

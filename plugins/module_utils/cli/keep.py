@@ -15,9 +15,9 @@ import socket
 from argparse import Namespace
 from typing import Any, Iterator, Mapping
 
-from .. import keep_server
 from ..errors import FleetError
-from ..keeps import KeepError, duration
+from ..keep import server as keep_server
+from ..keep.keeps import KeepError, duration
 from ..printable import printable
 from ..reclaim_notices import utc
 
@@ -42,7 +42,7 @@ def keep(options: Namespace) -> int:
 
 def serve(options: Namespace) -> int:
     """Serve the socket that systemd hands over, until there are no requests."""
-    from ..keep_request import Settings, answer, parse, to_log
+    from ..keep.request import Settings, answer, parse, to_log
 
     settings = Settings.read(options.settings)
 

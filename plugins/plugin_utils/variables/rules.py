@@ -179,7 +179,7 @@ _listen = _form(r"(?:\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9.-]*):[0-9]{1,5}", "an addres
 RULES: dict[str, Callable[[Any, str], None]] = {
     "gpu_layout": _by(parse_layout),
     "gpu_layout_expected_gpus": _models,
-    "gpu_layout_keep_max": _by_parser("...module_utils.keeps", "duration"),
+    "gpu_layout_keep_max": _by_parser("...module_utils.keep.keeps", "duration"),
     "gpu_layout_metrics_dir": _form(r"/\S*", "an absolute path without spaces", "/var/lib/node_exporter"),
     "gpu_layout_nvml_hashes": _form(r"sha256:[0-9a-f]{64}", "a hash of a file", "sha256: and 64 hexadecimal digits"),
     "gpu_layout_nvml_index_url": _address,

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from . import durable
-from .errors import ApplyError, FleetError
+from .. import durable
+from ..errors import ApplyError, FleetError
 
 SCHEMA = 1
 NAME = "drain.json"

@@ -21,13 +21,13 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Callable, Deque
 
-from . import passed_files, peer
-from .accounts import account_of_id, is_foreign
-from .bounded import bounded
-from .errors import FleetError
-from .holders_cgroup import parse_cgroup
+from .. import passed_files, peer
+from ..accounts import account_of_id, is_foreign
+from ..bounded import bounded
+from ..errors import FleetError
+from ..holders_cgroup import parse_cgroup
+from ..peer_owner import own_container
 from .keeps import KeepError
-from .peer_owner import own_container
 
 SOCKET = "/run/openfleet-gpu-keep.sock"
 MOST_LINE_BYTES, MOST_ANSWER_BYTES = 4096, 65536

@@ -14,11 +14,12 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Mapping, Sequence
 
-from . import keep_owner, keeps
-from .frozen import frozen
+from ..frozen import frozen
+from ..model import Holder
+from ..reclaim_notices import utc
+from . import keeps
+from . import owner as keep_owner
 from .keeps import Keep, KeepError, to_row
-from .model import Holder
-from .reclaim_notices import utc
 
 SETTINGS = "/etc/openfleet-gpu/keep.json"
 MOST_LETTERS = 255

@@ -15,11 +15,11 @@ import re
 import time
 from typing import Any
 
-from .command import Run, ask, run_tool
-from .command_line import printable
-from .drain_record import DrainError
-from .frozen import frozen
-from .holders_slurm import NoAnswerError, fields, first_line, name_of
+from ..command import Run, ask, run_tool
+from ..command_line import printable
+from ..frozen import frozen
+from ..holders_slurm import NoAnswerError, fields, first_line, name_of
+from .record import DrainError
 
 #: What runs on the node is not known to Slurm, or will not be.
 _LOST = {"DOWN", "UNKNOWN", "ERROR", "FUTURE", "NOT_RESPONDING"}

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Takes clients off a host's GPUs and brings them back: own commands, a Slurm node, systemd units.
 
-Everything is recorded before it is taken (drain_record). An execution that fails brings all back at once; one that was
+Everything is recorded before it is taken (record.py). An execution that fails brings all back at once; one that was
 cut off leaves it to the next. Waiting is not done here: an execution says who is awaited, and the next one looks again.
 """
 
@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Iterator, Sequence
 
-from . import drain_units as units
-from .command import run_to_end
-from .drain_record import DrainError, Record
-from .drain_slurm import Node, Slurm, check_reason
-from .errors import ApplyError, FleetError
-from .printable import printable
-from .transaction import DIRECTORY, locked
+from ..command import run_to_end
+from ..errors import ApplyError, FleetError
+from ..printable import printable
+from ..transaction import DIRECTORY, locked
+from . import units
+from .record import DrainError, Record
+from .slurm import Node, Slurm, check_reason
 
 #: Other executions take seconds, or as long as the commands given to them.
 LOCK_SECONDS = 60

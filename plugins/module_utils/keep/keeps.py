@@ -15,14 +15,14 @@ import re
 from pathlib import Path
 from typing import Any, Sequence
 
-from . import durable, peer
-from .errors import ApplyError, FleetError
-from .frozen import frozen
-from .holders_cgroup import parse_cgroup
-from .holders_proc import start_ticks
-from .model import Holder
-from .peer_owner import own_container
-from .reclaim_notices import FOLDER, utc
+from .. import durable, peer
+from ..errors import ApplyError, FleetError
+from ..frozen import frozen
+from ..holders_cgroup import parse_cgroup
+from ..holders_proc import start_ticks
+from ..model import Holder
+from ..peer_owner import own_container
+from ..reclaim_notices import FOLDER, utc
 
 SCHEMA = 1
 NAME = "keeps.json"

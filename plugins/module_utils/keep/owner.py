@@ -21,12 +21,12 @@ import pwd
 import re
 from typing import Sequence
 
-from . import peer
-from .frozen import frozen
+from .. import peer
+from ..frozen import frozen
+from ..model import Holder
+from ..peer import PeerError
+from ..peer_owner import UserOfUnitOwner
 from .keeps import KeepError, container_id, container_of, process_identity
-from .model import Holder
-from .peer import PeerError
-from .peer_owner import UserOfUnitOwner
 
 _ROOT = 0
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 import re
 from typing import Callable, Iterable, Mapping, Sequence
 
-from . import systemd
-from .command import Done, TimeoutExpired, run_tool
-from .drain_record import DrainError
-from .frozen import frozen
+from .. import systemd
+from ..command import Done, TimeoutExpired, run_tool
+from ..frozen import frozen
+from .record import DrainError
 
 #: Units that a stop takes and a start brings back whole. A target or a slice is started with all that belongs to it,
 #: also what did not run before.
