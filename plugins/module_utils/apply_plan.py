@@ -18,7 +18,7 @@ from .disturbance import Disturbance
 from .errors import ApplyError, BusyError, FleetError, NvmlError, ResetRefusedError
 from .frozen import frozen
 from .gpu_plan import GpuPlan, Plan, Target
-from .holders_model import UNKNOWN
+from .holders.model import UNKNOWN
 from .host_change import HostChange
 from .model import Holder, Host, Process
 from .nvml import Session

@@ -17,11 +17,11 @@ import re
 
 from .accounts import account_of
 from .file_worker import NoAnswerError, ask, task
-from .holders_cgroup import parse_cgroup
-from .holders_model import DEVICE_HANDLE
-from .holders_proc import owner_of
+from .holders.cgroup import parse_cgroup
+from .holders.model import DEVICE_HANDLE
+from .holders.open_files import device_of
+from .holders.processes import owner_of
 from .model import Holder, Process
-from .open_files import device_of
 from .peer_owner import own_container
 from .proc_files import link, read
 

@@ -11,7 +11,7 @@ from typing import Callable, Sequence, TypeVar
 from .disturbance import Disturbance
 from .errors import BusyError
 from .frozen import frozen
-from .holders_model import CONTAINER, UNKNOWN
+from .holders.model import CONTAINER, UNKNOWN
 from .model import Holder, Process
 
 T = TypeVar("T")

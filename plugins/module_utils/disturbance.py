@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from .frozen import frozen
-from .holders_model import KUBELET, UNKNOWN
+from .holders.model import KUBELET, UNKNOWN
 from .model import Holder, Process
 
 #: How many a message and a result name: any user may start thousands.

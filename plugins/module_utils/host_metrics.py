@@ -12,8 +12,8 @@ from typing import Any, Callable, Sequence, TypeVar
 
 from . import planner
 from .errors import ApplyError, FleetError, NvmlError
-from .holders import find_holders
-from .holders_mark import mark
+from .holders.find import find_holders
+from .holders.mark import mark
 from .host_metrics_drift import Standing, compare
 from .host_metrics_text import Snapshot
 from .layout_types import Layout

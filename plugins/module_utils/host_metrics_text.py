@@ -13,7 +13,7 @@ from typing import Iterable, Iterator, Mapping, Sequence
 
 from .errors import FleetError
 from .frozen import frozen
-from .holders_model import DEVICE_HANDLE, MPS, PROCESS
+from .holders.model import DEVICE_HANDLE, MPS, PROCESS
 from .host_metrics_drift import Standing
 from .metric_family import COUNTER, GAUGE, Family, Sample, labels_of
 from .model import Gpu, Holder

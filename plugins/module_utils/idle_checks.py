@@ -9,7 +9,7 @@ import time
 from typing import Any, Mapping, Sequence, Tuple
 
 from .essential_units import is_essential
-from .holders_model import DEVICE_HANDLE
+from .holders.model import DEVICE_HANDLE
 from .model import Gpu, Holder, Host
 
 #: From so many cores on, on the average of a look, processes work: the rate that is a sign of work to the audit, too.

@@ -11,8 +11,8 @@ from typing import Any, Mapping, Sequence
 from . import planner
 from .frozen import frozen
 from .gpu_plan import GpuPlan, Plan, Target
-from .holders import find_holders
-from .holders_mark import mark
+from .holders.find import find_holders
+from .holders.mark import mark
 from .layout_types import Layout
 from .model import Gpu, Host
 from .nvml import Session

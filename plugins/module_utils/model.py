@@ -16,6 +16,8 @@ from .frozen import frozen
 
 #: Marks fields that are the planner's business and that `to_data` leaves out.
 INTERNAL = {"internal": True}
+#: The programs of MPS: the daemon, and the servers that it starts.
+MPS_CONTROL, MPS_SERVER = "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"
 
 
 @dataclass(frozen=True, order=True)

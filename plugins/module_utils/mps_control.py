@@ -20,7 +20,7 @@ from typing import Any, Iterator
 
 from .command import TOOL_TIMEOUT_SECONDS, Run, ask
 from .errors import FleetError
-from .holders_model import MPS_CONTROL
+from .model import MPS_CONTROL
 from .printable import printable
 
 PIPE_DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY"

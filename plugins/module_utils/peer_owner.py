@@ -9,7 +9,7 @@ from pathlib import Path
 
 from . import peer, systemd
 from .command import ask, run_tool
-from .holders_cgroup import Origin, parse_cgroup
+from .holders.cgroup import Origin, parse_cgroup
 from .peer import Owner, PeerError, Process
 
 _ANSWER_SECONDS = 30

@@ -17,8 +17,8 @@ from .disturbance import Disturbance
 from .errors import ApplyError
 from .essential_units import is_essential, is_on_bus
 from .file_worker import one_look
-from .holders_model import DEVICE_HANDLE
-from .holders_proc import start_ticks
+from .holders.model import DEVICE_HANDLE
+from .holders.processes import start_ticks
 from .model import Holder, Process
 
 _POLL_SECONDS = 0.05

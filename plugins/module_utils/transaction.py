@@ -23,7 +23,7 @@ from . import durable
 from .errors import ApplyError
 from .frozen import frozen
 from .gpu_plan import Target
-from .holders_proc import started_ticks_of
+from .holders.processes import started_ticks_of
 
 DIRECTORY = "/var/lib/openfleet-gpu"
 SCHEMA = 5

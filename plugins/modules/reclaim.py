@@ -202,7 +202,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils import reclaim_notices
 from ..module_utils.errors import DriverAbsentError
-from ..module_utils.holders import find_holders
+from ..module_utils.holders.find import find_holders
 from ..module_utils.idle_stop import Policy, Tools, reclaim
 from ..module_utils.keep import keeps
 from ..module_utils.keep.server import SOCKET

@@ -24,7 +24,7 @@ LONG = 300
 LOOK = """
 import sys
 from attackers import gpu, host
-from ansible_collections.openfleet.gpu.plugins.module_utils.holders import find_holders
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import find_holders
 from ansible_collections.openfleet.gpu.plugins.module_utils.transaction import locked
 def never(command, **options):
     raise FileNotFoundError(2, "No such file", command[0])

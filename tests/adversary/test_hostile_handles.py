@@ -19,7 +19,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.busy import make_way
 from ansible_collections.openfleet.gpu.plugins.module_utils.disturbance import Disturbance
 from ansible_collections.openfleet.gpu.plugins.module_utils.drain.units import Unit
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError, BusyError
-from ansible_collections.openfleet.gpu.plugins.module_utils.holders import find_holders
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import find_holders
 from ansible_collections.openfleet.gpu.plugins.module_utils.idle_stop import Policy, Tools, reclaim
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Telemetry
 from ansible_collections.openfleet.gpu.plugins.module_utils.terminate import end_holders

@@ -14,7 +14,7 @@ import pytest
 from holder_hosts import Proc, gpu, host, instance
 from mps_hosts import DAEMON, DEVICES, make_host
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.holders import find_holders
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import find_holders
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import plan as mps_plan
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.host import MpsHost
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.service import MpsService

@@ -12,10 +12,11 @@ import os
 import pytest
 from attackers import ALICE, PYTHON, Window, gpu, host, process, public_folder
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import holders_devices, open_files
-from ansible_collections.openfleet.gpu.plugins.module_utils.holders import find_holders
-from ansible_collections.openfleet.gpu.plugins.module_utils.holders_devices import Devices
-from ansible_collections.openfleet.gpu.plugins.module_utils.holders_proc import command_of, scan
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders import devices as holders_devices
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders import open_files
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders.devices import Devices
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import find_holders
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders.processes import command_of, scan
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root starts processes of other users")
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from holder_hosts import gpu, host, instance, named, no_tools, opened
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import holders_watchers
-from ansible_collections.openfleet.gpu.plugins.module_utils.holders import find_holders
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders import watchers as holders_watchers
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import find_holders
 
 pytestmark = [
     pytest.mark.alone,

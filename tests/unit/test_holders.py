@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 from holder_hosts import OPEN, Proc, gpu, host, instance, named, no_tools, opened
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.holders import blocking, find_holders
-from ansible_collections.openfleet.gpu.plugins.module_utils.holders_cgroup import Origin, parse_cgroup
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders.cgroup import Origin, parse_cgroup
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import blocking, find_holders
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder, Process
 
 # Daemons are started by their real names, and who looks through /proc finds them.

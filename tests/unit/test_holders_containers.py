@@ -11,8 +11,8 @@ import subprocess
 import pytest
 from holder_hosts import Proc, gpu, host, instance, no_tools
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import holders_containers
-from ansible_collections.openfleet.gpu.plugins.module_utils.holders import find_holders
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders import containers as holders_containers
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import find_holders
 
 ID = "3f2a" * 16
 #: One GPU with an instance, of which the capability to reach it is nvidia-cap12 by the driver's rule.

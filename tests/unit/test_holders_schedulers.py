@@ -19,11 +19,11 @@ from pathlib import Path
 import pytest
 from holder_hosts import Proc, gpu, host, instance, named, no_tools, opened
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import holders_slurm
-from ansible_collections.openfleet.gpu.plugins.module_utils.holders import find_holders
-from ansible_collections.openfleet.gpu.plugins.module_utils.holders_devices import Devices
-from ansible_collections.openfleet.gpu.plugins.module_utils.holders_proc import scan
-from ansible_collections.openfleet.gpu.plugins.module_utils.holders_slurm import given_on, hostnames, resources
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders import slurm as holders_slurm
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders.devices import Devices
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import find_holders
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders.processes import scan
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders.slurm import given_on, hostnames, resources
 
 # Daemons are started by their real names, and who looks through /proc finds them.
 pytestmark = pytest.mark.alone

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 from holder_hosts import gpu, host, no_tools
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import holders_sockets
-from ansible_collections.openfleet.gpu.plugins.module_utils.holders import find_holders
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders import sockets as holders_sockets
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import find_holders
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder, Process
 
 #: Seconds, for a machine that has much else to do.
@@ -257,7 +257,7 @@ def test_what_is_too_much_is_not_known(machine, run, monkeypatch, bound, value):
 def test_what_takes_too_long_is_not_known(machine, run, monkeypatch):
     server = machine.add(run(), "model.service")
     server("listen", "127.0.0.1", 0)
-    monkeypatch.setattr("ansible_collections.openfleet.gpu.plugins.module_utils.holders._LOOK_SECONDS", -1.0)
+    monkeypatch.setattr("ansible_collections.openfleet.gpu.plugins.module_utils.holders.find._LOOK_SECONDS", -1.0)
     assert machine.service() == (None, None)
 
 

@@ -94,7 +94,7 @@ def test_modules_load_at_their_start_what_most_runs_need(module, most):
     )
     loaded = {name.partition("module_utils.")[2] for name in done.stdout.split()}
     assert len(loaded) <= most, sorted(loaded)
-    rare = {"apply_plan", "recovery", "plan_file", "follow", "cdi", "holders_slurm", "command_line_programs", "peer"}
+    rare = {"apply_plan", "recovery", "plan_file", "follow", "cdi", "holders.slurm", "command_line_programs", "peer"}
     rooms = {
         "techniques.%s.%s" % (key, room)
         for key in ("mps", "vgpu")
@@ -104,6 +104,6 @@ def test_modules_load_at_their_start_what_most_runs_need(module, most):
         rooms |= {
             "techniques.%s.%s" % (key, room) for key in ("mps", "vgpu") for room in ("service", "observe", "steps")
         }
-        rare |= {"host_change", "terminate", "holders_kubelet", "holders_mps", "mps_control"}
+        rare |= {"host_change", "terminate", "holders.kubelet", "holders.mps", "mps_control"}
         rooms |= {"techniques.mig.%s" % room for room in ("plan", "fit", "steps")}
     assert not loaded & (rare | rooms)

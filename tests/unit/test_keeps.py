@@ -18,7 +18,7 @@ from peer_hosts import Processes
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import peer
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
-from ansible_collections.openfleet.gpu.plugins.module_utils.holders_proc import start_ticks
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders.processes import start_ticks
 from ansible_collections.openfleet.gpu.plugins.module_utils.keep import keeps
 from ansible_collections.openfleet.gpu.plugins.module_utils.keep import owner as keep_owner
 from ansible_collections.openfleet.gpu.plugins.module_utils.keep import request as keep_request

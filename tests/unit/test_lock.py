@@ -15,7 +15,7 @@ import pytest
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import durable, transaction
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError
-from ansible_collections.openfleet.gpu.plugins.module_utils.holders_proc import started_ticks_of
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders.processes import started_ticks_of
 
 
 def refused(folder):

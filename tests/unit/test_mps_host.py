@@ -21,9 +21,10 @@ import pytest
 from holder_hosts import named, opened
 from mps_hosts import DAEMON, DEVICES, GIB, OTHER, UNIT, Host, make_host
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import file_worker, holders_mps, mps_control
+from ansible_collections.openfleet.gpu.plugins.module_utils import file_worker, mps_control
 from ansible_collections.openfleet.gpu.plugins.module_utils.disturbance import Disturbance
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders import mps as holders_mps
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import files as mps_files
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import host as mps_host
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import observe as mps_observe

@@ -75,7 +75,7 @@ EXCEPTED = {
         "cli/holders.py": {"mig", "MIG"},
         "cli/on_gpus.py": {"mig", "MIG"},
         "hardware/reader.py": {"mig", "MIG"},
-        "holders*.py": {"mig", "MIG"},
+        "holders/*.py": {"mig", "MIG"},
         "layout_run.py": {"mig"},
         "model.py": {"mig", "Mig"},
         "nvml.py": {"mig", "Mig"},
@@ -83,7 +83,7 @@ EXCEPTED = {
     "mps": {
         # A kind of process that NVML lists, and of holder: any MPS of the host, whoever runs it.
         "nvml.py": {"mps"},
-        "holders*.py": {"mps", "MPS"},
+        "holders/*.py": {"mps", "MPS"},
         "host_metrics_text.py": {"MPS"},
         # A provider of vgpu, whose tenants are clients of daemons.
         "techniques/vgpu/*.py": {"mps", "MPS"},

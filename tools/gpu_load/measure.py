@@ -25,7 +25,7 @@ from exporter import Series, beside
 from ansible_collections.openfleet.gpu.plugins.module_utils import cdi
 from ansible_collections.openfleet.gpu.plugins.module_utils.cli.holders import look
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
-from ansible_collections.openfleet.gpu.plugins.module_utils.holders import find_holders, gpus
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import find_holders, gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import Session
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import files as vgpu_files
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.model import VgpuSeat, VgpuTenant

@@ -21,7 +21,7 @@ from typing import Any, Iterator, Mapping, Sequence
 
 from ..bounded import bounded
 from ..errors import DriverAbsentError, FleetError
-from ..holders import find_holders, gpus
+from ..holders.find import find_holders, gpus
 from ..nvml import Session
 from ..techniques.service_views import SERVICE_VIEWS
 from ..transaction import DIRECTORY, looking

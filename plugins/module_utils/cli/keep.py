@@ -61,8 +61,8 @@ def serve(options: Namespace) -> int:
 def _holders(state_directory: str) -> Any:
     """Who holds the GPUs now. Raises FleetError, also while a run changes them."""
     from ..command import run_tool
-    from ..holders import find_holders
-    from ..holders_containers import LIST_DOCKER
+    from ..holders.containers import LIST_DOCKER
+    from ..holders.find import find_holders
     from ..nvml import Session
     from ..transaction import looking
 

@@ -18,7 +18,7 @@ from typing import Any
 from ..command import Run, ask, run_tool
 from ..command_line import printable
 from ..frozen import frozen
-from ..holders_slurm import NoAnswerError, fields, first_line, name_of
+from ..holders.slurm import NoAnswerError, fields, first_line, name_of
 from .record import DrainError
 
 #: What runs on the node is not known to Slurm, or will not be.

@@ -33,7 +33,7 @@ PACKAGE = "openfleet_gpu"
 MAIN = "import sys\n\nfrom %s.cli.main import main\n\nsys.exit(main())\n" % PACKAGE
 #: What the command is made of, below module_utils, with the modules `layout` and `layout_boot`.
 PATTERNS = (
-    *("*.py", "cli/*.py", "keep/*.py", "techniques/*.py", "techniques/*/*.py", "models/*.json"),
+    *("*.py", "cli/*.py", "holders/*.py", "keep/*.py", "techniques/*.py", "techniques/*/*.py", "models/*.json"),
     *("install/%s.py" % name for name in ("__init__", "archive", "files", "layout_boot", "sources")),
 )
 #: Files of these that only other modules need.

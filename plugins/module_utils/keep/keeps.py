@@ -18,8 +18,8 @@ from typing import Any, Sequence
 from .. import durable, peer
 from ..errors import ApplyError, FleetError
 from ..frozen import frozen
-from ..holders_cgroup import parse_cgroup
-from ..holders_proc import start_ticks
+from ..holders.cgroup import parse_cgroup
+from ..holders.processes import start_ticks
 from ..model import Holder
 from ..peer_owner import own_container
 from ..reclaim_notices import FOLDER, utc

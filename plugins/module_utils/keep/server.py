@@ -25,7 +25,7 @@ from .. import passed_files, peer
 from ..accounts import account_of_id, is_foreign
 from ..bounded import bounded
 from ..errors import FleetError
-from ..holders_cgroup import parse_cgroup
+from ..holders.cgroup import parse_cgroup
 from ..peer_owner import own_container
 from .keeps import KeepError
 

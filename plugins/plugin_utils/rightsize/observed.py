@@ -12,7 +12,7 @@ from typing import Any, Mapping, NamedTuple, Sequence
 from ...module_utils import catalogue
 from ...module_utils.assumed import assumed_gpus
 from ...module_utils.errors import FleetError
-from ...module_utils.holders_mark import mark
+from ...module_utils.holders.mark import mark
 from ...module_utils.layout import parse_layout
 from ...module_utils.layout_types import Entry, Layout
 from ...module_utils.model import (

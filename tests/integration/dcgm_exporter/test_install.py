@@ -24,7 +24,7 @@ from install_module import run_module
 from peer_hosts import Processes
 from wheel_files import wheel
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.holders_watchers import WATCHER_UNITS
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders.watchers import WATCHER_UNITS
 from ansible_collections.openfleet.gpu.plugins.module_utils.install.exporter import managers, packages
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.python_pins import Pin
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from patience import wait_until
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.holders import find_holders
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import find_holders
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Gpu, Host
 
 pytestmark = pytest.mark.alone

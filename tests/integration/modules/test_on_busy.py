@@ -11,8 +11,8 @@ from mig_rules import with_instances
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.gpu_plan import Target, WantedInstance
-from ansible_collections.openfleet.gpu.plugins.module_utils.holders_mark import mark
-from ansible_collections.openfleet.gpu.plugins.module_utils.holders_model import CONTAINER, DEVICE_HANDLE, PROCESS
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders.mark import mark
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders.model import CONTAINER, DEVICE_HANDLE, PROCESS
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder, Host, Placement
 from ansible_collections.openfleet.gpu.plugins.module_utils.planner import plan_gpu
 
@@ -71,8 +71,8 @@ BLIND = """
 import sys
 from ansible_collections.openfleet.gpu.plugins.module_utils import apply_plan, planner
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError
-from ansible_collections.openfleet.gpu.plugins.module_utils.holders_mark import mark
-from ansible_collections.openfleet.gpu.plugins.module_utils.holders_model import unknown
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders.mark import mark
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders.model import unknown
 from ansible_collections.openfleet.gpu.plugins.module_utils.gpu_plan import Target, WantedInstance
 from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import Session
 from ansible_collections.openfleet.gpu.plugins.module_utils.transaction import Journal
@@ -149,7 +149,7 @@ SPARED = """
 import sys
 from ansible_collections.openfleet.gpu.plugins.module_utils import apply_plan, planner
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import BusyError
-from ansible_collections.openfleet.gpu.plugins.module_utils.holders_mark import mark
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders.mark import mark
 from ansible_collections.openfleet.gpu.plugins.module_utils.gpu_plan import Target, WantedInstance
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mig.steps import DestroyGpuInstance
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder

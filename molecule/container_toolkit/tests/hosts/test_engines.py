@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import pytest
 from role_runs import Ask, run_roles
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.holders_containers import LIST_DOCKER, parse_docker
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders.containers import LIST_DOCKER, parse_docker
 
 DAEMON = "/etc/docker/daemon.json"
 TOML = "/etc/containerd/config.toml"

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from drained_host import NODE, RECORD, RUNNING
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.holders_slurm import Job
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders.slurm import Job
 
 ALL = set(RUNNING)
 

@@ -18,7 +18,7 @@ from typing import Callable, Sequence
 from ... import durable, systemd
 from ...command import ask
 from ...errors import ApplyError, Problem
-from ...holders_model import MPS_CONTROL
+from ...model import MPS_CONTROL
 from ...mps_control import PIPES, Control, MpsError, pipe_directory, rounded_limit
 from ...printable import printable
 from . import files as mps_files

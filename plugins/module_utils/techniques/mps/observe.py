@@ -19,8 +19,8 @@ from ... import durable, systemd
 from ...command import Run, run_tool
 from ...errors import ApplyError, FleetError
 from ...file_worker import one_look
-from ...holders_mps import is_server, serves, shares_gpu
-from ...holders_proc import arguments_of, command_of, owner_of, started_ticks_of
+from ...holders.mps import is_server, serves, shares_gpu
+from ...holders.processes import arguments_of, command_of, owner_of, started_ticks_of
 from ...model import to_data
 from ...mps_control import Control, MpsError, pipe_directory, rounded_limit
 from .model import SCHEMA, MpsClient, MpsDaemon, MpsSeen, from_data, spec_files, unit_of

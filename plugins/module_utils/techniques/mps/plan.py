@@ -15,7 +15,7 @@ from ...disturbance import Disturbance
 from ...errors import PlanError
 from ...frozen import frozen
 from ...gpu_plan import GpuPlan, Plan
-from ...holders_model import MPS, UNKNOWN, short
+from ...holders.model import MPS, UNKNOWN, short
 from ...layout_types import Entry, Layout, MigInstance
 from ...model import Gpu, GpuInstance, Holder, Host
 from ...mps_control import daemon_of

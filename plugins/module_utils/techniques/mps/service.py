@@ -9,7 +9,7 @@ from typing import Any, Mapping, Sequence
 
 from ...errors import PlanError
 from ...gpu_plan import Plan
-from ...holders_model import short
+from ...holders.model import short
 from ...layout_types import Layout
 from ...metric_family import Family
 from ...model import Gpu, Host

@@ -22,7 +22,7 @@ from ... import durable, proc_files, systemd
 from ...command import Run, ask, run_tool
 from ...errors import ApplyError, Problem
 from ...file_worker import memory_or_none, one_look
-from ...holders_model import UNKNOWN
+from ...holders.model import UNKNOWN
 from ...model import Gpu, Holder, Host
 from . import dmem as vgpu_dmem
 from . import files as vgpu_files

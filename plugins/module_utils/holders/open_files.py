@@ -20,8 +20,8 @@ import stat
 import struct
 from typing import Any, Mapping
 
-from .holders_devices import Devices, Node
-from .proc_files import link, read
+from ..proc_files import link, read
+from .devices import Devices, Node
 
 #: The id of a mount of a file system whose server is asked all the same, and where it is mounted (proc(5), mountinfo).
 _REMOTE_MOUNT = re.compile(

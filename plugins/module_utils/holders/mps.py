@@ -17,16 +17,16 @@ import re
 import time
 from pathlib import Path
 
-from .accounts import account_of
-from .command import TOOL_TIMEOUT_SECONDS, Run
-from .file_worker import NoAnswerError, ask, task
-from .holders_devices import Devices, Place
-from .holders_model import MPS, MPS_CONTROL, MPS_SERVER, short, unknown
-from .holders_proc import Processes, executable_of, in_container, owner_of
-from .model import Gpu, Holder
-from .mps_control import PIPE_DIRECTORY, Control, MpsError
+from ..accounts import account_of
+from ..command import TOOL_TIMEOUT_SECONDS, Run
+from ..file_worker import NoAnswerError, ask, task
+from ..model import MPS_CONTROL, MPS_SERVER, Gpu, Holder
+from ..mps_control import PIPE_DIRECTORY, Control, MpsError
+from ..proc_files import read
+from .devices import Devices, Place
+from .model import MPS, short, unknown
 from .open_files import device_of
-from .proc_files import read
+from .processes import Processes, executable_of, in_container, owner_of
 
 #: Where a daemon has its pipes that is told nothing (nvidia-cuda-mps-control(1)).
 _DEFAULT = "/tmp/nvidia-mps"

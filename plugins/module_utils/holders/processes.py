@@ -17,13 +17,13 @@ import time
 from functools import cached_property
 from typing import Iterable, Iterator, Sequence
 
-from .file_worker import memory_of
-from .frozen import frozen
-from .holders_cgroup import Origin, parse_cgroup
-from .holders_devices import Devices, Node
-from .holders_model import NAME_LENGTH
+from ..file_worker import memory_of
+from ..frozen import frozen
+from ..proc_files import link, read
+from .cgroup import Origin, parse_cgroup
+from .devices import Devices, Node
+from .model import NAME_LENGTH
 from .open_files import RemoteMounts, node_of
-from .proc_files import link, read
 
 #: Of a command line, which may have two megabytes: what holders show, and what is read of it.
 COMMAND_LENGTH, _COMMAND_BYTES = 1000, 1 << 14
@@ -214,7 +214,7 @@ def arguments_of(pid: int, proc: str = "/proc") -> list[str]:
 
 def command_of(words: Sequence[str]) -> str:
     """Return a command line as holders have it: without its secrets, and not longer than people read."""
-    from .command_line import shown
+    from ..command_line import shown
 
     # No more words than letters: to look through tens of thousands takes a second.
     line = shown(words[:COMMAND_LENGTH])

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import Iterator, Sequence
 
-from .frozen import frozen
+from ..frozen import frozen
 
 _ID = r"(?P<id>[0-9a-f]{64})"
 #: A container's scope by systemd, and its plain cgroup by another cgroup driver.

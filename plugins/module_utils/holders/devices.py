@@ -16,7 +16,7 @@ import stat
 from functools import cached_property
 from pathlib import Path
 
-from .model import Gpu, Host
+from ..model import Gpu, Host
 
 #: The driver's fixed major number (nv-linux.h, NV_MAJOR_DEVICE_NUMBER); its minors from 254 on are no GPUs.
 _GPU_MAJOR, _FIRST_OTHER_MINOR = 195, 254

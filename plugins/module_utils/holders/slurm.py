@@ -16,12 +16,12 @@ import sys
 import time
 from typing import Any, Sequence
 
-from .command import Run, ask
-from .frozen import frozen
-from .holders_devices import Devices, Place
-from .holders_model import SLURM, SLURM_DAEMON, place_of, unknown
-from .holders_proc import Processes
-from .model import Gpu, Holder, Host
+from ..command import Run, ask
+from ..frozen import frozen
+from ..model import Gpu, Holder, Host
+from .devices import Devices, Place
+from .model import SLURM, SLURM_DAEMON, place_of, unknown
+from .processes import Processes
 
 #: Generic resources that are GPUs or parts of them (https://slurm.schedmd.com/gres.html).
 _GPU_RESOURCES = ("gpu", "mps", "shard")

@@ -14,11 +14,11 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Iterator, Sequence
 
-from .frozen import frozen
-from .holders_cgroup import Origin, parse_cgroup
-from .holders_proc import Processes
-from .model import Holder
-from .peer import End, end_of
+from ..frozen import frozen
+from ..model import Holder
+from ..peer import End, end_of
+from .cgroup import Origin, parse_cgroup
+from .processes import Processes
 
 #: Of a unit or container, of a process of it, and of a network namespace.
 _MOST_PROCESSES, _MOST_FILES, _MOST_SOCKETS = 4096, 1 << 16, 1 << 16

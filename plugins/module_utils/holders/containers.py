@@ -21,16 +21,16 @@ import re
 import stat
 from typing import Any, Iterator, NamedTuple, Sequence
 
-from .accounts import account_of, is_foreign
-from .command import Run
-from .command import ask as ask_tool
-from .file_worker import NoAnswerError, ask, task
-from .holders_devices import Devices, Place
-from .holders_model import CONTAINER, short, unknown
-from .holders_proc import Processes, Seen
-from .holders_watchers import UNNAMED, is_named_so, is_watcher
-from .model import Gpu, Holder
-from .proc_files import LINE_END
+from ..accounts import account_of, is_foreign
+from ..command import Run
+from ..command import ask as ask_tool
+from ..file_worker import NoAnswerError, ask, task
+from ..model import Gpu, Holder
+from ..proc_files import LINE_END
+from .devices import Devices, Place
+from .model import CONTAINER, short, unknown
+from .processes import Processes, Seen
+from .watchers import UNNAMED, is_named_so, is_watcher
 
 #: What a privileged container has of its own in /dev, as terminals and consoles, or that differs from boot to boot.
 _OWN_NODES = re.compile(r"^(tty|pty|vcs|pts|ptmx|console|loop\d|dm-|core|fd|std|shm|mqueue|log|nvidia)")

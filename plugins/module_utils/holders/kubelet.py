@@ -14,9 +14,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .holders_model import KUBELET, place_of, unknown
-from .holders_proc import Processes
-from .model import Holder, Host
+from ..model import Holder, Host
+from .model import KUBELET, place_of, unknown
+from .processes import Processes
 
 _RESOURCES = "nvidia.com/"
 

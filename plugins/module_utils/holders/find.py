@@ -16,17 +16,17 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Iterable, Tuple
 
-from .command import Run, run_tool
-from .file_worker import one_look
-from .holders_containers import HAS_OPEN, WATCHES, containers, with_names
-from .holders_devices import Devices, Place
-from .holders_model import (
+from ..command import Run, run_tool
+from ..file_worker import one_look
+from ..model import MPS_CONTROL, MPS_SERVER, Holder, Host, to_data
+from ..printable import printable
+from .containers import HAS_OPEN, WATCHES, containers, with_names
+from .devices import Devices, Place
+from .model import (
     CONTAINER,
     DEVICE_HANDLE,
     KUBELET,
     MPS,
-    MPS_CONTROL,
-    MPS_SERVER,
     PROCESS,
     SLURM,
     SLURM_DAEMON,
@@ -34,10 +34,8 @@ from .holders_model import (
     short,
     unknown,
 )
-from .holders_proc import COMMAND_LENGTH, Processes, scan
-from .holders_watchers import is_watcher
-from .model import Holder, Host, to_data
-from .printable import printable
+from .processes import COMMAND_LENGTH, Processes, scan
+from .watchers import is_watcher
 
 #: What a holder can be, as `Holder.kind`.
 KINDS = (PROCESS, DEVICE_HANDLE, CONTAINER, SLURM, KUBELET, MPS, UNKNOWN)
@@ -86,7 +84,7 @@ def find_holders(
         order = {gpu.uuid: gpu.index for gpu in host.gpus}
         told = [_with_times(_printable(holder), processes) for holder in with_names(_without_repeats(found), run)]
         if sockets:
-            from .holders_sockets import with_sockets
+            from .sockets import with_sockets
 
             told = with_sockets(told, processes, deadline)
     return tuple(sorted(told, key=lambda h: (order[h.gpu_uuid], *_sort_key(h))))
@@ -100,7 +98,7 @@ def blocking(holders: Iterable[Holder], gpu_uuid: str, gpu_instance_id: int | No
 def _of_mps(host: Host, devices: Devices, processes: Processes, run: Run) -> list[Holder]:
     if not any(processes.named(MPS_CONTROL)):
         return []
-    from .holders_mps import mps
+    from .mps import mps
 
     return mps(devices, processes, host.gpus, run)
 
@@ -114,7 +112,7 @@ def _is_mps(processes: Processes, pid: int) -> bool:
 def _of_slurm(host: Host, devices: Devices, processes: Processes, run: Run, deadline: float) -> list[Holder]:
     if not any(processes.named(SLURM_DAEMON)):
         return []
-    from .holders_slurm import slurm
+    from .slurm import slurm
 
     return slurm(host, devices, processes, run, deadline)
 
@@ -122,7 +120,7 @@ def _of_slurm(host: Host, devices: Devices, processes: Processes, run: Run, dead
 def _of_kubelet(host: Host, processes: Processes, directory: str) -> list[Holder]:
     if not Path(directory).exists():
         return []
-    from .holders_kubelet import kubelet
+    from .kubelet import kubelet
 
     return kubelet(host, processes, directory)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Iterable
 
-from .model import Gpu, Holder, Host
+from ..model import Gpu, Holder, Host
 
 PROCESS, DEVICE_HANDLE, CONTAINER, SLURM, KUBELET, MPS, UNKNOWN = (
     "process",
@@ -20,8 +20,6 @@ PROCESS, DEVICE_HANDLE, CONTAINER, SLURM, KUBELET, MPS, UNKNOWN = (
 )
 
 SLURM_DAEMON = "slurmd"
-#: Programs of MPS.
-MPS_CONTROL, MPS_SERVER = "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"
 
 #: The kernel cuts the name of a process after 15 characters.
 NAME_LENGTH = 15

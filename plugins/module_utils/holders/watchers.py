@@ -14,9 +14,9 @@ from __future__ import annotations
 import os
 import re
 
-from .accounts import account_of
-from .file_worker import NoAnswerError, ask, task
-from .holders_proc import Processes, executable_of
+from ..accounts import account_of
+from ..file_worker import NoAnswerError, ask, task
+from .processes import Processes, executable_of
 
 #: File names of the programs that a host or cluster runs as containers too; and of all programs.
 _IN_CONTAINERS = (
@@ -33,7 +33,7 @@ DIRECTORIES = ("/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin")
 #: Units of the system that watch under a user of their own: the role dcgm_exporter's, which is Python; and the driver's, whose
 #: program a package may have replaced. Only root's systemd puts a process there.
 WATCHER_UNITS = ("dcgm-exporter.service", "nvidia-persistenced.service")
-#: A container as its cgroup has it; holders_containers asks Docker for its name.
+#: A container as its cgroup has it; containers.py asks Docker for its name.
 UNNAMED = re.compile(r"docker container ([0-9a-f]{12})")
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Iterable
 
-from .holders_model import PROCESS
-from .model import ComputeInstance, Gpu, GpuInstance, Holder, Host
+from ..model import ComputeInstance, Gpu, GpuInstance, Holder, Host
+from .model import PROCESS
 
 
 def mark(host: Host, holders: Iterable[Holder]) -> Host:
