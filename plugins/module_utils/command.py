@@ -28,8 +28,7 @@ _REAP_SECONDS = 2.0
 #: Root's own folders count for every caller.
 _ROOTS_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 
-#: What a command that has ended said, and its status; what is raised of one that does not end in time; and all that is raised of
-#: one that cannot be run or does not end.
+#: What a command said, with its status; what one raises that does not end, and all that cannot be run.
 Done, TimeoutExpired = subprocess.CompletedProcess, subprocess.TimeoutExpired
 FAILURES = (OSError, TimeoutExpired)
 #: Called as run(command), or run(command, input=text, env=variables to add, timeout_seconds=number) where the runner is

@@ -48,9 +48,10 @@ def write_bytes(
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         with replacing(path, mode) as file:
             file.write(content)
-            to_disk(file)
+            file.flush()
+            os.fsync(file.fileno())
             if accept is not None:
-                accept(path.with_name(unfinished(path.name)))
+                accept(unfinished(path))
         _sync(path.parent)
     except OSError as error:
         raise ApplyError(str(path), "it cannot be written: %s" % error, cure_of(error), outcome="old") from error
@@ -62,46 +63,37 @@ def cure_of(error: OSError) -> str:
 
 
 @contextlib.contextmanager
-def replacing(path: Path, mode: int | None = None, most: int = 0o666, folder: int | None = None) -> Iterator[IO[bytes]]:
-    """Open a new file, which takes the place of `path` at the end of the block, and goes if that fails. Raises OSError.
+def replacing(path: Path, mode: int | None = None, most: int = 0o666) -> Iterator[IO[bytes]]:
+    """Open a new file, which takes the place of `path` at the end. Readers find the old one or the new one. Raises OSError.
 
-    A reader finds the old file or the new one, never part of one. `mode` is the new file's, whatever the umask is; without one it
-    has what the umask leaves of `most`. `path` may be relative to the descriptor `folder`. No link is followed.
+    Without a `mode` it has what the umask leaves of `most`.
     """
-    new = path.with_name(unfinished(path.name))
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(new, dir_fd=folder)
+    new = unfinished(path)
+    new.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     # Until its mode is set, only this user reads it.
-    descriptor = os.open(str(new), flags, most if mode is None else 0o600, dir_fd=folder)
+    descriptor = os.open(new, flags, most if mode is None else 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
             if mode is not None:
                 os.fchmod(descriptor, mode)
             yield file
-        os.replace(new, path, src_dir_fd=folder, dst_dir_fd=folder)
+        new.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(new, dir_fd=folder)
+            new.unlink()
         raise
 
 
-def unfinished(name: str) -> str:
-    """Return what a file is called until it is whole."""
-    return name + ".new"
-
-
-def to_disk(file: IO[bytes]) -> None:
-    """Return when what was written is on the disk."""
-    file.flush()
-    os.fsync(file.fileno())
+def unfinished(path: Path) -> Path:
+    """Return where a file is until it is whole."""
+    return path.with_name(path.name + ".new")
 
 
 def link(path: Path, to: str) -> None:
-    """Make a link in place of the file or link that is there; a reader finds the old one or the new one. Raises OSError."""
-    new = path.with_name(unfinished(path.name))
-    with contextlib.suppress(FileNotFoundError):
-        new.unlink()
+    """Make a link in place of a file or link, as `replacing`."""
+    new = unfinished(path)
+    new.unlink(missing_ok=True)
     new.symlink_to(to)
     new.replace(path)
 

@@ -107,5 +107,6 @@ def _replace(folder: int, name: str, text: str) -> None:
             raise FleetError("home", "%s is there already and is no regular file" % name, "Its owner has to remove it.")
     except FileNotFoundError:
         pass
-    with replacing(Path(name), most=0o600, folder=folder) as file:
+    # A path through the descriptor: the folder stays the one that was looked at.
+    with replacing(Path("/proc/self/fd/%d" % folder, name), most=0o600) as file:
         file.write(text.encode())

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 import stat
 import time
 from contextlib import contextmanager, suppress
@@ -104,16 +103,6 @@ class Installation:
         self.replace(path, content, mode, accept=accept)
         return True
 
-    def link(self, relative: str, to: str) -> bool:
-        """Make the link; return False if it was so. A reader finds the old one or the new one."""
-        path = self.path(relative)
-        if path.is_symlink() and os.readlink(str(path)) == to:
-            return False
-        if self.doing("link %s to %s" % (path, to)):
-            durable.make_folder(path.parent)
-            durable.link(path, to)
-        return True
-
     def replace(
         self, path: Path, content: bytes, mode: int, reason: str = "", accept: Callable[[Path], None] | None = None
     ) -> None:
@@ -142,15 +131,6 @@ class Installation:
             self._differ(path, path.read_bytes(), b"")
         if self.doing("remove %s" % path):
             path.unlink()
-        return True
-
-    def remove_tree(self, relative: str) -> bool:
-        """Remove the directory with all that is in it; return False if there is none."""
-        path = self.path(relative)
-        if path.is_symlink() or not path.is_dir():
-            return self.remove(relative)
-        if self.doing("remove %s" % path):
-            shutil.rmtree(str(path))
         return True
 
     def prune(self, folder: Path, said: bool = True) -> None:

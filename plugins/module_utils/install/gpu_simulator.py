@@ -22,6 +22,7 @@ from ..command import program
 from .files import Installation, InstallError
 from .manifest import Manifest
 from .sources import Sources
+from .trees import link, remove_tree
 
 LIBRARY_NAME = "libnvidia-ml.so.1"
 BUILD_PROGRAMS = ("cc", "make")
@@ -136,7 +137,7 @@ def _install_library(target: Installation, source: Mapping[str, str]) -> None:
     # The stamp goes first and comes last: what is interrupted in between is done again.
     target.path(STAMP).unlink(missing_ok=True)
     target.write(LIBRARY, content, 0o755)
-    target.link(LIBRARY_DIRECTORY + "/libnvidia-ml.so", LIBRARY_NAME)
+    link(target, LIBRARY_DIRECTORY + "/libnvidia-ml.so", LIBRARY_NAME)
     target.write(LOADER_CONFIGURATION, found_in.encode())
     _refresh_loader(target)
     target.write(STAMP, stamp.encode())
@@ -195,7 +196,7 @@ def _lay_out(target: Installation, configuration: str) -> None:
 def _install_kernel_files(target: Installation) -> None:
     """Write the files now, at each boot and at each change of instances. Nothing is mounted on a root that does not run."""
     target.write(KERNEL_FILES_UNIT, KERNEL_FILES_SERVICE.encode())
-    target.link(KERNEL_FILES_AT_BOOT, "/" + KERNEL_FILES_UNIT)
+    link(target, KERNEL_FILES_AT_BOOT, "/" + KERNEL_FILES_UNIT)
     if target.done and target.is_host:
         # By itself first: what is wrong is then said here, and not in the journal.
         target.run(sys.executable, str(target.path(TOOL)), "kernel-files")
@@ -228,4 +229,4 @@ def uninstall(target: Installation) -> None:
     if target.remove(LOADER_CONFIGURATION) or target.path(LIBRARY_DIRECTORY).exists():
         _refresh_loader(target)
     for relative in (LIBRARY_DIRECTORY, TOOL, SHARE_DIRECTORY, CONFIGURATION_DIRECTORY, STATE_DIRECTORY):
-        target.remove_tree(relative)
+        remove_tree(target, relative)

@@ -28,6 +28,7 @@ from ..proc_files import LINE_END
 from .files import Installation, InstallError
 from .manifest import Manifest
 from .sources import Sources
+from .trees import link
 
 BUILD_PROGRAMS = ("cc", "make")
 
@@ -86,7 +87,7 @@ def install(target: Installation, services: Mapping[str, str], built: bool, sour
         target.write(RUN, given["vgpu-run"].encode(), 0o755)
     target.write(PRELOAD, b"/" + LINK.encode() + b"\n")
     target.write(FRONT_CONF, b"/" + str(Path(FRONT_PATH).parent).encode() + b"\n")
-    target.link(LINK, Path(installed.library).name)
+    link(target, LINK, Path(installed.library).name)
     if given is not None:
         _install_labels(target, given)
         # Last, so that what fails or is interrupted before it is done again.
@@ -252,7 +253,7 @@ def _write_drop_ins(target: Installation, services: Mapping[str, str]) -> None:
         )
         target.write("%s/%s" % (folder, DROP_IN), text.encode())
         # What the tenant's provider wants besides, as a slice. It is there as long as the tenant is.
-        target.link("%s/%s" % (folder, TENANTS_DROP_IN), "/%s/%s/systemd.conf" % (TENANTS, tenant))
+        link(target, "%s/%s" % (folder, TENANTS_DROP_IN), "/%s/%s/systemd.conf" % (TENANTS, tenant))
     for path in sorted(target.path(UNITS).glob("*.service.d")):
         folder = str(path.relative_to(target.root))
         if folder not in wanted:

@@ -83,7 +83,8 @@ class ToolkitChange:
                     if former:
                         os.fchown(file.fileno(), former.st_uid, former.st_gid)
                     file.write(content)
-                    durable.to_disk(file)
+                    file.flush()
+                    os.fsync(file.fileno())
                 if observe.is_installed("restorecon"):
                     self.call(["restorecon", str(target)])
         except OSError as error:

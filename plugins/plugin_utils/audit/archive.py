@@ -29,7 +29,7 @@ _NAME = re.compile(r"\d{4}-\d\d-\d\dT\d{6}Z")
 # With anything else in it a directory is not ours to remove.
 _FILES = (write.JSON, write.CSV, write.HTML, SUMMARY)
 #: These, whole or half-written when a run was cut off.
-_OURS = (*_FILES, *(durable.unfinished(name) for name in _FILES))
+_OURS = (*_FILES, *(durable.unfinished(Path(name)).name for name in _FILES))
 
 
 def keep(audit: Audit, directory: Path, count: int) -> list[Path]:

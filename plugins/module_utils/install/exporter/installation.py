@@ -19,6 +19,7 @@ from typing import Any, Mapping
 
 from ..files import Installation
 from ..sources import Sources, digest
+from ..trees import remove_tree
 from .host import CONFIG, PENDING, PROGRAM, RECORD, UNIT, UNITS, Record, booted, output, run, systemctl
 from .packages import bring, take_away, to_remove
 from .passwords import hashes
@@ -151,7 +152,7 @@ def remove_strangers(target: Installation, folder: str, wanted: set, embedded: b
             continue
         target.remove(relative)
     if folder == PROGRAM and not any(path.startswith(PROGRAM) for path in wanted):
-        target.remove_tree(PROGRAM)
+        remove_tree(target, PROGRAM)
 
 
 def uninstall(target: Installation) -> None:
@@ -165,10 +166,10 @@ def uninstall(target: Installation) -> None:
             # Never made of its quadlet, by a Podman before 4.4.
             systemctl(target, "stop", UNIT, unknown=True)
     for path in (*UNIT_FILES, PROGRAM, *STATE):
-        target.remove_tree(path)
+        remove_tree(target, path)
     take_away(target, packages)
     # It has the record.
-    target.remove_tree(CONFIG)
+    remove_tree(target, CONFIG)
     for folder in (str(Path(CONFIG).parent), *directories):
         target.prune(target.path(folder), said=False)
     if target.done and booted(target):
