@@ -33,6 +33,7 @@ PLACES = {
     "holders.processes.executable_of": LINK,
     "holders.sockets._SocketReading._inodes_of": DEADLINE,
     "holders.watchers._executes_the_hosts_own": CHILD,
+    "install.installed.open_code": OWN,
     "install.vgpu_limiter._mapped": CHILD,
     "holders.open_files.RemoteMounts.of": SIZE,
     "holders.open_files._is_of_mount": "the mount of one open file",

@@ -4,8 +4,8 @@
 """Take a Kubernetes node out of service for a drain, and bring it back, each by one JSON patch. Pure.
 
 A patch tests what was looked at (https://www.rfc-editor.org/rfc/rfc6902), so that the cluster refuses it where an administrator
-changed that since. What a drain changes is noted on the node in the same request, by annotations. The kubelet of a node can write these
-too, so only labels that the inventory pauses are given back.
+changed that since. What a drain changes is noted on the node in the same request, by annotations. The kubelet of a node can write
+these too, so only labels that the inventory pauses are given back.
 """
 
 from __future__ import annotations
