@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import pytest
 from gangs import MATRIX, MS, POLICIES, Gangs
-from sm import World
+from sm import LATE, World
+from test_throttle import field
 
 #: Without turns that coincide on all GPUs the first of these cells took 110 times as long as its share allows.
 OFTEN = [
@@ -46,6 +47,24 @@ def test_tenants_do_not_stay_crossed(tmp_path, built):
         if sum(ratios) / len(ratios) < 1.14:
             break
     assert sum(ratios) / len(ratios) < 1.18, ratios
+
+
+def test_a_process_goes_along_where_only_its_gpu_lacks_credit(tmp_path, built):
+    """Its GPU's credit is 50 ms short of what the tenant's GPUs may be apart. The other GPU works, and waits for this one.
+
+    It was let through only when the other's work was late: steps took twice as long, and a neighbour had its turn on one GPU.
+    """
+    world = World(tmp_path, built, gpus=2, **LATE)
+    tenant = world.tenant(90)
+    words = f"--kernel {20 * MS} --kernel meet_{4 * MS}_0_2 --steps 25 --sync 2 --report 0.001"
+    first, _ = (world.worker(tenant, f"--device {gpu} {words}") for gpu in range(2))
+    owes = f"--poke-file {tenant.gpus / world.card.uuid(1)}.1 --poke-offset {field('paid_until', 0)} --poke-value +{150 * MS}"
+    world.worker(tenant, f"{owes} --start 0.3 --seconds 0", preload=False)
+    world.run()
+    kernels = [line[0] for line in first.lines][::2]
+    steps = [after - before for before, after in zip(kernels, kernels[1:]) if before > 0.1]  # once its length is known
+    assert len(steps) > 15
+    assert max(steps) < 0.035, steps
 
 
 @pytest.mark.thorough

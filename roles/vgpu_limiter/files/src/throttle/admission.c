@@ -76,7 +76,9 @@ int64_t hold_back(struct throttle *t, int gpu, struct busy *b, const struct work
 	*reason = FOR_CREDIT;
 	wait = wait_for_credit(g, policy, now, &borrows);
 	bool hurry = g->hurry && wait < BORROW_MAX_NS;
-	if (wait > 0 && !hurry && !(holds && g->behind && wait < LEAD_MAX_NS)) {
+	/* Another GPU of the tenant had credit a moment ago and works. As many launches may go here, or what works there waits for
+	 * this GPU, which another tenant takes: both tenants then have one GPU each, step by step. */
+	if (wait > 0 && !hurry && !(g->behind && wait < LEAD_MAX_NS)) {
 		if (!idle)
 			return drain_ns(in_flight);
 		turnstile_give(g->mine, g->seat, g->process);
