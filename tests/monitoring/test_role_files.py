@@ -110,7 +110,7 @@ def test_a_directory_may_be_a_link(site, asked):
     assert list(real.iterdir()) == []
 
 
-def test_a_password_is_what_the_inventory_says_to_the_letter_and_the_plan_is_worked_out_once(site, asked):
+def test_a_password_is_what_the_inventory_says_to_the_letter_and_the_plan_is_worked_out_once(site):
     """For a thousand hosts a plan takes seconds."""
     count = site.place / "count"
     more = site.place / "more.yml"

@@ -14,13 +14,23 @@ METRICS = ("-e", "gpu_layout_metrics_dir=/srv/metrics")
 LAYOUT = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}]
 
 
-@pytest.fixture
-def fleet(host, library, tmp_path):
-    fleet = Fleet(tmp_path, library, ["one", "two"])
+def brought(tmp_path, library, *names):
+    """Hosts that site.yml was run on."""
+    fleet = Fleet(tmp_path, library, names)
     run = fleet.play(dict.fromkeys(fleet.hosts, LAYOUT), *METRICS, waves=["100%"])
     assert run.returncode == 0, run.stdout + run.stderr
     assert (fleet.hosts["one"].folder / "root/srv/metrics").is_dir()
     return fleet
+
+
+@pytest.fixture
+def fleet(host, library, tmp_path):
+    return brought(tmp_path, library, "one", "two")
+
+
+@pytest.fixture
+def lone(host, library, tmp_path):
+    return brought(tmp_path, library, "one")
 
 
 def reset(fleet, tmp_path, *arguments, hosts=("one",)):
@@ -76,13 +86,13 @@ def test_nothing_is_left_but_the_gpus_as_they_were_unless_that_is_asked(fleet, t
         pytest.param("gpu_audit", "gpu_audit_state", marks=pytest.mark.thorough),
     ],
 )
-def test_a_wrong_variable_of_a_later_play_stops_the_run_before_the_fleet_is_reset(fleet, tmp_path, group, variable):
-    before = traces(fleet, tmp_path)
-    fleet.groups[group] = {"hosts": {"watcher": {variable: "gone"}}}
-    run = reset(fleet, tmp_path)
+def test_a_wrong_variable_of_a_later_play_stops_the_run_before_the_fleet_is_reset(lone, tmp_path, group, variable):
+    before = traces(lone, tmp_path)
+    lone.groups[group] = {"hosts": {"watcher": {variable: "gone"}}}
+    run = reset(lone, tmp_path)
     said = " ".join((run.stdout + run.stderr).split())
     assert run.returncode != 0
     assert 'watcher: %s: unknown value "gone"' % variable in said and "Nothing was changed." in said
     assert "Take away what the collection brought" not in said
     # The folder that stands for pynvml's is the test's own.
-    assert [path for path in traces(fleet, tmp_path) if path != str(tmp_path / "openfleet-gpu")] == before
+    assert [path for path in traces(lone, tmp_path) if path != str(tmp_path / "openfleet-gpu")] == before
