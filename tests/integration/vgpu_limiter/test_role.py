@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -14,12 +15,14 @@ import yaml
 from vgpu_limiter_host import HOST_PYTHON, REPOSITORY
 
 
-def play(tmp_path: Path, tasks: list[dict], variables: dict, **settings: str) -> subprocess.CompletedProcess:
+def play(tmp_path: Path, tasks: list[dict], *hosts: dict, **settings: str) -> subprocess.CompletedProcess:
+    """Run tasks on host-0, host-1, …, each of which has variables of its own."""
     playbook = tmp_path / "playbook.yml"
     inventory = tmp_path / "hosts.yml"
     here = {"ansible_connection": "local", "ansible_python_interpreter": HOST_PYTHON}
-    inventory.write_text(yaml.safe_dump({"all": {"hosts": {"here": {**here, **variables}}}}))
-    playbook.write_text(yaml.safe_dump([{"hosts": "here", "gather_facts": False, "tasks": tasks}]))
+    named = {"host-%d" % number: {**here, **variables} for number, variables in enumerate(hosts)}
+    inventory.write_text(yaml.safe_dump({"all": {"hosts": named}}))
+    playbook.write_text(yaml.safe_dump([{"hosts": "all", "gather_facts": False, "tasks": tasks}]))
     environment = dict(
         os.environ,
         ANSIBLE_CONFIG=str(REPOSITORY / "ansible.cfg"),
@@ -84,42 +87,44 @@ STEPS = {"plan_data": {"vgpu": {"steps": [{"step": "RemoveTenant", "name": "a"}]
 
 
 @pytest.mark.parametrize(("service", "strangers"), [("a", ""), ("old", ""), ("c", "c")])
-def test_a_service_may_name_an_earlier_name_of_a_tenant(tmp_path, service, strangers):
+def test_a_service_may_name_an_earlier_name_of_a_tenant(told_strangers, service, strangers):
+    assert f"{service}: <{strangers}>" in told_strangers
+
+
+@pytest.fixture(scope="module")
+def told_strangers(tmp_path_factory):
+    """What is said of each service, in one run."""
     tenants = [dict(TENANT[0]["vgpu"]["tenants"][0], was="old"), {"name": "b", "memory": "1GiB", "sm_percent": 10}]
     layout = [{"gpus": [0], "sharing": "vgpu", "vgpu": {"tenants": tenants}}, {"gpus": [1], "sharing": "shared"}]
     own = yaml.safe_load((REPOSITORY / "roles/vgpu_limiter/vars/main.yml").read_text())
     names = {name: own[name] for name in own if name.endswith(("__needs", "__strangers"))}
-    variables = {**names, "gpu_layout": layout, "vgpu_limiter_services": {"x.service": service}}
-    done = play(
-        tmp_path, [{"ansible.builtin.debug": {"msg": "<{{ vgpu_limiter__strangers | join(',') }}>"}}], variables
-    )
+    hosts = [
+        {**names, "gpu_layout": layout, "service": service, "vgpu_limiter_services": {"x.service": service}}
+        for service in ("a", "old", "c")
+    ]
+    said = {"msg": "{{ service }}: <{{ vgpu_limiter__strangers | join(',') }}>"}
+    done = play(tmp_path_factory.mktemp("strangers"), [{"ansible.builtin.debug": said}], *hosts)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"<{strangers}>" in done.stdout
+    return done.stdout
 
 
-@pytest.mark.core
-@pytest.mark.host_python
-@pytest.mark.parametrize(
-    ("variables", "runs"),
-    [
-        ({"gpu_layout": []}, False),
-        pytest.param(
-            {"gpu_layout": [], "gpu_layout_planned": {"plan_data": {"vgpu": {"steps": []}}}},
-            False,
-            marks=pytest.mark.thorough,
-        ),
-        # No driver answered.
-        pytest.param(
-            {"gpu_layout": [], "gpu_layout_planned": {"driver_present": False}}, False, marks=pytest.mark.thorough
-        ),
-        ({"gpu_layout": TENANT}, True),
-        ({"gpu_layout": [], "vgpu_limiter_services": {"a.service": "a"}}, True),
-        # The last tenant is about to go, and the service that was its went out of the inventory with it.
-        ({"gpu_layout": [], "gpu_layout_planned": STEPS}, True),
-        ({"gpu_layout": TENANT, "vgpu_limiter_state": "absent"}, False),
-    ],
-)
-def test_site_brings_the_limiter_where_it_is_wanted_or_was(tmp_path, variables, runs):
+#: Variables of a host, and whether site.yml runs the role there.
+WANTED = [
+    ({"gpu_layout": []}, False),
+    ({"gpu_layout": [], "gpu_layout_planned": {"plan_data": {"vgpu": {"steps": []}}}}, False),
+    # No driver answered.
+    ({"gpu_layout": [], "gpu_layout_planned": {"driver_present": False}}, False),
+    ({"gpu_layout": TENANT}, True),
+    ({"gpu_layout": [], "vgpu_limiter_services": {"a.service": "a"}}, True),
+    # The last tenant is about to go, and the service that was its went out of the inventory with it.
+    ({"gpu_layout": [], "gpu_layout_planned": STEPS}, True),
+    ({"gpu_layout": TENANT, "vgpu_limiter_state": "absent"}, False),
+]
+
+
+@pytest.fixture(scope="module")
+def brought(tmp_path_factory):
+    """The hosts where the role runs, in one run of the task that decides on it."""
     plays = yaml.safe_load((REPOSITORY / "playbooks" / "site.yml").read_text())
     (apply,) = (play["tasks"] for play in plays if play["name"].startswith("Apply"))
     names = [task.get("ansible.builtin.import_role", {}).get("name") for task in apply]
@@ -129,6 +134,14 @@ def test_site_brings_the_limiter_where_it_is_wanted_or_was(tmp_path, variables, 
         for task in before
         if task.get("ansible.builtin.include_role", {}).get("name") == "openfleet.gpu.vgpu_limiter"
     ]
-    done = play(tmp_path, [{"ansible.builtin.debug": {"msg": "the role runs"}, "when": limiter["when"]}], variables)
+    task = {"ansible.builtin.debug": {"msg": "the role runs"}, "when": limiter["when"]}
+    done = play(tmp_path_factory.mktemp("brought"), [task], *(variables for variables, _runs in WANTED))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert ("the role runs" in done.stdout) == runs
+    return set(re.findall(r"^ok: \[(host-\d)\]", done.stdout, re.MULTILINE))
+
+
+@pytest.mark.core
+@pytest.mark.host_python
+@pytest.mark.parametrize("number", range(len(WANTED)))
+def test_site_brings_the_limiter_where_it_is_wanted_or_was(brought, number):
+    assert ("host-%d" % number in brought) == WANTED[number][1], WANTED[number]
