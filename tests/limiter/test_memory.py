@@ -223,6 +223,15 @@ def test_a_handle_that_was_got_back_from_an_address(tenant: Tenant) -> None:
         assert client.memory()[0] == STEP and tenant.used() == 0
 
 
+@pytest.mark.parametrize("call", [("cuMemHostAlloc", OUT, 64 * MIB, 0), ("cuMemAllocHost_v2", OUT, 64 * MIB)])
+def test_pinned_memory_of_the_host_does_not_count(tenant: Tenant, call: tuple) -> None:
+    tenant.quota(8 * MIB)
+    with tenant.client() as client:
+        client.ok(*call)
+        assert client.memory() == (8 * MIB, 8 * MIB)
+        client.alloc(8 * MIB)
+
+
 # --- Pools ---
 
 
