@@ -13,7 +13,7 @@ from ansible.utils.display import Display
 
 from ..module_utils.errors import FleetError
 from ..modules.audit import DOCUMENTATION
-from ..plugin_utils.audit import answers, archive, write, write_line
+from ..plugin_utils.audit import answers, archive, pods, write, write_line
 from ..plugin_utils.audit.compare import Former
 from ..plugin_utils.audit.holdings import hosts_of
 from ..plugin_utils.audit.make import Order, make
@@ -40,13 +40,15 @@ class ActionModule(ControllerAction):
         states, refused = gpu_info_of_all({**args.pop("hosts"), **said})
         args = plain(args)
         try:
+            pods_by_host, unknown = pods.look_up(states, pods.places(args["kubernetes"]))
             order = Order(
                 window_seconds=seconds(args["window"]),
                 access=access(args["prometheus"]),
                 selector=args["selector"],
-                hosts=hosts_of(states),
+                hosts=hosts_of(states, pods_by_host),
                 hosts_asked=args["hosts_asked"],
                 refused=[*no_answers, *refused],
+                notes=unknown,
                 prices=prices(args["prices"]),
                 currency=args["currency"],
                 thresholds=thresholds(args["thresholds"]),

@@ -64,6 +64,14 @@ options:
     type: list
     elements: str
     default: []
+  kubernetes:
+    description:
+      - How the API server of hosts that are Kubernetes nodes is asked, on the controller. It has C(backend), C(node),
+        C(kubeconfig), C(context) and C(delegate_to), each a dictionary by host of the variable C(gpu_kubernetes_) of that name.
+      - Pods that hold GPUs get their owner and labels from it, by one call for each node that has such pods. Without it, with an
+        API server that does not answer, or where C(delegate_to) is another host, they have the names that their host gives them.
+    type: dict
+    default: {}
   prices:
     description:
       - What GPUs cost. Each has C(model), a glob on NVML's name without "NVIDIA ", and C(price), of one GPU for one hour. The

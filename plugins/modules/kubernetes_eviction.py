@@ -107,10 +107,9 @@ refused:
   elements: str
 """
 
-import json
-
 from ansible.module_utils.basic import AnsibleModule, env_fallback, missing_required_lib
 
+from ..module_utils.kubernetes_client import core_api, has_client, pods_of, reason
 from ..module_utils.pod_eviction import EvictionError, Options, pods_to_evict
 from ..module_utils.runner import run
 
@@ -146,25 +145,14 @@ def argspec():
 
 
 class Cluster:
-    """The API of a cluster, as far as pods go."""
+    """The API of a cluster, as far as evictions go."""
 
     def __init__(self, kubeconfig, context):
-        where = {name: value for name, value in (("config_file", kubeconfig), ("context", context)) if value}
-        try:
-            kubernetes.config.load_config(**where)
-        except (kubernetes.config.ConfigException, OSError, ValueError) as error:
-            cure = "Name a kubeconfig in gpu_drain_kubernetes_kubeconfig or gpu_kubernetes_kubeconfig."
-            raise EvictionError(str(kubeconfig or "the kubeconfig"), "it cannot be used: %s" % error, cure) from None
-        self._api = kubernetes.client.CoreV1Api()
+        self._api = core_api(kubeconfig, context)
 
     def pods(self, node):
-        """Return the pods of a node as the API has them. Raises EvictionError."""
-        selector = "spec.nodeName=%s" % node
-        try:
-            answer = self._api.list_pod_for_all_namespaces(field_selector=selector, _preload_content=False)
-        except (ApiException, HTTPError) as error:
-            raise EvictionError("Kubernetes node %s" % node, "its pods cannot be listed: %s" % _reason(error)) from None
-        return json.loads(answer.data)["items"]
+        """Return the pods of a node as the API has them. Raises ClusterError."""
+        return pods_of(self._api, node)
 
     def evict(self, pod, options):
         """Evict the pod; return what a disruption budget says against it, empty where it goes. Raises EvictionError."""
@@ -182,20 +170,12 @@ class Cluster:
                 self._api.create_namespaced_pod_eviction(pod.name, pod.namespace, body, _preload_content=False)
         except ApiException as error:
             if error.status == _PROTECTED:
-                return "%s: %s" % (pod, _reason(error))
+                return "%s: %s" % (pod, reason(error))
             if error.status not in (_GONE, _OTHER):
-                raise EvictionError("pod %s" % pod, "it cannot be evicted: %s" % _reason(error)) from None
+                raise EvictionError("pod %s" % pod, "it cannot be evicted: %s" % reason(error)) from None
         except HTTPError as error:
-            raise EvictionError("pod %s" % pod, "it cannot be evicted: %s" % _reason(error)) from None
+            raise EvictionError("pod %s" % pod, "it cannot be evicted: %s" % reason(error)) from None
         return ""
-
-
-def _reason(error):
-    """Return what the API server says, without the headers of its answer."""
-    try:
-        return str(json.loads(error.body)["message"])
-    except (AttributeError, KeyError, TypeError, ValueError):
-        return str(getattr(error, "reason", None) or error)
 
 
 def evict(params, check_mode):
@@ -218,7 +198,7 @@ def evict(params, check_mode):
 
 def main():
     module = AnsibleModule(argument_spec=argspec(), supports_check_mode=True)
-    if kubernetes is None:
+    if not has_client():
         module.fail_json(msg=missing_required_lib("kubernetes"))
     run(module, lambda: evict(module.params, module.check_mode))
 

@@ -362,6 +362,42 @@ def test_only_pods_on_devices_that_change_are_evicted_and_budgets_are_respected(
     assert node.offers() == {"nvidia.com/mig-3g.40gb": 1, "nvidia.com/mig-2g.20gb": 1}
 
 
+def test_an_audit_tells_owner_and_labels_of_pods_that_hold_gpus(api_server, fleet, node, tmp_path):
+    fleet.share(MIXTURE)
+    devices = fleet.devices()
+    labels = {"app": "web", "pod-template-hash": "6d4cf56db6"}
+    owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web-6d4cf56db6", "uid": "x", "controller": True}
+    web = node.add_pod("web-6d4cf56db6-x2x7k", owner=None, ownerReferences=[owner], labels=labels)
+    alone = node.add_pod("alone", owner=None)
+    node.add_pod("without-a-gpu")
+    # The API server knows no pod of the last UID.
+    small = devices["1g.10gb"]
+    fleet.give({web: devices["3g.40gb"][0], alone: small[0], "5b6b0a51-2a34-4b6e-8c55-6a1d5a7c9e02": small[1]})
+    variables = ["gpu_audit_dir=%s" % tmp_path, "gpu_audit_keep=0"]
+    options = [word for variable in variables for word in ("-e", variable)]
+    run = fleet.play({"one": MIXTURE}, *options, playbook="playbooks/audit.yml")
+    assert run.returncode == 0, said(run)
+    findings = json.loads((tmp_path / "audit.json").read_text())["findings"]
+    pods = [holder["pod"] for found in findings for holder in found["holding"]["holders"]]
+    assert len(pods) == 3 and None in pods
+    assert {pod["name"]: (pod["namespace"], pod["owner"], pod["labels"]) for pod in pods if pod} == {
+        "web-6d4cf56db6-x2x7k": ("default", "Deployment/web", labels),
+        "alone": ("default", "", {}),
+    }
+    page = (tmp_path / "audit.html").read_text()
+    assert "pod default/web-6d4cf56db6-x2x7k of Deployment/web" in page and "app=web,pod-template-hash" in page
+    api_server.stop_program("kube-apiserver")
+    try:
+        away = fleet.play({"one": MIXTURE}, *options, playbook="playbooks/audit.yml")
+    finally:
+        api_server.start_api_server()
+    assert away.returncode == 0, said(away)
+    assert (
+        "Owners and labels of pods on one are not known. Kubernetes node node-one: its pods cannot be listed"
+        in said(away)
+    )
+
+
 PAUSED_BEFORE = "openfleet.gpu/labels-before-drain"
 
 

@@ -14,7 +14,7 @@ from typing import Any, Mapping, Sequence
 
 from ...module_utils.profile_name import ProfileNameError, parse_profile_name
 from .history import History, Key, Record
-from .model import Holder, Holding, Subject
+from .model import Holder, Holding, Pod, Subject
 
 #: Kinds of holders that are a process, rather than a claim to the GPU.
 _RUNNING = ("process", "mps")
@@ -37,11 +37,18 @@ class HostState:
     gpus: Sequence[Mapping[str, Any]]
     tenants: Sequence[Mapping[str, Any]] = ()
     layout: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
+    #: By UID, those of its pods that hold GPUs and that the API server knows.
+    pods: Mapping[str, Pod] = field(default_factory=dict)
 
 
-def hosts_of(states: Mapping[str, Mapping[str, Any]]) -> dict[str, HostState]:
-    """Return by host what an audit uses of the results of gpu_info."""
-    return {host: HostState(state.get("gpus") or (), state.get("vgpu_tenants") or ()) for host, state in states.items()}
+def hosts_of(
+    states: Mapping[str, Mapping[str, Any]], pods: Mapping[str, Mapping[str, Pod]] | None = None
+) -> dict[str, HostState]:
+    """Return by host what an audit uses of the results of gpu_info, with the pods of each host by UID."""
+    return {
+        host: HostState(state.get("gpus") or (), state.get("vgpu_tenants") or (), pods=(pods or {}).get(host) or {})
+        for host, state in states.items()
+    }
 
 
 def holdings(
@@ -134,14 +141,14 @@ def _add_host(found: dict[Key, Holding], host: str, state: HostState) -> set[Key
         if not instances:
             key = (host, whole.gpu_uuid, "", "")
             there.add(key)
-            found[key] = _with_state(found.get(key), whole, gpu, gpu.get("memory_total_bytes"))
+            found[key] = _with_state(found.get(key), whole, gpu, state.pods)
         for instance in instances:
             subject = replace(
                 whole, kind="mig_instance", mig_profile=str(instance["profile"]), mig_instance=str(instance["id"])
             )
             key = (host, whole.gpu_uuid, subject.mig_instance, "")
             there.add(key)
-            found[key] = _with_state(found.get(key), subject, instance, None)
+            found[key] = _with_state(found.get(key), subject, instance, state.pods)
         for tenant in state.tenants:
             for place in tenant.get("gpus") or ():
                 if tenant.get("name") and place.get("uuid") == whole.gpu_uuid:
@@ -149,8 +156,9 @@ def _add_host(found: dict[Key, Holding], host: str, state: HostState) -> set[Key
     return there
 
 
-def _with_state(known: Holding | None, subject: Subject, state: Mapping[str, Any], total: Any) -> Holding:
+def _with_state(known: Holding | None, subject: Subject, state: Mapping[str, Any], pods: Mapping[str, Pod]) -> Holding:
     base = known or Holding(subject)
+    total = state.get("memory_total_bytes")
     holders = state.get("holders")
     processes = state.get("processes")
     named = replace(base.subject, **{
@@ -163,13 +171,15 @@ def _with_state(known: Holding | None, subject: Subject, state: Mapping[str, Any
     return replace(
         base,
         subject=named,
-        holders=base.holders if holders is None else tuple(_holder(one) for one in holders if not one.get("watches")),
+        holders=base.holders
+        if holders is None
+        else tuple(_holder(one, pods) for one in holders if not one.get("watches")),
         processes_now=base.processes_now if processes is None else float(len(processes)),
         memory_total_bytes=base.memory_total_bytes or (float(total) if total else None),
     )
 
 
-def _holder(row: Mapping[str, Any]) -> Holder:
+def _holder(row: Mapping[str, Any], pods: Mapping[str, Pod]) -> Holder:
     since, listens, clients = row.get("started_seconds"), row.get("listens"), row.get("clients")
     pid = row.get("pid")
     return Holder(
@@ -179,6 +189,7 @@ def _holder(row: Mapping[str, Any]) -> Holder:
         listens=None if listens is None else bool(listens),
         clients=None if clients is None else int(clients),
         pid=None if pid is None else int(pid),
+        pod=pods.get(str(row.get("job"))),
     )
 
 

@@ -27,7 +27,8 @@ class Order:
     """What is asked. `access` is None where there is no server; `hosts` has those that answered of `hosts_asked`.
 
     The window ends at `end_seconds`, or now if it is None: the series of a server tell of a past time as well as of now.
-    `refused` says of hosts whose answer was not taken why; to all else they are hosts that did not answer.
+    `refused` says of hosts whose answer was not taken why; to all else they are hosts that did not answer. `notes` are of hosts
+    that did.
     `exempt` are hosts, GPUs' UUIDs and tenants of which nothing is said, `holidays` spans of time that do not count as quiet.
     """
 
@@ -38,6 +39,7 @@ class Order:
     hosts: Mapping[str, HostState] = field(default_factory=dict)
     hosts_asked: Sequence[str] = ()
     refused: Sequence[str] = ()
+    notes: Sequence[str] = ()
     prices: Sequence[Price] = ()
     currency: str = ""
     thresholds: Thresholds = field(default_factory=Thresholds)
@@ -63,9 +65,10 @@ def make(order: Order, now_seconds: float, say: Callable[[str], None] = lambda l
             "%d of %d hosts did not answer (%s): who holds their GPUs is not known but by the server."
             % (len(silent), len(order.hosts_asked), _some(silent))
         )
-    missing += order.refused[:_MOST_REASONS]
-    if len(order.refused) > _MOST_REASONS:
-        missing.append("The reasons of %d more hosts are left out." % (len(order.refused) - _MOST_REASONS))
+    for reasons in (order.refused, order.notes):
+        missing += reasons[:_MOST_REASONS]
+        if len(reasons) > _MOST_REASONS:
+            missing.append("The reasons of %d more hosts are left out." % (len(reasons) - _MOST_REASONS))
     if not order.hosts_asked:
         missing.append("No host was asked: who holds what is known only as far as the server has it.")
     if history is None and not order.hosts:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Mapping
 
+from ...module_utils.holders.model import KUBELET
+
 #: Of the JSON that reports are written as. A reader of version n reads what has n, whatever keys came since.
 SCHEMA_VERSION = 1
 
@@ -98,13 +100,32 @@ class Subject:
 
 
 @dataclass(frozen=True)
+class Pod:
+    """A pod as the API server has it. `owner` is the workload that made it, as Deployment/web; empty for none."""
+
+    namespace: str
+    name: str
+    owner: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return "pod %s/%s" % (self.namespace, self.name) + (" of %s" % self.owner if self.owner else "")
+
+    @property
+    def labels_text(self) -> str:
+        """The labels as kubectl prints them: key=value, with commas."""
+        return ",".join("%s=%s" % label for label in sorted(self.labels.items()))
+
+
+@dataclass(frozen=True)
 class Holder:
     """A holder of a subject. `kind` as in docs/holders.md; `who` names it as the host does.
 
     A server knows only how many there are of a kind; `who` is their number then. `since_seconds` is when its process began, as a
     Unix time by the host's clock. `listens` says whether its unit, container or
     process has a TCP socket that waits for clients, and `clients` how many are connected; None where the host did not look.
-    `pid` is its process; None where it has none or only the server knows.
+    `pid` is its process; None where it has none or only the server knows. `pod` is None where it is in no pod, or the API server
+    was not asked or does not know it.
     """
 
     kind: str
@@ -113,10 +134,14 @@ class Holder:
     listens: bool | None = None
     clients: int | None = None
     pid: int | None = None
+    pod: Pod | None = None
 
     def __str__(self) -> str:
+        if self.pod and self.kind == KUBELET:
+            return str(self.pod)
         kind = self.kind.replace("_", " ")
-        return "%s (%s)" % (kind, self.who) if self.who.isdigit() else "%s %s" % (kind, self.who)
+        text = "%s (%s)" % (kind, self.who) if self.who.isdigit() else "%s %s" % (kind, self.who)
+        return "%s, %s" % (text, self.pod) if self.pod else text
 
 
 @dataclass(frozen=True)

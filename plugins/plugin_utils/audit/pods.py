@@ -1,0 +1,139 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Ask the Kubernetes API which pods hold GPUs: namespace, name, owner and labels, for the audit.
+
+A host says which UIDs hold its GPUs (docs/holders.md). The API is asked for the pods of the node that the inventory names, so a
+host can name no pods but its own. The API is asked on the controller: a kubeconfig is never copied to a host.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Iterator, Mapping
+
+from ...module_utils.errors import FleetError
+from ...module_utils.kubernetes_client import core_api, has_client, pods_of
+from ..plain import plain
+from .model import Pod
+
+#: What a host's variables say of its cluster.
+KEYS = ("backend", "node", "kubeconfig", "context", "delegate_to")
+#: Where the audit runs itself.
+_HERE = ("localhost", "127.0.0.1", "::1")
+#: Nodes that are asked for at a time.
+_AT_A_TIME = 8
+#: Put on pods by the controller of ReplicaSets: https://kubernetes.io/docs/concepts/workloads/controllers/deployment/
+_TEMPLATE_HASH = "pod-template-hash"
+#: More labels than people give to a pod. The API has no bound of its own.
+_MOST_LABELS = 64
+
+
+class PlaceError(FleetError):
+    """The option `kubernetes` has a key or a value that it cannot have."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A host's node, and the cluster that has it. Without kubeconfig and context, what kubectl would take."""
+
+    node: str
+    kubeconfig: str = ""
+    context: str = ""
+    delegate_to: str = "localhost"
+
+
+def places(given: Mapping[str, Mapping[str, Any]]) -> dict[str, Place]:
+    """Return by host where its node is, of a mapping of variables by host for each of KEYS. Raises PlaceError.
+
+    A host without a backend follows no cluster.
+    """
+    given = plain(given)
+    for key in given:
+        if key not in KEYS:
+            raise PlaceError("kubernetes", "unknown key %r" % key, "It has %s." % ", ".join(KEYS))
+    for key, by_host in given.items():
+        for host, value in by_host.items():
+            if not isinstance(value, str):
+                where = "kubernetes.%s of %s" % (key, host)
+                raise PlaceError(where, "%r is no text" % (value,), "Write a text.")
+    found = {}
+    for host, backend in given.get("backend", {}).items():
+        if backend:
+            named = {key: given.get(key, {}).get(host) for key in KEYS[1:]}
+            found[host] = Place(**{"node": host, **{key: value for key, value in named.items() if value}})
+    return found
+
+
+def look_up(
+    states: Mapping[str, Mapping[str, Any]], where: Mapping[str, Place]
+) -> tuple[dict[str, dict[str, Pod]], list[str]]:
+    """Return (by host the pods that hold its GPUs, by UID; what is not known, and why), of results of gpu_info.
+
+    Only hosts with pods on their GPUs are asked for, by one call each.
+    """
+    wanted = {host: uids for host in where if host in states and (uids := set(_uids(states[host])))}
+    if not wanted:
+        return {}, []
+    if not has_client():
+        cure = "Install the Python package kubernetes on the controller."
+        return {}, ["Owners and labels of pods on %s are not known. %s" % (_hosts(wanted), cure)]
+    elsewhere = {host for host in wanted if where[host].delegate_to not in _HERE}
+    missing = []
+    if elsewhere:
+        missing.append(
+            "Owners and labels of pods on %s are not known: gpu_kubernetes_delegate_to is another host, and the audit asks"
+            " the API on the controller alone." % _hosts(elsewhere)
+        )
+    asked = sorted(set(wanted) - elsewhere)
+    with ThreadPoolExecutor(_AT_A_TIME) as pool:
+        answers = list(pool.map(lambda host: _of_node(where[host], wanted[host]), asked))
+    found = {}
+    for host, answer in zip(asked, answers):
+        if isinstance(answer, FleetError):
+            missing.append("Owners and labels of pods on %s are not known. %s" % (host, answer))
+        else:
+            found[host] = answer
+    return found, missing
+
+
+def pod_of(item: Mapping[str, Any]) -> Pod:
+    """Return a pod of an answer of the API. A Deployment's pod is owned by a ReplicaSet, which is named after the Deployment."""
+    metadata = item["metadata"]
+    labels = metadata.get("labels") or {}
+    owners = metadata.get("ownerReferences") or ()
+    owner = next((one for one in owners if one.get("controller")), None)
+    kind, name = (str(owner["kind"]), str(owner["name"])) if owner else ("", "")
+    template = labels.get(_TEMPLATE_HASH)
+    if kind == "ReplicaSet" and template and name.endswith("-%s" % template):
+        kind, name = "Deployment", name[: -len(template) - 1]
+    return Pod(
+        str(metadata["namespace"]),
+        str(metadata["name"]),
+        "%s/%s" % (kind, name) if owner else "",
+        dict(sorted((str(key), str(value)) for key, value in labels.items())[:_MOST_LABELS]),
+    )
+
+
+def _of_node(place: Place, uids: set[str]) -> dict[str, Pod] | FleetError:
+    try:
+        items = pods_of(core_api(place.kubeconfig, place.context), place.node)
+    except FleetError as error:
+        return error
+    return {item["metadata"]["uid"]: pod_of(item) for item in items if item["metadata"]["uid"] in uids}
+
+
+def _uids(state: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what the holders of a host's GPUs say of their pods; a Slurm job's id, which is a number, is none."""
+    for gpu in state.get("gpus") or ():
+        for row in (gpu, *((gpu.get("mig") or {}).get("instances") or ())):
+            for holder in row.get("holders") or ():
+                job = str(holder.get("job") or "")
+                if job and not job.isdecimal():
+                    yield job
+
+
+def _hosts(names: Any, most: int = 8) -> str:
+    names = sorted(names)
+    return ", ".join(names[:most]) + (", …" if len(names) > most else "")
