@@ -86,6 +86,21 @@ def configure(cluster, node, mapping):
     cluster.plane.merge("/api/v1/nodes/%s" % node, {"metadata": {"labels": mapping["labels"]}})
 
 
+def discovered(cluster, node, mapping):
+    """Return how many of each resource the labels of NVIDIA's feature discovery promise with the mapping's configuration."""
+    config = "/var/lib/kubelet/pods/*/volumes/kubernetes.io~configmap/configs/%s" % mapping["config_name"]
+    words = "--oneshot --no-timestamp --use-node-feature-api=false --output-file=/run/gfd/labels"
+    script = "mkdir -p /run/gfd; %s %s --config-file=$(ls %s | head -n 1) >&2; cat /run/gfd/labels" % (
+        "/opt/openfleet-lab/kubernetes/gpu-feature-discovery",
+        words,
+        config,
+    )
+    labels = dict(line.split("=", 1) for line in cluster.run(node, "sh", "-ec", script).splitlines())
+    counts = {name[: -len(".count")]: int(value) for name, value in labels.items() if name.endswith(".count")}
+    # It says 0 of GPUs in MIG mode, which are not shared otherwise.
+    return {name: count * (int(labels["%s.replicas" % name]) or 1) for name, count in counts.items()}
+
+
 def plugin_pods(cluster, node):
     path = "/api/v1/namespaces/nvidia-device-plugin/pods?fieldSelector=spec.nodeName%3D" + node
     return cluster.plane.call("GET", path)["items"]
@@ -144,6 +159,12 @@ def mig_devices(cluster, node):
 )
 def test_a_node_offers_what_the_mapping_says(cluster, plugin, layout, strategy):
     lay_out(cluster, "node1", layout, strategy)
+    mapping = mapped(layout, "node1", strategy)
+    promised = mapping["resources"]
+    if layout is MIXED:
+        # Feature discovery counts GPUs in MIG mode among the whole ones.
+        promised = {**promised, "nvidia.com/gpu": len(GPUS)}
+    assert discovered(cluster, "node1", mapping) == promised
 
 
 def test_a_plugin_that_counts_an_instance_with_media_extensions_as_one_without_is_told(cluster, plugin):
