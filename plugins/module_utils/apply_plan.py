@@ -21,10 +21,10 @@ from .gpu_plan import GpuPlan, Plan, Target
 from .holders.model import UNKNOWN
 from .host_change import HostChange
 from .model import Holder, Host, Process
-from .nvml import Session
+from .nvml.reset import Reset, reset_gpu
+from .nvml.session import Session
 from .ownership import Ownership, Record
 from .plan_parts import GpuStep
-from .reset import Reset, reset_gpu
 from .services import Change, Clear, Look
 from .techniques.registry import DIVIDER, technique_of
 from .transaction import Journal

@@ -10,7 +10,7 @@ from typing import ClassVar
 from .frozen import frozen
 from .gpu_plan import Target
 from .model import Gpu
-from .nvml import Session
+from .nvml.session import Session
 from .plan_parts import GpuPart, GpuStep
 
 KEY = "gpu"

@@ -22,7 +22,7 @@ from .layout_run import ALL_PARTS, GPUS, PlanRequest, look, make_plan, observe, 
 from .layout_types import Layout
 from .lost_gpus import answering
 from .model import Host
-from .nvml import Session
+from .nvml.session import Session
 from .ownership import Owned, Ownership, Record, owned_instance
 from .pending import PendingFollowUp, PendingReboot
 from .services import Change, Clear, Look, Pids, Service, merged

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 
 from .export import Exported, exported
-from .nvml import Session
+from .nvml.session import Session
 from .techniques.observers import OBSERVERS
 from .techniques.service_views import SERVICE_VIEWS
 

@@ -18,7 +18,7 @@ from .host_metrics_drift import Standing, compare
 from .host_metrics_text import Snapshot
 from .layout_types import Layout
 from .model import Holder, Host
-from .nvml import Session
+from .nvml.session import Session
 from .ownership import Ownership, Record
 from .services import Service, merged
 from .techniques.registry import SERVING, observers_for

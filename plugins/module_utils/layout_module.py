@@ -14,9 +14,9 @@ from .gpu_plan import Plan, gpu_line
 from .layout import parse_layout
 from .layout_run import ALL_PARTS
 from .model import Gpu, to_data
-from .nvml_calls import driver_loaded, lend
+from .nvml.calls import driver_loaded, lend
+from .nvml.pci import nvidia_gpus
 from .ownership import POLICIES
-from .pci import nvidia_gpus
 from .pending import RESTARTED
 from .runner import respawn_with_pynvml
 from .targets import asked

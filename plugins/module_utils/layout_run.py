@@ -15,7 +15,7 @@ from .holders.find import find_holders
 from .holders.mark import mark
 from .layout_types import Layout
 from .model import Gpu, Host
-from .nvml import Session
+from .nvml.session import Session
 from .ownership import Ownership
 from .plan_parts import HostPart, NoPart
 from .services import PartRequest, Pids, Service, merged

@@ -15,7 +15,7 @@ from .errors import NvmlError
 from .frozen import frozen
 from .layout_types import Entry, Layout, Selector
 from .model import Host, LostGpu
-from .nvml_calls import GPU_IS_LOST
+from .nvml.calls import GPU_IS_LOST
 from .selector import matches
 from .techniques.forms import FORMS
 

@@ -14,7 +14,7 @@ from .busy import can_be_ended
 from .errors import ApplyError, BusyError, FleetError, attempt_all
 from .gpu_plan import Plan, Target
 from .model import Gpu, Host
-from .nvml import Session
+from .nvml.session import Session
 from .services import Service
 from .techniques.observers import OBSERVERS
 from .transaction import Entry, Journal

@@ -17,7 +17,7 @@ from .gpu_plan import Plan
 from .layout_run import removal_of
 from .layout_types import Layout
 from .model import Host
-from .nvml import Session
+from .nvml.session import Session
 from .plan_parts import HostPart
 from .services import PartRequest, Service
 from .transaction import locked

@@ -206,7 +206,7 @@ from ..module_utils.holders.find import find_holders
 from ..module_utils.idle_stop import Policy, Tools, reclaim
 from ..module_utils.keep import keeps
 from ..module_utils.keep.server import SOCKET
-from ..module_utils.nvml import Session
+from ..module_utils.nvml.session import Session
 from ..module_utils.runner import respawn_with_pynvml, run
 from ..module_utils.transaction import looking
 

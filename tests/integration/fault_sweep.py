@@ -121,7 +121,7 @@ class Sweep:
 
     def _apply(self, wanted: list[WantedInstance]) -> None:
         """GPU 0 gets these instances; where they are not pinned, GPU 1 changes its compute mode in the same run."""
-        from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import Session
+        from ansible_collections.openfleet.gpu.plugins.module_utils.nvml.session import Session
 
         with locked(self.directory, 0), Session() as session:
             context = apply_plan.Context(session, Journal(self.directory))
@@ -135,7 +135,7 @@ class Sweep:
             )
 
     def _recover(self) -> None:
-        from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import Session
+        from ansible_collections.openfleet.gpu.plugins.module_utils.nvml.session import Session
 
         with locked(self.directory, 0), Session() as session:
             recovery.recover(apply_plan.Context(session, Journal(self.directory)))
@@ -178,7 +178,7 @@ class Sweep:
 
 
 def _read() -> Any:
-    from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import Session
+    from ansible_collections.openfleet.gpu.plugins.module_utils.nvml.session import Session
 
     with Session() as session:
         gpus = session.observe().gpus

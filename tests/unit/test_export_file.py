@@ -11,8 +11,9 @@ import pynvml
 import pytest
 import yaml
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import layout_yaml, nvml_calls
+from ansible_collections.openfleet.gpu.plugins.module_utils import layout_yaml
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
+from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import calls as nvml_calls
 from ansible_collections.openfleet.gpu.plugins.plugin_utils import export_file, lent_pynvml, nvml_source
 
 SHARED = [{"gpus": "all", "sharing": "shared"}]

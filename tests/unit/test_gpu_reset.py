@@ -8,8 +8,8 @@ import subprocess
 
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import reset
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ResetRefusedError
+from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import reset
 
 UUID = "GPU-5c89d3fa-0000-4000-8000-000000000001"
 

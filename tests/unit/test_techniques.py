@@ -17,7 +17,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.apply_plan import Co
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
-from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import Session
+from ansible_collections.openfleet.gpu.plugins.module_utils.nvml.session import Session
 from ansible_collections.openfleet.gpu.plugins.module_utils.targets import asked, targets
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import FORMS
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mig.steps import CreateGpuInstance
@@ -78,11 +78,11 @@ EXCEPTED = {
         "holders/*.py": {"mig", "MIG"},
         "layout_run.py": {"mig"},
         "model.py": {"mig", "Mig"},
-        "nvml.py": {"mig", "Mig"},
+        "nvml/session.py": {"mig", "Mig"},
     },
     "mps": {
         # A kind of process that NVML lists, and of holder: any MPS of the host, whoever runs it.
-        "nvml.py": {"mps"},
+        "nvml/session.py": {"mps"},
         "holders/*.py": {"mps", "MPS"},
         "host_metrics_text.py": {"MPS"},
         # A provider of vgpu, whose tenants are clients of daemons.

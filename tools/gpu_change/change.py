@@ -32,8 +32,8 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.gpu_plan import (
 from ansible_collections.openfleet.gpu.plugins.module_utils.hardware.model_readings import Readings
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout_run import observe
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Gpu, Host
-from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import Session
-from ansible_collections.openfleet.gpu.plugins.module_utils.nvml_calls import IN_USE, NO_PERMISSION, NOT_SUPPORTED
+from ansible_collections.openfleet.gpu.plugins.module_utils.nvml.calls import IN_USE, NO_PERMISSION, NOT_SUPPORTED
+from ansible_collections.openfleet.gpu.plugins.module_utils.nvml.session import Session
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.observers import OBSERVERS
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.time_slicing.model import SETTING
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.time_slicing.plan import current

@@ -26,7 +26,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils import cdi
 from ansible_collections.openfleet.gpu.plugins.module_utils.cli.holders import look
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import find_holders, gpus
-from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import Session
+from ansible_collections.openfleet.gpu.plugins.module_utils.nvml.session import Session
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import files as vgpu_files
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.model import VgpuSeat, VgpuTenant
 

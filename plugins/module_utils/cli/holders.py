@@ -22,7 +22,7 @@ from typing import Any, Iterator, Mapping, Sequence
 from ..bounded import bounded
 from ..errors import DriverAbsentError, FleetError
 from ..holders.find import find_holders, gpus
-from ..nvml import Session
+from ..nvml.session import Session
 from ..techniques.service_views import SERVICE_VIEWS
 from ..transaction import DIRECTORY, looking
 

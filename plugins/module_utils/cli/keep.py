@@ -63,7 +63,7 @@ def _holders(state_directory: str) -> Any:
     from ..command import run_tool
     from ..holders.containers import LIST_DOCKER
     from ..holders.find import find_holders
-    from ..nvml import Session
+    from ..nvml.session import Session
     from ..transaction import looking
 
     def run(command: list[str], **how: Any) -> Any:

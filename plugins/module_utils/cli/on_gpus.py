@@ -14,7 +14,7 @@ from typing import Any, Callable, TypeVar
 
 from ..errors import DriverAbsentError
 from ..model import Gpu, Host, to_data
-from ..nvml import Session
+from ..nvml.session import Session
 from ..techniques import observers
 
 T = TypeVar("T")

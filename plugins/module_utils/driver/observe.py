@@ -12,9 +12,9 @@ from typing import Iterable, Sequence
 from .. import systemd
 from ..command import Run, program, run_to_end
 from ..errors import PlanError
+from ..nvml.pci import DEVICES, nvidia_gpus
 from ..packages import apt, dnf, keys
 from ..packages.model import Package
-from ..pci import DEVICES, nvidia_gpus
 from .model import Gpu, Host, SecureBoot, Unit
 
 #: NVSwitches are bridges of NVIDIA's: V100, A100 and H100 generations (https://pci-ids.ucw.cz/read/PC/10de).

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any, Callable
 
-from ..nvml import Session
+from ..nvml.session import Session
 from . import getters
 
 Reading = dict

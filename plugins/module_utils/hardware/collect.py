@@ -11,7 +11,7 @@ import time
 from typing import Any, Callable
 
 from ..bounded import bounded
-from ..nvml_calls import _binding
+from ..nvml.calls import _binding
 from .host_files import read_host
 from .nvidia_smi import read_nvidia_smi
 from .reader import HardwareReader

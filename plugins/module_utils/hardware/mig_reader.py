@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Iterator
 
 from ..errors import NvmlError
-from ..nvml_calls import INVALID_ARGUMENT, NOT_FOUND
+from ..nvml.calls import INVALID_ARGUMENT, NOT_FOUND
 from . import getters
 from .asking import Asking, Reading, plain
 

@@ -33,7 +33,8 @@ PACKAGE = "openfleet_gpu"
 MAIN = "import sys\n\nfrom %s.cli.main import main\n\nsys.exit(main())\n" % PACKAGE
 #: What the command is made of, below module_utils, with the modules `layout` and `layout_boot`.
 PATTERNS = (
-    *("*.py", "cli/*.py", "holders/*.py", "keep/*.py", "techniques/*.py", "techniques/*/*.py", "models/*.json"),
+    *("*.py", "models/*.json"),
+    *("%s/*.py" % name for name in ("cli", "holders", "keep", "nvml", "techniques", "techniques/*")),
     *("install/%s.py" % name for name in ("__init__", "archive", "files", "layout_boot", "sources")),
 )
 #: Files of these that only other modules need.

@@ -15,10 +15,10 @@ from ..disturbance import Disturbance
 from ..gpu_plan import GpuPlan, Plan, Target
 from ..layout_types import Layout
 from ..model import Gpu
-from ..nvml import Session
+from ..nvml.reset import Reset
+from ..nvml.session import Session
 from ..ownership import Ownership
 from ..plan_parts import GpuPart, GpuStep
-from ..reset import Reset
 from ..services import Service
 from .form import Form
 from .observer import Observer

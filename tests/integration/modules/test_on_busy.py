@@ -74,7 +74,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyE
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.mark import mark
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.model import unknown
 from ansible_collections.openfleet.gpu.plugins.module_utils.gpu_plan import Target, WantedInstance
-from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import Session
+from ansible_collections.openfleet.gpu.plugins.module_utils.nvml.session import Session
 from ansible_collections.openfleet.gpu.plugins.module_utils.transaction import Journal
 
 with Session() as session:
@@ -110,7 +110,7 @@ import atexit, subprocess, sys
 from ansible_collections.openfleet.gpu.plugins.module_utils import apply_plan, planner
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError
 from ansible_collections.openfleet.gpu.plugins.module_utils.gpu_plan import Target, WantedInstance
-from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import Session
+from ansible_collections.openfleet.gpu.plugins.module_utils.nvml.session import Session
 from ansible_collections.openfleet.gpu.plugins.module_utils.transaction import Journal
 
 with Session() as session:
@@ -153,7 +153,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.holders.mark import 
 from ansible_collections.openfleet.gpu.plugins.module_utils.gpu_plan import Target, WantedInstance
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mig.steps import DestroyGpuInstance
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder
-from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import Session
+from ansible_collections.openfleet.gpu.plugins.module_utils.nvml.session import Session
 from ansible_collections.openfleet.gpu.plugins.module_utils.transaction import Journal
 
 with Session() as session:

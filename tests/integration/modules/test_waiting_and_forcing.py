@@ -179,7 +179,7 @@ import sys
 from ansible_collections.openfleet.gpu.plugins.module_utils import apply_plan, planner
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import BusyError
 from ansible_collections.openfleet.gpu.plugins.module_utils.gpu_plan import Target, WantedInstance
-from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import Session
+from ansible_collections.openfleet.gpu.plugins.module_utils.nvml.session import Session
 from ansible_collections.openfleet.gpu.plugins.module_utils.transaction import Journal
 
 with Session() as session:

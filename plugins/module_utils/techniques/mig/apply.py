@@ -10,9 +10,9 @@ from typing import Sequence
 
 from ...errors import ApplyError, FleetError, NvmlError, ResetRefusedError
 from ...gpu_plan import GpuPlan
-from ...nvml import Session
-from ...nvml_calls import IN_USE, RESET_REQUIRED, SUCCESS
-from ...reset import Reset
+from ...nvml.calls import IN_USE, RESET_REQUIRED, SUCCESS
+from ...nvml.reset import Reset
+from ...nvml.session import Session
 from .steps import (
     CreateComputeInstance,
     CreateGpuInstance,

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Iterable, Sequence
 from ...disturbance import Disturbance
 from ...gpu_plan import GpuPlan, Plan, Target
 from ...model import Gpu
-from ...nvml import Session
+from ...nvml.session import Session
 from ...ownership import Ownership
 from ...plan_parts import GpuStep
 from .form import MigForm
 
 if TYPE_CHECKING:
-    from ...reset import Reset
+    from ...nvml.reset import Reset
 
 
 class MigTechnique(MigForm):

@@ -33,7 +33,7 @@ from ...durable import replacing
 from ...errors import FleetError, NvmlError
 from ...file_worker import one_look
 from ...frozen import frozen
-from ...nvml_calls import Calls
+from ...nvml.calls import Calls
 from ...proc_files import link, read
 from ...transaction import looking
 from . import files as vgpu_files

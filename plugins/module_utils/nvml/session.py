@@ -11,8 +11,8 @@ import os
 from pathlib import Path
 from typing import Any, Protocol, Sequence
 
-from .errors import NvmlError
-from .model import (
+from ..errors import NvmlError
+from ..model import (
     ComputeInstance,
     Gpu,
     GpuInstance,
@@ -25,8 +25,8 @@ from .model import (
     Process,
     Telemetry,
 )
-from .nvml_calls import GPU_IS_LOST, INVALID_ARGUMENT, Calls
-from .printable import printable
+from ..printable import printable
+from .calls import GPU_IS_LOST, INVALID_ARGUMENT, Calls
 
 _ARCHITECTURES = {5: "volta", 6: "turing", 7: "ampere", 8: "ada", 9: "hopper", 10: "blackwell", 13: "rubin"}
 _COMPUTE_MODES = {0: "default", 2: "prohibited", 3: "exclusive_process"}

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Callable
 
-from .command import TimeoutExpired, run_tool
-from .errors import ResetRefusedError
+from ..command import TimeoutExpired, run_tool
+from ..errors import ResetRefusedError
 
 #: Driver resets of an 8-GPU baseboard take tens of seconds; past this something hangs.
 TIMEOUT_SECONDS = 300

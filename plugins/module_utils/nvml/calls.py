@@ -15,7 +15,7 @@ import types
 from pathlib import Path
 from typing import Any, Iterator, TypeVar
 
-from .errors import DriverAbsentError, NvmlError
+from ..errors import DriverAbsentError, NvmlError
 
 #: Where the role gpu_layout puts pynvml.py, for whatever interpreter Ansible happens to use.
 BINDING_DIRECTORY = "/usr/local/lib/openfleet-gpu/python"
