@@ -39,7 +39,7 @@ _value:
 from ansible.errors import AnsibleFilterError
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import MOST_SIMULATED_GPUS
-from ansible_collections.openfleet.gpu.plugins.module_utils.layout_reader import is_digits, is_integer, number, quoted
+from ansible_collections.openfleet.gpu.plugins.module_utils.layout.reader import is_digits, is_integer, number, quoted
 
 
 def gpu_models(groups):

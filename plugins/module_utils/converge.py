@@ -18,8 +18,8 @@ from .disturbance import Disturbance
 from .errors import ApplyError, BusyError, FollowError
 from .frozen import frozen
 from .gpu_plan import Plan, instance_text
+from .layout.types import Layout
 from .layout_run import ALL_PARTS, GPUS, PlanRequest, look, make_plan, observe, services_for, staying
-from .layout_types import Layout
 from .lost_gpus import answering
 from .model import Host
 from .nvml.session import Session

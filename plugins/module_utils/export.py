@@ -9,9 +9,9 @@ import dataclasses
 from typing import Sequence
 
 from .frozen import frozen
-from .layout_types import Entry, Layout, Selector
+from .layout.form import Seen, export_parts
+from .layout.types import Entry, Layout, Selector
 from .model import Gpu
-from .techniques.form import Seen, export_parts
 from .techniques.forms import FORMS
 
 #: The sharing that a compute mode means, MIG off.

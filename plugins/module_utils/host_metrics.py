@@ -16,7 +16,7 @@ from .holders.find import find_holders
 from .holders.mark import mark
 from .host_metrics_drift import Standing, compare
 from .host_metrics_text import Snapshot
-from .layout_types import Layout
+from .layout.types import Layout
 from .model import Holder, Host
 from .nvml.session import Session
 from .ownership import Ownership, Record

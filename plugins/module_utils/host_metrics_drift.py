@@ -16,10 +16,10 @@ from . import planner
 from .errors import FleetError, PlanError, SelectorError
 from .frozen import frozen
 from .gpu_plan import GpuPlan, Plan, Target
-from .layout_types import Entry, Layout
+from .layout.matching import matches, select
+from .layout.types import Entry, Layout
 from .model import Gpu, Host
 from .ownership import Ownership
-from .selector import matches, select
 from .services import Service
 from .targets import targets
 

@@ -11,7 +11,6 @@ from . import busy, lost_gpus
 from .converge import Request, converge, predict
 from .errors import DriverAbsentError
 from .gpu_plan import Plan, gpu_line
-from .layout import parse_layout
 from .layout_run import ALL_PARTS
 from .model import Gpu, to_data
 from .nvml.calls import driver_loaded, lend
@@ -20,6 +19,7 @@ from .ownership import POLICIES
 from .pending import RESTARTED
 from .runner import respawn_with_pynvml
 from .targets import asked
+from .techniques.forms import parse_layout
 from .transaction import DIRECTORY
 
 

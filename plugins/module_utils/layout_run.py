@@ -13,7 +13,7 @@ from .frozen import frozen
 from .gpu_plan import GpuPlan, Plan, Target
 from .holders.find import find_holders
 from .holders.mark import mark
-from .layout_types import Layout
+from .layout.types import Layout
 from .model import Gpu, Host
 from .nvml.session import Session
 from .ownership import Ownership

@@ -14,8 +14,8 @@ from .busy import FAIL, FORCE, OnBusy, wait_until_free
 from .disturbance import Disturbance
 from .errors import BusyError, DriverAbsentError
 from .gpu_plan import Plan
+from .layout.types import Layout
 from .layout_run import removal_of
-from .layout_types import Layout
 from .model import Host
 from .nvml.session import Session
 from .plan_parts import HostPart

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, NamedTuple, 
 from .disturbance import Disturbance
 from .frozen import frozen
 from .gpu_plan import Plan
-from .layout_types import Layout
+from .layout.types import Layout
 from .model import Gpu, Host
 from .plan_parts import HostPart
 

@@ -13,9 +13,9 @@ from typing import Sequence
 from .compute_mode import DEFAULT, EXCLUSIVE_PROCESS
 from .errors import SelectorError
 from .gpu_plan import Target, WantedInstance
-from .layout_types import Entry, Layout, MigInstance
+from .layout.matching import select
+from .layout.types import Entry, Layout, MigInstance
 from .model import Gpu
-from .selector import select
 from .techniques.forms import FORMS
 from .techniques.registry import DIVIDER, SETTINGS
 

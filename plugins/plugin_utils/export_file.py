@@ -16,8 +16,8 @@ import yaml
 
 from ..module_utils.durable import replacing
 from ..module_utils.errors import FleetError, LayoutError
-from ..module_utils.layout import layout_to_data, parse_layout
-from ..module_utils.layout_yaml import layout_yaml
+from ..module_utils.layout.yaml_text import layout_yaml
+from ..module_utils.techniques.forms import layout_to_data, parse_layout
 from .host_values import text
 from .plain import plain
 

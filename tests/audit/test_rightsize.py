@@ -18,8 +18,8 @@ from fleet_history import AT_REST, CLEAR, NOBODY, Device, device, prometheus, us
 from rightsize_hosts import gpu, state
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import planner
-from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
 from ansible_collections.openfleet.gpu.plugins.module_utils.targets import targets
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import parse_layout
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.observed import host_of
 
 ROOT = Path(__file__).parents[2]

@@ -10,13 +10,13 @@ import pytest
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import export
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
-from ansible_collections.openfleet.gpu.plugins.module_utils.layout import layout_to_data, parse_layout
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import (
     ComputeInstance,
     GpuInstance,
     Placement,
     Setting,
 )
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import layout_to_data, parse_layout
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.model import MpsDaemon, MpsPlace, MpsSeen
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.model import VgpuSeat, VgpuSeen, VgpuTenant
 

@@ -11,8 +11,8 @@ import pynvml
 import pytest
 import yaml
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import layout_yaml
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
+from ansible_collections.openfleet.gpu.plugins.module_utils.layout.yaml_text import layout_yaml
 from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import calls as nvml_calls
 from ansible_collections.openfleet.gpu.plugins.plugin_utils import export_file, lent_pynvml, nvml_source
 
@@ -128,7 +128,7 @@ def test_a_sentence_of_a_host_is_one_line_of_ascii_in_the_file(tmp_path, sentenc
 
 
 def test_a_text_that_reads_otherwise_is_not_written(tmp_path, monkeypatch):
-    for other in ("gpu_layout: []\n", "gpu_layout: [\n", layout_yaml.layout_yaml(HALVES) + "other: 1\n"):
+    for other in ("gpu_layout: []\n", "gpu_layout: [\n", layout_yaml(HALVES) + "other: 1\n"):
         monkeypatch.setattr(export_file, "layout_yaml", lambda _layout, other=other: other)
         with pytest.raises(FleetError, match="reads the same"):
             write(tmp_path, HALVES)

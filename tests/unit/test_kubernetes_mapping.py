@@ -13,13 +13,13 @@ import pytest
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import SelectorError
-from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import (
     ComputeInstance,
     GpuInstance,
     Mig,
     Placement,
 )
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import parse_layout
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.kubernetes.device_plugin import config_name, resource_name
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.kubernetes.mapping import map_node
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.kubernetes.model import (

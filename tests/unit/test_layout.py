@@ -12,20 +12,14 @@ import yaml
 import yaml_files
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError, LayoutError
-from ansible_collections.openfleet.gpu.plugins.module_utils.layout import (
-    Entry,
-    Layout,
-    MigInstance,
-    Selector,
-    layout_to_data,
-    parse_layout,
-)
-from ansible_collections.openfleet.gpu.plugins.module_utils.profile_name import (
+from ansible_collections.openfleet.gpu.plugins.module_utils.layout.profile_name import (
     ProfileName,
     nearest_profile,
     parse_profile_name,
 )
+from ansible_collections.openfleet.gpu.plugins.module_utils.layout.types import Entry, Layout, MigInstance, Selector
 from ansible_collections.openfleet.gpu.plugins.module_utils.sizes import SizeError, format_size, parse_size_bytes
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import layout_to_data, parse_layout
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.model import Mps
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.time_slicing.model import TimeSlicing
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.part import Tenant, Vgpu

@@ -18,8 +18,7 @@ import yaml_files
 from ansible_collections.openfleet.gpu.plugins.filter.plan_without_driver import plan_without_driver
 from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import load_models
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import LayoutError
-from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
-from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import SHARINGS
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import SHARINGS, parse_layout
 
 REPOSITORY = Path(__file__).parents[2]
 VALIDATOR = jsonschema.Draft202012Validator(

@@ -13,7 +13,7 @@ import yaml_files
 from thorough import THOROUGH
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError, LayoutError
-from ansible_collections.openfleet.gpu.plugins.module_utils.layout import layout_to_data, parse_layout
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import layout_to_data, parse_layout
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.variables import check
 
 GOOD = [

@@ -12,7 +12,7 @@ import yaml
 from ansible_collections.openfleet.gpu.plugins.doc_fragments import install as install_fragment
 from ansible_collections.openfleet.gpu.plugins.doc_fragments import installed_code as installed_code_fragment
 from ansible_collections.openfleet.gpu.plugins.doc_fragments.layout import ModuleDocFragment
-from ansible_collections.openfleet.gpu.plugins.module_utils.layout import parse_layout
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import parse_layout
 from ansible_collections.openfleet.gpu.plugins.modules import (
     audit,
     bundle,

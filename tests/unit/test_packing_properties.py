@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from packing_cases import MODELS, days_later, fewest, fleet, least_churn, problems
 from thorough import draws
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import layout
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import parse_layout
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing import check, exact
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.layouts import layouts
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.model import Problem, Rules, Workload, mig
@@ -186,7 +186,7 @@ def test_every_layout_is_one_that_the_collection_takes_and_destroys_no_more(data
     later = data.draw(days_later(pack(problem), problem))
     packing = pack(later)
     for host, entries in layouts(later, packing).items():
-        named = [index for entry in layout.parse_layout(entries).entries for index in entry.selectors]
+        named = [index for entry in parse_layout(entries).entries for index in entry.selectors]
         assert len(named) == len(set(named)), host
     planner, today, then = check.Planner(), check.by_gpu(later.today), check.by_gpu(packing.standing)
     free = sum(planner.destroyed(g, today.get(g.key, ()), then.get(g.key, ()), pinned=False) for g in later.gpus)

@@ -16,10 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from thorough import draws
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import layout_types as types
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import LayoutError
-from ansible_collections.openfleet.gpu.plugins.module_utils.layout import LAYOUT_VERSION, layout_to_data, parse_layout
+from ansible_collections.openfleet.gpu.plugins.module_utils.layout import types
+from ansible_collections.openfleet.gpu.plugins.module_utils.layout.parse import entry_keys
+from ansible_collections.openfleet.gpu.plugins.module_utils.layout.types import LAYOUT_VERSION
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques import forms
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import layout_to_data, parse_layout
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mig import parse as mig_parse
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import model as mps_model
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import parse as mps_parse
@@ -87,9 +89,7 @@ def keys_of(definition):
 
 
 def test_schema_and_parser_know_the_same_words():
-    from ansible_collections.openfleet.gpu.plugins.module_utils import layout
-
-    assert keys_of("entry") == set(layout._ENTRY)
+    assert keys_of("entry") == set(entry_keys(forms.FORMS))
     assert keys_of("mig_instance") == set(mig_parse.KEYS).union(form.key for form in forms.INSIDE)
     assert keys_of("mps") == set(mps_parse.KEYS)
     assert set(mps_parse.KEYS) - set(mps_parse.KEYS_INSIDE_MIG) == {"daemon_per"}

@@ -17,7 +17,7 @@ from ..durable import replacing
 from ..errors import FleetError
 from ..host_metrics import look
 from ..host_metrics_text import Snapshot, families, render
-from ..layout import parse_layout
+from ..techniques.forms import parse_layout
 from .files import read_layout
 
 #: The file's name in the directory that is given.

@@ -52,7 +52,7 @@ def show(options: Namespace) -> int:
 def plan(options: Namespace) -> int:
     """Print what apply would do."""
     from ..converge import Request, predict
-    from ..layout import parse_layout
+    from ..techniques.forms import parse_layout
     from ..transaction import Journal
     from .files import read_layout
     from .main import EXIT_CHANGES
@@ -74,7 +74,7 @@ def apply(options: Namespace) -> int:
     """Make the GPUs what the layout says; print the plan that was carried out."""
     from ..busy import OnBusy
     from ..converge import Request, converge
-    from ..layout import parse_layout
+    from ..techniques.forms import parse_layout
     from ..trial import settle
     from .files import read_layout
 
@@ -108,8 +108,8 @@ def apply(options: Namespace) -> int:
 def export(options: Namespace) -> int:
     """Print the state of the GPUs as gpu_layout."""
     from ..export_host import export_host
-    from ..layout import layout_to_data
-    from ..layout_yaml import layout_yaml
+    from ..layout.yaml_text import layout_yaml
+    from ..techniques.forms import layout_to_data
 
     found = export_host(options.pin_placements, options.select_by)
     data = layout_to_data(found.layout)

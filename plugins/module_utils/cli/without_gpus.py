@@ -15,7 +15,7 @@ from .. import catalogue, planner
 from ..assumed import assumed_gpus
 from ..errors import FleetError, PlanError
 from ..gpu_plan import Target, WantedInstance, listing
-from ..profile_name import ProfileNameError, parse_profile_name
+from ..layout.profile_name import ProfileNameError, parse_profile_name
 from ..techniques.registry import DIVIDER
 
 _PROFILE = re.compile(r"(?:([1-9][0-9]*)x)?([^@]+)(?:@([0-9]+))?")
@@ -54,7 +54,7 @@ def fits(options: Namespace) -> int:
 
 def import_(options: Namespace) -> int:
     """Print the configurations of a mig-parted file as layouts, and what of them no layout can express."""
-    from ..layout_yaml import layout_yaml
+    from ..layout.yaml_text import layout_yaml
     from ..techniques.importers import MIG_PARTED
     from .files import read_data
 

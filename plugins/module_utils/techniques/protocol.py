@@ -13,14 +13,14 @@ from typing import Any, Iterable, Protocol, Sequence
 
 from ..disturbance import Disturbance
 from ..gpu_plan import GpuPlan, Plan, Target
-from ..layout_types import Layout
+from ..layout.form import Form
+from ..layout.types import Layout
 from ..model import Gpu
 from ..nvml.reset import Reset
 from ..nvml.session import Session
 from ..ownership import Ownership
 from ..plan_parts import GpuPart, GpuStep
 from ..services import Service
-from .form import Form
 from .observer import Observer
 
 

@@ -14,7 +14,7 @@ from .time_slicing.technique import TimeSlicingTechnique
 from .vgpu.technique import VgpuTechnique
 
 if TYPE_CHECKING:
-    from ..layout_types import Layout
+    from ..layout.types import Layout
     from ..plan_parts import GpuStep
     from ..services import Service
     from .observer import Observer

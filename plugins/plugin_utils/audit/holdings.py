@@ -12,7 +12,7 @@ import fnmatch
 from dataclasses import dataclass, field, replace
 from typing import Any, Mapping, Sequence
 
-from ...module_utils.profile_name import ProfileNameError, parse_profile_name
+from ...module_utils.layout.profile_name import ProfileNameError, parse_profile_name
 from .history import History, Key, Record
 from .model import Holder, Holding, Pod, Subject
 

@@ -13,7 +13,7 @@ import json
 from collections import Counter
 from typing import Any, Mapping, Sequence
 
-from ...module_utils.profile_name import parse_profile_name
+from ...module_utils.layout.profile_name import parse_profile_name
 from ...module_utils.techniques.mps import model as mps
 from ...module_utils.techniques.time_slicing import model as time_slicing
 from .model import (

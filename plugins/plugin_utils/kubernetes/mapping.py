@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Sequence
 
-from ...module_utils.layout_types import Layout
+from ...module_utils.layout.types import Layout
 from ...module_utils.model import Gpu
 from .device_plugin import map_device_plugin
 from .dra import map_dra

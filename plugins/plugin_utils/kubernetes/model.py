@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Mapping, Sequence
 
-from ...module_utils.layout_types import Entry
+from ...module_utils.layout.types import Entry
 from ...module_utils.model import Gpu
 from ...module_utils.techniques.mps.model import Mps
 

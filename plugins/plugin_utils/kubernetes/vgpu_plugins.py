@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Sequence
 
+from ...module_utils.layout.matching import matches
 from ...module_utils.model import Gpu
-from ...module_utils.selector import matches
 from ...module_utils.techniques.time_slicing import model as time_slicing
 from ...module_utils.techniques.vgpu.part import Tenant, Vgpu, vgpu_of
 from .model import (

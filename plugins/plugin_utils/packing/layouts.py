@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping, Sequence
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.profile_name import parse_profile_name
+from ansible_collections.openfleet.gpu.plugins.module_utils.layout.profile_name import parse_profile_name
 
 from .check import by_gpu
 from .model import Packing, Problem, Standing

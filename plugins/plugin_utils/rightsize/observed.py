@@ -13,8 +13,7 @@ from ...module_utils import catalogue
 from ...module_utils.assumed import assumed_gpus
 from ...module_utils.errors import FleetError
 from ...module_utils.holders.mark import mark
-from ...module_utils.layout import parse_layout
-from ...module_utils.layout_types import Entry, Layout
+from ...module_utils.layout.types import Entry, Layout
 from ...module_utils.model import (
     ComputeInstance,
     Gpu,
@@ -28,6 +27,7 @@ from ...module_utils.model import (
     Process,
 )
 from ...module_utils.targets import resolved
+from ...module_utils.techniques.forms import parse_layout
 from .model import RightsizeError
 
 #: Why a host stays as it is.

@@ -16,7 +16,7 @@ from typing import Callable, Mapping, Sequence
 
 import numpy as np
 
-from ...module_utils.profile_name import parse_profile_name
+from ...module_utils.layout.profile_name import parse_profile_name
 from ..audit.asking import GPUS_A_QUERY, in_halves
 from ..audit.model import Window
 from ..audit.prometheus import Course, Prometheus

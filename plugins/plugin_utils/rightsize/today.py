@@ -16,7 +16,7 @@ from typing import Any, Mapping, NamedTuple, Sequence
 
 from ...module_utils import planner
 from ...module_utils.errors import FleetError
-from ...module_utils.layout_types import Entry, Layout
+from ...module_utils.layout.types import Entry, Layout
 from ...module_utils.model import Gpu, GpuInstance, Host
 from ...module_utils.targets import targets
 from ...module_utils.techniques.vgpu.part import vgpu_of

@@ -8,10 +8,9 @@ from __future__ import annotations
 from typing import Any, Iterator
 
 from ...module_utils.errors import LayoutError
-from ...module_utils.layout import parse_layout
-from ...module_utils.layout_types import Layout
-from ...module_utils.techniques.form import Form
-from ...module_utils.techniques.forms import FORMS
+from ...module_utils.layout.form import Form
+from ...module_utils.layout.types import Layout
+from ...module_utils.techniques.forms import FORMS, parse_layout
 
 
 def of_layout(layout_data: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Iterable, Sequence
 
 from ...module_utils.errors import Problem
-from ...module_utils.layout_reader import Key, Node, is_integer
+from ...module_utils.layout.reader import Key, Node, is_integer
 from . import known
 from .rules import RULES, Refused, bounds_of
 

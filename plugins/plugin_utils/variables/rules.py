@@ -11,8 +11,8 @@ from typing import Any, Callable, Mapping, Sequence
 
 from ...module_utils import catalogue
 from ...module_utils.errors import FleetError, LayoutError, Problem
-from ...module_utils.layout import parse_layout
-from ...module_utils.layout_reader import quoted
+from ...module_utils.layout.reader import quoted
+from ...module_utils.techniques.forms import parse_layout
 from ..site.losses import tolerated
 
 #: A year in seconds, and no count is larger. What is longer or more was not meant.

@@ -150,9 +150,10 @@ def test_force_never_ends_the_run_itself(whole):
 
 FORCE = """
 import sys
-from ansible_collections.openfleet.gpu.plugins.module_utils import busy, converge, layout
+from ansible_collections.openfleet.gpu.plugins.module_utils import busy, converge
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError
-asked = layout.parse_layout([{"gpus": "all", "sharing": "mig", "mig": [{"profile": "3g.40gb"}]}])
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import parse_layout
+asked = parse_layout([{"gpus": "all", "sharing": "mig", "mig": [{"profile": "3g.40gb"}]}])
 try:
     converge.converge(converge.Request(asked, sys.argv[1], "fail"), 0, busy.OnBusy("force"))
 except ApplyError as error:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Callable, Iterable, Sequence
 
-from ...layout_types import MigInstance, Selector
+from ...layout.form import Form, Seen, export_parts
+from ...layout.types import MigInstance, Selector
 from ...model import Gpu, GpuInstance
-from ..form import Form, Seen, export_parts
 
 
 def export_together(

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any, Callable, Mapping, Sequence
 
-from ...layout_fields import PartContext
-from ...layout_reader import Key, Node
-from ...layout_types import MigInstance, Selector
+from ...layout.fields import PartContext
+from ...layout.form import Form
+from ...layout.reader import Key, Node
+from ...layout.types import MigInstance, Selector
 from ...model import Gpu
-from ..form import Form
 from .model import KEY
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Sequence
 
-from ...layout_fields import PartContext
-from ...layout_reader import Fields, Key, Node, quoted
-from ...layout_types import MOST_INSTANCES, MigInstance
-from ...profile_name import ProfileName, ProfileNameError, parse_profile_name
-from ..form import Form
+from ...layout.fields import PartContext
+from ...layout.form import Form
+from ...layout.profile_name import ProfileName, ProfileNameError, parse_profile_name
+from ...layout.reader import Fields, Key, Node, quoted
+from ...layout.types import MOST_INSTANCES, MigInstance
 
 KEYS = {
     "profile": Key("profile: 3g.40gb", required=True),

@@ -17,8 +17,8 @@ from typing import Any, Mapping, Sequence
 from ...catalogue import Model
 from ...errors import FleetError
 from ...frozen import frozen
-from ...layout_reader import is_integer
-from ...profile_name import ProfileName, ProfileNameError, parse_profile_name
+from ...layout.profile_name import ProfileName, ProfileNameError, parse_profile_name
+from ...layout.reader import is_integer
 from .model import KEY
 
 VERSION = "v1"

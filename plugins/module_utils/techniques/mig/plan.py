@@ -15,10 +15,10 @@ from typing import Iterable, Sequence
 from ...disturbance import Disturbance
 from ...errors import PlanError
 from ...gpu_plan import GpuPlan, Target, WantedInstance, instance_text, listing
+from ...layout.profile_name import nearest_profile
 from ...model import ComputeInstance, Gpu, GpuInstance, GpuInstanceProfile, Holder, Placement, Process
 from ...ownership import Ownership
 from ...plan_parts import GpuStep
-from ...profile_name import nearest_profile
 from ..forms import SHARINGS
 from .fit import Capacity, Want, arrange
 from .model import KEY

@@ -16,7 +16,7 @@ from ...errors import PlanError
 from ...frozen import frozen
 from ...gpu_plan import GpuPlan, Plan
 from ...holders.model import MPS, UNKNOWN, short
-from ...layout_types import Entry, Layout, MigInstance
+from ...layout.types import Entry, Layout, MigInstance
 from ...model import Gpu, GpuInstance, Holder, Host
 from ...mps_control import daemon_of
 from ...sizes import format_size

@@ -10,7 +10,7 @@ from typing import Any, Mapping, Sequence
 from ...errors import PlanError
 from ...gpu_plan import Plan
 from ...holders.model import short
-from ...layout_types import Layout
+from ...layout.types import Layout
 from ...metric_family import Family
 from ...model import Gpu, Host
 from ...services import Asked, Change, Clear, Look, PartRequest, Pids

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...layout_types import Layout
+from ...layout.types import Layout
 from .form import MpsForm
 from .model import KEY, spec_files
 

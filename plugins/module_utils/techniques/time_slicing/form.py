@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
-from ...layout_fields import PartContext
-from ...layout_reader import Key, Node
+from ...layout.fields import PartContext
+from ...layout.form import Form
+from ...layout.reader import Key, Node
 from ...model import Gpu, GpuInstance
-from ..form import Form
 from .model import COMPUTE_MODE, KEY, TimeSlicing
 
 

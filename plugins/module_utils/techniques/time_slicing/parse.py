@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...layout_fields import PartContext
-from ...layout_reader import Key, Node
-from ...layout_types import MOST_CLIENTS
+from ...layout.fields import PartContext
+from ...layout.reader import Key, Node
+from ...layout.types import MOST_CLIENTS
 from .model import TIME_SLICES, TimeSlicing
 
 KEYS = {

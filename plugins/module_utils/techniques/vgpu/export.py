@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from typing import Callable, Sequence
 
-from ...layout_types import Selector
+from ...layout.form import Seen
+from ...layout.types import Selector
 from ...model import Gpu
-from ..form import Seen
 from .model import AUTO, KEY, MPS, PRELOAD, VgpuTenant
 from .part import Tenant, Vgpu
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any, Callable, Sequence
 
-from ...layout_fields import PartContext
-from ...layout_reader import Key, Node
-from ...layout_types import Selector
+from ...layout.fields import PartContext
+from ...layout.form import Form, Seen
+from ...layout.reader import Key, Node
+from ...layout.types import Selector
 from ...model import Gpu
-from ..form import Form, Seen
 from .model import COMPUTE_MODE, KEY
 from .part import Vgpu
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Mapping, Sequence
 
 from ...gpu_plan import Plan
-from ...layout_types import Layout
+from ...layout.types import Layout
 from ...metric_family import COUNTER, GAUGE, Family, Sample, labels_of
 from ...model import Gpu, Host
 from .model import MPS, VgpuSeen

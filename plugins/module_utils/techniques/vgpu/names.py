@@ -13,7 +13,7 @@ from typing import Iterable, Mapping, Sequence
 
 from ...errors import PlanError
 from ...frozen import frozen
-from ...layout_types import Layout
+from ...layout.types import Layout
 from .model import KEY, VgpuName, VgpuSeen, VgpuTenant
 from .part import Tenant
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 import re
 from typing import Any, Sequence
 
-from ...layout_fields import Names, PartContext, percent, size_bytes
-from ...layout_gpus import parse_single_gpu, selector_to_data
-from ...layout_reader import Key, Node, quoted
-from ...layout_types import MOST_CLIENTS, MOST_GPUS, MOST_RATIO, Selector
+from ...layout.fields import Names, PartContext, percent, size_bytes
+from ...layout.reader import Key, Node, quoted
+from ...layout.selectors import parse_single_gpu, selector_to_data
+from ...layout.types import MOST_CLIENTS, MOST_GPUS, MOST_RATIO, Selector
 from ...sizes import format_size
 from .model import AUTO, POLICIES, PROVIDERS
 from .part import Tenant, Vgpu

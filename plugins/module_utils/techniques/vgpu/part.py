@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from ...frozen import frozen
-from ...layout_types import Entry, Selector
+from ...layout.types import Entry, Selector
 from .model import AUTO, KEY, MPS, POLICIES
 
 

@@ -14,9 +14,9 @@ from ...disturbance import Disturbance
 from ...errors import PlanError
 from ...frozen import frozen
 from ...gpu_plan import Plan
-from ...layout_types import Entry, Layout
+from ...layout.matching import matches
+from ...layout.types import Entry, Layout
 from ...model import Gpu, Holder, Host, short_label
-from ...selector import matches
 from . import names as vgpu_names
 from .files import name_problem
 from .fit import Bin, Demand, TooHardError, first_misfit, largest, pack

@@ -9,7 +9,7 @@ from typing import Any, Mapping, Sequence
 
 from ...errors import PlanError
 from ...gpu_plan import Plan
-from ...layout_types import Layout
+from ...layout.types import Layout
 from ...metric_family import Family
 from ...model import Gpu, Holder, Host
 from ...services import Asked, Change, Clear, Look, PartRequest, Pids

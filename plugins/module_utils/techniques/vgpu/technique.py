@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...layout_types import Layout
+from ...layout.types import Layout
 from .form import VgpuForm
 from .model import KEY, applies, root_of_files, spec_files
 

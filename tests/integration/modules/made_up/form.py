@@ -4,8 +4,8 @@
 
 from __future__ import annotations
 
-from ...layout_reader import Key
-from ..form import Form
+from ...layout.form import Form
+from ...layout.reader import Key
 from .model import KEY, Lanes, in_words
 
 

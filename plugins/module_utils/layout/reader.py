@@ -12,7 +12,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Any, Callable, Iterable, NamedTuple, Sequence, TypeVar
 
-from .errors import Problem
+from ..errors import Problem
 
 T = TypeVar("T")
 

@@ -1,17 +1,20 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What `gpu_layout` says, as plain frozen values. `layout` reads and writes them; nothing here checks anything."""
+"""What `gpu_layout` says, as plain frozen values. Nothing here checks anything."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from .frozen import frozen
+from ..frozen import frozen
 from .profile_name import parse_profile_name
 
 #: Raised when a layout that was valid becomes invalid, or means something else.
 LAYOUT_VERSION = 1
+
+#: Ways of sharing that have no part in the entry. The others have one of their name.
+WITHOUT_PART = ("exclusive", "shared")
 
 #: Bounds of a layout. No host has so many GPUs, no GPU so many instances, clients or tenants.
 MOST_GPUS, MOST_INSTANCES, MOST_CLIENTS = 256, 64, 1000

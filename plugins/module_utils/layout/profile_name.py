@@ -11,8 +11,8 @@ from __future__ import annotations
 import re
 from typing import Iterable
 
-from .errors import FleetError
-from .frozen import frozen
+from ..errors import FleetError
+from ..frozen import frozen
 
 _NAME = re.compile(r"(?:([1-9][0-9]?)c\.)?([1-9][0-9]?)g\.([1-9][0-9]{0,4})gb(\+me\.all|\+me|\+gfx|-me)?")
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any, Callable, Iterable, Mapping, Protocol, Sequence
 
-from ..layout_fields import PartContext
-from ..layout_reader import Key, Node
-from ..layout_types import Selector
 from ..model import Gpu, GpuInstance
+from .fields import PartContext
+from .reader import Key, Node
+from .types import Selector
 
 #: What the service of each technique sees, by key.
 Seen = Mapping[str, Sequence[Any]]

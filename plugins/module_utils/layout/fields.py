@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 from typing import Hashable
 
-from .frozen import frozen
-from .layout_reader import Node, is_integer, number, quoted
-from .layout_types import Selector
-from .sizes import SizeError, parse_size_bytes
+from ..frozen import frozen
+from ..sizes import SizeError, parse_size_bytes
+from .reader import Node, is_integer, number, quoted
+from .types import Selector
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 

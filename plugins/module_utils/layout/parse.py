@@ -1,53 +1,44 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The one parser of `gpu_layout`: data as YAML gives it to typed values, and back.
+"""The one parser of `gpu_layout`: data as YAML gives it to typed values.
 
 Pure: knows neither Ansible nor NVML, so what it checks holds for any host. Whether a profile exists, a combination
 fits or a selector matches is found out against the GPUs. It reads the whole contract, also parts that a given release
-does not apply.
+does not apply. The parts of techniques are read by their forms, which techniques/forms.py lists.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any, Callable, Hashable
+from typing import Any, Callable, Hashable, Sequence
 
-from .errors import LayoutError, Problem
-from .layout_fields import Names, PartContext, claim
-from .layout_gpus import parse_selector
-from .layout_reader import Fields, Key, Node, is_integer, number
-from .layout_types import LAYOUT_VERSION, MOST_GPUS, Entry, Layout, MigInstance, Selector
-from .layout_writer import layout_to_data
-from .techniques.forms import FORMS, PARTS, SHARINGS
-
-__all__ = [
-    "LAYOUT_VERSION",
-    "Entry",
-    "Layout",
-    "MigInstance",
-    "Selector",
-    "layout_to_data",
-    "parse_layout",
-]
-
-_PARTS = {form.key: form.example for form in FORMS}
-_ENTRY = {
-    "gpus": Key("gpus: [0, 1]", required=True),
-    "sharing": Key("sharing: mig", required=True),
-    **{key: _PARTS[key] for key in PARTS},
-}
+from ..errors import LayoutError, Problem
+from .fields import Names, PartContext, claim
+from .form import Form
+from .reader import Fields, Key, Node, is_integer, number
+from .selectors import parse_selector
+from .types import MOST_GPUS, WITHOUT_PART, Entry, Layout, Selector
 
 
-def parse_layout(data: Any) -> Layout:
-    """The layout that `data` (lists, mappings and scalars) describes. Raises LayoutError with all problems found.
+def entry_keys(forms: Sequence[Form]) -> dict[str, Key]:
+    """Return the keys of an entry, those of parts in the order of the alphabet."""
+    return {
+        "gpus": Key("gpus: [0, 1]", required=True),
+        "sharing": Key("sharing: mig", required=True),
+        **{form.key: form.example for form in sorted(forms, key=lambda form: form.key)},
+    }
+
+
+def parse(data: Any, forms: Sequence[Form]) -> Layout:
+    """Return the layout that `data` (lists, mappings and scalars) describes. Raises LayoutError with all problems found.
 
     An empty list is a layout: every GPU is left as it is.
     """
     problems: list[Problem] = []
     root = Node(data, "gpu_layout", problems, "gpu_layout: [{gpus: all, sharing: shared}]")
-    entries = _Parser().entries(root)
+    entries = _Parser(forms).entries(root)
     if problems:
         raise LayoutError(problems)
     return Layout(tuple(entries))
@@ -56,7 +47,10 @@ def parse_layout(data: Any) -> Layout:
 class _Parser:
     """Reads one layout. What a problem spoilt is None in the values built; they are dropped when any was found."""
 
-    def __init__(self) -> None:
+    def __init__(self, forms: Sequence[Form]) -> None:
+        self._forms = forms
+        self._keys = entry_keys(forms)
+        self._parts = sorted(form.key for form in forms)
         self._gpus: dict[Hashable, str] = {}
         self._names = Names()
 
@@ -68,20 +62,33 @@ class _Parser:
         return entries
 
     def _entry(self, node: Node, index: int) -> Entry:
-        fields = node.fields(_ENTRY)
+        fields = node.fields(self._keys)
         if fields is None:
             return Entry(index, (), "")
         selectors = fields.read("gpus", self._selectors, ())
-        sharing = fields.read("sharing", lambda field: field.choice(SHARINGS))
+        sharing = fields.read("sharing", lambda field: field.choice((*WITHOUT_PART, *self._parts)))
         if sharing is not None:
-            _check_parts(node, fields, sharing)
+            self._check_parts(node, fields, sharing)
         context = PartContext(self._names, selectors)
         readers: dict[str, Callable[[Node], Any]] = {
-            form.key: functools.partial(form.parse, context=context) for form in FORMS
+            form.key: functools.partial(form.parse, context=context) for form in self._forms
         }
         # Each part is read, so that the problems of one that does not belong there are found too.
-        parts = {key: fields.read(key, readers[key]) for key in PARTS}
+        parts = {key: fields.read(key, readers[key]) for key in self._parts}
         return Entry(index, selectors, sharing, parts.get(sharing))
+
+    def _check_parts(self, node: Node, fields: Fields, sharing: str) -> None:
+        if sharing in self._parts and sharing not in fields:
+            node.report(
+                "sharing: %s needs the key %s" % (sharing, sharing),
+                "Add it, for example `%s`." % self._keys[sharing].example,
+            )
+        for part in self._parts:
+            if part != sharing and part in fields:
+                fields[part].report(
+                    "the part %s does not belong to sharing: %s" % (part, sharing),
+                    "Take it away, or set sharing: %s." % part,
+                )
 
     def _selectors(self, node: Node) -> tuple[Selector | None, ...]:
         # One string or mapping may stand alone; a number may not, for `gpus: 2` could as well mean two GPUs.
@@ -107,16 +114,3 @@ class _Parser:
             other = next(where for where in self._gpus.values() if where != place)
             problem = "all names every GPU, and %s names some of them again" % other
             root.problems.append(Problem(place, problem, "Keep all alone, or list the GPUs of each entry."))
-
-
-def _check_parts(node: Node, fields: Fields, sharing: str) -> None:
-    if sharing in PARTS and sharing not in fields:
-        node.report(
-            "sharing: %s needs the key %s" % (sharing, sharing), "Add it, for example `%s`." % _ENTRY[sharing].example
-        )
-    for part in PARTS:
-        if part != sharing and part in fields:
-            fields[part].report(
-                "the part %s does not belong to sharing: %s" % (part, sharing),
-                "Take it away, or set sharing: %s." % part,
-            )

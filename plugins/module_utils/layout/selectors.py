@@ -9,8 +9,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from .layout_reader import Key, Node, described, is_digits, is_integer, nearest, quoted
-from .layout_types import MOST_GPUS, Selector
+from .reader import Key, Node, described, is_digits, is_integer, nearest, quoted
+from .types import MOST_GPUS, Selector
 
 #: Indices in one text, as "0-3" and "0,1".
 #: A message shows no more.

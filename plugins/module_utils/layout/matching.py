@@ -8,9 +8,9 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import Sequence
 
-from .errors import SelectorError
-from .layout_types import Selector
-from .model import Gpu
+from ..errors import SelectorError
+from ..model import Gpu
+from .types import Selector
 
 
 def select(selector: Selector, gpus: Sequence[Gpu], where: str) -> list[Gpu]:
