@@ -51,7 +51,7 @@ _MOST_ENTRIES = 20_000
 def fleet_plan(results):
     """See DOCUMENTATION."""
     # ansible-core loads all filters of a collection in the worker of each task that uses one. What takes long waits for its use.
-    from ..module_utils.plan_file import fleet
+    from ..module_utils.change.plan_file import fleet
 
     return fleet({name: _plan(name, result) for name, result in results.items()})
 

@@ -52,7 +52,7 @@ from ..module_utils.errors import PlanError
 def host_plan(text, host):
     """See DOCUMENTATION."""
     # ansible-core loads all filters of a collection in the worker of each task that uses one. What takes long waits for its use.
-    from ..module_utils.plan_file import host_part
+    from ..module_utils.change.plan_file import host_part
 
     try:
         return {"plan": host_part(text, host), "problem": ""}

@@ -10,7 +10,7 @@ import functools
 import time
 from typing import Any, Callable, Sequence, TypeVar
 
-from . import planner
+from .change import planner
 from .errors import ApplyError, FleetError, NvmlError
 from .holders.find import find_holders
 from .holders.mark import mark

@@ -12,7 +12,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Sequence
 
-from . import planner
+from .change import planner
+from .change.targets import targets
 from .errors import FleetError, PlanError, SelectorError
 from .frozen import frozen
 from .gpu_plan import GpuPlan, Plan, Target
@@ -21,7 +22,6 @@ from .layout.types import Entry, Layout
 from .model import Gpu, Host
 from .ownership import Ownership
 from .services import Service
-from .targets import targets
 
 
 @frozen

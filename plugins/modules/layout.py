@@ -203,7 +203,7 @@ steps_done:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils.layout_module import argspec_of_layout, bring_about
+from ..module_utils.change.layout_module import argspec_of_layout, bring_about
 from ..module_utils.runner import run
 
 argspec = argspec_of_layout

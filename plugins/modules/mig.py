@@ -69,8 +69,8 @@ gpus:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils.layout_module import argspec_of_gpus, bring_about
-from ..module_utils.layout_run import GPUS
+from ..module_utils.change.layout_module import argspec_of_gpus, bring_about
+from ..module_utils.change.prepare import GPUS
 from ..module_utils.runner import run
 
 

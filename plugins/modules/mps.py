@@ -109,8 +109,8 @@ msg:
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ..module_utils.change.service_module import argspec, serve
 from ..module_utils.runner import run
-from ..module_utils.service_module import argspec, serve
 from ..module_utils.techniques.mps.observe import report
 from ..module_utils.techniques.mps.service import MpsService
 

@@ -117,8 +117,8 @@ msg:
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ..module_utils.change.service_module import argspec, serve
 from ..module_utils.runner import run
-from ..module_utils.service_module import argspec, serve
 from ..module_utils.techniques.vgpu.observe import report
 from ..module_utils.techniques.vgpu.service import VgpuService
 

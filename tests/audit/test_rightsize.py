@@ -17,8 +17,8 @@ import yaml
 from fleet_history import AT_REST, CLEAR, NOBODY, Device, device, prometheus, use
 from rightsize_hosts import gpu, state
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import planner
-from ansible_collections.openfleet.gpu.plugins.module_utils.targets import targets
+from ansible_collections.openfleet.gpu.plugins.module_utils.change import planner
+from ansible_collections.openfleet.gpu.plugins.module_utils.change.targets import targets
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import parse_layout
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.observed import host_of
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from mig_cases import judge, random_cases, read_cases
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import planner
+from ansible_collections.openfleet.gpu.plugins.module_utils.change import planner
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration"))
 

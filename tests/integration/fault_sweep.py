@@ -18,7 +18,7 @@ from typing import Any, Callable, Iterator, NamedTuple
 
 from simulated_host import SIMULATOR, SimulatedHost
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import apply_plan, planner, recovery
+from ansible_collections.openfleet.gpu.plugins.module_utils.change import apply_plan, planner, recovery
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError, FleetError
 from ansible_collections.openfleet.gpu.plugins.module_utils.gpu_plan import Target, WantedInstance
 from ansible_collections.openfleet.gpu.plugins.module_utils.transaction import Journal, locked

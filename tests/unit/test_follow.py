@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import cdi
+from ansible_collections.openfleet.gpu.plugins.module_utils.change.pending import PendingFollowUp
 from ansible_collections.openfleet.gpu.plugins.module_utils.command import run_tool
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FollowError
 from ansible_collections.openfleet.gpu.plugins.module_utils.follow import (
@@ -29,7 +30,6 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.follow import (
     predict,
     steps,
 )
-from ansible_collections.openfleet.gpu.plugins.module_utils.pending import PendingFollowUp
 
 STAND_IN = Path(__file__).resolve().parents[1] / "lab" / "stand_in_nvidia_ctk.py"
 WHOLE = "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-aa)\nGPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-bb)\n"

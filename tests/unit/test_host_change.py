@@ -7,8 +7,8 @@ from __future__ import annotations
 import pytest
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
+from ansible_collections.openfleet.gpu.plugins.module_utils.change.host_change import HostChange
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError, FleetError, attempt_all
-from ansible_collections.openfleet.gpu.plugins.module_utils.host_change import HostChange
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Host
 
 pytestmark = pytest.mark.core

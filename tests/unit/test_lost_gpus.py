@@ -9,10 +9,10 @@ import dataclasses
 import pytest
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
+from ansible_collections.openfleet.gpu.plugins.module_utils.change.lost_gpus import FAIL, POLICIES, SKIP, answering
+from ansible_collections.openfleet.gpu.plugins.module_utils.change.targets import targets
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import NvmlError
-from ansible_collections.openfleet.gpu.plugins.module_utils.lost_gpus import FAIL, POLICIES, SKIP, answering
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Host, LostGpu
-from ansible_collections.openfleet.gpu.plugins.module_utils.targets import targets
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import parse_layout
 
 UUID = "GPU-5c89d3fa-0000-4000-8000-00000000000%d"

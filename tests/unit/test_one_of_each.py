@@ -44,7 +44,7 @@ def importers(*modules: str) -> set[str]:
 #: What is renamed there was not written there, or is no file.
 RENAMES = {
     "module_utils/durable.py": "the writer itself",
-    "module_utils/trial.py": "a layout that was set aside",
+    "module_utils/change/trial.py": "a layout that was set aside",
     "module_utils/install/exporter/installation.py": "a folder of packages",
     "module_utils/techniques/mps/host.py": "the folder of a daemon",
     "module_utils/techniques/vgpu/agent.py": "a socket",

@@ -15,9 +15,9 @@ from thorough import draws
 
 from ansible_collections.openfleet.gpu.plugins.filter.fleet_plan import fleet_plan
 from ansible_collections.openfleet.gpu.plugins.filter.host_plan import host_plan
-from ansible_collections.openfleet.gpu.plugins.module_utils import plan_file, planner
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import load_models
+from ansible_collections.openfleet.gpu.plugins.module_utils.change import plan_file, planner
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError
 from ansible_collections.openfleet.gpu.plugins.module_utils.gpu_plan import Target, WantedInstance
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Host, Placement

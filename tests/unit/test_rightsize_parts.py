@@ -16,9 +16,9 @@ pytest.importorskip("numpy")
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import load_models
+from ansible_collections.openfleet.gpu.plugins.module_utils.change.targets import resolved
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError, PlanError
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Host
-from ansible_collections.openfleet.gpu.plugins.module_utils.targets import resolved
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import parse_layout
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import (
     Finding,

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import planner, recovery
-from ansible_collections.openfleet.gpu.plugins.module_utils.apply_plan import Context
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
+from ansible_collections.openfleet.gpu.plugins.module_utils.change import planner, recovery
+from ansible_collections.openfleet.gpu.plugins.module_utils.change.apply_plan import Context
+from ansible_collections.openfleet.gpu.plugins.module_utils.change.targets import asked, targets
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError
 from ansible_collections.openfleet.gpu.plugins.module_utils.nvml.session import Session
-from ansible_collections.openfleet.gpu.plugins.module_utils.targets import asked, targets
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import FORMS, parse_layout
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mig.steps import CreateGpuInstance
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.observers import OBSERVERS
@@ -75,7 +75,7 @@ EXCEPTED = {
         "cli/on_gpus.py": {"mig", "MIG"},
         "hardware/reader.py": {"mig", "MIG"},
         "holders/*.py": {"mig", "MIG"},
-        "layout_run.py": {"mig"},
+        "change/prepare.py": {"mig"},
         "model.py": {"mig", "Mig"},
         "nvml/session.py": {"mig", "Mig"},
     },
@@ -125,12 +125,12 @@ def test_only_its_folder_and_the_tables_know_a_technique(technique):
 @pytest.mark.parametrize(
     ("source", "path"),
     [
-        ("from .techniques.turns.plan import plan", "converge.py"),
+        ("from ..techniques.turns.plan import plan", "change/converge.py"),
         ("def late():\n    from ..techniques import turns", "cli/main.py"),
         ('if entry.sharing == "turns": pass', "export.py"),
-        ("gpu.turn_length", "planner.py"),
-        ('data = dict(turn_length="long")', "plan_file.py"),
-        ('data["turn_length"]', "plan_file.py"),
+        ("gpu.turn_length", "change/planner.py"),
+        ('data = dict(turn_length="long")', "change/plan_file.py"),
+        ('data["turn_length"]', "change/plan_file.py"),
     ],
 )
 def test_each_way_to_know_a_technique_is_found(source, path):
@@ -158,7 +158,7 @@ def test_packages_import_each_other_in_one_direction():
         here = path.split("/")[0].replace(".py", "")
         names = {name.split(".")[0] for name in read(file.read_text(encoding="utf-8"), path)[0]}
         graph.setdefault(here, set()).update(names - {here, ""})
-    assert {"planner", "plan_file"} <= {name for name, used in graph.items() if "techniques" in used}
+    assert {"change", "cli"} <= {name for name, used in graph.items() if "techniques" in used}
     # What imports nothing that is left can be taken away; what cannot be taken away is in a circle, or leads to one.
     while True:
         done = {name for name, used in graph.items() if not used & graph.keys()}

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Change one GPU that no process uses, look at the effect, and restore what was found.
 
-The changes are those of the collection's modules: planned by planner, carried out by apply_plan. The state found is on
+The changes are those of the collection's modules, planned and carried out by `change` in module_utils. The state found is on
 disk before the first change, and is restored however the run ends; after kill -9 the next run restores it first.
 """
 
@@ -15,8 +15,9 @@ from typing import Any, Callable, Iterator, Mapping, Sequence
 
 from found import Found, Record
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import apply_plan, planner
-from ansible_collections.openfleet.gpu.plugins.module_utils.compute_mode import DEFAULT, EXCLUSIVE_PROCESS
+from ansible_collections.openfleet.gpu.plugins.module_utils.change import apply_plan, planner
+from ansible_collections.openfleet.gpu.plugins.module_utils.change.compute_mode import DEFAULT, EXCLUSIVE_PROCESS
+from ansible_collections.openfleet.gpu.plugins.module_utils.change.prepare import observe
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import (
     ApplyError,
     BusyError,
@@ -30,7 +31,6 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.gpu_plan import (
     instance_text,
 )
 from ansible_collections.openfleet.gpu.plugins.module_utils.hardware.model_readings import Readings
-from ansible_collections.openfleet.gpu.plugins.module_utils.layout_run import observe
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Gpu, Host
 from ansible_collections.openfleet.gpu.plugins.module_utils.nvml.calls import IN_USE, NO_PERMISSION, NOT_SUPPORTED
 from ansible_collections.openfleet.gpu.plugins.module_utils.nvml.session import Session

@@ -51,7 +51,7 @@ def show(options: Namespace) -> int:
 
 def plan(options: Namespace) -> int:
     """Print what apply would do."""
-    from ..converge import Request, predict
+    from ..change.converge import Request, predict
     from ..techniques.forms import parse_layout
     from ..transaction import Journal
     from .files import read_layout
@@ -73,9 +73,9 @@ def plan(options: Namespace) -> int:
 def apply(options: Namespace) -> int:
     """Make the GPUs what the layout says; print the plan that was carried out."""
     from ..busy import OnBusy
-    from ..converge import Request, converge
+    from ..change.converge import Request, converge
+    from ..change.trial import settle
     from ..techniques.forms import parse_layout
-    from ..trial import settle
     from .files import read_layout
 
     if options.layout != "-" and settle(Path(options.layout), options.state_directory):

@@ -11,8 +11,9 @@ import sys
 from argparse import Namespace
 from typing import Any
 
-from .. import catalogue, planner
+from .. import catalogue
 from ..assumed import assumed_gpus
+from ..change import planner
 from ..errors import FleetError, PlanError
 from ..gpu_plan import Target, WantedInstance, listing
 from ..layout.profile_name import ProfileNameError, parse_profile_name

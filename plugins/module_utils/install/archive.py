@@ -34,7 +34,10 @@ MAIN = "import sys\n\nfrom %s.cli.main import main\n\nsys.exit(main())\n" % PACK
 #: What the command is made of, below module_utils, with the modules `layout` and `layout_boot`.
 PATTERNS = (
     *("*.py", "models/*.json"),
-    *("%s/*.py" % name for name in ("cli", "holders", "keep", "layout", "nvml", "techniques", "techniques/*")),
+    *(
+        "%s/*.py" % name
+        for name in ("change", "cli", "holders", "keep", "layout", "nvml", "techniques", "techniques/*")
+    ),
     *("install/%s.py" % name for name in ("__init__", "archive", "files", "layout_boot", "sources")),
 )
 #: Files of these that only other modules need.

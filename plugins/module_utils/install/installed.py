@@ -22,7 +22,7 @@ from .archive import PACKAGE, origin, problem
 #: Modules look for another Python by it where theirs lacks pynvml. It is not sent along: another Python has other code.
 _RESPAWN = "ansible.module_utils.common.respawn"
 #: By module: its file in the command, which has a function `bring_about`, and the function that returns its options.
-CODE = {"layout": ("layout_module", "argspec_of_layout"), "layout_boot": ("install.layout_boot", "argspec")}
+CODE = {"layout": ("change.layout_module", "argspec_of_layout"), "layout_boot": ("install.layout_boot", "argspec")}
 
 
 class OtherCodeError(Exception):

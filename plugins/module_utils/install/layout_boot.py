@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The command gpu-layout, the host's layout and the units that restore and watch it; or none of them.
 
-A layout on trial (module_utils/trial.py) is written and not tried, and the one before it is kept.
+A layout on trial (module_utils/change/trial.py) is written and not tried, and the one before it is kept.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Sequence
 
+from ...module_utils.change.targets import targets
 from ...module_utils.layout.types import Entry, Layout
 from ...module_utils.model import Gpu
-from ...module_utils.targets import targets
 from .model import NodeGpu, NodeInstance
 
 

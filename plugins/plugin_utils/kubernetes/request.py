@@ -8,8 +8,8 @@ import dataclasses
 from typing import Sequence
 
 from ...module_utils.assumed import assumed_gpus, gpus_on_the_bus
+from ...module_utils.change.lost_gpus import FAIL, POLICIES, answering
 from ...module_utils.errors import FleetError, LayoutError
-from ...module_utils.lost_gpus import FAIL, POLICIES, answering
 from ...module_utils.model import LostGpu, to_data
 from ...module_utils.techniques.forms import parse_layout
 from ..host_results import gpu_info

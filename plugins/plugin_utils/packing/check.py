@@ -9,8 +9,9 @@ import dataclasses
 from collections import Counter, defaultdict
 from typing import Iterator, Sequence
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import catalogue, gpu_plan, planner
+from ansible_collections.openfleet.gpu.plugins.module_utils import catalogue, gpu_plan
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
+from ansible_collections.openfleet.gpu.plugins.module_utils.change import planner
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import ComputeInstance, Gpu, GpuInstance, Placement
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mig import steps as mig_steps

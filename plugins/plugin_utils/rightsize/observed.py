@@ -11,6 +11,7 @@ from typing import Any, Mapping, NamedTuple, Sequence
 
 from ...module_utils import catalogue
 from ...module_utils.assumed import assumed_gpus
+from ...module_utils.change.targets import resolved
 from ...module_utils.errors import FleetError
 from ...module_utils.holders.mark import mark
 from ...module_utils.layout.types import Entry, Layout
@@ -26,7 +27,6 @@ from ...module_utils.model import (
     Placement,
     Process,
 )
-from ...module_utils.targets import resolved
 from ...module_utils.techniques.forms import parse_layout
 from .model import RightsizeError
 

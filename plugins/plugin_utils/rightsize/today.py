@@ -14,11 +14,11 @@ import re
 from collections import Counter, defaultdict
 from typing import Any, Mapping, NamedTuple, Sequence
 
-from ...module_utils import planner
+from ...module_utils.change import planner
+from ...module_utils.change.targets import targets
 from ...module_utils.errors import FleetError
 from ...module_utils.layout.types import Entry, Layout
 from ...module_utils.model import Gpu, GpuInstance, Host
-from ...module_utils.targets import targets
 from ...module_utils.techniques.vgpu.part import vgpu_of
 from ..audit.holdings import Price, is_held, price_of, using
 from ..audit.model import Audit, Finding, Holding, Subject, Verdict

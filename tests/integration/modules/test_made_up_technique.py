@@ -43,8 +43,8 @@ TABLES = (
 )
 REMOVE = """
 import json, sys
-from %s.module_utils.layout_module import bring_about
-from %s.module_utils.layout_run import removal_of
+from %s.module_utils.change.layout_module import bring_about
+from %s.module_utils.change.prepare import removal_of
 parameters = dict(layout=[], on_busy="fail", busy_timeout=0, grace_period=1, lock_timeout=5, lost="fail")
 print(json.dumps(bring_about(dict(parameters, state_directory=sys.argv[1]), False, [removal_of("lanes")])))
 """ % (PACKAGE, PACKAGE)

@@ -10,11 +10,11 @@ import pytest
 from mig_rules import with_instances
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
+from ansible_collections.openfleet.gpu.plugins.module_utils.change.planner import plan_gpu
 from ansible_collections.openfleet.gpu.plugins.module_utils.gpu_plan import Target, WantedInstance
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.mark import mark
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.model import CONTAINER, DEVICE_HANDLE, PROCESS
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder, Host, Placement
-from ansible_collections.openfleet.gpu.plugins.module_utils.planner import plan_gpu
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_what_cannot_be_determined_does_not_keep_a_failed_run_half_way(host):
 
 BLIND = """
 import sys
-from ansible_collections.openfleet.gpu.plugins.module_utils import apply_plan, planner
+from ansible_collections.openfleet.gpu.plugins.module_utils.change import apply_plan, planner
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.mark import mark
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.model import unknown
@@ -107,7 +107,7 @@ def test_a_job_that_begins_after_the_plan_is_not_ended(host):
 
 LATE = """
 import atexit, subprocess, sys
-from ansible_collections.openfleet.gpu.plugins.module_utils import apply_plan, planner
+from ansible_collections.openfleet.gpu.plugins.module_utils.change import apply_plan, planner
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError
 from ansible_collections.openfleet.gpu.plugins.module_utils.gpu_plan import Target, WantedInstance
 from ansible_collections.openfleet.gpu.plugins.module_utils.nvml.session import Session
@@ -147,7 +147,7 @@ def test_a_holder_that_the_planner_could_have_spared_is_not_ended(host):
 
 SPARED = """
 import sys
-from ansible_collections.openfleet.gpu.plugins.module_utils import apply_plan, planner
+from ansible_collections.openfleet.gpu.plugins.module_utils.change import apply_plan, planner
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import BusyError
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.mark import mark
 from ansible_collections.openfleet.gpu.plugins.module_utils.gpu_plan import Target, WantedInstance

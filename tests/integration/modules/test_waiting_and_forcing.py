@@ -150,7 +150,8 @@ def test_force_never_ends_the_run_itself(whole):
 
 FORCE = """
 import sys
-from ansible_collections.openfleet.gpu.plugins.module_utils import busy, converge
+from ansible_collections.openfleet.gpu.plugins.module_utils import busy
+from ansible_collections.openfleet.gpu.plugins.module_utils.change import converge
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import parse_layout
 asked = parse_layout([{"gpus": "all", "sharing": "mig", "mig": [{"profile": "3g.40gb"}]}])
@@ -177,7 +178,7 @@ def test_force_gives_up_on_what_comes_back(whole, jobs):
 
 COMES_BACK = """
 import sys
-from ansible_collections.openfleet.gpu.plugins.module_utils import apply_plan, planner
+from ansible_collections.openfleet.gpu.plugins.module_utils.change import apply_plan, planner
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import BusyError
 from ansible_collections.openfleet.gpu.plugins.module_utils.gpu_plan import Target, WantedInstance
 from ansible_collections.openfleet.gpu.plugins.module_utils.nvml.session import Session

@@ -8,16 +8,17 @@ from __future__ import annotations
 import functools
 from typing import Sequence
 
-from . import durable, planner
+from .. import durable
+from ..busy import can_be_ended
+from ..errors import ApplyError, BusyError, FleetError, attempt_all
+from ..gpu_plan import Plan, Target
+from ..model import Gpu, Host
+from ..nvml.session import Session
+from ..services import Service
+from ..techniques.observers import OBSERVERS
+from ..transaction import Entry, Journal
+from . import planner
 from .apply_plan import Context, expect, go_back, run_steps, settled
-from .busy import can_be_ended
-from .errors import ApplyError, BusyError, FleetError, attempt_all
-from .gpu_plan import Plan, Target
-from .model import Gpu, Host
-from .nvml.session import Session
-from .services import Service
-from .techniques.observers import OBSERVERS
-from .transaction import Entry, Journal
 
 
 def recover(context: Context, services: Sequence[Service] = ()) -> str | None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import functools
 from typing import Any, Sequence
 
-from .errors import attempt_all
-from .model import Host
-from .services import Change
+from ..errors import attempt_all
+from ..model import Host
+from ..services import Change
 
 
 class HostChange:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from .frozen import frozen
-from .gpu_plan import Target
-from .model import Gpu
-from .nvml.session import Session
-from .plan_parts import GpuPart, GpuStep
+from ..frozen import frozen
+from ..gpu_plan import Target
+from ..model import Gpu
+from ..nvml.session import Session
+from ..plan_parts import GpuPart, GpuStep
 
 KEY = "gpu"
 DEFAULT, EXCLUSIVE_PROCESS = "default", "exclusive_process"

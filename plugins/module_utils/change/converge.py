@@ -12,22 +12,22 @@ import contextlib
 import dataclasses
 from typing import Any, Mapping, Sequence
 
+from ..busy import FAIL, FORCE, REFUSE, OnBusy, wait_until_free
+from ..disturbance import Disturbance
+from ..errors import ApplyError, BusyError, FollowError
+from ..frozen import frozen
+from ..gpu_plan import Plan, instance_text
+from ..layout.types import Layout
+from ..model import Host
+from ..nvml.session import Session
+from ..ownership import Owned, Ownership, Record, owned_instance
+from ..services import Change, Clear, Look, Pids, Service, merged
+from ..techniques.registry import DIVIDER, SERVING, SETTINGS, observers_for
+from ..transaction import Journal, locked
 from . import lost_gpus
-from .busy import FAIL, FORCE, REFUSE, OnBusy, wait_until_free
-from .disturbance import Disturbance
-from .errors import ApplyError, BusyError, FollowError
-from .frozen import frozen
-from .gpu_plan import Plan, instance_text
-from .layout.types import Layout
-from .layout_run import ALL_PARTS, GPUS, PlanRequest, look, make_plan, observe, services_for, staying
 from .lost_gpus import answering
-from .model import Host
-from .nvml.session import Session
-from .ownership import Owned, Ownership, Record, owned_instance
 from .pending import PendingFollowUp, PendingReboot
-from .services import Change, Clear, Look, Pids, Service, merged
-from .techniques.registry import DIVIDER, SERVING, SETTINGS, observers_for
-from .transaction import Journal, locked
+from .prepare import ALL_PARTS, GPUS, PlanRequest, look, make_plan, observe, services_for, staying
 
 
 @frozen
@@ -91,7 +91,7 @@ def predict(request: Request, on_busy: str = FAIL, installs: bool = False) -> Ru
         missing = tuple(filter(None, (service.missing(parts[service.key]) for service in services)))
         followed: tuple[str, ...] = ()
         if follows:
-            from .follow import predict
+            from ..follow import predict
 
             followed = predict(request.services, again=owed)
         return Run(plan, host, followed=followed, missing=missing, warnings=there.warnings)
@@ -215,7 +215,7 @@ class _Attempts:
                 technique.record(self.request.directory, host.gpus, coming)
 
     def _clear(self, disturbs: Sequence[Disturbance]) -> bool:
-        from .terminate import end_holders
+        from ..terminate import end_holders
 
         ended = end_holders(disturbs, self.on_busy.grace_seconds)
         self.ended += ended
@@ -228,7 +228,7 @@ class _Attempts:
             return ()
         followed: tuple[str, ...] = ()
         if not session.private:
-            from .follow import follow
+            from ..follow import follow
 
             followed = follow(self.request.services, again=bool(self.owed))
         self.follow_up.end()

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from typing import Sequence
 
+from ..errors import SelectorError
+from ..gpu_plan import Target, WantedInstance
+from ..layout.matching import select
+from ..layout.types import Entry, Layout, MigInstance
+from ..model import Gpu
+from ..techniques.forms import FORMS
+from ..techniques.registry import DIVIDER, SETTINGS
 from .compute_mode import DEFAULT, EXCLUSIVE_PROCESS
-from .errors import SelectorError
-from .gpu_plan import Target, WantedInstance
-from .layout.matching import select
-from .layout.types import Entry, Layout, MigInstance
-from .model import Gpu
-from .techniques.forms import FORMS
-from .techniques.registry import DIVIDER, SETTINGS
 
 #: Of a GPU, by its sharing; None where it belongs to the instances.
 COMPUTE_MODES = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from . import durable
+from .. import durable
 
 _SCHEMA = 1
 

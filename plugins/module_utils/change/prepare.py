@@ -8,19 +8,19 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Mapping, Sequence
 
+from ..frozen import frozen
+from ..gpu_plan import GpuPlan, Plan, Target
+from ..holders.find import find_holders
+from ..holders.mark import mark
+from ..layout.types import Layout
+from ..model import Gpu, Host
+from ..nvml.session import Session
+from ..ownership import Ownership
+from ..plan_parts import HostPart, NoPart
+from ..services import PartRequest, Pids, Service, merged
+from ..techniques.registry import SERVING, SETTINGS
 from . import planner
-from .frozen import frozen
-from .gpu_plan import GpuPlan, Plan, Target
-from .holders.find import find_holders
-from .holders.mark import mark
-from .layout.types import Layout
-from .model import Gpu, Host
-from .nvml.session import Session
-from .ownership import Ownership
-from .plan_parts import HostPart, NoPart
-from .services import PartRequest, Pids, Service, merged
 from .targets import targets
-from .techniques.registry import SERVING, SETTINGS
 
 #: What a run may be about: MIG and compute modes, and each technique by its key.
 GPUS = "gpus"

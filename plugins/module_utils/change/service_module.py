@@ -9,18 +9,18 @@ import contextlib
 import os
 from typing import Any, Callable, Sequence
 
+from ..busy import FAIL, FORCE, OnBusy, wait_until_free
+from ..disturbance import Disturbance
+from ..errors import BusyError, DriverAbsentError
+from ..gpu_plan import Plan
+from ..layout.types import Layout
+from ..model import Host
+from ..nvml.session import Session
+from ..plan_parts import HostPart
+from ..services import PartRequest, Service
+from ..transaction import locked
 from . import layout_module
-from .busy import FAIL, FORCE, OnBusy, wait_until_free
-from .disturbance import Disturbance
-from .errors import BusyError, DriverAbsentError
-from .gpu_plan import Plan
-from .layout.types import Layout
-from .layout_run import removal_of
-from .model import Host
-from .nvml.session import Session
-from .plan_parts import HostPart
-from .services import PartRequest, Service
-from .transaction import locked
+from .prepare import removal_of
 
 #: A host whose driver does not answer.
 _NO_GPUS = Host("", "", None, False, ())
@@ -61,7 +61,7 @@ def _remove(kind: type[Service], params: dict[str, Any], check_mode: bool) -> di
     ended: list[str] = []
 
     def clear(disturbs: Sequence[Disturbance]) -> bool:
-        from .terminate import end_holders
+        from ..terminate import end_holders
 
         gone = end_holders(disturbs, on_busy.grace_seconds)
         ended.extend(gone)

@@ -14,18 +14,13 @@ import dataclasses
 import json
 from typing import Any, Iterable, Mapping, Sequence
 
+from ..errors import PlanError
+from ..gpu_plan import GpuPlan, Plan, Target, WantedInstance
+from ..model import Gpu, Host, to_data
+from ..ownership import Ownership
+from ..techniques.registry import SETTINGS
 from . import planner
-from .errors import PlanError
-from .gpu_plan import (
-    GpuPlan,
-    Plan,
-    Target,
-    WantedInstance,
-)
-from .model import Gpu, Host, to_data
-from .ownership import Ownership
 from .targets import asked
-from .techniques.registry import SETTINGS
 
 SCHEMA = 4
 _WHERE = "the saved plan"

@@ -12,12 +12,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Iterable, Sequence
 
+from ..errors import PlanError
+from ..gpu_plan import GpuPlan, Plan, Target, WantedInstance
+from ..model import Gpu
+from ..ownership import Ownership
+from ..techniques.registry import DIVIDER, SETTINGS
 from . import compute_mode
-from .errors import PlanError
-from .gpu_plan import GpuPlan, Plan, Target, WantedInstance
-from .model import Gpu
-from .ownership import Ownership
-from .techniques.registry import DIVIDER, SETTINGS
 
 #: Every instance counts as the collection's own: the way back to a state, and plans for GPUs that are not there yet.
 ALL_OURS = Ownership("remove")

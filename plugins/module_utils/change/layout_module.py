@@ -7,20 +7,21 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
-from . import busy, lost_gpus
+from .. import busy
+from ..errors import DriverAbsentError
+from ..gpu_plan import Plan, gpu_line
+from ..model import Gpu, to_data
+from ..nvml.calls import driver_loaded, lend
+from ..nvml.pci import nvidia_gpus
+from ..ownership import POLICIES
+from ..runner import respawn_with_pynvml
+from ..techniques.forms import parse_layout
+from ..transaction import DIRECTORY
+from . import lost_gpus
 from .converge import Request, converge, predict
-from .errors import DriverAbsentError
-from .gpu_plan import Plan, gpu_line
-from .layout_run import ALL_PARTS
-from .model import Gpu, to_data
-from .nvml.calls import driver_loaded, lend
-from .nvml.pci import nvidia_gpus
-from .ownership import POLICIES
 from .pending import RESTARTED
-from .runner import respawn_with_pynvml
+from .prepare import ALL_PARTS
 from .targets import asked
-from .techniques.forms import parse_layout
-from .transaction import DIRECTORY
 
 
 def argspec() -> dict[str, Any]:

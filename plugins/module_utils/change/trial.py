@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from . import durable
-from .durable import FORMER
+from .. import durable
+from ..durable import FORMER
 from .pending import PendingReboot
 
 #: The only layout that is ever on trial, below the root of the host. A `.former` beside any other file is its owner's.

@@ -12,22 +12,22 @@ from __future__ import annotations
 import contextlib
 from typing import Callable, Iterator, Sequence
 
+from ..busy import can_be_ended, make_way
+from ..disturbance import Disturbance
+from ..errors import ApplyError, BusyError, FleetError, NvmlError, ResetRefusedError
+from ..frozen import frozen
+from ..gpu_plan import GpuPlan, Plan, Target
+from ..holders.model import UNKNOWN
+from ..model import Holder, Host, Process
+from ..nvml.reset import Reset, reset_gpu
+from ..nvml.session import Session
+from ..ownership import Ownership, Record
+from ..plan_parts import GpuStep
+from ..services import Change, Clear, Look
+from ..techniques.registry import DIVIDER, technique_of
+from ..transaction import Journal
 from . import compute_mode, planner
-from .busy import can_be_ended, make_way
-from .disturbance import Disturbance
-from .errors import ApplyError, BusyError, FleetError, NvmlError, ResetRefusedError
-from .frozen import frozen
-from .gpu_plan import GpuPlan, Plan, Target
-from .holders.model import UNKNOWN
 from .host_change import HostChange
-from .model import Holder, Host, Process
-from .nvml.reset import Reset, reset_gpu
-from .nvml.session import Session
-from .ownership import Ownership, Record
-from .plan_parts import GpuStep
-from .services import Change, Clear, Look
-from .techniques.registry import DIVIDER, technique_of
-from .transaction import Journal
 
 
 @frozen

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import dataclasses
 
-from .errors import NvmlError
-from .frozen import frozen
-from .layout.matching import matches
-from .layout.types import Entry, Layout, Selector
-from .model import Host, LostGpu
-from .nvml.calls import GPU_IS_LOST
-from .techniques.forms import FORMS
+from ..errors import NvmlError
+from ..frozen import frozen
+from ..layout.matching import matches
+from ..layout.types import Entry, Layout, Selector
+from ..model import Host, LostGpu
+from ..nvml.calls import GPU_IS_LOST
+from ..techniques.forms import FORMS
 
 #: What to do about an entry that names a lost GPU: fail before anything changes, or leave the GPU out.
 POLICIES = FAIL, SKIP = ("fail", "skip")
